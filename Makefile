@@ -22,7 +22,7 @@ CHART_VERSION := $(or $(patsubst v%,%,$(filter v%,$(VERSION))),0.0.0-g$(VERSION)
 PACK := $(GO) -C deploy/image run . -version '$(VERSION)' -revision '$(COMMIT)' -epoch '$(SOURCE_DATE_EPOCH)'
 NAMED := $(DIST)/kubejoin-$(VERSION)
 
-# KUBE=1.34.4 takes this version of Kubernetes for the tests, demos and benchmark; empty is the newest. test/kube pins the
+# KUBE=1.35.4 takes this version of Kubernetes for the tests, demos and benchmark; empty is the newest. test/kube pins the
 # newest in go.mod, and each other version in go.VERSION.mod.
 KUBE ?=
 export KUBE
@@ -52,7 +52,7 @@ release: ## build a whole release into dist/: binaries, images, SBOMs, chart, ma
 	$(HELM) package deploy/chart/kubejoin --destination $(DIST) --version $(CHART_VERSION) --app-version $(VERSION)
 	$(PACK) $(abspath $(DIST)/kubejoin-$(CHART_VERSION).tgz)
 	$(HELM) template kubejoin $(DIST)/kubejoin-$(CHART_VERSION).tgz --namespace kubejoin-system \
-	  --set createNamespace=true --kube-version 1.36 >$(NAMED)-manifests.yaml
+	  --set createNamespace=true --kube-version 1.37 >$(NAMED)-manifests.yaml
 	cd $(DIST) && sha256sum kubejoin-* >SHA256SUMS
 
 run: build ## start a standalone join service on https://127.0.0.1:9443
@@ -76,26 +76,37 @@ kube: ## build the Kubernetes, containerd and etcdctl binaries for tests and dem
 manifests: ## write deploy/manifests and the README of the chart
 	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -out ../../deploy/manifests
 	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -values testdata/revocation.yaml -only revocation.yaml -out ../../deploy
+	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -static -out ../../deploy
 	$(GO) run github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2 --chart-search-root deploy/chart --log-level error
 
-# Most tests with Kubernetes wait for processes and timers, so run more of them at once than there are cores, and the
-# longest first.
+# Two whole clusters at a time take two cores. Most other tests with Kubernetes wait for processes and timers, so run more
+# of them at once than there are cores, and the longest first.
+#
+# Without the race detector: the tests of the command, which start it a thousand times, and those that measure load. The
+# detector takes half a second of each start.
+NO_RACE := ./cmd/kubejoin ./test/load
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
-	$(GO) test $(RACE) -count 1 -timeout 40m -p 4 -parallel 4 ./test/kubeadm ./test/join ./test/limits ./...
-	cd test/importer && $(GO) test $(RACE) -count 1 -timeout 20m ./...
+	$(GO) list $(RACE) -test -export ./... >/dev/null # compiles, before the tests, which would wait for the compiler
+	$(GO) test $(RACE) -count 1 -timeout 60m -parallel 2 ./test/kubeadm
+	$(GO) test $(RACE) -count 1 -timeout 60m -p 4 -parallel 4 ./test/join ./test/limits \
+	  $$($(GO) list ./... | grep -v -e /test/kubeadm$$ $(patsubst .%,-e %$$,$(NO_RACE)))
+	$(GO) test -count 1 -timeout 30m -p 1 -parallel 4 $(NO_RACE)
+	cd test/importer && $(GO) test -count 1 -timeout 20m ./...
 	cd deploy/image && $(GO) test -count 1 -timeout 30m ./...
 
 test-matrix: ## run all tests on each supported version of Kubernetes
 	$(MAKE) test KUBE=
 	for version in $(OLDER); do $(MAKE) test KUBE=$$version || exit; done
 
-# CI runs these: a join with a limited token, and a serving certificate.
+# CI runs these: joins, also with tokens in etcd, a limited token, a serving certificate, a control plane, a rejoin and a
+# revocation.
 OLDEST := $(firstword $(OLDER))
+ON_OLDEST := TestTokenForOneNodeAdmitsOne|TestAPIServerVerifiesKubeletServingCertificate|TestJoinsByEveryFormat|TestJoinsWithTokensInEtcd|TestControlPlaneByOneCall|TestExpiredKubeletComesBack|TestRevocationWebhook
 test-oldest: ## run a few tests on the oldest supported version of Kubernetes (needs root)
 	KUBE=$(OLDEST) $(GO) run ./test/demo -build
-	KUBE=$(OLDEST) $(GO) test -count 1 -timeout 20m -run '^(TestTokenForOneNodeAdmitsOne|TestAPIServerVerifiesKubeletServingCertificate)$$' \
-	  ./test/limits ./test/join
+	KUBE=$(OLDEST) $(GO) test -count 1 -timeout 20m -p 2 -run '^($(ON_OLDEST))$$' \
+	  ./test/limits ./test/join ./test/access
 
 # Most of these tests wait for disks and processes, so run more of them at once than there are cores.
 unit: ## run only the fast tests, without Kubernetes and root
@@ -113,6 +124,7 @@ check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and th
 	cd test/containers && $(GO) mod tidy -diff
 	cd test/cfssl && $(GO) mod tidy -diff
 	cd test/etcdctl && $(GO) mod tidy -diff
+	cd test/specs && $(GO) mod tidy -diff
 	cd test/ignition && $(GO) mod tidy -diff && $(GO) vet ./...
 	cd test/chart && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count 1 ./...
 	cd test/importer && $(GO) mod tidy -diff && $(GO) mod tidy -diff -modfile=go.newest.mod
@@ -131,9 +143,9 @@ FUZZTIME ?= 1m
 fuzz: ## run each fuzz target for FUZZTIME (1m)
 	@GO='$(GO)' test/fuzz.sh $(FUZZTIME)
 
-# ONLY=./signer selects the guards of one package. RUN=TestIssue runs only these tests.
+# ONLY=./signer selects the guards of one package, TESTS=./signer the tests of one. RUN=TestIssue runs only these tests.
 mutate: kube ## switch off each guard of tokens, signer and server, and report those without a failing test
-	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(RUN),-run '$(RUN)')
+	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(TESTS),-tests '$(TESTS)') $(if $(RUN),-run '$(RUN)')
 
 clean: ## remove build results (not kubejoin-data and kubejoin-ha-data)
-	rm -rf bin dist test/kube/bin test/containers/bin test/cfssl/bin test/etcdctl/bin
+	rm -rf bin dist test/kube/bin test/containers/bin test/cfssl/bin test/etcdctl/bin test/specs/bin

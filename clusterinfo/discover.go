@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
@@ -18,6 +19,7 @@ const (
 	discoveryPath    = "/api/v1/namespaces/" + Namespace + "/configmaps/" + Name
 	discoveryRetry   = 5 * time.Second
 	discoveryTimeout = 10 * time.Second
+	maxRetryAfter    = 30 * time.Second
 	// A full ConfigMap is 1.5 MiB with keys and JSON. kubejoin itself returns a signature for every token,
 	// so this allows about 250,000 signatures.
 	maxAnswer = 32 << 20
@@ -49,7 +51,8 @@ type Discovery struct {
 	Token    tokens.Token
 	// Pins are the pins of the CAs to trust, at least one.
 	Pins []string
-	// Retry is the pause between two tries; zero is 5 s.
+	// Retry is the pause between two tries; zero is 5 s. The pause is longer if the endpoint responds with 429 or 503
+	// and a Retry-After in seconds, but not longer than 30 s.
 	Retry time.Duration
 	// Timeout limits the time of a single request; zero is 10 s.
 	Timeout time.Duration
@@ -111,7 +114,7 @@ func (d Discovery) run(ctx context.Context) (Discovered, error) {
 	if second != first {
 		return Discovered{}, fmt.Errorf("%w: its kubeconfig differs over the verified connection", ErrUntrusted)
 	}
-	kubeconfig, err := Kubeconfig(server, cas)
+	kubeconfig, err := kubeconfigOf(server, cas)
 	if err != nil {
 		return Discovered{}, err
 	}
@@ -140,12 +143,38 @@ func (d Discovery) fetch(ctx context.Context, config *tls.Config) (string, error
 		if err == nil || errors.Is(err, ErrUntrusted) {
 			return kubeconfig, err
 		}
+		pause := retry
+		if status := (*statusError)(nil); errors.As(err, &status) {
+			pause = max(retry, status.retryAfter)
+		}
 		select {
 		case <-ctx.Done():
 			return "", fmt.Errorf("%w; last error: %w", context.Cause(ctx), err)
-		case <-time.After(retry):
+		case <-time.After(pause):
 		}
 	}
+}
+
+// A statusError is a response whose status is not 200. Its body is not read: it may come from a proxy.
+type statusError struct {
+	code       int
+	retryAfter time.Duration // zero if the response does not ask for a pause
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("response %d %s to GET %s, want 200", e.code, http.StatusText(e.code), discoveryPath)
+}
+
+// retryAfter returns the pause that a response with status 429 or 503 asks for in seconds, at most maxRetryAfter.
+func retryAfter(code int, header http.Header) time.Duration {
+	if code != http.StatusTooManyRequests && code != http.StatusServiceUnavailable {
+		return 0
+	}
+	seconds, err := strconv.ParseUint(header.Get("Retry-After"), 10, 32)
+	if err != nil {
+		return 0
+	}
+	return min(time.Duration(seconds)*time.Second, maxRetryAfter)
 }
 
 func (d Discovery) try(ctx context.Context, client *http.Client) (string, error) {
@@ -163,7 +192,7 @@ func (d Discovery) try(ctx context.Context, client *http.Client) (string, error)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("response %d %s to GET %s, want 200", resp.StatusCode, http.StatusText(resp.StatusCode), discoveryPath)
+		return "", &statusError{resp.StatusCode, retryAfter(resp.StatusCode, resp.Header)}
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -122,6 +123,50 @@ func TestDiscoverWaits(t *testing.T) {
 	}
 }
 
+// Catches an error whose body is read as cluster-info, and a client that does not wait as long as the endpoint says.
+func TestDiscoverRetriesErrorsWithoutTheirBody(t *testing.T) {
+	t.Parallel()
+	for code, wait := range map[int]time.Duration{404: 0, 429: time.Second, 503: time.Second} {
+		t.Run(strconv.Itoa(code), func(t *testing.T) {
+			t.Parallel()
+			e := newEndpoint(t)
+			var refused time.Time
+			e.answer = func(w http.ResponseWriter, _ *http.Request, nth int32) {
+				switch nth {
+				case 1:
+					refused = time.Now()
+					w.Header().Set("Retry-After", "1")
+					w.WriteHeader(code)
+				case 2:
+					if waited := time.Since(refused); waited < wait {
+						t.Errorf("got the next request after %s, want %s", waited, wait)
+					}
+				}
+				e.write(t, w, e.kubeconfig) // a valid body, even of an error
+			}
+			if _, err := e.discovery(clusterinfo.Pin(e.ca.Leaf)).Run(t.Context()); err != nil || e.asked.Load() != 3 {
+				t.Errorf("got %v after %d requests, want success after 3", err, e.asked.Load())
+			}
+		})
+	}
+}
+
+func TestRetryAfterIsBounded(t *testing.T) {
+	for _, test := range []struct {
+		code   int
+		header string
+		want   time.Duration
+	}{
+		{429, "7", 7 * time.Second}, {503, "7", 7 * time.Second}, {503, "30", 30 * time.Second}, {503, "31", 30 * time.Second},
+		{429, "4294967295", 30 * time.Second}, {429, "99999999999999999999", 0}, {429, "-1", 0}, {429, "", 0}, {429, "soon", 0},
+		{404, "7", 0}, {500, "7", 0}, {302, "7", 0},
+	} {
+		if got := clusterinfo.RetryAfter(test.code, http.Header{"Retry-After": {test.header}}); got != test.want {
+			t.Errorf("%d with %q: got %s, want %s", test.code, test.header, got, test.want)
+		}
+	}
+}
+
 func TestDiscoverRefuses(t *testing.T) {
 	type answer = func(e *endpoint, w http.ResponseWriter, r *http.Request, nth int32)
 	pinOfCA := func(e *endpoint) []string { return []string{clusterinfo.Pin(e.ca.Leaf)} }
@@ -182,7 +227,9 @@ func TestDiscoverReturnsLastFailure(t *testing.T) {
 		answer func(w http.ResponseWriter, r *http.Request)
 		want   string
 	}{
-		"forbidden": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "response 403 Forbidden"},
+		"no cluster-info":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }, "response 404 Not Found"},
+		"too many requests": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }, "response 429 Too Many Requests"},
+		"forbidden":         {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusForbidden) }, "response 403 Forbidden"},
 		"redirect": {func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "/elsewhere", http.StatusFound) // following it would fail newEndpoint's check of the path
 		}, "response 302 Found"},

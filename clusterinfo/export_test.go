@@ -6,6 +6,9 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
+// RetryAfter returns the pause that a response asks for.
+var RetryAfter = retryAfter
+
 // ReadAnswer reads the response of a discovery endpoint.
 func ReadAnswer(body []byte, t tokens.Token) (string, error) { return readAnswer(body, t) }
 

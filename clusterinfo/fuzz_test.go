@@ -113,6 +113,11 @@ func FuzzJoinCommand(f *testing.F) {
 				}
 				return
 			}
+			for _, printed := range []string{line, strings.Replace(line, " --discovery", " \\\r\n\t--discovery", 1)} {
+				if got, err := clusterinfo.ParseJoinCommand(printed); err != nil || got.String() != command.String() {
+					t.Errorf("%s: parsed as %s, %v", command, got, err)
+				}
+			}
 			words := strings.Split(line, " ")
 			if len(words) < 7 || len(words)%2 == 0 || words[0] != "kubeadm" || words[4] != token.Reveal() {
 				t.Fatalf("not a join command: %q", line)

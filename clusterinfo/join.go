@@ -1,16 +1,11 @@
 package clusterinfo
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
-	"net/url"
-	"strconv"
+	"regexp"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -69,11 +64,17 @@ func (c JoinCommand) line(token string) (string, error) {
 	return b.String(), nil
 }
 
-// ParseJoinCommand parses a line that [JoinCommand.Reveal] returned or kubeadm printed, for a worker. Its
-// errors do not repeat the line, which may contain a secret.
+// A shell joins lines at a backslash. A copy may have CRLF, or white space at the end of a line.
+var continuation = regexp.MustCompile(`\s\\[ \t\r]*\n`)
+
+// ParseJoinCommand parses what [JoinCommand.Reveal] returned or kubeadm printed, for a worker: one line, or
+// several that end in a backslash. Its errors do not repeat the line, which may contain a secret.
 func ParseJoinCommand(line string) (JoinCommand, error) {
+	if strings.TrimSpace(line) == "" {
+		return JoinCommand{}, errors.New("join command: empty, want kubeadm join …")
+	}
 	malformed := errors.New("join command: want kubeadm join HOST:PORT --token TOKEN --discovery-token-ca-cert-hash PIN")
-	words := strings.Fields(line)
+	words := strings.Fields(continuation.ReplaceAllString(line, " "))
 	if len(words) < 7 || len(words)%2 == 0 || words[0] != "kubeadm" || words[1] != "join" {
 		return JoinCommand{}, malformed
 	}
@@ -99,40 +100,4 @@ func ParseJoinCommand(line string) (JoinCommand, error) {
 		return JoinCommand{}, malformed
 	}
 	return c, nil
-}
-
-// Endpoint returns the HOST:PORT of an API server with the URL https://HOST[:PORT]. The default port is
-// 443.
-func Endpoint(server string) (string, error) {
-	if err := checkServer(server); err != nil {
-		return "", err
-	}
-	u, err := url.Parse(server)
-	if err != nil {
-		return "", err
-	}
-	endpoint := net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))
-	return endpoint, CheckEndpoint(endpoint)
-}
-
-// CheckEndpoint returns an error if s does not have the form HOST:PORT. HOST is a DNS name, an IPv4 address
-// or an IPv6 address in brackets.
-func CheckEndpoint(s string) error {
-	host, port, err := net.SplitHostPort(s)
-	if err != nil {
-		return fmt.Errorf("endpoint %q: want HOST:PORT", s)
-	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || strconv.FormatUint(n, 10) != port {
-		return fmt.Errorf("endpoint %q: port %q: want 1 to 65535", s, port)
-	}
-	if strings.HasPrefix(s, "[") {
-		if ip, err := netip.ParseAddr(host); err != nil || !ip.Is6() || ip.Zone() != "" {
-			return fmt.Errorf("endpoint %q: want an IPv6 address without a zone in the brackets", s)
-		}
-		return nil
-	}
-	if !dnsname.IsHost(host) {
-		return fmt.Errorf("endpoint %q: host %q: want a DNS name or an IP address", s, host)
-	}
-	return nil
 }

@@ -1,13 +1,14 @@
 package clusterinfo
 
 import (
+	"bytes"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"net/url"
-	"strings"
+	"slices"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/yaml"
 )
@@ -23,10 +24,19 @@ var ErrKubeconfig = errors.New("kubeconfig")
 type discoveryKubeconfig struct {
 	APIVersion     string         `json:"apiVersion"`
 	Clusters       []namedCluster `json:"clusters"`
-	Contexts       []any          `json:"contexts"`
+	Contexts       []namedContext `json:"contexts"`
 	CurrentContext string         `json:"current-context"`
 	Kind           string         `json:"kind"`
 	Users          []any          `json:"users"`
+}
+
+type namedContext struct {
+	Name    string      `json:"name"`
+	Context kubeContext `json:"context"`
+}
+
+type kubeContext struct {
+	Cluster string `json:"cluster"`
 }
 
 type namedCluster struct {
@@ -38,20 +48,42 @@ type cluster struct {
 	CAData []byte `json:"certificate-authority-data,omitempty"`
 	Server string `json:"server"`
 
-	// Never written, and rejected when read: each of them would change what is trusted.
+	// Never written, and rejected when read: see refused.
 	CAFile        string `json:"certificate-authority,omitempty"`
 	Insecure      bool   `json:"insecure-skip-tls-verify,omitempty"`
 	ProxyURL      string `json:"proxy-url,omitempty"`
 	TLSServerName string `json:"tls-server-name,omitempty"`
 }
 
+// refused returns a field that the cluster has and must not have, or "". Each of them changes what a client trusts or
+// where it connects. kubeadm ignores them if it discovers the cluster with a token, but obeys them in a discovery file.
+// So machines that read the same cluster-info in two ways would trust different servers.
+func (c cluster) refused() string {
+	switch {
+	case c.CAFile != "":
+		return "certificate-authority"
+	case c.Insecure:
+		return "insecure-skip-tls-verify"
+	case c.ProxyURL != "":
+		return "proxy-url"
+	case c.TLSServerName != "":
+		return "tls-server-name"
+	}
+	return ""
+}
+
 // Kubeconfig returns the discovery kubeconfig: one cluster without a name and no credential. The cluster
-// has the address of the API server (https://HOST[:PORT][/PATH]) and at least one CA certificate. The same
+// has the address of the API server, as [Endpoint] accepts it, and at least one CA certificate. The same
 // input gives the same bytes.
 func Kubeconfig(server string, cas []*x509.Certificate) ([]byte, error) {
-	if err := checkServer(server); err != nil {
-		return nil, fmt.Errorf("kubeconfig: %w", err)
+	if _, err := Endpoint(server); err != nil {
+		return nil, fmt.Errorf("kubeconfig: server: %w", err)
 	}
+	return kubeconfigOf(server, cas)
+}
+
+// kubeconfigOf is [Kubeconfig] for a server that was parsed before.
+func kubeconfigOf(server string, cas []*x509.Certificate) ([]byte, error) {
 	if len(cas) == 0 {
 		return nil, errors.New("kubeconfig: certificate-authority-data: no CA certificate given, want at least one")
 	}
@@ -81,8 +113,9 @@ func Kubeconfig(server string, cas []*x509.Certificate) ([]byte, error) {
 
 // ParseKubeconfig parses a discovery kubeconfig, from kubejoin or another program. It returns the address
 // of the API server and the CA certificates. It rejects a kubeconfig that contains a credential, has not
-// exactly one cluster, or trusts anything but its certificates. Errors wrap [ErrKubeconfig] and repeat
-// nothing of the content but field names.
+// exactly one cluster, or trusts anything but its certificates. Like kubeadm, it wants a cluster without a
+// name, or that of the current context. The server may be one that [Endpoint] refuses. Errors wrap
+// [ErrKubeconfig] and repeat nothing of the content but field names and the port.
 func ParseKubeconfig(kubeconfig []byte) (server string, cas []*x509.Certificate, err error) {
 	server, cas, err = parseKubeconfig(kubeconfig)
 	if err != nil {
@@ -92,6 +125,9 @@ func ParseKubeconfig(kubeconfig []byte) (server string, cas []*x509.Certificate,
 }
 
 func parseKubeconfig(kubeconfig []byte) (string, []*x509.Certificate, error) {
+	if len(bytes.TrimSpace(kubeconfig)) == 0 {
+		return "", nil, errors.New("empty, want a v1 Config with one cluster")
+	}
 	if len(kubeconfig) > MaxKubeconfig {
 		return "", nil, fmt.Errorf("%d bytes given, %d allowed", len(kubeconfig), MaxKubeconfig)
 	}
@@ -105,7 +141,7 @@ func parseKubeconfig(kubeconfig []byte) (string, []*x509.Certificate, error) {
 	if err := json.Unmarshal(asJSON, &c); err != nil {
 		return "", nil, errors.New("want a v1 Config with fields of the usual types")
 	}
-	if c.APIVersion != "v1" || c.Kind != "Config" {
+	if c.APIVersion != "v1" && c.APIVersion != "" || c.Kind != "Config" && c.Kind != "" { // client-go has these defaults
 		return "", nil, errors.New("apiVersion and kind: want v1 and Config")
 	}
 	if len(c.Users) > 0 {
@@ -114,12 +150,15 @@ func parseKubeconfig(kubeconfig []byte) (string, []*x509.Certificate, error) {
 	if len(c.Clusters) != 1 {
 		return "", nil, fmt.Errorf("clusters: %d given, want 1", len(c.Clusters))
 	}
-	one := c.Clusters[0].Cluster
-	if one.CAFile != "" || one.Insecure || one.ProxyURL != "" || one.TLSServerName != "" {
-		return "", nil, errors.New("clusters[0]: want server and certificate-authority-data, not certificate-authority, insecure-skip-tls-verify, proxy-url or tls-server-name")
+	if name := c.Clusters[0].Name; name != "" && !slices.Contains(c.Contexts, namedContext{c.CurrentContext, kubeContext{name}}) {
+		return "", nil, errors.New("clusters[0].name: want none, or a context of the name in current-context with this cluster")
 	}
-	if err := checkServer(one.Server); err != nil {
-		return "", nil, fmt.Errorf("clusters[0]: %w", err)
+	one := c.Clusters[0].Cluster
+	if field := one.refused(); field != "" {
+		return "", nil, fmt.Errorf("clusters[0].%s: want none, only server and certificate-authority-data", field)
+	}
+	if _, err := parseServer(one.Server); err != nil {
+		return "", nil, fmt.Errorf("clusters[0].server: %w", err)
 	}
 	cas, err := ParseCAs(one.CAData)
 	if err != nil {
@@ -142,39 +181,7 @@ func WithServer(kubeconfig []byte, server string) ([]byte, error) {
 }
 
 // ParseCAs parses a PEM bundle of CA certificates, for example a ca.crt. It ignores text between the
-// certificates. Any other PEM block, such as a key, is an error.
+// certificates. Any other PEM block, such as a key, is an error, and so is a block that cannot be read.
 func ParseCAs(data []byte) ([]*x509.Certificate, error) {
-	var cas []*x509.Certificate
-	for {
-		var block *pem.Block
-		block, data = pem.Decode(data)
-		if block == nil {
-			break
-		}
-		if block.Type != "CERTIFICATE" {
-			return nil, errors.New("want no PEM blocks other than CERTIFICATE")
-		}
-		ca, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("certificate %d: %w", len(cas), err)
-		}
-		cas = append(cas, ca)
-	}
-	if len(cas) == 0 {
-		return nil, errors.New("no PEM certificate, want at least one")
-	}
-	return cas, nil
-}
-
-func checkServer(server string) error {
-	if server == "" {
-		return errors.New("server: none given, want https://HOST:PORT")
-	}
-	u, err := url.Parse(server)
-	// The error does not repeat the URL, which may contain a password.
-	if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.ForceQuery ||
-		u.Fragment != "" || u.Opaque != "" || strings.Contains(server, "#") {
-		return errors.New("server: want a URL of the form https://HOST:PORT, without user, query or fragment")
-	}
-	return nil
+	return pemfile.OnlyCertificates(data)
 }

@@ -98,9 +98,16 @@ func TestParseKubeconfig(t *testing.T) {
 	for name, test := range map[string]struct{ in, want string }{
 		"kubeadm's": {with(fields, "contexts: null\ncurrent-context: \"\"\npreferences: {}\nusers: null\n"), ""},
 		"extension": {with(fields+"    disable-compression: true\n", "extensions: []\n"), ""},
-		"JSON":      {`{"apiVersion":"v1","kind":"Config","clusters":[{"name":"x","cluster":{"server":"https://a:6443","certificate-authority-data":"` + data + `"}}]}`, ""},
+		"JSON":      {`{"apiVersion":"v1","kind":"Config","clusters":[{"name":"","cluster":{"server":"https://a:6443","certificate-authority-data":"` + data + `"}}]}`, ""},
 
-		"empty":             {"", "apiVersion and kind"},
+		"no kind": {strings.Replace(with(fields, ""), "apiVersion: v1\nkind: Config\n", "", 1), ""},
+		"named":   {strings.Replace(with(fields, "contexts: [{name: c, context: {cluster: x, user: ''}}]\ncurrent-context: c\n"), `name: ""`, "name: x", 1), ""},
+
+		"empty":             {"", "kubeconfig: empty"},
+		"white space":       {" \n", "kubeconfig: empty"},
+		"no context":        {strings.Replace(with(fields, ""), `name: ""`, "name: x", 1), "clusters[0].name"},
+		"other context":     {strings.Replace(with(fields, "contexts: [{name: c, context: {cluster: x}}]\ncurrent-context: d\n"), `name: ""`, "name: x", 1), "clusters[0].name"},
+		"empty CA":          {with("    server: https://a:6443\n    certificate-authority-data: ''\n", ""), "certificate-authority-data: empty"},
 		"not YAML":          {"\t: {", "YAML"},
 		"list":              {"[1,2]", "fields of the usual types"},
 		"other kind":        {"apiVersion: v1\nkind: Secret\n", "apiVersion and kind"},
@@ -114,10 +121,10 @@ func TestParseKubeconfig(t *testing.T) {
 		"CA not base64":     {with("    server: https://a:6443\n    certificate-authority-data: '%'\n", ""), "types"},
 		"CA not PEM":        {with("    server: https://a:6443\n    certificate-authority-data: aGk=\n", ""), "certificate-authority-data"},
 		"key in the bundle": {with("    server: https://a:6443\n    certificate-authority-data: "+key+"\n", ""), "other than CERTIFICATE"},
-		"CA file":           {with(fields+"    certificate-authority: /etc/ca.crt\n", ""), "clusters[0]"},
-		"insecure":          {with(fields+"    insecure-skip-tls-verify: true\n", ""), "clusters[0]"},
-		"proxy":             {with(fields+"    proxy-url: http://evil\n", ""), "clusters[0]"},
-		"other name":        {with(fields+"    tls-server-name: evil\n", ""), "clusters[0]"},
+		"CA file":           {with(fields+"    certificate-authority: /etc/ca.crt\n", ""), "clusters[0].certificate-authority:"},
+		"insecure":          {with(fields+"    insecure-skip-tls-verify: true\n", ""), "clusters[0].insecure-skip-tls-verify:"},
+		"proxy":             {with(fields+"    proxy-url: http://evil\n", ""), "clusters[0].proxy-url:"},
+		"other name":        {with(fields+"    tls-server-name: evil\n", ""), "clusters[0].tls-server-name:"},
 		"too big":           {with(fields, "# "+strings.Repeat("x", clusterinfo.MaxKubeconfig)), "allowed"},
 	} {
 		server, cas, err := clusterinfo.ParseKubeconfig([]byte(test.in))
@@ -131,6 +138,14 @@ func TestParseKubeconfig(t *testing.T) {
 		}
 		if err != nil && strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: the error contains a credential: %v", name, err)
+		}
+	}
+}
+
+func TestParseCAsCallsEmptyBundleEmpty(t *testing.T) {
+	for _, test := range []struct{ bundle, want string }{{"", "empty"}, {" \r\n", "empty"}, {"\x00", "no certificate found"}, {"no certificate", "no certificate found"}} {
+		if cas, err := clusterinfo.ParseCAs([]byte(test.bundle)); err == nil || !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("%q: got %d CAs, %v, want an error that begins with %q", test.bundle, len(cas), err, test.want)
 		}
 	}
 }
@@ -160,7 +175,7 @@ func FuzzParseKubeconfig(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if _, err := clusterinfo.Kubeconfig(server, cas[:1]); err != nil && !strings.Contains(err.Error(), "not a CA") {
+			if _, err := clusterinfo.Kubeconfig(server, cas[:1]); err != nil && !strings.Contains(err.Error(), "not a CA") && !strings.Contains(err.Error(), "kubeconfig: server: ") {
 				t.Errorf("got %q from ParseKubeconfig, but Kubeconfig fails: %v", server, err)
 			}
 		})

@@ -90,7 +90,8 @@ func readAccessReview(r *call) (accessReviewRequest, error) {
 	if err != nil {
 		return req, err
 	}
-	// Ignore unknown fields: a newer kube-apiserver may send them. Which of two equal fields counts depends on the decoder.
+	// Ignore unknown fields: a newer kube-apiserver may send them, for example to ask for conditions. The response has
+	// none: it denies, or has no opinion. Which of two equal fields counts depends on the decoder.
 	repeated, err := kjson.UnmarshalStrict(body, &req, kjson.DisallowDuplicateFields)
 	if err != nil || len(repeated) > 0 {
 		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a SubjectAccessReview in JSON, or it repeats a field")

@@ -3,6 +3,8 @@ package server_test
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -77,5 +79,35 @@ func TestHostileAccessReviews(t *testing.T) {
 	// A review of another subject works, so that the checks above can fail.
 	if w := send(handler, accessPath, reviewerBearer, "application/json", strings.NewReader(spec(other, groups, `"extra":{`+valid+`}`, `"new":1`))); w.Code != 200 || strings.Contains(w.Body.String(), "denied") {
 		t.Errorf("another subject: got %d %s", w.Code, w.Body)
+	}
+}
+
+// Catches a response with a condition, or an allowing one, to a kube-apiserver that asks for conditions (KEP-5681).
+func TestAccessReviewHasNoConditions(t *testing.T) {
+	s, guard := revoking(t)
+	handler := s.Handler()
+	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}); err != nil {
+		t.Fatal(err)
+	}
+	reason := regexp.MustCompile(`"reason":"kubejoin: [^"]*"`)
+	const asks = `"conditionalAuthorization":{"mode":"HumanReadable"}`
+	for node, want := range map[string]map[string]any{
+		"worker-9": {"allowed": false, "denied": true, "reason": "kubejoin"},
+		"worker-1": {"allowed": false},
+	} {
+		for _, body := range []string{
+			`{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{` + asks + `,"user":"system:node:` + node + `","groups":["system:nodes"]}}`,
+			`{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1",` + asks + `,"spec":{"user":"system:node:` + node + `","groups":["system:nodes"],"resourceAttributes":{"verb":"create",` + asks + `}},"status":{"allowed":true,"conditionSetChain":[{}]}}`,
+		} {
+			w := send(handler, accessPath, reviewerBearer, "application/json", strings.NewReader(body))
+			var answer map[string]any
+			body := reason.ReplaceAllString(w.Body.String(), `"reason":"kubejoin"`)
+			if err := json.Unmarshal([]byte(body), &answer); err != nil {
+				t.Fatal(err)
+			}
+			if all := (map[string]any{"kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": want}); w.Code != 200 || !reflect.DeepEqual(answer, all) {
+				t.Errorf("%s: got %d %s, want %v", node, w.Code, w.Body, all)
+			}
+		}
 	}
 }

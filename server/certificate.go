@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rsa"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -50,7 +50,12 @@ type Certificates struct {
 	// ClientCertificate authenticates nodes and other users by client certificate, if the request has no
 	// Authorization header. It is usually made by [auth.ClientCertificate]. Nil accepts no certificate.
 	ClientCertificate auth.Authenticate
-	// Now is the clock for the expiry of bootstrap tokens; nil is time.Now.
+	// Warning returns a warning for the user who gets a certificate of a signer, or an empty text. Nil never warns.
+	Warning func(ctx context.Context, signer string) string
+	// RejoinEvent, if set, is called with reason "Rejoined" when a node has rejoined, and with "KeyBound" when it has
+	// bound a key. It is also called for each refusal of a node that has proven a key.
+	RejoinEvent func(node string, refused bool, reason, message string)
+	// Now is the clock for the expiry of bootstrap tokens and of client certificates; nil is time.Now.
 	Now func() time.Time
 }
 
@@ -61,7 +66,7 @@ func (h *handler) certificate(r *call) (a response, err error) {
 			h.certificates.WithLabelValues(result).Inc()
 		}
 	}()
-	user, err := h.certificateUser(r)
+	user, rejoin, err := h.certificateUser(r)
 	if err != nil {
 		return response{}, err
 	}
@@ -72,10 +77,14 @@ func (h *handler) certificate(r *call) (a response, err error) {
 	if err != nil {
 		return response{}, err
 	}
+	request.Rejoin = rejoin
 	r.log(slog.String("signer", request.SignerName), slog.String("subject", foreign.Text(request.CSR.Subject.String(), foreign.MaxName)))
 	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout)
 	defer cancel()
 	chain, err := h.issue(ctx, r, user, request)
+	if rejoin != nil {
+		h.rejoined(user.Name, err, "issued", "Rejoined", "The machine proved with its key that it is this Node, and got another certificate.")
+	}
 	if err != nil {
 		if p := (*problem)(nil); errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {
 			r.limits.TooManyCertificates(user.Name)
@@ -83,20 +92,22 @@ func (h *handler) certificate(r *call) (a response, err error) {
 		return response{}, err
 	}
 	r.log(slog.String("serial", serialOf(chain)))
-	return response{contentType: "application/pem-certificate-chain", body: chain}, nil // RFC 8555, section 9.1
+	a = response{contentType: "application/pem-certificate-chain", body: chain} // RFC 8555, section 9.1
+	if h.Certificates.Warning != nil {
+		if text := h.Certificates.Warning(ctx, request.SignerName); text != "" {
+			a.warn([]string{text})
+		}
+	}
+	return a, nil
 }
 
 // serialOf returns the serial number of the first certificate of a chain, for the log.
 func serialOf(chain []byte) string {
-	block, _ := pem.Decode(chain)
-	if block == nil {
+	certs := pemfile.Presented(chain)
+	if len(certs) == 0 {
 		return ""
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return ""
-	}
-	return cert.SerialNumber.Text(16)
+	return certs[0].SerialNumber.Text(16)
 }
 
 // resultOf returns the result of a request for the metric kubejoin_http_certificates_total. It is empty for
@@ -122,24 +133,40 @@ func resultOf(err error) string {
 	return "failed"
 }
 
-// certificateUser authenticates the request. Only this path accepts a bootstrap token as a bearer token.
-// A client certificate counts only if there is no Authorization header.
-func (h *handler) certificateUser(r *call) (auth.User, error) {
+// certificateUser authenticates a request to /v1/certificate or /v1/rejoin/key. No other route accepts a bootstrap token as
+// a bearer token. The Rejoin is not nil if the machine has no valid certificate: bindKey refuses it. A client certificate
+// counts only without an Authorization header.
+func (h *handler) certificateUser(r *call) (auth.User, *approval.Rejoin, error) {
 	_, given := r.Header["Authorization"]
 	if !given && h.Certificates.ClientCertificate != nil {
 		user, err := h.Certificates.ClientCertificate(r.Request)
 		var revoked *auth.Revoked
 		switch {
 		case err == nil:
-			return user, notBootstrap(user)
+			return user, nil, notBootstrap(user)
 		case errors.As(err, &revoked):
-			return auth.User{}, unauthenticated(err)
+			return auth.User{}, nil, h.unaccepted(r, err)
 		case errors.Is(err, auth.ErrForbidden):
-			return auth.User{}, newProblem(http.StatusForbidden, "forbidden", "the user of this client certificate may not request certificates")
+			return auth.User{}, nil, newProblem(http.StatusForbidden, "forbidden", "the user of this client certificate may not request certificates")
+		case errors.Is(err, auth.ErrBadCredentials):
+			user, proof, late := h.returning(r.Request)
+			if late == nil {
+				return user, proof, nil
+			}
+			if errors.Is(late, auth.ErrNoCredentials) {
+				late = err
+			}
+			return auth.User{}, nil, unauthenticated(late)
 		case !errors.Is(err, auth.ErrNoCredentials):
-			return auth.User{}, unauthenticated(err)
+			return auth.User{}, nil, unauthenticated(err)
 		}
 	}
+	user, err := h.headerUser(r, given)
+	return user, nil, err
+}
+
+// headerUser authenticates the request by what is in its Authorization header, if one was given.
+func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 	bearer, err := auth.Bearer(r.Request)
 	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
 		user, why, err := h.bootstrapUser(r, token, h.Certificates.Now)
@@ -167,7 +194,7 @@ func (h *handler) certificateUser(r *call) (auth.User, error) {
 	case errors.Is(err, auth.ErrNoCredentials):
 		return auth.User{}, noCertificateUser()
 	case err != nil:
-		return auth.User{}, unauthenticated(err)
+		return auth.User{}, h.unaccepted(r, err)
 	}
 	return user, notBootstrap(user)
 }
@@ -183,7 +210,7 @@ func notBootstrap(user auth.User) error {
 
 func noCertificateUser() *problem {
 	return newProblem(http.StatusUnauthorized, "unauthorized", "authentication required: a joining machine sends its bootstrap token in the header 'Authorization: Bearer TOKEN' "+
-		"(with curl, from a file: -H @FILE); a node presents its client certificate")
+		"(with curl, from a file: -H @FILE); a node presents its client certificate, which a proxy that ends TLS does not pass on")
 }
 
 // Content types of a CSR: that of RFC 5967, common ones for PEM, and the one of curl --data-binary.
@@ -268,7 +295,7 @@ func expiration(req string) (time.Duration, error) {
 	if req == "" {
 		return 0, nil
 	}
-	d, err := time.ParseDuration(req)
+	d, err := api.ParseDuration(req)
 	switch {
 	case err != nil:
 		return 0, badField("duration", "%.40q is not a duration such as 24h", req)
@@ -374,16 +401,12 @@ func (h *handler) refuse(ctx context.Context, request approval.Request, reason s
 // notPermitted returns why no rule approved. There is no object that a person could approve instead.
 func notPermitted(d approval.Decision, r approval.Request) string {
 	switch {
-	case d.Reason == approval.ReasonAddressNotReported:
+	case d.Reason != approval.ReasonNotRecognized:
 		return d.Message
-	case d.Reason == approval.ReasonScopeNotConfigured:
-		return fmt.Sprintf("no addresses or DNS names are allowed in serving certificates of kubelets (--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator can sign the request with 'kubejoin sign --signer %s'", r.SignerName)
-	case d.Reason == approval.ReasonNotRecognized && len(d.Evidence) == 0:
+	case len(d.Evidence) == 0:
 		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %q; a user who may sign for this signer can request it", r.SignerName, foreign.Text(r.CSR.Subject.String(), foreign.MaxName), r.Usages)
-	case len(d.Evidence) > 0:
-		return strings.Join(d.Evidence, "; ")
 	}
-	return d.Message
+	return strings.Join(d.Evidence, "; ")
 }
 
 // maySigner checks a permission as kube-apiserver does: first on the signer, then on all signers of its domain.

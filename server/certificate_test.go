@@ -180,7 +180,7 @@ func TestNodeRenewsAndGetsServingCertificate(t *testing.T) {
 		{"another's", api.SignCertificate{CSR: []byte(nodeCSR(t, "v"))}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
 		{"another's serving", api.SignCertificate{CSR: []byte(servingCSR(t, "v", "v"))}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
 		{"another's of a signer of one's own", api.SignCertificate{CSR: []byte(nodeCSR(t, "v")), Signer: peerSigner}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
-		{"another's name", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "v"))}, api.ProblemCertificateRefused, approval.ReasonNameOutOfScope},
+		{"another's name", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "v"))}, api.ProblemCertificateNotPermitted, approval.ReasonNameOutOfScope},
 		{"the API server's", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "api.example.com"))}, api.ProblemCertificateRefused, approval.ReasonNameReserved},
 		{"masters", api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction},
 		{"a signer with no rules", api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: peerSigner}, api.ProblemCertificateNotPermitted, approval.ReasonNotRecognized},
@@ -198,7 +198,7 @@ func TestNodeRenewsAndGetsServingCertificate(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "u.example.com"))})
-	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonNameOfOther)
+	wantProblem(t, err, 403, api.ProblemCertificateNotPermitted, approval.ReasonNameOfOther)
 }
 
 // Catches a serving address that is taken from a forwarding header.
@@ -249,7 +249,7 @@ func TestRefusesServingCertificateWithoutScope(t *testing.T) {
 	s.start(t)
 	_, err := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w"))})
 	p := wantProblem(t, err, 403, api.ProblemCertificateNotPermitted, approval.ReasonScopeNotConfigured)
-	if !strings.Contains(p.Detail, "(--serving-allowed-cidr, --serving-allowed-dns-suffix); an operator can sign the request with 'kubejoin sign --signer "+servingSigner) || strings.Contains(p.Detail, "approve") {
+	if !strings.Contains(p.Detail, "set --serving-allowed-cidr or --serving-allowed-dns-suffix; an operator can sign it with: kubejoin sign --signer "+servingSigner) || strings.Contains(p.Detail, "kubectl") {
 		t.Errorf("detail %q", p.Detail)
 	}
 	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != approval.ReasonScopeNotConfigured {
@@ -333,6 +333,26 @@ func TestOperatorSignsWithinSignerLimits(t *testing.T) {
 
 // In standalone mode the rule may-sign approves nothing. Catches a node that becomes an admin by a group in its
 // certificate.
+func TestCertificateHasWarningOfItsSigner(t *testing.T) {
+	s, _ := certifying(t)
+	s.Certificates.Warning = func(_ context.Context, signer string) string {
+		if signer == peerSigner {
+			return `run: kubectl create "x"`
+		}
+		return ""
+	}
+	s.start(t)
+	peer := csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "peer"}}, nil)
+	got := s.do(t, "POST", certificatePath+"?signer="+peerSigner, adminBearer, "application/pkcs10", peer)
+	if want := `299 - "run: kubectl create \"x\""`; got.status != 200 || got.header.Get("Warning") != want {
+		t.Errorf("got %d and Warning %s, want 200 and %s", got.status, got.header.Get("Warning"), want)
+	}
+	got = s.do(t, "POST", certificatePath, s.token(t, once), "application/pkcs10", nodeCSR(t, "worker-1"))
+	if _, found := got.header["Warning"]; got.status != 200 || found {
+		t.Errorf("other signer: got %d and %v, want 200 and no warning", got.status, got.header)
+	}
+}
+
 func TestGroupInNodeCertificateMakesNoAdmin(t *testing.T) {
 	s, kept := certifying(t)
 	signers := s.Certificates.Authority.Signers()
@@ -541,7 +561,7 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	})
 	t.Run("claims", func(t *testing.T) {
 		s, _ := certifying(t)
-		s.Certificates.Authority.Nodes.Claims = failingClaims{s.Claims, &failing{at: 1, err: errReset}}
+		s.Certificates.Authority.Nodes.Claims = failingClaims{s.Claims.(tokens.Counter), &failing{at: 1, err: errReset}}
 		s.start(t)
 		_, err := s.by(s.token(t, once)).Certificate(t.Context(), request)
 		p := wantProblem(t, err, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable)

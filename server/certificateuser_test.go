@@ -91,7 +91,7 @@ func (f *failing) Update(ctx context.Context, id string, change func(*tokens.Rec
 
 // failingClaims is the claims store of a failing store.
 type failingClaims struct {
-	tokens.Claims
+	tokens.Counter
 	*failing
 }
 
@@ -99,42 +99,49 @@ func (f failingClaims) Get(ctx context.Context, node string) (tokens.Claim, erro
 	if err := f.fails(); err != nil {
 		return tokens.Claim{}, err
 	}
-	return f.Claims.Get(ctx, node)
+	return f.Counter.Get(ctx, node)
 }
 
 func (f failingClaims) List(ctx context.Context) ([]tokens.Claim, error) {
 	if err := f.fails(); err != nil {
 		return nil, err
 	}
-	return f.Claims.List(ctx)
+	return f.Counter.List(ctx)
 }
 
 func (f failingClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
 	if err := f.fails(); err != nil {
 		return nil, err
 	}
-	return f.Claims.HeldBy(ctx, id)
+	return f.Counter.HeldBy(ctx, id)
 }
 
 func (f failingClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
 	if err := f.fails(); err != nil {
 		return tokens.Claim{}, err
 	}
-	return f.Claims.Update(ctx, node, change)
+	return f.Counter.Update(ctx, node, change)
 }
 
 func (f failingClaims) Delete(ctx context.Context, c tokens.Claim) error {
 	if err := f.fails(); err != nil {
 		return err
 	}
-	return f.Claims.Delete(ctx, c)
+	return f.Counter.Delete(ctx, c)
+}
+
+func (f failingClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
+	if err := f.fails(); err != nil {
+		return nil, err
+	}
+	return f.Counter.Commit(ctx, before, after, changes)
 }
 
 func (f failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	return f.Claims.Create(ctx, c)
+	return f.Counter.Create(ctx, c)
 }
 
-func (f failingClaims) Watch(ctx context.Context) <-chan struct{} { return f.Claims.Watch(ctx) }
+func (f failingClaims) Watch(ctx context.Context) <-chan struct{} { return f.Counter.Watch(ctx) }
 
 // Catches a success response although a call of the store failed before the write.
 func TestStoreFailureIsUnavailable(t *testing.T) {
@@ -160,7 +167,7 @@ func TestStoreFailureIsUnavailable(t *testing.T) {
 				t.Fatalf("%d %s", w.Code, w.Body)
 			}
 			store := &failing{Store: s.Tokens, at: at}
-			s.Claims, s.Tokens = failingClaims{s.Claims, store}, store
+			s.Claims, s.Tokens = failingClaims{s.Claims.(tokens.Counter), store}, store
 			r := httptest.NewRequestWithContext(t.Context(), test.method, strings.ReplaceAll(test.path, "ID", id), strings.NewReader(test.body))
 			r.Header.Set("Authorization", "Bearer "+adminBearer)
 			if test.body != "" {

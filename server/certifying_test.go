@@ -25,7 +25,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
-	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -89,7 +88,6 @@ func certifying(t testing.TB) (*site, *record) {
 		},
 		ClientCertificate: auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate,
 	}
-	s.Rejoin = &rejoin.Desk{Authority: s.Certificates.Authority, IsServer: func(host string) bool { return host == "127.0.0.1" }, Registerer: s.Registerer}
 	return s, kept
 }
 

@@ -58,7 +58,7 @@ func claimShown(c tokens.Claim) api.Claim {
 //  3. The token gives the slot back, see [tokens.GiveBack].
 //
 // If the slot were given back before step 2, a machine could take it again with the claim that step 2 releases. If a step
-// fails, the release can be repeated: without a claim, it takes step 3 for each token that the node has left.
+// fails, the release can be repeated: without a claim, it takes step 3 for each token that counts the name.
 //
 // If the claim changes meanwhile, for example because a machine is admitted with another key, the
 // release starts over.
@@ -99,9 +99,6 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 		if err := tokens.Leave(r.Context(), h.Tokens, h.Claims, claim); err != nil {
 			return response{}, h.unavailable(err)
 		}
-		if err := claim.Identity.DeleteToken(r.Context(), h.Tokens, node); err != nil {
-			return response{}, h.unavailable(err)
-		}
 		longest := time.Duration(0)
 		if h.MaxRemainingLifetime != nil {
 			longest = h.MaxRemainingLifetime()
@@ -132,7 +129,7 @@ func claimReplaced(node string) *problem {
 	return newProblem(http.StatusConflict, "claim-replaced", "the claim on node name %s was released and created again during this request; check the new claim before you release it", node)
 }
 
-// giveSlotsBack gives back the slot of a node without a claim on each token that it has left.
+// giveSlotsBack gives back the slot of a node without a claim on each token that counts it.
 func (h *handler) giveSlotsBack(ctx context.Context, node string, dryRun bool) (response, error) {
 	records, err := h.Tokens.List(ctx)
 	if err != nil {
@@ -140,7 +137,7 @@ func (h *handler) giveSlotsBack(ctx context.Context, node string, dryRun bool) (
 	}
 	shown := api.Claim{APIVersion: api.Version, Kind: api.KindClaim, Node: node, DryRun: dryRun}
 	for _, record := range records {
-		if !tokens.HasLeft(h.Claims, record, node) {
+		if !slices.Contains(record.Nodes, node) {
 			continue
 		}
 		var warnings []string

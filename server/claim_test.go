@@ -81,6 +81,25 @@ func TestReleaseClaim(t *testing.T) {
 	}
 }
 
+// Catches a slot that is lost because kubejoin stopped before the claim, or somebody deleted the claim.
+func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
+	s, r := claimed(t)
+	c, err := s.Claims.Get(t.Context(), "worker-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Claims.Delete(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	s.start(t)
+	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-2"}) {
+		t.Errorf("got nodes %v, want only worker-2", now.Nodes)
+	}
+}
+
 // Catches the record of a released claim being listed, released again, or shown with its token.
 func TestReleasedClaimIsKeptAsPast(t *testing.T) {
 	for name, test := range map[string]struct {

@@ -109,6 +109,13 @@ func TestPublishesNoUnusableClusterInfo(t *testing.T) {
 				if w.Code != test.status || test.want != "" && !strings.Contains(w.Body.String(), "/"+test.want+`"`) {
 					t.Errorf("%s, %s: %d %s, want %d %s", test.name, path, w.Code, w.Body, test.status, test.want)
 				}
+				if got, want := w.Header().Get("Retry-After"), map[bool]string{true: "5"}[test.status == 503]; got != want {
+					t.Errorf("%s, %s: got Retry-After %q for status %d, want %q", test.name, path, got, test.status, want)
+				}
+				// kubeadm before 1.37 ignores the status, and must not read an error as a kubeconfig.
+				if kind := w.Header().Get("Content-Type"); (kind == "application/problem+json") != (test.status != 200) {
+					t.Errorf("%s, %s: got Content-Type %s for status %d", test.name, path, kind, test.status)
+				}
 				if said := w.Body.String() + s.logs.String(); strings.Contains(w.Body.String(), "10.0.0.1") || strings.Contains(said, "hunter2") {
 					t.Errorf("%s, %s: response or log shows an internal detail: %s", test.name, path, w.Body)
 				}

@@ -42,7 +42,7 @@ func noClusterInfo(err error) *problem {
 // malformed returns the problem of a kubeconfig that must not be served or that nodes cannot use, for
 // example because someone edited cluster-info and added a credential.
 func malformed(err error) *problem {
-	return newProblem(http.StatusInternalServerError, "malformed-cluster-info", "joining nodes cannot use the kubeconfig in cluster-info: %v", err)
+	return newProblem(http.StatusInternalServerError, "malformed-cluster-info", "joining nodes cannot use the kubeconfig in cluster-info: %v. Correct it with: kubectl -n %s edit configmap %s", err, clusterinfo.Namespace, clusterinfo.Name)
 }
 
 // kubernetesPath reports whether clients of a path expect a Kubernetes Status in place of a problem.
@@ -135,7 +135,6 @@ func bundle(cas []*x509.Certificate) (inPEM, inJSON []byte, err error) {
 // Forms of the CA bundle.
 const (
 	formatPEM  = "pem"
-	formatDER  = "der"
 	formatJSON = "json"
 )
 

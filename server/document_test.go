@@ -24,12 +24,16 @@ import (
 // fixedClusterInfo returns the values that the test sets.
 type fixedClusterInfo struct {
 	json, config []byte
+	signed       []byte // from WaitSigned; nil is config
 	err          error
 }
 
 func (s *fixedClusterInfo) JSON(context.Context) ([]byte, error)   { return s.json, s.err }
 func (s *fixedClusterInfo) Config(context.Context) ([]byte, error) { return s.config, s.err }
 func (s *fixedClusterInfo) WaitSigned(context.Context, tokens.Token) ([]byte, error) {
+	if s.signed != nil {
+		return s.signed, nil
+	}
 	return s.config, s.err
 }
 

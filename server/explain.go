@@ -32,7 +32,7 @@ func (h *handler) explanation(r *call) (response, error) {
 		return response{}, badField("node", "%.300v", err)
 	}
 	if h.Explain == nil {
-		return response{}, newProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain nodes")
+		return response{}, newProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain nodes; see what it issued: kubejoin issued list --node %s", node)
 	}
 	r.log(slog.String("node", node))
 	e, err := h.Explain(r.Context(), node)

@@ -184,6 +184,18 @@ func TestRefusesClientCertificatesInTheHandshake(t *testing.T) {
 	}
 }
 
+// A stranger must not choose a key exchange that costs the server several times as much as the usual one.
+func TestRefusesCostlyKeyExchanges(t *testing.T) {
+	s := newSite(t)
+	s.Logger, s.minVersion = nil, tls.VersionTLS12
+	s.start(t)
+	for curve, refused := range map[tls.CurveID]bool{tls.X25519: false, tls.CurveP256: false, tls.CurveP384: true, tls.CurveP521: true, tls.SecP384r1MLKEM1024: true} {
+		if _, err := s.asks(t, &tls.Config{CurvePreferences: []tls.CurveID{curve}}, junk(t, "", 0)); (err != nil) != refused {
+			t.Errorf("%s: got %v, want refused %t", curve, err, refused)
+		}
+	}
+}
+
 // Catches a tls.Config of an importing program that is not called, or that disables the certificate limits.
 func TestCustomTLSConfigKeepsCertificateLimits(t *testing.T) {
 	own := errors.New("not here")

@@ -31,6 +31,10 @@ var tls12Suites = []uint16{
 	tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256,
 }
 
+// curves are the key exchanges. Those with P-384 and P-521 cost a stranger's handshake several times as much. All clients
+// know P-256, see RFC 8446, section 9.1.
+var curves = []tls.CurveID{tls.X25519MLKEM768, tls.SecP256r1MLKEM768, tls.X25519, tls.CurveP256}
+
 // HTTPServer returns a server of the API on which no client can use much time or memory. It limits headers,
 // bodies, the times to send and to read them, and the number of connections. If there are too many
 // connections, it closes those without a request in flight first. The server's Handler is [Server.Handler]:
@@ -38,7 +42,7 @@ var tls12Suites = []uint16{
 //
 // config has the certificate. Its MinVersion is the minimum version of TLS, but at least 1.2, and 1.3 if it is
 // zero. For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption are enabled, unless
-// config names others.
+// config names others. Key exchanges with P-384 and P-521 are disabled in the same way.
 //
 // A handshake fails if the client shows more than 4 certificates, certificates of more than 16 KiB, or an RSA
 // key of more than 4096 bits. It also fails if their names, usages and extensions take more than about 32 KiB
@@ -56,6 +60,9 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 	config.MinVersion = max(config.MinVersion, tls.VersionTLS12)
 	if config.CipherSuites == nil {
 		config.CipherSuites = tls12Suites
+	}
+	if config.CurvePreferences == nil {
+		config.CurvePreferences = curves
 	}
 	log := s.Logger
 	if log == nil {

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -99,7 +97,7 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 		return q, badField("limit", "%d given, want 1 to %d", q.Limit, issuance.MaxLimit)
 	}
 	if req.EndsWithin != "" {
-		within, err := parseDays(req.EndsWithin)
+		within, err := parsePositive(req.EndsWithin)
 		if err != nil {
 			return q, badField("endsWithin", "%v", err)
 		}
@@ -111,7 +109,7 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 	if req.Since != "" {
 		if at, err := time.Parse(time.RFC3339, req.Since); err == nil {
 			q.Since = at
-		} else if ago, err := parseDays(req.Since); err == nil {
+		} else if ago, err := parsePositive(req.Since); err == nil {
 			q.Since = now.Add(-ago)
 		} else {
 			return q, badField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or an age such as 24h or 7d", req.Since)
@@ -120,17 +118,9 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 	return q, nil
 }
 
-// maxDays caps a duration in days, so that it cannot overflow. It is longer than any certificate lasts.
-const maxDays = 36500
-
-// parseDays parses a positive Go duration, or a number of days such as 30d. It cuts days to maxDays.
-func parseDays(s string) (time.Duration, error) {
-	d, err := time.ParseDuration(s)
-	if days, found := strings.CutSuffix(s, "d"); found {
-		var n int
-		n, err = strconv.Atoi(days)
-		d = time.Duration(min(n, maxDays)) * 24 * time.Hour
-	}
+// parsePositive parses a duration as [api.ParseDuration] does, and refuses one that is not positive.
+func parsePositive(s string) (time.Duration, error) {
+	d, err := api.ParseDuration(s)
 	if err != nil || d <= 0 {
 		return 0, fmt.Errorf("%q given, want a duration such as 24h or 30d", foreign.Text(s, maxField))
 	}

@@ -47,7 +47,10 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	if !record.Signing || !record.Authentication {
 		return response{}, badField("usages", "a join command needs a token for signing and authentication")
 	}
-	a, err := h.mint(r, record, format, req)
+	var a response
+	if err = h.checkClusterInfo(r.Context(), record); err == nil {
+		a, err = h.mint(r, record, format, req)
+	}
 	if err != nil {
 		h.joinCommands.WithLabelValues("failed").Inc()
 		return response{}, err
@@ -56,14 +59,20 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	return a, nil
 }
 
-// warningHeader returns a Warning header as kube-apiserver sends it (RFC 7234, section 5.5).
-func warningHeader(warnings []string) string {
+// warn adds a Warning header as kube-apiserver sends it (RFC 7234, section 5.5), unless there are no warnings.
+func (a *response) warn(warnings []string) {
+	if len(warnings) == 0 {
+		return
+	}
 	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 	list := make([]string, len(warnings))
 	for i, w := range warnings {
 		list[i] = `299 - "` + escape.Replace(w) + `"`
 	}
-	return strings.Join(list, ", ")
+	if a.header == nil {
+		a.header = map[string]string{}
+	}
+	a.header["Warning"] = strings.Join(list, ", ")
 }
 
 // mint stores a record, waits for its signature and returns how to join with it. For a control plane it then
@@ -107,10 +116,9 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat, req api
 	header := map[string]string{
 		"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(signed.Sub(created))),
 	}
-	if len(warnings) > 0 {
-		header["Warning"] = warningHeader(warnings)
-	}
-	return response{contentType: format.contentType, header: header, body: body}, nil
+	a := response{contentType: format.contentType, header: header, body: body}
+	a.warn(warnings)
+	return a, nil
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
@@ -169,13 +177,29 @@ func (h *handler) awaitSigned(ctx context.Context, record tokens.Record, wait ti
 		}
 	}
 	var p *problem
-	if !errors.As(err, &p) || p.Type != api.ProblemType+api.ProblemNotSigned {
+	if !errors.As(err, &p) {
 		p = newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "cluster-info has no signature by the new token; the signer should be %s", h.SignedBy)
 		p.cause = err
 	}
 	p.TokenID = record.Token.ID()
 	p.Detail += fmt.Sprintf(". Token %s was created nevertheless and %s", p.TokenID, lifetime(record))
 	return "", p
+}
+
+// checkClusterInfo returns a problem if no machine can join by the kubeconfig in cluster-info, for a token that would
+// sign it. A missing kubeconfig is no problem here: the signer may add one.
+func (h *handler) checkClusterInfo(ctx context.Context, record tokens.Record) error {
+	if !record.Signing {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, viewTimeout)
+	defer cancel()
+	kubeconfig, err := h.ClusterInfo.Config(ctx)
+	if err != nil || len(kubeconfig) == 0 {
+		return nil
+	}
+	_, err = h.read(kubeconfig)
+	return err
 }
 
 // unsignedCommand returns the join command of a token without waiting for its signature. It is empty unless
@@ -232,7 +256,7 @@ func (h *handler) read(kubeconfig []byte) (*target, error) {
 	t := &target{kubeconfig: bytes.Clone(kubeconfig), join: joinformat.Join{Endpoint: h.Advertise, Server: api, CAs: cas}}
 	if t.join.Endpoint == "" {
 		if t.join.Endpoint, err = clusterinfo.Endpoint(api); err != nil {
-			return nil, err
+			return nil, malformed(fmt.Errorf("no join command can name its server: %w; give --advertise or --api-server to kubejoin serve", err))
 		}
 	}
 	h.target.Store(t)

@@ -127,6 +127,8 @@ func TestRefusesInvalidJoinFormats(t *testing.T) {
 		{"?format=script&usages=signing", "", "usages", "signing and authentication"},
 		{"?format=script&maxNodes=0x1", "", "maxNodes", "not a number"},
 		{"?format=script&rejoinURL=http://x", "", "rejoinURL", "want https://HOST:PORT"},
+		{"?format=script&rejoinURL=https://x:99999", "", "rejoinURL", "want 1 to 65535"},
+		{"?format=script&rejoinURL=https://x_y", "", "rejoinURL", "DNS name"},
 		{"?format=script&rejoinURL=https://x/%24(id)", "", "rejoinURL", "want https://HOST:PORT"},
 		{"?format=text&rejoinURL=https://x", "", "rejoinURL", "only the format script"},
 	} {

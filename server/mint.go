@@ -60,6 +60,9 @@ func (h *handler) createToken(r *call) (response, error) {
 	if err != nil {
 		return response{}, err
 	}
+	if err := h.checkClusterInfo(r.Context(), record); err != nil {
+		return response{}, err
+	}
 	r.log(slog.String("token", token.ID()))
 	if chosen {
 		if err := h.checkUnclaimed(r.Context(), token.ID()); err != nil {
@@ -141,7 +144,7 @@ func (h *handler) wait(req string) (time.Duration, error) {
 	if req == "" {
 		return min(h.SignTimeout, MaxWait), nil
 	}
-	d, err := time.ParseDuration(req)
+	d, err := api.ParseDuration(req)
 	if err != nil || d < 0 || d > MaxWait {
 		return 0, badField("wait", "%.40q given; want a duration up to %s, or 0 to return without waiting", req, MaxWait)
 	}

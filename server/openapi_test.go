@@ -163,18 +163,15 @@ var asked = map[string]any{
 	"explain": struct {
 		Format string `json:"format"`
 	}{},
-	"take-turn":        api.TakeTurn{},
-	"give-back-turn":   api.TakeTurn{},
-	"certificate":      api.SignCertificate{},
-	"rejoin-challenge": struct{}{},
-	"rejoin":           api.Rejoin{},
-	"bind-key":         api.BindKey{},
-	"cluster-info":     nil,
-	"ca":               api.GetCA{},
-	"crl":              api.GetCRL{},
-	"openapi":          nil,
-	"openapi-json":     nil,
-	"reference":        nil,
+	"take-turn":      api.TakeTurn{},
+	"give-back-turn": api.TakeTurn{},
+	"certificate":    api.SignCertificate{},
+	"bind-key":       api.BindKey{},
+	"cluster-info":   nil,
+	"ca":             api.GetCA{},
+	"openapi":        nil,
+	"openapi-json":   nil,
+	"reference":      nil,
 }
 
 // others are the operations that decode no type of package api.
@@ -279,7 +276,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
 	"Revocation": api.Revocation{}, "RevocationList": api.RevocationList{},
-	"Turn": api.Turn{}, "RejoinChallenge": api.RejoinChallenge{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
+	"Turn": api.Turn{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": server.Version{}, "Problem": api.Problem{},
 }
 

@@ -20,7 +20,7 @@ func (h *handler) allowed(access auth.Access, act action) action {
 		}
 		user, err := h.Authenticate(r.Request)
 		if err != nil {
-			return response{}, unauthenticated(err)
+			return response{}, h.unaccepted(r, err)
 		}
 		if err := h.identified(r, user); err != nil {
 			return response{}, err
@@ -42,6 +42,16 @@ func (h *handler) identified(r *call, user auth.User) error {
 		return exceeds(refusal)
 	}
 	return nil
+}
+
+// unaccepted returns the problem of an error of an Authenticate. A request with a revoked credential counts for its user.
+func (h *handler) unaccepted(r *call, err error) error {
+	if revoked := (*auth.Revoked)(nil); errors.As(err, &revoked) && revoked.User != "" {
+		if limit := h.identified(r, auth.User{Name: revoked.User}); limit != nil {
+			return limit
+		}
+	}
+	return unauthenticated(err)
 }
 
 // isBootstrapUser reports whether a user is that of a bootstrap token, however it was authenticated.

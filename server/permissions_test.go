@@ -14,7 +14,6 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -27,7 +26,7 @@ func TestEveryRouteIsInTheAccessTables(t *testing.T) {
 	}
 	routes := map[string]auth.Access{}
 	named := regexp.MustCompile(`\{([a-z]+)[^}]*\}`)
-	for _, r := range (server.Server{Certificates: &server.Certificates{}, TokenReview: &server.TokenReview{}, Authorization: &server.Authorization{}, Rejoin: &rejoin.Desk{}, Metrics: http.NotFoundHandler()}).Routes() {
+	for _, r := range (server.Server{Certificates: &server.Certificates{}, TokenReview: &server.TokenReview{}, Authorization: &server.Authorization{}, Metrics: http.NotFoundHandler()}).Routes() {
 		path := named.ReplaceAllStringFunc(r.Path, func(p string) string { return strings.ToUpper(named.FindStringSubmatch(p)[1]) })
 		routes[r.Method+" "+path] = r.Access
 	}

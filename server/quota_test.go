@@ -300,7 +300,7 @@ func TestTokensTakeBoundedMemory(t *testing.T) {
 	}
 }
 
-func jsonOf(t *testing.T, v any) string {
+func jsonOf(t testing.TB, v any) string {
 	t.Helper()
 	content, err := json.Marshal(v)
 	if err != nil {

@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"crypto/sha256"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -186,7 +187,7 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	s, _ := certifying(t)
 	s.Issued = boltrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record = boltrecord.New(s.store.Issued())
-	s.Revocations = &server.Revocations{Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}, CRL: s.ca.CRL}
+	s.Revocations = &server.Revocations{Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}}
 	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
 	s.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
 		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil
@@ -214,8 +215,13 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 		t.Fatal(err)
 	}
 	off := s.machine(t, "worker-6")
-	write("rejoin.json", off.rejoin(t, s, nil))
-	write("bind.json", off.rejoin(t, s, csrtest.NewKey()))
+	der, err := x509.MarshalPKCS8PrivateKey(off.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("kubelet-client-current.pem", string(off.chain)+string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
+	public, _ := publicPEM(t, csrtest.Ed25519())
+	write("bind.json", jsonOf(t, api.BindKey{Key: api.Text(public)}))
 	entries, err := s.by(adminBearer).ListIssued(t.Context(), api.ListIssued{})
 	if err != nil || len(entries.Items) == 0 {
 		t.Fatalf("%d issued: %v", len(entries.Items), err)

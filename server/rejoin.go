@@ -1,128 +1,171 @@
 package server
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"encoding/base64"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/rejoin"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
 )
 
-// rejoinTimeout limits how long the request of a node that rejoins may take.
-const rejoinTimeout = 30 * time.Second
-
-// rejoinChallenge serves POST /v1/rejoin/challenge.
-func (h *handler) rejoinChallenge(r *call) (response, error) {
-	if err := readRequest(r, &struct{}{}); err != nil {
-		return response{}, err
+// returning authenticates a machine by what its TLS handshake has proven although its certificate is not valid: the key of
+// an expired certificate of its node, or a key that is bound to the node, in a self-signed certificate. Of the latter,
+// only the name is read, to find the claim. The user may only request the client certificate of this node.
+//
+// It reads no state except the cache of claims. Its errors are those of an [auth.Authenticate].
+func (h *handler) returning(r *http.Request) (auth.User, *approval.Rejoin, error) {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return auth.User{}, nil, auth.ErrNoCredentials
 	}
-	challenge, expires, err := h.Rejoin.Challenge()
+	shown, now := r.TLS.PeerCertificates, h.Certificates.now()
+	leaf := shown[0]
+	node, ok := strings.CutPrefix(leaf.Subject.CommonName, tokens.NodeUserPrefix)
+	if !ok || tokens.CheckNodeName(node) != nil {
+		return auth.User{}, nil, fmt.Errorf("%w: client certificate: not of a node", auth.ErrBadCredentials)
+	}
+	user := auth.User{Name: leaf.Subject.CommonName, Groups: []string{tokens.NodesGroup}}
+	proof := &approval.Rejoin{Key: pkcs10.IDOfKey(leaf.RawSubjectPublicKeyInfo)}
+	if len(shown) == 1 && bytes.Equal(leaf.RawIssuer, leaf.RawSubject) {
+		switch err := h.Certificates.Authority.Nodes.Bound(r.Context(), node, proof.Key); {
+		case errors.Is(err, tokens.ErrNotFound):
+			return auth.User{}, nil, fmt.Errorf("%w: client certificate: self-signed, and its key is not bound to the node", auth.ErrBadCredentials)
+		case err != nil:
+			return auth.User{}, nil, fmt.Errorf("claim of node %s: %w", node, err)
+		}
+		return user, proof, nil
+	}
+	if now.Before(leaf.NotAfter) {
+		return auth.User{}, nil, fmt.Errorf("%w: client certificate: not expired", auth.ErrBadCredentials)
+	}
+	if !slices.Equal(leaf.Subject.Organization, user.Groups) {
+		return auth.User{}, nil, fmt.Errorf("%w: client certificate: its groups are not those of a node", auth.ErrBadCredentials)
+	}
+	roots, err := h.Certificates.NodeCAs()
 	if err != nil {
-		return response{}, notRejoined(err)
+		return auth.User{}, nil, err
 	}
-	return object(http.StatusOK, api.RejoinChallenge{APIVersion: api.Version, Kind: api.KindRejoinChallenge, Challenge: challenge, Expires: expires})
+	if _, err := auth.VerifyChain(shown, roots, leaf.NotAfter); err != nil {
+		return auth.User{}, nil, fmt.Errorf("%w: expired client certificate: %w", auth.ErrBadCredentials, err)
+	}
+	proof.NotAfter = leaf.NotAfter
+	user.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.FingerprintOf(leaf).CredentialID()}}
+	return user, proof, nil
 }
 
-// rejoin serves POST /v1/rejoin. The response is a bootstrap kubeconfig.
-func (h *handler) rejoin(r *call) (response, error) {
-	var req api.Rejoin
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+// NodeCAs returns the CAs of the client certificates of nodes.
+func (c *Certificates) NodeCAs() (*x509.CertPool, error) {
+	s, _ := c.Authority.Signer(certificates.KubeAPIServerClientKubeletSignerName) // an unknown one has no CA
+	if s.CA == nil {
+		return nil, errors.New("kubejoin has no CA for client certificates of nodes")
 	}
-	request, err := rejoinRequest(req)
+	ca, err := s.CA()
 	if err != nil {
-		return response{}, err
+		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), rejoinTimeout)
-	defer cancel()
-	// Read it first: without it, the machine could not use the token.
-	kubeconfig, err := h.ClusterInfo.Config(ctx)
-	if err != nil {
-		return response{}, noClusterInfo(err)
+	roots := x509.NewCertPool()
+	for _, cert := range ca.Bundle() {
+		roots.AddCert(cert)
 	}
-	record, err := h.Rejoin.Rejoin(ctx, request, remoteAddr(r))
-	if err != nil {
-		return response{}, notRejoined(err)
-	}
-	r.log(slog.String("token", record.Token.ID()), slog.String("node", record.Limits.Replaces.Name))
-	join, err := h.join(kubeconfig, record.Token)
-	if err != nil {
-		return response{}, err
-	}
-	body, err := join.Kubeconfig()
-	return response{contentType: "application/yaml", body: body}, err
+	return roots, nil
 }
 
-// bindKey serves POST /v1/rejoin/key.
+// provesMachine reports whether the client certificate of a request is valid, or lets its node rejoin. Such a request is
+// exempt from the limit of failures of its address. provesMachine reads only caches.
+func (h *handler) provesMachine(r *http.Request) bool {
+	if _, given := r.Header["Authorization"]; given || h.Certificates == nil || h.Certificates.ClientCertificate == nil {
+		return false
+	}
+	if _, err := h.Certificates.ClientCertificate(r); !errors.Is(err, auth.ErrBadCredentials) {
+		return err == nil
+	}
+	_, _, err := h.returning(r)
+	return err == nil
+}
+
+func (c *Certificates) now() time.Time {
+	if c.Now != nil {
+		return c.Now()
+	}
+	return time.Now()
+}
+
+// bindKey serves POST /v1/rejoin/key. The client authenticates with the valid certificate of its node.
 func (h *handler) bindKey(r *call) (response, error) {
+	user, proof, err := h.certificateUser(r)
+	if err != nil {
+		return response{}, err
+	}
+	if proof != nil {
+		return response{}, unauthenticated(fmt.Errorf("%w: client certificate: expired or self-signed", auth.ErrBadCredentials))
+	}
+	if err := h.identified(r, user); err != nil {
+		return response{}, err
+	}
 	var req api.BindKey
 	if err := readRequest(r, &req); err != nil {
 		return response{}, err
 	}
-	request, err := rejoinRequest(req.Rejoin)
+	_, header := r.Header["Authorization"]
+	if !approval.IsNode(user.Name, user.Groups) || header || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return response{}, newProblem(http.StatusForbidden, "forbidden", "only a node with a valid client certificate can bind a key; user %q has none", user.Name)
+	}
+	key, err := keyID([]byte(req.Key))
+	if err != nil {
+		return response{}, badField("key", "%v", err)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout)
+	defer cancel()
+	r.log(slog.String("key", key))
+	err = h.undecided(h.Certificates.Authority.BindKey(ctx, r.TLS.PeerCertificates[0], key))
+	// A thief with a copy of a valid certificate could bind a key, and rejoin with it for as long as the node renews.
+	h.rejoined(user.Name, err, "bound", "KeyBound", "The machine bound key "+key+" to this Node, and can rejoin with it. To unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
 	if err != nil {
 		return response{}, err
-	}
-	if req.Key == "" {
-		return response{}, badField("key", "none given, want the public key to bind, in PEM")
-	}
-	request.Key = []byte(req.Key)
-	ctx, cancel := context.WithTimeout(r.Context(), rejoinTimeout)
-	defer cancel()
-	key, err := h.Rejoin.Bind(ctx, request, remoteAddr(r))
-	if err != nil {
-		return response{}, notRejoined(err)
 	}
 	return object(http.StatusOK, api.BoundKey{APIVersion: api.Version, Kind: api.KindBoundKey, Key: key})
 }
 
-// rejoinRequest converts a request. It checks only what is about its form.
-func rejoinRequest(req api.Rejoin) (rejoin.Request, error) {
-	for name, value := range map[string]api.Text{"challenge": req.Challenge, "server": req.Server, "signature": req.Signature} {
-		if value == "" {
-			return rejoin.Request{}, badField(name, "none given")
-		}
+// rejoined counts and reports the outcome of a request of a node that has proven a key: result, reason and message are
+// those without an error.
+func (h *handler) rejoined(user string, err error, result, reason, message string) {
+	var p *problem
+	refused := errors.As(err, &p) && p.Status == http.StatusForbidden && p.Reason != ""
+	switch {
+	case refused:
+		result, reason, message = p.Reason, p.Reason, p.Detail
+	case err != nil:
+		result = cmp.Or(resultOf(err), "failed")
 	}
-	switch byKey := req.Node != "" || req.PublicKey != ""; {
-	case byKey && (req.Node == "" || req.PublicKey == "" || req.Certificate != ""), !byKey && req.Certificate == "":
-		return rejoin.Request{}, badField("certificate", "want either certificate, or node and publicKey")
+	h.rejoins.WithLabelValues(result).Inc()
+	if event := h.Certificates.RejoinEvent; event != nil && (err == nil || refused) {
+		event(strings.TrimPrefix(user, tokens.NodeUserPrefix), refused, reason, message)
 	}
-	signature, err := base64.StdEncoding.DecodeString(string(req.Signature))
-	if err != nil {
-		return rejoin.Request{}, badField("signature", "want standard base64")
-	}
-	return rejoin.Request{
-		Certificate: []byte(req.Certificate), Node: string(req.Node), PublicKey: []byte(req.PublicKey),
-		Challenge: string(req.Challenge), Server: string(req.Server), Signature: signature,
-	}, nil
 }
 
-// notRejoined returns the problem of an error of a [rejoin.Desk].
-func notRejoined(err error) error {
-	var refused *approval.Refused
-	var unproven *rejoin.Unproven
-	switch {
-	case errors.As(err, &unproven):
-		p := newProblem(http.StatusUnauthorized, api.ProblemRejoinUnproven, "%.1000s", unproven.Message)
-		p.Reason, p.cause = unproven.Reason, auth.ErrBadCredentials
-		return p
-	case errors.As(err, &refused):
-		p := newProblem(http.StatusForbidden, api.ProblemRejoinRefused, "%.1000s", refused.Message)
-		p.Reason = refused.Reason
-		return p
-	case errors.As(err, new(*signer.TooMany)):
-		p := tooMany("%v", err)
-		p.Reason = signer.ReasonTooManyCertificates
-		return p
+// keyID returns the ID of a public key in PEM (SubjectPublicKeyInfo).
+func keyID(text []byte) (string, error) {
+	der, err := pemfile.One(text, pemfile.PublicKey)
+	if err != nil {
+		return "", err
 	}
-	p := newProblem(http.StatusServiceUnavailable, "rejoin-unavailable", "kubejoin cannot check this node now; retry, and see kubejoin's log")
-	p.cause, p.retryAfter = err, retryAfter
-	return p
+	key, err := x509.ParsePKIXPublicKey(der)
+	if err != nil {
+		return "", fmt.Errorf("public key with the algorithm %s: %w", pkcs10.KeyAlgorithm(der), err)
+	}
+	return pkcs10.IDOfKey(der), pkcs10.CheckKey(key, der)
 }

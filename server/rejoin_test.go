@@ -1,15 +1,18 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
 	"crypto"
+	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
+	"fmt"
+	"io"
 	"math/big"
 	"net/http"
 	"slices"
@@ -17,19 +20,20 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
-	"github.com/kubejoin/kubejoin/signer/rejoin/proof"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
-	"sigs.k8s.io/yaml"
+	certificates "k8s.io/api/certificates/v1"
 )
 
-// A machine is a node with its key and certificate.
+// A machine is a node with its key and its valid certificate.
 type machine struct {
 	node  string
 	key   crypto.Signer
@@ -58,37 +62,19 @@ func publicPEM(t testing.TB, key crypto.Signer) (text, id string) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})), pkcs10.IDOfKey(der)
 }
 
-// rejoin returns the body of a request to rejoin, or to bind a key.
-func (m machine) rejoin(t testing.TB, s *site, bind crypto.Signer) string {
+// valid returns the certificate of the machine.
+func (m machine) valid(t testing.TB) tls.Certificate {
 	t.Helper()
-	challenge, _, err := s.Rejoin.Challenge()
+	block, _ := pem.Decode(m.chain)
+	leaf, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := proof.Rejoin(challenge, m.node, "127.0.0.1")
-	req := api.BindKey{Rejoin: api.Rejoin{Certificate: api.Text(m.chain), Challenge: api.Text(challenge), Server: "127.0.0.1"}}
-	if m.chain == nil {
-		public, _ := publicPEM(t, m.key)
-		req.Node, req.PublicKey = api.Text(m.node), api.Text(public)
-	}
-	if bind != nil {
-		public, id := publicPEM(t, bind)
-		req.Key, text = api.Text(public), proof.Bind(challenge, m.node, "127.0.0.1", id)
-	}
-	signature, err := proof.Sign(m.key, text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Signature = api.Text(base64.StdEncoding.EncodeToString(signature))
-	body, err := json.Marshal(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(body)
+	return tls.Certificate{Certificate: [][]byte{block.Bytes}, PrivateKey: m.key, Leaf: leaf}
 }
 
-// expired returns the machine with another certificate of its key, which has expired. edit may change it.
-func (m machine) expired(t testing.TB, ca *signer.CA, edit func(*x509.Certificate)) machine {
+// expired returns another certificate for the key of the machine, which has expired. edit may change it.
+func (m machine) expired(t testing.TB, ca *signer.CA, edit func(*x509.Certificate)) tls.Certificate {
 	t.Helper()
 	certs, key, err := ca.PEM()
 	if err != nil {
@@ -106,108 +92,203 @@ func (m machine) expired(t testing.TB, ca *signer.CA, edit func(*x509.Certificat
 	if edit != nil {
 		edit(template)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, issuer.Leaf, m.key.Public(), issuer.PrivateKey)
+	return madeBy(t, template, issuer.Leaf, m.key, issuer.PrivateKey)
+}
+
+// selfSigned returns a certificate of the machine that its own key has signed.
+func (m machine) selfSigned(t testing.TB) tls.Certificate {
+	t.Helper()
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:" + m.node}, NotAfter: time.Unix(1, 0)}
+	return madeBy(t, template, template, m.key, m.key)
+}
+
+func madeBy(t testing.TB, template, issuer *x509.Certificate, key crypto.Signer, signs any) tls.Certificate {
+	t.Helper()
+	der, err := x509.CreateCertificate(rand.Reader, template, issuer, key.Public(), signs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.chain = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return m
-}
-
-// comeBack lets a machine rejoin and get a certificate for a new key. It returns the machine with that key, and with a
-// certificate that has expired.
-func (s *site) comeBack(t *testing.T, m machine) machine {
-	t.Helper()
-	got := s.do(t, "POST", "/v1/rejoin", "", "application/json", m.rejoin(t, s, nil))
-	var kubeconfig struct {
-		Users []struct{ User struct{ Token string } }
-	}
-	if err := yaml.Unmarshal([]byte(got.body), &kubeconfig); err != nil || got.status != 200 || len(kubeconfig.Users) != 1 {
-		t.Fatalf("got %d %v %s", got.status, err, tokens.Redact(got.body))
-	}
-	m.key = csrtest.NewKey()
-	if _, err := s.by(kubeconfig.Users[0].User.Token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, ofNode(m.node), m.key))}); err != nil {
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return m.expired(t, s.ca, nil)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// Only the node itself may rejoin: the server must refuse each other request, and say why. Each row starts with a node
-// whose certificate has expired.
-func TestServerRefusesRejoinsOfOthers(t *testing.T) {
+// showing returns a client whose connections present the certificate, whichever CAs the server names.
+func (s *site) showing(t testing.TB, shown tls.Certificate) *http.Client {
+	t.Helper()
+	transport := s.http.Transport.(*http.Transport).Clone()
+	transport.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }
+	t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport}
+}
+
+// post sends a request with that client. An empty bearer sends no Authorization header.
+func (s *site) post(t testing.TB, c *http.Client, path, bearer, body string) (reply, api.Problem) {
+	t.Helper()
+	return s.ask(t, c, "POST", path, bearer, body)
+}
+
+func (s *site) ask(t testing.TB, c *http.Client, method, path, bearer, body string) (reply, api.Problem) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bearer != "" {
+		r.Header.Set("Authorization", "Bearer "+bearer)
+	}
+	if strings.HasPrefix(body, "{") {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	answer, err := c.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	content, err := io.ReadAll(answer.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p api.Problem
+	_ = json.Unmarshal(content, &p) // fails for a certificate
+	return reply{answer.StatusCode, answer.Header, string(content)}, p
+}
+
+// comeBack lets a machine rejoin with a new key, and returns it with that key.
+func (s *site) comeBack(t testing.TB, m machine, shown tls.Certificate) machine {
+	t.Helper()
+	next := machine{node: m.node, key: csrtest.NewKey()}
+	got, p := s.post(t, s.showing(t, shown), certificatePath, "", csr(t, ofNode(m.node), next.key))
+	if got.status != 200 {
+		t.Fatalf("got %d %+v", got.status, p)
+	}
+	next.chain = []byte(got.body)
+	return next
+}
+
+// bind binds a new key to a machine.
+func (s *site) bind(t testing.TB, m machine) machine {
+	t.Helper()
+	kept := machine{node: m.node, key: csrtest.Ed25519()}
+	public, _ := publicPEM(t, kept.key)
+	if got, p := s.post(t, s.showing(t, m.valid(t)), "/v1/rejoin/key", "", jsonOf(t, api.BindKey{Key: api.Text(public)})); got.status != 200 {
+		t.Fatalf("got %d %+v", got.status, p)
+	}
+	return kept
+}
+
+// Only the node itself may rejoin, and only for its own client certificate. Each row starts with a node whose certificate
+// has expired.
+func TestServerLetsOnlyTheNodeItselfRejoin(t *testing.T) {
 	// A scene is a site with the machine worker-1, and the UIDs of its Nodes.
 	type scene struct {
 		*site
 		m     machine
 		nodes map[string]string
 	}
-	foreign, _ := certifying(t)
-	usage := func(u x509.ExtKeyUsage) func(*x509.Certificate) {
-		return func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{u} }
+	foreign := newSite(t)
+	edited := func(edit func(*x509.Certificate)) func(*testing.T, *scene) tls.Certificate {
+		return func(t *testing.T, s *scene) tls.Certificate { return s.m.expired(t, s.ca, edit) }
 	}
-	own := func(t *testing.T, s *scene) string { return s.m.rejoin(t, s.site, nil) }
-	after := func(change func(*scene)) func(*testing.T, *scene) string {
-		return func(t *testing.T, s *scene) string {
-			change(s)
-			return own(t, s)
-		}
-	}
-	revokes := func(node string) func(*testing.T, *scene) string {
-		return func(t *testing.T, s *scene) string {
-			guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
-			s.Certificates.Authority.Revocations = guard
-			if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: node}); err != nil {
-				t.Fatal(err)
-			}
+	own := edited(nil)
+	after := func(change func(*testing.T, *scene)) func(*testing.T, *scene) tls.Certificate {
+		return func(t *testing.T, s *scene) tls.Certificate {
+			change(t, s)
 			return own(t, s)
 		}
 	}
 	for name, test := range map[string]struct {
-		status int
-		reason string
-		body   func(t *testing.T, s *scene) string
+		status  int
+		reason  string
+		shown   func(t *testing.T, s *scene) tls.Certificate
+		request func(t *testing.T, s *scene) string // nil: the client certificate of worker-1, for a new key
+		query   string
 	}{
-		"the node itself": {200, "", own},
-		"replayed challenge": {403, "ChallengeUsed", func(t *testing.T, s *scene) string {
-			body := own(t, s)
-			if got := s.do(t, "POST", "/v1/rejoin", "", "application/json", body); got.status != 200 {
-				t.Fatalf("got %d %s", got.status, tokens.Redact(got.body))
+		"the node itself": {status: 200, shown: own},
+		"with its CA": {status: 200, shown: func(t *testing.T, s *scene) tls.Certificate {
+			return chainOf(own(t, s), tls.Certificate{Certificate: [][]byte{s.ca.Certificate().Raw}})
+		}},
+		"bound key": {status: 200, shown: func(t *testing.T, s *scene) tls.Certificate { return s.bind(t, s.m).selfSigned(t) }},
+
+		"issued before its CA": {status: 200, shown: func(t *testing.T, s *scene) tls.Certificate { // signers date back
+			return s.m.expired(t, s.ca, func(c *x509.Certificate) { c.NotBefore = s.ca.Certificate().NotBefore.Add(-time.Minute) })
+		}},
+
+		"not valid yet": {status: 401, shown: edited(func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
+		})},
+		"never valid": {status: 401, shown: edited(func(c *x509.Certificate) { c.NotBefore = c.NotAfter.Add(time.Second) })},
+		"expired before its CA was valid": {status: 401, shown: edited(func(c *x509.Certificate) {
+			c.NotBefore, c.NotAfter = time.Now().Add(-10000*time.Hour), time.Now().Add(-9000*time.Hour)
+		})},
+		"other CA":             {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate { return s.m.expired(t, foreign.ca, nil) }},
+		"serving certificate":  {status: 401, shown: edited(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })},
+		"user":                 {status: 401, shown: edited(func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: "jane", Organization: []string{"dev"}} })},
+		"user of the nodes":    {status: 401, shown: edited(func(c *x509.Certificate) { c.Subject.CommonName = "jane" })},
+		"invalid node name":    {status: 401, shown: edited(func(c *x509.Certificate) { c.Subject.CommonName = "system:node:../worker-1" })},
+		"no group":             {status: 401, shown: edited(func(c *x509.Certificate) { c.Subject.Organization = nil })},
+		"another group":        {status: 401, shown: edited(func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} })},
+		"more groups":          {status: 401, shown: edited(func(c *x509.Certificate) { c.Subject.Organization = []string{"system:nodes", "system:masters"} })},
+		"self-signed, own key": {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate { return s.m.selfSigned(t) }},
+		"self-signed, unbound key": {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate {
+			s.bind(t, s.m)
+			return machine{node: "worker-1", key: csrtest.NewKey()}.selfSigned(t)
+		}},
+		"bound key, another node": {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate {
+			kept := s.bind(t, s.m)
+			kept.node = "worker-2"
+			return kept.selfSigned(t)
+		}},
+		"bound key, two certificates": {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate {
+			shown := s.bind(t, s.m).selfSigned(t)
+			return chainOf(shown, shown)
+		}},
+		"bound key, issued by the CA": {status: 403, reason: "KeyNotCurrent", shown: func(t *testing.T, s *scene) tls.Certificate {
+			return s.bind(t, s.m).expired(t, s.ca, nil)
+		}},
+		"bound key, node without a window": {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate {
+			kept := s.bind(t, s.m)
+			s.Certificates.Authority.Nodes.RejoinWindow = 0
+			return kept.selfSigned(t)
+		}},
+
+		"certificate of this name with another key": {status: 403, reason: "KeyNotCurrent", shown: func(t *testing.T, s *scene) tls.Certificate {
+			return machine{node: "worker-1", key: s.machine(t, "worker-2").key}.expired(t, s.ca, nil)
+		}},
+		"another node's certificate": {status: 403, reason: "NodeRestriction", shown: func(t *testing.T, s *scene) tls.Certificate {
+			return s.machine(t, "worker-2").expired(t, s.ca, nil)
+		}},
+		"restored disk image": {status: 403, reason: "KeyNotCurrent", shown: func(t *testing.T, s *scene) tls.Certificate {
+			next := s.comeBack(t, s.m, own(t, s))
+			s.comeBack(t, next, next.expired(t, s.ca, nil))
+			return own(t, s)
+		}},
+		"deleted Node":       {status: 403, reason: "NodeNotFound", shown: after(func(_ *testing.T, s *scene) { delete(s.nodes, "worker-1") })},
+		"Node created again": {status: 403, reason: "NodeReplaced", shown: after(func(_ *testing.T, s *scene) { s.nodes["worker-1"] = "uid-2" })},
+		"released claim": {status: 403, reason: "KeyNotCurrent", shown: after(func(t *testing.T, s *scene) {
+			if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 {
+				t.Fatal(got)
 			}
-			return body
+		})},
+		"budget spent": {status: 403, reason: "RejoinBudgetSpent", shown: func(t *testing.T, s *scene) tls.Certificate {
+			s.Certificates.Authority.Nodes.RejoinBudget = 1
+			return s.comeBack(t, s.m, own(t, s)).expired(t, s.ca, nil)
 		}},
-		"challenge of another server": {401, "ChallengeInvalid", func(t *testing.T, s *scene) string { return s.m.rejoin(t, foreign, nil) }},
-		"key of another node": {401, "SignatureInvalid", func(t *testing.T, s *scene) string {
-			return machine{"worker-1", s.machine(t, "worker-2").key, s.m.chain}.rejoin(t, s.site, nil)
+		"window passed": {status: 403, reason: "RejoinTooLate", shown: after(func(_ *testing.T, s *scene) { s.Certificates.Authority.Nodes.RejoinWindow = time.Second })},
+		"no window":     {status: 403, reason: "RejoinOff", shown: after(func(_ *testing.T, s *scene) { s.Certificates.Authority.Nodes.RejoinWindow = 0 })},
+
+		"request for another node": {status: 403, reason: "NodeRestriction", shown: own, request: func(t *testing.T, _ *scene) string { return nodeCSR(t, "worker-2") }},
+		"request for the same key": {status: 403, reason: "KeyReused", shown: own, request: func(t *testing.T, s *scene) string { return csr(t, ofNode("worker-1"), s.m.key) }},
+		"request for a serving certificate": {status: 403, reason: "NotForRejoin", shown: own, request: func(t *testing.T, _ *scene) string {
+			return servingCSR(t, "worker-1", "worker-1.example.com")
 		}},
-		"certificate of this name with the key of another node": {403, "KeyNotCurrent", func(t *testing.T, s *scene) string {
-			return machine{node: "worker-1", key: s.machine(t, "worker-2").key}.expired(t, s.ca, nil).rejoin(t, s.site, nil)
-		}},
-		"restored disk image": {403, "KeyNotCurrent", func(t *testing.T, s *scene) string {
-			s.comeBack(t, s.comeBack(t, s.m))
-			return own(t, s)
-		}},
-		"deleted Node":         {403, "NodeNotFound", after(func(s *scene) { delete(s.nodes, "worker-1") })},
-		"Node created again":   {403, "NodeReplaced", after(func(s *scene) { s.nodes["worker-1"] = "uid-2" })},
-		"revoked node":         {403, "Revoked", revokes("worker-1")},
-		"another node revoked": {200, "", revokes("worker-2")},
-		"budget spent": {403, "RejoinBudgetSpent", func(t *testing.T, s *scene) string {
-			s.Rejoin.Budget = 1
-			s.m = s.comeBack(t, s.m)
-			return own(t, s)
-		}},
-		"window passed": {403, "RejoinTooLate", after(func(s *scene) { s.Certificates.Authority.Nodes.RejoinWindow = time.Second })},
-		"certificate of another CA": {401, "CertificateInvalid", func(t *testing.T, s *scene) string {
-			return s.m.expired(t, foreign.ca, nil).rejoin(t, s.site, nil)
-		}},
-		"serving certificate": {401, "CertificateInvalid", func(t *testing.T, s *scene) string {
-			return s.m.expired(t, s.ca, usage(x509.ExtKeyUsageServerAuth)).rejoin(t, s.site, nil)
-		}},
-		"certificate for a user": {401, "CertificateInvalid", func(t *testing.T, s *scene) string {
-			return s.m.expired(t, s.ca, func(c *x509.Certificate) { c.Subject = pkix.Name{CommonName: "jane", Organization: []string{"dev"}} }).rejoin(t, s.site, nil)
-		}},
+		"request to another signer":      {status: 403, reason: "NotRecognized", shown: own, query: "?signer=" + peerSigner},
+		"request to the signer of users": {status: 403, reason: "NotRecognized", shown: own, query: "?signer=" + certificates.KubeAPIServerClientSignerName},
 	} {
 		t.Run(name, func(t *testing.T) {
-			base, _ := certifying(t)
+			base, kept := certifying(t)
 			s := &scene{site: base, nodes: map[string]string{}}
 			s.Certificates.Authority.Nodes.Node = func(_ context.Context, name string) (string, error) {
 				if uid := s.nodes[name]; uid != "" {
@@ -216,7 +297,7 @@ func TestServerRefusesRejoinsOfOthers(t *testing.T) {
 				return "", tokens.ErrNotFound
 			}
 			s.start(t)
-			s.m = s.machine(t, "worker-1").expired(t, s.ca, nil)
+			s.m = s.machine(t, "worker-1")
 			s.nodes["worker-1"] = "uid-1"
 			if _, err := s.store.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { // as claim-cleaner does
 				c.NodeUID, c.Identity.NodeUID = "uid-1", "uid-1"
@@ -224,207 +305,549 @@ func TestServerRefusesRejoinsOfOthers(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			body := test.body(t, s)
-			before, err := s.store.List(t.Context())
-			if err != nil {
-				t.Fatal(err)
+			shown := test.shown(t, s)
+			request := nodeCSR(t, "worker-1")
+			if test.request != nil {
+				request = test.request(t, s)
 			}
-			got := s.do(t, "POST", "/v1/rejoin", "", "application/json", body)
-			var p api.Problem
-			_ = json.Unmarshal([]byte(got.body), &p) // fails for a kubeconfig
+			got, p := s.post(t, s.showing(t, shown), certificatePath+test.query, "", request)
 			if got.status != test.status || p.Reason != test.reason {
-				t.Errorf("got %d %s, want %d %s", got.status, tokens.Redact(got.body), test.status, test.reason)
+				t.Errorf("got %d %s, want %d %s", got.status, got.body, test.status, test.reason)
 			}
-			if all, err := s.store.List(t.Context()); err != nil || test.status != 200 && len(all) != len(before) {
-				t.Errorf("got %d tokens, %v, want the %d from before", len(all), err, len(before))
+			if last := kept.last(); test.status == 403 && (last.Outcome != issuance.Refused || last.Reason != test.reason || last.Requester == "") {
+				t.Errorf("got record %+v, want the refusal", last)
+			}
+			if test.status == 200 {
+				s.verified(t, []byte(got.body), x509.ExtKeyUsageClientAuth)
 			}
 		})
 	}
 }
 
-// Over HTTPS, a machine gets a bootstrap kubeconfig, and with its token a certificate. Each refusal has its status and
-// reason, and a challenge is good once.
-func TestNodeRejoinsOverHTTPS(t *testing.T) {
-	s, _ := certifying(t)
+// On every other route an expired certificate and a bound key authenticate nobody.
+func TestRejoinAuthenticatesForOneRoute(t *testing.T) {
+	s, _ := revoking(t)
+	s.TokenReview = &server.TokenReview{Authenticate: s.Authenticate}
+	s.Authorization = &server.Authorization{Authenticate: s.Authenticate}
+	s.Metrics = http.NotFoundHandler()
 	s.start(t)
 	m := s.machine(t, "worker-1")
-	challenge, _, got := askFor[api.RejoinChallenge](t, s, "POST", "/v1/rejoin/challenge", "")
-	if left := time.Until(challenge.Expires); got.status != 200 || left > time.Minute || left < 30*time.Second || got.header.Get("Cache-Control") != "no-store" {
-		t.Errorf("got %d %+v", got.status, challenge)
+	kept := s.bind(t, m)
+	valid := s.showing(t, m.valid(t))
+	for name, shown := range map[string]tls.Certificate{"expired": m.expired(t, s.ca, nil), "bound key": kept.selfSigned(t)} {
+		c := s.showing(t, shown)
+		if got, p := s.post(t, c, certificatePath, "", nodeCSR(t, "worker-1")); got.status != 200 {
+			t.Fatalf("%s: got %d %+v", name, got.status, p)
+		}
+		closed := 0
+		for _, on := range s.Routes() {
+			path := strings.NewReplacer("{id:[^-]+}", "abcdef", "{node}", "worker-1", "{serial}", "1f", "{revoked}", "worker-1").Replace(on.Path)
+			if on.Name == "certificate" {
+				continue
+			}
+			// Public routes serve everybody; take-turn and give-back-turn authenticate bootstrap tokens alone.
+			without, _ := s.ask(t, s.http, on.Method, path, "", "")
+			got, _ := s.ask(t, c, on.Method, path, "", "")
+			if got.status != without.status {
+				t.Errorf("%s: %s %s: got %d, want %d as without a certificate", name, on.Method, path, got.status, without.status)
+			}
+			if got.status == 401 {
+				closed++
+			}
+			if on.Name == "list-tokens" {
+				if got, _ := s.ask(t, valid, on.Method, path, "", ""); got.status != 403 {
+					t.Errorf("valid certificate: got %d, want a known user", got.status)
+				}
+			}
+		}
+		if closed < 18 {
+			t.Errorf("%s: got 401 on %d routes, want it on more", name, closed)
+		}
 	}
-	body := m.rejoin(t, s, nil)
-	got = s.do(t, "POST", "/v1/rejoin", "", "application/json", body)
-	var kubeconfig struct {
-		Clusters []struct{ Cluster struct{ Server string } }
-		Users    []struct{ User struct{ Token string } }
-	}
-	if err := yaml.Unmarshal([]byte(got.body), &kubeconfig); err != nil || got.status != 200 || got.header.Get("Content-Type") != "application/yaml" || len(kubeconfig.Users) != 1 {
-		t.Fatalf("got %d %v %s", got.status, err, tokens.Redact(got.body))
-	}
-	if at := kubeconfig.Clusters[0].Cluster.Server; at != "https://api.example.com:6443" {
-		t.Errorf("got server %s", at)
-	}
-	_, p, got := askFor[api.RejoinChallenge](t, s, "POST", "/v1/rejoin", body)
-	if got.status != 403 || !p.Named(api.ProblemRejoinRefused) || p.Reason != "ChallengeUsed" {
-		t.Errorf("replayed: got %d %+v", got.status, p)
-	}
-	again := s.do(t, "POST", "/v1/rejoin", "", "application/json", m.rejoin(t, s, nil))
-	if again.status != 200 || !strings.Contains(again.body, kubeconfig.Users[0].User.Token) {
-		t.Errorf("another request: got %d, want the same token", again.status)
-	}
-	chain, err := s.by(kubeconfig.Users[0].User.Token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "worker-1"))})
+}
+
+// revocations are the ways to revoke the machine worker-1, with the certificate that it presents, the serial number of its
+// last certificate, and the token that admitted it.
+var revocations = map[string]func(shown tls.Certificate, serial, token string) string{
+	"node":   func(tls.Certificate, string, string) string { return `{"node":"worker-1"}` },
+	"serial": func(_ tls.Certificate, serial, _ string) string { return fmt.Sprintf(`{"serial":%q}`, serial) },
+	"token":  func(_ tls.Certificate, _, token string) string { return fmt.Sprintf(`{"tokenID":%q}`, token) },
+	"fingerprint": func(shown tls.Certificate, _, _ string) string {
+		return fmt.Sprintf(`{"fingerprint":%q}`, revocation.FingerprintOf(shown.Leaf))
+	},
+}
+
+// revoke revokes worker-1.
+func (s *site) revoke(t *testing.T, m machine, shown tls.Certificate, by func(tls.Certificate, string, string) string) {
+	t.Helper()
+	c, err := s.store.Claims().Get(t.Context(), "worker-1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.verified(t, chain, x509.ExtKeyUsageClientAuth)
-	if _, err := s.by(kubeconfig.Users[0].User.Token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "worker-2"))}); err == nil {
-		t.Error("the token admits another node")
-	}
-	stranger := machine{"worker-1", csrtest.NewKey(), m.chain}
-	if _, p, got = askFor[api.RejoinChallenge](t, s, "POST", "/v1/rejoin", stranger.rejoin(t, s, nil)); got.status != 401 || !p.Named(api.ProblemRejoinUnproven) || p.Reason != "SignatureInvalid" {
-		t.Errorf("another key: got %d %+v", got.status, p)
-	}
-	if got.header.Get("WWW-Authenticate") == "" {
-		t.Error("got no WWW-Authenticate")
-	}
-	if strings.Contains(s.logs.String(), kubeconfig.Users[0].User.Token[7:]) {
-		t.Error("the log has the secret of the token")
+	request := by(shown, m.valid(t).Leaf.SerialNumber.Text(16), c.Identity.TokenID)
+	if got := s.do(t, "POST", "/v1/revocation", adminBearer, "application/json", request); got.status != 201 {
+		t.Fatalf("%d %s", got.status, got.body)
 	}
 }
 
-// A key that was bound over HTTPS lets the machine come back without its certificate.
-func TestNodeBindsKeyOverHTTPS(t *testing.T) {
-	s, _ := certifying(t)
+// A revocation must bar a machine before and after its handshake, by its name, its token, the certificate that it presents
+// and its last certificate.
+func TestRevokedMachineDoesNotComeBack(t *testing.T) {
+	for name, by := range revocations {
+		t.Run(name, func(t *testing.T) {
+			s, _ := revoking(t)
+			s.start(t)
+			m := s.machine(t, "worker-1")
+			shown, kept := m.expired(t, s.ca, nil), s.bind(t, m).selfSigned(t)
+			early, bound := s.showing(t, shown), s.showing(t, kept)
+			for what, c := range map[string]*http.Client{"expired": early, "bound key": bound} { // both have done their handshake
+				if got, _ := s.ask(t, c, "GET", "/healthz", "", ""); got.status != 200 {
+					t.Fatalf("%s: %d", what, got.status)
+				}
+			}
+			s.revoke(t, m, shown, by)
+			all := map[string]*http.Client{"handshake before": early, "handshake after": s.showing(t, shown)}
+			if name != "fingerprint" { // of the expired certificate, which the bound key does not present
+				all["bound key, before"], all["bound key, after"] = bound, s.showing(t, kept)
+			}
+			for what, c := range all {
+				if got, p := s.post(t, c, certificatePath, "", nodeCSR(t, "worker-1")); got.status != 403 || p.Reason != "Revoked" {
+					t.Errorf("%s: got %d %s, want Revoked", what, got.status, got.body)
+				}
+			}
+			if c, err := s.store.Claims().Get(t.Context(), "worker-1"); err != nil || len(c.Identity.Rejoins) > 0 {
+				t.Errorf("got %+v, %v, want no rejoin counted", c.Identity, err)
+			}
+		})
+	}
+}
+
+// hookedClaims calls before ahead of each write of an existing claim.
+type hookedClaims struct {
+	tokens.Claims
+	before func()
+}
+
+func (c *hookedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	if before := c.before; before != nil {
+		c.before = nil
+		before()
+	}
+	return c.Claims.Update(ctx, node, change)
+}
+
+// A revocation that is stored after the first check and before the claim is written must bar the request in progress, and
+// every retry.
+func TestRevocationDuringRejoinBarsMachine(t *testing.T) {
+	for name, by := range revocations {
+		for what, bound := range map[string]bool{"expired": false, "bound key": true} {
+			if bound && name == "fingerprint" { // of the expired certificate, which the bound key does not present
+				continue
+			}
+			t.Run(name+"/"+what, func(t *testing.T) {
+				s, _ := revoking(t)
+				n := s.Certificates.Authority.Nodes
+				claims := &hookedClaims{Claims: n.Claims}
+				n.Claims = claims
+				s.start(t)
+				m := s.machine(t, "worker-1")
+				shown := m.expired(t, s.ca, nil)
+				client := s.showing(t, shown)
+				if bound {
+					client = s.showing(t, s.bind(t, m).selfSigned(t))
+				}
+				claims.before = func() { s.revoke(t, m, shown, by) }
+				for _, when := range []string{"during the revocation", "retry"} {
+					if got, p := s.post(t, client, certificatePath, "", nodeCSR(t, "worker-1")); got.status != 403 || p.Reason != "Revoked" {
+						t.Errorf("%s: got %d %s, want Revoked", when, got.status, got.body)
+					}
+				}
+			})
+		}
+	}
+}
+
+// A machine that was allowed after the revocation of its node must rejoin with its bound key, which presents no certificate
+// of the node.
+func TestBoundKeyRejoinsAfterRevocationOfEarlierMachine(t *testing.T) {
+	s, _ := revoking(t)
 	s.start(t)
-	m, kept := s.machine(t, "worker-1"), csrtest.Ed25519()
-	_, id := publicPEM(t, kept)
-	key, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin/key", m.rejoin(t, s, kept))
-	if got.status != 200 || key.Key != id || key.Kind != api.KindBoundKey {
-		t.Fatalf("got %d %+v %+v, want key %s", got.status, key, p, id)
+	if got := s.do(t, "POST", "/v1/revocation", adminBearer, "application/json", `{"node":"worker-1"}`); got.status != 201 {
+		t.Fatalf("%d %s", got.status, got.body)
 	}
-	if got := s.do(t, "POST", "/v1/rejoin", "", "application/json", machine{node: "worker-1", key: kept}.rejoin(t, s, nil)); got.status != 200 {
-		t.Errorf("got %d %s", got.status, got.body)
-	}
-	if _, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin", machine{node: "worker-2", key: kept}.rejoin(t, s, nil)); got.status != 403 || p.Reason != "KeyNotCurrent" {
-		t.Errorf("another node: got %d %+v", got.status, p)
+	m := s.machine(t, "worker-1")
+	s.comeBack(t, m, s.bind(t, m).selfSigned(t))
+}
+
+// Revoking the token that admitted a machine must bar it whatever came after: rejoins, renewals, another certificate.
+func TestRevokedTokenBarsMachineThatRejoined(t *testing.T) {
+	for name, change := range map[string]func(*tokens.Record){"limited": once, "without limits": nil} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := revoking(t)
+			s.Issued, s.Certificates.Authority.Record = nil, nil // only the identity knows the token
+			s.start(t)
+			token := s.token(t, change)
+			m := machine{node: "worker-1", key: csrtest.NewKey()}
+			if got, p := s.post(t, s.http, certificatePath, token, csr(t, ofNode("worker-1"), m.key)); got.status != 200 {
+				t.Fatalf("%d %+v", got.status, p)
+			}
+			m = s.comeBack(t, m, m.expired(t, s.ca, nil))
+			if got := s.do(t, "POST", "/v1/revocation", adminBearer, "application/json", fmt.Sprintf(`{"tokenID":%q}`, token[:6])); got.status != 201 {
+				t.Fatalf("%d %s", got.status, got.body)
+			}
+			if got, p := s.post(t, s.showing(t, m.expired(t, s.ca, nil)), certificatePath, "", nodeCSR(t, "worker-1")); got.status != 403 || p.Reason != "Revoked" && p.Reason != "KeyNotCurrent" {
+				t.Errorf("rejoin: got %d %s", got.status, got.body)
+			}
+			if got, p := s.post(t, s.showing(t, m.valid(t)), certificatePath, "", nodeCSR(t, "worker-1")); got.status != 403 || p.Reason != "Revoked" {
+				t.Errorf("renewal: got %d %s", got.status, got.body)
+			}
+		})
 	}
 }
 
-func TestRejoinRefusesMalformedRequests(t *testing.T) {
+// An Authorization header decides alone. Catches an expired certificate that authenticates beside a wrong token.
+func TestAuthorizationHeaderOutranksExpiredCertificate(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
 	m := s.machine(t, "worker-1")
-	for name, test := range map[string]struct {
-		edit  func(map[string]string)
-		field string
-	}{
-		"no challenge":        {func(f map[string]string) { delete(f, "challenge") }, "challenge"},
-		"no server":           {func(f map[string]string) { delete(f, "server") }, "server"},
-		"no signature":        {func(f map[string]string) { delete(f, "signature") }, "signature"},
-		"signature as hex":    {func(f map[string]string) { f["signature"] = "12:34" }, "signature"},
-		"no certificate":      {func(f map[string]string) { delete(f, "certificate") }, "certificate"},
-		"node beside it":      {func(f map[string]string) { f["node"] = "worker-1" }, "certificate"},
-		"node without key":    {func(f map[string]string) { delete(f, "certificate"); f["node"] = "worker-1" }, "certificate"},
-		"key without node":    {func(f map[string]string) { delete(f, "certificate"); f["publicKey"] = "x" }, "certificate"},
-		"key to bind":         {func(f map[string]string) { f["key"] = "x" }, "key"},
-		"empty certificate":   {func(f map[string]string) { f["certificate"] = "" }, "certificate"},
-		"unknown field":       {func(f map[string]string) { f["token"] = "x" }, "token"},
-		"all three of a kind": {func(f map[string]string) { f["node"], f["publicKey"] = "worker-1", "x" }, "certificate"},
-	} {
-		fields := map[string]string{}
-		if err := json.Unmarshal([]byte(m.rejoin(t, s, nil)), &fields); err != nil {
-			t.Fatal(err)
-		}
-		test.edit(fields)
-		body, err := json.Marshal(fields)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin", string(body)); got.status != 400 || p.Field != test.field {
-			t.Errorf("%s: got %d %+v, want 400 for %s", name, got.status, p, test.field)
+	c := s.showing(t, m.expired(t, s.ca, nil))
+	for _, bearer := range []string{"guess", tokens.Generate().Reveal()} {
+		if got, _ := s.post(t, c, certificatePath, bearer, nodeCSR(t, "worker-1")); got.status != 401 {
+			t.Errorf("got %d %s, want 401", got.status, got.body)
 		}
 	}
-	if _, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin/key", m.rejoin(t, s, nil)); got.status != 400 || p.Field != "key" {
-		t.Errorf("nothing to bind: got %d %+v", got.status, p)
-	}
-	if got := s.do(t, "POST", "/v1/rejoin?certificate=x", "", "", ""); got.status != 400 {
-		t.Errorf("certificate in the URL: got %d", got.status)
+	if got, _ := s.post(t, c, certificatePath, s.token(t, once), nodeCSR(t, "worker-1")); got.status != 403 {
+		t.Errorf("with a token for another node: got %d %s, want the refusal of that token", got.status, got.body)
 	}
 }
 
-// What the server cannot do now must be a 503, and without a window a refusal; without a desk there is no path.
-func TestRejoinThatIsNotPossible(t *testing.T) {
+// Behind a proxy that ends TLS no client certificate arrives, and the response says so.
+func TestMissingClientCertificateNamesProxy(t *testing.T) {
 	s, _ := certifying(t)
+	s.start(t)
+	for _, path := range []string{certificatePath, "/v1/rejoin/key"} {
+		if got, p := s.post(t, s.http, path, "", nodeCSR(t, "worker-1")); got.status != 401 || !strings.Contains(p.Detail, "a proxy that ends TLS") {
+			t.Errorf("%s: got %d %s", path, got.status, got.body)
+		}
+	}
+}
+
+// A response that was lost costs no second rejoin, and the metric and the log say what happened.
+func TestRejoinCountsOnceAndIsReported(t *testing.T) {
+	s, kept := certifying(t)
+	var events []string
+	s.Certificates.RejoinEvent = func(node string, refused bool, reason, _ string) {
+		events = append(events, fmt.Sprint(node, refused, reason))
+	}
+	s.Certificates.Authority.Nodes.RejoinBudget = 1
 	s.start(t)
 	m := s.machine(t, "worker-1")
-	body := m.rejoin(t, s, nil)
-	s.Certificates.Authority.Nodes.RejoinWindow = 0
-	for _, path := range []string{"/v1/rejoin/challenge", "/v1/rejoin", "/v1/rejoin/key"} {
-		sent := map[string]string{"/v1/rejoin": body, "/v1/rejoin/key": strings.Replace(body, "{", `{"key":"x",`, 1)}[path]
-		if _, p, got := askFor[api.BoundKey](t, s, "POST", path, sent); got.status != 403 || p.Reason != "RejoinOff" {
-			t.Errorf("%s: got %d %+v", path, got.status, p)
+	shown := m.expired(t, s.ca, nil)
+	request := nodeCSR(t, "worker-1")
+	for range 2 {
+		if got, p := s.post(t, s.showing(t, shown), certificatePath, "", request); got.status != 200 {
+			t.Fatalf("%d %+v", got.status, p)
 		}
 	}
-	s.Certificates.Authority.Nodes.RejoinWindow = time.Hour
-	body = m.rejoin(t, s, nil)
-	signers := s.Certificates.Authority.Signers
-	s.Certificates.Authority.Signers = nil
-	if _, p, got := askFor[api.BoundKey](t, s, "POST", "/v1/rejoin/challenge", ""); got.status != 503 || !p.Named("rejoin-unavailable") {
-		t.Errorf("without a CA: got %d %+v", got.status, p)
+	if e := kept.last(); e.Outcome != issuance.Issued || e.Requester != "system:node:worker-1" || e.Node != "worker-1" {
+		t.Errorf("got record %+v", e)
 	}
-	s.Certificates.Authority.Signers = signers
-	other := newSite(t)
-	other.Rejoin, other.ClusterInfo = s.Rejoin, &clusterinfo.Computed{Tokens: other.store}
-	other.start(t)
-	if _, p, got := askFor[api.BoundKey](t, other, "POST", "/v1/rejoin", body); got.status < 404 {
-		t.Errorf("without cluster-info: got %d %+v", got.status, p)
+	if got, p := s.post(t, s.showing(t, shown), certificatePath, "", nodeCSR(t, "worker-1")); got.status != 403 || p.Reason != "RejoinBudgetSpent" {
+		t.Errorf("another key: got %d %s", got.status, got.body)
 	}
-	if _, ok := s.Rejoin.Authority.Nodes.Claims.Find(t.Context(), "worker-1"); ok != nil {
-		t.Error(ok)
+	if want := []string{"worker-1falseRejoined", "worker-1falseRejoined", "worker-1trueRejoinBudgetSpent"}; !slices.Equal(events, want) {
+		t.Errorf("got Events %q, want %q", events, want)
 	}
-	none := newSite(t)
-	none.start(t)
-	if got := none.do(t, "POST", "/v1/rejoin", "", "", ""); got.status != http.StatusNotFound {
-		t.Errorf("without a desk: got %d", got.status)
+	if n := s.gauge(t, "kubejoin_rejoins_total", "issued"); n != 2 {
+		t.Errorf("got %v rejoins issued, want 2", n)
 	}
-}
-
-// The identity of a node that joined without limits ends with 'claim release', too, and claims show rejoins.
-func TestReleaseEndsIdentity(t *testing.T) {
-	s, _ := certifying(t)
-	s.start(t)
-	m := machine{node: "worker-1", key: csrtest.NewKey()}
-	var err error
-	if m.chain, err = s.by(s.token(t, nil)).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, ofNode("worker-1"), m.key))}); err != nil {
-		t.Fatal(err)
-	}
-	s.MaxRemainingLifetime = nil
-	if _, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 200 {
-		t.Errorf("got %d %s", got.status, got.body)
-	}
-	if _, p, got := askFor[api.Claim](t, s, "POST", "/v1/rejoin", m.rejoin(t, s, nil)); got.status != 403 || p.Reason != "KeyNotCurrent" {
-		t.Errorf("after the release: got %d %+v", got.status, p)
-	}
-	if _, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 404 {
-		t.Errorf("second release: got %d %s", got.status, got.body)
-	}
-	limited := s.machine(t, "worker-2")
-	if got := s.do(t, "POST", "/v1/rejoin", "", "application/json", limited.rejoin(t, s, nil)); got.status != 200 {
-		t.Fatalf("got %d %s", got.status, got.body)
-	}
-	if all, err := s.store.List(t.Context()); err != nil || !slices.ContainsFunc(all, ofRejoin) {
-		t.Errorf("got %v, %v, want the token of the rejoin", all, err)
+	if n := s.gauge(t, "kubejoin_rejoins_total", "RejoinBudgetSpent"); n != 1 {
+		t.Errorf("got %v refusals, want 1", n)
 	}
 	list, _, _ := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
 	if len(list.Items) != 1 || len(list.Items[0].Rejoins) != 1 {
 		t.Errorf("got claims %+v, want one that rejoined once", list.Items)
 	}
-	if _, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-2", ""); got.status != 200 {
-		t.Errorf("got %d %s", got.status, got.body)
+}
+
+// A key is bound by a node with a valid certificate, once.
+func TestServerBindsKeys(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := s.machine(t, "worker-1")
+	key := csrtest.Ed25519()
+	public, id := publicPEM(t, key)
+	body := jsonOf(t, api.BindKey{Key: api.Text(public)})
+	bind := func(shown tls.Certificate, bearer, body string) (reply, api.Problem) {
+		return s.post(t, s.showing(t, shown), "/v1/rejoin/key", bearer, body)
 	}
-	if all, err := s.store.List(t.Context()); err != nil || slices.ContainsFunc(all, ofRejoin) {
-		t.Errorf("after the release: got %v, %v, want no token of the rejoin", all, err)
+	small, err := x509.MarshalPKIXPublicKey(csrtest.RSA1024().Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	weak := string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: small}))
+	for what, malformed := range map[string]string{
+		"no key": "{}", "no PEM": `{"key":"x"}`, "two keys": jsonOf(t, api.BindKey{Key: api.Text(public + public)}), "weak": jsonOf(t, api.BindKey{Key: api.Text(weak)}),
+		"certificate": jsonOf(t, api.BindKey{Key: api.Text(m.chain)}), "broken": jsonOf(t, api.BindKey{Key: api.Text(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte{1}}))}),
+	} {
+		if got, p := bind(m.valid(t), "", malformed); got.status != 400 || p.Field != "key" {
+			t.Errorf("%s: got %d %s, want 400 for key", what, got.status, got.body)
+		}
+	}
+	if got, _ := bind(m.expired(t, s.ca, nil), "", body); got.status != 401 {
+		t.Errorf("expired: got %d %s, want 401", got.status, got.body)
+	}
+	if got, p := bind(*s.userCertificate(t, "jane"), "", body); got.status != 403 || !p.Named("forbidden") {
+		t.Errorf("a user: got %d %s, want 403", got.status, got.body)
+	}
+	if got, _ := bind(m.valid(t), s.token(t, nil), body); got.status != 403 {
+		t.Errorf("a token: got %d %s, want 403", got.status, got.body)
+	}
+	for range 2 {
+		got, _ := bind(m.valid(t), "", body)
+		var bound api.BoundKey
+		if err := json.Unmarshal([]byte(got.body), &bound); err != nil || got.status != 200 || bound.Key != id || bound.Kind != api.KindBoundKey {
+			t.Fatalf("got %d %s, want key %s", got.status, got.body, id)
+		}
+	}
+	other, _ := publicPEM(t, csrtest.Ed25519())
+	if got, p := bind(m.valid(t), "", jsonOf(t, api.BindKey{Key: api.Text(other)})); got.status != 403 || p.Reason != "KeyNotCurrent" {
+		t.Errorf("a second key: got %d %s", got.status, got.body)
+	}
+	s.Certificates.Authority.Nodes.RejoinWindow = 0
+	if got, p := bind(m.valid(t), "", body); got.status != 403 || p.Reason != "RejoinOff" {
+		t.Errorf("no window: got %d %s", got.status, got.body)
 	}
 }
 
-func ofRejoin(r tokens.Record) bool { return r.Limits.Replaces.Name == "worker-2" }
+// An authenticator of another kind may know the node by more than its certificate. Then there may be no certificate, or that
+// of somebody else.
+func TestNoCertificateBindsNoKey(t *testing.T) {
+	s, _ := certifying(t)
+	way := func(*http.Request) (auth.User, error) {
+		return auth.User{Name: "system:node:worker-1", Groups: []string{"system:nodes"}}, nil
+	}
+	s.Authenticate = way
+	s.start(t)
+	leaf := s.machine(t, "worker-1").valid(t).Leaf
+	s.Certificates.ClientCertificate = way
+	public, _ := publicPEM(t, csrtest.Ed25519())
+	for name, change := range map[string]func(*http.Request){
+		"no TLS":         func(r *http.Request) { r.TLS = nil },
+		"no certificate": func(r *http.Request) { r.TLS = &tls.ConnectionState{} },
+		"a bearer token beside it": func(r *http.Request) {
+			r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}}
+			r.Header.Set("Authorization", "Bearer of-another-kind")
+		},
+	} {
+		r := newRequest("POST", "/v1/rejoin/key", jsonOf(t, api.BindKey{Key: api.Text(public)}))
+		r.Header.Set("Content-Type", "application/json")
+		change(r)
+		if status, body := served(s.Handler(), r); status != 403 {
+			t.Errorf("%s: got %d %s, want 403", name, status, body)
+		}
+	}
+	s.Certificates.ClientCertificate = func(*http.Request) (auth.User, error) { return auth.User{}, auth.ErrBadCredentials }
+	for _, state := range []*tls.ConnectionState{nil, {}} {
+		r := newRequest("POST", certificatePath, nodeCSR(t, "worker-1"))
+		r.TLS = state
+		if status, body := served(s.Handler(), r); status != 401 {
+			t.Errorf("refused without a certificate: got %d %s, want 401", status, body)
+		}
+	}
+}
+
+// TestReleaseAfterRejoinFreesSlotOfAdmittingToken catches a release that frees a slot of another token, or none.
+func TestReleaseAfterRejoinFreesSlotOfAdmittingToken(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := s.machine(t, "worker-1")
+	if got, p := s.post(t, s.showing(t, m.expired(t, s.ca, nil)), certificatePath, "", nodeCSR(t, "worker-1")); got.status != 200 {
+		t.Fatalf("rejoin: got %d %+v", got.status, p)
+	}
+	all, err := s.store.List(t.Context())
+	if err != nil || len(all) != 1 || !slices.Equal(all[0].Nodes, []string{"worker-1"}) {
+		t.Fatalf("got tokens %+v, %v, want one that counts the node", all, err)
+	}
+	if c, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 200 || c.Token != all[0].Token.ID() {
+		t.Errorf("release: got %d %s", got.status, got.body)
+	}
+	if nodes := s.record(t, all[0].Token.ID()).Nodes; len(nodes) > 0 {
+		t.Errorf("the token still counts %q", nodes)
+	}
+	if got, p := s.post(t, s.showing(t, m.expired(t, s.ca, nil)), certificatePath, "", nodeCSR(t, "worker-1")); got.status != 403 || p.Reason != "KeyNotCurrent" {
+		t.Errorf("rejoin after the release: got %d %s", got.status, got.body)
+	}
+}
+
+// Without a CA the server refuses no rejoin: it cannot verify a certificate now.
+func TestRejoinWithoutCA(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := s.machine(t, "worker-1")
+	shown := m.expired(t, s.ca, nil)
+	s.Certificates.Authority.Signers = signer.FixedSigners(nil)
+	if got, p := s.post(t, s.showing(t, shown), certificatePath, "", nodeCSR(t, "worker-1")); got.status != 503 || !p.Named("authentication-unavailable") {
+		t.Errorf("without a CA: got %d %s", got.status, got.body)
+	}
+}
+
+// unreadClaims fails the test for each read of a claim that is not from the cache.
+type unreadClaims struct {
+	tokens.Claims
+	t      testing.TB
+	closed *bool
+}
+
+func (c unreadClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	if *c.closed {
+		c.t.Errorf("the claim of %s was read", node)
+	}
+	return c.Claims.Get(ctx, node)
+}
+
+func (c unreadClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	if *c.closed {
+		c.t.Errorf("the claim of %s was written", node)
+	}
+	return c.Claims.Update(ctx, node, change)
+}
+
+// A machine that has proven its key is charged as its user before any state is read.
+func TestRejoinsHaveTheRateOfTheirUser(t *testing.T) {
+	for name, bound := range map[string]bool{"expired": false, "bound key": true} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := certifying(t)
+			s.UserRate = atFirst(4)
+			closed := false
+			n := s.Certificates.Authority.Nodes
+			n.Claims = unreadClaims{n.Claims, t, &closed}
+			s.start(t)
+			m, other := s.machine(t, "worker-1"), s.machine(t, "worker-2")
+			shown, left := m.expired(t, s.ca, nil), 4
+			if bound {
+				shown, left = s.bind(t, m).selfSigned(t), 3 // binding was charged, too
+			}
+			for i := range left {
+				if got, p := s.post(t, s.showing(t, shown), certificatePath, "", csr(t, ofNode("worker-1"), shown.PrivateKey.(crypto.Signer))); got.status != 403 {
+					t.Fatalf("request %d: got %d %+v, want a refusal", i, got.status, p)
+				}
+			}
+			closed = true
+			for range 10 {
+				got, p := s.post(t, s.showing(t, shown), certificatePath, "", nodeCSR(t, "worker-1"))
+				if got.status != 429 || !strings.Contains(p.Detail, "system:node:worker-1") {
+					t.Errorf("got %d %s, want 429 for the user", got.status, got.body)
+				}
+			}
+			closed = false
+			if got, p := s.post(t, s.showing(t, other.expired(t, s.ca, nil)), certificatePath, "", nodeCSR(t, "worker-2")); got.status != 200 {
+				t.Errorf("another node: got %d %+v", got.status, p)
+			}
+		})
+	}
+}
+
+// TestRevokedCredentialsHaveTheRateOfTheirUser catches a machine that is revoked and sends requests without a limit.
+func TestRevokedCredentialsHaveTheRateOfTheirUser(t *testing.T) {
+	s, guard := revoking(t)
+	s.UserRate = atFirst(3)
+	s.start(t)
+	m := s.machine(t, "worker-1")
+	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
+		t.Fatal(err)
+	}
+	var got []int
+	for range 3 {
+		for _, path := range []string{certificatePath, "/v1/token"} {
+			answer, _ := s.post(t, s.showing(t, m.valid(t)), path, "", nodeCSR(t, "worker-1"))
+			got = append(got, answer.status)
+		}
+	}
+	if want := []int{403, 403, 403, 429, 429, 429}; !slices.Equal(got, want) {
+		t.Errorf("got %d, want %d", got, want)
+	}
+}
+
+// What a handshake does not prove counts as a refused credential. When the address has used up its failures, machines
+// that prove themselves must get in, and others not.
+func TestGuessesDoNotLockOutMachines(t *testing.T) {
+	s, _ := certifying(t)
+	s.ClientRate = server.Rate{QPS: 1e6}
+	s.Logger = nil
+	s.start(t)
+	m, off := s.machine(t, "worker-1"), s.machine(t, "worker-2")
+	kept := s.bind(t, m)
+	stranger := machine{node: "worker-1", key: csrtest.NewKey()}
+	guesses := []*http.Client{
+		s.showing(t, stranger.selfSigned(t)),
+		s.showing(t, m.expired(t, newSite(t).ca, nil)),
+		s.showing(t, off.expired(t, s.ca, func(c *x509.Certificate) { c.Subject.Organization = []string{"system:masters"} })),
+	}
+	paths := []string{certificatePath, "/v1/rejoin/key"}
+	checked := 0
+	for i := range 2 * httplimit.FailureBurst {
+		switch got, _ := s.post(t, guesses[i%3], paths[i/3%2], "", ""); got.status {
+		case 401:
+			checked++
+		case 429:
+		default:
+			t.Fatalf("guess %d: got %d %s", i, got.status, got.body)
+		}
+	}
+	if checked < httplimit.FailureBurst || checked > httplimit.FailureBurst+20*httplimit.FailureQPS {
+		t.Errorf("got %d guesses checked, want about %d", checked, httplimit.FailureBurst)
+	}
+	exhaust := func() { // the limit refills with time
+		for {
+			if got, _ := s.post(t, guesses[0], certificatePath, "", ""); got.status == 429 {
+				return
+			}
+		}
+	}
+	exhaust()
+	for what, shown := range map[string]tls.Certificate{"expired": off.expired(t, s.ca, nil), "bound key": kept.selfSigned(t), "valid": off.valid(t)} {
+		node := map[bool]string{true: "worker-1", false: "worker-2"}[what == "bound key"]
+		exhaust()
+		if got, p := s.post(t, s.showing(t, shown), certificatePath, "", nodeCSR(t, node)); got.status != 200 {
+			t.Errorf("%s: got %d %+v, want 200", what, got.status, p)
+		}
+	}
+	beside, refused := s.showing(t, off.expired(t, s.ca, nil)), 0 // a proof beside guesses must not lift their limit
+	for range 50 {
+		if got, _ := s.post(t, beside, certificatePath, tokens.Generate().Reveal(), ""); got.status == 429 {
+			refused++
+		}
+	}
+	if refused < 25 {
+		t.Errorf("guesses beside a certificate: got %d of 50 refused, want most", refused)
+	}
+	exhaust()
+	if got, _ := s.ask(t, s.showing(t, off.expired(t, s.ca, nil)), "GET", tokenPath, "", ""); got.status == 200 || got.status == 403 {
+		t.Errorf("another route: got %d", got.status)
+	}
+}
+
+// A stranger must not make the server check a signature with a key that no CA has signed. The server refuses such a
+// certificate in the handshake already, and VerifyChain does not use it, see package auth.
+func TestForgedIntermediateCostsNoSignatureCheck(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	m := s.machine(t, "worker-1")
+	huge := withRSA(t, 100_000) // about 13 KiB: the certificates of a client may have 16 KiB
+	if _, err := s.asks(t, &tls.Config{}, chainOf(m.expired(t, s.ca, nil), huge)); err == nil {
+		t.Error("the handshake accepts a key of 100,000 bits in the chain")
+	}
+	// In process, where no handshake limits the chain. The keys would panic.
+	leaf, err := x509.ParseCertificate(m.expired(t, newSite(t).ca, nil).Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := *leaf
+	forged.IsCA, forged.PublicKey, forged.Subject, forged.RawSubject = true, &ecdsa.PublicKey{}, leaf.Issuer, leaf.RawIssuer
+	r := newRequest("POST", certificatePath, nodeCSR(t, "worker-1"))
+	r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf, &forged}}
+	if status, body := served(s.Handler(), r); status != 401 || !bytes.Contains([]byte(body), []byte("unauthorized")) {
+		t.Errorf("got %d %s", status, body)
+	}
+}

@@ -108,7 +108,7 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 		r = r.WithContext(r.Context()) // a copy, because its Body is replaced
 		r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 		act, c := act, &call{Request: r, limits: h.limiter.Request(class, kind, r.RemoteAddr, auth.Credential(r))}
-		refusal := c.limits.Enter(func() bool { return class == httplimit.Certificates && h.isToken(r) })
+		refusal := c.limits.Enter(func() bool { return class == httplimit.Certificates && (h.isToken(r) || h.provesMachine(r)) })
 		defer c.limits.Leave()
 		if refused := cmp.Or(exceeds(refusal), crossOrigin(r), longQuery(r)); refused != nil {
 			act = func(*call) (response, error) { return response{}, refused }

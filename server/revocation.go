@@ -3,22 +3,20 @@ package server
 import (
 	"context"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -31,12 +29,13 @@ type Revocations struct {
 	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
 	// the cluster's CertificateSigningRequests. They are in addition to [Server.Issued]. Nil knows none.
 	Requested func(ctx context.Context) ([]revocation.Issued, error)
-	// Lifetime returns how long any certificate may still be valid, in addition to what the CAs of cluster-info say.
-	// It is usually MaxRemainingLifetime of an Authority. Nil adds nothing.
+	// ClientCAs returns the CAs of client certificates that kube-apiserver accepts. Nil: there is no API server.
+	ClientCAs func(ctx context.Context) ([]*x509.Certificate, error)
+	// Lifetime returns how long any certificate may still be valid, in addition to what the CAs of cluster-info and
+	// ClientCAs say. It is usually MaxRemainingLifetime of an Authority. Nil adds nothing.
 	Lifetime func() time.Duration
-	// CRL returns a certificate revocation list of entries in DER, and is usually CRL of the cluster CA. An error that
-	// wraps [signer.ErrNoCRL] says that the CA may not sign one. Nil: there is no CA.
-	CRL func(entries []revocation.Entry, now time.Time) ([]byte, error)
+	// RejoinWindow is how long a node may rejoin with a certificate that has expired. Revocations last that much longer.
+	RejoinWindow time.Duration
 }
 
 func noRevocations() *problem {
@@ -104,9 +103,6 @@ func revocationShown(e revocation.Entry) api.Revocation {
 	if e.Fingerprint != "" {
 		shown.Fingerprint = e.Fingerprint.String()
 	}
-	for _, s := range e.Serials {
-		shown.Serials = append(shown.Serials, s.Number)
-	}
 	for _, end := range e.Allowed {
 		if time.Now().Before(end) {
 			shown.Allowed++
@@ -161,17 +157,12 @@ func (h *handler) revoke(r *call) (response, error) {
 	if err != nil {
 		return response{}, err
 	}
-	known, err := h.known(r.Context(), issuance.Query{Node: e.Node}, func(c revocation.Issued) bool { return bars(e, c) })
-	if err != nil { // the serial numbers are only for the CRL
-		h.log.Warn("revoking without serial numbers", "revoked", e.Key().String(), "error", foreign.Text(err.Error(), foreign.MaxMessage))
-		warnings = append(warnings, "the issued certificates cannot be read now, so the certificate revocation list lacks this revocation; revoke again later if something reads the list")
-	}
-	entries, err := h.revoked(r, req, []revocation.Entry{e}, known)
+	known, unknown := h.known(r.Context(), issuance.Query{Node: e.Node}, e.Covers) // they only tell when the revocation ends
+	list, err := h.revoked(r, req, []revocation.Entry{e}, known, unknown)
 	if err != nil {
 		return response{}, err
 	}
-	list := revocationsShown(entries, req.DryRun)
-	list.Warnings = warnings
+	list.Warnings = append(list.Warnings, warnings...)
 	return object(created(req), list)
 }
 
@@ -211,10 +202,20 @@ func (h *handler) revocationOf(r *call, req api.Revoke) (e revocation.Entry, war
 	return e, nil, nil
 }
 
-// nodeWarnings warns of a node name that no Node has. It may be misspelt, or its Node was deleted.
+// nodeWarnings warns of a node name that no Node has, or without a cluster no claim and no certificate. It may be
+// misspelt, or its Node was deleted.
 func (h *handler) nodeWarnings(ctx context.Context, node string) []string {
 	if h.Node == nil {
-		return nil
+		if h.Claims == nil || h.Issued == nil {
+			return nil
+		}
+		if _, err := h.Claims.Get(ctx, node); !errors.Is(err, tokens.ErrNotFound) {
+			return nil
+		}
+		if page, err := h.Issued.List(ctx, issuance.Query{Node: node, Limit: 1}); err != nil || len(page.Entries) > 0 {
+			return nil
+		}
+		return []string{"kubejoin has no claim and no certificate of node " + node + "; check the name with 'kubejoin issued list'"}
 	}
 	if _, err := h.Node(ctx, node); errors.Is(err, tokens.ErrNotFound) {
 		return []string{"there is no Node " + node + "; check the name if the Node was not deleted"}
@@ -250,10 +251,8 @@ func (h *handler) issuedBySerial(ctx context.Context, serial string) (revocation
 // issuedOf returns the certificate of an entry in the issuance record. It is not ok for an entry that has neither the
 // certificate nor its fingerprint.
 func issuedOf(e issuance.Entry) (c revocation.Issued, ok bool) {
-	if block, _ := pem.Decode([]byte(e.Certificate)); block != nil {
-		if cert, err := x509.ParseCertificate(block.Bytes); err == nil {
-			return revocation.IssuedOf(e.TokenID, cert), true
-		}
+	if chain := pemfile.Presented([]byte(e.Certificate)); len(chain) > 0 {
+		return revocation.IssuedOf(e.TokenID, chain[0]), true
 	}
 	fingerprint, err := revocation.ParseFingerprint(e.Fingerprint)
 	if err != nil {
@@ -312,77 +311,75 @@ func (h *handler) known(ctx context.Context, q issuance.Query, match func(revoca
 }
 
 // revoked stores entries and returns what was stored. known are certificates that may be among those that the entries
-// bar.
-func (h *handler) revoked(r *call, req api.Revoke, entries []revocation.Entry, known []revocation.Issued) ([]revocation.Entry, error) {
-	end := h.lastEnd(r.Context())
+// bar; unknown is why they could not be read. If an entry cannot be stored, the others are stored nevertheless.
+func (h *handler) revoked(r *call, req api.Revoke, entries []revocation.Entry, known []revocation.Issued, unknown error) (api.RevocationList, error) {
+	end, err := h.lastEnd(r.Context())
+	if unknown = errors.Join(unknown, err); unknown != nil {
+		h.log.Warn("cannot tell when revocations end", "error", foreign.Text(unknown.Error(), foreign.MaxMessage))
+		end = time.Time{}
+	}
 	var all []revocation.Entry
+	var errs []error
+	var warnings []string
 	for _, e := range entries {
-		e.Reason, e.By, e.TokenID, e.Until = foreign.Text(req.Reason, revocation.MaxReason), r.user.Name, req.TokenID, end
+		e.Reason, e.By, e.TokenID, e.Until = foreign.Text(req.Reason, revocation.MaxReason), r.user.Name, req.TokenID, e.End(end, h.Revocations.RejoinWindow, known)
 		if e.By == inProcess {
 			e.By = ""
 		}
-		addSerials(&e, known)
+		if e.Until.IsZero() && len(warnings) == 0 {
+			warnings = []string{"kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'; the log says why"}
+		}
 		if !req.DryRun {
-			var err error
 			if e, err = h.Revocations.Guard.Revoke(r.Context(), e); err != nil {
-				return nil, h.revocationsUnavailable(fmt.Errorf("revoke %s: %w", e.Key(), err))
+				errs = append(errs, fmt.Errorf("revoke %s: %w", e.Key(), err))
+				continue
 			}
 			r.log(slog.String("revoked", e.Key().String()))
 		}
 		all = append(all, e)
 	}
-	return all, nil
-}
-
-// addSerials adds the serial numbers of the certificates that an entry bars, and the end of an entry for one
-// certificate. A node could rejoin with a certificate that has ended, so its entry lasts longer.
-func addSerials(e *revocation.Entry, known []revocation.Issued) {
-	for _, c := range known {
-		if !bars(*e, c) {
-			continue
-		}
-		e.Serials = append(e.Serials, revocation.Serial{Number: c.Serial, Until: c.NotAfter})
-		if e.Fingerprint != "" && c.Node == "" {
-			e.Until = c.NotAfter
-		}
+	if len(errs) > 0 {
+		return api.RevocationList{}, h.revocationsUnavailable(errors.Join(errs...))
 	}
+	list := revocationsShown(all, req.DryRun)
+	list.Warnings = warnings
+	return list, nil
 }
 
-// bars reports whether a new entry bars a certificate. It also bars the serving certificates of a node, for clients that
-// read the CRL.
-func bars(e revocation.Entry, c revocation.Issued) bool {
-	return e.Node != "" && c.Node == e.Node || e.Node == "" && c.Fingerprint == e.Fingerprint
-}
-
-// lastEnd returns when the last certificate of this cluster has ended: certificates do not outlive their CA. It is zero
-// if that is unknown.
-func (h *handler) lastEnd(ctx context.Context) (end time.Time) {
+// lastEnd returns when the last CA ends that may have signed a certificate of a node: those of cluster-info, of
+// kube-apiserver's clients and of kubejoin's signers.
+func (h *handler) lastEnd(ctx context.Context) (end time.Time, err error) {
 	kubeconfig, err := h.ClusterInfo.Config(ctx)
 	if err != nil {
-		return end
+		return end, err
 	}
 	_, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
 	if err != nil {
-		return end
+		return end, err
+	}
+	if h.Revocations.ClientCAs != nil {
+		clients, err := h.Revocations.ClientCAs(ctx)
+		if err != nil {
+			return end, err
+		}
+		cas = append(cas, clients...)
+	}
+	if h.Revocations.Lifetime != nil {
+		end = time.Now().Add(h.Revocations.Lifetime())
 	}
 	for _, ca := range cas {
 		if ca.NotAfter.After(end) {
 			end = ca.NotAfter
 		}
 	}
-	if h.Revocations.Lifetime != nil {
-		if other := time.Now().Add(h.Revocations.Lifetime()); other.After(end) {
-			end = other
-		}
-	}
-	return end.UTC().Truncate(time.Second)
+	return end.UTC().Truncate(time.Second), nil
 }
 
 // tokenCached is longer than an Authority caches a token without limits.
 const tokenCached = 2 * time.Second
 
-// revokeToken deletes a token and revokes its nodes: before the deletion, which ends the claims, and again when the
-// token can no longer be used, because machines may have got certificates between the two.
+// revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the token
+// keeps its claims, by which a retry finds the nodes. Each step may be repeated.
 func (h *handler) revokeToken(r *call, req api.Revoke) (response, error) {
 	ctx, id := r.Context(), req.TokenID
 	if err := tokens.CheckID(id); err != nil {
@@ -392,60 +389,84 @@ func (h *handler) revokeToken(r *call, req api.Revoke) (response, error) {
 		return response{}, err
 	}
 	r.log(slog.String("token", id))
-	entries, known, err := h.issuedOn(ctx, id, nil)
+	existed, err := h.disableToken(ctx, id, req.DryRun)
 	if err != nil {
 		return response{}, err
 	}
-	all, err := h.revoked(r, req, entries, known)
+	list, err := h.revokeNodesOf(r, req)
+	if err == nil && !req.DryRun {
+		_, err = h.endToken(ctx, id)
+	}
 	if err != nil {
+		if p := (*problem)(nil); existed && !req.DryRun && errors.As(err, &p) {
+			p.Detail = "token " + id + " can no longer be used, but its revocation is incomplete: " + p.Detail + "; then revoke the token again"
+		}
 		return response{}, err
 	}
-	existed := false
-	if !req.DryRun {
-		if existed, err = h.endToken(ctx, id); err != nil {
-			return response{}, err
-		}
-	} else if _, err := h.Tokens.Get(ctx, id); err == nil {
-		existed = true
-	}
-	if existed && !req.DryRun {
-		select {
-		case <-time.After(tokenCached):
-		case <-ctx.Done():
-			return response{}, ctx.Err()
-		}
-		if entries, known, err = h.issuedOn(ctx, id, entries); err != nil {
-			return response{}, err
-		}
-		if all, err = h.revoked(r, req, entries, known); err != nil {
-			return response{}, err
-		}
-	}
-	if len(all) == 0 && !existed {
+	switch {
+	case len(list.Items) == 0 && !existed:
 		return response{}, newProblem(http.StatusNotFound, "no-token", "there is no token %s, and kubejoin knows no certificate that was issued on it", id)
-	}
-	list := revocationsShown(all, req.DryRun)
-	if len(all) == 0 {
-		list.Warnings = []string{"kubejoin knows no certificate that was issued on token " + id}
+	case len(list.Items) == 0:
+		list.Warnings = append(list.Warnings, "kubejoin knows no certificate that was issued on token "+id)
 	}
 	return object(created(req), list)
 }
 
+// disableToken makes a token unusable, waits until no cache has it, and reports whether it existed. A token that is
+// malformed, or invalid as another tool has written it, cannot be changed. Kubernetes may still accept it, so disableToken
+// deletes it.
+func (h *handler) disableToken(ctx context.Context, id string, dryRun bool) (existed bool, err error) {
+	record, err := h.Tokens.Get(ctx, id)
+	disabled := record.Clone()
+	disabled.Disable()
+	switch {
+	case err != nil || dryRun:
+	case record.Problem != nil || disabled.Check() != nil:
+		_, err = h.endToken(ctx, id)
+	default:
+		_, err = h.Tokens.Update(ctx, id, func(record *tokens.Record) error { record.Disable(); return nil })
+	}
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, h.unavailable(err)
+	case dryRun:
+		return true, nil
+	}
+	select {
+	case <-time.After(tokenCached):
+		return true, nil
+	case <-ctx.Done():
+		return true, ctx.Err()
+	}
+}
+
+// revokeNodesOf revokes what was issued on a token.
+func (h *handler) revokeNodesOf(r *call, req api.Revoke) (api.RevocationList, error) {
+	entries, known, err := h.issuedOn(r.Context(), req.TokenID)
+	if err != nil {
+		return api.RevocationList{}, err
+	}
+	return h.revoked(r, req, entries, known, nil)
+}
+
 // issuedOn returns an entry for each node that a token admitted, and the certificates that are known to be issued on it.
-// If another token holds the node's name now, the entries bar only these certificates. The result includes earlier
-// entries.
-func (h *handler) issuedOn(ctx context.Context, id string, earlier []revocation.Entry) ([]revocation.Entry, []revocation.Issued, error) {
+// If another token holds the node's name now, the entries bar only these certificates.
+func (h *handler) issuedOn(ctx context.Context, id string) ([]revocation.Entry, []revocation.Issued, error) {
 	entries := map[revocation.Key]revocation.Entry{}
 	add := func(e revocation.Entry) { entries[e.Key()] = e }
-	for _, e := range earlier {
-		add(e)
-	}
 	if h.Claims != nil {
 		held, err := h.Claims.HeldBy(ctx, id)
 		if err != nil {
 			return nil, nil, h.unavailable(err)
 		}
-		for _, c := range held {
+		all, err := h.Claims.List(ctx) // a node without a claim of a token has an identity
+		if err != nil {
+			return nil, nil, h.unavailable(err)
+		}
+		admitted := slices.DeleteFunc(all, func(c tokens.Claim) bool { return c.Identity.TokenID != id })
+		for _, c := range append(held, admitted...) {
 			add(revocation.Entry{Node: c.Node})
 		}
 	}
@@ -531,67 +552,4 @@ func (h *handler) undoRevocation(r *call) (response, error) {
 	shown := revocationShown(e)
 	shown.DryRun = req.DryRun
 	return object(http.StatusOK, shown)
-}
-
-// crlFresh is how long a revocation list is served. Clients may use it for [signer.CRLLifetime].
-const crlFresh = time.Hour
-
-// A crlCache is the last revocation list. Anybody can request it, so kubejoin does not sign one for each request.
-type crlCache struct {
-	mu      sync.Mutex
-	der     []byte
-	signed  time.Time
-	content string // its serial numbers
-}
-
-// crl returns the certificate revocation list.
-func (h *handler) crl(r *call) (response, error) {
-	var req api.GetCRL
-	if err := readQuery(r, &req); err != nil {
-		return response{}, err
-	}
-	if req.Format != "" && req.Format != formatDER && req.Format != formatPEM {
-		return response{}, badField("format", "%.40q given, want %s or %s", req.Format, formatDER, formatPEM)
-	}
-	if h.Revocations == nil || h.Revocations.CRL == nil {
-		return response{}, noRevocations()
-	}
-	entries, err := h.Revocations.Guard.Cached(r.Context())
-	if err != nil {
-		return response{}, h.revocationsUnavailable(err)
-	}
-	der, err := h.lastCRL.get(entries, time.Now(), h.Revocations.CRL)
-	if errors.Is(err, signer.ErrNoCRL) {
-		p := newProblem(http.StatusConflict, "no-crl", "%v; clients would refuse the list. Read /v1/revocation instead, or use a CA with this key usage", err)
-		p.cause = err
-		return response{}, p
-	} else if err != nil {
-		return response{}, err
-	}
-	if req.Format == formatPEM {
-		return response{contentType: "application/x-pem-file", body: pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der})}, nil
-	}
-	return response{contentType: "application/pkix-crl", body: der}, nil // RFC 2585, section 4.2
-}
-
-func (c *crlCache) get(entries []revocation.Entry, now time.Time, sign func([]revocation.Entry, time.Time) ([]byte, error)) ([]byte, error) {
-	var content strings.Builder
-	for _, e := range entries {
-		for _, s := range e.Serials {
-			if now.Before(s.Until) {
-				content.WriteString(s.Number + " ")
-			}
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if age := now.Sub(c.signed); c.der != nil && c.content == content.String() && age >= 0 && age < crlFresh {
-		return c.der, nil
-	}
-	der, err := sign(entries, now)
-	if err != nil {
-		return nil, err
-	}
-	c.der, c.signed, c.content = der, now, content.String()
-	return der, nil
 }

@@ -57,7 +57,6 @@ func (h *handler) routes() []route {
 
 		{http.MethodGet, "/v1/cluster-info", "cluster-info", httplimit.Discovery, auth.Access{}, h.discoveryFile},
 		{http.MethodGet, "/v1/ca", "ca", httplimit.Discovery, auth.Access{}, h.ca},
-		{http.MethodGet, "/v1/crl", "crl", httplimit.Discovery, auth.Access{}, h.crl},
 		{http.MethodGet, discoveryPath, "discovery", httplimit.Discovery, auth.Access{}, h.discovery},
 		{http.MethodGet, "/healthz", "healthz", httplimit.Probes, auth.Access{}, h.healthz},
 		{http.MethodGet, "/readyz", "readyz", httplimit.Probes, auth.Access{}, h.readyz},
@@ -68,13 +67,7 @@ func (h *handler) routes() []route {
 	}
 	if h.Certificates != nil {
 		all = append(all, route{http.MethodPost, certificatePath, "certificate", httplimit.Certificates, auth.Access{}, h.certificate})
-	}
-	if h.Rejoin != nil {
-		all = append(all,
-			route{http.MethodPost, "/v1/rejoin/challenge", "rejoin-challenge", httplimit.Certificates, auth.Access{}, h.rejoinChallenge},
-			route{http.MethodPost, "/v1/rejoin", "rejoin", httplimit.Certificates, auth.Access{}, h.rejoin},
-			route{http.MethodPost, "/v1/rejoin/key", "bind-key", httplimit.Certificates, auth.Access{}, h.bindKey},
-		)
+		all = append(all, route{http.MethodPost, "/v1/rejoin/key", "bind-key", httplimit.Certificates, auth.Access{}, h.bindKey})
 	}
 	if h.TokenReview != nil {
 		for _, version := range reviewVersions {

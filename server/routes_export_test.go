@@ -5,7 +5,6 @@ import (
 	"regexp"
 
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/signer/rejoin"
 )
 
 // DescribedRoute is a route as openapi.yaml must describe it.
@@ -15,7 +14,7 @@ var parameterPattern = regexp.MustCompile(`:[^}]*\}`)
 
 // DescribedRoutes returns the routes of a server with every feature enabled.
 func DescribedRoutes() []DescribedRoute {
-	h := &handler{Server: Server{Certificates: &Certificates{}, TokenReview: &TokenReview{}, Authorization: &Authorization{}, Rejoin: &rejoin.Desk{}, Metrics: http.NotFoundHandler()}}
+	h := &handler{Server: Server{Certificates: &Certificates{}, TokenReview: &TokenReview{}, Authorization: &Authorization{}, Metrics: http.NotFoundHandler()}}
 	var all []DescribedRoute
 	for _, on := range h.routes() {
 		r := DescribedRoute{Method: on.method, Path: parameterPattern.ReplaceAllString(on.path, "}"), Name: on.name}

@@ -3,6 +3,8 @@ package server_test
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -46,8 +48,9 @@ type wholeSite struct {
 	token   tokens.Token
 	serial  string
 	next    string // continue token of the issuance record
-	// rejoin and bind return signed requests of a node.
-	rejoin, bind func(testing.TB) string
+	key     string // PEM of a key to bind, in JSON
+	// valid and expired are client certificates of a node.
+	valid, expired *x509.Certificate
 }
 
 func newWholeSite(t testing.TB) *wholeSite {
@@ -63,7 +66,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Turns = &fakeTurns{}
 	guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
-	s.Revocations = &server.Revocations{Guard: guard, CRL: s.ca.CRL}
+	s.Revocations = &server.Revocations{Guard: guard}
 	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
 	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}); err != nil {
 		t.Fatal(err)
@@ -98,13 +101,13 @@ func newWholeSite(t testing.TB) *wholeSite {
 		t.Fatalf("%d %s", got.Code, got.Body)
 	}
 	kept := csrtest.NewKey()
-	w.rejoin = func(t testing.TB) string { return off.rejoin(t, s, nil) }
-	w.bind = func(t testing.TB) string { return off.rejoin(t, s, kept) }
+	public, _ := publicPEM(t, kept)
+	w.key, w.valid, w.expired = jsonOf(t, public), off.valid(t).Leaf, off.expired(t, s.ca, nil).Leaf
 	return w
 }
 
-// shot is a request to a route: the value of its path parameter, header lines, body, and the index of its bearer token.
-// request replaces <token>, <id>, <serial>, <next>, <rejoin> and <bind> with the values of the site.
+// shot is a request to a route: the value of its path parameter, header lines, body, and the index of its bearer token or client certificate.
+// request replaces <token>, <id>, <serial>, <next> and <key> with the values of the site.
 type shot struct {
 	route   string // name of the route, set in seeds
 	segment string
@@ -120,7 +123,7 @@ func seeds(t testing.TB) []shot {
 	const review = `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"<token>","audiences":["a"]}}`
 	const access = `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{"user":"system:node:worker-9","groups":["system:nodes"],"extra":{"authentication.kubernetes.io/credential-id":["X509SHA256=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a"]}}}`
 	const json, pem = "Content-Type: application/json\n", "Content-Type: application/pkcs10\n"
-	const bootstrap, kubeAPIServer = 2, 3
+	const bootstrap, kubeAPIServer, validNode, expiredNode = 2, 3, 5, 6
 	node := nodeCSR(t, "worker-3")
 	return []shot{
 		{"print-join-command", "", "ttl=1h&maxNodes=1&nodeNames=a,b&nodeNames=*&certificateDuration=1h&role=control-plane", json, `{"groups": [], "description": "x"}`, 0},
@@ -143,7 +146,6 @@ func seeds(t testing.TB) []shot {
 		{"revoke", "", "serial=<serial>", "", "", 0},
 		{"revoke", "", "tokenID=<id>&dryRun", "", "", 0},
 		{"revoke", "", "fingerprint=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a", "", "", 0},
-		{"crl", "", "format=pem", "", "", 4},
 		{"undo-revocation", "worker-9", "dryRun", "", "", 0},
 		{"explain-request", "", "", json, object, 0},
 		{"explain-request", "", "csr=csr-1", "", "", 0},
@@ -155,8 +157,8 @@ func seeds(t testing.TB) []shot {
 		{"certificate", "", "duration=1h&usages=client+auth,digital+signature", pem, node, bootstrap},
 		{"certificate", "", "signer=example.com/etcd-peer", "", node, 0},
 		{"tokenreview", "", "timeout=30s", json, review, kubeAPIServer},
-		{"rejoin", "", "", json, "<rejoin>", 4},
-		{"bind-key", "", "", json, "<bind>", 4},
+		{"certificate", "", "", pem, nodeCSR(t, "worker-4"), expiredNode},
+		{"bind-key", "", "", json, `{"key": <key>}`, validNode},
 		{"subjectaccessreview", "", "timeout=1s", json, access, kubeAPIServer},
 	}
 }
@@ -165,25 +167,22 @@ var parameter = regexp.MustCompile(`\{[^}]*\}`)
 
 // request returns the HTTP request of a shot at a route.
 func (w *wholeSite) request(t testing.TB, on server.Route, s shot) *http.Request {
-	put := strings.NewReplacer("<token>", w.token.Reveal(), "<id>", w.token.ID(), "<serial>", w.serial, "<next>", url.QueryEscape(w.next)).Replace
-	body := put(s.body)
-	switch body {
-	case "<rejoin>":
-		body = w.rejoin(t)
-	case "<bind>":
-		body = w.bind(t)
-	}
-	r := httptest.NewRequest(on.Method, "/", strings.NewReader(body))
+	put := strings.NewReplacer("<token>", w.token.Reveal(), "<id>", w.token.ID(), "<serial>", w.serial, "<next>", url.QueryEscape(w.next), "<key>", w.key).Replace
+	r := httptest.NewRequest(on.Method, "/", strings.NewReader(put(s.body)))
 	r.URL.Path, r.URL.RawQuery = parameter.ReplaceAllLiteralString(on.Path, put(s.segment)), put(s.query)
 	for line := range strings.Lines(s.headers) {
 		if name, value, found := strings.Cut(line, ":"); found {
 			r.Header.Add(name, strings.TrimSpace(value))
 		}
 	}
-	if bearers := []string{adminBearer, viewerBearer, w.token.Reveal(), reviewerBearer, ""}; r.Header.Get("Authorization") == "" {
-		if bearer := bearers[int(s.who)%len(bearers)]; bearer != "" {
-			r.Header.Set("Authorization", "Bearer "+bearer)
-		}
+	if r.Header.Get("Authorization") != "" {
+		return r
+	}
+	bearers, shown := []string{adminBearer, viewerBearer, w.token.Reveal(), reviewerBearer}, []*x509.Certificate{nil, w.valid, w.expired}
+	if who := int(s.who) % (len(bearers) + len(shown)); who < len(bearers) {
+		r.Header.Set("Authorization", "Bearer "+bearers[who])
+	} else if cert := shown[who-len(bearers)]; cert != nil {
+		r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{cert}}
 	}
 	return r
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/rejoin"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
@@ -40,11 +39,8 @@ type Server struct {
 	Authorize auth.Authorize
 	// TokenReview serves the token reviews of kube-apiserver; nil serves no such path.
 	TokenReview *TokenReview
-	// Certificates serves POST /v1/certificate; nil serves no such path.
+	// Certificates serves POST /v1/certificate and /v1/rejoin/key; nil serves no such path.
 	Certificates *Certificates
-
-	// Rejoin lets nodes come back whose certificate has expired; nil serves no such paths.
-	Rejoin *rejoin.Desk
 
 	// Advertise is the HOST:PORT for discovery in join commands. If it is empty, join commands name
 	// the API server of cluster-info.
@@ -169,9 +165,8 @@ type handler struct {
 	uploads                      *rate.Limiter // of certificates of control planes
 	tokenReviews                 *prometheus.CounterVec
 	accessReviews                *prometheus.CounterVec
-	certificates                 *prometheus.CounterVec
+	certificates, rejoins        *prometheus.CounterVec
 	ready                        *prometheus.GaugeVec
-	lastCRL                      crlCache
 	absentToken                  tokens.Record // stands in for a token that does not exist; see bootstrapUser
 }
 
@@ -197,6 +192,7 @@ func (s Server) Handler() http.Handler {
 
 	if h.Certificates != nil {
 		h.certificates = metrics.Counter(s.Registerer, "kubejoin_http_certificates_total", "Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.", "result")
+		h.rejoins = metrics.Counter(s.Registerer, "kubejoin_rejoins_total", "Requests of nodes that have proven a key to rejoin, by result: issued (a certificate), bound (a key), waits, failed (an error of kubejoin), or the reason of the refusal.", "result")
 	}
 	if h.TokenReview != nil {
 		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result")

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -231,18 +232,11 @@ func TestDeletesTokenIfClusterInfoIsUnusable(t *testing.T) {
 		advertise string
 		want      string
 	}{
-		"unreadable":         {&fixedClusterInfo{err: errors.New("etcd is on fire")}, "192.0.2.1:9443", "internal"},
-		"malformed":          {&fixedClusterInfo{config: []byte("kind: Config")}, "192.0.2.1:9443", "malformed-cluster-info"},
-		"malformed endpoint": {&fixedClusterInfo{config: []byte("https://api_1.example.com:6443")}, "", "internal"},
+		"unreadable":          {&fixedClusterInfo{err: errors.New("etcd is on fire")}, "192.0.2.1:9443", "internal"},
+		"no longer a v1 file": {&fixedClusterInfo{signed: []byte("kind: Config")}, "192.0.2.1:9443", "malformed-cluster-info"},
 	} {
 		for _, format := range server.JoinFormats() {
 			s := newSite(t)
-			if server := string(test.info.config); strings.HasPrefix(server, "https:") {
-				var err error
-				if test.info.config, err = clusterinfo.Kubeconfig(server, s.ca.Bundle()); err != nil {
-					t.Fatal(err)
-				}
-			}
 			s.ClusterInfo, s.Advertise = test.info, test.advertise
 			w := from(t, s.Handler(), "192.0.2.1:1", "POST", commandPath+"?format="+format, adminBearer, nil)
 			var p api.Problem
@@ -252,6 +246,90 @@ func TestDeletesTokenIfClusterInfoIsUnusable(t *testing.T) {
 			if ids := s.ids(t); len(ids) > 0 {
 				t.Errorf("%s, %s: tokens %v are left", name, format, ids)
 			}
+		}
+	}
+}
+
+// A cluster-info that no machine can use does not become usable by waiting. Catches tokens that stay at each try, and a
+// problem that blames the signer.
+func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
+	s := newSite(t)
+	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) {
+		t.Error("certificates were uploaded")
+		return newUpload(), nil
+	}
+	const at = "https://api.example.com:6443"
+	good, err := clusterinfo.Kubeconfig(at, s.ca.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit := func(old, now string) []byte {
+		edited := strings.Replace(string(good), old, now, 1)
+		if edited == string(good) {
+			t.Fatalf("no %q in\n%s", old, good)
+		}
+		return []byte(edited)
+	}
+	post := func(h http.Handler, path, body string) *httptest.ResponseRecorder {
+		r := httptest.NewRequestWithContext(t.Context(), "POST", path, strings.NewReader(body))
+		r.Header.Set("Authorization", "Bearer "+adminBearer)
+		if body != "" {
+			r.Header.Set("Content-Type", "application/json")
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w
+	}
+	cluster := func(field string) []byte { return edit("    server:", "    "+field+"\n    server:") }
+	for name, test := range map[string]struct {
+		config    []byte
+		advertise string
+		want      string
+	}{
+		"proxy":           {cluster("proxy-url: http://p"), "192.0.2.1:9443", "clusters[0].proxy-url: "},
+		"CA file":         {cluster("certificate-authority: /ca.crt"), "192.0.2.1:9443", "clusters[0].certificate-authority: "},
+		"not verified":    {cluster("insecure-skip-tls-verify: true"), "", "clusters[0].insecure-skip-tls-verify: "},
+		"server name":     {cluster("tls-server-name: a"), "", "clusters[0].tls-server-name: "},
+		"user":            {edit("users: null", "users: [{name: a, user: {token: hunter2}}]"), "", "users: 1 given"},
+		"two clusters":    {edit("clusters:", "clusters:\n- {name: b, cluster: {server: 'https://b'}}"), "", "clusters: 2 given"},
+		"named cluster":   {edit(`name: ""`, "name: a"), "", "clusters[0].name: "},
+		"no CA":           {edit("certificate-authority-data", "x"), "", "clusters[0].certificate-authority-data: empty"},
+		"http":            {edit("https:", "http:"), "", "clusters[0].server: "},
+		"unusable server": {edit(at, "https://api_1.example.com:6443"), "", "--advertise"},
+	} {
+		s.ClusterInfo, s.Advertise = &fixedClusterInfo{config: test.config}, test.advertise
+		h := s.Handler()
+		for _, r := range []struct{ path, body string }{
+			{tokenPath, `{}`}, {tokenPath, `{"wait":"0s"}`}, {tokenPath, `{"dryRun":true}`}, {tokenPath, `{"token":"abcdef.9876543210fedcba"}`},
+			{tokenPath, `{"usages":["signing"]}`}, {commandPath, ""}, {commandPath + "?format=script", ""}, {commandPath + "?controlPlane=true", ""},
+		} {
+			w := post(h, r.path, r.body)
+			var p api.Problem
+			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 500 || !p.Named("malformed-cluster-info") || !strings.Contains(p.Detail, test.want) ||
+				!strings.Contains(p.Detail, "kubectl -n kube-public edit configmap cluster-info") || strings.Contains(p.Detail, "hunter2") {
+				t.Errorf("%s: %s %s: %d %s, want 500 malformed-cluster-info with %q", name, r.path, r.body, w.Code, w.Body, test.want)
+			}
+			if ids := s.ids(t); len(ids) > 0 {
+				t.Fatalf("%s: %s %s: tokens %v are left", name, r.path, r.body, ids)
+			}
+		}
+		if w := post(h, tokenPath, `{"usages":["authentication"],"dryRun":true}`); w.Code != 200 {
+			t.Errorf("%s: a token that does not sign: %d %s, want 200", name, w.Code, w.Body)
+		}
+	}
+	// The signer may add a missing kubeconfig.
+	for _, info := range []*fixedClusterInfo{{}, {err: clusterinfo.ErrNotFound}, {err: errors.New("etcd is on fire")}} {
+		s.ClusterInfo = info
+		if w := post(s.Handler(), tokenPath, `{"dryRun":true}`); w.Code != 200 {
+			t.Errorf("%+v: %d %s, want 200", info, w.Code, w.Body)
+		}
+	}
+	// With --advertise, join commands do not name the server. kubeadm and kubectl can use it.
+	s.ClusterInfo, s.Advertise = &fixedClusterInfo{config: edit(at, "https://api_1.example.com:6443")}, "192.0.2.1:9443"
+	h := s.Handler()
+	for _, format := range server.JoinFormats() {
+		if w := post(h, commandPath+"?format="+format, ""); w.Code != 200 {
+			t.Errorf("%s: %d %s, want 200", format, w.Code, w.Body)
 		}
 	}
 }

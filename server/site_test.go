@@ -42,6 +42,7 @@ type site struct {
 	url   string
 	http  *http.Client
 
+	measured   bool          // do not check the responses
 	strict     bool          // keep the read timeouts of HTTPServer; without it they are long, so that a stalled machine passes
 	idle       time.Duration // if set, replaces the idle timeout of HTTPServer
 	connState  func(net.Conn, http.ConnState)

@@ -58,7 +58,7 @@ func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now tim
 func (h *handler) limits(r *call, spec api.TokenSpec) (tokens.Limits, error) {
 	limits := tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role, Rejoin: spec.Rejoin}
 	if s := spec.CertificateDuration; s != "" {
-		d, err := time.ParseDuration(s)
+		d, err := api.ParseDuration(s)
 		if err != nil || d <= 0 {
 			return limits, badField("certificateDuration", "%.40q given; want a duration from %s, such as 720h", s, tokens.MinCertificateDuration)
 		}
@@ -108,7 +108,7 @@ func expiry(ttl, expires string, now time.Time) (time.Time, error) {
 	lifetime := tokens.DefaultTTL
 	if ttl != "" {
 		var err error
-		lifetime, err = time.ParseDuration(ttl)
+		lifetime, err = api.ParseDuration(ttl)
 		switch {
 		case err != nil:
 			return time.Time{}, badField("ttl", "%.40q is not a duration; want one such as 2h or 30m, or 0 to never expire", ttl)

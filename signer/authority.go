@@ -1,18 +1,23 @@
 package signer
 
 import (
+	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -267,7 +272,11 @@ func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d a
 	if err == nil {
 		return d, &Admission{v, *admitted, at, d}, nil
 	}
-	denied := step(ruleNodes, err, "", "")
+	rule := ruleNodes
+	if r.Rejoin != nil {
+		rule = ruleRejoin
+	}
+	denied := step(rule, err, "", "")
 	denied.Evidence = d.Evidence
 	if denied.Reason == approval.ReasonFactsUnavailable {
 		return denied, nil, err
@@ -353,29 +362,61 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	}
 	// Nobody may have decided about the requester, or it was revoked since. If the node is revoked, this certificate is
 	// an exception.
-	if e, err := a.Revocations.Issue(ctx, requester(r, m.admitted), done.cert); err != nil {
+	requester := revocation.SubjectOf(r.User, r.Groups, r.Extra)
+	if f := m.admitted.Fingerprint; f != "" {
+		requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(f))
+	}
+	if e, err := a.Revocations.Issue(ctx, requester, done.cert); err != nil {
 		return issued{}, err
 	} else if e != nil {
 		return issued{}, refuseRevoked(*e)
 	}
-	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, m.admitted, done.cert); err != nil {
+	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, &m.admitted, done.cert); err != nil {
 		return issued{}, err
+	}
+	if r.Rejoin != nil {
+		if err := a.checkRejoin(ctx, requester, m.admitted.Fingerprint, done.cert); err != nil {
+			return issued{}, err
+		}
 	}
 	return done, nil
 }
 
-// requester returns who made a request, for revocations. On the token of a rejoin that is the node with its last
-// certificate: it may have been revoked after the rejoin.
-func requester(r approval.Request, a admission.Admitted) revocation.Subject {
-	if a.Rejoined != nil {
-		return revocation.SubjectOfIdentity(revocation.SubjectOf(r.CSR.Subject.CommonName, r.CSR.Subject.Organization, nil).Node, *a.Rejoined)
+// checkRejoin returns an error if the machine of a rejoin was revoked while its claim was written. last is the fingerprint
+// of the certificate that the new one has replaced. A retry would only find the new one in the claim, so checkRejoin
+// revokes that, too.
+func (a *Authority) checkRejoin(ctx context.Context, requester revocation.Subject, last string, cert *x509.Certificate) error {
+	if f := revocation.Fingerprint(last); !slices.Contains(requester.Fingerprints, f) {
+		requester.Fingerprints = append(requester.Fingerprints, f)
 	}
-	return revocation.SubjectOf(r.User, r.Groups, r.Extra)
+	e, err := a.Revocations.Revoked(ctx, requester)
+	if e == nil || err != nil {
+		return err
+	}
+	if e.Node == "" {
+		_, err = a.Revocations.Revoke(ctx, revocation.Entry{Fingerprint: revocation.FingerprintOf(cert), Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID})
+	}
+	return cmp.Or(err, refuseRevoked(*e))
+}
+
+// BindKey binds a key to the node of a valid client certificate, see [admission.Nodes.BindKey]. It refuses a certificate
+// that is revoked: the bound key outlasts it.
+func (a *Authority) BindKey(ctx context.Context, cert *x509.Certificate, key string) error {
+	if e, err := a.Revocations.RevokedCertificate(ctx, cert); err != nil {
+		return err
+	} else if e != nil {
+		return refuseRevoked(*e)
+	}
+	return a.Nodes.BindKey(ctx, strings.TrimPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix), pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), key)
 }
 
 // checkRevoked returns a [*approval.Refused] if the requester's credential is revoked.
 func (a *Authority) checkRevoked(ctx context.Context, r approval.Request) error {
-	e, err := a.Revocations.Revoked(ctx, requester(r, admission.Admitted{}))
+	s := revocation.SubjectOf(r.User, r.Groups, r.Extra)
+	if r.Rejoin != nil && len(s.Fingerprints) == 0 {
+		return nil // a bound key: issue checks the last certificate of the node, which may be allowed
+	}
+	e, err := a.Revocations.Revoked(ctx, s)
 	if err != nil || e == nil {
 		return err
 	}

@@ -3,7 +3,10 @@ package signer
 import (
 	"bytes"
 	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/hmac"
+	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/x509"
 	"errors"
@@ -38,8 +41,15 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 	if key == nil {
 		return nil, errors.New("no CA key given")
 	}
-	public, ok := key.Public().(publicKey)
-	if !ok {
+	var public publicKey
+	switch k := key.Public().(type) {
+	case *rsa.PublicKey:
+		public = k
+	case *ecdsa.PublicKey:
+		public = k
+	case ed25519.PublicKey:
+		public = k
+	default:
 		return nil, fmt.Errorf("CA key of type %T, want RSA, ECDSA or Ed25519", key)
 	}
 	ca, now := &CA{key: key}, time.Now()
@@ -114,19 +124,7 @@ func checkCA(cert *x509.Certificate) error {
 // path returns the certificates between an issued certificate and the root, which clients need: the signing CA if it
 // is an intermediate, its issuer, and so on. It never contains the root: a client has it or does not trust it.
 func (ca *CA) path() []*x509.Certificate {
-	var path []*x509.Certificate
-	for cert := ca.cert; cert != nil && !selfSigned(cert) && !slices.ContainsFunc(path, cert.Equal); {
-		path = append(path, cert)
-		var issuer *x509.Certificate
-		for _, c := range ca.bundle {
-			if !c.Equal(cert) && bytes.Equal(c.RawSubject, cert.RawIssuer) && cert.CheckSignatureFrom(c) == nil {
-				issuer = c
-				break
-			}
-		}
-		cert = issuer
-	}
-	return path
+	return slices.DeleteFunc(chainOf(ca.cert, ca.bundle), selfSigned)
 }
 
 func selfSigned(cert *x509.Certificate) bool {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/asn1"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/big"
@@ -13,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -41,11 +41,11 @@ var allowedExtensions = []asn1.ObjectIdentifier{
 // certificate is returned. It trusts only crypto/x509, which created the certificate and verified the signature with
 // the CA's public key.
 func (want expected) check(certificate []byte) (*x509.Certificate, error) {
-	block, rest := pem.Decode(certificate)
-	if block == nil || block.Type != certificateBlock || len(rest) > 0 {
-		return nil, errors.New("not a single certificate in PEM")
+	der, err := pemfile.One(certificate, pemfile.Certificate)
+	if err != nil {
+		return nil, fmt.Errorf("not a single certificate in PEM: %w", err)
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	cert, err := x509.ParseCertificate(der)
 	if err != nil {
 		return nil, err
 	}

@@ -72,7 +72,7 @@ func (k KeyPolicy) String() string {
 	return strings.Join(kinds, ", ")
 }
 
-// check refuses a key that [pkcs10.Check] accepts and the policy does not allow.
+// check refuses a key that the policy does not allow. [pkcs10.Check] has accepted it.
 func (k KeyPolicy) check(key any) error {
 	k = k.withDefaults()
 	switch key := key.(type) {
@@ -88,6 +88,8 @@ func (k KeyPolicy) check(key any) error {
 		if !k.Ed25519 {
 			return approval.Refuse("the key is Ed25519, want %s", k)
 		}
+	default:
+		return approval.Refuse("the key is of type %T, want %s", key, k)
 	}
 	return nil
 }

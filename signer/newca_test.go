@@ -15,10 +15,14 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 )
 
-// opaque is a key whose public key has a type that the standard library does not know.
+// opaque is a key whose public key has a type that kubejoin does not know, as an ML-DSA key in a newer Go.
 type opaque struct{ crypto.Signer }
 
-func (opaque) Public() crypto.PublicKey { return struct{}{} }
+type opaquePublic struct{}
+
+func (opaquePublic) Equal(crypto.PublicKey) bool { return true }
+
+func (opaque) Public() crypto.PublicKey { return opaquePublic{} }
 
 func TestNewCARefusesUnusableCertificatesAndKeys(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())

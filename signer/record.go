@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
-	certificates "k8s.io/api/certificates/v1"
 )
 
 // self is the approver of requests that the rules have approved.
@@ -113,16 +111,6 @@ func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *app
 		return err
 	}
 	return refused
-}
-
-// RecordRejoinRefusal records that a node with this public key may not rejoin. From is the client's address.
-func (a *Authority) RecordRejoinRefusal(ctx context.Context, node, key string, from netip.Addr, refused *approval.Refused) error {
-	r := approval.Request{
-		SignerName: certificates.KubeAPIServerClientKubeletSignerName, User: tokens.NodeUserPrefix + node, Groups: []string{tokens.NodesGroup}, From: from,
-	}
-	e := a.entry(r, approval.Decision{})
-	e.Node, e.SPKI, e.Rule = node, key, ruleRejoin
-	return a.recordRefusal(ctx, r, e, refused.Reason, refused.Message)
 }
 
 // entry returns the facts about a request, regardless of its outcome. The decision is the one that approved it, if

@@ -2,11 +2,14 @@ package signer_test
 
 import (
 	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
@@ -128,5 +131,28 @@ func TestUnreadableRevocationsAreNoRefusal(t *testing.T) {
 	var refused *approval.Refused
 	if chain, err := a.Sign(t.Context(), r); chain != nil || err == nil || errors.As(err, &refused) {
 		t.Errorf("got %q, %v, want an error that is no refusal", chain, err)
+	}
+}
+
+// A bound key outlasts the certificate that has bound it. Catches one that a revoked certificate has bound before the cache
+// of the server knew.
+func TestRevokedCertificateBindsNoKey(t *testing.T) {
+	store := openStore(t)
+	guard := &revocation.Guard{Store: rowlist.New(store.Revocations())}
+	a := &signer.Authority{Revocations: guard, Nodes: &admission.Nodes{Claims: store.Claims(), RejoinWindow: time.Hour}}
+	cert := &x509.Certificate{Raw: []byte("stolen"), Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}}}
+	bind := func(reason string) {
+		t.Helper()
+		var refused *approval.Refused
+		if err := a.BindKey(t.Context(), cert, "sha256:key"); !errors.As(err, &refused) || refused.Reason != reason {
+			t.Errorf("got %v, want reason %s", err, reason)
+		}
+	}
+	bind(admission.ReasonKeyNotCurrent)
+	must(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(cert)}))
+	bind(revocation.Reason)
+	guard.Store = &meanwhile{err: errors.New("away")}
+	if err := a.BindKey(t.Context(), cert, "sha256:key"); err == nil || errors.As(err, new(*approval.Refused)) {
+		t.Errorf("got %v, want an error that is no refusal", err)
 	}
 }

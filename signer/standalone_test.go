@@ -94,12 +94,12 @@ func TestStandaloneReportersComeFromClaims(t *testing.T) {
 }
 
 // A node must not get a serving certificate for the name of another node under a DNS suffix.
-func TestStandaloneDeniesServingNameOfOtherNode(t *testing.T) {
+func TestStandaloneApprovesNoServingNameOfOtherNode(t *testing.T) {
 	file := openStore(t)
 	must(file.Claims().Create(t.Context(), tokens.Claim{Node: "v", TokenID: "abcdef"}))
 	facts := signer.Standalone{Claims: file.Claims(), DNSSuffixes: []string{"example.com"}}
 	rule := approval.KubeletServing{ServingScope: approval.ServingScope{DNSSuffixes: []string{"example.com"}}}
-	for host, want := range map[string]approval.Verdict{"w.example.com": approval.Approve, "v.example.com": approval.Deny, "u.example.com": approval.None} {
+	for host, want := range map[string]approval.Verdict{"w.example.com": approval.Approve, "v.example.com": approval.None, "u.example.com": approval.None} {
 		r := approval.Request{
 			SignerName: certificates.KubeletServingSignerName, User: "system:node:w", Groups: []string{"system:nodes"}, From: netip.MustParseAddr("192.0.2.1"),
 			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth},

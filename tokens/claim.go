@@ -116,9 +116,16 @@ type Counter interface {
 // A ClaimChange is a claim before and after a change. Before is as read, and the zero Claim for a new claim.
 type ClaimChange struct{ Before, After Claim }
 
+// OwnName begins the names of all objects that kubejoin keeps beside claims.
+const OwnName = "kubejoin"
+
+// IsOwnName reports whether a name is kept for kubejoin's own objects: it is [OwnName], or OwnName, a hyphen and more. No
+// claim has such a name, because its Lease would be that object. So no node joins under it.
+func IsOwnName(name string) bool { return name == OwnName || strings.HasPrefix(name, OwnName+"-") }
+
 // Check returns an error if a store must not accept the claim. It joins all errors.
 func (c Claim) Check() error {
-	errs := []error{CheckNodeName(c.Node), c.Limits.Check(), c.Past.check(), c.Identity.check()}
+	errs := []error{CheckNodeName(c.Node), checkNotOwn(c.Node), c.Limits.Check(), c.Past.check(), c.Identity.check()}
 	if !c.Released() {
 		errs = append(errs, CheckID(c.TokenID))
 	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.NodeUID != "" || c.ReadyBefore != "" || c.ReadyAgain {
@@ -136,6 +143,13 @@ func (c Claim) Check() error {
 		errs = append(errs, fieldErrorf("ready-before", "want a word of at most %d bytes without space or comma", maxWord))
 	}
 	return errors.Join(errs...)
+}
+
+func checkNotOwn(node string) error {
+	if IsOwnName(node) {
+		return fmt.Errorf("node name %s, want another one: kubejoin's own Leases are named %s or %s-…", node, OwnName, OwnName)
+	}
+	return nil
 }
 
 // maxWord is the maximum length, in bytes, of a key, the UID of a request and [Claim.ReadyBefore].

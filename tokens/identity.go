@@ -1,9 +1,6 @@
 package tokens
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +18,6 @@ const (
 // of the claim of the node name. The zero Identity means that nothing is known.
 type Identity struct {
 	// NodeUID is the UID of the Node that the keys belong to. It is empty until kubejoin sees such a Node.
-	// If kubejoin has no access to Nodes, it is the first key of the machine.
 	NodeUID string `json:"nodeUID,omitempty"`
 	// Keys are the public keys of the last certificates, the newest last, as in [Claim.Keys].
 	Keys []string `json:"keys,omitempty"`
@@ -31,14 +27,11 @@ type Identity struct {
 	Fingerprint string `json:"fingerprint,omitempty"`
 	// BoundKey is a public key that the node keeps in another place than its certificate, as in Keys.
 	BoundKey string `json:"boundKey,omitempty"`
-	// Challenge is when the last accepted challenge was made. An older challenge is not accepted.
-	Challenge time.Time `json:"challenge,omitzero"`
 	// Rejoins are the times of the last rejoins, the newest last.
 	Rejoins []time.Time `json:"rejoins,omitempty"`
-	// TokenID is the ID of the token of the last rejoin.
+	// TokenID is the ID of the token that admitted the machine. It is empty if another requester did, or if kubejoin
+	// knows the machine only from a renewal.
 	TokenID string `json:"tokenID,omitempty"`
-	// TokenExpires is when that token expires. It is zero once a certificate was issued on the token.
-	TokenExpires time.Time `json:"tokenExpires,omitzero"`
 }
 
 // IsZero reports whether nothing is known.
@@ -47,13 +40,7 @@ func (i Identity) IsZero() bool { return i.Equal(Identity{}) }
 // Equal reports whether all fields of i and j are equal. An empty slice equals nil.
 func (i Identity) Equal(j Identity) bool {
 	return i.NodeUID == j.NodeUID && slices.Equal(i.Keys, j.Keys) && i.NotAfter.Equal(j.NotAfter) && i.Fingerprint == j.Fingerprint && i.BoundKey == j.BoundKey &&
-		i.Challenge.Equal(j.Challenge) && slices.EqualFunc(i.Rejoins, j.Rejoins, time.Time.Equal) &&
-		i.TokenID == j.TokenID && i.TokenExpires.Equal(j.TokenExpires)
-}
-
-// HasKey reports whether the identity has a key, in Keys or as BoundKey.
-func (i Identity) HasKey(key string) bool {
-	return key != "" && (i.BoundKey == key || slices.Contains(i.Keys, key))
+		slices.EqualFunc(i.Rejoins, j.Rejoins, time.Time.Equal) && i.TokenID == j.TokenID
 }
 
 // WithKey returns the identity with a newer key. If it has the key already, the key becomes the newest.
@@ -62,31 +49,6 @@ func (i Identity) WithKey(key string) Identity {
 	keys = append(keys, key)
 	i.Keys = keys[max(0, len(keys)-MaxIdentityKeys):]
 	return i
-}
-
-// Ended reports whether the identity has ended at the time now: its last certificate expired longer than
-// window ago.
-func (i Identity) Ended(window time.Duration, now time.Time) bool {
-	return !now.Before(i.NotAfter.Add(window))
-}
-
-// Open reports whether no certificate was issued on the token of the last rejoin, so that the token may still be valid.
-func (i Identity) Open() bool { return i.TokenID != "" && !i.TokenExpires.IsZero() }
-
-// DeleteToken deletes the token of the last rejoin of a node if it is [Identity.Open]. Call it before the Identity ends:
-// otherwise the machine could still join with the token.
-func (i Identity) DeleteToken(ctx context.Context, s Store, node string) error {
-	if !i.Open() {
-		return nil
-	}
-	r, err := s.Get(ctx, i.TokenID)
-	if err == nil && r.Limits.Replaces.Name == node { // else it is a later token with the same ID
-		err = s.Delete(ctx, r)
-	}
-	if err != nil && !errors.Is(err, ErrNotFound) && !errors.Is(err, ErrMalformed) { // a malformed token admits nobody
-		return fmt.Errorf("delete token %s of the last rejoin of node %s: %w", i.TokenID, node, err)
-	}
-	return nil
 }
 
 func (i Identity) clone() Identity {
@@ -105,10 +67,10 @@ func (i Identity) check() error {
 		return fieldErrorf("identity", "want words of at most %d bytes without space, comma, slash or quotation mark", maxWord)
 	case i.TokenID != "" && CheckID(i.TokenID) != nil:
 		return fieldErrorf("identity", "%.100q given as token ID", i.TokenID)
-	case i.NotAfter.Nanosecond() != 0, i.TokenExpires.Nanosecond() != 0:
-		return fieldErrorf("identity", "want notAfter and tokenExpires in whole seconds")
+	case i.NotAfter.Nanosecond() != 0:
+		return fieldErrorf("identity", "want notAfter in whole seconds")
 	}
-	for _, at := range append([]time.Time{i.NotAfter, i.Challenge, i.TokenExpires}, i.Rejoins...) {
+	for _, at := range append([]time.Time{i.NotAfter}, i.Rejoins...) {
 		if year := at.UTC().Year(); !at.IsZero() && (year < 1970 || year > 9999) {
 			return fieldErrorf("identity", "year %d given, want 1970 to 9999", year)
 		}

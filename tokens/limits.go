@@ -20,6 +20,10 @@ const (
 	MaxNewNodeNames = 256
 	// MaxNewNodeNamesBytes is like MaxNodeNamesBytes, but for a new token.
 	MaxNewNodeNamesBytes = 8 << 10
+	// maxNamesBytes is the maximum length, in bytes, of the names and patterns of a token and of the names that it can
+	// count, each with two more bytes. A Secret has at most 256 KiB of annotations: the rest is for other limits and
+	// other programs.
+	maxNamesBytes = 252 << 10
 	// MinCertificateDuration is the minimum [Limits.CertificateDuration]. It is also the minimum of
 	// spec.expirationSeconds in a CertificateSigningRequest.
 	MinCertificateDuration = 10 * time.Minute
@@ -106,7 +110,7 @@ func (l Limits) Check() error {
 			errs = append(errs, fieldErrorf("node-names", "%d more are not checked", len(l.NodeNames)-i))
 			break
 		}
-		if err := CheckNodePattern(name); err != nil {
+		if err := errors.Join(CheckNodePattern(name), checkNotOwn(name)); err != nil {
 			errs = append(errs, &FieldError{"node-names", err})
 		} else if seen[name] {
 			errs = append(errs, fieldErrorf("node-names", "%q is given twice", name))
@@ -115,6 +119,13 @@ func (l Limits) Check() error {
 	}
 	if n := len(strings.Join(l.NodeNames, ",")); n > MaxNodeNamesBytes {
 		errs = append(errs, fieldErrorf("node-names", "%d bytes given, %d allowed", n, MaxNodeNamesBytes))
+	}
+	slots := l.NodeLimit()
+	if len(l.NodeNames) > 0 && !strings.Contains(strings.Join(l.NodeNames, ","), "*") {
+		slots = min(slots, len(l.NodeNames)) // without patterns, no other names count
+	}
+	if n, most := len(strings.Join(l.NodeNames, ",")), maxNamesBytes-slots*(dnsname.MaxLength+2); n > most && slots <= MaxNodes {
+		errs = append(errs, fieldErrorf("node-names", "%d bytes given, %d allowed with patterns and max-nodes %d: give shorter patterns or fewer nodes", n, most, slots))
 	}
 	switch d := l.CertificateDuration; {
 	case d == 0:
@@ -131,6 +142,8 @@ func (l Limits) Check() error {
 		switch {
 		case CheckNodeName(l.Replaces.Name) != nil || l.Replaces.UID == "" || strings.ContainsAny(l.Replaces.UID, "/, \n"):
 			errs = append(errs, fieldErrorf("replaces-node", "%q given, want NAME/UID of a Node", l.Replaces.Name+"/"+l.Replaces.UID))
+		case IsOwnName(l.Replaces.Name):
+			errs = append(errs, &FieldError{"replaces-node", checkNotOwn(l.Replaces.Name)})
 		case l.MaxNodes > 1:
 			errs = append(errs, fieldErrorf("max-nodes", "%d given, want at most 1 with replaces-node", l.MaxNodes))
 		case !l.AllowsName(l.Replaces.Name):

@@ -118,44 +118,47 @@ func Leave(ctx context.Context, store Store, claims Claims, c Claim) error {
 	return nil
 }
 
-// HasLeft reports whether a token counts a name that it admits nobody under any more. The claims must not have a claim of the
-// name.
-func HasLeft(claims Claims, r Record, node string) bool {
-	if _, ok := claims.(Counter); ok {
-		return slices.Contains(r.Nodes, node)
-	}
-	return slices.Contains(r.Left, node) || slices.Contains(r.Lost, node)
-}
+// giveBackAttempts is how often GiveBack retries while others change the token.
+const giveBackAttempts = 20
 
-// GiveBack removes a name that has left its token from the count, which frees the slot. It must be called after the claim
-// was released: a token that counts the name no longer may claim it again. GiveBack returns the record as it is then. The
-// error wraps [ErrNotFound] if there is no such token, or if the name has not left it. It wraps [ErrConflict] if the token
-// holds a claim of the name: a request that was slow has written it, and it must be released, too.
+// GiveBack removes a name without a claim from the count of a token, which frees the slot. Nobody needs to know why the
+// claim is missing: it was released, somebody deleted it, or kubejoin stopped before it could write it. GiveBack returns
+// the record as it is then. The error wraps [ErrNotFound] if there is no such token, or if it does not count the name. It
+// wraps [ErrConflict] if the token holds a claim of the name: it must be released first, see [Release].
+//
+// A request may be about to write the claim. So GiveBack first adds the name to [Record.Lost], unless it has left: then
+// that request is not admitted, and counts the name again if there is a slot.
 func GiveBack(ctx context.Context, store Store, claims Claims, id, node string) (Record, error) {
-	for {
+	_, atomic := claims.(Counter) // it writes claim and count together
+	for range giveBackAttempts {
 		r, err := store.Get(ctx, id)
 		switch {
 		case err != nil || r.Problem != nil || r.Limits.Problem != nil: // nobody can join with a malformed token
 			return r, err
-		case !HasLeft(claims, r, node):
-			return r, fmt.Errorf("token %s, node %s has left: %w", id, node, ErrNotFound)
+		case !slices.Contains(r.Nodes, node):
+			return r, fmt.Errorf("token %s counts node %s: %w", id, node, ErrNotFound)
 		}
-		// A counted name without a claim gets none, so this is still true when the record is written, unless that changes.
 		switch c, err := claims.Get(ctx, node); {
 		case err == nil && c.TokenID == id:
-			return r, fmt.Errorf("token %s has another claim on node %s: %w", id, node, ErrConflict)
+			return r, fmt.Errorf("token %s has a claim on node %s: %w", id, node, ErrConflict)
 		case err != nil && !errors.Is(err, ErrNotFound):
 			return r, err
 		}
+		closed := atomic || slices.Contains(r.Left, node) || slices.Contains(r.Lost, node)
 		after, err := store.Update(ctx, id, func(now *Record) error {
 			if now.Version != r.Version {
 				return ErrConflict
 			}
-			now.Uncount(node)
+			if closed {
+				now.Uncount(node)
+			} else {
+				now.Lost = append(now.Lost, node)
+			}
 			return nil
 		})
-		if !errors.Is(err, ErrConflict) {
+		if (closed || err != nil) && !errors.Is(err, ErrConflict) {
 			return after, err
 		}
 	}
+	return Record{}, fmt.Errorf("token %s changed during each of %d attempts to give back the slot of node %s", id, giveBackAttempts, node)
 }

@@ -100,6 +100,12 @@ func (r Record) Spent() bool {
 	return most > 0 && len(r.Nodes) >= most
 }
 
+// Disable removes everything that the token may do, and keeps its limits, names and expiration. So it admits nobody, and its
+// claims stay. Malformed limits become what could be read of them.
+func (r *Record) Disable() {
+	r.Signing, r.Authentication, r.Groups, r.Limits.Problem = false, false, nil, nil
+}
+
 // Signs reports whether the signer of cluster-info must sign with the token at the time now.
 func (r Record) Signs(now time.Time) bool {
 	return r.Signing && r.Token.HasSecret() && !r.Expired(now)
@@ -205,19 +211,21 @@ func (r Record) Check() error {
 	if err := r.Limits.Check(); err != nil {
 		errs = append(errs, err)
 	}
-	for i, name := range r.Nodes {
+	counted := map[string]bool{}
+	for _, name := range r.Nodes {
 		if err := CheckNodeName(name); err != nil {
 			errs = append(errs, &FieldError{"nodes", err})
-		} else if slices.Contains(r.Nodes[:i], name) {
+		} else if counted[name] {
 			errs = append(errs, fieldErrorf("nodes", "%q is given twice", name))
 		}
+		counted[name] = true
 	}
-	for field, names := range map[string][]string{"left": r.Left, "lost": r.Lost} {
-		for i, name := range names {
-			if !slices.Contains(r.Nodes, name) || slices.Contains(names[:i], name) {
-				errs = append(errs, fieldErrorf(field, "%q given, want names in nodes, each once", Redact(name)))
-			}
+	marked := map[string]bool{}
+	for _, name := range slices.Concat(r.Left, r.Lost) {
+		if !counted[name] || marked[name] {
+			errs = append(errs, fieldErrorf("nodes", "%q given as left or lost, want names in nodes, each once", Redact(name)))
 		}
+		marked[name] = true
 	}
 	// A year in RFC 3339 has four digits.
 	if !r.Expires.IsZero() && (r.Expires.UTC().Year() < 1970 || r.Expires.UTC().Year() > 9999) {

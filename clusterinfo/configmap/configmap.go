@@ -40,7 +40,7 @@ type ConfigMap struct {
 func Open(ctx context.Context, client kubernetes.Interface) *ConfigMap {
 	c := &ConfigMap{client: client, changed: make(chan struct{})}
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, clusterinfo.Name).String()
-	reflector := cache.NewReflectorWithOptions(outage.Follow(tried{client.CoreV1().ConfigMaps(clusterinfo.Namespace), c}, only, nil),
+	reflector := cache.NewReflectorWithOptions(outage.Follow(client, tried{client.CoreV1().ConfigMaps(clusterinfo.Namespace), c}, only, nil),
 		&corev1.ConfigMap{}, (*mirror)(c), cache.ReflectorOptions{Name: "cluster-info"})
 	go reflector.RunWithContext(ctx)
 	return c

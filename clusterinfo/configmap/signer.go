@@ -42,7 +42,7 @@ type Signer struct {
 	// Default is the kubeconfig for a cluster-info that does not exist or has none. Without Default, Run
 	// fails to sign until another program adds a kubeconfig.
 	Default []byte
-	// Server, if set, is the https URL that the kubeconfig must have. A kubeconfig with another URL is
+	// Server, if set, is the URL that the kubeconfig must have. A kubeconfig with another URL is
 	// replaced by one with the same CAs, and all signatures are computed again. If Server is empty, the
 	// kubeconfig stays byte for byte.
 	Server string
@@ -57,9 +57,15 @@ type Signer struct {
 	Now func() time.Time
 }
 
-// Run signs until ctx ends, and then returns nil. It reacts to hints from the store and the ConfigMap, and
+// Run signs until ctx ends, and then returns nil. It returns an error at once for a Server that
+// [clusterinfo.Endpoint] refuses. It reacts to hints from the store and the ConfigMap, and
 // removes a signature when its token expires.
 func (s Signer) Run(ctx context.Context) error {
+	if s.Server != "" {
+		if _, err := clusterinfo.Endpoint(s.Server); err != nil {
+			return fmt.Errorf("cluster-info: server: %w", err)
+		}
+	}
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}

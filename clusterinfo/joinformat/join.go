@@ -44,7 +44,12 @@ func (j Join) Line() ([]byte, error) {
 	return []byte(line + "\n"), nil
 }
 
-// joinConfiguration is what kubeadm reads, apiVersion kubeadm.k8s.io/v1beta4.
+// ConfigAPIVersion is the apiVersion of all configuration that kubejoin writes for kubeadm. Each supported version reads it.
+// kubeadm 1.37 no longer reads v1beta3, and reads v1 only with --allow-experimental-api. The tests of joins
+// give it to the kubeadm of each supported version.
+const ConfigAPIVersion = "kubeadm.k8s.io/v1beta4"
+
+// joinConfiguration is what kubeadm reads in [ConfigAPIVersion].
 type joinConfiguration struct {
 	APIVersion   string        `json:"apiVersion"`
 	Kind         string        `json:"kind"`
@@ -73,7 +78,7 @@ func (j Join) Configuration() ([]byte, error) {
 		return nil, fmt.Errorf("join configuration: %w", err)
 	}
 	c := joinConfiguration{
-		APIVersion: "kubeadm.k8s.io/v1beta4", Kind: "JoinConfiguration",
+		APIVersion: ConfigAPIVersion, Kind: "JoinConfiguration",
 		Discovery: discovery{bootstrapToken{j.Endpoint, clusterinfo.Pins(j.CAs), j.Token.Reveal()}},
 	}
 	if !j.CertificateKey.IsZero() {
@@ -138,17 +143,22 @@ func (j Join) Kubeconfig() ([]byte, error) {
 	if !j.CertificateKey.IsZero() {
 		return nil, errors.New("certificate key: a kubeconfig cannot contain it")
 	}
-	// Apply the checks of a discovery kubeconfig.
-	if _, err := clusterinfo.Kubeconfig(j.Server, j.CAs); err != nil {
-		return nil, err
-	}
-	return yaml.Marshal(kubeconfig{
+	k := kubeconfig{
 		APIVersion: "v1", Kind: "Config",
 		Clusters:       []namedCluster{{clusterName, cluster{[]byte(j.Bundle()), j.Server}}},
 		Contexts:       []namedContext{{contextName, configContext{clusterName, userName}}},
 		CurrentContext: contextName,
-		Users:          []namedUser{{userName, user{j.Token.Reveal()}}},
-	})
+	}
+	// Apply the checks of a discovery kubeconfig, which has no user. The server may be one that no join command can name.
+	public, err := yaml.Marshal(k)
+	if err != nil {
+		return nil, err
+	}
+	if _, _, err := clusterinfo.ParseKubeconfig(public); err != nil {
+		return nil, err
+	}
+	k.Users = []namedUser{{userName, user{j.Token.Reveal()}}}
+	return yaml.Marshal(k)
 }
 
 // Bundle returns the CAs in PEM.

@@ -51,17 +51,19 @@ die() {
 seconds() { cut -d. -f1 /proc/uptime 2>/dev/null || date +%s; }
 
 # fetch downloads the URL $2, usually cluster-info, into the file $1, with the further arguments for curl. On failure,
-# it sets why to the reason, and clock to a hint if a wrong clock may be the cause. It sets address to that of this machine.
+# it sets why to the reason, clock to a hint if a wrong clock may be the cause, and after to the seconds to wait, if the
+# server asks to. It sets address to that of this machine.
 fetch() {
     to=$1
     url=$2
     shift 2
     curl=0
     clock=
+    after=
     http=$(
         ulimit -f 131072 2>/dev/null || :
         exec curl -q --silent --show-error --proto '=https' --connect-timeout 5 --max-time 30 \
-            --output "$to" --write-out '%{http_code} %{local_ip}' "$@" "$url" 2>"$tmp/error"
+            --dump-header "$tmp/headers" --output "$to" --write-out '%{http_code} %{local_ip}' "$@" "$url" 2>"$tmp/error"
     ) || curl=$?
     address=${http#* }
     http=${http%% *}
@@ -71,6 +73,12 @@ fetch() {
     0:404) why='there is no cluster-info yet (HTTP 404)' ;;
     0:*) why="it returns HTTP $http" ;;
     *) why=$(head -n 1 "$tmp/error" | tr -cd ' -~') ;;
+    esac
+    case $curl:$http in
+    0:429 | 0:503)
+        after=$(tr -d '\r' <"$tmp/headers" | sed -n 's/^[Rr]etry-[Aa]fter: *\([1-9][0-9]\{0,5\}\)$/\1/p' | tail -n 1)
+        [ "${after:-0}" -le 30 ] || after=30
+        ;;
     esac
     case $curl:$why in
     60:*' not yet valid'* | 60:*' has expired'* | 60:*' date has passed'* | 60:*' not activated yet'*)
@@ -141,10 +149,12 @@ discover() {
                 why='its response contains no CA'
             fi
         fi
-        [ "$(seconds)" -lt "$end" ] || die 4 "no cluster-info from $endpoint in $timeout s: $why$clock"
+        left=$((end - $(seconds)))
+        [ "$left" -gt 0 ] || die 4 "no cluster-info from $endpoint in $timeout s: $why$clock"
         [ "$why" = "$logged" ] || say "waiting for $endpoint: $why$clock"
         logged=$why
-        sleep 1
+        [ "${after:-1}" -le "$left" ] || after=$left
+        sleep "${after:-1}"
     done
 }
 

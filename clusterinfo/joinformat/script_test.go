@@ -606,7 +606,7 @@ func TestDiagnoseReportsInvalidServer(t *testing.T) {
 	}
 }
 
-// A script with a RejoinURL must install rejoin.sh and its units after the join, and no other script must.
+// A script with a RejoinURL must install rejoin.sh and its drop-in after the join, and no other script must.
 func TestScriptInstallsRejoin(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")
 	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
@@ -635,12 +635,10 @@ func TestScriptInstallsRejoin(t *testing.T) {
 			continue
 		}
 		for file, part := range map[string]string{
-			"/usr/local/sbin/kubejoin-rejoin":                               "kubejoin rejoin v1",
+			"/usr/local/sbin/kubejoin-rejoin":                               "/v1/certificate",
 			"/etc/default/kubejoin-rejoin":                                  "KUBEJOIN_URL=" + url + "\n",
-			"/etc/systemd/system/kubejoin-rejoin.service":                   "ExecStart=/usr/local/sbin/kubejoin-rejoin ",
-			"/etc/systemd/system/kubejoin-rejoin.timer":                     "OnUnitInactiveSec=",
 			"/etc/systemd/system/kubelet.service.d/20-kubejoin-rejoin.conf": "ExecStartPre=-/usr/local/sbin/kubejoin-rejoin ",
-			"/calls": "daemon-reload\nenable --now kubejoin-rejoin.timer\n",
+			"/calls": "daemon-reload\n",
 		} {
 			if content := installed(file); !strings.Contains(content, part) {
 				t.Errorf("%s lacks %q:\n%s", file, part, content)

@@ -90,7 +90,7 @@ func TestScriptWaitsForTurn(t *testing.T) {
 			s, m := serveTurns(t, http.StatusConflict, http.StatusServiceUnavailable)
 			m.shell = installed(t, shell)
 			m.kubeadm(t, 0)
-			output, code := m.run(t, "--timeout", "9", "--", "--node-name=Control-3")
+			output, code := m.run(t, "--timeout", "60", "--", "--node-name=Control-3")
 			if code != 0 || !strings.Contains(output, "waiting for the turn to join: control-2 has been joining") || !strings.Contains(output, "HTTP 503") || !strings.Contains(output, "turn of this machine") {
 				t.Errorf("got exit code %d:\n%s", code, output)
 			}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -47,6 +48,48 @@ func TestScriptRetriesTemporaryFailures(t *testing.T) {
 	s.Close()
 	if output, code := m.run(t, "--timeout", "0"); code != 4 || !strings.Contains(output, s.Listener.Addr().String()) {
 		t.Errorf("without a server: got exit code %d:\n%s", code, output)
+	}
+}
+
+// The script must wait as long as a throttled or unavailable server says, but not beyond its timeout. It must not read the
+// body of an error.
+func TestScriptWaitsAsLongAsServerSays(t *testing.T) {
+	t.Parallel()
+	ca := certtest.CA(t, "cluster")
+	good := configMap(t, kubeconfigOf(t, ca))
+	refuse := func(w http.ResponseWriter, code int, after string) {
+		w.Header().Set("Retry-After", after)
+		w.WriteHeader(code)
+		_, _ = w.Write(good)
+	}
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), func(w http.ResponseWriter, nth int32) {
+		switch nth {
+		case 1:
+			refuse(w, http.StatusTooManyRequests, "7")
+		case 2:
+			refuse(w, http.StatusServiceUnavailable, "3600")
+		case 3:
+			refuse(w, http.StatusNotFound, "9")
+		case 4:
+			refuse(w, http.StatusServiceUnavailable, "soon")
+		default:
+			_, _ = w.Write(good)
+		}
+	})
+	m := newMachine(t, joinOf(t, s, ca))
+	m.kubeadm(t, 0)
+	m.write(t, "bin/sleep", "#!/bin/sh\necho \"$1\" >>"+m.file("sleeps")+"\n")
+	output, code := m.run(t)
+	if got := m.read(t, "sleeps"); code != 0 || got != "7\n30\n1\n1\n" || !strings.Contains(output, "HTTP 429") {
+		t.Errorf("got exit code %d and sleeps %q, want 7, 30, 1 and 1:\n%s", code, got, output)
+	}
+	// The pause ends with the timeout.
+	s = serve(t, certtest.Serving(t, ca, "127.0.0.1"), func(w http.ResponseWriter, _ int32) { refuse(w, http.StatusServiceUnavailable, "3600") })
+	m = newMachine(t, joinOf(t, s, ca))
+	m.write(t, "bin/sleep", "#!/bin/sh\necho \"$1\" >>"+m.file("sleeps")+"\nexec /bin/sleep \"$1\"\n")
+	output, code = m.run(t, "--no-kubeadm", "--timeout", "10")
+	if got, err := strconv.Atoi(strings.TrimSpace(m.read(t, "sleeps"))); code != 4 || err != nil || got > 10 || !strings.Contains(output, "HTTP 503") {
+		t.Errorf("got exit code %d and a sleep of %d s, %v, want 4 and at most 10 s:\n%s", code, got, err, output)
 	}
 }
 

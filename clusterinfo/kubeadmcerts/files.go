@@ -7,8 +7,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/yaml"
 )
@@ -19,12 +21,20 @@ const DefaultDir = "/etc/kubernetes/pki"
 // maxFile is the largest file that is uploaded, in bytes. All files must fit into a Secret, 1 MiB.
 const maxFile = 96 << 10
 
-// configuration is the part of kubeadm's ClusterConfiguration that says where shared files are. The versions v1beta3
-// and v1beta4 have the same fields.
-type configuration struct {
+// A Configuration is the part of kubeadm's ClusterConfiguration that says where shared files are, and which names
+// certificates have. All configVersions have these fields.
+type Configuration struct {
+	APIVersion      string `json:"apiVersion"`
 	Kind            string `json:"kind"`
 	CertificatesDir string `json:"certificatesDir"`
-	Etcd            struct {
+	APIServer       struct {
+		CertSANs []string `json:"certSANs"`
+	} `json:"apiServer"`
+	Etcd struct {
+		Local *struct {
+			ServerCertSANs []string `json:"serverCertSANs"`
+			PeerCertSANs   []string `json:"peerCertSANs"`
+		} `json:"local"`
 		External *struct {
 			CAFile   string `json:"caFile"`
 			CertFile string `json:"certFile"`
@@ -33,14 +43,21 @@ type configuration struct {
 	} `json:"etcd"`
 }
 
+// configVersions are the versions of the ClusterConfiguration that kubeadm stores: v1beta3 before 1.31, v1beta4 since then,
+// and v1 later: kubeadm 1.37 has it, switched off.
+var configVersions = []string{"kubeadm.k8s.io/v1beta3", "kubeadm.k8s.io/v1beta4", "kubeadm.k8s.io/v1"}
+
 // parseConfiguration parses the ClusterConfiguration in the ConfigMap kubeadm-config.
-func parseConfiguration(content string) (configuration, error) {
-	var c configuration
+func parseConfiguration(content string) (Configuration, error) {
+	var c Configuration
 	if err := yaml.Unmarshal([]byte(content), &c); err != nil {
 		return c, errors.New("malformed YAML")
 	}
 	if c.Kind != "ClusterConfiguration" {
 		return c, fmt.Errorf("kind %.40q given, want ClusterConfiguration", c.Kind)
+	}
+	if !slices.Contains(configVersions, c.APIVersion) {
+		return c, fmt.Errorf("apiVersion %.40q given, want %s", c.APIVersion, strings.Join(configVersions, ", "))
 	}
 	if c.CertificatesDir == "" {
 		c.CertificatesDir = DefaultDir
@@ -56,7 +73,7 @@ type source struct {
 
 // sources returns the files that kubeadm uploads. With external etcd these are the files of the API server's client of
 // etcd. Without one of the required files, a control plane that joins would generate its own.
-func (c configuration) sources(dir string) []source {
+func (c Configuration) sources(dir string) []source {
 	in := func(name ...string) string { return filepath.Join(append([]string{dir}, name...)...) }
 	list := []source{
 		{"ca.crt", in("ca.crt"), true},
@@ -84,7 +101,7 @@ func (c configuration) sources(dir string) []source {
 }
 
 // read reads the files to upload. dir is the folder that this host has as certificatesDir.
-func (c configuration) read(dir string) (Files, error) {
+func (c Configuration) read(dir string) (Files, error) {
 	files := Files{}
 	var missing []string
 	for _, s := range c.sources(dir) {
@@ -95,8 +112,10 @@ func (c configuration) read(dir string) (Files, error) {
 		case errors.Is(err, fs.ErrNotExist): // kubeadm uploads an empty value
 		case err != nil:
 			return nil, fmt.Errorf("%s: %w", s.name, err)
-		case !isPEM(content): // kubeadm would refuse to download it
-			return nil, fmt.Errorf("%s: want a certificate or a key in PEM", s.path)
+		default:
+			if err := checkPEM(content); err != nil {
+				return nil, fmt.Errorf("%s: %w", s.path, err)
+			}
 		}
 		files[s.name] = content
 	}
@@ -125,11 +144,16 @@ func readFile(path string) ([]byte, error) {
 	return content, nil
 }
 
-// isPEM reports whether kubeadm accepts the content of a file when it downloads it.
-func isPEM(content []byte) bool {
-	if _, err := keyutil.ParsePrivateKeyPEM(content); err == nil {
-		return true
+// checkPEM returns an error for a file that kubeadm refuses to download, and for one with a block that it would skip.
+func checkPEM(content []byte) error {
+	if _, err := pemfile.Blocks(content); err != nil {
+		return err
 	}
-	_, err := keyutil.ParsePublicKeysPEM(content)
-	return err == nil
+	if _, err := keyutil.ParsePrivateKeyPEM(content); err == nil {
+		return nil
+	}
+	if _, err := keyutil.ParsePublicKeysPEM(content); err != nil {
+		return errors.New("want a certificate or a key in PEM")
+	}
+	return nil
 }

@@ -69,7 +69,9 @@ func TestReadsFilesOfKubeadm(t *testing.T) {
 		"no etcd CA":           {stacked, without(onStacked, "etcd/ca.crt"), nil, nil, "etcd/ca.crt"},
 		"no front proxy CA":    {stacked, without(onStacked, "front-proxy-ca.crt"), nil, nil, "front-proxy-ca.crt"},
 		"not a control plane":  {stacked, nil, nil, nil, "ca.crt"},
-		"no certificates' dir": {"kind: ClusterConfiguration\n", onStacked, all, nil, ""},
+		"no certificates' dir": {"apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n", onStacked, all, nil, ""},
+		"kubeadm before 1.31":  {strings.Replace(stacked, "v1beta4", "v1beta3", 1), onStacked, all, nil, ""},
+		"experimental v1":      {strings.Replace(stacked, "v1beta4", "v1", 1), onStacked, all, nil, ""},
 	} {
 		dir := filepath.Join(t.TempDir(), "pki")
 		content := writeHost(t, dir, test.host...)
@@ -120,9 +122,18 @@ func TestReadRefusesFilesThatKubeadmCannotDownload(t *testing.T) {
 }
 
 func TestParseConfigurationRefuses(t *testing.T) {
-	for _, content := range []string{"", "kind: InitConfiguration\n", "a: [", "kind: ClusterConfiguration\netcd: 5\n"} {
-		if c, err := parseConfiguration(content); err == nil {
-			t.Errorf("%q: got %+v, want an error", content, c)
+	for content, want := range map[string]string{
+		"":                          `kind "" given`,
+		"kind: InitConfiguration\n": `kind "InitConfiguration" given`,
+		"a: [":                      "malformed YAML",
+		stacked + "etcd: 5\n":       "malformed YAML",
+		strings.Replace(stacked, "v1beta4", "v1beta2", 1):                       `apiVersion "kubeadm.k8s.io/v1beta2" given, want kubeadm.k8s.io/v1beta3, kubeadm.k8s.io/v1beta4, kubeadm.k8s.io/v1`,
+		strings.Replace(stacked, "v1beta4", "v2", 1):                            `apiVersion "kubeadm.k8s.io/v2" given`,
+		strings.Replace(stacked, "kubeadm.k8s.io", "kubeadm.example", 1):        `apiVersion "kubeadm.example/v1beta4" given`,
+		strings.Replace(stacked, "apiVersion: kubeadm.k8s.io/v1beta4\n", "", 1): `apiVersion "" given`,
+	} {
+		if c, err := parseConfiguration(content); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %+v, %v, want an error with %s", content, c, err, want)
 		}
 	}
 }

@@ -97,15 +97,24 @@ func (u *Uploader) secrets() typedcorev1.SecretInterface {
 	return u.Client.CoreV1().Secrets(metav1.NamespaceSystem)
 }
 
-// files reads the files that the ClusterConfiguration names.
-func (u *Uploader) files(ctx context.Context) (Files, error) {
-	stored, err := u.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, configName, metav1.GetOptions{})
+// ReadConfiguration reads kubeadm's ClusterConfiguration from the ConfigMap kube-system/kubeadm-config.
+func ReadConfiguration(ctx context.Context, client kubernetes.Interface) (Configuration, error) {
+	stored, err := client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, configName, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("kubeadm's ClusterConfiguration: %w", err)
+		return Configuration{}, fmt.Errorf("kubeadm's ClusterConfiguration: %w", err)
 	}
 	c, err := parseConfiguration(stored.Data[configKey])
 	if err != nil {
-		return nil, fmt.Errorf("%s in ConfigMap kube-system/%s: %w", configKey, configName, err)
+		return Configuration{}, fmt.Errorf("%s in ConfigMap kube-system/%s: %w", configKey, configName, err)
+	}
+	return c, nil
+}
+
+// files reads the files that the ClusterConfiguration names.
+func (u *Uploader) files(ctx context.Context) (Files, error) {
+	c, err := ReadConfiguration(ctx, u.Client)
+	if err != nil {
+		return nil, err
 	}
 	dir := u.Dir
 	if dir == "" {

@@ -413,7 +413,7 @@ func filesAndClient(t *testing.T) (string, *fake.Clientset) {
 	}
 	return dir, fake.NewClientset(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"},
-		Data:       map[string]string{"ClusterConfiguration": "kind: ClusterConfiguration\n"},
+		Data:       map[string]string{"ClusterConfiguration": "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n"},
 	})
 }
 

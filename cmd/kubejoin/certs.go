@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 func certsCommand() *cobra.Command {
@@ -266,7 +268,7 @@ certificates.`,
 }
 
 func statusRows(list []credentials.CertificateStatus, names bool, now time.Time) [][]string {
-	rows := [][]string{{"CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "CERTIFICATE AUTHORITY", "CA KEY ON HOST", "PROBLEM"}}
+	rows := [][]string{{"CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "CERTIFICATE AUTHORITY", "CA KEY ON HOST", "PROBLEM", "NOTE"}}
 	if names {
 		rows = nil
 	}
@@ -275,7 +277,7 @@ func statusRows(list []credentials.CertificateStatus, names bool, now time.Time)
 			rows = append(rows, []string{status.Name})
 			continue
 		}
-		row := []string{status.Name, "<none>", "<none>", orNone(status.CA), "", orNone(status.Problem)}
+		row := []string{status.Name, "<none>", "<none>", orNone(status.CA), "", orNone(status.Problem), orNone(status.Note)}
 		if status.NotAfter != nil {
 			row[1], row[2] = status.NotAfter.UTC().Format("Jan 02, 2006 15:04 MST"), duration.ShortHumanDuration(status.NotAfter.Sub(now))
 		}
@@ -291,22 +293,27 @@ func statusRows(list []credentials.CertificateStatus, names bool, now time.Time)
 }
 
 func certsRenewCommand() *cobra.Command {
-	var o struct {
-		remoteOptions
-		pkiDir string
-		names  []string
-		wait   time.Duration
-	}
+	var o renewOptions
 	cmd := &cobra.Command{
 		Use:   "renew [DIR]",
 		Short: "Renew the certificates of a control plane that has no CA keys",
 		Long: `Renew the certificates of a control plane that has no CA keys. The same signers as for
-'kubejoin sign --kubeadm-dir' issue certificates for the same keys, subjects and names. DIR
-is ` + kubeadmDir + ` by default. Without --name, the command renews all certificates but
-kubelet.conf, which the kubelet renews. It replaces nothing unless all certificates were
-issued, replaces each file atomically, and copies the old files to DIR/tmp.
+'kubejoin sign --kubeadm-dir' issue certificates for the same keys, users, DNS names and
+addresses, and with the subjects that kubeadm uses today. DIR is ` + kubeadmDir + ` by
+default. Without --name, the command renews all certificates but kubelet.conf, which the
+kubelet renews, and those whose CA is not there. It prints which ones it left out, and
+everything else that changes.
 
-A kubejoin server signs, or this machine with the CA keys in --pki-dir.
+The certificates get new certSANs, serverCertSANs and peerCertSANs in kubeadm-config, if
+admin.conf in DIR can read it. With etcd.external there, the command leaves out the
+certificates of etcd.
+
+It replaces nothing unless all other certificates were issued, replaces each file
+atomically, and copies the old files to DIR/tmp. A kubejoin server signs, or this machine
+with the CA keys in --pki-dir.
+
+The exit code is 0 if the command renewed everything whose CA is there. It is 1 if it
+renewed nothing.
 
 Restart the static pods of the control plane and of etcd afterwards, as after
 'kubeadm certs renew'.`,
@@ -314,37 +321,131 @@ Restart the static pods of the control plane and of etcd afterwards, as after
     --bearer-file operator.token
 
   # only some, with CA keys in a folder of this machine
-  kubejoin certs renew --name apiserver --name etcd-server --pki-dir /media/ca/pki`,
+  kubejoin certs renew --name apiserver --name etcd-server --pki-dir /media/ca/pki
+
+  # a new name of the load balancer
+  kubejoin certs renew --name apiserver --add-san lb.example.com --pki-dir /media/ca/pki`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := kubeadmDirOf(args)
-			if err != nil {
-				return usageOf(cmd, err)
+			if err := errors.Join(err, o.output.check(), o.checkNames()); err != nil {
+				return usageOf(cmd, &usageError{err: err})
 			}
-			sign, stop, err := o.kubeadmSigner(cmd, o.pkiDir, o.wait)
-			if err != nil {
-				return usageOf(cmd, err)
-			}
-			defer stop()
-			names, backup, err := credentials.Host{Dir: dir}.Renew(cmd.Context(), sign, o.names)
-			for _, name := range names {
-				cmd.PrintErrln("kubejoin: renewed", name)
-			}
-			if backup != "" {
-				cmd.PrintErrln("kubejoin: the old files are in", backup)
-			}
-			return usageOf(cmd, explain(err))
+			return usageOf(cmd, o.hint(explain(o.renew(cmd, dir))))
 		},
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringSliceVar(&o.names, "name", nil, "certificate to renew, as 'kubejoin certs check' prints it (repeatable; default: all)")
+	f.StringSliceVar(&o.addSANs, "add-san", nil, "DNS name, wildcard or IP address to add to pki/apiserver.crt (repeatable)")
 	registerCAKeysDir(f, &o.pkiDir, "")
-	f.DurationVar(&o.wait, "wait", time.Minute, "how long to retry while the server cannot issue a certificate yet")
+	durationVar(f, &o.wait, "wait", time.Minute, "how long to retry while the server cannot issue a certificate yet")
+	o.output.register(cmd, "text")
 	o.serverOnly = true
-	o.register(cmd)
+	o.remoteOptions.register(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("name", cobra.FixedCompletions(credentials.Renewable(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+type renewOptions struct {
+	remoteOptions
+	output
+	pkiDir         string
+	names, addSANs []string
+	wait           time.Duration
+}
+
+// apiserver is the certificate that --add-san changes.
+const apiserver = "apiserver"
+
+func (o *renewOptions) checkNames() error {
+	if len(o.addSANs) > 0 && !o.renews(apiserver) {
+		return errors.New("--add-san: changes apiserver, and --name leaves it out; add --name apiserver")
+	}
+	for _, name := range o.addSANs {
+		if err := credentials.CheckName(name); err != nil {
+			return fmt.Errorf("--add-san: %w", err)
+		}
+	}
+	return nil
+}
+
+// renews reports whether the command renews one of the certificates.
+func (o *renewOptions) renews(names ...string) bool {
+	return len(o.names) == 0 || slices.ContainsFunc(names, func(name string) bool { return slices.Contains(o.names, name) })
+}
+
+func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
+	host, sign, stop, err := o.kubeadmSigner(cmd, dir, o.pkiDir, o.wait)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	asked := credentials.Renewal{Names: o.names, Add: map[string][]string{}}
+	if o.renews(append(credentials.OfEtcd(), apiserver)...) {
+		stored, err := readKubeadmConfig(cmd.Context(), host)
+		if err != nil {
+			warn(cmd, "could not read kubeadm-config with admin.conf ("+err.Error()+"); certificates get no new names from it, "+
+				"want --add-san for apiserver; with external etcd, select the other certificates with --name")
+		}
+		asked.Add[apiserver] = stored.APIServer.CertSANs
+		if local := stored.Etcd.Local; local != nil {
+			asked.Add["etcd-server"], asked.Add["etcd-peer"] = local.ServerCertSANs, local.PeerCertSANs
+		}
+		if stored.Etcd.External != nil {
+			if host.NoCA == nil {
+				host.NoCA = map[string]string{}
+			}
+			for _, name := range credentials.OfEtcd() {
+				if !slices.Contains(o.names, name) {
+					host.NoCA[name] = "kubeadm-config has etcd.external"
+				}
+			}
+		}
+	}
+	asked.Add[apiserver] = slices.Concat(asked.Add[apiserver], o.addSANs)
+	done, err := host.Renew(cmd.Context(), sign, asked)
+	for _, note := range done.SetAside {
+		warn(cmd, "left out "+note.Name+": "+note.Text)
+	}
+	for _, note := range done.Changes {
+		cmd.PrintErrln("kubejoin:", sanitize(note.Name+": "+note.Text))
+	}
+	for _, name := range done.Names {
+		cmd.PrintErrln("kubejoin: renewed", name)
+	}
+	if done.Backup != "" {
+		cmd.PrintErrln("kubejoin: the old files are in", done.Backup)
+	}
+	if err != nil {
+		return err
+	}
+	if len(o.addSANs) > 0 && !slices.Contains(done.Names, apiserver) {
+		return errors.New("--add-san: apiserver was not renewed")
+	}
+	if o.format == "name" {
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.Join(done.Names, "\n"))
+		return err
+	}
+	_, err = o.object(cmd.OutOrStdout(), done)
+	return err
+}
+
+// readKubeadmConfig reads kubeadm's ClusterConfiguration with admin.conf of a control plane.
+func readKubeadmConfig(ctx context.Context, host credentials.Host) (kubeadmcerts.Configuration, error) {
+	config, err := host.AdminConfig(nil)
+	if err != nil {
+		return kubeadmcerts.Configuration{}, err
+	}
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return kubeadmcerts.Configuration{}, err
+	}
+	const timeout = 5 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return kubeadmcerts.ReadConfiguration(ctx, client)
 }
 
 // registerCAKeysDir adds --pki-dir of commands that can sign on this machine.

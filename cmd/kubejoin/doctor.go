@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/doctor"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
@@ -108,7 +109,7 @@ func (o *doctorOptions) check() error {
 		return &usageError{err: errors.New("--fix: prints commands only, and excludes --output")}
 	}
 	if o.url != "" {
-		if err := checkHTTPS(o.url); err != nil {
+		if _, err := clusterinfo.Endpoint(o.url); err != nil {
 			return &usageError{err: fmt.Errorf("--url: %w", err)}
 		}
 	}
@@ -166,6 +167,9 @@ func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Report, error) {
 		return doctor.Report{}, errors.New("no kubeconfig found: want --kubeconfig FILE")
 	}
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err == nil {
+		err = credentials.CheckConfig(config)
+	}
 	if err != nil {
 		return doctor.Report{}, fmt.Errorf("--kubeconfig: %w", err)
 	}
@@ -184,7 +188,7 @@ func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Report, error) {
 	}
 	facts, err := doctor.Read(ctx, options)
 	if err != nil {
-		return doctor.Report{}, err
+		return doctor.Report{}, (&remoteOptions{cluster: true, kubeconfigFile: rules.ExplicitPath}).hint(err)
 	}
 	return doctor.Diagnose(facts), nil
 }

@@ -37,8 +37,8 @@ func explainCommand() *cobra.Command {
 		Short: "Explain why a machine has not joined, or why a certificate request is not approved",
 		Long: `Explain in one sentence why a machine has or has not joined with this node name, and
 print the next command. The command only reads: CSRs, the Node, the claim on its name,
-tokens, signatures in cluster-info, and Events. -o json prints all of them. Objects that
-you may not read are listed, and the explanation does not guess about them.
+tokens, and signatures in cluster-info. -o json prints all of them. Objects that you may
+not read are listed, and the explanation does not guess about them.
 
 --csr, or -f with a CertificateSigningRequest in YAML or JSON, explains one certificate
 request instead: the decision of each rule and its evidence, and the lifetime of the
@@ -197,7 +197,7 @@ func byDefaults(ctx context.Context, client kubernetes.Interface, store tokens.S
 		noCA := func() (*signer.CA, error) { return nil, errors.New("no CA available") }
 		return &signer.Authority{
 			Facts:   &csr.Facts{Client: client, Nodes: nodes},
-			Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Lease: leaderLease},
+			Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready},
 			Signers: signer.FixedSigners(signer.KubernetesSigners(noCA, signer.DefaultDuration)),
 		}, nil
 	})

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -64,6 +66,32 @@ func (v strictList) Set(s string) error {
 	return nil
 }
 
+// durationVar registers a flag for a duration, which may be in days.
+func durationVar(f *pflag.FlagSet, p *time.Duration, name string, value time.Duration, usage string) {
+	*p = value
+	f.Var((*durationValue)(p), name, usage)
+}
+
+type durationValue time.Duration
+
+func (d *durationValue) Set(s string) error {
+	v, err := api.ParseDuration(s)
+	if err == nil {
+		*d = durationValue(v)
+	}
+	return err
+}
+
+// String returns 0 for the zero duration, so that help does not show it as a default.
+func (d *durationValue) String() string {
+	if *d == 0 {
+		return "0"
+	}
+	return time.Duration(*d).String()
+}
+
+func (d *durationValue) Type() string { return "duration" }
+
 // flagError rewrites an error of pflag or of Go's parsers in the form of the other flag errors.
 func flagError(err error) error {
 	var invalid *pflag.InvalidValueError
@@ -76,7 +104,7 @@ func flagError(err error) error {
 	case kind == "bool":
 		return fmt.Errorf("--%s: %.40q given, want true or false", f.Name, foreign.Redact(invalid.GetValue()))
 	case kind == "duration":
-		return fmt.Errorf("--%s: %.40q given, want a duration such as 90s, 30m or 2h", f.Name, foreign.Redact(invalid.GetValue()))
+		return fmt.Errorf("--%s: %.40q given, want a duration such as 90s, 30m, 2h or 1d", f.Name, foreign.Redact(invalid.GetValue()))
 	case errors.As(err, &number):
 		return fmt.Errorf("--%s: %.40q given, want a number", f.Name, foreign.Redact(invalid.GetValue()))
 	}

@@ -20,7 +20,7 @@ func FuzzServeFlags(f *testing.F) {
 	for _, line := range []string{
 		"", "--controllers=*,-csr-signer", "--controllers=-*\n--controllers=token-cleaner,-token-cleaner", "--controllers=\"a\n\",,",
 		"--kubeconfig=admin.conf\n--tls-cert-file=a\n--tls-private-key-file=b\n--controllers=-csr-signer,token-cleaner",
-		"--listen=:9443\n--advertise=[::1]:1\n--api-server=https://u:p@h:1/#", "--cluster-signing-duration=179s", "--cluster-signing-duration=1e9h",
+		"--listen=:9443\n--advertise=[::1]:1\n--api-server=https://u:p@h:1/#", "--api-server=https://[fe80::1%25eth0]:6443", "--cluster-signing-duration=179s", "--cluster-signing-duration=1e9h",
 		"--tls-cert-file=a", "--kube-api-qps=NaN", "--kube-api-qps=+Inf", "--kube-api-burst=-1", "--client-qps=NaN\n--user-qps=-1", "--client-burst=-1", "--tls-min-version=1.2", "-v=99999999999999999999\n--log-format=xml\n--\nx",
 	} {
 		f.Add(line)
@@ -50,6 +50,11 @@ func FuzzServeFlags(f *testing.F) {
 			}
 			if made.CA.Duration < signer.MinDuration || (made.CA.CertFile == "") != (made.CA.KeyFile == "") || (made.TLS.CertFile == "") != (made.TLS.KeyFile == "") {
 				t.Errorf("passed the check: %q", line)
+			}
+			if made.APIServer != "" {
+				if _, err := clusterinfo.Endpoint(made.APIServer); err != nil {
+					t.Errorf("--api-server=%q passed the check", made.APIServer)
+				}
 			}
 			if made.Advertise != "" && clusterinfo.CheckEndpoint(made.Advertise) != nil {
 				t.Errorf("--advertise=%q passed the check", made.Advertise)

@@ -339,7 +339,7 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 	f.SortFlags = false
 	f.StringVar(&o.asked.Serial, "serial", "", "revoke one certificate that kubejoin has issued, by its serial number")
 	f.StringVar(&o.asked.Fingerprint, "fingerprint", "", "revoke one certificate by its SHA-256, as 'openssl x509 -noout -fingerprint -sha256' prints it")
-	f.StringVar(&o.token, "token", "", "delete the token with this ID, and revoke the nodes that joined with it")
+	f.StringVar(&o.token, "token", "", "end the token with this ID, and revoke the nodes that joined with it")
 	f.StringVar(&o.asked.Reason, "reason", "", "why, at most 256 bytes; locked-out machines see it")
 	f.BoolVar(&o.asked.DryRun, "dry-run", false, "print what would be revoked, but revoke nothing")
 	o.output.register(cmd, "text")

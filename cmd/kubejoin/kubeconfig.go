@@ -63,13 +63,13 @@ func kubeconfigCommand() *cobra.Command {
 // credentialOptions are the flags of kubeconfig node and kubeconfig user.
 type credentialOptions struct {
 	remoteOptions
-	caCert, caKey string
-	apiServer     string
-	duration      time.Duration
-	groups        []string
-	wait          time.Duration
-	outputFile    string
-	force         bool
+	caKey      string
+	apiServer  string
+	duration   time.Duration
+	groups     []string
+	wait       time.Duration
+	outputFile string
+	force      bool
 }
 
 // credentialHelp ends the help of kubeconfig node and kubeconfig user.
@@ -78,7 +78,7 @@ const credentialHelp = `
 The command makes the key, and sends only a certificate request. One of these signs it:
   --kubeconfig        the cluster, with a CertificateSigningRequest that you may approve
   --url or --curlrc   a kubejoin server; you need the permission to sign
-  --ca-cert, --ca-key a CA on this machine, by the same rules
+  --ca-file, --ca-key a CA on this machine, by the same rules
 
 The signer keeps --duration within its bounds. The command says so if it changes it.` + remoteHelp
 
@@ -92,11 +92,11 @@ calls this custom kubelet credentials. The name of an existing Node is refused.`
 		Example: `  # on the machine that joins, then: kubeadm join … \
   #   --ignore-preflight-errors=FileAvailable--etc-kubernetes-kubelet.conf
   kubejoin kubeconfig node worker-7 --url https://join.example.com:9443 --ca-file ca.crt \
-    --bearer-file token -o /etc/kubernetes/kubelet.conf
+    --bearer-file token --output-file /etc/kubernetes/kubelet.conf
 
   # with the CA key
-  kubejoin kubeconfig node worker-7 --ca-cert ca.crt --ca-key ca.key \
-    --api-server https://api.example.com:6443 -o kubelet.conf`,
+  kubejoin kubeconfig node worker-7 --ca-file ca.crt --ca-key ca.key \
+    --api-server https://api.example.com:6443 --output-file kubelet.conf`,
 	}
 	return o.complete(cmd, func(name string) (credentials.Identity, error) { return credentials.Node(name) })
 }
@@ -108,11 +108,11 @@ func userKubeconfigCommand() *cobra.Command {
 		Short: "Create the kubeconfig of a user",
 		Long: `Create a kubeconfig with a client certificate for a user and groups. A certificate cannot be
 revoked, so prefer a short --duration.` + credentialHelp,
-		Example: `  kubejoin kubeconfig user jane --group developers --duration 24h -o jane.conf
+		Example: `  kubejoin kubeconfig user jane --group developers --duration 24h --output-file jane.conf
 
   # with the CA key
-  kubejoin kubeconfig user jane --group developers --duration 24h --ca-cert ca.crt \
-    --ca-key ca.key --api-server https://api.example.com:6443 -o jane.conf`,
+  kubejoin kubeconfig user jane --group developers --duration 24h --ca-file ca.crt \
+    --ca-key ca.key --api-server https://api.example.com:6443 --output-file jane.conf`,
 	}
 	cmd.Flags().StringSliceVar(&o.groups, "group", nil, "group of the user (repeatable; default: none)")
 	return o.complete(cmd, func(name string) (credentials.Identity, error) { return credentials.User(name, o.groups) })
@@ -126,17 +126,16 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 		if err != nil {
 			return &usageError{command: cmd.CommandPath(), err: err}
 		}
-		return usageOf(cmd, explain(o.run(cmd, id)))
+		return usageOf(cmd, o.hint(explain(o.run(cmd, id))))
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.DurationVar(&o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
-	f.StringVarP(&o.outputFile, "output-file", "o", "", "file to write, with mode 0600 (- or default: standard output)")
+	durationVar(f, &o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
+	f.StringVar(&o.outputFile, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
 	f.BoolVar(&o.force, "force", false, "replace the file of --output-file if it exists")
-	f.DurationVar(&o.wait, "wait", time.Minute, "how long to wait for the certificate")
+	durationVar(f, &o.wait, "wait", time.Minute, "how long to wait for the certificate")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server to write into the file (default: that in cluster-info)")
-	f.StringVar(&o.caCert, "ca-cert", "", "CA certificate file, to sign on this machine")
-	f.StringVar(&o.caKey, "ca-key", "", "private key of --ca-cert")
+	f.StringVar(&o.caKey, "ca-key", "", "private key of the CA in --ca-file, to sign on this machine")
 	o.register(cmd)
 	return cmd
 }
@@ -158,21 +157,21 @@ func (o *credentialOptions) check(args []string, identity func(name string) (cre
 	if o.wait <= 0 {
 		errs = append(errs, fmt.Errorf("--wait: %s given, want more than 0", o.wait))
 	}
-	if (o.caCert == "") != (o.caKey == "") {
-		errs = append(errs, errors.New("--ca-cert: goes together with --ca-key, and one of them is missing"))
-	}
-	if o.caCert != "" {
-		if o.apiServer == "" {
-			errs = append(errs, errors.New("--api-server: needed with --ca-cert, as https://HOST:PORT"))
+	if o.caKey != "" {
+		if o.caFile == "" {
+			errs = append(errs, errors.New("--ca-file: needed with --ca-key, as the certificate of this key"))
 		}
-		for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
+		if o.apiServer == "" {
+			errs = append(errs, errors.New("--api-server: needed with --ca-key, as https://HOST:PORT"))
+		}
+		for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate"} {
 			if o.given(flag) {
-				errs = append(errs, fmt.Errorf("--%s: excludes --ca-cert, which signs on this machine", flag))
+				errs = append(errs, fmt.Errorf("--%s: excludes --ca-key, which signs on this machine", flag))
 			}
 		}
 	}
 	if o.apiServer != "" {
-		if err := checkHTTPS(o.apiServer); err != nil {
+		if _, err := clusterinfo.Endpoint(o.apiServer); err != nil {
 			errs = append(errs, fmt.Errorf("--api-server: %w", err))
 		}
 	}
@@ -202,20 +201,16 @@ func (o *credentialOptions) run(cmd *cobra.Command, id credentials.Identity) err
 		return err
 	}
 	defer stop()
-	server, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	cluster, err := clusterOf(kubeconfig)
 	if err != nil {
-		return fmt.Errorf("cluster-info: %w", err)
+		return err
 	}
+	cluster.Server = cmp.Or(o.apiServer, cluster.Server)
 	made, err := id.Issue(ctx, sign, o.duration)
 	if err != nil {
 		return err
 	}
-	var bundle []byte
-	for _, ca := range cas {
-		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
-	}
-	content, err := clientcmd.Write(oneCluster("kubernetes", &clientcmdapi.Cluster{Server: cmp.Or(o.apiServer, server), CertificateAuthorityData: bundle},
-		id.User, &clientcmdapi.AuthInfo{ClientCertificateData: made.Chain, ClientKeyData: made.Key}))
+	content, err := clientcmd.Write(oneCluster("kubernetes", cluster, id.User, &clientcmdapi.AuthInfo{ClientCertificateData: made.Chain, ClientKeyData: made.Key}))
 	if err != nil {
 		return err
 	}
@@ -236,10 +231,23 @@ func (o *credentialOptions) run(cmd *cobra.Command, id credentials.Identity) err
 	return nil
 }
 
+// clusterOf returns the cluster in cluster-info, for a kubeconfig.
+func clusterOf(info []byte) (*clientcmdapi.Cluster, error) {
+	server, cas, err := clusterinfo.ParseKubeconfig(info)
+	if err != nil {
+		return nil, fmt.Errorf("cluster-info: %w", err)
+	}
+	cluster := &clientcmdapi.Cluster{Server: server}
+	for _, ca := range cas {
+		cluster.CertificateAuthorityData = append(cluster.CertificateAuthorityData, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
+	}
+	return cluster, nil
+}
+
 // signer returns who signs, and the cluster-info of the cluster.
 func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sign credentials.SignFunc, kubeconfig []byte, stop func(), err error) {
-	if o.caCert != "" {
-		ca, err := signer.LoadCA(o.caCert, o.caKey)
+	if o.caKey != "" {
+		ca, err := signer.LoadCA(o.caFile, o.caKey)
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -279,10 +287,11 @@ func checkKubeconfigCommand() *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "check FILE",
-		Short: "Find what is wrong with a kubeconfig that has a client certificate",
-		Long: `Find what is wrong with a kubeconfig that has a client certificate, for example
-/etc/kubernetes/kubelet.conf: in the file, its certificate, its key and its CA, and at the
-API server, with two requests that change nothing. Each finding is one line with a remedy.
+		Short: "Find what is wrong with a kubeconfig",
+		Long: `Find what is wrong with a kubeconfig, for example /etc/kubernetes/kubelet.conf: in the file,
+its certificate, its key and its CA, and at the API server, with two requests that change
+nothing. The requests take the same way as kubectl's, and run the exec plugin that the file
+names. Each finding is one line with a remedy.
 
 The exit code is 0 if there is no finding. It is 1 if there are findings. It is 2 if there
 are none and a check could not be made, or the command cannot read the file.`,
@@ -357,21 +366,21 @@ and kube-apiserver accepts a removed one until it restarts.
 The credential needs ClusterRole system:node-bootstrapper. For automatic approval it also
 needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remoteHelp,
 		Example: `  # with a new token for this machine
-  kubejoin kubeconfig bootstrap --max-nodes 1 --node-name worker-7 -o bootstrap-kubelet.conf
+  kubejoin kubeconfig bootstrap --max-nodes 1 --node-name worker-7 --output-file bootstrap-kubelet.conf
 
   # with an existing token, without contacting a cluster
   kubejoin kubeconfig bootstrap --token-file token --ca-file ca.crt \
-    --api-server https://api.example.com:6443 -o /etc/kubernetes/bootstrap-kubelet.conf
+    --api-server https://api.example.com:6443 --output-file /etc/kubernetes/bootstrap-kubelet.conf
 
   # with a static user
   kubejoin kubeconfig bootstrap --user kubelet-bootstrap --token-auth-file token.csv \
-    --kubeconfig admin.conf -o bootstrap-kubelet.conf`,
+    --kubeconfig admin.conf --output-file bootstrap-kubelet.conf`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return &usageError{command: cmd.CommandPath(), err: err}
 			}
-			return usageOf(cmd, explain(o.run(cmd)))
+			return usageOf(cmd, o.hint(explain(o.run(cmd))))
 		},
 	}
 	f := cmd.Flags()
@@ -379,14 +388,14 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 	f.StringVar(&o.tokenFile, "token-file", "", "file with a bootstrap token; - is standard input")
 	f.StringVar(&o.user, "user", "", "name of a static user, for example kubelet-bootstrap")
 	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", "kube-apiserver's CSV file of static users, lines of token,user,uid,\"group1,group2\"")
-	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "lifetime of a new token (0: never expires)")
+	durationVar(f, &o.ttl, "ttl", tokens.DefaultTTL, "lifetime of a new token (0: never expires)")
 	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join with a new token, 1 to %d (default: unlimited)", tokens.MaxNodes))
 	f.StringSliceVar(&o.nodeNames, "node-name", nil, "node name that a new token allows, or a pattern such as 'worker-*' (repeatable; default: any)")
 	f.StringVar(&o.description, "description", "", "description of a new token")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server, with its CA in --ca-file")
 	f.StringVar(&o.discovery, "discovery", "", "HOST:PORT to fetch cluster-info from, like a joining machine")
 	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "with --discovery: pin of a trusted CA, as sha256:HEX (repeatable)")
-	f.StringVarP(&o.outputFile, "output-file", "o", "", "file to write, with mode 0600 (- or default: standard output)")
+	f.StringVar(&o.outputFile, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
 	o.remoteOptions.register(cmd)
 	return cmd
 }
@@ -413,10 +422,18 @@ func (o *bootstrapOptions) check() error {
 	if (o.discovery == "") != (len(o.pins) == 0) {
 		fail("--discovery: goes together with --discovery-token-ca-cert-hash, and one of them is missing")
 	}
+	if o.discovery != "" {
+		if err := clusterinfo.CheckEndpoint(o.discovery); err != nil {
+			fail("--discovery: %w", err)
+		}
+	}
 	if o.discovery != "" && o.tokenFile == "" {
 		fail("--discovery: needs --token-file, since discovery verifies cluster-info with the token")
 	}
 	if o.apiServer != "" {
+		if _, err := clusterinfo.Endpoint(o.apiServer); err != nil {
+			fail("--api-server: %w", err)
+		}
 		if o.caFile == "" {
 			fail("--api-server: goes together with --ca-file, which is missing")
 		}
@@ -473,9 +490,9 @@ func (o *bootstrapOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	server, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	cluster, err := clusterOf(kubeconfig)
 	if err != nil {
-		return fmt.Errorf("cluster-info: %w", err)
+		return err
 	}
 	made := who.bearer == ""
 	if made {
@@ -483,11 +500,7 @@ func (o *bootstrapOptions) run(cmd *cobra.Command) error {
 			return err
 		}
 	}
-	var bundle []byte
-	for _, ca := range cas {
-		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
-	}
-	content, err := clientcmd.Write(oneCluster("kubernetes", &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: bundle}, who.name, &clientcmdapi.AuthInfo{Token: who.bearer}))
+	content, err := clientcmd.Write(oneCluster("kubernetes", cluster, who.name, &clientcmdapi.AuthInfo{Token: who.bearer}))
 	if err != nil {
 		return err
 	}

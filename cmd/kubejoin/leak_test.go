@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
+	"k8s.io/client-go/rest"
 )
 
 // patience is how long tests wait for a condition, which a slow machine reaches late.
@@ -36,14 +38,31 @@ func TestStandaloneLeaksNoGoroutines(t *testing.T) {
 // The same must hold on a cluster, with all controllers and leader election.
 func TestOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
+	shareConnection(t, c)
 	startAndStop(t, 50, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile())
 }
 
 // The same must hold with a file store and both ways to authenticate kube-apiserver.
 func TestFileStoreOnClusterLeaksNoGoroutines(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
+	shareConnection(t, c)
 	startAndStop(t, 20, "--kubeconfig", c.Kubeconfig(), "--cluster-signing-cert-file", c.CAFile(), "--cluster-signing-key-file", c.CAKeyFile(),
 		"--token-store", "file", "--data-dir", filepath.Join(t.TempDir(), "data"), "--webhook-client-ca-file", c.CAFile(), "--webhook-client-name", "kube-apiserver")
+}
+
+// shareConnection lets all runs use one connection to the API server. Without it, client-go makes another one after the
+// garbage collector has found that nobody uses the last one, and the last one stays open for 90 s.
+func shareConnection(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	config, err := c.Config("admin.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport, err := rest.TransportFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { runtime.KeepAlive(transport) })
 }
 
 // startAndStop runs the program n times and fails the test if a run leaves goroutines.

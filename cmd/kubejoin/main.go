@@ -113,7 +113,11 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 	return root
 }
 
-// noArgs refuses positional arguments. An argument may be a token, so the error does not repeat it.
+// maxWord is the longest unknown command that an error repeats. The secret of a token is longer.
+const maxWord = 15
+
+// noArgs refuses positional arguments. An argument may be a token, so the error repeats only a short word, or one that
+// is close to the name of a command.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -125,9 +129,25 @@ func noArgs(cmd *cobra.Command, args []string) error {
 				names = append(names, c.Name())
 			}
 		}
-		return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("unknown command for %q; want one of %s", cmd.CommandPath(), strings.Join(names, ", "))}
+		cmd.SuggestionsMinimumDistance = 2
+		word, nearest := "", cmd.SuggestionsFor(args[0])
+		if len(nearest) > 0 || len(args[0]) <= maxWord {
+			word = fmt.Sprintf(" %q", args[0])
+		}
+		if len(nearest) > 0 {
+			names = nearest
+		}
+		return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("unknown command%s for %q; want %s", word, cmd.CommandPath(), oneOf(names))}
 	}
 	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q takes only flags, no arguments: %d given", cmd.CommandPath(), len(args))}
+}
+
+// oneOf lists names, of which one is expected.
+func oneOf(names []string) string {
+	if len(names) == 1 {
+		return names[0]
+	}
+	return "one of " + strings.Join(names, ", ")
 }
 
 // strictBuiltins makes cobra's commands completion and help refuse unknown arguments. By default they print help and

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/manifest"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
@@ -193,14 +192,15 @@ func kubeconfigExpiry(file string) (expires, notice string, err error) {
 	if !found || config.AuthInfos[current.AuthInfo] == nil {
 		return "", "", fmt.Errorf("%s has no user in its current context", file)
 	}
-	block, _ := pem.Decode(config.AuthInfos[current.AuthInfo].ClientCertificateData)
-	if block == nil {
+	data := config.AuthInfos[current.AuthInfo].ClientCertificateData
+	if len(data) == 0 {
 		return "", "", nil
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	certs, err := pemfile.Certificates(data)
 	if err != nil {
-		return "", "", fmt.Errorf("%s: %w", file, err)
+		return "", "", fmt.Errorf("%s: client-certificate-data: %w", file, err)
 	}
+	cert := certs[0]
 	if cert.Subject.CommonName != ownUser || len(cert.Subject.Organization) > 0 {
 		notice = fmt.Sprintf("%s belongs to %s, want %s without groups, which has the least rights", file, cert.Subject, ownUser)
 	}

@@ -31,7 +31,7 @@ import (
 const offlineHelp = `
 
 --offline creates a token for a cluster that does not exist yet. It contacts no API
-server. It prints, or writes to --out-dir, manifests to apply later and the join command:
+server. It prints, or writes to --output-dir, manifests to apply later and the join command:
   token-secret.yaml  Secret of the token, with its limits
   cluster-info.yaml  cluster-info signed with the token, and the Role that makes it public
 If the cluster already has a cluster-info, for example from 'kubeadm init', apply only
@@ -51,7 +51,7 @@ type offlineOptions struct {
 func (o *offlineOptions) register(f *pflag.FlagSet) {
 	f.BoolVar(&o.offline, "offline", false, "contact no API server and print manifests to apply later; --ca-file is the CA of the cluster")
 	f.StringVar(&o.apiServer, "api-server", "", "with --offline: https://HOST:PORT of the future API server")
-	f.StringVar(&o.outDir, "out-dir", "", "with --offline: folder to write token-secret.yaml and cluster-info.yaml to")
+	f.StringVar(&o.outDir, "output-dir", "", "with --offline: folder to write token-secret.yaml and cluster-info.yaml to")
 }
 
 // check refuses flags that exclude each other, and missing ones.
@@ -59,7 +59,7 @@ func (o *offlineOptions) check(given func(flag string) bool, format string) erro
 	var errs []error
 	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !o.offline {
-		for _, flag := range []string{"api-server", "out-dir"} {
+		for _, flag := range []string{"api-server", "output-dir"} {
 			if given(flag) {
 				fail("--%s: needs --offline", flag)
 			}
@@ -71,6 +71,8 @@ func (o *offlineOptions) check(given func(flag string) bool, format string) erro
 	}
 	if o.apiServer == "" {
 		fail("--api-server: needed with --offline, as https://HOST:PORT")
+	} else if _, err := clusterinfo.Endpoint(o.apiServer); err != nil {
+		fail("--api-server: %w", err)
 	}
 	for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate", "replace-node", "dry-run", "wait"} {
 		if given(flag) {
@@ -81,7 +83,7 @@ func (o *offlineOptions) check(given func(flag string) bool, format string) erro
 		fail("--output: %q given, want text, json or yaml with --offline", format)
 	}
 	if given("print-join-command") && o.outDir == "" {
-		fail("--out-dir: needed with --offline and --print-join-command: the token works only after its Secret is applied")
+		fail("--output-dir: needed with --offline and --print-join-command: the token works only after its Secret is applied")
 	}
 	return errors.Join(errs...)
 }
@@ -93,7 +95,7 @@ type prepared struct {
 	Manifests []runtime.Object `json:"manifests"`
 }
 
-// run creates the token without an API server and prints it as text, json or yaml. Without --out-dir, text is YAML
+// run creates the token without an API server and prints it as text, json or yaml. Without --output-dir, text is YAML
 // with the join command as a comment.
 func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format string) error {
 	p, err := o.prepare(cmd.Context(), asked)
@@ -102,7 +104,7 @@ func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format s
 	}
 	if o.outDir != "" {
 		if err := p.write(o.outDir); err != nil {
-			return fmt.Errorf("--out-dir: %w", err)
+			return fmt.Errorf("--output-dir: %w", err)
 		}
 	}
 	warn(cmd, p.Warnings...)

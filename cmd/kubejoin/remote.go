@@ -10,17 +10,22 @@ import (
 	"io/fs"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/clientcmd"
 )
 
@@ -40,6 +45,11 @@ type remoteOptions struct {
 
 	// pkiDir has the files of a control plane, for commands that upload them on a cluster.
 	pkiDir string
+
+	// What connect has used, for hints: the URL of a server, its CA file, the credential and what to do if it is
+	// refused, or the kubeconfig of a cluster.
+	server, trusted, credential, kubeconfigFile string
+	cluster                                     bool // connect has chosen a cluster
 
 	given func(flag string) bool
 	// serverOnly is true for commands that only a kubejoin server supports. They do not look for a kubeconfig.
@@ -62,8 +72,8 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	if o.serverOnly {
 		_ = f.MarkHidden("kubeconfig") // it is an error that says what to use instead
 	}
-	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server to work on (default with --curlrc: "+defaultURL+")")
-	f.StringVar(&o.curlrc, "curlrc", "", "file with a CA and a bearer token, written by 'kubejoin serve' (default with --url: "+defaultCurlrc+" if it exists)")
+	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server to work on (default: the one in --curlrc, else "+defaultURL+")")
+	f.StringVar(&o.curlrc, "curlrc", "", "file with a server, its CA and a bearer token, written by 'kubejoin serve' (default with --url: "+defaultCurlrc+" if it exists)")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --curlrc, else the system's)")
 	f.StringVar(&o.bearerFile, "bearer-file", "", "file with only a bearer token")
 	f.StringVar(&o.clientCert, "client-certificate", "", "client certificate file, instead of a bearer token")
@@ -97,6 +107,10 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 		return o.connectServer()
 	}
 	if rules, found := o.findKubeconfig(); found && !o.serverOnly {
+		if o.kubeconfigFile = rules.ExplicitPath; o.kubeconfigFile == "" {
+			o.kubeconfigFile = os.Getenv(clientcmd.RecommendedConfigPathEnvVar)
+		}
+		o.cluster = true
 		return connectCluster(ctx, rules, o.pkiDir)
 	}
 	if exists(defaultCurlrc) {
@@ -115,7 +129,52 @@ func (o *remoteOptions) run(cmd *cobra.Command, do func(context.Context, *remote
 		defer stop()
 		err = explain(do(cmd.Context(), r))
 	}
-	return usageOf(cmd, err)
+	return usageOf(cmd, o.hint(err))
+}
+
+// hint adds to an error of a connection or a credential which file to check, and the next command.
+func (o *remoteOptions) hint(err error) error {
+	var network *net.OpError
+	var unknown x509.UnknownAuthorityError
+	var p *api.Problem
+	unreached, untrusted := errors.As(err, &network), errors.As(err, &unknown)
+	refused := apierrors.IsUnauthorized(err) || errors.As(err, &p) && p.Status == http.StatusUnauthorized
+	switch {
+	case !unreached && !untrusted && !refused, o.server == "" && !o.cluster: // or of another server
+		return err
+	case o.cluster:
+		return fmt.Errorf("%w; %s", err, o.clusterHint(refused))
+	case untrusted:
+		return fmt.Errorf("%w; the CA in %s did not issue the certificate of this server: give its CA with --ca-file, which 'kubejoin serve' keeps as ca.crt in --data-dir", err, cmp.Or(o.trusted, "the system's trust store"))
+	case unreached:
+		return fmt.Errorf("%w; no kubejoin responds there: start it with 'kubejoin serve', or give its address with --url https://HOST:PORT", err)
+	case o.credential == "":
+		return fmt.Errorf("%w; give a credential with --curlrc, --bearer-file or --client-certificate", err)
+	}
+	return fmt.Errorf("%w: the %s", err, o.credential)
+}
+
+func (o *remoteOptions) clusterHint(refused bool) string {
+	file, flag := "the service account of this pod", ""
+	if o.kubeconfigFile != "" {
+		file, flag = "kubeconfig "+o.kubeconfigFile, " --kubeconfig "+foreign.Quote(o.kubeconfigFile)
+	}
+	if refused {
+		return "the API server does not accept the credential in " + file + ": see 'kubectl auth whoami" + flag + "'"
+	}
+	return "the API server of " + file + " does not respond, or has another CA: see 'kubectl cluster-info" + flag + "'"
+}
+
+// onThisMachine returns the URL of a server if its host is a loopback address, or else nothing.
+func onThisMachine(server string) string {
+	u, err := url.Parse(server)
+	if err != nil {
+		return ""
+	}
+	if address, err := netip.ParseAddr(u.Hostname()); err != nil || !address.IsLoopback() {
+		return ""
+	}
+	return server
 }
 
 // usageOf adds the command to a usage error that has none.
@@ -158,31 +217,41 @@ func exists(file string) bool {
 
 // connectServer returns a client of a kubejoin server over HTTPS.
 func (o *remoteOptions) connectServer() (*remote, func(), error) {
-	if o.curlrc == "" && o.bearerFile == "" && o.clientCert == "" && exists(defaultCurlrc) {
-		o.curlrc = defaultCurlrc
+	file, own := o.curlrc, true
+	if file == "" && exists(defaultCurlrc) {
+		// With another credential, the file gives only the server.
+		if own = o.bearerFile == "" && o.clientCert == ""; own || o.url == "" {
+			file = defaultCurlrc
+		}
 	}
-	var caFile string
-	var bearer api.Secret
-	if o.curlrc != "" {
+	var curlrc datadir.CurlConfig
+	if file != "" {
 		var err error
-		if caFile, bearer, err = datadir.ReadCurlrc(o.curlrc); err != nil {
+		if curlrc, err = datadir.ReadCurlrc(file); err != nil && own {
 			return nil, nil, fmt.Errorf("--curlrc: %w", err)
 		}
 	}
-	address := cmp.Or(o.url, defaultURL)
+	if !own {
+		// The folder may be of anybody, and the credential is not of this server: it may leave this machine for no other.
+		curlrc = datadir.CurlConfig{Server: onThisMachine(curlrc.Server)}
+	}
+	bearer, address := curlrc.Bearer, cmp.Or(o.url, curlrc.Server, defaultURL)
+	o.server, o.trusted = address, cmp.Or(o.caFile, curlrc.CAFile)
+	if curlrc.Bearer != "" {
+		o.credential = "bearer token in --curlrc " + file + " is not one of this server: 'kubejoin serve' writes this file into its --data-dir"
+	}
 	// The URL may have a path: kubejoin may be mounted under a prefix of another server.
-	if u, err := url.Parse(address); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.ContainsAny(address, "?#") {
-		return nil, nil, &usageError{err: errors.New("--url: want https://HOST:PORT, or https://HOST:PORT/PATH where the server is mounted under a path")}
+	if _, err := clusterinfo.Endpoint(address); err != nil {
+		return nil, nil, &usageError{err: fmt.Errorf("--url: %w", err)}
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
-	if file := cmp.Or(o.caFile, caFile); file != "" {
+	if file := o.trusted; file != "" {
 		bundle, err := os.ReadFile(file)
 		if err != nil {
 			return nil, nil, fmt.Errorf("--ca-file: %w", err)
 		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(bundle) {
-			return nil, nil, fmt.Errorf("--ca-file: %s has no certificate in PEM", file)
+		if config.RootCAs, err = pemfile.Pool(bundle); err != nil {
+			return nil, nil, fmt.Errorf("--ca-file: %s: %w", file, err)
 		}
 	}
 	if o.bearerFile != "" {
@@ -193,17 +262,31 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		if bearer = api.Secret(strings.TrimSpace(string(content))); bearer == "" || strings.ContainsAny(bearer.Reveal(), " \t\r\n") {
 			return nil, nil, fmt.Errorf("--bearer-file: %s: want one bearer token and nothing else", o.bearerFile)
 		}
+		o.credential = "bearer token in --bearer-file " + o.bearerFile + " is unknown here: get a current one from the operator"
+		if t, err := tokens.Parse(bearer.Reveal()); err == nil {
+			o.credential = "bootstrap token " + t.ID() + " in --bearer-file " + o.bearerFile + " has expired or was deleted: see 'kubejoin token list', and create another with 'kubejoin token create'"
+		}
 	}
 	if o.clientCert != "" {
 		if o.bearerFile == "" { // a bearer in curlrc may be another user's
 			bearer = ""
 		}
-		certificate, err := tls.LoadX509KeyPair(o.clientCert, o.clientKey)
+		certificate, err := pemfile.LoadKeyPair(o.clientCert, o.clientKey)
 		if err != nil {
 			return nil, nil, fmt.Errorf("--client-certificate: %w", err)
 		}
 		config.Certificates = []tls.Certificate{certificate}
+		if o.bearerFile == "" {
+			o.credential = "client certificate in --client-certificate " + o.clientCert + " has expired, was revoked or is from another CA: see 'openssl x509 -noout -issuer -enddate -in " + foreign.Quote(o.clientCert) + "'"
+		}
 	}
+	c, stop := newClient(address, config)
+	c.Bearer = bearer
+	return &remote{Client: c}, stop, nil
+}
+
+// newClient returns a client of a kubejoin server, and a function that closes its connections.
+func newClient(address string, config *tls.Config) (*client.Client, func()) {
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: config, ForceAttemptHTTP2: true,
 		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
@@ -214,7 +297,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 	web := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse // a kubejoin server never redirects
 	}}
-	return &remote{Client: &client.Client{URL: address, Bearer: bearer, HTTP: web}}, transport.CloseIdleConnections, nil
+	return &client.Client{URL: address, HTTP: web}, transport.CloseIdleConnections
 }
 
 // flagNames maps fields of requests to flags, where the names differ.
@@ -234,9 +317,6 @@ func explain(err error) error {
 	var p *api.Problem
 	if !errors.As(err, &p) {
 		return err
-	}
-	if p.Status == http.StatusUnauthorized {
-		return fmt.Errorf("%w; give a credential with --curlrc, --bearer-file or --client-certificate", err)
 	}
 	if p.Field == "" || p.Status != http.StatusBadRequest {
 		return err

@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/client"
@@ -28,7 +30,7 @@ import (
 )
 
 // leaderLease is the Lease for the leader election of replicas, in the namespace of claims.
-const leaderLease = "kubejoin"
+const leaderLease = tokens.OwnName
 
 // reachTimeout limits how long the first response of an API server may take.
 const reachTimeout = 10 * time.Second
@@ -42,6 +44,9 @@ type onKubeconfig struct {
 // clusterClient returns a client of the API server in a kubeconfig.
 func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, kubernetes.Interface, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if err == nil {
+		err = credentials.CheckConfig(config)
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
@@ -92,13 +97,14 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		Revocations: &server.Revocations{
 			Guard:     &revocation.Guard{Store: revoked},
 			Requested: func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, clientset) },
+			ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, clientset) },
 		},
 
 		UploadCertificates: (&kubeadmcerts.Uploader{Client: clientset, Dir: pkiDir, CreateRole: true}).Upload,
 
 		SignedBy: signer.signedBy(),
 		Warnings: func(ctx context.Context, made tokens.Record) []string {
-			return tokenwarning.All(ctx, made, signer.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info))
+			return tokenwarning.All(ctx, made, signer.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(clientset))
 		},
 		Version: buildVersion(),
 	}

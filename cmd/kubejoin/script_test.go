@@ -2,11 +2,16 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
@@ -39,7 +44,6 @@ func TestScripts(t *testing.T) {
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("EXAMPLES", examples)
 			e.Setenv("REJOIN", filepath.Join(examples, "../../deploy/systemd/rejoin.sh"))
-			e.Setenv("BOOT", "--bootstrap-kubeconfig")
 			e.Setenv(openapicheck.Environment, answers)
 			e.Setenv("GOGC", "off") // saves a quarter of the CPU time of short programs
 			return nil
@@ -53,6 +57,25 @@ func TestScripts(t *testing.T) {
 			}
 			return os.Geteuid() == 0, nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"serve": serve, "record": scriptRecord, "await": scriptAwait},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"serve": serve, "record": scriptRecord, "await": scriptAwait, "expire": scriptExpire},
 	})
+}
+
+// scriptExpire gives the key in a PEM file another certificate, which has expired.
+func scriptExpire(ts *testscript.TestScript, negated bool, args []string) {
+	if negated || len(args) != 1 {
+		ts.Fatalf("usage: expire FILE")
+	}
+	file := ts.MkAbs(args[0])
+	pair, err := tls.LoadX509KeyPair(file, file)
+	ts.Check(err)
+	ca, err := tls.LoadX509KeyPair(ts.MkAbs("kubejoin-data/ca.pem"), ts.MkAbs("kubejoin-data/ca.pem"))
+	ts.Check(err)
+	pair.Leaf.NotBefore, pair.Leaf.NotAfter = ca.Leaf.NotBefore, ca.Leaf.NotBefore.Add(time.Second)
+	der, err := x509.CreateCertificate(rand.Reader, pair.Leaf, ca.Leaf, pair.Leaf.PublicKey, ca.PrivateKey)
+	ts.Check(err)
+	content, err := os.ReadFile(file)
+	ts.Check(err)
+	_, key := pem.Decode(content)
+	ts.Check(os.WriteFile(file, append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key...), 0o600))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -11,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"github.com/kubejoin/kubejoin/signer/admission"
-	"github.com/kubejoin/kubejoin/signer/rejoin"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
@@ -42,6 +43,7 @@ type serveOptions struct {
 	clients, users            server.Rate // 0: unlimited
 	userTokens                int         // 0: unlimited
 	cidrs, suffixes, services []string    // of serving certificates
+	leaveAlone                []string    // reasons, of serving certificates
 	existingNodes             string
 	tokenStore                string
 	etcd                      etcdstore.Config // with --token-store=etcd
@@ -97,6 +99,9 @@ client certificate of --client-ca-file. Admins in --token-auth-file may do every
 			o.given = cmd.Flags().Changed
 			options, err := o.options()
 			if err != nil {
+				if file := o.cluster.Kubeconfig; file != "" && !exists(file) { // the mistake may explain the others
+					err = errors.Join(fmt.Errorf("--kubeconfig: %s does not exist; want the kubeconfig of the cluster, for example %s", file, adminConf), err)
+				}
 				return &usageError{command: cmd.CommandPath(), err: err}
 			}
 			log, err := logging.New(cmd.ErrOrStderr(), o.logFormat, o.verbosity)
@@ -145,7 +150,7 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringVar(&o.TLS.CertFile, "tls-cert-file", "", "serving certificate and its chain; kubeadm requires that the cluster CA signed it (default: kubejoin issues and renews one)")
 	f.StringVar(&o.TLS.KeyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
 	f.StringSliceVar(&o.TLS.SANs, "tls-san", nil, "additional DNS name or IP address in the serving certificate that kubejoin issues (repeatable)")
-	f.DurationVar(&o.ShutdownDelay, "shutdown-delay-duration", 0, "how long to serve on after SIGTERM with /readyz failing, so that load balancers notice first")
+	durationVar(f, &o.ShutdownDelay, "shutdown-delay-duration", 0, "how long to serve on after SIGTERM with /readyz failing, so that load balancers notice first")
 	f.StringVar(&o.tlsMinVersion, "tls-min-version", tls13, "oldest accepted TLS version: "+tls12+" or "+tls13)
 
 	f = groups.add("Authentication")
@@ -166,19 +171,20 @@ func (o *serveOptions) flags() flagGroups {
 	f = groups.add("Node and certificate")
 	f.StringVar(&o.CA.CertFile, "cluster-signing-cert-file", "", "certificate of the cluster CA; during a CA rotation several, of which the one that matches the key signs")
 	f.StringVar(&o.CA.KeyFile, "cluster-signing-key-file", "", "private key of --cluster-signing-cert-file")
-	f.DurationVar(&o.CA.Duration, "cluster-signing-duration", 365*24*time.Hour, "maximum lifetime of certificates, and the lifetime if a request has none")
+	durationVar(f, &o.CA.Duration, "cluster-signing-duration", 365*24*time.Hour, "maximum lifetime of certificates, and the lifetime if a request has none")
 	f.StringVar(&o.cluster.PKIDir, "pki-dir", "", "on a cluster: folder of a control plane's certificates to upload for join commands with controlPlane, and to find failed members of etcd, for example "+kubeadmcerts.DefaultDir+" (default: such join commands are refused)")
 	f.StringVar(&o.SignerConfig, "signer-config", "", "file that configures the signers, re-read when it changes; see 'kubejoin signer-config --help' (default: what 'kubejoin signer-config default' prints)")
 	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow first client certificates for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'")
 	f.StringSliceVar(&o.Nodes.Reserved, "reserved-node-names", nil, "node name, or a pattern with *, that only tokens with role control-plane may use (repeatable)")
-	f.DurationVar(&o.Nodes.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long to keep a token after the last node of its limit has joined")
-	f.DurationVar(&o.Nodes.RejoinWindow, "rejoin-window", 0, "how long after the end of its certificate a node may rejoin, for example 720h (0: nodes cannot rejoin)")
-	f.IntVar(&o.Nodes.RejoinBudget, "rejoin-budget", rejoin.DefaultBudget, fmt.Sprintf("with --rejoin-window: how often a node may rejoin within the window, 1 to %d", tokens.MaxRejoins))
+	durationVar(f, &o.Nodes.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long to keep a token after the last node of its limit has joined")
+	durationVar(f, &o.Nodes.RejoinWindow, "rejoin-window", 0, "how long after the end of its certificate a node may rejoin, for example 720h (0: nodes cannot rejoin)")
+	f.IntVar(&o.Nodes.RejoinBudget, "rejoin-budget", admission.DefaultRejoinBudget, fmt.Sprintf("with --rejoin-window: how often a node may rejoin within the window, 1 to %d", tokens.MaxRejoins))
 	f.StringSliceVar(&o.cidrs, "serving-allowed-cidr", nil, "range of machine addresses allowed in kubelet serving certificates, for example 10.0.0.0/16 (repeatable; without this and --serving-allowed-dns-suffix none is approved)")
 	f.StringSliceVar(&o.suffixes, "serving-allowed-dns-suffix", nil, "domain allowed in kubelet serving certificates besides the name of the Node, for example node.example.com (repeatable)")
+	f.StringSliceVar(&o.leaveAlone, "serving-leave-alone", nil, "reason for which to leave a kubelet serving certificate to a person instead of denying it: "+strings.Join(approval.DenialReasons(), ", ")+" (repeatable)")
 	f.StringSliceVar(&o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")
 	f.StringVar(&o.IssuanceRecord, "issuance-record", "", "file to append a JSON line to for each certificate that is issued, refused or failed; - is standard output")
-	f.DurationVar(&o.IssuanceRetention, "issuance-retention", boltstore.KeepEnded, "how long the issuance record in --data-dir or etcd keeps a certificate after it has ended")
+	durationVar(f, &o.IssuanceRetention, "issuance-retention", boltstore.KeepEnded, "how long the issuance record in --data-dir or etcd keeps a certificate after it has ended")
 
 	f = groups.add("Other")
 	f.StringVar(&o.logFormat, "log-format", "text", "log format: text or json")

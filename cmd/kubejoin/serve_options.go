@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -101,9 +100,8 @@ func (o *serveOptions) checkAddresses(fail failure) {
 		}
 	}
 	if o.APIServer != "" {
-		u, err := url.Parse(o.APIServer)
-		if err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-			fail("api-server", "want https://HOST:PORT")
+		if _, err := clusterinfo.Endpoint(o.APIServer); err != nil {
+			fail("api-server", "%v", err)
 		}
 	}
 	for _, san := range o.TLS.SANs {
@@ -138,6 +136,9 @@ func (o *serveOptions) checkLimits(fail failure) {
 		if !(rate.QPS >= 0 && rate.QPS <= 1e6) || rate.Burst < 0 { // NaN fails both comparisons
 			fail(flag+"-qps", "%g and --%s-burst %d given, want 0 or more, and at most 1000000 per second", rate.QPS, flag, rate.Burst)
 		}
+	}
+	if !tokens.IsOwnName(o.cluster.LeaseName) {
+		fail("leader-elect-resource-name", "%q given, want %s or a name that begins with %[2]s-, because no node can have it", o.cluster.LeaseName, tokens.OwnName)
 	}
 	if o.userTokens < 0 {
 		fail("user-tokens", "%d given, want 0 or more", o.userTokens)
@@ -191,6 +192,10 @@ func (o *serveOptions) serving(fail failure) daemon.Serving {
 			fail("serving-allowed-dns-suffix", "%v", err)
 		}
 		s.Scope.DNSSuffixes = append(s.Scope.DNSSuffixes, suffix)
+	}
+	s.Scope.LeaveAlone = o.leaveAlone
+	if err := (approval.ServingScope{LeaveAlone: o.leaveAlone}).Check(); err != nil {
+		fail("serving-leave-alone", "%v", err)
 	}
 	for _, text := range o.services {
 		// kube-apiserver checks the bits after the prefix.

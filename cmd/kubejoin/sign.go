@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/accessreview"
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/server"
@@ -20,6 +22,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/spf13/cobra"
 	certificates "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // longWait is how long sign waits before it prints why it waits.
@@ -56,7 +60,7 @@ if the command cannot reach the server.`,
   openssl ecparam -name prime256v1 -genkey -noout -out node.key
   openssl req -new -key node.key -subj /O=system:nodes/CN=system:node:worker-7 |
     kubejoin sign --url https://join.example.com:9443 --ca-file ca.crt \
-      --bearer-file token -o node.crt
+      --bearer-file token --output-file node.crt
 
   # the same with curl; the file auth contains the line 'Authorization: Bearer TOKEN'
   curl --cacert ca.crt -H @auth --data-binary @node.csr \
@@ -64,7 +68,7 @@ if the command cannot reach the server.`,
 
   # the node renews its client certificate, and gets its serving certificate
   kubejoin sign node.csr --url https://join.example.com:9443 --ca-file ca.crt \
-    --client-certificate node.crt --client-key node.key -o node.crt
+    --client-certificate node.crt --client-key node.key --output-file node.crt
   openssl req -new -key node.key -subj /O=system:nodes/CN=system:node:worker-7 \
     -addext subjectAltName=DNS:worker-7.example.com |
     kubejoin sign --url https://join.example.com:9443 --ca-file ca.crt \
@@ -94,7 +98,7 @@ if the command cannot reach the server.`,
 			}
 			to, err := o.destination(cmd.OutOrStdout())
 			if err != nil {
-				return fmt.Errorf("--output: %w", err)
+				return fmt.Errorf("--output-file: %w", err)
 			}
 			defer to.drop()
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
@@ -103,7 +107,7 @@ if the command cannot reach the server.`,
 					return err
 				}
 				if err := to.write(chain); err != nil {
-					return fmt.Errorf("--output: %w", err)
+					return fmt.Errorf("--output-file: %w", err)
 				}
 				return nil
 			})
@@ -112,10 +116,10 @@ if the command cannot reach the server.`,
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringVar(&o.signer, "signer", "", "name of the signer (default for machines: "+certificates.KubeAPIServerClientKubeletSignerName+", or "+certificates.KubeletServingSignerName+" for a node whose CSR has DNS names or IPs)")
-	f.DurationVar(&o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
+	durationVar(f, &o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
 	f.StringSliceVar(&o.usages, "usage", nil, `key usage, for example "client auth" (repeatable; default: the usual ones for the signer)`)
-	f.StringVarP(&o.file, "output", "o", "-", "file to write the certificate to; - is standard output")
-	f.DurationVar(&o.wait, "wait", 0, "how long to retry while the server cannot issue the certificate yet (0: do not retry)")
+	f.StringVar(&o.file, "output-file", "-", "file to write the certificate to; - is standard output")
+	durationVar(f, &o.wait, "wait", 0, "how long to retry while the server cannot issue the certificate yet (0: do not retry)")
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
@@ -130,12 +134,12 @@ if the command cannot reach the server.`,
 
 // signKubeadm signs the requests of a control plane.
 func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
-	sign, stop, err := o.kubeadmSigner(cmd, o.pkiDir, o.wait)
+	host, sign, stop, err := o.kubeadmSigner(cmd, o.kubeadmDir, o.pkiDir, o.wait)
 	if err != nil {
 		return usageOf(cmd, err)
 	}
 	defer stop()
-	names, err := credentials.Host{Dir: o.kubeadmDir}.Sign(cmd.Context(), sign)
+	names, err := host.Sign(cmd.Context(), sign)
 	for _, name := range names {
 		cmd.PrintErrln("kubejoin: signed", name)
 	}
@@ -146,32 +150,103 @@ func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
 		warn(cmd, sa+" is missing, and kubeadm does not create it in external CA mode; copy sa.key and sa.pub from another control plane, "+
 			"or for the first one run 'kubeadm init phase certs sa --cert-dir DIR' with an empty DIR")
 	}
-	return usageOf(cmd, explain(err))
+	return usageOf(cmd, o.hint(explain(err)))
 }
 
-// kubeadmSigner returns who signs the certificates of a control plane: a server, or the CA keys in pkiDir.
-func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, pkiDir string, wait time.Duration) (credentials.SignFunc, func(), error) {
+// kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys in pkiDir.
+func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir, pkiDir string, wait time.Duration) (host credentials.Host, sign credentials.SignFunc, stop func(), err error) {
+	host = credentials.Host{Dir: dir}
 	if pkiDir == "" {
 		r, stop, err := o.connect(cmd.Context())
 		if err != nil {
-			return nil, nil, err
+			return host, nil, nil, err
 		}
-		return overHTTPS(cmd, r, wait), stop, nil
+		return host, warnOfKubeletClient(cmd, host, orNoCA(overHTTPS(cmd, r, wait))), stop, nil
 	}
 	for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
 		if o.given(flag) {
-			return nil, nil, &usageError{err: fmt.Errorf("--%s: excludes --pki-dir, which signs on this machine", flag)}
+			return host, nil, nil, &usageError{err: fmt.Errorf("--%s: excludes --pki-dir, which signs on this machine", flag)}
 		}
 	}
-	ca, err := signer.LoadCA(filepath.Join(pkiDir, "ca.crt"), filepath.Join(pkiDir, "ca.key"))
+	signers, missing, err := signersOf(pkiDir)
 	if err != nil {
-		return nil, nil, fmt.Errorf("--pki-dir: %w", err)
+		return host, nil, nil, fmt.Errorf("--pki-dir: %w", err)
 	}
-	_, signers, err := config.Compile(filepath.Join(pkiDir, "signers.yaml"), []byte(config.Kubeadm), config.Defaults{CA: signer.Fixed(ca)})
+	host.NoCA = missing
+	return host, warnOfKubeletClient(cmd, host, credentials.SignLocally(signers)), func() {}, nil
+}
+
+// signersOf returns the signers of kubeadm's certificates whose CA is in a folder. missing says for each other
+// certificate which file its CA lacks.
+func signersOf(dir string) (signers map[string]signer.Signer, missing map[string]string, err error) {
+	all, err := config.Parse(filepath.Join(dir, "signers.yaml"), []byte(config.Kubeadm))
 	if err != nil {
-		return nil, nil, fmt.Errorf("--pki-dir: %w", err)
+		return nil, nil, err
 	}
-	return credentials.SignLocally(signers), func() {}, nil
+	cluster := config.CAFiles{CertFile: filepath.Join(dir, "ca.crt"), KeyFile: filepath.Join(dir, "ca.key")}
+	there := *all
+	there.Signers, missing = nil, map[string]string{}
+	for _, s := range all.Signers {
+		if s.CA == (config.CAFiles{}) {
+			s.CA = cluster
+		}
+		switch {
+		case !exists(s.CA.CertFile):
+			missing[strings.TrimPrefix(s.Name, credentials.KubeadmSigners)] = s.CA.CertFile + " does not exist"
+		case !exists(s.CA.KeyFile):
+			missing[strings.TrimPrefix(s.Name, credentials.KubeadmSigners)] = s.CA.KeyFile + " does not exist"
+		default:
+			there.Signers = append(there.Signers, s)
+		}
+	}
+	if len(there.Signers) == 0 {
+		return nil, nil, fmt.Errorf("%s has no CA of kubeadm with its key: want %s and %s, or those of front-proxy-ca or etcd/ca", dir, cluster.CertFile, cluster.KeyFile)
+	}
+	signers, err = there.Build(config.Defaults{})
+	return signers, missing, err
+}
+
+// orNoCA marks the error of a server that has no signer for a certificate.
+func orNoCA(sign credentials.SignFunc) credentials.SignFunc {
+	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
+		chain, err := sign(ctx, r)
+		if p := (*api.Problem)(nil); errors.As(err, &p) && slices.ContainsFunc(p.Errors, func(e api.FieldProblem) bool { return e.Field == "signer" }) {
+			err = fmt.Errorf("%w: %w", credentials.ErrNoCA, err)
+		}
+		return chain, err
+	}
+}
+
+// warnOfKubeletClient warns of a certificate that the cluster of the control plane gives no rights, before it is written.
+// It asks the cluster with admin.conf, because the kubejoin that signs is often outside of it.
+func warnOfKubeletClient(cmd *cobra.Command, host credentials.Host, sign credentials.SignFunc) credentials.SignFunc {
+	var admin []byte // the new certificate of admin.conf, which is signed first and written last
+	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
+		chain, err := sign(ctx, r)
+		switch {
+		case err != nil:
+		case r.Signer == credentials.AdminSigner:
+			admin = chain
+		case r.Signer == credentials.KubeletClientSigner:
+			if text := kubeletClientWarning(ctx, host, admin); text != "" {
+				warn(cmd, text)
+			}
+		}
+		return chain, err
+	}
+}
+
+func kubeletClientWarning(ctx context.Context, host credentials.Host, admin []byte) string {
+	config, err := host.AdminConfig(admin)
+	if err != nil {
+		return accessreview.KubeletClientUnchecked(err)
+	}
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return accessreview.KubeletClientUnchecked(err)
+	}
+	return accessreview.KubeletClient(ctx, client)
 }
 
 type signOptions struct {
@@ -188,7 +263,7 @@ type signOptions struct {
 func (o *signOptions) check(args []string) error {
 	var errs []error
 	if o.kubeadmDir != "" {
-		for _, flag := range []string{"signer", "duration", "usage", "output"} {
+		for _, flag := range []string{"signer", "duration", "usage", "output-file"} {
 			if o.given(flag) {
 				errs = append(errs, fmt.Errorf("--%s: excludes --kubeadm-dir, which has one signer for each certificate", flag))
 			}
@@ -221,7 +296,7 @@ func (o *signOptions) check(args []string) error {
 		errs = append(errs, fmt.Errorf("--wait: %s given, want 0 or more", o.wait))
 	}
 	if o.file == "" {
-		errs = append(errs, errors.New("--output: is empty; - is standard output"))
+		errs = append(errs, errors.New("--output-file: is empty; - is standard output"))
 	}
 	if len(errs) > 0 {
 		return &usageError{err: errors.Join(errs...)}

@@ -124,7 +124,7 @@ exit code is 0 if the file is valid, 1 if not.`,
 	}
 	cmd.Flags().SortFlags = false
 	o.register(cmd, "text")
-	cmd.Flags().DurationVar(&o.duration, "cluster-signing-duration", signer.DefaultDuration, "value of this flag in 'kubejoin serve', for signers without a duration")
+	durationVar(cmd.Flags(), &o.duration, "cluster-signing-duration", signer.DefaultDuration, "value of this flag in 'kubejoin serve', for signers without a duration")
 	return cmd
 }
 

@@ -155,7 +155,7 @@ machine could join with it.` + remoteHelp,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "new lifetime from now, for example 90s, 30m or 3h (0: never expires)")
+	durationVar(f, &o.ttl, "ttl", tokens.DefaultTTL, "new lifetime from now, for example 90s, 30m, 3h or 1d (0: never expires)")
 	f.StringVar(&o.expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
 	f.BoolVar(&o.shorten, "shorten", false, "allow an earlier end than the current one")
 	f.BoolVar(&o.dryRun, "dry-run", false, "check the request, but change nothing")

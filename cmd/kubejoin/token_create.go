@@ -78,7 +78,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
   kubejoin token create --curlrc kubejoin-data/curlrc
 
   # for a cluster that does not exist yet
-  kubejoin token create --offline --ca-file ca.crt --api-server https://api.example.com:6443 --out-dir token`,
+  kubejoin token create --offline --ca-file ca.crt --api-server https://api.example.com:6443 --output-dir token`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			asked, err := o.request(cmd.InOrStdin(), args)
@@ -99,7 +99,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.DurationVar(&o.ttl, "ttl", tokens.DefaultTTL, "lifetime of the token, for example 90s, 30m or 3h (0: never expires)")
+	durationVar(f, &o.ttl, "ttl", tokens.DefaultTTL, "lifetime of the token, for example 90s, 30m, 3h or 1d (0: never expires)")
 	f.StringVar(&o.expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
 	f.StringSliceVar(&o.usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "usages of the token: signing (for discovery), authentication (to request a certificate) or both")
 	f.StringSliceVar(&o.groups, "groups", []string{tokens.DefaultGroup}, "groups of a machine that authenticates with the token; each begins with system:bootstrappers:")
@@ -112,11 +112,11 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	registerPKIDir(f, &o.pkiDir, "with --control-plane on a cluster: ")
 	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join, 1 to %d (default: unlimited)", tokens.MaxNodes))
 	f.StringSliceVar(&o.nodeNames, "node-name", nil, "allowed node name, or a pattern such as 'worker-*' (repeatable; default: any)")
-	f.DurationVar(&o.duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
+	durationVar(f, &o.duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
 	f.StringVar(&o.role, "role", "", tokens.RoleControlPlane+" allows reserved node names (default: worker)")
 	f.StringVar(&o.rejoin, "rejoin", "", "allow or deny that nodes rejoin after their certificates have expired, if kubejoin runs with --rejoin-window (default: allow)")
 	f.StringVar(&o.replace, "replace-node", "", "name of an existing Node that one machine may replace")
-	f.DurationVar(&o.wait, "wait", server.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
+	durationVar(f, &o.wait, "wait", server.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "check the request, but store nothing")
 	o.output.register(cmd, "text", "wide", "csv")
 	o.remoteOptions.register(cmd)

@@ -7,13 +7,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/foreign"
@@ -63,12 +63,12 @@ kube-apiserver does not need --enable-bootstrap-token-auth, and kubejoin needs n
 to Secrets. Switch off bootstrap-signer-controller in kube-controller-manager: it knows
 only tokens in Secrets and removes all other signatures from cluster-info.`,
 		Example: `  # on the machine of 'kubejoin serve --kubeconfig … --token-store file'
-  kubejoin webhook-config -o /etc/kubernetes/kubejoin-webhook.conf
+  kubejoin webhook-config --output-file /etc/kubernetes/kubejoin-webhook.conf
 
   # with an existing client certificate of kube-apiserver
   kubejoin webhook-config --url https://join.example.com:9443 \
     --client-certificate /etc/kubernetes/pki/apiserver-kubelet-client.crt \
-    --client-key /etc/kubernetes/pki/apiserver-kubelet-client.key -o kubejoin-webhook.conf`,
+    --client-key /etc/kubernetes/pki/apiserver-kubelet-client.key --output-file kubejoin-webhook.conf`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
@@ -85,14 +85,14 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 	f.StringVar(&o.tokenFile, "token-file", "", "path, on the kube-apiserver machine, of a file with the bearer token; use it to replace the token later")
 	f.StringVar(&o.clientCert, "client-certificate", "", "path, on the kube-apiserver machine, of a client certificate to use instead of the token")
 	f.StringVar(&o.clientKey, "client-key", "", "path, on the kube-apiserver machine, of the private key of --client-certificate")
-	f.DurationVar(&o.cacheTTL, "cache-ttl", 10*time.Second, "how long kube-apiserver may cache a response; the default of kube-apiserver is 2m")
-	f.StringVarP(&o.output, "output-file", "o", "", "file to write, with mode 0600 (- or default: standard output)")
+	durationVar(f, &o.cacheTTL, "cache-ttl", 10*time.Second, "how long kube-apiserver may cache a response; the default of kube-apiserver is 2m")
+	f.StringVar(&o.output, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
 	return cmd
 }
 
 func (o *webhookOptions) check() error {
 	var errs []error
-	if err := checkHTTPS(o.url); err != nil {
+	if _, err := clusterinfo.Endpoint(o.url); err != nil {
 		errs = append(errs, fmt.Errorf("--url: %w", err))
 	}
 	if (o.clientCert == "") != (o.clientKey == "") {
@@ -110,16 +110,6 @@ func (o *webhookOptions) check() error {
 		errs = append(errs, fmt.Errorf("--cache-ttl: %s given, want 0 to 1h", o.cacheTTL))
 	}
 	return errors.Join(errs...)
-}
-
-// checkHTTPS returns an error if a URL is not https://HOST:PORT. The error does not repeat the URL, which may contain
-// a password.
-func checkHTTPS(s string) error {
-	u, err := url.Parse(s)
-	if err != nil || u.Scheme != "https" || u.User != nil || u.Path != "" || u.RawQuery != "" || u.Fragment != "" || clusterinfo.CheckEndpoint(u.Host) != nil {
-		return errors.New("want https://HOST:PORT")
-	}
-	return nil
 }
 
 func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
@@ -140,7 +130,7 @@ func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
 			return fmt.Errorf("%w; 'kubejoin serve' creates it in its --data-dir", err)
 		}
 	}
-	content, err := clientcmd.Write(oneCluster("kubejoin", &clientcmdapi.Cluster{Server: o.url + reviewPath, CertificateAuthorityData: bundle}, "kube-apiserver", user))
+	content, err := clientcmd.Write(oneCluster("kubejoin", &clientcmdapi.Cluster{Server: strings.TrimSuffix(o.url, "/") + reviewPath, CertificateAuthorityData: bundle}, "kube-apiserver", user))
 	if err != nil {
 		return err
 	}
@@ -206,7 +196,7 @@ func readCAs(file string) ([]byte, error) {
 	return bundle.Bytes(), nil
 }
 
-// isStdout reports whether a file of -o is standard output. /dev/stdout is a link that must not be replaced by a file.
+// isStdout reports whether a file of --output-file is standard output. /dev/stdout is a link that must not be replaced by a file.
 func isStdout(file string) bool { return file == "" || file == "-" || file == "/dev/stdout" }
 
 // emit writes content to a file that only its owner can read, or to stdout. It may hold a credential.
@@ -282,7 +272,7 @@ pod or with systemd. See docs/revocation.md.`,
 
 func (o *authorizationOptions) check() error {
 	var errs []error
-	if err := checkHTTPS(o.url); err != nil {
+	if _, err := clusterinfo.Endpoint(o.url); err != nil {
 		errs = append(errs, fmt.Errorf("--url: %w", err))
 	}
 	if o.caFile == "" {
@@ -305,7 +295,7 @@ func authorizationConfig(o authorizationOptions, stdout io.Writer) error {
 		return fmt.Errorf("--ca-file: %w", err)
 	}
 	user := &clientcmdapi.AuthInfo{ClientCertificate: o.clientCert, ClientKey: o.clientKey}
-	kubeconfig, err := clientcmd.Write(oneCluster("kubejoin", &clientcmdapi.Cluster{Server: o.url + accessReviewPath, CertificateAuthorityData: bundle}, "kube-apiserver", user))
+	kubeconfig, err := clientcmd.Write(oneCluster("kubejoin", &clientcmdapi.Cluster{Server: strings.TrimSuffix(o.url, "/") + accessReviewPath, CertificateAuthorityData: bundle}, "kube-apiserver", user))
 	if err != nil {
 		return err
 	}
@@ -358,7 +348,7 @@ authorizers:
 // kubeadm returns what to merge into the ClusterConfiguration. With authorization-config, kubeadm does not set
 // --authorization-mode, which kube-apiserver would refuse.
 func (o authorizationOptions) kubeadm() []byte {
-	return fmt.Appendf(nil, `apiVersion: kubeadm.k8s.io/v1beta4
+	return fmt.Appendf(nil, `apiVersion: %s
 kind: ClusterConfiguration
 apiServer:
   extraArgs:
@@ -370,5 +360,5 @@ apiServer:
     mountPath: %q
     readOnly: true
     pathType: Directory
-`, filepath.Join(o.dir, authorizationFile), o.dir, o.dir)
+`, joinformat.ConfigAPIVersion, filepath.Join(o.dir, authorizationFile), o.dir, o.dir)
 }

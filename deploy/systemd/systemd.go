@@ -1,9 +1,14 @@
 // Package systemd contains the files with which a machine rejoins, for scripts that install them.
 package systemd
 
-import "embed"
+import _ "embed" // for go:embed
 
-// Rejoin are the script and the units of a rejoin.
+// RejoinScript is the script of a rejoin.
 //
-//go:embed rejoin.sh kubejoin-rejoin.service kubejoin-rejoin.timer kubelet.service.d/20-kubejoin-rejoin.conf
-var Rejoin embed.FS
+//go:embed rejoin.sh
+var RejoinScript string
+
+// RejoinDropIn is the drop-in of kubelet.service that runs it as /usr/local/sbin/kubejoin-rejoin.
+//
+//go:embed kubelet.service.d/20-kubejoin-rejoin.conf
+var RejoinDropIn string

@@ -18,6 +18,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 )
@@ -67,9 +68,13 @@ func trusted(file string) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, err
 	}
+	cas, err := clusterinfo.ParseCAs(bundle)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
 	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(bundle) {
-		return nil, fmt.Errorf("%s: want certificates in PEM", file)
+	for _, ca := range cas {
+		roots.AddCert(ca)
 	}
 	return roots, nil
 }

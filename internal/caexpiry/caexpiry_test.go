@@ -1,6 +1,7 @@
 package caexpiry
 
 import (
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -56,14 +57,16 @@ func TestReportsExpiringCAOnce(t *testing.T) {
 	type told struct{ events, notice string }
 	for name, test := range map[string]struct {
 		left, lifetime time.Duration
+		trust          error
 		want           told
 		next           time.Duration // from now
 	}{
-		"long":                        {100 * day, 10 * day, told{}, 70 * day},
-		"long, and shortens":          {100 * day, 365 * day, told{"CAShortensCertificates", "so certificates expire then instead of lasting 8760h0m0s"}, 70 * day},
-		"soon":                        {20 * day, 10 * day, told{"CAExpiresSoon", "within 30 days, and cannot sign after that"}, 10 * day},
-		"soon, and shortens":          {20 * day, 365 * day, told{"CAExpiresSoon CAShortensCertificates", "instead of lasting 8760h0m0s; that is within 30 days, so replace it"}, 20 * day},
-		"soon, and shortens in a day": {day, time.Hour, told{"CAExpiresSoon", "within 30 days"}, 23 * time.Hour},
+		"long":                        {100 * day, 10 * day, nil, told{}, 70 * day},
+		"long, and shortens":          {100 * day, 365 * day, nil, told{"CAShortensCertificates", "so certificates expire then instead of lasting 8760h0m0s"}, 70 * day},
+		"soon":                        {20 * day, 10 * day, nil, told{"CAExpiresSoon", "within 30 days, and cannot sign after that"}, 10 * day},
+		"soon, and shortens":          {20 * day, 365 * day, nil, told{"CAExpiresSoon CAShortensCertificates", "instead of lasting 8760h0m0s; that is within 30 days, so replace it"}, 20 * day},
+		"soon, and shortens in a day": {day, time.Hour, nil, told{"CAExpiresSoon", "within 30 days"}, 23 * time.Hour},
+		"not trusted":                 {100 * day, 10 * day, errors.New("clients refuse"), told{"CANotTrusted", ""}, 70 * day},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ca, err := signer.GenerateCA("kubernetes", time.Now(), test.left)
@@ -72,7 +75,7 @@ func TestReportsExpiringCAOnce(t *testing.T) {
 			}
 			var events []string
 			w := &Watch{
-				CA: func() *signer.CA { return ca }, Lifetime: test.lifetime, Logger: slog.New(slog.DiscardHandler),
+				CA: func() *signer.CA { return ca }, Trust: func(*signer.CA) error { return test.trust }, Lifetime: test.lifetime, Logger: slog.New(slog.DiscardHandler),
 				Event:    func(_, reason, _ string) { events = append(events, reason) },
 				NotAfter: prometheus.NewGauge(prometheus.GaugeOpts{}), Certificates: prometheus.NewGauge(prometheus.GaugeOpts{}),
 			}

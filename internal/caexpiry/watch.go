@@ -19,14 +19,17 @@ const (
 	eventShortens    = "CAShortensCertificates"
 	eventExpiresSoon = "CAExpiresSoon"
 	eventExpired     = "CAExpired"
+	eventNotTrusted  = "CANotTrusted"
 )
 
 // A Watch reports when a CA is replaced or its state changes.
 type Watch struct {
 	CA       func() *signer.CA
 	Lifetime time.Duration // of the certificates that it signs
-	Logger   *slog.Logger
-	Event    func(kind, reason, message string)
+	// Trust returns why clients would refuse certificates of the CA, as signer.CheckTrust does.
+	Trust  func(*signer.CA) error
+	Logger *slog.Logger
+	Event  func(kind, reason, message string)
 	// NotAfter is the expiration of the CA in Unix seconds. Certificates is the number of certificates in its bundle.
 	NotAfter, Certificates prometheus.Gauge
 
@@ -49,14 +52,21 @@ func (w *Watch) Step(context.Context) (next time.Time, err error) {
 	if !then.IsZero() && (next.IsZero() || then.Before(next)) {
 		next = then
 	}
-	replaced := w.reported != nil && w.reported != ca
-	changed, nowSoon := w.reported != ca || w.reportedState != state, soon && (w.reported != ca || !w.reportedSoon)
+	isNew := w.reported != ca
+	replaced := w.reported != nil && isNew
+	changed, nowSoon := isNew || w.reportedState != state, soon && (isNew || !w.reportedSoon)
 	w.reported, w.reportedState, w.reportedSoon = ca, state, soon
 	log := w.Logger.With("subject", ca.Certificate().Subject.String(), "serial", ca.Certificate().SerialNumber.Text(16), "expires", end, "certificates", len(ca.Bundle()))
 	if replaced {
 		log.Info("CA replaced")
 		w.Event(corev1.EventTypeNormal, eventReplaced, fmt.Sprintf("kubejoin uses the new CA files: %s signs and expires at %s, and %d certificates are trusted",
 			ca, end.UTC().Format(time.RFC3339), len(ca.Bundle())))
+	}
+	if isNew {
+		if err := w.Trust(ca); err != nil {
+			log.Warn("clients refuse certificates of the CA", "error", err)
+			w.Event(corev1.EventTypeWarning, eventNotTrusted, fmt.Sprintf("Replace the CA: %v", err))
+		}
 	}
 	if nowSoon {
 		log.Warn("CA expires within 30 days, replace it")

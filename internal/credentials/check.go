@@ -18,9 +18,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -61,7 +65,11 @@ func (r Report) Text() string {
 		fmt.Fprintf(&b, "could not check %s\n", u)
 	}
 	if len(r.Findings)+len(r.Unchecked) == 0 {
-		fmt.Fprintf(&b, "no findings: %s is good for %s at %s until %s\n", r.File, r.User, r.Server, r.NotAfter)
+		fmt.Fprintf(&b, "no findings: %s is good for %s at %s", r.File, r.User, r.Server)
+		if r.NotAfter != "" { // other credentials than certificates do not say when they end
+			fmt.Fprintf(&b, " until %s", r.NotAfter)
+		}
+		b.WriteString("\n")
 	}
 	return b.String()
 }
@@ -92,10 +100,13 @@ type checking struct {
 	cluster *clientcmdapi.Cluster
 	user    *clientcmdapi.AuthInfo
 
-	roots       []*x509.Certificate
-	leaf        *x509.Certificate
-	certificate *tls.Certificate // nil if certificate or key cannot be used
-	wrongCA     bool
+	caPEM, chainPEM, keyPEM []byte
+
+	roots   []*x509.Certificate
+	leaf    *x509.Certificate
+	usable  bool // the credential has no finding that keeps a client from presenting it
+	badCA   bool // the file has a CA that cannot be read
+	wrongCA bool
 }
 
 func (c *checking) find(id, remedy, format string, args ...any) {
@@ -158,13 +169,13 @@ func (c *checking) parse(content []byte) bool {
 	return c.cluster != nil && c.user != nil
 }
 
-// data returns what the file has embedded, or the content of the file that it names.
-func (c *checking) data(embedded []byte, file string) ([]byte, error) {
+// contentOf returns what a kubeconfig in dir has embedded, or the content of the file that it names.
+func contentOf(dir string, embedded []byte, file string) ([]byte, error) {
 	if len(embedded) > 0 || file == "" {
 		return embedded, nil
 	}
 	if !filepath.IsAbs(file) {
-		file = filepath.Join(c.dir, file)
+		file = filepath.Join(dir, file)
 	}
 	content, _, err := readSmall(file)
 	return content, err
@@ -197,17 +208,28 @@ func (c *checking) checkCluster() {
 	if c.cluster.InsecureSkipTLSVerify {
 		c.find("insecure", remedyCA+", and remove insecure-skip-tls-verify", "insecure-skip-tls-verify is set, so anyone on the network can pose as the API server")
 	}
-	content, err := c.data(c.cluster.CertificateAuthorityData, c.cluster.CertificateAuthority)
-	if err != nil {
+	if u, err := url.Parse(c.cluster.ProxyURL); c.cluster.ProxyURL != "" && (err != nil || u.Host == "" || !slices.Contains([]string{"http", "https", "socks5"}, u.Scheme)) {
+		c.report.Server = ""
+		c.find("proxy-url", "kubectl config set-cluster CLUSTER --proxy-url http://HOST:PORT --kubeconfig "+c.report.File, "proxy-url is invalid, want http, https or socks5 and a host") // it may have a password
+	}
+	content, err := contentOf(c.dir, c.cluster.CertificateAuthorityData, c.cluster.CertificateAuthority)
+	switch {
+	case err != nil:
+		c.badCA = true
 		c.find("no-ca", remedyCA, "the CA file of the cluster cannot be read: %v", err)
 		return
-	}
-	leaf, others, err := parseChain(content)
-	if err != nil {
-		c.find("no-ca", remedyCA, "the file has no CA certificate for the API server")
+	case len(content) == 0 && c.cluster.CertificateAuthority == "": // like kubectl, trust the CAs of this machine
+		if c.Offline {
+			c.report.Unchecked = append(c.report.Unchecked, "the CA, because the file has none: clients trust the CAs of the machine")
+		}
 		return
 	}
-	c.roots = append(others, leaf)
+	c.caPEM = content
+	if c.roots, err = pemfile.Certificates(content); err != nil {
+		c.badCA = true
+		c.find("no-ca", remedyCA, "the CA certificates in the file cannot be read: %v", err)
+		return
+	}
 	if !slices.ContainsFunc(c.roots, func(ca *x509.Certificate) bool { return c.now.Before(ca.NotAfter) }) {
 		c.find("ca-expired", remedyCA, "every CA certificate in the file has expired")
 	}
@@ -215,21 +237,31 @@ func (c *checking) checkCluster() {
 
 func (c *checking) checkUser() {
 	u := c.user
-	chain, err := c.data(u.ClientCertificateData, u.ClientCertificate)
+	chain, err := contentOf(c.dir, u.ClientCertificateData, u.ClientCertificate)
 	key := []byte(nil)
 	if err == nil {
-		key, err = c.data(u.ClientKeyData, u.ClientKey)
+		key, err = contentOf(c.dir, u.ClientKeyData, u.ClientKey)
 	}
 	if err != nil {
 		c.find("no-credential", remedyNew, "a file that the kubeconfig names cannot be read: %v", err)
 		return
 	}
+	if u.TokenFile != "" {
+		if _, err := contentOf(c.dir, nil, u.TokenFile); err != nil {
+			c.find("no-credential", remedyNew, "the token file of the user cannot be read: %v", err)
+			return
+		}
+	}
+	other := u.Token != "" || u.TokenFile != "" || u.Username != "" || u.Exec != nil || u.AuthProvider != nil
 	switch {
-	case len(chain)+len(key) == 0 && (u.Token != "" || u.TokenFile != ""):
-		c.find("no-certificate", remedyNew, "the user has a token and no client certificate; a bootstrap kubeconfig belongs in bootstrap-kubelet.conf")
+	case len(chain)+len(key) == 0 && other && (c.Node != "" || filepath.Base(c.report.File) == kubeletConf):
+		c.find("no-certificate", remedyNew, "the user has another credential and no client certificate; a bootstrap kubeconfig belongs in bootstrap-kubelet.conf")
+		return
+	case len(chain)+len(key) == 0 && other: // only the API server knows whether it is good
+		c.usable = true
 		return
 	case len(chain)+len(key) == 0:
-		c.find("no-credential", remedyNew, "the user has no client certificate")
+		c.find("no-credential", remedyNew, "the user has no credential")
 		return
 	case len(chain) == 0:
 		c.find("no-certificate", "have the certificate signed: kubejoin sign --kubeadm-dir "+c.dir, "the user has a key and no client certificate")
@@ -240,24 +272,21 @@ func (c *checking) checkUser() {
 	}
 	leaf, others, err := parseChain(chain)
 	if err != nil {
-		c.find("malformed-certificate", remedyNew, "the client certificate cannot be read")
+		c.find("malformed-certificate", remedyNew, "the client certificate cannot be read: %v", err)
 		return
 	}
 	c.leaf, c.report.User, c.report.NotAfter = leaf, leaf.Subject.CommonName, leaf.NotAfter.UTC().Format(time.RFC3339)
-	private, err := parseKey(key)
+	private, err := pemfile.Key(key)
 	switch {
 	case err != nil:
 		c.find("malformed-key", remedyNew, "the private key cannot be read")
 	case !matches(private, leaf.PublicKey):
 		c.find("key-differs", remedyNew, "the private key does not belong to the client certificate")
 	default:
-		c.certificate = &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: private}
-		for _, cert := range others {
-			c.certificate.Certificate = append(c.certificate.Certificate, cert.Raw)
-		}
+		c.usable, c.chainPEM, c.keyPEM = true, chain, key
 	}
 	c.checkTimes()
-	if !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageClientAuth) && !slices.Contains(leaf.ExtKeyUsage, x509.ExtKeyUsageAny) && len(leaf.ExtKeyUsage) > 0 {
+	if !allows(leaf, x509.ExtKeyUsageClientAuth) {
 		c.find("not-a-client-certificate", remedyNew, "the certificate is not for clients: it lacks usage client auth")
 	}
 	c.checkNode()
@@ -274,6 +303,11 @@ func (c *checking) checkUser() {
 		var unknown x509.UnknownAuthorityError
 		c.wrongCA = errors.As(err, &unknown)
 	}
+}
+
+// allows reports whether clients and servers accept a certificate for a usage.
+func allows(cert *x509.Certificate, usage x509.ExtKeyUsage) bool {
+	return len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) == 0 || slices.Contains(cert.ExtKeyUsage, usage) || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
 // checkTimes finds certificates that are not valid now, or not for long: a kubelet renews its own after 70 to 90 percent.
@@ -298,78 +332,135 @@ func (c *checking) checkNode() {
 	switch {
 	case c.Node != "" && (!isNode || name != c.Node || !inGroup):
 		c.find("wrong-user", remedy, "the client certificate is for %q in %q, and node %s needs %q in %q", c.leaf.Subject.CommonName, c.leaf.Subject.Organization, c.Node, tokens.NodeUserPrefix+c.Node, tokens.NodesGroup)
-	case filepath.Base(c.report.File) == "kubelet.conf" && (!isNode || !inGroup), isNode != inGroup:
+	case filepath.Base(c.report.File) == kubeletConf && (!isNode || !inGroup), isNode != inGroup:
 		c.find("wrong-user", remedy, "the client certificate is for %q in %q, which is not a node; want %sNAME in %q", c.leaf.Subject.CommonName, c.leaf.Subject.Organization, tokens.NodeUserPrefix, tokens.NodesGroup)
 	}
 }
 
-// checkServer makes requests to the API server with the certificate.
+// client returns an HTTP client that reaches the API server as kubectl does with the same file: with its proxy, server
+// name, token, exec plugin and impersonation. Without a CA in the file, the system's CAs are trusted. If the credential
+// has a finding, the client has none.
+func (c *checking) client() (*http.Client, error) {
+	config := clientcmdapi.NewConfig()
+	cluster, user := *c.cluster, clientcmdapi.AuthInfo{}
+	if c.usable {
+		user = *c.user
+	}
+	// What was read and checked already is not read again.
+	if len(c.caPEM) > 0 {
+		cluster.CertificateAuthorityData, cluster.CertificateAuthority = c.caPEM, ""
+	}
+	if len(user.ClientCertificateData)+len(user.ClientCertificate) > 0 {
+		user.ClientCertificateData, user.ClientKeyData, user.ClientCertificate, user.ClientKey = c.chainPEM, c.keyPEM, "", ""
+	}
+	cluster.LocationOfOrigin, user.LocationOfOrigin = c.report.File, c.report.File
+	config.Clusters["c"], config.AuthInfos["u"] = &cluster, &user
+	config.Contexts["x"], config.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
+	if err := clientcmd.ResolveLocalPaths(config); err != nil {
+		return nil, err
+	}
+	rests, err := clientcmd.NewDefaultClientConfig(*config, nil).ClientConfig()
+	if err != nil {
+		return nil, err
+	}
+	rests.Timeout, rests.WarningHandler = callTimeout, rest.NoWarnings{}
+	web, err := rest.HTTPClientFor(rests)
+	if err != nil {
+		return nil, err
+	}
+	web.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return web, nil
+}
+
+// checkServer makes requests to the API server as the user.
 func (c *checking) checkServer(ctx context.Context) {
-	if c.report.Server == "" || len(c.roots) == 0 {
-		c.report.Unchecked = append(c.report.Unchecked, "the API server, because its address or CA is missing")
+	unchecked := func(format string, args ...any) {
+		c.report.Unchecked = append(c.report.Unchecked, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case c.report.Server == "" || c.badCA:
+		unchecked("the API server, because its address or CA is missing")
+		return
+	case c.cluster.InsecureSkipTLSVerify: // anyone could pose as it and get the token
+		unchecked("the API server, because of insecure-skip-tls-verify")
 		return
 	}
-	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool(), ServerName: c.cluster.TLSServerName, Time: func() time.Time { return c.now }}
-	for _, ca := range c.roots {
-		config.RootCAs.AddCert(ca)
+	web, err := c.client()
+	if err != nil && c.usable && c.user.AuthProvider != nil {
+		unchecked("the API server, because kubejoin has no auth provider %q; kubectl uses exec plugins in their place", foreign.Text(c.user.AuthProvider.Name, foreign.MaxName))
+		return
 	}
-	if c.certificate != nil {
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return c.certificate, nil }
+	if err != nil && len(c.report.Findings) > 0 {
+		unchecked("the API server, because no client can use the file")
+		return
 	}
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: config, TLSHandshakeTimeout: callTimeout}
-	defer transport.CloseIdleConnections()
-	web := &http.Client{Transport: transport, Timeout: callTimeout, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	if err != nil {
+		c.find("unusable", remedyNew, "no client can use the file: %v", foreign.Text(err.Error(), foreign.MaxName))
+		return
+	}
+	defer utilnet.CloseIdleConnectionsFor(web.Transport)
 	review := authenticationv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}}
 	body, err := json.Marshal(review)
 	if err != nil {
-		c.report.Unchecked = append(c.report.Unchecked, err.Error())
+		unchecked("the API server: %v", err)
 		return
 	}
-	status, err := c.call(ctx, web, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", body)
+	credential := "credential"
+	if c.leaf != nil {
+		credential = "client certificate"
+	}
+	status, err := c.call(ctx, web, http.MethodPost, "/apis/authentication.k8s.io/v1/selfsubjectreviews", body, &review)
 	var invalid *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &invalid):
 		c.find("server-certificate", remedyCA+"; or check the name of the server in the file", "the certificate of the API server does not pass: %v", invalid.Err)
 		return
-	case err != nil && c.certificate != nil && strings.Contains(err.Error(), "remote error: tls:"):
+	case err != nil && c.leaf != nil && c.usable && strings.Contains(err.Error(), "remote error: tls:"):
 		c.find("not-accepted", remedyNew, "the server refuses the client certificate: %v", err)
 		return
+	case err != nil && c.usable && c.user.Exec != nil && strings.Contains(err.Error(), "getting credentials"):
+		c.find("no-credential", "run the command of the exec plugin by hand", "the exec plugin of the user returns no credential: %s", foreign.Text(err.Error(), foreign.MaxName))
+		return
 	case err != nil:
-		c.find("unreachable", "check the address, and the firewalls between here and there: curl -k "+c.report.Server+"/livez", "the API server is not reachable: %v", err)
+		c.find("unreachable", "check the address, the proxy, and the firewalls between here and there: curl -k "+c.report.Server+"/livez", "the API server is not reachable: %s", foreign.Text(err.Error(), foreign.MaxName))
 		return
 	}
-	if c.certificate == nil {
+	if !c.usable {
 		return // there is a finding about it
 	}
 	switch status {
 	case http.StatusOK, http.StatusCreated:
 		c.wrongCA = false // the API server trusts another CA for clients
 	case http.StatusUnauthorized:
-		c.find("not-accepted", remedyNew, "the API server does not accept the client certificate (401)")
+		c.find("not-accepted", remedyNew, "the API server does not accept the %s (401)", credential)
 		return
 	case http.StatusForbidden:
 		c.find("not-permitted", "check RBAC: kubectl auth can-i --list --as USER; and whether the certificate was revoked", "the API server knows the user and permits nothing (403)")
 		return
 	default:
-		c.report.Unchecked = append(c.report.Unchecked, fmt.Sprintf("the user, because the API server returned status %d", status))
+		unchecked("the user, because the API server returned status %d", status)
 		return
 	}
-	name, isNode := strings.CutPrefix(c.leaf.Subject.CommonName, tokens.NodeUserPrefix)
+	if user := review.Status.UserInfo.Username; user != "" { // a token has no other name, and impersonation has another
+		c.report.User = foreign.Text(user, foreign.MaxName)
+	}
+	name, isNode := strings.CutPrefix(c.report.User, tokens.NodeUserPrefix)
 	if !isNode {
 		return
 	}
-	switch status, err := c.call(ctx, web, http.MethodGet, "/api/v1/nodes/"+url.PathEscape(name), nil); {
+	switch status, err := c.call(ctx, web, http.MethodGet, "/api/v1/nodes/"+url.PathEscape(name), nil, nil); {
 	case err != nil:
-		c.report.Unchecked = append(c.report.Unchecked, fmt.Sprintf("node %s: %v", name, err))
+		unchecked("node %s: %v", name, err)
 	case status == http.StatusForbidden:
-		c.find("not-permitted", "check that kube-apiserver runs with --authorization-mode=Node,RBAC, and whether the node was revoked", "the API server does not permit %s to read its own Node (403)", c.leaf.Subject.CommonName)
+		c.find("not-permitted", "check that kube-apiserver runs with --authorization-mode=Node,RBAC, and whether the node was revoked", "the API server does not permit %s to read its own Node (403)", c.report.User)
 	case status != http.StatusOK && status != http.StatusNotFound: // not found: it has not registered yet
-		c.report.Unchecked = append(c.report.Unchecked, fmt.Sprintf("node %s, because the API server returned status %d", name, status))
+		unchecked("node %s, because the API server returned status %d", name, status)
 	}
 }
 
-// call makes a request and returns the status. Errors do not repeat the request.
-func (c *checking) call(ctx context.Context, web *http.Client, method, path string, body []byte) (int, error) {
+// call makes a request, decodes a response of success unless into is nil, and returns the status. Errors do not repeat
+// the request.
+func (c *checking) call(ctx context.Context, web *http.Client, method, path string, body []byte, into any) (int, error) {
 	r, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.report.Server, "/")+path, bytes.NewReader(body))
 	if err != nil {
 		return 0, err
@@ -384,5 +475,10 @@ func (c *checking) call(ctx context.Context, web *http.Client, method, path stri
 	if err != nil {
 		return 0, err
 	}
-	return response.StatusCode, response.Body.Close()
+	defer func() { _ = response.Body.Close() }() // it was only read
+	if into != nil && response.StatusCode/100 == 2 {
+		// Without a name in the response, the name in the certificate stays.
+		_ = json.NewDecoder(io.LimitReader(response.Body, maxKubeconfig)).Decode(into)
+	}
+	return response.StatusCode, nil
 }

@@ -1,10 +1,13 @@
 package credentials_test
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -16,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -26,6 +30,7 @@ type apiServer struct {
 	*httptest.Server
 	trusts         *tls.Certificate // CA of clients
 	review, ofNode int              // statuses of other than 401; zero is success
+	authorization  string           // accepted header of a client without a certificate
 }
 
 func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -35,7 +40,13 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if strings.HasPrefix(r.URL.Path, "/api/v1/nodes/") {
 		status = s.ofNode
 	}
-	if len(r.TLS.PeerCertificates) == 0 {
+	if s.authorization != "" && r.Header.Get("Authorization") == s.authorization {
+		if status == 0 {
+			user := cmp.Or(r.Header.Get("Impersonate-User"), "jane")
+			_, _ = fmt.Fprintf(w, `{"kind":"SelfSubjectReview","apiVersion":"authentication.k8s.io/v1","status":{"userInfo":{"username":%q}}}`, user)
+			return
+		}
+	} else if len(r.TLS.PeerCertificates) == 0 {
 		status = http.StatusUnauthorized
 	} else if _, err := r.TLS.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
 		status = http.StatusUnauthorized
@@ -112,7 +123,11 @@ func TestCheckFindsFaults(t *testing.T) {
 		{"unknown user", func(p *parts) { delete(p.config.AuthInfos, "me") }, []string{"no-user"}},
 		{"address", func(p *parts) { p.config.Clusters["c"].Server = "http://api:6443" }, []string{"server-address"}},
 		{"insecure", func(p *parts) { p.config.Clusters["c"].InsecureSkipTLSVerify = true }, []string{"insecure"}},
-		{"no CA", func(p *parts) { p.config.Clusters["c"].CertificateAuthorityData = nil }, []string{"no-ca"}},
+		{"no CA", func(p *parts) { p.config.Clusters["c"].CertificateAuthorityData = nil }, []string{"server-certificate"}},
+		{"CA bundle with a lost certificate", func(p *parts) {
+			p.config.Clusters["c"].CertificateAuthorityData = append(bytes.TrimSpace(pemOf(ca)), pemOf(other)...)
+		}, []string{"no-ca"}},
+		{"proxy", func(p *parts) { p.config.Clusters["c"].ProxyURL = "ftp://jane:secret-0123456789@proxy" }, []string{"proxy-url"}},
 		{"missing CA file", func(p *parts) {
 			p.config.Clusters["c"].CertificateAuthorityData, p.config.Clusters["c"].CertificateAuthority = nil, "gone.crt"
 		}, []string{"no-ca"}},
@@ -192,6 +207,83 @@ func TestCheckFindsFaults(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Catches a check that reaches the API server in another way than kubectl, and so has another verdict.
+func TestCheckReachesServerAsKubectlDoes(t *testing.T) {
+	ca := certtest.CA(t, "kubernetes")
+	for name, test := range map[string]struct {
+		accepts string // header Authorization
+		cluster func(c *clientcmdapi.Cluster, proxy string)
+		user    clientcmdapi.AuthInfo
+		files   map[string]string
+		want    string // findings, or the user
+	}{
+		"token":               {accepts: "Bearer good", user: clientcmdapi.AuthInfo{Token: "good"}, want: "jane"},
+		"wrong token":         {accepts: "Bearer good", user: clientcmdapi.AuthInfo{Token: "bad"}, want: "not-accepted"},
+		"token file":          {accepts: "Bearer good", user: clientcmdapi.AuthInfo{TokenFile: "token"}, files: map[string]string{"token": "good\n"}, want: "jane"},
+		"missing token file":  {accepts: "Bearer good", user: clientcmdapi.AuthInfo{TokenFile: "gone"}, want: "no-credential"},
+		"basic":               {accepts: "Basic amFuZTpnb29k", user: clientcmdapi.AuthInfo{Username: "jane", Password: "good"}, want: "jane"},
+		"impersonation":       {accepts: "Bearer good", user: clientcmdapi.AuthInfo{Token: "good", Impersonate: "joe"}, want: "joe"},
+		"exec plugin":         {accepts: "Bearer good", user: clientcmdapi.AuthInfo{Exec: plugin(execPlugin)}, want: "jane"},
+		"failing exec plugin": {accepts: "Bearer good", user: clientcmdapi.AuthInfo{Exec: plugin("exit 3")}, want: "no-credential"},
+		"auth provider":       {user: clientcmdapi.AuthInfo{AuthProvider: &clientcmdapi.AuthProviderConfig{Name: "oidc"}}, want: "unchecked"},
+		"proxy and server name": {accepts: "Bearer good", user: clientcmdapi.AuthInfo{Token: "good"}, cluster: func(c *clientcmdapi.Cluster, proxy string) {
+			c.Server, c.ProxyURL, c.TLSServerName = "https://api.invalid:6443", proxy, "127.0.0.1"
+		}, want: "jane"},
+		"proxy without the server name": {accepts: "Bearer good", user: clientcmdapi.AuthInfo{Token: "good"}, cluster: func(c *clientcmdapi.Cluster, proxy string) {
+			c.Server, c.ProxyURL = "https://api.invalid:6443", proxy
+		}, want: "server-certificate"},
+		"CA and insecure": {accepts: "Bearer good", user: clientcmdapi.AuthInfo{Token: "good"}, cluster: func(c *clientcmdapi.Cluster, _ string) { c.InsecureSkipTLSVerify = true }, want: "insecure"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := &apiServer{trusts: ca, authorization: test.accepts}
+			server.Server = httptest.NewUnstartedServer(server)
+			server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}, ClientAuth: tls.RequestClientCert}
+			server.StartTLS()
+			t.Cleanup(server.Close)
+			cluster := &clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: pemOf(ca)}
+			if test.cluster != nil {
+				proxy := httptest.NewServer(apitest.Tunnel(server.Listener.Addr().String()))
+				t.Cleanup(proxy.Close)
+				test.cluster(cluster, proxy.URL)
+			}
+			dir := t.TempDir()
+			for name, content := range test.files {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			file := filepath.Join(dir, "jane.conf")
+			if err := clientcmd.WriteToFile(clientcmdapi.Config{
+				Clusters: map[string]*clientcmdapi.Cluster{"c": cluster}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": &test.user},
+				Contexts: map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
+			}, file); err != nil {
+				t.Fatal(err)
+			}
+			report, err := credentials.Checker{}.Check(t.Context(), file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := report.User
+			switch {
+			case len(report.Findings) > 0:
+				got = report.Findings[0].ID
+			case len(report.Unchecked) > 0:
+				got = "unchecked"
+			}
+			if got != test.want || len(report.Findings) > 1 {
+				t.Errorf("got %q, want %q: %+v", got, test.want, report)
+			}
+		})
+	}
+}
+
+const execPlugin = `echo '{"apiVersion":"client.authentication.k8s.io/v1","kind":"ExecCredential","status":{"token":"good"}}'`
+
+func plugin(script string) *clientcmdapi.ExecConfig {
+	return &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "sh", Args: []string{"-c", script}, InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 }
 
 // A state of the API server that passes is no finding: nobody can mend it in the file.

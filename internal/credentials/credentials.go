@@ -15,19 +15,16 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-	"k8s.io/client-go/util/keyutil"
 )
 
-// PEM block types.
-const (
-	certificateBlock = "CERTIFICATE"
-	ecKeyBlock       = "EC PRIVATE KEY"
-)
+// ecKeyBlock is the PEM block type of new keys.
+const ecKeyBlock = "EC PRIVATE KEY"
 
 // A Request asks for one certificate.
 type Request struct {
@@ -91,11 +88,19 @@ type Credential struct {
 
 // Issue makes a key on P-256 and has a client certificate signed for it.
 func (id Identity) Issue(ctx context.Context, sign SignFunc, duration time.Duration) (Credential, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, err := NewKey()
 	if err != nil {
 		return Credential{}, err
 	}
-	der, err := x509.MarshalECPrivateKey(key)
+	return id.IssueFor(ctx, key, sign, duration)
+}
+
+// NewKey returns a new private key for a credential.
+func NewKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
+
+// IssueFor is Issue for a given key.
+func (id Identity) IssueFor(ctx context.Context, key *ecdsa.PrivateKey, sign SignFunc, duration time.Duration) (Credential, error) {
+	encoded, err := EncodeKey(key)
 	if err != nil {
 		return Credential{}, err
 	}
@@ -117,39 +122,22 @@ func (id Identity) Issue(ctx context.Context, sign SignFunc, duration time.Durat
 	if !key.PublicKey.Equal(leaf.PublicKey) {
 		return Credential{}, errors.New("the signer returned a certificate for another key")
 	}
-	return Credential{leaf, chain, pem.EncodeToMemory(&pem.Block{Type: ecKeyBlock, Bytes: der})}, nil
+	return Credential{leaf, chain, encoded}, nil
+}
+
+// EncodeKey returns a private key in PEM.
+func EncodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalECPrivateKey(key)
+	return pem.EncodeToMemory(&pem.Block{Type: ecKeyBlock, Bytes: der}), err
 }
 
 // parseChain parses PEM. It ignores blocks of other types, since a kubelet keeps certificate and key in one file.
 func parseChain(content []byte) (leaf *x509.Certificate, others []*x509.Certificate, err error) {
-	var all []*x509.Certificate
-	for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != certificateBlock {
-			continue
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, nil, err
-		}
-		all = append(all, cert)
-	}
-	if len(all) == 0 {
-		return nil, nil, errors.New("no certificate in PEM")
+	all, err := pemfile.Certificates(content)
+	if err != nil {
+		return nil, nil, err
 	}
 	return all[0], all[1:], nil
-}
-
-// parseKey parses a private key in PEM. Its errors contain no part of the key.
-func parseKey(content []byte) (crypto.Signer, error) {
-	parsed, err := keyutil.ParsePrivateKeyPEM(content)
-	if err != nil {
-		return nil, errors.New("no private key in PEM that can be read")
-	}
-	key, ok := parsed.(crypto.Signer)
-	if !ok {
-		return nil, errors.New("the private key cannot sign")
-	}
-	return key, nil
 }
 
 // matches reports whether a key belongs to a certificate or a request.

@@ -1,14 +1,19 @@
 package credentials
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,14 +21,26 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	netutils "k8s.io/utils/net"
 )
 
 // KubeadmSigners is the domain of the signers in config.Kubeadm. A signer has the name of its certificate.
 const KubeadmSigners = "kubeadm.kubejoin.io/"
+
+// Signers of the administrator's certificate, and of the one that kube-apiserver presents to kubelets.
+const (
+	AdminSigner         = KubeadmSigners + "admin.conf"
+	KubeletClientSigner = KubeadmSigners + "apiserver-kubelet-client"
+)
 
 // A part is one certificate of a control plane, as in 'kubeadm certs check-expiration'.
 type part struct {
@@ -32,9 +49,119 @@ type part struct {
 	ca     string
 	server bool // it serves
 	client bool
+	// commonName and groups are the subject that kubeadm gives the certificate today. The name is empty if it is that of
+	// the host.
+	commonName string
+	groups     []string
+	// formerly are groups that an older kubeadm gave it instead.
+	formerly []string
+}
+
+// subject returns today's subject in place of an old one. It returns an error for another name, and for groups that no
+// kubeadm gives this certificate: somebody may have chosen them.
+func (p part) subject(old pkix.Name) (pkix.Name, error) {
+	today := pkix.Name{CommonName: cmp.Or(p.commonName, old.CommonName), Organization: p.groups}
+	groups := old.Organization
+	// Only the API server and the kubelet, whose clients are of the cluster's CA, read groups from a certificate.
+	known := p.ca != clusterCA || !p.client || slices.Equal(groups, p.groups) || len(groups) == 1 && slices.Contains(p.formerly, groups[0])
+	if old.CommonName == "" || old.CommonName != today.CommonName || !known {
+		return pkix.Name{}, fmt.Errorf("subject %q given, want %q; make it again in an empty folder: kubeadm certs generate-csr --cert-dir DIR/pki --kubeconfig-dir DIR",
+			foreign.Text(old.String(), foreign.MaxName), today)
+	}
+	return today, nil
+}
+
+// renewal returns what to request in place of a certificate, with more names, and how that differs from the certificate.
+func (p part) renewal(old *x509.Certificate, names []string) (*x509.CertificateRequest, []string, error) {
+	subject, err := p.subject(old.Subject)
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(names) > pkcs10.MaxNames {
+		return nil, nil, fmt.Errorf("%d names to add given, want at most %d", len(names), pkcs10.MaxNames)
+	}
+	var changes []string
+	if was := old.Subject.String(); was != subject.String() {
+		changes = append(changes, fmt.Sprintf("renewal replaces the subject %q by %q", foreign.Text(was, foreign.MaxName), subject))
+	}
+	if list := unusualNames(old); len(list) > 0 {
+		changes = append(changes, "renewal drops what kubeadm does not write: "+foreign.Text(strings.Join(list, ", "), foreign.MaxName))
+	}
+	request := &x509.CertificateRequest{Subject: subject, DNSNames: slices.Clone(old.DNSNames), IPAddresses: slices.Clone(old.IPAddresses)}
+	for _, name := range names {
+		switch added, err := addName(request, name); {
+		case err != nil: // kubeadm also warns and goes on
+			changes = append(changes, fmt.Sprintf("renewal leaves out a name: %v", err))
+		case added:
+			changes = append(changes, fmt.Sprintf("renewal adds the name %q", name))
+		}
+	}
+	return request, changes, nil
+}
+
+// CheckName returns an error unless kubeadm accepts name in certSANs.
+func CheckName(name string) error {
+	_, err := addName(&x509.CertificateRequest{}, name)
+	return err
+}
+
+// addName adds a name in certSANs as kubeadm does. It reports false if the request has the name.
+func addName(r *x509.CertificateRequest, name string) (bool, error) {
+	if ip := netutils.ParseIPSloppy(name); ip != nil {
+		if slices.ContainsFunc(r.IPAddresses, ip.Equal) {
+			return false, nil
+		}
+		r.IPAddresses = append(r.IPAddresses, ip)
+		return true, nil
+	}
+	if len(validation.IsDNS1123Subdomain(name)) > 0 && len(validation.IsWildcardDNS1123Subdomain(name)) > 0 {
+		return false, fmt.Errorf("%q given, want an IP address, a DNS name in lower case, or a wildcard such as *.example.com", foreign.Text(name, foreign.MaxName))
+	}
+	if slices.ContainsFunc(r.DNSNames, func(have string) bool { return strings.EqualFold(have, name) }) {
+		return false, nil
+	}
+	r.DNSNames = append(r.DNSNames, name)
+	return true, nil
+}
+
+var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
+
+// unusualNames returns the names in a certificate that are neither DNS names nor addresses. The signers for kubeadm do not
+// issue them. crypto/x509 returns only some of them.
+func unusualNames(cert *x509.Certificate) (list []string) {
+	const email, dns, uri, ip = 1, 2, 6, 7 // GeneralName, RFC 5280, section 4.2.1.6
+	for _, extension := range cert.Extensions {
+		var all asn1.RawValue
+		if !extension.Id.Equal(oidSubjectAltName) {
+			continue
+		}
+		_, err := asn1.Unmarshal(extension.Value, &all)
+		for rest := all.Bytes; err == nil && len(rest) > 0; {
+			var name asn1.RawValue
+			rest, err = asn1.Unmarshal(rest, &name)
+			switch name.Tag {
+			case dns, ip:
+			case email:
+				list = append(list, fmt.Sprintf("email %q", name.Bytes))
+			case uri:
+				list = append(list, fmt.Sprintf("URI %q", name.Bytes))
+			default:
+				list = append(list, fmt.Sprintf("a name of kind %d", name.Tag))
+			}
+		}
+	}
+	return list
 }
 
 func (p part) kubeconfig() bool { return strings.HasSuffix(p.path, ".conf") }
+
+// certificate returns the file with the certificate.
+func (p part) certificate() string {
+	if p.kubeconfig() {
+		return p.path
+	}
+	return p.path + ".crt"
+}
 
 func (p part) usages() []certificates.KeyUsage {
 	list := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment}
@@ -52,21 +179,24 @@ const (
 	frontProxyCA = "pki/front-proxy-ca"
 	etcdCA       = "pki/etcd/ca"
 	kubeletConf  = "kubelet.conf"
+
+	adminGroup   = "kubeadm:cluster-admins" // of admin.conf from kubeadm 1.29 on
+	mastersGroup = "system:masters"
 )
 
 var parts = []part{
-	{"admin.conf", "admin.conf", clusterCA, false, true},
-	{"apiserver", "pki/apiserver", clusterCA, true, false},
-	{"apiserver-etcd-client", "pki/apiserver-etcd-client", etcdCA, false, true},
-	{"apiserver-kubelet-client", "pki/apiserver-kubelet-client", clusterCA, false, true},
-	{"controller-manager.conf", "controller-manager.conf", clusterCA, false, true},
-	{"etcd-healthcheck-client", "pki/etcd/healthcheck-client", etcdCA, false, true},
-	{"etcd-peer", "pki/etcd/peer", etcdCA, true, true},
-	{"etcd-server", "pki/etcd/server", etcdCA, true, true},
-	{"front-proxy-client", "pki/front-proxy-client", frontProxyCA, false, true},
-	{kubeletConf, kubeletConf, clusterCA, false, true},
-	{"scheduler.conf", "scheduler.conf", clusterCA, false, true},
-	{"super-admin.conf", "super-admin.conf", clusterCA, false, true},
+	{"admin.conf", "admin.conf", clusterCA, false, true, "kubernetes-admin", []string{adminGroup}, []string{mastersGroup}},
+	{"apiserver", "pki/apiserver", clusterCA, true, false, "kube-apiserver", nil, nil},
+	{"apiserver-etcd-client", "pki/apiserver-etcd-client", etcdCA, false, true, "kube-apiserver-etcd-client", nil, nil},
+	{"apiserver-kubelet-client", "pki/apiserver-kubelet-client", clusterCA, false, true, "kube-apiserver-kubelet-client", nil, []string{adminGroup, mastersGroup}},
+	{"controller-manager.conf", "controller-manager.conf", clusterCA, false, true, "system:kube-controller-manager", nil, nil},
+	{"etcd-healthcheck-client", "pki/etcd/healthcheck-client", etcdCA, false, true, "kube-etcd-healthcheck-client", nil, nil},
+	{"etcd-peer", "pki/etcd/peer", etcdCA, true, true, "", nil, nil},
+	{"etcd-server", "pki/etcd/server", etcdCA, true, true, "", nil, nil},
+	{"front-proxy-client", "pki/front-proxy-client", frontProxyCA, false, true, "front-proxy-client", nil, nil},
+	{kubeletConf, kubeletConf, clusterCA, false, true, "", []string{tokens.NodesGroup}, nil},
+	{"scheduler.conf", "scheduler.conf", clusterCA, false, true, "system:kube-scheduler", nil, nil},
+	{"super-admin.conf", "super-admin.conf", clusterCA, false, true, "kubernetes-super-admin", []string{mastersGroup}, nil},
 }
 
 // A Host is a control plane's folder, /etc/kubernetes.
@@ -74,7 +204,12 @@ type Host struct {
 	Dir string
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+	// NoCA maps the name of a certificate to the reason why its CA cannot sign it.
+	NoCA map[string]string
 }
+
+// ErrNoCA is wrapped by a [SignFunc] that has no CA for a certificate.
+var ErrNoCA = errors.New("no CA")
 
 func (h Host) now() time.Time {
 	if h.Now != nil {
@@ -97,8 +232,18 @@ type loaded struct {
 	caPEM  []byte
 }
 
-// load reads a part. It returns nil if the folder has no key for it.
+// load reads a part that kubejoin can replace. It returns nil if the folder has no key for it, and for a kubeconfig that
+// names files: another program owns them, for example the kubelet.
 func (h Host) load(p part) (*loaded, error) {
+	l, err := h.read(p)
+	if l != nil && l.user != nil && l.user.ClientKey != "" {
+		return nil, nil
+	}
+	return l, err
+}
+
+// read reads a part, with the files that a kubeconfig names. It returns nil if the folder has no key for it.
+func (h Host) read(p part) (*loaded, error) {
 	l := &loaded{part: p}
 	var chain, key []byte
 	var err error
@@ -118,10 +263,12 @@ func (h Host) load(p part) (*loaded, error) {
 			return nil, fmt.Errorf("%s: want a current context with a cluster and a user", h.file(p.path))
 		}
 		l.user = l.config.AuthInfos[at.AuthInfo]
-		if l.user.ClientKey != "" { // the kubelet renews its own
-			return nil, nil
+		if chain, err = contentOf(h.Dir, l.user.ClientCertificateData, l.user.ClientCertificate); err != nil {
+			return l, fmt.Errorf("%s: client-certificate: %w", h.file(p.path), err)
 		}
-		chain, key = l.user.ClientCertificateData, l.user.ClientKeyData
+		if key, err = contentOf(h.Dir, l.user.ClientKeyData, l.user.ClientKey); err != nil {
+			return l, fmt.Errorf("%s: client-key: %w", h.file(p.path), err)
+		}
 	} else {
 		key, _, err = readSmall(h.file(p.path + ".key"))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -133,20 +280,23 @@ func (h Host) load(p part) (*loaded, error) {
 			return nil, err
 		}
 	}
-	if l.key, err = parseKey(key); err != nil {
-		return nil, fmt.Errorf("%s: %w", h.file(p.path), err)
+	if l.key, err = pemfile.Key(key); err != nil {
+		return l, fmt.Errorf("%s: %w", h.file(p.path), err)
 	}
 	if len(chain) > 0 {
 		if l.leaf, l.chain, err = parseChain(chain); err != nil {
-			return nil, fmt.Errorf("%s: certificate: %w", h.file(p.path), err)
+			return l, fmt.Errorf("%s: certificate: %w", h.file(p.path), err)
 		}
 	}
 	if l.caPEM, _, err = readSmall(h.file(p.ca + ".crt")); err != nil {
-		return nil, fmt.Errorf("%s needs the certificate of its CA, not the key: %w", p.name, err)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", ErrNoCA, err)
+		}
+		return l, fmt.Errorf("%s needs the certificate of its CA, not the key: %w", p.name, err)
 	}
 	first, others, err := parseChain(l.caPEM)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", h.file(p.ca+".crt"), err)
+		return l, fmt.Errorf("%s: %w", h.file(p.ca+".crt"), err)
 	}
 	l.roots = append(others, first)
 	return l, nil
@@ -160,6 +310,40 @@ func (l *loaded) problem(leaf *x509.Certificate, others []*x509.Certificate, now
 	if !matches(l.key, leaf.PublicKey) {
 		return errors.New("certificate and key differ")
 	}
+	wrong := func(usage string) error {
+		return fmt.Errorf("wrong certificate: subject %q, without usage %s", foreign.Text(leaf.Subject.String(), foreign.MaxName), usage)
+	}
+	switch {
+	case l.server && !allows(leaf, x509.ExtKeyUsageServerAuth):
+		return wrong("server auth")
+	case l.client && !allows(leaf, x509.ExtKeyUsageClientAuth):
+		return wrong("client auth")
+	}
+	if problem := notNow(leaf, now); problem != "" {
+		return errors.New(problem)
+	}
+	if _, err := l.verify(leaf, others, now); err != nil {
+		if ca := l.issuer(leaf, others); ca != nil && notNow(ca, now) != "" {
+			return fmt.Errorf("its CA cannot be used: %s", notNow(ca, now))
+		}
+		return fmt.Errorf("not of CA %s: %w", l.ca, err)
+	}
+	return nil
+}
+
+// notNow returns why a certificate cannot be used at a time; empty if it can.
+func notNow(cert *x509.Certificate, now time.Time) string {
+	switch {
+	case now.Before(cert.NotBefore):
+		return "not yet valid: it begins at " + cert.NotBefore.UTC().Format(time.RFC3339)
+	case now.After(cert.NotAfter):
+		return "expired"
+	}
+	return ""
+}
+
+// verify returns the chains of a certificate to the CAs of the part.
+func (l *loaded) verify(leaf *x509.Certificate, others []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
 	for _, ca := range l.roots {
 		roots.AddCert(ca)
@@ -167,15 +351,36 @@ func (l *loaded) problem(leaf *x509.Certificate, others []*x509.Certificate, now
 	for _, cert := range others {
 		between.AddCert(cert)
 	}
-	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
-	var invalid x509.CertificateInvalidError
-	switch {
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired && now.After(leaf.NotAfter):
-		return errors.New("expired")
-	case err != nil:
-		return fmt.Errorf("not of CA %s: %w", l.ca, err)
+	return leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+}
+
+// issuer returns the CA that issued a certificate, also if it is not valid now; nil if it is unknown.
+func (l *loaded) issuer(leaf *x509.Certificate, others []*x509.Certificate) *x509.Certificate {
+	for _, ca := range slices.Concat(l.roots, others) {
+		if bytes.Equal(ca.RawSubject, leaf.RawIssuer) && leaf.CheckSignatureFrom(ca) == nil {
+			return ca
+		}
 	}
 	return nil
+}
+
+// end returns when the certificate of the part can be used no longer: at its own end or at that of a CA above it. Of
+// several chains the one that ends last counts.
+func (l *loaded) end(now time.Time) (end time.Time) {
+	chains, err := l.verify(l.leaf, l.chain, now)
+	if err != nil {
+		chains = [][]*x509.Certificate{{l.leaf}}
+		if ca := l.issuer(l.leaf, l.chain); ca != nil {
+			chains[0] = append(chains[0], ca)
+		}
+	}
+	for _, chain := range chains {
+		first := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+		if first.NotAfter.After(end) {
+			end = first.NotAfter
+		}
+	}
+	return end
 }
 
 // A signed is a new certificate that was checked and not yet written.
@@ -184,11 +389,16 @@ type signed struct {
 	chain []byte
 }
 
-// sign has a request of a part signed, and checks the certificate.
-func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, csr *x509.CertificateRequest) (signed, error) {
+// sign requests a certificate of a part, and checks it.
+func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, request *x509.CertificateRequest) (signed, error) {
 	fail := func(err error) (signed, error) { return signed{}, fmt.Errorf("%s: %w", l.name, err) }
-	if !matches(l.key, csr.PublicKey) {
-		return fail(errors.New("the certificate request is not for the key beside it"))
+	der, err := x509.CreateCertificateRequest(rand.Reader, request, l.key)
+	if err != nil {
+		return fail(err)
+	}
+	csr, err := x509.ParseCertificateRequest(der)
+	if err != nil {
+		return fail(err)
 	}
 	chain, err := sign(ctx, Request{
 		Signer: KubeadmSigners + l.name, Usages: l.usages(),
@@ -204,11 +414,7 @@ func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, csr *x509.Cert
 	if err := l.problem(leaf, others, h.now()); err != nil {
 		return fail(fmt.Errorf("the signer returned a certificate that this host cannot use: %w", err))
 	}
-	same := leaf.Subject.String() == csr.Subject.String() && slices.Equal(leaf.DNSNames, csr.DNSNames) && len(leaf.IPAddresses) == len(csr.IPAddresses)
-	for i := 0; same && i < len(leaf.IPAddresses); i++ {
-		same = leaf.IPAddresses[i].Equal(csr.IPAddresses[i])
-	}
-	if !same {
+	if leaf.Subject.String() != csr.Subject.String() || !slices.Equal(leaf.DNSNames, csr.DNSNames) || !slices.EqualFunc(leaf.IPAddresses, csr.IPAddresses, net.IP.Equal) {
 		return fail(errors.New("the signer returned a certificate with another subject or other names"))
 	}
 	return signed{l, chain}, nil
@@ -217,7 +423,7 @@ func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, csr *x509.Cert
 // write replaces the certificate of a part. The key does not change, so one file changes, completely or not at all.
 func (h Host) write(s signed) error {
 	const public = 0o644 // as kubeadm has it
-	file, mode, content := h.file(s.path+".crt"), fs.FileMode(public), s.chain
+	mode, content := fs.FileMode(public), s.chain
 	if s.kubeconfig() {
 		s.user.ClientCertificateData = s.chain
 		at := s.config.Contexts[s.config.CurrentContext]
@@ -226,9 +432,9 @@ func (h Host) write(s signed) error {
 		if content, err = clientcmd.Write(*s.config); err != nil {
 			return err
 		}
-		file, mode = h.file(s.path), 0o600
+		mode = 0o600
 	}
-	to, err := atomicfile.Prepare(file)
+	to, err := atomicfile.Prepare(h.file(s.certificate()))
 	if err != nil {
 		return err
 	}
@@ -265,7 +471,19 @@ func (h Host) Sign(ctx context.Context, sign SignFunc) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
-		one, err := h.sign(ctx, sign, l, csr)
+		if !matches(l.key, csr.PublicKey) {
+			return nil, fmt.Errorf("%s: %s: the certificate request is not for the key beside it", p.name, file)
+		}
+		if reason := h.NoCA[p.name]; reason != "" {
+			return nil, fmt.Errorf("%s: %s", p.name, reason)
+		}
+		subject, err := p.subject(csr.Subject)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", p.name, file, err)
+		}
+		one, err := h.sign(ctx, sign, l, &x509.CertificateRequest{
+			Subject: subject, DNSNames: csr.DNSNames, IPAddresses: csr.IPAddresses, EmailAddresses: csr.EmailAddresses, URIs: csr.URIs,
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -287,58 +505,131 @@ func (h Host) writeAll(all []signed) (names []string, err error) {
 	return names, nil
 }
 
-// Renew has new certificates signed for the keys that the folder has, with the subjects and names of the old ones. names
-// selects certificates; none means all. It leaves out kubelet.conf, which the kubelet renews. It copies the old files to
-// the folder that it returns, and writes nothing unless all certificates were issued.
-func (h Host) Renew(ctx context.Context, sign SignFunc, names []string) (renewed []string, backup string, err error) {
-	for _, name := range names {
-		if name == kubeletConf || !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
-			return nil, "", fmt.Errorf("%q is not a certificate that can be renewed, want one of %s", name, strings.Join(Renewable(), ", "))
+// A Renewal says what [Host.Renew] renews.
+type Renewal struct {
+	// Names are certificates; none means all whose CA is there.
+	Names []string
+	// Add are names and addresses to add, by certificate.
+	Add map[string][]string
+}
+
+// A Note is about one certificate.
+type Note struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+// Renewed is what [Host.Renew] did.
+type Renewed struct {
+	Names []string `json:"renewed"`
+	// SetAside are the certificates that were left out because their CA is not there.
+	SetAside []Note `json:"setAside,omitempty"`
+	// Changes are differences between new and old certificates.
+	Changes []Note `json:"changes,omitempty"`
+	// Backup is the folder with the old files; empty if nothing changed.
+	Backup string `json:"backup,omitempty"`
+}
+
+// Renew has new certificates signed for the keys that the folder has, with the names of the old ones and with the subjects
+// that kubeadm gives them today. It leaves out kubelet.conf, which the kubelet renews, and certificates whose CA is not
+// there, unless r.Names has them. It copies the old files to a new folder, and writes nothing unless all other
+// certificates were issued.
+func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (done Renewed, err error) {
+	for _, name := range r.Names {
+		if !slices.Contains(Renewable(), name) {
+			return done, fmt.Errorf("%q is not a certificate that can be renewed, want one of %s", name, strings.Join(Renewable(), ", "))
 		}
 	}
 	var all []signed
 	for _, p := range parts {
-		if p.name == kubeletConf || len(names) > 0 && !slices.Contains(names, p.name) {
+		wanted := slices.Contains(r.Names, p.name)
+		if p.name == kubeletConf || len(r.Names) > 0 && !wanted {
 			continue
 		}
 		l, err := h.load(p)
-		if err != nil {
-			return nil, "", err
-		}
-		if l == nil || l.leaf == nil {
-			if len(names) > 0 {
-				return nil, "", fmt.Errorf("%s: there is no certificate to renew", p.name)
+		if err == nil && (l == nil || l.leaf == nil) {
+			if wanted {
+				return done, fmt.Errorf("%s: there is no certificate to renew", p.name)
 			}
 			continue
 		}
-		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{RawSubject: l.leaf.RawSubject, DNSNames: l.leaf.DNSNames, IPAddresses: l.leaf.IPAddresses}, l.key)
-		if err != nil {
-			return nil, "", fmt.Errorf("%s: %w", p.name, err)
+		var one signed
+		var changes []string
+		reason := h.NoCA[p.name]
+		if err == nil && reason == "" {
+			one, changes, err = h.renew(ctx, sign, l, r.Add[p.name])
 		}
-		csr, err := x509.ParseCertificateRequest(der)
-		if err != nil {
-			return nil, "", fmt.Errorf("%s: %w", p.name, err)
+		if reason == "" && errors.Is(err, ErrNoCA) {
+			reason = strings.TrimPrefix(err.Error(), p.name+": ")
 		}
-		one, err := h.sign(ctx, sign, l, csr)
-		if err != nil {
-			return nil, "", err
+		switch {
+		case reason != "" && wanted:
+			return done, fmt.Errorf("%s: %s", p.name, reason)
+		case reason != "":
+			done.SetAside = append(done.SetAside, Note{p.name, reason})
+			continue
+		case err != nil:
+			return done, err
 		}
 		all = append(all, one)
+		for _, text := range changes {
+			done.Changes = append(done.Changes, Note{p.name, text})
+		}
 	}
-	if len(all) == 0 {
-		return nil, "", fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
+	switch {
+	case len(all) == 0 && len(done.SetAside) > 0:
+		return done, fmt.Errorf("nothing to renew without these CAs: %s: %s", done.SetAside[0].Name, done.SetAside[0].Text)
+	case len(all) == 0:
+		return done, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
 	}
-	if backup, err = h.backUp(all); err != nil {
-		return nil, "", fmt.Errorf("keep the old files: %w", err)
+	backup, err := h.backUp(all)
+	if err != nil {
+		return done, fmt.Errorf("keep the old files: %w", err)
 	}
-	renewed, err = h.writeAll(all)
-	return renewed, backup, err
+	done.Backup = backup
+	done.Names, err = h.writeAll(all)
+	return done, err
+}
+
+// renew has the certificate of a part signed again.
+func (h Host) renew(ctx context.Context, sign SignFunc, l *loaded, names []string) (signed, []string, error) {
+	request, changes, err := l.renewal(l.leaf, names)
+	if err != nil {
+		return signed{}, nil, fmt.Errorf("%s: %s: %w", l.name, h.file(l.certificate()), err)
+	}
+	one, err := h.sign(ctx, sign, l, request)
+	return one, changes, err
+}
+
+// AdminConfig returns the client configuration in admin.conf. chain replaces its certificate, unless it is empty.
+func (h Host) AdminConfig(chain []byte) (*rest.Config, error) {
+	l, err := h.load(parts[0])
+	switch {
+	case err != nil:
+		return nil, err
+	case l == nil:
+		return nil, fmt.Errorf("%s has no %s", h.Dir, parts[0].name)
+	case len(chain) > 0:
+		l.user.ClientCertificateData = chain
+	}
+	l.config.Clusters[l.config.Contexts[l.config.CurrentContext].Cluster].CertificateAuthorityData = l.caPEM
+	return clientcmd.NewDefaultClientConfig(*l.config, nil).ClientConfig()
 }
 
 // Renewable returns the names that [Host.Renew] accepts.
 func Renewable() (names []string) {
 	for _, p := range parts {
 		if p.name != kubeletConf {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+// OfEtcd returns the names of the certificates that the CA of etcd signs.
+func OfEtcd() (names []string) {
+	for _, p := range parts {
+		if p.ca == etcdCA {
 			names = append(names, p.name)
 		}
 	}
@@ -356,10 +647,7 @@ func (h Host) backUp(all []signed) (string, error) {
 		return "", err
 	}
 	for _, one := range all {
-		path := one.path
-		if !one.kubeconfig() {
-			path += ".crt"
-		}
+		path := one.certificate()
 		content, _, err := readSmall(h.file(path))
 		if err != nil {
 			return "", err
@@ -377,29 +665,42 @@ func (h Host) backUp(all []signed) (string, error) {
 
 // A CertificateStatus is the state of one certificate in the folder of a Host.
 type CertificateStatus struct {
-	Name     string     `json:"name"`
-	CA       string     `json:"certificateAuthority,omitempty"` // empty for a CA
+	Name string `json:"name"`
+	CA   string `json:"certificateAuthority,omitempty"` // empty for a CA
+	// NotAfter is the end of the certificate, or that of its CA if it is earlier.
 	NotAfter *time.Time `json:"notAfter,omitempty"`
 	// KeyOnHost is true for a CA whose key is on the host.
 	KeyOnHost bool `json:"keyOnHost,omitempty"`
 	// Problem says why the certificate cannot be used; empty if it can.
 	Problem string `json:"problem,omitempty"`
+	// Note says how a renewed certificate differs, for example in groups of an older kubeadm, or why it cannot be renewed.
+	Note string `json:"note,omitempty"`
 }
 
-// List returns the certificates and then the CAs in the folder, like 'kubeadm certs check-expiration'.
+// List returns the certificates and then the CAs in the folder, like 'kubeadm certs check-expiration'. It also returns
+// kubeconfigs that name files, and every CA of a bundle: the second one of ca.crt has the name ca-2.
 func (h Host) List() ([]CertificateStatus, error) {
 	list := []CertificateStatus{}
 	for _, p := range parts {
 		status := CertificateStatus{Name: p.name, CA: caName(p.ca)}
-		l, err := h.load(p)
+		l, err := h.read(p)
 		switch {
+		case errors.Is(err, ErrNoCA) && p.ca == etcdCA: // of an external etcd
+			status.Note = err.Error()
+			if l.leaf != nil {
+				status.NotAfter = &l.leaf.NotAfter
+			}
 		case err != nil:
 			status.Problem = err.Error()
 		case l == nil:
-			continue
+			if _, err := os.Stat(h.file(p.certificate())); err != nil {
+				continue
+			}
+			status.Problem = "there is no key " + h.file(p.path+".key")
 		default:
 			if l.leaf != nil {
-				status.NotAfter = &l.leaf.NotAfter
+				end := l.end(h.now())
+				status.NotAfter, status.Note = &end, l.note()
 			}
 			if err := l.problem(l.leaf, l.chain, h.now()); err != nil {
 				status.Problem = err.Error()
@@ -412,28 +713,43 @@ func (h Host) List() ([]CertificateStatus, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		status := CertificateStatus{Name: caName(path)}
-		var leaf *x509.Certificate
+		var cas []*x509.Certificate
 		if err == nil {
-			leaf, _, err = parseChain(content)
+			cas, err = pemfile.Certificates(content)
 		}
-		switch {
-		case err != nil:
-			status.Problem = err.Error()
-		default:
-			status.NotAfter = &leaf.NotAfter
-			if h.now().After(leaf.NotAfter) {
-				status.Problem = "expired"
+		if err != nil {
+			list = append(list, CertificateStatus{Name: caName(path), Problem: fmt.Sprintf("%s: %v", h.file(path+".crt"), err)})
+		}
+		_, noKey := os.Stat(h.file(path + ".key"))
+		content, _, _ = readSmall(h.file(path + ".key"))
+		key, _ := pemfile.Key(content)
+		ofKey := func(ca *x509.Certificate) bool { return key != nil && matches(key, ca.PublicKey) }
+		ofOne := slices.ContainsFunc(cas, ofKey) // otherwise nobody knows which CA it is for
+		for i, ca := range cas {
+			status := CertificateStatus{Name: caName(path), NotAfter: &ca.NotAfter, Problem: notNow(ca, h.now())}
+			if i > 0 {
+				status.Name += fmt.Sprintf("-%d", i+1)
 			}
+			if !ca.IsCA {
+				status.Problem = "not a CA certificate"
+			}
+			status.KeyOnHost = noKey == nil && (!ofOne || ofKey(ca))
+			list = append(list, status)
 		}
-		_, err = os.Stat(h.file(path + ".key"))
-		status.KeyOnHost = err == nil
-		list = append(list, status)
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
 	}
 	return list, nil
+}
+
+// note returns how a renewed certificate differs, or why it cannot be renewed.
+func (l *loaded) note() string {
+	_, changes, err := l.renewal(l.leaf, nil)
+	if err != nil {
+		return err.Error()
+	}
+	return strings.Join(changes, "; ")
 }
 
 // caName returns kubeadm's name of a CA.

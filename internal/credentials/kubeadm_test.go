@@ -1,18 +1,22 @@
 package credentials_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -134,7 +138,7 @@ func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 		want   string
 	}{
 		{"no CA", func(dir string) { _ = os.Remove(filepath.Join(dir, "pki/ca.crt")) }, anything(ca), "needs the certificate of its CA, not the key"},
-		{"malformed CA", func(dir string) { write(t, dir, "pki/ca.crt", []byte("x")) }, anything(ca), "no certificate in PEM"},
+		{"malformed CA", func(dir string) { write(t, dir, "pki/ca.crt", []byte("x")) }, anything(ca), "no certificate found"},
 		{"no request", func(dir string) { _ = os.Remove(filepath.Join(dir, "pki/apiserver.csr")) }, anything(ca), "kubeadm certs generate-csr"},
 		{"malformed request", func(dir string) { write(t, dir, "pki/apiserver.csr", []byte("x")) }, anything(ca), "not PEM"},
 		{"request of another key", func(dir string) {
@@ -182,32 +186,401 @@ func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 	}
 }
 
+// Hosts that an older kubeadm made get the groups of today. Catches a group that gets rights for no reason, and a subject
+// that somebody chose and that kubejoin drops.
+func TestCertificatesGetTodaysGroups(t *testing.T) {
+	const admins, masters = "kubeadm:cluster-admins", "system:masters"
+	groups := func(groups ...string) []string { return groups }
+	for _, test := range []struct {
+		file     string
+		cn       string
+		old, now []string
+		want     string // part of the error
+	}{
+		{file: "pki/apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client"},
+		{file: "pki/apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", old: groups(admins)},
+		{file: "pki/apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", old: groups(masters)},
+		{file: "pki/apiserver-etcd-client", cn: "kube-apiserver-etcd-client", old: groups(masters)},
+		{file: "pki/etcd/healthcheck-client", cn: "kube-etcd-healthcheck-client", old: groups(masters)},
+		{file: "admin.conf", cn: "kubernetes-admin", old: groups(masters), now: groups(admins)},
+		{file: "admin.conf", cn: "kubernetes-admin", old: groups(admins), now: groups(admins)},
+		{file: "super-admin.conf", cn: "kubernetes-super-admin", old: groups(masters), now: groups(masters)},
+		{file: "pki/etcd/peer", cn: "control-1"},
+		{file: "kubelet.conf", cn: "system:node:control-1", old: groups("system:nodes"), now: groups("system:nodes")},
+		// Nobody reads groups from these.
+		{file: "pki/front-proxy-client", cn: "front-proxy-client", old: groups(admins)},
+		{file: "pki/apiserver", cn: "kube-apiserver", old: groups(masters, "dev")},
+		{file: "pki/etcd/server", cn: "control-1", old: groups("etcd", "dev")},
+
+		{file: "admin.conf", cn: "kubernetes-admin", want: `subject "CN=kubernetes-admin" given, want "CN=kubernetes-admin,O=kubeadm:cluster-admins"`},
+		{file: "admin.conf", cn: "jane", old: groups(admins), want: `"CN=jane,O=kubeadm:cluster-admins" given`},
+		{file: "super-admin.conf", cn: "kubernetes-super-admin", old: groups(admins), want: `want "CN=kubernetes-super-admin,O=system:masters"`},
+		{file: "kubelet.conf", cn: "system:node:control-1", old: groups("system:nodes", "dev"), want: `want "CN=system:node:control-1,O=system:nodes"`},
+		{file: "pki/etcd/server", want: `subject "" given`},
+		{file: "scheduler.conf", cn: "system:kube-scheduler", old: groups(masters), want: `want "CN=system:kube-scheduler"`},
+		{file: "pki/apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", old: groups("dev"), want: `"CN=kube-apiserver-kubelet-client,O=dev" given, want "CN=kube-apiserver-kubelet-client"`},
+		{file: "pki/apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", old: groups(admins, "more:cluster-administrators"), want: "O=kubeadm:cluster-admins+O=more:cluster-administrators"},
+		{file: "pki/apiserver-kubelet-client", cn: "kube-apiserver-kubelet-client", old: groups("x\nsecret"), want: `O=x secret" given`},
+	} {
+		t.Run(test.file+" "+test.cn+strings.Join(test.old, "+"), func(t *testing.T) {
+			ca := newCA(t)
+			subject := pkix.Name{CommonName: test.cn, Organization: test.old}
+			h := hostOf(t, ca, test.file, subject)
+			file := filepath.Join(h.Dir, test.file)
+			_, err := h.Sign(t.Context(), anything(ca))
+			checkSubject(t, "sign", h, test.file, err, file+".csr", test.cn, test.now, test.want)
+
+			// The same with a certificate of the old subject.
+			h = hostOf(t, ca, test.file, subject)
+			file = filepath.Join(h.Dir, test.file)
+			request, err := os.ReadFile(file + ".csr")
+			if err != nil {
+				t.Fatal(err)
+			}
+			setCertificate(t, h, test.file, issueFor(t, ca, request, &x509.Certificate{Subject: subject, DNSNames: []string{"kubernetes"}}))
+			if test.file == "kubelet.conf" {
+				return // the kubelet renews it
+			}
+			if _, err := os.Stat(file); err != nil {
+				file += ".crt"
+			}
+			_, err = h.Renew(t.Context(), anything(ca), credentials.Renewal{})
+			checkSubject(t, "renew", h, test.file, err, file, test.cn, test.now, test.want)
+		})
+	}
+}
+
+// Certificates lose what kubeadm does not write into a subject, as with 'kubeadm certs renew', and the list says so before.
+func TestCertificatesLoseOtherAttributes(t *testing.T) {
+	for _, name := range append(credentials.Renewable(), "kubelet.conf") {
+		t.Run(name, func(t *testing.T) {
+			file := map[string]string{"etcd-server": "pki/etcd/server", "etcd-peer": "pki/etcd/peer", "etcd-healthcheck-client": "pki/etcd/healthcheck-client"}[name]
+			if file == "" && strings.HasSuffix(name, ".conf") {
+				file = name
+			} else if file == "" {
+				file = "pki/" + name
+			}
+			today := map[string]pkix.Name{
+				"admin.conf": {CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}, "apiserver": {CommonName: "kube-apiserver"},
+				"apiserver-etcd-client": {CommonName: "kube-apiserver-etcd-client"}, "apiserver-kubelet-client": {CommonName: "kube-apiserver-kubelet-client"},
+				"controller-manager.conf": {CommonName: "system:kube-controller-manager"}, "etcd-healthcheck-client": {CommonName: "kube-etcd-healthcheck-client"},
+				"etcd-peer": {CommonName: "control-1"}, "etcd-server": {CommonName: "control-1"}, "front-proxy-client": {CommonName: "front-proxy-client"},
+				"kubelet.conf": {CommonName: "system:node:control-1", Organization: []string{"system:nodes"}}, "scheduler.conf": {CommonName: "system:kube-scheduler"},
+				"super-admin.conf": {CommonName: "kubernetes-super-admin", Organization: []string{"system:masters"}},
+			}[name]
+			old := today
+			old.OrganizationalUnit, old.Locality, old.Country = []string{"ops"}, []string{"Bern"}, []string{"CH"}
+			ca := newCA(t)
+			h := hostOf(t, ca, file, old)
+			_, err := h.Sign(t.Context(), anything(ca))
+			checkSubject(t, "sign", h, file, err, "", today.CommonName, today.Organization, "")
+			if got := note(t, h, name); got != "" {
+				t.Errorf("note of a new certificate: %q", got)
+			}
+			request, err := os.ReadFile(filepath.Join(h.Dir, file+".csr"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			setCertificate(t, h, file, issueFor(t, ca, request, &x509.Certificate{Subject: old, DNSNames: []string{"kubernetes"}}))
+			want := fmt.Sprintf("renewal replaces the subject %q by %q", old, today)
+			if got := note(t, h, name); got != want {
+				t.Errorf("note: %q, want %q", got, want)
+			}
+			if name == "kubelet.conf" {
+				return
+			}
+			done, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{})
+			checkSubject(t, "renew", h, file, err, "", today.CommonName, today.Organization, "")
+			if !slices.Equal(done.Changes, []credentials.Note{{Name: name, Text: want}}) {
+				t.Errorf("changes: %q", done.Changes)
+			}
+		})
+	}
+}
+
+// note returns the note of a certificate in the list.
+func note(t *testing.T, h credentials.Host, name string) string {
+	t.Helper()
+	list, err := h.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, status := range list {
+		if status.Name == name {
+			return status.Note
+		}
+	}
+	t.Fatalf("%s is not in the list", name)
+	return ""
+}
+
+// The list also shows a certificate that cannot be renewed.
+func TestListShowsSubjectThatCannotBeRenewed(t *testing.T) {
+	ca := newCA(t)
+	h := hostOf(t, ca, "admin.conf", pkix.Name{})
+	request, err := os.ReadFile(filepath.Join(h.Dir, "admin.conf.csr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	setCertificate(t, h, "admin.conf", issueFor(t, ca, request, &x509.Certificate{Subject: pkix.Name{CommonName: "jane"}}))
+	if got := note(t, h, "admin.conf"); !strings.HasPrefix(got, `subject "CN=jane" given, want "CN=kubernetes-admin,O=kubeadm:cluster-admins"; make it again in an empty folder: kubeadm certs generate-csr`) {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A certificate without its CA does not keep the others from being renewed. One that was asked for is an error.
+func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
+	ca := newCA(t)
+	newFolder := func() credentials.Host {
+		h := credentials.Host{Dir: newHost(t, ca)}
+		if _, err := h.Sign(t.Context(), anything(ca)); err != nil {
+			t.Fatal(err)
+		}
+		request, err := os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.csr"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, err := os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.key"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, h.Dir, "pki/apiserver-etcd-client.key", key)
+		// An external etcd has names of its own.
+		write(t, h.Dir, "pki/apiserver-etcd-client.crt", issueFor(t, newCA(t), request, &x509.Certificate{Subject: pkix.Name{CommonName: "root"}}))
+		return h
+	}
+	noSigner := func(ctx context.Context, r credentials.Request) ([]byte, error) {
+		if r.Signer == "kubeadm.kubejoin.io/scheduler.conf" {
+			return nil, fmt.Errorf("%w: not configured", credentials.ErrNoCA)
+		}
+		return anything(ca)(ctx, r)
+	}
+	for _, test := range []struct {
+		what    string
+		noCA    map[string]string
+		sign    credentials.SignFunc
+		aside   string // name and part of the reason
+		renewed []string
+	}{
+		{"no CA certificate on the host", nil, anything(ca), "apiserver-etcd-client needs the certificate of its CA", []string{"apiserver", "apiserver-kubelet-client", "scheduler.conf"}},
+		{"no CA key", map[string]string{"apiserver-etcd-client": "x/etcd/ca.key does not exist"}, anything(ca), "x/etcd/ca.key does not exist", []string{"apiserver", "apiserver-kubelet-client", "scheduler.conf"}},
+		{"no signer at the server", map[string]string{"apiserver-etcd-client": "x"}, noSigner, "no CA: not configured", []string{"apiserver", "apiserver-kubelet-client"}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			h := newFolder()
+			h.NoCA = test.noCA
+			done, err := h.Renew(t.Context(), test.sign, credentials.Renewal{})
+			if err != nil || !slices.Equal(done.Names, test.renewed) || !strings.Contains(fmt.Sprint(done.SetAside), test.aside) {
+				t.Fatalf("got %+v, %v", done, err)
+			}
+			name := done.SetAside[len(done.SetAside)-1].Name
+			before := files(t, h.Dir)
+			done, err = h.Renew(t.Context(), test.sign, credentials.Renewal{Names: []string{"apiserver", name}})
+			if err == nil || !strings.HasPrefix(err.Error(), name+": ") || !strings.Contains(err.Error(), test.aside) || !maps.Equal(before, files(t, h.Dir)) {
+				t.Errorf("%s asked for: got %+v, %v, want an error and no change", name, done, err)
+			}
+		})
+	}
+	h := newFolder()
+	h.NoCA = map[string]string{}
+	for _, name := range credentials.Renewable() {
+		h.NoCA[name] = "x does not exist"
+	}
+	if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{}); err == nil || err.Error() != "nothing to renew without these CAs: apiserver: x does not exist" {
+		t.Errorf("no CA at all: %v", err)
+	}
+	if err := os.Remove(filepath.Join(h.Dir, "pki/apiserver.crt")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Sign(t.Context(), anything(ca)); err == nil || err.Error() != "apiserver: x does not exist" {
+		t.Errorf("sign without a CA: %v", err)
+	}
+}
+
+// Renewal adds names as kubeadm reads them in certSANs, each once, and reports names that it drops.
+func TestRenewAddsAndDropsNames(t *testing.T) {
+	ca := newCA(t)
+	h := hostOf(t, ca, "pki/apiserver", pkix.Name{CommonName: "kube-apiserver"})
+	request, err := os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.csr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	san, err := asn1.Marshal([]asn1.RawValue{
+		{Class: asn1.ClassContextSpecific, Tag: 2, Bytes: []byte("kubernetes")}, {Class: asn1.ClassContextSpecific, Tag: 7, Bytes: []byte{10, 0, 0, 1}},
+		{Class: asn1.ClassContextSpecific, Tag: 1, Bytes: []byte("ops@example.com")}, {Class: asn1.ClassContextSpecific, Tag: 6, Bytes: []byte("spiffe://a/b")},
+		{Class: asn1.ClassContextSpecific, Tag: 8, Bytes: []byte{42}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	setCertificate(t, h, "pki/apiserver", issueFor(t, ca, request, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "kube-apiserver"}, ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: san}},
+	}))
+	const drops = `renewal drops what kubeadm does not write: email "ops@example.com", URI "spiffe://a/b", a name of kind 8`
+	if got := note(t, h, "apiserver"); got != drops {
+		t.Errorf("note: %q, want %q", got, drops)
+	}
+	done, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{Add: map[string][]string{
+		"apiserver": {"lb.example.com", "Kubernetes", "kubernetes", "*.example.com", "10.0.0.1", "010.0.0.2", "2001:db8::1", "a_b", "lb.example.com", ""},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, change := range done.Changes {
+		got = append(got, change.Text)
+	}
+	const invalid = ` given, want an IP address, a DNS name in lower case, or a wildcard such as *.example.com`
+	want := []string{
+		drops, `renewal adds the name "lb.example.com"`, `renewal leaves out a name: "Kubernetes"` + invalid, `renewal adds the name "*.example.com"`, `renewal adds the name "010.0.0.2"`,
+		`renewal adds the name "2001:db8::1"`, `renewal leaves out a name: "a_b"` + invalid, `renewal leaves out a name: ""` + invalid,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	content, err := os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(content)
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names := fmt.Sprint(leaf.DNSNames, leaf.IPAddresses, leaf.EmailAddresses, leaf.URIs); names != "[kubernetes lb.example.com *.example.com] [10.0.0.1 10.0.0.2 2001:db8::1] [] []" {
+		t.Errorf("names: %s", names)
+	}
+	if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{Add: map[string][]string{"apiserver": make([]string, pkcs10.MaxNames+1)}}); err == nil || !strings.Contains(err.Error(), "501 names to add given, want at most 500") {
+		t.Errorf("too many: %v", err)
+	}
+}
+
+// hostOf returns a folder with the key and request of one certificate.
+func hostOf(t *testing.T, ca *signer.CA, file string, subject pkix.Name) credentials.Host {
+	t.Helper()
+	dir := t.TempDir()
+	certs, _, err := ca.PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"pki/ca.crt", "pki/front-proxy-ca.crt", "pki/etcd/ca.crt"} {
+		write(t, dir, name, certs)
+	}
+	key := csrtest.NewKey()
+	write(t, dir, file+".csr", csrtest.PEM(t, &x509.CertificateRequest{Subject: subject, DNSNames: []string{"kubernetes"}}, key))
+	content, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(file, ".conf") {
+		write(t, dir, file+".key", content)
+		return credentials.Host{Dir: dir}
+	}
+	config, err := clientcmd.Write(clientcmdapi.Config{
+		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: "https://127.0.0.1:6443"}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientKeyData: content}},
+		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, file, config)
+	return credentials.Host{Dir: dir}
+}
+
+// setCertificate writes the certificate of a file of hostOf.
+func setCertificate(t *testing.T, h credentials.Host, file string, certificate []byte) {
+	t.Helper()
+	if !strings.HasSuffix(file, ".conf") {
+		write(t, h.Dir, file+".crt", certificate)
+		return
+	}
+	config, err := clientcmd.LoadFromFile(filepath.Join(h.Dir, file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.AuthInfos["me"].ClientCertificateData = certificate
+	if err := clientcmd.WriteToFile(*config, filepath.Join(h.Dir, file)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkSubject checks the certificate of a file of hostOf, or an error that names the file.
+func checkSubject(t *testing.T, what string, h credentials.Host, file string, err error, named, cn string, groups []string, want string) {
+	t.Helper()
+	if want != "" {
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), named+": ") {
+			t.Errorf("%s: got %v, want %s and %s", what, err, named, want)
+		}
+		return
+	}
+	if err != nil {
+		t.Errorf("%s: %v", what, err)
+		return
+	}
+	content, err := os.ReadFile(filepath.Join(h.Dir, file+".crt"))
+	if strings.HasSuffix(file, ".conf") {
+		config, err := clientcmd.LoadFromFile(filepath.Join(h.Dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		content = config.AuthInfos["me"].ClientCertificateData
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	block, _ := pem.Decode(content)
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if leaf.Subject.CommonName != cn || !slices.Equal(leaf.Subject.Organization, groups) || !slices.Equal(leaf.DNSNames, []string{"kubernetes"}) {
+		t.Errorf("%s: got %s with names %q, want CN %s, groups %q and the name kubernetes", what, leaf.Subject, leaf.DNSNames, cn, groups)
+	}
+}
+
+// Before 'kubejoin sign' writes admin.conf, the command asks the cluster with the new certificate.
+func TestAdminConfigTakesNewCertificate(t *testing.T) {
+	ca := newCA(t)
+	h := hostOf(t, ca, "admin.conf", pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}})
+	want, _, err := ca.PEM()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := h.AdminConfig([]byte("chain"))
+	if err != nil || config.Host != "https://127.0.0.1:6443" || string(config.CertData) != "chain" || len(config.KeyData) == 0 || string(config.CAData) != string(want) {
+		t.Errorf("got %v, %v", config, err)
+	}
+	if _, err := (credentials.Host{Dir: t.TempDir()}).AdminConfig(nil); err == nil || !strings.Contains(err.Error(), "has no admin.conf") {
+		t.Errorf("without the file: got %v", err)
+	}
+}
+
 // Renewal is complete or does not happen, and leaves kubelet.conf to the kubelet.
 func TestRenewIsCompleteOrDoesNotHappen(t *testing.T) {
 	ca := newCA(t)
 	h := credentials.Host{Dir: newHost(t, ca)}
-	if _, _, err := h.Renew(t.Context(), anything(ca), nil); err == nil || !strings.Contains(err.Error(), "has no certificates of kubeadm") {
+	if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{}); err == nil || !strings.Contains(err.Error(), "has no certificates of kubeadm") {
 		t.Errorf("before the first certificate: %v", err)
 	}
 	if _, err := h.Sign(t.Context(), anything(ca)); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"kubelet.conf", "ca", "../apiserver"} {
-		if _, _, err := h.Renew(t.Context(), anything(ca), []string{name}); err == nil || !strings.Contains(err.Error(), "is not a certificate that can be renewed") {
+		if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{Names: []string{name}}); err == nil || !strings.Contains(err.Error(), "is not a certificate that can be renewed") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	before := files(t, h.Dir)
-	if _, _, err := h.Renew(t.Context(), anything(newCA(t)), nil); err == nil || !maps.Equal(before, files(t, h.Dir)) {
+	if _, err := h.Renew(t.Context(), anything(newCA(t)), credentials.Renewal{}); err == nil || !maps.Equal(before, files(t, h.Dir)) {
 		t.Errorf("another CA: got %v, want an error and no change", err)
 	}
-	names, backup, err := h.Renew(t.Context(), anything(ca), []string{"apiserver"})
-	if err != nil || len(names) != 1 || names[0] != "apiserver" {
-		t.Fatalf("got %q, %v", names, err)
+	done, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{Names: []string{"apiserver"}})
+	if err != nil || !slices.Equal(done.Names, []string{"apiserver"}) {
+		t.Fatalf("got %q, %v", done.Names, err)
 	}
 	old := filepath.Join(h.Dir, "pki", "apiserver.crt")
 	after := files(t, h.Dir)
-	if after[filepath.Join(backup, "pki", "apiserver.crt")] != before[old] || after[old] == before[old] {
+	if after[filepath.Join(done.Backup, "pki", "apiserver.crt")] != before[old] || after[old] == before[old] {
 		t.Error("want a new certificate, and the old one in the backup")
 	}
 	for path, content := range before {
@@ -255,6 +628,110 @@ func TestListNamesProblems(t *testing.T) {
 	}
 	if _, err := (credentials.Host{Dir: t.TempDir()}).List(); err == nil {
 		t.Error("an empty folder: got no error")
+	}
+}
+
+// Catches an unusable certificate without a row, for which the exit code would be 0.
+func TestListShowsWhatCannotBeUsed(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	authority := func(name string, from, to time.Duration) *tls.Certificate {
+		return certtest.Issue(t, &x509.Certificate{
+			Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, NotBefore: now.Add(from), NotAfter: now.Add(to),
+		}, nil)
+	}
+	const hour = time.Hour
+	ca, next := authority("kubernetes", -9*hour, 9*hour), authority("kubernetes", -hour, 90*hour)
+	past, future := authority("kubernetes", -9*hour, -hour), authority("kubernetes", hour, 9*hour)
+	leaf := func(issuer *tls.Certificate, usage x509.ExtKeyUsage, from, to time.Duration) *tls.Certificate {
+		return certtest.Issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "kube-apiserver"}, ExtKeyUsage: []x509.ExtKeyUsage{usage}, NotBefore: now.Add(from), NotAfter: now.Add(to)}, issuer)
+	}
+	const server, client = x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth
+	apiserver := func(dir string, c *tls.Certificate) {
+		write(t, dir, "pki/apiserver.crt", pemOf(c))
+		write(t, dir, "pki/apiserver.key", keyOf(t, c))
+	}
+	naming := func(dir, kubeconfig, certificate, key string) {
+		content, err := clientcmd.Write(clientcmdapi.Config{
+			Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: "https://127.0.0.1:6443"}},
+			AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientCertificate: certificate, ClientKey: key}},
+			Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, dir, kubeconfig, content)
+	}
+	row := func(name string, end time.Duration, problem string) string {
+		return strings.TrimSpace(name + " " + now.Add(end).UTC().Format(time.RFC3339) + " " + problem)
+	}
+	good := row("ca", 9*hour, "")
+	for name, test := range map[string]struct {
+		change func(dir string)
+		want   []string // a prefix of each row
+	}{
+		"good": {func(dir string) { apiserver(dir, leaf(ca, server, -hour, hour)) }, []string{row("apiserver", hour, ""), good}},
+		"expired file of a kubeconfig": {func(dir string) {
+			c := leaf(ca, client, -2*hour, -hour)
+			write(t, dir, "admin.pem", append(pemOf(c), keyOf(t, c)...))
+			naming(dir, "admin.conf", "admin.pem", "admin.pem")
+		}, []string{row("admin.conf", -hour, "expired"), good}},
+		"good file of kubelet.conf": {func(dir string) {
+			c := leaf(ca, client, -hour, hour)
+			write(t, dir, "kubelet.pem", append(pemOf(c), keyOf(t, c)...))
+			naming(dir, "kubelet.conf", filepath.Join(dir, "kubelet.pem"), filepath.Join(dir, "kubelet.pem"))
+		}, []string{row("kubelet.conf", hour, ""), good}},
+		"missing file of a kubeconfig": {func(dir string) { naming(dir, "admin.conf", "gone.crt", "gone.key") }, []string{"admin.conf - DIR/admin.conf: client-certificate: stat DIR/gone.crt: no such file", good}},
+		"client certificate of the API server": {func(dir string) { apiserver(dir, leaf(ca, client, -hour, hour)) },
+			[]string{row("apiserver", hour, `wrong certificate: subject "CN=kube-apiserver", without usage server auth`), good}},
+		"no key":          {func(dir string) { write(t, dir, "pki/apiserver.crt", pemOf(leaf(ca, server, -hour, hour))) }, []string{"apiserver - there is no key DIR/pki/apiserver.key", good}},
+		"not yet valid":   {func(dir string) { apiserver(dir, leaf(ca, server, hour, 2*hour)) }, []string{row("apiserver", 2*hour, "not yet valid: it begins at "+now.Add(hour).UTC().Format(time.RFC3339)), good}},
+		"outlives its CA": {func(dir string) { apiserver(dir, leaf(ca, server, -hour, 90*hour)) }, []string{row("apiserver", 9*hour, ""), good}},
+		"two CAs": {func(dir string) {
+			apiserver(dir, leaf(ca, server, -hour, 30*hour))
+			write(t, dir, "pki/ca.crt", pemOf(next, ca))
+			write(t, dir, "pki/ca.key", keyOf(t, ca))
+		}, []string{row("apiserver", 9*hour, ""), row("ca", 90*hour, ""), row("ca-2", 9*hour, "") + " key"}},
+		"one of two CAs expired": {func(dir string) {
+			apiserver(dir, leaf(past, server, -2*hour, 2*hour))
+			write(t, dir, "pki/ca.crt", pemOf(ca, past))
+		}, []string{row("apiserver", -hour, "its CA cannot be used: expired"), good, row("ca-2", -hour, "expired")}},
+		"CA not yet valid": {func(dir string) {
+			apiserver(dir, leaf(future, server, -hour, hour))
+			write(t, dir, "pki/ca.crt", pemOf(future))
+		}, []string{row("apiserver", hour, "its CA cannot be used: not yet valid"), row("ca", 9*hour, "not yet valid")}},
+		"leaf in place of a CA": {func(dir string) { write(t, dir, "pki/ca.crt", pemOf(leaf(ca, server, -hour, hour))) }, []string{row("ca", hour, "not a CA certificate")}},
+		"damaged bundle":        {func(dir string) { write(t, dir, "pki/ca.crt", bytes.TrimSpace(append(pemOf(ca), pemOf(next)[:99]...))) }, []string{"ca - DIR/pki/ca.crt: PEM block 2 (line "}},
+		"another CA":            {func(dir string) { apiserver(dir, leaf(next, server, -hour, hour)) }, []string{row("apiserver", hour, "not of CA pki/ca"), good}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, dir, "pki/ca.crt", pemOf(ca))
+			test.change(dir)
+			list, err := credentials.Host{Dir: dir}.List()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, status := range list {
+				end := "-"
+				if status.NotAfter != nil {
+					end = status.NotAfter.UTC().Format(time.RFC3339)
+				}
+				line := strings.TrimSpace(status.Name + " " + end + " " + status.Problem)
+				if status.KeyOnHost {
+					line += " key"
+				}
+				got = append(got, strings.ReplaceAll(line, dir, "DIR"))
+			}
+			if !slices.EqualFunc(got, test.want, strings.HasPrefix) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+			}
+			for i, line := range got { // a prefix of a row without a problem is the whole row
+				if i < len(test.want) && strings.HasSuffix(test.want[i], "Z") && line != test.want[i] {
+					t.Errorf("got %q, want %q", line, test.want[i])
+				}
+			}
+		})
 	}
 }
 
@@ -337,7 +814,7 @@ func TestHostKeepsOwnersAndModes(t *testing.T) {
 	if err := os.Chmod(cert, 0o604); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := h.Renew(t.Context(), anything(ca), nil); err != nil {
+	if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{}); err != nil {
 		t.Fatal(err)
 	}
 	for file, want := range map[string]fs.FileMode{config: 0o640, cert: 0o604, filepath.Join(h.Dir, "pki/apiserver-kubelet-client.crt"): 0o644} {

@@ -18,6 +18,10 @@ func reachable(listen string) (string, error) {
 		return "", fmt.Errorf("--listen: %w", err)
 	}
 	if !everyAddress(host) {
+		// Only tests listen on port 0.
+		if err := clusterinfo.CheckEndpoint(net.JoinHostPort(host, "1")); err != nil {
+			return "", fmt.Errorf("--listen: host %q: %w; or give --advertise", host, err)
+		}
 		return listen, nil
 	}
 	for _, ip := range ownAddresses() {

@@ -2,20 +2,18 @@ package daemon
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/rejoin"
-	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -45,29 +43,20 @@ func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *si
 	}
 }
 
-// giveCertificates enables POST /v1/certificate and /v1/rejoin.
+// giveCertificates enables POST /v1/certificate and /v1/rejoin/key.
 func (s *service) giveCertificates(authority *signer.Authority) {
-	s.api.Certificates = &server.Certificates{Authority: authority, ClientCertificate: s.byCertificate}
-	s.api.Rejoin = &rejoin.Desk{
-		Authority: authority, Budget: s.options.Nodes.RejoinBudget, IsServer: s.isServer, Event: s.rejoinEvent,
-		Logger: s.log, Registerer: s.registry,
+	s.api.Certificates = &server.Certificates{Authority: authority, ClientCertificate: s.byCertificate, RejoinEvent: s.rejoinEvent}
+	if s.byCertificate == nil && s.options.Nodes.RejoinWindow > 0 {
+		// No other route accepts these certificates.
+		nodeCAs := func() *x509.CertPool {
+			pool, err := s.api.Certificates.NodeCAs()
+			if err != nil {
+				return x509.NewCertPool()
+			}
+			return pool
+		}
+		s.api.Certificates.ClientCertificate = onlyNodes(auth.ClientCertificate{CAs: nodeCAs, Everybody: true, Revoked: s.checkRevoked}.Authenticate)
 	}
-}
-
-// isServer reports whether a host in lower case is this kubejoin: a name in its certificate or in the options.
-func (s *service) isServer(host string) bool {
-	if host == "" {
-		return false
-	}
-	own := append([]string{hostOf(s.options.Advertise)}, s.options.TLS.SANs...)
-	if slices.ContainsFunc(own, func(name string) bool { return strings.EqualFold(name, host) }) {
-		return true
-	}
-	if s.certificate == nil {
-		return false
-	}
-	served, err := s.certificate(nil)
-	return err == nil && served.Leaf != nil && served.Leaf.VerifyHostname(host) == nil
 }
 
 // rejoinEvent creates an Event on a Node that has rejoined, or may not.
@@ -84,14 +73,9 @@ func (s *service) rejoinEvent(node string, refused bool, reason, message string)
 // admission returns the admission of node names on the cluster.
 func (c *cluster) admission() *admission.Nodes {
 	o := c.options.Nodes
-	lease := ""
-	if !c.OwnTokens && c.LeaseNamespace == secretstore.ClaimNamespace {
-		// Even without leader election, because another replica or a later start may use it.
-		lease = c.LeaseName
-	}
 	return &admission.Nodes{
 		Tokens: c.tokens, Claims: c.claims, Node: c.nodes.Node, Ready: c.nodes.Ready,
-		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Lease: lease, Retention: o.SpentRetention, RejoinWindow: o.RejoinWindow,
+		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Retention: o.SpentRetention, RejoinWindow: o.RejoinWindow, RejoinBudget: o.RejoinBudget,
 		Logger: c.log, Registerer: c.registry,
 	}
 }

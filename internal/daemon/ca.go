@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -50,7 +51,7 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 	s.ca = ca
 	s.goBackground(ca.Run)
 	watch := &caexpiry.Watch{
-		CA: ca.Get, Lifetime: lifetime, Logger: s.log, Event: s.event,
+		CA: ca.Get, Lifetime: lifetime, Trust: s.checkTrust, Logger: s.log, Event: s.event,
 		NotAfter:     metrics.Gauge(s.registry, "kubejoin_ca_not_after_timestamp_seconds", "When the CA that signs expires, in Unix seconds.").WithLabelValues(),
 		Certificates: metrics.Gauge(s.registry, "kubejoin_ca_certificates", "Trusted CA certificates, including the one that signs.").WithLabelValues(),
 	}
@@ -63,12 +64,37 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 		if caexpiry.Expired(end, lifetime, time.Now()) {
 			return fmt.Errorf("the CA expired at %s, and kubejoin cannot sign with it", end.UTC().Format(time.RFC3339))
 		}
+		if err := s.checkTrust(ca.Get()); err != nil {
+			return server.Notice(err.Error())
+		}
 		if notice := caexpiry.Notice(end, lifetime, time.Now()); notice != "" {
 			return server.Notice(notice)
 		}
 		return nil
 	})
 	return nil
+}
+
+// checkTrust returns why clients would refuse certificates of the cluster CA: kubejoin's own, and those of kubelets.
+// CheckSigners has the usages of client certificates.
+func (s *service) checkTrust(ca *signer.CA) error {
+	hosts := sampleHosts(s.options.Serving.Scope)
+	if s.options.TLS.CertFile == "" {
+		hosts = append(hosts, s.ownNames()...)
+	}
+	return signer.CheckTrust(ca.Certificate(), ca.Bundle(), []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, hosts)
+}
+
+// sampleHosts returns an address in each range of the scope, and a name below each DNS suffix.
+func sampleHosts(scope approval.ServingScope) []string {
+	var hosts []string
+	for _, p := range scope.CIDRs {
+		hosts = append(hosts, p.Addr().String())
+	}
+	for _, suffix := range scope.DNSSuffixes {
+		hosts = append(hosts, "node."+suffix)
+	}
+	return hosts
 }
 
 // keepBundle keeps the CA certificates in DataDir up to date, for clients of kubejoin.

@@ -14,23 +14,46 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// loadOperators loads the operators from the token file, if there is one.
-func (s *service) loadOperators() error {
+// loadOperators loads the operators from the token file, if there is one, and reloads them. changed is called after a
+// change of the file; nil does nothing.
+func (s *service) loadOperators(changed func() error) error {
 	file := s.options.Callers.TokenFile
 	if file == "" {
 		return nil
 	}
-	content, err := os.ReadFile(file)
+	operators, err := reload.Files[*auth.TokenFile]{
+		Name: "operators", Paths: []string{file},
+		Load: func() (*auth.TokenFile, error) { return s.readOperators(file) },
+		Changed: func(*auth.TokenFile) error {
+			if changed == nil {
+				return nil
+			}
+			return changed()
+		},
+		Logger: s.log, Registerer: s.registry,
+	}.Open()
 	if err != nil {
 		return fmt.Errorf("--token-auth-file: %w", err)
+	}
+	s.goBackground(operators.Run)
+	s.check("operators", usable(operators, "token-auth-file"))
+	s.operators = func(r *http.Request) (auth.User, error) { return operators.Get().Authenticate(r) }
+	return nil
+}
+
+func (s *service) readOperators(file string) (*auth.TokenFile, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
 	}
 	if info, err := os.Stat(file); err == nil && info.Mode().Perm()&0o077 != 0 {
 		s.log.Warn("token file is readable by other users, want mode 0600", "file", file, "mode", info.Mode().Perm())
 	}
-	if s.operators, err = auth.ParseTokenFile(content); err != nil {
-		return fmt.Errorf("--token-auth-file: %s: %w", file, err)
+	operators, err := auth.ParseTokenFile(content)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	return nil
+	return operators, nil
 }
 
 // openPool loads CA certificates from a file and reloads them. flag names the file in errors.
@@ -63,10 +86,10 @@ func loadPool(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// usable returns the readiness check of a pool from openPool.
-func usable(pool *reload.Value[*x509.CertPool], flag string) func(context.Context) error {
+// usable returns the readiness check of a file that reloads.
+func usable[T any](value *reload.Value[T], flag string) func(context.Context) error {
 	return func(context.Context) error {
-		if pool.Err() != nil {
+		if value.Err() != nil {
 			return fmt.Errorf("the new file of --%s cannot be used, and kubejoin keeps the last valid one; see the log", flag)
 		}
 		return nil
@@ -126,14 +149,14 @@ func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
 func (c *cluster) knowCallers() {
 	reviewed := &kubeauth.Tokens{Client: c.client, Audiences: c.Audiences, Registerer: c.registry}
 	permissions := &kubeauth.Permissions{Client: c.client, Registerer: c.registry}
-	c.api.Authenticate = auth.HeaderOrCertificate(auth.AnyOf(c.operators.Authenticate, reviewed.Authenticate), c.byCertificate)
+	c.api.Authenticate = auth.HeaderOrCertificate(auth.AnyOf(c.operators, reviewed.Authenticate), c.byCertificate)
 	c.api.Authorize = adminsOr(c.operators, permissions.Authorize)
 }
 
 // knowCallers authenticates operators of the token file and callers with a certificate. Only admins of the token file
 // may do everything. A node may send the requests that every node may.
 func (s *standalone) knowCallers() {
-	s.api.Authenticate = auth.HeaderOrCertificate(s.operators.Authenticate, s.byCertificate)
+	s.api.Authenticate = auth.HeaderOrCertificate(s.operators, s.byCertificate)
 	s.api.Authorize = adminsOr(s.operators, func(*http.Request, auth.User, auth.Access) error {
 		return fmt.Errorf("%w: only members of group %s in the token file may do this", auth.ErrForbidden, AdminGroup)
 	})
@@ -141,10 +164,10 @@ func (s *standalone) knowCallers() {
 
 // adminsOr allows everything to the admins of the token file, and calls others for other callers. Only the token file
 // makes admins: a client certificate or a TokenReview with the admin group does not.
-func adminsOr(operators *auth.TokenFile, others auth.Authorize) auth.Authorize {
+func adminsOr(operators auth.Authenticate, others auth.Authorize) auth.Authorize {
 	admins := auth.AllowGroup(AdminGroup)
 	return func(r *http.Request, u auth.User, a auth.Access) error {
-		if operator, err := operators.Authenticate(r); err == nil && admins(r, operator, a) == nil {
+		if operator, err := operators(r); err == nil && admins(r, operator, a) == nil {
 			return nil
 		}
 		return others(r, u, a)

@@ -28,7 +28,7 @@ func TestOnlyTheTokenFileMakesAdmins(t *testing.T) {
 		{"both", other, inGroup, true},
 	} {
 		asked := false
-		authorize := adminsOr(operators, func(_ *http.Request, u auth.User, _ auth.Access) error {
+		authorize := adminsOr(operators.Authenticate, func(_ *http.Request, u auth.User, _ auth.Access) error {
 			asked = u.Name == test.user.Name
 			return auth.ErrForbidden
 		})

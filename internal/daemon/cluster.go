@@ -9,6 +9,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/accessreview"
+	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/leader"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
@@ -111,6 +113,9 @@ func (c *cluster) clientConfig() (*rest.Config, error) {
 	} else {
 		config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	}
+	if err == nil {
+		err = credentials.CheckConfig(config)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
@@ -168,7 +173,7 @@ func (c *cluster) loadFiles() error {
 	if err := c.loadSigners(); err != nil {
 		return err
 	}
-	if err := c.loadOperators(); err != nil {
+	if err := c.loadOperators(nil); err != nil {
 		return err
 	}
 	if err := c.knowCertificates(); err != nil {
@@ -230,11 +235,16 @@ func (c *cluster) buildAuthority() error {
 		return err
 	}
 	c.api.Revocations.Lifetime = c.authority.MaxRemainingLifetime
-	c.signCRL()
 	if c.Shadow {
 		c.authority.Nodes, c.authority.Record = c.authority.Nodes.DryRun(), nil
 	} else if c.ca != nil || c.options.SignerConfig != "" {
 		c.giveCertificates(c.authority)
+		c.api.Certificates.Warning = func(ctx context.Context, signer string) string {
+			if signer != credentials.KubeletClientSigner {
+				return ""
+			}
+			return accessreview.KubeletClient(ctx, c.client)
+		}
 	}
 	c.api.ExplainRequest = kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return c.authority, nil }}.Explain
 	return nil
@@ -344,6 +354,7 @@ func (c *cluster) warn() {
 	case c.options.TLS.CertFile == "" && c.ca != nil:
 		c.warnOf(tokenwarning.Trust(c.info, c.ca.Get))
 	}
+	c.warnOf(tokenwarning.KubeletClient(c.client))
 }
 
 // signedBy names the controller that should sign new tokens, for a caller whose token was not signed in time.

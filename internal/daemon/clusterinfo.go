@@ -24,6 +24,9 @@ func (c *cluster) firstKubeconfig() ([]byte, error) {
 			return nil, nil
 		}
 		apiServer = c.config.Host
+		if _, err := clusterinfo.Endpoint(apiServer); err != nil {
+			return nil, nil // kubejoin can connect to it, and no join command can name it
+		}
 	}
 	bundle := c.config.CAData
 	if len(bundle) == 0 && c.config.CAFile != "" {
@@ -76,9 +79,14 @@ func (c *cluster) watchSize() func(context.Context) error {
 func (c *cluster) checkClusterInfo(public *publicAccess) {
 	c.check("cluster-info", func(ctx context.Context) error {
 		data, err := c.info.Data(ctx)
+		var apiServer string
 		var cas []*x509.Certificate
 		if err == nil {
-			_, cas, err = clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
+			apiServer, cas, err = clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
+		}
+		unnamed := ""
+		if _, bad := clusterinfo.Endpoint(apiServer); err == nil && bad != nil && c.options.Advertise == "" {
+			unnamed = fmt.Sprintf("no join command can name the server in cluster-info: %v; give --advertise or --api-server", bad)
 		}
 		switch {
 		case err == nil && c.ca != nil && c.options.TLS.CertFile == "" && !tokenwarning.Trusted(c.ca.Get(), cas):
@@ -88,7 +96,7 @@ func (c *cluster) checkClusterInfo(public *publicAccess) {
 		case errors.Is(err, context.DeadlineExceeded):
 			return errors.New("kubejoin has not read ConfigMap kube-public/cluster-info yet; see the log")
 		}
-		err = noticed(err, public.notice())
+		err = noticed(noticed(err, unnamed), public.notice())
 		if fill := c.info.Fill(); fill.High() {
 			err = noticed(err, fill.String()+"; "+c.sizeAdvice())
 		}

@@ -59,8 +59,8 @@ type service struct {
 	configured *configured
 	// caChanged are called in order when the CA is replaced. If one fails, all are called again later.
 	caChanged []func(*signer.CA) error
-	// operators are the users in the token file.
-	operators *auth.TokenFile
+	// operators authenticates the users in the token file.
+	operators auth.Authenticate
 	// byCertificate authenticates callers by client certificate; nil: no client certificates.
 	byCertificate auth.Authenticate
 	// reviewerBearer and reviewerCertificate authenticate kube-apiserver to webhooks; nil accepts nothing. See reviewer.
@@ -84,6 +84,8 @@ type service struct {
 	// banner is printed when the server answers.
 	banner  string
 	closers []func() error
+	// listening is called when options.Listen has the port that is open; nil does nothing.
+	listening func() error
 	// stopping is set before the server stops listening.
 	stopping atomic.Bool
 }
@@ -94,7 +96,7 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 	s := &service{
 		options: o, log: log, stdout: stdout, registry: registry,
 		event: func(string, string, string) {}, eventOn: func(*corev1.ObjectReference, string, string, string) {},
-		operators: &auth.TokenFile{},
+		operators: (&auth.TokenFile{}).Authenticate,
 		api: server.Server{
 			Advertise:  o.Advertise,
 			Version:    o.Version,

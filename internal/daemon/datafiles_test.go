@@ -20,6 +20,9 @@ func TestOpenChecksEveryFileOfTheDataFolder(t *testing.T) {
 	if err := s.withoutCluster(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	if err := s.listening(); err != nil {
+		t.Fatal(err)
+	}
 	s.close()
 	entries, err := os.ReadDir(o.DataDir)
 	if err != nil {

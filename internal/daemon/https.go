@@ -8,9 +8,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
@@ -25,7 +28,7 @@ const shutdownTimeout = 15 * time.Second
 func (s *service) servingCertificate() error {
 	o := s.options.TLS
 	if o.CertFile == "" {
-		issued := &servingcert.Issued{CA: s.ca.Get, Names: servingNames(s.options.Listen, append(s.hosts, o.SANs...)...)}
+		issued := &servingcert.Issued{CA: s.ca.Get, Names: s.ownNames()}
 		if _, err := issued.Step(context.Background()); err != nil {
 			return err
 		}
@@ -42,7 +45,7 @@ func (s *service) servingCertificate() error {
 	files, err := reload.Files[*tls.Certificate]{
 		Name: "serving-certificate", Paths: []string{o.CertFile, o.KeyFile},
 		Load: func() (*tls.Certificate, error) {
-			c, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
+			c, err := pemfile.LoadKeyPair(o.CertFile, o.KeyFile)
 			return &c, err
 		},
 		Logger: s.log, Registerer: s.registry,
@@ -61,6 +64,11 @@ func (s *service) servingCertificate() error {
 	return nil
 }
 
+// ownNames returns the names in an issued serving certificate.
+func (s *service) ownNames() []string {
+	return servingNames(s.options.Listen, slices.Concat(s.hosts, s.options.TLS.SANs)...)
+}
+
 // serve serves requests until ctx ends or a part fails permanently. On shutdown it first reports that it is not ready,
 // and serves on for the shutdown delay, until load balancers have noticed. Then it finishes the requests in flight before
 // it stops the background functions that they may need.
@@ -70,11 +78,20 @@ func (s *service) serve(ctx context.Context) error {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	defer func() { _ = listener.Close() }() // usually closed by the server already
+	// With port 0 the system has chosen one.
+	if host, port, err := net.SplitHostPort(s.options.Listen); err == nil && port == "0" {
+		s.options.Listen = net.JoinHostPort(host, strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
+	}
+	if s.listening != nil {
+		if err := s.listening(); err != nil {
+			return err
+		}
+	}
 	if err := s.servingCertificate(); err != nil {
 		return err
 	}
 	config := &tls.Config{GetCertificate: s.certificate, MinVersion: s.options.TLS.MinVersion}
-	if s.options.Webhook.ClientCAFile != "" || s.byCertificate != nil {
+	if s.options.Webhook.ClientCAFile != "" || s.byCertificate != nil || s.options.Nodes.RejoinWindow > 0 {
 		config.ClientAuth = tls.RequestClientCert // each handler verifies the certificate that it needs
 	}
 	web := s.api.HTTPServer(config)

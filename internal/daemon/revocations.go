@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -34,7 +35,7 @@ func (s *service) checkRevoked(ctx context.Context, leaf *x509.Certificate) erro
 // openRevocations opens the revocations in the store of the tokens.
 func (s *standalone) openRevocations() {
 	s.revocations = &revocation.Guard{Store: rowlist.New(s.revocationRows)}
-	s.api.Revocations = &server.Revocations{Guard: s.revocations}
+	s.api.Revocations = &server.Revocations{Guard: s.revocations, RejoinWindow: s.options.Nodes.RejoinWindow}
 }
 
 // openRevocations opens the revocations in ConfigMaps, even if tokens are in a file: the ValidatingAdmissionPolicy
@@ -53,8 +54,9 @@ func (c *cluster) openRevocations() error {
 		return nil
 	})
 	c.api.Revocations = &server.Revocations{
-		Guard:     c.revocations,
+		Guard: c.revocations, RejoinWindow: c.options.Nodes.RejoinWindow,
 		Requested: func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, c.client) },
+		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) },
 	}
 	return nil
 }
@@ -70,28 +72,26 @@ func (s *service) answerAccessReviews() error {
 	return nil
 }
 
-// signCRL enables the certificate revocation list of the cluster CA.
-func (s *service) signCRL() {
-	if s.ca != nil {
-		s.api.Revocations.CRL = func(entries []revocation.Entry, now time.Time) ([]byte, error) { return s.ca.Get().CRL(entries, now) }
-	}
-}
-
 // reportRevocations returns a controller that creates an Event on each Node that is revoked from now on, by whatever
-// replica or command.
+// replica or command. It also reports how full the list is.
 func (c *cluster) reportRevocations() func(context.Context) error {
+	fill := metrics.Gauge(c.registry, "kubejoin_revocations_fill_ratio", "How full the fullest ConfigMap of revocations is, from 0 to 1.").WithLabelValues()
 	return func(ctx context.Context) error {
 		start, reported := time.Now().Truncate(time.Second), map[revocation.Key]time.Time{}
+		hourly := time.NewTicker(time.Hour) // entries end without a hint
+		defer hourly.Stop()
 		for hints := c.revoked.Watch(ctx); ; {
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-hints:
+			case <-hourly.C:
 			}
 			entries, err := c.revoked.Cached(ctx)
 			if err != nil {
 				return nil // ctx has ended
 			}
+			fill.Set(c.revoked.Fill())
 			for _, e := range entries {
 				if e.Node == "" || e.Since.Before(start) || reported[e.Key()].Equal(e.Since) {
 					continue

@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
@@ -40,6 +41,8 @@ type configured struct {
 type signerFile struct {
 	says    *config.Configuration
 	signers map[string]signer.Signer
+	// hosts are sample names of kubelets.
+	hosts []string
 	// nodes is the separate CA for kubelets' client certificates; empty if their signer uses the cluster CA.
 	nodes *x509.CertPool
 }
@@ -68,7 +71,7 @@ func (s *service) loadSigners() error {
 			if err != nil {
 				return signerFile{}, err
 			}
-			f := signerFile{says: says, signers: signers}
+			f := signerFile{says: says, signers: signers, hosts: sampleHosts(s.options.Serving.Scope)}
 			f.nodes = poolOf(f.own()[certificates.KubeAPIServerClientKubeletSignerName])
 			return f, nil
 		},
@@ -152,6 +155,8 @@ func (f signerFile) ready(now time.Time) error {
 		end, lifetime := own[name].Certificate().NotAfter, f.signers[name].Profile.Default
 		if caexpiry.Expired(end, lifetime, now) {
 			expired = append(expired, fmt.Sprintf("the CA of signer %s expired at %s, and kubejoin cannot sign with it", name, end.UTC().Format(time.RFC3339)))
+		} else if err := f.checkTrust(name, own[name]); err != nil {
+			notices = append(notices, fmt.Sprintf("signer %s: %v", name, err))
 		} else if notice := caexpiry.Notice(end, lifetime, now); notice != "" {
 			notices = append(notices, fmt.Sprintf("signer %s: %s", name, notice))
 		}
@@ -163,6 +168,19 @@ func (f signerFile) ready(now time.Time) error {
 		return server.Notice(strings.Join(notices, "; "))
 	}
 	return nil
+}
+
+// checkTrust returns why clients would refuse certificates of the separate CA of a signer.
+func (f signerFile) checkTrust(name string, ca *signer.CA) error {
+	_, usages, err := approval.X509Usages(f.signers[name].Profile.Usages)
+	if err != nil {
+		return err
+	}
+	var hosts []string
+	if name == certificates.KubeletServingSignerName {
+		hosts = f.hosts
+	}
+	return signer.CheckTrust(ca.Certificate(), ca.Bundle(), usages, hosts)
 }
 
 // firstOf returns an error as one line that fits into an Event.
@@ -201,6 +219,7 @@ func (w *signerCAs) step(ctx context.Context) (next time.Time, err error) {
 			w.known[name] = one
 		}
 		one.CA, one.Lifetime = func() *signer.CA { return ca }, now.signers[name].Profile.Default
+		one.Trust = func(ca *signer.CA) error { return now.checkTrust(name, ca) }
 		due, err := one.Step(ctx)
 		if err != nil {
 			return time.Time{}, err

@@ -121,7 +121,7 @@ func (s *standalone) buildAuthority() error {
 		ownHosts: s.ownHosts,
 	}
 	s.authority = s.newAuthority(facts, &admission.Nodes{
-		Tokens: s.tokens, Claims: s.claims, Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention, RejoinWindow: o.Nodes.RejoinWindow,
+		Tokens: s.tokens, Claims: s.claims, Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention, RejoinWindow: o.Nodes.RejoinWindow, RejoinBudget: o.Nodes.RejoinBudget,
 		Logger: s.log, Registerer: s.registry,
 	})
 	if err := s.authority.Check(); err != nil {
@@ -130,7 +130,6 @@ func (s *standalone) buildAuthority() error {
 	s.giveCertificates(s.authority)
 	s.api.MaxRemainingLifetime = s.authority.MaxRemainingLifetime
 	s.api.Revocations.Lifetime = s.authority.MaxRemainingLifetime
-	s.signCRL()
 	return nil
 }
 
@@ -158,22 +157,31 @@ func (s *standalone) openCallers() error {
 	if err := s.keepBundle(); err != nil {
 		return err
 	}
-	if s.options.Callers.TokenFile == "" {
-		s.options.Callers.TokenFile = s.dir.Path(datadir.Operators)
-		bearer, err := s.dir.AdminBearer(AdminGroup)
-		if err != nil {
+	if s.options.Callers.TokenFile != "" {
+		if err := s.loadOperators(nil); err != nil {
 			return err
 		}
-		s.curlrc = s.dir.Path(datadir.Curlrc)
-		if err := s.dir.WriteCurlrc(bearer); err != nil {
+	} else {
+		s.options.Callers.TokenFile, s.curlrc = s.dir.Path(datadir.Operators), s.dir.Path(datadir.Curlrc)
+		if _, err := s.dir.AdminBearer(AdminGroup); err != nil {
 			return err
 		}
-	}
-	if err := s.loadOperators(); err != nil {
-		return err
+		s.listening = s.writeCurlrc
+		if err := s.loadOperators(s.writeCurlrc); err != nil {
+			return err
+		}
 	}
 	s.knowCallers()
 	return nil
+}
+
+// writeCurlrc writes a curlrc with the address of this server and the bearer token of the first operator.
+func (s *standalone) writeCurlrc() error {
+	bearer, err := s.dir.AdminBearer(AdminGroup)
+	if err != nil {
+		return err
+	}
+	return s.dir.WriteCurlrc("https://"+dialable(s.options.Listen), bearer)
 }
 
 // startControllers starts the controllers that need no cluster. Several replicas elect one that runs them.

@@ -3,6 +3,8 @@ package doctor
 import (
 	"slices"
 	"strings"
+
+	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 )
 
 // A replaced controller of kube-controller-manager does what kubejoin does.
@@ -44,9 +46,9 @@ func signsNodes(f flags) bool {
 const controllersOff = "*,-csrapproving,-csrsigning,-csrcleaner"
 
 func checkControllerManager(f *Facts) []Finding {
-	var all []Finding
+	all := f.unseenOf(kubeControllerManager)
 	mend := setFlag(kubeControllerManager, "controllers", controllersOff, "")
-	for _, c := range componentsOf(f.ControlPlane, kubeControllerManager) {
+	for _, c := range f.componentsOf(kubeControllerManager) {
 		on := c.flags.list("controllers")
 		if kcmSigner.in(on) && signsNodes(c.flags) {
 			all = append(all, found("kcm-signs", mend, "kube-controller-manager on %s signs certificates of nodes, so the limits of tokens do not hold", c.machine).on(c.machine))
@@ -65,9 +67,13 @@ func checkControllerManager(f *Facts) []Finding {
 }
 
 func checkBootstrapTokens(f *Facts) []Finding {
-	var all []Finding
-	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
-		if c.flags.last("enable-bootstrap-token-auth") == "true" || c.flags.last("authentication-token-webhook-config-file") != "" {
+	all := f.unseenOf(kubeAPIServer)
+	for _, c := range f.componentsOf(kubeAPIServer) {
+		if c.flags.last("enable-bootstrap-token-auth") == "true" {
+			continue
+		}
+		if file := c.flags.last("authentication-token-webhook-config-file"); file != "" {
+			all = append(all, unseen("kube-apiserver on %s has bootstrap tokens reviewed by the webhook in %s", c.machine, file))
 			continue
 		}
 		all = append(all, found("apiserver-bootstrap-tokens-off", setFlag(kubeAPIServer, "enable-bootstrap-token-auth", "true", ""),
@@ -77,8 +83,8 @@ func checkBootstrapTokens(f *Facts) []Finding {
 }
 
 func checkKubeletCA(f *Facts) []Finding {
-	var all []Finding
-	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
+	all := f.unseenOf(kubeAPIServer)
+	for _, c := range f.componentsOf(kubeAPIServer) {
 		if c.flags.last("kubelet-certificate-authority") == "" {
 			all = append(all, found("apiserver-trusts-any-kubelet", setFlag(kubeAPIServer, "kubelet-certificate-authority", "/etc/kubernetes/pki/ca.crt", ""),
 				"kube-apiserver on %s lacks --kubelet-certificate-authority, so it verifies no certificate of a kubelet for logs and exec", c.machine).on(c.machine))
@@ -88,8 +94,12 @@ func checkKubeletCA(f *Facts) []Finding {
 }
 
 func checkAuthorizers(f *Facts) []Finding {
-	var all []Finding
-	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
+	all := f.unseenOf(kubeAPIServer)
+	for _, c := range f.componentsOf(kubeAPIServer) {
+		if file := c.flags.last("authorization-config"); file != "" {
+			all = append(all, unseen("kube-apiserver on %s reads its authorizers from %s", c.machine, file))
+			continue
+		}
 		modes := c.flags.list("authorization-mode")
 		set := func(value string) string { return setFlag(kubeAPIServer, "authorization-mode", value, "Node,RBAC") }
 		if len(modes) == 0 || slices.Contains(modes, "AlwaysAllow") { // the default
@@ -105,8 +115,8 @@ func checkAuthorizers(f *Facts) []Finding {
 
 func checkNodeRestriction(f *Facts) []Finding {
 	const name = "NodeRestriction"
-	var all []Finding
-	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
+	all := f.unseenOf(kubeAPIServer)
+	for _, c := range f.componentsOf(kubeAPIServer) {
 		enabled, disabled := c.flags.list("enable-admission-plugins"), c.flags.list("disable-admission-plugins")
 		mend := ""
 		switch {
@@ -129,12 +139,23 @@ func checkRevocations(f *Facts) []Finding {
 	if f.Revoked == 0 || f.RevocationPolicy {
 		return nil
 	}
-	var all []Finding
-	for _, c := range componentsOf(f.ControlPlane, kubeAPIServer) {
-		if c.flags.last("authorization-config") == "" {
+	all := f.unseenOf(kubeAPIServer)
+	for _, c := range f.componentsOf(kubeAPIServer) {
+		if file := c.flags.last("authorization-config"); file != "" {
+			all = append(all, unseen("kube-apiserver on %s reads its authorizers from %s, which may lack kubejoin", c.machine, file))
+		} else {
 			all = append(all, found("revocations-not-enforced", "kubejoin authorization-config --ca-file /etc/kubernetes/pki/ca.crt",
 				"nodes or certificates are revoked, but kube-apiserver on %s lacks --authorization-config, and ValidatingAdmissionPolicy kubejoin-revocation is not bound: revoked certificates still work there", c.machine).on(c.machine))
 		}
 	}
 	return all
+}
+
+// checkRevocationsFill finds a list of revocations that is nearly full.
+func checkRevocationsFill(f *Facts) []Finding {
+	if f.RevocationsFill < configmaps.NearlyFull {
+		return nil
+	}
+	return []Finding{found("revocations-nearly-full", "kubejoin revoke list",
+		"a ConfigMap of revocations is %.0f %% full, and a full one takes no new revocations: remove those that are no longer needed with kubejoin revoke undo", 100*f.RevocationsFill)}
 }

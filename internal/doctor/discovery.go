@@ -2,13 +2,17 @@ package doctor
 
 import (
 	"crypto/x509"
+	"net"
 	"net/http"
 	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
 const editClusterInfo = "kubectl -n kube-public edit configmap cluster-info"
@@ -28,7 +32,9 @@ func checkClusterInfo(f *Facts) []Finding {
 		return []Finding{found("cluster-info-malformed", editClusterInfo, "ConfigMap kube-public/cluster-info is malformed: %v", err)}
 	}
 	var all []Finding
-	if len(f.CAs) > 0 && !slices.ContainsFunc(f.CAs, func(ca *x509.Certificate) bool { return slices.ContainsFunc(cas, ca.Equal) }) {
+	if len(f.CAs) == 0 {
+		all = append(all, unseen("your kubeconfig has no CA to compare with those in cluster-info"))
+	} else if !slices.ContainsFunc(f.CAs, func(ca *x509.Certificate) bool { return slices.ContainsFunc(cas, ca.Equal) }) {
 		all = append(all, found("cluster-info-other-ca", editClusterInfo, "cluster-info has none of the CAs of your kubeconfig, so machines trust another cluster"))
 	}
 	switch e := f.Discovery; {
@@ -119,10 +125,37 @@ func checkPins(f *Facts) []Finding {
 		}
 	}
 	if f.Kubejoin != nil {
+		if why := f.Kubejoin.PinsUnread; why != "" {
+			all = append(all, unseen("the CA pins of %s: %s", f.Kubejoin.URL, why))
+		}
 		for _, pin := range f.Kubejoin.Pins {
 			if !slices.Contains(pins, pin) {
 				all = append(all, found("pin-mismatch", editClusterInfo, "join commands of %s have the CA pin %s, which is of no CA in cluster-info", f.Kubejoin.URL, pin))
 			}
+		}
+	}
+	return all
+}
+
+// checkTrust finds CAs whose certificates clients refuse, for example because of name constraints. The names are those
+// that kubelets request.
+func checkTrust(f *Facts) []Finding {
+	_, cas, err := f.kubeconfig()
+	if err != nil {
+		return nil // checkClusterInfo reports it
+	}
+	var hosts []string
+	for _, node := range f.Nodes {
+		for _, a := range node.Status.Addresses {
+			if host := approval.Host(a.Address); dnsname.IsHost(host) || net.ParseIP(host) != nil {
+				hosts = append(hosts, host)
+			}
+		}
+	}
+	var all []Finding
+	for _, ca := range cas {
+		if err := signer.CheckTrust(ca, cas, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, hosts); err != nil {
+			all = append(all, found("ca-not-trusted", "openssl x509 -noout -text -in /etc/kubernetes/pki/ca.crt", "%v", err).on("a control plane"))
 		}
 	}
 	return all

@@ -24,6 +24,8 @@ const (
 	Error Severity = "error"
 	// Warning: it will or may come to that, or the cluster is more open than it has to be.
 	Warning Severity = "warning"
+	// unknown: a check could not see what it needs. Diagnose makes an Unchecked of it.
+	unknown Severity = "unknown"
 )
 
 // A Finding is one thing that is wrong.
@@ -71,7 +73,13 @@ func Diagnose(f *Facts) Report {
 			r.Unchecked = append(r.Unchecked, Unchecked{c.name, foreign.Text(f.Unread[c.needs[at]], foreign.MaxMessage)})
 			continue
 		}
-		r.Findings = append(r.Findings, capped(c.find(f))...)
+		for _, one := range capped(c.find(f)) {
+			if one.Severity == unknown {
+				r.Unchecked = append(r.Unchecked, Unchecked{c.name, one.Message})
+			} else {
+				r.Findings = append(r.Findings, one)
+			}
+		}
 	}
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
 	return r
@@ -101,6 +109,11 @@ func capped(all []Finding) []Finding {
 // found returns a finding. Text from the cluster in args is made printable, and token secrets in it are redacted.
 func found(id, command, format string, args ...any) Finding {
 	return Finding{ID: id, Severity: Severities[id], Command: command, Message: foreign.Text(fmt.Sprintf(format, args...), foreign.MaxMessage)}
+}
+
+// unseen says what a check could not see, so that silence always means that it saw all it needs.
+func unseen(format string, args ...any) Finding {
+	return Finding{Severity: unknown, Message: foreign.Text(fmt.Sprintf(format, args...), foreign.MaxMessage)}
 }
 
 // on sets the machine of a finding.
@@ -152,7 +165,7 @@ func (r Report) Text() string {
 		fmt.Fprintf(&b, "  %s%s\n", where, f.Command)
 	}
 	for _, u := range r.Unchecked {
-		fmt.Fprintf(&b, "%-8s %s: could not check: %s\n", "unknown", u.Check, u.Reason)
+		fmt.Fprintf(&b, "%-8s %s: could not check: %s\n", unknown, u.Check, u.Reason)
 	}
 	fmt.Fprintf(&b, "checks: %d, errors: %d, warnings: %d, not checked: %d\n", r.Checks, count[Error], count[Warning], len(r.Unchecked))
 	return b.String()

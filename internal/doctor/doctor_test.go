@@ -1,6 +1,9 @@
 package doctor
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	crand "crypto/rand"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -33,9 +36,28 @@ func newCA(t *testing.T, lifetime time.Duration) *x509.Certificate {
 	return ca.Certificate()
 }
 
+func constrainedCA(t *testing.T, domain string) *x509.Certificate {
+	t.Helper()
+	template := *newCA(t, 3650*24*time.Hour)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template.PublicKey, template.PermittedDNSDomains = key.Public(), []string{domain}
+	der, err := x509.CreateCertificate(crand.Reader, &template, &template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
 func staticPod(component, machine string, flags ...string) corev1.Pod {
 	return corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: component + "-" + machine},
+		ObjectMeta: metav1.ObjectMeta{Name: component + "-" + machine, Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "0"}},
 		Spec:       corev1.PodSpec{NodeName: machine, Containers: []corev1.Container{{Name: component, Command: append([]string{component}, flags...)}}},
 	}
 }
@@ -46,6 +68,27 @@ func clusterBinding(name, role string, groups ...string) rbacv1.ClusterRoleBindi
 		b.Subjects = append(b.Subjects, rbacv1.Subject{Kind: "Group", Name: group})
 	}
 	return b
+}
+
+const (
+	kubeadmClient        = "--kubelet-client-certificate=/etc/kubernetes/pki/apiserver-kubelet-client.crt"
+	kubeletClientBinding = "kubeadm:apiserver-kubelet-client"
+)
+
+func userBinding(name, role, user string) rbacv1.ClusterRoleBinding {
+	b := clusterBinding(name, role)
+	b.Subjects = []rbacv1.Subject{{Kind: "User", Name: user}}
+	return b
+}
+
+// impersonator adds a role and its binding.
+func (f *Facts) impersonator(group, resource, verb, name string, groups ...string) {
+	role := clusterRole("impersonator", group, resource, verb)
+	if name != "" {
+		role.Rules[0].ResourceNames = []string{name}
+	}
+	f.ClusterRoles = append(f.ClusterRoles, role)
+	f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("tool", "impersonator", groups...))
 }
 
 func clusterRole(name, group, resource string, verbs ...string) rbacv1.ClusterRole {
@@ -76,25 +119,39 @@ func healthy(t *testing.T) *Facts {
 		Host: "https://api.example.com:6443", CAs: []*x509.Certificate{ca}, Anonymous: http.StatusOK, Pins: []string{clusterinfo.Pin(ca)},
 		ControlPlane: []corev1.Pod{
 			staticPod(kubeControllerManager, "cp-1", "--controllers=*,-csrapproving,-csrsigning", "--cluster-signing-cert-file=/ca.crt", "--cluster-signing-key-file=/ca.key"),
-			staticPod(kubeAPIServer, "cp-1", "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth=true", "--kubelet-certificate-authority=/etc/kubernetes/pki/ca.crt"),
+			staticPod(kubeAPIServer, "cp-1", "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth=true", "--kubelet-certificate-authority=/etc/kubernetes/pki/ca.crt", kubeadmClient),
+			staticPod(kubeScheduler, "cp-1"),
 		},
 		ClusterRoles: []rbacv1.ClusterRole{
 			clusterRole("nodeclient", certificatesGroup, nodeClient, "create"), clusterRole("selfnodeclient", certificatesGroup, selfNodeClient, "create"),
 			clusterRole("system:node-bootstrapper", certificatesGroup, "certificatesigningrequests", "create"), clusterRole("kubeadm:get-nodes", "", "nodes", "get"),
-			clusterRole("cluster-admin", "*", "*", "*"),
+			clusterRole("cluster-admin", "*", "*", "*"), clusterRole("system:kubelet-api-admin", "", "nodes/proxy", "*"),
 		},
 		ClusterRoleBindings: []rbacv1.ClusterRoleBinding{
 			clusterBinding("first", "nodeclient", tokens.DefaultGroup), clusterBinding("renewals", "selfnodeclient", nodesGroup),
 			clusterBinding("bootstrap", "system:node-bootstrapper", tokens.DefaultGroup), clusterBinding("nodes", "kubeadm:get-nodes", tokens.DefaultGroup),
-			clusterBinding("admins", "cluster-admin", "system:masters", "kubeadm:cluster-admins"),
+			clusterBinding("admins", "cluster-admin", "system:masters", "kubeadm:cluster-admins"), userBinding(kubeletClientBinding, "system:kubelet-api-admin", "kube-apiserver-kubelet-client"),
 		},
 		Lease: &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{
 			HolderIdentity: ptr("one"), LeaseDurationSeconds: ptr(int32(15)), RenewTime: &metav1.MicroTime{Time: noon.Add(-5 * time.Second)},
 		}},
 		Discovery: &Endpoint{Address: "api.example.com:6443"},
+		Kubelets:  []Kubelet{{Node: "worker-1", CommonName: "system:node:worker-1"}},
 		Nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
 			{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Time{Time: noon.Add(-time.Hour)}},
 		}}}},
+	}
+	f.addControlPlane("cp-1")
+	for role, name := range map[string]string{"kubeadm:nodes-kubeadm-config": "kubeadm-config", "kubeadm:kubelet-config": "kubelet-config"} {
+		at := metav1.ObjectMeta{Namespace: "kube-system", Name: role}
+		f.Roles = append(f.Roles, rbacv1.Role{ObjectMeta: at, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{name}, Verbs: []string{"get"}}}})
+		f.RoleBindings = append(f.RoleBindings, rbacv1.RoleBinding{
+			ObjectMeta: at, RoleRef: rbacv1.RoleRef{Kind: "Role", Name: role}, Subjects: []rbacv1.Subject{{Kind: "Group", Name: nodesGroup}, {Kind: "Group", Name: tokens.DefaultGroup}},
+		})
+	}
+	f.JoinConfig = map[string]map[string]string{}
+	for _, c := range joinConfigs {
+		f.JoinConfig[c.name] = map[string]string{c.key: "apiVersion: " + c.apiVersions[0] + "\nkind: " + c.kind + "\n"}
 	}
 	// The rights of the manifests.
 	for i, r := range manifests().rights {
@@ -138,6 +195,13 @@ func picked(t *testing.T, secret string) tokens.Token {
 func (f *Facts) controlPlane(component string, flags ...string) {
 	f.ControlPlane = slices.DeleteFunc(f.ControlPlane, func(p corev1.Pod) bool { return p.Spec.Containers[0].Name == component })
 	f.ControlPlane = append(f.ControlPlane, staticPod(component, "cp-1", flags...))
+}
+
+// addControlPlane adds the Node of a control plane.
+func (f *Facts) addControlPlane(name string) {
+	node := *f.Nodes[0].DeepCopy()
+	node.Name, node.Labels = name, map[string]string{controlPlaneLabel: ""}
+	f.Nodes = append(f.Nodes, node)
 }
 
 func (f *Facts) unbind(name string) {
@@ -195,7 +259,7 @@ var diagnoses = map[string]struct {
 	}, []string{"apiserver-bootstrap-tokens-off"}},
 	"tokens by webhook": {func(_ *testing.T, f *Facts) {
 		f.controlPlane(kubeAPIServer, append(append(secure[:2:2], secure[3]), "--authentication-token-webhook-config-file=/x")...)
-	}, nil},
+	}, []string{"unknown bootstrap-tokens: the webhook in /x"}},
 	"any kubelet":           {func(_ *testing.T, f *Facts) { f.controlPlane(kubeAPIServer, secure[:3]...) }, []string{"apiserver-trusts-any-kubelet"}},
 	"no authorization mode": {func(_ *testing.T, f *Facts) { f.controlPlane(kubeAPIServer, secure[1:]...) }, []string{"apiserver-always-allow"}},
 	"always allow": {func(_ *testing.T, f *Facts) {
@@ -208,11 +272,46 @@ var diagnoses = map[string]struct {
 		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-mode=RBAC,'$(id)'")...)
 	}, []string{"apiserver-node-authorizer-off: --authorization-mode=Node,RBAC|"}},
 	"revoked, and nothing enforces it": {func(_ *testing.T, f *Facts) { f.Revoked = 1 }, []string{"revocations-not-enforced: kubejoin authorization-config"}},
+	"revocations nearly full":          {func(_ *testing.T, f *Facts) { f.RevocationsFill = 0.8 }, []string{"revocations-nearly-full: kubejoin revoke list"}},
+	"revocations not nearly full":      {func(_ *testing.T, f *Facts) { f.RevocationsFill = 0.79 }, nil},
 	"revoked, with the policy":         {func(_ *testing.T, f *Facts) { f.Revoked, f.RevocationPolicy = 1, true }, nil},
-	"revoked, with the webhook": {func(_ *testing.T, f *Facts) {
+	"revoked, with a file of authorizers": {func(_ *testing.T, f *Facts) {
 		f.Revoked = 1
-		f.controlPlane(kubeAPIServer, append(secure[:len(secure):len(secure)], "--authorization-config=/x")...)
+		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-config=/x")...)
+	}, []string{"unknown authorizers: cp-1 reads its authorizers from /x", "unknown revocations: /x, which may lack kubejoin"}},
+	"nothing revoked, with a file of authorizers": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-config=/x")...)
+	}, []string{"unknown authorizers"}},
+	"a file of authorizers on one control plane": {func(_ *testing.T, f *Facts) {
+		f.Revoked = 1
+		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-config=/x")...)
+		f.addMachine("cp-2", secure[1:]...)
+	}, []string{"unknown authorizers: on cp-1", "apiserver-always-allow: on cp-2", "unknown revocations: on cp-1", "revocations-not-enforced: on cp-2"}},
+
+	"mirror pods of a worker": {func(_ *testing.T, f *Facts) { f.ControlPlane = append(f.ControlPlane, f.roguePods("worker-1")...) }, nil},
+	"mirror pods of a worker make no finding": {func(_ *testing.T, f *Facts) {
+		f.ControlPlane = append(f.ControlPlane, staticPod(kubeAPIServer, "worker-1"), staticPod(kubeControllerManager, "worker-1", signing...))
 	}, nil},
+	"mirror pods of a worker hide no finding": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, secure[1:]...)
+		f.ControlPlane = append(f.roguePods("worker-1"), f.ControlPlane...)
+	}, []string{"apiserver-always-allow: on cp-1"}},
+	"mirror pods of a worker alone": {func(_ *testing.T, f *Facts) { f.ControlPlane = f.roguePods("worker-1") }, unseenOn("cp-1")},
+	"mirror pods without a Node":    {func(_ *testing.T, f *Facts) { f.ControlPlane = f.roguePods("") }, unseenOn("cp-1")},
+	"Pods that no kubelet posted": {func(_ *testing.T, f *Facts) {
+		for i := range f.ControlPlane {
+			f.ControlPlane[i].Annotations = nil
+		}
+	}, unseenOn("cp-1")},
+	"managed control plane": {func(_ *testing.T, f *Facts) { f.Nodes, f.ControlPlane = f.Nodes[:1], nil }, unseenOn("no Node has the label node-role.kubernetes.io/control-plane")},
+	"control plane without visible pods": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, secure[1:]...)
+		f.addControlPlane("cp-2")
+	}, append(unseenOn("on cp-2"), "apiserver-always-allow: on cp-1")},
+	"finding on the second control plane": {func(_ *testing.T, f *Facts) { f.addMachine("cp-2", secure[1:]...) }, []string{"apiserver-always-allow: on cp-2"}},
+	"no visible scheduler": {func(_ *testing.T, f *Facts) {
+		f.ControlPlane = slices.DeleteFunc(f.ControlPlane, func(p corev1.Pod) bool { return p.Spec.Containers[0].Name == kubeScheduler })
+	}, []string{"unknown feature-gates: kube-scheduler has no visible static Pod on cp-1"}},
 
 	"no NodeRestriction": {func(_ *testing.T, f *Facts) {
 		f.controlPlane(kubeAPIServer, append(append(secure[:1:1], secure[2:]...), "--enable-admission-plugins=AlwaysPullImages")...)
@@ -250,12 +349,121 @@ var diagnoses = map[string]struct {
 	"no requests":               {func(_ *testing.T, f *Facts) { f.unbind("bootstrap") }, []string{"join-rights-missing: may not create certificatesigningrequests"}},
 	"no right to read its Node": {func(_ *testing.T, f *Facts) { f.unbind("nodes") }, []string{"join-rights-missing: may not get nodes"}},
 
+	"tokens may not read kubeadm-config": {func(_ *testing.T, f *Facts) {
+		f.Roles = slices.DeleteFunc(f.Roles, func(r rbacv1.Role) bool { return r.Name == "kubeadm:nodes-kubeadm-config" })
+	}, []string{"join-rights-missing: role kubeadm:nodes-kubeadm-config --verb=get --resource=configmaps --resource-name=kubeadm-config"}},
+	"tokens may not read kubelet-config": {func(_ *testing.T, f *Facts) {
+		for i, b := range f.RoleBindings {
+			if b.Name == "kubeadm:kubelet-config" {
+				f.RoleBindings[i].Subjects = b.Subjects[:1]
+			}
+		}
+	}, []string{"join-rights-missing: may not get configmaps/kubelet-config in kube-system"}},
+	"no ConfigMaps of kubeadm": {func(_ *testing.T, f *Facts) { f.JoinConfig = nil },
+		[]string{"join-config-missing: kubeadm init phase upload-config kubeadm", "join-config-missing: kubeadm init phase upload-config kubelet"}},
+	"no kube-proxy":        {func(_ *testing.T, f *Facts) { delete(f.JoinConfig, "kube-proxy") }, nil},
+	"no key":               {func(_ *testing.T, f *Facts) { f.JoinConfig["kubeadm-config"] = nil }, []string{"join-config-malformed: kubeadm-config is malformed, so 'kubeadm join' fails or ignores it: it lacks the key ClusterConfiguration"}},
+	"empty kubelet-config": {func(_ *testing.T, f *Facts) { f.JoinConfig["kubelet-config"]["kubelet"] = "" }, []string{"join-config-malformed: kubelet is empty"}},
+	"no YAML":              {func(_ *testing.T, f *Facts) { f.JoinConfig["kubelet-config"]["kubelet"] = "a: b: c" }, []string{"join-config-malformed: kubelet: error converting YAML"}},
+	"no object":            {func(_ *testing.T, f *Facts) { f.JoinConfig["kubelet-config"]["kubelet"] = "text" }, []string{"join-config-malformed: kubelet: "}},
+	"malformed kube-proxy": {func(_ *testing.T, f *Facts) { f.JoinConfig["kube-proxy"]["config.conf"] += "---\n{" }, []string{"join-config-malformed: phase addon kube-proxy"}},
+	"two documents": {func(_ *testing.T, f *Facts) {
+		f.JoinConfig["kubelet-config"]["kubelet"] += "---\napiVersion: example.com/v1\nkind: Other\n"
+	}, nil},
+	"a document without a kind": {func(_ *testing.T, f *Facts) {
+		f.JoinConfig["kubelet-config"]["kubelet"] += "---\napiVersion: example.com/v1\n"
+	}, []string{`join-config-malformed: a document with apiVersion "example.com/v1" and kind ""`}},
+	"a document without a group": {func(_ *testing.T, f *Facts) {
+		f.JoinConfig["kubelet-config"]["kubelet"] += "---\napiVersion: v1\nkind: Pod\n"
+	}, []string{"join-config-malformed"}},
+	"another kind": {func(_ *testing.T, f *Facts) {
+		f.JoinConfig["kubeadm-config"]["ClusterConfiguration"] = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\n"
+	}, []string{`join-config-malformed: ClusterConfiguration has apiVersion "kubeadm.k8s.io/v1beta4" and kind "InitConfiguration", want kubeadm.k8s.io/v1beta4 or kubeadm.k8s.io/v1beta3 and ClusterConfiguration`}},
+	"another apiVersion": {func(_ *testing.T, f *Facts) {
+		f.JoinConfig["kubelet-config"]["kubelet"] = "apiVersion: kubelet.config.k8s.io/v1alpha1\nkind: KubeletConfiguration\n"
+	}, []string{"join-config-malformed: want kubelet.config.k8s.io/v1beta1"}},
+	"v1beta3 for kubeadm 1.36": {func(_ *testing.T, f *Facts) { f.kubeadmVersion("v1.36.3", "v1beta3") }, nil},
+	"v1beta3 for kubeadm 1.37": {func(_ *testing.T, f *Facts) { f.kubeadmVersion("v1.37.2", "v1beta3") }, []string{"join-config-malformed"}},
+	"v1 for kubeadm 1.36":      {func(_ *testing.T, f *Facts) { f.kubeadmVersion("v1.36.3", "v1") }, []string{"join-config-malformed"}},
+	"v1 for kubeadm 1.37":      {func(_ *testing.T, f *Facts) { f.kubeadmVersion("v1.37.2", "v1") }, nil},
+
+	"no binding for the kubelet client": {func(_ *testing.T, f *Facts) { f.unbind(kubeletClientBinding) },
+		[]string{"kubelet-client-rights-missing: kubectl create clusterrolebinding kubeadm:apiserver-kubelet-client --clusterrole=system:kubelet-api-admin --user=kube-apiserver-kubelet-client"}},
+	"binding of another user": {func(_ *testing.T, f *Facts) {
+		f.unbind(kubeletClientBinding)
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, userBinding("other", "system:kubelet-api-admin", "other"))
+	}, []string{"kubelet-client-rights-missing"}},
+	"kubelet client may only read": {func(_ *testing.T, f *Facts) {
+		f.unbind(kubeletClientBinding)
+		f.ClusterRoles = append(f.ClusterRoles, clusterRole("reader", "", "nodes/proxy", "get"))
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, userBinding("reader", "reader", "kube-apiserver-kubelet-client"))
+	}, []string{"kubelet-client-rights-missing: may not create nodes/proxy"}},
+	"kubelet client bound by another name": {func(_ *testing.T, f *Facts) {
+		f.unbind(kubeletClientBinding)
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, userBinding("own", "system:kubelet-api-admin", "kube-apiserver-kubelet-client"))
+	}, nil},
+	"kubelet client not of kubeadm": {func(_ *testing.T, f *Facts) {
+		f.unbind(kubeletClientBinding)
+		f.controlPlane(kubeAPIServer, append(secure[:4:4], "--kubelet-client-certificate=/x/client-kube-apiserver.crt")...)
+	}, nil},
+
+	"impersonates any group": {func(_ *testing.T, f *Facts) { f.impersonator("", "groups", "impersonate", "", "tools") },
+		[]string{`impersonates-nodes: kubectl patch clusterrolebinding tool --type=json -p '[{"op":"test","path":"/subjects/0/name","value":"tools"},{"op":"remove","path":"/subjects/0"}]'`}},
+	"impersonates system:nodes":          {func(_ *testing.T, f *Facts) { f.impersonator("", "groups", "impersonate", nodesGroup, "tools") }, []string{"impersonates-nodes: Group tools"}},
+	"impersonates by every verb":         {func(_ *testing.T, f *Facts) { f.impersonator("", "groups", "*", "", "tools") }, []string{"impersonates-nodes"}},
+	"impersonates on every resource":     {func(_ *testing.T, f *Facts) { f.impersonator("*", "*", "impersonate", "", "tools") }, []string{"impersonates-nodes"}},
+	"impersonates another group":         {func(_ *testing.T, f *Facts) { f.impersonator("", "groups", "impersonate", "developers", "tools") }, nil},
+	"impersonates users without a group": {func(_ *testing.T, f *Facts) { f.impersonator("", "users", "impersonate", "", "tools") }, nil},
+	"impersonates any node": {func(_ *testing.T, f *Facts) {
+		f.impersonator("authentication.k8s.io", "nodes", "impersonate:arbitrary-node", "", "tools")
+	}, []string{"impersonates-nodes"}},
+	"impersonates one node": {func(_ *testing.T, f *Facts) {
+		f.impersonator("authentication.k8s.io", "nodes", "impersonate:arbitrary-node", "worker-1", "tools")
+	}, []string{"impersonates-nodes"}},
+	"impersonates its own node": {func(_ *testing.T, f *Facts) {
+		f.impersonator("authentication.k8s.io", "nodes", "impersonate:associated-node", "", "tools", "more")
+	}, []string{"impersonates-nodes: Group tools, Group more"}},
+	"impersonates other users, constrained": {func(_ *testing.T, f *Facts) {
+		f.impersonator("authentication.k8s.io", "users", "impersonate:user-info", "", "tools")
+	}, nil},
+	"administrators impersonate": {func(_ *testing.T, f *Facts) {
+		f.impersonator("", "groups", "impersonate", "", "system:masters")
+		f.ClusterRoleBindings = append(f.ClusterRoleBindings, clusterBinding("more", "cluster-admin", "admins"))
+	}, nil},
+
+	"removed feature gates": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeAPIServer, append(secure[:4:4], kubeadmClient, "--feature-gates=JobSuccessPolicy=true,AllAlpha=false,kube:SidecarContainers=true")...)
+		f.controlPlane(kubeScheduler, "--feature-gates=SchedulerQueueingHints=true")
+	}, []string{
+		"feature-gate-removed: kube-apiserver on cp-1 sets --feature-gates=JobSuccessPolicy, SidecarContainers, which Kubernetes 1.37 lacks",
+		"feature-gate-removed: - --feature-gates=|",
+	}},
+	"other gates stay": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeControllerManager, "--controllers=*,-csrapproving", "--feature-gates=JobSuccessPolicy=true", "--feature-gates=AllAlpha=false,AllBeta=true")
+	}, []string{"feature-gate-removed: - --feature-gates=AllAlpha=false,AllBeta=true|"}},
+	"gates of a later minor": {func(_ *testing.T, f *Facts) {
+		f.controlPlane(kubeControllerManager, "--controllers=*,-csrapproving", "--feature-gates=JobManagedBy=true,MemoryManager=true")
+	}, nil},
+	"gates of this minor": {func(_ *testing.T, f *Facts) {
+		f.KubernetesVersion = "v1.37.2"
+		f.controlPlane(kubeControllerManager, "--controllers=*,-csrapproving", "--feature-gates=JobManagedBy=true")
+	}, []string{"feature-gate-removed: Kubernetes 1.38"}},
+
+	"kubelets with their own certificates": {func(_ *testing.T, f *Facts) {
+		f.Kubelets = append(f.Kubelets, Kubelet{Node: "worker-2", CommonName: "worker-2@1790000000"}, Kubelet{Node: "worker-3"},
+			Kubelet{Node: "worker-4", CommonName: "system:node:worker-1"}, Kubelet{Node: "worker-5", CommonName: "\x1b[31m"})
+	}, []string{"kubelet-serving-name: 4 of 5 kubelets serve with a certificate whose common name is not system:node:NAME: worker-2 (worker-2@1790000000), worker-3 (none), worker-4 (system:node:worker-1) and 1 more; ready: worker-1"}},
+	"no kubelet is ready": {func(_ *testing.T, f *Facts) { f.Kubelets[0].CommonName = "\x1b[31m" }, []string{"kubelet-serving-name: worker-1 (\ufffd[31m); ready: none"}},
+	"unreachable kubelet": {func(_ *testing.T, f *Facts) {
+		f.Kubelets = append(f.Kubelets, Kubelet{Node: "worker-2", Unread: "refused"}, Kubelet{Node: "worker-3"})
+	}, []string{"unknown serving-names: 1 of 3 kubelets: worker-2: refused", "kubelet-serving-name: worker-3"}},
+
 	"no namespace":       {func(_ *testing.T, f *Facts) { f.Missing = []string{"Namespace kubejoin-system"} }, []string{"namespace-missing: kubectl create namespace kubejoin-system"}},
 	"no service account": {func(_ *testing.T, f *Facts) { f.Missing = []string{"ServiceAccount kubejoin"} }, []string{"service-account-missing"}},
 	"no policy": {func(_ *testing.T, f *Facts) {
 		f.Missing = []string{"ValidatingAdmissionPolicy kubejoin-secrets", "ValidatingAdmissionPolicyBinding kubejoin-secrets"}
 	}, []string{"admission-policy-missing", "admission-policy-missing"}},
-	"no rights": {func(_ *testing.T, f *Facts) { f.RoleBindings = nil }, []string{"rights-missing: more"}},
+	"no rights": {func(_ *testing.T, f *Facts) { f.RoleBindings = nil }, []string{"rights-missing: more", "join-rights-missing", "join-rights-missing"}},
 	"one right missing": {func(_ *testing.T, f *Facts) {
 		f.Roles = slices.DeleteFunc(f.Roles, func(r rbacv1.Role) bool { return r.Namespace == "kubejoin-system" && r.Rules[0].Verbs[0] == "update" })
 	}, []string{"rights-missing: may not update leases in kubejoin-system"}},
@@ -290,6 +498,10 @@ var diagnoses = map[string]struct {
 		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Pins: []string{"sha256:00"}}
 	}, []string{"pin-mismatch: https://k:9443"}},
 
+	"unread pins of kubejoin": {func(_ *testing.T, f *Facts) {
+		f.Kubejoin = &Kubejoin{URL: "https://k:9443", PinsUnread: "404"}
+	}, []string{"unknown pins: https://k:9443: 404"}},
+
 	"token without end": {func(_ *testing.T, f *Facts) { f.Tokens[0].Expires = time.Time{} }, []string{"token-never-expires: token renew"}},
 	"published token": {func(_ *testing.T, f *Facts) {
 		r := &f.Tokens[0]
@@ -318,7 +530,7 @@ var diagnoses = map[string]struct {
 	}, []string{"cluster-info-unsigned: picked"}},
 	"needs no signature":       {func(t *testing.T, f *Facts) { f.addToken(t, picked(t, "s3fk29dls0w8fjq2")).Signing = false }, nil},
 	"other CA":                 {func(t *testing.T, f *Facts) { f.CAs = []*x509.Certificate{newCA(t, 3650*24*time.Hour)} }, []string{"cluster-info-other-ca"}},
-	"kubeconfig without a CA":  {func(_ *testing.T, f *Facts) { f.CAs = nil }, nil},
+	"kubeconfig without a CA":  {func(_ *testing.T, f *Facts) { f.CAs = nil }, []string{"unknown cluster-info: no CA to compare"}},
 	"unreachable API server":   {func(_ *testing.T, f *Facts) { f.Discovery.Unreachable = "refused" }, []string{"cluster-info-server-unreachable: refused"}},
 	"no connection tried":      {func(_ *testing.T, f *Facts) { f.Discovery = nil }, nil},
 	"untrusted API server":     {func(_ *testing.T, f *Facts) { f.Discovery.Untrusted = "unknown authority" }, []string{"cluster-info-server-untrusted: unknown authority"}},
@@ -339,15 +551,23 @@ var diagnoses = map[string]struct {
 		f.Lease = nil
 		f.Kubejoin = &Kubejoin{}
 	}, []string{"ca-expired"}},
+	"CA that permits no name of a Node": {func(t *testing.T, f *Facts) {
+		f.Nodes[0].Status.Addresses = append(f.Nodes[0].Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalDNS, Address: "worker-1.example.org."}, corev1.NodeAddress{Type: corev1.NodeHostName, Address: "no host"})
+		f.rotate(t, constrainedCA(t, "example.com"))
+	}, []string{"ca-not-trusted: worker-1.example.org"}},
+	"CA that permits the names of Nodes": {func(t *testing.T, f *Facts) {
+		f.Nodes[0].Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "worker-1.example.org"}}
+		f.rotate(t, constrainedCA(t, "example.org"))
+	}, nil},
 	"one of two CAs": {func(t *testing.T, f *Facts) { f.rotate(t, newCA(t, 8*time.Hour), newCA(t, 3650*24*time.Hour)) }, nil},
 	"clock ahead":    {func(_ *testing.T, f *Facts) { f.Local = noon.Add(90 * time.Second) }, []string{"clock-skew: 1m30s ahead of"}},
 	"clock behind":   {func(_ *testing.T, f *Facts) { f.Local = noon.Add(-90 * time.Second) }, []string{"clock-skew: 1m30s behind"}},
 	"clock differs":  {func(_ *testing.T, f *Facts) { f.Local = noon.Add(-50 * time.Second) }, nil},
 
-	"old Kubernetes":     {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.33.9" }, []string{"kubernetes-version: v1.33.9"}},
-	"new Kubernetes":     {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.37.0-rc.1" }, []string{"kubernetes-version: newer kubejoin"}},
+	"old Kubernetes":     {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.34.9" }, []string{"kubernetes-version: v1.34.9"}},
+	"new Kubernetes":     {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.38.0-rc.1" }, []string{"kubernetes-version: newer kubejoin"}},
 	"Kubernetes 2":       {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v2.35.0" }, []string{"kubernetes-version"}},
-	"oldest Kubernetes":  {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.34.0+k3s1" }, nil},
+	"oldest Kubernetes":  {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "v1.35.0+k3s1" }, nil},
 	"unknown Kubernetes": {func(_ *testing.T, f *Facts) { f.KubernetesVersion = "main" }, []string{"kubernetes-version"}},
 
 	"Node not Ready": {func(_ *testing.T, f *Facts) {
@@ -362,7 +582,6 @@ var diagnoses = map[string]struct {
 		f.Nodes[0].Status.Conditions, f.Nodes[0].CreationTimestamp.Time = nil, noon.Add(-time.Hour)
 	}, []string{"node-not-ready: it never reported"}},
 	"many Nodes not Ready": {func(_ *testing.T, f *Facts) {
-		f.Nodes = nil
 		for i := range 9 {
 			f.Nodes = append(f.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("gone-", i)}})
 		}
@@ -393,6 +612,31 @@ var diagnoses = map[string]struct {
 	}, []string{`csr-pending: uid=="8f0b"`}},
 }
 
+// addMachine adds a control plane whose API server has these flags.
+func (f *Facts) addMachine(name string, flags ...string) {
+	f.addControlPlane(name)
+	f.ControlPlane = append(f.ControlPlane, staticPod(kubeAPIServer, name, flags...), staticPod(kubeControllerManager, name, "--controllers=-csrapproving"), staticPod(kubeScheduler, name))
+}
+
+// roguePods are the Pods of a control plane under another Node, with the flags that hide every finding.
+func (f *Facts) roguePods(node string) []corev1.Pod {
+	return []corev1.Pod{staticPod(kubeAPIServer, node, secure...), staticPod(kubeControllerManager, node, "--controllers=-csrapproving"), staticPod(kubeScheduler, node)}
+}
+
+// unseenOn has each check of flags as unknown: for feature gates, once for each component.
+func unseenOn(part string) []string {
+	var all []string
+	for _, check := range []string{"kube-controller-manager", "bootstrap-tokens", "authorizers", "node-restriction", "kubelet-ca", "kubelet-client", "feature-gates", "feature-gates", "feature-gates"} {
+		all = append(all, "unknown "+check+": "+part)
+	}
+	return all
+}
+
+func (f *Facts) kubeadmVersion(kubernetes, apiVersion string) {
+	f.KubernetesVersion = kubernetes
+	f.JoinConfig["kubeadm-config"]["ClusterConfiguration"] = "apiVersion: kubeadm.k8s.io/" + apiVersion + "\nkind: ClusterConfiguration\n"
+}
+
 func (f *Facts) requests(all ...certificates.CertificateSigningRequest) { f.Requests = all }
 
 func (f *Facts) advertise() {
@@ -414,10 +658,18 @@ func TestDiagnose(t *testing.T) {
 			f := healthy(t)
 			test.change(t, f)
 			report := Diagnose(f)
-			if len(report.Unchecked) > 0 {
-				t.Errorf("unchecked: %v", report.Unchecked)
-			}
 			want := slices.Clone(test.want)
+			for _, u := range report.Unchecked {
+				at := slices.IndexFunc(want, func(w string) bool {
+					check, part, _ := strings.Cut(w, ": ")
+					return check == "unknown "+u.Check && strings.Contains(u.Reason, part)
+				})
+				if at < 0 {
+					t.Errorf("got %+v, want %q", u, test.want)
+					continue
+				}
+				want = slices.Delete(want, at, at+1)
+			}
 			for _, got := range report.Findings {
 				seen[got.ID] = true
 				if got.Command == "" || got.Message == "" || got.Severity == "" || strings.Contains(got.Message+got.Command, "\n") {
@@ -454,6 +706,32 @@ func TestUnreadFactIsNeverSilent(t *testing.T) {
 			if got := Diagnose(f); !slices.Contains(got.Unchecked, Unchecked{c.name, "need get on it"}) || len(got.Findings) > 0 {
 				t.Errorf("%s without %q: %+v", c.name, fact, got)
 			}
+		}
+	}
+}
+
+// TestIgnoresAdvertiseOfWorkers catches a worker that posts a Pod of kubejoin with an address of its own.
+func TestIgnoresAdvertiseOfWorkers(t *testing.T) {
+	pod := func(machine string, mirror bool) corev1.Pod {
+		p := staticPod("kubejoin", machine, "serve", "--advertise="+machine+":9443")
+		if !mirror {
+			p.Annotations = nil
+		}
+		return p
+	}
+	for name, test := range map[string]struct {
+		pods []corev1.Pod
+		want string
+	}{
+		"Deployment":                         {[]corev1.Pod{pod("worker-1", false)}, "worker-1:9443"},
+		"static Pod of a control plane":      {[]corev1.Pod{pod("cp-1", true)}, "cp-1:9443"},
+		"static Pod of a worker":             {[]corev1.Pod{pod("worker-1", true)}, ""},
+		"Deployment, and a worker's Pod":     {[]corev1.Pod{pod("cp-1", false), pod("worker-1", true)}, "cp-1:9443"},
+		"static Pod of a machine unheard of": {[]corev1.Pod{pod("gone-1", true)}, ""},
+	} {
+		r := &reading{Facts: *healthy(t), own: test.pods}
+		if r.advertised(); r.Options.Advertise != test.want {
+			t.Errorf("%s: got %q, want %q", name, r.Options.Advertise, test.want)
 		}
 	}
 }

@@ -16,11 +16,10 @@ type Fact string
 
 const (
 	factVersion            Fact = "version of the API server"
-	factAPIServer          Fact = "flags of kube-apiserver"
-	factAuthorizers        Fact = "authorizers of kube-apiserver"
-	factControllerManager  Fact = "flags of kube-controller-manager"
+	factControlPlane       Fact = "static pods of the control plane"
 	factClusterRoles       Fact = "cluster roles"
 	factRoles              Fact = "roles"
+	factJoinConfig         Fact = "ConfigMaps of kubeadm"
 	factObjects            Fact = "objects of kubejoin"
 	factLease              Fact = "lease of kubejoin"
 	factTokens             Fact = "tokens"
@@ -52,7 +51,8 @@ type Facts struct {
 	Host string
 	CAs  []*x509.Certificate
 
-	// ControlPlane are the static pods of kube-apiserver and kube-controller-manager.
+	// ControlPlane are the Pods that are labelled as kube-apiserver, kube-controller-manager and kube-scheduler. Those of
+	// workers may lie: see componentsOf.
 	ControlPlane []corev1.Pod
 
 	ClusterRoles        []rbacv1.ClusterRole
@@ -60,6 +60,8 @@ type Facts struct {
 	// Roles and RoleBindings are those in the namespaces of the manifests, and in kube-system and kube-public.
 	Roles        []rbacv1.Role
 	RoleBindings []rbacv1.RoleBinding
+	// JoinConfig is the data of the ConfigMaps in kube-system that 'kubeadm join' reads, by name.
+	JoinConfig map[string]map[string]string
 	// Missing are objects of the manifests, beside RBAC, that do not exist: "Kind NAME".
 	Missing []string
 	// Lease is that of kubejoin's leader; nil if there is none.
@@ -78,11 +80,14 @@ type Facts struct {
 	Kubejoin *Kubejoin
 
 	// Revoked is how many nodes and certificates are revoked, and RevocationPolicy reports whether the ValidatingAdmissionPolicy
-	// about them is bound.
+	// about them is bound. RevocationsFill is how full their fullest ConfigMap is: at 1 it takes no new ones.
 	Revoked          int
+	RevocationsFill  float64
 	RevocationPolicy bool
 
-	Nodes    []corev1.Node
+	Nodes []corev1.Node
+	// Kubelets are those of Nodes that are Ready.
+	Kubelets []Kubelet
 	Requests []certificates.CertificateSigningRequest
 }
 
@@ -96,6 +101,15 @@ type Endpoint struct {
 	Kubeconfig string
 }
 
+// A Kubelet is the serving certificate of a kubelet, at the address that its Node reports.
+type Kubelet struct {
+	Node string
+	// CommonName is that of the certificate. Any process at that address can choose it.
+	CommonName string
+	// Unread is why the certificate could not be read; empty if it was.
+	Unread string
+}
+
 // A Kubejoin is what a kubejoin server reports about itself.
 type Kubejoin struct {
 	URL string
@@ -104,8 +118,9 @@ type Kubejoin struct {
 	Version     string
 	// Failing are the failed checks of /readyz.
 	Failing []string
-	// Pins are those of the CAs in its join commands.
-	Pins []string
+	// Pins are those of the CAs in its join commands, and PinsUnread is why they could not be read.
+	Pins       []string
+	PinsUnread string
 	// Local is the time of this machine, and Time the server's at the same moment.
 	Local, Time time.Time
 }

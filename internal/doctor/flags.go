@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -10,10 +9,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+// controlPlaneLabel marks the Nodes of control planes. The admission plugin NodeRestriction refuses it to kubelets.
+const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
 // Names of components: of their containers, and of their files in /etc/kubernetes/manifests.
 const (
 	kubeAPIServer         = "kube-apiserver"
 	kubeControllerManager = "kube-controller-manager"
+	kubeScheduler         = "kube-scheduler"
 )
 
 // flags are the values of each flag of a command line, in their order.
@@ -60,21 +63,53 @@ type component struct {
 	flags   flags
 }
 
-// componentsOf returns the containers of a component.
-func componentsOf(pods []corev1.Pod, name string) []component {
+// controlPlanes returns the names of the Nodes of control planes.
+func (f *Facts) controlPlanes() []string {
+	var all []string
+	for _, node := range f.Nodes {
+		if _, found := node.Labels[controlPlaneLabel]; found {
+			all = append(all, node.Name)
+		}
+	}
+	return all
+}
+
+// isMirror reports whether a kubelet posted a Pod. Each kubelet can post any Pod that it likes, but only about its own Node.
+func isMirror(pod corev1.Pod) bool { return pod.Annotations[corev1.MirrorPodAnnotationKey] != "" }
+
+// componentsOf returns the static pods of a component on control planes.
+func (f *Facts) componentsOf(name string) []component {
 	var all []component
-	for _, pod := range pods {
+	for _, pod := range f.ControlPlane {
+		if !isMirror(pod) || !slices.Contains(f.controlPlanes(), pod.Spec.NodeName) {
+			continue
+		}
 		for _, c := range pod.Spec.Containers {
 			if c.Name == name {
-				all = append(all, component{cmp.Or(pod.Spec.NodeName, pod.Name), flagsOf(slices.Concat(c.Command, c.Args))})
+				all = append(all, component{pod.Spec.NodeName, flagsOf(slices.Concat(c.Command, c.Args))})
 			}
 		}
 	}
 	return all
 }
 
+// unseenOf names the control planes without a visible static pod of a component.
+func (f *Facts) unseenOf(name string) []Finding {
+	all, seen := f.controlPlanes(), f.componentsOf(name)
+	without := slices.DeleteFunc(slices.Clone(all), func(node string) bool {
+		return slices.ContainsFunc(seen, func(c component) bool { return c.machine == node })
+	})
+	switch {
+	case len(all) == 0:
+		return []Finding{unseen("no Node has the label %s, so the flags of %s are not visible", controlPlaneLabel, name)}
+	case len(without) > 0:
+		return []Finding{unseen("%s has no visible static Pod on %s", name, few(without))}
+	}
+	return nil
+}
+
 // plain are values that a command may repeat from a Pod.
-var plain = regexp.MustCompile(`^[A-Za-z0-9,.:/*-]*$`)
+var plain = regexp.MustCompile(`^[A-Za-z0-9,.:/*=-]*$`)
 
 // setFlag returns a shell command that replaces a flag in the manifest of a component. The kubelet starts every file
 // in the folder of manifests, so the copy is in another one. A value that is not plain becomes otherwise.

@@ -38,14 +38,19 @@ func (r *reading) anonymous(ctx context.Context) error {
 		base = "https://" + base
 	}
 	response, _, err := get(ctx, client, base+discoveryPath)
-	if err == nil {
-		r.Anonymous = response.StatusCode
+	if err != nil {
+		return err
 	}
-	return err
+	switch r.Anonymous = response.StatusCode; r.Anonymous {
+	case http.StatusOK, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+		return nil
+	}
+	return fmt.Errorf("the API server returns %s for cluster-info", response.Status)
 }
 
-// probe connects to the addresses that joining machines use. No probe sends a credential.
+// probe connects to the addresses that joining machines use, and to kubelets. No probe sends a credential.
 func (r *reading) probe(ctx context.Context) {
+	r.advertised()
 	if r.Unread[factClusterInfo] == "" && r.ClusterInfo != nil {
 		if server, cas, err := r.kubeconfig(); err == nil {
 			r.Discovery = dial(ctx, addressOf(server), cas)
@@ -57,6 +62,7 @@ func (r *reading) probe(ctx context.Context) {
 	if r.Options.Advertise != "" && r.Facts.Advertise == nil && r.Unread[factAdvertise] == "" {
 		r.Unread[factAdvertise] = "without a valid cluster-info there is no CA to verify " + r.Options.Advertise + " with"
 	}
+	r.Kubelets = kubelets(ctx, r.Nodes)
 	if r.URL != "" {
 		r.Kubejoin = r.kubejoin(ctx)
 		if k := r.Kubejoin; k.Unreachable == "" && k.Version != r.Facts.Version && (!isRelease(k.Version) || !isRelease(r.Facts.Version)) {
@@ -153,10 +159,15 @@ func (r *reading) kubejoin(ctx context.Context) *Kubejoin {
 		}
 	}
 	var bundle api.CABundle
-	if response, body, err = get(ctx, client, k.URL+"/v1/ca?format=json"); err == nil && response.StatusCode == http.StatusOK && json.Unmarshal(body, &bundle) == nil {
-		for _, ca := range bundle.Items {
-			k.Pins = append(k.Pins, ca.Pin)
-		}
+	response, body, err = get(ctx, client, k.URL+"/v1/ca?format=json")
+	if err == nil && (response.StatusCode != http.StatusOK || json.Unmarshal(body, &bundle) != nil) {
+		err = fmt.Errorf("GET /v1/ca: %s", response.Status)
+	}
+	if err != nil {
+		k.PinsUnread = oneLine(err)
+	}
+	for _, ca := range bundle.Items {
+		k.Pins = append(k.Pins, ca.Pin)
 	}
 	return k
 }

@@ -3,12 +3,15 @@ package doctor
 import (
 	"encoding/json"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/accessreview"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/tokens"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const (
@@ -98,6 +101,14 @@ func bind(name, role, group string) string {
 	return "kubectl create clusterrolebinding " + name + " --clusterrole=" + role + " --group=" + group
 }
 
+// letRead returns a command that lets tokens and nodes read a ConfigMap in kube-system, as kubeadm does. It also mends a
+// Role and a RoleBinding that exist.
+func letRead(role, name string) string {
+	const create, reconcile = "kubectl -n kube-system create ", " --dry-run=client -o yaml | kubectl auth reconcile -f -"
+	return create + "role " + role + " --verb=get --resource=configmaps --resource-name=" + name + reconcile + " && " +
+		create + "rolebinding " + role + " --role=" + role + " --group=" + tokens.DefaultGroup + " --group=" + nodesGroup + reconcile
+}
+
 // checkJoinRights finds missing rights of joining and renewing machines.
 func checkJoinRights(f *Facts) []Finding {
 	var all []Finding
@@ -116,9 +127,64 @@ func checkJoinRights(f *Facts) []Finding {
 	}{
 		{right{"", certificatesGroup, "certificatesigningrequests", "", "create"}, bind("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", tokens.DefaultGroup)},
 		{right{"", "", "nodes", "", "get"}, "kubectl create clusterrole kubeadm:get-nodes --verb=get --resource=nodes; " + bind("kubeadm:get-nodes", "kubeadm:get-nodes", tokens.DefaultGroup)},
+		{right{metav1.NamespaceSystem, "", "configmaps", "kubeadm-config", "get"}, letRead("kubeadm:nodes-kubeadm-config", "kubeadm-config")},
+		{right{metav1.NamespaceSystem, "", "configmaps", "kubelet-config", "get"}, letRead("kubeadm:kubelet-config", "kubelet-config")},
 	} {
-		if !need.allowed(token) {
+		if !need.allowed(f.rules(need.namespace, isToken)) {
 			all = append(all, found("join-rights-missing", need.mend, "%s may not %s, so no machine joins with a token", tokens.DefaultGroup, need.right))
+		}
+	}
+	return all
+}
+
+// checkKubeletClient finds a missing binding for the certificate apiserver-kubelet-client. kubeadm 1.35.5, 1.36.1, 1.37
+// and later make that certificate without a group. Only 'kubeadm init' and 'kubeadm upgrade apply' bind its user.
+func checkKubeletClient(f *Facts) []Finding {
+	all := f.unseenOf(kubeAPIServer)
+	if !slices.ContainsFunc(f.componentsOf(kubeAPIServer), func(c component) bool {
+		return path.Base(c.flags.last("kubelet-client-certificate")) == "apiserver-kubelet-client.crt"
+	}) {
+		return all // not of kubeadm
+	}
+	rules := f.rules("", func(s rbacv1.Subject) bool {
+		return s.Kind == rbacv1.UserKind && s.Name == accessreview.KubeletClientUser || s.Kind == rbacv1.GroupKind && s.Name == "system:authenticated"
+	})
+	for _, verb := range []string{"get", "create"} {
+		if need := (right{"", "", "nodes/proxy", "", verb}); !need.allowed(rules) {
+			return append(all, found("kubelet-client-rights-missing", accessreview.BindKubeletClient,
+				"user %s may not %s, so kubectl logs and exec fail on control planes that kubeadm 1.35.5, 1.36.1, 1.37 or later made", accessreview.KubeletClientUser, need))
+		}
+	}
+	return all
+}
+
+// checkImpersonation finds who may act as a node. The Node authorizer needs the group system:nodes. Constrained
+// impersonation (KEP-5284) adds it by itself.
+func checkImpersonation(f *Facts) []Finding {
+	var all []Finding
+	for _, binding := range f.ClusterRoleBindings {
+		may := slices.ContainsFunc(f.rulesOf(binding.RoleRef, ""), func(rule rbacv1.PolicyRule) bool {
+			if slices.Contains(rule.Resources, "*") && slices.Contains(rule.Verbs, "*") {
+				return false // administrators
+			}
+			if (right{"", "", "groups", nodesGroup, "impersonate"}).allowed([]rbacv1.PolicyRule{rule}) {
+				return true
+			}
+			rule.ResourceNames = nil // one node is enough
+			return slices.ContainsFunc([]string{"impersonate:arbitrary-node", "impersonate:associated-node"}, func(verb string) bool {
+				return right{"", "authentication.k8s.io", "nodes", "", verb}.allowed([]rbacv1.PolicyRule{rule})
+			})
+		})
+		var wrong []int
+		var who []string
+		for i, subject := range binding.Subjects {
+			if may && (subject.Kind != rbacv1.GroupKind || subject.Name != "system:masters") {
+				wrong, who = append(wrong, i), append(who, subject.Kind+" "+subject.Name)
+			}
+		}
+		if len(wrong) > 0 {
+			all = append(all, found("impersonates-nodes", withoutSubjects(binding, wrong),
+				"ClusterRoleBinding %s lets %s impersonate nodes, so they can do what a node may without its certificate", binding.Name, few(who)))
 		}
 	}
 	return all
@@ -141,11 +207,16 @@ func checkRights(f *Facts) []Finding {
 	if len(missing) == 0 {
 		return nil
 	}
-	text := strings.Join(missing[:min(len(missing), 3)], ", ")
-	if more := len(missing) - 3; more > 0 {
+	return []Finding{found("rights-missing", applyManifests, "the service account %s/%s may not %s", kubejoinNamespace, kubejoinAccount, few(missing))}
+}
+
+// few returns the first three of a list, and the number of the others.
+func few(all []string) string {
+	text := strings.Join(all[:min(len(all), 3)], ", ")
+	if more := len(all) - 3; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
-	return []Finding{found("rights-missing", applyManifests, "the service account %s/%s may not %s", kubejoinNamespace, kubejoinAccount, text)}
+	return text
 }
 
 // checkObjects finds missing objects of the manifests.

@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"crypto/x509"
-	"fmt"
 	"net/http"
 	"os"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -47,6 +47,7 @@ type Options struct {
 type reading struct {
 	Options
 	client kubernetes.Interface
+	own    []corev1.Pod // labelled as kubejoin
 	mu     sync.Mutex
 	Facts
 }
@@ -76,15 +77,16 @@ func Read(ctx context.Context, o Options) (*Facts, error) {
 		return nil, err
 	}
 	r.all(ctx, []source{
-		{factAPIServer, "list on pods in kube-system", r.controlPlane},
+		{factControlPlane, "list on pods in kube-system", r.controlPlane},
 		{factClusterRoles, "list on clusterroles and clusterrolebindings", r.clusterRoles},
 		{factRoles, "list on roles and rolebindings in " + strings.Join(manifests().namespaces, ", "), r.roles},
+		{factJoinConfig, "get on configmaps kubeadm-config, kubelet-config and kube-proxy in kube-system", r.joinConfig},
 		{factObjects, "get on namespaces, serviceaccounts in " + kubejoinNamespace + ", validatingadmissionpolicies and validatingadmissionpolicybindings", r.objects},
 		{factLease, "get on leases in " + kubejoinNamespace, r.lease},
 		{factTokens, "list on secrets in kube-system", r.tokens},
 		{factClusterInfo, "get on configmaps in " + clusterinfo.Namespace, r.clusterInfo},
 		{factAnonymous, "nothing", r.anonymous},
-		{factAdvertise, "list on pods in " + kubejoinNamespace + ", or --advertise", r.advertised},
+		{factAdvertise, "list on pods in " + kubejoinNamespace + ", or --advertise", r.ownPods},
 		{factNodes, "list on nodes", r.nodes},
 		{factRevocations, "list on configmaps in " + kubejoinNamespace + ", and get on validatingadmissionpolicybindings", r.revocations},
 		{factRequests, "list on certificatesigningrequests", r.requests},
@@ -109,10 +111,6 @@ func (r *reading) all(ctx context.Context, sources []source) {
 		})
 	}
 	reading.Wait()
-	// Both come from the same pods.
-	if why := r.Unread[factAPIServer]; why != "" && r.Unread[factControllerManager] == "" && len(r.ControlPlane) == 0 {
-		r.Unread[factControllerManager] = why
-	}
 }
 
 func (r *reading) unread(fact Fact, why string) {
@@ -179,23 +177,12 @@ func (t tripper) RoundTrip(r *http.Request) (*http.Response, error) { return t(r
 
 func (r *reading) controlPlane(ctx context.Context) error {
 	list, err := r.client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
-		LabelSelector: "component in (" + kubeAPIServer + "," + kubeControllerManager + ")",
+		LabelSelector: "component in (" + kubeAPIServer + "," + kubeControllerManager + "," + kubeScheduler + ")",
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		r.ControlPlane = list.Items
 	}
-	r.ControlPlane = list.Items
-	for component, fact := range map[string]Fact{kubeAPIServer: factAPIServer, kubeControllerManager: factControllerManager} {
-		if len(componentsOf(list.Items, component)) == 0 {
-			r.unread(fact, fmt.Sprintf("no Pod in kube-system with the label component=%s has its flags", component))
-		}
-	}
-	for _, c := range componentsOf(list.Items, kubeAPIServer) {
-		if file := c.flags.last("authorization-config"); file != "" {
-			r.unread(factAuthorizers, fmt.Sprintf("kube-apiserver on %s reads its authorizers from %s", c.machine, file))
-		}
-	}
-	return nil
+	return err
 }
 
 func (r *reading) clusterRoles(ctx context.Context) error {
@@ -295,23 +282,30 @@ func (r *reading) clusterInfo(ctx context.Context) error {
 	return nil
 }
 
-// advertised finds --advertise in the pods of kubejoin.
-func (r *reading) advertised(ctx context.Context) error {
+// ownPods reads the pods of kubejoin, whose flags have --advertise.
+func (r *reading) ownPods(ctx context.Context) error {
 	if r.Options.Advertise != "" {
 		return nil
 	}
 	pods, err := r.client.CoreV1().Pods(kubejoinNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=kubejoin"})
-	if err != nil {
-		return err
+	if err == nil {
+		r.own = pods.Items
 	}
-	for _, pod := range pods.Items {
+	return err
+}
+
+// advertised finds --advertise in the pods of kubejoin. The kubelet of a worker can post a mirror pod with any address.
+func (r *reading) advertised() {
+	for _, pod := range r.own {
+		if isMirror(pod) && !slices.Contains(r.controlPlanes(), pod.Spec.NodeName) {
+			continue
+		}
 		for _, c := range pod.Spec.Containers {
 			if address := flagsOf(slices.Concat(c.Command, c.Args)).last("advertise"); address != "" {
 				r.Options.Advertise = address
 			}
 		}
 	}
-	return nil
 }
 
 func (r *reading) nodes(ctx context.Context) error {
@@ -349,6 +343,7 @@ func (r *reading) revocations(ctx context.Context) error {
 		return err
 	}
 	for _, m := range list.Items {
+		r.RevocationsFill = max(r.RevocationsFill, configmaps.Fill(&m, r.Now()))
 		for key, value := range m.Data {
 			if e, err := revocation.Decode(key, []byte(value)); err == nil && !e.Ended(r.Now()) {
 				r.Revoked++

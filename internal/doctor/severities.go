@@ -15,6 +15,9 @@ var Severities = map[string]Severity{
 	"apiserver-trusts-any-kubelet":   Warning,
 	"anonymous-on":                   Warning,
 	"revocations-not-enforced":       Error,
+	"revocations-nearly-full":        Warning,
+	"kubelet-client-rights-missing":  Warning,
+	"feature-gate-removed":           Warning,
 	// RBAC
 	"nodeclient-too-wide":     Error,
 	"nodeclient-other":        Warning,
@@ -22,6 +25,9 @@ var Severities = map[string]Severity{
 	"selfnodeclient-too-wide": Warning,
 	"selfnodeclient-missing":  Error,
 	"join-rights-missing":     Error,
+	"join-config-missing":     Error,
+	"join-config-malformed":   Error,
+	"impersonates-nodes":      Warning,
 	// installation of kubejoin
 	"namespace-missing":        Error,
 	"service-account-missing":  Warning,
@@ -48,6 +54,7 @@ var Severities = map[string]Severity{
 	// time
 	"ca-expired":      Error,
 	"ca-expires-soon": Warning,
+	"ca-not-trusted":  Warning,
 	"clock-skew":      Warning,
 	// versions
 	"kubernetes-version": Warning,
@@ -56,6 +63,7 @@ var Severities = map[string]Severity{
 	"kubejoin-unreachable": Error,
 	"kubejoin-not-ready":   Error,
 	// nodes
-	"node-not-ready": Warning,
-	"csr-pending":    Warning,
+	"node-not-ready":       Warning,
+	"csr-pending":          Warning,
+	"kubelet-serving-name": Warning,
 }

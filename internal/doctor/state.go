@@ -12,8 +12,8 @@ import (
 
 // The minor versions of Kubernetes 1 that kubejoin supports. A test compares them with those that the tests run.
 const (
-	OldestMinor = 34
-	NewestMinor = 36
+	OldestMinor = 35
+	NewestMinor = 37
 )
 
 func checkKubernetesVersion(f *Facts) []Finding {

@@ -27,22 +27,33 @@ const maxBeforeRequest = 64 << 10
 // CheckChain returns an error if certificates would take too much memory to keep or too much time to verify. It
 // verifies no signature.
 func CheckChain(shown []*x509.Certificate) error {
+	if err := CheckTime(shown); err != nil {
+		return err
+	}
+	parsed := 0
+	for _, cert := range shown {
+		parsed += parsedSize(reflect.ValueOf(cert))
+	}
+	if parsed > maxChainParsed {
+		return errors.New("client sent a certificate with too many names, usages or extensions")
+	}
+	return nil
+}
+
+// CheckTime returns an error if certificates would take too much time to verify. It costs much less than CheckChain.
+func CheckTime(shown []*x509.Certificate) error {
 	if len(shown) > maxChain {
 		return fmt.Errorf("client sent %d certificates, want at most %d", len(shown), maxChain)
 	}
-	size, parsed := 0, 0
+	size := 0
 	for _, cert := range shown {
 		size += len(cert.Raw)
-		parsed += parsedSize(reflect.ValueOf(cert))
 		if key, ok := cert.PublicKey.(*rsa.PublicKey); ok && key.N.BitLen() > maxRSABits {
 			return fmt.Errorf("client sent a certificate with an RSA key of %d bits, want at most %d", key.N.BitLen(), maxRSABits)
 		}
 	}
 	if size > maxChainBytes {
 		return fmt.Errorf("client sent certificates of %d bytes, want at most %d", size, maxChainBytes)
-	}
-	if parsed > maxChainParsed {
-		return errors.New("client sent a certificate with too many names, usages or extensions")
 	}
 	return nil
 }

@@ -17,8 +17,9 @@ type Resource[L runtime.Object] interface {
 
 // Follow returns the list and watch functions of a resource, for a reflector or an informer. They wait during an
 // outage. The reflector itself would back off for up to a minute, which cannot be configured. told is as for [Wait].
-func Follow[L runtime.Object](resource Resource[L], fieldSelector string, told func(error)) cache.ListerWatcher {
-	return &cache.ListWatch{
+// client is the clientset of the resource: the fake one of client-go tells that it cannot stream a list.
+func Follow[L runtime.Object](client any, resource Resource[L], fieldSelector string, told func(error)) cache.ListerWatcher {
+	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (list runtime.Object, err error) {
 			options.FieldSelector = fieldSelector
 			err = Wait(ctx, func(ctx context.Context) error {
@@ -36,5 +37,5 @@ func Follow[L runtime.Object](resource Resource[L], fieldSelector string, told f
 			}, told)
 			return w, err
 		},
-	}
+	}, client)
 }

@@ -1,155 +1,151 @@
-// Package rejoining is the machine's side of a rejoin: it signs a challenge of a kubejoin server with the key of the
-// node, and writes the bootstrap kubeconfig that it gets. Package signer/rejoin is the other side.
+// Package rejoining reads and writes the files of a kubelet whose machine rejoins, as the kubelet itself does.
 package rejoining
 
 import (
-	"bytes"
-	"context"
 	"crypto"
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/hex"
-	"encoding/pem"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math/big"
 	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/client"
-	"github.com/kubejoin/kubejoin/signer/rejoin/proof"
+	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/tokens"
+	"k8s.io/client-go/tools/clientcmd"
 )
 
-// mark is the first line of a bootstrap kubeconfig that Rejoin writes. A later run removes only such a file.
-const mark = "# written by kubejoin rejoin; removed by it when the certificate is valid again\n"
+// currentSuffix ends the name of the symbolic link to the certificate that the kubelet uses.
+const currentSuffix = "-current.pem"
 
-// A Server is the kubejoin server that a machine asks.
-type Server struct {
-	*client.Client
-	// Host is the host of the URL, in lower case and without port or brackets. It is signed.
-	Host string
-	// Wait is how long to retry while the server does not respond or cannot decide.
-	Wait time.Duration
-	// Waits, if set, is called before each retry.
-	Waits func(error)
+// A Kubelet has the fields of a kubelet's kubeconfig that a rejoin needs.
+type Kubelet struct {
+	// Current is the absolute path of the link to the file with its client certificate and key.
+	Current string
+	// CA is the CA of the cluster in PEM; it may be empty.
+	CA []byte
 }
 
-// ErrTimeout is wrapped if the server did not decide within Wait.
-var ErrTimeout = errors.New("no decision in time")
-
-// Fresh reports whether a certificate is still valid at the time now, with a margin.
-func (c *Credential) Fresh(now time.Time, margin time.Duration) bool {
-	return c.Leaf != nil && now.Add(margin).Before(c.Leaf.NotAfter)
-}
-
-// Rejoin requests a bootstrap kubeconfig with a credential, and writes it to a file.
-func (s *Server) Rejoin(ctx context.Context, c *Credential, file string) error {
-	to, err := atomicfile.Prepare(file)
-	if err != nil {
-		return err
+// Read reads the kubeconfig of a kubelet.
+func Read(kubeconfig string) (k Kubelet, err error) {
+	config, err := clientcmd.LoadFromFile(kubeconfig)
+	if asPath := (*fs.PathError)(nil); errors.As(err, &asPath) {
+		return k, err
 	}
-	defer to.Drop()
-	var kubeconfig []byte
-	err = s.retry(ctx, func(challenge string) error {
-		req, err := s.signed(c, challenge, proof.Rejoin(challenge, c.Node, s.Host))
-		if err == nil {
-			kubeconfig, err = s.Client.Rejoin(ctx, req)
+	// Errors of the YAML parser may hold parts of the file.
+	if err != nil || clientcmd.ResolveLocalPaths(config) != nil || len(config.AuthInfos) != 1 || len(config.Clusters) != 1 {
+		return k, fmt.Errorf("%s: want a kubeconfig of a kubelet, with one cluster and one user", kubeconfig)
+	}
+	for _, user := range config.AuthInfos {
+		if k.Current = user.ClientCertificate; user.ClientKey != k.Current || !strings.HasSuffix(k.Current, currentSuffix) {
+			return k, fmt.Errorf("%s: want one file for client certificate and key that ends in %s", kubeconfig, currentSuffix)
 		}
-		return err
-	})
-	if err != nil {
-		return err
 	}
-	return to.Write(append([]byte(mark), kubeconfig...), 0o600)
+	for _, cluster := range config.Clusters {
+		if k.CA = cluster.CertificateAuthorityData; len(k.CA) == 0 && cluster.CertificateAuthority != "" {
+			k.CA, err = os.ReadFile(cluster.CertificateAuthority)
+		}
+	}
+	return k, err
 }
 
-// Bind binds the public key of another key to the node, with the certificate of the node. It returns the ID of the key.
-func (s *Server) Bind(ctx context.Context, c *Credential, key crypto.Signer) (id string, err error) {
-	public, err := PublicPEM(key)
-	if err != nil {
-		return "", err
+// Certificate returns the client certificate of the kubelet and the name of its node.
+func (k Kubelet) Certificate() (pair tls.Certificate, node string, err error) {
+	if pair, err = pemfile.LoadKeyPair(k.Current, k.Current); err != nil {
+		return pair, "", err
 	}
-	block, _ := pem.Decode(public)
-	sum := sha256.Sum256(block.Bytes)
-	want := "sha256:" + hex.EncodeToString(sum[:])
-	err = s.retry(ctx, func(challenge string) error {
-		req, err := s.signed(c, challenge, proof.Bind(challenge, c.Node, s.Host, want))
-		if err != nil {
-			return err
-		}
-		bound, err := s.BindKey(ctx, api.BindKey{Rejoin: req, Key: api.Text(public)})
-		id = bound.Key
-		return err
-	})
-	return id, err
+	node, ok := strings.CutPrefix(pair.Leaf.Subject.CommonName, tokens.NodeUserPrefix)
+	if !ok {
+		err = fmt.Errorf("%s: certificate of %q, want that of a node", k.Current, pair.Leaf.Subject)
+	}
+	return pair, node, err
 }
 
-// Clean removes a bootstrap kubeconfig that Rejoin has written. It reports whether there was one.
-func Clean(file string) (bool, error) {
-	content, err := os.ReadFile(file)
-	if err != nil || !bytes.HasPrefix(content, []byte(mark)) {
-		if errors.Is(err, os.ErrNotExist) {
-			err = nil
-		}
-		return false, err
+// SelfSigned returns a certificate for a key that is bound to a node. The server uses only the key, and
+// the node name to find the claim.
+func SelfSigned(node string, key crypto.Signer) (tls.Certificate, error) {
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: tokens.NodeUserPrefix + node},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
-	return true, os.Remove(file)
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
-func (s *Server) signed(c *Credential, challenge string, text []byte) (api.Rejoin, error) {
-	signature, err := proof.Sign(c.Key, text)
-	if err != nil {
-		return api.Rejoin{}, err
-	}
-	req := api.Rejoin{Challenge: api.Text(challenge), Server: api.Text(s.Host), Signature: api.Text(base64.StdEncoding.EncodeToString(signature))}
-	if c.Leaf != nil {
-		req.Certificate = api.Text(c.Chain)
-		return req, nil
-	}
-	public, err := PublicPEM(c.Key)
-	req.Node, req.PublicKey = api.Text(c.Node), api.Text(public)
-	return req, err
-}
-
-// retryDelay is the delay before a retry, unless the server gives another one.
-const retryDelay = 2 * time.Second
-
-// retry calls try with a new challenge until it succeeds, is refused, or Wait is over.
-func (s *Server) retry(ctx context.Context, try func(challenge string) error) error {
-	deadline := time.Now().Add(s.Wait)
-	for {
-		challenge, err := s.RejoinChallenge(ctx)
-		if err == nil {
-			err = try(challenge.Challenge)
-		}
-		if err == nil {
-			return nil
-		}
-		delay := retryDelay
-		var p *api.Problem
-		if errors.As(err, &p) {
-			switch {
-			case p.Reason == "ChallengeInvalid", p.Reason == "ChallengeUsed": // of another replica, or slower than another request
-			case p.Status == 429, p.Status >= 500:
-				delay = max(delay, p.RetryAfter)
-			default:
-				return err
+// Key returns the key of the last request, if no certificate was written since, and otherwise a new key. It keeps the key
+// in a file until then: a server counts a rejoin once for each key.
+func (k Kubelet) Key() (*ecdsa.PrivateKey, error) {
+	if content, err := os.ReadFile(k.pending()); err == nil {
+		if key, err := pemfile.Key(content); err == nil {
+			if key, ok := key.(*ecdsa.PrivateKey); ok {
+				return key, nil
 			}
 		}
-		if ctx.Err() != nil {
-			return err
-		}
-		if time.Now().Add(delay).After(deadline) {
-			return fmt.Errorf("%w: %w", ErrTimeout, err)
-		}
-		if s.Waits != nil {
-			s.Waits(err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(delay):
-		}
 	}
+	key, err := credentials.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	content, err := credentials.EncodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return key, atomicfile.Write(k.pending(), content)
+}
+
+func (k Kubelet) pending() string {
+	return strings.TrimSuffix(k.Current, currentSuffix) + "-rejoin.key"
+}
+
+// A Renewal is a new file behind the link of a kubelet, before it is written.
+type Renewal struct {
+	*atomicfile.Replacement
+	file    string
+	kubelet Kubelet
+}
+
+// Prepare checks that the link can get a new file. Its name has the date, as the kubelet names it.
+func (k Kubelet) Prepare() (*Renewal, error) {
+	info, err := os.Lstat(k.Current)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = os.MkdirAll(filepath.Dir(k.Current), 0o755) // the kubelet's mode
+	case err == nil && info.Mode()&os.ModeSymlink == 0:
+		err = fmt.Errorf("%s: want a symbolic link, as the kubelet makes it", k.Current)
+	}
+	if err != nil {
+		return nil, err
+	}
+	file := strings.TrimSuffix(k.Current, currentSuffix) + time.Now().Format("-2006-01-02-15-04-05.pem")
+	replacement, err := atomicfile.Prepare(file)
+	return &Renewal{replacement, file, k}, err
+}
+
+// Write writes certificate and key to the new file, replaces the link atomically, and removes the file of Key. The old file stays. If Write is
+// interrupted, so does the old link.
+func (r *Renewal) Write(content []byte) error {
+	if err := r.Replacement.Write(content, 0o600); err != nil {
+		return err
+	}
+	updated := strings.TrimSuffix(r.kubelet.Current, currentSuffix) + "-updated.pem"
+	if err := os.Remove(updated); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(r.file, updated); err != nil {
+		return err
+	}
+	if err := os.Rename(updated, r.kubelet.Current); err != nil {
+		return err
+	}
+	return os.Remove(r.kubelet.pending())
 }

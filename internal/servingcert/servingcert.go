@@ -11,7 +11,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -21,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -117,15 +117,13 @@ func issue(ca *signer.CA, names []string, now time.Time) (*tls.Certificate, erro
 	if err != nil {
 		return nil, err
 	}
-	c := &tls.Certificate{PrivateKey: key}
-	for block, rest := pem.Decode(chain); block != nil; block, rest = pem.Decode(rest) {
-		c.Certificate = append(c.Certificate, block.Bytes)
-	}
-	if len(c.Certificate) == 0 {
-		return nil, errors.New("the CA returned no certificate")
-	}
-	if c.Leaf, err = x509.ParseCertificate(c.Certificate[0]); err != nil {
+	certs, err := pemfile.Certificates(chain)
+	if err != nil {
 		return nil, err
+	}
+	c := &tls.Certificate{PrivateKey: key, Leaf: certs[0]}
+	for _, cert := range certs {
+		c.Certificate = append(c.Certificate, cert.Raw)
 	}
 	return c, nil
 }

@@ -13,11 +13,13 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/accessreview"
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
 // A Warning returns a message for the caller that created a token, or an empty text.
@@ -204,5 +206,15 @@ func Check(ready func(context.Context) error) Warning {
 			return ""
 		}
 		return string(notice)
+	}
+}
+
+// KubeletClient warns if control planes that join with the token break kubectl logs and exec.
+func KubeletClient(client kubernetes.Interface) Warning {
+	return func(ctx context.Context, made tokens.Record) string {
+		if made.Limits.Role != tokens.RoleControlPlane {
+			return ""
+		}
+		return accessreview.KubeletClient(ctx, client)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -107,6 +108,15 @@ func TestWarnsIfSignerRaisesLifetime(t *testing.T) {
 		made.Authentication = false
 		if got := warning(t.Context(), made); got != "" {
 			t.Errorf("%s, for signing alone: %q", test.name, got)
+		}
+	}
+}
+
+func TestOnlyTokensOfControlPlanesWarnOfKubeletClient(t *testing.T) {
+	warning := KubeletClient(apitest.Reviews(t, func() any { return map[string]any{"allowed": false} }))
+	for role, want := range map[string]bool{"": false, tokens.RoleControlPlane: true} {
+		if got := warning(t.Context(), tokens.Record{Limits: tokens.Limits{Role: role}}); strings.Contains(got, "kubectl create clusterrolebinding kubeadm:apiserver-kubelet-client") != want {
+			t.Errorf("role %q: got %q, want a warning: %t", role, got, want)
 		}
 	}
 }

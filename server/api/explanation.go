@@ -61,7 +61,6 @@ type Evidence struct {
 	Claim      *ClaimEvidence  `json:"claim,omitempty"`
 	// Revocation is the revocation of the node.
 	Revocation *RevocationEvidence `json:"revocation,omitempty"`
-	Event      *EventEvidence      `json:"event,omitempty"`
 	Object     *NodeEvidence       `json:"object,omitempty"`
 	Leader     *LeaderEvidence     `json:"leader,omitempty"`
 	// Turn is set if the node joins as a control plane now, or waits for its turn.
@@ -172,21 +171,6 @@ type NodeEvidence struct {
 	Reason  string    `json:"reason,omitempty"`
 	Message string    `json:"message,omitempty"`
 	Since   time.Time `json:"since,omitzero"`
-}
-
-// An EventEvidence is an Event.
-type EventEvidence struct {
-	// Name and Namespace are those of the Event itself.
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-	// Kind, Object and UID identify the object that the Event is about.
-	Kind    string    `json:"kind"`
-	Object  string    `json:"object"`
-	UID     string    `json:"-"`
-	Source  string    `json:"source"`
-	Reason  string    `json:"reason"`
-	Message string    `json:"message"`
-	At      time.Time `json:"at"`
 }
 
 // A LeaderEvidence describes the leader election Lease of kubejoin's replicas.

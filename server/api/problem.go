@@ -63,11 +63,6 @@ const (
 	ProblemCertificateNotPermitted = "certificate-not-permitted"
 	// ProblemCertificateWaits: something else must happen first. The same request may succeed later.
 	ProblemCertificateWaits = "certificate-waits"
-	// ProblemRejoinUnproven: the caller has not proven that it has the key of a node. Reason says why. With reason
-	// ChallengeInvalid, another challenge helps.
-	ProblemRejoinUnproven = "rejoin-unproven"
-	// ProblemRejoinRefused: the node may not rejoin. Reason says why.
-	ProblemRejoinRefused = "rejoin-refused"
 	// ProblemTooManyRequests: the address or user exceeds its rate limit. The same request succeeds after RetryAfter,
 	// or a few times that.
 	ProblemTooManyRequests = "too-many-requests"

@@ -21,8 +21,6 @@ type Revocation struct {
 	By string `json:"by,omitempty"`
 	// TokenID is the token whose certificates were revoked together.
 	TokenID string `json:"tokenID,omitempty"`
-	// Serials are the known serial numbers of barred certificates.
-	Serials []string `json:"serials,omitempty"`
 	// Allowed is the number of valid certificates that kubejoin has issued to the node since.
 	Allowed int `json:"allowed,omitempty"`
 	// Problem says why the stored revocation cannot be read. It bars its node or certificate nevertheless.
@@ -49,17 +47,11 @@ type Revoke struct {
 	Serial string `json:"serial,omitempty"`
 	// Fingerprint is the SHA-256 of a certificate's DER in hexadecimal digits.
 	Fingerprint string `json:"fingerprint,omitempty"`
-	// TokenID is a token. It is deleted, and its nodes are revoked.
+	// TokenID is a token. It becomes unusable, its nodes are revoked, and it is deleted. After an error, repeat the request.
 	TokenID string `json:"tokenID,omitempty"`
 
 	Reason string `json:"reason,omitempty"`
 	DryRun bool   `json:"dryRun,omitempty"`
-}
-
-// GetCRL requests the certificate revocation list.
-type GetCRL struct {
-	// Format is der (the default) or pem.
-	Format string `json:"format,omitempty"`
 }
 
 // UndoRevocation removes a revocation.

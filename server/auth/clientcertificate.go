@@ -56,7 +56,11 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 		return User{}, fmt.Errorf("%w: client certificate of %.100q, want %q", ErrForbidden, foreign.Redact(leaf.Subject.CommonName), c.Name)
 	}
 	if c.Revoked != nil {
-		if err := c.Revoked(r.Context(), leaf); err != nil {
+		err := c.Revoked(r.Context(), leaf)
+		if revoked := (*Revoked)(nil); errors.As(err, &revoked) {
+			revoked.User = leaf.Subject.CommonName
+		}
+		if err != nil {
 			return User{}, err
 		}
 	}
@@ -70,6 +74,8 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 type Revoked struct {
 	// Message says in one sentence that it is revoked, and why.
 	Message string
+	// User is the name of the user whose credential it is.
+	User string
 }
 
 // Error returns Message.

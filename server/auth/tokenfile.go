@@ -40,6 +40,9 @@ func ParseTokenFile(data []byte) (*TokenFile, error) {
 		}
 		return nil, err
 	}
+	if len(rows) == 0 { // for example while a full disk is written
+		return nil, errors.New("no row given, want at least one: token,user,uid")
+	}
 	for i, row := range rows {
 		// Rows are counted from 1, without comments and empty lines.
 		line := i + 1

@@ -13,7 +13,8 @@ import (
 func TestParseTokenFile(t *testing.T) {
 	const token = "31ada4fd-adec-460c-809a-9e56ceb75269"
 	for _, test := range []struct{ name, file, err string }{
-		{name: "empty"},
+		{name: "empty", err: "no row given"},
+		{name: "only a comment", file: "# operators\n", err: "no row given"},
 		{name: "three columns", file: token + ",ada,1\n"},
 		{name: "groups", file: token + `,ada,1,"a, b"` + "\n"},
 		{name: "comment and blank", file: "# operators\n\n" + token + ",ada,1\n"},
@@ -40,8 +41,8 @@ func TestParseTokenFile(t *testing.T) {
 			r, _ := http.NewRequest("GET", "/", nil)
 			r.Header.Set("Authorization", "bearer  "+token)
 			user, err := f.Authenticate(r)
-			if known := strings.Contains(test.file, token); known != (err == nil) {
-				t.Fatalf("authenticate: %v, token in the file: %v", err, known)
+			if err != nil {
+				t.Fatal(err)
 			}
 			if test.name == "groups" && !slices.Equal(user.Groups, []string{"a", "b"}) {
 				t.Errorf("groups %q", user.Groups)

@@ -1,10 +1,12 @@
 package auth
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
@@ -37,7 +39,7 @@ func newVerified() *verified {
 // verify returns nil if the first certificate that the client sent is valid, or else the reason.
 func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) error {
 	if v == nil {
-		_, err := verifyClient(shown, roots, now)
+		_, err := VerifyChain(shown, roots, now)
 		return err
 	}
 	key := verifiedKey{roots, sumOfAll(shown)}
@@ -47,7 +49,7 @@ func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	if why, found := v.bad.Get(key); found {
 		return why.(error)
 	}
-	end, err := verifyClient(shown, roots, now)
+	end, err := VerifyChain(shown, roots, now)
 	if err != nil {
 		v.bad.Add(key, err, refusedTTL)
 		return err
@@ -56,13 +58,23 @@ func (v *verified) verify(shown []*x509.Certificate, roots *x509.CertPool, now t
 	return nil
 }
 
-// verifyClient returns the time until which the first certificate is valid. Its errors contain no certificate.
-func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (time.Time, error) {
-	if err := httplimit.CheckChain(shown); err != nil { // for servers that HTTPServer did not create
+// VerifyChain verifies a chain of client certificates as it was shown, the client's own first, at the time now. It
+// returns the end of the first of them to expire. It uses no key that a root has not certified, and limits the size of
+// the chain. A chain that no root has certified costs at most two signature checks with each root of that name. Its
+// errors contain no certificate.
+func VerifyChain(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (time.Time, error) {
+	if leaf := shown[0]; now.Before(leaf.NotBefore) || now.After(leaf.NotAfter) { // before anything that costs more
+		return time.Time{}, fmt.Errorf("certificate is valid from %s to %s, not at %s", stamp(leaf.NotBefore), stamp(leaf.NotAfter), stamp(now))
+	}
+	if err := httplimit.CheckTime(shown); err != nil { // for servers that HTTPServer did not create
+		return time.Time{}, err
+	}
+	between, err := parents(shown, roots, now)
+	if err != nil {
 		return time.Time{}, err
 	}
 	chains, err := shown[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: parents(shown, roots, now), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
 		return time.Time{}, errors.New(foreign.Text(err.Error(), foreign.MaxName)) // x509 errors hold certificates and quote from them
@@ -78,27 +90,38 @@ func verifyClient(shown []*x509.Certificate, roots *x509.CertPool, now time.Time
 	return end, nil
 }
 
+// errOrder is the error of a chain that does not lead to a root.
+var errOrder = errors.New("certificates do not lead to a known CA in the order shown")
+
 // parents returns the certificates between the first one and a root, in the order of RFC 8446, section 4.4.2: each
 // certifies the one before it. x509.Verify alone would try all combinations, up to 100 signature checks. parents
-// starts at the roots, so that it uses no key that a root has not certified.
-func parents(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) *x509.CertPool {
+// starts at the top, so that it uses no key that a root has not certified. The top is the last certificate that has
+// the name of the issuer of the one before, or the one before: the last may be a root that is not in roots, or junk.
+func parents(shown []*x509.Certificate, roots *x509.CertPool, now time.Time) (*x509.CertPool, error) {
 	anchored := func(c *x509.Certificate) bool {
 		_, err := c.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 		return err == nil
 	}
-	top := len(shown) - 1
-	for top > 0 && !anchored(shown[top]) {
-		top--
+	top := 0
+	for top+1 < len(shown) && bytes.Equal(shown[top].RawIssuer, shown[top+1].RawSubject) {
+		top++
+	}
+	if top > 0 && !anchored(shown[top]) {
+		if top--; top > 0 && !anchored(shown[top]) {
+			return nil, errOrder
+		}
 	}
 	pool := x509.NewCertPool()
 	for ; top > 0; top-- {
 		if shown[top-1].CheckSignatureFrom(shown[top]) != nil {
-			return nil
+			return nil, errOrder
 		}
 		pool.AddCert(shown[top])
 	}
-	return pool
+	return pool, nil
 }
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 func sumOfAll(shown []*x509.Certificate) (sum [sha256.Size]byte) {
 	h := sha256.New()

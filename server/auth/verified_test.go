@@ -278,3 +278,49 @@ func TestCachesRefusedClientCertificatesBriefly(t *testing.T) {
 		}
 	})
 }
+
+// counting is a curve that counts how often a signature is checked with a key of it.
+type counting struct {
+	elliptic.Curve
+	checks *int
+}
+
+func (c counting) Params() *elliptic.CurveParams {
+	*c.checks++
+	return c.Curve.Params()
+}
+
+// A chain that no root has certified must cost little more than a single certificate. Catches a check for each
+// certificate, and one for a certificate that has expired.
+func TestForgedChainCostsTwoSignatureChecks(t *testing.T) {
+	authority := func() *tls.Certificate { return certificate(t, "client-ca", nil, x509.ExtKeyUsageAny) }
+	ca, forged, checks := authority(), authority(), 0
+	root := *ca.Leaf
+	key := *root.PublicKey.(*ecdsa.PublicKey)
+	key.Curve = counting{elliptic.P256(), &checks}
+	root.PublicKey = &key
+	pool := x509.NewCertPool()
+	pool.AddCert(&root)
+	check := func(at time.Time, shown ...*x509.Certificate) (int, error) {
+		checks = 0
+		_, err := auth.VerifyChain(shown, pool, at)
+		return checks, err
+	}
+	leaf := certificate(t, "system:node:worker-1", forged, x509.ExtKeyUsageClientAuth).Leaf
+	one, _ := check(time.Now(), leaf)
+	if one == 0 {
+		t.Fatal("no check is counted")
+	}
+	above := forged.Leaf
+	for _, shown := range [][]*x509.Certificate{{leaf, above}, {leaf, above, above}, {leaf, above, above, above}, {leaf, above, &root}, {leaf, above, above, &root}} {
+		if got, err := check(time.Now(), shown...); err == nil || got > 2*one {
+			t.Errorf("%d certificates: got %d checks and %v, want at most %d", len(shown), got, err, 2*one)
+		}
+		if got, err := check(leaf.NotAfter.Add(time.Second), shown...); err == nil || got > 0 {
+			t.Errorf("%d certificates, expired: got %d checks and %v, want none", len(shown), got, err)
+		}
+	}
+	if _, err := check(time.Now(), certificate(t, "system:node:worker-1", ca, x509.ExtKeyUsageClientAuth).Leaf, above); err != nil {
+		t.Errorf("junk with the name of the root: %v", err)
+	}
+}

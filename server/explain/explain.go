@@ -173,39 +173,18 @@ func (v *view) joined() {
 		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", title(r), ago(r.Approved.At, v.now))
 	default:
 		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate, created %s, waits for approval", title(r), ago(r.Created, v.now))
-		if event := v.event(r); event != nil { // kubejoin's Event says why
-			v.e.Sentence += ": " + clean(event.Message)
-		}
+		v.verdict(r)
 		v.approve("approve it with", r)
 	}
 }
 
-// refusedRejoins are the states of a node that may not rejoin.
-var refusedRejoins = []api.NodeState{RejoinOff, RejoinTooLate, KeyNotCurrent, NodeReplaced, Revoked, RejoinBudgetSpent}
-
 // offline explains a node that is not Ready because its certificate has expired.
 func (v *view) offline() {
-	var last *api.EventEvidence
-	for i, e := range v.Events {
-		ours := e.Kind == "Node" && e.Object == v.Node && e.Source == kubejoinName
-		if ours && (e.Reason == eventRejoined || slices.Contains(refusedRejoins, api.NodeState(e.Reason))) && (last == nil || e.At.After(last.At)) {
-			last = &v.Events[i]
-		}
-	}
-	ready := v.e.Sentence
-	switch end := v.Identity.NotAfter; {
-	case last != nil && last.Reason != eventRejoined:
-		v.e.Evidence.Event = last
-		v.say(api.NodeState(last.Reason), last.At, "%s; kubejoin refused %s to let its machine rejoin: %s", ready, ago(last.At, v.now), clean(last.Message))
-		v.next("to replace it, create a token with", v.ofNode("kubejoin token create --replace-node"))
-	case !end.IsZero() && end.Before(v.now):
-		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: run 'kubejoin rejoin' on the machine, within --rejoin-window of kubejoin", ready, ago(end, v.now))
+	if end := v.Identity.NotAfter; !end.IsZero() && end.Before(v.now) {
+		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: run 'kubejoin rejoin' on the machine, within --rejoin-window of kubejoin", v.e.Sentence, ago(end, v.now))
 		v.next("", v.ofNode("kubejoin token create --replace-node"))
 	}
 }
-
-// eventRejoined is the reason of the Event of a node that may rejoin.
-const eventRejoined = "Rejoined"
 
 func (v *view) readiness() string {
 	n := v.Object
@@ -220,7 +199,7 @@ func (v *view) readiness() string {
 		words = "NotReady, no status from its kubelet since " + ago(n.Since, v.now)
 	}
 	if m := clean(n.Message); m != "" {
-		words += ": " + m
+		words += fmt.Sprintf("; the Node says %q", m) // these are the words of its kubelet
 	}
 	return words
 }

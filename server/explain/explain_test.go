@@ -51,13 +51,13 @@ func TestExplain(t *testing.T) {
 		"not ready": {
 			facts: explain.Facts{Object: node("False", "container runtime network not ready.")},
 			state: api.JoinedNotReady, since: before(2*time.Hour + time.Minute),
-			sentence: "joined 3 h ago, NotReady since 2 h ago: container runtime network not ready",
+			sentence: "joined 3 h ago, NotReady since 2 h ago; the Node says \"container runtime network not ready\"",
 			next:     []string{"kubectl describe node worker-7"},
 		},
 		"gone silent": {
 			facts: explain.Facts{Object: node("Unknown", "Kubelet stopped posting node status.")},
 			state: api.JoinedNotReady, since: before(2*time.Hour + time.Minute),
-			sentence: "joined 3 h ago, NotReady, no status from its kubelet since 2 h ago: Kubelet stopped posting node status",
+			sentence: "joined 3 h ago, NotReady, no status from its kubelet since 2 h ago; the Node says \"Kubelet stopped posting node status\"",
 			next:     []string{"kubectl describe node worker-7"},
 		},
 		"registered a moment ago": {
@@ -69,14 +69,8 @@ func TestExplain(t *testing.T) {
 		"serving certificate waits": {
 			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving)}},
 			state: api.Joined, since: before(2*time.Hour + time.Minute),
-			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate, created 40 s ago, waits for approval; approve it with: kubectl certificate approve csr-serving",
-			next:     []string{"kubectl certificate approve csr-serving"},
-		},
-		"serving certificate waits for the operator": {
-			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving)}, Events: []api.EventEvidence{servingEvent("ServingScopeNotConfigured", "nothing is configured")}},
-			state: api.Joined, since: before(2*time.Hour + time.Minute),
-			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate, created 40 s ago, waits for approval: nothing is configured; approve it with: kubectl certificate approve csr-serving",
-			next:     []string{"kubectl certificate approve csr-serving"},
+			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate, created 40 s ago, waits for approval; see what kubejoin decides with: kubejoin explain --csr csr-serving; approve it with: kubectl certificate approve csr-serving",
+			next:     []string{"kubejoin explain --csr csr-serving", "kubectl certificate approve csr-serving"},
 		},
 		"serving certificate refused": {
 			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving, failed("SignerValidationFailure", "no IP"))}},
@@ -149,7 +143,7 @@ func TestExplain(t *testing.T) {
 		"Node exists, and it is another machine that asks": {
 			facts: explain.Facts{Object: node("False", "down"), Requests: []api.RequestEvidence{request(bootstrap, denied("NodeExists", "a Node worker-7 exists"))}},
 			state: explain.NodeExists, since: before(30 * time.Second),
-			sentence: "refused 30 s ago: a Node worker-7 exists; to replace it, create a token with: kubejoin token create --replace-node worker-7; the Node of that name is NotReady since 2 h ago: down",
+			sentence: "refused 30 s ago: a Node worker-7 exists; to replace it, create a token with: kubejoin token create --replace-node worker-7; the Node of that name is NotReady since 2 h ago; the Node says \"down\"",
 			next:     []string{"kubejoin token create --replace-node worker-7", "kubectl describe csr csr-1"},
 		},
 
@@ -241,27 +235,6 @@ func TestExplain(t *testing.T) {
 				"approve it with: kubectl certificate approve csr-1; or allow automatic approval with: " + permitAll,
 			next: []string{"kubectl certificate approve csr-1", permitAll},
 		},
-		"no permission, as kubejoin has said": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request("ada", made(time.Hour, "csr-0"), denied("X", "y")), request("bob", func(r *api.RequestEvidence) { r.Groups = nil })},
-				Events: []api.EventEvidence{event("NotPermitted", "may not")}},
-			state: explain.NotPermitted, since: before(40 * time.Second),
-			sentence: `its certificate request was created 40 s ago (after 1 refusal) and is not approved: "bob" may not create certificatesigningrequests/nodeclient, so a person has to approve it; ` +
-				"approve it with: kubectl certificate approve csr-1",
-			next: []string{"kubectl certificate approve csr-1"},
-		},
-		"permission came later": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Events: []api.EventEvidence{event("NotPermitted", "may not")}},
-			state: explain.NotApproved, since: before(40 * time.Second),
-			sentence: "its certificate request was created 40 s ago and is not approved: RBAC did not permit it when kubejoin last checked, but permits it now; kubejoin checks again within 17 min; " +
-				"approve it at once with: kubectl certificate approve csr-1",
-			next: []string{"kubectl certificate approve csr-1"},
-		},
-		"waits for a fact": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Events: []api.EventEvidence{event("AnotherKey", "no"), event("FactsUnavailable", "rule x cannot decide yet: timeout")}},
-			state: explain.ApprovalWaits, since: before(40 * time.Second),
-			sentence: "its certificate request was created 40 s ago and is not approved: rule x cannot decide yet: timeout",
-			next:     []string{"kubectl describe csr csr-1"},
-		},
 		"asked just now": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true), made(2*time.Second, "csr-1"))}},
 			state: explain.NotApproved, since: before(2 * time.Second),
@@ -272,36 +245,23 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}},
 			state: explain.NotApproved, since: before(40 * time.Second),
 			sentence: "its certificate request was created 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should approve it, but no kubejoin has a Lease in this cluster; " +
-				"approve it with: kubectl certificate approve csr-1",
-			next: []string{"kubectl certificate approve csr-1"},
+				"see what kubejoin decides with: kubejoin explain --csr csr-1; approve it with: kubectl certificate approve csr-1",
+			next: []string{"kubejoin explain --csr csr-1", "kubectl certificate approve csr-1"},
 		},
 		"approver is away": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", permitted(true))}, Leader: leader(5 * time.Minute)},
 			state: explain.NotApproved, since: before(40 * time.Second),
 			sentence: "its certificate request was created 40 s ago and is not approved: kubejoin's csr-approver or kube-controller-manager's certificatesigningrequest-approving-controller should approve it, " +
-				"but no kubejoin is running (its Lease was last renewed 5 min ago); approve it with: kubectl certificate approve csr-1",
-			next: []string{"kubectl -n kubejoin-system get lease kubejoin", "kubectl certificate approve csr-1"},
+				"but no kubejoin is running (its Lease was last renewed 5 min ago); see what kubejoin decides with: kubejoin explain --csr csr-1; approve it with: kubectl certificate approve csr-1",
+			next: []string{"kubectl -n kubejoin-system get lease kubejoin", "kubejoin explain --csr csr-1", "kubectl certificate approve csr-1"},
 		},
 
 		// Approved.
-		"approved, signing fails": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Events: []api.EventEvidence{event("SigningFailed", "Signing failed and will be retried: the CA has expired.")}},
-			state: explain.SigningFailed, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: Signing failed and will be retried: the CA has expired",
-			next:     []string{"kubectl describe csr csr-1"},
-		},
-		"approved, and the CA is of no use": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Events: []api.EventEvidence{caEvent("CAReplaced", "x", time.Hour), caEvent("CAExpired", "The CA expired", time.Minute)}},
-			state: explain.CAUnusable, since: before(time.Minute),
-			sentence: "its request was approved 30 s ago and is not signed: The CA expired",
-			next:     []string{"kubectl -n kubejoin-system get events", "kubectl describe csr csr-1"},
-		},
-		"approved, the CA was mended": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Leader: leader(time.Second),
-				Events: []api.EventEvidence{caEvent("CAExpired", "The CA expired", time.Hour), caEvent("CAReplaced", "x", time.Minute)}},
+		"nobody signs": {
+			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Leader: leader(time.Second)},
 			state: explain.NotSigned, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer on cp-1_abc should sign it, unless --controllers leaves that to kube-controller-manager; see its log",
-			next:     []string{"kubectl describe csr csr-1"},
+			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer on cp-1_abc should sign it, unless --controllers leaves that to kube-controller-manager; see its log; see what kubejoin decides with: kubejoin explain --csr csr-1",
+			next:     []string{"kubejoin explain --csr csr-1", "kubectl describe csr csr-1"},
 		},
 		"approved, and the token is gone": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, approved)}, ClusterInfo: signed},
@@ -339,12 +299,6 @@ func TestExplain(t *testing.T) {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("kube-controller-manager", good))}, ClusterInfo: signed},
 			state: explain.SignedByOther, since: before(3 * time.Minute),
 			sentence: "its certificate was issued 3 min ago by kube-controller-manager and not by kubejoin, so the limits of its token did not apply, and there is no Node; on the machine, run: " + kubelet,
-			next:     []string{kubelet},
-		},
-		"signed by another signer, as kubejoin has said": {
-			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, issued("", good))}, ClusterInfo: signed, Events: []api.EventEvidence{event("SignedByOther", "x")}},
-			state: explain.SignedByOther, since: before(3 * time.Minute),
-			sentence: "its certificate was issued 3 min ago by another signer and not by kubejoin, so the limits of its token did not apply, and there is no Node; on the machine, run: " + kubelet,
 			next:     []string{kubelet},
 		},
 		"signed by another CA": {
@@ -435,7 +389,7 @@ func TestExplain(t *testing.T) {
 
 		// Facts that cannot be read are named in the sentence.
 		"requests unread": {
-			facts: explain.Facts{Tokens: []tokens.Record{plain}, ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactRequests), gone(explain.FactEvents)}},
+			facts: explain.Facts{Tokens: []tokens.Record{plain}, ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactRequests)}},
 			state: explain.Unknown, sentence: "its state is unknown without its certificate requests (could not be read: certificate requests)",
 		},
 		"Node unread, issued": {
@@ -447,11 +401,11 @@ func TestExplain(t *testing.T) {
 		},
 		"tokens and claim unread, pending": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, permitted(true))}, Leader: leader(time.Second),
-				Unread: []api.UnreadFact{gone(explain.FactTokens), gone(explain.FactClaim), gone(explain.FactEvents), gone(explain.FactClusterInfo)}},
+				Unread: []api.UnreadFact{gone(explain.FactTokens), gone(explain.FactClaim), gone(explain.FactClusterInfo)}},
 			state: explain.NotApproved, since: before(40 * time.Second),
 			sentence: "its certificate request was created 40 s ago and is not approved: kubejoin's csr-approver on cp-1_abc should approve it, unless --controllers leaves that to kube-controller-manager; see its log; " +
-				"approve it with: kubectl certificate approve csr-1 (could not be read: tokens, the claim of the name, Events)",
-			next: []string{"kubectl certificate approve csr-1"},
+				"see what kubejoin decides with: kubejoin explain --csr csr-1; approve it with: kubectl certificate approve csr-1 (could not be read: tokens, the claim of the name)",
+			next: []string{"kubejoin explain --csr csr-1", "kubectl certificate approve csr-1"},
 		},
 		"waits for its turn": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Turn: turn("control-2", time.Second, name)},
@@ -486,9 +440,9 @@ func TestExplain(t *testing.T) {
 		"leader unread": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request("bob", approved)}, Unread: []api.UnreadFact{gone(explain.FactLeader)}},
 			state: explain.NotSigned, since: before(30 * time.Second),
-			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer or kube-controller-manager's certificatesigningrequest-signing-controller should sign it " +
-				"(could not be read: kubejoin's Lease)",
-			next: []string{"kubectl describe csr csr-1"},
+			sentence: "its request was approved 30 s ago and is not signed: kubejoin's csr-signer or kube-controller-manager's certificatesigningrequest-signing-controller should sign it; " +
+				"see what kubejoin decides with: kubejoin explain --csr csr-1 (could not be read: kubejoin's Lease)",
+			next: []string{"kubejoin explain --csr csr-1", "kubectl describe csr csr-1"},
 		},
 		"tokens unread, quiet": {
 			facts: explain.Facts{ClusterInfo: signed, Unread: []api.UnreadFact{gone(explain.FactTokens)}},
@@ -543,9 +497,8 @@ const permitAll = "kubectl create clusterrolebinding kubeadm:node-autoapprove-bo
 func TestExplanationHoldsItsEvidence(t *testing.T) {
 	ca := newCA(t, "kubernetes")
 	used := token(t, "abcdef", usedUp("worker-3"), forNames("worker-*"))
-	said := event("TokenSpent", spent)
 	f := explain.Facts{
-		Node: name, Tokens: []tokens.Record{used}, ClusterInfo: info(t, ca), Claim: claim("cccccc"), Events: []api.EventEvidence{event("Other", "x"), said},
+		Node: name, Tokens: []tokens.Record{used}, ClusterInfo: info(t, ca), Claim: claim("cccccc"),
 		Unread: []api.UnreadFact{{Fact: explain.FactNode, Reason: "forbidden"}, {Fact: explain.FactLeader, Reason: "forbidden"}},
 	}
 	for i := range 2 * api.MaxEvidence {
@@ -562,9 +515,6 @@ func TestExplanationHoldsItsEvidence(t *testing.T) {
 	if got := e.Evidence.Claim; got == nil || got.TokenID != "cccccc" || got.Keys != 1 {
 		t.Errorf("claim: %+v", got)
 	}
-	if got := e.Evidence.Event; got == nil || *got != said {
-		t.Errorf("event: %+v", got)
-	}
 	want := []api.UnreadFact{{Fact: explain.FactLeader, Reason: "forbidden"}, {Fact: explain.FactNode, Reason: "forbidden"}}
 	if !slices.Equal(e.Unread, want) {
 		t.Errorf("unread: %v", e.Unread)
@@ -576,19 +526,11 @@ func TestExplanationHoldsItsEvidence(t *testing.T) {
 	}
 }
 
-// Catches evidence from requests of other signers, from Events of other programs, and from Events about other requests.
-func TestIgnoresRequestsAndEventsOfOthers(t *testing.T) {
+// Catches evidence from requests of other signers.
+func TestIgnoresRequestsOfOtherSigners(t *testing.T) {
 	foreign := request(itself, denied("X", "y"), func(r *api.RequestEvidence) { r.Signer, r.Name = "example.com/x", "csr-x" })
-	another, of := event("NotPermitted", "another request"), event("NotPermitted", "another program")
-	another.UID, of.Source = "uid-2", "kubelet"
-	bob := request("bob", func(r *api.RequestEvidence) { r.Groups = nil })
-	facts := explain.Facts{Node: name, Requests: []api.RequestEvidence{foreign, bob}, Events: []api.EventEvidence{event("NotPermitted", "this request")}}
-	if e := explain.Explain(facts, now); e.State != explain.NotPermitted {
-		t.Fatalf("with an Event about it: %s", e.Sentence)
-	}
-	facts.Events = []api.EventEvidence{another, of}
-	e := explain.Explain(facts, now)
-	if e.Evidence.RequestCount != 1 || e.Evidence.Refused != 0 || e.Evidence.Event != nil || e.State == explain.NotPermitted {
+	e := explain.Explain(explain.Facts{Node: name, Requests: []api.RequestEvidence{foreign, request("bob")}}, now)
+	if e.Evidence.RequestCount != 1 || e.Evidence.Refused != 0 {
 		t.Errorf("%s: %+v", e.Sentence, e.Evidence)
 	}
 }

@@ -31,14 +31,8 @@ const (
 
 	// NotPermitted: the request waits, because RBAC does not allow its automatic approval.
 	NotPermitted api.NodeState = "NotPermitted"
-	// ApprovalWaits: the request waits, and an Event of kubejoin says why.
-	ApprovalWaits api.NodeState = "ApprovalWaits"
 	// NotApproved: the request could be approved, but is not.
 	NotApproved api.NodeState = "NotApproved"
-	// SigningFailed: the request is approved, and an Event of kubejoin says why it is not signed.
-	SigningFailed api.NodeState = "SigningFailed"
-	// CAUnusable: the request is approved, but the CA cannot be used.
-	CAUnusable api.NodeState = "CAUnusable"
 	// NotSigned: the request is approved but not signed.
 	NotSigned api.NodeState = "NotSigned"
 
@@ -52,13 +46,6 @@ const (
 	WrongIssuer api.NodeState = "WrongIssuer"
 	// NodeDeleted: the Node object was deleted.
 	NodeDeleted api.NodeState = "NodeDeleted"
-
-	// The Node is not Ready, and kubejoin refused to let its machine rejoin for this reason. Others are NodeReplaced and
-	// Revoked.
-	RejoinOff         api.NodeState = "RejoinOff"
-	RejoinTooLate     api.NodeState = "RejoinTooLate"
-	KeyNotCurrent     api.NodeState = "KeyNotCurrent"
-	RejoinBudgetSpent api.NodeState = "RejoinBudgetSpent"
 
 	// WaitsForTurn: the machine waits until another control plane has joined.
 	WaitsForTurn api.NodeState = "WaitsForTurn"

@@ -22,8 +22,6 @@ type Facts struct {
 	Tokens []tokens.Record
 	// ClusterInfo is the data of the ConfigMap cluster-info; nil if there is none.
 	ClusterInfo map[string]string
-	// Events are the Events about the requests, the Node and kubejoin's Lease.
-	Events []api.EventEvidence
 	// Leader is the replica that runs the controllers; nil if there is no Lease.
 	Leader *api.LeaderEvidence
 	// Turn says which control plane joins now, and which wait; nil if none has joined with kubejoin.
@@ -41,7 +39,6 @@ const (
 	FactClaim       api.Fact = "the claim of the name"
 	FactTokens      api.Fact = "tokens"
 	FactClusterInfo api.Fact = "cluster-info"
-	FactEvents      api.Fact = "Events"
 	FactLeader      api.Fact = "kubejoin's Lease"
 	FactTurn        api.Fact = "the turn of control planes"
 	FactRevocation  api.Fact = "revocations"

@@ -34,25 +34,20 @@ func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 		by := func(change ...func(*api.RequestEvidence)) []api.RequestEvidence {
 			return []api.RequestEvidence{request(strange, append(change, named)...)}
 		}
-		about := event("FactsUnavailable", strange)
 		for what, f := range map[string]explain.Facts{
 			"pending":                    {Requests: by()},
 			"pending for long":           {Requests: by(made(time.Hour, ""), func(r *api.RequestEvidence) { r.UID = "uid-1" })},
 			"not permitted":              {Requests: by(permitted(false), func(r *api.RequestEvidence) { r.Groups = []string{"system:bootstrappers:" + strange} })},
-			"permitted by now":           {Requests: by(permitted(true)), Events: []api.EventEvidence{event("NotPermitted", strange)}},
-			"waits":                      {Requests: by(), Events: []api.EventEvidence{about}},
 			"denied":                     {Requests: by(denied(strange, strange))},
 			"denied without a word":      {Requests: by(denied(strange, ""))},
 			"failed":                     {Requests: by(failed("X", strange))},
 			"not signed":                 {Requests: by(approved)},
-			"signing fails":              {Requests: by(approved), Events: []api.EventEvidence{event("SigningFailed", strange)}},
 			"of another CA":              {Requests: by(issued(strange, leaf)), ClusterInfo: signed},
 			"by another":                 {Requests: by(issued(strange, leaf))},
 			"led by":                     {Requests: by(), Leader: &api.LeaderEvidence{Namespace: "n", Lease: "l", Holder: strange, Renewed: now, Duration: 15 * time.Second}},
 			"unread":                     {Requests: by(), Unread: []api.UnreadFact{{Fact: explain.FactTokens, Reason: strange}}},
 			"Node not ready":             {Object: node("False", strange)},
 			"serving pending":            {Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, named, func(r *api.RequestEvidence) { r.Signer = servingSigner })}},
-			"serving with a word":        {Object: node("True", ""), Events: []api.EventEvidence{about}, Requests: []api.RequestEvidence{request(itself, named, func(r *api.RequestEvidence) { r.Signer = servingSigner })}},
 			"serving refused":            {Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, named, denied("X", strange), func(r *api.RequestEvidence) { r.Signer = servingSigner })}},
 			"serving approved":           {Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, named, approved, func(r *api.RequestEvidence) { r.Signer = servingSigner })}},
 			"Node with a strange status": {Object: &api.NodeEvidence{Created: before(time.Hour), Ready: strange}},

@@ -14,7 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// kubejoinName is the field manager of kubejoin's writes and the source of its Events.
+// kubejoinName is the field manager of kubejoin's writes.
 const kubejoinName = "kubejoin"
 
 // usualDelay is how long a request may normally take.
@@ -32,7 +32,6 @@ func (v *view) refused(r api.RequestEvidence, c api.RequestCondition, s api.Node
 		s = api.NodeState(c.Reason)
 	}
 	v.tokenOf(r)
-	v.event(r, c.Reason)
 	verb := "refused"
 	if s == Failed {
 		verb = "failed"
@@ -71,28 +70,20 @@ func (v *view) pending(r api.RequestEvidence) {
 		v.next(v.remedy(state))
 		return
 	}
-	event := v.event(r)
-	notPermitted := event != nil && event.Reason == string(NotPermitted)
 	switch {
-	case r.Permitted == nil && notPermitted, r.Permitted != nil && !*r.Permitted:
+	case r.Permitted != nil && !*r.Permitted:
 		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so a person has to approve it", created, clean(r.User), v.subresource(r))
 		v.approve("approve it with", r)
 		v.next("or allow automatic approval with", v.permit(r))
-	case notPermitted:
-		v.say(NotApproved, r.Created, "%s: RBAC did not permit it when kubejoin last checked, but permits it now; kubejoin checks again within 17 min", created)
-		v.approve("approve it at once with", r)
-	case event != nil:
-		v.say(ApprovalWaits, r.Created, "%s: %s", created, clean(event.Message))
-		v.next("", foreign.ShowCSR(r.Name, r.UID))
 	case v.now.Sub(r.Created) < usualDelay:
 		v.say(NotApproved, r.Created, "%s yet", created)
 		v.approve("", r)
 	default:
 		v.say(NotApproved, r.Created, "%s: %s", created, v.responsible("approve it", "csr-approver", "certificatesigningrequest-approving-controller"))
+		v.verdict(r)
 		v.approve("approve it with", r)
 	}
 	v.readable(FactPermission)
-	v.readable(FactEvents)
 }
 
 // refusedBefore describes how often earlier requests were refused.
@@ -130,67 +121,16 @@ func (v *view) permit(r api.RequestEvidence) string {
 // unsigned explains why an approved request has no certificate.
 func (v *view) unsigned(r api.RequestEvidence) {
 	approved := fmt.Sprintf("its request was approved %s and is not signed", ago(r.Approved.At, v.now))
-	event := v.event(r, "SigningFailed")
-	ca := v.caProblem()
-	switch {
-	case event != nil:
-		v.say(SigningFailed, r.Approved.At, "%s: %s", approved, clean(event.Message))
-	case ca != nil:
-		v.e.Evidence.Event = ca
-		v.say(CAUnusable, ca.At, "%s: %s", approved, clean(ca.Message))
-		v.next("", fmt.Sprintf("kubectl -n %s get events", ca.Namespace))
-	default:
-		if state, why := v.diagnose(r); state != "" {
-			v.say(state, r.Approved.At, "%s: %s", approved, why)
-			v.next(v.remedy(state))
-			break
-		}
-		if v.now.Sub(r.Approved.At) < usualDelay {
-			v.say(NotSigned, r.Approved.At, "%s yet", approved)
-		} else {
-			v.say(NotSigned, r.Approved.At, "%s: %s", approved, v.responsible("sign it", "csr-signer", "certificatesigningrequest-signing-controller"))
-		}
+	if state, why := v.diagnose(r); state != "" {
+		v.say(state, r.Approved.At, "%s: %s", approved, why)
+		v.next(v.remedy(state))
+	} else if v.now.Sub(r.Approved.At) < usualDelay {
+		v.say(NotSigned, r.Approved.At, "%s yet", approved)
+	} else {
+		v.say(NotSigned, r.Approved.At, "%s: %s", approved, v.responsible("sign it", "csr-signer", "certificatesigningrequest-signing-controller"))
+		v.verdict(r)
 	}
-	v.readable(FactEvents)
 	v.next("", foreign.ShowCSR(r.Name, r.UID))
-}
-
-// later are the Event reasons that do not explain a missing approval.
-var later = []string{"SignedByOther", "SigningFailed", "AnotherKey", "SharedNodeName"}
-
-// event returns the newest Event of kubejoin about a request with one of the reasons. Without reasons, it considers
-// every Event that may explain a missing approval.
-func (v *view) event(r api.RequestEvidence, reasons ...string) *api.EventEvidence {
-	var newest *api.EventEvidence
-	for i, e := range v.Events {
-		if e.UID != r.UID || e.Source != kubejoinName {
-			continue
-		}
-		if len(reasons) == 0 && slices.Contains(later, e.Reason) || len(reasons) > 0 && !slices.Contains(reasons, e.Reason) {
-			continue
-		}
-		if newest == nil || e.At.After(newest.At) {
-			newest = &v.Events[i]
-		}
-	}
-	if newest != nil {
-		v.e.Evidence.Event = newest
-	}
-	return newest
-}
-
-// caProblem returns the newest Event about kubejoin's CA if it says that the CA cannot be used.
-func (v *view) caProblem() *api.EventEvidence {
-	var newest *api.EventEvidence
-	for i, e := range v.Events {
-		if e.Kind == "Lease" && strings.HasPrefix(e.Reason, "CA") && (newest == nil || e.At.After(newest.At)) {
-			newest = &v.Events[i]
-		}
-	}
-	if newest == nil || newest.Reason != "CAExpired" && newest.Reason != "CAFilesUnusable" {
-		return nil
-	}
-	return newest
 }
 
 // responsible describes which controller should act, for example "sign it", and whether it can be running.
@@ -216,11 +156,6 @@ func (v *view) issued(r api.RequestEvidence) {
 	c := r.Certificate
 	v.tokenOf(r)
 	onMachine := "journalctl -u kubelet -n 50 --no-pager"
-	others := c.Writer != "" && c.Writer != kubejoinName || v.event(r, "SignedByOther") != nil
-	writer := c.Writer
-	if writer == "" || writer == kubejoinName {
-		writer = "another signer"
-	}
 	var leaf *x509.Certificate
 	if len(c.Chain) > 0 {
 		leaf = c.Chain[0]
@@ -236,8 +171,8 @@ func (v *view) issued(r api.RequestEvidence) {
 	case v.readable(FactNode) && (r.User == tokens.NodeUserPrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
 		v.say(NodeDeleted, c.At, "its Node was deleted: the machine's certificate was issued %s and there is no Node", ago(c.At, v.now))
 		v.next(v.remedy(NodeDeleted))
-	case others:
-		v.say(SignedByOther, c.At, "its certificate was issued %s by %s and not by kubejoin, so the limits of its token did not apply, and there is no Node; on the machine, run: %s", ago(c.At, v.now), clean(writer), onMachine)
+	case c.Writer != "" && c.Writer != kubejoinName:
+		v.say(SignedByOther, c.At, "its certificate was issued %s by %s and not by kubejoin, so the limits of its token did not apply, and there is no Node; on the machine, run: %s", ago(c.At, v.now), clean(c.Writer), onMachine)
 		v.next("", onMachine)
 	default:
 		v.say(CertificateIssued, c.At, "its certificate was issued %s and there is no Node; on the machine, check whether the kubelet runs%s: %s", ago(c.At, v.now), v.reaching(), onMachine)

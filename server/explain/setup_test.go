@@ -128,22 +128,6 @@ func issued(writer string, leaf *x509.Certificate) func(*api.RequestEvidence) {
 	}
 }
 
-func event(reason, message string) api.EventEvidence {
-	return api.EventEvidence{Namespace: "default", Name: "csr-1.17", Kind: "CertificateSigningRequest", Object: "csr-1", UID: "uid-1", Source: "kubejoin",
-		Reason: reason, Message: message, At: before(20 * time.Second)}
-}
-
-func servingEvent(reason, message string) api.EventEvidence {
-	e := event(reason, message)
-	e.Object, e.UID = "csr-serving", "uid-serving"
-	return e
-}
-
-func caEvent(reason, message string, age time.Duration) api.EventEvidence {
-	return api.EventEvidence{Namespace: "kubejoin-system", Name: "kubejoin." + reason, Kind: "Lease", Object: "kubejoin", Source: "kubejoin",
-		Reason: reason, Message: message, At: before(age)}
-}
-
 func leader(age time.Duration) *api.LeaderEvidence {
 	return &api.LeaderEvidence{Namespace: "kubejoin-system", Lease: "kubejoin", Holder: "cp-1_abc", Renewed: before(age), Duration: 15 * time.Second}
 }

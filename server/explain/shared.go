@@ -7,12 +7,11 @@ import (
 )
 
 // shared adds a warning that several machines may hold the name: first certificates with different keys are valid.
-// Certificates that a node renewed itself do not count, because a renewal uses a new key. Nor does the one of its last
-// rejoin.
+// Certificates that a node renewed itself do not count, because a renewal uses a new key.
 func (v *view) shared() {
 	keys := map[string]bool{}
 	for _, r := range v.client {
-		if r.User == tokens.NodeUserPrefix+v.Node || r.User == tokens.BootstrapUserPrefix+v.Identity.TokenID || r.Certificate == nil || len(r.Certificate.Chain) == 0 {
+		if r.User == tokens.NodeUserPrefix+v.Node || r.Certificate == nil || len(r.Certificate.Chain) == 0 {
 			continue
 		}
 		if leaf := r.Certificate.Chain[0]; v.now.Before(leaf.NotAfter) {

@@ -61,6 +61,14 @@ func (v *view) approve(words string, r api.RequestEvidence) {
 	v.next("its name is not safe to paste into a shell; show it with", foreign.ShowCSR(r.Name, r.UID))
 }
 
+// verdict adds the command that shows what kubejoin decides about a request. Any node can write an Event that looks like
+// one of kubejoin, so an explanation repeats none.
+func (v *view) verdict(r api.RequestEvidence) {
+	if foreign.SafeInShell(r.Name) {
+		v.next("see what kubejoin decides with", "kubejoin explain --csr "+r.Name)
+	}
+}
+
 // ofNode returns the command with the node name appended; empty if the name is unsafe in a shell.
 func (v *view) ofNode(command string) string {
 	if !foreign.SafeInShell(v.Node) {
@@ -97,14 +105,6 @@ func cleaned(e api.NodeExplanation) api.NodeExplanation {
 			name(&c.Writer)
 			r.Certificate = &c
 		}
-	}
-	if e.Evidence.Event != nil {
-		event := *e.Evidence.Event
-		for _, s := range []*string{&event.Namespace, &event.Name, &event.Kind, &event.Object, &event.Source, &event.Reason} {
-			name(s)
-		}
-		message(&event.Message)
-		e.Evidence.Event = &event
 	}
 	if e.Evidence.Object != nil {
 		node := *e.Evidence.Object

@@ -8,7 +8,6 @@ package admission
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -58,6 +57,8 @@ const (
 	ReasonNodeNotFound = "NodeNotFound"
 	// ReasonNotForBootstrap: a bootstrap token is only for the client certificate of a node.
 	ReasonNotForBootstrap = "NotForBootstrapToken"
+	// ReasonNotForRejoin: a node without a valid certificate gets only its own client certificate.
+	ReasonNotForRejoin = "NotForRejoin"
 )
 
 // DefaultRetention is how long a spent token is kept before it expires.
@@ -95,15 +96,15 @@ type Nodes struct {
 	AllowExisting bool
 	// Reserved lists names and patterns, as in [tokens.Limits], that only tokens of role control-plane may take.
 	Reserved []string
-	// Lease is the name of kubejoin's own Lease, if claims are Leases in the same namespace. No machine gets this
-	// node name, because its claim would be that Lease. Empty reserves no name.
-	Lease string
 	// Retention is how long a spent token is kept. During this time the node can fetch its certificate, and other
 	// machines learn why they are refused. Zero means [DefaultRetention].
 	Retention time.Duration
 	// RejoinWindow is how long after the end of its certificate a node may rejoin. [Nodes.StoreIdentity] then stores the
 	// identity of each node that gets a certificate. Zero stores none.
 	RejoinWindow time.Duration
+	// RejoinBudget is how often a node may rejoin within RejoinWindow, at most [tokens.MaxRejoins]. Zero is
+	// [DefaultRejoinBudget].
+	RejoinBudget int
 	// Logger logs changes of claims; nil logs nothing.
 	Logger *slog.Logger
 	// Registerer registers the kubejoin_claim_* metrics; nil registers none.
@@ -150,8 +151,8 @@ type Admitted struct {
 	// Keys is how many keys have been admitted on the claim. More than one means that the machine started over, or
 	// that two machines use the name and the token.
 	Keys int
-	// Rejoined is what kubejoin knows of the machine that TokenID let rejoin; nil if the token is another one.
-	Rejoined *tokens.Identity
+	// Fingerprint is that of the last certificate of a node that rejoins. A revocation of this certificate bars the node.
+	Fingerprint string
 
 	nodeUID string // of the Node that renews or is replaced; empty for a new Node
 }
@@ -189,6 +190,10 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 	id, bootstrap := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix)
 	node, ok := nodeOf(r)
 	switch {
+	case r.Rejoin != nil && ok && isOwn(r):
+		return n.admitRejoin(ctx, r, node, a)
+	case r.Rejoin != nil:
+		return approval.RefuseFor(ReasonNotForRejoin, "an expired certificate, or a key that is bound to a node, authenticates %s only for its own client certificate", r.User)
 	case !ok && bootstrap:
 		return approval.RefuseFor(ReasonNotForBootstrap, "%s requests a certificate of signer %s with subject %q; a bootstrap token is only for client certificates of nodes", r.User, r.SignerName, r.CSR.Subject)
 	case !ok && (!isOwn(r) || n.Node != nil):
@@ -206,8 +211,8 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 	if err := tokens.CheckNodeName(node); err != nil {
 		return approval.RefuseFor(ReasonNodeNameNotAllowed, "invalid subject: %v", err)
 	}
-	if n.Lease != "" && node == n.Lease {
-		return approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available, because kubejoin's own Lease has this name; give the machine another name", node)
+	if tokens.IsOwnName(node) {
+		return approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: kubejoin's own Leases are named %s or %[2]s-…; give the machine another name", node, tokens.OwnName)
 	}
 	if bootstrap {
 		return n.admitToken(ctx, r, id, node, a)
@@ -221,16 +226,10 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 // checkNodeExists returns the UID of a Node, or a [*Waiting] if there is no such Node. A deleted Node comes back only if its machine registers
 // again; until then the machine must not renew.
 func (n *Nodes) checkNodeExists(ctx context.Context, node string) (uid string, err error) {
-	if n.Node == nil {
-		return "", nil
-	}
-	switch uid, err = n.Node(ctx, node); {
-	case errors.Is(err, tokens.ErrNotFound):
+	if uid, err = n.uidOf(ctx, node); err == nil && uid == "" && n.Node != nil {
 		return "", &Waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", foreign.Text(node, foreign.MaxName))}
-	case err != nil:
-		return "", fmt.Errorf("node %s: %w", node, err)
 	}
-	return uid, nil
+	return uid, err
 }
 
 // Lifetime returns the requested lifetime, limited to Duration. Zero leaves it to the signer.

@@ -80,9 +80,6 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 			return err
 		}
 		a.Duration, a.TokenID, a.Keys = p.record.Limits.CertificateDuration, id, len(p.claim.Keys)
-		if p.claim.Identity.TokenID == id {
-			a.Rejoined = &p.claim.Identity
-		}
 		if p.replaces {
 			a.nodeUID = p.record.Limits.Replaces.UID
 		}

@@ -18,7 +18,7 @@ func (n *Nodes) DryRun() *Nodes {
 		return nil
 	}
 	dry := &Nodes{
-		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Lease: n.Lease, Retention: n.Retention, RejoinWindow: n.RejoinWindow, Now: n.Now, dry: true,
+		Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved, Retention: n.Retention, RejoinWindow: n.RejoinWindow, Now: n.Now, dry: true,
 	}
 	counter, isCounter := n.Claims.(tokens.Counter)
 	if n.Tokens != nil {

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -12,64 +13,48 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// An issuedKey is what StoreIdentity stores of a certificate.
-type issuedKey struct {
-	key         string
-	notAfter    time.Time
-	fingerprint string
-	renewal     bool   // the node has authenticated with its certificate
-	tokenID     string // the bootstrap token that authenticated a first certificate; empty for other users
-	nodeUID     string // of the Node that renews or is replaced; empty for a new Node
-	nodes       bool   // whether there are Nodes
-}
-
 // StoreIdentity stores the key of a certificate with the claim of its node, so that the node can rejoin with it after the
 // certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
-// RejoinWindow, or if the certificate is no client certificate of a node, it does nothing.
+// RejoinWindow, or if the certificate is no client certificate of a node, it does nothing. For a node that rejoins, it sets
+// a.Fingerprint to that of the certificate which this one replaces.
 //
 // A node without a claim gets a released one, which leaves the name free.
-func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a Admitted, cert *x509.Certificate) error {
+func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted, cert *x509.Certificate) error {
 	r := request.asked
 	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
 		return nil
 	}
 	node, ok := nodeOf(r)
-	if !ok || tokens.CheckNodeName(node) != nil || n.Lease != "" && node == n.Lease {
+	if !ok || tokens.CheckNodeName(node) != nil || tokens.IsOwnName(node) {
 		return nil
 	}
-	made := issuedKey{
-		key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), notAfter: cert.NotAfter, fingerprint: string(revocation.FingerprintOf(cert)), renewal: isOwn(r), tokenID: tokens.IDOfUser(r.User), nodeUID: a.nodeUID, nodes: n.Node != nil,
+	first := tokens.Identity{
+		NodeUID: a.nodeUID, Keys: []string{pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo)}, NotAfter: cert.NotAfter.UTC().Truncate(time.Second),
+		Fingerprint: string(revocation.FingerprintOf(cert)), TokenID: tokens.IDOfUser(r.User),
 	}
+	// A token with limits holds a claim, even if the cache does not have it yet. So does a node that rejoins.
+	held := a.TokenID != "" || r.Rejoin != nil
 	_, err := n.Claims.Find(ctx, node)
-	// Probably free: Create fails if not. A token with limits holds a claim, even if the cache does not have it yet.
-	free := errors.Is(err, tokens.ErrNotFound) && a.TokenID == ""
-	var open, deleted tokens.Identity
 	for range attempts {
-		if free {
-			fresh := withCertificate(tokens.Claim{Node: node}, made)
-			if _, err = n.Claims.Create(ctx, fresh); !errors.Is(err, tokens.ErrExists) {
+		if errors.Is(err, tokens.ErrNotFound) && !held {
+			if _, err = n.Claims.Create(ctx, withCertificate(tokens.Claim{Node: node}, first, isOwn(r))); !errors.Is(err, tokens.ErrExists) {
 				break
 			}
 		}
-		_, err = n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
+		_, err = n.Claims.Update(ctx, node, func(c *tokens.Claim) (err error) {
 			if a.TokenID != "" && c.TokenID != a.TokenID {
 				return errClaimLost
 			}
-			next := withCertificate(*c, made)
-			if open = c.Identity; open.Open() && open.TokenID != next.Identity.TokenID && !open.Equal(deleted) {
-				return errOpenRejoin
+			if r.Rejoin != nil {
+				if *c, err = n.rejoined(*c, r, a.nodeUID); err != nil {
+					return err
+				}
+				a.Fingerprint = c.Identity.Fingerprint
 			}
-			*c = next
+			*c = withCertificate(*c, first, isOwn(r))
 			return nil
 		})
-		if errors.Is(err, errOpenRejoin) {
-			if err = open.DeleteToken(ctx, n.Tokens, node); err != nil {
-				break
-			}
-			deleted, err = open, errOpenRejoin // in case this was the last attempt
-			continue
-		}
-		if free = errors.Is(err, tokens.ErrNotFound) && a.TokenID == ""; !free {
+		if held || !errors.Is(err, tokens.ErrNotFound) {
 			break
 		}
 	}
@@ -82,36 +67,18 @@ func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a Admitted, 
 // errClaimLost means that another token has taken the claim between admission and certificate. The request starts over.
 var errClaimLost = errors.New("another token has taken the claim")
 
-// errOpenRejoin means that the machine whose identity ends has a token of a rejoin, which must be deleted before.
-var errOpenRejoin = errors.New("the machine before has a token to rejoin")
-
-// withCertificate returns a claim with a certificate of its node. A renewal continues the identity, and so does a certificate
-// on the token of the last rejoin. Any other certificate is for a new machine, and starts a new identity: the machine that
-// had the name before cannot rejoin.
-func withCertificate(c tokens.Claim, made issuedKey) tokens.Claim {
-	if c.Limits.Rejoin == tokens.RejoinDeny {
-		c.Identity = tokens.Identity{}
-		return c
-	}
-	i := c.Identity
-	rejoined := made.tokenID != "" && made.tokenID == i.TokenID
-	if !made.renewal && !rejoined {
-		i = tokens.Identity{}
-	}
-	if rejoined {
-		i.TokenExpires = time.Time{} // used: another rejoin gets another token
-	}
+// withCertificate returns a claim with the identity of a certificate of its node. A renewal continues the identity. Any
+// other certificate is for a new machine, and starts the identity first: the machine that had the name before cannot rejoin.
+func withCertificate(c tokens.Claim, first tokens.Identity, renewal bool) tokens.Claim {
+	i := first
 	switch {
-	case made.nodes && made.nodeUID != "":
-		i.NodeUID = made.nodeUID
-	case !made.nodes && i.NodeUID == "":
-		i.NodeUID = made.key
+	case c.Limits.Rejoin == tokens.RejoinDeny:
+		i = tokens.Identity{}
+	case renewal:
+		i = c.Identity.WithKey(first.Keys[0])
+		i.NodeUID = cmp.Or(first.NodeUID, i.NodeUID)
+		i.NotAfter, i.Fingerprint = first.NotAfter, first.Fingerprint
 	}
-	i = i.WithKey(made.key)
-	i.NotAfter, i.Fingerprint = made.notAfter.UTC().Truncate(time.Second), made.fingerprint
 	c.Identity = i
 	return c
 }
-
-// IsReserved reports whether only tokens of role control-plane may take a node name.
-func (n *Nodes) IsReserved(node string) bool { return n.reserved(node) }

@@ -27,7 +27,7 @@ func issue(t *testing.T, n *admission.Nodes, r approval.Request) error {
 	if err != nil {
 		return err
 	}
-	return n.StoreIdentity(t.Context(), checked, *a, certificateOf(r))
+	return n.StoreIdentity(t.Context(), checked, a, certificateOf(r))
 }
 
 func certificateOf(r approval.Request) *x509.Certificate {
@@ -124,46 +124,37 @@ func TestIdentityCostsOneWrite(t *testing.T) {
 }
 
 // A machine that was replaced, for example a stolen one, must not rejoin: the first certificate of the new machine ends
-// its identity. The token of a rejoin continues it.
-func TestOnlyRejoinTokenContinuesIdentity(t *testing.T) {
+// its identity. The node's own certificate continues it.
+func TestFirstCertificateEndsIdentity(t *testing.T) {
 	for name, test := range map[string]struct {
-		rejoin    bool
-		allow     bool // --existing-nodes
-		continues bool
+		before, limits tokens.Limits // of the tokens of the machine before and of the new one
+		allow          bool          // --existing-nodes
 	}{
-		"token of the rejoin":         {rejoin: true, continues: true},
-		"token of an operator":        {},
+		"replaces the Node":           {before: tokens.Limits{MaxNodes: 1}, limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1"}}},
 		"without limits, as existing": {allow: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCluster()
 			n := c.admission()
 			n.RejoinWindow, n.AllowExisting = rejoinWindow, test.allow
-			first := mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+			first := c.createToken(test.before)
+			mustIssue(t, n, firstRequest(t, bootstrapUser(first), "worker-1", nil))
 			uid := c.node("worker-1")
-			limits := tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: uid}}
-			wantUID, keys := uid, []string{first}
-			token, open := c.createToken(limits), c.createToken(limits)
-			end := time.Now().Add(10 * time.Minute).UTC().Truncate(time.Second)
 			c.change("worker-1", func(claim *tokens.Claim) {
-				claim.Identity.NodeUID, claim.Identity.BoundKey = uid, "sha256:bound"
-				claim.Identity.TokenID, claim.Identity.TokenExpires = open.ID(), end
-				if test.rejoin {
-					claim.Identity.TokenID = token.ID()
-				}
+				claim.Identity.NodeUID, claim.Identity.BoundKey, claim.Identity.Rejoins = uid, "sha256:bound", []time.Time{time.Now()}
 			})
-			second := mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
-			if keys = append(keys, second); !test.continues {
-				keys = keys[1:]
+			mustIssue(t, n, renewal(t, "worker-1"))
+			if i := c.claims["worker-1"].Identity; i.TokenID != first.ID() || i.BoundKey == "" || len(i.Rejoins) != 1 {
+				t.Errorf("after a renewal: got %+v, want the same machine", i)
 			}
-			wantIdentity(t, c, "after the certificate", wantUID, keys...)
+			if test.limits.Replaces.Name != "" {
+				test.limits.Replaces.UID = uid
+			}
+			token := c.createToken(test.limits)
+			key := mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 			i := c.claims["worker-1"].Identity
-			if bound := i.BoundKey != ""; bound != test.continues || !i.TokenExpires.IsZero() {
-				t.Errorf("got %+v, want a bound key %t and a used token", i, test.continues)
-			}
-			// The machine before must not join with the token of a rejoin that it has not used.
-			if err := issue(t, n, firstRequest(t, bootstrapUser(open), "worker-1", nil)); (err == nil) != test.continues {
-				t.Errorf("token of the machine before: got %v", err)
+			if !slices.Equal(i.Keys, []string{key}) || i.TokenID != token.ID() || i.BoundKey != "" || len(i.Rejoins) > 0 {
+				t.Errorf("after the certificate of another machine: got %+v, want only its key and token", i)
 			}
 		})
 	}
@@ -186,26 +177,6 @@ func TestDenyLeavesNoIdentity(t *testing.T) {
 	}
 }
 
-// Without Nodes, the token of a rejoin takes over the claim of that machine and no other.
-func TestStandaloneRejoinTokenTakesOverOneMachine(t *testing.T) {
-	c := newCluster()
-	n := c.admission()
-	n.Node, n.Ready, n.RejoinWindow = nil, nil, rejoinWindow
-	first := mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour})), "worker-1", nil))
-	second := mustIssue(t, n, renewal(t, "worker-1"))
-	wantIdentity(t, c, "renewal", first, first, second)
-	other := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "sha256:other"}})
-	wantRefused(t, "token for another machine", issue(t, n, firstRequest(t, bootstrapUser(other), "worker-1", nil)), "NodeReplaced")
-	wantIdentity(t, c, "refusal", first, first, second)
-	token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: first}})
-	c.change("worker-1", func(claim *tokens.Claim) { claim.Identity.TokenID = token.ID() })
-	third := mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	wantIdentity(t, c, "rejoin", first, second, third)
-	c.history = nil                         // a store without Nodes does not lag
-	mustIssue(t, n, renewal(t, "worker-1")) // it has joined
-	wantRefused(t, "another machine with the token", issue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil)), "NodeExists")
-}
-
 // The name may be taken by another token between admission and certificate: then no certificate may leave.
 func TestIdentityFailsIfClaimIsLost(t *testing.T) {
 	c := newCluster()
@@ -221,11 +192,11 @@ func TestIdentityFailsIfClaimIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.change("worker-1", func(claim *tokens.Claim) { claim.TokenID = "abc123" })
-	if err := n.StoreIdentity(t.Context(), checked, *a, certificateOf(r)); err == nil {
+	if err := n.StoreIdentity(t.Context(), checked, a, certificateOf(r)); err == nil {
 		t.Error("got no error for a claim of another token")
 	}
 	delete(c.claims, "worker-1")
-	if err := n.StoreIdentity(t.Context(), checked, *a, certificateOf(r)); err == nil {
+	if err := n.StoreIdentity(t.Context(), checked, a, certificateOf(r)); err == nil {
 		t.Error("got no error for a claim that is gone")
 	}
 }

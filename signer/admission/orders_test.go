@@ -169,6 +169,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 		{name: "Leases deleted", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, leases: true},
 		{name: "Nodes come and go", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, nodes: true},
 		{name: "Nodes come and go, Leases deleted", limits: tokens.Limits{MaxNodes: 2}, names: 3, nodes: true, leases: true},
+		{name: "Leases deleted, claims released", limits: tokens.Limits{MaxNodes: 2}, names: 4, failing: 0.1, leases: true, releases: true},
 		{name: "claims released", limits: tokens.Limits{MaxNodes: 2}, names: 3, releases: true},
 		{name: "claims released, calls fail", limits: tokens.Limits{MaxNodes: 2, CertificateDuration: time.Hour}, names: 3, failing: 0.1, releases: true},
 		{name: "claims released in one database, calls fail", limits: tokens.Limits{MaxNodes: 2}, names: 3, failing: 0.1, releases: true, database: true},

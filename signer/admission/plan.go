@@ -40,19 +40,12 @@ var errVacate = errors.New("the name has a claim")
 func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
 	id, key := p.record.Token.ID(), pkcs10.KeyID(p.request.CSR)
 	own := c.TokenID == id
-	replaces := p.replaces
-	if ref := p.record.Limits.Replaces; n.Node == nil && ref.Name == c.Node {
-		// There are no Nodes, so the token replaces the machine that the claim identifies.
-		if replaces = ref.UID == c.Identity.NodeUID; !replaces {
-			return keep, refuseOther(c.Node, ref.UID, c.Identity.NodeUID)
-		}
-	}
 	switch {
-	case p.had && (c.Released() || !own && replaces), own && slices.Contains(p.record.Left, c.Node):
-		return keep, refuseJoined(id, c.Node, replaces)
+	case p.had && (c.Released() || !own && p.replaces), own && slices.Contains(p.record.Left, c.Node):
+		return keep, refuseJoined(id, c.Node, p.replaces)
 	case c.Released():
 		return newClaim, nil
-	case !own && replaces:
+	case !own && p.replaces:
 		return takeOver, nil
 	case !own && c.NodeUID == "":
 		return keep, errVacate

@@ -9,7 +9,8 @@ import (
 )
 
 // forbiddenPrefixes are addresses that do not belong to one machine, or that embed an IPv4 address. Narrower ranges
-// come before wider ones.
+// come before wider ones. Link-local IPv6 addresses are not among them: some clouds report them for each machine, and
+// an operator may allow them.
 var forbiddenPrefixes = []struct {
 	kind   string
 	prefix netip.Prefix
@@ -28,7 +29,6 @@ var forbiddenPrefixes = []struct {
 	{"NAT64", netip.MustParsePrefix("64:ff9b:1::/48")},                 // RFC 8215
 	{"Teredo", netip.MustParsePrefix("2001::/32")},                     // RFC 4380
 	{"6to4", netip.MustParsePrefix("2002::/16")},                       // RFC 3056
-	{"link-local", netip.MustParsePrefix("fe80::/10")},
 	{"multicast", netip.MustParsePrefix("ff00::/8")},
 }
 

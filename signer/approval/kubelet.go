@@ -57,7 +57,7 @@ func ifAllowed(ctx context.Context, r Request, f Facts, subresource, message str
 	if !allowed {
 		return Decision{
 			Reason:   ReasonNotPermitted,
-			Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so kubejoin does not approve the request automatically; to approve it by hand: kubectl certificate approve", userName(r), permission),
+			Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so kubejoin does not approve the request automatically; %s", userName(r), permission, byHand(r)),
 			Evidence: []string{fmt.Sprintf("%q may not %s", userName(r), permission)},
 		}, nil
 	}

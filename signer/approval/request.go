@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -33,6 +34,29 @@ type Request struct {
 	From netip.Addr
 	// Approver is the user who has already approved the request; empty if nobody has.
 	Approver string
+	// Rejoin is the key that a node without a valid certificate has proven in the TLS handshake. It is nil for all other
+	// requesters. Only the server of that handshake sets it.
+	Rejoin *Rejoin
 	// CSR is the PKCS #10 request, as pkcs10.Parse returns it.
 	CSR *x509.CertificateRequest
+}
+
+// byHand tells a person how to have the request signed.
+func byHand(r Request) string {
+	if r.Name == "" { // there is no object
+		return "an operator can sign it with: kubejoin sign --signer " + r.SignerName
+	}
+	if !foreign.SafeInShell(r.Name) {
+		return "to approve it by hand: kubectl certificate approve"
+	}
+	return "to approve it by hand: kubectl certificate approve " + r.Name
+}
+
+// A Rejoin is the key that a TLS handshake has proven. It is that of an expired certificate of the node, or the key that
+// is bound to the node.
+type Rejoin struct {
+	// Key is the ID of the key, see pkcs10.IDOfKey.
+	Key string
+	// NotAfter is the end of the expired certificate. It is zero for a bound key.
+	NotAfter time.Time
 }

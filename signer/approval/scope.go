@@ -22,6 +22,14 @@ type ServingScope struct {
 	// names of the API server. On such a machine the kubelet and the API server share them. Only the operator may be
 	// able to give out these node names.
 	ControlPlane []string
+	// LeaveAlone lists reasons of [DenialReasons]. A request that KubeletServing would deny for one of them gets None
+	// instead, so that a person or another approver can decide.
+	LeaveAlone []string
+}
+
+// DenialReasons returns the reasons for which [KubeletServing] denies a request.
+func DenialReasons() []string {
+	return []string{ReasonNameForbidden, ReasonNameReserved, ReasonTooManyNames}
 }
 
 // IsZero reports whether the scope contains no address and no name.
@@ -43,6 +51,11 @@ func (s ServingScope) Check() error {
 	for _, pattern := range s.ControlPlane {
 		if err := tokens.CheckNodePattern(pattern); err != nil {
 			errs = append(errs, err)
+		}
+	}
+	for _, reason := range s.LeaveAlone {
+		if !slices.Contains(DenialReasons(), reason) {
+			errs = append(errs, fmt.Errorf("invalid reason %.100q: want one of %s", reason, strings.Join(DenialReasons(), ", ")))
 		}
 	}
 	return errors.Join(errs...)

@@ -16,6 +16,7 @@ func TestServingScopeIsZero(t *testing.T) {
 	}{
 		{approval.ServingScope{}, true},
 		{approval.ServingScope{ControlPlane: []string{"cp-*"}}, true},
+		{approval.ServingScope{LeaveAlone: approval.DenialReasons()}, true},
 		{approval.ServingScope{CIDRs: scope.CIDRs}, false},
 		{approval.ServingScope{DNSSuffixes: scope.DNSSuffixes}, false},
 	} {
@@ -37,6 +38,7 @@ func TestServingScopeCheck(t *testing.T) {
 		"every address":   {approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}}, "it contains every address"},
 		"every name":      {approval.ServingScope{DNSSuffixes: []string{"."}}, "every name"},
 		"malformed names": {approval.ServingScope{ControlPlane: []string{"A*"}}, "pattern"},
+		"other reason":    {approval.ServingScope{LeaveAlone: []string{approval.ReasonNameOutOfScope}}, "ServingNameOutOfScope"},
 	} {
 		if err := test.scope.Check(); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: Check = %v, want an error with %q", what, err, test.want)

@@ -5,19 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
+	netutils "k8s.io/utils/net"
 )
 
-// MaxServingNames is how many names and addresses a kubelet's serving certificate may have. A kubelet requests what
-// its Node reports, which is a handful.
-const MaxServingNames = 100
+// MaxNames is how many subject alternative names a certificate may have. Kubernetes sets no limit. A kubelet requests
+// all that its Node reports, which can be more than a hundred addresses.
+const MaxNames = 500
 
 // Reasons of [KubeletServing].
 const (
@@ -25,15 +26,16 @@ const (
 	ReasonNotByNode = "NotRequestedByNode"
 	// ReasonScopeNotConfigured is given with Wait: the operator has not configured what kubelets may serve as.
 	ReasonScopeNotConfigured = "ServingScopeNotConfigured"
-	// ReasonTooManyNames is given with Deny: the request has more than [MaxServingNames] names and addresses.
+	// ReasonTooManyNames is given with Deny: the request has more than [MaxNames] names and addresses.
+	// [ServingScope.LeaveAlone] can turn this and the next two reasons into None.
 	ReasonTooManyNames = "ServingTooManyNames"
 	// ReasonNameForbidden is given with Deny: no kubelet may have this address or name.
 	ReasonNameForbidden = "ServingNameForbidden"
 	// ReasonNameReserved is given with Deny: the name or address is that of the API server, kubejoin or a Service.
 	ReasonNameReserved = "ServingNameReserved"
-	// ReasonNameOutOfScope is given with Deny: the operator has not allowed the name or address.
+	// ReasonNameOutOfScope is given with None: the operator has not allowed the name or address.
 	ReasonNameOutOfScope = "ServingNameOutOfScope"
-	// ReasonNameOfOther is given with Deny: another Node reports the name or address, or it is the name of another
+	// ReasonNameOfOther is given with None: another Node reports the name or address, or it is the name of another
 	// Node.
 	ReasonNameOfOther = "ServingNameOfAnotherNode"
 	// ReasonNodeNotFound is given with Wait: the Node does not exist, or not yet.
@@ -48,9 +50,10 @@ const (
 // them, and no other Node does. A kubelet writes its own Node, so the report alone is never enough. With a zero scope
 // every request waits.
 //
-// KubeletServing compares addresses by value, and names without regard to case. It denies IPv4 addresses in any IPv6
-// form and names that are not ASCII. It also denies labels that begin with xn--, because people may mistake them for
-// another name. Only a suffix of the scope may have such labels.
+// KubeletServing denies only what no kubelet may have, unless the scope leaves it alone. It leaves alone what an operator
+// can allow, or a person can approve. It compares addresses by value, and names without regard to case and a final dot. It denies IPv4 addresses
+// in any IPv6 form. Labels that begin with xn-- are out of scope, because people may mistake them for another name.
+// Only a suffix of the scope may have such labels.
 type KubeletServing struct {
 	ServingScope
 }
@@ -58,8 +61,8 @@ type KubeletServing struct {
 // Name returns "kubelet-serving".
 func (KubeletServing) Name() string { return "kubelet-serving" }
 
-// Decide first denies what no kubelet may have, what is out of scope, and what belongs to another. Then it waits for
-// the Node to report the rest.
+// Decide first denies what no kubelet may have. Then it leaves alone what belongs to another Node or is out of scope.
+// Then it waits for the Node to report the rest.
 func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decision, error) {
 	if r.SignerName != certificates.KubeletServingSignerName || CheckKubeletServing(r) != nil {
 		return Decision{}, nil
@@ -68,35 +71,36 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 	if r.User != r.CSR.Subject.CommonName || !slices.Contains(r.Groups, tokens.NodesGroup) {
 		return Decision{
 			Reason:   ReasonNotByNode,
-			Message:  fmt.Sprintf("%q requests the serving certificate of node %q, but kubejoin approves it automatically only for the node itself; to approve it by hand: kubectl certificate approve", userName(r), foreign.Text(node, foreign.MaxName)),
+			Message:  fmt.Sprintf("%q requests the serving certificate of node %q, but kubejoin approves it automatically only for the node itself; check its names, then %s", userName(r), foreign.Text(node, foreign.MaxName), byHand(r)),
 			Evidence: []string{fmt.Sprintf("the requester is %q", userName(r))},
 		}, nil
 	}
 	if k.IsZero() {
+		remedy := "or check its names and approve it by hand" // the names were not checked, so without the command
+		if r.Name == "" {
+			remedy = byHand(r)
+		}
 		return Decision{
 			Verdict: Wait, Reason: ReasonScopeNotConfigured,
-			Message: "kubejoin approves no serving certificates of kubelets: set --serving-allowed-cidr or --serving-allowed-dns-suffix, or approve by hand: kubectl certificate approve",
+			Message: "kubejoin approves no serving certificates of kubelets: set --serving-allowed-cidr or --serving-allowed-dns-suffix; " + remedy,
 		}, nil
 	}
-	names, refusal := k.parse(node, r)
+	names, refusal := parseServing(node, r)
 	if refusal != nil {
-		return *refusal, nil
+		return k.orLeave(*refusal, r), nil
 	}
 	if f == nil {
 		return Decision{}, errors.New("cannot look up Nodes: want Facts")
 	}
 	e := evidence{names: names, seen: []string{fmt.Sprintf("the requester is the node itself, %q", r.User)}}
-	for _, n := range names {
-		e.saw("%s is %s", n, n.allowed)
-	}
-	for _, ask := range []func(context.Context, string, Request, Facts, *evidence) (Decision, error){k.reserved, k.others, k.reported} {
+	for _, ask := range []func(context.Context, string, Request, Facts, *evidence) (Decision, error){k.reserved, k.others, k.scoped, k.reported} {
 		d, err := ask(ctx, node, r, f, &e)
 		if d.Reason != "" {
 			e.saw("%s", d.Message)
 		}
 		d.Evidence = e.seen
 		if err != nil || d.Verdict != None || d.Reason != "" {
-			return d, err
+			return k.orLeave(d, r), err
 		}
 	}
 	return Decision{
@@ -105,11 +109,18 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 	}, nil
 }
 
+// orLeave returns None in place of a denial whose reason the operator has listed in LeaveAlone.
+func (k KubeletServing) orLeave(d Decision, r Request) Decision {
+	if d.Verdict == Deny && slices.Contains(k.LeaveAlone, d.Reason) {
+		d.Verdict, d.Message = None, d.Message+"; "+byHand(r)
+	}
+	return d
+}
+
 // A servingName is a requested name or address.
 type servingName struct {
-	text    string     // canonical: an address, or a name in lower case
+	text    string     // as Host returns it
 	address netip.Addr // not valid for a name
-	allowed string     // what in the scope allows it, for people
 }
 
 func (n servingName) String() string { return n.text }
@@ -133,87 +144,107 @@ func (e *evidence) texts() []string {
 	return texts
 }
 
+// deny returns a denial. kubejoin denies only what the machine has to change.
 func deny(reason, format string, args ...any) *Decision {
-	message := fmt.Sprintf(format, args...)
+	message := fmt.Sprintf(format, args...) + "; remove it on the machine, and restart its kubelet, which then requests another certificate"
 	return &Decision{Verdict: Deny, Reason: reason, Message: message, Evidence: []string{message}}
 }
 
-// parse returns the names and addresses of a request, or a denial that holds whatever the facts are.
-func (k KubeletServing) parse(node string, r Request) ([]servingName, *Decision) {
-	if n := len(r.CSR.DNSNames) + len(r.CSR.IPAddresses); n > MaxServingNames {
-		return nil, deny(ReasonTooManyNames, "the request has %d names and addresses, want at most %d", n, MaxServingNames)
+// parseServing returns the names and addresses of a request, or a denial of what no kubelet may have.
+func parseServing(node string, r Request) ([]servingName, *Decision) {
+	if n := len(r.CSR.DNSNames) + len(r.CSR.IPAddresses); n > MaxNames {
+		return nil, deny(ReasonTooManyNames, "the request has %d names and addresses, want at most %d", n, MaxNames)
 	}
 	if err := tokens.CheckNodeName(node); err != nil {
 		return nil, deny(ReasonNameForbidden, "invalid subject: %v", err)
 	}
 	var names []servingName
 	add := func(n servingName) {
-		if !slices.ContainsFunc(names, func(o servingName) bool { return o.text == n.text }) {
+		if !slices.Contains(names, n) {
 			names = append(names, n)
 		}
 	}
-	// Report what is forbidden before what is out of scope, because no other scope would allow it.
 	for _, ip := range r.CSR.IPAddresses {
-		a, refusal := checkAddress(ip)
-		if refusal != nil {
-			return nil, refusal
+		// 16 bytes are an IPv6 address, even if they hold an IPv4 address. net.IP would hide that.
+		a, ok := netip.AddrFromSlice(ip)
+		if !ok {
+			return nil, deny(ReasonNameForbidden, "the request has an IP address of %d bytes, want 4 or 16", len(ip))
+		}
+		if kind := forbiddenAddress(a); kind != "" {
+			return nil, deny(ReasonNameForbidden, "no kubelet may have address %s (%s)", a, kind)
 		}
 		add(servingName{text: a.String(), address: a})
 	}
 	for _, text := range r.CSR.DNSNames {
-		if err := checkDNSName(text); err != nil {
-			return nil, deny(ReasonNameForbidden, "%v", err)
+		// Before the conversion to lower case, which makes ASCII of the Kelvin sign.
+		if strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c == '*' || c >= 0x7f }) {
+			return nil, deny(ReasonNameForbidden, "no kubelet may have DNS name %.300q: want printable ASCII characters and no wildcard", text)
 		}
-		name := strings.ToLower(text)
+		name := strings.ToLower(strings.TrimSuffix(text, "."))
 		if kind := forbiddenName(name); kind != "" {
-			return nil, deny(ReasonNameForbidden, "no kubelet may have DNS name %s: it is a name of %s", name, kind)
+			return nil, deny(ReasonNameForbidden, "no kubelet may have DNS name %.300q: it is a name of %s", name, kind)
+		}
+		if netutils.ParseIPSloppy(name) != nil || dnsname.IsHost(name) && (name != node && dnsname.EndsInNumber(name) || isNumbers(name)) {
+			return nil, deny(ReasonNameForbidden, "no kubelet may have DNS name %.300q: it looks like an IP address", name)
 		}
 		add(servingName{text: name})
-	}
-	for i := range names {
-		if refusal := k.allow(node, &names[i]); refusal != nil {
-			return nil, refusal
-		}
 	}
 	return names, nil
 }
 
-// checkAddress parses the bytes of an address from the request. 16 bytes are an IPv6 address, even if they hold an
-// IPv4 address. net.IP would hide that.
-func checkAddress(ip net.IP) (netip.Addr, *Decision) {
-	a, ok := netip.AddrFromSlice(ip)
-	if !ok {
-		return a, deny(ReasonNameForbidden, "the request has an IP address of %d bytes, want 4 or 16", len(ip))
-	}
-	if kind := forbiddenAddress(a); kind != "" {
-		return a, deny(ReasonNameForbidden, "no kubelet may have address %s (%s)", a, kind)
-	}
-	return a, nil
+// isNumbers reports whether some clients take the name for an IPv4 address. A single number is no address to people:
+// Kubernetes allows a Node named 12345, or rack.7.
+func isNumbers(name string) bool {
+	labels := strings.Split(name, ".")
+	return len(labels) > 1 && !slices.ContainsFunc(labels, func(label string) bool { return !dnsname.EndsInNumber(label) })
 }
 
-// allow records which entry of the scope allows a name or address, or returns a denial.
-func (k KubeletServing) allow(node string, n *servingName) *Decision {
+// A message about names that are out of scope lists maxOutside of them, each in maxReason bytes. Otherwise the command at
+// its end would be cut off.
+const maxOutside, maxReason = 3, 200
+
+// scoped leaves names and addresses alone that the operator has not allowed.
+func (k KubeletServing) scoped(_ context.Context, node string, r Request, _ Facts, e *evidence) (Decision, error) {
+	var outside []string
+	for _, n := range e.names {
+		if allowed, err := k.allows(node, n); err != nil {
+			outside = append(outside, foreign.Text(err.Error(), maxReason))
+		} else {
+			e.saw("%s is %s", n, allowed)
+		}
+	}
+	if len(outside) == 0 {
+		return Decision{}, nil
+	}
+	if more := len(outside) - maxOutside; more > 0 {
+		outside = append(outside[:maxOutside], fmt.Sprintf("and %d more", more))
+	}
+	return Decision{Reason: ReasonNameOutOfScope, Message: strings.Join(outside, "; ") + "; " + byHand(r)}, nil
+}
+
+// allows returns what in the scope allows a name or address, for people.
+func (k KubeletServing) allows(node string, n servingName) (string, error) {
 	if n.address.IsValid() {
 		p, ok := k.cidr(n.address)
 		if !ok {
-			return deny(ReasonNameOutOfScope, "address %s is not in any allowed range (--serving-allowed-cidr)", n)
+			return "", fmt.Errorf("address %s is not in any allowed range (--serving-allowed-cidr)", n)
 		}
-		n.allowed = fmt.Sprintf("in the configured range %s", p)
-		return nil
+		return fmt.Sprintf("in the configured range %s", p), nil
+	}
+	if err := checkDNSName(n.text); err != nil && n.text != node { // a Node is named as Kubernetes allows
+		return "", err
 	}
 	suffix, below := k.suffix(n.text)
 	label := strings.TrimSuffix(n.text, "."+suffix)
 	switch {
 	case strings.HasPrefix(label, "xn--"), strings.Contains(label, ".xn--"):
-		return deny(ReasonNameForbidden, "DNS name %s has a label that begins with xn-- and may look like another name; such labels are allowed only in a configured DNS suffix", n)
+		return "", fmt.Errorf("DNS name %s has a label that begins with xn-- and may look like another name; such labels are allowed only in a configured DNS suffix", n)
 	case below:
-		n.allowed = fmt.Sprintf("below the configured DNS suffix %s", suffix)
+		return fmt.Sprintf("below the configured DNS suffix %s", suffix), nil
 	case n.text == node:
-		n.allowed = "the node's name"
-	default:
-		return deny(ReasonNameOutOfScope, "DNS name %s is neither the node's name nor below an allowed DNS suffix (--serving-allowed-dns-suffix)", n)
+		return "the node's name", nil
 	}
-	return nil
+	return "", fmt.Errorf("DNS name %s is neither the node's name nor below an allowed DNS suffix (--serving-allowed-dns-suffix)", n)
 }
 
 // reserved denies addresses and names of the API server and of Services.
@@ -229,7 +260,7 @@ func (k KubeletServing) reserved(ctx context.Context, node string, _ Request, f 
 			return *deny(ReasonNameReserved, "address %s is in %s, an address range of Services", n, reserved.Prefixes[i]), nil
 		}
 		for _, host := range reserved.APIServer {
-			if reservedHost(host) != n.text {
+			if Host(host) != n.text {
 				continue
 			}
 			if !controlPlane {
@@ -242,9 +273,9 @@ func (k KubeletServing) reserved(ctx context.Context, node string, _ Request, f 
 	return Decision{}, nil
 }
 
-// others denies what another Node reports. It also denies another Node's name below a suffix, even if that Node does
-// not report it.
-func (k KubeletServing) others(ctx context.Context, node string, _ Request, f Facts, e *evidence) (Decision, error) {
+// others leaves alone what another Node reports, until that Node is gone. It does the same for another Node's name below
+// a suffix, even if that Node does not report it.
+func (k KubeletServing) others(ctx context.Context, node string, r Request, f Facts, e *evidence) (Decision, error) {
 	asked := e.texts()
 	for _, n := range e.names {
 		asked = append(asked, slices.DeleteFunc(k.labels(n.text), func(label string) bool { return label == node })...)
@@ -258,7 +289,7 @@ func (k KubeletServing) others(ctx context.Context, node string, _ Request, f Fa
 		if len(nodes) == 0 {
 			continue
 		}
-		return *deny(ReasonNameOfOther, "Node %s already has %s; if that machine no longer exists: kubectl delete node %s", nodes[0], address, nodes[0]), nil
+		return Decision{Reason: ReasonNameOfOther, Message: fmt.Sprintf("Node %s already has %s; if that machine no longer exists: kubectl delete node %s", nodes[0], address, nodes[0])}, nil
 	}
 	e.saw("no other Node has any of these names and addresses")
 	return Decision{}, nil
@@ -273,7 +304,7 @@ func (k KubeletServing) reported(ctx context.Context, node string, r Request, f 
 	if err != nil {
 		return Decision{}, fmt.Errorf("node %s: %w", node, err)
 	}
-	known := n.Addresses[:min(len(n.Addresses), MaxServingNames)]
+	known := n.Addresses[:min(len(n.Addresses), MaxNames)]
 	if n.NoNodeObject {
 		e.saw("the requesting machine has %.100q", known)
 	} else {
@@ -281,7 +312,7 @@ func (k KubeletServing) reported(ctx context.Context, node string, r Request, f 
 	}
 	reports := make(map[string]bool, len(n.Addresses))
 	for _, address := range n.Addresses {
-		reports[canonicalHost(address)] = true
+		reports[Host(address)] = true
 	}
 	for _, name := range e.names {
 		if !reports[name.text] && n.NoNodeObject {
@@ -299,26 +330,16 @@ func (k KubeletServing) reported(ctx context.Context, node string, r Request, f 
 	return Decision{}, nil
 }
 
-// canonicalHost returns a reported address in the form of servingName.text. It leaves IPv4-mapped addresses and
-// malformed text as they are: they equal nothing that can be requested.
-func canonicalHost(text string) string {
-	if a, err := netip.ParseAddr(text); err == nil {
-		return a.String()
+// Host returns one form for all spellings of a reported address or name: an address as a kubelet reads it, without a
+// zone, and a name in lower case without a final dot.
+func Host(text string) string {
+	text = strings.TrimSuffix(strings.ToLower(text), ".")
+	address, _, _ := strings.Cut(text, "%")
+	// A kubelet accepts leading zeros, and an IPv4 address in IPv6 form. It requests the plain IPv4 address for both.
+	if a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(address)); ok {
+		return a.Unmap().String()
 	}
-	if checkDNSName(text) != nil {
-		return text
-	}
-	return strings.ToLower(text)
-}
-
-// reservedHost returns a reserved address or name in the form of servingName.text. It removes a final dot, a zone and
-// the IPv6 form of IPv4, which would otherwise keep it from matching.
-func reservedHost(text string) string {
-	text = strings.TrimSuffix(text, ".")
-	if a, err := netip.ParseAddr(text); err == nil {
-		return a.Unmap().WithZone("").String()
-	}
-	return canonicalHost(text)
+	return text
 }
 
 // unmapped returns an IPv4-mapped IPv6 range as the IPv4 range, and other ranges unchanged.

@@ -23,9 +23,12 @@ func FuzzKubeletServing(f *testing.F) {
 	f.Add("worker-1", "\u212aube.example.com,api.example.com", "0a000001", "kube.example.com,10.0.0.1")
 	f.Add("worker-1", "x.kube-system.svc.example.com", "0a600001", "10.96.0.1")
 	f.Add("control-1", "api.example.com", "0a000001", "")
+	f.Add("worker-1", "worker-1.,worker-1.example.com.,api.example.com.", "", "worker-1,worker-1.example.com")
+	f.Add("12345", "12345", "0a000009", "010.0.0.9,12345")
 	f.Add("worker-1", strings.Repeat("a.example.com,", 200), "", "a.example.com")
 	f.Add("worker-1", strings.Repeat("a.", 30000), strings.Repeat("0a000005,", 90), strings.Repeat("1:", 30000))
 	host := regexp.MustCompile(`\A[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*\z`)
+	zeros := regexp.MustCompile(`(^|[.:])0+([0-9])`)
 	f.Fuzz(func(t *testing.T, node, names, addresses, reports string) {
 		r := servingRequest(node)
 		for name := range strings.SplitSeq(names, ",") {
@@ -52,8 +55,8 @@ func FuzzKubeletServing(f *testing.F) {
 			if d.Verdict != approval.Approve {
 				return
 			}
-			if n := len(r.CSR.DNSNames) + len(r.CSR.IPAddresses); n == 0 || n > 100 {
-				t.Errorf("approved %d names, want 1 to 100", n)
+			if n := len(r.CSR.DNSNames) + len(r.CSR.IPAddresses); n == 0 || n > 500 {
+				t.Errorf("approved %d names, want 1 to 500", n)
 			}
 			reported := func(equal func(string) bool) bool { return slices.ContainsFunc(w.nodes[node], equal) }
 			for _, ip := range r.CSR.IPAddresses {
@@ -63,7 +66,10 @@ func FuzzKubeletServing(f *testing.F) {
 					t.Errorf("approved %x, which is out of scope or reserved", []byte(ip))
 				}
 				a, _ := netip.AddrFromSlice(ip)
-				if !reported(func(s string) bool { b, err := netip.ParseAddr(s); return err == nil && a == b }) {
+				if !reported(func(s string) bool {
+					b, err := netip.ParseAddr(zeros.ReplaceAllString(strings.TrimSuffix(s, "."), "$1$2"))
+					return err == nil && a == b.Unmap()
+				}) {
 					t.Errorf("approved %s, which the node does not report", a)
 				}
 				if s := a.String(); s == "10.0.0.1" || s == "10.0.0.6" || s == "2001:db8::1" || s == "10.0.0.5" && node != "worker-1" {
@@ -71,6 +77,7 @@ func FuzzKubeletServing(f *testing.F) {
 				}
 			}
 			for _, name := range r.CSR.DNSNames {
+				name = strings.TrimSuffix(name, ".")
 				lower := strings.ToLower(name)
 				if !host.MatchString(name) || len(name) > 253 {
 					t.Errorf("approved %q, which is not a host name", name)
@@ -86,7 +93,7 @@ func FuzzKubeletServing(f *testing.F) {
 				if lower == "kubernetes" || strings.HasPrefix(lower, "kubernetes.") || lower == "api.example.com" || lower == "worker-2.example.com" {
 					t.Errorf("approved %q, which belongs to another host", name)
 				}
-				if !reported(func(s string) bool { return strings.EqualFold(s, name) }) {
+				if !reported(func(s string) bool { return strings.EqualFold(strings.TrimSuffix(s, "."), name) }) {
 					t.Errorf("approved %q, which the node does not report", name)
 				}
 			}

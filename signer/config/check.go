@@ -60,6 +60,9 @@ func (s *Subject) check(r approval.Request) error {
 
 func (n *Names) check(r approval.Request) error {
 	for _, name := range r.CSR.DNSNames {
+		if slices.Contains(n.DNS, anyDNS) && matchAnyDNS(name) {
+			continue
+		}
 		if !slices.ContainsFunc(n.DNS, func(p string) bool { return matchDNS(p, name) }) && !slices.Contains(n.Wildcards, strings.ToLower(name)) {
 			return fmt.Errorf("DNS name %.100q is not allowed, %s", foreign.Redact(name), allowed(slices.Concat(n.DNS, n.Wildcards)))
 		}

@@ -78,7 +78,8 @@ type Subject struct{ CommonNames, Organizations []string }
 
 // Names are the allowed subject alternative names.
 type Names struct {
-	// DNS are patterns. A * matches one or more characters of one label, and never a literal *.
+	// DNS are patterns. A * matches one or more characters of one label, and never a literal *. The pattern ** matches
+	// each name that kubeadm writes into certificates, wildcards too.
 	DNS []string
 	// Wildcards are literal names such as *.example.com.
 	Wildcards []string

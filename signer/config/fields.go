@@ -123,7 +123,12 @@ func (r *nodes) signer(n *yaml.Node, path string, s *Signer) bool {
 			s.Names = &Names{}
 			r.mapping(n, path,
 				field{"dns", false, func(n *yaml.Node, path string) {
-					s.Names.DNS = r.patterns(n, path, "DNS names", checkDNSPattern)
+					s.Names.DNS = r.patterns(n, path, "DNS names", func(pattern string) error {
+						if pattern == anyDNS {
+							return nil
+						}
+						return checkDNSPattern(pattern)
+					})
 				}},
 				field{"wildcards", false, func(n *yaml.Node, path string) {
 					s.Names.Wildcards = r.patterns(n, path, "wildcard DNS names", checkWildcard)

@@ -13,12 +13,12 @@ const Kubeadm = Default + `
   usages: [digital signature, key encipherment, server auth]
   subject: {commonNames: [kube-apiserver]}
   names:
-    dns: ["*", "*.*", "*.*.*", "*.*.*.*", "*.*.*.*.*", "*.*.*.*.*.*"]
+    dns: ["**"]
     ips: [0.0.0.0/0, "::/0"]
 - name: kubeadm.kubejoin.io/apiserver-kubelet-client
   duration: {default: 8760h}
   usages: [digital signature, key encipherment, client auth]
-  subject: {commonNames: [kube-apiserver-kubelet-client], organizations: ["kubeadm:cluster-admins"]}
+  subject: {commonNames: [kube-apiserver-kubelet-client]}
 - name: kubeadm.kubejoin.io/front-proxy-client
   ca: {certFile: front-proxy-ca.crt, keyFile: front-proxy-ca.key}
   duration: {default: 8760h}
@@ -30,7 +30,7 @@ const Kubeadm = Default + `
   usages: [digital signature, key encipherment, server auth, client auth]
   subject: {commonNames: ["*"]}
   names:
-    dns: ["*", "*.*", "*.*.*", "*.*.*.*", "*.*.*.*.*", "*.*.*.*.*.*"]
+    dns: ["**"]
     ips: [0.0.0.0/0, "::/0"]
 - name: kubeadm.kubejoin.io/etcd-peer
   ca: {certFile: etcd/ca.crt, keyFile: etcd/ca.key}
@@ -38,7 +38,7 @@ const Kubeadm = Default + `
   usages: [digital signature, key encipherment, server auth, client auth]
   subject: {commonNames: ["*"]}
   names:
-    dns: ["*", "*.*", "*.*.*", "*.*.*.*", "*.*.*.*.*", "*.*.*.*.*.*"]
+    dns: ["**"]
     ips: [0.0.0.0/0, "::/0"]
 - name: kubeadm.kubejoin.io/etcd-healthcheck-client
   ca: {certFile: etcd/ca.crt, keyFile: etcd/ca.key}

@@ -3,6 +3,7 @@ package config_test
 import (
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -47,6 +48,16 @@ func TestKubeadmSignersIssueOnlyKubeadmCertificates(t *testing.T) {
 	subject := func(cn string, organizations ...string) x509.CertificateRequest {
 		return x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: organizations}}
 	}
+	hosts := func(names ...string) x509.CertificateRequest {
+		r := subject("kube-apiserver")
+		r.DNSNames = names
+		return r
+	}
+	var many []string
+	for i := range 501 {
+		many = append(many, fmt.Sprintf("api-%d.example.com", i))
+	}
+	labels := func(n int) string { return strings.TrimSuffix(strings.Repeat("a.", n), ".") }
 	named := func(cn string) x509.CertificateRequest {
 		r := subject(cn)
 		r.DNSNames, r.IPAddresses = []string{"kubernetes.default.svc.cluster.local", "localhost", "control-1"}, []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback, net.IPv4(10, 96, 0, 1)}
@@ -61,7 +72,23 @@ func TestKubeadmSignersIssueOnlyKubeadmCertificates(t *testing.T) {
 		{"apiserver", named("kube-apiserver"), server, ""},
 		{"apiserver", named("kube-apiserver"), client, "usage"},
 		{"apiserver", named("other"), server, "common name"},
+		// kubeadm writes each name of a Node, and each name and wildcard in certSANs.
+		{"apiserver", hosts("*.example.com", "*.com"), server, ""},
+		{"apiserver", hosts("kubernetes.default.svc.k8s.dc1.corp.example.com", labels(7), labels(127)), server, ""},
+		{"apiserver", hosts("12345", "node.7", strings.Repeat("a", 64)+".example.com"), server, ""},
+		{"apiserver", hosts(many[:300]...), server, ""},
+		{"apiserver", hosts(many...), server, "more than 500 subject alternative names"},
+		{"etcd-server", hosts("*.etcd.example.com", labels(9), "12345"), server, ""},
+		{"etcd-peer", hosts("*.etcd.example.com", labels(9), "12345"), client, ""},
+		{"apiserver", hosts("10.0.0.1"), server, `DNS name "10.0.0.1" is not allowed`},
+		{"apiserver", hosts("*.10.0.0.1"), server, "DNS name"},
+		{"apiserver", hosts("a.*.example.com"), server, "DNS name"},
+		{"apiserver", hosts("*.*.example.com"), server, "DNS name"},
+		{"apiserver", hosts("*"), server, "DNS name"},
+		{"apiserver", hosts("a_b.example.com"), server, "DNS name"},
+		{"apiserver", hosts("a.example.com."), server, "DNS name"},
 		{"apiserver-kubelet-client", subject("kube-apiserver-kubelet-client"), client, ""},
+		{"apiserver-kubelet-client", subject("kube-apiserver-kubelet-client", "kubeadm:cluster-admins"), client, "organization"},
 		{"apiserver-kubelet-client", subject("kube-apiserver-kubelet-client", "system:masters"), client, "system:masters"},
 		{"front-proxy-client", subject("front-proxy-client"), client, ""},
 		{"front-proxy-client", named("front-proxy-client"), client, "DNS name"},
@@ -84,7 +111,7 @@ func TestKubeadmSignersIssueOnlyKubeadmCertificates(t *testing.T) {
 		{"kubelet.conf", subject("system:node:a/b", "system:nodes"), client, "node name"},
 		{"kubelet.conf", subject("kubernetes-admin", "system:nodes"), client, "common name"},
 	} {
-		t.Run(test.signer+" "+test.template.Subject.String(), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s %s %.60s", test.signer, test.template.Subject, strings.Join(test.template.DNSNames, ",")), func(t *testing.T) {
 			r := request(t, "kubeadm.kubejoin.io/"+test.signer, test.template, certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, test.usage)
 			_, err := authority.Sign(t.Context(), r)
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {

@@ -55,11 +55,22 @@ func checkDNSName(name, given string) error {
 	return nil
 }
 
+// anyDNS is the pattern that matches each DNS name that kubeadm puts into a certificate: names of Nodes, and names and
+// wildcards in certSANs.
+const anyDNS = "**"
+
 func checkDNSPattern(pattern string) error {
 	if strings.Contains(pattern, "**") {
 		return fmt.Errorf("%s given, want * instead of **: a * matches characters of one label", quoted(pattern))
 	}
 	return checkDNSName(strings.ReplaceAll(pattern, "*", "a"), pattern)
+}
+
+// matchAnyDNS reports whether a name matches anyDNS. An IPv4 address is no DNS name.
+func matchAnyDNS(name string) bool {
+	name = strings.TrimPrefix(strings.ToLower(name), "*.")
+	_, err := netip.ParseAddr(name)
+	return err != nil && dnsname.IsSubdomain(name)
 }
 
 // matchDNS matches a DNS name, ignoring case. No pattern matches a name that contains a *.

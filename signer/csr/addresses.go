@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -23,21 +21,12 @@ func hostsOf(object any) ([]string, error) {
 	if !ok {
 		return nil, nil
 	}
-	hosts := []string{host(node.Name)}
+	hosts := []string{approval.Host(node.Name)}
 	for _, a := range node.Status.Addresses {
-		hosts = append(hosts, host(a.Address))
+		hosts = append(hosts, approval.Host(a.Address))
 	}
 	slices.Sort(hosts)
 	return slices.Compact(hosts), nil
-}
-
-// host returns one form for all spellings of an address or name.
-func host(text string) string {
-	text = strings.TrimSuffix(strings.ToLower(text), ".")
-	if a, err := netip.ParseAddr(text); err == nil {
-		return a.Unmap().WithZone("").String()
-	}
-	return text
 }
 
 var errNoNodes = errors.New("cannot look up Nodes: want Facts.Nodes")
@@ -76,7 +65,7 @@ func (n *Nodes) reporters(ctx context.Context, name string, addresses []string) 
 	}
 	all := map[string][]string{}
 	for _, address := range addresses {
-		keys, err := n.informer.GetIndexer().IndexKeys(byHost, host(address))
+		keys, err := n.informer.GetIndexer().IndexKeys(byHost, approval.Host(address))
 		if err != nil {
 			return nil, err
 		}

@@ -40,7 +40,7 @@ func (w *world) certificate(object *certificates.CertificateSigningRequest) *x50
 // writer returns the field manager that wrote the certificate.
 func writer(object *certificates.CertificateSigningRequest) string {
 	for _, m := range object.ManagedFields {
-		if m.Subresource == "status" && strings.Contains(string(m.FieldsV1.Raw), "f:certificate") {
+		if m.Subresource == "status" && strings.Contains(m.FieldsV1.GetRawString(), "f:certificate") {
 			return m.Manager
 		}
 	}

@@ -2,8 +2,6 @@ package csr
 
 import (
 	"context"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -77,23 +75,12 @@ func (r Retention) Due(csr *certificates.CertificateSigningRequest) (due time.Ti
 			}
 			at(updated, r.Issued, "issued")
 			// The certificate is valid until the end of its last second.
-			at(certificateEnd(csr.Status.Certificate), time.Second, "expired")
+			if cert := leaf(csr); cert != nil {
+				at(cert.NotAfter, time.Second, "expired")
+			}
 		}
 	}
 	return due, state
-}
-
-// certificateEnd returns when the first certificate of a PEM chain expires; zero if it cannot be parsed.
-func certificateEnd(data []byte) time.Time {
-	block, _ := pem.Decode(data)
-	if block == nil {
-		return time.Time{}
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return time.Time{}
-	}
-	return cert.NotAfter
 }
 
 // A Cleaner deletes requests that are done as soon as they are due. kube-controller-manager does so once an

@@ -3,20 +3,20 @@ package csr
 import (
 	"context"
 	"errors"
+	"net/http"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	authorization "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
-	kubetesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -24,21 +24,21 @@ import (
 func TestFailedAccessReviewIsAnError(t *testing.T) {
 	for name, test := range map[string]struct {
 		status authorization.SubjectAccessReviewStatus
-		err    error
+		down   bool
 		want   bool
 		fails  bool
 	}{
 		"allowed":                          {status: authorization.SubjectAccessReviewStatus{Allowed: true}, want: true},
 		"not allowed":                      {},
-		"no API server":                    {err: errDown, fails: true},
+		"no API server":                    {down: true, fails: true},
 		"an authorizer fails":              {status: authorization.SubjectAccessReviewStatus{EvaluationError: "down"}, fails: true},
 		"one fails and another one denies": {status: authorization.SubjectAccessReviewStatus{EvaluationError: "down", Denied: true}},
 		"one fails and another one allows": {status: authorization.SubjectAccessReviewStatus{EvaluationError: "down", Allowed: true}, want: true},
 	} {
-		c := fake.NewClientset()
-		c.PrependReactor("create", "subjectaccessreviews", func(kubetesting.Action) (bool, runtime.Object, error) {
-			return true, &authorization.SubjectAccessReview{Status: test.status}, test.err
-		})
+		c := apitest.Reviews(t, func() any { return test.status })
+		if test.down {
+			c = apitest.Client(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
+		}
 		got, err := (&Facts{Client: c}).Allowed(t.Context(), approval.Request{User: "jane"}, approval.Permission{})
 		if got != test.want || (err != nil) != test.fails {
 			t.Errorf("%s: %v, %v", name, got, err)
@@ -143,18 +143,14 @@ func TestListsNodesOnlyIfFew(t *testing.T) {
 // Names with different invalid bytes are different users, but JSON encodes both in the same way. A cached
 // permission must not apply to the other user.
 func TestPermissionIsCachedForOneUser(t *testing.T) {
-	c := fake.NewClientset()
-	c.PrependReactor("create", "subjectaccessreviews", func(action kubetesting.Action) (bool, runtime.Object, error) {
-		review := action.(kubetesting.CreateAction).GetObject().(*authorization.SubjectAccessReview).DeepCopy()
-		review.Status.Allowed = review.Spec.User == "proxy-\xfe"
-		return true, review, nil
-	})
-	f := &Facts{Client: c}
-	for user, want := range map[string]bool{"proxy-\xfe": true, "proxy-\xff": false} {
+	want := true
+	f := &Facts{Client: apitest.Reviews(t, func() any { return authorization.SubjectAccessReviewStatus{Allowed: want} })}
+	for _, user := range []string{"proxy-\xfe", "proxy-\xff"} {
 		for range 2 {
 			if got, err := f.Allowed(t.Context(), approval.Request{User: user}, approval.Permission{}); got != want || err != nil {
 				t.Errorf("%q: %v, %v; want %v", user, got, err, want)
 			}
 		}
+		want = false // for the other user
 	}
 }

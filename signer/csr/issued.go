@@ -2,8 +2,6 @@ package csr
 
 import (
 	"context"
-	"crypto/x509"
-	"encoding/pem"
 
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -25,15 +23,9 @@ func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.
 		if !ok {
 			return nil
 		}
-		block, _ := pem.Decode(csr.Status.Certificate)
-		if block == nil {
-			return nil
+		if cert := leaf(csr); cert != nil { // another signer may have issued what is malformed
+			all = append(all, revocation.IssuedOf(tokens.IDOfUser(csr.Spec.Username), cert))
 		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil // of another signer
-		}
-		all = append(all, revocation.IssuedOf(tokens.IDOfUser(csr.Spec.Username), cert))
 		return nil
 	})
 	return all, err

@@ -34,7 +34,7 @@ type Nodes struct {
 // and watch on nodes.
 func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error) {
 	n := &Nodes{client: client}
-	n.informer = cache.NewSharedIndexInformer(outage.Follow(client.CoreV1().Nodes(), "", nil), &corev1.Node{}, 0, cache.Indexers{byHost: hostsOf})
+	n.informer = cache.NewSharedIndexInformer(outage.Follow(client, client.CoreV1().Nodes(), "", nil), &corev1.Node{}, 0, cache.Indexers{byHost: hostsOf})
 	_, handlerErr := n.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { n.cached.Add(1); n.hints.Send() },
 		DeleteFunc: func(any) { n.cached.Add(-1); n.hints.Send() },

@@ -30,7 +30,7 @@ const maxRest = 64 << 10
 // nor its requester except for the user name. In managedFields only the approver and the writer of the
 // certificate remain. An object that is too large keeps the reason and what [Cleaner] needs.
 func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
-	informer := cache.NewSharedIndexInformer(outage.Follow(client.CertificatesV1().CertificateSigningRequests(), "", nil),
+	informer := cache.NewSharedIndexInformer(outage.Follow(client, client.CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nodeIndex)
 	_ = informer.SetTransform(strip) // fails on a running informer
 	return informer
@@ -113,7 +113,7 @@ func cutReason(csr *certificates.CertificateSigningRequest) error {
 // is unknown.
 func certificateWriter(csr *certificates.CertificateSigningRequest) string {
 	for _, entry := range csr.ManagedFields {
-		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.Raw, certificateField) {
+		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), certificateField) {
 			return entry.Manager
 		}
 	}

@@ -277,8 +277,6 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 		{"serving-1", []string{"198.51.100.1", "kubernetes.default.svc"}, approval.ReasonNameForbidden},
 		{"serving-1", []string{"10.96.0.1"}, approval.ReasonNameReserved},
 		{"serving-1", []string{"198.51.100.10"}, approval.ReasonNameReserved},
-		{"serving-1", []string{"198.51.100.2"}, approval.ReasonNameOfOther},
-		{"serving-1", []string{"203.0.113.1"}, approval.ReasonNameOutOfScope},
 	} {
 		name := askAs(as(test.node), test.node, test.addresses...)
 		w.await(name, test.reason, func(r *certificates.CertificateSigningRequest) bool {
@@ -289,6 +287,28 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 			return c != nil && c.Reason == test.reason
 		})
 	}
+
+	// Left to a person, who approves it.
+	outside := askAs(as("serving-1"), "serving-1", "198.51.100.1", "fe80::1")
+	w.poll("left alone", func() bool {
+		return w.count("kubejoin_csr_decisions_total", "verdict=none", "reason="+approval.ReasonNameOutOfScope) > 0
+	})
+	if r := w.await(outside, "request", func(*certificates.CertificateSigningRequest) bool { return true }); len(r.Status.Conditions) > 0 {
+		t.Errorf("got conditions %v, want none", r.Status.Conditions)
+	}
+	w.approve(outside)
+	w.await(outside, "certificate", func(r *certificates.CertificateSigningRequest) bool { return len(r.Status.Certificate) > 0 })
+
+	// Left alone until the other Node is gone.
+	taken := askAs(as("serving-1"), "serving-1", "198.51.100.2")
+	w.poll("left alone", func() bool {
+		return w.count("kubejoin_csr_decisions_total", "verdict=none", "reason="+approval.ReasonNameOfOther) > 0
+	})
+	w.createNode("serving-1", "198.51.100.1", "198.51.100.2", "serving-1")
+	if err := w.admin.CoreV1().Nodes().Delete(t.Context(), "serving-2", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	w.await(taken, "certificate", func(r *certificates.CertificateSigningRequest) bool { return len(r.Status.Certificate) > 0 })
 
 	// The request waits for a Node and its address, and is approved when both exist.
 	early := askAs(as("serving-3"), "serving-3", "198.51.100.3", "serving-3")

@@ -2,14 +2,13 @@ package csr
 
 import (
 	"bytes"
-	"context"
 	"crypto/x509"
-	"encoding/pem"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -36,15 +35,11 @@ var nodeIndex = cache.Indexers{byNode: func(object any) ([]string, error) {
 
 // leaf returns the issued certificate; nil if it cannot be parsed.
 func leaf(csr *certificates.CertificateSigningRequest) *x509.Certificate {
-	block, _ := pem.Decode(csr.Status.Certificate)
-	if block == nil {
+	chain := pemfile.Presented(csr.Status.Certificate)
+	if len(chain) == 0 {
 		return nil
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return nil
-	}
-	return cert
+	return chain[0]
 }
 
 // nodeOf returns the node as which an API server authenticates the certificate; empty if none.
@@ -60,24 +55,12 @@ func nodeOf(cert *x509.Certificate) string {
 	return node
 }
 
-// rejoins reports whether a request is by the token with which its node rejoins: the old key is the node's own.
-func (h *handler) rejoins(csr *certificates.CertificateSigningRequest, node string) bool {
-	id, n := tokens.IDOfUser(csr.Spec.Username), h.Authority.Nodes
-	if id == "" || n == nil || n.Claims == nil || n.RejoinWindow <= 0 {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-	defer cancel()
-	c, err := n.Claims.Find(ctx, node)
-	return err == nil && c.Identity.TokenID == id
-}
-
 // noticeShared reports a first certificate for a node name while another certificate for that name is
 // valid: two machines may use the name. A token without limits leaves no claim, so nothing else shows this.
 func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 	cert := leaf(csr)
 	node := nodeOf(cert)
-	if node == "" || csr.Spec.Username == tokens.NodeUserPrefix+node || h.rejoins(csr, node) { // a renewal
+	if node == "" || csr.Spec.Username == tokens.NodeUserPrefix+node { // a renewal
 		return
 	}
 	others, err := h.byNode.ByIndex(byNode, node)

@@ -2,7 +2,6 @@ package csr
 
 import (
 	"bytes"
-	"context"
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
@@ -17,8 +16,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/admission"
-	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -148,36 +145,5 @@ func TestComparesFewCertificatesOfOneName(t *testing.T) {
 	}
 	if h.noticeShared(o); looked == 0 || looked > maxShared {
 		t.Errorf("got %d compared certificates, want 1 to %d", looked, maxShared)
-	}
-}
-
-// rejoinClaims are claims whose identity has this rejoin token.
-type rejoinClaims struct {
-	tokens.Claims
-	id string
-}
-
-func (c rejoinClaims) Find(_ context.Context, node string) (tokens.Claim, error) {
-	return tokens.Claim{Node: node, Identity: tokens.Identity{TokenID: c.id}}, nil
-}
-
-// A node that rejoins has two keys of its own. That is no report, and the token of another rejoin is one.
-func TestRejoinIsNoSharedNodeName(t *testing.T) {
-	csr := &certificates.CertificateSigningRequest{Spec: certificates.CertificateSigningRequestSpec{Username: "system:bootstrap:abcdef"}}
-	for name, test := range map[string]struct {
-		nodes *admission.Nodes
-		want  bool
-	}{
-		"this rejoin":    {&admission.Nodes{Claims: rejoinClaims{id: "abcdef"}, RejoinWindow: time.Hour}, true},
-		"another rejoin": {&admission.Nodes{Claims: rejoinClaims{id: "zzzzzz"}, RejoinWindow: time.Hour}, false},
-		"no rejoin":      {&admission.Nodes{Claims: rejoinClaims{}, RejoinWindow: time.Hour}, false},
-		"no window":      {&admission.Nodes{Claims: rejoinClaims{id: "abcdef"}}, false},
-		"no claims":      {&admission.Nodes{RejoinWindow: time.Hour}, false},
-		"no Nodes":       {nil, false},
-	} {
-		h := &handler{Controller: Controller{Authority: &signer.Authority{Nodes: test.nodes}}}
-		if got := h.rejoins(csr, "worker-1"); got != test.want {
-			t.Errorf("%s: got %t, want %t", name, got, test.want)
-		}
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"crypto/rsa"
 	"crypto/sha256"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/hex"
 	"slices"
 
@@ -25,8 +27,9 @@ func Curves() []elliptic.Curve {
 	return []elliptic.Curve{elliptic.P256(), elliptic.P384(), elliptic.P521()}
 }
 
-// CheckKey refuses keys that no policy can allow.
-func CheckKey(key any) error {
+// CheckKey refuses keys that no policy can allow. spki is the SubjectPublicKeyInfo of the key in DER. It names the
+// algorithm of a key that crypto/x509 does not know, for which key is nil.
+func CheckKey(key any, spki []byte) error {
 	switch k := key.(type) {
 	case *rsa.PublicKey:
 		if bits := k.N.BitLen(); bits < MinRSABits || bits > MaxRSABits {
@@ -41,9 +44,22 @@ func CheckKey(key any) error {
 		}
 	case ed25519.PublicKey:
 	default:
-		return approval.Refuse("the key is of type %T, want RSA, ECDSA or Ed25519", key)
+		return approval.Refuse("the key has the algorithm %s, want RSA, ECDSA or Ed25519", KeyAlgorithm(spki))
 	}
 	return nil
+}
+
+// KeyAlgorithm returns the object identifier of the algorithm in a SubjectPublicKeyInfo in DER, for example
+// "2.16.840.1.101.3.4.3.18" (ML-DSA-65), or "unknown" if it is malformed.
+func KeyAlgorithm(spki []byte) string {
+	var info struct {
+		Algorithm pkix.AlgorithmIdentifier
+		Key       asn1.BitString
+	}
+	if rest, err := asn1.Unmarshal(spki, &info); err != nil || len(rest) > 0 {
+		return "unknown"
+	}
+	return info.Algorithm.Algorithm.String()
 }
 
 // KeyID returns the public key of a request in the format of CA pins: "sha256:" and the SHA-256 of the

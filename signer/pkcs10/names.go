@@ -12,7 +12,7 @@ import (
 )
 
 // MaxNames is the maximum number of subject alternative names in a certificate request.
-const MaxNames = 100
+const MaxNames = approval.MaxNames
 
 var oidSubjectAltName = asn1.ObjectIdentifier{2, 5, 29, 17}
 

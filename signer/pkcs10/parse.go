@@ -1,11 +1,10 @@
 package pkcs10
 
 import (
-	"bytes"
 	"crypto/x509"
 	"encoding/asn1"
-	"encoding/pem"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -22,24 +21,11 @@ func Parse(data []byte) (*x509.CertificateRequest, error) {
 	if len(data) > MaxBytes {
 		return nil, approval.Refuse("the certificate request has %d bytes, want at most %d", len(data), MaxBytes)
 	}
-	data = bytes.TrimSpace(data)
-	block, rest := pem.Decode(data)
-	switch {
-	case block == nil:
-		return nil, approval.Refuse("the certificate request is not PEM: want one block of type %s", BlockType)
-	case block.Type != BlockType:
-		return nil, approval.Refuse("the PEM block is of type %q, want %s", block.Type, BlockType)
-	case len(block.Headers) > 0:
-		return nil, approval.Refuse("the PEM block has headers, want none")
-	case bytes.Contains(rest, []byte("-----BEGIN")):
-		return nil, approval.Refuse("there are %d PEM blocks, want one", bytes.Count(data, []byte("-----BEGIN")))
-	case !bytes.HasPrefix(data, []byte("-----BEGIN "+BlockType+"-----")), bytes.Count(data, []byte("-----BEGIN")) != 1:
-		// pem.Decode skips what comes before the first block that it can read.
-		return nil, approval.Refuse("there is data before the PEM block, want only the block")
-	case len(bytes.TrimSpace(rest)) > 0:
-		return nil, approval.Refuse("there are %d bytes after the PEM block, want only the block", len(rest))
+	der, err := pemfile.One(data, BlockType)
+	if err != nil {
+		return nil, approval.Refuse("the certificate request is malformed: %v", err)
 	}
-	csr, err := x509.ParseCertificateRequest(block.Bytes)
+	csr, err := x509.ParseCertificateRequest(der)
 	if err != nil {
 		return nil, approval.Refuse("the certificate request cannot be parsed: %v", err)
 	}
@@ -62,7 +48,8 @@ func Check(csr *x509.CertificateRequest) error {
 	if csr == nil {
 		return approval.Refuse("no certificate request given")
 	}
-	if err := CheckKey(csr.PublicKey); err != nil {
+	// Before the signature: crypto/x509 cannot verify that of an unknown key, and its error does not name the algorithm.
+	if err := CheckKey(csr.PublicKey, csr.RawSubjectPublicKeyInfo); err != nil {
 		return err
 	}
 	for _, ext := range csr.Extensions {

@@ -99,15 +99,6 @@ func SubjectOfCertificate(cert *x509.Certificate) Subject {
 	return s
 }
 
-// SubjectOfIdentity returns a node that has proven its identity, with the last certificate that it got.
-func SubjectOfIdentity(node string, i tokens.Identity) Subject {
-	s := Subject{Node: node}
-	if i.Fingerprint != "" {
-		s.Fingerprints = []Fingerprint{Fingerprint(i.Fingerprint)}
-	}
-	return s
-}
-
 // keys returns the keys of all entries that may bar the subject.
 func (s Subject) keys() []Key {
 	var keys []Key
@@ -154,17 +145,8 @@ func (k Key) String() string {
 // maxAllowed is how many certificates an entry allows. A node needs two: the one that it uses and the next one.
 const maxAllowed = 8
 
-// maxSerials is how many serial numbers an entry stores for the CRL.
-const maxSerials = 32
-
 // MaxReason is the maximum length of [Entry.Reason] and [Entry.By], in bytes.
 const MaxReason = 256
-
-// A Serial is the serial number of a revoked certificate, in the form of issuance.ParseSerial, and its end.
-type Serial struct {
-	Number string    `json:"number"`
-	Until  time.Time `json:"until"`
-}
 
 // An Entry bars a node or one certificate. Either Node or Fingerprint is set.
 type Entry struct {
@@ -180,8 +162,6 @@ type Entry struct {
 	Reason, By string
 	// TokenID is the token whose nodes were revoked together; empty for other entries.
 	TokenID string
-	// Serials are the known serial numbers of revoked certificates, for the CRL.
-	Serials []Serial
 	// Allowed has the certificates that kubejoin has issued to the node since, with their ends.
 	Allowed map[Fingerprint]time.Time
 
@@ -200,6 +180,31 @@ func (e Entry) Key() Key {
 // Ended reports whether no certificate that the entry bars can still be valid.
 func (e Entry) Ended(now time.Time) bool {
 	return e.Malformed == nil && !e.Until.IsZero() && now.After(e.Until)
+}
+
+// Covers reports whether a new entry bars a certificate, or whether the certificate is a serving certificate of its node.
+func (e Entry) Covers(c Issued) bool {
+	return e.Node != "" && c.Node == e.Node || e.Node == "" && c.Fingerprint == e.Fingerprint
+}
+
+// End returns when the last certificate that a new entry bars has ended, or zero if cas is zero. cas is when the last CA
+// ends that may have signed one. Issued certificates count, too: they can outlive a CA that was renewed with its key. rejoin
+// is how long a node can rejoin with an expired certificate. An entry for one known certificate of a user ends with it.
+func (e Entry) End(cas time.Time, rejoin time.Duration, issued []Issued) time.Time {
+	end := cas
+	for _, c := range issued {
+		switch {
+		case !e.Covers(c):
+		case e.Node == "" && c.Node == "":
+			return c.NotAfter.UTC()
+		case !cas.IsZero() && c.NotAfter.After(end):
+			end = c.NotAfter.UTC()
+		}
+	}
+	if !end.IsZero() {
+		end = end.Add(rejoin)
+	}
+	return end
 }
 
 // Bars reports whether the entry bars the credential of a subject. A node without a known certificate is barred.
@@ -267,7 +272,6 @@ type row struct {
 	Reason  string            `json:"reason,omitempty"`
 	By      string            `json:"by,omitempty"`
 	TokenID string            `json:"tokenID,omitempty"`
-	Serials []Serial          `json:"serials,omitempty"`
 	Allowed map[string]string `json:"allowed,omitempty"`
 }
 
@@ -279,7 +283,6 @@ func Encode(e Entry) ([]byte, error) {
 	r := row{
 		Since: e.Since.UTC().Truncate(time.Second), Until: e.Until.UTC().Truncate(time.Second),
 		Reason: foreign.Text(e.Reason, MaxReason), By: foreign.Text(e.By, MaxReason), TokenID: e.TokenID,
-		Serials: e.Serials[:min(len(e.Serials), maxSerials)],
 	}
 	for f, until := range e.Allowed {
 		if r.Allowed == nil {
@@ -321,7 +324,7 @@ func Decode(key string, value []byte) (Entry, error) {
 		e.Reason = "its entry is malformed"
 		return e, nil
 	}
-	e.Since, e.Until, e.TokenID, e.Serials = r.Since, r.Until, r.TokenID, r.Serials
+	e.Since, e.Until, e.TokenID = r.Since, r.Until, r.TokenID
 	e.Reason, e.By = foreign.Text(r.Reason, MaxReason), foreign.Text(r.By, MaxReason)
 	if len(allowed) > 0 {
 		e.Allowed = allowed

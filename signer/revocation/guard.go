@@ -171,19 +171,19 @@ func authenticates(cert *x509.Certificate) bool {
 }
 
 // Revoke stores an entry. It replaces an earlier entry of the same key: certificates that kubejoin has issued since
-// are then revoked, too. It keeps the earlier serial numbers that have not ended.
+// are then revoked, too.
 func (g *Guard) Revoke(ctx context.Context, e Entry) (Entry, error) {
 	e.Since, e.Allowed = g.now().UTC().Truncate(time.Second), nil
 	stored, err := g.Store.Update(ctx, e.Key(), func(old *Entry) (*Entry, error) {
 		next := e
 		if old != nil {
-			for _, s := range old.Serials {
-				if !g.now().After(s.Until) && !hasSerial(next.Serials, s.Number) {
-					next.Serials = append(next.Serials[:len(next.Serials):len(next.Serials)], s)
-				}
-			}
 			if !next.Until.IsZero() && (old.Until.IsZero() && old.Malformed == nil || old.Until.After(next.Until)) {
 				next.Until = old.Until
+			}
+			for _, end := range old.Allowed { // now barred, too
+				if !next.Until.IsZero() && end.After(next.Until) {
+					next.Until = end
+				}
 			}
 		}
 		return &next, nil
@@ -192,15 +192,6 @@ func (g *Guard) Revoke(ctx context.Context, e Entry) (Entry, error) {
 		return Entry{}, err
 	}
 	return *stored, nil
-}
-
-func hasSerial(all []Serial, number string) bool {
-	for _, s := range all {
-		if s.Number == number {
-			return true
-		}
-	}
-	return false
 }
 
 // Undo removes an entry and returns it. The error wraps [ErrNotFound] if there is none.

@@ -301,17 +301,61 @@ func TestMalformedEntries(t *testing.T) {
 	}
 }
 
-// Catches an end or a serial number that is lost when a node is revoked again.
-func TestRevokeAgainKeepsEndAndSerials(t *testing.T) {
+// Catches an end that is lost when a node is revoked again.
+func TestRevokeAgainKeepsEnd(t *testing.T) {
 	g := guard(t)
 	late := time.Now().Add(48 * time.Hour).UTC().Truncate(time.Second)
-	first := revocation.Entry{Node: "worker-1", Until: late, Serials: []revocation.Serial{{Number: "a", Until: late}, {Number: "b", Until: time.Now().Add(-time.Hour)}}}
+	first := revocation.Entry{Node: "worker-1", Until: late}
 	if _, err := g.Revoke(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
-	again, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: late.Add(-time.Hour), Serials: []revocation.Serial{{Number: "c", Until: late}}})
-	if err != nil || !again.Until.Equal(late) || len(again.Serials) != 2 {
-		t.Errorf("got %+v, %v, want the later end and serials c and a", again, err)
+	again, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: late.Add(-time.Hour)})
+	if err != nil || !again.Until.Equal(late) {
+		t.Errorf("got %+v, %v, want the later end", again, err)
+	}
+}
+
+// Catches an entry that ends while a certificate that it bars is valid, or that never ends although that is known.
+func TestEndOfEntry(t *testing.T) {
+	const rejoin = 24 * time.Hour
+	cas := now.Add(10 * time.Hour)
+	for name, test := range map[string]struct {
+		e      revocation.Entry
+		cas    time.Time
+		issued revocation.Issued
+		want   time.Time
+	}{
+		"a node":                             {revocation.Entry{Node: "a"}, cas, revocation.Issued{Node: "a", NotAfter: now}, cas.Add(rejoin)},
+		"its certificate ends after the CAs": {revocation.Entry{Node: "a"}, cas, revocation.Issued{Node: "a", NotAfter: cas.Add(1)}, cas.Add(1 + rejoin)},
+		"one of another node":                {revocation.Entry{Node: "a"}, cas, revocation.Issued{Node: "b", NotAfter: cas.Add(1)}, cas.Add(rejoin)},
+		"unknown CAs":                        {revocation.Entry{Node: "a"}, time.Time{}, revocation.Issued{Node: "a", NotAfter: cas}, time.Time{}},
+		"a certificate of a node":            {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Issued{Node: "a", Fingerprint: fingerprint(1), NotAfter: now}, cas.Add(rejoin)},
+		"a certificate of a user":            {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Issued{Fingerprint: fingerprint(1), NotAfter: now}, now},
+		"a user, and unknown CAs":            {revocation.Entry{Fingerprint: fingerprint(1)}, time.Time{}, revocation.Issued{Fingerprint: fingerprint(1), NotAfter: now}, now},
+		"an unknown certificate":             {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Issued{Fingerprint: fingerprint(2), NotAfter: now}, cas.Add(rejoin)},
+	} {
+		if got := test.e.End(test.cas, rejoin, []revocation.Issued{test.issued}); !got.Equal(test.want) {
+			t.Errorf("%s: got %s, want %s", name, got, test.want)
+		}
+	}
+}
+
+// Catches an entry that ends before a certificate that it allowed until the node was revoked again.
+func TestRevokeAgainLastsAsLongAsAllowedCertificates(t *testing.T) {
+	g := guard(t)
+	end := time.Now().Add(48 * time.Hour).UTC().Truncate(time.Second)
+	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: end}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := g.Store.Update(t.Context(), "worker-1", func(e *revocation.Entry) (*revocation.Entry, error) {
+		allowed := e.Allow(fingerprint(1), end.Add(time.Hour), revocation.Subject{}, time.Now())
+		return &allowed, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: end}); err != nil || !again.Until.Equal(end.Add(time.Hour)) {
+		t.Errorf("got %+v, %v, want the end of the allowed certificate", again, err)
 	}
 }
 

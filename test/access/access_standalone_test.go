@@ -84,8 +84,8 @@ func TestStandaloneAccessMatchesDocumentedTable(t *testing.T) {
 			return path, "application/json", `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1"}`, 200
 		case path == "/v1/issued/SERIAL":
 			return "/v1/issued/1", "", "", 404
-		case path == "/v1/rejoin", path == "/v1/rejoin/key":
-			return path, "", "", 400 // the signature in the body is missing
+		case path == "/v1/rejoin/key":
+			return path, "", "", 400 // the key in the body is missing
 		case path == "/v1/explain":
 			return path, "application/json", `{"csr":"walk"}`, 404
 		case path == "/v1/explain/NODE":

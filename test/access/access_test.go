@@ -377,14 +377,12 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 				}
 			}
 			return "/v1/revocation/other-worker", "", "", 200
-		case path == "/v1/crl":
-			return path, "", "", 409 // kubeadm's CA may not sign one
 		case path == "/v1/issued":
 			return path, "", "", 404 // the issuance record exists only with --token-store=file
 		case path == "/v1/issued/SERIAL":
 			return "/v1/issued/1", "", "", 404
-		case path == "/v1/rejoin", path == "/v1/rejoin/key":
-			return path, "", "", 400 // the signature in the body is missing
+		case path == "/v1/rejoin/key":
+			return path, "", "", 400 // the key in the body is missing
 		case path == "/v1/explain":
 			return path, "application/json", `{"csr":"walk"}`, 200
 		case path == "/v1/explain/NODE":

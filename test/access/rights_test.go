@@ -310,7 +310,13 @@ func (r right) allows(c call, signers map[string]string) bool {
 // account token. RBAC alone allows that.
 func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 	harness.Parallel(t)
-	s := harness.PrepareSite(t, cluster.Options{})
+	checkSecretWrites(t, harness.PrepareSite(t, cluster.Options{}))
+}
+
+// checkSecretWrites checks that a policy refuses all writes of Secrets by kubejoin but those that it needs. It gives
+// kubejoin the rights of deploy/control-planes.yaml.
+func checkSecretWrites(t *testing.T, s *harness.Site) {
+	t.Helper()
 	config, err := s.Config(s.OwnKubeconfig)
 	if err != nil {
 		t.Fatal(err)

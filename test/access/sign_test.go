@@ -110,8 +110,8 @@ func TestIssuesOverHTTPSByTheSameRules(t *testing.T) {
 	if holder := s.RunKubectl(t, "get", "lease", "-n", "kubejoin-system", "worker-1", "-o", "jsonpath={.spec.holderIdentity}"); holder != token.ID() {
 		t.Errorf("token %q holds the claim, want %s", holder, token.ID())
 	}
-	if nodes := s.RunKubectl(t, "get", "secret", "-n", "kube-system", "bootstrap-token-"+token.ID(), "-o", `jsonpath={.metadata.annotations.kubejoin\.io/nodes}`); nodes != "worker-1" {
-		t.Errorf("the token counts nodes %q, want worker-1", nodes)
+	if nodes := s.RunKubectl(t, "get", "secret", "-n", "kube-system", "bootstrap-token-"+token.ID(), "-o", `jsonpath={.metadata.annotations.kubejoin\.io/nodes}`); nodes != "+worker-1" {
+		t.Errorf("the token counts nodes %q, want +worker-1", nodes)
 	}
 	newNodeCertClient(t, s, token.Reveal(), "worker-2").wantProblem(t, "", api.ProblemCertificateRefused, admission.ReasonTokenSpent)
 	newNodeCertClient(t, s, free.Reveal(), "worker-1").wantProblem(t, "", api.ProblemCertificateRefused, admission.ReasonNodeNameClaimed)

@@ -78,7 +78,7 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 		{"certificate without its key", "matches none of the 1 certificates", other, goodKey},
 		{"key without its certificate", "matches none of the 1 certificates", goodCert, otherKey},
 		{"unreadable", "no such file", goodCert, nil},
-		{"no CA", "no certificate found", nil, goodKey},
+		{"no CA", "empty, want PEM", nil, goodKey},
 		{"expired", "the CA has expired", reissue(t, goodCert, goodKey, time.Now().Add(-time.Minute)), goodKey},
 	} {
 		write(test.cert, test.key)
@@ -300,7 +300,7 @@ func reissue(t *testing.T, certPEM, keyPEM []byte, end time.Time) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It keeps the key identifier, by which openssl finds the issuer. kubeadm 1.34 computes another one than this Go.
+	// It keeps the key identifier, by which openssl finds the issuer: another Go may compute another one.
 	template := *pair.Leaf
 	template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), end
 	der, err := x509.CreateCertificate(rand.Reader, &template, pair.Leaf, pair.Leaf.PublicKey, pair.PrivateKey)

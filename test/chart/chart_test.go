@@ -16,6 +16,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
+	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -87,6 +88,44 @@ func TestRevocationPolicyIsRenderedFromTheChart(t *testing.T) {
 	}
 }
 
+// It catches a deploy/static-admission.yaml that is older than the chart, and one that kube-apiserver refuses to read.
+func TestStaticAdmissionPolicyIsRenderedFromTheChart(t *testing.T) {
+	files, err := manifests(load(t), map[string]any{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := read(t, "../../deploy/"+staticFile)
+	if !bytes.Equal(got, staticPolicy(files["admission.yaml"])) {
+		t.Errorf("deploy/%s differs from the chart: run make manifests", staticFile)
+	}
+	kinds := map[string]int{}
+	for document := range bytes.SplitSeq(got, []byte("---\n")) {
+		var object struct {
+			Kind     string
+			Metadata struct{ Name string }
+			Spec     struct {
+				PolicyName          string
+				ParamKind, ParamRef any
+			}
+		}
+		if err := yaml.Unmarshal(document, &object); err != nil {
+			t.Fatal(err)
+		}
+		kinds[object.Kind]++
+		for _, name := range []string{object.Metadata.Name, object.Spec.PolicyName} {
+			if name != "" && name != "kubejoin-secrets.static.k8s.io" {
+				t.Errorf("%s: name %q, want kubejoin-secrets.static.k8s.io", object.Kind, name)
+			}
+		}
+		if object.Spec.ParamKind != nil || object.Spec.ParamRef != nil {
+			t.Errorf("%s has parameters, which a file must not have", object.Kind)
+		}
+	}
+	if want := map[string]int{"ValidatingAdmissionPolicy": 1, "ValidatingAdmissionPolicyBinding": 1}; !maps.Equal(kinds, want) {
+		t.Errorf("got documents %v, want %v", kinds, want)
+	}
+}
+
 func TestReadmeIsWrittenFromTheValues(t *testing.T) {
 	if got := output(t, "go", "run", "github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2", "--chart-search-root=deploy/chart", "--dry-run", "--log-level=error"); !bytes.Equal(bytes.TrimSpace(got), bytes.TrimSpace(read(t, folder+"/README.md"))) {
 		t.Error("README.md of the chart differs from values.yaml: run make manifests")
@@ -114,7 +153,7 @@ var byValue = map[string]string{
 // byArgs are the flags that only extraArgs can set, with the reason.
 var byArgs = map[string]string{
 	"kubeconfig":                      "the pod has a service account",
-	"leader-elect-resource-name":      "any name does",
+	"leader-elect-resource-name":      "any name of kubejoin does",
 	"leader-elect-resource-namespace": "the RBAC rules are for kubejoin-system",
 	"token-store":                     "a file store needs one replica and a volume, and etcd a volume for credentials",
 	"data-dir":                        "same",

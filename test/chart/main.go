@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -23,15 +24,16 @@ func main() {
 	values := flag.String("values", "", "file of values (default: those of the chart)")
 	version := flag.String("app-version", "", "version of kubejoin, which is the tag of the image (default: that of the chart)")
 	only := flag.String("only", "", "name of the only template to render (default: all)")
+	static := flag.Bool("static", false, "render only "+staticFile+", the admission policy as kube-apiserver reads it from a file")
 	out := flag.String("out", "", "folder to write files to (default: standard output)")
 	flag.Parse()
-	if err := run(*dir, *values, *version, *only, *out); err != nil {
+	if err := run(*dir, *values, *version, *only, *static, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "chart:", err)
 		os.Exit(1)
 	}
 }
 
-func run(dir, file, version, only, out string) error {
+func run(dir, file, version, only string, static bool, out string) error {
 	c, err := loader.LoadDir(dir)
 	if err != nil {
 		return err
@@ -48,6 +50,9 @@ func run(dir, file, version, only, out string) error {
 	files, err := manifests(c, values)
 	if err != nil {
 		return err
+	}
+	if static {
+		files = map[string][]byte{staticFile: staticPolicy(files["admission.yaml"])}
 	}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if only != "" && name != only {
@@ -69,7 +74,7 @@ func run(dir, file, version, only, out string) error {
 var release = chartutil.ReleaseOptions{Name: "kubejoin", Namespace: "kubejoin-system", Revision: 1, IsInstall: true}
 
 // newest is the Kubernetes version that the chart is rendered for.
-var newest = chartutil.KubeVersion{Version: "v1.36.3", Major: "1", Minor: "36"}
+var newest = chartutil.KubeVersion{Version: "v1.37.2", Major: "1", Minor: "37"}
 
 // render checks the values and renders all templates of a chart.
 func render(c *chart.Chart, values map[string]any, to chartutil.ReleaseOptions, client engine.ClientProvider) (map[string]string, error) {
@@ -113,4 +118,15 @@ func manifests(c *chart.Chart, values map[string]any) (map[string][]byte, error)
 		files[name] = file.Bytes()
 	}
 	return files, nil
+}
+
+// staticFile is the file of [staticPolicy].
+const staticFile = "static-admission.yaml"
+
+var policyName = regexp.MustCompile(`(?m)^  (name|policyName): .*`)
+
+// staticPolicy returns a rendered admission policy in the form that kube-apiserver reads from a file. Names end in
+// .static.k8s.io. No comment is a document of its own: kube-apiserver refuses a document without a kind.
+func staticPolicy(rendered []byte) []byte {
+	return policyName.ReplaceAll(bytes.Replace(rendered, []byte("---\n"), nil, 1), []byte("$0.static.k8s.io"))
 }

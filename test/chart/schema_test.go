@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -16,7 +17,7 @@ import (
 )
 
 // supported are the oldest and the newest Kubernetes that kubejoin supports.
-var supported = []string{"1.34.4", "1.36.3"}
+var supported = []string{"1.35.4", "1.37.2"}
 
 // It catches a field that Kubernetes does not have, or has with another type. The schemas are those of the module of
 // Kubernetes, so the test needs no network beyond the module proxy.
@@ -82,10 +83,7 @@ func writeSchemas(t *testing.T, dir, version string) {
 		if group, _, _ := strings.Cut(kind["group"].(string), "."); group != "" {
 			suffix = "-" + group + suffix
 		}
-		if kind["group"] == "apiextensions.k8s.io" { // refers to itself
-			continue
-		}
-		content, err := json.Marshal(resolve(api.Definitions, definition))
+		content, err := json.Marshal(resolve(api.Definitions, definition, nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,13 +93,14 @@ func writeSchemas(t *testing.T, dir, version string) {
 	}
 }
 
-// resolve replaces references by what they refer to, and makes objects refuse unknown fields.
-func resolve(definitions map[string]map[string]any, part any) any {
+// resolve replaces references by what they refer to, and makes objects refuse unknown fields. A type that refers to one of
+// the types around it, for example JSONSchemaProps, allows anything there.
+func resolve(definitions map[string]map[string]any, part any, around []string) any {
 	switch part := part.(type) {
 	case []any:
 		list := make([]any, len(part))
 		for i, p := range part {
-			list[i] = resolve(definitions, p)
+			list[i] = resolve(definitions, p, around)
 		}
 		return list
 	case map[string]any:
@@ -109,14 +108,17 @@ func resolve(definitions map[string]map[string]any, part any) any {
 			if strings.HasSuffix(ref, ".Quantity") { // the description has only the form that the API server writes
 				return map[string]any{"type": []string{"string", "number"}}
 			}
-			return resolve(definitions, definitions[strings.TrimPrefix(ref, "#/definitions/")])
+			if slices.Contains(around, ref) {
+				return map[string]any{}
+			}
+			return resolve(definitions, definitions[strings.TrimPrefix(ref, "#/definitions/")], append(slices.Clip(around), ref))
 		}
 		if part["format"] == "int-or-string" {
 			return map[string]any{"type": []string{"string", "integer"}}
 		}
 		object := map[string]any{}
 		for name, p := range part {
-			object[name] = resolve(definitions, p)
+			object[name] = resolve(definitions, p, around)
 		}
 		if _, found := part["properties"].(map[string]any); found && part["type"] == "object" {
 			object["additionalProperties"] = false

@@ -49,9 +49,8 @@ func kube(p pin) module {
 			{"kubelet", "k8s.io/kubernetes/cmd/kubelet"},
 			{"etcd", "go.etcd.io/etcd/server/v3"},
 			{"fakecri", "./fakecri"},
-			{"specs", "./specs"},
 		},
-		sources: []string{"fakecri/main.go", "specs/main.go"},
+		sources: []string{"fakecri/main.go"},
 		flags: []string{"-trimpath", "-ldflags", fmt.Sprintf("-s -w%[1]sgitVersion=v%[2]s%[1]sgitMajor=%[3]d%[1]sgitMinor=%[4]d",
 			x, p.version, v.Major(), v.Minor())},
 	}
@@ -74,6 +73,17 @@ var containers = module{
 	},
 	sources: []string{"pause/main.go"},
 	flags:   []string{"-trimpath", "-tags", "no_btrfs,no_devmapper,no_zfs", "-ldflags", "-s -w"},
+}
+
+// specs has Kubernetes' own specs of bootstrap tokens and certificate requests. They are those of 1.36, the last version
+// that has all of them, whatever version runs.
+var specs = module{
+	name:     "specs",
+	modfile:  "go.mod",
+	bin:      "bin",
+	programs: []program{{"specs", "."}},
+	sources:  []string{"main.go"},
+	flags:    []string{"-trimpath", "-ldflags", "-s -w"},
 }
 
 // etcdctl is the command line of etcd, for the commands of the docs.
@@ -127,6 +137,11 @@ func BuildEtcd(ctx context.Context, progress io.Writer) (file string, err error)
 // BuildContainers is [Build] of containerd and the other programs in test/containers.
 func BuildContainers(ctx context.Context, progress io.Writer) (dir string, err error) {
 	return containers.build(ctx, progress)
+}
+
+// BuildSpecs is [Build] of Kubernetes' own specs.
+func BuildSpecs(ctx context.Context, progress io.Writer) (dir string, err error) {
+	return specs.build(ctx, progress)
 }
 
 // BuildEtcdctl is [Build] of etcdctl.

@@ -61,7 +61,7 @@ type Cluster struct {
 	Dir string
 	// Bin is the folder of the programs, see [Build].
 	Bin string
-	// Version is the Kubernetes version, for example "v1.36.3".
+	// Version is the Kubernetes version, for example "v1.37.2".
 	Version string
 	// Address is where kube-apiserver listens: "127.0.0.1:PORT".
 	Address string

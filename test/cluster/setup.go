@@ -89,6 +89,14 @@ func (c *Cluster) setUp(ctx context.Context) error {
 	if _, err := c.kubeadm(ctx, append([]string{"init", "phase", "bootstrap-token", "--skip-token-print"}, files...)...); err != nil {
 		return err
 	}
+	// kubeadm 1.35.4 does not create it. The certificates of control planes that a later kubeadm makes need it.
+	if err := ignoreExists(c.clientset.RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm:apiserver-kubelet-client"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:kubelet-api-admin"},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "kube-apiserver-kubelet-client"}},
+	}, metav1.CreateOptions{})); err != nil {
+		return err
+	}
 	// kubeadm always creates a token.
 	err = c.clientset.CoreV1().Secrets("kube-system").Delete(ctx, "bootstrap-token-"+c.setupToken.ID(), metav1.DeleteOptions{})
 	if err != nil || c.options.Setup == Kubeadm {

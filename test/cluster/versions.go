@@ -11,13 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// VersionVariable is the environment variable that chooses the Kubernetes version of the tests, for example "1.34.4".
+// VersionVariable is the environment variable that chooses the Kubernetes version of the tests, for example "1.35.4".
 // Empty is the newest.
 const VersionVariable = "KUBE"
 
 // A pin is a Kubernetes version that test/kube pins.
 type pin struct {
-	version string // for example "1.36.3"
+	version string // for example "1.37.2"
 	modfile string // in test/kube
 }
 

@@ -27,7 +27,11 @@ func TestKubernetesSpecs(t *testing.T) {
 	}
 	defer kcm.Stop(0)
 
-	specs := exec.CommandContext(ctx, filepath.Join(s.Bin, "specs"), "--provider=skeleton", "--kubeconfig="+s.Kubeconfig(),
+	bin, err := cluster.BuildSpecs(ctx, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	specs := exec.CommandContext(ctx, filepath.Join(bin, "specs"), "--provider=skeleton", "--kubeconfig="+s.Kubeconfig(),
 		"--ginkgo.focus=Feature:BootstrapTokens|Certificates API", "--ginkgo.no-color", "--ginkgo.v")
 	specs.Dir = t.TempDir()
 	specs.Env = append(os.Environ(), "HOME="+specs.Dir)

@@ -104,7 +104,7 @@ func makeShared() (*x509.CertPool, error) {
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(bundle)
-	return roots, haData.WriteCurlrc(bearer)
+	return roots, haData.WriteCurlrc(fmt.Sprintf("https://127.0.0.1:%d", firstPort), bearer)
 }
 
 // startReplica starts a kubejoin and waits until it is ready.

@@ -33,7 +33,7 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("demo", flag.ExitOnError)
-	build := flags.Bool("build", false, "build the programs of test/kube, test/containers and test/etcdctl, and exit")
+	build := flags.Bool("build", false, "build the programs of test/kube, test/containers, test/etcdctl and test/specs, and exit")
 	whole := flags.Bool("cluster", false, "make a whole cluster with kubeadm init, and remove it at the end")
 	ha := flags.Bool("ha", false, "run three kubejoins on three etcd members, without Kubernetes and without root")
 	program := flags.String("kubejoin", "bin/kubejoin", "path of the kubejoin binary")
@@ -41,7 +41,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if *build {
-		for _, build := range []func(context.Context, io.Writer) (string, error){cluster.Build, cluster.BuildContainers, cluster.BuildEtcdctl} {
+		for _, build := range []func(context.Context, io.Writer) (string, error){cluster.Build, cluster.BuildContainers, cluster.BuildEtcdctl, cluster.BuildSpecs} {
 			if _, err := build(ctx, out); err != nil {
 				return err
 			}

@@ -70,7 +70,7 @@ var differences = []difference{
 	{doc: "empty or invisible names", match: about("an empty name", "NUL or a space in a name"), says: `(and empty|not printable ASCII)$`},
 	{doc: "DNS name above 253 characters", match: about("a DNS name of 254 characters"), says: `has 254 characters`},
 	{doc: "IPv4 address in 16 bytes", match: about("an IPv4 address as IPv6"), says: `want the IPv4 address in 4 bytes`},
-	{doc: "more than 100 names", match: about("101 names"), says: `more than 100 subject alternative names`},
+	{doc: "more than 500 names", match: about("501 names"), says: `more than 500 subject alternative names`},
 	{doc: "more than one PEM block", match: about("text before PEM", "text after PEM", "two PEM blocks", "a PEM header"), says: `PEM block`, alone: true},
 	{doc: "empty node name", match: func(g *generated) bool { return g.csr.Subject.CommonName == "system:node:" }, says: `the node name is empty`, alone: true},
 	{doc: "name that no Node can have", match: func(g *generated) bool {

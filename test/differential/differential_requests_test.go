@@ -366,8 +366,8 @@ var nameMutations = []mutation{
 		d.names = append(d.names, pick(d.generator, crafted.DNSName("w-1\x00.example.com"), crafted.DNSName("w 1")))
 	}},
 	{"a DNS name of 254 characters", func(d *draft) { d.names = append(d.names, crafted.DNSName(strings.Repeat("a.", 126)+"aa")) }},
-	{"101 names", func(d *draft) {
-		for i := range 101 {
+	{"501 names", func(d *draft) {
+		for i := range 501 {
 			d.names = append(d.names, crafted.DNSName(fmt.Sprintf("w-%d", i)))
 		}
 	}},

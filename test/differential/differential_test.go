@@ -105,7 +105,7 @@ func (a *testCluster) as(t *testing.T, who requester) kubernetes.Interface {
 // watch starts an informer for all requests.
 func (a *testCluster) watch(t *testing.T) {
 	t.Helper()
-	informer := cache.NewSharedIndexInformer(outage.Follow(a.as(t, requester{}).CertificatesV1().CertificateSigningRequests(), "", nil),
+	informer := cache.NewSharedIndexInformer(outage.Follow(nil, a.as(t, requester{}).CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nil)
 	seen := func() { a.last.Store(time.Now().UnixNano()) }
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) { seen() }, UpdateFunc: func(any, any) { seen() }}); err != nil {

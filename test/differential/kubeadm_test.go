@@ -3,6 +3,8 @@ package differential
 import (
 	"bytes"
 	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
@@ -38,12 +40,36 @@ apiServer: {certSANs: [other.example.com, 198.51.100.7]}
 // A host is a folder of kubeadm.
 type host struct{ dir, config string }
 
-func newHost(t *testing.T, version, algorithm string) host {
+// newKubeadmHost returns a folder in which the real kubeadm made all certificates and kubeconfigs. edit changes its
+// configuration first.
+func newKubeadmHost(t *testing.T, algorithm string, edit ...string) (h host, kubeadm string) {
 	t.Helper()
-	h := host{dir: t.TempDir()}
-	h.config = filepath.Join(t.TempDir(), "kubeadm.yaml")
+	bin, err := cluster.Build(t.Context(), t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeadm = filepath.Join(bin, "kubeadm")
+	version := strings.TrimSpace(command(t, kubeadm, "version", "--output=short"))
+	h = host{dir: t.TempDir(), config: filepath.Join(t.TempDir(), "kubeadm.yaml")}
 	if err := os.WriteFile(h.config, fmt.Appendf(nil, initConfig, version, algorithm, filepath.Join(h.dir, "pki")), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	h.edit(t, edit...)
+	command(t, kubeadm, "init", "phase", "certs", "all", "--config", h.config)
+	command(t, kubeadm, "init", "phase", "kubeconfig", "all", "--config", h.config, "--kubeconfig-dir", h.dir)
+	return h, kubeadm
+}
+
+// newCSRHost returns a folder with the certificate requests of kubeadm, and only the CA certificates of another host.
+func newCSRHost(t *testing.T, kubeadm string, other host) host {
+	t.Helper()
+	h := host{dir: t.TempDir(), config: other.config}
+	command(t, kubeadm, "certs", "generate-csr", "--config", h.config, "--cert-dir", filepath.Join(h.dir, "pki"), "--kubeconfig-dir", h.dir)
+	for _, ca := range []string{"ca.crt", "front-proxy-ca.crt", "etcd/ca.crt"} {
+		content := harness.ReadFile(t, filepath.Join(other.dir, "pki", ca))
+		if err := os.WriteFile(filepath.Join(h.dir, "pki", ca), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return h
 }
@@ -103,30 +129,13 @@ func (h host) certificates(t *testing.T) (certs map[string]*x509.Certificate, ku
 
 // TestSignsWhatKubeadmMakes holds the certificates of a host without CA keys against those of kubeadm init: they are equal
 // in every field but serial, key and times. The subject key identifier, which is a hash of the key, is the one more.
+// apiserver-kubelet-client lacks the group that kubeadm 1.35.4 gives it.
 func TestSignsWhatKubeadmMakes(t *testing.T) {
 	harness.Parallel(t)
-	bin, err := cluster.Build(t.Context(), t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeadm := filepath.Join(bin, "kubeadm")
-	version := strings.TrimSpace(command(t, kubeadm, "version", "--output=short"))
 	for _, algorithm := range []string{"RSA-2048", "ECDSA-P256"} {
 		t.Run(algorithm, func(t *testing.T) {
-			theirs, ours := newHost(t, version, algorithm), newHost(t, version, algorithm)
-			pki := filepath.Join(theirs.dir, "pki")
-			command(t, kubeadm, "init", "phase", "certs", "all", "--config", theirs.config)
-			command(t, kubeadm, "init", "phase", "kubeconfig", "all", "--config", theirs.config, "--kubeconfig-dir", theirs.dir)
-			command(t, kubeadm, "certs", "generate-csr", "--config", ours.config, "--cert-dir", filepath.Join(ours.dir, "pki"), "--kubeconfig-dir", ours.dir)
-			for _, ca := range []string{"ca.crt", "front-proxy-ca.crt", "etcd/ca.crt"} {
-				content, err := os.ReadFile(filepath.Join(pki, ca))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(ours.dir, "pki", ca), content, 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
+			theirs, kubeadm := newKubeadmHost(t, algorithm)
+			ours, pki := newCSRHost(t, kubeadm, theirs), filepath.Join(theirs.dir, "pki")
 			signer := []string{"--pki-dir", pki}
 			if algorithm == "RSA-2048" { // and once over HTTPS
 				if err := os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(command(t, harness.Kubejoin, "signer-config", "default", "--kubeadm")), 0o600); err != nil {
@@ -157,7 +166,7 @@ func TestSignsWhatKubeadmMakes(t *testing.T) {
 				t.Errorf("the second time: %s", out)
 			}
 			out := command(t, harness.Kubejoin, "certs", "check", ours.dir)
-			if strings.Contains(out, " yes ") || strings.Count(out, "<none>") != 12+3+3 {
+			if strings.Contains(out, " yes ") || strings.Count(out, "<none>") != 12+3+3+15 {
 				t.Errorf("check:\n%s", out)
 			}
 			renewed := command(t, harness.Kubejoin, append([]string{"certs", "renew", ours.dir}, signer...)...)
@@ -205,8 +214,15 @@ func compare(t *testing.T, want, got map[string]*x509.Certificate) {
 			t.Errorf("there is no %s", name)
 			continue
 		}
+		subject := w.RawSubject
+		if name == "/pki/apiserver-kubelet-client.crt" && slices.Equal(w.Subject.Organization, []string{"kubeadm:cluster-admins"}) { // before 1.35.5
+			var err error
+			if subject, err = asn1.Marshal(pkix.Name{CommonName: w.Subject.CommonName}.ToRDNSequence()); err != nil {
+				t.Fatal(err)
+			}
+		}
 		for field, pair := range map[string][2]any{
-			"subject":              {fmt.Sprintf("%x", w.RawSubject), fmt.Sprintf("%x", g.RawSubject)},
+			"subject":              {fmt.Sprintf("%x", subject), fmt.Sprintf("%x", g.RawSubject)},
 			"issuer":               {fmt.Sprintf("%x", w.RawIssuer), fmt.Sprintf("%x", g.RawIssuer)},
 			"version":              {w.Version, g.Version},
 			"signature algorithm":  {w.SignatureAlgorithm, g.SignatureAlgorithm},

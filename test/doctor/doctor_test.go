@@ -2,10 +2,12 @@ package doctor
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -25,7 +27,12 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 )
 
 const (
@@ -54,6 +61,8 @@ var faults = []struct {
 		p.controlPlane(t, good+"  - {name: enable-admission-plugins, value: AlwaysPullImages}\n", handedOver)
 	}, []string{"apiserver-node-restriction-off"}},
 
+	{"a worker with the Pod of a control plane", rogue, []string{"apiserver-node-restriction-off"}},
+
 	{"approval for everybody", kubectl("create", "clusterrolebinding", "wide", nodeClient, "--group=system:authenticated"), []string{"nodeclient-too-wide"}},
 	{"approval for another group", kubectl("create", "clusterrolebinding", "edge", nodeClient, "--group=system:bootstrappers:edge", "--user=kubelet-bootstrap"), []string{"nodeclient-other"}},
 	{"renewals for everybody", kubectl("create", "clusterrolebinding", "renew", selfNodeClient, "--group=system:authenticated"), []string{"selfnodeclient-too-wide"}},
@@ -64,6 +73,20 @@ var faults = []struct {
 		kubectl("delete", "clusterrolebinding", "kubeadm:get-nodes")(t, p)
 		kubectl("delete", "clusterrole", "kubeadm:get-nodes")(t, p)
 	}, []string{"join-rights-missing"}},
+
+	{"no kubelet-config", kubectl("-n", "kube-system", "delete", "configmap", "kubelet-config"), []string{"join-config-missing"}},
+	{"another kind in kubelet-config", kubectl("-n", "kube-system", "patch", "configmap", "kubelet-config", "-p", `{"data":{"kubelet":"apiVersion: v1\nkind: Pod\n"}}`), []string{"join-config-malformed"}},
+	{"tokens may not read kubeadm-config", func(t *testing.T, p *patient) {
+		kubectl("-n", "kube-system", "delete", "role", "kubeadm:nodes-kubeadm-config")(t, p)
+		kubectl("-n", "kube-system", "delete", "rolebinding", "kubeadm:nodes-kubeadm-config")(t, p)
+	}, []string{"join-rights-missing"}},
+	{"tokens may not read kubelet-config", kubectl("-n", "kube-system", "patch", "rolebinding", "kubeadm:kubelet-config", "--type=json", "-p", `[{"op":"remove","path":"/subjects/1"}]`), []string{"join-rights-missing"}},
+
+	{"no rights of the kubelet client", kubectl("delete", "clusterrolebinding", "kubeadm:apiserver-kubelet-client"), []string{"kubelet-client-rights-missing"}},
+	{"impersonation of groups", func(t *testing.T, p *patient) {
+		kubectl("create", "clusterrole", "impersonator", "--verb=impersonate", "--resource=groups")(t, p)
+		kubectl("create", "clusterrolebinding", "impersonator", "--clusterrole=impersonator", "--group=tools")(t, p)
+	}, []string{"impersonates-nodes"}},
 
 	{"no service account", kubectl("-n", "kubejoin-system", "delete", "serviceaccount", "kubejoin"), []string{"service-account-missing"}},
 	{"no admission policy", kubectl("delete", "validatingadmissionpolicy,validatingadmissionpolicybinding", "kubejoin-secrets"), []string{"admission-policy-missing"}},
@@ -146,6 +169,54 @@ func TestDoctor(t *testing.T) {
 		}
 	}
 	p.onlyReads(t)
+}
+
+// rogue has a fault on the control plane, and a worker that posts the Pod of a kube-apiserver without it. Workers may do
+// that, but not label their Nodes as control planes.
+func rogue(t *testing.T, p *patient) {
+	p.controlPlane(t, good+"  - {name: enable-admission-plugins, value: AlwaysPullImages}\n", handedOver)
+	node, err := p.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rogue"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		core := p.Client().CoreV1()
+		if err := errors.Join(
+			core.Pods("kube-system").Delete(context.Background(), "kube-apiserver-rogue", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}),
+			core.Nodes().Delete(context.Background(), "rogue", metav1.DeleteOptions{}),
+		); err != nil {
+			t.Error(err)
+		}
+	})
+	config, err := p.Config(p.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:rogue", Groups: []string{"system:nodes", "system:authenticated"}}
+	worker, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	label := []byte(`{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`)
+	if _, err := worker.CoreV1().Nodes().Patch(t.Context(), "rogue", types.MergePatchType, label, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("a worker labels its Node as a control plane: %v", err)
+	}
+	pod := &corev1.Pod{}
+	if err := yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(p.manifests, "kube-apiserver.yaml")), pod); err != nil {
+		t.Fatal(err)
+	}
+	pod.Name, pod.Spec.NodeName = "kube-apiserver-rogue", "rogue"
+	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, corev1.MirrorPodAnnotationKey, "0")
+	controller := true
+	pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &controller}}
+	command := pod.Spec.Containers[0].Command
+	for i := range command {
+		command[i] = strings.ReplaceAll(command[i], "AlwaysPullImages", "NodeRestriction")
+	}
+	harness.Wait(t, "a mirror pod of a worker", func() error { // NodeRestriction finds the Node in a cache
+		_, err := worker.CoreV1().Pods("kube-system").Create(t.Context(), pod, metav1.CreateOptions{})
+		return err
+	})
 }
 
 // healthy checks that a cluster has no findings.
@@ -273,7 +344,8 @@ func (p *patient) lessRights(t *testing.T) {
 		"kubejoin: could not check: need get on leases in kubejoin-system\n",
 		"requests: could not check: need list on certificatesigningrequests\n",
 		"nodes: could not check: need list on nodes\n",
-		", errors: 0, warnings: 0, not checked: 20\n",
+		"join-config: could not check: need get on configmaps kubeadm-config, kubelet-config and kube-proxy in kube-system\n",
+		", errors: 0, warnings: 0, not checked: 27\n",
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
@@ -282,7 +354,7 @@ func (p *patient) lessRights(t *testing.T) {
 	// A cluster whose control plane has no Pods.
 	p.RunKubectl(t, "-n", "kube-system", "delete", "pods", "-l", "tier=control-plane", "--grace-period=0", "--force")
 	stdout, _, code = p.run(t, p.reader)
-	if code != 2 || !strings.Contains(stdout, "kube-controller-manager: could not check: no Pod in kube-system with the label component=kube-controller-manager") {
+	if code != 2 || !strings.Contains(stdout, "kube-controller-manager: could not check: kube-controller-manager has no visible static Pod on control-plane") {
 		t.Errorf("exit code %d\n%s", code, stdout)
 	}
 	p.post(t)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/doctor"
 	"github.com/kubejoin/kubejoin/test/cluster"
@@ -50,13 +51,30 @@ func newPatient(t *testing.T) *patient {
 			"roles.rbac.authorization.k8s.io,rolebindings.rbac.authorization.k8s.io,clusterroles.rbac.authorization.k8s.io,clusterrolebindings.rbac.authorization.k8s.io,"+
 			"validatingadmissionpolicies.admissionregistration.k8s.io,validatingadmissionpolicybindings.admissionregistration.k8s.io")
 	p.RunKubectl(t, "create", "clusterrolebinding", "doctor", "--clusterrole=doctor", "--serviceaccount=doctors:reader")
-	for name, program := range map[string]string{"kubejoin": harness.Kubejoin, "kubectl": filepath.Join(p.Bin, "kubectl")} {
+	for name, program := range map[string]string{"kubejoin": harness.Kubejoin, "kubectl": filepath.Join(p.Bin, "kubectl"), "kubeadm": filepath.Join(p.Bin, "kubeadm")} {
 		if err := os.Symlink(program, filepath.Join(p.bin, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
+	p.node(t)
 	p.controlPlane(t, good, handedOver)
 	return p
+}
+
+// node creates the Node of the control plane. It has no kubelet, so its condition changes only later.
+func (p *patient) node(t *testing.T) {
+	t.Helper()
+	nodes := p.Client().CoreV1().Nodes()
+	node, err := nodes.Create(t.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "control-plane", Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(time.Now().Add(24 * time.Hour))}}
+	if _, err := nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Settings of kubeadm with which there are no findings.
@@ -99,7 +117,7 @@ func (p *patient) controlPlane(t *testing.T, apiServer, controllerManager string
 func (p *patient) post(t *testing.T) {
 	t.Helper()
 	pods := p.Client().CoreV1().Pods("kube-system")
-	for _, component := range []string{"kube-apiserver", "kube-controller-manager"} {
+	for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
 		pod := &corev1.Pod{}
 		if err := yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(p.manifests, component+".yaml")), pod); err != nil {
 			t.Fatal(err)
@@ -168,10 +186,10 @@ func (p *patient) mend(t *testing.T, args ...string) {
 	t.Helper()
 	commands, _, _ := p.run(t, p.reader, append(args, "--fix")...)
 	copies := t.TempDir()
-	script := strings.NewReplacer("/etc/kubernetes/manifests/", p.manifests+"/", "/root/", copies+"/", "> /etc/kubernetes/pki/", "> "+p.pki+"/").Replace(commands)
+	script := strings.NewReplacer("--config /root/kubeadm.yaml", "--config "+copies+"/kubeadm.yaml --kubeconfig "+p.Kubeconfig(), "/etc/kubernetes/manifests/", p.manifests+"/", "/root/", copies+"/", "> /etc/kubernetes/pki/", "> "+p.pki+"/").Replace(commands)
 	shell := exec.CommandContext(t.Context(), "sh", "-ec", script)
 	shell.Dir = harness.RepositoryFile(t, "")
-	shell.Env = append(os.Environ(), "KUBECONFIG="+p.Kubeconfig(), "PATH="+p.bin+":"+os.Getenv("PATH"))
+	shell.Env = append(os.Environ(), "KUBECONFIG="+p.Kubeconfig(), "HOME="+copies, "PATH="+p.bin+":"+os.Getenv("PATH"))
 	if output, err := shell.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s\n%s", err, commands, output)
 	}

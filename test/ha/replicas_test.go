@@ -47,7 +47,7 @@ func newService(t *testing.T, c *etcd.Cluster, n int, flags ...string) *service 
 	bearer, err := s.dir.AdminBearer("kubejoin:admins")
 	must(t, err)
 	s.bearer = api.Secret(bearer)
-	must(t, s.dir.WriteCurlrc(bearer))
+	must(t, s.dir.WriteCurlrc("", bearer))
 	files, err := c.User("kubejoin")
 	must(t, err)
 	s.flags = append([]string{

@@ -39,7 +39,7 @@ type Entry struct {
 func NewLedger(t *testing.T, c *cluster.Cluster) *Ledger {
 	t.Helper()
 	l := &Ledger{entries: map[string]*Entry{}, roots: c.CAPool()}
-	informer := cache.NewSharedIndexInformer(outage.Follow(c.Client().CertificatesV1().CertificateSigningRequests(), "", nil),
+	informer := cache.NewSharedIndexInformer(outage.Follow(c.Client(), c.Client().CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nil)
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { l.see(o.(*certificates.CertificateSigningRequest)) },

@@ -108,6 +108,16 @@ func (s *Site) Start(t *testing.T, more ...string) {
 			t.Error(err)
 		}
 		p.Secrets.CheckAbsent(t, "an Event", events)
+		others, err := s.Client().CoordinationV1().Leases(secretstore.ClaimNamespace).List(context.Background(), metav1.ListOptions{LabelSelector: "!kubejoin.io/claim"})
+		if err != nil {
+			t.Error(err)
+		} else {
+			for _, lease := range others.Items {
+				if !tokens.IsOwnName(lease.Name) {
+					t.Errorf("kubejoin keeps the Lease %s, and a node could take this name: begin it with tokens.OwnName", lease.Name)
+				}
+			}
+		}
 		requests, err := s.Kubectl(context.Background(), "get", "csr", "-o", "yaml")
 		if err != nil {
 			t.Error(err)

@@ -18,7 +18,7 @@ import (
 
 // minors are the oldest and newest supported minor versions of client-go.
 var minors = []struct{ name, modfile, version string }{
-	{"oldest", "go.mod", "v0.35."},
+	{"oldest", "go.mod", "v0.36."},
 	{"newest", "go.newest.mod", "v0.37."},
 }
 

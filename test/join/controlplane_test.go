@@ -1,11 +1,15 @@
 package join
 
 import (
+	"bytes"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +20,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"sigs.k8s.io/yaml"
@@ -228,7 +233,15 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	s := harness.PrepareSite(t, cluster.Options{APIServerFlags: audit.Flags()})
 	u := uploads{t, s, filepath.Join(s.Dir, "pki")}
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))
-	s.Start(t, "--pki-dir="+u.pki)
+	signers, err := exec.CommandContext(t.Context(), harness.Kubejoin, "signer-config", "default", "--kubeadm").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	signerConfig := filepath.Join(u.pki, "signers.yaml")
+	if err := os.WriteFile(signerConfig, signers, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.Start(t, "--pki-dir="+u.pki, "--signer-config="+signerConfig)
 	call := func() string {
 		t.Helper()
 		line, err := s.JoinCommand(t, "?controlPlane=true")
@@ -266,10 +279,56 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	if second == first {
 		t.Error("got the key of an upload that is gone")
 	}
+	u.checkKubeletClientWarnings()
 	u.downloaded(second, stacked)
 	_, token := s.JoinArgs(t, "?maxNodes=1")
 	text := s.CheckSecrets(t) + s.Log() + string(audit.Content(t)) + s.RunKubectl(t, "get", "secrets,configmaps,events,leases,csr", "--all-namespaces", "-o", "json")
 	u.checkAbsent(text, token.RevealSecret(), first, second)
+}
+
+// checkKubeletClientWarnings deletes the binding that certificates of new control planes need. It fails unless only then
+// kubejoin warns of it: in join commands, over HTTPS and with a kubeconfig, and with such a certificate.
+func (u uploads) checkKubeletClientWarnings() {
+	u.Helper()
+	const warning = "user kube-apiserver-kubelet-client may not use kubelets"
+	certificate := func(signer, name string, want bool) {
+		u.Helper()
+		cmd := exec.CommandContext(u.Context(), "curl", "--config", u.Curlrc(), "--silent", "--show-error", "--include", "--data-binary", "@-",
+			"https://"+u.Endpoint+"/v1/certificate?signer=kubeadm.kubejoin.io/"+signer)
+		cmd.Stdin = bytes.NewReader(csrtest.PEM(u, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}, csrtest.NewKey()))
+		response, err := cmd.CombinedOutput()
+		if got := string(response); err != nil || strings.Contains(got, warning) != want || strings.Contains(got, "could not check") || !strings.Contains(got, "BEGIN CERTIFICATE") {
+			u.Errorf("%s: want a certificate, and a warning: %t, got %v\n%s", signer, want, err, got)
+		}
+	}
+	check := func(want bool) {
+		u.Helper()
+		certificate("apiserver-kubelet-client", "kube-apiserver-kubelet-client", want)
+		certificate("front-proxy-client", "front-proxy-client", false)
+		for way, flags := range map[string][]string{
+			"over HTTPS":        {"--curlrc=" + u.Curlrc(), "--url=https://" + u.Endpoint},
+			"with a kubeconfig": {"--kubeconfig=" + u.Kubeconfig(), "--pki-dir=" + u.pki},
+		} {
+			var stderr strings.Builder
+			cmd := exec.CommandContext(u.Context(), harness.Kubejoin, append([]string{"token", "create", "--print-join-command", "--control-plane"}, flags...)...)
+			cmd.Stderr = &stderr
+			if line, err := cmd.Output(); err != nil || !keyOfLine.Match(line) {
+				u.Errorf("%s: want a join command, got %v %s", way, err, stderr.String())
+			}
+			if got := stderr.String(); strings.Contains(got, warning) != want || strings.Contains(got, "could not check") {
+				u.Errorf("%s: want a warning: %t, got %s", way, want, got)
+			}
+		}
+	}
+	check(false)
+	u.RunKubectl(u.T, "delete", "clusterrolebinding", "kubeadm:apiserver-kubelet-client")
+	harness.Wait(u.T, "the end of the rights", func() error {
+		if may, _ := u.Kubectl(u.Context(), "auth", "can-i", "create", "nodes/proxy", "--as=kube-apiserver-kubelet-client"); strings.TrimSpace(may) != "no" {
+			return fmt.Errorf("got %q, want no", may)
+		}
+		return nil
+	})
+	check(true)
 }
 
 // encoded is base64 of at least 15 bytes.

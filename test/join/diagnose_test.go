@@ -359,9 +359,6 @@ func TestDiagnose(t *testing.T) {
 		}, "error ip-forward", "sysctl"},
 		{"proxy", func(_ *testing.T, b *testMachine) { b.env = []string{"https_proxy=http://127.0.0.1:1"} }, "error endpoint-tcp, warning proxy", "no_proxy"},
 	} {
-		if fault.name == "cgroup v1" && strings.HasPrefix(strings.TrimPrefix(s.Version, "v"), "1.34.") {
-			continue // kubelets work with it until 1.34
-		}
 		t.Run(fault.name, func(t *testing.T) {
 			b := healthy
 			fault.inject(t, &b)

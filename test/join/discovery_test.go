@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // anonymousForbidden allows anonymous requests to health checks and to cluster-info, where RBAC then denies them.
@@ -83,6 +84,16 @@ func TestJoinsByDiscoveryURL(t *testing.T) {
 		t.Fatal("docs/install.md has no kubeadm join --discovery-file")
 	}
 	args := strings.NewReplacer("join.example.com:9443", s.Endpoint, "ID.SECRET", token.Reveal()).Replace(string(documented[1]))
+	if v := version.MustParseGeneric(s.Version); v.AtLeast(version.MustParseGeneric("1.37")) {
+		// From 1.37 on, kubeadm reports the status of an error and does not read its body.
+		lost, err := s.StartNode("worker-2", strings.Fields(strings.Replace(args, "/v1/cluster-info", "/v1/missing", 1)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lost.WaitJoined(ctx); err == nil || !strings.Contains(lost.Output(), "received status 404") {
+			t.Errorf("got %v for a missing discovery file, want status 404\n%s", err, lost.Output())
+		}
+	}
 	node, err := s.Join(ctx, "worker-1", strings.Fields(args))
 	if err != nil {
 		t.Fatal(err)

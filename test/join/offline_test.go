@@ -22,7 +22,7 @@ func TestJoinsByOfflineToken(t *testing.T) {
 	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--controllers=*,-bootstrap-signer")
 	dir := filepath.Join(s.WorkDir, "offline")
 	line := tool(t, "token", "create", "--offline", "--ca-file="+s.CAFile(), "--api-server="+s.Server(),
-		"--max-nodes=1", "--certificate-duration=3h", "--ttl=1h", "--out-dir="+dir)
+		"--max-nodes=1", "--certificate-duration=3h", "--ttl=1h", "--output-dir="+dir)
 	args, err := cluster.JoinArgs(line)
 	if err != nil {
 		t.Fatal(err)

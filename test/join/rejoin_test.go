@@ -23,10 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-const (
-	currentPEM    = "/var/lib/kubelet/pki/kubelet-client-current.pem"
-	bootstrapConf = "/etc/kubernetes/bootstrap-kubelet.conf"
-)
+const currentPEM = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 
 // An offMachine is a machine with a real kubelet whose certificate expires.
 type offMachine struct {
@@ -96,28 +93,20 @@ func (m *offMachine) run(t *testing.T, want int, command ...string) string {
 	return out
 }
 
-var tokenLine = regexp.MustCompile(`token: ([a-z0-9]{6}\.[a-z0-9]{16})`)
-
-// comeBack runs a command that lets the machine rejoin, starts the kubelet, and waits until it has a new certificate and
-// reports the Ready condition of the same Node again.
+// comeBack runs a command that lets the machine rejoin, starts the kubelet, and waits until it reports the Ready condition
+// of the same Node again.
 func (m *offMachine) comeBack(t *testing.T, command ...string) {
 	t.Helper()
 	before, _ := m.ReadFile(currentPEM) // none on a machine without a disk
 	m.run(t, 0, command...)
-	content, err := m.ReadFile(bootstrapConf)
-	if err != nil {
-		t.Fatal(err)
+	if after, err := m.ReadFile(currentPEM); err != nil || string(after) == string(before) {
+		t.Fatalf("got no new certificate, %v", err)
 	}
-	m.site.ParseToken(t, tokenLine.FindStringSubmatch(string(content))[1])
 	began := time.Now()
 	if err := m.StartKubelet(); err != nil {
 		t.Fatal(err)
 	}
 	harness.Wait(t, "the node to come back", func() error {
-		after, err := m.ReadFile(currentPEM)
-		if err != nil || string(after) == string(before) {
-			return fmt.Errorf("no new certificate: %v", err)
-		}
 		node, err := m.site.Client().CoreV1().Nodes().Get(t.Context(), m.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -138,13 +127,26 @@ func (m *offMachine) comeBack(t *testing.T, command ...string) {
 // diskless is how often the machine without a disk boots.
 const diskless = 10
 
+// commandsOfPage returns the first block of commands in a section of docs/rejoin.md, for this server.
+func commandsOfPage(t *testing.T, s *harness.Site, heading string) string {
+	t.Helper()
+	_, section, _ := strings.Cut(string(harness.ReadFile(t, harness.RepositoryFile(t, "docs/rejoin.md"))), "\n### "+heading+"\n")
+	_, block, _ := strings.Cut(section, "```sh\n")
+	commands, _, found := strings.Cut(block, "```")
+	if !found {
+		t.Fatalf("docs/rejoin.md has no commands in section %q", heading)
+	}
+	return strings.NewReplacer("join.example.com:9443", s.Endpoint, "worker-7", "worker-1", "/etc/kubernetes/pki/ca.crt", s.CAFile(), "/boot/", s.WorkDir+"/").Replace(commands)
+}
+
 // TestExpiredKubeletComesBack stops a real kubelet until its certificate has expired, and runs one command: the kubelet
-// must be back as the same Node with the same pods. The same with rejoin.sh. A copy of the disk from before must be
-// refused, with an Event. Then a machine that loses its disk boots ten times with a key that it has bound.
+// must be back as the same Node with the same pods. The same with rejoin.sh, and with the commands of docs/rejoin.md. A
+// copy of the disk from before must be refused, with an Event. Then a machine that loses its disk boots ten times with a
+// key that it has bound.
 func TestExpiredKubeletComesBack(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	s := harness.NewSite(t, cluster.Options{}, "--rejoin-window=720h", "--rejoin-budget=20")
+	s := harness.NewSite(t, cluster.Options{}, "--cluster-signing-duration=3m", "--rejoin-window=720h", "--rejoin-budget=20")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	args, _ := s.JoinArgs(t, "?maxNodes=1")
@@ -181,9 +183,21 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 		t.Errorf("valid certificate: got %s", out)
 	}
 
-	// The kubelet alone does not come back.
+	// The kubelet is off until its certificate has expired by time. It alone does not come back.
 	stop()
-	m.expire(t)
+	content, err := m.ReadFile(currentPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(content, content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-time.After(time.Until(pair.Leaf.NotAfter) + time.Second):
+	case <-ctx.Done():
+		t.Fatal(ctx.Err())
+	}
 	if err := m.StartKubelet(); err != nil {
 		t.Fatal(err)
 	}
@@ -197,6 +211,11 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	stop()
 	m.expire(t)
 	m.comeBack(t, "sh", harness.RepositoryFile(t, "deploy/systemd/rejoin.sh"), "--url", url)
+
+	// The same with openssl and curl.
+	stop()
+	m.expire(t)
+	m.comeBack(t, "sh", "-c", commandsOfPage(t, s, "By hand"))
 	kept, err := s.Client().CoreV1().Pods("default").Get(ctx, "stays", metav1.GetOptions{})
 	if err != nil || kept.UID != pod.UID || kept.DeletionTimestamp != nil {
 		t.Errorf("got pod %v, %v, want the one from before", kept, err)
@@ -225,19 +244,23 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	m.write(t, now)
 
 	// A machine without a disk.
-	key := filepath.Join(s.WorkDir, "kept.key")
+	key := filepath.Join(s.WorkDir, "node.key")
 	m.run(t, 0, "openssl", "genpkey", "-algorithm", "ed25519", "-out", key)
 	m.run(t, 0, harness.Kubejoin, "rejoin", "--url", url, "--bind-key", key)
-	for range diskless {
+	for i := range diskless {
 		stop()
-		m.run(t, 0, "sh", "-c", "rm -rf /var/lib/kubelet/pki /etc/kubernetes/kubelet.conf "+bootstrapConf)
+		m.run(t, 0, "sh", "-c", "rm -rf /var/lib/kubelet/pki /etc/kubernetes/kubelet.conf")
 		m.comeBack(t, harness.Kubejoin, "rejoin", "--url", url, "--ca-file", s.CAFile(), "--key", key, "--node", "worker-1")
+		if i == 0 { // the same request without the program, which leaves what there is
+			m.run(t, 0, "sh", "-c", commandsOfPage(t, s, "By hand with a bound key")+
+				strings.Replace(commandsOfPage(t, s, "By hand"), "--cert kubelet-client-current.pem", "--cert self.pem", 1))
+		}
 	}
-	if out := s.CLI(t, "claim", "list"); !regexp.MustCompile(fmt.Sprintf(`(?m)^worker-1 .* %d +no$`, 2+diskless)).MatchString(out) {
+	if out := s.CLI(t, "claim", "list"); !regexp.MustCompile(fmt.Sprintf(`(?m)^worker-1 .* %d +no$`, 4+diskless)).MatchString(out) {
 		t.Errorf("got claims\n%s", out)
 	}
 	metrics := s.CheckSecrets(t)
-	if n := harness.Metric(t, metrics, `kubejoin_rejoins_total{result="granted"}`); n != 2+diskless {
-		t.Errorf("got %v rejoins, want %d", n, 2+diskless)
+	if n := harness.Metric(t, metrics, `kubejoin_rejoins_total{result="issued"}`); n != 4+diskless {
+		t.Errorf("got %v rejoins, want %d", n, 4+diskless)
 	}
 }

@@ -52,7 +52,7 @@ func TestJoinsByBootstrapKubeconfig(t *testing.T) {
 	}
 	conf := func(name string, args ...string) string {
 		file := filepath.Join(s.WorkDir, name+".conf")
-		tool(t, append([]string{"kubeconfig", "bootstrap", "--kubeconfig=" + s.Kubeconfig(), "-o", file}, args...)...)
+		tool(t, append([]string{"kubeconfig", "bootstrap", "--kubeconfig=" + s.Kubeconfig(), "--output-file", file}, args...)...)
 		info, err := os.Stat(file)
 		if err != nil || info.Mode().Perm() != 0o600 {
 			t.Fatalf("%s: %v %v", file, info, err)

@@ -56,7 +56,7 @@ func TestJoinsThroughWebhook(t *testing.T) {
 		{"v1beta1", nil}, // the bearer token
 		{"v1", []string{"--client-certificate=" + filepath.Join(s.Dir, "pki/apiserver-kubelet-client.crt"), "--client-key=" + filepath.Join(s.Dir, "pki/apiserver-kubelet-client.key")}},
 	} {
-		flags := webhookFlags(t, append(test.credential, "--data-dir="+dataDir, "--url=https://"+address, "--cache-ttl=1s", "-o", filepath.Join(s.WorkDir, test.version+".conf"))...)
+		flags := webhookFlags(t, append(test.credential, "--data-dir="+dataDir, "--url=https://"+address, "--cache-ttl=1s", "--output-file", filepath.Join(s.WorkDir, test.version+".conf"))...)
 		if test.version == "v1beta1" { // the version without the flag
 			flags = slices.DeleteFunc(flags, func(flag string) bool { return strings.HasPrefix(flag, "--authentication-token-webhook-version=") })
 		}
@@ -117,23 +117,30 @@ func TestJoinsWithTokensInEtcd(t *testing.T) {
 	}
 	address := harness.FreeAddress(t)
 	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo}, "--listen="+address,
-		"--token-store=etcd", "--etcd-servers="+strings.Join(store.Endpoints(), ","), "--etcd-cafile="+files.CA, "--etcd-certfile="+files.Cert, "--etcd-keyfile="+files.Key)
+		"--rejoin-window=720h", "--token-store=etcd", "--etcd-servers="+strings.Join(store.Endpoints(), ","), "--etcd-cafile="+files.CA, "--etcd-certfile="+files.Cert, "--etcd-keyfile="+files.Key)
 	makePublic(t, s)
 	dataDir := filepath.Join(s.WorkDir, "data")
 	s.Flags = append(s.Flags, "--data-dir="+dataDir, "--webhook-client-ca-file="+s.CAFile(), "--webhook-client-name=kube-apiserver-kubelet-client")
 	s.RunKubectl(t, "-n", "kube-system", "delete", "rolebinding", "kubejoin:tokens")
 	s.Start(t)
-	restartAPIServer(t, s, append(webhookFlags(t, "--data-dir="+dataDir, "--url=https://"+address, "--cache-ttl=1s", "-o", filepath.Join(s.WorkDir, "webhook.conf"),
+	restartAPIServer(t, s, append(webhookFlags(t, "--data-dir="+dataDir, "--url=https://"+address, "--cache-ttl=1s", "--output-file", filepath.Join(s.WorkDir, "webhook.conf"),
 		"--client-certificate="+filepath.Join(s.Dir, "pki/apiserver-kubelet-client.crt"), "--client-key="+filepath.Join(s.Dir, "pki/apiserver-kubelet-client.key")),
 		"--enable-bootstrap-token-auth=false")...)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	args, token := s.JoinArgs(t, "?ttl=1h&maxNodes=1")
-	if _, err := s.Join(ctx, "worker-1", args); err != nil {
+	node, err := s.Join(ctx, "worker-1", args)
+	if err != nil {
 		t.Fatal(err)
 	}
 	checkRequester(t, s, token)
+	m := newOffMachine(t, s, node)
+	if err := m.StopKubelet(); err != nil {
+		t.Fatal(err)
+	}
+	m.expire(t)
+	m.comeBack(t, harness.Kubejoin, "rejoin", "--url", "https://"+address)
 	second, err := s.StartNode("second", args)
 	if err != nil {
 		t.Fatal(err)

@@ -32,7 +32,7 @@ const (
 
 // A Cluster is a network of machines. [Cluster.Delete] removes all of it.
 type Cluster struct {
-	// Version is the Kubernetes version, for example "v1.36.3".
+	// Version is the Kubernetes version, for example "v1.37.2".
 	Version string
 
 	name, dir, kube, containers string

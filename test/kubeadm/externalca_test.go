@@ -79,16 +79,17 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		}
 	}
 	page := readPage(t, "docs/credentials.md")
-	paste := func(m *Machine, heading string) {
+	paste := func(m *Machine, heading string) string {
 		t.Helper()
-		script := `cd "$1"; PATH="$2:$PATH"; echo "$3 ca.example.com" >>/etc/hosts` + "\n" + page.section(heading)
+		script := `exec 2>&1; cd "$1"; PATH="$2:$PATH"; echo "$3 ca.example.com" >>/etc/hosts` + "\n" + page.section(heading)
 		out, err := m.Run(ctx, "sh", "-euc", script, "paste", dir, filepath.Dir(harness.Kubejoin), c.Outside().Address)
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", heading, err, out)
 		}
+		return out
 	}
 	// prepare makes the keys of a control plane on itself, and has their certificates signed.
-	prepare := func(m *Machine) {
+	prepare := func(m *Machine) string {
 		t.Helper()
 		for _, ca := range cas {
 			content, err := os.ReadFile(filepath.Join(pki, ca+".crt"))
@@ -102,7 +103,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		if err := m.kubeadm(ctx, "kubeadm certs generate-csr --config="+Config); err != nil {
 			t.Fatal(err)
 		}
-		paste(m, "Run control planes without a CA key")
+		return paste(m, "Run control planes without a CA key")
 	}
 
 	if err := c.configure(ctx, ""); err != nil {
@@ -139,7 +140,16 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	prepare(second)
+	if _, err := first.Run(ctx, "sh", "-euc", unbindKubeletClient); err != nil {
+		t.Fatal(err)
+	}
+	bind := bindKubeletClient.FindStringSubmatch(prepare(second))
+	if bind == nil {
+		t.Fatal("kubejoin sign does not warn that the new certificate has no rights")
+	}
+	if _, err := first.Run(ctx, "sh", "-euc", bind[1]); err != nil {
+		t.Fatal(err)
+	}
 	if err := second.Join(ctx, strings.TrimSpace(line)+" --control-plane --apiserver-advertise-address="+second.Address); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +166,9 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		_, err := second.Run(ctx, "kubectl", "--server=https://"+second.Address+":6443", "get", "node", first.Name, second.Name, worker.Name)
 		return err
 	})
-	paste(second, "Check and renew the certificates of a control plane")
+	if out := paste(second, "Check and renew the certificates of a control plane"); strings.Contains(out, "warning") || !strings.Contains(out, "renewed apiserver-kubelet-client") {
+		t.Errorf("want no warning once the rights exist, got\n%s", out)
+	}
 	expiration, err := first.Run(ctx, "kubeadm", "certs", "check-expiration")
 	if err != nil || strings.Contains(expiration, " no ") || !strings.Contains(expiration, " yes ") {
 		t.Errorf("want only certificates that are externally managed, got %v\n%s", err, expiration)

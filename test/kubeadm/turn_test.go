@@ -3,6 +3,8 @@ package kubeadm
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
@@ -26,7 +28,8 @@ type race struct {
 }
 
 // TestControlPlanesJoinAtTheSameMoment joins two control planes at the same moment, by a script and by a cloud-config,
-// each from one curl. Before that, one machine dies while it has the turn, and one after etcd has accepted it. At the end
+// each from one curl. The cluster gives the certificates of kube-apiserver for kubelets no rights, as one that an older
+// kubeadm made. Before that, one machine dies while it has the turn, and one after etcd has accepted it. At the end
 // the first control plane is lost, and a worker joins through the others.
 func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	harness.Parallel(t)
@@ -41,6 +44,8 @@ func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	r.must(r.first.ImportProgram(t.Context(), image, r.program))
 	r.must(r.Install(t.Context(), image))
 	r.must(r.permitControlPlanes(t.Context()))
+	r.run(r.first, unbindKubeletClient)
+	bind := r.checkKubeletClientWarnings()
 
 	r.run(r.first, etcdCall("add", `{"peerURLs": ["https://`+network+`.250:2380"], "isLearner": true}`)) // as a join without a turn
 	idle := r.prepare("control-2", "script")
@@ -80,6 +85,10 @@ func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 		t.Errorf("%s has not given back its turn", got)
 	}
 	r.checkControlPlanes(append(both, r.first))
+	if commands := page.section("Restore kubectl logs and exec"); strings.Join(strings.Fields(strings.ReplaceAll(commands, "\\\n", "")), " ") != bind {
+		t.Errorf("the page has the command %q, and the warning %q", commands, bind)
+	}
+	r.checkKubeletClient(both[0], bind)
 	r.checkLogs()
 
 	r.run(r.first, "kubectl --namespace=kubejoin-system rollout status daemonset/kubejoin --timeout=3m")
@@ -221,6 +230,72 @@ func (r *race) checkControlPlanes(machines []*Machine) {
 				r.t.Errorf("%s of %s differs: %v, %v", file, m.Name, errA, errB)
 			}
 		}
+	}
+}
+
+// unbindKubeletClient leaves a cluster as a kubeadm before 1.35.5 and 1.36.1 makes it.
+const unbindKubeletClient = "kubectl delete clusterrolebinding kubeadm:apiserver-kubelet-client --ignore-not-found"
+
+// bindKubeletClient finds the command in a warning about these rights.
+var bindKubeletClient = regexp.MustCompile(`may not use kubelets, .* run: (kubectl create clusterrolebinding [-:=a-z ]+)`)
+
+// checkKubeletClientWarnings fails unless the join command of a control plane and kubejoin doctor report that certificates
+// of kube-apiserver for kubelets have no rights. It returns the command that gives them.
+func (r *race) checkKubeletClientWarnings() (bind string) {
+	r.t.Helper()
+	const finding = "kubelet-client-rights-missing"
+	document, err := r.requestJoin(r.t.Context(), r.first.Address, "controlPlane=true&format=json")
+	r.must(err)
+	found := bindKubeletClient.FindStringSubmatch(document)
+	if found == nil {
+		r.t.Fatal("the join command has no warning about missing rights") // and a certificate key, so do not log it
+	}
+	report, _ := r.first.Run(r.t.Context(), r.program, "doctor", "--output=jsonpath={.findings[*].id}") // 1 with findings
+	if !strings.Contains(report, finding) {
+		r.t.Errorf("kubejoin doctor reports %q, want %s among them", report, finding)
+	}
+	return found[1]
+}
+
+// checkKubeletClient fails unless bind lets a control plane that joined read logs and run commands. It cannot before, if
+// its kubeadm made a certificate without a group.
+func (r *race) checkKubeletClient(m *Machine, bind string) {
+	r.t.Helper()
+	content, err := m.ReadFile(r.t.Context(), "/etc/kubernetes/pki/apiserver-kubelet-client.crt")
+	r.must(err)
+	block, _ := pem.Decode(content)
+	if block == nil {
+		r.t.Fatalf("apiserver-kubelet-client.crt: got %q, want PEM", content)
+	}
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	r.must(err)
+	grouped := len(leaf.Subject.Organization) > 0
+	if older := strings.HasPrefix(r.Version, "v1.35.4"); grouped != older {
+		r.t.Errorf("kubeadm %s made a certificate for %s", r.Version, leaf.Subject)
+	}
+	at := "kubectl --server=https://" + net.JoinHostPort(m.Address, "6443") + " --namespace=kube-system "
+	calls := []string{"logs etcd-" + r.first.Name, "exec etcd-" + r.first.Name + " -- etcd --version"}
+	for _, call := range calls {
+		harness.Wait(r.t, call, func() error { // until the kubelet has a serving certificate
+			_, err := m.Run(r.t.Context(), "sh", "-euc", at+call)
+			if grouped {
+				return err
+			}
+			if err == nil {
+				r.t.Fatalf("%s works with a certificate for %s: the check could not fail", call, leaf.Subject)
+			}
+			if strings.Contains(err.Error(), "user=kube-apiserver-kubelet-client, verb=") {
+				return nil
+			}
+			return err
+		})
+	}
+	r.run(r.first, bind)
+	for _, call := range calls {
+		harness.Wait(r.t, call+" after "+bind, func() error {
+			_, err := m.Run(r.t.Context(), "sh", "-euc", at+call)
+			return err
+		})
 	}
 }
 

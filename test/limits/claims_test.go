@@ -185,7 +185,9 @@ func claimProblems(t *testing.T, l *harness.Ledger, s *harness.Site) (broken, le
 		}
 		var counted []string
 		if text := secret.Annotations["kubejoin.io/nodes"]; text != "" {
-			counted = strings.Split(text, ",")
+			for entry := range strings.SplitSeq(text, ",") {
+				counted = append(counted, entry[1:]) // without its mark
+			}
 		}
 		for name := range issued[id] {
 			if !slices.Contains(counted, name) {

@@ -3,12 +3,12 @@ package limits
 import (
 	"testing"
 
+	"github.com/kubejoin/kubejoin/server/turn/leases"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// TestDeniesNodeNameOfOwnLease catches the node name "kubejoin" being issued if leader election is off and no such
-// Lease exists.
+// TestDeniesNodeNameOfOwnLease catches a node that takes the name of a Lease before kubejoin has created it.
 func TestDeniesNodeNameOfOwnLease(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{}, "--leader-elect=false")
@@ -18,6 +18,6 @@ func TestDeniesNodeNameOfOwnLease(t *testing.T) {
 			t.Fatal(stderr)
 		}
 		token := s.ParseToken(t, printed)
-		checkDenied(t, s, token, "kubejoin", "NodeNameNotAllowed", "kubejoin's own Lease")
+		checkDenied(t, s, token, leases.Name, "NodeNameNotAllowed", "kubejoin's own Lease")
 	}
 }

@@ -2,23 +2,19 @@ package limits
 
 import (
 	"context"
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
-	"net"
-	"net/netip"
-	"regexp"
-	"strings"
+	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,31 +28,28 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
-	"github.com/kubejoin/kubejoin/signer/rejoin"
-	"github.com/kubejoin/kubejoin/signer/rejoin/proof"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 )
 
 // returners is how many machines rejoin at once.
 const returners = 1000
 
-// lastSecret is a Secret that the test creates after all tokens.
-const lastSecret = "bootstrap-token-last00"
-
 const rejoinWindow = 720 * time.Hour
 
-// A returner is a node whose certificate has expired.
+// A returner is a node whose certificate has expired, with the request for another one.
 type returner struct {
-	node  string
-	key   crypto.Signer
-	chain []byte
+	node    string
+	expired tls.Certificate
+	csr     []byte // in PEM
+	key     string // ID of the key in csr
 }
 
 // newReturner stores a Node and its identity, as they are after the machine was off for long.
@@ -80,25 +73,39 @@ func newReturner(ctx context.Context, s *harness.Site, ca *tls.Certificate, clai
 	if err != nil {
 		return nil, err
 	}
+	next, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: tokens.NodeUserPrefix + node, Organization: []string{tokens.NodesGroup}}}, next)
+	if err != nil {
+		return nil, err
+	}
 	_, err = claims.Create(ctx, tokens.Claim{Node: node, Identity: tokens.Identity{
 		NodeUID: string(object.UID), Keys: []string{pkcs10.IDOfKey(public)}, NotAfter: time.Now().Add(-time.Second).UTC().Truncate(time.Second),
 	}})
-	return &returner{node, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}, err
-}
-
-func (m *returner) sign(challenge, server string) []byte {
-	signature, err := proof.Sign(m.key, proof.Rejoin(challenge, m.node, server))
-	if err != nil { // cannot happen: the key is ECDSA
-		return nil
+	if err != nil {
+		return nil, err
 	}
-	return signature
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	m := &returner{node: node, expired: tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}}
+	m.csr = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: csr})
+	parsed, err := pkcs10.Parse(m.csr)
+	if err != nil {
+		return nil, err
+	}
+	m.key = pkcs10.KeyID(parsed)
+	return m, nil
 }
 
 // errFinal is wrapped by a refusal that a retry does not change.
 var errFinal = errors.New("refused")
 
-// A replica lets a machine rejoin once, and returns its token.
-type replica func(ctx context.Context, m *returner) (token string, err error)
+// A replica lets a machine rejoin once, and returns its certificate.
+type replica func(ctx context.Context, m *returner) (chain []byte, err error)
 
 // inProcess is a replica whose writes to the API server fail nearly a third of the time.
 func inProcess(ctx context.Context, t *testing.T, s *harness.Site, transport *faults.Transport) replica {
@@ -129,59 +136,49 @@ func inProcess(ctx context.Context, t *testing.T, s *harness.Site, transport *fa
 	if err != nil {
 		t.Fatal(err)
 	}
-	const server = "join.example.com"
-	desk := &rejoin.Desk{
-		Authority: &signer.Authority{
-			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), time.Hour)),
-			Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, RejoinWindow: rejoinWindow},
-		},
-		IsServer: func(host string) bool { return host == server },
+	authority := &signer.Authority{
+		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), time.Hour)),
+		Facts:   signer.Standalone{Claims: claims},
+		Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, RejoinWindow: rejoinWindow},
 	}
-	return func(ctx context.Context, m *returner) (string, error) {
-		challenge, _, err := desk.Challenge()
+	return func(ctx context.Context, m *returner) ([]byte, error) {
+		csr, err := pkcs10.Parse(m.csr)
 		if err != nil {
-			return "", err
+			return nil, fmt.Errorf("%w: %w", errFinal, err)
 		}
-		record, err := desk.Rejoin(ctx, rejoin.Request{Certificate: m.chain, Challenge: challenge, Server: server, Signature: m.sign(challenge, server)}, netip.Addr{})
-		if refused := (*approval.Refused)(nil); errors.As(err, &refused) && refused.Reason != rejoin.ReasonChallengeUsed {
-			return "", fmt.Errorf("%w: %w", errFinal, err)
+		chain, decision, err := authority.Issue(ctx, approval.Request{
+			SignerName: certificates.KubeAPIServerClientKubeletSignerName, Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+			User: tokens.NodeUserPrefix + m.node, Groups: []string{tokens.NodesGroup, tokens.AuthenticatedGroup}, CSR: csr,
+			Rejoin: &approval.Rejoin{Key: pkcs10.IDOfKey(m.expired.Leaf.RawSubjectPublicKeyInfo), NotAfter: m.expired.Leaf.NotAfter},
+		})
+		switch refused := (*approval.Refused)(nil); {
+		case errors.As(err, &refused), decision.Verdict == approval.Deny:
+			return nil, fmt.Errorf("%w: %w %s", errFinal, err, decision.Message)
+		case err == nil && decision.Verdict != approval.Approve:
+			return nil, fmt.Errorf("not decided: %s", decision.Message)
 		}
-		if err != nil {
-			return "", err
-		}
-		return record.Token.Reveal(), nil
+		return chain, err
 	}
 }
-
-var tokenInKubeconfig = regexp.MustCompile(`token: ([a-z0-9]{6}\.[a-z0-9]{16})`)
 
 // overHTTPS is a replica that is a process.
 func overHTTPS(p *harness.Program) replica {
-	host, _, _ := net.SplitHostPort(p.Endpoint) // it is an address
-	c := &client.Client{URL: "https://" + p.Endpoint, HTTP: p.HTTP}
-	return func(ctx context.Context, m *returner) (string, error) {
-		challenge, err := c.RejoinChallenge(ctx)
-		if err != nil {
-			return "", err
+	return func(ctx context.Context, m *returner) ([]byte, error) {
+		transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: p.Roots, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &m.expired, nil }}}
+		defer transport.CloseIdleConnections()
+		c := &client.Client{URL: "https://" + p.Endpoint, HTTP: &http.Client{Transport: transport}}
+		chain, err := c.Certificate(ctx, api.SignCertificate{CSR: m.csr})
+		if p := (*api.Problem)(nil); errors.As(err, &p) && (p.Status == http.StatusUnauthorized || p.Status == http.StatusForbidden) {
+			return nil, fmt.Errorf("%w: %w", errFinal, err)
 		}
-		kubeconfig, err := c.Rejoin(ctx, api.Rejoin{
-			Certificate: api.Text(m.chain), Challenge: api.Text(challenge.Challenge), Server: api.Text(host),
-			Signature: api.Text(base64.StdEncoding.EncodeToString(m.sign(challenge.Challenge, host))),
-		})
-		if p := (*api.Problem)(nil); errors.As(err, &p) && p.Named(api.ProblemRejoinRefused) && p.Reason != rejoin.ReasonChallengeUsed {
-			return "", fmt.Errorf("%w: %w", errFinal, err)
-		}
-		if err != nil {
-			return "", err
-		}
-		return tokenInKubeconfig.FindStringSubmatch(string(kubeconfig))[1], nil
+		return chain, err
 	}
 }
 
-// TestThousandRejoinsGetOneTokenEach lets 1,000 machines rejoin at once at four replicas: two whose writes fail nearly a
+// TestThousandRejoinsCountOnceEach lets 1,000 machines rejoin at once at four replicas: two whose writes fail nearly a
 // third of the time, and two processes, of which the leader is killed in the middle. It catches a machine that gets no
-// token or two, and a rejoin that is counted twice or not at all.
-func TestThousandRejoinsGetOneTokenEach(t *testing.T) {
+// certificate, or one whose key kubejoin does not know, and a rejoin that is counted twice or not at all.
+func TestThousandRejoinsCountOnceEach(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{}, "--rejoin-window="+rejoinWindow.String(), "--client-qps=0", "--user-qps=0")
 	s.Start(t)
@@ -232,29 +229,9 @@ func TestThousandRejoinsGetOneTokenEach(t *testing.T) {
 		replicas = append(replicas, inProcess(ctx, t, s, transport))
 	}
 
-	every, err := s.Client().CoreV1().Secrets("kube-system").Watch(ctx, metav1.ListOptions{FieldSelector: "type=bootstrap.kubernetes.io/token"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	created := map[string]int{} // tokens for each node, after each write
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		for event := range every.ResultChan() {
-			if secret, ok := event.Object.(*corev1.Secret); ok && event.Type == watch.Added {
-				if secret.Name == lastSecret {
-					every.Stop()
-					return
-				}
-				node, _, _ := strings.Cut(secret.Annotations["kubejoin.io/replaces-node"], "/")
-				if created[node]++; created[node] > 1 {
-					t.Errorf("%s: another token was created", node)
-				}
-			}
-		}
-	})
 	began := time.Now()
 	var done, attempts atomic.Int64
-	got := make([][2]string, returners)
+	got := make([][2][]byte, returners)
 	each(func(i int) {
 		if done.Add(1) == returners/2 {
 			first.Kill(t)
@@ -265,9 +242,9 @@ func TestThousandRejoinsGetOneTokenEach(t *testing.T) {
 			both.Go(func() {
 				for try := 0; ; try++ {
 					attempts.Add(1)
-					token, err := replicas[(i+half*2+try)%len(replicas)](ctx, machines[i])
+					chain, err := replicas[(i+half*2+try)%len(replicas)](ctx, machines[i])
 					if err == nil {
-						got[i][half] = token
+						got[i][half] = chain
 						return
 					}
 					if errors.Is(err, errFinal) || ctx.Err() != nil {
@@ -280,35 +257,25 @@ func TestThousandRejoinsGetOneTokenEach(t *testing.T) {
 		both.Wait()
 	})
 	t.Logf("%d rejoins, each at two replicas, after %s and %d attempts", returners, time.Since(began).Round(time.Second), attempts.Load())
-	last := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: lastSecret}, Type: corev1.SecretTypeBootstrapToken}
-	if _, err := s.Client().CoreV1().Secrets("kube-system").Create(ctx, last, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	watching.Wait()
-	if len(created) != returners {
-		t.Errorf("saw tokens for %d nodes created, want %d", len(created), returners)
-	}
-	for i, pair := range got {
-		if pair[0] == "" || pair[0] != pair[1] {
-			t.Errorf("%s: got tokens %s and %s, want one", machines[i].node, tokens.Redact(pair[0]), tokens.Redact(pair[1]))
+	for i, m := range machines {
+		var fingerprints []string
+		for _, chain := range got[i] {
+			block, _ := pem.Decode(chain)
+			if block == nil {
+				t.Errorf("%s: got no certificate", m.node)
+				continue
+			}
+			cert, err := x509.ParseCertificate(block.Bytes)
+			if err != nil || cert.Subject.CommonName != tokens.NodeUserPrefix+m.node || pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo) != m.key {
+				t.Errorf("%s: got %v, %v, want a certificate of the node for its key", m.node, cert, err)
+				continue
+			}
+			fingerprints = append(fingerprints, string(revocation.FingerprintOf(cert)))
 		}
-		if pair[0] != "" {
-			s.ParseToken(t, pair[0])
-		}
-	}
-	secrets, err := s.Client().CoreV1().Secrets("kube-system").List(ctx, metav1.ListOptions{FieldSelector: "type=bootstrap.kubernetes.io/token"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	of := map[string]int{}
-	for _, secret := range secrets.Items {
-		node, _, _ := strings.Cut(secret.Annotations["kubejoin.io/replaces-node"], "/")
-		of[node]++
-	}
-	for _, m := range machines {
 		c, err := claims.Get(ctx, m.node)
-		if err != nil || len(c.Identity.Rejoins) != 1 || of[m.node] != 1 {
-			t.Errorf("%s: got rejoins %v, %v and %d tokens, want one of each", m.node, c.Identity.Rejoins, err, of[m.node])
+		known := pkcs10.IDOfKey(m.expired.Leaf.RawSubjectPublicKeyInfo)
+		if err != nil || len(c.Identity.Rejoins) != 1 || !slices.Equal(c.Identity.Keys, []string{known, m.key}) || !slices.Contains(fingerprints, c.Identity.Fingerprint) {
+			t.Errorf("%s: got identity %+v, %v, want one rejoin, both keys, and a certificate that the machine got", m.node, c.Identity, err)
 		}
 	}
 	for i, transport := range failing {

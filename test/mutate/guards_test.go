@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -65,21 +66,69 @@ func TestSwitchesKeepConditions(t *testing.T) {
 	}
 }
 
+// A line without its guard is reported after the run, so that it does not hide the guards that no test notices.
 func TestExplanationNeedsGuard(t *testing.T) {
-	for name, test := range map[string]struct{ text, want string }{
-		"no guard":          {"signer/ca.go: f: b\n  reason\n", "there is no guard signer/ca.go: f: b"},
-		"of another folder": {"server/ca.go: f: b\n  reason\n", ""},
-		"guard":             {"# comment\nsigner/ca.go: f: a\n  reason\n", ""},
-		"one of two":        {"signer/ca.go: f: b\nsigner/ca.go: f: a\n  reason\n", "there is no guard signer/ca.go: f: b"},
-		"no reason":         {"signer/ca.go: f: a\n", "no reason for signer/ca.go: f: a"},
+	for name, test := range map[string]struct{ text, stale, want string }{
+		"no guard":          {"signer/ca.go: f: b\n  reason\n", "signer/ca.go: f: b", ""},
+		"of another folder": {"server/ca.go: f: b\n  reason\n", "", ""},
+		"guard":             {"# comment\nsigner/ca.go: f: a\n  reason\n", "", ""},
+		"one of two":        {"signer/ca.go: f: b\nsigner/ca.go: f: a\n  reason\n", "signer/ca.go: f: b", ""},
+		"no reason":         {"signer/ca.go: f: a\n", "", "no reason for signer/ca.go: f: a"},
 	} {
-		g := &guard{file: "signer/ca.go", function: "f", text: "a"}
-		err := explain([]*guard{g}, test.text)
+		g := &guard{file: "signer/ca.go", function: "f", text: "a", killer: "TestA"}
+		stale, err := explain([]*guard{g}, test.text)
 		if (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: explain = %v, want %q", name, err, test.want)
 		}
-		if (name == "guard") != (g.reason == "reason") {
+		if got := strings.Join(stale, ";"); got != test.stale {
+			t.Errorf("%s: stale lines %q, want %q", name, got, test.stale)
+		}
+		if err := report([]*guard{g}, stale); (err != nil) != (test.stale != "") {
+			t.Errorf("%s: report = %v with stale lines %q", name, err, stale)
+		}
+		if (g.reason == "reason") != strings.Contains(test.text, "f: a\n  reason") {
 			t.Errorf("%s: the guard has reason %q", name, g.reason)
 		}
+	}
+}
+
+// A change of a condition must change its line in explained.txt, or remove it.
+func TestExplainedGuardsExist(t *testing.T) {
+	t.Chdir("../..")
+	text, err := os.ReadFile(explainedFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var guards []*guard
+	for _, folder := range strings.Fields(guarded) {
+		err := filepath.WalkDir(strings.TrimSuffix(folder, "..."), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			_, found, err := guardsOf(path, 1)
+			for _, g := range found {
+				g.file = filepath.ToSlash(path)
+			}
+			guards = append(guards, found...)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	stale, err := explain(guards, string(text))
+	if err != nil {
+		t.Error(err)
+	}
+	// A line about a folder without guards explains nothing, either.
+	explained := 0
+	for _, g := range guards {
+		if g.reason != "" {
+			explained++
+		}
+	}
+	lines := regexp.MustCompile(`(?m)^[^#\s].*`).FindAllString(string(text), -1)
+	if explained != len(lines) || len(stale) > 0 {
+		t.Errorf("%s: %d lines explain %d guards; these name no guard:\n%s", explainedFile, len(lines), explained, strings.Join(stale, "\n"))
 	}
 }

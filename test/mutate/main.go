@@ -31,7 +31,11 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-const explainedFile = "test/mutate/explained.txt"
+const (
+	explainedFile = "test/mutate/explained.txt"
+	// guarded are the packages whose guards are switched off, and whose tests run.
+	guarded = "./tokens/... ./signer/... ./server/... ./internal/httplimit/..."
+)
 
 //go:embed mutant.go.txt
 var mutantSource string
@@ -47,8 +51,8 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("mutate", flag.ExitOnError)
-	only := flags.String("only", "./tokens/... ./signer/... ./server/... ./internal/httplimit/...", "packages whose guards to switch off")
-	tests := flags.String("tests", "./tokens/... ./signer/... ./server/... ./internal/httplimit/...", "packages whose tests to run")
+	only := flags.String("only", guarded, "packages whose guards to switch off")
+	tests := flags.String("tests", guarded, "packages whose tests to run")
 	pattern := flags.String("run", ".", "tests to run, as for 'go test'")
 	workers := flags.Int("workers", 2, "guards to switch off at the same time")
 	limit := flags.Duration("limit", 3*time.Minute, "longest run of one package's tests with a guard off")
@@ -69,7 +73,8 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := explain(guards, string(explained)); err != nil {
+	stale, err := explain(guards, string(explained))
+	if err != nil {
 		return err
 	}
 	binaries, err := compile(ctx, dir, guards, strings.Fields(*tests))
@@ -91,7 +96,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	return report(guards)
+	return report(guards, stale)
 }
 
 // each calls f for all items, n at the same time.
@@ -193,14 +198,14 @@ func compile(ctx context.Context, dir string, guards []*guard, patterns []string
 	if err != nil {
 		return nil, err
 	}
-	guarded := map[string]bool{}
+	have := map[string]bool{}
 	for _, g := range guards {
-		guarded[g.pkg] = true
+		have[g.pkg] = true
 	}
 	var binaries []*binary
 	for _, p := range packages {
 		pkg, isTest := strings.CutSuffix(p.ImportPath, ".test")
-		if !isTest || !slices.ContainsFunc(p.Deps, func(dep string) bool { return guarded[strings.Fields(dep)[0]] }) {
+		if !isTest || !slices.ContainsFunc(p.Deps, func(dep string) bool { return have[strings.Fields(dep)[0]] }) {
 			continue
 		}
 		b := &binary{pkg: pkg, dir: p.Dir, path: filepath.Join(dir, strconv.Itoa(len(binaries)), path.Base(pkg)+".test")}
@@ -313,8 +318,8 @@ func (g *guard) test(ctx context.Context, binaries []*binary, limit time.Duratio
 	return nil
 }
 
-// report prints how many guards survived. It returns an error if any did.
-func report(guards []*guard) error {
+// report prints the stale lines of the explanations, and how many guards survived. It returns an error if there are any.
+func report(guards []*guard, stale []string) error {
 	explained, survivors := 0, 0
 	for _, g := range guards {
 		if g.reason != "" {
@@ -324,15 +329,21 @@ func report(guards []*guard) error {
 		}
 	}
 	fmt.Printf("%d guards: %d noticed by a test, %d explained, %d survived\n", len(guards), len(guards)-explained-survivors, explained, survivors)
-	if survivors > 0 {
+	for _, line := range stale {
+		fmt.Printf("%s: there is no guard %s\n", explainedFile, line)
+	}
+	switch {
+	case survivors > 0:
 		return fmt.Errorf("no test notices the loss of %d guards: test them, or put the reason why nobody can into %s", survivors, explainedFile)
+	case len(stale) > 0:
+		return fmt.Errorf("%s: %d lines name no guard: remove or mend them", explainedFile, len(stale))
 	}
 	return nil
 }
 
 // explain reads the reasons of guards from text: one or more lines with guards, and then an indented line with their
-// reason. A line that matches no guard is an error if its package was instrumented.
-func explain(guards []*guard, text string) error {
+// reason. explain returns the lines of instrumented packages that match no guard.
+func explain(guards []*guard, text string) (stale []string, err error) {
 	byKey, folders := map[string]*guard{}, map[string]bool{}
 	for _, g := range guards {
 		byKey[g.key()], folders[path.Dir(g.file)] = g, true
@@ -354,11 +365,11 @@ func explain(guards []*guard, text string) error {
 		if g := byKey[trimmed]; g != nil {
 			about = append(about, g)
 		} else if folders[path.Dir(file)] {
-			return fmt.Errorf("%s: there is no guard %s", explainedFile, trimmed)
+			stale = append(stale, trimmed)
 		}
 	}
 	if len(about) > 0 {
-		return fmt.Errorf("%s: no reason for %s", explainedFile, about[0].key())
+		return nil, fmt.Errorf("%s: no reason for %s", explainedFile, about[0].key())
 	}
-	return nil
+	return stale, nil
 }

@@ -3,7 +3,6 @@ package etcdstore
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"log/slog"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -78,20 +78,20 @@ func (c Config) tls() (*tls.Config, error) {
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
+		bundle, err := os.ReadFile(c.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("etcd-cafile: %w", err)
 		}
-		if t.RootCAs = x509.NewCertPool(); !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("etcd-cafile: %s has no PEM certificate", c.CAFile)
+		if t.RootCAs, err = pemfile.Pool(bundle); err != nil {
+			return nil, fmt.Errorf("etcd-cafile: %s: %w", c.CAFile, err)
 		}
 	}
 	if c.CertFile != "" {
-		if _, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile); err != nil {
+		if _, err := pemfile.LoadKeyPair(c.CertFile, c.KeyFile); err != nil {
 			return nil, fmt.Errorf("etcd-certfile: %w", err)
 		}
 		t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
+			pair, err := pemfile.LoadKeyPair(c.CertFile, c.KeyFile)
 			return &pair, err
 		}
 	}

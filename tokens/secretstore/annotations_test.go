@@ -84,18 +84,22 @@ func TestDecodeLimits(t *testing.T) {
 		{annotations: "role=worker", problems: []string{`"worker" given`}},
 		{annotations: "role=Control-Plane", problems: []string{`"Control-Plane" given`}},
 
-		{annotations: "nodes=worker-2,worker-1", nodes: []string{"worker-2", "worker-1"}},
-		{annotations: "nodes=", problems: []string{`kubejoin.io/nodes: node name "", ` + names}},
-		{annotations: "nodes=a,b,", nodes: []string{"a", "b"}, problems: []string{`kubejoin.io/nodes: node name "", ` + names}},
-		{annotations: "nodes=a,a", nodes: []string{"a"}, problems: []string{`kubejoin.io/nodes: "a" is given twice`}},
-		{annotations: "nodes=worker-*", problems: []string{`node name "worker-*", ` + names}},
+		{annotations: "nodes=+worker-2,-worker-1,!worker-3", nodes: []string{"worker-2", "worker-1", "worker-3"}},
+		{annotations: "nodes=", problems: []string{`kubejoin.io/nodes: "" given, want a node name after +, - or !`}},
+		{annotations: "nodes=a", problems: []string{`kubejoin.io/nodes: "a" given, want a node name after +, - or !`}},
+		{annotations: "nodes=+", problems: []string{`kubejoin.io/nodes: node name "", ` + names}},
+		{annotations: "nodes=+a,+b,", nodes: []string{"a", "b"}, problems: []string{`kubejoin.io/nodes: "" given, want a node name`}},
+		{annotations: "nodes=+a,-a", nodes: []string{"a"}, problems: []string{`kubejoin.io/nodes: "a" is given twice`}},
+		{annotations: "nodes=+-a", problems: []string{`node name "-a", ` + names}},
+		{annotations: "nodes=+worker-*", problems: []string{`node name "worker-*", ` + names}},
+		{annotations: "left=a", problems: []string{"kubejoin.io/left: unknown annotation"}},
 
-		{annotations: "max-node=1", problems: []string{"kubejoin.io/max-node: unknown annotation, want kubejoin.io/nodes, left, lost, max-nodes, node-names"}},
+		{annotations: "max-node=1", problems: []string{"kubejoin.io/max-node: unknown annotation, want kubejoin.io/nodes, max-nodes, node-names"}},
 		{annotations: "Max-Nodes=1", problems: []string{"kubejoin.io/Max-Nodes: unknown annotation"}},
 		{annotations: "token-uid=1", problems: []string{"kubejoin.io/token-uid: unknown annotation"}}, // only allowed on a claim
 		{annotations: "=1", problems: []string{"kubejoin.io/: unknown annotation"}},
 		{
-			annotations: "max-nodes=x\nrole=x\nnodes=X\nb=1\na=1\ncertificate-duration=8h", want: tokens.Limits{CertificateDuration: 8 * time.Hour},
+			annotations: "max-nodes=x\nrole=x\nnodes=+X\nb=1\na=1\ncertificate-duration=8h", want: tokens.Limits{CertificateDuration: 8 * time.Hour},
 			problems: []string{`max-nodes: "x" given`, `role: "x" given`, `nodes: node name "X"`, "kubejoin.io/a, kubejoin.io/b: unknown annotation"},
 		},
 	} {
@@ -154,7 +158,7 @@ func TestClearedProblemRewritesLimits(t *testing.T) {
 	annotate(secret, "max-nodes", "many")
 	annotate(secret, "certificate-duration", "480m")
 	annotate(secret, "zone", "eu")
-	annotate(secret, "nodes", "a,a")
+	annotate(secret, "nodes", "+a,+a")
 	secret.Annotations["example.com/zone"] = "eu"
 	before, err := decode(secret)
 	if err != nil || before.Limits.Problem == nil {
@@ -166,7 +170,7 @@ func TestClearedProblemRewritesLimits(t *testing.T) {
 	if r, err := decode(secret); err != nil || r.Limits.Problem != nil {
 		t.Fatalf("decode = %+v, %v", r, err)
 	}
-	if len(secret.Annotations) != 4 || secret.Annotations["kubejoin.io/certificate-duration"] != "8h0m0s" || secret.Annotations["kubejoin.io/nodes"] != "a" ||
+	if len(secret.Annotations) != 4 || secret.Annotations["kubejoin.io/certificate-duration"] != "8h0m0s" || secret.Annotations["kubejoin.io/nodes"] != "+a" ||
 		secret.Annotations["kubejoin.io/role"] != "control-plane" || secret.Annotations["example.com/zone"] != "eu" {
 		t.Errorf("got annotations %v, want all valid limits and the annotation of others", secret.Annotations)
 	}

@@ -93,7 +93,7 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 		group: func(c cachedClaim) string { return c.TokenID }, // "" for released claims
 		log:   log,
 	}
-	if err := c.follow(ctx, outage.Follow(labelled{leases}, "", c.outage), &coordinationv1.Lease{}); err != nil {
+	if err := c.follow(ctx, outage.Follow(client, labelled{leases}, "", c.outage), &coordinationv1.Lease{}); err != nil {
 		return nil, fmt.Errorf("watch claims: %w", err)
 	}
 	return &Claims{leases: leases, namespace: namespace, cache: c}, nil

@@ -357,12 +357,12 @@ func TestReleasedLease(t *testing.T) {
 	}
 }
 
-// A Lease that is not a claim, such as that of the leader election, must stay unchanged and unlisted.
+// A Lease that is not a claim, even one with the name of a node, must stay unchanged and unlisted.
 func TestIgnoresOtherLease(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	holder := "pod-1"
 	lease, err := leases.Create(t.Context(), &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: "kubejoin"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder},
+		ObjectMeta: metav1.ObjectMeta{Name: "worker-2"}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -371,19 +371,19 @@ func TestIgnoresOtherLease(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitClaims(t, s, "worker-1", func(all []tokens.Claim) bool { return len(all) == 1 && all[0].Node == "worker-1" })
-	_, getErr := s.Get(t.Context(), "kubejoin")
-	_, findErr := s.Find(t.Context(), "kubejoin")
-	_, updateErr := s.Update(t.Context(), "kubejoin", func(*tokens.Claim) error { return nil })
+	_, getErr := s.Get(t.Context(), "worker-2")
+	_, findErr := s.Find(t.Context(), "worker-2")
+	_, updateErr := s.Update(t.Context(), "worker-2", func(*tokens.Claim) error { return nil })
 	for what, err := range map[string]error{"Get": getErr, "Find": findErr, "Update": updateErr} {
 		if !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("%s = %v, want ErrNotFound", what, err)
 		}
 	}
-	_, err = s.Create(t.Context(), claim("kubejoin"))
-	if !errors.Is(err, tokens.ErrExists) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/kubejoin") {
+	_, err = s.Create(t.Context(), claim("worker-2"))
+	if !errors.Is(err, tokens.ErrExists) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/worker-2") {
 		t.Errorf("Create = %v, want ErrExists that names the Lease", err)
 	}
-	after, err := leases.Get(t.Context(), "kubejoin", metav1.GetOptions{})
+	after, err := leases.Get(t.Context(), "worker-2", metav1.GetOptions{})
 	if err != nil || after.ResourceVersion != lease.ResourceVersion {
 		t.Errorf("got other Lease %+v, %v, want it unchanged", after, err)
 	}

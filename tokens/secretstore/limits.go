@@ -1,6 +1,7 @@
 package secretstore
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -17,11 +18,13 @@ import (
 // copied to the Leases of its claims.
 const annotationPrefix = "kubejoin.io/"
 
-// These annotations contain [tokens.Record.Nodes], [tokens.Record.Left] and [tokens.Record.Lost] on the Secret.
+// nodesAnnotation contains [tokens.Record.Nodes] on the Secret, each name with a mark. All marks have one byte, so the
+// annotation does not grow when a name gets another mark: a name that fits when it is counted can be released.
 const (
 	nodesAnnotation = "nodes"
-	leftAnnotation  = "left"
-	lostAnnotation  = "lost"
+	joinedMark      = "+"
+	leftMark        = "-" // in tokens.Record.Left
+	lostMark        = "!" // in tokens.Record.Lost
 )
 
 // creatorAnnotation contains [tokens.Record.Creator] on the Secret. It does not have annotationPrefix,
@@ -60,7 +63,7 @@ var limitAnnotations = []struct {
 		"node-names",
 		func(l tokens.Limits) string { return strings.Join(l.NodeNames, ",") },
 		func(l *tokens.Limits, value string) error {
-			names, err := readNames(value, tokens.CheckNodePattern)
+			names, err := readNames(value)
 			if err != nil {
 				return err
 			}
@@ -168,11 +171,11 @@ func annotationError(name string, err error) error {
 
 // readNames splits a comma-separated list. At the first invalid or repeated name, it returns the names
 // before it and an error.
-func readNames(value string, check func(string) error) ([]string, error) {
+func readNames(value string) ([]string, error) {
 	var names []string
 	seen := map[string]bool{}
 	for name := range strings.SplitSeq(value, ",") {
-		if err := check(name); err != nil {
+		if err := tokens.CheckNodePattern(name); err != nil {
 			return names, err
 		}
 		if seen[name] {
@@ -182,6 +185,49 @@ func readNames(value string, check func(string) error) ([]string, error) {
 		names = append(names, name)
 	}
 	return names, nil
+}
+
+// writeNodes returns the value of nodesAnnotation.
+func writeNodes(r tokens.Record) string {
+	marks := map[string]string{}
+	for _, name := range r.Left {
+		marks[name] = leftMark
+	}
+	for _, name := range r.Lost {
+		marks[name] = lostMark
+	}
+	entries := make([]string, len(r.Nodes))
+	for i, name := range r.Nodes {
+		entries[i] = cmp.Or(marks[name], joinedMark) + name
+	}
+	return strings.Join(entries, ",")
+}
+
+// readNodes adds the names in the value of nodesAnnotation to a record. At the first invalid or repeated name, it stops
+// with an error.
+func readNodes(r *tokens.Record, value string) error {
+	seen := map[string]bool{}
+	for entry := range strings.SplitSeq(value, ",") {
+		mark, name := entry[:min(1, len(entry))], entry[min(1, len(entry)):]
+		if !slices.Contains([]string{joinedMark, leftMark, lostMark}, mark) {
+			return fmt.Errorf("%.300q given, want a node name after %s, %s or %s", tokens.Redact(entry), joinedMark, leftMark, lostMark)
+		}
+		if err := tokens.CheckNodeName(name); err != nil {
+			return err
+		}
+		if seen[name] {
+			return fmt.Errorf("%q is given twice", name)
+		}
+		seen[name] = true
+		r.Nodes = append(r.Nodes, name)
+		switch mark {
+		case leftMark:
+			r.Left = append(r.Left, name)
+		case lostMark:
+			r.Lost = append(r.Lost, name)
+		}
+	}
+	return nil
 }
 
 // applyLimits writes the differences between before and after. If before has a Problem, applyLimits writes all

@@ -1,6 +1,8 @@
 package secretstore_test
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -42,7 +44,7 @@ func update(t *testing.T, secret *corev1.Secret) {
 func TestAnnotations(t *testing.T) {
 	s := open(t, nil)
 	r, err := s.Create(t.Context(), tokens.Record{
-		Token: tokens.Generate(), Nodes: []string{"worker-2", "worker-1"},
+		Token: tokens.Generate(), Nodes: []string{"worker-2", "worker-1", "worker-3"}, Left: []string{"worker-1"}, Lost: []string{"worker-3"},
 		Limits: tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "db.example"}, CertificateDuration: 90 * time.Minute, Role: "control-plane"},
 	})
 	if err != nil {
@@ -51,7 +53,7 @@ func TestAnnotations(t *testing.T) {
 	secret := secretOf(t, r.Token)
 	wantMap(t, "annotations", secret.Annotations, map[string]string{
 		"kubejoin.io/max-nodes": "3", "kubejoin.io/node-names": "worker-*,db.example", "kubejoin.io/role": "control-plane",
-		"kubejoin.io/certificate-duration": "1h30m0s", "kubejoin.io/nodes": "worker-2,worker-1",
+		"kubejoin.io/certificate-duration": "1h30m0s", "kubejoin.io/nodes": "+worker-2,-worker-1,!worker-3",
 	})
 
 	// Annotations of others stay, and so do values in another format.
@@ -65,14 +67,14 @@ func TestAnnotations(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	change(func(c *tokens.Record) { c.Nodes = append(c.Nodes, "db.example") })
+	change(func(c *tokens.Record) { c.Uncount("worker-3"); c.Nodes = append(c.Nodes, "db.example") })
 	wantMap(t, "annotations", secretOf(t, r.Token).Annotations, map[string]string{
 		"kubejoin.io/max-nodes": "3", "kubejoin.io/node-names": "worker-*,db.example", "kubejoin.io/role": "control-plane",
-		"kubejoin.io/certificate-duration": "90m", "kubejoin.io/nodes": "worker-2,worker-1,db.example",
+		"kubejoin.io/certificate-duration": "90m", "kubejoin.io/nodes": "+worker-2,-worker-1,+db.example",
 		"example.com/a": "b", "notkubejoin.io/max-nodes": "many",
 	})
 	change(func(c *tokens.Record) {
-		c.Limits, c.Nodes = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"}}, nil
+		c.Limits, c.Nodes, c.Left = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"}}, nil, nil
 	})
 	wantMap(t, "annotations", secretOf(t, r.Token).Annotations, map[string]string{
 		"kubejoin.io/replaces-node": "worker-1/u-1", "example.com/a": "b", "notkubejoin.io/max-nodes": "many",
@@ -109,7 +111,7 @@ func TestMalformedLimits(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: "kube-system", Name: "bootstrap-token-" + token.ID(),
 				Annotations: map[string]string{
-					"kubejoin.io/max-nodes": "0", "kubejoin.io/max-node": "1", "kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "a,b,a", "example.com/a": "b",
+					"kubejoin.io/max-nodes": "0", "kubejoin.io/max-node": "1", "kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "+a,+b,+a", "example.com/a": "b",
 				},
 			},
 			Type: api.SecretTypeBootstrapToken,
@@ -149,10 +151,91 @@ func TestMalformedLimits(t *testing.T) {
 		t.Errorf("Update that repairs the limits = %+v, %v", repaired, err)
 	}
 	wantMap(t, "annotations", secretOf(t, token).Annotations, map[string]string{
-		"kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "a,b", "example.com/a": "b",
+		"kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "+a,+b", "example.com/a": "b",
 	})
 	wait(t, s, "no problem", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.Problem == nil })
 	if n := strings.Count(log.String(), "bootstrap token has malformed limits"); n != 2 { // also of the expired token
 		t.Errorf("got %d log lines about malformed limits, want one for each token:\n%s", n, log.String())
+	}
+}
+
+// TestTokenForManyLongNames counts and releases as many names as a token can have, each as long as a name can be. It
+// catches a Secret that outgrows its annotations: then its claims cannot be released.
+func TestTokenForManyLongNames(t *testing.T) {
+	s := open(t, nil)
+	claims, _ := openClaims(t, nil)
+	ctx := t.Context()
+	pattern := func(i, n int) string { return fmt.Sprintf("%0*d*", n-1, i) }
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Creator = tokens.CreatorOf("ada")
+	r.Limits = tokens.Limits{MaxNodes: tokens.MaxNodes, NodeNames: []string{"*", pattern(0, 252)}, CertificateDuration: 8*time.Hour + time.Second, Role: tokens.RoleControlPlane, Rejoin: tokens.RejoinAllow}
+	for i := range 11 {
+		r.Limits.NodeNames = append(r.Limits.NodeNames, pattern(i, 253))
+	}
+	if err := r.CheckNew(); err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Create(ctx, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := r.Token.ID()
+	var names []string
+	for i := range tokens.MaxNodes {
+		names = append(names, fmt.Sprintf("%0253d", i))
+	}
+	change := func(change func(*tokens.Record)) {
+		t.Helper()
+		if r, err = s.Update(ctx, id, func(c *tokens.Record) error { change(c); return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(func(c *tokens.Record) { c.Nodes = slices.Clone(names) })
+	free := 256 << 10
+	for key, value := range secretOf(t, r.Token).Annotations {
+		free -= len(key) + len(value)
+	}
+	if free < 3<<10 {
+		t.Errorf("the annotations leave %d bytes to other programs, want 3 KiB", free)
+	}
+	held := make([]tokens.Claim, len(names)-10)
+	for i, node := range names[:len(held)] {
+		c := claim(node)
+		c.TokenID, c.TokenUID, c.Limits = id, r.UID, r.Limits
+		if held[i], err = claims.Create(ctx, c); err == nil {
+			err = tokens.Leave(ctx, s, claims, held[i])
+		}
+		if err != nil {
+			t.Fatalf("claim %d: %v", i, err)
+		}
+	}
+	for i, c := range held {
+		if i%100 == 0 {
+			if _, err := tokens.GiveBack(ctx, s, claims, id, c.Node); !errors.Is(err, tokens.ErrConflict) {
+				t.Errorf("claim %d: got error %v before it is released, want ErrConflict", i, err)
+			}
+		}
+		if err = tokens.Release(ctx, claims, c, c.PastAfterRelease(time.Now(), 0)); err == nil {
+			_, err = tokens.GiveBack(ctx, s, claims, id, c.Node)
+		}
+		if err != nil {
+			t.Fatalf("release claim %d: %v", i, err)
+		}
+	}
+	for _, node := range names[len(held):] { // kubejoin stopped before it wrote these claims
+		if r, err = tokens.GiveBack(ctx, s, claims, id, node); err != nil || len(r.Lost) > 0 {
+			t.Fatalf("give back %s: %v, %d names are lost", node, err, len(r.Lost))
+		}
+	}
+	if len(r.Nodes) > 0 || r.Spent() {
+		t.Errorf("the token counts %d names, want none", len(r.Nodes))
+	}
+	change(func(c *tokens.Record) { c.Nodes, c.Left = slices.Clone(names), slices.Clone(names) }) // they join again, and leave
+	if got, err := s.Get(ctx, id); err != nil || !slices.Equal(got.Left, names) || !got.Spent() {
+		t.Errorf("got %d names that have left, %v, want all and a spent token", len(got.Left), err)
+	}
+	change(func(c *tokens.Record) { c.Nodes, c.Left = nil, nil })
+	if err := s.Delete(ctx, r); err != nil {
+		t.Error(err)
 	}
 }

@@ -71,17 +71,13 @@ func decode(secret *corev1.Secret) (tokens.Record, error) {
 	if creator := secret.Annotations[creatorAnnotation]; len(creator) <= maxCreator {
 		r.Creator = creator
 	}
-	r.Limits = readLimits(secret.Annotations, nodesAnnotation, leftAnnotation, lostAnnotation)
+	r.Limits = readLimits(secret.Annotations, nodesAnnotation)
 	// If a name is lost, kubejoin cannot tell whether the token is spent.
-	for name, names := range map[string]*[]string{nodesAnnotation: &r.Nodes, leftAnnotation: &r.Left, lostAnnotation: &r.Lost} {
-		if value, given := secret.Annotations[annotationPrefix+name]; given {
-			if *names, err = readNames(value, tokens.CheckNodeName); err != nil {
-				r.Limits.Problem = errors.Join(r.Limits.Problem, annotationError(name, err))
-			}
+	if value, given := secret.Annotations[annotationPrefix+nodesAnnotation]; given {
+		if err := readNodes(&r, value); err != nil {
+			r.Limits.Problem = errors.Join(r.Limits.Problem, annotationError(nodesAnnotation, err))
 		}
 	}
-	uncounted := func(name string) bool { return !slices.Contains(r.Nodes, name) } // the count was edited
-	r.Left, r.Lost = slices.DeleteFunc(r.Left, uncounted), slices.DeleteFunc(r.Lost, uncounted)
 	return r, nil
 }
 
@@ -150,11 +146,9 @@ func apply(secret *corev1.Secret, before, after tokens.Record) {
 	if after.Creator != before.Creator {
 		annotateKey(secret, creatorAnnotation, after.Creator)
 	}
-	applyLimits(secret, before.Limits, after.Limits, nodesAnnotation, leftAnnotation, lostAnnotation)
+	applyLimits(secret, before.Limits, after.Limits, nodesAnnotation)
 	// Compare with the annotations: decode may have dropped names from before.
-	annotate(secret, nodesAnnotation, strings.Join(after.Nodes, ","))
-	annotate(secret, leftAnnotation, strings.Join(after.Left, ","))
-	annotate(secret, lostAnnotation, strings.Join(after.Lost, ","))
+	annotate(secret, nodesAnnotation, writeNodes(after))
 	if len(after.Nodes) > 0 {
 		if secret.Labels == nil {
 			secret.Labels = map[string]string{}

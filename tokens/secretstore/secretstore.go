@@ -73,7 +73,7 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 	}
 	// With the field selector, the API server does not send other Secrets.
 	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
-	if err := c.follow(ctx, outage.Follow(secrets, only, c.outage), &corev1.Secret{}); err != nil {
+	if err := c.follow(ctx, outage.Follow(client, secrets, only, c.outage), &corev1.Secret{}); err != nil {
 		return nil, fmt.Errorf("watch bootstrap tokens: %w", err)
 	}
 	return &Store{secrets: secrets, cache: c}, nil

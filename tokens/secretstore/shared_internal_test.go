@@ -74,7 +74,7 @@ func TestUpdateStartsFromCache(t *testing.T) {
 	}{
 		"current":           {func(*corev1.Secret) {}, 0},
 		"an older version":  {func(s *corev1.Secret) { s.ResourceVersion = "0" }, 1},
-		"change fails":      {func(s *corev1.Secret) { s.Annotations["kubejoin.io/nodes"] = "gone" }, 1},
+		"change fails":      {func(s *corev1.Secret) { s.Annotations["kubejoin.io/nodes"] = "+gone" }, 1},
 		"without a limit":   {func(s *corev1.Secret) { s.Annotations = nil }, 1},
 		"another Secret":    {func(s *corev1.Secret) { s.Name = "bootstrap-token-zzzzzz" }, 1},
 		"damaged":           {func(s *corev1.Secret) { s.Type = corev1.SecretTypeOpaque }, 1},

@@ -45,6 +45,20 @@ func testUpdate(t *testing.T, s tokens.Store) {
 	wantError(t, "Update of an unknown ID", err, tokens.ErrNotFound)
 }
 
+// testDisable catches a token that works after its revocation has begun, and one that loses what a retry needs.
+func testDisable(t *testing.T, s tokens.Store) {
+	r := create(t, s, sample())
+	for range 2 { // a retry
+		if _, err := s.Update(t.Context(), r.Token.ID(), func(c *tokens.Record) error { c.Disable(); return nil }); err != nil {
+			t.Fatalf("Update: %v", err)
+		}
+	}
+	got := get(t, s, r.Token.ID())
+	want := r
+	want.Signing, want.Authentication, want.Groups, want.Version = false, false, nil, got.Version
+	wantSame(t, "Get", got, want)
+}
+
 func testUpdateFails(t *testing.T, s tokens.Store) {
 	r := create(t, s, sample())
 	enough := errors.New("enough")

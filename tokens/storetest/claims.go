@@ -72,10 +72,9 @@ func sampleClaim() tokens.Claim {
 
 		Identity: tokens.Identity{
 			NodeUID: "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0d", Keys: []string{key("e"), key("d")}, BoundKey: key("f"),
-			NotAfter:  time.Date(2032, 2, 3, 4, 5, 6, 0, time.UTC),
-			Challenge: time.Date(2032, 3, 4, 5, 6, 7, 123456000, time.UTC),
-			Rejoins:   []time.Time{time.Date(2032, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2032, 3, 4, 5, 6, 7, 0, time.UTC)},
-			TokenID:   "abc123", TokenExpires: time.Date(2032, 3, 4, 5, 16, 7, 0, time.UTC),
+			NotAfter: time.Date(2032, 2, 3, 4, 5, 6, 0, time.UTC),
+			Rejoins:  []time.Time{time.Date(2032, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2032, 3, 4, 5, 6, 7, 0, time.UTC)},
+			TokenID:  "abc123",
 		},
 	}
 }

@@ -31,6 +31,7 @@ func Run(t *testing.T, open func(t *testing.T) tokens.Store) {
 		{"KeepsFields", testKeepsFields},
 		{"List", testList},
 		{"Update", testUpdate},
+		{"Disable", testDisable},
 		{"UpdateFails", testUpdateFails},
 		{"UpdateRefuses", testUpdateRefuses},
 		{"UpdateStartsOver", testUpdateStartsOver},

@@ -130,38 +130,42 @@ func PEM(der []byte) []byte {
 func RSA(bits int, subject []byte) []byte {
 	modulus := new(big.Int).SetBit(new(big.Int).Lsh(big.NewInt(1), uint(bits-1)), 0, 1)
 	null := asn1.RawValue{Tag: asn1.TagNull}
-	type publicKey struct {
-		Algorithm pkix.AlgorithmIdentifier
-		Key       asn1.BitString
-	}
 	key := encode(struct {
 		N *big.Int
 		E int
 	}{modulus, 65537})
+	return unsigned(
+		pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, Parameters: null}, key,
+		pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 11}, Parameters: null}, bits/8, subject)
+}
+
+// MLDSA65 returns a request in DER with the sizes and the algorithm of ML-DSA-65 (RFC 9881). The key is not valid, and
+// neither is the signature.
+func MLDSA65(subject []byte) []byte {
+	mldsa65 := pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}}
+	return unsigned(mldsa65, bytes.Repeat([]byte{1}, 1952), mldsa65, 3309, subject)
+}
+
+// unsigned returns a request with an invalid signature of that many bytes.
+func unsigned(keyAlgorithm pkix.AlgorithmIdentifier, key []byte, signatureAlgorithm pkix.AlgorithmIdentifier, signature int, subject []byte) []byte {
+	type publicKey struct {
+		Algorithm pkix.AlgorithmIdentifier
+		Key       asn1.BitString
+	}
+	type info struct {
+		Version    int
+		Subject    asn1.RawValue
+		Key        publicKey
+		Attributes []asn1.RawValue `asn1:"tag:0"`
+	}
 	return encode(struct {
-		Info struct {
-			Version    int
-			Subject    asn1.RawValue
-			Key        publicKey
-			Attributes []asn1.RawValue `asn1:"tag:0"`
-		}
+		Info      info
 		Algorithm pkix.AlgorithmIdentifier
 		Signature asn1.BitString
 	}{
-		Info: struct {
-			Version    int
-			Subject    asn1.RawValue
-			Key        publicKey
-			Attributes []asn1.RawValue `asn1:"tag:0"`
-		}{
-			Subject: asn1.RawValue{FullBytes: subject},
-			Key: publicKey{
-				Algorithm: pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 1}, Parameters: null},
-				Key:       asn1.BitString{Bytes: key, BitLength: 8 * len(key)},
-			},
-		},
-		Algorithm: pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 11}, Parameters: null},
-		Signature: asn1.BitString{Bytes: bytes.Repeat([]byte{1}, bits/8), BitLength: bits},
+		Info:      info{Subject: asn1.RawValue{FullBytes: subject}, Key: publicKey{keyAlgorithm, asn1.BitString{Bytes: key, BitLength: 8 * len(key)}}},
+		Algorithm: signatureAlgorithm,
+		Signature: asn1.BitString{Bytes: bytes.Repeat([]byte{1}, signature), BitLength: 8 * signature},
 	})
 }
 

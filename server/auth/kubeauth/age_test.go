@@ -18,11 +18,17 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// roundTrips is a fake API server that is called without a network.
+// roundTrips is a fake API server that is called without a network. It returns the status of a TokenReview, and whether
+// an access is allowed.
 type roundTrips func(*http.Request) map[string]any
 
 func (f roundTrips) RoundTrip(r *http.Request) (*http.Response, error) {
-	body, err := json.Marshal(f(r))
+	status := f(r)
+	object := map[string]any{"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "status": status}
+	if strings.Contains(r.URL.Path, "subjectaccessreviews") {
+		object = map[string]any{"kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "status": map[string]any{"allowed": status["allowed"]}}
+	}
+	body, err := json.Marshal(object)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +52,7 @@ func TestCachesReviewsBriefly(t *testing.T) {
 				yes, asked := test.yes, 0
 				client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: roundTrips(func(*http.Request) map[string]any {
 					asked++
-					return map[string]any{"status": map[string]any{"authenticated": yes, "audiences": []string{"kubejoin"}, "user": map[string]any{"username": "ada"}, "allowed": yes}}
+					return map[string]any{"authenticated": yes, "audiences": []string{"kubejoin"}, "user": map[string]any{"username": "ada"}, "allowed": yes}
 				}), ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
 				if err != nil {
 					t.Fatal(err)
@@ -96,7 +102,7 @@ func (s *slowly) RoundTrip(r *http.Request) (*http.Response, error) {
 func TestSlowReviewTimesOutAndIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &slowly{roundTrips: func(*http.Request) map[string]any {
-			return map[string]any{"status": map[string]any{"authenticated": true, "audiences": []string{"kubejoin"}, "user": map[string]any{"username": "ada"}, "allowed": true}}
+			return map[string]any{"authenticated": true, "audiences": []string{"kubejoin"}, "user": map[string]any{"username": "ada"}, "allowed": true}
 		}}
 		client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: api, ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
@@ -105,13 +106,11 @@ func TestChecksPermissionOnlyOfUndecidedRequests(t *testing.T) {
 	decided := by("jane")
 	decided.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateDenied}}
 	for o, want := range map[object]int{decided: 0, by("jane"): 1} {
-		client := fake.NewClientset()
-		client.PrependReactor("create", "subjectaccessreviews", func(kubetesting.Action) (bool, runtime.Object, error) {
-			return true, &authorization.SubjectAccessReview{Status: authorization.SubjectAccessReviewStatus{Allowed: true}}, nil
-		})
+		calls := 0
+		client := apitest.Reviews(t, func() any { calls++; return authorization.SubjectAccessReviewStatus{Allowed: true} })
 		g := &gathering{Reader: Reader{Client: client}, latest: []object{o}}
-		if err := g.permission(t.Context()); err != nil || len(client.Actions()) != want {
-			t.Errorf("got %d calls, %v, want %d", len(client.Actions()), err, want)
+		if err := g.permission(t.Context()); err != nil || calls != want {
+			t.Errorf("got %d calls, %v, want %d", calls, err, want)
 		}
 	}
 }

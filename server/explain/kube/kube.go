@@ -1,5 +1,5 @@
 // Package kube reads the facts of package explain from a cluster: certificate requests, the Node object, the claim of
-// its name, tokens, cluster-info, Events and kubejoin's Lease. It reads the current state and writes nothing.
+// its name, tokens, cluster-info and kubejoin's Lease. It reads the current state and writes nothing.
 package kube
 
 import (
@@ -31,14 +31,13 @@ const DefaultTimeout = 5 * time.Second
 // The Lease that a Reader reads by default.
 const (
 	DefaultLeaseNamespace = secretstore.ClaimNamespace
-	DefaultLeaseName      = "kubejoin"
+	DefaultLeaseName      = tokens.OwnName
 )
 
 // A Reader reads the facts of a cluster. Its methods are safe for concurrent use.
 type Reader struct {
-	// Client calls the API server. It needs list on certificatesigningrequests, get on nodes, list on events in
-	// default and LeaseNamespace, get on the Leases, and create on subjectaccessreviews. The explanation names what it
-	// may not read.
+	// Client calls the API server. It needs list on certificatesigningrequests, get on nodes and on the Leases, and
+	// create on subjectaccessreviews. The explanation names what it may not read.
 	Client kubernetes.Interface
 	// Tokens reads the bootstrap tokens.
 	Tokens tokens.Store
@@ -106,7 +105,6 @@ func (r Reader) Facts(ctx context.Context, node string) (explain.Facts, error) {
 	})
 	if g.failure == nil {
 		g.all(ctx, map[api.Fact]func(context.Context) error{
-			explain.FactEvents:     g.events,
 			explain.FactPermission: g.permission,
 			explain.FactTokens:     g.requestersToken,
 		})

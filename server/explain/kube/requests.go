@@ -3,11 +3,8 @@ package kube
 import (
 	"bytes"
 	"context"
-	"crypto/x509"
-	"encoding/pem"
-	"fmt"
-	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -119,12 +116,12 @@ func request(o object) api.RequestEvidence {
 // certificate returns the issued certificate, with its writer and time from managedFields. Without an entry there,
 // the time is that of the approval.
 func certificate(o object, approved *api.RequestCondition) *api.CertificateEvidence {
-	c := &api.CertificateEvidence{Chain: chain(o.Status.Certificate), At: o.CreationTimestamp.Time}
+	c := &api.CertificateEvidence{Chain: pemfile.Presented(o.Status.Certificate), At: o.CreationTimestamp.Time}
 	if approved != nil {
 		c.At = approved.At
 	}
 	for _, entry := range o.ManagedFields {
-		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.Raw, []byte(`"f:certificate"`)) {
+		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), []byte(`"f:certificate"`)) {
 			c.Writer = entry.Manager
 			if entry.Time != nil {
 				c.At = entry.Time.Time
@@ -132,17 +129,6 @@ func certificate(o object, approved *api.RequestCondition) *api.CertificateEvide
 		}
 	}
 	return c
-}
-
-func chain(data []byte) (all []*x509.Certificate) {
-	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
-		c, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return all
-		}
-		all = append(all, c)
-	}
-	return all
 }
 
 // permission checks for the newest pending requests what the approver checks: whether RBAC allows automatic approval
@@ -173,52 +159,4 @@ func (g *gathering) permission(ctx context.Context) error {
 		})
 	}
 	return nil
-}
-
-// events reads the Events about the newest requests and about kubejoin's Lease. Events about cluster-scoped objects
-// are in the namespace default.
-func (g *gathering) events(ctx context.Context) error {
-	type about struct{ namespace, kind, name string }
-	wanted := []about{{g.LeaseNamespace, "Lease", g.LeaseName}}
-	if g.facts.Object != nil {
-		wanted = append(wanted, about{metav1.NamespaceDefault, "Node", g.facts.Node})
-	}
-	for _, o := range g.latest {
-		wanted = append(wanted, about{metav1.NamespaceDefault, "CertificateSigningRequest", o.Name})
-	}
-	for _, a := range wanted {
-		list, err := g.Client.CoreV1().Events(a.namespace).List(ctx, metav1.ListOptions{
-			FieldSelector: fields.Set{"involvedObject.kind": a.kind, "involvedObject.name": a.name}.AsSelector().String(),
-		})
-		if err != nil {
-			return fmt.Errorf("in namespace %s: %w", a.namespace, err)
-		}
-		g.set(func(f *explain.Facts) {
-			for i := range list.Items {
-				f.Events = append(f.Events, event(&list.Items[i]))
-			}
-		})
-	}
-	return nil
-}
-
-func event(e *corev1.Event) api.EventEvidence {
-	source := e.Source.Component
-	if source == "" {
-		source = e.ReportingController
-	}
-	at := e.CreationTimestamp.Time
-	last := []time.Time{e.EventTime.Time, e.LastTimestamp.Time}
-	if e.Series != nil {
-		last = append(last, e.Series.LastObservedTime.Time)
-	}
-	for _, t := range last {
-		if t.After(at) {
-			at = t
-		}
-	}
-	return api.EventEvidence{
-		Namespace: e.Namespace, Name: e.Name, Kind: e.InvolvedObject.Kind, Object: e.InvolvedObject.Name, UID: string(e.InvolvedObject.UID),
-		Source: source, Reason: e.Reason, Message: e.Message, At: at,
-	}
 }

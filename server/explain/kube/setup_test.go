@@ -210,10 +210,10 @@ func (w *world) node(name string, ready corev1.ConditionStatus, message string) 
 	return n
 }
 
-// event creates an Event about a request, as kubejoin does.
-func (w *world) event(o *certificates.CertificateSigningRequest, reason, message string) {
+// event creates an Event about a request that looks like one of kubejoin.
+func (w *world) event(writer kubernetes.Interface, o *certificates.CertificateSigningRequest, reason, message string) {
 	w.Helper()
-	_, err := w.admin.CoreV1().Events("default").Create(w.Context(), &corev1.Event{
+	_, err := writer.CoreV1().Events("default").Create(w.Context(), &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{GenerateName: o.Name + ".", Namespace: "default"},
 		InvolvedObject: corev1.ObjectReference{Kind: "CertificateSigningRequest", Name: o.Name, UID: o.UID, APIVersion: "certificates.k8s.io/v1"},
 		Reason:         reason, Message: message, Type: corev1.EventTypeWarning, Source: corev1.EventSource{Component: "kubejoin"},

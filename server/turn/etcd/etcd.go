@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +23,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/turn"
 )
 
@@ -183,11 +183,11 @@ func (m Members) client() (*http.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(ca) {
-		return nil, errors.New("etcd/ca.crt contains no certificate")
+	roots, err := pemfile.Pool(ca)
+	if err != nil {
+		return nil, fmt.Errorf("etcd/ca.crt: %w", err)
 	}
-	certificate, err := tls.LoadX509KeyPair(filepath.Join(m.Dir, "apiserver-etcd-client.crt"), filepath.Join(m.Dir, "apiserver-etcd-client.key"))
+	certificate, err := pemfile.LoadKeyPair(filepath.Join(m.Dir, "apiserver-etcd-client.crt"), filepath.Join(m.Dir, "apiserver-etcd-client.key"))
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,12 +19,10 @@ import (
 )
 
 // Name is the name of the Lease with the turn. It is in the namespace of kubejoin's other Leases.
-const Name = "kubejoin-control-plane-turn"
+const Name = tokens.OwnName + "-control-plane-turn"
 
-// The label marks such a Lease, because a claim of a node could have its name. The annotations are the machines that wait,
-// in JSON, and the learner in etcd.
+// The annotations are the machines that wait, in JSON, and the learner in etcd.
 const (
-	turnLabel         = "kubejoin.io/turn"
 	waitingAnnotation = "turn.kubejoin.io/waiting"
 	learnerAnnotation = "turn.kubejoin.io/learner"
 )
@@ -151,15 +150,10 @@ func (t *Turns) read(ctx context.Context) (*coordinationv1.Lease, turn.State, er
 	}
 	lease, err := t.Client.CoordinationV1().Leases(namespace).Get(ctx, Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: Name, Labels: map[string]string{turnLabel: "true"},
-		}}, turn.State{}, nil
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: Name}}, turn.State{}, nil
 	}
 	if err != nil {
 		return nil, turn.State{}, fmt.Errorf("turn of control planes: %w", err)
-	}
-	if lease.Labels[turnLabel] != "true" {
-		return nil, turn.State{}, fmt.Errorf("turn of control planes: the Lease %s/%s has no label %s=true: delete it if no node has that name", namespace, Name, turnLabel)
 	}
 	return lease, decode(lease), nil
 }

@@ -41,6 +41,32 @@ const selector = Label + "=true"
 // The rest is for the certificates that entries allow later.
 const MaxNew = 512 << 10
 
+// NearlyFull is how full a ConfigMap may be before somebody has to act, see [Fill].
+const NearlyFull = 0.8
+
+// Fill returns how full a ConfigMap of revocations is: 1 or more if it takes no new entry. Entries that have ended do not
+// count, because the next write drops them.
+func Fill(m *corev1.ConfigMap, now time.Time) float64 {
+	size := 0
+	for key, value := range m.Data {
+		if e, err := revocation.Decode(key, []byte(value)); err != nil || !e.Ended(now) {
+			size += len(key) + len(value)
+		}
+	}
+	return float64(size) / MaxNew
+}
+
+// Fill returns how full the fullest ConfigMap in the cache is now. It decodes all entries.
+func (l *List) Fill() (most float64) {
+	l.mu.RLock()
+	all := slices.Collect(maps.Values(l.stored))
+	l.mu.RUnlock()
+	for _, m := range all {
+		most = max(most, Fill(m, l.now()))
+	}
+	return most
+}
+
 // maxConflicts is how often Update retries.
 const maxConflicts = 20
 
@@ -55,6 +81,7 @@ type List struct {
 
 	mu      sync.RWMutex
 	known   map[string]map[revocation.Key]revocation.Entry // by ConfigMap
+	stored  map[string]*corev1.ConfigMap                   // by name, for Fill
 	trouble error                                          // the last error of the watch
 }
 
@@ -69,9 +96,9 @@ func Open(ctx context.Context, client kubernetes.Interface, namespace string, lo
 	}
 	l := &List{
 		maps: client.CoreV1().ConfigMaps(namespace), log: log, now: time.Now,
-		synced: make(chan struct{}), known: map[string]map[revocation.Key]revocation.Entry{},
+		synced: make(chan struct{}), known: map[string]map[revocation.Key]revocation.Entry{}, stored: map[string]*corev1.ConfigMap{},
 	}
-	informer := cache.NewSharedIndexInformer(outage.Follow(labelled{l.maps}, "", l.watchFailed), &corev1.ConfigMap{}, 0, nil)
+	informer := cache.NewSharedIndexInformer(outage.Follow(client, labelled{l.maps}, "", l.watchFailed), &corev1.ConfigMap{}, 0, nil)
 	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    l.set,
 		UpdateFunc: func(_, object any) { l.set(object) },
@@ -131,7 +158,7 @@ func (l *List) set(object any) {
 	}
 	entries := l.decode(m, true)
 	l.mu.Lock()
-	l.known[m.Name] = entries
+	l.known[m.Name], l.stored[m.Name] = entries, m
 	l.mu.Unlock()
 	l.hints.Send()
 }
@@ -143,6 +170,7 @@ func (l *List) remove(object any) {
 	}
 	l.mu.Lock()
 	delete(l.known, name.Name)
+	delete(l.stored, name.Name)
 	l.mu.Unlock()
 	l.hints.Send()
 }

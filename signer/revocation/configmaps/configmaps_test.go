@@ -2,9 +2,11 @@ package configmaps_test
 
 import (
 	"bytes"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
@@ -97,6 +100,11 @@ func TestRefusesEntriesOfFullConfigMap(t *testing.T) {
 		if _, err := maps.Update(t.Context(), m, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
+		for deadline := time.Now().Add(30 * time.Second); l.Fill() < 1; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("the cache is %v full, want 1", l.Fill())
+			}
+		}
 		full := 0
 		for n := range 4 * configmaps.Shards {
 			_, err := g.Revoke(t.Context(), revocation.Entry{Node: fmt.Sprintf("node-%d", n)})
@@ -120,3 +128,53 @@ func TestRefusesEntriesOfFullConfigMap(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { cluster.Main(m) }
+
+// Catches CAs of kube-apiserver's clients that are ignored, and damaged ones that count as none.
+func TestClientCAs(t *testing.T) {
+	c := cluster.Shared(t)
+	want, err := os.ReadFile(c.CAFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cas, err := configmaps.ClientCAs(t.Context(), c.Client())
+	if err != nil || len(cas) != 1 || !bytes.Contains(want, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cas[0].Raw})) {
+		t.Errorf("got %d CAs, %v, want that of --client-ca-file", len(cas), err)
+	}
+	published := func(text string) *fake.Clientset {
+		return fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}, Data: map[string]string{"client-ca-file": text}})
+	}
+	for name, client := range map[string]*fake.Clientset{"no ConfigMap": fake.NewClientset(), "no CA": published("")} {
+		if cas, err := configmaps.ClientCAs(t.Context(), client); err != nil || len(cas) != 0 {
+			t.Errorf("%s: got %d CAs, %v, want none", name, len(cas), err)
+		}
+	}
+	if _, err := configmaps.ClientCAs(t.Context(), published("damaged")); err == nil || !strings.Contains(err.Error(), "client-ca-file") {
+		t.Errorf("damaged: got %v, want an error that names the key", err)
+	}
+}
+
+// Catches a list that fills up unnoticed, and one that is reported although its entries have ended.
+func TestFill(t *testing.T) {
+	now := time.Now()
+	value := func(until time.Time) string {
+		v, err := revocation.Encode(revocation.Entry{Node: "worker-1", Since: now, Until: until})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(v) + strings.Repeat(" ", configmaps.MaxNew/2-len(v)-len("worker-1"))
+	}
+	for name, test := range map[string]struct {
+		data map[string]string
+		want float64
+	}{
+		"empty":       {nil, 0},
+		"half":        {map[string]string{"worker-1": value(now.Add(time.Hour))}, 0.5},
+		"full":        {map[string]string{"worker-1": value(now.Add(time.Hour)), "worker-2": value(time.Time{})}, 1},
+		"half, ended": {map[string]string{"worker-1": value(now.Add(-time.Hour)), "worker-2": value(time.Time{})}, 0.5},
+		"malformed":   {map[string]string{"worker-1": strings.Repeat("x", configmaps.MaxNew-len("worker-1"))}, 1},
+	} {
+		if got := configmaps.Fill(&corev1.ConfigMap{Data: test.data}, now); got != test.want {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
+		}
+	}
+}

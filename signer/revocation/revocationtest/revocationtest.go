@@ -49,7 +49,7 @@ func Fingerprint(n int) revocation.Fingerprint {
 func samples() []revocation.Entry {
 	at := time.Now().UTC().Truncate(time.Second)
 	return []revocation.Entry{
-		{Fingerprint: Fingerprint(7), Since: at, Until: at.Add(time.Hour), Serials: []revocation.Serial{{Number: "ab12", Until: at.Add(time.Hour)}}},
+		{Fingerprint: Fingerprint(7), Since: at, Until: at.Add(time.Hour)},
 		{Node: strings.Repeat("a", 253), Since: at},
 		{Node: "worker-1", Since: at, Reason: `stolen, "X509SHA256."`, By: "jane", TokenID: "abcdef", Allowed: map[revocation.Fingerprint]time.Time{Fingerprint(1): at, Fingerprint(2): at.Add(time.Hour)}},
 	}

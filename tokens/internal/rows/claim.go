@@ -50,7 +50,7 @@ func NormalizedClaim(c tokens.Claim) tokens.Claim {
 }
 
 func normalizedIdentity(i tokens.Identity) tokens.Identity {
-	i.NotAfter, i.Challenge, i.TokenExpires = i.NotAfter.UTC(), i.Challenge.UTC(), i.TokenExpires.UTC()
+	i.NotAfter = i.NotAfter.UTC()
 	i.Keys, i.Rejoins = append([]string(nil), i.Keys...), append([]time.Time(nil), i.Rejoins...)
 	for at, t := range i.Rejoins {
 		i.Rejoins[at] = t.UTC()

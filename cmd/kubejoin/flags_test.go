@@ -1,0 +1,58 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// otherNames maps a flag that no command may have to the name that all commands use.
+var otherNames = map[string]string{
+	"out-dir": "output-dir", "out-file": "output-file", "ca-cert": "ca-file", "server": "url", "cert": "client-certificate",
+}
+
+// A flag means the same in all commands: each duration may be in days, -o is the output format, and a thing has one name.
+func TestFlagsMeanTheSameEverywhere(t *testing.T) {
+	durations := 0
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Value.Type() == "duration" {
+				durations++
+				if err := f.Value.Set("2d"); err != nil || f.Value.String() != "48h0m0s" {
+					t.Errorf("%s --%s=2d: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
+				}
+			}
+			if (f.Shorthand == "o") != (f.Name == "output") {
+				t.Errorf("%s: flag --%s has shorthand %q; -o is --output, and --output has it", c.CommandPath(), f.Name, f.Shorthand)
+			}
+			if name := otherNames[f.Name]; name != "" {
+				t.Errorf("%s: flag --%s, want --%s", c.CommandPath(), f.Name, name)
+			}
+		})
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(rootCommand())
+	if durations < 20 {
+		t.Errorf("%d flags for durations", durations)
+	}
+}
+
+func TestDurationValue(t *testing.T) {
+	for s, want := range map[string]time.Duration{"0": 0, "90s": 90 * time.Second, "-1h": -time.Hour, "1d": 24 * time.Hour, "99999d": 36500 * 24 * time.Hour} {
+		var d time.Duration
+		if err := (*durationValue)(&d).Set(s); err != nil || d != want {
+			t.Errorf("%q: %s, %v", s, d, err)
+		}
+	}
+	for _, s := range []string{"", "d", "1", "1.5d", "-1d", "1d2h", "5x"} {
+		d := time.Minute
+		if err := (*durationValue)(&d).Set(s); err == nil || d != time.Minute {
+			t.Errorf("%q: %s, want an error and no change", s, d)
+		}
+	}
+}

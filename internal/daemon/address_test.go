@@ -1,0 +1,43 @@
+package daemon
+
+import (
+	"encoding/pem"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"k8s.io/client-go/rest"
+)
+
+// kubejoin can use a kubeconfig whose server no join command can name. It must start, and not create a cluster-info
+// with that server.
+func TestCreatesNoClusterInfoWithServerThatNoJoinCommandCanName(t *testing.T) {
+	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certtest.CA(t, "a").Leaf.Raw})
+	for host, want := range map[string]string{
+		"https://api.example.com:6443": "https://api.example.com:6443", "https://api.example.com.:6443": "", "https://a_b:6443": "", "10.0.0.1:6443": "", "http://a:1": "",
+	} {
+		c := &cluster{service: &service{}, ClusterOptions: ClusterOptions{Kubeconfig: "admin.conf"}, config: &rest.Config{Host: host, TLSClientConfig: rest.TLSClientConfig{CAData: ca}}}
+		kubeconfig, err := c.firstKubeconfig()
+		if err != nil || (kubeconfig == nil) != (want == "") {
+			t.Fatalf("%s: %s, %v", host, kubeconfig, err)
+		}
+		if want == "" {
+			continue
+		}
+		if server, _, err := clusterinfo.ParseKubeconfig(kubeconfig); err != nil || server != want {
+			t.Errorf("%s: got server %q, %v", host, server, err)
+		}
+	}
+}
+
+// Without --advertise, a standalone kubejoin prints the address of --listen in join commands.
+func TestReachableRefusesHostThatNoJoinCommandCanName(t *testing.T) {
+	for listen, want := range map[string]string{
+		"127.0.0.1:9443": "127.0.0.1:9443", "[fd00::1]:9443": "[fd00::1]:9443", "join.example.com:9443": "join.example.com:9443",
+		"[fe80::1%eth0]:9443": "", "join_1:9443": "", "join.example.com.:9443": "", "9443": "",
+	} {
+		if got, err := reachable(listen); got != want || (err != nil) != (want == "") {
+			t.Errorf("%s: got %q, %v, want %q", listen, got, err, want)
+		}
+	}
+}

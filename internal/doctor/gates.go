@@ -1,0 +1,63 @@
+package doctor
+
+import (
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+// removedGates are feature gates of each minor version that the next one lacks. They are the difference between the
+// tables of pkg/features of Kubernetes 1.35.4, 1.36.3 and 1.37.2, and of apiserver, apiextensions-apiserver, client-go,
+// component-base and controller-manager of the same releases. For 1.37 they are the gates whose comment in 1.37.2 says
+// that 1.38 removes them.
+var removedGates = map[uint][]string{
+	35: {
+		"CSIMigrationPortworx", "HonorPVReclaimPolicy", "InPlacePodVerticalScalingAllocatedStatus", "InTreePluginPortworxUnregister",
+		"MemoryManager", "ServiceTrafficDistribution", "StructuredAuthorizationConfiguration", "TopologyAwareHints",
+		"WatchFromStorageWithoutResourceVersion",
+	},
+	36: {
+		"APIServerTracing", "AnonymousAuthConfigurableEndpoints", "AnyVolumeDataSource", "AuthorizeNodeWithSelectors",
+		"AuthorizeWithSelectors", "BtreeWatchCache", "ConsistentListFromCache", "GangScheduling", "JobBackoffLimitPerIndex",
+		"JobPodReplacementPolicy", "JobSuccessPolicy", "LogarithmicScaleDown", "OrderedNamespaceDeletion",
+		"PodLifecycleSleepAction", "PodLifecycleSleepActionAllowZero", "PreventStaticPodAPIReferences",
+		"RelaxedDNSSearchValidation", "ResilientWatchCacheInitialization", "RetryGenerateName", "SchedulerQueueingHints",
+		"SidecarContainers", "StreamingCollectionEncodingToJSON", "StreamingCollectionEncodingToProtobuf",
+		"StructuredAuthenticationConfiguration", "WorkloadAwarePreemption",
+	},
+	37: {
+		"AllowOverwriteTerminationGracePeriodSeconds", "DisableCPUQuotaWithExclusiveCPUs", "DynamicResourceAllocation",
+		"ExecProbeTimeout", "ImageMaximumGCAge", "InPlacePodVerticalScaling", "JobManagedBy", "MutableCSINodeAllocatableCount",
+		"PodObservedGenerationTracking", "SupplementalGroupsPolicy",
+	},
+}
+
+// checkFeatureGates finds feature gates that keep a component from starting after the next upgrade.
+func checkFeatureGates(f *Facts) []Finding {
+	v, err := version.ParseGeneric(f.KubernetesVersion)
+	if err != nil || v.Major() != 1 {
+		return nil // checkKubernetesVersion reports it
+	}
+	var all []Finding
+	for _, name := range []string{kubeAPIServer, kubeControllerManager, kubeScheduler} {
+		all = append(all, f.unseenOf(name)...)
+		for _, c := range f.componentsOf(name) {
+			var removed, kept []string
+			for _, setting := range c.flags.list("feature-gates") {
+				gate, _, _ := strings.Cut(setting, "=")
+				gate = strings.TrimSpace(gate[strings.LastIndex(gate, ":")+1:]) // COMPONENT:GATE=VALUE
+				if slices.Contains(removedGates[v.Minor()], gate) {
+					removed = append(removed, gate)
+				} else {
+					kept = append(kept, setting)
+				}
+			}
+			if len(removed) > 0 {
+				all = append(all, found("feature-gate-removed", setFlag(name, "feature-gates", strings.Join(kept, ","), ""),
+					"%s on %s sets --feature-gates=%s, which Kubernetes 1.%d lacks, so it will not start after an upgrade", name, c.machine, few(removed), v.Minor()+1).on(c.machine))
+			}
+		}
+	}
+	return all
+}

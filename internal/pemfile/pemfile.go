@@ -1,0 +1,219 @@
+// Package pemfile reads PEM: certificates, keys and requests. encoding/pem skips a block that it cannot read, so a
+// certificate can vanish from a bundle without a word. All of kubejoin reads PEM here, where that is an error.
+package pemfile
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// PEM block types.
+const (
+	Certificate = "CERTIFICATE"
+	PublicKey   = "PUBLIC KEY"
+)
+
+var begin, end = []byte("-----BEGIN "), []byte("-----END ")
+
+// Blocks returns all blocks. It ignores text between them. It returns an error for empty data, and for each beginning or
+// end of a block that encoding/pem cannot read: behind a space or a byte order mark, without a newline between two
+// blocks, damaged or truncated.
+func Blocks(data []byte) ([]*pem.Block, error) {
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil, errors.New("empty, want PEM")
+	}
+	var blocks []*pem.Block
+	offset := 0
+	for i, text := range bytes.Split(data, begin) { // text before the first block, and then one block in each
+		rest := text
+		if i > 0 {
+			var block *pem.Block
+			block, rest = pem.Decode(data[offset : offset+len(begin)+len(text)])
+			if block == nil || offset > 0 && data[offset-1] != '\n' {
+				return nil, fmt.Errorf("PEM block %d (line %d) is damaged or truncated: want BEGIN and END at the start of a line, and base64 between them", i, line(data, offset))
+			}
+			blocks = append(blocks, block)
+			offset += len(begin)
+		}
+		offset += len(text)
+		if at := bytes.Index(rest, end); at >= 0 {
+			return nil, fmt.Errorf("the PEM block that ends at line %d has no BEGIN line", line(data, offset-len(rest)+at))
+		}
+	}
+	return blocks, nil
+}
+
+// line returns the number of the line at an offset.
+func line(data []byte, offset int) int { return bytes.Count(data[:offset], []byte("\n")) + 1 }
+
+// One returns the content of the only block, which has the type and no headers. Only white space may be around it.
+func One(data []byte, blockType string) ([]byte, error) {
+	data = bytes.TrimSpace(data)
+	blocks, err := Blocks(data)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(blocks) == 0:
+		return nil, fmt.Errorf("not PEM: want one block of type %s", blockType)
+	case len(blocks) > 1:
+		return nil, fmt.Errorf("there are %d PEM blocks, want one", len(blocks))
+	case blocks[0].Type != blockType:
+		return nil, fmt.Errorf("the PEM block is of type %.40q, want %s", blocks[0].Type, blockType)
+	case len(blocks[0].Headers) > 0:
+		return nil, errors.New("the PEM block has headers, want none")
+	}
+	if !bytes.HasPrefix(data, begin) || !bytes.HasSuffix(data, []byte("-----END "+blockType+"-----")) {
+		return nil, errors.New("there is data around the PEM block, want only the block")
+	}
+	return blocks[0].Bytes, nil
+}
+
+// Certificates returns all certificates, at least one. It skips blocks of other types, such as keys. It returns an error
+// for a certificate that crypto/tls and client-go would skip: with headers, or of a type of OpenSSL's own.
+func Certificates(data []byte) ([]*x509.Certificate, error) {
+	blocks, err := Blocks(data)
+	if err != nil {
+		return nil, err
+	}
+	var certs []*x509.Certificate
+	for i, block := range blocks {
+		if !strings.HasSuffix(block.Type, Certificate) {
+			continue
+		}
+		if block.Type != Certificate || len(block.Headers) > 0 {
+			return nil, fmt.Errorf("PEM block %d: want type %s without headers, which 'openssl x509' writes", i+1, Certificate)
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
+		}
+		certs = append(certs, cert)
+	}
+	if len(certs) == 0 {
+		return nil, errors.New("no certificate found: want a PEM block of type CERTIFICATE")
+	}
+	return certs, nil
+}
+
+// OnlyCertificates is [Certificates] of data without blocks of other types.
+func OnlyCertificates(data []byte) ([]*x509.Certificate, error) {
+	blocks, err := Blocks(data)
+	if err != nil {
+		return nil, err
+	}
+	for i, block := range blocks {
+		if block.Type != Certificate {
+			return nil, fmt.Errorf("PEM block %d: want no blocks of types other than %s", i+1, Certificate)
+		}
+	}
+	return Certificates(data)
+}
+
+// Pool returns all certificates as a pool.
+func Pool(data []byte) (*x509.CertPool, error) {
+	certs, err := Certificates(data)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	for _, cert := range certs {
+		pool.AddCert(cert)
+	}
+	return pool, nil
+}
+
+// Presented returns the certificates in what a signer issued, up to the first that is malformed. Like the TLS client
+// that presents them, it skips what it cannot read. Use it only to look at certificates of others, never to trust one.
+func Presented(data []byte) (chain []*x509.Certificate) {
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != Certificate {
+			continue
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			break
+		}
+		chain = append(chain, cert)
+	}
+	return chain
+}
+
+// Key returns the only private key: RSA, ECDSA or Ed25519, as PKCS #8, PKCS #1 or SEC 1, not encrypted. It drops the
+// errors of crypto/x509, because no part of a key may get into a log.
+func Key(data []byte) (crypto.Signer, error) {
+	blocks, err := Blocks(data)
+	if err != nil {
+		return nil, err
+	}
+	var key crypto.Signer
+	for _, block := range blocks {
+		if !strings.HasSuffix(block.Type, "PRIVATE KEY") {
+			continue // for example EC PARAMETERS, which openssl writes before the key
+		}
+		if block.Type == "ENCRYPTED PRIVATE KEY" || strings.Contains(block.Headers["Proc-Type"], "ENCRYPTED") {
+			return nil, errors.New("the key is encrypted: want an unencrypted key that only its owner may read")
+		}
+		if key != nil {
+			return nil, errors.New("more than one private key found: want one")
+		}
+		var parsed any
+		var err error
+		switch block.Type {
+		case "PRIVATE KEY":
+			parsed, err = x509.ParsePKCS8PrivateKey(block.Bytes)
+		case "RSA PRIVATE KEY":
+			parsed, err = x509.ParsePKCS1PrivateKey(block.Bytes)
+		case "EC PRIVATE KEY":
+			parsed, err = x509.ParseECPrivateKey(block.Bytes)
+		default:
+			return nil, fmt.Errorf("PEM block of type %.40q: want PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY", block.Type)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the PEM block of type %s holds no valid key", block.Type)
+		}
+		signer, ok := parsed.(crypto.Signer)
+		if !ok {
+			return nil, fmt.Errorf("key of type %T cannot sign: want RSA, ECDSA or Ed25519", parsed)
+		}
+		key = signer
+	}
+	if key == nil {
+		return nil, errors.New("no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY")
+	}
+	return key, nil
+}
+
+// KeyPair returns a certificate, its intermediates and its key for TLS.
+func KeyPair(certificate, key []byte) (tls.Certificate, error) {
+	if _, err := Certificates(certificate); err != nil {
+		return tls.Certificate{}, fmt.Errorf("certificate: %w", err)
+	}
+	if _, err := Key(key); err != nil {
+		return tls.Certificate{}, fmt.Errorf("key: %w", err)
+	}
+	return tls.X509KeyPair(certificate, key)
+}
+
+// LoadKeyPair is [KeyPair] of two files.
+func LoadKeyPair(certFile, keyFile string) (tls.Certificate, error) {
+	certificate, err := os.ReadFile(certFile)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	key, err := os.ReadFile(keyFile)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	pair, err := KeyPair(certificate, key)
+	if err != nil {
+		err = fmt.Errorf("%s and %s: %w", certFile, keyFile, err)
+	}
+	return pair, err
+}

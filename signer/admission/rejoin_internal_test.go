@@ -1,0 +1,160 @@
+package admission
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+const (
+	oldKey   = "sha256:old"
+	firstKey = "sha256:first"
+	lastKey  = "sha256:last"
+	boundKey = "sha256:bound"
+	newKey   = "sha256:new"
+)
+
+// usual returns the claim of a node that was off for a day, and the facts of its rejoin.
+func usual() (tokens.Claim, rejoinFacts) {
+	now := time.Date(2030, 1, 31, 12, 0, 0, 500, time.UTC)
+	end := now.Add(-24 * time.Hour).Truncate(time.Second)
+	claim := tokens.Claim{Node: "worker-1", TokenID: "abc123", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour}, NodeUID: "uid", Identity: tokens.Identity{
+		NodeUID: "uid", Keys: []string{firstKey, lastKey}, NotAfter: end, BoundKey: boundKey, TokenID: "abc123",
+	}}
+	return claim, rejoinFacts{
+		proof: approval.Rejoin{Key: lastKey, NotAfter: end}, key: newKey,
+		nodes: true, nodeUID: "uid", window: 30 * 24 * time.Hour, budget: 3, now: now,
+	}
+}
+
+// ago returns whole seconds, as claims have them.
+func (f *rejoinFacts) ago(d time.Duration) time.Time { return f.now.Add(-d).Truncate(time.Second) }
+
+func (f *rejoinFacts) bound() { f.proof = approval.Rejoin{Key: boundKey} }
+
+func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
+	const window, day = 30 * 24 * time.Hour, 24 * time.Hour
+	type claim = tokens.Claim
+	for name, test := range map[string]struct {
+		change  func(*claim, *rejoinFacts)
+		reason  string   // empty: the node may rejoin
+		text    string   // in the message
+		keys    []string // after it, before the new key
+		rejoins int      // counted after it; zero means 1
+	}{
+		"last key":             {keys: []string{lastKey}},
+		"key before it":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = firstKey }, keys: []string{firstKey}},
+		"bound key":            {change: func(_ *claim, f *rejoinFacts) { f.bound() }, keys: []string{firstKey, lastKey}},
+		"released claim":       {change: func(c *claim, _ *rejoinFacts) { c.TokenID, c.Limits, c.NodeUID = "", tokens.Limits{}, "" }, keys: []string{lastKey}},
+		"allowed by its token": {change: func(c *claim, _ *rejoinFacts) { c.Limits.Rejoin = tokens.RejoinAllow }, keys: []string{lastKey}},
+		"no Nodes": {change: func(c *claim, f *rejoinFacts) {
+			f.nodes, f.nodeUID, c.Identity.NodeUID, c.NodeUID = false, "", "", ""
+		}, keys: []string{lastKey}},
+
+		"no window":                         {change: func(_ *claim, f *rejoinFacts) { f.window = 0 }, reason: ReasonRejoinOff, text: "--rejoin-window"},
+		"no window, bound key":              {change: func(_ *claim, f *rejoinFacts) { f.window = 0; f.bound() }, reason: ReasonRejoinOff, text: "--rejoin-window"},
+		"token denies":                      {change: func(c *claim, _ *rejoinFacts) { c.Limits.Rejoin = tokens.RejoinDeny }, reason: ReasonRejoinOff, text: "token abc123"},
+		"restored disk":                     {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "old copy of the disk"},
+		"no claim":                          {change: func(c *claim, _ *rejoinFacts) { *c = claim{Node: "worker-1"} }, reason: ReasonKeyNotCurrent, text: "knows no key"},
+		"no claim, no key":                  {change: func(c *claim, f *rejoinFacts) { *c, f.proof.Key = claim{Node: "worker-1"}, "" }, reason: ReasonKeyNotCurrent, text: "knows no key"},
+		"only a bound key":                  {change: func(c *claim, f *rejoinFacts) { c.Identity.Keys = nil; f.bound() }, reason: ReasonKeyNotCurrent, text: "knows no key"},
+		"another bound key":                 {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.BoundKey = oldKey }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"unbound by now":                    {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.BoundKey = "" }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"key of a certificate, self-signed": {change: func(_ *claim, f *rejoinFacts) { f.proof.NotAfter = time.Time{} }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"bound key in a certificate":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = boundKey }, reason: ReasonKeyNotCurrent, text: "not one of the last"},
+
+		"window passed": {change: func(c *claim, f *rejoinFacts) {
+			f.proof.NotAfter = f.ago(window)
+		}, reason: ReasonRejoinTooLate, text: "--replace-node worker-1"},
+		"older certificate of a current key": {change: func(c *claim, f *rejoinFacts) {
+			f.proof.Key, f.proof.NotAfter = firstKey, f.ago(window+day)
+		}, reason: ReasonRejoinTooLate, text: "the certificate of node worker-1"},
+		"window passed, bound key": {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.NotAfter = f.ago(window) }, reason: ReasonRejoinTooLate, text: "the last certificate"},
+		"last second of the window": {change: func(c *claim, f *rejoinFacts) {
+			f.proof.NotAfter, c.Identity.NotAfter = f.ago(window-time.Second), f.ago(window-time.Second)
+		}, keys: []string{lastKey}},
+
+		"Node deleted":       {change: func(_ *claim, f *rejoinFacts) { f.nodeUID = "" }, reason: ReasonNodeNotFound, text: "--max-nodes 1 --node-name worker-1"},
+		"Node created again": {change: func(_ *claim, f *rejoinFacts) { f.nodeUID = "other" }, reason: ReasonNodeReplaced, text: "UID uid before, other now"},
+		"Node not seen":      {change: func(c *claim, _ *rejoinFacts) { c.Identity.NodeUID = "" }, reason: ReasonNodeReplaced, text: "retry in a minute"},
+
+		"request for the proven key":           {change: func(_ *claim, f *rejoinFacts) { f.key = lastKey }, reason: ReasonKeyReused, text: "make a new key"},
+		"request for the bound key":            {change: func(_ *claim, f *rejoinFacts) { f.key = boundKey }, reason: ReasonKeyReused, text: "make a new key"},
+		"bound key, request for the bound key": {change: func(_ *claim, f *rejoinFacts) { f.bound(); f.key = boundKey }, reason: ReasonKeyReused},
+
+		"budget spent": {change: func(c *claim, f *rejoinFacts) {
+			c.Identity.Rejoins = []time.Time{f.ago(29 * day), f.ago(2 * day), f.ago(day)}
+		}, reason: ReasonRejoinBudgetSpent, text: "3 times"},
+		"budget of the window before": {change: func(c *claim, f *rejoinFacts) {
+			c.Identity.Rejoins = []time.Time{f.ago(window), f.ago(2 * day), f.ago(day)}
+		}, keys: []string{lastKey}, rejoins: 3},
+		"lost response": {change: func(c *claim, f *rejoinFacts) {
+			c.Identity.Rejoins, c.Identity.Keys, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, []string{lastKey, newKey}, f.ago(-time.Hour)
+		}, keys: []string{lastKey}, rejoins: 3},
+		"lost response, bound key": {change: func(c *claim, f *rejoinFacts) {
+			f.bound()
+			c.Identity.Rejoins, c.Identity.Keys, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, []string{lastKey, newKey}, f.ago(-time.Hour)
+		}, keys: []string{lastKey, newKey}, rejoins: 3},
+		"same key, but its certificate has expired": {change: func(c *claim, f *rejoinFacts) {
+			f.bound()
+			c.Identity.Rejoins, c.Identity.Keys = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(day)}, []string{lastKey, newKey}
+		}, reason: ReasonRejoinBudgetSpent},
+		"key of a renewal, never rejoined": {change: func(c *claim, f *rejoinFacts) {
+			f.bound()
+			c.Identity.Keys, c.Identity.NotAfter = []string{lastKey, newKey}, f.ago(-time.Hour)
+		}, keys: []string{lastKey, newKey}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, f := usual()
+			if test.change != nil {
+				test.change(&c, &f)
+			}
+			before := c.Clone()
+			got, err := decideRejoin(c, f)
+			if !c.Equal(before) {
+				t.Error("decideRejoin has changed the claim that it was given")
+			}
+			var refused *approval.Refused
+			if test.reason != "" {
+				if !errors.As(err, &refused) || refused.Reason != test.reason || !strings.Contains(refused.Message, test.text) {
+					t.Errorf("got %v, want a refusal with reason %s and %q", err, test.reason, test.text)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got.Identity.Keys, test.keys) || len(got.Identity.Rejoins) != max(1, test.rejoins) {
+				t.Errorf("got keys %q and %d rejoins, want %q and %d", got.Identity.Keys, len(got.Identity.Rejoins), test.keys, max(1, test.rejoins))
+			}
+			if i := got.Identity; i.BoundKey != boundKey || i.TokenID != "abc123" || i.NodeUID != before.Identity.NodeUID || !got.Limits.Equal(before.Limits) {
+				t.Errorf("got %+v, want all else as before", got)
+			}
+			if err := got.Check(); err != nil {
+				t.Error(err)
+			}
+			if !f.nodes && got.NodeUID != tokens.ByCertificate {
+				t.Errorf("got NodeUID %q, want the claim to say that the machine has joined", got.NodeUID)
+			}
+		})
+	}
+}
+
+// After a rejoin the released claim of a node must still limit the lifetime of its renewals.
+func TestRejoinKeepsPastAlive(t *testing.T) {
+	c, f := usual()
+	c.TokenID, c.Limits, c.NodeUID = "", tokens.Limits{}, ""
+	c.Past = tokens.ReleasedClaim{Until: f.ago(time.Hour), CertificateDuration: 2 * time.Hour}
+	got, err := decideRejoin(c, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, lifetime, err := renewed(got, true, f.now.Add(time.Hour)); err != nil || lifetime != 2*time.Hour {
+		t.Errorf("renewal after the rejoin: got lifetime %s, %v, want 2h", lifetime, err)
+	}
+}

@@ -1,0 +1,31 @@
+package signer
+
+import (
+	"crypto/ecdh"
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/signer/approval"
+)
+
+// Catches a key type of a newer Go that passes because no case of the policy knows it.
+func TestKeyPolicyRefusesUnknownKeyTypes(t *testing.T) {
+	x25519, err := ecdh.X25519().GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, key := range map[string]any{"*ecdh.PublicKey": x25519.PublicKey(), "<nil>": nil} {
+		for _, policy := range []KeyPolicy{{}, {Ed25519: true}} {
+			err := policy.check(key)
+			if !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "the key is of type "+want+", want "+policy.String()) {
+				t.Errorf("%s with %s: got %v, want a refusal of the type", want, policy, err)
+			}
+		}
+	}
+	if err := (KeyPolicy{}).check(ed25519.PublicKey{}); err != nil {
+		t.Errorf("got %v, want no error", err)
+	}
+}

@@ -1,0 +1,169 @@
+package access
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+	"sigs.k8s.io/yaml"
+)
+
+// staticBlock matches a block of docs/static-admission.md, which is either commands or the lists for kubeadm.
+var staticBlock = regexp.MustCompile("(?ms)^(?:<!-- run by TestStaticPolicyRestrictsKubejoin -->\n```sh|```yaml)\n(.*?)```")
+
+// TestStaticPolicyRestrictsKubejoin pastes the commands of docs/static-admission.md, deletes the policy in the API, and
+// starts kube-apiserver as kubeadm then would. It catches a deploy/static-admission.yaml that kube-apiserver does not
+// read or that restricts less, and a policy that a cluster-admin can delete.
+func TestStaticPolicyRestrictsKubejoin(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	if version.MustParseGeneric(s.Version).LessThan(version.MustParseGeneric("1.37")) {
+		t.Skipf("kube-apiserver %s reads no admission policies from files: needs Kubernetes 1.37", s.Version)
+	}
+	dir, work, bin, written := filepath.Join(s.Dir, "kubejoin-admission"), t.TempDir(), t.TempDir(), t.TempDir()
+	var blocks []string
+	for _, m := range staticBlock.FindAllSubmatch(harness.ReadFile(t, harness.RepositoryFile(t, "docs/static-admission.md")), -1) {
+		blocks = append(blocks, strings.ReplaceAll(string(m[1]), "/etc/kubernetes/kubejoin-admission", dir))
+	}
+	if len(blocks) != 6 {
+		t.Fatalf("docs/static-admission.md has %d blocks, want 6: files, read, lists, store, manifest, check", len(blocks))
+	}
+	files, read, lists, store, manifest, check := blocks[0], blocks[1], blocks[2], blocks[3], blocks[4], blocks[5]
+	if err := os.Symlink(harness.RepositoryFile(t, "deploy"), filepath.Join(work, "deploy")); err != nil {
+		t.Fatal(err)
+	}
+	for program, script := range map[string]string{
+		"sudo": `exec "$@"`,
+		// A dry run writes the same manifest, but not to /etc/kubernetes. kubeadm refuses a loopback address, so it gets
+		// one of RFC 5737.
+		"kubeadm": `case "$*" in
+*control-plane*)
+	printf -- '---\napiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nlocalAPIEndpoint: {advertiseAddress: 192.0.2.10}\n' >>cluster.yaml
+	set -- "$@" --dry-run ;;
+*)
+	set -- "$@" --kubeconfig "$KUBECONFIG" ;;
+esac
+exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
+	} {
+		if err := os.WriteFile(filepath.Join(bin, program), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	paste := func(script string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), "sh", "-euc", script)
+		cmd.Dir = work
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+s.Kubeconfig(), "HOME="+work, "KUBEADM_INIT_DRYRUN_DIR="+written,
+			"PATH="+bin+":"+s.Bin+":"+os.Getenv("PATH"))
+		output, err := cmd.CombinedOutput()
+		return string(output), err
+	}
+	mustPaste := func(script string) {
+		t.Helper()
+		if output, err := paste(script); err != nil {
+			t.Fatalf("%v\n%s\n%s", err, script, output)
+		}
+	}
+
+	mustPaste(files)
+	mustPaste(read)
+	appendLists(t, filepath.Join(work, "cluster.yaml"), lists)
+	mustPaste(store)
+	mustPaste(manifest)
+	policies, flag := filepath.Join(dir, "policies"), "--admission-control-config-file="+filepath.Join(dir, "config.yaml")
+	pod := &corev1.Pod{}
+	if err := yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(written, "kube-apiserver.yaml")), pod); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(pod.Spec.Containers[0].Command, flag) {
+		t.Errorf("kubeadm writes the flags %q, want %s", pod.Spec.Containers[0].Command, flag)
+	}
+	if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == dir }) ||
+		!slices.ContainsFunc(pod.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == dir && m.ReadOnly }) {
+		t.Errorf("kubeadm does not mount %s into kube-apiserver", dir)
+	}
+
+	const static = "kubejoin-secrets.static.k8s.io"
+	harness.Wait(t, "a refusal by the objects in the API alone", func() error {
+		if output, err := paste(check); err == nil || !strings.Contains(output, "'kubejoin-secrets'") {
+			return fmt.Errorf("%v, got %s", err, output)
+		}
+		return nil
+	})
+	s.StopAPIServer()
+	if err := s.StartAPIServer(t.Context(), flag); err != nil {
+		t.Fatal(err)
+	}
+	if output, err := paste(check); err == nil || !strings.Contains(output, "'"+static+"'") {
+		t.Errorf("the check with both: %v, got %s, want a refusal by %s", err, output, static)
+	}
+	s.RunKubectl(t, "delete", "validatingadmissionpolicies,validatingadmissionpolicybindings", "--all")
+	for _, kind := range []string{"validatingadmissionpolicy", "validatingadmissionpolicybinding"} {
+		if output, err := s.Kubectl(t.Context(), "delete", kind, static); err == nil || !strings.Contains(err.Error(), "not found") {
+			t.Errorf("kubectl delete %s: got %v %s, want that the API does not have it", kind, err, output)
+		}
+	}
+	// An object of this name would make it seem that the API has the policy.
+	if _, err := s.Kubectl(t.Context(), "apply", "-f", policies); err == nil || !strings.Contains(err.Error(), "reserved") {
+		t.Errorf("kubectl apply of the file: got %v, want that its name is reserved", err)
+	}
+	checkSecretWrites(t, s)
+
+	if err := os.WriteFile(filepath.Join(policies, "a.yaml"), []byte("kind: Unknown\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	failed := regexp.MustCompile(`(?m)^apiserver_manifest_admission_config_controller_automatic_reloads_total\{.*status="failure"`)
+	harness.Wait(t, "the metric of a file that kube-apiserver cannot use", func() error {
+		metrics, err := s.Kubectl(t.Context(), "get", "--raw", "/metrics")
+		if err == nil && !failed.MatchString(metrics) {
+			err = errors.New("not there")
+		}
+		return err
+	})
+	if output, err := paste(check); err == nil || !strings.Contains(output, static) {
+		t.Errorf("the check with an invalid file: %v, got %s, want a refusal by %s", err, output, static)
+	}
+	// Without the file nothing else refuses the Secret, so the refusals above come from the file.
+	for _, name := range []string{"a.yaml", "kubejoin.yaml"} {
+		if err := os.Remove(filepath.Join(policies, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	harness.Wait(t, "the end of the policy", func() error {
+		_, err := paste(check)
+		return err
+	})
+}
+
+// appendLists appends lists of apiServer to those of a ClusterConfiguration.
+func appendLists(t *testing.T, file, lists string) {
+	t.Helper()
+	var into, from map[string]any
+	if err := yaml.Unmarshal(harness.ReadFile(t, file), &into); err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal([]byte(lists), &from); err != nil {
+		t.Fatal(err)
+	}
+	server := into["apiServer"].(map[string]any)
+	for name, list := range from["apiServer"].(map[string]any) {
+		old, _ := server[name].([]any)
+		server[name] = append(old, list.([]any)...)
+	}
+	merged, err := yaml.Marshal(into)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, merged, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
