@@ -79,12 +79,12 @@ manifests: ## write deploy/manifests and the README of the chart
 	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -static -out ../../deploy
 	$(GO) run github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2 --chart-search-root deploy/chart --log-level error
 
-# The race detector watches the packages themselves, and all limits with real components. Everything else below test/, and
-# the command, which its tests start a thousand times, run without it: with it they take twice as long, and find the same.
+# The race detector watches the packages themselves, and the whole program on a cluster and standalone. All else below
+# test/, and the command, which its tests start a thousand times, run without it: with it they take twice as long.
 # Whole clusters run first, two at a time. Most other tests with Kubernetes wait for processes and timers, so run more of
 # them at once than there are cores, and the longest first.
-RACED  = ./test/limits $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
-UNRACED = ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /load$$)
+RACED  = ./test/limits ./test/standalone $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
+UNRACED = ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /standalone$$ -e /load$$)
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
 	$(GO) list $(RACE) -test -export $(RACED) >/dev/null # compiles, before the tests, which would wait for the compiler
