@@ -42,7 +42,8 @@ $(NAMED)-%: always
 	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) CGO_ENABLED=0 \
 	  $(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/kubejoin
 
-image: $(NAMED)-linux-amd64 $(NAMED)-linux-arm64 ## build container images for linux/amd64 and linux/arm64, with SBOMs, into dist/
+PLATFORMS ?= linux-amd64 linux-arm64
+image: $(PLATFORMS:%=$(NAMED)-%) ## build container images for PLATFORMS (linux-amd64 linux-arm64), with SBOMs, into dist/
 	$(PACK) $(abspath $^)
 
 release: ## build a whole release into dist/: binaries, images, SBOMs, chart, manifests and SHA256SUMS
