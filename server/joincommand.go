@@ -3,7 +3,6 @@ package server
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -25,7 +23,7 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	if err := readRequest(r, &req); err != nil {
 		return response{}, err
 	}
-	format, err := findJoinFormat(req.Format)
+	format, err := joinformat.FindFormat(req.Format)
 	if err != nil {
 		return response{}, badField("format", "%v", err)
 	}
@@ -78,7 +76,7 @@ func (a *response) warn(warnings []string) {
 // mint stores a record, waits for its signature and returns how to join with it. For a control plane it then
 // uploads the certificates. It takes SignTimeout at most, plus withdrawTimeout to delete the token after a
 // failure.
-func (h *handler) mint(r *call, record tokens.Record, format joinFormat, req api.PrintJoinCommand) (response, error) {
+func (h *handler) mint(r *call, record tokens.Record, format joinformat.Format, req api.PrintJoinCommand) (response, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.SignTimeout)
 	defer cancel()
 	start := time.Now()
@@ -107,7 +105,8 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat, req api
 	var body []byte
 	if err == nil {
 		warnings = append(warnings, h.advice(r.Context(), record)...)
-		body, err = format.join(join, record.Expires, warnings)
+		join.Expires, join.Warnings = record.Expires, warnings
+		body, err = format.Write(join)
 	}
 	if err != nil {
 		// Nobody has received the secret. Delete the token, also if the client has disconnected.
@@ -116,7 +115,7 @@ func (h *handler) mint(r *call, record tokens.Record, format joinFormat, req api
 	header := map[string]string{
 		"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(created.Sub(start)), milliseconds(signed.Sub(created))),
 	}
-	a := response{contentType: format.contentType, header: header, body: body}
+	a := response{contentType: format.ContentType, header: header, body: body}
 	a.warn(warnings)
 	return a, nil
 }
@@ -261,79 +260,4 @@ func (h *handler) read(kubeconfig []byte) (*target, error) {
 	}
 	h.target.Store(t)
 	return t, nil
-}
-
-// A joinFormat is a format of a join command.
-type joinFormat struct {
-	name        string
-	contentType string
-	write       func(joinformat.Join) ([]byte, error) // nil is JSON, which includes the expiry of the token
-}
-
-// The content types are those that cloud-init and Ignition recognize. RFC 9512 registers the one of YAML.
-var joinFormats = []joinFormat{
-	{api.FormatText, "text/plain; charset=utf-8", joinformat.Join.Line},
-	{api.FormatJSON, "application/json", nil},
-	{api.FormatYAML, "application/yaml", joinformat.Join.Configuration},
-	{api.FormatKubeconfig, "application/yaml", joinformat.Join.Kubeconfig},
-	{api.FormatCloudConfig, "text/cloud-config; charset=utf-8", joinformat.Join.CloudConfig},
-	{api.FormatIgnition, "application/vnd.coreos.ignition+json; version=3.0.0", joinformat.Join.Ignition},
-	{api.FormatScript, "text/x-shellscript; charset=utf-8", joinformat.Join.Script},
-}
-
-// JoinFormats returns the names of all formats.
-func JoinFormats() []string {
-	names := make([]string, len(joinFormats))
-	for i, f := range joinFormats {
-		names[i] = f.name
-	}
-	return names
-}
-
-// WriteJoin returns how to join in the format of that name, as POST /v1/token/print-join-command does. expires
-// is when the token expires, or zero if it never does. An unknown format is an error, and an empty one is text.
-func WriteJoin(format string, j joinformat.Join, expires time.Time) ([]byte, error) {
-	f, err := findJoinFormat(format)
-	if err != nil {
-		return nil, err
-	}
-	return f.join(j, expires, nil)
-}
-
-func (f joinFormat) join(j joinformat.Join, expires time.Time, warnings []string) ([]byte, error) {
-	if f.write != nil {
-		return f.write(j)
-	}
-	line, err := j.Line()
-	if err != nil {
-		return nil, err
-	}
-	body, err := json.Marshal(api.JoinCommand{
-		APIVersion: api.Version, Kind: api.KindJoinCommand,
-		ID: j.Token.ID(), Token: api.Secret(j.Token.Reveal()), Expires: expires,
-		Endpoint: j.Endpoint, CACertHashes: clusterinfo.Pins(j.CAs), APIServer: j.Server, CABundle: j.Bundle(),
-		JoinCommand: api.Secret(strings.TrimSpace(string(line))), CertificateKey: api.Secret(j.CertificateKey.Reveal()), Warnings: warnings,
-	})
-	return append(body, '\n'), err
-}
-
-// findJoinFormat returns the format of that name. An empty name is text.
-func findJoinFormat(name string) (joinFormat, error) {
-	if name == "" {
-		name = api.FormatText
-	}
-	for _, f := range joinFormats {
-		if f.name == name {
-			return f, nil
-		}
-	}
-	return joinFormat{}, fmt.Errorf("%q given, want %s", foreign.Text(name, maxField), enumerate(JoinFormats(), "or"))
-}
-
-// enumerate returns words as a list in a sentence, for example "a, b or c" if last is "or".
-func enumerate(words []string, last string) string {
-	if len(words) < 2 {
-		return strings.Join(words, "")
-	}
-	return strings.Join(words[:len(words)-1], ", ") + " " + last + " " + words[len(words)-1]
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -26,10 +25,10 @@ func TestJoinFormats(t *testing.T) {
 		"text": "text/plain", "json": "application/json", "yaml": "application/yaml", "kubeconfig": "application/yaml",
 		"cloud-config": "text/cloud-config", "ignition": "application/vnd.coreos.ignition+json", "script": "text/x-shellscript",
 	}
-	if len(types) != len(server.JoinFormats()) {
-		t.Errorf("formats %q", server.JoinFormats())
+	if len(types) != len(joinformat.Formats()) {
+		t.Errorf("formats %q", joinformat.Formats())
 	}
-	for _, name := range append(server.JoinFormats(), "") { // none is text
+	for _, name := range append(joinformat.Formats(), "") { // none is text
 		for _, inBody := range []bool{false, true} {
 			before := s.ids(t)
 			var r reply
@@ -52,9 +51,9 @@ func TestJoinFormats(t *testing.T) {
 			if l := record.Limits; l.MaxNodes != want.MaxNodes || !slices.Equal(l.NodeNames, want.NodeNames) || l.CertificateDuration != want.CertificateDuration || l.Role != want.Role {
 				t.Errorf("%s: limits %+v, want %+v", name, l, want)
 			}
-			body, err := server.WriteJoin(name, joinformat.Join{
-				Endpoint: s.Advertise, Token: record.Token, Server: "https://api.example.com:6443", CAs: s.ca.Bundle(),
-			}, record.Expires)
+			body, err := joinformat.Join{
+				Endpoint: s.Advertise, Token: record.Token, Server: "https://api.example.com:6443", CAs: s.ca.Bundle(), Expires: record.Expires,
+			}.Write(name)
 			if err != nil || r.body != string(body) {
 				t.Errorf("%s: %v, answered\n%s\nwant\n%s", name, err, r.body, body)
 			}
@@ -144,17 +143,6 @@ func TestRefusesInvalidJoinFormats(t *testing.T) {
 	}
 	if ids := s.ids(t); len(ids) > 0 {
 		t.Errorf("got tokens %v, want none", ids)
-	}
-	good := joinformat.Join{Endpoint: s.Advertise, Token: tokens.Generate(), Server: "https://api.example.com:6443", CAs: s.ca.Bundle()}
-	if _, err := server.WriteJoin("toml", good, time.Time{}); err == nil {
-		t.Error("WriteJoin accepts format toml, want an error")
-	}
-	for _, name := range server.JoinFormats() {
-		without := good
-		without.CAs = nil
-		if _, err := server.WriteJoin(name, without, time.Time{}); err == nil {
-			t.Errorf("%s: got a join document without a CA, want an error", name)
-		}
 	}
 	// A user who may not create tokens gets no script either.
 	if r := s.do(t, "POST", commandPath+"?format=script", viewerBearer, "", ""); r.status != 403 {

@@ -235,7 +235,7 @@ func TestDeletesTokenIfClusterInfoIsUnusable(t *testing.T) {
 		"unreadable":          {&fixedClusterInfo{err: errors.New("etcd is on fire")}, "192.0.2.1:9443", "internal"},
 		"no longer a v1 file": {&fixedClusterInfo{signed: []byte("kind: Config")}, "192.0.2.1:9443", "malformed-cluster-info"},
 	} {
-		for _, format := range server.JoinFormats() {
+		for _, format := range joinformat.Formats() {
 			s := newSite(t)
 			s.ClusterInfo, s.Advertise = test.info, test.advertise
 			w := from(t, s.Handler(), "192.0.2.1:1", "POST", commandPath+"?format="+format, adminBearer, nil)
@@ -327,7 +327,7 @@ func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
 	// With --advertise, join commands do not name the server. kubeadm and kubectl can use it.
 	s.ClusterInfo, s.Advertise = &fixedClusterInfo{config: edit(at, "https://api_1.example.com:6443")}, "192.0.2.1:9443"
 	h := s.Handler()
-	for _, format := range server.JoinFormats() {
+	for _, format := range joinformat.Formats() {
 		if w := post(h, commandPath+"?format="+format, ""); w.Code != 200 {
 			t.Errorf("%s: %d %s, want 200", format, w.Code, w.Body)
 		}

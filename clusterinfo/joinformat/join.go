@@ -5,6 +5,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -30,6 +31,10 @@ type Join struct {
 	// RejoinURL is the https://HOST:PORT of a kubejoin server at which the machine can rejoin after its certificate has
 	// expired. [Join.Script] then also installs what the machine needs for that. Other formats ignore it.
 	RejoinURL string
+	// Expires is when the token expires, zero if it never does. Warnings are messages for the person who gets the
+	// join command. Only [Join.JSON] writes them.
+	Expires  time.Time
+	Warnings []string
 }
 
 // Line returns the kubeadm join command with a newline.

@@ -105,7 +105,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	f.StringSliceVar(&o.groups, "groups", []string{tokens.DefaultGroup}, "groups of a machine that authenticates with the token; each begins with system:bootstrappers:")
 	f.StringVar(&o.description, "description", "", "description of the token")
 	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the join command instead of the token, in the format of --format")
-	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(server.JoinFormats(), ", ")+"; text is the 'kubeadm join' command line; all contain the token")
+	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(joinformat.Formats(), ", ")+"; text is the 'kubeadm join' command line; all contain the token")
 	f.StringVar(&o.withRejoin, "with-rejoin", "", "with --format script: https://HOST:PORT of the kubejoin server at which the machine can rejoin after its certificate has expired; the script installs what it needs")
 	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join as control plane, with the key that 'kubejoin certs upload' or 'kubeadm init phase upload-certs --upload-certs' printed")
 	f.BoolVar(&o.controlPlane, "control-plane", false, "with --print-join-command: join as control plane, and upload the certificates that control planes share (default limits: --ttl 2h --max-nodes 1 --role control-plane)")
@@ -125,7 +125,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	complete("usages", api.UsageSigning, api.UsageAuthentication)
-	complete("format", server.JoinFormats()...)
+	complete("format", joinformat.Formats()...)
 	complete("role", tokens.RoleControlPlane)
 	complete("rejoin", tokens.RejoinAllow, tokens.RejoinDeny)
 	complete("groups", tokens.DefaultGroup)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
@@ -29,8 +28,8 @@ func (o *tokenCreateOptions) checkJoinFormat() (err error) {
 			return fmt.Errorf("--%s: needs --print-join-command", flag)
 		}
 	}
-	if !slices.Contains(server.JoinFormats(), o.joinFormat) {
-		return fmt.Errorf("--format: %q given, want one of %s", o.joinFormat, strings.Join(server.JoinFormats(), ", "))
+	if !slices.Contains(joinformat.Formats(), o.joinFormat) {
+		return fmt.Errorf("--format: %q given, want one of %s", o.joinFormat, strings.Join(joinformat.Formats(), ", "))
 	}
 	if o.withRejoin != "" {
 		if err := joinformat.CheckRejoinURL(o.withRejoin); err != nil {
@@ -89,12 +88,12 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 	if err != nil {
 		return err
 	}
-	j := joinformat.Join{Endpoint: made.Endpoint, Token: token, Server: made.APIServer, CAs: cas, CertificateKey: o.key, RejoinURL: o.withRejoin}
+	j := joinformat.Join{Endpoint: made.Endpoint, Token: token, Server: made.APIServer, CAs: cas, CertificateKey: o.key, RejoinURL: o.withRejoin, Expires: made.Expires}
 	// Without --advertise, the endpoint is the API server, which has no turns.
 	if apiServer, err := clusterinfo.Endpoint(made.APIServer); r.cluster == nil && err == nil && made.Endpoint == apiServer {
 		j.TurnServer, _ = clusterinfo.Endpoint(r.URL) // empty with an error
 	}
-	join, err := server.WriteJoin(o.joinFormat, j, made.Expires)
+	join, err := j.Write(o.joinFormat)
 	if err != nil {
 		return err
 	}
@@ -141,7 +140,7 @@ func (o *tokenCreateOptions) join(made api.Token, kubeconfig []byte) ([]byte, er
 	if err != nil {
 		return nil, fmt.Errorf("cluster-info: %w", err)
 	}
-	return server.WriteJoin(o.joinFormat, joinformat.Join{
-		Endpoint: command.Endpoint, Token: command.Token, Server: apiServer, CAs: cas, CertificateKey: o.key, RejoinURL: o.withRejoin,
-	}, made.Expires)
+	return joinformat.Join{
+		Endpoint: command.Endpoint, Token: command.Token, Server: apiServer, CAs: cas, CertificateKey: o.key, RejoinURL: o.withRejoin, Expires: made.Expires,
+	}.Write(o.joinFormat)
 }

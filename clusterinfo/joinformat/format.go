@@ -1,0 +1,96 @@
+package joinformat
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/foreign"
+)
+
+// A Format is a form in which a [Join] can be written. Formats never change their names.
+type Format struct {
+	Name string
+	// ContentType is the media type that cloud-init and Ignition recognize. RFC 9512 registers the one of YAML.
+	ContentType string
+	Write       func(Join) ([]byte, error)
+}
+
+var formats = []Format{
+	{"text", "text/plain; charset=utf-8", Join.Line},
+	{"json", "application/json", Join.JSON},
+	{"yaml", "application/yaml", Join.Configuration},
+	{"kubeconfig", "application/yaml", Join.Kubeconfig},
+	{"cloud-config", "text/cloud-config; charset=utf-8", Join.CloudConfig},
+	{"ignition", "application/vnd.coreos.ignition+json; version=3.0.0", Join.Ignition},
+	{"script", "text/x-shellscript; charset=utf-8", Join.Script},
+}
+
+// Formats returns the names of all formats.
+func Formats() []string {
+	names := make([]string, len(formats))
+	for i, f := range formats {
+		names[i] = f.Name
+	}
+	return names
+}
+
+// maxName limits how much of an unknown name is in an error.
+const maxName = 40
+
+// FindFormat returns the format of that name. An empty name is text.
+func FindFormat(name string) (Format, error) {
+	if name == "" {
+		return formats[0], nil
+	}
+	for _, f := range formats {
+		if f.Name == name {
+			return f, nil
+		}
+	}
+	names := Formats()
+	last := len(names) - 1
+	return Format{}, fmt.Errorf("%q given, want %s or %s", foreign.Text(name, maxName), strings.Join(names[:last], ", "), names[last])
+}
+
+// Write returns j in the format of that name.
+func (j Join) Write(format string) ([]byte, error) {
+	f, err := FindFormat(format)
+	if err != nil {
+		return nil, err
+	}
+	return f.Write(j)
+}
+
+// joinDocument is the JoinCommand of package server/api.
+type joinDocument struct {
+	APIVersion     string    `json:"apiVersion"`
+	Kind           string    `json:"kind"`
+	ID             string    `json:"id"`
+	Token          string    `json:"token"`
+	Expires        time.Time `json:"expires,omitzero"`
+	Endpoint       string    `json:"endpoint"`
+	CACertHashes   []string  `json:"caCertHashes"`
+	APIServer      string    `json:"apiServer"`
+	CABundle       string    `json:"caBundle"`
+	JoinCommand    string    `json:"joinCommand"`
+	CertificateKey string    `json:"certificateKey,omitempty"`
+	Warnings       []string  `json:"warnings,omitempty"`
+}
+
+// JSON returns a JoinCommand of package server/api, with a newline. It has each field of j by itself.
+func (j Join) JSON() ([]byte, error) {
+	line, err := j.Line()
+	if err != nil {
+		return nil, err
+	}
+	body, err := json.Marshal(joinDocument{
+		APIVersion: "output.kubejoin.io/v1alpha1", Kind: "JoinCommand",
+		ID: j.Token.ID(), Token: j.Token.Reveal(), Expires: j.Expires,
+		Endpoint: j.Endpoint, CACertHashes: clusterinfo.Pins(j.CAs), APIServer: j.Server, CABundle: j.Bundle(),
+		JoinCommand: strings.TrimSpace(string(line)), CertificateKey: j.CertificateKey.Reveal(), Warnings: j.Warnings,
+	})
+	return append(body, '\n'), err
+}
