@@ -145,7 +145,7 @@ fuzz: ## run each fuzz target for FUZZTIME (1m)
 	@GO='$(GO)' test/fuzz.sh $(FUZZTIME)
 
 # ONLY=./signer selects the guards of one package, TESTS=./signer the tests of one. RUN=TestIssue runs only these tests.
-mutate: kube ## switch off each guard of tokens, signer and server, and report those without a failing test
+mutate: kube ## switch off each guard of tokens, minting, signer and server, and report those without a failing test
 	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(TESTS),-tests '$(TESTS)') $(if $(RUN),-run '$(RUN)')
 
 clean: ## remove build results (not kubejoin-data and kubejoin-ha-data)

@@ -24,7 +24,7 @@ func (h *handler) listClaims(r *call) (response, error) {
 	}
 	claims, err := h.Claims.List(r.Context())
 	if err != nil {
-		return response{}, h.unavailable(err)
+		return response{}, unavailable(err)
 	}
 	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
 	claims, next, err := page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, req)
@@ -85,7 +85,7 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 		case errors.Is(err, tokens.ErrNotFound), err == nil && claim.Released() && claim.Identity.IsZero():
 			return h.giveSlotsBack(r.Context(), node, req.DryRun)
 		case err != nil:
-			return response{}, h.unavailable(err)
+			return response{}, unavailable(err)
 		case first.UID == "":
 			first = claim
 		case !claim.Same(first):
@@ -97,7 +97,7 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 			return object(http.StatusOK, shown)
 		}
 		if err := tokens.Leave(r.Context(), h.Tokens, h.Claims, claim); err != nil {
-			return response{}, h.unavailable(err)
+			return response{}, unavailable(err)
 		}
 		longest := time.Duration(0)
 		if h.MaxRemainingLifetime != nil {
@@ -111,14 +111,14 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 		case errors.Is(err, tokens.ErrConflict):
 			continue
 		case err != nil && !errors.Is(err, tokens.ErrNotFound):
-			return response{}, h.unavailable(err)
+			return response{}, unavailable(err)
 		}
 		if !claim.Released() {
 			switch shown.Warnings, err = h.giveSlotBack(r.Context(), claim.TokenID, node); {
 			case errors.Is(err, tokens.ErrConflict): // the token has another claim on the name
 				continue
 			case err != nil && !errors.Is(err, tokens.ErrNotFound):
-				return response{}, h.unavailable(err)
+				return response{}, unavailable(err)
 			}
 		}
 		return object(http.StatusOK, shown)
@@ -133,7 +133,7 @@ func claimReplaced(node string) *problem {
 func (h *handler) giveSlotsBack(ctx context.Context, node string, dryRun bool) (response, error) {
 	records, err := h.Tokens.List(ctx)
 	if err != nil {
-		return response{}, h.unavailable(err)
+		return response{}, unavailable(err)
 	}
 	shown := api.Claim{APIVersion: api.Version, Kind: api.KindClaim, Node: node, DryRun: dryRun}
 	for _, record := range records {
@@ -148,7 +148,7 @@ func (h *handler) giveSlotsBack(ctx context.Context, node string, dryRun bool) (
 			case errors.Is(err, tokens.ErrConflict):
 				return response{}, claimReplaced(node)
 			case err != nil:
-				return response{}, h.unavailable(err)
+				return response{}, unavailable(err)
 			}
 		}
 		shown.Token, shown.Warnings = record.Token.ID(), append(shown.Warnings, warnings...)
@@ -169,7 +169,7 @@ func (h *handler) giveSlotBack(ctx context.Context, id, node string) (warnings [
 	case record.Problem != nil || record.Limits.Problem != nil:
 		return []string{"token " + id + " is malformed and still counts the name: " + problemOf(record)}, nil
 	case record.Limits.NodeLimit() > 0 && !record.Spent() && !record.Expires.IsZero():
-		warnings = append(warnings, "token "+id+" has a free slot again and "+lifetime(record)+"; to extend it, run: kubejoin token renew "+id)
+		warnings = append(warnings, "token "+id+" has a free slot again and "+record.Lifetime(time.Now())+"; to extend it, run: kubejoin token renew "+id)
 	}
 	return warnings, nil
 }

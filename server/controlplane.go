@@ -60,12 +60,12 @@ func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
 	return nil
 }
 
-// upload uploads the certificates of control planes and adds the key to join. It returns warnings for the caller.
-func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) ([]string, error) {
+// upload uploads the certificates of control planes, and adds the key and warnings to join.
+func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) error {
 	if !h.uploads.Allow() {
 		p := tooMany("too many join commands of control planes; kubejoin allows one every %s", uploadEvery)
 		p.retryAfter = uploadEvery
-		return nil, p
+		return p
 	}
 	up, err := h.UploadCertificates(ctx)
 	if err != nil {
@@ -74,7 +74,7 @@ func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) ([
 		if ends := (*joinformat.KeyEndsError)(nil); errors.As(err, &ends) {
 			p.Detail, p.retryAfter = ends.Error(), max(time.Until(ends.Expires), 0)+time.Second
 		}
-		return nil, p
+		return p
 	}
 	join.CertificateKey = up.Key
 	if h.Advertise == "" { // join commands name the API server, which has no turns
@@ -87,5 +87,6 @@ func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) ([
 	if up.Replaced {
 		warnings = append(warnings, "this upload replaced another one: join commands with an earlier certificate key no longer work")
 	}
-	return warnings, nil
+	join.Warnings = append(warnings, join.Warnings...)
+	return nil
 }

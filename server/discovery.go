@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/server/api"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -27,7 +28,7 @@ func (h *handler) discovery(r *call) (response, error) {
 }
 
 // noClusterInfo returns the problem of an error of ClusterInfo.
-func noClusterInfo(err error) *problem {
+func noClusterInfo(err error) error {
 	switch {
 	case errors.Is(err, clusterinfo.ErrNotFound):
 		return newProblem(http.StatusNotFound, "no-cluster-info", "there is no cluster-info yet")
@@ -39,11 +40,8 @@ func noClusterInfo(err error) *problem {
 	return p
 }
 
-// malformed returns the problem of a kubeconfig that must not be served or that nodes cannot use, for
-// example because someone edited cluster-info and added a credential.
-func malformed(err error) *problem {
-	return newProblem(http.StatusInternalServerError, "malformed-cluster-info", "joining nodes cannot use the kubeconfig in cluster-info: %v. Correct it with: kubectl -n %s edit configmap %s", err, clusterinfo.Namespace, clusterinfo.Name)
-}
+// malformed returns the problem of a kubeconfig that must not be served or that nodes cannot use.
+func malformed(err error) error { return notMinted(mint.MalformedError(err)) }
 
 // kubernetesPath reports whether clients of a path expect a Kubernetes Status in place of a problem.
 func kubernetesPath(path string) bool {

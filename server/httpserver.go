@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 )
 
@@ -70,7 +71,7 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 	}
 	signTimeout := s.SignTimeout
 	if signTimeout <= 0 {
-		signTimeout = DefaultSignTimeout
+		signTimeout = mint.DefaultSignTimeout
 	}
 	return &http.Server{
 		Handler:           s.Handler(),
@@ -78,7 +79,7 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       requestTimeout,
 		// A join command waits for its signature, and then perhaps for the deletion of the token.
-		WriteTimeout:   max(signTimeout, MaxWait) + withdrawTimeout + 5*time.Second,
+		WriteTimeout:   max(signTimeout, MaxWait) + mint.WithdrawTimeout + 5*time.Second,
 		IdleTimeout:    idleTimeout,
 		MaxHeaderBytes: maxHeader,
 		// Otherwise net/http answers OPTIONS * itself, without the limits of the Handler.

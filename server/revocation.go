@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -121,8 +122,8 @@ func (h *handler) revocationsUnavailable(err error) error {
 		p := newProblem(http.StatusInsufficientStorage, "too-many-revocations", "the list of revocations is full; remove revocations that are no longer needed with 'kubejoin revoke undo'")
 		p.cause = err
 		return p
-	case refused(err):
-		return h.unavailable(err)
+	case mint.StoreError(err).Reason == mint.Refused:
+		return unavailable(err)
 	}
 	p := newProblem(http.StatusServiceUnavailable, "revocations-unavailable", "the revocations cannot be read or written now; retry")
 	p.cause, p.retryAfter = err, retryAfter
@@ -430,7 +431,7 @@ func (h *handler) disableToken(ctx context.Context, id string, dryRun bool) (exi
 	case errors.Is(err, tokens.ErrNotFound):
 		return false, nil
 	case err != nil:
-		return false, h.unavailable(err)
+		return false, unavailable(err)
 	case dryRun:
 		return true, nil
 	}
@@ -459,11 +460,11 @@ func (h *handler) issuedOn(ctx context.Context, id string) ([]revocation.Entry, 
 	if h.Claims != nil {
 		held, err := h.Claims.HeldBy(ctx, id)
 		if err != nil {
-			return nil, nil, h.unavailable(err)
+			return nil, nil, unavailable(err)
 		}
 		all, err := h.Claims.List(ctx) // a node without a claim of a token has an identity
 		if err != nil {
-			return nil, nil, h.unavailable(err)
+			return nil, nil, unavailable(err)
 		}
 		admitted := slices.DeleteFunc(all, func(c tokens.Claim) bool { return c.Identity.TokenID != id })
 		for _, c := range append(held, admitted...) {
@@ -478,7 +479,7 @@ func (h *handler) issuedOn(ctx context.Context, id string) ([]revocation.Entry, 
 		other, err := h.heldByOther(ctx, c.Node, id)
 		switch {
 		case err != nil:
-			return nil, nil, h.unavailable(err)
+			return nil, nil, unavailable(err)
 		case other:
 			add(revocation.Entry{Fingerprint: c.Fingerprint})
 		default:
@@ -519,7 +520,7 @@ func (h *handler) endToken(ctx context.Context, id string) (bool, error) {
 		case errors.Is(err, tokens.ErrNotFound):
 			return false, nil
 		case !errors.Is(err, tokens.ErrConflict):
-			return false, h.unavailable(err)
+			return false, unavailable(err)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -18,9 +19,6 @@ import (
 	"golang.org/x/time/rate"
 	certificates "k8s.io/api/certificates/v1"
 )
-
-// DefaultSignTimeout is the default of Server.SignTimeout.
-const DefaultSignTimeout = 30 * time.Second
 
 // A Server describes the HTTPS API. Handler and HTTPServer copy its fields: later changes have no effect.
 type Server struct {
@@ -46,7 +44,7 @@ type Server struct {
 	// the API server of cluster-info.
 	Advertise string
 	// SignTimeout is how long a request waits for the signature of a new token in cluster-info. After
-	// that, a request for a join command deletes its token. Zero or less is DefaultSignTimeout.
+	// that, a request for a join command deletes its token. Zero or less is mint.DefaultSignTimeout.
 	SignTimeout time.Duration
 	// SignedBy names the component that should sign cluster-info, and where to look. It appears in the
 	// error message after SignTimeout. Empty names every component that could sign.
@@ -105,7 +103,7 @@ type Server struct {
 	UserRate Rate
 
 	// UserTokens is how many unexpired tokens one user may have created, over all replicas. Zero is
-	// DefaultUserTokens, and a negative number is unlimited. A request beyond it gets 507.
+	// mint.DefaultUserTokens, and a negative number is unlimited. A request beyond it gets 507.
 	UserTokens int
 
 	// Checks are the checks of /readyz. Without any, it reports ready.
@@ -125,20 +123,16 @@ type Server struct {
 
 // ClusterInfo provides the data of the cluster-info ConfigMap. Use clusterinfo.Computed without
 // Kubernetes, or ConfigMap or Complete of package clusterinfo/configmap. An implementation that can hold
-// only so many signatures should also be a [Bounded]. The server then refuses a new token when
-// cluster-info is full.
+// only so many signatures should also be a [mint.Bounded].
 type ClusterInfo interface {
+	// The errors and rules of JSON apply to Config, but Config need not validate the kubeconfig: the server
+	// validates each new one. JSON has a signature when WaitSigned returns.
+	mint.ClusterInfo
 	// JSON returns the ConfigMap as clusterinfo.MarshalConfigMap encodes it. The error wraps
 	// clusterinfo.ErrNotFound if there is no cluster-info, and clusterinfo.ErrKubeconfig if its
 	// kubeconfig must not be served. Any client can cause calls of JSON, so it should cache its result.
 	// Neither side may change the bytes.
 	JSON(ctx context.Context) ([]byte, error)
-	// Config returns only the kubeconfig of cluster-info. The errors and rules of JSON apply, but Config
-	// need not validate the kubeconfig: the server validates each new one.
-	Config(ctx context.Context) (kubeconfig []byte, err error)
-	// WaitSigned waits until JSON has a valid signature of the kubeconfig by the token, and returns the
-	// kubeconfig. The error says what cluster-info had instead when ctx ended.
-	WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error)
 }
 
 // handler is a Server with the state of one Handler.
@@ -149,9 +143,7 @@ type handler struct {
 	unauthenticatedLog *rate.Limiter // limits log lines of unauthenticated requests
 	failing            atomic.Int32  // failed checks in the last response of /readyz
 	rounds             rounds
-	unsigned           pendingSignatures
-	counts             tokenCounts
-	target             atomic.Pointer[target]
+	minter             *mint.Minter
 	published          atomic.Pointer[publicKubeconfig]
 	discovered         publicDocument // the ConfigMap
 	kubeconfig         publicDocument
@@ -179,10 +171,11 @@ func (s Server) Handler() http.Handler {
 	}
 	h.unauthenticatedLog = rate.NewLimiter(unauthenticatedLogQPS, unauthenticatedLogBurst)
 	if h.SignTimeout <= 0 {
-		h.SignTimeout = DefaultSignTimeout
+		h.SignTimeout = mint.DefaultSignTimeout
 	}
-	if h.SignedBy == "" {
-		h.SignedBy = "kubejoin's bootstrap-signer controller, or kube-controller-manager's bootstrap-signer-controller"
+	h.minter = &mint.Minter{
+		Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Advertise,
+		SignTimeout: h.SignTimeout, SignedBy: s.SignedBy, UserTokens: s.UserTokens, Warnings: s.Warnings,
 	}
 	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "HTTP requests, by route and status.", "route", "status")
 	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to respond to an HTTP request, by route.", prometheus.DefBuckets, "route")

@@ -21,7 +21,7 @@ func (h *handler) listTokens(r *call) (response, error) {
 	}
 	records, err := h.Tokens.List(r.Context())
 	if err != nil {
-		return response{}, h.unavailable(err)
+		return response{}, unavailable(err)
 	}
 	records, next, err := page(records, api.KindTokenList, func(r tokens.Record) string { return r.Token.ID() }, req)
 	if err != nil {
@@ -67,25 +67,13 @@ func (h *handler) find(r *call) (tokens.Record, error) {
 	case errors.Is(err, tokens.ErrNotFound):
 		return record, noToken(id)
 	case err != nil:
-		return record, h.unavailable(err)
+		return record, unavailable(err)
 	}
 	return record, nil
 }
 
 func noToken(id string) *problem {
 	return newProblem(http.StatusNotFound, "no-token", "there is no token %s; it may have expired or been deleted", id)
-}
-
-// unavailable returns the problem of an error of the store of tokens or claims.
-func (h *handler) unavailable(err error) *problem {
-	if refused(err) {
-		p := newProblem(http.StatusServiceUnavailable, "store-refuses", "the token store refused this request; the log of kubejoin has the reason under this request ID")
-		p.cause = err
-		return p
-	}
-	p := newProblem(http.StatusServiceUnavailable, "store-unavailable", "the token store is unavailable now; retry")
-	p.cause, p.retryAfter = err, retryAfter
-	return p
 }
 
 // deleteToken deletes a token. If the token changes meanwhile, it retries, but it does not delete a replacement.
@@ -112,7 +100,7 @@ func (h *handler) deleteToken(r *call) (response, error) {
 		case err == nil, errors.Is(err, tokens.ErrNotFound):
 			return h.shown(r.Context(), http.StatusOK, record, req.DryRun)
 		case !errors.Is(err, tokens.ErrConflict):
-			return response{}, h.unavailable(err)
+			return response{}, unavailable(err)
 		}
 		// The token changed meanwhile, for example because a node joined.
 		if record, err = h.find(r); err != nil {
@@ -163,7 +151,7 @@ func (h *handler) renewToken(r *call) (response, error) {
 	case errors.Is(err, tokens.ErrNotFound):
 		return response{}, noToken(chi.URLParam(r.Request, "id"))
 	case err != nil:
-		return response{}, h.unavailable(err)
+		return response{}, unavailable(err)
 	}
 	return h.shown(r.Context(), http.StatusOK, record, req.DryRun)
 }

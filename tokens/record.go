@@ -85,6 +85,18 @@ func (r Record) Expired(now time.Time) bool {
 	return !r.Expires.IsZero() && !now.Before(r.Expires)
 }
 
+// Lifetime returns until when the token is valid, as the end of a sentence about it.
+func (r Record) Lifetime(now time.Time) string {
+	if r.Expires.IsZero() {
+		return "stays valid until it is deleted"
+	}
+	verb := "expires"
+	if r.Expired(now) {
+		verb = "expired"
+	}
+	return verb + " at " + r.Expires.UTC().Format(time.RFC3339)
+}
+
 // UploadDescription is the description of a token that owns an upload of certificates, as in kubeadm.
 const UploadDescription = "Proxy for managing TTL for the kubeadm-certs secret"
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -116,7 +117,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	f.StringVar(&o.role, "role", "", tokens.RoleControlPlane+" allows reserved node names (default: worker)")
 	f.StringVar(&o.rejoin, "rejoin", "", "allow or deny that nodes rejoin after their certificates have expired, if kubejoin runs with --rejoin-window (default: allow)")
 	f.StringVar(&o.replace, "replace-node", "", "name of an existing Node that one machine may replace")
-	durationVar(f, &o.wait, "wait", server.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
+	durationVar(f, &o.wait, "wait", mint.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "check the request, but store nothing")
 	o.output.register(cmd, "text", "wide", "csv")
 	o.remoteOptions.register(cmd)

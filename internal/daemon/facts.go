@@ -13,7 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -66,7 +66,7 @@ func hostsIn(cert *x509.Certificate) []string {
 	return hosts
 }
 
-var _ server.Bounded = (*configmap.ConfigMap)(nil)
+var _ mint.Bounded = (*configmap.ConfigMap)(nil)
 
 // A clusterInfo reads cluster-info.
 type clusterInfo interface {

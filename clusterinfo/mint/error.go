@@ -1,0 +1,117 @@
+package mint
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// A Reason is why a [Minter] returned no token or join data. It never changes. The HTTPS API has a problem type of the
+// same name.
+type Reason string
+
+// Reasons of an [Error].
+const (
+	// Exists: the token ID is taken, by a token that differs from the request or by claims of a deleted token.
+	Exists Reason = "token-exists"
+	// Full: cluster-info has no space for the signature.
+	Full Reason = "cluster-info-full"
+	// TooManyTokens: the creator is at the limit of [Minter.UserTokens].
+	TooManyTokens Reason = "too-many-tokens"
+	// NotStored: the store did not confirm that it has the token.
+	NotStored Reason = "token-not-stored"
+	// NotSigned: cluster-info was not signed with the token in time.
+	NotSigned Reason = "token-not-signed"
+	// Malformed: no machine can join by the kubeconfig in cluster-info.
+	Malformed Reason = "malformed-cluster-info"
+	// Unavailable: the store cannot be read now.
+	Unavailable Reason = "store-unavailable"
+	// Refused: the store refused the request, and would refuse a retry.
+	Refused Reason = "store-refuses"
+	// Failed: any other failure; Err has it.
+	Failed Reason = "internal"
+)
+
+// An Error is the error of a [Minter], except for an invalid record. It contains no secret.
+type Error struct {
+	Reason Reason
+	// Message says what failed. Fate says what became of the token, if that is not obvious.
+	Message, Fate string
+	// TokenID is the ID of a token that the store has, or may have, in spite of the error.
+	TokenID string
+	// Retry reports that a retry may help.
+	Retry bool
+	// Err is the cause, if there is one. NotDeleted is why the token could not be deleted.
+	Err, NotDeleted error
+}
+
+// Detail returns the error without its causes.
+func (e *Error) Detail() string {
+	if e.Fate == "" {
+		return e.Message
+	}
+	return e.Message + ". " + e.Fate
+}
+
+func (e *Error) Error() string {
+	if cause := errors.Join(e.Err, e.NotDeleted); cause != nil {
+		return e.Detail() + ": " + cause.Error()
+	}
+	return e.Detail()
+}
+
+// Unwrap returns the causes.
+func (e *Error) Unwrap() []error { return []error{e.Err, e.NotDeleted} }
+
+func errorf(reason Reason, format string, args ...any) *Error {
+	return &Error{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+// StoreError returns the Error of a failed read of a store, which is Unavailable or Refused.
+func StoreError(err error) *Error {
+	if refused(err) {
+		return &Error{Reason: Refused, Message: "the token store refused this request", Err: err}
+	}
+	return &Error{Reason: Unavailable, Message: "the token store is unavailable now; retry", Err: err, Retry: true}
+}
+
+// refused reports whether an error of a store is a definite refusal, for example of kube-apiserver: the write has no
+// effect, and a retry would fail again.
+func refused(err error) bool {
+	if errors.Is(err, tokens.ErrRefused) {
+		return true
+	}
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) {
+		return false
+	}
+	switch code := status.Status().Code; code {
+	case 408, 409, 429: // timeout, conflict, too many requests
+		return false
+	default:
+		return code >= 400 && code < 500
+	}
+}
+
+// MalformedError returns the Error of a kubeconfig that joining nodes cannot use, for example because someone edited
+// cluster-info and added a credential.
+func MalformedError(err error) *Error {
+	return errorf(Malformed, "joining nodes cannot use the kubeconfig in cluster-info: %v. Correct it with: kubectl -n %s edit configmap %s", err, clusterinfo.Namespace, clusterinfo.Name)
+}
+
+// existsError returns the Error of an existing token that does not match the request. differs are the differing
+// fields, if the caller may know them.
+func existsError(t tokens.Token, differs string) *Error {
+	if differs != "" {
+		differs = "; it differs in " + differs
+	}
+	return errorf(Exists, "token %s already exists and does not match the request%s. Choose another token, or delete the existing one with: kubejoin token delete %s", t.ID(), differs, t.ID())
+}
+
+func fullError(signatures int) *Error {
+	return errorf(Full, "cluster-info is full: the ConfigMap holds the signatures of %d tokens and has no space for another one. "+
+		"Delete tokens, wait until some expire, or start kubejoin with --advertise HOST:PORT: machines then join through kubejoin, whose cluster-info has no such limit", signatures)
+}

@@ -1,0 +1,273 @@
+package mint
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// DefaultSignTimeout is the default of Minter.SignTimeout.
+const DefaultSignTimeout = 30 * time.Second
+
+// shortCertificate is the certificate lifetime below which a Minter warns: a node that is off for a day could not renew
+// its certificate.
+const shortCertificate = 24 * time.Hour
+
+// readTimeout limits reading the store and cluster-info beside the request itself.
+const readTimeout = 5 * time.Second
+
+// A Minter creates bootstrap tokens. Its fields must not change after the first call. A Minter must not be copied
+// after that either, because it counts what it creates. It may be used concurrently.
+type Minter struct {
+	// Tokens stores the tokens. It is required.
+	Tokens tokens.Store
+	// ClusterInfo is the cluster-info that joining machines trust. It is required.
+	ClusterInfo ClusterInfo
+	// Claims, if it is not nil, has the claims of deleted tokens. The ID of such a token is refused.
+	Claims tokens.Claims
+
+	// Endpoint is the HOST:PORT from which machines read cluster-info. If it is empty, that is the API server of
+	// cluster-info.
+	Endpoint string
+	// SignTimeout is how long Join takes at most, without deleting the token after a failure. Zero or less is
+	// DefaultSignTimeout.
+	SignTimeout time.Duration
+	// SignedBy names the component that should sign cluster-info, and where to look. It is in the error after
+	// SignTimeout. Empty names every component that could sign.
+	SignedBy string
+	// UserTokens is how many unexpired tokens each Creator of records may have. Zero is DefaultUserTokens, and
+	// a negative number is unlimited. Records without a Creator have no limit.
+	UserTokens int
+	// Warnings returns warnings for the person who creates a token, for example that nothing enforces its limits.
+	// Nil adds none to those of the Minter.
+	Warnings func(ctx context.Context, made tokens.Record) []string
+
+	counts   tokenCounts
+	unsigned pendingSignatures
+	target   atomic.Pointer[target]
+}
+
+// ClusterInfo is the part of cluster-info that a Minter needs. Use clusterinfo.Computed without Kubernetes, or
+// ConfigMap or Complete of package clusterinfo/configmap. An implementation that can hold only so many signatures
+// should also be a [Bounded]. A Minter then refuses a new token when cluster-info is full.
+type ClusterInfo interface {
+	// Config returns the kubeconfig of cluster-info.
+	Config(ctx context.Context) (kubeconfig []byte, err error)
+	// WaitSigned waits until cluster-info has a valid signature of its kubeconfig by the token, and returns the
+	// kubeconfig. The error says what cluster-info had instead when ctx ended.
+	WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error)
+}
+
+// A Minted is a token that a Minter created.
+type Minted struct {
+	// Record is the token as the store has it.
+	Record tokens.Record
+	// Existing reports that the token was stored by an earlier request.
+	Existing bool
+	// Join is how to join with the token. It has no Token if the token lacks a usage, or if cluster-info could not be
+	// read without waiting for the signature.
+	Join joinformat.Join
+	// Warnings are for the person who creates the token. Join has them as well.
+	Warnings []string
+	// Storing and Signing are how long Join waited for the store and for the signature.
+	Storing, Signing time.Duration
+}
+
+// Join creates a token, waits until cluster-info is signed with it, and returns how to join with it. The token must be
+// for signing and authentication. If another token has its ID, Join generates one with another ID.
+//
+// Join then calls complete, if given, which may change the data to join with and render it. If complete or anything
+// before it fails, Join deletes the token, also if ctx has ended, because no one has received it. The Record is then
+// the one that was deleted. Errors other than an [Error] are about an invalid record, as those of tokens.Record.CheckNew.
+func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...func(context.Context, *joinformat.Join) error) (Minted, error) {
+	if err := record.CheckNew(); err != nil {
+		return Minted{}, err
+	}
+	if !record.Signing || !record.Authentication {
+		return Minted{}, errors.New("usages: a join command needs a token for signing and authentication")
+	}
+	if err := m.checkClusterInfo(ctx, record); err != nil {
+		return Minted{}, err
+	}
+	client := ctx
+	ctx, cancel := context.WithTimeout(ctx, m.signTimeout())
+	defer cancel()
+	start := time.Now()
+	record, err := m.create(ctx, record, false)
+	made := Minted{Record: record, Storing: time.Since(start)}
+	if own := (*Error)(nil); errors.As(err, &own) {
+		return made, own
+	}
+	if err != nil {
+		e := notStored(err)
+		if refused(err) {
+			return made, e
+		}
+		return made, m.withdraw(context.WithoutCancel(ctx), record, e)
+	}
+	stored := time.Now()
+	made.Join, err = m.signed(ctx, client, record, m.signTimeout())
+	made.Signing = time.Since(stored)
+	if err == nil {
+		made.Warnings = m.advice(client, record)
+		made.Join.Expires, made.Join.Warnings = record.Expires, made.Warnings
+	}
+	for _, f := range complete {
+		if err == nil {
+			err = f(ctx, &made.Join)
+		}
+	}
+	if err == nil && len(complete) == 0 {
+		_, err = made.Join.Line()
+	}
+	if err != nil {
+		return Minted{Record: record}, m.withdraw(context.WithoutCancel(ctx), record, err)
+	}
+	made.Warnings = made.Join.Warnings
+	return made, nil
+}
+
+// A Request is for a token that the caller will know even if Create fails.
+type Request struct {
+	Record tokens.Record
+	// Chosen reports that the caller chose the token, and may have sent the request before. If a token exists that
+	// matches the request, Create returns that. Otherwise Create generates a token of another ID if this one is taken.
+	Chosen bool
+	// FixedEnd reports that the caller chose the time of expiry, and not a lifetime that counts from the creation.
+	FixedEnd bool
+	// Wait is how long to wait for the signature. With zero, Create does not wait.
+	Wait time.Duration
+	// DryRun makes Create store nothing and return what it would return.
+	DryRun bool
+}
+
+// Create creates a token and waits for its signature. If no signature appears, the token stays, unlike that of Join:
+// the caller may know the token. If the caller chose the token, Create is idempotent. Errors other than an [Error] are
+// those of tokens.Record.CheckNew.
+func (m *Minter) Create(ctx context.Context, r Request) (Minted, error) {
+	if err := r.Record.CheckNew(); err != nil {
+		return Minted{}, err
+	}
+	if err := m.checkClusterInfo(ctx, r.Record); err != nil {
+		return Minted{}, err
+	}
+	if r.Chosen {
+		if err := m.checkUnclaimed(ctx, r.Record.Token.ID()); err != nil {
+			return Minted{}, err
+		}
+	}
+	now := time.Now()
+	if r.DryRun {
+		return m.tryCreate(ctx, r, now)
+	}
+	record, err := m.create(ctx, r.Record, r.Chosen)
+	made := Minted{Record: record}
+	var limit *Error
+	switch {
+	case errors.Is(err, tokens.ErrExists), r.Chosen && errors.As(err, &limit): // an existing token needs no quota
+		before, againErr := m.recreate(ctx, r, record, now)
+		if againErr != nil && limit != nil {
+			return Minted{}, limit
+		} else if againErr != nil {
+			return Minted{}, againErr
+		}
+		made.Record, made.Existing = before, true
+	case errors.As(err, &limit):
+		return Minted{}, limit
+	case refused(err):
+		return Minted{}, StoreError(err)
+	case err != nil:
+		e := notStored(err)
+		e.TokenID = record.Token.ID()
+		e.Fate = fmt.Sprintf("If token %s was stored nevertheless, it %s", e.TokenID, record.Lifetime(time.Now()))
+		return Minted{}, e
+	}
+	if made.Join, err = m.awaitSigned(ctx, made.Record, r.Wait); err != nil {
+		return Minted{}, err
+	}
+	made.Warnings = m.advice(ctx, made.Record)
+	return made, nil
+}
+
+// tryCreate returns what Create would return, and stores nothing.
+func (m *Minter) tryCreate(ctx context.Context, r Request, now time.Time) (Minted, error) {
+	made := Minted{Record: r.Record}
+	switch _, err := m.Tokens.Get(ctx, r.Record.Token.ID()); {
+	case err == nil:
+		if made.Record, err = m.recreate(ctx, r, r.Record, now); err != nil {
+			return Minted{}, err
+		}
+		made.Existing = true
+	case !errors.Is(err, tokens.ErrNotFound):
+		return Minted{}, StoreError(err)
+	default:
+		if err := m.reserve(ctx, r.Record, true); err != nil {
+			return Minted{}, err
+		}
+	}
+	made.Join = m.unsignedJoin(ctx, made.Record)
+	made.Warnings = m.advice(ctx, made.Record)
+	return made, nil
+}
+
+func notStored(err error) *Error {
+	return &Error{Reason: NotStored, Message: "the token could not be stored; retry", Err: err, Retry: true}
+}
+
+func (m *Minter) signTimeout() time.Duration {
+	if m.SignTimeout <= 0 {
+		return DefaultSignTimeout
+	}
+	return m.SignTimeout
+}
+
+func (m *Minter) signedBy() string {
+	return cmp.Or(m.SignedBy, "kubejoin's bootstrap-signer controller, or kube-controller-manager's bootstrap-signer-controller")
+}
+
+// advice returns warnings for the person who creates a token.
+func (m *Minter) advice(ctx context.Context, record tokens.Record) []string {
+	var list []string
+	if record.Expires.IsZero() {
+		list = append(list, fmt.Sprintf("token %s never expires: anyone who obtains it can use it until it is deleted", record.Token.ID()))
+	}
+	if record.Authentication && len(record.Groups) == 0 {
+		list = append(list, fmt.Sprintf("token %s has no groups: kubeadm's role bindings do not apply to machines that use it", record.Token.ID()))
+	}
+	if d := record.Limits.CertificateDuration; d > 0 && d < shortCertificate {
+		list = append(list, fmt.Sprintf("certificates are valid for only %s: a node that is off for longer cannot renew its certificate and has to join again", d))
+	}
+	if m.Warnings != nil {
+		list = append(list, m.Warnings(ctx, record)...)
+	}
+	return list
+}
+
+// checkUnclaimed returns an error for the ID of a deleted token that still has claims. They would restrict the new
+// token and count for it. Token IDs are public, and callers can choose them.
+func (m *Minter) checkUnclaimed(ctx context.Context, id string) error {
+	if m.Claims == nil {
+		return nil
+	}
+	held, err := m.Claims.HeldBy(ctx, id)
+	switch {
+	case apierrors.IsForbidden(err): // the caller's kubeconfig may lack this permission, and the check is optional
+		return nil
+	case err != nil:
+		return StoreError(err)
+	case len(held) == 0:
+		return nil
+	}
+	if _, err := m.Tokens.Get(ctx, id); !errors.Is(err, tokens.ErrNotFound) {
+		return nil // create handles an existing token
+	}
+	return errorf(Exists, "a deleted token with the ID %s still holds the name of node %s (%d names in total); choose another ID, or release the names with: kubejoin claim release %s",
+		id, held[0].Node, len(held), held[0].Node)
+}

@@ -1,0 +1,194 @@
+package mint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// createTimeout is how long to retry creating a token, so that a short outage of the store does not fail the call.
+const createTimeout = 10 * time.Second
+
+// WithdrawTimeout is how long Minter.Join retries to delete a token after a failure, beyond SignTimeout.
+const WithdrawTimeout = 10 * time.Second
+
+// A repeated request matches a stored token if its lifetime differs from the requested one by at most a tenth. These
+// are the bounds of that slack. Retries delay the creation, and kube-apiserver's clock, which sets the creation time,
+// may differ from this one by minutes.
+const (
+	minEndSlack = createTimeout + 5*time.Second
+	maxEndSlack = 5 * time.Minute
+)
+
+// create stores a record and retries temporary errors. With an error it returns the record of the last attempt. Unless
+// the store [refused] that, it may have been stored nevertheless. If the caller chose the token and its ID exists, the
+// error wraps tokens.ErrExists. An [Error] means that nothing was attempted.
+func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) (_ tokens.Record, err error) {
+	if err := m.reserve(ctx, record, false); err != nil {
+		return record, err
+	}
+	defer func() {
+		if err != nil {
+			m.unreserve(record)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	lost := false // whether the response of an attempt may be lost
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		stored, err := m.Tokens.Create(ctx, record)
+		if errors.Is(err, tokens.ErrExists) {
+			exists := err
+			stored, err = m.Tokens.Get(ctx, record.Token.ID())
+			switch {
+			case err != nil: // deleted meanwhile, or the store is unavailable
+			case chosen && (!lost || !stored.Token.Equal(record.Token) || !stored.Expires.Equal(record.Expires)):
+				return record, exists
+			case stored.Token != record.Token:
+				// The probability is one in two billion, unless the store has very many tokens.
+				record.Token = tokens.Generate()
+				continue
+			}
+			// Otherwise an earlier attempt stored it, and its response was lost.
+		}
+		lost = lost || err != nil
+		if err == nil {
+			return stored, nil
+		}
+		if refused(err) {
+			return record, err
+		}
+		select {
+		case <-ctx.Done():
+			return record, err
+		case <-time.After(wait):
+		}
+	}
+}
+
+// withdraw deletes a token that no client has received. It returns the error for the caller.
+func (m *Minter) withdraw(ctx context.Context, record tokens.Record, why error) error {
+	ctx, cancel := context.WithTimeout(ctx, WithdrawTimeout)
+	defer cancel()
+	defer m.unreserve(record)
+	err := m.delete(ctx, record)
+	var e *Error
+	if !errors.As(why, &e) {
+		e = &Error{Reason: Failed, Message: "kubejoin could not create the join command", Err: why}
+	}
+	stored := record.UID != ""
+	switch {
+	case err == nil && stored:
+		e.Fate = fmt.Sprintf("Token %s was deleted, because no client received it", record.Token.ID())
+	case err == nil: // the token does not exist
+	case stored:
+		e.Fate = fmt.Sprintf("Token %s could not be deleted; no client received it, and it %s", record.Token.ID(), record.Lifetime(time.Now()))
+	default:
+		e.Fate = fmt.Sprintf("If token %s was stored nevertheless, no client received it, and it %s", record.Token.ID(), record.Lifetime(time.Now()))
+	}
+	e.NotDeleted = err
+	return e
+}
+
+// delete removes a record, also if it has changed meanwhile. It also removes a record whose creation got no response.
+// It does not delete another token of the same ID. It retries until ctx ends.
+func (m *Minter) delete(ctx context.Context, record tokens.Record) error {
+	live := record.UID != ""
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		var err error
+		if !live {
+			var now tokens.Record
+			if now, err = m.Tokens.Get(ctx, record.Token.ID()); err == nil {
+				if now.Token != record.Token {
+					return nil
+				}
+				record, live = now, true
+			}
+		}
+		if err == nil {
+			err = m.Tokens.Delete(ctx, record)
+			live = !errors.Is(err, tokens.ErrConflict)
+		}
+		if err == nil || errors.Is(err, tokens.ErrNotFound) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("delete token %s: %w", record.Token.ID(), err)
+		case <-time.After(wait):
+		}
+	}
+}
+
+// recreate returns the stored token if its secret and all other fields match the request. So a client can repeat a
+// request whose response was lost. The error names the fields that differ only if the secret is right. That reveals
+// nothing new, because a signature in cluster-info also shows whether a secret is right. A wrong secret takes the same
+// time as a right one.
+func (m *Minter) recreate(ctx context.Context, r Request, record tokens.Record, now time.Time) (tokens.Record, error) {
+	stored, err := m.Tokens.Get(ctx, record.Token.ID())
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return record, existsError(record.Token, "") // it existed a moment ago
+	case err != nil:
+		return record, StoreError(err)
+	}
+	differs := differences(stored, record, r.FixedEnd, now)
+	if !stored.Token.Equal(record.Token) {
+		return record, existsError(record.Token, "")
+	}
+	if len(differs) > 0 {
+		return record, existsError(record.Token, strings.Join(differs, ", "))
+	}
+	return stored, nil
+}
+
+// differences returns the fields of a stored record that do not match a request, except the token itself, with their
+// names in requests. Unless the end is fixed, the lifetime counts from the creation of the stored token. A spent token
+// may expire sooner than requested, because taking its last slot brings the expiry forward. An expired or malformed
+// record always differs in status.
+func differences(stored, record tokens.Record, fixedEnd bool, now time.Time) []string {
+	var fields []string
+	differs := func(field string, alike bool) {
+		if !alike {
+			fields = append(fields, field)
+		}
+	}
+	if fixedEnd {
+		differs("expires", stored.Expires.Equal(record.Expires) || stored.Spent() && !stored.Expires.IsZero() && stored.Expires.Before(record.Expires))
+	} else {
+		differs("ttl", sameLife(stored, record, now))
+	}
+	sorted := func(list []string) []string { return slices.Sorted(slices.Values(list)) }
+	ours, theirs := record.Limits, stored.Limits
+	differs("usages", stored.Signing == record.Signing && stored.Authentication == record.Authentication)
+	differs("groups", slices.Equal(sorted(stored.Groups), sorted(record.Groups)))
+	differs("description", stored.Description == record.Description)
+	differs("maxNodes", ours.MaxNodes == theirs.MaxNodes)
+	differs("nodeNames", slices.Equal(sorted(ours.NodeNames), sorted(theirs.NodeNames)))
+	differs("certificateDuration", ours.CertificateDuration == theirs.CertificateDuration)
+	differs("role", ours.Role == theirs.Role)
+	differs("rejoin", ours.Rejoin == theirs.Rejoin)
+	differs("replaceNode", ours.Replaces == theirs.Replaces)
+	differs("status", stored.Problem == nil && theirs.Problem == nil && !stored.Expired(now))
+	return fields
+}
+
+// sameLife reports whether the lifetime of a stored record, from its creation, is that of a record created now. The
+// lifetime of a spent one may be shorter.
+func sameLife(stored, record tokens.Record, now time.Time) bool {
+	switch {
+	case record.Expires.IsZero():
+		return stored.Expires.IsZero() || stored.Spent()
+	case stored.Expires.IsZero():
+		return false
+	}
+	life := record.Expires.Sub(now)
+	slack := max(minEndSlack, min(life/10, maxEndSlack))
+	longer := stored.Expires.Sub(stored.Created) - life
+	return longer <= slack && (longer >= -slack || stored.Spent())
+}
