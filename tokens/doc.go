@@ -6,5 +6,5 @@
 // Secrets of a cluster, package tokens/boltstore in one file. Package tokens/cleaner deletes expired
 // tokens and releases claims. Package clusterinfo signs cluster-info with tokens. Package signer
 // enforces limits when it issues certificates. The shortest way to a token and its join command is
-// client.InProcess of package server/client.
+// package clusterinfo/mint.
 package tokens

@@ -11,11 +11,11 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
-	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
@@ -36,20 +36,25 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	line, err := mint(context.Background(), cluster, *node)
+	line, err := joinCommand(context.Background(), cluster, *node)
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(line)
+	fmt.Print(string(line))
 }
 
-// mint creates a token for one node of that name, valid for two hours.
-func mint(ctx context.Context, cluster kubernetes.Interface, node string) (string, error) {
+// joinCommand creates a token for one node of that name, valid for two hours, and returns the join command.
+func joinCommand(ctx context.Context, cluster kubernetes.Interface, node string) ([]byte, error) {
 	store, err := secretstore.Open(ctx, cluster, nil)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: configmap.Open(ctx, cluster)}.InProcess())
-	line, err := kubejoin.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{TTL: "2h", MaxNodes: 1, NodeNames: []string{node}}})
-	return line.Reveal(), err
+	minter := &mint.Minter{Tokens: store, ClusterInfo: configmap.Open(ctx, cluster)}
+	token := tokens.NewRecord(tokens.Generate(), 2*time.Hour, time.Now())
+	token.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{node}}
+	made, err := minter.Join(ctx, token)
+	if err != nil {
+		return nil, err
+	}
+	return made.Join.Line()
 }

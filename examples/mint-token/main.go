@@ -11,11 +11,10 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -28,7 +27,7 @@ func main() {
 	apiServer := flag.String("api-server", "https://127.0.0.1:6443", "`URL` of the cluster's API server")
 	endpoint := flag.String("endpoint", "127.0.0.1:9444", "`HOST:PORT` from which the machine reads cluster-info")
 	node := flag.String("node", "*", "`name` of the machine, or a pattern")
-	ttl := flag.String("ttl", "24h", "lifetime of the token, a `duration` such as 30m or 24h")
+	ttl := flag.Duration("ttl", 24*time.Hour, "lifetime of the token, a `duration` such as 30m or 24h")
 	flag.Parse()
 
 	store, err := boltstore.Open(*file)
@@ -39,25 +38,29 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	line, err := mint(context.Background(), store, info, *endpoint, *node, *ttl)
+	line, err := joinCommand(context.Background(), store, info, *endpoint, *node, *ttl)
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(line)
+	fmt.Print(string(line))
 }
 
-// mint creates a token for one node of that name and returns the join command. If there is none, it
+// joinCommand creates a token for one node of that name and returns the join command. If there is none, it
 // leaves no token behind.
-func mint(ctx context.Context, store tokens.Store, info server.ClusterInfo, endpoint, node, ttl string) (string, error) {
-	kubejoin := client.InProcess(server.Server{Tokens: store, ClusterInfo: info, Advertise: endpoint}.InProcess())
-	line, err := kubejoin.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{
-		TTL: ttl, MaxNodes: 1, NodeNames: []string{node}, Description: "minted by the example mint-token",
-	}})
-	return line.Reveal(), err
+func joinCommand(ctx context.Context, store tokens.Store, info mint.ClusterInfo, endpoint, node string, ttl time.Duration) ([]byte, error) {
+	minter := &mint.Minter{Tokens: store, ClusterInfo: info, Endpoint: endpoint}
+	token := tokens.NewRecord(tokens.Generate(), ttl, time.Now())
+	token.Description = "minted by the example mint-token"
+	token.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{node}}
+	made, err := minter.Join(ctx, token)
+	if err != nil {
+		return nil, err
+	}
+	return made.Join.Line()
 }
 
 // clusterInfo returns the cluster-info that joining machines trust.
-func clusterInfo(store tokens.Store, caFile, apiServer string) (server.ClusterInfo, error) {
+func clusterInfo(store tokens.Store, caFile, apiServer string) (mint.ClusterInfo, error) {
 	bundle, err := os.ReadFile(caFile)
 	if err != nil {
 		return nil, err
