@@ -540,7 +540,7 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	t.Run("tokens", func(t *testing.T) {
 		s, _ := certifying(t)
 		token := s.token(t, nil)
-		s.Tokens = &failingStore{Store: s.store, before: always}
+		s.Tokens = failingStore{s.store, errReset}
 		s.start(t)
 		_, err := s.by(token).Certificate(t.Context(), request)
 		p := wantProblem(t, err, 503, "tokens-unavailable", "")

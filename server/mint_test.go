@@ -2,166 +2,160 @@ package server_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 var errReset = errors.New("connection reset")
 
-// failingStore is a store that fails before or after a call takes effect.
+// failingStore is a store whose calls fail.
 type failingStore struct {
 	tokens.Store
-	// before and after return the error of call n, or nil. All methods count together.
-	before, after func(n int) error
-	calls         int
+	err error
 }
 
-func (s *failingStore) call(f func() error) error {
-	n := s.calls
-	s.calls++
-	if s.before != nil {
-		if err := s.before(n); err != nil {
-			return err
-		}
-	}
-	if err := f(); err != nil {
-		return err
-	}
-	if s.after != nil {
-		return s.after(n)
-	}
-	return nil
+func (s failingStore) Create(context.Context, tokens.Record) (tokens.Record, error) {
+	return tokens.Record{}, s.err
 }
 
-func (s *failingStore) Create(ctx context.Context, r tokens.Record) (stored tokens.Record, err error) {
-	err = s.call(func() error { stored, err = s.Store.Create(ctx, r); return err })
-	return stored, err
+func (s failingStore) Get(context.Context, string) (tokens.Record, error) {
+	return tokens.Record{}, s.err
 }
 
-func (s *failingStore) Get(ctx context.Context, id string) (r tokens.Record, err error) {
-	err = s.call(func() error { r, err = s.Store.Get(ctx, id); return err })
-	return r, err
-}
+func (s failingStore) Delete(context.Context, tokens.Record) error { return s.err }
 
-func (s *failingStore) Delete(ctx context.Context, r tokens.Record) error {
-	return s.call(func() error { return s.Store.Delete(ctx, r) })
-}
+// fullClusterInfo is a cluster-info without space for a signature.
+type fullClusterInfo struct{ server.ClusterInfo }
 
-func always(int) error { return errReset }
+func (fullClusterInfo) Capacity() (free, signatures int) { return 0, 20 }
+func (fullClusterInfo) HasSignature(string) bool         { return false }
 
-func first(fail int) func(int) error { return firstWith(fail, errReset) }
-
-func firstWith(fail int, err error) func(int) error {
-	return func(n int) error {
-		if n < fail {
-			return err
-		}
-		return nil
-	}
-}
-
-// Catches a failed request that leaves a token in the store without naming it.
-func TestJoinCommandLeavesNoUnnamedToken(t *testing.T) {
-	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
-	for _, test := range []struct {
-		name          string
-		before, after func(int) error
-		status, left  int
-		says          string
-		atMost        time.Duration
+// Catches a reason of package mint that gets another problem, status or Retry-After, and a cause in a response.
+func TestReasonsOfMintAreProblems(t *testing.T) {
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", errReset)
+	own := tokens.Generate()
+	body := `{"token":"` + own.Reveal() + `","ttl":"1h"}`
+	for name, test := range map[string]struct {
+		change     func(*site)
+		path, body string
+		twice      bool // only the second request fails
+		status     int
+		problem    string
+		detail     string
+		retry      bool
+		named      bool // TokenID is set
 	}{
-		{name: "nothing", status: 200, left: 1, atMost: time.Second},
-		{name: "a short absence", before: first(5), status: 200, left: 1, atMost: 5 * time.Second},
-		{name: "answers lost", after: first(3), status: 200, left: 1, atMost: 5 * time.Second},
-		{name: "away for long", before: always, status: 503, left: 0, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second},
-		{name: "answers lost for long", after: first(27), status: 503, left: 0, atMost: 20 * time.Second}, // 25 calls to store it
-		{
-			name: "answer lost, then away", status: 503, left: 1, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second,
-			before: func(n int) error {
-				if n > 0 {
-					return errReset
-				}
-				return nil
-			},
-			after: always,
-		},
-		{name: "an API server that fails", before: firstWith(5, apierrors.NewServiceUnavailable("x")), status: 200, left: 1, atMost: 5 * time.Second},
-		{name: "a redirect on the way", before: firstWith(5, &apierrors.StatusError{ErrStatus: metav1.Status{Code: 302}}), status: 200, left: 1, atMost: 5 * time.Second},
-		{name: "a plain no", before: func(int) error { return forbidden }, status: 503, left: 0, atMost: 0},
+		"exists":     {nil, tokenPath, body, true, 409, api.ProblemExists, "it differs in ttl", false, false},
+		"full":       {func(s *site) { s.ClusterInfo = fullClusterInfo{s.ClusterInfo} }, commandPath, "", false, 507, api.ProblemFull, "signatures of 20 tokens", false, false},
+		"quota":      {func(s *site) { s.UserTokens = 1 }, commandPath, "", true, 507, api.ProblemTooManyTokens, "at most 1 are allowed", false, false},
+		"not stored": {func(s *site) { s.Tokens = failingStore{s.store, errReset} }, tokenPath, body, false, 503, "token-not-stored", "was stored nevertheless, it expires at", true, true},
+		"join not stored": {func(s *site) { s.Tokens = failingStore{s.store, errReset} }, commandPath, "", false, 503, "token-not-stored",
+			"was stored nevertheless, no client received it, and it expires at", true, false},
+		"forbidden":      {func(s *site) { s.Tokens = failingStore{s.store, forbidden} }, tokenPath, body, false, 503, "store-refuses", "the log of kubejoin has the reason", false, false},
+		"join forbidden": {func(s *site) { s.Tokens = failingStore{s.store, forbidden} }, commandPath, "", false, 503, "token-not-stored", "could not be stored", true, false},
+		"unavailable":    {func(s *site) { s.Tokens = failingStore{s.store, errReset} }, tokenPath + "?dryRun", body, false, 503, "store-unavailable", "retry", true, false},
+		"unsigned":       {func(s *site) { s.ClusterInfo = pendingSignatures{s.ClusterInfo} }, tokenPath, body, false, 504, api.ProblemNotSigned, "the one who sleeps. Token " + own.ID() + " was created nevertheless", false, true},
+		"join unsigned":  {func(s *site) { s.ClusterInfo = pendingSignatures{s.ClusterInfo} }, commandPath, "", false, 504, api.ProblemNotSigned, "was deleted, because no client received it", false, false},
+		"malformed":      {func(s *site) { s.ClusterInfo = &fixedClusterInfo{config: []byte("kind: Config")} }, commandPath, "", false, 500, "malformed-cluster-info", "kubectl -n kube-public edit configmap cluster-info", false, false},
+		"unreadable":     {func(s *site) { s.ClusterInfo = &fixedClusterInfo{err: errReset} }, commandPath, "", false, 500, "internal", "could not create the join command; the log of kubejoin has the reason under this request ID. Token ", false, false},
 	} {
-		t.Run(test.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				s.Advertise = "192.0.2.1:9443"
-				s.Tokens = &failingStore{Store: s.store, before: test.before, after: test.after}
-				began := time.Now()
-				r := httptest.NewRequestWithContext(t.Context(), "POST", commandPath, nil)
-				r.Header.Set("Authorization", "Bearer "+adminBearer)
-				w := httptest.NewRecorder()
-				s.Handler().ServeHTTP(w, r)
-				took := time.Since(began)
-				body := w.Body.String()
-				if w.Code != test.status || took > test.atMost {
-					t.Errorf("%d after %s, want %d within %s: %s", w.Code, took, test.status, test.atMost, body)
+				s.Advertise, s.SignedBy = "192.0.2.1:9443", "the one who sleeps"
+				if test.change != nil {
+					test.change(s)
 				}
-				if w.Code == 503 && (w.Header().Get("Retry-After") == "" || !strings.Contains(body, "token-not-stored")) {
-					t.Errorf("got %s, want Retry-After and problem token-not-stored", body)
+				h := s.Handler()
+				post := func(body string) (p api.Problem, w *httptest.ResponseRecorder) {
+					r := httptest.NewRequestWithContext(t.Context(), "POST", test.path, strings.NewReader(body))
+					r.Header.Set("Authorization", "Bearer "+adminBearer)
+					r.Header.Set("Content-Type", "application/json")
+					w = httptest.NewRecorder()
+					h.ServeHTTP(w, r)
+					if w.Code >= 400 {
+						if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil {
+							t.Fatal(err)
+						}
+					}
+					return p, w
 				}
-				ids := s.ids(t)
-				if len(ids) != test.left {
-					t.Errorf("got tokens %v in the store, want %d", ids, test.left)
-				}
-				for _, id := range ids {
-					if !strings.Contains(body, id) {
-						t.Errorf("the response does not name token %s, which is in the store", id)
+				if test.twice {
+					if _, w := post(strings.Replace(test.body, "1h", "2h", 1)); w.Code/100 != 2 {
+						t.Fatalf("%d %s", w.Code, w.Body)
 					}
 				}
-				if !strings.Contains(body, test.says) || test.says == "" && strings.Contains(body, "nevertheless") {
-					t.Errorf("got %s, want %q in it", body, test.says)
+				p, w := post(test.body)
+				if w.Code != test.status || !p.Named(test.problem) || !strings.Contains(p.Detail, test.detail) {
+					t.Errorf("got %d %s, want %d %s: %s", w.Code, w.Body, test.status, test.problem, test.detail)
+				}
+				if retry := w.Header().Get("Retry-After") != ""; retry != test.retry || (p.TokenID == own.ID()) != test.named {
+					t.Errorf("got Retry-After %t and token %q, want %t and %t", retry, p.TokenID, test.retry, test.named)
+				}
+				if strings.Contains(w.Body.String(), errReset.Error()) || strings.Contains(w.Body.String(), own.RevealSecret()) {
+					t.Errorf("the response has the cause or the secret: %s", w.Body)
 				}
 			})
 		})
 	}
 }
 
-// occupied is a store that already has another token with the ID of the first one to be created.
-type occupied struct {
-	tokens.Store
-	other tokens.Token
-}
-
-func (s *occupied) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
-	if s.other.IsZero() {
-		var err error
-		if s.other, err = tokens.New(r.Token.ID(), tokens.Generate().RevealSecret()); err != nil {
-			return r, err
-		}
-		other := r
-		other.Token = s.other
-		if _, err := s.Store.Create(ctx, other); err != nil {
-			return r, err
+// Catches a repeated request that gets another response than the first, apart from its status.
+func TestRepeatedCreateIsOK(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	body := `{"token":"` + tokens.Generate().Reveal() + `","expires":"2031-01-02T03:04:05Z"}`
+	first, _, got := askFor[api.Token](t, s, "POST", tokenPath, body)
+	if got.status != 201 {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	for _, query := range []string{"", "?dryRun"} {
+		again, _, got := askFor[api.Token](t, s, "POST", tokenPath+query, strings.Replace(body, "03:04:05Z", "04:04:05+01:00", 1))
+		if got.status != 200 || got.header.Get("Location") != "" || again.Token != first.Token || again.JoinCommand != first.JoinCommand || again.Status != api.StatusActive {
+			t.Errorf("%s: %d %s, first %+v", query, got.status, got.body, first)
 		}
 	}
-	return s.Store.Create(ctx, r)
 }
 
-// Catches a response with the secret of another token that happens to have the generated ID.
-func TestGeneratesTokenOfFreeID(t *testing.T) {
+// Catches a token without a signature that is shown as active.
+func TestTokenWithoutWaitIsUnsigned(t *testing.T) {
 	s := newSite(t)
-	s.Advertise = "192.0.2.1:9443"
-	store := &occupied{Store: s.store}
-	s.Tokens = store
-	_, token, _ := parseLine(t, serveOnce(t, s.Handler(), commandPath))
-	if token.ID() == store.other.ID() || s.record(t, store.other.ID()).Token != store.other || s.record(t, token.ID()).Token != token {
-		t.Errorf("got token %s, want one with another ID than %s", token, store.other)
+	s.start(t)
+	for body, status := range map[string]string{`{"wait":"0"}`: api.StatusUnsigned, `{"usages":["authentication"]}`: api.StatusActive, `{"wait":"0","dryRun":true}`: api.StatusActive} {
+		if made, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status/100 != 2 || made.Status != status {
+			t.Errorf("%s: %d %s", body, got.status, got.body)
+		}
+	}
+}
+
+// A client that disconnects does not keep the token of its request.
+func TestDeletesTokenOfCanceledRequest(t *testing.T) {
+	s := newSite(t)
+	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
+	handler := s.Handler()
+	ctx, cancel := context.WithCancel(t.Context())
+	r := httptest.NewRequestWithContext(ctx, "POST", commandPath, nil)
+	r.Header.Set("Authorization", "Bearer "+adminBearer)
+	done := make(chan struct{})
+	go func() { defer close(done); handler.ServeHTTP(httptest.NewRecorder(), r) }()
+	for range s.store.Watch(t.Context()) { // until the token is stored
+		if len(s.ids(t)) == 1 {
+			break
+		}
+	}
+	cancel()
+	<-done
+	if ids := s.ids(t); len(ids) != 0 || !strings.Contains(s.logs.String(), "the client disconnected: ") {
+		t.Errorf("tokens %v are left, log:\n%s", ids, s.logs)
 	}
 }

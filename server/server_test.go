@@ -6,17 +6,13 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -177,161 +173,6 @@ func (s *failingDelete) Delete(ctx context.Context, r tokens.Record) error {
 		return errors.New("connection reset")
 	}
 	return s.Store.Delete(ctx, r)
-}
-
-// SignTimeout includes the time to store the token, so the clock is that of a synctest bubble.
-func TestDeletesUnsignedToken(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newSite(t)
-		s.ClusterInfo = pendingSignatures{s.ClusterInfo}
-		s.Tokens = &failingDelete{s.store, 2}
-		s.SignTimeout = 200 * time.Millisecond
-		s.SignedBy = "the one who sleeps"
-		w := from(t, s.Handler(), "192.0.2.1:1", "POST", commandPath, adminBearer, nil)
-		if body := w.Body.String(); w.Code != 504 || !strings.Contains(body, "the one who sleeps") || !strings.Contains(body, "was deleted, because no client received it") {
-			t.Errorf("%d %s", w.Code, body)
-		}
-		if ids := s.ids(t); len(ids) != 0 {
-			t.Errorf("tokens %v are left", ids)
-		}
-		if !strings.Contains(s.logs.String(), "cluster-info has no signature of it") {
-			t.Errorf("the log lacks the cause:\n%s", s.logs)
-		}
-	})
-}
-
-func TestDeletesTokenOfCanceledRequest(t *testing.T) {
-	s := newSite(t)
-	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
-	s.SignTimeout = time.Minute
-	handler := s.Handler()
-	ctx, cancel := context.WithCancel(t.Context())
-	r := httptest.NewRequestWithContext(ctx, "POST", commandPath, nil)
-	r.Header.Set("Authorization", "Bearer "+adminBearer)
-	done := make(chan struct{})
-	go func() { defer close(done); handler.ServeHTTP(httptest.NewRecorder(), r) }()
-	for range s.store.Watch(t.Context()) { // until the token is stored
-		if len(s.ids(t)) == 1 {
-			break
-		}
-	}
-	cancel()
-	<-done
-	if ids := s.ids(t); len(ids) != 0 {
-		t.Errorf("tokens %v are left", ids)
-	}
-	if !strings.Contains(s.logs.String(), "the client disconnected: ") {
-		t.Errorf("the log does not say that the client left:\n%s", s.logs)
-	}
-}
-
-// Catches a token that stays in the store although its join command could not be made.
-func TestDeletesTokenIfClusterInfoIsUnusable(t *testing.T) {
-	for name, test := range map[string]struct {
-		info      *fixedClusterInfo
-		advertise string
-		want      string
-	}{
-		"unreadable":          {&fixedClusterInfo{err: errors.New("etcd is on fire")}, "192.0.2.1:9443", "internal"},
-		"no longer a v1 file": {&fixedClusterInfo{signed: []byte("kind: Config")}, "192.0.2.1:9443", "malformed-cluster-info"},
-	} {
-		for _, format := range joinformat.Formats() {
-			s := newSite(t)
-			s.ClusterInfo, s.Advertise = test.info, test.advertise
-			w := from(t, s.Handler(), "192.0.2.1:1", "POST", commandPath+"?format="+format, adminBearer, nil)
-			var p api.Problem
-			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 500 || !p.Named(test.want) || !strings.Contains(p.Detail, "was deleted, because no client received it") {
-				t.Errorf("%s, %s: %d %s, want 500 %s", name, format, w.Code, w.Body, test.want)
-			}
-			if ids := s.ids(t); len(ids) > 0 {
-				t.Errorf("%s, %s: tokens %v are left", name, format, ids)
-			}
-		}
-	}
-}
-
-// A cluster-info that no machine can use does not become usable by waiting. Catches tokens that stay at each try, and a
-// problem that blames the signer.
-func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
-	s := newSite(t)
-	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) {
-		t.Error("certificates were uploaded")
-		return newUpload(), nil
-	}
-	const at = "https://api.example.com:6443"
-	good, err := clusterinfo.Kubeconfig(at, s.ca.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
-	edit := func(old, now string) []byte {
-		edited := strings.Replace(string(good), old, now, 1)
-		if edited == string(good) {
-			t.Fatalf("no %q in\n%s", old, good)
-		}
-		return []byte(edited)
-	}
-	post := func(h http.Handler, path, body string) *httptest.ResponseRecorder {
-		r := httptest.NewRequestWithContext(t.Context(), "POST", path, strings.NewReader(body))
-		r.Header.Set("Authorization", "Bearer "+adminBearer)
-		if body != "" {
-			r.Header.Set("Content-Type", "application/json")
-		}
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		return w
-	}
-	cluster := func(field string) []byte { return edit("    server:", "    "+field+"\n    server:") }
-	for name, test := range map[string]struct {
-		config    []byte
-		advertise string
-		want      string
-	}{
-		"proxy":           {cluster("proxy-url: http://p"), "192.0.2.1:9443", "clusters[0].proxy-url: "},
-		"CA file":         {cluster("certificate-authority: /ca.crt"), "192.0.2.1:9443", "clusters[0].certificate-authority: "},
-		"not verified":    {cluster("insecure-skip-tls-verify: true"), "", "clusters[0].insecure-skip-tls-verify: "},
-		"server name":     {cluster("tls-server-name: a"), "", "clusters[0].tls-server-name: "},
-		"user":            {edit("users: null", "users: [{name: a, user: {token: hunter2}}]"), "", "users: 1 given"},
-		"two clusters":    {edit("clusters:", "clusters:\n- {name: b, cluster: {server: 'https://b'}}"), "", "clusters: 2 given"},
-		"named cluster":   {edit(`name: ""`, "name: a"), "", "clusters[0].name: "},
-		"no CA":           {edit("certificate-authority-data", "x"), "", "clusters[0].certificate-authority-data: empty"},
-		"http":            {edit("https:", "http:"), "", "clusters[0].server: "},
-		"unusable server": {edit(at, "https://api_1.example.com:6443"), "", "--advertise"},
-	} {
-		s.ClusterInfo, s.Advertise = &fixedClusterInfo{config: test.config}, test.advertise
-		h := s.Handler()
-		for _, r := range []struct{ path, body string }{
-			{tokenPath, `{}`}, {tokenPath, `{"wait":"0s"}`}, {tokenPath, `{"dryRun":true}`}, {tokenPath, `{"token":"abcdef.9876543210fedcba"}`},
-			{tokenPath, `{"usages":["signing"]}`}, {commandPath, ""}, {commandPath + "?format=script", ""}, {commandPath + "?controlPlane=true", ""},
-		} {
-			w := post(h, r.path, r.body)
-			var p api.Problem
-			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 500 || !p.Named("malformed-cluster-info") || !strings.Contains(p.Detail, test.want) ||
-				!strings.Contains(p.Detail, "kubectl -n kube-public edit configmap cluster-info") || strings.Contains(p.Detail, "hunter2") {
-				t.Errorf("%s: %s %s: %d %s, want 500 malformed-cluster-info with %q", name, r.path, r.body, w.Code, w.Body, test.want)
-			}
-			if ids := s.ids(t); len(ids) > 0 {
-				t.Fatalf("%s: %s %s: tokens %v are left", name, r.path, r.body, ids)
-			}
-		}
-		if w := post(h, tokenPath, `{"usages":["authentication"],"dryRun":true}`); w.Code != 200 {
-			t.Errorf("%s: a token that does not sign: %d %s, want 200", name, w.Code, w.Body)
-		}
-	}
-	// The signer may add a missing kubeconfig.
-	for _, info := range []*fixedClusterInfo{{}, {err: clusterinfo.ErrNotFound}, {err: errors.New("etcd is on fire")}} {
-		s.ClusterInfo = info
-		if w := post(s.Handler(), tokenPath, `{"dryRun":true}`); w.Code != 200 {
-			t.Errorf("%+v: %d %s, want 200", info, w.Code, w.Body)
-		}
-	}
-	// With --advertise, join commands do not name the server. kubeadm and kubectl can use it.
-	s.ClusterInfo, s.Advertise = &fixedClusterInfo{config: edit(at, "https://api_1.example.com:6443")}, "192.0.2.1:9443"
-	h := s.Handler()
-	for _, format := range joinformat.Formats() {
-		if w := post(h, commandPath+"?format="+format, ""); w.Code != 200 {
-			t.Errorf("%s: %d %s, want 200", format, w.Code, w.Body)
-		}
-	}
 }
 
 func TestAuthenticationAndAuthorization(t *testing.T) {

@@ -16,10 +16,41 @@ const MaxTTL = 10 * 365 * 24 * time.Hour
 // newRecord returns the record that a request's spec describes. It returns a problem if the spec is invalid or the user
 // may not create such a token.
 func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
-	record := tokens.Record{Token: t, Description: spec.Description}
+	record, err := parseSpec(spec, t, now)
+	if err != nil {
+		return record, err
+	}
 	if h.UserTokens >= 0 {
 		record.Creator = tokens.CreatorOf(r.user.Name)
 	}
+	if record.Limits.Replaces, err = h.replaced(r, spec.ReplaceNode); err != nil {
+		return record, err
+	}
+	if err := record.CheckNew(); err != nil {
+		return record, badRecord(err)
+	}
+	return record, h.checkExtraPermissions(r, record)
+}
+
+// NewRecord returns the record that a spec describes, which must not replace a Node. The error is an *api.Problem, as
+// the server would return it.
+func NewRecord(spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
+	record, err := parseSpec(spec, t, now)
+	if err == nil {
+		if err = record.CheckNew(); err != nil {
+			err = badRecord(err)
+		}
+	}
+	var p *problem
+	if errors.As(err, &p) {
+		return record, &p.Problem
+	}
+	return record, err
+}
+
+// parseSpec returns the record that a spec describes, without the Node that it replaces.
+func parseSpec(spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
+	record := tokens.Record{Token: t, Description: spec.Description}
 	var err error
 	if record.Expires, err = expiry(spec.TTL, spec.Expires, now); err != nil {
 		return record, err
@@ -44,50 +75,41 @@ func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now tim
 	case record.Authentication:
 		record.Groups = []string{tokens.DefaultGroup}
 	}
-	if record.Limits, err = h.limits(r, spec); err != nil {
-		return record, err
-	}
-	if err := record.CheckNew(); err != nil {
-		return record, badRecord(err)
-	}
-	return record, h.checkExtraPermissions(r, record)
-}
-
-// limits returns the limits of a spec. It reads the Node to replace, because the token is only for the Node
-// that exists now.
-func (h *handler) limits(r *call, spec api.TokenSpec) (tokens.Limits, error) {
-	limits := tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role, Rejoin: spec.Rejoin}
+	record.Limits = tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role, Rejoin: spec.Rejoin}
 	if s := spec.CertificateDuration; s != "" {
 		d, err := api.ParseDuration(s)
 		if err != nil || d <= 0 {
-			return limits, badField("certificateDuration", "%.40q given; want a duration from %s, such as 720h", s, tokens.MinCertificateDuration)
+			return record, badField("certificateDuration", "%.40q given; want a duration from %s, such as 720h", s, tokens.MinCertificateDuration)
 		}
-		limits.CertificateDuration = d
+		record.Limits.CertificateDuration = d
 	}
-	name := spec.ReplaceNode
+	return record, nil
+}
+
+// replaced reads the Node that a token replaces, if it has a name. The token is only for the Node that exists now.
+func (h *handler) replaced(r *call, name string) (tokens.NodeRef, error) {
 	if name == "" {
-		return limits, nil
+		return tokens.NodeRef{}, nil
 	}
 	if err := tokens.CheckNodeName(name); err != nil {
-		return limits, badField("replaceNode", "%v", err)
+		return tokens.NodeRef{}, badField("replaceNode", "%v", err)
 	}
 	if h.Node == nil {
-		return limits, badField("replaceNode", "this kubejoin runs without a cluster, so there is no Node to replace")
+		return tokens.NodeRef{}, badField("replaceNode", "this kubejoin runs without a cluster, so there is no Node to replace")
 	}
 	if err := h.mayReplace(r, name); err != nil {
-		return limits, err
+		return tokens.NodeRef{}, err
 	}
 	node, err := h.Node(r.Context(), name)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return limits, badField("replaceNode", "there is no Node %s to replace; an ordinary token is enough", name)
+		return tokens.NodeRef{}, badField("replaceNode", "there is no Node %s to replace; an ordinary token is enough", name)
 	case err != nil:
 		p := newProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; retry", name)
 		p.cause, p.retryAfter = err, retryAfter
-		return limits, p
+		return tokens.NodeRef{}, p
 	}
-	limits.Replaces = node
-	return limits, nil
+	return node, nil
 }
 
 // expiry returns when a token expires, by ttl or expires, of which only one may be given. The zero time is never.

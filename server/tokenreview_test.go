@@ -192,7 +192,7 @@ func TestTokenReviewLogsTheReason(t *testing.T) {
 // kube-apiserver caches a refusal, but not an error. Catches a refusal when the store is unavailable.
 func TestTokenReviewFailsWithoutStore(t *testing.T) {
 	s := reviewed(t)
-	s.Tokens = &failingStore{Store: s.store, before: always}
+	s.Tokens = failingStore{s.store, errReset}
 	_, w := ask(t, s.Handler(), "v1", tokens.Generate().Reveal())
 	if w.Code != 503 || w.Header().Get("Retry-After") == "" || !strings.Contains(w.Body.String(), `"kind":"Status"`) || strings.Contains(w.Body.String(), errReset.Error()) {
 		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)

@@ -78,6 +78,9 @@ func (h *handler) clusterInfo(ctx context.Context) (map[string]string, error) {
 	return object.Data, err
 }
 
+// Show returns a record as the API shows it, without its secret and without reading cluster-info and claims.
+func Show(r tokens.Record) api.Token { return view{now: time.Now()}.token(r) }
+
 // token returns a record as the API shows it, without its secret.
 func (v view) token(r tokens.Record) api.Token {
 	t := api.Token{

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,10 +14,10 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"
@@ -98,7 +97,7 @@ type prepared struct {
 // run creates the token without an API server and prints it as text, json or yaml. Without --output-dir, text is YAML
 // with the join command as a comment.
 func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format string) error {
-	p, err := o.prepare(cmd.Context(), asked)
+	p, err := o.prepare(asked)
 	if err != nil {
 		return err
 	}
@@ -133,32 +132,40 @@ func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format s
 	return nil
 }
 
-// prepare creates the token with an in-process server, so that the same rules apply as on a cluster.
-func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (prepared, error) {
+// prepare creates the token by the rules of a server.
+func (o *offlineOptions) prepare(asked api.CreateToken) (prepared, error) {
 	var p prepared
 	kubeconfig, err := kubeconfigOf(o.caFile, o.apiServer)
 	if err != nil {
 		return p, err
 	}
-	store := &single{}
-	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
-	c := client.InProcess(server.Server{Tokens: store, ClusterInfo: info}.InProcess())
-	if p.Token, err = c.CreateToken(ctx, asked); err != nil {
+	token, err := tokens.Parse(asked.Token.Reveal())
+	if err != nil {
+		return p, err
+	}
+	record, err := server.NewRecord(asked.TokenSpec, token, time.Now())
+	if err != nil {
 		return p, explain(err)
 	}
-	if p.JoinCommand == "" {
+	made, data, err := mint.Offline(record, kubeconfig)
+	if err != nil {
+		return p, err
+	}
+	if made.Join.Token.IsZero() {
 		return p, &usageError{err: errors.New("--usages: want signing in the list, since discovery needs a signature by the token")}
 	}
+	line, err := made.Join.Line()
+	if err != nil {
+		return p, err
+	}
+	p.Token = server.Show(made.Record)
+	p.Token.Token, p.JoinCommand, p.Warnings = asked.Token, api.Secret(strings.TrimSuffix(string(line), "\n")), made.Warnings
 	join, err := o.join(p.Token, kubeconfig)
 	if err != nil {
 		return p, err
 	}
 	p.JoinCommand = api.Secret(strings.TrimSuffix(string(join), "\n"))
-	secret, err := secretstore.Manifest(*store.record)
-	if err != nil {
-		return p, err
-	}
-	data, err := info.Data(ctx)
+	secret, err := secretstore.Manifest(made.Record)
 	if err != nil {
 		return p, err
 	}
@@ -218,49 +225,4 @@ func kubeconfigOf(caFile, apiServer string) ([]byte, error) {
 		return nil, fmt.Errorf("--ca-file and --api-server: %w", err)
 	}
 	return kubeconfig, nil
-}
-
-// single is a tokens.Store for the one token that is created offline.
-type single struct{ record *tokens.Record }
-
-func (s *single) Get(_ context.Context, id string) (tokens.Record, error) {
-	if s.record == nil || s.record.Token.ID() != id {
-		return tokens.Record{}, tokens.ErrNotFound
-	}
-	return *s.record, nil
-}
-
-func (s *single) Find(ctx context.Context, id string) (tokens.Record, error) { return s.Get(ctx, id) }
-
-func (s *single) List(context.Context) ([]tokens.Record, error) {
-	if s.record == nil {
-		return nil, nil
-	}
-	return []tokens.Record{*s.record}, nil
-}
-
-func (s *single) Create(_ context.Context, r tokens.Record) (tokens.Record, error) {
-	if s.record != nil {
-		return tokens.Record{}, tokens.ErrExists
-	}
-	if err := r.Check(); err != nil {
-		return tokens.Record{}, err
-	}
-	r.Created, r.UID, r.Version = time.Now().UTC().Truncate(time.Second), "offline", "1"
-	s.record = &r
-	return r, nil
-}
-
-func (s *single) Update(context.Context, string, func(*tokens.Record) error) (tokens.Record, error) {
-	return tokens.Record{}, errors.ErrUnsupported // nothing updates the token
-}
-
-func (s *single) Delete(context.Context, tokens.Record) error {
-	s.record = nil
-	return nil
-}
-
-func (s *single) Watch(ctx context.Context) <-chan struct{} {
-	var nobody tokens.Hints
-	return nobody.Watch(ctx)
 }

@@ -5,19 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 const tokenPath = "/v1/token"
@@ -254,28 +250,6 @@ func TestCreateTokenDryRun(t *testing.T) {
 	}
 }
 
-// The caller knows its own token. Catches such a token being deleted because cluster-info has no signature by it yet.
-func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
-	s := newSite(t)
-	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
-	s.SignedBy = "the one who sleeps"
-	s.start(t)
-	own := tokens.Generate()
-	_, p, got := askFor[api.Token](t, s, "POST", tokenPath+"?wait=50ms", `{"token":"`+own.Reveal()+`"}`)
-	if got.status != 504 || !p.Named(api.ProblemNotSigned) || p.TokenID != own.ID() || !strings.Contains(p.Detail, "within 50ms") || !strings.Contains(p.Detail, "the one who sleeps") || strings.Contains(got.body, own.RevealSecret()) {
-		t.Errorf("%d %s", got.status, got.body)
-	}
-	if s.record(t, own.ID()).Token != own {
-		t.Error("the store has another token than that of the request")
-	}
-	// A caller that does not wait, or that needs no signature, gets no error.
-	for body, status := range map[string]string{`{"wait":"0"}`: api.StatusUnsigned, `{"usages":["authentication"]}`: api.StatusActive} {
-		if made, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 201 || made.Status != status {
-			t.Errorf("%s: %d %s", body, got.status, got.body)
-		}
-	}
-}
-
 // Expiry is rounded to whole seconds. Catches a token that lives shorter than its ttl.
 func TestTokenLivesAtLeastItsTTL(t *testing.T) {
 	s := newSite(t)
@@ -294,76 +268,5 @@ func TestTokenLivesAtLeastItsTTL(t *testing.T) {
 	soon := time.Now().Truncate(time.Second).Add(1999 * time.Millisecond).Format(time.RFC3339Nano)
 	if made, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"expires":"`+soon+`","wait":"0"}`); got.status != 400 || p.Field != "expires" {
 		t.Errorf("%s: %d %+v", soon, got.status, made)
-	}
-}
-
-// Catches a wait for the signature of an expired token, and a response that then blames the missing signer.
-func TestWaitForSignatureEndsAtExpiry(t *testing.T) {
-	for path, left := range map[string]int{tokenPath: 1, commandPath: 0} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t)
-			s.Advertise = "192.0.2.1:9443"
-			s.ClusterInfo = pendingSignatures{s.ClusterInfo}
-			s.SignedBy = "the one who sleeps"
-			r := httptest.NewRequestWithContext(t.Context(), "POST", path+"?ttl=3s", nil)
-			r.Header.Set("Authorization", "Bearer "+adminBearer)
-			w := httptest.NewRecorder()
-			start := time.Now()
-			s.Handler().ServeHTTP(w, r)
-			took := time.Since(start)
-			var p api.Problem
-			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 504 || !p.Named(api.ProblemNotSigned) || !strings.Contains(p.Detail, "the new token expired at ") || strings.Contains(p.Detail, "sleeps") {
-				t.Errorf("%s: %d %s %v", path, w.Code, w.Body, err)
-			}
-			if took < 3*time.Second || took > 4*time.Second || len(s.ids(t)) != left {
-				t.Errorf("%s: took %s and left tokens %v, want 3s and %d tokens", path, took, s.ids(t), left)
-			}
-			if path == tokenPath && !strings.Contains(p.Detail, "was created nevertheless and expired at ") {
-				t.Error(p.Detail)
-			}
-		})
-	}
-}
-
-// Catches a failed request that does not name its token although the store may have it.
-func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
-	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
-	for _, test := range []struct {
-		name          string
-		before, after func(int) error
-		status, left  int
-		named         bool
-	}{
-		{name: "a short absence", before: first(5), status: 201, left: 1},
-		{name: "answers lost", after: first(3), status: 201, left: 1},
-		{name: "away for long", before: always, status: 503, named: true},
-		{name: "a plain no", before: func(int) error { return forbidden }, status: 503},
-		{name: "answers lost for long", after: always, status: 503, left: 1, named: true},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				s.Advertise = "192.0.2.1:9443"
-				s.Tokens = &failingStore{Store: s.store, before: test.before, after: test.after}
-				own := tokens.Generate()
-				r := httptest.NewRequestWithContext(t.Context(), "POST", tokenPath, strings.NewReader(`{"token":"`+own.Reveal()+`"}`))
-				r.Header.Set("Authorization", "Bearer "+adminBearer)
-				r.Header.Set("Content-Type", "application/json")
-				w := httptest.NewRecorder()
-				s.Handler().ServeHTTP(w, r)
-				var p api.Problem
-				if w.Code >= 400 {
-					if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if w.Code != test.status || len(s.ids(t)) != test.left || (p.TokenID == own.ID()) != test.named {
-					t.Errorf("%d with %d tokens left: %s", w.Code, len(s.ids(t)), w.Body)
-				}
-				if again := w.Header().Get("Retry-After") != ""; again != test.named {
-					t.Errorf("got Retry-After %t, want %t", again, test.named)
-				}
-			})
-		})
 	}
 }

@@ -1,0 +1,519 @@
+package mint_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+var errReset = errors.New("connection reset")
+
+// failingStore is a store that fails before or after a call takes effect.
+type failingStore struct {
+	tokens.Store
+	// before and after return the error of call n, or nil. All methods count together.
+	before, after func(n int) error
+	calls         int
+}
+
+func (s *failingStore) call(f func() error) error {
+	n := s.calls
+	s.calls++
+	if s.before != nil {
+		if err := s.before(n); err != nil {
+			return err
+		}
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	if s.after != nil {
+		return s.after(n)
+	}
+	return nil
+}
+
+func (s *failingStore) Create(ctx context.Context, r tokens.Record) (stored tokens.Record, err error) {
+	err = s.call(func() error { stored, err = s.Store.Create(ctx, r); return err })
+	return stored, err
+}
+
+func (s *failingStore) Get(ctx context.Context, id string) (r tokens.Record, err error) {
+	err = s.call(func() error { r, err = s.Store.Get(ctx, id); return err })
+	return r, err
+}
+
+func (s *failingStore) Delete(ctx context.Context, r tokens.Record) error {
+	return s.call(func() error { return s.Store.Delete(ctx, r) })
+}
+
+func always(int) error { return errReset }
+
+func first(fail int) func(int) error { return firstWith(fail, errReset) }
+
+func firstWith(fail int, err error) func(int) error {
+	return func(n int) error {
+		if n < fail {
+			return err
+		}
+		return nil
+	}
+}
+
+func onlyAt(call int, err error) func(int) error {
+	return func(n int) error {
+		if n == call {
+			return err
+		}
+		return nil
+	}
+}
+
+var forbidden = apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
+
+// Catches a failed call that leaves a token in the store without naming it.
+func TestJoinLeavesNoUnnamedToken(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		before, after func(int) error
+		reason        mint.Reason
+		left          int
+		says          string
+		atMost        time.Duration
+	}{
+		{name: "nothing", left: 1, atMost: time.Second},
+		{name: "a short absence", before: first(5), left: 1, atMost: 5 * time.Second},
+		{name: "answers lost", after: first(3), left: 1, atMost: 5 * time.Second},
+		{name: "away for long", before: always, reason: mint.NotStored, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second},
+		{name: "answers lost for long", after: first(27), reason: mint.NotStored, atMost: 20 * time.Second}, // 25 calls to store it
+		{
+			name: "answer lost, then away", reason: mint.NotStored, left: 1, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second,
+			before: func(n int) error {
+				if n > 0 {
+					return errReset
+				}
+				return nil
+			},
+			after: always,
+		},
+		{name: "an API server that fails", before: firstWith(5, apierrors.NewServiceUnavailable("x")), left: 1, atMost: 5 * time.Second},
+		{name: "an API server with many requests", before: firstWith(5, apierrors.NewTooManyRequests("x", 1)), left: 1, atMost: 5 * time.Second},
+		{name: "a redirect on the way", before: firstWith(5, &apierrors.StatusError{ErrStatus: metav1.Status{Code: 302}}), left: 1, atMost: 5 * time.Second},
+		{name: "a plain no", before: func(int) error { return forbidden }, reason: mint.NotStored},
+		{name: "the store refuses", before: func(int) error { return fmt.Errorf("x: %w", tokens.ErrRefused) }, reason: mint.NotStored},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				s.Tokens = &failingStore{Store: s.store, before: test.before, after: test.after}
+				began := time.Now()
+				made, err := s.Join(t.Context(), newRecord(time.Hour))
+				if took := time.Since(began); reason(t, err) != test.reason || took > test.atMost {
+					t.Errorf("got %v after %s, want reason %q within %s", err, took, test.reason, test.atMost)
+				}
+				text := fmt.Sprint(made.Record.Token.ID(), " ", err)
+				ids := s.ids(t)
+				if len(ids) != test.left {
+					t.Errorf("got tokens %v in the store, want %d", ids, test.left)
+				}
+				for _, id := range ids {
+					if !strings.Contains(text, id) {
+						t.Errorf("%s does not name token %s, which is in the store", text, id)
+					}
+				}
+				if !strings.Contains(text, test.says) || test.says == "" && strings.Contains(text, "nevertheless") {
+					t.Errorf("got %s, want %q in it", text, test.says)
+				}
+			})
+		})
+	}
+}
+
+// Catches a failed call that does not name its token although the store may have it.
+func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
+	for _, test := range []struct {
+		name          string
+		before, after func(int) error
+		reason        mint.Reason
+		left          int
+	}{
+		{name: "a short absence", before: first(5), left: 1},
+		{name: "answers lost", after: first(3), left: 1},
+		{name: "away for long", before: always, reason: mint.NotStored},
+		{name: "a plain no", before: func(int) error { return forbidden }, reason: mint.Refused},
+		{name: "answers lost for long", after: always, reason: mint.NotStored, left: 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				s.Tokens = &failingStore{Store: s.store, before: test.before, after: test.after}
+				r := newRecord(time.Hour)
+				_, err := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, Wait: time.Second})
+				if reason(t, err) != test.reason || len(s.ids(t)) != test.left {
+					t.Errorf("got %v with %d tokens left", err, len(s.ids(t)))
+				}
+				var e *mint.Error
+				if errors.As(err, &e) && (e.Retry != (test.reason == mint.NotStored) || (e.TokenID == r.Token.ID()) != e.Retry || e.Retry && !strings.Contains(e.Fate, "was stored nevertheless, it expires at ")) {
+					t.Errorf("got %+v", e)
+				}
+			})
+		})
+	}
+}
+
+// occupied is a store that already has another token with the ID of the first one to be created.
+type occupied struct {
+	tokens.Store
+	other tokens.Token
+}
+
+func (s *occupied) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	if s.other.IsZero() {
+		var err error
+		if s.other, err = tokens.New(r.Token.ID(), tokens.Generate().RevealSecret()); err != nil {
+			return r, err
+		}
+		other := r
+		other.Token = s.other
+		if _, err := s.Store.Create(ctx, other); err != nil {
+			return r, err
+		}
+	}
+	return s.Store.Create(ctx, r)
+}
+
+// Catches the secret of another token that happens to have the generated ID.
+func TestGeneratesTokenOfFreeID(t *testing.T) {
+	for _, how := range both {
+		s := newSite(t)
+		store := &occupied{Store: s.store}
+		s.Tokens = store
+		made, err := how.call(t.Context(), s, newRecord(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		token := made.Join.Token
+		if token.ID() == store.other.ID() || s.record(t, store.other.ID()).Token != store.other || s.record(t, token.ID()).Token != token || made.Record.Token != token {
+			t.Errorf("%s: got token %s, want one with another ID than %s", how.name, token, store.other)
+		}
+	}
+}
+
+// failingDelete is a store whose first deletions fail. Before each failure another writer changes the record.
+type failingDelete struct {
+	tokens.Store
+	failures int
+}
+
+func (s *failingDelete) Delete(ctx context.Context, r tokens.Record) error {
+	if s.failures > 0 {
+		s.failures--
+		if _, err := s.Update(ctx, r.Token.ID(), func(r *tokens.Record) error { r.Description += "."; return nil }); err != nil {
+			return err
+		}
+		return errReset
+	}
+	return s.Store.Delete(ctx, r)
+}
+
+// SignTimeout includes the time to store the token, so the clock is that of a synctest bubble.
+func TestDeletesUnsignedToken(t *testing.T) {
+	for failures, left := range map[int]int{2: 0, 1000: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			s.ClusterInfo = pending{s.info}
+			s.Tokens = &failingDelete{s.store, failures}
+			s.SignTimeout = 200 * time.Millisecond
+			began := time.Now()
+			_, err := s.Join(t.Context(), newRecord(time.Hour))
+			want := "was deleted, because no client received it"
+			if left > 0 {
+				want = "could not be deleted; no client received it, and it expires at"
+			}
+			for _, want := range []string{want, "within 200ms", "the one who sleeps", "cluster-info has no signature of it"} {
+				if reason(t, err) != mint.NotSigned || !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want %q", err, want)
+				}
+			}
+			if ids := s.ids(t); len(ids) != left || time.Since(began) > mint.WithdrawTimeout+time.Second {
+				t.Errorf("tokens %v are left after %s, want %d", ids, time.Since(began), left)
+			}
+		})
+	}
+}
+
+func TestDeletesTokenOfCanceledCall(t *testing.T) {
+	s := newSite(t)
+	s.ClusterInfo = pending{s.info}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { _, err := s.Join(ctx, newRecord(time.Hour)); done <- err }()
+	for range s.store.Watch(t.Context()) { // until the token is stored
+		if len(s.ids(t)) == 1 {
+			break
+		}
+	}
+	cancel()
+	if err := <-done; reason(t, err) != mint.Failed || !strings.Contains(err.Error(), "the client disconnected: ") {
+		t.Errorf("got %v", err)
+	}
+	if ids := s.ids(t); len(ids) != 0 {
+		t.Errorf("tokens %v are left", ids)
+	}
+}
+
+// The caller knows its own token. Catches such a token being deleted because cluster-info has no signature by it yet.
+func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.ClusterInfo = pending{s.info}
+		r := newRecord(time.Hour)
+		_, err := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, Wait: 50 * time.Millisecond})
+		var e *mint.Error
+		if !errors.As(err, &e) || e.Reason != mint.NotSigned || e.TokenID != r.Token.ID() || !strings.Contains(e.Message, "within 50ms; the signer should be the one who sleeps") ||
+			!strings.Contains(e.Fate, "was created nevertheless and expires at") || strings.Contains(err.Error(), r.Token.RevealSecret()) {
+			t.Errorf("got %v", err)
+		}
+		if s.record(t, r.Token.ID()).Token != r.Token {
+			t.Error("the store has another token than that of the request")
+		}
+		// A caller that does not wait, or that needs no signature, gets no error.
+		if _, err := s.Create(t.Context(), mint.Request{Record: newRecord(time.Hour)}); err != nil {
+			t.Error(err)
+		}
+		authenticates := newRecord(time.Hour)
+		authenticates.Signing = false
+		if _, err := s.Create(t.Context(), mint.Request{Record: authenticates, Wait: time.Second}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestWaitForSignatureEndsAtExpiry(t *testing.T) {
+	for _, how := range both {
+		synctest.Test(t, func(t *testing.T) { testWaitEndsAtExpiry(t, how.call, how.kept) })
+	}
+}
+
+// A client that lost the response repeats its request with its own token. Catches a repeated request that changes the
+// token, and differences that are reported to a caller without the token secret.
+func TestRepeatedCreateReturnsSameToken(t *testing.T) {
+	end := time.Now().Add(4 * time.Hour).UTC().Truncate(time.Second)
+	full := func(r *tokens.Record) {
+		r.Description, r.Groups = "rack 7", []string{"system:bootstrappers:a", "system:bootstrappers:b"}
+		r.Limits = tokens.Limits{MaxNodes: 3, NodeNames: []string{"a", "b-*"}, CertificateDuration: 48 * time.Hour}
+	}
+	lives := func(ttl time.Duration) func(*tokens.Record) {
+		return func(r *tokens.Record) {
+			if r.Expires = time.Now().Add(ttl).UTC().Truncate(time.Second); ttl == 0 {
+				r.Expires = time.Time{}
+			}
+		}
+	}
+	nodes := func(n int) func(*tokens.Record) { return func(r *tokens.Record) { r.Limits.MaxNodes = n } }
+	ends := func(at time.Time) func(*tokens.Record) { return func(r *tokens.Record) { r.Expires = at } }
+	spend := func(r *tokens.Record) { r.Nodes, r.Expires = []string{"a"}, time.Now().Add(time.Hour) }
+	all := func(changes ...func(*tokens.Record)) func(*tokens.Record) {
+		return func(r *tokens.Record) {
+			for _, change := range changes {
+				change(r)
+			}
+		}
+	}
+	none := func(*tokens.Record) {}
+	for _, test := range []struct {
+		name         string
+		first, again func(*tokens.Record)
+		fixedEnd     bool
+		secret       bool                 // the repeated request has another secret
+		change       func(*tokens.Record) // applied between the requests
+		differs      string               // "": it is returned
+	}{
+		{name: "the same", first: none, again: none},
+		{name: "the same of everything", first: full, again: full},
+		{name: "in another order", first: full, again: all(full, func(r *tokens.Record) {
+			r.Groups, r.Limits.NodeNames = []string{"system:bootstrappers:b", "system:bootstrappers:a"}, []string{"b-*", "a"}
+		})},
+		{name: "another secret", first: none, again: none, secret: true, differs: "not shown"},
+		{name: "another secret of everything", first: full, again: full, secret: true, differs: "not shown"},
+		{name: "another secret and another description", first: full, again: none, secret: true, differs: "not shown"},
+		{name: "another ttl", first: none, again: lives(3 * time.Hour), differs: "ttl"},
+		{name: "for ever", first: none, again: lives(0), differs: "ttl"},
+		{name: "not for ever", first: lives(0), again: none, differs: "ttl"},
+		{name: "for ever again", first: lives(0), again: lives(0)},
+		{name: "the same end", first: ends(end), again: ends(end.In(time.FixedZone("x", 3600))), fixedEnd: true},
+		{name: "another end", first: ends(end), again: ends(end.Add(time.Second)), fixedEnd: true, differs: "expires"},
+		{name: "another description", first: full, again: all(full, func(r *tokens.Record) { r.Description = "rack 8" }), differs: "description"},
+		{name: "fewer groups", first: full, again: all(full, func(r *tokens.Record) { r.Groups = r.Groups[:1] }), differs: "groups"},
+		{name: "other limits", first: full, again: all(full, func(r *tokens.Record) {
+			r.Limits.CertificateDuration, r.Limits.NodeNames, r.Limits.Role, r.Limits.Rejoin = 49*time.Hour, []string{"a", "c"}, tokens.RoleControlPlane, tokens.RejoinDeny
+		}), differs: "nodeNames, certificateDuration, role, rejoin"},
+		{name: "more nodes", first: full, again: all(full, nodes(4)), differs: "maxNodes"},
+		{name: "another Node to replace", first: func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: "a", UID: "1"} }, again: func(r *tokens.Record) { r.Limits.Replaces = tokens.NodeRef{Name: "a", UID: "2"} }, differs: "replaceNode"},
+		{name: "another usage", first: none, again: func(r *tokens.Record) { r.Signing = false }, differs: "usages"},
+		{name: "renewed", first: none, again: none, differs: "ttl", change: func(r *tokens.Record) { r.Expires = r.Expires.Add(time.Hour) }},
+		{name: "expired", first: none, again: none, differs: "ttl, status", change: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }},
+		{name: "used", first: full, again: full, change: func(r *tokens.Record) { r.Nodes = []string{"a"} }},
+		// A token expires earlier once its last slot is used.
+		{name: "spent", first: nodes(1), again: nodes(1), change: spend},
+		{name: "spent, for ever", first: all(nodes(1), lives(0)), again: all(nodes(1), lives(0)), change: spend},
+		{name: "spent, of an end", first: all(nodes(1), ends(end)), again: all(nodes(1), ends(end)), fixedEnd: true, change: spend},
+		{name: "spent, and ends later than is asked for", first: nodes(1), again: all(nodes(1), lives(30*time.Minute)), differs: "ttl", change: spend},
+		{name: "spent, and ends later than the end", first: all(nodes(1), lives(0)), again: all(nodes(1), lives(30*time.Minute)), fixedEnd: true, differs: "expires", change: spend},
+		{name: "spent, and never ends", first: all(nodes(1), lives(0)), again: nodes(1), differs: "ttl", change: func(r *tokens.Record) { r.Nodes = []string{"a"} }},
+		{name: "spent and never ends, of an end", first: all(nodes(1), lives(0)), again: all(nodes(1), ends(end)), fixedEnd: true, differs: "expires", change: func(r *tokens.Record) { r.Nodes = []string{"a"} }},
+		{name: "not spent, and ends early", first: nodes(2), again: nodes(2), differs: "ttl", change: spend},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSite(t)
+			own := tokens.Generate()
+			record := func(change func(*tokens.Record)) tokens.Record {
+				r := tokens.NewRecord(own, 2*time.Hour, time.Now())
+				change(&r)
+				return r
+			}
+			request := mint.Request{Record: record(test.first), Chosen: true, FixedEnd: test.fixedEnd, Wait: time.Second}
+			made, err := s.Create(t.Context(), request)
+			if err != nil || made.Existing {
+				t.Fatalf("got %+v, %v", made, err)
+			}
+			before := s.record(t, own.ID())
+			if test.change != nil {
+				if before, err = s.store.Update(t.Context(), own.ID(), func(r *tokens.Record) error { test.change(r); return nil }); err != nil {
+					t.Fatal(err)
+				}
+			}
+			request.Record = record(test.again)
+			if test.secret {
+				if request.Record.Token, err = tokens.New(own.ID(), tokens.Generate().RevealSecret()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, request.DryRun = range []bool{false, true} {
+				again, err := s.Create(t.Context(), request)
+				if test.differs == "" {
+					if err != nil || !again.Existing || again.Join.Token != own || again.Record.Token != own || again.Record.Version != before.Version || !again.Record.Expires.Equal(before.Expires) {
+						t.Errorf("dry run %t: got %+v, %v", request.DryRun, again, err)
+					}
+					continue
+				}
+				differs := ""
+				if !test.secret {
+					differs = "; it differs in " + test.differs
+				}
+				want := fmt.Sprintf("token %s already exists and does not match the request%s. Choose another token, or delete the existing one with: kubejoin token delete %s", own.ID(), differs, own.ID())
+				if reason(t, err) != mint.Exists || err.Error() != want {
+					t.Errorf("dry run %t: got %v, want %s", request.DryRun, err, want)
+				}
+			}
+			if after := s.record(t, own.ID()); after.Version != before.Version || after.Token != own {
+				t.Error("the repeated request changed the token")
+			}
+		})
+	}
+}
+
+// shifted is a store that returns records whose creation and expiry are later by these times.
+type shifted struct {
+	tokens.Store
+	created, expires time.Duration
+}
+
+func (s shifted) Get(ctx context.Context, id string) (tokens.Record, error) {
+	r, err := s.Store.Get(ctx, id)
+	r.Created, r.Expires = r.Created.Add(s.created), r.Expires.Add(s.expires)
+	return r, err
+}
+
+// The ttl of a repeated request counts from the creation of the token, and kube-apiserver sets the creation time.
+// Catches a token that is extended or seems to differ because time has passed or clocks differ, and an expired token
+// that is returned.
+func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
+	for _, test := range []struct {
+		name             string
+		ttl, again       time.Duration
+		created, expires time.Duration
+		same             bool
+	}{
+		{"later", 24 * time.Hour, 24 * time.Hour, -10 * time.Hour, -10 * time.Hour, true},
+		{"later, for the rest", 24 * time.Hour, 14 * time.Hour, -10 * time.Hour, -10 * time.Hour, false},
+		{"after it expired", time.Hour, time.Hour, -2 * time.Hour, -2 * time.Hour, false},
+		{"ahead", 24 * time.Hour, 24 * time.Hour, 20 * time.Second, 0, true},
+		{"behind", 24 * time.Hour, 24 * time.Hour, -20 * time.Second, 0, true},
+		{"minutes ahead", 24 * time.Hour, 24 * time.Hour, 4 * time.Minute, 0, true},
+		{"minutes behind", 24 * time.Hour, 24 * time.Hour, -4 * time.Minute, 0, true},
+		{"too far ahead", 24 * time.Hour, 24 * time.Hour, 6 * time.Minute, 0, false},
+		{"too far behind", 24 * time.Hour, 24 * time.Hour, -6 * time.Minute, 0, false},
+		{"a short token", 20 * time.Minute, 20 * time.Minute, time.Minute, 0, true},
+		{"a short token, too far ahead", 20 * time.Minute, 20 * time.Minute, 4 * time.Minute, 0, false},
+		{"a very short token", 20 * time.Second, 20 * time.Second, 10 * time.Second, 0, true},
+	} {
+		s := newSite(t)
+		s.Tokens = shifted{s.store, test.created, test.expires}
+		own := tokens.Generate()
+		if _, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true}); err != nil {
+			t.Fatal(err)
+		}
+		made, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.again, time.Now()), Chosen: true})
+		if (err == nil) != test.same || err != nil && reason(t, err) != mint.Exists || err == nil && !made.Existing {
+			t.Errorf("%s: got %v, want the same token %t", test.name, err, test.same)
+		}
+	}
+}
+
+// Catches concurrent identical requests that make two tokens, or that fail because another one was first.
+func TestConcurrentCreatesMakeOneToken(t *testing.T) {
+	s := newSite(t)
+	r := newRecord(time.Hour)
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	created := 0
+	for range 20 {
+		all.Go(func() {
+			made, err := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, Wait: time.Minute})
+			if err != nil || made.Join.Token != r.Token {
+				t.Errorf("got %+v, %v", made, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if !made.Existing {
+				created++
+			}
+		})
+	}
+	all.Wait()
+	if created != 1 {
+		t.Errorf("%d calls report that they created the token, want one", created)
+	}
+}
+
+// A dry run reads the token twice. Catches an internal error if the token is deleted or the store fails in between.
+func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {
+	for err, want := range map[error]mint.Reason{fmt.Errorf("x: %w", tokens.ErrNotFound): mint.Exists, errReset: mint.Unavailable, forbidden: mint.Refused} {
+		s := newSite(t)
+		r := newRecord(time.Hour)
+		if _, err := s.store.Create(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		for call := range 2 {
+			if call == 0 && want == mint.Exists {
+				continue // a token that does not exist yet
+			}
+			s.Tokens = &failingStore{Store: s.store, before: onlyAt(call, err)}
+			if _, got := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, DryRun: true}); reason(t, got) != want {
+				t.Errorf("%v: got %v, want %s", err, got, want)
+			}
+		}
+	}
+}
