@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/fakeclient"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -66,7 +67,11 @@ const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=
 // update is the Update of the typed client without the object in the response. The object has up to a
 // megabyte, was just sent, and the watch sends it again.
 func (s *signing) update(ctx context.Context, changed *corev1.ConfigMap) (*corev1.ConfigMap, error) {
-	result := s.ConfigMap.client.CoreV1().RESTClient().Put().Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).
+	api := s.ConfigMap.client.CoreV1()
+	if fakeclient.Is(api) {
+		return api.ConfigMaps(clusterinfo.Namespace).Update(ctx, changed, metav1.UpdateOptions{})
+	}
+	result := api.RESTClient().Put().Namespace(clusterinfo.Namespace).Resource("configmaps").Name(clusterinfo.Name).
 		Body(changed).SetHeader("Accept", metadataOnly).Do(ctx)
 	if err := result.Error(); err != nil {
 		return nil, err

@@ -12,14 +12,10 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// A join command for one machine of a cluster. A fake client stands in for the cluster, and sign for the signer of its
-// cluster-info.
+// A join command for one machine of a cluster. A fake client stands in for the cluster.
 func ExampleMinter_Join() {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -29,7 +25,8 @@ func ExampleMinter_Join() {
 		log.Fatal(err)
 	}
 	info := configmap.Open(ctx, cluster)
-	go sign(ctx, cluster, store)
+	signer := configmap.Signer{ConfigMap: info, Tokens: store, Default: kubeconfig()} // as kubejoin runs it
+	go func() { _ = signer.Run(ctx) }()
 
 	minter := &mint.Minter{Tokens: store, ClusterInfo: info}
 	token := tokens.NewRecord(tokens.Generate(), 2*time.Hour, time.Now())
@@ -57,29 +54,6 @@ func ExampleMinter_Join() {
 	// Output:
 	// api.example.com:6443 true
 	// <nil>
-}
-
-// sign keeps cluster-info signed, as kubejoin or kube-controller-manager does.
-func sign(ctx context.Context, cluster kubernetes.Interface, store tokens.Store) {
-	var document clusterinfo.Document
-	configmaps := cluster.CoreV1().ConfigMaps(clusterinfo.Namespace)
-	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: clusterinfo.Name}, Data: map[string]string{"kubeconfig": string(kubeconfig())}}
-	if _, err := configmaps.Create(ctx, object, metav1.CreateOptions{}); err != nil {
-		log.Fatal(err)
-	}
-	for range store.Watch(ctx) {
-		records, err := store.List(ctx)
-		if err != nil {
-			return
-		}
-		if document, err = document.Update(kubeconfig(), records, time.Now()); err != nil {
-			log.Fatal(err)
-		}
-		object.Data = document.Data()
-		if _, err := configmaps.Update(ctx, object, metav1.UpdateOptions{}); err != nil {
-			return
-		}
-	}
 }
 
 func kubeconfig() []byte {

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 // The Ready period stays the same until the Ready condition changes. The reduced Node in the informer has the same
@@ -41,6 +42,27 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 		kept, err := nameUIDAndAddresses(test.node)
 		if err != nil || periodOf(kept) != got {
 			t.Errorf("%s: got period %q in the informer, %v, want %q", name, periodOf(kept), err, got)
+		}
+	}
+}
+
+// Catches a panic in the tests of an importer, whose fake client has no RESTClient.
+func TestManyLookupsWithFakeClient(t *testing.T) {
+	n, err := OpenNodes(t.Context(), fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Nodes(t.Context()); err != nil { // waits for the cache
+		t.Fatal(err)
+	}
+	var all []*uidLookup
+	for range fewLookups + 1 {
+		all = append(all, &uidLookup{name: "worker-1"})
+	}
+	n.lookUp(t.Context(), all)
+	for _, q := range all {
+		if q.err != nil || q.uid != "u1" {
+			t.Errorf("got UID %q, error %v, want u1", q.uid, q.err)
 		}
 	}
 }
