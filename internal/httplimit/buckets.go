@@ -3,6 +3,7 @@ package httplimit
 import (
 	"hash/maphash"
 	"math"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,7 +32,28 @@ type buckets struct {
 	limit rate.Limit
 	burst int
 	seed  maphash.Seed
-	table [bucketRows][bucketSlots]atomic.Pointer[rate.Limiter]
+	table [bucketRows][bucketSlots]atomic.Pointer[bucket]
+}
+
+// A bucket is a limiter whose time does not go back. A rate.Limiter fills up again from an earlier time, which the
+// slowest of concurrent requests has.
+type bucket struct {
+	mu     sync.Mutex
+	latest time.Time
+	*rate.Limiter
+}
+
+// reserve takes one event. If none is left, it does so on credit only.
+func (b *bucket) reserve(now time.Time, credit bool) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.After(b.latest) {
+		b.latest = now
+	}
+	if credit {
+		return b.ReserveN(b.latest, 1).OK()
+	}
+	return b.AllowN(b.latest, 1)
 }
 
 // newBuckets returns nil, which means unlimited, for a negative rate.
@@ -45,13 +67,13 @@ func newBuckets(r Rate) *buckets {
 	return &buckets{limit: rate.Limit(r.QPS), burst: max(r.Burst, 1), seed: maphash.MakeSeed()}
 }
 
-func (b *buckets) of(key string) [bucketRows]*rate.Limiter {
+func (b *buckets) of(key string) [bucketRows]*bucket {
 	hash := maphash.String(b.seed, key)
-	var found [bucketRows]*rate.Limiter
+	var found [bucketRows]*bucket
 	for i := range found {
 		slot := &b.table[i][hash>>(32*i)%bucketSlots]
 		if slot.Load() == nil {
-			slot.CompareAndSwap(nil, rate.NewLimiter(b.limit, b.burst))
+			slot.CompareAndSwap(nil, &bucket{Limiter: rate.NewLimiter(b.limit, b.burst)})
 		}
 		found[i] = slot.Load()
 	}
@@ -65,7 +87,7 @@ func (b *buckets) take(key string, now time.Time) bool {
 	}
 	taken := false
 	for _, l := range b.of(key) {
-		taken = l.AllowN(now, 1) || taken
+		taken = l.reserve(now, false) || taken
 	}
 	return taken
 }
@@ -90,6 +112,6 @@ func (b *buckets) charge(key string, now time.Time) {
 		return
 	}
 	for _, l := range b.of(key) {
-		l.ReserveN(now, 1)
+		l.reserve(now, true)
 	}
 }

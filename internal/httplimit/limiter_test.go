@@ -12,6 +12,25 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
+// The slowest of concurrent requests comes with an earlier time. Catches a bucket that it fills again.
+func TestEarlierTimeFillsNoBucket(t *testing.T) {
+	now := time.Now()
+	for name, take := range map[string]func(*buckets, time.Time) bool{
+		"take":   func(b *buckets, at time.Time) bool { return b.take("k", at) },
+		"charge": func(b *buckets, at time.Time) bool { left := b.left("k", now); b.charge("k", at); return left },
+	} {
+		b, taken := newBuckets(Rate{QPS: 10, Burst: 100}), 0
+		for i := range 200 {
+			if take(b, now.Add(-time.Duration(i%2)*time.Minute)) {
+				taken++
+			}
+		}
+		if taken != 100 {
+			t.Errorf("%s: %d at once, want 100", name, taken)
+		}
+	}
+}
+
 // A flood of addresses must not grow the table, and must not give a client a fresh bucket.
 func TestManyClientsGetNoFreshBuckets(t *testing.T) {
 	now := time.Now()
