@@ -18,7 +18,6 @@ import (
 	"os"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 )
@@ -68,13 +67,9 @@ func trusted(file string) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	cas, err := clusterinfo.ParseCAs(bundle)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
-	}
 	roots := x509.NewCertPool()
-	for _, ca := range cas {
-		roots.AddCert(ca)
+	if !roots.AppendCertsFromPEM(bundle) {
+		return nil, fmt.Errorf("%s: want certificates in PEM", file)
 	}
 	return roots, nil
 }
