@@ -3,6 +3,7 @@ package mint
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -102,13 +103,21 @@ func MalformedError(err error) *Error {
 	return errorf(Malformed, "joining nodes cannot use the kubeconfig in cluster-info: %v. Correct it with: kubectl -n %s edit configmap %s", err, clusterinfo.Namespace, clusterinfo.Name)
 }
 
-// existsError returns the Error of an existing token that does not match the request. differs are the differing
-// fields, if the caller may know them.
-func existsError(t tokens.Token, differs string) *Error {
-	if differs != "" {
-		differs = "; it differs in " + differs
+// existsError returns the Error of an existing token.
+func existsError(t tokens.Token) *Error { return takenError(t, "") }
+
+// differsError returns the Error of an existing token that does not match the request. It names the differing fields,
+// which are empty if the caller may not know them.
+func differsError(t tokens.Token, fields ...string) *Error {
+	differs := " and does not match the request"
+	if len(fields) > 0 {
+		differs += "; it differs in " + strings.Join(fields, ", ")
 	}
-	return errorf(Exists, "token %s already exists and does not match the request%s. Choose another token, or delete the existing one with: kubejoin token delete %s", t.ID(), differs, t.ID())
+	return takenError(t, differs)
+}
+
+func takenError(t tokens.Token, differs string) *Error {
+	return errorf(Exists, "token %s already exists%s. Choose another token, or delete the existing one with: kubejoin token delete %s", t.ID(), differs, t.ID())
 }
 
 func fullError(signatures int) *Error {

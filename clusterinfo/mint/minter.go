@@ -84,7 +84,8 @@ type Minted struct {
 // for signing and authentication. If another token has its ID, Join generates one with another ID.
 //
 // Join then calls complete, if given, which may change the data to join with and render it. If complete or anything
-// before it fails, Join deletes the token, also if ctx has ended, because no one has received it. The Record is then
+// before it fails, Join deletes the token, also if ctx has ended, because no one has received it. It does not delete a
+// token that the store had before. The Record is then
 // the one that was deleted. Errors other than an [Error] are about an invalid record, as those of tokens.Record.CheckNew.
 func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...func(context.Context, *joinformat.Join) error) (Minted, error) {
 	if err := record.CheckNew(); err != nil {
@@ -104,6 +105,9 @@ func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...fun
 	made := Minted{Record: record, Storing: time.Since(start)}
 	if own := (*Error)(nil); errors.As(err, &own) {
 		return made, own
+	}
+	if errors.Is(err, tokens.ErrExists) {
+		return Minted{}, existsError(record.Token)
 	}
 	if err != nil {
 		e := notStored(err)
@@ -171,6 +175,8 @@ func (m *Minter) Create(ctx context.Context, r Request) (Minted, error) {
 	made := Minted{Record: record}
 	var limit *Error
 	switch {
+	case errors.Is(err, tokens.ErrExists) && !r.Chosen:
+		return Minted{}, existsError(record.Token)
 	case errors.Is(err, tokens.ErrExists), r.Chosen && errors.As(err, &limit): // an existing token needs no quota
 		before, againErr := m.recreate(ctx, r, record, now)
 		if againErr != nil && limit != nil {
@@ -200,6 +206,8 @@ func (m *Minter) Create(ctx context.Context, r Request) (Minted, error) {
 func (m *Minter) tryCreate(ctx context.Context, r Request, now time.Time) (Minted, error) {
 	made := Minted{Record: r.Record}
 	switch _, err := m.Tokens.Get(ctx, r.Record.Token.ID()); {
+	case err == nil && !r.Chosen:
+		return Minted{}, existsError(r.Record.Token)
 	case err == nil:
 		if made.Record, err = m.recreate(ctx, r, r.Record, now); err != nil {
 			return Minted{}, err

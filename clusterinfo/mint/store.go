@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
@@ -26,8 +25,9 @@ const (
 )
 
 // create stores a record and retries temporary errors. With an error it returns the record of the last attempt. Unless
-// the store [refused] that, it may have been stored nevertheless. If the caller chose the token and its ID exists, the
-// error wraps tokens.ErrExists. An [Error] means that nothing was attempted.
+// the store [refused] that, it may have been stored nevertheless. If the store had the token before the call, or the
+// caller chose the token and its ID is taken, the error wraps tokens.ErrExists. An [Error] means that nothing was
+// attempted.
 func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) (_ tokens.Record, err error) {
 	if err := m.reserve(ctx, record, false); err != nil {
 		return record, err
@@ -45,16 +45,17 @@ func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) 
 		if errors.Is(err, tokens.ErrExists) {
 			exists := err
 			stored, err = m.Tokens.Get(ctx, record.Token.ID())
+			same := stored.Token.Equal(record.Token)
 			switch {
 			case err != nil: // deleted meanwhile, or the store is unavailable
-			case chosen && (!lost || !stored.Token.Equal(record.Token) || !stored.Expires.Equal(record.Expires)):
+			case same && lost && stored.Expires.Equal(record.Expires): // an earlier attempt of this call stored it
+			case same || chosen:
 				return record, exists
-			case stored.Token != record.Token:
+			default:
 				// The probability is one in two billion, unless the store has very many tokens.
 				record.Token = tokens.Generate()
 				continue
 			}
-			// Otherwise an earlier attempt stored it, and its response was lost.
 		}
 		lost = lost || err != nil
 		if err == nil {
@@ -133,16 +134,16 @@ func (m *Minter) recreate(ctx context.Context, r Request, record tokens.Record, 
 	stored, err := m.Tokens.Get(ctx, record.Token.ID())
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return record, existsError(record.Token, "") // it existed a moment ago
+		return record, differsError(record.Token) // it existed a moment ago
 	case err != nil:
 		return record, StoreError(err)
 	}
 	differs := differences(stored, record, r.FixedEnd, now)
 	if !stored.Token.Equal(record.Token) {
-		return record, existsError(record.Token, "")
+		return record, differsError(record.Token)
 	}
 	if len(differs) > 0 {
-		return record, existsError(record.Token, strings.Join(differs, ", "))
+		return record, differsError(record.Token, differs...)
 	}
 	return stored, nil
 }

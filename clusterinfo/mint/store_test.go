@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -206,6 +207,33 @@ func TestGeneratesTokenOfFreeID(t *testing.T) {
 		token := made.Join.Token
 		if token.ID() == store.other.ID() || s.record(t, store.other.ID()).Token != store.other || s.record(t, token.ID()).Token != token || made.Record.Token != token {
 			t.Errorf("%s: got token %s, want one with another ID than %s", how.name, token, store.other)
+		}
+	}
+}
+
+// Catches a call with a used record that returns the token of another call, or deletes it. A machine may have that one.
+func TestRefusesTokenOfEarlierCall(t *testing.T) {
+	calls := slices.Clone(both)
+	calls = append(calls, both[1])
+	calls[2].name, calls[2].call = "dry run", func(ctx context.Context, s *site, r tokens.Record) (mint.Minted, error) {
+		return s.Create(ctx, mint.Request{Record: r, DryRun: true})
+	}
+	for _, how := range calls {
+		s := newSite(t)
+		r := newRecord(time.Hour)
+		first, err := s.Join(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.ClusterInfo = pending{s.info} // a call that accepted the token would fail and delete it
+		s.SignTimeout = 50 * time.Millisecond
+		r.Limits.MaxNodes = 3
+		made, err := how.call(t.Context(), s, r)
+		if reason(t, err) != mint.Exists || !strings.Contains(err.Error(), "already exists. Choose another token") {
+			t.Errorf("%s: got %+v, %v", how.name, made, err)
+		}
+		if ids := s.ids(t); len(ids) != 1 || s.record(t, r.Token.ID()).Version != first.Record.Version {
+			t.Errorf("%s: got tokens %v, want the one of the first call, unchanged", how.name, ids)
 		}
 	}
 }
