@@ -109,12 +109,17 @@ func (h *handler) createToken(r *call) (response, error) {
 			return response{}, badField("token", "%v", err)
 		}
 	}
-	record, err := h.newRecord(r, req.TokenSpec, token, time.Now())
+	now := time.Now()
+	record, err := h.newRecord(r, req.TokenSpec, token, now)
 	if err != nil {
 		return response{}, err
 	}
 	r.log(slog.String("token", token.ID()))
-	made, err := h.minter.Create(r.Context(), mint.Request{Record: record, Chosen: chosen, FixedEnd: req.Expires != "", Wait: wait, DryRun: req.DryRun})
+	request := mint.Request{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
+	if req.Expires == "" && !record.Expires.IsZero() {
+		request.Lifetime = record.Expires.Sub(now)
+	}
+	made, err := h.minter.Create(r.Context(), request)
 	if err != nil {
 		return response{}, notMinted(err)
 	}
@@ -131,7 +136,10 @@ func (h *handler) createToken(r *call) (response, error) {
 	if line, err := made.Join.Line(); err == nil { // an error: there is nothing to join with
 		t.JoinCommand = api.Secret(strings.TrimSpace(string(line)))
 	}
-	t.Warnings = append(made.Warnings, v.warnings...)
+	t.Warnings = made.Warnings
+	if !req.DryRun {
+		t.Warnings = append(t.Warnings, v.warnings...)
+	}
 	if made.Existing || req.DryRun {
 		return object(http.StatusOK, t)
 	}
@@ -156,7 +164,7 @@ func (h *handler) wait(req string) (time.Duration, error) {
 func notMinted(err error) error {
 	var e *mint.Error
 	if !errors.As(err, &e) {
-		return err
+		return badRecord(err) // for example, the token expired during the request
 	}
 	const inLog = "; the log of kubejoin has the reason under this request ID"
 	var p *problem
@@ -178,7 +186,7 @@ func notMinted(err error) error {
 	case mint.Refused:
 		p = newProblem(http.StatusServiceUnavailable, "store-refuses", "%s", e.Message+inLog)
 	default:
-		p = newProblem(http.StatusInternalServerError, "internal", "%s", e.Message+inLog)
+		p = newProblem(http.StatusInternalServerError, "internal", "%s", e.Message+"; its log has the reason under this request ID")
 	}
 	p.cause = e.Err
 	if own := (*problem)(nil); errors.As(e.Err, &own) { // of an upload

@@ -248,14 +248,8 @@ func (h *handler) failed(err error, id string, kubernetes bool) response {
 		p.Detail = p.Error()
 	}
 	named := *p
-	named.RequestID, named.Detail = id, foreign.Text(named.Detail, maxDetail)
-	named.Field = fieldShown(named.Field)
-	named.Errors = slices.Clone(named.Errors)
-	room := maxDetail
-	for i, e := range named.Errors {
-		named.Errors[i] = api.FieldProblem{Field: fieldShown(e.Field), Detail: foreign.Text(e.Detail, room)}
-		room -= len(named.Errors[i].Detail)
-	}
+	named.Problem = *shown(p)
+	named.RequestID = id
 	a := response{status: p.Status, contentType: "application/problem+json", header: map[string]string{}}
 	if p.retryAfter > 0 {
 		a.header["Retry-After"] = strconv.Itoa(int(p.retryAfter.Seconds()))
@@ -277,6 +271,19 @@ func (h *handler) failed(err error, id string, kubernetes bool) response {
 	}
 	a.body = append(body, '\n')
 	return a
+}
+
+// shown returns the problem for the client: its texts are limited in size and contain no secret.
+func shown(p *problem) *api.Problem {
+	named := p.Problem
+	named.Detail, named.Field = foreign.Text(named.Detail, maxDetail), fieldShown(named.Field)
+	named.Errors = slices.Clone(named.Errors)
+	room := maxDetail
+	for i, e := range named.Errors {
+		named.Errors[i] = api.FieldProblem{Field: fieldShown(e.Field), Detail: foreign.Text(e.Detail, room)}
+		room -= len(named.Errors[i].Detail)
+	}
+	return &named
 }
 
 // fieldShown returns the name of a field for a response. The client may have chosen the name.

@@ -36,6 +36,9 @@ func (h *handler) newRecord(r *call, spec api.TokenSpec, t tokens.Token, now tim
 // the server would return it.
 func NewRecord(spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record, error) {
 	record, err := parseSpec(spec, t, now)
+	if err == nil && spec.ReplaceNode != "" {
+		err = badField("replaceNode", "only a kubejoin of a cluster can create a token that replaces a Node")
+	}
 	if err == nil {
 		if err = record.CheckNew(); err != nil {
 			err = badRecord(err)
@@ -43,7 +46,7 @@ func NewRecord(spec api.TokenSpec, t tokens.Token, now time.Time) (tokens.Record
 	}
 	var p *problem
 	if errors.As(err, &p) {
-		return record, &p.Problem
+		return record, shown(p)
 	}
 	return record, err
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
@@ -36,7 +37,8 @@ const (
 	Failed Reason = "internal"
 )
 
-// An Error is the error of a [Minter], except for an invalid record. It contains no secret.
+// An Error is the error of a [Minter], except for an invalid record. Its text contains no secret: Error redacts the
+// text of the causes.
 type Error struct {
 	Reason Reason
 	// Message says what failed. Fate says what became of the token, if that is not obvious.
@@ -59,7 +61,7 @@ func (e *Error) Detail() string {
 
 func (e *Error) Error() string {
 	if cause := errors.Join(e.Err, e.NotDeleted); cause != nil {
-		return e.Detail() + ": " + cause.Error()
+		return e.Detail() + ": " + foreign.Redact(cause.Error())
 	}
 	return e.Detail()
 }
@@ -68,6 +70,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() []error { return []error{e.Err, e.NotDeleted} }
 
 func errorf(reason Reason, format string, args ...any) *Error {
+	foreign.Args(args) // redacts secrets before a verb truncates them
 	return &Error{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 

@@ -167,6 +167,41 @@ func TestRefusesInvalidRecords(t *testing.T) {
 	}
 }
 
+// A program may create a token like a stored one. Catches a new token that has the claims of its template, and one that
+// no machine can use because it has expired.
+func TestTakesStoredRecordAsTemplate(t *testing.T) {
+	calls := map[string]func(*site, tokens.Record) (tokens.Record, error){
+		"Offline": func(s *site, r tokens.Record) (tokens.Record, error) {
+			made, _, err := mint.Offline(r, s.info.Kubeconfig)
+			return made.Record, err
+		},
+		"dry run": func(s *site, r tokens.Record) (tokens.Record, error) {
+			made, err := s.Create(t.Context(), mint.Request{Record: r, DryRun: true})
+			return made.Record, err
+		},
+	}
+	for _, how := range both {
+		calls[how.name] = func(s *site, r tokens.Record) (tokens.Record, error) {
+			made, err := how.call(t.Context(), s, r)
+			return made.Record, err
+		}
+	}
+	for name, call := range calls {
+		s := newSite(t)
+		template := newRecord(time.Hour)
+		template.UID, template.Version, template.Created = "1", "2", time.Unix(3, 0)
+		template.Nodes, template.Left, template.Lost = []string{"a", "b"}, []string{"a"}, []string{"b"}
+		made, err := call(s, template)
+		if err != nil || made.UID == "1" || made.Version == "2" || made.Created.Equal(template.Created) || len(made.Nodes)+len(made.Left)+len(made.Lost) > 0 {
+			t.Errorf("%s: got %+v, %v", name, made, err)
+		}
+		var field *tokens.FieldError
+		if made, err := call(s, newRecord(-time.Second)); !errors.As(err, &field) || field.Field != "expires" {
+			t.Errorf("%s: an expired record: got %+v, %v", name, made, err)
+		}
+	}
+}
+
 // Catches a join command for a token that cannot discover or authenticate.
 func TestCreateReturnsJoinForBothUsages(t *testing.T) {
 	for _, signing := range []bool{false, true} {

@@ -88,7 +88,8 @@ type Minted struct {
 // token that the store had before. The Record is then
 // the one that was deleted. Errors other than an [Error] are about an invalid record, as those of tokens.Record.CheckNew.
 func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...func(context.Context, *joinformat.Join) error) (Minted, error) {
-	if err := record.CheckNew(); err != nil {
+	record, err := newRecord(record)
+	if err != nil {
 		return Minted{}, err
 	}
 	if !record.Signing || !record.Authentication {
@@ -101,7 +102,7 @@ func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...fun
 	ctx, cancel := context.WithTimeout(ctx, m.signTimeout())
 	defer cancel()
 	start := time.Now()
-	record, err := m.create(ctx, record, false)
+	record, err = m.create(ctx, record, false)
 	made := Minted{Record: record, Storing: time.Since(start)}
 	if own := (*Error)(nil); errors.As(err, &own) {
 		return made, own
@@ -144,8 +145,9 @@ type Request struct {
 	// Chosen reports that the caller chose the token, and may have sent the request before. If a token exists that
 	// matches the request, Create returns that. Otherwise Create generates a token of another ID if this one is taken.
 	Chosen bool
-	// FixedEnd reports that the caller chose the time of expiry, and not a lifetime that counts from the creation.
-	FixedEnd bool
+	// Lifetime is the lifetime that the caller chose, with Chosen. An existing token matches if it lives about as long,
+	// from its creation. Zero means that the caller chose Record.Expires: an existing token must expire at that time.
+	Lifetime time.Duration
 	// Wait is how long to wait for the signature. With zero, Create does not wait.
 	Wait time.Duration
 	// DryRun makes Create store nothing and return what it would return.
@@ -156,7 +158,8 @@ type Request struct {
 // the caller may know the token. If the caller chose the token, Create is idempotent. Errors other than an [Error] are
 // those of tokens.Record.CheckNew.
 func (m *Minter) Create(ctx context.Context, r Request) (Minted, error) {
-	if err := r.Record.CheckNew(); err != nil {
+	var err error
+	if r.Record, err = newRecord(r.Record); err != nil {
 		return Minted{}, err
 	}
 	if err := m.checkClusterInfo(ctx, r.Record); err != nil {
@@ -200,6 +203,20 @@ func (m *Minter) Create(ctx context.Context, r Request) (Minted, error) {
 	}
 	made.Warnings = m.advice(ctx, made.Record)
 	return made, nil
+}
+
+// newRecord returns a record without what a store sets, so that callers can use a stored record as a template. It
+// returns an error if the record is invalid or has expired.
+func newRecord(record tokens.Record) (tokens.Record, error) {
+	record.UID, record.Version, record.Created = "", "", time.Time{}
+	record.Nodes, record.Left, record.Lost = nil, nil, nil
+	// Stores keep whole seconds.
+	record.Expires = record.Expires.UTC().Truncate(time.Second)
+	err := record.CheckNew()
+	if record.Expired(time.Now()) {
+		err = errors.Join(err, &tokens.FieldError{Field: "expires", Err: fmt.Errorf("%s given; want a time in the future", record.Expires.Format(time.RFC3339))})
+	}
+	return record, err
 }
 
 // tryCreate returns what Create would return, and stores nothing.

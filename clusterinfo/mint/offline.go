@@ -12,7 +12,8 @@ import (
 // cluster-info with this kubeconfig, signed with the token. It stores nothing. Minted.Join has no Token if the record
 // lacks a usage.
 func Offline(record tokens.Record, kubeconfig []byte) (Minted, map[string]string, error) {
-	if err := record.CheckNew(); err != nil {
+	record, err := newRecord(record)
+	if err != nil {
 		return Minted{}, nil, err
 	}
 	var m Minter

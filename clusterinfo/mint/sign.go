@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -116,7 +117,7 @@ func (m *Minter) join(kubeconfig []byte, t tokens.Token) (joinformat.Join, error
 		return joinformat.Join{}, err
 	}
 	j := known.join
-	j.Token = t
+	j.Token, j.CAs = t, slices.Clone(j.CAs) // a caller may change them
 	return j, nil
 }
 

@@ -16,8 +16,8 @@ const createTimeout = 10 * time.Second
 // WithdrawTimeout is how long Minter.Join retries to delete a token after a failure, beyond SignTimeout.
 const WithdrawTimeout = 10 * time.Second
 
-// A repeated request matches a stored token if its lifetime differs from the requested one by at most a tenth. These
-// are the bounds of that slack. Retries delay the creation, and kube-apiserver's clock, which sets the creation time,
+// A repeated request matches a stored token if its lifetime differs from the requested one by at most a tenth of
+// the requested lifetime. These are the bounds of that slack. Retries delay the creation, and kube-apiserver's clock, which sets the creation time,
 // may differ from this one by minutes.
 const (
 	minEndSlack = createTimeout + 5*time.Second
@@ -138,7 +138,7 @@ func (m *Minter) recreate(ctx context.Context, r Request, record tokens.Record, 
 	case err != nil:
 		return record, StoreError(err)
 	}
-	differs := differences(stored, record, r.FixedEnd, now)
+	differs := differences(stored, record, r.Lifetime, now)
 	if !stored.Token.Equal(record.Token) {
 		return record, differsError(record.Token)
 	}
@@ -149,20 +149,20 @@ func (m *Minter) recreate(ctx context.Context, r Request, record tokens.Record, 
 }
 
 // differences returns the fields of a stored record that do not match a request, except the token itself, with their
-// names in requests. Unless the end is fixed, the lifetime counts from the creation of the stored token. A spent token
-// may expire sooner than requested, because taking its last slot brings the expiry forward. An expired or malformed
-// record always differs in status.
-func differences(stored, record tokens.Record, fixedEnd bool, now time.Time) []string {
+// names in requests. If the request has a lifetime, that counts from the creation of the stored token. A spent token may
+// expire sooner than requested, because taking its last slot brings the expiry forward. An expired or malformed record
+// always differs in status.
+func differences(stored, record tokens.Record, lifetime time.Duration, now time.Time) []string {
 	var fields []string
 	differs := func(field string, alike bool) {
 		if !alike {
 			fields = append(fields, field)
 		}
 	}
-	if fixedEnd {
+	if lifetime == 0 && !record.Expires.IsZero() {
 		differs("expires", stored.Expires.Equal(record.Expires) || stored.Spent() && !stored.Expires.IsZero() && stored.Expires.Before(record.Expires))
 	} else {
-		differs("ttl", sameLife(stored, record, now))
+		differs("ttl", sameLife(stored, record, lifetime))
 	}
 	sorted := func(list []string) []string { return slices.Sorted(slices.Values(list)) }
 	ours, theirs := record.Limits, stored.Limits
@@ -179,17 +179,16 @@ func differences(stored, record tokens.Record, fixedEnd bool, now time.Time) []s
 	return fields
 }
 
-// sameLife reports whether the lifetime of a stored record, from its creation, is that of a record created now. The
-// lifetime of a spent one may be shorter.
-func sameLife(stored, record tokens.Record, now time.Time) bool {
+// sameLife reports whether a stored record has a requested lifetime from its creation, or never expires if the request
+// does not. The lifetime of a spent one may be shorter.
+func sameLife(stored, record tokens.Record, lifetime time.Duration) bool {
 	switch {
 	case record.Expires.IsZero():
 		return stored.Expires.IsZero() || stored.Spent()
 	case stored.Expires.IsZero():
 		return false
 	}
-	life := record.Expires.Sub(now)
-	slack := max(minEndSlack, min(life/10, maxEndSlack))
-	longer := stored.Expires.Sub(stored.Created) - life
+	slack := max(minEndSlack, min(lifetime/10, maxEndSlack))
+	longer := stored.Expires.Sub(stored.Created) - lifetime
 	return longer <= slack && (longer >= -slack || stored.Spent())
 }

@@ -411,7 +411,14 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 				change(&r)
 				return r
 			}
-			request := mint.Request{Record: record(test.first), Chosen: true, FixedEnd: test.fixedEnd, Wait: time.Second}
+			request := mint.Request{Record: record(test.first), Chosen: true, Wait: time.Second}
+			lifetime := func() time.Duration {
+				if test.fixedEnd || request.Record.Expires.IsZero() {
+					return 0
+				}
+				return time.Until(request.Record.Expires)
+			}
+			request.Lifetime = lifetime()
 			made, err := s.Create(t.Context(), request)
 			if err != nil || made.Existing {
 				t.Fatalf("got %+v, %v", made, err)
@@ -423,6 +430,7 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 				}
 			}
 			request.Record = record(test.again)
+			request.Lifetime = lifetime()
 			if test.secret {
 				if request.Record.Token, err = tokens.New(own.ID(), tokens.Generate().RevealSecret()); err != nil {
 					t.Fatal(err)
@@ -485,15 +493,16 @@ func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 		{"too far behind", 24 * time.Hour, 24 * time.Hour, -6 * time.Minute, 0, false},
 		{"a short token", 20 * time.Minute, 20 * time.Minute, time.Minute, 0, true},
 		{"a short token, too far ahead", 20 * time.Minute, 20 * time.Minute, 4 * time.Minute, 0, false},
+		{"a token of a minute, too far ahead", time.Minute, time.Minute, 25 * time.Second, 0, false},
 		{"a very short token", 20 * time.Second, 20 * time.Second, 10 * time.Second, 0, true},
 	} {
 		s := newSite(t)
 		s.Tokens = shifted{s.store, test.created, test.expires}
 		own := tokens.Generate()
-		if _, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true}); err != nil {
+		if _, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true, Lifetime: test.ttl}); err != nil {
 			t.Fatal(err)
 		}
-		made, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.again, time.Now()), Chosen: true})
+		made, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.again, time.Now()), Chosen: true, Lifetime: test.again})
 		if (err == nil) != test.same || err != nil && reason(t, err) != mint.Exists || err == nil && !made.Existing {
 			t.Errorf("%s: got %v, want the same token %t", test.name, err, test.same)
 		}
