@@ -1,0 +1,247 @@
+package rowstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+)
+
+// faulty is a database whose reads and commits can fail, and whose cache can be another database.
+type faulty struct {
+	rowstore.DB
+	cache       rowstore.Reader // nil: the same database
+	reads       error
+	commits     error
+	failCommits int // number of commits that fail; negative: all
+}
+
+func (f *faulty) Get(ctx context.Context, key string) (rowstore.Row, error) {
+	if f.reads != nil {
+		return rowstore.Row{}, f.reads
+	}
+	return f.DB.Get(ctx, key)
+}
+
+func (f *faulty) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
+	if f.reads != nil {
+		return f.reads
+	}
+	return f.DB.Scan(ctx, from, to, visit)
+}
+
+func (f *faulty) Cached() rowstore.Reader {
+	if f.cache != nil {
+		return f.cache
+	}
+	return f
+}
+
+func (f *faulty) Commit(ctx context.Context, conditions []rowstore.Condition, changes []rowstore.Change) (string, error) {
+	if f.failCommits != 0 {
+		f.failCommits--
+		return "", f.commits
+	}
+	return f.DB.Commit(ctx, conditions, changes)
+}
+
+var noon = time.Date(2030, 1, 2, 12, 0, 0, 0, time.UTC)
+
+// fill stores the token abc123, its claim on worker-1 and a revocation.
+func fill(t *testing.T, s *rowstore.Store) (tokens.Record, tokens.Claim) {
+	t.Helper()
+	token, err := tokens.New("abc123", "0123456789abcdef")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := s.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: r.UID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Revocations().Update(t.Context(), "k", func([]byte) ([]byte, error) { return []byte("v"), nil }); err != nil {
+		t.Fatal(err)
+	}
+	return r, c
+}
+
+func edit(r *tokens.Record) error     { r.Description += "."; return nil }
+func editClaim(c *tokens.Claim) error { c.NodeUID += "."; return nil }
+
+// writes returns the errors of all writes.
+func writes(t *testing.T, s *rowstore.Store, r tokens.Record, c tokens.Claim) map[string]error {
+	ctx, errs := t.Context(), map[string]error{}
+	_, errs["Counter.Commit"] = s.Claims().Commit(ctx, r, r, nil)
+	_, errs["Store.Create"] = s.Create(ctx, tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+	_, errs["Claims.Create"] = s.Claims().Create(ctx, tokens.Claim{Node: "worker-2"})
+	_, errs["Store.Update"] = s.Update(ctx, "abc123", edit)
+	_, errs["Claims.Update"] = s.Claims().Update(ctx, "worker-1", editClaim)
+	errs["Revocations.Update"] = s.Revocations().Update(ctx, "k", func(v []byte) ([]byte, error) { return append(v, '.'), nil })
+	if now, err := s.Get(ctx, "abc123"); err == nil {
+		r = now
+	}
+	if now, err := s.Claims().Get(ctx, "worker-1"); err == nil {
+		c = now
+	}
+	errs["Store.Delete"] = s.Delete(ctx, r)
+	errs["Claims.Delete"] = s.Claims().Delete(ctx, c)
+	return errs
+}
+
+// Catches a failure of the database that looks like a missing row or a successful write.
+func TestReturnsErrorOfDatabase(t *testing.T) {
+	down := errors.New("down")
+	for name, fail := range map[string]func(*faulty){
+		"reads":   func(f *faulty) { f.reads, f.commits, f.failCommits = down, down, -1 },
+		"commits": func(f *faulty) { f.commits, f.failCommits = down, -1 },
+	} {
+		db := &faulty{DB: &memdb.DB{}}
+		s := rowstore.New(db)
+		r, c := fill(t, s)
+		fail(db)
+		errs := writes(t, s, r, c)
+		if name == "reads" {
+			ctx := t.Context()
+			_, errs["Store.Get"] = s.Get(ctx, "abc123")
+			_, errs["Store.Find"] = s.Find(ctx, "abc123")
+			_, errs["Store.List"] = s.List(ctx)
+			_, errs["Claims.List"] = s.Claims().List(ctx)
+			_, errs["Claims.HeldBy"] = s.Claims().HeldBy(ctx, "abc123")
+			_, errs["Revocations.Get"] = s.Revocations().Get(ctx, "k")
+			_, errs["Revocations.Find"] = s.Revocations().Find(ctx, "k")
+			visit := func(string, []byte) error { return nil }
+			errs["Revocations.Visit"] = s.Revocations().Visit(ctx, visit)
+			errs["Revocations.VisitCached"] = s.Revocations().VisitCached(ctx, visit)
+		}
+		for what, err := range errs {
+			if !errors.Is(err, down) {
+				t.Errorf("%s fail: %s = %v, want the error of the database", name, what, err)
+			}
+		}
+	}
+}
+
+// Another write may conflict with a write whose own row has not changed, for example in the database's index.
+func TestRetriesAfterConflict(t *testing.T) {
+	db := &faulty{DB: &memdb.DB{}, commits: tokens.ErrConflict}
+	s := rowstore.New(db)
+	r, c := fill(t, s)
+	for what, write := range map[string]func() error{
+		"Store.Update":  func() (err error) { r, err = s.Update(t.Context(), "abc123", edit); return err },
+		"Claims.Update": func() (err error) { c, err = s.Claims().Update(t.Context(), "worker-1", editClaim); return err },
+		"Revocations.Update": func() error {
+			return s.Revocations().Update(t.Context(), "k", func(v []byte) ([]byte, error) { return append(v, '.'), nil })
+		},
+	} {
+		db.failCommits = 2
+		if err := write(); err != nil || db.failCommits != 0 {
+			t.Errorf("%s = %v with %d conflicts left", what, err, db.failCommits)
+		}
+	}
+	db.failCommits = 2
+	if err := errors.Join(s.Delete(t.Context(), r), s.Claims().Delete(t.Context(), c)); err != nil || db.failCommits != 0 {
+		t.Errorf("Delete = %v with %d conflicts left", err, db.failCommits)
+	}
+}
+
+func TestReportsDamagedRow(t *testing.T) {
+	db := &memdb.DB{}
+	s := rowstore.New(db)
+	fill(t, s)
+	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{
+		{Key: "tokens/abc123", Value: []byte(`{"secret":"hunter2"}`)}, {Key: "claims/worker-1", Value: []byte(`hunter2`)},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	errs := map[string]error{}
+	_, errs["get tokens/abc123"] = s.Get(t.Context(), "abc123")
+	_, errs["list tokens/abc123"] = s.List(t.Context())
+	_, errs["get claims/worker-1"] = s.Claims().Get(t.Context(), "worker-1")
+	_, errs["held claims/worker-1"] = s.Claims().HeldBy(t.Context(), "abc123")
+	for what, err := range errs {
+		_, key, _ := strings.Cut(what, " ")
+		if !errors.Is(err, rowstore.ErrDamaged) || !strings.Contains(err.Error(), key) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%s: got %v, want ErrDamaged with the key and without the value", what, err)
+		}
+	}
+}
+
+// Catches a claim that is deleted between the reads of the index and of the claim, and one that has changed hands.
+func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
+	db := &memdb.DB{}
+	s := rowstore.New(db)
+	_, c := fill(t, s)
+	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/abc123/gone", Value: []byte{}}, {Key: "holders/fedcba/worker-1", Value: []byte{}}}); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 1 || !held[0].Equal(c) {
+		t.Errorf("got %+v, %v, want the claim on worker-1", held, err)
+	}
+	if held, err := s.Claims().HeldBy(t.Context(), "fedcba"); err != nil || len(held) != 0 {
+		t.Errorf("got %+v, %v, want none", held, err)
+	}
+}
+
+// Without a version, Commit would create the record: a deleted token would come back.
+func TestCommitNeedsVersionOfRecord(t *testing.T) {
+	s := memdb.Open()
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	if _, err := s.Claims().Commit(t.Context(), r, r, nil); !errors.Is(err, tokens.ErrConflict) {
+		t.Errorf("got %v, want ErrConflict", err)
+	}
+	if all, err := s.List(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("got %+v, %v, want no token", all, err)
+	}
+}
+
+// Catches a read that decides and comes from the cache, and a cheap one that does not.
+func TestReadsCacheOnlyIfAllowed(t *testing.T) {
+	s := rowstore.New(&faulty{DB: &memdb.DB{}, cache: &memdb.DB{}})
+	fill(t, s)
+	ctx := t.Context()
+	list, err := s.List(ctx)
+	claims, claimsErr := s.Claims().List(ctx)
+	of, ofErr := s.Claims().OfToken(ctx, "abc123")
+	if _, findErr := s.Find(ctx, "abc123"); len(list)+len(claims)+len(of) != 0 || errors.Join(err, claimsErr, ofErr) != nil || !errors.Is(findErr, tokens.ErrNotFound) {
+		t.Errorf("got %v, %v, %v and %v, want nothing of the empty cache", list, claims, of, findErr)
+	}
+	if _, err := s.Claims().Find(ctx, "worker-1"); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("Find = %v, want ErrNotFound", err)
+	}
+	if v, err := s.Revocations().Find(ctx, "k"); v != nil || err != nil {
+		t.Errorf("Find = %q, %v, want no revocation", v, err)
+	}
+	_, err = s.Get(ctx, "abc123")
+	_, claimErr := s.Claims().Get(ctx, "worker-1")
+	v, revocationErr := s.Revocations().Get(ctx, "k")
+	if held, heldErr := s.Claims().HeldBy(ctx, "abc123"); len(held) != 1 || string(v) != "v" || errors.Join(err, claimErr, heldErr, revocationErr) != nil {
+		t.Errorf("got %v, %q, %v, want what is stored", held, v, errors.Join(err, claimErr, heldErr, revocationErr))
+	}
+}
+
+func TestRestoreKeepsCreatedAndUID(t *testing.T) {
+	s := memdb.Open()
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, noon)
+	r.Created, r.UID = noon, "u1"
+	c := tokens.Claim{Node: "worker-1", TokenID: r.Token.ID(), Created: noon, UID: "u2"}
+	for n := range 2 {
+		for what, err := range map[string]error{"Store": s.Restore(t.Context(), r), "Claims": s.Claims().Restore(t.Context(), c)} {
+			if n == 0 && err != nil || n == 1 && !errors.Is(err, tokens.ErrExists) {
+				t.Errorf("call %d of %s.Restore = %v", n, what, err)
+			}
+		}
+	}
+	got, err := s.Get(t.Context(), r.Token.ID())
+	claim, claimErr := s.Claims().Get(t.Context(), "worker-1")
+	if err := errors.Join(err, claimErr); err != nil || !got.Created.Equal(noon) || got.UID != "u1" || !claim.Created.Equal(noon) || claim.UID != "u2" {
+		t.Errorf("got %+v and %+v, %v", got, claim, err)
+	}
+}

@@ -1,0 +1,222 @@
+package rowstore
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A value is a [tokens.Record] or a [tokens.Claim].
+type value[T any] interface {
+	Check() error
+	Clone() T
+	Edit(change func(*T) error) (T, error)
+}
+
+// fields are the fields that the store sets, and the key.
+type fields struct {
+	key          string
+	created      *time.Time
+	uid, version *string
+}
+
+// A table has the rows of one folder as values. Its methods return copies.
+type table[T value[T]] struct {
+	db     DB
+	folder string
+	what   string // token or claim, for errors
+
+	check     func(key string) error
+	fields    func(*T) fields
+	normalize func(T) T // as decode returns it
+	encode    func(T) ([]byte, error)
+	decode    func(key string, v []byte) (T, error)
+	begins    func(before, after T) bool     // the value gets a new time of creation
+	index     func(before, after T) []Change // changes of other rows; the zero value is no row
+
+	mu    sync.Mutex
+	known map[string]decoded[T] // by key; most of the time of a list is spent decoding JSON
+}
+
+type decoded[T any] struct {
+	version string
+	value   T
+}
+
+// maxKnown is the number of cached values at which a table clears its cache.
+const maxKnown = 1 << 14
+
+// valueOf returns the value of a row.
+func (t *table[T]) valueOf(key string, row Row) (T, error) {
+	t.mu.Lock()
+	d, found := t.known[key]
+	t.mu.Unlock()
+	if found && d.version == row.Version {
+		return d.value.Clone(), nil
+	}
+	v, err := t.decode(key, row.Value)
+	if err != nil {
+		return v, damaged(row.Key, err)
+	}
+	*t.fields(&v).version = row.Version
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil || len(t.known) >= maxKnown {
+		t.known = map[string]decoded[T]{}
+	}
+	t.known[key] = decoded[T]{row.Version, v}
+	return v.Clone(), nil
+}
+
+func (t *table[T]) get(ctx context.Context, from Reader, key string) (v T, err error) {
+	if err := t.check(key); err != nil {
+		return v, fmt.Errorf("get %s: %w", t.what, err)
+	}
+	row, err := from.Get(ctx, t.folder+key)
+	switch {
+	case err != nil:
+		return v, fmt.Errorf("%s %s: %w", t.what, key, err)
+	case row.Version == "":
+		return v, fmt.Errorf("%s %s: %w", t.what, key, tokens.ErrNotFound)
+	}
+	return t.valueOf(key, row)
+}
+
+func (t *table[T]) list(ctx context.Context) (all []T, err error) {
+	err = scan(ctx, t.db.Cached(), t.folder, func(key string, row Row) error {
+		v, err := t.valueOf(key, row)
+		all = append(all, v)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// create stores a new value.
+func (t *table[T]) create(ctx context.Context, v T) (T, error) {
+	var none T
+	return t.restore(ctx, t.stamp(none, v))
+}
+
+// restore is create for a value that has its time of creation and its UID.
+func (t *table[T]) restore(ctx context.Context, v T) (none T, err error) {
+	w, err := t.write(none, v)
+	if err == nil {
+		v, err = t.commit(ctx, w)
+	}
+	if errors.Is(err, tokens.ErrConflict) {
+		err = tokens.ErrExists
+	}
+	if err != nil {
+		return none, fmt.Errorf("create %s %.253s: %w", t.what, tokens.Redact(t.fields(&v).key), err)
+	}
+	return v, nil
+}
+
+func (t *table[T]) update(ctx context.Context, key string, change func(*T) error) (none T, err error) {
+	for {
+		before, err := t.get(ctx, t.db, key)
+		if err != nil {
+			return none, err
+		}
+		after, err := before.Edit(change) // outside a transaction, so that change can use the store
+		if err != nil {
+			return none, err
+		}
+		w, err := t.write(before, t.stamp(before, after))
+		if err == nil && w.nothing {
+			return before, nil
+		}
+		if err == nil {
+			after, err = t.commit(ctx, w)
+		}
+		switch {
+		case err == nil:
+			return after, nil
+		case !errors.Is(err, tokens.ErrConflict):
+			return none, fmt.Errorf("update %s %s: %w", t.what, key, err)
+		}
+	}
+}
+
+func (t *table[T]) delete(ctx context.Context, v T) error {
+	var none T
+	given := t.fields(&v)
+	for {
+		now, err := t.get(ctx, t.db, given.key)
+		found := t.fields(&now)
+		switch {
+		case err != nil:
+			return fmt.Errorf("delete: %w", err)
+		case *found.uid != *given.uid:
+			return fmt.Errorf("delete %s %s: %w: another %s has its name", t.what, given.key, tokens.ErrConflict, t.what)
+		case *found.version != *given.version:
+			return fmt.Errorf("delete %s %s: %w: version %q given, %q found", t.what, given.key, tokens.ErrConflict, *given.version, *found.version)
+		}
+		key := t.folder + given.key
+		_, err = t.db.Commit(ctx, []Condition{{key, *found.version}}, append(t.index(now, none), Change{Key: key}))
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, tokens.ErrConflict):
+			return fmt.Errorf("delete %s %s: %w", t.what, given.key, err)
+		}
+	}
+}
+
+// stamp returns a value with the time of creation and the UID that it will be stored with, over before.
+func (t *table[T]) stamp(before, after T) T {
+	was, is := t.fields(&before), t.fields(&after)
+	*is.created, *is.uid = *was.created, *was.uid
+	if *was.version == "" {
+		*is.uid = rand.Text()
+	}
+	if *was.version == "" || t.begins(before, after) {
+		*is.created = time.Now()
+	}
+	return after
+}
+
+// A write is a value as it will be stored, the condition of the write, and its changes.
+type write[T any] struct {
+	value     T
+	condition Condition
+	changes   []Change
+	nothing   bool // the value is stored already
+}
+
+// write returns the write of a value over before, which is the zero value for a new one.
+func (t *table[T]) write(before, after T) (w write[T], err error) {
+	if err := after.Check(); err != nil {
+		return w, err
+	}
+	w.condition = Condition{t.folder + t.fields(&after).key, *t.fields(&before).version}
+	w.value = t.normalize(after)
+	*t.fields(&w.value).version = ""
+	stored, err := t.encode(w.value)
+	if err != nil {
+		return w, err
+	}
+	w.changes = append(t.index(before, w.value), Change{w.condition.Key, stored})
+	if w.condition.Version != "" {
+		*t.fields(&before).version = ""
+		now, err := t.encode(before)
+		w.nothing = err == nil && bytes.Equal(now, stored)
+	}
+	return w, nil
+}
+
+// commit returns the value as stored.
+func (t *table[T]) commit(ctx context.Context, w write[T]) (T, error) {
+	version, err := t.db.Commit(ctx, []Condition{w.condition}, w.changes)
+	*t.fields(&w.value).version = version
+	return w.value, err
+}

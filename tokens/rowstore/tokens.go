@@ -1,0 +1,68 @@
+package rowstore
+
+import (
+	"context"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
+)
+
+// A Store is a [tokens.Store] of rows. Records have the version of their row.
+type Store struct {
+	db     DB
+	table  *table[tokens.Record]
+	claims *Claims
+}
+
+var _ tokens.Store = (*Store)(nil)
+
+// New returns the Store in a database. Several Stores can use one database.
+func New(db DB) *Store {
+	s := &Store{db: db, table: &table[tokens.Record]{
+		db: db, folder: tokensFolder, what: "token", check: tokens.CheckID,
+		fields: func(r *tokens.Record) fields {
+			return fields{r.Token.ID(), &r.Created, &r.UID, &r.Version}
+		},
+		normalize: rows.NormalizedRecord, encode: rows.EncodeRecord, decode: rows.DecodeRecord,
+		begins: func(_, _ tokens.Record) bool { return false },
+		index:  func(_, _ tokens.Record) []Change { return nil },
+	}}
+	s.claims = newClaims(s)
+	return s
+}
+
+// Get implements [tokens.Store].
+func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {
+	return s.table.get(ctx, s.db, id)
+}
+
+// Find implements [tokens.Store].
+func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
+	return s.table.get(ctx, s.db.Cached(), id)
+}
+
+// List implements [tokens.Store]. It fails if it cannot decode a row, with an error that wraps [ErrDamaged].
+func (s *Store) List(ctx context.Context) ([]tokens.Record, error) { return s.table.list(ctx) }
+
+// Create implements [tokens.Store].
+func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	return s.table.create(ctx, r)
+}
+
+// Restore stores a record of another store, with its Created and UID. The error wraps [tokens.ErrExists] if there is a
+// record with its ID.
+func (s *Store) Restore(ctx context.Context, r tokens.Record) error {
+	_, err := s.table.restore(ctx, r)
+	return err
+}
+
+// Update implements [tokens.Store]. It writes nothing if nothing changes.
+func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	return s.table.update(ctx, id, change)
+}
+
+// Delete implements [tokens.Store].
+func (s *Store) Delete(ctx context.Context, r tokens.Record) error { return s.table.delete(ctx, r) }
+
+// Watch implements [tokens.Store].
+func (s *Store) Watch(ctx context.Context) <-chan struct{} { return s.db.Watch(ctx, tokensFolder) }
