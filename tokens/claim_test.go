@@ -1,7 +1,6 @@
 package tokens_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -9,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
 
 func TestDifferentClaimsAreNotEqual(t *testing.T) {
@@ -144,40 +144,31 @@ func TestReleasedClaimHasOnlyPast(t *testing.T) {
 	}
 }
 
-// oneClaim is the part of Claims that Release calls on one claim.
-type oneClaim struct {
-	tokens.Claims
-	claim   tokens.Claim
-	deleted bool
-}
-
-func (o *oneClaim) Update(_ context.Context, _ string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	err := change(&o.claim)
-	return o.claim, err
-}
-
-func (o *oneClaim) Delete(context.Context, tokens.Claim) error {
-	o.deleted = true
-	return nil
-}
-
 func TestReleaseDeletesClaimWithoutPast(t *testing.T) {
-	claims := &oneClaim{}
-	if err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1"}, tokens.ReleasedClaim{}); err != nil || !claims.deleted {
-		t.Errorf("Release = %v, and the claim was deleted: %t", err, claims.deleted)
+	claims := memdb.Open().Claims()
+	c, err := claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = tokens.Release(t.Context(), claims, c, tokens.ReleasedClaim{})
+	if _, getErr := claims.Get(t.Context(), "worker-1"); err != nil || !errors.Is(getErr, tokens.ErrNotFound) {
+		t.Errorf("Release = %v, then Get = %v, want ErrNotFound", err, getErr)
 	}
 }
 
 // Release must compare the UID and the version: a store restored from a backup may assign a version twice.
 func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
-	for name, stored := range map[string]tokens.Claim{
-		"UID":     {Node: "worker-1", UID: "new", Version: "1", TokenID: id},
-		"version": {Node: "worker-1", UID: "old", Version: "2", TokenID: id},
-	} {
-		claims := &oneClaim{claim: stored}
-		err := tokens.Release(t.Context(), claims, tokens.Claim{Node: "worker-1", UID: "old", Version: "1", TokenID: id}, tokens.ReleasedClaim{Until: noon})
-		if !errors.Is(err, tokens.ErrConflict) || !claims.claim.Equal(stored) {
-			t.Errorf("another %s: got Release = %v and claim %+v, want ErrConflict and an unchanged claim", name, err, claims.claim)
+	claims := memdb.Open().Claims()
+	stored, err := claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: id})
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, version := stored, stored
+	uid.UID, version.Version = "another", "another"
+	for name, other := range map[string]tokens.Claim{"UID": uid, "version": version} {
+		err := tokens.Release(t.Context(), claims, other, tokens.ReleasedClaim{Until: noon})
+		if now, getErr := claims.Get(t.Context(), "worker-1"); !errors.Is(err, tokens.ErrConflict) || getErr != nil || !now.Equal(stored) {
+			t.Errorf("another %s: got Release = %v and claim %+v, %v, want ErrConflict and an unchanged claim", name, err, now, getErr)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -12,18 +11,16 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // openClaims returns a store that contains only these claims.
-func openClaims(t *testing.T, all ...tokens.Claim) *boltstore.Store {
+func openClaims(t *testing.T, all ...tokens.Claim) *rowstore.Store {
 	t.Helper()
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { store.Close() })
+	store := memdb.Open()
 	for _, claim := range all {
 		if _, err := store.Claims().Create(t.Context(), claim); err != nil {
 			t.Fatal(err)
@@ -100,7 +97,7 @@ func TestClaimsReadsLiveBeforeRelease(t *testing.T) {
 					}
 				}
 				left := cleanClaims(t, cleaner.Claims{
-					Store: store.Claims(), Tokens: listsNothing{store},
+					Store: store.Claims(), Tokens: emptyCache.Store(store),
 					Node: func(context.Context, string) (string, error) {
 						if test.registered && !test.gone {
 							return "uid", nil
@@ -117,13 +114,16 @@ func TestClaimsReadsLiveBeforeRelease(t *testing.T) {
 	}
 }
 
-// listsNothing is a store whose cache is empty.
-type listsNothing struct{ tokens.Store }
-
-func (listsNothing) List(context.Context) ([]tokens.Record, error) { return nil, nil }
+// emptyCache makes List return nothing.
+var emptyCache = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+	if c.Method == "Store.List" {
+		return nil
+	}
+	return do()
+})
 
 func TestClaimsNeedsStores(t *testing.T) {
-	for _, c := range []cleaner.Claims{{Store: &memoryClaims{}}, {Tokens: &memory{}}} {
+	for _, c := range []cleaner.Claims{{Store: memdb.Open().Claims()}, {Tokens: memdb.Open()}} {
 		if err := c.Run(t.Context()); err == nil {
 			t.Errorf("Run of %+v does not fail", c)
 		}
@@ -215,25 +215,16 @@ func TestClaimsKeepsIdentityOfHeldClaim(t *testing.T) {
 	})
 }
 
-type brokenDelete struct{ tokens.Claims }
-
-func (brokenDelete) Delete(context.Context, tokens.Claim) error { return errBroken }
-
 // An Identity that cannot be cleaned up stays, and the log says why.
 func TestClaimsReportsIdentitiesNotCleaned(t *testing.T) {
-	for name, test := range map[string]struct {
-		node  error
-		claim func(tokens.Claims) tokens.Claims
-	}{
-		"Node not read":     {errBroken, func(c tokens.Claims) tokens.Claims { return c }},
-		"claim not deleted": {tokens.ErrNotFound, func(c tokens.Claims) tokens.Claims { return brokenDelete{c} }},
-	} {
+	for name, node := range map[string]error{"Node not read": errBroken, "claim not deleted": tokens.ErrNotFound} {
 		synctest.Test(t, func(t *testing.T) {
 			store := openClaims(t, tokens.Claim{Node: "worker-1", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
 			var log bytes.Buffer
 			left := cleanClaims(t, cleaner.Claims{
-				Store: test.claim(store.Claims()), Tokens: store, RejoinWindow: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-				Node: func(context.Context, string) (string, error) { return "", test.node },
+				Store:  storetest.Fail(errBroken, "Claims.Delete").Claims(store.Claims()),
+				Tokens: store, RejoinWindow: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+				Node: func(context.Context, string) (string, error) { return "", node },
 			})
 			if len(left) != 1 || !strings.Contains(log.String(), errBroken.Error()) || !strings.Contains(log.String(), "worker-1") {
 				t.Errorf("%s: got claims %q and log %s", name, left, &log)

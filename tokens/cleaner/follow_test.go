@@ -2,79 +2,15 @@ package cleaner_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"maps"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	"github.com/prometheus/client_golang/prometheus"
 )
-
-// memoryClaims is a [tokens.Claims] in memory. Calls return the errors in fails, and List can lag.
-type memoryClaims struct {
-	hints  tokens.Hints
-	rows   map[string]tokens.Claim
-	listed []tokens.Claim // what List returns instead of rows
-	fails  map[string]error
-}
-
-func (m *memoryClaims) Get(_ context.Context, node string) (tokens.Claim, error) {
-	c, found := m.rows[node]
-	if !found {
-		return c, fmt.Errorf("claim %s: %w", node, tokens.ErrNotFound)
-	}
-	return c, nil
-}
-
-func (m *memoryClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
-	return m.Get(ctx, node)
-}
-
-func (m *memoryClaims) List(context.Context) ([]tokens.Claim, error) {
-	if m.fails["list claims"] != nil || m.listed != nil {
-		return m.listed, m.fails["list claims"]
-	}
-	return slices.Collect(maps.Values(m.rows)), nil
-}
-
-func (m *memoryClaims) OfToken(context.Context, string) ([]tokens.Claim, error) {
-	return nil, errors.New("not called by a cleaner")
-}
-
-func (m *memoryClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return m.OfToken(ctx, id)
-}
-
-func (m *memoryClaims) Create(_ context.Context, c tokens.Claim) (tokens.Claim, error) {
-	return c, errors.New("not called by a cleaner")
-}
-
-func (m *memoryClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	c, err := m.Get(ctx, node)
-	if err := errors.Join(err, m.fails["update"]); err != nil {
-		return c, err
-	}
-	if err := change(&c); err != nil {
-		return c, err
-	}
-	m.rows[node] = c
-	return c, nil
-}
-
-func (m *memoryClaims) Delete(_ context.Context, c tokens.Claim) error {
-	if err := m.fails["delete"]; err != nil {
-		return err
-	}
-	delete(m.rows, c.Node)
-	return nil
-}
-
-func (m *memoryClaims) Watch(ctx context.Context) <-chan struct{} { return m.hints.Watch(ctx) }
 
 func TestClaimsFollowTheirNodes(t *testing.T) {
 	const node, gone = "worker-1", "abc999"
@@ -112,23 +48,23 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 		"token deleted, no Nodes":             {claim: tokens.Claim{TokenID: gone}, alone: true},
 		"claim of another token by now":       {live: "u1", other: true, calls: calls{1, 1}},
 
-		"claims not listed":      {live: "u1", fails: "list claims", failed: true},
-		"tokens not listed":      {live: "u1", fails: "list tokens", failed: true},
+		"claims not listed":      {live: "u1", fails: "Claims.List", failed: true},
+		"tokens not listed":      {live: "u1", fails: "Store.List", failed: true},
 		"Nodes not listed":       {live: "u1", cached: map[string]string{}, fails: "list nodes", failed: true, calls: calls{0, 1}},
 		"Node not read":          {claim: tokens.Claim{NodeUID: "u1"}, fails: "node", failed: true, calls: calls{1, 1}},
-		"token not read":         {claim: tokens.Claim{TokenID: gone}, fails: "get token", failed: true, calls: calls{1, 1}},
+		"token not read":         {claim: tokens.Claim{TokenID: gone}, fails: "Store.Get", failed: true, calls: calls{1, 1}},
 		"condition not read":     {claim: tokens.Claim{NodeUID: "u1"}, live: "u1", ready: "r1", fails: "ready", failed: true, calls: calls{1, 1}},
 		"condition of no Node":   {live: "", ready: "r1", fails: "ready", err: tokens.ErrNotFound, calls: calls{1, 1}},
-		"claim not updated":      {live: "u1", fails: "update", failed: true, calls: calls{1, 1}},
-		"claim gone meanwhile":   {live: "u1", fails: "update", err: tokens.ErrNotFound, calls: calls{1, 1}},
-		"claim not released":     {claim: tokens.Claim{NodeUID: "u1"}, fails: "delete", failed: true, calls: calls{1, 1}},
-		"rest not deleted":       {claim: tokens.Claim{TokenID: "-", Past: tokens.ReleasedClaim{Until: long}}, fails: "delete", failed: true},
-		"rest deleted by others": {claim: tokens.Claim{TokenID: "-", Past: tokens.ReleasedClaim{Until: long}}, fails: "delete", err: tokens.ErrConflict},
+		"claim not updated":      {live: "u1", fails: "Claims.Update", failed: true, calls: calls{1, 1}},
+		"claim gone meanwhile":   {live: "u1", fails: "Claims.Update", err: tokens.ErrNotFound, calls: calls{1, 1}},
+		"claim not released":     {claim: tokens.Claim{NodeUID: "u1"}, fails: "Claims.Delete", failed: true, calls: calls{1, 1}},
+		"rest not deleted":       {claim: tokens.Claim{TokenID: "-", Past: tokens.ReleasedClaim{Until: long}}, fails: "Claims.Delete", failed: true},
+		"rest deleted by others": {claim: tokens.Claim{TokenID: "-", Past: tokens.ReleasedClaim{Until: long}}, fails: "Claims.Delete", err: tokens.ErrConflict},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				claim, err := test.claim, test.err
-				claim.Node, claim.UID = node, "c"
+				claim.Node = node
 				switch claim.TokenID {
 				case "":
 					claim.TokenID = "abc123"
@@ -148,17 +84,28 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 					return nil
 				}
 				var got calls
-				claims := &memoryClaims{rows: map[string]tokens.Claim{node: claim}, fails: map[string]error{test.fails: err}}
-				if test.other {
-					listed := claim
-					listed.TokenUID = "another"
-					claims.listed = []tokens.Claim{listed}
+				store := openClaims(t, claim)
+				for id, expires := range map[string]time.Time{"abc123": {}, "abc888": time.Now().Add(-time.Hour)} {
+					if _, err := store.Create(t.Context(), tokens.Record{Token: newToken(t, id), Expires: expires}); err != nil {
+						t.Fatal(err)
+					}
 				}
-				store := &cleanedTokens{memory: &memory{failList: fail("list tokens")}, fail: fail("get token"), lists: &got.tokens}
-				store.put(tokens.Record{Token: newToken(t, "abc123")})
-				store.put(tokens.Record{Token: newToken(t, "abc888"), Expires: time.Now().Add(-time.Hour)})
+				faulty := storetest.Faulty(func(c *storetest.Call, do func() error) error {
+					if c.Method == "Store.List" {
+						got.tokens++
+					}
+					if err := fail(c.Method); err != nil {
+						return err
+					}
+					err := do()
+					if test.other && c.Method == "Claims.List" {
+						c.Claims[0].TokenUID = "another"
+					}
+					return err
+				})
 				reg := prometheus.NewRegistry()
-				cleaner := cleaner.Claims{Store: claims, Tokens: store, Registerer: reg,
+				notCounter := struct{ tokens.Claims }{store.Claims()} // so that it marks the name as left in the token
+				cleaner := cleaner.Claims{Store: faulty.Claims(notCounter), Tokens: faulty.Store(store), Registerer: reg,
 					Node: func(context.Context, string) (string, error) {
 						if got.node++; test.live == "" && fail("node") == nil {
 							return "", tokens.ErrNotFound
@@ -187,11 +134,12 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 				if test.want != nil {
 					test.want(&want)
 				}
-				left, found := claims.rows[node]
-				if found != (want.Node != "") || found && !left.Equal(want) {
+				left, getErr := store.Claims().Get(t.Context(), node)
+				want.Created, want.UID, want.Version = left.Created, left.UID, left.Version
+				if found := getErr == nil; found != (want.Node != "") || found && !left.Equal(want) {
 					t.Errorf("claim found: %t, got %+v\nwant %+v", found, left, want)
 				}
-				if test.fails == "list tokens" {
+				if test.fails == "Store.List" {
 					test.calls.tokens = got.tokens
 				}
 				if got != test.calls {
@@ -200,23 +148,4 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 			})
 		})
 	}
-}
-
-// cleanedTokens counts calls of List. Get returns fail if it is not nil.
-type cleanedTokens struct {
-	*memory
-	fail  error
-	lists *int
-}
-
-func (c *cleanedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
-	if c.fail != nil {
-		return tokens.Record{}, c.fail
-	}
-	return c.memory.Get(ctx, id)
-}
-
-func (c *cleanedTokens) List(ctx context.Context) ([]tokens.Record, error) {
-	*c.lists++
-	return c.memory.List(ctx)
 }

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -16,6 +17,9 @@ import (
 
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
@@ -47,31 +51,81 @@ func newToken(t *testing.T, id string) tokens.Token {
 	return token
 }
 
+var errBroken = errors.New("the store is broken")
+
+// memory is a store in memory whose faults can change at any time.
+type memory struct {
+	tokens.Store // with the faults
+	live         *rowstore.Store
+
+	mu      sync.Mutex
+	fault   storetest.Faulty // nil: none
+	deletes []string         // IDs in the order of the calls
+}
+
+func newMemory() *memory {
+	m := &memory{live: memdb.Open()}
+	m.Store = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+		m.mu.Lock()
+		if c.Method == "Store.Delete" {
+			m.deletes = append(m.deletes, c.Key)
+		}
+		fault := m.fault
+		m.mu.Unlock()
+		if fault == nil {
+			return do()
+		}
+		return fault(c, do)
+	}).Store(m.live)
+	return m
+}
+
+func (m *memory) fail(fault storetest.Faulty) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fault = fault
+}
+
+// tried returns the IDs that Delete was called with since the last call of tried.
+func (m *memory) tried() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t := slices.Sorted(slices.Values(m.deletes))
+	m.deletes = nil
+	return t
+}
+
 // add stores a token with this ID that expires after d; zero means never.
-func (m *memory) add(t *testing.T, id string, d time.Duration) tokens.Record {
+func (m *memory) add(t *testing.T, id string, d time.Duration) {
 	t.Helper()
 	r := tokens.Record{Token: newToken(t, id)}
 	if d != 0 {
 		r.Expires = time.Now().Add(d)
 	}
-	r, err := m.Create(t.Context(), r)
-	if err != nil {
+	if _, err := m.live.Create(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	return r
 }
 
 func (m *memory) wantLeft(t *testing.T, when string, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	if got := m.left(); !slices.Equal(got, want) {
+	records, err := m.live.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, r := range records {
+		got = append(got, r.Token.ID())
+	}
+	if !slices.Equal(got, want) {
 		t.Errorf("%s: got tokens %v, want %v", when, got, want)
 	}
 }
 
 func TestTokensDeletesAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &memory{}
+		m := newMemory()
 		m.add(t, "aaaaaa", -time.Hour)
 		m.add(t, "bbbbbb", 30*time.Minute)
 		m.add(t, "cccccc", 90*time.Minute)
@@ -115,7 +169,7 @@ kubejoin_tokens_expired_deleted_total 4
 
 func TestTokensNoticesSteppedClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &memory{}
+		m := newMemory()
 		m.add(t, "aaaaaa", 10*time.Hour)
 		var step atomic.Int64
 		clean(t, cleaner.Tokens{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
@@ -129,7 +183,7 @@ func TestTokensNoticesSteppedClock(t *testing.T) {
 
 func TestTokensNoticesClockSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &memory{}
+		m := newMemory()
 		m.add(t, "aaaaaa", time.Hour)
 		var step atomic.Int64
 		clean(t, cleaner.Tokens{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
@@ -149,7 +203,7 @@ func TestTokensNoticesClockSetBack(t *testing.T) {
 func TestTokensUsesNow(t *testing.T) {
 	for _, ahead := range []time.Duration{10 * time.Hour, -10 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
-			m := &memory{}
+			m := newMemory()
 			m.add(t, "aaaaaa", ahead+time.Hour)
 			reg := prometheus.NewPedanticRegistry()
 			clean(t, cleaner.Tokens{Store: m, Sweep: 24 * time.Hour, Registerer: reg, Now: func() time.Time { return time.Now().Add(ahead) }})
@@ -167,12 +221,12 @@ func TestTokensUsesNow(t *testing.T) {
 // The cleaner must not delete a renewed token if the list still shows the old expiration.
 func TestTokensKeepsRenewedToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &memory{}
+		m := newMemory()
 		m.add(t, "aaaaaa", time.Hour)
 		m.add(t, "bbbbbb", time.Hour)
 		reg := prometheus.NewPedanticRegistry()
 		clean(t, cleaner.Tokens{Store: m, Sweep: 24 * time.Hour, Registerer: reg})
-		m.lag(true)
+		m.fail(storetest.Stale(t, m.live, nil))
 		if _, err := m.Update(t.Context(), "aaaaaa", func(r *tokens.Record) error {
 			r.Expires = r.Expires.Add(time.Hour)
 			return nil
@@ -186,9 +240,10 @@ func TestTokensKeepsRenewedToken(t *testing.T) {
 		}
 		// ErrConflict and ErrNotFound because of the lagging list cause no backoff.
 		wantSteps(t, reg, "error", 0)
-		m.lag(false)
+		m.fail(nil)
+		m.add(t, "cccccc", 0) // sends a hint
 		time.Sleep(time.Hour)
-		m.wantLeft(t, "when the new deadline has passed")
+		m.wantLeft(t, "when the new deadline has passed", "cccccc")
 	})
 }
 
@@ -222,18 +277,21 @@ func TestTokensRetries(t *testing.T) {
 	for _, when := range []string{"before", "after"} {
 		t.Run("fails "+when+" taking effect", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := &memory{}
+				m := newMemory()
 				for _, id := range []string{"aaaaaa", "bbbbbb", "cccccc"} {
 					m.add(t, id, -time.Minute)
 				}
 				failures := 0
-				m.failDelete = func(id string, after bool) error {
-					if id == "bbbbbb" && after == (when == "after") && failures < 3 {
-						failures++
-						return errBroken
+				m.fail(func(c *storetest.Call, do func() error) error {
+					if c.Method != "Store.Delete" || c.Key != "bbbbbb" || failures == 3 {
+						return do()
 					}
-					return nil
-				}
+					failures++
+					if when == "after" {
+						return errors.Join(do(), errBroken)
+					}
+					return errBroken
+				})
 				var log bytes.Buffer
 				clean(t, cleaner.Tokens{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 				time.Sleep(5 * time.Second) // backoff 0.1, 0.2, 0.4 s
@@ -256,14 +314,13 @@ func TestTokensRetries(t *testing.T) {
 
 func TestTokensRetriesFailedList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &memory{failList: errBroken}
+		m := newMemory()
+		m.fail(storetest.Fail(errBroken, "Store.List"))
 		m.add(t, "aaaaaa", -time.Minute)
 		reg := prometheus.NewPedanticRegistry()
 		clean(t, cleaner.Tokens{Store: m, Registerer: reg})
 		wantSteps(t, reg, "error", 1)
-		m.mu.Lock()
-		m.failList = nil
-		m.mu.Unlock()
+		m.fail(nil)
 		time.Sleep(time.Second)
 		m.wantLeft(t, "when the list works again")
 	})
@@ -273,29 +330,42 @@ func TestTokensRetriesFailedList(t *testing.T) {
 // number of failures.
 func TestTokensDeletesOthersAfterFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &memory{slow: 10 * time.Millisecond}
+		m := newMemory()
 		var stay []string
 		for i := range 500 {
-			r := m.add(t, fmt.Sprintf("%06d", i), time.Hour)
+			id := fmt.Sprintf("%06d", i)
+			m.add(t, id, time.Hour)
 			if i%10 == 0 {
-				stay = append(stay, r.Token.ID())
+				stay = append(stay, id)
 			}
 		}
-		m.failDelete = func(id string, _ bool) error {
-			if strings.HasSuffix(id, "0") {
+		var mu sync.Mutex
+		running, most := 0, 0
+		count := func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			running += n
+			most = max(most, running)
+		}
+		m.fail(func(c *storetest.Call, do func() error) error {
+			if c.Method != "Store.Delete" {
+				return do()
+			}
+			count(1)
+			defer count(-1)
+			time.Sleep(10 * time.Millisecond)
+			if strings.HasSuffix(c.Key, "0") {
 				return errBroken
 			}
-			return nil
-		}
+			return do()
+		})
 		var log bytes.Buffer
 		clean(t, cleaner.Tokens{Store: m, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 		time.Sleep(time.Hour + 700*time.Millisecond) // 500 deletions of 10 ms, 8 at once
 		m.wantLeft(t, "after the first try", stay...)
-		m.mu.Lock()
-		if m.mostAtOnce != 8 {
-			t.Errorf("got %d concurrent deletions, want 8", m.mostAtOnce)
+		if most != 8 {
+			t.Errorf("got %d concurrent deletions, want 8", most)
 		}
-		m.mu.Unlock()
 		if got := log.String(); strings.Count(got, "the store is broken") != 10 || !strings.Contains(got, "and 40 more tokens") {
 			t.Errorf("got log without 10 of the 50 errors and the number of the others:\n%s", got)
 		}
@@ -306,13 +376,16 @@ func TestTokensDeletesOthersAfterFailure(t *testing.T) {
 // already being deleted.
 func TestTokensHandlesMalformedAndDeletedTokens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &memory{}
-		malformed := m.add(t, "aaaaaa", 0)
-		malformed.Expires, malformed.Problem = time.Unix(0, 0), errors.New("expiration is not RFC 3339")
-		m.put(malformed)
-		deleting := m.add(t, "bbbbbb", -time.Hour)
-		deleting.Problem = fmt.Errorf("finalizer x: %w", tokens.ErrDeleting)
-		m.put(deleting)
+		m := newMemory()
+		m.add(t, "aaaaaa", 0)
+		m.add(t, "bbbbbb", -time.Hour)
+		m.fail(storetest.Alter(func(r *tokens.Record) {
+			if r.Token.ID() == "aaaaaa" {
+				r.Expires, r.Problem = time.Unix(0, 0), errors.New("expiration is not RFC 3339")
+			} else {
+				r.Problem = fmt.Errorf("finalizer x: %w", tokens.ErrDeleting)
+			}
+		}))
 		clean(t, cleaner.Tokens{Store: m})
 		time.Sleep(time.Hour)
 		m.wantLeft(t, "in the end", "bbbbbb")
@@ -325,7 +398,7 @@ func TestTokensHandlesMalformedAndDeletedTokens(t *testing.T) {
 func TestTokensStopsWithContext(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	for range 1000 {
-		m := &memory{}
+		m := newMemory()
 		m.add(t, "aaaaaa", -time.Hour)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)

@@ -1,0 +1,260 @@
+package storetest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A Call is a call of a method of a store that a [Faulty] wraps.
+type Call struct {
+	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Counter.Commit". The function that is passed to
+	// Update is a call, too: "Store.Update.change" or "Claims.Update.change".
+	Method string
+	// Key is the token ID or the node name. It is empty for List.
+	Key string
+	// Records and Claims are what the call returns. In the call of a change, they contain the value before and after it. A
+	// Faulty can alter them.
+	Records []tokens.Record
+	Claims  []tokens.Claim
+}
+
+// A Faulty is a function that runs instead of each call of a store. It calls do to run the call, once at most. What it
+// returns, the caller gets:
+//   - an error without a call of do: the call has failed, and has no effect,
+//   - an error after a call of do: the call took effect, but its response was lost,
+//   - late, or after a change of the store by somebody else,
+//   - with other values in Records and Claims.
+//
+// It may run concurrently. Methods without an error (Watch and MaxCommit) are not calls.
+type Faulty func(c *Call, do func() error) error
+
+// Fail returns a Faulty with which calls of these methods fail. Without methods, all calls fail.
+func Fail(err error, methods ...string) Faulty {
+	return func(c *Call, do func() error) error {
+		if len(methods) == 0 || slices.Contains(methods, c.Method) {
+			return err
+		}
+		return do()
+	}
+}
+
+// Before returns a Faulty that runs f before each call of these methods. If f fails, the call fails.
+func Before(f func() error, methods ...string) Faulty {
+	return func(c *Call, do func() error) error {
+		if slices.Contains(methods, c.Method) {
+			if err := f(); err != nil {
+				return err
+			}
+		}
+		return do()
+	}
+}
+
+// After returns a Faulty that runs f after each call of these methods, also after a failed one. If only f fails, the
+// response is lost. After a change, f runs before it is written.
+func After(f func() error, methods ...string) Faulty {
+	return func(c *Call, do func() error) error {
+		if !slices.Contains(methods, c.Method) {
+			return do()
+		}
+		err := do()
+		return cmp.Or(err, f())
+	}
+}
+
+// Alter returns a Faulty that changes each record that is read.
+func Alter(f func(*tokens.Record)) Faulty {
+	return func(c *Call, do func() error) error {
+		err := do()
+		if c.Method == "Store.Get" || c.Method == "Store.Find" || c.Method == "Store.List" {
+			for i := range c.Records {
+				f(&c.Records[i])
+			}
+		}
+		return err
+	}
+}
+
+// Stale returns a Faulty with which caches show what they show now: Find, List and OfToken. The claims may be nil.
+func Stale(t *testing.T, s tokens.Store, claims tokens.Claims) Faulty {
+	t.Helper()
+	records, err := s.List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var held []tokens.Claim
+	if claims != nil {
+		if held, err = claims.List(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func(c *Call, do func() error) error {
+		found := false
+		switch c.Method {
+		case "Store.Find", "Store.List":
+			for _, r := range records {
+				if c.Key == "" || c.Key == r.Token.ID() {
+					c.Records, found = append(c.Records, r.Clone()), true
+				}
+			}
+		case "Claims.Find", "Claims.List", "Claims.OfToken":
+			for _, claim := range held {
+				if c.Key == "" || c.Method == "Claims.Find" && c.Key == claim.Node || c.Method == "Claims.OfToken" && c.Key == claim.TokenID {
+					c.Claims, found = append(c.Claims, claim.Clone()), true
+				}
+			}
+		default:
+			return do()
+		}
+		if (c.Method == "Store.Find" || c.Method == "Claims.Find") && !found {
+			return fmt.Errorf("%s: %w", c.Key, tokens.ErrNotFound)
+		}
+		return nil
+	}
+}
+
+// Store returns s with the faults.
+func (f Faulty) Store(s tokens.Store) tokens.Store { return faultyStore{s, f} }
+
+// Claims returns claims with the faults. They are a [tokens.Counter] if claims is one.
+func (f Faulty) Claims(claims tokens.Claims) tokens.Claims {
+	if counter, ok := claims.(tokens.Counter); ok {
+		return faultyCounter{faultyClaims{claims, f}, counter}
+	}
+	return faultyClaims{claims, f}
+}
+
+type faultyStore struct {
+	tokens.Store
+	fault Faulty
+}
+
+// one runs a call that returns one record.
+func (s faultyStore) one(method, id string, do func() (tokens.Record, error)) (r tokens.Record, err error) {
+	c := &Call{Method: "Store." + method, Key: id}
+	err = s.fault(c, func() error {
+		r, err := do()
+		c.Records = []tokens.Record{r}
+		return err
+	})
+	if len(c.Records) == 1 {
+		r = c.Records[0]
+	}
+	return r, err
+}
+
+func (s faultyStore) Get(ctx context.Context, id string) (tokens.Record, error) {
+	return s.one("Get", id, func() (tokens.Record, error) { return s.Store.Get(ctx, id) })
+}
+
+func (s faultyStore) Find(ctx context.Context, id string) (tokens.Record, error) {
+	return s.one("Find", id, func() (tokens.Record, error) { return s.Store.Find(ctx, id) })
+}
+
+func (s faultyStore) List(ctx context.Context) ([]tokens.Record, error) {
+	c := &Call{Method: "Store.List"}
+	err := s.fault(c, func() (err error) { c.Records, err = s.Store.List(ctx); return err })
+	return c.Records, err
+}
+
+func (s faultyStore) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
+	return s.one("Create", r.Token.ID(), func() (tokens.Record, error) { return s.Store.Create(ctx, r) })
+}
+
+func (s faultyStore) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
+	return s.one("Update", id, func() (tokens.Record, error) {
+		return s.Store.Update(ctx, id, func(r *tokens.Record) error {
+			c := &Call{Method: "Store.Update.change", Key: id, Records: []tokens.Record{*r}}
+			err := s.fault(c, func() error { return change(&c.Records[0]) })
+			*r = c.Records[0]
+			return err
+		})
+	})
+}
+
+func (s faultyStore) Delete(ctx context.Context, r tokens.Record) error {
+	return s.fault(&Call{Method: "Store.Delete", Key: r.Token.ID()}, func() error { return s.Store.Delete(ctx, r) })
+}
+
+type faultyClaims struct {
+	tokens.Claims
+	fault Faulty
+}
+
+// one runs a call that returns one claim.
+func (s faultyClaims) one(method, node string, do func() (tokens.Claim, error)) (claim tokens.Claim, err error) {
+	c := &Call{Method: "Claims." + method, Key: node}
+	err = s.fault(c, func() error {
+		claim, err := do()
+		c.Claims = []tokens.Claim{claim}
+		return err
+	})
+	if len(c.Claims) == 1 {
+		claim = c.Claims[0]
+	}
+	return claim, err
+}
+
+// many runs a call that returns claims.
+func (s faultyClaims) many(method, key string, do func() ([]tokens.Claim, error)) ([]tokens.Claim, error) {
+	c := &Call{Method: method, Key: key}
+	err := s.fault(c, func() (err error) { c.Claims, err = do(); return err })
+	return c.Claims, err
+}
+
+func (s faultyClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	return s.one("Get", node, func() (tokens.Claim, error) { return s.Claims.Get(ctx, node) })
+}
+
+func (s faultyClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
+	return s.one("Find", node, func() (tokens.Claim, error) { return s.Claims.Find(ctx, node) })
+}
+
+func (s faultyClaims) List(ctx context.Context) ([]tokens.Claim, error) {
+	return s.many("Claims.List", "", func() ([]tokens.Claim, error) { return s.Claims.List(ctx) })
+}
+
+func (s faultyClaims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
+	return s.many("Claims.OfToken", id, func() ([]tokens.Claim, error) { return s.Claims.OfToken(ctx, id) })
+}
+
+func (s faultyClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	return s.many("Claims.HeldBy", id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id) })
+}
+
+func (s faultyClaims) Create(ctx context.Context, claim tokens.Claim) (tokens.Claim, error) {
+	return s.one("Create", claim.Node, func() (tokens.Claim, error) { return s.Claims.Create(ctx, claim) })
+}
+
+func (s faultyClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	return s.one("Update", node, func() (tokens.Claim, error) {
+		return s.Claims.Update(ctx, node, func(claim *tokens.Claim) error {
+			c := &Call{Method: "Claims.Update.change", Key: node, Claims: []tokens.Claim{*claim}}
+			err := s.fault(c, func() error { return change(&c.Claims[0]) })
+			*claim = c.Claims[0]
+			return err
+		})
+	})
+}
+
+func (s faultyClaims) Delete(ctx context.Context, claim tokens.Claim) error {
+	return s.fault(&Call{Method: "Claims.Delete", Key: claim.Node}, func() error { return s.Claims.Delete(ctx, claim) })
+}
+
+type faultyCounter struct {
+	faultyClaims
+	counter tokens.Counter
+}
+
+func (s faultyCounter) MaxCommit() int { return s.counter.MaxCommit() }
+
+func (s faultyCounter) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
+	return s.many("Counter.Commit", before.Token.ID(), func() ([]tokens.Claim, error) {
+		return s.counter.Commit(ctx, before, after, changes)
+	})
+}
