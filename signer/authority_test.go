@@ -9,7 +9,6 @@ import (
 	"errors"
 	"net"
 	"net/url"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -18,8 +17,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -55,16 +54,6 @@ func nodeRequest(t testing.TB, user, node string) approval.Request {
 	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
 	r.User, r.Created, r.CSR = user, time.Now(), csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node(node)}, nil)
 	return r
-}
-
-func openStore(t testing.TB) *boltstore.Store {
-	t.Helper()
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = store.Close() })
-	return store
 }
 
 var kubernetesSignerNames = []string{
@@ -330,8 +319,8 @@ func TestCustomSignerRefusesSystemMasters(t *testing.T) {
 
 // A certificate whose key could not be stored must not leave: the machine could not rejoin with it.
 func TestCertificateIsIssuedOnlyIfItsKeyIsStored(t *testing.T) {
-	store := openStore(t)
-	nodes := &admission.Nodes{Tokens: store, Claims: brokenClaims{store.Claims()}, RejoinWindow: time.Hour}
+	store := memdb.Open()
+	nodes := &admission.Nodes{Tokens: store, Claims: storetest.Fail(errNotStored, "Claims.Create").Claims(store.Claims()), RejoinWindow: time.Hour}
 	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -348,9 +337,3 @@ func TestCertificateIsIssuedOnlyIfItsKeyIsStored(t *testing.T) {
 }
 
 var errNotStored = errors.New("not stored")
-
-type brokenClaims struct{ tokens.Claims }
-
-func (brokenClaims) Create(context.Context, tokens.Claim) (tokens.Claim, error) {
-	return tokens.Claim{}, errNotStored
-}

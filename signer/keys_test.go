@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -101,7 +102,7 @@ func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 		}, "digital signature"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			store := openStore(t)
+			store := memdb.Open()
 			record := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 			record.Limits.MaxNodes = 1
 			record, err := store.Create(t.Context(), record)

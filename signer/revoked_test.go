@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -73,7 +74,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 	}
 	for name, entry := range entries {
 		t.Run(name, func(t *testing.T) {
-			revoked := rowlist.New(openStore(t).Revocations())
+			revoked := rowlist.New(memdb.Open().Revocations())
 			must((&revocation.Guard{Store: revoked}).Revoke(t.Context(), entry))
 			a := authority(t, revoked)
 			for _, signerName := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName} {
@@ -95,7 +96,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 
 			// Revoked before the first, the second and each later call of the store.
 			for at := 1; ; at++ {
-				store := &meanwhile{Store: rowlist.New(openStore(t).Revocations()), at: at}
+				store := &meanwhile{Store: rowlist.New(memdb.Open().Revocations()), at: at}
 				guard := &revocation.Guard{Store: store.Store}
 				store.do = func() { must(guard.Revoke(t.Context(), entry)) }
 				chain, d, err := authority(t, store).Issue(t.Context(), renewal(t, stolen))
@@ -137,7 +138,7 @@ func TestUnreadableRevocationsAreNoRefusal(t *testing.T) {
 // A bound key outlasts the certificate that has bound it. Catches one that a revoked certificate has bound before the cache
 // of the server knew.
 func TestRevokedCertificateBindsNoKey(t *testing.T) {
-	store := openStore(t)
+	store := memdb.Open()
 	guard := &revocation.Guard{Store: rowlist.New(store.Revocations())}
 	a := &signer.Authority{Revocations: guard, Nodes: &admission.Nodes{Claims: store.Claims(), RejoinWindow: time.Hour}}
 	cert := &x509.Certificate{Raw: []byte("stolen"), Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}}}

@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -130,7 +131,7 @@ func TestStandaloneAllowsOnlyPermissionsOfKubeadm(t *testing.T) {
 
 // A claim of a node name that looks like an IP address does not show which machine has that address.
 func TestStandaloneReportersIgnoreAddresses(t *testing.T) {
-	claims := openStore(t).Claims()
+	claims := memdb.Open().Claims()
 	if _, err := claims.Create(t.Context(), tokens.Claim{Node: "10.0.0.5", TokenID: "abc123"}); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -72,7 +74,7 @@ func TestStandaloneNodeHasAddressOfConnectionAndSuffixes(t *testing.T) {
 }
 
 func TestStandaloneReportersComeFromClaims(t *testing.T) {
-	file := openStore(t)
+	file := memdb.Open()
 	for _, name := range []string{"w", "v", "u.example.com"} {
 		must(file.Claims().Create(t.Context(), tokens.Claim{Node: name, TokenID: "abcdef"}))
 	}
@@ -82,11 +84,9 @@ func TestStandaloneReportersComeFromClaims(t *testing.T) {
 	if err != nil || !maps.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("%q %v, want %q", got, err, want)
 	}
-	if err := file.Close(); err != nil {
-		t.Fatal(err)
-	}
+	facts.Claims = storetest.Fail(errors.New("down")).Claims(file.Claims())
 	if got, err := facts.Reporters(t.Context(), "w", []string{"v"}); err == nil {
-		t.Errorf("closed store: got %q and no error", got)
+		t.Errorf("without claims: got %q and no error", got)
 	}
 	if got, err := (signer.Standalone{}).Reporters(t.Context(), "w", []string{"v"}); err != nil || len(got) > 0 {
 		t.Errorf("%q %v", got, err)
@@ -95,7 +95,7 @@ func TestStandaloneReportersComeFromClaims(t *testing.T) {
 
 // A node must not get a serving certificate for the name of another node under a DNS suffix.
 func TestStandaloneApprovesNoServingNameOfOtherNode(t *testing.T) {
-	file := openStore(t)
+	file := memdb.Open()
 	must(file.Claims().Create(t.Context(), tokens.Claim{Node: "v", TokenID: "abcdef"}))
 	facts := signer.Standalone{Claims: file.Claims(), DNSSuffixes: []string{"example.com"}}
 	rule := approval.KubeletServing{ServingScope: approval.ServingScope{DNSSuffixes: []string{"example.com"}}}

@@ -1,7 +1,6 @@
 package admission_test
 
 import (
-	"context"
 	"crypto/elliptic"
 	"crypto/x509"
 	"encoding/pem"
@@ -19,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // issued collects the names of issued certificates, with the IDs of the tokens.
@@ -192,7 +192,13 @@ func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 		c := newCluster()
 		token := c.createToken(tokens.Limits{MaxNodes: 1})
 		n := c.admission()
-		n.Tokens, n.Claims = failingTokens{Store: store{cluster: c}, left: &step}, failingClaims{Claims: claims{cluster: c}, left: &step}
+		stopped := storetest.Before(func() error {
+			if step--; step < 0 {
+				return errors.New("process stopped")
+			}
+			return nil
+		}, "Store.Get", "Store.Update", "Claims.Create", "Claims.Update")
+		n.Tokens, n.Claims = stopped.Store(store{cluster: c}), stopped.Claims(claims{cluster: c})
 		request := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		first, err := admit(t.Context(), n, request)
 		again := c.admission()
@@ -210,74 +216,6 @@ func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 			t.Errorf("got %d claims and counted names %q, want one of each", len(c.claims), c.records[token.ID()].Nodes)
 		}
 	}
-}
-
-// failingTokens and failingClaims fail every call after the first *left calls.
-type failingTokens struct {
-	tokens.Store
-	left *int
-}
-
-type failingClaims struct {
-	tokens.Claims
-	left *int
-}
-
-var errStopped = errors.New("process stopped")
-
-func useCall(left *int) error {
-	if *left--; *left < 0 {
-		return errStopped
-	}
-	return nil
-}
-
-func (d failingTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
-	if err := useCall(d.left); err != nil {
-		return tokens.Record{}, err
-	}
-	return d.Store.Get(ctx, id)
-}
-
-func (d failingTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	if err := useCall(d.left); err != nil {
-		return tokens.Record{}, err
-	}
-	return d.Store.Update(ctx, id, change)
-}
-
-func (d failingClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	if err := useCall(d.left); err != nil {
-		return tokens.Claim{}, err
-	}
-	return d.Claims.Update(ctx, node, change)
-}
-
-func (d failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	if err := useCall(d.left); err != nil {
-		return tokens.Claim{}, err
-	}
-	return d.Claims.Create(ctx, c)
-}
-
-// steppedTokens calls a function before each read and update, and before an update is written.
-type steppedTokens struct {
-	store
-	get, update, write func()
-}
-
-func (s steppedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
-	s.get()
-	return s.store.Get(ctx, id)
-}
-
-func (s steppedTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	s.update()
-	return s.store.Update(ctx, id, func(r *tokens.Record) error {
-		err := change(r)
-		s.write()
-		return err
-	})
 }
 
 // Concurrent requests with many keys, some of them invalid, must not exceed the number of keys for one name.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // kubejoin stops between the count and the claim of a name, or somebody deletes the claim, and the machine never asks
@@ -48,20 +49,6 @@ func (c *cluster) giveBack(ctx context.Context, token tokens.Token, claims token
 	return tokens.GiveBack(ctx, store{cluster: c}, claims, token.ID(), "worker-1")
 }
 
-// hookAfterGet calls after when a claim was read, with the number of the read.
-type hookAfterGet struct {
-	claims
-	calls *int
-	after func(call int)
-}
-
-func (h hookAfterGet) Get(ctx context.Context, node string) (tokens.Claim, error) {
-	c, err := h.claims.Get(ctx, node)
-	*h.calls++
-	h.after(*h.calls)
-	return c, err
-}
-
 // A request has counted its name when a person releases it. The slot must not be given twice.
 func TestSlotOfRequestInProgressIsNotGivenTwice(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -93,7 +80,9 @@ func TestSlotOfRequestInProgressIsNotGivenTwice(t *testing.T) {
 				}
 			}
 			continues(0)
-			_, err := c.giveBack(t.Context(), token, hookAfterGet{claims{cluster: c}, new(int), continues})
+			reads := 0
+			hooked := storetest.After(func() error { reads++; continues(reads); return nil }, "Claims.Get").Claims(claims{cluster: c})
+			_, err := c.giveBack(t.Context(), token, hooked)
 			if !errors.Is(err, test.gives) {
 				t.Errorf("got error %v, want %v", err, test.gives)
 			}

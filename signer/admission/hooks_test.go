@@ -1,21 +1,11 @@
 package admission_test
 
 import (
-	"context"
-
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// hookBeforeCount calls do when the count of a token is about to be written.
-type hookBeforeCount struct {
-	store
-	do func()
-}
-
-func (s hookBeforeCount) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	return s.store.Update(ctx, id, func(r *tokens.Record) error {
-		err := change(r)
-		s.do()
-		return err
-	})
+// hookBeforeCount returns a store of c that calls do when the count of a token is about to be written.
+func (c *cluster) hookBeforeCount(do func()) tokens.Store {
+	return storetest.After(func() error { do(); return nil }, "Store.Update.change").Store(store{cluster: c})
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // hooks run a function, or return an error, at one step of an admission.
@@ -31,55 +32,37 @@ type hooks struct {
 	asked   int // number of Node reads
 }
 
-type hookedClaims struct {
-	claims
-	b *hooks
-}
-
-func (s hookedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	if s.b.updates++; s.b.update != nil {
-		s.b.update(s.b.updates, node)
+// faults run the hooks.
+func (b *hooks) faults(c *storetest.Call, do func() error) error {
+	switch c.Method {
+	case "Claims.Update":
+		if b.updates++; b.update != nil {
+			b.update(b.updates, c.Key)
+		}
+	case "Claims.Create":
+		if b.create != nil {
+			return b.create
+		}
+	case "Claims.Find":
+		if b.find != nil {
+			return b.find
+		}
+	case "Claims.OfToken":
+		if b.ofToken != nil {
+			return b.ofToken
+		}
+	case "Store.Get":
+		if err := do(); err != nil || b.get == nil {
+			return err
+		}
+		return b.get(&c.Records[0])
 	}
-	return s.claims.Update(ctx, node, change)
-}
-
-func (s hookedClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	if s.b.create != nil {
-		return c, s.b.create
-	}
-	return s.claims.Create(ctx, c)
-}
-
-func (s hookedClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
-	if s.b.find != nil {
-		return tokens.Claim{}, s.b.find
-	}
-	return s.claims.Find(ctx, node)
-}
-
-func (s hookedClaims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
-	if s.b.ofToken != nil {
-		return nil, s.b.ofToken
-	}
-	return s.claims.OfToken(ctx, id)
-}
-
-type hookedTokens struct {
-	store
-	b *hooks
-}
-
-func (s hookedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
-	r, err := s.store.Get(ctx, id)
-	if err == nil && s.b.get != nil {
-		err = s.b.get(&r)
-	}
-	return r, err
+	return do()
 }
 
 func (b *hooks) admission(c *cluster) *admission.Nodes {
 	n := c.admission()
-	n.Claims, n.Tokens = hookedClaims{claims{cluster: c}, b}, hookedTokens{store{cluster: c}, b}
+	n.Claims, n.Tokens = storetest.Faulty(b.faults).Claims(claims{cluster: c}), storetest.Faulty(b.faults).Store(store{cluster: c})
 	if b.node != nil {
 		n.Node = func(context.Context, string) (string, error) { b.asked++; return b.node(b.asked) }
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // Everything that grants a name is read live: caches that are frozen at an earlier state change no decision.
@@ -180,12 +181,12 @@ func TestRefusesTokenReplacedDuringCount(t *testing.T) {
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
 	replaced := false
-	n.Tokens = steppedTokens{store{cluster: c}, func() {}, func() {}, func() {
+	n.Tokens = c.hookBeforeCount(func() {
 		if !replaced {
 			replaced = true
 			c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" })
 		}
-	}}
+	})
 	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
 		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)
@@ -314,7 +315,10 @@ func TestRefusesTokenReplacedBeforeCommit(t *testing.T) {
 	c.oneDatabase = true
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
-	n.Claims = replacing{counter{claims{cluster: c}}, token}
+	n.Claims = storetest.Before(func() error {
+		c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" })
+		return nil
+	}, "Counter.Commit").Claims(n.Claims)
 	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
 		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)
@@ -322,15 +326,4 @@ func TestRefusesTokenReplacedBeforeCommit(t *testing.T) {
 	if got := c.records[token.ID()].Nodes; len(got) > 0 || len(c.claims) > 0 {
 		t.Errorf("the other token counts %q, and there are claims %+v, want nothing", got, c.claims)
 	}
-}
-
-// replacing replaces the token before each commit.
-type replacing struct {
-	counter
-	token tokens.Token
-}
-
-func (r replacing) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
-	r.editToken(r.token.ID(), func(r *tokens.Record) { r.UID = "another" })
-	return r.counter.Commit(ctx, before, after, changes)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // schedule runs the calls of several replicas one after the other, in random order.
@@ -48,68 +49,18 @@ func (s *schedule) next(random *rand.Rand) bool {
 	return true
 }
 
-// scheduledTokens and scheduledClaims wait for their turn before each live call.
-type scheduledTokens struct {
-	store
-	*schedule
-}
-
-func (s scheduledTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
-	s.turn()
-	return s.store.Get(ctx, id)
-}
-
-func (s scheduledTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	s.turn()
-	return s.store.Update(ctx, id, func(r *tokens.Record) error {
-		err := change(r)
+// faults make each live call wait for its turn, and each write of an update.
+func (s *schedule) faults(c *storetest.Call, do func() error) error {
+	switch c.Method {
+	case "Store.Update.change", "Claims.Update.change":
+		err := do()
 		s.turn()
 		return err
-	})
-}
-
-type scheduledClaims struct {
-	claims
-	*schedule
-}
-
-func (s scheduledClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+	case "Store.Find", "Store.List", "Store.Delete", "Claims.Find", "Claims.List", "Claims.OfToken":
+		return do()
+	}
 	s.turn()
-	return s.claims.Get(ctx, node)
-}
-
-func (s scheduledClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	s.turn()
-	return s.claims.HeldBy(ctx, id)
-}
-
-func (s scheduledClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	s.turn()
-	return s.claims.Create(ctx, c)
-}
-
-func (s scheduledClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	s.turn()
-	return s.claims.Update(ctx, node, func(c *tokens.Claim) error {
-		err := change(c)
-		s.turn()
-		return err
-	})
-}
-
-func (s scheduledClaims) Delete(ctx context.Context, c tokens.Claim) error {
-	s.turn()
-	return s.claims.Delete(ctx, c)
-}
-
-// scheduledCounter is for tokens and claims in one database.
-type scheduledCounter struct{ scheduledClaims }
-
-func (s scheduledCounter) MaxCommit() int { return counter{}.MaxCommit() }
-
-func (s scheduledCounter) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
-	s.turn()
-	return counter{s.claims}.Commit(ctx, before, after, changes)
+	return do()
 }
 
 // releaseClaim releases a name and repeats it until all steps have succeeded, as the command does.
@@ -183,16 +134,14 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					random := rand.New(rand.NewPCG(uint64(run), 11))
 					c := newCluster()
+					c.oneDatabase = test.database
 					token := c.createToken(test.limits)
 					c.failing = test.failing
 					s := &schedule{}
 					var replicas []*admission.Nodes
 					for range 2 {
 						n := c.admission()
-						n.Tokens, n.Claims = scheduledTokens{store{cluster: c}, s}, scheduledClaims{claims{cluster: c}, s}
-						if test.database {
-							n.Claims = scheduledCounter{scheduledClaims{claims{cluster: c}, s}}
-						}
+						n.Tokens, n.Claims = storetest.Faulty(s.faults).Store(n.Tokens), storetest.Faulty(s.faults).Claims(n.Claims)
 						replicas = append(replicas, n)
 					}
 					issued := map[string]map[int]bool{} // keys by name

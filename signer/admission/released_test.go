@@ -160,7 +160,7 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 		{name: "spent at the last moment", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, nil)
 		}, change: func(c *cluster, n *admission.Nodes) {
-			n.Tokens = hookBeforeCount{store{cluster: c}, sync.OnceFunc(c.spendAllTokens)}
+			n.Tokens = c.hookBeforeCount(sync.OnceFunc(c.spendAllTokens))
 		}},
 		{name: "joined before", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
 			token := c.createToken(tokens.Limits{MaxNodes: 2})

@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // Two tokens for one node each request the same names from two leaders. Calls fail, and claims become abandoned
@@ -41,7 +42,7 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 			for range 2 {
 				n := c.admission()
 				n.Retention = 1000 * time.Hour
-				n.Tokens, n.Claims = scheduledTokens{store{cluster: c}, s}, scheduledClaims{claims{cluster: c}, s}
+				n.Tokens, n.Claims = storetest.Faulty(s.faults).Store(n.Tokens), storetest.Faulty(s.faults).Claims(n.Claims)
 				replicas = append(replicas, n)
 			}
 			var mu sync.Mutex

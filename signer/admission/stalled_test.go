@@ -1,7 +1,6 @@
 package admission_test
 
 import (
-	"context"
 	"crypto/elliptic"
 	"errors"
 	"sync"
@@ -13,25 +12,22 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
-
-// stalledClaims calls before and after once, around the creation of a claim.
-type stalledClaims struct {
-	claims
-	before, after func()
-}
-
-func (s stalledClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	s.before()
-	created, err := s.claims.Create(ctx, c)
-	s.after()
-	return created, err
-}
 
 // stalled returns an admission that calls before when it has counted a name and claims it, and after when it has.
 func (c *cluster) stalled(before, after func()) *admission.Nodes {
 	n := c.admission()
-	n.Claims = stalledClaims{claims{cluster: c}, sync.OnceFunc(before), sync.OnceFunc(after)}
+	before, after = sync.OnceFunc(before), sync.OnceFunc(after)
+	n.Claims = storetest.Faulty(func(call *storetest.Call, do func() error) error {
+		if call.Method != "Claims.Create" {
+			return do()
+		}
+		before()
+		err := do()
+		after()
+		return err
+	}).Claims(claims{cluster: c})
 	return n
 }
 
@@ -140,14 +136,14 @@ func TestSlotIsNotGivenBackIfItsNameIsClaimed(t *testing.T) {
 	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
 	n := c.stalled(func() { c.mustAdmit(t, firstRequest(t, bootstrapUser(other), "worker-1", nil)) }, nothing)
 	updates := 0
-	n.Tokens = hookBeforeCount{store{cluster: c}, func() {
+	n.Tokens = c.hookBeforeCount(func() {
 		if updates++; updates == 2 { // the name is about to be among those that have left
 			c.mu.Lock()
 			delete(c.claims, "worker-1")
 			c.mu.Unlock()
 			c.mustAdmit(t, r)
 		}
-	}}
+	})
 	_, err := admit(t.Context(), n, r)
 	wantRefused(t, "slower", err, "NodeNameClaimed")
 	if got := c.records[token.ID()].Nodes; len(got) != 1 {
@@ -200,12 +196,12 @@ func TestNameThatIsGivenBackIsCountedAgain(t *testing.T) {
 	marked, leave := make(chan struct{}), make(chan struct{})
 	loser := c.admission()
 	updates := 0
-	loser.Tokens = hookBeforeCount{store{cluster: c}, func() {
+	loser.Tokens = c.hookBeforeCount(func() {
 		if updates++; updates == 2 { // the name is among the lost ones, and about to be removed
 			close(marked)
 			<-leave
 		}
-	}}
+	})
 	var losing sync.WaitGroup
 	n := c.stalled(func() {
 		c.mustAdmit(t, firstRequest(t, bootstrapUser(other), "worker-1", nil))

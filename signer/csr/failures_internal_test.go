@@ -19,6 +19,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -66,7 +68,7 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 			Client: h.client, Approve: true, Sign: true,
 			Authority: &signer.Authority{
 				Signers: signer.FixedSigners(signers), Record: h,
-				Nodes: &admission.Nodes{Tokens: noTokens{}, Claims: failingClaims{testHandler: h}},
+				Nodes: &admission.Nodes{Tokens: memdb.Open(), Claims: storetest.Before(func() error { return h.err }, "Claims.Get").Claims(memdb.Open().Claims())},
 			},
 		},
 		log: slog.New(slog.DiscardHandler), counts: newInstruments(nil), recorder: h.events,
@@ -94,20 +96,6 @@ func (h *testHandler) Decide(context.Context, approval.Request, approval.Facts) 
 }
 
 func (h *testHandler) Append(context.Context, issuance.Entry) error { return h.err }
-
-type noTokens struct{ tokens.Store }
-
-type failingClaims struct {
-	tokens.Claims
-	*testHandler
-}
-
-func (c failingClaims) Get(context.Context, string) (tokens.Claim, error) {
-	if c.err != nil {
-		return tokens.Claim{}, c.err
-	}
-	return tokens.Claim{}, tokens.ErrNotFound
-}
 
 // cachedRequest returns a CSR object of user jane for worker-1, as the cache has it.
 func cachedRequest(t *testing.T, state string) *certificates.CertificateSigningRequest {

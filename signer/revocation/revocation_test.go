@@ -9,7 +9,6 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"math/big"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
-	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
 
 var now = time.Date(2026, 11, 23, 8, 0, 0, 0, time.UTC)
@@ -179,12 +178,7 @@ func certificate(t *testing.T, name string, usage x509.ExtKeyUsage) *x509.Certif
 
 func guard(t *testing.T) *revocation.Guard {
 	t.Helper()
-	s, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	return &revocation.Guard{Store: rowlist.New(s.Revocations())}
+	return &revocation.Guard{Store: rowlist.New(memdb.Open().Revocations())}
 }
 
 func bars(t *testing.T, g *revocation.Guard, cert *x509.Certificate) bool {

@@ -12,13 +12,14 @@ import (
 
 // A Call is a call of a method of a store that a [Faulty] wraps.
 type Call struct {
+	Context context.Context
 	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Counter.Commit". The function that is passed to
 	// Update is a call, too: "Store.Update.change" or "Claims.Update.change".
 	Method string
 	// Key is the token ID or the node name. It is empty for List.
 	Key string
-	// Records and Claims are what the call returns. In the call of a change, they contain the value before and after it. A
-	// Faulty can alter them.
+	// Records and Claims are what the call returns, and before do the argument of Create and Delete. In the call of a
+	// change, they contain the value before and after it. A Faulty can alter what the call returns, and a value to change.
 	Records []tokens.Record
 	Claims  []tokens.Claim
 }
@@ -134,9 +135,9 @@ type faultyStore struct {
 	fault Faulty
 }
 
-// one runs a call that returns one record.
-func (s faultyStore) one(method, id string, do func() (tokens.Record, error)) (r tokens.Record, err error) {
-	c := &Call{Method: "Store." + method, Key: id}
+// one runs a call that returns one record. Arguments are the Records before it.
+func (s faultyStore) one(ctx context.Context, method, id string, do func() (tokens.Record, error), arguments ...tokens.Record) (r tokens.Record, err error) {
+	c := &Call{Context: ctx, Method: "Store." + method, Key: id, Records: arguments}
 	err = s.fault(c, func() error {
 		r, err := do()
 		c.Records = []tokens.Record{r}
@@ -149,27 +150,27 @@ func (s faultyStore) one(method, id string, do func() (tokens.Record, error)) (r
 }
 
 func (s faultyStore) Get(ctx context.Context, id string) (tokens.Record, error) {
-	return s.one("Get", id, func() (tokens.Record, error) { return s.Store.Get(ctx, id) })
+	return s.one(ctx, "Get", id, func() (tokens.Record, error) { return s.Store.Get(ctx, id) })
 }
 
 func (s faultyStore) Find(ctx context.Context, id string) (tokens.Record, error) {
-	return s.one("Find", id, func() (tokens.Record, error) { return s.Store.Find(ctx, id) })
+	return s.one(ctx, "Find", id, func() (tokens.Record, error) { return s.Store.Find(ctx, id) })
 }
 
 func (s faultyStore) List(ctx context.Context) ([]tokens.Record, error) {
-	c := &Call{Method: "Store.List"}
+	c := &Call{Context: ctx, Method: "Store.List"}
 	err := s.fault(c, func() (err error) { c.Records, err = s.Store.List(ctx); return err })
 	return c.Records, err
 }
 
 func (s faultyStore) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
-	return s.one("Create", r.Token.ID(), func() (tokens.Record, error) { return s.Store.Create(ctx, r) })
+	return s.one(ctx, "Create", r.Token.ID(), func() (tokens.Record, error) { return s.Store.Create(ctx, r) }, r)
 }
 
 func (s faultyStore) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	return s.one("Update", id, func() (tokens.Record, error) {
+	return s.one(ctx, "Update", id, func() (tokens.Record, error) {
 		return s.Store.Update(ctx, id, func(r *tokens.Record) error {
-			c := &Call{Method: "Store.Update.change", Key: id, Records: []tokens.Record{*r}}
+			c := &Call{Context: ctx, Method: "Store.Update.change", Key: id, Records: []tokens.Record{*r}}
 			err := s.fault(c, func() error { return change(&c.Records[0]) })
 			*r = c.Records[0]
 			return err
@@ -178,7 +179,8 @@ func (s faultyStore) Update(ctx context.Context, id string, change func(*tokens.
 }
 
 func (s faultyStore) Delete(ctx context.Context, r tokens.Record) error {
-	return s.fault(&Call{Method: "Store.Delete", Key: r.Token.ID()}, func() error { return s.Store.Delete(ctx, r) })
+	c := &Call{Context: ctx, Method: "Store.Delete", Key: r.Token.ID(), Records: []tokens.Record{r}}
+	return s.fault(c, func() error { return s.Store.Delete(ctx, r) })
 }
 
 type faultyClaims struct {
@@ -186,9 +188,9 @@ type faultyClaims struct {
 	fault Faulty
 }
 
-// one runs a call that returns one claim.
-func (s faultyClaims) one(method, node string, do func() (tokens.Claim, error)) (claim tokens.Claim, err error) {
-	c := &Call{Method: "Claims." + method, Key: node}
+// one runs a call that returns one claim. Arguments are the Claims before it.
+func (s faultyClaims) one(ctx context.Context, method, node string, do func() (tokens.Claim, error), arguments ...tokens.Claim) (claim tokens.Claim, err error) {
+	c := &Call{Context: ctx, Method: "Claims." + method, Key: node, Claims: arguments}
 	err = s.fault(c, func() error {
 		claim, err := do()
 		c.Claims = []tokens.Claim{claim}
@@ -201,40 +203,40 @@ func (s faultyClaims) one(method, node string, do func() (tokens.Claim, error)) 
 }
 
 // many runs a call that returns claims.
-func (s faultyClaims) many(method, key string, do func() ([]tokens.Claim, error)) ([]tokens.Claim, error) {
-	c := &Call{Method: method, Key: key}
+func (s faultyClaims) many(ctx context.Context, method, key string, do func() ([]tokens.Claim, error)) ([]tokens.Claim, error) {
+	c := &Call{Context: ctx, Method: method, Key: key}
 	err := s.fault(c, func() (err error) { c.Claims, err = do(); return err })
 	return c.Claims, err
 }
 
 func (s faultyClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
-	return s.one("Get", node, func() (tokens.Claim, error) { return s.Claims.Get(ctx, node) })
+	return s.one(ctx, "Get", node, func() (tokens.Claim, error) { return s.Claims.Get(ctx, node) })
 }
 
 func (s faultyClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
-	return s.one("Find", node, func() (tokens.Claim, error) { return s.Claims.Find(ctx, node) })
+	return s.one(ctx, "Find", node, func() (tokens.Claim, error) { return s.Claims.Find(ctx, node) })
 }
 
 func (s faultyClaims) List(ctx context.Context) ([]tokens.Claim, error) {
-	return s.many("Claims.List", "", func() ([]tokens.Claim, error) { return s.Claims.List(ctx) })
+	return s.many(ctx, "Claims.List", "", func() ([]tokens.Claim, error) { return s.Claims.List(ctx) })
 }
 
 func (s faultyClaims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.many("Claims.OfToken", id, func() ([]tokens.Claim, error) { return s.Claims.OfToken(ctx, id) })
+	return s.many(ctx, "Claims.OfToken", id, func() ([]tokens.Claim, error) { return s.Claims.OfToken(ctx, id) })
 }
 
 func (s faultyClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.many("Claims.HeldBy", id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id) })
+	return s.many(ctx, "Claims.HeldBy", id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id) })
 }
 
 func (s faultyClaims) Create(ctx context.Context, claim tokens.Claim) (tokens.Claim, error) {
-	return s.one("Create", claim.Node, func() (tokens.Claim, error) { return s.Claims.Create(ctx, claim) })
+	return s.one(ctx, "Create", claim.Node, func() (tokens.Claim, error) { return s.Claims.Create(ctx, claim) }, claim)
 }
 
 func (s faultyClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	return s.one("Update", node, func() (tokens.Claim, error) {
+	return s.one(ctx, "Update", node, func() (tokens.Claim, error) {
 		return s.Claims.Update(ctx, node, func(claim *tokens.Claim) error {
-			c := &Call{Method: "Claims.Update.change", Key: node, Claims: []tokens.Claim{*claim}}
+			c := &Call{Context: ctx, Method: "Claims.Update.change", Key: node, Claims: []tokens.Claim{*claim}}
 			err := s.fault(c, func() error { return change(&c.Claims[0]) })
 			*claim = c.Claims[0]
 			return err
@@ -243,7 +245,8 @@ func (s faultyClaims) Update(ctx context.Context, node string, change func(*toke
 }
 
 func (s faultyClaims) Delete(ctx context.Context, claim tokens.Claim) error {
-	return s.fault(&Call{Method: "Claims.Delete", Key: claim.Node}, func() error { return s.Claims.Delete(ctx, claim) })
+	c := &Call{Context: ctx, Method: "Claims.Delete", Key: claim.Node, Claims: []tokens.Claim{claim}}
+	return s.fault(c, func() error { return s.Claims.Delete(ctx, claim) })
 }
 
 type faultyCounter struct {
@@ -254,7 +257,7 @@ type faultyCounter struct {
 func (s faultyCounter) MaxCommit() int { return s.counter.MaxCommit() }
 
 func (s faultyCounter) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
-	return s.many("Counter.Commit", before.Token.ID(), func() ([]tokens.Claim, error) {
+	return s.many(ctx, "Counter.Commit", before.Token.ID(), func() ([]tokens.Claim, error) {
 		return s.counter.Commit(ctx, before, after, changes)
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
 
 func TestStore(t *testing.T) {
@@ -24,6 +25,10 @@ func TestStore(t *testing.T) {
 		})
 		return rowlist.New(s.Revocations())
 	})
+}
+
+func TestStoreOfRows(t *testing.T) {
+	revocationtest.Run(t, func(*testing.T) revocation.Store { return rowlist.New(memdb.Open().Revocations()) })
 }
 
 func TestStoreInEtcd(t *testing.T) {
