@@ -1,6 +1,6 @@
 // Mount-server mounts the HTTPS API of kubejoin in a server with other paths: under a prefix, behind
-// the server's own middleware, with its own token store, authentication and authorization. README.md
-// has the commands to try it.
+// the server's own middleware, with its own authentication and authorization, and tokens in memory.
+// README.md has the commands to try it.
 package main
 
 import (
@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
 
 func main() {
@@ -62,7 +63,7 @@ func run(ctx context.Context, listen, apiServer, caFile, certFile, keyFile, keys
 	if err != nil {
 		return err
 	}
-	store := &memory{}
+	store := memdb.Open() // tokens end with the process; boltstore keeps them in a file
 	web := server.Server{
 		Tokens:       store,
 		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},

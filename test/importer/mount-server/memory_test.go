@@ -1,1 +1,0 @@
-../../../examples/mount-server/memory_test.go
