@@ -1,7 +1,6 @@
 package server_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -13,21 +12,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
-
-// leakyStore is a store that panics, or whose errors hold a secret that only the log may show.
-type leakyStore struct {
-	tokens.Store
-	panics bool
-}
-
-func (s leakyStore) List(context.Context) ([]tokens.Record, error) {
-	if s.panics {
-		panic("the store has hunter2 in its hands")
-	}
-	return nil, errors.New("hunter2 is the word")
-}
 
 // Catches an error response that is no problem (or, below /api and /apis, no Status), or whose request ID is not in
 // the log.
@@ -38,7 +24,8 @@ func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 	s.TokenReview = &server.TokenReview{Authenticate: s.Authenticate}
 	s.start(t)
 	panics, broken := s.Server, s.Server
-	panics.Tokens, broken.Tokens = leakyStore{s.store, true}, leakyStore{s.store, false}
+	panics.Tokens = storetest.Before(func() error { panic("the store has hunter2 in its hands") }, "Store.List").Store(s.store)
+	broken.Tokens = storetest.Fail(errors.New("hunter2 is the word"), "Store.List").Store(s.store)
 	panics.Registerer, broken.Registerer = nil, nil
 	sites := map[string]*site{"": s}
 	for name, changed := range map[string]server.Server{"panics": panics, "broken": broken} {

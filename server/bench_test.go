@@ -1,7 +1,6 @@
 package server_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,7 +13,9 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
 
 // benchmarkAt runs a request against the handler, without a network, with different numbers of signing tokens.
@@ -63,28 +64,6 @@ func (s *site) fill(tb testing.TB, n int) {
 func BenchmarkDiscovery(b *testing.B)   { benchmarkAt(b, "GET", infoPath) }
 func BenchmarkJoinCommand(b *testing.B) { benchmarkAt(b, "POST", commandPath) }
 
-// inMemory is a store of revocations in memory.
-type inMemory map[revocation.Key]revocation.Entry
-
-func (s inMemory) Find(_ context.Context, key revocation.Key) (revocation.Entry, error) {
-	if e, found := s[key]; found {
-		return e, nil
-	}
-	return revocation.Entry{}, revocation.ErrNotFound
-}
-
-func (s inMemory) Get(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
-	return s.Find(ctx, key)
-}
-
-func (inMemory) List(context.Context) ([]revocation.Entry, error) { return nil, nil }
-
-func (inMemory) Cached(context.Context) ([]revocation.Entry, error) { return nil, nil }
-
-func (inMemory) Update(context.Context, revocation.Key, func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
-	return nil, nil
-}
-
 // BenchmarkAccessReview answers kube-apiserver about a node while 10,000 others are revoked.
 func BenchmarkAccessReview(b *testing.B) {
 	s := newSite(b)
@@ -92,10 +71,12 @@ func BenchmarkAccessReview(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	store := inMemory{}
+	store := rowlist.New(memdb.Open().Revocations())
 	for n := range 10_000 {
 		e := revocation.Entry{Node: fmt.Sprintf("node-%d", n), Since: time.Now()}
-		store[e.Key()] = e
+		if _, err := store.Update(b.Context(), e.Key(), func(*revocation.Entry) (*revocation.Entry, error) { return &e, nil }); err != nil {
+			b.Fatal(err)
+		}
 	}
 	s.Logger = slog.New(slog.DiscardHandler)
 	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: (&revocation.Guard{Store: store}).Known}

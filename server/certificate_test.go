@@ -33,6 +33,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -540,7 +541,7 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	t.Run("tokens", func(t *testing.T) {
 		s, _ := certifying(t)
 		token := s.token(t, nil)
-		s.Tokens = failingStore{s.store, errReset}
+		s.Tokens = failingStore(s.store, errReset)
 		s.start(t)
 		_, err := s.by(token).Certificate(t.Context(), request)
 		p := wantProblem(t, err, 503, "tokens-unavailable", "")
@@ -561,7 +562,7 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	})
 	t.Run("claims", func(t *testing.T) {
 		s, _ := certifying(t)
-		s.Certificates.Authority.Nodes.Claims = failingClaims{s.Claims.(tokens.Counter), &failing{at: 1, err: errReset}}
+		s.Certificates.Authority.Nodes.Claims = storetest.Faulty((&failing{at: 1, err: errReset}).faults).Claims(s.Claims)
 		s.start(t)
 		_, err := s.by(s.token(t, once)).Certificate(t.Context(), request)
 		p := wantProblem(t, err, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable)
@@ -666,7 +667,7 @@ func TestCertificateFloodLeavesDiscoveryFree(t *testing.T) {
 	s, _ := certifying(t)
 	s.Logger = nil
 	asking, away := make(chan struct{}), make(chan struct{})
-	s.Tokens = waiting{s.store, asking, away}
+	s.Tokens = waiting(s.store, asking, away)
 	handler := s.Handler()
 	request := nodeCSR(t, "w")
 	var flood sync.WaitGroup

@@ -2,7 +2,6 @@ package server_test
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -11,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // Catches a fallback to another authentication after a client certificate was refused or could not be checked.
@@ -44,9 +43,8 @@ func TestSignsNothingWithoutAuthorize(t *testing.T) {
 	}
 }
 
-// failing is a store with claims where the call number at fails. The first call is number 1.
+// failing makes the call number at of stores fail. The first call is number 1.
 type failing struct {
-	tokens.Store
 	at    int
 	calls int
 	err   error // nil: errStore
@@ -54,94 +52,16 @@ type failing struct {
 
 var errStore = errors.New("the store does not answer")
 
-func (f *failing) fails() error {
+func (f *failing) faults(c *storetest.Call, do func() error) error {
+	switch c.Method {
+	case "Store.Find", "Store.Delete", "Store.Update.change", "Claims.Find", "Claims.OfToken", "Claims.Create", "Claims.Update.change":
+		return do()
+	}
 	if f.calls++; f.calls == f.at {
 		return cmp.Or(f.err, errStore)
 	}
-	return nil
+	return do()
 }
-
-func (f *failing) Get(ctx context.Context, id string) (tokens.Record, error) {
-	if err := f.fails(); err != nil {
-		return tokens.Record{}, err
-	}
-	return f.Store.Get(ctx, id)
-}
-
-func (f *failing) List(ctx context.Context) ([]tokens.Record, error) {
-	if err := f.fails(); err != nil {
-		return nil, err
-	}
-	return f.Store.List(ctx)
-}
-
-func (f *failing) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
-	if err := f.fails(); err != nil {
-		return tokens.Record{}, err
-	}
-	return f.Store.Create(ctx, r)
-}
-
-func (f *failing) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	if err := f.fails(); err != nil {
-		return tokens.Record{}, err
-	}
-	return f.Store.Update(ctx, id, change)
-}
-
-// failingClaims is the claims store of a failing store.
-type failingClaims struct {
-	tokens.Counter
-	*failing
-}
-
-func (f failingClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
-	if err := f.fails(); err != nil {
-		return tokens.Claim{}, err
-	}
-	return f.Counter.Get(ctx, node)
-}
-
-func (f failingClaims) List(ctx context.Context) ([]tokens.Claim, error) {
-	if err := f.fails(); err != nil {
-		return nil, err
-	}
-	return f.Counter.List(ctx)
-}
-
-func (f failingClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	if err := f.fails(); err != nil {
-		return nil, err
-	}
-	return f.Counter.HeldBy(ctx, id)
-}
-
-func (f failingClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	if err := f.fails(); err != nil {
-		return tokens.Claim{}, err
-	}
-	return f.Counter.Update(ctx, node, change)
-}
-
-func (f failingClaims) Delete(ctx context.Context, c tokens.Claim) error {
-	if err := f.fails(); err != nil {
-		return err
-	}
-	return f.Counter.Delete(ctx, c)
-}
-
-func (f failingClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
-	if err := f.fails(); err != nil {
-		return nil, err
-	}
-	return f.Counter.Commit(ctx, before, after, changes)
-}
-
-func (f failingClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	return f.Counter.Create(ctx, c)
-}
-
-func (f failingClaims) Watch(ctx context.Context) <-chan struct{} { return f.Counter.Watch(ctx) }
 
 // Catches a success response although a call of the store failed before the write.
 func TestStoreFailureIsUnavailable(t *testing.T) {
@@ -166,8 +86,8 @@ func TestStoreFailureIsUnavailable(t *testing.T) {
 			if w := from(t, handler, "192.0.2.1:1", "POST", certificatePath, held, strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != 200 {
 				t.Fatalf("%d %s", w.Code, w.Body)
 			}
-			store := &failing{Store: s.Tokens, at: at}
-			s.Claims, s.Tokens = failingClaims{s.Claims.(tokens.Counter), store}, store
+			store := &failing{at: at}
+			s.Claims, s.Tokens = storetest.Faulty(store.faults).Claims(s.Claims), storetest.Faulty(store.faults).Store(s.Tokens)
 			r := httptest.NewRequestWithContext(t.Context(), test.method, strings.ReplaceAll(test.path, "ID", id), strings.NewReader(test.body))
 			r.Header.Set("Authorization", "Bearer "+adminBearer)
 			if test.body != "" {

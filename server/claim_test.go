@@ -1,7 +1,6 @@
 package server_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // claimed returns a site with a token for three nodes, two of which have joined.
@@ -169,7 +169,7 @@ func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
 // A token with malformed limits lets nobody join. Catches a release that changes its node count.
 func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	s, r := claimed(t)
-	s.Tokens = listed{s.store, func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") }}
+	s.Tokens = storetest.Alter(func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes: many") }).Store(s.store)
 	s.start(t)
 	c, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", "")
 	if got.status != 200 || !strings.Contains(strings.Join(c.Warnings, ""), "still counts the name: max-nodes: many") || len(s.claims(t)) != 1 || len(s.record(t, r.Token.ID()).Nodes) != 2 {
@@ -177,31 +177,30 @@ func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	}
 }
 
-// deleting is a claims store that calls before for each deletion, and fails if before returns an error.
-type deleting struct {
-	tokens.Counter
-	calls  int
-	before func(call int, c tokens.Claim) error
-}
-
-func (d *deleting) Delete(ctx context.Context, c tokens.Claim) error {
-	d.calls++
-	if err := d.before(d.calls, c); err != nil {
-		return err
-	}
-	return d.Counter.Delete(ctx, c)
+// deleting returns the claims of a site. They call before for each deletion, and fail if it returns an error.
+func (s *site) deleting(before func(call int, c tokens.Claim) error) tokens.Claims {
+	calls := 0
+	return storetest.Faulty(func(c *storetest.Call, do func() error) error {
+		if c.Method == "Claims.Delete" {
+			calls++
+			if err := before(calls, c.Claims[0]); err != nil {
+				return err
+			}
+		}
+		return do()
+	}).Claims(s.store.Claims())
 }
 
 // Catches a slot that is free before the claim is: a machine with the claim could take the slot, which would then count a name
 // without a claim.
 func TestReleaseGivesSlotBackLast(t *testing.T) {
 	s, r := claimed(t)
-	s.Claims = &deleting{Counter: s.store.Claims(), before: func(int, tokens.Claim) error {
+	s.Claims = s.deleting(func(int, tokens.Claim) error {
 		if now := s.record(t, r.Token.ID()); !slices.Contains(now.Nodes, "worker-1") {
 			t.Errorf("got nodes %v before the claim is deleted, want worker-1 too", now.Nodes)
 		}
 		return nil
-	}}
+	})
 	s.start(t)
 	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 {
 		t.Errorf("%d %s", got.status, got.body)
@@ -211,32 +210,27 @@ func TestReleaseGivesSlotBackLast(t *testing.T) {
 	}
 }
 
-// failingOnce is a store whose first update fails.
-type failingOnce struct {
-	tokens.Store
-	failed *bool
-}
-
-func (f failingOnce) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	if !*f.failed {
-		*f.failed = true
-		return tokens.Record{}, errors.New("connection reset")
-	}
-	return f.Store.Update(ctx, id, change)
-}
-
 // Catches a failed release that cannot be repeated.
 func TestFailedReleaseIsRepeated(t *testing.T) {
 	for name, fail := range map[string]func(*site){
 		"claim is not released": func(s *site) {
-			s.Claims = &deleting{Counter: s.store.Claims(), before: func(call int, _ tokens.Claim) error {
+			s.Claims = s.deleting(func(call int, _ tokens.Claim) error {
 				if call == 1 {
 					return errors.New("connection reset")
 				}
 				return nil
-			}}
+			})
 		},
-		"slot is not given back": func(s *site) { s.Tokens = failingOnce{s.store, new(bool)} },
+		"slot is not given back": func(s *site) {
+			failed := false
+			s.Tokens = storetest.Before(func() error {
+				if failed {
+					return nil
+				}
+				failed = true
+				return errors.New("connection reset")
+			}, "Store.Update").Store(s.store)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, r := claimed(t)
@@ -262,7 +256,7 @@ func TestFailedReleaseIsRepeated(t *testing.T) {
 func TestReleaseRereadsChangedClaim(t *testing.T) {
 	s, r := claimed(t)
 	store := s.store.Claims()
-	s.Claims = &deleting{Counter: store, before: func(call int, c tokens.Claim) error {
+	s.Claims = s.deleting(func(call int, c tokens.Claim) error {
 		if call > 1 {
 			return nil
 		}
@@ -270,7 +264,7 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 			t.Error(err)
 		}
 		return nil
-	}}
+	})
 	s.start(t)
 	c, _, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", "")
 	if got.status != 200 || c.Keys != 2 {
@@ -285,7 +279,7 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 func TestReleaseKeepsReplacedClaim(t *testing.T) {
 	s, _ := claimed(t)
 	store := s.store.Claims()
-	s.Claims = &deleting{Counter: s.store.Claims(), before: func(call int, c tokens.Claim) error {
+	s.Claims = s.deleting(func(call int, c tokens.Claim) error {
 		if call > 1 {
 			return nil
 		}
@@ -296,28 +290,25 @@ func TestReleaseKeepsReplacedClaim(t *testing.T) {
 			t.Error(err)
 		}
 		return nil
-	}}
+	})
 	s.start(t)
 	if _, p, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 409 || !p.Named("claim-replaced") || len(s.claims(t)) != 2 {
 		t.Errorf("%d with claims %v: %s", got.status, s.claims(t), got.body)
 	}
 }
 
-// recreating creates each claim again once it is deleted, as a request does that has counted the name before.
-type recreating struct{ tokens.Counter }
-
-func (r recreating) Delete(ctx context.Context, c tokens.Claim) error {
-	err := r.Counter.Delete(ctx, c)
-	if err == nil {
-		_, err = r.Counter.Create(ctx, tokens.Claim{Node: c.Node, TokenID: c.TokenID, TokenUID: c.TokenUID})
-	}
-	return err
-}
-
 // Catches a success although a slow request has claimed the name again.
 func TestReleaseReportsNewClaimOfToken(t *testing.T) {
 	s, _ := claimed(t)
-	s.Claims = recreating{s.store.Claims()}
+	claims := s.store.Claims()
+	s.Claims = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+		err := do()
+		if err == nil && c.Method == "Claims.Delete" {
+			given := c.Claims[0]
+			_, err = claims.Create(c.Context, tokens.Claim{Node: given.Node, TokenID: given.TokenID, TokenUID: given.TokenUID})
+		}
+		return err
+	}).Claims(claims)
 	s.start(t)
 	if _, p, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != 409 || !p.Named("claim-replaced") || len(s.claims(t)) != 2 {
 		t.Errorf("%d with claims %v: %s", got.status, s.claims(t), got.body)
@@ -327,7 +318,7 @@ func TestReleaseReportsNewClaimOfToken(t *testing.T) {
 func TestReleasesClaimThatAnotherCallerReleases(t *testing.T) {
 	s, r := claimed(t)
 	store := s.store.Claims()
-	s.Claims = &deleting{Counter: s.store.Claims(), before: func(_ int, c tokens.Claim) error { return store.Delete(t.Context(), c) }}
+	s.Claims = s.deleting(func(_ int, c tokens.Claim) error { return store.Delete(t.Context(), c) })
 	s.start(t)
 	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 || !slices.Equal(s.record(t, r.Token.ID()).Nodes, []string{"worker-2"}) {
 		t.Errorf("%d %s", got.status, got.body)
@@ -336,7 +327,7 @@ func TestReleasesClaimThatAnotherCallerReleases(t *testing.T) {
 
 func TestReleasesClaimOfTokenDeletedMeanwhile(t *testing.T) {
 	s, _ := claimed(t)
-	s.Tokens = deletedBeforeUpdate{s.store}
+	s.Tokens = deletedBeforeUpdate(s.store)
 	s.start(t)
 	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 || !slices.Equal(s.claims(t), []string{"worker-2"}) {
 		t.Errorf("%d with claims %v: %s", got.status, s.claims(t), got.body)

@@ -12,27 +12,17 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 var errReset = errors.New("connection reset")
 
-// failingStore is a store whose calls fail.
-type failingStore struct {
-	tokens.Store
-	err error
+// failingStore returns a store whose calls fail.
+func failingStore(s tokens.Store, err error) tokens.Store {
+	return storetest.Fail(err, "Store.Create", "Store.Get", "Store.Delete").Store(s)
 }
-
-func (s failingStore) Create(context.Context, tokens.Record) (tokens.Record, error) {
-	return tokens.Record{}, s.err
-}
-
-func (s failingStore) Get(context.Context, string) (tokens.Record, error) {
-	return tokens.Record{}, s.err
-}
-
-func (s failingStore) Delete(context.Context, tokens.Record) error { return s.err }
 
 // fullClusterInfo is a cluster-info without space for a signature.
 type fullClusterInfo struct{ server.ClusterInfo }
@@ -58,12 +48,12 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 		"exists":     {nil, tokenPath, body, true, 409, api.ProblemExists, "it differs in ttl", false, false},
 		"full":       {func(s *site) { s.ClusterInfo = fullClusterInfo{s.ClusterInfo} }, commandPath, "", false, 507, api.ProblemFull, "signatures of 20 tokens", false, false},
 		"quota":      {func(s *site) { s.UserTokens = 1 }, commandPath, "", true, 507, api.ProblemTooManyTokens, "at most 1 are allowed", false, false},
-		"not stored": {func(s *site) { s.Tokens = failingStore{s.store, errReset} }, tokenPath, body, false, 503, "token-not-stored", "was stored nevertheless, it expires at", true, true},
-		"join not stored": {func(s *site) { s.Tokens = failingStore{s.store, errReset} }, commandPath, "", false, 503, "token-not-stored",
+		"not stored": {func(s *site) { s.Tokens = failingStore(s.store, errReset) }, tokenPath, body, false, 503, "token-not-stored", "was stored nevertheless, it expires at", true, true},
+		"join not stored": {func(s *site) { s.Tokens = failingStore(s.store, errReset) }, commandPath, "", false, 503, "token-not-stored",
 			"was stored nevertheless, no client received it, and it expires at", true, false},
-		"forbidden":      {func(s *site) { s.Tokens = failingStore{s.store, forbidden} }, tokenPath, body, false, 503, "store-refuses", "the log of kubejoin has the reason", false, false},
-		"join forbidden": {func(s *site) { s.Tokens = failingStore{s.store, forbidden} }, commandPath, "", false, 503, "token-not-stored", "could not be stored", true, false},
-		"unavailable":    {func(s *site) { s.Tokens = failingStore{s.store, errReset} }, tokenPath + "?dryRun", body, false, 503, "store-unavailable", "retry", true, false},
+		"forbidden":      {func(s *site) { s.Tokens = failingStore(s.store, forbidden) }, tokenPath, body, false, 503, "store-refuses", "the log of kubejoin has the reason", false, false},
+		"join forbidden": {func(s *site) { s.Tokens = failingStore(s.store, forbidden) }, commandPath, "", false, 503, "token-not-stored", "could not be stored", true, false},
+		"unavailable":    {func(s *site) { s.Tokens = failingStore(s.store, errReset) }, tokenPath + "?dryRun", body, false, 503, "store-unavailable", "retry", true, false},
 		"unsigned":       {func(s *site) { s.ClusterInfo = pendingSignatures{s.ClusterInfo} }, tokenPath, body, false, 504, api.ProblemNotSigned, "the one who sleeps. Token " + own.ID() + " was created nevertheless", false, true},
 		"join unsigned":  {func(s *site) { s.ClusterInfo = pendingSignatures{s.ClusterInfo} }, commandPath, "", false, 504, api.ProblemNotSigned, "was deleted, because no client received it", false, false},
 		"malformed":      {func(s *site) { s.ClusterInfo = &fixedClusterInfo{config: []byte("kind: Config")} }, commandPath, "", false, 500, "malformed-cluster-info", "kubectl -n kube-public edit configmap cluster-info", false, false},

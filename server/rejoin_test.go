@@ -30,6 +30,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -422,20 +423,6 @@ func TestRevokedMachineDoesNotComeBack(t *testing.T) {
 	}
 }
 
-// hookedClaims calls before ahead of each write of an existing claim.
-type hookedClaims struct {
-	tokens.Claims
-	before func()
-}
-
-func (c *hookedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	if before := c.before; before != nil {
-		c.before = nil
-		before()
-	}
-	return c.Claims.Update(ctx, node, change)
-}
-
 // A revocation that is stored after the first check and before the claim is written must bar the request in progress, and
 // every retry.
 func TestRevocationDuringRejoinBarsMachine(t *testing.T) {
@@ -447,8 +434,14 @@ func TestRevocationDuringRejoinBarsMachine(t *testing.T) {
 			t.Run(name+"/"+what, func(t *testing.T) {
 				s, _ := revoking(t)
 				n := s.Certificates.Authority.Nodes
-				claims := &hookedClaims{Claims: n.Claims}
-				n.Claims = claims
+				var during func() // before the next write of an existing claim
+				n.Claims = storetest.Before(func() error {
+					if do := during; do != nil {
+						during = nil
+						do()
+					}
+					return nil
+				}, "Claims.Update").Claims(n.Claims)
 				s.start(t)
 				m := s.machine(t, "worker-1")
 				shown := m.expired(t, s.ca, nil)
@@ -456,7 +449,7 @@ func TestRevocationDuringRejoinBarsMachine(t *testing.T) {
 				if bound {
 					client = s.showing(t, s.bind(t, m).selfSigned(t))
 				}
-				claims.before = func() { s.revoke(t, m, shown, by) }
+				during = func() { s.revoke(t, m, shown, by) }
 				for _, when := range []string{"during the revocation", "retry"} {
 					if got, p := s.post(t, client, certificatePath, "", nodeCSR(t, "worker-1")); got.status != 403 || p.Reason != "Revoked" {
 						t.Errorf("%s: got %d %s, want Revoked", when, got.status, got.body)
@@ -692,27 +685,6 @@ func TestRejoinWithoutCA(t *testing.T) {
 	}
 }
 
-// unreadClaims fails the test for each read of a claim that is not from the cache.
-type unreadClaims struct {
-	tokens.Claims
-	t      testing.TB
-	closed *bool
-}
-
-func (c unreadClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
-	if *c.closed {
-		c.t.Errorf("the claim of %s was read", node)
-	}
-	return c.Claims.Get(ctx, node)
-}
-
-func (c unreadClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	if *c.closed {
-		c.t.Errorf("the claim of %s was written", node)
-	}
-	return c.Claims.Update(ctx, node, change)
-}
-
 // A machine that has proven its key is charged as its user before any state is read.
 func TestRejoinsHaveTheRateOfTheirUser(t *testing.T) {
 	for name, bound := range map[string]bool{"expired": false, "bound key": true} {
@@ -721,7 +693,12 @@ func TestRejoinsHaveTheRateOfTheirUser(t *testing.T) {
 			s.UserRate = atFirst(4)
 			closed := false
 			n := s.Certificates.Authority.Nodes
-			n.Claims = unreadClaims{n.Claims, t, &closed}
+			n.Claims = storetest.Before(func() error {
+				if closed {
+					t.Error("a claim was read live or written")
+				}
+				return nil
+			}, "Claims.Get", "Claims.Update").Claims(n.Claims)
 			s.start(t)
 			m, other := s.machine(t, "worker-1"), s.machine(t, "worker-2")
 			shown, left := m.expired(t, s.ca, nil), 4

@@ -23,6 +23,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -313,24 +314,12 @@ func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
 		token := s.token(t, nil)
 		id, _, _ := strings.Cut(token, ".")
 		s.join(t, s.Handler(), token, "worker-1")
-		s.Tokens, guard.Store = malformed{s.Tokens, change}, noResponse{errAway}
+		s.Tokens, guard.Store = storetest.Alter(change).Store(s.Tokens), noResponse{errAway}
 		revoke(t, s.Handler(), 503, `{"tokenID":"`+id+`"}`)
 		if _, err := s.store.Get(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("%s: got %v, want %v", name, err, tokens.ErrNotFound)
 		}
 	}
-}
-
-// malformed is a store with tokens that cannot be changed.
-type malformed struct {
-	tokens.Store
-	change func(*tokens.Record)
-}
-
-func (s malformed) Get(ctx context.Context, id string) (tokens.Record, error) {
-	r, err := s.Store.Get(ctx, id)
-	s.change(&r)
-	return r, err
 }
 
 // Catches a revocation that ends while a CA of kube-apiserver still accepts the node, and one that ends although kubejoin

@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 func TestJoinCommandLeadsToDiscovery(t *testing.T) {
@@ -158,21 +159,19 @@ func (pendingSignatures) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte
 	return nil, errors.New("cluster-info has no signature of it")
 }
 
-// failingDelete is a store whose first deletions fail. Before each failure another writer changes the record.
-type failingDelete struct {
-	tokens.Store
-	failures int
-}
-
-func (s *failingDelete) Delete(ctx context.Context, r tokens.Record) error {
-	if s.failures > 0 {
-		s.failures--
-		if _, err := s.Update(ctx, r.Token.ID(), func(r *tokens.Record) error { r.Description += "."; return nil }); err != nil {
+// failingDelete returns the store of a site. While failures is positive, another writer changes the record before each
+// deletion, which fails.
+func (s *site) failingDelete(failures *int) tokens.Store {
+	return storetest.Faulty(func(c *storetest.Call, do func() error) error {
+		if c.Method != "Store.Delete" || *failures == 0 {
+			return do()
+		}
+		*failures--
+		if _, err := s.store.Update(c.Context, c.Key, func(r *tokens.Record) error { r.Description += "."; return nil }); err != nil {
 			return err
 		}
 		return errors.New("connection reset")
-	}
-	return s.Store.Delete(ctx, r)
+	}).Store(s.store)
 }
 
 func TestAuthenticationAndAuthorization(t *testing.T) {

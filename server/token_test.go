@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // stored creates a token in the store and returns its record.
@@ -28,26 +29,6 @@ func (s *site) stored(t *testing.T, change func(*tokens.Record)) tokens.Record {
 		t.Fatal(err)
 	}
 	return r
-}
-
-// listed is a store that alters the records that it returns.
-type listed struct {
-	tokens.Store
-	alter func(*tokens.Record)
-}
-
-func (s listed) List(ctx context.Context) ([]tokens.Record, error) {
-	records, err := s.Store.List(ctx)
-	for i := range records {
-		s.alter(&records[i])
-	}
-	return records, err
-}
-
-func (s listed) Get(ctx context.Context, id string) (tokens.Record, error) {
-	r, err := s.Store.Get(ctx, id)
-	s.alter(&r)
-	return r, err
 }
 
 func TestTokenStatusAndFields(t *testing.T) {
@@ -73,14 +54,14 @@ func TestTokenStatusAndFields(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.Tokens = listed{s.store, func(r *tokens.Record) {
+	s.Tokens = storetest.Alter(func(r *tokens.Record) {
 		switch r.Token {
 		case bad.Token:
 			r.Problem = errors.New("token-secret is missing")
 		case badLimits.Token:
 			r.Limits.Problem = errors.New("max-nodes: many")
 		}
-	}}
+	}).Store(s.store)
 	s.ClusterInfo = withoutSignature{s.ClusterInfo, unsigned.Token.ID(), forged.Token.ID()}
 	s.start(t)
 
@@ -168,15 +149,10 @@ func TestListReadsSignaturesWithoutDecoding(t *testing.T) {
 	}
 }
 
-// unreadable is a cluster-info and a claims store that cannot be read.
-type unreadable struct {
-	server.ClusterInfo
-	tokens.Claims
-}
+// unreadable is a cluster-info that cannot be read.
+type unreadable struct{ server.ClusterInfo }
 
 func (unreadable) JSON(context.Context) ([]byte, error) { return nil, errors.New("on fire") }
-
-func (unreadable) List(context.Context) ([]tokens.Claim, error) { return nil, errors.New("flooded") }
 
 // Catches a token list that fails without cluster-info or claims, or that shows internal causes unless ShowCauses is
 // set.
@@ -184,7 +160,8 @@ func TestListWarnsOfUnreadableFacts(t *testing.T) {
 	for causes, want := range map[bool]string{false: "cannot read cluster-info, so the status does not show whether tokens are signed\ncannot read claims, so the node names of tokens may be incomplete", true: "on fire\nflooded"} {
 		s := newSite(t)
 		s.stored(t, nil)
-		s.ClusterInfo, s.Claims, s.ShowCauses = unreadable{}, unreadable{}, causes
+		s.ClusterInfo, s.ShowCauses = unreadable{}, causes
+		s.Claims = storetest.Fail(errors.New("flooded"), "Claims.List").Claims(s.store.Claims())
 		s.start(t)
 		list, _, got := askFor[api.TokenList](t, s, "GET", tokenPath, "")
 		if len(list.Items) != 1 || list.Items[0].Status != api.StatusActive || len(list.Warnings) != 2 {
@@ -213,8 +190,8 @@ func TestMissingTokenIsAProblem(t *testing.T) {
 
 func TestDeleteToken(t *testing.T) {
 	s := newSite(t)
-	store := &failingDelete{Store: s.store}
-	s.Tokens = store
+	failures := 0
+	s.Tokens = s.failingDelete(&failures)
 	s.start(t)
 	r := s.stored(t, nil)
 	path := tokenPath + "/" + r.Token.ID()
@@ -224,7 +201,7 @@ func TestDeleteToken(t *testing.T) {
 	if _, p, got := askFor[api.Token](t, s, "DELETE", path, `{"onlyExpired":true}`); got.status != 409 || !p.Named(api.ProblemNotExpired) || len(s.ids(t)) != 1 {
 		t.Errorf("only if expired: %d %s", got.status, got.body)
 	}
-	store.failures = 1
+	failures = 1
 	if _, _, got := askFor[api.Token](t, s, "DELETE", path, ""); got.status != 503 || got.header.Get("Retry-After") == "" {
 		t.Errorf("the store is away: %d %s", got.status, got.body)
 	}
@@ -274,21 +251,10 @@ func TestRefusesToChangeTokenOfUpload(t *testing.T) {
 	}
 }
 
-// racing is a store that calls then before the first deletion.
-type racing struct {
-	tokens.Store
-	once sync.Once
-	then func()
-}
-
-func (s *racing) Delete(ctx context.Context, r tokens.Record) error {
-	s.once.Do(s.then)
-	return s.Store.Delete(ctx, r)
-}
-
 // Catches a deletion that fails because the token changed, and one that deletes a token that was created again or, with
 // onlyExpired, renewed.
 func TestDeleteRereadsChangedToken(t *testing.T) {
+	down := false // reads fail
 	for _, test := range []struct {
 		name, query string
 		expires     time.Duration
@@ -318,7 +284,7 @@ func TestDeleteRereadsChangedToken(t *testing.T) {
 			if _, err := s.store.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Nodes = []string{"a"}; return nil }); err != nil {
 				t.Error(err)
 			}
-			s.Tokens.(*racing).Store = &failing{Store: s.store, at: 1}
+			down = true
 		}},
 		{name: "deleted", expires: time.Hour, status: 200, then: func(t *testing.T, s *site, r tokens.Record) {
 			if err := s.store.Delete(t.Context(), r); err != nil {
@@ -329,7 +295,16 @@ func TestDeleteRereadsChangedToken(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			s := newSite(t)
 			r := s.stored(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Expires = 3, time.Now().Add(test.expires) })
-			s.Tokens = &racing{Store: s.store, then: func() { test.then(t, s, r) }}
+			down = false
+			happen := sync.OnceFunc(func() { test.then(t, s, r) })
+			s.Tokens = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+				if c.Method == "Store.Delete" {
+					happen()
+				} else if down {
+					return errStore
+				}
+				return do()
+			}).Store(s.store)
 			s.start(t)
 			got := s.do(t, "DELETE", tokenPath+"/"+r.Token.ID()+test.query, adminBearer, "", "")
 			if got.status != test.status || len(s.ids(t)) != test.left {
@@ -414,7 +389,12 @@ func TestRefusesToRenewMalformedToken(t *testing.T) {
 	} {
 		s := newSite(t)
 		r := s.stored(t, nil)
-		s.Tokens = updated{s.store, alter}
+		s.Tokens = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+			if c.Method == "Store.Update.change" {
+				alter(&c.Records[0])
+			}
+			return do()
+		}).Store(s.store)
 		s.start(t)
 		if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 409 || !strings.Contains(p.Detail, "is malformed, and renewing it does not help: "+problem) {
 			t.Errorf("%d %s", got.status, got.body)
@@ -422,38 +402,30 @@ func TestRefusesToRenewMalformedToken(t *testing.T) {
 	}
 }
 
-// deletedBeforeUpdate is a store where another caller deletes the record before each update.
-type deletedBeforeUpdate struct{ tokens.Store }
-
-func (s deletedBeforeUpdate) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	r, err := s.Get(ctx, id)
-	if err == nil {
-		err = s.Delete(ctx, r)
-	}
-	if err != nil {
-		return r, err
-	}
-	return s.Store.Update(ctx, id, change)
+// deletedBeforeUpdate returns a store where another caller deletes the record before each update.
+func deletedBeforeUpdate(s tokens.Store) tokens.Store {
+	return storetest.Faulty(func(c *storetest.Call, do func() error) error {
+		if c.Method == "Store.Update" {
+			r, err := s.Get(c.Context, c.Key)
+			if err == nil {
+				err = s.Delete(c.Context, r)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return do()
+	}).Store(s)
 }
 
 func TestRefusesToRenewTokenDeletedMeanwhile(t *testing.T) {
 	s := newSite(t)
 	r := s.stored(t, nil)
-	s.Tokens = deletedBeforeUpdate{s.store}
+	s.Tokens = deletedBeforeUpdate(s.store)
 	s.start(t)
 	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", ""); got.status != 404 || !p.Named("no-token") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
-}
-
-// updated is a store that alters the record before each update.
-type updated struct {
-	tokens.Store
-	alter func(*tokens.Record)
-}
-
-func (s updated) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	return s.Store.Update(ctx, id, func(r *tokens.Record) error { s.alter(r); return change(r) })
 }
 
 // Catches a route that checks the permission of another route, or none.

@@ -25,6 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -75,18 +76,6 @@ func send(handler http.Handler, path, bearer, contentType string, body io.Reader
 	w := httptest.NewRecorder()
 	handler.ServeHTTP(w, r)
 	return w
-}
-
-// brokenStore is a store that changes the records that it returns, as if a person had edited them.
-type brokenStore struct {
-	tokens.Store
-	change func(*tokens.Record)
-}
-
-func (s brokenStore) Get(ctx context.Context, id string) (tokens.Record, error) {
-	r, err := s.Store.Get(ctx, id)
-	s.change(&r)
-	return r, err
 }
 
 func TestTokenReviewStatus(t *testing.T) {
@@ -144,7 +133,7 @@ func TestTokenReviewStatus(t *testing.T) {
 				t.Fatal(err)
 			}
 			if test.broken != nil {
-				s.Tokens = brokenStore{s.store, test.broken}
+				s.Tokens = storetest.Alter(test.broken).Store(s.store)
 			}
 			s.TokenReview.Audiences = test.own
 			s.TokenReview.Now = func() time.Time { return now.Add(test.later) }
@@ -192,7 +181,7 @@ func TestTokenReviewLogsTheReason(t *testing.T) {
 // kube-apiserver caches a refusal, but not an error. Catches a refusal when the store is unavailable.
 func TestTokenReviewFailsWithoutStore(t *testing.T) {
 	s := reviewed(t)
-	s.Tokens = failingStore{s.store, errReset}
+	s.Tokens = failingStore(s.store, errReset)
 	_, w := ask(t, s.Handler(), "v1", tokens.Generate().Reveal())
 	if w.Code != 503 || w.Header().Get("Retry-After") == "" || !strings.Contains(w.Body.String(), `"kind":"Status"`) || strings.Contains(w.Body.String(), errReset.Error()) {
 		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
@@ -354,7 +343,7 @@ func TestDiscoveryFloodLeavesTokenReviewsFree(t *testing.T) {
 	s.ClusterInfo = h
 	away := make(chan struct{})
 	asking := make(chan struct{})
-	s.Tokens = waiting{s.store, asking, away}
+	s.Tokens = waiting(s.store, asking, away)
 	handler := s.Handler()
 	var flood sync.WaitGroup
 	for range httplimit.MaxDiscovery {
@@ -389,17 +378,9 @@ func TestDiscoveryFloodLeavesTokenReviewsFree(t *testing.T) {
 	}
 }
 
-// waiting is a store whose Get sends on entered and then blocks until free is closed.
-type waiting struct {
-	tokens.Store
-	entered chan<- struct{}
-	free    <-chan struct{}
-}
-
-func (s waiting) Get(ctx context.Context, id string) (tokens.Record, error) {
-	s.entered <- struct{}{}
-	<-s.free
-	return s.Store.Get(ctx, id)
+// waiting returns a store whose Get sends on entered and then blocks until free is closed.
+func waiting(s tokens.Store, entered chan<- struct{}, free <-chan struct{}) tokens.Store {
+	return storetest.Before(func() error { entered <- struct{}{}; <-free; return nil }, "Store.Get").Store(s)
 }
 
 // FuzzTokenReview sends any body. Only a body with the token may be authenticated.

@@ -13,6 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	authorization "k8s.io/api/authorization/v1"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -20,20 +22,6 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 )
-
-// noTokens is a store without tokens. It records the token IDs that are read, and fails with err if set.
-type noTokens struct {
-	tokens.Store
-	read []string
-	err  error
-}
-
-func (s *noTokens) List(context.Context) ([]tokens.Record, error) { return nil, s.err }
-
-func (s *noTokens) Get(_ context.Context, id string) (tokens.Record, error) {
-	s.read = append(s.read, id)
-	return tokens.Record{}, errors.Join(s.err, tokens.ErrNotFound)
-}
 
 // noInfo is a missing cluster-info, or one that fails with err.
 type noInfo struct{ err error }
@@ -44,7 +32,7 @@ func (i noInfo) Data(context.Context) (map[string]string, error) {
 
 func TestFactsOfCanceledCallAreAnError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	r := Reader{Client: fake.NewClientset(), Tokens: &noTokens{}, ClusterInfo: noInfo{}}
+	r := Reader{Client: fake.NewClientset(), Tokens: memdb.Open(), ClusterInfo: noInfo{}}
 	if f, err := r.Facts(ctx, "worker-1"); err != nil || len(f.Unread) > 0 {
 		t.Errorf("got %+v, %v, want all facts", f, err)
 	}
@@ -57,8 +45,8 @@ func TestFactsOfCanceledCallAreAnError(t *testing.T) {
 func TestFactsThatCannotBeReadAreReported(t *testing.T) {
 	down := errors.New("down")
 	for fact, r := range map[api.Fact]Reader{
-		explain.FactTokens:      {Tokens: &noTokens{err: down}, ClusterInfo: noInfo{}},
-		explain.FactClusterInfo: {Tokens: &noTokens{}, ClusterInfo: noInfo{down}},
+		explain.FactTokens:      {Tokens: storetest.Fail(down).Store(memdb.Open()), ClusterInfo: noInfo{}},
+		explain.FactClusterInfo: {Tokens: memdb.Open(), ClusterInfo: noInfo{down}},
 	} {
 		r.Client = fake.NewClientset()
 		f, err := r.Facts(t.Context(), "worker-1")
@@ -125,22 +113,22 @@ func TestReadsTokensOnlyOfBootstrapUsers(t *testing.T) {
 		"abc123":                  nil, // not a bootstrap user
 		"system:bootstrap:ABC123": nil, // not a token ID
 	} {
-		store := &noTokens{}
+		var read []string
+		store := storetest.Faulty(func(c *storetest.Call, do func() error) error {
+			if c.Method == "Store.Get" {
+				read = append(read, c.Key)
+			}
+			return do()
+		}).Store(memdb.Open())
 		g := &gathering{Reader: Reader{Tokens: store}, latest: []object{by(user)}}
-		if err := g.requestersToken(t.Context()); err != nil || !slices.Equal(store.read, want) {
-			t.Errorf("%s: got reads %q, %v, want %q", user, store.read, err, want)
+		if err := g.requestersToken(t.Context()); err != nil || !slices.Equal(read, want) {
+			t.Errorf("%s: got reads %q, %v, want %q", user, read, err, want)
 		}
 	}
-	g := &gathering{Reader: Reader{Tokens: failingGet{}}, latest: []object{by("system:bootstrap:abc123")}}
+	g := &gathering{Reader: Reader{Tokens: storetest.Fail(errors.New("down"), "Store.Get").Store(memdb.Open())}, latest: []object{by("system:bootstrap:abc123")}}
 	if err := g.requestersToken(t.Context()); err == nil {
 		t.Error("got no error for a token that cannot be read")
 	}
-}
-
-type failingGet struct{ tokens.Store }
-
-func (failingGet) Get(context.Context, string) (tokens.Record, error) {
-	return tokens.Record{}, errors.New("down")
 }
 
 func TestUnreadableRequestIsAnError(t *testing.T) {
