@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 	"go.etcd.io/bbolt"
 )
 
@@ -38,7 +40,11 @@ func (s *Store) Check(ctx context.Context, decode Decoders, damaged func(error))
 			damaged(fmt.Errorf("%w: entries at the end of %s are missing or damaged", ErrDamaged, s.issued.journal.path))
 		}
 		_ = tx.Bucket(revocationsBucket).ForEach(func(k, v []byte) error { // fails only if the callback does
-			if err := decode.Revocation(string(k), v); err != nil {
+			value, _, err := unversioned(v)
+			if err == nil {
+				err = decode.Revocation(string(k), value)
+			}
+			if err != nil {
 				damaged(damagedRow(revocationsBucket, k, err))
 			}
 			return nil
@@ -52,6 +58,30 @@ func (s *Store) Check(ctx context.Context, decode Decoders, damaged func(error))
 	})
 }
 
+// decodeRow decodes the row of a token. Its errors name the key and never contain the value.
+func decodeRow(k, v []byte) (r tokens.Record, err error) {
+	v, _, err = unversioned(v)
+	if err == nil {
+		r, err = rows.DecodeRecord(string(k), v)
+	}
+	if err != nil {
+		err = damagedRow(tokensBucket, k, err)
+	}
+	return r, err
+}
+
+// decodeClaim decodes the row of a claim, like decodeRow.
+func decodeClaim(k, v []byte) (c tokens.Claim, err error) {
+	v, _, err = unversioned(v)
+	if err == nil {
+		c, err = rows.DecodeClaim(string(k), v)
+	}
+	if err != nil {
+		err = damagedRow(claimsBucket, k, err)
+	}
+	return c, err
+}
+
 func checkClaims(tx *bbolt.Tx, damaged func(error)) {
 	holders := map[string]bool{}                                  // keys that claims need
 	_ = tx.Bucket(claimsBucket).ForEach(func(k, v []byte) error { // fails only if the callback does
@@ -59,7 +89,7 @@ func checkClaims(tx *bbolt.Tx, damaged func(error)) {
 		if err != nil {
 			damaged(err)
 		} else if !c.Released() {
-			holders[string(holderKey(c))] = true
+			holders[c.TokenID+"/"+c.Node] = true
 		}
 		return nil
 	})

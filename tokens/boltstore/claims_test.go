@@ -3,7 +3,6 @@ package boltstore_test
 import (
 	"errors"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +15,7 @@ import (
 
 // A damaged claim must keep its node name taken. Every error must name the claim and its file.
 func TestDamagedClaimKeepsName(t *testing.T) {
-	const good = `{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"replaces":{"name":"worker-1","uid":"n"}},"keys":["k"],"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
+	const good = `{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"replaces":{"name":"worker-1","uid":"n"}},"keys":["k"],"created":"2026-01-02T03:04:05Z","uid":"u"}`
 	for name, test := range map[string]struct{ value, want string }{
 		"good":          {good, ""},
 		"empty":         {"", "unexpected end of JSON"},
@@ -34,7 +33,7 @@ func TestDamagedClaimKeepsName(t *testing.T) {
 		"long past":     {strings.Replace(good, `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":9223372036854775807},"uid":"u"`, 1), "invalid claim"},
 		"released":      {strings.Replace(good, `"tokenID":"abc123",`, "", 1), "invalid claim"},
 		"not created":   {strings.Replace(good, "2026-01-02T03:04:05Z", "0001-01-01T00:00:00Z", 1), "missing"},
-		"version 0":     {strings.Replace(good, `"version":1`, `"version":0`, 1), "missing"},
+		"no version":    {"", "version is missing"},
 		"no uid":        {strings.Replace(good, `"uid":"u"`, `"uid":""`, 1), "missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,9 +45,11 @@ func TestDamagedClaimKeepsName(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
 			}
-			edit(t, path, func(tx *bbolt.Tx) error {
-				return tx.Bucket([]byte("claims")).Put([]byte("worker-1"), []byte(test.value))
-			})
+			row := versioned(test.value)
+			if name == "no version" {
+				row = row[:7]
+			}
+			edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("claims")).Put([]byte("worker-1"), row) })
 			claims := open(t, path).Claims()
 			c, getErr := claims.Get(t.Context(), "worker-1")
 			_, listErr := claims.List(t.Context())
@@ -159,38 +160,4 @@ func TestConcurrentClaimsAndTokens(t *testing.T) {
 	if len(records) != n || of != n/2 {
 		t.Errorf("%d tokens have %d claims, want %d and %d", len(records), of, n, n/2)
 	}
-}
-
-// Earlier versions kept all requests of a claim. The store must read such a claim, and shorten the list with the
-// next write.
-func TestShortensRequestsOfEarlierVersions(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "tokens.db")
-	s := open(t, path)
-	if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", Requests: []string{"1"}}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	row := func(want string) {
-		t.Helper()
-		edit(t, path, func(tx *bbolt.Tx) error {
-			claims := tx.Bucket([]byte("claims"))
-			value := string(claims.Get([]byte("worker-1")))
-			if !strings.Contains(value, want) {
-				t.Errorf("the row is %s, want %s in it", value, want)
-			}
-			return claims.Put([]byte("worker-1"), []byte(strings.Replace(value, `["1"]`, `["1","2","3","4","5"]`, 1)))
-		})
-	}
-	row(`"requests":["1"]`)
-	s = open(t, path)
-	got, err := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "n"; return nil })
-	if err != nil || !slices.Equal(got.Requests, []string{"3", "4", "5"}) {
-		t.Errorf("Update gives %+v, %v, want the last three requests", got, err)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	row(`"requests":["3","4","5"]`)
 }

@@ -17,7 +17,7 @@ import (
 // nothing and returns an error. So several writes can share one transaction.
 type write struct {
 	do    func(*bbolt.Tx) error
-	hints *tokens.Hints // to send after the change
+	hints []*tokens.Hints // to send after the change
 	err   error
 }
 
@@ -27,8 +27,7 @@ var errNothing = errors.New("nothing to write")
 // write makes a durable change: it returns after the fsync and after it has sent hints. Changes that wait
 // for a running transaction share the next one. write does not use bbolt's Batch, which delays even a
 // single change by 10 ms.
-func (s *Store) write(hints *tokens.Hints, do func(*bbolt.Tx) error) error {
-	w := &write{do: do, hints: hints}
+func (s *Store) write(w *write) error {
 	if err := s.writes.Do(context.Background(), struct{}{}, w, s.writeAll); err != nil {
 		return err
 	}
@@ -42,15 +41,17 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 	var changed map[*tokens.Hints]bool
 	err := s.updateOrDrop(func(tx *bbolt.Tx) error {
 		changed = map[*tokens.Hints]bool{}
+		done := 0
 		for _, w := range all {
-			switch w.err = w.do(tx); {
-			case w.err == nil:
-				changed[w.hints] = true
-			case errors.Is(w.err, ErrDamaged): // guard adds the path only to errors that end the transaction
-				w.err = fmt.Errorf("%s: %w", s.path, w.err)
+			if w.err = w.do(tx); w.err != nil {
+				continue
+			}
+			done++
+			for _, h := range w.hints {
+				changed[h] = true
 			}
 		}
-		if len(changed) == 0 {
+		if done == 0 {
 			return errNothing
 		}
 		return nil

@@ -30,10 +30,13 @@ func edit(t *testing.T, path string, change func(*bbolt.Tx) error) {
 	}
 }
 
+// versioned returns a row with version 1.
+func versioned(value string) []byte { return append([]byte{7: 1}, value...) }
+
 const secret = "s3cr3ts3cr3ts3cr"
 
 func TestReportsDamagedRow(t *testing.T) {
-	const good = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u","version":1}`
+	const good = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u"}`
 	for name, test := range map[string]struct{ key, value, want string }{
 		"good":          {"abc123", good, ""},
 		"empty":         {"abc123", "", "unexpected end of JSON"},
@@ -51,14 +54,18 @@ func TestReportsDamagedRow(t *testing.T) {
 		"limits":        {"abc123", strings.Replace(good, "{", `{"limits":{"role":"`+secret+`"},`, 1), "invalid limits"},
 		"nodes":         {"abc123", strings.Replace(good, "{", `{"nodes":["a,`+secret+`"],`, 1), "invalid node name in nodes"},
 		"not created":   {"abc123", strings.Replace(good, "2026-01-02T03:04:05Z", "0001-01-01T00:00:00Z", 1), "missing"},
-		"version 0":     {"abc123", strings.Replace(good, `"version":1`, `"version":0`, 1), "missing"},
+		"no version":    {"abc123", "", "version is missing"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")
 			if err := open(t, path).Close(); err != nil {
 				t.Fatal(err)
 			}
-			edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("tokens")).Put([]byte(test.key), []byte(test.value)) })
+			row := versioned(test.value)
+			if name == "no version" {
+				row = make([]byte, 8)
+			}
+			edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("tokens")).Put([]byte(test.key), row) })
 			s := open(t, path)
 			all, err := s.List(t.Context())
 			if test.want == "" {
@@ -100,11 +107,14 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 		want   string
 	}{
 		"newer": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("9"))
-		}, `schema version "9", want "8"`},
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("10"))
+		}, `schema version "10", want "9"`},
+		"older": {func(tx *bbolt.Tx) error {
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("8"))
+		}, `schema version "8", want "9": another version of kubejoin wrote the file; run that version, or move the file away`},
 		"none": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
-		}, `schema version "", want "8"`},
+		}, `schema version "", want "9"`},
 		"another program's": {func(tx *bbolt.Tx) error {
 			if err := tx.DeleteBucket([]byte("meta")); err != nil {
 				return err

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 	"go.etcd.io/bbolt"
 )
@@ -42,7 +41,6 @@ const sweptForOne = 4
 // imports them.
 type Issued struct {
 	store *Store
-	hints tokens.Hints // has no listeners
 	now   func() time.Time
 
 	appends batch.Queue[struct{}, *journalEntry]
@@ -235,7 +233,7 @@ func (s *Issued) importAll(more ...*journalEntry) error {
 		return nil
 	}
 	var out sweepResult
-	if err := s.store.write(&s.hints, func(tx *bbolt.Tx) (err error) {
+	if err := s.store.write(&write{do: func(tx *bbolt.Tx) (err error) {
 		r := recordIn(tx)
 		for _, l := range all {
 			if err := r.put(l); err != nil {
@@ -244,7 +242,7 @@ func (s *Issued) importAll(more ...*journalEntry) error {
 		}
 		out, err = r.sweep(s.now(), s.retention, sweptForOne*len(all), s.store.inUse(tx)+sizeOf(all...)-s.maxSize)
 		return err
-	}); err != nil {
+	}}); err != nil {
 		return err
 	}
 	s.addDropped(out)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,12 +18,14 @@ import (
 //   - "meta": the schema version.
 //   - "tokens": tokens by token ID.
 //   - "claims": claims by node name.
-//   - "holders": an index of the claims of each token. The keys are ID/NODE, the values are empty.
+//   - "holders": an index of the claims of each token. The keys are ID/NODE.
 //   - "issued": the entries of the issuance record, sorted by time.
 //   - "ends": an index of the certificates in "issued", sorted by the time when they end.
 //   - "unissued": the keys in "issued" of refusals and failures. Its sequence is their number.
 //   - "revocations": the revocations by key.
 //   - "reserve": pages that are freed when the disk is full. It may be missing.
+//
+// Package tokens/rowstore defines the rows of "tokens", "claims", "holders" and "revocations", see rowDB.
 var (
 	metaBucket        = []byte("meta")
 	tokensBucket      = []byte("tokens")
@@ -41,12 +42,11 @@ var (
 // allBuckets are the buckets that every file has.
 var allBuckets = [][]byte{metaBucket, tokensBucket, claimsBucket, holdersBucket, issuedBucket, endsBucket, unissuedBucket, revocationsBucket}
 
-// Schema 2 added limits and claims, 3 the issuance record, 4 the journal, 5 the past of claims, 6 the creator of
-// tokens. Schema 7 added the identity in claims, the rejoin limit, and revocations, and 8 the fingerprint in the issuance
-// record. Rows of earlier schemas are valid in it.
-const schemaVersion = "8"
+// rowBuckets are the buckets of rows, see rowDB.
+var rowBuckets = [][]byte{tokensBucket, claimsBucket, holdersBucket, revocationsBucket}
 
-var schemasBefore = []string{"1", "2", "3", "4", "5", "6", "7"}
+// Schema 9 put the version of a row before its value.
+const schemaVersion = "9"
 
 // openTimeout is how long Open waits for the lock of the file. A program that is stopping releases the lock
 // within this time.
@@ -67,7 +67,7 @@ var (
 // reports it. If other users have permissions on the file, the error wraps [ErrExposed], because the file
 // contains secrets.
 //
-// Open converts a file that an earlier version of kubejoin wrote. The earlier version cannot open it then.
+// Open refuses a file that another version of kubejoin wrote in another form.
 func Open(path string) (*Store, error) { return OpenRetaining(path, KeepEnded) }
 
 // OpenRetaining is like Open. It also sets how long the entry of a certificate is kept after the certificate has ended, which
@@ -98,8 +98,8 @@ func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 		}
 		return nil, err
 	}
-	s := &Store{db: db, path: path}
-	s.claims.store, s.revocations.store, s.issued.store, s.issued.now, s.issued.retention, s.issued.maxSize = s, s, s, time.Now, retention, MaxSize
+	s := newStore(db, path)
+	s.issued.now, s.issued.retention, s.issued.maxSize = time.Now, retention, MaxSize
 	if err = s.prepare(); err == nil {
 		err = s.issued.replay()
 	}
@@ -163,8 +163,7 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// prepare creates the buckets of a new file and updates the schema version of a file with an earlier
-// schema. It returns an error for any other file.
+// prepare creates the buckets of a new file. It returns an error for a file with another schema.
 func (s *Store) prepare() error {
 	return s.update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(metaBucket)
@@ -185,14 +184,8 @@ func (s *Store) prepare() error {
 				return err
 			}
 		}
-		switch v := string(meta.Get(schemaKey)); {
-		case v == schemaVersion:
-		case slices.Contains(schemasBefore, v):
-			if err := meta.Put(schemaKey, []byte(schemaVersion)); err != nil {
-				return err
-			}
-		default:
-			return fmt.Errorf("schema version %q, want %q: written by another version of kubejoin", v, schemaVersion)
+		if err := checkSchema(meta); err != nil {
+			return err
 		}
 		for _, name := range allBuckets {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
@@ -201,4 +194,11 @@ func (s *Store) prepare() error {
 		}
 		return nil
 	})
+}
+
+func checkSchema(meta *bbolt.Bucket) error {
+	if v := string(meta.Get(schemaKey)); v != schemaVersion {
+		return fmt.Errorf("schema version %.20q, want %q: another version of kubejoin wrote the file; run that version, or move the file away and create tokens again", v, schemaVersion)
+	}
+	return nil
 }

@@ -12,12 +12,10 @@ import (
 // OpenReadOnly opens an existing file like [Open], but never changes it or its journal: every write fails. The entries
 // that a crash has left in the journal are only in [Issued.Journaled]. Several processes can open a file read-only at the
 // same time. None can while kubejoin serves it: the error then wraps [ErrInUse].
-//
-// It refuses a file that Open would have to convert.
 func OpenReadOnly(path string) (*Store, error) {
-	s := &Store{path: path}
+	var db *bbolt.DB
 	err := guard(path, func() (err error) {
-		s.db, err = bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: openTimeout, OpenFile: openPrivate})
+		db, err = bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, Timeout: openTimeout, OpenFile: openPrivate})
 		return err
 	})
 	if errors.Is(err, bolterrors.ErrTimeout) {
@@ -25,7 +23,7 @@ func OpenReadOnly(path string) (*Store, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	s.claims.store, s.revocations.store, s.issued.store = s, s, s
+	s := newStore(db, path)
 	s.issued.closed = true // refuses entries, and Close writes nothing
 	if err := s.read(s.readJournal); err != nil {
 		_ = guard(path, s.db.Close) // err is the cause
@@ -40,8 +38,8 @@ func (s *Store) readJournal(tx *bbolt.Tx) error {
 	if meta == nil {
 		return fmt.Errorf("not a kubejoin file: bucket %q is missing", metaBucket)
 	}
-	if v := string(meta.Get(schemaKey)); v != schemaVersion {
-		return fmt.Errorf("schema version %.20q, want %q: if an earlier kubejoin wrote the file, start this kubejoin with it once, which converts it", v, schemaVersion)
+	if err := checkSchema(meta); err != nil {
+		return err
 	}
 	for _, name := range allBuckets {
 		if tx.Bucket(name) == nil {

@@ -63,29 +63,41 @@ func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) { return s.ta
 
 // OfToken implements [tokens.Claims].
 func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.held(ctx, s.db.Cached(), id)
+	return s.held(ctx, s.db.Cached(), id, func(Row) error { return nil })
 }
 
 // HeldBy implements [tokens.Claims].
 func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.held(ctx, s.db, id)
+	return s.held(ctx, s.db, id, func(holder Row) error {
+		// A claim and its row in the index are written together. If the claim was deleted since, so was this row.
+		now, err := s.db.Get(ctx, holder.Key)
+		if err == nil && now.Version == holder.Version {
+			err = s.db.Damaged(holder.Key, errors.New("the claim is missing"))
+		}
+		return err
+	})
 }
 
-// held finds the claims of a token with the index, and reads each of them.
-func (s *Claims) held(ctx context.Context, from Reader, id string) (all []tokens.Claim, err error) {
+// held finds the claims of a token with the index, and reads each of them. It calls missing for a row of the index
+// without a claim.
+func (s *Claims) held(ctx context.Context, from Reader, id string, missing func(Row) error) (all []tokens.Claim, err error) {
 	if err := tokens.CheckID(id); err != nil {
 		return nil, err
 	}
-	var nodes []string
-	if err := scan(ctx, from, holdersFolder+id+"/", func(node string, _ Row) error {
-		nodes = append(nodes, node)
+	var holders []Row
+	folder := holdersFolder + id + "/"
+	if err := scan(ctx, from, folder, func(_ string, row Row) error {
+		holders = append(holders, Row{Key: row.Key, Version: row.Version})
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("claims of token %s: %w", id, err)
 	}
-	for _, node := range nodes {
-		switch c, err := s.table.get(ctx, from, node); {
-		case errors.Is(err, tokens.ErrNotFound): // deleted since
+	for _, holder := range holders {
+		c, err := s.table.get(ctx, from, holder.Key[len(folder):])
+		if errors.Is(err, tokens.ErrNotFound) {
+			err = missing(holder)
+		}
+		switch {
 		case err != nil:
 			return nil, err
 		case c.TokenID == id:

@@ -4,11 +4,7 @@
 // The rows are the JSON of package tokens/internal/rows. They contain the token secrets in clear text.
 package rowstore
 
-import (
-	"context"
-	"errors"
-	"fmt"
-)
+import "context"
 
 // Folders of the rows.
 const (
@@ -18,10 +14,7 @@ const (
 	revocationsFolder = "revocations/" // KEY: a row of signer/revocation
 )
 
-// ErrDamaged is wrapped if a row has a value that kubejoin did not write.
-var ErrDamaged = errors.New("damaged row")
-
-// A Row is a value under a key. The key has bytes of printable ASCII only. Nobody changes the bytes of a Value.
+// A Row is a value under a key. Nobody changes the bytes of a Value.
 type Row struct {
 	Key   string
 	Value []byte
@@ -45,7 +38,8 @@ type Reader interface {
 	// Get returns the row of a key. Its Version is empty if there is no row.
 	Get(ctx context.Context, key string) (Row, error)
 	// Scan calls visit with each row whose key is at least from and less than to, sorted by key. All rows are of one
-	// moment. Scan stops at the first error of visit and returns it unwrapped. visit must not use the database.
+	// moment. Scan stops at the first error of visit and returns it unwrapped. visit must not use the database, nor keep
+	// the Value.
 	Scan(ctx context.Context, from, to string, visit func(Row) error) error
 }
 
@@ -60,6 +54,9 @@ type DB interface {
 	Commit(ctx context.Context, conditions []Condition, changes []Change) (version string, err error)
 	// MaxChanges is the maximum number of changes in one Commit.
 	MaxChanges() int
+	// Damaged returns an error for a row that kubejoin did not write in this form, with err as the reason. It names the
+	// row, and it does not contain the value.
+	Damaged(key string, err error) error
 	// Watch sends hints about changes of keys that begin with folder, like [tokens.Store.Watch].
 	Watch(ctx context.Context, folder string) <-chan struct{}
 }
@@ -69,5 +66,3 @@ func scan(ctx context.Context, r Reader, folder string, visit func(key string, r
 	end := folder[:len(folder)-1] + "0" // what follows the slash
 	return r.Scan(ctx, folder, end, func(row Row) error { return visit(row.Key[len(folder):], row) })
 }
-
-func damaged(key string, err error) error { return fmt.Errorf("%w: key %q: %w", ErrDamaged, key, err) }

@@ -166,27 +166,66 @@ func TestReportsDamagedRow(t *testing.T) {
 	_, errs["list tokens/abc123"] = s.List(t.Context())
 	_, errs["get claims/worker-1"] = s.Claims().Get(t.Context(), "worker-1")
 	_, errs["held claims/worker-1"] = s.Claims().HeldBy(t.Context(), "abc123")
+	_, errs["create claims/worker-1"] = s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1"})
 	for what, err := range errs {
 		_, key, _ := strings.Cut(what, " ")
-		if !errors.Is(err, rowstore.ErrDamaged) || !strings.Contains(err.Error(), key) || strings.Contains(err.Error(), "hunter2") {
+		if !errors.Is(err, memdb.ErrDamaged) || !strings.Contains(err.Error(), key) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: got %v, want ErrDamaged with the key and without the value", what, err)
 		}
 	}
 }
 
-// Catches a claim that is deleted between the reads of the index and of the claim, and one that has changed hands.
+// betweenReads runs do after each Scan.
+type betweenReads struct {
+	rowstore.DB
+	do func()
+}
+
+func (b betweenReads) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
+	err := b.DB.Scan(ctx, from, to, visit)
+	b.do()
+	return err
+}
+
+// Catches a claim that is deleted, or that changes hands, between the reads of the index and of the claim.
 func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
+	for name, do := range map[string]func(*rowstore.Store) error{
+		"deleted": func(s *rowstore.Store) error {
+			c, err := s.Claims().Get(t.Context(), "worker-1")
+			return errors.Join(err, s.Claims().Delete(t.Context(), c))
+		},
+		"taken": func(s *rowstore.Store) error {
+			_, err := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.TokenID = "fedcba"; return nil })
+			return err
+		},
+	} {
+		db := &memdb.DB{}
+		s := rowstore.New(db)
+		fill(t, s)
+		hooked := rowstore.New(betweenReads{db, func() {
+			if err := do(s); err != nil {
+				t.Error(err)
+			}
+		}})
+		if held, err := hooked.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 0 {
+			t.Errorf("%s: got %+v, %v, want none", name, held, err)
+		}
+	}
+}
+
+// If the row of a claim is missing, HeldBy must fail: the token could claim more names than its limit.
+func TestMissingClaimIsDamage(t *testing.T) {
 	db := &memdb.DB{}
 	s := rowstore.New(db)
 	_, c := fill(t, s)
-	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/abc123/gone", Value: []byte{}}, {Key: "holders/fedcba/worker-1", Value: []byte{}}}); err != nil {
+	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/abc123/gone", Value: []byte{}}}); err != nil {
 		t.Fatal(err)
 	}
-	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 1 || !held[0].Equal(c) {
-		t.Errorf("got %+v, %v, want the claim on worker-1", held, err)
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); !errors.Is(err, memdb.ErrDamaged) {
+		t.Errorf("HeldBy = %+v, %v, want ErrDamaged", held, err)
 	}
-	if held, err := s.Claims().HeldBy(t.Context(), "fedcba"); err != nil || len(held) != 0 {
-		t.Errorf("got %+v, %v, want none", held, err)
+	if of, err := s.Claims().OfToken(t.Context(), "abc123"); err != nil || len(of) != 1 || !of[0].Equal(c) {
+		t.Errorf("OfToken = %+v, %v, want the claim on worker-1: caches may be of different moments", of, err)
 	}
 }
 

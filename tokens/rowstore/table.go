@@ -62,7 +62,7 @@ func (t *table[T]) valueOf(key string, row Row) (T, error) {
 	}
 	v, err := t.decode(key, row.Value)
 	if err != nil {
-		return v, damaged(row.Key, err)
+		return v, t.db.Damaged(row.Key, err)
 	}
 	*t.fields(&v).version = row.Version
 	t.mu.Lock()
@@ -114,6 +114,9 @@ func (t *table[T]) restore(ctx context.Context, v T) (none T, err error) {
 	}
 	if errors.Is(err, tokens.ErrConflict) {
 		err = tokens.ErrExists
+		if _, getErr := t.get(ctx, t.db, t.fields(&v).key); getErr != nil && !errors.Is(getErr, tokens.ErrNotFound) {
+			err = getErr // the row is damaged
+		}
 	}
 	if err != nil {
 		return none, fmt.Errorf("create %s %.253s: %w", t.what, tokens.Redact(t.fields(&v).key), err)
@@ -207,7 +210,6 @@ func (t *table[T]) write(before, after T) (w write[T], err error) {
 	}
 	w.changes = append(t.index(before, w.value), Change{w.condition.Key, stored})
 	if w.condition.Version != "" {
-		*t.fields(&before).version = ""
 		now, err := t.encode(before)
 		w.nothing = err == nil && bytes.Equal(now, stored)
 	}

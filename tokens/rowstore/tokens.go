@@ -41,7 +41,7 @@ func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
 	return s.table.get(ctx, s.db.Cached(), id)
 }
 
-// List implements [tokens.Store]. It fails if it cannot decode a row, with an error that wraps [ErrDamaged].
+// List implements [tokens.Store]. It fails if it cannot decode a row, with an error of [DB.Damaged].
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) { return s.table.list(ctx) }
 
 // Create implements [tokens.Store].

@@ -29,7 +29,6 @@ type claim struct {
 
 	Created time.Time `json:"created"`
 	UID     string    `json:"uid"`
-	Version uint64    `json:"version,omitempty"`
 }
 
 // past is the Past in the row of a claim.
@@ -58,12 +57,8 @@ func normalizedIdentity(i tokens.Identity) tokens.Identity {
 	return i
 }
 
-// EncodeClaim returns the row of a claim. A store that keeps the version elsewhere leaves Version empty.
+// EncodeClaim returns the row of a claim, without its Version.
 func EncodeClaim(c tokens.Claim) ([]byte, error) {
-	version, err := parseVersion(c.Version)
-	if err != nil {
-		return nil, fmt.Errorf("claim %s: %w", c.Node, err)
-	}
 	v, err := json.Marshal(claim{
 		TokenID:  c.TokenID,
 		TokenUID: c.TokenUID,
@@ -79,7 +74,6 @@ func EncodeClaim(c tokens.Claim) ([]byte, error) {
 		Identity: c.Identity,
 		Created:  c.Created,
 		UID:      c.UID,
-		Version:  version,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("claim %s: encode: %w", c.Node, err)
@@ -87,7 +81,7 @@ func EncodeClaim(c tokens.Claim) ([]byte, error) {
 	return v, nil
 }
 
-// DecodeClaim decodes the row of a claim. Its errors never contain a part of the row.
+// DecodeClaim decodes the row of a claim, without its Version. Its errors never contain a part of the row.
 func DecodeClaim(node string, v []byte) (tokens.Claim, error) {
 	var w claim
 	if err := Unmarshal(v, &w); err != nil {
@@ -116,7 +110,6 @@ func DecodeClaim(node string, v []byte) (tokens.Claim, error) {
 		Identity: w.Identity,
 		Created:  w.Created,
 		UID:      w.UID,
-		Version:  formatVersion(w.Version),
 	}
 	if c.Check() != nil || int64(c.Past.CertificateDuration/time.Second) != w.Past.CertificateDuration {
 		return tokens.Claim{}, errors.New("invalid claim")

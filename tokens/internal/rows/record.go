@@ -1,4 +1,4 @@
-// Package rows encodes tokens and claims as the JSON rows of tokens/boltstore and tokens/etcdstore. It has no versions
+// Package rows encodes tokens and claims as the JSON rows of tokens/rowstore and tokens/etcdstore. It has no versions
 // of its own: if a field or its meaning changes, the schema versions of both stores must change too.
 package rows
 
@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
@@ -28,7 +27,6 @@ type record struct {
 	Creator        string    `json:"creator,omitempty"`
 	Created        time.Time `json:"created"`
 	UID            string    `json:"uid"`
-	Version        uint64    `json:"version,omitempty"`
 }
 
 // NormalizedRecord returns r as DecodeRecord will return it.
@@ -42,12 +40,8 @@ func NormalizedRecord(r tokens.Record) tokens.Record {
 	return r
 }
 
-// EncodeRecord returns the row of a token. A store that keeps the version elsewhere leaves Version empty.
+// EncodeRecord returns the row of a token, without its Version.
 func EncodeRecord(r tokens.Record) ([]byte, error) {
-	version, err := parseVersion(r.Version)
-	if err != nil {
-		return nil, fmt.Errorf("token %s: %w", r.Token.ID(), err)
-	}
 	v, err := json.Marshal(record{
 		Secret:         r.Token.RevealSecret(),
 		Expires:        r.Expires,
@@ -60,7 +54,6 @@ func EncodeRecord(r tokens.Record) ([]byte, error) {
 		Creator:        r.Creator,
 		Created:        r.Created,
 		UID:            r.UID,
-		Version:        version,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("token %s: encode: %w", r.Token.ID(), err)
@@ -68,7 +61,7 @@ func EncodeRecord(r tokens.Record) ([]byte, error) {
 	return v, nil
 }
 
-// DecodeRecord decodes the row of a token. Its errors never contain a part of the row.
+// DecodeRecord decodes the row of a token, without its Version. Its errors never contain a part of the row.
 func DecodeRecord(id string, v []byte) (tokens.Record, error) {
 	var w record
 	if err := Unmarshal(v, &w); err != nil {
@@ -100,26 +93,7 @@ func DecodeRecord(id string, v []byte) (tokens.Record, error) {
 		Creator:        w.Creator,
 		Created:        w.Created,
 		UID:            w.UID,
-		Version:        formatVersion(w.Version),
 	}, nil
-}
-
-func parseVersion(v string) (uint64, error) {
-	if v == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseUint(v, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("version: %w", err)
-	}
-	return n, nil
-}
-
-func formatVersion(n uint64) string {
-	if n == 0 {
-		return ""
-	}
-	return strconv.FormatUint(n, 10)
 }
 
 // Unmarshal decodes one JSON object and refuses unknown fields. Its errors never contain a value.

@@ -5,6 +5,7 @@ package memdb
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -102,6 +103,14 @@ func (d *DB) Commit(ctx context.Context, conditions []rowstore.Condition, change
 
 // MaxChanges implements [rowstore.DB]. There is no limit.
 func (d *DB) MaxChanges() int { return math.MaxInt }
+
+// ErrDamaged is wrapped if a row has a value that kubejoin did not write.
+var ErrDamaged = errors.New("damaged row")
+
+// Damaged implements [rowstore.DB].
+func (d *DB) Damaged(key string, err error) error {
+	return fmt.Errorf("%w %q: %w", ErrDamaged, key, err)
+}
 
 // Watch implements [rowstore.DB].
 func (d *DB) Watch(ctx context.Context, folder string) <-chan struct{} {
