@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,7 +20,7 @@ import (
 type DB struct {
 	mu      sync.Mutex
 	commits uint64
-	rows    []rowstore.Row // sorted by key
+	rows    rowstore.Sorted
 	hints   map[string]*tokens.Hints
 }
 
@@ -30,41 +29,22 @@ var _ rowstore.DB = (*DB)(nil)
 // Open returns a store in a new DB.
 func Open() *rowstore.Store { return rowstore.New(&DB{}) }
 
-// find returns the index at which a key is, or would be.
-func (d *DB) find(key string) (int, bool) {
-	return slices.BinarySearchFunc(d.rows, key, func(r rowstore.Row, key string) int { return strings.Compare(r.Key, key) })
-}
-
-func (d *DB) row(key string) (row rowstore.Row) {
-	if i, found := d.find(key); found {
-		row = d.rows[i]
-	}
-	return row
-}
-
 // Get implements [rowstore.Reader].
 func (d *DB) Get(ctx context.Context, key string) (rowstore.Row, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.row(key), ctx.Err()
+	return d.rows.Get(key), ctx.Err()
 }
 
 // Scan implements [rowstore.Reader].
 func (d *DB) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
 	d.mu.Lock()
-	first, _ := d.find(from)
-	end, _ := d.find(to)
-	rows := slices.Clone(d.rows[first:end])
+	rows := d.rows.Between(from, to)
 	d.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	for _, row := range rows {
-		if err := visit(row); err != nil {
-			return err
-		}
-	}
-	return nil
+	return rows.Visit(visit)
 }
 
 // Cached implements [rowstore.DB].
@@ -78,20 +58,18 @@ func (d *DB) Commit(ctx context.Context, conditions []rowstore.Condition, change
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, c := range conditions {
-		if row := d.row(c.Key); row.Version != c.Version {
+		if row := d.rows.Get(c.Key); row.Version != c.Version {
 			return "", fmt.Errorf("%w: version %q given, %q found", tokens.ErrConflict, c.Version, row.Version)
 		}
 	}
 	d.commits++
 	version := strconv.FormatUint(d.commits, 10)
 	for _, c := range changes {
-		i, found := d.find(c.Key)
-		if found {
-			d.rows = slices.Delete(d.rows, i, i+1)
-		}
+		row := rowstore.Row{Key: c.Key}
 		if c.Value != nil {
-			d.rows = slices.Insert(d.rows, i, rowstore.Row{Key: c.Key, Value: bytes.Clone(c.Value), Version: version})
+			row.Value, row.Version = bytes.Clone(c.Value), version
 		}
+		d.rows.Set(row)
 		for folder, hints := range d.hints {
 			if strings.HasPrefix(c.Key, folder) {
 				hints.Send()

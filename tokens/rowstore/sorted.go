@@ -1,0 +1,53 @@
+package rowstore
+
+import (
+	"slices"
+	"strings"
+)
+
+// Sorted are rows in memory, sorted by key.
+type Sorted []Row
+
+// find returns the index at which a key is, or would be.
+func (s Sorted) find(key string) (int, bool) {
+	return slices.BinarySearchFunc(s, key, func(r Row, key string) int { return strings.Compare(r.Key, key) })
+}
+
+// Get returns the row of a key. Its Version is empty if there is no row.
+func (s Sorted) Get(key string) (row Row) {
+	if i, found := s.find(key); found {
+		row = s[i]
+	}
+	return row
+}
+
+// Between returns a copy of the rows whose key is at least from and less than to.
+func (s Sorted) Between(from, to string) Sorted {
+	first, _ := s.find(from)
+	end, _ := s.find(to)
+	return slices.Clone(s[first:end])
+}
+
+// Set adds or replaces a row. A row with an empty Version is deleted.
+func (s *Sorted) Set(row Row) {
+	i, found := s.find(row.Key)
+	switch {
+	case row.Version == "" && found:
+		*s = slices.Delete(*s, i, i+1)
+	case row.Version == "":
+	case found:
+		(*s)[i] = row
+	default:
+		*s = slices.Insert(*s, i, row)
+	}
+}
+
+// Visit calls visit with each row until it fails.
+func (s Sorted) Visit(visit func(Row) error) error {
+	for _, row := range s {
+		if err := visit(row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
