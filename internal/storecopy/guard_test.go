@@ -417,10 +417,9 @@ func TestKilledCopyMakesNoRowExist(t *testing.T) {
 			_, err := c.Client().Revoke(t.Context(), lease.ID)
 			must(t, err)
 		}
-		if err := create(); !errors.Is(err, etcdstore.ErrReadOnly) {
-			t.Errorf("%s: got %v, want %v", name, err, etcdstore.ErrReadOnly)
+		if err := create(); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
-		must(t, create())
 	}
 }
 

@@ -5,12 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 
-	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/internal/rows"
-	"go.etcd.io/bbolt"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
 // Decoders decode rows whose meaning other packages define. Their errors must not contain values.
@@ -27,7 +25,24 @@ func (s *Store) Check(ctx context.Context, decode Decoders, damaged func(error))
 	}
 	return s.issued.walk(func(r record) error {
 		tx := r.entries.Tx()
-		checkClaims(tx, damaged)
+		scan := func(folder string, visit func(key string, value []byte)) error {
+			bucket := []byte(strings.TrimSuffix(folder, "/"))
+			return tx.Bucket(bucket).ForEach(func(k, v []byte) error {
+				value, _, err := unversioned(v)
+				if err != nil {
+					damaged(damagedRow(bucket, k, err))
+				} else {
+					visit(folder+string(k), value)
+				}
+				return ctx.Err()
+			})
+		}
+		if err := rowstore.Check(scan, decode.Revocation, func(key string, err error) {
+			bucket, k, _ := strings.Cut(key, "/")
+			damaged(damagedRow([]byte(bucket), []byte(k), err))
+		}); err != nil {
+			return err
+		}
 		if err := checkRecord(ctx, r, decode.Entry, damaged); err != nil {
 			return err
 		}
@@ -39,70 +54,8 @@ func (s *Store) Check(ctx context.Context, decode Decoders, damaged func(error))
 		if s.issued.cut {
 			damaged(fmt.Errorf("%w: entries at the end of %s are missing or damaged", ErrDamaged, s.issued.journal.path))
 		}
-		_ = tx.Bucket(revocationsBucket).ForEach(func(k, v []byte) error { // fails only if the callback does
-			value, _, err := unversioned(v)
-			if err == nil {
-				err = decode.Revocation(string(k), value)
-			}
-			if err != nil {
-				damaged(damagedRow(revocationsBucket, k, err))
-			}
-			return nil
-		})
-		return tx.Bucket(tokensBucket).ForEach(func(k, v []byte) error {
-			if _, err := decodeRow(k, v); err != nil {
-				damaged(err)
-			}
-			return nil
-		})
-	})
-}
-
-// decodeRow decodes the row of a token. Its errors name the key and never contain the value.
-func decodeRow(k, v []byte) (r tokens.Record, err error) {
-	v, _, err = unversioned(v)
-	if err == nil {
-		r, err = rows.DecodeRecord(string(k), v)
-	}
-	if err != nil {
-		err = damagedRow(tokensBucket, k, err)
-	}
-	return r, err
-}
-
-// decodeClaim decodes the row of a claim, like decodeRow.
-func decodeClaim(k, v []byte) (c tokens.Claim, err error) {
-	v, _, err = unversioned(v)
-	if err == nil {
-		c, err = rows.DecodeClaim(string(k), v)
-	}
-	if err != nil {
-		err = damagedRow(claimsBucket, k, err)
-	}
-	return c, err
-}
-
-func checkClaims(tx *bbolt.Tx, damaged func(error)) {
-	holders := map[string]bool{}                                  // keys that claims need
-	_ = tx.Bucket(claimsBucket).ForEach(func(k, v []byte) error { // fails only if the callback does
-		c, err := decodeClaim(k, v)
-		if err != nil {
-			damaged(err)
-		} else if !c.Released() {
-			holders[c.TokenID+"/"+c.Node] = true
-		}
 		return nil
 	})
-	_ = tx.Bucket(holdersBucket).ForEach(func(k, _ []byte) error {
-		if !holders[string(k)] {
-			damaged(damagedRow(holdersBucket, k, errors.New("the token does not hold this claim")))
-		}
-		delete(holders, string(k))
-		return nil
-	})
-	for _, key := range slices.Sorted(maps.Keys(holders)) {
-		damaged(damagedRow(holdersBucket, []byte(key), errors.New("missing in the index of claims")))
-	}
 }
 
 // checkRecord checks that each entry of the record is valid and in its index, and that each key of an index has an entry.

@@ -8,15 +8,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/kubejoin/kubejoin/tokens"
 	"go.etcd.io/bbolt"
 )
-
-// DecodeRow reads a row as List does.
-func DecodeRow(key, value []byte) (tokens.Record, error) { return decodeRow(key, value) }
-
-// DecodeClaim reads a row as Claims.List does.
-func DecodeClaim(key, value []byte) (tokens.Claim, error) { return decodeClaim(key, value) }
 
 // SetNow sets the clock of the record.
 func (s *Issued) SetNow(now func() time.Time) { s.now = now }

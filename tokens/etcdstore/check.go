@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -33,45 +33,14 @@ func (s *Store) Check(ctx context.Context, decode Decoders, damaged func(error))
 }
 
 func (s *Store) checkAll(ctx context.Context, decode Decoders, damaged func(key string, err error)) error {
-	revision, err := s.kv.all(ctx, tokensFolder, func(id string, row *mvccpb.KeyValue) error {
-		if _, err := decodeRecord(id, row.Value, ""); err != nil {
-			damaged(tokensFolder+id, err)
-		}
-		return nil
-	})
-	if err != nil {
+	revision := int64(0)
+	if err := rowstore.Check(func(folder string, visit func(key string, value []byte)) (err error) {
+		revision, err = s.kv.scan(ctx, revision, folder, clientv3.GetPrefixRangeEnd(folder), func(row rowstore.Row) error {
+			visit(row.Key, row.Value)
+			return nil
+		})
 		return err
-	}
-	holders := map[string]bool{} // keys that claims need
-	if _, err := s.kv.allAt(ctx, revision, claimsFolder, func(node string, row *mvccpb.KeyValue) error {
-		c, err := decodeClaim(node, row.Value, "")
-		if err != nil {
-			damaged(claimsFolder+node, err)
-		} else if !c.Released() {
-			holders[holderKey(c)] = true
-		}
-		return nil
-	}); err != nil {
-		return err
-	}
-	if _, err := s.kv.allAt(ctx, revision, holdersFolder, func(key string, _ *mvccpb.KeyValue) error {
-		if !holders[holdersFolder+key] {
-			damaged(holdersFolder+key, errors.New("the token does not hold this claim"))
-		}
-		delete(holders, holdersFolder+key)
-		return nil
-	}, clientv3.WithKeysOnly()); err != nil {
-		return err
-	}
-	for _, key := range slices.Sorted(maps.Keys(holders)) {
-		damaged(key, errors.New("missing in the index of claims"))
-	}
-	if _, err := s.kv.allAt(ctx, revision, revocationsFolder, func(key string, row *mvccpb.KeyValue) error {
-		if err := decode.Revocation(key, row.Value); err != nil {
-			damaged(revocationsFolder+key, err)
-		}
-		return nil
-	}); err != nil {
+	}, decode.Revocation, damaged); err != nil {
 		return err
 	}
 	c := recordCheck{Issued: &s.issued, revision: revision, decode: decode.Entry, damaged: damaged, found: map[string]int64{}}
@@ -88,12 +57,12 @@ type recordCheck struct {
 }
 
 func (c *recordCheck) run(ctx context.Context) error {
-	var page []*mvccpb.KeyValue
+	var page []rowstore.Row
 	look := func() error {
 		defer func() { page = nil }()
 		return c.checkEntries(ctx, page)
 	}
-	if _, err := c.store.kv.allAt(ctx, c.revision, entriesFolder, func(_ string, row *mvccpb.KeyValue) error {
+	if _, err := c.store.kv.scan(ctx, c.revision, entriesFolder, clientv3.GetPrefixRangeEnd(entriesFolder), func(row rowstore.Row) error {
 		if page = append(page, row); len(page) < issuedPage {
 			return nil
 		}
@@ -119,13 +88,12 @@ func (c *recordCheck) run(ctx context.Context) error {
 }
 
 // checkEntries checks entries, and that each index has them.
-func (c *recordCheck) checkEntries(ctx context.Context, page []*mvccpb.KeyValue) error {
+func (c *recordCheck) checkEntries(ctx context.Context, page []rowstore.Row) error {
 	var want []clientv3.Op
 	for _, row := range page {
-		key := strings.TrimPrefix(string(row.Key), c.store.kv.prefix)
-		ops, err := c.keysOf(strings.TrimPrefix(key, entriesFolder), row.Value)
+		ops, err := c.keysOf(strings.TrimPrefix(row.Key, entriesFolder), row.Value)
 		if err != nil {
-			c.damaged(key, err)
+			c.damaged(row.Key, err)
 		}
 		want = append(want, ops...)
 	}
@@ -193,8 +161,8 @@ func (c *recordCheck) extra(ctx context.Context, folder string) error {
 		}
 		return nil
 	}
-	if _, err := c.store.kv.allAt(ctx, c.revision, folder, func(key string, _ *mvccpb.KeyValue) error {
-		if keys = append(keys, folder+key); len(keys) < issuedPage {
+	if _, err := c.store.kv.scan(ctx, c.revision, folder, clientv3.GetPrefixRangeEnd(folder), func(row rowstore.Row) error {
+		if keys = append(keys, row.Key); len(keys) < issuedPage {
 			return nil
 		}
 		return look()

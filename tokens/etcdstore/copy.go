@@ -1,12 +1,11 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 
-	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -36,8 +35,8 @@ const (
 
 // State returns the state of the store. It fails if another version of kubejoin wrote it.
 func (s *Store) State(ctx context.Context) (State, error) {
-	value, _, err := s.kv.get(ctx, schemaKey)
-	switch string(value) {
+	row, err := s.kv.get(ctx, schemaKey)
+	switch string(row.Value) {
 	case schemaVersion:
 		return InUse, err
 	case readOnly:
@@ -75,13 +74,19 @@ func (s *Store) Complete(ctx context.Context) error {
 // mark sets the key "schema" if it has one of the given values.
 func (s *Store) mark(ctx context.Context, value string, earlier ...string) error {
 	for _, before := range earlier {
-		was := clientv3.Compare(clientv3.Value(s.kv.prefix+schemaKey), "=", before)
-		version, err := s.kv.txn(ctx, []clientv3.Cmp{was}, []clientv3.Op{s.kv.put(schemaKey, []byte(value))})
+		version, _, err := s.kv.txn(ctx, []clientv3.Cmp{s.kv.schemaIs(before)}, []clientv3.Op{s.kv.put(schemaKey, []byte(value))})
 		if err != nil || version != "" {
 			return err
 		}
 	}
-	return s.refused(ctx, errors.New("the schema changed; retry"))
+	return s.changed(ctx)
+}
+
+// changed returns why the key "schema" has another value.
+func (s *Store) changed(ctx context.Context) error {
+	want, _ := s.schema.get()
+	s.schema.set(want, false)
+	return cmp.Or(s.prepare(ctx), errors.New("the schema changed; retry"))
 }
 
 // ErrReadOnly is wrapped by errors of writes while a copy is made.
@@ -106,10 +111,9 @@ func (s *Store) Freeze(ctx context.Context) (verify func(context.Context) error,
 	}); err != nil {
 		return nil, nil, err
 	}
-	schema := clientv3.Compare(clientv3.Value(s.kv.prefix+schemaKey), "=", schemaVersion)
-	version, err := s.kv.txn(ctx, []clientv3.Cmp{schema}, []clientv3.Op{clientv3.OpPut(s.kv.prefix+schemaKey, readOnly, clientv3.WithLease(lease))})
+	version, _, err := s.kv.txn(ctx, []clientv3.Cmp{s.kv.schemaIs(schemaVersion)}, []clientv3.Op{clientv3.OpPut(s.kv.prefix+schemaKey, readOnly, clientv3.WithLease(lease))})
 	if err == nil && version == "" {
-		err = s.refused(ctx, errors.New("the schema changed; retry"))
+		err = s.changed(ctx)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -125,8 +129,8 @@ func (s *Store) Freeze(ctx context.Context) (verify func(context.Context) error,
 		}
 	}()
 	verify = func(ctx context.Context) error {
-		_, now, err := s.kv.get(ctx, schemaKey) // etcd deletes the key when the lease ends
-		if err == nil && now != version {
+		now, err := s.kv.get(ctx, schemaKey) // etcd deletes the key when the lease ends
+		if err == nil && now.Version != version {
 			err = fmt.Errorf("%w: %s", ErrThawed, s.kv.prefix)
 		}
 		return err
@@ -134,55 +138,8 @@ func (s *Store) Freeze(ctx context.Context) (verify func(context.Context) error,
 	return verify, func() error {
 		defer release()
 		return s.kv.call(held, func(ctx context.Context) error {
-			frozen := clientv3.Compare(clientv3.Value(s.kv.prefix+schemaKey), "=", readOnly)
-			_, err := s.kv.client.Txn(ctx).If(frozen).Then(clientv3.OpPut(s.kv.prefix+schemaKey, schemaVersion)).Commit()
+			_, err := s.kv.client.Txn(ctx).If(s.kv.schemaIs(readOnly)).Then(clientv3.OpPut(s.kv.prefix+schemaKey, schemaVersion)).Commit()
 			return err
 		})
 	}, nil
-}
-
-// Restore stores a record of another store, with its Created and UID. The error wraps [tokens.ErrExists] if there is a
-// record with its ID.
-func (s *Store) Restore(ctx context.Context, r tokens.Record) error {
-	id := r.Token.ID()
-	if err := errors.Join(ctx.Err(), r.Check()); err != nil {
-		return fmt.Errorf("restore token %s: %w", id, err)
-	}
-	r.Version = ""
-	row, err := rows.EncodeRecord(rows.NormalizedRecord(r))
-	if err != nil {
-		return err
-	}
-	key := tokensFolder + id
-	return s.restore(ctx, "token "+id, []clientv3.Cmp{s.kv.absent(key)}, []clientv3.Op{s.kv.put(key, row)})
-}
-
-// Restore stores a claim of another store, with its Created and UID. The error wraps [tokens.ErrExists] if there is a
-// claim of its name.
-func (s *Claims) Restore(ctx context.Context, c tokens.Claim) error {
-	if err := errors.Join(ctx.Err(), c.Check()); err != nil {
-		return fmt.Errorf("restore claim %s: %w", tokens.Redact(c.Node), err)
-	}
-	w, err := s.write(tokens.Claim{}, c)
-	if err != nil {
-		return err
-	}
-	c.Version = ""
-	row, err := rows.EncodeClaim(rows.NormalizedClaim(c)) // not that of write, which is new
-	if err != nil {
-		return err
-	}
-	w.ops[0] = s.store.kv.put(claimsFolder+c.Node, row)
-	return s.store.restore(ctx, "claim "+c.Node, []clientv3.Cmp{w.condition}, w.ops)
-}
-
-func (s *Store) restore(ctx context.Context, what string, conditions []clientv3.Cmp, ops []clientv3.Op) error {
-	version, err := s.write(ctx, conditions, ops)
-	if err == nil && version == "" {
-		err = s.refused(ctx, tokens.ErrExists)
-	}
-	if err != nil {
-		return fmt.Errorf("restore %s: %w", what, err)
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package etcdstore_test
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"testing"
@@ -28,6 +29,19 @@ func TestCounter(t *testing.T) {
 		s := c.Store(t)
 		return s, s.Claims()
 	})
+}
+
+// Catches a version that etcd cannot have, and that counts as "there is no row".
+func TestInvalidVersionIsConflict(t *testing.T) {
+	s := etcd.ForTest(t, etcd.Options{}).Store(t)
+	r, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := tokens.Claim{Node: "worker-1", TokenID: r.Token.ID(), TokenUID: r.UID, Version: "x"}
+	if _, err := s.Claims().Commit(t.Context(), r, r, []tokens.ClaimChange{{Before: before, After: before}}); !errors.Is(err, tokens.ErrConflict) {
+		t.Errorf("got %v, want %v", err, tokens.ErrConflict)
+	}
 }
 
 // Sweep deletes what is due and then the first to end, also if years without entries are between them.

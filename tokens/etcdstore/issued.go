@@ -90,14 +90,8 @@ func inverted(t time.Time) string { return fmt.Sprintf("%016x", math.MaxInt64-na
 // Append stores a row.
 func (s *Issued) Append(ctx context.Context, r IssuedRow) error {
 	ops := s.put(inverted(r.Time)+rand.Text()[:suffixLen], r)
-	version, err := s.store.write(ctx, nil, ops)
-	if err == nil && version == "" {
-		err = s.store.refused(ctx, errors.New("the schema changed; retry"))
-	}
-	if err != nil {
-		return fmt.Errorf("issuance record: %w", err)
-	}
-	return nil
+	_, err := s.store.write(ctx, nil, ops)
+	return wrapRecord(err)
 }
 
 func (s *Issued) put(place string, r IssuedRow) []clientv3.Op {
@@ -440,11 +434,7 @@ func (s *Issued) sweep(ctx context.Context, folder string, due time.Time, most i
 		if len(ops) == 0 {
 			return more, nil
 		}
-		version, err := s.store.write(ctx, nil, ops)
-		if err == nil && version == "" {
-			err = s.store.refused(ctx, errors.New("the schema changed; retry"))
-		}
-		if err != nil {
+		if _, err := s.store.write(ctx, nil, ops); err != nil {
 			return false, err
 		}
 		out.Deleted, out.Dropped = out.Deleted+deleted, out.Dropped+dropped

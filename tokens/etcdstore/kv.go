@@ -1,14 +1,15 @@
 package etcdstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -16,18 +17,12 @@ import (
 
 // Keys after the prefix:
 //   - schema: the schema version.
-//   - tokens/ID, claims/NODE: the rows of package tokens/internal/rows.
-//   - holders/ID/NODE: an index of the claims of each token. The values are empty.
-//   - revocations/KEY: the rows of signer/revocation.
+//   - claims/…, holders/…, revocations/…, tokens/…: the rows of tokens/rowstore.
 //   - issued/…: the issuance record, see issued.go.
 //   - leader/…: the election.
 const (
-	schemaKey         = "schema"
-	tokensFolder      = "tokens/"
-	claimsFolder      = "claims/"
-	holdersFolder     = "holders/"
-	revocationsFolder = "revocations/"
-	leaderFolder      = "leader"
+	schemaKey    = "schema"
+	leaderFolder = "leader"
 )
 
 var (
@@ -59,22 +54,28 @@ func (k kv) put(key string, value []byte) clientv3.Op {
 }
 func (k kv) delete(key string) clientv3.Op { return clientv3.OpDelete(k.prefix + key) }
 
-// absent and unchanged are conditions of a transaction: the key does not exist, or has this version.
-func (k kv) absent(key string) clientv3.Cmp {
-	return clientv3.Compare(clientv3.ModRevision(k.prefix+key), "=", 0)
+// holds returns a condition of a transaction. A key that does not exist has revision 0.
+func (k kv) holds(c rowstore.Condition) clientv3.Cmp {
+	revision, err := strconv.ParseInt(cmp.Or(c.Version, "0"), 10, 64)
+	if err != nil {
+		revision = -1 // no key has it
+	}
+	return clientv3.Compare(clientv3.ModRevision(k.prefix+c.Key), "=", revision)
 }
 
-func (k kv) unchanged(key, version string) clientv3.Cmp {
-	n, err := strconv.ParseInt(version, 10, 64)
-	if err != nil || n <= 0 {
-		n = -1 // no key has it
-	}
-	return clientv3.Compare(clientv3.ModRevision(k.prefix+key), "=", n)
+// schemaIs is the condition that the key "schema" has a value.
+func (k kv) schemaIs(value string) clientv3.Cmp {
+	return clientv3.Compare(clientv3.Value(k.prefix+schemaKey), "=", value)
 }
 
 // versionOf is the version of a row: the revision of its last change, which no other change of any key of another
 // transaction has.
 func versionOf(revision int64) string { return strconv.FormatInt(revision, 10) }
+
+// rowOf returns the row of a key. Its value is not nil.
+func (k kv) rowOf(row *mvccpb.KeyValue) rowstore.Row {
+	return rowstore.Row{Key: string(row.Key[len(k.prefix):]), Value: append([]byte{}, row.Value...), Version: versionOf(row.ModRevision)}
+}
 
 // call runs one call with a timeout and explains its error.
 func (k kv) call(ctx context.Context, do func(context.Context) error) error {
@@ -103,36 +104,25 @@ func (k kv) explain(ctx context.Context, err error) error {
 	return fmt.Errorf("%w at %s: %w", ErrUnavailable, k.servers, err)
 }
 
-// get returns the value and the version of a key. The value is nil if there is no such key.
-func (k kv) get(ctx context.Context, key string) (value []byte, version string, err error) {
+// get returns the row of a key. Its Version is empty if there is no such key.
+func (k kv) get(ctx context.Context, key string) (row rowstore.Row, err error) {
 	err = k.call(ctx, func(ctx context.Context) error {
 		got, err := k.client.Get(ctx, k.prefix+key)
 		if err == nil && len(got.Kvs) > 0 {
-			value, version = got.Kvs[0].Value, versionOf(got.Kvs[0].ModRevision)
-			if value == nil {
-				value = []byte{}
-			}
+			row = k.rowOf(got.Kvs[0])
 		}
 		return err
 	})
-	return value, version, err
+	return row, err
 }
 
-// all calls visit with each row of a folder, sorted by key, all of one revision, which it returns. The keys are without
-// the folder.
-func (k kv) all(ctx context.Context, folder string, visit func(key string, row *mvccpb.KeyValue) error, options ...clientv3.OpOption) (revision int64, err error) {
-	return k.allAt(ctx, 0, folder, visit, options...)
-}
-
-// allAt is like all, but for an earlier revision. Zero is the newest.
-func (k kv) allAt(ctx context.Context, revision int64, folder string, visit func(key string, row *mvccpb.KeyValue) error, options ...clientv3.OpOption) (int64, error) {
-	start := k.prefix + folder
-	end := clientv3.GetPrefixRangeEnd(start)
-	from := start
+// scan calls visit with each row whose key is at least from and less than to, sorted by key. All are of one revision,
+// which scan returns. Revision 0 is the newest.
+func (k kv) scan(ctx context.Context, revision int64, from, to string, visit func(rowstore.Row) error, options ...clientv3.OpOption) (int64, error) {
 	for {
 		var page *clientv3.GetResponse
 		if err := k.call(ctx, func(ctx context.Context) (err error) {
-			page, err = k.client.Get(ctx, from, append([]clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(pageSize), clientv3.WithRev(revision)}, options...)...)
+			page, err = k.client.Get(ctx, k.prefix+from, append([]clientv3.OpOption{clientv3.WithRange(k.prefix + to), clientv3.WithLimit(pageSize), clientv3.WithRev(revision)}, options...)...)
 			return err
 		}); err != nil {
 			return 0, err
@@ -140,42 +130,58 @@ func (k kv) allAt(ctx context.Context, revision int64, folder string, visit func
 		if revision == 0 {
 			revision = page.Header.Revision
 		}
-		for _, row := range page.Kvs {
-			if err := visit(strings.TrimPrefix(string(row.Key), start), row); err != nil {
+		for _, kv := range page.Kvs {
+			row := k.rowOf(kv)
+			if err := visit(row); err != nil {
 				return 0, err
 			}
+			from = row.Key + "\x00"
 		}
 		if !page.More || len(page.Kvs) == 0 {
 			return revision, nil
 		}
-		from = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
 	}
 }
 
-// txn writes all of then if all conditions hold, which it reports with the version of the rows that it wrote.
-func (k kv) txn(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (version string, err error) {
+// txn writes all of then if all conditions hold, and returns the version of the rows that it wrote. If a condition does not
+// hold, the version is empty, and schema is the value of the key "schema" at that moment.
+func (k kv) txn(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (version, schema string, err error) {
 	err = k.call(ctx, func(ctx context.Context) error {
-		done, err := k.client.Txn(ctx).If(conditions...).Then(then...).Commit()
-		if err == nil && done.Succeeded {
+		done, err := k.client.Txn(ctx).If(conditions...).Then(then...).Else(clientv3.OpGet(k.prefix + schemaKey)).Commit()
+		switch {
+		case err != nil:
+			return err
+		case done.Succeeded:
 			version = versionOf(done.Header.Revision)
+		default:
+			for _, row := range done.Responses[0].GetResponseRange().Kvs {
+				schema = string(row.Value)
+			}
 		}
-		return err
+		return nil
 	})
-	return version, err
+	return version, schema, err
 }
 
-// write is txn for rows of the current schema. An empty version means that a condition does not hold.
-func (s *Store) write(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (version string, err error) {
-	if err := s.prepare(ctx); err != nil {
-		return "", err
+// write is txn for rows of the current schema. If a condition does not hold, the error wraps [tokens.ErrConflict].
+func (s *Store) write(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (string, error) {
+	for {
+		if err := s.prepare(ctx); err != nil {
+			return "", err
+		}
+		want, _ := s.schema.get()
+		version, schema, err := s.kv.txn(ctx, append([]clientv3.Cmp{s.kv.schemaIs(want)}, conditions...), then)
+		if err == nil || errors.Is(err, tokens.ErrRefused) {
+			s.refusing.Store(&err)
+		}
+		switch {
+		case err != nil || version != "":
+			return version, err
+		case schema == want:
+			return "", tokens.ErrConflict
+		}
+		s.schema.set(want, false)
 	}
-	want, _ := s.schema.get()
-	schema := clientv3.Compare(clientv3.Value(s.kv.prefix+schemaKey), "=", want)
-	version, err = s.kv.txn(ctx, append([]clientv3.Cmp{schema}, conditions...), then)
-	if err == nil || errors.Is(err, tokens.ErrRefused) {
-		s.refusing.Store(&err)
-	}
-	return version, err
 }
 
 // Refusing returns the error of the last write if etcd has refused it, for example for lack of space.

@@ -13,7 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/internal/rows"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 )
@@ -133,19 +133,14 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		prefix = DefaultPrefix
 	}
 	s := &Store{schema: schema{want: schemaVersion}, kv: kv{client: client, servers: strings.Join(c.Endpoints, ","), prefix: prefix + "/"}, log: log}
-	s.claims.store, s.revocations.store, s.issued.store = s, s, s
-	s.records = newMirror(s, tokensFolder, func(id string, v []byte, version string) (tokens.Record, error) {
-		return decodeRecord(id, v, version)
-	}, nil)
-	s.claims.mirror = newMirror(s, claimsFolder, decodeClaim, func(c tokens.Claim) string { return c.TokenID })
-	s.revocations.mirror = newMirror(s, revocationsFolder, func(_ string, v []byte, _ string) ([]byte, error) { return v, nil }, nil)
+	s.Store, s.issued.store, s.mirrors = rowstore.New(rowDB{s}), s, newMirrors(s)
 	follow, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.stop = stop
 	if c.NoCache {
 		return s, nil
 	}
-	for _, run := range []func(context.Context){s.records.follow, s.claims.mirror.follow, s.revocations.mirror.follow} {
-		s.following.Go(func() { run(follow) })
+	for _, m := range s.mirrors {
+		s.following.Go(func() { m.follow(follow) })
 	}
 	return s, nil
 }
@@ -159,56 +154,39 @@ func (s *Store) Close() error {
 
 // Ready returns an error unless a majority of the members answers, or if the store is an incomplete copy.
 func (s *Store) Ready(ctx context.Context) error {
-	value, _, err := s.kv.get(ctx, schemaKey)
-	if err == nil && string(value) == incomplete {
+	row, err := s.kv.get(ctx, schemaKey)
+	if err == nil && string(row.Value) == incomplete {
 		err = fmt.Errorf("%w: %s", ErrIncomplete, s.kv.prefix)
 	}
 	return err
 }
 
 // prepare writes the schema version unless it is there, and fails if another one is. Every write requires the version
-// that this Store knows: see [Store.write].
+// that this Store knows: see [Store.write]. The version is missing in a new store, and after the lease of a freeze ended.
 func (s *Store) prepare(ctx context.Context) error {
-	_, err := s.prepareSchema(ctx)
-	return err
-}
-
-// prepareSchema is prepare, and reports whether the schema version was missing: the lease of a freeze ended with it.
-func (s *Store) prepareSchema(ctx context.Context) (missing bool, err error) {
 	want, prepared := s.schema.get()
 	if prepared {
-		return false, nil
+		return nil
 	}
-	value, _, err := s.kv.get(ctx, schemaKey)
-	if missing = err == nil && value == nil; missing {
-		if _, err = s.kv.txn(ctx, []clientv3.Cmp{s.kv.absent(schemaKey)}, []clientv3.Op{s.kv.put(schemaKey, []byte(schemaVersion))}); err == nil {
-			value, _, err = s.kv.get(ctx, schemaKey)
+	row, err := s.kv.get(ctx, schemaKey)
+	if err == nil && row.Version == "" {
+		if _, _, err = s.kv.txn(ctx, []clientv3.Cmp{s.kv.holds(rowstore.Condition{Key: schemaKey})}, []clientv3.Op{s.kv.put(schemaKey, []byte(schemaVersion))}); err == nil {
+			row, err = s.kv.get(ctx, schemaKey)
 		}
 	}
-	switch {
+	switch value := string(row.Value); {
 	case err != nil:
-		return missing, err
-	case string(value) == want:
+		return err
+	case value == want:
 		s.schema.set(want, true)
-		return missing, nil
-	case string(value) == readOnly:
-		return missing, ErrReadOnly
-	case string(value) == incomplete:
-		return missing, fmt.Errorf("%w: %s", ErrIncomplete, s.kv.prefix)
+		return nil
+	case value == readOnly:
+		return ErrReadOnly
+	case value == incomplete:
+		return fmt.Errorf("%w: %s", ErrIncomplete, s.kv.prefix)
+	default:
+		return fmt.Errorf("etcd: key %s has schema version %.20q, want %q: another version of kubejoin wrote it; run that version, or use another --etcd-prefix", s.kv.prefix+schemaKey, value, schemaVersion)
 	}
-	return missing, fmt.Errorf("etcd: key %s has schema version %.20q, want %q: written by another version of kubejoin", s.kv.prefix+schemaKey, value, schemaVersion)
-}
-
-func decodeRecord(id string, v []byte, version string) (tokens.Record, error) {
-	r, err := rows.DecodeRecord(id, v)
-	r.Version = version
-	return r, err
-}
-
-func decodeClaim(node string, v []byte, version string) (tokens.Claim, error) {
-	c, err := rows.DecodeClaim(node, v)
-	c.Version = version
-	return c, err
 }
 
 // A schema is the value of the key "schema" that the writes of a Store require.

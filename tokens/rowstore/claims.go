@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 )
 
 // Claims is a [tokens.Counter] of rows, in the database of a [Store].
@@ -27,7 +26,7 @@ func newClaims(s *Store) *Claims {
 		fields: func(c *tokens.Claim) fields {
 			return fields{c.Node, &c.Created, &c.UID, &c.Version}
 		},
-		normalize: rows.NormalizedClaim, encode: rows.EncodeClaim, decode: rows.DecodeClaim,
+		normalize: normalizedClaim, encode: encodeClaim, decode: decodeClaim,
 		begins: func(before, after tokens.Claim) bool { return before.Released() && !after.Released() },
 		index:  holders,
 	}}
@@ -35,18 +34,19 @@ func newClaims(s *Store) *Claims {
 
 // holders returns the changes of the index when a claim changes.
 func holders(before, after tokens.Claim) (changes []Change) {
-	key := func(c tokens.Claim) string { return holdersFolder + c.TokenID + "/" + c.Node }
 	if before.TokenID == after.TokenID {
 		return nil
 	}
 	if !before.Released() {
-		changes = append(changes, Change{Key: key(before)})
+		changes = append(changes, Change{Key: holderKey(before)})
 	}
 	if !after.Released() {
-		changes = append(changes, Change{Key: key(after), Value: []byte{}})
+		changes = append(changes, Change{Key: holderKey(after), Value: []byte{}})
 	}
 	return changes
 }
+
+func holderKey(c tokens.Claim) string { return holdersFolder + c.TokenID + "/" + c.Node }
 
 // Get implements [tokens.Claims].
 func (s *Claims) Get(ctx context.Context, node string) (tokens.Claim, error) {

@@ -1,7 +1,8 @@
 // Package rowstore stores bootstrap tokens, claims and revocations as rows of a database. The database only needs to
 // compare and swap several rows in one transaction: see [DB]. Package memdb has one in memory.
 //
-// The rows are the JSON of package tokens/internal/rows. They contain the token secrets in clear text.
+// The rows are JSON and contain the token secrets in clear text. If a field or its meaning changes, the schema versions of
+// the databases on disk must change too.
 package rowstore
 
 import "context"

@@ -284,3 +284,20 @@ func TestRestoreKeepsCreatedAndUID(t *testing.T) {
 		t.Errorf("got %+v and %+v, %v", got, claim, err)
 	}
 }
+
+// Catches a check that finds nothing, because it could not read a folder.
+func TestCheckFailsIfScanFails(t *testing.T) {
+	down := errors.New("down")
+	for works := range 4 {
+		scans := 0
+		err := rowstore.Check(func(string, func(string, []byte)) error {
+			if scans++; scans > works {
+				return down
+			}
+			return nil
+		}, func(string, []byte) error { return nil }, func(key string, err error) { t.Errorf("damaged: %s: %v", key, err) })
+		if !errors.Is(err, down) || scans != works+1 {
+			t.Errorf("%d scans work: got %v after %d, want %v", works, err, scans, down)
+		}
+	}
+}

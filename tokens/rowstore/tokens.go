@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 )
 
 // A Store is a [tokens.Store] of rows. Records have the version of their row.
@@ -23,7 +22,7 @@ func New(db DB) *Store {
 		fields: func(r *tokens.Record) fields {
 			return fields{r.Token.ID(), &r.Created, &r.UID, &r.Version}
 		},
-		normalize: rows.NormalizedRecord, encode: rows.EncodeRecord, decode: rows.DecodeRecord,
+		normalize: normalizedRecord, encode: encodeRecord, decode: decodeRecord,
 		begins: func(_, _ tokens.Record) bool { return false },
 		index:  func(_, _ tokens.Record) []Change { return nil },
 	}}

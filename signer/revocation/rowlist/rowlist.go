@@ -1,5 +1,5 @@
 // Package rowlist stores revocations in a file, in etcd or in memory. It implements [revocation.Store] with the rows of
-// tokens/boltstore, tokens/etcdstore or tokens/rowstore.
+// tokens/rowstore.
 package rowlist
 
 import (

@@ -1,4 +1,4 @@
-package rows
+package rowstore
 
 import (
 	"encoding/json"
@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 )
 
 // claim is the JSON of a claim. Its key is the node name.
@@ -37,8 +38,8 @@ type past struct {
 	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds
 }
 
-// NormalizedClaim returns c as DecodeClaim will return it.
-func NormalizedClaim(c tokens.Claim) tokens.Claim {
+// normalizedClaim returns c as decodeClaim will return it.
+func normalizedClaim(c tokens.Claim) tokens.Claim {
 	c.Created = c.Created.UTC().Truncate(time.Second)
 	c.Past.Until = c.Past.Until.UTC()
 	c.Identity = normalizedIdentity(c.Identity)
@@ -57,8 +58,8 @@ func normalizedIdentity(i tokens.Identity) tokens.Identity {
 	return i
 }
 
-// EncodeClaim returns the row of a claim, without its Version.
-func EncodeClaim(c tokens.Claim) ([]byte, error) {
+// encodeClaim returns the row of a claim, without its Version.
+func encodeClaim(c tokens.Claim) ([]byte, error) {
 	v, err := json.Marshal(claim{
 		TokenID:  c.TokenID,
 		TokenUID: c.TokenUID,
@@ -81,10 +82,10 @@ func EncodeClaim(c tokens.Claim) ([]byte, error) {
 	return v, nil
 }
 
-// DecodeClaim decodes the row of a claim, without its Version. Its errors never contain a part of the row.
-func DecodeClaim(node string, v []byte) (tokens.Claim, error) {
+// decodeClaim decodes the row of a claim, without its Version. Its errors never contain a part of the row.
+func decodeClaim(node string, v []byte) (tokens.Claim, error) {
 	var w claim
-	if err := Unmarshal(v, &w); err != nil {
+	if err := rows.Unmarshal(v, &w); err != nil {
 		return tokens.Claim{}, err
 	}
 	if w.UID == "" || w.Created.IsZero() {

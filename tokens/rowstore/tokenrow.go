@@ -1,17 +1,14 @@
-// Package rows encodes tokens and claims as the JSON rows of tokens/rowstore and tokens/etcdstore. It has no versions
-// of its own: if a field or its meaning changes, the schema versions of both stores must change too.
-package rows
+package rowstore
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/internal/rows"
 )
 
 // record is the JSON of a token. Its key is the token ID.
@@ -29,8 +26,8 @@ type record struct {
 	UID            string    `json:"uid"`
 }
 
-// NormalizedRecord returns r as DecodeRecord will return it.
-func NormalizedRecord(r tokens.Record) tokens.Record {
+// normalizedRecord returns r as decodeRecord will return it.
+func normalizedRecord(r tokens.Record) tokens.Record {
 	r.Expires = r.Expires.UTC().Truncate(time.Second)
 	r.Created = r.Created.UTC().Truncate(time.Second)
 	r.Groups = append([]string(nil), r.Groups...)
@@ -40,8 +37,8 @@ func NormalizedRecord(r tokens.Record) tokens.Record {
 	return r
 }
 
-// EncodeRecord returns the row of a token, without its Version.
-func EncodeRecord(r tokens.Record) ([]byte, error) {
+// encodeRecord returns the row of a token, without its Version.
+func encodeRecord(r tokens.Record) ([]byte, error) {
 	v, err := json.Marshal(record{
 		Secret:         r.Token.RevealSecret(),
 		Expires:        r.Expires,
@@ -61,10 +58,10 @@ func EncodeRecord(r tokens.Record) ([]byte, error) {
 	return v, nil
 }
 
-// DecodeRecord decodes the row of a token, without its Version. Its errors never contain a part of the row.
-func DecodeRecord(id string, v []byte) (tokens.Record, error) {
+// decodeRecord decodes the row of a token, without its Version. Its errors never contain a part of the row.
+func decodeRecord(id string, v []byte) (tokens.Record, error) {
 	var w record
-	if err := Unmarshal(v, &w); err != nil {
+	if err := rows.Unmarshal(v, &w); err != nil {
 		return tokens.Record{}, err
 	}
 	token, err := tokens.New(id, w.Secret)
@@ -94,34 +91,4 @@ func DecodeRecord(id string, v []byte) (tokens.Record, error) {
 		Created:        w.Created,
 		UID:            w.UID,
 	}, nil
-}
-
-// Unmarshal decodes one JSON object and refuses unknown fields. Its errors never contain a value.
-func Unmarshal(v []byte, row any) error {
-	d := json.NewDecoder(bytes.NewReader(v))
-	d.DisallowUnknownFields()
-	if err := d.Decode(row); err != nil {
-		return WithoutValue(err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("unexpected data after the JSON object")
-	}
-	return nil
-}
-
-// WithoutValue returns an error of encoding/json without the parts that may contain a secret.
-func WithoutValue(err error) error {
-	var (
-		syntax *json.SyntaxError
-		kind   *json.UnmarshalTypeError
-	)
-	switch {
-	case errors.As(err, &syntax):
-		return fmt.Errorf("invalid JSON at byte %d", syntax.Offset)
-	case errors.As(err, &kind):
-		return fmt.Errorf("field %q has the wrong type", kind.Field)
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return errors.New("unexpected end of JSON")
-	}
-	return errors.New("want a JSON object with known fields only, and times in RFC 3339")
 }

@@ -1,0 +1,7 @@
+package rowstore
+
+// The decoders of rows.
+var (
+	DecodeRecord = decodeRecord
+	DecodeClaim  = decodeClaim
+)
