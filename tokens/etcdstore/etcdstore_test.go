@@ -44,6 +44,26 @@ func TestInvalidVersionIsConflict(t *testing.T) {
 	}
 }
 
+// Catches a cache that has a claim before the index has it: a caller that got a hint would miss the claim until the next.
+func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	writer, reader := c.StoreAt(t, "/index").Claims(), c.StoreAt(t, "/index").Claims()
+	for i := range 50 {
+		node := "worker-" + strconv.Itoa(i)
+		hints := reader.Watch(t.Context())
+		if _, err := writer.Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}); err != nil {
+			t.Fatal(err)
+		}
+		_, err := reader.Find(t.Context(), node)
+		for ; errors.Is(err, tokens.ErrNotFound); _, err = reader.Find(t.Context(), node) {
+			<-hints
+		}
+		if held, heldErr := reader.OfToken(t.Context(), "abc123"); err != nil || heldErr != nil || len(held) != i+1 {
+			t.Fatalf("%s: Find = %v, OfToken = %d claims, %v, want %d", node, err, len(held), heldErr, i+1)
+		}
+	}
+}
+
 // Sweep deletes what is due and then the first to end, also if years without entries are between them.
 func TestSweepDropsEntriesBeyondMaximum(t *testing.T) {
 	issued := etcd.ForTest(t, etcd.Options{}).Store(t).Issued()

@@ -143,8 +143,8 @@ func (k kv) scan(ctx context.Context, revision int64, from, to string, visit fun
 	}
 }
 
-// txn writes all of then if all conditions hold, and returns the version of the rows that it wrote. If a condition does not
-// hold, the version is empty, and schema is the value of the key "schema" at that moment.
+// txn writes all of then if all conditions hold, and returns the version of the rows that it wrote. Otherwise the
+// version is empty, and schema is the value of the key "schema" at that moment.
 func (k kv) txn(ctx context.Context, conditions []clientv3.Cmp, then []clientv3.Op) (version, schema string, err error) {
 	err = k.call(ctx, func(ctx context.Context) error {
 		done, err := k.client.Txn(ctx).If(conditions...).Then(then...).Else(clientv3.OpGet(k.prefix + schemaKey)).Commit()
