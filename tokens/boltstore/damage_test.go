@@ -111,7 +111,7 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 		}, `schema version "10", want "9"`},
 		"older": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("8"))
-		}, `schema version "8", want "9": another version of kubejoin wrote the file; run that version, or move the file away`},
+		}, `schema version "8", want "9": another version of kubejoin wrote the file; run that version, or move the file away, which loses its tokens, claims, revocations and issuance record`},
 		"none": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
 		}, `schema version "", want "9"`},

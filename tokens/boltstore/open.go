@@ -198,7 +198,7 @@ func (s *Store) prepare() error {
 
 func checkSchema(meta *bbolt.Bucket) error {
 	if v := string(meta.Get(schemaKey)); v != schemaVersion {
-		return fmt.Errorf("schema version %.20q, want %q: another version of kubejoin wrote the file; run that version, or move the file away and create tokens again", v, schemaVersion)
+		return fmt.Errorf("schema version %.20q, want %q: another version of kubejoin wrote the file; run that version, or move the file away, which loses its tokens, claims, revocations and issuance record", v, schemaVersion)
 	}
 	return nil
 }
