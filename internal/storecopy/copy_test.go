@@ -3,6 +3,7 @@ package storecopy_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -434,22 +435,42 @@ func wantFinding(t *testing.T, found []storecopy.Finding, err error, want string
 	}
 }
 
+// versioned returns a row of a file with version 1.
+func versioned(value string) []byte { return append([]byte{7: 1}, value...) }
+
 func TestCheckFindsDamagedFile(t *testing.T) {
 	first := func(b *bbolt.Bucket) []byte { k, _ := b.Cursor().First(); return slices.Clone(k) }
+	later := func(bucket string) func(*bbolt.Tx) error { // a commit would use the version of the row again
+		return func(tx *bbolt.Tx) error {
+			b := tx.Bucket([]byte(bucket))
+			v := binary.BigEndian.AppendUint64(nil, tx.Bucket([]byte("tokens")).Sequence()+1)
+			return b.Put(first(b), append(v, b.Get(first(b))[8:]...))
+		}
+	}
 	for name, test := range map[string]struct {
 		spoil func(*bbolt.Tx) error
 		want  string
 	}{
 		"nothing": {func(*bbolt.Tx) error { return nil }, ""},
-		"token":   {func(tx *bbolt.Tx) error { return tx.Bucket([]byte("tokens")).Put([]byte("abcdef"), []byte("{}")) }, `damaged: bucket "tokens", key "abcdef"`},
+		"token":   {func(tx *bbolt.Tx) error { return tx.Bucket([]byte("tokens")).Put([]byte("abcdef"), versioned("{}")) }, `damaged: bucket "tokens", key "abcdef"`},
 		"claim": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("claims")).Put([]byte("worker-1"), []byte("{hunter2"))
+			return tx.Bucket([]byte("claims")).Put([]byte("worker-1"), versioned("{hunter2"))
 		}, `damaged: bucket "claims", key "worker-1"`},
-		"index without claim": {func(tx *bbolt.Tx) error { return tx.Bucket([]byte("holders")).Put([]byte("abcdef/worker-9"), nil) }, `damaged: bucket "holders", key "abcdef/worker-9"`},
+		"index without claim": {func(tx *bbolt.Tx) error {
+			return tx.Bucket([]byte("holders")).Put([]byte("abcdef/worker-9"), versioned(""))
+		}, `damaged: bucket "holders", key "abcdef/worker-9"`},
+		"index without version": {func(tx *bbolt.Tx) error {
+			b := tx.Bucket([]byte("holders"))
+			return b.Put(first(b), []byte("hunter2"))
+		}, `damaged: bucket "holders"`},
+		"later token":         {later("tokens"), `damaged: bucket "tokens"`},
+		"later claim":         {later("claims"), `damaged: bucket "claims"`},
+		"later index":         {later("holders"), `damaged: bucket "holders"`},
+		"later revocation":    {later("revocations"), `damaged: bucket "revocations"`},
 		"claim without index": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("holders")); return b.Delete(first(b)) }, `damaged: bucket "holders"`},
 		"entry without index": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("ends")); return b.Delete(first(b)) }, `damaged: the entry is not in bucket "ends"`},
 		"revocation": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("revocations")).Put([]byte("lost"), []byte("{hunter2"))
+			return tx.Bucket([]byte("revocations")).Put([]byte("lost"), versioned("{hunter2"))
 		}, `damaged: bucket "revocations", key "lost"`},
 		"entry": {func(tx *bbolt.Tx) error {
 			b := tx.Bucket([]byte("issued"))

@@ -340,7 +340,7 @@ func TestDryRunFindsRowThatCannotBeCopied(t *testing.T) {
 	db, err := bbolt.Open(path, 0o600, nil)
 	must(t, err)
 	must(t, errors.Join(db.Update(func(tx *bbolt.Tx) error {
-		return tx.Bucket([]byte("revocations")).Put([]byte("lost"), []byte("{hunter2"))
+		return tx.Bucket([]byte("revocations")).Put([]byte("lost"), versioned("{hunter2"))
 	}), db.Close()))
 	for _, o := range []storecopy.Options{{DryRun: true}, {}} {
 		_, err = copyAll(t, t.Context(), "file:"+path, "file:"+filepath.Join(t.TempDir(), "new.db"), etcdstore.Config{}, o)
@@ -384,7 +384,7 @@ func TestCheckDescribesSomeDamagedRows(t *testing.T) {
 	must(t, err)
 	must(t, errors.Join(db.Update(func(tx *bbolt.Tx) (err error) {
 		for i := range 150 {
-			err = errors.Join(err, tx.Bucket([]byte("revocations")).Put(fmt.Appendf(nil, "n%d", i), nil))
+			err = errors.Join(err, tx.Bucket([]byte("revocations")).Put(fmt.Appendf(nil, "n%d", i), versioned("{hunter2")))
 		}
 		return err
 	}), db.Close()))

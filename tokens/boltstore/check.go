@@ -3,6 +3,7 @@ package boltstore
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,10 +26,11 @@ func (s *Store) Check(ctx context.Context, decode Decoders, damaged func(error))
 	}
 	return s.issued.walk(func(r record) error {
 		tx := r.entries.Tx()
+		last := tx.Bucket(tokensBucket).Sequence()
 		scan := func(folder string, visit func(key string, value []byte)) error {
 			bucket := []byte(strings.TrimSuffix(folder, "/"))
 			return tx.Bucket(bucket).ForEach(func(k, v []byte) error {
-				value, _, err := unversioned(v)
+				value, err := checkVersion(v, last)
 				if err != nil {
 					damaged(damagedRow(bucket, k, err))
 				} else {
@@ -56,6 +58,16 @@ func (s *Store) Check(ctx context.Context, decode Decoders, damaged func(error))
 		}
 		return nil
 	})
+}
+
+// checkVersion returns the value of a row, and an error if its version is after the last one. A later commit would use
+// such a version again.
+func checkVersion(v []byte, last uint64) ([]byte, error) {
+	value, version, err := unversioned(v)
+	if err == nil && binary.BigEndian.Uint64(v) > last {
+		err = fmt.Errorf("version %s is after %d, which is the last one", version, last)
+	}
+	return value, err
 }
 
 // checkRecord checks that each entry of the record is valid and in its index, and that each key of an index has an entry.
