@@ -3,6 +3,7 @@ package rowstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -300,4 +301,54 @@ func TestCheckFailsIfScanFails(t *testing.T) {
 			t.Errorf("%d scans work: got %v after %d, want %v", works, err, scans, down)
 		}
 	}
+}
+
+// Catches a cache that a long list clears, one that keeps secrets of deleted tokens, and one without a limit.
+func TestCachesDecodedRows(t *testing.T) {
+	db, n := &memdb.DB{}, rowstore.MaxCached+2
+	s, other := rowstore.New(db), rowstore.New(db)
+	var all []tokens.Record
+	for i := range n {
+		token, err := tokens.New(fmt.Sprintf("%06d", i), "s3cr3ts3cr3ts3cr")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := s.Create(t.Context(), tokens.NewRecord(token, time.Hour, noon))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+	list := func() {
+		t.Helper()
+		if _, err := s.List(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(what string, got, want int) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: got %d, want %d", what, got, want)
+		}
+	}
+	decodes := s.CountDecodes()
+	list()
+	list()
+	want("decoded by two lists", *decodes, n)
+	if err := s.Delete(t.Context(), all[0]); err != nil {
+		t.Fatal(err)
+	}
+	want("cached after a deletion", s.Cached(), n-1)
+	if err := other.Delete(t.Context(), all[1]); err != nil {
+		t.Fatal(err)
+	}
+	list()
+	want("cached after a deletion in another process", s.Cached(), n-2)
+	if err := s.Restore(t.Context(), all[0]); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := s.Get(t.Context(), "000000"); err != nil || r.UID != all[0].UID {
+		t.Errorf("Get = %+v, %v, want the record", r, err)
+	}
+	want("cached by get", s.Cached(), rowstore.MaxCached)
 }

@@ -41,7 +41,7 @@ type table[T value[T]] struct {
 	index     func(before, after T) []Change // changes of other rows; the zero value is no row
 
 	mu    sync.Mutex
-	known map[string]decoded[T] // by key; most of the time of a list is spent decoding JSON
+	cache map[string]decoded[T] // by key; most of the time of a list is spent decoding JSON
 }
 
 type decoded[T any] struct {
@@ -49,29 +49,23 @@ type decoded[T any] struct {
 	value   T
 }
 
-// maxKnown is the number of cached values at which a table clears its cache.
-const maxKnown = 1 << 14
+// maxCached is the number of cached values at which get adds no more. A list caches all its values.
+const maxCached = 1 << 14
 
-// valueOf returns the value of a row.
-func (t *table[T]) valueOf(key string, row Row) (T, error) {
+// valueOf returns the value of a row, from the cache if it has this version.
+func (t *table[T]) valueOf(key string, row Row) (d decoded[T], err error) {
 	t.mu.Lock()
-	d, found := t.known[key]
+	d, found := t.cache[key]
 	t.mu.Unlock()
 	if found && d.version == row.Version {
-		return d.value.Clone(), nil
+		return d, nil
 	}
 	v, err := t.decode(key, row.Value)
 	if err != nil {
-		return v, t.db.Damaged(row.Key, err)
+		return d, t.db.Damaged(row.Key, err)
 	}
 	*t.fields(&v).version = row.Version
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.known == nil || len(t.known) >= maxKnown {
-		t.known = map[string]decoded[T]{}
-	}
-	t.known[key] = decoded[T]{row.Version, v}
-	return v.Clone(), nil
+	return decoded[T]{row.Version, v}, nil
 }
 
 func (t *table[T]) get(ctx context.Context, from Reader, key string) (v T, err error) {
@@ -85,18 +79,38 @@ func (t *table[T]) get(ctx context.Context, from Reader, key string) (v T, err e
 	case row.Version == "":
 		return v, fmt.Errorf("%s %s: %w", t.what, key, tokens.ErrNotFound)
 	}
-	return t.valueOf(key, row)
+	d, err := t.valueOf(key, row)
+	if err != nil {
+		return v, err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.cache == nil {
+		t.cache = map[string]decoded[T]{}
+	}
+	if _, found := t.cache[key]; found || len(t.cache) < maxCached {
+		t.cache[key] = d
+	}
+	return d.value.Clone(), nil
 }
 
+// list replaces the cache, which thereby forgets the rows that other processes have deleted.
 func (t *table[T]) list(ctx context.Context) (all []T, err error) {
+	cache := map[string]decoded[T]{}
 	err = scan(ctx, t.db.Cached(), t.folder, func(key string, row Row) error {
-		v, err := t.valueOf(key, row)
-		all = append(all, v)
+		d, err := t.valueOf(key, row)
+		if err == nil {
+			cache[key] = d
+			all = append(all, d.value.Clone())
+		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cache = cache
 	return all, nil
 }
 
@@ -168,6 +182,9 @@ func (t *table[T]) delete(ctx context.Context, v T) error {
 		_, err = t.db.Commit(ctx, []Condition{{key, *found.version}}, append(t.index(now, none), Change{Key: key}))
 		switch {
 		case err == nil:
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			delete(t.cache, given.key) // the value may have a secret
 			return nil
 		case !errors.Is(err, tokens.ErrConflict):
 			return fmt.Errorf("delete %s %s: %w", t.what, given.key, err)
