@@ -217,14 +217,17 @@ func TestClaimsKeepsIdentityOfHeldClaim(t *testing.T) {
 
 // An Identity that cannot be cleaned up stays, and the log says why.
 func TestClaimsReportsIdentitiesNotCleaned(t *testing.T) {
-	for name, node := range map[string]error{"Node not read": errBroken, "claim not deleted": tokens.ErrNotFound} {
+	for name, test := range map[string]struct{ node, deletion error }{
+		"Node not read":     {node: errBroken},
+		"claim not deleted": {node: tokens.ErrNotFound, deletion: errBroken},
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			store := openClaims(t, tokens.Claim{Node: "worker-1", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
 			var log bytes.Buffer
 			left := cleanClaims(t, cleaner.Claims{
-				Store:  storetest.Fail(errBroken, "Claims.Delete").Claims(store.Claims()),
+				Store:  storetest.Before(func() error { return test.deletion }, "Claims.Delete").Claims(store.Claims()),
 				Tokens: store, RejoinWindow: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-				Node: func(context.Context, string) (string, error) { return "", node },
+				Node: func(context.Context, string) (string, error) { return "", test.node },
 			})
 			if len(left) != 1 || !strings.Contains(log.String(), errBroken.Error()) || !strings.Contains(log.String(), "worker-1") {
 				t.Errorf("%s: got claims %q and log %s", name, left, &log)
