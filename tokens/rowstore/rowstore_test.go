@@ -101,7 +101,7 @@ func writes(t *testing.T, s *rowstore.Store, r tokens.Record, c tokens.Claim) ma
 func TestReturnsErrorOfDatabase(t *testing.T) {
 	down := errors.New("down")
 	for name, fail := range map[string]func(*faulty){
-		"reads":   func(f *faulty) { f.reads, f.commits, f.failCommits = down, down, -1 },
+		"reads":   func(f *faulty) { f.reads = down },
 		"commits": func(f *faulty) { f.commits, f.failCommits = down, -1 },
 	} {
 		db := &faulty{DB: &memdb.DB{}}
@@ -110,11 +110,21 @@ func TestReturnsErrorOfDatabase(t *testing.T) {
 		fail(db)
 		errs := writes(t, s, r, c)
 		if name == "reads" {
+			for _, what := range []string{"Counter.Commit", "Store.Create", "Claims.Create"} {
+				if errs[what] != nil {
+					t.Errorf("reads fail: %s = %v, want success without a read", what, errs[what])
+				}
+				delete(errs, what)
+			}
 			ctx := t.Context()
+			_, errs["Claims.Create of another"] = s.Claims().Create(ctx, tokens.Claim{Node: "worker-1"})
 			_, errs["Store.Get"] = s.Get(ctx, "abc123")
 			_, errs["Store.Find"] = s.Find(ctx, "abc123")
 			_, errs["Store.List"] = s.List(ctx)
 			_, errs["Claims.List"] = s.Claims().List(ctx)
+			_, errs["Claims.Get"] = s.Claims().Get(ctx, "worker-1")
+			_, errs["Claims.Find"] = s.Claims().Find(ctx, "worker-1")
+			_, errs["Claims.OfToken"] = s.Claims().OfToken(ctx, "abc123")
 			_, errs["Claims.HeldBy"] = s.Claims().HeldBy(ctx, "abc123")
 			_, errs["Revocations.Get"] = s.Revocations().Get(ctx, "k")
 			_, errs["Revocations.Find"] = s.Revocations().Find(ctx, "k")
