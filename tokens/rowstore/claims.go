@@ -34,6 +34,9 @@ func newClaims(s *Store) *Claims {
 
 // holders returns the changes of the index when a claim changes.
 func holders(before, after tokens.Claim) (changes []Change) {
+	if before.Version == "" { // no row, whatever the caller has set
+		before = tokens.Claim{}
+	}
 	if before.TokenID == after.TokenID {
 		return nil
 	}
@@ -69,17 +72,18 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 // HeldBy implements [tokens.Claims].
 func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
 	return s.held(ctx, s.db, id, func(holder Row) error {
-		// A claim and its row in the index are written together. If the claim was deleted since, so was this row.
+		// A claim and its row in the index are written together. If the claim was deleted or released since, so was this
+		// row.
 		now, err := s.db.Get(ctx, holder.Key)
 		if err == nil && now.Version == holder.Version {
-			err = s.db.Damaged(holder.Key, errors.New("the claim is missing"))
+			err = s.db.Damaged(holder.Key, errors.New("the token does not hold this claim"))
 		}
 		return err
 	})
 }
 
 // held finds the claims of a token with the index, and reads each of them. It calls missing for a row of the index
-// without a claim.
+// whose claim does not exist or belongs to another token.
 func (s *Claims) held(ctx context.Context, from Reader, id string, missing func(Row) error) (all []tokens.Claim, err error) {
 	if err := tokens.CheckID(id); err != nil {
 		return nil, err
@@ -94,14 +98,15 @@ func (s *Claims) held(ctx context.Context, from Reader, id string, missing func(
 	}
 	for _, holder := range holders {
 		c, err := s.table.get(ctx, from, holder.Key[len(folder):])
-		if errors.Is(err, tokens.ErrNotFound) {
+		switch {
+		case err == nil && c.TokenID == id:
+			all = append(all, c)
+			continue
+		case err == nil || errors.Is(err, tokens.ErrNotFound):
 			err = missing(holder)
 		}
-		switch {
-		case err != nil:
+		if err != nil {
 			return nil, err
-		case c.TokenID == id:
-			all = append(all, c)
 		}
 	}
 	return all, nil
@@ -148,6 +153,8 @@ func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, change
 	if err != nil {
 		return nil, fmt.Errorf("count nodes of token %s: %w", id, err)
 	}
+	// Versions are enough as conditions: a key never has the same version again, so a row with the version of before has
+	// its UID and all its values, too.
 	conditions, writes := []Condition{record.condition}, record.changes
 	claims := make([]tokens.Claim, len(changes))
 	for i, change := range changes {

@@ -15,7 +15,7 @@ type Revocations struct{ db DB }
 // Revocations returns the revocations in the database.
 func (s *Store) Revocations() *Revocations { return &Revocations{s.db} }
 
-// Get returns the value of a key, or nil if there is none.
+// Get returns the value of a key, or nil if there is none. The caller must not change the value.
 func (r *Revocations) Get(ctx context.Context, key string) ([]byte, error) {
 	row, err := r.db.Get(ctx, revocationsFolder+key)
 	return row.Value, err
@@ -27,7 +27,7 @@ func (r *Revocations) Find(ctx context.Context, key string) ([]byte, error) {
 	return row.Value, err
 }
 
-// Visit calls visit with each row, sorted by key.
+// Visit calls visit with each row, sorted by key. visit must not keep the value.
 func (r *Revocations) Visit(ctx context.Context, visit func(key string, value []byte) error) error {
 	return scan(ctx, r.db, revocationsFolder, func(key string, row Row) error { return visit(key, row.Value) })
 }

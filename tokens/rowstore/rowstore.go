@@ -1,8 +1,8 @@
 // Package rowstore stores bootstrap tokens, claims and revocations as rows of a database. The database only needs to
 // compare and swap several rows in one transaction: see [DB]. Package memdb has one in memory.
 //
-// The rows are JSON and contain the token secrets in clear text. If a field or its meaning changes, the schema versions of
-// the databases on disk must change too.
+// The rows are JSON, whose form may change without notice, and contain the token secrets in clear text. If a field or its
+// meaning changes, the schema versions of the databases on disk must change too.
 package rowstore
 
 import "context"
@@ -51,9 +51,10 @@ type DB interface {
 	Cached() Reader
 	// Commit makes all changes if all conditions hold, in one transaction, and returns the version of all rows that it
 	// wrote. If a condition does not hold, Commit changes nothing and returns an error that wraps
-	// [tokens.ErrConflict]. After any other error than that of ctx, the changes may have been made.
+	// [tokens.ErrConflict]. After any other error, also that of ctx, the changes may have been
+	// made.
 	Commit(ctx context.Context, conditions []Condition, changes []Change) (version string, err error)
-	// MaxChanges is the maximum number of changes in one Commit.
+	// MaxChanges is the maximum number of changes in one Commit. It is at least 4: a token and a claim with its index.
 	MaxChanges() int
 	// Damaged returns an error for a row that kubejoin did not write in this form, with err as the reason. It names the
 	// row, and it does not contain the value.

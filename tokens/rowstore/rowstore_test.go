@@ -235,9 +235,49 @@ func TestMissingClaimIsDamage(t *testing.T) {
 	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); !errors.Is(err, memdb.ErrDamaged) {
 		t.Errorf("HeldBy = %+v, %v, want ErrDamaged", held, err)
 	}
+	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/fedcba/worker-1", Value: []byte{}}}); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := s.Claims().HeldBy(t.Context(), "fedcba"); !errors.Is(err, memdb.ErrDamaged) {
+		t.Errorf("HeldBy of another token = %+v, %v, want ErrDamaged", held, err)
+	}
 	if of, err := s.Claims().OfToken(t.Context(), "abc123"); err != nil || len(of) != 1 || !of[0].Equal(c) {
 		t.Errorf("OfToken = %+v, %v, want the claim on worker-1: caches may be of different moments", of, err)
 	}
+}
+
+// Catches an index that follows fields of a claim that is not stored.
+func TestIndexesNewClaimWithFieldsBefore(t *testing.T) {
+	s := memdb.Open()
+	r, _ := fill(t, s)
+	c := tokens.Claim{Node: "worker-2", TokenID: "abc123"}
+	if _, err := s.Claims().Commit(t.Context(), r, r, []tokens.ClaimChange{{Before: c, After: c}}); err != nil {
+		t.Fatal(err)
+	}
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 2 {
+		t.Errorf("HeldBy = %+v, %v, want both claims", held, err)
+	}
+}
+
+// smallDB is a database with few changes in one commit.
+type smallDB struct {
+	memdb.DB
+	maxChanges int
+}
+
+func (d *smallDB) MaxChanges() int { return d.maxChanges }
+
+// Catches a database that cannot commit any claim, with which the signer would wait without end.
+func TestNewNeedsChangesForOneClaim(t *testing.T) {
+	if n := rowstore.New(&smallDB{maxChanges: 4}).Claims().MaxCommit(); n != 1 {
+		t.Errorf("with 4 changes: MaxCommit = %d, want 1", n)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("with 3 changes: New does not panic")
+		}
+	}()
+	rowstore.New(&smallDB{maxChanges: 3})
 }
 
 // Without a version, Commit would create the record: a deleted token would come back.

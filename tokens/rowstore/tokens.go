@@ -2,6 +2,7 @@ package rowstore
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -15,8 +16,11 @@ type Store struct {
 
 var _ tokens.Store = (*Store)(nil)
 
-// New returns the Store in a database. Several Stores can use one database.
+// New returns the Store in a database. Several Stores can use one database. New panics if [DB.MaxChanges] is below 4.
 func New(db DB) *Store {
+	if n := db.MaxChanges(); n < 4 {
+		panic(fmt.Sprintf("rowstore: MaxChanges is %d, want at least 4", n))
+	}
 	s := &Store{db: db, table: &table[tokens.Record]{
 		db: db, folder: tokensFolder, what: "token", check: tokens.CheckID,
 		fields: func(r *tokens.Record) fields {
