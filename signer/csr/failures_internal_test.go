@@ -60,7 +60,7 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 	}
 	h := &testHandler{client: fake.NewClientset(), events: record.NewFakeRecorder(10)}
 	signers := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
-	s := signers[client]
+	s, store := signers[client], memdb.Open()
 	s.Rules = []approval.Rule{h}
 	signers[client] = s
 	h.handler = &handler{
@@ -68,7 +68,7 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 			Client: h.client, Approve: true, Sign: true,
 			Authority: &signer.Authority{
 				Signers: signer.FixedSigners(signers), Record: h,
-				Nodes: &admission.Nodes{Tokens: memdb.Open(), Claims: storetest.Before(func() error { return h.err }, "Claims.Get").Claims(memdb.Open().Claims())},
+				Nodes: &admission.Nodes{Tokens: store, Claims: storetest.Before(func() error { return h.err }, "Claims.Get").Claims(store.Claims())},
 			},
 		},
 		log: slog.New(slog.DiscardHandler), counts: newInstruments(nil), recorder: h.events,

@@ -2,8 +2,8 @@
 // default for installers and signers without a Kubernetes API. Only one process can use the file, so
 // several replicas need tokens/secretstore instead.
 //
-// Package tokens/rowstore defines the rows of tokens, claims and revocations, and signer/issuance/boltrecord what an entry
-// of the issuance record means.
+// Package tokens/rowstore defines the rows of tokens, claims and revocations, and signer/issuance/boltrecord what an
+// entry of the issuance record means.
 package boltstore
 
 import (

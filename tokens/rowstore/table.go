@@ -26,7 +26,7 @@ type fields struct {
 	uid, version *string
 }
 
-// A table has the rows of one folder as values. Its methods return copies.
+// A table has the rows of one folder as values. Its reads return copies.
 type table[T value[T]] struct {
 	db     DB
 	folder string

@@ -13,8 +13,8 @@ import (
 // A Call is a call of a method of a store that a [Faulty] wraps.
 type Call struct {
 	Context context.Context
-	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Counter.Commit". The function that is passed to
-	// Update is a call, too: "Store.Update.change" or "Claims.Update.change".
+	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Counter.Commit". The function that is
+	// passed to Update is a call, too: "Store.Update.change" or "Claims.Update.change".
 	Method string
 	// Key is the token ID or the node name. It is empty for List.
 	Key string
@@ -24,11 +24,11 @@ type Call struct {
 	Claims  []tokens.Claim
 }
 
-// A Faulty is a function that runs instead of each call of a store. It calls do to run the call, once at most. What it
-// returns, the caller gets:
+// A Faulty is a function that runs instead of each call of a store. It calls do to run the call, once at most. The
+// caller gets what it returns:
 //   - an error without a call of do: the call has failed, and has no effect,
 //   - an error after a call of do: the call took effect, but its response was lost,
-//   - late, or after a change of the store by somebody else,
+//   - late, or after a change of the store by another caller,
 //   - with other values in Records and Claims.
 //
 // It may run concurrently. Methods without an error (Watch and MaxCommit) are not calls.
@@ -81,7 +81,7 @@ func Alter(f func(*tokens.Record)) Faulty {
 	}
 }
 
-// Stale returns a Faulty with which caches show what they show now: Find, List and OfToken. The claims may be nil.
+// Stale freezes Find, List and OfToken at the current state. The claims may be nil.
 func Stale(t *testing.T, s tokens.Store, claims tokens.Claims) Faulty {
 	t.Helper()
 	records, err := s.List(t.Context())

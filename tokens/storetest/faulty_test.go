@@ -27,7 +27,7 @@ func TestFaultyCounter(t *testing.T) {
 		s := memdb.Open()
 		counter, ok := storetest.Faulty(healthy).Claims(s.Claims()).(tokens.Counter)
 		if !ok {
-			t.Fatal("the faulty claims of a Counter are none")
+			t.Fatal("the faulty claims of a Counter are not a Counter")
 		}
 		return storetest.Faulty(healthy).Store(s), counter
 	})
