@@ -43,7 +43,7 @@ type Error struct {
 	Reason Reason
 	// Message says what failed. Fate says what became of the token, if that is not obvious.
 	Message, Fate string
-	// TokenID is the ID of a token that the store has, or may have, in spite of the error.
+	// TokenID is the ID of a token that the store has, or may have, in spite of the error. Only Create sets it.
 	TokenID string
 	// Retry reports that a retry may help.
 	Retry bool

@@ -36,8 +36,8 @@ type Minter struct {
 	// Endpoint is the HOST:PORT from which machines read cluster-info. If it is empty, that is the API server of
 	// cluster-info.
 	Endpoint string
-	// SignTimeout is how long Join takes at most, without deleting the token after a failure. Zero or less is
-	// DefaultSignTimeout.
+	// SignTimeout is how long Join takes at most to store the token and wait for its signature. Reading cluster-info before
+	// that, and deleting the token after a failure, take longer. Zero or less is DefaultSignTimeout.
 	SignTimeout time.Duration
 	// SignedBy names the component that should sign cluster-info, and where to look. It is in the error after
 	// SignTimeout. Empty names every component that could sign.
@@ -84,9 +84,10 @@ type Minted struct {
 // for signing and authentication. If another token has its ID, Join generates one with another ID.
 //
 // Join then calls complete, if given, which may change the data to join with and render it. If complete or anything
-// before it fails, Join deletes the token, also if ctx has ended, because no one has received it. It does not delete a
-// token that the store had before. The Record is then
-// the one that was deleted. Errors other than an [Error] are about an invalid record, as those of tokens.Record.CheckNew.
+// before it fails, Join deletes the token, also if ctx has ended, because no one has received it. The Record is then the
+// token that the Fate of the error is about. Generate a token for each call: if the store had it before, Join fails, or,
+// if the store cannot be read, deletes it. Errors other than an [Error] are about an invalid record, as those of
+// tokens.Record.CheckNew.
 func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...func(context.Context, *joinformat.Join) error) (Minted, error) {
 	record, err := newRecord(record)
 	if err != nil {
@@ -139,11 +140,12 @@ func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...fun
 	return made, nil
 }
 
-// A Request is for a token that the caller will know even if Create fails.
+// A Request describes a token to create.
 type Request struct {
 	Record tokens.Record
-	// Chosen reports that the caller chose the token, and may have sent the request before. If a token exists that
-	// matches the request, Create returns that. Otherwise Create generates a token of another ID if this one is taken.
+	// Chosen reports that the caller chose the token, and may have sent the request before. If a token of its ID exists,
+	// Create returns it if it matches the request, and otherwise fails. Without Chosen, Create generates a token of another
+	// ID if this one is taken.
 	Chosen bool
 	// Lifetime is the lifetime that the caller chose, with Chosen. An existing token matches if it lives about as long,
 	// from its creation. Zero means that the caller chose Record.Expires: an existing token must expire at that time.

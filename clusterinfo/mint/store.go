@@ -16,9 +16,9 @@ const createTimeout = 10 * time.Second
 // WithdrawTimeout is how long Minter.Join retries to delete a token after a failure, beyond SignTimeout.
 const WithdrawTimeout = 10 * time.Second
 
-// A repeated request matches a stored token if its lifetime differs from the requested one by at most a tenth of
-// the requested lifetime. These are the bounds of that slack. Retries delay the creation, and kube-apiserver's clock, which sets the creation time,
-// may differ from this one by minutes.
+// A repeated request matches a stored token if its lifetime differs from the requested one by at most a tenth of the
+// requested lifetime. These are the bounds of that slack. Retries delay the creation, and kube-apiserver's clock, which
+// sets the creation time, may differ from this one by minutes.
 const (
 	minEndSlack = createTimeout + 5*time.Second
 	maxEndSlack = 5 * time.Minute

@@ -94,10 +94,10 @@ func TestJoinLeavesNoUnnamedToken(t *testing.T) {
 		atMost        time.Duration
 	}{
 		{name: "nothing", left: 1, atMost: time.Second},
-		{name: "a short absence", before: first(5), left: 1, atMost: 5 * time.Second},
-		{name: "answers lost", after: first(3), left: 1, atMost: 5 * time.Second},
-		{name: "away for long", before: always, reason: mint.NotStored, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second},
-		{name: "answers lost for long", after: first(27), reason: mint.NotStored, atMost: 20 * time.Second}, // 25 calls to store it
+		{name: "a short outage", before: first(5), left: 1, atMost: 5 * time.Second},
+		{name: "responses lost", after: first(3), left: 1, atMost: 5 * time.Second},
+		{name: "unavailable for long", before: always, reason: mint.NotStored, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second},
+		{name: "responses lost for long", after: first(27), reason: mint.NotStored, atMost: 20 * time.Second}, // 25 calls to store it
 		{
 			name: "answer lost, then away", reason: mint.NotStored, left: 1, says: "was stored nevertheless, no client received it, and it expires at", atMost: 20 * time.Second,
 			before: func(n int) error {
@@ -111,7 +111,7 @@ func TestJoinLeavesNoUnnamedToken(t *testing.T) {
 		{name: "an API server that fails", before: firstWith(5, apierrors.NewServiceUnavailable("x")), left: 1, atMost: 5 * time.Second},
 		{name: "an API server with many requests", before: firstWith(5, apierrors.NewTooManyRequests("x", 1)), left: 1, atMost: 5 * time.Second},
 		{name: "a redirect on the way", before: firstWith(5, &apierrors.StatusError{ErrStatus: metav1.Status{Code: 302}}), left: 1, atMost: 5 * time.Second},
-		{name: "a plain no", before: func(int) error { return forbidden }, reason: mint.NotStored},
+		{name: "refused", before: func(int) error { return forbidden }, reason: mint.NotStored},
 		{name: "the store refuses", before: func(int) error { return fmt.Errorf("x: %w", tokens.ErrRefused) }, reason: mint.NotStored},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -149,11 +149,11 @@ func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 		reason        mint.Reason
 		left          int
 	}{
-		{name: "a short absence", before: first(5), left: 1},
-		{name: "answers lost", after: first(3), left: 1},
-		{name: "away for long", before: always, reason: mint.NotStored},
-		{name: "a plain no", before: func(int) error { return forbidden }, reason: mint.Refused},
-		{name: "answers lost for long", after: always, reason: mint.NotStored, left: 1},
+		{name: "a short outage", before: first(5), left: 1},
+		{name: "responses lost", after: first(3), left: 1},
+		{name: "unavailable for long", before: always, reason: mint.NotStored},
+		{name: "refused", before: func(int) error { return forbidden }, reason: mint.Refused},
+		{name: "responses lost for long", after: always, reason: mint.NotStored, left: 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -377,9 +377,9 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 		{name: "another secret of everything", first: full, again: full, secret: true, differs: "not shown"},
 		{name: "another secret and another description", first: full, again: none, secret: true, differs: "not shown"},
 		{name: "another ttl", first: none, again: lives(3 * time.Hour), differs: "ttl"},
-		{name: "for ever", first: none, again: lives(0), differs: "ttl"},
-		{name: "not for ever", first: lives(0), again: none, differs: "ttl"},
-		{name: "for ever again", first: lives(0), again: lives(0)},
+		{name: "never expires", first: none, again: lives(0), differs: "ttl"},
+		{name: "expires after all", first: lives(0), again: none, differs: "ttl"},
+		{name: "never expires, twice", first: lives(0), again: lives(0)},
 		{name: "the same end", first: ends(end), again: ends(end.In(time.FixedZone("x", 3600))), fixedEnd: true},
 		{name: "another end", first: ends(end), again: ends(end.Add(time.Second)), fixedEnd: true, differs: "expires"},
 		{name: "another description", first: full, again: all(full, func(r *tokens.Record) { r.Description = "rack 8" }), differs: "description"},
@@ -395,7 +395,7 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 		{name: "used", first: full, again: full, change: func(r *tokens.Record) { r.Nodes = []string{"a"} }},
 		// A token expires earlier once its last slot is used.
 		{name: "spent", first: nodes(1), again: nodes(1), change: spend},
-		{name: "spent, for ever", first: all(nodes(1), lives(0)), again: all(nodes(1), lives(0)), change: spend},
+		{name: "spent, never expires", first: all(nodes(1), lives(0)), again: all(nodes(1), lives(0)), change: spend},
 		{name: "spent, of an end", first: all(nodes(1), ends(end)), again: all(nodes(1), ends(end)), fixedEnd: true, change: spend},
 		{name: "spent, and ends later than is asked for", first: nodes(1), again: all(nodes(1), lives(30*time.Minute)), differs: "ttl", change: spend},
 		{name: "spent, and ends later than the end", first: all(nodes(1), lives(0)), again: all(nodes(1), lives(30*time.Minute)), fixedEnd: true, differs: "expires", change: spend},
