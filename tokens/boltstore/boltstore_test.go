@@ -27,6 +27,29 @@ func open(t testing.TB, path string) *boltstore.Store {
 	return s
 }
 
+// Catches a version that a key has twice: a caller that read the first row would overwrite the second.
+func TestVersionsGoOnAfterReopen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	s, r, seen := open(t, path), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()), map[string]bool{}
+	for range 3 {
+		made, err := s.Create(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if seen[made.Version] {
+			t.Errorf("got version %s again", made.Version)
+		}
+		seen[made.Version] = true
+		if err := s.Delete(t.Context(), made); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		s = open(t, path)
+	}
+}
+
 func TestStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) tokens.Store {
 		return open(t, filepath.Join(t.TempDir(), "tokens.db"))

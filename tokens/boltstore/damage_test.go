@@ -129,14 +129,31 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 				t.Fatal(err)
 			}
 			edit(t, path, test.change)
+			journal := path + "-journal"
+			if err := os.WriteFile(journal, []byte("entries of a crash"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			was := [2]string{read(t, path), read(t, journal)}
 			for range 2 { // the first Open must leave no change and no lock
 				_, err := boltstore.Open(path)
 				if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), path) {
 					t.Errorf("Open = %v, want %q and the file in it", err, test.want)
 				}
 			}
+			if is := [2]string{read(t, path), read(t, journal)}; is != was {
+				t.Error("the refused file or its journal has changed")
+			}
 		})
 	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
 }
 
 // TestReportsDamagedFile overwrites pages of the file and truncates it. The store must return errors and never panic.
