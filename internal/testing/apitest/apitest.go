@@ -63,12 +63,12 @@ func Tunnel(address string) http.HandlerFunc {
 			return
 		}
 		w.WriteHeader(http.StatusOK)
-		from, _, err := http.NewResponseController(w).Hijack()
+		from, received, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			_ = to.Close()
 			return
 		}
-		go func() { _, _ = io.Copy(to, from); _ = to.Close() }()
+		go func() { _, _ = io.Copy(to, received); _ = to.Close() }() // the server may have read the first bytes
 		_, _ = io.Copy(from, to)
 		_ = from.Close()
 	}
