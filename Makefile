@@ -82,8 +82,8 @@ manifests: ## write deploy/manifests and the README of the chart
 
 # The race detector watches the packages themselves, and the whole program on a cluster and standalone. All else below
 # test/, and the command, which its tests start a thousand times, run without it: with it they take twice as long.
-# Whole clusters run first, two at a time. Most other tests with Kubernetes wait for processes and timers, so run more of
-# them at once than there are cores, and the longest first.
+# Whole clusters run by themselves, two at a time. Most other tests with Kubernetes wait for processes and timers, so run
+# more of them at once than there are cores, and the longest first.
 RACED  = ./test/limits ./test/standalone $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
 UNRACED = ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /standalone$$ -e /load$$)
 test: check kube ## run all tests (node tests need root)

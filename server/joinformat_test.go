@@ -1,10 +1,13 @@
 package server_test
 
 import (
+	"crypto/x509"
 	"encoding/json"
+	"maps"
 	"mime"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -86,6 +89,29 @@ func checkJoinObject(t *testing.T, s *site, body string, record tokens.Record) {
 	}
 	if j.Kind != api.KindJoinCommand || j.APIVersion != api.Version || j.ID != record.Token.ID() || j.Token.Reveal() != record.Token.Reveal() || !j.Expires.Equal(record.Expires) {
 		t.Errorf("%+v", j)
+	}
+}
+
+// Catches a field of one of the two types that the other lacks: joinformat cannot import the API.
+func TestJSONFormatHasFieldsOfAPI(t *testing.T) {
+	j := joinformat.Join{Endpoint: "api.example.com:6443", Server: "https://api.example.com:6443", Token: tokens.Generate(), Expires: time.Now(),
+		CAs: []*x509.Certificate{newSite(t).ca.Certificate()}, CertificateKey: joinformat.GenerateCertificateKey(), Warnings: []string{"a warning"}}
+	body, err := j.JSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := json.Unmarshal(body, &got); err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for f := range reflect.TypeFor[api.JoinCommand]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		want = append(want, name)
+	}
+	slices.Sort(want)
+	if fields := slices.Sorted(maps.Keys(got)); !slices.Equal(fields, want) {
+		t.Errorf("got fields %q, want those of api.JoinCommand, %q", fields, want)
 	}
 }
 

@@ -45,7 +45,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
-	return &site{&mint.Minter{Tokens: store, ClusterInfo: info, Endpoint: endpoint, SignedBy: "the one who sleeps"}, store, info, cas}
+	return &site{&mint.Minter{Tokens: store, ClusterInfo: info, Endpoint: endpoint, SignedBy: "the signer of the test"}, store, info, cas}
 }
 
 func newRecord(ttl time.Duration) tokens.Record {
@@ -102,7 +102,7 @@ func reason(t *testing.T, err error) mint.Reason {
 func TestJoinsLeadToDiscovery(t *testing.T) {
 	for _, how := range both {
 		s := newSite(t)
-		s.Warnings = func(context.Context, tokens.Record) []string { return []string{"nobody is at work"} }
+		s.Warnings = func(context.Context, tokens.Record) []string { return []string{"no signer runs"} }
 		record := newRecord(2 * time.Hour)
 		record.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-7"}}
 		made, err := how.call(t.Context(), s, record)
@@ -114,7 +114,7 @@ func TestJoinsLeadToDiscovery(t *testing.T) {
 		if made.Existing || j.Endpoint != endpoint || j.Server != apiServer || !j.CAs[0].Equal(s.cas[0]) || j.Token != stored.Token || made.Record.UID != stored.UID || !stored.Limits.Equal(record.Limits) {
 			t.Errorf("%s: got %+v", how.name, made)
 		}
-		if !slices.Equal(made.Warnings, []string{"nobody is at work"}) {
+		if !slices.Equal(made.Warnings, []string{"no signer runs"}) {
 			t.Errorf("%s: got warnings %q", how.name, made.Warnings)
 		}
 		data, err := s.info.Data(t.Context())
@@ -399,7 +399,7 @@ func testWaitEndsAtExpiry(t *testing.T, call func(context.Context, *site, tokens
 	if took := time.Since(start); took < 2*time.Second || took > 4*time.Second || len(s.ids(t)) != kept {
 		t.Errorf("took %s and left tokens %v, want 3s and %d tokens", took, s.ids(t), kept)
 	}
-	if reason(t, err) != mint.NotSigned || !strings.Contains(err.Error(), "the new token expired at ") || strings.Contains(err.Error(), "sleeps") {
+	if reason(t, err) != mint.NotSigned || !strings.Contains(err.Error(), "the new token expired at ") || strings.Contains(err.Error(), "signer of the test") {
 		t.Errorf("got %v", err)
 	}
 	if kept > 0 && !strings.Contains(err.Error(), "was created nevertheless and expired at ") {

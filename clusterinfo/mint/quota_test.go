@@ -59,7 +59,7 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 				t.Errorf("a dry run: %v", err)
 			}
 			made("another user's", first, "vic")
-			made("that of no user", first, "")
+			made("a token without a creator", first, "")
 			if len(s.ids(t)) != 5 {
 				t.Errorf("%d tokens, want 5", len(s.ids(t)))
 			}

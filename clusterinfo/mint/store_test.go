@@ -269,7 +269,7 @@ func TestDeletesUnsignedToken(t *testing.T) {
 			if left > 0 {
 				want = "could not be deleted; no client received it, and it expires at"
 			}
-			for _, want := range []string{want, "within 200ms", "the one who sleeps", "cluster-info has no signature of it"} {
+			for _, want := range []string{want, "within 200ms", "the signer of the test", "cluster-info has no signature of it"} {
 				if reason(t, err) != mint.NotSigned || !strings.Contains(err.Error(), want) {
 					t.Errorf("got %v, want %q", err, want)
 				}
@@ -309,7 +309,7 @@ func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 		r := newRecord(time.Hour)
 		_, err := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, Wait: 50 * time.Millisecond})
 		var e *mint.Error
-		if !errors.As(err, &e) || e.Reason != mint.NotSigned || e.TokenID != r.Token.ID() || !strings.Contains(e.Message, "within 50ms; the signer should be the one who sleeps") ||
+		if !errors.As(err, &e) || e.Reason != mint.NotSigned || e.TokenID != r.Token.ID() || !strings.Contains(e.Message, "within 50ms; the signer should be the signer of the test") ||
 			!strings.Contains(e.Fate, "was created nevertheless and expires at") || strings.Contains(err.Error(), r.Token.RevealSecret()) {
 			t.Errorf("got %v", err)
 		}

@@ -45,7 +45,7 @@ func main() {
 	fmt.Print(string(line))
 }
 
-// joinCommand creates a token for one node of that name and returns the join command. If there is none, it
+// joinCommand creates a token for one node of that name and returns the join command. If it fails, it
 // leaves no token behind.
 func joinCommand(ctx context.Context, store tokens.Store, info mint.ClusterInfo, endpoint, node string, ttl time.Duration) ([]byte, error) {
 	minter := &mint.Minter{Tokens: store, ClusterInfo: info, Endpoint: endpoint}
