@@ -81,7 +81,7 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 					return p, w
 				}
 				if test.twice {
-					if _, w := post(strings.Replace(test.body, "1h", "2h", 1)); w.Code/100 != 2 {
+					if _, w := post(strings.Replace(test.body, `"1h"`, `"2h"`, 1)); w.Code/100 != 2 {
 						t.Fatalf("%d %s", w.Code, w.Body)
 					}
 				}
