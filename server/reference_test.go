@@ -31,6 +31,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -187,7 +188,9 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	s, _ := certifying(t)
 	s.Issued = boltrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record = boltrecord.New(s.store.Issued())
-	s.Revocations = &server.Revocations{Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}}
+	s.Revocations = &desk.Desk{
+		Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}, Tokens: s.Tokens, Claims: s.Claims, ClusterInfo: s.ClusterInfo, Issued: s.Issued,
+	}
 	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
 	s.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
 		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil

@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -48,7 +49,9 @@ func revoking(t testing.TB) (*site, *revocation.Guard) {
 	}}
 	s.Certificates.ClientCertificate = way.Authenticate
 	s.Authenticate = auth.HeaderOrCertificate(s.Authenticate, way.Authenticate)
-	s.Revocations = &server.Revocations{Guard: guard, Lifetime: s.Certificates.Authority.MaxRemainingLifetime}
+	s.Revocations = &desk.Desk{
+		Guard: guard, Tokens: s.store, Claims: s.Claims, ClusterInfo: s.ClusterInfo, Issued: s.Issued, Lifetime: s.Certificates.Authority.MaxRemainingLifetime,
+	}
 	reviewer, err := auth.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -314,7 +317,7 @@ func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
 		token := s.token(t, nil)
 		id, _, _ := strings.Cut(token, ".")
 		s.join(t, s.Handler(), token, "worker-1")
-		s.Tokens, guard.Store = storetest.Alter(change).Store(s.Tokens), noResponse{errAway}
+		s.Revocations.Tokens, guard.Store = storetest.Alter(change).Store(s.Tokens), noResponse{errAway}
 		revoke(t, s.Handler(), 503, `{"tokenID":"`+id+`"}`)
 		if _, err := s.store.Get(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("%s: got %v, want %v", name, err, tokens.ErrNotFound)

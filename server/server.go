@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
@@ -66,8 +67,8 @@ type Server struct {
 	MaxRemainingLifetime func() time.Duration
 	// Issued is the issuance record. If it is nil, /v1/issued returns 404.
 	Issued issuance.Store
-	// Revocations stores which certificates are revoked. If it is nil, /v1/revocation returns 404.
-	Revocations *Revocations
+	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404.
+	Revocations *desk.Desk
 	// Authorization serves the subject access reviews of kube-apiserver; nil serves no such path.
 	Authorization *Authorization
 	// Node reads the current Node of a name, for tokens that replace it. The error wraps

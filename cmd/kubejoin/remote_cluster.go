@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -94,8 +95,8 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		Explain:        kube.Reader{Client: clientset, Tokens: store, Claims: claims, ClusterInfo: info, Revocations: revoked}.Explain,
 		ExplainRequest: byDefaults(ctx, clientset, store, claims).Explain,
 
-		Revocations: &server.Revocations{
-			Guard:     &revocation.Guard{Store: revoked},
+		Revocations: &desk.Desk{
+			Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: liveNode(clientset),
 			Requested: func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, clientset) },
 			ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, clientset) },
 		},
@@ -109,7 +110,7 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		Version: buildVersion(),
 	}
 	if !forbidden {
-		s.Claims = claims
+		s.Claims, s.Revocations.Claims = claims, claims
 	}
 	// The in-process server does not authorize: the API server does.
 	asks := client.InProcess(s.InProcess())

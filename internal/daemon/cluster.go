@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"net/url"
@@ -20,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/turn/leases"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
@@ -234,7 +236,9 @@ func (c *cluster) buildAuthority() error {
 	if err := c.authority.Check(); err != nil {
 		return err
 	}
-	c.api.Revocations.Lifetime = c.authority.MaxRemainingLifetime
+	c.api.Revocations = c.newDesk(c.authority)
+	c.api.Revocations.Requested = func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, c.client) }
+	c.api.Revocations.ClientCAs = func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) }
 	if c.Shadow {
 		c.authority.Nodes, c.authority.Record = c.authority.Nodes.DryRun(), nil
 	} else if c.ca != nil || c.options.SignerConfig != "" {

@@ -9,9 +9,10 @@ import (
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
@@ -35,7 +36,6 @@ func (s *service) checkRevoked(ctx context.Context, leaf *x509.Certificate) erro
 // openRevocations opens the revocations in the store of the tokens.
 func (s *standalone) openRevocations() {
 	s.revocations = &revocation.Guard{Store: rowlist.New(s.revocationRows)}
-	s.api.Revocations = &server.Revocations{Guard: s.revocations, RejoinWindow: s.options.Nodes.RejoinWindow}
 }
 
 // openRevocations opens the revocations in ConfigMaps, even if tokens are in a file: the ValidatingAdmissionPolicy
@@ -53,12 +53,15 @@ func (c *cluster) openRevocations() error {
 		}
 		return nil
 	})
-	c.api.Revocations = &server.Revocations{
-		Guard: c.revocations, RejoinWindow: c.options.Nodes.RejoinWindow,
-		Requested: func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, c.client) },
-		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) },
-	}
 	return nil
+}
+
+// newDesk returns the Desk of the API. The stores must be open.
+func (s *service) newDesk(a *signer.Authority) *desk.Desk {
+	return &desk.Desk{
+		Guard: s.revocations, Tokens: s.api.Tokens, Claims: s.api.Claims, ClusterInfo: s.api.ClusterInfo, Issued: s.api.Issued, Node: s.api.Node,
+		Lifetime: a.MaxRemainingLifetime, RejoinWindow: s.options.Nodes.RejoinWindow,
+	}
 }
 
 // answerAccessReviews enables the webhook with which kube-apiserver refuses revoked certificates, if it can

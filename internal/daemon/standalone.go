@@ -129,7 +129,7 @@ func (s *standalone) buildAuthority() error {
 	}
 	s.giveCertificates(s.authority)
 	s.api.MaxRemainingLifetime = s.authority.MaxRemainingLifetime
-	s.api.Revocations.Lifetime = s.authority.MaxRemainingLifetime
+	s.api.Revocations = s.newDesk(s.authority)
 	return nil
 }
 

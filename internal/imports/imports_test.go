@@ -32,7 +32,7 @@ var arrows = []struct {
 	},
 	{
 		"no client-go: only adapters talk to the API server",
-		[]string{"tokens", "clusterinfo", "clusterinfo/joinformat", "clusterinfo/mint", "server/api", "signer", "signer/approval", "signer/admission", "signer/pkcs10", "signer/issuance/..."},
+		[]string{"tokens", "clusterinfo", "clusterinfo/joinformat", "clusterinfo/mint", "server/api", "signer", "signer/approval", "signer/admission", "signer/pkcs10", "signer/issuance/...", "signer/revocation", "signer/revocation/desk"},
 		below("k8s.io/client-go"), "tokens/secretstore",
 	},
 	{

@@ -1,0 +1,251 @@
+// Package desk has the policy of revoking: what a request to revoke a node, a certificate or a token is about, until
+// when, and in which order. A [Desk] stores the entries in a [revocation.Guard]. docs/revocation.md describes the policy.
+package desk
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A Desk revokes nodes, certificates, and what was issued on a token. It may be used concurrently.
+type Desk struct {
+	// Guard has the revocations. It is required.
+	Guard *revocation.Guard
+	// Tokens stores the tokens. It is required.
+	Tokens tokens.Store
+	// ClusterInfo provides the kubeconfig of cluster-info, whose CAs may have signed certificates. It is required.
+	ClusterInfo interface {
+		Config(ctx context.Context) (kubeconfig []byte, err error)
+	}
+	// Claims stores the claims, by which the nodes of a token are found. Nil: there are none.
+	Claims tokens.Claims
+	// Issued is the issuance record. Nil: there is none.
+	Issued issuance.Store
+	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
+	// the cluster's CertificateSigningRequests. They are in addition to Issued. Nil knows none.
+	Requested func(ctx context.Context) ([]revocation.Issued, error)
+	// Node reads the current Node of a name, for warnings. The error wraps [tokens.ErrNotFound] if there is no such
+	// Node. It is nil without a cluster.
+	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
+	// ClientCAs returns the CAs of client certificates that kube-apiserver accepts. Nil: there is no API server.
+	ClientCAs func(ctx context.Context) ([]*x509.Certificate, error)
+	// Lifetime returns how long any certificate may still be valid, in addition to what the CAs of cluster-info and
+	// ClientCAs say. It is usually MaxRemainingLifetime of an Authority. Nil adds nothing.
+	Lifetime func() time.Duration
+	// RejoinWindow is how long a node may rejoin with a certificate that has expired. Revocations last that much longer.
+	RejoinWindow time.Duration
+}
+
+// A Request says what to revoke: exactly one of Node, Serial, Fingerprint and TokenID.
+type Request struct {
+	Node string
+	// Serial is the serial number of a certificate, in hexadecimal digits.
+	Serial string
+	// Fingerprint is that of a certificate, in any form of [revocation.ParseFingerprint].
+	Fingerprint string
+	// TokenID is a token. All that was issued on it is revoked, and the token is deleted.
+	TokenID string
+	// Reason is why, and By the user who revokes; either may be empty. Locked-out machines see the reason.
+	Reason, By string
+	// DryRun makes Revoke change nothing and return what it would return.
+	DryRun bool
+}
+
+// A Result is what a [Desk] has revoked.
+type Result struct {
+	// Entries are as stored, sorted by key. If Revoke fails, they are those that were stored nevertheless.
+	Entries []revocation.Entry
+	// Warnings are for the person who revokes.
+	Warnings []string
+	// EndUnknown is why the Desk could not read when the last certificate ends. The entries then have no end. It is
+	// nil if the end is known.
+	EndUnknown error
+}
+
+func invalid(field, format string, args ...any) error {
+	return &tokens.FieldError{Field: field, Err: fmt.Errorf(format, args...)}
+}
+
+func (r Request) check() error {
+	if len(r.Reason) > revocation.MaxReason {
+		return invalid("reason", "has %d bytes, want at most %d", len(r.Reason), revocation.MaxReason)
+	}
+	given := 0
+	for _, s := range []string{r.Node, r.Serial, r.Fingerprint, r.TokenID} {
+		if s != "" {
+			given++
+		}
+	}
+	if given != 1 {
+		return invalid("node", "%d of node, serial, fingerprint and tokenID given, want exactly one", given)
+	}
+	return nil
+}
+
+// Revoke revokes a node, a certificate, or everything that was issued on a token. The error of an invalid request is a
+// [*tokens.FieldError] with a field of the HTTPS API. Errors of the stores of tokens and claims are returned as they
+// are, and all others are an [*Error]. If a token was disabled before the failure, the error is an [*Incomplete].
+func (d *Desk) Revoke(ctx context.Context, r Request) (Result, error) {
+	if err := r.check(); err != nil {
+		return Result{}, err
+	}
+	if r.TokenID != "" {
+		return d.revokeToken(ctx, r)
+	}
+	e, err := d.entryOf(ctx, r)
+	if err != nil {
+		return Result{}, err
+	}
+	known, unknown := d.known(ctx, issuance.Query{Node: e.Node}, e.Covers) // they only tell when the revocation ends
+	result, err := d.store(ctx, r, []revocation.Entry{e}, known, unknown)
+	if err == nil && r.Node != "" {
+		result.Warnings = append(result.Warnings, d.nodeWarnings(ctx, r.Node)...)
+	}
+	return result, err
+}
+
+// Undo removes an entry and returns it. With dryRun, it only returns it. The error is an [*Error].
+func (d *Desk) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revocation.Entry, error) {
+	remove := d.Guard.Undo
+	if dryRun {
+		remove = d.Guard.Store.Get
+	}
+	e, err := remove(ctx, key)
+	switch {
+	case errors.Is(err, revocation.ErrNotFound):
+		return e, &Error{Reason: NotRevoked, Message: key.String() + " is not revoked"}
+	case err != nil:
+		return e, listError(err)
+	}
+	return e, nil
+}
+
+// List returns the entries that have not ended, sorted by key. The error is an [*Error].
+func (d *Desk) List(ctx context.Context) ([]revocation.Entry, error) {
+	entries, err := d.Guard.List(ctx)
+	if err != nil {
+		return nil, listError(err)
+	}
+	return entries, nil
+}
+
+// listError returns the Error of a failed read or write of the list of revocations.
+func listError(err error) error {
+	if errors.Is(err, revocation.ErrFull) {
+		return &Error{Full, "the list of revocations is full; remove revocations that are no longer needed with 'kubejoin revoke undo'", err}
+	}
+	return &Error{Unavailable, "the revocations cannot be read or written now; retry", err}
+}
+
+// entryOf returns the entry that a request for a node or a certificate describes.
+func (d *Desk) entryOf(ctx context.Context, r Request) (e revocation.Entry, err error) {
+	switch {
+	case r.Node != "":
+		if err := tokens.CheckNodeName(r.Node); err != nil {
+			return e, invalid("node", "%w", err)
+		}
+		return revocation.Entry{Node: r.Node}, nil
+	case r.Fingerprint != "":
+		if e.Fingerprint, err = revocation.ParseFingerprint(r.Fingerprint); err != nil {
+			return e, invalid("fingerprint", "%w", err)
+		}
+		return e, nil
+	}
+	serial, err := issuance.ParseSerial(r.Serial)
+	if err != nil {
+		return e, invalid("serial", "want a serial number in hexadecimal digits, as 'openssl x509 -noout -serial' prints it")
+	}
+	e.Fingerprint, err = d.bySerial(ctx, serial)
+	return e, err
+}
+
+// nodeWarnings warns of a node name that no Node has, or without a cluster no claim and no certificate. It may be
+// misspelt, or its Node was deleted.
+func (d *Desk) nodeWarnings(ctx context.Context, node string) []string {
+	if d.Node == nil {
+		if d.Claims == nil || d.Issued == nil {
+			return nil
+		}
+		if _, err := d.Claims.Get(ctx, node); !errors.Is(err, tokens.ErrNotFound) {
+			return nil
+		}
+		if page, err := d.Issued.List(ctx, issuance.Query{Node: node, Limit: 1}); err != nil || len(page.Entries) > 0 {
+			return nil
+		}
+		return []string{"kubejoin has no claim and no certificate of node " + node + "; check the name with 'kubejoin issued list'"}
+	}
+	if _, err := d.Node(ctx, node); errors.Is(err, tokens.ErrNotFound) {
+		return []string{"there is no Node " + node + "; check the name if the Node was not deleted"}
+	}
+	return nil
+}
+
+// store stores entries and returns what was stored. known are certificates that may be among those that the entries
+// bar; unknown is why they could not be read. If an entry cannot be stored, the others are stored nevertheless.
+func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry, known []revocation.Issued, unknown error) (Result, error) {
+	if len(entries) == 0 {
+		return Result{}, nil
+	}
+	end, err := d.lastEnd(ctx)
+	result := Result{EndUnknown: errors.Join(unknown, err)}
+	if result.EndUnknown != nil {
+		end = time.Time{}
+	}
+	var errs []error
+	for _, e := range entries {
+		e.Reason, e.By, e.TokenID, e.Until = foreign.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(end, d.RejoinWindow, known)
+		if e.Until.IsZero() && len(result.Warnings) == 0 {
+			result.Warnings = []string{"kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'; the log says why"}
+		}
+		if !r.DryRun {
+			if e, err = d.Guard.Revoke(ctx, e); err != nil {
+				errs = append(errs, fmt.Errorf("revoke %s: %w", e.Key(), err))
+				continue
+			}
+		}
+		result.Entries = append(result.Entries, e)
+	}
+	if len(errs) > 0 {
+		return result, listError(errors.Join(errs...))
+	}
+	return result, nil
+}
+
+// lastEnd returns when the last CA ends that may have signed a certificate of a node: those of cluster-info, of
+// kube-apiserver's clients and of kubejoin's signers.
+func (d *Desk) lastEnd(ctx context.Context) (end time.Time, err error) {
+	kubeconfig, err := d.ClusterInfo.Config(ctx)
+	if err != nil {
+		return end, err
+	}
+	_, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return end, err
+	}
+	if d.ClientCAs != nil {
+		clients, err := d.ClientCAs(ctx)
+		if err != nil {
+			return end, err
+		}
+		cas = slices.Concat(cas, clients)
+	}
+	if d.Lifetime != nil {
+		end = time.Now().Add(d.Lifetime())
+	}
+	for _, ca := range cas {
+		if ca.NotAfter.After(end) {
+			end = ca.NotAfter
+		}
+	}
+	return end.UTC().Truncate(time.Second), nil
+}

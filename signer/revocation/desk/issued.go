@@ -1,0 +1,101 @@
+package desk
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// bySerial returns the certificate of a serial number, from the issuance record or from those that were issued recently.
+func (d *Desk) bySerial(ctx context.Context, serial string) (revocation.Fingerprint, error) {
+	if d.Issued != nil {
+		e, err := d.Issued.Get(ctx, serial)
+		if err == nil {
+			if c, ok := issuedOf(e); ok {
+				return c.Fingerprint, nil
+			}
+		} else if !errors.Is(err, issuance.ErrNotFound) {
+			return "", recordError(err)
+		}
+	}
+	recent, err := d.requested(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, c := range recent {
+		if c.Serial == serial {
+			return c.Fingerprint, nil
+		}
+	}
+	return "", &Error{Reason: NotIssued, Message: "kubejoin knows no certificate with serial number " + serial + "; give its fingerprint, which 'openssl x509 -noout -fingerprint -sha256 -in FILE' prints, or revoke its node"}
+}
+
+// known returns the certificates that match and have not ended, from the issuance record and from those that were
+// issued recently.
+func (d *Desk) known(ctx context.Context, q issuance.Query, match func(revocation.Issued) bool) ([]revocation.Issued, error) {
+	all, err := d.requested(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if d.Issued != nil {
+		q.Outcome, q.EndsAfter, q.Limit = issuance.Issued, time.Now(), issuance.MaxLimit
+		for {
+			page, err := d.Issued.List(ctx, q)
+			if err != nil {
+				return nil, recordError(err)
+			}
+			for _, e := range page.Entries {
+				if c, ok := issuedOf(e); ok {
+					all = append(all, c)
+				}
+			}
+			if q.After = page.Next; q.After == "" {
+				break
+			}
+		}
+	}
+	seen := map[revocation.Fingerprint]bool{}
+	return slices.DeleteFunc(all, func(c revocation.Issued) bool {
+		twice := seen[c.Fingerprint]
+		seen[c.Fingerprint] = true
+		return twice || time.Now().After(c.NotAfter) || !match(c)
+	}), nil
+}
+
+func (d *Desk) requested(ctx context.Context) ([]revocation.Issued, error) {
+	if d.Requested == nil {
+		return nil, nil
+	}
+	all, err := d.Requested(ctx)
+	if err != nil {
+		return nil, &Error{NoRequests, "the certificate requests of the cluster cannot be read now; retry", err}
+	}
+	return all, nil
+}
+
+func recordError(err error) error {
+	return &Error{NoRecord, "the issuance record cannot be read now; retry", err}
+}
+
+// issuedOf returns the certificate of an entry in the issuance record. It is not ok for an entry that has neither the
+// certificate nor its fingerprint.
+func issuedOf(e issuance.Entry) (c revocation.Issued, ok bool) {
+	if chain := pemfile.Presented([]byte(e.Certificate)); len(chain) > 0 {
+		return revocation.IssuedOf(e.TokenID, chain[0]), true
+	}
+	fingerprint, err := revocation.ParseFingerprint(e.Fingerprint)
+	if err != nil {
+		return c, false
+	}
+	c = revocation.Issued{TokenID: e.TokenID, Node: e.Node, Serial: e.Serial, Fingerprint: fingerprint, NotAfter: e.NotAfter}
+	if tokens.CheckNodeName(c.Node) != nil {
+		c.Node = ""
+	}
+	return c, true
+}

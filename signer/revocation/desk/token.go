@@ -1,0 +1,146 @@
+package desk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// tokenCached is longer than an Authority caches a token without limits.
+const tokenCached = 2 * time.Second
+
+// revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the token
+// keeps its claims, by which a retry finds the nodes. Each step may be repeated.
+func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
+	if err := tokens.CheckID(r.TokenID); err != nil {
+		return Result{}, invalid("tokenID", "%w", err)
+	}
+	existed, err := d.disable(ctx, r.TokenID, r.DryRun)
+	if err != nil {
+		return Result{}, err
+	}
+	result, err := d.revokeIssued(ctx, r)
+	if err == nil && !r.DryRun {
+		_, err = d.end(ctx, r.TokenID)
+	}
+	switch {
+	case err != nil && existed && !r.DryRun:
+		return result, &Incomplete{r.TokenID, err}
+	case err != nil:
+		return result, err
+	case len(result.Entries) == 0 && !existed:
+		return result, &Error{Reason: NoToken, Message: fmt.Sprintf("there is no token %s, and kubejoin knows no certificate that was issued on it", r.TokenID)}
+	case len(result.Entries) == 0:
+		result.Warnings = append(result.Warnings, "kubejoin knows no certificate that was issued on token "+r.TokenID)
+	}
+	return result, nil
+}
+
+// disable makes a token unusable, waits until no cache has it, and reports whether it existed. A token that is
+// malformed, or invalid as another tool has written it, cannot be changed. Kubernetes may still accept it, so disable
+// deletes it.
+func (d *Desk) disable(ctx context.Context, id string, dryRun bool) (existed bool, err error) {
+	record, err := d.Tokens.Get(ctx, id)
+	disabled := record.Clone()
+	disabled.Disable()
+	switch {
+	case err != nil || dryRun:
+	case record.Problem != nil || disabled.Check() != nil:
+		_, err = d.end(ctx, id)
+	default:
+		_, err = d.Tokens.Update(ctx, id, func(record *tokens.Record) error { record.Disable(); return nil })
+	}
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, err
+	case dryRun:
+		return true, nil
+	}
+	select {
+	case <-time.After(tokenCached):
+		return true, nil
+	case <-ctx.Done():
+		return true, ctx.Err()
+	}
+}
+
+// end deletes a token, and reports whether it existed.
+func (d *Desk) end(ctx context.Context, id string) (bool, error) {
+	for {
+		record, err := d.Tokens.Get(ctx, id)
+		if err == nil {
+			err = d.Tokens.Delete(ctx, record)
+		}
+		switch {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, tokens.ErrNotFound):
+			return false, nil
+		case !errors.Is(err, tokens.ErrConflict):
+			return false, err
+		}
+	}
+}
+
+// revokeIssued revokes each node that a token admitted. If another token holds the node's name now, it only revokes the
+// certificates that are known to be issued on the token.
+func (d *Desk) revokeIssued(ctx context.Context, r Request) (Result, error) {
+	id, entries := r.TokenID, map[revocation.Key]revocation.Entry{}
+	add := func(e revocation.Entry) { entries[e.Key()] = e }
+	if d.Claims != nil {
+		held, err := d.Claims.HeldBy(ctx, id)
+		if err != nil {
+			return Result{}, err
+		}
+		all, err := d.Claims.List(ctx) // a node without a claim of a token has an identity
+		if err != nil {
+			return Result{}, err
+		}
+		admitted := slices.DeleteFunc(all, func(c tokens.Claim) bool { return c.Identity.TokenID != id })
+		for _, c := range append(held, admitted...) {
+			add(revocation.Entry{Node: c.Node})
+		}
+	}
+	known, err := d.known(ctx, issuance.Query{TokenID: id}, func(c revocation.Issued) bool { return c.TokenID == id })
+	if err != nil {
+		return Result{}, err
+	}
+	for _, c := range known {
+		other, err := d.heldByOther(ctx, c.Node, id)
+		switch {
+		case err != nil:
+			return Result{}, err
+		case other:
+			add(revocation.Entry{Fingerprint: c.Fingerprint})
+		default:
+			add(revocation.Entry{Node: c.Node})
+		}
+	}
+	var all []revocation.Entry
+	for _, key := range slices.Sorted(maps.Keys(entries)) {
+		all = append(all, entries[key])
+	}
+	return d.store(ctx, r, all, known, nil)
+}
+
+// heldByOther reports whether a certificate of a node name bars only itself: another token holds the name, or there is
+// no name.
+func (d *Desk) heldByOther(ctx context.Context, node, id string) (bool, error) {
+	if node == "" || d.Claims == nil {
+		return node == "", nil
+	}
+	c, err := d.Claims.Get(ctx, node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil && !c.Released() && c.TokenID != id, err
+}
