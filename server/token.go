@@ -163,7 +163,7 @@ func renewable(record tokens.Record, expires time.Time, shorten bool) error {
 	case record.OwnsUpload():
 		return ownsUpload(record, "upload the certificates again with: kubejoin certs upload")
 	case record.Problem != nil || record.Limits.Problem != nil:
-		return newProblem(http.StatusConflict, "token-invalid", "token %s is malformed, and renewing it does not help: %s; delete it with: kubejoin token delete %s", id, problemOf(record), id)
+		return newProblem(http.StatusConflict, "token-invalid", "token %s is malformed, and renewing it does not help: %s; delete it with: kubejoin token delete %s", id, record.ProblemText(), id)
 	case record.Spent():
 		return newProblem(http.StatusConflict, api.ProblemSpent, "token %s is spent (used by %s), so renewing it has no effect; create another token with: %s",
 			id, strings.Join(record.Nodes, ", "), recreateCommand(record.Limits))

@@ -85,7 +85,7 @@ func Show(r tokens.Record) api.Token { return view{now: time.Now()}.token(r) }
 func (v view) token(r tokens.Record) api.Token {
 	t := api.Token{
 		APIVersion: api.Version, Kind: api.KindToken,
-		ID: r.Token.ID(), Status: v.status(r), Problem: problemOf(r),
+		ID: r.Token.ID(), Status: v.status(r), Problem: r.ProblemText(),
 		Description: r.Description, Created: r.Created, Expires: r.Expires,
 		Usages: []string{}, Groups: append([]string{}, r.Groups...),
 		MaxNodes: r.Limits.MaxNodes, NodeNames: r.Limits.NodeNames, Role: r.Limits.Role, Rejoin: r.Limits.Rejoin,
@@ -135,15 +135,6 @@ func (v view) nodes(r tokens.Record) []string {
 		}
 	}
 	return nodes
-}
-
-// problemOf returns what is wrong with a record, in one line, or an empty string.
-func problemOf(r tokens.Record) string {
-	err := errors.Join(r.Problem, r.Limits.Problem)
-	if err == nil {
-		return ""
-	}
-	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }
 
 func decimal(n int) string { return strconv.Itoa(n) }

@@ -112,6 +112,15 @@ func (r Record) Spent() bool {
 	return most > 0 && len(r.Nodes) >= most
 }
 
+// ProblemText returns in one line why the record or its limits are malformed, or "".
+func (r Record) ProblemText() string {
+	err := errors.Join(r.Problem, r.Limits.Problem)
+	if err == nil {
+		return ""
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; ")
+}
+
 // Disable removes everything that the token may do, and keeps its limits, names and expiration. So it admits nobody, and its
 // claims stay. Malformed limits become what could be read of them.
 func (r *Record) Disable() {
