@@ -94,7 +94,9 @@ func (r Releaser) past(c Claim) ReleasedClaim {
 	return c.PastAfterRelease(time.Now(), longest)
 }
 
-func replaced(node string) error { return fmt.Errorf("the claim on node name %s %w", node, ErrReplaced) }
+func replaced(node string) error {
+	return fmt.Errorf("the claim on node name %s %w", node, ErrReplaced)
+}
 
 // giveSlotsBack gives back the slot of a node without a claim on each token that counts it.
 func (r Releaser) giveSlotsBack(ctx context.Context, node string, dryRun bool) (Claim, []string, error) {

@@ -313,7 +313,7 @@ func TestInterruptedReleaseAdmitsNobody(t *testing.T) {
 	}
 	_, err := admit(t.Context(), c.admission(), r)
 	wantRefused(t, "release interrupted", err, "TokenSpent", "has already joined")
-	releaseClaim(t.Context(), store{cluster: c}, claims{cluster: c}, token.ID(), "worker-1")
+	releaseClaim(t.Context(), store{cluster: c}, claims{cluster: c}, "worker-1")
 	c.mustAdmit(t, r)
 }
 
@@ -340,6 +340,6 @@ func TestLostNameIsReleased(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	c.editToken(token.ID(), func(r *tokens.Record) { r.Nodes, r.Lost = []string{"worker-1"}, []string{"worker-1"} })
-	releaseClaim(t.Context(), store{cluster: c}, claims{cluster: c}, token.ID(), "worker-1")
+	releaseClaim(t.Context(), store{cluster: c}, claims{cluster: c}, "worker-1")
 	c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-2", nil))
 }

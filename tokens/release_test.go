@@ -1,0 +1,328 @@
+package tokens_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+)
+
+var errReset = errors.New("connection reset")
+
+// names is a Releaser with a token for three nodes, two of which have joined.
+type names struct {
+	tokens.Releaser
+	store  tokens.Store  // not wrapped
+	claims tokens.Claims // not wrapped
+	record tokens.Record
+}
+
+func twoJoined(t *testing.T) *names {
+	t.Helper()
+	db := memdb.Open()
+	n := &names{store: db, claims: db.Claims()}
+	n.Tokens, n.Claims = n.store, n.claims
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Limits.MaxNodes, r.Nodes = 3, []string{"worker-1", "worker-2"}
+	var err error
+	if n.record, err = db.Create(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range r.Nodes {
+		n.claim(t, node)
+	}
+	return n
+}
+
+func (n *names) claim(t *testing.T, node string) {
+	t.Helper()
+	c := tokens.Claim{Node: node, TokenID: n.record.Token.ID(), TokenUID: n.record.UID, Limits: n.record.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
+	if _, err := n.claims.Create(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// release releases worker-1.
+func (n *names) release(t *testing.T) (tokens.Claim, string, error) {
+	t.Helper()
+	c, warnings, err := n.Release(t.Context(), "worker-1", false)
+	return c, strings.Join(warnings, "; "), err
+}
+
+// want fails the test unless these nodes have claims, and the token counts these.
+func (n *names) want(t *testing.T, claimed, counted string) {
+	t.Helper()
+	held, err := n.claims.HeldBy(t.Context(), n.record.Token.ID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var holds []string
+	for _, c := range held {
+		holds = append(holds, c.Node)
+	}
+	now, err := n.store.Get(t.Context(), n.record.Token.ID())
+	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+		t.Fatal(err)
+	}
+	if !slices.Equal(holds, strings.Fields(claimed)) || !slices.Equal(now.Nodes, strings.Fields(counted)) {
+		t.Errorf("got claims %v and nodes %v, want claims %s and nodes %s", holds, now.Nodes, claimed, counted)
+	}
+}
+
+func TestReleaseFreesNameAndSlot(t *testing.T) {
+	n := twoJoined(t)
+	c, warnings, err := n.Release(t.Context(), "worker-1", true)
+	if err != nil || c.Node != "worker-1" || len(warnings) > 0 {
+		t.Errorf("dry run: got %+v, %q, %v", c, warnings, err)
+	}
+	n.want(t, "worker-1 worker-2", "worker-1 worker-2")
+	c, warning, err := n.release(t)
+	if err != nil || c.Node != "worker-1" || c.TokenID != n.record.Token.ID() || len(c.Keys) != 1 || !strings.Contains(warning, "has a free slot again and expires at") {
+		t.Errorf("got %+v, %q, %v", c, warning, err)
+	}
+	n.want(t, "worker-2", "worker-2")
+	if _, _, err := n.release(t); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("again: got %v, want ErrNotFound", err)
+	}
+	if _, _, err := n.Release(t.Context(), "Worker/1", false); !errors.As(err, new(*tokens.FieldError)) {
+		t.Errorf("invalid name: got %v, want a FieldError", err)
+	}
+}
+
+// Catches a slot that is lost because kubejoin stopped before the claim, or somebody deleted the claim.
+func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
+	n := twoJoined(t)
+	c, err := n.claims.Get(t.Context(), "worker-1")
+	if err == nil {
+		err = n.claims.Delete(t.Context(), c)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, _, err := n.Release(t.Context(), "worker-1", true); err != nil || c.TokenID != n.record.Token.ID() {
+		t.Errorf("dry run: got %+v, %v", c, err)
+	}
+	n.want(t, "worker-2", "worker-1 worker-2")
+	if c, warning, err := n.release(t); err != nil || c.Node != "worker-1" || c.TokenID != n.record.Token.ID() || !strings.Contains(warning, "has a free slot again") {
+		t.Errorf("got %+v, %q, %v", c, warning, err)
+	}
+	n.want(t, "worker-2", "worker-2")
+}
+
+// Catches a past that ends before the certificates of the claim, and a released claim that is released again.
+func TestReleaseLeavesPast(t *testing.T) {
+	for name, test := range map[string]struct {
+		duration, longest, lasts time.Duration
+	}{
+		"no lifetime to wait for":  {},
+		"short certificates":       {duration: time.Hour, lasts: time.Hour},
+		"no Nodes":                 {longest: 24 * time.Hour, lasts: 24 * time.Hour},
+		"no Nodes, short":          {duration: time.Hour, longest: 24 * time.Hour, lasts: 24 * time.Hour},
+		"longer than the signer's": {duration: 48 * time.Hour, longest: 24 * time.Hour, lasts: 48 * time.Hour},
+	} {
+		n := twoJoined(t)
+		n.MaxRemainingLifetime = func() time.Duration { return test.longest }
+		if _, err := n.claims.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.Limits.CertificateDuration = test.duration; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := n.release(t); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		n.want(t, "worker-2", "worker-2")
+		c, err := n.claims.Get(t.Context(), "worker-1")
+		if kept := err == nil; kept != (test.lasts > 0) {
+			t.Fatalf("%s: %+v, %v", name, c, err)
+		}
+		if least := time.Now().Add(test.lasts); test.lasts > 0 && (!c.Released() || c.Past.CertificateDuration != test.duration || c.Past.Until.Before(least) || c.Past.Until.After(least.Add(72*time.Hour))) {
+			t.Errorf("%s: got claim %+v, want it kept until shortly after %s", name, c, least)
+		}
+		if _, _, err := n.release(t); !errors.Is(err, tokens.ErrNotFound) {
+			t.Errorf("%s: again: got %v, want ErrNotFound", name, err)
+		}
+	}
+}
+
+// A node without a claim of a token can rejoin by its identity. Catches a release that leaves it, or loses the past.
+func TestReleaseEndsIdentity(t *testing.T) {
+	n := twoJoined(t)
+	until := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	alone := tokens.Claim{Node: "worker-3", Past: tokens.ReleasedClaim{Until: until}, Identity: tokens.Identity{Keys: []string{"sha256:" + strings.Repeat("1", 64)}, NotAfter: until, Fingerprint: strings.Repeat("a", 64)}}
+	if _, err := n.claims.Create(t.Context(), alone); err != nil {
+		t.Fatal(err)
+	}
+	if c, warnings, err := n.Release(t.Context(), "worker-3", false); err != nil || c.Node != "worker-3" || len(warnings) > 0 {
+		t.Errorf("got %+v, %q, %v", c, warnings, err)
+	}
+	if c, err := n.claims.Get(t.Context(), "worker-3"); err != nil || !c.Identity.IsZero() || !c.Past.Until.Equal(until) {
+		t.Errorf("got %+v, %v, want only the past until %s", c, err, until)
+	}
+}
+
+// Catches a claim that cannot be released because its token was deleted, and a token with the same ID that does not
+// get its slot back.
+func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
+	n := twoJoined(t)
+	if err := n.store.Delete(t.Context(), n.record); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := n.release(t); err != nil {
+		t.Error(err)
+	}
+	n.want(t, "worker-2", "")
+	if _, err := n.store.Create(t.Context(), n.record); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := n.Release(t.Context(), "worker-2", false); err != nil {
+		t.Error(err)
+	}
+	n.want(t, "", "worker-1")
+}
+
+// A token with malformed limits lets nobody join. Catches a release that changes its node count.
+func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
+	n := twoJoined(t)
+	n.Tokens = storetest.Alter(func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes:\nmany") }).Store(n.store)
+	if _, warning, err := n.release(t); err != nil || !strings.Contains(warning, "still counts the name: max-nodes:; many") {
+		t.Errorf("got %q, %v", warning, err)
+	}
+	held, err := n.claims.HeldBy(t.Context(), n.record.Token.ID())
+	if now, getErr := n.store.Get(t.Context(), n.record.Token.ID()); err != nil || getErr != nil || len(held) != 1 || len(now.Nodes) != 2 {
+		t.Errorf("got %d claims and nodes %v, %v, %v, want one claim and both nodes", len(held), now.Nodes, err, getErr)
+	}
+}
+
+// deleting calls before for each deletion of a claim, which fails if before returns an error.
+func (n *names) deleting(before func(ctx context.Context, call int, c tokens.Claim) error) {
+	calls := 0
+	faulty := storetest.Faulty(func(c *storetest.Call, do func() error) error {
+		if c.Method == "Claims.Delete" {
+			calls++
+			if err := before(c.Context, calls, c.Claims[0]); err != nil {
+				return err
+			}
+		}
+		return do()
+	})
+	n.Claims = faulty.Claims(n.claims)
+}
+
+// Catches a slot that is free before the claim is: a machine with the claim could take the slot, which would then count a
+// name without a claim.
+func TestReleaseGivesSlotBackLast(t *testing.T) {
+	n := twoJoined(t)
+	n.deleting(func(context.Context, int, tokens.Claim) error {
+		n.want(t, "worker-1 worker-2", "worker-1 worker-2")
+		return nil
+	})
+	if _, _, err := n.release(t); err != nil {
+		t.Error(err)
+	}
+	n.want(t, "worker-2", "worker-2")
+}
+
+// Catches a failed release that cannot be repeated.
+func TestFailedReleaseIsRepeated(t *testing.T) {
+	for name, fail := range map[string]func(*names){
+		"claim is not released": func(n *names) {
+			n.deleting(func(_ context.Context, call int, _ tokens.Claim) error {
+				if call == 1 {
+					return errReset
+				}
+				return nil
+			})
+		},
+		"token is not written": func(n *names) {
+			failed := false
+			n.Tokens = storetest.Before(func() error {
+				if failed {
+					return nil
+				}
+				failed = true
+				return errReset
+			}, "Store.Update").Store(n.store)
+		},
+	} {
+		n := twoJoined(t)
+		fail(n)
+		if _, _, err := n.release(t); !errors.Is(err, errReset) {
+			t.Errorf("%s: got %v, want %v", name, err, errReset)
+		}
+		for _, dryRun := range []bool{true, false} {
+			if c, _, err := n.Release(t.Context(), "worker-1", dryRun); err != nil || c.TokenID != n.record.Token.ID() {
+				t.Errorf("%s: dry run %t: got %+v, %v", name, dryRun, c, err)
+			}
+		}
+		n.want(t, "worker-2", "worker-2")
+		if _, _, err := n.release(t); !errors.Is(err, tokens.ErrNotFound) {
+			t.Errorf("%s: the third time: got %v, want ErrNotFound", name, err)
+		}
+	}
+}
+
+// A machine is admitted with another key while its claim is released. Catches a release of a claim that nobody has read.
+func TestReleaseRereadsChangedClaim(t *testing.T) {
+	n := twoJoined(t)
+	n.deleting(func(ctx context.Context, call int, c tokens.Claim) error {
+		if call > 1 {
+			return nil
+		}
+		_, err := n.claims.Update(ctx, c.Node, func(c *tokens.Claim) error { c.Keys = append(c.Keys, "sha256:"+strings.Repeat("1", 64)); return nil })
+		return err
+	})
+	if c, _, err := n.release(t); err != nil || len(c.Keys) != 2 {
+		t.Errorf("got %+v, %v", c, err)
+	}
+	n.want(t, "worker-2", "worker-2")
+}
+
+// Catches the deletion of a claim that was created again during the release, and a success although the name has a
+// claim.
+func TestReleaseKeepsReplacedClaim(t *testing.T) {
+	n := twoJoined(t)
+	n.deleting(func(ctx context.Context, call int, c tokens.Claim) error {
+		err := n.claims.Delete(ctx, c)
+		n.claim(t, c.Node)
+		return err
+	})
+	if _, _, err := n.release(t); !errors.Is(err, tokens.ErrReplaced) || !strings.Contains(err.Error(), "claim on node name worker-1 was released and created again") {
+		t.Errorf("got %v, want ErrReplaced", err)
+	}
+	n.want(t, "worker-1 worker-2", "worker-1 worker-2")
+}
+
+// Catches a success although a slow request has claimed the name again.
+func TestReleaseReportsNewClaimOfToken(t *testing.T) {
+	n := twoJoined(t)
+	n.Claims = storetest.After(func() error { n.claim(t, "worker-1"); return nil }, "Claims.Delete").Claims(n.claims)
+	if _, _, err := n.release(t); !errors.Is(err, tokens.ErrReplaced) {
+		t.Errorf("got %v, want ErrReplaced", err)
+	}
+	n.want(t, "worker-1 worker-2", "worker-1 worker-2")
+}
+
+// Catches a release that fails because somebody else has just done the same.
+func TestReleasesWhatOthersDelete(t *testing.T) {
+	n := twoJoined(t)
+	n.deleting(func(ctx context.Context, _ int, c tokens.Claim) error { return n.claims.Delete(ctx, c) })
+	if _, _, err := n.release(t); err != nil {
+		t.Errorf("the claim was deleted: %v", err)
+	}
+	n.want(t, "worker-2", "worker-2")
+	n = twoJoined(t)
+	n.Tokens = storetest.Before(func() error {
+		if r, err := n.store.Get(t.Context(), n.record.Token.ID()); err == nil {
+			return n.store.Delete(t.Context(), r)
+		}
+		return nil
+	}, "Store.Update").Store(n.store)
+	if _, _, err := n.release(t); err != nil {
+		t.Errorf("the token was deleted: %v", err)
+	}
+	n.want(t, "worker-2", "")
+}
