@@ -308,8 +308,9 @@ func TestInterruptedReleaseAdmitsNobody(t *testing.T) {
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	r := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 	c.mustAdmit(t, r)
-	if err := tokens.Leave(t.Context(), store{cluster: c}, claims{cluster: c}, c.claims["worker-1"]); err != nil {
-		t.Fatal(err)
+	stops := tokens.Releaser{Tokens: store{cluster: c}, Claims: storetest.Fail(errors.New("connection reset"), "Claims.Delete").Claims(claims{cluster: c})}
+	if _, _, err := stops.Release(t.Context(), "worker-1", false); err == nil {
+		t.Fatal("the claim was released")
 	}
 	_, err := admit(t.Context(), c.admission(), r)
 	wantRefused(t, "release interrupted", err, "TokenSpent", "has already joined")
