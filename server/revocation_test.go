@@ -10,10 +10,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -170,228 +168,82 @@ func TestRevokeNode(t *testing.T) {
 	wantRevoked(t, handler, first, false)
 }
 
-// Catches a certificate that is revoked by its serial number or fingerprint and works, or one that is revoked with it.
-func TestRevokeCertificate(t *testing.T) {
-	s, _ := revoking(t)
-	handler := s.Handler()
-	token := s.token(t, nil)
-	one, two := s.join(t, handler, token, "worker-1"), s.join(t, handler, token, "worker-1")
-	serial := one.cert.SerialNumber.Text(16)
-	list, _ := revoke(t, handler, 201, `{"serial":"`+strings.ToUpper(serial)+`"}`)
-	if r := list.Items[0]; r.Fingerprint != revocation.FingerprintOf(one.cert).String() || !r.Until.Equal(one.cert.NotAfter) {
-		t.Errorf("got %+v, want the certificate with serial %s", r, serial)
-	}
-	wantRevoked(t, handler, one, true)
-	wantRevoked(t, handler, two, false)
-	list, _ = revoke(t, handler, 201, `{"fingerprint":"`+revocation.FingerprintOf(two.cert).String()+`"}`)
-	wantRevoked(t, handler, two, true)
-	if status, body := served(handler, asAdmin(newRequest("DELETE", "/v1/revocation/"+list.Items[0].Fingerprint, ""))); status != 200 {
-		t.Errorf("undo: %d %s", status, body)
-	}
-	wantRevoked(t, handler, two, false)
-}
-
-// Catches a node of a token that is not revoked with it, and a token that can still be used. A node that has moved to
-// another token must not be revoked as a whole.
+// Catches a token that can still be used, a node that is not revoked with it, and a caller who may not delete tokens.
 func TestRevokeToken(t *testing.T) {
 	s, _ := revoking(t)
 	handler := s.Handler()
-	limited := func(r *tokens.Record) { r.Limits.MaxNodes = 5 }
-	stolen, good := s.token(t, limited), s.token(t, limited)
+	stolen, good := s.token(t, nil), s.token(t, nil)
+	one, other := s.join(t, handler, stolen, "worker-1"), s.join(t, handler, good, "worker-2")
 	id, _, _ := strings.Cut(stolen, ".")
-	one, two, other := s.join(t, handler, stolen, "worker-1"), s.join(t, handler, stolen, "worker-2"), s.join(t, handler, good, "worker-3")
-	dry, _ := revoke(t, handler, 200, `{"tokenID":"`+id+`","dryRun":true}`)
-	if len(dry.Items) != 2 {
-		t.Errorf("dry run: got %+v, want two nodes", dry.Items)
-	}
-	if _, err := s.store.Get(t.Context(), id); err != nil {
-		t.Errorf("after a dry run: %v", err)
-	}
-	// Another token takes the name worker-2.
-	if status, body := served(handler, asAdmin(newRequest("DELETE", "/v1/claim/worker-2", ""))); status != 200 {
-		t.Fatalf("%d %s", status, body)
-	}
-	moved := s.join(t, handler, good, "worker-2")
 	list, _ := revoke(t, handler, 201, `{"tokenID":"`+id+`","reason":"leaked"}`)
-	if len(list.Items) != 2 || list.Items[0].Fingerprint == "" || list.Items[1].Node != "worker-1" || list.Items[1].TokenID != id {
-		t.Errorf("got %+v, want the certificate of worker-2, and node worker-1", list.Items)
+	if len(list.Items) != 1 || list.Items[0].Node != "worker-1" || list.Items[0].TokenID != id {
+		t.Errorf("got %+v, want node worker-1", list.Items)
 	}
 	wantRevoked(t, handler, one, true)
-	wantRevoked(t, handler, two, true)
-	wantRevoked(t, handler, other, false)
-	wantRevoked(t, handler, moved, false)
-	if _, err := s.store.Get(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
-		t.Errorf("the token: got %v, want %v", err, tokens.ErrNotFound)
-	}
 	if w := send(handler, certificatePath, stolen, "", strings.NewReader(nodeCSR(t, "worker-4"))); w.Code != 401 {
 		t.Errorf("a machine with the token: got %d %s, want 401", w.Code, w.Body)
 	}
-
-	// Without the permission to delete tokens, nothing happens.
-	goodID, _, _ := strings.Cut(good, ".")
 	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		if a.Resource == "tokens" {
 			return auth.ErrForbidden
 		}
 		return nil
 	}
-	handler = s.Handler()
-	if _, body := revoke(t, handler, 403, `{"tokenID":"`+goodID+`"}`); !strings.Contains(body, "delete tokens") {
+	goodID, _, _ := strings.Cut(good, ".")
+	if _, body := revoke(t, s.Handler(), 403, `{"tokenID":"`+goodID+`"}`); !strings.Contains(body, "delete tokens") {
 		t.Errorf("got %s", body)
 	}
 	wantRevoked(t, s.Handler(), other, false)
 }
 
-// Catches a stolen token that still works after its revocation has failed, and a retry that does not find its nodes.
-func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
-	full := noResponse{err: fmt.Errorf("%w: ConfigMap kubejoin-revocation-0", revocation.ErrFull)}
-	for name, test := range map[string]struct {
-		fail func(*site, *revocation.Guard)
-		want int
+// Catches an error of a Desk that becomes another problem.
+func TestRevocationProblems(t *testing.T) {
+	breaks := func(err error) func(*site) { return func(s *site) { s.Revocations.Guard.Store = noResponse{err} } }
+	noRequests := func(s *site) { s.Revocations.Requested = failedRequested }
+	for _, test := range []struct {
+		set    func(*site)
+		body   string
+		status int
+		want   string
 	}{
-		"the list is full":              {func(_ *site, g *revocation.Guard) { g.Store = full }, 507},
-		"the list cannot be read":       {func(_ *site, g *revocation.Guard) { g.Store = noResponse{errAway} }, 503},
-		"the requests cannot be read":   {func(s *site, _ *revocation.Guard) { s.Revocations.Requested = failedRequested }, 503},
-		"a node of two cannot be saved": {func(_ *site, g *revocation.Guard) { g.Store = lackingSpace{g.Store, "worker-1"} }, 507},
+		{nil, `{}`, 400, "exactly one"},
+		{nil, `{"node":""}`, 400, "is empty"},
+		{nil, `{"node":"Worker_1"}`, 400, `"field":"node"`},
+		{nil, `{"tokenID":"x"}`, 400, `"field":"tokenID"`},
+		{nil, `{"serial":"abcdef"}`, 404, "problems/not-issued"},
+		{nil, `{"tokenID":"qwertz"}`, 404, "problems/no-token"},
+		{breaks(errAway), `{"node":"worker-1"}`, 503, "problems/revocations-unavailable"},
+		{breaks(tokens.ErrRefused), `{"node":"worker-1"}`, 503, "problems/store-refuses"},
+		{breaks(fmt.Errorf("%w: ConfigMap kubejoin-revocation-0", revocation.ErrFull)), `{"node":"worker-1"}`, 507, "problems/too-many-revocations"},
+		{noRequests, `{"serial":"abcdef"}`, 503, "problems/cluster-unavailable"},
+		{noRequests, `{"tokenID":"ID"}`, 503, "token ID can no longer be used, but its revocation is incomplete: the certificate requests of the cluster cannot be read now; retry; then revoke the token again"},
+		{func(s *site) { s.Revocations.Tokens = storetest.Fail(errAway).Store(s.store) }, `{"tokenID":"ID"}`, 503, "problems/store-unavailable"},
+		{func(s *site) { s.Revocations = nil }, `{"node":"worker-1"}`, 404, "problems/no-revocations"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s, guard := revoking(t)
-			token := s.token(t, func(r *tokens.Record) { r.Limits.MaxNodes = 5 })
-			id, _, _ := strings.Cut(token, ".")
-			one, two := s.join(t, s.Handler(), token, "worker-1"), s.join(t, s.Handler(), token, "worker-2")
-			works := guard.Store
-			test.fail(s, guard)
-			if _, body := revoke(t, s.Handler(), test.want, `{"tokenID":"`+id+`"}`); !strings.Contains(body, "token "+id+" can no longer be used") {
-				t.Errorf("got %s, want what was done", body)
-			}
-			guard.Store, s.Revocations.Requested = works, nil
-			handler := s.Handler()
-			if w := send(handler, certificatePath, token, "", strings.NewReader(nodeCSR(t, "worker-3"))); w.Code != 401 {
-				t.Errorf("a machine with the token: got %d %s, want 401", w.Code, w.Body)
-			}
-			if name == "a node of two cannot be saved" {
-				wantRevoked(t, handler, two, true) // one node without space does not keep the other one
-			}
-			if held, err := s.Claims.HeldBy(t.Context(), id); err != nil || len(held) != 2 {
-				t.Errorf("got %d claims, %v, want 2", len(held), err)
-			}
-			list, _ := revoke(t, handler, 201, `{"tokenID":"`+id+`"}`)
-			if len(list.Items) != 2 {
-				t.Errorf("retry: got %+v, want two nodes", list.Items)
-			}
-			wantRevoked(t, handler, one, true)
-			wantRevoked(t, handler, two, true)
-			if _, err := s.store.Get(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
-				t.Errorf("the token: got %v, want %v", err, tokens.ErrNotFound)
-			}
-		})
-	}
-}
-
-// failedRequested is Requested without a response of the API server.
-func failedRequested(context.Context) ([]revocation.Issued, error) { return nil, errAway }
-
-// lackingSpace is a store without space for one entry.
-type lackingSpace struct {
-	revocation.Store
-	key revocation.Key
-}
-
-func (s lackingSpace) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
-	if key == s.key {
-		return nil, revocation.ErrFull
-	}
-	return s.Store.Update(ctx, key, change)
-}
-
-// Catches a malformed token that Kubernetes accepts and that cannot be changed: a failed revocation must end it, too.
-func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
-	for name, change := range map[string]func(*tokens.Record){
-		"a published example":           func(r *tokens.Record) { r.Problem = tokens.ErrPublicExample },
-		"a description of another tool": func(r *tokens.Record) { r.Description = "rack 7\n" },
-		"limits that exclude each other": func(r *tokens.Record) {
-			r.Limits = tokens.Limits{MaxNodes: 5, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u"}}
-		},
-	} {
-		s, guard := revoking(t)
-		token := s.token(t, nil)
-		id, _, _ := strings.Cut(token, ".")
-		s.join(t, s.Handler(), token, "worker-1")
-		s.Revocations.Tokens, guard.Store = storetest.Alter(change).Store(s.Tokens), noResponse{errAway}
-		revoke(t, s.Handler(), 503, `{"tokenID":"`+id+`"}`)
-		if _, err := s.store.Get(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
-			t.Errorf("%s: got %v, want %v", name, err, tokens.ErrNotFound)
-		}
-	}
-}
-
-// Catches a revocation that ends while a CA of kube-apiserver still accepts the node, and one that ends although kubejoin
-// could not read when the last certificate ends.
-func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
-	own, late := time.Time{}, time.Now().Add(48*time.Hour).UTC().Truncate(time.Second)
-	cas := func(end time.Time) func(context.Context) ([]*x509.Certificate, error) {
-		return func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{{NotAfter: end}}, nil }
-	}
-	seen := func(context.Context) ([]revocation.Issued, error) {
-		return []revocation.Issued{{Node: "worker-1", Fingerprint: revocationtest.Fingerprint(1), NotAfter: late}, {Node: "worker-2", Fingerprint: revocationtest.Fingerprint(2), NotAfter: late.Add(time.Hour)}}, nil
-	}
-	for name, test := range map[string]struct {
-		set  func(*site)
-		want func(*site) time.Time
-	}{
-		"cluster-info":                    {func(*site) {}, func(s *site) time.Time { return s.ca.Certificate().NotAfter }},
-		"an API server's CA ends earlier": {func(s *site) { s.Revocations.ClientCAs = cas(time.Now()) }, func(s *site) time.Time { return s.ca.Certificate().NotAfter }},
-		"an API server's CA ends later":   {func(s *site) { s.Revocations.ClientCAs = cas(late) }, func(*site) time.Time { return late }},
-		"nodes may rejoin":                {func(s *site) { s.Revocations.ClientCAs, s.Revocations.RejoinWindow = cas(late), time.Hour }, func(*site) time.Time { return late.Add(time.Hour) }},
-		"a certificate ends later":        {func(s *site) { s.Revocations.Requested = seen }, func(*site) time.Time { return late }},
-		"the CAs cannot be read": {func(s *site) {
-			s.Revocations.ClientCAs = func(context.Context) ([]*x509.Certificate, error) { return nil, errAway }
-		}, func(*site) time.Time { return own }},
-		"the certificates cannot be read": {func(s *site) { s.Revocations.Requested = failedRequested }, func(*site) time.Time { return own }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s, _ := revoking(t)
+		s, _ := revoking(t)
+		id, _, _ := strings.Cut(s.token(t, nil), ".")
+		if test.set != nil {
 			test.set(s)
-			list, _ := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`)
-			want := test.want(s)
-			unknown := slices.ContainsFunc(list.Warnings, func(w string) bool { return strings.Contains(w, "when the last certificate ends") })
-			if !list.Items[0].Until.Equal(want) || unknown != want.IsZero() {
-				t.Errorf("got until %s, warnings %q, want %s, and a warning only if it is unknown", list.Items[0].Until, list.Warnings, want)
-			}
-		})
-	}
-}
-
-// Catches a revocation that stands for anything but what the caller asked.
-func TestRevokeRefuses(t *testing.T) {
-	s, _ := revoking(t)
-	handler := s.Handler()
-	for body, want := range map[string]string{
-		`{}`:                                "exactly one",
-		`{"node":"worker-1","serial":"ab"}`: "exactly one",
-		`{"node":"Worker_1"}`:               `"field":"node"`,
-		`{"node":""}`:                       "is empty",
-		`{"fingerprint":"ab"}`:              `"field":"fingerprint"`,
-		`{"serial":"xyz"}`:                  `"field":"serial"`,
-		`{"tokenID":"x"}`:                   `"field":"tokenID"`,
-		`{"node":"a","reason":"` + strings.Repeat("x", 257) + `"}`: `"field":"reason"`,
-	} {
-		if _, got := revoke(t, handler, 400, body); !strings.Contains(got, want) {
-			t.Errorf("%s: got %s, want %s", body, got, want)
+		}
+		w := send(s.Handler(), "/v1/revocation", adminBearer, "application/json", strings.NewReader(strings.ReplaceAll(test.body, ":\"ID\"", ":\""+id+"\"")))
+		if want := strings.ReplaceAll(test.want, "token ID ", "token "+id+" "); w.Code != test.status || !strings.Contains(w.Body.String(), want) || (w.Code == 503) != (w.Header().Get("Retry-After") != "") && test.want != "problems/store-refuses" {
+			t.Errorf("%s: got %d %s, want %d %s", test.body, w.Code, w.Body, test.status, want)
 		}
 	}
-	revoke(t, handler, 404, `{"serial":"abcdef"}`)
-	revoke(t, handler, 404, `{"tokenID":"qwertz"}`)
-	if w := send(handler, "/v1/revocation", viewerBearer, "", strings.NewReader(`{"node":"a"}`)); w.Code != 403 {
+	s, _ := revoking(t)
+	if w := send(s.Handler(), "/v1/revocation", viewerBearer, "", strings.NewReader(`{"node":"a"}`)); w.Code != 403 {
 		t.Errorf("without the permission: got %d, want 403", w.Code)
 	}
 	s.Revocations = nil
-	for _, on := range [][2]string{{"GET", ""}, {"POST", ""}, {"DELETE", "/worker-1"}} {
+	for _, on := range [][2]string{{"GET", ""}, {"DELETE", "/worker-1"}} {
 		if status, body := served(s.Handler(), asAdmin(newRequest(on[0], "/v1/revocation"+on[1], ""))); status != 404 || !strings.Contains(body, "no-revocations") {
 			t.Errorf("%s without a store: %d %s", on[0], status, body)
 		}
 	}
 }
+
+// failedRequested is Requested without a response of the API server.
+func failedRequested(context.Context) ([]revocation.Issued, error) { return nil, errAway }
 
 // Catches a certificate that leaves although its node's revocation could not be read.
 func TestIssuesNothingWhileRevocationsAreUnavailable(t *testing.T) {
@@ -551,17 +403,12 @@ func served(handler http.Handler, r *http.Request) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// A node must be locked out although the issued certificates cannot be read.
+// A node must be locked out although the issued certificates cannot be read. Catches a log without the reason.
 func TestRevokesWithoutIssuanceRecord(t *testing.T) {
-	s, guard := revoking(t)
+	s, _ := revoking(t)
 	s.Revocations.Requested = failedRequested
-	handler := s.Handler()
-	node := s.join(t, handler, s.token(t, nil), "worker-1")
-	list, body := revoke(t, handler, 201, `{"node":"worker-1"}`)
-	if len(list.Items) != 1 {
-		t.Errorf("got %s, want node worker-1", body)
-	}
-	if e, err := guard.RevokedCertificate(t.Context(), node.cert); e == nil || err != nil {
-		t.Errorf("got %v, %v, want the node revoked", e, err)
+	list, body := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`)
+	if len(list.Items) != 1 || len(list.Warnings) == 0 || !strings.Contains(s.logs.String(), `msg="cannot tell when revocations end" error="the certificate requests`) {
+		t.Errorf("got %s, want node worker-1, a warning and a log with the reason:\n%s", body, s.logs)
 	}
 }

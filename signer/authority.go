@@ -65,9 +65,6 @@ type Admission struct {
 // claim. They are zero and empty if there is no claim.
 func (m *Admission) Keys() (keys int, tokenID string) { return m.admitted.Keys, m.admitted.TokenID }
 
-// admissionTTL is how long an [Admission] is valid. There is one write between a decision and the certificate.
-const admissionTTL = time.Second
-
 // An Authority decides certificate requests and signs them. The zero Authority approves and signs nothing. An
 // Authority must not be copied or changed after first use.
 type Authority struct {
@@ -299,8 +296,8 @@ func (a *Authority) Sign(ctx context.Context, r approval.Request) ([]byte, error
 	return a.sign(ctx, r, Admission{})
 }
 
-// SignAdmitted is [Authority.Sign] for an admitted request. For one second after the admission it neither validates
-// the request nor asks Nodes again.
+// SignAdmitted is [Authority.Sign] for an admitted request. For [admission.MaxAge] after the admission it neither
+// validates the request nor asks Nodes again.
 func (a *Authority) SignAdmitted(ctx context.Context, m *Admission) ([]byte, error) {
 	return a.sign(ctx, m.valid.request.Asked(), *m)
 }
@@ -322,7 +319,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 		return issued{}, err
 	}
 	age := a.now().Sub(m.at)
-	fresh := age >= 0 && age < admissionTTL
+	fresh := age >= 0 && age < admission.MaxAge
 	if !fresh {
 		s, ok := a.Signer(r.SignerName)
 		if !ok {

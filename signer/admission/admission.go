@@ -64,11 +64,12 @@ const (
 // DefaultRetention is how long a spent token is kept before it expires.
 const DefaultRetention = time.Hour
 
-// Nodes caches tokens without limits: each for unlimitedTTL, and at most maxUnlimited of them.
-const (
-	unlimitedTTL = time.Second
-	maxUnlimited = 4096
-)
+// MaxAge is how long a [Nodes] caches a token without limits, and how long a signer may use an [Admitted]. So a machine
+// may get a certificate until twice MaxAge after such a token was disabled or deleted.
+const MaxAge = time.Second
+
+// maxUnlimited is how many tokens without limits a Nodes caches.
+const maxUnlimited = 4096
 
 // A Nodes decides which requester may have which node name. It checks every request for a node's client certificate
 // between approval and signing, regardless of who approved it. The zero Nodes allows renewals and refuses every

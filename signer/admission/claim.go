@@ -89,7 +89,7 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 }
 
 // live reads the token from the store and restores what it lost (see mend). It caches a token without limits that allows
-// the request for one second, so that all machines of a rack share one read.
+// the request for [MaxAge], so that all machines of a rack share one read.
 func (n *Nodes) live(ctx context.Context, id string, r approval.Request, node string) (tokens.Record, error) {
 	if known, found := n.unlimited.Get(id); found {
 		return known.(tokens.Record), nil
@@ -105,7 +105,7 @@ func (n *Nodes) live(ctx context.Context, id string, r approval.Request, node st
 	if _, err = n.mend(ctx, &record); err != nil || !record.Limits.IsZero() || n.check(record, r, node) != nil {
 		return record, err
 	}
-	if left := unlimitedTTL - n.now().Sub(asked); left > 0 {
+	if left := MaxAge - n.now().Sub(asked); left > 0 {
 		cached := record.Clone()
 		cached.Token, _ = tokens.OnlyID(id) // without its secret; the ID was checked when the token was read
 		n.unlimited.Add(id, cached, left)

@@ -61,7 +61,7 @@ type dryClaims struct {
 // unless returns the result of a read, or [tokens.ErrNotFound] if this dry run has just deleted the claim.
 func (s dryClaims) unless(c tokens.Claim, err error) (tokens.Claim, error) {
 	if at, deleted := s.gone.Load(c.UID); err == nil && deleted {
-		if time.Since(at.(time.Time)) < unlimitedTTL {
+		if time.Since(at.(time.Time)) < MaxAge {
 			return tokens.Claim{}, fmt.Errorf("claim of node %s: %w", c.Node, tokens.ErrNotFound)
 		}
 		s.gone.Delete(c.UID)

@@ -107,7 +107,7 @@ func (d *Desk) Revoke(ctx context.Context, r Request) (Result, error) {
 		return Result{}, err
 	}
 	known, unknown := d.known(ctx, issuance.Query{Node: e.Node}, e.Covers) // they only tell when the revocation ends
-	result, err := d.store(ctx, r, []revocation.Entry{e}, known, unknown)
+	result, err := d.store(ctx, r, []revocation.Entry{e}, nil, known, unknown)
 	if err == nil && r.Node != "" {
 		result.Warnings = append(result.Warnings, d.nodeWarnings(ctx, r.Node)...)
 	}
@@ -190,9 +190,10 @@ func (d *Desk) nodeWarnings(ctx context.Context, node string) []string {
 	return nil
 }
 
-// store stores entries and returns what was stored. known are certificates that may be among those that the entries
-// bar; unknown is why they could not be read. If an entry cannot be stored, the others are stored nevertheless.
-func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry, known []revocation.Issued, unknown error) (Result, error) {
+// store stores entries and returns what is stored. Those that kept has as well stay as they are. known are certificates
+// that may be among those that the entries bar; unknown is why they could not be read. If an entry cannot be stored, the
+// others are stored nevertheless.
+func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Issued, unknown error) (Result, error) {
 	if len(entries) == 0 {
 		return Result{}, nil
 	}
@@ -204,14 +205,16 @@ func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry,
 	var errs []error
 	for _, e := range entries {
 		e.Reason, e.By, e.TokenID, e.Until = foreign.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(end, d.RejoinWindow, known)
-		if e.Until.IsZero() && len(result.Warnings) == 0 {
-			result.Warnings = []string{"kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'; the log says why"}
-		}
-		if !r.DryRun {
+		if old, found := kept[e.Key()]; found && !old.Until.Before(e.Until) {
+			e = old
+		} else if !r.DryRun {
 			if e, err = d.Guard.Revoke(ctx, e); err != nil {
 				errs = append(errs, fmt.Errorf("revoke %s: %w", e.Key(), err))
 				continue
 			}
+		}
+		if e.Until.IsZero() && len(result.Warnings) == 0 {
+			result.Warnings = []string{"kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'; the log says why"}
 		}
 		result.Entries = append(result.Entries, e)
 	}

@@ -60,12 +60,7 @@ func (d *Desk) known(ctx context.Context, q issuance.Query, match func(revocatio
 			}
 		}
 	}
-	seen := map[revocation.Fingerprint]bool{}
-	return slices.DeleteFunc(all, func(c revocation.Issued) bool {
-		twice := seen[c.Fingerprint]
-		seen[c.Fingerprint] = true
-		return twice || time.Now().After(c.NotAfter) || !match(c)
-	}), nil
+	return slices.DeleteFunc(all, func(c revocation.Issued) bool { return time.Now().After(c.NotAfter) || !match(c) }), nil
 }
 
 func (d *Desk) requested(ctx context.Context) ([]revocation.Issued, error) {

@@ -8,16 +8,20 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// tokenCached is longer than an Authority caches a token without limits.
-const tokenCached = 2 * time.Second
+// settles is how long after a token was disabled a certificate may still be issued on it: a replica has cached the token,
+// its signer uses the admission, and takes up to half a second to store the certificate.
+const settles = 2*admission.MaxAge + time.Second/2
 
 // revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the token
 // keeps its claims, by which a retry finds the nodes. Each step may be repeated.
+//
+// It revokes what it finds at once, and what was issued until the token has settled after that.
 func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
 	if err := tokens.CheckID(r.TokenID); err != nil {
 		return Result{}, invalid("tokenID", "%w", err)
@@ -26,7 +30,20 @@ func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	result, err := d.revokeIssued(ctx, r)
+	settled := time.NewTimer(settles)
+	defer settled.Stop()
+	result, err := d.revokeIssued(ctx, r, false)
+	if err == nil && existed && !r.DryRun {
+		select {
+		case <-settled.C:
+			var all Result
+			if all, err = d.revokeIssued(ctx, r, true); err == nil {
+				result = all
+			}
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
 	if err == nil && !r.DryRun {
 		_, err = d.end(ctx, r.TokenID)
 	}
@@ -43,34 +60,23 @@ func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
 	return result, nil
 }
 
-// disable makes a token unusable, waits until no cache has it, and reports whether it existed. A token that is
-// malformed, or invalid as another tool has written it, cannot be changed. Kubernetes may still accept it, so disable
-// deletes it.
+// disable makes a token unusable, and reports whether it existed. A token that is malformed, or invalid as another tool
+// has written it, cannot be changed. Kubernetes may still accept it, so disable deletes it.
 func (d *Desk) disable(ctx context.Context, id string, dryRun bool) (existed bool, err error) {
 	record, err := d.Tokens.Get(ctx, id)
 	disabled := record.Clone()
 	disabled.Disable()
 	switch {
 	case err != nil || dryRun:
-	case record.Problem != nil || disabled.Check() != nil:
+	case disabled.Check() != nil:
 		_, err = d.end(ctx, id)
 	default:
 		_, err = d.Tokens.Update(ctx, id, func(record *tokens.Record) error { record.Disable(); return nil })
 	}
-	switch {
-	case errors.Is(err, tokens.ErrNotFound):
+	if errors.Is(err, tokens.ErrNotFound) {
 		return false, nil
-	case err != nil:
-		return false, err
-	case dryRun:
-		return true, nil
 	}
-	select {
-	case <-time.After(tokenCached):
-		return true, nil
-	case <-ctx.Done():
-		return true, ctx.Err()
-	}
+	return err == nil, err
 }
 
 // end deletes a token, and reports whether it existed.
@@ -92,8 +98,9 @@ func (d *Desk) end(ctx context.Context, id string) (bool, error) {
 }
 
 // revokeIssued revokes each node that a token admitted. If another token holds the node's name now, it only revokes the
-// certificates that are known to be issued on the token.
-func (d *Desk) revokeIssued(ctx context.Context, r Request) (Result, error) {
+// certificates that are known to be issued on the token. With again, it does not write entries that allow no certificate:
+// nothing was issued since they were stored.
+func (d *Desk) revokeIssued(ctx context.Context, r Request, again bool) (Result, error) {
 	id, entries := r.TokenID, map[revocation.Key]revocation.Entry{}
 	add := func(e revocation.Entry) { entries[e.Key()] = e }
 	if d.Claims != nil {
@@ -129,7 +136,19 @@ func (d *Desk) revokeIssued(ctx context.Context, r Request) (Result, error) {
 	for _, key := range slices.Sorted(maps.Keys(entries)) {
 		all = append(all, entries[key])
 	}
-	return d.store(ctx, r, all, known, nil)
+	kept := map[revocation.Key]revocation.Entry{}
+	if again {
+		stored, err := d.List(ctx)
+		if err != nil {
+			return Result{}, err
+		}
+		for _, e := range stored {
+			if len(e.Allowed) == 0 {
+				kept[e.Key()] = e
+			}
+		}
+	}
+	return d.store(ctx, r, all, kept, known, nil)
 }
 
 // heldByOther reports whether a certificate of a node name bars only itself: another token holds the name, or there is

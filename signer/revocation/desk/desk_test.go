@@ -1,0 +1,642 @@
+package desk_test
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+var errAway = errors.New("away")
+
+// site is a Desk beside an Authority, with their stores in memory.
+type site struct {
+	*desk.Desk
+	db        *rowstore.Store
+	authority *signer.Authority
+	ca        *x509.Certificate
+	record    *record
+}
+
+// config is the kubeconfig of cluster-info.
+type config []byte
+
+func (c config) Config(context.Context) ([]byte, error) { return c, nil }
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	db := memdb.Open()
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard, kept := &revocation.Guard{Store: rowlist.New(db.Revocations())}, &record{}
+	return &site{
+		db: db, ca: ca.Certificate(), record: kept,
+		authority: &signer.Authority{
+			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour)), Facts: signer.Standalone{Claims: db.Claims()},
+			Nodes: &admission.Nodes{Tokens: db, Claims: db.Claims()}, Revocations: guard, Record: kept,
+		},
+		Desk: &desk.Desk{Guard: guard, Tokens: db, Claims: db.Claims(), ClusterInfo: config(kubeconfig), Issued: kept},
+	}
+}
+
+// record is an issuance record in memory.
+type record struct {
+	mu      sync.Mutex
+	entries []issuance.Entry
+}
+
+func (r *record) Append(_ context.Context, e issuance.Entry) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.entries = append(r.entries, e)
+	return nil
+}
+
+func (r *record) List(_ context.Context, q issuance.Query) (issuance.Page, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var found []issuance.Entry
+	for _, e := range r.entries {
+		if q.Match(e) {
+			found = append(found, e)
+		}
+	}
+	return issuance.Page{Entries: found}, nil
+}
+
+func (r *record) Get(_ context.Context, serial string) (issuance.Entry, error) {
+	for _, e := range r.entries {
+		if e.Serial == serial {
+			return e, nil
+		}
+	}
+	return issuance.Entry{}, issuance.ErrNotFound
+}
+
+// token stores a token.
+func (s *site) token(t *testing.T, limits tokens.Limits) tokens.Token {
+	t.Helper()
+	r := tokens.NewRecord(tokens.Generate(), 100*time.Hour, time.Now())
+	r.Limits = limits
+	if _, err := s.db.Create(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	return r.Token
+}
+
+// request returns the request of a machine that joins.
+func request(t *testing.T, token tokens.Token, node string) approval.Request {
+	t.Helper()
+	return approval.Request{
+		SignerName: certificates.KubeAPIServerClientKubeletSignerName, User: tokens.BootstrapUserPrefix + token.ID(), Groups: []string{tokens.BootstrappersGroup, tokens.DefaultGroup},
+		Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
+		CSR:    csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node(node)}, nil),
+	}
+}
+
+// join issues the certificate of a machine that joins.
+func (s *site) join(t *testing.T, token tokens.Token, node string) *x509.Certificate {
+	t.Helper()
+	chain, d, err := s.authority.Issue(t.Context(), request(t, token, node))
+	if err != nil || len(chain) == 0 {
+		t.Fatalf("%s joins: %+v, %v", node, d, err)
+	}
+	return pemfile.Presented(chain)[0]
+}
+
+// wantRevoked fails the test unless a certificate is revoked, or not.
+func (s *site) wantRevoked(t *testing.T, cert *x509.Certificate, want bool) {
+	t.Helper()
+	if e, err := s.Guard.RevokedCertificate(t.Context(), cert); err != nil || (e != nil) != want {
+		t.Errorf("certificate of %s: got %+v, %v, want revoked %t", cert.Subject.CommonName, e, err, want)
+	}
+}
+
+// wantToken fails the test unless a token exists, or not.
+func (s *site) wantToken(t *testing.T, token tokens.Token, want bool) {
+	t.Helper()
+	if _, err := s.db.Get(t.Context(), token.ID()); err == nil != want || err != nil && !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("the token: got %v, want it to exist: %t", err, want)
+	}
+}
+
+func keys(r desk.Result) string {
+	var all []string
+	for _, e := range r.Entries {
+		all = append(all, e.Key().String())
+	}
+	return strings.Join(all, " ")
+}
+
+// A replica has cached the token when it is revoked, and issues certificates until the token has settled. Catches a machine
+// that joins so, and is not found. The token limits no nodes, so it leaves no claims.
+func TestRevokeTokenFindsNodesOfCachedToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Claims = nil
+		token := s.token(t, tokens.Limits{})
+		first := s.join(t, token, "worker-1") // the authority caches the token
+		var result desk.Result
+		var err error
+		var done time.Time
+		var revoking sync.WaitGroup
+		revoking.Go(func() {
+			result, err = s.Revoke(t.Context(), desk.Request{TokenID: token.ID(), Reason: "leaked"})
+			done = time.Now()
+		})
+		synctest.Wait()
+		began := time.Now()
+		s.wantRevoked(t, first, true) // at once
+		time.Sleep(admission.MaxAge - time.Millisecond)
+		var admitted []*signer.Admission
+		for _, node := range []string{"worker-1", "worker-2"} {
+			d, a, err := s.authority.Decide(t.Context(), request(t, token, node))
+			if err != nil || d.Verdict != approval.Approve {
+				t.Fatalf("%s: got %+v, %v, want it admitted by the cached token", node, d, err)
+			}
+			admitted = append(admitted, a)
+		}
+		time.Sleep(admission.MaxAge - time.Millisecond)
+		var late []*x509.Certificate
+		for _, a := range admitted {
+			chain, err := s.authority.SignAdmitted(t.Context(), a)
+			if err != nil {
+				t.Fatalf("got %v, want a certificate of the admission", err)
+			}
+			late = append(late, pemfile.Presented(chain)[0])
+		}
+		s.wantRevoked(t, late[0], false) // the entry of the node allows it
+		revoking.Wait()
+		if err != nil || keys(result) != "worker-1 worker-2" || result.Entries[0].Reason != "leaked" || result.Entries[0].TokenID != token.ID() {
+			t.Errorf("got %+v, %v, want both nodes", result, err)
+		}
+		for _, cert := range append(late, first) {
+			s.wantRevoked(t, cert, true)
+		}
+		s.wantToken(t, token, false)
+		if took := done.Sub(began); took > 3*time.Second {
+			t.Errorf("took %s", took)
+		}
+		if _, d, _ := s.authority.Issue(t.Context(), request(t, token, "worker-3")); d.Reason != admission.ReasonTokenRevoked {
+			t.Errorf("after the revocation: got %+v, want reason %s", d, admission.ReasonTokenRevoked)
+		}
+	})
+}
+
+// Catches an entry that is written again although nothing was issued since: a token may have admitted thousands of nodes.
+func TestRevokeTokenWritesEachNodeOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		token := s.token(t, tokens.Limits{MaxNodes: 5})
+		for _, node := range []string{"worker-1", "worker-2"} {
+			s.join(t, token, node)
+		}
+		store := &counting{Store: s.Guard.Store}
+		s.Guard.Store = store
+		result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()})
+		if err != nil || keys(result) != "worker-1 worker-2" || store.updates != 2 {
+			t.Errorf("got %+v, %v, %d writes, want two nodes with a write each", result, err, store.updates)
+		}
+	})
+}
+
+type counting struct {
+	revocation.Store
+	updates int
+}
+
+func (s *counting) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	s.updates++
+	return s.Store.Update(ctx, key, change)
+}
+
+// Catches a node of a token that is not revoked with it, and a token that can still be used. A node that has moved to
+// another token must not be revoked as a whole.
+func TestRevokeToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		stolen, good := s.token(t, tokens.Limits{MaxNodes: 5}), s.token(t, tokens.Limits{MaxNodes: 5})
+		one, two, other := s.join(t, stolen, "worker-1"), s.join(t, stolen, "worker-2"), s.join(t, good, "worker-3")
+		dry, err := s.Revoke(t.Context(), desk.Request{TokenID: stolen.ID(), DryRun: true})
+		if err != nil || keys(dry) != "worker-1 worker-2" {
+			t.Errorf("dry run: got %+v, %v, want two nodes", dry, err)
+		}
+		s.wantToken(t, stolen, true)
+		s.wantRevoked(t, one, false)
+		// Another token takes the name worker-2.
+		if _, _, err := (tokens.Releaser{Tokens: s.Tokens, Claims: s.Claims}).Release(t.Context(), "worker-2", false); err != nil {
+			t.Fatal(err)
+		}
+		moved := s.join(t, good, "worker-2")
+		result, err := s.Revoke(t.Context(), desk.Request{TokenID: stolen.ID()})
+		if want := revocation.FingerprintOf(two).String() + " worker-1"; err != nil || keys(result) != want {
+			t.Errorf("got %s, %v, want %s", keys(result), err, want)
+		}
+		for cert, revoked := range map[*x509.Certificate]bool{one: true, two: true, other: false, moved: false} {
+			s.wantRevoked(t, cert, revoked)
+		}
+		s.wantToken(t, stolen, false)
+		if again, err := s.Revoke(t.Context(), desk.Request{TokenID: stolen.ID()}); err != nil || len(again.Entries) != 2 {
+			t.Errorf("again: got %+v, %v, want what the record has", again, err)
+		}
+		unused := s.token(t, tokens.Limits{})
+		if result, err := s.Revoke(t.Context(), desk.Request{TokenID: unused.ID()}); err != nil || len(result.Entries) > 0 || !strings.Contains(fmt.Sprint(result.Warnings), "knows no certificate that was issued on token "+unused.ID()) {
+			t.Errorf("unused: got %+v, %v, want a warning", result, err)
+		}
+		s.wantToken(t, unused, false)
+	})
+}
+
+// A node of a token without limits has no claim of it, but an identity.
+func TestRevokeTokenFindsNodesByIdentity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.authority.Nodes.RejoinWindow, s.Issued = time.Hour, nil
+		token := s.token(t, tokens.Limits{})
+		cert := s.join(t, token, "worker-1")
+		if result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); err != nil || keys(result) != "worker-1" {
+			t.Errorf("got %+v, %v, want worker-1", result, err)
+		}
+		s.wantRevoked(t, cert, true)
+	})
+}
+
+// Catches a certificate of a token that is not revoked, and an entry for what needs none.
+func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		id, now := "qwertz", time.Now().UTC().Truncate(time.Second)
+		print := revocationtest.Fingerprint
+		s.Requested = func(context.Context) ([]revocation.Issued, error) {
+			return []revocation.Issued{
+				{TokenID: id, Node: "worker-1", Fingerprint: print(1), NotAfter: now.Add(time.Hour)},
+				{TokenID: id, Node: "worker-2", Fingerprint: print(2), NotAfter: now.Add(-time.Hour)},
+				{TokenID: "abcde2", Node: "worker-3", Fingerprint: print(3), NotAfter: now.Add(time.Hour)},
+				{TokenID: id, Fingerprint: print(4), NotAfter: now.Add(time.Hour)},
+			}, nil
+		}
+		s.record.entries = []issuance.Entry{
+			{TokenID: id, Node: "worker-5", Fingerprint: string(print(5)), NotAfter: now.Add(time.Hour), Outcome: issuance.Issued},
+			{TokenID: id, Node: "Worker 6", Fingerprint: string(print(6)), NotAfter: now.Add(time.Hour), Outcome: issuance.Issued},
+			{TokenID: id, Node: "worker-7", Outcome: issuance.Refused},
+		}
+		if _, err := s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}}); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		result, err := s.Revoke(t.Context(), desk.Request{TokenID: id})
+		if took := time.Since(began); took > 0 {
+			t.Errorf("took %s, although there is no token that could settle", took)
+		}
+		if want := print(4).String() + " " + print(6).String() + " worker-1 worker-5"; err != nil || keys(result) != want {
+			t.Errorf("got %s, %v, want %s", keys(result), err, want)
+		}
+	})
+}
+
+// A certificate that ends after all CAs appears while the token settles. Catches a revocation that ends before it.
+func TestRevocationOfTokenEndsAfterTheLastCertificate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		token := s.token(t, tokens.Limits{MaxNodes: 1})
+		s.join(t, token, "worker-1")
+		began, late := time.Now(), time.Now().Add(48*time.Hour).UTC().Truncate(time.Second)
+		s.Requested = func(context.Context) (all []revocation.Issued, err error) {
+			if time.Now().After(began) {
+				all = append(all, revocation.Issued{TokenID: token.ID(), Node: "worker-1", Fingerprint: revocationtest.Fingerprint(1), NotAfter: late})
+			}
+			return all, nil
+		}
+		if result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); err != nil || keys(result) != "worker-1" || !result.Entries[0].Until.Equal(late) {
+			t.Errorf("got %+v, %v, want worker-1 until %s", result, err, late)
+		}
+	})
+}
+
+// Catches a stolen token that still works after its revocation has failed, and a retry that does not find its nodes.
+func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
+	full := fmt.Errorf("%w: ConfigMap kubejoin-revocation-0", revocation.ErrFull)
+	for name, test := range map[string]struct {
+		fail func(*site)
+		want desk.Reason // empty for an error of the store of claims
+	}{
+		"the list is full":              {func(s *site) { s.Guard.Store = noResponse{full} }, desk.Full},
+		"the list cannot be read":       {func(s *site) { s.Guard.Store = noResponse{errAway} }, desk.Unavailable},
+		"the requests cannot be read":   {func(s *site) { s.Requested = failedRequested }, desk.NoRequests},
+		"the record cannot be read":     {func(s *site) { s.Issued = noRecord{} }, desk.NoRecord},
+		"the claims cannot be read":     {func(s *site) { s.Claims = storetest.Fail(errAway).Claims(s.Claims) }, ""},
+		"the token cannot be deleted":   {func(s *site) { s.Tokens = storetest.Fail(errAway, "Store.Delete").Store(s.Tokens) }, ""},
+		"a node of two cannot be saved": {func(s *site) { s.Guard.Store = lackingSpace{s.Guard.Store, "worker-1"} }, desk.Full},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			token := s.token(t, tokens.Limits{MaxNodes: 5})
+			one, two := s.join(t, token, "worker-1"), s.join(t, token, "worker-2")
+			works, guard := *s.Desk, s.Guard.Store
+			test.fail(s)
+			_, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()})
+			var incomplete *desk.Incomplete
+			var failed *desk.Error
+			if !errors.As(err, &incomplete) || !strings.HasPrefix(err.Error(), "token "+token.ID()+" can no longer be used") ||
+				errors.As(err, &failed) != (test.want != "") || failed != nil && failed.Reason != test.want {
+				t.Errorf("%s: got %v, want reason %q and what was done", name, err, test.want)
+			}
+			*s.Desk, s.Guard.Store = works, guard
+			time.Sleep(admission.MaxAge)
+			if _, d, _ := s.authority.Issue(t.Context(), request(t, token, "worker-3")); d.Verdict != approval.Deny {
+				t.Errorf("%s: a machine with the token: got %+v, want it denied", name, d)
+			}
+			s.wantRevoked(t, two, failed == nil && name == "the token cannot be deleted" || name == "a node of two cannot be saved")
+			result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()})
+			if err != nil || keys(result) != "worker-1 worker-2" {
+				t.Errorf("%s: retry: got %+v, %v, want two nodes", name, result, err)
+			}
+			s.wantRevoked(t, one, true)
+			s.wantRevoked(t, two, true)
+			s.wantToken(t, token, false)
+		})
+	}
+}
+
+// Catches a revocation that is reported as done although the caller left before the token had settled.
+func TestRevokeTokenOfCanceledCallIsIncomplete(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		token := s.token(t, tokens.Limits{MaxNodes: 5})
+		cert := s.join(t, token, "worker-1")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		result, err := s.Revoke(ctx, desk.Request{TokenID: token.ID()})
+		if !errors.As(err, new(*desk.Incomplete)) || keys(result) != "worker-1" {
+			t.Errorf("got %+v, %v, want worker-1 and an Incomplete", result, err)
+		}
+		s.wantRevoked(t, cert, true)
+		s.wantToken(t, token, true)
+	})
+}
+
+// failedRequested is Requested without a response of the API server.
+func failedRequested(context.Context) ([]revocation.Issued, error) { return nil, errAway }
+
+// noRecord is an issuance record that does not respond.
+type noRecord struct{ issuance.Store }
+
+func (noRecord) Get(context.Context, string) (issuance.Entry, error) {
+	return issuance.Entry{}, errAway
+}
+
+func (noRecord) List(context.Context, issuance.Query) (issuance.Page, error) {
+	return issuance.Page{}, errAway
+}
+
+// lackingSpace is a store without space for one entry.
+type lackingSpace struct {
+	revocation.Store
+	key revocation.Key
+}
+
+func (s lackingSpace) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	if key == s.key {
+		return nil, revocation.ErrFull
+	}
+	return s.Store.Update(ctx, key, change)
+}
+
+// noResponse is a store that does not respond.
+type noResponse struct{ err error }
+
+func (s noResponse) Get(context.Context, revocation.Key) (revocation.Entry, error) {
+	return revocation.Entry{}, s.err
+}
+
+func (s noResponse) Find(context.Context, revocation.Key) (revocation.Entry, error) {
+	return revocation.Entry{}, s.err
+}
+
+func (s noResponse) Update(context.Context, revocation.Key, func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	return nil, s.err
+}
+
+func (s noResponse) List(context.Context) ([]revocation.Entry, error) { return nil, s.err }
+
+func (s noResponse) Cached(context.Context) ([]revocation.Entry, error) { return nil, s.err }
+
+// Catches a malformed token that Kubernetes accepts and that cannot be changed: a failed revocation must end it, too.
+func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
+	for name, change := range map[string]func(*tokens.Record){
+		"a published example":           func(r *tokens.Record) { r.Problem = tokens.ErrPublicExample },
+		"a description of another tool": func(r *tokens.Record) { r.Description = "rack 7\n" },
+		"limits that exclude each other": func(r *tokens.Record) {
+			r.Limits = tokens.Limits{MaxNodes: 5, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u"}}
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			token := s.token(t, tokens.Limits{})
+			s.join(t, token, "worker-1")
+			s.Tokens, s.Guard.Store = storetest.Alter(change).Store(s.Tokens), noResponse{errAway}
+			if _, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); !errors.Is(err, errAway) {
+				t.Errorf("%s: got %v, want %v", name, err, errAway)
+			}
+			s.wantToken(t, token, false)
+		})
+	}
+}
+
+// Catches a certificate that is revoked by its serial number or fingerprint and works, or one that is revoked with it.
+func TestRevokeCertificate(t *testing.T) {
+	s := newSite(t)
+	token := s.token(t, tokens.Limits{})
+	one, two, three := s.join(t, token, "worker-1"), s.join(t, token, "worker-1"), s.join(t, token, "worker-1")
+	// A certificate of a user ends with itself. One of a node may come back for as long as the node can rejoin.
+	s.RejoinWindow = time.Hour
+	s.Requested = func(context.Context) ([]revocation.Issued, error) {
+		return []revocation.Issued{{Serial: "abc", Fingerprint: revocationtest.Fingerprint(1), NotAfter: one.NotAfter}}, nil
+	}
+	for _, test := range []struct {
+		request desk.Request
+		want    revocation.Fingerprint
+		until   time.Time
+	}{
+		{desk.Request{Serial: strings.ToUpper(one.SerialNumber.Text(16))}, revocation.FingerprintOf(one), s.ca.NotAfter.Add(time.Hour)},
+		{desk.Request{Fingerprint: revocation.FingerprintOf(two).String()}, revocation.FingerprintOf(two), s.ca.NotAfter.Add(time.Hour)},
+		{desk.Request{Serial: "0ABC"}, revocationtest.Fingerprint(1), one.NotAfter},
+	} {
+		result, err := s.Revoke(t.Context(), test.request)
+		if err != nil || len(result.Entries) != 1 || result.Entries[0].Fingerprint != test.want || !result.Entries[0].Until.Equal(test.until) {
+			t.Errorf("%+v: got %+v, %v, want certificate %s until %s", test.request, result, err, test.want, test.until)
+		}
+	}
+	for cert, revoked := range map[*x509.Certificate]bool{one: true, two: true, three: false} {
+		s.wantRevoked(t, cert, revoked)
+	}
+}
+
+// Catches an undo that removes nothing, a dry run that removes, and a list with other entries.
+func TestListAndUndo(t *testing.T) {
+	s := newSite(t)
+	for _, node := range []string{"worker-2", "worker-1"} {
+		if _, err := s.Revoke(t.Context(), desk.Request{Node: node, By: "ada"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		dryRun bool
+		left   int
+		want   desk.Reason
+	}{{true, 2, ""}, {false, 1, ""}, {true, 1, desk.NotRevoked}, {false, 1, desk.NotRevoked}} {
+		e, err := s.Undo(t.Context(), "worker-1", step.dryRun)
+		var failed *desk.Error
+		if errors.As(err, &failed); step.want == "" && (err != nil || e.By != "ada") || step.want != "" && (failed == nil || failed.Reason != step.want) {
+			t.Errorf("%+v: got %+v, %v", step, e, err)
+		}
+		if left, err := s.List(t.Context()); err != nil || len(left) != step.left {
+			t.Errorf("%+v: got list %+v, %v", step, left, err)
+		}
+	}
+	s.Guard.Store = noResponse{errAway}
+	_, undone := s.Undo(t.Context(), "worker-1", false)
+	_, listed := s.List(t.Context())
+	for _, err := range []error{undone, listed} {
+		var failed *desk.Error
+		if !errors.As(err, &failed) || failed.Reason != desk.Unavailable || !errors.Is(err, errAway) {
+			t.Errorf("got %v, want reason %s", err, desk.Unavailable)
+		}
+	}
+}
+
+// Catches a revocation that ends while a CA of kube-apiserver still accepts the node, and one that ends although kubejoin
+// could not read when the last certificate ends.
+func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
+	never, late := time.Time{}, time.Now().Add(48*time.Hour).UTC().Truncate(time.Second)
+	cas := func(end time.Time) func(context.Context) ([]*x509.Certificate, error) {
+		return func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{{NotAfter: end}}, nil }
+	}
+	seen := func(context.Context) ([]revocation.Issued, error) {
+		return []revocation.Issued{{Node: "worker-1", Fingerprint: revocationtest.Fingerprint(1), NotAfter: late}, {Node: "worker-2", Fingerprint: revocationtest.Fingerprint(2), NotAfter: late.Add(time.Hour)}}, nil
+	}
+	ofCA := func(s *site) time.Time { return s.ca.NotAfter }
+	at := func(end time.Time) func(*site) time.Time { return func(*site) time.Time { return end } }
+	for name, test := range map[string]struct {
+		set  func(*site)
+		want func(*site) time.Time
+	}{
+		"cluster-info":                    {func(*site) {}, ofCA},
+		"an API server's CA ends earlier": {func(s *site) { s.ClientCAs = cas(time.Now()) }, ofCA},
+		"an API server's CA ends later":   {func(s *site) { s.ClientCAs = cas(late) }, at(late)},
+		"nodes may rejoin":                {func(s *site) { s.ClientCAs, s.RejoinWindow = cas(late), time.Hour }, at(late.Add(time.Hour))},
+		"a certificate ends later":        {func(s *site) { s.Requested = seen }, at(late)},
+		"the signers end earlier":         {func(s *site) { s.Lifetime = func() time.Duration { return time.Hour } }, ofCA},
+		"the CAs cannot be read": {func(s *site) {
+			s.ClientCAs = func(context.Context) ([]*x509.Certificate, error) { return nil, errAway }
+		}, at(never)},
+		"cluster-info is malformed":       {func(s *site) { s.ClusterInfo = config("kind: Config") }, at(never)},
+		"the certificates cannot be read": {func(s *site) { s.Requested = failedRequested }, at(never)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			test.set(s)
+			result, err := s.Revoke(t.Context(), desk.Request{Node: "worker-1"})
+			if err != nil || keys(result) != "worker-1" {
+				t.Fatalf("got %+v, %v, want worker-1", result, err)
+			}
+			want := test.want(s)
+			unknown := slices.ContainsFunc(result.Warnings, func(w string) bool { return strings.Contains(w, "when the last certificate ends") })
+			if !result.Entries[0].Until.Equal(want) || unknown != want.IsZero() || (result.EndUnknown != nil) != want.IsZero() {
+				t.Errorf("got until %s, warnings %q, unknown: %v, want %s, and a warning only if it is unknown", result.Entries[0].Until, result.Warnings, result.EndUnknown, want)
+			}
+		})
+	}
+	s := newSite(t)
+	s.Lifetime = func() time.Duration { return 72 * time.Hour }
+	if result, err := s.Revoke(t.Context(), desk.Request{Node: "worker-1"}); err != nil || result.Entries[0].Until.Before(time.Now().Add(71*time.Hour)) {
+		t.Errorf("the signers end later: got %+v, %v, want 72 h", result, err)
+	}
+}
+
+// Catches a misspelt node name without a warning.
+func TestRevokeWarnsOfUnknownNode(t *testing.T) {
+	s := newSite(t)
+	s.join(t, s.token(t, tokens.Limits{}), "worker-1")
+	s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-2")
+	warns := func(what, node, want string) {
+		t.Helper()
+		result, err := s.Revoke(t.Context(), desk.Request{Node: node})
+		if got := strings.Join(result.Warnings, "; "); err != nil || (got != "") != (want != "") || !strings.Contains(got, want) {
+			t.Errorf("%s, %s: got warnings %q, %v, want %q", what, node, got, err, want)
+		}
+	}
+	warns("without a cluster", "worker-1", "")
+	warns("without a cluster", "worker-2", "")
+	warns("without a cluster", "wroker-1", "kubejoin has no claim and no certificate of node wroker-1")
+	s.Node = func(_ context.Context, name string) (tokens.NodeRef, error) {
+		if name == "worker-1" {
+			return tokens.NodeRef{Name: name}, nil
+		}
+		return tokens.NodeRef{}, tokens.ErrNotFound
+	}
+	warns("in a cluster", "worker-1", "")
+	warns("in a cluster", "worker-2", "there is no Node worker-2")
+}
+
+// Catches a revocation that stands for anything but what the caller asked.
+func TestRevokeRefuses(t *testing.T) {
+	s := newSite(t)
+	for _, test := range []struct {
+		request desk.Request
+		field   string
+	}{
+		{desk.Request{}, "node"},
+		{desk.Request{Node: "worker-1", Serial: "ab"}, "node"},
+		{desk.Request{Node: "Worker_1"}, "node"},
+		{desk.Request{Fingerprint: "ab"}, "fingerprint"},
+		{desk.Request{Serial: "xyz"}, "serial"},
+		{desk.Request{TokenID: "x"}, "tokenID"},
+		{desk.Request{Node: "a", Reason: strings.Repeat("x", 257)}, "reason"},
+	} {
+		_, err := s.Revoke(t.Context(), test.request)
+		var field *tokens.FieldError
+		if !errors.As(err, &field) || field.Field != test.field {
+			t.Errorf("%+v: got %v, want an error of field %s", test.request, err, test.field)
+		}
+	}
+	for want, r := range map[desk.Reason]desk.Request{desk.NotIssued: {Serial: "abcdef"}, desk.NoToken: {TokenID: "qwertz"}} {
+		_, err := s.Revoke(t.Context(), r)
+		var failed *desk.Error
+		if !errors.As(err, &failed) || failed.Reason != want {
+			t.Errorf("%+v: got %v, want reason %s", r, err, want)
+		}
+	}
+	if left, err := s.List(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("got %+v, %v, want no entry", left, err)
+	}
+}
