@@ -30,7 +30,7 @@ type Notice string
 
 func (n Notice) Error() string { return string(n) }
 
-// checkTimeout limits a round of checks. A request to /readyz waits for at most two rounds, which
+// checkTimeout limits a run of the checks. A request to /readyz waits for at most two runs, which
 // is less than the default period of a Kubernetes probe, 10 s.
 const checkTimeout = 2 * time.Second
 
@@ -126,58 +126,36 @@ func (h *handler) methodNotAllowed(r *call) (response, error) {
 	return response{}, p
 }
 
-// rounds lets concurrent requests share one run of the checks. Anyone may request /readyz, and a check may
-// be expensive.
-type rounds struct {
-	mu   sync.Mutex
-	next *round        // the round that has not begun; nil if there is none
-	turn chan struct{} // holds a value while a round runs
-}
-
-// A round is one run of all checks.
-type round struct {
-	done chan struct{}
-	errs []error // one for each check, once done is closed
-}
-
-// check runs all checks concurrently and returns one error or nil for each. The round begins after the call
-// of check, so that its results are never older than the request. It fails only if ctx ends first.
+// check runs all checks and returns one error or nil for each. Anyone may request /readyz, and a check may be expensive, so
+// concurrent requests share a run. It begins after the call of check, so that its results are never older than the
+// request. It fails only if ctx ends first.
 func (h *handler) check(ctx context.Context) ([]error, error) {
-	h.rounds.mu.Lock()
-	mine := h.rounds.next
-	if mine == nil {
-		mine = &round{done: make(chan struct{}), errs: make([]error, len(h.Checks))}
-		h.rounds.next = mine
-		go h.run(context.WithoutCancel(ctx), mine) // other requests need the results even if this client disconnects
+	var errs []error
+	if err := h.checking.Do(ctx, struct{}{}, &errs, h.runChecks); err != nil {
+		return nil, err
 	}
-	h.rounds.mu.Unlock()
-	select {
-	case <-mine.done:
-		return mine.errs, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return errs, nil
 }
 
-func (h *handler) run(ctx context.Context, r *round) {
-	h.rounds.turn <- struct{}{}
-	defer func() { <-h.rounds.turn }()
-	h.rounds.mu.Lock()
-	h.rounds.next = nil
-	h.rounds.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+// runChecks runs all checks concurrently, for all requests that wait. It goes on if the clients disconnect: the metric has
+// the results as well.
+func (h *handler) runChecks(ctx context.Context, results []*[]error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTimeout)
 	defer cancel()
+	errs := make([]error, len(h.Checks))
 	var all sync.WaitGroup
 	for i, c := range h.Checks {
-		all.Go(func() { r.errs[i] = c.Ready(ctx) })
+		all.Go(func() { errs[i] = c.Ready(ctx) })
 	}
 	all.Wait()
 	for i, c := range h.Checks {
 		passes := 0.0
-		if notice := Notice(""); r.errs[i] == nil || errors.As(r.errs[i], &notice) {
+		if notice := Notice(""); errs[i] == nil || errors.As(errs[i], &notice) {
 			passes = 1
 		}
 		h.ready.WithLabelValues(c.Name).Set(passes)
 	}
-	close(r.done)
+	for _, result := range results {
+		*result = errs
+	}
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
@@ -61,4 +63,31 @@ func TestMetricsHaveTheChecks(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Catches a client that disconnects and so makes the metric report a failure.
+func TestCanceledRequestDoesNotFailChecks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		finish := make(chan struct{})
+		s.Checks = []server.Check{{Name: "slow", Ready: func(ctx context.Context) error {
+			select {
+			case <-finish:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}}}
+		handler := s.Handler()
+		ctx, cancel := context.WithCancel(t.Context())
+		go handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/readyz", nil))
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		close(finish)
+		synctest.Wait()
+		if ready := s.gauge(t, "kubejoin_ready", "slow"); ready != 1 {
+			t.Errorf("got kubejoin_ready %v, want 1", ready)
+		}
+	})
 }

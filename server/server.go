@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -141,9 +142,9 @@ type handler struct {
 	Server
 	log                *slog.Logger
 	limiter            *httplimit.Limiter
-	unauthenticatedLog *rate.Limiter // limits log lines of unauthenticated requests
-	failing            atomic.Int32  // failed checks in the last response of /readyz
-	rounds             rounds
+	unauthenticatedLog *rate.Limiter                   // limits log lines of unauthenticated requests
+	failing            atomic.Int32                    // failed checks in the last response of /readyz
+	checking           batch.Queue[struct{}, *[]error] // runs of the checks
 	minter             *mint.Minter
 	published          atomic.Pointer[publicKubeconfig]
 	discovered         publicDocument // the ConfigMap
@@ -166,7 +167,7 @@ type handler struct {
 // Handler returns a handler of the whole API, with limits on bodies and on requests in flight. Serve it
 // only over TLS. [Server.HTTPServer] does that and also limits connections and their times.
 func (s Server) Handler() http.Handler {
-	h := &handler{Server: s, log: s.Logger, rounds: rounds{turn: make(chan struct{}, 1)}}
+	h := &handler{Server: s, log: s.Logger}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
