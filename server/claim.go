@@ -61,9 +61,8 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 	node := chi.URLParam(r.Request, "node")
 	releaser := tokens.Releaser{Tokens: h.Tokens, Claims: h.Claims, MaxRemainingLifetime: h.MaxRemainingLifetime}
 	claim, warnings, err := releaser.Release(r.Context(), node, req.DryRun)
-	var field *tokens.FieldError
-	if errors.As(err, &field) {
-		return response{}, badRecord(field)
+	if p := invalid(err); p != nil {
+		return response{}, p
 	}
 	r.log(slog.String("node", node))
 	switch {

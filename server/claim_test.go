@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -89,6 +90,9 @@ func TestReleaseClaimProblems(t *testing.T) {
 	}{
 		{503, "store-unavailable", func(*site) storetest.Faulty { return storetest.Fail(errReset, "Claims.Get") }},
 		{503, "store-refuses", func(*site) storetest.Faulty { return storetest.Fail(tokens.ErrRefused, "Claims.Delete") }},
+		{503, "store-unavailable", func(*site) storetest.Faulty {
+			return storetest.Fail(fmt.Errorf("stored: %w", &tokens.FieldError{Field: "nodes", Err: errReset}), "Claims.Delete")
+		}},
 		{409, "claim-replaced", func(s *site) storetest.Faulty {
 			return func(c *storetest.Call, do func() error) error {
 				err := do()

@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // MaxBody is the maximum size of a request body, in bytes.
@@ -80,6 +81,15 @@ func badFields(all ...api.FieldProblem) *problem {
 	p := newProblem(http.StatusBadRequest, "invalid-field", "%s", strings.Join(details, "; "))
 	p.Field, p.Errors = all[0].Field, all
 	return p
+}
+
+// invalid returns the problem of a request that a use case found invalid, or nil for other errors. Those of stores may
+// wrap a FieldError: that is about a stored record.
+func invalid(err error) *problem {
+	if field, ok := err.(*tokens.FieldError); ok {
+		return badRecord(field)
+	}
+	return nil
 }
 
 // A call is a request in progress.

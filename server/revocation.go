@@ -14,7 +14,6 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
-	"github.com/kubejoin/kubejoin/tokens"
 )
 
 func noRevocations() *problem {
@@ -96,7 +95,6 @@ func revocationShown(e revocation.Entry) api.Revocation {
 // notRevoked returns the problem of an error of package desk.
 func notRevoked(err error) error {
 	var incomplete *desk.Incomplete
-	var field *tokens.FieldError
 	var failed *desk.Error
 	switch {
 	case errors.As(err, &incomplete):
@@ -105,8 +103,6 @@ func notRevoked(err error) error {
 			p.Detail = incomplete.Explain(p.Detail)
 		}
 		return err
-	case errors.As(err, &field):
-		return badRecord(field)
 	case !errors.As(err, &failed), failed.Reason == desk.Unavailable && mint.StoreError(err).Reason == mint.Refused:
 		return unavailable(err)
 	}
@@ -154,13 +150,14 @@ func (h *handler) revoke(r *call) (response, error) {
 	result, err := h.Revocations.Revoke(r.Context(), desk.Request{
 		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: by, DryRun: req.DryRun,
 	})
-	if !errors.As(err, new(*tokens.FieldError)) {
-		if req.Node != "" {
-			r.log(slog.String("node", req.Node))
-		}
-		if req.TokenID != "" {
-			r.log(slog.String("token", req.TokenID))
-		}
+	if p := invalid(err); p != nil {
+		return response{}, p
+	}
+	if req.Node != "" {
+		r.log(slog.String("node", req.Node))
+	}
+	if req.TokenID != "" {
+		r.log(slog.String("token", req.TokenID))
 	}
 	if result.EndUnknown != nil {
 		h.log.Warn("cannot tell when revocations end", "error", foreign.Text(result.EndUnknown.Error(), foreign.MaxMessage))

@@ -218,6 +218,9 @@ func TestRevocationProblems(t *testing.T) {
 		{noRequests, `{"serial":"abcdef"}`, 503, "problems/cluster-unavailable"},
 		{noRequests, `{"tokenID":"ID"}`, 503, "token ID can no longer be used, but its revocation is incomplete: the certificate requests of the cluster cannot be read now; retry; then revoke the token again"},
 		{func(s *site) { s.Revocations.Tokens = storetest.Fail(errAway).Store(s.store) }, `{"tokenID":"ID"}`, 503, "problems/store-unavailable"},
+		{func(s *site) {
+			s.Revocations.Tokens = storetest.Fail(fmt.Errorf("stored: %w", &tokens.FieldError{Field: "description", Err: errAway}), "Store.Update").Store(s.store)
+		}, `{"tokenID":"ID"}`, 503, "problems/store-unavailable"},
 		{func(s *site) { s.Revocations = nil }, `{"node":"worker-1"}`, 404, "problems/no-revocations"},
 	} {
 		s, _ := revoking(t)
