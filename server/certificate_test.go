@@ -648,20 +648,6 @@ func TestOneNodeTokenIssuesOnceUnderConcurrency(t *testing.T) {
 	}
 }
 
-// An in-process caller counts as the approver. Catches a missing check of the signer for such a caller.
-func TestInProcessCallerApproves(t *testing.T) {
-	s, kept := certifying(t)
-	c := client.InProcess(server.Server{Tokens: s.store, ClusterInfo: s.ClusterInfo, Certificates: s.Certificates}.InProcess())
-	if _, err := c.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner}); err != nil {
-		t.Fatal(err)
-	}
-	if e := kept.last(); e.Approver != "in process" || e.From != "" {
-		t.Errorf("record %+v", e)
-	}
-	_, err := c.Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner})
-	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction)
-}
-
 // Certificate requests have slots of their own. Catches a flood of them that blocks discovery.
 func TestCertificateFloodLeavesDiscoveryFree(t *testing.T) {
 	s, _ := certifying(t)

@@ -75,7 +75,7 @@ func TestStoreFailureIsUnavailable(t *testing.T) {
 		"dry run of release": {"DELETE", "/v1/claim/worker-1?dryRun=true", "", 0},
 		"token":              {"GET", "/v1/token/ID", "", 1},
 		"dry run":            {"POST", "/v1/token", `{"token": "` + chosen + `", "dryRun": true}`, 0},
-		"renew":              {"POST", "/v1/token/ID/renew", `{"ttl": "3h"}`, 2},
+		"renew":              {"POST", "/v1/token/ID/renew", `{"ttl": "3h"}`, 1},
 		"create":             {"POST", "/v1/token", `{"token": "` + chosen + `", "wait": "0s"}`, 2},
 	} {
 		for at, done := 1, false; !done; at++ {

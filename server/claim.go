@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -29,24 +31,25 @@ func (h *handler) listClaims(r *call) (response, error) {
 	if err != nil {
 		return response{}, err
 	}
-	list := api.ClaimList{APIVersion: api.Version, Kind: api.KindClaimList, Items: make([]api.Claim, len(claims)), Continue: next}
-	revoked := h.revokedNodes(r.Context())
-	for i, c := range claims {
-		list.Items[i] = claimShown(c)
-		list.Items[i].Revoked = revoked[c.Node]
-	}
+	list := convert.Claims(claims, h.revokedNodes(r.Context()))
+	list.Continue = next
 	return object(http.StatusOK, list)
+}
+
+// revokedNodes returns the names of revoked nodes. It is empty if they cannot be read.
+func (h *handler) revokedNodes(ctx context.Context) map[string]bool {
+	if h.Revocations == nil {
+		return nil
+	}
+	nodes, err := h.Revocations.Guard.CachedNodes(ctx)
+	if err != nil {
+		h.log.Warn("cannot read revocations for the list of claims", "error", err)
+	}
+	return nodes
 }
 
 func noClaims() *problem {
 	return newProblem(http.StatusNotFound, "no-claims", "this kubejoin does not store claims of node names")
-}
-
-func claimShown(c tokens.Claim) api.Claim {
-	return api.Claim{
-		APIVersion: api.Version, Kind: api.KindClaim,
-		Node: c.Node, Token: c.TokenID, Created: c.Created, Keys: len(c.Keys), NodeUID: c.NodeUID, Rejoins: c.Identity.Rejoins,
-	}
 }
 
 // releaseClaim releases a node name, see [tokens.Releaser].
@@ -61,8 +64,8 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 	node := chi.URLParam(r.Request, "node")
 	releaser := tokens.Releaser{Tokens: h.Tokens, Claims: h.Claims, MaxRemainingLifetime: h.MaxRemainingLifetime}
 	claim, warnings, err := releaser.Release(r.Context(), node, req.DryRun)
-	if p := invalid(err); p != nil {
-		return response{}, p
+	if err := convert.Invalid(err); err != nil {
+		return response{}, err
 	}
 	r.log(slog.String("node", node))
 	switch {
@@ -73,7 +76,7 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 	case err != nil:
 		return response{}, unavailable(err)
 	}
-	shown := claimShown(claim)
+	shown := convert.Claim(claim)
 	shown.DryRun, shown.Warnings = req.DryRun, warnings
 	return object(http.StatusOK, shown)
 }

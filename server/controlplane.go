@@ -5,14 +5,13 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/server/convert"
 	"golang.org/x/time/rate"
 )
 
@@ -30,8 +29,7 @@ func (h *handler) uploadLimiter() *rate.Limiter {
 	return rate.NewLimiter(rate.Every(uploadEvery), uploadBurst)
 }
 
-// forControlPlane checks a request for the join command of a control plane, and sets the defaults of its token: one
-// machine, the role for reserved names, and the lifetime of the certificate key.
+// forControlPlane checks a request for the join command of a control plane, and sets the defaults of its token.
 func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
 	if !req.ControlPlane {
 		return nil
@@ -40,24 +38,10 @@ func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
 	if err := h.checkExtraPermission(r, permission); err != nil {
 		return err
 	}
-	switch {
-	case h.UploadCertificates == nil:
+	if h.UploadCertificates == nil {
 		return badField("controlPlane", "this kubejoin uploads no certificates; start it on a control plane with --pki-dir")
-	case req.Format == api.FormatKubeconfig:
-		return badField("format", "a kubeconfig cannot contain the certificate key; want another format")
-	case req.Groups != nil && !slices.Contains(req.Groups, tokens.DefaultGroup):
-		return badField("groups", "only machines in group %s can download the certificates of control planes", tokens.DefaultGroup)
 	}
-	if req.Role == "" {
-		req.Role = tokens.RoleControlPlane
-	}
-	if req.MaxNodes == 0 && req.ReplaceNode == "" {
-		req.MaxNodes = 1
-	}
-	if req.TTL == "" && req.Expires == "" {
-		req.TTL = joinformat.UploadTTL.String()
-	}
-	return nil
+	return convert.ControlPlane(req)
 }
 
 // upload uploads the certificates of control planes, and adds the key and warnings to join.
@@ -83,10 +67,6 @@ func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) er
 	h.log.LogAttrs(ctx, slog.LevelInfo, "uploaded the certificates of control planes",
 		slog.String("user", r.user.Name), slog.String("token", join.Token.ID()), slog.String("owner", up.TokenID),
 		slog.Time("expires", up.Expires), slog.Bool("replaced_keys", up.Replaced), slog.Bool("shared_key", up.Shared))
-	warnings := []string{"the certificate key in this join command works until " + up.Expires.Format(time.RFC3339) + ", and gives access to the key of the cluster CA"}
-	if up.Replaced {
-		warnings = append(warnings, "this upload replaced another one: join commands with an earlier certificate key no longer work")
-	}
-	join.Warnings = append(warnings, join.Warnings...)
+	join.Warnings = append(up.Warnings(), join.Warnings...)
 	return nil
 }

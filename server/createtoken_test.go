@@ -84,6 +84,7 @@ func TestCreateTokenLeadsToDiscovery(t *testing.T) {
 	}
 }
 
+// Package convert tests each field. Catches a request that is read or answered in another way over HTTP.
 func TestCreateTokenRequests(t *testing.T) {
 	s := newSite(t)
 	s.Node = func(_ context.Context, name string) (tokens.NodeRef, error) {
@@ -119,26 +120,15 @@ func TestCreateTokenRequests(t *testing.T) {
 			left := time.Until(r.Expires)
 			return both(r) && r.Limits.IsZero() && left < tokens.DefaultTTL+time.Second && left > tokens.DefaultTTL-time.Minute
 		}},
-		{name: "for ever", body: `{"ttl":"0"}`, want: func(r tokens.Record) bool { return both(r) && r.Expires.IsZero() }, warning: "never expires"},
-		{name: "a time", body: `{"expires":"2031-01-02T03:04:05+01:00"}`, want: func(r tokens.Record) bool { return r.Expires.Equal(time.Date(2031, 1, 2, 2, 4, 5, 0, time.UTC)) }},
-		{name: "a time and a ttl", body: `{"expires":"2031-01-02T03:04:05Z","ttl":"1h"}`, status: 400, field: "expires", detail: "cannot be combined with ttl"},
-		{name: "no time", body: `{"expires":"tomorrow"}`, status: 400, field: "expires", detail: `"tomorrow" is not a time such as 20`},
-		{name: "a time that has passed", body: `{"expires":"2001-01-02T03:04:05Z"}`, status: 400, field: "expires", detail: "in the future"},
-		{name: "a time that never comes", body: `{"expires":"2999-01-02T03:04:05Z"}`, status: 400, field: "expires", detail: "in the future, at most 87600h0m0s from now"},
-		{name: "negative", body: `{"ttl":"-1h"}`, status: 400, field: "ttl", detail: "want 1s to 87600h0m0s, or 0 to never expire"},
-		{name: "for signing", body: `{"usages":["signing"]}`, want: func(r tokens.Record) bool { return r.Signing && !r.Authentication && len(r.Groups) == 0 }},
+		{name: "never expires", body: `{"ttl":"0"}`, want: func(r tokens.Record) bool { return both(r) && r.Expires.IsZero() }, warning: "never expires"},
 		{name: "for authentication", query: "?usages=authentication", want: func(r tokens.Record) bool { return !r.Signing && r.Authentication && len(r.Groups) == 1 }},
 		{name: "no usage", body: `{"usages":[]}`, status: 400, field: "usages", detail: "is empty"},
-		{name: "unknown usage", query: "?usages=signing,sealing", status: 400, field: "usages", detail: `"sealing" given, want signing, authentication or both`},
 		{name: "own groups", query: "?groups=system:bootstrappers:a,system:bootstrappers:b", want: func(r tokens.Record) bool {
 			return slices.Equal(r.Groups, []string{"system:bootstrappers:a", "system:bootstrappers:b"})
 		}},
 		{name: "no groups", body: `{"groups":[]}`, want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }, warning: "has no groups: kubeadm's role bindings do not apply"},
 		{name: "no groups in the query", query: "?groups=", want: func(r tokens.Record) bool { return r.Authentication && len(r.Groups) == 0 }, warning: "has no group"},
-		{name: "no groups, and none needed", query: "?groups=&usages=signing", want: func(r tokens.Record) bool { return !r.Authentication && len(r.Groups) == 0 }},
 		{name: "no description", body: `{"description":"","dryRun":false}`, want: both},
-		{name: "admins", body: `{"groups":["system:masters"]}`, status: 400, field: "groups", detail: `"system:masters" does not match`},
-		{name: "groups of nobody", body: `{"usages":["signing"],"groups":["system:bootstrappers:a"]}`, status: 400, field: "groups", detail: "need usage authentication"},
 		{
 			name: "limits", body: `{"maxNodes":3,"nodeNames":["worker-*","gw"],"certificateDuration":"720h","role":"control-plane"}`,
 			want:    limited(tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "gw"}, CertificateDuration: 720 * time.Hour, Role: "control-plane"}),
@@ -146,24 +136,13 @@ func TestCreateTokenRequests(t *testing.T) {
 		},
 		{name: "limits in the query", query: "?maxNodes=1&nodeNames=a,b&nodeNames=c", want: limited(tokens.Limits{MaxNodes: 1, NodeNames: []string{"a", "b", "c"}}), warning: "nobody is at work"},
 		{name: "short certificates", query: "?certificateDuration=1h", want: limited(tokens.Limits{CertificateDuration: time.Hour}), warning: "off for longer cannot renew its certificate"},
-		{name: "too many nodes", body: `{"maxNodes":1001}`, status: 400, field: "maxNodes", detail: "1001 given, want 1 to 1000"},
 		{name: "no number", query: "?maxNodes=many", status: 400, field: "maxNodes", detail: `"many" is not a number`},
-		{name: "no name", body: `{"nodeNames":["Worker"]}`, status: 400, field: "nodeNames", detail: `node name "Worker"`},
 		{name: "two at once", body: `{"maxNodes":-1,"role":"king"}`, status: 400, field: "maxNodes", detail: `role: "king" given`},
-		{name: "no duration", body: `{"certificateDuration":"long"}`, status: 400, field: "certificateDuration", detail: `"long" given`},
-		{name: "no certificates", body: `{"certificateDuration":"0s"}`, status: 400, field: "certificateDuration", detail: `"0s" given`},
-		{name: "too short certificates", body: `{"certificateDuration":"1m"}`, status: 400, field: "certificateDuration", detail: "1m0s given, want whole seconds from 10m0s"},
 		{name: "in place of a Node", body: `{"replaceNode":"worker-3"}`, want: limited(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}}), warning: "nobody is at work"},
-		{name: "in place of none", body: `{"replaceNode":"worker-4"}`, status: 400, field: "replaceNode", detail: "there is no Node worker-4"},
-		{name: "in place of no name", body: `{"replaceNode":"Worker/3"}`, status: 400, field: "replaceNode", detail: `node name "Worker/3"`},
-		{name: "in place of a Node of three", body: `{"replaceNode":"worker-3","maxNodes":3}`, status: 400, field: "maxNodes", detail: "want at most 1 with replaces-node"},
 		{name: "Nodes cannot be read", body: `{"replaceNode":"away"}`, status: 503, detail: "Node away cannot be read now"},
 		{name: "no wait", body: `{"wait":"0"}`, want: both},
-		{name: "endless wait", query: "?wait=6m", status: 400, field: "wait", detail: `"6m" given; want a duration up to 5m0s`},
-		{name: "negative wait", query: "?wait=-1s", status: 400, field: "wait", detail: "want a duration"},
 		{name: "a token in the URL", query: "?token=qwertz.0123456789abcdef", status: 400, detail: `unknown query parameter "token"; known: ttl,`},
 		{name: "a malformed token", body: `{"token":"qwertz.hunter2"}`, status: 400, field: "token", detail: "malformed token of 14 characters"},
-		{name: "a published token", body: `{"token":"abcdef.0123456789abcdef"}`, status: 400, field: "token", detail: "published example"},
 		{name: "unknown field", body: `{"maxnodes":1}`, status: 400, field: "maxnodes", detail: `unknown field "maxnodes"; known: token, ttl, expires,`},
 		{name: "field of another kind", body: `{"maxNodes":"1"}`, status: 400, field: "maxNodes", detail: "a string given, want a whole number"},
 		{name: "in both", query: "?maxNodes=1", body: `{"maxNodes":1}`, status: 400, field: "maxNodes", detail: "more than once"},
@@ -198,15 +177,6 @@ func TestCreateTokenRequests(t *testing.T) {
 				t.Errorf("warnings %q, want %q", warnings, test.warning)
 			}
 		})
-	}
-}
-
-// Catches a standalone server that accepts replaceNode although it has no Nodes.
-func TestReplaceNodeNeedsNodes(t *testing.T) {
-	s := newSite(t)
-	s.start(t)
-	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"replaceNode":"worker-3"}`); got.status != 400 || p.Field != "replaceNode" || !strings.Contains(p.Detail, "runs without a cluster, so there is no Node to replace") {
-		t.Errorf("%d %+v", got.status, p)
 	}
 }
 
@@ -247,26 +217,5 @@ func TestCreateTokenDryRun(t *testing.T) {
 	}
 	if ids := s.ids(t); len(ids) != 0 {
 		t.Errorf("got stored tokens %v, want none", ids)
-	}
-}
-
-// Expiry is rounded to whole seconds. Catches a token that lives shorter than its ttl.
-func TestTokenLivesAtLeastItsTTL(t *testing.T) {
-	s := newSite(t)
-	s.start(t)
-	before := time.Now()
-	made, _, got := askFor[api.Token](t, s, "POST", tokenPath+"?ttl=1s&wait=0", "")
-	if life := made.Expires.Sub(before); got.status != 201 || life < time.Second || life > time.Since(before)+2*time.Second {
-		t.Errorf("got %d and lifetime %s, want 201 and at least 1s", got.status, life)
-	}
-	before = time.Now()
-	renewed, _, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+made.ID+"/renew", `{"ttl":"1h"}`)
-	if life := renewed.Expires.Sub(before); got.status != 200 || life < time.Hour {
-		t.Errorf("got %d and lifetime %s, want 200 and at least 1h", got.status, life)
-	}
-	// A given time is truncated to whole seconds, and must be in the future after that.
-	soon := time.Now().Truncate(time.Second).Add(1999 * time.Millisecond).Format(time.RFC3339Nano)
-	if made, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"expires":"`+soon+`","wait":"0"}`); got.status != 400 || p.Field != "expires" {
-		t.Errorf("%s: %d %+v", soon, got.status, made)
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-	kjson "sigs.k8s.io/json"
 )
 
 // explanation explains why a machine has or has not joined, as JSON or as text.
@@ -62,7 +62,7 @@ func (h *handler) explainRequest(r *call) (response, error) {
 	var given *certificates.CertificateSigningRequest
 	if req.CSR == "" {
 		var err error
-		if given, err = readCSR(req.Object); err != nil {
+		if given, err = convert.CSR(req.Object); err != nil {
 			return response{}, err
 		}
 		if err := h.mayExplain(r, given.Spec.Username, given.Spec.Groups); err != nil {
@@ -82,18 +82,6 @@ func (h *handler) explainRequest(r *call) (response, error) {
 		return response{}, p
 	}
 	return object(http.StatusOK, e)
-}
-
-// readCSR parses a CertificateSigningRequest. It ignores unknown fields, because kubectl prints those of newer APIs.
-func readCSR(content []byte) (*certificates.CertificateSigningRequest, error) {
-	var object certificates.CertificateSigningRequest
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(content, &object); err != nil {
-		return nil, badField("object", "want a CertificateSigningRequest in JSON")
-	}
-	if object.APIVersion != certificates.SchemeGroupVersion.String() || object.Kind != "CertificateSigningRequest" {
-		return nil, badField("object", "apiVersion %.60q and kind %.60q given, want %s and CertificateSigningRequest", object.APIVersion, object.Kind, certificates.SchemeGroupVersion)
-	}
-	return &object, nil
 }
 
 // mayExplain returns a problem if the caller may not learn what a requester is permitted. The caller writes the

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/server/api"
 )
 
 // Limits of a connection.
@@ -79,7 +80,7 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       requestTimeout,
 		// A join command waits for its signature, and then perhaps for the deletion of the token.
-		WriteTimeout:   max(signTimeout, MaxWait) + mint.WithdrawTimeout + 5*time.Second,
+		WriteTimeout:   max(signTimeout, api.MaxWait) + mint.WithdrawTimeout + 5*time.Second,
 		IdleTimeout:    idleTimeout,
 		MaxHeaderBytes: maxHeader,
 		// Otherwise net/http answers OPTIONS * itself, without the limits of the Handler.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -116,7 +116,9 @@ func TestMissingOrBrokenRecordIsAProblem(t *testing.T) {
 // Catches a query of the client that the server does not understand, or a page that the client skips.
 func TestClientReadsIssuancePages(t *testing.T) {
 	s := recorded(t)
-	c := &client.Client{Bearer: adminBearer, HTTP: &http.Client{Transport: client.Handler(s.Handler())}}
+	web := httptest.NewServer(s.Handler())
+	defer web.Close()
+	c := &client.Client{URL: web.URL, Bearer: adminBearer}
 	var names []string
 	asked := api.ListIssued{Limit: 1}
 	for range 3 {

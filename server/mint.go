@@ -12,11 +12,9 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
 )
-
-// MaxWait is the longest time that a client can request to wait for a signature.
-const MaxWait = 5 * time.Minute
 
 // printJoinCommand creates a token, waits until its signature is in cluster-info, and returns the join
 // command. If no signature appears, it deletes the token.
@@ -40,7 +38,10 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	if err := h.forControlPlane(r, &req); err != nil {
 		return response{}, err
 	}
-	record, err := h.newRecord(r, req.TokenSpec, tokens.Generate(), time.Now())
+	record, err := convert.Record(r.Context(), req.TokenSpec, tokens.Generate(), time.Now(), h.nodeReader(r))
+	if err == nil {
+		err = h.mayCreate(r, &record)
+	}
 	if err != nil {
 		return response{}, err
 	}
@@ -99,47 +100,23 @@ func (h *handler) createToken(r *call) (response, error) {
 	if err := readRequest(r, &req); err != nil {
 		return response{}, err
 	}
-	wait, err := h.wait(req.Wait)
+	request, err := convert.CreateRequest(r.Context(), req, time.Now(), h.SignTimeout, h.nodeReader(r))
+	if err == nil {
+		err = h.mayCreate(r, &request.Record)
+	}
 	if err != nil {
 		return response{}, err
 	}
-	token, chosen := tokens.Generate(), req.Token != ""
-	if chosen {
-		if token, err = tokens.Parse(req.Token.Reveal()); err != nil {
-			return response{}, badField("token", "%v", err)
-		}
-	}
-	now := time.Now()
-	record, err := h.newRecord(r, req.TokenSpec, token, now)
-	if err != nil {
-		return response{}, err
-	}
-	r.log(slog.String("token", token.ID()))
-	request := mint.Request{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
-	if req.Expires == "" && !record.Expires.IsZero() {
-		request.Lifetime = record.Expires.Sub(now)
-	}
+	r.log(slog.String("token", request.Record.Token.ID()))
 	made, err := h.minter.Create(r.Context(), request)
 	if err != nil {
 		return response{}, notMinted(err)
 	}
-	// For a new token, skip reading cluster-info and claims: after the wait it is known to be signed.
-	v := view{now: time.Now()}
-	if made.Existing {
-		v = h.view(r.Context(), v.now)
+	var v convert.View
+	if made.Existing { // a new token is known to be signed after the wait
+		v, made.Warnings = h.view(r.Context(), made.Warnings)
 	}
-	t := v.token(made.Record)
-	if made.Record.Signing && wait == 0 && !made.Existing && !req.DryRun {
-		t.Status = api.StatusUnsigned
-	}
-	t.DryRun, t.Token = req.DryRun, api.Secret(made.Record.Token.Reveal())
-	if line, err := made.Join.Line(); err == nil { // an error: there is nothing to join with
-		t.JoinCommand = api.Secret(strings.TrimSpace(string(line)))
-	}
-	t.Warnings = made.Warnings
-	if !req.DryRun {
-		t.Warnings = append(t.Warnings, v.warnings...)
-	}
+	t := v.Minted(made, request)
 	if made.Existing || req.DryRun {
 		return object(http.StatusOK, t)
 	}
@@ -148,23 +125,39 @@ func (h *handler) createToken(r *call) (response, error) {
 	return a, err
 }
 
-// wait parses how long to wait for a signature. The default is SignTimeout, but at most MaxWait.
-func (h *handler) wait(req string) (time.Duration, error) {
-	if req == "" {
-		return min(h.SignTimeout, MaxWait), nil
+// mayCreate sets the creator of a new token. It returns a problem if the user may not create such a token.
+func (h *handler) mayCreate(r *call, record *tokens.Record) error {
+	if h.UserTokens >= 0 {
+		record.Creator = tokens.CreatorOf(r.user.Name)
 	}
-	d, err := api.ParseDuration(req)
-	if err != nil || d < 0 || d > MaxWait {
-		return 0, badField("wait", "%.40q given; want a duration up to %s, or 0 to return without waiting", req, MaxWait)
+	return h.checkExtraPermissions(r, *record)
+}
+
+// nodeReader returns the reader of Nodes for a token that replaces one, or nil without a cluster. It returns a problem
+// if the user may not replace the Node.
+func (h *handler) nodeReader(r *call) convert.NodeReader {
+	if h.Node == nil {
+		return nil
 	}
-	return d, nil
+	return func(ctx context.Context, name string) (tokens.NodeRef, error) {
+		if err := h.mayReplace(r, name); err != nil {
+			return tokens.NodeRef{}, err
+		}
+		node, err := h.Node(ctx, name)
+		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+			p := newProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; retry", name)
+			p.cause, p.retryAfter = err, retryAfter
+			return node, p
+		}
+		return node, err
+	}
 }
 
 // notMinted returns the problem of an error of package mint.
 func notMinted(err error) error {
 	var e *mint.Error
 	if !errors.As(err, &e) {
-		return badRecord(err) // for example, the token expired during the request
+		return convert.InvalidRecord(err) // for example, the token expired during the request
 	}
 	const inLog = "; the log of kubejoin has the reason under this request ID"
 	var p *problem
@@ -181,6 +174,21 @@ func notMinted(err error) error {
 		p = newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "%s", e.Message)
 	case mint.Malformed:
 		p = newProblem(http.StatusInternalServerError, "malformed-cluster-info", "%s", e.Message)
+	case mint.NoToken:
+		p = newProblem(http.StatusNotFound, "no-token", "%s", e.Message)
+	case mint.Spent:
+		p = newProblem(http.StatusConflict, api.ProblemSpent, "%s", e.Message)
+	case mint.Invalid:
+		p = newProblem(http.StatusConflict, "token-invalid", "%s", e.Message)
+	case mint.WouldShorten:
+		p = newProblem(http.StatusConflict, api.ProblemWouldShorten, "%s", e.Message)
+		p.Field = "shorten"
+	case mint.NotExpired:
+		p = newProblem(http.StatusConflict, api.ProblemNotExpired, "%s", e.Message)
+	case mint.Replaced:
+		p = newProblem(http.StatusConflict, "token-replaced", "%s", e.Message)
+	case mint.OwnsUpload:
+		p = newProblem(http.StatusConflict, "token-owns-upload", "%s", e.Message)
 	case mint.Unavailable:
 		p = newProblem(http.StatusServiceUnavailable, "store-unavailable", "%s", e.Message)
 	case mint.Refused:

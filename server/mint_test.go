@@ -117,17 +117,6 @@ func TestRepeatedCreateIsOK(t *testing.T) {
 	}
 }
 
-// Catches a token without a signature that is shown as active.
-func TestTokenWithoutWaitIsUnsigned(t *testing.T) {
-	s := newSite(t)
-	s.start(t)
-	for body, status := range map[string]string{`{"wait":"0"}`: api.StatusUnsigned, `{"usages":["authentication"]}`: api.StatusActive, `{"wait":"0","dryRun":true}`: api.StatusActive} {
-		if made, _, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status/100 != 2 || made.Status != status {
-			t.Errorf("%s: %d %s", body, got.status, got.body)
-		}
-	}
-}
-
 // A client that disconnects does not keep the token of its request.
 func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 	s := newSite(t)

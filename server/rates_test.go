@@ -22,7 +22,6 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -265,13 +264,6 @@ func TestLimitsRateOfOneUser(t *testing.T) {
 	}
 	if said := s.logs.String(); !strings.Contains(said, "reason=user-rate from=ada class=join-command") {
 		t.Errorf("the log lacks the refusal:\n%s", said)
-	}
-	s.Registerer = nil
-	in := client.InProcess(s.Server.InProcess())
-	for range 5 {
-		if _, err := in.PrintJoinCommand(t.Context(), api.PrintJoinCommand{}); err != nil {
-			t.Errorf("in process: %v", err)
-		}
 	}
 }
 

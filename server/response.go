@@ -19,7 +19,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // MaxBody is the maximum size of a request body, in bytes.
@@ -45,7 +44,7 @@ type problem struct {
 
 	retryAfter time.Duration
 	allow      []string // methods
-	cause      error    // for the log, and for [Server.ShowCauses]
+	cause      error    // for the log
 }
 
 func (p *problem) Error() string {
@@ -69,27 +68,13 @@ func newProblem(status int, name, format string, args ...any) *problem {
 }
 
 func badField(field, format string, args ...any) *problem {
-	foreign.Args(args)
-	return badFields(api.FieldProblem{Field: field, Detail: fmt.Sprintf(format, args...)})
+	return badFields(api.InvalidField(field, format, args...))
 }
 
-func badFields(all ...api.FieldProblem) *problem {
-	var details []string
-	for _, e := range all {
-		details = append(details, e.String())
-	}
-	p := newProblem(http.StatusBadRequest, "invalid-field", "%s", strings.Join(details, "; "))
+func badFields(all api.InvalidFields) *problem {
+	p := newProblem(http.StatusBadRequest, "invalid-field", "%s", all.Error())
 	p.Field, p.Errors = all[0].Field, all
 	return p
-}
-
-// invalid returns the problem of a request that a use case found invalid, or nil for other errors. Those of stores may
-// wrap a FieldError: that is about a stored record.
-func invalid(err error) *problem {
-	if field, ok := err.(*tokens.FieldError); ok {
-		return badRecord(field)
-	}
-	return nil
 }
 
 // A call is a request in progress.
@@ -248,14 +233,13 @@ func (h *handler) failed(err error, id string, kubernetes bool) response {
 		return response{status: http.StatusServiceUnavailable, contentType: "text/plain; charset=utf-8", body: unready.list}
 	}
 	var p *problem
-	if !errors.As(err, &p) {
+	var invalid api.InvalidFields
+	switch {
+	case errors.As(err, &p):
+	case errors.As(err, &invalid):
+		p = badFields(invalid)
+	default:
 		p = newProblem(http.StatusInternalServerError, "internal", "kubejoin failed to handle this request; its log has the reason under this request ID")
-		if h.ShowCauses {
-			p.Detail = err.Error()
-		}
-	} else if h.ShowCauses {
-		p = &problem{Problem: p.Problem, retryAfter: p.retryAfter, allow: p.allow, cause: p.cause}
-		p.Detail = p.Error()
 	}
 	named := *p
 	named.Problem = *shown(p)

@@ -1,17 +1,16 @@
 package server
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net/http"
-	"time"
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 )
@@ -37,59 +36,9 @@ func (h *handler) listRevocations(r *call) (response, error) {
 	if err != nil {
 		return response{}, err
 	}
-	list := revocationsShown(entries, false)
+	list := convert.Revocations(entries, false)
 	list.Continue = next
 	return object(http.StatusOK, list)
-}
-
-// revokedNodes returns the names of revoked nodes. It is empty if they cannot be read.
-func (h *handler) revokedNodes(ctx context.Context) map[string]bool {
-	if h.Revocations == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, revokedNodesTimeout)
-	defer cancel()
-	entries, err := h.Revocations.Guard.Cached(ctx)
-	if err != nil {
-		h.log.Warn("cannot read revocations for the list of claims", "error", err)
-		return nil
-	}
-	nodes := map[string]bool{}
-	for _, e := range entries {
-		nodes[e.Node] = true
-	}
-	return nodes
-}
-
-// revokedNodesTimeout limits how long a list of claims waits for revocations.
-const revokedNodesTimeout = 2 * time.Second
-
-func revocationsShown(entries []revocation.Entry, dryRun bool) api.RevocationList {
-	list := api.RevocationList{APIVersion: api.Version, Kind: api.KindRevocationList, Items: make([]api.Revocation, len(entries))}
-	for i, e := range entries {
-		list.Items[i] = revocationShown(e)
-		list.Items[i].DryRun = dryRun
-	}
-	return list
-}
-
-func revocationShown(e revocation.Entry) api.Revocation {
-	shown := api.Revocation{
-		APIVersion: api.Version, Kind: api.KindRevocation,
-		Node: e.Node, Since: e.Since, Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID,
-	}
-	if e.Fingerprint != "" {
-		shown.Fingerprint = e.Fingerprint.String()
-	}
-	for _, end := range e.Allowed {
-		if time.Now().Before(end) {
-			shown.Allowed++
-		}
-	}
-	if e.Malformed != nil {
-		shown.Problem = foreign.Text(e.Malformed.Error(), foreign.MaxMessage)
-	}
-	return shown
 }
 
 // notRevoked returns the problem of an error of package desk.
@@ -143,15 +92,11 @@ func (h *handler) revoke(r *call) (response, error) {
 			return response{}, err
 		}
 	}
-	by := r.user.Name
-	if by == inProcess {
-		by = ""
-	}
 	result, err := h.Revocations.Revoke(r.Context(), desk.Request{
-		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: by, DryRun: req.DryRun,
+		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: r.user.Name, DryRun: req.DryRun,
 	})
-	if p := invalid(err); p != nil {
-		return response{}, p
+	if err := convert.Invalid(err); err != nil {
+		return response{}, err
 	}
 	if req.Node != "" {
 		r.log(slog.String("node", req.Node))
@@ -170,7 +115,7 @@ func (h *handler) revoke(r *call) (response, error) {
 	if err != nil {
 		return response{}, notRevoked(err)
 	}
-	list := revocationsShown(result.Entries, req.DryRun)
+	list := convert.Revocations(result.Entries, req.DryRun)
 	list.Warnings = result.Warnings
 	if req.DryRun {
 		return object(http.StatusOK, list)
@@ -196,7 +141,5 @@ func (h *handler) undoRevocation(r *call) (response, error) {
 	if err != nil {
 		return response{}, notRevoked(err)
 	}
-	shown := revocationShown(e)
-	shown.DryRun = req.DryRun
-	return object(http.StatusOK, shown)
+	return object(http.StatusOK, convert.Revocation(e, req.DryRun))
 }

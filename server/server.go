@@ -87,10 +87,6 @@ type Server struct {
 	// Warnings returns warnings for the user who creates the token, for example that nothing enforces
 	// its limits or that the CA expires soon. Nil adds no warnings.
 	Warnings func(ctx context.Context, made tokens.Record) []string
-	// ShowCauses adds the causes of problems to responses. By default they are only in the log. It is
-	// for a Handler whose client is in the same process.
-	ShowCauses bool
-
 	// ClientRate is how many requests one client may send and, with HTTPServer, how many connections
 	// it may open. A client is an IP address, or the /64 network of an IPv6 address. The zero Rate is
 	// DefaultClientQPS and DefaultClientBurst. Two more limits of clients apply: a client may send 100
@@ -198,19 +194,4 @@ func (s Server) Handler() http.Handler {
 	h.uploads = h.uploadLimiter()
 	h.absentToken = tokens.Record{Token: tokens.Generate()}
 	return h.router()
-}
-
-// inProcess is the user of every request to the handler of [Server.InProcess].
-const inProcess = "in process"
-
-// InProcess returns a handler for a client in this process, for InProcess of package server/client. It
-// allows every request without authentication and has no rates and no limit on tokens. It sets ShowCauses.
-// Never serve it on a network.
-func (s Server) InProcess() http.Handler {
-	s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: inProcess}, nil }
-	s.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
-	s.ClientRate, s.UserRate = Rate{QPS: -1}, Rate{QPS: -1}
-	s.UserTokens = -1
-	s.ShowCauses = true
-	return s.Handler()
 }

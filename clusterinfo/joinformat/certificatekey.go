@@ -90,3 +90,12 @@ type Upload struct {
 	// Replaced is true if there was another upload. Its key no longer works.
 	Replaced bool
 }
+
+// Warnings returns warnings for the person who gets the key in a join command.
+func (u Upload) Warnings() []string {
+	warnings := []string{"the certificate key in this join command works until " + u.Expires.Format(time.RFC3339) + ", and gives access to the key of the cluster CA"}
+	if u.Replaced {
+		warnings = append(warnings, "this upload replaced another one: join commands with an earlier certificate key no longer work")
+	}
+	return warnings
+}

@@ -11,7 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// A Reason is why a [Minter] returned no token or join data. It never changes. The HTTPS API has a problem type of the
+// A Reason is why a [Minter] returned no token or join data, or changed no token. It never changes. The HTTPS API has a problem type of the
 // same name.
 type Reason string
 
@@ -29,6 +29,20 @@ const (
 	NotSigned Reason = "token-not-signed"
 	// Malformed: no machine can join by the kubeconfig in cluster-info.
 	Malformed Reason = "malformed-cluster-info"
+	// NoToken: there is no token with this ID.
+	NoToken Reason = "no-token"
+	// Spent: the node limit of the token is used up, so a renewal would have no effect.
+	Spent Reason = "token-spent"
+	// Invalid: the stored token is malformed, and a renewal would not help.
+	Invalid Reason = "token-invalid"
+	// WouldShorten: the token would expire sooner, which needs [Renewal.Shorten].
+	WouldShorten Reason = "would-shorten"
+	// NotExpired: [Deletion.OnlyExpired] is set, and the token has not expired.
+	NotExpired Reason = "token-not-expired"
+	// Replaced: the token was deleted and created again during the call.
+	Replaced Reason = "token-replaced"
+	// OwnsUpload: the token only decides when an upload of certificates expires.
+	OwnsUpload Reason = "token-owns-upload"
 	// Unavailable: the store cannot be read now.
 	Unavailable Reason = "store-unavailable"
 	// Refused: the store refused the request, and would refuse a retry.

@@ -52,7 +52,7 @@ func (o *certsOptions) uploader() (*kubeadmcerts.Uploader, error) {
 	if !found {
 		return nil, errors.New("no kubeconfig found: want --kubeconfig FILE")
 	}
-	_, client, err := clusterClient(rules)
+	client, err := clusterClient(rules)
 	return &kubeadmcerts.Uploader{Client: client, CreateRole: true}, err
 }
 

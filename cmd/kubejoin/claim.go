@@ -42,9 +42,6 @@ func claimListCommand() *cobra.Command {
 				return usageOf(cmd, err)
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				if err := r.mayListClaims(ctx); err != nil {
-					return err
-				}
 				list, err := r.ListClaims(ctx)
 				if err != nil {
 					return err
@@ -120,9 +117,6 @@ allowed. A standalone kubejoin refuses such renewals.` + remoteHelp,
 				return usageOf(cmd, &usageError{err: errors.Join(errs...)})
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				if err := r.mayListClaims(ctx); err != nil {
-					return err
-				}
 				return releaseClaims(ctx, cmd, r, args, o.dryRun)
 			})
 		},

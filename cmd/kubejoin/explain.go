@@ -8,18 +8,12 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/explain/kube"
-	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/admission"
-	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
 )
 
@@ -184,25 +178,4 @@ func (o *output) explainRequest(cmd *cobra.Command, remotes *remoteOptions, requ
 		}
 		return err
 	})
-}
-
-// byDefaults explains the CSRs of a cluster as a kubejoin with default flags would decide them. It starts the informers
-// it needs at the first request.
-func byDefaults(ctx context.Context, client kubernetes.Interface, store tokens.Store, claims tokens.Claims) kube.Requests {
-	authority := sync.OnceValues(func() (*signer.Authority, error) {
-		nodes, err := csr.OpenNodes(ctx, client)
-		if err != nil {
-			return nil, err
-		}
-		noCA := func() (*signer.CA, error) { return nil, errors.New("no CA available") }
-		return &signer.Authority{
-			Facts:   &csr.Facts{Client: client, Nodes: nodes},
-			Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready},
-			Signers: signer.FixedSigners(signer.KubernetesSigners(noCA, signer.DefaultDuration)),
-		}, nil
-	})
-	return kube.Requests{
-		Client: client, Authority: authority,
-		Notes: []string{"this is what kubejoin with default flags would do; for a running kubejoin with its own flags and --signer-config, give --url"},
-	}
 }

@@ -112,7 +112,7 @@ func (o *issuedListOptions) checkAll() error {
 
 // requireServer returns an error for a cluster: only a kubejoin server serves the issuance record.
 func requireServer(r *remote) error {
-	if r.cluster != nil {
+	if r.server == nil {
 		return errors.New("a cluster has no issuance record: give --url for a kubejoin server with a file store, or read the file of 'kubejoin serve --issuance-record FILE' with jq")
 	}
 	return nil
@@ -129,7 +129,7 @@ func (o *issuedListOptions) list(ctx context.Context, cmd *cobra.Command, r *rem
 		if o.limit > 0 {
 			asked.Limit = min(asked.Limit, o.limit-len(list.Items))
 		}
-		page, err := r.ListIssued(ctx, asked)
+		page, err := r.server.ListIssued(ctx, asked)
 		if err != nil {
 			return err
 		}
@@ -207,7 +207,7 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 				if err := requireServer(r); err != nil {
 					return err
 				}
-				e, err := r.GetIssued(ctx, serial)
+				e, err := r.server.GetIssued(ctx, serial)
 				if err != nil {
 					return err
 				}
@@ -320,11 +320,6 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 				return usageOf(cmd, err)
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				if o.asked.TokenID != "" {
-					if err := r.mayListClaims(ctx); err != nil {
-						return err
-					}
-				}
 				list, err := r.Revoke(ctx, o.asked)
 				if err != nil {
 					return err

@@ -20,7 +20,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -263,7 +262,7 @@ func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sig
 		return nil, nil, nil, err
 	}
 	if r.cluster != nil {
-		return credentials.SignByCSRObject(r.cluster.client, func(message string) { cmd.PrintErrln("kubejoin:", message) }), kubeconfig, stop, nil
+		return credentials.SignByCSRObject(r.cluster.Client, func(message string) { cmd.PrintErrln("kubejoin:", message) }), kubeconfig, stop, nil
 	}
 	return overHTTPS(cmd, r, o.wait), kubeconfig, stop, nil
 }
@@ -575,21 +574,13 @@ func (o *bootstrapOptions) mint(ctx context.Context, cmd *cobra.Command, r *remo
 	return ofToken(token), nil
 }
 
-// clusterInfo returns the kubeconfig in cluster-info. A server sends only the kubeconfig, not the ConfigMap with the
-// signatures of all tokens.
+// clusterInfo returns the kubeconfig in cluster-info.
 func (r *remote) clusterInfo(ctx context.Context) ([]byte, error) {
-	if r.cluster == nil {
-		kubeconfig, err := r.ClusterInfo(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("cluster-info: %w", err)
-		}
-		return kubeconfig, nil
-	}
-	info, err := r.cluster.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
+	kubeconfig, err := r.ClusterInfo(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("cluster-info: %w", err)
 	}
-	return []byte(info.Data[clusterinfo.KubeconfigKey]), nil
+	return kubeconfig, nil
 }
 
 // staticBearer returns the token of a user. It reads the file as kube-apiserver does. Its errors contain line numbers

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,8 +17,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"
@@ -97,7 +98,7 @@ type prepared struct {
 // run creates the token without an API server and prints it as text, json or yaml. Without --output-dir, text is YAML
 // with the join command as a comment.
 func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format string) error {
-	p, err := o.prepare(asked)
+	p, err := o.prepare(cmd.Context(), asked)
 	if err != nil {
 		return err
 	}
@@ -133,7 +134,7 @@ func (o *offlineOptions) run(cmd *cobra.Command, asked api.CreateToken, format s
 }
 
 // prepare creates the token by the rules of a server.
-func (o *offlineOptions) prepare(asked api.CreateToken) (prepared, error) {
+func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (prepared, error) {
 	var p prepared
 	kubeconfig, err := kubeconfigOf(o.caFile, o.apiServer)
 	if err != nil {
@@ -143,7 +144,7 @@ func (o *offlineOptions) prepare(asked api.CreateToken) (prepared, error) {
 	if err != nil {
 		return p, err
 	}
-	record, err := server.NewRecord(asked.TokenSpec, token, time.Now())
+	record, err := convert.Record(ctx, asked.TokenSpec, token, time.Now(), nil)
 	if err != nil {
 		return p, explain(err)
 	}
@@ -158,7 +159,7 @@ func (o *offlineOptions) prepare(asked api.CreateToken) (prepared, error) {
 	if err != nil {
 		return p, err
 	}
-	p.Token = server.Show(made.Record)
+	p.Token = convert.View{}.Token(made.Record)
 	p.Token.Token, p.JoinCommand, p.Warnings = asked.Token, api.Secret(strings.TrimSuffix(string(line), "\n")), made.Warnings
 	join, err := o.join(p.Token, kubeconfig)
 	if err != nil {

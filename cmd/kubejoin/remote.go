@@ -17,10 +17,12 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/oncluster"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -80,11 +82,33 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.clientKey, "client-key", "", "private key of --client-certificate")
 }
 
-// A remote is a client of a kubejoin server, or of the in-process server for a cluster.
+// operations are what commands do on a cluster or on a kubejoin server. An error about invalid fields is an
+// api.InvalidFields or an api.Problem.
+type operations interface {
+	// CreateToken creates req.Token. If it fails, and the token exists or may exist, the returned token has its ID.
+	CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error)
+	// JoinControlPlane creates a token for a control plane, and uploads the certificates that control planes share.
+	JoinControlPlane(ctx context.Context, spec api.TokenSpec) (joinformat.Join, error)
+	GetToken(ctx context.Context, id string) (api.Token, error)
+	ListTokens(ctx context.Context) (api.TokenList, error)
+	RenewToken(ctx context.Context, id string, req api.RenewToken) (api.Token, error)
+	DeleteToken(ctx context.Context, id string, req api.DeleteToken) (api.Token, error)
+	// ClusterInfo returns the kubeconfig in cluster-info.
+	ClusterInfo(ctx context.Context) ([]byte, error)
+	ListClaims(ctx context.Context) (api.ClaimList, error)
+	ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error)
+	Revoke(ctx context.Context, req api.Revoke) (api.RevocationList, error)
+	ListRevocations(ctx context.Context) (api.RevocationList, error)
+	UndoRevocation(ctx context.Context, revoked string, req api.UndoRevocation) (api.Revocation, error)
+	Explain(ctx context.Context, node string) (api.NodeExplanation, error)
+	ExplainRequest(ctx context.Context, req api.ExplainRequest) (api.RequestExplanation, error)
+}
+
+// A remote is what a command works on: a cluster or a kubejoin server. The other one is nil.
 type remote struct {
-	*client.Client
-	// cluster is nil for a kubejoin server.
-	cluster *onKubeconfig
+	operations
+	cluster *oncluster.Cluster
+	server  *client.Client
 }
 
 // connect selects the cluster or the server and connects to it. close stops the informers or closes the connections.
@@ -282,7 +306,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 	}
 	c, stop := newClient(address, config)
 	c.Bearer = bearer
-	return &remote{Client: c}, stop, nil
+	return &remote{operations: onServer{c}, server: c}, stop, nil
 }
 
 // newClient returns a client of a kubejoin server, and a function that closes its connections.
@@ -292,7 +316,7 @@ func newClient(address string, config *tls.Config) (*client.Client, func()) {
 		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
 		TLSHandshakeTimeout: 10 * time.Second,
 		// The longest wait that the server allows, and a margin.
-		ResponseHeaderTimeout: server.MaxWait + time.Minute,
+		ResponseHeaderTimeout: api.MaxWait + time.Minute,
 	}
 	web := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse // a kubejoin server never redirects
@@ -312,26 +336,34 @@ var flagNames = map[string]string{
 	"endsWithin":          "ends-within",
 }
 
-// explain names flags instead of fields in a problem, and adds hints.
+// explain names flags instead of fields in an error about invalid fields.
 func explain(err error) error {
 	var p *api.Problem
-	if !errors.As(err, &p) {
-		return err
-	}
-	if p.Field == "" || p.Status != http.StatusBadRequest {
-		return err
-	}
-	if len(p.Errors) == 0 {
+	var invalid api.InvalidFields
+	switch {
+	case errors.As(err, &invalid):
+	case errors.As(err, &p) && p.Status == http.StatusBadRequest && len(p.Errors) > 0:
+		invalid = p.Errors
+	case p != nil && p.Status == http.StatusBadRequest && p.Field != "":
 		return &usageError{err: errors.New(p.Detail)}
+	default:
+		return err
 	}
 	var lines []string
-	for _, e := range p.Errors {
+	for _, e := range invalid {
 		if e.Field != "" {
 			e.Field = "--" + cmp.Or(flagNames[e.Field], e.Field)
 		}
 		lines = append(lines, e.String())
 	}
 	return &usageError{err: errors.New(strings.Join(lines, "; "))}
+}
+
+// named reports whether a server or the library returned the error of this name.
+func named(err error, name string) bool {
+	var p *api.Problem
+	var e *mint.Error
+	return errors.As(err, &p) && p.Named(name) || errors.As(err, &e) && string(e.Reason) == name
 }
 
 // tokenID returns the token ID in an argument. Like kubeadm, it also accepts a whole token.

@@ -177,7 +177,7 @@ func TestTokensOfCluster(t *testing.T) {
 	leases := client.CoordinationV1().Leases(secretstore.ClaimNamespace)
 	now, holder, lasts := metav1.NowMicro(), "replica-1", int32(3600)
 	lease, err := leases.Create(ctx, &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: leaderLease},
+		ObjectMeta: metav1.ObjectMeta{Name: tokens.OwnName},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &lasts, RenewTime: &now},
 	}, metav1.CreateOptions{})
 	if err != nil {

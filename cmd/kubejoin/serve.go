@@ -142,7 +142,7 @@ func (o *serveOptions) flags() flagGroups {
 	f.IntVar(&o.cluster.Burst, "kube-api-burst", 0, "burst for --kube-api-qps (0: same as --kube-api-qps)")
 	f.BoolVar(&o.cluster.LeaderElect, "leader-elect", true, "on a cluster: run controllers only while this replica holds a Lease")
 	f.StringVar(&o.cluster.LeaseNamespace, "leader-elect-resource-namespace", secretstore.ClaimNamespace, "namespace of the Lease for leader election")
-	f.StringVar(&o.cluster.LeaseName, "leader-elect-resource-name", leaderLease, "name of the Lease for leader election")
+	f.StringVar(&o.cluster.LeaseName, "leader-elect-resource-name", tokens.OwnName, "name of the Lease for leader election")
 
 	f = groups.add("HTTPS API")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:9443", "HOST:PORT to serve HTTPS on; :PORT listens on all addresses of this machine")

@@ -333,7 +333,7 @@ func (o *signOptions) sign(ctx context.Context, cmd *cobra.Command, r *remote, r
 	}
 	start, told := time.Now(), ""
 	for {
-		chain, err := r.Certificate(ctx, asked)
+		chain, err := r.server.Certificate(ctx, asked)
 		if err == nil {
 			return chain, nil
 		}

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
@@ -59,7 +59,7 @@ kube-controller-manager also deletes them by itself.` + remoteHelp,
 }
 
 func expiredTokens(ctx context.Context, r *remote) ([]string, error) {
-	list, err := listTokens(ctx, r)
+	list, err := r.ListTokens(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -77,8 +77,7 @@ func deleteTokens(ctx context.Context, cmd *cobra.Command, r *remote, ids []stri
 	var errs []error
 	for _, id := range ids {
 		_, err := r.DeleteToken(ctx, id, asked)
-		var p *api.Problem
-		if asked.OnlyExpired && errors.As(err, &p) && (p.Status == http.StatusNotFound || p.Named(api.ProblemNotExpired)) {
+		if asked.OnlyExpired && (named(err, string(mint.NoToken)) || named(err, api.ProblemNotExpired)) {
 			continue // deleted or renewed since it was listed
 		}
 		if err != nil {

@@ -6,15 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
@@ -91,7 +88,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				if o.controlPlane {
-					return o.createControlPlane(ctx, cmd, r, asked)
+					return o.createControlPlane(ctx, cmd, r, asked.TokenSpec)
 				}
 				return o.create(ctx, cmd, r, asked)
 			})
@@ -149,8 +146,8 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	if err := checkTTL(o.ttl); err != nil {
 		return asked, err
 	}
-	if o.wait < 0 || o.wait > server.MaxWait {
-		return usage("--wait: %s given, want at most %s, or 0 to not wait", o.wait, server.MaxWait)
+	if o.wait < 0 || o.wait > api.MaxWait {
+		return usage("--wait: %s given, want at most %s, or 0 to not wait", o.wait, api.MaxWait)
 	}
 	if o.given("max-nodes") && o.maxNodes < 1 {
 		return usage("--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.maxNodes, tokens.MaxNodes)
@@ -199,8 +196,8 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 
 // checkTTL applies the server's limits to --ttl, so that the error names the flag.
 func checkTTL(d time.Duration) error {
-	if d != 0 && (d < time.Second || d > server.MaxTTL) {
-		return &usageError{err: fmt.Errorf("--ttl: %s given, want 1s to %s, or 0 for a token that never expires", d, server.MaxTTL)}
+	if d != 0 && (d < time.Second || d > api.MaxTTL) {
+		return &usageError{err: fmt.Errorf("--ttl: %s given, want 1s to %s, or 0 for a token that never expires", d, api.MaxTTL)}
 	}
 	return nil
 }
@@ -225,11 +222,12 @@ func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 
 func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken) error {
 	made, err := r.CreateToken(ctx, asked)
-	if maybeApplied(err) && ctx.Err() == nil { // retry: the request has the same token, so this creates no second one
-		made, err = r.CreateToken(ctx, asked)
-	}
 	if err != nil {
-		return o.notCreated(ctx, cmd, r, asked, err)
+		if made.ID != "" { // it exists, or may exist
+			_, printErr := fmt.Fprintln(cmd.OutOrStdout(), asked.Token.Reveal())
+			err = errors.Join(err, printErr)
+		}
+		return err
 	}
 	warn(cmd, made.Warnings...)
 	if o.dryRun {
@@ -250,41 +248,4 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 		return err
 	}
 	return o.tokens(w, made, []api.Token{made})
-}
-
-// maybeApplied reports whether the server may have carried out a request although the client got an error.
-func maybeApplied(err error) bool {
-	var p *api.Problem
-	var dial *net.OpError
-	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // nothing sent
-}
-
-// notCreated returns err, and prints the token if the server stored it or may have stored it.
-func (o *tokenCreateOptions) notCreated(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken, err error) error {
-	id, _, _ := strings.Cut(asked.Token.Reveal(), ".")
-	var p *api.Problem
-	switch {
-	case errors.As(err, &p) && p.TokenID == "", asked.DryRun:
-		return err
-	case errors.As(err, &p):
-	case !maybeApplied(err):
-		return err
-	default:
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reachTimeout)
-		defer cancel()
-		_, lookErr := r.GetToken(ctx, id)
-		var none *api.Problem
-		switch {
-		case errors.As(lookErr, &none) && none.Status == http.StatusNotFound:
-			return err
-		case lookErr == nil:
-			err = fmt.Errorf("%w; token %s was created, but cluster-info may not be signed with it yet: check with 'kubejoin token get %s -o wide'", err, id, id)
-		default:
-			err = fmt.Errorf("%w; token %s may have been created: check with 'kubejoin token get %s'", err, id, id)
-		}
-	}
-	if _, printErr := fmt.Fprintln(cmd.OutOrStdout(), asked.Token.Reveal()); printErr != nil {
-		return errors.Join(err, printErr)
-	}
-	return err
 }

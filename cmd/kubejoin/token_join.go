@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
 )
 
@@ -59,40 +57,20 @@ func (o *tokenCreateOptions) checkJoinFormat() (err error) {
 	return nil
 }
 
-// createControlPlane prints a join command for a control plane. The server generates its token and certificate key.
-func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken) error {
+// createControlPlane prints a join command for a control plane.
+func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.Command, r *remote, spec api.TokenSpec) error {
 	if r.cluster == nil && o.given("pki-dir") {
 		return &usageError{err: errors.New("--pki-dir: only for a cluster; a kubejoin server has its own")}
 	}
-	spec := asked.TokenSpec
 	if !o.given("ttl") {
-		spec.TTL = "" // the server's default for control planes
+		spec.TTL = "" // the default for control planes
 	}
-	content, err := r.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: spec, Format: api.FormatJSON, ControlPlane: true})
+	j, err := r.JoinControlPlane(ctx, spec)
 	if err != nil {
 		return err
 	}
-	var made api.JoinCommand
-	if err := json.Unmarshal([]byte(content.Reveal()), &made); err != nil {
-		return errors.New("the response is not from a kubejoin server")
-	}
-	warn(cmd, made.Warnings...)
-	if o.key, err = joinformat.ParseCertificateKey(made.CertificateKey.Reveal()); err != nil {
-		return err
-	}
-	token, err := tokens.Parse(made.Token.Reveal())
-	if err != nil {
-		return err
-	}
-	cas, err := clusterinfo.ParseCAs([]byte(made.CABundle))
-	if err != nil {
-		return err
-	}
-	j := joinformat.Join{Endpoint: made.Endpoint, Token: token, Server: made.APIServer, CAs: cas, CertificateKey: o.key, RejoinURL: o.withRejoin, Expires: made.Expires}
-	// Without --advertise, the endpoint is the API server, which has no turns.
-	if apiServer, err := clusterinfo.Endpoint(made.APIServer); r.cluster == nil && err == nil && made.Endpoint == apiServer {
-		j.TurnServer, _ = clusterinfo.Endpoint(r.URL) // empty with an error
-	}
+	warn(cmd, j.Warnings...)
+	j.RejoinURL, j.Warnings = o.withRejoin, nil
 	join, err := j.Write(o.joinFormat)
 	if err != nil {
 		return err

@@ -53,7 +53,7 @@ secret of a token only when it creates the token.` + remoteHelp,
 				return usageOf(cmd, err)
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				list, err := listTokens(ctx, r)
+				list, err := r.ListTokens(ctx)
 				if err != nil {
 					return err
 				}
@@ -155,15 +155,6 @@ func tokenIDs(args []string) ([]string, error) {
 	return ids, nil
 }
 
-func listTokens(ctx context.Context, r *remote) (api.TokenList, error) {
-	if r.cluster != nil {
-		if err := r.cluster.mayList(ctx); err != nil {
-			return api.TokenList{}, err
-		}
-	}
-	return r.ListTokens(ctx)
-}
-
 // reveal adds the secrets to tokens for --show-secrets. It reads them from the cluster, so it needs a kubeconfig.
 func (o *tokenListOptions) reveal(ctx context.Context, r *remote, items []api.Token) error {
 	if !o.showSecrets {
@@ -172,10 +163,7 @@ func (o *tokenListOptions) reveal(ctx context.Context, r *remote, items []api.To
 	if r.cluster == nil {
 		return &usageError{err: errors.New("--show-secrets: needs a kubeconfig; a kubejoin server returns the secret of a token only when it creates the token")}
 	}
-	if err := r.cluster.mayList(ctx); err != nil {
-		return err
-	}
-	records, err := r.cluster.store.List(ctx)
+	records, err := r.cluster.Records(ctx)
 	if err != nil {
 		return err
 	}

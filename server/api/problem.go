@@ -1,6 +1,12 @@
 package api
 
-import "time"
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+)
 
 // A Problem is an RFC 9457 problem document. It is also the error that the client returns.
 type Problem struct {
@@ -34,6 +40,23 @@ func (p FieldProblem) String() string {
 		return p.Detail
 	}
 	return p.Field + ": " + p.Detail
+}
+
+// InvalidFields is the error of a request with invalid fields. The server returns it as a Problem with these Errors.
+type InvalidFields []FieldProblem
+
+// InvalidField returns the InvalidFields of one field.
+func InvalidField(field, format string, args ...any) InvalidFields {
+	foreign.Args(args) // redacts secrets before a verb truncates them
+	return InvalidFields{{Field: field, Detail: fmt.Sprintf(format, args...)}}
+}
+
+func (f InvalidFields) Error() string {
+	details := make([]string, len(f))
+	for i, e := range f {
+		details[i] = e.String()
+	}
+	return strings.Join(details, "; ")
 }
 
 // ProblemType is the prefix of all problem types.

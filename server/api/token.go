@@ -80,6 +80,13 @@ type TokenList struct {
 // MaxPage is the maximum page size.
 const MaxPage = 1000
 
+const (
+	// MaxTTL is the longest lifetime of a token that expires.
+	MaxTTL = 10 * 365 * 24 * time.Hour
+	// MaxWait is the longest time that a client can request to wait for a signature.
+	MaxWait = 5 * time.Minute
+)
+
 // ListPage requests a page of tokens or claims. An item that exists from the first page to the last is on exactly one
 // page, even if other items are created or deleted meanwhile.
 type ListPage struct {

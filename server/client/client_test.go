@@ -76,73 +76,64 @@ func overTLS(t *testing.T, s server.Server, ca *signer.CA) *client.Client {
 	return &client.Client{URL: "https://" + listener.Addr().String() + "/", Bearer: bearer, HTTP: &http.Client{Transport: transport}}
 }
 
-// Creates, lists, renews, releases and deletes over both transports. Catches a difference between them.
-func TestTokenAndClaimOverTLSAndInProcess(t *testing.T) {
-	for _, way := range []string{"TLS", "in process"} {
-		t.Run(way, func(t *testing.T) {
-			s, store, ca := newServer(t)
-			var c *client.Client
-			if way == "TLS" {
-				c = overTLS(t, s, ca)
-			} else {
-				c = &client.Client{Bearer: bearer, HTTP: &http.Client{Transport: client.Handler(s.Handler())}}
-			}
-			ctx := t.Context()
-			own := tokens.Generate()
-			made, err := c.CreateToken(ctx, api.CreateToken{
-				Token:     api.Secret(own.Reveal()),
-				TokenSpec: api.TokenSpec{TTL: "1h", Groups: []string{}, MaxNodes: 2, NodeNames: []string{"worker-*"}, CertificateDuration: "48h"},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if made.Token.Reveal() != own.Reveal() || made.MaxNodes != 2 || len(made.Groups) != 0 || !strings.Contains(made.JoinCommand.Reveal(), "kubeadm join join.example.com:9443 --token "+own.Reveal()) {
-				t.Errorf("made %+v", made)
-			}
-			list, err := c.ListTokens(ctx)
-			if err != nil || len(list.Items) != 1 || list.Items[0].ID != own.ID() || list.Items[0].Token != "" {
-				t.Errorf("list %+v, %v", list, err)
-			}
-			got, err := c.GetToken(ctx, own.ID())
-			if err != nil || got.ID != own.ID() || got.Status != api.StatusActive {
-				t.Errorf("get %+v, %v", got, err)
-			}
-			renewed, err := c.RenewToken(ctx, own.ID(), api.RenewToken{TTL: "5h"})
-			if err != nil || time.Until(renewed.Expires) < 4*time.Hour {
-				t.Errorf("renewed %+v, %v", renewed, err)
-			}
-			record, err := store.Update(ctx, own.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1"}; return nil })
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := store.Claims().Create(ctx, tokens.Claim{Node: "worker-1", TokenID: own.ID(), TokenUID: record.UID, Limits: record.Limits}); err != nil {
-				t.Fatal(err)
-			}
-			claims, err := c.ListClaims(ctx)
-			if err != nil || len(claims.Items) != 1 || claims.Items[0].Node != "worker-1" || claims.Items[0].Token != own.ID() {
-				t.Errorf("claims %+v, %v", claims, err)
-			}
-			if released, err := c.ReleaseClaim(ctx, "worker-1", api.ReleaseClaim{}); err != nil || released.Node != "worker-1" {
-				t.Errorf("released %+v, %v", released, err)
-			}
-			if now, err := store.Get(ctx, own.ID()); err != nil || len(now.Nodes) != 0 {
-				t.Errorf("nodes %v, %v", now.Nodes, err)
-			}
-			command, err := c.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{MaxNodes: 1}})
-			if err != nil || !strings.HasPrefix(command.Reveal(), "kubeadm join join.example.com:9443 --token ") || strings.HasSuffix(command.Reveal(), "\n") {
-				t.Errorf("command %q, %v", command.Reveal(), err)
-			}
-			if gone, err := c.DeleteToken(ctx, own.ID(), api.DeleteToken{}); err != nil || gone.ID != own.ID() {
-				t.Errorf("deleted %+v, %v", gone, err)
-			}
-			var p *api.Problem
-			if _, err := c.GetToken(ctx, own.ID()); !errors.As(err, &p) || p.Status != 404 || !p.Named("no-token") || p.RequestID == "" {
-				t.Errorf("after its deletion: %v", err)
-			}
-			if _, err := c.RenewToken(ctx, "no/../way?x#y", api.RenewToken{}); !errors.As(err, &p) || p.Status != 400 && p.Status != 404 {
-				t.Errorf("invalid token ID: got %v, want problem 400 or 404", err)
-			}
-		})
+// Creates, lists, renews, releases and deletes at a real server.
+func TestTokenAndClaim(t *testing.T) {
+	s, store, ca := newServer(t)
+	c := overTLS(t, s, ca)
+	ctx := t.Context()
+	own := tokens.Generate()
+	made, err := c.CreateToken(ctx, api.CreateToken{
+		Token:     api.Secret(own.Reveal()),
+		TokenSpec: api.TokenSpec{TTL: "1h", Groups: []string{}, MaxNodes: 2, NodeNames: []string{"worker-*"}, CertificateDuration: "48h"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made.Token.Reveal() != own.Reveal() || made.MaxNodes != 2 || len(made.Groups) != 0 || !strings.Contains(made.JoinCommand.Reveal(), "kubeadm join join.example.com:9443 --token "+own.Reveal()) {
+		t.Errorf("made %+v", made)
+	}
+	list, err := c.ListTokens(ctx)
+	if err != nil || len(list.Items) != 1 || list.Items[0].ID != own.ID() || list.Items[0].Token != "" {
+		t.Errorf("list %+v, %v", list, err)
+	}
+	got, err := c.GetToken(ctx, own.ID())
+	if err != nil || got.ID != own.ID() || got.Status != api.StatusActive {
+		t.Errorf("get %+v, %v", got, err)
+	}
+	renewed, err := c.RenewToken(ctx, own.ID(), api.RenewToken{TTL: "5h"})
+	if err != nil || time.Until(renewed.Expires) < 4*time.Hour {
+		t.Errorf("renewed %+v, %v", renewed, err)
+	}
+	record, err := store.Update(ctx, own.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1"}; return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Claims().Create(ctx, tokens.Claim{Node: "worker-1", TokenID: own.ID(), TokenUID: record.UID, Limits: record.Limits}); err != nil {
+		t.Fatal(err)
+	}
+	claims, err := c.ListClaims(ctx)
+	if err != nil || len(claims.Items) != 1 || claims.Items[0].Node != "worker-1" || claims.Items[0].Token != own.ID() {
+		t.Errorf("claims %+v, %v", claims, err)
+	}
+	if released, err := c.ReleaseClaim(ctx, "worker-1", api.ReleaseClaim{}); err != nil || released.Node != "worker-1" {
+		t.Errorf("released %+v, %v", released, err)
+	}
+	if now, err := store.Get(ctx, own.ID()); err != nil || len(now.Nodes) != 0 {
+		t.Errorf("nodes %v, %v", now.Nodes, err)
+	}
+	command, err := c.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{MaxNodes: 1}})
+	if err != nil || !strings.HasPrefix(command.Reveal(), "kubeadm join join.example.com:9443 --token ") || strings.HasSuffix(command.Reveal(), "\n") {
+		t.Errorf("command %q, %v", command.Reveal(), err)
+	}
+	if gone, err := c.DeleteToken(ctx, own.ID(), api.DeleteToken{}); err != nil || gone.ID != own.ID() {
+		t.Errorf("deleted %+v, %v", gone, err)
+	}
+	var p *api.Problem
+	if _, err := c.GetToken(ctx, own.ID()); !errors.As(err, &p) || p.Status != 404 || !p.Named("no-token") || p.RequestID == "" {
+		t.Errorf("after its deletion: %v", err)
+	}
+	if _, err := c.RenewToken(ctx, "no/../way?x#y", api.RenewToken{}); !errors.As(err, &p) || p.Status != 400 && p.Status != 404 {
+		t.Errorf("invalid token ID: got %v, want problem 400 or 404", err)
 	}
 }
 
@@ -222,44 +213,6 @@ func problem(w http.ResponseWriter, body string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(500)
 	_, _ = io.WriteString(w, body)
-}
-
-// Catches a request or a response that changes on its way between the client and an in-process handler.
-func TestHandler(t *testing.T) {
-	transport := client.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body)
-		if err != nil {
-			t.Error(err)
-		}
-		w.Header().Set("X-Body", string(body))
-		if r.Method == http.MethodPost {
-			w.WriteHeader(http.StatusCreated)
-			w.WriteHeader(http.StatusTeapot) // too late
-		}
-		_, _ = io.WriteString(w, r.URL.Path)
-	}))
-	web := &http.Client{Transport: transport}
-	for method, status := range map[string]int{http.MethodGet: 200, http.MethodPost: 201} {
-		var body io.Reader
-		if method == http.MethodPost {
-			body = strings.NewReader("hello")
-		}
-		r, err := http.NewRequestWithContext(t.Context(), method, "http://nowhere/path", body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		response, err := web.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, err := io.ReadAll(response.Body)
-		if err != nil || response.StatusCode != status || string(content) != "/path" || (response.Header.Get("X-Body") == "hello") != (body != nil) || response.ContentLength != 5 {
-			t.Errorf("%s: %d %v %q, %v", method, response.StatusCode, response.Header, content, err)
-		}
-		if err := response.Body.Close(); err != nil {
-			t.Error(err)
-		}
-	}
 }
 
 // Catches a secret in logs and formatted values.

@@ -5,14 +5,13 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/client"
 )
 
 // The server refuses empty fields. Catches a client that sends zero fields, or that omits an empty list: without
 // nodeNames the token would allow every name.
 func TestOmitsZeroFieldsButNotEmptyLists(t *testing.T) {
-	s, _, _ := newServer(t)
-	c := client.InProcess(s.InProcess())
+	s, _, ca := newServer(t)
+	c := overTLS(t, s, ca)
 	ctx := t.Context()
 	made, err := c.CreateToken(ctx, api.CreateToken{})
 	if err != nil {
@@ -49,22 +48,6 @@ func TestOmitsZeroFieldsButNotEmptyLists(t *testing.T) {
 	for field, spec := range map[string]api.TokenSpec{"nodeNames": {NodeNames: []string{}}, "usages": {Usages: []string{}}} {
 		if _, err := c.CreateToken(ctx, api.CreateToken{TokenSpec: spec}); !errors.As(err, &p) || p.Field != field {
 			t.Errorf("%s: %v", field, err)
-		}
-	}
-}
-
-// Catches the token limit of one user being applied to in-process callers. It is for users of the HTTPS API.
-func TestInProcessCountsNoTokens(t *testing.T) {
-	s, _, _ := newServer(t)
-	s.UserTokens = 1
-	c := client.InProcess(s.InProcess())
-	for range 2 {
-		made, err := c.CreateToken(t.Context(), api.CreateToken{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r, err := s.Tokens.Get(t.Context(), made.ID); err != nil || r.Creator != "" {
-			t.Errorf("got creator %q, %v, want none", r.Creator, err)
 		}
 	}
 }

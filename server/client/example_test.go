@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -30,7 +33,7 @@ func Example() {
 	// Output: active [worker-7] <redacted>
 }
 
-// exampleClient returns a client of a server in this process. For a remote server, set Client.URL instead.
+// exampleClient returns a client of a server for tests.
 func exampleClient() *client.Client {
 	dir, err := os.MkdirTemp("", "kubejoin-example-")
 	if err != nil {
@@ -49,7 +52,10 @@ func exampleClient() *client.Client {
 	if err != nil {
 		log.Fatal(err)
 	}
-	return client.InProcess(server.Server{
+	web := httptest.NewTLSServer(server.Server{
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-	}.InProcess())
+		Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
+		Authorize:    auth.AllowGroup("admins"),
+	}.Handler())
+	return &client.Client{URL: web.URL, HTTP: web.Client()}
 }

@@ -39,10 +39,12 @@ func TestListReadsAllPages(t *testing.T) {
 	all.Wait()
 	handler := s.Handler()
 	var asked []string
-	c := &client.Client{Bearer: bearer, HTTP: &http.Client{Transport: client.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked = append(asked, r.URL.Path+"?"+strings.Split(r.URL.RawQuery, "continue=")[0])
 		handler.ServeHTTP(w, r)
-	}))}}
+	}))
+	defer web.Close()
+	c := &client.Client{URL: web.URL, Bearer: bearer}
 	list, err := c.ListTokens(t.Context())
 	if err != nil || len(list.Items) != 1005 || list.Kind != api.KindTokenList || list.Continue != "" || !slices.IsSortedFunc(list.Items, func(a, b api.Token) int { return strings.Compare(a.ID, b.ID) }) {
 		t.Errorf("%d tokens, %v", len(list.Items), err)

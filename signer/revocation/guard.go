@@ -210,8 +210,20 @@ func (g *Guard) Undo(ctx context.Context, key Key) (Entry, error) {
 // List returns the entries that have not ended, sorted by key.
 func (g *Guard) List(ctx context.Context) ([]Entry, error) { return g.inForce(g.Store.List(ctx)) }
 
-// Cached is [Guard.List] from the cache of the store.
-func (g *Guard) Cached(ctx context.Context) ([]Entry, error) { return g.inForce(g.Store.Cached(ctx)) }
+// cachedNodesTimeout limits how long CachedNodes waits for the cache.
+const cachedNodesTimeout = 2 * time.Second
+
+// CachedNodes returns the names of revoked nodes, from the cache of the store.
+func (g *Guard) CachedNodes(ctx context.Context) (map[string]bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, cachedNodesTimeout)
+	defer cancel()
+	entries, err := g.inForce(g.Store.Cached(ctx))
+	nodes := map[string]bool{}
+	for _, e := range entries {
+		nodes[e.Node] = true
+	}
+	return nodes, err
+}
 
 func (g *Guard) inForce(all []Entry, err error) ([]Entry, error) {
 	if err != nil {

@@ -1,0 +1,128 @@
+package oncluster_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/oncluster"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+)
+
+func open(t *testing.T, client *fake.Clientset) *oncluster.Cluster {
+	t.Helper()
+	c, err := oncluster.Open(t.Context(), client, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// refuse makes requests fail as those of a user without the permission.
+func refuse(client *fake.Clientset, verb, resource string) {
+	client.PrependReactor(verb, resource, func(kubetesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: resource}, "", errors.New("not for ada"))
+	})
+}
+
+// newToken returns a request that does not wait for a signature.
+func newToken() api.CreateToken {
+	return api.CreateToken{Token: api.Secret(tokens.Generate().Reveal()), Wait: "0"}
+}
+
+func TestReportsRefusedOperations(t *testing.T) {
+	c := open(t, fake.NewClientset())
+	ctx := t.Context()
+	made, err := c.CreateToken(ctx, newToken())
+	if err != nil {
+		t.Fatal(err)
+	}
+	invalid := newToken()
+	invalid.ReplaceNode = "worker-9"
+	_, err = c.CreateToken(ctx, invalid)
+	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || f[0].Field != "replaceNode" {
+		t.Errorf("replace a missing Node: got %v, want an invalid field", err)
+	}
+	_, err = c.JoinControlPlane(ctx, api.TokenSpec{Groups: []string{"system:bootstrappers:a"}})
+	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || f[0].Field != "groups" {
+		t.Errorf("control plane of another group: got %v, want an invalid field", err)
+	}
+	_, err = c.RenewToken(ctx, made.ID, api.RenewToken{TTL: "5m"})
+	if e := (*mint.Error)(nil); !errors.As(err, &e) || e.Reason != mint.WouldShorten {
+		t.Errorf("shorter: got %v, want %s", err, mint.WouldShorten)
+	}
+	_, err = c.DeleteToken(ctx, made.ID, api.DeleteToken{OnlyExpired: true})
+	if e := (*mint.Error)(nil); !errors.As(err, &e) || e.Reason != mint.NotExpired {
+		t.Errorf("not expired: got %v, want %s", err, mint.NotExpired)
+	}
+	if _, err := c.ReleaseClaim(ctx, "worker-9", api.ReleaseClaim{}); err == nil || err.Error() != "there is no claim on node name worker-9" {
+		t.Errorf("release: got %v", err)
+	}
+	_, err = c.UndoRevocation(ctx, "worker-9", api.UndoRevocation{})
+	if e := (*desk.Error)(nil); !errors.As(err, &e) || e.Reason != desk.NotRevoked {
+		t.Errorf("undo: got %v, want %s", err, desk.NotRevoked)
+	}
+	_, err = c.Revoke(ctx, api.Revoke{Fingerprint: "sha256:x"})
+	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || f[0].Field != "fingerprint" {
+		t.Errorf("revoke: got %v, want an invalid field", err)
+	}
+	if _, err := c.ExplainRequest(ctx, api.ExplainRequest{CSR: "nobody"}); err == nil || err.Error() != "there is no CertificateSigningRequest nobody" {
+		t.Errorf("explain: got %v", err)
+	}
+}
+
+// Catches a retried token that is created again, and one whose ID the caller does not learn.
+func TestNamesTokenThatExists(t *testing.T) {
+	c := open(t, fake.NewClientset())
+	req := newToken()
+	req.Expires = time.Now().Add(time.Hour).Format(time.RFC3339)
+	first, err := c.CreateToken(t.Context(), req)
+	if err != nil || first.Status != api.StatusUnsigned || first.Token != req.Token {
+		t.Fatalf("got %+v, %v", first, err)
+	}
+	if again, err := c.CreateToken(t.Context(), req); err != nil || again.ID != first.ID {
+		t.Errorf("again: got %+v, %v, want the same token", again, err)
+	}
+	req = newToken()
+	req.Wait = "10ms"
+	if unsigned, err := c.CreateToken(t.Context(), req); err == nil || unsigned.ID == "" || !strings.HasPrefix(req.Token.Reveal(), unsigned.ID) {
+		t.Errorf("without a signer: got ID %q, %v", unsigned.ID, err)
+	}
+}
+
+// Catches a user who may not read Leases and gets no tokens, and a warning without its cause.
+func TestListsTokensOfUserWithFewPermissions(t *testing.T) {
+	client := fake.NewClientset()
+	refuse(client, "*", "leases")
+	refuse(client, "*", "configmaps")
+	c := open(t, client)
+	if _, err := c.CreateToken(t.Context(), api.CreateToken{Token: newToken().Token, TokenSpec: api.TokenSpec{Usages: []string{api.UsageAuthentication}}}); err != nil {
+		t.Error(err)
+	}
+	list, err := c.ListTokens(t.Context())
+	if err != nil || len(list.Items) != 1 || len(list.Warnings) != 1 || !strings.HasPrefix(list.Warnings[0], "cannot read cluster-info") || !strings.Contains(list.Warnings[0], "not for ada") {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	for name, f := range map[string]func() error{
+		"list claims":  func() error { _, err := c.ListClaims(t.Context()); return err },
+		"release":      func() error { _, err := c.ReleaseClaim(t.Context(), "worker-1", api.ReleaseClaim{}); return err },
+		"revoke token": func() error { _, err := c.Revoke(t.Context(), api.Revoke{TokenID: "abcdef"}); return err },
+	} {
+		if err := f(); !apierrors.IsForbidden(err) {
+			t.Errorf("%s: got %v, want the refusal of the API server", name, err)
+		}
+	}
+	refuse(client, "list", "secrets")
+	if _, err := c.ListTokens(t.Context()); !apierrors.IsForbidden(err) {
+		t.Errorf("got %v, want the refusal of the API server", err)
+	}
+}

@@ -1,0 +1,38 @@
+package convert
+
+import (
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+)
+
+// Revocations returns entries as the API shows them.
+func Revocations(entries []revocation.Entry, dryRun bool) api.RevocationList {
+	list := api.RevocationList{APIVersion: api.Version, Kind: api.KindRevocationList, Items: make([]api.Revocation, len(entries))}
+	for i, e := range entries {
+		list.Items[i] = Revocation(e, dryRun)
+	}
+	return list
+}
+
+// Revocation returns an entry as the API shows it.
+func Revocation(e revocation.Entry, dryRun bool) api.Revocation {
+	shown := api.Revocation{
+		APIVersion: api.Version, Kind: api.KindRevocation,
+		Node: e.Node, Since: e.Since, Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID, DryRun: dryRun,
+	}
+	if e.Fingerprint != "" {
+		shown.Fingerprint = e.Fingerprint.String()
+	}
+	for _, end := range e.Allowed {
+		if time.Now().Before(end) {
+			shown.Allowed++
+		}
+	}
+	if e.Malformed != nil {
+		shown.Problem = foreign.Text(e.Malformed.Error(), foreign.MaxMessage)
+	}
+	return shown
+}

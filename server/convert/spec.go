@@ -1,0 +1,188 @@
+package convert
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A NodeReader reads the current Node of a name. The error wraps tokens.ErrNotFound if there is none.
+type NodeReader func(ctx context.Context, name string) (tokens.NodeRef, error)
+
+// CreateRequest returns the request to a Minter that a request describes. usual is how long to wait for the signature by
+// default, but at most api.MaxWait. For invalid fields, the error is an api.InvalidFields. Errors of node are unwrapped.
+func CreateRequest(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, node NodeReader) (mint.Request, error) {
+	wait := min(usual, api.MaxWait)
+	if req.Wait != "" {
+		var err error
+		if wait, err = api.ParseDuration(req.Wait); err != nil || wait < 0 || wait > api.MaxWait {
+			return mint.Request{}, api.InvalidField("wait", "%.40q given; want a duration up to %s, or 0 to return without waiting", req.Wait, api.MaxWait)
+		}
+	}
+	token, chosen := tokens.Generate(), req.Token != ""
+	if chosen {
+		var err error
+		if token, err = tokens.Parse(req.Token.Reveal()); err != nil {
+			return mint.Request{}, api.InvalidField("token", "%v", err)
+		}
+	}
+	record, err := Record(ctx, req.TokenSpec, token, now, node)
+	r := mint.Request{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
+	if req.Expires == "" && !record.Expires.IsZero() {
+		r.Lifetime = record.Expires.Sub(now)
+	}
+	return r, err
+}
+
+// Record returns the record that a spec describes. node reads the Node that the token replaces; nil means that there is
+// no cluster. For invalid fields, the error is an api.InvalidFields. Errors of node are unwrapped.
+func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, node NodeReader) (tokens.Record, error) {
+	record := tokens.Record{Token: t, Description: spec.Description}
+	var err error
+	if record.Expires, err = Expires(spec.TTL, spec.Expires, now); err != nil {
+		return record, err
+	}
+	usages := spec.Usages
+	if usages == nil {
+		usages = []string{api.UsageSigning, api.UsageAuthentication}
+	}
+	for _, usage := range usages {
+		switch usage {
+		case api.UsageSigning:
+			record.Signing = true
+		case api.UsageAuthentication:
+			record.Authentication = true
+		default:
+			return record, api.InvalidField("usages", "%.40q given, want signing, authentication or both", usage)
+		}
+	}
+	switch {
+	case spec.Groups != nil:
+		record.Groups = spec.Groups
+	case record.Authentication:
+		record.Groups = []string{tokens.DefaultGroup}
+	}
+	record.Limits = tokens.Limits{MaxNodes: spec.MaxNodes, NodeNames: spec.NodeNames, Role: spec.Role, Rejoin: spec.Rejoin}
+	if s := spec.CertificateDuration; s != "" {
+		d, err := api.ParseDuration(s)
+		if err != nil || d <= 0 {
+			return record, api.InvalidField("certificateDuration", "%.40q given; want a duration from %s, such as 720h", s, tokens.MinCertificateDuration)
+		}
+		record.Limits.CertificateDuration = d
+	}
+	if record.Limits.Replaces, err = replaced(ctx, spec.ReplaceNode, node); err != nil {
+		return record, err
+	}
+	return record, InvalidRecord(record.CheckNew())
+}
+
+// replaced reads the Node that a token replaces, if it has a name. The token is only for the Node that exists now.
+func replaced(ctx context.Context, name string, node NodeReader) (tokens.NodeRef, error) {
+	if name == "" {
+		return tokens.NodeRef{}, nil
+	}
+	if err := tokens.CheckNodeName(name); err != nil {
+		return tokens.NodeRef{}, api.InvalidField("replaceNode", "%v", err)
+	}
+	if node == nil {
+		return tokens.NodeRef{}, api.InvalidField("replaceNode", "this kubejoin runs without a cluster, so there is no Node to replace")
+	}
+	ref, err := node(ctx, name)
+	if errors.Is(err, tokens.ErrNotFound) {
+		err = api.InvalidField("replaceNode", "there is no Node %s to replace; an ordinary token is enough", name)
+	}
+	return ref, err
+}
+
+// ControlPlane checks a request for the join command of a control plane, and sets the defaults of its token: one
+// machine, the role for reserved names, and the lifetime of the certificate key.
+func ControlPlane(req *api.PrintJoinCommand) error {
+	switch {
+	case req.Format == api.FormatKubeconfig:
+		return api.InvalidField("format", "a kubeconfig cannot contain the certificate key; want another format")
+	case req.Groups != nil && !slices.Contains(req.Groups, tokens.DefaultGroup):
+		return api.InvalidField("groups", "only machines in group %s can download the certificates of control planes", tokens.DefaultGroup)
+	}
+	req.Role = cmp.Or(req.Role, tokens.RoleControlPlane)
+	if req.MaxNodes == 0 && req.ReplaceNode == "" {
+		req.MaxNodes = 1
+	}
+	if req.TTL == "" && req.Expires == "" {
+		req.TTL = joinformat.UploadTTL.String()
+	}
+	return nil
+}
+
+// Expires returns when a token expires, by ttl or expires, of which only one may be given. The zero time is never.
+func Expires(ttl, expires string, now time.Time) (time.Time, error) {
+	if expires != "" {
+		at, err := time.Parse(time.RFC3339, expires)
+		at = at.UTC().Truncate(time.Second)
+		switch {
+		case ttl != "":
+			return at, api.InvalidField("expires", "cannot be combined with ttl")
+		case err != nil:
+			return at, api.InvalidField("expires", "%.40q is not a time such as %s", expires, now.Add(tokens.DefaultTTL).UTC().Format(time.RFC3339))
+		case at.Before(now.Add(time.Second)) || at.After(now.Add(api.MaxTTL)):
+			return at, api.InvalidField("expires", "%s given; want a time in the future, at most %s from now", expires, api.MaxTTL)
+		}
+		return at, nil
+	}
+	lifetime := tokens.DefaultTTL
+	if ttl != "" {
+		var err error
+		lifetime, err = api.ParseDuration(ttl)
+		switch {
+		case err != nil:
+			return time.Time{}, api.InvalidField("ttl", "%.40q is not a duration; want one such as 2h or 30m, or 0 to never expire", ttl)
+		case lifetime != 0 && (lifetime < time.Second || lifetime > api.MaxTTL):
+			return time.Time{}, api.InvalidField("ttl", "%s given; want 1s to %s, or 0 to never expire", lifetime, api.MaxTTL)
+		}
+	}
+	if lifetime == 0 {
+		return time.Time{}, nil
+	}
+	// Stores keep whole seconds. Round up, so that the token lives at least as long as requested.
+	end := now.Add(lifetime).UTC().Truncate(time.Second)
+	if end.Before(now.Add(lifetime)) {
+		end = end.Add(time.Second)
+	}
+	return end, nil
+}
+
+// fieldNames maps field names of package tokens to those of requests, where they differ.
+var fieldNames = map[string]string{
+	"expiration":           "expires",
+	"max-nodes":            "maxNodes",
+	"node-names":           "nodeNames",
+	"certificate-duration": "certificateDuration",
+	"replaces-node":        "replaceNode",
+}
+
+// Invalid returns the api.InvalidFields of a request that a use case found invalid, or nil for other errors. Those of stores
+// may wrap a FieldError: that is about a stored record.
+func Invalid(err error) error {
+	if field, ok := err.(*tokens.FieldError); ok {
+		return InvalidRecord(field)
+	}
+	return nil
+}
+
+// InvalidRecord returns the api.InvalidFields of an error of tokens.Record.CheckNew, or nil.
+func InvalidRecord(err error) error {
+	if err == nil {
+		return nil
+	}
+	var all api.InvalidFields
+	for _, e := range tokens.FieldErrors(err) {
+		all = append(all, api.FieldProblem{Field: cmp.Or(fieldNames[e.Field], e.Field), Detail: e.Err.Error()})
+	}
+	return all
+}

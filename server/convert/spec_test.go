@@ -1,0 +1,159 @@
+package convert_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+var errNode = errors.New("etcd is on fire")
+
+// node reads the Nodes of a cluster that has only worker-3.
+func node(_ context.Context, name string) (tokens.NodeRef, error) {
+	switch name {
+	case "worker-3":
+		return tokens.NodeRef{Name: name, UID: "uid-3"}, nil
+	case "away":
+		return tokens.NodeRef{}, errNode
+	}
+	return tokens.NodeRef{}, fmt.Errorf("node: %w", tokens.ErrNotFound)
+}
+
+func TestCreateRequest(t *testing.T) {
+	now := time.Date(2030, 1, 2, 3, 4, 5, 5e8, time.UTC)
+	both := func(r mint.Request) bool {
+		return r.Record.Signing && r.Record.Authentication && slices.Equal(r.Record.Groups, []string{tokens.DefaultGroup})
+	}
+	expires := func(at time.Time, lifetime time.Duration) func(mint.Request) bool {
+		return func(r mint.Request) bool { return both(r) && r.Record.Expires.Equal(at) && r.Lifetime == lifetime }
+	}
+	limited := func(want tokens.Limits) func(mint.Request) bool {
+		return func(r mint.Request) bool { return both(r) && r.Record.Limits.Equal(want) }
+	}
+	waits := func(d time.Duration) func(mint.Request) bool { return func(r mint.Request) bool { return r.Wait == d } }
+	own := tokens.Generate()
+	type spec = api.TokenSpec
+	for _, test := range []struct {
+		name          string
+		req           api.CreateToken
+		usual         time.Duration
+		want          func(mint.Request) bool
+		field, detail string
+	}{
+		// The expiration is rounded up to whole seconds, so that the token lives at least its TTL.
+		{name: "defaults", want: expires(now.Add(tokens.DefaultTTL+5e8), tokens.DefaultTTL+5e8)},
+		{name: "ttl", req: api.CreateToken{TokenSpec: spec{TTL: "1s"}}, want: expires(now.Add(15e8), 15e8)},
+		{name: "never expires", req: api.CreateToken{TokenSpec: spec{TTL: "0"}}, want: expires(time.Time{}, 0)},
+		{name: "a time", req: api.CreateToken{TokenSpec: spec{Expires: "2031-01-02T03:04:05+01:00"}}, want: expires(time.Date(2031, 1, 2, 2, 4, 5, 0, time.UTC), 0)},
+		{name: "a time and a ttl", req: api.CreateToken{TokenSpec: spec{Expires: "2031-01-02T03:04:05Z", TTL: "1h"}}, field: "expires", detail: "cannot be combined with ttl"},
+		{name: "malformed time", req: api.CreateToken{TokenSpec: spec{Expires: "tomorrow"}}, field: "expires", detail: `"tomorrow" is not a time such as 2030-01-03T03:04:05Z`},
+		{name: "past", req: api.CreateToken{TokenSpec: spec{Expires: "2001-01-02T03:04:05Z"}}, field: "expires", detail: "in the future"},
+		{name: "less than a second", req: api.CreateToken{TokenSpec: spec{Expires: "2030-01-02T03:04:06.9Z"}}, field: "expires", detail: "in the future"},
+		{name: "far future", req: api.CreateToken{TokenSpec: spec{Expires: "2999-01-02T03:04:05Z"}}, field: "expires", detail: "in the future, at most 87600h0m0s from now"},
+		{name: "malformed ttl", req: api.CreateToken{TokenSpec: spec{TTL: "long"}}, field: "ttl", detail: `"long" is not a duration`},
+		{name: "negative ttl", req: api.CreateToken{TokenSpec: spec{TTL: "-1h"}}, field: "ttl", detail: "want 1s to 87600h0m0s, or 0 to never expire"},
+		{name: "short ttl", req: api.CreateToken{TokenSpec: spec{TTL: "999ms"}}, field: "ttl", detail: "want 1s"},
+		{name: "long ttl", req: api.CreateToken{TokenSpec: spec{TTL: "87601h"}}, field: "ttl", detail: "want 1s to 87600h0m0s"},
+
+		{name: "for signing", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing"}}}, want: func(r mint.Request) bool {
+			return r.Record.Signing && !r.Record.Authentication && len(r.Record.Groups) == 0
+		}},
+		{name: "for authentication", req: api.CreateToken{TokenSpec: spec{Usages: []string{"authentication"}}}, want: func(r mint.Request) bool {
+			return !r.Record.Signing && r.Record.Authentication && len(r.Record.Groups) == 1
+		}},
+		{name: "unknown usage", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing", "sealing"}}}, field: "usages", detail: `"sealing" given, want signing, authentication or both`},
+		{name: "own group", req: api.CreateToken{TokenSpec: spec{Groups: []string{"system:bootstrappers:a"}}}, want: func(r mint.Request) bool {
+			return slices.Equal(r.Record.Groups, []string{"system:bootstrappers:a"})
+		}},
+		{name: "no groups", req: api.CreateToken{TokenSpec: spec{Groups: []string{}}}, want: func(r mint.Request) bool { return r.Record.Authentication && len(r.Record.Groups) == 0 }},
+		{name: "admins", req: api.CreateToken{TokenSpec: spec{Groups: []string{"system:masters"}}}, field: "groups", detail: `"system:masters" does not match`},
+		{name: "groups without authentication", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing"}, Groups: []string{"system:bootstrappers:a"}}}, field: "groups", detail: "need usage authentication"},
+
+		{
+			name: "limits", req: api.CreateToken{TokenSpec: spec{MaxNodes: 3, NodeNames: []string{"worker-*", "gw"}, CertificateDuration: "720h", Role: "control-plane", Rejoin: "deny"}},
+			want: limited(tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "gw"}, CertificateDuration: 720 * time.Hour, Role: "control-plane", Rejoin: "deny"}),
+		},
+		{name: "too many nodes", req: api.CreateToken{TokenSpec: spec{MaxNodes: 1001}}, field: "maxNodes", detail: "1001 given, want 1 to 1000"},
+		{name: "invalid name", req: api.CreateToken{TokenSpec: spec{NodeNames: []string{"Worker"}}}, field: "nodeNames", detail: `node name "Worker"`},
+		{name: "two invalid fields", req: api.CreateToken{TokenSpec: spec{MaxNodes: -1, Role: "king"}}, field: "maxNodes", detail: `role: "king" given`},
+		{name: "malformed duration", req: api.CreateToken{TokenSpec: spec{CertificateDuration: "long"}}, field: "certificateDuration", detail: `"long" given`},
+		{name: "zero duration", req: api.CreateToken{TokenSpec: spec{CertificateDuration: "0s"}}, field: "certificateDuration", detail: `"0s" given`},
+		{name: "short duration", req: api.CreateToken{TokenSpec: spec{CertificateDuration: "1m"}}, field: "certificateDuration", detail: "1m0s given, want whole seconds from 10m0s"},
+
+		{name: "replaces a Node", req: api.CreateToken{TokenSpec: spec{ReplaceNode: "worker-3"}}, want: limited(tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}})},
+		{name: "replaces no Node", req: api.CreateToken{TokenSpec: spec{ReplaceNode: "worker-4"}}, field: "replaceNode", detail: "there is no Node worker-4"},
+		{name: "replaces an invalid name", req: api.CreateToken{TokenSpec: spec{ReplaceNode: "Worker/3"}}, field: "replaceNode", detail: `node name "Worker/3"`},
+		{name: "replaces a Node by three", req: api.CreateToken{TokenSpec: spec{ReplaceNode: "worker-3", MaxNodes: 3}}, field: "maxNodes", detail: "want at most 1 with replaces-node"},
+
+		{name: "usual wait", usual: time.Minute, want: waits(time.Minute)},
+		{name: "long usual wait", usual: time.Hour, want: waits(api.MaxWait)},
+		{name: "no wait", usual: time.Minute, req: api.CreateToken{Wait: "0"}, want: waits(0)},
+		{name: "long wait", req: api.CreateToken{Wait: "6m"}, field: "wait", detail: `"6m" given; want a duration up to 5m0s`},
+		{name: "negative wait", req: api.CreateToken{Wait: "-1s"}, field: "wait", detail: "want a duration"},
+		{name: "malformed wait", req: api.CreateToken{Wait: "long"}, field: "wait", detail: "want a duration"},
+
+		{name: "generated token", want: func(r mint.Request) bool { return !r.Chosen && r.Record.Token.HasSecret() }},
+		{name: "own token", req: api.CreateToken{Token: api.Secret(own.Reveal()), DryRun: true}, want: func(r mint.Request) bool { return r.Chosen && r.DryRun && r.Record.Token == own }},
+		{name: "malformed token", req: api.CreateToken{Token: "qwertz.hunter2"}, field: "token", detail: "malformed token of 14 characters"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r, err := convert.CreateRequest(t.Context(), test.req, now, test.usual, node)
+			if test.want != nil {
+				if err != nil || !test.want(r) {
+					t.Errorf("got %+v, %v", r, err)
+				}
+				return
+			}
+			var invalid api.InvalidFields
+			if !errors.As(err, &invalid) || invalid[0].Field != test.field || !strings.Contains(err.Error(), test.detail) || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("got %v, want %s: %s", err, test.field, test.detail)
+			}
+		})
+	}
+}
+
+func TestRecordReplacesNodeOnlyOfCluster(t *testing.T) {
+	spec := api.TokenSpec{ReplaceNode: "away"}
+	if _, err := convert.Record(t.Context(), spec, tokens.Generate(), time.Now(), node); !errors.Is(err, errNode) {
+		t.Errorf("unreadable Node: got %v, want %v", err, errNode)
+	}
+	_, err := convert.Record(t.Context(), spec, tokens.Generate(), time.Now(), nil)
+	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || !strings.Contains(err.Error(), "runs without a cluster") {
+		t.Errorf("without a cluster: got %v, want an invalid field", err)
+	}
+}
+
+func TestControlPlane(t *testing.T) {
+	for name, test := range map[string]struct {
+		req   api.PrintJoinCommand
+		want  api.TokenSpec
+		field string
+	}{
+		"defaults":       {want: api.TokenSpec{TTL: "2h0m0s", MaxNodes: 1, Role: "control-plane"}},
+		"own limits":     {req: api.PrintJoinCommand{TokenSpec: api.TokenSpec{TTL: "1h", MaxNodes: 3, Role: "king"}}, want: api.TokenSpec{TTL: "1h", MaxNodes: 3, Role: "king"}},
+		"own expiration": {req: api.PrintJoinCommand{TokenSpec: api.TokenSpec{Expires: "x"}}, want: api.TokenSpec{Expires: "x", MaxNodes: 1, Role: "control-plane"}},
+		"replaces":       {req: api.PrintJoinCommand{TokenSpec: api.TokenSpec{ReplaceNode: "cp-1"}}, want: api.TokenSpec{ReplaceNode: "cp-1", TTL: "2h0m0s", Role: "control-plane"}},
+		"own groups":     {req: api.PrintJoinCommand{TokenSpec: api.TokenSpec{Groups: []string{"system:bootstrappers:a"}}}, field: "groups"},
+		"no groups":      {req: api.PrintJoinCommand{TokenSpec: api.TokenSpec{Groups: []string{}}}, field: "groups"},
+		"kubeconfig":     {req: api.PrintJoinCommand{Format: api.FormatKubeconfig}, field: "format"},
+	} {
+		err := convert.ControlPlane(&test.req)
+		var invalid api.InvalidFields
+		if test.field != "" {
+			if !errors.As(err, &invalid) || invalid[0].Field != test.field {
+				t.Errorf("%s: got %v, want field %s", name, err, test.field)
+			}
+		} else if got := test.req.TokenSpec; err != nil || fmt.Sprint(got) != fmt.Sprint(test.want) {
+			t.Errorf("%s: got %+v, %v, want %+v", name, got, err, test.want)
+		}
+	}
+}

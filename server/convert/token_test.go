@@ -1,0 +1,143 @@
+package convert_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+)
+
+// info is a cluster-info with data, or one that cannot be read.
+type info struct {
+	data map[string]string
+	err  error
+}
+
+func (i info) JSON(context.Context) ([]byte, error) {
+	body, err := json.Marshal(map[string]any{"data": i.data})
+	return body, errors.Join(err, i.err)
+}
+
+// live is a cluster-info with a method Data.
+type live struct{ info }
+
+func (l live) JSON(context.Context) ([]byte, error) {
+	return nil, errors.New("JSON was called, want Data")
+}
+
+func (l live) Data(context.Context) (map[string]string, error) { return l.data, l.err }
+
+const kubeconfig = "kind: Config\n"
+
+// signedBy returns a cluster-info with the signature of each token.
+func signedBy(t *testing.T, all ...tokens.Token) info {
+	t.Helper()
+	data := map[string]string{clusterinfo.KubeconfigKey: kubeconfig}
+	for _, token := range all {
+		jws, err := clusterinfo.Sign([]byte(kubeconfig), token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data[clusterinfo.SignatureKey(token.ID())] = jws
+	}
+	return info{data: data}
+}
+
+func TestTokenStatus(t *testing.T) {
+	other := tokens.Generate()
+	for _, test := range []struct {
+		name    string
+		change  func(*tokens.Record)
+		info    func(*testing.T, tokens.Token) convert.ClusterInfo // nil: signed
+		status  string
+		problem string
+	}{
+		{name: "signed", status: api.StatusActive},
+		{name: "expired", change: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) }, status: api.StatusExpired},
+		{name: "spent", change: func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = 1, []string{"a"} }, status: api.StatusSpent},
+		{name: "malformed", change: func(r *tokens.Record) { r.Problem = errors.New("a\nb") }, status: api.StatusInvalid, problem: "a; b"},
+		{name: "malformed limits", change: func(r *tokens.Record) { r.Limits.Problem = errors.New("c") }, status: api.StatusInvalid, problem: "c"},
+		{name: "unsigned", info: func(t *testing.T, _ tokens.Token) convert.ClusterInfo { return signedBy(t) }, status: api.StatusUnsigned},
+		{name: "signature of another token", status: api.StatusUnsigned, info: func(t *testing.T, token tokens.Token) convert.ClusterInfo {
+			i := signedBy(t, other)
+			i.data[clusterinfo.SignatureKey(token.ID())] = i.data[clusterinfo.SignatureKey(other.ID())]
+			return i
+		}},
+		{name: "not for signing", change: func(r *tokens.Record) { r.Signing = false }, info: func(t *testing.T, _ tokens.Token) convert.ClusterInfo { return signedBy(t) }, status: api.StatusActive},
+		{name: "no cluster-info", info: func(*testing.T, tokens.Token) convert.ClusterInfo { return info{err: clusterinfo.ErrNotFound} }, status: api.StatusUnsigned},
+		{name: "unreadable cluster-info", info: func(*testing.T, tokens.Token) convert.ClusterInfo { return info{err: errNode} }, status: api.StatusActive},
+		{name: "signed, by data", info: func(t *testing.T, token tokens.Token) convert.ClusterInfo { return live{signedBy(t, token)} }, status: api.StatusActive},
+		{name: "unsigned, by data", info: func(t *testing.T, token tokens.Token) convert.ClusterInfo { return live{signedBy(t)} }, status: api.StatusUnsigned},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+			if test.change != nil {
+				test.change(&r)
+			}
+			var from convert.ClusterInfo = signedBy(t, r.Token)
+			if test.info != nil {
+				from = test.info(t, r.Token)
+			}
+			if got := convert.ReadView(t.Context(), from, nil).Token(r); got.Status != test.status || got.Problem != test.problem || got.Token != "" {
+				t.Errorf("got %+v, want %s and problem %q", got, test.status, test.problem)
+			}
+		})
+	}
+}
+
+func TestTokenHasClaimedNodes(t *testing.T) {
+	store := memdb.Open()
+	r, err := store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node, uid := range map[string]string{"a": r.UID, "b": r.UID, "c": "of an earlier token"} {
+		if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: uid}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}); err != nil {
+		t.Fatal(err)
+	}
+	r.Nodes = []string{"b"}
+	if got := convert.ReadView(t.Context(), signedBy(t), store.Claims()).Token(r).Nodes; !slices.Equal(got, []string{"b", "a"}) {
+		t.Errorf("got nodes %q, want b and a", got)
+	}
+	v := convert.ReadView(t.Context(), info{err: errNode}, storetest.Fail(errNode).Claims(store.Claims()))
+	if got := v.Token(r).Nodes; len(v.Unread) != 2 || !errors.Is(v.Unread[0].Err, errNode) || !errors.Is(v.Unread[1].Err, errNode) || !slices.Equal(got, []string{"b"}) {
+		t.Errorf("got nodes %q without %v, want only the counted node", got, v.Unread)
+	}
+}
+
+// Catches a response with the status of a signed token, although nobody waited for the signature.
+func TestMintedWithoutWaitIsUnsigned(t *testing.T) {
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	silent := r
+	silent.Signing = false
+	for name, test := range map[string]struct {
+		made mint.Minted
+		req  mint.Request
+		want string
+	}{
+		"no wait":         {mint.Minted{Record: r}, mint.Request{}, api.StatusUnsigned},
+		"waited":          {mint.Minted{Record: r}, mint.Request{Wait: time.Second}, api.StatusActive},
+		"existing":        {mint.Minted{Record: r, Existing: true}, mint.Request{}, api.StatusActive},
+		"dry run":         {mint.Minted{Record: r}, mint.Request{DryRun: true}, api.StatusActive},
+		"not for signing": {mint.Minted{Record: silent}, mint.Request{}, api.StatusActive},
+	} {
+		got := convert.View{}.Minted(test.made, test.req)
+		if got.Status != test.want || got.Token.Reveal() != r.Token.Reveal() || got.JoinCommand != "" || got.DryRun != test.req.DryRun {
+			t.Errorf("%s: got %+v, want status %s", name, got, test.want)
+		}
+	}
+}
