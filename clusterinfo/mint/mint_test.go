@@ -4,11 +4,13 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -284,6 +286,25 @@ func TestDeletesTokenIfJoinFails(t *testing.T) {
 			t.Errorf("%s: tokens %v are left", name, ids)
 		}
 	}
+}
+
+// Catches slow warnings that leave no time to complete the join command.
+func TestWarningsTakeNoTimeOfComplete(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.ClusterInfo = &limited{ClusterInfo: s.info, capacity: 1, delay: 20 * time.Second, signed: map[string]bool{}}
+		s.SignTimeout = 30 * time.Second
+		s.Warnings = func(context.Context, tokens.Record) []string { time.Sleep(20 * time.Second); return nil }
+		_, err := s.Join(t.Context(), newRecord(time.Hour), func(ctx context.Context, _ *joinformat.Join) error {
+			if end, _ := ctx.Deadline(); time.Until(end) != 10*time.Second {
+				return fmt.Errorf("complete has %s, want 10s", time.Until(end))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // A cluster-info that no machine can use does not become usable by waiting. Catches tokens that stay at each try, and an

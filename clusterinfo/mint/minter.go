@@ -46,7 +46,7 @@ type Minter struct {
 	// a negative number is unlimited. Records without a Creator have no limit.
 	UserTokens int
 	// Warnings returns warnings for the person who creates a token, for example that nothing enforces its limits.
-	// Nil adds none to those of the Minter.
+	// Nil adds none to those of the Minter. Join calls it while it waits for the signature.
 	Warnings func(ctx context.Context, made tokens.Record) []string
 
 	counts   tokenCounts
@@ -85,9 +85,9 @@ type Minted struct {
 //
 // Join then calls complete, if given, which may change the data to join with and render it. If complete or anything
 // before it fails, Join deletes the token, also if ctx has ended, because no one has received it. The Record is then the
-// token that the Fate of the error is about. Generate a token for each call: if the store had it before, Join fails, or,
-// if the store cannot be read, deletes it. Errors other than an [Error] are about an invalid record, as those of
-// tokens.Record.CheckNew.
+// token that the Fate of the error is about. Generate a token for each call: if the store had it before, Join fails, or
+// takes it for its own if a response of the store was lost. Errors other than an [Error] are about an invalid record, as
+// those of tokens.Record.CheckNew.
 func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...func(context.Context, *joinformat.Join) error) (Minted, error) {
 	record, err := newRecord(record)
 	if err != nil {
@@ -119,11 +119,12 @@ func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...fun
 		return made, m.withdraw(context.WithoutCancel(ctx), record, e)
 	}
 	stored := time.Now()
+	advice := make(chan []string, 1)
+	go func() { advice <- m.advice(client, record) }() // while it waits, so that complete has the rest of the time
 	made.Join, err = m.signed(ctx, client, record, m.signTimeout())
 	made.Signing = time.Since(stored)
 	if err == nil {
-		made.Warnings = m.advice(client, record)
-		made.Join.Expires, made.Join.Warnings = record.Expires, made.Warnings
+		made.Join.Expires, made.Join.Warnings = record.Expires, <-advice
 	}
 	for _, f := range complete {
 		if err == nil {

@@ -1,7 +1,6 @@
 package mint_test
 
 import (
-	"context"
 	"fmt"
 	"runtime"
 	"strings"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 func recordOf(user string, ttl time.Duration) tokens.Record {
@@ -92,19 +92,17 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 	}
 }
 
-// unlisted is a store whose List blocks, as if the API server did not respond.
-type unlisted struct{ tokens.Store }
-
-func (unlisted) List(ctx context.Context) ([]tokens.Record, error) {
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
 // Catches a call that hangs when the tokens cannot be counted, or that waits for the counts of other calls.
 func TestCountOfTokensDoesNotWaitForever(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		s.Tokens = unlisted{s.store}
+		s.Tokens = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+			if c.Method != "Store.List" {
+				return do()
+			}
+			<-c.Context.Done() // as if the API server did not respond
+			return c.Context.Err()
+		}).Store(s.store)
 		ask := func() {
 			began := time.Now()
 			_, err := s.Create(t.Context(), mint.Request{Record: recordOf("ada", time.Hour)})
@@ -123,39 +121,30 @@ func TestCountOfTokensDoesNotWaitForever(t *testing.T) {
 	})
 }
 
-// listing is a store whose first list is returned late, when it is stale.
-type listing struct {
-	tokens.Store
-	lists         atomic.Int64
-	entered, free chan struct{}
-}
-
-func (s *listing) List(ctx context.Context) ([]tokens.Record, error) {
-	all, err := s.Store.List(ctx)
-	if s.lists.Add(1) == 1 {
-		close(s.entered)
-		<-s.free
-	}
-	return all, err
-}
-
 // Catches a slow, stale count that replaces a newer one.
 func TestCountsTokensMadeDuringTheCount(t *testing.T) {
 	s := newSite(t)
 	s.UserTokens = 1
-	store := &listing{Store: s.store, entered: make(chan struct{}), free: make(chan struct{})}
-	s.Tokens = store
+	var lists atomic.Int64
+	entered, free := make(chan struct{}), make(chan struct{})
+	s.Tokens = storetest.After(func() error { // the first list is returned late, when it is stale
+		if lists.Add(1) == 1 {
+			close(entered)
+			<-free
+		}
+		return nil
+	}, "Store.List").Store(s.store)
 	ask := func() error {
 		_, err := s.Create(t.Context(), mint.Request{Record: recordOf("ada", time.Hour)})
 		return err
 	}
 	first := make(chan error)
 	go func() { first <- ask() }()
-	<-store.entered
+	<-entered
 	if err := ask(); err != nil {
 		t.Errorf("during the count: %v", err)
 	}
-	close(store.free)
+	close(free)
 	if err := <-first; reason(t, err) != mint.TooManyTokens || len(s.ids(t)) != 1 {
 		t.Errorf("after the count: %v with %d tokens, want a refusal with one", err, len(s.ids(t)))
 	}

@@ -26,8 +26,8 @@ const (
 
 // create stores a record and retries temporary errors. With an error it returns the record of the last attempt. Unless
 // the store [refused] that, it may have been stored nevertheless. If the store had the token before the call, or the
-// caller chose the token and its ID is taken, the error wraps tokens.ErrExists. An [Error] means that nothing was
-// attempted.
+// caller chose the token and its ID is taken, the error wraps tokens.ErrExists. An [Error] means that this call stored
+// nothing.
 func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) (_ tokens.Record, err error) {
 	if err := m.reserve(ctx, record, false); err != nil {
 		return record, err
@@ -42,6 +42,7 @@ func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) 
 	lost := false // whether the response of an attempt may be lost
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		stored, err := m.Tokens.Create(ctx, record)
+		lost = lost || err != nil && !errors.Is(err, tokens.ErrExists)
 		if errors.Is(err, tokens.ErrExists) {
 			exists := err
 			stored, err = m.Tokens.Get(ctx, record.Token.ID())
@@ -57,18 +58,20 @@ func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) 
 				continue
 			}
 		}
-		lost = lost || err != nil
 		if err == nil {
 			return stored, nil
 		}
-		if refused(err) {
-			return record, err
+		if !refused(err) {
+			select {
+			case <-ctx.Done():
+			case <-time.After(wait):
+				continue
+			}
 		}
-		select {
-		case <-ctx.Done():
-			return record, err
-		case <-time.After(wait):
+		if !lost { // the token exists, and the store cannot be read
+			return record, StoreError(err)
 		}
+		return record, err
 	}
 }
 

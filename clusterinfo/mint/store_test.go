@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -20,43 +21,24 @@ import (
 
 var errReset = errors.New("connection reset")
 
-// failingStore is a store that fails before or after a call takes effect.
-type failingStore struct {
-	tokens.Store
-	// before and after return the error of call n, or nil. All methods count together.
-	before, after func(n int) error
-	calls         int
-}
-
-func (s *failingStore) call(f func() error) error {
-	n := s.calls
-	s.calls++
-	if s.before != nil {
-		if err := s.before(n); err != nil {
-			return err
+// failing returns the store with calls that fail before or after they take effect. before and after return the error of
+// call n, or nil.
+func (s *site) failing(before, after func(n int) error) tokens.Store {
+	calls := 0
+	return storetest.Faulty(func(_ *storetest.Call, do func() error) error {
+		n := calls
+		calls++
+		if before != nil {
+			if err := before(n); err != nil {
+				return err
+			}
 		}
-	}
-	if err := f(); err != nil {
+		err := do()
+		if err == nil && after != nil {
+			err = after(n)
+		}
 		return err
-	}
-	if s.after != nil {
-		return s.after(n)
-	}
-	return nil
-}
-
-func (s *failingStore) Create(ctx context.Context, r tokens.Record) (stored tokens.Record, err error) {
-	err = s.call(func() error { stored, err = s.Store.Create(ctx, r); return err })
-	return stored, err
-}
-
-func (s *failingStore) Get(ctx context.Context, id string) (r tokens.Record, err error) {
-	err = s.call(func() error { r, err = s.Store.Get(ctx, id); return err })
-	return r, err
-}
-
-func (s *failingStore) Delete(ctx context.Context, r tokens.Record) error {
-	return s.call(func() error { return s.Store.Delete(ctx, r) })
+	}).Store(s.store)
 }
 
 func always(int) error { return errReset }
@@ -117,7 +99,7 @@ func TestJoinLeavesNoUnnamedToken(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				s.Tokens = &failingStore{Store: s.store, before: test.before, after: test.after}
+				s.Tokens = s.failing(test.before, test.after)
 				began := time.Now()
 				made, err := s.Join(t.Context(), newRecord(time.Hour))
 				if took := time.Since(began); reason(t, err) != test.reason || took > test.atMost {
@@ -158,7 +140,7 @@ func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				s.Tokens = &failingStore{Store: s.store, before: test.before, after: test.after}
+				s.Tokens = s.failing(test.before, test.after)
 				r := newRecord(time.Hour)
 				_, err := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, Wait: time.Second})
 				if reason(t, err) != test.reason || len(s.ids(t)) != test.left {
@@ -173,40 +155,32 @@ func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 	}
 }
 
-// occupied is a store that already has another token with the ID of the first one to be created.
-type occupied struct {
-	tokens.Store
-	other tokens.Token
-}
-
-func (s *occupied) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
-	if s.other.IsZero() {
-		var err error
-		if s.other, err = tokens.New(r.Token.ID(), tokens.Generate().RevealSecret()); err != nil {
-			return r, err
-		}
-		other := r
-		other.Token = s.other
-		if _, err := s.Store.Create(ctx, other); err != nil {
-			return r, err
-		}
-	}
-	return s.Store.Create(ctx, r)
-}
-
 // Catches the secret of another token that happens to have the generated ID.
 func TestGeneratesTokenOfFreeID(t *testing.T) {
 	for _, how := range both {
 		s := newSite(t)
-		store := &occupied{Store: s.store}
-		s.Tokens = store
+		var other tokens.Token // has the ID of the first token to be created
+		s.Tokens = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+			if c.Method == "Store.Create" && other.IsZero() {
+				r := c.Records[0]
+				var err error
+				if other, err = tokens.New(c.Key, tokens.Generate().RevealSecret()); err != nil {
+					return err
+				}
+				r.Token = other
+				if _, err := s.store.Create(c.Context, r); err != nil {
+					return err
+				}
+			}
+			return do()
+		}).Store(s.store)
 		made, err := how.call(t.Context(), s, newRecord(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
 		token := made.Join.Token
-		if token.ID() == store.other.ID() || s.record(t, store.other.ID()).Token != store.other || s.record(t, token.ID()).Token != token || made.Record.Token != token {
-			t.Errorf("%s: got token %s, want one with another ID than %s", how.name, token, store.other)
+		if token.ID() == other.ID() || s.record(t, other.ID()).Token != other || s.record(t, token.ID()).Token != token || made.Record.Token != token {
+			t.Errorf("%s: got token %s, want one with another ID than %s", how.name, token, other)
 		}
 	}
 }
@@ -238,21 +212,27 @@ func TestRefusesTokenOfEarlierCall(t *testing.T) {
 	}
 }
 
-// failingDelete is a store whose first deletions fail. Before each failure another writer changes the record.
-type failingDelete struct {
-	tokens.Store
-	failures int
-}
-
-func (s *failingDelete) Delete(ctx context.Context, r tokens.Record) error {
-	if s.failures > 0 {
-		s.failures--
-		if _, err := s.Update(ctx, r.Token.ID(), func(r *tokens.Record) error { r.Description += "."; return nil }); err != nil {
-			return err
-		}
-		return errReset
+// Catches a call that deletes a token of an earlier call, which a machine may have.
+func TestJoinKeepsExistingTokenOfUnreadableStore(t *testing.T) {
+	for err, want := range map[error]mint.Reason{errReset: mint.Unavailable, forbidden: mint.Refused} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			r := newRecord(time.Hour)
+			if _, err := s.Join(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+			down := time.Now().Add(15 * time.Second) // until Join has given up, but could still delete it
+			s.Tokens = storetest.Before(func() error {
+				if time.Now().Before(down) {
+					return err
+				}
+				return nil
+			}, "Store.Get").Store(s.store)
+			if _, err := s.Join(t.Context(), r); reason(t, err) != want || len(s.ids(t)) != 1 {
+				t.Errorf("got %v with %d tokens left, want reason %s and one token", err, len(s.ids(t)), want)
+			}
+		})
 	}
-	return s.Store.Delete(ctx, r)
 }
 
 // SignTimeout includes the time to store the token, so the clock is that of a synctest bubble.
@@ -261,7 +241,17 @@ func TestDeletesUnsignedToken(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
 			s.ClusterInfo = pending{s.info}
-			s.Tokens = &failingDelete{s.store, failures}
+			s.Tokens = storetest.Faulty(func(c *storetest.Call, do func() error) error {
+				if c.Method != "Store.Delete" || failures == 0 {
+					return do()
+				}
+				failures--
+				// Another writer changes the record before each failure.
+				if _, err := s.store.Update(c.Context, c.Key, func(r *tokens.Record) error { r.Description += "."; return nil }); err != nil {
+					return err
+				}
+				return errReset
+			}).Store(s.store)
 			s.SignTimeout = 200 * time.Millisecond
 			began := time.Now()
 			_, err := s.Join(t.Context(), newRecord(time.Hour))
@@ -460,18 +450,6 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 	}
 }
 
-// shifted is a store that returns records whose creation and expiry are later by these times.
-type shifted struct {
-	tokens.Store
-	created, expires time.Duration
-}
-
-func (s shifted) Get(ctx context.Context, id string) (tokens.Record, error) {
-	r, err := s.Store.Get(ctx, id)
-	r.Created, r.Expires = r.Created.Add(s.created), r.Expires.Add(s.expires)
-	return r, err
-}
-
 // The ttl of a repeated request counts from the creation of the token, and kube-apiserver sets the creation time.
 // Catches a token that is extended or seems to differ because time has passed or clocks differ, and an expired token
 // that is returned.
@@ -497,7 +475,9 @@ func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 		{"a very short token", 20 * time.Second, 20 * time.Second, 10 * time.Second, 0, true},
 	} {
 		s := newSite(t)
-		s.Tokens = shifted{s.store, test.created, test.expires}
+		s.Tokens = storetest.Alter(func(r *tokens.Record) {
+			r.Created, r.Expires = r.Created.Add(test.created), r.Expires.Add(test.expires)
+		}).Store(s.store)
 		own := tokens.Generate()
 		if _, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true, Lifetime: test.ttl}); err != nil {
 			t.Fatal(err)
@@ -547,7 +527,7 @@ func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {
 			if call == 0 && want == mint.Exists {
 				continue // a token that does not exist yet
 			}
-			s.Tokens = &failingStore{Store: s.store, before: onlyAt(call, err)}
+			s.Tokens = s.failing(onlyAt(call, err), nil)
 			if _, got := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, DryRun: true}); reason(t, got) != want {
 				t.Errorf("%v: got %v, want %s", err, got, want)
 			}
