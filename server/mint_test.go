@@ -56,8 +56,11 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 		"unavailable":    {func(s *site) { s.Tokens = failingStore(s.store, errReset) }, tokenPath + "?dryRun", body, false, 503, "store-unavailable", "retry", true, false},
 		"unsigned":       {func(s *site) { s.ClusterInfo = pendingSignatures{s.ClusterInfo} }, tokenPath, body, false, 504, api.ProblemNotSigned, "the one who sleeps. Token " + own.ID() + " was created nevertheless", false, true},
 		"join unsigned":  {func(s *site) { s.ClusterInfo = pendingSignatures{s.ClusterInfo} }, commandPath, "", false, 504, api.ProblemNotSigned, "was deleted, because no client received it", false, false},
-		"malformed":      {func(s *site) { s.ClusterInfo = &fixedClusterInfo{config: []byte("kind: Config")} }, commandPath, "", false, 500, "malformed-cluster-info", "kubectl -n kube-public edit configmap cluster-info", false, false},
-		"unreadable":     {func(s *site) { s.ClusterInfo = &fixedClusterInfo{err: errReset} }, commandPath, "", false, 500, "internal", "kubejoin could not create the join command; its log has the reason under this request ID. Token ", false, false},
+		"join not deleted": {func(s *site) {
+			s.ClusterInfo, s.Tokens = pendingSignatures{s.ClusterInfo}, storetest.Fail(errReset, "Store.Delete").Store(s.store)
+		}, commandPath, "", false, 504, api.ProblemNotSigned, "could not be deleted; no client received it, and it expires at", false, false},
+		"malformed":  {func(s *site) { s.ClusterInfo = &fixedClusterInfo{config: []byte("kind: Config")} }, commandPath, "", false, 500, "malformed-cluster-info", "kubectl -n kube-public edit configmap cluster-info", false, false},
+		"unreadable": {func(s *site) { s.ClusterInfo = &fixedClusterInfo{err: errReset} }, commandPath, "", false, 500, "internal", "kubejoin could not create the join command; its log has the reason under this request ID. Token ", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -91,6 +94,9 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 				}
 				if retry := w.Header().Get("Retry-After") != ""; retry != test.retry || (p.TokenID == own.ID()) != test.named {
 					t.Errorf("got Retry-After %t and token %q, want %t and %t", retry, p.TokenID, test.retry, test.named)
+				}
+				if name == "join not deleted" && !strings.Contains(s.logs.String(), errReset.Error()) {
+					t.Errorf("the log does not say why the token could not be deleted:\n%s", s.logs)
 				}
 				if strings.Contains(w.Body.String(), errReset.Error()) || strings.Contains(w.Body.String(), own.RevealSecret()) {
 					t.Errorf("the response has the cause or the secret: %s", w.Body)
