@@ -37,6 +37,7 @@ type build struct {
 // dependency.
 func TestExamplesWorkInSeparateModule(t *testing.T) {
 	control := cluster.ForTest(t, cluster.Options{})
+	t.Run("join command of the docs", func(t *testing.T) { testJoinCommandOfDocs(t, control) })
 	for _, minor := range minors {
 		t.Run(minor.name, func(t *testing.T) {
 			b := build{minor.modfile, t.TempDir()}
@@ -46,6 +47,7 @@ func TestExamplesWorkInSeparateModule(t *testing.T) {
 			t.Run("light imports", b.testLightImports)
 			t.Run("mint, serve, discover", b.testMintServeDiscover)
 			t.Run("mount a server", b.testMountServer)
+			t.Run("enforce limits", b.testEnforceLimits)
 			t.Run("sign a CSR", b.testSignCSR)
 			t.Run("bootstrap signer", func(t *testing.T) { b.testBootstrapSigner(t, control) })
 			t.Run("mint on a cluster, embed controllers", func(t *testing.T) { b.testEmbedControllers(t, control) })
@@ -85,7 +87,7 @@ func (b build) testVersions(t *testing.T, want string) {
 		}
 	}
 	for program, linksClient := range map[string]bool{
-		"mint-token": false, "sign-csr": false, "embed-server": false, "mount-server": false,
+		"mint-token": false, "enforce-limits": false, "sign-csr": false, "embed-server": false, "mount-server": false,
 		"bootstrap-signer": true, "mint-on-cluster": true, "embed-controllers": true,
 	} {
 		versions := linked(t, b.program(program))

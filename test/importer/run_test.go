@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -252,6 +253,29 @@ func testCurl(t *testing.T, s site, listen string, want clusterinfo.Discovered) 
 	wrong := "sha256:" + strings.Repeat("0", 64)
 	if out, stderr, err := run(t, nil, "../../examples/curl/discovery.sh", d.Endpoint, wrong); err == nil || out != "" || !strings.Contains(stderr, "wanted "+wrong) {
 		t.Errorf("discovery.sh with a wrong pin: got %v %q %s, want an error", err, out, stderr)
+	}
+}
+
+var (
+	limitsOutput = regexp.MustCompile("(?s)\n```console\n\\$ go run ./examples/enforce-limits\n(.*?)```")
+	randomID     = regexp.MustCompile(`token \w{6} `)
+	nextCommand  = regexp.MustCompile(`(create another one: ).*`)
+)
+
+// testEnforceLimits compares the output with docs/library.md.
+func (b build) testEnforceLimits(t *testing.T) {
+	page, err := os.ReadFile("../../docs/library.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := limitsOutput.FindSubmatch(page)
+	if want == nil {
+		t.Fatal("docs/library.md has no output of enforce-limits")
+	}
+	got, stderr, err := run(t, nil, b.program("enforce-limits"))
+	got = nextCommand.ReplaceAllString(randomID.ReplaceAllString(got, "token … "), "$1…")
+	if err != nil || got != string(want[1]) {
+		t.Errorf("got %v %s\n%s\nwant, as in docs/library.md\n%s", err, stderr, got, want[1])
 	}
 }
 
