@@ -1,7 +1,6 @@
 package signer_test
 
 import (
-	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
@@ -12,39 +11,15 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// meanwhile is a store of revocations that runs a function before the Nth call of Get or Update.
-type meanwhile struct {
-	revocation.Store
-	calls int
-	at    int
-	do    func()
-	err   error
-}
-
-func (s *meanwhile) step() error {
-	if s.calls++; s.calls == s.at {
-		s.do()
-	}
-	return s.err
-}
-
-func (s *meanwhile) Get(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
-	if err := s.step(); err != nil {
-		return revocation.Entry{}, err
-	}
-	return s.Store.Get(ctx, key)
-}
-
-func (s *meanwhile) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
-	if err := s.step(); err != nil {
-		return nil, err
-	}
-	return s.Store.Update(ctx, key, change)
+// unreadable is a store of revocations whose calls fail.
+func unreadable() revocation.Store {
+	return revocationtest.Before(nil, func(string, revocation.Key) error { return errors.New("away") })
 }
 
 // renewal returns a request of a node with a certificate for its own name.
@@ -96,16 +71,23 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 
 			// Revoked before the first, the second and each later call of the store.
 			for at := 1; ; at++ {
-				store := &meanwhile{Store: rowlist.New(memdb.Open().Revocations()), at: at}
-				guard := &revocation.Guard{Store: store.Store}
-				store.do = func() { must(guard.Revoke(t.Context(), entry)) }
+				guard, calls := &revocation.Guard{Store: rowlist.New(memdb.Open().Revocations())}, 0
+				store := revocationtest.Before(guard.Store, func(method string, _ revocation.Key) error {
+					if method == "Find" {
+						return nil
+					}
+					if calls++; calls == at {
+						must(guard.Revoke(t.Context(), entry))
+					}
+					return nil
+				})
 				chain, d, err := authority(t, store).Issue(t.Context(), renewal(t, stolen))
-				if store.calls < at {
+				if calls < at {
 					if err != nil || chain == nil {
 						t.Fatalf("not revoked: %+v %v", d, err)
 					}
 					if at < 4 {
-						t.Errorf("%d calls, want the credential read for the decision and again for the certificate", store.calls)
+						t.Errorf("%d calls, want the credential read for the decision and again for the certificate", calls)
 					}
 					break
 				}
@@ -121,9 +103,8 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 
 // Catches a certificate that leaves although the revocations could not be read, and an error that becomes a refusal.
 func TestUnreadableRevocationsAreNoRefusal(t *testing.T) {
-	store := &meanwhile{err: errors.New("away")}
 	a := &signer.Authority{
-		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: store},
+		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: unreadable()},
 	}
 	r := renewal(t, must(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000")))
 	if d, _, err := a.Decide(t.Context(), r); d.Verdict != approval.Wait || err == nil {
@@ -152,7 +133,7 @@ func TestRevokedCertificateBindsNoKey(t *testing.T) {
 	bind(admission.ReasonKeyNotCurrent)
 	must(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(cert)}))
 	bind(revocation.Reason)
-	guard.Store = &meanwhile{err: errors.New("away")}
+	guard.Store = unreadable()
 	if err := a.BindKey(t.Context(), cert, "sha256:key"); err == nil || errors.As(err, new(*approval.Refused)) {
 		t.Errorf("got %v, want an error that is no refusal", err)
 	}

@@ -1,7 +1,6 @@
 package revocation_test
 
 import (
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -250,30 +249,19 @@ func TestGuard(t *testing.T) {
 	issue(revocation.SubjectOfCertificate(first), serving, false)
 }
 
-// entryAppears makes an entry between the reads and the write of Issue.
-type entryAppears struct {
-	revocation.Store
-	meanwhile func()
-}
-
-func (s *entryAppears) Update(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
-	if meanwhile := s.meanwhile; meanwhile != nil {
-		s.meanwhile = nil
-		meanwhile()
-	}
-	return s.Store.Update(ctx, key, change)
-}
-
 // Catches a certificate that a revoked node gets because it was revoked while the certificate was signed.
 func TestRevocationWhileSigning(t *testing.T) {
 	g := guard(t)
 	old, next := certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth), certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth)
-	store := &entryAppears{Store: g.Store}
-	store.meanwhile = func() {
-		if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
-			t.Error(err)
+	revoked := false // between the reads and the write of Issue
+	store := revocationtest.Before(g.Store, func(method string, _ revocation.Key) error {
+		if method == "Update" && !revoked {
+			revoked = true
+			_, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"})
+			return err
 		}
-	}
+		return nil
+	})
 	signing := &revocation.Guard{Store: store}
 	if e, err := signing.Issue(t.Context(), revocation.SubjectOfCertificate(old), next); err != nil || e == nil {
 		t.Errorf("got %+v, %v, want the entry", e, err)
@@ -353,20 +341,18 @@ func TestRevokeAgainLastsAsLongAsAllowedCertificates(t *testing.T) {
 	}
 }
 
-// lacking is a store whose cache has no entry.
-type lacking struct{ revocation.Store }
-
-func (lacking) Find(context.Context, revocation.Key) (revocation.Entry, error) {
-	return revocation.Entry{}, revocation.ErrNotFound
-}
-
 // A stale cache must not let a revoked node renew, and what it lets a token get is barred.
 func TestIssueWithStaleCache(t *testing.T) {
 	g := guard(t)
 	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
 		t.Fatal(err)
 	}
-	stale := &revocation.Guard{Store: lacking{g.Store}}
+	stale := &revocation.Guard{Store: revocationtest.Before(g.Store, func(method string, _ revocation.Key) error {
+		if method == "Find" {
+			return revocation.ErrNotFound
+		}
+		return nil
+	})}
 	old, next := certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth), certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth)
 	if _, err := g.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(old)}); err != nil {
 		t.Fatal(err)

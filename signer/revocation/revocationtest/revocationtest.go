@@ -1,5 +1,5 @@
 // Package revocationtest is the conformance suite for implementations of [revocation.Store]. Every implementation
-// should call [Run] in a test.
+// should call [Run] in a test. [Before] makes calls of a store fail.
 package revocationtest
 
 import (
