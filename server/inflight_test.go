@@ -23,7 +23,7 @@ import (
 func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
 	s := newSite(t)
 	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
-	h := &tokenCounts{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
+	h := &heldClusterInfo{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
 	s.ClusterInfo = h
 	handler := s.Handler()
 	var held sync.WaitGroup

@@ -18,24 +18,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// tokenCounts is a cluster-info whose calls block until free is closed.
-type tokenCounts struct {
+// heldClusterInfo is a cluster-info whose calls block until free is closed.
+type heldClusterInfo struct {
 	server.ClusterInfo
 	entered                    chan struct{}
 	holdJSON, holdSigned, free chan struct{} // JSON and WaitSigned block if holdJSON and holdSigned are not nil
 }
 
-func (h *tokenCounts) JSON(ctx context.Context) ([]byte, error) {
+func (h *heldClusterInfo) JSON(ctx context.Context) ([]byte, error) {
 	h.hold(h.holdJSON)
 	return h.ClusterInfo.JSON(ctx)
 }
 
-func (h *tokenCounts) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
+func (h *heldClusterInfo) WaitSigned(ctx context.Context, t tokens.Token) ([]byte, error) {
 	h.hold(h.holdSigned)
 	return h.ClusterInfo.WaitSigned(ctx, t)
 }
 
-func (h *tokenCounts) hold(at chan struct{}) {
+func (h *heldClusterInfo) hold(at chan struct{}) {
 	if at != nil {
 		h.entered <- struct{}{}
 		<-h.free
@@ -67,7 +67,7 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 			s := newSite(t)
 			s.Advertise = "127.0.0.1:9443"
 			on := make(chan struct{})
-			h := &tokenCounts{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{})}
+			h := &heldClusterInfo{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{})}
 			if test.flood == "join-command" {
 				h.holdSigned = on
 			} else {

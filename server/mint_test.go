@@ -54,10 +54,10 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 		"forbidden":      {func(s *site) { s.Tokens = failingStore(s.store, forbidden) }, tokenPath, body, false, 503, "store-refuses", "the log of kubejoin has the reason", false, false},
 		"join forbidden": {func(s *site) { s.Tokens = failingStore(s.store, forbidden) }, commandPath, "", false, 503, "token-not-stored", "could not be stored", true, false},
 		"unavailable":    {func(s *site) { s.Tokens = failingStore(s.store, errReset) }, tokenPath + "?dryRun", body, false, 503, "store-unavailable", "retry", true, false},
-		"unsigned":       {func(s *site) { s.ClusterInfo = pendingSignatures{s.ClusterInfo} }, tokenPath, body, false, 504, api.ProblemNotSigned, "the one who sleeps. Token " + own.ID() + " was created nevertheless", false, true},
-		"join unsigned":  {func(s *site) { s.ClusterInfo = pendingSignatures{s.ClusterInfo} }, commandPath, "", false, 504, api.ProblemNotSigned, "was deleted, because no client received it", false, false},
+		"unsigned":       {func(s *site) { s.ClusterInfo = neverSigned{s.ClusterInfo} }, tokenPath, body, false, 504, api.ProblemNotSigned, "the one who sleeps. Token " + own.ID() + " was created nevertheless", false, true},
+		"join unsigned":  {func(s *site) { s.ClusterInfo = neverSigned{s.ClusterInfo} }, commandPath, "", false, 504, api.ProblemNotSigned, "was deleted, because no client received it", false, false},
 		"join not deleted": {func(s *site) {
-			s.ClusterInfo, s.Tokens = pendingSignatures{s.ClusterInfo}, storetest.Fail(errReset, "Store.Delete").Store(s.store)
+			s.ClusterInfo, s.Tokens = neverSigned{s.ClusterInfo}, storetest.Fail(errReset, "Store.Delete").Store(s.store)
 		}, commandPath, "", false, 504, api.ProblemNotSigned, "could not be deleted; no client received it, and it expires at", false, false},
 		"malformed":  {func(s *site) { s.ClusterInfo = &fixedClusterInfo{config: []byte("kind: Config")} }, commandPath, "", false, 500, "malformed-cluster-info", "kubectl -n kube-public edit configmap cluster-info", false, false},
 		"unreadable": {func(s *site) { s.ClusterInfo = &fixedClusterInfo{err: errReset} }, commandPath, "", false, 500, "internal", "kubejoin could not create the join command; its log has the reason under this request ID. Token ", false, false},
@@ -126,7 +126,7 @@ func TestRepeatedCreateIsOK(t *testing.T) {
 // A client that disconnects does not keep the token of its request.
 func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 	s := newSite(t)
-	s.ClusterInfo = pendingSignatures{s.ClusterInfo}
+	s.ClusterInfo = neverSigned{s.ClusterInfo}
 	handler := s.Handler()
 	ctx, cancel := context.WithCancel(t.Context())
 	r := httptest.NewRequestWithContext(ctx, "POST", commandPath, nil)

@@ -151,10 +151,10 @@ func TestJoinCommandRequests(t *testing.T) {
 	}
 }
 
-// pendingSignatures is a cluster-info that never gets a signature.
-type pendingSignatures struct{ server.ClusterInfo }
+// neverSigned is a cluster-info that never gets a signature.
+type neverSigned struct{ server.ClusterInfo }
 
-func (pendingSignatures) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte, error) {
+func (neverSigned) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte, error) {
 	<-ctx.Done()
 	return nil, errors.New("cluster-info has no signature of it")
 }

@@ -257,7 +257,7 @@ func (c *counter) Read(p []byte) (int, error) {
 func TestClosesOldestIdleConnections(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
-	h := &tokenCounts{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), holdJSON: make(chan struct{}), free: make(chan struct{})}
+	h := &heldClusterInfo{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), holdJSON: make(chan struct{}), free: make(chan struct{})}
 	s.ClusterInfo = h
 	const most = 4
 	idled := make(chan struct{}, 100)

@@ -339,7 +339,7 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 func TestDiscoveryFloodLeavesTokenReviewsFree(t *testing.T) {
 	s := reviewed(t)
 	s.Logger = nil
-	h := &tokenCounts{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
+	h := &heldClusterInfo{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
 	s.ClusterInfo = h
 	away := make(chan struct{})
 	asking := make(chan struct{})

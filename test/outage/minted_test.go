@@ -17,6 +17,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -37,35 +39,17 @@ var errTryAgain = errors.New("no join command yet")
 
 var idInProblem = regexp.MustCompile(`[Tt]oken ([a-z0-9]{6}) (could not be deleted|was stored nevertheless)`)
 
-// brokenStore lists its cache, which is empty, and fails every other call. With stored set, Create works.
-type brokenStore struct {
-	tokens.Store
-	stored bool
-}
-
-func (b brokenStore) Get(context.Context, string) (tokens.Record, error) {
-	return tokens.Record{}, errors.New("down")
-}
-
-func (b brokenStore) Create(_ context.Context, r tokens.Record) (tokens.Record, error) {
-	if r.UID = "u"; !b.stored {
-		return tokens.Record{}, errors.New("down")
-	}
-	return r, nil
-}
-
-func (b brokenStore) List(context.Context) ([]tokens.Record, error) { return nil, nil }
-
-func (b brokenStore) Watch(context.Context) <-chan struct{} { return nil }
-
-func (b brokenStore) Delete(context.Context, tokens.Record) error { return errors.New("down") }
-
 // TestProblemNamesTokenThatMayBeLeft catches a problem whose text the tests of this package do not understand. They
 // would then take a token whose response was lost for one that kubejoin forgot.
 func TestProblemNamesTokenThatMayBeLeft(t *testing.T) {
 	for _, stored := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			store := brokenStore{stored: stored}
+			store := storetest.Faulty(func(c *storetest.Call, do func() error) error {
+				if c.Method == "Store.List" || c.Method == "Store.Create" && stored {
+					return do()
+				}
+				return errors.New("down")
+			}).Store(memdb.Open())
 			api := server.Server{
 				Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Follow: func(ctx context.Context) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }},
 				Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
