@@ -285,8 +285,6 @@ func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	return s, nil
 }
 
-func isBootstrapName(user string) bool { return strings.HasPrefix(user, tokens.BootstrapUserPrefix) }
-
 // expiration parses a lifetime and checks kube-apiserver's bounds. It returns zero if none is given.
 func expiration(req string) (time.Duration, error) {
 	if req == "" {

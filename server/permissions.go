@@ -59,6 +59,8 @@ func isBootstrapUser(u auth.User) bool {
 	return isBootstrapName(u.Name) || slices.ContainsFunc(u.Groups, isBootstrapGroup)
 }
 
+func isBootstrapName(user string) bool { return strings.HasPrefix(user, tokens.BootstrapUserPrefix) }
+
 func isBootstrapGroup(group string) bool {
 	return group == tokens.BootstrappersGroup || strings.HasPrefix(group, tokens.BootstrappersGroup+":")
 }
