@@ -103,7 +103,7 @@ func advise(_ context.Context, made tokens.Record) []string {
 	if made.Limits.IsZero() {
 		return nil
 	}
-	return []string{"the signer of this cluster does not know of limits"}
+	return []string{"the signer of this cluster does not enforce limits"}
 }
 
 // timed is a middleware that logs requests. Its ResponseWriter has Unwrap, which kubejoin needs to set deadlines.

@@ -133,7 +133,7 @@ func (b build) testMountServer(t *testing.T) {
 			t.Errorf("%s %s: got %d %s, want %d %s", test.method, test.path, answer.StatusCode, body, test.status, test.want)
 		}
 	}
-	if answer, _ := fetch("POST", "/join/v1/token/print-join-command?maxNodes=1", bob); answer.Header.Get("Warning") != `299 - "the signer of this cluster does not know of limits"` {
+	if answer, _ := fetch("POST", "/join/v1/token/print-join-command?maxNodes=1", bob); answer.Header.Get("Warning") != `299 - "the signer of this cluster does not enforce limits"` {
 		t.Errorf("Warning: %s", answer.Header.Get("Warning"))
 	}
 	answer, body := fetch("POST", "/join/v1/token?maxNodes=1", ada)
