@@ -20,8 +20,8 @@ type rowDB struct{ s *Store }
 
 var _ rowstore.DB = rowDB{}
 
-// place returns the bucket of a key, and the key in it.
-func place(tx *bbolt.Tx, key string) (*bbolt.Bucket, []byte) {
+// bucketOf returns the bucket of a key, and the key in it.
+func bucketOf(tx *bbolt.Tx, key string) (*bbolt.Bucket, []byte) {
 	folder, rest, _ := strings.Cut(key, "/")
 	return tx.Bucket([]byte(folder)), []byte(rest)
 }
@@ -47,20 +47,25 @@ func (d rowDB) rowOf(key string, v []byte) (row rowstore.Row, err error) {
 }
 
 // Get implements [rowstore.Reader].
-func (d rowDB) Get(ctx context.Context, key string) (row rowstore.Row, err error) {
+func (d rowDB) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
 	if err := ctx.Err(); err != nil {
-		return row, err
+		return nil, err
 	}
+	rows := make([]rowstore.Row, len(keys))
 	var damaged error
-	err = d.s.read(func(tx *bbolt.Tx) error {
-		bucket, k := place(tx, key)
-		row, damaged = d.rowOf(key, bucket.Get(k))
-		if row.Value != nil {
-			row.Value = append([]byte{}, row.Value...)
+	err := d.s.read(func(tx *bbolt.Tx) error {
+		for i, key := range keys {
+			bucket, k := bucketOf(tx, key)
+			var err error
+			rows[i], err = d.rowOf(key, bucket.Get(k))
+			damaged = errors.Join(damaged, err)
+			if rows[i].Value != nil {
+				rows[i].Value = append([]byte{}, rows[i].Value...)
+			}
 		}
 		return nil
 	})
-	return row, errors.Join(err, damaged)
+	return rows, errors.Join(err, damaged)
 }
 
 // Scan implements [rowstore.Reader].
@@ -70,7 +75,7 @@ func (d rowDB) Scan(ctx context.Context, from, to string, visit func(rowstore.Ro
 	}
 	var stopped error
 	err := d.s.read(func(tx *bbolt.Tx) error {
-		bucket, first := place(tx, from)
+		bucket, first := bucketOf(tx, from)
 		folder, rows := from[:len(from)-len(first)], bucket.Cursor()
 		for k, v := rows.Seek(first); k != nil && stopped == nil; k, v = rows.Next() {
 			key := folder + string(k)
@@ -94,10 +99,11 @@ func (d rowDB) Scan(ctx context.Context, from, to string, visit func(rowstore.Ro
 func (d rowDB) Cached() rowstore.Reader { return d }
 
 // Commit implements [rowstore.DB]. When it returns, the changes are on the disk.
-func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, changes []rowstore.Change) (version string, err error) {
+func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, changes []rowstore.Change) (string, error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
+	var version string
 	w := &write{do: func(tx *bbolt.Tx) (err error) {
 		version, err = d.commit(tx, conditions, changes)
 		return err
@@ -105,13 +111,14 @@ func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, chan
 	for _, c := range changes {
 		w.hints = append(w.hints, d.s.hints[c.Key[:strings.Index(c.Key, "/")+1]])
 	}
-	return version, d.s.write(w)
+	err := d.s.write(w)
+	return version, err
 }
 
 // commit writes nothing before all conditions hold, because the transaction has other changes, too.
 func (d rowDB) commit(tx *bbolt.Tx, conditions []rowstore.Condition, changes []rowstore.Change) (string, error) {
 	for _, c := range conditions {
-		bucket, k := place(tx, c.Key)
+		bucket, k := bucketOf(tx, c.Key)
 		row, err := d.rowOf(c.Key, bucket.Get(k))
 		switch {
 		case err != nil:
@@ -122,7 +129,7 @@ func (d rowDB) commit(tx *bbolt.Tx, conditions []rowstore.Condition, changes []r
 	}
 	n, err := tx.Bucket(tokensBucket).NextSequence()
 	for _, c := range changes {
-		bucket, k := place(tx, c.Key)
+		bucket, k := bucketOf(tx, c.Key)
 		switch {
 		case err != nil:
 		case c.Value == nil:

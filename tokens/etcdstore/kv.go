@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -41,6 +42,9 @@ const maxMessage = 64 << 20
 
 // pageSize is how many rows one call reads.
 const pageSize = 1000
+
+// maxOperations is the maximum number of operations in a transaction. It is the default of etcd (--max-txn-ops).
+const maxOperations = 128
 
 // kv calls etcd. All reads are linearizable: etcd answers them only with a majority.
 type kv struct {
@@ -114,6 +118,37 @@ func (k kv) get(ctx context.Context, key string) (row rowstore.Row, err error) {
 		return err
 	})
 	return row, err
+}
+
+// getAll returns the row of each key, all of one revision, and that revision. Revision 0 is the newest.
+func (k kv) getAll(ctx context.Context, revision int64, keys []string) ([]rowstore.Row, int64, error) {
+	rows := make([]rowstore.Row, 0, len(keys))
+	for some := range slices.Chunk(keys, maxOperations) {
+		ops := make([]clientv3.Op, len(some))
+		for i, key := range some {
+			ops[i] = clientv3.OpGet(k.prefix+key, clientv3.WithRev(revision))
+		}
+		if err := k.call(ctx, func(ctx context.Context) error {
+			got, err := k.client.Txn(ctx).Then(ops...).Commit()
+			if err != nil {
+				return err
+			}
+			for _, response := range got.Responses {
+				var row rowstore.Row
+				if kvs := response.GetResponseRange().Kvs; len(kvs) > 0 {
+					row = k.rowOf(kvs[0])
+				}
+				rows = append(rows, row)
+			}
+			if revision == 0 {
+				revision = got.Header.Revision
+			}
+			return nil
+		}); err != nil {
+			return nil, 0, err
+		}
+	}
+	return rows, revision, nil
 }
 
 // scan calls visit with each row whose key is at least from and less than to, sorted by key. All are of one revision,

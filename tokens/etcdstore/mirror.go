@@ -130,11 +130,11 @@ func (m *mirror) apply(events []*clientv3.Event) {
 	}
 }
 
-// get returns a row. Synced is false before the first list: then the caller has to read etcd.
-func (m *mirror) get(key string) (row rowstore.Row, synced bool) {
+// get returns rows. Synced is false before the first list: then the caller has to read etcd.
+func (m *mirror) get(keys []string) (rows []rowstore.Row, synced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.rows.Get(key), m.synced
+	return m.rows.Get(keys...), m.synced
 }
 
 // between returns a copy of rows. Synced is as in get.

@@ -13,8 +13,13 @@ type rowDB struct{ s *Store }
 var _ rowstore.DB = rowDB{}
 
 // Get implements [rowstore.Reader].
-func (d rowDB) Get(ctx context.Context, key string) (rowstore.Row, error) {
-	return d.s.kv.get(ctx, key)
+func (d rowDB) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
+	if len(keys) == 1 { // the client retries such a read at another member
+		row, err := d.s.kv.get(ctx, keys[0])
+		return []rowstore.Row{row}, err
+	}
+	rows, _, err := d.s.kv.getAll(ctx, 0, keys)
+	return rows, err
 }
 
 // Scan implements [rowstore.Reader].
@@ -41,8 +46,8 @@ func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, chan
 	return d.s.write(ctx, cmps, ops)
 }
 
-// MaxChanges implements [rowstore.DB]. It is the default of etcd (--max-txn-ops).
-func (d rowDB) MaxChanges() int { return 128 }
+// MaxChanges implements [rowstore.DB].
+func (d rowDB) MaxChanges() int { return maxOperations }
 
 // Damaged implements [rowstore.DB].
 func (d rowDB) Damaged(key string, err error) error { return d.s.kv.damaged(key, err) }
@@ -59,11 +64,11 @@ func (d rowDB) Cached() rowstore.Reader { return cache(d) }
 type cache struct{ s *Store }
 
 // Get implements [rowstore.Reader].
-func (c cache) Get(ctx context.Context, key string) (rowstore.Row, error) {
-	if row, synced := c.s.mirrorOf(key).get(key); synced {
-		return row, ctx.Err()
+func (c cache) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
+	if rows, synced := c.s.mirrorOf(keys[0]).get(keys); synced { // all keys of a call are of one folder
+		return rows, ctx.Err()
 	}
-	return rowDB(c).Get(ctx, key)
+	return rowDB(c).Get(ctx, keys...)
 }
 
 // Scan implements [rowstore.Reader].

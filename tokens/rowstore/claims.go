@@ -74,7 +74,7 @@ func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) 
 	return s.held(ctx, s.db, id, func(holder Row) error {
 		// A claim and its row in the index are written together. If the claim was deleted or released since, so was this
 		// row.
-		now, err := s.db.Get(ctx, holder.Key)
+		now, err := get(ctx, s.db, holder.Key)
 		if err == nil && now.Version == holder.Version {
 			err = s.db.Damaged(holder.Key, errors.New("the token does not hold this claim"))
 		}
@@ -82,30 +82,28 @@ func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) 
 	})
 }
 
-// held finds the claims of a token with the index, and reads each of them. It calls missing for a row of the index
+// held finds the claims of a token with the index, and reads all of them at once. It calls missing for a row of the index
 // whose claim does not exist or belongs to another token.
 func (s *Claims) held(ctx context.Context, from Reader, id string, missing func(Row) error) (all []tokens.Claim, err error) {
 	if err := tokens.CheckID(id); err != nil {
 		return nil, err
 	}
 	var holders []Row
-	folder := holdersFolder + id + "/"
-	if err := scan(ctx, from, folder, func(_ string, row Row) error {
-		holders = append(holders, Row{Key: row.Key, Version: row.Version})
+	var nodes []string
+	if err := scan(ctx, from, holdersFolder+id+"/", func(node string, row Row) error {
+		holders, nodes = append(holders, Row{Key: row.Key, Version: row.Version}), append(nodes, node)
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("claims of token %s: %w", id, err)
 	}
-	for _, holder := range holders {
-		c, err := s.table.get(ctx, from, holder.Key[len(folder):])
-		switch {
-		case err == nil && c.TokenID == id:
+	claims, err := s.table.getAll(ctx, from, nodes...)
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range claims {
+		if c.TokenID == id {
 			all = append(all, c)
-			continue
-		case err == nil || errors.Is(err, tokens.ErrNotFound):
-			err = missing(holder)
-		}
-		if err != nil {
+		} else if err := missing(holders[i]); err != nil {
 			return nil, err
 		}
 	}

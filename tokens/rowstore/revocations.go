@@ -17,13 +17,13 @@ func (s *Store) Revocations() *Revocations { return &Revocations{s.db} }
 
 // Get returns the value of a key, or nil if there is none. The caller must not change the value.
 func (r *Revocations) Get(ctx context.Context, key string) ([]byte, error) {
-	row, err := r.db.Get(ctx, revocationsFolder+key)
+	row, err := get(ctx, r.db, revocationsFolder+key)
 	return row.Value, err
 }
 
 // Find is like Get, but may lag behind writes. It is very cheap.
 func (r *Revocations) Find(ctx context.Context, key string) ([]byte, error) {
-	row, err := r.db.Cached().Get(ctx, revocationsFolder+key)
+	row, err := get(ctx, r.db.Cached(), revocationsFolder+key)
 	return row.Value, err
 }
 
@@ -42,7 +42,7 @@ func (r *Revocations) VisitCached(ctx context.Context, visit func(key string, va
 func (r *Revocations) Update(ctx context.Context, key string, change func(value []byte) ([]byte, error)) error {
 	key = revocationsFolder + key
 	for {
-		row, err := r.db.Get(ctx, key)
+		row, err := get(ctx, r.db, key)
 		if err != nil {
 			return err
 		}

@@ -36,8 +36,8 @@ type Change struct {
 // A Reader reads rows. Its methods fail with the error of ctx if ctx has ended. All other errors mean that the database
 // is unavailable or damaged.
 type Reader interface {
-	// Get returns the row of a key. Its Version is empty if there is no row.
-	Get(ctx context.Context, key string) (Row, error)
+	// Get returns the row of each key, all of one moment. The Version is empty if there is no row.
+	Get(ctx context.Context, keys ...string) ([]Row, error)
 	// Scan calls visit with each row whose key is at least from and less than to, sorted by key. All rows are of one
 	// moment. Scan stops at the first error of visit and returns it unwrapped. visit must not use the database, nor keep
 	// the Value.
@@ -61,6 +61,15 @@ type DB interface {
 	Damaged(key string, err error) error
 	// Watch sends hints about changes of keys that begin with folder, like [tokens.Store.Watch].
 	Watch(ctx context.Context, folder string) <-chan struct{}
+}
+
+// get returns the row of a key.
+func get(ctx context.Context, r Reader, key string) (Row, error) {
+	rows, err := r.Get(ctx, key)
+	if err != nil {
+		return Row{}, err
+	}
+	return rows[0], nil
 }
 
 // scan scans the rows of a folder.

@@ -22,11 +22,11 @@ type faulty struct {
 	failCommits int // number of commits that fail; negative: all
 }
 
-func (f *faulty) Get(ctx context.Context, key string) (rowstore.Row, error) {
+func (f *faulty) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
 	if f.reads != nil {
-		return rowstore.Row{}, f.reads
+		return nil, f.reads
 	}
-	return f.DB.Get(ctx, key)
+	return f.DB.Get(ctx, keys...)
 }
 
 func (f *faulty) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
@@ -401,4 +401,31 @@ func TestCachesDecodedRows(t *testing.T) {
 		t.Errorf("Get = %+v, %v, want the record", r, err)
 	}
 	want("cached by get", s.Cached(), rowstore.MaxCached)
+}
+
+// countedReads counts the calls of Get.
+type countedReads struct {
+	rowstore.DB
+	gets int
+}
+
+func (c *countedReads) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
+	c.gets++
+	return c.DB.Get(ctx, keys...)
+}
+
+// Catches a read of the database for each claim of a token.
+func TestReadsClaimsOfTokenAtOnce(t *testing.T) {
+	db := &countedReads{DB: &memdb.DB{}}
+	s := rowstore.New(db)
+	fill(t, s)
+	for i := range 5 {
+		if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: fmt.Sprint("node-", i), TokenID: "abc123"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db.gets = 0
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 6 || db.gets != 1 {
+		t.Errorf("HeldBy = %d claims, %v with %d calls of Get, want 6 with one", len(held), err, db.gets)
+	}
 }

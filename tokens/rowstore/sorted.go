@@ -13,12 +13,15 @@ func (s Sorted) find(key string) (int, bool) {
 	return slices.BinarySearchFunc(s, key, func(r Row, key string) int { return strings.Compare(r.Key, key) })
 }
 
-// Get returns the row of a key. Its Version is empty if there is no row.
-func (s Sorted) Get(key string) (row Row) {
-	if i, found := s.find(key); found {
-		row = s[i]
+// Get returns the row of each key. The Version is empty if there is no row.
+func (s Sorted) Get(keys ...string) []Row {
+	rows := make([]Row, len(keys))
+	for n, key := range keys {
+		if i, found := s.find(key); found {
+			rows[n] = s[i]
+		}
 	}
-	return row
+	return rows
 }
 
 // Between returns a copy of the rows whose key is at least from and less than to.

@@ -49,7 +49,7 @@ type decoded[T any] struct {
 	value   T
 }
 
-// maxCached is the number of cached values at which get adds no more. A list caches all its values.
+// maxCached is the number of cached values at which keep adds no more. A list caches all its values.
 const maxCached = 1 << 14
 
 // valueOf returns the value of a row, from the cache if it has this version.
@@ -72,17 +72,46 @@ func (t *table[T]) get(ctx context.Context, from Reader, key string) (v T, err e
 	if err := t.check(key); err != nil {
 		return v, fmt.Errorf("get %s: %w", t.what, err)
 	}
-	row, err := from.Get(ctx, t.folder+key)
-	switch {
-	case err != nil:
-		return v, fmt.Errorf("%s %s: %w", t.what, key, err)
-	case row.Version == "":
-		return v, fmt.Errorf("%s %s: %w", t.what, key, tokens.ErrNotFound)
-	}
-	d, err := t.valueOf(key, row)
+	all, err := t.getAll(ctx, from, key)
 	if err != nil {
 		return v, err
 	}
+	if *t.fields(&all[0]).version == "" {
+		err = fmt.Errorf("%s %s: %w", t.what, key, tokens.ErrNotFound)
+	}
+	return all[0], err
+}
+
+// getAll returns the value of each key; the zero value if there is no row.
+func (t *table[T]) getAll(ctx context.Context, from Reader, keys ...string) ([]T, error) {
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	rowKeys := make([]string, len(keys))
+	for i, key := range keys {
+		rowKeys[i] = t.folder + key
+	}
+	rows, err := from.Get(ctx, rowKeys...)
+	if err != nil {
+		return nil, fmt.Errorf("%s %s: %w", t.what, keys[0], err)
+	}
+	all := make([]T, len(keys))
+	for i, row := range rows {
+		if row.Version == "" {
+			continue
+		}
+		d, err := t.valueOf(keys[i], row)
+		if err != nil {
+			return nil, err
+		}
+		t.keep(keys[i], d)
+		all[i] = d.value.Clone()
+	}
+	return all, nil
+}
+
+// keep adds a value to the cache, if there is space.
+func (t *table[T]) keep(key string, d decoded[T]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.cache == nil {
@@ -91,7 +120,6 @@ func (t *table[T]) get(ctx context.Context, from Reader, key string) (v T, err e
 	if _, found := t.cache[key]; found || len(t.cache) < maxCached {
 		t.cache[key] = d
 	}
-	return d.value.Clone(), nil
 }
 
 // list replaces the cache, which thereby forgets the rows that other processes have deleted.

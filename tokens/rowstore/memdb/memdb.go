@@ -30,10 +30,10 @@ var _ rowstore.DB = (*DB)(nil)
 func Open() *rowstore.Store { return rowstore.New(&DB{}) }
 
 // Get implements [rowstore.Reader].
-func (d *DB) Get(ctx context.Context, key string) (rowstore.Row, error) {
+func (d *DB) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.rows.Get(key), ctx.Err()
+	return d.rows.Get(keys...), ctx.Err()
 }
 
 // Scan implements [rowstore.Reader].
@@ -58,7 +58,7 @@ func (d *DB) Commit(ctx context.Context, conditions []rowstore.Condition, change
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, c := range conditions {
-		if row := d.rows.Get(c.Key); row.Version != c.Version {
+		if row := d.rows.Get(c.Key)[0]; row.Version != c.Version {
 			return "", fmt.Errorf("%w: version %q given, %q found", tokens.ErrConflict, c.Version, row.Version)
 		}
 	}
