@@ -15,13 +15,13 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 )
 
 // Problems shorten long values. Catches a part of a token secret that is left in a problem or in the log.
 func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 	s := newSite(t)
-	s.Claims, s.Issued = s.store.Claims(), boltrecord.New(s.store.Issued())
+	s.Claims, s.Issued = s.store.Claims(), rowrecord.New(s.store.Issued())
 	s.start(t)
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 64 {

@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 )
 
 // recorded returns a site with an issuance record. It has two certificates of token qwertz that expire in 10 and in 100
@@ -20,7 +20,7 @@ import (
 func recorded(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
-	s.Issued = boltrecord.New(s.store.Issued())
+	s.Issued = rowrecord.New(s.store.Issued())
 	now := time.Now()
 	for i, e := range []issuance.Entry{
 		{Outcome: issuance.Issued, TokenID: "qwertz", Node: "worker-1", Serial: "1f", NotAfter: now.AddDate(0, 0, 10), Certificate: "-----BEGIN CERTIFICATE-----\n"},

@@ -29,7 +29,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
@@ -186,8 +186,8 @@ func TestReferenceIsTextForOtherClients(t *testing.T) {
 // Runs the commands of the page in a shell. Catches one that fails or that uses another path than its operation.
 func TestReferenceCommandsRunInShell(t *testing.T) {
 	s, _ := certifying(t)
-	s.Issued = boltrecord.New(s.store.Issued())
-	s.Certificates.Authority.Record = boltrecord.New(s.store.Issued())
+	s.Issued = rowrecord.New(s.store.Issued())
+	s.Certificates.Authority.Record = rowrecord.New(s.store.Issued())
 	s.Revocations = &desk.Desk{
 		Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}, Tokens: s.Tokens, Claims: s.Claims, ClusterInfo: s.ClusterInfo, Issued: s.Issued,
 	}

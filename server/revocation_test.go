@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
@@ -34,8 +34,8 @@ func revoking(t testing.TB) (*site, *revocation.Guard) {
 	t.Helper()
 	s, _ := certifying(t)
 	guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
-	s.Issued = boltrecord.New(s.store.Issued())
-	s.Certificates.Authority.Record, s.Certificates.Authority.Revocations = boltrecord.New(s.store.Issued()), guard
+	s.Issued = rowrecord.New(s.store.Issued())
+	s.Certificates.Authority.Record, s.Certificates.Authority.Revocations = rowrecord.New(s.store.Issued()), guard
 	pool := x509.NewCertPool()
 	pool.AddCert(s.ca.Certificate())
 	way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true, Revoked: func(ctx context.Context, leaf *x509.Certificate) error {

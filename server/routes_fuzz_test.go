@@ -29,7 +29,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
@@ -62,7 +62,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 		t.Fatal(err)
 	}
 	s.Advertise, s.Logger, s.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
-	s.Issued, s.Certificates.Authority.Record = boltrecord.New(s.store.Issued()), boltrecord.New(s.store.Issued())
+	s.Issued, s.Certificates.Authority.Record = rowrecord.New(s.store.Issued()), rowrecord.New(s.store.Issued())
 	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
 	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Turns = &fakeTurns{}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -28,13 +28,13 @@ func scriptRecord(ts *testscript.TestScript, negated bool, args []string) {
 	now := time.Now()
 	entry := func(ago time.Duration, e issuance.Entry) {
 		e.Time = now.Add(-ago)
-		ts.Check(boltrecord.New(store.Issued()).Append(context.Background(), e))
+		ts.Check(rowrecord.New(store.Issued()).Append(context.Background(), e))
 	}
 	for i := range 150 {
 		entry(48*time.Hour, issuance.Entry{Outcome: issuance.Issued, Signer: "example.com/many", Requester: "jane", Serial: fmt.Sprintf("a%03x", i), NotAfter: now.AddDate(1, 0, 0)})
 	}
 	for i, days := range []int{10, 100} {
-		entry(2*time.Hour, issuance.Entry{
+		entry(2*time.Hour-time.Duration(i), issuance.Entry{
 			Outcome: issuance.Issued, Signer: "kubernetes.io/kube-apiserver-client-kubelet", Requester: "system:bootstrap:qwertz", TokenID: "qwertz",
 			Node: fmt.Sprintf("worker-%d", i+1), Subject: fmt.Sprintf("CN=system:node:worker-%d,O=system:nodes", i+1), Usages: []string{"digital signature", "client auth"},
 			SPKI: "sha256:" + strings.Repeat("00", 32), Serial: fmt.Sprintf("%df", i+1), NotBefore: now, NotAfter: now.AddDate(0, 0, days), Certificate: "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",

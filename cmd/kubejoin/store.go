@@ -132,8 +132,7 @@ func progress(cmd *cobra.Command) func(storecopy.Counts, int) {
 		}
 		last = time.Now()
 		if compared > 0 {
-			// Both stores are read.
-			cmd.PrintErrf("copied %s; compared %d of %d entries\n", rowsOf(c), compared, 2*c.Issued)
+			cmd.PrintErrf("copied %s; compared %d of %d entries\n", rowsOf(c), compared, c.Issued)
 		} else {
 			cmd.PrintErrf("copied %s\n", rowsOf(c))
 		}

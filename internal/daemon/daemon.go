@@ -79,6 +79,7 @@ type service struct {
 	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// lines and kept are the issuance record: see record.
 	lines, kept issuance.Log
+	dropper     dropper // of kept; nil without kept
 	// warnings are the warnings for callers that create a token, in order.
 	warnings []tokenwarning.Warning
 	// banner is printed when the server answers.

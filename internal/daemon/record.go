@@ -39,7 +39,7 @@ func (s *service) record() issuance.Log {
 		failures: metrics.Counter(s.registry, "kubejoin_issuance_record_failures_total", "Entries of the issuance record that could not be written, by log: the store in --data-dir or etcd, or the lines of --issuance-record.", "log"),
 		dropped:  metrics.Counter(s.registry, "kubejoin_issuance_record_dropped_total", "Entries of the issuance record in --data-dir or etcd that were dropped early because the disk was full or there were too many.").WithLabelValues(),
 	}
-	w.store, _ = s.kept.(dropper)
+	w.store = s.dropper
 	if w.copies = issuance.Copies(w.failed, s.kept, s.lines); w.copies == nil {
 		return nil
 	}

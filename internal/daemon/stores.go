@@ -9,12 +9,12 @@ import (
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
-	"github.com/kubejoin/kubejoin/signer/issuance/etcdrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
@@ -78,9 +78,9 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 		return stores{}, err
 	}
 	s.closers = append(s.closers, store.Close)
-	record := boltrecord.New(store.Issued())
-	s.kept, s.api.Issued = record, record
-	if record.Truncated() {
+	record := rowrecord.New(store.Issued())
+	s.kept, s.dropper, s.api.Issued = record, store, record
+	if store.Truncated() {
 		s.log.Warn("issuance journal truncated; entries of certificates that were never delivered may be missing, or the disk has lost data")
 	}
 	s.check("tokens", func(ctx context.Context) error {
@@ -111,8 +111,8 @@ func (s *service) openEtcd() (stores, error) {
 	if err := store.Ready(ctx); errors.Is(err, etcdstore.ErrIncomplete) {
 		return stores{}, err
 	}
-	record := etcdrecord.New(store.Issued())
-	s.kept, s.api.Issued = record, record
+	record := rowrecord.NewWithoutCertificates(store.Issued())
+	s.kept, s.dropper, s.api.Issued = record, store.Issued(), record
 	s.check("tokens", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, etcdReadyTimeout)
 		defer cancel()
@@ -138,14 +138,15 @@ const sweepEvery = 10 * time.Minute
 // sweepRecord returns a controller that deletes entries of the issuance record in etcd. The file store deletes them
 // when it adds others.
 func (s *service) sweepRecord() func(context.Context) error {
-	record, ok := s.kept.(*etcdrecord.Record)
+	issued, ok := s.dropper.(*rowstore.Issued)
 	if !ok {
 		return nil
 	}
 	return loop.Loop{
 		Name: "issuance-record", Sweep: sweepEvery, Logger: s.log, Registerer: s.registry,
 		Step: func(ctx context.Context) (time.Time, error) {
-			return time.Time{}, record.Sweep(ctx, time.Now(), s.options.IssuanceRetention)
+			_, err := issued.Sweep(ctx, time.Now(), s.options.IssuanceRetention)
+			return time.Time{}, err
 		},
 	}.Run
 }

@@ -5,10 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
 // A Finding is an invariant of a store that does not hold.
@@ -36,10 +41,13 @@ func (s *Store) Check(ctx context.Context) (counts Counts, found []Finding, err 
 			more++
 		}
 	}
-	if err := s.check(ctx, damaged); errors.Is(err, boltstore.ErrDamaged) { // a page
-		damaged(err)
-	} else if err != nil {
-		return counts, nil, err
+	report := func(key string, err error) { damaged(s.rows.DB().Damaged(key, err)) }
+	for _, err := range []error{rowstore.Check(ctx, s.rows.DB(), decoders(true, time.Time{}), report), s.checkJournal(damaged)} {
+		if errors.Is(err, boltstore.ErrDamaged) { // a page, or the end of the journal
+			damaged(err)
+		} else if err != nil {
+			return counts, nil, err
+		}
 	}
 	if more > 0 {
 		found = append(found, Finding{"damaged", fmt.Sprintf("%d more rows are damaged", more), damagedAdvice})
@@ -47,14 +55,14 @@ func (s *Store) Check(ctx context.Context) (counts Counts, found []Finding, err 
 	if len(found) > 0 {
 		return counts, found, nil // lists fail while a row is damaged
 	}
-	if counts, err = s.count(ctx, func(issuance.Entry) bool { return true }); err != nil {
+	if counts, err = s.count(ctx, decoders(true, time.Time{})); err != nil {
 		return counts, nil, err
 	}
-	records, err := s.tokens.List(ctx)
+	records, err := s.rows.List(ctx)
 	if err != nil {
 		return counts, nil, err
 	}
-	claims, err := s.claims.List(ctx)
+	claims, err := s.rows.Claims().List(ctx)
 	if err != nil {
 		return counts, nil, err
 	}
@@ -83,44 +91,82 @@ func (s *Store) Check(ctx context.Context) (counts Counts, found []Finding, err 
 	return counts, found, nil
 }
 
-// count returns the numbers of rows, and those of the entries that want selects. It fails if a row cannot be copied.
-func (s *Store) count(ctx context.Context, want func(issuance.Entry) bool) (counts Counts, err error) {
-	records, err := s.tokens.List(ctx)
-	if err != nil {
-		return counts, err
-	}
-	claims, err := s.claims.List(ctx)
-	if err != nil {
-		return counts, err
-	}
-	revocations, err := s.revocations.List(ctx)
-	if err != nil {
-		return counts, err
-	}
-	counts = Counts{Tokens: len(records), Claims: len(claims), Revocations: len(revocations)}
-	for _, r := range records {
-		if err := r.Check(); err != nil {
-			return counts, fmt.Errorf("%s: token %s: %w", s.name, r.Token.ID(), err)
-		}
-	}
-	for _, c := range claims {
-		if err := c.Check(); err != nil {
-			return counts, fmt.Errorf("%s: claim of node %s: %w", s.name, c.Node, err)
-		}
-	}
-	for _, e := range revocations {
-		if e.Malformed != nil {
-			return counts, fmt.Errorf("%s: revocation %s: %w", s.name, e.Key(), e.Malformed)
-		}
-	}
-	add := func(page []issuance.Entry) error {
-		for _, e := range page {
-			if want(e) {
-				counts.Issued++
+// decoders returns the decoders of all rows. They leave out certificates, if the copy has none, and refusals and failures
+// from before a time.
+func decoders(certificates bool, before time.Time) rowstore.Decoders {
+	return rowstore.Decoders{
+		Revocation: func(key string, value []byte) error {
+			e, err := revocation.Decode(key, value)
+			return errors.Join(err, e.Malformed)
+		},
+		Issued: func(value []byte) (rowstore.IssuedRow, error) {
+			e, row, err := rowrecord.Decode(value, certificates)
+			if err == nil && e.Outcome != issuance.Issued && e.Time.Before(before) {
+				row.Value = nil
 			}
+			return row, err
+		},
+	}
+}
+
+// of returns the number of rows of a kind.
+func (c *Counts) of(kind rowstore.Kind) *int {
+	return map[string]*int{"tokens/": &c.Tokens, "claims/": &c.Claims, "revocations/": &c.Revocations, "issued/": &c.Issued}[kind.Folder]
+}
+
+// count returns the numbers of rows that are not left out. It fails if a row cannot be copied.
+func (s *Store) count(ctx context.Context, d rowstore.Decoders) (counts Counts, err error) {
+	for _, kind := range d.Kinds() {
+		add := func(key string, value []byte) error {
+			changes, err := s.changes(kind, key, value)
+			*counts.of(kind) += min(1, len(changes))
+			return err
 		}
+		if err := rowstore.EachPage(ctx, s.rows.DB(), kind.Folder, pageSize, func(page []rowstore.Row) (err error) {
+			for _, row := range page {
+				err = errors.Join(err, add(row.Key, row.Value))
+			}
+			return err
+		}); err != nil {
+			return counts, err
+		}
+		if err := s.eachJournaled(kind, add); err != nil {
+			return counts, err
+		}
+	}
+	return counts, nil
+}
+
+// changes returns what must be stored for a row. The error names the row.
+func (s *Store) changes(kind rowstore.Kind, key string, value []byte) ([]rowstore.Change, error) {
+	changes, err := kind.Rows(key, value)
+	if err != nil {
+		err = s.rows.DB().Damaged(key, err)
+	}
+	return changes, err
+}
+
+// eachJournaled calls visit with each row of a kind in the journal of a file that is open read-only.
+func (s *Store) eachJournaled(kind rowstore.Kind, visit func(key string, value []byte) error) error {
+	if s.journaled == nil {
 		return nil
 	}
-	journaled, err := s.journaled()
-	return counts, errors.Join(err, add(journaled), each(ctx, s.record, add))
+	return s.journaled(func(c rowstore.Change) error {
+		if !strings.HasPrefix(c.Key, kind.Folder) {
+			return nil
+		}
+		return visit(c.Key, c.Value)
+	})
+}
+
+// checkJournal calls damaged with each entry in the journal that cannot be decoded.
+func (s *Store) checkJournal(damaged func(error)) error {
+	kinds := decoders(true, time.Time{}).Kinds()
+	issued := kinds[len(kinds)-1] // the journal has no other rows
+	return s.eachJournaled(issued, func(key string, value []byte) error {
+		if _, err := s.changes(issued, key, value); err != nil {
+			damaged(err)
+		}
+		return nil
+	})
 }

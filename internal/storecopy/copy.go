@@ -1,19 +1,16 @@
 package storecopy
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/boltstore"
-	"golang.org/x/sync/errgroup"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
 // forever is the retention of a file while it is copied: no entry ends meanwhile.
@@ -47,8 +44,8 @@ var (
 	ErrDiffers = errors.New("differs from the source")
 )
 
-// writers is how many rows Copy writes at once.
-const writers = 32
+// pageSize is how many rows Copy reads at once.
+const pageSize = 1000
 
 // Copy copies all rows of one store to another one, reads them back and compares them. Created and UID stay, Version is
 // the destination's own. It makes the source read-only meanwhile. It leaves out refusals and failures that are old enough
@@ -65,10 +62,11 @@ func Copy(ctx context.Context, from, to *Store, o Options) (counts Counts, err e
 			return counts, err
 		}
 	}
-	c := copyRun{from: from, to: to, Options: o, before: time.Now().Add(-boltstore.KeepUnissued + time.Hour)}
+	d := decoders(to.certificates, time.Now().Add(-rowstore.KeepUnissued+time.Hour))
 	if o.DryRun {
-		return from.count(ctx, func(e issuance.Entry) bool { return !c.isOld(e) })
+		return from.count(ctx, d)
 	}
+	c := copyRun{from: from, to: to, Options: o, kinds: d.Kinds()}
 	verify := func(context.Context) error { return nil } // a file is locked
 	if from.freeze != nil {
 		frozen, thaw, freezeErr := from.freeze(ctx)
@@ -86,8 +84,12 @@ func Copy(ctx context.Context, from, to *Store, o Options) (counts Counts, err e
 			return counts, errors.Join(err, to.complete(ctx))
 		}
 	}
-	for _, step := range []func(context.Context) error{c.tokens, c.claims, c.revocations, c.record, c.noMore, verify, to.complete} {
-		if err := step(ctx); errors.Is(err, ErrDiffers) {
+	for _, step := range []func(context.Context) error{c.copy, c.compare, verify, to.complete} {
+		err := step(ctx)
+		if errors.Is(err, ErrDiffers) { // also if the source has changed
+			err = cmp.Or(verify(ctx), err)
+		}
+		if errors.Is(err, ErrDiffers) {
 			return c.counts, fmt.Errorf("%w; to give up this copy, delete %s", err, to.giveUp)
 		} else if err != nil {
 			return c.counts, fmt.Errorf("%w; the copy is incomplete: repeat the command with --resume, or give it up: delete %s", err, to.giveUp)
@@ -110,244 +112,144 @@ func (s *Store) mustBeEmpty(ctx context.Context, interrupted bool) error {
 
 // empty reports whether a store has no rows.
 func (s *Store) empty(ctx context.Context) (bool, error) {
-	if s.tokens == nil { // a dry run has not created the file
+	if s.rows == nil { // a dry run has not created the file
 		return true, nil
 	}
-	records, err := s.tokens.List(ctx)
-	if err != nil {
-		return false, err
+	n := 0
+	for _, kind := range decoders(true, time.Time{}).Kinds() {
+		rows, err := s.rows.DB().Count(ctx, kind.Folder)
+		if err != nil {
+			return false, err
+		}
+		n += rows
 	}
-	claims, err := s.claims.List(ctx)
-	if err != nil {
-		return false, err
-	}
-	entries, err := s.revocations.List(ctx)
-	if err != nil {
-		return false, err
-	}
-	page, err := s.record.List(ctx, issuance.Query{Limit: 1})
-	return len(records)+len(claims)+len(entries)+len(page.Entries) == 0, err
+	return n == 0, nil
 }
 
 // A copyRun is a copy that runs.
 type copyRun struct {
 	from, to *Store
 	Options
-	before time.Time // entries without certificate from before are left out
-	counts Counts
-
+	kinds    []rowstore.Kind
+	counts   Counts
 	compared int
 }
 
-func (c *copyRun) count(n *int) {
-	*n++
-	if c.Progress != nil {
-		c.Progress(c.counts, c.compared)
+func (c *copyRun) count(n *int, rows int) {
+	for range rows {
+		*n++
+		if c.Progress != nil {
+			c.Progress(c.counts, c.compared)
+		}
 	}
 }
 
-func (c *copyRun) tokens(ctx context.Context) error {
-	all, err := c.from.tokens.List(ctx)
-	if err != nil {
-		return err
-	}
-	for _, r := range all {
-		if err := c.to.tokens.Restore(ctx, r); err != nil && !(c.Resume && errors.Is(err, tokens.ErrExists)) {
-			return err
-		}
-		stored, err := c.to.tokens.Get(ctx, r.Token.ID())
-		if err != nil {
-			return err
-		}
-		r.Version, stored.Version = "", ""
-		if !reflect.DeepEqual(plain(r), plain(stored)) {
-			return fmt.Errorf("%s: token %s %w", c.to.name, r.Token.ID(), ErrDiffers)
-		}
-		c.count(&c.counts.Tokens)
-	}
-	return nil
-}
-
-// plain returns a record in which empty slices are nil and times are UTC.
-func plain(r tokens.Record) tokens.Record {
-	r = r.Clone()
-	for _, list := range []*[]string{&r.Groups, &r.Nodes, &r.Limits.NodeNames} {
-		if len(*list) == 0 {
-			*list = nil
-		}
-	}
-	r.Created, r.Expires = r.Created.UTC(), r.Expires.UTC()
-	return r
-}
-
-func (c *copyRun) claims(ctx context.Context) error {
-	all, err := c.from.claims.List(ctx)
-	if err != nil {
-		return err
-	}
-	for _, claim := range all {
-		if err := c.to.claims.Restore(ctx, claim); err != nil && !(c.Resume && errors.Is(err, tokens.ErrExists)) {
-			return err
-		}
-		stored, err := c.to.claims.Get(ctx, claim.Node)
-		if err != nil {
-			return err
-		}
-		if claim.Version = stored.Version; !claim.Equal(stored) {
-			return fmt.Errorf("%s: claim of node %s %w", c.to.name, claim.Node, ErrDiffers)
-		}
-		c.count(&c.counts.Claims)
-	}
-	return nil
-}
-
-func (c *copyRun) revocations(ctx context.Context) error {
-	all, err := c.from.revocations.List(ctx)
-	if err != nil {
-		return err
-	}
-	for _, e := range all {
-		if e.Malformed != nil {
-			return fmt.Errorf("%s: revocation %s: %w", c.from.name, e.Key(), e.Malformed)
-		}
-		if _, err := c.to.revocations.Update(ctx, e.Key(), func(old *revocation.Entry) (*revocation.Entry, error) {
-			if old != nil && (!c.Resume || !reflect.DeepEqual(*old, e)) {
-				return nil, fmt.Errorf("%s: revocation %s %w", c.to.name, e.Key(), ErrDiffers)
+// eachPage calls visit with the rows of a kind, in pages. Each row has its rows in indexes.
+func (c *copyRun) eachPage(ctx context.Context, kind rowstore.Kind, visit func([][]rowstore.Change) error) error {
+	return rowstore.EachPage(ctx, c.from.rows.DB(), kind.Folder, pageSize, func(page []rowstore.Row) error {
+		var all [][]rowstore.Change
+		for _, row := range page {
+			changes, err := c.from.changes(kind, row.Key, row.Value)
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.from.name, err)
 			}
-			return &e, nil
+			if len(changes) > 0 {
+				all = append(all, changes)
+			}
+		}
+		return visit(all)
+	})
+}
+
+// copy writes all rows that the destination lacks.
+func (c *copyRun) copy(ctx context.Context) error {
+	for _, kind := range c.kinds {
+		if err := c.eachPage(ctx, kind, func(all [][]rowstore.Change) error {
+			for len(all) > 0 {
+				n, err := c.write(ctx, all)
+				if err != nil {
+					return err
+				}
+				all = all[n:]
+				c.count(c.counts.of(kind), n)
+			}
+			return nil
 		}); err != nil {
 			return err
 		}
-		stored, err := c.to.revocations.Get(ctx, e.Key())
-		if err != nil {
-			return err
-		}
-		if !reflect.DeepEqual(stored, e) {
-			return fmt.Errorf("%s: revocation %s %w", c.to.name, e.Key(), ErrDiffers)
-		}
-		c.count(&c.counts.Revocations)
 	}
 	return nil
 }
 
-// noMore returns an error if the destination has rows that the source lacks.
-func (c *copyRun) noMore(ctx context.Context) error {
-	records, err := c.to.tokens.List(ctx)
-	if err != nil {
-		return err
+// write writes as many of the rows as one commit can have, and returns their number.
+func (c *copyRun) write(ctx context.Context, all [][]rowstore.Change) (n int, err error) {
+	var keys []string
+	size := 0
+	for n < len(all) && (n == 0 || size+len(all[n]) <= c.to.rows.DB().MaxChanges()) {
+		keys, size = append(keys, all[n][0].Key), size+len(all[n])
+		n++
 	}
-	claims, err := c.to.claims.List(ctx)
+	there, err := c.to.rows.DB().Get(ctx, keys...)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	entries, err := c.to.revocations.List(ctx)
-	if err != nil {
-		return err
-	}
-	for what, more := range map[string]int{
-		"tokens": len(records) - c.counts.Tokens, "claims": len(claims) - c.counts.Claims, "revocations": len(entries) - c.counts.Revocations,
-	} {
-		if more != 0 {
-			return fmt.Errorf("%s has %d more %s than the source: it %w", c.to.name, more, what, ErrDiffers)
+	var conditions []rowstore.Condition
+	var changes []rowstore.Change
+	for i, key := range keys {
+		switch {
+		case there[i].Version == "":
+			conditions, changes = append(conditions, rowstore.Condition{Key: key}), append(changes, all[i]...)
+		case !c.Resume || !bytes.Equal(there[i].Value, all[i][0].Value):
+			return 0, c.differs(key)
 		}
 	}
-	return nil
+	if len(changes) > 0 {
+		_, err = c.to.rows.DB().Commit(ctx, conditions, changes)
+	}
+	return n, err
 }
 
-// An entrySum identifies an entry. It includes the certificate only if both stores have certificates.
-type entrySum [sha256.Size]byte
-
-func (c *copyRun) sum(e issuance.Entry) (entrySum, error) {
-	if !c.from.certificates || !c.to.certificates {
-		e.Certificate = ""
-	}
-	text, err := json.Marshal(e)
-	return sha256.Sum256(text), err
+func (c *copyRun) differs(key string) error {
+	return fmt.Errorf("%s: row %s %w", c.to.name, key, ErrDiffers)
 }
 
-func (c *copyRun) record(ctx context.Context) error {
-	there := map[entrySum]int{} // entries of the destination, and how often
-	if err := each(ctx, c.to.record, func(page []issuance.Entry) error { return c.add(there, page, 1) }); err != nil {
-		return err
-	}
-	if err := each(ctx, c.from.record, func(page []issuance.Entry) error {
-		var writing errgroup.Group
-		writing.SetLimit(writers)
-		for _, e := range page {
-			s, err := c.sum(e)
+// compare reads all rows back, and returns an error if the destination has other rows than the source.
+func (c *copyRun) compare(ctx context.Context) error {
+	for _, kind := range c.kinds {
+		rows := map[string]int{} // by folder
+		if err := c.eachPage(ctx, kind, func(all [][]rowstore.Change) error {
+			want := slices.Concat(all...)
+			keys := make([]string, len(want))
+			for i, row := range want {
+				keys[i] = row.Key
+				rows[row.Key[:strings.Index(row.Key, "/")+1]]++
+			}
+			if len(keys) == 0 {
+				return nil
+			}
+			got, err := c.to.rows.DB().Get(ctx, keys...)
 			if err != nil {
 				return err
 			}
-			if c.isOld(e) {
-				continue
-			}
-			if there[s]--; there[s] < 0 {
-				writing.Go(func() error { return c.to.record.Append(ctx, e) })
-			}
-			c.count(&c.counts.Issued)
-		}
-		return writing.Wait()
-	}); err != nil {
-		return err
-	}
-	return c.verifyRecord(ctx)
-}
-
-// add adds entries to a count of entries.
-func (c *copyRun) add(counts map[entrySum]int, page []issuance.Entry, by int) error {
-	for _, e := range page {
-		s, err := c.sum(e)
-		if err != nil {
-			return err
-		}
-		counts[s] += by
-	}
-	return nil
-}
-
-// verifyRecord compares the entries of both sides.
-func (c *copyRun) verifyRecord(ctx context.Context) error {
-	counts := map[entrySum]int{}
-	for _, side := range []struct {
-		*Store
-		by int
-	}{{c.from, 1}, {c.to, -1}} {
-		if err := each(ctx, side.Store.record, func(page []issuance.Entry) error {
-			var kept []issuance.Entry
-			for _, e := range page {
-				if !c.isOld(e) {
-					kept = append(kept, e)
-					c.count(&c.compared)
+			for i, row := range got {
+				if row.Version == "" || !bytes.Equal(row.Value, want[i].Value) {
+					return c.differs(keys[i])
 				}
 			}
-			return c.add(counts, kept, side.by)
+			if c.counts.of(kind) == &c.counts.Issued {
+				c.count(&c.compared, len(all))
+			}
+			return nil
 		}); err != nil {
 			return err
 		}
-	}
-	for _, n := range counts {
-		if n != 0 {
-			return fmt.Errorf("%s: the issuance record %w", c.to.name, ErrDiffers)
+		for _, folder := range append([]string{kind.Folder}, kind.Indexes...) {
+			if n, err := c.to.rows.DB().Count(ctx, folder); err != nil {
+				return err
+			} else if n != rows[folder] {
+				return fmt.Errorf("%s has %d rows in %s, and the source %d: it %w", c.to.name, n, folder, rows[folder], ErrDiffers)
+			}
 		}
 	}
 	return nil
-}
-
-func (c *copyRun) isOld(e issuance.Entry) bool {
-	return e.Outcome != issuance.Issued && e.Time.Before(c.before)
-}
-
-// each calls visit with all pages of a record.
-func each(ctx context.Context, record issuance.Store, visit func([]issuance.Entry) error) error {
-	q := issuance.Query{Limit: issuance.MaxLimit}
-	for {
-		page, err := record.List(ctx, q)
-		if err != nil {
-			return err
-		}
-		if err := visit(page.Entries); err != nil || page.Next == "" {
-			return err
-		}
-		q.After = page.Next
-	}
 }

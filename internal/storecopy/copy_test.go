@@ -17,9 +17,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/storecopy"
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
-	"github.com/kubejoin/kubejoin/signer/issuance/etcdrecord"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/test/etcd"
@@ -110,7 +109,7 @@ func fileContent(t *testing.T, path string) string {
 	s, err := boltstore.Open(path)
 	must(t, err)
 	defer func() { must(t, s.Close()) }()
-	return content(t, s, s.Claims(), rowlist.New(s.Revocations()), boltrecord.New(s.Issued()))
+	return content(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.New(s.Issued()))
 }
 
 func open(t *testing.T, spec string, config etcdstore.Config, use storecopy.Use) *storecopy.Store {
@@ -133,7 +132,7 @@ func filled(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "kubejoin.db")
 	s, err := boltstore.OpenRetaining(path, 10000*time.Hour)
 	must(t, err)
-	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), boltrecord.New(s.Issued()))
+	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.New(s.Issued()))
 	must(t, s.Close())
 	return path
 }
@@ -149,7 +148,7 @@ func TestCopyThereAndBack(t *testing.T) {
 		t.Fatalf("Copy = %+v, %v, want %+v", counts, err, all)
 	}
 	s := storeAt(t, c, "/copy")
-	if got := content(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued())); got != want {
+	if got := content(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued())); got != want {
 		t.Errorf("etcd has\n%s\nwant\n%s", got, want)
 	}
 	if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{}); !errors.Is(err, storecopy.ErrNotEmpty) {
@@ -191,7 +190,7 @@ func TestResumeInterruptedCopy(t *testing.T) {
 			t.Errorf("resumed after %d rows: %v", stop, err)
 		}
 		s := storeAt(t, c, config.Prefix)
-		if got := content(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued())); got != want {
+		if got := content(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued())); got != want {
 			t.Errorf("resumed after %d rows: etcd has\n%s\nwant\n%s", stop, got, want)
 		}
 	}
@@ -215,14 +214,14 @@ func TestResumeInterruptedCopy(t *testing.T) {
 			return err
 		},
 		"another entry": func(s *etcdstore.Store) error {
-			return etcdrecord.New(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 7))
+			return rowrecord.NewWithoutCertificates(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 7))
 		},
 	} {
 		config := c.StoreConfig(t, "/differs/"+strings.ReplaceAll(name, " ", "-"))
 		_, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{})
 		must(t, err)
 		must(t, change(storeAt(t, c, config.Prefix)))
-		_, err = c.Client().Put(t.Context(), config.Prefix+"/schema", "1 incomplete") // as if the copy was interrupted
+		_, err = c.Client().Put(t.Context(), config.Prefix+"/schema", "2 incomplete") // as if the copy was interrupted
 		must(t, err)
 		if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{Resume: true}); !errors.Is(err, storecopy.ErrDiffers) {
 			t.Errorf("%s: got %v, want %v", name, err, storecopy.ErrDiffers)
@@ -284,7 +283,7 @@ func TestSourceInEtcdIsReadOnlyDuringCopy(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	config := c.StoreConfig(t, "/frozen")
 	s := storeAt(t, c, "/frozen")
-	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued()))
+	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued()))
 	before, err := s.List(t.Context())
 	must(t, err)
 	tried := 0
@@ -298,7 +297,7 @@ func TestSourceInEtcdIsReadOnlyDuringCopy(t *testing.T) {
 			_, revokeErr := (&revocation.Guard{Store: rowlist.New(s.Revocations())}).Revoke(t.Context(), revocation.Entry{Node: "a"})
 			for what, err := range map[string]error{
 				"create": createErr, "claim": claimErr, "revoke": revokeErr, "delete": s.Delete(t.Context(), before[0]),
-				"record": etcdrecord.New(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 1)),
+				"record": rowrecord.NewWithoutCertificates(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 1)),
 			} {
 				if !errors.Is(err, etcdstore.ErrReadOnly) {
 					t.Errorf("%s: got %v, want %v", what, err, etcdstore.ErrReadOnly)
@@ -382,18 +381,18 @@ func TestCheckFindsEachViolation(t *testing.T) {
 		"claim without index":   {remove("holders/"), "damaged: holders/"},
 		"revocation":            {put("revocations/lost", "{hunter2"), "damaged: revocations/lost"},
 		"revocation of nothing": {put("revocations/a b", "{}"), "damaged: revocations/a b"},
-		"entry":                 {change("issued/entries/", `"requester"`, `"hunter2"`), "damaged: issued/entries/"},
-		"entry of another time": {change("issued/entries/", `"time":"20`, `"time":"21`), "damaged: issued/entries/"},
-		"entry without node":    {remove("issued/nodes/"), "damaged: issued/nodes/"},
-		"entry without token":   {remove("issued/tokens/"), "damaged: issued/tokens/"},
-		"entry without serial":  {remove("issued/serials/"), "damaged: issued/serials/"},
-		"entry without its end": {remove("issued/ends/"), "damaged: issued/ends/"},
-		"refusal without time":  {remove("issued/unissued/"), "damaged: issued/unissued/"},
-		"end with other keys":   {change("issued/ends/", "issued/serials/", "issued/serial/"), "damaged: issued/ends/"},
-		"node with other end":   {change("issued/nodes/", "1", "2"), "damaged: issued/nodes/"},
-		"index without entry":   {remove("issued/entries/"), "damaged: issued/"},
-		"serial without entry":  {put("issued/serials/1f/x", ""), "damaged: issued/serials/1f/x"},
-		"node without entry":    {put("issued/nodes/worker-1/7fffffffffffffffAAAAAAAA", ""), "damaged: issued/nodes/worker-1/7fffffffffffffffAAAAAAAA"},
+		"entry":                 {change("issued/", `"requester"`, `"hunter2"`), "damaged: issued/"},
+		"entry of another time": {change("issued/", `"time":"20`, `"time":"21`), "damaged: issued/"},
+		"entry without node":    {remove("issued-by/node/"), "damaged: issued-by/node/"},
+		"entry without token":   {remove("issued-by/token/"), "damaged: issued-by/token/"},
+		"entry without serial":  {remove("issued-by/serial/"), "damaged: issued-by/serial/"},
+		"entry without its end": {remove("issued-ends/"), "damaged: issued-ends/"},
+		"refusal without time":  {remove("unissued/"), "damaged: unissued/"},
+		"end with other keys":   {change("issued-ends/", "serial/", "serials/"), "damaged: issued-ends/"},
+		"node with other end":   {change("issued-by/node/", "1", "2"), "damaged: issued-by/node/"},
+		"index without entry":   {remove("issued/"), "damaged: issued-by/"},
+		"serial without entry":  {put("issued-by/serial/1f/x", ""), "damaged: issued-by/serial/1f/x"},
+		"node without entry":    {put("issued-by/node/worker-1/7fffffffffffffffAAAAAAAA", ""), "damaged: issued-by/node/worker-1/7fffffffffffffffAAAAAAAA"},
 		"too many nodes": {func(t *testing.T, s *etcdstore.Store, _ string) {
 			all, err := s.List(t.Context())
 			must(t, err)
@@ -410,7 +409,7 @@ func TestCheckFindsEachViolation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			prefix := "/check/" + strings.ReplaceAll(name, " ", "-")
 			s := storeAt(t, c, prefix)
-			fill(t, s, s.Claims(), rowlist.New(s.Revocations()), etcdrecord.New(s.Issued()))
+			fill(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued()))
 			test.spoil(t, s, prefix+"/")
 			checked := open(t, "etcd:"+strings.Join(c.Endpoints(), ","), c.StoreConfig(t, prefix), storecopy.ReadOnly)
 			defer func() { must(t, checked.Close()) }()
@@ -468,7 +467,7 @@ func TestCheckFindsDamagedFile(t *testing.T) {
 		"later index":         {later("holders"), `damaged: bucket "holders"`},
 		"later revocation":    {later("revocations"), `damaged: bucket "revocations"`},
 		"claim without index": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("holders")); return b.Delete(first(b)) }, `damaged: bucket "holders"`},
-		"entry without index": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("ends")); return b.Delete(first(b)) }, `damaged: the entry is not in bucket "ends"`},
+		"entry without index": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("issued-ends")); return b.Delete(first(b)) }, `damaged: bucket "issued-ends"`},
 		"revocation": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("revocations")).Put([]byte("lost"), versioned("{hunter2"))
 		}, `damaged: bucket "revocations", key "lost"`},
@@ -480,30 +479,30 @@ func TestCheckFindsDamagedFile(t *testing.T) {
 			b := tx.Bucket([]byte("issued"))
 			return b.Put(first(b), bytes.Replace(b.Get(first(b)), []byte(`"time":"20`), []byte(`"time":"21`), 1))
 		}, `damaged: bucket "issued"`},
-		"refusal without time": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("unissued")); return b.Delete(first(b)) }, `damaged: the entry is not in bucket "unissued"`},
+		"refusal without time": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("unissued")); return b.Delete(first(b)) }, `damaged: bucket "unissued"`},
 		"end of another time": {func(tx *bbolt.Tx) error {
-			b := tx.Bucket([]byte("ends"))
+			b := tx.Bucket([]byte("issued-ends"))
 			k, v := first(b), slices.Clone(b.Get(first(b)))
 			other := slices.Clone(k)
 			other[7]++
 			return errors.Join(b.Delete(k), b.Put(other, v))
-		}, `damaged: the entry is not in bucket "ends"`},
+		}, `damaged: bucket "issued-ends"`},
 		"second end": {func(tx *bbolt.Tx) error {
-			b := tx.Bucket([]byte("ends"))
+			b := tx.Bucket([]byte("issued-ends"))
 			other, v := first(b), slices.Clone(b.Get(first(b)))
 			other[7]++
 			return b.Put(other, v)
-		}, `damaged: bucket "ends"`},
+		}, `damaged: bucket "issued-ends"`},
 		"time without refusal": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("unissued")).Put([]byte("0123456789abcdef"), nil)
+			return tx.Bucket([]byte("unissued")).Put([]byte("0123456789abcdef"), versioned(""))
 		}, `damaged: bucket "unissued"`},
 
-		"index without entry": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("issued")); return b.Delete(first(b)) }, `damaged: bucket "ends"`},
+		"index without entry": {func(tx *bbolt.Tx) error { b := tx.Bucket([]byte("issued")); return b.Delete(first(b)) }, `damaged: bucket "issued-by"`},
 		"wrong index": {func(tx *bbolt.Tx) error {
 			b := tx.Bucket([]byte("unissued"))
 			k := first(b)
-			return errors.Join(b.Delete(k), tx.Bucket([]byte("ends")).Put(k, k))
-		}, `damaged: bucket "issued"`},
+			return errors.Join(b.Delete(k), tx.Bucket([]byte("issued-ends")).Put(k, versioned("")))
+		}, `damaged: bucket "unissued"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filled(t)

@@ -13,34 +13,20 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
-	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
-	"github.com/kubejoin/kubejoin/signer/issuance/etcdrecord"
-	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
 // A Store is an open file or etcd.
 type Store struct {
 	name   string
 	giveUp string // what to delete to give up a copy to this store
-	tokens interface {
-		tokens.Store
-		Restore(context.Context, tokens.Record) error
-	}
-	claims interface {
-		tokens.Claims
-		Restore(context.Context, tokens.Claim) error
-	}
-	revocations revocation.Store
-	record      issuance.Store
-	// journaled returns entries that are not in the record, because the file is open read-only.
-	journaled    func() ([]issuance.Entry, error)
+	rows   *rowstore.Store
+	// journaled visits changes that are not in rows, because the file is open read-only. It is nil for etcd.
+	journaled    func(func(rowstore.Change) error) error
 	certificates bool // whether the record has certificates
-	check        func(context.Context, func(error)) error
 	// freeze makes writes of others fail, and verify reports whether they still do. It is nil for a file, which only one
 	// process can open.
 	freeze func(context.Context) (verify func(context.Context) error, thaw func() error, err error)
@@ -127,24 +113,7 @@ func openFile(path string, use Use) (*Store, error) {
 		return nil, err
 	}
 	return &Store{
-		name: name, giveUp: open + " and " + open + "-journal", tokens: s, claims: s.Claims(), revocations: rowlist.New(s.Revocations()), record: boltrecord.New(s.Issued()),
-		journaled: func() (all []issuance.Entry, err error) {
-			for _, row := range s.Issued().Journaled() {
-				e, err := boltrecord.Decode(row)
-				if err != nil {
-					return nil, err
-				}
-				all = append(all, e)
-			}
-			return all, nil
-		},
-		certificates: true,
-		check: func(ctx context.Context, damaged func(error)) error {
-			return s.Check(ctx, boltstore.Decoders{
-				Entry:      func(row boltstore.Row) error { _, err := boltrecord.Decode(row); return err },
-				Revocation: validRevocation,
-			}, damaged)
-		},
+		name: name, giveUp: open + " and " + open + "-journal", rows: s.Store, journaled: s.Journaled, certificates: true,
 		interrupted: func(context.Context) (bool, error) { return interrupted, nil },
 		begin:       func(context.Context) error { return nil },
 		close:       s.Close,
@@ -182,11 +151,6 @@ func syncFolder(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func validRevocation(key string, value []byte) error {
-	e, err := revocation.Decode(key, value)
-	return errors.Join(err, e.Malformed)
-}
-
 func openEtcd(ctx context.Context, config etcdstore.Config, use Use) (*Store, error) {
 	s, err := etcdstore.Open(ctx, config)
 	if err != nil {
@@ -206,18 +170,7 @@ func openEtcd(ctx context.Context, config etcdstore.Config, use Use) (*Store, er
 		return nil, errors.Join(err, s.Close())
 	}
 	return &Store{
-		name: "etcd:" + strings.Join(config.Endpoints, ","), giveUp: "all keys below " + prefix + "/ in etcd",
-		tokens: s, claims: s.Claims(), revocations: rowlist.New(s.Revocations()), record: etcdrecord.New(s.Issued()),
-		journaled: func() ([]issuance.Entry, error) { return nil, nil },
-		check: func(ctx context.Context, damaged func(error)) error {
-			return s.Check(ctx, etcdstore.Decoders{
-				Entry: func(value []byte) (etcdstore.IssuedRow, error) {
-					_, row, err := etcdrecord.Decode(value)
-					return row, err
-				},
-				Revocation: validRevocation,
-			}, damaged)
-		},
+		name: "etcd:" + strings.Join(config.Endpoints, ","), giveUp: "all keys below " + prefix + "/ in etcd", rows: s.Store,
 		interrupted: func(ctx context.Context) (bool, error) {
 			state, err := s.State(ctx)
 			return state == etcdstore.Incomplete, err

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/etcdrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
@@ -102,7 +102,7 @@ func (w *recordWorld) fill(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = store.Close() }() // everything is written
-	record := etcdrecord.New(store.Issued())
+	record := rowrecord.NewWithoutCertificates(store.Issued())
 	var next atomic.Int64
 	var running sync.WaitGroup
 	errs := make([]error, recordWriters)

@@ -2,8 +2,7 @@
 // default for installers and signers without a Kubernetes API. Only one process can use the file, so
 // several replicas need tokens/secretstore instead.
 //
-// Package tokens/rowstore defines the rows of tokens, claims and revocations, and signer/issuance/boltrecord what an
-// entry of the issuance record means.
+// Package tokens/rowstore defines the rows.
 package boltstore
 
 import (
@@ -20,15 +19,17 @@ import (
 // method that makes it returns. Concurrent changes share one fsync.
 //
 // Until Close there may be a second file with the same name and the suffix "-journal". It contains the
-// entries that [Issued] has not yet imported into the first file. After a crash, keep both files together.
+// entries of the issuance record that the store has not yet imported into the first file. After a crash, keep both files
+// together.
 //
 // The file contains the token secrets in clear text.
 type Store struct {
 	*rowstore.Store
-	db     *bbolt.DB
-	path   string
-	hints  map[string]*tokens.Hints // by folder
-	issued Issued
+	db    *bbolt.DB
+	path  string
+	hints map[string]*tokens.Hints // by folder
+
+	appender appender
 
 	commit sync.Mutex // held while a transaction writes
 	broken error      // guarded by commit
@@ -41,13 +42,13 @@ func newStore(db *bbolt.DB, path string) *Store {
 	for _, bucket := range rowBuckets {
 		s.hints[string(bucket)+"/"] = &tokens.Hints{}
 	}
-	s.Store, s.issued.store = rowstore.New(rowDB{s}), s
+	s.Store, s.appender.store = rowstore.New(rowDB{s}), s
 	return s
 }
 
 // Close unlocks and closes the file. Every later call fails.
 func (s *Store) Close() error {
-	err := s.issued.close()
+	err := s.appender.close()
 	s.commit.Lock()
 	defer s.commit.Unlock()
 	if s.broken != nil {

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -59,7 +59,7 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	var kept []string
 	for {
 		e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
-		if err := boltrecord.New(s.Issued()).Append(t.Context(), e); errors.Is(err, errBroken) {
+		if err := rowrecord.New(s.Issued()).Append(t.Context(), e); errors.Is(err, errBroken) {
 			break
 		} else if err != nil || len(kept)*largeEntry > 4*boltstore.JournalHalf {
 			t.Fatalf("got Append = %[2]v after %[1]d entries, want %[3]v when the journal is full", len(kept), err, errBroken)
@@ -71,13 +71,13 @@ func TestBrokenStoreKeepsItsJournal(t *testing.T) {
 	}
 	larger := issuancetest.Issued(time.Now(), "1f", time.Hour)
 	larger.Message = strings.Repeat("x", boltstore.JournalHalf)
-	if err := boltrecord.New(s.Issued()).Append(t.Context(), larger); !errors.Is(err, errBroken) {
+	if err := rowrecord.New(s.Issued()).Append(t.Context(), larger); !errors.Is(err, errBroken) {
 		t.Errorf("Append of an entry that is larger than the journal = %v, want %v", err, errBroken)
 	}
-	if _, err := boltrecord.New(s.Issued()).List(t.Context(), issuance.Query{}); !errors.Is(err, errBroken) {
+	if _, err := rowrecord.New(s.Issued()).List(t.Context(), issuance.Query{}); !errors.Is(err, errBroken) {
 		t.Errorf("List = %v, want %v", err, errBroken)
 	}
-	if e, err := boltrecord.New(s.Issued()).Get(t.Context(), kept[0]); !errors.Is(err, errBroken) {
+	if e, err := rowrecord.New(s.Issued()).Get(t.Context(), kept[0]); !errors.Is(err, errBroken) {
 		t.Errorf("Get = %+v, %v, want %v", e, err, errBroken)
 	}
 	if err := s.Close(); !errors.Is(err, errBroken) {
@@ -104,7 +104,7 @@ func TestEntryLargerThanJournalSurvivesCrash(t *testing.T) {
 	add(t, s.Issued(), e)
 	again := open(t, crash(t, path))
 	for _, serial := range []string{"1f", "2f"} {
-		if _, err := boltrecord.New(again.Issued()).Get(t.Context(), serial); err != nil {
+		if _, err := rowrecord.New(again.Issued()).Get(t.Context(), serial); err != nil {
 			t.Errorf("after a crash Get(%s) = %v", serial, err)
 		}
 	}
@@ -112,27 +112,20 @@ func TestEntryLargerThanJournalSurvivesCrash(t *testing.T) {
 
 // Open must not treat an unreadable journal as empty, and must not delete it.
 func TestUnreadableJournalStopsOpen(t *testing.T) {
-	const good = `{"time":"2026-01-02T03:04:05Z","outcome":"refused"}`
+	const good = "\x0aissued/100\x01x"
 	for name, test := range map[string]struct {
 		journal func(path string) error
 		want    string
 	}{
-		"good":     {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good)) }, ""},
-		"not JSON": {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte("hunter2")) }, "file is damaged: entry 2: invalid JSON at byte"},
-		"no outcome": {func(path string) error {
-			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "refused", "later", 1)))
-		}, "entry 1: invalid outcome or time"},
-		"no end": {func(path string) error {
-			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "refused", "issued", 1)))
-		}, "entry 1: invalid outcome or time"},
-		"years to come": {func(path string) error {
-			return boltstore.WriteJournal(path, 1, []byte(strings.Replace(good, "2026", "2926", 1)))
-		}, "entry 1: invalid outcome or time"},
-		"no time":      {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{"outcome":"refused"}`)) }, "entry 1: invalid outcome or time"},
-		"no such row":  {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(`{}`)) }, "file is damaged: entry 1: invalid outcome or time"},
-		"folder":       {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file but d"},
-		"open to all":  {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is accessible to other users"},
-		"named socket": {func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) }, "no such device"},
+		"good":           {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good)) }, ""},
+		"cut":            {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte(good[:11])) }, "file is damaged: entry 2: invalid length"},
+		"too long":       {func(path string) error { return boltstore.WriteJournal(path, 1, []byte("\x7fhunter2")) }, "entry 1: invalid length"},
+		"other folder":   {func(path string) error { return boltstore.WriteJournal(path, 1, []byte("\x0atokens/100\x01x")) }, "entry 1: invalid key"},
+		"no such bucket": {func(path string) error { return boltstore.WriteJournal(path, 1, []byte("\x0ahunter/200\x01x")) }, "entry 1: invalid key"},
+		"no key":         {func(path string) error { return boltstore.WriteJournal(path, 1, []byte("\x07issued/\x01x")) }, "file is damaged: entry 1: invalid key"},
+		"folder":         {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file but d"},
+		"open to all":    {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is accessible to other users"},
+		"named socket":   {func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) }, "no such device"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")
@@ -164,7 +157,7 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	if err := appendAll(s.Issued(), func(yield func(issuance.Entry) bool) {
+	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 300 {
 			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
 				return
@@ -201,7 +194,7 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 			}
 			continue
 		}
-		if _, err := boltrecord.New(s.Issued()).Get(t.Context(), "1f"); err != nil {
+		if _, err := rowrecord.New(s.Issued()).Get(t.Context(), "1f"); err != nil {
 			t.Errorf("page %d is overwritten: Open = nil, and then Get = %v", page, err)
 		}
 		_ = s.Close() // it may be damaged
@@ -225,7 +218,7 @@ func (c *endsSoon) Err() error {
 }
 
 func TestListOfRecordStopsWithContext(t *testing.T) {
-	s := openIssued(t)
+	s := openNew(t)
 	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 1500 {
 			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
@@ -235,7 +228,7 @@ func TestListOfRecordStopsWithContext(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if page, err := boltrecord.New(s).List(&endsSoon{Context: t.Context()}, issuance.Query{TokenID: "none00"}); !errors.Is(err, context.Canceled) {
+	if page, err := rowrecord.New(s.Issued()).List(&endsSoon{Context: t.Context()}, issuance.Query{Signer: "none"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("List = %d entries, %v, want context.Canceled", len(page.Entries), err)
 	}
 }

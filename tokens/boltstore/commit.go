@@ -80,11 +80,11 @@ func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
 	for size, more := minDrop, true; more && size <= maxDrop; size *= 2 {
 		var out sweepResult
 		sweepErr := s.update(func(tx *bbolt.Tx) (err error) {
-			out, err = recordIn(tx).sweep(s.issued.now(), s.issued.retention, 0, size)
+			out, err = s.appender.sweep(tx, 0, size)
 			return err
 		})
 		if sweepErr == nil {
-			s.issued.addDropped(out)
+			s.appender.addDropped(out)
 			more = out.bytes >= size
 		} // otherwise the free pages may be fragmented: retry with more entries
 		if isFull(err) {
@@ -107,7 +107,7 @@ const (
 
 // reservePages is the number of pages in the reserve, which makes it possible to drop entries when the disk
 // is full.
-const reservePages = 64
+const reservePages = 128
 
 // keepReserve creates the reserve unless it exists. Each of its values takes one page.
 func keepReserve(tx *bbolt.Tx) error {

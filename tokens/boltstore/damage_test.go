@@ -107,21 +107,21 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 		want   string
 	}{
 		"newer": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("10"))
-		}, `schema version "10", want "9"`},
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("11"))
+		}, `schema version "11", want "10"`},
 		"older": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("8"))
-		}, `schema version "8", want "9": another version of kubejoin wrote the file; run that version, or move the file away, which loses its tokens, claims, revocations and issuance record`},
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("9"))
+		}, `schema version "9", want "10": another version of kubejoin wrote the file; run that version, or move the file away, which loses its tokens, claims, revocations and issuance record`},
 		"none": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
-		}, `schema version "", want "9"`},
+		}, `schema version "", want "10"`},
 		"another program's": {func(tx *bbolt.Tx) error {
 			if err := tx.DeleteBucket([]byte("meta")); err != nil {
 				return err
 			}
 			_, err := tx.CreateBucket([]byte("members"))
 			return err
-		}, `not a kubejoin file: found buckets "claims", "ends", "holders", "issued", "members", "reserve", "revocations", "tokens", "unissued", want "meta"`},
+		}, `not a kubejoin file: found buckets "claims", "holders", "issued", "issued-by", "issued-ends", "members", "reserve", "revocations", "tokens", "unissued", want "meta"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")

@@ -1,31 +1,44 @@
 package boltstore
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
-	"iter"
 	"os"
 	"time"
 
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"go.etcd.io/bbolt"
 )
 
 // SetNow sets the clock of the record.
-func (s *Issued) SetNow(now func() time.Time) { s.now = now }
+func (s *Store) SetNow(now func() time.Time) { s.appender.now = now }
 
-// AppendAll appends many rows in one transaction.
-func (s *Issued) AppendAll(rows iter.Seq[Row]) error {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	var lines []*journalEntry
-	for r := range rows {
-		l := lineOf(r)
-		s.number++
-		l.number = s.number
-		lines = append(lines, l)
+// Appends collects what do appends, and then stores it in one transaction.
+func (s *Store) Appends(do func(rowstore.DB) error) error {
+	s.appender.writing.Lock()
+	defer s.appender.writing.Unlock()
+	c := &collector{DB: rowDB{s}, number: s.appender.number}
+	if err := do(c); err != nil {
+		return err
 	}
-	return s.importAll(lines...)
+	s.appender.number = c.number
+	return s.appender.importAll(c.lines...)
+}
+
+type collector struct {
+	rowstore.DB
+	number uint64
+	lines  []*journalEntry
+}
+
+func (c *collector) Append(_ context.Context, changes []rowstore.Change) error {
+	l := entryOf(changes)
+	c.number++
+	l.number = c.number
+	c.lines = append(c.lines, l)
+	return nil
 }
 
 // JournalHalf is the size of each half of the journal in bytes.
@@ -41,7 +54,7 @@ func ReadJournal(path string, known uint64) (entries [][]byte, complete bool, er
 }
 
 // SetMaxSize replaces the limit MaxSize of the record.
-func (s *Issued) SetMaxSize(bytes int64) { s.maxSize = bytes }
+func (s *Store) SetMaxSize(bytes int64) { s.appender.maxSize = bytes }
 
 // InUse returns the number of bytes in use in the file.
 func (s *Store) InUse() (n int64) {

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -37,7 +37,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	add := func(most int) error {
 		for range most {
 			e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
-			if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
+			if err := rowrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 				return err
 			}
 			kept = append(kept, e.Serial)
@@ -50,7 +50,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 		if err != nil {
 			return err
 		}
-		dropped, _ := s.Issued().Dropped()
+		dropped, _ := s.Dropped()
 		for _, serial := range kept[dropped:] {
 			if found[serial] != 1 {
 				return fmt.Errorf("got acknowledged certificate %s %d times, want once; %d of %d were dropped", serial, found[serial], dropped, len(kept))
@@ -71,7 +71,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := check(); err != nil {
 		return err
 	}
-	if dropped, last := s.Issued().Dropped(); len(kept)-dropped < 80 || dropped < 250 || time.Since(last) > time.Minute {
+	if dropped, last := s.Dropped(); len(kept)-dropped < 80 || dropped < 250 || time.Since(last) > time.Minute {
 		return fmt.Errorf("dropped %d of %d entries, the last at %s: the disk has space for more than 80", dropped, len(kept), last)
 	}
 	// Tokens and claims need space too.
@@ -81,14 +81,14 @@ func fullDisk(s *boltstore.Store, path string) error {
 		}
 	}
 	// No write succeeds any more, and none may lose stored entries.
-	before, _ := s.Issued().Dropped()
+	before, _ := s.Dropped()
 	if err := limitFiles(4096); err != nil {
 		return err
 	}
-	if err := boltrecord.New(s.Issued()).Append(context.Background(), issuancetest.Issued(time.Now(), newSerial(), time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
+	if err := rowrecord.New(s.Issued()).Append(context.Background(), issuancetest.Issued(time.Now(), newSerial(), time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
 		return fmt.Errorf("append with a disk that refuses every write: %w", err)
 	}
-	if after, _ := s.Issued().Dropped(); after != before {
+	if after, _ := s.Dropped(); after != before {
 		return fmt.Errorf("dropped %d entries, want 0", after-before)
 	}
 	if err := limitFiles(1 << 40); err != nil {
@@ -97,7 +97,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := add(300); err != nil {
 		return fmt.Errorf("with free space again: %w", err)
 	}
-	if after, _ := s.Issued().Dropped(); after != before {
+	if after, _ := s.Dropped(); after != before {
 		return fmt.Errorf("dropped %d entries with free space again, want 0", after-before)
 	}
 	if err := check(); err != nil {
@@ -107,7 +107,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := limitFiles(1); err != nil {
 		return err
 	}
-	if err := boltrecord.New(s.Issued()).Append(context.Background(), issuancetest.Issued(time.Now(), newSerial(), time.Hour)); err == nil {
+	if err := rowrecord.New(s.Issued()).Append(context.Background(), issuancetest.Issued(time.Now(), newSerial(), time.Hour)); err == nil {
 		return errors.New("kept with a full disk")
 	}
 	if err := limitFiles(1 << 40); err != nil {
@@ -119,7 +119,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 	if err := check(); err != nil {
 		return err
 	}
-	dropped, _ := s.Issued().Dropped()
+	dropped, _ := s.Dropped()
 	for _, serial := range kept[dropped:] {
 		fmt.Println(serial)
 	}
@@ -156,7 +156,7 @@ func noPage(s *boltstore.Store, path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	for i := range 2000 { // ordered so that neighbors by end are on different pages
 		e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour+time.Duration(i*7919%2000)*time.Minute))
-		if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
+		if err := rowrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 			return err
 		}
 	}
@@ -178,7 +178,7 @@ func noPage(s *boltstore.Store, path string) error {
 			return fmt.Errorf("a token without a free page: %w", err)
 		}
 	}
-	dropped, _ := s.Issued().Dropped()
+	dropped, _ := s.Dropped()
 	fmt.Println("end", dropped)
 	time.Sleep(time.Hour)
 	return nil
@@ -208,12 +208,12 @@ func noJournal(s *boltstore.Store, _ string) error {
 	}
 	for range 150 {
 		e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
-		if err := boltrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
+		if err := rowrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 			return err
 		}
 		fmt.Println(e.Serial)
 	}
-	dropped, _ := s.Issued().Dropped()
+	dropped, _ := s.Dropped()
 	fmt.Println("end", dropped)
 	time.Sleep(time.Hour)
 	return nil

@@ -4,14 +4,19 @@ import (
 	"cmp"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
-// A journal is a file with the newest entries of the issuance record, until they are in the database.
+// A journal is a file with the newest entries of the issuance record, until they are in the database. Each entry is the
+// rows of one call of Append.
 // It exists because a database transaction costs several times as much as writing a few entries.
 //
 // The size of the file never changes, so that a sync writes only entries and no file system metadata. The
@@ -19,7 +24,7 @@ import (
 // one half until it is full. It then overwrites the other half, whose entries are in the database by then.
 // It never deletes entries: a reader recognizes old ones by their numbers.
 //
-// A group is a header, then its entries as JSON, each after its length in 4 bytes. The header has 16 bytes:
+// A group is a header, then its entries, each after its length in 4 bytes. The header has 16 bytes:
 //   - 8 bytes: the number of the first entry, which is one more than that of the entry before
 //   - 4 bytes: the number of bytes after the header
 //   - 4 bytes: the CRC-32C of the first 12 bytes of the header and of everything after the header
@@ -40,13 +45,49 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A journalEntry is a new entry of the issuance record.
+// A journalEntry is the rows of one call of Append.
 type journalEntry struct {
 	number uint64
-	place  []byte // in bucket "issued"
-	ends   []byte // place in bucket "ends"; nil if no certificate was issued
-	v      []byte // the entry as JSON
+	v      []byte // the keys and values of the rows, each after its length
 	err    error
+}
+
+func entryOf(changes []rowstore.Change) *journalEntry {
+	l := &journalEntry{}
+	for _, c := range changes {
+		l.v = append(binary.AppendUvarint(l.v, uint64(len(c.Key))), c.Key...)
+		l.v = append(binary.AppendUvarint(l.v, uint64(len(c.Value))), c.Value...)
+	}
+	return l
+}
+
+// changes returns the rows of an entry. The error wraps [ErrDamaged].
+func (l *journalEntry) changes() (changes []rowstore.Change, err error) {
+	rest := l.v
+	next := func() []byte {
+		n, size := binary.Uvarint(rest)
+		if size <= 0 || uint64(len(rest)-size) < n {
+			err = fmt.Errorf("%w: entry %d: invalid length", ErrDamaged, l.number)
+			return nil
+		}
+		part := rest[size : size+int(n)]
+		rest = rest[size+int(n):]
+		return part
+	}
+	for len(rest) > 0 && err == nil {
+		c := rowstore.Change{Key: string(next()), Value: next()}
+		if err == nil && (!isAppended(c.Key) || strings.HasSuffix(c.Key, "/")) {
+			err = fmt.Errorf("%w: entry %d: invalid key", ErrDamaged, l.number)
+		}
+		changes = append(changes, c)
+	}
+	return changes, err
+}
+
+// isAppended reports whether the journal may have rows of the folder of a key.
+func isAppended(key string) bool {
+	folder, _, _ := strings.Cut(key, "/")
+	return slices.ContainsFunc(appendedBuckets, func(bucket []byte) bool { return folder == string(bucket) })
 }
 
 // sizeOf returns how many bytes lines take as one group.

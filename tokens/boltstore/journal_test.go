@@ -15,9 +15,10 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"go.etcd.io/bbolt"
 )
 
@@ -69,8 +70,8 @@ func TestJournalAfterCrash(t *testing.T) {
 		t.Fatalf("got %d entries in the database, want all in the journal only: otherwise this test checks nothing", n)
 	}
 	again := open(t, left)
-	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "7", "1f"}) || again.Issued().Truncated() {
-		t.Errorf("after a crash the record has %v, cut: %t", got, again.Issued().Truncated())
+	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "7", "1f"}) || again.Truncated() {
+		t.Errorf("after a crash the record has %v, cut: %t", got, again.Truncated())
 	}
 	if _, err := os.Stat(journalOf(left)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the journal that was imported is still there: %v", err)
@@ -94,8 +95,8 @@ func TestJournalAfterCrash(t *testing.T) {
 		t.Fatal(err)
 	}
 	twice := open(t, left)
-	if got := list(t, twice.Issued(), issuance.Query{}); !slices.Equal(got, []string{"3f", "2f", "7", "1f"}) || twice.Issued().Truncated() {
-		t.Errorf("with the journal again the record has %v, cut: %t", got, twice.Issued().Truncated())
+	if got := list(t, twice.Issued(), issuance.Query{}); !slices.Equal(got, []string{"3f", "2f", "7", "1f"}) || twice.Truncated() {
+		t.Errorf("with the journal again the record has %v, cut: %t", got, twice.Truncated())
 	}
 	if got := list(t, twice.Issued(), issuance.Query{EndsAfter: now}); len(got) != 3 {
 		t.Errorf("in the order of their ends there are %v", got)
@@ -114,7 +115,7 @@ func TestQueriesReadBothJournalHalves(t *testing.T) {
 		size += len(e.Message)
 		add(t, s.Issued(), e)
 		if entries%50 == 0 {
-			if got, err := boltrecord.New(s.Issued()).Get(t.Context(), e.Serial); err != nil || got.Message != e.Message {
+			if got, err := rowrecord.New(s.Issued()).Get(t.Context(), e.Serial); err != nil || got.Message != e.Message {
 				t.Fatalf("entry %d: %v", entries, err)
 			}
 		}
@@ -126,8 +127,8 @@ func TestQueriesReadBothJournalHalves(t *testing.T) {
 	add(t, s.Issued(), large, small)
 	left := crash(t, path)
 	again := open(t, left)
-	if got := list(t, again.Issued(), issuance.Query{Limit: issuance.MaxLimit}); len(got) != entries+2 || again.Issued().Truncated() {
-		t.Errorf("after a crash there are %d entries, want %d; cut: %t", len(got), entries+2, again.Issued().Truncated())
+	if got := list(t, again.Issued(), issuance.Query{Limit: issuance.MaxLimit}); len(got) != entries+2 || again.Truncated() {
+		t.Errorf("after a crash there are %d entries, want %d; cut: %t", len(got), entries+2, again.Truncated())
 	}
 	if info, err := os.Stat(journalOf(path)); err != nil || info.Size() != 2*boltstore.JournalHalf {
 		t.Errorf("the journal has %d bytes, %v", info.Size(), err)
@@ -199,8 +200,8 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := open(t, left)
-	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "1f"}) || !again.Issued().Truncated() {
-		t.Errorf("the record has %v, cut: %t", got, again.Issued().Truncated())
+	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "1f"}) || !again.Truncated() {
+		t.Errorf("the record has %v, cut: %t", got, again.Truncated())
 	}
 	add(t, again.Issued(), issuancetest.Issued(now.Add(3), "4f", time.Hour))
 	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"4f", "2f", "1f"}) {
@@ -277,7 +278,7 @@ func TestAppendFailsWithoutJournal(t *testing.T) {
 	if err := os.Mkdir(journalOf(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := boltrecord.New(s.Issued()).Append(t.Context(), issuancetest.Issued(time.Now(), "1f", time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
+	if err := rowrecord.New(s.Issued()).Append(t.Context(), issuancetest.Issued(time.Now(), "1f", time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("Append = %v, want an error that names the file", err)
 	}
 	if err := os.Remove(journalOf(path)); err != nil {
@@ -293,10 +294,10 @@ func TestAppendFailsWithoutJournal(t *testing.T) {
 }
 
 // serials counts the entries of each certificate.
-func serials(s *boltstore.Issued) (map[string]int, error) {
+func serials(s *rowstore.Issued) (map[string]int, error) {
 	found := map[string]int{}
 	for q := (issuance.Query{Limit: issuance.MaxLimit}); ; {
-		page, err := boltrecord.New(s).List(context.Background(), q)
+		page, err := rowrecord.New(s).List(context.Background(), q)
 		if err != nil {
 			return nil, err
 		}

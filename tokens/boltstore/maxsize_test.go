@@ -16,18 +16,18 @@ func TestRecordHasMaximumSize(t *testing.T) {
 	const most = 2 << 20
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	record := s.Issued()
-	record.SetMaxSize(most)
+	s.SetMaxSize(most)
 	now := time.Now()
 	for i := range 20 {
 		add(t, record, issuancetest.Refused(now, i), issuancetest.Issued(now, fmt.Sprintf("a%x", i), 365*24*time.Hour))
 	}
-	if n, last := record.Dropped(); n != 0 || !last.IsZero() {
+	if n, last := s.Dropped(); n != 0 || !last.IsZero() {
 		t.Fatalf("dropped %d entries at %s, want 0: there is space for all", n, last)
 	}
 	var last []string
 	for round := range 12 {
 		last = nil
-		if err := appendAll(record, func(yield func(issuance.Entry) bool) {
+		if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 			for i := range 100 {
 				serial := fmt.Sprintf("b%x%03x", round, i)
 				if last = append(last, serial); !yield(large(issuancetest.Issued(now.Add(time.Duration(round)), serial, time.Duration(round+1)*time.Hour))) {
@@ -56,21 +56,22 @@ func TestRecordHasMaximumSize(t *testing.T) {
 	if got := list(t, record, issuance.Query{Outcome: issuance.Refused}); len(got) != 0 {
 		t.Errorf("got %d refusals, want 0 because certificates were dropped", len(got))
 	}
-	if n, at := record.Dropped(); n != 1240-len(found) && n != 1240-len(found)+1 || at.IsZero() {
+	if n, at := s.Dropped(); n != 1240-len(found) && n != 1240-len(found)+1 || at.IsZero() {
 		t.Errorf("got %d dropped entries and %d certificates", n, len(found))
 	}
 }
 
 // Entries that are deleted at the end of their retention must not count as dropped.
 func TestDueEntriesAreNotDropped(t *testing.T) {
-	record := openIssued(t)
+	s := openNew(t)
+	record := s.Issued()
 	now := time.Now()
 	old := now.Add(-200 * 24 * time.Hour)
 	add(t, record, issuancetest.Issued(old, "1f", time.Hour), issuancetest.Refused(old, 1), issuancetest.Issued(now, "2f", time.Hour))
 	if got := list(t, record, issuance.Query{}); !slices.Equal(got, []string{"2f"}) {
 		t.Errorf("the record has %v", got)
 	}
-	if n, _ := record.Dropped(); n != 0 {
+	if n, _ := s.Dropped(); n != 0 {
 		t.Errorf("got %d dropped entries, want 0", n)
 	}
 }

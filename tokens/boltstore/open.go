@@ -19,34 +19,44 @@ import (
 //   - "tokens": tokens by token ID.
 //   - "claims": claims by node name.
 //   - "holders": an index of the claims of each token. The keys are ID/NODE.
-//   - "issued": the entries of the issuance record, sorted by time.
-//   - "ends": an index of the certificates in "issued", sorted by the time when they end.
-//   - "unissued": the keys in "issued" of refusals and failures. Its sequence is their number.
 //   - "revocations": the revocations by key.
+//   - "issued": the entries of the issuance record. Its sequence is the number of the last one in the journal.
+//   - "issued-by" and "issued-ends": indexes of "issued".
+//   - "unissued": an index of the refusals and failures in "issued". Its sequence is their number.
 //   - "reserve": pages that are freed when the disk is full. It may be missing.
 //
-// Package tokens/rowstore defines the rows of "tokens", "claims", "holders" and "revocations", see rowDB.
+// Package tokens/rowstore defines the rows of all but "meta" and "reserve", see rowDB.
 var (
 	metaBucket        = []byte("meta")
 	tokensBucket      = []byte("tokens")
 	claimsBucket      = []byte("claims")
 	holdersBucket     = []byte("holders")
 	issuedBucket      = []byte("issued")
-	endsBucket        = []byte("ends")
+	issuedByBucket    = []byte("issued-by")
+	issuedEndsBucket  = []byte("issued-ends")
 	unissuedBucket    = []byte("unissued")
 	revocationsBucket = []byte("revocations")
 	reserveBucket     = []byte("reserve")
 	schemaKey         = []byte("schema")
 )
 
+// rowBuckets are the buckets of rows, see rowDB, and appendedBuckets those that can have rows in the journal.
+var (
+	appendedBuckets = [][]byte{issuedBucket, issuedByBucket, issuedEndsBucket, unissuedBucket}
+	rowBuckets      = append([][]byte{tokensBucket, claimsBucket, holdersBucket, revocationsBucket}, appendedBuckets...)
+)
+
 // allBuckets are the buckets that every file has.
-var allBuckets = [][]byte{metaBucket, tokensBucket, claimsBucket, holdersBucket, issuedBucket, endsBucket, unissuedBucket, revocationsBucket}
+var allBuckets = append([][]byte{metaBucket}, rowBuckets...)
 
-// rowBuckets are the buckets of rows, see rowDB.
-var rowBuckets = [][]byte{tokensBucket, claimsBucket, holdersBucket, revocationsBucket}
+// Folders of the rows of two buckets.
+const (
+	issuedFolder   = "issued/"
+	unissuedFolder = "unissued/"
+)
 
-// Schema 9 put the version of a row before its value.
-const schemaVersion = "9"
+// Schema 10 made the issuance record rows.
+const schemaVersion = "10"
 
 // openTimeout is how long Open waits for the lock of the file. A program that is stopping releases the lock
 // within this time.
@@ -99,9 +109,9 @@ func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 		return nil, err
 	}
 	s := newStore(db, path)
-	s.issued.now, s.issued.retention, s.issued.maxSize = time.Now, retention, MaxSize
+	s.appender.now, s.appender.retention, s.appender.maxSize = time.Now, retention, MaxSize
 	if err = s.prepare(); err == nil {
-		err = s.issued.replay()
+		err = s.appender.replay()
 	}
 	if err == nil {
 		if err = s.update(keepReserve); isFull(err) {

@@ -18,7 +18,7 @@ import (
 	"unsafe"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
@@ -53,7 +53,7 @@ func traced(t *testing.T, role string) {
 func holdsCertificates(s *boltstore.Store, serials []string) error {
 	found := map[string]int{}
 	for q := (issuance.Query{Limit: issuance.MaxLimit}); ; {
-		page, err := boltrecord.New(s.Issued()).List(context.Background(), q)
+		page, err := rowrecord.New(s.Issued()).List(context.Background(), q)
 		if err != nil {
 			return err
 		}

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -58,7 +58,7 @@ func other(role, path string) error {
 	case "issue":
 		work = func() (string, error) {
 			e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
-			return e.Serial, boltrecord.New(s.Issued()).Append(context.Background(), e)
+			return e.Serial, rowrecord.New(s.Issued()).Append(context.Background(), e)
 		}
 	case "no page":
 		return noPage(s, path)

@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"io/fs"
 
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
 // OpenReadOnly opens an existing file like [Open], but never changes it or its journal: every write fails. The entries
-// that a crash has left in the journal are only in [Issued.Journaled]. Several processes can open a file read-only at the
+// that a crash has left in the journal are only in [Store.Journaled]. Several processes can open a file read-only at the
 // same time. None can while kubejoin serves it: the error then wraps [ErrInUse].
 func OpenReadOnly(path string) (*Store, error) {
 	var db *bbolt.DB
@@ -24,7 +25,7 @@ func OpenReadOnly(path string) (*Store, error) {
 		return nil, err
 	}
 	s := newStore(db, path)
-	s.issued.closed = true // refuses entries, and Close writes nothing
+	s.appender.closed = true // refuses entries, and Close writes nothing
 	if err := s.read(s.readJournal); err != nil {
 		_ = guard(path, s.db.Close) // err is the cause
 		return nil, err
@@ -46,29 +47,32 @@ func (s *Store) readJournal(tx *bbolt.Tx) error {
 			return fmt.Errorf("%w: bucket %q is missing", ErrDamaged, name)
 		}
 	}
-	s.issued.journal.path = s.path + "-journal"
-	lines, complete, err := readJournal(s.issued.journal.path, tx.Bucket(issuedBucket).Sequence())
+	lines, complete, err := readJournal(s.path+"-journal", tx.Bucket(issuedBucket).Sequence())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
+	} else if err != nil {
+		return err
 	}
-	s.issued.journaled, s.issued.cut = lines, !complete
-	return err
+	s.appender.journaled, s.appender.cut = lines, !complete
+	return nil
 }
 
-// Journaled returns the entries that a crash has left in the journal of a file that is open read-only.
-func (s *Issued) Journaled() (rows []Row) {
-	for _, l := range s.journaled {
-		rows = append(rows, l.row())
+// Journaled calls visit with each change that a crash has left in the journal of a file that is open read-only. The error
+// wraps [ErrDamaged] if the journal has something else, or not all entries.
+func (s *Store) Journaled(visit func(rowstore.Change) error) error {
+	for _, l := range s.appender.journaled {
+		changes, err := l.changes()
+		if err != nil {
+			return fmt.Errorf("%s-journal: %w", s.path, err)
+		}
+		for _, c := range changes {
+			if err := visit(c); err != nil {
+				return err
+			}
+		}
 	}
-	return rows
-}
-
-// row returns the row of a line. An invalid line has a row without time.
-func (l *journalEntry) row() Row {
-	r, err := readRow(l.v)
-	if err != nil {
-		r = Row{Value: l.v}
+	if s.appender.cut {
+		return fmt.Errorf("%w: entries at the end of %s-journal are missing or damaged", ErrDamaged, s.path)
 	}
-	r.key = timeKey(r.Time, l.number)
-	return r
+	return nil
 }

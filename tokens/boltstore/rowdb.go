@@ -1,11 +1,13 @@
 package boltstore
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,79 +22,58 @@ type rowDB struct{ s *Store }
 
 var _ rowstore.DB = rowDB{}
 
-// bucketOf returns the bucket of a key, and the key in it.
-func bucketOf(tx *bbolt.Tx, key string) (*bbolt.Bucket, []byte) {
-	folder, rest, _ := strings.Cut(key, "/")
-	return tx.Bucket([]byte(folder)), []byte(rest)
-}
-
-// unversioned returns the value of a row and its version.
-func unversioned(v []byte) (value []byte, version string, err error) {
-	if len(v) < 8 || binary.BigEndian.Uint64(v) == 0 {
-		return nil, "", errors.New("version is missing")
-	}
-	return v[8:], strconv.FormatUint(binary.BigEndian.Uint64(v), 10), nil
-}
-
-// rowOf returns the row of a key, whose Value is valid until the transaction ends.
-func (d rowDB) rowOf(key string, v []byte) (row rowstore.Row, err error) {
-	row.Key = key
-	if v == nil {
-		return row, nil
-	}
-	if row.Value, row.Version, err = unversioned(v); err != nil {
-		err = d.Damaged(key, err)
-	}
-	return row, err
-}
-
-// Get implements [rowstore.Reader].
-func (d rowDB) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	rows := make([]rowstore.Row, len(keys))
-	var damaged error
-	err := d.s.read(func(tx *bbolt.Tx) error {
-		for i, key := range keys {
-			bucket, k := bucketOf(tx, key)
-			var err error
-			rows[i], err = d.rowOf(key, bucket.Get(k))
-			damaged = errors.Join(damaged, err)
-			if rows[i].Value != nil {
-				rows[i].Value = append([]byte{}, rows[i].Value...)
-			}
-		}
-		return nil
-	})
-	return rows, errors.Join(err, damaged)
-}
-
-// Scan implements [rowstore.Reader].
-func (d rowDB) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
+// read calls do with a transaction that has all rows with these keys, also those that Append has stored.
+func (d rowDB) read(ctx context.Context, do func(transaction) error, keys ...string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var stopped error
-	err := d.s.read(func(tx *bbolt.Tx) error {
-		bucket, first := bucketOf(tx, from)
-		folder, rows := from[:len(from)-len(first)], bucket.Cursor()
-		for k, v := rows.Seek(first); k != nil && stopped == nil; k, v = rows.Next() {
-			key := folder + string(k)
-			if key >= to {
-				break
-			}
-			var row rowstore.Row
-			if row, stopped = d.rowOf(key, v); stopped == nil {
-				stopped = visit(row)
-			}
+	if slices.ContainsFunc(keys, isAppended) {
+		if err := d.s.appender.importAll(); err != nil {
+			return err
 		}
+	}
+	var stopped error
+	if err := d.s.read(func(tx *bbolt.Tx) error {
+		stopped = do(transaction{tx: tx, damaged: d.Damaged})
 		return nil
-	})
-	if err != nil {
+	}); err != nil {
 		return err
 	}
 	return stopped
+}
+
+// Get implements [rowstore.Reader].
+func (d rowDB) Get(ctx context.Context, keys ...string) (rows []rowstore.Row, err error) {
+	err = d.read(ctx, func(t transaction) error {
+		rows, err = t.Get(ctx, keys...)
+		for i := range rows {
+			rows[i].Value = bytes.Clone(rows[i].Value)
+		}
+		return err
+	}, keys...)
+	return rows, err
+}
+
+// Scan implements [rowstore.Reader].
+func (d rowDB) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
+	return d.read(ctx, func(t transaction) error { return t.Scan(ctx, keys, visit) }, keys.From)
+}
+
+// Count implements [rowstore.Reader].
+func (d rowDB) Count(ctx context.Context, folder string) (n int, err error) {
+	err = d.read(ctx, func(t transaction) error {
+		n, err = t.Count(ctx, folder)
+		return err
+	}, folder)
+	return n, err
+}
+
+// View implements [rowstore.DB].
+func (d rowDB) View(ctx context.Context, damaged func(key string, err error), do func(rowstore.Reader) error) error {
+	return d.read(ctx, func(t transaction) error {
+		t.report = damaged
+		return do(t)
+	}, issuedFolder)
 }
 
 // Cached implements [rowstore.DB].
@@ -105,7 +86,7 @@ func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, chan
 	}
 	var version string
 	w := &write{do: func(tx *bbolt.Tx) (err error) {
-		version, err = d.commit(tx, conditions, changes)
+		version, err = transaction{tx: tx, damaged: d.Damaged}.commit(conditions, changes)
 		return err
 	}}
 	for _, c := range changes {
@@ -115,30 +96,9 @@ func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, chan
 	return version, err
 }
 
-// commit writes nothing before all conditions hold, because the transaction has other changes, too.
-func (d rowDB) commit(tx *bbolt.Tx, conditions []rowstore.Condition, changes []rowstore.Change) (string, error) {
-	for _, c := range conditions {
-		bucket, k := bucketOf(tx, c.Key)
-		row, err := d.rowOf(c.Key, bucket.Get(k))
-		switch {
-		case err != nil:
-			return "", err
-		case row.Version != c.Version:
-			return "", fmt.Errorf("%w: version %q given, %q found", tokens.ErrConflict, c.Version, row.Version)
-		}
-	}
-	n, err := tx.Bucket(tokensBucket).NextSequence()
-	for _, c := range changes {
-		bucket, k := bucketOf(tx, c.Key)
-		switch {
-		case err != nil:
-		case c.Value == nil:
-			err = bucket.Delete(k)
-		default:
-			err = bucket.Put(k, append(binary.BigEndian.AppendUint64(nil, n), c.Value...))
-		}
-	}
-	return strconv.FormatUint(n, 10), err
+// Append implements [rowstore.DB]. When it returns, the rows are on the disk.
+func (d rowDB) Append(ctx context.Context, changes []rowstore.Change) error {
+	return d.s.appender.append(ctx, changes)
 }
 
 // MaxChanges implements [rowstore.DB].
@@ -146,15 +106,153 @@ func (d rowDB) MaxChanges() int { return math.MaxInt }
 
 // Damaged implements [rowstore.DB].
 func (d rowDB) Damaged(key string, err error) error {
-	folder, rest, _ := strings.Cut(key, "/")
-	return fmt.Errorf("%s: %w", d.s.path, damagedRow([]byte(folder), []byte(rest), err))
-}
-
-func damagedRow(bucket, k []byte, err error) error {
-	return fmt.Errorf("%w: bucket %q, key %q: %w", ErrDamaged, bucket, k, err)
+	bucket, k, _ := strings.Cut(key, "/")
+	return fmt.Errorf("%s: %w: bucket %q, key %q: %w", d.s.path, ErrDamaged, bucket, k, err)
 }
 
 // Watch implements [rowstore.DB].
 func (d rowDB) Watch(ctx context.Context, folder string) <-chan struct{} {
 	return d.s.hints[folder].Watch(ctx)
+}
+
+// A transaction reads and writes rows in a transaction of bbolt. Its values are valid until that ends.
+type transaction struct {
+	tx      *bbolt.Tx
+	damaged func(key string, err error) error
+	report  func(key string, err error) // see [rowstore.DB.View]; nil outside of it
+}
+
+// bucketOf returns the bucket of a key, and the key in it.
+func (t transaction) bucketOf(key string) (*bbolt.Bucket, []byte) {
+	folder, rest, _ := strings.Cut(key, "/")
+	return t.tx.Bucket([]byte(folder)), []byte(rest)
+}
+
+// rowOf returns the row of a key. A version after the last one is an error only if it must be reported: a later commit
+// would use it again.
+func (t transaction) rowOf(key string, v []byte) (rowstore.Row, error) {
+	if v == nil {
+		return rowstore.Row{}, nil
+	}
+	if len(v) < 8 || binary.BigEndian.Uint64(v) == 0 {
+		return rowstore.Row{}, errors.New("version is missing")
+	}
+	version := binary.BigEndian.Uint64(v)
+	if last := t.tx.Bucket(tokensBucket).Sequence(); t.report != nil && version > last {
+		return rowstore.Row{}, fmt.Errorf("version %d is after %d, which is the last one", version, last)
+	}
+	return rowstore.Row{Key: key, Value: v[8:], Version: strconv.FormatUint(version, 10)}, nil
+}
+
+// get returns the row of a key.
+func (t transaction) get(key string) (rowstore.Row, error) {
+	bucket, k := t.bucketOf(key)
+	row, err := t.rowOf(key, bucket.Get(k))
+	switch {
+	case err != nil && t.report != nil:
+		t.report(key, err)
+		return rowstore.Row{}, nil
+	case err != nil:
+		err = t.damaged(key, err)
+	}
+	return row, err
+}
+
+// Get implements [rowstore.Reader].
+func (t transaction) Get(_ context.Context, keys ...string) ([]rowstore.Row, error) {
+	rows := make([]rowstore.Row, len(keys))
+	var errs error
+	for i, key := range keys {
+		var err error
+		rows[i], err = t.get(key)
+		errs = errors.Join(errs, err)
+	}
+	return rows, errs
+}
+
+// Scan implements [rowstore.Reader].
+func (t transaction) Scan(_ context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
+	bucket, first := t.bucketOf(keys.From)
+	folder, rows, visited := keys.From[:len(keys.From)-len(first)], bucket.Cursor(), 0
+	for k, v := rows.Seek(first); k != nil; k, v = rows.Next() {
+		key := folder + string(k)
+		if key >= keys.To {
+			break
+		}
+		row, err := t.rowOf(key, v)
+		switch {
+		case err != nil && t.report != nil:
+			t.report(key, err)
+			continue
+		case err != nil:
+			return t.damaged(key, err)
+		}
+		if err := visit(row); err != nil {
+			return err
+		}
+		if visited++; visited == keys.Limit {
+			break
+		}
+	}
+	return nil
+}
+
+// Count implements [rowstore.Reader].
+func (t transaction) Count(_ context.Context, folder string) (n int, err error) {
+	bucket, _ := t.bucketOf(folder)
+	return n, bucket.ForEach(func(_, _ []byte) error { n++; return nil })
+}
+
+// commit writes nothing before all conditions hold, because the transaction has other changes, too.
+func (t transaction) commit(conditions []rowstore.Condition, changes []rowstore.Change) (string, error) {
+	for _, c := range conditions {
+		row, err := t.get(c.Key)
+		switch {
+		case err != nil:
+			return "", err
+		case row.Version != c.Version:
+			return "", fmt.Errorf("%w: version %q given, %q found", tokens.ErrConflict, c.Version, row.Version)
+		}
+	}
+	n, err := t.nextVersion()
+	if err == nil {
+		err = t.set(n, changes)
+	}
+	return strconv.FormatUint(n, 10), err
+}
+
+func (t transaction) nextVersion() (uint64, error) { return t.tx.Bucket(tokensBucket).NextSequence() }
+
+// set makes changes, which get this version.
+func (t transaction) set(version uint64, changes []rowstore.Change) error {
+	for _, c := range changes {
+		bucket, k := t.bucketOf(c.Key)
+		if err := t.recount(bucket, k, c); err != nil {
+			return err
+		}
+		var err error
+		if c.Value == nil {
+			err = bucket.Delete(k)
+		} else {
+			err = bucket.Put(k, append(binary.BigEndian.AppendUint64(nil, version), c.Value...))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// recount updates the sequence of bucket "unissued", which is the number of its rows, before a change.
+func (t transaction) recount(bucket *bbolt.Bucket, k []byte, c rowstore.Change) error {
+	if !strings.HasPrefix(c.Key, unissuedFolder) {
+		return nil
+	}
+	switch exists := bucket.Get(k) != nil; {
+	case !exists && c.Value != nil:
+		return bucket.SetSequence(bucket.Sequence() + 1)
+	case exists && c.Value == nil:
+		return bucket.SetSequence(bucket.Sequence() - 1)
+	}
+	return nil
 }

@@ -44,7 +44,7 @@ func (s *Store) State(ctx context.Context) (State, error) {
 	case incomplete:
 		return Incomplete, err
 	case "":
-		keys, countErr := s.issued.count(ctx, "")
+		keys, _, countErr := s.kv.count(ctx, 0, "")
 		if err = errors.Join(err, countErr); err != nil || keys == 0 {
 			return Unused, err
 		}

@@ -2,8 +2,7 @@
 // of kubejoin without Kubernetes. It never uses the keys of Kubernetes.
 //
 // A read that decides is linearizable. Caches follow etcd with watches. A claim and the count of its token are written
-// in one transaction. Package tokens/rowstore defines the rows of tokens, claims and revocations, and
-// signer/issuance/etcdrecord what an entry of the issuance record means.
+// in one transaction. Package tokens/rowstore defines the rows.
 //
 // etcd contains the token secrets in clear text. It does not contain the CA key.
 package etcdstore
@@ -29,5 +28,4 @@ type Store struct {
 	refusing  atomic.Pointer[error]
 
 	mirrors []*mirror
-	issued  Issued
 }

@@ -2,14 +2,12 @@ package etcdstore_test
 
 import (
 	"errors"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
@@ -61,32 +59,5 @@ func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 		if held, heldErr := reader.OfToken(t.Context(), "abc123"); err != nil || heldErr != nil || len(held) != i+1 {
 			t.Fatalf("%s: Find = %v, OfToken = %d claims, %v, want %d", node, err, len(held), heldErr, i+1)
 		}
-	}
-}
-
-// Sweep deletes what is due and then the first to end, also if years without entries are between them.
-func TestSweepDropsEntriesBeyondMaximum(t *testing.T) {
-	issued := etcd.ForTest(t, etcd.Options{}).Store(t).Issued()
-	now := time.Now()
-	for i := range 60 { // 20 are due
-		if err := issued.Append(t.Context(), etcdstore.IssuedRow{Time: now, Ends: now.AddDate(i-20, 0, 0), Value: []byte(strconv.Itoa(i))}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, test := range []struct {
-		most             int64
-		deleted, dropped int
-	}{{100, 20, 0}, {40, 0, 0}, {10, 30, 30}, {10, 0, 0}} {
-		out, err := issued.SweepBeyond(t.Context(), now, test.most)
-		if err != nil || out.Deleted != test.deleted || out.Dropped != test.dropped {
-			t.Errorf("beyond %d: sweep = %+v, %v, want %d deleted and %d of them dropped", test.most, out, err, test.deleted, test.dropped)
-		}
-	}
-	var left []string
-	if err := issued.SoonestFirst(t.Context(), etcdstore.AllIssued(), "", time.Time{}, func(_ string, value []byte) (bool, error) {
-		left = append(left, string(value))
-		return true, nil
-	}); err != nil || len(left) != 10 || !slices.Contains(left, "59") || slices.Contains(left, "49") {
-		t.Errorf("left are %v, %v, want 50 to 59", left, err)
 	}
 }

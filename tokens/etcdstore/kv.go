@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -19,7 +20,7 @@ import (
 // Keys after the prefix:
 //   - schema: the schema version.
 //   - claims/…, holders/…, revocations/…, tokens/…: the rows of tokens/rowstore.
-//   - issued/…: the issuance record, see issued.go.
+//   - issued/…, issued-by/…, issued-ends/…, unissued/…: its rows of the issuance record.
 //   - leader/…: the election.
 const (
 	schemaKey    = "schema"
@@ -151,13 +152,17 @@ func (k kv) getAll(ctx context.Context, revision int64, keys []string) ([]rowsto
 	return rows, revision, nil
 }
 
-// scan calls visit with each row whose key is at least from and less than to, sorted by key. All are of one revision,
-// which scan returns. Revision 0 is the newest.
-func (k kv) scan(ctx context.Context, revision int64, from, to string, visit func(rowstore.Row) error, options ...clientv3.OpOption) (int64, error) {
+// scan calls visit with each row of a range, sorted by key. All are of one revision, which scan returns. Revision 0 is the
+// newest.
+func (k kv) scan(ctx context.Context, revision int64, keys rowstore.Range, visit func(rowstore.Row) error) (int64, error) {
+	from, left := keys.From, int64(keys.Limit)
+	if left == 0 {
+		left = math.MaxInt64
+	}
 	for {
 		var page *clientv3.GetResponse
 		if err := k.call(ctx, func(ctx context.Context) (err error) {
-			page, err = k.client.Get(ctx, k.prefix+from, append([]clientv3.OpOption{clientv3.WithRange(k.prefix + to), clientv3.WithLimit(pageSize), clientv3.WithRev(revision)}, options...)...)
+			page, err = k.client.Get(ctx, k.prefix+from, clientv3.WithRange(k.prefix+keys.To), clientv3.WithLimit(min(left, pageSize)), clientv3.WithRev(revision))
 			return err
 		}); err != nil {
 			return 0, err
@@ -172,10 +177,22 @@ func (k kv) scan(ctx context.Context, revision int64, from, to string, visit fun
 			}
 			from = row.Key + "\x00"
 		}
-		if !page.More || len(page.Kvs) == 0 {
+		if left -= int64(len(page.Kvs)); left == 0 || !page.More || len(page.Kvs) == 0 {
 			return revision, nil
 		}
 	}
+}
+
+// count returns the number of keys in a folder, and the revision. Revision 0 is the newest.
+func (k kv) count(ctx context.Context, revision int64, folder string) (n int, now int64, err error) {
+	err = k.call(ctx, func(ctx context.Context) error {
+		got, err := k.client.Get(ctx, k.prefix+folder, clientv3.WithPrefix(), clientv3.WithCountOnly(), clientv3.WithRev(revision))
+		if err == nil {
+			n, now = int(got.Count), cmp.Or(revision, got.Header.Revision)
+		}
+		return err
+	})
+	return n, now, err
 }
 
 // txn writes all of then if all conditions hold, and returns the version of the rows that it wrote. Otherwise the

@@ -26,7 +26,7 @@ type mirror struct {
 	rows   rowstore.Sorted
 }
 
-// newMirrors returns the mirrors of all rows. Claims and their index are in one, so that they agree after a hint.
+// newMirrors returns the mirrors of all rows but those of the issuance record, which has no cache. Claims and their index are in one, so that they agree after a hint.
 func newMirrors(s *Store) []*mirror {
 	return []*mirror{
 		{store: s, from: "claims/", to: clientv3.GetPrefixRangeEnd("holders/")},
@@ -80,7 +80,7 @@ var errWatchEnded = errors.New("the watch ended")
 // listAndWatch calls listed once it has listed all rows, and then follows changes until the watch ends.
 func (m *mirror) listAndWatch(ctx context.Context, listed func()) (synced bool, err error) {
 	var rows rowstore.Sorted
-	revision, err := m.store.kv.scan(ctx, 0, m.from, m.to, func(row rowstore.Row) error {
+	revision, err := m.store.kv.scan(ctx, 0, rowstore.Range{From: m.from, To: m.to}, func(row rowstore.Row) error {
 		rows = append(rows, row)
 		return nil
 	})
@@ -137,11 +137,11 @@ func (m *mirror) get(keys []string) (rows []rowstore.Row, synced bool) {
 	return m.rows.Get(keys...), m.synced
 }
 
-// between returns a copy of rows. Synced is as in get.
-func (m *mirror) between(from, to string) (rows rowstore.Sorted, synced bool) {
+// in returns a copy of the rows of a range. Synced is as in get.
+func (m *mirror) in(keys rowstore.Range) (rows rowstore.Sorted, synced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.rows.Between(from, to), m.synced
+	return m.rows.In(keys), m.synced
 }
 
 // sawRevision makes the mirror refuse a list of an earlier revision.

@@ -19,7 +19,7 @@ import (
 )
 
 // schemaVersion is the value of the key "schema". It must change if keys, rows or their meaning change.
-const schemaVersion = "1"
+const schemaVersion = "2"
 
 // DefaultPrefix is the default of [Config.Prefix].
 const DefaultPrefix = "/kubejoin"
@@ -133,7 +133,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		prefix = DefaultPrefix
 	}
 	s := &Store{schema: schema{want: schemaVersion}, kv: kv{client: client, servers: strings.Join(c.Endpoints, ","), prefix: prefix + "/"}, log: log}
-	s.Store, s.issued.store, s.mirrors = rowstore.New(rowDB{s}), s, newMirrors(s)
+	s.Store, s.mirrors = rowstore.New(rowDB{s}), newMirrors(s)
 	follow, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.stop = stop
 	if c.NoCache {

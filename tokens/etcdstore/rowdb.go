@@ -2,8 +2,11 @@ package etcdstore
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -23,8 +26,53 @@ func (d rowDB) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) 
 }
 
 // Scan implements [rowstore.Reader].
-func (d rowDB) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
-	_, err := d.s.kv.scan(ctx, 0, from, to, visit)
+func (d rowDB) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
+	_, err := d.s.kv.scan(ctx, 0, keys, visit)
+	return err
+}
+
+// Count implements [rowstore.Reader].
+func (d rowDB) Count(ctx context.Context, folder string) (int, error) {
+	n, _, err := d.s.kv.count(ctx, 0, folder)
+	return n, err
+}
+
+// View implements [rowstore.DB].
+func (d rowDB) View(_ context.Context, _ func(string, error), do func(rowstore.Reader) error) error {
+	err := do(&moment{kv: d.s.kv})
+	if errors.Is(err, rpctypes.ErrCompacted) {
+		return fmt.Errorf("etcd compacted the revision that the check reads: repeat the check when less is written, or with a longer --auto-compaction-retention of etcd: %w", err)
+	}
+	return err
+}
+
+// A moment reads etcd at the revision of its first read.
+type moment struct {
+	kv       kv
+	revision int64 // 0 before the first read
+}
+
+// Get implements [rowstore.Reader].
+func (m *moment) Get(ctx context.Context, keys ...string) (rows []rowstore.Row, err error) {
+	rows, m.revision, err = m.kv.getAll(ctx, m.revision, keys)
+	return rows, err
+}
+
+// Scan implements [rowstore.Reader].
+func (m *moment) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) (err error) {
+	m.revision, err = m.kv.scan(ctx, m.revision, keys, visit)
+	return err
+}
+
+// Count implements [rowstore.Reader].
+func (m *moment) Count(ctx context.Context, folder string) (n int, err error) {
+	n, m.revision, err = m.kv.count(ctx, m.revision, folder)
+	return n, err
+}
+
+// Append implements [rowstore.DB].
+func (d rowDB) Append(ctx context.Context, changes []rowstore.Change) error {
+	_, err := d.Commit(ctx, nil, changes)
 	return err
 }
 
@@ -72,11 +120,11 @@ func (c cache) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) 
 }
 
 // Scan implements [rowstore.Reader].
-func (c cache) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
-	m := c.s.mirrorOf(from)
-	rows, synced := m.between(from, to)
+func (c cache) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
+	m := c.s.mirrorOf(keys.From)
+	rows, synced := m.in(keys)
 	if !synced {
-		revision, err := c.s.kv.scan(ctx, 0, from, to, visit)
+		revision, err := c.s.kv.scan(ctx, 0, keys, visit)
 		m.sawRevision(revision)
 		return err
 	}
@@ -84,4 +132,9 @@ func (c cache) Scan(ctx context.Context, from, to string, visit func(rowstore.Ro
 		return err
 	}
 	return rows.Visit(visit)
+}
+
+// Count implements [rowstore.Reader].
+func (c cache) Count(ctx context.Context, folder string) (int, error) {
+	return rowDB(c).Count(ctx, folder)
 }

@@ -1,49 +1,173 @@
 package rowstore
 
 import (
+	"bytes"
+	"context"
 	"errors"
-	"maps"
 	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Check calls damaged for each row that cannot be decoded, and for each key in the index of claims that is missing or
-// has no claim. scan visits the rows of a folder, which are of the same moment in all folders. revocation decodes a row
-// of signer/revocation.
-func Check(scan func(folder string, visit func(key string, value []byte)) error, revocation func(key string, value []byte) error, damaged func(key string, err error)) error {
-	each := func(folder string, check func(key string, value []byte) error) error {
-		return scan(folder, func(key string, value []byte) {
-			if err := check(key[len(folder):], value); err != nil {
-				damaged(key, err)
+// A Kind is a kind of rows, and of their rows in indexes.
+type Kind struct {
+	// Folder has the rows, and Indexes are the folders of their rows in indexes.
+	Folder  string
+	Indexes []string
+
+	rows  func(key string, value []byte) ([]Change, error)
+	owner func(key string) string // of the row that a row of an index belongs to
+}
+
+// Decoders decode rows whose meaning other packages define. Their errors must not contain values.
+type Decoders struct {
+	Revocation func(key string, value []byte) error
+	// Issued returns the row of which an entry of the issuance record was made. A row without a value is left out.
+	Issued func(value []byte) (IssuedRow, error)
+}
+
+// Kinds returns the kinds of rows: tokens, claims, revocations, and entries of the issuance record.
+func (d Decoders) Kinds() []Kind {
+	return []Kind{
+		{Folder: tokensFolder, rows: func(id string, value []byte) ([]Change, error) {
+			_, err := decodeRecord(id, value)
+			return []Change{{tokensFolder + id, value}}, err
+		}},
+		{Folder: claimsFolder, Indexes: []string{holdersFolder}, rows: func(node string, value []byte) ([]Change, error) {
+			c, err := decodeClaim(node, value)
+			return append([]Change{{claimsFolder + node, value}}, holders(tokens.Claim{}, c)...), err
+		}, owner: func(key string) string { return claimsFolder + key[strings.LastIndex(key, "/")+1:] }},
+		{Folder: revocationsFolder, rows: func(key string, value []byte) ([]Change, error) {
+			return []Change{{revocationsFolder + key, value}}, d.Revocation(key, value)
+		}},
+		{Folder: issuedFolder, Indexes: []string{issuedByFolder, issuedEndsFolder, unissuedFolder}, rows: func(place string, value []byte) ([]Change, error) {
+			row, err := d.Issued(value)
+			switch {
+			case err != nil || row.Value == nil:
+				return nil, err
+			case len(place) != PlaceLen || place[:timeLen] != inverted(row.Time):
+				return nil, errors.New("the time in the key is not that of the entry")
 			}
-		})
+			return row.rows(place), nil
+		}, owner: func(key string) string { return issuedFolder + placeIn(key) }},
 	}
-	if err := each(tokensFolder, func(id string, value []byte) error {
-		_, err := decodeRecord(id, value)
-		return err
-	}); err != nil {
-		return err
-	}
-	holders := map[string]bool{} // keys that claims need
-	if err := each(claimsFolder, func(node string, value []byte) error {
-		c, err := decodeClaim(node, value)
-		if err == nil && !c.Released() {
-			holders[holderKey(c)] = true
+}
+
+// Rows returns what must be stored for a row: the row itself, and then its rows in indexes. It returns nothing for a row
+// that is left out, and an error for a row that cannot be decoded.
+func (k Kind) Rows(key string, value []byte) ([]Change, error) {
+	return k.rows(key[len(k.Folder):], value)
+}
+
+// pageSize is how many rows a check reads at once.
+const pageSize = 1000
+
+// Check calls damaged for each row that cannot be decoded, and for each row of an index that is missing or wrong, or has
+// no row. All rows are of one moment.
+func Check(ctx context.Context, db DB, d Decoders, damaged func(key string, err error)) error {
+	return db.View(ctx, damaged, func(r Reader) error {
+		for _, kind := range d.Kinds() {
+			if err := (check{r, kind, damaged}).run(ctx); err != nil {
+				return err
+			}
 		}
-		return err
-	}); err != nil {
-		return err
-	}
-	if err := each(holdersFolder, func(key string, _ []byte) error {
-		if !holders[holdersFolder+key] {
-			return errors.New("the token does not hold this claim")
-		}
-		delete(holders, holdersFolder+key)
 		return nil
+	})
+}
+
+// A check checks the rows of a kind.
+type check struct {
+	Reader
+	kind    Kind
+	damaged func(key string, err error)
+}
+
+func (c check) run(ctx context.Context) error {
+	found := 0 // rows of indexes that belong to rows
+	if err := EachPage(ctx, c, c.kind.Folder, pageSize, func(rows []Row) error {
+		var want []Change
+		for _, row := range rows {
+			changes, err := c.kind.Rows(row.Key, row.Value)
+			if err != nil {
+				c.damaged(row.Key, err)
+			} else if len(changes) > 0 {
+				want = append(want, changes[1:]...)
+			}
+		}
+		n, err := c.compare(ctx, want)
+		found += n
+		return err
 	}); err != nil {
 		return err
 	}
-	for _, key := range slices.Sorted(maps.Keys(holders)) {
-		damaged(key, errors.New("missing in the index of claims"))
+	for _, folder := range c.kind.Indexes {
+		n, err := c.Count(ctx, folder)
+		if err != nil {
+			return err
+		}
+		found -= n
 	}
-	return each(revocationsFolder, revocation)
+	if found == 0 {
+		return nil
+	}
+	for _, folder := range c.kind.Indexes {
+		if err := EachPage(ctx, c, folder, pageSize, func(rows []Row) error { return c.owners(ctx, rows) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// compare checks that an index has rows, and returns how many it has.
+func (c check) compare(ctx context.Context, want []Change) (found int, err error) {
+	if len(want) == 0 {
+		return 0, nil
+	}
+	rows, err := c.Get(ctx, keysOf(want)...)
+	for i, row := range rows {
+		switch {
+		case row.Version == "":
+			c.damaged(want[i].Key, errors.New("missing in the index"))
+			continue
+		case !bytes.Equal(row.Value, want[i].Value):
+			c.damaged(row.Key, errors.New("this row of an index does not agree with its row"))
+		}
+		found++
+	}
+	return found, err
+}
+
+func keysOf(changes []Change) []string {
+	keys := make([]string, len(changes))
+	for i, c := range changes {
+		keys[i] = c.Key
+	}
+	return keys
+}
+
+// owners calls damaged for each row of an index that belongs to no row.
+func (c check) owners(ctx context.Context, index []Row) error {
+	keys := make([]string, len(index))
+	for i, row := range index {
+		keys[i] = c.kind.owner(row.Key)
+	}
+	owners, err := c.Get(ctx, keys...)
+	if err != nil {
+		return err
+	}
+	for i, owner := range owners {
+		var want []Change
+		if owner.Version != "" {
+			changes, err := c.kind.Rows(owner.Key, owner.Value)
+			if err != nil {
+				continue // the row is damaged, so its rows in indexes are unknown
+			}
+			want = changes
+		}
+		if !slices.Contains(keysOf(want), index[i].Key) {
+			c.damaged(index[i].Key, errors.New("no row belongs to this row of an index"))
+		}
+	}
+	return nil
 }

@@ -2,7 +2,6 @@ package rowstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/tokens"
@@ -72,13 +71,7 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 // HeldBy implements [tokens.Claims].
 func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
 	return s.held(ctx, s.db, id, func(holder Row) error {
-		// A claim and its row in the index are written together. If the claim was deleted or released since, so was this
-		// row.
-		now, err := get(ctx, s.db, holder.Key)
-		if err == nil && now.Version == holder.Version {
-			err = s.db.Damaged(holder.Key, errors.New("the token does not hold this claim"))
-		}
-		return err
+		return mustHaveChanged(ctx, s.db, holder, "the token does not hold this claim")
 	})
 }
 

@@ -1,6 +1,11 @@
 package rowstore
 
-import "github.com/kubejoin/kubejoin/tokens"
+import (
+	"context"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
 
 // The decoders of rows.
 var (
@@ -19,3 +24,8 @@ func (s *Store) CountDecodes() *int {
 
 // Cached returns the number of tokens in the cache.
 func (s *Store) Cached() int { return len(s.table.cache) }
+
+// SweepBeyond is [Issued.Sweep] with another maximum of certificates, and without retention.
+func (s *Issued) SweepBeyond(ctx context.Context, now time.Time, most int) (Swept, error) {
+	return s.sweep(ctx, now, 0, most)
+}

@@ -1,11 +1,15 @@
-// Package rowstore stores bootstrap tokens, claims and revocations as rows of a database. The database only needs to
-// compare and swap several rows in one transaction: see [DB]. Package memdb has one in memory.
+// Package rowstore stores bootstrap tokens, claims, revocations and the issuance record as rows of a database. The
+// database only needs to compare and swap several rows in one transaction: see [DB]. Package memdb has one in memory.
 //
 // The rows are JSON, whose form may change without notice, and contain the token secrets in clear text. If a field or its
 // meaning changes, the schema versions of the databases on disk must change too.
 package rowstore
 
-import "context"
+import (
+	"bytes"
+	"context"
+	"errors"
+)
 
 // Folders of the rows.
 const (
@@ -13,6 +17,10 @@ const (
 	claimsFolder      = "claims/"      // NODE: a claim
 	holdersFolder     = "holders/"     // ID/NODE: an index of the claims of each token; the values are empty
 	revocationsFolder = "revocations/" // KEY: a row of signer/revocation
+	issuedFolder      = "issued/"      // PLACE: an entry of signer/issuance, see issued.go for this and the next
+	issuedByFolder    = "issued-by/"   // NAME/PLACE
+	issuedEndsFolder  = "issued-ends/" // TIME-PLACE
+	unissuedFolder    = "unissued/"    // TIME-PLACE
 )
 
 // A Row is a value under a key. Nobody changes the bytes of a Value.
@@ -33,15 +41,22 @@ type Change struct {
 	Value []byte
 }
 
+// A Range is the keys that are at least From and less than To, of which a scan visits at most Limit; 0 is unlimited.
+type Range struct {
+	From, To string
+	Limit    int
+}
+
 // A Reader reads rows. Its methods fail with the error of ctx if ctx has ended. All other errors mean that the database
 // is unavailable or damaged.
 type Reader interface {
 	// Get returns the row of each key, all of one moment. The Version is empty if there is no row.
 	Get(ctx context.Context, keys ...string) ([]Row, error)
-	// Scan calls visit with each row whose key is at least from and less than to, sorted by key. All rows are of one
-	// moment. Scan stops at the first error of visit and returns it unwrapped. visit must not use the database, nor keep
-	// the Value.
-	Scan(ctx context.Context, from, to string, visit func(Row) error) error
+	// Scan calls visit with each row of a range, sorted by key. All rows are of one moment. Scan stops at the first error
+	// of visit and returns it unwrapped. visit must not use the database, nor keep the Value.
+	Scan(ctx context.Context, keys Range, visit func(Row) error) error
+	// Count returns the number of rows in a folder. Its name ends with a slash.
+	Count(ctx context.Context, folder string) (int, error)
 }
 
 // A DB is a database of rows. It reads live. Its methods may be called concurrently.
@@ -54,6 +69,12 @@ type DB interface {
 	// [tokens.ErrConflict]. After any other error, also that of ctx, the changes may have been
 	// made.
 	Commit(ctx context.Context, conditions []Condition, changes []Change) (version string, err error)
+	// Append is like Commit without conditions. Each change adds a row with a key that nobody has used. A database may
+	// have a cheaper way to store such rows.
+	Append(ctx context.Context, changes []Change) error
+	// View calls do with a Reader whose calls are all of one moment. A row without a valid version is not visited by Scan:
+	// View calls damaged with it instead. It returns the error of do unwrapped.
+	View(ctx context.Context, damaged func(key string, err error), do func(Reader) error) error
 	// MaxChanges is the maximum number of changes in one Commit. It is at least 4: a token and a claim with its index.
 	MaxChanges() int
 	// Damaged returns an error for a row that kubejoin did not write in this form, with err as the reason. It names the
@@ -74,6 +95,43 @@ func get(ctx context.Context, r Reader, key string) (Row, error) {
 
 // scan scans the rows of a folder.
 func scan(ctx context.Context, r Reader, folder string, visit func(key string, row Row) error) error {
-	end := folder[:len(folder)-1] + "0" // what follows the slash
-	return r.Scan(ctx, folder, end, func(row Row) error { return visit(row.Key[len(folder):], row) })
+	return r.Scan(ctx, Range{From: folder, To: after(folder)}, func(row Row) error { return visit(row.Key[len(folder):], row) })
+}
+
+// after returns the first key after those of a folder.
+func after(folder string) string { return folder[:len(folder)-1] + "0" }
+
+// page returns the rows of a range.
+func page(ctx context.Context, r Reader, keys Range) (rows []Row, err error) {
+	err = r.Scan(ctx, keys, func(row Row) error {
+		row.Value = bytes.Clone(row.Value)
+		rows = append(rows, row)
+		return nil
+	})
+	return rows, err
+}
+
+// EachPage calls visit with all rows of a folder, in pages of at most size rows. visit may use the database.
+func EachPage(ctx context.Context, r Reader, folder string, size int, visit func([]Row) error) error {
+	for keys := (Range{folder, after(folder), size}); ; {
+		rows, err := page(ctx, r, keys)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		if err := visit(rows); err != nil || len(rows) < size {
+			return err
+		}
+		keys.From = rows[len(rows)-1].Key + "\x00"
+	}
+}
+
+// mustHaveChanged returns nil if a row of an index was deleted or replaced since it was read, and otherwise that it is damaged.
+// A row and its rows in indexes are written together, so a row of an index without its row is damage unless both have
+// changed.
+func mustHaveChanged(ctx context.Context, db DB, index Row, defect string) error {
+	now, err := get(ctx, db, index.Key)
+	if err == nil && now.Version == index.Version {
+		err = db.Damaged(index.Key, errors.New(defect))
+	}
+	return err
 }

@@ -29,11 +29,11 @@ func (f *faulty) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error
 	return f.DB.Get(ctx, keys...)
 }
 
-func (f *faulty) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
+func (f *faulty) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
 	if f.reads != nil {
 		return f.reads
 	}
-	return f.DB.Scan(ctx, from, to, visit)
+	return f.DB.Scan(ctx, keys, visit)
 }
 
 func (f *faulty) Cached() rowstore.Reader {
@@ -192,8 +192,8 @@ type betweenReads struct {
 	do func()
 }
 
-func (b betweenReads) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
-	err := b.DB.Scan(ctx, from, to, visit)
+func (b betweenReads) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
+	err := b.DB.Scan(ctx, keys, visit)
 	b.do()
 	return err
 }
@@ -336,20 +336,72 @@ func TestRestoreKeepsCreatedAndUID(t *testing.T) {
 	}
 }
 
+// failingViews is a database whose views fail after some calls.
+type failingViews struct {
+	rowstore.DB
+	works int
+	err   error
+}
+
+func (f *failingViews) View(ctx context.Context, damaged func(string, error), do func(rowstore.Reader) error) error {
+	return f.DB.View(ctx, damaged, func(r rowstore.Reader) error { return do(failingReader{r, f}) })
+}
+
+type failingReader struct {
+	rowstore.Reader
+	of *failingViews
+}
+
+func (r failingReader) fails() error {
+	if r.of.works--; r.of.works < 0 {
+		return r.of.err
+	}
+	return nil
+}
+
+func (r failingReader) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
+	if err := r.fails(); err != nil {
+		return nil, err
+	}
+	return r.Reader.Get(ctx, keys...)
+}
+
+func (r failingReader) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
+	return errors.Join(r.fails(), r.Reader.Scan(ctx, keys, visit))
+}
+
+func (r failingReader) Count(ctx context.Context, folder string) (int, error) {
+	n, err := r.Reader.Count(ctx, folder)
+	return n, errors.Join(r.fails(), err)
+}
+
 // Catches a check that finds nothing, because it could not read a folder.
-func TestCheckFailsIfScanFails(t *testing.T) {
-	down := errors.New("down")
-	for works := range 4 {
-		scans := 0
-		err := rowstore.Check(func(string, func(string, []byte)) error {
-			if scans++; scans > works {
-				return down
-			}
-			return nil
-		}, func(string, []byte) error { return nil }, func(key string, err error) { t.Errorf("damaged: %s: %v", key, err) })
-		if !errors.Is(err, down) || scans != works+1 {
-			t.Errorf("%d scans work: got %v after %d, want %v", works, err, scans, down)
+func TestCheckFailsIfReadFails(t *testing.T) {
+	down, calls := errors.New("down"), 0
+	for works := 0; ; works++ {
+		db := &failingViews{DB: &memdb.DB{}, works: works, err: down}
+		s := rowstore.New(db)
+		fill(t, s)
+		if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/abc123/extra", Value: []byte{}}}); err != nil {
+			t.Fatal(err)
 		}
+		found := 0
+		err := rowstore.Check(t.Context(), db, rowstore.Decoders{
+			Revocation: func(string, []byte) error { return nil },
+			Issued:     func([]byte) (rowstore.IssuedRow, error) { return rowstore.IssuedRow{}, nil },
+		}, func(string, error) { found++ })
+		if err == nil {
+			if calls = works; found != 1 {
+				t.Errorf("found %d damaged rows, want one", found)
+			}
+			break
+		}
+		if !errors.Is(err, down) {
+			t.Errorf("%d reads work: got %v, want %v", works, err, down)
+		}
+	}
+	if calls < 11 { // a scan of each kind, the index of the claim, and the counts of four indexes
+		t.Errorf("a check has %d reads, want more", calls)
 	}
 }
 

@@ -24,10 +24,14 @@ func (s Sorted) Get(keys ...string) []Row {
 	return rows
 }
 
-// Between returns a copy of the rows whose key is at least from and less than to.
-func (s Sorted) Between(from, to string) Sorted {
-	first, _ := s.find(from)
-	end, _ := s.find(to)
+// In returns a copy of the rows of a range.
+func (s Sorted) In(keys Range) Sorted {
+	first, _ := s.find(keys.From)
+	end, _ := s.find(keys.To)
+	end = max(first, end)
+	if keys.Limit > 0 {
+		end = min(end, first+keys.Limit)
+	}
 	return slices.Clone(s[first:end])
 }
 

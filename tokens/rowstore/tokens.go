@@ -12,6 +12,7 @@ type Store struct {
 	db     DB
 	table  *table[tokens.Record]
 	claims *Claims
+	issued Issued
 }
 
 var _ tokens.Store = (*Store)(nil)
@@ -30,9 +31,12 @@ func New(db DB) *Store {
 		begins: func(_, _ tokens.Record) bool { return false },
 		index:  func(_, _ tokens.Record) []Change { return nil },
 	}}
-	s.claims = newClaims(s)
+	s.claims, s.issued.db = newClaims(s), db
 	return s
 }
+
+// DB returns the database.
+func (s *Store) DB() DB { return s.db }
 
 // Get implements [tokens.Store].
 func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {

@@ -1,4 +1,4 @@
 // Package stores imports the store that no program here uses, so that go.sum has its modules.
 package stores
 
-import _ "github.com/kubejoin/kubejoin/signer/issuance/etcdrecord" // imports tokens/etcdstore
+import _ "github.com/kubejoin/kubejoin/tokens/etcdstore"

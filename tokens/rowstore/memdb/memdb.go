@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,14 +38,34 @@ func (d *DB) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
 }
 
 // Scan implements [rowstore.Reader].
-func (d *DB) Scan(ctx context.Context, from, to string, visit func(rowstore.Row) error) error {
+func (d *DB) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
 	d.mu.Lock()
-	rows := d.rows.Between(from, to)
+	rows := d.rows.In(keys)
 	d.mu.Unlock()
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	return rows.Visit(visit)
+}
+
+// Count implements [rowstore.Reader].
+func (d *DB) Count(ctx context.Context, folder string) (n int, err error) {
+	err = d.Scan(ctx, rowstore.Range{From: folder, To: folder + "\xff"}, func(rowstore.Row) error { n++; return nil })
+	return n, err
+}
+
+// View implements [rowstore.DB].
+func (d *DB) View(_ context.Context, _ func(string, error), do func(rowstore.Reader) error) error {
+	d.mu.Lock()
+	moment := &DB{rows: slices.Clone(d.rows)}
+	d.mu.Unlock()
+	return do(moment)
+}
+
+// Append implements [rowstore.DB].
+func (d *DB) Append(ctx context.Context, changes []rowstore.Change) error {
+	_, err := d.Commit(ctx, nil, changes)
+	return err
 }
 
 // Cached implements [rowstore.DB].

@@ -2,9 +2,10 @@ package boltstore_test
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,74 +15,72 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/boltrecord"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
-func openIssued(t testing.TB) *boltstore.Issued {
-	return open(t, filepath.Join(t.TempDir(), "tokens.db")).Issued()
-}
+func openNew(t testing.TB) *boltstore.Store { return open(t, filepath.Join(t.TempDir(), "tokens.db")) }
 
-func add(t testing.TB, s *boltstore.Issued, entries ...issuance.Entry) {
+func add(t testing.TB, s *rowstore.Issued, entries ...issuance.Entry) {
 	t.Helper()
-	issuancetest.Add(t, boltrecord.New(s), entries...)
+	issuancetest.Add(t, rowrecord.New(s), entries...)
 }
 
 // appendAll adds many entries in one transaction.
-func appendAll(s *boltstore.Issued, entries iter.Seq[issuance.Entry]) error {
-	return s.AppendAll(func(yield func(boltstore.Row) bool) {
+func appendAll(s *boltstore.Store, entries iter.Seq[issuance.Entry]) error {
+	return s.Appends(func(db rowstore.DB) (err error) {
+		r := rowrecord.New(rowstore.New(db).Issued())
 		for e := range entries {
-			v, err := json.Marshal(e)
-			if err != nil || !yield(boltstore.Row{Time: e.Time, Ends: e.NotAfter, Value: v}) {
-				return
-			}
+			err = errors.Join(err, r.Append(context.Background(), e))
 		}
+		return err
 	})
 }
 
-func list(t testing.TB, s *boltstore.Issued, q issuance.Query) []string {
+func list(t testing.TB, s *rowstore.Issued, q issuance.Query) []string {
 	t.Helper()
-	return issuancetest.List(t, boltrecord.New(s), q)
+	return issuancetest.List(t, rowrecord.New(s), q)
 }
 
 func TestIssuedRetention(t *testing.T) {
-	s := openIssued(t)
+	s := openNew(t)
 	now := time.Now()
 	s.SetNow(func() time.Time { return now })
 	const day = 24 * time.Hour
-	add(t, s,
+	add(t, s.Issued(),
 		issuancetest.Issued(now.Add(-100*day), "a1", 5*day), // ended 95 days ago
 		issuancetest.Issued(now.Add(-100*day), "a2", 20*day),
 		issuancetest.Issued(now.Add(-1000*day), "a3", 1001*day),
 		issuancetest.Issued(now.Add(-200*day), "a4", day),
 		issuancetest.Refused(now.Add(-31*day), 1), issuancetest.Refused(now.Add(-29*day), 2), issuancetest.Refused(now, 3))
-	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "3 2 a2 a3" {
+	if got := strings.Join(list(t, s.Issued(), issuance.Query{}), " "); got != "3 2 a2 a3" {
 		t.Errorf("got %s, want certificates that ended within 90 days or are valid, and refusals of 30 days", got)
 	}
 	now = now.Add(2 * day)
-	add(t, s, issuancetest.Issued(now, "a5", day))
-	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "a5 3 a2 a3" {
+	add(t, s.Issued(), issuancetest.Issued(now, "a5", day))
+	if got := strings.Join(list(t, s.Issued(), issuance.Query{}), " "); got != "a5 3 a2 a3" {
 		t.Errorf("two days later: got %s", got)
 	}
 	now = now.Add(200 * day)
 	for range 2 { // each append deletes a few
-		add(t, s, issuancetest.Issued(now, "a6", day))
+		add(t, s.Issued(), issuancetest.Issued(now, "a6", day))
 	}
-	if got := strings.Join(list(t, s, issuance.Query{}), " "); got != "a6 a6" {
+	if got := strings.Join(list(t, s.Issued(), issuance.Query{}), " "); got != "a6 a6" {
 		t.Errorf("200 days later: got %s", got)
 	}
-	if got := list(t, s, issuance.Query{EndsBefore: now.Add(1000 * day)}); len(got) != 2 {
+	if got := list(t, s.Issued(), issuance.Query{EndsBefore: now.Add(1000 * day)}); len(got) != 2 {
 		t.Errorf("got %s by end, want 2", got)
 	}
 }
 
 // The number of refusals must stay below a limit: anyone who can send requests can cause refusals.
 func TestLimitsNumberOfRefusals(t *testing.T) {
-	s := openIssued(t)
+	s := openNew(t)
 	now := time.Now()
 	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
-		for i := range boltstore.MaxUnissued {
+		for i := range rowstore.MaxUnissued {
 			if !yield(issuancetest.Refused(now.Add(time.Duration(i)), i)) {
 				return
 			}
@@ -90,17 +89,17 @@ func TestLimitsNumberOfRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	oldest := func() string {
-		entries := list(t, s, issuance.Query{After: fmt.Sprintf("%016x%016x", now.Add(3).UnixNano(), 1<<62)})
+		entries := list(t, s.Issued(), issuance.Query{After: fmt.Sprintf("%016xzzzzzzzz", math.MaxInt64-now.Add(4).UnixNano())})
 		return strings.Join(entries, " ")
 	}
 	if got := oldest(); got != "3 2 1 0" {
 		t.Fatalf("got %s as the oldest", got)
 	}
-	add(t, s, issuancetest.Issued(now.Add(time.Minute), "1f", time.Hour))
+	add(t, s.Issued(), issuancetest.Issued(now.Add(time.Minute), "1f", time.Hour))
 	if got := oldest(); got != "3 2 1 0" {
 		t.Errorf("after a certificate: got %s as the oldest", got)
 	}
-	add(t, s, issuancetest.Refused(now.Add(time.Minute), 1), issuancetest.Refused(now.Add(time.Minute), 2))
+	add(t, s.Issued(), issuancetest.Refused(now.Add(time.Minute), 1), issuancetest.Refused(now.Add(time.Minute), 2))
 	if got := oldest(); got != "3 2" {
 		t.Errorf("after two more refusals: got %s as the oldest", got)
 	}
@@ -108,19 +107,19 @@ func TestLimitsNumberOfRefusals(t *testing.T) {
 
 // Concurrent appends share an fsync. No entry may be lost.
 func TestConcurrentAppends(t *testing.T) {
-	s := openIssued(t)
+	s := openNew(t)
 	var all sync.WaitGroup
 	for lane := range 16 {
 		all.Go(func() {
 			for i := range 25 {
-				if err := boltrecord.New(s).Append(t.Context(), issuancetest.Issued(time.Now(), fmt.Sprintf("%x", 1+lane*100+i), time.Hour)); err != nil {
+				if err := rowrecord.New(s.Issued()).Append(t.Context(), issuancetest.Issued(time.Now(), fmt.Sprintf("%x", 1+lane*100+i), time.Hour)); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	all.Wait()
-	got := list(t, s, issuance.Query{Limit: issuance.MaxLimit})
+	got := list(t, s.Issued(), issuance.Query{Limit: issuance.MaxLimit})
 	slices.Sort(got)
 	if len(slices.Compact(got)) != 400 {
 		t.Errorf("%d entries, want 400", len(got))
@@ -129,8 +128,8 @@ func TestConcurrentAppends(t *testing.T) {
 
 // manyIssued returns a record of 100,000 certificates. Every thousandth belongs to another token, and the last 50
 // end first.
-func manyIssued(t testing.TB) *boltstore.Issued {
-	s := openIssued(t)
+func manyIssued(t testing.TB) *boltstore.Store {
+	s := openNew(t)
 	start := time.Now().Add(-time.Hour)
 	err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 100_000 {
@@ -170,7 +169,7 @@ func Test100000Issued(t *testing.T) {
 		"no refusals": {issuance.Query{Outcome: issuance.Refused}, 0},
 	} {
 		began := time.Now()
-		if got := list(t, s, test.q); len(got) != test.want {
+		if got := list(t, s.Issued(), test.q); len(got) != test.want {
 			t.Errorf("%s: %d, want %d", name, len(got), test.want)
 		}
 		t.Logf("%s: %s", name, time.Since(began))
@@ -179,7 +178,7 @@ func Test100000Issued(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	if e, err := boltrecord.New(s).Get(t.Context(), "a"+strings.Repeat("0", 31)); err != nil || e.TokenID != "asdfgh" {
+	if e, err := rowrecord.New(s.Issued()).Get(t.Context(), "a"+strings.Repeat("0", 31)); err != nil || e.TokenID != "asdfgh" {
 		t.Errorf("the first is %+v, %v", e, err)
 	}
 	t.Logf("get of the oldest: %s", time.Since(began))
@@ -192,7 +191,7 @@ func BenchmarkIssued100000(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				list(b, s, q)
+				list(b, s.Issued(), q)
 			}
 		})
 	}
@@ -201,13 +200,13 @@ func BenchmarkIssued100000(b *testing.B) {
 func BenchmarkAppendIssued(b *testing.B) {
 	for _, workers := range []int{1, 16} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
-			s := openIssued(b)
+			s := openNew(b)
 			work := make(chan issuance.Entry)
 			var all sync.WaitGroup
 			for range workers {
 				all.Go(func() {
 					for e := range work {
-						if err := boltrecord.New(s).Append(context.Background(), e); err != nil {
+						if err := rowrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
 							b.Error(err)
 						}
 					}
@@ -228,7 +227,7 @@ func BenchmarkAppendIssued(b *testing.B) {
 func TestEntrySizeInFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	if err := appendAll(s.Issued(), func(yield func(issuance.Entry) bool) {
+	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 20_000 {
 			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("%x", i+1), time.Hour)) {
 				return

@@ -2,17 +2,17 @@ package boltstore
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/tokens/internal/rows"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"go.etcd.io/bbolt"
 )
 
@@ -20,12 +20,8 @@ import (
 const (
 	// KeepEnded is how long the entry of a certificate is kept after the certificate has ended, by default.
 	KeepEnded = 90 * 24 * time.Hour
-	// KeepUnissued is how long refusals and failures are kept. MaxUnissued is how many of them are kept,
-	// because every client can cause refusals.
-	KeepUnissued = 30 * 24 * time.Hour
-	MaxUnissued  = 100_000
 	// MaxSize is how many bytes of the file can be in use, enough for 1.4 million certificates. Above it,
-	// and when the disk is full, the store drops entries before they are due: see [Issued.Dropped].
+	// and when the disk is full, the store drops entries before they are due: see [Store.Dropped].
 	MaxSize = 4 << 30
 )
 
@@ -33,13 +29,12 @@ const (
 // the record shrinks. It is small, because a client waits for its certificate.
 const sweptForOne = 4
 
-// Issued stores the issuance record in the file of a [Store], as rows. Package
-// signer/issuance/boltrecord encodes and decodes them.
+// An appender stores the rows of [rowstore.DB.Append], which are those of the issuance record.
 //
-// It first writes entries to a journal, a second file. It then imports many of them at once into the
-// database: when a half of the journal is full, when the record is read, and in Close. After a crash, Open
+// It first writes them to a journal, a second file. It then imports many of them at once into the
+// database: when a half of the journal is full, when they are read, and in Close. After a crash, Open
 // imports them.
-type Issued struct {
+type appender struct {
 	store *Store
 	now   func() time.Time
 
@@ -65,65 +60,12 @@ type Issued struct {
 	journaled []*journalEntry // see Journaled
 }
 
-// A Row is one entry of the issuance record.
-type Row struct {
-	// Time is when the entry was made.
-	Time time.Time
-	// Ends is when the certificate of the entry ends; zero if none was issued.
-	Ends time.Time
-	// Value is the entry as a JSON object. Its fields "time", "outcome" and "notAfter" must agree with Time
-	// and Ends, because after a crash, Open reads them from the journal. If the fields or their meaning
-	// change, schemaVersion must change too.
-	Value []byte
-
-	key []byte // only in rows that were read
-}
-
-// readRow returns the row with this value. Its errors never contain the value.
-func readRow(value []byte) (Row, error) {
-	var e struct {
-		Time     time.Time `json:"time"`
-		Outcome  string    `json:"outcome"`
-		NotAfter time.Time `json:"notAfter"`
-	}
-	if err := json.Unmarshal(value, &e); err != nil {
-		return Row{}, rows.WithoutValue(err)
-	}
-	r := Row{Time: e.Time, Value: value}
-	known := e.Outcome == "refused" || e.Outcome == "failed"
-	if e.Outcome == "issued" {
-		r.Ends, known = e.NotAfter, !e.NotAfter.Before(firstTime)
-	}
-	if !known || e.Time.Before(firstTime) || e.Time.After(lastTime) {
-		return Row{}, errors.New("invalid outcome or time")
-	}
-	return r, nil
-}
-
-// Decode decodes Value into e and refuses unknown fields. Its errors come from [Row.Damaged] and never
-// contain the value.
-func (r Row) Decode(e any) error {
-	if err := rows.Unmarshal(r.Value, e); err != nil {
-		return r.Damaged(err)
-	}
-	return nil
-}
-
-// Damaged returns an error that wraps [ErrDamaged] and err, and names the row.
-func (r Row) Damaged(err error) error {
-	return fmt.Errorf("%w: bucket %q, key %x: %w", ErrDamaged, issuedBucket, r.key, err)
-}
-
-// Issued returns the issuance record in the file. It can be used until the store is closed.
-func (s *Store) Issued() *Issued { return &s.issued }
-
-// Append stores a row. When Append returns, the row is on the disk. Append does not compare Time and Ends
-// with Value: package signer/issuance/boltrecord creates rows in which they agree.
-func (s *Issued) Append(ctx context.Context, r Row) error {
+// append stores rows. When it returns, they are on the disk.
+func (s *appender) append(ctx context.Context, changes []rowstore.Change) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	l := lineOf(r)
+	l := entryOf(changes)
 	if err := s.appends.Do(context.Background(), struct{}{}, l, s.appendAll); err != nil {
 		return err
 	}
@@ -132,18 +74,18 @@ func (s *Issued) Append(ctx context.Context, r Row) error {
 
 // Truncated reports whether entries at the end of the record were missing or damaged when the store was opened.
 // Either a crash interrupted Append, whose certificates were then never delivered, or the disk lost entries.
-func (s *Issued) Truncated() bool { return s.cut }
+func (s *Store) Truncated() bool { return s.appender.cut }
 
 // Dropped returns how many entries the store has dropped before they were due since it was opened, and when
 // it dropped the last one. It drops entries if the disk is full or the file reaches [MaxSize]: refusals and
 // failures first, then the certificates that end first.
-func (s *Issued) Dropped() (entries int, last time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.dropped, s.last
+func (s *Store) Dropped() (entries int, last time.Time) {
+	s.appender.mu.Lock()
+	defer s.appender.mu.Unlock()
+	return s.appender.dropped, s.appender.last
 }
 
-func (s *Issued) addDropped(out sweepResult) {
+func (s *appender) addDropped(out sweepResult) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if out.dropped > 0 {
@@ -152,7 +94,7 @@ func (s *Issued) addDropped(out sweepResult) {
 }
 
 // appendAll writes lines to the journal. It uses one write and one sync for as many as fit into the current half.
-func (s *Issued) appendAll(_ context.Context, all []*journalEntry) {
+func (s *appender) appendAll(_ context.Context, all []*journalEntry) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	for len(all) > 0 {
@@ -168,7 +110,7 @@ func (s *Issued) appendAll(_ context.Context, all []*journalEntry) {
 	}
 }
 
-func (s *Issued) keep(lines []*journalEntry) error {
+func (s *appender) keep(lines []*journalEntry) error {
 	if s.closed {
 		return fmt.Errorf("%s: %w", s.store.path, os.ErrClosed)
 	}
@@ -195,7 +137,7 @@ func (s *Issued) keep(lines []*journalEntry) error {
 }
 
 // keepWithoutJournal imports lines into the database, after all pending lines.
-func (s *Issued) keepWithoutJournal(lines []*journalEntry) error {
+func (s *appender) keepWithoutJournal(lines []*journalEntry) error {
 	if err := s.importAll(lines...); err != nil {
 		return err
 	}
@@ -207,7 +149,7 @@ func (s *Issued) keepWithoutJournal(lines []*journalEntry) error {
 
 // switchHalf switches to the other half of the journal, once the entries in it are in the database. It starts to
 // import the full half in the background.
-func (s *Issued) switchHalf() error {
+func (s *appender) switchHalf() error {
 	s.mu.Lock()
 	known := s.known
 	s.mu.Unlock()
@@ -222,7 +164,7 @@ func (s *Issued) switchHalf() error {
 }
 
 // importAll imports the pending lines into the database, followed by more.
-func (s *Issued) importAll(more ...*journalEntry) error {
+func (s *appender) importAll(more ...*journalEntry) error {
 	s.importing.Lock()
 	defer s.importing.Unlock()
 	s.mu.Lock()
@@ -234,13 +176,10 @@ func (s *Issued) importAll(more ...*journalEntry) error {
 	}
 	var out sweepResult
 	if err := s.store.write(&write{do: func(tx *bbolt.Tx) (err error) {
-		r := recordIn(tx)
-		for _, l := range all {
-			if err := r.put(l); err != nil {
-				return err
-			}
+		if err := s.put(tx, all); err != nil {
+			return err
 		}
-		out, err = r.sweep(s.now(), s.retention, sweptForOne*len(all), s.store.inUse(tx)+sizeOf(all...)-s.maxSize)
+		out, err = s.sweep(tx, sweptForOne*len(all), s.store.inUse(tx)+sizeOf(all...)-s.maxSize)
 		return err
 	}}); err != nil {
 		return err
@@ -252,11 +191,71 @@ func (s *Issued) importAll(more ...*journalEntry) error {
 	return nil
 }
 
+// put writes lines into the database, sorted by key: bbolt moves the keys that are behind a new one in its page.
+func (s *appender) put(tx *bbolt.Tx, lines []*journalEntry) error {
+	tx.Bucket(issuedBucket).FillPercent, tx.Bucket(unissuedBucket).FillPercent = 1, 1 // new keys go to one end
+	var all []rowstore.Change
+	for _, l := range lines {
+		changes, err := l.changes()
+		if err != nil {
+			return err
+		}
+		all = append(all, changes...)
+	}
+	slices.SortFunc(all, func(a, b rowstore.Change) int { return strings.Compare(a.Key, b.Key) })
+	t := transaction{tx: tx}
+	version, err := t.nextVersion()
+	return errors.Join(err, t.set(version, all), tx.Bucket(issuedBucket).SetSequence(lines[len(lines)-1].number))
+}
+
+// A sweepResult is the result of sweep: how many entries were deleted before they were due, and the bytes of all entries
+// that were deleted.
+type sweepResult struct {
+	dropped int
+	bytes   int64
+}
+
+// counted is a transaction that knows the number of refusals and failures without reading them.
+type counted struct{ transaction }
+
+// Count implements [rowstore.Reader].
+func (c counted) Count(ctx context.Context, folder string) (int, error) {
+	if folder != unissuedFolder {
+		return c.transaction.Count(ctx, folder)
+	}
+	return int(c.tx.Bucket(unissuedBucket).Sequence()), nil
+}
+
+// sweep deletes up to most entries that are due. While the deleted entries have fewer than atLeast bytes, it deletes any
+// entries, due or not.
+func (s *appender) sweep(tx *bbolt.Tx, most int, atLeast int64) (out sweepResult, err error) {
+	skip := func(string, error) {} // a damaged row of an index must not stop the store
+	t, taken := transaction{tx: tx, report: skip}, 0
+	err = rowstore.Victims(context.Background(), counted{t}, s.now(), s.retention, 0, atLeast > 0, func(v rowstore.Victim) (bool, error) {
+		due := v.Due || v.Beyond
+		if (!due || taken >= most) && out.bytes >= atLeast {
+			return false, nil
+		}
+		taken++
+		if !due {
+			out.dropped++
+		}
+		var changes []rowstore.Change
+		for _, key := range v.Keys {
+			bucket, k := t.bucketOf(key)
+			out.bytes += int64(len(bucket.Get(k)))
+			changes = append(changes, rowstore.Change{Key: key})
+		}
+		return true, t.set(0, changes)
+	})
+	return out, err
+}
+
 // replay imports the entries that a crash has left in the journal, and removes the journal.
-func (s *Issued) replay() error {
+func (s *appender) replay() error {
 	s.journal.path = s.store.path + "-journal"
 	if err := s.store.read(func(tx *bbolt.Tx) error {
-		s.known = recordIn(tx).entries.Sequence()
+		s.known = tx.Bucket(issuedBucket).Sequence()
 		return nil
 	}); err != nil {
 		return err
@@ -268,13 +267,10 @@ func (s *Issued) replay() error {
 	} else if err != nil {
 		return err
 	}
-	for i, l := range lines {
-		r, err := readRow(l.v)
-		if err != nil {
-			return fmt.Errorf("%s: %w: entry %d: %w", s.journal.path, ErrDamaged, l.number, err)
+	for _, l := range lines {
+		if _, err := l.changes(); err != nil {
+			return fmt.Errorf("%s: %w", s.journal.path, err)
 		}
-		lines[i] = lineOf(r)
-		lines[i].number = l.number
 		s.number = l.number
 	}
 	s.pending, s.cut = lines, !complete
@@ -285,7 +281,7 @@ func (s *Issued) replay() error {
 }
 
 // close imports all pending lines and removes the journal. If the import fails, the journal stays.
-func (s *Issued) close() error {
+func (s *appender) close() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if s.closed {
@@ -297,30 +293,4 @@ func (s *Issued) close() error {
 		return err
 	}
 	return s.journal.remove()
-}
-
-// PlaceLen is the length of a place in the record, in bytes.
-const PlaceLen = 16
-
-// A Visitor gets a row and its place. It returns whether it wants more rows. A later walk can continue
-// from the place. Row and place are valid only during the call.
-type Visitor func(place []byte, r Row) (more bool, err error)
-
-// NewestFirst visits the rows from the newest to the oldest. If after is not empty, it starts behind that
-// place. The rows have no Ends.
-func (s *Issued) NewestFirst(after []byte, visit Visitor) error {
-	return s.walk(func(r record) error { return r.newestFirst(after, visit) })
-}
-
-// SoonestFirst visits the rows of certificates that end at from or later, in the order in which they end.
-// If after is not empty, SoonestFirst starts behind that place instead.
-func (s *Issued) SoonestFirst(after []byte, from time.Time, visit Visitor) error {
-	return s.walk(func(r record) error { return r.soonestFirst(after, from, visit) })
-}
-
-func (s *Issued) walk(visit func(record) error) error {
-	if err := s.importAll(); err != nil {
-		return err
-	}
-	return s.store.read(func(tx *bbolt.Tx) error { return visit(recordIn(tx)) })
 }

@@ -1,0 +1,401 @@
+package rowstore
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// The rows of the issuance record. A PLACE is the time of an entry and random characters. Its time is inverted, so that
+// the newest entry comes first. A NAME is what an entry is found by, such as node/worker-1. A TIME is not inverted.
+//   - issued/PLACE: an entry.
+//   - issued-by/NAME/PLACE: an index. The values are the TIMEs when the certificates end; empty if none was issued.
+//   - issued-ends/TIME-PLACE: the certificates by the time when they end. The values are the names, one a line.
+//   - unissued/TIME-PLACE: refusals and failures by their time. The values are as in issued-ends.
+
+// Bounds of the issuance record.
+const (
+	// KeepUnissued is how long refusals and failures are kept. MaxUnissued is how many of them are kept, because every
+	// client can cause refusals.
+	KeepUnissued = 30 * 24 * time.Hour
+	MaxUnissued  = 100_000
+	// MaxCertificates is how many entries of certificates Sweep keeps. An entry needs some 2 KB in etcd's database, and
+	// 1.6 KB of memory of each member. A file has a maximum size instead.
+	MaxCertificates = 1_000_000
+)
+
+// Issued are the rows of the issuance record. Package signer/issuance/rowrecord encodes and decodes them.
+type Issued struct {
+	db DB
+
+	mu      sync.Mutex
+	dropped int
+	last    time.Time // when the last entry was dropped
+}
+
+// Issued returns the issuance record in the database.
+func (s *Store) Issued() *Issued { return &s.issued }
+
+// An IssuedRow is one entry of the issuance record.
+type IssuedRow struct {
+	// Time is when the entry was made.
+	Time time.Time
+	// Ends is when the certificate of the entry ends; zero if none was issued.
+	Ends time.Time
+	// Names are what the entry is found by, each once. They have no line break.
+	Names []string
+	Value []byte
+}
+
+// PlaceLen and EndsPlaceLen are the lengths of places: from the newest to the oldest, and from those that end first.
+const (
+	PlaceLen     = timeLen + suffixLen
+	EndsPlaceLen = timeLen + 1 + PlaceLen
+	timeLen      = 16
+	suffixLen    = 8
+)
+
+// timeText returns a time so that texts sort like times. Times before 1970 are 1970, and those after 2262 are 2262.
+func timeText(t time.Time) string { return digits(nanos(t)) }
+
+// inverted returns a time so that texts sort in the reverse order of times.
+func inverted(t time.Time) string { return digits(math.MaxInt64 - nanos(t)) }
+
+func digits(n int64) string { return fmt.Sprintf("%016x", n) }
+
+func nanos(t time.Time) int64 {
+	switch {
+	case t.Before(time.Unix(0, 0)):
+		return 0
+	case t.After(time.Unix(0, math.MaxInt64)):
+		return math.MaxInt64
+	}
+	return t.UnixNano()
+}
+
+// Append stores an entry.
+func (s *Issued) Append(ctx context.Context, r IssuedRow) error {
+	return wrapIssued(s.db.Append(ctx, r.rows(inverted(r.Time)+rand.Text()[:suffixLen])))
+}
+
+func wrapIssued(err error) error {
+	if err != nil {
+		return fmt.Errorf("issuance record: %w", err)
+	}
+	return nil
+}
+
+// rows returns the rows of an entry. The entry itself is the first.
+func (r IssuedRow) rows(place string) []Change {
+	ends, order := "", unissuedFolder+timeText(r.Time)
+	if !r.Ends.IsZero() {
+		ends = timeText(r.Ends)
+		order = issuedEndsFolder + ends
+	}
+	changes := []Change{{issuedFolder + place, r.Value}, {order + "-" + place, []byte(strings.Join(r.Names, "\n"))}}
+	for _, name := range r.Names {
+		changes = append(changes, Change{issuedByFolder + name + "/" + place, []byte(ends)})
+	}
+	return changes
+}
+
+// placeIn returns the place at the end of a key.
+func placeIn(key string) string { return key[max(0, len(key)-PlaceLen):] }
+
+// A Visitor gets the place and the value of an entry. It returns whether it wants more entries. A later walk can
+// continue behind the place.
+type Visitor func(place string, value []byte) (more bool, err error)
+
+// maxPage is how many rows a walk reads at once at most.
+const maxPage = 1000
+
+// NewestFirst visits the entries from the newest to the oldest, down to the time since. If name is not empty, it visits
+// only the entries with this name. If after is not empty, it starts behind that place. It first reads some entries, and
+// then more at once.
+func (s *Issued) NewestFirst(ctx context.Context, name, after string, since time.Time, some int, visit Visitor) error {
+	if name == "" {
+		return wrapIssued(timed(ctx, s.db, issuedFolder, after, math.MaxInt64-nanos(time.Now()), math.MaxInt64-nanos(since), some, func(rows []Row) (bool, error) {
+			for _, row := range rows {
+				if more, err := visit(placeIn(row.Key), row.Value); err != nil || !more {
+					return false, err
+				}
+			}
+			return true, nil
+		}))
+	}
+	folder := issuedByFolder + name + "/"
+	keys := Range{From: behind(folder, after), To: folder + inverted(since) + last, Limit: some}
+	for {
+		rows, err := page(ctx, s.db, keys)
+		if err != nil || len(rows) == 0 {
+			return wrapIssued(err)
+		}
+		if more, err := s.visit(ctx, rows, func(row Row) string { return placeIn(row.Key) }, visit); err != nil || !more || len(rows) < keys.Limit {
+			return wrapIssued(err)
+		}
+		keys.From, keys.Limit = rows[len(rows)-1].Key+"\x00", min(2*keys.Limit, maxPage)
+	}
+}
+
+// SoonestFirst visits the entries of certificates that end at from or later, in the order in which they end. If name is
+// not empty, it visits only those with this name. If after is not empty, it starts behind that place instead.
+func (s *Issued) SoonestFirst(ctx context.Context, name, after string, from time.Time, some int, visit Visitor) error {
+	if name == "" {
+		return wrapIssued(timed(ctx, s.db, issuedEndsFolder, cmp.Or(after, timeText(from)), nanos(from), math.MaxInt64, some, func(rows []Row) (bool, error) {
+			return s.visit(ctx, rows, func(row Row) string { return row.Key[len(issuedEndsFolder):] }, visit)
+		}))
+	}
+	after = cmp.Or(after, timeText(from))
+	place := func(row Row) string { return string(row.Value) + "-" + placeIn(row.Key) }
+	var all []Row
+	if err := scan(ctx, s.db, issuedByFolder+name+"/", func(_ string, row Row) error {
+		if len(row.Value) == timeLen && place(row) > after {
+			row.Value = slices.Clone(row.Value)
+			all = append(all, row)
+		}
+		return nil
+	}); err != nil {
+		return wrapIssued(err)
+	}
+	slices.SortFunc(all, func(a, b Row) int { return strings.Compare(place(a), place(b)) })
+	for rows := range slices.Chunk(all, some) {
+		if more, err := s.visit(ctx, rows, place, visit); err != nil || !more {
+			return wrapIssued(err)
+		}
+	}
+	return nil
+}
+
+// visit visits the entries of rows of an index. place returns where a walk can continue.
+func (s *Issued) visit(ctx context.Context, index []Row, place func(Row) string, visit Visitor) (more bool, err error) {
+	keys := make([]string, len(index))
+	for i, row := range index {
+		keys[i] = issuedFolder + placeIn(row.Key)
+	}
+	if len(keys) == 0 {
+		return true, nil
+	}
+	entries, err := s.db.Get(ctx, keys...)
+	if err != nil {
+		return false, err
+	}
+	for i, entry := range entries {
+		if entry.Version == "" {
+			if err := mustHaveChanged(ctx, s.db, index[i], "the entry of this row of an index is missing"); err != nil {
+				return false, err
+			}
+			continue
+		}
+		if more, err := visit(place(index[i]), entry.Value); err != nil || !more {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// last is after all places.
+const last = "\x7f"
+
+func behind(folder, after string) string {
+	if after == "" {
+		return folder
+	}
+	return folder + after + "\x00"
+}
+
+// timeOf returns the number at the beginning of a place.
+func timeOf(place string) (int64, error) {
+	if len(place) < timeLen {
+		return 0, errors.New("invalid key")
+	}
+	t, err := strconv.ParseUint(place[:timeLen], 16, 63)
+	if err != nil {
+		return 0, errors.New("invalid key")
+	}
+	return int64(t), nil
+}
+
+// Limits of the time that a read of timed covers, in nanoseconds: of the first one, and of any.
+const firstWindow, minWindow = int64(time.Hour), int64(time.Second)
+
+// timed calls visit with pages of rows of a folder whose keys begin with a time. It starts behind the place after, and
+// ends with the time end. Most rows should be after the time first.
+//
+// etcd visits all keys in the range of a read, even if it returns few of them, and holds a lock meanwhile: a quarter of
+// a second for a million. So each read has a short range, which grows where there are few keys.
+func timed(ctx context.Context, r Reader, folder, after string, first, end int64, some int, visit func([]Row) (bool, error)) error {
+	if after != "" {
+		t, err := timeOf(after)
+		if err != nil {
+			return nil // no place begins like this
+		}
+		first = t
+	}
+	keys, window := Range{From: behind(folder, after), Limit: some}, firstWindow
+	for {
+		isLast := first >= end-window
+		if keys.To = folder + digits(first+window); isLast {
+			keys.To = folder + digits(end) + last
+		}
+		rows, err := page(ctx, r, keys)
+		if err != nil {
+			return err
+		}
+		if more, err := visit(rows); err != nil || !more {
+			return err
+		}
+		switch {
+		case len(rows) == keys.Limit:
+			key := rows[len(rows)-1].Key
+			t, err := timeOf(key[len(folder):])
+			if err != nil { // damaged
+				t = first
+			}
+			keys.From, keys.Limit = key+"\x00", min(2*keys.Limit, maxPage)
+			window = max(minWindow, 8*(t-first)) // twice as many rows need twice the time
+			first = t
+		case isLast:
+			return nil
+		default:
+			keys.From, first = max(keys.From, keys.To), first+window
+			window = min(window, math.MaxInt64/16) * 16
+		}
+	}
+}
+
+// A Victim is an entry that a sweep deletes.
+type Victim struct {
+	// Keys are those of all its rows.
+	Keys []string
+	// Due is whether its time has come, and Beyond whether there are too many of its kind.
+	Due, Beyond bool
+}
+
+// Victims calls take with entries in the order in which they are deleted: refusals and failures, the oldest first, and
+// then the certificates, the first to end first. It continues with the other kind, or ends, when take returns false. It
+// stops after those that are due or beyond a maximum, unless early is set. A maximum of 0 certificates is unlimited.
+func Victims(ctx context.Context, r Reader, now time.Time, retention time.Duration, maxCertificates int, early bool, take func(Victim) (more bool, err error)) error {
+	for _, kind := range []struct {
+		folder string
+		keep   time.Duration
+		most   int
+	}{{unissuedFolder, KeepUnissued, MaxUnissued}, {issuedEndsFolder, retention, maxCertificates}} {
+		extra, due := 0, now.Add(-kind.keep)
+		if kind.most > 0 {
+			count, err := r.Count(ctx, kind.folder)
+			if err != nil {
+				return err
+			}
+			extra = count - kind.most
+		}
+		end := nanos(due)
+		if extra > 0 || early {
+			end = math.MaxInt64
+		}
+		if err := timed(ctx, r, kind.folder, "", nanos(due), end, sweptAtOnce, func(rows []Row) (bool, error) {
+			for _, row := range rows {
+				v := victim(row)
+				v.Due, v.Beyond = row.Key[len(kind.folder):] < timeText(due), extra > 0
+				extra--
+				if !v.Due && !v.Beyond && !early {
+					return false, nil
+				}
+				if more, err := take(v); err != nil || !more {
+					return false, err
+				}
+			}
+			return true, nil
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// victim returns the entry of a row of issued-ends or unissued.
+func victim(row Row) (v Victim) {
+	place := placeIn(row.Key)
+	v.Keys = []string{issuedFolder + place, row.Key}
+	for name := range strings.SplitSeq(string(row.Value), "\n") {
+		if name != "" {
+			v.Keys = append(v.Keys, issuedByFolder+name+"/"+place)
+		}
+	}
+	return v
+}
+
+// sweptAtOnce is how many entries one transaction deletes. An entry has up to seven keys.
+const sweptAtOnce = 16
+
+// A Swept is the result of [Issued.Sweep].
+type Swept struct {
+	// Deleted is how many entries were deleted, and Dropped how many of them were not due yet.
+	Deleted, Dropped int
+}
+
+// Sweep deletes entries of certificates that ended before now minus retention, entries of refusals and failures older
+// than [KeepUnissued], and the first of those beyond [MaxCertificates] and [MaxUnissued]. One replica at a time should
+// call it.
+func (s *Issued) Sweep(ctx context.Context, now time.Time, retention time.Duration) (Swept, error) {
+	return s.sweep(ctx, now, retention, MaxCertificates)
+}
+
+func (s *Issued) sweep(ctx context.Context, now time.Time, retention time.Duration, maxCertificates int) (out Swept, err error) {
+	var batch []Victim
+	write := func() error {
+		var changes []Change
+		dropped := 0
+		for _, v := range batch {
+			for _, key := range v.Keys {
+				changes = append(changes, Change{Key: key})
+			}
+			if !v.Due {
+				dropped++
+			}
+		}
+		if len(changes) == 0 {
+			return nil
+		}
+		if _, err := s.db.Commit(ctx, nil, changes); err != nil {
+			return err
+		}
+		out.Deleted, out.Dropped = out.Deleted+len(batch), out.Dropped+dropped
+		batch = nil
+		return nil
+	}
+	err = Victims(ctx, s.db, now, retention, maxCertificates, false, func(v Victim) (bool, error) {
+		if batch = append(batch, v); len(batch) < sweptAtOnce {
+			return true, nil
+		}
+		return true, write()
+	})
+	if err == nil {
+		err = write()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if out.Dropped > 0 {
+		s.dropped, s.last = s.dropped+out.Dropped, now
+	}
+	return out, wrapIssued(err)
+}
+
+// Dropped returns how many entries Sweep has dropped before they were due, and when it dropped the last one.
+func (s *Issued) Dropped() (entries int, last time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dropped, s.last
+}
+
+// Damaged returns an error for an entry at a place, like [DB.Damaged].
+func (s *Issued) Damaged(place string, err error) error {
+	return s.db.Damaged(issuedFolder+place, err)
+}

@@ -1,0 +1,73 @@
+package rowstore_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+)
+
+// Sweep deletes what is due and then the first to end, also if years without entries are between them.
+func TestSweepDropsEntriesBeyondMaximum(t *testing.T) {
+	issued, now := memdb.Open().Issued(), time.Now()
+	for i := range 60 { // 20 are due
+		if err := issued.Append(t.Context(), rowstore.IssuedRow{Time: now, Ends: now.AddDate(i-20, 0, 0).Add(-1), Names: []string{"a"}, Value: []byte(strconv.Itoa(i))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sum := 0
+	for _, test := range []struct{ most, deleted, dropped int }{{100, 21, 0}, {39, 0, 0}, {10, 29, 29}, {10, 0, 0}} {
+		out, err := issued.SweepBeyond(t.Context(), now, test.most)
+		if err != nil || out.Deleted != test.deleted || out.Dropped != test.dropped {
+			t.Errorf("beyond %d: sweep = %+v, %v, want %d deleted and %d of them dropped", test.most, out, err, test.deleted, test.dropped)
+		}
+		sum += test.dropped
+		if n, last := issued.Dropped(); n != sum || sum > 0 != last.Equal(now) {
+			t.Errorf("beyond %d: Dropped = %d, %s, want %d", test.most, n, last, sum)
+		}
+	}
+	for _, name := range []string{"", "a"} {
+		var left []string
+		if err := issued.SoonestFirst(t.Context(), name, "", time.Time{}, 3, func(_ string, value []byte) (bool, error) {
+			left = append(left, string(value))
+			return true, nil
+		}); err != nil || len(left) != 10 || left[0] != "50" || !slices.IsSorted(left) {
+			t.Errorf("with name %q: left are %v, %v, want 50 to 59", name, left, err)
+		}
+	}
+}
+
+// betweenGets runs do before each Get.
+type betweenGets struct {
+	rowstore.DB
+	do func()
+}
+
+func (b betweenGets) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
+	b.do()
+	return b.DB.Get(ctx, keys...)
+}
+
+// An entry that a sweep deletes between the reads of the index and of the entry is not damage.
+func TestWalkSkipsSweptEntry(t *testing.T) {
+	db, now := &memdb.DB{}, time.Now()
+	issued := rowstore.New(db).Issued()
+	if err := issued.Append(t.Context(), rowstore.IssuedRow{Time: now, Ends: now, Names: []string{"a"}, Value: []byte("x")}); err != nil {
+		t.Fatal(err)
+	}
+	hooked := rowstore.New(betweenGets{db, func() {
+		if _, err := issued.SweepBeyond(t.Context(), now.Add(1), 1); err != nil {
+			t.Error(err)
+		}
+	}}).Issued()
+	if err := hooked.NewestFirst(t.Context(), "a", "", time.Time{}, 10, func(string, []byte) (bool, error) {
+		return false, errors.New("visited")
+	}); err != nil {
+		t.Errorf("NewestFirst = %v, want no entry", err)
+	}
+}
