@@ -108,13 +108,6 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	return s.table.create(ctx, c)
 }
 
-// Restore stores a claim of another store, with its Created and UID. The error wraps [tokens.ErrExists] if there is a
-// claim of its name.
-func (s *Claims) Restore(ctx context.Context, c tokens.Claim) error {
-	_, err := s.table.restore(ctx, c)
-	return err
-}
-
 // Update implements [tokens.Claims].
 func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
 	return s.table.update(ctx, node, change)

@@ -317,25 +317,6 @@ func TestReadsCacheOnlyIfAllowed(t *testing.T) {
 	}
 }
 
-func TestRestoreKeepsCreatedAndUID(t *testing.T) {
-	s := memdb.Open()
-	r := tokens.NewRecord(tokens.Generate(), time.Hour, noon)
-	r.Created, r.UID = noon, "u1"
-	c := tokens.Claim{Node: "worker-1", TokenID: r.Token.ID(), Created: noon, UID: "u2"}
-	for n := range 2 {
-		for what, err := range map[string]error{"Store": s.Restore(t.Context(), r), "Claims": s.Claims().Restore(t.Context(), c)} {
-			if n == 0 && err != nil || n == 1 && !errors.Is(err, tokens.ErrExists) {
-				t.Errorf("call %d of %s.Restore = %v", n, what, err)
-			}
-		}
-	}
-	got, err := s.Get(t.Context(), r.Token.ID())
-	claim, claimErr := s.Claims().Get(t.Context(), "worker-1")
-	if err := errors.Join(err, claimErr); err != nil || !got.Created.Equal(noon) || got.UID != "u1" || !claim.Created.Equal(noon) || claim.UID != "u2" {
-		t.Errorf("got %+v and %+v, %v", got, claim, err)
-	}
-}
-
 // failingViews is a database whose views fail after some calls.
 type failingViews struct {
 	rowstore.DB
@@ -446,10 +427,11 @@ func TestCachesDecodedRows(t *testing.T) {
 	}
 	list()
 	want("cached after a deletion in another process", s.Cached(), n-2)
-	if err := s.Restore(t.Context(), all[0]); err != nil {
+	again, err := s.Create(t.Context(), all[0])
+	if err != nil {
 		t.Fatal(err)
 	}
-	if r, err := s.Get(t.Context(), "000000"); err != nil || r.UID != all[0].UID {
+	if r, err := s.Get(t.Context(), "000000"); err != nil || r.UID != again.UID {
 		t.Errorf("Get = %+v, %v, want the record", r, err)
 	}
 	want("cached by get", s.Cached(), rowstore.MaxCached)

@@ -143,13 +143,8 @@ func (t *table[T]) list(ctx context.Context) (all []T, err error) {
 }
 
 // create stores a new value.
-func (t *table[T]) create(ctx context.Context, v T) (T, error) {
-	var none T
-	return t.restore(ctx, t.stamp(none, v))
-}
-
-// restore is create for a value that has its time of creation and its UID.
-func (t *table[T]) restore(ctx context.Context, v T) (none T, err error) {
+func (t *table[T]) create(ctx context.Context, v T) (none T, err error) {
+	v = t.stamp(none, v)
 	w, err := t.write(none, v)
 	if err == nil {
 		v, err = t.commit(ctx, w)

@@ -56,13 +56,6 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	return s.table.create(ctx, r)
 }
 
-// Restore stores a record of another store, with its Created and UID. The error wraps [tokens.ErrExists] if there is a
-// record with its ID.
-func (s *Store) Restore(ctx context.Context, r tokens.Record) error {
-	_, err := s.table.restore(ctx, r)
-	return err
-}
-
 // Update implements [tokens.Store]. It writes nothing if nothing changes.
 func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
 	return s.table.update(ctx, id, change)
