@@ -211,12 +211,7 @@ func (b *bench) run(ctx context.Context) error {
 
 // deploy applies kubejoin's RBAC and the admission policy that limits it, as its users do.
 func (b *bench) deploy(ctx context.Context) (err error) {
-	for _, file := range []string{"namespace.yaml", "."} { // the other manifests need the namespace
-		if _, err := b.cluster.Kubectl(ctx, "apply", "-f", filepath.Join("deploy/manifests", file)); err != nil {
-			return err
-		}
-	}
-	b.identity, err = b.cluster.ServiceAccountKubeconfig(ctx, "kubejoin-system", "kubejoin")
+	b.identity, err = b.cluster.InstallRights(ctx)
 	return err
 }
 

@@ -9,56 +9,19 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
 )
-
-// ticks is USER_HZ, the unit of process times in Linux, per second. It is 100 on every architecture that Go supports.
-const ticks = 100
-
-// stat has some fields of /proc/PID/stat (proc_pid_stat(5)).
-type stat struct {
-	name    string
-	parent  int
-	cpu     time.Duration
-	started time.Duration // since boot
-}
-
-func readStat(pid int) (stat, error) {
-	path := fmt.Sprintf("/proc/%d/stat", pid)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return stat{}, fmt.Errorf("read process times (needs /proc of Linux): %w", err)
-	}
-	// The name is in parentheses and may contain any characters, including spaces and parentheses.
-	open, end := strings.IndexByte(string(data), '('), strings.LastIndexByte(string(data), ')')
-	if open < 0 || end < open {
-		return stat{}, fmt.Errorf("malformed %s", path)
-	}
-	fields := strings.Fields(string(data[end+1:]))
-	number := func(i int) time.Duration {
-		if i-3 >= len(fields) {
-			err = errors.Join(err, fmt.Errorf("%s has %d fields", path, len(fields)+2))
-			return 0
-		}
-		n, wrong := strconv.ParseInt(fields[i-3], 10, 64)
-		err = errors.Join(err, wrong)
-		return time.Duration(n)
-	}
-	const tick = time.Second / ticks
-	return stat{
-		name: string(data[open+1 : end]), parent: int(number(4)),
-		cpu: (number(14) + number(15)) * tick, started: number(22) * tick,
-	}, err
-}
 
 // cpu returns the processor time of a process, user and system.
 func cpu(pid int) (time.Duration, error) {
-	s, err := readStat(pid)
-	return s.cpu, err
+	s, err := cluster.ReadStat(pid)
+	return s.CPU, err
 }
 
 // startedAt returns when a process started, with a resolution of 10 ms.
 func startedAt(pid int) (time.Time, error) {
-	s, err := readStat(pid)
+	s, err := cluster.ReadStat(pid)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -68,7 +31,7 @@ func startedAt(pid int) (time.Time, error) {
 	}
 	text, _, _ := strings.Cut(string(data), " ")
 	uptime, err := time.ParseDuration(text + "s")
-	return time.Now().Add(s.started - uptime), err
+	return time.Now().Add(s.Started - uptime), err
 }
 
 // resident returns the resident memory of a process, in bytes.
@@ -96,8 +59,8 @@ func controlPlaneCPU() (time.Duration, error) { return processCPU("kube-apiserve
 func processCPU(names ...string) (sum time.Duration, err error) {
 	pids, err := childrenNamed(names...)
 	for _, pid := range pids {
-		if s, err := readStat(pid); err == nil { // otherwise it has ended
-			sum += s.cpu
+		if s, err := cluster.ReadStat(pid); err == nil { // otherwise it has ended
+			sum += s.CPU
 		}
 	}
 	return sum, err
@@ -114,7 +77,7 @@ func childrenNamed(names ...string) (pids []int, err error) {
 		if err != nil {
 			return nil, err
 		}
-		if s, err := readStat(pid); err == nil && s.parent == os.Getpid() && slices.Contains(names, s.name) {
+		if s, err := cluster.ReadStat(pid); err == nil && s.Parent == os.Getpid() && slices.Contains(names, s.Name) {
 			pids = append(pids, pid)
 		}
 	}

@@ -15,6 +15,21 @@ import (
 // identityLifetime is a day, in seconds: longer than any run, and allowed by kube-apiserver by default.
 const identityLifetime = 24 * 60 * 60
 
+// InstallRights applies deploy/manifests, as users do, and returns the path of a kubeconfig with the identity of kubejoin.
+func (c *Cluster) InstallRights(ctx context.Context) (kubeconfig string, err error) {
+	root, err := Repository()
+	if err != nil {
+		return "", err
+	}
+	// kubectl applies the files of a folder in the order of their names, so the namespace comes first.
+	for _, file := range []string{"namespace.yaml", "."} {
+		if _, err := c.Kubectl(ctx, "apply", "-f", filepath.Join(root, "deploy/manifests", file)); err != nil {
+			return "", err
+		}
+	}
+	return c.ServiceAccountKubeconfig(ctx, "kubejoin-system", "kubejoin")
+}
+
 // ServiceAccountKubeconfig writes a kubeconfig with a token of a service account, valid for a day, and returns
 // its path. It creates the account and its namespace if they are missing. The caller grants permissions.
 func (c *Cluster) ServiceAccountKubeconfig(ctx context.Context, namespace, name string) (string, error) {

@@ -45,16 +45,8 @@ func NewSite(t *testing.T, o cluster.Options, flags ...string) *Site {
 func PrepareSite(t *testing.T, o cluster.Options, flags ...string) *Site {
 	t.Helper()
 	s := &Site{Cluster: cluster.ForTest(t, o), WorkDir: t.TempDir()}
-	ctx := t.Context()
-	manifests := RepositoryFile(t, "deploy/manifests")
-	// kubectl applies the files of a folder in the order of their names, so the namespace comes first.
-	for _, file := range []string{"namespace.yaml", "."} {
-		if _, err := s.Kubectl(ctx, "apply", "-f", filepath.Join(manifests, file)); err != nil {
-			t.Fatal(err)
-		}
-	}
 	var err error
-	if s.OwnKubeconfig, err = s.ServiceAccountKubeconfig(ctx, "kubejoin-system", "kubejoin"); err != nil {
+	if s.OwnKubeconfig, err = s.InstallRights(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	bearer := rand.Text()

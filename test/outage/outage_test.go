@@ -3,7 +3,6 @@ package outage
 import (
 	"context"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,25 +107,14 @@ func (r *rush) middle(t *testing.T) {
 // finish lets the rush create what is left.
 func (r *rush) finish() { close(r.rest) }
 
-// cpu returns the CPU time that a process has used.
-func cpu(t *testing.T, pid int) time.Duration {
+// cpu returns the CPU time that kubejoin has used.
+func cpu(t *testing.T, p *harness.Program) time.Duration {
 	t.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	used, err := p.CPU()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// proc(5): utime and stime are fields 14 and 15, in hundredths; the name in field 2 may
-	// have spaces.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	var ticks int
-	for _, field := range fields[11:13] {
-		n, err := strconv.Atoi(field)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * 10 * time.Millisecond
+	return used
 }
 
 // loopSteps returns the total number of steps of all loops.
@@ -167,9 +155,9 @@ func TestRecoversFromAPIServerOutage(t *testing.T) {
 	before := [2]int32{r.tokens.Load(), r.requests.Load()}
 	time.Sleep(2 * time.Second) // until requests in flight have failed
 	const down = 15 * time.Second
-	steps, spent, lines := loopSteps(t, s.Program), cpu(t, s.PID()), strings.Count(s.Log(), "\n")
+	steps, spent, lines := loopSteps(t, s.Program), cpu(t, s.Program), strings.Count(s.Log(), "\n")
 	time.Sleep(down)
-	steps, spent, lines = loopSteps(t, s.Program)-steps, cpu(t, s.PID())-spent, strings.Count(s.Log(), "\n")-lines
+	steps, spent, lines = loopSteps(t, s.Program)-steps, cpu(t, s.Program)-spent, strings.Count(s.Log(), "\n")-lines
 	t.Logf("before: %d tokens, %d requests; in %s without kube-apiserver: %d steps of loops, %d lines logged, %s of CPU", before[0], before[1], down, steps, lines, spent)
 	if steps > 60 || lines > 400 || spent > 3*time.Second {
 		t.Errorf("busy loop: got %d steps, %d lines, %s of CPU, want at most 60, 400 and 3s", steps, lines, spent)

@@ -2,12 +2,9 @@ package outage
 
 import (
 	"bytes"
-	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,91 +12,22 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// A proxy forwards connections until it silences them: it then forwards and closes nothing, like a load balancer whose
-// back end lost power.
-type proxy struct {
-	net.Listener
-	to string
-
-	mu       sync.Mutex
-	silenced chan struct{}
-}
-
-func newProxy(t *testing.T, to string) *proxy {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{Listener: listener, to: to, silenced: make(chan struct{})}
-	ctx, end := context.WithCancel(context.Background())
-	var passing sync.WaitGroup
-	passing.Go(func() {
-		for {
-			c, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			passing.Go(func() { p.pass(ctx, c) })
-		}
-	})
-	t.Cleanup(func() { _ = listener.Close(); end(); passing.Wait() })
-	return p
-}
-
-func (p *proxy) pass(ctx context.Context, c net.Conn) {
-	defer func() { _ = c.Close() }()
-	p.mu.Lock()
-	silenced := p.silenced
-	p.mu.Unlock()
-	s, err := net.Dial("tcp", p.to)
-	if err != nil {
-		return
-	}
-	defer func() { _ = s.Close() }()
-	defer context.AfterFunc(ctx, func() { _, _ = c.Close(), s.Close() })()
-	var ways sync.WaitGroup
-	for _, way := range [][2]net.Conn{{c, s}, {s, c}} {
-		ways.Go(func() {
-			b := make([]byte, 16<<10)
-			for {
-				n, err := way[0].Read(b)
-				select {
-				case <-silenced:
-					<-ctx.Done() // neither forward nor close
-					return
-				default:
-				}
-				if _, werr := way[1].Write(b[:n]); err != nil || werr != nil {
-					_, _ = c.Close(), s.Close()
-					return
-				}
-			}
-		})
-	}
-	ways.Wait()
-}
-
-// silence silences all open connections. New connections work.
-func (p *proxy) silence() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	close(p.silenced)
-	p.silenced = make(chan struct{})
-}
-
 // TestReplacesSilentConnections silences all connections to the API server. It catches a kubejoin that waits for them
 // instead of opening new ones.
 func TestReplacesSilentConnections(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
-	p := newProxy(t, s.Address)
+	p, err := cluster.NewProxy(s.Address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
 	kubeconfig, err := os.ReadFile(s.OwnKubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
 	through := filepath.Join(s.WorkDir, "through.conf")
-	if err := os.WriteFile(through, bytes.ReplaceAll(kubeconfig, []byte(s.Address), []byte(p.Addr().String())), 0o600); err != nil {
+	if err := os.WriteFile(through, bytes.ReplaceAll(kubeconfig, []byte(s.Address), []byte(p.Address())), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s.Start(t, "--kubeconfig="+through)
@@ -111,7 +39,7 @@ func TestReplacesSilentConnections(t *testing.T) {
 	}
 	l.WaitIssued(t, []string{"before"})
 
-	p.silence()
+	p.Silence()
 	began := time.Now()
 	if err := harness.CreateRequest(t.Context(), machine, "after", "kubernetes.io/kube-apiserver-client-kubelet", "worker-2"); err != nil {
 		t.Fatal(err)

@@ -1,0 +1,115 @@
+package cluster
+
+import (
+	"context"
+	"net"
+	"sync"
+)
+
+// A Proxy forwards TCP connections to one address, until [Proxy.Silence] or [Proxy.Stall].
+type Proxy struct {
+	listener net.Listener
+	to       string
+	dialer   net.Dialer
+	end      context.CancelFunc
+	passing  sync.WaitGroup
+
+	mu       sync.Mutex
+	silenced chan struct{} // closed for the connections that are silenced
+	moving   chan struct{} // open while all connections stall
+}
+
+// NewProxy listens on a free port of 127.0.0.1. Its connections to the other address come from the address from, or
+// if from is nil, from any.
+func NewProxy(to string, from net.IP) (*Proxy, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	ctx, end := context.WithCancel(context.Background())
+	p := &Proxy{listener: listener, to: to, end: end, silenced: make(chan struct{}), moving: make(chan struct{})}
+	close(p.moving)
+	if from != nil {
+		p.dialer.LocalAddr = &net.TCPAddr{IP: from}
+	}
+	p.passing.Go(func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			p.passing.Go(func() { p.pass(ctx, c) })
+		}
+	})
+	return p, nil
+}
+
+// Address returns the HOST:PORT of the proxy.
+func (p *Proxy) Address() string { return p.listener.Addr().String() }
+
+// Close closes all connections.
+func (p *Proxy) Close() {
+	_ = p.listener.Close()
+	p.end()
+	p.passing.Wait()
+}
+
+func (p *Proxy) pass(ctx context.Context, c net.Conn) {
+	defer func() { _ = c.Close() }()
+	p.mu.Lock()
+	silenced := p.silenced
+	p.mu.Unlock()
+	s, err := p.dialer.DialContext(ctx, "tcp", p.to)
+	if err != nil {
+		return
+	}
+	defer func() { _ = s.Close() }()
+	defer context.AfterFunc(ctx, func() { _, _ = c.Close(), s.Close() })()
+	var ways sync.WaitGroup
+	for _, way := range [][2]net.Conn{{c, s}, {s, c}} {
+		ways.Go(func() {
+			b := make([]byte, 16<<10)
+			for {
+				n, err := way[0].Read(b)
+				p.mu.Lock()
+				moving := p.moving
+				p.mu.Unlock()
+				select {
+				case <-moving:
+				case <-ctx.Done():
+					return
+				}
+				select {
+				case <-silenced:
+					<-ctx.Done() // neither forward nor close
+					return
+				default:
+				}
+				if _, werr := way[1].Write(b[:n]); err != nil || werr != nil {
+					_, _ = c.Close(), s.Close()
+					return
+				}
+			}
+		})
+	}
+	ways.Wait()
+}
+
+// Silence silences all open connections: the proxy then forwards and closes nothing, like a load balancer whose back end
+// lost power. New connections work.
+func (p *Proxy) Silence() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.silenced)
+	p.silenced = make(chan struct{})
+}
+
+// Stall holds all connections, also new ones, until resume is called. They then deliver what they hold, as TCP does
+// after a partition of the network.
+func (p *Proxy) Stall() (resume func()) {
+	moving := make(chan struct{})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.moving = moving
+	return func() { close(moving) }
+}
