@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// evidence is what the API server holds after a storm. Of the simulator it has only which machine made which key.
+type evidence struct {
+	machines map[string]string   // ID of the machine that owns a node name
+	keys     map[string]string   // ID of the machine that made a public key
+	limits   map[string]int      // node limit by token ID
+	ready    map[string]string   // machine ID that a Ready Node reports, by node name
+	issued   []issued            // certificates in CSR objects
+	claims   map[string][]string // node names in Leases, by token ID
+	counted  map[string][]string // node names on the Secret, by token ID
+	denied   int                 // CSR objects that were denied
+}
+
+type issued struct {
+	token string // empty: a node made the request
+	node  string
+	key   string
+}
+
+// evidence reads everything from the API server.
+func (w *world) evidence(ctx context.Context) (evidence, error) {
+	e := evidence{
+		machines: map[string]string{}, keys: w.keys, limits: map[string]int{}, ready: map[string]string{},
+		claims: map[string][]string{}, counted: map[string][]string{},
+	}
+	for _, m := range w.machines {
+		e.machines[m.node] = m.id
+	}
+	for _, t := range w.tokens {
+		e.limits[t.ID()] = t.limit
+	}
+	nodes, err := w.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return e, err
+	}
+	for _, n := range nodes.Items {
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				e.ready[n.Name] = n.Status.NodeInfo.MachineID
+			}
+		}
+	}
+	requests, err := w.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return e, err
+	}
+	for _, r := range requests.Items {
+		if slices.ContainsFunc(r.Status.Conditions, func(c certificates.CertificateSigningRequestCondition) bool {
+			return c.Type == certificates.CertificateDenied
+		}) {
+			e.denied++
+		}
+		if len(r.Status.Certificate) == 0 {
+			continue
+		}
+		block, _ := pem.Decode(r.Status.Certificate)
+		if block == nil {
+			return e, fmt.Errorf("CSR %s has no certificate in PEM", r.Name)
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return e, fmt.Errorf("CSR %s: %w", r.Name, err)
+		}
+		token, _ := strings.CutPrefix(r.Spec.Username, "system:bootstrap:")
+		if token == r.Spec.Username {
+			token = ""
+		}
+		e.issued = append(e.issued, issued{token, strings.TrimPrefix(c.Subject.CommonName, "system:node:"), keyID(c.PublicKey)})
+	}
+	secrets, err := w.Client().CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)})
+	if err != nil {
+		return e, err
+	}
+	for i := range secrets.Items {
+		record, err := secretstore.Decode(&secrets.Items[i])
+		if err != nil {
+			return e, err
+		}
+		e.counted[record.Token.ID()] = record.Nodes
+	}
+	leases, err := w.Client().CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{LabelSelector: "kubejoin.io/claim=true"})
+	if err != nil {
+		return e, err
+	}
+	for _, l := range leases.Items {
+		e.claims[*l.Spec.HolderIdentity] = append(e.claims[*l.Spec.HolderIdentity], l.Name)
+	}
+	return e, nil
+}
+
+// judge names each machine that is lost, each machine that has the name of another one, and each node over the limit of
+// its token. again is the number of certificates that a machine got in addition to its first of a kind.
+func (e evidence) judge() (lost, double, over []string, again int) {
+	for _, node := range slices.Sorted(maps.Keys(e.machines)) {
+		if id := e.machines[node]; e.ready[node] != id {
+			lost = append(lost, fmt.Sprintf("%s is not a Ready Node of %s (machine ID of the Node: %q)", node, id, e.ready[node]))
+		}
+	}
+	type slot struct {
+		node   string
+		client bool
+	}
+	owner, names, seen := map[string]string{}, map[string]map[string]bool{}, map[slot]bool{}
+	for _, c := range e.issued {
+		id := e.keys[c.key]
+		switch first, taken := owner[c.node]; {
+		case id == "":
+			double = append(double, fmt.Sprintf("%s: no machine made the key of a certificate", c.node))
+		case taken && first != id:
+			double = append(double, fmt.Sprintf("%s: %s and %s have certificates", c.node, first, id))
+		case seen[slot{c.node, c.token != ""}]:
+			again++
+		}
+		owner[c.node] = id
+		seen[slot{c.node, c.token != ""}] = true
+		if c.token != "" {
+			if names[c.token] == nil {
+				names[c.token] = map[string]bool{}
+			}
+			names[c.token][c.node] = true
+		}
+	}
+	for _, token := range slices.Sorted(maps.Keys(e.limits)) {
+		limit := e.limits[token]
+		for what, n := range map[string]int{"certificates": len(names[token]), "claims": len(e.claims[token]), "counted": len(e.counted[token])} {
+			for range n - limit {
+				over = append(over, fmt.Sprintf("token %s: %d nodes (%s), limit %d", token, n, what, limit))
+			}
+		}
+		// A name without a slot leaves the slot to another machine.
+		for _, node := range slices.Sorted(maps.Keys(names[token])) {
+			if !slices.Contains(e.claims[token], node) || !slices.Contains(e.counted[token], node) {
+				over = append(over, fmt.Sprintf("token %s: %s has a certificate and no slot", token, node))
+			}
+		}
+	}
+	return lost, double, over, again
+}

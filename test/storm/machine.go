@@ -1,0 +1,314 @@
+package main
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	certificates "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/certificate/csr"
+	"k8s.io/utils/ptr"
+)
+
+// machineNet has the addresses of the machines.
+const machineNet = "10.128.0.0/9"
+
+// A machine is a simulated kubelet, or an intruder.
+type machine struct {
+	id, node string
+	number   int
+	token    *token
+	intruder bool
+}
+
+func (m *machine) address() net.IP {
+	return net.IPv4(10, 128+byte(m.number>>16), byte(m.number>>8), byte(m.number))
+}
+
+// join does what a machine does from power-on to Ready, and starts its heartbeats, which end with beats.
+func (w *world) join(ctx, beats context.Context, m *machine) {
+	select {
+	case w.slots <- struct{}{}:
+		defer func() { <-w.slots }()
+	case <-ctx.Done():
+		return
+	}
+	powerOn := time.Now()
+	found, err := w.discover(ctx, m)
+	if err != nil {
+		w.stopped(ctx, m, err)
+		return
+	}
+	node, err := w.bootstrap(ctx, found, m)
+	if err != nil {
+		w.stopped(ctx, m, err)
+		return
+	}
+	lease, err := w.register(ctx, node, m)
+	if err != nil {
+		w.stopped(ctx, m, err)
+		return
+	}
+	ready := time.Now()
+	w.mu.Lock()
+	w.readyAt = append(w.readyAt, ready.Sub(w.began).Seconds())
+	w.took = append(w.took, ready.Sub(powerOn).Seconds())
+	w.mu.Unlock()
+	if m.token.left.Add(-1) == 0 && m.token.spare != nil {
+		w.attack(ctx, m)
+	}
+	if w.heartbeat == 0 {
+		node.close()
+		return
+	}
+	w.beating.Go(func() {
+		defer node.close()
+		leases := node.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+		for sleep(beats, w.heartbeat) == nil {
+			lease.Spec.RenewTime = ptr.To(metav1.NowMicro())
+			if renewed, err := leases.Update(beats, lease, metav1.UpdateOptions{}); err == nil {
+				lease = renewed
+			} else if current, err := leases.Get(beats, m.node, metav1.GetOptions{}); err == nil {
+				lease = current
+			}
+		}
+	})
+}
+
+// stopped reports why a machine gave up, unless the storm has ended.
+func (w *world) stopped(ctx context.Context, m *machine, err error) {
+	if ctx.Err() == nil && !m.intruder {
+		w.say("%s gave up: %v", m.node, err)
+	}
+}
+
+// attack lets two machines try what must fail: to join another node with the token of m, which is used up, and to join
+// under the name of m with a token that is not.
+func (w *world) attack(ctx context.Context, m *machine) {
+	for _, intruder := range []*machine{
+		{id: m.id + "-with-used-token", node: m.node + "-intruder", token: m.token},
+		{id: m.id + "-with-its-name", node: m.node, token: m.token.spare},
+	} {
+		intruder.number, intruder.intruder = m.number, true
+		w.joining.Go(func() {
+			if found, err := w.discover(ctx, intruder); err == nil {
+				if node, err := w.bootstrap(ctx, found, intruder); err == nil {
+					node.close()
+				}
+			}
+		})
+	}
+}
+
+// discover tries one replica after the other, as behind a load balancer.
+func (w *world) discover(ctx context.Context, m *machine) (clusterinfo.Discovered, error) {
+	for try := m.number; ; try++ {
+		short, cancel := context.WithTimeout(ctx, 30*time.Second)
+		found, err := clusterinfo.Discover(short, w.replicas[try%len(w.replicas)].listen, m.token.Token, w.pins)
+		cancel()
+		if err == nil || ctx.Err() != nil || errors.Is(err, clusterinfo.ErrUntrusted) {
+			return found, err
+		}
+	}
+}
+
+// A connection to the API server belongs to one machine and one credential.
+type connection struct {
+	*kubernetes.Clientset
+	close func()
+}
+
+// connect opens the connection of a machine that authenticates by a certificate, or without one, by its token.
+func (w *world) connect(found clusterinfo.Discovered, m *machine, certificate *tls.Certificate) (connection, error) {
+	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
+	for _, ca := range found.CAs {
+		config.RootCAs.AddCert(ca)
+	}
+	bearer := ""
+	if certificate != nil {
+		config.Certificates = []tls.Certificate{*certificate}
+	} else {
+		bearer = "Bearer " + m.token.Reveal()
+	}
+	transport := utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: config})
+	set, err := kubernetes.NewForConfigAndClient(&rest.Config{
+		Host: found.Server, QPS: -1, UserAgent: "kubelet",
+		ContentConfig: rest.ContentConfig{
+			ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
+		},
+	}, &http.Client{Transport: &counting{transport, bearer, &w.calls}})
+	return connection{set, transport.CloseIdleConnections}, err
+}
+
+// counting counts requests and adds the bearer, if there is one.
+type counting struct {
+	next   http.RoundTripper
+	bearer string
+	calls  *atomic.Int64
+}
+
+func (c *counting) RoundTrip(r *http.Request) (*http.Response, error) {
+	c.calls.Add(1)
+	if c.bearer != "" {
+		r = r.Clone(r.Context())
+		r.Header.Set("Authorization", c.bearer)
+	}
+	return c.next.RoundTrip(r)
+}
+
+// bootstrap gets the client certificate of a machine and returns its connection as a node.
+func (w *world) bootstrap(ctx context.Context, found clusterinfo.Discovered, m *machine) (connection, error) {
+	c, err := w.connect(found, m, nil)
+	if err != nil {
+		return connection{}, err
+	}
+	defer c.close()
+	certificate, err := w.certificate(ctx, c, m, certificates.KubeAPIServerClientKubeletSignerName)
+	if err != nil {
+		return connection{}, err
+	}
+	return w.connect(found, m, certificate)
+}
+
+// certificate requests a certificate and waits for it with the functions of a kubelet. If that fails, it tries again with
+// another key, after the pauses of a kubelet. An intruder gives up when it is denied.
+func (w *world) certificate(ctx context.Context, c connection, m *machine, signer string) (*tls.Certificate, error) {
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + m.node, Organization: []string{"system:nodes"}}}
+	usage := certificates.UsageClientAuth
+	if signer == certificates.KubeletServingSignerName {
+		usage = certificates.UsageServerAuth
+		template.DNSNames, template.IPAddresses = []string{m.node}, []net.IP{m.address()}
+	}
+	pauses := wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 32 * time.Second}
+	for {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			return nil, err
+		}
+		der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+		if err != nil {
+			return nil, err
+		}
+		w.mu.Lock()
+		w.keys[keyID(key.Public())] = m.id
+		w.mu.Unlock()
+		name, uid, err := csr.RequestCertificateWithContext(ctx, c, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), "", signer, nil,
+			[]certificates.KeyUsage{certificates.UsageDigitalSignature, usage}, key)
+		if err == nil {
+			patience, cancel := context.WithTimeout(ctx, 15*time.Minute)
+			var issued []byte
+			issued, err = csr.WaitForCertificate(patience, c, name, uid)
+			cancel()
+			if err == nil {
+				result := &tls.Certificate{PrivateKey: key}
+				for block, rest := pem.Decode(issued); block != nil; block, rest = pem.Decode(rest) {
+					result.Certificate = append(result.Certificate, block.Bytes)
+				}
+				return result, nil
+			}
+			if m.intruder {
+				return nil, err
+			}
+		}
+		if sleep(ctx, pauses.Step()) != nil {
+			return nil, err
+		}
+		w.say("%s requests a certificate again: %v", m.node, err)
+	}
+}
+
+// keyID is the ID of a public key.
+func keyID(key any) string {
+	der, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return err.Error()
+	}
+	hash := sha256.Sum256(der)
+	return hex.EncodeToString(hash[:])
+}
+
+// register registers the Node with its Lease, gets its serving certificate and reports that it is Ready.
+func (w *world) register(ctx context.Context, c connection, m *machine) (lease *coordinationv1.Lease, err error) {
+	condition := corev1.NodeCondition{
+		Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady",
+		LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+	}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: m.node, Labels: map[string]string{corev1.LabelHostname: m.node, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}},
+		Status: corev1.NodeStatus{
+			NodeInfo:   corev1.NodeSystemInfo{MachineID: m.id, OperatingSystem: "linux", Architecture: "amd64"},
+			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: m.address().String()}, {Type: corev1.NodeHostName, Address: m.node}},
+			Conditions: []corev1.NodeCondition{condition},
+		},
+	}
+	err = retry(ctx, func() error {
+		_, err := c.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) { // a kubelet takes it over
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	leases := c.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	err = retry(ctx, func() error {
+		lease, err = leases.Create(ctx, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Name: m.node},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &m.node, LeaseDurationSeconds: ptr.To[int32](40), RenewTime: ptr.To(metav1.NowMicro())},
+		}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			lease, err = leases.Get(ctx, m.node, metav1.GetOptions{})
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.certificate(ctx, c, m, certificates.KubeletServingSignerName); err != nil {
+		return nil, err
+	}
+	patch := fmt.Appendf(nil, `{"status":{"nodeInfo":{"machineID":%q},"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady"}]}}`, m.id)
+	return lease, retry(ctx, func() error {
+		_, err := c.CoreV1().Nodes().Patch(ctx, m.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+		return err
+	})
+}
+
+// retry calls do until it succeeds, with the pauses of a kubelet that registers its Node.
+func retry(ctx context.Context, do func() error) error {
+	pauses := wait.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Steps: 10, Cap: 7 * time.Second}
+	for {
+		err := do()
+		if err == nil {
+			return nil
+		}
+		if sleep(ctx, pauses.Step()) != nil {
+			return err
+		}
+	}
+}

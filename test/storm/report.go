@@ -1,0 +1,120 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// results is what a storm prints.
+type results struct {
+	Machines          int      `json:"machines"`
+	Replicas          int      `json:"replicas"`
+	Tokens            string   `json:"tokens"` // each, one or both
+	AtOnce            int      `json:"atOnce"`
+	RampSeconds       float64  `json:"rampSeconds"`
+	HeartbeatSeconds  float64  `json:"heartbeatSeconds"` // 0: machines send none
+	Seconds           float64  `json:"seconds"`          // until the last machine was Ready, or time was up
+	MachinesPerMinute float64  `json:"machinesPerMinute"`
+	P50               float64  `json:"p50Seconds"` // from power-on to Ready
+	P99               float64  `json:"p99Seconds"`
+	Lost              []string `json:"lost"`
+	Double            []string `json:"double"`
+	OverLimit         []string `json:"overLimit"`
+	Again             int      `json:"certificatesAgain"` // that a machine requested after an error
+	Intruders         int      `json:"intruders"`
+	Denied            int      `json:"denied"`
+	Processes         []use    `json:"processesPerMachine"`
+	Marks             []mark   `json:"marks"`
+	readyAt           []float64
+}
+
+// use is what a process used for each machine. Calls are requests that kube-apiserver and etcd got, and that the others
+// sent to kube-apiserver.
+type use struct {
+	Name  string  `json:"name"`
+	Calls float64 `json:"calls"`
+	CPU   float64 `json:"cpuSeconds"`
+}
+
+// A mark is something that happened during the storm.
+type mark struct {
+	At   float64 `json:"atSeconds"`
+	What string  `json:"what"`
+}
+
+// finish computes the results.
+func (w *world) finish(before, after map[string]use, e evidence) {
+	r := &w.results
+	r.Machines, r.Replicas, r.Tokens, r.AtOnce = len(w.machines), len(w.replicas), w.options.tokens, w.atOnce
+	r.RampSeconds, r.HeartbeatSeconds = w.ramp.Seconds(), w.heartbeat.Seconds()
+	r.Lost, r.Double, r.OverLimit, r.Again = e.judge()
+	r.Denied, r.readyAt = e.denied, w.readyAt
+	for _, t := range w.tokens {
+		if t.spare != nil {
+			r.Intruders += 2
+		}
+	}
+	if n := len(w.took); n > 0 {
+		slices.Sort(w.took)
+		r.P50, r.P99 = w.took[(n-1)/2], w.took[(n-1)*99/100]
+		r.MachinesPerMinute = float64(n) / r.Seconds * 60
+	}
+	each := float64(len(w.machines))
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		r.Processes = append(r.Processes, use{name, (after[name].Calls - before[name].Calls) / each, (after[name].CPU - before[name].CPU) / each})
+	}
+}
+
+func (r *results) print(to io.Writer) {
+	fmt.Fprintf(to, "%d machines, %d replicas, tokens: %s, ramp %gs, at most %d at once, heartbeats every %gs\n",
+		r.Machines, r.Replicas, r.Tokens, r.RampSeconds, r.AtOnce, r.HeartbeatSeconds)
+	for _, m := range r.Marks {
+		fmt.Fprintf(to, "%6.1f s  %s\n", m.At, m.What)
+	}
+	fmt.Fprintf(to, "%6.1f s  end\n\nmachines per minute: %.0f\npower-on to Ready: p50 %.1f s, p99 %.1f s\n", r.Seconds, r.MachinesPerMinute, r.P50, r.P99)
+	fmt.Fprintf(to, "lost: %d, double: %d, over limit: %d\n", len(r.Lost), len(r.Double), len(r.OverLimit))
+	for _, line := range slices.Concat(r.Lost, r.Double, r.OverLimit) {
+		fmt.Fprintln(to, "  "+line)
+	}
+	fmt.Fprintf(to, "intruders: %d, denied requests: %d, certificates again after an error: %d\n\n", r.Intruders, r.Denied, r.Again)
+	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(table, "for each machine\tcalls\tCPU ms\t")
+	for _, p := range r.Processes {
+		fmt.Fprintf(table, "%s\t%.2f\t%.1f\t\n", p.Name, p.Calls, p.CPU*1000)
+	}
+	_ = table.Flush() // an error of standard output
+}
+
+// plot draws the Ready machines over time, as SVG.
+func (r *results) plot(to io.Writer) {
+	const width, height, left, top, points = 900.0, 420.0, 60.0, 40.0, 500
+	seconds := max(r.Seconds, 0.001)
+	x := func(at float64) float64 { return left + at/seconds*(width-left-20) }
+	y := func(n int) float64 { return height - 40 - float64(n)/float64(r.Machines)*(height-40-top) }
+	fmt.Fprintf(to, `<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" viewBox="0 0 %g %g" role="img">
+<title>Ready machines over time</title>
+<style>text { font: 13px Helvetica, Arial, sans-serif; fill: #1f2328 } .axis { stroke: #8c959f } .mark { stroke: #cf222e; stroke-dasharray: 4 4 }
+.ready { fill: none; stroke: #0969da; stroke-width: 2 } @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } }</style>
+<text x="%g" y="20">%d machines, %d replicas of kubejoin: %.0f machines per minute</text>
+<path class="axis" d="M%g %gV%gH%g" fill="none"/>
+`, width, height, width, height, left, r.Machines, r.Replicas, r.MachinesPerMinute, left, top, y(0), width-20)
+	for i := range 5 {
+		fmt.Fprintf(to, `<text x="%.0f" y="%.0f" text-anchor="end">%d</text>`+"\n", left-8, y(r.Machines*i/4)+4, r.Machines*i/4)
+		fmt.Fprintf(to, `<text x="%.0f" y="%.0f" text-anchor="middle">%.0f s</text>`+"\n", x(seconds*float64(i)/4), y(0)+20, seconds*float64(i)/4)
+	}
+	for i, m := range r.Marks {
+		fmt.Fprintf(to, `<path class="mark" d="M%.1f %gV%g"/><text x="%.1f" y="%g">%s</text>`+"\n", x(m.At), top, y(0), x(m.At)+4, top+16+float64(i)*18, m.What)
+	}
+	line := []string{fmt.Sprintf("M%g %g", x(0), y(0))}
+	step := max(1, len(r.readyAt)/points)
+	for i, at := range r.readyAt {
+		if (i+1)%step == 0 || i == len(r.readyAt)-1 {
+			line = append(line, fmt.Sprintf("L%.1f %.1f", x(at), y(i+1)))
+		}
+	}
+	fmt.Fprintf(to, "<path class=\"ready\" d=\"%s\"/>\n</svg>\n", strings.Join(line, ""))
+}

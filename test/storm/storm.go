@@ -1,0 +1,424 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
+)
+
+// options are the flags of [run].
+type options struct {
+	kubejoin                 string
+	machines, replicas       int
+	tokens                   string
+	ramp                     time.Duration
+	atOnce                   int
+	heartbeat                time.Duration
+	down, partition, timeout time.Duration
+	progress                 io.Writer
+}
+
+// A world is the control plane, the replicas and the machines of a storm.
+type world struct {
+	options
+	*cluster.Cluster
+	bearer   string // of an operator
+	pins     []string
+	replicas []*replica
+	machines []*machine
+	tokens   []*token
+	calls    atomic.Int64  // of the machines to the API server
+	slots    chan struct{} // one for each machine between power-on and Ready
+	joining  sync.WaitGroup
+	beating  sync.WaitGroup
+	began    time.Time
+
+	mu      sync.Mutex
+	keys    map[string]string // ID of the machine by its public key
+	readyAt []float64         // seconds since the storm began, in this order
+	took    []float64         // seconds from power-on to Ready
+	results
+}
+
+// A token admits limit machines.
+type token struct {
+	tokens.Token
+	limit int
+	left  atomic.Int32 // machines that are not Ready yet
+	spare *token       // only for tokens that are attacked: nobody joins with it
+}
+
+// A replica is one kubejoin. It reaches the API server through its own proxy, from its own address.
+type replica struct {
+	name, listen, from string
+	proxy              *cluster.Proxy
+	process            *cluster.Process
+	cmd                func() *exec.Cmd
+}
+
+// storm runs a storm and returns what it measured and what the API server holds at its end.
+func storm(ctx context.Context, o options) (r *results, err error) {
+	if o.machines < 3 || o.replicas < 1 || o.atOnce < 1 || !slices.Contains([]string{"each", "one", "both"}, o.tokens) {
+		return nil, errors.New("invalid options: want at least 3 machines, 1 replica and 1 at once, and tokens each, one or both")
+	}
+	if o.kubejoin, err = filepath.Abs(o.kubejoin); err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(o.kubejoin); err != nil {
+		return nil, fmt.Errorf("kubejoin is missing; build it with 'make build': %w", err)
+	}
+	dir, err := os.MkdirTemp("", "kubejoin-storm-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	audit := filepath.Join(dir, "audit.log")
+	policy := filepath.Join(dir, "policy.yaml")
+	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
+		return nil, err
+	}
+	c, err := cluster.Start(ctx, cluster.Options{Progress: o.progress, APIServerFlags: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + audit}})
+	if err != nil {
+		return nil, err
+	}
+	w := &world{options: o, Cluster: c, bearer: rand.Text(), keys: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w\n%s", err, c.Logs())
+		}
+		err = errors.Join(err, c.Close())
+	}()
+	w.plan()
+	if err := w.start(ctx); err != nil {
+		return nil, err
+	}
+	before, err := w.use(ctx, audit)
+	if err != nil {
+		return nil, err
+	}
+	w.say("%d machines power on", o.machines)
+	if err := w.run(ctx); err != nil {
+		return nil, err
+	}
+	after, err := w.use(ctx, audit)
+	if err != nil {
+		return nil, err
+	}
+	e, err := w.evidence(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w.finish(before, after, e)
+	return &w.results, nil
+}
+
+// auditPolicy makes kube-apiserver record the requests of kubejoin, which no metric counts by process.
+const auditPolicy = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, ResponseStarted]
+rules:
+- level: Metadata
+  users: ["system:serviceaccount:kubejoin-system:kubejoin"]
+- level: None
+`
+
+func (w *world) say(format string, args ...any) {
+	fmt.Fprintf(w.progress, time.Now().Format("15:04:05 ")+format+"\n", args...)
+}
+
+// attacked is how many tokens there are for each that an intruder tries.
+const attacked = 100
+
+// plan makes machines and tokens. A token admits at most [tokens.MaxNodes] nodes, so large storms have several shared ones.
+func (w *world) plan() {
+	var shared []*machine
+	for i := range w.options.machines {
+		m := &machine{id: fmt.Sprintf("machine-%d", i), node: fmt.Sprintf("storm-%05d", i), number: i}
+		w.machines = append(w.machines, m)
+		if w.options.tokens == "one" || w.options.tokens == "both" && i%2 == 1 {
+			shared = append(shared, m)
+			continue
+		}
+		m.token = w.newToken(1)
+	}
+	for part := range slices.Chunk(shared, tokens.MaxNodes) {
+		t := w.newToken(len(part))
+		for _, m := range part {
+			m.token = t
+		}
+	}
+	for i, n := 0, len(w.tokens); i < n; i += attacked {
+		w.tokens[i].spare = w.newToken(1)
+	}
+}
+
+func (w *world) newToken(limit int) *token {
+	t := &token{Token: tokens.Generate(), limit: limit}
+	t.left.Store(int32(limit))
+	w.tokens = append(w.tokens, t)
+	return t
+}
+
+// start starts the replicas, creates the tokens and waits until machines can discover with them.
+func (w *world) start(ctx context.Context) error {
+	kubeconfig, err := w.InstallRights(ctx)
+	if err != nil {
+		return err
+	}
+	own, err := os.ReadFile(kubeconfig)
+	if err != nil {
+		return err
+	}
+	operators := filepath.Join(w.Dir, "operators.csv")
+	if err := os.WriteFile(operators, []byte(w.bearer+`,storm,1,"kubejoin:admins"`+"\n"), 0o600); err != nil {
+		return err
+	}
+	for i := range w.options.replicas {
+		port, err := cluster.FreePort()
+		if err != nil {
+			return err
+		}
+		r := &replica{
+			name: fmt.Sprintf("kubejoin-%d", i+1), from: fmt.Sprintf("127.0.1.%d", i+1),
+			listen: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
+		}
+		if r.proxy, err = cluster.NewProxy(w.Address, net.ParseIP(r.from)); err != nil {
+			return err
+		}
+		context.AfterFunc(ctx, r.proxy.Close)
+		through := filepath.Join(w.Dir, r.name+".conf")
+		if err := os.WriteFile(through, bytes.ReplaceAll(own, []byte(w.Address), []byte(r.proxy.Address())), 0o600); err != nil {
+			return err
+		}
+		r.cmd = func() *exec.Cmd {
+			return exec.Command(w.options.kubejoin, "serve", "--kubeconfig="+through, "--listen="+r.listen,
+				"--cluster-signing-cert-file="+w.CAFile(), "--cluster-signing-key-file="+w.CAKeyFile(),
+				"--token-auth-file="+operators, "--serving-allowed-cidr="+machineNet,
+				"--client-qps=0",                                              // all machines have one address
+				"--controllers=*,-csr-cleaner", "--spent-token-retention=24h") // keep the evidence
+		}
+		if r.process, err = w.StartProcess(r.name, r.cmd()); err != nil {
+			return err
+		}
+		w.replicas = append(w.replicas, r)
+	}
+	w.say("creating %d tokens", len(w.tokens))
+	creating, limited := errgroup.WithContext(ctx)
+	creating.SetLimit(16)
+	for _, t := range w.tokens {
+		creating.Go(func() error {
+			r := tokens.NewRecord(t.Token, 24*time.Hour, time.Now())
+			r.Limits.MaxNodes = t.limit
+			secret, err := secretstore.Manifest(r)
+			if err == nil {
+				_, err = w.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(limited, secret, metav1.CreateOptions{})
+			}
+			return err
+		})
+	}
+	if err := creating.Wait(); err != nil {
+		return err
+	}
+	cas, err := cert.CertsFromFile(w.CAFile())
+	if err != nil {
+		return err
+	}
+	w.pins = clusterinfo.Pins(cas)
+	for _, r := range w.replicas {
+		d := clusterinfo.Discovery{Endpoint: r.listen, Token: w.tokens[len(w.tokens)-1].Token, Pins: w.pins, Retry: 100 * time.Millisecond}
+		if err := r.process.WaitFor(ctx, func(ctx context.Context) error { _, err := d.Run(ctx); return err }); err != nil {
+			return err
+		}
+	}
+	_, err = w.leader(ctx)
+	return err
+}
+
+// run powers on the machines, kills and partitions leaders, and returns when all machines are Ready or time is up.
+func (w *world) run(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, w.timeout)
+	defer cancel()
+	beats, endBeats := context.WithCancel(ctx)
+	defer endBeats()
+	w.began = time.Now()
+	for i, m := range w.machines {
+		w.joining.Go(func() {
+			if sleep(limited, w.ramp*time.Duration(i)/time.Duration(len(w.machines))) == nil {
+				w.join(limited, beats, m)
+			}
+		})
+	}
+	disturbed := make(chan error, 1)
+	go func() { disturbed <- w.disturb(limited) }()
+	_ = w.waitReady(limited, len(w.machines)) // the evidence has the machines that are lost
+	w.Seconds = time.Since(w.began).Seconds()
+	w.say("%d of %d machines are Ready", w.ready(), len(w.machines))
+	err := <-disturbed
+	time.AfterFunc(time.Minute, cancel) // for intruders without an answer; they are never admitted
+	w.joining.Wait()
+	endBeats()
+	w.beating.Wait()
+	if limited.Err() != nil && ctx.Err() == nil {
+		return nil
+	}
+	return errors.Join(err, ctx.Err())
+}
+
+// sleep returns when the time is over, or the error of ctx.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
+func (w *world) ready() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.readyAt)
+}
+
+func (w *world) waitReady(ctx context.Context, n int) error {
+	for w.ready() < n {
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// disturb kills the leader when a third of the machines is Ready, and takes the API server from the leader at two thirds.
+func (w *world) disturb(ctx context.Context) error {
+	n := len(w.machines)
+	if err := w.waitReady(ctx, n/3); err != nil {
+		return err
+	}
+	if w.down > 0 {
+		r, err := w.leader(ctx)
+		if err != nil {
+			return err
+		}
+		r.process.Stop(0)
+		w.mark(r.name + " killed")
+		if err := sleep(ctx, w.down); err != nil {
+			return err
+		}
+		if r.process, err = w.StartProcess(r.name, r.cmd()); err != nil {
+			return err
+		}
+		w.mark(r.name + " restarted")
+	}
+	if err := w.waitReady(ctx, 2*n/3); err != nil || w.partition == 0 {
+		return err
+	}
+	r, err := w.leader(ctx)
+	if err != nil {
+		return err
+	}
+	defer r.proxy.Stall()()
+	w.mark(r.name + " partitioned")
+	defer func() { w.mark(r.name + " connected") }()
+	return sleep(ctx, w.partition)
+}
+
+func (w *world) mark(what string) {
+	w.say("%s, %d machines are Ready", what, w.ready())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.Marks = append(w.Marks, mark{time.Since(w.began).Seconds(), what})
+}
+
+// leader waits until a replica leads, and returns it.
+func (w *world) leader(ctx context.Context) (*replica, error) {
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.CAPool()}}
+	defer transport.CloseIdleConnections()
+	for {
+		for _, r := range w.replicas {
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+r.listen+"/metrics", nil)
+			if err != nil {
+				return nil, err
+			}
+			request.Header.Set("Authorization", "Bearer "+w.bearer)
+			response, err := transport.RoundTrip(request)
+			if err != nil { // it does not run
+				continue
+			}
+			metrics, err := io.ReadAll(response.Body)
+			_ = response.Body.Close()
+			if err == nil && strings.Contains(string(metrics), "\nkubejoin_leader 1\n") {
+				return r, nil
+			}
+		}
+		if err := sleep(ctx, 100*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// use returns what each process has used so far.
+func (w *world) use(ctx context.Context, audit string) (map[string]use, error) {
+	cpu, err := w.CPU()
+	if err != nil {
+		return nil, err
+	}
+	metrics, err := w.Client().CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	log, err := os.ReadFile(audit)
+	if err != nil {
+		return nil, err
+	}
+	simulator, err := cluster.ReadStat(os.Getpid())
+	if err != nil {
+		return nil, err
+	}
+	calls := map[string]float64{
+		"kube-apiserver": sum(string(metrics), "apiserver_request_total{"), "etcd": sum(string(metrics), "etcd_requests_total{"),
+		"simulator": float64(w.calls.Load()),
+	}
+	for _, r := range w.replicas {
+		calls[r.name] = float64(bytes.Count(log, []byte(`"sourceIPs":["`+r.from+`"]`)))
+	}
+	cpu["simulator"] = simulator.CPU
+	used := map[string]use{}
+	for name, c := range cpu {
+		used[name] = use{name, calls[name], c.Seconds()}
+	}
+	return used, nil
+}
+
+// sum adds up the samples of a metric in the text format of Prometheus.
+func sum(metrics, name string) (total float64) {
+	for line := range strings.Lines(metrics) {
+		if _, value, found := strings.Cut(line, "} "); found && strings.HasPrefix(line, name) {
+			n, _ := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			total += n
+		}
+	}
+	return total
+}
