@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -81,7 +82,7 @@ func (w *world) evidence(ctx context.Context) (evidence, error) {
 		if token == r.Spec.Username {
 			token = ""
 		}
-		e.issued = append(e.issued, issued{token, strings.TrimPrefix(c.Subject.CommonName, "system:node:"), keyID(c.PublicKey)})
+		e.issued = append(e.issued, issued{token, strings.TrimPrefix(c.Subject.CommonName, "system:node:"), clusterinfo.Pin(c)})
 	}
 	secrets, err := w.Client().CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)})
 	if err != nil {

@@ -5,12 +5,8 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
-	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -30,7 +26,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/certificate/csr"
+	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/ptr"
 )
 
@@ -58,19 +57,11 @@ func (w *world) join(ctx, beats context.Context, m *machine) {
 		return
 	}
 	powerOn := time.Now()
-	found, err := w.discover(ctx, m)
+	node, lease, err := w.boot(ctx, m)
 	if err != nil {
-		w.stopped(ctx, m, err)
-		return
-	}
-	node, err := w.bootstrap(ctx, found, m)
-	if err != nil {
-		w.stopped(ctx, m, err)
-		return
-	}
-	lease, err := w.register(ctx, node, m)
-	if err != nil {
-		w.stopped(ctx, m, err)
+		if ctx.Err() == nil {
+			w.say("%s gave up: %v", m.node, err)
+		}
 		return
 	}
 	ready := time.Now()
@@ -99,11 +90,27 @@ func (w *world) join(ctx, beats context.Context, m *machine) {
 	})
 }
 
-// stopped reports why a machine gave up, unless the storm has ended.
-func (w *world) stopped(ctx context.Context, m *machine, err error) {
-	if ctx.Err() == nil && !m.intruder {
-		w.say("%s gave up: %v", m.node, err)
+// boot makes a machine Ready. It returns its connection as a node.
+func (w *world) boot(ctx context.Context, m *machine) (connection, *coordinationv1.Lease, error) {
+	found, err := w.discover(ctx, m)
+	if err != nil {
+		return connection{}, nil, err
 	}
+	bootstrap, err := w.connect(found, func(c *rest.Config) { c.BearerToken = m.token.Reveal() })
+	if err != nil {
+		return connection{}, nil, err
+	}
+	defer bootstrap.close()
+	certificate, key, err := w.certificate(ctx, bootstrap, m, certificates.KubeAPIServerClientKubeletSignerName)
+	if err != nil {
+		return connection{}, nil, err
+	}
+	node, err := w.connect(found, func(c *rest.Config) { c.CertData, c.KeyData = certificate, key })
+	if err != nil {
+		return connection{}, nil, err
+	}
+	lease, err := w.register(ctx, node, m)
+	return node, lease, err
 }
 
 // attack lets two machines try what must fail: to join another node with the token of m, which is used up, and to join
@@ -114,13 +121,7 @@ func (w *world) attack(ctx context.Context, m *machine) {
 		{id: m.id + "-with-its-name", node: m.node, token: m.token.spare},
 	} {
 		intruder.number, intruder.intruder = m.number, true
-		w.joining.Go(func() {
-			if found, err := w.discover(ctx, intruder); err == nil {
-				if node, err := w.bootstrap(ctx, found, intruder); err == nil {
-					node.close()
-				}
-			}
-		})
+		w.joining.Go(func() { _, _, _ = w.boot(ctx, intruder) }) // the evidence shows whether it was admitted
 	}
 }
 
@@ -142,113 +143,90 @@ type connection struct {
 	close func()
 }
 
-// connect opens the connection of a machine that authenticates by a certificate, or without one, by its token.
-func (w *world) connect(found clusterinfo.Discovered, m *machine, certificate *tls.Certificate) (connection, error) {
-	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
-	for _, ca := range found.CAs {
-		config.RootCAs.AddCert(ca)
+// connect opens the connection of one machine with a credential.
+func (w *world) connect(found clusterinfo.Discovered, credential func(*rest.Config)) (connection, error) {
+	config, err := clientcmd.RESTConfigFromKubeConfig(found.Kubeconfig)
+	if err != nil {
+		return connection{}, err
 	}
-	bearer := ""
-	if certificate != nil {
-		config.Certificates = []tls.Certificate{*certificate}
-	} else {
-		bearer = "Bearer " + m.token.Reveal()
+	credential(config)
+	config.QPS = -1
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	config.Proxy = http.ProxyFromEnvironment // with a function here, machines do not share a connection
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return counting{next, &w.calls} })
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return connection{}, err
 	}
-	transport := utilnet.SetTransportDefaults(&http.Transport{TLSClientConfig: config})
-	set, err := kubernetes.NewForConfigAndClient(&rest.Config{
-		Host: found.Server, QPS: -1, UserAgent: "kubelet",
-		ContentConfig: rest.ContentConfig{
-			ContentType: runtime.ContentTypeProtobuf, AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
-		},
-	}, &http.Client{Transport: &counting{transport, bearer, &w.calls}})
-	return connection{set, transport.CloseIdleConnections}, err
+	set, err := kubernetes.NewForConfigAndClient(config, client)
+	return connection{set, func() { utilnet.CloseIdleConnectionsFor(client.Transport) }}, err
 }
 
-// counting counts requests and adds the bearer, if there is one.
+// counting counts requests.
 type counting struct {
-	next   http.RoundTripper
-	bearer string
-	calls  *atomic.Int64
+	next  http.RoundTripper
+	calls *atomic.Int64
 }
 
-func (c *counting) RoundTrip(r *http.Request) (*http.Response, error) {
+func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
 	c.calls.Add(1)
-	if c.bearer != "" {
-		r = r.Clone(r.Context())
-		r.Header.Set("Authorization", c.bearer)
-	}
 	return c.next.RoundTrip(r)
 }
 
-// bootstrap gets the client certificate of a machine and returns its connection as a node.
-func (w *world) bootstrap(ctx context.Context, found clusterinfo.Discovered, m *machine) (connection, error) {
-	c, err := w.connect(found, m, nil)
-	if err != nil {
-		return connection{}, err
-	}
-	defer c.close()
-	certificate, err := w.certificate(ctx, c, m, certificates.KubeAPIServerClientKubeletSignerName)
-	if err != nil {
-		return connection{}, err
-	}
-	return w.connect(found, m, certificate)
-}
+// WrappedRoundTripper lets [utilnet.CloseIdleConnectionsFor] find the transport.
+func (c counting) WrappedRoundTripper() http.RoundTripper { return c.next }
 
 // certificate requests a certificate and waits for it with the functions of a kubelet. If that fails, it tries again with
 // another key, after the pauses of a kubelet. An intruder gives up when it is denied.
-func (w *world) certificate(ctx context.Context, c connection, m *machine, signer string) (*tls.Certificate, error) {
+func (w *world) certificate(ctx context.Context, c connection, m *machine, signer string) (issued, keyPEM []byte, err error) {
 	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + m.node, Organization: []string{"system:nodes"}}}
-	usage := certificates.UsageClientAuth
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
 	if signer == certificates.KubeletServingSignerName {
-		usage = certificates.UsageServerAuth
+		usages[1] = certificates.UsageServerAuth
 		template.DNSNames, template.IPAddresses = []string{m.node}, []net.IP{m.address()}
 	}
 	pauses := wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 32 * time.Second}
 	for {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+		request, err := cert.MakeCSRFromTemplate(key, template)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		w.mu.Lock()
-		w.keys[keyID(key.Public())] = m.id
-		w.mu.Unlock()
-		name, uid, err := csr.RequestCertificateWithContext(ctx, c, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), "", signer, nil,
-			[]certificates.KeyUsage{certificates.UsageDigitalSignature, usage}, key)
+		if err := w.own(m, key); err != nil {
+			return nil, nil, err
+		}
+		name, uid, err := csr.RequestCertificateWithContext(ctx, c, request, "", signer, nil, usages, key)
 		if err == nil {
 			patience, cancel := context.WithTimeout(ctx, 15*time.Minute)
-			var issued []byte
 			issued, err = csr.WaitForCertificate(patience, c, name, uid)
 			cancel()
 			if err == nil {
-				result := &tls.Certificate{PrivateKey: key}
-				for block, rest := pem.Decode(issued); block != nil; block, rest = pem.Decode(rest) {
-					result.Certificate = append(result.Certificate, block.Bytes)
-				}
-				return result, nil
+				keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
 			}
-			if m.intruder {
-				return nil, err
+			if err == nil || m.intruder {
+				return issued, keyPEM, err
 			}
 		}
 		if sleep(ctx, pauses.Step()) != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		w.say("%s requests a certificate again: %v", m.node, err)
 	}
 }
 
-// keyID is the ID of a public key.
-func keyID(key any) string {
-	der, err := x509.MarshalPKIXPublicKey(key)
+// own notes which machine made a key.
+func (w *world) own(m *machine, key *ecdsa.PrivateKey) error {
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
 	if err != nil {
-		return err.Error()
+		return err
 	}
-	hash := sha256.Sum256(der)
-	return hex.EncodeToString(hash[:])
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.keys[clusterinfo.Pin(&x509.Certificate{RawSubjectPublicKeyInfo: public})] = m.id
+	return nil
 }
 
 // register registers the Node with its Lease, gets its serving certificate and reports that it is Ready.
@@ -289,7 +267,7 @@ func (w *world) register(ctx context.Context, c connection, m *machine) (lease *
 	if err != nil {
 		return nil, err
 	}
-	if _, err := w.certificate(ctx, c, m, certificates.KubeletServingSignerName); err != nil {
+	if _, _, err := w.certificate(ctx, c, m, certificates.KubeletServingSignerName); err != nil {
 		return nil, err
 	}
 	patch := fmt.Appendf(nil, `{"status":{"nodeInfo":{"machineID":%q},"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady"}]}}`, m.id)

@@ -52,19 +52,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	given := false
-	flags.Visit(func(f *flag.Flag) { given = given || f.Name == "heartbeat" })
-	if o.machines > manyMachines && !given {
-		o.heartbeat = 0
-	}
 	if *format != "text" && *format != "json" {
 		return fmt.Errorf("invalid -o %q: want text or json", *format)
 	}
 	o.progress = stderr
+	chosen := map[string]string{}
+	flags.Visit(func(f *flag.Flag) { chosen[f.Name] = f.Value.String() })
+	if o.machines > manyMachines && chosen["heartbeat"] == "" {
+		o.heartbeat = 0
+	}
+	flags.VisitAll(func(f *flag.Flag) { chosen[f.Name] = f.Value.String() })
 	r, err := storm(ctx, o)
 	if err != nil {
 		return err
 	}
+	r.Flags = chosen
 	if *plot != "" {
 		var svg bytes.Buffer
 		r.plot(&svg)

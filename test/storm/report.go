@@ -11,24 +11,20 @@ import (
 
 // results is what a storm prints.
 type results struct {
-	Machines          int      `json:"machines"`
-	Replicas          int      `json:"replicas"`
-	Tokens            string   `json:"tokens"` // each, one or both
-	AtOnce            int      `json:"atOnce"`
-	RampSeconds       float64  `json:"rampSeconds"`
-	HeartbeatSeconds  float64  `json:"heartbeatSeconds"` // 0: machines send none
-	Seconds           float64  `json:"seconds"`          // until the last machine was Ready, or time was up
-	MachinesPerMinute float64  `json:"machinesPerMinute"`
-	P50               float64  `json:"p50Seconds"` // from power-on to Ready
-	P99               float64  `json:"p99Seconds"`
-	Lost              []string `json:"lost"`
-	Double            []string `json:"double"`
-	OverLimit         []string `json:"overLimit"`
-	Again             int      `json:"certificatesAgain"` // that a machine requested after an error
-	Intruders         int      `json:"intruders"`
-	Denied            int      `json:"denied"`
-	Processes         []use    `json:"processesPerMachine"`
-	Marks             []mark   `json:"marks"`
+	Flags             map[string]string `json:"flags"`
+	Machines          int               `json:"machines"`
+	Seconds           float64           `json:"seconds"` // until the last machine was Ready, or time was up
+	MachinesPerMinute float64           `json:"machinesPerMinute"`
+	P50               float64           `json:"p50Seconds"` // from power-on to Ready
+	P99               float64           `json:"p99Seconds"`
+	Lost              []string          `json:"lost"`
+	Double            []string          `json:"double"`
+	OverLimit         []string          `json:"overLimit"`
+	Again             int               `json:"certificatesAgain"` // that a machine requested after an error
+	Intruders         int               `json:"intruders"`
+	Denied            int               `json:"denied"`
+	Processes         []use             `json:"processesPerMachine"`
+	Marks             []mark            `json:"marks"`
 	readyAt           []float64
 }
 
@@ -49,8 +45,7 @@ type mark struct {
 // finish computes the results.
 func (w *world) finish(before, after map[string]use, e evidence) {
 	r := &w.results
-	r.Machines, r.Replicas, r.Tokens, r.AtOnce = len(w.machines), len(w.replicas), w.options.tokens, w.atOnce
-	r.RampSeconds, r.HeartbeatSeconds = w.ramp.Seconds(), w.heartbeat.Seconds()
+	r.Machines = len(w.machines)
 	r.Lost, r.Double, r.OverLimit, r.Again = e.judge()
 	r.Denied, r.readyAt = e.denied, w.readyAt
 	for _, t := range w.tokens {
@@ -70,8 +65,10 @@ func (w *world) finish(before, after map[string]use, e evidence) {
 }
 
 func (r *results) print(to io.Writer) {
-	fmt.Fprintf(to, "%d machines, %d replicas, tokens: %s, ramp %gs, at most %d at once, heartbeats every %gs\n",
-		r.Machines, r.Replicas, r.Tokens, r.RampSeconds, r.AtOnce, r.HeartbeatSeconds)
+	for _, name := range slices.Sorted(maps.Keys(r.Flags)) {
+		fmt.Fprintf(to, "-%s=%s ", name, r.Flags[name])
+	}
+	fmt.Fprintln(to)
 	for _, m := range r.Marks {
 		fmt.Fprintf(to, "%6.1f s  %s\n", m.At, m.What)
 	}
@@ -99,9 +96,9 @@ func (r *results) plot(to io.Writer) {
 <title>Ready machines over time</title>
 <style>text { font: 13px Helvetica, Arial, sans-serif; fill: #1f2328 } .axis { stroke: #8c959f } .mark { stroke: #cf222e; stroke-dasharray: 4 4 }
 .ready { fill: none; stroke: #0969da; stroke-width: 2 } @media (prefers-color-scheme: dark) { text { fill: #e6edf3 } }</style>
-<text x="%g" y="20">%d machines, %d replicas of kubejoin: %.0f machines per minute</text>
+<text x="%g" y="20">%d machines: %.0f machines per minute</text>
 <path class="axis" d="M%g %gV%gH%g" fill="none"/>
-`, width, height, width, height, left, r.Machines, r.Replicas, r.MachinesPerMinute, left, top, y(0), width-20)
+`, width, height, width, height, left, r.Machines, r.MachinesPerMinute, left, top, y(0), width-20)
 	for i := range 5 {
 		fmt.Fprintf(to, `<text x="%.0f" y="%.0f" text-anchor="end">%d</text>`+"\n", left-8, y(r.Machines*i/4)+4, r.Machines*i/4)
 		fmt.Fprintf(to, `<text x="%.0f" y="%.0f" text-anchor="middle">%.0f s</text>`+"\n", x(seconds*float64(i)/4), y(0)+20, seconds*float64(i)/4)

@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,6 +24,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 )
 
@@ -45,7 +45,6 @@ type options struct {
 type world struct {
 	options
 	*cluster.Cluster
-	bearer   string // of an operator
 	pins     []string
 	replicas []*replica
 	machines []*machine
@@ -77,6 +76,7 @@ type replica struct {
 	proxy              *cluster.Proxy
 	process            *cluster.Process
 	cmd                func() *exec.Cmd
+	operator           *rest.RESTClient
 }
 
 // storm runs a storm and returns what it measured and what the API server holds at its end.
@@ -104,7 +104,7 @@ func storm(ctx context.Context, o options) (r *results, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{options: o, Cluster: c, bearer: rand.Text(), keys: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
+	w := &world{options: o, Cluster: c, keys: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("%w\n%s", err, c.Logs())
@@ -192,8 +192,8 @@ func (w *world) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	operators := filepath.Join(w.Dir, "operators.csv")
-	if err := os.WriteFile(operators, []byte(w.bearer+`,storm,1,"kubejoin:admins"`+"\n"), 0o600); err != nil {
+	bearer, operators := rand.Text(), filepath.Join(w.Dir, "operators.csv")
+	if err := os.WriteFile(operators, []byte(bearer+`,storm,1,"kubejoin:admins"`+"\n"), 0o600); err != nil {
 		return err
 	}
 	for i := range w.options.replicas {
@@ -221,6 +221,13 @@ func (w *world) start(ctx context.Context) error {
 				"--controllers=*,-csr-cleaner", "--spent-token-retention=24h") // keep the evidence
 		}
 		if r.process, err = w.StartProcess(r.name, r.cmd()); err != nil {
+			return err
+		}
+		r.operator, err = rest.UnversionedRESTClientFor(&rest.Config{
+			Host: r.listen, BearerToken: bearer, TLSClientConfig: rest.TLSClientConfig{CAFile: w.CAFile()},
+			ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs.WithoutConversion()},
+		})
+		if err != nil {
 			return err
 		}
 		w.replicas = append(w.replicas, r)
@@ -354,22 +361,10 @@ func (w *world) mark(what string) {
 
 // leader waits until a replica leads, and returns it.
 func (w *world) leader(ctx context.Context) (*replica, error) {
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.CAPool()}}
-	defer transport.CloseIdleConnections()
 	for {
 		for _, r := range w.replicas {
-			request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+r.listen+"/metrics", nil)
-			if err != nil {
-				return nil, err
-			}
-			request.Header.Set("Authorization", "Bearer "+w.bearer)
-			response, err := transport.RoundTrip(request)
-			if err != nil { // it does not run
-				continue
-			}
-			metrics, err := io.ReadAll(response.Body)
-			_ = response.Body.Close()
-			if err == nil && strings.Contains(string(metrics), "\nkubejoin_leader 1\n") {
+			metrics, err := r.operator.Get().AbsPath("/metrics").DoRaw(ctx)
+			if err == nil && strings.Contains(string(metrics), "\nkubejoin_leader 1\n") { // with an error it does not run
 				return r, nil
 			}
 		}
