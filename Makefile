@@ -28,7 +28,7 @@ KUBE ?=
 export KUBE
 OLDER := $(sort $(patsubst test/kube/go.%.mod,%,$(wildcard test/kube/go.*.mod)))
 
-.PHONY: help build image release always run run-ha demo demo-cluster kube manifests test test-matrix test-oldest unit nightly check bench fuzz mutate clean
+.PHONY: help build image release always run run-ha demo demo-cluster kube manifests test test-matrix test-oldest unit nightly check bench storm fuzz mutate clean
 .DEFAULT_GOAL := help
 
 help: ## list all targets
@@ -139,6 +139,13 @@ BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-c
 bench: build ## compare the speed of kubejoin, kube-controller-manager and cfssl (50 minutes; the first run builds Kubernetes)
 	@$(GO) build -o bin/bench ./test/bench
 	@bin/bench $(BENCH)
+
+# MACHINES, REPLICAS, TOKENS (each, one, both), RAMP, ATONCE and HEARTBEAT set what joins. PLOT=FILE and OUTPUT=json change
+# what it writes. 'bin/storm -help' explains all flags.
+STORM := $(if $(MACHINES),-machines $(MACHINES)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(RAMP),-ramp $(RAMP)) $(if $(ATONCE),-at-once $(ATONCE)) $(if $(HEARTBEAT),-heartbeat $(HEARTBEAT)) $(if $(PLOT),-plot $(PLOT)) $(if $(OUTPUT),-o $(OUTPUT))
+storm: build ## let MACHINES (1000) simulated kubelets join REPLICAS (3) at once, while a leader dies and a network breaks
+	@$(GO) build -o bin/storm ./test/storm
+	@bin/storm $(STORM)
 
 FUZZTIME ?= 1m
 fuzz: ## run each fuzz target for FUZZTIME (1m)

@@ -16,6 +16,7 @@
 //	monitoring      alert rules and dashboard, with a real Prometheus
 //	outage          a dead API server, a dead leader, silent connections, failing writes
 //	standalone      kubejoin without Kubernetes
+//	storm           hundreds of simulated machines join at once while the leader dies; also the program of 'make storm'
 //
 //	importer        programs that import kubejoin as a library (a module of its own)
 //

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -96,7 +95,7 @@ func (w *world) boot(ctx context.Context, m *machine) (connection, *coordination
 	if err != nil {
 		return connection{}, nil, err
 	}
-	bootstrap, err := w.connect(found, func(c *rest.Config) { c.BearerToken = m.token.Reveal() })
+	bootstrap, err := connect(found, func(c *rest.Config) { c.BearerToken = m.token.Reveal() })
 	if err != nil {
 		return connection{}, nil, err
 	}
@@ -105,7 +104,7 @@ func (w *world) boot(ctx context.Context, m *machine) (connection, *coordination
 	if err != nil {
 		return connection{}, nil, err
 	}
-	node, err := w.connect(found, func(c *rest.Config) { c.CertData, c.KeyData = certificate, key })
+	node, err := connect(found, func(c *rest.Config) { c.CertData, c.KeyData = certificate, key })
 	if err != nil {
 		return connection{}, nil, err
 	}
@@ -144,7 +143,7 @@ type connection struct {
 }
 
 // connect opens the connection of one machine with a credential.
-func (w *world) connect(found clusterinfo.Discovered, credential func(*rest.Config)) (connection, error) {
+func connect(found clusterinfo.Discovered, credential func(*rest.Config)) (connection, error) {
 	config, err := clientcmd.RESTConfigFromKubeConfig(found.Kubeconfig)
 	if err != nil {
 		return connection{}, err
@@ -153,7 +152,6 @@ func (w *world) connect(found clusterinfo.Discovered, credential func(*rest.Conf
 	config.QPS = -1
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	config.Proxy = http.ProxyFromEnvironment // with a function here, machines do not share a connection
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return counting{next, &w.calls} })
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return connection{}, err
@@ -161,20 +159,6 @@ func (w *world) connect(found clusterinfo.Discovered, credential func(*rest.Conf
 	set, err := kubernetes.NewForConfigAndClient(config, client)
 	return connection{set, func() { utilnet.CloseIdleConnectionsFor(client.Transport) }}, err
 }
-
-// counting counts requests.
-type counting struct {
-	next  http.RoundTripper
-	calls *atomic.Int64
-}
-
-func (c counting) RoundTrip(r *http.Request) (*http.Response, error) {
-	c.calls.Add(1)
-	return c.next.RoundTrip(r)
-}
-
-// WrappedRoundTripper lets [utilnet.CloseIdleConnectionsFor] find the transport.
-func (c counting) WrappedRoundTripper() http.RoundTripper { return c.next }
 
 // certificate requests a certificate and waits for it with the functions of a kubelet. If that fails, it tries again with
 // another key, after the pauses of a kubelet. An intruder gives up when it is denied.

@@ -49,7 +49,6 @@ type world struct {
 	replicas []*replica
 	machines []*machine
 	tokens   []*token
-	calls    atomic.Int64  // of the machines to the API server
 	slots    chan struct{} // one for each machine between power-on and Ready
 	joining  sync.WaitGroup
 	beating  sync.WaitGroup
@@ -84,12 +83,6 @@ func storm(ctx context.Context, o options) (r *results, err error) {
 	if o.machines < 3 || o.replicas < 1 || o.atOnce < 1 || !slices.Contains([]string{"each", "one", "both"}, o.tokens) {
 		return nil, errors.New("invalid options: want at least 3 machines, 1 replica and 1 at once, and tokens each, one or both")
 	}
-	if o.kubejoin, err = filepath.Abs(o.kubejoin); err != nil {
-		return nil, err
-	}
-	if _, err := os.Stat(o.kubejoin); err != nil {
-		return nil, fmt.Errorf("kubejoin is missing; build it with 'make build': %w", err)
-	}
 	dir, err := os.MkdirTemp("", "kubejoin-storm-")
 	if err != nil {
 		return nil, err
@@ -100,7 +93,7 @@ func storm(ctx context.Context, o options) (r *results, err error) {
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		return nil, err
 	}
-	c, err := cluster.Start(ctx, cluster.Options{Progress: o.progress, APIServerFlags: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + audit}})
+	c, err := cluster.Start(ctx, cluster.Options{Progress: o.progress, APIServerFlags: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + audit, "--audit-log-maxsize=100000"}})
 	if err != nil {
 		return nil, err
 	}
@@ -284,13 +277,13 @@ func (w *world) run(ctx context.Context) error {
 	w.Seconds = time.Since(w.began).Seconds()
 	w.say("%d of %d machines are Ready", w.ready(), len(w.machines))
 	err := <-disturbed
+	if limited.Err() != nil {
+		err = nil // time is up
+	}
 	time.AfterFunc(time.Minute, cancel) // for intruders without an answer; they are never admitted
 	w.joining.Wait()
 	endBeats()
 	w.beating.Wait()
-	if limited.Err() != nil && ctx.Err() == nil {
-		return nil
-	}
 	return errors.Join(err, ctx.Err())
 }
 
@@ -392,12 +385,11 @@ func (w *world) use(ctx context.Context, audit string) (map[string]use, error) {
 	if err != nil {
 		return nil, err
 	}
-	calls := map[string]float64{
-		"kube-apiserver": sum(string(metrics), "apiserver_request_total{"), "etcd": sum(string(metrics), "etcd_requests_total{"),
-		"simulator": float64(w.calls.Load()),
-	}
+	all := sum(string(metrics), "apiserver_request_total{")
+	calls := map[string]float64{"kube-apiserver": all, "etcd": sum(string(metrics), "etcd_requests_total{"), "simulator": all}
 	for _, r := range w.replicas {
 		calls[r.name] = float64(bytes.Count(log, []byte(`"sourceIPs":["`+r.from+`"]`)))
+		calls["simulator"] -= calls[r.name] // nobody else sends requests
 	}
 	cpu["simulator"] = simulator.CPU
 	used := map[string]use{}

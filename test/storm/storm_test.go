@@ -1,0 +1,82 @@
+package main
+
+import (
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/harness"
+)
+
+// TestStormLosesNoMachine lets 300 machines join and kills the leader. It catches machines that never become Ready, and
+// tokens and names that admit two.
+func TestStormLosesNoMachine(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a Kubernetes control plane, which -short leaves out")
+	}
+	harness.Parallel(t)
+	kubejoin := filepath.Join(t.TempDir(), "kubejoin")
+	if output, err := exec.Command("go", "build", "-o", kubejoin, "github.com/kubejoin/kubejoin/cmd/kubejoin").CombinedOutput(); err != nil {
+		t.Fatalf("building kubejoin: %v\n%s", err, output)
+	}
+	r, err := storm(t.Context(), options{
+		kubejoin: kubejoin, machines: 300, replicas: 2, tokens: "both", atOnce: 300, heartbeat: 10 * time.Second,
+		down: 2 * time.Second, timeout: 5 * time.Minute, progress: t.Output(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.print(t.Output())
+	r.plot(io.Discard)
+	if len(r.Lost)+len(r.Double)+len(r.OverLimit) > 0 {
+		t.Error("got lost machines, double names or nodes over a limit, want none")
+	}
+	if len(r.Marks) != 2 || !strings.Contains(r.Marks[0].What, "killed") {
+		t.Errorf("got marks %v, want that the leader was killed and restarted", r.Marks)
+	}
+	if r.Intruders == 0 || r.Denied != r.Intruders {
+		t.Errorf("got %d intruders and %d denied requests, want the same number", r.Intruders, r.Denied)
+	}
+}
+
+// TestJudgeFindsProblems catches counters that are zero whatever happens.
+func TestJudgeFindsProblems(t *testing.T) {
+	for name, test := range map[string]struct {
+		change                    func(e *evidence)
+		lost, double, over, again int
+	}{
+		"all is well":              {change: func(*evidence) {}},
+		"no Node":                  {change: func(e *evidence) { delete(e.ready, "a") }, lost: 1},
+		"Node of another machine":  {change: func(e *evidence) { e.ready["a"] = "intruder" }, lost: 1},
+		"two machines of one name": {change: func(e *evidence) { e.issued = append(e.issued, issued{"spare1", "a", "key-of-intruder"}) }, double: 1, over: 1},
+		"key of no machine":        {change: func(e *evidence) { e.issued[0].key = "unknown" }, double: 1},
+		"a second request":         {change: func(e *evidence) { e.issued = append(e.issued, issued{"each01", "a", "second-key-of-a"}) }, again: 1},
+		"serving certificate":      {change: func(e *evidence) { e.issued = append(e.issued, issued{"", "a", "second-key-of-a"}) }},
+		"one over the limit": {change: func(e *evidence) {
+			e.issued = append(e.issued, issued{"each01", "d", "key-of-intruder"})
+			e.claims["each01"], e.counted["each01"] = []string{"a", "d"}, []string{"a", "d"}
+		}, over: 3},
+		"a claim over the limit":   {change: func(e *evidence) { e.claims["shared"] = []string{"b", "c", "d"} }, over: 1},
+		"a count over the limit":   {change: func(e *evidence) { e.counted["shared"] = []string{"b", "c", "d"} }, over: 1},
+		"certificate without slot": {change: func(e *evidence) { e.claims["shared"] = []string{"b"} }, over: 1},
+		"certificate not counted":  {change: func(e *evidence) { e.counted["shared"] = []string{"b"} }, over: 1},
+	} {
+		e := evidence{
+			machines: map[string]string{"a": "A", "b": "B", "c": "C"},
+			keys:     map[string]string{"key-of-a": "A", "key-of-b": "B", "key-of-c": "C", "second-key-of-a": "A", "key-of-intruder": "intruder"},
+			limits:   map[string]int{"each01": 1, "shared": 2, "spare1": 1},
+			ready:    map[string]string{"a": "A", "b": "B", "c": "C"},
+			issued:   []issued{{"each01", "a", "key-of-a"}, {"shared", "b", "key-of-b"}, {"shared", "c", "key-of-c"}},
+			claims:   map[string][]string{"each01": {"a"}, "shared": {"b", "c"}},
+			counted:  map[string][]string{"each01": {"a"}, "shared": {"b", "c"}},
+		}
+		test.change(&e)
+		lost, double, over, again := e.judge()
+		if len(lost) != test.lost || len(double) != test.double || len(over) != test.over || again != test.again {
+			t.Errorf("%s: got lost %q, double %q, over limit %q, %d again, want %d, %d, %d, %d", name, lost, double, over, again, test.lost, test.double, test.over, test.again)
+		}
+	}
+}
