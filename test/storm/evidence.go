@@ -2,8 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/x509"
-	"encoding/pem"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/cert"
 )
 
 // evidence is what the API server holds after a storm. Of the simulator it has only which machine made which key.
@@ -46,8 +46,12 @@ func (w *world) evidence(ctx context.Context) (evidence, error) {
 	for _, t := range w.tokens {
 		e.limits[t.ID()] = t.limit
 	}
-	nodes, err := w.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
+	core, all := w.Client().CoreV1(), metav1.ListOptions{}
+	nodes, err1 := core.Nodes().List(ctx, all)
+	requests, err2 := w.Client().CertificatesV1().CertificateSigningRequests().List(ctx, all)
+	secrets, err3 := core.Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)})
+	leases, err4 := w.Client().CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{LabelSelector: "kubejoin.io/claim=true"})
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return e, err
 	}
 	for _, n := range nodes.Items {
@@ -57,36 +61,24 @@ func (w *world) evidence(ctx context.Context) (evidence, error) {
 			}
 		}
 	}
-	requests, err := w.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return e, err
-	}
 	for _, r := range requests.Items {
-		if slices.ContainsFunc(r.Status.Conditions, func(c certificates.CertificateSigningRequestCondition) bool {
-			return c.Type == certificates.CertificateDenied
-		}) {
-			e.denied++
+		for _, c := range r.Status.Conditions {
+			if c.Type == certificates.CertificateDenied {
+				e.denied++
+			}
 		}
 		if len(r.Status.Certificate) == 0 {
 			continue
 		}
-		block, _ := pem.Decode(r.Status.Certificate)
-		if block == nil {
-			return e, fmt.Errorf("CSR %s has no certificate in PEM", r.Name)
-		}
-		c, err := x509.ParseCertificate(block.Bytes)
+		chain, err := cert.ParseCertsPEM(r.Status.Certificate)
 		if err != nil {
 			return e, fmt.Errorf("CSR %s: %w", r.Name, err)
 		}
-		token, _ := strings.CutPrefix(r.Spec.Username, "system:bootstrap:")
-		if token == r.Spec.Username {
+		token, byToken := strings.CutPrefix(r.Spec.Username, "system:bootstrap:")
+		if !byToken {
 			token = ""
 		}
-		e.issued = append(e.issued, issued{token, strings.TrimPrefix(c.Subject.CommonName, "system:node:"), clusterinfo.Pin(c)})
-	}
-	secrets, err := w.Client().CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)})
-	if err != nil {
-		return e, err
+		e.issued = append(e.issued, issued{token, strings.TrimPrefix(chain[0].Subject.CommonName, "system:node:"), clusterinfo.Pin(chain[0])})
 	}
 	for i := range secrets.Items {
 		record, err := secretstore.Decode(&secrets.Items[i])
@@ -94,10 +86,6 @@ func (w *world) evidence(ctx context.Context) (evidence, error) {
 			return e, err
 		}
 		e.counted[record.Token.ID()] = record.Nodes
-	}
-	leases, err := w.Client().CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{LabelSelector: "kubejoin.io/claim=true"})
-	if err != nil {
-		return e, err
 	}
 	for _, l := range leases.Items {
 		e.claims[*l.Spec.HolderIdentity] = append(e.claims[*l.Spec.HolderIdentity], l.Name)
@@ -113,23 +101,18 @@ func (e evidence) judge() (lost, double, over []string, again int) {
 			lost = append(lost, fmt.Sprintf("%s is not a Ready Node of %s (machine ID of the Node: %q)", node, id, e.ready[node]))
 		}
 	}
-	type slot struct {
-		node   string
-		client bool
-	}
-	owner, names, seen := map[string]string{}, map[string]map[string]bool{}, map[slot]bool{}
+	owner, names, seen := map[string]string{}, map[string]map[string]bool{}, map[string]bool{}
 	for _, c := range e.issued {
-		id := e.keys[c.key]
+		id, slot := e.keys[c.key], c.token+"/"+c.node
 		switch first, taken := owner[c.node]; {
 		case id == "":
 			double = append(double, fmt.Sprintf("%s: no machine made the key of a certificate", c.node))
 		case taken && first != id:
 			double = append(double, fmt.Sprintf("%s: %s and %s have certificates", c.node, first, id))
-		case seen[slot{c.node, c.token != ""}]:
+		case seen[slot]:
 			again++
 		}
-		owner[c.node] = id
-		seen[slot{c.node, c.token != ""}] = true
+		owner[c.node], seen[slot] = id, true
 		if c.token != "" {
 			if names[c.token] == nil {
 				names[c.token] = map[string]bool{}

@@ -215,34 +215,27 @@ func (w *world) own(m *machine, key *ecdsa.PrivateKey) error {
 
 // register registers the Node with its Lease, gets its serving certificate and reports that it is Ready.
 func (w *world) register(ctx context.Context, c connection, m *machine) (lease *coordinationv1.Lease, err error) {
-	condition := corev1.NodeCondition{
-		Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady",
-		LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
-	}
+	defer func() {
+		if err != nil {
+			c.close()
+		}
+	}()
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: m.node, Labels: map[string]string{corev1.LabelHostname: m.node, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}},
 		Status: corev1.NodeStatus{
 			NodeInfo:   corev1.NodeSystemInfo{MachineID: m.id, OperatingSystem: "linux", Architecture: "amd64"},
 			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: m.address().String()}, {Type: corev1.NodeHostName, Address: m.node}},
-			Conditions: []corev1.NodeCondition{condition},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady"}},
 		},
 	}
-	err = retry(ctx, func() error {
-		_, err := c.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
-		if apierrors.IsAlreadyExists(err) { // a kubelet takes it over
-			return nil
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
+	beat := coordinationv1.LeaseSpec{HolderIdentity: &m.node, LeaseDurationSeconds: ptr.To[int32](40), RenewTime: ptr.To(metav1.NowMicro())}
 	leases := c.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	err = retry(ctx, func() error {
-		lease, err = leases.Create(ctx, &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: m.node},
-			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &m.node, LeaseDurationSeconds: ptr.To[int32](40), RenewTime: ptr.To(metav1.NowMicro())},
-		}, metav1.CreateOptions{})
+		_, err := c.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) { // a kubelet takes over the Node of its name
+			return err
+		}
+		lease, err = leases.Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: m.node}, Spec: beat}, metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			lease, err = leases.Get(ctx, m.node, metav1.GetOptions{})
 		}
@@ -255,10 +248,11 @@ func (w *world) register(ctx context.Context, c connection, m *machine) (lease *
 		return nil, err
 	}
 	patch := fmt.Appendf(nil, `{"status":{"nodeInfo":{"machineID":%q},"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady"}]}}`, m.id)
-	return lease, retry(ctx, func() error {
+	err = retry(ctx, func() error {
 		_, err := c.CoreV1().Nodes().Patch(ctx, m.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 		return err
 	})
+	return lease, err
 }
 
 // retry calls do until it succeeds, with the pauses of a kubelet that registers its Node.

@@ -43,7 +43,7 @@ type mark struct {
 }
 
 // finish computes the results.
-func (w *world) finish(before, after map[string]use, e evidence) {
+func (w *world) finish(e evidence) {
 	r := &w.results
 	r.Machines = len(w.machines)
 	r.Lost, r.Double, r.OverLimit, r.Again = e.judge()
@@ -57,10 +57,6 @@ func (w *world) finish(before, after map[string]use, e evidence) {
 		slices.Sort(w.took)
 		r.P50, r.P99 = w.took[(n-1)/2], w.took[(n-1)*99/100]
 		r.MachinesPerMinute = float64(n) / r.Seconds * 60
-	}
-	each := float64(len(w.machines))
-	for _, name := range slices.Sorted(maps.Keys(after)) {
-		r.Processes = append(r.Processes, use{name, (after[name].Calls - before[name].Calls) / each, (after[name].CPU - before[name].CPU) / each})
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -45,6 +46,7 @@ type options struct {
 type world struct {
 	options
 	*cluster.Cluster
+	audit    string // kube-apiserver's log of requests of kubejoin
 	pins     []string
 	replicas []*replica
 	machines []*machine
@@ -88,43 +90,33 @@ func storm(ctx context.Context, o options) (r *results, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	audit := filepath.Join(dir, "audit.log")
+	w := &world{options: o, audit: filepath.Join(dir, "audit.log"), keys: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
 	policy := filepath.Join(dir, "policy.yaml")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		return nil, err
 	}
-	c, err := cluster.Start(ctx, cluster.Options{Progress: o.progress, APIServerFlags: []string{"--audit-policy-file=" + policy, "--audit-log-path=" + audit, "--audit-log-maxsize=100000"}})
-	if err != nil {
+	flags := []string{"--audit-policy-file=" + policy, "--audit-log-path=" + w.audit, "--audit-log-maxsize=100000"}
+	if w.Cluster, err = cluster.Start(ctx, cluster.Options{Progress: o.progress, APIServerFlags: flags}); err != nil {
 		return nil, err
 	}
-	w := &world{options: o, Cluster: c, keys: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, c.Logs())
+			err = fmt.Errorf("%w\n%s", err, w.Logs())
 		}
-		err = errors.Join(err, c.Close())
+		err = errors.Join(err, w.Close())
 	}()
 	w.plan()
 	if err := w.start(ctx); err != nil {
 		return nil, err
 	}
-	before, err := w.use(ctx, audit)
-	if err != nil {
-		return nil, err
-	}
-	w.say("%d machines power on", o.machines)
 	if err := w.run(ctx); err != nil {
-		return nil, err
-	}
-	after, err := w.use(ctx, audit)
-	if err != nil {
 		return nil, err
 	}
 	e, err := w.evidence(ctx)
 	if err != nil {
 		return nil, err
 	}
-	w.finish(before, after, e)
+	w.finish(e)
 	return &w.results, nil
 }
 
@@ -263,6 +255,11 @@ func (w *world) run(ctx context.Context) error {
 	defer cancel()
 	beats, endBeats := context.WithCancel(ctx)
 	defer endBeats()
+	before, err := w.use(ctx)
+	if err != nil {
+		return err
+	}
+	w.say("%d machines power on", len(w.machines))
 	w.began = time.Now()
 	for i, m := range w.machines {
 		w.joining.Go(func() {
@@ -276,7 +273,7 @@ func (w *world) run(ctx context.Context) error {
 	_ = w.waitReady(limited, len(w.machines)) // the evidence has the machines that are lost
 	w.Seconds = time.Since(w.began).Seconds()
 	w.say("%d of %d machines are Ready", w.ready(), len(w.machines))
-	err := <-disturbed
+	err = <-disturbed
 	if limited.Err() != nil {
 		err = nil // time is up
 	}
@@ -284,7 +281,15 @@ func (w *world) run(ctx context.Context) error {
 	w.joining.Wait()
 	endBeats()
 	w.beating.Wait()
-	return errors.Join(err, ctx.Err())
+	if err := errors.Join(err, ctx.Err()); err != nil {
+		return err
+	}
+	after, err := w.use(ctx)
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		each := float64(len(w.machines))
+		w.Processes = append(w.Processes, use{name, (after[name].Calls - before[name].Calls) / each, (after[name].CPU - before[name].CPU) / each})
+	}
+	return err
 }
 
 // sleep returns when the time is over, or the error of ctx.
@@ -368,7 +373,7 @@ func (w *world) leader(ctx context.Context) (*replica, error) {
 }
 
 // use returns what each process has used so far.
-func (w *world) use(ctx context.Context, audit string) (map[string]use, error) {
+func (w *world) use(ctx context.Context) (map[string]use, error) {
 	cpu, err := w.CPU()
 	if err != nil {
 		return nil, err
@@ -377,7 +382,7 @@ func (w *world) use(ctx context.Context, audit string) (map[string]use, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := os.ReadFile(audit)
+	log, err := os.ReadFile(w.audit)
 	if err != nil {
 		return nil, err
 	}
