@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -16,10 +15,10 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// evidence is what the API server holds after a storm. Of the simulator it has only which machine made which key.
+// evidence is what the API server holds after a storm. Of the simulator it has only who sent which request.
 type evidence struct {
 	machines map[string]string   // ID of the machine that owns a node name
-	keys     map[string]string   // ID of the machine that made a public key
+	senders  map[string]string   // ID of the machine that sent a certificate request
 	limits   map[string]int      // node limit by token ID
 	ready    map[string]string   // machine ID that a Ready Node reports, by node name
 	issued   []issued            // certificates in CSR objects
@@ -29,15 +28,15 @@ type evidence struct {
 }
 
 type issued struct {
-	token string // empty: a node made the request
-	node  string
-	key   string
+	token   string // empty: a node made the request
+	node    string
+	request string
 }
 
 // evidence reads everything from the API server.
 func (w *world) evidence(ctx context.Context) (evidence, error) {
 	e := evidence{
-		machines: map[string]string{}, keys: w.keys, limits: map[string]int{}, ready: map[string]string{},
+		machines: map[string]string{}, senders: w.senders, limits: map[string]int{}, ready: map[string]string{},
 		claims: map[string][]string{}, counted: map[string][]string{},
 	}
 	for _, m := range w.machines {
@@ -78,7 +77,7 @@ func (w *world) evidence(ctx context.Context) (evidence, error) {
 		if !byToken {
 			token = ""
 		}
-		e.issued = append(e.issued, issued{token, strings.TrimPrefix(chain[0].Subject.CommonName, "system:node:"), clusterinfo.Pin(chain[0])})
+		e.issued = append(e.issued, issued{token, strings.TrimPrefix(chain[0].Subject.CommonName, "system:node:"), string(r.Spec.Request)})
 	}
 	for i := range secrets.Items {
 		record, err := secretstore.Decode(&secrets.Items[i])
@@ -101,34 +100,30 @@ func (e evidence) judge() (lost, double, over []string, again int) {
 			lost = append(lost, fmt.Sprintf("%s is not a Ready Node of %s (machine ID of the Node: %q)", node, id, e.ready[node]))
 		}
 	}
-	owner, names, seen := map[string]string{}, map[string]map[string]bool{}, map[string]bool{}
+	owner, names, seen := map[string]string{}, map[string][]string{}, map[string]bool{}
 	for _, c := range e.issued {
-		id, slot := e.keys[c.key], c.token+"/"+c.node
+		id, slot := e.senders[c.request], c.token+"/"+c.node
 		switch first, taken := owner[c.node]; {
 		case id == "":
-			double = append(double, fmt.Sprintf("%s: no machine made the key of a certificate", c.node))
+			double = append(double, fmt.Sprintf("%s: no machine requested a certificate", c.node))
 		case taken && first != id:
 			double = append(double, fmt.Sprintf("%s: %s and %s have certificates", c.node, first, id))
 		case seen[slot]:
 			again++
 		}
 		owner[c.node], seen[slot] = id, true
-		if c.token != "" {
-			if names[c.token] == nil {
-				names[c.token] = map[string]bool{}
-			}
-			names[c.token][c.node] = true
+		if c.token != "" && !slices.Contains(names[c.token], c.node) {
+			names[c.token] = append(names[c.token], c.node)
 		}
 	}
 	for _, token := range slices.Sorted(maps.Keys(e.limits)) {
 		limit := e.limits[token]
-		for what, n := range map[string]int{"certificates": len(names[token]), "claims": len(e.claims[token]), "counted": len(e.counted[token])} {
-			for range n - limit {
-				over = append(over, fmt.Sprintf("token %s: %d nodes (%s), limit %d", token, n, what, limit))
-			}
+		joined, claims, counted := len(names[token]), len(e.claims[token]), len(e.counted[token])
+		for range max(joined, claims, counted) - limit {
+			over = append(over, fmt.Sprintf("token %s: %d nodes with certificates, %d claims, %d nodes counted, limit %d", token, joined, claims, counted, limit))
 		}
 		// A name without a slot leaves the slot to another machine.
-		for _, node := range slices.Sorted(maps.Keys(names[token])) {
+		for _, node := range names[token] {
 			if !slices.Contains(e.claims[token], node) || !slices.Contains(e.counted[token], node) {
 				over = append(over, fmt.Sprintf("token %s: %s has a certificate and no slot", token, node))
 			}

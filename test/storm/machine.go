@@ -21,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -72,11 +71,9 @@ func (w *world) join(ctx, beats context.Context, m *machine) {
 		w.attack(ctx, m)
 	}
 	if w.heartbeat == 0 {
-		node.close()
 		return
 	}
 	w.beating.Go(func() {
-		defer node.close()
 		leases := node.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 		for sleep(beats, w.heartbeat) == nil {
 			lease.Spec.RenewTime = ptr.To(metav1.NowMicro())
@@ -90,23 +87,22 @@ func (w *world) join(ctx, beats context.Context, m *machine) {
 }
 
 // boot makes a machine Ready. It returns its connection as a node.
-func (w *world) boot(ctx context.Context, m *machine) (connection, *coordinationv1.Lease, error) {
+func (w *world) boot(ctx context.Context, m *machine) (*kubernetes.Clientset, *coordinationv1.Lease, error) {
 	found, err := w.discover(ctx, m)
 	if err != nil {
-		return connection{}, nil, err
+		return nil, nil, err
 	}
 	bootstrap, err := connect(found, func(c *rest.Config) { c.BearerToken = m.token.Reveal() })
 	if err != nil {
-		return connection{}, nil, err
+		return nil, nil, err
 	}
-	defer bootstrap.close()
 	certificate, key, err := w.certificate(ctx, bootstrap, m, certificates.KubeAPIServerClientKubeletSignerName)
 	if err != nil {
-		return connection{}, nil, err
+		return nil, nil, err
 	}
 	node, err := connect(found, func(c *rest.Config) { c.CertData, c.KeyData = certificate, key })
 	if err != nil {
-		return connection{}, nil, err
+		return nil, nil, err
 	}
 	lease, err := w.register(ctx, node, m)
 	return node, lease, err
@@ -136,17 +132,11 @@ func (w *world) discover(ctx context.Context, m *machine) (clusterinfo.Discovere
 	}
 }
 
-// A connection to the API server belongs to one machine and one credential.
-type connection struct {
-	*kubernetes.Clientset
-	close func()
-}
-
-// connect opens the connection of one machine with a credential.
-func connect(found clusterinfo.Discovered, credential func(*rest.Config)) (connection, error) {
+// connect opens the connection of one machine with a credential. The connection closes when it is idle for a while.
+func connect(found clusterinfo.Discovered, credential func(*rest.Config)) (*kubernetes.Clientset, error) {
 	config, err := clientcmd.RESTConfigFromKubeConfig(found.Kubeconfig)
 	if err != nil {
-		return connection{}, err
+		return nil, err
 	}
 	credential(config)
 	config.QPS = -1
@@ -154,15 +144,14 @@ func connect(found clusterinfo.Discovered, credential func(*rest.Config)) (conne
 	config.Proxy = http.ProxyFromEnvironment // with a function here, machines do not share a connection
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return connection{}, err
+		return nil, err
 	}
-	set, err := kubernetes.NewForConfigAndClient(config, client)
-	return connection{set, func() { utilnet.CloseIdleConnectionsFor(client.Transport) }}, err
+	return kubernetes.NewForConfigAndClient(config, client)
 }
 
 // certificate requests a certificate and waits for it with the functions of a kubelet. If that fails, it tries again with
 // another key, after the pauses of a kubelet. An intruder gives up when it is denied.
-func (w *world) certificate(ctx context.Context, c connection, m *machine, signer string) (issued, keyPEM []byte, err error) {
+func (w *world) certificate(ctx context.Context, c kubernetes.Interface, m *machine, signer string) (issued, keyPEM []byte, err error) {
 	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + m.node, Organization: []string{"system:nodes"}}}
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
 	if signer == certificates.KubeletServingSignerName {
@@ -179,9 +168,9 @@ func (w *world) certificate(ctx context.Context, c connection, m *machine, signe
 		if err != nil {
 			return nil, nil, err
 		}
-		if err := w.own(m, key); err != nil {
-			return nil, nil, err
-		}
+		w.mu.Lock()
+		w.senders[string(request)] = m.id
+		w.mu.Unlock()
 		name, uid, err := csr.RequestCertificateWithContext(ctx, c, request, "", signer, nil, usages, key)
 		if err == nil {
 			patience, cancel := context.WithTimeout(ctx, 15*time.Minute)
@@ -201,25 +190,8 @@ func (w *world) certificate(ctx context.Context, c connection, m *machine, signe
 	}
 }
 
-// own notes which machine made a key.
-func (w *world) own(m *machine, key *ecdsa.PrivateKey) error {
-	public, err := x509.MarshalPKIXPublicKey(key.Public())
-	if err != nil {
-		return err
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.keys[clusterinfo.Pin(&x509.Certificate{RawSubjectPublicKeyInfo: public})] = m.id
-	return nil
-}
-
 // register registers the Node with its Lease, gets its serving certificate and reports that it is Ready.
-func (w *world) register(ctx context.Context, c connection, m *machine) (lease *coordinationv1.Lease, err error) {
-	defer func() {
-		if err != nil {
-			c.close()
-		}
-	}()
+func (w *world) register(ctx context.Context, c kubernetes.Interface, m *machine) (lease *coordinationv1.Lease, err error) {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: m.node, Labels: map[string]string{corev1.LabelHostname: m.node, corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64"}},
 		Status: corev1.NodeStatus{

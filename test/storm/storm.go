@@ -57,7 +57,7 @@ type world struct {
 	began    time.Time
 
 	mu      sync.Mutex
-	keys    map[string]string // ID of the machine by its public key
+	senders map[string]string // ID of the machine by its certificate request
 	readyAt []float64         // seconds since the storm began, in this order
 	took    []float64         // seconds from power-on to Ready
 	results
@@ -90,7 +90,7 @@ func storm(ctx context.Context, o options) (r *results, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	w := &world{options: o, audit: filepath.Join(dir, "audit.log"), keys: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
+	w := &world{options: o, audit: filepath.Join(dir, "audit.log"), senders: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
 	policy := filepath.Join(dir, "policy.yaml")
 	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 		return nil, err
@@ -217,21 +217,7 @@ func (w *world) start(ctx context.Context) error {
 		}
 		w.replicas = append(w.replicas, r)
 	}
-	w.say("creating %d tokens", len(w.tokens))
-	creating, limited := errgroup.WithContext(ctx)
-	creating.SetLimit(16)
-	for _, t := range w.tokens {
-		creating.Go(func() error {
-			r := tokens.NewRecord(t.Token, 24*time.Hour, time.Now())
-			r.Limits.MaxNodes = t.limit
-			secret, err := secretstore.Manifest(r)
-			if err == nil {
-				_, err = w.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(limited, secret, metav1.CreateOptions{})
-			}
-			return err
-		})
-	}
-	if err := creating.Wait(); err != nil {
+	if err := w.createTokens(ctx); err != nil {
 		return err
 	}
 	cas, err := cert.CertsFromFile(w.CAFile())
@@ -247,6 +233,24 @@ func (w *world) start(ctx context.Context) error {
 	}
 	_, err = w.leader(ctx)
 	return err
+}
+
+func (w *world) createTokens(ctx context.Context) error {
+	w.say("creating %d tokens", len(w.tokens))
+	creating, limited := errgroup.WithContext(ctx)
+	creating.SetLimit(16)
+	for _, t := range w.tokens {
+		creating.Go(func() error {
+			r := tokens.NewRecord(t.Token, 24*time.Hour, time.Now())
+			r.Limits.MaxNodes = t.limit
+			secret, err := secretstore.Manifest(r)
+			if err == nil {
+				_, err = w.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(limited, secret, metav1.CreateOptions{})
+			}
+			return err
+		})
+	}
+	return creating.Wait()
 }
 
 // run powers on the machines, kills and partitions leaders, and returns when all machines are Ready or time is up.

@@ -51,14 +51,14 @@ func TestJudgeFindsProblems(t *testing.T) {
 		"all is well":              {change: func(*evidence) {}},
 		"no Node":                  {change: func(e *evidence) { delete(e.ready, "a") }, lost: 1},
 		"Node of another machine":  {change: func(e *evidence) { e.ready["a"] = "intruder" }, lost: 1},
-		"two machines of one name": {change: func(e *evidence) { e.issued = append(e.issued, issued{"spare1", "a", "key-of-intruder"}) }, double: 1, over: 1},
-		"key of no machine":        {change: func(e *evidence) { e.issued[0].key = "unknown" }, double: 1},
-		"a second request":         {change: func(e *evidence) { e.issued = append(e.issued, issued{"each01", "a", "second-key-of-a"}) }, again: 1},
-		"serving certificate":      {change: func(e *evidence) { e.issued = append(e.issued, issued{"", "a", "second-key-of-a"}) }},
+		"two machines of one name": {change: func(e *evidence) { e.issued = append(e.issued, issued{"spare1", "a", "request-of-intruder"}) }, double: 1, over: 1},
+		"request of no machine":    {change: func(e *evidence) { e.issued[0].request = "unknown" }, double: 1},
+		"a second request":         {change: func(e *evidence) { e.issued = append(e.issued, issued{"each01", "a", "second-request-of-a"}) }, again: 1},
+		"serving certificate":      {change: func(e *evidence) { e.issued = append(e.issued, issued{"", "a", "second-request-of-a"}) }},
 		"one over the limit": {change: func(e *evidence) {
-			e.issued = append(e.issued, issued{"each01", "d", "key-of-intruder"})
+			e.issued = append(e.issued, issued{"each01", "d", "request-of-intruder"})
 			e.claims["each01"], e.counted["each01"] = []string{"a", "d"}, []string{"a", "d"}
-		}, over: 3},
+		}, over: 1},
 		"a claim over the limit":   {change: func(e *evidence) { e.claims["shared"] = []string{"b", "c", "d"} }, over: 1},
 		"a count over the limit":   {change: func(e *evidence) { e.counted["shared"] = []string{"b", "c", "d"} }, over: 1},
 		"certificate without slot": {change: func(e *evidence) { e.claims["shared"] = []string{"b"} }, over: 1},
@@ -66,10 +66,10 @@ func TestJudgeFindsProblems(t *testing.T) {
 	} {
 		e := evidence{
 			machines: map[string]string{"a": "A", "b": "B", "c": "C"},
-			keys:     map[string]string{"key-of-a": "A", "key-of-b": "B", "key-of-c": "C", "second-key-of-a": "A", "key-of-intruder": "intruder"},
+			senders:  map[string]string{"request-of-a": "A", "request-of-b": "B", "request-of-c": "C", "second-request-of-a": "A", "request-of-intruder": "intruder"},
 			limits:   map[string]int{"each01": 1, "shared": 2, "spare1": 1},
 			ready:    map[string]string{"a": "A", "b": "B", "c": "C"},
-			issued:   []issued{{"each01", "a", "key-of-a"}, {"shared", "b", "key-of-b"}, {"shared", "c", "key-of-c"}},
+			issued:   []issued{{"each01", "a", "request-of-a"}, {"shared", "b", "request-of-b"}, {"shared", "c", "request-of-c"}},
 			claims:   map[string][]string{"each01": {"a"}, "shared": {"b", "c"}},
 			counted:  map[string][]string{"each01": {"a"}, "shared": {"b", "c"}},
 		}
