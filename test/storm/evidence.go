@@ -17,21 +17,18 @@ import (
 
 // evidence is what the API server holds after a storm. Of the simulator it has only who sent which request.
 type evidence struct {
-	machines map[string]string   // ID of the machine that owns a node name
-	senders  map[string]string   // ID of the machine that sent a certificate request
-	limits   map[string]int      // node limit by token ID
-	ready    map[string]string   // machine ID that a Ready Node reports, by node name
-	issued   []issued            // certificates in CSR objects
-	claims   map[string][]string // node names in Leases, by token ID
-	counted  map[string][]string // node names on the Secret, by token ID
-	denied   int                 // CSR objects that were denied
+	machines, senders map[string]string // machine ID by node name, and by certificate request
+	ready             map[string]string // machine ID in the Node, by node name
+
+	limits          map[string]int      // by token ID
+	claims, counted map[string][]string // node names in Leases and on Secrets, by token ID
+
+	issued []issued // certificates in CSR objects
+	denied int      // CSR objects
 }
 
-type issued struct {
-	token   string // empty: a node made the request
-	node    string
-	request string
-}
+// issued is a certificate. Without token, a node requested it.
+type issued struct{ token, node, request string }
 
 // evidence reads everything from the API server.
 func (w *world) evidence(ctx context.Context) (evidence, error) {
