@@ -141,7 +141,7 @@ bench: build ## compare the speed of kubejoin, kube-controller-manager and cfssl
 	@bin/bench $(BENCH)
 
 # MACHINES, REPLICAS, TOKENS (each, one, both), RAMP, ATONCE and HEARTBEAT set what joins. PLOT=FILE and OUTPUT=json change
-# what it writes. 'bin/storm -help' explains all flags.
+# what it writes; with json, run make -s. 'bin/storm -help' explains all flags.
 STORM := $(if $(MACHINES),-machines $(MACHINES)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(RAMP),-ramp $(RAMP)) $(if $(ATONCE),-at-once $(ATONCE)) $(if $(HEARTBEAT),-heartbeat $(HEARTBEAT)) $(if $(PLOT),-plot $(PLOT)) $(if $(OUTPUT),-o $(OUTPUT))
 storm: build ## let MACHINES (1000) simulated kubelets join REPLICAS (3) at once, while a leader dies and a network breaks
 	@$(GO) build -o bin/storm ./test/storm

@@ -43,7 +43,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.StringVar(&o.tokens, "tokens", "both", "each: a token for each machine; one: a token for up to 1000 machines; both: half of the machines each")
 	flags.DurationVar(&o.ramp, "ramp", 0, "time within which the machines power on")
 	flags.IntVar(&o.atOnce, "at-once", 1000, "machines between power-on and Ready at one time; others power on later")
-	flags.DurationVar(&o.heartbeat, "heartbeat", 10*time.Second, "pause between heartbeats of a Ready machine; 0: it disconnects (default above 2000 machines)")
+	flags.DurationVar(&o.heartbeat, "heartbeat", 10*time.Second, "pause between heartbeats of a Ready machine; 0: none (default above 2000 machines)")
 	flags.DurationVar(&o.down, "down", 5*time.Second, "when a third is Ready: time between the SIGKILL of the leader and its restart; 0: no kill")
 	flags.DurationVar(&o.partition, "partition", 10*time.Second, "when two thirds are Ready: time for which the leader does not reach the API server; 0: no partition")
 	flags.DurationVar(&o.timeout, "timeout", 2*time.Hour, "time after which machines that are not Ready are lost")
@@ -83,7 +83,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	} else {
 		r.print(stdout)
 	}
-	if n := len(r.Lost) + len(r.Double) + len(r.OverLimit); n > 0 {
+	if n := len(r.Problems); n > 0 {
 		return fmt.Errorf("%d lost machines, double names and nodes over a limit, want none", n)
 	}
 	return nil

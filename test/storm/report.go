@@ -17,10 +17,11 @@ type results struct {
 	MachinesPerMinute float64           `json:"machinesPerMinute"`
 	P50               float64           `json:"p50Seconds"` // from power-on to Ready
 	P99               float64           `json:"p99Seconds"`
-	Lost              []string          `json:"lost"`
-	Double            []string          `json:"double"`
-	OverLimit         []string          `json:"overLimit"`
-	Again             int               `json:"certificatesAgain"` // that a machine requested after an error
+	Lost              int               `json:"lost"`
+	Double            int               `json:"double"`
+	OverLimit         int               `json:"overLimit"`
+	Problems          []string          `json:"problems,omitempty"` // one for each of these three
+	Again             int               `json:"certificatesAgain"`  // that a machine requested after an error
 	Intruders         int               `json:"intruders"`
 	Denied            int               `json:"denied"`
 	Processes         []use             `json:"processesPerMachine"`
@@ -46,7 +47,8 @@ type mark struct {
 func (w *world) finish(e evidence) {
 	r := &w.results
 	r.Machines = len(w.machines)
-	r.Lost, r.Double, r.OverLimit, r.Again = e.judge()
+	lost, double, over, again := e.judge()
+	r.Lost, r.Double, r.OverLimit, r.Again, r.Problems = len(lost), len(double), len(over), again, slices.Concat(lost, double, over)
 	r.Denied, r.readyAt = e.denied, w.readyAt
 	for _, t := range w.tokens {
 		if t.spare != nil {
@@ -69,8 +71,8 @@ func (r *results) print(to io.Writer) {
 		fmt.Fprintf(to, "%6.1f s  %s\n", m.At, m.What)
 	}
 	fmt.Fprintf(to, "%6.1f s  end\n\nmachines per minute: %.0f\npower-on to Ready: p50 %.1f s, p99 %.1f s\n", r.Seconds, r.MachinesPerMinute, r.P50, r.P99)
-	fmt.Fprintf(to, "lost: %d, double: %d, over limit: %d\n", len(r.Lost), len(r.Double), len(r.OverLimit))
-	for _, line := range slices.Concat(r.Lost, r.Double, r.OverLimit) {
+	fmt.Fprintf(to, "lost: %d, double: %d, over limit: %d\n", r.Lost, r.Double, r.OverLimit)
+	for _, line := range r.Problems {
 		fmt.Fprintln(to, "  "+line)
 	}
 	fmt.Fprintf(to, "intruders: %d, denied requests: %d, certificates again after an error: %d\n\n", r.Intruders, r.Denied, r.Again)

@@ -31,7 +31,7 @@ func TestStormLosesNoMachine(t *testing.T) {
 	}
 	r.print(t.Output())
 	r.plot(io.Discard)
-	if len(r.Lost)+len(r.Double)+len(r.OverLimit) > 0 {
+	if len(r.Problems) > 0 {
 		t.Error("got lost machines, double names or nodes over a limit, want none")
 	}
 	if len(r.Marks) != 2 || !strings.Contains(r.Marks[0].What, "killed") {
