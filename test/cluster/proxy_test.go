@@ -1,0 +1,58 @@
+package cluster_test
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+)
+
+// TestStalledProxyDeliversLater catches a partition that lets something through, or that loses what was sent meanwhile.
+func TestStalledProxyDeliversLater(t *testing.T) {
+	echo, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = echo.Close() }()
+	go func() {
+		for {
+			c, err := echo.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(c, c) }() // until the proxy closes the connection
+		}
+	}()
+	p, err := cluster.NewProxy(echo.Addr().String(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	c, err := net.Dial("tcp", p.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	exchange := func(text string, wait time.Duration) (string, error) {
+		if _, err := io.WriteString(c, text); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(wait))
+		b := make([]byte, 2)
+		n, err := io.ReadFull(c, b)
+		return string(b[:n]), err
+	}
+	if got, err := exchange("ab", time.Minute); got != "ab" || err != nil {
+		t.Fatalf("before: got %q, %v", got, err)
+	}
+	resume := p.Stall()
+	if got, err := exchange("cd", 100*time.Millisecond); got != "" || err == nil {
+		t.Errorf("stalled: got %q, %v, want nothing", got, err)
+	}
+	resume()
+	if got, err := exchange("ef", time.Minute); got != "cd" || err != nil {
+		t.Errorf("resumed: got %q, %v, want what was sent meanwhile", got, err)
+	}
+}
