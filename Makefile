@@ -85,14 +85,14 @@ manifests: ## write deploy/manifests and the README of the chart
 # Whole clusters run by themselves, two at a time. Most other tests with Kubernetes wait for processes and timers, so run
 # more of them at once than there are cores, and the longest first.
 RACED  = ./test/limits ./test/standalone $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
-UNRACED = ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /standalone$$ -e /load$$)
+UNRACED = ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /standalone$$ -e /load$$ -e /storm$$)
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
 	$(GO) list $(RACE) -test -export $(RACED) >/dev/null # compiles, before the tests, which would wait for the compiler
 	$(GO) test $(RACE) -count 1 -timeout 30m -p 4 -parallel 4 $(RACED)
 	$(GO) test -count 1 -timeout 40m -parallel 2 ./test/kubeadm
 	$(GO) test -count 1 -timeout 60m -p 4 -parallel 4 $(UNRACED)
-	$(GO) test -count 1 -timeout 30m ./test/load
+	$(GO) test -count 1 -timeout 30m -p 1 ./test/load ./test/storm
 	cd test/importer && $(GO) test -count 1 -timeout 20m ./...
 	cd deploy/image && $(GO) test -count 1 -timeout 30m ./...
 
