@@ -70,7 +70,7 @@ func (h *handler) releaseClaim(r *call) (response, error) {
 	r.log(slog.String("node", node))
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return response{}, newProblem(http.StatusNotFound, "no-claim", "there is no claim on node name %s", node)
+		return response{}, newProblem(http.StatusNotFound, "no-claim", "%v", err)
 	case errors.Is(err, tokens.ErrReplaced):
 		return response{}, newProblem(http.StatusConflict, "claim-replaced", "%v", err)
 	case err != nil:

@@ -37,7 +37,7 @@ func (h *handler) explanation(r *call) (response, error) {
 	r.log(slog.String("node", node))
 	e, err := h.Explain(r.Context(), node)
 	if err != nil {
-		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the state of node %s cannot be read from the cluster now; retry", node)
+		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "%s", convert.StateUnread(node))
 		p.cause, p.retryAfter = err, retryAfter
 		return response{}, p
 	}
@@ -75,9 +75,9 @@ func (h *handler) explainRequest(r *call) (response, error) {
 	e, err := h.ExplainRequest(r.Context(), req.CSR, given)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return response{}, newProblem(http.StatusNotFound, "no-such-request", "there is no CertificateSigningRequest %s", req.CSR)
+		return response{}, newProblem(http.StatusNotFound, "no-such-request", "%s", convert.NoRequest(req.CSR))
 	case err != nil:
-		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "the facts about the request cannot be read from the cluster now; retry")
+		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", convert.FactsUnread)
 		p.cause, p.retryAfter = err, retryAfter
 		return response{}, p
 	}

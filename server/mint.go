@@ -153,13 +153,15 @@ func (h *handler) nodeReader(r *call) convert.NodeReader {
 	}
 }
 
+// reasonInLog ends the details of problems that only an operator can solve.
+const reasonInLog = "; the log of kubejoin has the reason under this request ID"
+
 // notMinted returns the problem of an error of package mint.
 func notMinted(err error) error {
 	var e *mint.Error
 	if !errors.As(err, &e) {
 		return convert.InvalidRecord(err) // for example, the token expired during the request
 	}
-	const inLog = "; the log of kubejoin has the reason under this request ID"
 	var p *problem
 	switch e.Reason {
 	case mint.Exists:
@@ -192,7 +194,7 @@ func notMinted(err error) error {
 	case mint.Unavailable:
 		p = newProblem(http.StatusServiceUnavailable, "store-unavailable", "%s", e.Message)
 	case mint.Refused:
-		p = newProblem(http.StatusServiceUnavailable, "store-refuses", "%s", e.Message+inLog)
+		p = newProblem(http.StatusServiceUnavailable, "store-refuses", "%s", e.Message+reasonInLog)
 	default:
 		p = newProblem(http.StatusInternalServerError, "internal", "%s", e.Message+"; its log has the reason under this request ID")
 	}

@@ -188,9 +188,7 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	s, _ := certifying(t)
 	s.Issued = rowrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record = rowrecord.New(s.store.Issued())
-	s.Revocations = &desk.Desk{
-		Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}, Tokens: s.Tokens, Claims: s.Claims, ClusterInfo: s.ClusterInfo, Issued: s.Issued,
-	}
+	s.Revocations = &desk.Desk{Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}}
 	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
 	s.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
 		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil

@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -30,7 +29,7 @@ func (h *handler) listRevocations(r *call) (response, error) {
 	}
 	entries, err := h.Revocations.List(r.Context())
 	if err != nil {
-		return response{}, notRevoked(err)
+		return response{}, revocationProblem(err)
 	}
 	entries, next, err := page(entries, api.KindRevocationList, func(e revocation.Entry) string { return string(e.Key()) }, req)
 	if err != nil {
@@ -41,18 +40,18 @@ func (h *handler) listRevocations(r *call) (response, error) {
 	return object(http.StatusOK, list)
 }
 
-// notRevoked returns the problem of an error of package desk.
-func notRevoked(err error) error {
+// revocationProblem returns the problem of an error of package desk.
+func revocationProblem(err error) error {
 	var incomplete *desk.Incomplete
 	var failed *desk.Error
 	switch {
 	case errors.As(err, &incomplete):
-		err = notRevoked(incomplete.Err)
+		err = revocationProblem(incomplete.Err)
 		if p := (*problem)(nil); errors.As(err, &p) {
-			p.Detail = incomplete.Explain(p.Detail)
+			p.Detail = (&desk.Incomplete{TokenID: incomplete.TokenID, Err: errors.New(p.Detail)}).Error()
 		}
 		return err
-	case !errors.As(err, &failed), failed.Reason == desk.Unavailable && mint.StoreError(err).Reason == mint.Refused:
+	case !errors.As(err, &failed):
 		return unavailable(err)
 	}
 	var p *problem
@@ -65,6 +64,8 @@ func notRevoked(err error) error {
 		p = newProblem(http.StatusNotFound, "not-revoked", "%s", failed.Message)
 	case desk.Full:
 		p = newProblem(http.StatusInsufficientStorage, "too-many-revocations", "%s", failed.Message)
+	case desk.Refused:
+		p = newProblem(http.StatusServiceUnavailable, "store-refuses", "%s", failed.Message+reasonInLog)
 	case desk.NoRecord:
 		p = newProblem(http.StatusServiceUnavailable, "record-unavailable", "%s", failed.Message)
 	case desk.NoRequests:
@@ -72,7 +73,7 @@ func notRevoked(err error) error {
 	default:
 		p = newProblem(http.StatusServiceUnavailable, "revocations-unavailable", "%s", failed.Message)
 	}
-	if p.cause = failed.Err; p.Status == http.StatusServiceUnavailable {
+	if p.cause = failed.Err; failed.Retry {
 		p.retryAfter = retryAfter
 	}
 	return p
@@ -87,14 +88,18 @@ func (h *handler) revoke(r *call) (response, error) {
 	if h.Revocations == nil {
 		return response{}, noRevocations()
 	}
+	asked := desk.Request{
+		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: r.user.Name, DryRun: req.DryRun,
+	}
+	if err := convert.Invalid(asked.Check()); err != nil {
+		return response{}, err
+	}
 	if req.TokenID != "" {
 		if err := h.may(r, auth.Access{Verb: "delete", Resource: "tokens"}); err != nil {
 			return response{}, err
 		}
 	}
-	result, err := h.Revocations.Revoke(r.Context(), desk.Request{
-		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: r.user.Name, DryRun: req.DryRun,
-	})
+	result, err := h.Revocations.Revoke(r.Context(), asked)
 	if err := convert.Invalid(err); err != nil {
 		return response{}, err
 	}
@@ -113,10 +118,9 @@ func (h *handler) revoke(r *call) (response, error) {
 		}
 	}
 	if err != nil {
-		return response{}, notRevoked(err)
+		return response{}, revocationProblem(err)
 	}
-	list := convert.Revocations(result.Entries, req.DryRun)
-	list.Warnings = result.Warnings
+	list := convert.Revoked(result, req.DryRun, "the log says why")
 	if req.DryRun {
 		return object(http.StatusOK, list)
 	}
@@ -139,7 +143,7 @@ func (h *handler) undoRevocation(r *call) (response, error) {
 	r.log(slog.String("revoked", key.String()))
 	e, err := h.Revocations.Undo(r.Context(), key, req.DryRun)
 	if err != nil {
-		return response{}, notRevoked(err)
+		return response{}, revocationProblem(err)
 	}
 	return object(http.StatusOK, convert.Revocation(e, req.DryRun))
 }

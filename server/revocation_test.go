@@ -47,9 +47,7 @@ func revoking(t testing.TB) (*site, *revocation.Guard) {
 	}}
 	s.Certificates.ClientCertificate = way.Authenticate
 	s.Authenticate = auth.HeaderOrCertificate(s.Authenticate, way.Authenticate)
-	s.Revocations = &desk.Desk{
-		Guard: guard, Tokens: s.store, Claims: s.Claims, ClusterInfo: s.ClusterInfo, Issued: s.Issued, Lifetime: s.Certificates.Authority.MaxRemainingLifetime,
-	}
+	s.Revocations = &desk.Desk{Guard: guard, Lifetime: s.Certificates.Authority.MaxRemainingLifetime} // the server fills the rest
 	reviewer, err := auth.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
 	if err != nil {
 		t.Fatal(err)
@@ -140,6 +138,9 @@ func TestRevokeNode(t *testing.T) {
 	if len(list.Items) != 1 || r.Node != "worker-1" || r.By != "ada" || r.Reason != "stolen from the rack" || !r.Until.Equal(s.ca.Certificate().NotAfter) {
 		t.Errorf("got %+v, want node worker-1, by ada, until %s", list.Items, s.ca.Certificate().NotAfter)
 	}
+	if logs := s.logs.String(); !strings.Contains(logs, "node=worker-1 revoked=worker-1") {
+		t.Errorf("the log does not name what was revoked:\n%s", logs)
+	}
 	wantRevoked(t, handler, first, true)
 	wantRevoked(t, handler, other, false)
 	if _, body := first.renew(handler); !strings.Contains(body, "stolen from the rack") {
@@ -196,6 +197,25 @@ func TestRevokeToken(t *testing.T) {
 	wantRevoked(t, s.Handler(), other, false)
 }
 
+// Catches a Desk without stores that does not use those of the server.
+func TestRevocationsUseStoresOfServer(t *testing.T) {
+	s, guard := revoking(t)
+	s.Revocations = &desk.Desk{Guard: guard}
+	if list, body := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`); !strings.Contains(strings.Join(list.Warnings, ""), "no claim and no certificate of node worker-1") {
+		t.Errorf("got %s, want a warning: claims and the issuance record lack the node", body)
+	}
+	s.Node = func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, tokens.ErrNotFound }
+	if list, body := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`); !strings.Contains(strings.Join(list.Warnings, ""), "there is no Node worker-1") {
+		t.Errorf("got %s, want a warning: there is no Node", body)
+	}
+	if _, body := revoke(t, s.Handler(), 404, `{"tokenID":"qwertz"}`); !strings.Contains(body, "no-token") {
+		t.Error(body)
+	}
+	if s.Revocations.Tokens != nil {
+		t.Error("Handler changed the Desk of the caller")
+	}
+}
+
 // Catches an error of a Desk that becomes another problem.
 func TestRevocationProblems(t *testing.T) {
 	breaks := func(err error) func(*site) { return func(s *site) { s.Revocations.Guard.Store = noResponse{err} } }
@@ -214,6 +234,7 @@ func TestRevocationProblems(t *testing.T) {
 		{nil, `{"tokenID":"qwertz"}`, 404, "problems/no-token"},
 		{breaks(errAway), `{"node":"worker-1"}`, 503, "problems/revocations-unavailable"},
 		{breaks(tokens.ErrRefused), `{"node":"worker-1"}`, 503, "problems/store-refuses"},
+		{breaks(tokens.ErrRefused), `{"node":"worker-1"}`, 503, "refused this request; the log of kubejoin has the reason"},
 		{breaks(fmt.Errorf("%w: ConfigMap kubejoin-revocation-0", revocation.ErrFull)), `{"node":"worker-1"}`, 507, "problems/too-many-revocations"},
 		{noRequests, `{"serial":"abcdef"}`, 503, "problems/cluster-unavailable"},
 		{noRequests, `{"tokenID":"ID"}`, 503, "token ID can no longer be used, but its revocation is incomplete: the certificate requests of the cluster cannot be read now; retry; then revoke the token again"},
@@ -229,11 +250,21 @@ func TestRevocationProblems(t *testing.T) {
 			test.set(s)
 		}
 		w := send(s.Handler(), "/v1/revocation", adminBearer, "application/json", strings.NewReader(strings.ReplaceAll(test.body, ":\"ID\"", ":\""+id+"\"")))
-		if want := strings.ReplaceAll(test.want, "token ID ", "token "+id+" "); w.Code != test.status || !strings.Contains(w.Body.String(), want) || (w.Code == 503) != (w.Header().Get("Retry-After") != "") && test.want != "problems/store-refuses" {
+		if want := strings.ReplaceAll(test.want, "token ID ", "token "+id+" "); w.Code != test.status || !strings.Contains(w.Body.String(), want) || (w.Code == 503) != (w.Header().Get("Retry-After") != "") && !strings.Contains(w.Body.String(), "problems/store-refuses") {
 			t.Errorf("%s: got %d %s, want %d %s", test.body, w.Code, w.Body, test.status, want)
 		}
 	}
 	s, _ := revoking(t)
+	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+		if a.Resource == "tokens" {
+			return auth.ErrForbidden
+		}
+		return nil
+	}
+	for _, body := range []string{`{"tokenID":"x"}`, `{"tokenID":"qwertz","node":"worker-1"}`, `{"tokenID":"qwertz","reason":"` + strings.Repeat("x", 257) + `"}`} {
+		revoke(t, s.Handler(), 400, body) // not 403
+	}
+	s, _ = revoking(t)
 	if w := send(s.Handler(), "/v1/revocation", viewerBearer, "", strings.NewReader(`{"node":"a"}`)); w.Code != 403 {
 		t.Errorf("without the permission: got %d, want 403", w.Code)
 	}
@@ -411,7 +442,7 @@ func TestRevokesWithoutIssuanceRecord(t *testing.T) {
 	s, _ := revoking(t)
 	s.Revocations.Requested = failedRequested
 	list, body := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`)
-	if len(list.Items) != 1 || len(list.Warnings) == 0 || !strings.Contains(s.logs.String(), `msg="cannot tell when revocations end" error="the certificate requests`) {
+	if len(list.Items) != 1 || len(list.Warnings) == 0 || !strings.HasSuffix(list.Warnings[0], "; the log says why") || !strings.Contains(s.logs.String(), `msg="cannot tell when revocations end" error="the certificate requests`) {
 		t.Errorf("got %s, want node worker-1, a warning and a log with the reason:\n%s", body, s.logs)
 	}
 }

@@ -67,7 +67,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Turns = &fakeTurns{}
 	guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
-	s.Revocations = &desk.Desk{Guard: guard, Tokens: s.Tokens, Claims: s.Claims, ClusterInfo: s.ClusterInfo, Issued: s.Issued}
+	s.Revocations = &desk.Desk{Guard: guard}
 	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
 	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}); err != nil {
 		t.Fatal(err)

@@ -68,7 +68,8 @@ type Server struct {
 	MaxRemainingLifetime func() time.Duration
 	// Issued is the issuance record. If it is nil, /v1/issued returns 404.
 	Issued issuance.Store
-	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404.
+	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404. Handler copies it, and fills
+	// its nil fields Tokens, ClusterInfo, Claims, Issued and Node with those of the Server.
 	Revocations *desk.Desk
 	// Authorization serves the subject access reviews of kube-apiserver; nil serves no such path.
 	Authorization *Authorization
@@ -167,6 +168,9 @@ func (s Server) Handler() http.Handler {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
+	if s.Revocations != nil {
+		h.Revocations = s.desk()
+	}
 	h.unauthenticatedLog = rate.NewLimiter(unauthenticatedLogQPS, unauthenticatedLogBurst)
 	if h.SignTimeout <= 0 {
 		h.SignTimeout = mint.DefaultSignTimeout
@@ -194,4 +198,25 @@ func (s Server) Handler() http.Handler {
 	h.uploads = h.uploadLimiter()
 	h.absentToken = tokens.Record{Token: tokens.Generate()}
 	return h.router()
+}
+
+// desk returns a copy of Revocations that also has the stores of the Server.
+func (s Server) desk() *desk.Desk {
+	d := *s.Revocations
+	if d.Tokens == nil {
+		d.Tokens = s.Tokens
+	}
+	if d.ClusterInfo == nil {
+		d.ClusterInfo = s.ClusterInfo
+	}
+	if d.Claims == nil {
+		d.Claims = s.Claims
+	}
+	if d.Issued == nil {
+		d.Issued = s.Issued
+	}
+	if d.Node == nil {
+		d.Node = s.Node
+	}
+	return &d
 }

@@ -118,8 +118,8 @@ func Leave(ctx context.Context, store Store, claims Claims, c Claim) error {
 	return nil
 }
 
-// giveBackAttempts is how often GiveBack retries while others change the token.
-const giveBackAttempts = 20
+// changeAttempts is how often GiveBack and a Releaser retry while others change the token or the claim.
+const changeAttempts = 20
 
 // GiveBack removes a name without a claim from the count of a token, which frees the slot. Nobody needs to know why the
 // claim is missing: it was released, somebody deleted it, or kubejoin stopped before it could write it. GiveBack returns
@@ -130,7 +130,7 @@ const giveBackAttempts = 20
 // that request is not admitted, and counts the name again if there is a slot.
 func GiveBack(ctx context.Context, store Store, claims Claims, id, node string) (Record, error) {
 	_, atomic := claims.(Counter) // it writes claim and count together
-	for range giveBackAttempts {
+	for range changeAttempts {
 		r, err := store.Get(ctx, id)
 		switch {
 		case err != nil || r.Problem != nil || r.Limits.Problem != nil: // nobody can join with a malformed token
@@ -160,5 +160,5 @@ func GiveBack(ctx context.Context, store Store, claims Claims, id, node string) 
 			return after, err
 		}
 	}
-	return Record{}, fmt.Errorf("token %s changed during each of %d attempts to give back the slot of node %s", id, giveBackAttempts, node)
+	return Record{}, fmt.Errorf("token %s changed during each of %d attempts to give back the slot of node %s", id, changeAttempts, node)
 }

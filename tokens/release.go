@@ -9,11 +9,20 @@ import (
 )
 
 // ErrReplaced is wrapped if a claim was released and created again while a [Releaser] released it.
-var ErrReplaced = errors.New("was released and created again during this request; check the new claim before you release it")
+var ErrReplaced = errors.New("claim was replaced")
+
+// A releaseError is for the person who releases a name. Its text does not repeat that of the error that it wraps.
+type releaseError struct {
+	text string
+	err  error
+}
+
+func (e *releaseError) Error() string { return e.text }
+func (e *releaseError) Unwrap() error { return e.err }
 
 // A Releaser releases node names. It may be used concurrently.
 type Releaser struct {
-	// Tokens and Claims store the tokens and claims.
+	// Tokens and Claims store the tokens and claims. Both are required.
 	Tokens Store
 	Claims Claims
 	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without access to
@@ -45,7 +54,7 @@ func (r Releaser) Release(ctx context.Context, node string, dryRun bool) (releas
 		return Claim{}, nil, &FieldError{"node", err}
 	}
 	var first Claim
-	for {
+	for range changeAttempts {
 		claim, err := r.Claims.Get(ctx, node)
 		switch {
 		case errors.Is(err, ErrNotFound), err == nil && claim.Released() && claim.Identity.IsZero():
@@ -80,6 +89,7 @@ func (r Releaser) Release(ctx context.Context, node string, dryRun bool) (releas
 			return claim, warnings, nil
 		}
 	}
+	return Claim{}, nil, fmt.Errorf("the claim on node name %s changed during each of %d attempts to release it", node, changeAttempts)
 }
 
 // past returns the Past that a claim leaves.
@@ -95,7 +105,7 @@ func (r Releaser) past(c Claim) ReleasedClaim {
 }
 
 func replaced(node string) error {
-	return fmt.Errorf("the claim on node name %s %w", node, ErrReplaced)
+	return &releaseError{"the claim on node name " + node + " was released and created again during this request; check the new claim before you release it", ErrReplaced}
 }
 
 // giveSlotsBack gives back the slot of a node without a claim on each token that counts it.
@@ -126,7 +136,7 @@ func (r Releaser) giveSlotsBack(ctx context.Context, node string, dryRun bool) (
 		released.TokenID = id
 	}
 	if released.TokenID == "" {
-		return Claim{}, nil, fmt.Errorf("claim on node name %s: %w", node, ErrNotFound)
+		return Claim{}, nil, &releaseError{"there is no claim on node name " + node, ErrNotFound}
 	}
 	return released, all, nil
 }

@@ -259,7 +259,7 @@ func TestFailedReleaseIsRepeated(t *testing.T) {
 			}
 		}
 		n.want(t, "worker-2", "worker-2")
-		if _, _, err := n.release(t); !errors.Is(err, tokens.ErrNotFound) {
+		if _, _, err := n.release(t); !errors.Is(err, tokens.ErrNotFound) || err.Error() != "there is no claim on node name worker-1" {
 			t.Errorf("%s: the third time: got %v, want ErrNotFound", name, err)
 		}
 	}
@@ -279,6 +279,15 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 		t.Errorf("got %+v, %v", c, err)
 	}
 	n.want(t, "worker-2", "worker-2")
+}
+
+// Catches a loop without end while others change the claim all the time.
+func TestReleaseGivesUpOnChangingClaim(t *testing.T) {
+	n := twoJoined(t)
+	n.deleting(func(context.Context, int, tokens.Claim) error { return tokens.ErrConflict })
+	if _, _, err := n.release(t); err == nil || !strings.Contains(err.Error(), "changed during each of 20 attempts to release it") {
+		t.Errorf("got %v", err)
+	}
 }
 
 // Catches the deletion of a claim that was created again during the release, and a success although the name has a

@@ -3,6 +3,7 @@ package mint
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -74,11 +75,21 @@ type Deletion struct {
 	DryRun bool
 }
 
+// deleteAttempts is how often Delete retries while others change the token.
+const deleteAttempts = 20
+
 // Delete deletes a token and returns what it was. If the token changes meanwhile, Delete retries, but it does not
 // delete a token that was created again under the ID. The error is an [Error].
 func (m *Minter) Delete(ctx context.Context, id string, d Deletion) (tokens.Record, error) {
-	first, err := m.Get(ctx, id)
-	for record := first; err == nil; record, err = m.Get(ctx, id) {
+	var first tokens.Record
+	for attempt := range deleteAttempts {
+		record, err := m.Get(ctx, id)
+		if err != nil {
+			return record, err
+		}
+		if attempt == 0 {
+			first = record
+		}
 		expired := record.Expired(time.Now())
 		switch {
 		case record.UID != first.UID:
@@ -90,15 +101,14 @@ func (m *Minter) Delete(ctx context.Context, id string, d Deletion) (tokens.Reco
 		case d.DryRun:
 			return record, nil
 		}
-		err := m.Tokens.Delete(ctx, record)
-		switch {
+		switch err := m.Tokens.Delete(ctx, record); {
 		case err == nil, errors.Is(err, tokens.ErrNotFound):
 			return record, nil
 		case !errors.Is(err, tokens.ErrConflict): // after a conflict, for example because a node joined, retry
 			return record, changeError(id, err)
 		}
 	}
-	return first, err
+	return first, StoreError(fmt.Errorf("token %s changed during each of %d attempts to delete it", id, deleteAttempts))
 }
 
 // changeError returns the Error of an error of the store, or of an own check.

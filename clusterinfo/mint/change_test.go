@@ -231,4 +231,8 @@ func TestMissingTokenAndFailedStore(t *testing.T) {
 	if _, err := m.Delete(t.Context(), r.Token.ID(), mint.Deletion{}); reason(t, err) != mint.Unavailable {
 		t.Errorf("failed deletion: got %v, want %q", err, mint.Unavailable)
 	}
+	m = &mint.Minter{Tokens: storetest.Fail(tokens.ErrConflict, "Store.Delete").Store(store)}
+	if _, err := m.Delete(t.Context(), r.Token.ID(), mint.Deletion{}); reason(t, err) != mint.Unavailable {
+		t.Errorf("others change the token all the time: got %v, want %q", err, mint.Unavailable)
+	}
 }

@@ -11,8 +11,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// A Reason is why a [Minter] returned no token or join data, or changed no token. It never changes. The HTTPS API has a problem type of the
-// same name.
+// A Reason is why a [Minter] returned no token or join data, or changed no token. It never changes. The HTTPS API has a
+// problem type of the same name.
 type Reason string
 
 // Reasons of an [Error].

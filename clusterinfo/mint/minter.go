@@ -23,8 +23,8 @@ const shortCertificate = 24 * time.Hour
 // readTimeout limits reading the store and cluster-info beside the request itself.
 const readTimeout = 5 * time.Second
 
-// A Minter creates, renews and deletes bootstrap tokens. Its fields must not change after the first call. A Minter must not be copied
-// after that either, because it counts what it creates. It may be used concurrently.
+// A Minter creates, renews and deletes bootstrap tokens. Its fields must not change after the first call. A Minter must
+// not be copied after that either, because it counts what it creates. It may be used concurrently.
 type Minter struct {
 	// Tokens stores the tokens. It is required.
 	Tokens tokens.Store

@@ -56,12 +56,9 @@ func (c *cluster) openRevocations() error {
 	return nil
 }
 
-// newDesk returns the Desk of the API. The stores must be open.
+// newDesk returns the Desk of the API, without the fields that the server fills.
 func (s *service) newDesk(a *signer.Authority) *desk.Desk {
-	return &desk.Desk{
-		Guard: s.revocations, Tokens: s.api.Tokens, Claims: s.api.Claims, ClusterInfo: s.api.ClusterInfo, Issued: s.api.Issued, Node: s.api.Node,
-		Lifetime: a.MaxRemainingLifetime, RejoinWindow: s.options.Nodes.RejoinWindow,
-	}
+	return &desk.Desk{Guard: s.revocations, Lifetime: a.MaxRemainingLifetime, RejoinWindow: s.options.Nodes.RejoinWindow}
 }
 
 // answerAccessReviews enables the webhook with which kube-apiserver refuses revoked certificates, if it can

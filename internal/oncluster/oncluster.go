@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -15,9 +16,12 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
@@ -41,12 +45,16 @@ type Cluster struct {
 	claims tokens.Claims
 	desk   *desk.Desk
 	upload func(context.Context) (joinformat.Upload, error)
+	// requests explains CSRs as a kubejoin with default flags would decide them. Its first call starts informers.
+	requests kube.Requests
+	// mayListClaims is the check of Records for claims. It sends one request, whatever the number of calls.
+	mayListClaims func() error
 }
 
 // Open returns the Cluster of an API server. It fails if the API server does not respond. Informers run until ctx ends.
 // pkiDir has the certificates that JoinControlPlane uploads.
 func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Cluster, error) {
-	signer, forbidden, err := findSigner(ctx, client)
+	running, forbidden, err := findSigner(ctx, client)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +73,8 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	info := configmap.Open(ctx, client)
 	c := &Cluster{
 		Client: client, info: info, claims: claims,
-		minter: &mint.Minter{Tokens: store, ClusterInfo: info, SignedBy: signer.signedBy(), Warnings: func(ctx context.Context, made tokens.Record) []string {
-			return tokenwarning.All(ctx, made, signer.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(client))
+		minter: &mint.Minter{Tokens: store, ClusterInfo: info, SignedBy: running.signedBy(), Warnings: func(ctx context.Context, made tokens.Record) []string {
+			return tokenwarning.All(ctx, made, running.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(client))
 		}},
 		upload: (&kubeadmcerts.Uploader{Client: client, Dir: pkiDir, CreateRole: true}).Upload,
 	}
@@ -75,6 +83,14 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 		Requested: func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, client) },
 		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, client) },
 	}
+	c.requests = kube.Requests{
+		Client: client, Authority: sync.OnceValues(func() (*signer.Authority, error) { return c.byDefaults(ctx) }),
+		Notes: []string{"this is what kubejoin with default flags would do; for a running kubejoin with its own flags and --signer-config, give --url"},
+	}
+	c.mayListClaims = sync.OnceValue(func() error {
+		_, err := client.CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
+		return storeError(err)
+	})
 	if !forbidden {
 		c.minter.Claims, c.desk.Claims = claims, claims
 	}
@@ -88,7 +104,7 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 		return tokens.NodeRef{}, fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
 	}
 	if err != nil {
-		return tokens.NodeRef{}, err
+		return tokens.NodeRef{}, fmt.Errorf("Node %s cannot be read now; retry: %w", name, err)
 	}
 	return tokens.NodeRef{Name: node.Name, UID: string(node.UID)}, nil
 }
@@ -162,9 +178,18 @@ func (c *Cluster) Records(ctx context.Context) ([]tokens.Record, error) {
 	if _, err := c.Client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("type", string(bootstrap.SecretTypeBootstrapToken)).String(), Limit: 1,
 	}); err != nil {
-		return nil, err
+		return nil, storeError(err)
 	}
-	return c.minter.Tokens.List(ctx)
+	records, err := c.minter.Tokens.List(ctx)
+	return records, storeError(err)
+}
+
+// storeError returns the error of a store of tokens or claims as package mint does, or nil.
+func storeError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return mint.StoreError(err)
 }
 
 // RenewToken changes the expiration of a token.
@@ -211,20 +236,14 @@ func (c *Cluster) ClusterInfo(ctx context.Context) ([]byte, error) {
 	return []byte(info.Data[clusterinfo.KubeconfigKey]), nil
 }
 
-// mayListClaims is the check of Records for claims.
-func (c *Cluster) mayListClaims(ctx context.Context) error {
-	_, err := c.Client.CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
-	return err
-}
-
 // ListClaims returns all claims of node names.
 func (c *Cluster) ListClaims(ctx context.Context) (api.ClaimList, error) {
-	if err := c.mayListClaims(ctx); err != nil {
+	if err := c.mayListClaims(); err != nil {
 		return api.ClaimList{}, err
 	}
 	claims, err := c.claims.List(ctx)
 	if err != nil {
-		return api.ClaimList{}, err
+		return api.ClaimList{}, storeError(err)
 	}
 	revoked, _ := c.desk.Guard.CachedNodes(ctx) // with an error, the list is complete but for this column
 	return convert.Claims(slices.DeleteFunc(claims, tokens.Claim.Released), revoked), nil
@@ -232,12 +251,15 @@ func (c *Cluster) ListClaims(ctx context.Context) (api.ClaimList, error) {
 
 // ReleaseClaim releases the claim of a node name.
 func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error) {
-	if err := c.mayListClaims(ctx); err != nil {
+	if err := c.mayListClaims(); err != nil {
 		return api.Claim{}, err
 	}
 	claim, warnings, err := tokens.Releaser{Tokens: c.minter.Tokens, Claims: c.claims}.Release(ctx, node, req.DryRun)
-	if errors.Is(err, tokens.ErrNotFound) {
-		err = fmt.Errorf("there is no claim on node name %s", node)
+	switch invalid := convert.Invalid(err); {
+	case invalid != nil:
+		err = invalid
+	case !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrReplaced):
+		err = storeError(err)
 	}
 	released := convert.Claim(claim)
 	released.DryRun, released.Warnings = req.DryRun, warnings
@@ -247,19 +269,24 @@ func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.Release
 // Revoke revokes a node, one certificate, or everything that was issued on a token.
 func (c *Cluster) Revoke(ctx context.Context, req api.Revoke) (api.RevocationList, error) {
 	if req.TokenID != "" {
-		if err := c.mayListClaims(ctx); err != nil {
+		if err := c.mayListClaims(); err != nil {
 			return api.RevocationList{}, err
 		}
 	}
 	result, err := c.desk.Revoke(ctx, desk.Request{
 		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, DryRun: req.DryRun,
 	})
-	if invalid := convert.Invalid(err); invalid != nil {
-		err = invalid
+	why := ""
+	if result.EndUnknown != nil {
+		why = foreign.Text(result.EndUnknown.Error(), foreign.MaxMessage)
 	}
-	list := convert.Revocations(result.Entries, req.DryRun)
-	list.Warnings = result.Warnings
-	return list, err
+	switch invalid := convert.Invalid(err); {
+	case invalid != nil:
+		err = invalid
+	case !errors.As(err, new(*desk.Error)) && !errors.As(err, new(*desk.Incomplete)):
+		err = storeError(err)
+	}
+	return convert.Revoked(result, req.DryRun, why), err
 }
 
 // ListRevocations returns all revocations.

@@ -117,12 +117,71 @@ func TestListsTokensOfUserWithFewPermissions(t *testing.T) {
 		"release":      func() error { _, err := c.ReleaseClaim(t.Context(), "worker-1", api.ReleaseClaim{}); return err },
 		"revoke token": func() error { _, err := c.Revoke(t.Context(), api.Revoke{TokenID: "abcdef"}); return err },
 	} {
-		if err := f(); !apierrors.IsForbidden(err) {
+		if err := f(); !apierrors.IsForbidden(err) || !strings.HasPrefix(err.Error(), "the token store refused this request: ") {
 			t.Errorf("%s: got %v, want the refusal of the API server", name, err)
 		}
 	}
 	refuse(client, "list", "secrets")
-	if _, err := c.ListTokens(t.Context()); !apierrors.IsForbidden(err) {
+	if _, err := c.ListTokens(t.Context()); !apierrors.IsForbidden(err) || !strings.HasPrefix(err.Error(), "the token store refused this request: ") {
 		t.Errorf("got %v, want the refusal of the API server", err)
+	}
+	refuse(client, "get", "nodes")
+	replace := newToken()
+	replace.ReplaceNode = "worker-1"
+	if _, err := c.CreateToken(t.Context(), replace); err == nil || !strings.HasPrefix(err.Error(), "Node worker-1 cannot be read now; retry: ") {
+		t.Errorf("replace a Node: got %v, want the refusal of the API server", err)
+	}
+}
+
+// Catches a warning about a revocation without end that does not say why.
+func TestRevokeSaysWhyTheEndIsUnknown(t *testing.T) {
+	client := fake.NewClientset()
+	refuse(client, "list", "certificatesigningrequests")
+	list, err := open(t, client).Revoke(t.Context(), api.Revoke{Node: "worker-1"})
+	if err != nil || len(list.Items) != 1 || !strings.Contains(list.Warnings[0], "'kubejoin revoke undo'; the certificate requests of the cluster cannot be read now; retry: ") {
+		t.Errorf("got %+v, %v, want worker-1 and the reason", list, err)
+	}
+}
+
+// Catches a refused write that is reported as one to retry.
+func TestRevokeReportsRefusedStore(t *testing.T) {
+	client := fake.NewClientset()
+	for _, verb := range []string{"create", "update"} {
+		refuse(client, verb, "configmaps")
+	}
+	if _, err := open(t, client).Revoke(t.Context(), api.Revoke{Node: "worker-1"}); err == nil || !strings.HasPrefix(err.Error(), "the store of revocations refused this request: ") {
+		t.Errorf("got %v, want the refusal of the API server", err)
+	}
+}
+
+// Catches a permission that the command checks anew for each name.
+func TestReleaseChecksPermissionOnce(t *testing.T) {
+	client := fake.NewClientset()
+	checks := 0
+	client.PrependReactor("list", "leases", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		if l, ok := a.(kubetesting.ListActionImpl); ok && l.ListOptions.Limit == 1 {
+			checks++
+		}
+		return false, nil, nil
+	})
+	c := open(t, client)
+	for _, node := range []string{"worker-1", "worker-2"} {
+		if _, err := c.ReleaseClaim(t.Context(), node, api.ReleaseClaim{}); !errors.Is(err, tokens.ErrNotFound) {
+			t.Errorf("%s: got %v, want no claim", node, err)
+		}
+	}
+	if checks != 1 {
+		t.Errorf("got %d checks, want 1", checks)
+	}
+}
+
+// Catches a token of a kubeconfig that counts for the limit of a user of the HTTPS API.
+func TestTokenHasNoCreator(t *testing.T) {
+	c := open(t, fake.NewClientset())
+	if _, err := c.CreateToken(t.Context(), newToken()); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := c.Records(t.Context()); err != nil || len(all) != 1 || all[0].Creator != "" {
+		t.Errorf("got %+v, %v, want one token without a creator", all, err)
 	}
 }

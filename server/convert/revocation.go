@@ -6,7 +6,20 @@ import (
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 )
+
+// Revoked returns a result as the API shows it. why says where to find the reason of its EndUnknown.
+func Revoked(result desk.Result, dryRun bool, why string) api.RevocationList {
+	list := Revocations(result.Entries, dryRun)
+	for _, w := range result.Warnings {
+		if w == desk.NoEnd && result.EndUnknown != nil {
+			w += "; " + why
+		}
+		list.Warnings = append(list.Warnings, w)
+	}
+	return list
+}
 
 // Revocations returns entries as the API shows them.
 func Revocations(entries []revocation.Entry, dryRun bool) api.RevocationList {

@@ -175,7 +175,8 @@ func Invalid(err error) error {
 	return nil
 }
 
-// InvalidRecord returns the api.InvalidFields of an error of tokens.Record.CheckNew, or nil.
+// InvalidRecord returns the api.InvalidFields of an error of tokens.Record.CheckNew, or nil. Do not call it with another
+// error: it would blame the request.
 func InvalidRecord(err error) error {
 	if err == nil {
 		return nil

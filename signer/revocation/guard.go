@@ -220,7 +220,9 @@ func (g *Guard) CachedNodes(ctx context.Context) (map[string]bool, error) {
 	entries, err := g.inForce(g.Store.Cached(ctx))
 	nodes := map[string]bool{}
 	for _, e := range entries {
-		nodes[e.Node] = true
+		if e.Node != "" {
+			nodes[e.Node] = true
+		}
 	}
 	return nodes, err
 }

@@ -283,6 +283,19 @@ func TestMalformedEntries(t *testing.T) {
 	}
 }
 
+// Catches an entry of a certificate that counts as a node without a name.
+func TestCachedNodesAreNodes(t *testing.T) {
+	g := &revocation.Guard{Store: rowlist.New(memdb.Open().Revocations())}
+	for _, e := range []revocation.Entry{{Node: "worker-1"}, {Fingerprint: revocationtest.Fingerprint(1)}} {
+		if _, err := g.Revoke(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := g.CachedNodes(t.Context()); err != nil || len(got) != 1 || !got["worker-1"] {
+		t.Errorf("got %v, %v, want worker-1 alone", got, err)
+	}
+}
+
 // Catches an end that is lost when a node is revoked again.
 func TestRevokeAgainKeepsEnd(t *testing.T) {
 	g := guard(t)

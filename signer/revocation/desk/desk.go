@@ -3,6 +3,7 @@
 package desk
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -65,18 +67,34 @@ type Request struct {
 type Result struct {
 	// Entries are as stored, sorted by key. If Revoke fails, they are those that were stored nevertheless.
 	Entries []revocation.Entry
-	// Warnings are for the person who revokes.
+	// Warnings are for the person who revokes. [NoEnd] is one of them if an entry has no end.
 	Warnings []string
 	// EndUnknown is why the Desk could not read when the last certificate ends. The entries then have no end. It is
 	// nil if the end is known.
 	EndUnknown error
 }
 
+// NoEnd is the warning of a [Result] with an entry that has no end.
+const NoEnd = "kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'"
+
+// add adds a later Result. Its entries replace those of the same key.
+func (r *Result) add(late Result) {
+	r.Entries = append(late.Entries, r.Entries...)
+	slices.SortStableFunc(r.Entries, func(a, b revocation.Entry) int { return cmp.Compare(a.Key(), b.Key()) })
+	r.Entries = slices.CompactFunc(r.Entries, func(a, b revocation.Entry) bool { return a.Key() == b.Key() })
+	if len(r.Warnings) == 0 {
+		r.Warnings = late.Warnings
+	}
+	r.EndUnknown = cmp.Or(r.EndUnknown, late.EndUnknown)
+}
+
 func invalid(field, format string, args ...any) error {
 	return &tokens.FieldError{Field: field, Err: fmt.Errorf(format, args...)}
 }
 
-func (r Request) check() error {
+// Check returns an error if the request is invalid: a [*tokens.FieldError] with a field of the HTTPS API. Revoke checks
+// names of nodes and certificates as well.
+func (r Request) Check() error {
 	if len(r.Reason) > revocation.MaxReason {
 		return invalid("reason", "has %d bytes, want at most %d", len(r.Reason), revocation.MaxReason)
 	}
@@ -89,6 +107,11 @@ func (r Request) check() error {
 	if given != 1 {
 		return invalid("node", "%d of node, serial, fingerprint and tokenID given, want exactly one", given)
 	}
+	if r.TokenID != "" {
+		if err := tokens.CheckID(r.TokenID); err != nil {
+			return invalid("tokenID", "%w", err)
+		}
+	}
 	return nil
 }
 
@@ -96,7 +119,7 @@ func (r Request) check() error {
 // [*tokens.FieldError] with a field of the HTTPS API. Errors of the stores of tokens and claims are returned as they
 // are, and all others are an [*Error]. If a token was disabled before the failure, the error is an [*Incomplete].
 func (d *Desk) Revoke(ctx context.Context, r Request) (Result, error) {
-	if err := r.check(); err != nil {
+	if err := r.Check(); err != nil {
 		return Result{}, err
 	}
 	if r.TokenID != "" {
@@ -141,10 +164,13 @@ func (d *Desk) List(ctx context.Context) ([]revocation.Entry, error) {
 
 // listError returns the Error of a failed read or write of the list of revocations.
 func listError(err error) error {
-	if errors.Is(err, revocation.ErrFull) {
-		return &Error{Full, "the list of revocations is full; remove revocations that are no longer needed with 'kubejoin revoke undo'", err}
+	switch {
+	case errors.Is(err, revocation.ErrFull):
+		return &Error{Reason: Full, Message: "the list of revocations is full; remove revocations that are no longer needed with 'kubejoin revoke undo'", Err: err}
+	case mint.StoreError(err).Reason == mint.Refused:
+		return &Error{Reason: Refused, Message: "the store of revocations refused this request", Err: err}
 	}
-	return &Error{Unavailable, "the revocations cannot be read or written now; retry", err}
+	return &Error{Reason: Unavailable, Message: "the revocations cannot be read or written now; retry", Err: err, Retry: true}
 }
 
 // entryOf returns the entry that a request for a node or a certificate describes.
@@ -214,7 +240,7 @@ func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry,
 			}
 		}
 		if e.Until.IsZero() && len(result.Warnings) == 0 {
-			result.Warnings = []string{"kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'; the log says why"}
+			result.Warnings = []string{NoEnd}
 		}
 		result.Entries = append(result.Entries, e)
 	}

@@ -276,6 +276,74 @@ func TestRevokeToken(t *testing.T) {
 	})
 }
 
+// During the revocation, a node moves to another token and the list becomes full. Catches a stored entry that is missing
+// in the result.
+func TestRevokeTokenReturnsAllThatItStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		stolen, good := s.token(t, tokens.Limits{MaxNodes: 5}), s.token(t, tokens.Limits{MaxNodes: 5})
+		s.join(t, stolen, "worker-1")
+		two := s.join(t, stolen, "worker-2")
+		s.Guard.Store = lackingSpace{s.Guard.Store, "worker-4"}
+		began := time.Now()
+		s.Requested = func(context.Context) (all []revocation.Issued, err error) {
+			for i, node := range []string{"worker-3", "worker-4"} {
+				if time.Now().After(began) {
+					all = append(all, revocation.Issued{TokenID: stolen.ID(), Node: node, Fingerprint: revocationtest.Fingerprint(i), NotAfter: began.Add(time.Hour)})
+				}
+			}
+			return all, nil
+		}
+		time.AfterFunc(time.Second, func() {
+			if _, _, err := (tokens.Releaser{Tokens: s.Tokens, Claims: s.Claims}).Release(t.Context(), "worker-2", false); err != nil {
+				t.Error(err)
+			}
+			s.join(t, good, "worker-2")
+		})
+		result, err := s.Revoke(t.Context(), desk.Request{TokenID: stolen.ID()})
+		if want := revocation.FingerprintOf(two).String() + " worker-1 worker-2 worker-3"; !errors.As(err, new(*desk.Incomplete)) || keys(result) != want {
+			t.Errorf("got %s, %v, want %s and an Incomplete", keys(result), err, want)
+		}
+	})
+}
+
+// Replicas may still have cached a token that was deleted a moment before. Catches a machine that joins so, and is not
+// found, and a misspelt ID without an error at once.
+func TestRevokeDeletedTokenWaitsUntilItSettled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		token := s.token(t, tokens.Limits{})
+		s.join(t, token, "worker-1")
+		record, err := s.db.Get(t.Context(), token.ID())
+		if err == nil {
+			err = s.db.Delete(t.Context(), record)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(admission.MaxAge-time.Millisecond, func() { s.join(t, token, "worker-2") })
+		if result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); err != nil || keys(result) != "worker-1 worker-2" {
+			t.Errorf("got %s, %v, want both nodes", keys(result), err)
+		}
+		began := time.Now()
+		if _, err := s.Revoke(t.Context(), desk.Request{TokenID: "qwertz"}); err == nil || time.Since(began) > 0 {
+			t.Errorf("misspelt: got %v after %s, want an error at once", err, time.Since(began))
+		}
+	})
+}
+
+// Catches a loop without end while others change the token all the time.
+func TestRevokeTokenGivesUpOnChangingToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		token := s.token(t, tokens.Limits{})
+		s.Tokens = storetest.Fail(tokens.ErrConflict, "Store.Delete").Store(s.Tokens)
+		if _, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); err == nil || !strings.Contains(err.Error(), "changed during each of 20 attempts") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 // A node of a token without limits has no claim of it, but an identity.
 func TestRevokeTokenFindsNodesByIdentity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -312,11 +380,7 @@ func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
 		if _, err := s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}}); err != nil {
 			t.Fatal(err)
 		}
-		began := time.Now()
 		result, err := s.Revoke(t.Context(), desk.Request{TokenID: id})
-		if took := time.Since(began); took > 0 {
-			t.Errorf("took %s, although there is no token that could settle", took)
-		}
 		if want := print(4).String() + " " + print(6).String() + " worker-1 worker-5"; err != nil || keys(result) != want {
 			t.Errorf("got %s, %v, want %s", keys(result), err, want)
 		}
@@ -351,6 +415,7 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 	}{
 		"the list is full":              {func(s *site) { s.Guard.Store = noResponse{full} }, desk.Full},
 		"the list cannot be read":       {func(s *site) { s.Guard.Store = noResponse{errAway} }, desk.Unavailable},
+		"the list cannot be written":    {func(s *site) { s.Guard.Store = noResponse{tokens.ErrRefused} }, desk.Refused},
 		"the requests cannot be read":   {func(s *site) { s.Requested = failedRequested }, desk.NoRequests},
 		"the record cannot be read":     {func(s *site) { s.Issued = noRecord{} }, desk.NoRecord},
 		"the claims cannot be read":     {func(s *site) { s.Claims = storetest.Fail(errAway).Claims(s.Claims) }, ""},

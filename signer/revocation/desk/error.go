@@ -20,6 +20,8 @@ const (
 	Full Reason = "too-many-revocations"
 	// Unavailable: the list of revocations cannot be read or written now.
 	Unavailable Reason = "revocations-unavailable"
+	// Refused: the store of revocations refused the request, and would refuse a retry.
+	Refused Reason = "store-refuses"
 	// NoRecord: the issuance record cannot be read now.
 	NoRecord Reason = "record-unavailable"
 	// NoRequests: the certificate requests of the cluster cannot be read now.
@@ -33,6 +35,8 @@ type Error struct {
 	Message string
 	// Err is the cause, if there is one.
 	Err error
+	// Retry reports that a retry may help.
+	Retry bool
 }
 
 func (e *Error) Error() string {
@@ -52,11 +56,8 @@ type Incomplete struct {
 	Err     error
 }
 
-func (e *Incomplete) Error() string { return e.Explain(e.Err.Error()) }
-
-// Explain returns the message of the error for a cause that is described by detail.
-func (e *Incomplete) Explain(detail string) string {
-	return "token " + e.TokenID + " can no longer be used, but its revocation is incomplete: " + detail + "; then revoke the token again"
+func (e *Incomplete) Error() string {
+	return "token " + e.TokenID + " can no longer be used, but its revocation is incomplete: " + e.Err.Error() + "; then revoke the token again"
 }
 
 // Unwrap returns the cause.

@@ -69,13 +69,13 @@ func (d *Desk) requested(ctx context.Context) ([]revocation.Issued, error) {
 	}
 	all, err := d.Requested(ctx)
 	if err != nil {
-		return nil, &Error{NoRequests, "the certificate requests of the cluster cannot be read now; retry", err}
+		return nil, &Error{Reason: NoRequests, Message: "the certificate requests of the cluster cannot be read now; retry", Err: err, Retry: true}
 	}
 	return all, nil
 }
 
 func recordError(err error) error {
-	return &Error{NoRecord, "the issuance record cannot be read now; retry", err}
+	return &Error{Reason: NoRecord, Message: "the issuance record cannot be read now; retry", Err: err, Retry: true}
 }
 
 // issuedOf returns the certificate of an entry in the issuance record. It is not ok for an entry that has neither the

@@ -21,11 +21,9 @@ const settles = 2*admission.MaxAge + time.Second/2
 // revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the token
 // keeps its claims, by which a retry finds the nodes. Each step may be repeated.
 //
-// It revokes what it finds at once, and what was issued until the token has settled after that.
+// It revokes what it finds at once, and what was issued until the token has settled after that. A token that was deleted
+// before may not have settled either. But without a token and without a certificate, the ID is probably misspelt.
 func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
-	if err := tokens.CheckID(r.TokenID); err != nil {
-		return Result{}, invalid("tokenID", "%w", err)
-	}
 	existed, err := d.disable(ctx, r.TokenID, r.DryRun)
 	if err != nil {
 		return Result{}, err
@@ -33,13 +31,13 @@ func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
 	settled := time.NewTimer(settles)
 	defer settled.Stop()
 	result, err := d.revokeIssued(ctx, r, false)
-	if err == nil && existed && !r.DryRun {
+	disabled := !r.DryRun && (existed || len(result.Entries) > 0)
+	if err == nil && disabled {
 		select {
 		case <-settled.C:
-			var all Result
-			if all, err = d.revokeIssued(ctx, r, true); err == nil {
-				result = all
-			}
+			var late Result
+			late, err = d.revokeIssued(ctx, r, true)
+			result.add(late)
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
@@ -48,7 +46,7 @@ func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
 		_, err = d.end(ctx, r.TokenID)
 	}
 	switch {
-	case err != nil && existed && !r.DryRun:
+	case err != nil && disabled:
 		return result, &Incomplete{r.TokenID, err}
 	case err != nil:
 		return result, err
@@ -79,9 +77,12 @@ func (d *Desk) disable(ctx context.Context, id string, dryRun bool) (existed boo
 	return err == nil, err
 }
 
+// endAttempts is how often end retries while others change the token.
+const endAttempts = 20
+
 // end deletes a token, and reports whether it existed.
 func (d *Desk) end(ctx context.Context, id string) (bool, error) {
-	for {
+	for range endAttempts {
 		record, err := d.Tokens.Get(ctx, id)
 		if err == nil {
 			err = d.Tokens.Delete(ctx, record)
@@ -95,6 +96,7 @@ func (d *Desk) end(ctx context.Context, id string) (bool, error) {
 			return false, err
 		}
 	}
+	return false, fmt.Errorf("token %s changed during each of %d attempts to delete it", id, endAttempts)
 }
 
 // revokeIssued revokes each node that a token admitted. If another token holds the node's name now, it only revokes the
