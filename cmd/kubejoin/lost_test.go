@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // If the response is lost, the command must repeat the request with the same token. Otherwise it would create a second
@@ -28,6 +31,15 @@ func TestCreateRetriesAfterLostResponse(t *testing.T) {
 					api.ServeHTTP(w, r)
 				})
 			})
+			if test.lost == 1 {
+				if _, err := web.run(t, "", "kubeconfig", "bootstrap"); err != nil {
+					t.Errorf("kubeconfig bootstrap: %v", err)
+				}
+				if records, err := web.store.List(t.Context()); err != nil || len(records) != 1 || web.store.Delete(t.Context(), records[0]) != nil {
+					t.Errorf("kubeconfig bootstrap: got %d stored tokens (%v), want one", len(records), err)
+				}
+				left.Store(1)
+			}
 			printed, err := web.run(t, "", "token", "create")
 			records, listErr := web.store.List(t.Context())
 			if listErr != nil || len(records) != 1 || strings.TrimSpace(printed) != records[0].Token.Reveal() {
@@ -37,5 +49,25 @@ func TestCreateRetriesAfterLostResponse(t *testing.T) {
 				t.Errorf("%v", err)
 			}
 		})
+	}
+}
+
+// Catches a command that waits for a server after an interrupt, and does not print the token that may exist.
+func TestCreateEndsAtOnceAfterInterrupt(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	web := newWebServer(t, func(http.Handler) http.Handler {
+		return http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			interrupt()
+			if r.Method == http.MethodGet {
+				<-r.Context().Done()
+			}
+			panic(http.ErrAbortHandler)
+		})
+	})
+	var out, errs bytes.Buffer
+	began := time.Now()
+	err := run(ctx, web.args("", "token", "create"), &out, &errs)
+	if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "may have been created") || !strings.Contains(out.String(), ".") || took > lookTimeout/2 {
+		t.Errorf("got %v after %s, and %d printed bytes, want the token at once", err, took, out.Len())
 	}
 }

@@ -37,7 +37,7 @@ func (s onServer) CreateToken(ctx context.Context, req api.CreateToken) (api.Tok
 		return api.Token{}, err
 	}
 	id, _, _ := strings.Cut(req.Token.Reveal(), ".")
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout) // after an interrupt, the look-up fails at once
 	defer cancel()
 	switch _, lookErr := s.GetToken(ctx, id); {
 	case errors.As(lookErr, &p) && p.Status == http.StatusNotFound:

@@ -68,8 +68,13 @@ func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServ
 func (w *webServer) run(t *testing.T, path string, args ...string) (stdout string, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	err = run(t.Context(), append(args, "--url", w.url+path, "--ca-file", filepath.Join(w.dir, "ca"), "--bearer-file", filepath.Join(w.dir, "bearer")), &out, &errs)
+	err = run(t.Context(), w.args(path, args...), &out, &errs)
 	return out.String(), err
+}
+
+// args adds the flags of the server to arguments.
+func (w *webServer) args(path string, args ...string) []string {
+	return append(args, "--url", w.url+path, "--ca-file", filepath.Join(w.dir, "ca"), "--bearer-file", filepath.Join(w.dir, "bearer"))
 }
 
 // With many tokens, the signatures in cluster-info exceed the response limit of the client. The command must request
