@@ -154,7 +154,7 @@ func TestRevokeReportsRefusedStore(t *testing.T) {
 	}
 }
 
-// Catches a permission that the command checks anew for each name.
+// Catches a permission that the command checks once for each name.
 func TestReleaseChecksPermissionOnce(t *testing.T) {
 	client := fake.NewClientset()
 	checks := 0
