@@ -24,7 +24,7 @@ func TestCreateRetriesAfterLostResponse(t *testing.T) {
 			left.Store(test.lost)
 			web := newWebServer(t, func(api http.Handler) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					if left.Add(-1) >= 0 {
+					if (test.lost > 1 || r.Method == http.MethodPost) && left.Add(-1) >= 0 {
 						api.ServeHTTP(httptest.NewRecorder(), r)
 						panic(http.ErrAbortHandler) // drops the response
 					}
