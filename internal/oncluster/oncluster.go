@@ -104,7 +104,7 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 		return tokens.NodeRef{}, fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
 	}
 	if err != nil {
-		return tokens.NodeRef{}, fmt.Errorf("Node %s cannot be read now; retry: %w", name, err)
+		return tokens.NodeRef{}, fmt.Errorf("%s cannot be read now; retry: %w", "Node "+name, err)
 	}
 	return tokens.NodeRef{Name: node.Name, UID: string(node.UID)}, nil
 }
