@@ -250,9 +250,14 @@ func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry,
 	return result, nil
 }
 
+// endTimeout limits how long a revocation waits for the CAs: the cache of an object that the user may not read never fills.
+const endTimeout = 5 * time.Second
+
 // lastEnd returns when the last CA ends that may have signed a certificate of a node: those of cluster-info, of
 // kube-apiserver's clients and of kubejoin's signers.
 func (d *Desk) lastEnd(ctx context.Context) (end time.Time, err error) {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
 	kubeconfig, err := d.ClusterInfo.Config(ctx)
 	if err != nil {
 		return end, err

@@ -624,21 +624,26 @@ func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
 		"the CAs cannot be read": {func(s *site) {
 			s.ClientCAs = func(context.Context) ([]*x509.Certificate, error) { return nil, errAway }
 		}, at(never)},
+		"the CAs never come": {func(s *site) {
+			s.ClientCAs = func(ctx context.Context) ([]*x509.Certificate, error) { <-ctx.Done(); return nil, ctx.Err() }
+		}, at(never)},
 		"cluster-info is malformed":       {func(s *site) { s.ClusterInfo = config("kind: Config") }, at(never)},
 		"the certificates cannot be read": {func(s *site) { s.Requested = failedRequested }, at(never)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSite(t)
-			test.set(s)
-			result, err := s.Revoke(t.Context(), desk.Request{Node: "worker-1"})
-			if err != nil || keys(result) != "worker-1" {
-				t.Fatalf("got %+v, %v, want worker-1", result, err)
-			}
-			want := test.want(s)
-			unknown := slices.ContainsFunc(result.Warnings, func(w string) bool { return strings.Contains(w, "when the last certificate ends") })
-			if !result.Entries[0].Until.Equal(want) || unknown != want.IsZero() || (result.EndUnknown != nil) != want.IsZero() {
-				t.Errorf("got until %s, warnings %q, unknown: %v, want %s, and a warning only if it is unknown", result.Entries[0].Until, result.Warnings, result.EndUnknown, want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				test.set(s)
+				result, err := s.Revoke(t.Context(), desk.Request{Node: "worker-1"})
+				if err != nil || keys(result) != "worker-1" {
+					t.Fatalf("got %+v, %v, want worker-1", result, err)
+				}
+				want := test.want(s)
+				unknown := slices.ContainsFunc(result.Warnings, func(w string) bool { return strings.Contains(w, "when the last certificate ends") })
+				if !result.Entries[0].Until.Equal(want) || unknown != want.IsZero() || (result.EndUnknown != nil) != want.IsZero() {
+					t.Errorf("got until %s, warnings %q, unknown: %v, want %s, and a warning only if it is unknown", result.Entries[0].Until, result.Warnings, result.EndUnknown, want)
+				}
+			})
 		})
 	}
 	s := newSite(t)
