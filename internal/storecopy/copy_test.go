@@ -528,3 +528,29 @@ func TestOpenRefusesInvalidSpec(t *testing.T) {
 		}
 	}
 }
+
+// bare fills a file with tokens only, which have no rows in indexes.
+func bare(t *testing.T, n int, change func(i int, r *tokens.Record)) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "bare.db")
+	s, err := boltstore.Open(path)
+	must(t, err)
+	for i := range n {
+		r := newToken()
+		change(i, &r)
+		_, err := s.Create(t.Context(), r)
+		must(t, err)
+	}
+	must(t, s.Close())
+	return path
+}
+
+// Catches commits with more conditions than etcd allows.
+func TestCopiesManyTokens(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	path := bare(t, 300, func(int, *tokens.Record) {})
+	counts, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), c.StoreConfig(t, "/many"), storecopy.Options{})
+	if err != nil || counts.Tokens != 300 {
+		t.Errorf("Copy = %+v, %v, want 300 tokens", counts, err)
+	}
+}

@@ -44,7 +44,8 @@ const maxMessage = 64 << 20
 // pageSize is how many rows one call reads.
 const pageSize = 1000
 
-// maxOperations is the maximum number of operations in a transaction. It is the default of etcd (--max-txn-ops).
+// maxOperations is the maximum number of operations in a transaction, and of its conditions. It is the default of etcd
+// (--max-txn-ops).
 const maxOperations = 128
 
 // kv calls etcd. All reads are linearizable: etcd answers them only with a majority.

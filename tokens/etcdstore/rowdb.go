@@ -94,8 +94,8 @@ func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, chan
 	return d.s.write(ctx, cmps, ops)
 }
 
-// MaxChanges implements [rowstore.DB].
-func (d rowDB) MaxChanges() int { return maxOperations }
+// MaxChanges implements [rowstore.DB]. etcd counts conditions, too, and write adds one.
+func (d rowDB) MaxChanges() int { return maxOperations - 1 }
 
 // Damaged implements [rowstore.DB].
 func (d rowDB) Damaged(key string, err error) error { return d.s.kv.damaged(key, err) }

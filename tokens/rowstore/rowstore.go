@@ -75,7 +75,8 @@ type DB interface {
 	// View calls do with a Reader whose calls are all of one moment. A row without a valid version is not visited by Scan:
 	// View calls damaged with it instead. It returns the error of do unwrapped.
 	View(ctx context.Context, damaged func(key string, err error), do func(Reader) error) error
-	// MaxChanges is the maximum number of changes in one Commit. It is at least 4: a token and a claim with its index.
+	// MaxChanges is the maximum number of changes in one Commit, and of its conditions. It is at least 4: a token and a
+	// claim with its index.
 	MaxChanges() int
 	// Damaged returns an error for a row that kubejoin did not write in this form, with err as the reason. It names the
 	// row, and it does not contain the value.
