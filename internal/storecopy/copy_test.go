@@ -25,6 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -194,6 +195,10 @@ func TestResumeInterruptedCopy(t *testing.T) {
 			t.Errorf("resumed after %d rows: etcd has\n%s\nwant\n%s", stop, got, want)
 		}
 	}
+	incomplete := func(prefix string) { // as if the copy was interrupted
+		_, err := c.Client().Put(t.Context(), prefix+"/schema", "2 incomplete")
+		must(t, err)
+	}
 	for name, change := range map[string]func(*etcdstore.Store) error{
 		"another token": func(s *etcdstore.Store) error {
 			_, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
@@ -221,11 +226,30 @@ func TestResumeInterruptedCopy(t *testing.T) {
 		_, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{})
 		must(t, err)
 		must(t, change(storeAt(t, c, config.Prefix)))
-		_, err = c.Client().Put(t.Context(), config.Prefix+"/schema", "2 incomplete") // as if the copy was interrupted
-		must(t, err)
+		incomplete(config.Prefix)
 		if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{Resume: true}); !errors.Is(err, storecopy.ErrDiffers) {
 			t.Errorf("%s: got %v, want %v", name, err, storecopy.ErrDiffers)
 		}
+	}
+}
+
+// Catches a refusal that was young enough for the first run, and not for the second one.
+func TestResumeWithRefusalThatBecameOld(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	path, config := filepath.Join(t.TempDir(), "kubejoin.db"), c.StoreConfig(t, "/older")
+	s, err := boltstore.Open(path)
+	must(t, err)
+	young := time.Now().Add(-rowstore.KeepUnissued + 2*time.Hour)
+	issuancetest.Add(t, rowrecord.New(s.Issued()), issuancetest.Refused(young, 1), issuancetest.Refused(young.Add(-2*time.Hour), 2))
+	must(t, s.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	counts, err := copyAll(t, ctx, "file:"+path, etcdSpec(c), config, storecopy.Options{Progress: func(storecopy.Counts, int) { cancel() }})
+	if !errors.Is(err, context.Canceled) || counts.Issued != 1 {
+		t.Fatalf("got %+v, %v, want one entry and %v", counts, err, context.Canceled)
+	}
+	if _, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), config, storecopy.Options{Resume: true}.Later(2*time.Hour)); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -552,5 +576,20 @@ func TestCopiesManyTokens(t *testing.T) {
 	counts, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), c.StoreConfig(t, "/many"), storecopy.Options{})
 	if err != nil || counts.Tokens != 300 {
 		t.Errorf("Copy = %+v, %v, want 300 tokens", counts, err)
+	}
+}
+
+// Catches commits that are larger than etcd allows.
+func TestCopiesLargeTokens(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	path := bare(t, 10, func(_ int, r *tokens.Record) {
+		r.Limits.MaxNodes = tokens.MaxNodes
+		for i := range 800 {
+			r.Nodes = append(r.Nodes, fmt.Sprintf("%0240d", i))
+		}
+	})
+	counts, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), c.StoreConfig(t, "/large"), storecopy.Options{})
+	if err != nil || counts.Tokens != 10 {
+		t.Errorf("Copy = %+v, %v, want 10 tokens", counts, err)
 	}
 }

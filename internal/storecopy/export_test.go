@@ -1,6 +1,9 @@
 package storecopy
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // BeforeBegin runs a function before a copy to the store begins.
 func (s *Store) BeforeBegin(run func()) {
@@ -9,4 +12,10 @@ func (s *Store) BeforeBegin(run func()) {
 		run()
 		return begin(ctx)
 	}
+}
+
+// Later returns options for a copy that runs later.
+func (o Options) Later(by time.Duration) Options {
+	o.after = by
+	return o
 }
