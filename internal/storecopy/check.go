@@ -1,6 +1,7 @@
 package storecopy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,14 +160,16 @@ func (s *Store) eachJournaled(kind rowstore.Kind, visit func(key string, value [
 	})
 }
 
-// checkJournal calls damaged with each entry in the journal that cannot be decoded.
+// checkJournal calls damaged with each entry in the journal that cannot be decoded. It returns an error if entries are
+// missing.
 func (s *Store) checkJournal(damaged func(error)) error {
 	kinds := decoders(true, time.Time{}).Kinds()
 	issued := kinds[len(kinds)-1] // the journal has no other rows
-	return s.eachJournaled(issued, func(key string, value []byte) error {
+	err := s.eachJournaled(issued, func(key string, value []byte) error {
 		if _, err := s.changes(issued, key, value); err != nil {
 			damaged(err)
 		}
 		return nil
 	})
+	return cmp.Or(err, s.truncated)
 }

@@ -373,6 +373,12 @@ func TestCheckChangesNoFile(t *testing.T) {
 	must(t, os.WriteFile(path+"-journal", journal, 0o600))
 	_, found := check()
 	wantFinding(t, found, nil, "damaged: entries at the end")
+	// A copy has the entries that are left.
+	source, destination := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly), open(t, "file:"+filepath.Join(t.TempDir(), "new.db"), etcdstore.Config{}, storecopy.DryDestination)
+	defer func() { must(t, errors.Join(source.Close(), destination.Close())) }()
+	if counts, err := storecopy.Copy(t.Context(), source, destination, storecopy.Options{DryRun: true}); err != nil || counts.Issued != 103 {
+		t.Errorf("a dry run: got %+v, %v, want 103 entries", counts, err)
+	}
 }
 
 // Catches a check that lists a million damaged rows.

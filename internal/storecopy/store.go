@@ -25,7 +25,9 @@ type Store struct {
 	giveUp string // what to delete to give up a copy to this store
 	rows   *rowstore.Store
 	// journaled visits changes that are not in rows, because the file is open read-only. It is nil for etcd.
-	journaled    func(func(rowstore.Change) error) error
+	journaled func(func(rowstore.Change) error) error
+	// truncated is an error if the end of the journal is missing or damaged. A copy leaves that out.
+	truncated    error
 	certificates bool // whether the record has certificates
 	// freeze makes writes of others fail, and verify reports whether they still do. It is nil for a file, which only one
 	// process can open.
@@ -112,8 +114,12 @@ func openFile(path string, use Use) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	var truncated error
+	if s.Truncated() {
+		truncated = fmt.Errorf("%w: entries at the end of %s-journal are missing or damaged", boltstore.ErrDamaged, open)
+	}
 	return &Store{
-		name: name, giveUp: open + " and " + open + "-journal", rows: s.Store, journaled: s.Journaled, certificates: true,
+		name: name, giveUp: open + " and " + open + "-journal", rows: s.Store, journaled: s.Journaled, truncated: truncated, certificates: true,
 		interrupted: func(context.Context) (bool, error) { return interrupted, nil },
 		begin:       func(context.Context) error { return nil },
 		close:       s.Close,

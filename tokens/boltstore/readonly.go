@@ -58,7 +58,7 @@ func (s *Store) readJournal(tx *bbolt.Tx) error {
 }
 
 // Journaled calls visit with each change that a crash has left in the journal of a file that is open read-only. The error
-// wraps [ErrDamaged] if the journal has something else, or not all entries.
+// wraps [ErrDamaged] if the journal has something else. [Store.Truncated] reports whether entries are missing.
 func (s *Store) Journaled(visit func(rowstore.Change) error) error {
 	for _, l := range s.appender.journaled {
 		changes, err := l.changes()
@@ -70,9 +70,6 @@ func (s *Store) Journaled(visit func(rowstore.Change) error) error {
 				return err
 			}
 		}
-	}
-	if s.appender.cut {
-		return fmt.Errorf("%w: entries at the end of %s-journal are missing or damaged", ErrDamaged, s.path)
 	}
 	return nil
 }
