@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // Run runs the suite. Each test calls open once. open must return an empty store that stays usable until the test ends.
@@ -20,6 +22,7 @@ func Run(t *testing.T, open func(t *testing.T) issuance.Store) {
 		run  func(*testing.T, issuance.Store)
 	}{
 		{"List", testList},
+		{"ListAnyName", testListAnyName},
 		{"Append", testAppend},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
@@ -155,6 +158,24 @@ func testList(t *testing.T, r issuance.Store) {
 	for what, err := range map[string]error{"List": listErr, "Get": getErr, "Append": r.Append(ctx, Issued(start, "1", time.Hour))} {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("%s with a canceled context: got %v", what, err)
+		}
+	}
+}
+
+// testListAnyName checks that a query finds an entry by each of its fields, whatever characters they have.
+func testListAnyName(t *testing.T, r issuance.Store) {
+	for i, name := range []string{"a/b", strings.Repeat("n", 254), "a\nb", "<&>\u2028", `a"b\c`} {
+		serial := fmt.Sprintf("a%d", i)
+		e := Issued(time.Now(), serial, time.Hour)
+		e.Node, e.Requester, e.Signer = "worker-1", tokens.NodeUserPrefix+name, "example.com/"+name
+		Add(t, r, e, Issued(time.Now(), "b1", time.Hour))
+		for what, q := range map[string]issuance.Query{
+			"node": {Node: name}, "requester": {Requester: e.Requester}, "signer": {Signer: e.Signer},
+			"signer and outcome": {Signer: e.Signer, Outcome: issuance.Issued},
+		} {
+			if got := List(t, r, q); !slices.Equal(got, []string{serial}) {
+				t.Errorf("%s %q: List = %v, want %s", what, name, got, serial)
+			}
 		}
 	}
 }

@@ -94,6 +94,7 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 		{"since", issuance.Query{Since: at(entries - 10)}, 10, 1, 10, 10},
 		{"newest", issuance.Query{}, 100, 3, 200, 1200},
 		{"end", issuance.Query{EndsAfter: end(1000), EndsBefore: end(1010)}, 9, 4, 320, 1500},
+		{"end, of no signer", issuance.Query{EndsAfter: end(1000), EndsBefore: end(1010), Signer: "example.com/x"}, 0, 4, 320, 1500},
 		{"end late", issuance.Query{EndsAfter: end(entries - 11)}, 10, 8, 30, 100},
 	} {
 		f.TakeReads()

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -82,25 +83,34 @@ func nodeOf(user string) string {
 	return node
 }
 
-// nameOf returns the name with the fewest entries that all entries have that match; empty if there is none. none means
-// that no entry matches.
-func nameOf(q issuance.Query) (name string, none bool) {
-	node, id := q.Node, q.TokenID
-	if node == "" {
-		node = nodeOf(q.Requester)
-	}
+// nameOf returns the name with the fewest entries that all entries have that match; empty if there is none.
+func nameOf(q issuance.Query) string {
+	id := q.TokenID
 	if id == "" {
 		id = tokens.IDOfUser(q.Requester)
 	}
-	switch {
-	case node != "":
-		return "node/" + node, !isName(node)
-	case id != "":
-		return "token/" + id, tokens.CheckID(id) != nil
+	// An entry is not found by a node that is no name.
+	switch node := nodeOf(q.Requester); {
+	case isName(q.Node):
+		return "node/" + q.Node
+	case isName(node):
+		return "node/" + node
+	case tokens.CheckID(id) == nil:
+		return "token/" + id
 	case q.Outcome == issuance.Refused, q.Outcome == issuance.Failed:
-		return "outcome/" + q.Outcome, false
+		return "outcome/" + q.Outcome
 	}
-	return "", false
+	return ""
+}
+
+// partsOf returns bytes that the value of each matching entry contains. To search for them is much faster than to decode.
+func partsOf(q issuance.Query) (parts [][]byte) {
+	for name, value := range map[string]string{"requester": q.Requester, "signer": q.Signer, "outcome": q.Outcome} {
+		if quoted, err := json.Marshal(value); err == nil && value != "" {
+			parts = append(parts, fmt.Appendf(nil, "%q:%s", name, quoted))
+		}
+	}
+	return parts
 }
 
 // List implements [issuance.Store]. If the query has a node, a token, or an outcome without a certificate, List reads only
@@ -115,12 +125,19 @@ func (r *Record) List(ctx context.Context, q issuance.Query) (issuance.Page, err
 	if !validCursor(q) {
 		return page, fmt.Errorf("%w: %.80q", issuance.ErrCursor, q.After)
 	}
-	name, none := nameOf(q)
-	if none {
-		return page, nil
+	name, last := nameOf(q), ""
+	var parts [][]byte
+	// Most entries do not match. But one of them may end a period.
+	if name == "" && q.EndsBefore.IsZero() {
+		parts = partsOf(q)
 	}
-	last := ""
+	lacks := func(value []byte) bool {
+		return slices.ContainsFunc(parts, func(part []byte) bool { return !bytes.Contains(value, part) })
+	}
 	visit := func(place string, value []byte) (bool, error) {
+		if lacks(value) {
+			return true, nil
+		}
 		e, err := r.decode(place, value)
 		if err != nil {
 			return false, err
@@ -190,9 +207,12 @@ func decode(value []byte) (e issuance.Entry, err error) {
 	d := json.NewDecoder(bytes.NewReader(value))
 	d.DisallowUnknownFields()
 	if d.Decode(&e) != nil || e.Check() != nil {
-		err = errors.New("invalid issuance entry")
+		return e, errors.New("invalid issuance entry")
 	}
-	return e, err
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return e, errors.New("unexpected data after the issuance entry")
+	}
+	return e, nil
 }
 
 // Decode returns the entry of a value that Append wrote, and its row in a record with or without certificates. A check of

@@ -119,6 +119,7 @@ func TestListStopsWithItsContext(t *testing.T) {
 func TestReportsDamagedEntry(t *testing.T) {
 	for name, value := range map[string]string{
 		"not JSON": `{"hunter2`, "unknown field": `{"hunter2":1}`, "invalid": `{"outcome":"hunter2"}`, "missing": "",
+		"more data": `{"time":"2026-11-20T00:00:00Z","outcome":"failed"}{"hunter2":1}`,
 	} {
 		db := &memdb.DB{}
 		r := rowrecord.New(rowstore.New(db).Issued())
