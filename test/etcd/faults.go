@@ -30,11 +30,12 @@ type Faults struct {
 	endpoints []string
 	running   sync.WaitGroup
 
-	mu     sync.Mutex
-	random *rand.Rand
-	rate   float64
-	counts FaultCounts
-	reads  Reads
+	mu      sync.Mutex
+	random  *rand.Rand
+	rate    float64
+	failing int // see FailTransactions
+	counts  FaultCounts
+	reads   Reads
 }
 
 // FaultCounts is how many calls passed, and how many failed before and after they took effect.
@@ -89,6 +90,13 @@ func (f *Faults) SetRate(rate float64) {
 	f.rate = rate
 }
 
+// FailTransactions makes the next transactions fail before they take effect, as if their member stopped.
+func (f *Faults) FailTransactions(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failing = n
+}
+
 // Counts returns what has happened so far.
 func (f *Faults) Counts() FaultCounts {
 	f.mu.Lock()
@@ -121,9 +129,14 @@ type fault struct {
 	err           error
 }
 
-func (f *Faults) draw() fault {
+func (f *Faults) draw(method string) fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.failing > 0 && strings.HasSuffix(method, "/Txn") {
+		f.failing--
+		f.counts.Before++
+		return fault{before: true, err: status.Error(codes.Unavailable, "injected: transport is closing")}
+	}
 	if f.random.Float64() >= f.rate {
 		f.counts.Passed++
 		return fault{}
@@ -143,7 +156,7 @@ func (f *Faults) forward(client grpc.ServerStream, member *grpc.ClientConn) erro
 	if !found {
 		return status.Error(codes.Internal, "no method")
 	}
-	fault := f.draw()
+	fault := f.draw(method)
 	if fault.before {
 		return fault.err
 	}

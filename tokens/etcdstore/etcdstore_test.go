@@ -3,12 +3,16 @@ package etcdstore_test
 import (
 	"errors"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
 func TestStore(t *testing.T) {
@@ -59,5 +63,89 @@ func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 		if held, heldErr := reader.OfToken(t.Context(), "abc123"); err != nil || heldErr != nil || len(held) != i+1 {
 			t.Fatalf("%s: Find = %v, OfToken = %d claims, %v, want %d", node, err, len(held), heldErr, i+1)
 		}
+	}
+}
+
+// Catches a cache that has no row of the issuance record, or panics: only some folders have a mirror.
+func TestCacheReadsFoldersWithoutMirror(t *testing.T) {
+	s := etcd.ForTest(t, etcd.Options{}).Store(t)
+	db := s.DB()
+	for _, folder := range []string{"issued/", "issued-by/", "unissued/"} {
+		if err := db.Append(t.Context(), []rowstore.Change{{Key: folder + "x", Value: []byte("y")}}); err != nil {
+			t.Fatal(err)
+		}
+		rows, err := db.Cached().Get(t.Context(), folder+"x")
+		scanned := 0
+		scanErr := db.Cached().Scan(t.Context(), rowstore.Range{From: folder, To: folder + "z"}, func(rowstore.Row) error { scanned++; return nil })
+		if err != nil || scanErr != nil || len(rows) != 1 || string(rows[0].Value) != "y" || scanned != 1 {
+			t.Errorf("%s: Get = %+v, %v, Scan visits %d rows, %v, want one", folder, rows, err, scanned, scanErr)
+		}
+		db.Watch(t.Context(), folder)
+	}
+}
+
+// A check of a moment that etcd has compacted says what to do.
+func TestViewOfCompactedRevision(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	db := c.Store(t).DB()
+	add := func(key string) {
+		t.Helper()
+		if err := db.Append(t.Context(), []rowstore.Change{{Key: "issued/" + key, Value: []byte("x")}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("a")
+	err := db.View(t.Context(), nil, func(r rowstore.Reader) error {
+		if _, err := r.Count(t.Context(), "issued/"); err != nil {
+			return err
+		}
+		add("b")
+		now, err := c.Client().Get(t.Context(), "/")
+		if err != nil {
+			return err
+		}
+		if _, err := c.Client().Compact(t.Context(), now.Header.Revision); err != nil {
+			return err
+		}
+		_, err = r.Count(t.Context(), "issued/")
+		return err
+	})
+	if !errors.Is(err, rpctypes.ErrCompacted) || !strings.Contains(err.Error(), "repeat the check") {
+		t.Errorf("View = %v, want %v and what to do", err, rpctypes.ErrCompacted)
+	}
+}
+
+// Catches a read that fails because one member of etcd has just stopped. The client retries only reads of one key or range.
+func TestRetriesReadOfSeveralKeys(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	network, err := c.Network()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(network.Close)
+	f, err := c.Faults(network, "root", 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(f.Close)
+	config := c.StoreConfig(t, "/retry")
+	config.Endpoints, config.NoCache = f.Endpoints(), true
+	s, err := etcdstore.Open(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() }) // only reads are left
+	for _, node := range []string{"worker-1", "worker-2"} {
+		if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.FailTransactions(1)
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 2 {
+		t.Errorf("after one failure: HeldBy = %+v, %v, want two claims", held, err)
+	}
+	f.FailTransactions(1)
+	if _, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())); !errors.Is(err, etcdstore.ErrUnavailable) {
+		t.Errorf("Create = %v, want %v: a write may have been made", err, etcdstore.ErrUnavailable)
 	}
 }

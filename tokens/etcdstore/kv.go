@@ -15,6 +15,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // Keys after the prefix:
@@ -110,6 +112,12 @@ func (k kv) explain(ctx context.Context, err error) error {
 	return fmt.Errorf("%w at %s: %w", ErrUnavailable, k.servers, err)
 }
 
+// unavailable reports whether a member of etcd could not serve a call.
+func unavailable(err error) bool {
+	var known rpctypes.EtcdError
+	return errors.As(err, &known) && known.Code() == codes.Unavailable || status.Code(err) == codes.Unavailable
+}
+
 // get returns the row of a key. Its Version is empty if there is no such key.
 func (k kv) get(ctx context.Context, key string) (row rowstore.Row, err error) {
 	err = k.call(ctx, func(ctx context.Context) error {
@@ -132,6 +140,9 @@ func (k kv) getAll(ctx context.Context, revision int64, keys []string) ([]rowsto
 		}
 		if err := k.call(ctx, func(ctx context.Context) error {
 			got, err := k.client.Txn(ctx).Then(ops...).Commit()
+			if unavailable(err) { // another member may respond; the client retries only calls with one operation
+				got, err = k.client.Txn(ctx).Then(ops...).Commit()
+			}
 			if err != nil {
 				return err
 			}

@@ -3,7 +3,6 @@ package etcdstore
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -26,7 +25,8 @@ type mirror struct {
 	rows   rowstore.Sorted
 }
 
-// newMirrors returns the mirrors of all rows but those of the issuance record, which has no cache. Claims and their index are in one, so that they agree after a hint.
+// newMirrors returns the mirrors of all rows but those of the issuance record, which has no cache. Claims and their index
+// are in one, so that they agree after a hint.
 func newMirrors(s *Store) []*mirror {
 	return []*mirror{
 		{store: s, from: "claims/", to: clientv3.GetPrefixRangeEnd("holders/")},
@@ -35,9 +35,14 @@ func newMirrors(s *Store) []*mirror {
 	}
 }
 
-// mirrorOf returns the mirror of a key.
+// mirrorOf returns the mirror of a key. Keys of the issuance record have one that is never synced and sends no hints.
 func (s *Store) mirrorOf(key string) *mirror {
-	return s.mirrors[slices.IndexFunc(s.mirrors, func(m *mirror) bool { return key < m.to })]
+	for _, m := range s.mirrors {
+		if m.from <= key && key < m.to {
+			return m
+		}
+	}
+	return &mirror{}
 }
 
 // Pauses between attempts to list and watch.
