@@ -123,7 +123,7 @@ func (s *Store) count(ctx context.Context, d rowstore.Decoders) (counts Counts, 
 			*counts.of(kind) += min(1, len(changes))
 			return err
 		}
-		if err := rowstore.EachPage(ctx, s.rows.DB(), kind.Folder, pageSize, func(page []rowstore.Row) (err error) {
+		if err := rowstore.EachPage(ctx, s.rows.DB(), kind.Folder, func(page []rowstore.Row) (err error) {
 			for _, row := range page {
 				err = errors.Join(err, add(row.Key, row.Value))
 			}

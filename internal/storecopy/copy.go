@@ -46,9 +46,6 @@ var (
 	ErrDiffers = errors.New("differs from the source")
 )
 
-// pageSize is how many rows Copy reads at once.
-const pageSize = 1000
-
 // Copy copies all rows of one store to another one, reads them back and compares them. Created and UID stay, Version is
 // the destination's own. It makes the source read-only meanwhile. It leaves out refusals and failures that are old enough
 // to be deleted. A record in etcd has no certificates.
@@ -148,7 +145,7 @@ func (c *copyRun) count(n *int, rows int) {
 
 // eachPage calls visit with the rows of a kind, in pages. Each row has its rows in indexes.
 func (c *copyRun) eachPage(ctx context.Context, kind rowstore.Kind, visit func([][]rowstore.Change) error) error {
-	return rowstore.EachPage(ctx, c.from.rows.DB(), kind.Folder, pageSize, func(page []rowstore.Row) error {
+	return rowstore.EachPage(ctx, c.from.rows.DB(), kind.Folder, func(page []rowstore.Row) error {
 		var all [][]rowstore.Change
 		for _, row := range page {
 			changes, err := c.from.changes(kind, row.Key, row.Value)

@@ -60,12 +60,16 @@ func (k Kind) Rows(key string, value []byte) ([]Change, error) {
 	return k.rows(key[len(k.Folder):], value)
 }
 
-// pageSize is how many rows a check reads at once.
-const pageSize = 1000
-
-// Check calls damaged for each row that cannot be decoded, and for each row of an index that is missing or wrong, or has
-// no row. All rows are of one moment.
-func Check(ctx context.Context, db DB, d Decoders, damaged func(key string, err error)) error {
+// Check calls report for each row that cannot be decoded, and for each row of an index that is missing or wrong, or has
+// no row. It calls report once for a row. All rows are of one moment.
+func Check(ctx context.Context, db DB, d Decoders, report func(key string, err error)) error {
+	reported := map[string]bool{}
+	damaged := func(key string, err error) {
+		if !reported[key] {
+			reported[key] = true
+			report(key, err)
+		}
+	}
 	return db.View(ctx, damaged, func(r Reader) error {
 		for _, kind := range d.Kinds() {
 			if err := (check{r, kind, damaged}).run(ctx); err != nil {
@@ -85,7 +89,7 @@ type check struct {
 
 func (c check) run(ctx context.Context) error {
 	found := 0 // rows of indexes that belong to rows
-	if err := EachPage(ctx, c, c.kind.Folder, pageSize, func(rows []Row) error {
+	if err := EachPage(ctx, c, c.kind.Folder, func(rows []Row) error {
 		var want []Change
 		for _, row := range rows {
 			changes, err := c.kind.Rows(row.Key, row.Value)
@@ -112,7 +116,7 @@ func (c check) run(ctx context.Context) error {
 		return nil
 	}
 	for _, folder := range c.kind.Indexes {
-		if err := EachPage(ctx, c, folder, pageSize, func(rows []Row) error { return c.owners(ctx, rows) }); err != nil {
+		if err := EachPage(ctx, c, folder, func(rows []Row) error { return c.owners(ctx, rows) }); err != nil {
 			return err
 		}
 	}

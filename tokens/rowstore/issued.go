@@ -114,9 +114,6 @@ func placeIn(key string) string { return key[max(0, len(key)-PlaceLen):] }
 // continue behind the place.
 type Visitor func(place string, value []byte) (more bool, err error)
 
-// maxPage is how many rows a walk reads at once at most.
-const maxPage = 1000
-
 // NewestFirst visits the entries from the newest to the oldest, down to the time since. If name is not empty, it visits
 // only the entries with this name. If after is not empty, it starts behind that place. It first reads some entries, and
 // then more at once.
@@ -260,7 +257,7 @@ func timed(ctx context.Context, r Reader, folder, after string, first, end int64
 				t = first
 			}
 			keys.From, keys.Limit = key+"\x00", min(2*keys.Limit, maxPage)
-			window = max(minWindow, 8*(t-first)) // twice as many rows need twice the time
+			window = max(minWindow, 8*min(t-first, math.MaxInt64/8)) // twice as many rows need twice the time
 			first = t
 		case isLast:
 			return nil
@@ -281,8 +278,10 @@ type Victim struct {
 
 // Victims calls take with entries in the order in which they are deleted: refusals and failures, the oldest first, and
 // then the certificates, the first to end first. It continues with the other kind, or ends, when take returns false. It
-// stops after those that are due or beyond a maximum, unless early is set. A maximum of 0 certificates is unlimited.
+// stops after those that are due or beyond a maximum, unless early is set. A maximum of 0 certificates is unlimited. After
+// an error it continues with the other kind.
 func Victims(ctx context.Context, r Reader, now time.Time, retention time.Duration, maxCertificates int, early bool, take func(Victim) (more bool, err error)) error {
+	var errs []error
 	for _, kind := range []struct {
 		folder string
 		keep   time.Duration
@@ -292,7 +291,8 @@ func Victims(ctx context.Context, r Reader, now time.Time, retention time.Durati
 		if kind.most > 0 {
 			count, err := r.Count(ctx, kind.folder)
 			if err != nil {
-				return err
+				errs = append(errs, err)
+				continue
 			}
 			extra = count - kind.most
 		}
@@ -300,7 +300,7 @@ func Victims(ctx context.Context, r Reader, now time.Time, retention time.Durati
 		if extra > 0 || early {
 			end = math.MaxInt64
 		}
-		if err := timed(ctx, r, kind.folder, "", nanos(due), end, sweptAtOnce, func(rows []Row) (bool, error) {
+		errs = append(errs, timed(ctx, r, kind.folder, "", nanos(due), end, sweptAtOnce, func(rows []Row) (bool, error) {
 			for _, row := range rows {
 				v := victim(row)
 				v.Due, v.Beyond = row.Key[len(kind.folder):] < timeText(due), extra > 0
@@ -313,11 +313,9 @@ func Victims(ctx context.Context, r Reader, now time.Time, retention time.Durati
 				}
 			}
 			return true, nil
-		}); err != nil {
-			return err
-		}
+		}))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // victim returns the entry of a row of issued-ends or unissued.
@@ -352,7 +350,7 @@ func (s *Issued) sweep(ctx context.Context, now time.Time, retention time.Durati
 	var batch []Victim
 	write := func() error {
 		var changes []Change
-		dropped := 0
+		dropped, swept := 0, len(batch)
 		for _, v := range batch {
 			for _, key := range v.Keys {
 				changes = append(changes, Change{Key: key})
@@ -361,14 +359,13 @@ func (s *Issued) sweep(ctx context.Context, now time.Time, retention time.Durati
 				dropped++
 			}
 		}
-		if len(changes) == 0 {
+		if batch = nil; swept == 0 {
 			return nil
 		}
 		if _, err := s.db.Commit(ctx, nil, changes); err != nil {
 			return err
 		}
-		out.Deleted, out.Dropped = out.Deleted+len(batch), out.Dropped+dropped
-		batch = nil
+		out.Deleted, out.Dropped = out.Deleted+swept, out.Dropped+dropped
 		return nil
 	}
 	err = Victims(ctx, s.db, now, retention, maxCertificates, false, func(v Victim) (bool, error) {
@@ -377,9 +374,7 @@ func (s *Issued) sweep(ctx context.Context, now time.Time, retention time.Durati
 		}
 		return true, write()
 	})
-	if err == nil {
-		err = write()
-	}
+	err = errors.Join(err, write())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if out.Dropped > 0 {
@@ -388,7 +383,8 @@ func (s *Issued) sweep(ctx context.Context, now time.Time, retention time.Durati
 	return out, wrapIssued(err)
 }
 
-// Dropped returns how many entries Sweep has dropped before they were due, and when it dropped the last one.
+// Dropped returns how many entries Sweep has dropped before they were due, and when it dropped the last one. Nobody calls
+// Sweep for a file, which drops entries itself.
 func (s *Issued) Dropped() (entries int, last time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -71,3 +71,60 @@ func TestWalkSkipsSweptEntry(t *testing.T) {
 		t.Errorf("NewestFirst = %v, want no entry", err)
 	}
 }
+
+// countedScans counts the calls of Scan.
+type countedScans struct {
+	rowstore.DB
+	scans int
+}
+
+func (c *countedScans) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
+	c.scans++
+	return c.DB.Scan(ctx, keys, visit)
+}
+
+// Catches a range of time that is negative because entries are decades apart.
+func TestWalksDecadesWithFewReads(t *testing.T) {
+	db := &countedScans{DB: &memdb.DB{}}
+	issued, from := rowstore.New(db).Issued(), time.Unix(0, 0)
+	for i := range 7 {
+		if err := issued.Append(t.Context(), rowstore.IssuedRow{Time: from, Ends: from.AddDate(40*i, 0, 0), Value: []byte("x")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	if err := issued.SoonestFirst(t.Context(), "", "", from, 1, func(string, []byte) (bool, error) { n++; return true, nil }); err != nil || n != 7 || db.scans > 15 {
+		t.Errorf("visited %d entries, %v, with %d reads, want 7 with at most 15", n, err, db.scans)
+	}
+}
+
+// failingFolder is a database that refuses to read a folder.
+type failingFolder struct {
+	rowstore.DB
+	folder string
+}
+
+var errFolder = errors.New("folder fails")
+
+func (f failingFolder) Count(ctx context.Context, folder string) (int, error) {
+	if folder == f.folder {
+		return 0, errFolder
+	}
+	return f.DB.Count(ctx, folder)
+}
+
+// Catches certificates that stay because refusals cannot be read.
+func TestSweepsOneKindIfOtherFails(t *testing.T) {
+	db, now := &memdb.DB{}, time.Now()
+	for _, row := range []rowstore.IssuedRow{{Time: now.AddDate(-1, 0, 0), Ends: now.AddDate(-1, 0, 0), Value: []byte("x")}, {Time: now.AddDate(-1, 0, 0), Value: []byte("y")}} {
+		if err := rowstore.New(db).Issued().Append(t.Context(), row); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, folder := range []string{"unissued/", "issued-ends/"} {
+		out, err := rowstore.New(failingFolder{db, folder}).Issued().SweepBeyond(t.Context(), now, 10)
+		if !errors.Is(err, errFolder) || out.Deleted != 1 {
+			t.Errorf("%s fails: Sweep = %+v, %v, want one deleted and %v", folder, out, err, errFolder)
+		}
+	}
+}

@@ -9,6 +9,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math"
+	"time"
 )
 
 // Folders of the rows.
@@ -112,14 +114,31 @@ func page(ctx context.Context, r Reader, keys Range) (rows []Row, err error) {
 	return rows, err
 }
 
-// EachPage calls visit with all rows of a folder, in pages of at most size rows. visit may use the database.
-func EachPage(ctx context.Context, r Reader, folder string, size int, visit func([]Row) error) error {
-	for keys := (Range{folder, after(folder), size}); ; {
+// maxPage is how many rows EachPage, or a walk through the issuance record, reads at once at most.
+const maxPage = 1000
+
+// EachPage calls visit with all rows of a folder, in pages. visit may use the database.
+func EachPage(ctx context.Context, r Reader, folder string, visit func([]Row) error) error {
+	keys := Range{folder, after(folder), maxPage}
+	if folder == issuedFolder {
+		newest, oldest := math.MaxInt64-nanos(time.Now()), int64(math.MaxInt64)
+		err := timed(ctx, r, folder, "", newest, oldest, maxPage, func(rows []Row) (bool, error) {
+			if len(rows) == 0 {
+				return true, nil
+			}
+			return true, visit(rows)
+		})
+		if err != nil {
+			return err
+		}
+		keys.From = folder + digits(oldest) + last // damaged keys may be behind all times
+	}
+	for {
 		rows, err := page(ctx, r, keys)
 		if err != nil || len(rows) == 0 {
 			return err
 		}
-		if err := visit(rows); err != nil || len(rows) < size {
+		if err := visit(rows); err != nil || len(rows) < keys.Limit {
 			return err
 		}
 		keys.From = rows[len(rows)-1].Key + "\x00"

@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
 // counted returns the configuration of a store whose calls pass through Faults, which fail none.
@@ -112,6 +113,13 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 	}
 	if reads := f.TakeReads(); reads.Calls > 2 || reads.Rows > 2 {
 		t.Errorf("serial number: %d calls and %d rows, want at most 2 and 2", reads.Calls, reads.Rows)
+	}
+	rows := 0
+	if err := rowstore.EachPage(t.Context(), s.DB(), "issued/", func(page []rowstore.Row) error { rows += len(page); return nil }); err != nil || rows != entries+refusals {
+		t.Errorf("EachPage visits %d rows, %v, want %d", rows, err, entries+refusals)
+	}
+	if reads := f.TakeReads(); reads.Visited > 3*entries/2 { // without short ranges, twice as many as there are
+		t.Errorf("all pages: %d keys visited, want at most %d", reads.Visited, 3*entries/2)
 	}
 	if _, err := s.Issued().Sweep(t.Context(), time.Now(), 1000*time.Hour); err != nil {
 		t.Error(err)
