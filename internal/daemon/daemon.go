@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -79,7 +80,8 @@ type service struct {
 	certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// lines and kept are the issuance record: see record.
 	lines, kept issuance.Log
-	dropper     dropper // of kept; nil without kept
+	dropper     dropper          // of kept; nil without kept
+	swept       *rowstore.Issued // the rows of kept in etcd; nil for others
 	// warnings are the warnings for callers that create a token, in order.
 	warnings []tokenwarning.Warning
 	// banner is printed when the server answers.

@@ -14,7 +14,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
-	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
@@ -112,7 +111,7 @@ func (s *service) openEtcd() (stores, error) {
 		return stores{}, err
 	}
 	record := rowrecord.NewWithoutCertificates(store.Issued())
-	s.kept, s.dropper, s.api.Issued = record, store.Issued(), record
+	s.kept, s.dropper, s.swept, s.api.Issued = record, store.Issued(), store.Issued(), record
 	s.check("tokens", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, etcdReadyTimeout)
 		defer cancel()
@@ -138,14 +137,13 @@ const sweepEvery = 10 * time.Minute
 // sweepRecord returns a controller that deletes entries of the issuance record in etcd. The file store deletes them
 // when it adds others.
 func (s *service) sweepRecord() func(context.Context) error {
-	issued, ok := s.dropper.(*rowstore.Issued)
-	if !ok {
+	if s.swept == nil {
 		return nil
 	}
 	return loop.Loop{
 		Name: "issuance-record", Sweep: sweepEvery, Logger: s.log, Registerer: s.registry,
 		Step: func(ctx context.Context) (time.Time, error) {
-			_, err := issued.Sweep(ctx, time.Now(), s.options.IssuanceRetention)
+			_, err := s.swept.Sweep(ctx, time.Now(), s.options.IssuanceRetention)
 			return time.Time{}, err
 		},
 	}.Run
