@@ -136,14 +136,17 @@ func (s *appender) keep(lines []*journalEntry) error {
 	return nil
 }
 
-// keepWithoutJournal imports lines into the database, after all pending lines.
+// keepWithoutJournal imports lines into the database, after all pending lines. If it imported them together, some could
+// be in the database after an error, and the next lines would get their numbers.
 func (s *appender) keepWithoutJournal(lines []*journalEntry) error {
-	if err := s.importAll(lines...); err != nil {
-		return err
+	for _, l := range lines {
+		if err := s.importAll(l); err != nil {
+			return err
+		}
+		s.number++
+		// The numbers in a half must be consecutive, so start the half again. All its entries are in the database.
+		s.journal.used = 0
 	}
-	s.number += uint64(len(lines))
-	// The numbers in a half must be consecutive, so start the half again. All its entries are in the database.
-	s.journal.used = 0
 	return nil
 }
 
@@ -163,32 +166,43 @@ func (s *appender) switchHalf() error {
 	return nil
 }
 
-// importAll imports the pending lines into the database, followed by more.
+// importAll imports the pending lines into the database, followed by at most one more.
 func (s *appender) importAll(more ...*journalEntry) error {
 	s.importing.Lock()
 	defer s.importing.Unlock()
 	s.mu.Lock()
-	pending := s.pending
+	all := append(slices.Clip(s.pending), more...)
 	s.mu.Unlock()
-	all := append(slices.Clip(pending), more...)
-	if len(all) == 0 {
-		return nil
-	}
-	var out sweepResult
-	if err := s.store.write(&write{do: func(tx *bbolt.Tx) (err error) {
-		if err := s.put(tx, all); err != nil {
+	for most := len(all); len(all) > 0; {
+		n, err := s.importSome(all, most)
+		if err != nil {
 			return err
 		}
-		out, err = s.sweep(tx, sweptForOne*len(all), s.store.inUse(tx)+sizeOf(all...)-s.maxSize)
+		s.mu.Lock()
+		s.pending, s.known = slices.Clone(s.pending[min(n, len(s.pending)):]), all[n-1].number
+		s.mu.Unlock()
+		all, most = all[n:], n
+	}
+	return nil
+}
+
+// importSome imports the first lines, at most so many, and returns their number. If the disk is full, it imports fewer:
+// a transaction needs free pages for each row of an index, which are all over the file.
+func (s *appender) importSome(lines []*journalEntry, most int) (n int, err error) {
+	n = 2 * min(most, len(lines))
+	var out sweepResult
+	if err := s.store.write(&write{do: func(tx *bbolt.Tx) (err error) {
+		n = max(1, n/2)
+		if err := s.put(tx, lines[:n]); err != nil {
+			return err
+		}
+		out, err = s.sweep(tx, sweptForOne*n, s.store.inUse(tx)+sizeOf(lines[:n]...)-s.maxSize)
 		return err
 	}}); err != nil {
-		return err
+		return 0, err
 	}
 	s.addDropped(out)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pending, s.known = slices.Clone(s.pending[len(pending):]), all[len(all)-1].number
-	return nil
+	return n, nil
 }
 
 // put writes lines into the database, sorted by key: bbolt moves the keys that are behind a new one in its page.

@@ -77,16 +77,21 @@ func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
 	if !isFull(err) || s.update(giveUpReserve) != nil {
 		return err
 	}
-	for size, more := minDrop, true; more && size <= maxDrop; size *= 2 {
+	for size, left := firstDrop, maxDrop; size >= minDrop && left > 0; {
 		var out sweepResult
-		sweepErr := s.update(func(tx *bbolt.Tx) (err error) {
+		if s.update(func(tx *bbolt.Tx) (err error) {
 			out, err = s.appender.sweep(tx, 0, size)
 			return err
-		})
-		if sweepErr == nil {
-			s.appender.addDropped(out)
-			more = out.bytes >= size
-		} // otherwise the free pages may be fragmented: retry with more entries
+		}) != nil {
+			size /= 2
+			continue
+		}
+		s.appender.addDropped(out)
+		left -= out.bytes
+		if out.bytes < size { // it was the last entry
+			left = 0
+		}
+		size *= 2
 		if isFull(err) {
 			err = s.update(do)
 		}
@@ -97,13 +102,17 @@ func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
 	return err
 }
 
-// How many bytes of entries updateOrDrop drops at first, and at most at once. The first round is small: it must
-// not need more free pages than the reserve has. Pages of dropped entries stay in use while a read transaction
-// that began before is open.
+// How many bytes of entries updateOrDrop drops in its first transaction, and at least in a transaction. An entry has a
+// row in each index, often the only one of its page that is dropped. So a large transaction needs more free pages than a
+// full file has, even with the reserve.
 const (
-	minDrop int64 = 16 << 10
-	maxDrop int64 = 4 << 20
+	firstDrop int64 = 4 << 10
+	minDrop   int64 = 256
 )
+
+// maxDrop is how many bytes of entries updateOrDrop drops at most. Pages of dropped entries stay in use while a read
+// transaction that began before is open.
+var maxDrop int64 = 8 << 20
 
 // reservePages is the number of pages in the reserve, which makes it possible to drop entries when the disk
 // is full.

@@ -56,31 +56,37 @@ func ReadJournal(path string, known uint64) (entries [][]byte, complete bool, er
 // SetMaxSize replaces the limit MaxSize of the record.
 func (s *Store) SetMaxSize(bytes int64) { s.appender.maxSize = bytes }
 
+// SetMaxDrop replaces maxDrop in this process.
+func SetMaxDrop(bytes int64) { maxDrop = bytes }
+
 // InUse returns the number of bytes in use in the file.
 func (s *Store) InUse() (n int64) {
 	_ = s.read(func(tx *bbolt.Tx) error { n = s.inUse(tx); return nil })
 	return n
 }
 
-// Fill uses the free pages of the file, one by one, until the file is full.
+// Fill uses the free pages of the file, in the end one by one, until the file is full.
 func (s *Store) Fill() error {
 	s.commit.Lock()
 	defer s.commit.Unlock()
-	for i := uint32(0); ; i++ {
+	for pages := 1024; pages > 0; {
 		err := s.update(func(tx *bbolt.Tx) error {
 			b, err := tx.CreateBucketIfNotExists([]byte("filler"))
-			if err != nil {
-				return err
+			for range pages {
+				if err == nil {
+					n, _ := b.NextSequence() // fails only in a read transaction
+					err = b.Put(binary.BigEndian.AppendUint64(nil, n), make([]byte, tx.DB().Info().PageSize*3/4))
+				}
 			}
-			return b.Put(binary.BigEndian.AppendUint32(nil, i), make([]byte, tx.DB().Info().PageSize*3/4))
+			return err
 		})
 		if isFull(err) {
-			return nil
-		}
-		if err != nil {
+			pages /= 2
+		} else if err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 // Break makes every later write fail with err.

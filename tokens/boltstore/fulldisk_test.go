@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -163,14 +164,7 @@ func noPage(s *boltstore.Store, path string) error {
 	if _, err := serials(s.Issued()); err != nil { // waits until the journal is imported
 		return err
 	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	if err := limitFiles(uint64(info.Size())); err != nil {
-		return err
-	}
-	if err := s.Fill(); err != nil {
+	if err := fill(s, path); err != nil {
 		return err
 	}
 	for range 200 {
@@ -188,14 +182,7 @@ func noPage(s *boltstore.Store, path string) error {
 // enough for a small transaction.
 func TestRecordDropsEntriesWithoutFreePage(t *testing.T) {
 	t.Parallel()
-	c := child(t, "no page", filepath.Join(t.TempDir(), "tokens.db"))
-	dropped := -1
-	for dropped < 0 && c.out.Scan() {
-		_, _ = fmt.Sscanf(c.out.Text(), "end %d", &dropped) // any other line is an error of the child
-	}
-	c.kill(t)
-	_ = c.cmd.Wait() // it was killed
-	if dropped <= 0 {
+	if dropped := droppedBy(t, "no page"); dropped <= 0 {
 		t.Errorf("dropped %d entries, want some", dropped)
 	}
 }
@@ -242,4 +229,81 @@ func TestRecordAppendsWithoutSpaceForJournal(t *testing.T) {
 			t.Fatalf("got acknowledged certificate %s %d times, want once: %v", serial, found[serial], err)
 		}
 	}
+}
+
+// randomNodes runs in the child process of TestRecordDropsEntriesOfRandomNodes.
+func randomNodes(s *boltstore.Store, path string) error {
+	signal.Ignore(syscall.SIGXFSZ)
+	boltstore.SetMaxDrop(1 << 20) // as if the record were larger
+	for range 5 {
+		if err := appendAll(s, func(yield func(issuance.Entry) bool) {
+			for i := range 1000 {
+				if !yield(ofRandomNode(issuancetest.Refused(time.Now(), i))) || !yield(ofRandomNode(issuancetest.Issued(time.Now(), newSerial(), time.Hour))) {
+					return
+				}
+			}
+		}); err != nil {
+			return err
+		}
+	}
+	if err := fill(s, path); err != nil {
+		return err
+	}
+	kept := map[string]bool{}
+	for i := range 1800 {
+		e := ofRandomNode(issuancetest.Refused(time.Now(), i))
+		if i%4 == 0 {
+			e = ofRandomNode(issuancetest.Issued(time.Now(), newSerial(), 2*time.Hour)) // the others end before
+			kept[e.Serial] = true
+		}
+		if err := rowrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
+			return fmt.Errorf("entry %d: %w", i, err)
+		}
+	}
+	found, err := serials(s.Issued())
+	if err != nil {
+		return err
+	}
+	for serial := range kept {
+		if found[serial] != 1 {
+			return fmt.Errorf("got acknowledged certificate %s %d times, want once", serial, found[serial])
+		}
+	}
+	dropped, _ := s.Dropped()
+	fmt.Println("end", dropped)
+	time.Sleep(time.Hour)
+	return nil
+}
+
+// fill makes the disk full and uses all free pages of the file.
+func fill(s *boltstore.Store, path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if err := limitFiles(uint64(info.Size())); err != nil {
+		return err
+	}
+	return s.Fill()
+}
+
+// The rows of an entry in an index are on pages all over the file, and a transaction needs a free page for each of them.
+// Even so, old entries must give way to new ones.
+func TestRecordDropsEntriesOfRandomNodes(t *testing.T) {
+	t.Parallel()
+	if dropped := droppedBy(t, "random nodes"); dropped <= 0 || dropped >= 9_000 {
+		t.Errorf("dropped %d of 10,000 entries for 1,800 new ones", dropped)
+	}
+}
+
+// droppedBy runs a child process that prints how many entries were dropped.
+func droppedBy(t *testing.T, role string) int {
+	c := child(t, role, filepath.Join(t.TempDir(), "tokens.db"))
+	dropped := -1
+	for dropped < 0 && c.out.Scan() {
+		_, _ = fmt.Sscanf(c.out.Text(), "end %d", &dropped) // any other line is an error of the child
+	}
+	c.kill(t)
+	_ = c.cmd.Wait() // it was killed
+	return dropped
 }

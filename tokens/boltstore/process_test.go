@@ -62,6 +62,8 @@ func other(role, path string) error {
 		}
 	case "no page":
 		return noPage(s, path)
+	case "random nodes":
+		return randomNodes(s, path)
 	case "full":
 		return fullDisk(s, path)
 	case "no journal":
