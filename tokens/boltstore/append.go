@@ -207,7 +207,12 @@ func (s *appender) importSome(lines []*journalEntry, most int) (n int, err error
 
 // put writes lines into the database, sorted by key: bbolt moves the keys that are behind a new one in its page.
 func (s *appender) put(tx *bbolt.Tx, lines []*journalEntry) error {
-	tx.Bucket(issuedBucket).FillPercent, tx.Bucket(unissuedBucket).FillPercent = 1, 1 // new keys go to one end
+	tx.Bucket(unissuedBucket).FillPercent = 1 // new keys go to the end
+	// In bucket "issued", new keys go to the front. bbolt splits a full page from the front, so the first page must become
+	// full if the new keys fill it, and otherwise leave its old keys together.
+	if tx.Bucket(issuedBucket).FillPercent = 1; sizeOf(lines...) < int64(tx.DB().Info().PageSize) {
+		tx.Bucket(issuedBucket).FillPercent = 0.1
+	}
 	var all []rowstore.Change
 	for _, l := range lines {
 		changes, err := l.changes()

@@ -126,6 +126,41 @@ func TestConcurrentAppends(t *testing.T) {
 	}
 }
 
+// A walk must visit all entries that were appended before it began. Those that are appended meanwhile need no import, which
+// would be a transaction for each page.
+func TestWalkImportsOnce(t *testing.T) {
+	for _, name := range []string{"", "node/worker-1"} {
+		s := openNew(t)
+		for i := range 30 {
+			add(t, s.Issued(), issuancetest.Issued(time.Now(), fmt.Sprintf("%x", i+1), time.Hour))
+		}
+		before, visited := s.Transaction(), 0
+		if err := s.Issued().NewestFirst(t.Context(), name, "", time.Time{}, 1, func(string, []byte) (bool, error) {
+			visited++
+			add(t, s.Issued(), issuancetest.Issued(time.Now(), fmt.Sprintf("f%x", visited), time.Hour))
+			return true, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if imports := s.Transaction() - before; visited != 30 || imports != 1 {
+			t.Errorf("walk of %q: visited %d entries with %d imports, want 30 with 1", name, visited, imports)
+		}
+	}
+}
+
+// A row that is only in the journal is found.
+func TestGetsRowInJournal(t *testing.T) {
+	s := openNew(t)
+	change := rowstore.Change{Key: "issued/1", Value: []byte("x")}
+	if err := s.DB().Append(t.Context(), []rowstore.Change{change}); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := s.DB().Get(t.Context(), "tokens/none", change.Key)
+	if err != nil || len(rows) != 2 || string(rows[1].Value) != "x" {
+		t.Errorf("got %v, %v, want the row", rows, err)
+	}
+}
+
 // manyIssued returns a record of 100,000 certificates. Every thousandth belongs to another token, and the last 50
 // end first.
 func manyIssued(t testing.TB) *boltstore.Store {
@@ -230,24 +265,36 @@ func ofRandomNode(e issuance.Entry) issuance.Entry {
 	return e
 }
 
-// An entry must not take much more space in the file than its own size.
+// An entry must not take much more space in the file than its own size, also if it is imported alone.
 func TestEntrySizeInFile(t *testing.T) {
-	s := openNew(t)
-	before := s.InUse()
-	for range 40 {
-		if err := appendAll(s, func(yield func(issuance.Entry) bool) {
-			for range 500 { // as many as in an import
-				if !yield(ofRandomNode(issuancetest.Issued(time.Now(), newSerial(), time.Hour))) {
-					return
+	for name, test := range map[string]struct {
+		entry         func() issuance.Entry
+		imports, each int
+		most          int64
+	}{
+		"certificates":        {func() issuance.Entry { return issuancetest.Issued(time.Now(), newSerial(), time.Hour) }, 40, 500, 3 << 10},
+		"refusals in a row":   {func() issuance.Entry { return issuancetest.Refused(time.Now(), 1) }, 5, 500, 1 << 10},
+		"refusals one by one": {func() issuance.Entry { return issuancetest.Refused(time.Now(), 1) }, 1000, 1, 1 << 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := openNew(t)
+			before := s.InUse()
+			for range test.imports {
+				if err := appendAll(s, func(yield func(issuance.Entry) bool) {
+					for range test.each {
+						if !yield(ofRandomNode(test.entry())) {
+							return
+						}
+					}
+				}); err != nil {
+					t.Fatal(err)
 				}
 			}
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if each := (s.InUse() - before) / 20_000; each > 3<<10 {
-		t.Errorf("an entry takes %d bytes", each)
-	} else {
-		t.Logf("an entry takes %d bytes", each)
+			each := (s.InUse() - before) / int64(test.imports*test.each)
+			t.Logf("an entry takes %d bytes", each)
+			if each > test.most {
+				t.Errorf("want at most %d", test.most)
+			}
+		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -22,15 +21,10 @@ type rowDB struct{ s *Store }
 
 var _ rowstore.DB = rowDB{}
 
-// read calls do with a transaction that has all rows with these keys, also those that Append has stored.
-func (d rowDB) read(ctx context.Context, do func(transaction) error, keys ...string) error {
+// read calls do with a transaction.
+func (d rowDB) read(ctx context.Context, do func(transaction) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
-	}
-	if slices.ContainsFunc(keys, isAppended) {
-		if err := d.s.appender.importAll(); err != nil {
-			return err
-		}
 	}
 	var stopped error
 	if err := d.s.read(func(tx *bbolt.Tx) error {
@@ -42,38 +36,59 @@ func (d rowDB) read(ctx context.Context, do func(transaction) error, keys ...str
 	return stopped
 }
 
-// Get implements [rowstore.Reader].
+// readAll is like read. The transaction has all rows of the folder of key, also those that Append has stored.
+func (d rowDB) readAll(ctx context.Context, key string, do func(transaction) error) error {
+	if isAppended(key) && ctx.Err() == nil {
+		if err := d.s.appender.importAll(); err != nil {
+			return err
+		}
+	}
+	return d.read(ctx, do)
+}
+
+// Get implements [rowstore.Reader]. Rows that are only in the journal are new, so it imports them only if a row is missing.
 func (d rowDB) Get(ctx context.Context, keys ...string) (rows []rowstore.Row, err error) {
-	err = d.read(ctx, func(t transaction) error {
+	get := func(t transaction) error {
 		rows, err = t.Get(ctx, keys...)
 		for i := range rows {
 			rows[i].Value = bytes.Clone(rows[i].Value)
 		}
 		return err
-	}, keys...)
+	}
+	err = d.read(ctx, get)
+	for i, row := range rows {
+		if row.Version == "" && err == nil && isAppended(keys[i]) {
+			err = d.readAll(ctx, keys[i], get)
+			break
+		}
+	}
 	return rows, err
 }
 
 // Scan implements [rowstore.Reader].
 func (d rowDB) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
-	return d.read(ctx, func(t transaction) error { return t.Scan(ctx, keys, visit) }, keys.From)
+	scan := func(t transaction) error { return t.Scan(ctx, keys, visit) }
+	if keys.Continues {
+		return d.read(ctx, scan)
+	}
+	return d.readAll(ctx, keys.From, scan)
 }
 
 // Count implements [rowstore.Reader].
 func (d rowDB) Count(ctx context.Context, folder string) (n int, err error) {
-	err = d.read(ctx, func(t transaction) error {
+	err = d.readAll(ctx, folder, func(t transaction) error {
 		n, err = t.Count(ctx, folder)
 		return err
-	}, folder)
+	})
 	return n, err
 }
 
 // View implements [rowstore.DB].
 func (d rowDB) View(ctx context.Context, damaged func(key string, err error), do func(rowstore.Reader) error) error {
-	return d.read(ctx, func(t transaction) error {
+	return d.readAll(ctx, issuedFolder, func(t transaction) error {
 		t.report = damaged
 		return do(t)
-	}, issuedFolder)
+	})
 }
 
 // Cached implements [rowstore.DB].

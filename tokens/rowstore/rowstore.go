@@ -43,10 +43,12 @@ type Change struct {
 	Value []byte
 }
 
-// A Range is the keys that are at least From and less than To, of which a scan visits at most Limit; 0 is unlimited.
+// A Range is the keys that are at least From and less than To, of which a scan visits at most Limit; 0 is unlimited. A
+// scan that Continues an earlier one may miss rows that were appended since.
 type Range struct {
-	From, To string
-	Limit    int
+	From, To  string
+	Limit     int
+	Continues bool
 }
 
 // A Reader reads rows. Its methods fail with the error of ctx if ctx has ended. All other errors mean that the database
@@ -119,7 +121,7 @@ const maxPage = 1000
 
 // EachPage calls visit with all rows of a folder, in pages. visit may use the database.
 func EachPage(ctx context.Context, r Reader, folder string, visit func([]Row) error) error {
-	keys := Range{folder, after(folder), maxPage}
+	keys := Range{From: folder, To: after(folder), Limit: maxPage}
 	if folder == issuedFolder {
 		newest, oldest := math.MaxInt64-nanos(time.Now()), int64(math.MaxInt64)
 		err := timed(ctx, r, folder, "", newest, oldest, maxPage, func(rows []Row) (bool, error) {
@@ -131,7 +133,7 @@ func EachPage(ctx context.Context, r Reader, folder string, visit func([]Row) er
 		if err != nil {
 			return err
 		}
-		keys.From = folder + digits(oldest) + last // damaged keys may be behind all times
+		keys.From, keys.Continues = folder+digits(oldest)+last, true // damaged keys may be behind all times
 	}
 	for {
 		rows, err := page(ctx, r, keys)
@@ -141,7 +143,7 @@ func EachPage(ctx context.Context, r Reader, folder string, visit func([]Row) er
 		if err := visit(rows); err != nil || len(rows) < keys.Limit {
 			return err
 		}
-		keys.From = rows[len(rows)-1].Key + "\x00"
+		keys.From, keys.Continues = rows[len(rows)-1].Key+"\x00", true
 	}
 }
 
