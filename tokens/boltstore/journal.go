@@ -53,7 +53,11 @@ type journalEntry struct {
 }
 
 func entryOf(changes []rowstore.Change) *journalEntry {
-	l := &journalEntry{}
+	size := 0
+	for _, c := range changes {
+		size += 2*binary.MaxVarintLen32 + len(c.Key) + len(c.Value)
+	}
+	l := &journalEntry{v: make([]byte, 0, size)}
 	for _, c := range changes {
 		l.v = append(binary.AppendUvarint(l.v, uint64(len(c.Key))), c.Key...)
 		l.v = append(binary.AppendUvarint(l.v, uint64(len(c.Value))), c.Value...)

@@ -249,7 +249,8 @@ func (t transaction) set(version uint64, changes []rowstore.Change) error {
 		if c.Value == nil {
 			err = bucket.Delete(k)
 		} else {
-			err = bucket.Put(k, append(binary.BigEndian.AppendUint64(nil, version), c.Value...))
+			v := make([]byte, 0, 8+len(c.Value))
+			err = bucket.Put(k, append(binary.BigEndian.AppendUint64(v, version), c.Value...))
 		}
 		if err != nil {
 			return err
