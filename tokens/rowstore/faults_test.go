@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"testing"
 	"time"
@@ -103,138 +102,118 @@ func walks(ctx context.Context, s *rowstore.Issued, after string, visit rowstore
 	return all
 }
 
+func second[T any](_ T, err error) error { return err }
+
 // Catches a failed read or write that looks like a missing row, the last page or a success.
 func TestReturnsErrorOfEachCall(t *testing.T) {
-	ctx, claim, now := t.Context(), tokens.Claim{Node: "worker-1"}, begin.AddDate(0, 2, 0)
-	ignore := func(string, []byte) (bool, error) { return true, nil }
-	second := func(_ any, err error) error { return err }
+	ctx, n := t.Context(), 0
+	visit := func(string, []byte) error { return nil }
+	visitEntry := func(string, []byte) (bool, error) { n++; return true, nil }
+	decoders := rowstore.Decoders{Revocation: visit, Issued: func(v []byte) (rowstore.IssuedRow, error) { n, err := strconv.Atoi(string(v)); return entry(n), err }}
 	for name, test := range map[string]struct {
-		run     func(s *rowstore.Store) error
-		calls   int   // of the database, at least
+		calls   int   // of the database; 0: not checked
 		want    error // if no call fails
+		counts  int   // rows that n counts, if no call fails
 		entries int
+		run     func(s *rowstore.Store) error
 	}{
-		"create a token": {run: func(s *rowstore.Store) error {
-			return second(s.Create(ctx, tokens.NewRecord(tokens.Generate(), time.Hour, now)))
+		"single reads": {calls: 10, run: func(s *rowstore.Store) error {
+			c, r := s.Claims(), s.Revocations()
+			return errors.Join(second(s.Get(ctx, "abc123")), second(s.Find(ctx, "abc123")), second(s.List(ctx)),
+				second(c.Get(ctx, "worker-1")), second(c.Find(ctx, "worker-1")), second(c.List(ctx)),
+				second(r.Get(ctx, "k")), second(r.Find(ctx, "k")), r.Visit(ctx, visit), r.VisitCached(ctx, visit))
 		}},
-		"update a token":           {run: func(s *rowstore.Store) error { return second(s.Update(ctx, "abc123", edit)) }, calls: 2},
-		"create an existing claim": {run: func(s *rowstore.Store) error { return second(s.Claims().Create(ctx, claim)) }, calls: 2, want: tokens.ErrExists},
-		"update a claim":           {run: func(s *rowstore.Store) error { return second(s.Claims().Update(ctx, "worker-1", editClaim)) }, calls: 2},
-		"list tokens":              {run: func(s *rowstore.Store) error { return second(s.List(ctx)) }},
-		"list claims":              {run: func(s *rowstore.Store) error { return second(s.Claims().List(ctx)) }},
-		"find a claim":             {run: func(s *rowstore.Store) error { return second(s.Claims().Find(ctx, "worker-1")) }},
-		"claims of a token":        {run: func(s *rowstore.Store) error { return second(s.Claims().OfToken(ctx, "abc123")) }, calls: 2},
-		"claims held by a token":   {run: func(s *rowstore.Store) error { return second(s.Claims().HeldBy(ctx, "abc123")) }, calls: 3, want: memdb.ErrDamaged},
-		"delete a token": {calls: 2, run: func(s *rowstore.Store) error {
-			return deleted(ctx, "abc123", s.Get, s.Delete)
+		"writes without a read": {calls: 3, run: func(s *rowstore.Store) error {
+			return errors.Join(second(s.Create(ctx, tokens.NewRecord(tokens.Generate(), time.Hour, noon))),
+				second(s.Claims().Create(ctx, tokens.Claim{Node: "worker-2"})), s.Issued().Append(ctx, entry(0)))
 		}},
-		"delete a claim": {calls: 2, run: func(s *rowstore.Store) error {
-			return deleted(ctx, "worker-1", s.Claims().Get, s.Claims().Delete)
+		"updates": {calls: 6, run: func(s *rowstore.Store) error {
+			return errors.Join(second(s.Update(ctx, "abc123", edit)), second(s.Claims().Update(ctx, "worker-1", editClaim)),
+				s.Revocations().Update(ctx, "k", func([]byte) ([]byte, error) { return nil, nil }))
 		}},
-		"commit claims": {calls: 2, run: func(s *rowstore.Store) error {
+		"commit and deletes": {calls: 8, run: func(s *rowstore.Store) error {
 			r, err := s.Get(ctx, "abc123")
-			if err != nil {
-				return err
-			}
-			return second(s.Claims().Commit(ctx, r, r, nil))
+			_, commitErr := s.Claims().Commit(ctx, r, r, nil)
+			now, getErr := s.Get(ctx, "abc123")
+			c, claimErr := s.Claims().Get(ctx, "worker-1")
+			return errors.Join(err, commitErr, getErr, claimErr, s.Delete(ctx, now), s.Claims().Delete(ctx, c))
 		}},
-		"change a revocation": {calls: 2, run: func(s *rowstore.Store) error {
-			return s.Revocations().Update(ctx, "k", func([]byte) ([]byte, error) { return nil, nil })
+		"create twice": {calls: 2, want: tokens.ErrExists, run: func(s *rowstore.Store) error {
+			return second(s.Claims().Create(ctx, tokens.Claim{Node: "worker-1"}))
 		}},
-		"append an entry": {run: func(s *rowstore.Store) error { return s.Issued().Append(ctx, entry(0)) }},
-		"sweep":           {entries: 40, calls: 7, run: func(s *rowstore.Store) error { return second(s.Issued().Sweep(ctx, now, 0)) }},
-		"entries of a damaged index": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error {
-			return s.Issued().NewestFirst(ctx, "b", "", time.Time{}, 3, ignore)
+		"claims of a token": {calls: 2, run: func(s *rowstore.Store) error { return second(s.Claims().OfToken(ctx, "abc123")) }},
+		"claims held by a token": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error {
+			return second(s.Claims().HeldBy(ctx, "abc123"))
 		}},
-		"ends in a damaged index": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error {
-			return s.Issued().SoonestFirst(ctx, "b", "", time.Time{}, 3, ignore)
+		"sweep": {entries: 40, counts: 40, run: func(s *rowstore.Store) error {
+			swept, err := s.Issued().Sweep(ctx, begin.AddDate(0, 2, 0), 0)
+			n = swept.Deleted
+			return err
 		}},
-		"walks": {entries: 40, calls: 30, run: func(s *rowstore.Store) error {
-			visited := 0
-			for name, walk := range walks(ctx, s.Issued(), "", func(string, []byte) (bool, error) { visited++; return true, nil }) {
-				if err := walk(); err != nil {
-					return fmt.Errorf("%s: %w", name, err)
+		"newest of a damaged index": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error { return s.Issued().NewestFirst(ctx, "b", "", time.Time{}, 3, visitEntry) }},
+		"soonest of a damaged index": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error {
+			return s.Issued().SoonestFirst(ctx, "b", "", time.Time{}, 3, visitEntry)
+		}},
+		"walks": {entries: 40, counts: 40 + 40 + 30 + 30, run: func(s *rowstore.Store) (err error) {
+			for _, walk := range walks(ctx, s.Issued(), "", visitEntry) {
+				if err == nil {
+					err = walk()
 				}
-			}
-			if visited != 40+40+30+30 { // each fourth has no certificate
-				return fmt.Errorf("visited %d entries, want 140", visited)
-			}
-			return nil
-		}},
-		"pages": {entries: 1400, calls: 4, run: func(s *rowstore.Store) error {
-			rows := 0
-			for _, folder := range []string{"issued/", "issued-ends/"} {
-				if err := rowstore.EachPage(ctx, s.DB(), folder, func(page []rowstore.Row) error { rows += len(page); return nil }); err != nil {
-					return err
-				}
-			}
-			if rows != 1400+1050 {
-				return fmt.Errorf("read %d rows, want 2450", rows)
-			}
-			return nil
-		}},
-		"check": {entries: 40, calls: 14, run: func(s *rowstore.Store) error {
-			damaged := 0
-			decoders := rowstore.Decoders{
-				Revocation: func(string, []byte) error { return nil },
-				Issued:     func(v []byte) (rowstore.IssuedRow, error) { n, err := strconv.Atoi(string(v)); return entry(n), err },
-			}
-			err := rowstore.Check(ctx, s.DB(), decoders, func(string, error) { damaged++ })
-			if err == nil && damaged != 2 {
-				err = fmt.Errorf("%d damaged rows, want 2", damaged)
 			}
 			return err
 		}},
+		"pages of entries": {entries: 1400, counts: 1400, run: func(s *rowstore.Store) error {
+			return rowstore.EachPage(ctx, s.DB(), "issued/", func(page []rowstore.Row) error { n += len(page); return nil })
+		}},
+		"pages of an index": {entries: 1400, counts: 1050, calls: 2, run: func(s *rowstore.Store) error {
+			return rowstore.EachPage(ctx, s.DB(), "issued-ends/", func(page []rowstore.Row) error { n += len(page); return nil })
+		}},
+		"check": {entries: 40, counts: 2, run: func(s *rowstore.Store) error {
+			return rowstore.Check(ctx, s.DB(), decoders, func(string, error) { n++ })
+		}},
 	} {
-		for n := 1; ; n++ {
-			left := n
+		for call := 1; ; call++ {
+			left := call
+			n = 0 // visited, deleted or reported
 			err := test.run(rowstore.New(failsOnce{stored(t, test.entries), &left}))
 			if left > 0 {
-				if !errors.Is(err, test.want) || n <= max(test.calls, 1) {
-					t.Errorf("%s: got %v after %d calls, want %v after at least %d", name, err, n-1, test.want, max(test.calls, 1))
+				if !errors.Is(err, test.want) || n != test.counts || call == 1 || test.calls > 0 && call-1 != test.calls {
+					t.Errorf("%s: got %v, %d rows and %d calls, want %v, %d rows and %d calls", name, err, n, call-1, test.want, test.counts, test.calls)
 				}
 				break
 			}
 			if !errors.Is(err, errAway) {
-				t.Errorf("%s: call %d fails: got %v, want %v", name, n, err, errAway)
+				t.Errorf("%s: call %d fails: got %v, want %v", name, call, err, errAway)
 			}
 		}
 	}
 }
 
-// deleted reads a value and deletes it.
-func deleted[T any](ctx context.Context, key string, get func(context.Context, string) (T, error), remove func(context.Context, T) error) error {
-	v, err := get(ctx, key)
-	if err != nil {
-		return err
-	}
-	return remove(ctx, v)
-}
-
 // Catches a visitor that is called after it has ended the walk, and an error of it that is lost.
 func TestVisitorEndsWalk(t *testing.T) {
+	visited, issued := 0, rowstore.New(stored(t, 40)).Issued()
 	for _, want := range []error{nil, errAway} {
-		visited := 0
-		for name, walk := range walks(t.Context(), rowstore.New(stored(t, 40)).Issued(), "", func(string, []byte) (bool, error) { visited++; return want != nil, want }) {
+		for name, walk := range walks(t.Context(), issued, "", func(string, []byte) (bool, error) { visited++; return want != nil, want }) {
 			visited = 0
 			if err := walk(); !errors.Is(err, want) || visited != 1 {
 				t.Errorf("%s: got %v after %d entries, want %v after one", name, err, visited, want)
 			}
 		}
-		pages := 0
-		err := rowstore.EachPage(t.Context(), stored(t, 1400), "issued/", func([]rowstore.Row) error { pages++; return errAway })
-		if !errors.Is(err, errAway) || pages != 1 {
-			t.Errorf("EachPage: got %v after %d pages, want %v after one", err, pages, errAway)
-		}
+	}
+	visited = 0
+	err := rowstore.EachPage(t.Context(), stored(t, 1400), "issued/", func([]rowstore.Row) error { visited++; return errAway })
+	if !errors.Is(err, errAway) || visited != 1 {
+		t.Errorf("EachPage: got %v after %d pages, want %v after one", err, visited, errAway)
 	}
 }
 
 // Catches a malformed place that a walk takes for the first one.
 func TestNoEntryIsBehindMalformedPlace(t *testing.T) {
+	issued := rowstore.New(stored(t, 3)).Issued()
 	for _, after := range []string{"00", "0zzzzzzzzzzzzzzz"} {
+		all := walks(t.Context(), issued, after, func(string, []byte) (bool, error) { return false, errors.New("visited") })
 		for _, name := range []string{"NewestFirst ", "SoonestFirst "} {
-			walk := walks(t.Context(), rowstore.New(stored(t, 3)).Issued(), after, func(string, []byte) (bool, error) { return false, errors.New("visited") })[name]
-			if err := walk(); err != nil {
+			if err := all[name](); err != nil {
 				t.Errorf("%sbehind %q: got %v, want no entry", name, after, err)
 			}
 		}

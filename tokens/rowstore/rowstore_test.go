@@ -13,27 +13,12 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
 
-// faulty is a database whose reads and commits can fail, and whose cache can be another database.
+// faulty is a database whose commits can fail, and whose cache can be another database.
 type faulty struct {
 	rowstore.DB
 	cache       rowstore.Reader // nil: the same database
-	reads       error
 	commits     error
-	failCommits int // number of commits that fail; negative: all
-}
-
-func (f *faulty) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
-	if f.reads != nil {
-		return nil, f.reads
-	}
-	return f.DB.Get(ctx, keys...)
-}
-
-func (f *faulty) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
-	if f.reads != nil {
-		return f.reads
-	}
-	return f.DB.Scan(ctx, keys, visit)
+	failCommits int // number of commits that fail
 }
 
 func (f *faulty) Cached() rowstore.Reader {
@@ -76,69 +61,6 @@ func fill(t *testing.T, s *rowstore.Store) (tokens.Record, tokens.Claim) {
 
 func edit(r *tokens.Record) error     { r.Description += "."; return nil }
 func editClaim(c *tokens.Claim) error { c.NodeUID += "."; return nil }
-
-// writes returns the errors of all writes.
-func writes(t *testing.T, s *rowstore.Store, r tokens.Record, c tokens.Claim) map[string]error {
-	ctx, errs := t.Context(), map[string]error{}
-	_, errs["Counter.Commit"] = s.Claims().Commit(ctx, r, r, nil)
-	_, errs["Store.Create"] = s.Create(ctx, tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
-	_, errs["Claims.Create"] = s.Claims().Create(ctx, tokens.Claim{Node: "worker-2"})
-	_, errs["Store.Update"] = s.Update(ctx, "abc123", edit)
-	_, errs["Claims.Update"] = s.Claims().Update(ctx, "worker-1", editClaim)
-	errs["Revocations.Update"] = s.Revocations().Update(ctx, "k", func(v []byte) ([]byte, error) { return append(v, '.'), nil })
-	if now, err := s.Get(ctx, "abc123"); err == nil {
-		r = now
-	}
-	if now, err := s.Claims().Get(ctx, "worker-1"); err == nil {
-		c = now
-	}
-	errs["Store.Delete"] = s.Delete(ctx, r)
-	errs["Claims.Delete"] = s.Claims().Delete(ctx, c)
-	return errs
-}
-
-// Catches a failure of the database that looks like a missing row or a successful write.
-func TestReturnsErrorOfDatabase(t *testing.T) {
-	down := errors.New("down")
-	for name, fail := range map[string]func(*faulty){
-		"reads":   func(f *faulty) { f.reads = down },
-		"commits": func(f *faulty) { f.commits, f.failCommits = down, -1 },
-	} {
-		db := &faulty{DB: &memdb.DB{}}
-		s := rowstore.New(db)
-		r, c := fill(t, s)
-		fail(db)
-		errs := writes(t, s, r, c)
-		if name == "reads" {
-			for _, what := range []string{"Counter.Commit", "Store.Create", "Claims.Create"} {
-				if errs[what] != nil {
-					t.Errorf("reads fail: %s = %v, want success without a read", what, errs[what])
-				}
-				delete(errs, what)
-			}
-			ctx := t.Context()
-			_, errs["Claims.Create of another"] = s.Claims().Create(ctx, tokens.Claim{Node: "worker-1"})
-			_, errs["Store.Get"] = s.Get(ctx, "abc123")
-			_, errs["Store.Find"] = s.Find(ctx, "abc123")
-			_, errs["Store.List"] = s.List(ctx)
-			_, errs["Claims.List"] = s.Claims().List(ctx)
-			_, errs["Claims.Get"] = s.Claims().Get(ctx, "worker-1")
-			_, errs["Claims.Find"] = s.Claims().Find(ctx, "worker-1")
-			_, errs["Claims.OfToken"] = s.Claims().OfToken(ctx, "abc123")
-			_, errs["Claims.HeldBy"] = s.Claims().HeldBy(ctx, "abc123")
-			_, errs["Revocations.Get"] = s.Revocations().Get(ctx, "k")
-			_, errs["Revocations.Find"] = s.Revocations().Find(ctx, "k")
-			visit := func(string, []byte) error { return nil }
-			errs["Revocations.Visit"] = s.Revocations().Visit(ctx, visit)
-			errs["Revocations.VisitCached"] = s.Revocations().VisitCached(ctx, visit)
-		}
-		for what, err := range errs {
-			if !errors.Is(err, down) {
-				t.Errorf("%s fail: %s = %v, want the error of the database", name, what, err)
-			}
-		}
-	}
-}
 
 // Another write may conflict with a write whose own row has not changed, for example in the database's index.
 func TestRetriesAfterConflict(t *testing.T) {
