@@ -590,8 +590,9 @@ func TestListAndUndo(t *testing.T) {
 	}
 	s.Guard.Store = noResponse{errAway}
 	_, undone := s.Undo(t.Context(), "worker-1", false)
+	_, tried := s.Undo(t.Context(), "worker-1", true)
 	_, listed := s.List(t.Context())
-	for _, err := range []error{undone, listed} {
+	for _, err := range []error{undone, tried, listed} {
 		var failed *desk.Error
 		if !errors.As(err, &failed) || failed.Reason != desk.Unavailable || !errors.Is(err, errAway) {
 			t.Errorf("got %v, want reason %s", err, desk.Unavailable)
