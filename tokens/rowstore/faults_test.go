@@ -109,6 +109,12 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 	ctx, n := t.Context(), 0
 	visit := func(string, []byte) error { return nil }
 	visitEntry := func(string, []byte) (bool, error) { n++; return true, nil }
+	count := func(page []rowstore.Row) error {
+		if n += len(page); len(page) == 0 {
+			return errors.New("empty page")
+		}
+		return nil
+	}
 	decoders := rowstore.Decoders{Revocation: visit, Issued: func(v []byte) (rowstore.IssuedRow, error) { n, err := strconv.Atoi(string(v)); return entry(n), err }}
 	for name, test := range map[string]struct {
 		calls   int   // of the database; 0: not checked
@@ -150,7 +156,9 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 			n = swept.Deleted
 			return err
 		}},
-		"newest of a damaged index": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error { return s.Issued().NewestFirst(ctx, "b", "", time.Time{}, 3, visitEntry) }},
+		"newest of a damaged index": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error {
+			return s.Issued().NewestFirst(ctx, "b", "", time.Time{}, 3, visitEntry)
+		}},
 		"soonest of a damaged index": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error {
 			return s.Issued().SoonestFirst(ctx, "b", "", time.Time{}, 3, visitEntry)
 		}},
@@ -163,10 +171,10 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 			return err
 		}},
 		"pages of entries": {entries: 1400, counts: 1400, run: func(s *rowstore.Store) error {
-			return rowstore.EachPage(ctx, s.DB(), "issued/", func(page []rowstore.Row) error { n += len(page); return nil })
+			return rowstore.EachPage(ctx, s.DB(), "issued/", count)
 		}},
 		"pages of an index": {entries: 1400, counts: 1050, calls: 2, run: func(s *rowstore.Store) error {
-			return rowstore.EachPage(ctx, s.DB(), "issued-ends/", func(page []rowstore.Row) error { n += len(page); return nil })
+			return rowstore.EachPage(ctx, s.DB(), "issued-ends/", count)
 		}},
 		"check": {entries: 40, counts: 2, run: func(s *rowstore.Store) error {
 			return rowstore.Check(ctx, s.DB(), decoders, func(string, error) { n++ })
@@ -200,10 +208,19 @@ func TestVisitorEndsWalk(t *testing.T) {
 			}
 		}
 	}
-	visited = 0
-	err := rowstore.EachPage(t.Context(), stored(t, 1400), "issued/", func([]rowstore.Row) error { visited++; return errAway })
-	if !errors.Is(err, errAway) || visited != 1 {
-		t.Errorf("EachPage: got %v after %d pages, want %v after one", err, visited, errAway)
+	for _, folder := range []string{"issued/", "issued-ends/"} {
+		visited = 0
+		err := rowstore.EachPage(t.Context(), stored(t, 1400), folder, func([]rowstore.Row) error { visited++; return errAway })
+		if !errors.Is(err, errAway) || visited != 1 {
+			t.Errorf("EachPage of %s: got %v after %d pages, want %v after one", folder, err, visited, errAway)
+		}
+	}
+	for _, want := range []error{nil, errAway} {
+		visited = 0
+		err := rowstore.Victims(t.Context(), stored(t, 40), begin, 0, 0, true, func(rowstore.Victim) (bool, error) { visited++; return want != nil, want })
+		if !errors.Is(err, want) || visited != 2 {
+			t.Errorf("Victims: got %v after %d entries, want %v after one of each kind", err, visited, want)
+		}
 	}
 }
 
