@@ -100,18 +100,24 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 	for name, test := range map[string]struct {
 		ends  string // methods that only tell when the revocation ends
 		hints string // methods that only tell whether to warn
-		set   func(*site)
+		set   func(*testing.T, *site, tokens.Token)
 		of    func(token tokens.Token, serial string) desk.Request
 	}{
 		"token": {ends: "Config ClientCAs", of: func(token tokens.Token, _ string) desk.Request { return desk.Request{TokenID: token.ID()} }},
+		"deleted token": {ends: "Config ClientCAs", set: func(t *testing.T, s *site, token tokens.Token) {
+			r, err := s.db.Get(t.Context(), token.ID())
+			if err := cmp.Or(err, s.db.Delete(t.Context(), r)); err != nil {
+				t.Fatal(err)
+			}
+		}, of: func(token tokens.Token, _ string) desk.Request { return desk.Request{TokenID: token.ID()} }},
 		"node": {ends: "Config ClientCAs Requested Record.List", hints: "Claims.Get Record.List", of: func(tokens.Token, string) desk.Request {
 			return desk.Request{Node: "worker-1"}
 		}},
-		"node of a cluster": {ends: "Config ClientCAs Requested Record.List", hints: "Node", set: func(s *site) {
+		"node of a cluster": {ends: "Config ClientCAs Requested Record.List", hints: "Node", set: func(_ *testing.T, s *site, _ tokens.Token) {
 			s.Node = func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, nil }
 		}, of: func(tokens.Token, string) desk.Request { return desk.Request{Node: "worker-1"} }},
 		"serial": {ends: "Config ClientCAs Requested Record.List", of: func(_ tokens.Token, serial string) desk.Request { return desk.Request{Serial: serial} }},
-		"serial of a request": {ends: "Config ClientCAs Requested Record.List", set: func(s *site) { s.record.entries = nil },
+		"serial of a request": {ends: "Config ClientCAs Requested Record.List", set: func(_ *testing.T, s *site, _ tokens.Token) { s.record.entries = nil },
 			of: func(_ tokens.Token, serial string) desk.Request { return desk.Request{Serial: serial} }},
 	} {
 		for n, more := 1, true; more; n++ {
@@ -123,7 +129,7 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 				s.Requested = func(context.Context) ([]revocation.Issued, error) { return []revocation.Issued{seen}, nil }
 				s.ClientCAs = func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{s.ca}, nil }
 				if test.set != nil {
-					test.set(s)
+					test.set(t, s, token)
 				}
 				fault.in(s.Desk)
 				fault.left = n
