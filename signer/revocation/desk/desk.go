@@ -231,7 +231,8 @@ func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry,
 	var errs []error
 	for _, e := range entries {
 		e.Reason, e.By, e.TokenID, e.Until = foreign.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(end, d.RejoinWindow, known)
-		if old, found := kept[e.Key()]; found && !old.Until.Before(e.Until) {
+		old, found := kept[e.Key()]
+		if found && (old.Until.IsZero() || !e.Until.IsZero() && !old.Until.Before(e.Until)) { // zero is no end
 			e = old
 		} else if !r.DryRun {
 			if e, err = d.Guard.Revoke(ctx, e); err != nil {
