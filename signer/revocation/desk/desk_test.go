@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
@@ -38,7 +39,6 @@ type site struct {
 	db        *rowstore.Store
 	authority *signer.Authority
 	ca        *x509.Certificate
-	record    *record
 }
 
 // config is the kubeconfig of cluster-info.
@@ -57,49 +57,15 @@ func newSite(t *testing.T) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard, kept := &revocation.Guard{Store: rowlist.New(db.Revocations())}, &record{}
+	guard, kept := &revocation.Guard{Store: rowlist.New(db.Revocations())}, rowrecord.New(db.Issued())
 	return &site{
-		db: db, ca: ca.Certificate(), record: kept,
+		db: db, ca: ca.Certificate(),
 		authority: &signer.Authority{
 			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour)), Facts: signer.Standalone{Claims: db.Claims()},
 			Nodes: &admission.Nodes{Tokens: db, Claims: db.Claims()}, Revocations: guard, Record: kept,
 		},
 		Desk: &desk.Desk{Guard: guard, Tokens: db, Claims: db.Claims(), ClusterInfo: config(kubeconfig), Issued: kept},
 	}
-}
-
-// record is an issuance record in memory.
-type record struct {
-	mu      sync.Mutex
-	entries []issuance.Entry
-}
-
-func (r *record) Append(_ context.Context, e issuance.Entry) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.entries = append(r.entries, e)
-	return nil
-}
-
-func (r *record) List(_ context.Context, q issuance.Query) (issuance.Page, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var found []issuance.Entry
-	for _, e := range r.entries {
-		if q.Match(e) {
-			found = append(found, e)
-		}
-	}
-	return issuance.Page{Entries: found}, nil
-}
-
-func (r *record) Get(_ context.Context, serial string) (issuance.Entry, error) {
-	for _, e := range r.entries {
-		if e.Serial == serial {
-			return e, nil
-		}
-	}
-	return issuance.Entry{}, issuance.ErrNotFound
 }
 
 // token stores a token.
@@ -372,10 +338,15 @@ func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
 				{TokenID: id, Fingerprint: print(4), NotAfter: now.Add(time.Hour)},
 			}, nil
 		}
-		s.record.entries = []issuance.Entry{
-			{TokenID: id, Node: "worker-5", Fingerprint: string(print(5)), NotAfter: now.Add(time.Hour), Outcome: issuance.Issued},
-			{TokenID: id, Node: "Worker 6", Fingerprint: string(print(6)), NotAfter: now.Add(time.Hour), Outcome: issuance.Issued},
+		for _, e := range []issuance.Entry{
+			{TokenID: id, Node: "worker-5", Serial: "5", Fingerprint: string(print(5)), NotAfter: now.Add(time.Hour), Outcome: issuance.Issued},
+			{TokenID: id, Node: "Worker 6", Serial: "6", Fingerprint: string(print(6)), NotAfter: now.Add(time.Hour), Outcome: issuance.Issued},
 			{TokenID: id, Node: "worker-7", Outcome: issuance.Refused},
+		} {
+			e.Time = now
+			if err := s.Issued.Append(t.Context(), e); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if _, err := s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}}); err != nil {
 			t.Fatal(err)

@@ -11,10 +11,12 @@ import (
 	"testing/synctest"
 
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
@@ -117,7 +119,7 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 			s.Node = func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, nil }
 		}, of: func(tokens.Token, string) desk.Request { return desk.Request{Node: "worker-1"} }},
 		"serial": {ends: "Config ClientCAs Requested Record.List", of: func(_ tokens.Token, serial string) desk.Request { return desk.Request{Serial: serial} }},
-		"serial of a request": {ends: "Config ClientCAs Requested Record.List", set: func(_ *testing.T, s *site, _ tokens.Token) { s.record.entries = nil },
+		"serial of a request": {ends: "Config ClientCAs Requested Record.List", set: func(_ *testing.T, s *site, _ tokens.Token) { s.Issued = rowrecord.New(memdb.Open().Issued()) },
 			of: func(_ tokens.Token, serial string) desk.Request { return desk.Request{Serial: serial} }},
 	} {
 		for n, more := 1, true; more; n++ {
