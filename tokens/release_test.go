@@ -265,7 +265,7 @@ func TestFailedReleaseIsRepeated(t *testing.T) {
 	}
 }
 
-// A machine is admitted with another key while its claim is released. Catches a release of a claim that nobody has read.
+// Admits a machine with another key while its claim is released. Catches a release of a newer claim than the one that was read.
 func TestReleaseRereadsChangedClaim(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(ctx context.Context, call int, c tokens.Claim) error {

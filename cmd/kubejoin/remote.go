@@ -104,7 +104,7 @@ type operations interface {
 	ExplainRequest(ctx context.Context, req api.ExplainRequest) (api.RequestExplanation, error)
 }
 
-// A remote is what a command works on: a cluster or a kubejoin server. The other one is nil.
+// A remote is what a command works on: either a cluster or a kubejoin server. One of the two fields is nil.
 type remote struct {
 	operations
 	cluster *oncluster.Cluster

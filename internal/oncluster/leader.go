@@ -49,7 +49,7 @@ func findSigner(ctx context.Context, client kubernetes.Interface) (s signerState
 // clockSkew is the tolerated difference between the clocks of this machine and of the leader.
 const clockSkew = 30 * time.Second
 
-// holder returns the identity of the current leader. It is empty if there is none or its Lease has expired.
+// holder returns the identity of the current leader. It is empty if no replica leads, or if the Lease has expired.
 func (s signerState) holder() string {
 	if s.lease == nil || s.lease.Spec.HolderIdentity == nil || s.lease.Spec.RenewTime == nil || s.lease.Spec.LeaseDurationSeconds == nil {
 		return ""

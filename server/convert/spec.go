@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A NodeReader reads the current Node of a name. The error wraps tokens.ErrNotFound if there is none.
+// A NodeReader reads the Node of a name live. The error wraps [tokens.ErrNotFound] if there is no such Node.
 type NodeReader func(ctx context.Context, name string) (tokens.NodeRef, error)
 
 // CreateRequest returns the request to a Minter that a request describes. usual is how long to wait for the signature by

@@ -19,7 +19,7 @@ const viewTimeout = 5 * time.Second
 
 // A View is the data beside tokens that responses about tokens show. The zero View knows nothing.
 type View struct {
-	// data is the data of cluster-info: nil if it cannot be read, empty if there is none.
+	// data is the data of the ConfigMap cluster-info. It is nil if cluster-info cannot be read, and empty if it does not exist.
 	data map[string]string
 	// claimed has the claimed node names by token UID.
 	claimed map[string][]string

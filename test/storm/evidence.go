@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-// evidence is what the API server holds after a storm. Of the simulator it has only who sent which request.
+// evidence is what the API server stores after a storm. Only machines and senders come from the simulator.
 type evidence struct {
 	machines, senders map[string]string // machine ID by node name, and by certificate request
 	ready             map[string]string // machine ID in the Node, by node name

@@ -29,8 +29,8 @@ type results struct {
 	readyAt           []float64
 }
 
-// use is what a process used for each machine. Calls are requests that kube-apiserver and etcd got, and that the others
-// sent to kube-apiserver.
+// use is what a process needed for each machine. For kube-apiserver and etcd, Calls counts the requests that they received.
+// For other processes, it counts the requests that they sent to kube-apiserver.
 type use struct {
 	Name  string  `json:"name"`
 	Calls float64 `json:"calls"`

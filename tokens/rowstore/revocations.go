@@ -15,7 +15,7 @@ type Revocations struct{ db DB }
 // Revocations returns the revocations in the database.
 func (s *Store) Revocations() *Revocations { return &Revocations{s.db} }
 
-// Get returns the value of a key, or nil if there is none. The caller must not change the value.
+// Get returns the value of a key, or nil if the key does not exist. The caller must not change the value.
 func (r *Revocations) Get(ctx context.Context, key string) ([]byte, error) {
 	row, err := get(ctx, r.db, revocationsFolder+key)
 	return row.Value, err

@@ -73,8 +73,8 @@ type DB interface {
 	// [tokens.ErrConflict]. After any other error, also that of ctx, the changes may have been
 	// made.
 	Commit(ctx context.Context, conditions []Condition, changes []Change) (version string, err error)
-	// Append is like Commit without conditions. Each change adds a row with a key that nobody has used. A database may
-	// have a cheaper way to store such rows.
+	// Append is like Commit without conditions. Each change adds a row with a key that no row has had before, which a
+	// database may store in a cheaper way.
 	Append(ctx context.Context, changes []Change) error
 	// View calls do with a Reader whose calls are all of one moment. A row without a valid version is not visited by Scan:
 	// View calls damaged with it instead. It returns the error of do unwrapped.

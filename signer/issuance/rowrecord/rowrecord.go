@@ -83,7 +83,8 @@ func nodeOf(user string) string {
 	return node
 }
 
-// nameOf returns the name with the fewest entries that all entries have that match; empty if there is none.
+// nameOf returns the name in the index that finds all matching entries. If several do, it returns the one with the fewest
+// entries. It is empty if no name does.
 func nameOf(q issuance.Query) string {
 	id := q.TokenID
 	if id == "" {

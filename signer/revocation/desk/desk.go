@@ -29,9 +29,10 @@ type Desk struct {
 	ClusterInfo interface {
 		Config(ctx context.Context) (kubeconfig []byte, err error)
 	}
-	// Claims stores the claims, by which the nodes of a token are found. Nil: there are none.
+	// Claims stores the claims, by which the nodes of a token are found. With nil, the Desk finds nodes by their
+	// certificates alone.
 	Claims tokens.Claims
-	// Issued is the issuance record. Nil: there is none.
+	// Issued is the issuance record. With nil, the Desk knows only certificates that Requested returns.
 	Issued issuance.Store
 	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
 	// the cluster's CertificateSigningRequests. They are in addition to Issued. Nil knows none.
@@ -63,7 +64,7 @@ type Request struct {
 	DryRun bool
 }
 
-// A Result is what a [Desk] has revoked.
+// A Result is what [Desk.Revoke] has revoked.
 type Result struct {
 	// Entries are as stored, sorted by key. If Revoke fails, they are those that were stored nevertheless.
 	Entries []revocation.Entry
