@@ -12,7 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/foreign"
-	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/kubecache"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,7 +37,7 @@ const ClaimNamespace = "kubejoin-system"
 type Claims struct {
 	leases    typedcoordinationv1.LeaseInterface
 	namespace string
-	cache     *cache[*coordinationv1.Lease, cachedClaim]
+	cache     *kubecache.Cache[*coordinationv1.Lease, cachedClaim]
 
 	heldByCalls batch.Queue[struct{}, *heldBy]
 
@@ -82,21 +82,17 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 		log = slog.New(slog.DiscardHandler)
 	}
 	leases := client.CoordinationV1().Leases(namespace)
-	c := &cache[*coordinationv1.Lease, cachedClaim]{
-		what:   "claims",
-		decode: decodeCached,
-		changed: func(_ string, _ cachedClaim, err error) {
+	return &Claims{leases: leases, namespace: namespace, cache: kubecache.Open(ctx, client, labelled{leases}, "", kubecache.Config[*coordinationv1.Lease, cachedClaim]{
+		What:   "claims",
+		Decode: decodeCached,
+		Groups: func(c cachedClaim) []string { return []string{c.TokenID} }, // "" for released claims
+		Changed: func(_ string, _ cachedClaim, err error) {
 			if err != nil {
 				log.Warn("malformed claim", "problem", foreign.Text(err.Error(), foreign.MaxMessage))
 			}
 		},
-		group: func(c cachedClaim) string { return c.TokenID }, // "" for released claims
-		log:   log,
-	}
-	if err := c.follow(ctx, outage.Follow(client, labelled{leases}, "", c.outage), &coordinationv1.Lease{}); err != nil {
-		return nil, fmt.Errorf("watch claims: %w", err)
-	}
-	return &Claims{leases: leases, namespace: namespace, cache: c}, nil
+		Log: log,
+	})}, nil
 }
 
 const claimSelector = claimLabel + " in (" + held + "," + released + ")"
@@ -145,21 +141,21 @@ func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 	if err := tokens.CheckNodeName(node); err != nil {
 		return tokens.Claim{}, fmt.Errorf("find claim: %w", err)
 	}
-	found, err := s.cache.get(ctx, node)
+	found, err := s.cache.Get(ctx, node)
 	switch {
 	case err != nil:
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, err)
 	case found == nil:
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w: no such Lease in %s", node, tokens.ErrNotFound, s.namespace)
-	case found.err != nil:
-		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, found.err)
+	case found.Err != nil:
+		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, found.Err)
 	}
-	return found.value.Clone(), nil
+	return found.Value.Clone(), nil
 }
 
 // List implements [tokens.Claims].
 func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) {
-	return cloned(s.cache.list(ctx))
+	return cloned(s.cache.List(ctx))
 }
 
 // OfToken implements [tokens.Claims].
@@ -167,7 +163,7 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 	if err := tokens.CheckID(id); err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
 	}
-	return cloned(s.cache.grouped(ctx, id))
+	return cloned(s.cache.Grouped(ctx, id))
 }
 
 // A heldBy is one call of HeldBy with its result.
@@ -272,11 +268,11 @@ func (s *Claims) takeWritten(node string) *coordinationv1.Lease {
 // known returns the Lease of a node as this Claims has written or cached it, whichever is newer, or nil.
 func (s *Claims) known(node string) *coordinationv1.Lease {
 	lease := s.takeWritten(node)
-	cached := s.cache.peek(node)
-	if cached == nil || lease != nil && !newer(cached.version, lease.ResourceVersion) {
+	cached := s.cache.Peek(node)
+	if cached == nil || lease != nil && !newer(cached.Version, lease.ResourceVersion) {
 		return lease
 	}
-	return cached.value.lease.DeepCopy() // nil for nil
+	return cached.Value.lease.DeepCopy() // nil for nil
 }
 
 // newer reports whether one resourceVersion is newer than another. If it is wrong, a write fails with a conflict.
@@ -364,7 +360,7 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 }
 
 // Watch implements [tokens.Claims].
-func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.cache.hints.Watch(ctx) }
+func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.cache.Watch(ctx) }
 
 // failure returns an error of the API server about one claim as an error of package tokens. It wraps
 // ErrNotFound or ErrConflict where these apply.

@@ -520,7 +520,7 @@ func TestClaimsReportForbiddenList(t *testing.T) {
 	}
 	end()
 	for what, err := range read(t.Context()) {
-		if err == nil || !strings.Contains(err.Error(), "context of the store has ended") {
+		if err == nil || !strings.Contains(err.Error(), "context of the watch has ended") {
 			t.Errorf("%s after the context of the store ended = %v", what, err)
 		}
 	}

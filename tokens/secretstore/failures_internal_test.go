@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/kubecache"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 )
@@ -55,11 +57,42 @@ func conflict() error {
 
 var worker = tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u", Keys: []string{"sha256:1"}}
 
-// tokenCache is a cache of Secrets without an informer.
-func tokenCache(secrets ...*corev1.Secret) *cache[*corev1.Secret, cachedToken] {
-	c := &cache[*corev1.Secret, cachedToken]{decode: decodeCachedToken, changed: func(string, cachedToken, error) {}, synced: make(chan struct{})}
+// fixedSecrets is a resource that never changes. Its list waits for the channel.
+type fixedSecrets struct {
+	items []corev1.Secret
+	open  <-chan struct{}
+}
+
+func (f fixedSecrets) List(ctx context.Context, _ metav1.ListOptions) (*corev1.SecretList, error) {
+	select {
+	case <-f.open:
+		return &corev1.SecretList{Items: f.items}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (fixedSecrets) Watch(context.Context, metav1.ListOptions) (watch.Interface, error) {
+	return watch.NewFake(), nil
+}
+
+// tokenCache is a cache of Secrets. It is filled when the channel is closed.
+func tokenCache(t testing.TB, open <-chan struct{}, secrets ...*corev1.Secret) *kubecache.Cache[*corev1.Secret, cachedToken] {
+	source := fixedSecrets{open: open}
 	for _, s := range secrets {
-		c.set(s)
+		source.items = append(source.items, *s)
+	}
+	return kubecache.Open(t.Context(), fake.NewClientset(), source, "", kubecache.Config[*corev1.Secret, cachedToken]{What: "tokens", Decode: decodeCachedToken})
+}
+
+// filledTokenCache is a cache that is filled.
+func filledTokenCache(t testing.TB, secrets ...*corev1.Secret) *kubecache.Cache[*corev1.Secret, cachedToken] {
+	t.Helper()
+	open := make(chan struct{})
+	close(open)
+	c := tokenCache(t, open, secrets...)
+	if _, err := c.List(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	return c
 }
@@ -69,32 +102,20 @@ func TestFindReturnsNotFoundOnlyForMissingToken(t *testing.T) {
 	other := encode(tokens.Record{Token: tokens.Generate()})
 	other.Type = corev1.SecretTypeOpaque
 	id := other.Name[len(other.Name)-6:]
-	s := &Store{cache: tokenCache(other)}
+	open := make(chan struct{})
+	s := &Store{cache: tokenCache(t, open, other)}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	if _, err := s.Find(ctx, id); !errors.Is(err, context.Canceled) || errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("before the first list: %v", err)
 	}
-	close(s.cache.synced)
+	close(open)
 	if r, err := s.Find(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("Secret of another type: got %+v, %v", r, err)
 	}
 	whole := tokens.Generate().Reveal()
 	if _, err := s.Find(t.Context(), whole); !errors.Is(err, tokens.ErrMalformed) {
 		t.Errorf("whole token as ID: got %v", err)
-	}
-}
-
-// A canceled call fails, even if the cache has synced.
-func TestCanceledReadOfCacheFails(t *testing.T) {
-	c := tokenCache()
-	close(c.synced)
-	ctx, stop := context.WithCancel(t.Context())
-	stop()
-	for range 100 { // select chooses between two ready channels at random
-		if _, err := c.list(ctx); !errors.Is(err, context.Canceled) {
-			t.Fatal(err)
-		}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -197,15 +196,13 @@ func TestDecodeRefusesOtherSecrets(t *testing.T) {
 }
 
 func BenchmarkList12000(b *testing.B) {
-	c := &cache[*corev1.Secret, tokens.Record]{decode: decode, changed: func(string, tokens.Record, error) {}, synced: make(chan struct{})}
-	close(c.synced)
-	for i := range 12_000 {
-		secret := encode(tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true, Groups: []string{tokens.DefaultGroup}})
-		secret.ResourceVersion = strconv.Itoa(i)
-		c.set(secret)
+	var all []*corev1.Secret
+	for range 12_000 {
+		all = append(all, encode(tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true, Groups: []string{tokens.DefaultGroup}}))
 	}
+	c := filledTokenCache(b, all...)
 	for b.Loop() {
-		if _, err := c.list(b.Context()); err != nil {
+		if _, err := c.List(b.Context()); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/foreign"
-	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/kubecache"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,7 +32,7 @@ import (
 // other methods send requests to it. When Watch sends a hint, the change is already in the cache.
 type Store struct {
 	secrets typedcorev1.SecretInterface
-	cache   *cache[*corev1.Secret, cachedToken]
+	cache   *kubecache.Cache[*corev1.Secret, cachedToken]
 
 	getCalls batch.Queue[struct{}, *getCall]
 }
@@ -65,18 +65,14 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 		log = slog.New(slog.DiscardHandler)
 	}
 	secrets := client.CoreV1().Secrets(metav1.NamespaceSystem)
-	c := &cache[*corev1.Secret, cachedToken]{
-		what:    "bootstrap tokens",
-		decode:  decodeCachedToken,
-		changed: func(name string, c cachedToken, err error) { report(log, name, c.Record, err) },
-		log:     log,
-	}
 	// With the field selector, the API server does not send other Secrets.
 	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
-	if err := c.follow(ctx, outage.Follow(client, secrets, only, c.outage), &corev1.Secret{}); err != nil {
-		return nil, fmt.Errorf("watch bootstrap tokens: %w", err)
-	}
-	return &Store{secrets: secrets, cache: c}, nil
+	return &Store{secrets: secrets, cache: kubecache.Open(ctx, client, secrets, only, kubecache.Config[*corev1.Secret, cachedToken]{
+		What:    "bootstrap tokens",
+		Decode:  decodeCachedToken,
+		Changed: func(name string, c cachedToken, err error) { report(log, name, c.Record, err) },
+		Log:     log,
+	})}, nil
 }
 
 // report logs the problems of a new or changed Secret.
@@ -175,19 +171,19 @@ func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
 	if err := tokens.CheckID(id); err != nil {
 		return tokens.Record{}, err
 	}
-	found, err := s.cache.get(ctx, util.BootstrapTokenSecretName(id))
+	found, err := s.cache.Get(ctx, util.BootstrapTokenSecretName(id))
 	switch {
 	case err != nil:
 		return tokens.Record{}, fmt.Errorf("find token %s: %w", id, err)
-	case found == nil || found.err != nil:
+	case found == nil || found.Err != nil:
 		return tokens.Record{}, fmt.Errorf("find token %s: %w", id, tokens.ErrNotFound)
 	}
-	return found.value.Clone(), nil
+	return found.Value.Clone(), nil
 }
 
 // List implements [tokens.Store]. It waits until the cache is filled for the first time or ctx ends.
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
-	all, err := s.cache.list(ctx)
+	all, err := s.cache.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list tokens: %w", err)
 	}
@@ -222,8 +218,8 @@ func (s *Store) Update(ctx context.Context, id string, change func(*tokens.Recor
 	if err := tokens.CheckID(id); err != nil {
 		return tokens.Record{}, err
 	}
-	if cached := s.cache.peek(util.BootstrapTokenSecretName(id)); cached != nil && cached.value.secret != nil {
-		if r, err := s.write(ctx, cached.value.secret.DeepCopy(), cached.value.Record, change); err == nil {
+	if cached := s.cache.Peek(util.BootstrapTokenSecretName(id)); cached != nil && cached.Value.secret != nil {
+		if r, err := s.write(ctx, cached.Value.secret.DeepCopy(), cached.Value.Record, change); err == nil {
 			return r, nil
 		} else if ctx.Err() != nil {
 			return tokens.Record{}, err
@@ -283,7 +279,7 @@ func (s *Store) Delete(ctx context.Context, r tokens.Record) error {
 }
 
 // Watch implements [tokens.Store].
-func (s *Store) Watch(ctx context.Context) <-chan struct{} { return s.cache.hints.Watch(ctx) }
+func (s *Store) Watch(ctx context.Context) <-chan struct{} { return s.cache.Watch(ctx) }
 
 // failure returns an error of the API server about one token as an error of package tokens. It wraps
 // ErrNotFound or ErrConflict where these apply.

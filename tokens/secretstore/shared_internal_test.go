@@ -95,7 +95,7 @@ func TestUpdateStartsFromCache(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		s := &Store{secrets: client.CoreV1().Secrets("kube-system"), cache: tokenCache(cached)}
+		s := &Store{secrets: client.CoreV1().Secrets("kube-system"), cache: filledTokenCache(t, cached)}
 		r, err := s.Update(t.Context(), idOf(secret), add("worker-2"))
 		if err != nil || !slices.Equal(r.Nodes, []string{"worker-1", "worker-2"}) {
 			t.Errorf("%s: got %+v, %v", name, r, err)

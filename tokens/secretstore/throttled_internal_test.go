@@ -47,7 +47,7 @@ func TestThrottledTokenAndClaimAreNotAbsent(t *testing.T) {
 					apitest.Write(w, http.StatusOK, coordinationv1.LeaseList{TypeMeta: metav1.TypeMeta{Kind: "LeaseList", APIVersion: "coordination.k8s.io/v1"}, Items: []coordinationv1.Lease{*lease}})
 				}
 			})
-			store := &Store{secrets: client.CoreV1().Secrets(metav1.NamespaceSystem), cache: tokenCache()}
+			store := &Store{secrets: client.CoreV1().Secrets(metav1.NamespaceSystem)}
 			claims := &Claims{leases: client.CoordinationV1().Leases("ns"), namespace: "ns"}
 			reads := map[string]func(context.Context) error{
 				"token": func(ctx context.Context) error { _, err := store.Get(ctx, record.Token.ID()); return err },

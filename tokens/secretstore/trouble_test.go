@@ -167,7 +167,7 @@ func TestReportsForbiddenList(t *testing.T) {
 		t.Errorf("got log without the failed watch of bootstrap tokens:\n%s", log)
 	}
 	end()
-	if _, err := s.List(t.Context()); err == nil || !strings.Contains(err.Error(), "context of the store has ended") {
+	if _, err := s.List(t.Context()); err == nil || !strings.Contains(err.Error(), "context of the watch has ended") {
 		t.Errorf("List after the context of the store ended = %v", err)
 	}
 }
