@@ -65,6 +65,10 @@ type Claims interface {
 	// Find is like Get, but may lag behind writes. It is very cheap.
 	Find(ctx context.Context, node string) (Claim, error)
 
+	// Recent is like Get, but may read from a cache that is proven to be less than [MaxAge] old. It shows each write of
+	// this Claims that has returned.
+	Recent(ctx context.Context, node string) (Claim, error)
+
 	// List returns all claims, including released ones, sorted by node name. It may lag behind writes.
 	List(ctx context.Context) ([]Claim, error)
 
@@ -75,6 +79,9 @@ type Claims interface {
 	// HeldBy is like OfToken, but never reads from a cache. It fails if it cannot decode one of the
 	// claims.
 	HeldBy(ctx context.Context, id string) ([]Claim, error)
+
+	// RecentlyHeldBy is to HeldBy what Recent is to Get.
+	RecentlyHeldBy(ctx context.Context, id string) ([]Claim, error)
 
 	// Create stores a new claim, which must pass [Claim.Check]. It returns the claim with new values of
 	// Created, UID and Version. Create is atomic: of concurrent calls for one name, one succeeds.

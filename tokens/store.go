@@ -3,6 +3,7 @@ package tokens
 import (
 	"context"
 	"errors"
+	"time"
 )
 
 var (
@@ -21,6 +22,9 @@ var (
 	ErrDeleting = errors.New("token is being deleted")
 )
 
+// MaxAge is how old the state may be that Recent and RecentlyHeldBy return.
+const MaxAge = time.Second
+
 // A Store stores records. Its methods may be called concurrently. Errors wrap [ErrNotFound],
 // [ErrExists], [ErrConflict] or [ErrMalformed] where these apply. Every other error may be
 // temporary, and the write that failed with it may have taken effect.
@@ -35,6 +39,10 @@ type Store interface {
 
 	// Find is like Get, but may lag behind writes. It is very cheap.
 	Find(ctx context.Context, id string) (Record, error)
+
+	// Recent is like Get, but may read from a cache that is proven to be less than [MaxAge] old. It shows each write of
+	// this Store that has returned.
+	Recent(ctx context.Context, id string) (Record, error)
 
 	// List returns all records, sorted by ID. It may lag behind writes.
 	List(ctx context.Context) ([]Record, error)

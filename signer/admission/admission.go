@@ -23,7 +23,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/util/cache"
 )
 
 // Reasons of a [*approval.Refused] that [Nodes] gives.
@@ -64,12 +63,9 @@ const (
 // DefaultRetention is how long a spent token is kept before it expires.
 const DefaultRetention = time.Hour
 
-// MaxAge is how long a [Nodes] caches a token without limits, and how long a signer may use an [Admitted]. So a machine
-// may get a certificate until twice MaxAge after such a token was disabled or deleted.
+// MaxAge is how long a signer may use an [Admitted]. A token without limits may be [tokens.MaxAge] old when it admits. So
+// a machine may get a certificate until both have passed after such a token was disabled or deleted.
 const MaxAge = time.Second
-
-// maxUnlimited is how many tokens without limits a Nodes caches.
-const maxUnlimited = 4096
 
 // A Nodes decides which requester may have which node name. It checks every request for a node's client certificate
 // between approval and signing, regardless of who approved it. The zero Nodes allows renewals and refuses every
@@ -118,8 +114,6 @@ type Nodes struct {
 	once   sync.Once
 	log    *slog.Logger
 	counts *prometheus.CounterVec
-
-	unlimited *cache.LRUExpireCache // tokens.Record by token ID
 
 	slots batch.Queue[string, *slotRequest] // by token ID
 }
@@ -267,7 +261,6 @@ func (n *Nodes) start() {
 	}
 	n.counts = metrics.Counter(n.Registerer, "kubejoin_claim_changes_total",
 		"Changes of node name claims: made, another_key, taken_over, repaired (a token got lost names or limits back), released.", "change")
-	n.unlimited = cache.NewLRUExpireCacheWithClock(maxUnlimited, clock(n.now))
 }
 
 func (n *Nodes) now() time.Time {
@@ -276,11 +269,5 @@ func (n *Nodes) now() time.Time {
 	}
 	return time.Now()
 }
-
-// A clock adapts a function to the clock interface of the cache.
-type clock func() time.Time
-
-// Now returns the time.
-func (c clock) Now() time.Time { return c() }
 
 func (n *Nodes) count(change string) { n.counts.WithLabelValues(change).Inc() }

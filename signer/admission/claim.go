@@ -45,13 +45,15 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 	if n.Tokens == nil || n.Claims == nil {
 		return approval.RefuseFor(ReasonTokenRevoked, "this server does not accept bootstrap tokens")
 	}
-	// The cached record only selects where to start. The live read decides whether the token limits the number of
-	// nodes.
+	// The cached record only selects where to start.
 	record, err := n.Tokens.Find(ctx, id)
 	counts := err == nil && record.Limits.NodeLimit() > 0
+	if err == nil && record.Limits.IsZero() && n.recentlyAllows(ctx, id, r, node) {
+		return n.checkNameFree(ctx, node)
+	}
 	for range attempts {
 		if !counts {
-			if record, err = n.live(ctx, id, r, node); err != nil {
+			if record, err = n.live(ctx, id); err != nil {
 				return err
 			}
 			counts = record.Limits.NodeLimit() > 0
@@ -88,13 +90,19 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 	return fmt.Errorf("token %s: limits changed during each of %d attempts", id, attempts)
 }
 
-// live reads the token from the store and restores what it lost (see mend). It caches a token without limits that allows
-// the request for [MaxAge], so that all machines of a rack share one read.
-func (n *Nodes) live(ctx context.Context, id string, r approval.Request, node string) (tokens.Record, error) {
-	if known, found := n.unlimited.Get(id); found {
-		return known.(tokens.Record), nil
+// recentlyAllows reports whether a token has no limits, according to itself and to its claims, and allows the request. It
+// holds nothing against other requests, so it may be up to [tokens.MaxAge] old. What it does not allow is decided live.
+func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Request, node string) bool {
+	record, err := n.Tokens.Recent(ctx, id)
+	if err != nil || record.Problem != nil || !record.Limits.IsZero() || n.check(record, r, node) != nil {
+		return false
 	}
-	asked := n.now()
+	claims, err := n.Claims.RecentlyHeldBy(ctx, id)
+	return err == nil && !restrict(&record, claims)
+}
+
+// live reads the token from the store and restores what it lost (see mend).
+func (n *Nodes) live(ctx context.Context, id string) (tokens.Record, error) {
 	record, err := n.Tokens.Get(ctx, id)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
@@ -102,15 +110,8 @@ func (n *Nodes) live(ctx context.Context, id string, r approval.Request, node st
 	case err != nil:
 		return record, fmt.Errorf("token %s: %w", id, err)
 	}
-	if _, err = n.mend(ctx, &record); err != nil || !record.Limits.IsZero() || n.check(record, r, node) != nil {
-		return record, err
-	}
-	if left := MaxAge - n.now().Sub(asked); left > 0 {
-		cached := record.Clone()
-		cached.Token, _ = tokens.OnlyID(id) // without its secret; the ID was checked when the token was read
-		n.unlimited.Add(id, cached, left)
-	}
-	return record, nil
+	_, err = n.mend(ctx, &record)
+	return record, err
 }
 
 // takeSlot claims a name and counts it on a token that limits the number of nodes. It counts by compare-and-swap, so that

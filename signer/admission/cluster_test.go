@@ -210,6 +210,8 @@ func (s store) Get(_ context.Context, id string) (r tokens.Record, err error) {
 	return r, err
 }
 
+func (s store) Recent(ctx context.Context, id string) (tokens.Record, error) { return s.Get(ctx, id) }
+
 // Find reads the cache, which is sometimes some writes behind.
 func (s store) Find(_ context.Context, id string) (tokens.Record, error) {
 	s.mu.Lock()
@@ -296,6 +298,12 @@ func (s claims) Get(_ context.Context, node string) (c tokens.Claim, err error) 
 		return nil
 	})
 	return c, err
+}
+
+func (s claims) Recent(ctx context.Context, node string) (tokens.Claim, error) { return s.Get(ctx, node) }
+
+func (s claims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	return s.HeldBy(ctx, id)
 }
 
 func (s claims) Find(_ context.Context, node string) (tokens.Claim, error) {

@@ -33,7 +33,7 @@ func (n *Nodes) DryRun() *Nodes {
 	return dry
 }
 
-// dryTokens reads tokens. Its Update returns the result without writing it.
+// dryTokens reads tokens live, because a proof of freshness writes. Its Update returns the result without writing it.
 type dryTokens struct{ tokens.Store }
 
 func (s dryTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
@@ -45,6 +45,10 @@ func (s dryTokens) Update(ctx context.Context, id string, change func(*tokens.Re
 	return r, change(&r)
 }
 
+func (s dryTokens) Recent(ctx context.Context, id string) (tokens.Record, error) {
+	return s.Get(ctx, id)
+}
+
 func (dryTokens) Create(context.Context, tokens.Record) (tokens.Record, error) {
 	return tokens.Record{}, errDry
 }
@@ -52,7 +56,7 @@ func (dryTokens) Delete(context.Context, tokens.Record) error { return errDry }
 
 var errDry = errors.New("a dry run writes nothing")
 
-// dryClaims reads claims. Its writes return the result without writing it.
+// dryClaims reads claims live, because a proof of freshness writes. Its writes return the result without writing it.
 type dryClaims struct {
 	tokens.Claims
 	gone *sync.Map // time of each simulated deletion, by claim UID
@@ -75,6 +79,14 @@ func (s dryClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
 
 func (s dryClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 	return s.unless(s.Claims.Find(ctx, node))
+}
+
+func (s dryClaims) Recent(ctx context.Context, node string) (tokens.Claim, error) {
+	return s.Get(ctx, node)
+}
+
+func (s dryClaims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	return s.HeldBy(ctx, id)
 }
 
 func (s dryClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {

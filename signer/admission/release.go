@@ -67,11 +67,14 @@ func (n *Nodes) vacate(ctx context.Context, c tokens.Claim) error {
 	return nil
 }
 
-// checkNameFree refuses a name that a Node has, or that a token with limits has claimed. It reads the claim live, because a
-// stale cache could give the name away.
+// checkNameFree refuses a name that a Node has, or that a token with limits has claimed. That nobody holds the name may be
+// up to [tokens.MaxAge] old: the requester does not hold it against a token that claims it later.
 func (n *Nodes) checkNameFree(ctx context.Context, node string) error {
 	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
 		return err
+	}
+	if _, err := n.Claims.Recent(ctx, node); errors.Is(err, tokens.ErrNotFound) {
+		return nil
 	}
 	for range attempts {
 		c, err := n.Claims.Get(ctx, node)

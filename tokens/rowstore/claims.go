@@ -60,6 +60,11 @@ func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 	return s.table.get(ctx, s.db.Cached(), node)
 }
 
+// Recent implements [tokens.Claims]. It is Get.
+func (s *Claims) Recent(ctx context.Context, node string) (tokens.Claim, error) {
+	return s.Get(ctx, node)
+}
+
 // List implements [tokens.Claims]. It fails if it cannot decode a row, like [Store.List].
 func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) { return s.table.list(ctx) }
 
@@ -73,6 +78,11 @@ func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) 
 	return s.held(ctx, s.db, id, func(holder Row) error {
 		return mustHaveChanged(ctx, s.db, holder, "the token does not hold this claim")
 	})
+}
+
+// RecentlyHeldBy implements [tokens.Claims]. It is HeldBy.
+func (s *Claims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	return s.HeldBy(ctx, id)
 }
 
 // held finds the claims of a token with the index, and reads all of them at once. It calls missing for a row of the index

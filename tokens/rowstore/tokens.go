@@ -48,6 +48,9 @@ func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
 	return s.table.get(ctx, s.db.Cached(), id)
 }
 
+// Recent implements [tokens.Store]. It is Get.
+func (s *Store) Recent(ctx context.Context, id string) (tokens.Record, error) { return s.Get(ctx, id) }
+
 // List implements [tokens.Store]. It fails if it cannot decode a row, with an error of [DB.Damaged].
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) { return s.table.list(ctx) }
 

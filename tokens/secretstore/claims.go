@@ -40,24 +40,28 @@ type Claims struct {
 	cache     *kubecache.Cache[*coordinationv1.Lease, cachedClaim]
 
 	heldByCalls batch.Queue[struct{}, *heldBy]
+	fresh       freshness
+	proof       *coordinationv1.Lease // the last one that writeProof wrote
 
 	mu      sync.Mutex
 	written map[string]*coordinationv1.Lease // Leases as the API server returned them, by node name
 }
 
-// A cachedClaim is a claim with its Lease. The Lease is nil unless the claim has an Identity: those claims change
-// with each certificate.
+// A cachedClaim is a Lease that the watch of claims selects.
 type cachedClaim struct {
 	tokens.Claim
+	problem error  // why the Lease is not a claim
+	tokenID string // in the label; the token may hold a malformed claim, too
+	// lease is nil unless the claim has an Identity: those claims change with each certificate.
 	lease *coordinationv1.Lease
 }
 
 func decodeCached(lease *coordinationv1.Lease) (cachedClaim, error) {
-	c, err := decodeLease(lease)
-	if err != nil || c.Identity.IsZero() {
-		lease = nil
+	c := cachedClaim{tokenID: lease.Labels[tokenIDLabel]}
+	if c.Claim, c.problem = decodeLease(lease); !c.Identity.IsZero() {
+		c.lease = lease
 	}
-	return cachedClaim{c, lease}, err
+	return c, nil
 }
 
 // maxWritten is how many Leases Claims keeps for firstUpdate.
@@ -82,20 +86,27 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 		log = slog.New(slog.DiscardHandler)
 	}
 	leases := client.CoordinationV1().Leases(namespace)
-	return &Claims{leases: leases, namespace: namespace, cache: kubecache.Open(ctx, client, labelled{leases}, "", kubecache.Config[*coordinationv1.Lease, cachedClaim]{
+	s := &Claims{leases: leases, namespace: namespace}
+	s.cache = kubecache.Open(ctx, client, labelled{leases}, "", kubecache.Config[*coordinationv1.Lease, cachedClaim]{
 		What:   "claims",
 		Decode: decodeCached,
-		Groups: func(c cachedClaim) []string { return []string{c.TokenID} }, // "" for released claims
-		Changed: func(_ string, _ cachedClaim, err error) {
-			if err != nil {
-				log.Warn("malformed claim", "problem", foreign.Text(err.Error(), foreign.MaxMessage))
+		Groups: func(c cachedClaim) []string { return []string{c.tokenID} }, // "" for released claims
+		Changed: func(_ string, c cachedClaim, _ error) {
+			if c.problem != nil && !errors.Is(c.problem, errNoClaim) {
+				log.Warn("malformed claim", "problem", foreign.Text(c.problem.Error(), foreign.MaxMessage))
 			}
 		},
 		Log: log,
-	})}, nil
+	})
+	s.fresh = freshness{
+		what: "claims", log: log,
+		prove: func() (func(name, version string) bool, error) { return s.writeProof(ctx) },
+		price: func() int { return 4 },
+	}
+	return s, nil
 }
 
-const claimSelector = claimLabel + " in (" + held + "," + released + ")"
+const claimSelector = claimLabel + " in (" + held + "," + released + "," + proof + ")"
 
 // labelled lists and watches claims only, so that the API server does not send other Leases.
 type labelled struct {
@@ -147,10 +158,20 @@ func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, err)
 	case found == nil:
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w: no such Lease in %s", node, tokens.ErrNotFound, s.namespace)
-	case found.Err != nil:
-		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, found.Err)
+	case errors.Is(found.Value.problem, errNoClaim):
+		return tokens.Claim{}, fmt.Errorf("find claim %s: %w: %w", node, tokens.ErrNotFound, found.Value.problem)
+	case found.Value.problem != nil:
+		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, found.Value.problem)
 	}
 	return found.Value.Clone(), nil
+}
+
+// Recent implements [tokens.Claims].
+func (s *Claims) Recent(ctx context.Context, node string) (tokens.Claim, error) {
+	if s.fresh.proves(node, "") { // a proof is older than what the cache has now
+		return s.Find(ctx, node)
+	}
+	return s.Get(ctx, node)
 }
 
 // List implements [tokens.Claims].
@@ -163,8 +184,28 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 	if err := tokens.CheckID(id); err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
 	}
-	return cloned(s.cache.Grouped(ctx, id))
+	return cloned(s.ofToken(ctx, id))
 }
+
+// ofToken returns the cached Leases with the label of a token. Those that are claims are held by it.
+func (s *Claims) ofToken(ctx context.Context, id string) ([]cachedClaim, error) {
+	cached, err := s.cache.Grouped(ctx, id)
+	return slices.DeleteFunc(cached, func(c cachedClaim) bool { return c.problem == nil && c.TokenID != id }), err
+}
+
+// RecentlyHeldBy implements [tokens.Claims].
+func (s *Claims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	if s.fresh.proves(holderKey(id), "") {
+		cached, err := s.ofToken(ctx, id)
+		if err == nil && !slices.ContainsFunc(cached, func(c cachedClaim) bool { return c.problem != nil }) {
+			return cloned(cached, nil)
+		}
+	}
+	return s.HeldBy(ctx, id)
+}
+
+// holderKey is the key of a token ID in freshness. No node has such a name.
+func holderKey(id string) string { return "token " + id }
 
 // A heldBy is one call of HeldBy with its result.
 type heldBy struct {
@@ -220,13 +261,16 @@ func (s *Claims) listHeldBy(ctx context.Context, all []*heldBy) {
 	}
 }
 
+// cloned returns the claims among cached Leases.
 func cloned(cached []cachedClaim, err error) ([]tokens.Claim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
 	}
-	all := make([]tokens.Claim, len(cached))
-	for i, c := range cached {
-		all[i] = c.Clone()
+	all := make([]tokens.Claim, 0, len(cached))
+	for _, c := range cached {
+		if c.problem == nil {
+			all = append(all, c.Clone())
+		}
 	}
 	return all, nil
 }
@@ -236,6 +280,7 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	if err := c.Check(); err != nil {
 		return tokens.Claim{}, fmt.Errorf("create claim %.253s: %w", c.Node, err)
 	}
+	defer s.fresh.wrote(c.Node, holderKey(c.TokenID))
 	lease, err := s.leases.Create(ctx, encodeLease(s.namespace, c), metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
@@ -301,13 +346,19 @@ func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*toke
 		return tokens.Claim{}, false
 	}
 	applyClaim(lease, before, after)
-	updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
+	updated, err := s.update(ctx, lease, after)
 	if err != nil {
 		return tokens.Claim{}, false
 	}
 	s.keepWritten(updated)
 	after, err = decodeLease(updated)
 	return after, err == nil
+}
+
+// update writes a changed claim. The resourceVersion in lease makes the update conditional.
+func (s *Claims) update(ctx context.Context, lease *coordinationv1.Lease, after tokens.Claim) (*coordinationv1.Lease, error) {
+	defer s.fresh.wrote(after.Node, holderKey(after.TokenID))
+	return s.leases.Update(ctx, lease, metav1.UpdateOptions{})
 }
 
 // Update implements [tokens.Claims]. It does not change labels, annotations and fields that others have set.
@@ -329,8 +380,7 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		}
 		applyClaim(lease, before, after)
 		s.takeWritten(node)
-		// The resourceVersion in lease makes the update conditional.
-		updated, err := s.leases.Update(ctx, lease, metav1.UpdateOptions{})
+		updated, err := s.update(ctx, lease, after)
 		switch {
 		case err == nil:
 			if !after.Identity.IsZero() {
@@ -349,6 +399,7 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 		return fmt.Errorf("delete claim: %w", err)
 	}
 	s.takeWritten(c.Node)
+	defer s.fresh.wrote(c.Node)
 	uid := types.UID(c.UID)
 	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Version},

@@ -20,7 +20,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -35,6 +34,7 @@ type Store struct {
 	cache   *kubecache.Cache[*corev1.Secret, cachedToken]
 
 	getCalls batch.Queue[struct{}, *getCall]
+	fresh    freshness
 }
 
 // A cachedToken is a token with its Secret. The Secret is nil unless the token limits the number of nodes: those tokens
@@ -65,15 +65,24 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 		log = slog.New(slog.DiscardHandler)
 	}
 	secrets := client.CoreV1().Secrets(metav1.NamespaceSystem)
-	// With the field selector, the API server does not send other Secrets.
-	only := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
-	return &Store{secrets: secrets, cache: kubecache.Open(ctx, client, secrets, only, kubecache.Config[*corev1.Secret, cachedToken]{
+	c := kubecache.Open(ctx, client, secrets, onlyTokens, kubecache.Config[*corev1.Secret, cachedToken]{
 		What:    "bootstrap tokens",
 		Decode:  decodeCachedToken,
 		Changed: func(name string, c cachedToken, err error) { report(log, name, c.Record, err) },
 		Log:     log,
-	})}, nil
+	})
+	return &Store{secrets: secrets, cache: c, fresh: freshness{
+		what: "bootstrap tokens", log: log,
+		prove: func() (func(name, version string) bool, error) { return listVersions(ctx, client) },
+		price: func() int { n, _ := c.Len(); return 4 + n/tokensPerRead },
+	}}, nil
 }
+
+// onlyTokens is a field selector, so that the API server does not send other Secrets.
+const onlyTokens = "type=" + string(api.SecretTypeBootstrapToken)
+
+// tokensPerRead is how many tokens a list of metadata returns at the cost of one read.
+const tokensPerRead = 50
 
 // report logs the problems of a new or changed Secret.
 func report(log *slog.Logger, name string, r tokens.Record, err error) {
@@ -181,6 +190,15 @@ func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
 	return found.Value.Clone(), nil
 }
 
+// Recent implements [tokens.Store].
+func (s *Store) Recent(ctx context.Context, id string) (tokens.Record, error) {
+	name := util.BootstrapTokenSecretName(id)
+	if found := s.cache.Peek(name); found != nil && found.Err == nil && s.fresh.proves(name, found.Version) {
+		return found.Value.Clone(), nil
+	}
+	return s.Get(ctx, id)
+}
+
 // List implements [tokens.Store]. It waits until the cache is filled for the first time or ctx ends.
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
 	all, err := s.cache.List(ctx)
@@ -200,6 +218,7 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	if err := r.Check(); err != nil {
 		return tokens.Record{}, fmt.Errorf("create token %s: %w", id, err)
 	}
+	defer s.fresh.wrote(util.BootstrapTokenSecretName(id))
 	secret, err := s.secrets.Create(ctx, encode(r), metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
@@ -251,6 +270,7 @@ func (s *Store) write(ctx context.Context, secret *corev1.Secret, before tokens.
 	if err := errors.Join(err, r.Problem, r.Limits.Problem); err != nil {
 		return tokens.Record{}, fmt.Errorf("update token %s: still invalid after the change: %w", id, err)
 	}
+	defer s.fresh.wrote(secret.Name)
 	// The resourceVersion in secret makes the update conditional.
 	updated, err := s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
 	switch {
@@ -268,6 +288,7 @@ func (s *Store) Delete(ctx context.Context, r tokens.Record) error {
 	if err := tokens.CheckID(id); err != nil {
 		return err
 	}
+	defer s.fresh.wrote(util.BootstrapTokenSecretName(id))
 	uid := types.UID(r.UID)
 	err := s.secrets.Delete(ctx, util.BootstrapTokenSecretName(id), metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &r.Version},

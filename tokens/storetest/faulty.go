@@ -157,6 +157,10 @@ func (s faultyStore) Find(ctx context.Context, id string) (tokens.Record, error)
 	return s.one(ctx, "Find", id, func() (tokens.Record, error) { return s.Store.Find(ctx, id) })
 }
 
+func (s faultyStore) Recent(ctx context.Context, id string) (tokens.Record, error) {
+	return s.one(ctx, "Recent", id, func() (tokens.Record, error) { return s.Store.Recent(ctx, id) })
+}
+
 func (s faultyStore) List(ctx context.Context) ([]tokens.Record, error) {
 	c := &Call{Context: ctx, Method: "Store.List"}
 	err := s.fault(c, func() (err error) { c.Records, err = s.Store.List(ctx); return err })
@@ -217,6 +221,10 @@ func (s faultyClaims) Find(ctx context.Context, node string) (tokens.Claim, erro
 	return s.one(ctx, "Find", node, func() (tokens.Claim, error) { return s.Claims.Find(ctx, node) })
 }
 
+func (s faultyClaims) Recent(ctx context.Context, node string) (tokens.Claim, error) {
+	return s.one(ctx, "Recent", node, func() (tokens.Claim, error) { return s.Claims.Recent(ctx, node) })
+}
+
 func (s faultyClaims) List(ctx context.Context) ([]tokens.Claim, error) {
 	return s.many(ctx, "Claims.List", "", func() ([]tokens.Claim, error) { return s.Claims.List(ctx) })
 }
@@ -227,6 +235,10 @@ func (s faultyClaims) OfToken(ctx context.Context, id string) ([]tokens.Claim, e
 
 func (s faultyClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
 	return s.many(ctx, "Claims.HeldBy", id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id) })
+}
+
+func (s faultyClaims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+	return s.many(ctx, "Claims.RecentlyHeldBy", id, func() ([]tokens.Claim, error) { return s.Claims.RecentlyHeldBy(ctx, id) })
 }
 
 func (s faultyClaims) Create(ctx context.Context, claim tokens.Claim) (tokens.Claim, error) {

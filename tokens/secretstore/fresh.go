@@ -1,0 +1,206 @@
+package secretstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/fakeclient"
+	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/tokens"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// A freshness knows which entries of a cache are proven to be less than [tokens.MaxAge] old. A proof holds from the moment
+// at which it began, because what it shows was read or written after that. Nobody waits for one: without a proof, readers
+// read live. So a watch that lags or hangs, a lost connection and an API server that does not respond need no rule of
+// their own.
+type freshness struct {
+	what string // what is cached, for log messages
+	log  *slog.Logger
+	// prove returns which versions of which entries are current at a moment after it was called.
+	prove func() (current func(name, version string) bool, err error)
+	// price returns how many reads cost as much as a proof. With fewer of them, no proof begins.
+	price func() int
+
+	mu      sync.Mutex
+	proving bool
+	failing bool // the last proof failed, and this is logged
+	current func(name, version string) bool
+	since   time.Time // when the proof of current began
+	reads   int       // since the last proof began or counted
+	counted time.Time
+	written map[string]time.Time // when writes of this store returned, by entry or group
+	settled time.Time            // proofs must begin after this; replaces written if it is full
+}
+
+const (
+	// proofAge is how old a proof is when the next one begins, so that it is there before the old one ends.
+	proofAge = tokens.MaxAge / 2
+	// maxOwnWrites is how many writes a freshness remembers one by one.
+	maxOwnWrites = 10_000
+)
+
+// proves reports whether an entry of the cache is proven to be current, and counts a read. Groups are those that the
+// reader relies on, too. The entry is unproven after a write of this store until a later proof.
+func (f *freshness) proves(name, version string, groups ...string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	f.count(now)
+	if f.current == nil || now.Sub(f.since) >= tokens.MaxAge || !f.since.After(f.settled) || !f.current(name, version) {
+		return false
+	}
+	for _, key := range append(groups, name) {
+		if at, written := f.written[key]; written && !f.since.After(at) {
+			return false
+		}
+	}
+	return true
+}
+
+// count counts a read, and begins a proof if enough reads would share it.
+func (f *freshness) count(now time.Time) {
+	if now.Sub(f.counted) >= tokens.MaxAge {
+		f.reads, f.counted = 0, now
+	}
+	if f.reads++; f.proving || now.Sub(f.since) < proofAge || f.reads < f.price() {
+		return
+	}
+	f.reads, f.counted, f.proving = 0, now, true
+	go func() {
+		current, err := f.prove()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.proving = false
+		f.report(err)
+		if err != nil {
+			return
+		}
+		f.current, f.since = current, now
+		for key, at := range f.written {
+			if now.After(at) {
+				delete(f.written, key)
+			}
+		}
+	}()
+}
+
+// report logs when proofs begin to fail, and when they work again.
+func (f *freshness) report(err error) {
+	switch failed := err != nil; {
+	case failed == f.failing, errors.Is(err, context.Canceled): // the store has been closed
+	case failed:
+		f.failing = true
+		f.log.Warn("no proof that the cache is current, each request reads live", "objects", f.what, "error", foreign.Text(err.Error(), foreign.MaxMessage))
+	default:
+		f.failing = false
+		f.log.Info("the cache is proven to be current again", "objects", f.what)
+	}
+}
+
+// wrote says that a write of these entries and groups has returned, also with an error.
+func (f *freshness) wrote(keys ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
+	if len(f.written) >= maxOwnWrites {
+		f.written, f.settled = nil, now
+	}
+	if f.written == nil {
+		f.written = map[string]time.Time{}
+	}
+	for _, key := range keys {
+		f.written[key] = now
+	}
+}
+
+// metadataList requests a list of Secrets with their metadata only.
+const metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
+	"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+// listVersions proves which cached tokens are current. One request lists the resourceVersions of all of them.
+func listVersions(ctx context.Context, client kubernetes.Interface) (current func(name, version string) bool, err error) {
+	if fakeclient.Is(client.CoreV1()) {
+		return nil, errors.New("a fake client lists no metadata")
+	}
+	ctx, cancel := context.WithTimeout(ctx, tokens.MaxAge)
+	defer cancel()
+	var list metav1.PartialObjectMetadataList
+	err = client.CoreV1().RESTClient().Get().Namespace(metav1.NamespaceSystem).Resource("secrets").
+		Param("fieldSelector", onlyTokens).SetHeader("Accept", metadataList).Do(ctx).Into(&list)
+	if err != nil {
+		return nil, fmt.Errorf("list the versions of bootstrap tokens: %w", err)
+	}
+	versions := make(map[string]string, len(list.Items))
+	for _, secret := range list.Items {
+		versions[secret.Name] = secret.ResourceVersion
+	}
+	return func(name, version string) bool { return version != "" && versions[name] == version }, nil
+}
+
+// Every replica writes the Lease proofName to prove that its cache of claims is current. It is not a claim, but has the
+// label that the watch of claims selects.
+const (
+	proofName = tokens.OwnName + "-proof"
+	proof     = "proof" // the value of claimLabel
+)
+
+// writeProof proves that all cached claims are current: it writes a Lease, and waits until the watch of claims brings it
+// back. The watch brings changes in their order, so it has brought everything before.
+func (s *Claims) writeProof(ctx context.Context) (current func(name, version string) bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, tokens.MaxAge)
+	defer cancel()
+	changed, before := s.cache.Watch(ctx), s.cache.Peek(proofName)
+	version, err := s.touchProof(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("write Lease %s/%s: %w", s.namespace, proofName, err)
+	}
+	for {
+		// An entry from before may be newer than the write if etcd was restored from a backup.
+		if seen := s.cache.Peek(proofName); seen != nil && seen != before && !newer(version, seen.Version) {
+			return func(string, string) bool { return true }, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("the watch has not brought back Lease %s/%s within %s", s.namespace, proofName, tokens.MaxAge)
+		}
+	}
+}
+
+// touchProof writes the Lease proofName and returns its new resourceVersion.
+func (s *Claims) touchProof(ctx context.Context) (version string, err error) {
+	lease := s.proof
+	for s.proof = nil; ; {
+		creating, now := lease == nil, metav1.NowMicro()
+		if creating {
+			lease, err = s.leases.Create(ctx, &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Namespace: s.namespace, Name: proofName, Labels: map[string]string{claimLabel: proof}},
+				Spec:       coordinationv1.LeaseSpec{RenewTime: &now},
+			}, metav1.CreateOptions{})
+		} else {
+			lease.Labels, lease.Spec.RenewTime = map[string]string{claimLabel: proof}, &now
+			lease, err = s.leases.Update(ctx, lease, metav1.UpdateOptions{})
+		}
+		if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) { // another replica was faster
+			lease, err = s.leases.Get(ctx, proofName, metav1.GetOptions{})
+			creating = false
+		} else if err == nil {
+			s.proof = lease
+			return lease.ResourceVersion, nil
+		}
+		if apierrors.IsNotFound(err) && !creating { // somebody has deleted it
+			lease, err = nil, nil
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+}
