@@ -48,8 +48,12 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 	// The cached record only selects where to start.
 	record, err := n.Tokens.Find(ctx, id)
 	counts := err == nil && record.Limits.NodeLimit() > 0
-	if err == nil && record.Limits.IsZero() && n.recentlyAllows(ctx, id, r, node) {
-		return n.checkNameFree(ctx, node)
+	if err == nil && record.Limits.IsZero() {
+		if allows, err := n.recentlyAllows(ctx, id, r, node); err != nil {
+			return err
+		} else if allows {
+			return n.checkNameFree(ctx, node)
+		}
 	}
 	for range attempts {
 		if !counts {
@@ -92,13 +96,21 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 
 // recentlyAllows reports whether a token has no limits, according to itself and to its claims, and allows the request. It
 // holds nothing against other requests, so it may be up to [tokens.MaxAge] old. What it does not allow is decided live.
-func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Request, node string) bool {
+func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Request, node string) (bool, error) {
 	record, err := n.Tokens.Recent(ctx, id)
-	if err != nil || record.Problem != nil || !record.Limits.IsZero() || n.check(record, r, node) != nil {
-		return false
+	switch {
+	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("token %s: %w", id, err)
+	case !record.Limits.IsZero() || n.check(record, r, node) != nil:
+		return false, nil
 	}
 	claims, err := n.Claims.RecentlyHeldBy(ctx, id)
-	return err == nil && !restrict(&record, claims)
+	if err != nil {
+		return false, fmt.Errorf("claims of token %s: %w", id, err)
+	}
+	return !restrict(&record, claims), nil
 }
 
 // live reads the token from the store and restores what it lost (see mend).

@@ -198,8 +198,15 @@ func copied(r tokens.Record) tokens.Record {
 	return r.Clone()
 }
 
-func (s store) Get(_ context.Context, id string) (r tokens.Record, err error) {
-	err = s.call("read", func() error {
+func (s store) Get(_ context.Context, id string) (tokens.Record, error) { return s.read("read", id) }
+
+// Recent reads the current token, which is recent.
+func (s store) Recent(_ context.Context, id string) (tokens.Record, error) {
+	return s.read("recent", id)
+}
+
+func (s store) read(call, id string) (r tokens.Record, err error) {
+	err = s.call(call, func() error {
 		found, ok := s.records[id]
 		if !ok {
 			return fmt.Errorf("token %s: %w", id, tokens.ErrNotFound)
@@ -209,8 +216,6 @@ func (s store) Get(_ context.Context, id string) (r tokens.Record, err error) {
 	})
 	return r, err
 }
-
-func (s store) Recent(ctx context.Context, id string) (tokens.Record, error) { return s.Get(ctx, id) }
 
 // Find reads the cache, which is sometimes some writes behind.
 func (s store) Find(_ context.Context, id string) (tokens.Record, error) {
@@ -288,8 +293,17 @@ type claims struct {
 	*cluster
 }
 
-func (s claims) Get(_ context.Context, node string) (c tokens.Claim, err error) {
-	err = s.call("read", func() error {
+func (s claims) Get(_ context.Context, node string) (tokens.Claim, error) {
+	return s.read("read", node)
+}
+
+// Recent reads the current claim, which is recent.
+func (s claims) Recent(_ context.Context, node string) (tokens.Claim, error) {
+	return s.read("recent", node)
+}
+
+func (s claims) read(call, node string) (c tokens.Claim, err error) {
+	err = s.call(call, func() error {
 		found, ok := s.cluster.claims[node]
 		if !ok {
 			return fmt.Errorf("claim of %s: %w", node, tokens.ErrNotFound)
@@ -298,12 +312,6 @@ func (s claims) Get(_ context.Context, node string) (c tokens.Claim, err error) 
 		return nil
 	})
 	return c, err
-}
-
-func (s claims) Recent(ctx context.Context, node string) (tokens.Claim, error) { return s.Get(ctx, node) }
-
-func (s claims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.HeldBy(ctx, id)
 }
 
 func (s claims) Find(_ context.Context, node string) (tokens.Claim, error) {
@@ -324,8 +332,17 @@ func (s claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) 
 }
 
 // HeldBy reads live, without a cache.
-func (s claims) HeldBy(_ context.Context, id string) (all []tokens.Claim, err error) {
-	err = s.call("list", func() error {
+func (s claims) HeldBy(_ context.Context, id string) ([]tokens.Claim, error) {
+	return s.heldBy("list", id)
+}
+
+// RecentlyHeldBy reads the current claims, which are recent.
+func (s claims) RecentlyHeldBy(_ context.Context, id string) ([]tokens.Claim, error) {
+	return s.heldBy("recent", id)
+}
+
+func (s claims) heldBy(call, id string) (all []tokens.Claim, err error) {
+	err = s.call(call, func() error {
 		for _, node := range slices.Sorted(maps.Keys(s.cluster.claims)) {
 			if c := s.cluster.claims[node]; c.TokenID == id {
 				all = append(all, c.Clone())

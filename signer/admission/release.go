@@ -73,8 +73,11 @@ func (n *Nodes) checkNameFree(ctx context.Context, node string) error {
 	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
 		return err
 	}
-	if _, err := n.Claims.Recent(ctx, node); errors.Is(err, tokens.ErrNotFound) {
+	switch _, err := n.Claims.Recent(ctx, node); {
+	case errors.Is(err, tokens.ErrNotFound):
 		return nil
+	case err != nil:
+		return fmt.Errorf("claim of node %s: %w", node, err)
 	}
 	for range attempts {
 		c, err := n.Claims.Get(ctx, node)

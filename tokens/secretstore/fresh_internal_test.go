@@ -1,0 +1,168 @@
+package secretstore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A prover is a freshness whose proofs take a second read and succeed unless the test says otherwise.
+type prover struct {
+	freshness
+	began int
+	takes time.Duration
+	err   error
+	hang  chan struct{} // a proof waits for it
+	lost  map[string]bool
+	buf   bytes.Buffer
+}
+
+func newProver() *prover {
+	p := &prover{lost: map[string]bool{}}
+	p.freshness = freshness{
+		what: "tokens", log: slog.New(slog.NewTextHandler(&p.buf, nil)), price: func() int { return 2 },
+		prove: func() (func(name, version string) bool, error) {
+			p.began++
+			time.Sleep(p.takes)
+			if p.hang != nil {
+				<-p.hang
+			}
+			return func(name, version string) bool { return !p.lost[name] && version == "1" }, p.err
+		},
+	}
+	return p
+}
+
+// read reads an entry at once, and reports whether it was proven.
+func (p *prover) read(name, version string, groups ...string) bool {
+	defer synctest.Wait()
+	return p.proves(name, version, groups...)
+}
+
+// want reads an entry a few times, so that a proof begins if none is valid, and checks whether it is proven then.
+func (p *prover) want(t *testing.T, what string, want bool) {
+	t.Helper()
+	p.read("a", "1")
+	p.read("a", "1")
+	if got := p.read("a", "1"); got != want {
+		t.Errorf("%s: proven is %v, want %v", what, got, want)
+	}
+}
+
+func TestFreshness(t *testing.T) {
+	for name, test := range map[string]func(t *testing.T, p *prover){
+		"few reads begin no proof": func(t *testing.T, p *prover) {
+			for range 10 {
+				p.read("a", "1")
+				time.Sleep(tokens.MaxAge)
+			}
+			if p.began > 0 {
+				t.Errorf("%d proofs began, want none", p.began)
+			}
+		},
+		"many reads share a proof": func(t *testing.T, p *prover) {
+			for range 100 {
+				p.read("a", "1")
+				time.Sleep(10 * time.Millisecond)
+			}
+			if p.began != 2 {
+				t.Errorf("%d proofs began within a second, want 2", p.began)
+			}
+		},
+		"a proof ends": func(t *testing.T, p *prover) {
+			p.want(t, "at once", true)
+			time.Sleep(tokens.MaxAge - 1)
+			p.err = errors.New("no more proofs")
+			p.want(t, "just before it ends", true)
+			time.Sleep(1)
+			p.want(t, "when it ends", false)
+		},
+		"a proof is as old as its beginning": func(t *testing.T, p *prover) {
+			p.takes = tokens.MaxAge
+			p.want(t, "a slow proof", false)
+			time.Sleep(2 * tokens.MaxAge)
+			p.want(t, "after the slow proof", false)
+		},
+		"nobody waits for a proof": func(t *testing.T, p *prover) {
+			p.hang = make(chan struct{})
+			before := time.Now()
+			for range 10 {
+				p.want(t, "while it hangs", false)
+				time.Sleep(tokens.MaxAge)
+			}
+			if waited := time.Since(before); waited != 10*tokens.MaxAge || p.began != 1 {
+				t.Errorf("reads took %s with %d proofs, want %s with 1", waited, p.began, 10*tokens.MaxAge)
+			}
+			close(p.hang)
+			p.hang = nil
+			p.want(t, "a proof that was late", false)
+		},
+		"another version or name": func(t *testing.T, p *prover) {
+			p.want(t, "the version of the proof", true)
+			p.lost["b"] = true
+			if p.read("a", "2") || p.read("b", "1") {
+				t.Error("an entry that is not current was proven")
+			}
+		},
+		"an own write": func(t *testing.T, p *prover) {
+			p.want(t, "before the write", true)
+			p.wrote("a", "group")
+			if p.read("a", "1") || p.read("b", "1", "group") {
+				t.Error("an entry was proven by a proof from before the write")
+			}
+			if !p.read("c", "1") {
+				t.Error("the write of another entry ended the proof")
+			}
+			time.Sleep(proofAge)
+			p.want(t, "by the next proof", true)
+			if len(p.written) > 0 {
+				t.Errorf("%d writes are remembered after a later proof, want none", len(p.written))
+			}
+		},
+		"an own write during a proof": func(t *testing.T, p *prover) {
+			p.hang = make(chan struct{})
+			p.read("a", "1")
+			p.read("a", "1")
+			time.Sleep(1)
+			p.wrote("a")
+			close(p.hang)
+			p.hang = nil
+			synctest.Wait()
+			if p.began != 1 || p.read("a", "1") {
+				t.Errorf("%d proofs began, and one from before the write proves the entry", p.began)
+			}
+		},
+		"more own writes than are remembered": func(t *testing.T, p *prover) {
+			p.want(t, "before the writes", true)
+			for i := range maxOwnWrites + 1 {
+				p.wrote(fmt.Sprint(i))
+			}
+			if len(p.written) > maxOwnWrites || p.read("0", "1") {
+				t.Errorf("%d writes are remembered, and the first one is forgotten", len(p.written))
+			}
+		},
+		"failures are logged once": func(t *testing.T, p *prover) {
+			p.err = errors.New("forbidden")
+			for range 5 {
+				p.want(t, "a failed proof", false)
+				time.Sleep(tokens.MaxAge)
+			}
+			p.err = nil
+			p.want(t, "after the failures", true)
+			if log := p.buf.String(); strings.Count(log, "level=WARN") != 1 || strings.Count(log, "level=INFO") != 1 || !strings.Contains(log, "forbidden") {
+				t.Errorf("got log\n%swant one warning with the error, and one line when proofs work again", log)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(t, newProver()) })
+		})
+	}
+}
