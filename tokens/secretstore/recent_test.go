@@ -1,0 +1,226 @@
+package secretstore_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// A link is the connection of a store to the API server. Its fault begins when the test says so.
+type link struct {
+	faulty atomic.Bool
+	delay  time.Duration              // of what watches bring; negative: they bring nothing more
+	cut    bool                       // watches end
+	fail   func(r *http.Request) bool // these requests fail
+	reads  map[string]*atomic.Int64   // live reads by resource
+}
+
+func (l *link) RoundTrip(next http.RoundTripper, r *http.Request) (*http.Response, error) {
+	query, faulty := r.URL.Query(), l.faulty.Load()
+	watch := query.Has("watch")
+	if faulty && (watch && l.cut || l.fail != nil && l.fail(r)) {
+		return nil, errors.New("the connection was cut")
+	}
+	for resource, reads := range l.reads {
+		_, name, one := strings.Cut(r.URL.Path, "/"+resource+"/")
+		if r.Method == http.MethodGet && !watch && (one && name != "kubejoin-proof" || query.Has("labelSelector") && strings.HasSuffix(r.URL.Path, resource)) {
+			reads.Add(1)
+		}
+	}
+	response, err := next.RoundTrip(r)
+	if err == nil && watch {
+		response.Body = &slowBody{ReadCloser: response.Body, link: l, gone: r.Context().Done()}
+	}
+	return response, err
+}
+
+// A slowBody brings what a watch sends after a delay.
+type slowBody struct {
+	io.ReadCloser
+	link *link
+	gone <-chan struct{}
+}
+
+func (b *slowBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if !b.link.faulty.Load() {
+		return n, err
+	}
+	switch {
+	case b.link.cut:
+		return 0, io.ErrUnexpectedEOF
+	case b.link.delay < 0:
+		<-b.gone
+		return 0, io.ErrUnexpectedEOF
+	}
+	select {
+	case <-time.After(b.link.delay):
+	case <-b.gone:
+	}
+	return n, err
+}
+
+// Whatever happens to the connection, nothing is read from a cache that is older than a second. Another replica writes.
+func TestRecentIsLessThanASecondOld(t *testing.T) {
+	for name, test := range map[string]struct {
+		link   *link
+		cached []string // the resources that are read from the cache in spite of the fault
+	}{
+		"no fault":           {&link{}, []string{"secrets", "leases"}},
+		"watches lag by 5 s": {&link{delay: 5 * time.Second}, []string{"secrets"}},
+		"watches hang":       {&link{delay: -1}, []string{"secrets"}},
+		"watches are cut":    {&link{cut: true}, []string{"secrets"}},
+		"no list": {&link{fail: func(r *http.Request) bool {
+			return strings.HasSuffix(r.URL.Path, "/secrets") && !r.URL.Query().Has("watch") && !r.URL.Query().Has("labelSelector")
+		}}, []string{"leases"}},
+		"no write": {&link{fail: func(r *http.Request) bool { return r.Method != http.MethodGet }}, []string{"secrets"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test.link.reads = map[string]*atomic.Int64{"secrets": {}, "leases": {}}
+			testRecent(t, test.link, test.cached)
+		})
+	}
+}
+
+func testRecent(t *testing.T, l *link, cached []string) {
+	config := cluster.Shared(t).AdminConfig()
+	config.QPS = -1
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) { return l.RoundTrip(next, r) })
+	})
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := cluster.Shared(t).Client()
+	namespace, err := other.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "recent-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := func(client kubernetes.Interface) (*secretstore.Store, *secretstore.Claims) {
+		store, err := secretstore.Open(t.Context(), client, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		claims, err := secretstore.OpenClaims(t.Context(), client, namespace.Name, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := claims.List(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return store, claims
+	}
+	store, claims := open(client)
+	writer, claimer := open(other)
+	var ids []string // a token that changes, and one that does not
+	for range 2 {
+		token := tokens.Generate()
+		if _, err := writer.Create(t.Context(), tokens.Record{Token: token}); err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, token.ID())
+	}
+	changes := store.Watch(t.Context())
+	for found := 0; found < 2; <-changes {
+		found = 0
+		for _, id := range ids {
+			if _, err := store.Find(t.Context(), id); err == nil {
+				found++
+			}
+		}
+	}
+	l.faulty.Store(true)
+
+	const rounds = 3
+	node := func(round int) string { return fmt.Sprintf("recent-%s-%d", ids[0], round) }
+	var wrote [rounds]atomic.Pointer[time.Time] // when the writes of each round had returned
+	due := func(began time.Time) (round int) {  // the round that a read must show
+		for i := range wrote {
+			if at := wrote[i].Load(); at != nil && began.Sub(*at) >= tokens.MaxAge {
+				round = i + 1
+			}
+		}
+		return round
+	}
+	began, stop := time.Now(), make(chan struct{})
+	fromCache := map[string]*atomic.Int64{"secrets": {}, "leases": {}}
+	var reading sync.WaitGroup
+	read := func(resource string, one func(round int) error) {
+		reading.Go(func() {
+			for !t.Failed() {
+				select {
+				case <-stop:
+					return
+				case <-time.After(5 * time.Millisecond):
+				}
+				at, before := time.Now(), l.reads[resource].Load()
+				if err := one(due(at)); err != nil {
+					t.Errorf("%s: %v", resource, err)
+				}
+				if l.reads[resource].Load() == before && at.Sub(began) > tokens.MaxAge {
+					fromCache[resource].Add(1)
+				}
+			}
+		})
+	}
+	read("secrets", func(round int) error {
+		if _, err := store.Recent(t.Context(), ids[1]); err != nil {
+			return err
+		}
+		r, err := store.Recent(t.Context(), ids[0])
+		if got, _ := strconv.Atoi(r.Description); err == nil && got < round {
+			err = fmt.Errorf("got a token of round %d, and round %d had ended %s before", got, round, tokens.MaxAge)
+		}
+		return err
+	})
+	read("leases", func(round int) error {
+		held, err := claims.RecentlyHeldBy(t.Context(), ids[0])
+		if err != nil || len(held) < round {
+			return fmt.Errorf("got %d claims, %v, and round %d had ended %s before", len(held), err, round, tokens.MaxAge)
+		}
+		if _, err := claims.Recent(t.Context(), node(max(1, round))); err != nil && (round > 0 || !errors.Is(err, tokens.ErrNotFound)) {
+			return fmt.Errorf("no claim, and round %d had ended %s before: %w", round, tokens.MaxAge, err)
+		}
+		return nil
+	})
+	for i := range rounds {
+		time.Sleep(2 * tokens.MaxAge)
+		if _, err := writer.Update(t.Context(), ids[0], func(r *tokens.Record) error { r.Description = strconv.Itoa(i + 1); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := claimer.Create(t.Context(), tokens.Claim{Node: node(i + 1), TokenID: ids[0], Limits: tokens.Limits{MaxNodes: rounds}}); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now()
+		wrote[i].Store(&at)
+	}
+	time.Sleep(2 * tokens.MaxAge)
+	close(stop)
+	reading.Wait()
+	for resource, reads := range fromCache {
+		if n := reads.Load(); (n > 0) != slices.Contains(cached, resource) {
+			t.Errorf("%d reads of %s from the cache, although the cache can be proven only for %q", n, resource, cached)
+		}
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
