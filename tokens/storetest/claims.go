@@ -30,6 +30,7 @@ func RunClaims(t *testing.T, open func(t *testing.T) tokens.Claims) {
 		{"List", testListClaims},
 		{"HeldBy", testHeldBy},
 		{"HeldByAtOnce", testHeldByAtOnce},
+		{"Recent", testRecentClaims},
 		{"Update", testUpdateClaim},
 		{"UpdateNothing", testUpdateClaimNothing},
 		{"UpdateFails", testUpdateClaimFails},

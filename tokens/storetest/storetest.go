@@ -30,6 +30,7 @@ func Run(t *testing.T, open func(t *testing.T) tokens.Store) {
 		{"CreateAtOnce", testCreateAtOnce},
 		{"KeepsFields", testKeepsFields},
 		{"List", testList},
+		{"Recent", testRecent},
 		{"Update", testUpdate},
 		{"Disable", testDisable},
 		{"UpdateFails", testUpdateFails},

@@ -1,0 +1,63 @@
+package storetest
+
+import (
+	"testing"
+
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// ownWrites is how many writes the tests of Recent make: enough for a store to read from a proven cache meanwhile.
+const ownWrites = 100
+
+// testRecent checks that Recent shows each write of the store at once.
+func testRecent(t *testing.T, s tokens.Store) {
+	_, err := s.Recent(t.Context(), "abcdef")
+	wantError(t, "Recent", err, tokens.ErrNotFound)
+	r := create(t, s, sample())
+	id := r.Token.ID()
+	for i := range ownWrites {
+		if r, err = s.Update(t.Context(), id, func(r *tokens.Record) error { r.Signing = !r.Signing; return nil }); err != nil {
+			t.Fatalf("Update: %v", err)
+		}
+		for range 3 {
+			got, err := s.Recent(t.Context(), id)
+			if err != nil {
+				t.Fatalf("Recent: %v", err)
+			}
+			if wantSame(t, "Recent", got, r); t.Failed() {
+				t.Fatalf("after write %d", i+1)
+			}
+		}
+	}
+	if err := s.Delete(t.Context(), r); err != nil {
+		t.Fatalf("Delete: %v", err)
+	}
+	_, err = s.Recent(t.Context(), id)
+	wantError(t, "Recent", err, tokens.ErrNotFound)
+}
+
+// testRecentClaims checks that Recent and RecentlyHeldBy show each write of the claims at once.
+func testRecentClaims(t *testing.T, s tokens.Claims) {
+	c := sampleClaim()
+	for i := range ownWrites {
+		_, err := s.Recent(t.Context(), c.Node)
+		wantError(t, "Recent", err, tokens.ErrNotFound)
+		made := createClaim(t, s, c)
+		for range 3 {
+			got, err := s.Recent(t.Context(), c.Node)
+			if err != nil {
+				t.Fatalf("Recent: %v", err)
+			}
+			wantSameClaim(t, "Recent", got, made)
+			if held, err := s.RecentlyHeldBy(t.Context(), c.TokenID); err != nil || len(held) != 1 || !sameClaim(held[0], made) {
+				t.Fatalf("RecentlyHeldBy gives\n%+v, %v\nwant\n%+v", held, err, made)
+			}
+		}
+		if err := s.Delete(t.Context(), made); err != nil {
+			t.Fatalf("Delete: %v", err)
+		}
+		if t.Failed() {
+			t.Fatalf("after claim %d", i+1)
+		}
+	}
+}
