@@ -129,8 +129,8 @@ func testRecent(t *testing.T, l *link, cached []string) {
 	}
 	store, claims := open(client)
 	writer, claimer := open(other)
-	var ids []string // a token that changes, and one that does not
-	for range 2 {
+	var ids []string // a token that another replica changes, one that nobody changes, and one that the store itself changes
+	for range 3 {
 		token := tokens.Generate()
 		if _, err := writer.Create(t.Context(), tokens.Record{Token: token}); err != nil {
 			t.Fatal(err)
@@ -138,7 +138,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		ids = append(ids, token.ID())
 	}
 	changes := store.Watch(t.Context())
-	for found := 0; found < 2; <-changes {
+	for found := 0; found < len(ids); <-changes {
 		found = 0
 		for _, id := range ids {
 			if _, err := store.Find(t.Context(), id); err == nil {
@@ -210,6 +210,23 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		}
 		at := time.Now()
 		wrote[i].Store(&at)
+		// An own write counts at once, however much the watch lags.
+		updated, err := store.Update(t.Context(), ids[2], func(r *tokens.Record) error { r.Description = strconv.Itoa(i + 1); return nil })
+		if err != nil {
+			continue // the fault
+		}
+		if r, err := store.Recent(t.Context(), ids[2]); err != nil || r.Description != updated.Description {
+			t.Errorf("Recent gives %q, %v after this store wrote %q", r.Description, err, updated.Description)
+		}
+		if i < rounds-1 {
+			continue
+		}
+		if err := store.Delete(t.Context(), updated); err != nil {
+			t.Error(err)
+		}
+		if _, err := store.Recent(t.Context(), ids[2]); !errors.Is(err, tokens.ErrNotFound) {
+			t.Errorf("Recent gives %v after this store deleted the token", err)
+		}
 	}
 	time.Sleep(2 * tokens.MaxAge)
 	close(stop)

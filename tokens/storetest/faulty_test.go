@@ -46,6 +46,7 @@ func TestFailEachMethod(t *testing.T) {
 	for method, call := range map[string]func(tokens.Store, tokens.Claims) error{
 		"Store.Get":    func(s tokens.Store, _ tokens.Claims) error { _, err := s.Get(t.Context(), id); return err },
 		"Store.Find":   func(s tokens.Store, _ tokens.Claims) error { _, err := s.Find(t.Context(), id); return err },
+		"Store.Recent": func(s tokens.Store, _ tokens.Claims) error { _, err := s.Recent(t.Context(), id); return err },
 		"Store.List":   func(s tokens.Store, _ tokens.Claims) error { _, err := s.List(t.Context()); return err },
 		"Store.Create": func(s tokens.Store, _ tokens.Claims) error { _, err := s.Create(t.Context(), r); return err },
 		"Store.Update": func(s tokens.Store, _ tokens.Claims) error {
@@ -56,9 +57,14 @@ func TestFailEachMethod(t *testing.T) {
 			_, err := s.Update(t.Context(), id, func(*tokens.Record) error { return nil })
 			return err
 		},
-		"Store.Delete":   func(s tokens.Store, _ tokens.Claims) error { return s.Delete(t.Context(), r) },
-		"Claims.Get":     func(_ tokens.Store, c tokens.Claims) error { _, err := c.Get(t.Context(), "worker-1"); return err },
-		"Claims.Find":    func(_ tokens.Store, c tokens.Claims) error { _, err := c.Find(t.Context(), "worker-1"); return err },
+		"Store.Delete":  func(s tokens.Store, _ tokens.Claims) error { return s.Delete(t.Context(), r) },
+		"Claims.Get":    func(_ tokens.Store, c tokens.Claims) error { _, err := c.Get(t.Context(), "worker-1"); return err },
+		"Claims.Find":   func(_ tokens.Store, c tokens.Claims) error { _, err := c.Find(t.Context(), "worker-1"); return err },
+		"Claims.Recent": func(_ tokens.Store, c tokens.Claims) error { _, err := c.Recent(t.Context(), "worker-1"); return err },
+		"Claims.RecentlyHeldBy": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := c.RecentlyHeldBy(t.Context(), id)
+			return err
+		},
 		"Claims.List":    func(_ tokens.Store, c tokens.Claims) error { _, err := c.List(t.Context()); return err },
 		"Claims.OfToken": func(_ tokens.Store, c tokens.Claims) error { _, err := c.OfToken(t.Context(), id); return err },
 		"Claims.HeldBy":  func(_ tokens.Store, c tokens.Claims) error { _, err := c.HeldBy(t.Context(), id); return err },
