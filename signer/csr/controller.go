@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/signer"
@@ -24,9 +25,10 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// DefaultWorkers is how many requests are handled at once if Controller.Workers is zero. Workers wait for
-// the API server most of the time.
-const DefaultWorkers = 64
+// DefaultWorkers is the most requests in progress if Controller.Workers is zero. With its default limits,
+// kube-apiserver handles some 245 requests of service accounts at once and queues 300 more of one of them
+// (API Priority and Fairness). Beyond that it sends status 429.
+const DefaultWorkers = 512
 
 // Backoff and timeouts of a request.
 const (
@@ -36,14 +38,15 @@ const (
 	// SubjectAccessReview, and such requests stay for a day. kube-controller-manager backs off up to 1000 s
 	// as well.
 	firstPermissionRetry, lastPermissionRetry = time.Second, 1000 * time.Second
-	// handleTimeout limits the time that a worker spends on one request.
+	// handleTimeout limits the time that one request is in progress.
 	handleTimeout = time.Minute
 	// probeTimeout limits the time of one probe of the API server.
 	probeTimeout = 10 * time.Second
 )
 
-// A Controller approves and signs CSR objects. One worker first approves a request and then signs it. It
-// uses the objects that the API server returns and does not wait for the cache.
+// A Controller approves and signs CSR objects. One goroutine first approves a request and then signs it. It
+// uses the objects that the API server returns and does not wait for the cache. How many requests are in
+// progress follows from the latency of the API server.
 type Controller struct {
 	// Client talks to the API server. Its rate limits apply to the controller.
 	Client kubernetes.Interface
@@ -67,7 +70,7 @@ type Controller struct {
 	// SignedByOther, if set, is called for each certificate that another signer issued for one of the
 	// authority's signers. The authority's checks did not apply to it.
 	SignedByOther func(signerName, writer string)
-	// Workers is how many requests are handled at once; zero is [DefaultWorkers].
+	// Workers is the most requests in progress, whatever the latency; zero is [DefaultWorkers].
 	Workers int
 	// Logger logs what happens to requests; nil disables logging.
 	Logger *slog.Logger
@@ -94,6 +97,7 @@ type handler struct {
 	queue             workqueue.TypedRateLimitingInterface[item]
 	fair              *fairQueue
 	permissionBackoff workqueue.TypedRateLimiter[item]
+	probes            batch.Queue[struct{}, struct{}]
 
 	mu         sync.Mutex
 	steps      map[types.UID]step
@@ -132,7 +136,6 @@ func (c Controller) Run(ctx context.Context) error {
 		store:             informer.GetStore(),
 		byNode:            informer.GetIndexer(),
 		queue:             workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry)),
-		fair:              newFairQueue(),
 		permissionBackoff: workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstPermissionRetry, lastPermissionRetry),
 		steps:             map[types.UID]step{},
 		written:           map[types.UID][][]byte{},
@@ -141,6 +144,11 @@ func (c Controller) Run(ctx context.Context) error {
 		h.log = slog.New(slog.DiscardHandler)
 	}
 	defer h.queue.ShutDown()
+	workers := c.Workers
+	if workers <= 0 {
+		workers = DefaultWorkers
+	}
+	h.fair = newFairQueue(workers, func(i item) { running.Go(func() { h.work(ctx, i) }) })
 
 	if _, found := h.byNode.GetIndexers()[byNode]; !found { // the caller's informer
 		_ = informer.AddIndexers(nodeIndex) // fails on a stopped informer, and so does AddEventHandler
@@ -155,13 +163,6 @@ func (c Controller) Run(ctx context.Context) error {
 	defer func() { _ = informer.RemoveEventHandler(registration) }() // fails on a stopped informer
 	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
 		return nil
-	}
-	workers := c.Workers
-	if workers <= 0 {
-		workers = DefaultWorkers
-	}
-	for range workers {
-		running.Go(func() { h.work(ctx) })
 	}
 	running.Go(h.feed)
 	for {
@@ -248,7 +249,7 @@ func (h *handler) signs(csr *certificates.CertificateSigningRequest) bool {
 	return h.Sign && ok
 }
 
-// feed moves items that are due from the workqueue to the fairQueue.
+// feed moves items that are due from the workqueue to the fairQueue, which starts them.
 func (h *handler) feed() {
 	defer h.fair.close()
 	for {
@@ -260,16 +261,12 @@ func (h *handler) feed() {
 	}
 }
 
-func (h *handler) work(ctx context.Context) {
-	for {
-		i, ok := h.fair.next()
-		if !ok || ctx.Err() != nil {
-			return
-		}
+func (h *handler) work(ctx context.Context, i item) {
+	if ctx.Err() == nil {
 		h.workOn(ctx, i)
-		h.fair.done(i)
-		h.queue.Done(i)
 	}
+	h.fair.done(i)
+	h.queue.Done(i)
 }
 
 func (h *handler) workOn(runCtx context.Context, i item) {
@@ -297,16 +294,22 @@ func (h *handler) workOn(runCtx context.Context, i item) {
 	h.permissionBackoff.Forget(i)
 }
 
-// awaitServer blocks a worker until the API server responds. Otherwise each queued request would fail by
-// itself, and would be in a long backoff when the API server returns. The probe does not depend on the
-// request that failed, so no single request can block the others.
+// awaitServer blocks until the API server responds, so that no other request starts. Otherwise each queued
+// request would fail by itself, and would be in a long backoff when the API server returns. The probe does not
+// depend on the request that failed, so no single request can block the others. All wait for the same probe.
 func (h *handler) awaitServer(ctx context.Context) {
-	_ = outage.Wait(ctx, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-		defer cancel()
-		_, err := h.Client.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{Limit: 1})
-		return err
-	}, nil)
+	_ = h.probes.Do(ctx, struct{}{}, struct{}{}, func(ctx context.Context, _ []struct{}) { // fails when ctx ends
+		_ = outage.Wait(ctx, func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+			defer cancel()
+			_, err := h.Client.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{Limit: 1})
+			return err
+		}, func(err error) {
+			if err != nil {
+				h.fair.slowDown()
+			}
+		})
+	})
 }
 
 // stopped reports whether the controller is stopping. Errors are not failures then.

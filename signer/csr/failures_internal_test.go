@@ -72,7 +72,7 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 			},
 		},
 		log: slog.New(slog.DiscardHandler), counts: newInstruments(nil), recorder: h.events,
-		store: cache.NewStore(cache.MetaNamespaceKeyFunc), byNode: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nodeIndex),
+		store: cache.NewStore(cache.MetaNamespaceKeyFunc), byNode: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nodeIndex), fair: newFairQueue(1, nil),
 		queue:             workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour)),
 		permissionBackoff: workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour),
 		steps:             map[types.UID]step{}, written: map[types.UID][][]byte{},

@@ -160,6 +160,7 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 		return nil, retryLater, nil
 	}
 	csr.Status.Conditions = append(csr.Status.Conditions, condition)
+	began := time.Now()
 	updated, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, csr.Name, csr, metav1.UpdateOptions{FieldManager: FieldManager})
 	if err != nil {
 		if apierrors.IsNotFound(err) {
@@ -170,6 +171,7 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 		}
 		return nil, noRetry, fmt.Errorf("write decision (%s): %w", d.Verdict, err)
 	}
+	h.fair.wrote(time.Since(began))
 	count()
 	if d.Verdict == approval.Deny {
 		log.Info("certificate request denied", "message", d.Message)
@@ -328,9 +330,11 @@ var errGone = errors.New("the request was deleted")
 // writeStatus writes once. The API server lets nobody change a certificate or remove the condition Failed.
 // It returns a Conflict unchanged, so that the caller re-reads the request.
 func (h *handler) writeStatus(ctx context.Context, csr *certificates.CertificateSigningRequest, doing string) error {
+	began := time.Now()
 	_, err := h.Client.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, csr, metav1.UpdateOptions{FieldManager: FieldManager})
 	switch {
 	case err == nil:
+		h.fair.wrote(time.Since(began))
 		return nil
 	case apierrors.IsNotFound(err):
 		return errGone

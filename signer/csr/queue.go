@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -13,31 +14,43 @@ const (
 	// maxUncrowded is how many requests of one requester may be queued or in progress before the requester counts
 	// as crowded.
 	maxUncrowded = 10
-	// crowdedCooldown is how long a crowded requester stays limited to one worker after a request of another requester
-	// was done. All requests share one API server, so more workers would slow down the next one.
+	// crowdedCooldown is how long crowded requesters are held back after a request of another requester was done. All
+	// requests share one API server, so more of them would slow down the next one of the other requester.
 	crowdedCooldown = time.Second
 )
 
-// fairQueue is the order in which requests get a worker. Requesters take turns. A requester with many requests
-// is crowded: it gets one worker while requesters that are not crowded are served, and all free workers at
-// other times. So a flood does not slow down others, and others do not block a rack of machines that share
-// a token.
+// fairQueue starts requests, and is the order in which they start. Requesters take turns. One with many requests is
+// crowded: a flood, or a rack of machines that share a token. Each requester may have one request in progress. Then
+// come those that are not crowded, and then smaller ones before those of more than twice their size.
+//
+// All crowded requesters together have at most four fifths of the limit in progress, so a new requester starts at once.
+// Those with more than twice the requests of another one that is served have a sixteenth together. So a flood slows down
+// neither a machine nor a rack, and others do not block a rack.
 //
 // Requests come from a workqueue, which holds back those that are in progress or have failed.
 type fairQueue struct {
-	mu      sync.Mutex
-	changed *sync.Cond
-	closed  bool
+	start func(item) // must not block; calls done in the end
+
+	mu     sync.Mutex
+	closed bool
+	pace   pace
 
 	requesters []string // those with queued requests; the first one is next
 	waiting    map[string][]item
 	working    map[string]int // requests in progress, by requester
+	inProgress int            // sum of working
 	served     time.Time      // when the last request of a requester that is not crowded was done
+	cooldown   *time.Timer    // starts requests when crowdedCooldown has passed
 }
 
-func newFairQueue() *fairQueue {
-	t := &fairQueue{waiting: map[string][]item{}, working: map[string]int{}}
-	t.changed = sync.NewCond(&t.mu)
+// newFairQueue returns a queue that calls start for at most most requests at once.
+func newFairQueue(most int, start func(item)) *fairQueue {
+	t := &fairQueue{start: start, pace: newPace(most), waiting: map[string][]item{}, working: map[string]int{}}
+	t.cooldown = time.AfterFunc(crowdedCooldown, func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.startDue()
+	})
 	return t
 }
 
@@ -49,30 +62,15 @@ func (t *fairQueue) push(i item) {
 		t.requesters = append(t.requesters, i.requester)
 	}
 	t.waiting[i.requester] = append(t.waiting[i.requester], i)
-	t.changed.Signal()
+	t.startDue()
 }
 
-// close makes all calls of next return false.
+// close returns when nothing will be started any more.
 func (t *fairQueue) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
-	t.changed.Broadcast()
-}
-
-// next waits for an item. The caller passes it to done later. next returns false after close.
-func (t *fairQueue) next() (item, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for {
-		if t.closed {
-			return item{}, false
-		}
-		if i, ok := t.pop(time.Now()); ok {
-			return i, true
-		}
-		t.changed.Wait()
-	}
+	t.cooldown.Stop()
 }
 
 // done ends the work on an item.
@@ -81,22 +79,52 @@ func (t *fairQueue) done(i item) {
 	defer t.mu.Unlock()
 	if !t.crowded(i.requester) {
 		t.served = time.Now()
-		if len(t.requesters) > 0 { // a crowded one may wait for crowdedCooldown
-			time.AfterFunc(crowdedCooldown, t.changed.Broadcast)
+		if len(t.requesters) > 0 && !t.closed { // a crowded one may wait for crowdedCooldown
+			t.cooldown.Reset(crowdedCooldown)
 		}
 	}
+	t.inProgress--
 	if t.working[i.requester]--; t.working[i.requester] == 0 {
 		delete(t.working, i.requester)
 	}
-	t.changed.Broadcast()
+	if t.inProgress == 0 {
+		t.pace.restart()
+	}
+	t.startDue()
 }
 
-// pop takes the first item that may get a worker. Its requester moves to the end of the line.
+// wrote tells how long a write to the API server took.
+func (t *fairQueue) wrote(took time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pace.wrote(took, time.Now())
+	t.startDue()
+}
+
+// slowDown returns to the smallest limit of requests in progress, because the API server does not respond.
+func (t *fairQueue) slowDown() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pace.restart()
+}
+
+// startDue starts all items that may start.
+func (t *fairQueue) startDue() {
+	for !t.closed {
+		i, ok := t.pop(time.Now())
+		if !ok {
+			return
+		}
+		t.start(i)
+	}
+}
+
+// pop takes the next item that may start. Its requester moves to the end of the line.
 func (t *fairQueue) pop(now time.Time) (item, bool) {
-	others := t.othersServed(now)
-	at := slices.IndexFunc(t.requesters, func(requester string) bool {
-		return !others || t.working[requester] == 0 || !t.crowded(requester)
-	})
+	if t.inProgress >= t.pace.limit || len(t.requesters) == 0 {
+		return item{}, false
+	}
+	at := t.nextInLine(now)
 	if at < 0 {
 		return item{}, false
 	}
@@ -114,20 +142,46 @@ func (t *fairQueue) pop(now time.Time) (item, bool) {
 		delete(t.waiting, requester)
 	}
 	t.working[requester]++
+	t.inProgress++
 	return items[0], true
 }
 
-func (t *fairQueue) crowded(requester string) bool {
-	return len(t.waiting[requester])+t.working[requester] > maxUncrowded
+// size returns how many requests a requester has, queued and in progress.
+func (t *fairQueue) size(requester string) int {
+	return len(t.waiting[requester]) + t.working[requester]
 }
 
-// othersServed reports whether requesters that are not crowded are served now, or were within
-// crowdedCooldown.
-func (t *fairQueue) othersServed(now time.Time) bool {
+func (t *fairQueue) crowded(requester string) bool { return t.size(requester) > maxUncrowded }
+
+// nextInLine returns the index of the requester that may start a request, or -1.
+func (t *fairQueue) nextInLine(now time.Time) int {
+	at := slices.IndexFunc(t.requesters, func(requester string) bool { return t.working[requester] == 0 || !t.crowded(requester) })
+	if at >= 0 {
+		return at
+	}
+	smallest := math.MaxInt / 2 // size of the smallest requester that is served
+	if now.Sub(t.served) < crowdedCooldown {
+		smallest = 0
+	}
 	for requester := range t.working {
-		if !t.crowded(requester) {
-			return true
+		smallest = min(smallest, t.size(requester))
+	}
+	isLarge := func(requester string) bool { return t.size(requester) > max(maxUncrowded, 2*smallest) }
+	crowd, large := 0, 0 // requests in progress of crowded and of large requesters
+	for requester, n := range t.working {
+		if t.crowded(requester) {
+			crowd += n
+		}
+		if isLarge(requester) {
+			large += n
 		}
 	}
-	return now.Sub(t.served) < crowdedCooldown
+	if crowd >= t.pace.limit*4/5 {
+		return -1
+	}
+	at = slices.IndexFunc(t.requesters, func(requester string) bool { return !isLarge(requester) })
+	if at < 0 && large < t.pace.limit/16 {
+		return 0
+	}
+	return at
 }

@@ -9,73 +9,53 @@ import (
 	"time"
 )
 
-// take returns the requesters of all items that may be in progress at once.
-func (t *fairQueue) take() (names []string) {
-	for {
-		i, ok := t.pop(time.Now())
-		if !ok {
-			return names
-		}
-		names = append(names, i.requester)
-	}
-}
-
 func (t *fairQueue) fill(requester string, n int) {
 	for i := range n {
 		t.push(item{requester, fmt.Sprint(requester, i)})
 	}
 }
 
-// workerPool is a pool of workers that serve a fairQueue. Each request takes the given time.
-type workerPool struct {
+// A simulation is a fairQueue whose requests take the given time.
+type simulation struct {
 	*fairQueue
-	t    *testing.T
 	took func(requester string) time.Duration
 
-	mu      sync.Mutex
-	pushed  map[item]time.Time
-	wait    map[string]time.Duration // longest wait for a worker, by requester
-	doneAt  map[string][]time.Time   // by requester
-	atWork  map[string]int
-	most    map[string]int // most requests in progress since the last reset, by requester
-	workers sync.WaitGroup
+	mu     sync.Mutex
+	pushed map[item]time.Time
+	wait   map[string]time.Duration // longest wait for a start, by requester
+	doneAt map[string][]time.Time   // by requester
+	atWork map[string]int
+	most   map[string]int // most requests in progress since the last reset, by requester
 }
 
-// newWorkerPool must be called in a synctest bubble. The pool stops at the end of the test.
-func newWorkerPool(t *testing.T, workers int, took func(string) time.Duration) *workerPool {
-	o := &workerPool{
-		fairQueue: newFairQueue(), t: t, took: took, pushed: map[item]time.Time{}, wait: map[string]time.Duration{},
+// simulate must be called in a synctest bubble. Nothing starts after the end of the test.
+func simulate(t *testing.T, most int, took func(string) time.Duration) *simulation {
+	o := &simulation{
+		took: took, pushed: map[item]time.Time{}, wait: map[string]time.Duration{},
 		doneAt: map[string][]time.Time{}, atWork: map[string]int{}, most: map[string]int{},
 	}
-	for range workers {
-		o.workers.Go(o.work)
-	}
-	t.Cleanup(func() { o.close(); o.workers.Wait() })
+	var working sync.WaitGroup
+	o.fairQueue = newFairQueue(most, func(i item) { working.Go(func() { o.work(i) }) })
+	t.Cleanup(func() { o.close(); working.Wait() })
 	return o
 }
 
-func (o *workerPool) work() {
-	for {
-		i, ok := o.next()
-		if !ok {
-			return
-		}
-		o.mu.Lock()
-		o.wait[i.requester] = max(o.wait[i.requester], time.Since(o.pushed[i]))
-		o.atWork[i.requester]++
-		o.most[i.requester] = max(o.most[i.requester], o.atWork[i.requester])
-		o.mu.Unlock()
-		time.Sleep(o.took(i.requester))
-		o.mu.Lock()
-		o.atWork[i.requester]--
-		o.doneAt[i.requester] = append(o.doneAt[i.requester], time.Now())
-		o.mu.Unlock()
-		o.done(i)
-	}
+func (o *simulation) work(i item) {
+	o.mu.Lock()
+	o.wait[i.requester] = max(o.wait[i.requester], time.Since(o.pushed[i]))
+	o.atWork[i.requester]++
+	o.most[i.requester] = max(o.most[i.requester], o.atWork[i.requester])
+	o.mu.Unlock()
+	time.Sleep(o.took(i.requester))
+	o.mu.Lock()
+	o.atWork[i.requester]--
+	o.doneAt[i.requester] = append(o.doneAt[i.requester], time.Now())
+	o.mu.Unlock()
+	o.done(i)
 }
 
 // ask adds n requests of a requester.
-func (o *workerPool) ask(requester string, n int) {
+func (o *simulation) ask(requester string, n int) {
 	for range n {
 		o.mu.Lock()
 		i := item{requester, fmt.Sprint(requester, "-", len(o.pushed))}
@@ -85,36 +65,47 @@ func (o *workerPool) ask(requester string, n int) {
 	}
 }
 
-func (o *workerPool) served(requester string) int {
+func (o *simulation) served(requester string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.doneAt[requester])
 }
 
 // busiest returns the most requests of a requester in progress at once since the last reset.
-func (o *workerPool) busiest(requester string) int {
+func (o *simulation) busiest(requester string) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.most[requester]
 }
 
 // reset makes busiest forget what was in progress until now.
-func (o *workerPool) reset() {
+func (o *simulation) reset() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	clear(o.most)
 }
 
+// The most requests in progress of crowded requesters beside an API server nearby: of all, and of large ones.
+const crowdMost, largeMost = leastInProgress * 4 / 5, leastInProgress / 16
+
 func TestQueueServesRequestersInTurn(t *testing.T) {
-	q := newFairQueue()
+	var got []string
+	var last item
+	q := newFairQueue(1, func(i item) { got, last = append(got, i.requester), i })
+	defer q.close()
+	q.fill("first", 1)
 	q.fill("a", 3)
 	q.fill("b", 1)
 	q.fill("c", 2)
-	if got, want := q.take(), []string{"a", "b", "c", "a", "c", "a"}; !slices.Equal(got, want) {
+	for range 6 {
+		q.done(last)
+	}
+	q.done(last)
+	if want := []string{"first", "a", "b", "c", "a", "c", "a"}; !slices.Equal(got, want) {
 		t.Errorf("got order %q, want %q", got, want)
 	}
-	if len(q.waiting) > 0 || len(q.requesters) > 0 {
-		t.Errorf("got %v and %v left, want none", q.waiting, q.requesters)
+	if len(q.waiting) > 0 || len(q.requesters) > 0 || len(q.working) > 0 || q.inProgress != 0 {
+		t.Errorf("got %v, %v, %v and %d left, want none", q.waiting, q.requesters, q.working, q.inProgress)
 	}
 }
 
@@ -131,7 +122,7 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return took })
+				o := simulate(t, DefaultWorkers, func(string) time.Duration { return took })
 				steady := time.NewTicker(ask.every)
 				defer steady.Stop()
 				o.ask("steady", ask.n)
@@ -153,7 +144,7 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 				o.mu.Lock()
 				defer o.mu.Unlock()
 				if o.wait["steady"] > 2*took {
-					t.Errorf("the other requester waited %s for a worker, want at most 50ms", o.wait["steady"])
+					t.Errorf("the other requester waited %s for its start, want at most 50ms", o.wait["steady"])
 				}
 			})
 		})
@@ -164,11 +155,11 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 func TestHoldsBackFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const took = 20 * time.Millisecond
-		o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return took })
+		o := simulate(t, DefaultWorkers, func(string) time.Duration { return took })
 		o.ask("flood", 50_000)
 		time.Sleep(time.Second)
-		if o.busiest("flood") != DefaultWorkers {
-			t.Fatalf("flood alone: got %d workers, want all %d", o.busiest("flood"), DefaultWorkers)
+		if o.busiest("flood") != crowdMost {
+			t.Fatalf("flood alone: got %d in progress, want %d", o.busiest("flood"), crowdMost)
 		}
 		for i := range 100 {
 			other := fmt.Sprint("machine-", i)
@@ -183,12 +174,12 @@ func TestHoldsBackFlood(t *testing.T) {
 			}
 			time.Sleep(crowdedCooldown / 2)
 		}
-		if n := o.busiest("flood"); n != 1 {
-			t.Errorf("flood while others are served: got %d workers, want 1", n)
+		if n := o.busiest("flood"); n != largeMost {
+			t.Errorf("flood while others are served: got %d in progress, want %d", n, largeMost)
 		}
 		time.Sleep(crowdedCooldown)
-		if o.busiest("flood") != DefaultWorkers {
-			t.Errorf("flood after the others: got %d workers, want all %d", o.busiest("flood"), DefaultWorkers)
+		if o.busiest("flood") != crowdMost {
+			t.Errorf("flood after the others: got %d in progress, want %d", o.busiest("flood"), crowdMost)
 		}
 	})
 }
@@ -197,7 +188,7 @@ func TestHoldsBackFlood(t *testing.T) {
 func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow, took = 5 * time.Second, 20 * time.Millisecond
-		o := newWorkerPool(t, DefaultWorkers, func(requester string) time.Duration {
+		o := simulate(t, DefaultWorkers, func(requester string) time.Duration {
 			if requester == "slow" {
 				return slow
 			}
@@ -206,12 +197,12 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 		o.ask("slow", 1)
 		synctest.Wait()
 		o.ask("flood", 50_000)
-		time.Sleep(took) // the first ones may have got a worker before there were enough of them to be crowded
+		time.Sleep(took) // the first ones may have started before there were enough of them to be crowded
 		synctest.Wait()
 		o.reset()
 		time.Sleep(slow + crowdedCooldown - 2*took)
-		if n := o.busiest("flood"); n != 1 {
-			t.Errorf("flood: got %d workers, want 1", n)
+		if n := o.busiest("flood"); n != largeMost {
+			t.Errorf("flood: got %d in progress, want %d", n, largeMost)
 		}
 	})
 }
@@ -219,7 +210,7 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 // The cooldown ends by itself, even if the only request of a crowded requester in progress is slow.
 func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newWorkerPool(t, DefaultWorkers, func(requester string) time.Duration {
+		o := simulate(t, DefaultWorkers, func(requester string) time.Duration {
 			if requester == "rack" {
 				return time.Minute
 			}
@@ -231,15 +222,15 @@ func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 		time.Sleep(2 * crowdedCooldown)
 		synctest.Wait()
 		if n := o.busiest("rack"); n != 50 {
-			t.Errorf("rack: got %d workers, want 50", n)
+			t.Errorf("rack: got %d in progress, want 50", n)
 		}
 	})
 }
 
 // Two crowded requesters must not hold back each other.
-func TestTwoRacksUseAllWorkers(t *testing.T) {
+func TestTwoRacksTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
+		o := simulate(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("rack-1", 500)
 		o.ask("rack-2", 500)
 		time.Sleep(time.Second / 2)
@@ -251,10 +242,10 @@ func TestTwoRacksUseAllWorkers(t *testing.T) {
 	})
 }
 
-// A requester with slow requests counts as crowded although none of them waits for a worker.
-func TestLimitsWorkersOfSlowRequests(t *testing.T) {
+// A requester with slow requests counts as crowded although none of them waits to start.
+func TestLimitsSlowRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newWorkerPool(t, DefaultWorkers, func(requester string) time.Duration {
+		o := simulate(t, DefaultWorkers, func(requester string) time.Duration {
 			if requester == "slow" {
 				return time.Minute
 			}
@@ -267,7 +258,7 @@ func TestLimitsWorkersOfSlowRequests(t *testing.T) {
 		}
 		synctest.Wait()
 		if n := o.busiest("slow"); n > maxUncrowded {
-			t.Errorf("slow requests: got %d workers, want at most %d", n, maxUncrowded)
+			t.Errorf("slow requests: got %d in progress, want at most %d", n, maxUncrowded)
 		}
 		if o.served("other") < 499 {
 			t.Errorf("served %d of 500 others, want 499", o.served("other"))
@@ -275,10 +266,10 @@ func TestLimitsWorkersOfSlowRequests(t *testing.T) {
 	})
 }
 
-// While others are served, each of several crowded requesters has one worker.
+// While others are served, each of several crowded requesters has a request in progress.
 func TestServesEachOfManyCrowdedRequesters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newWorkerPool(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
+		o := simulate(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("steady", 1)
 		o.ask("flood-1", 5000)
 		o.ask("flood-2", 5000)
@@ -294,10 +285,10 @@ func TestServesEachOfManyCrowdedRequesters(t *testing.T) {
 	})
 }
 
-// With one worker, requesters take turns.
-func TestSharesOneWorker(t *testing.T) {
+// With one request in progress, requesters take turns.
+func TestRequestersShareOneSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := newWorkerPool(t, 1, func(string) time.Duration { return 20 * time.Millisecond })
+		o := simulate(t, 1, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("rack", 100)
 		o.ask("other", maxUncrowded)
 		time.Sleep(time.Second)
@@ -308,46 +299,61 @@ func TestSharesOneWorker(t *testing.T) {
 	})
 }
 
-// Waiting workers wake up for new requests, after the cooldown, and when the queue is closed.
-func TestWaitingWorkersWakeUp(t *testing.T) {
+// Crowded requesters leave slots to a new one, even if their requests take long.
+func TestNewRequesterStartsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(time.Hour)
-		q := newFairQueue()
-		got := make(chan item, 100)
-		for range 3 {
-			go func() {
-				for {
-					i, ok := q.next()
-					if !ok {
-						got <- item{}
-						return
-					}
-					got <- i
-					time.Sleep(10 * time.Millisecond)
-					q.done(i)
-				}
-			}()
-		}
-		synctest.Wait()
-		began := time.Now()
-		q.fill("a", 1)
-		synctest.Wait()
-		q.fill("flood", 500)
-		for n := range 501 {
-			if i := <-got; i.requester == "" {
-				t.Fatalf("queue ended after %d items", n)
+		o := simulate(t, DefaultWorkers, func(string) time.Duration { return time.Minute })
+		o.ask("flood-1", 1000)
+		o.ask("flood-2", 1000) // its first ten start before it is crowded
+		time.Sleep(2 * crowdedCooldown)
+		for i := range leastInProgress - crowdMost - maxUncrowded {
+			requester := fmt.Sprint("machine-", i)
+			o.ask(requester, 1)
+			synctest.Wait()
+			if n := o.busiest(requester); n != 1 {
+				t.Fatalf("machine %d: got %d in progress, want 1", i, n)
 			}
 		}
-		// One worker during the first second, then three.
-		if took := time.Since(began); took > 2500*time.Millisecond {
-			t.Errorf("took %s, want at most 2.5s", took)
+	})
+}
+
+// A controller without requests in progress begins again with few connections.
+func TestIdleQueueRestartsPace(t *testing.T) {
+	q := newFairQueue(DefaultWorkers, func(item) {})
+	defer q.close()
+	for name, end := range map[string]func(){
+		"idle":                        func() { q.fill("a", 1); q.done(item{"a", "a0"}) },
+		"API server does not respond": q.slowDown,
+	} {
+		for range 10 {
+			q.wrote(time.Second)
 		}
-		synctest.Wait()
+		if n := q.pace.limit; n != leastInProgress+20 {
+			t.Fatalf("%s: got a limit of %d before, want %d", name, n, leastInProgress+20)
+		}
+		if end(); q.pace.limit != leastInProgress {
+			t.Errorf("%s: got a limit of %d, want %d", name, q.pace.limit, leastInProgress)
+		}
+	}
+}
+
+// A queue that is closed starts nothing.
+func TestClosedQueueStartsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		started := 0
+		q := newFairQueue(2, func(item) { started++ })
+		q.fill("other", 1)
+		q.fill("rack", 50)
+		q.done(item{"other", "other0"})
+		before := started
 		q.close()
-		for range 3 {
-			if i := <-got; i != (item{}) {
-				t.Errorf("got %v from a closed queue, want nothing", i)
-			}
+		q.done(item{"rack", "rack0"})
+		q.push(item{"another", "1"})
+		q.wrote(time.Second)
+		time.Sleep(2 * crowdedCooldown)
+		synctest.Wait()
+		if started != before {
+			t.Errorf("started %d requests after the end", started-before)
 		}
 	})
 }

@@ -1,0 +1,48 @@
+package csr
+
+import (
+	"testing"
+	"time"
+)
+
+func TestPace(t *testing.T) {
+	const fast, slow = time.Millisecond, 100 * time.Millisecond // limits of 80 and 400
+	type writes struct {
+		n    int
+		took time.Duration
+		wait time.Duration // before them
+	}
+	for _, test := range []struct {
+		name   string
+		most   int
+		writes []writes
+		want   int
+	}{
+		{"no write", 512, nil, 80},
+		{"a fast write", 512, []writes{{1, fast, 0}}, 80},
+		{"a slow write", 512, []writes{{1, slow, 0}}, 82},
+		{"many slow writes", 512, []writes{{1000, slow, 0}}, 400},
+		{"far away", 512, []writes{{1000, time.Second, 0}}, 512},
+		{"small bound", 100, []writes{{1000, slow, 0}}, 100},
+		{"smaller bound", 10, []writes{{1000, slow, 0}}, 10},
+		{"a fast write among slow ones", 512, []writes{{1000, slow, 0}, {1, fast, 0}, {1000, slow, 5 * time.Second}}, 80},
+		{"10 s later", 512, []writes{{1, fast, 0}, {1000, slow, latencyAge}}, 80},
+		{"20 s later", 512, []writes{{1, fast, 0}, {1, slow, latencyAge}, {1000, slow, latencyAge}}, 400},
+		{"after a pause", 512, []writes{{1, fast, 0}, {1000, slow, 2 * latencyAge}}, 400},
+		{"the API server comes closer", 512, []writes{{1000, slow, 0}, {1, slow / 2, 0}}, 200},
+		{"the clock goes back", 512, []writes{{1000, slow, 0}, {1, slow, -time.Hour}}, 400},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p, now := newPace(test.most), time.Now()
+			for _, w := range test.writes {
+				now = now.Add(w.wait)
+				for range w.n {
+					p.wrote(w.took, now)
+				}
+			}
+			if p.limit != test.want {
+				t.Errorf("got a limit of %d, want %d", p.limit, test.want)
+			}
+		})
+	}
+}
