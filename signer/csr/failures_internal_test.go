@@ -10,7 +10,10 @@ import (
 	"log/slog"
 	"math/big"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
@@ -24,6 +27,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,6 +54,8 @@ type testHandler struct {
 	client *fake.Clientset
 	events *record.FakeRecorder
 	err    error // that the rule, the record and the claims return
+
+	verdict approval.Verdict
 }
 
 func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningRequest) *testHandler {
@@ -58,7 +64,7 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &testHandler{client: fake.NewClientset(), events: record.NewFakeRecorder(10)}
+	h := &testHandler{client: fake.NewClientset(), events: record.NewFakeRecorder(10), verdict: approval.Approve}
 	signers := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
 	s, store := signers[client], memdb.Open()
 	s.Rules = []approval.Rule{h}
@@ -92,7 +98,7 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 func (h *testHandler) Name() string { return "test" }
 
 func (h *testHandler) Decide(context.Context, approval.Request, approval.Facts) (approval.Decision, error) {
-	return approval.Decision{Verdict: approval.Approve, Reason: "Yes", Message: "yes"}, h.err
+	return approval.Decision{Verdict: h.verdict, Reason: "Yes", Message: "yes"}, h.err
 }
 
 func (h *testHandler) Append(context.Context, issuance.Entry) error { return h.err }
@@ -173,6 +179,74 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The limit of requests in progress follows the writes that succeed. A failed write, or a request that waits for a fact,
+// may take no time.
+func TestMeasuresSuccessfulWrites(t *testing.T) {
+	for name, test := range map[string]struct {
+		prepare func(*testHandler)
+		want    bool
+	}{
+		"issued":                  {func(*testHandler) {}, true},
+		"denied":                  {func(h *testHandler) { h.verdict = approval.Deny }, true},
+		"waits":                   {func(h *testHandler) { h.verdict = approval.Wait }, false},
+		"the approval failed":     {func(h *testHandler) { fails(h.client, "update", "*", "approval", errDown) }, false},
+		"approved and not signed": {func(h *testHandler) { h.Sign = false }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := cachedRequest(t, "")
+				h := newTestHandler(t, r)
+				h.client.PrependReactor("update", "*", func(kubetesting.Action) (bool, runtime.Object, error) {
+					time.Sleep(time.Second)
+					return false, nil, nil
+				})
+				test.prepare(h)
+				_, _ = h.sync(t.Context(), r.Name) // one case fails
+				if got := h.fair.pace.fastest == time.Second; got != test.want {
+					t.Errorf("got a fastest write of %s", h.fair.pace.fastest)
+				}
+				h.fair.close()
+			})
+		})
+	}
+}
+
+// However many requests fail while the API server does not respond, one probe at a time asks whether it does. Catches an API
+// server that restarts and gets hundreds of probes and connections at once.
+func TestRequestsShareProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const outage = time.Minute
+		h, began := newTestHandler(t), time.Now()
+		defer h.fair.close()
+		h.fair.pace = pace{most: DefaultWorkers, limit: DefaultWorkers}
+		var probes, probing, most atomic.Int32
+		h.client.PrependReactor("list", "certificatesigningrequests", func(kubetesting.Action) (bool, runtime.Object, error) {
+			most.Store(max(most.Load(), probing.Add(1)))
+			defer probing.Add(-1)
+			probes.Add(1)
+			time.Sleep(100 * time.Millisecond)
+			if time.Since(began) < outage {
+				return true, nil, apierrors.NewServiceUnavailable("starting")
+			}
+			return false, nil, nil
+		})
+		var waiting sync.WaitGroup
+		for range DefaultWorkers {
+			waiting.Go(func() { h.awaitServer(t.Context()) })
+		}
+		waiting.Wait()
+		if most.Load() != 1 || probes.Load() > 40 {
+			t.Errorf("got %d probes, %d at once, want one at a time and at most 40", probes.Load(), most.Load())
+		}
+		if took := time.Since(began); took < outage || took > outage+10*time.Second {
+			t.Errorf("waited %s for an outage of %s", took, outage)
+		}
+		if h.fair.pace.limit != leastInProgress {
+			t.Errorf("got a limit of %d requests in progress after the outage, want %d", h.fair.pace.limit, leastInProgress)
+		}
+	})
 }
 
 func isFailed(r *certificates.CertificateSigningRequest) bool {
