@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -43,17 +44,8 @@ func (b *bench) start(ctx context.Context, who contender) (running, error) {
 	if err := b.clear(ctx); err != nil {
 		return running{}, err
 	}
-	token := tokens.Generate()
-	if err := b.load[0].createToken(ctx, token, time.Time{}); err != nil {
-		return running{}, err
-	}
-	p, err := b.launch(ctx, who, false)
+	p, at, err := b.launchSigning(ctx, who, b.cluster.Address)
 	if err != nil {
-		return running{}, err
-	}
-	at, err := b.info.waitSigned(ctx, token.ID())
-	if err != nil {
-		p.Stop(0)
 		return running{}, err
 	}
 	started, err := startedAt(p.PID())
@@ -72,6 +64,32 @@ func (b *bench) start(ctx context.Context, who contender) (running, error) {
 		return running{}, err
 	}
 	return p, b.clear(ctx)
+}
+
+// launchSigning starts a contender on the API server at an address. It returns when the contender has signed cluster-info
+// with a token that exists before, and the time of that.
+func (b *bench) launchSigning(ctx context.Context, who contender, server string) (running, time.Time, error) {
+	token := tokens.Generate()
+	if err := b.load[0].createToken(ctx, token, time.Time{}); err != nil {
+		return running{}, time.Time{}, err
+	}
+	p, err := b.launch(ctx, who, server, false)
+	if err != nil {
+		return running{}, time.Time{}, err
+	}
+	at, err := b.info.waitSigned(ctx, token.ID())
+	if err != nil {
+		p.end(&err)
+	}
+	return p, at, err
+}
+
+// end stops a contender, and adds the end of its log to an error.
+func (p running) end(err *error) {
+	p.Stop(20 * time.Second)
+	if *err != nil {
+		*err = fmt.Errorf("%w\n%s", *err, lastLines(p.Log(), 20))
+	}
 }
 
 func (b *bench) size(who contender) error {
@@ -96,15 +114,19 @@ func (b *bench) memory(row string, who contender, p running) error {
 	return nil
 }
 
-// launch starts a contender. With advertise, machines discover through kubejoin, not through the API server.
-func (b *bench) launch(ctx context.Context, who contender, advertise bool) (running, error) {
+// launch starts a contender on the API server at an address. With advertise, machines discover through kubejoin, not through the API server.
+func (b *bench) launch(ctx context.Context, who contender, server string, advertise bool) (running, error) {
 	switch who {
 	case theirs:
-		p, err := b.cluster.StartKCM(ctx, "--kube-api-qps=5000", "--kube-api-burst=5000")
+		p, err := b.cluster.StartKCM(ctx, "--master=https://"+server, "--kube-api-qps=5000", "--kube-api-burst=5000")
 		return running{Process: p}, err
 	case stock:
-		p, err := b.cluster.StartKCM(ctx)
+		p, err := b.cluster.StartKCM(ctx, "--master=https://"+server)
 		return running{Process: p}, err
+	}
+	kubeconfig, err := b.kubeconfig(server)
+	if err != nil {
+		return running{}, err
 	}
 	port, err := cluster.FreePort()
 	if err != nil {
@@ -112,7 +134,7 @@ func (b *bench) launch(ctx context.Context, who contender, advertise bool) (runn
 	}
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	if b.profiles != "" {
-		cmd, err := b.profiledControllers()
+		cmd, err := b.profiledControllers(kubeconfig)
 		if err != nil {
 			return running{}, err
 		}
@@ -129,7 +151,7 @@ func (b *bench) launch(ctx context.Context, who contender, advertise bool) (runn
 	}
 	flags := []string{
 		"serve",
-		"--kubeconfig=" + b.identity,
+		"--kubeconfig=" + kubeconfig,
 		"--cluster-signing-cert-file=" + b.cluster.CAFile(), "--cluster-signing-key-file=" + b.cluster.CAKeyFile(),
 		"--token-auth-file=" + operators, "--listen=" + address, "--leader-elect=false",
 	}
@@ -138,6 +160,16 @@ func (b *bench) launch(ctx context.Context, who contender, advertise bool) (runn
 	}
 	p, err := b.cluster.StartProcess("kubejoin", exec.Command(b.kubejoin, flags...))
 	return running{p, address, bearer}, err
+}
+
+// kubeconfig writes a kubeconfig of kubejoin's service account, for the API server at an address.
+func (b *bench) kubeconfig(server string) (file string, err error) {
+	own, err := os.ReadFile(b.identity)
+	if err != nil {
+		return "", err
+	}
+	file = filepath.Join(b.cluster.Dir, "contender.conf")
+	return file, os.WriteFile(file, bytes.ReplaceAll(own, []byte(b.cluster.Address), []byte(server)), 0o600)
 }
 
 func (b *bench) curlrc() string { return filepath.Join(b.cluster.Dir, "bench-curlrc") }

@@ -40,6 +40,10 @@ type sizes struct {
 	small   bool
 	entries int           // of the issuance record in etcd
 	stock   int           // CSRs of each burst for kube-controller-manager with its default limits
+	slow    int           // CSRs of each burst with a slow API server
+	waiting int           // CSRs that wait while memory is measured
+	nodes   []int         // Nodes in the cluster while memory is measured, one after the other
+	settle  time.Duration // before memory is measured
 	signFor time.Duration // for each server of certificates over HTTPS
 	askFor  time.Duration // for each route of the HTTPS API
 }
@@ -47,24 +51,36 @@ type sizes struct {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	program := flags.String("kubejoin", "bin/kubejoin", "the kubejoin to measure")
-	rounds := flags.Int("rounds", 3, "how often each is measured; the table has the medians")
+	rounds := flags.Int("rounds", 0, "how often each is measured; the table has the medians; 0 is 5 for csr alone, and otherwise 3")
 	csrs := flags.Int("csrs", 2000, "certificate requests of a burst")
 	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
 	entries := flags.Int("entries", 1_000_000, "entries of the issuance record in etcd")
-	only := flags.String("only", "", "subjects to measure: "+strings.Join(subjects, ", ")+"; empty is all")
+	only := flags.String("only", "", "subjects to measure: "+strings.Join(subjects, ", ")+"; empty is all but memory")
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
 	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
-	into := flags.String("into", "", "file that gets the table, too, between the lines '"+figuresBegin+"' and '"+figuresEnd+"'")
+	into := flags.String("into", "", "files that get the table, too, separated by commas, between the lines '"+figuresBegin+"' and '"+figuresEnd+"'; only the main rows after the line '"+headlinesBegin+"'")
 	if len(args) > 0 && args[0] == controllersCommand {
 		return runControllers(ctx, args[1:])
 	}
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	s := sizes{rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, entries: *entries, stock: 300, signFor: 4 * time.Second, askFor: 30 * time.Second}
+	if *rounds == 0 {
+		*rounds = 3
+		if *only == "csr" {
+			*rounds = 5
+		}
+	}
+	s := sizes{
+		rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, entries: *entries, stock: 200, signFor: 4 * time.Second, askFor: 30 * time.Second,
+		slow: 500, waiting: 20_000, nodes: []int{20_000, 100_000}, settle: 30 * time.Second,
+	}
 	if *quick {
-		s = sizes{rounds: 1, csrs: 200, calls: 5, clients: 32, entries: 10_000, stock: 50, small: true, signFor: time.Second, askFor: 2 * time.Second}
+		s = sizes{
+			rounds: 1, csrs: 200, calls: 5, clients: 32, entries: 10_000, stock: 50, small: true, signFor: time.Second, askFor: 2 * time.Second,
+			slow: 50, waiting: 500, nodes: []int{500, 2000}, settle: 3 * time.Second,
+		}
 		*list = "1,200"
 	}
 	for text := range strings.SplitSeq(*list, ",") {
@@ -99,10 +115,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if _, err := stdout.Write(table.Bytes()); err != nil || *into == "" {
 		return err
 	}
-	return replaceFigures(*into, table.Bytes())
+	for file := range strings.SplitSeq(*into, ",") {
+		if err := b.report.replaceFigures(file, table.Bytes(), b.rounds); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "revocation", "store", "record", "go"}
+var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "revocation", "store", "record", "go", "memory"}
 
 // A bench is one run.
 type bench struct {
@@ -121,8 +142,9 @@ type bench struct {
 	creation time.Duration // time to create the tokens of the last burst
 }
 
+// wants reports whether to measure a subject. Memory needs 8 GB for the API server, so it has to be named.
 func (b *bench) wants(subject string) bool {
-	return b.only == "" || strings.Contains(","+b.only+",", ","+subject+",")
+	return b.only == "" && subject != "memory" || strings.Contains(","+b.only+",", ","+subject+",")
 }
 
 func (b *bench) say(format string, args ...any) {
@@ -158,6 +180,11 @@ func (b *bench) run(ctx context.Context) error {
 	}
 	if b.wants("record") && b.profiles == "" {
 		if err := b.measureRecord(ctx); err != nil {
+			return err
+		}
+	}
+	if b.wants("memory") && b.profiles == "" {
+		if err := b.measureMemory(ctx); err != nil {
 			return err
 		}
 	}
@@ -204,6 +231,12 @@ func (b *bench) run(ctx context.Context) error {
 			if err := b.measure(ctx, who, round); err != nil {
 				return fmt.Errorf("%s, round %d: %w", who, round+1, err)
 			}
+			if !b.wants("csr") || who == stock {
+				continue
+			}
+			if err := b.slowBursts(ctx, who); err != nil {
+				return fmt.Errorf("%s, slow API server, round %d: %w", who, round+1, err)
+			}
 		}
 	}
 	return nil
@@ -221,12 +254,7 @@ func (b *bench) measure(ctx context.Context, who contender, round int) (err erro
 	if err != nil {
 		return err
 	}
-	defer func() {
-		p.Stop(20 * time.Second)
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, lastLines(p.Log(), 20))
-		}
-	}()
+	defer p.end(&err)
 	if b.wants("csr") {
 		for _, load := range csrLoads(b.csrs) {
 			if load.limit > 0 && who != ours { // the others do not enforce limits

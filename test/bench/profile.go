@@ -29,7 +29,7 @@ import (
 // itself has no profiling endpoint.
 const controllersCommand = "controllers"
 
-func (b *bench) profiledControllers() (*exec.Cmd, error) {
+func (b *bench) profiledControllers(kubeconfig string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func (b *bench) profiledControllers() (*exec.Cmd, error) {
 	if err := os.MkdirAll(b.profiles, 0o755); err != nil {
 		return nil, err
 	}
-	return exec.Command(self, controllersCommand, "-kubeconfig", b.identity,
+	return exec.Command(self, controllersCommand, "-kubeconfig", kubeconfig,
 		"-ca", b.cluster.CAFile(), "-key", b.cluster.CAKeyFile(), "-profile", b.profiles), nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -81,7 +82,7 @@ func (r *report) define(unit string, rows ...string) {
 // defineRows defines the order of the rows and the units of their values.
 func (b *bench) defineRows() {
 	r := b.report
-	for _, load := range csrLoads(b.csrs) {
+	for _, load := range slices.Concat(csrLoads(b.csrs), slowLoads(b.slow)) {
 		row := csrRows(load)
 		r.define("/s", row.rate)
 		r.define("ms", row.p50, row.p99, row.cpu)
@@ -107,6 +108,14 @@ func (b *bench) defineRows() {
 	r.define("/s", rowJoinRate)
 	r.define("ms", rowJoinMany, rowJoinMany99, rowStart)
 	r.define("MB", rowIdle, rowBinary)
+	for _, tokens := range []string{"one token", "a token each"} {
+		row := waitingRows(b.waiting, tokens)
+		r.define("MB", row.resident, row.most)
+	}
+	for _, n := range b.nodes {
+		row := nodeRows(n)
+		r.define("MB", row.resident, row.most)
+	}
 }
 
 func (r *report) add(row string, who contender, value float64) {
@@ -127,11 +136,7 @@ func (r *report) print(w *bytes.Buffer, rounds int, took time.Duration) {
 		if values == nil {
 			continue
 		}
-		ratio := ""
-		if a, b := values[ours], values[theirs]; len(a) > 0 && len(b) > 0 && percentile(b, 50) > 0 {
-			ratio = fmt.Sprintf("%.2f", percentile(a, 50)/percentile(b, 50))
-		}
-		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", row, r.cell(row, ours), r.cell(row, theirs), ratio, r.cell(row, stock))
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", row, r.cell(row, ours), r.cell(row, theirs), r.ratio(row), r.cell(row, stock))
 	}
 	for i, note := range r.notes {
 		if i > 0 || len(r.found) > 0 {
@@ -141,23 +146,87 @@ func (r *report) print(w *bytes.Buffer, rounds int, took time.Duration) {
 	}
 }
 
-// The figures are between these lines of a document.
+// The figures of a document are between these lines. After headlinesBegin, they are the main rows.
 const (
-	figuresBegin = "<!-- figures -->"
-	figuresEnd   = "<!-- end of figures -->"
+	figuresBegin   = "<!-- figures -->"
+	headlinesBegin = "<!-- main figures -->"
+	figuresEnd     = "<!-- end of figures -->"
 )
 
-func replaceFigures(file string, table []byte) error {
+func (r *report) replaceFigures(file string, table []byte, rounds int) error {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	before, rest, found := bytes.Cut(text, []byte(figuresBegin+"\n"))
-	_, after, ended := bytes.Cut(rest, []byte(figuresEnd))
-	if !found || !ended {
-		return fmt.Errorf("%s has no lines %q and %q", file, figuresBegin, figuresEnd)
+	for _, begin := range []string{figuresBegin, headlinesBegin} {
+		before, rest, found := bytes.Cut(text, []byte(begin+"\n"))
+		old, after, ended := bytes.Cut(rest, []byte(figuresEnd))
+		if !found || !ended {
+			continue
+		}
+		if begin == headlinesBegin {
+			table = r.headlines(string(old), fmt.Sprintf("%s, %s, %d rounds", time.Now().UTC().Format("2006-01-02"), revision(), rounds))
+		}
+		return os.WriteFile(file, slices.Concat(before, []byte(begin+"\n"), table, []byte(figuresEnd), after), 0o644)
 	}
-	return os.WriteFile(file, slices.Concat(before, []byte(figuresBegin+"\n"), table, []byte(figuresEnd), after), 0o644)
+	return fmt.Errorf("%s has no lines %q or %q, and %q", file, figuresBegin, headlinesBegin, figuresEnd)
+}
+
+// headlines returns a table of the main rows. It keeps the rows of the old table that this run has not measured.
+func (r *report) headlines(old, measured string) []byte {
+	var table bytes.Buffer
+	fmt.Fprintf(&table, "| | %s | %s | ratio | measured |\n|---|---:|---:|---:|---|\n", ours, theirs)
+	for _, row := range headlineRows() {
+		if len(r.found[row][ours]) > 0 {
+			fmt.Fprintf(&table, "| %s | %s | %s | %s | %s |\n", row, r.cell(row, ours), r.cell(row, theirs), r.ratio(row), measured)
+			continue
+		}
+		for line := range strings.Lines(old) {
+			if strings.HasPrefix(line, "| "+row+" |") {
+				table.WriteString(line)
+			}
+		}
+	}
+	return table.Bytes()
+}
+
+// headlineRows are the main rows, of a run with the default sizes.
+func headlineRows() (rows []string) {
+	loads := csrLoads(2000)
+	each, one, limited := csrRows(loads[0]), csrRows(loads[1]), csrRows(loads[2])
+	rows = []string{each.rate, each.p99, each.cpu, each.plane, each.calls, one.rate, limited.rate}
+	for _, load := range slowLoads(500) {
+		rows = append(rows, csrRows(load).rate)
+	}
+	return append(rows, tokenRows(12_000).p99, rowJoinRate, rowIdle,
+		waitingRows(20_000, "a token each").resident, nodeRows(20_000).resident, nodeRows(100_000).resident)
+}
+
+// revision returns the commit of this program, with a + if files had changed.
+func revision() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown commit"
+	}
+	commit, changed := "unknown commit", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			commit = s.Value[:min(len(s.Value), 7)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			changed = "+"
+		}
+	}
+	return commit + changed
+}
+
+// ratio returns kubejoin's value of a row divided by that of kube-controller-manager with its limits lifted, if both exist.
+func (r *report) ratio(row string) string {
+	a, b := r.found[row][ours], r.found[row][theirs]
+	if len(a) == 0 || len(b) == 0 || percentile(b, 50) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f", percentile(a, 50)/percentile(b, 50))
 }
 
 func (r *report) cell(row string, who contender) string {

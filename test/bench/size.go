@@ -78,15 +78,12 @@ func (b *bench) populate(ctx context.Context, of population) (cells []string, er
 	if err := b.clear(ctx); err != nil {
 		return nil, err
 	}
-	p, err := b.launch(ctx, of.who, true)
+	p, err := b.launch(ctx, of.who, b.cluster.Address, true)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
-		p.Stop(20 * time.Second)
-		if err != nil {
-			err = fmt.Errorf("%w\n%s", err, lastLines(p.Log(), 20))
-		}
+		p.end(&err)
 		err = errors.Join(err, b.clear(ctx))
 	}()
 	cell := func(format string, args ...any) { cells = append(cells, fmt.Sprintf(format, args...)) }
@@ -279,11 +276,7 @@ func (d discoverer) waitAll(ctx context.Context, what string, ids []string, want
 
 // signed returns the IDs of the tokens that sign kubejoin's cluster-info.
 func (d discoverer) signed(ctx context.Context) (map[string]bool, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+d.address+"/api/v1/namespaces/kube-public/configmaps/cluster-info", nil)
-	if err != nil {
-		return nil, err
-	}
-	body, err := d.do(request)
+	body, err := d.do(ctx, http.MethodGet, "/api/v1/namespaces/kube-public/configmaps/cluster-info", "")
 	if err != nil {
 		return nil, err
 	}
@@ -303,17 +296,20 @@ func (d discoverer) signed(ctx context.Context) (map[string]bool, error) {
 
 // command requests a join command and returns how long that took.
 func (d discoverer) command(ctx context.Context) (time.Duration, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+d.address+"/v1/token/print-join-command", nil)
-	if err != nil {
-		return 0, err
-	}
-	request.Header.Set("Authorization", "Bearer "+d.bearer)
 	start := time.Now()
-	_, err = d.do(request)
+	_, err := d.do(ctx, http.MethodPost, "/v1/token/print-join-command", d.bearer)
 	return time.Since(start), err
 }
 
-func (d discoverer) do(request *http.Request) ([]byte, error) {
+// do sends a request to kubejoin, anonymously if bearer is empty.
+func (d discoverer) do(ctx context.Context, method, path, bearer string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, method, "https://"+d.address+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	if bearer != "" {
+		request.Header.Set("Authorization", "Bearer "+bearer)
+	}
 	response, err := d.client.Do(request)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSlowServerDelaysAndKeepsOrder catches responses that arrive early, in another order or not at all.
+func TestSlowServerDelaysAndKeepsOrder(t *testing.T) {
+	echo, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = echo.Close() }()
+	go func() {
+		for {
+			c, err := echo.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(c, c)
+				_ = c.Close()
+			}()
+		}
+	}()
+	s, err := newSlowServer(echo.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	const delay = 100 * time.Millisecond
+	s.delay.Store(int64(delay))
+	c, err := net.Dial("tcp", s.address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	sent := bytes.Repeat([]byte("0123456789"), 20_000) // many reads
+	began := time.Now()
+	go func() { _, _ = c.Write(sent) }()
+	got := make([]byte, len(sent))
+	if _, err := io.ReadFull(c, got[:1]); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took < delay {
+		t.Errorf("the first byte took %v, want at least %v", took, delay)
+	}
+	if _, err := io.ReadFull(c, got[1:]); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, sent) {
+		t.Error("the bytes arrived in another order")
+	}
+}
+
+// TestHeadlinesKeepWhatWasNotMeasured catches a run of one subject that removes the figures of the others.
+func TestHeadlinesKeepWhatWasNotMeasured(t *testing.T) {
+	b := &bench{sizes: sizes{csrs: 2000, slow: 500, tokens: []int{12_000}}, report: &report{}}
+	b.defineRows()
+	row := csrRows(csrLoads(2000)[0]).rate
+	for _, rate := range []float64{300, 100, 200} {
+		b.report.add(row, ours, rate)
+		b.report.add(row, theirs, rate*2)
+	}
+	file := filepath.Join(t.TempDir(), "page.md")
+	kept := "| " + rowJoinRate + " | 1 /s | 2 /s | 0.50 | long ago |\n"
+	if err := os.WriteFile(file, []byte("before\n"+headlinesBegin+"\n| "+row+" | 9 /s | | | long ago |\n"+kept+"| no such row | 1 |\n"+figuresEnd+"\nafter\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.report.replaceFigures(file, []byte("the whole table\n"), 3); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := string(text)
+	for _, want := range []string{"before\n", "| " + row + " | 200 /s | 400 /s | 0.50 | ", ", 3 rounds |\n" + kept + figuresEnd + "\nafter\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got\n%s\nwant %q in it", got, want)
+		}
+	}
+	for _, dropped := range []string{"9 /s", "no such row", "the whole table"} {
+		if strings.Contains(got, dropped) {
+			t.Errorf("got\n%s\nwant it without %q", got, dropped)
+		}
+	}
+}
+
+// TestIssuedTimesCountsEachRequest catches a lost request that a request of somebody else makes up for.
+func TestIssuedTimesCountsEachRequest(t *testing.T) {
+	times := &issuedTimes{at: map[string]time.Time{"a": time.Now(), "of-another": time.Now()}}
+	if _, got := times.of([]string{"a", "lost"}); got != 1 {
+		t.Errorf("got %d issued requests, want 1", got)
+	}
+}
+
+func TestWorkerNodeHasRealSize(t *testing.T) {
+	// The API server adds about 3 KB: the fields that kubelet manages.
+	if size := workerNode(99_999).Size(); size < 6_000 || size > mostNode {
+		t.Errorf("a Node has %d bytes, want 6000 to %d", size, mostNode)
+	}
+	if a, b := workerNode(65_535), workerNode(65_536); a.Name == b.Name || a.Status.Addresses[0] == b.Status.Addresses[0] {
+		t.Errorf("two Nodes have the same name or address: %s, %s", a.Name, b.Name)
+	}
+}
+
+// TestPageOfFiguresIsShort catches main rows that make docs/benchmarks.md longer than a reader wants.
+func TestPageOfFiguresIsShort(t *testing.T) {
+	text, err := os.ReadFile("../../docs/benchmarks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(text)
+	missing := 0 // rows that no run has measured yet
+	for _, row := range headlineRows() {
+		switch strings.Count(page, "| "+row+" |") {
+		case 0:
+			missing++
+		case 1:
+		default:
+			t.Errorf("docs/benchmarks.md has row %q more than once", row)
+		}
+	}
+	if lines := strings.Count(page, "\n") + missing; lines > 80 {
+		t.Errorf("docs/benchmarks.md has %d lines with all rows, want at most 80", lines)
+	}
+	if missing == len(headlineRows()) {
+		t.Error("docs/benchmarks.md has none of the main rows")
+	}
+}
