@@ -66,6 +66,7 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csr
 	if err != nil {
 		return err
 	}
+	time.Sleep(4 * load.delay) // until the contender has seen them
 	before, err := b.apiCalls(ctx)
 	if err != nil {
 		return err
