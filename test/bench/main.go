@@ -191,6 +191,11 @@ func (b *bench) run(ctx context.Context) error {
 	if !slices.ContainsFunc([]string{"csr", "tokens", "join", "start", "size"}, b.wants) {
 		return nil
 	}
+	return b.onCluster(ctx, b.runRounds)
+}
+
+// onCluster starts a control plane with kubejoin's rights for as long as do takes.
+func (b *bench) onCluster(ctx context.Context, do func(context.Context) error) error {
 	c, err := cluster.Start(ctx, cluster.Options{Progress: b.progress})
 	if err != nil {
 		return err
@@ -209,6 +214,10 @@ func (b *bench) run(ctx context.Context) error {
 	if err := b.connect(ctx); err != nil {
 		return err
 	}
+	return do(ctx)
+}
+
+func (b *bench) runRounds(ctx context.Context) error {
 	if b.wants("size") && b.profiles == "" {
 		if err := b.manyTokens(ctx); err != nil {
 			return err

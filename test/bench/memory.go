@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/test/cluster"
-	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,52 +35,33 @@ func nodeRows(nodes int) memoryRow {
 
 // measureMemory measures the memory of kubejoin with many requests that wait, and with many Nodes. Each round starts a
 // kubejoin on the same objects.
-func (b *bench) measureMemory(ctx context.Context) (err error) {
-	c, err := cluster.Start(ctx, cluster.Options{Progress: b.progress})
-	if err != nil {
-		return err
-	}
-	b.cluster = c
-	ctx, stop := context.WithCancel(ctx)
-	defer func() {
-		stop() // stop the watches first
-		err = errors.Join(err, c.Close())
-	}()
-	if err := errors.Join(b.deploy(ctx), b.connect(ctx)); err != nil {
-		return err
-	}
-	if _, err := c.Kubectl(ctx, "delete", "clusterrolebinding", autoApproval); err != nil {
-		return err
-	}
+func (b *bench) measureMemory(ctx context.Context) error {
 	for _, load := range []csrLoad{{name: "one token", requests: b.waiting, tokens: 1}, {name: "a token each", requests: b.waiting, tokens: b.waiting}} {
-		if err := b.createWaiting(ctx, load); err != nil {
-			return err
-		}
-		if err := b.memoryRounds(ctx, waitingRows(load.requests, load.name), b.handlesAll); err != nil {
-			return err
-		}
-		if err := b.clear(ctx); err != nil {
-			return err
-		}
-	}
-	if _, err := c.Kubectl(ctx, "create", "clusterrolebinding", autoApproval, "--group="+tokens.DefaultGroup,
-		"--clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient"); err != nil {
-		return err
-	}
-	made := 0
-	for _, n := range b.nodes {
-		if err := b.createNodes(ctx, made, n); err != nil {
-			return err
-		}
-		made = n
-		// A kubejoin that issues certificates has read all Nodes.
-		if err := b.memoryRounds(ctx, nodeRows(n), func(ctx context.Context, p running) error {
-			return b.csrBurst(ctx, ours, p, csrLoad{name: fmt.Sprintf("a token each, beside %s Nodes", thousands(n)), requests: b.stock, tokens: b.stock})
+		if err := b.onCluster(ctx, func(ctx context.Context) error {
+			if err := b.createWaiting(ctx, load); err != nil {
+				return err
+			}
+			return b.memoryRounds(ctx, waitingRows(load.requests, load.name), b.handlesAll)
 		}); err != nil {
 			return err
 		}
 	}
-	return nil
+	return b.onCluster(ctx, func(ctx context.Context) error {
+		made := 0
+		for _, n := range b.nodes {
+			if err := b.createNodes(ctx, made, n); err != nil {
+				return err
+			}
+			made = n
+			// A kubejoin that issues certificates has read all Nodes.
+			if err := b.memoryRounds(ctx, nodeRows(n), func(ctx context.Context, p running) error {
+				return b.csrBurst(ctx, ours, p, csrLoad{name: fmt.Sprintf("a token each, beside %s Nodes", thousands(n)), requests: b.stock, tokens: b.stock})
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // memoryRounds starts a kubejoin in each round, and measures its memory when it has done its work and idles.
@@ -114,13 +92,16 @@ func (b *bench) memoryRound(ctx context.Context, row memoryRow, work func(contex
 		return err
 	}
 	b.report.add(row.most, ours, most/1e6)
-	b.say("%s, most %.0f MB", row.resident, most/1e6)
+	b.say("%s %s, most %.0f MB", row.resident, b.report.cell(row.resident, ours), most/1e6)
 	return nil
 }
 
 // createWaiting creates requests that nobody approves, because their requesters lack the permission.
 func (b *bench) createWaiting(ctx context.Context, load csrLoad) error {
 	b.say("creating %s requests, %s", thousands(load.requests), load.name)
+	if _, err := b.cluster.Kubectl(ctx, "delete", "clusterrolebinding", autoApproval); err != nil {
+		return err
+	}
 	secrets, users := generate(load.tokens)
 	if err := b.each(ctx, load.tokens, func(ctx context.Context, c client, i int) error { return c.createLimited(ctx, secrets[i], 0) }); err != nil {
 		return err
@@ -257,7 +238,7 @@ func workerNode(i int) *corev1.Node {
 			Type: c.kind, Status: c.status, Reason: c.reason, Message: c.message, LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
 		})
 	}
-	for image := range 25 { // of the 50 that a kubelet reports at most
+	for image := range 42 { // of the 50 that a kubelet reports at most
 		repository := fmt.Sprintf("registry.example.com/platform/component-%02d", image)
 		node.Status.Images = append(node.Status.Images, corev1.ContainerImage{
 			Names: []string{fmt.Sprintf("%s@sha256:%064x", repository, image), repository + ":v1.37.2"}, SizeBytes: int64(image+1) * 7_654_321,
