@@ -234,6 +234,7 @@ func TestCertificatesOfIdleConnectionsTakeLittleMemory(t *testing.T) {
 	const connections = 30
 	held := func(shown tls.Certificate) int {
 		t.Helper()
+		s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) })
 		before := inUse()
 		for range connections {
 			c, err := s.asks(t, &tls.Config{}, shown)

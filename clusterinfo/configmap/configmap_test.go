@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
@@ -25,15 +24,13 @@ func TestWaitSignedReturnsWhatItFound(t *testing.T) {
 	key := clusterinfo.SignatureKey(token.ID())
 	wait := func(t *testing.T, want string, is error) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		defer cancel()
-		_, err := f.live.WaitSigned(ctx, token)
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), want) || is != nil && !errors.Is(err, is) {
-			t.Errorf("got %v, want a deadline error and %q", err, want)
-		}
-		if err != nil && strings.Contains(err.Error(), token.RevealSecret()) {
-			t.Errorf("the error contains the secret: %v", err)
-		}
+		untilDeadline(t, "a deadline error and "+want, func(ctx context.Context) (error, bool) {
+			_, err := f.live.WaitSigned(ctx, token)
+			if err != nil && strings.Contains(err.Error(), token.RevealSecret()) {
+				t.Errorf("the error contains the secret: %v", err)
+			}
+			return err, errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), want) && (is == nil || errors.Is(err, is))
+		})
 	}
 	if _, err := f.live.Data(t.Context()); err != nil {
 		t.Fatal(err)

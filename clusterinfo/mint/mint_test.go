@@ -208,7 +208,7 @@ func TestTakesStoredRecordAsTemplate(t *testing.T) {
 func TestCreateReturnsJoinForBothUsages(t *testing.T) {
 	for _, signing := range []bool{false, true} {
 		for _, authentication := range []bool{false, true} {
-			for _, wait := range []time.Duration{0, time.Second} {
+			for _, wait := range []time.Duration{0, time.Minute} {
 				for _, dryRun := range []bool{false, true} {
 					s := newSite(t)
 					r := newRecord(time.Hour)

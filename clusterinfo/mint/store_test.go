@@ -193,22 +193,23 @@ func TestRefusesTokenOfEarlierCall(t *testing.T) {
 		return s.Create(ctx, mint.Request{Record: r, DryRun: true})
 	}
 	for _, how := range calls {
-		s := newSite(t)
-		r := newRecord(time.Hour)
-		first, err := s.Join(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.ClusterInfo = pending{s.info} // a call that accepted the token would fail and delete it
-		s.SignTimeout = 50 * time.Millisecond
-		r.Limits.MaxNodes = 3
-		made, err := how.call(t.Context(), s, r)
-		if reason(t, err) != mint.Exists || !strings.Contains(err.Error(), "already exists. Choose another token") {
-			t.Errorf("%s: got %+v, %v", how.name, made, err)
-		}
-		if ids := s.ids(t); len(ids) != 1 || s.record(t, r.Token.ID()).Version != first.Record.Version {
-			t.Errorf("%s: got tokens %v, want the one of the first call, unchanged", how.name, ids)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			r := newRecord(time.Hour)
+			first, err := s.Join(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.ClusterInfo = pending{s.info} // a call that accepted the token would fail and delete it
+			r.Limits.MaxNodes = 3
+			made, err := how.call(t.Context(), s, r)
+			if reason(t, err) != mint.Exists || !strings.Contains(err.Error(), "already exists. Choose another token") {
+				t.Errorf("%s: got %+v, %v", how.name, made, err)
+			}
+			if ids := s.ids(t); len(ids) != 1 || s.record(t, r.Token.ID()).Version != first.Record.Version {
+				t.Errorf("%s: got tokens %v, want the one of the first call, unchanged", how.name, ids)
+			}
+		})
 	}
 }
 
@@ -474,18 +475,20 @@ func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 		{"a token of a minute, too far ahead", time.Minute, time.Minute, 25 * time.Second, 0, false},
 		{"a very short token", 20 * time.Second, 20 * time.Second, 10 * time.Second, 0, true},
 	} {
-		s := newSite(t)
-		s.Tokens = storetest.Alter(func(r *tokens.Record) {
-			r.Created, r.Expires = r.Created.Add(test.created), r.Expires.Add(test.expires)
-		}).Store(s.store)
-		own := tokens.Generate()
-		if _, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true, Lifetime: test.ttl}); err != nil {
-			t.Fatal(err)
-		}
-		made, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.again, time.Now()), Chosen: true, Lifetime: test.again})
-		if (err == nil) != test.same || err != nil && reason(t, err) != mint.Exists || err == nil && !made.Existing {
-			t.Errorf("%s: got %v, want the same token %t", test.name, err, test.same)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			s.Tokens = storetest.Alter(func(r *tokens.Record) {
+				r.Created, r.Expires = r.Created.Add(test.created), r.Expires.Add(test.expires)
+			}).Store(s.store)
+			own := tokens.Generate()
+			if _, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true, Lifetime: test.ttl}); err != nil {
+				t.Fatal(err)
+			}
+			made, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.again, time.Now()), Chosen: true, Lifetime: test.again})
+			if (err == nil) != test.same || err != nil && reason(t, err) != mint.Exists || err == nil && !made.Existing {
+				t.Errorf("%s: got %v, want the same token %t", test.name, err, test.same)
+			}
+		})
 	}
 }
 

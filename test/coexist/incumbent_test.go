@@ -26,7 +26,7 @@ func TestNodesJoinWithBothControllersActive(t *testing.T) {
 		t.Fatal(err)
 	}
 	args, token := s.JoinArgs(t, "")
-	if _, err := s.JoinCommand(t, "?ttl=5s"); err != nil { // expires during the test
+	if _, err := s.JoinCommand(t, "?ttl=10s"); err != nil { // expires during the test
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)

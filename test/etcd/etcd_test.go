@@ -15,7 +15,7 @@ import (
 // put writes with a timeout, so that a member that does not respond is an error.
 func put(t *testing.T, client *clientv3.Client, key, value string) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	_, err := client.Put(ctx, key, value)
 	return err

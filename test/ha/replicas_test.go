@@ -162,7 +162,7 @@ func TestAnotherReplicaDeletesExpiredTokens(t *testing.T) {
 	killed := time.Now()
 	s.all = slices.Delete(s.all, first[0], first[0]+1)
 	token := tokens.Generate()
-	must(t, s.newToken(t.Context(), 0, token, time.Now().Add(2*time.Second), api.TokenSpec{}))
+	must(t, s.newToken(t.Context(), 0, token, time.Now().Add(10*time.Second), api.TokenSpec{}))
 	harness.Wait(t, "the token to be deleted", func() error {
 		_, err := s.at(1, s.bearer).GetToken(t.Context(), token.ID())
 		if err == nil {
@@ -170,7 +170,7 @@ func TestAnotherReplicaDeletesExpiredTokens(t *testing.T) {
 		}
 		return gone(err)
 	})
-	t.Logf("%s after the leader was killed, another one had deleted a token that expired after 2 s", time.Since(killed).Round(time.Millisecond))
+	t.Logf("%s after the leader was killed, another one had deleted a token that expired after 10 s", time.Since(killed).Round(time.Millisecond))
 	if now := leaders(); len(now) != 1 {
 		t.Errorf("replicas %v lead, want one", now)
 	}

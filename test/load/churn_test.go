@@ -179,7 +179,7 @@ func TestStandaloneChurnLeaksNothing(t *testing.T) {
 	var size []int64
 	checkNoGrowth(t, p, 3, 5, func(int) {
 		each(tokensARound, func(int) {
-			if err := post(t.Context(), p, "/v1/token/print-join-command?ttl=2s", bearer); err != nil {
+			if err := post(t.Context(), p, "/v1/token/print-join-command?ttl=5s", bearer); err != nil {
 				t.Error(err)
 			}
 		})

@@ -170,8 +170,9 @@ func TestRecoversFromAPIServerOutage(t *testing.T) {
 	asked := time.Now()
 	last := l.WaitIssued(t, r.names)
 	t.Logf("down for %s; all requests created %s after the return, last certificate issued after %s", back.Sub(stopped).Round(time.Millisecond), asked.Sub(back).Round(time.Millisecond), last.Sub(back).Round(time.Millisecond))
-	if late := last.Sub(back); late > 30*time.Second {
-		t.Errorf("last certificate issued %s after kube-apiserver was back, want at most 30s", late)
+	// 30 s are enough on an idle machine. On a busy one, the first half already took longer.
+	if late, most := last.Sub(back), 30*time.Second+5*r.usual; late > most {
+		t.Errorf("last certificate issued %s after kube-apiserver was back, want at most %s", late, most)
 	}
 	m.check(t, s.Client())
 	if len(m.known) != n {

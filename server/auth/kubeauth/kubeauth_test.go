@@ -129,6 +129,7 @@ func TestTokens(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			l := &fakeReviews{token: func(r *authenticationv1.TokenReview) { r.Status = test.status }}
 			known := &kubeauth.Tokens{Client: l.client(t), Audiences: test.audiences, Timeout: patience}
+			start := time.Now()
 			user, err := known.Authenticate(request(t.Context(), bearer))
 			switch {
 			case test.other:
@@ -154,10 +155,10 @@ func TestTokens(t *testing.T) {
 			if l.count() != 1 || json.Unmarshal([]byte(l.asked[0]), &asked) != nil || asked.Spec.Token != bearer || !slices.Equal(asked.Spec.Audiences, want) {
 				t.Errorf("got %d reviews, the last for audiences %q, want 1 for %q", l.count(), asked.Spec.Audiences, want)
 			}
-			for range 50 { // both results are cached briefly
+			for range 50 { // both results are cached for at least one second, which a busy machine may exceed
 				_, _ = known.Authenticate(request(t.Context(), bearer))
 			}
-			if n := l.count(); !test.other && n != 1 {
+			if n := l.count(); !test.other && n != 1 && time.Since(start) < time.Second {
 				t.Errorf("got %d reviews, want 1", n)
 			}
 		})
@@ -230,12 +231,14 @@ func TestPermissions(t *testing.T) {
 				return "failed"
 			}
 			access := auth.Access{Verb: "create", Resource: "tokens/groups", Name: "system:bootstrappers:foo"}
+			start := time.Now()
 			for range 10 {
 				if got := ask(user, access); got != test.want {
 					t.Errorf("got %s, want %s", got, test.want)
 				}
 			}
-			if n := l.count(); (n == 1) != (test.want != "failed") {
+			// A refusal is cached for one second, which a busy machine may exceed.
+			if n := l.count(); (n == 1) != (test.want != "failed") && time.Since(start) < time.Second {
 				t.Errorf("got %d reviews for result %s, want 1, or more if failed", n, test.want)
 			}
 			var asked authorization.SubjectAccessReview
