@@ -1,7 +1,6 @@
 package server_test
 
 import (
-	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -38,7 +38,7 @@ type site struct {
 	server.Server
 	store *boltstore.Store
 	ca    *signer.CA
-	logs  *bytes.Buffer
+	logs  *logs.Buffer
 	url   string
 	http  *http.Client
 
@@ -68,7 +68,7 @@ func newSite(t testing.TB) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &site{store: store, ca: ca, logs: &bytes.Buffer{}}
+	s := &site{store: store, ca: ca, logs: &logs.Buffer{}}
 	s.Server = server.Server{
 		Tokens:       store,
 		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},

@@ -1,7 +1,6 @@
 package configmap_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/pem"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -92,7 +92,7 @@ type fixture struct {
 	store  *memory
 	live   *configmap.ConfigMap
 	cas    []*x509.Certificate
-	log    *logBuffer
+	log    *logs.Buffer
 	// kubeconfig is the kubeconfig that kubeadm wrote to cluster-info.
 	kubeconfig string
 }
@@ -101,7 +101,7 @@ type fixture struct {
 func setUp(t *testing.T) *fixture {
 	t.Helper()
 	c := cluster.Shared(t)
-	f := &fixture{Cluster: c, client: c.Client(), store: &memory{}, log: &logBuffer{}}
+	f := &fixture{Cluster: c, client: c.Client(), store: &memory{}, log: &logs.Buffer{}}
 	kubeadmKubeconfig.Do(func() { kubeadmKubeconfig.text, kubeadmKubeconfig.err = readKubeadms(t.Context(), f.client) })
 	if kubeadmKubeconfig.err != nil {
 		t.Fatal(kubeadmKubeconfig.err)
@@ -287,23 +287,6 @@ func readCAs(t *testing.T, file string) []*x509.Certificate {
 		t.Fatal(err)
 	}
 	return []*x509.Certificate{ca}
-}
-
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // invariant fails the test if any version of cluster-info that is written during it contains an empty signature, or

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -11,11 +10,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/daemon"
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
@@ -144,22 +143,7 @@ func awaitReady(t *testing.T, client *http.Client, address string) {
 }
 
 // lines is a log that tests can wait for.
-type lines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
+type lines struct{ logs.Buffer }
 
 // await waits for prefix and returns the word after it.
 func (l *lines) await(t *testing.T, prefix string, done <-chan error) string {

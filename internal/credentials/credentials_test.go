@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/credentials"
@@ -99,21 +100,20 @@ func TestKeyDoesNotLeave(t *testing.T) {
 
 // An object is approved by its requester, and deleted if no certificate comes: nobody has its key then.
 func TestOverCSRApprovesAndCleansUp(t *testing.T) {
-	ca := newCA(t)
 	for _, test := range []struct {
 		what    string
-		react   func(*fake.Clientset)
+		react   func(*testing.T, *fake.Clientset)
 		want    string
 		objects int
 		notices int
 	}{
-		{"signed", signsApproved(t, ca), "", 1, 0},
-		{"may not approve", func(c *fake.Clientset) {
+		{"signed", func(t *testing.T, c *fake.Clientset) { signsApproved(t, newCA(t))(c) }, "", 1, 0},
+		{"may not approve", func(_ *testing.T, c *fake.Clientset) {
 			c.PrependReactor("update", "certificatesigningrequests", func(clienttesting.Action) (bool, runtime.Object, error) {
 				return true, nil, apierrors.NewForbidden(certificates.Resource("certificatesigningrequests"), "x", nil)
 			})
 		}, "no certificate in time", 0, 1},
-		{"failed", func(c *fake.Clientset) {
+		{"failed", func(_ *testing.T, c *fake.Clientset) {
 			c.PrependReactor("create", "certificatesigningrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {
 				csr := a.(clienttesting.CreateAction).GetObject().(*certificates.CertificateSigningRequest)
 				csr.Status.Conditions = []certificates.CertificateSigningRequestCondition{{Type: certificates.CertificateFailed, Status: "True", Reason: "Because", Message: "it is so"}}
@@ -122,29 +122,28 @@ func TestOverCSRApprovesAndCleansUp(t *testing.T) {
 		}, "failed: it is so (Because)", 0, 0},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			client := fake.NewClientset()
-			test.react(client)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-			if test.want == "" {
-				ctx = t.Context()
-			}
-			defer cancel()
-			notices := 0
-			id, err := credentials.User("jane", []string{"dev"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			_, err = id.Issue(ctx, credentials.SignByCSRObject(client, func(string) { notices++ }), time.Hour)
-			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
-				t.Errorf("got %v, want %q", err, test.want)
-			}
-			list, err := client.Tracker().List(certificates.SchemeGroupVersion.WithResource("certificatesigningrequests"), certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := len(list.(*certificates.CertificateSigningRequestList).Items); got != test.objects || notices != test.notices {
-				t.Errorf("got %d objects and %d notices, want %d and %d", got, notices, test.objects, test.notices)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				client := fake.NewClientset()
+				test.react(t, client)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				notices := 0
+				id, err := credentials.User("jane", []string{"dev"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, err = id.Issue(ctx, credentials.SignByCSRObject(client, func(string) { notices++ }), time.Hour)
+				if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+					t.Errorf("got %v, want %q", err, test.want)
+				}
+				list, err := client.Tracker().List(certificates.SchemeGroupVersion.WithResource("certificatesigningrequests"), certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := len(list.(*certificates.CertificateSigningRequestList).Items); got != test.objects || notices != test.notices {
+					t.Errorf("got %d objects and %d notices, want %d and %d", got, notices, test.objects, test.notices)
+				}
+			})
 		})
 	}
 }

@@ -1,45 +1,26 @@
 package csr_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"unicode"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// journal is a log that is safe for concurrent use.
-type journal struct {
-	mu    sync.Mutex
-	lines bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.lines.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.lines.String()
-}
-
 // rawLines is a slog.Handler that does not quote values.
 type rawLines struct {
-	to    *journal
+	to    *logs.Buffer
 	attrs []slog.Attr
 }
 
@@ -69,7 +50,7 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 		escape = "\x1b[31m"
 	)
 	w := newWorld(t)
-	log := &journal{}
+	log := &logs.Buffer{}
 	w.run(csr.Controller{
 		Client: w.restrict, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Sign: true, Logger: slog.New(rawLines{to: log}),
 	}.Run)

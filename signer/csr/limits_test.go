@@ -5,10 +5,10 @@ import (
 	"crypto"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -285,7 +285,7 @@ func TestApprovedRenewalWaitsForNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var log, record syncBuffer
+	var log, record logs.Buffer
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Nodes = &admission.Nodes{Node: nodes.Node}
 	authority.Record = issuance.NewWriter(&record)
@@ -315,24 +315,6 @@ func TestApprovedRenewalWaitsForNode(t *testing.T) {
 	if text := record.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `"outcome":"issued"`) {
 		t.Errorf("got record\n%s", text)
 	}
-}
-
-// syncBuffer is a strings.Builder that is safe for concurrent use.
-type syncBuffer struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *syncBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *syncBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // conditionReady sets the condition Ready of a Node, as its kubelet or the node lifecycle controller does.

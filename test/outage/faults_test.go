@@ -1,7 +1,6 @@
 package outage
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	cfssllog "github.com/cloudflare/cfssl/log"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/testing/faults"
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -38,34 +38,17 @@ type faultyKubejoin struct {
 	faults  *faults.Transport
 	api     http.Handler
 	info    *configmap.ConfigMap
-	log     *lockedBuffer
+	log     *logs.Buffer
 	machine kubernetes.Interface
 
 	minted minted
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 	t.Helper()
 	cfssllog.Level = cfssllog.LevelWarning
 	w := &faultyKubejoin{
-		Site: harness.PrepareSite(t, cluster.Options{}), faults: &faults.Transport{Seed: harness.Seed(t), Rate: 0.3}, log: &lockedBuffer{},
+		Site: harness.PrepareSite(t, cluster.Options{}), faults: &faults.Transport{Seed: harness.Seed(t), Rate: 0.3}, log: &logs.Buffer{},
 	}
 	w.Ledger, w.machine = harness.NewLedger(t, w.Cluster), harness.AsMachine(t, w.Cluster)
 	config, err := w.Config(w.OwnKubeconfig)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -391,7 +392,7 @@ func TestIgnoresOtherLease(t *testing.T) {
 
 // A claim that someone edited to a malformed one must keep its name taken. Errors must say what is wrong.
 func TestMalformedClaimKeepsName(t *testing.T) {
-	var log lockedBuffer
+	var log logs.Buffer
 	s, leases := openClaims(t, slog.New(slog.NewTextHandler(&log, nil)))
 	for node, change := range map[string]func(*coordinationv1.Lease){
 		"holder":   func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = nil },

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -103,7 +104,7 @@ func TestRemovedAnnotationsRemoveLimits(t *testing.T) {
 // A token with malformed limits must sign, authenticate and expire as usual. Its Problem must name each error, and
 // Update must be able to repair the limits.
 func TestMalformedLimits(t *testing.T) {
-	var log lockedBuffer
+	var log logs.Buffer
 	s := open(t, slog.New(slog.NewTextHandler(&log, nil)))
 	expired, token := tokens.Generate(), tokens.Generate()
 	secret := func(token tokens.Token, expires time.Time) *corev1.Secret {

@@ -1,16 +1,15 @@
 package secretstore_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -24,7 +23,7 @@ import (
 
 // The store must log each problem once per change, and never a secret.
 func TestLogsProblemOncePerChange(t *testing.T) {
-	var log lockedBuffer
+	var log logs.Buffer
 	s := open(t, slog.New(slog.NewTextHandler(&log, nil)))
 	good, bad := tokens.Generate(), tokens.Generate()
 	secret := func(token tokens.Token, name string) *corev1.Secret {
@@ -69,23 +68,6 @@ func TestLogsProblemOncePerChange(t *testing.T) {
 			t.Errorf("got log with a secret:\n%s", text)
 		}
 	}
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // A Secret with a finalizer that is being deleted must be listed, but must not be usable.
@@ -151,7 +133,7 @@ func TestReportsForbiddenList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var log lockedBuffer
+	var log logs.Buffer
 	storeCtx, end := context.WithCancel(t.Context())
 	s, err := secretstore.Open(storeCtx, client, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {

@@ -1,0 +1,34 @@
+// Package logs has a log that a test reads while the goroutines under test write it. Only tests use it.
+package logs
+
+import (
+	"bytes"
+	"sync"
+)
+
+// A Buffer is a [bytes.Buffer] that is safe for concurrent use. The zero value is empty and ready to use.
+type Buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+// Write implements [io.Writer].
+func (b *Buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+// String returns what was written since the last Reset.
+func (b *Buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// Reset makes b empty.
+func (b *Buffer) Reset() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.b.Reset()
+}
