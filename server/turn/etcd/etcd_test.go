@@ -106,13 +106,16 @@ func serve(t *testing.T, handler http.Handler) etcd.Members {
 	return m
 }
 
-// closedPort returns an address at which nothing listens, and openPort one that accepts connections.
+// closedPort returns an address at which nothing listens, and openPort one that accepts connections. The address is that
+// of a client, so that no server gets it during the test.
 func closedPort(t *testing.T) string {
-	l, address := openPort(t)
-	if err := l.Close(); err != nil {
+	_, address := openPort(t)
+	c, err := net.Dial("tcp", address)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return address
+	t.Cleanup(func() { _ = c.Close() })
+	return c.LocalAddr().String()
 }
 
 func openPort(t *testing.T) (net.Listener, string) {
