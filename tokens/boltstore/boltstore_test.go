@@ -148,10 +148,15 @@ func TestOpenRefusesOtherFileTypes(t *testing.T) {
 func TestConcurrentCreates(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 	var wg sync.WaitGroup
-	for range 16 {
+	for lane := range 16 {
 		wg.Go(func() {
-			for range 25 {
-				r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
+			for i := range 25 {
+				token, err := tokens.New(fmt.Sprintf("%03d%03d", lane, i), tokens.Generate().RevealSecret()) // random IDs may collide
+				if err != nil {
+					t.Error(err)
+					continue
+				}
+				r, err := s.Create(t.Context(), tokens.Record{Token: token})
 				if err != nil {
 					t.Errorf("Create: %v", err)
 					continue
