@@ -40,12 +40,14 @@ type sizes struct {
 	small   bool
 	entries int           // of the issuance record in etcd
 	stock   int           // CSRs of each burst for kube-controller-manager with its default limits
-	slow    int           // CSRs of each burst with a slow API server
-	waiting int           // CSRs that wait while memory is measured
-	nodes   []int         // Nodes in the cluster while memory is measured, one after the other
-	settle  time.Duration // before memory is measured
 	signFor time.Duration // for each server of certificates over HTTPS
 	askFor  time.Duration // for each route of the HTTPS API
+	slow    int           // CSRs of each burst with a slow API server
+
+	// While memory is measured: requests that wait, numbers of Nodes one after the other, and the pause before.
+	waiting int
+	nodes   []int
+	settle  time.Duration
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -142,7 +144,7 @@ type bench struct {
 	creation time.Duration // time to create the tokens of the last burst
 }
 
-// wants reports whether to measure a subject. Memory needs 8 GB for the API server, so it has to be named.
+// wants reports whether to measure a subject. Memory needs about 11 GB for the API server, so it has to be named.
 func (b *bench) wants(subject string) bool {
 	return b.only == "" && subject != "memory" || strings.Contains(","+b.only+",", ","+subject+",")
 }
