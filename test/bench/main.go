@@ -42,7 +42,8 @@ type sizes struct {
 	stock   int           // CSRs of each burst for kube-controller-manager with its default limits
 	signFor time.Duration // for each server of certificates over HTTPS
 	askFor  time.Duration // for each route of the HTTPS API
-	slow    int           // CSRs of each burst with a slow API server
+
+	slow int // CSRs of each burst with a slow API server
 
 	// While memory is measured: requests that wait, numbers of Nodes one after the other, and the pause before.
 	waiting int
