@@ -213,8 +213,8 @@ func TestMeasuresSuccessfulWrites(t *testing.T) {
 	}
 }
 
-// However many requests fail while the API server does not respond, one probe at a time asks whether it does. Catches an API
-// server that restarts and gets hundreds of probes and connections at once.
+// One probe at a time asks whether the API server responds, however many requests have failed. Catches a restarting API
+// server that gets hundreds of probes at once.
 func TestRequestsShareProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const outage = time.Minute

@@ -23,8 +23,8 @@ const (
 // crowded: a flood, or a rack of machines that share a token. Each requester may have one request in progress. Then
 // come those that are not crowded, and then smaller ones before those of more than twice their size.
 //
-// All crowded requesters together have at most four fifths of the limit in progress, so a new requester starts at once.
-// Those with more than twice the requests of another one that is served have a sixteenth together. So a flood slows down
+// Crowded requesters together have at most four fifths of the limit in progress, so a new requester starts at once. While
+// a smaller requester is served, those of more than twice its size have a sixteenth together. So a flood slows down
 // neither a machine nor a rack, and others do not block a rack.
 //
 // Requests come from a workqueue, which holds back those that are in progress or have failed.
@@ -65,7 +65,7 @@ func (t *fairQueue) push(i item) {
 	t.startDue()
 }
 
-// close returns when nothing will be started any more.
+// close makes the queue start nothing more.
 func (t *fairQueue) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -79,7 +79,7 @@ func (t *fairQueue) done(i item) {
 	defer t.mu.Unlock()
 	if !t.crowded(i.requester) {
 		t.served = time.Now()
-		if len(t.requesters) > 0 && !t.closed { // a crowded one may wait for crowdedCooldown
+		if !t.closed {
 			t.cooldown.Reset(crowdedCooldown)
 		}
 	}
@@ -93,7 +93,7 @@ func (t *fairQueue) done(i item) {
 	t.startDue()
 }
 
-// wrote tells how long a write to the API server took.
+// wrote adjusts the limit of requests in progress to how long a write to the API server took.
 func (t *fairQueue) wrote(took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -159,7 +159,7 @@ func (t *fairQueue) nextInLine(now time.Time) int {
 	if at >= 0 {
 		return at
 	}
-	smallest := math.MaxInt / 2 // size of the smallest requester that is served
+	smallest := math.MaxInt / 2 // size of the smallest requester that is served, or was within crowdedCooldown
 	if now.Sub(t.served) < crowdedCooldown {
 		smallest = 0
 	}
