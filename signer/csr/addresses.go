@@ -9,24 +9,16 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 )
 
-// byHost is the index of Nodes by name and reported addresses.
-const byHost = "host"
-
-// hostsOf returns the addresses that a Node reports, and its name.
-func hostsOf(object any) ([]string, error) {
-	node, ok := object.(*corev1.Node)
-	if !ok {
-		return nil, nil
-	}
+// hostsOf returns the name of a Node and the addresses that it reports, without duplicates.
+func hostsOf(node *corev1.Node) []string {
 	hosts := []string{approval.Host(node.Name)}
 	for _, a := range node.Status.Addresses {
 		hosts = append(hosts, approval.Host(a.Address))
 	}
 	slices.Sort(hosts)
-	return slices.Compact(hosts), nil
+	return slices.Clone(slices.Compact(hosts)) // without spare capacity
 }
 
 var errNoNodes = errors.New("cannot look up Nodes: want Facts.Nodes")
@@ -60,21 +52,17 @@ func (f *Facts) Reporters(ctx context.Context, name string, addresses []string) 
 }
 
 func (n *Nodes) reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
-	if !cache.WaitForCacheSync(ctx.Done(), n.informer.HasSynced) {
-		return nil, fmt.Errorf("list of Nodes is not complete yet: %w", ctx.Err())
-	}
 	all := map[string][]string{}
 	for _, address := range addresses {
-		keys, err := n.informer.GetIndexer().IndexKeys(byHost, approval.Host(address))
+		nodes, err := n.cache.Grouped(ctx, approval.Host(address))
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("find Nodes by address: %w", err)
 		}
-		for _, other := range keys {
-			if other != name {
-				all[address] = append(all[address], other)
+		for _, other := range nodes { // sorted by name
+			if other.name != name {
+				all[address] = append(all[address], other.name)
 			}
 		}
-		slices.Sort(all[address])
 	}
 	return all, nil
 }

@@ -3,6 +3,7 @@ package csr
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -16,8 +17,9 @@ import (
 	discovery "k8s.io/api/discovery/v1"
 	networking "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/cache"
+	kubetesting "k8s.io/client-go/testing"
 )
 
 // A SubjectAccessReview that fails is an error, not a denial.
@@ -109,19 +111,11 @@ func TestFailedReadOfNodeIsAnError(t *testing.T) {
 	}
 }
 
-// syncedInformer is an informer with a fixed HasSynced.
-type syncedInformer struct {
-	cache.SharedIndexInformer
-	synced bool
-}
-
-func (i syncedInformer) HasSynced() bool { return i.synced }
-
 // Listing all Nodes instead of many single reads is only cheaper if the cluster is known to have few Nodes.
 func TestListsNodesOnlyIfFew(t *testing.T) {
 	for _, test := range []struct {
-		synced bool
-		known  int64
+		filled bool
+		nodes  int
 		few    []int // numbers of lookups
 	}{
 		{true, 0, []int{1, 10}},
@@ -130,11 +124,27 @@ func TestListsNodesOnlyIfFew(t *testing.T) {
 		{true, 10*nodesPerLookup + 1, nil},
 		{false, 0, nil},
 	} {
-		n := &Nodes{informer: syncedInformer{synced: test.synced}}
-		n.cached.Store(test.known)
-		for _, questions := range []int{1, 10} {
-			if got := n.isFew(questions); got != slices.Contains(test.few, questions) {
-				t.Errorf("%d Nodes, synced: %v: few for %d lookups: got %v", test.known, test.synced, questions, got)
+		c := fake.NewClientset()
+		for i := range test.nodes {
+			if err := c.Tracker().Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("worker-", i)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !test.filled {
+			c.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) { return true, nil, errDown })
+		}
+		n, err := OpenNodes(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if test.filled {
+			if _, err := n.Nodes(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, lookups := range []int{1, 10} {
+			if got := n.isFew(lookups); got != slices.Contains(test.few, lookups) {
+				t.Errorf("%d Nodes, filled: %v: few for %d lookups: got %v", test.nodes, test.filled, lookups, got)
 			}
 		}
 	}

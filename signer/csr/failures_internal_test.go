@@ -416,9 +416,6 @@ func TestIgnoresObjectsOfOtherTypes(t *testing.T) {
 	if next, err := h.sync(t.Context(), "other"); next != noRetry || err != nil {
 		t.Errorf("controller: got %v, %v", next, err)
 	}
-	if hosts, err := hostsOf(other); len(hosts) > 0 || err != nil {
-		t.Errorf("hosts %q, %v", hosts, err)
-	}
 }
 
 // An expiration of zero seconds must not select the default lifetime of the signer.

@@ -49,7 +49,8 @@ func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
 
 // isFew reports whether the cached number of Nodes is small compared to the number of lookups.
 func (n *Nodes) isFew(lookups int) bool {
-	return n.informer.HasSynced() && n.cached.Load() <= int64(nodesPerLookup*lookups)
+	cached, filled := n.cache.Len()
+	return filled && cached <= nodesPerLookup*lookups
 }
 
 // lookUp completes lookups with reads of the API server that begin now.

@@ -3,6 +3,7 @@ package csr
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,8 +11,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// The Ready period stays the same until the Ready condition changes. The reduced Node in the informer has the same
-// period as the full Node.
+// The Ready period stays the same until the Ready condition changes. A heartbeat does not
+// change it.
 func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 	node := func(status corev1.ConditionStatus, since int64, boot string) *corev1.Node {
 		return &corev1.Node{Status: corev1.NodeStatus{
@@ -35,15 +36,60 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 		"unknown":        {node(corev1.ConditionUnknown, 1, "boot"), "none"},
 		"no condition":   {&corev1.Node{}, "none"},
 	} {
-		got := readyPeriod(test.node)
-		if is := map[bool]string{true: "same", false: "other"}[got == base]; got == "" && test.want != "none" || got != "" && is != test.want || len(got) > 64 {
-			t.Errorf("%s: got period %q after %q, want %s", name, got, base, test.want)
+		got := "other"
+		switch readyPeriod(test.node) {
+		case base:
+			got = "same"
+		case [16]byte{}:
+			got = "none"
 		}
-		kept, err := nameUIDAndAddresses(test.node)
-		if err != nil || periodOf(kept) != got {
-			t.Errorf("%s: got period %q in the informer, %v, want %q", name, periodOf(kept), err, got)
+		if got != test.want {
+			t.Errorf("%s: got %s period, want %s", name, got, test.want)
 		}
 	}
+}
+
+// Catches a hint for each heartbeat, and a Node that was created again without a hint.
+func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}
+		client := fake.NewClientset(node)
+		nodes, err := OpenNodes(t.Context(), client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		hints := nodes.Watch(t.Context())
+		<-hints
+		ready := func(heartbeat int64) []corev1.NodeCondition {
+			return []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Unix(heartbeat, 0)}}
+		}
+		for _, test := range []struct {
+			name   string
+			change func()
+			hint   bool
+		}{
+			{"address", func() { node.Status.Addresses = []corev1.NodeAddress{{Address: "192.0.2.1"}} }, false},
+			{"Ready", func() { node.Status.Conditions = ready(1) }, true},
+			{"heartbeat", func() { node.Status.Conditions = ready(2) }, false},
+			{"another UID", func() { node.UID = "u2" }, true},
+		} {
+			test.change()
+			if _, err := client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			hint := false
+			select {
+			case <-hints:
+				hint = true
+			default:
+			}
+			if hint != test.hint {
+				t.Errorf("%s: got a hint: %t, want %t", test.name, hint, test.hint)
+			}
+		}
+	})
 }
 
 // Catches a panic in the tests of an importer, whose fake client has no RESTClient.
