@@ -1,10 +1,13 @@
 package csr
 
 import (
+	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -46,6 +49,24 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%s: got %s period, want %s", name, got, test.want)
 		}
+	}
+}
+
+// A Node has 10 KB. Catches a cache that keeps it, or its list of addresses.
+func TestCacheKeepsNothingOfNode(t *testing.T) {
+	node := realNode(1)
+	whole, addresses := weak.Make(node), weak.Make(&node.Status.Addresses[0])
+	cached, err := decodeNode(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime.GC()
+	if whole.Value() != nil || addresses.Value() != nil {
+		t.Error("decoded Node keeps the object in memory")
+	}
+	want := &cachedNode{"worker-000001.zone-b.example.com", "3f2b6a1e-5c0d-4e8f-9a7b-000000000001", cached.ready, []string{"10.0.0.1", "worker-000001.zone-b.example.com"}}
+	if !reflect.DeepEqual(cached, want) || cached.ready == [16]byte{} || cap(cached.hosts) != 2 {
+		t.Errorf("got %+v, want %+v", cached, want)
 	}
 }
 

@@ -9,16 +9,16 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
+	goruntime "runtime"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
@@ -69,19 +69,15 @@ func realNode(i int) *corev1.Node {
 	return node
 }
 
-// TestServeNodes is the API server of BenchmarkNodesMemory, in a process of its own. It streams $NODES Nodes.
-func TestServeNodes(t *testing.T) {
-	n, err := strconv.Atoi(os.Getenv("NODES"))
-	if err != nil {
-		t.Skip("no NODES")
-	}
+// serveNodes is an API server that streams n Nodes. It prints its address and never returns.
+func serveNodes(n int) {
 	encoder := protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("sendInitialEvents") != "true" {
 			http.Error(w, "want a streamed list", http.StatusInternalServerError)
 			return
 		}
-		w.Header().Set("Content-Type", "application/vnd.kubernetes.protobuf;stream=watch")
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
 		send := func(kind string, node *corev1.Node) {
 			node.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: "Node"})
 			var object strings.Builder
@@ -103,17 +99,20 @@ func TestServeNodes(t *testing.T) {
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	}))
-	fmt.Println("serving " + server.URL)
+	fmt.Println(server.URL)
 	select {}
 }
 
 // BenchmarkNodesMemory measures the memory that Nodes need after a streamed list: live bytes for each, and the resident
-// memory of the process.
+// memory of the process. The API server is the same benchmark in another process.
 func BenchmarkNodesMemory(b *testing.B) {
+	if n, err := strconv.Atoi(os.Getenv("SERVE_NODES")); err == nil {
+		serveNodes(n)
+	}
 	for _, n := range []int{20_000, 100_000} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			server := exec.CommandContext(b.Context(), os.Args[0], "-test.run=^TestServeNodes$")
-			server.Env = append(os.Environ(), "NODES="+strconv.Itoa(n))
+			server := exec.CommandContext(b.Context(), os.Args[0], "-test.run=^$", "-test.bench=^BenchmarkNodesMemory$")
+			server.Env = append(os.Environ(), "SERVE_NODES="+strconv.Itoa(n))
 			out, err := server.StdoutPipe()
 			if err != nil {
 				b.Fatal(err)
@@ -122,49 +121,41 @@ func BenchmarkNodesMemory(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer func() { _ = server.Process.Kill(); _ = server.Wait() }()
-			url, err := bufio.NewReader(out).ReadString('\n')
-			if err != nil {
-				b.Fatal(err)
+			lines := bufio.NewScanner(out)
+			for lines.Scan() && !strings.HasPrefix(lines.Text(), "http://") {
+				continue // the header of the benchmark
 			}
-			config := &rest.Config{Host: strings.TrimPrefix(strings.TrimSpace(url), "serving "), QPS: -1}
-			config.ContentType = "application/vnd.kubernetes.protobuf"
-			client, err := kubernetes.NewForConfig(config)
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: lines.Text(), QPS: -1, ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf}})
 			if err != nil {
 				b.Fatal(err)
 			}
 			debug.FreeOSMemory()
-			var before, after runtime.MemStats
-			runtime.ReadMemStats(&before)
-			start, resident := time.Now(), resident(b, "VmRSS")
+			var before, after goruntime.MemStats
+			goruntime.ReadMemStats(&before)
+			idle := residentMB(b, "VmRSS")
 			for b.Loop() {
 				nodes, err := OpenNodes(b.Context(), client)
 				if err != nil {
 					b.Fatal(err)
 				}
-				all, err := nodes.Nodes(b.Context())
-				if err != nil || len(all) != n {
+				if all, err := nodes.Nodes(b.Context()); err != nil || len(all) != n {
 					b.Fatalf("got %d Nodes, %v", len(all), err)
 				}
-				clear(all)
-				b.ReportMetric(time.Since(start).Seconds(), "s-fill")
-				b.ReportMetric(resident, "MB-idle")
-				b.ReportMetric(residentOf(b, "VmRSS"), "MB-filled")
-				b.ReportMetric(residentOf(b, "VmHWM"), "MB-peak")
-				all = nil
+				b.ReportMetric(idle, "MB-idle")
+				b.ReportMetric(residentMB(b, "VmRSS"), "MB-filled")
+				b.ReportMetric(residentMB(b, "VmHWM"), "MB-peak")
 				debug.FreeOSMemory()
-				b.ReportMetric(residentOf(b, "VmRSS"), "MB-freed")
-				runtime.ReadMemStats(&after)
+				b.ReportMetric(residentMB(b, "VmRSS"), "MB-freed")
+				goruntime.ReadMemStats(&after)
 				b.ReportMetric((float64(after.HeapAlloc)-float64(before.HeapAlloc))/float64(n), "B/Node")
-				runtime.KeepAlive(nodes)
+				goruntime.KeepAlive(nodes)
 			}
 		})
 	}
 }
 
-var residentOf = resident
-
-// resident returns a memory size of this process in MB.
-func resident(b *testing.B, field string) float64 {
+// residentMB returns a memory size of this process.
+func residentMB(b *testing.B, field string) float64 {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		b.Skip(err)
