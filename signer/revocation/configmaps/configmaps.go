@@ -5,26 +5,22 @@ package configmaps
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/foreign"
-	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/kubecache"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/cache"
 )
 
 // Label marks the ConfigMaps of revocations, with the value "true". Prefix, followed by one of Shards
@@ -58,11 +54,10 @@ func Fill(m *corev1.ConfigMap, now time.Time) float64 {
 
 // Fill returns how full the fullest ConfigMap in the cache is now. It decodes all entries.
 func (l *List) Fill() (most float64) {
-	l.mu.RLock()
-	all := slices.Collect(maps.Values(l.stored))
-	l.mu.RUnlock()
-	for _, m := range all {
-		most = max(most, Fill(m, l.now()))
+	for i := range Shards {
+		if e := l.cache.Peek(fmt.Sprintf("%s%x", Prefix, i)); e != nil {
+			most = max(most, Fill(e.Value.object, l.now()))
+		}
 	}
 	return most
 }
@@ -73,16 +68,16 @@ const maxConflicts = 20
 // A List is a [revocation.Store] of the ConfigMaps in one namespace. Find reads from a cache that watches the API
 // server. All other methods send requests to it.
 type List struct {
-	maps   typedcorev1.ConfigMapInterface
-	log    *slog.Logger
-	now    func() time.Time
-	synced chan struct{} // closed when the cache is filled for the first time
-	hints  tokens.Hints
+	maps  typedcorev1.ConfigMapInterface
+	log   *slog.Logger
+	now   func() time.Time
+	cache *kubecache.Cache[*corev1.ConfigMap, cachedMap]
+}
 
-	mu      sync.RWMutex
-	known   map[string]map[revocation.Key]revocation.Entry // by ConfigMap
-	stored  map[string]*corev1.ConfigMap                   // by name, for Fill
-	trouble error                                          // the last error of the watch
+// A cachedMap is a ConfigMap with its entries.
+type cachedMap struct {
+	entries map[revocation.Key]revocation.Entry
+	object  *corev1.ConfigMap // for Fill
 }
 
 var _ revocation.Store = (*List)(nil)
@@ -94,29 +89,15 @@ func Open(ctx context.Context, client kubernetes.Interface, namespace string, lo
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	l := &List{
-		maps: client.CoreV1().ConfigMaps(namespace), log: log, now: time.Now,
-		synced: make(chan struct{}), known: map[string]map[revocation.Key]revocation.Entry{}, stored: map[string]*corev1.ConfigMap{},
-	}
-	informer := cache.NewSharedIndexInformer(outage.Follow(client, labelled{l.maps}, "", l.watchFailed), &corev1.ConfigMap{}, 0, nil)
-	handler, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    l.set,
-		UpdateFunc: func(_, object any) { l.set(object) },
-		DeleteFunc: l.remove,
+	l := &List{maps: client.CoreV1().ConfigMaps(namespace), log: log, now: time.Now}
+	l.cache = kubecache.Open(ctx, client, labelled{l.maps}, "", kubecache.Config[*corev1.ConfigMap, cachedMap]{
+		What: "revocations",
+		Decode: func(m *corev1.ConfigMap) (cachedMap, error) {
+			m.BinaryData = nil // nothing reads it
+			return cachedMap{l.decode(m, true), m}, nil
+		},
+		Log: log,
 	})
-	err = errors.Join(err,
-		informer.SetTransform(forget),
-		informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) { l.watchFailed(err) }))
-	if err != nil {
-		return nil, fmt.Errorf("watch revocations: %w", err)
-	}
-	go informer.RunWithContext(ctx)
-	go func() {
-		if cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-			close(l.synced)
-			l.hints.Send()
-		}
-	}()
 	return l, nil
 }
 
@@ -131,48 +112,6 @@ func (l labelled) List(ctx context.Context, options metav1.ListOptions) (*corev1
 func (l labelled) Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	options.LabelSelector = selector
 	return l.ConfigMapInterface.Watch(ctx, options)
-}
-
-// forget drops what nothing reads from the objects of the informer.
-func forget(object any) (any, error) {
-	if m, ok := object.(*corev1.ConfigMap); ok {
-		m.ManagedFields, m.BinaryData = nil, nil
-	}
-	return object, nil
-}
-
-func (l *List) watchFailed(err error) {
-	if err == nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		return
-	}
-	l.log.Warn("watch failed, retrying", "objects", "revocations", "error", foreign.Text(err.Error(), foreign.MaxMessage))
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.trouble = err
-}
-
-func (l *List) set(object any) {
-	m, ok := object.(*corev1.ConfigMap)
-	if !ok {
-		return
-	}
-	entries := l.decode(m, true)
-	l.mu.Lock()
-	l.known[m.Name], l.stored[m.Name] = entries, m
-	l.mu.Unlock()
-	l.hints.Send()
-}
-
-func (l *List) remove(object any) {
-	name, err := cache.DeletionHandlingObjectToName(object)
-	if err != nil {
-		return
-	}
-	l.mu.Lock()
-	delete(l.known, name.Name)
-	delete(l.stored, name.Name)
-	l.mu.Unlock()
-	l.hints.Send()
 }
 
 // decode returns the entries of a ConfigMap. It ignores entries that are in another ConfigMap than their key says:
@@ -219,54 +158,33 @@ func (l *List) Get(ctx context.Context, key revocation.Key) (revocation.Entry, e
 
 // Find implements [revocation.Store]. It waits until the cache is filled for the first time or ctx ends.
 func (l *List) Find(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
-	if err := l.wait(ctx); err != nil {
-		return revocation.Entry{}, err
+	cached, err := l.cache.Get(ctx, shard(key))
+	if err != nil {
+		return revocation.Entry{}, fmt.Errorf("revocations: %w", err)
 	}
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	e, found := l.known[shard(key)][key]
-	if !found {
-		return e, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
+	if cached != nil {
+		if e, found := cached.Value.entries[key]; found {
+			return e, nil
+		}
 	}
-	return e, nil
+	return revocation.Entry{}, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
 }
 
 // Cached implements [revocation.Store]. It waits like Find.
 func (l *List) Cached(ctx context.Context) ([]revocation.Entry, error) {
-	if err := l.wait(ctx); err != nil {
-		return nil, err
+	cached, err := l.cache.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("revocations: %w", err)
 	}
-	l.mu.RLock()
-	defer l.mu.RUnlock()
 	var all []revocation.Entry
-	for _, entries := range l.known {
-		all = slices.AppendSeq(all, maps.Values(entries))
+	for _, m := range cached {
+		all = slices.AppendSeq(all, maps.Values(m.entries))
 	}
 	return sorted(all), nil
 }
 
 // Watch returns a channel that receives a value after each change of the cache, until ctx ends.
-func (l *List) Watch(ctx context.Context) <-chan struct{} { return l.hints.Watch(ctx) }
-
-func (l *List) wait(ctx context.Context) error {
-	select {
-	case <-l.synced:
-		return nil
-	default:
-	}
-	select {
-	case <-l.synced:
-		return nil
-	case <-ctx.Done():
-	}
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	err := fmt.Errorf("revocations: no response from the API server yet: %w", ctx.Err())
-	if l.trouble != nil {
-		err = fmt.Errorf("%w (%w)", err, l.trouble)
-	}
-	return err
-}
+func (l *List) Watch(ctx context.Context) <-chan struct{} { return l.cache.Watch(ctx) }
 
 // List implements [revocation.Store].
 func (l *List) List(ctx context.Context) ([]revocation.Entry, error) {
