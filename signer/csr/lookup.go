@@ -17,7 +17,7 @@ import (
 // The list must be up to date, too. While other clients write, kube-apiserver (since 1.31, KEP-2340) takes
 // up to 100 ms to confirm that its cache is. For a few lookups that is slower than single requests.
 const (
-	fewLookups     = 8
+	fewLookups     = 3
 	nodesPerLookup = 20
 )
 
