@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -383,8 +384,8 @@ func TestLogsOutage(t *testing.T) {
 	})
 }
 
-// A watch that ends after its time continues where it ended, without another list. A failed watch is not an error for
-// the log if it has only expired.
+// A watch that ends after its time continues where it ended, without another list. The log has no warning about a watch
+// that has only ended or expired.
 func TestRestartsEndedWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, false, object("a", "1", "x"))
@@ -398,11 +399,13 @@ func TestRestartsEndedWatch(t *testing.T) {
 		if n := len(c.source.watches); c.source.lists != 1 || n != 2 || c.source.watches[n-1].ResourceVersion != "101" {
 			t.Errorf("got %d lists, watches %+v; want one list and a second watch from 101", c.source.lists, c.source.watches)
 		}
-		c.source.set(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonExpired, Code: http.StatusGone}})
+		c.source.set(io.EOF)
 		c.source.w.Error(&apierrors.NewResourceExpired("too old").ErrStatus)
 		time.Sleep(time.Minute)
+		c.source.set(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonExpired, Code: http.StatusGone}})
+		time.Sleep(time.Minute)
 		synctest.Wait()
-		if c.source.lists < 3 || c.log.Len() > 0 {
+		if c.source.lists < 5 || c.log.Len() > 0 {
 			t.Errorf("got %d lists, log %s; want retries without a warning", c.source.lists, &c.log)
 		}
 	})
@@ -463,6 +466,31 @@ func TestReadsFailAfterEndOfContext(t *testing.T) {
 		ended := kubecache.Open(ctx, fake.NewClientset(), &source{}, "", kubecache.Config[*corev1.ConfigMap, string]{What: "objects"})
 		if _, err := ended.List(t.Context()); err == nil || !strings.Contains(err.Error(), "context of the watch has ended") {
 			t.Errorf("ended watch: got %v", err)
+		}
+	})
+}
+
+// Only What and Decode are required. Catches a panic in the goroutine of the watch.
+func TestOptionalFieldsOfConfig(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &source{items: []*corev1.ConfigMap{object("a", "1", "x")}}
+		c := kubecache.Open(t.Context(), fake.NewClientset(), s, "", kubecache.Config[*corev1.ConfigMap, string]{
+			What: "objects", Decode: func(m *corev1.ConfigMap) (string, error) { return m.Data["text"], nil },
+		})
+		hints := c.Watch(t.Context())
+		synctest.Wait()
+		<-hints
+		s.w.Modify(object("a", "2", "x"))
+		synctest.Wait()
+		<-hints
+		s.w.Delete(object("a", "3", "x"))
+		synctest.Wait()
+		s.set(apierrors.NewForbidden(schema.GroupResource{}, "", nil))
+		s.w.Error(&apierrors.NewResourceExpired("too old").ErrStatus)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n, filled := c.Len(); n != 0 || !filled || s.lists < 2 {
+			t.Errorf("got %d objects, filled %t, after %d lists; want none", n, filled, s.lists)
 		}
 	})
 }
