@@ -36,11 +36,11 @@ type Config[O metav1.Object, T any] struct {
 	Log     *slog.Logger                          // for failures of the watch
 }
 
-// A Cache contains all objects O of a resource as values T, sorted by name. [Open] creates it. Its methods may be called
-// concurrently.
+// A Cache contains all objects O of a resource as values T, sorted by name. [Open] creates it. Its methods may be
+// called concurrently.
 //
 // The cache applies changes in the order of the watch. When client-go lists the objects again, the cache replaces all
-// entries in one step. So when the cache has a version of an object, it has all earlier changes of the same resource, too.
+// entries in one step. So when the cache has a version of an object, it also has all earlier changes of the resource.
 type Cache[O metav1.Object, T any] struct {
 	config Config[O, T]
 	hints  tokens.Hints
@@ -60,8 +60,8 @@ type Entry[T any] struct {
 	Err     error // of Decode
 }
 
-// Open returns a cache of a resource that is up to date until ctx ends. After that, only Peek and Len work. Open does not
-// wait for the API server. client and fieldSelector are as for [outage.Follow].
+// Open returns a cache that watches a resource until ctx ends. After that, only Peek and Len work. Open does not wait
+// for the API server. client and fieldSelector are as for [outage.Follow].
 func Open[L runtime.Object, O metav1.Object, T any](ctx context.Context, client any, resource outage.Resource[L], fieldSelector string, config Config[O, T]) *Cache[O, T] {
 	if config.Log == nil {
 		config.Log = slog.New(slog.DiscardHandler)
@@ -71,7 +71,7 @@ func Open[L runtime.Object, O metav1.Object, T any](ctx context.Context, client 
 	return c
 }
 
-// follow lists and watches until ctx ends. The pace is that of client-go, whose own loop can report errors to klog only.
+// follow lists and watches until ctx ends, at the pace of client-go. The loop of client-go reports errors to klog only.
 func (c *Cache[O, T]) follow(ctx context.Context, source cache.ListerWatcher) {
 	var example O
 	reflector := cache.NewReflectorWithOptions(source, example, store[O, T]{c}, cache.ReflectorOptions{Name: c.config.What, TypeDescription: c.config.What})

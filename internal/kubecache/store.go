@@ -20,8 +20,8 @@ func (s store[O, T]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return s.decode(object) }
 }
 
-// decode returns the entry of an object. It is the cached entry if the object has not changed: after an interruption, the
-// reflector lists all objects again.
+// decode returns the entry of an object. It is the cached entry if the object has not changed: after an interruption,
+// the reflector lists all objects again.
 func (s store[O, T]) decode(object any) (*Entry[T], error) {
 	if e, ok := object.(*Entry[T]); ok { // the Transformer has decoded it
 		return e, nil
