@@ -49,7 +49,8 @@ type Cache[O metav1.Object, T any] struct {
 
 	mu      sync.Mutex
 	index   index[T]
-	trouble error // the last error of the watch, for wait
+	version string // as Version returns it
+	trouble error  // the last error of the watch, for wait
 }
 
 // An Entry is the result of decoding one object. It is immutable.
@@ -162,6 +163,13 @@ func (c *Cache[O, T]) Len() (objects int, filled bool) {
 	default:
 	}
 	return len(c.index.all), filled
+}
+
+// Version returns the resourceVersion that the cache has reached; empty until it is filled.
+func (c *Cache[O, T]) Version() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.version
 }
 
 // wait waits until the cache is filled for the first time.

@@ -12,7 +12,10 @@ import (
 // A store is a cache as the reflector of client-go fills it. The reflector calls one method at a time.
 type store[O metav1.Object, T any] struct{ *Cache[O, T] }
 
-var _ cache.TransformingStore = store[*metav1.ObjectMeta, any]{}
+var (
+	_ cache.TransformingStore      = store[*metav1.ObjectMeta, any]{}
+	_ cache.ResourceVersionUpdater = store[*metav1.ObjectMeta, any]{}
+)
 
 // Transformer returns a function that decodes an object. While the API server streams a list, the reflector keeps the
 // results, so that it does not keep the whole objects.
@@ -73,7 +76,7 @@ func (s store[O, T]) Delete(object any) error {
 }
 
 // Replace replaces all entries in one step: readers never see a part of the list.
-func (s store[O, T]) Replace(objects []any, _ string) error {
+func (s store[O, T]) Replace(objects []any, version string) error {
 	list := make(entries[T], len(objects))
 	for i, object := range objects {
 		var err error
@@ -88,7 +91,7 @@ func (s store[O, T]) Replace(objects []any, _ string) error {
 	}
 	s.mu.Lock()
 	before := s.index
-	s.index = next
+	s.index, s.version = next, version
 	s.mu.Unlock()
 	select {
 	case <-s.filled:
@@ -108,6 +111,13 @@ func (s store[O, T]) changed(e *Entry[T]) {
 	if s.config.Changed != nil {
 		s.config.Changed(e.Name, e.Value, e.Err)
 	}
+}
+
+// UpdateResourceVersion is called after each event of the watch.
+func (s store[O, T]) UpdateResourceVersion(version string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version = version
 }
 
 func (s store[O, T]) Resync() error { return nil }

@@ -33,7 +33,7 @@ func (n *Nodes) DryRun() *Nodes {
 	return dry
 }
 
-// dryTokens reads tokens live, because a proof of freshness writes. Its Update returns the result without writing it.
+// dryTokens reads tokens. Its Update returns the result without writing it.
 type dryTokens struct{ tokens.Store }
 
 func (s dryTokens) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
@@ -43,10 +43,6 @@ func (s dryTokens) Update(ctx context.Context, id string, change func(*tokens.Re
 	}
 	r.Nodes = slices.Clone(r.Nodes)
 	return r, change(&r)
-}
-
-func (s dryTokens) Recent(ctx context.Context, id string) (tokens.Record, error) {
-	return s.Get(ctx, id)
 }
 
 func (dryTokens) Create(context.Context, tokens.Record) (tokens.Record, error) {

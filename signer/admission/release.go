@@ -68,7 +68,7 @@ func (n *Nodes) vacate(ctx context.Context, c tokens.Claim) error {
 }
 
 // checkNameFree refuses a name that a Node has, or that a token with limits has claimed. That nobody holds the name may be
-// up to [tokens.MaxAge] old: the requester does not hold it against a token that claims it later.
+// up to [tokens.MaxAge] old: this requester does not hold the name against a token with limits that claims it later, either.
 func (n *Nodes) checkNameFree(ctx context.Context, node string) error {
 	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
 		return err

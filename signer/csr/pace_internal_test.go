@@ -11,6 +11,7 @@ func TestPace(t *testing.T) {
 		n    int
 		took time.Duration
 		wait time.Duration // before them
+		busy bool          // all that may be in progress are
 	}
 	for _, test := range []struct {
 		name   string
@@ -19,25 +20,31 @@ func TestPace(t *testing.T) {
 		want   int
 	}{
 		{"no write", 512, nil, 80},
-		{"a fast write", 512, []writes{{1, fast, 0}}, 80},
-		{"a slow write", 512, []writes{{1, slow, 0}}, 82},
-		{"many slow writes", 512, []writes{{1000, slow, 0}}, 400},
-		{"far away", 512, []writes{{1000, time.Second, 0}}, 512},
-		{"small bound", 100, []writes{{1000, slow, 0}}, 100},
-		{"smaller bound", 10, []writes{{1000, slow, 0}}, 10},
-		{"a fast write among slow ones", 512, []writes{{1000, slow, 0}, {1, fast, 0}, {1000, slow, 5 * time.Second}}, 80},
-		{"10 s later", 512, []writes{{1, fast, 0}, {1000, slow, latencyAge}}, 80},
-		{"20 s later", 512, []writes{{1, fast, 0}, {1, slow, latencyAge}, {1000, slow, latencyAge}}, 400},
-		{"after a pause", 512, []writes{{1, fast, 0}, {1000, slow, 2 * latencyAge}}, 400},
-		{"the API server comes closer", 512, []writes{{1000, slow, 0}, {1, slow / 2, 0}}, 200},
-		{"the clock goes back", 512, []writes{{1000, slow, 0}, {1, slow, -time.Hour}}, 400},
+		{"a fast write", 512, []writes{{1, fast, 0, false}}, 80},
+		{"a slow write", 512, []writes{{1, slow, 0, false}}, 82},
+		{"many slow writes", 512, []writes{{1000, slow, 0, false}}, 400},
+		{"far away", 512, []writes{{1000, time.Second, 0, false}}, 512},
+		{"small bound", 100, []writes{{1000, slow, 0, false}}, 100},
+		{"smaller bound", 10, []writes{{1000, slow, 0, false}}, 10},
+		{"a fast write among slow ones", 512, []writes{{1000, slow, 0, false}, {1, fast, 0, false}, {1000, slow, 5 * time.Second, false}}, 80},
+		{"10 s later", 512, []writes{{1, fast, 0, false}, {1000, slow, latencyAge, false}}, 80},
+		{"20 s later", 512, []writes{{1, fast, 0, false}, {1, slow, latencyAge, false}, {1000, slow, latencyAge, false}}, 400},
+		{"after a pause", 512, []writes{{1, fast, 0, false}, {1000, slow, 2 * latencyAge, false}}, 400},
+		{"a long storm", 512, []writes{{1, fast, 0, true}, {1, slow, latencyAge, true}, {1000, slow, latencyAge, true}}, 80},
+		{"after a storm", 512, []writes{{1, fast, 0, true}, {1, slow, latencyAge, false}, {1000, slow, latencyAge, false}}, 400},
+		{"the API server comes closer", 512, []writes{{1000, slow, 0, false}, {1, slow / 2, 0, false}}, 200},
+		{"the clock goes back", 512, []writes{{1000, slow, 0, false}, {1, slow, -time.Hour, false}}, 400},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p, now := newPace(test.most), time.Now()
 			for _, w := range test.writes {
 				now = now.Add(w.wait)
+				inProgress := leastInProgress - 1
+				if w.busy {
+					inProgress = p.limit
+				}
 				for range w.n {
-					p.wrote(w.took, now)
+					p.wrote(w.took, inProgress, now)
 				}
 			}
 			if p.limit != test.want {

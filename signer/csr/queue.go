@@ -23,7 +23,7 @@ const (
 // crowded: a flood, or a rack of machines that share a token. Each requester may have one request in progress. Then
 // come those that are not crowded, and then smaller ones before those of more than twice their size.
 //
-// Crowded requesters together have at most four fifths of the limit in progress, so a new requester starts at once. While
+// Beyond one each, crowded requesters have at most four fifths of the limit in progress, so a new requester starts at once. While
 // a smaller requester is served, those of more than twice its size have a sixteenth together. So a flood slows down
 // neither a machine nor a rack, and others do not block a rack.
 //
@@ -97,8 +97,10 @@ func (t *fairQueue) done(i item) {
 func (t *fairQueue) wrote(took time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.pace.wrote(took, time.Now())
-	t.startDue()
+	before := t.pace.limit
+	if t.pace.wrote(took, t.inProgress, time.Now()); t.pace.limit > before {
+		t.startDue()
+	}
 }
 
 // slowDown returns to the smallest limit of requests in progress, because the API server does not respond.

@@ -28,8 +28,9 @@ import (
 const ClaimNamespace = "kubejoin-system"
 
 // Claims is a [tokens.Claims] of the Leases in one namespace with the label kubejoin.io/claim=true or
-// kubejoin.io/claim=released. Find, List and OfToken read from a cache that watches the API server. All other
-// methods send requests to it. When Watch sends a hint, the change is already in the cache.
+// kubejoin.io/claim=released. Find, List and OfToken read from a cache that watches the API server. Recent and
+// RecentlyHeldBy do so while a Lease with the label kubejoin.io/claim=proof proves that the cache is current. All other
+// methods send requests to the API server. When Watch sends a hint, the change is already in the cache.
 //
 // A Lease without this label is not a claim, but nobody can claim its name. The same is true for a malformed
 // claim: List and OfToken omit it, and Get, Find, HeldBy and Update return an error that does not wrap
@@ -42,6 +43,8 @@ type Claims struct {
 	heldByCalls batch.Queue[struct{}, *heldBy]
 	fresh       freshness
 	proof       *coordinationv1.Lease // the last one that writeProof wrote
+	proofs      tokens.Hints          // sent when the watch has brought one
+	restored    bool                  // writeProof has found errRestored
 
 	mu      sync.Mutex
 	written map[string]*coordinationv1.Lease // Leases as the API server returned them, by node name
@@ -90,9 +93,20 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 	s.cache = kubecache.Open(ctx, client, labelled{leases}, "", kubecache.Config[*coordinationv1.Lease, cachedClaim]{
 		What:   "claims",
 		Decode: decodeCached,
-		Groups: func(c cachedClaim) []string { return []string{c.tokenID} }, // "" for released claims
+		Groups: func(c cachedClaim) []string {
+			if c.tokenID == "" { // a released claim, or no claim
+				return nil
+			}
+			return []string{c.tokenID}
+		},
+		Same: func(before, now cachedClaim) bool {
+			return errors.Is(before.problem, errNoClaim) && errors.Is(now.problem, errNoClaim)
+		},
 		Changed: func(_ string, c cachedClaim, _ error) {
-			if c.problem != nil && !errors.Is(c.problem, errNoClaim) {
+			switch {
+			case errors.Is(c.problem, errNoClaim):
+				s.proofs.Send()
+			case c.problem != nil:
 				log.Warn("malformed claim", "problem", foreign.Text(c.problem.Error(), foreign.MaxMessage))
 			}
 		},
@@ -346,7 +360,7 @@ func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*toke
 		return tokens.Claim{}, false
 	}
 	applyClaim(lease, before, after)
-	updated, err := s.update(ctx, lease, after)
+	updated, err := s.update(ctx, lease, before, after)
 	if err != nil {
 		return tokens.Claim{}, false
 	}
@@ -356,8 +370,8 @@ func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*toke
 }
 
 // update writes a changed claim. The resourceVersion in lease makes the update conditional.
-func (s *Claims) update(ctx context.Context, lease *coordinationv1.Lease, after tokens.Claim) (*coordinationv1.Lease, error) {
-	defer s.fresh.wrote(after.Node, holderKey(after.TokenID))
+func (s *Claims) update(ctx context.Context, lease *coordinationv1.Lease, before, after tokens.Claim) (*coordinationv1.Lease, error) {
+	defer s.fresh.wrote(after.Node, holderKey(before.TokenID), holderKey(after.TokenID))
 	return s.leases.Update(ctx, lease, metav1.UpdateOptions{})
 }
 
@@ -380,7 +394,7 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		}
 		applyClaim(lease, before, after)
 		s.takeWritten(node)
-		updated, err := s.update(ctx, lease, after)
+		updated, err := s.update(ctx, lease, before, after)
 		switch {
 		case err == nil:
 			if !after.Identity.IsZero() {
@@ -399,7 +413,7 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 		return fmt.Errorf("delete claim: %w", err)
 	}
 	s.takeWritten(c.Node)
-	defer s.fresh.wrote(c.Node)
+	defer s.fresh.wrote(c.Node, holderKey(c.TokenID))
 	uid := types.UID(c.UID)
 	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Version},

@@ -34,35 +34,39 @@ type freshness struct {
 	failing bool // the last proof failed, and this is logged
 	current func(name, version string) bool
 	since   time.Time // when the proof of current began
-	reads   int       // since the last proof began or counted
+	began   time.Time // when the last proof began
+	reads   int       // since counted
 	counted time.Time
 	written map[string]time.Time // when writes of this store returned, by entry or group
 	settled time.Time            // proofs must begin after this; replaces written if it is full
 }
 
 const (
-	// proofAge is how old a proof is when the next one begins, so that it is there before the old one ends.
+	// proofAge is the least time between the beginnings of two proofs. The next one is there before the last one ends.
 	proofAge = tokens.MaxAge / 2
 	// maxOwnWrites is how many writes a freshness remembers one by one.
 	maxOwnWrites = 10_000
 )
 
-// proves reports whether an entry of the cache is proven to be current, and counts a read. Groups are those that the
-// reader relies on, too. The entry is unproven after a write of this store until a later proof.
-func (f *freshness) proves(name, version string, groups ...string) bool {
+// proves reports whether an entry or a group of the cache is proven to be current, and counts a read. It is unproven after
+// a write of this store until a later proof.
+func (f *freshness) proves(key, version string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
 	f.count(now)
-	if f.current == nil || now.Sub(f.since) >= tokens.MaxAge || !f.since.After(f.settled) || !f.current(name, version) {
+	if f.current == nil || !recent(f.since, now) || !f.since.After(f.settled) || !f.current(key, version) {
 		return false
 	}
-	for _, key := range append(groups, name) {
-		if at, written := f.written[key]; written && !f.since.After(at) {
-			return false
-		}
-	}
-	return true
+	at, written := f.written[key]
+	return !written || f.since.After(at)
+}
+
+// recent reports whether less than [tokens.MaxAge] has passed, by both clocks: the monotonic one does not run while a
+// virtual machine is paused.
+func recent(since, now time.Time) bool {
+	wall := now.Round(0).Sub(since.Round(0))
+	return now.Sub(since) < tokens.MaxAge && wall >= 0 && wall < tokens.MaxAge
 }
 
 // count counts a read, and begins a proof if enough reads would share it.
@@ -70,10 +74,10 @@ func (f *freshness) count(now time.Time) {
 	if now.Sub(f.counted) >= tokens.MaxAge {
 		f.reads, f.counted = 0, now
 	}
-	if f.reads++; f.proving || now.Sub(f.since) < proofAge || f.reads < f.price() {
+	if f.reads++; f.proving || now.Sub(f.began) < proofAge || f.reads < f.price() {
 		return
 	}
-	f.reads, f.counted, f.proving = 0, now, true
+	f.reads, f.counted, f.proving, f.began = 0, now, true, now
 	go func() {
 		current, err := f.prove()
 		f.mu.Lock()
@@ -157,23 +161,29 @@ const (
 func (s *Claims) writeProof(ctx context.Context) (current func(name, version string) bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tokens.MaxAge)
 	defer cancel()
-	changed, before := s.cache.Watch(ctx), s.cache.Peek(proofName)
+	back, before := s.proofs.Watch(ctx), s.cache.Version()
 	version, err := s.touchProof(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("write Lease %s/%s: %w", s.namespace, proofName, err)
 	}
+	if s.restored = s.restored || newer(before, version); s.restored {
+		// The watch never brings what happened until etcd comes to the version of the cache.
+		return nil, errRestored
+	}
 	for {
-		// An entry from before may be newer than the write if etcd was restored from a backup.
-		if seen := s.cache.Peek(proofName); seen != nil && seen != before && !newer(version, seen.Version) {
+		if seen := s.cache.Peek(proofName); seen != nil && !newer(version, seen.Version) {
 			return func(string, string) bool { return true }, nil
 		}
 		select {
-		case <-changed:
+		case <-back:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the watch has not brought back Lease %s/%s within %s", s.namespace, proofName, tokens.MaxAge)
+			return nil, fmt.Errorf("the watch has not brought back Lease %s/%s within %s: %w", s.namespace, proofName, tokens.MaxAge, ctx.Err())
 		}
 	}
 }
+
+// errRestored means that the cache has objects of a history that is gone.
+var errRestored = errors.New("etcd was restored from a backup; restart kubejoin, like all programs that watch the API server")
 
 // touchProof writes the Lease proofName and returns its new resourceVersion.
 func (s *Claims) touchProof(ctx context.Context) (version string, err error) {

@@ -1,6 +1,7 @@
 package storetest
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/tokens"
@@ -49,15 +50,29 @@ func testRecentClaims(t *testing.T, s tokens.Claims) {
 				t.Fatalf("Recent: %v", err)
 			}
 			wantSameClaim(t, "Recent", got, made)
-			if held, err := s.RecentlyHeldBy(t.Context(), c.TokenID); err != nil || len(held) != 1 || !sameClaim(held[0], made) {
-				t.Fatalf("RecentlyHeldBy gives\n%+v, %v\nwant\n%+v", held, err, made)
-			}
+			wantHeld(t, s, c.TokenID, made)
 		}
-		if err := s.Delete(t.Context(), made); err != nil {
+		other := made
+		other.TokenID, other.TokenUID = "abcdef", "another"
+		if other, err = s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { *c = other; return nil }); err != nil {
+			t.Fatalf("Update: %v", err)
+		}
+		wantHeld(t, s, c.TokenID)
+		wantHeld(t, s, other.TokenID, other)
+		if err := s.Delete(t.Context(), other); err != nil {
 			t.Fatalf("Delete: %v", err)
 		}
+		wantHeld(t, s, other.TokenID)
 		if t.Failed() {
 			t.Fatalf("after claim %d", i+1)
 		}
+	}
+}
+
+func wantHeld(t *testing.T, s tokens.Claims, id string, want ...tokens.Claim) {
+	t.Helper()
+	held, err := s.RecentlyHeldBy(t.Context(), id)
+	if err != nil || !slices.EqualFunc(held, want, sameClaim) {
+		t.Fatalf("RecentlyHeldBy gives\n%+v, %v\nwant\n%+v", held, err, want)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // settles is how long after a token was disabled a certificate may still be issued on it: a replica has cached the token,
 // its signer uses the admission, and takes up to half a second to store the certificate.
-const settles = 2*admission.MaxAge + time.Second/2
+const settles = tokens.MaxAge + admission.MaxAge + time.Second/2
 
 // revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the token
 // keeps its claims, by which a retry finds the nodes. Each step may be repeated.
