@@ -209,6 +209,13 @@ func TestEntryHasVersionAndError(t *testing.T) {
 				t.Errorf("Get: got %+v, %v, want %+v", got, err, want)
 			}
 		}
+		if got := c.Version(); got != "100" {
+			t.Errorf("got version %q of the cache, want that of the list", got)
+		}
+		c.source.w.Modify(object("a", "101", "y"))
+		if synctest.Wait(); c.Version() != "101" {
+			t.Errorf("got version %q of the cache, want that of the last event", c.Version())
+		}
 		if got, err := c.Get(t.Context(), "nobody"); got != nil || err != nil {
 			t.Errorf("nobody: got %+v, %v", got, err)
 		}

@@ -62,9 +62,35 @@ func newSite(t *testing.T) *site {
 		db: db, ca: ca.Certificate(),
 		authority: &signer.Authority{
 			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour)), Facts: signer.Standalone{Claims: db.Claims()},
-			Nodes: &admission.Nodes{Tokens: db, Claims: db.Claims()}, Revocations: guard, Record: kept,
+			Nodes: &admission.Nodes{Tokens: slowest().Store(db), Claims: db.Claims()}, Revocations: guard, Record: kept,
 		},
 		Desk: &desk.Desk{Guard: guard, Tokens: db, Claims: db.Claims(), ClusterInfo: config(kubeconfig), Issued: kept},
+	}
+}
+
+// slowest returns the fault of a replica that sees changes of tokens as late as it may.
+func slowest() storetest.Faulty {
+	type seen struct {
+		record tokens.Record
+		at     time.Time
+	}
+	var mu sync.Mutex
+	known := map[string]seen{}
+	return func(c *storetest.Call, do func() error) error {
+		if c.Method != "Store.Find" && c.Method != "Store.Recent" {
+			return do()
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if k, found := known[c.Method+c.Key]; found && time.Since(k.at) < tokens.MaxAge {
+			c.Records = []tokens.Record{k.record.Clone()}
+			return nil
+		}
+		err := do()
+		if err == nil {
+			known[c.Method+c.Key] = seen{c.Records[0].Clone(), time.Now()}
+		}
+		return err
 	}
 }
 
