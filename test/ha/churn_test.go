@@ -21,16 +21,13 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// churnFor is how long [TestMemoryStaysFlatUnderChurn] runs: KUBEJOIN_TEST_CHURN, or five minutes in CI, or 30 s.
+// churnFor is how long [TestMemoryStaysFlatUnderChurn] runs: KUBEJOIN_TEST_CHURN, or 30 s.
 func churnFor(t *testing.T) time.Duration {
 	t.Helper()
 	if given := os.Getenv("KUBEJOIN_TEST_CHURN"); given != "" {
 		d, err := time.ParseDuration(given)
 		must(t, err)
 		return d
-	}
-	if os.Getenv("CI") != "" {
-		return 5 * time.Minute
 	}
 	return 30 * time.Second
 }
