@@ -14,15 +14,15 @@ var (
 	// ErrConflict is wrapped if a record or claim has changed since it was read. That includes being
 	// deleted and created again under the same ID or name.
 	ErrConflict = errors.New("has changed")
-	// ErrRefused is wrapped if the store has refused a write, and refuses it again until an operator acts. The write has
-	// no effect.
+	// ErrRefused is wrapped if the store has refused a write, and refuses it again until an operator acts. The write
+	// has no effect.
 	ErrRefused = errors.New("the store refuses writes")
 	// ErrDeleting is wrapped by the Problem of a record that is being deleted. The record still
 	// exists because of a finalizer.
 	ErrDeleting = errors.New("token is being deleted")
 )
 
-// MaxAge is how old the state may be that Recent and RecentlyHeldBy return.
+// MaxAge is the greatest age of what Recent and RecentlyHeldBy return.
 const MaxAge = time.Second
 
 // A Store stores records. Its methods may be called concurrently. Errors wrap [ErrNotFound],

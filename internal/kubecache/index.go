@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// An index is all entries, and those of each group.
+// An index has all entries, and the entries of each group.
 type index[T any] struct {
 	groupsOf func(T) []string // nil means no groups
 	all      entries[T]
@@ -51,7 +51,7 @@ func (x *index[T]) ungroup(e *Entry[T]) {
 	}
 }
 
-// entries are sorted by name.
+// entries is a list of entries, sorted by name.
 type entries[T any] []*Entry[T]
 
 // find returns the position of a name, or the position at which to insert it.

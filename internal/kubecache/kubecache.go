@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Config is what a [Cache] needs to know about its objects O and their values T. Only What and Decode are required.
+// Config describes the objects O of a [Cache] and their values T. Only What and Decode are required.
 type Config[O metav1.Object, T any] struct {
 	What string // names the objects in log messages, in the plural
 
@@ -30,9 +30,9 @@ type Config[O metav1.Object, T any] struct {
 	// fails, the cache has an [Entry] with the error.
 	Decode func(O) (T, error)
 
-	Groups  func(T) []string                      // returns the groups of a value; nil means no groups
-	Same    func(before, now T) bool              // reports that a change needs no hint; nil means that each change needs one
-	Changed func(name string, value T, err error) // called after each change with the result of Decode
+	Groups  func(T) []string                      // returns the groups of a value; nil: no groups
+	Same    func(before, now T) bool              // reports whether a change needs no hint; nil: each needs one
+	Changed func(name string, value T, err error) // called with the result of Decode after an addition or change
 	Log     *slog.Logger                          // for failures of the watch
 }
 
@@ -72,7 +72,8 @@ func Open[L runtime.Object, O metav1.Object, T any](ctx context.Context, client 
 	return c
 }
 
-// follow lists and watches until ctx ends, at the pace of client-go. The loop of client-go reports errors to klog only.
+// follow lists and watches until ctx ends. It backs off like the loop of client-go, which would report errors to klog
+// only.
 func (c *Cache[O, T]) follow(ctx context.Context, source cache.ListerWatcher) {
 	var example O
 	reflector := cache.NewReflectorWithOptions(source, example, store[O, T]{c}, cache.ReflectorOptions{Name: c.config.What, TypeDescription: c.config.What})
@@ -110,7 +111,8 @@ func (c *Cache[O, T]) warn(message string, err error) {
 	c.trouble = err
 }
 
-// Watch returns a channel that receives a hint at once and after each change, until ctx ends. See [tokens.Hints].
+// Watch returns a channel that receives a hint at once and after each change that needs one, until ctx ends. See
+// [tokens.Hints].
 func (c *Cache[O, T]) Watch(ctx context.Context) <-chan struct{} { return c.hints.Watch(ctx) }
 
 // List returns the values of all objects without a decode error, sorted by name. They share memory with the cache. Like

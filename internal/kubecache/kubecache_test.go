@@ -34,7 +34,7 @@ func object(name, version, text string) *corev1.ConfigMap {
 	}
 }
 
-// source plays the resource.
+// source is a fake resource.
 type source struct {
 	mu      sync.Mutex
 	items   []*corev1.ConfigMap
@@ -84,7 +84,7 @@ type cache struct {
 	log     bytes.Buffer
 }
 
-// open returns a cache after its first list. streamed tells how the API server sends it.
+// open returns a cache after its first list. streamed selects how the API server sends it.
 func open(t *testing.T, streamed bool, items ...*corev1.ConfigMap) *cache {
 	t.Helper()
 	c := &cache{source: &source{items: items}}
@@ -251,7 +251,7 @@ func TestDecodesStreamedListAtOnce(t *testing.T) {
 	})
 }
 
-// Whoever sees a version of an object must see all earlier changes, also after another list. Catches a cache that
+// A reader that sees a version of an object must see all earlier changes, also after another list. Catches a cache that
 // replaces its entries one by one.
 func TestListReplacesAllEntriesAtOnce(t *testing.T) {
 	bothLists(t, func(t *testing.T, streamed bool) {
@@ -418,7 +418,7 @@ func TestRestartsEndedWatch(t *testing.T) {
 	})
 }
 
-// A hint comes after the change is in the cache. Same changes, which may be most of all, send none.
+// A hint comes after the change is in the cache. Changes for which Same returns true send none.
 func TestHints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, false, object("a", "1", "x"), object("b", "1", "malformed"))

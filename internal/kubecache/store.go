@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// A store is a cache as the reflector of client-go fills it. The reflector calls one method at a time.
+// A store lets the reflector of client-go fill a cache. The reflector calls one method at a time.
 type store[O metav1.Object, T any] struct{ *Cache[O, T] }
 
 var (
@@ -23,8 +23,8 @@ func (s store[O, T]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return s.decode(object) }
 }
 
-// decode returns the entry of an object. It is the cached entry if the object has not changed: after an interruption,
-// the reflector lists all objects again.
+// decode returns the entry of an object. If the object has not changed, it returns the cached entry: after an
+// interruption, the reflector lists all objects again.
 func (s store[O, T]) decode(object any) (*Entry[T], error) {
 	if e, ok := object.(*Entry[T]); ok { // the Transformer has decoded it
 		return e, nil
@@ -113,7 +113,7 @@ func (s store[O, T]) changed(e *Entry[T]) {
 	}
 }
 
-// UpdateResourceVersion is called after each event of the watch.
+// UpdateResourceVersion records the version of the last event. The reflector calls it after each event.
 func (s store[O, T]) UpdateResourceVersion(version string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

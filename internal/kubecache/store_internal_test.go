@@ -6,7 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// The reflector logs such an error. Catches a panic, or a cache that lacks objects without a word.
+// The reflector logs such an error. Catches a panic, or a cache that silently lacks objects.
 func TestRefusesObjectsOfOtherTypes(t *testing.T) {
 	s := store[*corev1.ConfigMap, string]{&Cache[*corev1.ConfigMap, string]{config: Config[*corev1.ConfigMap, string]{What: "objects"}, filled: make(chan struct{})}}
 	for name, call := range map[string]func() error{

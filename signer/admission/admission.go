@@ -63,8 +63,8 @@ const (
 // DefaultRetention is how long a spent token is kept before it expires.
 const DefaultRetention = time.Hour
 
-// MaxAge is how long a signer may use an [Admitted]. A token without limits may be [tokens.MaxAge] old when it admits. So
-// a machine may get a certificate until both have passed after such a token was disabled or deleted.
+// MaxAge is how long a signer may use an [Admitted]. A token without limits may be up to [tokens.MaxAge] old when it
+// admits. After such a token was disabled or deleted, a machine may get a certificate for the sum of both times.
 const MaxAge = time.Second
 
 // A Nodes decides which requester may have which node name. It checks every request for a node's client certificate
@@ -96,8 +96,8 @@ type Nodes struct {
 	// Retention is how long a spent token is kept. During this time the node can fetch its certificate, and other
 	// machines learn why they are refused. Zero means [DefaultRetention].
 	Retention time.Duration
-	// RejoinWindow is how long after the end of its certificate a node may rejoin. [Nodes.StoreIdentity] then stores the
-	// identity of each node that gets a certificate. Zero stores none.
+	// RejoinWindow is how long after the end of its certificate a node may rejoin. [Nodes.StoreIdentity] then stores
+	// the identity of each node that gets a certificate. Zero stores none.
 	RejoinWindow time.Duration
 	// RejoinBudget is how often a node may rejoin within RejoinWindow, at most [tokens.MaxRejoins]. Zero is
 	// [DefaultRejoinBudget].
@@ -146,7 +146,8 @@ type Admitted struct {
 	// Keys is how many keys have been admitted on the claim. More than one means that the machine started over, or
 	// that two machines use the name and the token.
 	Keys int
-	// Fingerprint is that of the last certificate of a node that rejoins. A revocation of this certificate bars the node.
+	// Fingerprint is that of the last certificate of a node that rejoins. A revocation of this certificate bars the
+	// node.
 	Fingerprint string
 
 	nodeUID string // of the Node that renews or is replaced; empty for a new Node
@@ -218,8 +219,8 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 	return n.checkNameFree(ctx, node)
 }
 
-// checkNodeExists returns the UID of a Node, or a [*Waiting] if there is no such Node. A deleted Node comes back only if its machine registers
-// again; until then the machine must not renew.
+// checkNodeExists returns the UID of a Node, or a [*Waiting] if there is no such Node. A deleted Node comes back only
+// if its machine registers again; until then the machine must not renew.
 func (n *Nodes) checkNodeExists(ctx context.Context, node string) (uid string, err error) {
 	if uid, err = n.uidOf(ctx, node); err == nil && uid == "" && n.Node != nil {
 		return "", &Waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", foreign.Text(node, foreign.MaxName))}

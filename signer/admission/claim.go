@@ -94,8 +94,9 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 	return fmt.Errorf("token %s: limits changed during each of %d attempts", id, attempts)
 }
 
-// recentlyAllows reports whether a token has no limits, according to itself and to its claims, and allows the request. It
-// holds nothing against other requests, so it may be up to [tokens.MaxAge] old. What it does not allow is decided live.
+// recentlyAllows reports whether a token allows the request and has no limits, neither by its record nor by its claims.
+// A token without limits reserves nothing, so record and claims may be up to [tokens.MaxAge] old. If the result is
+// false, the caller decides by live reads.
 func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Request, node string) (bool, error) {
 	record, err := n.Tokens.Recent(ctx, id)
 	switch {
@@ -126,8 +127,8 @@ func (n *Nodes) live(ctx context.Context, id string) (tokens.Record, error) {
 	return record, err
 }
 
-// takeSlot claims a name and counts it on a token that limits the number of nodes. It counts by compare-and-swap, so that
-// concurrent requests cannot exceed the limit. The last slot also brings the token's expiration forward.
+// takeSlot claims a name and counts it on a token that limits the number of nodes. It counts by compare-and-swap, so
+// that concurrent requests cannot exceed the limit. The last slot also brings the token's expiration forward.
 func (n *Nodes) takeSlot(ctx context.Context, id string, p *slotRequest) error {
 	if err := n.slots.Do(ctx, id, p, func(ctx context.Context, all []*slotRequest) {
 		ctx, cancel := context.WithTimeout(ctx, countTimeout)

@@ -52,7 +52,8 @@ func (dryTokens) Delete(context.Context, tokens.Record) error { return errDry }
 
 var errDry = errors.New("a dry run writes nothing")
 
-// dryClaims reads claims live, because a proof of freshness writes. Its writes return the result without writing it.
+// dryClaims reads claims live, because the proof of a cache of claims is a write. Its writes return the result without
+// writing it.
 type dryClaims struct {
 	tokens.Claims
 	gone *sync.Map // time of each simulated deletion, by claim UID

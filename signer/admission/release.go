@@ -67,8 +67,9 @@ func (n *Nodes) vacate(ctx context.Context, c tokens.Claim) error {
 	return nil
 }
 
-// checkNameFree refuses a name that a Node has, or that a token with limits has claimed. That nobody holds the name may be
-// up to [tokens.MaxAge] old: this requester does not hold the name against a token with limits that claims it later, either.
+// checkNameFree refuses the name of a Node, and a name that a token with limits has claimed. It may miss a claim that
+// is less than [tokens.MaxAge] old. This grants no more than a live read: a token with limits may also claim the name
+// just after the check.
 func (n *Nodes) checkNameFree(ctx context.Context, node string) error {
 	if _, err := n.checkNode(ctx, node, tokens.NodeRef{}); err != nil || n.Claims == nil {
 		return err

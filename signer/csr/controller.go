@@ -25,9 +25,9 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// DefaultWorkers is the most requests in progress if Controller.Workers is zero. With its default limits,
-// kube-apiserver handles some 245 requests of service accounts at once and queues 300 more of one of them
-// (API Priority and Fairness). Beyond that it sends status 429.
+// DefaultWorkers limits the requests in progress if Controller.Workers is zero. By default, kube-apiserver handles
+// about 245 requests of service accounts at once, and queues 300 more of one service account (API Priority and
+// Fairness). Beyond that it returns status 429.
 const DefaultWorkers = 512
 
 // Backoff and timeouts of a request.
@@ -45,8 +45,8 @@ const (
 )
 
 // A Controller approves and signs CSR objects. One goroutine first approves a request and then signs it. It
-// uses the objects that the API server returns and does not wait for the cache. How many requests are in
-// progress follows from the latency of the API server.
+// uses the objects that the API server returns and does not wait for the cache. The latency of the API server
+// determines how many requests are in progress.
 type Controller struct {
 	// Client talks to the API server. Its rate limits apply to the controller.
 	Client kubernetes.Interface
@@ -70,7 +70,7 @@ type Controller struct {
 	// SignedByOther, if set, is called for each certificate that another signer issued for one of the
 	// authority's signers. The authority's checks did not apply to it.
 	SignedByOther func(signerName, writer string)
-	// Workers is the most requests in progress, whatever the latency; zero is [DefaultWorkers].
+	// Workers limits the requests in progress at any latency; zero is [DefaultWorkers].
 	Workers int
 	// Logger logs what happens to requests; nil disables logging.
 	Logger *slog.Logger
@@ -294,9 +294,10 @@ func (h *handler) workOn(runCtx context.Context, i item) {
 	h.permissionBackoff.Forget(i)
 }
 
-// awaitServer blocks until the API server responds, so that no other request starts. Otherwise each queued
-// request would fail by itself, and would be in a long backoff when the API server returns. The probe does not
-// depend on the request that failed, so no single request can block the others. All wait for the same probe.
+// awaitServer blocks until the API server responds. Its caller stays in progress meanwhile. Once as many requests
+// have failed as may be in progress, no other request starts. Otherwise each queued request would fail by itself,
+// and would be in a long backoff when the API server returns. The probe does not depend on the request that failed,
+// so no single request can block the others. All wait for the same probe.
 func (h *handler) awaitServer(ctx context.Context) {
 	_ = h.probes.Do(ctx, struct{}{}, struct{}{}, func(ctx context.Context, _ []struct{}) { // fails when ctx ends
 		_ = outage.Wait(ctx, func(ctx context.Context) error {

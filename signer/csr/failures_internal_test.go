@@ -181,8 +181,8 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 	}
 }
 
-// The limit of requests in progress follows the writes that succeed. A failed write, or a request that waits for a fact,
-// may take no time.
+// The limit of requests in progress follows the writes that succeed. A failed write, or a request that waits for a
+// fact, may take no time.
 func TestMeasuresSuccessfulWrites(t *testing.T) {
 	for name, test := range map[string]struct {
 		prepare func(*testHandler)
@@ -213,7 +213,7 @@ func TestMeasuresSuccessfulWrites(t *testing.T) {
 	}
 }
 
-// One probe asks whether the API server responds, however many requests have failed. Catches a restarting API
+// One probe checks whether the API server responds, no matter how many requests have failed. Catches a restarting API
 // server that gets hundreds of probes at once.
 func TestRequestsShareProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

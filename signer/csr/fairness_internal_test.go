@@ -45,7 +45,7 @@ func (c *controlPlane) call() {
 	}
 }
 
-// serve returns a queue whose requests take some reads and two writes. It calls done after each request.
+// serve returns a queue whose requests make some reads and two writes. It calls done after each request.
 func (c *controlPlane) serve(done func(item)) *fairQueue {
 	c.random = rand.New(rand.NewPCG(1, 2))
 	var q *fairQueue
@@ -109,8 +109,8 @@ func TestFloodHardlyDelaysRack(t *testing.T) {
 	}
 }
 
-// The latency of the API server does not limit the throughput, only its processors do. The limit of requests in progress
-// stays small if the API server is near, however busy it is.
+// The latency of the API server does not limit the throughput, only its processors do. The limit of requests in
+// progress stays small if the API server is near, however busy it is.
 func TestThroughputDoesNotFollowLatency(t *testing.T) {
 	const machines = 5000
 	for _, test := range []struct {

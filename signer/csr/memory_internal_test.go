@@ -20,7 +20,7 @@ import (
 )
 
 // With 20,000 requests that wait, kubejoin stays far below 200 MB: the cached objects and all that the controller keeps
-// for them take 50 MB at most, and the garbage collector as much again.
+// for them take 50 MB at most, and garbage as much again.
 func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 	const requests, most = 5000, 2500 // bytes for each
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{

@@ -28,7 +28,7 @@ type Nodes struct {
 	lookups  batch.Queue[struct{}, *uidLookup]
 }
 
-// A cachedNode is what the cache keeps of a Node. A Node has about 10 KB, and a cluster may have 100,000.
+// A cachedNode is what the cache keeps of a Node. A Node has about 10 KB, and a cluster may have 100,000 Nodes.
 type cachedNode struct {
 	name, uid string
 	ready     [16]byte // its readyPeriod

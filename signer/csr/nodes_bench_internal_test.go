@@ -154,7 +154,7 @@ func BenchmarkNodesMemory(b *testing.B) {
 	}
 }
 
-// residentMB returns a memory size of this process.
+// residentMB returns a memory size of this process in MB.
 func residentMB(b *testing.B, field string) float64 {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -19,17 +19,17 @@ const (
 	crowdedCooldown = time.Second
 )
 
-// fairQueue starts requests, and is the order in which they start. Requesters take turns. One with many requests is
-// crowded: a flood, or a rack of machines that share a token. Each requester may have one request in progress. Then
-// come those that are not crowded, and then smaller ones before those of more than twice their size.
+// fairQueue starts requests in a fair order. Requesters take turns. A requester with many requests is crowded: a flood,
+// or a rack of machines that share a token. Requesters that are not crowded, or have no request in progress, go first.
+// The other crowded ones follow, the smaller before those of more than twice their size.
 //
-// Beyond one each, crowded requesters have at most four fifths of the limit in progress, so a new requester starts at once. While
-// a smaller requester is served, those of more than twice its size have a sixteenth together. So a flood slows down
-// neither a machine nor a rack, and others do not block a rack.
+// Beyond one request each, crowded requesters together have at most four fifths of the limit in progress. So a new
+// requester starts at once. While a smaller requester is served, those of more than twice its size have a sixteenth
+// together. So a flood hardly delays a machine or a rack, and others do not block a rack.
 //
 // Requests come from a workqueue, which holds back those that are in progress or have failed.
 type fairQueue struct {
-	start func(item) // must not block; calls done in the end
+	start func(item) // starts work on an item that ends with a call of done; must not block
 
 	mu     sync.Mutex
 	closed bool
@@ -43,7 +43,7 @@ type fairQueue struct {
 	cooldown   *time.Timer    // starts requests when crowdedCooldown has passed
 }
 
-// newFairQueue returns a queue that calls start for at most most requests at once.
+// newFairQueue returns a queue in which at most the given number of requests are in progress.
 func newFairQueue(most int, start func(item)) *fairQueue {
 	t := &fairQueue{start: start, pace: newPace(most), waiting: map[string][]item{}, working: map[string]int{}}
 	t.cooldown = time.AfterFunc(crowdedCooldown, func() {
@@ -121,7 +121,7 @@ func (t *fairQueue) startDue() {
 	}
 }
 
-// pop takes the next item that may start. Its requester moves to the end of the line.
+// pop removes and returns the next item that may start. Its requester moves to the end of the line.
 func (t *fairQueue) pop(now time.Time) (item, bool) {
 	if t.inProgress >= t.pace.limit || len(t.requesters) == 0 {
 		return item{}, false
@@ -155,7 +155,7 @@ func (t *fairQueue) size(requester string) int {
 
 func (t *fairQueue) crowded(requester string) bool { return t.size(requester) > maxUncrowded }
 
-// nextInLine returns the index of the requester that may start a request, or -1.
+// nextInLine returns the index of the next requester that may start a request, or -1.
 func (t *fairQueue) nextInLine(now time.Time) int {
 	at := slices.IndexFunc(t.requesters, func(requester string) bool { return t.working[requester] == 0 || !t.crowded(requester) })
 	if at >= 0 {

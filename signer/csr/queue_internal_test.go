@@ -207,8 +207,8 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 	})
 }
 
-// The cooldown ends by itself, even if all requests of a crowded requester in progress are slow, and if it came during the
-// cooldown.
+// The cooldown ends by itself, even if all requests of a crowded requester in progress are slow, and if it came during
+// the cooldown.
 func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := simulate(t, DefaultWorkers, func(requester string) time.Duration {
@@ -318,7 +318,7 @@ func TestNewRequesterStartsAtOnce(t *testing.T) {
 	})
 }
 
-// A controller without requests in progress begins again with few connections.
+// A controller without requests in progress returns to the smallest limit, because it then has few connections.
 func TestIdleQueueRestartsPace(t *testing.T) {
 	q := newFairQueue(DefaultWorkers, func(item) {})
 	defer q.close()
@@ -338,7 +338,6 @@ func TestIdleQueueRestartsPace(t *testing.T) {
 	}
 }
 
-// A queue that is closed starts nothing.
 func TestClosedQueueStartsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		started := 0

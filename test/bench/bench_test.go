@@ -94,7 +94,7 @@ func TestHeadlinesKeepWhatWasNotMeasured(t *testing.T) {
 	}
 }
 
-// TestIssuedTimesCountsEachRequest catches a lost request that a request of somebody else makes up for.
+// TestIssuedTimesCountsEachRequest catches a count that hides a lost request behind a request of another client.
 func TestIssuedTimesCountsEachRequest(t *testing.T) {
 	times := &issuedTimes{at: map[string]time.Time{"a": time.Now(), "of-another": time.Now()}}
 	if _, got := times.of([]string{"a", "lost"}); got != 1 {
@@ -112,7 +112,7 @@ func TestWorkerNodeHasRealSize(t *testing.T) {
 	}
 }
 
-// TestPageOfFiguresIsShort catches main rows that make docs/benchmarks.md longer than a reader wants.
+// TestPageOfFiguresIsShort catches main rows that make docs/benchmarks.md longer than 80 lines.
 func TestPageOfFiguresIsShort(t *testing.T) {
 	text, err := os.ReadFile("../../docs/benchmarks.md")
 	if err != nil {

@@ -66,8 +66,8 @@ func (b *bench) start(ctx context.Context, who contender) (running, error) {
 	return p, b.clear(ctx)
 }
 
-// launchSigning starts a contender on the API server at an address. It returns when the contender has signed cluster-info
-// with a token that exists before, and the time of that.
+// launchSigning creates a token and then starts a contender on the API server at an address. It waits until the
+// contender has signed cluster-info with the token, and returns that time.
 func (b *bench) launchSigning(ctx context.Context, who contender, server string) (running, time.Time, error) {
 	token := tokens.Generate()
 	if err := b.load[0].createToken(ctx, token, time.Time{}); err != nil {
@@ -84,7 +84,7 @@ func (b *bench) launchSigning(ctx context.Context, who contender, server string)
 	return p, at, err
 }
 
-// end stops a contender, and adds the end of its log to an error.
+// end stops a contender. If *err is not nil, it adds the last lines of the log.
 func (p running) end(err *error) {
 	p.Stop(20 * time.Second)
 	if *err != nil {
@@ -114,7 +114,8 @@ func (b *bench) memory(row string, who contender, p running) error {
 	return nil
 }
 
-// launch starts a contender on the API server at an address. With advertise, machines discover through kubejoin, not through the API server.
+// launch starts a contender on the API server at an address. With advertise, machines discover through kubejoin, not
+// through the API server.
 func (b *bench) launch(ctx context.Context, who contender, server string, advertise bool) (running, error) {
 	switch who {
 	case theirs:

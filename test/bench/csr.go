@@ -25,7 +25,7 @@ type csrLoad struct {
 	requests int
 	tokens   int           // of the requesters
 	limit    int           // node limit of each token; zero is unlimited
-	delay    time.Duration // of what the API server sends to the contender
+	delay    time.Duration // of all that the API server sends to the contender
 }
 
 func csrLoads(n int) []csrLoad {
@@ -66,7 +66,7 @@ func (b *bench) csrBurst(ctx context.Context, who contender, p running, load csr
 	if err != nil {
 		return err
 	}
-	time.Sleep(4 * load.delay) // until the contender has seen them
+	time.Sleep(4 * load.delay) // until the contender has seen the tokens
 	before, err := b.apiCalls(ctx)
 	if err != nil {
 		return err

@@ -45,7 +45,7 @@ type sizes struct {
 
 	slow int // CSRs of each burst with a slow API server
 
-	// While memory is measured: requests that wait, numbers of Nodes one after the other, and the pause before.
+	// For the subject memory: requests that wait, numbers of Nodes one after the other, and the pause before measuring.
 	waiting int
 	nodes   []int
 	settle  time.Duration
@@ -62,7 +62,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
 	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
-	into := flags.String("into", "", "files that get the table, too, separated by commas, between the lines '"+figuresBegin+"' and '"+figuresEnd+"'; only the main rows after the line '"+headlinesBegin+"'")
+	into := flags.String("into", "", "files, separated by commas, to write the table into, between the lines '"+figuresBegin+"' and '"+figuresEnd+"'; only the main rows after the line '"+headlinesBegin+"'")
 	if len(args) > 0 && args[0] == controllersCommand {
 		return runControllers(ctx, args[1:])
 	}
@@ -197,7 +197,7 @@ func (b *bench) run(ctx context.Context) error {
 	return b.onCluster(ctx, b.runRounds)
 }
 
-// onCluster starts a control plane with kubejoin's rights for as long as do takes.
+// onCluster starts a control plane that has the rights of kubejoin, calls do, and stops it.
 func (b *bench) onCluster(ctx context.Context, do func(context.Context) error) error {
 	c, err := cluster.Start(ctx, cluster.Options{Progress: b.progress})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 // autoApproval is the binding of kubeadm that lets bootstrap tokens have their requests approved.
 const autoApproval = "kubeadm:node-autoapprove-bootstrap"
 
-// A Node is stored with about this number of bytes.
+// The size of a stored Node in bytes.
 const leastNode, mostNode = 9_500, 11_000
 
 type memoryRow struct{ resident, most string }
@@ -184,7 +184,7 @@ func (b *bench) createNodes(ctx context.Context, first, n int) error {
 	return nil
 }
 
-// workerNode returns a Node as kubelet, kubeadm, a network plugin and a cloud provider leave it.
+// workerNode returns a Node with the fields that kubelet, kubeadm, a network plugin and a cloud provider set.
 func workerNode(i int) *corev1.Node {
 	name := fmt.Sprintf("node-%06d.eu-central-1.compute.internal", i)
 	id := fmt.Sprintf("%032x", i)

@@ -202,7 +202,7 @@ func headlineRows() (rows []string) {
 		waitingRows(20_000, "a token each").resident, nodeRows(20_000).resident, nodeRows(100_000).resident)
 }
 
-// revision returns the commit of this program, with a + if files had changed.
+// revision returns the commit of this program, with a + if the build had uncommitted changes.
 func revision() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -220,7 +220,8 @@ func revision() string {
 	return commit + changed
 }
 
-// ratio returns kubejoin's value of a row divided by that of kube-controller-manager with its limits lifted, if both exist.
+// ratio returns kubejoin's value of a row divided by that of kube-controller-manager with its limits lifted. It is
+// empty if one of them is missing.
 func (r *report) ratio(row string) string {
 	a, b := r.found[row][ours], r.found[row][theirs]
 	if len(a) == 0 || len(b) == 0 || percentile(b, 50) == 0 {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// A slowServer forwards TCP connections to the API server. It holds all that the API server sends for a while, in order,
-// without a limit on the bandwidth.
+// A slowServer forwards TCP connections to the API server. It delays all that the API server sends, keeps the order,
+// and does not limit the bandwidth.
 type slowServer struct {
 	listener net.Listener
 	to       string
@@ -38,7 +38,7 @@ func newSlowServer(to string) (*slowServer, error) {
 
 func (s *slowServer) address() string { return s.listener.Addr().String() }
 
-// close accepts no more connections. An open connection ends with its client or with the API server.
+// close stops accepting connections. An open connection ends when its client or the API server closes it.
 func (s *slowServer) close() { _ = s.listener.Close() }
 
 func (s *slowServer) pass(client net.Conn) {

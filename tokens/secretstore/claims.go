@@ -42,8 +42,8 @@ type Claims struct {
 
 	heldByCalls batch.Queue[struct{}, *heldBy]
 	fresh       freshness
-	proof       *coordinationv1.Lease // the last one that writeProof wrote
-	proofs      tokens.Hints          // sent when the watch has brought one
+	proof       *coordinationv1.Lease // the last one that touchProof wrote
+	proofs      tokens.Hints          // sent when the watch shows one
 	restored    bool                  // writeProof has found errRestored
 
 	mu      sync.Mutex
@@ -54,7 +54,7 @@ type Claims struct {
 type cachedClaim struct {
 	tokens.Claim
 	problem error  // why the Lease is not a claim
-	tokenID string // in the label; the token may hold a malformed claim, too
+	tokenID string // from the label; set for a malformed claim, too
 	// lease is nil unless the claim has an Identity: those claims change with each certificate.
 	lease *coordinationv1.Lease
 }
@@ -182,7 +182,7 @@ func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 
 // Recent implements [tokens.Claims].
 func (s *Claims) Recent(ctx context.Context, node string) (tokens.Claim, error) {
-	if s.fresh.proves(node, "") { // a proof is older than what the cache has now
+	if s.fresh.proves(node, "") { // the cache is now at least as new as the proof
 		return s.Find(ctx, node)
 	}
 	return s.Get(ctx, node)
@@ -201,7 +201,7 @@ func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error)
 	return cloned(s.ofToken(ctx, id))
 }
 
-// ofToken returns the cached Leases with the label of a token. Those that are claims are held by it.
+// ofToken returns the cached Leases with the label of a token: its claims, and malformed claims.
 func (s *Claims) ofToken(ctx context.Context, id string) ([]cachedClaim, error) {
 	cached, err := s.cache.Grouped(ctx, id)
 	return slices.DeleteFunc(cached, func(c cachedClaim) bool { return c.problem == nil && c.TokenID != id }), err
@@ -218,7 +218,7 @@ func (s *Claims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim,
 	return s.HeldBy(ctx, id)
 }
 
-// holderKey is the key of a token ID in freshness. No node has such a name.
+// holderKey returns the key of a token ID in freshness. No node name has a space.
 func holderKey(id string) string { return "token " + id }
 
 // A heldBy is one call of HeldBy with its result.
@@ -275,7 +275,7 @@ func (s *Claims) listHeldBy(ctx context.Context, all []*heldBy) {
 	}
 }
 
-// cloned returns the claims among cached Leases.
+// cloned returns copies of the valid claims among cached Leases.
 func cloned(cached []cachedClaim, err error) ([]tokens.Claim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)

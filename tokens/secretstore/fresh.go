@@ -17,16 +17,16 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// A freshness knows which entries of a cache are proven to be less than [tokens.MaxAge] old. A proof holds from the moment
-// at which it began, because what it shows was read or written after that. Nobody waits for one: without a proof, readers
-// read live. So a watch that lags or hangs, a lost connection and an API server that does not respond need no rule of
-// their own.
+// A freshness reports which entries of a cache are proven to be less than [tokens.MaxAge] old. A proof counts from its
+// beginning, because it reads or writes the API server only after that. No reader waits for a proof: without one, it
+// reads live. So a watch that lags or hangs, a lost connection and an API server that does not respond need no special
+// case.
 type freshness struct {
 	what string // what is cached, for log messages
 	log  *slog.Logger
 	// prove returns which versions of which entries are current at a moment after it was called.
 	prove func() (current func(name, version string) bool, err error)
-	// price returns how many reads cost as much as a proof. With fewer of them, no proof begins.
+	// price returns how many reads cost as much as a proof. With fewer reads within MaxAge, no proof begins.
 	price func() int
 
 	mu      sync.Mutex
@@ -38,18 +38,19 @@ type freshness struct {
 	reads   int       // since counted
 	counted time.Time
 	written map[string]time.Time // when writes of this store returned, by entry or group
-	settled time.Time            // proofs must begin after this; replaces written if it is full
+	settled time.Time            // a valid proof began after this; replaces written if it is full
 }
 
 const (
-	// proofAge is the least time between the beginnings of two proofs. The next one is there before the last one ends.
+	// proofAge is the least time between the beginnings of two proofs. It lets a proof finish before the last one
+	// expires.
 	proofAge = tokens.MaxAge / 2
-	// maxOwnWrites is how many writes a freshness remembers one by one.
+	// maxOwnWrites is the largest size of freshness.written.
 	maxOwnWrites = 10_000
 )
 
-// proves reports whether an entry or a group of the cache is proven to be current, and counts a read. It is unproven after
-// a write of this store until a later proof.
+// proves reports whether an entry or a group of the cache is proven to be current, and counts a read. After a write of
+// this store, the entry is unproven until a proof that began later.
 func (f *freshness) proves(key, version string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -62,7 +63,7 @@ func (f *freshness) proves(key, version string) bool {
 	return !written || f.since.After(at)
 }
 
-// recent reports whether less than [tokens.MaxAge] has passed, by both clocks: the monotonic one does not run while a
+// recent reports whether less than [tokens.MaxAge] has passed, by both clocks: the monotonic clock stops while a
 // virtual machine is paused.
 func recent(since, now time.Time) bool {
 	wall := now.Round(0).Sub(since.Round(0))
@@ -99,7 +100,7 @@ func (f *freshness) count(now time.Time) {
 // report logs when proofs begin to fail, and when they work again.
 func (f *freshness) report(err error) {
 	switch failed := err != nil; {
-	case failed == f.failing, errors.Is(err, context.Canceled): // the store has been closed
+	case failed == f.failing, errors.Is(err, context.Canceled): // no change, or the store was closed
 	case failed:
 		f.failing = true
 		f.log.Warn("no proof that the cache is current, each request reads live", "objects", f.what, "error", foreign.Text(err.Error(), foreign.MaxMessage))
@@ -109,7 +110,7 @@ func (f *freshness) report(err error) {
 	}
 }
 
-// wrote says that a write of these entries and groups has returned, also with an error.
+// wrote records that a write of these entries and groups has returned, with or without an error.
 func (f *freshness) wrote(keys ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,11 +126,11 @@ func (f *freshness) wrote(keys ...string) {
 	}
 }
 
-// metadataList requests a list of Secrets with their metadata only.
+// metadataList is the Accept header that requests a list of Secrets with their metadata only.
 const metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
 	"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
-// listVersions proves which cached tokens are current. One request lists the resourceVersions of all of them.
+// listVersions proves which cached tokens are current. One request lists the resourceVersions of all tokens.
 func listVersions(ctx context.Context, client kubernetes.Interface) (current func(name, version string) bool, err error) {
 	if fakeclient.Is(client.CoreV1()) {
 		return nil, errors.New("a fake client lists no metadata")
@@ -156,8 +157,8 @@ const (
 	proof     = "proof" // the value of claimLabel
 )
 
-// writeProof proves that all cached claims are current: it writes a Lease, and waits until the watch of claims brings it
-// back. The watch brings changes in their order, so it has brought everything before.
+// writeProof proves that all cached claims are current. It writes a Lease, and waits until the watch of claims shows
+// this write. The watch shows changes in their order, so the cache then has all earlier ones.
 func (s *Claims) writeProof(ctx context.Context) (current func(name, version string) bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tokens.MaxAge)
 	defer cancel()
@@ -167,7 +168,7 @@ func (s *Claims) writeProof(ctx context.Context) (current func(name, version str
 		return nil, fmt.Errorf("write Lease %s/%s: %w", s.namespace, proofName, err)
 	}
 	if s.restored = s.restored || newer(before, version); s.restored {
-		// The watch never brings what happened until etcd comes to the version of the cache.
+		// The watch omits all changes up to the version of the cache.
 		return nil, errRestored
 	}
 	for {
@@ -182,7 +183,7 @@ func (s *Claims) writeProof(ctx context.Context) (current func(name, version str
 	}
 }
 
-// errRestored means that the cache has objects of a history that is gone.
+// errRestored means that etcd has an older resourceVersion than the cache.
 var errRestored = errors.New("etcd was restored from a backup; restart kubejoin, like all programs that watch the API server")
 
 // touchProof writes the Lease proofName and returns its new resourceVersion.
@@ -206,7 +207,7 @@ func (s *Claims) touchProof(ctx context.Context) (version string, err error) {
 			s.proof = lease
 			return lease.ResourceVersion, nil
 		}
-		if apierrors.IsNotFound(err) && !creating { // somebody has deleted it
+		if apierrors.IsNotFound(err) && !creating { // the Lease was deleted
 			lease, err = nil, nil
 		}
 		if err != nil {

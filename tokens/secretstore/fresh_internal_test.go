@@ -19,7 +19,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 )
 
-// A prover is a freshness whose proofs take a second read and succeed unless the test says otherwise.
+// A prover is a freshness whose proofs begin at the second read, and succeed unless the test sets err or lost.
 type prover struct {
 	freshness
 	began int
@@ -130,7 +130,7 @@ func TestFreshness(t *testing.T) {
 			time.Sleep(proofAge)
 			p.want(t, "by the next proof", true)
 			if len(p.written) > 0 {
-				t.Errorf("%d writes are remembered after a later proof, want none", len(p.written))
+				t.Errorf("%d writes are recorded after a later proof, want none", len(p.written))
 			}
 		},
 		"an own write during a proof": func(t *testing.T, p *prover) {
@@ -146,13 +146,13 @@ func TestFreshness(t *testing.T) {
 				t.Errorf("%d proofs began, and one from before the write proves the entry", p.began)
 			}
 		},
-		"more own writes than are remembered": func(t *testing.T, p *prover) {
+		"more own writes than are recorded": func(t *testing.T, p *prover) {
 			p.want(t, "before the writes", true)
 			for i := range maxOwnWrites + 1 {
 				p.wrote(fmt.Sprint(i))
 			}
 			if len(p.written) > maxOwnWrites || p.read("0", "1") {
-				t.Errorf("%d writes are remembered, and the first one is forgotten", len(p.written))
+				t.Errorf("%d writes are recorded, and an old proof still proves the first entry", len(p.written))
 			}
 		},
 		"failed proofs keep their pace": func(t *testing.T, p *prover) {
@@ -187,7 +187,7 @@ func TestFreshness(t *testing.T) {
 	}
 }
 
-// After a restore of etcd, the watch never brings what happened until etcd comes to the version of the cache.
+// After a restore of etcd, the watch omits all changes up to the version of the cache.
 func TestRestoredEtcdEndsProofs(t *testing.T) {
 	c := fake.NewClientset()
 	c.PrependReactor("list", "leases", func(kubetesting.Action) (bool, runtime.Object, error) {
@@ -213,7 +213,7 @@ func TestRestoredEtcdEndsProofs(t *testing.T) {
 	}
 }
 
-// A proof is no change of a claim: it must not wake those that watch claims, twice a second.
+// A proof changes no claim, so it must not send hints to those that watch claims.
 func TestProofIsNoHint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())

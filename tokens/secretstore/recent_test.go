@@ -21,11 +21,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// A link is the connection of a store to the API server. Its fault begins when the test says so.
+// A link is the connection of a store to the API server. Its fault begins when the test sets faulty.
 type link struct {
 	faulty atomic.Bool
-	delay  time.Duration              // of what watches bring; negative: they bring nothing more
-	cut    bool                       // watches end
+	delay  time.Duration              // of watch events; negative: no more events
+	cut    bool                       // each watch fails
 	fail   func(r *http.Request) bool // these requests fail
 	reads  map[string]*atomic.Int64   // live reads by resource
 }
@@ -49,7 +49,7 @@ func (l *link) RoundTrip(next http.RoundTripper, r *http.Request) (*http.Respons
 	return response, err
 }
 
-// A slowBody brings what a watch sends after a delay.
+// A slowBody delays the events of a watch.
 type slowBody struct {
 	io.ReadCloser
 	link *link
@@ -75,7 +75,7 @@ func (b *slowBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Whatever happens to the connection, nothing is read from a cache that is older than a second. Another replica writes.
+// Whatever happens to the connection, no read uses a cache that is older than a second. Another replica writes.
 func TestRecentIsLessThanASecondOld(t *testing.T) {
 	for name, test := range map[string]struct {
 		link   *link
@@ -210,7 +210,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		}
 		at := time.Now()
 		wrote[i].Store(&at)
-		// An own write counts at once, however much the watch lags.
+		// The writes of a store count for it at once, no matter how much the watch lags.
 		updated, err := store.Update(t.Context(), ids[2], func(r *tokens.Record) error { r.Description = strconv.Itoa(i + 1); return nil })
 		if err != nil {
 			continue // the fault

@@ -27,9 +27,9 @@ import (
 	"k8s.io/cluster-bootstrap/token/util"
 )
 
-// A Store is a [tokens.Store] of Secrets. Find and List read from a cache that watches the API server. Recent does so while
-// a list of the versions of all tokens proves that the cache is current. All other methods send requests to the API
-// server. When Watch sends a hint, the change is already in the cache.
+// A Store is a [tokens.Store] of Secrets. Find and List read from a cache that watches the API server. Recent does so
+// while a list of the versions of all tokens proves that the cached token is current. All other methods send requests
+// to the API server. When Watch sends a hint, the change is already in the cache.
 type Store struct {
 	secrets typedcorev1.SecretInterface
 	cache   *kubecache.Cache[*corev1.Secret, cachedToken]
@@ -79,7 +79,7 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 	}}, nil
 }
 
-// onlyTokens is a field selector, so that the API server does not send other Secrets.
+// onlyTokens is a field selector. With it, the API server does not send other Secrets.
 const onlyTokens = "type=" + string(api.SecretTypeBootstrapToken)
 
 // tokensPerRead is how many tokens a list of metadata returns at the cost of one read.

@@ -7,7 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// ownWrites is how many writes the tests of Recent make: enough for a store to read from a proven cache meanwhile.
+// ownWrites is how many writes the tests of Recent make: enough for a store to read from a proven cache between them.
 const ownWrites = 100
 
 // testRecent checks that Recent shows each write of the store at once.

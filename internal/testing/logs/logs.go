@@ -1,4 +1,4 @@
-// Package logs has a log that a test reads while the goroutines under test write it. Only tests use it.
+// Package logs has a buffer that a test reads while the goroutines under test log to it. Only tests use it.
 package logs
 
 import (

@@ -106,8 +106,8 @@ func serve(t *testing.T, handler http.Handler) etcd.Members {
 	return m
 }
 
-// closedPort returns an address at which nothing listens, and openPort one that accepts connections. The address is that
-// of a client, so that no server gets it during the test.
+// closedPort returns an address at which nothing listens, and openPort one that accepts connections. The address is
+// that of a client, so that no server gets it during the test.
 func closedPort(t *testing.T) string {
 	_, address := openPort(t)
 	c, err := net.Dial("tcp", address)

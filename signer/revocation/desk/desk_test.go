@@ -68,7 +68,7 @@ func newSite(t *testing.T) *site {
 	}
 }
 
-// slowest returns the fault of a replica that sees changes of tokens as late as it may.
+// slowest makes a replica see changes of tokens as late as [tokens.MaxAge] allows.
 func slowest() storetest.Faulty {
 	type seen struct {
 		record tokens.Record

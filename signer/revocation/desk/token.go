@@ -14,15 +14,16 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// settles is how long after a token was disabled a certificate may still be issued on it: a replica has cached the token,
-// its signer uses the admission, and takes up to half a second to store the certificate.
+// settles is how long after a token was disabled a certificate may still be issued on it: a replica uses a cached
+// token, its signer uses the admission, and it takes up to half a second to store the certificate.
 const settles = tokens.MaxAge + admission.MaxAge + time.Second/2
 
-// revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the token
-// keeps its claims, by which a retry finds the nodes. Each step may be repeated.
+// revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the
+// token keeps its claims, by which a retry finds the nodes. Each step may be repeated.
 //
-// It revokes what it finds at once, and what was issued until the token has settled after that. A token that was deleted
-// before may not have settled either. But without a token and without a certificate, the ID is probably misspelt.
+// It revokes what it finds at once, and what was issued until the token has settled after that. A token that was
+// deleted before may not have settled either. But without a token and without a certificate, the ID is probably
+// misspelt.
 func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
 	existed, err := d.disable(ctx, r.TokenID, r.DryRun)
 	if err != nil {
@@ -100,8 +101,8 @@ func (d *Desk) end(ctx context.Context, id string) (bool, error) {
 }
 
 // revokeIssued revokes each node that a token admitted. If another token holds the node's name now, it only revokes the
-// certificates that are known to be issued on the token. With again, it does not write entries that allow no certificate:
-// nothing was issued since they were stored.
+// certificates that are known to be issued on the token. With again, it does not write entries that allow no
+// certificate: nothing was issued since they were stored.
 func (d *Desk) revokeIssued(ctx context.Context, r Request, again bool) (Result, error) {
 	id, entries := r.TokenID, map[revocation.Key]revocation.Entry{}
 	add := func(e revocation.Entry) { entries[e.Key()] = e }
