@@ -334,7 +334,8 @@ func (s *Claims) known(node string) *coordinationv1.Lease {
 	return cached.Value.lease.DeepCopy() // nil for nil
 }
 
-// newer reports whether one resourceVersion is newer than another. If it is wrong, a write fails with a conflict.
+// newer reports whether resourceVersion a is newer than b. It compares them as decimal numbers (KEP-5504). The empty
+// version is older than all others.
 func newer(a, b string) bool {
 	return len(a) > len(b) || len(a) == len(b) && a > b
 }
