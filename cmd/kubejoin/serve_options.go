@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
 // A failure reports that a flag is invalid.
@@ -137,8 +138,11 @@ func (o *serveOptions) checkLimits(fail failure) {
 			fail(flag+"-qps", "%g and --%s-burst %d given, want 0 or more, and at most 1000000 per second", rate.QPS, flag, rate.Burst)
 		}
 	}
-	if !tokens.IsOwnName(o.cluster.LeaseName) {
-		fail("leader-elect-resource-name", "%q given, want %s or a name that begins with %[2]s-, because no node can have it", o.cluster.LeaseName, tokens.OwnName)
+	switch name := o.cluster.LeaseName; {
+	case !tokens.IsOwnName(name):
+		fail("leader-elect-resource-name", "%q given, want %s or a name that begins with %[2]s-, because no node can have it", name, tokens.OwnName)
+	case name == secretstore.ProofLease:
+		fail("leader-elect-resource-name", "%q given, want another name: kubejoin writes this Lease to prove that its cache is current", name)
 	}
 	if o.userTokens < 0 {
 		fail("user-tokens", "%d given, want 0 or more", o.userTokens)

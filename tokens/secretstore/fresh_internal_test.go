@@ -195,7 +195,7 @@ func TestRestoredEtcdEndsProofs(t *testing.T) {
 	})
 	var version string
 	write := func(kubetesting.Action) (bool, runtime.Object, error) {
-		return true, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: proofName, ResourceVersion: version}}, nil
+		return true, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: ProofLease, ResourceVersion: version}}, nil
 	}
 	c.PrependReactor("create", "leases", write)
 	c.PrependReactor("update", "leases", write)
@@ -235,7 +235,7 @@ func TestProofIsNoHint(t *testing.T) {
 			}
 		}
 		for i := range 3 {
-			lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: proofName, Labels: map[string]string{claimLabel: proof}, ResourceVersion: fmt.Sprint(i + 1)}}
+			lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: ProofLease, Labels: map[string]string{claimLabel: proof}, ResourceVersion: fmt.Sprint(i + 1)}}
 			if i == 0 {
 				_, err = c.CoordinationV1().Leases("ns").Create(ctx, lease, metav1.CreateOptions{})
 			} else {
@@ -248,7 +248,7 @@ func TestProofIsNoHint(t *testing.T) {
 				t.Errorf("proof %d was a hint", i+1)
 			}
 		}
-		if seen := s.cache.Peek(proofName); seen == nil {
+		if seen := s.cache.Peek(ProofLease); seen == nil {
 			t.Fatal("the watch has brought no proof")
 		}
 		if _, err := s.Create(ctx, worker); err != nil || !hinted() {
@@ -257,7 +257,7 @@ func TestProofIsNoHint(t *testing.T) {
 		if all, err := s.List(ctx); err != nil || len(all) != 1 {
 			t.Errorf("List gives %+v, %v, want the claim alone", all, err)
 		}
-		if _, err := s.Find(ctx, proofName); !errors.Is(err, tokens.ErrNotFound) {
+		if _, err := s.Find(ctx, ProofLease); !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("Find of the proof gives %v", err)
 		}
 	})
