@@ -84,8 +84,8 @@ manifests: ## write deploy/manifests and the README of the chart
 # test/, and the command, which its tests start a thousand times, run without it: with it they take twice as long.
 # Whole clusters run by themselves, two at a time. Most other tests with Kubernetes wait for processes and timers, so run
 # more of them at once than there are cores, and the longest first.
-RACED  = ./test/limits ./test/standalone $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
-UNRACED = ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /standalone$$ -e /load$$ -e /storm$$)
+RACED  = ./test/limits ./test/standalone ./server ./tokens/secretstore $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
+UNRACED = ./test/host ./test/ha ./test/outage ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /standalone$$ -e /load$$ -e /storm$$)
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
 	$(GO) list $(RACE) -test -export $(RACED) >/dev/null # compiles, before the tests, which would wait for the compiler
