@@ -22,7 +22,7 @@ type pace struct {
 	limit int
 
 	since        time.Time     // when fastest began
-	fastest, old time.Duration // shortest write since then, and in the period before; 0 is none
+	fastest, old time.Duration // shortest write since then, and in the period before; 0 if nothing was written
 }
 
 func newPace(most int) pace {
