@@ -114,7 +114,7 @@ unit: ## run only the fast tests, without Kubernetes and root
 	$(GO) test -short -vet=off -p 4 -parallel 8 ./...
 
 CHURN ?= 2h
-nightly: ## let machines join and leave at three replicas for CHURN (2h): memory must stay flat
+nightly: fuzz ## fuzz, then let machines join and leave at three replicas for CHURN (2h): memory must stay flat
 	KUBEJOIN_TEST_CHURN=$(CHURN) $(GO) test -count 1 -timeout 0 -v -run '^TestMemoryStaysFlatUnderChurn$$' ./test/ha
 
 check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and the words of docs and comments
