@@ -24,5 +24,5 @@ func Wanted(csr *certificates.CertificateSigningRequest) bool {
 // Asking returns the number of lookups in progress.
 func (n *Nodes) Asking() int { return int(n.inFlight.Load()) }
 
-// FewQuestions is the number of concurrent lookups up to which each reads one Node.
-const FewQuestions = fewLookups
+// FewLookups is the number of concurrent lookups up to which each reads one Node.
+const FewLookups = fewLookups

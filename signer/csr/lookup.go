@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/fakeclient"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -11,14 +12,18 @@ import (
 )
 
 // A rack of machines that joins causes one lookup for each Node name, and none of these Nodes exists.
-// Each lookup is a request that kube-apiserver passes on to etcd. One list serves all lookups if more
-// than fewLookups are open at once, and the cluster has at most nodesPerLookup Nodes for each of them.
+// Each lookup is a request that kube-apiserver passes on to etcd. While more than fewLookups are open, those
+// that begin within gather share a list, if the cluster has at most nodesPerLookup Nodes for each of them.
 //
 // The list must be up to date, too. While other clients write, kube-apiserver (since 1.31, KEP-2340) takes
-// up to 100 ms to confirm that its cache is. For a few lookups that is slower than single requests.
+// up to 100 ms to confirm that its cache is. For a few lookups that is slower than single requests. So a list does
+// not wait for the end of the one before, either.
 const (
-	fewLookups     = 3
+	fewLookups     = 8
 	nodesPerLookup = 20
+	gather         = 30 * time.Millisecond
+	// listTimeout limits the time of a list. Its lookups may have been canceled.
+	listTimeout = 10 * time.Second
 )
 
 // A uidLookup asks for the UID of a Node.
@@ -26,6 +31,12 @@ type uidLookup struct {
 	name string
 	uid  string
 	err  error
+}
+
+// lookups share a list.
+type lookups struct {
+	all  []*uidLookup
+	done chan struct{} // closed when all are complete
 }
 
 // Node returns the UID of a Node, read after the call began. The error wraps [tokens.ErrNotFound] if the
@@ -41,10 +52,34 @@ func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
 		return string(node.UID), nil
 	}
 	q := &uidLookup{name: name}
-	if err := n.lookups.Do(ctx, struct{}{}, q, n.lookUp); err != nil {
-		return "", fmt.Errorf("node %s: %w", name, err)
+	select {
+	case <-n.join(ctx, q):
+		return q.uid, q.err
+	case <-ctx.Done():
+		return "", fmt.Errorf("node %s: %w", name, ctx.Err())
 	}
-	return q.uid, q.err
+}
+
+// join adds a lookup to those of the next list. It returns a channel that is closed when the lookup is complete.
+func (n *Nodes) join(ctx context.Context, q *uidLookup) <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.next == nil {
+		next := &lookups{done: make(chan struct{})}
+		n.next = next
+		ctx = context.WithoutCancel(ctx) // that of the first lookup; the others wait, too
+		time.AfterFunc(gather, func() {
+			defer close(next.done)
+			n.mu.Lock()
+			n.next = nil
+			n.mu.Unlock()
+			ctx, cancel := context.WithTimeout(ctx, listTimeout)
+			defer cancel()
+			n.lookUp(ctx, next.all)
+		})
+	}
+	n.next.all = append(n.next.all, q)
+	return n.next.done
 }
 
 // isFew reports whether the cached number of Nodes is small compared to the number of lookups.
@@ -55,7 +90,7 @@ func (n *Nodes) isFew(lookups int) bool {
 
 // lookUp completes lookups with reads of the API server that begin now.
 func (n *Nodes) lookUp(ctx context.Context, all []*uidLookup) {
-	if len(all) > fewLookups && n.isFew(len(all)) && !fakeclient.Is(n.client.CoreV1()) {
+	if len(all) > 1 && n.isFew(len(all)) && !fakeclient.Is(n.client.CoreV1()) {
 		n.list(ctx, all)
 		return
 	}

@@ -6,10 +6,10 @@ import (
 	"encoding/hex"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 
 	"github.com/go-logr/logr"
-	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/kubecache"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -25,7 +25,9 @@ type Nodes struct {
 	cache  *kubecache.Cache[*corev1.Node, *cachedNode]
 
 	inFlight atomic.Int64 // calls of Node in progress
-	lookups  batch.Queue[struct{}, *uidLookup]
+
+	mu   sync.Mutex
+	next *lookups // those that wait for others; nil if none do
 }
 
 // A cachedNode is what the cache keeps of a Node. A Node has about 10 KB, and a cluster may have 100,000 Nodes.
