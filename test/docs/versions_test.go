@@ -51,7 +51,7 @@ func TestSupportedVersionsAgree(t *testing.T) {
 		"test/chart/schema_test.go":        {fmt.Sprintf("{%q, %q}", oldest, newest)},
 		"test/chart/main.go":               {fmt.Sprintf("Version: %q", "v"+newest)},
 		"Makefile":                         {"--kube-version " + minor(newest) + " "},
-		".ci/run":                          {"\nmake test\nmake test-oldest\n"},
+		".ci/run":                          {"\nmake -j2 test\nmake test-oldest\n"},
 	} {
 		for _, text := range texts {
 			if !strings.Contains(read(t, name), text) {
