@@ -22,6 +22,10 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// MetadataList is the Accept header that requests a list of objects with their metadata only.
+const MetadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
+	"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
 // Config describes the objects O of a [Cache] and their values T. Only What and Decode are required.
 type Config[O metav1.Object, T any] struct {
 	What string // names the objects in log messages, in the plural

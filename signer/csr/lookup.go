@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/fakeclient"
+	"github.com/kubejoin/kubejoin/internal/kubecache"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -106,14 +107,10 @@ func (n *Nodes) lookUp(ctx context.Context, all []*uidLookup) {
 	asking.Wait()
 }
 
-// metadataList requests a list of Nodes with their metadata only. Images and addresses are most of a Node.
-const metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
-	"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-
 // list reads all Nodes. Without a resourceVersion the API server returns the newest state.
 func (n *Nodes) list(ctx context.Context, all []*uidLookup) {
 	var nodes metav1.PartialObjectMetadataList
-	err := n.client.CoreV1().RESTClient().Get().Resource("nodes").SetHeader("Accept", metadataList).Do(ctx).Into(&nodes)
+	err := n.client.CoreV1().RESTClient().Get().Resource("nodes").SetHeader("Accept", kubecache.MetadataList).Do(ctx).Into(&nodes)
 	if err != nil {
 		for _, q := range all {
 			q.err = fmt.Errorf("list nodes: %w", err)

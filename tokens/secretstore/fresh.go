@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/fakeclient"
 	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/kubecache"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -126,10 +127,6 @@ func (f *freshness) wrote(keys ...string) {
 	}
 }
 
-// metadataList is the Accept header that requests a list of Secrets with their metadata only.
-const metadataList = "application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1," +
-	"application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-
 // listVersions proves which cached tokens are current. One request lists the resourceVersions of all tokens.
 func listVersions(ctx context.Context, client kubernetes.Interface) (current func(name, version string) bool, err error) {
 	if fakeclient.Is(client.CoreV1()) {
@@ -139,7 +136,7 @@ func listVersions(ctx context.Context, client kubernetes.Interface) (current fun
 	defer cancel()
 	var list metav1.PartialObjectMetadataList
 	err = client.CoreV1().RESTClient().Get().Namespace(metav1.NamespaceSystem).Resource("secrets").
-		Param("fieldSelector", onlyTokens).SetHeader("Accept", metadataList).Do(ctx).Into(&list)
+		Param("fieldSelector", onlyTokens).SetHeader("Accept", kubecache.MetadataList).Do(ctx).Into(&list)
 	if err != nil {
 		return nil, fmt.Errorf("list the versions of bootstrap tokens: %w", err)
 	}
