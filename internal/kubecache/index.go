@@ -59,7 +59,7 @@ func (e entries[T]) find(name string) (at int, found bool) {
 	return slices.BinarySearchFunc(e, name, func(e *Entry[T], name string) int { return strings.Compare(e.Name, name) })
 }
 
-// get returns the entry with a name, or nil if there is none.
+// get returns the entry of an object, or nil if there is none. Objects are known by their names.
 func (e entries[T]) get(name string) *Entry[T] {
 	if at, found := e.find(name); found {
 		return e[at]
@@ -78,7 +78,7 @@ func (e *entries[T]) put(one *Entry[T]) (before *Entry[T]) {
 	return nil
 }
 
-// remove removes and returns the entry with a name, or returns nil if there is none.
+// remove deletes the entry of an object, and returns it, or nil if there was none.
 func (e *entries[T]) remove(name string) *Entry[T] {
 	at, found := e.find(name)
 	if !found {

@@ -30,7 +30,8 @@ type Nodes struct {
 	next *lookups // those that wait for others; nil if none do
 }
 
-// A cachedNode is what the cache keeps of a Node. A Node has about 10 KB, and a cluster may have 100,000 Nodes.
+// A cachedNode has the fields of a Node that this package needs. A whole Node has about 10 KB, and a cluster may have
+// 100,000 Nodes.
 type cachedNode struct {
 	name, uid string
 	ready     [16]byte // its readyPeriod
