@@ -262,3 +262,13 @@ func TestProofIsNoHint(t *testing.T) {
 		}
 	})
 }
+
+// A wall clock that goes back may hide how long a paused machine stood still.
+func TestRecentNeedsBothClocks(t *testing.T) {
+	since := time.Now()
+	for after, want := range map[time.Duration]bool{0: true, tokens.MaxAge - 1: true, tokens.MaxAge: false, -time.Second: false} {
+		if got := recent(since, since.Round(0).Add(after)); got != want {
+			t.Errorf("%s later by the wall clock: recent is %v, want %v", after, got, want)
+		}
+	}
+}
