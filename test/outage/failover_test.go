@@ -121,6 +121,7 @@ func TestFailoverLosesNoRequest(t *testing.T) {
 	m.mu.Unlock()
 	m.check(t, s.Client())
 
+	time.Sleep(time.Until(suspended.Add(time.Minute))) // older than all state that kubejoin may keep
 	writes := countClusterInfoWrites(t, s)
 	if err := second.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
