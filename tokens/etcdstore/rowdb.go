@@ -113,10 +113,13 @@ type cache struct{ s *Store }
 
 // Get implements [rowstore.Reader].
 func (c cache) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) {
-	if rows, synced := c.s.mirrorOf(keys[0]).get(keys); synced { // all keys of a call are of one folder
+	m := c.s.mirrorOf(keys[0]) // all keys of a call are of one folder
+	if rows, synced := m.get(keys); synced {
 		return rows, ctx.Err()
 	}
-	return rowDB(c).Get(ctx, keys...)
+	rows, revision, err := c.s.kv.getAll(ctx, 0, keys)
+	m.sawRevision(revision)
+	return rows, err
 }
 
 // Scan implements [rowstore.Reader].
