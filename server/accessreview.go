@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -75,7 +75,7 @@ func (h *handler) accessReview(r *call) (response, error) {
 	if e != nil {
 		result = "denied"
 		answer.Status.Denied = true
-		answer.Status.Reason = foreign.Text("kubejoin: "+e.Message(), foreign.MaxMessage)
+		answer.Status.Reason = safetext.Text("kubejoin: "+e.Message(), safetext.MaxMessage)
 	}
 	h.accessReviews.WithLabelValues(result).Inc()
 	return object(http.StatusOK, answer)

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -78,7 +78,7 @@ func (h *handler) certificate(r *call) (a response, err error) {
 		return response{}, err
 	}
 	request.Rejoin = rejoin
-	r.log(slog.String("signer", request.SignerName), slog.String("subject", foreign.Text(request.CSR.Subject.String(), foreign.MaxName)))
+	r.log(slog.String("signer", request.SignerName), slog.String("subject", safetext.Text(request.CSR.Subject.String(), safetext.MaxName)))
 	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout)
 	defer cancel()
 	chain, err := h.issue(ctx, r, user, request)
@@ -346,7 +346,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 		name := approval.ReservedName(request.CSR)
 		if p == nil && name != "" && approval.CheckSubject(request, approval.ReasonSubjectRestriction) == nil {
 			if p = h.maySigner(r, user, "approve", request.SignerName); p != nil && p.Status == http.StatusForbidden {
-				p.Detail = fmt.Sprintf("%s, which a certificate for %.100q requires, because Kubernetes reserves this name", p.Detail, foreign.Redact(name))
+				p.Detail = fmt.Sprintf("%s, which a certificate for %.100q requires, because Kubernetes reserves this name", p.Detail, safetext.Redact(name))
 			}
 		}
 		if p != nil && p.Status == http.StatusForbidden {
@@ -399,7 +399,7 @@ func notPermitted(d approval.Decision, r approval.Request) string {
 	case d.Reason != approval.ReasonNotRecognized:
 		return d.Message
 	case len(d.Evidence) == 0:
-		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %q; a user who may sign for this signer can request it", r.SignerName, foreign.Text(r.CSR.Subject.String(), foreign.MaxName), r.Usages)
+		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %q; a user who may sign for this signer can request it", r.SignerName, safetext.Text(r.CSR.Subject.String(), safetext.MaxName), r.Usages)
 	}
 	return strings.Join(d.Evidence, "; ")
 }

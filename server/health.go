@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // A Check is one condition of readiness.
@@ -66,11 +66,11 @@ func (h *handler) readyz(r *call) (response, error) {
 			fmt.Fprintf(&list, "[+]%s ok\n", c.Name)
 			continue
 		case errors.As(errs[i], &notice):
-			fmt.Fprintf(&list, "[+]%s ok: %s\n", c.Name, foreign.Text(string(notice), foreign.MaxMessage))
+			fmt.Fprintf(&list, "[+]%s ok: %s\n", c.Name, safetext.Text(string(notice), safetext.MaxMessage))
 			continue
 		}
 		failed++
-		fmt.Fprintf(&list, "[-]%s failed: %s\n", c.Name, foreign.Text(errs[i].Error(), foreign.MaxMessage))
+		fmt.Fprintf(&list, "[-]%s failed: %s\n", c.Name, safetext.Text(errs[i].Error(), safetext.MaxMessage))
 	}
 	if was := h.failing.Swap(int32(failed)); was != int32(failed) {
 		h.log.Info("readiness changed", "failing", failed, "checks", strings.TrimSpace(list.String()))
@@ -112,7 +112,7 @@ func (h *handler) notFound(*call) (response, error) {
 }
 
 func (h *handler) methodNotAllowed(r *call) (response, error) {
-	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not support the method %q", foreign.Text(r.Method, maxMethod))
+	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not support the method %q", safetext.Text(r.Method, maxMethod))
 	routes := chi.RouteContext(r.Context()).Routes
 	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi matches it
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -122,7 +122,7 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 func parsePositive(s string) (time.Duration, error) {
 	d, err := api.ParseDuration(s)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%q given, want a duration such as 24h or 30d", foreign.Text(s, maxField))
+		return 0, fmt.Errorf("%q given, want a duration such as 24h or 30d", safetext.Text(s, maxField))
 	}
 	return d, nil
 }

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	kjson "sigs.k8s.io/json"
@@ -275,7 +275,7 @@ func (f requestField) decode(value json.RawMessage) error {
 	case int:
 		want = "a whole number"
 		if given == "a number" {
-			given = foreign.Text(string(value), maxField)
+			given = safetext.Text(string(value), maxField)
 		}
 	case bool:
 		want = "true or false"

@@ -15,8 +15,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 )
@@ -58,7 +58,7 @@ func (p *problem) Unwrap() error { return p.cause }
 
 // newProblem returns a problem. Clients compare its type, which is a URI made of name: do not change a name.
 func newProblem(status int, name, format string, args ...any) *problem {
-	foreign.Args(args) // redacts secrets before a verb truncates them
+	safetext.Args(args) // redacts secrets before a verb truncates them
 	return &problem{Problem: api.Problem{
 		Type:   api.ProblemType + name,
 		Title:  http.StatusText(status),
@@ -190,7 +190,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 		level = slog.LevelDebug
 	}
 	attrs := append([]slog.Attr{
-		slog.String("route", route), slog.String("method", foreign.Text(r.Method, maxMethod)), slog.Int("status", status),
+		slog.String("route", route), slog.String("method", safetext.Text(r.Method, maxMethod)), slog.Int("status", status),
 		slog.String("request", id), slog.String("client", r.RemoteAddr), slog.Duration("took", took.Round(time.Microsecond)),
 	}, r.attrs...)
 	if err != nil {
@@ -198,7 +198,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 	}
 	for i, a := range attrs { // any field may hold a pasted token
 		if a.Value.Kind() == slog.KindString {
-			attrs[i].Value = slog.StringValue(foreign.Text(a.Value.String(), foreign.MaxMessage))
+			attrs[i].Value = slog.StringValue(safetext.Text(a.Value.String(), safetext.MaxMessage))
 		}
 	}
 	if panicked := (*panicError)(nil); errors.As(err, &panicked) {
@@ -270,11 +270,11 @@ func (h *handler) failed(err error, id string, kubernetes bool) response {
 // shown returns the problem for the client: its texts are limited in size and contain no secret.
 func shown(p *problem) *api.Problem {
 	named := p.Problem
-	named.Detail, named.Field = foreign.Text(named.Detail, maxDetail), fieldShown(named.Field)
+	named.Detail, named.Field = safetext.Text(named.Detail, maxDetail), fieldShown(named.Field)
 	named.Errors = slices.Clone(named.Errors)
 	room := maxDetail
 	for i, e := range named.Errors {
-		named.Errors[i] = api.FieldProblem{Field: fieldShown(e.Field), Detail: foreign.Text(e.Detail, room)}
+		named.Errors[i] = api.FieldProblem{Field: fieldShown(e.Field), Detail: safetext.Text(e.Detail, room)}
 		room -= len(named.Errors[i].Detail)
 	}
 	return &named
@@ -282,7 +282,7 @@ func shown(p *problem) *api.Problem {
 
 // fieldShown returns the name of a field for a response. The client may have chosen the name.
 func fieldShown(name string) string {
-	return fmt.Sprintf("%.40s", foreign.Printable(foreign.Redact(name)))
+	return fmt.Sprintf("%.40s", safetext.Printable(safetext.Redact(name)))
 }
 
 // object returns a response with v in JSON.

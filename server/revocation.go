@@ -6,7 +6,7 @@ import (
 	"net/http"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/convert"
@@ -110,7 +110,7 @@ func (h *handler) revoke(r *call) (response, error) {
 		r.log(slog.String("token", req.TokenID))
 	}
 	if result.EndUnknown != nil {
-		h.log.Warn("cannot tell when revocations end", "error", foreign.Text(result.EndUnknown.Error(), foreign.MaxMessage))
+		h.log.Warn("cannot tell when revocations end", "error", safetext.Text(result.EndUnknown.Error(), safetext.MaxMessage))
 	}
 	for _, e := range result.Entries {
 		if !req.DryRun {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -62,7 +62,7 @@ func (h *handler) shown(r *call, record tokens.Record, dryRun bool, err error) (
 func (h *handler) view(ctx context.Context, warnings []string) (convert.View, []string) {
 	v := convert.ReadView(ctx, h.ClusterInfo, h.Claims)
 	for _, u := range v.Unread {
-		h.log.Warn(u.Warning, "error", foreign.Text(u.Err.Error(), foreign.MaxMessage))
+		h.log.Warn(u.Warning, "error", safetext.Text(u.Err.Error(), safetext.MaxMessage))
 		warnings = append(warnings, u.Warning)
 	}
 	return v, warnings

@@ -11,7 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/server/controlplane"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -22,8 +22,8 @@ const turnTimeout = 6 * time.Second
 
 // Turns stores whose turn it is to join as a control plane. It is usually a leases.Turns.
 type Turns interface {
-	Take(ctx context.Context, m turn.Machine) (after turn.State, granted bool, err error)
-	GiveBack(ctx context.Context, m turn.Machine) error
+	Take(ctx context.Context, m controlplane.Machine) (after controlplane.Turn, granted bool, err error)
+	GiveBack(ctx context.Context, m controlplane.Machine) error
 }
 
 var turnIDPattern = regexp.MustCompile(`\A[0-9a-f]{32}\z`)
@@ -45,11 +45,11 @@ func (h *handler) takeTurn(r *call) (response, error) {
 		if state.Learner != "" {
 			p.Detail = fmt.Sprintf("the etcd member %s is still a learner; %s waits until it votes; if that machine no longer joins, remove the member", state.Learner, m.Node)
 		}
-		p.retryAfter = turn.RetryEvery
+		p.retryAfter = controlplane.RetryEvery
 		return response{}, p
 	}
 	return object(http.StatusOK, api.Turn{
-		APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node, Since: state.Since, RenewSeconds: int(turn.RenewEvery / time.Second),
+		APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node, Since: state.Since, RenewSeconds: int(controlplane.RenewEvery / time.Second),
 	})
 }
 
@@ -75,49 +75,49 @@ func turnUnavailable(err error) *problem {
 
 // readTurn authenticates a machine by its bootstrap token, which must be for control planes: with the token of a
 // worker, a thief could keep control planes from joining.
-func (h *handler) readTurn(r *call) (turn.Machine, error) {
+func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 	bearer, err := auth.Bearer(r.Request)
 	if err != nil {
-		return turn.Machine{}, unauthenticated(err)
+		return controlplane.Machine{}, unauthenticated(err)
 	}
 	token, err := tokens.Parse(bearer)
 	if err != nil {
-		return turn.Machine{}, unauthenticated(fmt.Errorf("%w: want a bootstrap token", auth.ErrBadCredentials))
+		return controlplane.Machine{}, unauthenticated(fmt.Errorf("%w: want a bootstrap token", auth.ErrBadCredentials))
 	}
 	record, why, err := h.bootstrapRecord(r, token, nil)
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
 		p.cause, p.retryAfter = err, retryAfter
-		return turn.Machine{}, p
+		return controlplane.Machine{}, p
 	}
 	if why != "" {
 		r.log(slog.String("reason", why)) // only for the operator
-		return turn.Machine{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", auth.ErrBadCredentials, why))
+		return controlplane.Machine{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", auth.ErrBadCredentials, why))
 	}
 	if err := h.identified(r, bootstrapUserOf(record)); err != nil {
-		return turn.Machine{}, err
+		return controlplane.Machine{}, err
 	}
 	if record.Limits.Role != tokens.RoleControlPlane || record.Limits.Problem != nil {
-		return turn.Machine{}, newProblem(http.StatusForbidden, "forbidden", "token %s has no role %s", token.ID(), tokens.RoleControlPlane)
+		return controlplane.Machine{}, newProblem(http.StatusForbidden, "forbidden", "token %s has no role %s", token.ID(), tokens.RoleControlPlane)
 	}
 	var req api.TakeTurn
 	if err := readRequest(r, &req); err != nil {
-		return turn.Machine{}, err
+		return controlplane.Machine{}, err
 	}
 	if err := tokens.CheckNodeName(req.Node); err != nil {
-		return turn.Machine{}, badField("node", "%.300v", err)
+		return controlplane.Machine{}, badField("node", "%.300v", err)
 	}
 	if !turnIDPattern.MatchString(req.ID) {
-		return turn.Machine{}, badField("id", "want 32 random hexadecimal digits, in lower case")
+		return controlplane.Machine{}, badField("id", "want 32 random hexadecimal digits, in lower case")
 	}
 	if req.Address != "" {
 		if _, err := netip.ParseAddr(req.Address); err != nil || len(req.Address) > 64 {
-			return turn.Machine{}, badField("address", "want an IP address")
+			return controlplane.Machine{}, badField("address", "want an IP address")
 		}
 	}
 	if h.Turns == nil {
-		return turn.Machine{}, newProblem(http.StatusNotFound, "no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
+		return controlplane.Machine{}, newProblem(http.StatusNotFound, "no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
 	}
 	r.log(slog.String("node", req.Node))
-	return turn.Machine{Node: req.Node, ID: req.ID, Address: req.Address}, nil
+	return controlplane.Machine{Node: req.Node, ID: req.ID, Address: req.Address}, nil
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/server/controlplane"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -19,13 +19,13 @@ const turnPath = "/v1/controlplane/turn"
 // A fakeTurns keeps the turn in memory. It never expires.
 type fakeTurns struct {
 	mu    sync.Mutex
-	state turn.State
+	state controlplane.Turn
 	// learner is in etcd.
 	learner string
 	err     error
 }
 
-func (f *fakeTurns) Take(_ context.Context, m turn.Machine) (turn.State, bool, error) {
+func (f *fakeTurns) Take(_ context.Context, m controlplane.Machine) (controlplane.Turn, bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var granted bool
@@ -33,7 +33,7 @@ func (f *fakeTurns) Take(_ context.Context, m turn.Machine) (turn.State, bool, e
 	return f.state, granted, f.err
 }
 
-func (f *fakeTurns) GiveBack(_ context.Context, m turn.Machine) error {
+func (f *fakeTurns) GiveBack(_ context.Context, m controlplane.Machine) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.state = f.state.GiveBack(m, time.Now())
@@ -73,7 +73,7 @@ func TestControlPlanesTakeTurns(t *testing.T) {
 	if got := s.do(t, "POST", turnPath, second, "application/json", turnBody("control-3", "3")); got.status != 200 {
 		t.Errorf("%d %s", got.status, got.body)
 	}
-	turns.state, turns.learner = turn.State{}, "https://192.0.2.9:2380"
+	turns.state, turns.learner = controlplane.Turn{}, "https://192.0.2.9:2380"
 	if got := s.do(t, "POST", turnPath, second, "application/json", turnBody("control-3", "3")); got.status != 409 || !strings.Contains(got.body, "the etcd member https://192.0.2.9:2380 is still a learner; control-3 waits") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
@@ -120,7 +120,7 @@ func TestTurnNeedsControlPlaneToken(t *testing.T) {
 			if got := s.do(t, method, turnPath, c.bearer, "application/json", turnBody("control-2", "2")); got.status != c.status {
 				t.Errorf("%s: %s: got %d %s, want %d", name, method, got.status, got.body, c.status)
 			}
-			if c.status != 200 && turns.state.Holder != (turn.Machine{}) {
+			if c.status != 200 && turns.state.Holder != (controlplane.Machine{}) {
 				t.Fatalf("%s took the turn", name)
 			}
 		}

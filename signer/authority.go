@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -285,7 +285,7 @@ func unavailable(err error, rule string) approval.Decision {
 	if d := WaitDecision(err); d != nil {
 		return *d
 	}
-	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: foreign.Text(fmt.Sprintf("kubejoin cannot decide the request yet: %v", err), foreign.MaxMessage), Rule: rule}
+	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: safetext.Text(fmt.Sprintf("kubejoin cannot decide the request yet: %v", err), safetext.MaxMessage), Rule: rule}
 }
 
 // Sign issues the certificate of a request that was approved. It returns PEM with the intermediates that a client

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -44,7 +44,7 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	if !ok {
 		e.Steps = []approval.Decision{{
 			Rule: ruleSigner, Reason: ReasonUnknownSigner,
-			Message: fmt.Sprintf("%v: %q; kubejoin leaves the request to other signers", ErrUnknownSigner, foreign.Text(r.SignerName, foreign.MaxName)),
+			Message: fmt.Sprintf("%v: %q; kubejoin leaves the request to other signers", ErrUnknownSigner, safetext.Text(r.SignerName, safetext.MaxName)),
 		}}
 		return e
 	}
@@ -53,7 +53,7 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	if inOrder == nil {
 		inOrder = pkcs10.CheckSignature(r.CSR)
 	}
-	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "signer "+foreign.Text(r.SignerName, foreign.MaxName)+" signs the request if it is approved"))
+	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "signer "+safetext.Text(r.SignerName, safetext.MaxName)+" signs the request if it is approved"))
 	if inOrder != nil {
 		return e
 	}

@@ -11,7 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -185,7 +185,7 @@ func bounded(e issuance.Entry) issuance.Entry {
 
 // short cuts text to at most most bytes of JSON, before the ellipsis, and returns how many bytes it takes.
 func short(text string, most int) (cut string, size int) {
-	text = foreign.Text(text, most)
+	text = safetext.Text(text, most)
 	for i, r := range text {
 		n := utf8.RuneLen(r)
 		switch r {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"unique"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // kubeadm and kube-apiserver require bootstrap tokens to match \A([a-z0-9]{6})\.([a-z0-9]{16})\z.
@@ -185,7 +185,7 @@ func (t Token) Equal(u Token) bool {
 // Redact replaces the secrets of all tokens in text and keeps their IDs. It finds tokens in the
 // middle of other text too. Use it for text from users that goes to a log or an error. Call it before
 // the text is quoted or cut.
-func Redact(text string) string { return foreign.Redact(text) }
+func Redact(text string) string { return safetext.Redact(text) }
 
 // String returns the ID with a redacted secret.
 func (t Token) String() string {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // A Format is a form in which a [Join] can be written. Formats never change their names.
@@ -52,7 +52,7 @@ func FindFormat(name string) (Format, error) {
 	}
 	names := Formats()
 	last := len(names) - 1
-	return Format{}, fmt.Errorf("%q given, want %s or %s", foreign.Text(name, maxName), strings.Join(names[:last], ", "), names[last])
+	return Format{}, fmt.Errorf("%q given, want %s or %s", safetext.Text(name, maxName), strings.Join(names[:last], ", "), names[last])
 }
 
 // Write returns j in the format of that name.

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
@@ -75,7 +75,7 @@ func (e *Error) Detail() string {
 
 func (e *Error) Error() string {
 	if cause := errors.Join(e.Err, e.NotDeleted); cause != nil {
-		return e.Detail() + ": " + foreign.Redact(cause.Error())
+		return e.Detail() + ": " + safetext.Redact(cause.Error())
 	}
 	return e.Detail()
 }
@@ -84,7 +84,7 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() []error { return []error{e.Err, e.NotDeleted} }
 
 func errorf(reason Reason, format string, args ...any) *Error {
-	foreign.Args(args) // redacts secrets before a verb truncates them
+	safetext.Args(args) // redacts secrets before a verb truncates them
 	return &Error{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 

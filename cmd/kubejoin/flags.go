@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -102,11 +102,11 @@ func flagError(err error) error {
 	var number *strconv.NumError
 	switch kind := f.Value.Type(); {
 	case kind == "bool":
-		return fmt.Errorf("--%s: %.40q given, want true or false", f.Name, foreign.Redact(invalid.GetValue()))
+		return fmt.Errorf("--%s: %.40q given, want true or false", f.Name, safetext.Redact(invalid.GetValue()))
 	case kind == "duration":
-		return fmt.Errorf("--%s: %.40q given, want a duration such as 90s, 30m, 2h or 1d", f.Name, foreign.Redact(invalid.GetValue()))
+		return fmt.Errorf("--%s: %.40q given, want a duration such as 90s, 30m, 2h or 1d", f.Name, safetext.Redact(invalid.GetValue()))
 	case errors.As(err, &number):
-		return fmt.Errorf("--%s: %.40q given, want a number", f.Name, foreign.Redact(invalid.GetValue()))
+		return fmt.Errorf("--%s: %.40q given, want a number", f.Name, safetext.Redact(invalid.GetValue()))
 	}
 	return fmt.Errorf("--%s: %w", f.Name, invalid.Unwrap())
 }

@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -281,7 +281,7 @@ func (o *output) entry(w io.Writer, e api.IssuanceEntry) error {
 			if value == "" {
 				continue
 			}
-			if _, err := fmt.Fprintf(lines, "%s\t%s\n", name, foreign.Printable(value)); err != nil {
+			if _, err := fmt.Fprintf(lines, "%s\t%s\n", name, safetext.Printable(value)); err != nil {
 				return err
 			}
 			name = "" // only on the first line

@@ -17,7 +17,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -59,7 +59,7 @@ func main() {
 func sanitize(text string) string {
 	lines := strings.Split(text, "\n")
 	for i, line := range lines {
-		lines[i] = foreign.Printable(foreign.Redact(line))
+		lines[i] = safetext.Printable(safetext.Redact(line))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/manifest"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
@@ -164,7 +164,7 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 		"webhook-client-ca-file": s.Webhook.ClientCAFile,
 	} {
 		if file != "" && !slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(filepath.Clean(file), folder+"/") }) {
-			fail("--%s: %s is in no folder that is mounted; add --mount %s", flag, file, foreign.Quote(filepath.Dir(file)))
+			fail("--%s: %s is in no folder that is mounted; add --mount %s", flag, file, safetext.Quote(filepath.Dir(file)))
 		}
 	}
 	host, port, _ := net.SplitHostPort(s.Listen) // checked by options
@@ -183,7 +183,7 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 func kubeconfigExpiry(file string) (expires, notice string, err error) {
 	config, err := clientcmd.LoadFromFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Sprintf("there is no %s on this machine yet; create it: (umask 077; kubeadm kubeconfig user --client-name %s > %s)", file, ownUser, foreign.Quote(file)), nil
+		return "", fmt.Sprintf("there is no %s on this machine yet; create it: (umask 077; kubeadm kubeconfig user --client-name %s > %s)", file, ownUser, safetext.Quote(file)), nil
 	}
 	if err != nil {
 		return "", "", err

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/client-go/util/jsonpath"
@@ -80,7 +80,7 @@ func table(w io.Writer, rows [][]string) error {
 	lines := tabwriter.NewWriter(w, 10, 4, 3, ' ', 0)
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = foreign.Printable(cell)
+			row[i] = safetext.Printable(cell)
 		}
 		if _, err := fmt.Fprintln(lines, strings.Join(row, "\t")); err != nil {
 			return err

@@ -19,9 +19,9 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/credentials"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/rejoining"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -244,7 +244,7 @@ func (o *rejoinOptions) dial(ca []byte, pair tls.Certificate) (*client.Client, f
 func (o *rejoinOptions) bind(cmd *cobra.Command, server *client.Client, done rejoined) error {
 	key, err := readKey(o.bindKey)
 	if err != nil {
-		return fmt.Errorf("--bind-key: %w; make one: openssl genpkey -algorithm ed25519 -out %s", err, foreign.Quote(o.bindKey))
+		return fmt.Errorf("--bind-key: %w; make one: openssl genpkey -algorithm ed25519 -out %s", err, safetext.Quote(o.bindKey))
 	}
 	der, err := x509.MarshalPKIXPublicKey(key.Public())
 	if err != nil {

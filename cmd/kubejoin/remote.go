@@ -20,9 +20,9 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/datadir"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/oncluster"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -181,7 +181,7 @@ func (o *remoteOptions) hint(err error) error {
 func (o *remoteOptions) clusterHint(refused bool) string {
 	file, flag := "the service account of this pod", ""
 	if o.kubeconfigFile != "" {
-		file, flag = "kubeconfig "+o.kubeconfigFile, " --kubeconfig "+foreign.Quote(o.kubeconfigFile)
+		file, flag = "kubeconfig "+o.kubeconfigFile, " --kubeconfig "+safetext.Quote(o.kubeconfigFile)
 	}
 	if refused {
 		return "the API server does not accept the credential in " + file + ": see 'kubectl auth whoami" + flag + "'"
@@ -301,7 +301,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		}
 		config.Certificates = []tls.Certificate{certificate}
 		if o.bearerFile == "" {
-			o.credential = "client certificate in --client-certificate " + o.clientCert + " has expired, was revoked or is from another CA: see 'openssl x509 -noout -issuer -enddate -in " + foreign.Quote(o.clientCert) + "'"
+			o.credential = "client certificate in --client-certificate " + o.clientCert + " has expired, was revoked or is from another CA: see 'openssl x509 -noout -issuer -enddate -in " + safetext.Quote(o.clientCert) + "'"
 		}
 	}
 	c, stop := newClient(address, config)

@@ -16,8 +16,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/datadir"
-	"github.com/kubejoin/kubejoin/internal/foreign"
-	"github.com/kubejoin/kubejoin/internal/owned"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/trustedpath"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -116,7 +116,7 @@ func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
 	dir := datadir.Dir(o.dataDir)
 	if o.caFile == "" {
 		o.caFile = dir.Path(datadir.Bundle)
-		if err := owned.Check(o.caFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := trustedpath.Check(o.caFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 	}
@@ -159,7 +159,7 @@ and remove --enable-bootstrap-token-auth. kube-apiserver caches responses: it ac
 deleted or expired token for at most %s. If a token was tried before it was created,
 kube-apiserver refuses it for %s.
 Switch off bootstrap-signer-controller (bootstrapsigner) in kube-controller-manager.
-`, foreign.Quote(file), o.cacheTTL, o.cacheTTL+successCache, o.cacheTTL)
+`, safetext.Quote(file), o.cacheTTL, o.cacheTTL+successCache, o.cacheTTL)
 	if o.clientCert != "" {
 		b.WriteString("Start kubejoin serve with --webhook-client-ca-file and --webhook-client-name to accept the certificate.\n")
 	}

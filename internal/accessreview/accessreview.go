@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/internal/fakeclient"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	authorization "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -82,14 +82,14 @@ func read(body []byte) (reason string, allowed bool, err error) {
 func decide(s authorization.SubjectAccessReviewStatus, unknown []error) (reason string, allowed bool, err error) {
 	switch {
 	case !s.Allowed && !s.Denied && s.EvaluationError != "":
-		return "", false, errors.New(foreign.Text(s.EvaluationError, foreign.MaxMessage))
+		return "", false, errors.New(safetext.Text(s.EvaluationError, safetext.MaxMessage))
 	case len(unknown) > 0:
-		return foreign.Text(fmt.Sprintf("the status of the response has an %v, so kubejoin takes it as a denial", unknown[0]), foreign.MaxName), false, nil
+		return safetext.Text(fmt.Sprintf("the status of the response has an %v, so kubejoin takes it as a denial", unknown[0]), safetext.MaxName), false, nil
 	}
-	return foreign.Text(s.Reason, foreign.MaxName), s.Allowed && !s.Denied, nil
+	return safetext.Text(s.Reason, safetext.MaxName), s.Allowed && !s.Denied, nil
 }
 
 // malformed returns the error of a response that is not a SubjectAccessReview.
 func malformed(err error) error {
-	return errors.New(foreign.Text("the response is not a SubjectAccessReview: "+err.Error(), foreign.MaxMessage))
+	return errors.New(safetext.Text("the response is not a SubjectAccessReview: "+err.Error(), safetext.MaxMessage))
 }

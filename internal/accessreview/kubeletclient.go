@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	authorization "k8s.io/api/authorization/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -40,5 +40,5 @@ func KubeletClient(ctx context.Context, client kubernetes.Interface) string {
 // KubeletClientUnchecked returns the warning that err kept KubeletClient from its review.
 func KubeletClientUnchecked(err error) string {
 	return fmt.Sprintf("could not check whether user %s may use kubelets (%s); if kubectl logs and exec fail, run: %s",
-		KubeletClientUser, foreign.Text(err.Error(), foreign.MaxName), BindKubeletClient)
+		KubeletClientUser, safetext.Text(err.Error(), safetext.MaxName), BindKubeletClient)
 }

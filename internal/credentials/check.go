@@ -18,8 +18,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -387,7 +387,7 @@ func (c *checking) checkServer(ctx context.Context) {
 	}
 	web, err := c.client()
 	if err != nil && c.usable && c.user.AuthProvider != nil {
-		unchecked("the API server, because kubejoin has no auth provider %q; kubectl uses exec plugins in their place", foreign.Text(c.user.AuthProvider.Name, foreign.MaxName))
+		unchecked("the API server, because kubejoin has no auth provider %q; kubectl uses exec plugins in their place", safetext.Text(c.user.AuthProvider.Name, safetext.MaxName))
 		return
 	}
 	if err != nil && len(c.report.Findings) > 0 {
@@ -395,7 +395,7 @@ func (c *checking) checkServer(ctx context.Context) {
 		return
 	}
 	if err != nil {
-		c.find("unusable", remedyNew, "no client can use the file: %v", foreign.Text(err.Error(), foreign.MaxName))
+		c.find("unusable", remedyNew, "no client can use the file: %v", safetext.Text(err.Error(), safetext.MaxName))
 		return
 	}
 	defer utilnet.CloseIdleConnectionsFor(web.Transport)
@@ -419,10 +419,10 @@ func (c *checking) checkServer(ctx context.Context) {
 		c.find("not-accepted", remedyNew, "the server refuses the client certificate: %v", err)
 		return
 	case err != nil && c.usable && c.user.Exec != nil && strings.Contains(err.Error(), "getting credentials"):
-		c.find("no-credential", "run the command of the exec plugin by hand", "the exec plugin of the user returns no credential: %s", foreign.Text(err.Error(), foreign.MaxName))
+		c.find("no-credential", "run the command of the exec plugin by hand", "the exec plugin of the user returns no credential: %s", safetext.Text(err.Error(), safetext.MaxName))
 		return
 	case err != nil:
-		c.find("unreachable", "check the address, the proxy, and the firewalls between here and there: curl -k "+c.report.Server+"/livez", "the API server is not reachable: %s", foreign.Text(err.Error(), foreign.MaxName))
+		c.find("unreachable", "check the address, the proxy, and the firewalls between here and there: curl -k "+c.report.Server+"/livez", "the API server is not reachable: %s", safetext.Text(err.Error(), safetext.MaxName))
 		return
 	}
 	if !c.usable {
@@ -442,7 +442,7 @@ func (c *checking) checkServer(ctx context.Context) {
 		return
 	}
 	if user := review.Status.UserInfo.Username; user != "" { // a token has no other name, and impersonation has another
-		c.report.User = foreign.Text(user, foreign.MaxName)
+		c.report.User = safetext.Text(user, safetext.MaxName)
 	}
 	name, isNode := strings.CutPrefix(c.report.User, tokens.NodeUserPrefix)
 	if !isNode {

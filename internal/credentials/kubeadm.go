@@ -21,8 +21,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -66,7 +66,7 @@ func (p part) subject(old pkix.Name) (pkix.Name, error) {
 	known := p.ca != clusterCA || !p.client || slices.Equal(groups, p.groups) || len(groups) == 1 && slices.Contains(p.formerly, groups[0])
 	if old.CommonName == "" || old.CommonName != today.CommonName || !known {
 		return pkix.Name{}, fmt.Errorf("subject %q given, want %q; make it again in an empty folder: kubeadm certs generate-csr --cert-dir DIR/pki --kubeconfig-dir DIR",
-			foreign.Text(old.String(), foreign.MaxName), today)
+			safetext.Text(old.String(), safetext.MaxName), today)
 	}
 	return today, nil
 }
@@ -82,10 +82,10 @@ func (p part) renewal(old *x509.Certificate, names []string) (*x509.CertificateR
 	}
 	var changes []string
 	if was := old.Subject.String(); was != subject.String() {
-		changes = append(changes, fmt.Sprintf("renewal replaces the subject %q by %q", foreign.Text(was, foreign.MaxName), subject))
+		changes = append(changes, fmt.Sprintf("renewal replaces the subject %q by %q", safetext.Text(was, safetext.MaxName), subject))
 	}
 	if list := unusualNames(old); len(list) > 0 {
-		changes = append(changes, "renewal drops what kubeadm does not write: "+foreign.Text(strings.Join(list, ", "), foreign.MaxName))
+		changes = append(changes, "renewal drops what kubeadm does not write: "+safetext.Text(strings.Join(list, ", "), safetext.MaxName))
 	}
 	request := &x509.CertificateRequest{Subject: subject, DNSNames: slices.Clone(old.DNSNames), IPAddresses: slices.Clone(old.IPAddresses)}
 	for _, name := range names {
@@ -115,7 +115,7 @@ func addName(r *x509.CertificateRequest, name string) (bool, error) {
 		return true, nil
 	}
 	if len(validation.IsDNS1123Subdomain(name)) > 0 && len(validation.IsWildcardDNS1123Subdomain(name)) > 0 {
-		return false, fmt.Errorf("%q given, want an IP address, a DNS name in lower case, or a wildcard such as *.example.com", foreign.Text(name, foreign.MaxName))
+		return false, fmt.Errorf("%q given, want an IP address, a DNS name in lower case, or a wildcard such as *.example.com", safetext.Text(name, safetext.MaxName))
 	}
 	if slices.ContainsFunc(r.DNSNames, func(have string) bool { return strings.EqualFold(have, name) }) {
 		return false, nil
@@ -311,7 +311,7 @@ func (l *loaded) problem(leaf *x509.Certificate, others []*x509.Certificate, now
 		return errors.New("certificate and key differ")
 	}
 	wrong := func(usage string) error {
-		return fmt.Errorf("wrong certificate: subject %q, without usage %s", foreign.Text(leaf.Subject.String(), foreign.MaxName), usage)
+		return fmt.Errorf("wrong certificate: subject %q, without usage %s", safetext.Text(leaf.Subject.String(), safetext.MaxName), usage)
 	}
 	switch {
 	case l.server && !allows(leaf, x509.ExtKeyUsageServerAuth):

@@ -12,13 +12,13 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/accessreview"
 	"github.com/kubejoin/kubejoin/internal/credentials"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/leader"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/server/controlplane/etcd"
+	"github.com/kubejoin/kubejoin/server/controlplane/leases"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
-	"github.com/kubejoin/kubejoin/server/turn/etcd"
-	"github.com/kubejoin/kubejoin/server/turn/leases"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -155,7 +155,7 @@ func (c *cluster) recordEvents() {
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubejoin"})
 	c.eventOn = func(object *corev1.ObjectReference, kind, reason, message string) {
-		recorder.Event(object, kind, reason, foreign.Text(message, foreign.MaxMessage))
+		recorder.Event(object, kind, reason, safetext.Text(message, safetext.MaxMessage))
 	}
 	c.event = func(kind, reason, message string) { c.eventOn(lease, kind, reason, message) }
 	c.closers = append(c.closers, func() error { events.Shutdown(); return nil })

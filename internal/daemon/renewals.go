@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -82,7 +82,7 @@ func (l *lateRenewals) report(waiting []csr.WaitingRenewal, now time.Time) {
 		l.reported = time.Time{}
 	case len(waiting) > 0 && now.Sub(l.reported) >= reportAgain:
 		text := l.words(now)
-		l.log.Warn("renewals are late", "nodes", len(waiting), "node", foreign.Text(waiting[0].Node, foreign.MaxName), "csr", foreign.Text(waiting[0].Request, foreign.MaxName), "signer", waiting[0].Signer, "since", waiting[0].Since)
+		l.log.Warn("renewals are late", "nodes", len(waiting), "node", safetext.Text(waiting[0].Node, safetext.MaxName), "csr", safetext.Text(waiting[0].Request, safetext.MaxName), "signer", waiting[0].Signer, "since", waiting[0].Since)
 		l.event(corev1.EventTypeWarning, eventRenewalsWait, text)
 		l.reported = now
 	}
@@ -105,5 +105,5 @@ func (l *lateRenewals) words(now time.Time) string {
 		others = fmt.Sprintf(", and %d more", n)
 	}
 	return fmt.Sprintf("node %s has waited for a certificate of signer %s for %s%s; a node drops out of the cluster when its certificate expires: %s",
-		foreign.Text(w.Node, foreign.MaxName), w.Signer, now.Sub(w.Since).Round(time.Second), others, foreign.ShowCSR(w.Request, w.UID))
+		safetext.Text(w.Node, safetext.MaxName), w.Signer, now.Sub(w.Since).Round(time.Second), others, safetext.ShowCSR(w.Request, w.UID))
 }

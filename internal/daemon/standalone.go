@@ -13,9 +13,9 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/datadir"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/leader"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -230,7 +230,7 @@ func (s *standalone) readyBanner() string {
 	}
 	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.Listen, data)
 	if s.curlrc != "" {
-		fmt.Fprintf(&b, "Get a join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", foreign.Quote(s.curlrc), dialable(o.Listen))
+		fmt.Fprintf(&b, "Get a join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", safetext.Quote(s.curlrc), dialable(o.Listen))
 	} else {
 		fmt.Fprintf(&b, "Get a join command, as a user in %s:\n  POST https://%s/v1/token/print-join-command\n\n", o.Callers.TokenFile, dialable(o.Listen))
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/owned"
+	"github.com/kubejoin/kubejoin/internal/trustedpath"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
@@ -36,7 +36,7 @@ func (d Dir) WriteCurlrc(server, bearer string) error {
 // ReadCurlrc reads the server, the CA path and the bearer token from a config file for curl -K, and ignores all other
 // lines. It refuses a file that another user could have written, because that user would choose the server.
 func ReadCurlrc(file string) (c CurlConfig, err error) {
-	if err := owned.Check(file); err != nil {
+	if err := trustedpath.Check(file); err != nil {
 		return CurlConfig{}, err
 	}
 	content, err := os.ReadFile(file)

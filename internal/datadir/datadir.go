@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/foreign"
-	"github.com/kubejoin/kubejoin/internal/owned"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/trustedpath"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 )
@@ -52,14 +52,14 @@ func (d Dir) Open() error {
 	if err := os.MkdirAll(string(d), 0o700); err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
-	if err := owned.Check(string(d)); err != nil {
+	if err := trustedpath.Check(string(d)); err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
 	for _, name := range files {
 		if _, err := os.Lstat(d.Path(name)); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := owned.Check(d.Path(name)); err != nil {
+		if err := trustedpath.Check(d.Path(name)); err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 	}
@@ -68,7 +68,7 @@ func (d Dir) Open() error {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return fmt.Errorf("--data-dir: %s has mode %04o and will hold keys; want 0700: chmod 700 %s", d, mode, foreign.Quote(string(d)))
+		return fmt.Errorf("--data-dir: %s has mode %04o and will hold keys; want 0700: chmod 700 %s", d, mode, safetext.Quote(string(d)))
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (d Dir) WebhookBearer() (string, error) {
 // have written.
 func (d Dir) ReadWebhookBearer() (string, error) {
 	file := d.Path(WebhookToken)
-	if err := owned.Check(file); err != nil {
+	if err := trustedpath.Check(file); err != nil {
 		return "", fmt.Errorf("bearer token of kube-apiserver: %w", err)
 	}
 	content, err := os.ReadFile(file)

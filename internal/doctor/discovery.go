@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/internal/dnsname"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
@@ -24,7 +24,7 @@ func (f *Facts) kubeconfig() (server string, cas []*x509.Certificate, err error)
 
 func checkClusterInfo(f *Facts) []Finding {
 	if f.ClusterInfo == nil {
-		return []Finding{found("cluster-info-missing", "kubejoin serve --kubeconfig kubejoin.conf --api-server "+foreign.Quote(f.Host),
+		return []Finding{found("cluster-info-missing", "kubejoin serve --kubeconfig kubejoin.conf --api-server "+safetext.Quote(f.Host),
 			"there is no ConfigMap kube-public/cluster-info, so no machine can discover the cluster; kubejoin creates it with --api-server")}
 	}
 	_, cas, err := f.kubeconfig()
@@ -99,7 +99,7 @@ func checkAdvertise(f *Facts) []Finding {
 	if e == nil {
 		return nil
 	}
-	show := "curl -vk https://" + foreign.Quote(e.Address) + "/readyz?verbose"
+	show := "curl -vk https://" + safetext.Quote(e.Address) + "/readyz?verbose"
 	switch {
 	case e.Unreachable != "":
 		return []Finding{found("advertise-unreachable", show, "the address in join commands, %s, is unreachable from here: %s", e.Address, e.Unreachable)}

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
@@ -70,7 +70,7 @@ func Diagnose(f *Facts) Report {
 	for _, c := range checks {
 		r.Checks++
 		if at := slices.IndexFunc(c.needs, func(need Fact) bool { return f.Unread[need] != "" }); at >= 0 {
-			r.Unchecked = append(r.Unchecked, Unchecked{c.name, foreign.Text(f.Unread[c.needs[at]], foreign.MaxMessage)})
+			r.Unchecked = append(r.Unchecked, Unchecked{c.name, safetext.Text(f.Unread[c.needs[at]], safetext.MaxMessage)})
 			continue
 		}
 		for _, one := range capped(c.find(f)) {
@@ -108,12 +108,12 @@ func capped(all []Finding) []Finding {
 
 // found returns a finding. Text from the cluster in args is made printable, and token secrets in it are redacted.
 func found(id, command, format string, args ...any) Finding {
-	return Finding{ID: id, Severity: Severities[id], Command: command, Message: foreign.Text(fmt.Sprintf(format, args...), foreign.MaxMessage)}
+	return Finding{ID: id, Severity: Severities[id], Command: command, Message: safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage)}
 }
 
 // unseen says what a check could not see, so that silence always means that it saw all it needs.
 func unseen(format string, args ...any) Finding {
-	return Finding{Severity: unknown, Message: foreign.Text(fmt.Sprintf(format, args...), foreign.MaxMessage)}
+	return Finding{Severity: unknown, Message: safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage)}
 }
 
 // on sets the machine of a finding.

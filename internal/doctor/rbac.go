@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/accessreview"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -93,7 +93,7 @@ func withoutSubjects(binding rbacv1.ClusterRoleBinding, wrong []int) string {
 		steps = append(steps, step{"test", path + "/name", binding.Subjects[i].Name}, step{"remove", path, ""})
 	}
 	patch, _ := json.Marshal(steps) // strings only
-	return "kubectl patch clusterrolebinding " + foreign.Quote(binding.Name) + " --type=json -p " + foreign.Quote(string(patch))
+	return "kubectl patch clusterrolebinding " + safetext.Quote(binding.Name) + " --type=json -p " + safetext.Quote(string(patch))
 }
 
 // bind returns a command that binds a ClusterRole to a group.

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -50,9 +50,9 @@ func checkRunning(f *Facts) []Finding {
 	if k := f.Kubejoin; k != nil {
 		switch {
 		case k.Unreachable != "":
-			return []Finding{found("kubejoin-unreachable", "curl -vk "+foreign.Quote(k.URL+"/readyz?verbose"), "%s does not respond as a kubejoin: %s", k.URL, k.Unreachable)}
+			return []Finding{found("kubejoin-unreachable", "curl -vk "+safetext.Quote(k.URL+"/readyz?verbose"), "%s does not respond as a kubejoin: %s", k.URL, k.Unreachable)}
 		case len(k.Failing) > 0:
-			return []Finding{found("kubejoin-not-ready", "curl -k "+foreign.Quote(k.URL+"/readyz?verbose"), "%s is not ready: %s", k.URL, strings.Join(k.Failing, "; "))}
+			return []Finding{found("kubejoin-not-ready", "curl -k "+safetext.Quote(k.URL+"/readyz?verbose"), "%s is not ready: %s", k.URL, strings.Join(k.Failing, "; "))}
 		}
 		return nil
 	}
@@ -88,7 +88,7 @@ func checkNodes(f *Facts) []Finding {
 		if ready || f.Time.Sub(since) < notReadyFor {
 			continue
 		}
-		all = append(all, found("node-not-ready", "kubejoin token create --replace-node "+foreign.Quote(node.Name)+" --print-join-command",
+		all = append(all, found("node-not-ready", "kubejoin token create --replace-node "+safetext.Quote(node.Name)+" --print-join-command",
 			"Node %s is not Ready since %s (%s) and keeps its name from other machines: replace it, or delete the Node", node.Name, since.UTC().Format(time.RFC3339), why))
 	}
 	return all
@@ -112,8 +112,8 @@ func checkRequests(f *Facts) []Finding {
 			continue
 		}
 		command := "kubejoin explain --csr " + r.Name
-		if !foreign.SafeInShell(r.Name) {
-			command = foreign.ShowCSR(r.Name, string(r.UID))
+		if !safetext.SafeInShell(r.Name) {
+			command = safetext.ShowCSR(r.Name, string(r.UID))
 		}
 		all = append(all, found("csr-pending", command, "certificate request %s of %s was %s and has no certificate since %s",
 			r.Name, r.Spec.Username, state, r.CreationTimestamp.UTC().Format(time.RFC3339)))

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 )
@@ -209,7 +209,7 @@ func (r *Request) refuse(reason, who string) *Refusal {
 		})
 	} else {
 		l.warnings[reason].Do(func() {
-			l.log.Warn("refusing requests, client or user over its limit", "reason", reason, "from", foreign.Text(who, foreign.MaxName), "class", class)
+			l.log.Warn("refusing requests, client or user over its limit", "reason", reason, "from", safetext.Text(who, safetext.MaxName), "class", class)
 		})
 	}
 	return &Refusal{Reason: reason, user: who}

@@ -11,8 +11,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -102,14 +102,14 @@ func (c *Cache[O, T]) outage(err error) {
 // watchFailed logs that the watch has stopped. follow restarts it.
 func (c *Cache[O, T]) watchFailed(err error) {
 	if errors.Is(err, io.EOF) || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
-		c.config.Log.Debug("watch ended, restarting", "objects", c.config.What, "reason", foreign.Text(err.Error(), foreign.MaxMessage))
+		c.config.Log.Debug("watch ended, restarting", "objects", c.config.What, "reason", safetext.Text(err.Error(), safetext.MaxMessage))
 		return
 	}
 	c.warn("watch failed, retrying", err)
 }
 
 func (c *Cache[O, T]) warn(message string, err error) {
-	c.config.Log.Warn(message, "objects", c.config.What, "error", foreign.Text(err.Error(), foreign.MaxMessage))
+	c.config.Log.Warn(message, "objects", c.config.What, "error", safetext.Text(err.Error(), safetext.MaxMessage))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.trouble = err

@@ -1,5 +1,5 @@
 // Package logging creates the structured logger of the program. It removes secrets and control characters from
-// foreign text.
+// untrusted text.
 package logging
 
 import (
@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"k8s.io/klog/v2"
 )
 
@@ -21,14 +21,14 @@ const MaxVerbosity = 6
 // maxLogged is the maximum size of one logged value, in bytes.
 const maxLogged = 4096
 
-// cleanAttr cleans every value, because libraries log foreign text unchanged.
+// cleanAttr cleans every value, because libraries log untrusted text unchanged.
 func cleanAttr(_ []string, a slog.Attr) slog.Attr {
 	switch v := a.Value.Any().(type) {
 	case string:
-		a.Value = slog.StringValue(foreign.Text(v, maxLogged))
+		a.Value = slog.StringValue(safetext.Text(v, maxLogged))
 	case slog.Level, time.Time, time.Duration: // safe formats of their own
 	case error, fmt.Stringer:
-		a.Value = slog.StringValue(foreign.Text(fmt.Sprint(v), maxLogged)) // Sprint survives a nil pointer
+		a.Value = slog.StringValue(safetext.Text(fmt.Sprint(v), maxLogged)) // Sprint survives a nil pointer
 	}
 	return a
 }

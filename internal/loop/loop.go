@@ -8,8 +8,8 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -78,7 +78,7 @@ func (l Loop) Run(ctx context.Context) error {
 			wait = backoff(failures)
 			failures++
 			steps.WithLabelValues(l.Name, "error").Inc()
-			log.Error("control loop step failed, will be retried", "loop", l.Name, "failures", failures, "retry_in", wait.Round(time.Millisecond), "error", foreign.Text(err.Error(), foreign.MaxMessage))
+			log.Error("control loop step failed, will be retried", "loop", l.Name, "failures", failures, "retry_in", wait.Round(time.Millisecond), "error", safetext.Text(err.Error(), safetext.MaxMessage))
 			// Hints wait, too: otherwise frequent changes would run a failing step without backoff.
 			hint = nil
 			timer.Reset(wait)

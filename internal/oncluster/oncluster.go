@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
@@ -278,7 +278,7 @@ func (c *Cluster) Revoke(ctx context.Context, req api.Revoke) (api.RevocationLis
 	})
 	why := ""
 	if result.EndUnknown != nil {
-		why = foreign.Text(result.EndUnknown.Error(), foreign.MaxMessage)
+		why = safetext.Text(result.EndUnknown.Error(), safetext.MaxMessage)
 	}
 	switch invalid := convert.Invalid(err); {
 	case invalid != nil:

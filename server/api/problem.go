@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // A Problem is an RFC 9457 problem document. It is also the error that the client returns.
@@ -47,7 +47,7 @@ type InvalidFields []FieldProblem
 
 // InvalidField returns the InvalidFields of one field.
 func InvalidField(field, format string, args ...any) InvalidFields {
-	foreign.Args(args) // redacts secrets before a verb truncates them
+	safetext.Args(args) // redacts secrets before a verb truncates them
 	return InvalidFields{{Field: field, Detail: fmt.Sprintf(format, args...)}}
 }
 

@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 )
 
@@ -53,7 +53,7 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 		return User{}, fmt.Errorf("%w: client certificate without a common name", ErrBadCredentials)
 	}
 	if !c.Everybody && (c.Name == "" || leaf.Subject.CommonName != c.Name) {
-		return User{}, fmt.Errorf("%w: client certificate of %.100q, want %q", ErrForbidden, foreign.Redact(leaf.Subject.CommonName), c.Name)
+		return User{}, fmt.Errorf("%w: client certificate of %.100q, want %q", ErrForbidden, safetext.Redact(leaf.Subject.CommonName), c.Name)
 	}
 	if c.Revoked != nil {
 		err := c.Revoked(r.Context(), leaf)

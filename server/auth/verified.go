@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"k8s.io/apimachinery/pkg/util/cache"
 )
 
@@ -77,7 +77,7 @@ func VerifyChain(shown []*x509.Certificate, roots *x509.CertPool, now time.Time)
 		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})
 	if err != nil {
-		return time.Time{}, errors.New(foreign.Text(err.Error(), foreign.MaxName)) // x509 errors hold certificates and quote from them
+		return time.Time{}, errors.New(safetext.Text(err.Error(), safetext.MaxName)) // x509 errors hold certificates and quote from them
 	}
 	end := shown[0].NotAfter
 	for _, chain := range chains {

@@ -3,7 +3,7 @@ package convert
 import (
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
@@ -45,7 +45,7 @@ func Revocation(e revocation.Entry, dryRun bool) api.Revocation {
 		}
 	}
 	if e.Malformed != nil {
-		shown.Problem = foreign.Text(e.Malformed.Error(), foreign.MaxMessage)
+		shown.Problem = safetext.Text(e.Malformed.Error(), safetext.MaxMessage)
 	}
 	return shown
 }

@@ -92,8 +92,8 @@ func (v *view) say(s api.NodeState, since time.Time, format string, args ...any)
 	v.e.State, v.e.Since, v.e.Sentence = s, since, fmt.Sprintf(format, args...)
 }
 
-// next adds a command. If words are given, it also adds both to the sentence. A command may contain foreign text only
-// if [foreign.SafeInShell] allows it.
+// next adds a command. If words are given, it also adds both to the sentence. A command may contain untrusted text only
+// if [safetext.SafeInShell] allows it.
 func (v *view) next(words, command string) {
 	if command == "" || slices.Contains(v.e.Next, command) {
 		return

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -46,7 +46,7 @@ func (v *view) refused(r api.RequestEvidence, c api.RequestCondition, s api.Node
 		words = ""
 	}
 	v.next(words, command)
-	v.next("", foreign.ShowCSR(r.Name, r.UID))
+	v.next("", safetext.ShowCSR(r.Name, r.UID))
 	if at := slices.IndexFunc(v.client, func(other api.RequestEvidence) bool { return other.Certificate != nil }); at >= 0 && v.Object == nil {
 		v.e.Sentence += fmt.Sprintf("; an earlier request for the name was signed %s", ago(v.client[at].Certificate.At, v.now))
 	}
@@ -110,7 +110,7 @@ func (v *view) subresource(r api.RequestEvidence) string {
 // is empty if the request has no safe group name.
 func (v *view) permit(r api.RequestEvidence) string {
 	at := slices.IndexFunc(r.Groups, func(g string) bool {
-		return strings.HasPrefix(g, tokens.BootstrappersGroup+":") && len(g) <= foreign.MaxName && strings.Trim(g, "abcdefghijklmnopqrstuvwxyz0123456789:-") == ""
+		return strings.HasPrefix(g, tokens.BootstrappersGroup+":") && len(g) <= safetext.MaxName && strings.Trim(g, "abcdefghijklmnopqrstuvwxyz0123456789:-") == ""
 	})
 	if at < 0 {
 		return ""
@@ -130,7 +130,7 @@ func (v *view) unsigned(r api.RequestEvidence) {
 		v.say(NotSigned, r.Approved.At, "%s: %s", approved, v.responsible("sign it", "csr-signer", "certificatesigningrequest-signing-controller"))
 		v.verdict(r)
 	}
-	v.next("", foreign.ShowCSR(r.Name, r.UID))
+	v.next("", safetext.ShowCSR(r.Name, r.UID))
 }
 
 // responsible describes which controller should act, for example "sign it", and whether it can be running.
@@ -167,7 +167,7 @@ func (v *view) issued(r api.RequestEvidence) {
 	case leaf != nil && !v.trusts(c.Chain):
 		v.say(WrongIssuer, c.At, "its certificate was issued %s by %s, which is not a CA in cluster-info, so the API server may not trust it: %s signs with another CA",
 			ago(c.At, v.now), clean(fmt.Sprintf("%q", leaf.Issuer.String())), cmp.Or(clean(c.Writer), "its signer"))
-		v.next("", foreign.ShowCSR(r.Name, r.UID))
+		v.next("", safetext.ShowCSR(r.Name, r.UID))
 	case v.readable(FactNode) && (r.User == tokens.NodeUserPrefix+v.Node || v.Claim != nil && v.Claim.NodeUID != ""):
 		v.say(NodeDeleted, c.At, "its Node was deleted: the machine's certificate was issued %s and there is no Node", ago(c.At, v.now))
 		v.next(v.remedy(NodeDeleted))

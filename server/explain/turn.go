@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/server/controlplane"
 )
 
 // waits explains a machine that waits for its turn to join as a control plane, and reports whether it does. Such a
@@ -26,8 +26,8 @@ func (v *view) waits() bool {
 		return true
 	}
 	v.say(WaitsForTurn, since, "has waited %s for its turn to join as a control plane; %s has been joining for %s", span(v.now.Sub(since)), clean(v.Turn.Holder), span(v.now.Sub(v.Turn.Since)))
-	if silent := v.now.Sub(v.Turn.Renewed); silent > 2*turn.RenewEvery {
-		v.e.Sentence += ", but has not renewed its turn for " + span(silent) + "; the turn ends after " + span(turn.Duration)
+	if silent := v.now.Sub(v.Turn.Renewed); silent > 2*controlplane.RenewEvery {
+		v.e.Sentence += ", but has not renewed its turn for " + span(silent) + "; the turn ends after " + span(controlplane.TurnDuration)
 	}
 	return true
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
@@ -31,58 +31,58 @@ func ago(t, now time.Time) string {
 	return span(now.Sub(t)) + " ago"
 }
 
-// Limits of the sentence, and of a foreign message in it, in bytes.
+// Limits of the sentence, and of an untrusted message in it, in bytes.
 const (
 	maxSentence = 3000
 	maxMessage  = 700
 )
 
-// clean returns a foreign message in a form that fits into a sentence.
+// clean returns an untrusted message in a form that fits into a sentence.
 func clean(message string) string {
-	return strings.TrimRight(foreign.Text(message, maxMessage), " .")
+	return strings.TrimRight(safetext.Text(message, maxMessage), " .")
 }
 
 // title returns the name of a request for a sentence. It quotes a name that could pass for other words of the
 // sentence.
 func title(r api.RequestEvidence) string {
-	if foreign.SafeInShell(r.Name) {
+	if safetext.SafeInShell(r.Name) {
 		return r.Name
 	}
-	return fmt.Sprintf("%q", foreign.Text(r.Name, foreign.MaxName))
+	return fmt.Sprintf("%q", safetext.Text(r.Name, safetext.MaxName))
 }
 
 // approve adds the command that approves a request. If the name is unsafe in a shell, it adds the command that shows
 // the request instead.
 func (v *view) approve(words string, r api.RequestEvidence) {
-	if foreign.SafeInShell(r.Name) {
+	if safetext.SafeInShell(r.Name) {
 		v.next(words, "kubectl certificate approve "+r.Name)
 		return
 	}
-	v.next("its name is not safe to paste into a shell; show it with", foreign.ShowCSR(r.Name, r.UID))
+	v.next("its name is not safe to paste into a shell; show it with", safetext.ShowCSR(r.Name, r.UID))
 }
 
 // verdict adds the command that shows what kubejoin decides about a request. Any node can write an Event that looks like
 // one of kubejoin, so an explanation repeats none.
 func (v *view) verdict(r api.RequestEvidence) {
-	if foreign.SafeInShell(r.Name) {
+	if safetext.SafeInShell(r.Name) {
 		v.next("see what kubejoin decides with", "kubejoin explain --csr "+r.Name)
 	}
 }
 
 // ofNode returns the command with the node name appended; empty if the name is unsafe in a shell.
 func (v *view) ofNode(command string) string {
-	if !foreign.SafeInShell(v.Node) {
+	if !safetext.SafeInShell(v.Node) {
 		return ""
 	}
 	return command + " " + v.Node
 }
 
-// cleaned returns the explanation with all foreign text redacted, made printable and cut. It runs last, so that the
+// cleaned returns the explanation with all untrusted text redacted, made printable and cut. It runs last, so that the
 // conclusions are drawn from the original text.
 func cleaned(e api.NodeExplanation) api.NodeExplanation {
-	name := func(s *string) { *s = foreign.Text(*s, foreign.MaxName) }
-	message := func(s *string) { *s = foreign.Text(*s, foreign.MaxMessage) }
-	e.Sentence = foreign.Text(e.Sentence, maxSentence)
+	name := func(s *string) { *s = safetext.Text(*s, safetext.MaxName) }
+	message := func(s *string) { *s = safetext.Text(*s, safetext.MaxMessage) }
+	e.Sentence = safetext.Text(e.Sentence, maxSentence)
 	name(&e.Node)
 	for i := range e.Unread { // a copy: the facts keep the original text
 		message(&e.Unread[i].Reason)

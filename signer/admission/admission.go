@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -223,7 +223,7 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 // if its machine registers again; until then the machine must not renew.
 func (n *Nodes) checkNodeExists(ctx context.Context, node string) (uid string, err error) {
 	if uid, err = n.uidOf(ctx, node); err == nil && uid == "" && n.Node != nil {
-		return "", &Waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", foreign.Text(node, foreign.MaxName))}
+		return "", &Waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", safetext.Text(node, safetext.MaxName))}
 	}
 	return uid, err
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // A Verdict is the outcome of a decision about a request.
@@ -122,9 +122,9 @@ func ask(ctx context.Context, rule Rule, r Request, f Facts) (Decision, error) {
 	}
 	d.Rule = rule.Name()
 	// Both may contain text that the requester chose. They go to conditions, Events and logs.
-	d.Message, d.Evidence = foreign.Text(d.Message, foreign.MaxMessage), slices.Clone(d.Evidence)
+	d.Message, d.Evidence = safetext.Text(d.Message, safetext.MaxMessage), slices.Clone(d.Evidence)
 	for i, seen := range d.Evidence {
-		d.Evidence[i] = foreign.Text(seen, foreign.MaxMessage)
+		d.Evidence[i] = safetext.Text(seen, safetext.MaxMessage)
 	}
 	return d, err
 }

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -68,7 +68,7 @@ func ifAllowed(ctx context.Context, r Request, f Facts, subresource, message str
 }
 
 // userName returns the requester for a sentence: redacted, printable and short.
-func userName(r Request) string { return foreign.Text(r.User, foreign.MaxName) }
+func userName(r Request) string { return safetext.Text(r.User, safetext.MaxName) }
 
 // CheckKubeletClient returns an error unless a request is for a kubelet's client certificate:
 //

@@ -3,7 +3,7 @@ package approval
 import (
 	"fmt"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // ReasonValidation is the reason for a request that breaks the rules of its signer. kube-controller-manager uses the
@@ -26,6 +26,6 @@ func Refuse(format string, args ...any) error { return RefuseFor(ReasonValidatio
 
 // RefuseFor returns a [*Refused]. It redacts tokens in args, and truncates the message.
 func RefuseFor(reason, format string, args ...any) error {
-	foreign.Args(args) // redact first: a verb such as %.100q may cut a token
-	return &Refused{Reason: reason, Message: foreign.Text(fmt.Sprintf(format, args...), foreign.MaxMessage)}
+	safetext.Args(args) // redact first: a verb such as %.100q may cut a token
+	return &Refused{Reason: reason, Message: safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage)}
 }

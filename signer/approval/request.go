@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -46,7 +46,7 @@ func byHand(r Request) string {
 	if r.Name == "" { // there is no object
 		return "an operator can sign it with: kubejoin sign --signer " + r.SignerName
 	}
-	if !foreign.SafeInShell(r.Name) {
+	if !safetext.SafeInShell(r.Name) {
 		return "to approve it by hand: kubectl certificate approve"
 	}
 	return "to approve it by hand: kubectl certificate approve " + r.Name

@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	netutils "k8s.io/utils/net"
@@ -71,7 +71,7 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 	if r.User != r.CSR.Subject.CommonName || !slices.Contains(r.Groups, tokens.NodesGroup) {
 		return Decision{
 			Reason:   ReasonNotByNode,
-			Message:  fmt.Sprintf("%q requests the serving certificate of node %q, but kubejoin approves it automatically only for the node itself; check its names, then %s", userName(r), foreign.Text(node, foreign.MaxName), byHand(r)),
+			Message:  fmt.Sprintf("%q requests the serving certificate of node %q, but kubejoin approves it automatically only for the node itself; check its names, then %s", userName(r), safetext.Text(node, safetext.MaxName), byHand(r)),
 			Evidence: []string{fmt.Sprintf("the requester is %q", userName(r))},
 		}, nil
 	}
@@ -132,7 +132,7 @@ type evidence struct {
 }
 
 func (e *evidence) saw(format string, args ...any) {
-	foreign.Args(args) // redact first: a verb such as %.100q may cut a token
+	safetext.Args(args) // redact first: a verb such as %.100q may cut a token
 	e.seen = append(e.seen, fmt.Sprintf(format, args...))
 }
 
@@ -208,7 +208,7 @@ func (k KubeletServing) scoped(_ context.Context, node string, r Request, _ Fact
 	var outside []string
 	for _, n := range e.names {
 		if allowed, err := k.allows(node, n); err != nil {
-			outside = append(outside, foreign.Text(err.Error(), maxReason))
+			outside = append(outside, safetext.Text(err.Error(), maxReason))
 		} else {
 			e.saw("%s is %s", n, allowed)
 		}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -48,11 +48,11 @@ func (s *Subject) check(r approval.Request) error {
 		}
 	}
 	if name := subject.CommonName; name != "" && !slices.ContainsFunc(s.CommonNames, func(p string) bool { return matchText(p, name) }) {
-		return fmt.Errorf("common name %.100q is not allowed, %s", foreign.Redact(name), allowed(s.CommonNames))
+		return fmt.Errorf("common name %.100q is not allowed, %s", safetext.Redact(name), allowed(s.CommonNames))
 	}
 	for _, name := range subject.Organization {
 		if !slices.ContainsFunc(s.Organizations, func(p string) bool { return matchText(p, name) }) {
-			return fmt.Errorf("subject organization %.100q is not allowed, %s", foreign.Redact(name), allowed(s.Organizations))
+			return fmt.Errorf("subject organization %.100q is not allowed, %s", safetext.Redact(name), allowed(s.Organizations))
 		}
 	}
 	return nil
@@ -64,7 +64,7 @@ func (n *Names) check(r approval.Request) error {
 			continue
 		}
 		if !slices.ContainsFunc(n.DNS, func(p string) bool { return matchDNS(p, name) }) && !slices.Contains(n.Wildcards, strings.ToLower(name)) {
-			return fmt.Errorf("DNS name %.100q is not allowed, %s", foreign.Redact(name), allowed(slices.Concat(n.DNS, n.Wildcards)))
+			return fmt.Errorf("DNS name %.100q is not allowed, %s", safetext.Redact(name), allowed(slices.Concat(n.DNS, n.Wildcards)))
 		}
 	}
 	for _, ip := range r.CSR.IPAddresses {
@@ -74,12 +74,12 @@ func (n *Names) check(r approval.Request) error {
 	}
 	for _, address := range r.CSR.EmailAddresses {
 		if !slices.ContainsFunc(n.Emails, func(p string) bool { return matchEmail(p, address) }) {
-			return fmt.Errorf("email address %.100q is not allowed, %s", foreign.Redact(address), allowed(n.Emails))
+			return fmt.Errorf("email address %.100q is not allowed, %s", safetext.Redact(address), allowed(n.Emails))
 		}
 	}
 	for _, u := range r.CSR.URIs {
 		if !slices.ContainsFunc(n.URIs, func(p string) bool { return matchURI(p, u) }) {
-			return fmt.Errorf("URI %.100q is not allowed, %s", foreign.Redact(u.String()), allowed(n.URIs))
+			return fmt.Errorf("URI %.100q is not allowed, %s", safetext.Redact(u.String()), allowed(n.URIs))
 		}
 	}
 	if len(r.CSR.Subject.CommonName)+len(r.CSR.DNSNames)+len(r.CSR.IPAddresses)+len(r.CSR.EmailAddresses)+len(r.CSR.URIs) == 0 {

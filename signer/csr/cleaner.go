@@ -7,9 +7,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -162,10 +162,10 @@ func (c Cleaner) step(ctx context.Context, store cache.Store, log *slog.Logger, 
 		switch {
 		case err == nil:
 			cleaned.WithLabelValues(state).Inc()
-			log.Info("certificate request deleted", "csr", foreign.Text(csr.Name, foreign.MaxName), "state", state, "due", due)
+			log.Info("certificate request deleted", "csr", safetext.Text(csr.Name, safetext.MaxName), "state", state, "due", due)
 		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		default:
-			errs = append(errs, fmt.Errorf("deleting certificate request %q: %w", foreign.Text(csr.Name, foreign.MaxName), err))
+			errs = append(errs, fmt.Errorf("deleting certificate request %q: %w", safetext.Text(csr.Name, safetext.MaxName), err))
 		}
 	}
 	return next, errors.Join(errs...)

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
@@ -277,7 +277,7 @@ func (h *handler) workOn(runCtx context.Context, i item) {
 		return
 	}
 	if err != nil {
-		h.log.Error("certificate request failed, will be retried", "csr", foreign.Text(i.name, foreign.MaxName), "failures", h.queue.NumRequeues(i)+1, "error", foreign.Text(err.Error(), foreign.MaxMessage))
+		h.log.Error("certificate request failed, will be retried", "csr", safetext.Text(i.name, safetext.MaxName), "failures", h.queue.NumRequeues(i)+1, "error", safetext.Text(err.Error(), safetext.MaxMessage))
 	}
 	if err != nil || next == retrySoon {
 		h.queue.AddRateLimited(i)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/accessreview"
-	"github.com/kubejoin/kubejoin/internal/answers"
+	"github.com/kubejoin/kubejoin/internal/callcache"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	authorization "k8s.io/api/authorization/v1"
@@ -34,8 +34,8 @@ type Facts struct {
 	ServiceCIDRs []netip.Prefix
 
 	once        sync.Once
-	permissions *answers.Cache[string]
-	reserved    *answers.Cache[approval.Reserved]
+	permissions *callcache.Cache[string]
+	reserved    *callcache.Cache[approval.Reserved]
 }
 
 // Allowed creates a SubjectAccessReview for the requester, as kube-controller-manager does. For a bootstrap token, it asks
@@ -67,6 +67,6 @@ func (f *Facts) review(ctx context.Context, r approval.Request, p approval.Permi
 }
 
 func (f *Facts) start() {
-	f.permissions = answers.New[string](permissionAge, 0, 0)
-	f.reserved = answers.New[approval.Reserved](reservedAge, 0, 0)
+	f.permissions = callcache.New[string](permissionAge, 0, 0)
+	f.reserved = callcache.New[approval.Reserved](reservedAge, 0, 0)
 }

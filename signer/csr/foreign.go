@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/record"
@@ -13,15 +13,15 @@ import (
 // logOf returns a logger with the fields that identify a request. The requester chose all of them:
 // kube-apiserver accepts any text as the name of a CertificateSigningRequest.
 func (h *handler) logOf(csr *certificates.CertificateSigningRequest) *slog.Logger {
-	return h.log.With("csr", foreign.Text(csr.Name, foreign.MaxName), "signer", foreign.Text(csr.Spec.SignerName, foreign.MaxName),
-		"user", foreign.Text(csr.Spec.Username, foreign.MaxName))
+	return h.log.With("csr", safetext.Text(csr.Name, safetext.MaxName), "signer", safetext.Text(csr.Spec.SignerName, safetext.MaxName),
+		"user", safetext.Text(csr.Spec.Username, safetext.MaxName))
 }
 
 // cleanEvents records Events whose messages repeat text from other parties.
 type cleanEvents struct{ record.EventRecorder }
 
 func (e cleanEvents) Event(about runtime.Object, kind, reason, message string) {
-	e.EventRecorder.Event(about, kind, reason, foreign.Text(message, foreign.MaxMessage))
+	e.EventRecorder.Event(about, kind, reason, safetext.Text(message, safetext.MaxMessage))
 }
 
 func (e cleanEvents) Eventf(about runtime.Object, kind, reason, format string, args ...any) {

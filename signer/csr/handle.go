@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -130,7 +130,7 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 // object.
 func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*signer.Admission, retry, error) {
 	d, admission, err := h.Authority.Decide(ctx, r)
-	log := h.logOf(csr).With("subject", foreign.Text(r.CSR.Subject.String(), foreign.MaxName),
+	log := h.logOf(csr).With("subject", safetext.Text(r.CSR.Subject.String(), safetext.MaxName),
 		"verdict", d.Verdict.String(), "reason", d.Reason, "rule", d.Rule)
 	if d.Rule == "" { // no rule applies
 		log.Debug("certificate request ignored, no rule applies")
@@ -304,7 +304,7 @@ func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 
 // fail sets the condition Failed: the request will never be signed.
 func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigningRequest, err error) error {
-	reason, message := approval.ReasonValidation, foreign.Text(err.Error(), foreign.MaxMessage)
+	reason, message := approval.ReasonValidation, safetext.Text(err.Error(), safetext.MaxMessage)
 	var refused *approval.Refused
 	if errors.As(err, &refused) {
 		reason, message = refused.Reason, refused.Message
@@ -398,7 +398,7 @@ func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 	if !h.finish(csr) {
 		return
 	}
-	if writer = foreign.Text(writer, foreign.MaxName); writer == "" {
+	if writer = safetext.Text(writer, safetext.MaxName); writer == "" {
 		writer = "an unknown client"
 	}
 	h.counts.byOther.WithLabelValues(csr.Spec.SignerName).Inc()

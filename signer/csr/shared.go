@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -77,7 +77,7 @@ func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 		if known == nil || !time.Now().Before(known.NotAfter) || bytes.Equal(known.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
 			continue
 		}
-		otherName, otherUser := foreign.Text(other.Name, foreign.MaxName), foreign.Text(other.Spec.Username, foreign.MaxName)
+		otherName, otherUser := safetext.Text(other.Name, safetext.MaxName), safetext.Text(other.Spec.Username, safetext.MaxName)
 		h.counts.shared.WithLabelValues(csr.Spec.SignerName).Inc()
 		h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSharedNodeName,
 			"Another certificate for node %s, with another key, is valid until %s (request %q of user %q). Two machines use this name, or one machine made a second request; see: kubejoin explain %s",

@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -81,7 +81,7 @@ func checkName(kind int, value []byte) error {
 	}
 	for _, c := range value {
 		if c <= ' ' || c >= 0x7f {
-			return fmt.Errorf("%s, and %.100q has a space or a character that is not printable ASCII", what, foreign.Redact(string(value)))
+			return fmt.Errorf("%s, and %.100q has a space or a character that is not printable ASCII", what, safetext.Redact(string(value)))
 		}
 	}
 	if kind == kindDNS && len(value) > dnsname.MaxLength {

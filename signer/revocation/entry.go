@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -46,7 +46,7 @@ func ParseFingerprint(s string) (Fingerprint, error) {
 	}
 	digits := strings.ReplaceAll(lower, ":", "")
 	if sum, err := hex.DecodeString(digits); err != nil || len(sum) != sha256.Size {
-		return "", fmt.Errorf("invalid fingerprint %.100q: want the SHA-256 of a certificate in 64 hexadecimal digits", foreign.Redact(s))
+		return "", fmt.Errorf("invalid fingerprint %.100q: want the SHA-256 of a certificate in 64 hexadecimal digits", safetext.Redact(s))
 	}
 	return Fingerprint(digits), nil
 }
@@ -282,7 +282,7 @@ func Encode(e Entry) ([]byte, error) {
 	}
 	r := row{
 		Since: e.Since.UTC().Truncate(time.Second), Until: e.Until.UTC().Truncate(time.Second),
-		Reason: foreign.Text(e.Reason, MaxReason), By: foreign.Text(e.By, MaxReason), TokenID: e.TokenID,
+		Reason: safetext.Text(e.Reason, MaxReason), By: safetext.Text(e.By, MaxReason), TokenID: e.TokenID,
 	}
 	for f, until := range e.Allowed {
 		if r.Allowed == nil {
@@ -302,7 +302,7 @@ func Decode(key string, value []byte) (Entry, error) {
 	} else if err := tokens.CheckNodeName(key); err == nil {
 		e.Node = key
 	} else {
-		return e, fmt.Errorf("invalid key %.100q of a revocation: want a node name or %s and 64 hexadecimal digits", foreign.Redact(key), strings.Replace(credentialPrefix, "=", ".", 1))
+		return e, fmt.Errorf("invalid key %.100q of a revocation: want a node name or %s and 64 hexadecimal digits", safetext.Redact(key), strings.Replace(credentialPrefix, "=", ".", 1))
 	}
 	var r row
 	err := json.Unmarshal(value, &r)
@@ -320,12 +320,12 @@ func Decode(key string, value []byte) (Entry, error) {
 		allowed[f] = until
 	}
 	if err != nil {
-		e.Malformed = fmt.Errorf("malformed revocation of %s: %.200s", e.Key(), foreign.Printable(foreign.Redact(err.Error())))
+		e.Malformed = fmt.Errorf("malformed revocation of %s: %.200s", e.Key(), safetext.Printable(safetext.Redact(err.Error())))
 		e.Reason = "its entry is malformed"
 		return e, nil
 	}
 	e.Since, e.Until, e.TokenID = r.Since, r.Until, r.TokenID
-	e.Reason, e.By = foreign.Text(r.Reason, MaxReason), foreign.Text(r.By, MaxReason)
+	e.Reason, e.By = safetext.Text(r.Reason, MaxReason), safetext.Text(r.By, MaxReason)
 	if len(allowed) > 0 {
 		e.Allowed = allowed
 	}

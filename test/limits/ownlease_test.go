@@ -3,7 +3,7 @@ package limits
 import (
 	"testing"
 
-	"github.com/kubejoin/kubejoin/server/turn/leases"
+	"github.com/kubejoin/kubejoin/server/controlplane/leases"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )

@@ -11,8 +11,8 @@ import (
 	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -107,7 +107,7 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 			case errors.Is(c.problem, errNoClaim):
 				s.proofs.Send()
 			case c.problem != nil:
-				log.Warn("malformed claim", "problem", foreign.Text(c.problem.Error(), foreign.MaxMessage))
+				log.Warn("malformed claim", "problem", safetext.Text(c.problem.Error(), safetext.MaxMessage))
 			}
 		},
 		Log: log,

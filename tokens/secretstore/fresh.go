@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/fakeclient"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -104,7 +104,7 @@ func (f *freshness) report(err error) {
 	case failed == f.failing, errors.Is(err, context.Canceled): // no change, or the store was closed
 	case failed:
 		f.failing = true
-		f.log.Warn("no proof that the cache is current, each request reads live", "objects", f.what, "error", foreign.Text(err.Error(), foreign.MaxMessage))
+		f.log.Warn("no proof that the cache is current, each request reads live", "objects", f.what, "error", safetext.Text(err.Error(), safetext.MaxMessage))
 	default:
 		f.failing = false
 		f.log.Info("the cache is proven to be current again", "objects", f.what)

@@ -14,8 +14,8 @@ import (
 	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -89,15 +89,15 @@ const tokensPerRead = 50
 func report(log *slog.Logger, name string, r tokens.Record, err error) {
 	switch {
 	case err != nil:
-		log.Warn("ignoring malformed bootstrap token Secret", "secret", foreign.Text(name, foreign.MaxName), "problem", foreign.Text(err.Error(), foreign.MaxMessage))
+		log.Warn("ignoring malformed bootstrap token Secret", "secret", safetext.Text(name, safetext.MaxName), "problem", safetext.Text(err.Error(), safetext.MaxMessage))
 		return
 	case errors.Is(r.Problem, tokens.ErrDeleting):
-		log.Info("bootstrap token is being deleted", "token", r.Token.ID(), "problem", foreign.Text(r.Problem.Error(), foreign.MaxMessage))
+		log.Info("bootstrap token is being deleted", "token", r.Token.ID(), "problem", safetext.Text(r.Problem.Error(), safetext.MaxMessage))
 	case r.Problem != nil:
-		log.Warn("bootstrap token is invalid", "token", r.Token.ID(), "problem", foreign.Text(r.Problem.Error(), foreign.MaxMessage))
+		log.Warn("bootstrap token is invalid", "token", r.Token.ID(), "problem", safetext.Text(r.Problem.Error(), safetext.MaxMessage))
 	}
 	if r.Limits.Problem != nil {
-		log.Warn("bootstrap token has malformed limits, no node can join with it", "token", r.Token.ID(), "problem", foreign.Text(r.Limits.Problem.Error(), foreign.MaxMessage))
+		log.Warn("bootstrap token has malformed limits, no node can join with it", "token", r.Token.ID(), "problem", safetext.Text(r.Limits.Problem.Error(), safetext.MaxMessage))
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/accessreview"
-	"github.com/kubejoin/kubejoin/internal/answers"
+	"github.com/kubejoin/kubejoin/internal/callcache"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,14 +39,14 @@ type Permissions struct {
 	Registerer prometheus.Registerer
 
 	once    sync.Once
-	answers *answers.Cache[string] // reasons
+	answers *callcache.Cache[string] // reasons
 	reviews *prometheus.CounterVec
 }
 
 // Authorize is an [auth.Authorize].
 func (p *Permissions) Authorize(r *http.Request, u auth.User, a auth.Access) error {
 	p.once.Do(func() {
-		p.answers = answers.New[string](PermissionAge, NoPermissionAge, timeoutOr(p.Timeout))
+		p.answers = callcache.New[string](PermissionAge, NoPermissionAge, timeoutOr(p.Timeout))
 		p.reviews = counter(p.Registerer)
 	})
 	spec := accessSpec(u, a)

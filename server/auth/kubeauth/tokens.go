@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/answers"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/callcache"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
@@ -49,7 +49,7 @@ type Tokens struct {
 	Registerer prometheus.Registerer
 
 	once    sync.Once
-	answers *answers.Cache[verdict]
+	answers *callcache.Cache[verdict]
 	reviews *prometheus.CounterVec
 }
 
@@ -70,7 +70,7 @@ func (t *Tokens) Authenticate(r *http.Request) (auth.User, error) {
 		return auth.User{}, fmt.Errorf("%w: bootstrap tokens are only for joining machines", auth.ErrBadCredentials)
 	}
 	t.once.Do(func() {
-		t.answers = answers.New[verdict](TokenAge, BadTokenAge, timeoutOr(t.Timeout))
+		t.answers = callcache.New[verdict](TokenAge, BadTokenAge, timeoutOr(t.Timeout))
 		t.reviews = counter(t.Registerer)
 	})
 	v, yes, err := t.answers.Get(r.Context(), []byte(bearer), func(ctx context.Context) (verdict, bool, error) {
@@ -108,12 +108,12 @@ func (t *Tokens) review(ctx context.Context, bearer string) (v verdict, yes bool
 		// same way.
 		v.why = "not authenticated"
 		if status.Error != "" {
-			v.why = foreign.Text(strings.ReplaceAll(status.Error, bearer, "TOKEN"), foreign.MaxName)
+			v.why = safetext.Text(strings.ReplaceAll(status.Error, bearer, "TOKEN"), safetext.MaxName)
 		}
 		return v, false, nil
 	case !slices.ContainsFunc(status.Audiences, func(a string) bool { return slices.Contains(t.audiences(), a) }):
 		// An authenticator that does not support audiences returns none, so it did not check the audience.
-		v.why = fmt.Sprintf("token has audiences %q, want one of %q", foreign.Text(strings.Join(status.Audiences, ","), foreign.MaxName), t.audiences())
+		v.why = fmt.Sprintf("token has audiences %q, want one of %q", safetext.Text(strings.Join(status.Audiences, ","), safetext.MaxName), t.audiences())
 		return v, false, nil
 	case status.User.Username == "":
 		return v, false, errors.New("the API server accepted the token but returned no username")

@@ -13,9 +13,9 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/controlplane"
+	"github.com/kubejoin/kubejoin/server/controlplane/leases"
 	"github.com/kubejoin/kubejoin/server/explain"
-	"github.com/kubejoin/kubejoin/server/turn"
-	"github.com/kubejoin/kubejoin/server/turn/leases"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -268,7 +268,7 @@ func (g *gathering) clusterInfo(ctx context.Context) error {
 
 func (g *gathering) turn(ctx context.Context) error {
 	s, err := (&leases.Turns{Client: g.Client, Namespace: g.LeaseNamespace}).Read(ctx)
-	if err != nil || s.Holder == (turn.Machine{}) && len(s.Waiting) == 0 {
+	if err != nil || s.Holder == (controlplane.Machine{}) && len(s.Waiting) == 0 {
 		return err
 	}
 	now := time.Now

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
 	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -129,7 +129,7 @@ func (l *List) decode(m *corev1.ConfigMap, warn bool) map[revocation.Key]revocat
 			}
 		}
 		if err != nil && warn {
-			l.log.Warn("malformed revocation", "configmap", m.Name, "problem", foreign.Text(err.Error(), foreign.MaxMessage))
+			l.log.Warn("malformed revocation", "configmap", m.Name, "problem", safetext.Text(err.Error(), safetext.MaxMessage))
 		}
 	}
 	return entries

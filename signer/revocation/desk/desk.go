@@ -13,7 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -231,7 +231,7 @@ func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry,
 	}
 	var errs []error
 	for _, e := range entries {
-		e.Reason, e.By, e.TokenID, e.Until = foreign.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(end, d.RejoinWindow, known)
+		e.Reason, e.By, e.TokenID, e.Until = safetext.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(end, d.RejoinWindow, known)
 		old, found := kept[e.Key()]
 		if found && (old.Until.IsZero() || !e.Until.IsZero() && !old.Until.Before(e.Until)) { // zero is no end
 			e = old

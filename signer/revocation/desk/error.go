@@ -1,7 +1,7 @@
 package desk
 
 import (
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // A Reason is why a [Desk] refused a request or failed. It never changes. The HTTPS API has a problem type of the same
@@ -41,7 +41,7 @@ type Error struct {
 
 func (e *Error) Error() string {
 	if e.Err != nil {
-		return e.Message + ": " + foreign.Redact(e.Err.Error())
+		return e.Message + ": " + safetext.Redact(e.Err.Error())
 	}
 	return e.Message
 }

@@ -1,6 +1,6 @@
-// Package turn makes control planes join one after the other, because etcd accepts one new member at a time. A machine
-// takes the turn before it runs kubeadm join, renews it meanwhile, and gives it back at the end.
-package turn
+// Package controlplane makes control planes join one after the other, because etcd accepts one new member at a time. A
+// machine takes the turn before it runs kubeadm join, renews it meanwhile, and gives it back at the end.
+package controlplane
 
 import (
 	"slices"
@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// Duration is how long a turn lasts after its last renewal.
-	Duration = 30 * time.Second
+	// TurnDuration is how long a turn lasts after its last renewal.
+	TurnDuration = 30 * time.Second
 	// RenewEvery is how often the holder should renew its turn, so that it may miss a renewal.
 	RenewEvery = 10 * time.Second
 	// RetryEvery is how often a waiting machine should retry.
 	RetryEvery = 5 * time.Second
-	// MaxWaiting is the maximum length of State.Waiting. More machines may wait.
+	// MaxWaiting is the maximum length of Turn.Waiting. More machines may wait.
 	MaxWaiting = 20
 )
 
@@ -32,8 +32,8 @@ type Machine struct {
 	Address string `json:"address,omitempty"`
 }
 
-// A State says who has the turn and who waits for it.
-type State struct {
+// A Turn says who has the turn and who waits for it.
+type Turn struct {
 	// Holder is the machine that has the turn. It took it at Since and last renewed it at Renewed. The zero Machine means
 	// that the turn is free.
 	Holder         Machine
@@ -53,63 +53,63 @@ type Waiter struct {
 }
 
 // Free reports whether a machine that asks now gets a turn that it does not have. expired says that the holder has not
-// renewed the turn for Duration.
-func (s State) Free(m Machine, expired bool) bool {
-	return s.Holder != m && (s.Holder == Machine{} || expired)
+// renewed the turn for TurnDuration.
+func (t Turn) Free(m Machine, expired bool) bool {
+	return t.Holder != m && (t.Holder == Machine{} || expired)
 }
 
 // Take returns the state after a machine has asked for the turn or has renewed it, and whether the machine has it.
 // Nobody gets a free turn as long as etcd has a learner: its peer URL, or empty. Until another machine takes an expired
 // turn, its holder can renew it.
-func (s State) Take(m Machine, expired bool, learner string, now time.Time) (State, bool) {
-	free := s.Free(m, expired)
+func (t Turn) Take(m Machine, expired bool, learner string, now time.Time) (Turn, bool) {
+	free := t.Free(m, expired)
 	switch {
-	case s.Holder == m:
-		s.Renewed, s.Learner = now, ""
-		return s, true
+	case t.Holder == m:
+		t.Renewed, t.Learner = now, ""
+		return t, true
 	case free && learner == "":
-		s.Waiting = s.without(m, now)
-		s.Holder, s.Since, s.Renewed, s.Learner = m, now, now, ""
-		return s, true
+		t.Waiting = t.without(m, now)
+		t.Holder, t.Since, t.Renewed, t.Learner = m, now, now, ""
+		return t, true
 	case free:
-		s.Learner = learner
+		t.Learner = learner
 	default:
-		s.Learner = ""
+		t.Learner = ""
 	}
-	s.Waiting = slices.Clone(s.Waiting)
-	i := slices.IndexFunc(s.Waiting, func(w Waiter) bool { return w.Machine == m })
+	t.Waiting = slices.Clone(t.Waiting)
+	i := slices.IndexFunc(t.Waiting, func(w Waiter) bool { return w.Machine == m })
 	switch {
 	case i < 0:
-		if s.Waiting = s.without(m, now); len(s.Waiting) < MaxWaiting {
-			s.Waiting = append(s.Waiting, Waiter{Machine: m, Since: now, Seen: now})
+		if t.Waiting = t.without(m, now); len(t.Waiting) < MaxWaiting {
+			t.Waiting = append(t.Waiting, Waiter{Machine: m, Since: now, Seen: now})
 		}
-	case now.Sub(s.Waiting[i].Seen) >= seenEvery:
-		s.Waiting[i].Seen = now
+	case now.Sub(t.Waiting[i].Seen) >= seenEvery:
+		t.Waiting[i].Seen = now
 	}
-	return s, false
+	return t, false
 }
 
 // GiveBack returns the state after a machine has given back its turn or has stopped waiting.
-func (s State) GiveBack(m Machine, now time.Time) State {
-	if s.Holder == m {
-		s.Holder, s.Since, s.Renewed = Machine{}, time.Time{}, time.Time{}
+func (t Turn) GiveBack(m Machine, now time.Time) Turn {
+	if t.Holder == m {
+		t.Holder, t.Since, t.Renewed = Machine{}, time.Time{}, time.Time{}
 	}
-	s.Waiting = s.without(m, now)
-	return s
+	t.Waiting = t.without(m, now)
+	return t
 }
 
 // StillWaiting returns the machines that still wait at the time now.
-func (s State) StillWaiting(now time.Time) []Waiter { return s.without(Machine{}, now) }
+func (t Turn) StillWaiting(now time.Time) []Waiter { return t.without(Machine{}, now) }
 
 // without returns the machines, except m, that have asked for the turn lately.
-func (s State) without(m Machine, now time.Time) []Waiter {
-	return slices.DeleteFunc(slices.Clone(s.Waiting), func(w Waiter) bool { return w.Machine == m || now.Sub(w.Seen) > seenFor })
+func (t Turn) without(m Machine, now time.Time) []Waiter {
+	return slices.DeleteFunc(slices.Clone(t.Waiting), func(w Waiter) bool { return w.Machine == m || now.Sub(w.Seen) > seenFor })
 }
 
-// Equal reports whether two states are the same.
-func (s State) Equal(t State) bool {
-	return s.Holder == t.Holder && s.Learner == t.Learner && s.Since.Equal(t.Since) && s.Renewed.Equal(t.Renewed) &&
-		slices.EqualFunc(s.Waiting, t.Waiting, func(a, b Waiter) bool {
+// Equal reports whether two turns are the same.
+func (t Turn) Equal(u Turn) bool {
+	return t.Holder == u.Holder && t.Learner == u.Learner && t.Since.Equal(u.Since) && t.Renewed.Equal(u.Renewed) &&
+		slices.EqualFunc(t.Waiting, u.Waiting, func(a, b Waiter) bool {
 			return a.Machine == b.Machine && a.Since.Equal(b.Since) && a.Seen.Equal(b.Seen)
 		})
 }

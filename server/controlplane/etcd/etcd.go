@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
-	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/server/controlplane"
 )
 
 const (
@@ -54,7 +54,7 @@ type member struct {
 // RemoveLearner removes the learner with the address of gone, and returns the peer URL of a learner that stays; empty for
 // none. It never removes a member that votes. ended means that kubeadm has ended on that machine. Otherwise the learner
 // stays if its etcd runs, or if that is uncertain. Without etcd on this machine there are no learners.
-func (m Members) RemoveLearner(ctx context.Context, gone turn.Machine, ended bool) (stays string, err error) {
+func (m Members) RemoveLearner(ctx context.Context, gone controlplane.Machine, ended bool) (stays string, err error) {
 	client, err := m.client()
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil // no stacked etcd
@@ -116,7 +116,7 @@ func silent(ctx context.Context, address netip.AddrPort) bool {
 }
 
 // remove removes a learner, except if it votes by now, and reports whether there is no such learner any more.
-func (m Members) remove(ctx context.Context, client *http.Client, learner member, gone turn.Machine) (bool, error) {
+func (m Members) remove(ctx context.Context, client *http.Client, learner member, gone controlplane.Machine) (bool, error) {
 	members, err := m.list(ctx, client)
 	if err != nil {
 		return false, err

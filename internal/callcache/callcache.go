@@ -1,5 +1,6 @@
-// Package answers caches yes/no answers of an API for a short time. It makes at most one call per question at a time.
-package answers
+// Package callcache caches yes/no answers of API calls for a short time. It makes at most one call per question at a
+// time.
+package callcache
 
 import (
 	"context"

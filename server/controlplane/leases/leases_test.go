@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/server/turn"
-	"github.com/kubejoin/kubejoin/server/turn/leases"
+	"github.com/kubejoin/kubejoin/server/controlplane"
+	"github.com/kubejoin/kubejoin/server/controlplane/leases"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -77,8 +77,8 @@ func conflicts(client *fake.Clientset) {
 	})
 }
 
-func machine(node string) turn.Machine {
-	return turn.Machine{Node: node, ID: strings.Repeat(node[len(node)-1:], 32)}
+func machine(node string) controlplane.Machine {
+	return controlplane.Machine{Node: node, ID: strings.Repeat(node[len(node)-1:], 32)}
 }
 
 func take(t *testing.T, c *clocked, node string) bool {
@@ -108,7 +108,7 @@ func TestOneMachineHasTheTurn(t *testing.T) {
 	if !take(t, a, "control-2") || take(t, b, "control-3") || !take(t, b, "control-2") {
 		t.Fatal("want the turn for control-2 only, by each replica")
 	}
-	same := turn.Machine{Node: "control-2", ID: strings.Repeat("0", 32)} // another machine of that name
+	same := controlplane.Machine{Node: "control-2", ID: strings.Repeat("0", 32)} // another machine of that name
 	if _, granted, err := b.Take(t.Context(), same); granted || err != nil {
 		t.Errorf("another machine of the name: %v, %v", granted, err)
 	}
@@ -138,16 +138,16 @@ func TestTurnOfDeadMachineEnds(t *testing.T) {
 	take(t, all[0], "control-2")
 	var since time.Duration
 	for n := 0; !take(t, all[n%3], "control-3"); n++ {
-		since += turn.RetryEvery
+		since += controlplane.RetryEvery
 		for _, c := range all {
-			c.now = c.now.Add(turn.RetryEvery)
+			c.now = c.now.Add(controlplane.RetryEvery)
 		}
 		if since > time.Minute {
 			t.Fatalf("not free after %s", since)
 		}
 	}
-	if since < turn.Duration {
-		t.Errorf("the turn ended after %s, want %s", since, turn.Duration)
+	if since < controlplane.TurnDuration {
+		t.Errorf("the turn ended after %s, want %s", since, controlplane.TurnDuration)
 	}
 	if take(t, all[0], "control-2") {
 		t.Error("the dead machine has the turn again")
@@ -164,7 +164,7 @@ func TestRenewedTurnDoesNotEnd(t *testing.T) {
 			t.Fatal("control-3 has the turn of a live machine")
 		}
 		for _, c := range all {
-			c.now = c.now.Add(turn.RenewEvery)
+			c.now = c.now.Add(controlplane.RenewEvery)
 		}
 		if !take(t, all[0], "control-2") {
 			t.Fatal("the turn was not renewed")
@@ -216,11 +216,11 @@ func TestWaitingIsBounded(t *testing.T) {
 	client, all := replicas(1)
 	c := all[0]
 	take(t, c, "control-1")
-	for i := range 3 * turn.MaxWaiting {
+	for i := range 3 * controlplane.MaxWaiting {
 		take(t, c, fmt.Sprintf("control-%d", 100+i))
 	}
-	if got := waiting(t, c); len(got) != turn.MaxWaiting {
-		t.Errorf("got %d waiting, want %d", len(got), turn.MaxWaiting)
+	if got := waiting(t, c); len(got) != controlplane.MaxWaiting {
+		t.Errorf("got %d waiting, want %d", len(got), controlplane.MaxWaiting)
 	}
 	writes := func() (n int) {
 		for _, a := range client.Actions() {
@@ -232,7 +232,7 @@ func TestWaitingIsBounded(t *testing.T) {
 	}
 	before := writes()
 	take(t, c, "control-100")
-	c.now = c.now.Add(turn.RetryEvery)
+	c.now = c.now.Add(controlplane.RetryEvery)
 	take(t, c, "control-100")
 	if n := writes() - before; n != 0 {
 		t.Errorf("got %d writes by retries, want none", n)
@@ -259,8 +259,8 @@ func TestMalformedTurn(t *testing.T) {
 	if take(t, all[0], "control-2") {
 		t.Error("took the turn of an unknown holder at once")
 	}
-	for range turn.Duration / turn.RetryEvery {
-		all[0].now = all[0].now.Add(turn.RetryEvery)
+	for range controlplane.TurnDuration / controlplane.RetryEvery {
+		all[0].now = all[0].now.Add(controlplane.RetryEvery)
 		take(t, all[0], "control-2")
 	}
 	if !take(t, all[0], "control-2") {
@@ -273,7 +273,7 @@ func TestTurnSurvivesOutage(t *testing.T) {
 	_, all := replicas(1)
 	c := all[0]
 	take(t, c, "control-2")
-	c.now = c.now.Add(turn.RenewEvery - time.Second)
+	c.now = c.now.Add(controlplane.RenewEvery - time.Second)
 	take(t, c, "control-3")
 	c.now = c.now.Add(10 * time.Minute) // without any request
 	if take(t, c, "control-3") || !take(t, c, "control-2") {
@@ -283,18 +283,18 @@ func TestTurnSurvivesOutage(t *testing.T) {
 
 // A fakeEtcd has one learner of a machine, or none.
 type fakeEtcd struct {
-	of     turn.Machine
+	of     controlplane.Machine
 	runs   bool // the etcd of the learner
 	calls  int
 	broken error
 }
 
-func (e *fakeEtcd) RemoveLearner(_ context.Context, gone turn.Machine, ended bool) (string, error) {
+func (e *fakeEtcd) RemoveLearner(_ context.Context, gone controlplane.Machine, ended bool) (string, error) {
 	e.calls++
 	if e.of == gone && (ended || !e.runs) {
-		e.of = turn.Machine{}
+		e.of = controlplane.Machine{}
 	}
-	if e.of == (turn.Machine{}) {
+	if e.of == (controlplane.Machine{}) {
 		return "", e.broken
 	}
 	return "https://" + e.of.Node + ":2380", e.broken
@@ -306,9 +306,9 @@ func TestTurnWaitsForLearner(t *testing.T) {
 	c, etcd := all[0], &fakeEtcd{}
 	c.Etcd = etcd
 	expire := func() {
-		for range turn.Duration / turn.RetryEvery {
+		for range controlplane.TurnDuration / controlplane.RetryEvery {
 			take(t, c, "control-3")
-			c.now = c.now.Add(turn.RetryEvery)
+			c.now = c.now.Add(controlplane.RetryEvery)
 		}
 	}
 	learner := func() string {
@@ -326,7 +326,7 @@ func TestTurnWaitsForLearner(t *testing.T) {
 	if etcd.of = machine("control-8"); take(t, c, "control-2") || learner() != "https://control-8:2380" {
 		t.Errorf("got learner %q, want the new one", learner())
 	}
-	etcd.of = turn.Machine{}
+	etcd.of = controlplane.Machine{}
 	if !take(t, c, "control-2") || learner() != "" {
 		t.Fatalf("want the turn for control-2; learner: %q", learner())
 	}
@@ -343,17 +343,17 @@ func TestTurnWaitsForLearner(t *testing.T) {
 		t.Error("the holder cannot renew its turn, or the state still has its learner")
 	}
 	etcd.runs = false
-	if expire(); !take(t, c, "control-3") || etcd.of != (turn.Machine{}) {
+	if expire(); !take(t, c, "control-3") || etcd.of != (controlplane.Machine{}) {
 		t.Error("the learner of a dead machine stays")
 	}
 
 	etcd.of, etcd.runs = machine("control-3"), true // kubeadm failed
 	before = etcd.calls
-	for _, m := range []turn.Machine{machine("control-2"), machine("control-3")} {
+	for _, m := range []controlplane.Machine{machine("control-2"), machine("control-3")} {
 		if err := c.GiveBack(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
-		if removed := etcd.of == (turn.Machine{}); removed != (m.Node == "control-3") {
+		if removed := etcd.of == (controlplane.Machine{}); removed != (m.Node == "control-3") {
 			t.Errorf("%s gave back: removed the learner of control-3: %v", m.Node, removed)
 		}
 	}
@@ -382,11 +382,11 @@ func TestTurnEndsThoughClockIsSetBack(t *testing.T) {
 	take(t, c, "control-2")
 	take(t, c, "control-3")
 	c.now = c.now.Add(-time.Hour)
-	for range 1 + turn.Duration/turn.RetryEvery {
+	for range 1 + controlplane.TurnDuration/controlplane.RetryEvery {
 		if take(t, c, "control-3") {
 			return
 		}
-		c.now = c.now.Add(turn.RetryEvery)
+		c.now = c.now.Add(controlplane.RetryEvery)
 	}
 	t.Error("the turn of a dead machine has not ended")
 }

@@ -1,8 +1,8 @@
-// Package foreign makes untrusted text safe to show in logs, Events, conditions, errors and terminals. Examples are
+// Package safetext makes untrusted text safe to show in logs, Events, conditions, errors and terminals. Examples are
 // object names and the subjects of certificate requests.
 //
 // It imports only the standard library and internal/dnsname, so that every package can use it.
-package foreign
+package safetext
 
 import (
 	"fmt"

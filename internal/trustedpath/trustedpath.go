@@ -1,11 +1,11 @@
-// Package owned checks that only the caller and root can change or replace a file.
-package owned
+// Package trustedpath checks that only the caller and root can change or replace a file.
+package trustedpath
 
 import (
 	"strconv"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // quote quotes a path for a shell. An unprintable path becomes the placeholder PATH, because another user may have
@@ -14,7 +14,7 @@ func quote(s string) string {
 	if strings.ContainsFunc(s, func(c rune) bool { return !strconv.IsPrint(c) }) {
 		return "PATH"
 	}
-	return foreign.Quote(s)
+	return safetext.Quote(s)
 }
 
 // show returns a path for a message, quoted if it is unprintable.

@@ -1,4 +1,4 @@
-// Package leases stores the turn of control planes in a Lease of the cluster. Package turn has the rules.
+// Package leases stores the turn of control planes in a Lease of the cluster. Package controlplane has the rules.
 package leases
 
 import (
@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/server/turn"
+	"github.com/kubejoin/kubejoin/server/controlplane"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -48,21 +48,21 @@ type Turns struct {
 type Etcd interface {
 	// RemoveLearner removes the learner that a machine left behind, and returns the peer URL of another learner; empty for
 	// none. ended means that kubeadm has ended on the machine. Otherwise, a learner whose etcd runs stays.
-	RemoveLearner(ctx context.Context, gone turn.Machine, ended bool) (learner string, err error)
+	RemoveLearner(ctx context.Context, gone controlplane.Machine, ended bool) (learner string, err error)
 }
 
 // maxGap is how much of the time between two reads of the Lease counts as silence of the holder. If the API server is
 // away for longer, the holder cannot renew its turn.
-const maxGap = 3 * turn.RetryEvery
+const maxGap = 3 * controlplane.RetryEvery
 
 // Take asks for the turn, or renews it. It returns the state after that, and whether the machine has the turn.
-func (t *Turns) Take(ctx context.Context, m turn.Machine) (turn.State, bool, error) {
+func (t *Turns) Take(ctx context.Context, m controlplane.Machine) (controlplane.Turn, bool, error) {
 	var granted bool
-	after, err := t.update(ctx, func(s turn.State, now time.Time) (after turn.State, err error) {
+	after, err := t.update(ctx, func(s controlplane.Turn, now time.Time) (after controlplane.Turn, err error) {
 		expired, learner := t.expired(s, now), ""
 		if t.Etcd != nil && s.Free(m, expired) {
 			if learner, err = t.Etcd.RemoveLearner(ctx, s.Holder, false); err != nil {
-				return turn.State{}, err
+				return controlplane.Turn{}, err
 			}
 		}
 		after, granted = s.Take(m, expired, learner, now)
@@ -73,11 +73,11 @@ func (t *Turns) Take(ctx context.Context, m turn.Machine) (turn.State, bool, err
 
 // GiveBack gives back the turn of a machine on which kubeadm has ended, or removes it from the machines that wait.
 // Neither need exist. If kubeadm failed, its learner is removed, or the turn expires instead.
-func (t *Turns) GiveBack(ctx context.Context, m turn.Machine) error {
-	_, err := t.update(ctx, func(s turn.State, now time.Time) (turn.State, error) {
+func (t *Turns) GiveBack(ctx context.Context, m controlplane.Machine) error {
+	_, err := t.update(ctx, func(s controlplane.Turn, now time.Time) (controlplane.Turn, error) {
 		if t.Etcd != nil && s.Holder == m {
 			if _, err := t.Etcd.RemoveLearner(ctx, m, true); err != nil {
-				return turn.State{}, err
+				return controlplane.Turn{}, err
 			}
 		}
 		return s.GiveBack(m, now), nil
@@ -86,14 +86,14 @@ func (t *Turns) GiveBack(ctx context.Context, m turn.Machine) error {
 }
 
 // Read returns the current state.
-func (t *Turns) Read(ctx context.Context) (turn.State, error) {
+func (t *Turns) Read(ctx context.Context) (controlplane.Turn, error) {
 	_, s, err := t.read(ctx)
 	return s, err
 }
 
-// expired reports whether this replica has not seen a renewal for turn.Duration. As in a leader election, it does not
+// expired reports whether this replica has not seen a renewal for controlplane.TurnDuration. As in a leader election, it does not
 // compare times of two machines, because their clocks may differ.
-func (t *Turns) expired(s turn.State, now time.Time) bool {
+func (t *Turns) expired(s controlplane.Turn, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if renewal := encodeMachine(s.Holder) + s.Renewed.Format(time.RFC3339Nano); renewal != t.renewal {
@@ -102,15 +102,15 @@ func (t *Turns) expired(s turn.State, now time.Time) bool {
 		t.silent += min(max(0, now.Sub(t.looked)), maxGap) // a clock may be set back
 	}
 	t.looked = now
-	return t.silent >= turn.Duration
+	return t.silent >= controlplane.TurnDuration
 }
 
 // update changes the state with compare-and-swap.
-func (t *Turns) update(ctx context.Context, change func(turn.State, time.Time) (turn.State, error)) (turn.State, error) {
+func (t *Turns) update(ctx context.Context, change func(controlplane.Turn, time.Time) (controlplane.Turn, error)) (controlplane.Turn, error) {
 	for {
 		lease, before, err := t.read(ctx)
 		if err != nil {
-			return turn.State{}, err
+			return controlplane.Turn{}, err
 		}
 		now := time.Now
 		if t.Now != nil {
@@ -118,13 +118,13 @@ func (t *Turns) update(ctx context.Context, change func(turn.State, time.Time) (
 		}
 		after, err := change(before, now().UTC().Truncate(time.Microsecond))
 		if err != nil {
-			return turn.State{}, fmt.Errorf("turn of control planes: %w", err)
+			return controlplane.Turn{}, fmt.Errorf("turn of control planes: %w", err)
 		}
 		if after.Equal(before) {
 			return after, nil
 		}
 		if err := encode(lease, after); err != nil {
-			return turn.State{}, err
+			return controlplane.Turn{}, err
 		}
 		leases := t.Client.CoordinationV1().Leases(lease.Namespace)
 		if lease.ResourceVersion == "" {
@@ -138,28 +138,28 @@ func (t *Turns) update(ctx context.Context, change func(turn.State, time.Time) (
 		case ctx.Err() == nil && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)):
 			continue // another request was faster
 		}
-		return turn.State{}, fmt.Errorf("turn of control planes: %w", err)
+		return controlplane.Turn{}, fmt.Errorf("turn of control planes: %w", err)
 	}
 }
 
 // read returns the Lease and its state. A missing Lease has no version.
-func (t *Turns) read(ctx context.Context) (*coordinationv1.Lease, turn.State, error) {
+func (t *Turns) read(ctx context.Context) (*coordinationv1.Lease, controlplane.Turn, error) {
 	namespace := t.Namespace
 	if namespace == "" {
 		namespace = secretstore.ClaimNamespace
 	}
 	lease, err := t.Client.CoordinationV1().Leases(namespace).Get(ctx, Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: Name}}, turn.State{}, nil
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: Name}}, controlplane.Turn{}, nil
 	}
 	if err != nil {
-		return nil, turn.State{}, fmt.Errorf("turn of control planes: %w", err)
+		return nil, controlplane.Turn{}, fmt.Errorf("turn of control planes: %w", err)
 	}
 	return lease, decode(lease), nil
 }
 
 // decode returns the state in a Lease. It ignores malformed parts: a person who edits the Lease must not stop joins.
-func decode(lease *coordinationv1.Lease) (s turn.State) {
+func decode(lease *coordinationv1.Lease) (s controlplane.Turn) {
 	if holder := lease.Spec.HolderIdentity; holder != nil {
 		var rest string
 		s.Holder.Node, rest, _ = strings.Cut(*holder, "/")
@@ -175,15 +175,15 @@ func decode(lease *coordinationv1.Lease) (s turn.State) {
 	if json.Unmarshal([]byte(lease.Annotations[waitingAnnotation]), &s.Waiting) != nil {
 		s.Waiting = nil
 	}
-	s.Waiting = s.Waiting[:min(len(s.Waiting), turn.MaxWaiting)]
+	s.Waiting = s.Waiting[:min(len(s.Waiting), controlplane.MaxWaiting)]
 	return s
 }
 
 // encode writes a state to a Lease.
-func encode(lease *coordinationv1.Lease, s turn.State) error {
+func encode(lease *coordinationv1.Lease, s controlplane.Turn) error {
 	lease.Spec.HolderIdentity, lease.Spec.AcquireTime, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = nil, nil, nil, nil
-	if s.Holder != (turn.Machine{}) {
-		holder, seconds := encodeMachine(s.Holder), int32(turn.Duration/time.Second)
+	if s.Holder != (controlplane.Machine{}) {
+		holder, seconds := encodeMachine(s.Holder), int32(controlplane.TurnDuration/time.Second)
 		since, renewed := metav1.NewMicroTime(s.Since), metav1.NewMicroTime(s.Renewed)
 		lease.Spec.HolderIdentity, lease.Spec.AcquireTime, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &holder, &since, &renewed, &seconds
 	}
@@ -203,6 +203,6 @@ func encode(lease *coordinationv1.Lease, s turn.State) error {
 	return err
 }
 
-func encodeMachine(m turn.Machine) string {
+func encodeMachine(m controlplane.Machine) string {
 	return strings.Join([]string{m.Node, m.ID, m.Address}, "/")
 }

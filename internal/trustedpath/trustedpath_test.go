@@ -1,6 +1,6 @@
 //go:build unix
 
-package owned_test
+package trustedpath_test
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/internal/owned"
+	"github.com/kubejoin/kubejoin/internal/trustedpath"
 )
 
 // stranger is the ID of a user and a group other than the caller.
@@ -63,7 +63,7 @@ func TestChecksOwnerAndModeOnTheWay(t *testing.T) {
 			for _, do := range c.do {
 				do(t, filepath.Join(dir, c.at))
 			}
-			err := owned.Check(filepath.Join(dir, file))
+			err := trustedpath.Check(filepath.Join(dir, file))
 			if c.fault == "" {
 				if err != nil {
 					t.Error(err)
@@ -89,7 +89,7 @@ func TestTrustsSecretVolume(t *testing.T) {
 	must(t, os.Symlink("..data/tls.key", filepath.Join(dir, "tls.key")))
 	must(t, os.Chown(dir, 0, stranger))
 	must(t, os.Chmod(dir, 0o777|fs.ModeSticky|fs.ModeSetgid))
-	if err := owned.Check(filepath.Join(dir, "tls.key")); err != nil {
+	if err := trustedpath.Check(filepath.Join(dir, "tls.key")); err != nil {
 		t.Error(err)
 	}
 }
@@ -106,11 +106,11 @@ func TestTrustsOnlyRootAndCaller(t *testing.T) {
 	must(t, syscall.Setreuid(-1, stranger))
 	defer func() { must(t, syscall.Setreuid(-1, 0)) }()
 	for _, name := range []string{"root's", "own"} {
-		if err := owned.Check(filepath.Join(dir, name)); err != nil {
+		if err := trustedpath.Check(filepath.Join(dir, name)); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := owned.Check(filepath.Join(dir, "another's")); err == nil || !strings.Contains(err.Error(), "want owner root or 61234, ") {
+	if err := trustedpath.Check(filepath.Join(dir, "another's")); err == nil || !strings.Contains(err.Error(), "want owner root or 61234, ") {
 		t.Errorf("%v, want an error about the owner", err)
 	}
 }
@@ -124,12 +124,12 @@ func TestFollowsLinksOfThePathAsTheSystemDoes(t *testing.T) {
 	must(t, os.Symlink("loop", filepath.Join(dir, "loop")))
 	t.Chdir(dir)
 	for _, path := range []string{"link", "./absolute/../file", "a//file", "a"} {
-		if err := owned.Check(path); err != nil {
+		if err := trustedpath.Check(path); err != nil {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
 	for _, path := range []string{"missing", "a/file/below", "loop"} {
-		if err := owned.Check(path); err == nil {
+		if err := trustedpath.Check(path); err == nil {
 			t.Errorf("%s: no error", path)
 		}
 	}
@@ -148,12 +148,12 @@ func TestTrustsOpenFilesOfTheCaller(t *testing.T) {
 	defer func() { _ = unnamed.Close() }()
 	must(t, os.Remove(unnamed.Name()))
 	for _, f := range []*os.File{read, unnamed} {
-		if err := owned.Check(filepath.Join("/proc/self/fd", fmt.Sprint(f.Fd()))); err != nil {
+		if err := trustedpath.Check(filepath.Join("/proc/self/fd", fmt.Sprint(f.Fd()))); err != nil {
 			t.Error(err)
 		}
 	}
 	must(t, unnamed.Chmod(0o602))
-	if err := owned.Check(filepath.Join("/proc/self/fd", fmt.Sprint(unnamed.Fd()))); err == nil {
+	if err := trustedpath.Check(filepath.Join("/proc/self/fd", fmt.Sprint(unnamed.Fd()))); err == nil {
 		t.Error("no error for an open file that the world can write")
 	}
 }
@@ -167,7 +167,7 @@ func TestErrorQuotesPathsThatOtherUsersChose(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), name)
 		must(t, os.Mkdir(dir, 0o700))
 		must(t, os.Chmod(dir, 0o777))
-		err := owned.Check(dir)
+		err := trustedpath.Check(dir)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.ContainsAny(err.Error(), "\n\x1b") {
 			t.Errorf("%q, want %q in it", err, want)
 		}

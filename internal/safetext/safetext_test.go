@@ -1,4 +1,4 @@
-package foreign_test
+package safetext_test
 
 import (
 	"crypto/x509/pkix"
@@ -11,7 +11,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/kubejoin/kubejoin/internal/foreign"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 )
 
@@ -42,7 +42,7 @@ func TestTextIsShortPrintableAndWithoutSecrets(t *testing.T) {
 		{"123456789", 2, ""},
 		{"", 0, ""},
 	} {
-		if got := foreign.Text(test.text, test.most); got != test.want {
+		if got := safetext.Text(test.text, test.most); got != test.want {
 			t.Errorf("%q becomes %q, want %q", test.text, got, test.want)
 		}
 	}
@@ -53,7 +53,7 @@ func TestRedactsTokenBeforeCutting(t *testing.T) {
 	for before := range 40 {
 		text := strings.Repeat("-", before) + token + strings.Repeat("-", 40)
 		for most := range 60 {
-			if got := foreign.Text(text, most); strings.Contains(got, "abcdeg.0") {
+			if got := safetext.Text(text, most); strings.Contains(got, "abcdeg.0") {
 				t.Errorf("%d before, %d bytes: %q", before, most, got)
 			}
 		}
@@ -74,7 +74,7 @@ func FuzzText(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string, most uint16) {
 		var got string
-		fuzzing.RunWithinLimit(t, func() { got = foreign.Text(text, int(most)) })
+		fuzzing.RunWithinLimit(t, func() { got = safetext.Text(text, int(most)) })
 		switch {
 		case tokenShape.MatchString(got):
 			t.Errorf("%q has a token", got)
@@ -84,8 +84,8 @@ func FuzzText(f *testing.F) {
 			t.Errorf("%q is not UTF-8", got)
 		case strings.ContainsFunc(got, func(r rune) bool { return unicode.IsControl(r) || !unicode.IsPrint(r) }):
 			t.Errorf("%q cannot be printed", got)
-		case foreign.Text(got, int(most)) != got:
-			t.Errorf("%q becomes %q the second time", got, foreign.Text(got, int(most)))
+		case safetext.Text(got, int(most)) != got:
+			t.Errorf("%q becomes %q the second time", got, safetext.Text(got, int(most)))
 		}
 	})
 }
@@ -102,14 +102,14 @@ func TestArgsAreRedactedBeforeTheyAreCut(t *testing.T) {
 		long, word(long), []byte(long), []string{long}, errors.New(long), fmt.Errorf("because: %w", errors.New(long)), pkix.Name{CommonName: long},
 	} {
 		args := []any{arg, 7, nil, (*stringer)(nil)}
-		foreign.Args(args)
+		safetext.Args(args)
 		args = args[:3]
 		if got := fmt.Sprintf("%.33q %d %v", args...); strings.Contains(got, "abcdeg.0") || !strings.HasSuffix(got, " 7 <nil>") {
 			t.Errorf("%T is printed as %s", arg, got)
 		}
 	}
 	list := []string{token}
-	foreign.Args([]any{list})
+	safetext.Args([]any{list})
 	if !slices.Equal(list, []string{token}) {
 		t.Errorf("the caller's list became %q", list)
 	}
@@ -124,23 +124,23 @@ var hostileNames = []string{
 func TestCommandsContainNoHostileNames(t *testing.T) {
 	const uid = "0c0ffee0-0000-4000-8000-000000000000"
 	for _, name := range hostileNames {
-		if foreign.SafeInShell(name) {
+		if safetext.SafeInShell(name) {
 			t.Errorf("%q may be pasted", name)
 		}
 		want := `kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="` + uid + `")]}'`
-		if got := foreign.ShowCSR(name, uid); got != want {
+		if got := safetext.ShowCSR(name, uid); got != want {
 			t.Errorf("%q is shown by %s", name, got)
 		}
-		if got := foreign.ShowCSR(name, name); got != "kubectl get csr" {
+		if got := safetext.ShowCSR(name, name); got != "kubectl get csr" {
 			t.Errorf("%q as name and UID is shown by %s", name, got)
 		}
 	}
 	for _, name := range []string{"csr-7xk2p", "a", "1", "a.b-c.d", strings.Repeat("a", 253)} {
-		if !foreign.SafeInShell(name) {
+		if !safetext.SafeInShell(name) {
 			t.Errorf("%q may not be pasted", name)
 		}
 	}
-	if got, want := foreign.ShowCSR("csr-7xk2p", uid), "kubectl describe csr csr-7xk2p"; got != want {
+	if got, want := safetext.ShowCSR("csr-7xk2p", uid), "kubectl describe csr csr-7xk2p"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }

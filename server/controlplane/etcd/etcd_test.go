@@ -20,8 +20,8 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
-	"github.com/kubejoin/kubejoin/server/turn"
-	"github.com/kubejoin/kubejoin/server/turn/etcd"
+	"github.com/kubejoin/kubejoin/server/controlplane"
+	"github.com/kubejoin/kubejoin/server/controlplane/etcd"
 )
 
 // A fakeEtcd has the JSON API of etcd. The real one is in TestControlPlanesJoinAtTheSameMoment of test/kubeadm.
@@ -133,11 +133,11 @@ func openPort(t *testing.T) (net.Listener, string) {
 func TestRemovesOnlyLearnerOfMachineThatIsGone(t *testing.T) {
 	closed := closedPort(t)
 	_, open := openPort(t)
-	gone := turn.Machine{Node: "control-2", Address: "127.0.0.1"}
+	gone := controlplane.Machine{Node: "control-2", Address: "127.0.0.1"}
 	const first = "192.0.2.1:2380"
 	for name, c := range map[string]struct {
 		members []map[string]any
-		gone    turn.Machine
+		gone    controlplane.Machine
 		ended   bool
 		// relisted changes the members before kubejoin removes one.
 		relisted func(*fakeEtcd)
@@ -149,14 +149,14 @@ func TestRemovesOnlyLearnerOfMachineThatIsGone(t *testing.T) {
 		"etcd runs":                {members: []map[string]any{learner("2", "https://"+open)}, gone: gone, stays: "https://" + open},
 		"etcd runs, kubeadm ended": {members: []map[string]any{learner("2", "https://"+open)}, gone: gone, ended: true, removed: []string{"2"}},
 		"another learner":          {members: []map[string]any{learner("9", "https://192.0.2.9:2380")}, gone: gone, ended: true, stays: "https://192.0.2.9:2380"},
-		"uncertain":                {members: []map[string]any{learner("2", "https://255.255.255.255:2380")}, gone: turn.Machine{Address: "255.255.255.255"}, stays: "https://255.255.255.255:2380"},
+		"uncertain":                {members: []map[string]any{learner("2", "https://255.255.255.255:2380")}, gone: controlplane.Machine{Address: "255.255.255.255"}, stays: "https://255.255.255.255:2380"},
 		"no machine ended":         {members: []map[string]any{learner("2", "https://"+closed)}, stays: "https://" + closed},
-		"unknown address":          {members: []map[string]any{learner("2", "https://"+closed)}, gone: turn.Machine{Node: "control-2"}, ended: true, stays: "https://" + closed},
+		"unknown address":          {members: []map[string]any{learner("2", "https://"+closed)}, gone: controlplane.Machine{Node: "control-2"}, ended: true, stays: "https://" + closed},
 		"two addresses":            {members: []map[string]any{learner("2", "https://"+closed, "https://192.0.2.9:2380")}, gone: gone, ended: true, stays: "https://" + closed + ",https://192.0.2.9:2380"},
 		"host name":                {members: []map[string]any{learner("2", "https://localhost:2380")}, gone: gone, ended: true, stays: "https://localhost:2380"},
 		"both unknown":             {members: []map[string]any{learner("2", "https://localhost:2380")}, ended: true, stays: "https://localhost:2380"},
 		"address is a prefix":      {members: []map[string]any{learner("2", "https://127.0.0.11:1")}, gone: gone, ended: true, stays: "https://127.0.0.11:1"},
-		"IPv6 form of it":          {members: []map[string]any{learner("2", "https://"+closed)}, gone: turn.Machine{Address: "::ffff:127.0.0.1"}, removed: []string{"2"}},
+		"IPv6 form of it":          {members: []map[string]any{learner("2", "https://"+closed)}, gone: controlplane.Machine{Address: "::ffff:127.0.0.1"}, removed: []string{"2"}},
 		"one of two learners":      {members: []map[string]any{learner("2", "https://"+closed), learner("3", "https://192.0.2.9:2380")}, gone: gone, stays: "https://192.0.2.9:2380", removed: []string{"2"}},
 		"votes by now": {members: []map[string]any{voter("1", first), learner("2", "https://"+closed)}, gone: gone,
 			relisted: func(e *fakeEtcd) { e.members[1] = voter("2", closed) }},
@@ -175,7 +175,7 @@ func TestRemovesOnlyLearnerOfMachineThatIsGone(t *testing.T) {
 
 // An error of etcd is no reason to let a machine join, or to remove a member.
 func TestReturnsErrors(t *testing.T) {
-	gone := turn.Machine{Address: "127.0.0.1"}
+	gone := controlplane.Machine{Address: "127.0.0.1"}
 	dead := []map[string]any{learner("2", "https://"+closedPort(t))}
 	for name, c := range map[string]struct {
 		handler http.Handler
@@ -215,11 +215,11 @@ func write(t *testing.T, dir, name string) {
 func TestWithoutEtcdOnThisMachine(t *testing.T) {
 	m := serve(t, &fakeEtcd{members: []map[string]any{learner("2", "https://192.0.2.9:2380")}})
 	_, m.Port, _ = strings.Cut(closedPort(t), ":")
-	if stays, err := m.RemoveLearner(t.Context(), turn.Machine{}, false); stays != "" || err != nil {
+	if stays, err := m.RemoveLearner(t.Context(), controlplane.Machine{}, false); stays != "" || err != nil {
 		t.Errorf("no etcd: %q, %v", stays, err)
 	}
 	m.Dir = t.TempDir()
-	if stays, err := m.RemoveLearner(t.Context(), turn.Machine{}, false); stays != "" || err != nil {
+	if stays, err := m.RemoveLearner(t.Context(), controlplane.Machine{}, false); stays != "" || err != nil {
 		t.Errorf("no certificates: %q, %v", stays, err)
 	}
 }
