@@ -47,7 +47,7 @@ type accessReview struct {
 
 // accessReview denies the request of a revoked credential. It never allows a request.
 func (h *handler) accessReview(r *call) (response, error) {
-	if err := h.checkReviewer(r, h.Authorization.Authenticate, "subjectaccessreviews", "authorization-config"); err != nil {
+	if err := h.checkReviewer(r, h.Webhooks.Authorization.Authenticate, "subjectaccessreviews", "authorization-config"); err != nil {
 		return response{}, err
 	}
 	req, err := readAccessReview(r)
@@ -64,7 +64,7 @@ func (h *handler) accessReview(r *call) (response, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), accessReviewTimeout)
 	defer cancel()
-	e, err := h.Authorization.Revoked(ctx, revocation.SubjectOf(req.Spec.User, req.Spec.Groups, req.Spec.Extra))
+	e, err := h.Webhooks.Authorization.Revoked(ctx, revocation.SubjectOf(req.Spec.User, req.Spec.Groups, req.Spec.Extra))
 	if err != nil {
 		h.accessReviews.WithLabelValues("failed").Inc()
 		p := newProblem(http.StatusServiceUnavailable, "revocations-unavailable", "the revocations cannot be read now; retry")

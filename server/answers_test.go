@@ -21,7 +21,7 @@ func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
 	s := newSite(t)
 	s.Logger = slog.New(slog.NewTextHandler(s.logs, nil)) // what an operator sees
 	s.Claims = s.store.Claims()
-	s.TokenReview = &server.TokenReview{Authenticate: s.Authenticate}
+	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: s.Callers.Authenticate}
 	s.start(t)
 	panics, broken := s.Server, s.Server
 	panics.Tokens = storetest.Before(func() error { panic("the store has hunter2 in its hands") }, "Store.List").Store(s.store)

@@ -79,7 +79,7 @@ func BenchmarkAccessReview(b *testing.B) {
 		}
 	}
 	s.Logger = slog.New(slog.DiscardHandler)
-	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: (&revocation.Guard{Store: store}).Known}
+	s.Webhooks.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: (&revocation.Guard{Store: store}).Known}
 	handler := s.Server.Handler()
 	for name, node := range map[string]string{"valid": "worker-1", "revoked": "node-1"} {
 		body := `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{"user":"system:node:` + node + `","groups":["system:nodes","system:authenticated"],"extra":{"authentication.kubernetes.io/credential-id":["X509SHA256=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a"]},"resourceAttributes":{"verb":"get","resource":"nodes","name":"worker-1"}}}`

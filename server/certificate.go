@@ -41,7 +41,7 @@ const (
 // Certificates issues certificates without a CertificateSigningRequest object, by the same rules, claims
 // and durations. Bootstrap tokens and nodes get what the Authority approves. Other users approve their
 // own requests if they have the permission "sign" on "signers" of certificates.k8s.io, by
-// Server.Authorize.
+// Callers.Authorize.
 //
 // It also applies the checks of kube-apiserver for such objects, see [approval.CheckAdmission].
 type Certificates struct {
@@ -183,13 +183,13 @@ func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 			return auth.User{}, unauthenticated(fmt.Errorf("%w: a bootstrap token: %s", auth.ErrBadCredentials, why))
 		}
 	}
-	if h.Authenticate == nil {
+	if h.Callers.Authenticate == nil {
 		if !given {
 			return auth.User{}, noCertificateUser()
 		}
 		return auth.User{}, unauthenticated(auth.ErrBadCredentials)
 	}
-	user, err := h.Authenticate(r.Request)
+	user, err := h.Callers.Authenticate(r.Request)
 	switch {
 	case errors.Is(err, auth.ErrNoCredentials):
 		return auth.User{}, noCertificateUser()
@@ -407,17 +407,17 @@ func notPermitted(d approval.Decision, r approval.Request) string {
 // maySigner checks a permission as kube-apiserver does: first on the signer, then on all signers of its domain.
 func (h *handler) maySigner(r *call, user auth.User, verb, name string) *problem {
 	access := auth.Access{Verb: verb, Resource: "signers", Group: certificates.GroupName, Name: name}
-	if h.Authorize == nil {
+	if h.Callers.Authorize == nil {
 		return unauthorized(auth.ErrForbidden, user, access)
 	}
-	err := h.Authorize(r.Request, user, access)
+	err := h.Callers.Authorize(r.Request, user, access)
 	if err == nil {
 		return nil
 	}
 	if domain, _, found := strings.Cut(name, "/"); found && errors.Is(err, auth.ErrForbidden) {
 		all := access
 		all.Name = domain + "/*"
-		if err = h.Authorize(r.Request, user, all); err == nil {
+		if err = h.Callers.Authorize(r.Request, user, all); err == nil {
 			return nil
 		}
 	}

@@ -390,7 +390,7 @@ func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left
 func TestSignPermissionForDomainCoversItsSigners(t *testing.T) {
 	s, _ := certifying(t)
 	var asked []string
-	s.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
 		asked = append(asked, a.String())
 		if a == (auth.Access{Verb: "sign", Resource: "signers", Group: "certificates.k8s.io", Name: "example.com/*"}) {
 			return nil
@@ -523,7 +523,7 @@ func TestClientCertificateMustComeFromTheClientCA(t *testing.T) {
 	_, err = both.Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: clientSigner})
 	wantProblem(t, err, 403, "forbidden", "")
 	// Without client certificates and without tokens of users, nobody is authenticated.
-	s.Certificates.ClientCertificate, s.Authenticate, s.Registerer = nil, nil, nil
+	s.Certificates.ClientCertificate, s.Callers.Authenticate, s.Registerer = nil, nil, nil
 	s.start(t)
 	for c, want := range map[*client.Client]string{
 		s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")): "authentication required", s.by(adminBearer): "does not accept these credentials", s.by(""): "authentication required",
@@ -588,7 +588,7 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	})
 	t.Run("authorizer", func(t *testing.T) {
 		s, _ := certifying(t)
-		s.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
+		s.Callers.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
 		s.start(t)
 		_, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: peerSigner})
 		wantProblem(t, err, 503, "authorization-unavailable", "")

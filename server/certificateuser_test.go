@@ -26,7 +26,7 @@ func TestRefusedClientCertificateEndsAuthentication(t *testing.T) {
 	} {
 		s, _ := certifying(t)
 		s.Certificates.ClientCertificate = func(*http.Request) (auth.User, error) { return auth.User{}, fmt.Errorf("x: %w", test.err) }
-		s.Authenticate = func(*http.Request) (auth.User, error) {
+		s.Callers.Authenticate = func(*http.Request) (auth.User, error) {
 			return auth.User{Name: "ada", Groups: []string{"kubejoin:admins"}}, nil
 		}
 		if w := from(t, s.Handler(), "192.0.2.1:1", "POST", certificatePath+"?signer=kubernetes.io/kube-apiserver-client-kubelet", "", strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != test.want {
@@ -37,7 +37,7 @@ func TestRefusedClientCertificateEndsAuthentication(t *testing.T) {
 
 func TestSignsNothingWithoutAuthorize(t *testing.T) {
 	s, _ := certifying(t)
-	s.Authorize = nil
+	s.Callers.Authorize = nil
 	if w := from(t, s.Handler(), "192.0.2.1:1", "POST", certificatePath+"?signer=kubernetes.io/kube-apiserver-client-kubelet", adminBearer, strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != 403 {
 		t.Errorf("%d %s, want 403", w.Code, w.Body)
 	}

@@ -16,9 +16,9 @@ import (
 // Catches a client without a credential that occupies all connections by requests that never end.
 func TestLimitsConnectionsOfOneClient(t *testing.T) {
 	s := newSite(t)
-	s.Logger, s.ClientRate = nil, atFirst(1000)
+	s.Logger, s.Limits.ClientRate = nil, atFirst(1000)
 	const most = 8
-	limit := httplimit.Connections(most, httplimit.Rate(s.ClientRate), s.registry())
+	limit := httplimit.Connections(most, httplimit.Rate(s.Limits.ClientRate), s.registry())
 	var active atomic.Int64
 	s.connState = func(c net.Conn, state http.ConnState) {
 		if limit(c, state); state == http.StateActive {

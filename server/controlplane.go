@@ -23,7 +23,7 @@ const (
 
 // uploadLimiter returns the limiter of uploads.
 func (h *handler) uploadLimiter() *rate.Limiter {
-	if h.UserRate.QPS < 0 {
+	if h.Limits.UserRate.QPS < 0 {
 		return rate.NewLimiter(rate.Inf, 0)
 	}
 	return rate.NewLimiter(rate.Every(uploadEvery), uploadBurst)
@@ -38,7 +38,7 @@ func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
 	if err := h.checkExtraPermission(r, permission); err != nil {
 		return err
 	}
-	if h.UploadCertificates == nil {
+	if h.Minting.UploadCertificates == nil {
 		return badField("controlPlane", "this kubejoin uploads no certificates; start it on a control plane with --pki-dir")
 	}
 	return convert.ControlPlane(req)
@@ -51,7 +51,7 @@ func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) er
 		p.retryAfter = uploadEvery
 		return p
 	}
-	up, err := h.UploadCertificates(ctx)
+	up, err := h.Minting.UploadCertificates(ctx)
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "certificates-not-uploaded", "the certificates of control planes could not be uploaded; the log of kubejoin has the reason under this request ID")
 		p.cause, p.retryAfter = err, retryAfter
@@ -61,7 +61,7 @@ func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) er
 		return p
 	}
 	join.CertificateKey = up.Key
-	if h.Advertise == "" { // join commands name the API server, which has no turns
+	if h.Minting.Advertise == "" { // join commands name the API server, which has no turns
 		join.TurnServer, _ = clusterinfo.Endpoint("https://" + r.Host) // empty with an error
 	}
 	h.log.LogAttrs(ctx, slog.LevelInfo, "uploaded the certificates of control planes",

@@ -27,7 +27,7 @@ import (
 func uploading(t *testing.T, up joinformat.Upload, err error) (*site, *int) {
 	t.Helper()
 	s, n := newSite(t), 0
-	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) {
+	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) {
 		n++
 		return up, err
 	}
@@ -55,8 +55,8 @@ func TestControlPlaneJoinCommandHasKey(t *testing.T) {
 		if got.status != 200 || !strings.Contains(body, up.Key.Reveal()) || got.header.Get("Cache-Control") != "no-store" {
 			t.Errorf("%s: %d %s", format, got.status, got.body)
 		}
-		if format == api.FormatScript && !strings.Contains(body, "\n    turns='"+s.Advertise+"'\n") {
-			t.Errorf("the script waits for its turn elsewhere than at %s", s.Advertise)
+		if format == api.FormatScript && !strings.Contains(body, "\n    turns='"+s.Minting.Advertise+"'\n") {
+			t.Errorf("the script waits for its turn elsewhere than at %s", s.Minting.Advertise)
 		}
 		if w := got.header.Get("Warning"); !strings.Contains(w, up.Expires.Format(time.RFC3339)) || strings.Contains(w, "no longer work") || strings.Contains(w, up.Key.Reveal()) {
 			t.Errorf("%s: got Warning %s", format, w)
@@ -123,7 +123,7 @@ func TestControlPlaneJoinCommandNeedsItsPermission(t *testing.T) {
 	s, uploads := uploading(t, newUpload(), nil)
 	needs := []string{"create tokens.kubejoin.io", "create tokens/controlplane.kubejoin.io", "create tokens/roles.kubejoin.io control-plane"}
 	var may []string
-	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		if slices.Contains(may, a.String()) {
 			return nil
 		}
@@ -209,8 +209,8 @@ func TestControlPlaneJoinCommandWaitsForEndOfKey(t *testing.T) {
 // All users share one rate, whatever their own is.
 func TestControlPlaneJoinCommandsHaveRate(t *testing.T) {
 	s, uploads := uploading(t, newUpload(), nil)
-	s.UserRate = server.Rate{QPS: 1000, Burst: 1000}
-	s.UserTokens = -1
+	s.Limits.UserRate = server.Rate{QPS: 1000, Burst: 1000}
+	s.Limits.UserTokens = -1
 	s.start(t)
 	for range 10 {
 		if got := s.do(t, "POST", controlPlane, adminBearer, "", ""); got.status != 200 {

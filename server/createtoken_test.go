@@ -87,7 +87,7 @@ func TestCreateTokenLeadsToDiscovery(t *testing.T) {
 // Package convert tests each field. Catches a request that is read or answered in another way over HTTP.
 func TestCreateTokenRequests(t *testing.T) {
 	s := newSite(t)
-	s.Node = func(_ context.Context, name string) (tokens.NodeRef, error) {
+	s.Cluster.Node = func(_ context.Context, name string) (tokens.NodeRef, error) {
 		switch name {
 		case "worker-3":
 			return tokens.NodeRef{Name: name, UID: "uid-3"}, nil
@@ -96,7 +96,7 @@ func TestCreateTokenRequests(t *testing.T) {
 		}
 		return tokens.NodeRef{}, fmt.Errorf("node: %w", tokens.ErrNotFound)
 	}
-	s.Warnings = func(_ context.Context, made tokens.Record) []string {
+	s.Minting.Warnings = func(_ context.Context, made tokens.Record) []string {
 		if made.Limits.IsZero() {
 			return nil
 		}
@@ -183,7 +183,7 @@ func TestCreateTokenRequests(t *testing.T) {
 // Catches a join command whose token lacks a limit that the request has.
 func TestJoinCommandHasAllLimits(t *testing.T) {
 	s := newSite(t)
-	s.Warnings = func(context.Context, tokens.Record) []string { return []string{`nobody "works"`} }
+	s.Minting.Warnings = func(context.Context, tokens.Record) []string { return []string{`nobody "works"`} }
 	s.start(t)
 	got := s.do(t, "POST", commandPath+"?maxNodes=1&nodeNames=worker-7&certificateDuration=48h", adminBearer, "", "")
 	if warning := got.header.Get("Warning"); warning != `299 - "nobody \"works\""` {

@@ -13,7 +13,7 @@
 // http.StripPrefix. A prefix also keeps its /healthz, /readyz, /version, /metrics and / apart from those of
 // the importer. The Client's URL then includes the prefix, and so does the URL of token reviews in
 // kube-apiserver's webhook kubeconfig. One path must be at the root, because kubeadm reads it from the
-// HOST:PORT of a join command (Server.Advertise): /api/v1/namespaces/kube-public/configmaps/cluster-info.
+// HOST:PORT of a join command (Minting.Advertise): /api/v1/namespaces/kube-public/configmaps/cluster-info.
 //
 // Serve the Handler with a certificate that the cluster's CA has signed: joining nodes trust no other.
 //

@@ -45,8 +45,7 @@ func ExampleServer() {
 	api := server.Server{
 		Tokens:       store,
 		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Authenticate: operators.Authenticate,
-		Authorize:    auth.AllowGroup("installers"),
+		Callers: server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("installers")},
 	}.Handler()
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)

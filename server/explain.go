@@ -31,11 +31,11 @@ func (h *handler) explanation(r *call) (response, error) {
 	if err := tokens.CheckNodeName(node); err != nil {
 		return response{}, badField("node", "%.300v", err)
 	}
-	if h.Explain == nil {
+	if h.Cluster.Explain == nil {
 		return response{}, newProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain nodes; see what it issued: kubejoin issued list --node %s", node)
 	}
 	r.log(slog.String("node", node))
-	e, err := h.Explain(r.Context(), node)
+	e, err := h.Cluster.Explain(r.Context(), node)
 	if err != nil {
 		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "%s", convert.StateUnread(node))
 		p.cause, p.retryAfter = err, retryAfter
@@ -53,7 +53,7 @@ func (h *handler) explainRequest(r *call) (response, error) {
 	if err := readRequest(r, &req); err != nil {
 		return response{}, err
 	}
-	if h.ExplainRequest == nil {
+	if h.Cluster.ExplainRequest == nil {
 		return response{}, newProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain certificate requests")
 	}
 	if (req.CSR == "") == (len(req.Object) == 0) {
@@ -72,7 +72,7 @@ func (h *handler) explainRequest(r *call) (response, error) {
 		return response{}, badField("csr", "%.40q given, want the name of a CertificateSigningRequest", req.CSR)
 	}
 	r.log(slog.String("csr", req.CSR))
-	e, err := h.ExplainRequest(r.Context(), req.CSR, given)
+	e, err := h.Cluster.ExplainRequest(r.Context(), req.CSR, given)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
 		return response{}, newProblem(http.StatusNotFound, "no-such-request", "%s", convert.NoRequest(req.CSR))

@@ -18,7 +18,7 @@ import (
 
 func TestExplainRequestProblems(t *testing.T) {
 	s := newSite(t)
-	s.ExplainRequest = func(_ context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
+	s.Cluster.ExplainRequest = func(_ context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		switch {
 		case object != nil:
 			return explain.OfRequest(approval.Request{Name: object.Name}, api.RequestPending, errors.New("unread"), nil), nil
@@ -75,15 +75,15 @@ func TestExplainRequestProblems(t *testing.T) {
 // Catches a caller that learns the permissions of any user by explaining an invented request of that user.
 func TestExplainObjectNeedsImpersonation(t *testing.T) {
 	s := newSite(t)
-	s.ExplainRequest = func(_ context.Context, _ string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
+	s.Cluster.ExplainRequest = func(_ context.Context, _ string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		return explain.OfRequest(approval.Request{Name: object.Name}, api.RequestPending, errors.New("unread"), nil), nil
 	}
 	var asked []auth.Access
-	s.Authenticate = func(r *http.Request) (auth.User, error) {
+	s.Callers.Authenticate = func(r *http.Request) (auth.User, error) {
 		bearer, err := auth.Bearer(r)
 		return auth.User{Name: bearer, Groups: []string{"dev"}}, err
 	}
-	s.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
 		asked = append(asked, a)
 		if u.Name == "admin" || a == (auth.Access{Verb: "get", Resource: "explanations"}) {
 			return nil

@@ -29,7 +29,7 @@ func explained(_ context.Context, node string) (api.NodeExplanation, error) {
 
 func TestExplain(t *testing.T) {
 	s := newSite(t)
-	s.Explain = explained
+	s.Cluster.Explain = explained
 	s.start(t)
 	const sentence = "worker-7: refused 40 s ago: token abcdef was for 1 node and worker-3 took it; create another token with: kubejoin token create --max-nodes 1 --node-name worker-7"
 
@@ -60,7 +60,7 @@ func TestExplain(t *testing.T) {
 
 func TestExplainProblems(t *testing.T) {
 	s := newSite(t)
-	s.Explain = explained
+	s.Cluster.Explain = explained
 	s.start(t)
 	bare := newSite(t)
 	bare.start(t)

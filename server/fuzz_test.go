@@ -53,12 +53,12 @@ var fuzzKey = joinformat.GenerateCertificateKey()
 // send. All inputs of one process share it.
 func fuzzSite(f *testing.F) http.Handler {
 	s := newSite(f)
-	s.UserTokens = -1
-	s.UserRate = server.Rate{QPS: -1} // and no rate of uploads
-	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
-	s.Advertise = "127.0.0.1:9443"
+	s.Limits.UserTokens = -1
+	s.Limits.UserRate = server.Rate{QPS: -1} // and no rate of uploads
+	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
+	s.Minting.Advertise = "127.0.0.1:9443"
 	s.Logger = slog.New(slog.DiscardHandler)
-	s.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
+	s.Status.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
 	return tidying(f, s)
 }
 
@@ -112,14 +112,14 @@ func FuzzTokens(f *testing.F) {
 	f.Add(byte(len(routes)-1), "", []byte(`{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "spec": {"request": "eA==", "expirationSeconds": -1}}}`))
 	f.Add(byte(len(routes)-1), "csr=x", []byte(`{"object": {"apiVersion": "certificates.k8s.io/v1", "status": {"conditions": [null]}}}`))
 	s := newSite(f)
-	s.Advertise, s.Claims, s.Issued, s.Logger = "127.0.0.1:9443", s.store.Claims(), rowrecord.New(s.store.Issued()), slog.New(slog.DiscardHandler)
-	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
+	s.Minting.Advertise, s.Claims, s.Issued, s.Logger = "127.0.0.1:9443", s.store.Claims(), rowrecord.New(s.store.Issued()), slog.New(slog.DiscardHandler)
+	s.Cluster.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
 			return api.RequestExplanation{}, tokens.ErrNotFound
 		}
 		return kube.Requests{Authority: func() (*signer.Authority, error) { return &signer.Authority{}, nil }}.Explain(ctx, name, object)
 	}
-	s.UserTokens = -1
+	s.Limits.UserTokens = -1
 	handler := tidying(f, s)
 	f.Fuzz(func(t *testing.T, at byte, query string, body []byte) {
 		fuzzing.RunWithinLimit(t, func() {

@@ -34,8 +34,8 @@ func authorized(values ...string) http.Header { return http.Header{"Authorizatio
 // guessing returns the handler of a site that accepts any bearer token of the form NAME-ANYTHING.
 func guessing(t *testing.T) http.Handler {
 	s := newSite(t)
-	s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
-	s.Authenticate = func(r *http.Request) (auth.User, error) {
+	s.Logger, s.Limits.ClientRate = nil, server.Rate{QPS: 1e6}
+	s.Callers.Authenticate = func(r *http.Request) (auth.User, error) {
 		bearer, err := auth.Bearer(r)
 		name, _, known := strings.Cut(bearer, "-")
 		if err == nil && !known {
@@ -211,9 +211,9 @@ func TestLimitsGuessesInCustomHeaders(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, _ := certifying(t)
-				s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
+				s.Logger, s.Limits.ClientRate = nil, server.Rate{QPS: 1e6}
 				looked := 0
-				s.Authenticate = func(r *http.Request) (auth.User, error) {
+				s.Callers.Authenticate = func(r *http.Request) (auth.User, error) {
 					switch key := r.Header.Get("X-Rack-Key"); key {
 					case "":
 						return auth.User{}, auth.ErrNoCredentials
@@ -248,8 +248,8 @@ func TestLimitsGuessesInCustomHeaders(t *testing.T) {
 func TestCustomHeaderCredentialGetsNoExemption(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // the clock stands still
 		s := newSite(t)
-		s.Logger, s.ClientRate = nil, server.Rate{QPS: 1e6}
-		s.Authenticate = func(r *http.Request) (auth.User, error) {
+		s.Logger, s.Limits.ClientRate = nil, server.Rate{QPS: 1e6}
+		s.Callers.Authenticate = func(r *http.Request) (auth.User, error) {
 			if r.Header.Get("X-Rack-Key") == "own" {
 				return auth.User{Name: "ada"}, nil
 			}

@@ -59,7 +59,7 @@ func (h *handler) readyz(r *call) (response, error) {
 	}
 	var list bytes.Buffer
 	failed := 0
-	for i, c := range h.Checks {
+	for i, c := range h.Status.Checks {
 		var notice Notice
 		switch {
 		case errs[i] == nil:
@@ -96,7 +96,7 @@ type notReady struct{ list []byte }
 func (n *notReady) Error() string { return string(bytes.TrimSpace(n.list)) }
 
 func (h *handler) version(*call) (response, error) {
-	return object(http.StatusOK, h.Version)
+	return object(http.StatusOK, h.Status.Version)
 }
 
 // metrics runs the checks first, so that kubejoin_ready is up to date.
@@ -104,7 +104,7 @@ func (h *handler) metrics(r *call) (response, error) {
 	if _, err := h.check(r.Context()); err != nil {
 		return response{}, err
 	}
-	return response{serve: h.Metrics}, nil
+	return response{serve: h.Status.Metrics}, nil
 }
 
 func (h *handler) notFound(*call) (response, error) {
@@ -142,13 +142,13 @@ func (h *handler) check(ctx context.Context) ([]error, error) {
 func (h *handler) runChecks(ctx context.Context, results []*[]error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTimeout)
 	defer cancel()
-	errs := make([]error, len(h.Checks))
+	errs := make([]error, len(h.Status.Checks))
 	var all sync.WaitGroup
-	for i, c := range h.Checks {
+	for i, c := range h.Status.Checks {
 		all.Go(func() { errs[i] = c.Ready(ctx) })
 	}
 	all.Wait()
-	for i, c := range h.Checks {
+	for i, c := range h.Status.Checks {
 		passes := 0.0
 		if notice := Notice(""); errs[i] == nil || errors.As(errs[i], &notice) {
 			passes = 1

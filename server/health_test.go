@@ -16,7 +16,7 @@ import (
 
 func TestNoticeKeepsReadiness(t *testing.T) {
 	s := newSite(t)
-	s.Checks = []server.Check{
+	s.Status.Checks = []server.Check{
 		{Name: "good", Ready: func(context.Context) error { return nil }},
 		{Name: "old", Ready: func(context.Context) error { return fmt.Errorf("well: %w", server.Notice("it ends soon")) }},
 	}
@@ -47,12 +47,12 @@ func TestMalformedClusterInfoIsAnError(t *testing.T) {
 func TestMetricsHaveTheChecks(t *testing.T) {
 	s := newSite(t)
 	var failure error
-	s.Checks = []server.Check{
+	s.Status.Checks = []server.Check{
 		{Name: "good", Ready: func(context.Context) error { return nil }},
 		{Name: "old", Ready: func(context.Context) error { return server.Notice("it ends soon") }},
 		{Name: "broken", Ready: func(context.Context) error { return failure }},
 	}
-	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
+	s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
 	s.start(t)
 	for value, err := range map[string]error{"0": errors.New("it is missing"), "1": nil} {
 		failure = err
@@ -70,7 +70,7 @@ func TestCanceledRequestDoesNotFailChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		finish := make(chan struct{})
-		s.Checks = []server.Check{{Name: "slow", Ready: func(ctx context.Context) error {
+		s.Status.Checks = []server.Check{{Name: "slow", Ready: func(ctx context.Context) error {
 			select {
 			case <-finish:
 				return nil

@@ -70,7 +70,7 @@ func (s Server) HTTPServer(config *tls.Config) *http.Server {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	signTimeout := s.SignTimeout
+	signTimeout := s.Minting.SignTimeout
 	if signTimeout <= 0 {
 		signTimeout = mint.DefaultSignTimeout
 	}
@@ -110,7 +110,7 @@ type Rate struct {
 	Burst int
 }
 
-// Defaults of Server.ClientRate and Server.UserRate.
+// Defaults of [Limits].
 const (
 	// Two racks of a thousand machines may share one address. All of them may use discovery and request
 	// a join command and a certificate in the same second, each time on a new connection.
@@ -122,11 +122,11 @@ const (
 )
 
 func (s *Server) clientRate() httplimit.Rate {
-	return httplimit.Rate(cmp.Or(s.ClientRate, Rate{DefaultClientQPS, DefaultClientBurst}))
+	return httplimit.Rate(cmp.Or(s.Limits.ClientRate, Rate{DefaultClientQPS, DefaultClientBurst}))
 }
 
 func (s *Server) userRate() httplimit.Rate {
-	return httplimit.Rate(cmp.Or(s.UserRate, Rate{DefaultUserQPS, DefaultUserBurst}))
+	return httplimit.Rate(cmp.Or(s.Limits.UserRate, Rate{DefaultUserQPS, DefaultUserBurst}))
 }
 
 // limitAnswer limits the time for the client to read the response and to send the rest of its request.

@@ -58,7 +58,7 @@ func TestTLSVersions(t *testing.T) {
 // Catches "OPTIONS *" (RFC 9110, section 7.1), which net/http answers itself, without the handler's limits.
 func TestLimitsServerWideOptionsRequests(t *testing.T) {
 	s := newSite(t)
-	s.Logger, s.ClientRate = nil, atFirst(3)
+	s.Logger, s.Limits.ClientRate = nil, atFirst(3)
 	s.start(t)
 	first := s.http.Transport.(*http.Transport)
 	older := &http.Transport{TLSClientConfig: first.TLSClientConfig.Clone()}

@@ -22,7 +22,7 @@ import (
 // One client may use at most as many slots of a class as are free. Catches a client that takes all of them.
 func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
 	s := newSite(t)
-	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
+	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
 	h := &heldClusterInfo{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
 	s.ClusterInfo = h
 	handler := s.Handler()
@@ -83,7 +83,7 @@ func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
 	s.Certificates.Authority.Unthrottled = true
 	s.Logger = nil
-	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
+	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
 	stolen, other := s.token(t, nil), s.token(t, nil)
 	handler := s.Handler()
 	body := make(unfinished)
@@ -132,7 +132,7 @@ func TestUnreadHTTP2ResponsesBlockNobodyElse(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.Logger = nil
-	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
+	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
 	s.fill(t, 200)
 	s.start(t)
 	other := &http.Client{Transport: &http.Transport{

@@ -55,7 +55,7 @@ func TestJoinFormats(t *testing.T) {
 				t.Errorf("%s: limits %+v, want %+v", name, l, want)
 			}
 			body, err := joinformat.Join{
-				Endpoint: s.Advertise, Token: record.Token, Server: "https://api.example.com:6443", CAs: s.ca.Bundle(), Expires: record.Expires,
+				Endpoint: s.Minting.Advertise, Token: record.Token, Server: "https://api.example.com:6443", CAs: s.ca.Bundle(), Expires: record.Expires,
 			}.Write(name)
 			if err != nil || r.body != string(body) {
 				t.Errorf("%s: %v, answered\n%s\nwant\n%s", name, err, r.body, body)
@@ -180,7 +180,7 @@ func TestRefusesInvalidJoinFormats(t *testing.T) {
 func TestJoinFormatsNameTheAPIServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	s.Advertise = ""
+	s.Minting.Advertise = ""
 	h := s.Handler()
 	for name, want := range map[string]string{
 		"text": "kubeadm join api.example.com:6443 ", "yaml": "apiServerEndpoint: api.example.com:6443\n",

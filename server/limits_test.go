@@ -65,7 +65,7 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 	} {
 		t.Run(test.flood, func(t *testing.T) {
 			s := newSite(t)
-			s.Advertise = "127.0.0.1:9443"
+			s.Minting.Advertise = "127.0.0.1:9443"
 			on := make(chan struct{})
 			h := &heldClusterInfo{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{})}
 			if test.flood == "join-command" {
@@ -76,8 +76,8 @@ func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
 			s.ClusterInfo = h
 			s.Logger = nil
 			var authenticated sync.Map
-			authenticate := s.Authenticate
-			s.Authenticate = func(r *http.Request) (auth.User, error) {
+			authenticate := s.Callers.Authenticate
+			s.Callers.Authenticate = func(r *http.Request) (auth.User, error) {
 				authenticated.Store(r.Header.Get("X-Test"), true)
 				return authenticate(r)
 			}
@@ -146,7 +146,7 @@ func TestConcurrentReadinessChecksShareARound(t *testing.T) { synctest.Test(t, t
 func testReadinessRounds(t *testing.T) {
 	s := newSite(t)
 	began, finish := make(chan struct{}, 100), make(chan error)
-	s.Checks = []server.Check{{Name: "slow", Ready: func(context.Context) error {
+	s.Status.Checks = []server.Check{{Name: "slow", Ready: func(context.Context) error {
 		began <- struct{}{}
 		return <-finish
 	}}}

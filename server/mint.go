@@ -100,7 +100,7 @@ func (h *handler) createToken(r *call) (response, error) {
 	if err := readRequest(r, &req); err != nil {
 		return response{}, err
 	}
-	request, err := convert.CreateRequest(r.Context(), req, time.Now(), h.SignTimeout, h.nodeReader(r))
+	request, err := convert.CreateRequest(r.Context(), req, time.Now(), h.Minting.SignTimeout, h.nodeReader(r))
 	if err == nil {
 		err = h.mayCreate(r, &request.Record)
 	}
@@ -127,7 +127,7 @@ func (h *handler) createToken(r *call) (response, error) {
 
 // mayCreate sets the creator of a new token. It returns a problem if the user may not create such a token.
 func (h *handler) mayCreate(r *call, record *tokens.Record) error {
-	if h.UserTokens >= 0 {
+	if h.Limits.UserTokens >= 0 {
 		record.Creator = tokens.CreatorOf(r.user.Name)
 	}
 	return h.checkExtraPermissions(r, *record)
@@ -136,14 +136,14 @@ func (h *handler) mayCreate(r *call, record *tokens.Record) error {
 // nodeReader returns the reader of Nodes for a token that replaces one, or nil without a cluster. It returns a problem
 // if the user may not replace the Node.
 func (h *handler) nodeReader(r *call) convert.NodeReader {
-	if h.Node == nil {
+	if h.Cluster.Node == nil {
 		return nil
 	}
 	return func(ctx context.Context, name string) (tokens.NodeRef, error) {
 		if err := h.mayReplace(r, name); err != nil {
 			return tokens.NodeRef{}, err
 		}
-		node, err := h.Node(ctx, name)
+		node, err := h.Cluster.Node(ctx, name)
 		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
 			p := newProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; retry", name)
 			p.cause, p.retryAfter = err, retryAfter

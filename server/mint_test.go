@@ -47,7 +47,7 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 	}{
 		"exists":     {nil, tokenPath, body, true, 409, api.ProblemExists, "it differs in ttl", false, false},
 		"full":       {func(s *site) { s.ClusterInfo = fullClusterInfo{s.ClusterInfo} }, commandPath, "", false, 507, api.ProblemFull, "signatures of 20 tokens", false, false},
-		"quota":      {func(s *site) { s.UserTokens = 1 }, commandPath, "", true, 507, api.ProblemTooManyTokens, "at most 1 are allowed", false, false},
+		"quota":      {func(s *site) { s.Limits.UserTokens = 1 }, commandPath, "", true, 507, api.ProblemTooManyTokens, "at most 1 are allowed", false, false},
 		"not stored": {func(s *site) { s.Tokens = failingStore(s.store, errReset) }, tokenPath, body, false, 503, "token-not-stored", "was stored nevertheless, it expires at", true, true},
 		"join not stored": {func(s *site) { s.Tokens = failingStore(s.store, errReset) }, commandPath, "", false, 503, "token-not-stored",
 			"was stored nevertheless, no client received it, and it expires at", true, false},
@@ -65,7 +65,7 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
-				s.Advertise, s.SignedBy = "192.0.2.1:9443", "the one who sleeps"
+				s.Minting.Advertise, s.Minting.SignedBy = "192.0.2.1:9443", "the one who sleeps"
 				if test.change != nil {
 					test.change(s)
 				}

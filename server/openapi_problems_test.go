@@ -43,12 +43,12 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 		{problem: "body-too-large", body: `"` + strings.Repeat("x", server.MaxBody) + `"`, media: "application/json"},
 		{problem: "unsupported-media-type", body: "a: b", media: "image/png"},
 		{problem: "unauthorized", ask: func(r *http.Request) { r.Header.Del("Authorization") }},
-		{problem: "forbidden", change: func(s *site) { s.Authorize = auth.AllowGroup("nobody") }},
-		{problem: "authentication-unavailable", change: func(s *site) { s.Authenticate = fails; s.Server.TokenReview.Authenticate = fails }},
+		{problem: "forbidden", change: func(s *site) { s.Callers.Authorize = auth.AllowGroup("nobody") }},
+		{problem: "authentication-unavailable", change: func(s *site) { s.Callers.Authenticate = fails; s.Webhooks.TokenReview.Authenticate = fails }},
 		{problem: "authorization-unavailable", change: func(s *site) {
-			s.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
+			s.Callers.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
 		}},
-		{problem: "too-many-requests", twice: true, change: func(s *site) { s.ClientRate = server.Rate{QPS: 1e-6, Burst: 1} }},
+		{problem: "too-many-requests", twice: true, change: func(s *site) { s.Limits.ClientRate = server.Rate{QPS: 1e-6, Burst: 1} }},
 	} {
 		t.Run(test.problem, func(t *testing.T) {
 			for _, op := range document(t).Operations {
@@ -56,8 +56,8 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 					continue
 				}
 				s, _ := certifying(t)
-				s.TokenReview = &server.TokenReview{}
-				s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
+				s.Webhooks.TokenReview = &server.TokenReview{}
+				s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
 				if test.change != nil {
 					test.change(s)
 				}

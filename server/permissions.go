@@ -15,10 +15,10 @@ import (
 // allowed returns the action for users with the permission. It returns a problem to all others.
 func (h *handler) allowed(access auth.Access, act action) action {
 	return func(r *call) (response, error) {
-		if h.Authenticate == nil || h.Authorize == nil {
+		if h.Callers.Authenticate == nil || h.Callers.Authorize == nil {
 			return response{}, newProblem(http.StatusForbidden, "forbidden", "no user may %s, because this server has no authentication configured", access)
 		}
-		user, err := h.Authenticate(r.Request)
+		user, err := h.Callers.Authenticate(r.Request)
 		if err != nil {
 			return response{}, h.unaccepted(r, err)
 		}
@@ -103,7 +103,7 @@ func (h *handler) may(r *call, access auth.Access) error {
 	if user.Name == "" {
 		return unauthorized(auth.ErrForbidden, user, access)
 	}
-	if err := h.Authorize(r.Request, user, access); err != nil {
+	if err := h.Callers.Authorize(r.Request, user, access); err != nil {
 		return unauthorized(err, user, access)
 	}
 	return nil

@@ -26,7 +26,11 @@ func TestEveryRouteIsInTheAccessTables(t *testing.T) {
 	}
 	routes := map[string]auth.Access{}
 	named := regexp.MustCompile(`\{([a-z]+)[^}]*\}`)
-	for _, r := range (server.Server{Certificates: &server.Certificates{}, TokenReview: &server.TokenReview{}, Authorization: &server.Authorization{}, Metrics: http.NotFoundHandler()}).Routes() {
+	for _, r := range (server.Server{
+		Certificates: &server.Certificates{},
+		Webhooks:     server.Webhooks{TokenReview: &server.TokenReview{}, Authorization: &server.Authorization{}},
+		Status:       server.Status{Metrics: http.NotFoundHandler()},
+	}).Routes() {
 		path := named.ReplaceAllStringFunc(r.Path, func(p string) string { return strings.ToUpper(named.FindStringSubmatch(p)[1]) })
 		routes[r.Method+" "+path] = r.Access
 	}
@@ -71,7 +75,7 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	s := newSite(t)
 	var may []string // permissions beside "create tokens" and "update tokens"
 	var asked []string
-	s.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
 		if a.String() == "create tokens.kubejoin.io" || a.String() == "update tokens.kubejoin.io" {
 			return nil
 		}
@@ -85,7 +89,7 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		return auth.ErrForbidden
 	}
 	looked := 0
-	s.Node = func(context.Context, string) (tokens.NodeRef, error) {
+	s.Cluster.Node = func(context.Context, string) (tokens.NodeRef, error) {
 		looked++
 		return tokens.NodeRef{Name: "worker-1", UID: "1"}, nil
 	}
@@ -170,9 +174,9 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 // Catches a bootstrap user, or a user without a name, that an authenticator accepts and that gets operator access.
 func TestBootstrapUsersGetNoOperatorAccess(t *testing.T) {
 	s, _ := certifying(t)
-	s.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
+	s.Callers.Authorize = func(*http.Request, auth.User, auth.Access) error { return nil }
 	var user auth.User
-	s.Authenticate = func(*http.Request) (auth.User, error) { return user, nil }
+	s.Callers.Authenticate = func(*http.Request) (auth.User, error) { return user, nil }
 	s.start(t)
 	for _, test := range []struct {
 		user   auth.User

@@ -82,10 +82,10 @@ func (s *site) refused(t testing.TB, reason string) (n float64) {
 // requests above the rate.
 func TestLimitsRateOfOneClient(t *testing.T) {
 	s := newSite(t)
-	s.Advertise, s.ClientRate = "127.0.0.1:9443", atFirst(3)
-	authenticate := s.Authenticate
+	s.Minting.Advertise, s.Limits.ClientRate = "127.0.0.1:9443", atFirst(3)
+	authenticate := s.Callers.Authenticate
 	asked := 0
-	s.Authenticate = func(r *http.Request) (auth.User, error) { asked++; return authenticate(r) }
+	s.Callers.Authenticate = func(r *http.Request) (auth.User, error) { asked++; return authenticate(r) }
 	handler := s.Handler()
 	for _, c := range []struct{ spends, same, other string }{
 		{"192.0.2.1:1", "192.0.2.1:65535", "192.0.2.2:1"},
@@ -139,11 +139,11 @@ func TestLimitsFailedAuthentications(t *testing.T) { synctest.Test(t, testFailed
 
 func testFailedAuthentications(t *testing.T) {
 	s, _ := certifying(t)
-	s.ClientRate = server.Rate{}
+	s.Limits.ClientRate = server.Rate{}
 	token, other := s.token(t, nil), s.token(t, nil)
-	authenticate := s.Authenticate
+	authenticate := s.Callers.Authenticate
 	var asked atomic.Int64
-	s.Authenticate = func(r *http.Request) (auth.User, error) { asked.Add(1); return authenticate(r) }
+	s.Callers.Authenticate = func(r *http.Request) (auth.User, error) { asked.Add(1); return authenticate(r) }
 	handler := s.Handler()
 	const here, there = "192.0.2.1:1", "192.0.2.2:1"
 	if w := from(t, handler, here, "GET", tokenPath, viewerBearer, nil); w.Code != 403 {
@@ -238,7 +238,7 @@ func testFailedAuthentications(t *testing.T) {
 // Catches a user that avoids its rate by using several addresses, and one that uses up the rate of another user.
 func TestLimitsRateOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
-	s.Advertise, s.UserRate = "127.0.0.1:9443", atFirst(3)
+	s.Minting.Advertise, s.Limits.UserRate = "127.0.0.1:9443", atFirst(3)
 	token := s.token(t, nil)
 	handler := s.Handler()
 	for i := range 3 {
@@ -271,7 +271,7 @@ func TestLimitsRateOfOneUser(t *testing.T) {
 // has none on the same path.
 func TestKubeAPIServerReviewsHaveNoRate(t *testing.T) {
 	s := reviewed(t)
-	s.ClientRate, s.UserRate = atFirst(5), atFirst(1)
+	s.Limits.ClientRate, s.Limits.UserRate = atFirst(5), atFirst(1)
 	handler := s.Handler()
 	for range 50 {
 		if _, w := ask(t, handler, "v1", tokens.Generate().Reveal()); w.Code != 200 {
@@ -291,9 +291,9 @@ func TestKubeAPIServerReviewsHaveNoRate(t *testing.T) {
 func TestLimitsRateOfOtherTokenReviewers(t *testing.T) {
 	for _, status := range []int{403, 401} {
 		s := reviewed(t)
-		s.ClientRate = atFirst(10)
+		s.Limits.ClientRate = atFirst(10)
 		if status == 403 {
-			s.TokenReview.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{}, auth.ErrForbidden }
+			s.Webhooks.TokenReview.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{}, auth.ErrForbidden }
 		}
 		handler := s.Handler()
 		operator := func() {
@@ -318,8 +318,8 @@ func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
 		t.Skip("takes ten seconds")
 	}
 	s, _ := certifying(t)
-	s.Advertise, s.Logger = "127.0.0.1:9443", nil
-	s.ClientRate, s.UserRate = server.Rate{}, server.Rate{}
+	s.Minting.Advertise, s.Logger = "127.0.0.1:9443", nil
+	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
 	token := s.token(t, nil)
 	handler := s.Handler()
 	const machines = 1000
@@ -363,7 +363,7 @@ func (s *site) dialFrom(t testing.TB, address string, config *tls.Config) (*tls.
 // Catches TLS handshakes for a client that opens connections faster than its rate.
 func TestLimitsConnectionRate(t *testing.T) {
 	s := newSite(t)
-	s.Logger, s.ClientRate = nil, atFirst(3)
+	s.Logger, s.Limits.ClientRate = nil, atFirst(3)
 	s.start(t)
 	for i := range 6 {
 		if c, err := s.dialFrom(t, "127.0.0.2", &tls.Config{}); (err == nil) != (i < 3) {

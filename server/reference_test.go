@@ -189,15 +189,15 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	s.Issued = rowrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record = rowrecord.New(s.store.Issued())
 	s.Revocations = &desk.Desk{Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}}
-	s.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
-	s.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
+	s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
+	s.Cluster.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
 		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil
 	}
-	s.ExplainRequest = func(_ context.Context, name string, _ *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
+	s.Cluster.ExplainRequest = func(_ context.Context, name string, _ *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		return explain.OfRequest(approval.Request{Name: name}, api.RequestPending, errors.New("the request is no PKCS 10"), nil), nil
 	}
-	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }
-	s.Turns = &fakeTurns{}
+	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }
+	s.Cluster.Turns = &fakeTurns{}
 	s.start(t)
 	folder := t.TempDir()
 	write := func(name, content string) {

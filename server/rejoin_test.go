@@ -328,9 +328,9 @@ func TestServerLetsOnlyTheNodeItselfRejoin(t *testing.T) {
 // On every other route an expired certificate and a bound key authenticate nobody.
 func TestRejoinAuthenticatesForOneRoute(t *testing.T) {
 	s, _ := revoking(t)
-	s.TokenReview = &server.TokenReview{Authenticate: s.Authenticate}
-	s.Authorization = &server.Authorization{Authenticate: s.Authenticate}
-	s.Metrics = http.NotFoundHandler()
+	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: s.Callers.Authenticate}
+	s.Webhooks.Authorization = &server.Authorization{Authenticate: s.Callers.Authenticate}
+	s.Status.Metrics = http.NotFoundHandler()
 	s.start(t)
 	m := s.machine(t, "worker-1")
 	kept := s.bind(t, m)
@@ -620,7 +620,7 @@ func TestNoCertificateBindsNoKey(t *testing.T) {
 	way := func(*http.Request) (auth.User, error) {
 		return auth.User{Name: "system:node:worker-1", Groups: []string{"system:nodes"}}, nil
 	}
-	s.Authenticate = way
+	s.Callers.Authenticate = way
 	s.start(t)
 	leaf := s.machine(t, "worker-1").valid(t).Leaf
 	s.Certificates.ClientCertificate = way
@@ -690,7 +690,7 @@ func TestRejoinsHaveTheRateOfTheirUser(t *testing.T) {
 	for name, bound := range map[string]bool{"expired": false, "bound key": true} {
 		t.Run(name, func(t *testing.T) {
 			s, _ := certifying(t)
-			s.UserRate = atFirst(4)
+			s.Limits.UserRate = atFirst(4)
 			closed := false
 			n := s.Certificates.Authority.Nodes
 			n.Claims = storetest.Before(func() error {
@@ -728,7 +728,7 @@ func TestRejoinsHaveTheRateOfTheirUser(t *testing.T) {
 // TestRevokedCredentialsHaveTheRateOfTheirUser catches a machine that is revoked and sends requests without a limit.
 func TestRevokedCredentialsHaveTheRateOfTheirUser(t *testing.T) {
 	s, guard := revoking(t)
-	s.UserRate = atFirst(3)
+	s.Limits.UserRate = atFirst(3)
 	s.start(t)
 	m := s.machine(t, "worker-1")
 	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
@@ -750,7 +750,7 @@ func TestRevokedCredentialsHaveTheRateOfTheirUser(t *testing.T) {
 // that prove themselves must get in, and others not.
 func TestGuessesDoNotLockOutMachines(t *testing.T) {
 	s, _ := certifying(t)
-	s.ClientRate = server.Rate{QPS: 1e6}
+	s.Limits.ClientRate = server.Rate{QPS: 1e6}
 	s.Logger = nil
 	s.start(t)
 	m, off := s.machine(t, "worker-1"), s.machine(t, "worker-2")

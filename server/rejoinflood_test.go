@@ -139,7 +139,7 @@ func (s *site) reviews(t testing.TB, done <-chan struct{}) (took []time.Duration
 func flood(t testing.TB, many int) (checked int64, quiet, busy []time.Duration) {
 	t.Helper()
 	s, _ := revoking(t)
-	s.Logger, s.ClientRate, s.UserRate, s.measured = nil, server.Rate{}, server.Rate{}, true // the default rates
+	s.Logger, s.Limits.ClientRate, s.Limits.UserRate, s.measured = nil, server.Rate{}, server.Rate{}, true // the default rates
 	s.start(t)
 	m := s.machine(t, "worker-1")
 	var connections []*tls.Conn

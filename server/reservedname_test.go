@@ -20,7 +20,7 @@ import (
 func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
 	s, kept := certifying(t)
 	may := map[string]bool{"sign": true}
-	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		if may[a.Verb] && a.Resource == "signers" && a.Group == certificates.GroupName && a.Name == certificates.KubeAPIServerClientSignerName {
 			return nil
 		}
@@ -74,7 +74,7 @@ func TestSuperAdminNeedsPermissionToApprove(t *testing.T) {
 	all[approval.SuperAdminSigner] = all[peerSigner]
 	s.Certificates.Authority.Signers = signer.FixedSigners(all)
 	may := map[string]bool{"sign": true}
-	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		if may[a.Verb] {
 			return nil
 		}

@@ -46,13 +46,13 @@ func revoking(t testing.TB) (*site, *revocation.Guard) {
 		return &auth.Revoked{Message: e.Message()}
 	}}
 	s.Certificates.ClientCertificate = way.Authenticate
-	s.Authenticate = auth.HeaderOrCertificate(s.Authenticate, way.Authenticate)
+	s.Callers.Authenticate = auth.HeaderOrCertificate(s.Callers.Authenticate, way.Authenticate)
 	s.Revocations = &desk.Desk{Guard: guard, Lifetime: s.Certificates.Authority.MaxRemainingLifetime} // the server fills the rest
 	reviewer, err := auth.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
+	s.Webhooks.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
 	return s, guard
 }
 
@@ -184,7 +184,7 @@ func TestRevokeToken(t *testing.T) {
 	if w := send(handler, certificatePath, stolen, "", strings.NewReader(nodeCSR(t, "worker-4"))); w.Code != 401 {
 		t.Errorf("a machine with the token: got %d %s, want 401", w.Code, w.Body)
 	}
-	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		if a.Resource == "tokens" {
 			return auth.ErrForbidden
 		}
@@ -204,7 +204,7 @@ func TestRevocationsUseStoresOfServer(t *testing.T) {
 	if list, body := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`); !strings.Contains(strings.Join(list.Warnings, ""), "no claim and no certificate of node worker-1") {
 		t.Errorf("got %s, want a warning: claims and the issuance record lack the node", body)
 	}
-	s.Node = func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, tokens.ErrNotFound }
+	s.Cluster.Node = func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, tokens.ErrNotFound }
 	if list, body := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`); !strings.Contains(strings.Join(list.Warnings, ""), "there is no Node worker-1") {
 		t.Errorf("got %s, want a warning: there is no Node", body)
 	}
@@ -255,7 +255,7 @@ func TestRevocationProblems(t *testing.T) {
 		}
 	}
 	s, _ := revoking(t)
-	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		if a.Resource == "tokens" {
 			return auth.ErrForbidden
 		}

@@ -69,15 +69,15 @@ func (h *handler) routes() []route {
 		all = append(all, route{http.MethodPost, certificatePath, "certificate", httplimit.Certificates, auth.Access{}, h.certificate})
 		all = append(all, route{http.MethodPost, "/v1/rejoin/key", "bind-key", httplimit.Certificates, auth.Access{}, h.bindKey})
 	}
-	if h.TokenReview != nil {
+	if h.Webhooks.TokenReview != nil {
 		for _, version := range reviewVersions {
 			all = append(all, route{http.MethodPost, reviewPath(version), "tokenreview", httplimit.TokenReviews, auth.Access{}, h.tokenReview})
 		}
 	}
-	if h.Authorization != nil {
+	if h.Webhooks.Authorization != nil {
 		all = append(all, route{http.MethodPost, accessReviewPath, "subjectaccessreview", httplimit.AccessReviews, auth.Access{}, h.accessReview})
 	}
-	if h.Metrics != nil {
+	if h.Status.Metrics != nil {
 		all = append(all, route{http.MethodGet, "/metrics", "metrics", httplimit.Others, auth.Access{Verb: "get", Resource: "metrics"}, h.metrics})
 	}
 	return all

@@ -14,7 +14,11 @@ var parameterPattern = regexp.MustCompile(`:[^}]*\}`)
 
 // DescribedRoutes returns the routes of a server with every feature enabled.
 func DescribedRoutes() []DescribedRoute {
-	h := &handler{Server: Server{Certificates: &Certificates{}, TokenReview: &TokenReview{}, Authorization: &Authorization{}, Metrics: http.NotFoundHandler()}}
+	h := &handler{Server: Server{
+		Certificates: &Certificates{},
+		Webhooks:     Webhooks{TokenReview: &TokenReview{}, Authorization: &Authorization{}},
+		Status:       Status{Metrics: http.NotFoundHandler()},
+	}}
 	var all []DescribedRoute
 	for _, on := range h.routes() {
 		r := DescribedRoute{Method: on.method, Path: parameterPattern.ReplaceAllString(on.path, "}"), Name: on.name}

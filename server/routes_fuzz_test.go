@@ -61,19 +61,19 @@ func newWholeSite(t testing.TB) *wholeSite {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Advertise, s.Logger, s.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
+	s.Minting.Advertise, s.Logger, s.Status.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
 	s.Issued, s.Certificates.Authority.Record = rowrecord.New(s.store.Issued()), rowrecord.New(s.store.Issued())
-	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
-	s.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
-	s.Turns = &fakeTurns{}
+	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
+	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
+	s.Cluster.Turns = &fakeTurns{}
 	guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
 	s.Revocations = &desk.Desk{Guard: guard}
-	s.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
+	s.Webhooks.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
 	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}); err != nil {
 		t.Fatal(err)
 	}
-	s.Explain = explained
-	s.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
+	s.Cluster.Explain = explained
+	s.Cluster.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
 			return api.RequestExplanation{}, tokens.ErrNotFound
 		}

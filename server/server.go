@@ -26,8 +26,44 @@ import (
 type Server struct {
 	// Tokens stores the tokens. It is required.
 	Tokens tokens.Store
+	// Claims stores the claims: node names taken with limited tokens. If it is nil, /v1/claim returns 404.
+	Claims tokens.Claims
 	// ClusterInfo provides the cluster-info that joining nodes trust. It is required.
 	ClusterInfo ClusterInfo
+	// Callers authenticates and authorizes the users. The zero Callers refuses every request that needs a user.
+	Callers Callers
+	// Minting configures how tokens and join commands are made.
+	Minting Minting
+	// Limits limits clients and users. The zero Limits has the defaults.
+	Limits Limits
+	// Certificates serves POST /v1/certificate and /v1/rejoin/key; nil serves no such path.
+	Certificates *Certificates
+	// Webhooks serves the reviews of kube-apiserver. The zero Webhooks serves none.
+	Webhooks Webhooks
+	// Cluster has what only a Kubernetes cluster can provide. The zero Cluster is for a server without one.
+	Cluster Cluster
+	// Issued is the issuance record. If it is nil, /v1/issued returns 404.
+	Issued issuance.Store
+	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404. Handler copies it, and fills
+	// its nil fields Tokens, ClusterInfo, Claims, Issued and Node with those of the Server.
+	Revocations *desk.Desk
+	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:
+	// after a release, the store keeps the past of the claim for that long, so that its certificates
+	// are not renewed. It is nil with a cluster: then only a claim with a certificate duration leaves a
+	// past.
+	MaxRemainingLifetime func() time.Duration
+	// Status has what the server reports about itself: /readyz, /version and /metrics.
+	Status Status
+	// Logger logs every request: successful POSTs and failures at level info or error, the rest at level
+	// debug. Of failures without a user, it logs only a sample above debug. Nil logs nothing.
+	Logger *slog.Logger
+	// Registerer registers the metrics kubejoin_http_*, kubejoin_join_commands_total and, with a
+	// TokenReview, kubejoin_token_reviews_total. Nil registers none.
+	Registerer prometheus.Registerer
+}
+
+// Callers authenticates and authorizes the users of a [Server].
+type Callers struct {
 	// Authenticate returns the user who sent a request; nil refuses every request that needs a user.
 	// Use [auth.TokenFile], [auth.ClientCertificate], [auth.AnyOf], [auth.HeaderOrCertificate], package
 	// server/auth/kubeauth, which asks an API server, or a custom function. The server refuses users
@@ -37,11 +73,10 @@ type Server struct {
 	// server/auth/kubeauth, or a custom function. docs/http-api.md lists the permissions: one Access for
 	// each path, and more for a token that may do more than the default.
 	Authorize auth.Authorize
-	// TokenReview serves the token reviews of kube-apiserver; nil serves no such path.
-	TokenReview *TokenReview
-	// Certificates serves POST /v1/certificate and /v1/rejoin/key; nil serves no such path.
-	Certificates *Certificates
+}
 
+// Minting configures how a [Server] makes tokens and join commands.
+type Minting struct {
 	// Advertise is the HOST:PORT for discovery in join commands. If it is empty, join commands name
 	// the API server of cluster-info.
 	Advertise string
@@ -51,43 +86,16 @@ type Server struct {
 	// SignedBy names the component that should sign cluster-info, and where to look. It appears in the
 	// error message after SignTimeout. Empty names every component that could sign.
 	SignedBy string
-
 	// UploadCertificates uploads the certificates that control planes share, for join commands of control planes. It is
 	// usually Upload of an Uploader of package clusterinfo/kubeadmcerts. Nil refuses such requests.
 	UploadCertificates func(ctx context.Context) (joinformat.Upload, error)
-
-	// Turns makes control planes join one after the other. It is nil without a cluster: the path then returns 404.
-	Turns Turns
-
-	// Claims stores the claims: node names taken with limited tokens. If it is nil, /v1/claim returns 404.
-	Claims tokens.Claims
-	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:
-	// after a release, the store keeps the past of the claim for that long, so that its certificates
-	// are not renewed. It is nil with a cluster: then only a claim with a certificate duration leaves a
-	// past.
-	MaxRemainingLifetime func() time.Duration
-	// Issued is the issuance record. If it is nil, /v1/issued returns 404.
-	Issued issuance.Store
-	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404. Handler copies it, and fills
-	// its nil fields Tokens, ClusterInfo, Claims, Issued and Node with those of the Server.
-	Revocations *desk.Desk
-	// Authorization serves the subject access reviews of kube-apiserver; nil serves no such path.
-	Authorization *Authorization
-	// Node reads the current Node of a name, for tokens that replace it. The error wraps
-	// tokens.ErrNotFound if there is no such Node. It is nil without a cluster.
-	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
-	// Explain explains why a machine of that name has or has not joined, usually by the Reader of
-	// package server/explain/kube. It is nil without a cluster: GET
-	// /v1/explain/NODE then returns 404.
-	Explain func(ctx context.Context, node string) (api.NodeExplanation, error)
-	// ExplainRequest explains what kubejoin would do about a CertificateSigningRequest and why. It
-	// explains the request of that name, or the object if one is given. The error wraps
-	// tokens.ErrNotFound if there is no request of that name. It is usually Requests of package
-	// server/explain/kube. It is nil without a cluster: POST /v1/explain then returns 404.
-	ExplainRequest func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
 	// Warnings returns warnings for the user who creates the token, for example that nothing enforces
 	// its limits or that the CA expires soon. Nil adds no warnings.
 	Warnings func(ctx context.Context, made tokens.Record) []string
+}
+
+// Limits limits the clients and users of a [Server].
+type Limits struct {
 	// ClientRate is how many requests one client may send and, with HTTPServer, how many connections
 	// it may open. A client is an IP address, or the /64 network of an IPv6 address. The zero Rate is
 	// DefaultClientQPS and DefaultClientBurst. Two more limits of clients apply: a client may send 100
@@ -100,24 +108,44 @@ type Server struct {
 	// certificate or a bootstrap token. Like a client, a user may hold at most as many slots as are
 	// free. The zero Rate is DefaultUserQPS and DefaultUserBurst. A negative rate disables both limits.
 	UserRate Rate
-
 	// UserTokens is how many unexpired tokens one user may have created, over all replicas. Zero is
 	// mint.DefaultUserTokens, and a negative number is unlimited. A request beyond it gets 507.
 	UserTokens int
+}
 
+// Webhooks are the webhooks of kube-apiserver that a [Server] serves.
+type Webhooks struct {
+	// TokenReview serves the token reviews of kube-apiserver; nil serves no such path.
+	TokenReview *TokenReview
+	// Authorization serves the subject access reviews of kube-apiserver; nil serves no such path.
+	Authorization *Authorization
+}
+
+// Cluster has what only a Kubernetes cluster can provide. Each field is nil without a cluster.
+type Cluster struct {
+	// Node reads the current Node of a name, for tokens that replace it. The error wraps
+	// tokens.ErrNotFound if there is no such Node.
+	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
+	// Turns makes control planes join one after the other. With nil, the path returns 404.
+	Turns Turns
+	// Explain explains why a machine of that name has or has not joined, usually by the Reader of
+	// package server/explain/kube. With nil, GET /v1/explain/NODE returns 404.
+	Explain func(ctx context.Context, node string) (api.NodeExplanation, error)
+	// ExplainRequest explains what kubejoin would do about a CertificateSigningRequest and why. It
+	// explains the request of that name, or the object if one is given. The error wraps
+	// tokens.ErrNotFound if there is no request of that name. It is usually Requests of package
+	// server/explain/kube. With nil, POST /v1/explain returns 404.
+	ExplainRequest func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
+}
+
+// Status has what a [Server] reports about itself.
+type Status struct {
 	// Checks are the checks of /readyz. Without any, it reports ready.
 	Checks []Check
 	// Version is the response of /version.
 	Version Version
 	// Metrics serves /metrics to users with the permission; nil serves no such path.
 	Metrics http.Handler
-
-	// Logger logs every request: successful POSTs and failures at level info or error, the rest at level
-	// debug. Of failures without a user, it logs only a sample above debug. Nil logs nothing.
-	Logger *slog.Logger
-	// Registerer registers the metrics kubejoin_http_*, kubejoin_join_commands_total and, with a
-	// TokenReview, kubejoin_token_reviews_total. Nil registers none.
-	Registerer prometheus.Registerer
 }
 
 // ClusterInfo provides the data of the cluster-info ConfigMap. Use clusterinfo.Computed without
@@ -172,27 +200,27 @@ func (s Server) Handler() http.Handler {
 		h.Revocations = s.desk()
 	}
 	h.unauthenticatedLog = rate.NewLimiter(unauthenticatedLogQPS, unauthenticatedLogBurst)
-	if h.SignTimeout <= 0 {
-		h.SignTimeout = mint.DefaultSignTimeout
+	if h.Minting.SignTimeout <= 0 {
+		h.Minting.SignTimeout = mint.DefaultSignTimeout
 	}
 	h.minter = &mint.Minter{
-		Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Advertise,
-		SignTimeout: h.SignTimeout, SignedBy: s.SignedBy, UserTokens: s.UserTokens, Warnings: s.Warnings,
+		Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Minting.Advertise,
+		SignTimeout: h.Minting.SignTimeout, SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
 	}
 	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "HTTP requests, by route and status.", "route", "status")
 	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to respond to an HTTP request, by route.", prometheus.DefBuckets, "route")
 	h.ready = metrics.Gauge(s.Registerer, "kubejoin_ready", "1 if a check of /readyz passes, else 0.", "check")
-	metrics.Gauge(s.Registerer, "kubejoin_build_info", "Always 1; the label has the version of kubejoin.", "version").WithLabelValues(s.Version.Version).Set(1)
+	metrics.Gauge(s.Registerer, "kubejoin_build_info", "Always 1; the label has the version of kubejoin.", "version").WithLabelValues(s.Status.Version.Version).Set(1)
 	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Requests for a join command, by result: ok or failed.", "result")
 
 	if h.Certificates != nil {
 		h.certificates = metrics.Counter(s.Registerer, "kubejoin_http_certificates_total", "Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.", "result")
 		h.rejoins = metrics.Counter(s.Registerer, "kubejoin_rejoins_total", "Requests of nodes that have proven a key to rejoin, by result: issued (a certificate), bound (a key), waits, failed (an error of kubejoin), or the reason of the refusal.", "result")
 	}
-	if h.TokenReview != nil {
+	if h.Webhooks.TokenReview != nil {
 		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result")
 	}
-	if h.Authorization != nil {
+	if h.Webhooks.Authorization != nil {
 		h.accessReviews = metrics.Counter(s.Registerer, "kubejoin_authorization_reviews_total", "Subject access reviews from kube-apiserver, by result: denied, no_opinion or failed.", "result")
 	}
 	h.uploads = h.uploadLimiter()
@@ -216,7 +244,7 @@ func (s Server) desk() *desk.Desk {
 		d.Issued = s.Issued
 	}
 	if d.Node == nil {
-		d.Node = s.Node
+		d.Node = s.Cluster.Node
 	}
 	return &d
 }

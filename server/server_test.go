@@ -186,18 +186,18 @@ func TestAuthenticationAndAuthorization(t *testing.T) {
 		{name: "no bearer", status: 401},
 		{name: "unknown bearer", bearer: adminBearer + "x", status: 401},
 		{name: "a prefix", bearer: adminBearer[:20], status: 401},
-		{name: "no authenticator", bearer: adminBearer, change: func(s *server.Server) { s.Authenticate = nil }, status: 403},
-		{name: "no authorizer", bearer: adminBearer, change: func(s *server.Server) { s.Authorize = nil }, status: 403},
-		{name: "no authorizer and no bearer", change: func(s *server.Server) { s.Authorize = nil }, status: 403},
-		{name: "authenticator away", bearer: adminBearer, change: func(s *server.Server) { s.Authenticate = broken }, status: 503},
+		{name: "no authenticator", bearer: adminBearer, change: func(s *server.Server) { s.Callers.Authenticate = nil }, status: 403},
+		{name: "no authorizer", bearer: adminBearer, change: func(s *server.Server) { s.Callers.Authorize = nil }, status: 403},
+		{name: "no authorizer and no bearer", change: func(s *server.Server) { s.Callers.Authorize = nil }, status: 403},
+		{name: "authenticator away", bearer: adminBearer, change: func(s *server.Server) { s.Callers.Authenticate = broken }, status: 503},
 		{name: "authorizer away", bearer: adminBearer, change: func(s *server.Server) {
-			s.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
+			s.Callers.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
 		}, status: 503},
-		{name: "no group at all", bearer: viewerBearer, change: func(s *server.Server) { s.Authorize = auth.AllowGroup("") }, status: 403},
+		{name: "no group at all", bearer: viewerBearer, change: func(s *server.Server) { s.Callers.Authorize = auth.AllowGroup("") }, status: 403},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newSite(t)
-			s.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			s.Status.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "text/plain")
 				_, _ = io.WriteString(w, "metrics")
 			})
@@ -228,7 +228,7 @@ func TestAuthenticationAndAuthorization(t *testing.T) {
 
 func TestPaths(t *testing.T) {
 	s := newSite(t)
-	s.Checks = []server.Check{
+	s.Status.Checks = []server.Check{
 		{Name: "good", Ready: func(context.Context) error { return nil }},
 		{Name: "bad", Ready: func(context.Context) error { return errors.New("it is dark") }},
 	}

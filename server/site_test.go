@@ -70,15 +70,14 @@ func newSite(t testing.TB) *site {
 	}
 	s := &site{store: store, ca: ca, logs: &logs.Buffer{}}
 	s.Server = server.Server{
-		Tokens:       store,
-		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Authenticate: operators.Authenticate,
-		Authorize:    auth.AllowGroup("kubejoin:admins"),
-		Version:      server.Version{Version: "v0.0.0"},
-		Logger:       slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Registerer:   prometheus.NewPedanticRegistry(),
+		Tokens:      store,
+		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Callers:     server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
+		Status:      server.Status{Version: server.Version{Version: "v0.0.0"}},
+		Logger:      slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Registerer:  prometheus.NewPedanticRegistry(),
 		// Only the tests of rates set limits. In other tests a refusal could hide a defect.
-		ClientRate: server.Rate{QPS: -1}, UserRate: server.Rate{QPS: -1},
+		Limits: server.Limits{ClientRate: server.Rate{QPS: -1}, UserRate: server.Rate{QPS: -1}},
 	}
 	return s
 }
@@ -94,8 +93,8 @@ func (s *site) start(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Advertise == "" {
-		s.Advertise = listener.Addr().String()
+	if s.Minting.Advertise == "" {
+		s.Minting.Advertise = listener.Addr().String()
 	}
 	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate, ClientAuth: tls.RequestClientCert, MinVersion: s.minVersion})
 	if !s.strict {

@@ -70,7 +70,7 @@ func TestDisconnectsSlowClients(t *testing.T) {
 	}
 	t.Parallel()
 	s := newSite(t)
-	s.Advertise = "127.0.0.1:9443"
+	s.Minting.Advertise = "127.0.0.1:9443"
 	s.strict = true
 	s.Logger = nil // the clients would log while the test reads the log
 	s.fill(t, 12_000)
@@ -261,7 +261,7 @@ func TestClosesOldestIdleConnections(t *testing.T) {
 	s.ClusterInfo = h
 	const most = 4
 	idled := make(chan struct{}, 100)
-	limit := httplimit.Connections(most, httplimit.Rate(s.ClientRate), s.registry())
+	limit := httplimit.Connections(most, httplimit.Rate(s.Limits.ClientRate), s.registry())
 	s.connState = func(c net.Conn, state http.ConnState) {
 		if limit(c, state); state == http.StateIdle {
 			idled <- struct{}{}

@@ -221,7 +221,7 @@ func TestEachRouteNeedsItsPermission(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
 	var asked []string
-	s.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		asked = append(asked, a.String())
 		return auth.ErrForbidden
 	}

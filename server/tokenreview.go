@@ -46,7 +46,7 @@ func reviewPath(version string) string {
 
 // tokenReview returns the user of a token to kube-apiserver, in the API version of the request.
 func (h *handler) tokenReview(r *call) (response, error) {
-	if err := h.checkReviewer(r, h.TokenReview.Authenticate, "tokenreviews", "webhook-config"); err != nil {
+	if err := h.checkReviewer(r, h.Webhooks.TokenReview.Authenticate, "tokenreviews", "webhook-config"); err != nil {
 		return response{}, err
 	}
 	req, err := readTokenReview(r)
@@ -131,11 +131,11 @@ func (h *handler) review(r *call, shown string, audiences []string) (no authenti
 	if err != nil {
 		return no, nil // kube-apiserver sends every bearer token that no other authenticator accepts
 	}
-	user, why, err := h.bootstrapUser(r, token, h.TokenReview.Now)
+	user, why, err := h.bootstrapUser(r, token, h.Webhooks.TokenReview.Now)
 	if err != nil {
 		return no, err
 	}
-	accepted, meant := accepted(audiences, h.TokenReview.Audiences)
+	accepted, meant := accepted(audiences, h.Webhooks.TokenReview.Audiences)
 	if why == "" && !meant {
 		why = "for another audience"
 	}

@@ -43,7 +43,7 @@ func reviewed(t testing.TB) *site {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
+	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
 	return s
 }
 
@@ -135,8 +135,8 @@ func TestTokenReviewStatus(t *testing.T) {
 			if test.broken != nil {
 				s.Tokens = storetest.Alter(test.broken).Store(s.store)
 			}
-			s.TokenReview.Audiences = test.own
-			s.TokenReview.Now = func() time.Time { return now.Add(test.later) }
+			s.Webhooks.TokenReview.Audiences = test.own
+			s.Webhooks.TokenReview.Now = func() time.Time { return now.Add(test.later) }
 			shown := test.shown
 			if shown == "" {
 				shown = record.Token.Reveal()
@@ -242,14 +242,14 @@ func TestTokenReviewRequests(t *testing.T) {
 	})
 	t.Run("nobody may", func(t *testing.T) {
 		s := reviewed(t)
-		s.TokenReview = &server.TokenReview{}
+		s.Webhooks.TokenReview = &server.TokenReview{}
 		if w := send(s.Handler(), reviewPath, reviewerBearer, "application/json", strings.NewReader(good)); w.Code != 403 {
 			t.Errorf("%d without a way to authenticate, want 403", w.Code)
 		}
 	})
 	t.Run("authenticator away", func(t *testing.T) {
 		s := reviewed(t)
-		s.TokenReview.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("away") }
+		s.Webhooks.TokenReview.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("away") }
 		if w := send(s.Handler(), reviewPath, reviewerBearer, "application/json", strings.NewReader(good)); w.Code != 503 || w.Header().Get("Retry-After") == "" {
 			t.Errorf("got %d %v, want 503 with Retry-After", w.Code, w.Header())
 		}
@@ -272,7 +272,7 @@ func TestTokenReviewByClientCertificate(t *testing.T) {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
 	way := auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Name: "kube-apiserver-kubelet-client"}
-	s.TokenReview.Authenticate = auth.HeaderOrCertificate(s.TokenReview.Authenticate, way.Authenticate)
+	s.Webhooks.TokenReview.Authenticate = auth.HeaderOrCertificate(s.Webhooks.TokenReview.Authenticate, way.Authenticate)
 	own := certificate(t, "server", nil, x509.ExtKeyUsageServerAuth)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 func TestNegativeUserTokensMeansUnlimited(t *testing.T) {
 	s := newSite(t)
-	s.UserTokens = -1
+	s.Limits.UserTokens = -1
 	s.start(t)
 	made, _, got := askFor[api.Token](t, s, "POST", tokenPath, "")
 	if got.status != 201 {

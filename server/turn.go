@@ -36,7 +36,7 @@ func (h *handler) takeTurn(r *call) (response, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), turnTimeout)
 	defer cancel()
-	state, granted, err := h.Turns.Take(ctx, m)
+	state, granted, err := h.Cluster.Turns.Take(ctx, m)
 	if err != nil {
 		return response{}, turnUnavailable(err)
 	}
@@ -61,7 +61,7 @@ func (h *handler) giveBackTurn(r *call) (response, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), turnTimeout)
 	defer cancel()
-	if err := h.Turns.GiveBack(ctx, m); err != nil {
+	if err := h.Cluster.Turns.GiveBack(ctx, m); err != nil {
 		return response{}, turnUnavailable(err)
 	}
 	return object(http.StatusOK, api.Turn{APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node})
@@ -115,7 +115,7 @@ func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 			return controlplane.Machine{}, badField("address", "want an IP address")
 		}
 	}
-	if h.Turns == nil {
+	if h.Cluster.Turns == nil {
 		return controlplane.Machine{}, newProblem(http.StatusNotFound, "no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
 	}
 	r.log(slog.String("node", req.Node))

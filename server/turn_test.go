@@ -51,7 +51,7 @@ func controlPlaneToken(t *testing.T, s *site) string {
 
 func TestControlPlanesTakeTurns(t *testing.T) {
 	s, turns := newSite(t), &fakeTurns{}
-	s.Turns = turns
+	s.Cluster.Turns = turns
 	s.start(t)
 	first, second := controlPlaneToken(t, s), controlPlaneToken(t, s)
 	got := s.do(t, "POST", turnPath, first, "application/json", turnBody("control-2", "2"))
@@ -92,7 +92,7 @@ func TestControlPlanesTakeTurns(t *testing.T) {
 // Only a usable token for control planes may take or give back a turn. The reason of a refused token is only in the log.
 func TestTurnNeedsControlPlaneToken(t *testing.T) {
 	s, turns := newSite(t), &fakeTurns{}
-	s.Turns = turns
+	s.Cluster.Turns = turns
 	s.start(t)
 	good := controlPlaneToken(t, s)
 	role := func(change func(*tokens.Record)) string {

@@ -139,7 +139,7 @@ func TestReadinessIsOneLineForEachCheck(t *testing.T) {
 	s := newSite(t)
 	hostile := "csr x >&2;id>pwned;\x1b[31m\n[+]forged ok\n8w4usg.qwertzuiopasdfgh" + strings.Repeat("x", 100_000)
 	var failing error
-	s.Checks = []server.Check{{Name: "one", Ready: func(context.Context) error { return failing }}}
+	s.Status.Checks = []server.Check{{Name: "one", Ready: func(context.Context) error { return failing }}}
 	s.start(t)
 	for _, failing = range []error{server.Notice(hostile), fmt.Errorf("because of %s", hostile)} {
 		got := s.do(t, "GET", "/readyz?verbose", "", "", "")

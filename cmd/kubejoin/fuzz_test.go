@@ -62,7 +62,7 @@ func FuzzServeFlags(f *testing.F) {
 			if !(o.cluster.QPS >= 0 && o.cluster.QPS <= 1e6) || o.cluster.Burst < 0 {
 				t.Errorf("--kube-api-qps=%v passed the check", o.cluster.QPS)
 			}
-			for _, rate := range []server.Rate{made.Limits.Clients, made.Limits.Users} {
+			for _, rate := range []server.Rate{made.Limits.ClientRate, made.Limits.UserRate} {
 				if !(rate.QPS == -1 || rate.QPS > 0 && rate.QPS <= 1e6) || rate.Burst < 0 {
 					t.Errorf("%+v passed the check", rate)
 				}

@@ -65,7 +65,7 @@ func (o *serveOptions) options() (daemon.Options, error) {
 	if o.tlsMinVersion == tls12 {
 		made.TLS.MinVersion = tls.VersionTLS12
 	}
-	made.Limits = daemon.Limits{Clients: limit(o.clients), Users: limit(o.users), UserTokens: o.userTokens}
+	made.Limits = server.Limits{ClientRate: limit(o.clients), UserRate: limit(o.users), UserTokens: o.userTokens}
 	if o.userTokens == 0 {
 		made.Limits.UserTokens = -1
 	}

@@ -50,7 +50,7 @@ func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServ
 	}
 	web := httptest.NewTLSServer(around(server.Server{
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins"),
+		Callers: server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
 	}.Handler()))
 	t.Cleanup(web.Close)
 	dir := t.TempDir()

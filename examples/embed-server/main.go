@@ -71,12 +71,11 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 	}
 
 	web := server.Server{
-		Tokens:       store,
-		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Authenticate: operators.Authenticate,
-		Authorize:    auth.AllowGroup("kubejoin:admins"),
-		Advertise:    listen,
-		Logger:       slog.Default(),
+		Tokens:      store,
+		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Callers:     server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
+		Minting:     server.Minting{Advertise: listen},
+		Logger:      slog.Default(),
 	}.HTTPServer(&tls.Config{Certificates: []tls.Certificate{certificate}})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", web.Handler)

@@ -65,13 +65,11 @@ func run(ctx context.Context, listen, apiServer, caFile, certFile, keyFile, keys
 	}
 	store := memdb.Open() // tokens end with the process; boltstore keeps them in a file
 	web := server.Server{
-		Tokens:       store,
-		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Authenticate: people.authenticate,
-		Authorize:    authorize,
-		Advertise:    listen,
-		Warnings:     advise,
-		Logger:       slog.Default(),
+		Tokens:      store,
+		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Callers:     server.Callers{Authenticate: people.authenticate, Authorize: authorize},
+		Minting:     server.Minting{Advertise: listen, Warnings: advise},
+		Logger:      slog.Default(),
 	}.HTTPServer(&tls.Config{Certificates: []tls.Certificate{certificate}})
 	web.Handler = timed(routes(web.Handler))
 

@@ -38,7 +38,7 @@ func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *si
 
 		Revocations: s.revocations,
 		// Users without a rate limit have no certificate limit either.
-		Unthrottled: s.options.Limits.Users.QPS < 0,
+		Unthrottled: s.options.Limits.UserRate.QPS < 0,
 		Signers:     s.signers(builtIn),
 	}
 }

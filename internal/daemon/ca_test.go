@@ -66,7 +66,7 @@ func TestNoticesCAThatClientsRefuse(t *testing.T) {
 		if err := s.loadCA(certFile, keyFile, time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		check := s.api.Checks[len(s.api.Checks)-1]
+		check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
 		err := check.Ready(t.Context())
 		var notice server.Notice
 		if check.Name != "cluster-ca" || errors.As(err, &notice) != (test.want != "") || !strings.Contains(string(notice), test.want) || err != nil && notice == "" {

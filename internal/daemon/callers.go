@@ -149,15 +149,15 @@ func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
 func (c *cluster) knowCallers() {
 	reviewed := &kubeauth.Tokens{Client: c.client, Audiences: c.Audiences, Registerer: c.registry}
 	permissions := &kubeauth.Permissions{Client: c.client, Registerer: c.registry}
-	c.api.Authenticate = auth.HeaderOrCertificate(auth.AnyOf(c.operators, reviewed.Authenticate), c.byCertificate)
-	c.api.Authorize = adminsOr(c.operators, permissions.Authorize)
+	c.api.Callers.Authenticate = auth.HeaderOrCertificate(auth.AnyOf(c.operators, reviewed.Authenticate), c.byCertificate)
+	c.api.Callers.Authorize = adminsOr(c.operators, permissions.Authorize)
 }
 
 // knowCallers authenticates operators of the token file and callers with a certificate. Only admins of the token file
 // may do everything. A node may send the requests that every node may.
 func (s *standalone) knowCallers() {
-	s.api.Authenticate = auth.HeaderOrCertificate(s.operators, s.byCertificate)
-	s.api.Authorize = adminsOr(s.operators, func(*http.Request, auth.User, auth.Access) error {
+	s.api.Callers.Authenticate = auth.HeaderOrCertificate(s.operators, s.byCertificate)
+	s.api.Callers.Authorize = adminsOr(s.operators, func(*http.Request, auth.User, auth.Access) error {
 		return fmt.Errorf("%w: only members of group %s in the token file may do this", auth.ErrForbidden, AdminGroup)
 	})
 }

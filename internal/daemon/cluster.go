@@ -76,7 +76,7 @@ func (s *service) onCluster(ctx context.Context) error {
 		}
 	}
 	c.warn()
-	c.api.SignedBy = c.signedBy()
+	c.api.Minting.SignedBy = c.signedBy()
 	c.banner = c.clusterBanner()
 	return nil
 }
@@ -201,17 +201,17 @@ func (c *cluster) openStores() (err error) {
 	}
 	c.info = configmap.Open(c.watch, c.working)
 	c.api.Tokens, c.api.Claims, c.api.ClusterInfo = c.tokens, c.claims, c.discovered()
-	c.api.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
+	c.api.Cluster.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
 		uid, err := c.nodes.Node(ctx, name)
 		return tokens.NodeRef{Name: name, UID: uid}, err
 	}
 	turns := &leases.Turns{Client: c.client, Namespace: c.LeaseNamespace}
 	if c.PKIDir != "" {
 		turns.Etcd = etcd.Members{Dir: c.PKIDir, Log: c.log}
-		c.api.UploadCertificates = (&kubeadmcerts.Uploader{Client: c.client, Dir: c.PKIDir}).Upload
+		c.api.Minting.UploadCertificates = (&kubeadmcerts.Uploader{Client: c.client, Dir: c.PKIDir}).Upload
 	}
-	c.api.Turns = turns
-	c.api.Explain = c.explainer().Explain
+	c.api.Cluster.Turns = turns
+	c.api.Cluster.Explain = c.explainer().Explain
 	if host, _, err := net.SplitHostPort(c.options.Advertise); err == nil {
 		c.hosts = append(c.hosts, host)
 	}
@@ -250,7 +250,7 @@ func (c *cluster) buildAuthority() error {
 			return accessreview.KubeletClient(ctx, c.client)
 		}
 	}
-	c.api.ExplainRequest = kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return c.authority, nil }}.Explain
+	c.api.Cluster.ExplainRequest = kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return c.authority, nil }}.Explain
 	return nil
 }
 

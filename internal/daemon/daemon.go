@@ -101,12 +101,9 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 		event: func(string, string, string) {}, eventOn: func(*corev1.ObjectReference, string, string, string) {},
 		operators: (&auth.TokenFile{}).Authenticate,
 		api: server.Server{
-			Advertise:  o.Advertise,
-			Version:    o.Version,
-			Metrics:    promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}),
-			ClientRate: o.Limits.Clients,
-			UserRate:   o.Limits.Users,
-			UserTokens: o.Limits.UserTokens,
+			Minting:    server.Minting{Advertise: o.Advertise},
+			Limits:     o.Limits,
+			Status:     server.Status{Version: o.Version, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry})},
 			Logger:     log,
 			Registerer: registry,
 		},
@@ -117,7 +114,7 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 		}
 		return nil
 	})
-	s.api.Warnings = func(ctx context.Context, made tokens.Record) []string {
+	s.api.Minting.Warnings = func(ctx context.Context, made tokens.Record) []string {
 		return tokenwarning.All(ctx, made, s.warnings...)
 	}
 	return s
@@ -141,7 +138,7 @@ func together(controllers []func(context.Context) error) func(context.Context) e
 func (s *service) warnOf(warning tokenwarning.Warning) { s.warnings = append(s.warnings, warning) }
 
 func (s *service) check(name string, ready func(context.Context) error) {
-	s.api.Checks = append(s.api.Checks, server.Check{Name: name, Ready: ready})
+	s.api.Status.Checks = append(s.api.Status.Checks, server.Check{Name: name, Ready: ready})
 }
 
 func (s *service) close() {

@@ -112,7 +112,7 @@ func (s *service) serve(ctx context.Context) error {
 		}
 		return nil
 	})
-	s.log.Info("serving", "address", listener.Addr().String(), "version", s.api.Version.Version)
+	s.log.Info("serving", "address", listener.Addr().String(), "version", s.api.Status.Version.Version)
 	if s.options.IssuanceRecord != StandardOutput { // otherwise standard output holds only the record
 		if _, err := io.WriteString(s.stdout, s.banner); err != nil {
 			s.log.Warn("cannot print startup message", "error", err)

@@ -39,7 +39,7 @@ type Options struct {
 	ShutdownDelay                time.Duration
 	TLS                          TLS
 	Callers                      Callers
-	Limits                       Limits
+	Limits                       server.Limits
 	DataDir                      string
 	Etcd                         *etcdstore.Config // instead of a file in DataDir; nil without etcd
 	Webhook                      Webhook
@@ -82,12 +82,6 @@ type TLS struct {
 // Callers configure the authentication of callers.
 type Callers struct {
 	TokenFile, ClientCAFile string
-}
-
-// Limits of the HTTPS API, see [server.Server]; negative values are unlimited.
-type Limits struct {
-	Clients, Users server.Rate
-	UserTokens     int
 }
 
 // Webhook configures how kube-apiserver authenticates when it reviews tokens in a file: by client certificate, in

@@ -68,7 +68,7 @@ func (s *service) answerAccessReviews() error {
 	if err != nil || way == nil {
 		return err
 	}
-	s.api.Authorization = &server.Authorization{Authenticate: way, Revoked: s.revocations.Known}
+	s.api.Webhooks.Authorization = &server.Authorization{Authenticate: way, Revoked: s.revocations.Known}
 	return nil
 }
 

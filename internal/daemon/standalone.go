@@ -92,7 +92,7 @@ func (s *standalone) openStores() (err error) {
 	}
 	s.hosts = []string{host}
 	s.apiServer = cmp.Or(o.APIServer, "https://"+net.JoinHostPort(host, "6443"))
-	s.api.Tokens, s.api.Claims, s.api.Advertise = s.tokens, s.claims, o.Advertise
+	s.api.Tokens, s.api.Claims, s.api.Minting.Advertise = s.tokens, s.claims, o.Advertise
 	return s.openClusterInfo()
 }
 

@@ -23,7 +23,7 @@ func (s *service) reviewTokens(dir datadir.Dir) error {
 	if err != nil {
 		return err
 	}
-	s.api.TokenReview = &server.TokenReview{Authenticate: way, Audiences: s.options.Webhook.Audiences}
+	s.api.Webhooks.TokenReview = &server.TokenReview{Authenticate: way, Audiences: s.options.Webhook.Audiences}
 	return nil
 }
 

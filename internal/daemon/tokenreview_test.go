@@ -67,7 +67,7 @@ func TestAuthenticatesReviewerByHeaderOrCertificate(t *testing.T) {
 			if test.certificate {
 				r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{ca.Certificate()}}
 			}
-			user, err := s.api.TokenReview.Authenticate(r)
+			user, err := s.api.Webhooks.TokenReview.Authenticate(r)
 			if !errors.Is(err, test.want) || (err == nil) != (user.Name == "kube-apiserver") {
 				t.Errorf("%s, %s: %q %v, want %v", name, test.name, user.Name, err, test.want)
 			}

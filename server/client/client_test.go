@@ -51,7 +51,8 @@ func newServer(t *testing.T) (server.Server, *boltstore.Store, *signer.CA) {
 	}
 	return server.Server{
 		Tokens: store, Claims: store.Claims(), ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Advertise: "join.example.com:9443", Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins"),
+		Callers: server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
+		Minting: server.Minting{Advertise: "join.example.com:9443"},
 	}, store, ca
 }
 

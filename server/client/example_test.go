@@ -54,8 +54,10 @@ func exampleClient() *client.Client {
 	}
 	web := httptest.NewTLSServer(server.Server{
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
-		Authorize:    auth.AllowGroup("admins"),
+		Callers: server.Callers{
+			Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
+			Authorize:    auth.AllowGroup("admins"),
+		},
 	}.Handler())
 	return &client.Client{URL: web.URL, HTTP: web.Client()}
 }

@@ -111,10 +111,10 @@ func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 	})
 	w.api = server.Server{
 		Tokens: store, ClusterInfo: w.info, Logger: log,
-		Authenticate: func(*http.Request) (auth.User, error) {
-			return auth.User{Name: "ada", Groups: []string{"admins"}}, nil
+		Callers: server.Callers{
+			Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
+			Authorize:    auth.AllowGroup("admins"),
 		},
-		Authorize: auth.AllowGroup("admins"),
 	}.Handler()
 	return w
 }

@@ -52,8 +52,10 @@ func TestProblemNamesTokenThatMayBeLeft(t *testing.T) {
 			}).Store(memdb.Open())
 			api := server.Server{
 				Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Follow: func(ctx context.Context) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }},
-				Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
-				Authorize:    auth.AllowGroup("admins"),
+				Callers: server.Callers{
+					Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
+					Authorize:    auth.AllowGroup("admins"),
+				},
 			}.Handler()
 			answer := httptest.NewRecorder()
 			api.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), "POST", "/v1/token/print-join-command", nil))

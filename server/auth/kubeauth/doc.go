@@ -3,5 +3,5 @@
 //
 //	tokens := &kubeauth.Tokens{Client: client}
 //	permissions := &kubeauth.Permissions{Client: client}
-//	s.Authenticate, s.Authorize = tokens.Authenticate, permissions.Authorize
+//	s.Callers.Authenticate, s.Callers.Authorize = tokens.Authenticate, permissions.Authorize
 package kubeauth

@@ -297,7 +297,7 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 			client := l.client(t)
 			known := &kubeauth.Tokens{Client: client, Timeout: patience}
 			permissions := &kubeauth.Permissions{Client: client, Timeout: patience}
-			s := server.Server{Authenticate: known.Authenticate, Authorize: permissions.Authorize}
+			s := server.Server{Callers: server.Callers{Authenticate: known.Authenticate, Authorize: permissions.Authorize}}
 			h := s.Handler()
 			ask := func() *httptest.ResponseRecorder {
 				w := httptest.NewRecorder()
@@ -314,7 +314,7 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 			if _, err := known.Authenticate(request(t.Context(), bearer)); err == nil || strings.Contains(err.Error(), bearer) {
 				t.Errorf("got error %v, want one without the token", err)
 			}
-			s.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "ada"}, nil }
+			s.Callers.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "ada"}, nil }
 			h = s.Handler()
 			if w := ask(); w.Code != 503 {
 				t.Errorf("permission: got %d %s, want 503", w.Code, w.Body)

@@ -18,13 +18,15 @@ func TestCreateToken(t *testing.T) {
 	info := &clusterinfo.Computed{Tokens: store}
 	api := server.Server{
 		Tokens: store, ClusterInfo: info,
-		Authenticate: func(r *http.Request) (auth.User, error) {
-			if r.Header.Get("Authorization") != "Bearer "+bearer {
-				return auth.User{}, auth.ErrBadCredentials
-			}
-			return auth.User{Name: "ada", Groups: []string{"admins"}}, nil
+		Callers: server.Callers{
+			Authenticate: func(r *http.Request) (auth.User, error) {
+				if r.Header.Get("Authorization") != "Bearer "+bearer {
+					return auth.User{}, auth.ErrBadCredentials
+				}
+				return auth.User{Name: "ada", Groups: []string{"admins"}}, nil
+			},
+			Authorize: auth.AllowGroup("admins"),
 		},
-		Authorize: auth.AllowGroup("admins"),
 	}
 	web := httptest.NewTLSServer(api.Handler())
 	defer web.Close()
