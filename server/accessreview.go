@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -46,30 +47,30 @@ type accessReview struct {
 }
 
 // accessReview denies the request of a revoked credential. It never allows a request.
-func (h *handler) accessReview(r *call) (response, error) {
+func (h *handler) accessReview(r *call) (web.Response, error) {
 	if err := h.checkReviewer(r, h.Webhooks.Authorization.Authenticate, "subjectaccessreviews", "authorization-config"); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	req, err := readAccessReview(r)
-	if p := (*problem)(nil); errors.As(err, &p) && p.Status == http.StatusRequestEntityTooLarge {
+	if p := (*web.Problem)(nil); errors.As(err, &p) && p.Status == http.StatusRequestEntityTooLarge {
 		// The sender of the reviewed request chooses the length of its path and selectors. An error would let a revoked
 		// node pass where failurePolicy is NoOpinion. No node sends such a request.
 		answer := accessReview{TypeMeta: metav1.TypeMeta{Kind: "SubjectAccessReview", APIVersion: authorizationv1.SchemeGroupVersion.String()}}
 		answer.Status.Denied, answer.Status.Reason = true, "kubejoin: the request is too large to review"
 		h.accessReviews.WithLabelValues("denied").Inc()
-		return object(http.StatusOK, answer)
+		return web.Object(http.StatusOK, answer)
 	}
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), accessReviewTimeout)
 	defer cancel()
 	e, err := h.Webhooks.Authorization.Revoked(ctx, revocation.SubjectOf(req.Spec.User, req.Spec.Groups, req.Spec.Extra))
 	if err != nil {
 		h.accessReviews.WithLabelValues("failed").Inc()
-		p := newProblem(http.StatusServiceUnavailable, "revocations-unavailable", "the revocations cannot be read now; retry")
-		p.cause, p.retryAfter = err, retryAfter
-		return response{}, p
+		p := web.NewProblem(http.StatusServiceUnavailable, "revocations-unavailable", "the revocations cannot be read now; retry")
+		p.Cause, p.RetryAfter = err, retryAfter
+		return web.Response{}, p
 	}
 	answer, result := accessReview{TypeMeta: req.TypeMeta}, "no_opinion"
 	if e != nil {
@@ -78,15 +79,15 @@ func (h *handler) accessReview(r *call) (response, error) {
 		answer.Status.Reason = safetext.Text("kubejoin: "+e.Message(), safetext.MaxMessage)
 	}
 	h.accessReviews.WithLabelValues(result).Inc()
-	return object(http.StatusOK, answer)
+	return web.Object(http.StatusOK, answer)
 }
 
 func readAccessReview(r *call) (accessReviewRequest, error) {
 	var req accessReviewRequest
-	if !hasType(r, "application/json") {
-		return req, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a SubjectAccessReview as application/json")
+	if !web.HasType(r.Request, "application/json") {
+		return req, web.NewProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a SubjectAccessReview as application/json")
 	}
-	body, err := readAll(r)
+	body, err := web.ReadAll(r.Request)
 	if err != nil {
 		return req, err
 	}
@@ -94,10 +95,10 @@ func readAccessReview(r *call) (accessReviewRequest, error) {
 	// none: it denies, or has no opinion. Which of two equal fields counts depends on the decoder.
 	repeated, err := kjson.UnmarshalStrict(body, &req, kjson.DisallowDuplicateFields)
 	if err != nil || len(repeated) > 0 {
-		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a SubjectAccessReview in JSON, or it repeats a field")
+		return req, web.NewProblem(http.StatusBadRequest, "invalid-body", "the body is not a SubjectAccessReview in JSON, or it repeats a field")
 	}
 	if version := authorizationv1.SchemeGroupVersion.String(); req.Kind != "SubjectAccessReview" || req.APIVersion != version {
-		return req, newProblem(http.StatusBadRequest, "invalid-body", "want kind SubjectAccessReview and apiVersion %s", version)
+		return req, web.NewProblem(http.StatusBadRequest, "invalid-body", "want kind SubjectAccessReview and apiVersion %s", version)
 	}
 	return req, nil
 }

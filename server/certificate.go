@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -60,7 +61,7 @@ type Certificates struct {
 }
 
 // certificate serves POST /v1/certificate.
-func (h *handler) certificate(r *call) (a response, err error) {
+func (h *handler) certificate(r *call) (a web.Response, err error) {
 	defer func() {
 		if result := resultOf(err); result != "" {
 			h.certificates.WithLabelValues(result).Inc()
@@ -68,14 +69,14 @@ func (h *handler) certificate(r *call) (a response, err error) {
 	}()
 	user, rejoin, err := h.certificateUser(r)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	if err := h.identified(r, user); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	request, err := h.readCertificateRequest(r, user)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	request.Rejoin = rejoin
 	r.log(slog.String("signer", request.SignerName), slog.String("subject", safetext.Text(request.CSR.Subject.String(), safetext.MaxName)))
@@ -86,16 +87,16 @@ func (h *handler) certificate(r *call) (a response, err error) {
 		h.rejoined(user.Name, err, "issued", "Rejoined", "The machine proved with its key that it is this Node, and got another certificate.")
 	}
 	if err != nil {
-		if p := (*problem)(nil); errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {
+		if p := (*web.Problem)(nil); errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {
 			r.limits.TooManyCertificates(user.Name)
 		}
-		return response{}, err
+		return web.Response{}, err
 	}
 	r.log(slog.String("serial", serialOf(chain)))
-	a = response{contentType: "application/pem-certificate-chain", body: chain} // RFC 8555, section 9.1
+	a = web.Response{ContentType: "application/pem-certificate-chain", Body: chain} // RFC 8555, section 9.1
 	if h.Certificates.Warning != nil {
 		if text := h.Certificates.Warning(ctx, request.SignerName); text != "" {
-			a.warn([]string{text})
+			a.Warn([]string{text})
 		}
 	}
 	return a, nil
@@ -114,7 +115,7 @@ func serialOf(chain []byte) string {
 // requests that are unauthenticated or malformed, which only kubejoin_http_requests_total counts. So
 // "failed" is always a failure of the server.
 func resultOf(err error) string {
-	var p *problem
+	var p *web.Problem
 	switch {
 	case err == nil:
 		return "issued"
@@ -122,7 +123,7 @@ func resultOf(err error) string {
 		return "refused"
 	case p != nil && p.Named(api.ProblemCertificateNotPermitted):
 		return "not_permitted"
-	case p != nil && p.Named(api.ProblemCertificateWaits) && (p.cause == nil || errors.Is(p.cause, context.Canceled)):
+	case p != nil && p.Named(api.ProblemCertificateWaits) && (p.Cause == nil || errors.Is(p.Cause, context.Canceled)):
 		// It has to wait, or the client disconnected.
 		return "waits"
 	case p != nil && p.Reason == signer.ReasonTooManyCertificates:
@@ -147,7 +148,7 @@ func (h *handler) certificateUser(r *call) (auth.User, *approval.Rejoin, error) 
 		case errors.As(err, &revoked):
 			return auth.User{}, nil, h.unaccepted(r, err)
 		case errors.Is(err, auth.ErrForbidden):
-			return auth.User{}, nil, newProblem(http.StatusForbidden, "forbidden", "the user of this client certificate may not request certificates")
+			return auth.User{}, nil, web.NewProblem(http.StatusForbidden, "forbidden", "the user of this client certificate may not request certificates")
 		case errors.Is(err, auth.ErrBadCredentials):
 			user, proof, late := h.returning(r.Request)
 			if late == nil {
@@ -171,8 +172,8 @@ func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
 		user, why, err := h.bootstrapUser(r, token, h.Certificates.Now)
 		if err != nil {
-			p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
-			p.cause, p.retryAfter = err, retryAfter
+			p := web.NewProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
+			p.Cause, p.RetryAfter = err, retryAfter
 			return auth.User{}, p
 		}
 		if why == "" {
@@ -203,13 +204,13 @@ func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 // Only authentication with the token reads its record, which has its expiry and its limit on nodes.
 func notBootstrap(user auth.User) error {
 	if isBootstrapUser(user) {
-		return newProblem(http.StatusForbidden, "forbidden", "user %q belongs to a bootstrap token, but the request did not authenticate with that token; send the header 'Authorization: Bearer TOKEN'", user.Name)
+		return web.NewProblem(http.StatusForbidden, "forbidden", "user %q belongs to a bootstrap token, but the request did not authenticate with that token; send the header 'Authorization: Bearer TOKEN'", user.Name)
 	}
 	return nil
 }
 
-func noCertificateUser() *problem {
-	return newProblem(http.StatusUnauthorized, "unauthorized", "authentication required: a joining machine sends its bootstrap token in the header 'Authorization: Bearer TOKEN' "+
+func noCertificateUser() *web.Problem {
+	return web.NewProblem(http.StatusUnauthorized, "unauthorized", "authentication required: a joining machine sends its bootstrap token in the header 'Authorization: Bearer TOKEN' "+
 		"(with curl, from a file: -H @FILE); a node presents its client certificate, which a proxy that ends TLS does not pass on")
 }
 
@@ -219,19 +220,19 @@ var requestTypes = []string{"application/pkcs10", "application/x-pem-file", "tex
 // readCertificateRequest reads the request and sets defaults for the signer and the usages.
 func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Request, error) {
 	var req api.SignCertificate
-	if err := readQuery(r, &req); err != nil {
+	if err := web.ReadQuery(r.Request, &req); err != nil {
 		return approval.Request{}, err
 	}
-	if r.Header.Get("Content-Type") != "" && !hasType(r, requestTypes...) {
-		return approval.Request{}, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a certificate request in PEM with one of the content types %s", strings.Join(requestTypes, ", "))
+	if r.Header.Get("Content-Type") != "" && !web.HasType(r.Request, requestTypes...) {
+		return approval.Request{}, web.NewProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a certificate request in PEM with one of the content types %s", strings.Join(requestTypes, ", "))
 	}
-	body, err := readAll(r)
+	body, err := web.ReadAll(r.Request)
 	if err != nil {
 		return approval.Request{}, err
 	}
 	csr, err := pkcs10.Parse(body)
 	if err != nil {
-		return approval.Request{}, newProblem(http.StatusBadRequest, "invalid-body", "%.500v; with curl, send the file unchanged with --data-binary @FILE", err)
+		return approval.Request{}, web.NewProblem(http.StatusBadRequest, "invalid-body", "%.500v; with curl, send the file unchanged with --data-binary @FILE", err)
 	}
 	request := approval.Request{
 		SignerName: req.Signer, User: user.Name, UserUID: user.UID,
@@ -272,7 +273,7 @@ func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	case isBootstrapName(request.User):
 		request.SignerName = certificates.KubeAPIServerClientKubeletSignerName
 	case !approval.IsNode(request.User, request.Groups):
-		return signer.Signer{}, badField("signer", "none given; want one of %s", strings.Join(slices.Sorted(maps.Keys(all)), ", "))
+		return signer.Signer{}, web.BadField("signer", "none given; want one of %s", strings.Join(slices.Sorted(maps.Keys(all)), ", "))
 	case len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses)+len(csr.URIs) > 0:
 		request.SignerName = certificates.KubeletServingSignerName
 	default:
@@ -280,7 +281,7 @@ func (h *handler) signerOf(request *approval.Request) (signer.Signer, error) {
 	}
 	s, found := all[request.SignerName]
 	if !found {
-		return s, badField("signer", "%.100q is not configured here; want one of %s", request.SignerName, strings.Join(slices.Sorted(maps.Keys(all)), ", "))
+		return s, web.BadField("signer", "%.100q is not configured here; want one of %s", request.SignerName, strings.Join(slices.Sorted(maps.Keys(all)), ", "))
 	}
 	return s, nil
 }
@@ -293,11 +294,11 @@ func expiration(req string) (time.Duration, error) {
 	d, err := api.ParseDuration(req)
 	switch {
 	case err != nil:
-		return 0, badField("duration", "%.40q is not a duration such as 24h", req)
+		return 0, web.BadField("duration", "%.40q is not a duration such as 24h", req)
 	case d < minExpiration:
-		return 0, badField("duration", "%s given, want at least %s", d, minExpiration)
+		return 0, web.BadField("duration", "%s given, want at least %s", d, minExpiration)
 	case d > maxExpiration:
-		return 0, badField("duration", "%s given, want at most %s", d, maxExpiration)
+		return 0, web.BadField("duration", "%s given, want at most %s", d, maxExpiration)
 	}
 	return d, nil
 }
@@ -309,9 +310,9 @@ func usages(req []string) ([]certificates.KeyUsage, error) {
 		u := certificates.KeyUsage(strings.TrimSpace(name))
 		switch {
 		case !approval.KnownUsage(u):
-			return nil, badField("usages", "%.40q given, want a usage that a certificate can have, such as \"digital signature\", \"key encipherment\", \"client auth\" or \"server auth\"", name)
+			return nil, web.BadField("usages", "%.40q given, want a usage that a certificate can have, such as \"digital signature\", \"key encipherment\", \"client auth\" or \"server auth\"", name)
 		case slices.Contains(list, u):
-			return nil, badField("usages", "%q is given twice", u)
+			return nil, web.BadField("usages", "%q is given twice", u)
 		}
 		list = append(list, u)
 	}
@@ -374,7 +375,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 		return nil, h.undecided(&approval.Refused{Reason: d.Reason, Message: d.Message})
 	case d.Verdict == approval.None, d.Reason == approval.ReasonScopeNotConfigured:
 		// There is no object that anyone could approve later.
-		p := newProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "no rule allows this certificate for %s: %s", user.Name, notPermitted(d, request))
+		p := web.NewProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "no rule allows this certificate for %s: %s", user.Name, notPermitted(d, request))
 		p.Reason = d.Reason
 		return nil, h.refuse(ctx, request, d.Reason, p)
 	case err != nil:
@@ -385,7 +386,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 
 // refuse records a refusal that is not the Authority's own, and returns p. Without a
 // CertificateSigningRequest object, only the record shows the refusal.
-func (h *handler) refuse(ctx context.Context, request approval.Request, reason string, p *problem) error {
+func (h *handler) refuse(ctx context.Context, request approval.Request, reason string, p *web.Problem) error {
 	refused := &approval.Refused{Reason: reason, Message: p.Detail}
 	if err := h.Certificates.Authority.Refuse(ctx, request, refused); !errors.Is(err, refused) {
 		return h.undecided(err)
@@ -405,7 +406,7 @@ func notPermitted(d approval.Decision, r approval.Request) string {
 }
 
 // maySigner checks a permission as kube-apiserver does: first on the signer, then on all signers of its domain.
-func (h *handler) maySigner(r *call, user auth.User, verb, name string) *problem {
+func (h *handler) maySigner(r *call, user auth.User, verb, name string) *web.Problem {
 	access := auth.Access{Verb: verb, Resource: "signers", Group: certificates.GroupName, Name: name}
 	if h.Callers.Authorize == nil {
 		return unauthorized(auth.ErrForbidden, user, access)
@@ -432,25 +433,25 @@ func (h *handler) undecided(err error) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &many):
-		p := tooMany("%v", many)
-		p.Reason, p.retryAfter = signer.ReasonTooManyCertificates, p.retryAfter+many.After.Truncate(time.Second)
+		p := web.TooMany("%v", many)
+		p.Reason, p.RetryAfter = signer.ReasonTooManyCertificates, p.RetryAfter+many.After.Truncate(time.Second)
 		return p
 	case errors.As(err, &refused):
-		p := newProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", refused.Message)
+		p := web.NewProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", refused.Message)
 		p.Reason = refused.Reason
 		return p
 	case signer.WaitDecision(err) != nil: // something changed after the decision
 		d := signer.WaitDecision(err)
 		return waits(d.Reason, d.Message, nil)
 	case errors.Is(err, signer.ErrUnknownSigner): // the configuration changed meanwhile
-		return badField("signer", "is not configured here any more")
+		return web.BadField("signer", "is not configured here any more")
 	}
 	return waits(approval.ReasonFactsUnavailable, "kubejoin cannot decide or sign this request now; retry, and see kubejoin's log", err)
 }
 
 // waits returns the problem of a valid request that has to wait.
-func waits(reason, message string, cause error) *problem {
-	p := newProblem(http.StatusServiceUnavailable, api.ProblemCertificateWaits, "%.1000s", message)
-	p.Reason, p.cause, p.retryAfter = reason, cause, retryAfter
+func waits(reason, message string, cause error) *web.Problem {
+	p := web.NewProblem(http.StatusServiceUnavailable, api.ProblemCertificateWaits, "%.1000s", message)
+	p.Reason, p.Cause, p.RetryAfter = reason, cause, retryAfter
 	return p
 }

@@ -8,32 +8,33 @@ import (
 	"slices"
 
 	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // listClaims returns all claims, or a page of them. It leaves out released ones.
-func (h *handler) listClaims(r *call) (response, error) {
+func (h *handler) listClaims(r *call) (web.Response, error) {
 	var req api.ListPage
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	if h.Claims == nil {
-		return response{}, noClaims()
+		return web.Response{}, noClaims()
 	}
 	claims, err := h.Claims.List(r.Context())
 	if err != nil {
-		return response{}, unavailable(err)
+		return web.Response{}, unavailable(err)
 	}
 	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
-	claims, next, err := page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, req)
+	claims, next, err := web.Page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, req)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	list := convert.Claims(claims, h.revokedNodes(r.Context()))
 	list.Continue = next
-	return object(http.StatusOK, list)
+	return web.Object(http.StatusOK, list)
 }
 
 // revokedNodes returns the names of revoked nodes. It is empty if they cannot be read.
@@ -48,35 +49,35 @@ func (h *handler) revokedNodes(ctx context.Context) map[string]bool {
 	return nodes
 }
 
-func noClaims() *problem {
-	return newProblem(http.StatusNotFound, "no-claims", "this kubejoin does not store claims of node names")
+func noClaims() *web.Problem {
+	return web.NewProblem(http.StatusNotFound, "no-claims", "this kubejoin does not store claims of node names")
 }
 
 // releaseClaim releases a node name, see [tokens.Releaser].
-func (h *handler) releaseClaim(r *call) (response, error) {
+func (h *handler) releaseClaim(r *call) (web.Response, error) {
 	var req api.ReleaseClaim
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	if h.Claims == nil {
-		return response{}, noClaims()
+		return web.Response{}, noClaims()
 	}
 	node := chi.URLParam(r.Request, "node")
 	releaser := tokens.Releaser{Tokens: h.Tokens, Claims: h.Claims, MaxRemainingLifetime: h.MaxRemainingLifetime}
 	claim, warnings, err := releaser.Release(r.Context(), node, req.DryRun)
 	if err := convert.Invalid(err); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	r.log(slog.String("node", node))
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return response{}, newProblem(http.StatusNotFound, "no-claim", "%v", err)
+		return web.Response{}, web.NewProblem(http.StatusNotFound, "no-claim", "%v", err)
 	case errors.Is(err, tokens.ErrReplaced):
-		return response{}, newProblem(http.StatusConflict, "claim-replaced", "%v", err)
+		return web.Response{}, web.NewProblem(http.StatusConflict, "claim-replaced", "%v", err)
 	case err != nil:
-		return response{}, unavailable(err)
+		return web.Response{}, unavailable(err)
 	}
 	shown := convert.Claim(claim)
 	shown.DryRun, shown.Warnings = req.DryRun, warnings
-	return object(http.StatusOK, shown)
+	return web.Object(http.StatusOK, shown)
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/convert"
@@ -39,7 +40,7 @@ func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
 		return err
 	}
 	if h.Minting.UploadCertificates == nil {
-		return badField("controlPlane", "this kubejoin uploads no certificates; start it on a control plane with --pki-dir")
+		return web.BadField("controlPlane", "this kubejoin uploads no certificates; start it on a control plane with --pki-dir")
 	}
 	return convert.ControlPlane(req)
 }
@@ -47,16 +48,16 @@ func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
 // upload uploads the certificates of control planes, and adds the key and warnings to join.
 func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) error {
 	if !h.uploads.Allow() {
-		p := tooMany("too many join commands of control planes; kubejoin allows one every %s", uploadEvery)
-		p.retryAfter = uploadEvery
+		p := web.TooMany("too many join commands of control planes; kubejoin allows one every %s", uploadEvery)
+		p.RetryAfter = uploadEvery
 		return p
 	}
 	up, err := h.Minting.UploadCertificates(ctx)
 	if err != nil {
-		p := newProblem(http.StatusServiceUnavailable, "certificates-not-uploaded", "the certificates of control planes could not be uploaded; the log of kubejoin has the reason under this request ID")
-		p.cause, p.retryAfter = err, retryAfter
+		p := web.NewProblem(http.StatusServiceUnavailable, "certificates-not-uploaded", "the certificates of control planes could not be uploaded; the log of kubejoin has the reason under this request ID")
+		p.Cause, p.RetryAfter = err, retryAfter
 		if ends := (*joinformat.KeyEndsError)(nil); errors.As(err, &ends) {
-			p.Detail, p.retryAfter = ends.Error(), max(time.Until(ends.Expires), 0)+time.Second
+			p.Detail, p.RetryAfter = ends.Error(), max(time.Until(ends.Expires), 0)+time.Second
 		}
 		return p
 	}

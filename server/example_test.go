@@ -43,9 +43,9 @@ func ExampleServer() {
 	}
 
 	api := server.Server{
-		Tokens:       store,
-		ClusterInfo:  &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
-		Callers: server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("installers")},
+		Tokens:      store,
+		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
+		Callers:     server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("installers")},
 	}.Handler()
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)

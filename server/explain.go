@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/internal/dnsname"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/convert"
@@ -17,71 +18,71 @@ import (
 )
 
 // explanation explains why a machine has or has not joined, as JSON or as text.
-func (h *handler) explanation(r *call) (response, error) {
+func (h *handler) explanation(r *call) (web.Response, error) {
 	var req struct {
 		Format string `json:"format"`
 	}
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	if req.Format != "" && req.Format != "json" && req.Format != "text" {
-		return response{}, badField("format", "%.40q given, want json or text", req.Format)
+		return web.Response{}, web.BadField("format", "%.40q given, want json or text", req.Format)
 	}
 	node := chi.URLParam(r.Request, "node")
 	if err := tokens.CheckNodeName(node); err != nil {
-		return response{}, badField("node", "%.300v", err)
+		return web.Response{}, web.BadField("node", "%.300v", err)
 	}
 	if h.Cluster.Explain == nil {
-		return response{}, newProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain nodes; see what it issued: kubejoin issued list --node %s", node)
+		return web.Response{}, web.NewProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain nodes; see what it issued: kubejoin issued list --node %s", node)
 	}
 	r.log(slog.String("node", node))
 	e, err := h.Cluster.Explain(r.Context(), node)
 	if err != nil {
-		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "%s", convert.StateUnread(node))
-		p.cause, p.retryAfter = err, retryAfter
-		return response{}, p
+		p := web.NewProblem(http.StatusServiceUnavailable, "cluster-unavailable", "%s", convert.StateUnread(node))
+		p.Cause, p.RetryAfter = err, retryAfter
+		return web.Response{}, p
 	}
 	if req.Format == "text" {
-		return response{contentType: "text/plain; charset=utf-8", body: []byte(e.Text())}, nil
+		return web.Response{ContentType: "text/plain; charset=utf-8", Body: []byte(e.Text())}, nil
 	}
-	return object(http.StatusOK, e)
+	return web.Object(http.StatusOK, e)
 }
 
 // explainRequest explains what each rule would decide about a certificate request.
-func (h *handler) explainRequest(r *call) (response, error) {
+func (h *handler) explainRequest(r *call) (web.Response, error) {
 	var req api.ExplainRequest
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	if h.Cluster.ExplainRequest == nil {
-		return response{}, newProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain certificate requests")
+		return web.Response{}, web.NewProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain certificate requests")
 	}
 	if (req.CSR == "") == (len(req.Object) == 0) {
-		return response{}, badField("csr", "want either csr, the name of a CertificateSigningRequest, or object, a whole CertificateSigningRequest")
+		return web.Response{}, web.BadField("csr", "want either csr, the name of a CertificateSigningRequest, or object, a whole CertificateSigningRequest")
 	}
 	var given *certificates.CertificateSigningRequest
 	if req.CSR == "" {
 		var err error
 		if given, err = convert.CSR(req.Object); err != nil {
-			return response{}, err
+			return web.Response{}, err
 		}
 		if err := h.mayExplain(r, given.Spec.Username, given.Spec.Groups); err != nil {
-			return response{}, err
+			return web.Response{}, err
 		}
 	} else if !dnsname.IsSubdomain(req.CSR) {
-		return response{}, badField("csr", "%.40q given, want the name of a CertificateSigningRequest", req.CSR)
+		return web.Response{}, web.BadField("csr", "%.40q given, want the name of a CertificateSigningRequest", req.CSR)
 	}
 	r.log(slog.String("csr", req.CSR))
 	e, err := h.Cluster.ExplainRequest(r.Context(), req.CSR, given)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return response{}, newProblem(http.StatusNotFound, "no-such-request", "%s", convert.NoRequest(req.CSR))
+		return web.Response{}, web.NewProblem(http.StatusNotFound, "no-such-request", "%s", convert.NoRequest(req.CSR))
 	case err != nil:
-		p := newProblem(http.StatusServiceUnavailable, "cluster-unavailable", convert.FactsUnread)
-		p.cause, p.retryAfter = err, retryAfter
-		return response{}, p
+		p := web.NewProblem(http.StatusServiceUnavailable, "cluster-unavailable", convert.FactsUnread)
+		p.Cause, p.RetryAfter = err, retryAfter
+		return web.Response{}, p
 	}
-	return object(http.StatusOK, e)
+	return web.Object(http.StatusOK, e)
 }
 
 // mayExplain returns a problem if the caller may not learn what a requester is permitted. The caller writes the

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web"
 )
 
 // A Check is one condition of readiness.
@@ -46,16 +47,16 @@ type Version struct {
 }
 
 // healthz reports that the process responds. readyz reports whether it can do its work.
-func (h *handler) healthz(*call) (response, error) {
-	return response{contentType: "text/plain; charset=utf-8", body: []byte("ok\n")}, nil
+func (h *handler) healthz(*call) (web.Response, error) {
+	return web.Response{ContentType: "text/plain; charset=utf-8", Body: []byte("ok\n")}, nil
 }
 
 // readyz runs all checks. If one fails or ?verbose is given, it lists them in the format of kube-apiserver.
 // Each check takes exactly one line, whatever text from outside its message contains.
-func (h *handler) readyz(r *call) (response, error) {
+func (h *handler) readyz(r *call) (web.Response, error) {
 	errs, err := h.check(r.Context())
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	var list bytes.Buffer
 	failed := 0
@@ -77,7 +78,7 @@ func (h *handler) readyz(r *call) (response, error) {
 	}
 	if failed > 0 {
 		fmt.Fprintln(&list, "readyz check failed")
-		return response{}, &notReady{list: list.Bytes()}
+		return web.Response{}, &notReady{list: list.Bytes()}
 	}
 	if !r.URL.Query().Has("verbose") {
 		list.Reset()
@@ -87,7 +88,7 @@ func (h *handler) readyz(r *call) (response, error) {
 	if list.Len() == 0 {
 		list.WriteString("ok\n")
 	}
-	return response{contentType: "text/plain; charset=utf-8", body: list.Bytes()}, nil
+	return web.Response{ContentType: "text/plain; charset=utf-8", Body: list.Bytes()}, nil
 }
 
 // notReady is the error of failed checks. The client receives the list as plain text.
@@ -95,35 +96,35 @@ type notReady struct{ list []byte }
 
 func (n *notReady) Error() string { return string(bytes.TrimSpace(n.list)) }
 
-func (h *handler) version(*call) (response, error) {
-	return object(http.StatusOK, h.Status.Version)
+func (h *handler) version(*call) (web.Response, error) {
+	return web.Object(http.StatusOK, h.Status.Version)
 }
 
 // metrics runs the checks first, so that kubejoin_ready is up to date.
-func (h *handler) metrics(r *call) (response, error) {
+func (h *handler) metrics(r *call) (web.Response, error) {
 	if _, err := h.check(r.Context()); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
-	return response{serve: h.Status.Metrics}, nil
+	return web.Response{Serve: h.Status.Metrics}, nil
 }
 
-func (h *handler) notFound(*call) (response, error) {
-	return response{}, newProblem(http.StatusNotFound, "not-found", "there is nothing at this path")
+func (h *handler) notFound(*call) (web.Response, error) {
+	return web.Response{}, web.NewProblem(http.StatusNotFound, "not-found", "there is nothing at this path")
 }
 
-func (h *handler) methodNotAllowed(r *call) (response, error) {
-	p := newProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not support the method %q", safetext.Text(r.Method, maxMethod))
+func (h *handler) methodNotAllowed(r *call) (web.Response, error) {
+	p := web.NewProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not support the method %q", safetext.Text(r.Method, maxMethod))
 	routes := chi.RouteContext(r.Context()).Routes
 	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi matches it
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {
 		if routes.Match(chi.NewRouteContext(), method, path) {
-			p.allow = append(p.allow, method)
+			p.Allow = append(p.Allow, method)
 		}
 	}
-	if len(p.allow) == 0 { // for an unknown method, chi does not match the path
+	if len(p.Allow) == 0 { // for an unknown method, chi does not match the path
 		return h.notFound(r)
 	}
-	return response{}, p
+	return web.Response{}, p
 }
 
 // check runs all checks and returns one error or nil for each. Anyone may request /readyz, and a check may be expensive, so

@@ -8,72 +8,73 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // listIssued returns a page of the issuance record.
-func (h *handler) listIssued(r *call) (response, error) {
+func (h *handler) listIssued(r *call) (web.Response, error) {
 	var req api.ListIssued
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	if h.Issued == nil {
-		return response{}, noRecord()
+		return web.Response{}, noRecord()
 	}
 	query, err := issuanceQuery(req, time.Now())
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	page, err := h.Issued.List(r.Context(), query)
 	switch {
 	case errors.Is(err, issuance.ErrCursor):
-		return response{}, badField("continue", "malformed; want the continue value of another page of the issuance record")
+		return web.Response{}, web.BadField("continue", "malformed; want the continue value of another page of the issuance record")
 	case err != nil:
-		return response{}, recordUnavailable(err)
+		return web.Response{}, recordUnavailable(err)
 	}
 	list := api.IssuanceEntryList{APIVersion: api.Version, Kind: api.KindIssuanceEntryList, Items: make([]api.IssuanceEntry, len(page.Entries)), Continue: page.Next}
 	for i, e := range page.Entries {
 		e.Certificate = ""
 		list.Items[i] = entryShown(e)
 	}
-	return object(http.StatusOK, list)
+	return web.Object(http.StatusOK, list)
 }
 
 // getIssued returns the entry of one certificate.
-func (h *handler) getIssued(r *call) (response, error) {
-	if err := readRequest(r, &struct{}{}); err != nil {
-		return response{}, err
+func (h *handler) getIssued(r *call) (web.Response, error) {
+	if err := web.ReadRequest(r.Request, &struct{}{}); err != nil {
+		return web.Response{}, err
 	}
 	if h.Issued == nil {
-		return response{}, noRecord()
+		return web.Response{}, noRecord()
 	}
 	serial, err := issuance.ParseSerial(chi.URLParam(r.Request, "serial"))
 	if err != nil {
-		return response{}, badField("serial", "want a serial number in hexadecimal digits, as 'openssl x509 -noout -serial' prints it")
+		return web.Response{}, web.BadField("serial", "want a serial number in hexadecimal digits, as 'openssl x509 -noout -serial' prints it")
 	}
 	e, err := h.Issued.Get(r.Context(), serial)
 	switch {
 	case errors.Is(err, issuance.ErrNotFound):
-		return response{}, newProblem(http.StatusNotFound, "not-issued", "the issuance record has no certificate with serial number %s: kubejoin did not issue it, or --issuance-retention (90 days) has passed since it expired", serial)
+		return web.Response{}, web.NewProblem(http.StatusNotFound, "not-issued", "the issuance record has no certificate with serial number %s: kubejoin did not issue it, or --issuance-retention (90 days) has passed since it expired", serial)
 	case err != nil:
-		return response{}, recordUnavailable(err)
+		return web.Response{}, recordUnavailable(err)
 	}
-	return object(http.StatusOK, entryShown(e))
+	return web.Object(http.StatusOK, entryShown(e))
 }
 
 func entryShown(e issuance.Entry) api.IssuanceEntry {
 	return api.IssuanceEntry{APIVersion: api.Version, Kind: api.KindIssuanceEntry, Issuance: api.Issuance(e)}
 }
 
-func noRecord() *problem {
-	return newProblem(http.StatusNotFound, "no-issuance-record", "this kubejoin has no issuance record to query, because its tokens are in Kubernetes, which keeps none. Otherwise read the JSON lines that 'kubejoin serve --issuance-record FILE' writes, for example with jq")
+func noRecord() *web.Problem {
+	return web.NewProblem(http.StatusNotFound, "no-issuance-record", "this kubejoin has no issuance record to query, because its tokens are in Kubernetes, which keeps none. Otherwise read the JSON lines that 'kubejoin serve --issuance-record FILE' writes, for example with jq")
 }
 
-func recordUnavailable(err error) *problem {
-	p := newProblem(http.StatusServiceUnavailable, "record-unavailable", "the issuance record cannot be read now; retry")
-	p.cause, p.retryAfter = err, retryAfter
+func recordUnavailable(err error) *web.Problem {
+	p := web.NewProblem(http.StatusServiceUnavailable, "record-unavailable", "the issuance record cannot be read now; retry")
+	p.Cause, p.RetryAfter = err, retryAfter
 	return p
 }
 
@@ -85,24 +86,24 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 	}
 	if q.TokenID != "" {
 		if err := tokens.CheckID(q.TokenID); err != nil {
-			return q, badField("tokenID", "%v", err)
+			return q, web.BadField("tokenID", "%v", err)
 		}
 	}
 	switch q.Outcome {
 	case "", issuance.Issued, issuance.Refused, issuance.Failed:
 	default:
-		return q, badField("outcome", "%.40q given, want %s, %s or %s", req.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
+		return q, web.BadField("outcome", "%.40q given, want %s, %s or %s", req.Outcome, issuance.Issued, issuance.Refused, issuance.Failed)
 	}
 	if q.Limit < 0 || q.Limit > issuance.MaxLimit {
-		return q, badField("limit", "%d given, want 1 to %d", q.Limit, issuance.MaxLimit)
+		return q, web.BadField("limit", "%d given, want 1 to %d", q.Limit, issuance.MaxLimit)
 	}
 	if req.EndsWithin != "" {
 		within, err := parsePositive(req.EndsWithin)
 		if err != nil {
-			return q, badField("endsWithin", "%v", err)
+			return q, web.BadField("endsWithin", "%v", err)
 		}
 		if q.Outcome != "" && q.Outcome != issuance.Issued {
-			return q, badField("endsWithin", "cannot be combined with outcome %s, whose entries have no certificate", q.Outcome)
+			return q, web.BadField("endsWithin", "cannot be combined with outcome %s, whose entries have no certificate", q.Outcome)
 		}
 		q.EndsAfter, q.EndsBefore = now, now.Add(within)
 	}
@@ -112,7 +113,7 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 		} else if ago, err := parsePositive(req.Since); err == nil {
 			q.Since = now.Add(-ago)
 		} else {
-			return q, badField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or an age such as 24h or 7d", req.Since)
+			return q, web.BadField("since", "%.40q given, want a time such as 2026-11-20T00:00:00Z, or an age such as 24h or 7d", req.Since)
 		}
 	}
 	return q, nil
@@ -122,7 +123,7 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 func parsePositive(s string) (time.Duration, error) {
 	d, err := api.ParseDuration(s)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%q given, want a duration such as 24h or 30d", safetext.Text(s, maxField))
+		return 0, fmt.Errorf("%q given, want a duration such as 24h or 30d", safetext.Text(s, web.MaxField))
 	}
 	return d, nil
 }

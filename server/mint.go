@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -18,35 +18,35 @@ import (
 
 // printJoinCommand creates a token, waits until its signature is in cluster-info, and returns the join
 // command. If no signature appears, it deletes the token.
-func (h *handler) printJoinCommand(r *call) (response, error) {
+func (h *handler) printJoinCommand(r *call) (web.Response, error) {
 	var req api.PrintJoinCommand
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	format, err := joinformat.FindFormat(req.Format)
 	if err != nil {
-		return response{}, badField("format", "%v", err)
+		return web.Response{}, web.BadField("format", "%v", err)
 	}
 	if req.RejoinURL != "" {
 		if err := joinformat.CheckRejoinURL(req.RejoinURL); err != nil {
-			return response{}, badField("rejoinURL", "%v", err)
+			return web.Response{}, web.BadField("rejoinURL", "%v", err)
 		}
 		if req.Format != api.FormatScript {
-			return response{}, badField("rejoinURL", "only the format %s can install what a rejoin needs", api.FormatScript)
+			return web.Response{}, web.BadField("rejoinURL", "only the format %s can install what a rejoin needs", api.FormatScript)
 		}
 	}
 	if err := h.forControlPlane(r, &req); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	record, err := convert.Record(r.Context(), req.TokenSpec, tokens.Generate(), time.Now(), h.nodeReader(r))
 	if err == nil {
 		err = h.mayCreate(r, &record)
 	}
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	if !record.Signing || !record.Authentication {
-		return response{}, badField("usages", "a join command needs a token for signing and authentication")
+		return web.Response{}, web.BadField("usages", "a join command needs a token for signing and authentication")
 	}
 	var body []byte
 	complete := func(ctx context.Context, join *joinformat.Join) (err error) {
@@ -65,52 +65,36 @@ func (h *handler) printJoinCommand(r *call) (response, error) {
 	}
 	if err != nil {
 		h.joinCommands.WithLabelValues("failed").Inc()
-		return response{}, notMinted(err)
+		return web.Response{}, notMinted(err)
 	}
 	h.joinCommands.WithLabelValues("ok").Inc()
-	a := response{contentType: format.ContentType, body: body, header: map[string]string{
+	a := web.Response{ContentType: format.ContentType, Body: body, Header: map[string]string{
 		"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(made.Storing), milliseconds(made.Signing)),
 	}}
-	a.warn(made.Warnings)
+	a.Warn(made.Warnings)
 	return a, nil
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// warn adds a Warning header as kube-apiserver sends it (RFC 7234, section 5.5), unless there are no warnings.
-func (a *response) warn(warnings []string) {
-	if len(warnings) == 0 {
-		return
-	}
-	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-	list := make([]string, len(warnings))
-	for i, w := range warnings {
-		list[i] = `299 - "` + escape.Replace(w) + `"`
-	}
-	if a.header == nil {
-		a.header = map[string]string{}
-	}
-	a.header["Warning"] = strings.Join(list, ", ")
-}
-
 // createToken creates a token, waits for its signature and returns it with its secret. If the client chose the token,
 // the request is idempotent.
-func (h *handler) createToken(r *call) (response, error) {
+func (h *handler) createToken(r *call) (web.Response, error) {
 	var req api.CreateToken
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	request, err := convert.CreateRequest(r.Context(), req, time.Now(), h.Minting.SignTimeout, h.nodeReader(r))
 	if err == nil {
 		err = h.mayCreate(r, &request.Record)
 	}
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	r.log(slog.String("token", request.Record.Token.ID()))
 	made, err := h.minter.Create(r.Context(), request)
 	if err != nil {
-		return response{}, notMinted(err)
+		return web.Response{}, notMinted(err)
 	}
 	var v convert.View
 	if made.Existing { // a new token is known to be signed after the wait
@@ -118,10 +102,10 @@ func (h *handler) createToken(r *call) (response, error) {
 	}
 	t := v.Minted(made, request)
 	if made.Existing || req.DryRun {
-		return object(http.StatusOK, t)
+		return web.Object(http.StatusOK, t)
 	}
-	a, err := object(http.StatusCreated, t)
-	a.header = map[string]string{"Location": "token/" + t.ID} // relative, because the Handler may have a prefix
+	a, err := web.Object(http.StatusCreated, t)
+	a.Header = map[string]string{"Location": "token/" + t.ID} // relative, because the Handler may have a prefix
 	return a, err
 }
 
@@ -145,8 +129,8 @@ func (h *handler) nodeReader(r *call) convert.NodeReader {
 		}
 		node, err := h.Cluster.Node(ctx, name)
 		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
-			p := newProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; retry", name)
-			p.cause, p.retryAfter = err, retryAfter
+			p := web.NewProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; retry", name)
+			p.Cause, p.RetryAfter = err, retryAfter
 			return node, p
 		}
 		return node, err
@@ -162,44 +146,44 @@ func notMinted(err error) error {
 	if !errors.As(err, &e) {
 		return convert.InvalidRecord(err) // for example, the token expired during the request
 	}
-	var p *problem
+	var p *web.Problem
 	switch e.Reason {
 	case mint.Exists:
-		p = newProblem(http.StatusConflict, api.ProblemExists, "%s", e.Message)
+		p = web.NewProblem(http.StatusConflict, api.ProblemExists, "%s", e.Message)
 	case mint.Full:
-		p = newProblem(http.StatusInsufficientStorage, api.ProblemFull, "%s", e.Message)
+		p = web.NewProblem(http.StatusInsufficientStorage, api.ProblemFull, "%s", e.Message)
 	case mint.TooManyTokens:
-		p = newProblem(http.StatusInsufficientStorage, api.ProblemTooManyTokens, "%s", e.Message)
+		p = web.NewProblem(http.StatusInsufficientStorage, api.ProblemTooManyTokens, "%s", e.Message)
 	case mint.NotStored:
-		p = newProblem(http.StatusServiceUnavailable, "token-not-stored", "%s", e.Message)
+		p = web.NewProblem(http.StatusServiceUnavailable, "token-not-stored", "%s", e.Message)
 	case mint.NotSigned:
-		p = newProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "%s", e.Message)
+		p = web.NewProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "%s", e.Message)
 	case mint.Malformed:
-		p = newProblem(http.StatusInternalServerError, "malformed-cluster-info", "%s", e.Message)
+		p = web.NewProblem(http.StatusInternalServerError, "malformed-cluster-info", "%s", e.Message)
 	case mint.NoToken:
-		p = newProblem(http.StatusNotFound, "no-token", "%s", e.Message)
+		p = web.NewProblem(http.StatusNotFound, "no-token", "%s", e.Message)
 	case mint.Spent:
-		p = newProblem(http.StatusConflict, api.ProblemSpent, "%s", e.Message)
+		p = web.NewProblem(http.StatusConflict, api.ProblemSpent, "%s", e.Message)
 	case mint.Invalid:
-		p = newProblem(http.StatusConflict, "token-invalid", "%s", e.Message)
+		p = web.NewProblem(http.StatusConflict, "token-invalid", "%s", e.Message)
 	case mint.WouldShorten:
-		p = newProblem(http.StatusConflict, api.ProblemWouldShorten, "%s", e.Message)
+		p = web.NewProblem(http.StatusConflict, api.ProblemWouldShorten, "%s", e.Message)
 		p.Field = "shorten"
 	case mint.NotExpired:
-		p = newProblem(http.StatusConflict, api.ProblemNotExpired, "%s", e.Message)
+		p = web.NewProblem(http.StatusConflict, api.ProblemNotExpired, "%s", e.Message)
 	case mint.Replaced:
-		p = newProblem(http.StatusConflict, "token-replaced", "%s", e.Message)
+		p = web.NewProblem(http.StatusConflict, "token-replaced", "%s", e.Message)
 	case mint.OwnsUpload:
-		p = newProblem(http.StatusConflict, "token-owns-upload", "%s", e.Message)
+		p = web.NewProblem(http.StatusConflict, "token-owns-upload", "%s", e.Message)
 	case mint.Unavailable:
-		p = newProblem(http.StatusServiceUnavailable, "store-unavailable", "%s", e.Message)
+		p = web.NewProblem(http.StatusServiceUnavailable, "store-unavailable", "%s", e.Message)
 	case mint.Refused:
-		p = newProblem(http.StatusServiceUnavailable, "store-refuses", "%s", e.Message+reasonInLog)
+		p = web.NewProblem(http.StatusServiceUnavailable, "store-refuses", "%s", e.Message+reasonInLog)
 	default:
-		p = newProblem(http.StatusInternalServerError, "internal", "%s", e.Message+"; its log has the reason under this request ID")
+		p = web.NewProblem(http.StatusInternalServerError, "internal", "%s", e.Message+"; its log has the reason under this request ID")
 	}
-	p.cause = e.Err
-	if own := (*problem)(nil); errors.As(e.Err, &own) { // of an upload
+	p.Cause = e.Err
+	if own := (*web.Problem)(nil); errors.As(e.Err, &own) { // of an upload
 		p = own
 	}
 	if e.Fate != "" {
@@ -207,10 +191,10 @@ func notMinted(err error) error {
 	}
 	p.TokenID = e.TokenID
 	if e.NotDeleted != nil {
-		p.cause = errors.Join(p.cause, e.NotDeleted)
+		p.Cause = errors.Join(p.Cause, e.NotDeleted)
 	}
 	if e.Retry {
-		p.retryAfter = retryAfter
+		p.RetryAfter = retryAfter
 	}
 	return p
 }

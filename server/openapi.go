@@ -8,6 +8,8 @@ import (
 	"sync"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/kubejoin/kubejoin/internal/web"
 )
 
 // openAPI describes every route. Tests compare it with the routes, types and problems of this package. They
@@ -21,19 +23,19 @@ var openAPIInJSON = sync.OnceValues(func() ([]byte, error) { return yaml.YAMLToJ
 // OpenAPI returns the description of the API that /openapi.yaml serves: OpenAPI 3.1 in YAML.
 func OpenAPI() []byte { return append([]byte(nil), openAPI...) }
 
-func (h *handler) openAPIYAML(r *call) (response, error) {
-	if err := readQuery(r, &struct{}{}); err != nil {
-		return response{}, err
+func (h *handler) openAPIYAML(r *call) (web.Response, error) {
+	if err := web.ReadQuery(r.Request, &struct{}{}); err != nil {
+		return web.Response{}, err
 	}
-	return h.described.answer(r, openAPI, "application/yaml"), nil // RFC 9512
+	return h.described.Respond(r.Request, openAPI, "application/yaml"), nil // RFC 9512
 }
 
-func (h *handler) openAPIJSON(r *call) (response, error) {
-	if err := readQuery(r, &struct{}{}); err != nil {
-		return response{}, err
+func (h *handler) openAPIJSON(r *call) (web.Response, error) {
+	if err := web.ReadQuery(r.Request, &struct{}{}); err != nil {
+		return web.Response{}, err
 	}
 	body, err := openAPIInJSON()
-	return h.describedJSON.answer(r, body, "application/json"), err
+	return h.describedJSON.Respond(r.Request, body, "application/json"), err
 }
 
 // The API reference in HTML for browsers, and a text for other clients. Both are generated from
@@ -57,14 +59,14 @@ var referencePolicy = sync.OnceValue(func() string {
 })
 
 // reference returns the reference page to clients that accept text/html, and a text to others.
-func (h *handler) reference(r *call) (response, error) {
-	if err := readQuery(r, &struct{}{}); err != nil {
-		return response{}, err
+func (h *handler) reference(r *call) (web.Response, error) {
+	if err := web.ReadQuery(r.Request, &struct{}{}); err != nil {
+		return web.Response{}, err
 	}
-	if !accepts(r.Header.Values("Accept"), "text/html") {
-		return h.referenceText.answer(r, referenceText, "text/plain; charset=utf-8", "Accept"), nil
+	if !web.Accepts(r.Header.Values("Accept"), "text/html") {
+		return h.referenceText.Respond(r.Request, referenceText, "text/plain; charset=utf-8", "Accept"), nil
 	}
-	a := h.referencePage.answer(r, referencePage, "text/html; charset=utf-8", "Accept")
-	a.header["Content-Security-Policy"] = referencePolicy()
+	a := h.referencePage.Respond(r.Request, referencePage, "text/html; charset=utf-8", "Accept")
+	a.Header["Content-Security-Policy"] = referencePolicy()
 	return a, nil
 }

@@ -146,7 +146,7 @@ func TestOpenAPIHasEveryProblem(t *testing.T) {
 	}
 }
 
-// problemsInSource returns the status of each problem in the calls of newProblem.
+// problemsInSource returns the status of each problem in the calls of web.NewProblem.
 func problemsInSource(t *testing.T) map[string]int {
 	t.Helper()
 	statuses := map[string]int{}
@@ -165,12 +165,16 @@ func problemsInSource(t *testing.T) map[string]int {
 		}
 	})
 	found := map[string]int{}
-	each(t, ".", func(n ast.Node) {
+	calls := func(n ast.Node) {
 		call, ok := n.(*ast.CallExpr)
 		if !ok {
 			return
 		}
-		if f, ok := call.Fun.(*ast.Ident); !ok || f.Name != "newProblem" {
+		function := call.Fun
+		if of, ok := function.(*ast.SelectorExpr); ok {
+			function = of.Sel
+		}
+		if f, ok := function.(*ast.Ident); !ok || f.Name != "NewProblem" {
 			return
 		}
 		var name string
@@ -185,13 +189,15 @@ func problemsInSource(t *testing.T) map[string]int {
 			status = statuses[selector.Sel.Name]
 		}
 		if name == "" || status == 0 {
-			t.Errorf("newProblem is called with %v, want a constant status and name", call.Args[:2])
+			t.Errorf("NewProblem is called with %v, want a constant status and name", call.Args[:2])
 		}
 		if was := found[name]; was != 0 && was != status {
 			t.Errorf("problem %s has two statuses, %d and %d", name, was, status)
 		}
 		found[name] = status
-	})
+	}
+	each(t, ".", calls)
+	each(t, "../internal/web", calls)
 	if len(found) < 10 {
 		t.Fatalf("got only problems %v in the source, want at least 10", found)
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -14,22 +15,22 @@ import (
 
 // allowed returns the action for users with the permission. It returns a problem to all others.
 func (h *handler) allowed(access auth.Access, act action) action {
-	return func(r *call) (response, error) {
+	return func(r *call) (web.Response, error) {
 		if h.Callers.Authenticate == nil || h.Callers.Authorize == nil {
-			return response{}, newProblem(http.StatusForbidden, "forbidden", "no user may %s, because this server has no authentication configured", access)
+			return web.Response{}, web.NewProblem(http.StatusForbidden, "forbidden", "no user may %s, because this server has no authentication configured", access)
 		}
 		user, err := h.Callers.Authenticate(r.Request)
 		if err != nil {
-			return response{}, h.unaccepted(r, err)
+			return web.Response{}, h.unaccepted(r, err)
 		}
 		if err := h.identified(r, user); err != nil {
-			return response{}, err
+			return web.Response{}, err
 		}
 		if isBootstrapUser(user) {
-			return response{}, newProblem(http.StatusForbidden, "forbidden", "user %q belongs to a bootstrap token; bootstrap tokens are only for joining machines and may not %s", user.Name, access)
+			return web.Response{}, web.NewProblem(http.StatusForbidden, "forbidden", "user %q belongs to a bootstrap token; bootstrap tokens are only for joining machines and may not %s", user.Name, access)
 		}
 		if err := h.may(r, access); err != nil {
-			return response{}, err
+			return web.Response{}, err
 		}
 		return act(r)
 	}
@@ -39,7 +40,7 @@ func (h *handler) allowed(access auth.Access, act action) action {
 func (h *handler) identified(r *call, user auth.User) error {
 	r.identify(user)
 	if refusal := r.limits.User(user.Name); refusal != nil {
-		return exceeds(refusal)
+		return web.Exceeds(refusal)
 	}
 	return nil
 }
@@ -66,34 +67,34 @@ func isBootstrapGroup(group string) bool {
 }
 
 // unauthenticated returns the problem of an error of an Authenticate.
-func unauthenticated(err error) *problem {
+func unauthenticated(err error) *web.Problem {
 	var revoked *auth.Revoked
 	switch {
 	case errors.As(err, &revoked):
-		p := newProblem(http.StatusForbidden, "revoked", "%s", revoked.Message)
-		p.Reason, p.cause = revocation.Reason, err
+		p := web.NewProblem(http.StatusForbidden, "revoked", "%s", revoked.Message)
+		p.Reason, p.Cause = revocation.Reason, err
 		return p
 	case errors.Is(err, auth.ErrNoCredentials):
-		return newProblem(http.StatusUnauthorized, "unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE")
+		return web.NewProblem(http.StatusUnauthorized, "unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE")
 	case errors.Is(err, auth.ErrBadCredentials):
-		p := newProblem(http.StatusUnauthorized, "unauthorized", "this server does not accept these credentials")
-		p.cause = err
+		p := web.NewProblem(http.StatusUnauthorized, "unauthorized", "this server does not accept these credentials")
+		p.Cause = err
 		return p
 	}
-	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "the caller cannot be authenticated now; retry")
-	p.cause, p.retryAfter = err, retryAfter
+	p := web.NewProblem(http.StatusServiceUnavailable, "authentication-unavailable", "the caller cannot be authenticated now; retry")
+	p.Cause, p.RetryAfter = err, retryAfter
 	return p
 }
 
 // unauthorized returns the problem of an error of an Authorize.
-func unauthorized(err error, user auth.User, access auth.Access) *problem {
+func unauthorized(err error, user auth.User, access auth.Access) *web.Problem {
 	if errors.Is(err, auth.ErrForbidden) {
-		p := newProblem(http.StatusForbidden, "forbidden", "user %q may not %s", user.Name, access)
-		p.cause = err
+		p := web.NewProblem(http.StatusForbidden, "forbidden", "user %q may not %s", user.Name, access)
+		p.Cause = err
 		return p
 	}
-	p := newProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot check now whether user %q may %s; retry", user.Name, access)
-	p.cause, p.retryAfter = err, retryAfter
+	p := web.NewProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot check now whether user %q may %s; retry", user.Name, access)
+	p.Cause, p.RetryAfter = err, retryAfter
 	return p
 }
 
@@ -166,7 +167,7 @@ func (h *handler) checkExtraPermissions(r *call, record tokens.Record) error {
 
 func (h *handler) checkExtraPermission(r *call, needed extraPermission) error {
 	err := h.may(r, needed.access)
-	var p *problem
+	var p *web.Problem
 	if errors.As(err, &p) && p.Status == http.StatusForbidden {
 		p.Field = needed.field
 		if needed.hint != "" {

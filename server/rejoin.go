@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -105,28 +106,28 @@ func (c *Certificates) now() time.Time {
 }
 
 // bindKey serves POST /v1/rejoin/key. The client authenticates with the valid certificate of its node.
-func (h *handler) bindKey(r *call) (response, error) {
+func (h *handler) bindKey(r *call) (web.Response, error) {
 	user, proof, err := h.certificateUser(r)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	if proof != nil {
-		return response{}, unauthenticated(fmt.Errorf("%w: client certificate: expired or self-signed", auth.ErrBadCredentials))
+		return web.Response{}, unauthenticated(fmt.Errorf("%w: client certificate: expired or self-signed", auth.ErrBadCredentials))
 	}
 	if err := h.identified(r, user); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	var req api.BindKey
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	_, header := r.Header["Authorization"]
 	if !approval.IsNode(user.Name, user.Groups) || header || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-		return response{}, newProblem(http.StatusForbidden, "forbidden", "only a node with a valid client certificate can bind a key; user %q has none", user.Name)
+		return web.Response{}, web.NewProblem(http.StatusForbidden, "forbidden", "only a node with a valid client certificate can bind a key; user %q has none", user.Name)
 	}
 	key, err := keyID([]byte(req.Key))
 	if err != nil {
-		return response{}, badField("key", "%v", err)
+		return web.Response{}, web.BadField("key", "%v", err)
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), certificateTimeout)
 	defer cancel()
@@ -135,15 +136,15 @@ func (h *handler) bindKey(r *call) (response, error) {
 	// A thief with a copy of a valid certificate could bind a key, and rejoin with it for as long as the node renews.
 	h.rejoined(user.Name, err, "bound", "KeyBound", "The machine bound key "+key+" to this Node, and can rejoin with it. To unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
-	return object(http.StatusOK, api.BoundKey{APIVersion: api.Version, Kind: api.KindBoundKey, Key: key})
+	return web.Object(http.StatusOK, api.BoundKey{APIVersion: api.Version, Kind: api.KindBoundKey, Key: key})
 }
 
 // rejoined counts and reports the outcome of a request of a node that has proven a key: result, reason and message are
 // those without an error.
 func (h *handler) rejoined(user string, err error, result, reason, message string) {
-	var p *problem
+	var p *web.Problem
 	refused := errors.As(err, &p) && p.Status == http.StatusForbidden && p.Reason != ""
 	switch {
 	case refused:

@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/convert"
@@ -14,30 +15,30 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 )
 
-func noRevocations() *problem {
-	return newProblem(http.StatusNotFound, "no-revocations", "this kubejoin does not store revocations")
+func noRevocations() *web.Problem {
+	return web.NewProblem(http.StatusNotFound, "no-revocations", "this kubejoin does not store revocations")
 }
 
 // listRevocations returns all revocations, or a page of them. It leaves out those that have ended.
-func (h *handler) listRevocations(r *call) (response, error) {
+func (h *handler) listRevocations(r *call) (web.Response, error) {
 	var req api.ListPage
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	if h.Revocations == nil {
-		return response{}, noRevocations()
+		return web.Response{}, noRevocations()
 	}
 	entries, err := h.Revocations.List(r.Context())
 	if err != nil {
-		return response{}, revocationProblem(err)
+		return web.Response{}, revocationProblem(err)
 	}
-	entries, next, err := page(entries, api.KindRevocationList, func(e revocation.Entry) string { return string(e.Key()) }, req)
+	entries, next, err := web.Page(entries, api.KindRevocationList, func(e revocation.Entry) string { return string(e.Key()) }, req)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	list := convert.Revocations(entries, false)
 	list.Continue = next
-	return object(http.StatusOK, list)
+	return web.Object(http.StatusOK, list)
 }
 
 // revocationProblem returns the problem of an error of package desk.
@@ -47,61 +48,61 @@ func revocationProblem(err error) error {
 	switch {
 	case errors.As(err, &incomplete):
 		err = revocationProblem(incomplete.Err)
-		if p := (*problem)(nil); errors.As(err, &p) {
+		if p := (*web.Problem)(nil); errors.As(err, &p) {
 			p.Detail = (&desk.Incomplete{TokenID: incomplete.TokenID, Err: errors.New(p.Detail)}).Error()
 		}
 		return err
 	case !errors.As(err, &failed):
 		return unavailable(err)
 	}
-	var p *problem
+	var p *web.Problem
 	switch failed.Reason {
 	case desk.NotIssued:
-		p = newProblem(http.StatusNotFound, "not-issued", "%s", failed.Message)
+		p = web.NewProblem(http.StatusNotFound, "not-issued", "%s", failed.Message)
 	case desk.NoToken:
-		p = newProblem(http.StatusNotFound, "no-token", "%s", failed.Message)
+		p = web.NewProblem(http.StatusNotFound, "no-token", "%s", failed.Message)
 	case desk.NotRevoked:
-		p = newProblem(http.StatusNotFound, "not-revoked", "%s", failed.Message)
+		p = web.NewProblem(http.StatusNotFound, "not-revoked", "%s", failed.Message)
 	case desk.Full:
-		p = newProblem(http.StatusInsufficientStorage, "too-many-revocations", "%s", failed.Message)
+		p = web.NewProblem(http.StatusInsufficientStorage, "too-many-revocations", "%s", failed.Message)
 	case desk.Refused:
-		p = newProblem(http.StatusServiceUnavailable, "store-refuses", "%s", failed.Message+reasonInLog)
+		p = web.NewProblem(http.StatusServiceUnavailable, "store-refuses", "%s", failed.Message+reasonInLog)
 	case desk.NoRecord:
-		p = newProblem(http.StatusServiceUnavailable, "record-unavailable", "%s", failed.Message)
+		p = web.NewProblem(http.StatusServiceUnavailable, "record-unavailable", "%s", failed.Message)
 	case desk.NoRequests:
-		p = newProblem(http.StatusServiceUnavailable, "cluster-unavailable", "%s", failed.Message)
+		p = web.NewProblem(http.StatusServiceUnavailable, "cluster-unavailable", "%s", failed.Message)
 	default:
-		p = newProblem(http.StatusServiceUnavailable, "revocations-unavailable", "%s", failed.Message)
+		p = web.NewProblem(http.StatusServiceUnavailable, "revocations-unavailable", "%s", failed.Message)
 	}
-	if p.cause = failed.Err; failed.Retry {
-		p.retryAfter = retryAfter
+	if p.Cause = failed.Err; failed.Retry {
+		p.RetryAfter = retryAfter
 	}
 	return p
 }
 
 // revoke revokes a node, a certificate, or everything that was issued on a token.
-func (h *handler) revoke(r *call) (response, error) {
+func (h *handler) revoke(r *call) (web.Response, error) {
 	var req api.Revoke
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	if h.Revocations == nil {
-		return response{}, noRevocations()
+		return web.Response{}, noRevocations()
 	}
 	asked := desk.Request{
 		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: r.user.Name, DryRun: req.DryRun,
 	}
 	if err := convert.Invalid(asked.Check()); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	if req.TokenID != "" {
 		if err := h.may(r, auth.Access{Verb: "delete", Resource: "tokens"}); err != nil {
-			return response{}, err
+			return web.Response{}, err
 		}
 	}
 	result, err := h.Revocations.Revoke(r.Context(), asked)
 	if err := convert.Invalid(err); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	if req.Node != "" {
 		r.log(slog.String("node", req.Node))
@@ -118,32 +119,32 @@ func (h *handler) revoke(r *call) (response, error) {
 		}
 	}
 	if err != nil {
-		return response{}, revocationProblem(err)
+		return web.Response{}, revocationProblem(err)
 	}
 	list := convert.Revoked(result, req.DryRun, "the log says why")
 	if req.DryRun {
-		return object(http.StatusOK, list)
+		return web.Object(http.StatusOK, list)
 	}
-	return object(http.StatusCreated, list)
+	return web.Object(http.StatusCreated, list)
 }
 
 // undoRevocation removes a revocation.
-func (h *handler) undoRevocation(r *call) (response, error) {
+func (h *handler) undoRevocation(r *call) (web.Response, error) {
 	var req api.UndoRevocation
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	if h.Revocations == nil {
-		return response{}, noRevocations()
+		return web.Response{}, noRevocations()
 	}
 	key, err := revocation.ParseKey(chi.URLParam(r.Request, "revoked"))
 	if err != nil {
-		return response{}, badField("revoked", "%v; a fingerprint begins with sha256:", err)
+		return web.Response{}, web.BadField("revoked", "%v; a fingerprint begins with sha256:", err)
 	}
 	r.log(slog.String("revoked", key.String()))
 	e, err := h.Revocations.Undo(r.Context(), key, req.DryRun)
 	if err != nil {
-		return response{}, revocationProblem(err)
+		return web.Response{}, revocationProblem(err)
 	}
-	return object(http.StatusOK, convert.Revocation(e, req.DryRun))
+	return web.Object(http.StatusOK, convert.Revocation(e, req.DryRun))
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -172,12 +173,12 @@ type handler struct {
 	checking           batch.Queue[struct{}, *[]error] // runs of the checks
 	minter             *mint.Minter
 	published          atomic.Pointer[publicKubeconfig]
-	discovered         publicDocument // the ConfigMap
-	kubeconfig         publicDocument
-	caPEM, caSet       publicDocument // the CAs in PEM, and as JSON
+	discovered         web.Document // the ConfigMap
+	kubeconfig         web.Document
+	caPEM, caSet       web.Document // the CAs in PEM, and as JSON
 
-	described, describedJSON     publicDocument // openapi.yaml
-	referencePage, referenceText publicDocument
+	described, describedJSON     web.Document // openapi.yaml
+	referencePage, referenceText web.Document
 	requests                     *prometheus.CounterVec
 	duration                     *prometheus.HistogramVec
 	joinCommands                 *prometheus.CounterVec

@@ -9,53 +9,54 @@ import (
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // listTokens returns all tokens, or a page of them, without their secrets.
-func (h *handler) listTokens(r *call) (response, error) {
+func (h *handler) listTokens(r *call) (web.Response, error) {
 	var req api.ListPage
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	records, err := h.Tokens.List(r.Context())
 	if err != nil {
-		return response{}, unavailable(err)
+		return web.Response{}, unavailable(err)
 	}
-	records, next, err := page(records, api.KindTokenList, func(r tokens.Record) string { return r.Token.ID() }, req)
+	records, next, err := web.Page(records, api.KindTokenList, func(r tokens.Record) string { return r.Token.ID() }, req)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	v, warnings := h.view(r.Context(), nil)
 	list := v.Tokens(records)
 	list.Warnings, list.Continue = warnings, next
-	return object(http.StatusOK, list)
+	return web.Object(http.StatusOK, list)
 }
 
 // getToken returns one token without its secret.
-func (h *handler) getToken(r *call) (response, error) {
-	if err := readRequest(r, &struct{}{}); err != nil {
-		return response{}, err
+func (h *handler) getToken(r *call) (web.Response, error) {
+	if err := web.ReadRequest(r.Request, &struct{}{}); err != nil {
+		return web.Response{}, err
 	}
 	id, err := tokenID(r)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	record, err := h.minter.Get(r.Context(), id)
 	return h.shown(r, record, false, err)
 }
 
 // shown returns the response with a token after a change, or as a dry run would leave it. err is that of the Minter.
-func (h *handler) shown(r *call, record tokens.Record, dryRun bool, err error) (response, error) {
+func (h *handler) shown(r *call, record tokens.Record, dryRun bool, err error) (web.Response, error) {
 	if err != nil {
-		return response{}, notMinted(err)
+		return web.Response{}, notMinted(err)
 	}
 	v, warnings := h.view(r.Context(), nil)
 	t := v.Token(record)
 	t.DryRun, t.Warnings = dryRun, warnings
-	return object(http.StatusOK, t)
+	return web.Object(http.StatusOK, t)
 }
 
 // view reads what responses show beside tokens, and adds a warning for what cannot be read. Its cause is only in the log.
@@ -72,44 +73,44 @@ func (h *handler) view(ctx context.Context, warnings []string) (convert.View, []
 func tokenID(r *call) (string, error) {
 	id := chi.URLParam(r.Request, "id")
 	if err := tokens.CheckID(id); err != nil {
-		return "", badField("id", "%v", err)
+		return "", web.BadField("id", "%v", err)
 	}
 	r.log(slog.String("token", id))
 	return id, nil
 }
 
 // deleteToken deletes a token.
-func (h *handler) deleteToken(r *call) (response, error) {
+func (h *handler) deleteToken(r *call) (web.Response, error) {
 	var req api.DeleteToken
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	id, err := tokenID(r)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	record, err := h.minter.Delete(r.Context(), id, mint.Deletion{OnlyExpired: req.OnlyExpired, DryRun: req.DryRun})
 	return h.shown(r, record, req.DryRun, err)
 }
 
 // renewToken changes when a token expires.
-func (h *handler) renewToken(r *call) (response, error) {
+func (h *handler) renewToken(r *call) (web.Response, error) {
 	var req api.RenewToken
-	if err := readRequest(r, &req); err != nil {
-		return response{}, err
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
 	}
 	expires, err := convert.Expires(req.TTL, req.Expires, time.Now())
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	if expires.IsZero() {
 		if err := h.mayRemoveExpiry(r); err != nil {
-			return response{}, err
+			return web.Response{}, err
 		}
 	}
 	id, err := tokenID(r)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	record, err := h.minter.Renew(r.Context(), id, mint.Renewal{Expires: expires, Shorten: req.Shorten, DryRun: req.DryRun})
 	return h.shown(r, record, req.DryRun, err)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -45,33 +46,33 @@ func reviewPath(version string) string {
 }
 
 // tokenReview returns the user of a token to kube-apiserver, in the API version of the request.
-func (h *handler) tokenReview(r *call) (response, error) {
+func (h *handler) tokenReview(r *call) (web.Response, error) {
 	if err := h.checkReviewer(r, h.Webhooks.TokenReview.Authenticate, "tokenreviews", "webhook-config"); err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	req, err := readTokenReview(r)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	status, err := h.review(r, req.Spec.Token, req.Spec.Audiences)
 	if err != nil {
 		h.tokenReviews.WithLabelValues("failed").Inc()
 		// Do not return authenticated: false, because kube-apiserver would cache it.
-		p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
-		p.cause, p.retryAfter = err, retryAfter
-		return response{}, p
+		p := web.NewProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
+		p.Cause, p.RetryAfter = err, retryAfter
+		return web.Response{}, p
 	}
 	result := map[bool]string{true: "authenticated", false: "refused"}[status.Authenticated]
 	h.tokenReviews.WithLabelValues(result).Inc()
 	r.log(slog.String("result", result))
-	return object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: req.TypeMeta, Status: status})
+	return web.Object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: req.TypeMeta, Status: status})
 }
 
 // checkReviewer refuses every caller except kube-apiserver: a response reveals whether a guessed token is right, or a
 // certificate revoked. what is the resource that the caller creates, and command the command that configures it.
 func (h *handler) checkReviewer(r *call, authenticate auth.Authenticate, what, command string) error {
 	if authenticate == nil {
-		return newProblem(http.StatusForbidden, "forbidden", "no user may create %s, because this server has no authentication of kube-apiserver configured", what)
+		return web.NewProblem(http.StatusForbidden, "forbidden", "no user may create %s, because this server has no authentication of kube-apiserver configured", what)
 	}
 	user, err := authenticate(r.Request)
 	switch {
@@ -79,18 +80,18 @@ func (h *handler) checkReviewer(r *call, authenticate auth.Authenticate, what, c
 		r.identify(user) // without the rate of a user: kube-apiserver sends reviews for all its clients
 		return nil
 	case errors.Is(err, auth.ErrForbidden):
-		p := newProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create %s", what)
-		p.cause = err
+		p := web.NewProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create %s", what)
+		p.Cause = err
 		return p
 	case errors.Is(err, auth.ErrNoCredentials):
-		return newProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create %s, with the credential from 'kubejoin %s'", what, command)
+		return web.NewProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create %s, with the credential from 'kubejoin %s'", what, command)
 	case errors.Is(err, auth.ErrBadCredentials):
-		p := newProblem(http.StatusUnauthorized, "unauthorized", "these credentials are not those of kube-apiserver")
-		p.cause = err
+		p := web.NewProblem(http.StatusUnauthorized, "unauthorized", "these credentials are not those of kube-apiserver")
+		p.Cause = err
 		return p
 	}
-	p := newProblem(http.StatusServiceUnavailable, "authentication-unavailable", "the caller cannot be authenticated now; retry")
-	p.cause, p.retryAfter = err, retryAfter
+	p := web.NewProblem(http.StatusServiceUnavailable, "authentication-unavailable", "the caller cannot be authenticated now; retry")
+	p.Cause, p.RetryAfter = err, retryAfter
 	return p
 }
 
@@ -107,19 +108,19 @@ type reviewRequest struct {
 // v1beta1 by default, and expects the response in the same version.
 func readTokenReview(r *call) (reviewRequest, error) {
 	var req reviewRequest
-	if !hasType(r, "application/json") {
-		return req, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
+	if !web.HasType(r.Request, "application/json") {
+		return req, web.NewProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
 	}
-	body, err := readAll(r)
+	body, err := web.ReadAll(r.Request)
 	if err != nil {
 		return req, err
 	}
 	// Ignore unknown fields: a newer kube-apiserver may send them.
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &req); err != nil {
-		return req, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a TokenReview in JSON")
+		return req, web.NewProblem(http.StatusBadRequest, "invalid-body", "the body is not a TokenReview in JSON")
 	}
 	if req.Kind != "TokenReview" || req.APIVersion != authenticationv1.SchemeGroupVersion.String() && req.APIVersion != authenticationv1beta1.SchemeGroupVersion.String() {
-		return req, newProblem(http.StatusBadRequest, "invalid-body", "want kind TokenReview and apiVersion %s or %s", authenticationv1.SchemeGroupVersion, authenticationv1beta1.SchemeGroupVersion)
+		return req, web.NewProblem(http.StatusBadRequest, "invalid-body", "want kind TokenReview and apiVersion %s or %s", authenticationv1.SchemeGroupVersion, authenticationv1beta1.SchemeGroupVersion)
 	}
 	return req, nil
 }

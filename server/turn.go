@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/controlplane"
@@ -29,47 +30,47 @@ type Turns interface {
 var turnIDPattern = regexp.MustCompile(`\A[0-9a-f]{32}\z`)
 
 // takeTurn gives a machine the turn to join as a control plane, or renews it.
-func (h *handler) takeTurn(r *call) (response, error) {
+func (h *handler) takeTurn(r *call) (web.Response, error) {
 	m, err := h.readTurn(r)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), turnTimeout)
 	defer cancel()
 	state, granted, err := h.Cluster.Turns.Take(ctx, m)
 	if err != nil {
-		return response{}, turnUnavailable(err)
+		return web.Response{}, turnUnavailable(err)
 	}
 	if !granted {
-		p := newProblem(http.StatusConflict, api.ProblemTurnTaken, "%s has been joining as a control plane since %s; %s waits for its turn", state.Holder.Node, state.Since.Format(time.RFC3339), m.Node)
+		p := web.NewProblem(http.StatusConflict, api.ProblemTurnTaken, "%s has been joining as a control plane since %s; %s waits for its turn", state.Holder.Node, state.Since.Format(time.RFC3339), m.Node)
 		if state.Learner != "" {
 			p.Detail = fmt.Sprintf("the etcd member %s is still a learner; %s waits until it votes; if that machine no longer joins, remove the member", state.Learner, m.Node)
 		}
-		p.retryAfter = controlplane.RetryEvery
-		return response{}, p
+		p.RetryAfter = controlplane.RetryEvery
+		return web.Response{}, p
 	}
-	return object(http.StatusOK, api.Turn{
+	return web.Object(http.StatusOK, api.Turn{
 		APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node, Since: state.Since, RenewSeconds: int(controlplane.RenewEvery / time.Second),
 	})
 }
 
 // giveBackTurn gives back the turn of a machine, or ends its waiting.
-func (h *handler) giveBackTurn(r *call) (response, error) {
+func (h *handler) giveBackTurn(r *call) (web.Response, error) {
 	m, err := h.readTurn(r)
 	if err != nil {
-		return response{}, err
+		return web.Response{}, err
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), turnTimeout)
 	defer cancel()
 	if err := h.Cluster.Turns.GiveBack(ctx, m); err != nil {
-		return response{}, turnUnavailable(err)
+		return web.Response{}, turnUnavailable(err)
 	}
-	return object(http.StatusOK, api.Turn{APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node})
+	return web.Object(http.StatusOK, api.Turn{APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node})
 }
 
-func turnUnavailable(err error) *problem {
-	p := newProblem(http.StatusServiceUnavailable, "turn-unavailable", "the turn of control planes or the members of etcd cannot be read or changed now; retry")
-	p.cause, p.retryAfter = err, retryAfter
+func turnUnavailable(err error) *web.Problem {
+	p := web.NewProblem(http.StatusServiceUnavailable, "turn-unavailable", "the turn of control planes or the members of etcd cannot be read or changed now; retry")
+	p.Cause, p.RetryAfter = err, retryAfter
 	return p
 }
 
@@ -86,8 +87,8 @@ func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 	}
 	record, why, err := h.bootstrapRecord(r, token, nil)
 	if err != nil {
-		p := newProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
-		p.cause, p.retryAfter = err, retryAfter
+		p := web.NewProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
+		p.Cause, p.RetryAfter = err, retryAfter
 		return controlplane.Machine{}, p
 	}
 	if why != "" {
@@ -98,25 +99,25 @@ func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 		return controlplane.Machine{}, err
 	}
 	if record.Limits.Role != tokens.RoleControlPlane || record.Limits.Problem != nil {
-		return controlplane.Machine{}, newProblem(http.StatusForbidden, "forbidden", "token %s has no role %s", token.ID(), tokens.RoleControlPlane)
+		return controlplane.Machine{}, web.NewProblem(http.StatusForbidden, "forbidden", "token %s has no role %s", token.ID(), tokens.RoleControlPlane)
 	}
 	var req api.TakeTurn
-	if err := readRequest(r, &req); err != nil {
+	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return controlplane.Machine{}, err
 	}
 	if err := tokens.CheckNodeName(req.Node); err != nil {
-		return controlplane.Machine{}, badField("node", "%.300v", err)
+		return controlplane.Machine{}, web.BadField("node", "%.300v", err)
 	}
 	if !turnIDPattern.MatchString(req.ID) {
-		return controlplane.Machine{}, badField("id", "want 32 random hexadecimal digits, in lower case")
+		return controlplane.Machine{}, web.BadField("id", "want 32 random hexadecimal digits, in lower case")
 	}
 	if req.Address != "" {
 		if _, err := netip.ParseAddr(req.Address); err != nil || len(req.Address) > 64 {
-			return controlplane.Machine{}, badField("address", "want an IP address")
+			return controlplane.Machine{}, web.BadField("address", "want an IP address")
 		}
 	}
 	if h.Cluster.Turns == nil {
-		return controlplane.Machine{}, newProblem(http.StatusNotFound, "no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
+		return controlplane.Machine{}, web.NewProblem(http.StatusNotFound, "no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
 	}
 	r.log(slog.String("node", req.Node))
 	return controlplane.Machine{Node: req.Node, ID: req.ID, Address: req.Address}, nil

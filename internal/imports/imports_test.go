@@ -53,7 +53,7 @@ var arrows = []struct {
 	},
 	{
 		"not the server that calls it",
-		[]string{"server/auth/...", "server/convert"},
+		[]string{"server/auth/...", "server/convert", "internal/web"},
 		func(imported string) bool { return imported == module+"server" },
 		"cmd/kubejoin",
 	},

@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -35,7 +36,7 @@ func TestMetricsPageIsComplete(t *testing.T) {
 }
 
 var (
-	usedProblem     = regexp.MustCompile(`newProblem\(http\.\w+, "([a-z-]+)",`)
+	usedProblem     = regexp.MustCompile(`\bNewProblem\(http\.\w+, "([a-z-]+)",`)
 	declaredProblem = regexp.MustCompile(`(?m)^\s*Problem\w+\s*= "([a-z-]+)"`)
 	namedInCell     = regexp.MustCompile("(?m)^\\| `([A-Za-z-]+)`")
 )
@@ -44,9 +45,9 @@ var (
 func TestTroubleshootingIsComplete(t *testing.T) {
 	t.Parallel()
 	page := read(t, "docs/troubleshooting.md")
-	problems := declaredIn(t, harness.RepositoryFile(t, "server"), usedProblem)
-	for name := range declaredIn(t, harness.RepositoryFile(t, "server/api"), declaredProblem) {
-		problems[name] = true
+	problems := declaredIn(t, harness.RepositoryFile(t, "server/api"), declaredProblem)
+	for _, dir := range []string{"server", "internal/web"} {
+		maps.Copy(problems, declaredIn(t, harness.RepositoryFile(t, dir), usedProblem))
 	}
 	for _, part := range []struct {
 		what, heading string

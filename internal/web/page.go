@@ -1,4 +1,4 @@
-package server
+package web
 
 import (
 	"cmp"
@@ -9,17 +9,17 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// page returns the requested part of a list, and the Continue of the next part. The list must be sorted by
+// Page returns the requested part of a list, and the Continue of the next part. The list must be sorted by
 // key. Continue encodes the last key of a part, so that items added or deleted meanwhile do not repeat or
-// hide others. Without a limit, page returns the rest of the list.
-func page[T any](list []T, kind string, key func(T) string, req api.ListPage) (part []T, next string, err error) {
+// hide others. Without a limit, Page returns the rest of the list.
+func Page[T any](list []T, kind string, key func(T) string, req api.ListPage) (part []T, next string, err error) {
 	if req.Limit < 0 || req.Limit > api.MaxPage {
-		return nil, "", badField("limit", "%d given, want 1 to %d", req.Limit, api.MaxPage)
+		return nil, "", BadField("limit", "%d given, want 1 to %d", req.Limit, api.MaxPage)
 	}
 	if req.Continue != "" {
 		last, known := readCursor(kind, req.Continue)
 		if !known {
-			return nil, "", badField("continue", "malformed; want the continue value of another page of this list")
+			return nil, "", BadField("continue", "malformed; want the continue value of another page of this list")
 		}
 		at, found := slices.BinarySearchFunc(list, last, func(item T, last string) int { return cmp.Compare(key(item), last) })
 		if found {

@@ -1,4 +1,4 @@
-package server
+package web
 
 import (
 	"bytes"
@@ -21,9 +21,9 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// readRequest sets the fields of req, a pointer to a struct of package api, from the query and the JSON
+// ReadRequest sets the fields of req, a pointer to a struct of package api, from the query and the JSON
 // body of a request. It is strict: unknown fields, fields given twice and empty values are errors.
-func readRequest(r *call, req any) error {
+func ReadRequest(r *http.Request, req any) error {
 	fields := fieldsOf(reflect.ValueOf(req).Elem())
 	query, err := parseQuery(r)
 	if err != nil {
@@ -36,8 +36,8 @@ func readRequest(r *call, req any) error {
 	return fill(inURL(fields), query, inBody)
 }
 
-// readQuery is readRequest without the body, for requests whose body is not JSON or is ignored.
-func readQuery(r *call, req any) error {
+// ReadQuery is ReadRequest without the body, for requests whose body is not JSON or is ignored.
+func ReadQuery(r *http.Request, req any) error {
 	query, err := parseQuery(r)
 	if err != nil {
 		return err
@@ -45,25 +45,25 @@ func readQuery(r *call, req any) error {
 	return fill(inURL(fieldsOf(reflect.ValueOf(req).Elem())), query, nil)
 }
 
-// Limits of a query. HTTPServer's limit on headers would allow thousands of parameters, and that of an importer's own
+// Limits of a query. The limit of NewServer on headers would allow thousands of parameters, and that of an importer's own
 // server a hundred thousand.
 const (
 	maxQuery      = 8 << 10 // half of maxHeader, so that a long query gets this problem and not an HTTP/2 error
 	maxParameters = 1000
 )
 
-// longQuery returns the problem of a query that exceeds the limits, or nil.
-func longQuery(r *http.Request) *problem {
+// LongQuery returns the problem of a query that exceeds the limits, or nil.
+func LongQuery(r *http.Request) *Problem {
 	if q := r.URL.RawQuery; len(q) > maxQuery || strings.Count(q, "&") >= maxParameters {
-		return newProblem(http.StatusRequestURITooLong, "query-too-long", "the query has %d bytes; want at most %d bytes and %d parameters", len(q), maxQuery, maxParameters)
+		return NewProblem(http.StatusRequestURITooLong, "query-too-long", "the query has %d bytes; want at most %d bytes and %d parameters", len(q), maxQuery, maxParameters)
 	}
 	return nil
 }
 
-func parseQuery(r *call) (url.Values, error) {
+func parseQuery(r *http.Request) (url.Values, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return nil, newProblem(http.StatusBadRequest, "invalid-query", "malformed query: want name=value pairs, percent-encoded")
+		return nil, NewProblem(http.StatusBadRequest, "invalid-query", "malformed query: want name=value pairs, percent-encoded")
 	}
 	return query, nil
 }
@@ -76,7 +76,7 @@ func fill(fields []requestField, query url.Values, inBody map[string]json.RawMes
 			return unknownField(name, "query parameter", fields)
 		}
 		if _, twice := inBody[name]; twice {
-			return badField(name, "given more than once")
+			return BadField(name, "given more than once")
 		}
 		if err := f.set(query[name]); err != nil {
 			return err
@@ -90,24 +90,24 @@ func fill(fields []requestField, query url.Values, inBody map[string]json.RawMes
 
 // readBody sets fields from the JSON body of a request, if there is one, and returns the fields that it had.
 // Names are case-sensitive.
-func readBody(r *call, fields []requestField) (map[string]json.RawMessage, error) {
-	body, err := readAll(r)
+func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessage, error) {
+	body, err := ReadAll(r)
 	if err != nil || len(body) == 0 {
 		return nil, err
 	}
 	// curl -d without a header declares a form. The body must be JSON nevertheless.
-	if !hasType(r, "application/json", "application/x-www-form-urlencoded") {
-		return nil, newProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a JSON body with the content type application/json, or no body")
+	if !HasType(r, "application/json", "application/x-www-form-urlencoded") {
+		return nil, NewProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a JSON body with the content type application/json, or no body")
 	}
 	if !utf8.Valid(body) { // a decoder would replace the invalid bytes
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not valid UTF-8, which JSON requires")
+		return nil, NewProblem(http.StatusBadRequest, "invalid-body", "the body is not valid UTF-8, which JSON requires")
 	}
 	var given map[string]json.RawMessage
 	repeated, err := kjson.UnmarshalStrict(body, &given, kjson.DisallowDuplicateFields)
 	if syntax, at := kjson.SyntaxErrorOffset(err); syntax {
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is not a JSON object: syntax error at byte %d of %d", at, len(body))
+		return nil, NewProblem(http.StatusBadRequest, "invalid-body", "the body is not a JSON object: syntax error at byte %d of %d", at, len(body))
 	} else if err != nil || given == nil {
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body is %s, want a JSON object", kindOf(body))
+		return nil, NewProblem(http.StatusBadRequest, "invalid-body", "the body is %s, want a JSON object", kindOf(body))
 	}
 	names := slices.Sorted(maps.Keys(given))
 	for _, name := range names {
@@ -117,7 +117,7 @@ func readBody(r *call, fields []requestField) (map[string]json.RawMessage, error
 	}
 	var field kjson.FieldError
 	if len(repeated) > 0 && errors.As(repeated[0], &field) {
-		return nil, badField(field.FieldPath(), "given more than once")
+		return nil, BadField(field.FieldPath(), "given more than once")
 	}
 	for _, name := range names {
 		f, _ := find(fields, name)
@@ -131,16 +131,16 @@ func readBody(r *call, fields []requestField) (map[string]json.RawMessage, error
 	return given, nil
 }
 
-// hasType reports whether the Content-Type of a request is one of these types.
-func hasType(r *call, types ...string) bool {
+// HasType reports whether the Content-Type of a request is one of these types.
+func HasType(r *http.Request, types ...string) bool {
 	media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return err == nil && slices.Contains(types, media)
 }
 
 // unknownField returns the problem of an unknown field name. The name may be anything, for example a pasted secret.
-func unknownField(name, what string, fields []requestField) *problem {
-	p := newProblem(http.StatusBadRequest, "invalid-field", "unknown %s %.40q; known: %s", what, name, known(fields))
-	p.Field = name // [handler.failed] redacts and truncates it
+func unknownField(name, what string, fields []requestField) *Problem {
+	p := NewProblem(http.StatusBadRequest, "invalid-field", "unknown %s %.40q; known: %s", what, name, known(fields))
+	p.Field = name // [Problem.Response] redacts and truncates it
 	return p
 }
 
@@ -161,14 +161,14 @@ func kindOf(value []byte) string {
 	return "a number"
 }
 
-// readAll reads a whole body, which the route has limited to MaxBody.
-func readAll(r *call) ([]byte, error) {
+// ReadAll reads a whole body, which the caller has limited to MaxBody.
+func ReadAll(r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
-		return nil, newProblem(http.StatusRequestEntityTooLarge, "body-too-large", "the body has more than %d bytes", tooLarge.Limit)
+		return nil, NewProblem(http.StatusRequestEntityTooLarge, "body-too-large", "the body has more than %d bytes", tooLarge.Limit)
 	} else if err != nil {
-		return nil, newProblem(http.StatusBadRequest, "invalid-body", "the body ended early")
+		return nil, NewProblem(http.StatusBadRequest, "invalid-body", "the body ended early")
 	}
 	return body, nil
 }
@@ -242,19 +242,19 @@ func (f requestField) check() error {
 	switch v := f.value.Interface().(type) {
 	case int:
 		if v == 0 {
-			return badField(f.name, "0 given, want 1 to %d; leave it out for %s", most, usual)
+			return BadField(f.name, "0 given, want 1 to %d; leave it out for %s", most, usual)
 		}
 	case []string:
 		if len(v) == 0 && f.name != "groups" {
-			return badField(f.name, "is empty; leave it out for the default")
+			return BadField(f.name, "is empty; leave it out for the default")
 		}
 		if slices.Contains(v, "") {
-			return badField(f.name, "item %d of the list is empty", slices.Index(v, "")+1)
+			return BadField(f.name, "item %d of the list is empty", slices.Index(v, "")+1)
 		}
 	case bool, json.RawMessage:
 	default: // strings, and a secret
 		if f.value.Len() == 0 && f.name != "description" {
-			return badField(f.name, "is empty; leave it out for the default")
+			return BadField(f.name, "is empty; leave it out for the default")
 		}
 	}
 	return nil
@@ -263,7 +263,7 @@ func (f requestField) check() error {
 // decode sets the field from JSON. Its problems quote no values except numbers, because a value may be a secret.
 func (f requestField) decode(value json.RawMessage) error {
 	if string(value) == "null" {
-		return badField(f.name, "is null; leave it out for the default")
+		return BadField(f.name, "is null; leave it out for the default")
 	}
 	err := json.Unmarshal(value, f.value.Addr().Interface())
 	var kind *json.UnmarshalTypeError
@@ -275,7 +275,7 @@ func (f requestField) decode(value json.RawMessage) error {
 	case int:
 		want = "a whole number"
 		if given == "a number" {
-			given = safetext.Text(string(value), maxField)
+			given = safetext.Text(string(value), MaxField)
 		}
 	case bool:
 		want = "true or false"
@@ -285,7 +285,7 @@ func (f requestField) decode(value json.RawMessage) error {
 			given += " of other values"
 		}
 	}
-	return badField(f.name, "%s given, want %s", given, want)
+	return BadField(f.name, "%s given, want %s", given, want)
 }
 
 // set sets the field from a query parameter. A list may be a repeated parameter, or separated by commas.
@@ -301,7 +301,7 @@ func (f requestField) set(values []string) error {
 		return nil
 	}
 	if len(values) != 1 {
-		return badField(f.name, "given more than once")
+		return BadField(f.name, "given more than once")
 	}
 	switch v := f.value.Addr().Interface().(type) {
 	case *string:
@@ -309,7 +309,7 @@ func (f requestField) set(values []string) error {
 	case *int:
 		n, err := strconv.Atoi(values[0])
 		if err != nil {
-			return badField(f.name, "%.40q is not a number", values[0])
+			return BadField(f.name, "%.40q is not a number", values[0])
 		}
 		*v = n
 	case *bool:
@@ -319,7 +319,7 @@ func (f requestField) set(values []string) error {
 		case "false":
 			*v = false
 		default:
-			return badField(f.name, "%.40q given, want true or false", values[0])
+			return BadField(f.name, "%.40q given, want true or false", values[0])
 		}
 	}
 	return nil

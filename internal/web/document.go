@@ -1,4 +1,4 @@
-package server
+package web
 
 import (
 	"bytes"
@@ -21,27 +21,28 @@ const (
 	packMinSize = 512
 )
 
-// A document is a public response body, made once for all clients.
-type document struct {
+// A version is a public response body, made once for all clients.
+type version struct {
 	body []byte
 	tag  func() string // strong entity tag, without quotes
 	gzip atomic.Pointer[[]byte]
 }
 
-// A publicDocument holds the current version of a document that may change. The zero value is ready to use.
-type publicDocument struct {
+// A Document is a public document that may change: the same for all clients. It keeps the compressed form and the entity
+// tag of the current version. The zero value is ready to use.
+type Document struct {
 	mu      sync.Mutex
-	last    *document
+	last    *version
 	packing bool
 	packed  time.Time // when the last compression began
 }
 
-// document returns the document of a body, which the caller must not change afterwards. It reuses the tag
-// and the compressed form of the last document if the bytes are the same.
-func (p *publicDocument) document(body []byte) *document {
+// version returns the version with a body, which the caller must not change afterwards. It reuses the tag
+// and the compressed form of the last version if the bytes are the same.
+func (p *Document) version(body []byte) *version {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	next := &document{body: body}
+	next := &version{body: body}
 	if last := p.last; last != nil && bytes.Equal(body, last.body) { // cheap if they share memory
 		next.tag = last.tag
 		next.gzip.Store(last.gzip.Load())
@@ -55,9 +56,9 @@ func (p *publicDocument) document(body []byte) *document {
 	return next
 }
 
-// pack compresses the document in the background, unless it is compressed already or a compression began
+// pack compresses a version in the background, unless it is compressed already or a compression began
 // less than packInterval ago. Until it is done, responses are not compressed.
-func (p *publicDocument) pack(d *document) {
+func (p *Document) pack(d *version) {
 	if len(d.body) < packMinSize {
 		return
 	}
@@ -95,13 +96,13 @@ func compressed(body []byte) []byte {
 	return bytes.Clone(b.Bytes())
 }
 
-// answer returns the document as a response: compressed if the client accepts that, or 304 if the client
-// has the current version. Caches must revalidate each time (RFC 9111, section 5.2.2.4). vary are the
+// Respond returns the document, with its current body, as a response: compressed if the client accepts that, or 304 if
+// the client has the current version. Caches must revalidate each time (RFC 9111, section 5.2.2.4). vary are the
 // headers beside Accept-Encoding that have selected the document.
-func (p *publicDocument) answer(r *call, body []byte, contentType string, vary ...string) response {
-	d := p.document(body)
+func (p *Document) Respond(r *http.Request, body []byte, contentType string, vary ...string) Response {
+	d := p.version(body)
 	identity := `"` + d.tag() + `"`
-	a := response{contentType: contentType, body: d.body, header: map[string]string{
+	a := Response{ContentType: contentType, Body: d.body, Header: map[string]string{
 		"ETag":          identity,
 		"Cache-Control": "no-cache",
 		"Vary":          strings.Join(append(vary, "Accept-Encoding"), ", "),
@@ -112,7 +113,7 @@ func (p *publicDocument) answer(r *call, body []byte, contentType string, vary .
 	has := r.Header.Values("If-None-Match")
 	switch {
 	case gzips && matches(has, packed):
-		a.header["ETag"] = packed
+		a.Header["ETag"] = packed
 	case matches(has, identity):
 	default:
 		if !gzips {
@@ -121,12 +122,12 @@ func (p *publicDocument) answer(r *call, body []byte, contentType string, vary .
 		if small := d.gzip.Load(); small == nil {
 			p.pack(d)
 		} else if *small != nil {
-			a.body = *small
-			a.header["ETag"], a.header["Content-Encoding"] = packed, "gzip"
+			a.Body = *small
+			a.Header["ETag"], a.Header["Content-Encoding"] = packed, "gzip"
 		}
 		return a
 	}
-	a.status, a.body = http.StatusNotModified, nil
+	a.Status, a.Body = http.StatusNotModified, nil
 	return a
 }
 
@@ -169,6 +170,20 @@ func matches(headers []string, tag string) bool {
 			item = strings.TrimSpace(item)
 			if item == "*" || strings.TrimPrefix(item, "W/") == tag {
 				return true
+			}
+		}
+	}
+	return false
+}
+
+// Accepts reports whether an Accept header names the media type want. A wildcard does not count: curl
+// sends */* by default.
+func Accepts(accept []string, want string) bool {
+	for _, header := range accept {
+		for item := range strings.SplitSeq(header, ",") {
+			media, parameters, _ := strings.Cut(item, ";")
+			if strings.EqualFold(strings.TrimSpace(media), want) {
+				return quality(parameters) > 0
 			}
 		}
 	}
