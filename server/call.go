@@ -23,7 +23,7 @@ type action func(r *call) (web.Response, error)
 // A call is a request in progress.
 type call struct {
 	*http.Request
-	limits *httplimit.Request
+	limits *httplimit.Usage
 	user   auth.User   // who sent it; zero until identify is called
 	attrs  []slog.Attr // for the log line of the request
 }
@@ -45,7 +45,7 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 		start := time.Now()
 		r = r.WithContext(r.Context()) // a copy, because its Body is replaced
 		r.Body = http.MaxBytesReader(w, r.Body, web.MaxBody)
-		act, c := act, &call{Request: r, limits: h.limiter.Request(class, kind, r.RemoteAddr, auth.Credential(r))}
+		act, c := act, &call{Request: r, limits: h.limiter.Use(class, kind, r.RemoteAddr, auth.Credential(r))}
 		refusal := c.limits.Enter(func() bool { return class == httplimit.Certificates && (h.isToken(r) || h.provesMachine(r)) })
 		defer c.limits.Leave()
 		if refused := cmp.Or(web.Exceeds(refusal), web.CrossOrigin(r), web.LongQuery(r)); refused != nil {

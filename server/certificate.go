@@ -344,7 +344,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 	if !machine {
 		p := h.maySigner(r, user, "sign", request.SignerName)
 		// CheckAdmission refuses most subjects in system:masters, whatever the caller may do.
-		name := approval.ReservedName(request.CSR)
+		name := approval.SystemName(request.CSR)
 		if p == nil && name != "" && approval.CheckSubject(request, approval.ReasonSubjectRestriction) == nil {
 			if p = h.maySigner(r, user, "approve", request.SignerName); p != nil && p.Status == http.StatusForbidden {
 				p.Detail = fmt.Sprintf("%s, which a certificate for %.100q requires, because Kubernetes reserves this name", p.Detail, safetext.Redact(name))

@@ -82,7 +82,7 @@ func certifying(t testing.TB) (*site, *record) {
 			Signers: signer.FixedSigners(signers), Record: kept,
 			Facts: signer.Standalone{
 				Claims: s.store.Claims(), DNSSuffixes: scope.DNSSuffixes,
-				Keep: approval.Reserved{APIServer: []string{"api.example.com"}},
+				Keep: approval.ClusterAddresses{APIServer: []string{"api.example.com"}},
 			},
 			Nodes: &admission.Nodes{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}, RejoinWindow: 30 * 24 * time.Hour},
 		},

@@ -112,7 +112,7 @@ func FuzzTokens(f *testing.F) {
 	f.Add(byte(len(routes)-1), "", []byte(`{"object": {"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "spec": {"request": "eA==", "expirationSeconds": -1}}}`))
 	f.Add(byte(len(routes)-1), "csr=x", []byte(`{"object": {"apiVersion": "certificates.k8s.io/v1", "status": {"conditions": [null]}}}`))
 	s := newSite(f)
-	s.Minting.Advertise, s.Claims, s.Issued, s.Logger = "127.0.0.1:9443", s.store.Claims(), rowrecord.New(s.store.Issued()), slog.New(slog.DiscardHandler)
+	s.Minting.Advertise, s.Claims, s.IssuanceRecord, s.Logger = "127.0.0.1:9443", s.store.Claims(), rowrecord.New(s.store.Issued()), slog.New(slog.DiscardHandler)
 	s.Cluster.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
 			return api.RequestExplanation{}, tokens.ErrNotFound

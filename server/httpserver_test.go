@@ -31,7 +31,7 @@ func TestTLSVersions(t *testing.T) {
 		t.Run(fmt.Sprintf("%x %x %x", test.least, test.client.MaxVersion, test.client.CipherSuites), func(t *testing.T) {
 			s := newSite(t)
 			s.Logger = nil
-			certificate := &servingcert.Issued{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
+			certificate := &servingcert.Source{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
 			if _, err := certificate.Step(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -20,14 +20,14 @@ func (h *handler) listIssued(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	if h.Issued == nil {
+	if h.IssuanceRecord == nil {
 		return web.Response{}, noRecord()
 	}
 	query, err := issuanceQuery(req, time.Now())
 	if err != nil {
 		return web.Response{}, err
 	}
-	page, err := h.Issued.List(r.Context(), query)
+	page, err := h.IssuanceRecord.List(r.Context(), query)
 	switch {
 	case errors.Is(err, issuance.ErrCursor):
 		return web.Response{}, web.BadField("continue", "malformed; want the continue value of another page of the issuance record")
@@ -47,14 +47,14 @@ func (h *handler) getIssued(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &struct{}{}); err != nil {
 		return web.Response{}, err
 	}
-	if h.Issued == nil {
+	if h.IssuanceRecord == nil {
 		return web.Response{}, noRecord()
 	}
 	serial, err := issuance.ParseSerial(chi.URLParam(r.Request, "serial"))
 	if err != nil {
 		return web.Response{}, web.BadField("serial", "want a serial number in hexadecimal digits, as 'openssl x509 -noout -serial' prints it")
 	}
-	e, err := h.Issued.Get(r.Context(), serial)
+	e, err := h.IssuanceRecord.Get(r.Context(), serial)
 	switch {
 	case errors.Is(err, issuance.ErrNotFound):
 		return web.Response{}, web.NewProblem(http.StatusNotFound, "not-issued", "the issuance record has no certificate with serial number %s: kubejoin did not issue it, or --issuance-retention (90 days) has passed since it expired", serial)

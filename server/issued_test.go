@@ -20,7 +20,7 @@ import (
 func recorded(t *testing.T) *site {
 	t.Helper()
 	s := newSite(t)
-	s.Issued = rowrecord.New(s.store.Issued())
+	s.IssuanceRecord = rowrecord.New(s.store.Issued())
 	now := time.Now()
 	for i, e := range []issuance.Entry{
 		{Outcome: issuance.Issued, TokenID: "qwertz", Node: "worker-1", Serial: "1f", NotAfter: now.AddDate(0, 0, 10), Certificate: "-----BEGIN CERTIFICATE-----\n"},
@@ -28,7 +28,7 @@ func recorded(t *testing.T) *site {
 		{Outcome: issuance.Refused, Requester: "system:node:worker-2", Node: "worker-3", Reason: "Bad"},
 	} {
 		e.Time, e.Signer = now.Add(time.Duration(i-3)*time.Hour), "kubernetes.io/kube-apiserver-client-kubelet"
-		if err := s.Issued.Append(t.Context(), e); err != nil {
+		if err := s.IssuanceRecord.Append(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -103,7 +103,7 @@ func TestMissingOrBrokenRecordIsAProblem(t *testing.T) {
 		{broken{}, 503, "cannot be read now"},
 	} {
 		s := newSite(t)
-		s.Issued = test.store
+		s.IssuanceRecord = test.store
 		s.start(t)
 		for _, path := range []string{"/v1/issued", "/v1/issued/1f"} {
 			if got := s.do(t, "GET", path, adminBearer, "", ""); got.status != test.status || !strings.Contains(got.body, test.want) || strings.Contains(got.body, "/var/lib") {

@@ -84,15 +84,15 @@ func (h *handler) createToken(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	request, err := convert.CreateRequest(r.Context(), req, time.Now(), h.Minting.SignTimeout, h.nodeReader(r))
+	creation, err := convert.Creation(r.Context(), req, time.Now(), h.Minting.SignTimeout, h.nodeReader(r))
 	if err == nil {
-		err = h.mayCreate(r, &request.Record)
+		err = h.mayCreate(r, &creation.Record)
 	}
 	if err != nil {
 		return web.Response{}, err
 	}
-	r.log(slog.String("token", request.Record.Token.ID()))
-	made, err := h.minter.Create(r.Context(), request)
+	r.log(slog.String("token", creation.Record.Token.ID()))
+	made, err := h.minter.Create(r.Context(), creation)
 	if err != nil {
 		return web.Response{}, notMinted(err)
 	}
@@ -100,7 +100,7 @@ func (h *handler) createToken(r *call) (web.Response, error) {
 	if made.Existing { // a new token is known to be signed after the wait
 		v, made.Warnings = h.view(r.Context(), made.Warnings)
 	}
-	t := v.Minted(made, request)
+	t := v.Minted(made, creation)
 	if made.Existing || req.DryRun {
 		return web.Object(http.StatusOK, t)
 	}

@@ -186,7 +186,7 @@ func TestReferenceIsTextForOtherClients(t *testing.T) {
 // Runs the commands of the page in a shell. Catches one that fails or that uses another path than its operation.
 func TestReferenceCommandsRunInShell(t *testing.T) {
 	s, _ := certifying(t)
-	s.Issued = rowrecord.New(s.store.Issued())
+	s.IssuanceRecord = rowrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record = rowrecord.New(s.store.Issued())
 	s.Revocations = &desk.Desk{Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}}
 	s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})

@@ -477,7 +477,7 @@ func TestRevokedTokenBarsMachineThatRejoined(t *testing.T) {
 	for name, change := range map[string]func(*tokens.Record){"limited": once, "without limits": nil} {
 		t.Run(name, func(t *testing.T) {
 			s, _ := revoking(t)
-			s.Issued, s.Certificates.Authority.Record = nil, nil // only the identity knows the token
+			s.IssuanceRecord, s.Certificates.Authority.Record = nil, nil // only the identity knows the token
 			s.start(t)
 			token := s.token(t, change)
 			m := machine{node: "worker-1", key: csrtest.NewKey()}

@@ -89,7 +89,7 @@ func (h *handler) revoke(r *call) (web.Response, error) {
 	if h.Revocations == nil {
 		return web.Response{}, noRevocations()
 	}
-	asked := desk.Request{
+	asked := desk.Order{
 		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: r.user.Name, DryRun: req.DryRun,
 	}
 	if err := convert.Invalid(asked.Check()); err != nil {

@@ -34,7 +34,7 @@ func revoking(t testing.TB) (*site, *revocation.Guard) {
 	t.Helper()
 	s, _ := certifying(t)
 	guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
-	s.Issued = rowrecord.New(s.store.Issued())
+	s.IssuanceRecord = rowrecord.New(s.store.Issued())
 	s.Certificates.Authority.Record, s.Certificates.Authority.Revocations = rowrecord.New(s.store.Issued()), guard
 	pool := x509.NewCertPool()
 	pool.AddCert(s.ca.Certificate())
@@ -277,7 +277,7 @@ func TestRevocationProblems(t *testing.T) {
 }
 
 // failedRequested is Requested without a response of the API server.
-func failedRequested(context.Context) ([]revocation.Issued, error) { return nil, errAway }
+func failedRequested(context.Context) ([]revocation.Certificate, error) { return nil, errAway }
 
 // Catches a certificate that leaves although its node's revocation could not be read.
 func TestIssuesNothingWhileRevocationsAreUnavailable(t *testing.T) {

@@ -62,7 +62,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 		t.Fatal(err)
 	}
 	s.Minting.Advertise, s.Logger, s.Status.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
-	s.Issued, s.Certificates.Authority.Record = rowrecord.New(s.store.Issued()), rowrecord.New(s.store.Issued())
+	s.IssuanceRecord, s.Certificates.Authority.Record = rowrecord.New(s.store.Issued()), rowrecord.New(s.store.Issued())
 	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
 	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Cluster.Turns = &fakeTurns{}
@@ -91,7 +91,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 	for _, path := range []string{"/", "/openapi.json"} { // rendered by the first request
 		w.handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", path, nil))
 	}
-	page, err := s.Issued.List(t.Context(), issuance.Query{Limit: 1})
+	page, err := s.IssuanceRecord.List(t.Context(), issuance.Query{Limit: 1})
 	if err != nil || len(page.Entries) != 1 || page.Next == "" {
 		t.Fatalf("%+v %v", page, err)
 	}

@@ -43,10 +43,10 @@ type Server struct {
 	Webhooks Webhooks
 	// Cluster has what only a Kubernetes cluster can provide. The zero Cluster is for a server without one.
 	Cluster Cluster
-	// Issued is the issuance record. If it is nil, /v1/issued returns 404.
-	Issued issuance.Store
+	// IssuanceRecord is the issuance record. If it is nil, /v1/issued returns 404.
+	IssuanceRecord issuance.Store
 	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404. Handler copies it, and fills
-	// its nil fields Tokens, ClusterInfo, Claims, Issued and Node with those of the Server.
+	// its nil fields Tokens, ClusterInfo, Claims, IssuanceRecord and Node with those of the Server.
 	Revocations *desk.Desk
 	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:
 	// after a release, the store keeps the past of the claim for that long, so that its certificates
@@ -241,8 +241,8 @@ func (s Server) desk() *desk.Desk {
 	if d.Claims == nil {
 		d.Claims = s.Claims
 	}
-	if d.Issued == nil {
-		d.Issued = s.Issued
+	if d.IssuanceRecord == nil {
+		d.IssuanceRecord = s.IssuanceRecord
 	}
 	if d.Node == nil {
 		d.Node = s.Cluster.Node

@@ -85,7 +85,7 @@ func newSite(t testing.TB) *site {
 // start serves s with its current fields.
 func (s *site) start(t testing.TB) {
 	t.Helper()
-	certificate := &servingcert.Issued{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
+	certificate := &servingcert.Source{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
 	if _, err := certificate.Step(t.Context()); err != nil {
 		t.Fatal(err)
 	}

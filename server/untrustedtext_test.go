@@ -21,7 +21,7 @@ import (
 // Problems shorten long values. Catches a part of a token secret that is left in a problem or in the log.
 func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 	s := newSite(t)
-	s.Claims, s.Issued = s.store.Claims(), rowrecord.New(s.store.Issued())
+	s.Claims, s.IssuanceRecord = s.store.Claims(), rowrecord.New(s.store.Issued())
 	s.start(t)
 	const token = "8w4usg.qwertzuiopasdfgh"
 	for n := range 64 {

@@ -94,8 +94,8 @@ func (reportsEverything) Reporters(_ context.Context, _ string, addresses []stri
 	return map[string][]string{"10.0.0.6": {"worker-2"}}, nil
 }
 
-func (reportsEverything) Reserved(context.Context) (approval.Reserved, error) {
-	return approval.Reserved{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, APIServer: []string{"10.0.0.1", "api.example.com"}}, nil
+func (reportsEverything) ClusterAddresses(context.Context) (approval.ClusterAddresses, error) {
+	return approval.ClusterAddresses{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}, APIServer: []string{"10.0.0.1", "api.example.com"}}, nil
 }
 
 // A node requests a serving certificate for names that its Node reports and that are in scope. The rules must deny

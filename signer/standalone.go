@@ -21,7 +21,7 @@ type Standalone struct {
 	// DNSSuffixes are the domains that contain the nodes' DNS names, for example "example.com" or ".example.com".
 	DNSSuffixes []string
 	// Keep lists what no node may have in a serving certificate.
-	Keep approval.Reserved
+	Keep approval.ClusterAddresses
 }
 
 var _ approval.Facts = Standalone{}
@@ -82,4 +82,6 @@ func (s Standalone) Reporters(ctx context.Context, name string, addresses []stri
 }
 
 // Reserved returns Keep.
-func (s Standalone) Reserved(context.Context) (approval.Reserved, error) { return s.Keep, nil }
+func (s Standalone) ClusterAddresses(context.Context) (approval.ClusterAddresses, error) {
+	return s.Keep, nil
+}

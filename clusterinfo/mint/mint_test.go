@@ -84,7 +84,7 @@ var both = []struct {
 }{
 	{"Join", 0, func(ctx context.Context, s *site, r tokens.Record) (mint.Minted, error) { return s.Join(ctx, r) }},
 	{"Create", 1, func(ctx context.Context, s *site, r tokens.Record) (mint.Minted, error) {
-		return s.Create(ctx, mint.Request{Record: r, Wait: mint.DefaultSignTimeout})
+		return s.Create(ctx, mint.Creation{Record: r, Wait: mint.DefaultSignTimeout})
 	}},
 }
 
@@ -178,7 +178,7 @@ func TestTakesStoredRecordAsTemplate(t *testing.T) {
 			return made.Record, err
 		},
 		"dry run": func(s *site, r tokens.Record) (tokens.Record, error) {
-			made, err := s.Create(t.Context(), mint.Request{Record: r, DryRun: true})
+			made, err := s.Create(t.Context(), mint.Creation{Record: r, DryRun: true})
 			return made.Record, err
 		},
 	}
@@ -215,7 +215,7 @@ func TestCreateReturnsJoinForBothUsages(t *testing.T) {
 					if r.Signing, r.Authentication = signing, authentication; !authentication {
 						r.Groups = nil
 					}
-					made, err := s.Create(t.Context(), mint.Request{Record: r, Wait: wait, DryRun: dryRun})
+					made, err := s.Create(t.Context(), mint.Creation{Record: r, Wait: wait, DryRun: dryRun})
 					if joins := made.Join.Token == r.Token; err != nil || joins != (signing && authentication) || made.Record.Token != r.Token {
 						t.Errorf("signing %t, authentication %t, wait %s, dry run %t: got a join %t, %v", signing, authentication, wait, dryRun, joins, err)
 					}
@@ -239,7 +239,7 @@ func TestWarnings(t *testing.T) {
 		s := newSite(t)
 		r := newRecord(time.Hour)
 		change(&r)
-		made, err := s.Create(t.Context(), mint.Request{Record: r, DryRun: true})
+		made, err := s.Create(t.Context(), mint.Creation{Record: r, DryRun: true})
 		if text := strings.Join(made.Warnings, "\n"); err != nil || !strings.Contains(text, want) || want == "" && text != "" {
 			t.Errorf("got warnings %q, %v, want %q", text, err, want)
 		}
@@ -342,13 +342,13 @@ func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
 		for i, call := range []func() (mint.Minted, error){
 			func() (mint.Minted, error) { return m.Join(t.Context(), newRecord(time.Hour)) },
 			func() (mint.Minted, error) {
-				return m.Create(t.Context(), mint.Request{Record: newRecord(time.Hour)})
+				return m.Create(t.Context(), mint.Creation{Record: newRecord(time.Hour)})
 			},
 			func() (mint.Minted, error) {
-				return m.Create(t.Context(), mint.Request{Record: newRecord(time.Hour), Chosen: true, DryRun: true})
+				return m.Create(t.Context(), mint.Creation{Record: newRecord(time.Hour), Chosen: true, DryRun: true})
 			},
 			func() (mint.Minted, error) {
-				return m.Create(t.Context(), mint.Request{Record: signs, Wait: time.Second})
+				return m.Create(t.Context(), mint.Creation{Record: signs, Wait: time.Second})
 			},
 		} {
 			_, err := call()
@@ -361,14 +361,14 @@ func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
 		}
 		authenticates := newRecord(time.Hour)
 		authenticates.Signing = false
-		if _, err := m.Create(t.Context(), mint.Request{Record: authenticates, DryRun: true}); err != nil {
+		if _, err := m.Create(t.Context(), mint.Creation{Record: authenticates, DryRun: true}); err != nil {
 			t.Errorf("%s: a token that does not sign: %v", name, err)
 		}
 	}
 	// The signer may add a missing kubeconfig.
 	for _, info := range []fixed{{}, {err: clusterinfo.ErrNotFound}, {err: errors.New("etcd is on fire")}} {
 		m := &mint.Minter{Tokens: s.store, ClusterInfo: info}
-		if _, err := m.Create(t.Context(), mint.Request{Record: newRecord(time.Hour), DryRun: true}); err != nil {
+		if _, err := m.Create(t.Context(), mint.Creation{Record: newRecord(time.Hour), DryRun: true}); err != nil {
 			t.Errorf("%+v: %v", info, err)
 		}
 	}
@@ -399,13 +399,13 @@ func TestRefusesIDOfDeletedTokenWithClaims(t *testing.T) {
 	if _, err := claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: old.Token.ID(), TokenUID: old.UID}); err != nil {
 		t.Fatal(err)
 	}
-	if made, err := s.Create(t.Context(), mint.Request{Record: record, Chosen: true}); err != nil || !made.Existing {
+	if made, err := s.Create(t.Context(), mint.Creation{Record: record, Chosen: true}); err != nil || !made.Existing {
 		t.Errorf("the token exists: got %+v, %v", made, err)
 	}
 	if err := s.store.Delete(t.Context(), s.record(t, old.Token.ID())); err != nil {
 		t.Fatal(err)
 	}
-	_, err = s.Create(t.Context(), mint.Request{Record: record, Chosen: true})
+	_, err = s.Create(t.Context(), mint.Creation{Record: record, Chosen: true})
 	if reason(t, err) != mint.Exists || !strings.Contains(err.Error(), "still holds the name of node worker-1 (1 names in total)") || len(s.ids(t)) > 0 {
 		t.Errorf("got %v", err)
 	}

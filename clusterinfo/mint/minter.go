@@ -141,8 +141,8 @@ func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...fun
 	return made, nil
 }
 
-// A Request describes a token to create.
-type Request struct {
+// A Creation describes a token to create.
+type Creation struct {
 	Record tokens.Record
 	// Chosen reports that the caller chose the token, and may have sent the request before. If a token of its ID exists,
 	// Create returns it if it matches the request, and otherwise fails. Without Chosen, Create generates a token of another
@@ -160,7 +160,7 @@ type Request struct {
 // Create creates a token and waits for its signature. If no signature appears, the token stays, unlike that of Join:
 // the caller may know the token. If the caller chose the token, Create is idempotent. Errors other than an [Error] are
 // those of tokens.Record.CheckNew.
-func (m *Minter) Create(ctx context.Context, r Request) (Minted, error) {
+func (m *Minter) Create(ctx context.Context, r Creation) (Minted, error) {
 	var err error
 	if r.Record, err = newRecord(r.Record); err != nil {
 		return Minted{}, err
@@ -223,7 +223,7 @@ func newRecord(record tokens.Record) (tokens.Record, error) {
 }
 
 // tryCreate returns what Create would return, and stores nothing.
-func (m *Minter) tryCreate(ctx context.Context, r Request, now time.Time) (Minted, error) {
+func (m *Minter) tryCreate(ctx context.Context, r Creation, now time.Time) (Minted, error) {
 	made := Minted{Record: r.Record}
 	switch _, err := m.Tokens.Get(ctx, r.Record.Token.ID()); {
 	case err == nil && !r.Chosen:

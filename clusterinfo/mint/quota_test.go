@@ -43,7 +43,7 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 				}
 			}
 			dryRun := func(by *site) error {
-				_, err := by.Create(t.Context(), mint.Request{Record: recordOf("ada", time.Hour), DryRun: true})
+				_, err := by.Create(t.Context(), mint.Creation{Record: recordOf("ada", time.Hour), DryRun: true})
 				return err
 			}
 			first := replica()
@@ -105,7 +105,7 @@ func TestCountOfTokensDoesNotWaitForever(t *testing.T) {
 		}).Store(s.store)
 		ask := func() {
 			began := time.Now()
-			_, err := s.Create(t.Context(), mint.Request{Record: recordOf("ada", time.Hour)})
+			_, err := s.Create(t.Context(), mint.Creation{Record: recordOf("ada", time.Hour)})
 			if took := time.Since(began); reason(t, err) != mint.Unavailable || took > 10*time.Second {
 				t.Errorf("got %v after %s", err, took)
 			}
@@ -135,7 +135,7 @@ func TestCountsTokensMadeDuringTheCount(t *testing.T) {
 		return nil
 	}, "Store.List").Store(s.store)
 	ask := func() error {
-		_, err := s.Create(t.Context(), mint.Request{Record: recordOf("ada", time.Hour)})
+		_, err := s.Create(t.Context(), mint.Creation{Record: recordOf("ada", time.Hour)})
 		return err
 	}
 	first := make(chan error)
@@ -154,7 +154,7 @@ func TestCountsTokensMadeDuringTheCount(t *testing.T) {
 func TestRepeatedCreateDoesNotCountTwice(t *testing.T) {
 	s := newSite(t)
 	s.UserTokens = 1
-	r := mint.Request{Record: recordOf("ada", time.Hour), Chosen: true}
+	r := mint.Creation{Record: recordOf("ada", time.Hour), Chosen: true}
 	for _, existing := range []bool{false, true} {
 		if made, err := s.Create(t.Context(), r); err != nil || made.Existing != existing {
 			t.Errorf("got %+v, %v", made, err)
@@ -201,10 +201,10 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 			authenticates := newRecord(time.Hour)
 			authenticates.Signing = false
 			for _, dryRun := range []bool{true, false} {
-				if _, err := s.Create(t.Context(), mint.Request{Record: newRecord(time.Hour), DryRun: dryRun}); reason(t, err) != mint.Full {
+				if _, err := s.Create(t.Context(), mint.Creation{Record: newRecord(time.Hour), DryRun: dryRun}); reason(t, err) != mint.Full {
 					t.Errorf("dry run %t: %v", dryRun, err)
 				}
-				if _, err := s.Create(t.Context(), mint.Request{Record: authenticates, DryRun: dryRun}); err != nil {
+				if _, err := s.Create(t.Context(), mint.Creation{Record: authenticates, DryRun: dryRun}); err != nil {
 					t.Errorf("dry run %t without usage signing: %v", dryRun, err)
 				}
 			}
@@ -253,7 +253,7 @@ func TestRepeatedCreateNeedsNoSpaceInClusterInfo(t *testing.T) {
 	s := newSite(t)
 	info := &limited{ClusterInfo: s.info, capacity: 1, signed: map[string]bool{}}
 	s.ClusterInfo = info
-	r := mint.Request{Record: newRecord(time.Hour), Chosen: true}
+	r := mint.Creation{Record: newRecord(time.Hour), Chosen: true}
 	for _, existing := range []bool{false, true} {
 		for _, r.DryRun = range []bool{true, false} {
 			if made, err := s.Create(t.Context(), r); err != nil || made.Existing != existing {

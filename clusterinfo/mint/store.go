@@ -133,7 +133,7 @@ func (m *Minter) delete(ctx context.Context, record tokens.Record) error {
 // request whose response was lost. The error names the fields that differ only if the secret is right. That reveals
 // nothing new, because a signature in cluster-info also shows whether a secret is right. A wrong secret takes the same
 // time as a right one.
-func (m *Minter) recreate(ctx context.Context, r Request, record tokens.Record, now time.Time) (tokens.Record, error) {
+func (m *Minter) recreate(ctx context.Context, r Creation, record tokens.Record, now time.Time) (tokens.Record, error) {
 	stored, err := m.Tokens.Get(ctx, record.Token.ID())
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):

@@ -142,7 +142,7 @@ func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 				s := newSite(t)
 				s.Tokens = s.failing(test.before, test.after)
 				r := newRecord(time.Hour)
-				_, err := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, Wait: time.Second})
+				_, err := s.Create(t.Context(), mint.Creation{Record: r, Chosen: true, Wait: time.Second})
 				if reason(t, err) != test.reason || len(s.ids(t)) != test.left {
 					t.Errorf("got %v with %d tokens left", err, len(s.ids(t)))
 				}
@@ -190,7 +190,7 @@ func TestRefusesTokenOfEarlierCall(t *testing.T) {
 	calls := slices.Clone(both)
 	calls = append(calls, both[1])
 	calls[2].name, calls[2].call = "dry run", func(ctx context.Context, s *site, r tokens.Record) (mint.Minted, error) {
-		return s.Create(ctx, mint.Request{Record: r, DryRun: true})
+		return s.Create(ctx, mint.Creation{Record: r, DryRun: true})
 	}
 	for _, how := range calls {
 		synctest.Test(t, func(t *testing.T) {
@@ -298,7 +298,7 @@ func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 		s := newSite(t)
 		s.ClusterInfo = pending{s.info}
 		r := newRecord(time.Hour)
-		_, err := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, Wait: 50 * time.Millisecond})
+		_, err := s.Create(t.Context(), mint.Creation{Record: r, Chosen: true, Wait: 50 * time.Millisecond})
 		var e *mint.Error
 		if !errors.As(err, &e) || e.Reason != mint.NotSigned || e.TokenID != r.Token.ID() || !strings.Contains(e.Message, "within 50ms; the signer should be the signer of the test") ||
 			!strings.Contains(e.Fate, "was created nevertheless and expires at") || strings.Contains(err.Error(), r.Token.RevealSecret()) {
@@ -308,12 +308,12 @@ func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 			t.Error("the store has another token than that of the request")
 		}
 		// A caller that does not wait, or that needs no signature, gets no error.
-		if _, err := s.Create(t.Context(), mint.Request{Record: newRecord(time.Hour)}); err != nil {
+		if _, err := s.Create(t.Context(), mint.Creation{Record: newRecord(time.Hour)}); err != nil {
 			t.Error(err)
 		}
 		authenticates := newRecord(time.Hour)
 		authenticates.Signing = false
-		if _, err := s.Create(t.Context(), mint.Request{Record: authenticates, Wait: time.Second}); err != nil {
+		if _, err := s.Create(t.Context(), mint.Creation{Record: authenticates, Wait: time.Second}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -402,7 +402,7 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 				change(&r)
 				return r
 			}
-			request := mint.Request{Record: record(test.first), Chosen: true, Wait: time.Second}
+			request := mint.Creation{Record: record(test.first), Chosen: true, Wait: time.Second}
 			lifetime := func() time.Duration {
 				if test.fixedEnd || request.Record.Expires.IsZero() {
 					return 0
@@ -481,10 +481,10 @@ func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 				r.Created, r.Expires = r.Created.Add(test.created), r.Expires.Add(test.expires)
 			}).Store(s.store)
 			own := tokens.Generate()
-			if _, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true, Lifetime: test.ttl}); err != nil {
+			if _, err := s.Create(t.Context(), mint.Creation{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true, Lifetime: test.ttl}); err != nil {
 				t.Fatal(err)
 			}
-			made, err := s.Create(t.Context(), mint.Request{Record: tokens.NewRecord(own, test.again, time.Now()), Chosen: true, Lifetime: test.again})
+			made, err := s.Create(t.Context(), mint.Creation{Record: tokens.NewRecord(own, test.again, time.Now()), Chosen: true, Lifetime: test.again})
 			if (err == nil) != test.same || err != nil && reason(t, err) != mint.Exists || err == nil && !made.Existing {
 				t.Errorf("%s: got %v, want the same token %t", test.name, err, test.same)
 			}
@@ -501,7 +501,7 @@ func TestConcurrentCreatesMakeOneToken(t *testing.T) {
 	created := 0
 	for range 20 {
 		all.Go(func() {
-			made, err := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, Wait: time.Minute})
+			made, err := s.Create(t.Context(), mint.Creation{Record: r, Chosen: true, Wait: time.Minute})
 			if err != nil || made.Join.Token != r.Token {
 				t.Errorf("got %+v, %v", made, err)
 			}
@@ -531,7 +531,7 @@ func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {
 				continue // a token that does not exist yet
 			}
 			s.Tokens = s.failing(onlyAt(call, err), nil)
-			if _, got := s.Create(t.Context(), mint.Request{Record: r, Chosen: true, DryRun: true}); reason(t, got) != want {
+			if _, got := s.Create(t.Context(), mint.Creation{Record: r, Chosen: true, DryRun: true}); reason(t, got) != want {
 				t.Errorf("%v: got %v, want %s", err, got, want)
 			}
 		}

@@ -69,7 +69,7 @@ func (o *serveOptions) options() (daemon.Options, error) {
 	if o.userTokens == 0 {
 		made.Limits.UserTokens = -1
 	}
-	made.Nodes.AllowExisting = o.existingNodes == allowExisting
+	made.NodeRules.AllowExisting = o.existingNodes == allowExisting
 	made.Version, made.Around = buildVersion(), wrapHandler
 	return made, errors.Join(errs...)
 }
@@ -162,27 +162,27 @@ func (o *serveOptions) checkNodes(fail failure) {
 	if !slices.Contains([]string{denyExisting, allowExisting}, o.existingNodes) {
 		fail("existing-nodes", "%q given, want %s or %s", o.existingNodes, denyExisting, allowExisting)
 	}
-	for _, pattern := range o.Nodes.Reserved {
+	for _, pattern := range o.NodeRules.Reserved {
 		if err := tokens.CheckNodePattern(pattern); err != nil {
 			fail("reserved-node-names", "%v", err)
 		}
 	}
 	switch {
-	case o.Nodes.RejoinWindow < 0:
-		fail("rejoin-window", "%s given, want 0 or more, for example 720h", o.Nodes.RejoinWindow)
-	case o.Nodes.RejoinBudget < 1 || o.Nodes.RejoinBudget > tokens.MaxRejoins:
-		fail("rejoin-budget", "%d given, want 1 to %d", o.Nodes.RejoinBudget, tokens.MaxRejoins)
-	case o.Nodes.RejoinWindow == 0 && o.given("rejoin-budget"):
+	case o.NodeRules.RejoinWindow < 0:
+		fail("rejoin-window", "%s given, want 0 or more, for example 720h", o.NodeRules.RejoinWindow)
+	case o.NodeRules.RejoinBudget < 1 || o.NodeRules.RejoinBudget > tokens.MaxRejoins:
+		fail("rejoin-budget", "%d given, want 1 to %d", o.NodeRules.RejoinBudget, tokens.MaxRejoins)
+	case o.NodeRules.RejoinWindow == 0 && o.given("rejoin-budget"):
 		fail("rejoin-budget", "needs --rejoin-window")
 	}
-	if o.Nodes.SpentRetention < time.Minute {
-		fail("spent-token-retention", "%s given, want 1m or more: a node still needs the token to fetch its certificate", o.Nodes.SpentRetention)
+	if o.NodeRules.SpentRetention < time.Minute {
+		fail("spent-token-retention", "%s given, want 1m or more: a node still needs the token to fetch its certificate", o.NodeRules.SpentRetention)
 	}
 }
 
 // serving reads the flags about serving certificates of kubelets.
 func (o *serveOptions) serving(fail failure) daemon.Serving {
-	s := daemon.Serving{Scope: approval.ServingScope{ControlPlane: o.Nodes.Reserved}}
+	s := daemon.Serving{Scope: approval.ServingScope{ControlPlane: o.NodeRules.Reserved}}
 	for _, text := range o.cidrs {
 		p, err := approval.ParseServingCIDR(text)
 		if err != nil {
@@ -287,7 +287,7 @@ func (o *serveOptions) checkOutput(fail failure) {
 
 // checkOnCluster refuses flags that make no sense on a cluster.
 func (o *serveOptions) checkOnCluster(enabled map[string]bool, fail failure) {
-	if o.Nodes.RejoinWindow > 0 && (!enabled[daemon.CSRSigner] || o.cluster.Shadow) {
+	if o.NodeRules.RejoinWindow > 0 && (!enabled[daemon.CSRSigner] || o.cluster.Shadow) {
 		fail("rejoin-window", "needs csr-signer and no --shadow: kubejoin knows only the keys of certificates that it has signed")
 	}
 	if o.CA.CertFile == "" {

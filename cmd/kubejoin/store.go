@@ -120,7 +120,7 @@ Repeat an interrupted copy with --resume.` + storeHelp,
 }
 
 func rowsOf(c storecopy.Counts) string {
-	return fmt.Sprintf("%d tokens, %d claims, %d revocations and %d entries of the issuance record", c.Tokens, c.Claims, c.Revocations, c.Issued)
+	return fmt.Sprintf("%d tokens, %d claims, %d revocations and %d entries of the issuance record", c.Tokens, c.Claims, c.Revocations, c.IssuanceEntries)
 }
 
 // progress returns a function that prints the numbers of rows to standard error, every few seconds.
@@ -132,7 +132,7 @@ func progress(cmd *cobra.Command) func(storecopy.Counts, int) {
 		}
 		last = time.Now()
 		if compared > 0 {
-			cmd.PrintErrf("copied %s; compared %d of %d entries\n", rowsOf(c), compared, c.Issued)
+			cmd.PrintErrf("copied %s; compared %d of %d entries\n", rowsOf(c), compared, c.IssuanceEntries)
 		} else {
 			cmd.PrintErrf("copied %s\n", rowsOf(c))
 		}

@@ -29,7 +29,7 @@ func TestReportsProgressOfCopy(t *testing.T) {
 		} {
 			out.Reset()
 			time.Sleep(step.after) // of the fake clock
-			if report(storecopy.Counts{Tokens: 1, Claims: 2, Revocations: 3, Issued: 4}, step.compared); out.String() != step.want {
+			if report(storecopy.Counts{Tokens: 1, Claims: 2, Revocations: 3, IssuanceEntries: 4}, step.compared); out.String() != step.want {
 				t.Errorf("after %s: got %q, want %q", step.after, out.String(), step.want)
 			}
 		}

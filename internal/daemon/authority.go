@@ -46,7 +46,7 @@ func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *si
 // giveCertificates enables POST /v1/certificate and /v1/rejoin/key.
 func (s *service) giveCertificates(authority *signer.Authority) {
 	s.api.Certificates = &server.Certificates{Authority: authority, ClientCertificate: s.byCertificate, RejoinEvent: s.rejoinEvent}
-	if s.byCertificate == nil && s.options.Nodes.RejoinWindow > 0 {
+	if s.byCertificate == nil && s.options.NodeRules.RejoinWindow > 0 {
 		// No other route accepts these certificates.
 		nodeCAs := func() *x509.CertPool {
 			pool, err := s.api.Certificates.NodeCAs()
@@ -72,7 +72,7 @@ func (s *service) rejoinEvent(node string, refused bool, reason, message string)
 
 // admission returns the admission of node names on the cluster.
 func (c *cluster) admission() *admission.Nodes {
-	o := c.options.Nodes
+	o := c.options.NodeRules
 	return &admission.Nodes{
 		Tokens: c.tokens, Claims: c.claims, Node: c.nodes.Node, Ready: c.nodes.Ready,
 		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Retention: o.SpentRetention, RejoinWindow: o.RejoinWindow, RejoinBudget: o.RejoinBudget,

@@ -120,7 +120,7 @@ func (s *service) knowOwnCertificates() error {
 	known := auth.ClientCertificate{CAs: s.ownCAs(), Everybody: true, Revoked: s.checkRevoked}.Cached()
 	if s.configured != nil {
 		files := s.configured.files
-		nodes := auth.ClientCertificate{CAs: func() *x509.CertPool { return files.Get().nodes }, Everybody: true, Revoked: s.checkRevoked}.Cached()
+		nodes := auth.ClientCertificate{CAs: func() *x509.CertPool { return files.Get().nodeCAs }, Everybody: true, Revoked: s.checkRevoked}.Cached()
 		known = auth.AnyOf(known, onlyNodes(nodes))
 	}
 	s.byCertificate = known

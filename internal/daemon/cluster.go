@@ -237,7 +237,7 @@ func (c *cluster) buildAuthority() error {
 		return err
 	}
 	c.api.Revocations = c.newDesk(c.authority)
-	c.api.Revocations.Requested = func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, c.client) }
+	c.api.Revocations.Requested = func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, c.client) }
 	c.api.Revocations.ClientCAs = func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) }
 	if c.Shadow {
 		c.authority.Nodes, c.authority.Record = c.authority.Nodes.DryRun(), nil
@@ -283,7 +283,7 @@ func (c *cluster) startControllers() error {
 	if enabled[ClaimCleaner] {
 		loop := cleaner.Claims{
 			Store: c.claims, Tokens: c.tokens, Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch(c.watch),
-			RejoinWindow: c.options.Nodes.RejoinWindow,
+			RejoinWindow: c.options.NodeRules.RejoinWindow,
 			Logger:       c.log, Registerer: c.registry,
 		}
 		controllers = append(controllers, loop.Run)

@@ -126,10 +126,10 @@ type standaloneFacts struct {
 	ownHosts func() ([]string, error)
 }
 
-func (f standaloneFacts) Reserved(context.Context) (approval.Reserved, error) {
+func (f standaloneFacts) ClusterAddresses(context.Context) (approval.ClusterAddresses, error) {
 	own, err := f.ownHosts()
 	if err != nil {
-		return approval.Reserved{}, err
+		return approval.ClusterAddresses{}, err
 	}
 	reserved := f.Keep
 	reserved.APIServer = slices.Concat(reserved.APIServer, own)

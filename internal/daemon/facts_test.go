@@ -96,8 +96,8 @@ func TestReservesOwnHosts(t *testing.T) {
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	hosts := map[string]func() ([]string, error){
 		"standalone": func() ([]string, error) {
-			facts := standaloneFacts{Standalone: signer.Standalone{Keep: approval.Reserved{APIServer: []string{"10.0.0.1"}}}, ownHosts: s.ownHosts}
-			reserved, err := facts.Reserved(t.Context())
+			facts := standaloneFacts{Standalone: signer.Standalone{Keep: approval.ClusterAddresses{APIServer: []string{"10.0.0.1"}}}, ownHosts: s.ownHosts}
+			reserved, err := facts.ClusterAddresses(t.Context())
 			return reserved.APIServer, err
 		},
 		"on a cluster": func() ([]string, error) {

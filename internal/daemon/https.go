@@ -28,7 +28,7 @@ const shutdownTimeout = 15 * time.Second
 func (s *service) servingCertificate() error {
 	o := s.options.TLS
 	if o.CertFile == "" {
-		issued := &servingcert.Issued{CA: s.ca.Get, Names: s.ownNames()}
+		issued := &servingcert.Source{CA: s.ca.Get, Names: s.ownNames()}
 		if _, err := issued.Step(context.Background()); err != nil {
 			return err
 		}
@@ -91,7 +91,7 @@ func (s *service) serve(ctx context.Context) error {
 		return err
 	}
 	config := &tls.Config{GetCertificate: s.certificate, MinVersion: s.options.TLS.MinVersion}
-	if s.options.Webhook.ClientCAFile != "" || s.byCertificate != nil || s.options.Nodes.RejoinWindow > 0 {
+	if s.options.Webhook.ClientCAFile != "" || s.byCertificate != nil || s.options.NodeRules.RejoinWindow > 0 {
 		config.ClientAuth = tls.RequestClientCert // each handler verifies the certificate that it needs
 	}
 	web := s.api.HTTPServer(config)

@@ -47,7 +47,7 @@ type Options struct {
 	Controllers    map[string]bool // by name
 	CA             CA
 	SignerConfig   string
-	Nodes          Nodes
+	NodeRules      NodeRules
 	Serving        Serving
 	IssuanceRecord string // file, StandardOutput or empty
 	// IssuanceRetention is how long the record in DataDir or Etcd keeps a certificate after its end.
@@ -97,8 +97,8 @@ type CA struct {
 	Duration          time.Duration // of certificates
 }
 
-// Nodes configures the rules about node names.
-type Nodes struct {
+// NodeRules configures the rules about node names.
+type NodeRules struct {
 	AllowExisting  bool
 	Reserved       []string
 	SpentRetention time.Duration

@@ -58,7 +58,7 @@ func (c *cluster) openRevocations() error {
 
 // newDesk returns the Desk of the API, without the fields that the server fills.
 func (s *service) newDesk(a *signer.Authority) *desk.Desk {
-	return &desk.Desk{Guard: s.revocations, Lifetime: a.MaxRemainingLifetime, RejoinWindow: s.options.Nodes.RejoinWindow}
+	return &desk.Desk{Guard: s.revocations, Lifetime: a.MaxRemainingLifetime, RejoinWindow: s.options.NodeRules.RejoinWindow}
 }
 
 // answerAccessReviews enables the webhook with which kube-apiserver refuses revoked certificates, if it can

@@ -43,8 +43,8 @@ type signerFile struct {
 	signers map[string]signer.Signer
 	// hosts are sample names of kubelets.
 	hosts []string
-	// nodes is the separate CA for kubelets' client certificates; empty if their signer uses the cluster CA.
-	nodes *x509.CertPool
+	// nodeCAs is the separate CA for kubelets' client certificates; empty if their signer uses the cluster CA.
+	nodeCAs *x509.CertPool
 }
 
 // loadSigners loads and reloads the signer configuration, if there is one. Call it after loadCA.
@@ -72,7 +72,7 @@ func (s *service) loadSigners() error {
 				return signerFile{}, err
 			}
 			f := signerFile{says: says, signers: signers, hosts: sampleHosts(s.options.Serving.Scope)}
-			f.nodes = poolOf(f.own()[certificates.KubeAPIServerClientKubeletSignerName])
+			f.nodeCAs = poolOf(f.own()[certificates.KubeAPIServerClientKubeletSignerName])
 			return f, nil
 		},
 		Changed: func(f signerFile) error {

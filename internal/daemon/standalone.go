@@ -113,7 +113,7 @@ func (s *standalone) buildAuthority() error {
 	facts := standaloneFacts{
 		Standalone: signer.Standalone{
 			Claims: s.claims, DNSSuffixes: o.Serving.Scope.DNSSuffixes,
-			Keep: approval.Reserved{
+			Keep: approval.ClusterAddresses{
 				Prefixes: services, APIServer: []string{hostOf(s.apiServer)},
 				Source: "--service-cluster-ip-range or its usual ranges, --api-server, --advertise, --tls-san and kubejoin's certificate",
 			},
@@ -121,7 +121,7 @@ func (s *standalone) buildAuthority() error {
 		ownHosts: s.ownHosts,
 	}
 	s.authority = s.newAuthority(facts, &admission.Nodes{
-		Tokens: s.tokens, Claims: s.claims, Reserved: o.Nodes.Reserved, Retention: o.Nodes.SpentRetention, RejoinWindow: o.Nodes.RejoinWindow, RejoinBudget: o.Nodes.RejoinBudget,
+		Tokens: s.tokens, Claims: s.claims, Reserved: o.NodeRules.Reserved, Retention: o.NodeRules.SpentRetention, RejoinWindow: o.NodeRules.RejoinWindow, RejoinBudget: o.NodeRules.RejoinBudget,
 		Logger: s.log, Registerer: s.registry,
 	})
 	if err := s.authority.Check(); err != nil {
@@ -192,7 +192,7 @@ func (s *standalone) startControllers() {
 		controllers = append(controllers, loop.Run)
 	}
 	if s.options.Controllers[ClaimCleaner] {
-		loop := cleaner.Claims{Store: s.claims, Tokens: s.tokens, RejoinWindow: s.options.Nodes.RejoinWindow, Logger: s.log, Registerer: s.registry}
+		loop := cleaner.Claims{Store: s.claims, Tokens: s.tokens, RejoinWindow: s.options.NodeRules.RejoinWindow, Logger: s.log, Registerer: s.registry}
 		controllers = append(controllers, loop.Run)
 	}
 	if s.etcd == nil {

@@ -78,7 +78,7 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 	}
 	s.closers = append(s.closers, store.Close)
 	record := rowrecord.New(store.Issued())
-	s.kept, s.dropper, s.api.Issued = record, store, record
+	s.kept, s.dropper, s.api.IssuanceRecord = record, store, record
 	if store.Truncated() {
 		s.log.Warn("issuance journal truncated; entries of certificates that were never delivered may be missing, or the disk has lost data")
 	}
@@ -111,7 +111,7 @@ func (s *service) openEtcd() (stores, error) {
 		return stores{}, err
 	}
 	record := rowrecord.NewWithoutCertificates(store.Issued())
-	s.kept, s.dropper, s.swept, s.api.Issued = record, store.Issued(), store.Issued(), record
+	s.kept, s.dropper, s.swept, s.api.IssuanceRecord = record, store.Issued(), store.Issued(), record
 	s.check("tokens", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, etcdReadyTimeout)
 		defer cancel()

@@ -110,8 +110,8 @@ func clientOf(remote string) string {
 	return prefix.String()
 }
 
-// A Request tracks one request against the limits. It is not safe for concurrent use.
-type Request struct {
+// A Usage tracks one request against the limits. It is not safe for concurrent use.
+type Usage struct {
 	limiter    *Limiter
 	slots      *slots
 	kind       Kind
@@ -122,10 +122,10 @@ type Request struct {
 	entered    bool
 }
 
-// Request returns the Request for a class that New was given, a kind, the remote HOST:PORT and the credential. The
+// Use returns the Usage for a class that New was given, a kind, the remote HOST:PORT and the credential. The
 // credential is empty if the request has none.
-func (l *Limiter) Request(class Class, kind Kind, remote, credential string) *Request {
-	r := &Request{limiter: l, slots: l.slots[class], kind: kind, credential: credential}
+func (l *Limiter) Use(class Class, kind Kind, remote, credential string) *Usage {
+	r := &Usage{limiter: l, slots: l.slots[class], kind: kind, credential: credential}
 	if l.clients != nil {
 		r.client = clientOf(remote)
 	}
@@ -138,7 +138,7 @@ func (l *Limiter) Request(class Class, kind Kind, remote, credential string) *Re
 // Enter charges the client and takes a slot, or returns why the request is refused. Call it before any work for the
 // request. known reports whether the credential is valid according to a cache. Enter calls known only for a client
 // that has sent too many unaccepted credentials.
-func (r *Request) Enter(known func() bool) *Refusal {
+func (r *Usage) Enter(known func() bool) *Refusal {
 	l, now := r.limiter, time.Now()
 	requests := l.clients
 	if r.kind == Probe {
@@ -158,14 +158,14 @@ func (r *Request) Enter(known func() bool) *Refusal {
 }
 
 // Leave frees the slot.
-func (r *Request) Leave() {
+func (r *Usage) Leave() {
 	if r.entered {
 		r.slots.leave(r.counted, r.user)
 	}
 }
 
 // User charges the user who sent the request and counts the slot for them, or returns why the request is refused.
-func (r *Request) User(name string) *Refusal {
+func (r *Usage) User(name string) *Refusal {
 	users := r.limiter.users
 	switch {
 	case !users.take(name, time.Now()):
@@ -182,14 +182,14 @@ func (r *Request) User(name string) *Refusal {
 // Accepted caches the credential as accepted for the user. It caches none for a client over its limit of unaccepted
 // credentials. Otherwise that client could continue: with one good credential, and guesses in another header of the
 // same requests.
-func (r *Request) Accepted(user string) {
+func (r *Usage) Accepted(user string) {
 	if r.client != "" && r.kind >= Authenticated && r.credential != "" && r.limiter.failures.left(r.client, time.Now()) {
 		r.limiter.accepted.add(r.client, r.kind, r.credential, user)
 	}
 }
 
 // Rejected charges the client for a credential that was not accepted.
-func (r *Request) Rejected() {
+func (r *Usage) Rejected() {
 	if r.client != "" && r.kind >= Authenticated {
 		r.limiter.failures.charge(r.client, time.Now())
 		r.limiter.accepted.remove(r.client, r.kind, r.credential)
@@ -197,10 +197,10 @@ func (r *Request) Rejected() {
 }
 
 // TooManyCertificates counts a request that the signer refused because of the user's certificate rate.
-func (r *Request) TooManyCertificates(user string) { r.refuse(certificateRate, user) }
+func (r *Usage) TooManyCertificates(user string) { r.refuse(certificateRate, user) }
 
 // refuse counts a refusal and sometimes logs a warning.
-func (r *Request) refuse(reason, who string) *Refusal {
+func (r *Usage) refuse(reason, who string) *Refusal {
 	r.slots.refused[reason].Inc()
 	l, class := r.limiter, string(r.slots.class)
 	if reason == Overloaded {

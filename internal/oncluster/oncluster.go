@@ -80,7 +80,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	}
 	c.desk = &desk.Desk{
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
-		Requested: func(ctx context.Context) ([]revocation.Issued, error) { return csr.Issued(ctx, client) },
+		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
 		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, client) },
 	}
 	c.requests = kube.Requests{
@@ -112,7 +112,7 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 // CreateToken creates a token, like CreateToken of client.Client. If it fails, and the token exists or may exist, the
 // returned token has its ID.
 func (c *Cluster) CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error) {
-	request, err := convert.CreateRequest(ctx, req, time.Now(), mint.DefaultSignTimeout, c.node)
+	request, err := convert.Creation(ctx, req, time.Now(), mint.DefaultSignTimeout, c.node)
 	if err != nil {
 		return api.Token{}, err
 	}
@@ -273,7 +273,7 @@ func (c *Cluster) Revoke(ctx context.Context, req api.Revoke) (api.RevocationLis
 			return api.RevocationList{}, err
 		}
 	}
-	result, err := c.desk.Revoke(ctx, desk.Request{
+	result, err := c.desk.Revoke(ctx, desk.Order{
 		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, DryRun: req.DryRun,
 	})
 	why := ""

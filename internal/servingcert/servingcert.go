@@ -31,8 +31,8 @@ const Lifetime = 90 * 24 * time.Hour
 // commonName is the subject. Clients only check the subject alternative names.
 const commonName = "kubejoin"
 
-// Issued is a serving certificate that is renewed. The zero value has no certificate yet: call Step first.
-type Issued struct {
+// A Source issues a serving certificate that is renewed. The zero value has no certificate yet: call Step first.
+type Source struct {
 	// CA returns the current CA. Step calls it each time: a new CA leads to a new certificate.
 	CA func() *signer.CA
 	// Names are DNS names and IP addresses, at least one. This package does not refuse wildcards.
@@ -45,8 +45,8 @@ type Issued struct {
 }
 
 // GetCertificate implements the field of the same name of [tls.Config].
-func (i *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-	c := i.current.Load()
+func (s *Source) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	c := s.current.Load()
 	if c == nil {
 		return nil, errors.New("kubejoin has not issued its serving certificate yet")
 	}
@@ -56,26 +56,26 @@ func (i *Issued) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 // Step issues a certificate if there is none by the current CA, or if the current one is in its last third. A
 // certificate that expires with the CA is kept until then. Step returns when it is due again. It is safe for
 // concurrent use.
-func (i *Issued) Step(context.Context) (next time.Time, err error) {
-	i.mu.Lock()
-	defer i.mu.Unlock()
+func (s *Source) Step(context.Context) (next time.Time, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := time.Now
-	if i.Now != nil {
-		now = i.Now
+	if s.Now != nil {
+		now = s.Now
 	}
-	ca := i.CA()
-	if c := i.current.Load(); c != nil {
+	ca := s.CA()
+	if c := s.current.Load(); c != nil {
 		// After the clock was set back, a certificate may not be valid yet. It is replaced, too.
 		renew := renewAt(c.Leaf, ca)
 		if now().Before(renew) && !now().Before(c.Leaf.NotBefore) && bytes.Equal(c.Leaf.RawIssuer, ca.Certificate().RawSubject) && c.Leaf.CheckSignatureFrom(ca.Certificate()) == nil {
 			return renew, nil
 		}
 	}
-	c, err := issue(ca, i.Names, now())
+	c, err := issue(ca, s.Names, now())
 	if err != nil {
 		return time.Time{}, fmt.Errorf("serving certificate: %w", err)
 	}
-	i.current.Store(c)
+	s.current.Store(c)
 	return renewAt(c.Leaf, ca), nil
 }
 

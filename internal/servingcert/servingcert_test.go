@@ -21,7 +21,7 @@ func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 		return ca
 	}
 	ca := newCA()
-	issued := &servingcert.Issued{
+	issued := &servingcert.Source{
 		CA:    func() *signer.CA { return ca },
 		Names: []string{"localhost", "127.0.0.1", "::ffff:127.0.0.1", "::1", "localhost", "join.example.com"},
 		Now:   func() time.Time { return now },
@@ -86,7 +86,7 @@ func TestDoesNotRenewRepeatedlyBeforeCAExpires(t *testing.T) {
 	}
 	end = ca.Certificate().NotAfter
 	now := end.Add(-time.Hour)
-	issued := &servingcert.Issued{CA: func() *signer.CA { return ca }, Names: []string{"localhost"}, Now: func() time.Time { return now }}
+	issued := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"localhost"}, Now: func() time.Time { return now }}
 	var first *x509.Certificate
 	for _, left := range []time.Duration{time.Hour, 10 * time.Minute, time.Minute, time.Second} {
 		now = end.Add(-left)

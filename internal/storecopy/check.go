@@ -112,7 +112,7 @@ func decoders(certificates bool, before time.Time) rowstore.Decoders {
 
 // of returns the number of rows of a kind.
 func (c *Counts) of(kind rowstore.Kind) *int {
-	return map[string]*int{"tokens/": &c.Tokens, "claims/": &c.Claims, "revocations/": &c.Revocations, "issued/": &c.Issued}[kind.Folder]
+	return map[string]*int{"tokens/": &c.Tokens, "claims/": &c.Claims, "revocations/": &c.Revocations, "issued/": &c.IssuanceEntries}[kind.Folder]
 }
 
 // count returns the numbers of rows that are not left out. It fails if a row cannot be copied.

@@ -18,10 +18,10 @@ const forever = 200 * 365 * 24 * time.Hour
 
 // Counts are numbers of rows.
 type Counts struct {
-	Tokens      int `json:"tokens"`
-	Claims      int `json:"claims"`
-	Revocations int `json:"revocations"`
-	Issued      int `json:"issued"`
+	Tokens          int `json:"tokens"`
+	Claims          int `json:"claims"`
+	Revocations     int `json:"revocations"`
+	IssuanceEntries int `json:"issued"`
 }
 
 // Options are the options of Copy.
@@ -263,7 +263,7 @@ func (c *copyRun) compare(ctx context.Context) error {
 				}
 				copied++
 			}
-			if c.counts.of(kind) == &c.counts.Issued {
+			if c.counts.of(kind) == &c.counts.IssuanceEntries {
 				c.count(&c.compared, copied)
 			}
 			return nil

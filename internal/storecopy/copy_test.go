@@ -145,7 +145,7 @@ func TestCopyThereAndBack(t *testing.T) {
 	path := filled(t)
 	want := fileContent(t, path)
 	counts, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{})
-	if all := (storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, Issued: 103}); err != nil || counts != all {
+	if all := (storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, IssuanceEntries: 103}); err != nil || counts != all {
 		t.Fatalf("Copy = %+v, %v, want %+v", counts, err, all)
 	}
 	s := storeAt(t, c, "/copy")
@@ -245,7 +245,7 @@ func TestResumeWithRefusalThatBecameOld(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	counts, err := copyAll(t, ctx, "file:"+path, etcdSpec(c), config, storecopy.Options{Progress: func(storecopy.Counts, int) { cancel() }})
-	if !errors.Is(err, context.Canceled) || counts.Issued != 1 {
+	if !errors.Is(err, context.Canceled) || counts.IssuanceEntries != 1 {
 		t.Fatalf("got %+v, %v, want one entry and %v", counts, err, context.Canceled)
 	}
 	if _, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), config, storecopy.Options{Resume: true}.Later(2*time.Hour)); err != nil {

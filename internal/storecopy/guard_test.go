@@ -80,7 +80,7 @@ func TestFailsIfSourceWasWrittenDuringCopy(t *testing.T) {
 	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued()))
 	to := filepath.Join(t.TempDir(), "copy.db")
 	_, err := copyAll(t, t.Context(), etcdSpec(c), "file:"+to, config, storecopy.Options{Progress: func(counts storecopy.Counts, _ int) {
-		if counts.Claims != 1 || counts.Revocations > 0 || counts.Issued > 0 {
+		if counts.Claims != 1 || counts.Revocations > 0 || counts.IssuanceEntries > 0 {
 			return
 		}
 		if _, err := s.Create(t.Context(), newToken()); !errors.Is(err, etcdstore.ErrReadOnly) {
@@ -211,8 +211,8 @@ func TestFindsWrongCopy(t *testing.T) {
 		"lost token":      {storecopy.Counts{Tokens: 5}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/tokens/"))) }},
 		"lost claim":      {storecopy.Counts{Tokens: 5, Claims: 6}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/claims/"))) }},
 		"lost revocation": {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/revocations/"))) }},
-		"lost entry":      {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, Issued: 103}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/issued/"))) }},
-		"changed entry": {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, Issued: 103}, func(p string) {
+		"lost entry":      {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, IssuanceEntries: 103}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/issued/"))) }},
+		"changed entry": {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, IssuanceEntries: 103}, func(p string) {
 			key := first(p + "/issued/")
 			value := must1(c.Client().Get(t.Context(), key)).Kvs[0].Value
 			changed := bytes.Replace(value, []byte(`"signer":"`), []byte(`"signer":"x`), 1)
@@ -301,7 +301,7 @@ func TestFileCopyKeepsCertificates(t *testing.T) {
 func TestDryRunChangesNothing(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	path, config := crashed(t), c.StoreConfig(t, "/dry")
-	want := storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, Issued: 104}
+	want := storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, IssuanceEntries: 104}
 	dry := func(from, to string, config etcdstore.Config) (storecopy.Counts, error) {
 		source, destination := open(t, from, config, storecopy.ReadOnly), open(t, to, config, storecopy.DryDestination)
 		defer func() { must(t, errors.Join(source.Close(), destination.Close())) }()
@@ -361,7 +361,7 @@ func TestCheckChangesNoFile(t *testing.T) {
 		must(t, err)
 		return counts, found
 	}
-	if counts, found := check(); len(found) > 0 || counts.Issued != 104 { // 1 ended long ago, 1 in the journal
+	if counts, found := check(); len(found) > 0 || counts.IssuanceEntries != 104 { // 1 ended long ago, 1 in the journal
 		t.Errorf("got %+v, %+v, want no findings in 104 entries", counts, found)
 	}
 	if after := folder(t, filepath.Dir(path)); after != before {
@@ -376,7 +376,7 @@ func TestCheckChangesNoFile(t *testing.T) {
 	// A copy has the entries that are left.
 	source, destination := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly), open(t, "file:"+filepath.Join(t.TempDir(), "new.db"), etcdstore.Config{}, storecopy.DryDestination)
 	defer func() { must(t, errors.Join(source.Close(), destination.Close())) }()
-	if counts, err := storecopy.Copy(t.Context(), source, destination, storecopy.Options{DryRun: true}); err != nil || counts.Issued != 103 {
+	if counts, err := storecopy.Copy(t.Context(), source, destination, storecopy.Options{DryRun: true}); err != nil || counts.IssuanceEntries != 103 {
 		t.Errorf("a dry run: got %+v, %v, want 103 entries", counts, err)
 	}
 }

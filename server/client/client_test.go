@@ -59,7 +59,7 @@ func newServer(t *testing.T) (server.Server, *boltstore.Store, *signer.CA) {
 // overTLS serves s over TLS and returns a client of it.
 func overTLS(t *testing.T, s server.Server, ca *signer.CA) *client.Client {
 	t.Helper()
-	certificate := &servingcert.Issued{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
+	certificate := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
 	if _, err := certificate.Step(t.Context()); err != nil {
 		t.Fatal(err)
 	}

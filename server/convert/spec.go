@@ -16,25 +16,25 @@ import (
 // A NodeReader reads the Node of a name live. The error wraps [tokens.ErrNotFound] if there is no such Node.
 type NodeReader func(ctx context.Context, name string) (tokens.NodeRef, error)
 
-// CreateRequest returns the request to a Minter that a request describes. usual is how long to wait for the signature by
+// Creation returns the request to a Minter that a request describes. usual is how long to wait for the signature by
 // default, but at most api.MaxWait. For invalid fields, the error is an api.InvalidFields. Errors of node are unwrapped.
-func CreateRequest(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, node NodeReader) (mint.Request, error) {
+func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, node NodeReader) (mint.Creation, error) {
 	wait := min(usual, api.MaxWait)
 	if req.Wait != "" {
 		var err error
 		if wait, err = api.ParseDuration(req.Wait); err != nil || wait < 0 || wait > api.MaxWait {
-			return mint.Request{}, api.InvalidField("wait", "%.40q given; want a duration up to %s, or 0 to return without waiting", req.Wait, api.MaxWait)
+			return mint.Creation{}, api.InvalidField("wait", "%.40q given; want a duration up to %s, or 0 to return without waiting", req.Wait, api.MaxWait)
 		}
 	}
 	token, chosen := tokens.Generate(), req.Token != ""
 	if chosen {
 		var err error
 		if token, err = tokens.Parse(req.Token.Reveal()); err != nil {
-			return mint.Request{}, api.InvalidField("token", "%v", err)
+			return mint.Creation{}, api.InvalidField("token", "%v", err)
 		}
 	}
 	record, err := Record(ctx, req.TokenSpec, token, now, node)
-	r := mint.Request{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
+	r := mint.Creation{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
 	if req.Expires == "" && !record.Expires.IsZero() {
 		r.Lifetime = record.Expires.Sub(now)
 	}

@@ -30,23 +30,25 @@ func node(_ context.Context, name string) (tokens.NodeRef, error) {
 
 func TestCreateRequest(t *testing.T) {
 	now := time.Date(2030, 1, 2, 3, 4, 5, 5e8, time.UTC)
-	both := func(r mint.Request) bool {
+	both := func(r mint.Creation) bool {
 		return r.Record.Signing && r.Record.Authentication && slices.Equal(r.Record.Groups, []string{tokens.DefaultGroup})
 	}
-	expires := func(at time.Time, lifetime time.Duration) func(mint.Request) bool {
-		return func(r mint.Request) bool { return both(r) && r.Record.Expires.Equal(at) && r.Lifetime == lifetime }
+	expires := func(at time.Time, lifetime time.Duration) func(mint.Creation) bool {
+		return func(r mint.Creation) bool { return both(r) && r.Record.Expires.Equal(at) && r.Lifetime == lifetime }
 	}
-	limited := func(want tokens.Limits) func(mint.Request) bool {
-		return func(r mint.Request) bool { return both(r) && r.Record.Limits.Equal(want) }
+	limited := func(want tokens.Limits) func(mint.Creation) bool {
+		return func(r mint.Creation) bool { return both(r) && r.Record.Limits.Equal(want) }
 	}
-	waits := func(d time.Duration) func(mint.Request) bool { return func(r mint.Request) bool { return r.Wait == d } }
+	waits := func(d time.Duration) func(mint.Creation) bool {
+		return func(r mint.Creation) bool { return r.Wait == d }
+	}
 	own := tokens.Generate()
 	type spec = api.TokenSpec
 	for _, test := range []struct {
 		name          string
 		req           api.CreateToken
 		usual         time.Duration
-		want          func(mint.Request) bool
+		want          func(mint.Creation) bool
 		field, detail string
 	}{
 		// The expiration is rounded up to whole seconds, so that the token lives at least its TTL.
@@ -64,17 +66,17 @@ func TestCreateRequest(t *testing.T) {
 		{name: "short ttl", req: api.CreateToken{TokenSpec: spec{TTL: "999ms"}}, field: "ttl", detail: "want 1s"},
 		{name: "long ttl", req: api.CreateToken{TokenSpec: spec{TTL: "87601h"}}, field: "ttl", detail: "want 1s to 87600h0m0s"},
 
-		{name: "for signing", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing"}}}, want: func(r mint.Request) bool {
+		{name: "for signing", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing"}}}, want: func(r mint.Creation) bool {
 			return r.Record.Signing && !r.Record.Authentication && len(r.Record.Groups) == 0
 		}},
-		{name: "for authentication", req: api.CreateToken{TokenSpec: spec{Usages: []string{"authentication"}}}, want: func(r mint.Request) bool {
+		{name: "for authentication", req: api.CreateToken{TokenSpec: spec{Usages: []string{"authentication"}}}, want: func(r mint.Creation) bool {
 			return !r.Record.Signing && r.Record.Authentication && len(r.Record.Groups) == 1
 		}},
 		{name: "unknown usage", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing", "sealing"}}}, field: "usages", detail: `"sealing" given, want signing, authentication or both`},
-		{name: "own group", req: api.CreateToken{TokenSpec: spec{Groups: []string{"system:bootstrappers:a"}}}, want: func(r mint.Request) bool {
+		{name: "own group", req: api.CreateToken{TokenSpec: spec{Groups: []string{"system:bootstrappers:a"}}}, want: func(r mint.Creation) bool {
 			return slices.Equal(r.Record.Groups, []string{"system:bootstrappers:a"})
 		}},
-		{name: "no groups", req: api.CreateToken{TokenSpec: spec{Groups: []string{}}}, want: func(r mint.Request) bool { return r.Record.Authentication && len(r.Record.Groups) == 0 }},
+		{name: "no groups", req: api.CreateToken{TokenSpec: spec{Groups: []string{}}}, want: func(r mint.Creation) bool { return r.Record.Authentication && len(r.Record.Groups) == 0 }},
 		{name: "admins", req: api.CreateToken{TokenSpec: spec{Groups: []string{"system:masters"}}}, field: "groups", detail: `"system:masters" does not match`},
 		{name: "groups without authentication", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing"}, Groups: []string{"system:bootstrappers:a"}}}, field: "groups", detail: "need usage authentication"},
 
@@ -101,12 +103,12 @@ func TestCreateRequest(t *testing.T) {
 		{name: "negative wait", req: api.CreateToken{Wait: "-1s"}, field: "wait", detail: "want a duration"},
 		{name: "malformed wait", req: api.CreateToken{Wait: "long"}, field: "wait", detail: "want a duration"},
 
-		{name: "generated token", want: func(r mint.Request) bool { return !r.Chosen && r.Record.Token.HasSecret() }},
-		{name: "own token", req: api.CreateToken{Token: api.Secret(own.Reveal()), DryRun: true}, want: func(r mint.Request) bool { return r.Chosen && r.DryRun && r.Record.Token == own }},
+		{name: "generated token", want: func(r mint.Creation) bool { return !r.Chosen && r.Record.Token.HasSecret() }},
+		{name: "own token", req: api.CreateToken{Token: api.Secret(own.Reveal()), DryRun: true}, want: func(r mint.Creation) bool { return r.Chosen && r.DryRun && r.Record.Token == own }},
 		{name: "malformed token", req: api.CreateToken{Token: "qwertz.hunter2"}, field: "token", detail: "malformed token of 14 characters"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r, err := convert.CreateRequest(t.Context(), test.req, now, test.usual, node)
+			r, err := convert.Creation(t.Context(), test.req, now, test.usual, node)
 			if test.want != nil {
 				if err != nil || !test.want(r) {
 					t.Errorf("got %+v, %v", r, err)

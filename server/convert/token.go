@@ -115,7 +115,7 @@ func (v View) Tokens(records []tokens.Record) api.TokenList {
 }
 
 // Minted returns the token that a Minter created for a request, with its secret and join command.
-func (v View) Minted(made mint.Minted, req mint.Request) api.Token {
+func (v View) Minted(made mint.Minted, req mint.Creation) api.Token {
 	t := v.Token(made.Record)
 	if made.Record.Signing && req.Wait == 0 && !made.Existing && !req.DryRun {
 		t.Status = api.StatusUnsigned

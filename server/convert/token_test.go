@@ -126,14 +126,14 @@ func TestMintedWithoutWaitIsUnsigned(t *testing.T) {
 	silent.Signing = false
 	for name, test := range map[string]struct {
 		made mint.Minted
-		req  mint.Request
+		req  mint.Creation
 		want string
 	}{
-		"no wait":         {mint.Minted{Record: r}, mint.Request{}, api.StatusUnsigned},
-		"waited":          {mint.Minted{Record: r}, mint.Request{Wait: time.Second}, api.StatusActive},
-		"existing":        {mint.Minted{Record: r, Existing: true}, mint.Request{}, api.StatusActive},
-		"dry run":         {mint.Minted{Record: r}, mint.Request{DryRun: true}, api.StatusActive},
-		"not for signing": {mint.Minted{Record: silent}, mint.Request{}, api.StatusActive},
+		"no wait":         {mint.Minted{Record: r}, mint.Creation{}, api.StatusUnsigned},
+		"waited":          {mint.Minted{Record: r}, mint.Creation{Wait: time.Second}, api.StatusActive},
+		"existing":        {mint.Minted{Record: r, Existing: true}, mint.Creation{}, api.StatusActive},
+		"dry run":         {mint.Minted{Record: r}, mint.Creation{DryRun: true}, api.StatusActive},
+		"not for signing": {mint.Minted{Record: silent}, mint.Creation{}, api.StatusActive},
 	} {
 		got := convert.View{}.Minted(test.made, test.req)
 		if got.Status != test.want || got.Token.Reveal() != r.Token.Reveal() || got.JoinCommand != "" || got.DryRun != test.req.DryRun {

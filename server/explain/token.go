@@ -123,7 +123,7 @@ func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
 		}
 		return NodeNameNotAllowed, fmt.Sprintf("its token %s is limited to other names (%s)", id, firstNames(allowed))
 	case t.Spent() && !slices.Contains(t.Nodes, v.Node):
-		return TokenSpent, fmt.Sprintf("its token %s is spent: it was for %s, and %s used it", id, nodes(t.Limits.NodeLimit()), firstNames(t.Nodes))
+		return TokenSpent, fmt.Sprintf("its token %s is spent: it was for %s, and %s used it", id, nodeCount(t.Limits.NodeLimit()), firstNames(t.Nodes))
 	}
 	return v.diagnoseName(r, t)
 }
@@ -147,7 +147,7 @@ func (v *view) diagnoseName(r api.RequestEvidence, t tokens.Record) (api.NodeSta
 	return "", ""
 }
 
-func nodes(n int) string {
+func nodeCount(n int) string {
 	if n == 1 {
 		return "1 node"
 	}

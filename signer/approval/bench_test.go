@@ -13,13 +13,13 @@ import (
 type memory struct {
 	nodes     map[string]approval.Node
 	reporters map[string][]string // node names by address
-	reserved  approval.Reserved
+	reserved  approval.ClusterAddresses
 }
 
 func newMemory(nodes int) *memory {
 	m := &memory{
 		nodes: map[string]approval.Node{}, reporters: map[string][]string{},
-		reserved: approval.Reserved{
+		reserved: approval.ClusterAddresses{
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")}, APIServer: []string{"10.0.0.1", "api.example.com"}, Source: "a benchmark",
 		},
 	}
@@ -58,7 +58,9 @@ func (m *memory) Reporters(_ context.Context, name string, addresses []string) (
 	return others, nil
 }
 
-func (m *memory) Reserved(context.Context) (approval.Reserved, error) { return m.reserved, nil }
+func (m *memory) ClusterAddresses(context.Context) (approval.ClusterAddresses, error) {
+	return m.reserved, nil
+}
 
 // BenchmarkDecide measures one decision with a parsed request and facts in memory.
 func BenchmarkDecide(b *testing.B) {

@@ -41,8 +41,8 @@ type Node struct {
 	NoNodeObject bool
 }
 
-// Reserved lists what no node may have in a serving certificate.
-type Reserved struct {
+// ClusterAddresses lists what no node may have in a serving certificate.
+type ClusterAddresses struct {
 	// Prefixes are the address ranges of Services.
 	Prefixes []netip.Prefix
 	// APIServer lists the addresses and names of the API server and of kubejoin. Nodes that
@@ -62,6 +62,6 @@ type Facts interface {
 	// Reporters returns, by address, the names of other Nodes than name that report the address in any notation, or
 	// whose name it is.
 	Reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error)
-	// Reserved returns what no node may have.
-	Reserved(ctx context.Context) (Reserved, error)
+	// ClusterAddresses returns what no node may have.
+	ClusterAddresses(ctx context.Context) (ClusterAddresses, error)
 }

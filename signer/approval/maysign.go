@@ -9,7 +9,7 @@ import (
 
 // MaySign approves every request of a requester that may sign for its signer. This needs RBAC verb sign on the
 // resource signers in certificates.k8s.io, for the signer's name or, as DOMAIN/*, for its whole domain. A subject
-// with a [ReservedName] also needs the verb approve.
+// with a [SystemName] also needs the verb approve.
 type MaySign struct{}
 
 // Name returns "may-sign".
@@ -25,7 +25,7 @@ func (MaySign) Decide(ctx context.Context, r Request, f Facts) (Decision, error)
 		return Decision{}, errors.New("cannot check permissions: want Facts")
 	}
 	verbs := []string{"sign"}
-	if ReservedName(r.CSR) != "" {
+	if SystemName(r.CSR) != "" {
 		verbs = append(verbs, "approve")
 	}
 	var may Permission

@@ -93,7 +93,7 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 		return Decision{}, errors.New("cannot look up Nodes: want Facts")
 	}
 	e := evidence{names: names, seen: []string{fmt.Sprintf("the requester is the node itself, %q", r.User)}}
-	for _, ask := range []func(context.Context, string, Request, Facts, *evidence) (Decision, error){k.reserved, k.others, k.scoped, k.reported} {
+	for _, ask := range []func(context.Context, string, Request, Facts, *evidence) (Decision, error){k.ofCluster, k.others, k.scoped, k.reported} {
 		d, err := ask(ctx, node, r, f, &e)
 		if d.Reason != "" {
 			e.saw("%s", d.Message)
@@ -247,9 +247,9 @@ func (k KubeletServing) allows(node string, n servingName) (string, error) {
 	return "", fmt.Errorf("DNS name %s is neither the node's name nor below an allowed DNS suffix (--serving-allowed-dns-suffix)", n)
 }
 
-// reserved denies addresses and names of the API server and of Services.
-func (k KubeletServing) reserved(ctx context.Context, node string, _ Request, f Facts, e *evidence) (Decision, error) {
-	reserved, err := f.Reserved(ctx)
+// ofCluster denies addresses and names of the API server and of Services.
+func (k KubeletServing) ofCluster(ctx context.Context, node string, _ Request, f Facts, e *evidence) (Decision, error) {
+	reserved, err := f.ClusterAddresses(ctx)
 	if err != nil {
 		return Decision{}, fmt.Errorf("read addresses of Services and the API server: %w", err)
 	}

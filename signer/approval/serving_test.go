@@ -54,9 +54,9 @@ func (w *world) Reporters(_ context.Context, name string, addresses []string) (m
 	return reporters, w.err["Reporters"]
 }
 
-func (w *world) Reserved(context.Context) (approval.Reserved, error) {
+func (w *world) ClusterAddresses(context.Context) (approval.ClusterAddresses, error) {
 	w.asked = append(w.asked, "Reserved")
-	return approval.Reserved{Prefixes: w.services, APIServer: w.apiServer, Source: "a table"}, w.err["Reserved"]
+	return approval.ClusterAddresses{Prefixes: w.services, APIServer: w.apiServer, Source: "a table"}, w.err["Reserved"]
 }
 
 // servingWorld has two nodes. worker-1 reports the given addresses.

@@ -11,7 +11,7 @@ import (
 // A caller who may sign, but not approve, gets no certificate in group system:masters from the one signer that has it.
 func TestSuperAdminNeedsPermissionToApprove(t *testing.T) {
 	csr := &x509.CertificateRequest{Subject: pkix.Name{CommonName: approval.SuperAdmin, Organization: []string{"system:masters"}}}
-	if got := approval.ReservedName(csr); got != "system:masters" {
+	if got := approval.SystemName(csr); got != "system:masters" {
 		t.Errorf("got reserved name %q, want system:masters", got)
 	}
 	if err := approval.CheckAdmission(approval.Request{SignerName: approval.SuperAdminSigner, User: "ada", CSR: csr}); err != nil {

@@ -146,7 +146,7 @@ func Parse(file string, content []byte) (*Configuration, error) {
 // parse returns what could be read, and the mistakes.
 func parse(file string, content []byte) (*Configuration, Errors) {
 	c := &Configuration{file: file}
-	r := &nodes{file: file}
+	r := &yamlReader{file: file}
 	if document := r.document(content); document != nil {
 		r.configuration(document, c)
 	}
@@ -165,7 +165,7 @@ func (c *Configuration) Files() []string {
 }
 
 // document returns the only YAML document of a file, or nil after an error.
-func (r *nodes) document(content []byte) *yaml.Node {
+func (r *yamlReader) document(content []byte) *yaml.Node {
 	if len(content) > MaxSize {
 		r.fail(0, "", "the file is larger than %d bytes", MaxSize)
 		return nil
@@ -198,7 +198,7 @@ var (
 	yamlUnknown = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
 )
 
-func (r *nodes) notYAML(content []byte, err error) {
+func (r *yamlReader) notYAML(content []byte, err error) {
 	text, line := err.Error(), 0
 	if match := yamlLine.FindStringSubmatch(text); match != nil {
 		line, _ = strconv.Atoi(match[1]) // 0 if the error has no line

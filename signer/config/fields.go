@@ -16,7 +16,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func (r *nodes) configuration(n *yaml.Node, c *Configuration) {
+func (r *yamlReader) configuration(n *yaml.Node, c *Configuration) {
 	fixed := func(value string) func(*yaml.Node, string) {
 		return func(n *yaml.Node, path string) {
 			if n.Kind != yaml.ScalarNode || n.Value != value {
@@ -51,7 +51,7 @@ func (s *Signer) at(name string) int {
 	return s.line
 }
 
-func (r *nodes) signer(n *yaml.Node, path string, s *Signer) bool {
+func (r *yamlReader) signer(n *yaml.Node, path string, s *Signer) bool {
 	note := func(name string, required bool, read func(*yaml.Node, string)) field {
 		return field{name, required, func(n *yaml.Node, path string) {
 			s.lines[name] = n.Line
@@ -178,7 +178,7 @@ func (s *Signer) isWrong(fields ...string) bool {
 }
 
 // path reads a file path.
-func (r *nodes) path(n *yaml.Node, path string) string {
+func (r *yamlReader) path(n *yaml.Node, path string) string {
 	name, ok := r.text(n, path, "the path of a file")
 	if !ok {
 		return ""
@@ -193,7 +193,7 @@ func (r *nodes) path(n *yaml.Node, path string) string {
 	return name
 }
 
-func (r *nodes) duration(n *yaml.Node, path string) time.Duration {
+func (r *yamlReader) duration(n *yaml.Node, path string) time.Duration {
 	const want = "a duration such as 720h"
 	text, ok := r.text(n, path, want)
 	if !ok {
@@ -224,7 +224,7 @@ func overflows(text string) bool {
 }
 
 // patterns reads a list of texts that pass check.
-func (r *nodes) patterns(n *yaml.Node, path, what string, check func(string) error) []string {
+func (r *yamlReader) patterns(n *yaml.Node, path, what string, check func(string) error) []string {
 	var list []string
 	r.list(n, path, what, maxItems, func(n *yaml.Node, path string) {
 		text, ok := r.text(n, path, "one of "+what)
@@ -240,7 +240,7 @@ func (r *nodes) patterns(n *yaml.Node, path, what string, check func(string) err
 	return list
 }
 
-func (r *nodes) keys(n *yaml.Node, path string, k *signer.KeyPolicy) {
+func (r *yamlReader) keys(n *yaml.Node, path string, k *signer.KeyPolicy) {
 	before := len(r.errs)
 	bits := fmt.Sprintf("a number of bits from %d to %d", pkcs10.MinRSABits, pkcs10.MaxRSABits)
 	bound := func(to *int) func(*yaml.Node, string) {

@@ -30,7 +30,7 @@ func checkOrganization(pattern string) error {
 // matchText matches a common name or an organization. A * matches zero or more characters. Names with the
 // reserved Kubernetes prefix only match a pattern that has this prefix, too.
 func matchText(pattern, value string) bool {
-	if strings.HasPrefix(value, tokens.ReservedPrefix) && !strings.HasPrefix(pattern, tokens.ReservedPrefix) {
+	if strings.HasPrefix(value, tokens.SystemPrefix) && !strings.HasPrefix(pattern, tokens.SystemPrefix) {
 		return false
 	}
 	return tokens.MatchNodeName(pattern, value)

@@ -31,7 +31,7 @@ func (c *Configuration) Build(d Defaults) (map[string]signer.Signer, error) {
 
 // build is Build without errors about fields that already have one.
 func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
-	r := &nodes{file: c.file}
+	r := &yamlReader{file: c.file}
 	signers := map[string]signer.Signer{}
 	for i := range c.Signers {
 		s := &c.Signers[i]

@@ -62,7 +62,7 @@ func checkName(name string) error {
 }
 
 // checkCombined reports mistakes that involve several fields of a signer, each of which is valid by itself.
-func (r *nodes) checkCombined(s *Signer) {
+func (r *yamlReader) checkCombined(s *Signer) {
 	fail := func(field, format string, args ...any) {
 		r.fail(s.at(field), s.path+"."+field, format, args...)
 		top, _, _ := strings.Cut(field, ".")

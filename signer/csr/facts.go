@@ -35,7 +35,7 @@ type Facts struct {
 
 	once        sync.Once
 	permissions *callcache.Cache[string]
-	reserved    *callcache.Cache[approval.Reserved]
+	reserved    *callcache.Cache[approval.ClusterAddresses]
 }
 
 // Allowed creates a SubjectAccessReview for the requester, as kube-controller-manager does. For a bootstrap token, it asks
@@ -68,5 +68,5 @@ func (f *Facts) review(ctx context.Context, r approval.Request, p approval.Permi
 
 func (f *Facts) start() {
 	f.permissions = callcache.New[string](permissionAge, 0, 0)
-	f.reserved = callcache.New[approval.Reserved](reservedAge, 0, 0)
+	f.reserved = callcache.New[approval.ClusterAddresses](reservedAge, 0, 0)
 }

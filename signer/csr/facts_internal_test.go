@@ -57,7 +57,7 @@ func TestReservedFailsIfOneSourceFails(t *testing.T) {
 	)
 	want := func(what string, f *Facts, prefixes, servers string) {
 		t.Helper()
-		got, err := f.Reserved(t.Context())
+		got, err := f.ClusterAddresses(t.Context())
 		var all []string
 		for _, p := range got.Prefixes {
 			all = append(all, p.String())
@@ -68,7 +68,7 @@ func TestReservedFailsIfOneSourceFails(t *testing.T) {
 	}
 	wantError := func(what string, f *Facts, part string) {
 		t.Helper()
-		if got, err := f.Reserved(t.Context()); err == nil || !strings.Contains(err.Error(), part) {
+		if got, err := f.ClusterAddresses(t.Context()); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: %+v, %v; want an error with %q", what, got, err, part)
 		}
 	}

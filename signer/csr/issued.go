@@ -14,7 +14,7 @@ import (
 
 // Issued returns the certificates in the CertificateSigningRequests of a cluster. Cleaners delete these an hour after they
 // were issued, so there are no older certificates.
-func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.Issued, err error) {
+func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.Certificate, err error) {
 	list := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return client.CertificatesV1().CertificateSigningRequests().List(ctx, options)
 	})
@@ -24,7 +24,7 @@ func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.
 			return nil
 		}
 		if cert := leaf(csr); cert != nil { // another signer may have issued what is malformed
-			all = append(all, revocation.IssuedOf(tokens.IDOfUser(csr.Spec.Username), cert))
+			all = append(all, revocation.CertificateOf(tokens.IDOfUser(csr.Spec.Username), cert))
 		}
 		return nil
 	})

@@ -18,11 +18,11 @@ import (
 // and a rack of kubelets requests serving certificates at the same time.
 const reservedAge = time.Minute
 
-// Reserved returns what no node may have in a serving certificate: the addresses of Services, and the names
+// ClusterAddresses returns what no node may have in a serving certificate: the addresses of Services, and the names
 // and addresses of the API server. It is up to a minute old. It fails if one of the two is unknown.
-func (f *Facts) Reserved(ctx context.Context) (approval.Reserved, error) {
+func (f *Facts) ClusterAddresses(ctx context.Context) (approval.ClusterAddresses, error) {
 	f.once.Do(f.start)
-	r, _, err := f.reserved.Get(ctx, nil, func(ctx context.Context) (approval.Reserved, bool, error) {
+	r, _, err := f.reserved.Get(ctx, nil, func(ctx context.Context) (approval.ClusterAddresses, bool, error) {
 		r, err := f.askReserved(ctx)
 		return r, true, err
 	})
@@ -30,8 +30,8 @@ func (f *Facts) Reserved(ctx context.Context) (approval.Reserved, error) {
 	return r, err
 }
 
-func (f *Facts) askReserved(ctx context.Context) (approval.Reserved, error) {
-	var r approval.Reserved
+func (f *Facts) askReserved(ctx context.Context) (approval.ClusterAddresses, error) {
+	var r approval.ClusterAddresses
 	from := make([]string, 0, 4)
 	services, err := f.serviceCIDRs(ctx)
 	if err != nil {

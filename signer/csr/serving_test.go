@@ -184,7 +184,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	check := func(name string, facts *csr.Facts, wantPrefixes []netip.Prefix, wantHosts []string, wantErr string) {
 		t.Helper()
 		facts.Client = client
-		got, err := facts.Reserved(t.Context())
+		got, err := facts.ClusterAddresses(t.Context())
 		if wantErr != "" {
 			if err == nil || !strings.Contains(err.Error(), wantErr) {
 				t.Errorf("%s: %+v, %v, want an error about %q", name, got, err, wantErr)
@@ -214,7 +214,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	facts := &csr.Facts{Client: client}
 	before := asked.Load()
 	for range 10 {
-		got, err := facts.Reserved(t.Context())
+		got, err := facts.ClusterAddresses(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -223,11 +223,11 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	if n := asked.Load() - before; n != 3 {
 		t.Errorf("got %d requests for ten calls, want 3", n)
 	}
-	if got, _ := facts.Reserved(t.Context()); !slices.Equal(got.Prefixes, []netip.Prefix{prefix(services)}) {
+	if got, _ := facts.ClusterAddresses(t.Context()); !slices.Equal(got.Prefixes, []netip.Prefix{prefix(services)}) {
 		t.Errorf("a caller changed the cached prefixes: got %v", got.Prefixes)
 	}
 	denied := &csr.Facts{Client: w.as("somebody")}
-	if _, err := denied.Reserved(t.Context()); !apierrors.IsForbidden(err) {
+	if _, err := denied.ClusterAddresses(t.Context()); !apierrors.IsForbidden(err) {
 		t.Errorf("without permission: got %v, want Forbidden", err)
 	}
 }

@@ -30,16 +30,16 @@ func foldName(name string) string {
 	return lookalikes.Replace(name)
 }
 
-// checkReserved returns a [*approval.Refused] for the name of a user or group that only looks like a name reserved by
+// checkSystemName returns a [*approval.Refused] for the name of a user or group that only looks like a name reserved by
 // Kubernetes. kube-apiserver distinguishes the two, but people who read them may not.
-func checkReserved(name string) error {
+func checkSystemName(name string) error {
 	as := foldName(name)
-	if !strings.HasPrefix(as, tokens.ReservedPrefix) {
+	if !strings.HasPrefix(as, tokens.SystemPrefix) {
 		return nil
 	}
-	exact := strings.HasPrefix(name, tokens.ReservedPrefix) && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f })
+	exact := strings.HasPrefix(name, tokens.SystemPrefix) && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 	if !exact || as != name && (as == tokens.MastersGroup || as == tokens.NodesGroup) {
-		return approval.Refuse("the subject has name %+.100q, which looks like %.100q: names that begin with %q must be lower-case printable ASCII", name, as, tokens.ReservedPrefix)
+		return approval.Refuse("the subject has name %+.100q, which looks like %.100q: names that begin with %q must be lower-case printable ASCII", name, as, tokens.SystemPrefix)
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func checkAttributes(csr *x509.CertificateRequest) error {
 			// crypto/x509 reads the last one, other implementations the first.
 			return approval.Refuse("the subject has attribute %s more than once", attribute.Type)
 		}
-		if err := checkReserved(value); err != nil {
+		if err := checkSystemName(value); err != nil {
 			return err
 		}
 	}

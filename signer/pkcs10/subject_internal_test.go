@@ -45,7 +45,7 @@ func TestRefusesMalformedSubjectAltNames(t *testing.T) {
 
 func TestRefusesNamesThatLookReserved(t *testing.T) {
 	for _, name := range []string{"jane", "system", "systematic:x", "system:masters", "system:node:a", "system:Etcd"} {
-		if err := checkReserved(name); err != nil {
+		if err := checkSystemName(name); err != nil {
 			t.Error(err)
 		}
 	}
@@ -54,8 +54,8 @@ func TestRefusesNamesThatLookReserved(t *testing.T) {
 		"system:a b", "system:\u00e9", "system:a\u200b", "system:Masters", "system:NODES",
 	} {
 		var refused *approval.Refused
-		if err := checkReserved(name); !errors.As(err, &refused) {
-			t.Errorf("checkReserved(%+q) = %v, want a refusal", name, err)
+		if err := checkSystemName(name); !errors.As(err, &refused) {
+			t.Errorf("checkSystemName(%+q) = %v, want a refusal", name, err)
 		}
 	}
 }

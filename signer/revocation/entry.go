@@ -183,14 +183,14 @@ func (e Entry) Ended(now time.Time) bool {
 }
 
 // Covers reports whether a new entry bars a certificate, or whether the certificate is a serving certificate of its node.
-func (e Entry) Covers(c Issued) bool {
+func (e Entry) Covers(c Certificate) bool {
 	return e.Node != "" && c.Node == e.Node || e.Node == "" && c.Fingerprint == e.Fingerprint
 }
 
 // End returns when the last certificate that a new entry bars has ended, or zero if cas is zero. cas is when the last CA
 // ends that may have signed one. Issued certificates count, too: they can outlive a CA that was renewed with its key. rejoin
 // is how long a node can rejoin with an expired certificate. An entry for one known certificate of a user ends with it.
-func (e Entry) End(cas time.Time, rejoin time.Duration, issued []Issued) time.Time {
+func (e Entry) End(cas time.Time, rejoin time.Duration, issued []Certificate) time.Time {
 	end := cas
 	for _, c := range issued {
 		switch {

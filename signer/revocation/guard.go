@@ -34,8 +34,8 @@ type Store interface {
 	Update(ctx context.Context, key Key, change func(*Entry) (*Entry, error)) (*Entry, error)
 }
 
-// An Issued has the facts about a certificate that revocations need.
-type Issued struct {
+// A Certificate has the facts about a certificate that revocations need.
+type Certificate struct {
 	// TokenID is the token that requested it; empty if none did.
 	TokenID string
 	// Node is the node that it is for, as a client or a server; empty for others.
@@ -46,13 +46,13 @@ type Issued struct {
 	NotAfter    time.Time
 }
 
-// IssuedOf returns the Issued of a certificate.
-func IssuedOf(tokenID string, cert *x509.Certificate) Issued {
+// CertificateOf returns what revocations need of a certificate.
+func CertificateOf(tokenID string, cert *x509.Certificate) Certificate {
 	node, found := strings.CutPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
 	if !found || tokens.CheckNodeName(node) != nil {
 		node = ""
 	}
-	return Issued{TokenID: tokenID, Node: node, Serial: cert.SerialNumber.Text(16), Fingerprint: FingerprintOf(cert), NotAfter: cert.NotAfter}
+	return Certificate{TokenID: tokenID, Node: node, Serial: cert.SerialNumber.Text(16), Fingerprint: FingerprintOf(cert), NotAfter: cert.NotAfter}
 }
 
 // A Guard decides which credentials are revoked. A nil Guard revokes none.

@@ -317,19 +317,19 @@ func TestEndOfEntry(t *testing.T) {
 	for name, test := range map[string]struct {
 		e      revocation.Entry
 		cas    time.Time
-		issued revocation.Issued
+		issued revocation.Certificate
 		want   time.Time
 	}{
-		"a node":                             {revocation.Entry{Node: "a"}, cas, revocation.Issued{Node: "a", NotAfter: now}, cas.Add(rejoin)},
-		"its certificate ends after the CAs": {revocation.Entry{Node: "a"}, cas, revocation.Issued{Node: "a", NotAfter: cas.Add(1)}, cas.Add(1 + rejoin)},
-		"one of another node":                {revocation.Entry{Node: "a"}, cas, revocation.Issued{Node: "b", NotAfter: cas.Add(1)}, cas.Add(rejoin)},
-		"unknown CAs":                        {revocation.Entry{Node: "a"}, time.Time{}, revocation.Issued{Node: "a", NotAfter: cas}, time.Time{}},
-		"a certificate of a node":            {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Issued{Node: "a", Fingerprint: fingerprint(1), NotAfter: now}, cas.Add(rejoin)},
-		"a certificate of a user":            {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Issued{Fingerprint: fingerprint(1), NotAfter: now}, now},
-		"a user, and unknown CAs":            {revocation.Entry{Fingerprint: fingerprint(1)}, time.Time{}, revocation.Issued{Fingerprint: fingerprint(1), NotAfter: now}, now},
-		"an unknown certificate":             {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Issued{Fingerprint: fingerprint(2), NotAfter: now}, cas.Add(rejoin)},
+		"a node":                             {revocation.Entry{Node: "a"}, cas, revocation.Certificate{Node: "a", NotAfter: now}, cas.Add(rejoin)},
+		"its certificate ends after the CAs": {revocation.Entry{Node: "a"}, cas, revocation.Certificate{Node: "a", NotAfter: cas.Add(1)}, cas.Add(1 + rejoin)},
+		"one of another node":                {revocation.Entry{Node: "a"}, cas, revocation.Certificate{Node: "b", NotAfter: cas.Add(1)}, cas.Add(rejoin)},
+		"unknown CAs":                        {revocation.Entry{Node: "a"}, time.Time{}, revocation.Certificate{Node: "a", NotAfter: cas}, time.Time{}},
+		"a certificate of a node":            {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Certificate{Node: "a", Fingerprint: fingerprint(1), NotAfter: now}, cas.Add(rejoin)},
+		"a certificate of a user":            {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Certificate{Fingerprint: fingerprint(1), NotAfter: now}, now},
+		"a user, and unknown CAs":            {revocation.Entry{Fingerprint: fingerprint(1)}, time.Time{}, revocation.Certificate{Fingerprint: fingerprint(1), NotAfter: now}, now},
+		"an unknown certificate":             {revocation.Entry{Fingerprint: fingerprint(1)}, cas, revocation.Certificate{Fingerprint: fingerprint(2), NotAfter: now}, cas.Add(rejoin)},
 	} {
-		if got := test.e.End(test.cas, rejoin, []revocation.Issued{test.issued}); !got.Equal(test.want) {
+		if got := test.e.End(test.cas, rejoin, []revocation.Certificate{test.issued}); !got.Equal(test.want) {
 			t.Errorf("%s: got %s, want %s", name, got, test.want)
 		}
 	}

@@ -39,7 +39,7 @@ func Main(m *testing.M, complete ...func() error) { runMain(m, syscall.LOCK_SH, 
 // MainAlone is [Main] of a package whose tests measure load. No test of another package runs beside them.
 func MainAlone(m *testing.M, complete ...func() error) { runMain(m, syscall.LOCK_EX, complete) }
 
-func runMain(m *testing.M, turn int, complete []func() error) {
+func runMain(m *testing.M, how int, complete []func() error) {
 	if flag.Parse(); testing.Short() {
 		fmt.Println("skipping the tests of the whole program with -short")
 		os.Exit(0)
@@ -47,7 +47,7 @@ func runMain(m *testing.M, turn int, complete []func() error) {
 	if flagValue("test.list") != "" {
 		os.Exit(m.Run())
 	}
-	code, err := run(m, turn, complete)
+	code, err := run(m, how, complete)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)
@@ -57,12 +57,12 @@ func runMain(m *testing.M, turn int, complete []func() error) {
 
 func flagValue(name string) string { return flag.Lookup(name).Value.String() }
 
-func run(m *testing.M, turn int, complete []func() error) (code int, err error) {
+func run(m *testing.M, how int, complete []func() error) (code int, err error) {
 	root, err := cluster.Repository()
 	if err != nil {
 		return 1, err
 	}
-	unlock, err := lock("packages", turn)
+	unlock, err := lock("packages", how)
 	if err != nil {
 		return 1, err
 	}

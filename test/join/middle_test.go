@@ -37,7 +37,7 @@ type attacker struct {
 func newAttacker(t *testing.T, address string, between *harness.Program, ca *signer.CA) *attacker {
 	t.Helper()
 	m := &attacker{address: address, program: between}
-	certificate := &servingcert.Issued{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
+	certificate := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
 	if _, err := certificate.Step(t.Context()); err != nil {
 		t.Fatal(err)
 	}

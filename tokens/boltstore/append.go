@@ -161,7 +161,7 @@ func (s *appender) switchHalf() error {
 			return err
 		}
 	}
-	s.journal.turn()
+	s.journal.switchHalves()
 	s.imports.Go(func() { _ = s.importAll() }) // after a failure, the next turn imports again and returns the error
 	return nil
 }

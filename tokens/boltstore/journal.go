@@ -106,8 +106,8 @@ func sizeOf(lines ...*journalEntry) int64 {
 // fits reports whether the current half has space for size bytes.
 func (j *journal) fits(size int64) bool { return j.used+size <= journalHalf }
 
-// turn switches to the other half, which write then overwrites.
-func (j *journal) turn() { j.half, j.used = 1-j.half, 0 }
+// switchHalves switches to the other half, which write then overwrites.
+func (j *journal) switchHalves() { j.half, j.used = 1-j.half, 0 }
 
 // write appends lines, which must fit, to the current half as one group. When it returns, they are on the
 // disk. After an error they may be on the disk or not, and the next write overwrites them.

@@ -32,11 +32,11 @@ type Desk struct {
 	// Claims stores the claims, by which the nodes of a token are found. With nil, the Desk finds nodes by their
 	// certificates alone.
 	Claims tokens.Claims
-	// Issued is the issuance record. With nil, the Desk knows only certificates that Requested returns.
-	Issued issuance.Store
+	// IssuanceRecord is the issuance record. With nil, the Desk knows only certificates that Requested returns.
+	IssuanceRecord issuance.Store
 	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
-	// the cluster's CertificateSigningRequests. They are in addition to Issued. Nil knows none.
-	Requested func(ctx context.Context) ([]revocation.Issued, error)
+	// the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. Nil knows none.
+	Requested func(ctx context.Context) ([]revocation.Certificate, error)
 	// Node reads the current Node of a name, for warnings. The error wraps [tokens.ErrNotFound] if there is no such
 	// Node. It is nil without a cluster.
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
@@ -49,8 +49,8 @@ type Desk struct {
 	RejoinWindow time.Duration
 }
 
-// A Request says what to revoke: exactly one of Node, Serial, Fingerprint and TokenID.
-type Request struct {
+// An Order says what to revoke: exactly one of Node, Serial, Fingerprint and TokenID.
+type Order struct {
 	Node string
 	// Serial is the serial number of a certificate, in hexadecimal digits.
 	Serial string
@@ -95,7 +95,7 @@ func invalid(field, format string, args ...any) error {
 
 // Check returns an error if the request is invalid: a [*tokens.FieldError] with a field of the HTTPS API. Revoke checks
 // names of nodes and certificates as well.
-func (r Request) Check() error {
+func (r Order) Check() error {
 	if len(r.Reason) > revocation.MaxReason {
 		return invalid("reason", "has %d bytes, want at most %d", len(r.Reason), revocation.MaxReason)
 	}
@@ -119,7 +119,7 @@ func (r Request) Check() error {
 // Revoke revokes a node, a certificate, or everything that was issued on a token. The error of an invalid request is a
 // [*tokens.FieldError] with a field of the HTTPS API. Errors of the stores of tokens and claims are returned as they
 // are, and all others are an [*Error]. If a token was disabled before the failure, the error is an [*Incomplete].
-func (d *Desk) Revoke(ctx context.Context, r Request) (Result, error) {
+func (d *Desk) Revoke(ctx context.Context, r Order) (Result, error) {
 	if err := r.Check(); err != nil {
 		return Result{}, err
 	}
@@ -175,7 +175,7 @@ func listError(err error) error {
 }
 
 // entryOf returns the entry that a request for a node or a certificate describes.
-func (d *Desk) entryOf(ctx context.Context, r Request) (e revocation.Entry, err error) {
+func (d *Desk) entryOf(ctx context.Context, r Order) (e revocation.Entry, err error) {
 	switch {
 	case r.Node != "":
 		if err := tokens.CheckNodeName(r.Node); err != nil {
@@ -200,13 +200,13 @@ func (d *Desk) entryOf(ctx context.Context, r Request) (e revocation.Entry, err 
 // misspelt, or its Node was deleted.
 func (d *Desk) nodeWarnings(ctx context.Context, node string) []string {
 	if d.Node == nil {
-		if d.Claims == nil || d.Issued == nil {
+		if d.Claims == nil || d.IssuanceRecord == nil {
 			return nil
 		}
 		if _, err := d.Claims.Get(ctx, node); !errors.Is(err, tokens.ErrNotFound) {
 			return nil
 		}
-		if page, err := d.Issued.List(ctx, issuance.Query{Node: node, Limit: 1}); err != nil || len(page.Entries) > 0 {
+		if page, err := d.IssuanceRecord.List(ctx, issuance.Query{Node: node, Limit: 1}); err != nil || len(page.Entries) > 0 {
 			return nil
 		}
 		return []string{"kubejoin has no claim and no certificate of node " + node + "; check the name with 'kubejoin issued list'"}
@@ -220,7 +220,7 @@ func (d *Desk) nodeWarnings(ctx context.Context, node string) []string {
 // store stores entries and returns what is stored. Those that kept has as well stay as they are. known are certificates
 // that may be among those that the entries bar; unknown is why they could not be read. If an entry cannot be stored, the
 // others are stored nevertheless.
-func (d *Desk) store(ctx context.Context, r Request, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Issued, unknown error) (Result, error) {
+func (d *Desk) store(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
 	if len(entries) == 0 {
 		return Result{}, nil
 	}

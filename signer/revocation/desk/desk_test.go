@@ -64,7 +64,7 @@ func newSite(t *testing.T) *site {
 			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour)), Facts: signer.Standalone{Claims: db.Claims()},
 			Nodes: &admission.Nodes{Tokens: slowest().Store(db), Claims: db.Claims()}, Revocations: guard, Record: kept,
 		},
-		Desk: &desk.Desk{Guard: guard, Tokens: db, Claims: db.Claims(), ClusterInfo: config(kubeconfig), Issued: kept},
+		Desk: &desk.Desk{Guard: guard, Tokens: db, Claims: db.Claims(), ClusterInfo: config(kubeconfig), IssuanceRecord: kept},
 	}
 }
 
@@ -162,7 +162,7 @@ func TestRevokeTokenFindsNodesOfCachedToken(t *testing.T) {
 		var done time.Time
 		var revoking sync.WaitGroup
 		revoking.Go(func() {
-			result, err = s.Revoke(t.Context(), desk.Request{TokenID: token.ID(), Reason: "leaked"})
+			result, err = s.Revoke(t.Context(), desk.Order{TokenID: token.ID(), Reason: "leaked"})
 			done = time.Now()
 		})
 		synctest.Wait()
@@ -214,7 +214,7 @@ func TestRevokeTokenWritesEachNodeOnce(t *testing.T) {
 		}
 		store := &counting{Store: s.Guard.Store}
 		s.Guard.Store = store
-		result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()})
+		result, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()})
 		if err != nil || keys(result) != "worker-1 worker-2" || store.updates != 2 {
 			t.Errorf("got %+v, %v, %d writes, want two nodes with a write each", result, err, store.updates)
 		}
@@ -238,7 +238,7 @@ func TestRevokeToken(t *testing.T) {
 		s := newSite(t)
 		stolen, good := s.token(t, tokens.Limits{MaxNodes: 5}), s.token(t, tokens.Limits{MaxNodes: 5})
 		one, two, other := s.join(t, stolen, "worker-1"), s.join(t, stolen, "worker-2"), s.join(t, good, "worker-3")
-		dry, err := s.Revoke(t.Context(), desk.Request{TokenID: stolen.ID(), DryRun: true})
+		dry, err := s.Revoke(t.Context(), desk.Order{TokenID: stolen.ID(), DryRun: true})
 		if err != nil || keys(dry) != "worker-1 worker-2" {
 			t.Errorf("dry run: got %+v, %v, want two nodes", dry, err)
 		}
@@ -249,7 +249,7 @@ func TestRevokeToken(t *testing.T) {
 			t.Fatal(err)
 		}
 		moved := s.join(t, good, "worker-2")
-		result, err := s.Revoke(t.Context(), desk.Request{TokenID: stolen.ID()})
+		result, err := s.Revoke(t.Context(), desk.Order{TokenID: stolen.ID()})
 		if want := revocation.FingerprintOf(two).String() + " worker-1"; err != nil || keys(result) != want {
 			t.Errorf("got %s, %v, want %s", keys(result), err, want)
 		}
@@ -257,11 +257,11 @@ func TestRevokeToken(t *testing.T) {
 			s.wantRevoked(t, cert, revoked)
 		}
 		s.wantToken(t, stolen, false)
-		if again, err := s.Revoke(t.Context(), desk.Request{TokenID: stolen.ID()}); err != nil || len(again.Entries) != 2 {
+		if again, err := s.Revoke(t.Context(), desk.Order{TokenID: stolen.ID()}); err != nil || len(again.Entries) != 2 {
 			t.Errorf("again: got %+v, %v, want what the record has", again, err)
 		}
 		unused := s.token(t, tokens.Limits{})
-		if result, err := s.Revoke(t.Context(), desk.Request{TokenID: unused.ID()}); err != nil || len(result.Entries) > 0 || !strings.Contains(fmt.Sprint(result.Warnings), "knows no certificate that was issued on token "+unused.ID()) {
+		if result, err := s.Revoke(t.Context(), desk.Order{TokenID: unused.ID()}); err != nil || len(result.Entries) > 0 || !strings.Contains(fmt.Sprint(result.Warnings), "knows no certificate that was issued on token "+unused.ID()) {
 			t.Errorf("unused: got %+v, %v, want a warning", result, err)
 		}
 		s.wantToken(t, unused, false)
@@ -278,10 +278,10 @@ func TestRevokeTokenReturnsAllThatItStored(t *testing.T) {
 		two := s.join(t, stolen, "worker-2")
 		s.Guard.Store = lackingSpace{s.Guard.Store, "worker-4"}
 		began := time.Now()
-		s.Requested = func(context.Context) (all []revocation.Issued, err error) {
+		s.Requested = func(context.Context) (all []revocation.Certificate, err error) {
 			for i, node := range []string{"worker-3", "worker-4"} {
 				if time.Now().After(began) {
-					all = append(all, revocation.Issued{TokenID: stolen.ID(), Node: node, Fingerprint: revocationtest.Fingerprint(i), NotAfter: began.Add(time.Hour)})
+					all = append(all, revocation.Certificate{TokenID: stolen.ID(), Node: node, Fingerprint: revocationtest.Fingerprint(i), NotAfter: began.Add(time.Hour)})
 				}
 			}
 			return all, nil
@@ -292,7 +292,7 @@ func TestRevokeTokenReturnsAllThatItStored(t *testing.T) {
 			}
 			s.join(t, good, "worker-2")
 		})
-		result, err := s.Revoke(t.Context(), desk.Request{TokenID: stolen.ID()})
+		result, err := s.Revoke(t.Context(), desk.Order{TokenID: stolen.ID()})
 		if want := revocation.FingerprintOf(two).String() + " worker-1 worker-2 worker-3"; !errors.As(err, new(*desk.Incomplete)) || keys(result) != want {
 			t.Errorf("got %s, %v, want %s and an Incomplete", keys(result), err, want)
 		}
@@ -314,11 +314,11 @@ func TestRevokeDeletedTokenWaitsUntilItSettled(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.AfterFunc(admission.MaxAge-time.Millisecond, func() { s.join(t, token, "worker-2") })
-		if result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); err != nil || keys(result) != "worker-1 worker-2" {
+		if result, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()}); err != nil || keys(result) != "worker-1 worker-2" {
 			t.Errorf("got %s, %v, want both nodes", keys(result), err)
 		}
 		began := time.Now()
-		if _, err := s.Revoke(t.Context(), desk.Request{TokenID: "qwertz"}); err == nil || time.Since(began) > 0 {
+		if _, err := s.Revoke(t.Context(), desk.Order{TokenID: "qwertz"}); err == nil || time.Since(began) > 0 {
 			t.Errorf("misspelt: got %v after %s, want an error at once", err, time.Since(began))
 		}
 	})
@@ -330,7 +330,7 @@ func TestRevokeTokenGivesUpOnChangingToken(t *testing.T) {
 		s := newSite(t)
 		token := s.token(t, tokens.Limits{})
 		s.Tokens = storetest.Fail(tokens.ErrConflict, "Store.Delete").Store(s.Tokens)
-		if _, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); err == nil || !strings.Contains(err.Error(), "changed during each of 20 attempts") {
+		if _, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()}); err == nil || !strings.Contains(err.Error(), "changed during each of 20 attempts") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -340,10 +340,10 @@ func TestRevokeTokenGivesUpOnChangingToken(t *testing.T) {
 func TestRevokeTokenFindsNodesByIdentity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		s.authority.Nodes.RejoinWindow, s.Issued = time.Hour, nil
+		s.authority.Nodes.RejoinWindow, s.IssuanceRecord = time.Hour, nil
 		token := s.token(t, tokens.Limits{})
 		cert := s.join(t, token, "worker-1")
-		if result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); err != nil || keys(result) != "worker-1" {
+		if result, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()}); err != nil || keys(result) != "worker-1" {
 			t.Errorf("got %+v, %v, want worker-1", result, err)
 		}
 		s.wantRevoked(t, cert, true)
@@ -356,8 +356,8 @@ func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
 		s := newSite(t)
 		id, now := "qwertz", time.Now().UTC().Truncate(time.Second)
 		print := revocationtest.Fingerprint
-		s.Requested = func(context.Context) ([]revocation.Issued, error) {
-			return []revocation.Issued{
+		s.Requested = func(context.Context) ([]revocation.Certificate, error) {
+			return []revocation.Certificate{
 				{TokenID: id, Node: "worker-1", Fingerprint: print(1), NotAfter: now.Add(time.Hour)},
 				{TokenID: id, Node: "worker-2", Fingerprint: print(2), NotAfter: now.Add(-time.Hour)},
 				{TokenID: "abcde2", Node: "worker-3", Fingerprint: print(3), NotAfter: now.Add(time.Hour)},
@@ -370,14 +370,14 @@ func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
 			{TokenID: id, Node: "worker-7", Outcome: issuance.Refused},
 		} {
 			e.Time = now
-			if err := s.Issued.Append(t.Context(), e); err != nil {
+			if err := s.IssuanceRecord.Append(t.Context(), e); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if _, err := s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}}); err != nil {
 			t.Fatal(err)
 		}
-		result, err := s.Revoke(t.Context(), desk.Request{TokenID: id})
+		result, err := s.Revoke(t.Context(), desk.Order{TokenID: id})
 		if want := print(4).String() + " " + print(6).String() + " worker-1 worker-5"; err != nil || keys(result) != want {
 			t.Errorf("got %s, %v, want %s", keys(result), err, want)
 		}
@@ -391,13 +391,13 @@ func TestRevocationOfTokenEndsAfterTheLastCertificate(t *testing.T) {
 		token := s.token(t, tokens.Limits{MaxNodes: 1})
 		s.join(t, token, "worker-1")
 		began, late := time.Now(), time.Now().Add(48*time.Hour).UTC().Truncate(time.Second)
-		s.Requested = func(context.Context) (all []revocation.Issued, err error) {
+		s.Requested = func(context.Context) (all []revocation.Certificate, err error) {
 			if time.Now().After(began) {
-				all = append(all, revocation.Issued{TokenID: token.ID(), Node: "worker-1", Fingerprint: revocationtest.Fingerprint(1), NotAfter: late})
+				all = append(all, revocation.Certificate{TokenID: token.ID(), Node: "worker-1", Fingerprint: revocationtest.Fingerprint(1), NotAfter: late})
 			}
 			return all, nil
 		}
-		if result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); err != nil || keys(result) != "worker-1" || !result.Entries[0].Until.Equal(late) {
+		if result, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()}); err != nil || keys(result) != "worker-1" || !result.Entries[0].Until.Equal(late) {
 			t.Errorf("got %+v, %v, want worker-1 until %s", result, err, late)
 		}
 	})
@@ -414,7 +414,7 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 		"the list cannot be read":       {func(s *site) { s.Guard.Store = noResponse{errAway} }, desk.Unavailable},
 		"the list cannot be written":    {func(s *site) { s.Guard.Store = noResponse{tokens.ErrRefused} }, desk.Refused},
 		"the requests cannot be read":   {func(s *site) { s.Requested = failedRequested }, desk.NoRequests},
-		"the record cannot be read":     {func(s *site) { s.Issued = noRecord{} }, desk.NoRecord},
+		"the record cannot be read":     {func(s *site) { s.IssuanceRecord = noRecord{} }, desk.NoRecord},
 		"the claims cannot be read":     {func(s *site) { s.Claims = storetest.Fail(errAway).Claims(s.Claims) }, ""},
 		"the token cannot be deleted":   {func(s *site) { s.Tokens = storetest.Fail(errAway, "Store.Delete").Store(s.Tokens) }, ""},
 		"a node of two cannot be saved": {func(s *site) { s.Guard.Store = lackingSpace{s.Guard.Store, "worker-1"} }, desk.Full},
@@ -425,7 +425,7 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 			one, two := s.join(t, token, "worker-1"), s.join(t, token, "worker-2")
 			works, guard := *s.Desk, s.Guard.Store
 			test.fail(s)
-			_, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()})
+			_, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()})
 			var incomplete *desk.Incomplete
 			var failed *desk.Error
 			if !errors.As(err, &incomplete) || !strings.HasPrefix(err.Error(), "token "+token.ID()+" can no longer be used") ||
@@ -438,7 +438,7 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 				t.Errorf("%s: a machine with the token: got %+v, want it denied", name, d)
 			}
 			s.wantRevoked(t, two, failed == nil && name == "the token cannot be deleted" || name == "a node of two cannot be saved")
-			result, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()})
+			result, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()})
 			if err != nil || keys(result) != "worker-1 worker-2" {
 				t.Errorf("%s: retry: got %+v, %v, want two nodes", name, result, err)
 			}
@@ -457,7 +457,7 @@ func TestRevokeTokenOfCanceledCallIsIncomplete(t *testing.T) {
 		cert := s.join(t, token, "worker-1")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		result, err := s.Revoke(ctx, desk.Request{TokenID: token.ID()})
+		result, err := s.Revoke(ctx, desk.Order{TokenID: token.ID()})
 		if !errors.As(err, new(*desk.Incomplete)) || keys(result) != "worker-1" {
 			t.Errorf("got %+v, %v, want worker-1 and an Incomplete", result, err)
 		}
@@ -467,7 +467,7 @@ func TestRevokeTokenOfCanceledCallIsIncomplete(t *testing.T) {
 }
 
 // failedRequested is Requested without a response of the API server.
-func failedRequested(context.Context) ([]revocation.Issued, error) { return nil, errAway }
+func failedRequested(context.Context) ([]revocation.Certificate, error) { return nil, errAway }
 
 // noRecord is an issuance record that does not respond.
 type noRecord struct{ issuance.Store }
@@ -526,7 +526,7 @@ func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
 			token := s.token(t, tokens.Limits{})
 			s.join(t, token, "worker-1")
 			s.Tokens, s.Guard.Store = storetest.Alter(change).Store(s.Tokens), noResponse{errAway}
-			if _, err := s.Revoke(t.Context(), desk.Request{TokenID: token.ID()}); !errors.Is(err, errAway) {
+			if _, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()}); !errors.Is(err, errAway) {
 				t.Errorf("%s: got %v, want %v", name, err, errAway)
 			}
 			s.wantToken(t, token, false)
@@ -541,17 +541,17 @@ func TestRevokeCertificate(t *testing.T) {
 	one, two, three := s.join(t, token, "worker-1"), s.join(t, token, "worker-1"), s.join(t, token, "worker-1")
 	// A certificate of a user ends with itself. One of a node may come back for as long as the node can rejoin.
 	s.RejoinWindow = time.Hour
-	s.Requested = func(context.Context) ([]revocation.Issued, error) {
-		return []revocation.Issued{{Serial: "abc", Fingerprint: revocationtest.Fingerprint(1), NotAfter: one.NotAfter}}, nil
+	s.Requested = func(context.Context) ([]revocation.Certificate, error) {
+		return []revocation.Certificate{{Serial: "abc", Fingerprint: revocationtest.Fingerprint(1), NotAfter: one.NotAfter}}, nil
 	}
 	for _, test := range []struct {
-		request desk.Request
+		request desk.Order
 		want    revocation.Fingerprint
 		until   time.Time
 	}{
-		{desk.Request{Serial: strings.ToUpper(one.SerialNumber.Text(16))}, revocation.FingerprintOf(one), s.ca.NotAfter.Add(time.Hour)},
-		{desk.Request{Fingerprint: revocation.FingerprintOf(two).String()}, revocation.FingerprintOf(two), s.ca.NotAfter.Add(time.Hour)},
-		{desk.Request{Serial: "0ABC"}, revocationtest.Fingerprint(1), one.NotAfter},
+		{desk.Order{Serial: strings.ToUpper(one.SerialNumber.Text(16))}, revocation.FingerprintOf(one), s.ca.NotAfter.Add(time.Hour)},
+		{desk.Order{Fingerprint: revocation.FingerprintOf(two).String()}, revocation.FingerprintOf(two), s.ca.NotAfter.Add(time.Hour)},
+		{desk.Order{Serial: "0ABC"}, revocationtest.Fingerprint(1), one.NotAfter},
 	} {
 		result, err := s.Revoke(t.Context(), test.request)
 		if err != nil || len(result.Entries) != 1 || result.Entries[0].Fingerprint != test.want || !result.Entries[0].Until.Equal(test.until) {
@@ -567,7 +567,7 @@ func TestRevokeCertificate(t *testing.T) {
 func TestListAndUndo(t *testing.T) {
 	s := newSite(t)
 	for _, node := range []string{"worker-2", "worker-1"} {
-		if _, err := s.Revoke(t.Context(), desk.Request{Node: node, By: "ada"}); err != nil {
+		if _, err := s.Revoke(t.Context(), desk.Order{Node: node, By: "ada"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -604,8 +604,8 @@ func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
 	cas := func(end time.Time) func(context.Context) ([]*x509.Certificate, error) {
 		return func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{{NotAfter: end}}, nil }
 	}
-	seen := func(context.Context) ([]revocation.Issued, error) {
-		return []revocation.Issued{{Node: "worker-1", Fingerprint: revocationtest.Fingerprint(1), NotAfter: late}, {Node: "worker-2", Fingerprint: revocationtest.Fingerprint(2), NotAfter: late.Add(time.Hour)}}, nil
+	seen := func(context.Context) ([]revocation.Certificate, error) {
+		return []revocation.Certificate{{Node: "worker-1", Fingerprint: revocationtest.Fingerprint(1), NotAfter: late}, {Node: "worker-2", Fingerprint: revocationtest.Fingerprint(2), NotAfter: late.Add(time.Hour)}}, nil
 	}
 	ofCA := func(s *site) time.Time { return s.ca.NotAfter }
 	at := func(end time.Time) func(*site) time.Time { return func(*site) time.Time { return end } }
@@ -632,7 +632,7 @@ func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSite(t)
 				test.set(s)
-				result, err := s.Revoke(t.Context(), desk.Request{Node: "worker-1"})
+				result, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"})
 				if err != nil || keys(result) != "worker-1" {
 					t.Fatalf("got %+v, %v, want worker-1", result, err)
 				}
@@ -646,7 +646,7 @@ func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
 	}
 	s := newSite(t)
 	s.Lifetime = func() time.Duration { return 72 * time.Hour }
-	if result, err := s.Revoke(t.Context(), desk.Request{Node: "worker-1"}); err != nil || result.Entries[0].Until.Before(time.Now().Add(71*time.Hour)) {
+	if result, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"}); err != nil || result.Entries[0].Until.Before(time.Now().Add(71*time.Hour)) {
 		t.Errorf("the signers end later: got %+v, %v, want 72 h", result, err)
 	}
 }
@@ -658,7 +658,7 @@ func TestRevokeWarnsOfUnknownNode(t *testing.T) {
 	s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-2")
 	warns := func(what, node, want string) {
 		t.Helper()
-		result, err := s.Revoke(t.Context(), desk.Request{Node: node})
+		result, err := s.Revoke(t.Context(), desk.Order{Node: node})
 		if got := strings.Join(result.Warnings, "; "); err != nil || (got != "") != (want != "") || !strings.Contains(got, want) {
 			t.Errorf("%s, %s: got warnings %q, %v, want %q", what, node, got, err, want)
 		}
@@ -680,16 +680,16 @@ func TestRevokeWarnsOfUnknownNode(t *testing.T) {
 func TestRevokeRefuses(t *testing.T) {
 	s := newSite(t)
 	for _, test := range []struct {
-		request desk.Request
+		request desk.Order
 		field   string
 	}{
-		{desk.Request{}, "node"},
-		{desk.Request{Node: "worker-1", Serial: "ab"}, "node"},
-		{desk.Request{Node: "Worker_1"}, "node"},
-		{desk.Request{Fingerprint: "ab"}, "fingerprint"},
-		{desk.Request{Serial: "xyz"}, "serial"},
-		{desk.Request{TokenID: "x"}, "tokenID"},
-		{desk.Request{Node: "a", Reason: strings.Repeat("x", 257)}, "reason"},
+		{desk.Order{}, "node"},
+		{desk.Order{Node: "worker-1", Serial: "ab"}, "node"},
+		{desk.Order{Node: "Worker_1"}, "node"},
+		{desk.Order{Fingerprint: "ab"}, "fingerprint"},
+		{desk.Order{Serial: "xyz"}, "serial"},
+		{desk.Order{TokenID: "x"}, "tokenID"},
+		{desk.Order{Node: "a", Reason: strings.Repeat("x", 257)}, "reason"},
 	} {
 		_, err := s.Revoke(t.Context(), test.request)
 		var field *tokens.FieldError
@@ -697,7 +697,7 @@ func TestRevokeRefuses(t *testing.T) {
 			t.Errorf("%+v: got %v, want an error of field %s", test.request, err, test.field)
 		}
 	}
-	for want, r := range map[desk.Reason]desk.Request{desk.NotIssued: {Serial: "abcdef"}, desk.NoToken: {TokenID: "qwertz"}} {
+	for want, r := range map[desk.Reason]desk.Order{desk.NotIssued: {Serial: "abcdef"}, desk.NoToken: {TokenID: "qwertz"}} {
 		_, err := s.Revoke(t.Context(), r)
 		var failed *desk.Error
 		if !errors.As(err, &failed) || failed.Reason != want {

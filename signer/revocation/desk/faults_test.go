@@ -44,9 +44,9 @@ func (f *failsOnce) in(d *desk.Desk) {
 	})
 	d.Tokens, d.Claims = faulty.Store(d.Tokens), faulty.Claims(d.Claims)
 	before := revocationtest.Before(d.Guard.Store, func(method string, _ revocation.Key) error { return f.call("Guard." + method) })
-	d.Guard.Store, d.Issued, d.ClusterInfo = faultyList{before, f}, faultyRecord{d.Issued, f}, faultyConfig{d.ClusterInfo.(config), f}
+	d.Guard.Store, d.IssuanceRecord, d.ClusterInfo = faultyList{before, f}, faultyRecord{d.IssuanceRecord, f}, faultyConfig{d.ClusterInfo.(config), f}
 	requested, clientCAs, node := d.Requested, d.ClientCAs, d.Node
-	d.Requested = func(ctx context.Context) ([]revocation.Issued, error) {
+	d.Requested = func(ctx context.Context) ([]revocation.Certificate, error) {
 		all, err := requested(ctx)
 		return all, cmp.Or(f.call("Requested"), err)
 	}
@@ -103,32 +103,32 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 		ends  string // methods that only tell when the revocation ends
 		hints string // methods that only tell whether to warn
 		set   func(*testing.T, *site, tokens.Token)
-		of    func(token tokens.Token, serial string) desk.Request
+		of    func(token tokens.Token, serial string) desk.Order
 	}{
-		"token": {ends: "Config ClientCAs", of: func(token tokens.Token, _ string) desk.Request { return desk.Request{TokenID: token.ID()} }},
+		"token": {ends: "Config ClientCAs", of: func(token tokens.Token, _ string) desk.Order { return desk.Order{TokenID: token.ID()} }},
 		"deleted token": {ends: "Config ClientCAs", set: func(t *testing.T, s *site, token tokens.Token) {
 			r, err := s.db.Get(t.Context(), token.ID())
 			if err := cmp.Or(err, s.db.Delete(t.Context(), r)); err != nil {
 				t.Fatal(err)
 			}
-		}, of: func(token tokens.Token, _ string) desk.Request { return desk.Request{TokenID: token.ID()} }},
-		"node": {ends: "Config ClientCAs Requested Record.List", hints: "Claims.Get Record.List", of: func(tokens.Token, string) desk.Request {
-			return desk.Request{Node: "worker-1"}
+		}, of: func(token tokens.Token, _ string) desk.Order { return desk.Order{TokenID: token.ID()} }},
+		"node": {ends: "Config ClientCAs Requested Record.List", hints: "Claims.Get Record.List", of: func(tokens.Token, string) desk.Order {
+			return desk.Order{Node: "worker-1"}
 		}},
 		"node of a cluster": {ends: "Config ClientCAs Requested Record.List", hints: "Node", set: func(_ *testing.T, s *site, _ tokens.Token) {
 			s.Node = func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, nil }
-		}, of: func(tokens.Token, string) desk.Request { return desk.Request{Node: "worker-1"} }},
-		"serial": {ends: "Config ClientCAs Requested Record.List", of: func(_ tokens.Token, serial string) desk.Request { return desk.Request{Serial: serial} }},
-		"serial of a request": {ends: "Config ClientCAs Requested Record.List", set: func(_ *testing.T, s *site, _ tokens.Token) { s.Issued = rowrecord.New(memdb.Open().Issued()) },
-			of: func(_ tokens.Token, serial string) desk.Request { return desk.Request{Serial: serial} }},
+		}, of: func(tokens.Token, string) desk.Order { return desk.Order{Node: "worker-1"} }},
+		"serial": {ends: "Config ClientCAs Requested Record.List", of: func(_ tokens.Token, serial string) desk.Order { return desk.Order{Serial: serial} }},
+		"serial of a request": {ends: "Config ClientCAs Requested Record.List", set: func(_ *testing.T, s *site, _ tokens.Token) { s.IssuanceRecord = rowrecord.New(memdb.Open().Issued()) },
+			of: func(_ tokens.Token, serial string) desk.Order { return desk.Order{Serial: serial} }},
 	} {
 		for n, more := 1, true; more; n++ {
 			synctest.Test(t, func(t *testing.T) {
 				s, fault := newSite(t), &failsOnce{}
 				token := s.token(t, tokens.Limits{MaxNodes: 5})
 				certs := []*x509.Certificate{s.join(t, token, "worker-1"), s.join(t, token, "worker-2")}
-				seen := revocation.IssuedOf(token.ID(), certs[0])
-				s.Requested = func(context.Context) ([]revocation.Issued, error) { return []revocation.Issued{seen}, nil }
+				seen := revocation.CertificateOf(token.ID(), certs[0])
+				s.Requested = func(context.Context) ([]revocation.Certificate, error) { return []revocation.Certificate{seen}, nil }
 				s.ClientCAs = func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{s.ca}, nil }
 				if test.set != nil {
 					test.set(t, s, token)

@@ -14,8 +14,8 @@ import (
 
 // bySerial returns the certificate of a serial number, from the issuance record or from those that were issued recently.
 func (d *Desk) bySerial(ctx context.Context, serial string) (revocation.Fingerprint, error) {
-	if d.Issued != nil {
-		e, err := d.Issued.Get(ctx, serial)
+	if d.IssuanceRecord != nil {
+		e, err := d.IssuanceRecord.Get(ctx, serial)
 		if err == nil {
 			if c, ok := issuedOf(e); ok {
 				return c.Fingerprint, nil
@@ -38,15 +38,15 @@ func (d *Desk) bySerial(ctx context.Context, serial string) (revocation.Fingerpr
 
 // known returns the certificates that match and have not ended, from the issuance record and from those that were
 // issued recently.
-func (d *Desk) known(ctx context.Context, q issuance.Query, match func(revocation.Issued) bool) ([]revocation.Issued, error) {
+func (d *Desk) known(ctx context.Context, q issuance.Query, match func(revocation.Certificate) bool) ([]revocation.Certificate, error) {
 	all, err := d.requested(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if d.Issued != nil {
+	if d.IssuanceRecord != nil {
 		q.Outcome, q.EndsAfter, q.Limit = issuance.Issued, time.Now(), issuance.MaxLimit
 		for {
-			page, err := d.Issued.List(ctx, q)
+			page, err := d.IssuanceRecord.List(ctx, q)
 			if err != nil {
 				return nil, recordError(err)
 			}
@@ -60,10 +60,10 @@ func (d *Desk) known(ctx context.Context, q issuance.Query, match func(revocatio
 			}
 		}
 	}
-	return slices.DeleteFunc(all, func(c revocation.Issued) bool { return time.Now().After(c.NotAfter) || !match(c) }), nil
+	return slices.DeleteFunc(all, func(c revocation.Certificate) bool { return time.Now().After(c.NotAfter) || !match(c) }), nil
 }
 
-func (d *Desk) requested(ctx context.Context) ([]revocation.Issued, error) {
+func (d *Desk) requested(ctx context.Context) ([]revocation.Certificate, error) {
 	if d.Requested == nil {
 		return nil, nil
 	}
@@ -80,15 +80,15 @@ func recordError(err error) error {
 
 // issuedOf returns the certificate of an entry in the issuance record. It is not ok for an entry that has neither the
 // certificate nor its fingerprint.
-func issuedOf(e issuance.Entry) (c revocation.Issued, ok bool) {
+func issuedOf(e issuance.Entry) (c revocation.Certificate, ok bool) {
 	if chain := pemfile.Presented([]byte(e.Certificate)); len(chain) > 0 {
-		return revocation.IssuedOf(e.TokenID, chain[0]), true
+		return revocation.CertificateOf(e.TokenID, chain[0]), true
 	}
 	fingerprint, err := revocation.ParseFingerprint(e.Fingerprint)
 	if err != nil {
 		return c, false
 	}
-	c = revocation.Issued{TokenID: e.TokenID, Node: e.Node, Serial: e.Serial, Fingerprint: fingerprint, NotAfter: e.NotAfter}
+	c = revocation.Certificate{TokenID: e.TokenID, Node: e.Node, Serial: e.Serial, Fingerprint: fingerprint, NotAfter: e.NotAfter}
 	if tokens.CheckNodeName(c.Node) != nil {
 		c.Node = ""
 	}

@@ -24,7 +24,7 @@ const settles = tokens.MaxAge + admission.MaxAge + time.Second/2
 // It revokes what it finds at once, and what was issued until the token has settled after that. A token that was
 // deleted before may not have settled either. But without a token and without a certificate, the ID is probably
 // misspelt.
-func (d *Desk) revokeToken(ctx context.Context, r Request) (Result, error) {
+func (d *Desk) revokeToken(ctx context.Context, r Order) (Result, error) {
 	existed, err := d.disable(ctx, r.TokenID, r.DryRun)
 	if err != nil {
 		return Result{}, err
@@ -103,7 +103,7 @@ func (d *Desk) end(ctx context.Context, id string) (bool, error) {
 // revokeIssued revokes each node that a token admitted. If another token holds the node's name now, it only revokes the
 // certificates that are known to be issued on the token. With again, it does not write entries that allow no
 // certificate: nothing was issued since they were stored.
-func (d *Desk) revokeIssued(ctx context.Context, r Request, again bool) (Result, error) {
+func (d *Desk) revokeIssued(ctx context.Context, r Order, again bool) (Result, error) {
 	id, entries := r.TokenID, map[revocation.Key]revocation.Entry{}
 	add := func(e revocation.Entry) { entries[e.Key()] = e }
 	if d.Claims != nil {
@@ -120,7 +120,7 @@ func (d *Desk) revokeIssued(ctx context.Context, r Request, again bool) (Result,
 			add(revocation.Entry{Node: c.Node})
 		}
 	}
-	known, err := d.known(ctx, issuance.Query{TokenID: id}, func(c revocation.Issued) bool { return c.TokenID == id })
+	known, err := d.known(ctx, issuance.Query{TokenID: id}, func(c revocation.Certificate) bool { return c.TokenID == id })
 	if err != nil {
 		return Result{}, err
 	}

@@ -8,13 +8,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// nodes reads YAML nodes strictly and collects the mistakes in them.
-type nodes struct {
+// A yamlReader reads YAML nodes strictly and collects the mistakes in them.
+type yamlReader struct {
 	file string
 	errs Errors
 }
 
-func (r *nodes) fail(line int, field, format string, args ...any) {
+func (r *yamlReader) fail(line int, field, format string, args ...any) {
 	r.errs = append(r.errs, &Error{File: r.file, Line: line, Field: field, Message: fmt.Sprintf(format, args...)})
 }
 
@@ -26,7 +26,7 @@ type field struct {
 }
 
 // mapping reads a node that may have these fields and no others. It reports whether the node is a mapping.
-func (r *nodes) mapping(n *yaml.Node, path string, fields ...field) bool {
+func (r *yamlReader) mapping(n *yaml.Node, path string, fields ...field) bool {
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		names[i] = f.name
@@ -70,7 +70,7 @@ func join(path, name string) string {
 }
 
 // list reads each item of a list. what describes the items, and most is the maximum number of them.
-func (r *nodes) list(n *yaml.Node, path, what string, most int, read func(n *yaml.Node, path string)) {
+func (r *yamlReader) list(n *yaml.Node, path, what string, most int, read func(n *yaml.Node, path string)) {
 	switch {
 	case n.Kind != yaml.SequenceNode || n.ShortTag() != "!!seq":
 		r.fail(n.Line, path, "%s given, want a list of %s", describe(n), what)
@@ -85,7 +85,7 @@ func (r *nodes) list(n *yaml.Node, path, what string, most int, read func(n *yam
 }
 
 // text reads a non-empty string.
-func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
+func (r *yamlReader) text(n *yaml.Node, path, want string) (string, bool) {
 	if n.ShortTag() != "!!str" || n.Value == "" { // a list or mapping has no Value
 		r.fail(n.Line, path, "%s given, want %s", describe(n), want)
 		return "", false
@@ -94,7 +94,7 @@ func (r *nodes) text(n *yaml.Node, path, want string) (string, bool) {
 }
 
 // number reads an integer.
-func (r *nodes) number(n *yaml.Node, path, want string) (int, bool) {
+func (r *yamlReader) number(n *yaml.Node, path, want string) (int, bool) {
 	var i int
 	if n.ShortTag() != "!!int" || n.Decode(&i) != nil {
 		r.fail(n.Line, path, "%s given, want %s", describe(n), want)
@@ -105,7 +105,7 @@ func (r *nodes) number(n *yaml.Node, path, want string) (int, bool) {
 
 // rejectAliases rejects anchors and aliases, because with them few bytes can expand to very many. It reports
 // whether there are none.
-func (r *nodes) rejectAliases(n *yaml.Node) bool {
+func (r *yamlReader) rejectAliases(n *yaml.Node) bool {
 	if n.Anchor != "" { // every alias needs an anchor before it
 		r.fail(n.Line, "", "YAML anchors (&) and aliases (*) are not supported: repeat the value, and put a value that begins with * in quotes")
 		return false
