@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -48,13 +49,19 @@ type Computed struct {
 	Now func() time.Time
 
 	mu      sync.Mutex
-	turn    chan struct{} // holds a value during a computation
 	hint    <-chan struct{}
 	changes int // number of known changes: hints received, and tokens that WaitSigned found
 	last    *computation
 	early   map[string]unlisted
 
-	rest time.Time // no computation before this time; only the holder of turn uses it
+	calls batch.Queue[struct{}, *result]
+	rest  time.Time // no computation before this time; only calls use it
+}
+
+// A result is what compute returns.
+type result struct {
+	now *computation
+	err error
 }
 
 // A computation is one Document and its input.
@@ -139,35 +146,35 @@ func (c *Computed) addStored(r tokens.Record) int {
 }
 
 // compute returns a computation that contains all changes known when it was called: the cached one or a new
-// one. Of concurrent callers only one computes. Callers that waited for it use its result, even if there
-// were more changes since.
+// one. Callers that wait share it.
 func (c *Computed) compute(ctx context.Context) (*computation, error) {
-	kubeconfig, err := c.kubeconfig(ctx)
-	if err != nil {
-		return nil, err
+	if now, err := c.cached(ctx); now != nil || err != nil {
+		return now, err
 	}
-	asked := c.known()
-	if last := c.since(asked, kubeconfig); last != nil {
-		return last, nil
-	}
-	select {
-	case c.turn <- struct{}{}:
-		defer func() { <-c.turn }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("tokens for cluster-info: %w", ctx.Err())
-	}
-	if last := c.since(asked, kubeconfig); last != nil {
-		return last, nil
-	}
-	// If tokens change and requests arrive all the time, the pause lets more requests share one
-	// computation. It also limits computations of up to mostRest to half of a processor's time.
-	if err := pause(ctx, time.Until(c.rest)); err != nil {
+	var r result
+	if err := c.calls.Do(ctx, struct{}{}, &r, func(ctx context.Context, waiting []*result) {
+		now, err := c.cached(ctx) // the previous call may have included all changes
+		if now == nil && err == nil {
+			now, err = c.renew(ctx)
+		}
+		for _, r := range waiting {
+			*r = result{now, err}
+		}
+	}); err != nil {
 		return nil, fmt.Errorf("tokens for cluster-info: %w", err)
 	}
+	return r.now, r.err
+}
+
+// renew replaces the cached computation. Calls do not overlap.
+func (c *Computed) renew(ctx context.Context) (*computation, error) {
+	// If tokens change and requests arrive all the time, the pause lets more requests share one
+	// computation. It also limits computations of up to mostRest to half of a processor's time.
+	time.Sleep(time.Until(c.rest))
 	began := time.Now()
 	defer func() { c.rest = time.Now().Add(min(time.Since(began), mostRest)) }()
-	// Read it again: it may have changed during the wait.
-	if kubeconfig, err = c.kubeconfig(ctx); err != nil {
+	kubeconfig, err := c.kubeconfig(ctx) // it may have changed during the pause
+	if err != nil {
 		return nil, err
 	}
 	next, err := c.next(ctx, kubeconfig)
@@ -180,7 +187,7 @@ func (c *Computed) compute(ctx context.Context) (*computation, error) {
 	return next, nil
 }
 
-// next computes. Only the holder of turn may call it.
+// next computes. Only renew calls it.
 func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, error) {
 	n := &computation{at: c.now(), changes: c.known()}
 	records, err := c.Tokens.List(ctx)
@@ -267,8 +274,7 @@ func (c *Computed) lookAgain(ctx context.Context, e *unlisted, now time.Time) bo
 func (c *Computed) known() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.turn == nil {
-		c.turn = make(chan struct{}, 1)
+	if c.hint == nil {
 		c.hint = c.Tokens.Watch(context.Background()) // for the lifetime of the store
 	}
 	select {
@@ -279,19 +285,24 @@ func (c *Computed) known() int {
 	return c.changes
 }
 
-// since returns the latest computation if it has that kubeconfig, contains that many changes and is still
+// cached returns the latest computation if it has the current kubeconfig, contains all known changes and is still
 // valid at this time; otherwise nil. It is invalid after an expiry, and if the clock was set back.
-func (c *Computed) since(changes int, kubeconfig []byte) *computation {
+func (c *Computed) cached(ctx context.Context) (*computation, error) {
+	kubeconfig, err := c.kubeconfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	changes := c.known()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.last == nil || c.last.changes < changes || c.last.document.kubeconfig != string(kubeconfig) {
-		return nil
+		return nil, nil
 	}
 	now, until := c.now(), c.last.until
 	if now.Before(c.last.at) || !until.IsZero() && !now.Before(until) {
-		return nil
+		return nil, nil
 	}
-	return c.last
+	return c.last, nil
 }
 
 func (c *Computed) kubeconfig(ctx context.Context) ([]byte, error) {
@@ -313,18 +324,4 @@ func (c *Computed) now() time.Time {
 		return c.Now()
 	}
 	return time.Now()
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
