@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/kubejoin/kubejoin/internal/outage"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
@@ -37,7 +39,7 @@ type Config[O metav1.Object, T any] struct {
 	Groups  func(T) []string                      // returns the groups of a value; nil: no groups
 	Same    func(before, now T) bool              // reports whether a change needs no hint; nil: each needs one
 	Changed func(name string, value T, err error) // called with the result of Decode after an addition or change
-	Log     *slog.Logger                          // for failures of the watch
+	Log     *slog.Logger                          // for failures of the watch; nil: klog
 }
 
 // A Cache contains all objects O of a resource as values T, sorted by name. [Open] creates it. Its methods may be
@@ -69,7 +71,7 @@ type Entry[T any] struct {
 // for the API server. client and fieldSelector are as for [outage.Follow].
 func Open[L runtime.Object, O metav1.Object, T any](ctx context.Context, client any, resource outage.Resource[L], fieldSelector string, config Config[O, T]) *Cache[O, T] {
 	if config.Log == nil {
-		config.Log = slog.New(slog.DiscardHandler)
+		config.Log = slog.New(logr.ToSlogHandler(klog.Background()))
 	}
 	c := &Cache[O, T]{config: config, filled: make(chan struct{}), ended: ctx.Done(), index: index[T]{groupsOf: config.Groups}}
 	go c.follow(ctx, outage.Follow(client, resource, fieldSelector, c.outage))

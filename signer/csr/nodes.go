@@ -5,17 +5,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 
-	"github.com/go-logr/logr"
 	"github.com/kubejoin/kubejoin/internal/kubecache"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/klog/v2"
 )
 
 // Nodes reads Node objects of a cluster: their names, UIDs, addresses and readiness. Only the existence of
@@ -51,7 +48,6 @@ func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error)
 		Groups: func(n *cachedNode) []string { return n.hosts },
 		// The UID differs if the Node was deleted and created again between two watch events.
 		Same: func(before, now *cachedNode) bool { return before.uid == now.uid && before.ready == now.ready },
-		Log:  slog.New(logr.ToSlogHandler(klog.Background())),
 	})}, nil
 }
 
