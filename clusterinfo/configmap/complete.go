@@ -46,13 +46,11 @@ func (c *Complete) Config(ctx context.Context) (kubeconfig []byte, err error) {
 // the ConfigMap, and for errors of the store to pass.
 func (c *Complete) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	for {
-		_, _, changed, _ := c.from.state()
 		kubeconfig, err := c.computed.WaitSigned(ctx, t)
 		if err == nil || errors.Is(err, clusterinfo.ErrUnsigned) || errors.Is(err, clusterinfo.ErrSignature) {
 			return kubeconfig, err
 		}
 		select {
-		case <-changed:
 		case <-time.After(retry):
 		case <-ctx.Done():
 			return nil, fmt.Errorf("waiting for a signature by token %s: %w; found: %w", t, context.Cause(ctx), err)

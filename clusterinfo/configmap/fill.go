@@ -50,9 +50,6 @@ func (f Fill) String() string {
 }
 
 func measure(object *corev1.ConfigMap) (f Fill) {
-	if object == nil {
-		return f
-	}
 	for key, value := range object.Data {
 		if f.Bytes += len(value); strings.HasPrefix(key, clusterinfo.SignaturePrefix) {
 			f.Signatures++
@@ -67,10 +64,8 @@ func measure(object *corev1.ConfigMap) (f Fill) {
 // Fill returns the size of the cached cluster-info; empty if there is none or it has not been read yet. It
 // does not wait.
 func (c *ConfigMap) Fill() Fill {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	f := c.fill
-	if f.Limit = c.limit; f.Limit == 0 {
+	f := c.peek().fill
+	if f.Limit = int(c.limit.Load()); f.Limit == 0 {
 		f.Limit = clusterinfo.MaxData
 	}
 	return f
@@ -84,18 +79,14 @@ func (c *ConfigMap) Capacity() (free, signatures int) {
 
 // HasSignature reports whether the cached cluster-info has a signature by the token with that ID.
 func (c *ConfigMap) HasSignature(id string) bool {
-	_, object, _, _ := c.state()
+	object := c.peek().object
 	return object != nil && object.Data[clusterinfo.SignatureKey(id)] != ""
 }
 
 // setLimit sets the maximum sum of values in bytes.
 func (c *ConfigMap) setLimit(limit int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.limit != limit {
-		c.limit = limit
-		close(c.changed)
-		c.changed = make(chan struct{})
+	if c.limit.Swap(int64(limit)) != int64(limit) {
+		c.limits.Send()
 	}
 }
 
@@ -141,7 +132,7 @@ func (g FillMonitor) Run(ctx context.Context) error {
 			}
 			return time.Time{}, nil
 		},
-		Hint:       g.ConfigMap.Watch(ctx),
+		Hint:       loop.Either(ctx, g.ConfigMap.Watch(ctx), g.ConfigMap.limits.Watch(ctx)),
 		Gap:        time.Second, // nothing waits for this loop
 		Logger:     g.Logger,
 		Registerer: g.Registerer,

@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 )
 
@@ -75,7 +76,7 @@ type paced struct {
 	tokens.Hints
 	mu      sync.Mutex
 	records []tokens.Record
-	live    *ConfigMap
+	cluster *fake.Clientset
 	start   time.Time
 	writes  []time.Duration
 	lookups int
@@ -110,7 +111,7 @@ func (p *paced) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := (*mirror)(p.live).Update(&object); err != nil {
+	if err := p.cluster.Tracker().Update(corev1.SchemeGroupVersion.WithResource("configmaps"), &object, object.Namespace); err != nil {
 		return nil, err
 	}
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(answer))}, nil
@@ -157,20 +158,21 @@ func TestPaceOfWrites(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := &paced{start: time.Now()}
+				p := &paced{start: time.Now(), cluster: fake.NewClientset(&corev1.ConfigMap{
+					ObjectMeta: metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: clusterinfo.Name, ResourceVersion: "1"},
+					Data:       map[string]string{clusterinfo.KubeconfigKey: "any"},
+				})}
 				client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: p})
 				if err != nil {
 					t.Fatal(err)
 				}
-				p.live = &ConfigMap{client: client, changed: make(chan struct{})}
-				(*mirror)(p.live).set(&corev1.ConfigMap{
-					ObjectMeta: metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: clusterinfo.Name, ResourceVersion: "1"},
-					Data:       map[string]string{clusterinfo.KubeconfigKey: "any"},
-				})
+				live := Open(t.Context(), p.cluster)
+				live.client = client
+				synctest.Wait() // a fake watch has no earlier changes
 				p.add(1000)
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error, 1)
-				go func() { done <- Signer{ConfigMap: p.live, Tokens: p}.Run(ctx) }()
+				go func() { done <- Signer{ConfigMap: live, Tokens: p}.Run(ctx) }()
 				for _, a := range test.actions {
 					time.Sleep(time.Until(p.start.Add(a.at)))
 					a.do(p)

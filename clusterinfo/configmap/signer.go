@@ -213,10 +213,11 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 
 // current returns the newest known cluster-info; nil if there is none.
 func (s *signing) current(ctx context.Context) (*corev1.ConfigMap, error) {
-	seen, err := s.ConfigMap.read(ctx)
-	if err != nil {
+	now, err := s.ConfigMap.read(ctx)
+	if err != nil && !errors.Is(err, clusterinfo.ErrNotFound) {
 		return nil, err
 	}
+	seen := now.object
 	// Confirm with the API server that there is no cluster-info: the watch may lag.
 	if s.live || seen == nil {
 		seen, err = s.ConfigMap.client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
