@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"golang.org/x/sync/errgroup"
@@ -60,12 +61,12 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	if err != nil {
 		return err
 	}
-	nodes, err := csr.OpenNodes(ctx, client)
+	nodes, err := kubefacts.OpenNodes(ctx, client)
 	if err != nil {
 		return err
 	}
 	authority := &signer.Authority{
-		Facts:   &csr.Facts{Client: client},
+		Facts:   &kubefacts.Facts{Client: client},
 		Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log},
 		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration)),
 	}

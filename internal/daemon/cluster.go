@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -53,7 +54,7 @@ type cluster struct {
 	working kubernetes.Interface
 
 	stores
-	nodes *csr.Nodes
+	nodes *kubefacts.Nodes
 	info  *configmap.ConfigMap
 	// revoked are the stored revocations.
 	revoked *configmaps.List
@@ -190,7 +191,7 @@ func (c *cluster) openStores() (err error) {
 	if c.stores, err = c.openTokens(); err != nil {
 		return err
 	}
-	if c.nodes, err = csr.OpenNodes(c.watch, c.client); err != nil {
+	if c.nodes, err = kubefacts.OpenNodes(c.watch, c.client); err != nil {
 		return err
 	}
 	if err := c.openRevocations(); err != nil {

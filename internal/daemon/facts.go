@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -74,8 +74,8 @@ type clusterInfo interface {
 }
 
 // facts returns the facts about the cluster that rules need.
-func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *csr.Nodes, info clusterInfo) *csr.Facts {
-	return &csr.Facts{
+func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *kubefacts.Nodes, info clusterInfo) *kubefacts.Facts {
+	return &kubefacts.Facts{
 		Client: client, Nodes: nodes, ServiceCIDRs: s.options.Serving.ServiceCIDRs,
 		APIServers: func(ctx context.Context) ([]string, error) {
 			own, err := s.ownHosts()

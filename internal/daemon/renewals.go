@@ -10,6 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -22,7 +23,7 @@ const eventRenewalsWait = "RenewalsWait"
 const reportAgain = time.Hour
 
 // watchRenewals returns a function that reports nodes that wait too long for a renewed certificate.
-func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *csr.Nodes) func(context.Context) error {
+func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *kubefacts.Nodes) func(context.Context) error {
 	late := &lateRenewals{service: s}
 	s.check("renewals", func(context.Context) error {
 		if text := late.text(time.Now()); text != "" {

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
-	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -43,13 +43,13 @@ func (c *Cluster) ExplainRequest(ctx context.Context, req api.ExplainRequest) (e
 
 // byDefaults returns the authority of a kubejoin with default flags. It starts the informers that the authority needs.
 func (c *Cluster) byDefaults(ctx context.Context) (*signer.Authority, error) {
-	nodes, err := csr.OpenNodes(ctx, c.Client)
+	nodes, err := kubefacts.OpenNodes(ctx, c.Client)
 	if err != nil {
 		return nil, err
 	}
 	noCA := func() (*signer.CA, error) { return nil, errors.New("no CA available") }
 	return &signer.Authority{
-		Facts:   &csr.Facts{Client: c.Client, Nodes: nodes},
+		Facts:   &kubefacts.Facts{Client: c.Client, Nodes: nodes},
 		Nodes:   &admission.Nodes{Tokens: c.minter.Tokens, Claims: c.claims, Node: nodes.Node, Ready: nodes.Ready},
 		Signers: signer.FixedSigners(signer.KubernetesSigners(noCA, signer.DefaultDuration)),
 	}, nil

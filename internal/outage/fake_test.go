@@ -9,6 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"k8s.io/client-go/kubernetes"
@@ -48,7 +49,7 @@ func TestCachesFillFromFakeClient(t *testing.T) {
 			return err
 		},
 		"nodes": func(ctx context.Context, client kubernetes.Interface) error {
-			nodes, err := csr.OpenNodes(ctx, client)
+			nodes, err := kubefacts.OpenNodes(ctx, client)
 			if err == nil {
 				_, err = nodes.Nodes(ctx)
 			}

@@ -21,7 +21,9 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/faults"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -99,7 +101,7 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 	})
 	t.Cleanup(restore)
 	w.poll("the permission taken", func() bool { // the authorizer caches permissions
-		allowed, err := (&csr.Facts{Client: w.restrict}).Allowed(t.Context(), approvalRequest(), mayCreate("nodeclient"))
+		allowed, err := (&kubefacts.Facts{Client: w.restrict}).Allowed(t.Context(), approvalRequest(), approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: "nodeclient"})
 		return err == nil && !allowed
 	})
 	w.startController()

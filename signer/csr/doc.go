@@ -3,6 +3,6 @@
 // same kind in kube-controller-manager, and may run beside them. But the limits of bootstrap tokens do not
 // hold for certificates that another signer issues.
 //
-// Packages signer/approval and signer decide what may be approved and how it is signed. [Facts] and [Nodes]
-// answer their questions about a cluster.
+// Packages signer/approval and signer decide what may be approved and how it is signed. Package signer/kubefacts
+// answers their questions about a cluster.
 package csr

@@ -20,9 +20,3 @@ func Wanted(csr *certificates.CertificateSigningRequest) bool {
 	h := &handler{Controller: Controller{Authority: &signer.Authority{Signers: signers}, Approve: true, Sign: true}}
 	return h.needsWork(csr)
 }
-
-// Asking returns the number of lookups in progress.
-func (n *Nodes) Asking() int { return int(n.inFlight.Load()) }
-
-// FewLookups is the number of concurrent lookups up to which each reads one Node.
-const FewLookups = fewLookups

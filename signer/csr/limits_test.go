@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -29,7 +30,7 @@ type limitedWorld struct {
 	*world
 	store  *secretstore.Store
 	claims *secretstore.Claims
-	nodes  *csr.Nodes
+	nodes  *kubefacts.Nodes
 }
 
 func newLimitedWorld(t *testing.T) *limitedWorld {
@@ -42,7 +43,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 	if w.claims, err = secretstore.OpenClaims(t.Context(), w.admin, "kubejoin-system", nil); err != nil {
 		t.Fatal(err)
 	}
-	if w.nodes, err = csr.OpenNodes(t.Context(), w.admin); err != nil {
+	if w.nodes, err = kubefacts.OpenNodes(t.Context(), w.admin); err != nil {
 		t.Fatal(err)
 	}
 	authority := w.authority(signer.Fixed(w.ca))
@@ -281,7 +282,7 @@ func TestRenewalWaitsForNode(t *testing.T) {
 // deadline.
 func TestApprovedRenewalWaitsForNode(t *testing.T) {
 	w := newWorld(t)
-	nodes, err := csr.OpenNodes(t.Context(), w.admin)
+	nodes, err := kubefacts.OpenNodes(t.Context(), w.admin)
 	if err != nil {
 		t.Fatal(err)
 	}

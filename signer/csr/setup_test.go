@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/prometheus/client_golang/prometheus"
 	authorization "k8s.io/api/authorization/v1"
@@ -139,7 +140,7 @@ func (w *world) controllerIdentity() kubernetes.Interface {
 // authority returns an authority as kubejoin configures it.
 func (w *world) authority(ca func() (*signer.CA, error)) *signer.Authority {
 	return &signer.Authority{
-		Facts:   &csr.Facts{Client: w.restrict},
+		Facts:   &kubefacts.Facts{Client: w.restrict},
 		Signers: signer.FixedSigners(signer.KubernetesSigners(ca, 24*time.Hour)),
 		Record:  w.issued,
 	}

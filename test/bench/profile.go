@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/prometheus/client_golang/prometheus"
@@ -81,13 +82,13 @@ func runControllers(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	nodes, err := csr.OpenNodes(ctx, client)
+	nodes, err := kubefacts.OpenNodes(ctx, client)
 	if err != nil {
 		return err
 	}
 	authority := &signer.Authority{
 		Unthrottled: true,
-		Facts:       &csr.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)),
+		Facts:       &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)),
 		Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log, Registerer: registry},
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -262,12 +263,12 @@ func TestLimitsHoldWithTwoLeaders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		nodes, err := csr.OpenNodes(ctx, client)
+		nodes, err := kubefacts.OpenNodes(ctx, client)
 		if err != nil {
 			t.Fatal(err)
 		}
 		authority := &signer.Authority{
-			Facts: &csr.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
+			Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
 			Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready}, Record: &harness.InProcess,
 		}
 		for _, run := range []func(context.Context) error{

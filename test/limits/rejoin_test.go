@@ -26,7 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/test/cluster"
@@ -128,7 +128,7 @@ func inProcess(ctx context.Context, t *testing.T, s *harness.Site, transport *fa
 	if err != nil {
 		t.Fatal(err)
 	}
-	nodes, err := csr.OpenNodes(ctx, clientset)
+	nodes, err := kubefacts.OpenNodes(ctx, clientset)
 	if err != nil {
 		t.Fatal(err)
 	}

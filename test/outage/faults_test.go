@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -74,12 +75,12 @@ func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nodes, err := csr.OpenNodes(t.Context(), client)
+	nodes, err := kubefacts.OpenNodes(t.Context(), client)
 	if err != nil {
 		t.Fatal(err)
 	}
 	authority := &signer.Authority{
-		Facts: &csr.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
+		Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
 		Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log}, Record: &harness.InProcess,
 	}
 	requests := csr.NewInformer(client)

@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,7 +25,7 @@ func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 	if err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	nodes, err := csr.OpenNodes(t.Context(), w.admin)
+	nodes, err := kubefacts.OpenNodes(t.Context(), w.admin)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- csr.Controller{Client: w.admin, Approve: true, Sign: true, Authority: &signer.Authority{
-			Facts:   &csr.Facts{Client: w.admin},
+			Facts:   &kubefacts.Facts{Client: w.admin},
 			Nodes:   &admission.Nodes{Tokens: w.tokens, Claims: w.claims, Node: nodes.Node, Reserved: []string{"real-cp-*"}},
 			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(w.clusterCA()), 24*time.Hour)),
 		}}.Run(ctx)

@@ -8,7 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -146,7 +146,7 @@ func (g *gathering) permission(ctx context.Context) error {
 		if o.Spec.Username == tokens.NodeUserPrefix+g.facts.Node {
 			subresource = "selfnodeclient"
 		}
-		may, err := (&csr.Facts{Client: g.Client}).Allowed(ctx, r, approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource})
+		may, err := (&kubefacts.Facts{Client: g.Client}).Allowed(ctx, r, approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: subresource})
 		if err != nil {
 			return err
 		}

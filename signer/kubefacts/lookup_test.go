@@ -1,4 +1,4 @@
-package csr_test
+package kubefacts_test
 
 import (
 	"context"
@@ -9,12 +9,12 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 )
 
 // gate counts reads of Nodes. While it is shut, it holds back the responses.
@@ -84,7 +84,7 @@ type lookups struct {
 	errs    map[string]error
 }
 
-func (a *lookups) start(ctx context.Context, nodes *csr.Nodes, names ...string) {
+func (a *lookups) start(ctx context.Context, nodes *kubefacts.Nodes, names ...string) {
 	for _, name := range names {
 		a.running.Go(func() {
 			uid, err := nodes.Node(ctx, name)
@@ -105,33 +105,29 @@ func numbered(from, to int) (names []string) {
 }
 
 // gatedNodes returns Nodes behind an open gate, and a function that creates a Node and returns its UID.
-func gatedNodes(t *testing.T) (*csr.Nodes, *gate, func(name string) string) {
+func gatedNodes(t *testing.T) (*kubefacts.Nodes, *gate, func(name string) string) {
 	t.Helper()
-	w := newWorld(t)
 	g := &gate{open: make(chan struct{})}
 	close(g.open)
-	config := w.cluster.AdminConfig()
-	config.QPS = -1
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { g.next = next; return g })
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodes, err := csr.OpenNodes(t.Context(), client)
+	client := newClient(t, func(config *rest.Config) {
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { g.next = next; return g })
+	})
+	nodes, err := kubefacts.OpenNodes(t.Context(), client)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := nodes.Nodes(t.Context()); err != nil { // wait for the first list
 		t.Fatal(err)
 	}
+	admin := newClient(t, func(*rest.Config) {})
 	return nodes, g, func(name string) string {
 		t.Helper()
-		node, err := w.admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		node, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := w.admin.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			if err := admin.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -141,7 +137,6 @@ func gatedNodes(t *testing.T) (*csr.Nodes, *gate, func(name string) string) {
 
 func TestManyNodeLookupsShareOneList(t *testing.T) {
 	nodes, g, create := gatedNodes(t)
-	w := &world{T: t}
 	there := create("looked-up-1")
 	for range 3 {
 		if uid, err := nodes.Node(t.Context(), "looked-up-1"); err != nil || uid != there {
@@ -155,22 +150,25 @@ func TestManyNodeLookupsShareOneList(t *testing.T) {
 	// A few lookups read one Node each. Later ones share lists.
 	g.shut()
 	a := newLookups()
-	a.start(t.Context(), nodes, numbered(0, csr.FewLookups)...)
-	w.poll("the first lookups", func() bool { gets, _, _ := g.read(); return gets == 3+csr.FewLookups })
+	a.start(t.Context(), nodes, numbered(0, kubefacts.FewLookups)...)
+	poll(t, "the first lookups", func() bool { gets, _, _ := g.read(); return gets == 3+kubefacts.FewLookups })
 	a.start(t.Context(), nodes, numbered(100, 150)...)
 	a.start(t.Context(), nodes, "looked-up-1", "looked-up-2")
-	w.poll("a list", func() bool { _, lists, _ := g.read(); return nodes.Asking() == csr.FewLookups+52 && lists > 0 })
+	poll(t, "a list", func() bool { _, lists, _ := g.read(); return nodes.Asking() == kubefacts.FewLookups+52 && lists > 0 })
 	// A list does not wait for the response to the one before, and shows a Node that was created meanwhile.
 	late := create("looked-up-late")
 	_, before, _ := g.read()
 	a.start(t.Context(), nodes, "looked-up-late", "looked-up-2")
-	w.poll("another list", func() bool { _, lists, _ := g.read(); return nodes.Asking() == csr.FewLookups+54 && lists > before })
-	w.poll("all responses", func() bool { g.pass(); return nodes.Asking() == 0 })
+	poll(t, "another list", func() bool {
+		_, lists, _ := g.read()
+		return nodes.Asking() == kubefacts.FewLookups+54 && lists > before
+	})
+	poll(t, "all responses", func() bool { g.pass(); return nodes.Asking() == 0 })
 	a.running.Wait()
 
 	gets, lists, _ := g.read()
-	if gets != 3+csr.FewLookups || lists > 20 {
-		t.Errorf("got %d reads and %d lists, want %d and a few", gets, lists, 3+csr.FewLookups)
+	if gets != 3+kubefacts.FewLookups || lists > 20 {
+		t.Errorf("got %d reads and %d lists, want %d and a few", gets, lists, 3+kubefacts.FewLookups)
 	}
 	for name, err := range a.errs {
 		switch want := map[string]string{"looked-up-1": there, "looked-up-late": late}[name]; {
@@ -186,16 +184,15 @@ func TestManyNodeLookupsShareOneList(t *testing.T) {
 // stays when all are canceled.
 func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 	nodes, g, _ := gatedNodes(t)
-	w := &world{T: t}
 	before := goleak.IgnoreCurrent()
 	g.shut()
 	a, b := newLookups(), newLookups()
 	ctx, cancel := context.WithCancel(t.Context())
-	b.start(ctx, nodes, numbered(0, csr.FewLookups)...)
-	w.poll("the first lookups", func() bool { gets, _, _ := g.read(); return gets == csr.FewLookups })
+	b.start(ctx, nodes, numbered(0, kubefacts.FewLookups)...)
+	poll(t, "the first lookups", func() bool { gets, _, _ := g.read(); return gets == kubefacts.FewLookups })
 	b.start(ctx, nodes, numbered(100, 120)...)
 	a.start(t.Context(), nodes, "nobody-else", "nobody")
-	w.poll("all lookups", func() bool { return nodes.Asking() == csr.FewLookups+22 })
+	poll(t, "all lookups", func() bool { return nodes.Asking() == kubefacts.FewLookups+22 })
 	cancel()
 	b.running.Wait()
 	for name, err := range b.errs {
@@ -203,7 +200,7 @@ func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 			t.Errorf("%s: got %v, want context.Canceled", name, err)
 		}
 	}
-	w.poll("all responses", func() bool { g.pass(); return nodes.Asking() == 0 })
+	poll(t, "all responses", func() bool { g.pass(); return nodes.Asking() == 0 })
 	a.running.Wait()
 	if err := a.errs["nobody-else"]; !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("remaining lookup: got error %v, want ErrNotFound", err)

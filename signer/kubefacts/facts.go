@@ -1,4 +1,6 @@
-package csr
+// Package kubefacts reads what signers ask about a cluster. [Facts] answers package signer/approval, and [Nodes] caches
+// Node objects.
+package kubefacts
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package csr
+package kubefacts
 
 import (
 	"bufio"

@@ -1,4 +1,4 @@
-package csr_test
+package kubefacts_test
 
 import (
 	"fmt"
@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 )
 
 // countingTransport counts SubjectAccessReviews.
@@ -28,20 +29,28 @@ func (c countingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.next.RoundTrip(r)
 }
 
+const bootstrapGroup = "system:bootstrappers:kubeadm:default-node-token"
+
+func approvalRequest() approval.Request {
+	return approval.Request{User: "system:bootstrap:abc123", Groups: []string{"system:bootstrappers", bootstrapGroup, "system:authenticated"}}
+}
+
 // countedFacts returns Facts and how many access reviews they have created.
-func (w *world) countedFacts(t *testing.T) (*csr.Facts, *atomic.Int32) {
-	config, err := w.cluster.Config(w.identity)
-	if err != nil {
-		t.Fatal(err)
-	}
+func countedFacts(t *testing.T) (*kubefacts.Facts, *atomic.Int32) {
 	var asked atomic.Int32
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return countingTransport{next, &asked} })
-	return &csr.Facts{Client: unlimited(t, config)}, &asked
+	client := newClient(t, func(config *rest.Config) {
+		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return countingTransport{next, &asked} })
+	})
+	poll(t, "the permission of the group", func() bool {
+		allowed, err := (&kubefacts.Facts{Client: client}).Allowed(t.Context(), approvalRequest(), mayCreate("nodeclient"))
+		return err == nil && allowed
+	})
+	asked.Store(0)
+	return &kubefacts.Facts{Client: client}, &asked
 }
 
 func TestFactsCachePermissionForOneSecond(t *testing.T) {
-	w := newWorld(t)
-	facts, asked := w.countedFacts(t)
+	facts, asked := countedFacts(t)
 	allowed := func(r approval.Request, subresource string) bool {
 		t.Helper()
 		ok, err := facts.Allowed(t.Context(), r, mayCreate(subresource))
@@ -61,7 +70,7 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 	if n := asked.Load(); n != 1 && time.Since(start) < time.Second {
 		t.Errorf("got %d access reviews for one requester within a second, want 1", n)
 	}
-	w.poll("another access review", func() bool { allowed(token, "nodeclient"); return asked.Load() > 1 })
+	poll(t, "another access review", func() bool { allowed(token, "nodeclient"); return asked.Load() > 1 })
 	if took := time.Since(start); took < time.Second {
 		t.Errorf("got another access review after %s, want at least 1s", took)
 	}
@@ -88,8 +97,7 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 
 // All tokens with the same groups share one access review. A permission that only the user of a token has counts, too.
 func TestTokensShareAccessReview(t *testing.T) {
-	w := newWorld(t)
-	facts, asked := w.countedFacts(t)
+	facts, asked := countedFacts(t)
 	start := time.Now()
 	for i := range 100 {
 		r := approvalRequest()
@@ -119,10 +127,10 @@ func TestTokensShareAccessReview(t *testing.T) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: r.User}},
 	}
-	if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+	if _, err := facts.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	w.poll("permission of the user", may)
+	poll(t, "permission of the user", may)
 }
 
 // mayCreate returns the permission that automatic approval requires.

@@ -1,4 +1,4 @@
-package csr
+package kubefacts
 
 import (
 	"context"
@@ -21,6 +21,12 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 )
+
+var errDown = errors.New("down")
+
+func fails(c *fake.Clientset, verb, resource string) {
+	c.PrependReactor(verb, resource, func(kubetesting.Action) (bool, runtime.Object, error) { return true, nil, errDown })
+}
 
 // A SubjectAccessReview that fails is an error, not a denial.
 func TestFailedAccessReviewIsAnError(t *testing.T) {
@@ -75,7 +81,7 @@ func TestReservedFailsIfOneSourceFails(t *testing.T) {
 	want("all sources", &Facts{Client: c}, "10.96.0.0/12", "192.0.2.1 10.96.0.1")
 	working := c.ReactionChain
 	for _, call := range [][]string{{"list", "servicecidrs"}, {"get", "endpointslices"}, {"get", "services"}} {
-		fails(c, call[0], call[1], "", errDown)
+		fails(c, call[0], call[1])
 		wantError(call[1], &Facts{Client: c}, "down")
 		c.ReactionChain = working
 	}
@@ -93,7 +99,7 @@ func TestFailedReadOfNodeIsAnError(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
 	c := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}})
-	fails(c, "get", "nodes", "", errDown)
+	fails(c, "get", "nodes")
 	nodes, err := OpenNodes(ctx, c)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +137,7 @@ func TestListsNodesOnlyIfFew(t *testing.T) {
 			}
 		}
 		if !test.filled {
-			c.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) { return true, nil, errDown })
+			fails(c, "list", "nodes")
 		}
 		n, err := OpenNodes(t.Context(), c)
 		if err != nil {

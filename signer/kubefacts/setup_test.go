@@ -1,0 +1,37 @@
+package kubefacts_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+func TestMain(m *testing.M) {
+	cluster.Main(m)
+}
+
+// newClient returns an administrator's client of the shared cluster, with a changed configuration.
+func newClient(t *testing.T, change func(*rest.Config)) kubernetes.Interface {
+	t.Helper()
+	config := cluster.Shared(t).AdminConfig()
+	config.QPS = -1
+	change(config)
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func poll(t *testing.T, what string, wanted func() bool) {
+	t.Helper()
+	const most = 3 * time.Minute // the machine may be busy
+	for deadline := time.Now().Add(most); !wanted(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: did not happen within %s", what, most)
+		}
+	}
+}
