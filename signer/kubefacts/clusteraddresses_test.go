@@ -47,7 +47,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	check := func(name string, facts *kubefacts.Facts, wantPrefixes []netip.Prefix, wantHosts []string, wantErr string) {
 		t.Helper()
 		facts.Client = client
-		got, err := facts.Reserved(t.Context())
+		got, err := facts.ClusterAddresses(t.Context())
 		if wantErr != "" {
 			if err == nil || !strings.Contains(err.Error(), wantErr) {
 				t.Errorf("%s: %+v, %v, want an error about %q", name, got, err, wantErr)
@@ -59,7 +59,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 		}
 	}
 	poll(t, "the first objects of the API server", func() bool {
-		got, err := (&kubefacts.Facts{Client: newClient(t, func(*rest.Config) {}), APIServers: server("a")}).Reserved(t.Context())
+		got, err := (&kubefacts.Facts{Client: newClient(t, func(*rest.Config) {}), APIServers: server("a")}).ClusterAddresses(t.Context())
 		return err == nil && len(got.APIServer) == 2
 	})
 	failing := func(context.Context) ([]string, error) { return nil, errors.New("no cluster-info") }
@@ -88,7 +88,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	facts := &kubefacts.Facts{Client: client}
 	before := asked.Load()
 	for range 10 {
-		got, err := facts.Reserved(t.Context())
+		got, err := facts.ClusterAddresses(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,11 +97,11 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	if n := asked.Load() - before; n != 3 {
 		t.Errorf("got %d requests for ten calls, want 3", n)
 	}
-	if got, _ := facts.Reserved(t.Context()); !slices.Equal(got.Prefixes, []netip.Prefix{prefix(services)}) {
+	if got, _ := facts.ClusterAddresses(t.Context()); !slices.Equal(got.Prefixes, []netip.Prefix{prefix(services)}) {
 		t.Errorf("a caller changed the cached prefixes: got %v", got.Prefixes)
 	}
 	denied := &kubefacts.Facts{Client: newClient(t, func(config *rest.Config) { config.Impersonate.UserName = "somebody" })}
-	if _, err := denied.Reserved(t.Context()); !apierrors.IsForbidden(err) {
+	if _, err := denied.ClusterAddresses(t.Context()); !apierrors.IsForbidden(err) {
 		t.Errorf("without permission: got %v, want Forbidden", err)
 	}
 }
