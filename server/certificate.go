@@ -323,16 +323,14 @@ func usages(req []string) ([]certificates.KeyUsage, error) {
 // requests, if the signer's profile allows them. For other signers they are all usages of the profile.
 // Only RSA keys get key encipherment.
 func usualUsages(name string, s signer.Signer, csr *x509.CertificateRequest) []certificates.KeyUsage {
-	list := slices.Clone(s.Profile.Usages)
-	switch name {
-	case certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeAPIServerClientSignerName:
-		list = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageClientAuth}
-	case certificates.KubeletServingSignerName:
-		list = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth}
+	allowed := s.Profile().Usages
+	list := signer.KubernetesUsages(name)
+	if list == nil {
+		list = slices.Clone(allowed)
 	}
 	_, isRSA := csr.PublicKey.(*rsa.PublicKey)
 	return slices.DeleteFunc(list, func(u certificates.KeyUsage) bool {
-		return u == certificates.UsageKeyEncipherment && !isRSA || !slices.Contains(s.Profile.Usages, u)
+		return u == certificates.UsageKeyEncipherment && !isRSA || !slices.Contains(allowed, u)
 	})
 }
 

@@ -24,6 +24,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -416,9 +417,8 @@ func TestSignPermissionForDomainCoversItsSigners(t *testing.T) {
 func TestDefaultUsagesStayWithinThoseOfTheSigner(t *testing.T) {
 	s, _ := certifying(t)
 	all := maps.Clone(s.Certificates.Authority.Signers())
-	only := all[certificates.KubeAPIServerClientSignerName]
-	only.Profile.Usages = []certificates.KeyUsage{certificates.UsageClientAuth}
-	all[certificates.KubeAPIServerClientSignerName] = only
+	only := signer.ProfileConfig{Usages: []certificates.KeyUsage{certificates.UsageClientAuth}}
+	all[certificates.KubeAPIServerClientSignerName] = must.Get(signer.NewSigner(certificates.KubeAPIServerClientSignerName, signer.Fixed(s.ca), only, nil))
 	s.Certificates.Authority.Signers = signer.FixedSigners(all)
 	s.start(t)
 	jane := []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil))
@@ -551,7 +551,7 @@ func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
 	})
 	t.Run("CA", func(t *testing.T) {
 		s, _ := certifying(t)
-		broken := signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0)
+		broken := must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0))
 		s.Certificates.Authority.Signers = signer.FixedSigners(broken)
 		s.start(t)
 		_, err := s.by(s.token(t, nil)).Certificate(t.Context(), request)

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -19,7 +20,7 @@ func TestCountsCertificateResults(t *testing.T) {
 	working := s.Certificates.Authority.Signers
 	s.Certificates.Authority.Signers = func() map[string]signer.Signer {
 		if broken.Load() {
-			return signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0)
+			return must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0))
 		}
 		return working()
 	}

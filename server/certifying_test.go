@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -62,17 +63,14 @@ func (r *record) last() issuance.Entry {
 func certifying(t testing.TB) (*site, *record) {
 	t.Helper()
 	s := newSite(t)
-	signers := signer.KubernetesSigners(signer.Fixed(s.ca), 48*time.Hour)
+	signers := must.Get(signer.KubernetesSigners(signer.Fixed(s.ca), 48*time.Hour))
 	serving := signers[servingSigner]
 	scope := approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, DNSSuffixes: []string{"example.com"}}
 	serving.Rules = []approval.Rule{approval.KubeletServing{ServingScope: scope}}
 	signers[servingSigner] = serving
-	signers[peerSigner] = signer.Signer{
-		CA: signer.Fixed(s.ca), Check: func(approval.Request) error { return nil },
-		Profile: signer.Profile{Default: time.Hour, Max: 2 * time.Hour, Usages: []certificates.KeyUsage{
-			certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth,
-		}},
-	}
+	signers[peerSigner] = must.Get(signer.NewSigner(peerSigner, signer.Fixed(s.ca), signer.ProfileConfig{Default: time.Hour, Max: 2 * time.Hour, Usages: []certificates.KeyUsage{
+		certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth,
+	}}, func(approval.Request) error { return nil }))
 	kept := &record{}
 	pool := x509.NewCertPool()
 	pool.AddCert(s.ca.Certificate())
@@ -139,7 +137,7 @@ func (s *site) userCertificate(t testing.TB, name string, organizations ...strin
 		t.Fatal(err)
 	}
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
-	chain, err := signer.Profile{Usages: usages}.Issue(s.ca, signer.Template{CSR: request, Usages: usages}, time.Now())
+	chain, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(s.ca, signer.Template{CSR: request, Usages: usages}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

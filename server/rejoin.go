@@ -70,8 +70,8 @@ func (h *handler) returning(r *http.Request) (auth.User, *approval.Rejoin, error
 
 // NodeCAs returns the CAs of the client certificates of nodes.
 func (c *Certificates) NodeCAs() (*x509.CertPool, error) {
-	s, _ := c.Authority.Signer(certificates.KubeAPIServerClientKubeletSignerName) // an unknown one has no CA
-	if s.CA == nil {
+	s, found := c.Authority.Signer(certificates.KubeAPIServerClientKubeletSignerName)
+	if !found {
 		return nil, errors.New("kubejoin has no CA for client certificates of nodes")
 	}
 	ca, err := s.CA()

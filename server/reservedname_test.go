@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -71,7 +72,7 @@ func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
 func TestSuperAdminNeedsPermissionToApprove(t *testing.T) {
 	s, _ := certifying(t)
 	all := s.Certificates.Authority.Signers()
-	all[approval.SuperAdminSigner] = all[peerSigner]
+	all[approval.SuperAdminSigner] = must.Get(signer.NewSigner(approval.SuperAdminSigner, signer.Fixed(s.ca), all[peerSigner].Profile(), func(approval.Request) error { return nil }))
 	s.Certificates.Authority.Signers = signer.FixedSigners(all)
 	may := map[string]bool{"sign": true}
 	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {

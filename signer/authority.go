@@ -24,31 +24,89 @@ import (
 // ErrUnknownSigner is wrapped when a signer name is not configured.
 var ErrUnknownSigner = errors.New("signer is not configured")
 
-// A Signer issues one kind of certificate.
+// A Signer issues one kind of certificate. [NewSigner] and [KubernetesSigners] make one. The zero Signer refuses every
+// request.
 type Signer struct {
-	// CA returns the CA. It is called for each certificate, so that it can follow its files. See [Fixed].
-	CA func() (*CA, error)
-	// Profile sets the usages, lifetimes and keys of the certificates.
-	Profile Profile
-	// Check returns an error if a request is not for this signer; the requester sees its message. For signers of
-	// Kubernetes, Check applies in addition to their own rules. Every other signer needs a Check.
-	Check func(approval.Request) error
 	// Rules approve requests, in this order. Without rules, other approvers decide every request.
 	Rules []approval.Rule
+
+	name    string
+	ca      func() (*CA, error)
+	profile Profile
+	checks  []func(approval.Request) error
+}
+
+// NewSigner returns a signer that has no rules.
+//
+// The signer calls ca for each certificate, so that ca can follow its files. NewSigner calls it once, and ignores its error:
+// the files may come later. See [Fixed].
+//
+// check returns an error if a request is not for this signer; the requester sees its message. For signers of Kubernetes
+// it applies in addition to their own rules, and may be nil. Every other signer needs a check.
+func NewSigner(name string, ca func() (*CA, error), c ProfileConfig, check func(approval.Request) error) (Signer, error) {
+	if ca == nil {
+		return Signer{}, fmt.Errorf("signer %s has no CA", name)
+	}
+	s := Signer{name: name, ca: ca}
+	for _, check := range []func(approval.Request) error{kubernetesChecks[name], check} {
+		if check != nil {
+			s.checks = append(s.checks, check)
+		}
+	}
+	if len(s.checks) == 0 {
+		return Signer{}, fmt.Errorf("signer %s has no check and would sign any request", name)
+	}
+	var err error
+	if s.profile, err = NewProfile(c); err == nil {
+		switch now, unreadable := ca(); {
+		case unreadable != nil:
+		case now == nil:
+			err = errors.New("no CA given")
+		default:
+			err = now.checkUsages(c.Usages)
+		}
+	}
+	if err != nil {
+		return Signer{}, fmt.Errorf("signer %s: %w", name, err)
+	}
+	return s, nil
+}
+
+// CA returns the CA that signs now.
+func (s Signer) CA() (*CA, error) { return s.ca() }
+
+// Profile returns the configuration of the profile with its defaults filled in. It must not be changed. That of the zero
+// Signer is zero.
+func (s Signer) Profile() ProfileConfig { return s.profile.config }
+
+// KubernetesUsages returns the usages of a signer of [KubernetesSigners], or nil for any other name.
+func KubernetesUsages(name string) []certificates.KeyUsage {
+	purpose := certificates.UsageClientAuth
+	switch name {
+	case certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeAPIServerClientSignerName:
+	case certificates.KubeletServingSignerName:
+		purpose = certificates.UsageServerAuth
+	default:
+		return nil
+	}
+	return []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, purpose}
 }
 
 // KubernetesSigners returns signers with the rules of kube-controller-manager:
 // kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving and kubernetes.io/kube-apiserver-client.
 // They issue certificates from ca that last for duration unless the request asks for less (zero: 365 days). As in
-// kube-controller-manager, only requests of the first signer are approved automatically.
-func KubernetesSigners(ca func() (*CA, error), duration time.Duration) map[string]Signer {
-	client := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageClientAuth}
-	serving := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth}
-	return map[string]Signer{
-		certificates.KubeAPIServerClientKubeletSignerName: {CA: ca, Profile: Profile{Usages: client, Default: duration}, Rules: approval.Kubelet()},
-		certificates.KubeletServingSignerName:             {CA: ca, Profile: Profile{Usages: serving, Default: duration}},
-		certificates.KubeAPIServerClientSignerName:        {CA: ca, Profile: Profile{Usages: client, Default: duration}},
+// kube-controller-manager, only requests of the first signer are approved automatically. Errors are those of [NewSigner].
+func KubernetesSigners(ca func() (*CA, error), duration time.Duration) (map[string]Signer, error) {
+	signers := map[string]Signer{}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(kubernetesChecks)) {
+		s, err := NewSigner(name, ca, ProfileConfig{Usages: KubernetesUsages(name), Default: duration}, nil)
+		if name == certificates.KubeAPIServerClientKubeletSignerName {
+			s.Rules = approval.Kubelet()
+		}
+		signers[name], errs = s, append(errs, err)
 	}
+	return signers, errors.Join(errs...)
 }
 
 // An Admission is a request that an [Authority] has validated, approved and admitted. Only [Authority.Decide] makes
@@ -104,9 +162,6 @@ func (a *Authority) MaxRemainingLifetime() time.Duration {
 		return longest
 	}
 	for _, s := range a.Signers() {
-		if s.CA == nil { // without a CA the signer issues nothing
-			continue
-		}
 		ca, err := s.CA()
 		if err != nil {
 			return maxCALifetime
@@ -132,66 +187,29 @@ func (a *Authority) Signer(name string) (Signer, bool) {
 	return s, ok
 }
 
-// Check returns an error if the authority's signers are invalid.
-func (a *Authority) Check() error {
-	if a.Signers == nil {
-		return nil
-	}
-	return CheckSigners(a.Signers())
+// A valid is a request that its signer would sign. Only Signer.validate makes one, and an [Authority] signs nothing else.
+type valid struct {
+	signer  Signer
+	request admission.Request
 }
 
-// CheckSigners returns an error if one of the signers is invalid.
-func CheckSigners(signers map[string]Signer) error {
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(signers)) {
-		s := signers[name]
-		err := s.check(name)
-		if err == nil {
-			// A CA that cannot be read now may be readable later.
-			if ca, caErr := s.CA(); caErr == nil && ca != nil && ca.cert != nil {
-				err = ca.checkUsages(s.Profile.Usages)
-			}
-			if err != nil {
-				err = fmt.Errorf("signer %s: %w", name, err)
-			}
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-func (s Signer) check(name string) error {
-	if s.CA == nil {
-		return fmt.Errorf("signer %s has no CA", name)
-	}
-	if s.Check == nil && kubernetesChecks[name] == nil {
-		return fmt.Errorf("signer %s has no check and would sign any request", name)
-	}
-	if err := s.Profile.Check(); err != nil {
-		return fmt.Errorf("signer %s: %w", name, err)
-	}
-	return nil
-}
-
-// validate checks a request once. It returns a [*approval.Refused] if this signer does not sign the request.
+// validate checks a request. It returns a [*approval.Refused] if this signer does not sign the request.
 func (s Signer) validate(r approval.Request) (valid, error) {
 	// Check first what no signer signs: these are the most serious reasons for a refusal.
 	request, err := admission.Check(r)
 	if err != nil {
 		return valid{}, err
 	}
-	for _, check := range []func(approval.Request) error{kubernetesChecks[r.SignerName], s.Check} {
-		if check == nil {
-			continue
-		}
+	if s.name != r.SignerName {
+		return valid{}, approval.Refuse("not a request for signer %s: it has signer name %q", s.name, r.SignerName)
+	}
+	for _, check := range s.checks {
 		if err := check(r); err != nil {
 			return valid{}, approval.Refuse("not a request for signer %s: %v", r.SignerName, err)
 		}
 	}
-	if len(s.Profile.Usages) > 0 { // without usages this signer only approves, and another one signs
-		if err := s.Profile.refuses(r); err != nil {
-			return valid{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
-		}
+	if err := s.profile.refuses(r); err != nil {
+		return valid{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
 	return valid{s, request}, nil
 }
@@ -330,11 +348,8 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 			return issued{}, err
 		}
 	}
-	// Check the signer and its CA before Nodes, which claims a name only for a request that can be signed.
+	// Read the CA before Nodes, which claims a name only for a request that can be signed.
 	s := m.valid.signer
-	if err := s.check(r.SignerName); err != nil {
-		return issued{}, err
-	}
 	ca, err := s.CA()
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
@@ -353,7 +368,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err := a.take(r, false, true); err != nil {
 		return issued{}, err
 	}
-	done, err := m.valid.issue(ca, m.admitted.Lifetime(r), a.now())
+	done, err := s.profile.issue(ca, m.valid.request.Asked(), m.admitted.Lifetime(r), a.now())
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}

@@ -69,10 +69,7 @@ func TestSignsEveryKeyTypeForEverySigner(t *testing.T) {
 		"P-256": csrtest.ECDSA(elliptic.P256()), "P-384": csrtest.ECDSA(elliptic.P384()), "RSA": csrtest.RSA2048(), "Ed25519": csrtest.Ed25519(),
 	} {
 		ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "kubernetes", key, nil, nil, nil)}, key))
-		authorities[name] = &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour))}
-		if err := authorities[name].Check(); err != nil {
-			t.Fatal(err)
-		}
+		authorities[name] = &signer.Authority{Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour)))}
 		roots[name] = x509.NewCertPool()
 		roots[name].AddCert(ca.Certificate())
 	}
@@ -119,7 +116,7 @@ func TestSignsEveryKeyTypeForEverySigner(t *testing.T) {
 
 func TestSignRefusesInvalidRequests(t *testing.T) {
 	ca := newCA(t)
-	authority := &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), time.Hour))}
+	authority := &signer.Authority{Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(ca), time.Hour)))}
 	change := func(template *x509.CertificateRequest, usages ...certificates.KeyUsage) func(*approval.Request) {
 		return func(r *approval.Request) {
 			if template != nil {
@@ -185,11 +182,9 @@ func TestSignRefusesInvalidRequests(t *testing.T) {
 func TestSignReturnsErrorsThatAreNoRefusals(t *testing.T) {
 	ca, kubelet := newCA(t), kubernetesSignerNames[0]
 	broken := errors.New("no such file")
-	profile := signer.Profile{Usages: clientUsages}
 	r := kubernetesRequest(t, kubelet, nil)
 	other := r
 	other.SignerName = "example.com/other"
-	allow := func(approval.Request) error { return nil }
 	later := func() time.Time { return time.Now().Add(20 * 365 * 24 * time.Hour) }
 	for _, test := range []struct {
 		name      string
@@ -199,13 +194,9 @@ func TestSignReturnsErrorsThatAreNoRefusals(t *testing.T) {
 		want      string
 	}{
 		{name: "zero authority", authority: &signer.Authority{}, request: r, is: signer.ErrUnknownSigner, want: kubelet},
-		{name: "unknown signer", authority: &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{kubelet: {CA: signer.Fixed(ca), Profile: profile}})}, request: other, is: signer.ErrUnknownSigner, want: "example.com/other"},
-		{name: "no CA", authority: &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{kubelet: {Profile: profile}})}, request: r, want: "no CA"},
-		{name: "nil CA", authority: &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{kubelet: {CA: signer.Fixed(nil), Profile: profile}})}, request: r, want: "no CA"},
-		{name: "CA cannot be loaded", authority: &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{kubelet: {CA: func() (*signer.CA, error) { return nil, broken }, Profile: profile}})}, request: r, is: broken, want: "no such file"},
-		{name: "no check", authority: &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{other.SignerName: {CA: signer.Fixed(ca), Profile: profile}})}, request: other, want: "no check"},
-		{name: "no usages", authority: &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{other.SignerName: {CA: signer.Fixed(ca), Check: allow}})}, request: other, want: "without usages"},
-		{name: "CA expired", authority: &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)), Now: later}, request: r, is: signer.ErrExpiredCA, want: "expired"},
+		{name: "unknown signer", authority: &signer.Authority{Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(ca), 0)))}, request: other, is: signer.ErrUnknownSigner, want: "example.com/other"},
+		{name: "CA cannot be loaded", authority: &signer.Authority{Signers: signer.FixedSigners(must(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, broken }, 0)))}, request: r, is: broken, want: "no such file"},
+		{name: "CA expired", authority: &signer.Authority{Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(ca), 0))), Now: later}, request: r, is: signer.ErrExpiredCA, want: "expired"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := test.authority.Sign(t.Context(), test.request)
@@ -222,16 +213,13 @@ func TestSignReturnsErrorsThatAreNoRefusals(t *testing.T) {
 
 func TestCustomSignerChecksAndProfileApply(t *testing.T) {
 	ca := newCA(t)
-	authority := signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{"example.com/x": {
-		CA:      signer.Fixed(ca),
-		Profile: signer.Profile{Usages: servingUsages},
-		Check: func(r approval.Request) error {
-			if r.User != "jane" {
-				return errors.New("only for jane")
-			}
-			return nil
-		},
-	}})}
+	s := must(signer.NewSigner("example.com/x", signer.Fixed(ca), signer.ProfileConfig{Usages: servingUsages}, func(r approval.Request) error {
+		if r.User != "jane" {
+			return errors.New("only for jane")
+		}
+		return nil
+	}))
+	authority := signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{"example.com/x": s})}
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	r.SignerName = "example.com/x"
 	var refused *approval.Refused
@@ -257,7 +245,7 @@ func (allowsAll) Allowed(context.Context, approval.Request, approval.Permission)
 
 func TestIssueFollowsDecision(t *testing.T) {
 	ca := newCA(t)
-	authority := signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0))}
+	authority := signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(ca), 0)))}
 	answer, d, err := authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
 	if err != nil || d.Verdict != approval.Approve || answer == nil {
 		t.Errorf("kubelet: got %v, %v, want an approval and a certificate", d, err)
@@ -277,20 +265,20 @@ func TestIssueFollowsDecision(t *testing.T) {
 // to the lifetime of the CA.
 func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 	const days = 24 * time.Hour
-	ca := func(lasts time.Duration) func() (*signer.CA, error) {
-		made, err := signer.GenerateCA("kubernetes", time.Now(), lasts)
-		return func() (*signer.CA, error) { return made, err }
+	of := func(ca *signer.CA, err error) signer.Signer {
+		s, _ := signer.NewSigner("example.com/a", func() (*signer.CA, error) { return ca, err }, signer.ProfileConfig{Usages: clientUsages, Default: time.Hour}, anyRequest)
+		return s
 	}
+	lasts := func(d time.Duration) signer.Signer { return of(signer.GenerateCA("kubernetes", time.Now(), d)) }
 	for name, test := range map[string]struct {
 		signers map[string]signer.Signer
 		want    time.Duration
 	}{
 		"no signer":           {},
-		"no CA":               {signers: map[string]signer.Signer{"example.com/a": {}}},
-		"short certificates":  {signer.KubernetesSigners(ca(3650*days), time.Hour), 3650 * days},
-		"of several":          {map[string]signer.Signer{"example.com/a": {CA: ca(3650 * days)}, "example.com/b": {CA: ca(30 * days)}}, 3650 * days},
-		"CA without end":      {map[string]signer.Signer{"example.com/a": {CA: ca(280 * 365 * days)}}, 100 * 365 * days},
-		"CA cannot be loaded": {map[string]signer.Signer{"example.com/a": {CA: func() (*signer.CA, error) { return nil, errors.New("no file") }}}, 100 * 365 * days},
+		"short certificates":  {map[string]signer.Signer{"example.com/a": lasts(3650 * days)}, 3650 * days},
+		"of several":          {map[string]signer.Signer{"example.com/a": lasts(3650 * days), "example.com/b": lasts(30 * days)}, 3650 * days},
+		"CA without end":      {map[string]signer.Signer{"example.com/a": lasts(280 * 365 * days)}, 100 * 365 * days},
+		"CA cannot be loaded": {map[string]signer.Signer{"example.com/a": of(nil, errors.New("no file"))}, 100 * 365 * days},
 	} {
 		got := (&signer.Authority{Signers: signer.FixedSigners(test.signers)}).MaxRemainingLifetime()
 		if got > test.want || got < test.want-time.Hour {
@@ -308,9 +296,8 @@ func TestCustomSignerRefusesSystemMasters(t *testing.T) {
 		SignerName: "example.com/any", User: "root", Groups: []string{"system:masters"}, Usages: []certificates.KeyUsage{certificates.UsageClientAuth},
 		CSR: csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "ada", Organization: []string{"system:masters"}}}, nil),
 	}
-	authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {
-		CA: signer.Fixed(newCA(t)), Profile: signer.Profile{Usages: r.Usages, Default: time.Hour}, Check: func(approval.Request) error { return nil },
-	}})}
+	s := must(signer.NewSigner(r.SignerName, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: r.Usages, Default: time.Hour}, anyRequest))
+	authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: s})}
 	var refused *approval.Refused
 	if chain, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) || chain != nil {
 		t.Errorf("got %v, want a refusal", err)
@@ -325,7 +312,7 @@ func TestCertificateIsIssuedOnlyIfItsKeyIsStored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)), Nodes: nodes}
+	a := &signer.Authority{Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(ca), 0))), Nodes: nodes}
 	r := nodeRequest(t, "jane", "worker-1")
 	if chain, err := a.Sign(t.Context(), r); !errors.Is(err, errNotStored) || chain != nil {
 		t.Errorf("got %q, %v, want no certificate and the error of the store", chain, err)

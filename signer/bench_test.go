@@ -33,7 +33,7 @@ func BenchmarkIssue(b *testing.B) {
 		root := caCertificate(b, "ca", key, nil, nil, nil)
 		ca := must(signer.NewCA([]*x509.Certificate{root}, key))
 		request := csrtest.PEM(b, &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}, kind.key())
-		profile := signer.Profile{Usages: clientUsages}
+		profile := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages}))
 		b.Run(kind.name+"/kubejoin", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,12 +19,14 @@ import (
 func TestSignAdmittedIgnoresLaterChangesOfRequest(t *testing.T) {
 	for name, later := range map[string]time.Duration{"at once": 0, "validated again": time.Minute} {
 		var checked []string
-		signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)
-		s := signers[certificates.KubeAPIServerClientKubeletSignerName]
-		s.Check = func(r approval.Request) error { checked = r.Groups; return nil }
-		signers[certificates.KubeAPIServerClientKubeletSignerName] = s
+		const kubelet = certificates.KubeAPIServerClientKubeletSignerName
+		s := must(signer.NewSigner(kubelet, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: signer.KubernetesUsages(kubelet)}, func(r approval.Request) error {
+			checked = r.Groups
+			return nil
+		}))
+		s.Rules = approval.Kubelet()
 		now := time.Now()
-		authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(signers), Now: func() time.Time { return now }}
+		authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(map[string]signer.Signer{kubelet: s}), Now: func() time.Time { return now }}
 		r := nodeRequest(t, "jane", "worker-1")
 		r.Groups = []string{"system:bootstrappers", "a"}
 		_, decided, err := authority.Decide(t.Context(), r)
@@ -59,7 +62,7 @@ func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 		authority := &signer.Authority{
 			Facts:   allowsAll{},
 			Now:     func() time.Time { return now },
-			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), 2*time.Hour)),
+			Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(newCA(t)), 2*time.Hour))),
 			Nodes: &admission.Nodes{Node: func(context.Context, string) (string, error) {
 				if taken {
 					return "uid", nil
@@ -83,27 +86,27 @@ func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 	}
 }
 
-// A signer without a CA, a check or usages may approve requests for another program. It must sign none itself.
-func TestIncompleteSignerSignsNothing(t *testing.T) {
+// A signer under the name of another one would not apply the checks of that name.
+func TestSignerRefusesRequestsOfOtherNames(t *testing.T) {
 	const own = "example.com/own"
-	ca, profile := signer.Fixed(newCA(t)), signer.Profile{Usages: clientUsages}
-	check := func(approval.Request) error { return nil }
+	r := nodeRequest(t, "jane", "worker-1")
 	for name, s := range map[string]signer.Signer{
-		"no CA": {Check: check, Profile: profile}, "no check": {CA: ca, Profile: profile}, "no usages": {CA: ca, Check: check},
+		"zero":            {},
+		"of another name": must(signer.NewSigner(own, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: clientUsages}, anyRequest)),
 	} {
 		s.Rules = []approval.Rule{rule{Verdict: approval.Approve, Reason: "Good"}}
-		authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{own: s})}
-		r := nodeRequest(t, "jane", "worker-1")
-		r.SignerName = own
-		_, decided, err := authority.Decide(t.Context(), r)
-		if err != nil || decided == nil {
-			t.Fatal(name, decided, err)
+		authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: s})}
+		if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.Deny || !strings.Contains(d.Message, "it has signer name") {
+			t.Errorf("%s: Decide = %+v, %v, want a denial", name, d, err)
 		}
-		if chain, err := authority.SignAdmitted(t.Context(), decided); err == nil || chain != nil {
-			t.Errorf("%s: got a certificate, want an error", name)
+		if chain, err := authority.Sign(t.Context(), r); !errors.As(err, new(*approval.Refused)) || chain != nil {
+			t.Errorf("%s: Sign = %v, want a refusal", name, err)
 		}
 	}
 }
+
+// anyRequest is a check that refuses nothing.
+func anyRequest(approval.Request) error { return nil }
 
 // An API server accepts a certificate without extended usages as a client certificate, so admission must check it
 // too.
@@ -112,11 +115,9 @@ func TestNodeNameLimitsApplyToClientCertificates(t *testing.T) {
 	const ds, client, server, anyUse = certificates.UsageDigitalSignature, certificates.UsageClientAuth, certificates.UsageServerAuth, certificates.UsageAny
 	exists := func(context.Context, string) (string, error) { return "uid", nil }
 	authority := func() *signer.Authority {
-		return &signer.Authority{Nodes: &admission.Nodes{Node: exists}, Signers: signer.FixedSigners(map[string]signer.Signer{own: {
-			CA:      signer.Fixed(newCA(t)),
-			Profile: signer.Profile{Usages: []certificates.KeyUsage{ds, client, server, anyUse}},
-			Check:   func(approval.Request) error { return nil },
-		}})}
+		return &signer.Authority{Nodes: &admission.Nodes{Node: exists}, Signers: signer.FixedSigners(map[string]signer.Signer{
+			own: must(signer.NewSigner(own, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: []certificates.KeyUsage{ds, client, server, anyUse}}, anyRequest)),
+		})}
 	}
 	for _, test := range []struct {
 		name   string

@@ -27,7 +27,8 @@ type CA struct {
 	cert   *x509.Certificate
 	key    crypto.Signer
 	bundle []*x509.Certificate
-	chain  []byte // PEM of the intermediates that are appended to an issued certificate
+	chain  []byte              // PEM of the intermediates that are appended to an issued certificate
+	limits []*x509.Certificate // those of cert and the intermediates that limit the extended usages
 }
 
 // publicKey is implemented by every public key of the standard library.
@@ -79,25 +80,26 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 		return nil, fmt.Errorf("%w: %s expired at %s, the time is %s", ErrExpiredCA, ca.cert.Subject,
 			ca.cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
-	for _, cert := range ca.path() {
+	// Clients need the certificates between an issued certificate and the root. They have the root, or do not trust it.
+	path := slices.DeleteFunc(chainOf(ca.cert, ca.bundle), selfSigned)
+	for _, cert := range path {
 		ca.chain = append(ca.chain, encodeCertificate(cert.Raw)...)
+	}
+	// Extended usages of the CA, or of an intermediate, limit the certificates below it (crypto/x509 and others enforce that).
+	for _, cert := range append([]*x509.Certificate{ca.cert}, path...) {
+		if len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) > 0 && !slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny) {
+			ca.limits = append(ca.limits, cert)
+		}
 	}
 	return ca, nil
 }
 
 func begun(cert *x509.Certificate, now time.Time) bool { return !now.Before(cert.NotBefore) }
 
-// checkUsages returns an error if clients would not accept certificates with these usages. Extended usages of the CA,
-// or of an intermediate up to the root, also limit the certificates below it (crypto/x509 and others enforce that).
+// checkUsages returns an error if clients would not accept certificates with these usages of a profile.
 func (ca *CA) checkUsages(usages []certificates.KeyUsage) error {
-	_, wanted, err := approval.X509Usages(usages)
-	if err != nil {
-		return err
-	}
-	for _, cert := range append([]*x509.Certificate{ca.cert}, ca.path()...) {
-		if len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) == 0 || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny) {
-			continue
-		}
+	_, wanted, _ := approval.X509Usages(usages) // no error: a profile has known usages
+	for _, cert := range ca.limits {
 		for _, usage := range wanted {
 			if !slices.Contains(cert.ExtKeyUsage, usage) {
 				return fmt.Errorf("the extended key usage of CA %q excludes certificates for %q, so clients would not accept them; want a CA without extended key usage", cert.Subject, usages)
@@ -119,12 +121,6 @@ func checkCA(cert *x509.Certificate) error {
 		return fmt.Errorf("%q may not sign certificates: want key usage \"certificate signing\"", cert.Subject)
 	}
 	return nil
-}
-
-// path returns the certificates between an issued certificate and the root, which clients need: the signing CA if it
-// is an intermediate, its issuer, and so on. It never contains the root: a client has it or does not trust it.
-func (ca *CA) path() []*x509.Certificate {
-	return slices.DeleteFunc(chainOf(ca.cert, ca.bundle), selfSigned)
 }
 
 func selfSigned(cert *x509.Certificate) bool {
@@ -149,7 +145,7 @@ func (ca *CA) Secret(purpose string) ([]byte, error) {
 	return mac.Sum(nil), nil
 }
 
-// Fixed returns a source of a CA that does not change, for [Signer.CA].
+// Fixed returns a source of a CA that does not change, for [NewSigner].
 func Fixed(ca *CA) func() (*CA, error) { return func() (*CA, error) { return ca, nil } }
 
 // String returns the subject of the certificate that signs.

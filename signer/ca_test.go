@@ -96,7 +96,7 @@ func TestChainEndsBeforeRoot(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			issuer := must(signer.NewCA(test.certs, key))
-			p := signer.Profile{Usages: clientUsages}
+			p := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages}))
 			answer, err := p.Issue(issuer, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now())
 			if err != nil {
 				t.Fatal(err)
@@ -344,13 +344,13 @@ func TestIssueRefusesUsagesOutsideThoseOfTheCA(t *testing.T) {
 			usages []certificates.KeyUsage
 			good   bool
 		}{{clientUsages, test.client}, {servingUsages, test.serving}} {
-			_, err := signer.Profile{Usages: of.usages}.Issue(ca, signer.Template{CSR: csr, Usages: of.usages}, time.Now())
+			_, err := must(signer.NewProfile(signer.ProfileConfig{Usages: of.usages})).Issue(ca, signer.Template{CSR: csr, Usages: of.usages}, time.Now())
 			if (err == nil) != of.good || errors.As(err, new(*approval.Refused)) {
 				t.Errorf("%s for %q: got %v, want a certificate: %t", ca, of.usages, err, of.good)
 			}
 		}
-		if err := signer.CheckSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)); (err == nil) != (test.client && test.serving) {
-			t.Errorf("%s: CheckSigners = %v", ca, err)
+		if _, err := signer.KubernetesSigners(signer.Fixed(ca), 0); (err == nil) != (test.client && test.serving) {
+			t.Errorf("%s: KubernetesSigners = %v", ca, err)
 		}
 	}
 }

@@ -44,7 +44,11 @@ func exampleAuthority() *signer.Authority {
 	if err != nil {
 		log.Fatal(err)
 	}
-	return &signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))}
+	signers, err := signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return &signer.Authority{Signers: signer.FixedSigners(signers)}
 }
 
 // Sign issues a certificate for a request that somebody else has approved, unless the signer refuses the request.
@@ -119,7 +123,13 @@ func ExampleAuthority_Issue() {
 func ExampleProfile_Validity() {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	caEnds := now.Add(30 * 24 * time.Hour)
-	profile := signer.Profile{Min: time.Hour, Default: 24 * time.Hour, Max: 7 * 24 * time.Hour}
+	profile, err := signer.NewProfile(signer.ProfileConfig{
+		Usages: []certificates.KeyUsage{certificates.UsageClientAuth},
+		Min:    time.Hour, Default: 24 * time.Hour, Max: 7 * 24 * time.Hour,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
 	for _, asked := range []time.Duration{0, time.Minute, 90 * 24 * time.Hour} {
 		_, notAfter, err := profile.Validity(caEnds, asked, now)
 		if err != nil {

@@ -66,21 +66,10 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	if err != nil {
 		return e
 	}
-	e.NotBefore, e.NotAfter = dry.validity(s, r, admitted)
+	if ca, err := s.CA(); err == nil {
+		e.NotBefore, e.NotAfter, _ = s.profile.Validity(ca.cert.NotAfter, admitted.Lifetime(r), dry.now()) // zero with an error
+	}
 	return e
-}
-
-// validity returns the validity of the certificate; zero if the signer has no CA to sign with.
-func (a *Authority) validity(s Signer, r approval.Request, admitted *admission.Admitted) (notBefore, notAfter time.Time) {
-	if s.CA == nil {
-		return notBefore, notAfter
-	}
-	ca, err := s.CA()
-	if err != nil || ca == nil || ca.cert == nil {
-		return notBefore, notAfter
-	}
-	notBefore, notAfter, _ = s.Profile.Validity(ca.cert.NotAfter, admitted.Lifetime(r), a.now()) // zero with an error
-	return notBefore, notAfter
 }
 
 // step returns the result of the signer or of Nodes as a Decision. The reason and message are for a nil error.

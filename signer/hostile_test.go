@@ -26,11 +26,9 @@ import (
 // hostileAuthority has the Kubernetes signers and a custom signer whose check allows everything.
 func hostileAuthority(t testing.TB) *signer.Authority {
 	ca := newCA(t)
-	signers := signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)
-	signers[hostile.CustomSigner] = signer.Signer{
-		CA: signer.Fixed(ca), Profile: signer.Profile{Usages: append(slices.Clone(servingUsages), certificates.UsageClientAuth)},
-		Check: func(approval.Request) error { return nil },
-	}
+	signers := must(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))
+	usages := append(slices.Clone(servingUsages), certificates.UsageClientAuth)
+	signers[hostile.CustomSigner] = must(signer.NewSigner(hostile.CustomSigner, signer.Fixed(ca), signer.ProfileConfig{Usages: usages}, anyRequest))
 	return &signer.Authority{Signers: signer.FixedSigners(signers), Nodes: &admission.Nodes{}}
 }
 

@@ -3,7 +3,6 @@ package signer
 import (
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"math/big"
 	"time"
@@ -40,14 +39,14 @@ type Template struct {
 //
 // Issue does not check whether the requester may have the certificate: [Authority] does.
 func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
-	request, err := admission.Check(approval.Request{CSR: t.CSR, Usages: t.Usages})
+	request, err := admission.Check(approval.Request{CSR: t.CSR, Usages: t.Usages, Expiration: t.Duration})
 	if err != nil {
 		return nil, err
 	}
 	if err := p.refuses(request.Asked()); err != nil {
 		return nil, err
 	}
-	done, err := valid{Signer{Profile: p}, request}.issue(ca, t.Duration, now)
+	done, err := p.issue(ca, request.Asked(), t.Duration, now)
 	return done.chain, err
 }
 
@@ -58,27 +57,11 @@ type issued struct {
 	cert  *x509.Certificate // the certificate, parsed
 }
 
-// A valid is a request that its signer would sign. Only Signer.validate and [Profile.Issue] make one, and nothing
-// else is signed.
-type valid struct {
-	signer  Signer
-	request admission.Request
-}
-
-// issue makes the certificate with the requested lifetime; zero leaves it to the profile.
-func (v valid) issue(ca *CA, lifetime time.Duration, now time.Time) (issued, error) {
-	p, r := v.signer.Profile, v.request.Asked()
-	if ca == nil || ca.cert == nil {
-		return issued{}, errors.New("no CA given")
-	}
-	if err := p.Check(); err != nil {
-		return issued{}, err
-	}
+// issue makes the certificate of a request that the profile does not refuse; zero leaves the lifetime to the profile.
+func (p Profile) issue(ca *CA, r approval.Request, lifetime time.Duration, now time.Time) (issued, error) {
+	// The files of a CA may have been replaced since the signer was made.
 	if err := ca.checkUsages(r.Usages); err != nil {
 		return issued{}, err
-	}
-	if lifetime < 0 {
-		return issued{}, approval.Refuse("requested lifetime of %s, want a positive duration", lifetime)
 	}
 	notBefore, notAfter, err := p.Validity(ca.cert.NotAfter, lifetime, now)
 	if err != nil {

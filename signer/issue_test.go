@@ -60,7 +60,7 @@ func TestIssuesSameCertificateAsKCM(t *testing.T) {
 		} {
 			t.Run(caName+"/"+test.signer, func(t *testing.T) {
 				csr := kubernetesRequest(t, test.signer, nil).CSR
-				answer, err := (signer.Profile{Usages: test.usages}).Issue(ca, signer.Template{CSR: csr, Usages: test.usages}, time.Now())
+				answer, err := must(signer.NewProfile(signer.ProfileConfig{Usages: test.usages})).Issue(ca, signer.Template{CSR: csr, Usages: test.usages}, time.Now())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -104,7 +104,7 @@ func TestIssueVerifiesSignatureOfCAKey(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, signsOtherDigest{key}))
 	csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
-	answer, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
+	answer, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 	if err == nil || answer != nil {
 		t.Errorf("got a certificate with an invalid signature, or no error: %v", err)
 	}
@@ -125,7 +125,7 @@ func TestIssueRefusesRequestChangedAfterParsing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
 			change(csr)
-			if _, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err == nil {
+			if _, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err == nil {
 				t.Error("got a certificate, want an error")
 			}
 		})

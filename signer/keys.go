@@ -72,9 +72,8 @@ func (k KeyPolicy) String() string {
 	return strings.Join(kinds, ", ")
 }
 
-// check refuses a key that the policy does not allow. [pkcs10.Check] has accepted it.
+// check refuses a key that a policy with its defaults does not allow. [pkcs10.Check] has accepted the key.
 func (k KeyPolicy) check(key any) error {
-	k = k.withDefaults()
 	switch key := key.(type) {
 	case *rsa.PublicKey:
 		if bits := key.N.BitLen(); bits < k.MinRSA || bits > k.MaxRSA {

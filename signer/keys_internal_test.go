@@ -19,13 +19,13 @@ func TestKeyPolicyRefusesUnknownKeyTypes(t *testing.T) {
 	}
 	for want, key := range map[string]any{"*ecdh.PublicKey": x25519.PublicKey(), "<nil>": nil} {
 		for _, policy := range []KeyPolicy{{}, {Ed25519: true}} {
-			err := policy.check(key)
+			err := policy.withDefaults().check(key)
 			if !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "the key is of type "+want+", want "+policy.String()) {
 				t.Errorf("%s with %s: got %v, want a refusal of the type", want, policy, err)
 			}
 		}
 	}
-	if err := (KeyPolicy{}).check(ed25519.PublicKey{}); err != nil {
+	if err := allKeys.check(ed25519.PublicKey{}); err != nil {
 		t.Errorf("got %v, want no error", err)
 	}
 }

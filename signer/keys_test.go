@@ -44,7 +44,7 @@ func TestKeyPolicyLimitsKeys(t *testing.T) {
 			if got := test.policy.String(); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
-			profile := signer.Profile{Usages: clientUsages, Keys: test.policy}
+			profile := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages, Keys: test.policy}))
 			issue := func(key crypto.Signer) error {
 				csr := csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key)
 				_, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
@@ -80,8 +80,8 @@ func TestKeyPolicyCheckRefusesInvalidRanges(t *testing.T) {
 		if err := test.policy.Check(); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: %v, want %q", test.policy, err, test.want)
 		}
-		if err := (signer.Profile{Usages: clientUsages, Keys: test.policy}).Check(); err == nil {
-			t.Errorf("Profile.Check accepts the key policy %+v", test.policy)
+		if _, err := signer.NewProfile(signer.ProfileConfig{Usages: clientUsages, Keys: test.policy}); err == nil {
+			t.Errorf("NewProfile accepts the key policy %+v", test.policy)
 		}
 	}
 }
@@ -89,17 +89,16 @@ func TestKeyPolicyCheckRefusesInvalidRanges(t *testing.T) {
 // A request that the signer would refuse must not claim a node name, also if a person approved it.
 func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 	for _, test := range []struct {
-		name   string
-		change func(*signer.Signer, *approval.Request)
-		want   string
+		name    string
+		profile signer.ProfileConfig
+		check   func(approval.Request) error
+		lasts   time.Duration
+		want    string
 	}{
-		{"key", func(s *signer.Signer, _ *approval.Request) { s.Profile.Keys.Ed25519 = true }, "want Ed25519"},
-		{"check", func(s *signer.Signer, _ *approval.Request) {
-			s.Check = func(approval.Request) error { return errors.New("not today") }
-		}, "not today"},
-		{"usage", func(s *signer.Signer, _ *approval.Request) {
-			s.Profile.Usages = []certificates.KeyUsage{certificates.UsageClientAuth}
-		}, "digital signature"},
+		{name: "key", profile: signer.ProfileConfig{Usages: clientUsages, Keys: signer.KeyPolicy{Ed25519: true}}, want: "want Ed25519"},
+		{name: "check", profile: signer.ProfileConfig{Usages: clientUsages}, check: func(approval.Request) error { return errors.New("not today") }, want: "not today"},
+		{name: "usage", profile: signer.ProfileConfig{Usages: []certificates.KeyUsage{certificates.UsageClientAuth}}, want: "digital signature"},
+		{name: "lifetime", profile: signer.ProfileConfig{Usages: clientUsages}, lasts: -time.Second, want: "want a positive duration"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			store := memdb.Open()
@@ -110,12 +109,12 @@ func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := nodeRequest(t, tokens.BootstrapUserPrefix+record.Token.ID(), "worker-1")
-			signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), 0)
-			s := signers[r.SignerName]
+			r.Expiration = test.lasts
+			s := must(signer.NewSigner(r.SignerName, signer.Fixed(newCA(t)), test.profile, test.check))
 			s.Rules = []approval.Rule{rule{Verdict: approval.Approve}}
-			test.change(&s, &r)
-			signers[r.SignerName] = s
-			authority := signer.Authority{Nodes: &admission.Nodes{Tokens: store, Claims: store.Claims()}, Signers: signer.FixedSigners(signers)}
+			authority := signer.Authority{
+				Nodes: &admission.Nodes{Tokens: store, Claims: store.Claims()}, Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: s}),
+			}
 			d, admitted, err := authority.Decide(t.Context(), r)
 			if err != nil || admitted != nil || d.Verdict != approval.Deny || d.Reason != approval.ReasonValidation || !strings.Contains(d.Message, test.want) {
 				t.Errorf("got %+v, %v, want a denial with %q", d, err, test.want)
@@ -137,7 +136,7 @@ func TestRefusesInvalidRSAExponents(t *testing.T) {
 	for exponent, good := range map[int]bool{-3: false, 0: false, 1: false, 2: false, 3: true, 4: false, 5: true, 65536: false, 65537: true} {
 		other := *csr
 		other.PublicKey = &rsa.PublicKey{N: csrtest.RSA2048().N, E: exponent}
-		_, err := signer.Profile{Usages: clientUsages}.Issue(ca, signer.Template{CSR: &other, Usages: clientUsages}, time.Now())
+		_, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: &other, Usages: clientUsages}, time.Now())
 		refused := errors.As(err, new(*approval.Refused)) && strings.Contains(err.Error(), "public exponent")
 		if refused == good {
 			t.Errorf("exponent %d: got %v, want a refusal: %t", exponent, err, !good)

@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,10 +31,9 @@ const (
 // ErrExpiredCA is wrapped if the CA has expired: nothing can be issued until it is replaced.
 var ErrExpiredCA = errors.New("the CA has expired")
 
-// A Profile sets the usages, lifetimes and keys of one signer's certificates. The zero Profile issues nothing,
-// because it allows no usages.
-type Profile struct {
-	// Usages are the allowed usages. A request need not ask for all of them.
+// A ProfileConfig describes a [Profile].
+type ProfileConfig struct {
+	// Usages are the allowed usages, at least one. A request need not ask for all of them.
 	Usages []certificates.KeyUsage
 	// Min is the shortest lifetime; a shorter request is raised to it. Zero means [DefaultMin].
 	Min time.Duration
@@ -45,95 +45,91 @@ type Profile struct {
 	Keys KeyPolicy
 }
 
-// Check returns an error if the profile is invalid.
-func (p Profile) Check() error {
-	if len(p.Usages) == 0 {
-		return errors.New("profile without usages: want at least one")
+// A Profile sets the usages, lifetimes and keys of one signer's certificates. [NewProfile] makes one. The zero Profile
+// issues nothing, because it allows no usages.
+type Profile struct{ config ProfileConfig } // with the defaults filled in
+
+// NewProfile returns the profile of a valid configuration.
+func NewProfile(c ProfileConfig) (Profile, error) {
+	if len(c.Usages) == 0 {
+		return Profile{}, errors.New("profile without usages: want at least one")
 	}
-	if _, _, err := approval.X509Usages(p.Usages); err != nil {
-		return fmt.Errorf("profile: %w", err)
+	if _, _, err := approval.X509Usages(c.Usages); err != nil {
+		return Profile{}, fmt.Errorf("profile: %w", err)
 	}
-	if err := p.Keys.Check(); err != nil {
-		return fmt.Errorf("profile: %w", err)
+	if err := c.Keys.Check(); err != nil {
+		return Profile{}, fmt.Errorf("profile: %w", err)
 	}
-	minimum, standard, maximum := p.durations()
+	given := c.Min
+	c.Usages, c.Keys = slices.Clone(c.Usages), c.Keys.withDefaults()
+	c.Min, c.Default = cmp.Or(c.Min, DefaultMin), cmp.Or(c.Default, DefaultDuration)
+	c.Max = cmp.Or(c.Max, c.Default)
 	for _, d := range []struct {
 		what  string
 		value time.Duration
-	}{{"shortest", minimum}, {"default", standard}, {"longest", maximum}} {
+	}{{"shortest", c.Min}, {"default", c.Default}, {"longest", c.Max}} {
 		if d.value < MinDuration {
-			return fmt.Errorf("%s duration of certificates is %s, want at least %s: a certificate begins %s before it is issued, "+
+			return Profile{}, fmt.Errorf("%s duration of certificates is %s, want at least %s: a certificate begins %s before it is issued, "+
 				"so a kubelet would renew a shorter one at once", d.what, d.value, MinDuration, backdate)
 		}
 	}
-	if standard > maximum {
-		return fmt.Errorf("default duration of certificates is %s, want at most the longest duration %s", standard, maximum)
+	if c.Default > c.Max {
+		return Profile{}, fmt.Errorf("default duration of certificates is %s, want at most the longest duration %s", c.Default, c.Max)
 	}
-	if p.Min > maximum {
-		return fmt.Errorf("shortest duration of certificates is %s, want at most the longest duration %s", p.Min, maximum)
+	if given > c.Max {
+		return Profile{}, fmt.Errorf("shortest duration of certificates is %s, want at most the longest duration %s", given, c.Max)
 	}
-	if p.Min > standard { // a Default below DefaultMin is allowed, and used as it is
-		return fmt.Errorf("default duration of certificates is %s, want at least the shortest duration %s", standard, p.Min)
+	if given > c.Default { // a Default below DefaultMin is allowed, and used as it is
+		return Profile{}, fmt.Errorf("default duration of certificates is %s, want at least the shortest duration %s", c.Default, given)
 	}
-	return nil
+	return Profile{c}, nil
 }
 
 // refuses returns a [*approval.Refused] if the profile does not allow a request that [admission.Check] has accepted.
 func (p Profile) refuses(r approval.Request) error {
-	if err := p.Keys.check(r.CSR.PublicKey); err != nil {
+	if err := p.config.Keys.check(r.CSR.PublicKey); err != nil {
 		return err
 	}
 	if len(r.Usages) == 0 {
 		return approval.Refuse("the request has no usages, want at least one")
 	}
 	for _, u := range r.Usages {
-		if !slices.Contains(p.Usages, u) {
-			return approval.Refuse("usage %q is not allowed, want some of %q", u, p.Usages)
+		if !slices.Contains(p.config.Usages, u) {
+			return approval.Refuse("usage %q is not allowed, want some of %q", u, p.config.Usages)
 		}
+	}
+	if r.Expiration < 0 {
+		return approval.Refuse("requested lifetime of %s, want a positive duration", r.Expiration)
 	}
 	return nil
 }
 
-func (p Profile) durations() (minimum, standard, maximum time.Duration) {
-	minimum, standard, maximum = p.Min, p.Default, p.Max
-	if minimum == 0 {
-		minimum = DefaultMin
+// Validity is [Validity] for a requested lifetime. It is kept between Min and Max; zero means Default.
+func (p Profile) Validity(caNotAfter time.Time, requested time.Duration, now time.Time) (notBefore, notAfter time.Time, err error) {
+	d := p.config.Default
+	switch {
+	case requested == 0:
+	case requested > p.config.Max: // checked before the minimum, which may be larger
+		d = p.config.Max
+	case requested < p.config.Min:
+		d = p.config.Min
+	default:
+		d = requested
 	}
-	if standard == 0 {
-		standard = DefaultDuration
-	}
-	if maximum == 0 {
-		maximum = standard
-	}
-	return minimum, standard, maximum
+	return Validity(caNotAfter, d, now)
 }
 
 // Validity returns when a certificate that is issued now begins and ends, in whole seconds. The arithmetic is that of
-// kube-controller-manager:
-//
-//   - The requested lifetime is kept between Min and Max; zero means Default.
-//   - The certificate begins five minutes before now.
-//   - It ends after the lifetime, less five minutes if that is 8 hours or more, and never after caNotAfter.
-//
-// The error wraps [ErrExpiredCA].
-func (p Profile) Validity(caNotAfter time.Time, requested time.Duration, now time.Time) (notBefore, notAfter time.Time, err error) {
+// kube-controller-manager: the certificate begins five minutes before now. It ends after the lifetime, less five minutes
+// if that is 8 hours or more, and never after caNotAfter. The error wraps [ErrExpiredCA].
+func Validity(caNotAfter time.Time, lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, err error) {
 	if !now.Before(caNotAfter) {
 		return time.Time{}, time.Time{}, fmt.Errorf("%w: it expired at %s, the time is %s", ErrExpiredCA,
 			caNotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
-	minimum, d, maximum := p.durations()
-	switch {
-	case requested == 0:
-	case requested > maximum: // checked before the minimum, which may be larger
-		d = maximum
-	case requested < minimum:
-		d = minimum
-	default:
-		d = requested
-	}
 	notBefore = now.Add(-backdate)
-	notAfter = now.Add(d)
-	if d >= shortLived {
+	notAfter = now.Add(lifetime)
+	if lifetime >= shortLived {
 		notAfter = notAfter.Add(-backdate)
 	}
 	if notAfter.After(caNotAfter) {

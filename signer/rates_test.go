@@ -116,7 +116,7 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	}
 	// Beyond the rate, Sign still returns the failure itself.
 	a.Signers = func() map[string]signer.Signer {
-		return signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0)
+		return must(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0))
 	}
 	r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 	r.Approver = "jane"

@@ -67,7 +67,7 @@ func (r rule) Decide(context.Context, approval.Request, approval.Facts) (approva
 // recorded returns an authority with a record and one rule. Setting caErr makes its CA unavailable.
 func recorded(t *testing.T, r rule) (a *signer.Authority, log *entries, caErr *error) {
 	ca, log, caErr := newCA(t), &entries{}, new(error)
-	signers := signer.KubernetesSigners(func() (*signer.CA, error) { return ca, *caErr }, time.Hour)
+	signers := must(signer.KubernetesSigners(func() (*signer.CA, error) { return ca, *caErr }, time.Hour))
 	for name, s := range signers {
 		s.Rules = []approval.Rule{r}
 		signers[name] = s

@@ -29,7 +29,7 @@ func TestIssueRefusesForgedSignatures(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		answer, err := (signer.Profile{Usages: clientUsages}).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
+		answer, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 		var refused *approval.Refused
 		if !errors.As(err, &refused) || !strings.Contains(err.Error(), "not signed by its own key") || answer != nil {
 			t.Errorf("%s: error is %v, want a refusal", name, err)
@@ -49,7 +49,7 @@ func basicConstraints(t *testing.T, value []byte) pkix.Extension {
 
 func TestIssueRefusesInvalidKeysAndExtensions(t *testing.T) {
 	ca := newCA(t)
-	profile := signer.Profile{Usages: clientUsages}
+	profile := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages}))
 	named := func(more ...pkix.AttributeTypeAndValue) *x509.CertificateRequest {
 		return &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", ExtraNames: more}}
 	}
@@ -114,7 +114,7 @@ func TestIssueRefusesInvalidKeysAndExtensions(t *testing.T) {
 // Each CSR is either issued or refused. Any other error would make the controller retry it forever.
 func FuzzParseCSR(f *testing.F) {
 	ca := newCA(f)
-	profile := signer.Profile{Usages: clientUsages}
+	profile := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages}))
 	for _, template := range []*x509.CertificateRequest{
 		{Subject: csrtest.Node("worker-1")},
 		{Subject: pkix.Name{CommonName: "jane", Organization: []string{"a", "b"}, StreetAddress: []string{"s"}, Country: []string{"XX"}}},

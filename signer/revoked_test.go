@@ -37,7 +37,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 	stolen := must(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000"))
 	entries := map[string]revocation.Entry{"node": {Node: "worker-1", Reason: "stolen"}, "certificate": {Fingerprint: stolen}}
 	authority := func(t *testing.T, store revocation.Store) *signer.Authority {
-		signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)
+		signers := must(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))
 		return &signer.Authority{Signers: signer.FixedSigners(signers), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: store}}
 	}
 	refused := func(t *testing.T, err error) {
@@ -104,7 +104,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 // Catches a certificate that leaves although the revocations could not be read, and an error that becomes a refusal.
 func TestUnreadableRevocationsAreNoRefusal(t *testing.T) {
 	a := &signer.Authority{
-		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: unreadable()},
+		Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: unreadable()},
 	}
 	r := renewal(t, must(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000")))
 	if d, _, err := a.Decide(t.Context(), r); d.Verdict != approval.Wait || err == nil {

@@ -15,40 +15,28 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-func TestCheckSignersReportsEachSigner(t *testing.T) {
-	ca := signer.Fixed(newCA(t))
-	profile := signer.Profile{Usages: clientUsages}
-	allow := func(approval.Request) error { return nil }
-	good := signer.Signer{CA: ca, Check: allow, Profile: profile}
-	if err := signer.CheckSigners(map[string]signer.Signer{"example.com/good": good}); err != nil {
-		t.Error(err)
-	}
-	err := signer.CheckSigners(map[string]signer.Signer{
-		"example.com/good":      good,
-		"example.com/no-ca":     {Check: allow, Profile: profile},
-		"example.com/no-check":  {CA: ca, Profile: profile},
-		"example.com/no-usages": {CA: ca, Check: allow},
-	})
-	for _, part := range []string{"example.com/no-ca has no CA", "example.com/no-check has no check", "example.com/no-usages: profile without usages"} {
-		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("CheckSigners = %v, want %q in it", err, part)
+func TestNewSignerNeedsCACheckAndProfile(t *testing.T) {
+	ca, good := signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: clientUsages}
+	for _, test := range []struct {
+		ca      func() (*signer.CA, error)
+		profile signer.ProfileConfig
+		check   func(approval.Request) error
+		want    string // part of the error; empty: valid
+	}{
+		{ca, good, anyRequest, ""},
+		{func() (*signer.CA, error) { return nil, errors.New("no such file") }, good, anyRequest, ""}, // the file may come later
+		{nil, good, anyRequest, "signer example.com/x has no CA"},
+		{signer.Fixed(nil), good, anyRequest, "signer example.com/x: no CA given"},
+		{ca, good, nil, "signer example.com/x has no check and would sign any request"},
+		{ca, signer.ProfileConfig{}, anyRequest, "signer example.com/x: profile without usages: want at least one"},
+	} {
+		_, err := signer.NewSigner("example.com/x", test.ca, test.profile, test.check)
+		if test.want == "" && err != nil || test.want != "" && (err == nil || err.Error() != test.want) {
+			t.Errorf("NewSigner = %v, want %q", err, test.want)
 		}
 	}
-	if err != nil && strings.Contains(err.Error(), "example.com/good") {
-		t.Errorf("CheckSigners = %v, want no error about example.com/good", err)
-	}
-}
-
-// A signer with an invalid profile issues no certificates.
-func TestSignRefusesMalformedProfile(t *testing.T) {
-	name := certificates.KubeAPIServerClientKubeletSignerName
-	signers := signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)
-	s := signers[name]
-	s.Profile.Min = 2 * time.Hour
-	signers[name] = s
-	authority := &signer.Authority{Signers: signer.FixedSigners(signers)}
-	if chain, err := authority.Sign(t.Context(), kubernetesRequest(t, name, nil)); err == nil || chain != nil {
-		t.Errorf("Sign = %d bytes, %v, want an error about the profile", len(chain), err)
+	if _, err := signer.KubernetesSigners(ca, time.Second); err == nil || strings.Count(err.Error(), "default duration of certificates is 1s") != 3 {
+		t.Errorf("KubernetesSigners = %v, want an error about each signer", err)
 	}
 }
 
@@ -57,7 +45,7 @@ func TestDecideReturnsErrorOfNodeRead(t *testing.T) {
 	broken := errors.New("connection refused")
 	authority := &signer.Authority{
 		Facts:   allowsAll{},
-		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)),
+		Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))),
 		Nodes:   &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", broken }},
 	}
 	d, admission, err := authority.Decide(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
@@ -68,7 +56,7 @@ func TestDecideReturnsErrorOfNodeRead(t *testing.T) {
 
 func TestExplainReportsForgedSignature(t *testing.T) {
 	name := certificates.KubeAPIServerClientKubeletSignerName
-	authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))}
+	authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)))}
 	r := kubernetesRequest(t, name, nil)
 	forged := *r.CSR
 	forged.RawTBSCertificateRequest = kubernetesRequest(t, name, nil).CSR.RawTBSCertificateRequest
@@ -82,7 +70,7 @@ func TestExplainReportsForgedSignature(t *testing.T) {
 func TestIssueRefusesRequestWithoutUsages(t *testing.T) {
 	template := signer.Template{CSR: kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil).CSR}
 	var refused *approval.Refused
-	if _, err := (signer.Profile{Usages: clientUsages}).Issue(newCA(t), template, time.Now()); !errors.As(err, &refused) {
+	if _, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(newCA(t), template, time.Now()); !errors.As(err, &refused) {
 		t.Errorf("Issue = %v, want a refusal", err)
 	}
 }

@@ -51,7 +51,7 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 		}
 		return current.Load(), nil
 	}
-	authority := signer.Authority{Unthrottled: true, Signers: signer.FixedSigners(signer.KubernetesSigners(replaced, 365*24*time.Hour))}
+	authority := signer.Authority{Unthrottled: true, Signers: signer.FixedSigners(must(signer.KubernetesSigners(replaced, 365*24*time.Hour)))}
 	request := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, csrtest.ECDSA(elliptic.P256()))
 
 	var left atomic.Int64

@@ -79,7 +79,7 @@ func TestCheckTrustAgreesWithClients(t *testing.T) {
 					template.DNSNames = append(template.DNSNames, host)
 				}
 			}
-			chain, err := signer.Profile{Usages: usages}.Issue(ca, signer.Template{CSR: csrtest.New(t, template, nil), Usages: usages}, time.Now())
+			chain, err := must(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(ca, signer.Template{CSR: csrtest.New(t, template, nil), Usages: usages}, time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -250,8 +250,12 @@ func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sig
 		if err != nil {
 			return nil, nil, nil, err
 		}
+		signers, err := signer.KubernetesSigners(signer.Fixed(ca), 0)
+		if err != nil {
+			return nil, nil, nil, err
+		}
 		kubeconfig, err = clusterinfo.Kubeconfig(o.apiServer, ca.Bundle())
-		return credentials.SignLocally(signer.KubernetesSigners(signer.Fixed(ca), 0)), kubeconfig, func() {}, err
+		return credentials.SignLocally(signers), kubeconfig, func() {}, err
 	}
 	r, stop, err := o.connect(ctx)
 	if err != nil {

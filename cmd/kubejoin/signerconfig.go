@@ -113,7 +113,7 @@ exit code is 0 if the file is valid, 1 if not.`,
 				if s.CA.CertFile == "" {
 					continue
 				}
-				lifetime := made[s.Name].Profile.Default
+				lifetime := made[s.Name].Profile().Default
 				if notice := caexpiry.Notice(*s.CA.Expires, lifetime, time.Now()); notice != "" {
 					warn(cmd, "signer "+s.Name+": "+notice)
 				}
@@ -203,18 +203,12 @@ func describe(says *config.Configuration, made map[string]signer.Signer) signerL
 				v.CA = caView{CertFile: s.CA.CertFile, KeyFile: s.CA.KeyFile, Subject: cert.Subject.String(), Serial: cert.SerialNumber.Text(16), Expires: &cert.NotAfter}
 			}
 		}
-		p := made[s.Name].Profile
-		if p.Min == 0 {
-			p.Min = signer.DefaultMin
-		}
-		if p.Max == 0 {
-			p.Max = p.Default
-		}
+		p := made[s.Name].Profile()
 		v.Duration = durationView{Min: hours(min(p.Min, p.Max)), Default: hours(p.Default), Max: hours(p.Max)}
 		for _, u := range p.Usages {
 			v.Usages = append(v.Usages, string(u))
 		}
-		_, builtIn := signer.KubernetesSigners(nil, 0)[s.Name]
+		builtIn := signer.KubernetesUsages(s.Name) != nil
 		if subject := s.Subject; subject != nil || !builtIn {
 			v.Subject = &subjectView{CommonNames: []string{}, Organizations: []string{}}
 			if subject != nil {

@@ -65,13 +65,14 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	if err != nil {
 		return err
 	}
+	signers, err := signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration)
+	if err != nil {
+		return err
+	}
 	authority := &signer.Authority{
 		Facts:   &kubefacts.Facts{Client: client},
 		Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log},
-		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration)),
-	}
-	if err := authority.Check(); err != nil {
-		return err
+		Signers: signer.FixedSigners(signers),
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {

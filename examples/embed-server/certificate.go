@@ -41,8 +41,12 @@ func servingCertificate(ca *signer.CA, listen string) (tls.Certificate, error) {
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	profile := signer.Profile{Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}}
-	chain, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: profile.Usages}, time.Now())
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}
+	profile, err := signer.NewProfile(signer.ProfileConfig{Usages: usages})
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	chain, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: usages}, time.Now())
 	if err != nil {
 		return tls.Certificate{}, err
 	}

@@ -41,16 +41,17 @@ func run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	signers, err := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
+	if err != nil {
+		return err
+	}
 	store := memdb.Open() // boltstore.Open keeps tokens and claims in a file
 	claims := store.Claims()
 	site := &site{store, &signer.Authority{
 		Facts:   signer.Standalone{Claims: claims},
 		Nodes:   &admission.Nodes{Tokens: store, Claims: claims},
-		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), time.Hour)),
+		Signers: signer.FixedSigners(signers),
 	}}
-	if err := site.authority.Check(); err != nil {
-		return err
-	}
 
 	token := tokens.NewRecord(tokens.Generate(), 2*time.Hour, time.Now())
 	token.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-*"}}

@@ -56,10 +56,11 @@ func sign(ctx context.Context, certFile, keyFile string, request []byte, duratio
 	if err != nil {
 		return nil, err
 	}
-	authority := signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), duration))}
-	if err := authority.Check(); err != nil {
+	signers, err := signer.KubernetesSigners(signer.Fixed(ca), duration)
+	if err != nil {
 		return nil, err
 	}
+	authority := signer.Authority{Signers: signer.FixedSigners(signers)}
 	return authority.Sign(ctx, approval.Request{
 		SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 		Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},

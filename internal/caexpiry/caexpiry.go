@@ -3,11 +3,11 @@
 package caexpiry
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
-	certificates "k8s.io/api/certificates/v1"
 )
 
 // state is the expiration state of a CA.
@@ -23,8 +23,7 @@ const (
 // stateOf returns the state of a CA that expires at end, and when the next state begins (zero if never). lifetime is
 // the normal lifetime of its certificates.
 func stateOf(end time.Time, lifetime time.Duration, now time.Time) (s state, next time.Time) {
-	profile := signer.Profile{Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature}, Default: lifetime}
-	_, notAfter, err := profile.Validity(end, 0, now)
+	_, notAfter, err := signer.Validity(end, cmp.Or(lifetime, signer.DefaultDuration), now)
 	switch {
 	case err != nil:
 		return expired, time.Time{}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
@@ -38,7 +39,7 @@ func newCA(t testing.TB) *signer.CA {
 
 // Locally, the rules of the signers apply as in a kubejoin server, and the key is that of the certificate.
 func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
-	sign := credentials.SignLocally(signer.KubernetesSigners(signer.Fixed(newCA(t)), 24*time.Hour))
+	sign := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), 24*time.Hour)))
 	node, err := credentials.Node("worker-1")
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +74,7 @@ func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
 
 // Nobody but this process gets the key, and a certificate for another key is refused.
 func TestKeyDoesNotLeave(t *testing.T) {
-	local := credentials.SignLocally(signer.KubernetesSigners(signer.Fixed(newCA(t)), 0))
+	local := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), 0)))
 	var first []byte
 	id, err := credentials.User("jane", nil)
 	if err != nil {
@@ -159,7 +160,7 @@ func signsApproved(t *testing.T, ca *signer.CA) func(*fake.Clientset) {
 			if *csr.Spec.ExpirationSeconds != 3600 || !slices.Contains(csr.Spec.Usages, certificates.UsageClientAuth) {
 				t.Errorf("got %+v", csr.Spec)
 			}
-			chain, err := credentials.SignLocally(signer.KubernetesSigners(signer.Fixed(ca), 0))(t.Context(), credentials.Request{Signer: csr.Spec.SignerName, CSR: csr.Spec.Request, Usages: csr.Spec.Usages})
+			chain, err := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 0)))(t.Context(), credentials.Request{Signer: csr.Spec.SignerName, CSR: csr.Spec.Request, Usages: csr.Spec.Usages})
 			if err != nil {
 				t.Error(err)
 			}

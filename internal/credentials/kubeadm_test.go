@@ -38,7 +38,10 @@ import (
 func anything(ca *signer.CA) credentials.SignFunc {
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth}
 	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
-		one := signer.Signer{CA: signer.Fixed(ca), Profile: signer.Profile{Usages: usages}, Check: func(approval.Request) error { return nil }}
+		one, err := signer.NewSigner(r.Signer, signer.Fixed(ca), signer.ProfileConfig{Usages: usages}, func(approval.Request) error { return nil })
+		if err != nil {
+			return nil, err
+		}
 		return credentials.SignLocally(map[string]signer.Signer{r.Signer: one})(ctx, r)
 	}
 }

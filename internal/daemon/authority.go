@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -14,23 +13,13 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // newAuthority creates the authority that decides on every certificate.
-func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *signer.Authority {
-	source := func() (*signer.CA, error) {
-		if s.ca == nil {
-			return nil, errors.New("no CA configured, want --cluster-signing-cert-file and --cluster-signing-key-file")
-		}
-		return s.ca.Get(), nil
-	}
-	builtIn := signer.KubernetesSigners(source, s.options.CA.Duration)
-	serving := builtIn[certificates.KubeletServingSignerName]
-	serving.Rules = []approval.Rule{approval.KubeletServing{ServingScope: s.options.Serving.Scope}}
-	builtIn[certificates.KubeletServingSignerName] = serving
+func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) (*signer.Authority, error) {
+	signers, err := s.signers()
 	return &signer.Authority{
 		Facts:  facts,
 		Nodes:  nodes,
@@ -39,8 +28,8 @@ func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) *si
 		Revocations: s.revocations,
 		// Users without a rate limit have no certificate limit either.
 		Unthrottled: s.options.Limits.UserRate.QPS < 0,
-		Signers:     s.signers(builtIn),
-	}
+		Signers:     signers,
+	}, err
 }
 
 // giveCertificates enables POST /v1/certificate and /v1/rejoin/key.

@@ -232,9 +232,8 @@ func (c *cluster) explainer() kube.Reader {
 }
 
 // buildAuthority creates the authority, and enables certificate requests and their explanation.
-func (c *cluster) buildAuthority() error {
-	c.authority = c.newAuthority(c.facts(c.client, c.apiServer, c.nodes, c.info), c.admission())
-	if err := c.authority.Check(); err != nil {
+func (c *cluster) buildAuthority() (err error) {
+	if c.authority, err = c.newAuthority(c.facts(c.client, c.apiServer, c.nodes, c.info), c.admission()); err != nil {
 		return err
 	}
 	c.api.Revocations = c.newDesk(c.authority)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -45,10 +46,7 @@ type renewedFor struct{ *signer.Authority }
 // that is shorter.
 func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Duration, bool) {
 	known, found := a.Signer(w.Signer)
-	lifetime := known.Profile.Default
-	if lifetime == 0 {
-		lifetime = signer.DefaultDuration
-	}
+	lifetime := cmp.Or(known.Profile().Default, signer.DefaultDuration)
 	if w.Signer != certificates.KubeAPIServerClientKubeletSignerName || a.Nodes == nil || a.Nodes.Claims == nil {
 		return lifetime, found
 	}

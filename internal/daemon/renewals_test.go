@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -95,7 +97,7 @@ func TestLifetimeOfRenewals(t *testing.T) {
 	}
 	const day = 24 * time.Hour
 	of := renewedFor{&signer.Authority{
-		Signers: signer.FixedSigners(signer.KubernetesSigners(nil, day)),
+		Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("no CA") }, day))),
 		Nodes:   &admission.Nodes{Claims: store.Claims()},
 	}}
 	for _, test := range []struct {

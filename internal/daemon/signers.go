@@ -115,11 +115,20 @@ func (s *service) loadSigners() error {
 }
 
 // signers returns the source of signers for an Authority: the file, or the built-in signers if there is none.
-func (s *service) signers(builtIn map[string]signer.Signer) func() map[string]signer.Signer {
-	if s.configured == nil {
-		return signer.FixedSigners(builtIn)
+func (s *service) signers() (func() map[string]signer.Signer, error) {
+	if s.configured != nil {
+		return func() map[string]signer.Signer { return s.configured.files.Get().signers }, nil
 	}
-	return func() map[string]signer.Signer { return s.configured.files.Get().signers }
+	builtIn, err := signer.KubernetesSigners(func() (*signer.CA, error) {
+		if s.ca == nil {
+			return nil, errors.New("no CA configured, want --cluster-signing-cert-file and --cluster-signing-key-file")
+		}
+		return s.ca.Get(), nil
+	}, s.options.CA.Duration)
+	serving := builtIn[certificates.KubeletServingSignerName]
+	serving.Rules = []approval.Rule{approval.KubeletServing{ServingScope: s.options.Serving.Scope}}
+	builtIn[certificates.KubeletServingSignerName] = serving
+	return signer.FixedSigners(builtIn), err
 }
 
 // signersChanged returns a channel of hints that pending requests may be decided now. It is nil without a
@@ -152,7 +161,7 @@ func (f signerFile) ready(now time.Time) error {
 	var expired, notices []string
 	own := f.own()
 	for _, name := range slices.Sorted(maps.Keys(own)) {
-		end, lifetime := own[name].Certificate().NotAfter, f.signers[name].Profile.Default
+		end, lifetime := own[name].Certificate().NotAfter, f.signers[name].Profile().Default
 		if caexpiry.Expired(end, lifetime, now) {
 			expired = append(expired, fmt.Sprintf("the CA of signer %s expired at %s, and kubejoin cannot sign with it", name, end.UTC().Format(time.RFC3339)))
 		} else if err := f.checkTrust(name, own[name]); err != nil {
@@ -172,7 +181,7 @@ func (f signerFile) ready(now time.Time) error {
 
 // checkTrust returns why clients would refuse certificates of the separate CA of a signer.
 func (f signerFile) checkTrust(name string, ca *signer.CA) error {
-	_, usages, err := approval.X509Usages(f.signers[name].Profile.Usages)
+	_, usages, err := approval.X509Usages(f.signers[name].Profile().Usages)
 	if err != nil {
 		return err
 	}
@@ -218,7 +227,7 @@ func (w *signerCAs) step(ctx context.Context) (next time.Time, err error) {
 			one.Event = func(kind, reason, message string) { w.event(kind, reason, "Signer "+name+": "+message) }
 			w.known[name] = one
 		}
-		one.CA, one.Lifetime = func() *signer.CA { return ca }, now.signers[name].Profile.Default
+		one.CA, one.Lifetime = func() *signer.CA { return ca }, now.signers[name].Profile().Default
 		one.Trust = func(ca *signer.CA) error { return now.checkTrust(name, ca) }
 		due, err := one.Step(ctx)
 		if err != nil {

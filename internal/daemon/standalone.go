@@ -120,11 +120,11 @@ func (s *standalone) buildAuthority() error {
 		},
 		ownHosts: s.ownHosts,
 	}
-	s.authority = s.newAuthority(facts, &admission.Nodes{
+	var err error
+	if s.authority, err = s.newAuthority(facts, &admission.Nodes{
 		Tokens: s.tokens, Claims: s.claims, Reserved: o.NodeRules.Reserved, Retention: o.NodeRules.SpentRetention, RejoinWindow: o.NodeRules.RejoinWindow, RejoinBudget: o.NodeRules.RejoinBudget,
 		Logger: s.log, Registerer: s.registry,
-	})
-	if err := s.authority.Check(); err != nil {
+	}); err != nil {
 		return err
 	}
 	s.giveCertificates(s.authority)

@@ -48,9 +48,10 @@ func (c *Cluster) byDefaults(ctx context.Context) (*signer.Authority, error) {
 		return nil, err
 	}
 	noCA := func() (*signer.CA, error) { return nil, errors.New("no CA available") }
+	signers, err := signer.KubernetesSigners(noCA, signer.DefaultDuration)
 	return &signer.Authority{
 		Facts:   &kubefacts.Facts{Client: c.Client, Nodes: nodes},
 		Nodes:   &admission.Nodes{Tokens: c.minter.Tokens, Claims: c.claims, Node: nodes.Node, Ready: nodes.Ready},
-		Signers: signer.FixedSigners(signer.KubernetesSigners(noCA, signer.DefaultDuration)),
-	}, nil
+		Signers: signer.FixedSigners(signers),
+	}, err
 }

@@ -113,7 +113,11 @@ func issue(ca *signer.CA, names []string, now time.Time) (*tls.Certificate, erro
 		return nil, err
 	}
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth}
-	chain, err := signer.Profile{Usages: usages, Default: Lifetime}.Issue(ca, signer.Template{CSR: csr, Usages: usages}, now)
+	profile, err := signer.NewProfile(signer.ProfileConfig{Usages: usages, Default: Lifetime})
+	if err != nil {
+		return nil, err
+	}
+	chain, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: usages}, now)
 	if err != nil {
 		return nil, err
 	}

@@ -75,7 +75,7 @@ func CA(authority *signer.Authority, otherwise Warning) Warning {
 		if err != nil {
 			return "" // readiness reports it
 		}
-		return noticeOfCA(ca.Certificate().NotAfter, nodes.Profile.Default, made, time.Now())
+		return noticeOfCA(ca.Certificate().NotAfter, nodes.Profile().Default, made, time.Now())
 	}
 }
 
@@ -97,9 +97,8 @@ func Duration(authority *signer.Authority) Warning {
 	return func(_ context.Context, made tokens.Record) string {
 		const name = certificates.KubeAPIServerClientKubeletSignerName
 		nodes, _ := authority.Signer(name)
-		p, d := nodes.Profile, made.Limits.CertificateDuration
-		// A zero Min means signer.DefaultMin, which is also the minimum of a token's certificate duration.
-		if !made.Authentication || d == 0 || d >= p.Min || d > cmp.Or(p.Max, p.Default, signer.DefaultDuration) {
+		p, d := nodes.Profile(), made.Limits.CertificateDuration
+		if !made.Authentication || d == 0 || d >= p.Min || d > p.Max {
 			return ""
 		}
 		return fmt.Sprintf("certificates of nodes that join with this token last for %s instead of %s: duration.min of signer %s in --signer-config is longer", p.Min, d, name)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -49,7 +50,7 @@ func TestWarningsDependOnTheToken(t *testing.T) {
 	nobodyLeads := errors.New("nobody leads")
 	warnings := []Warning{
 		Limits("and nobody does"),
-		CA(&signer.Authority{Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), time.Hour*24))}, None),
+		CA(&signer.Authority{Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), time.Hour*24)))}, None),
 		Leader("kubejoin-system/kubejoin", func(context.Context) error { return nobodyLeads }),
 		Check(func(context.Context) error { return server.Notice("somebody else signs") }),
 	}
@@ -82,18 +83,20 @@ func TestWarnsIfSignerRaisesLifetime(t *testing.T) {
 	const hour = time.Hour
 	for _, test := range []struct {
 		name    string
-		profile signer.Profile
+		profile signer.ProfileConfig
 		asked   time.Duration
 		want    string
 	}{
-		{"below the minimum", signer.Profile{Min: 2 * hour, Default: 24 * hour}, hour, "last for 2h0m0s instead of 1h0m0s"},
-		{"the minimum", signer.Profile{Min: 2 * hour, Default: 24 * hour}, 2 * hour, ""},
-		{"none", signer.Profile{Min: 2 * hour, Default: 24 * hour}, 0, ""},
-		{"no minimum", signer.Profile{Default: 24 * hour}, 10 * time.Minute, ""},
-		{"minimum above the maximum", signer.Profile{Min: 3 * hour, Default: 2 * hour}, hour, "last for 3h0m0s instead of 1h0m0s"},
-		{"above the maximum, which the flag reports", signer.Profile{Min: hour, Default: 2 * hour}, 9 * hour, ""},
+		{"below the minimum", signer.ProfileConfig{Min: 2 * hour, Default: 24 * hour}, hour, "last for 2h0m0s instead of 1h0m0s"},
+		{"the minimum", signer.ProfileConfig{Min: 2 * hour, Default: 24 * hour}, 2 * hour, ""},
+		{"none", signer.ProfileConfig{Min: 2 * hour, Default: 24 * hour}, 0, ""},
+		{"no minimum", signer.ProfileConfig{Default: 24 * hour}, 10 * time.Minute, ""},
+		{"above the maximum, which the flag reports", signer.ProfileConfig{Min: hour, Default: 2 * hour}, 9 * hour, ""},
 	} {
-		warning := Duration(&signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{certificates.KubeAPIServerClientKubeletSignerName: {Profile: test.profile}})})
+		const name = certificates.KubeAPIServerClientKubeletSignerName
+		test.profile.Usages = signer.KubernetesUsages(name)
+		nodes := must.Get(signer.NewSigner(name, func() (*signer.CA, error) { return nil, errors.New("no CA") }, test.profile, nil))
+		warning := Duration(&signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{name: nodes})})
 		made := tokens.Record{Authentication: true, Limits: tokens.Limits{CertificateDuration: test.asked}}
 		got := warning(t.Context(), made)
 		if !strings.Contains(got, test.want) || (got == "") != (test.want == "") {
@@ -101,7 +104,7 @@ func TestWarnsIfSignerRaisesLifetime(t *testing.T) {
 		}
 		// The signer must issue with the same lifetime.
 		now := time.Now()
-		notBefore, notAfter, err := test.profile.Validity(now.Add(1000*hour), test.asked, now)
+		notBefore, notAfter, err := must.Get(signer.NewProfile(test.profile)).Validity(now.Add(1000*hour), test.asked, now)
 		if lasts := notAfter.Sub(notBefore) - 5*time.Minute; err != nil || test.want != "" && !strings.Contains(test.want, "for "+lasts.String()+" ") {
 			t.Errorf("%s: lasts for %s, %v", test.name, lasts, err)
 		}

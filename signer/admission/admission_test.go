@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -229,7 +230,11 @@ func TestRenewalNeedsNodeAndKeepsDuration(t *testing.T) {
 	if _, err = admit(t.Context(), n, r); err == nil || errors.As(err, new(*approval.Refused)) {
 		t.Errorf("renewal without a Node: %v, want to wait", err)
 	}
-	authority := signer.Authority{Nodes: n, Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: {Rules: []approval.Rule{approveAll{}}}})}
+	signers := must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("no CA") }, 0))
+	s := signers[r.SignerName]
+	s.Rules = []approval.Rule{approveAll{}}
+	signers[r.SignerName] = s
+	authority := signer.Authority{Nodes: n, Signers: signer.FixedSigners(signers)}
 	if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.Wait || d.Reason != "NodeNotFound" {
 		t.Errorf("got decision %+v, %v, want to wait for the Node", d, err)
 	}

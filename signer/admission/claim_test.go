@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -123,7 +124,7 @@ func TestConcurrentRequestsGetExactlyTheLimit(t *testing.T) {
 					all = append(all, c.createToken(tokens.Limits{MaxNodes: test.most}))
 				}
 				c.failing = mode.failing
-				willing := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
+				willing := must.Get(signer.KubernetesSigners(signer.Fixed(ca), time.Hour))
 				for name, s := range willing {
 					s.Rules = []approval.Rule{approveAll{}}
 					willing[name] = s

@@ -8,17 +8,15 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
 // check returns why this signer does not allow a request, or nil. signer.Authority has more checks, which
 // apply to every signer.
 func (s *Signer) check(r approval.Request) error {
-	if r.CSR == nil {
-		return errors.New("no certificate request given")
-	}
 	subject, names := s.Subject, s.Names
-	if _, known := builtIn()[s.Name]; !known {
+	if signer.KubernetesUsages(s.Name) == nil {
 		if !slices.ContainsFunc(r.Usages, extended) {
 			return fmt.Errorf("usages are %q, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", r.Usages)
 		}

@@ -303,12 +303,17 @@ FILE:13: signers[2].duration: shortest duration of certificates is 48h0m0s, want
 // A refusal shortens long names. It must hold no part of a token secret wherever the name is cut.
 func TestRefusedNamesHoldNoPartOfAToken(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
-	check := build(t, `
+	c, err := config.Parse("f", []byte(`apiVersion: kubejoin.io/v1alpha1
+kind: SignerConfiguration
+signers:
 - name: example.com/etcd-peer
   usages: [server auth]
   subject: {commonNames: [etcd], organizations: [etcd]}
   names: {dns: [etcd], emails: ["*@example.com"], uris: ["https://*.example.com"]}
-`, config.Defaults{})[peer].Check
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for n := range 110 {
 		text := strings.Repeat("-", n) + token
 		for about, template := range map[string]x509.CertificateRequest{
@@ -318,7 +323,7 @@ func TestRefusedNamesHoldNoPartOfAToken(t *testing.T) {
 			"email address":        {Subject: pkix.Name{CommonName: "etcd"}, EmailAddresses: []string{text}},
 			"URI":                  {Subject: pkix.Name{CommonName: "etcd"}, URIs: []*url.URL{{Scheme: "spiffe", Host: "x", Path: "/" + text}}},
 		} {
-			err := check(request(t, peer, template, certificates.UsageServerAuth))
+			err := config.Check(&c.Signers[0], request(t, peer, template, certificates.UsageServerAuth))
 			if err == nil || !strings.HasPrefix(err.Error(), about+" ") || strings.Contains(err.Error(), "8w4usg.q") {
 				t.Fatalf("%s after %d: got %v", about, n, err)
 			}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/config"
 )
@@ -61,13 +62,13 @@ func TestDefaultFileMatchesDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := signer.KubernetesSigners(signer.Fixed(ca), 0)
-	if err := signer.CheckSigners(signers); err != nil || len(signers) != len(want) {
-		t.Errorf("%v, %v", signers, err)
+	want := must.Get(signer.KubernetesSigners(signer.Fixed(ca), 0))
+	if len(signers) != len(want) {
+		t.Errorf("%v", signers)
 	}
 	for name, s := range want {
-		if !reflect.DeepEqual(signers[name].Profile, s.Profile) {
-			t.Errorf("%s: got profile %+v, want %+v", name, signers[name].Profile, s.Profile)
+		if !reflect.DeepEqual(signers[name].Profile(), s.Profile()) {
+			t.Errorf("%s: got profile %+v, want %+v", name, signers[name].Profile(), s.Profile())
 		}
 	}
 }
@@ -278,7 +279,7 @@ signers:
 		`f:21: signers[4].usages: missing`,
 		`f:23: signers[4].approval: rule selfnodeclient only handles requests for signer kubernetes.io/kube-apiserver-client-kubelet`,
 	}
-	_, _, err := config.Compile("f", []byte(content), config.Defaults{CA: func() (*signer.CA, error) { return nil, nil }, Duration: time.Hour})
+	_, _, err := config.Compile("f", []byte(content), config.Defaults{CA: func() (*signer.CA, error) { return nil, errors.New("no CA") }, Duration: time.Hour})
 	if got := strings.Split(fmt.Sprint(err), "\n"); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}

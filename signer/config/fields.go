@@ -95,7 +95,7 @@ func (r *yamlReader) signer(n *yaml.Node, path string, s *Signer) bool {
 					return
 				}
 				usage := certificates.KeyUsage(text)
-				if (signer.Profile{Usages: []certificates.KeyUsage{usage}}).Check() != nil {
+				if !approval.KnownUsage(usage) {
 					r.fail(n.Line, path, `%s given, want a usage that a certificate can have, such as "server auth"`, quoted(text))
 					return
 				}

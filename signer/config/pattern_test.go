@@ -5,9 +5,6 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-
-	"github.com/kubejoin/kubejoin/signer/approval"
-	certificates "k8s.io/api/certificates/v1"
 )
 
 func TestPatternsMatchWholeNames(t *testing.T) {
@@ -95,11 +92,5 @@ func TestRefusesInvalidPatterns(t *testing.T) {
 				t.Errorf("%s: check of %q = %v, want an error with %q", test.what, pattern, err, test.want)
 			}
 		}
-	}
-}
-
-func TestCheckRefusesMissingCSR(t *testing.T) {
-	if err := (&Signer{Name: "example.com/x"}).check(approval.Request{Usages: []certificates.KeyUsage{certificates.UsageServerAuth}}); err == nil {
-		t.Error("got no error for a request without a CSR")
 	}
 }

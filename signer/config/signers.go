@@ -36,23 +36,26 @@ func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
 	for i := range c.Signers {
 		s := &c.Signers[i]
 		fail := func(field, format string, args ...any) { r.fail(s.at(field), s.path+"."+field, format, args...) }
-		made := signer.Signer{CA: d.CA, Check: s.check, Profile: s.profile(d.Duration)}
+		source := d.CA
 		switch {
 		case s.isWrong("ca"):
 		case s.CA != (CAFiles{}):
 			ca, err := signer.LoadCA(s.CA.CertFile, s.CA.KeyFile)
-			if err != nil {
+			if source = signer.Fixed(ca); err != nil {
+				source = nil
 				fail("ca", "%v", err)
 			}
-			made.CA = signer.Fixed(ca)
 		case d.CA == nil:
 			fail("ca", "missing, and no cluster CA is configured: set ca here, or --cluster-signing-cert-file and --cluster-signing-key-file")
 		}
-		if !s.isWrong("name", "usages", "keys", "duration") {
-			if err := made.Profile.Check(); err != nil {
+		var made signer.Signer
+		if profile := s.profile(d.Duration); !s.isWrong("name", "usages", "keys", "duration") {
+			if _, err := signer.NewProfile(profile); err != nil {
 				fail("duration", "%v", err)
-			} else if err := signer.CheckSigners(map[string]signer.Signer{s.Name: made}); err != nil && made.CA != nil {
-				fail("ca", "%v", err)
+			} else if source != nil {
+				if made, err = signer.NewSigner(s.Name, source, profile, s.check); err != nil {
+					fail("ca", "%v", err)
+				}
 			}
 		}
 		if !s.isWrong("approval") {
@@ -67,10 +70,10 @@ func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
 }
 
 // profile returns the certificate profile of the signer. d is the lifetime if the file sets none.
-func (s *Signer) profile(d time.Duration) signer.Profile {
-	p := signer.Profile{Usages: slices.Clone(s.Usages), Min: s.Duration.Min, Default: s.Duration.Default, Max: s.Duration.Max, Keys: s.Keys}
+func (s *Signer) profile(d time.Duration) signer.ProfileConfig {
+	p := signer.ProfileConfig{Usages: slices.Clone(s.Usages), Min: s.Duration.Min, Default: s.Duration.Default, Max: s.Duration.Max, Keys: s.Keys}
 	if len(p.Usages) == 0 {
-		p.Usages = builtIn()[s.Name].Profile.Usages
+		p.Usages = signer.KubernetesUsages(s.Name)
 	}
 	switch {
 	case p.Default == 0 && p.Max == 0:

@@ -20,9 +20,6 @@ const kubernetesDomain = "kubernetes.io"
 // not serve it.
 const legacyUnknown = "kubernetes.io/legacy-unknown"
 
-// builtIn returns the signers that Kubernetes defines, with kubejoin's profiles.
-func builtIn() map[string]signer.Signer { return signer.KubernetesSigners(nil, 0) }
-
 // required are the usages that the rules of a signer of Kubernetes require in every request.
 var required = map[string][]certificates.KeyUsage{
 	certificates.KubeAPIServerClientKubeletSignerName: {certificates.UsageDigitalSignature, certificates.UsageClientAuth},
@@ -41,14 +38,13 @@ var ruleSigners = map[string]string{
 // spec.signerName. In the domain of Kubernetes it allows only the built-in signers.
 func checkName(name string) error {
 	domain, path, ok := strings.Cut(name, "/")
-	_, known := builtIn()[name]
 	switch {
-	case known:
+	case signer.KubernetesUsages(name) != nil:
 		return nil
 	case name == legacyUnknown:
 		return fmt.Errorf("%s is not supported, because its certificates are valid for every purpose; use a signer in your own domain", name)
 	case domain == kubernetesDomain:
-		return fmt.Errorf("%s given, want one of %s, or a signer in your own domain", quoted(name), strings.Join(slices.Sorted(maps.Keys(builtIn())), ", "))
+		return fmt.Errorf("%s given, want one of %s, or a signer in your own domain", quoted(name), strings.Join(slices.Sorted(maps.Keys(required)), ", "))
 	case !ok || strings.Contains(path, "/"):
 		return fmt.Errorf("%s given, want DOMAIN/NAME such as example.com/etcd-peer", quoted(name))
 	case !dnsname.IsSubdomain(domain) || !strings.Contains(domain, "."):
@@ -68,13 +64,14 @@ func (r *yamlReader) checkCombined(s *Signer) {
 		top, _, _ := strings.Cut(field, ".")
 		s.wrong[top] = true
 	}
-	kubernetes, known := builtIn()[s.Name]
+	kubernetes := signer.KubernetesUsages(s.Name)
+	known := kubernetes != nil
 	switch {
 	case s.isWrong("name", "usages"):
 	case known && len(s.Usages) > 0:
 		for _, u := range s.Usages {
-			if !slices.Contains(kubernetes.Profile.Usages, u) {
-				fail("usages", "%q given, want some of %q, the usages of signer %s", u, kubernetes.Profile.Usages, s.Name)
+			if !slices.Contains(kubernetes, u) {
+				fail("usages", "%q given, want some of %q, the usages of signer %s", u, kubernetes, s.Name)
 			}
 		}
 		for _, u := range required[s.Name] {

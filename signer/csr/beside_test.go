@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -190,7 +191,7 @@ func (w *world) someCertificate() []byte {
 		w.Fatal(err)
 	}
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
-	chain, err := (signer.Profile{Usages: usages}).Issue(w.ca, signer.Template{CSR: parsed, Usages: usages}, time.Now())
+	chain, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(w.ca, signer.Template{CSR: parsed, Usages: usages}, time.Now())
 	if err != nil {
 		w.Fatal(err)
 	}

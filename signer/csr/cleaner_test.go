@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -26,7 +27,7 @@ func TestRetentionDueForEachState(t *testing.T) {
 	}
 	usages := []certificates.KeyUsage{certificates.UsageClientAuth}
 	issue := func(d time.Duration) []byte {
-		chain, err := (signer.Profile{Usages: usages, Default: d}).Issue(ca, signer.Template{
+		chain, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages, Default: d})).Issue(ca, signer.Template{
 			CSR: parsedCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "x"}}), Usages: usages,
 		}, created)
 		if err != nil {

@@ -110,11 +110,6 @@ func (c Controller) Run(ctx context.Context) error {
 	if c.Client == nil || c.Authority == nil {
 		return errors.New("CSR controller: want a client and an authority")
 	}
-	if c.Sign {
-		if err := c.Authority.Check(); err != nil {
-			return fmt.Errorf("CSR controller: %w", err)
-		}
-	}
 	var running sync.WaitGroup
 	defer running.Wait()
 	ctx, stop := context.WithCancel(ctx)

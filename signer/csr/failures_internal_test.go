@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -65,7 +66,7 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 		t.Fatal(err)
 	}
 	h := &testHandler{client: fake.NewClientset(), events: record.NewFakeRecorder(10), verdict: approval.Approve}
-	signers := signer.KubernetesSigners(signer.Fixed(ca), time.Hour)
+	signers := must.Get(signer.KubernetesSigners(signer.Fixed(ca), time.Hour))
 	s, store := signers[client], memdb.Open()
 	s.Rules = []approval.Rule{h}
 	signers[client] = s
@@ -335,11 +336,8 @@ func TestRunRefusesIncompleteConfig(t *testing.T) {
 	for name, run := range map[string]func(context.Context) error{
 		"a controller without a client":     Controller{Authority: a, Informer: informer}.Run,
 		"a controller without an authority": Controller{Client: fake.NewClientset()}.Run,
-		"a signer without a CA": Controller{Client: fake.NewClientset(), Sign: true, Authority: &signer.Authority{
-			Signers: signer.FixedSigners(map[string]signer.Signer{client: {}}),
-		}}.Run,
-		"renewals without an informer": Renewals{Lifetime: lifetime}.Run,
-		"renewals without lifetimes":   Renewals{Informer: informer}.Run,
+		"renewals without an informer":      Renewals{Lifetime: lifetime}.Run,
+		"renewals without lifetimes":        Renewals{Informer: informer}.Run,
 	} {
 		if err := run(ctx); err == nil {
 			t.Errorf("%s: got no error from Run", name)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -37,15 +38,13 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 	var broken atomic.Bool
 	broken.Store(true)
 	authority := w.authority(signer.Fixed(w.ca))
-	signers := signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour)
-	s := signers[user]
-	s.CA = func() (*signer.CA, error) {
+	signers := must.Get(signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour))
+	signers[user] = must.Get(signer.NewSigner(user, func() (*signer.CA, error) {
 		if broken.Load() {
 			return nil, errors.New("CA key /etc/x: no such file")
 		}
 		return w.ca, nil
-	}
-	signers[user] = s
+	}, signers[user].Profile(), nil))
 	authority.Signers, authority.Record = signer.FixedSigners(signers), record
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -68,7 +69,7 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	}
 	facts := &kubefacts.Facts{Client: w.restrict, Nodes: nodes, APIServers: func(context.Context) ([]string, error) { return []string{"198.51.100.10"}, nil }}
 	rule := approval.KubeletServing{ServingScope: approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("10.0.0.0/8")}}}
-	signers := signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour)
+	signers := must.Get(signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour))
 	s := signers[serving]
 	s.Rules = []approval.Rule{rule}
 	signers[serving] = s

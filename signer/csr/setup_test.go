@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
@@ -141,7 +142,7 @@ func (w *world) controllerIdentity() kubernetes.Interface {
 func (w *world) authority(ca func() (*signer.CA, error)) *signer.Authority {
 	return &signer.Authority{
 		Facts:   &kubefacts.Facts{Client: w.restrict},
-		Signers: signer.FixedSigners(signer.KubernetesSigners(ca, 24*time.Hour)),
+		Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(ca, 24*time.Hour))),
 		Record:  w.issued,
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"context"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -80,7 +81,7 @@ func (s switched) Decide(context.Context, approval.Request, approval.Facts) (app
 func TestAgainDecidesWaitingRequestsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	rule := switched{&atomic.Int32{}, &atomic.Int32{}}
-	signers := signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour)
+	signers := must.Get(signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour))
 	s := signers[kubelet]
 	s.Rules = []approval.Rule{rule}
 	signers[kubelet] = s

@@ -24,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/test/cluster"
@@ -183,7 +184,7 @@ func clientCertificate(t *testing.T, ca *signer.CA, name string, organizations .
 		t.Fatal(err)
 	}
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
-	chain, err := signer.Profile{Usages: usages}.Issue(ca, signer.Template{CSR: parsed, Usages: usages}, time.Now())
+	chain, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(ca, signer.Template{CSR: parsed, Usages: usages}, time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -86,9 +86,13 @@ func runControllers(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	signers, err := signer.KubernetesSigners(signer.Fixed(ca), 0)
+	if err != nil {
+		return err
+	}
 	authority := &signer.Authority{
 		Unthrottled: true,
-		Facts:       &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 0)),
+		Facts:       &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(signers),
 		Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log, Registerer: registry},
 	}
 	group, ctx := errgroup.WithContext(ctx)

@@ -59,8 +59,10 @@ func (s *shared) newReplica(t *testing.T, seed uint64, rate float64) *replica {
 		_ = store.Close() // its calls fail
 	})
 	t.Cleanup(r.kill)
+	signers, err := signer.KubernetesSigners(signer.Fixed(s.ca), time.Hour)
+	must(t, err)
 	r.Authority = &signer.Authority{
-		Facts: signer.Standalone{Claims: r.claims}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(s.ca), time.Hour)),
+		Facts: signer.Standalone{Claims: r.claims}, Signers: signer.FixedSigners(signers),
 		Nodes:  &admission.Nodes{Tokens: r.tokens, Claims: r.claims, Logger: slog.New(slog.DiscardHandler)},
 		Record: s.record, Unthrottled: true,
 	}

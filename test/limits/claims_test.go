@@ -13,6 +13,7 @@ import (
 
 	cfssllog "github.com/cloudflare/cfssl/log"
 	"github.com/kubejoin/kubejoin/internal/testing/faults"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -268,7 +269,7 @@ func TestLimitsHoldWithTwoLeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 		authority := &signer.Authority{
-			Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
+			Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))),
 			Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready}, Record: &harness.InProcess,
 		}
 		for _, run := range []func(context.Context) error{

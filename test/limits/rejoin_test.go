@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/faults"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
@@ -137,7 +138,7 @@ func inProcess(ctx context.Context, t *testing.T, s *harness.Site, transport *fa
 		t.Fatal(err)
 	}
 	authority := &signer.Authority{
-		Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), time.Hour)),
+		Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), time.Hour))),
 		Facts:   signer.Standalone{Claims: claims},
 		Nodes:   &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, RejoinWindow: rejoinWindow},
 	}

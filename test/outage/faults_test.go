@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/testing/faults"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -80,7 +81,7 @@ func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 		t.Fatal(err)
 	}
 	authority := &signer.Authority{
-		Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour)),
+		Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))),
 		Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log}, Record: &harness.InProcess,
 	}
 	requests := csr.NewInformer(client)

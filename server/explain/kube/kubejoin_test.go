@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
@@ -35,7 +36,7 @@ func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 		done <- csr.Controller{Client: w.admin, Approve: true, Sign: true, Authority: &signer.Authority{
 			Facts:   &kubefacts.Facts{Client: w.admin},
 			Nodes:   &admission.Nodes{Tokens: w.tokens, Claims: w.claims, Node: nodes.Node, Reserved: []string{"real-cp-*"}},
-			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(w.clusterCA()), 24*time.Hour)),
+			Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(w.clusterCA()), 24*time.Hour))),
 		}}.Run(ctx)
 	}()
 	defer func() {

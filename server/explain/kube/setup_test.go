@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
@@ -172,7 +173,7 @@ func (w *world) finish(o *certificates.CertificateSigningRequest, manager string
 		if err != nil {
 			w.Fatal(err)
 		}
-		profile := signer.Profile{Usages: o.Spec.Usages, Default: time.Hour}
+		profile := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: o.Spec.Usages, Default: time.Hour}))
 		if o.Status.Certificate, err = profile.Issue(ca, signer.Template{CSR: parsed, Usages: o.Spec.Usages}, time.Now()); err != nil {
 			w.Fatal(err)
 		}

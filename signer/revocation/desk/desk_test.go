@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -61,7 +62,7 @@ func newSite(t *testing.T) *site {
 	return &site{
 		db: db, ca: ca.Certificate(),
 		authority: &signer.Authority{
-			Signers: signer.FixedSigners(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour)), Facts: signer.Standalone{Claims: db.Claims()},
+			Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour))), Facts: signer.Standalone{Claims: db.Claims()},
 			Nodes: &admission.Nodes{Tokens: slowest().Store(db), Claims: db.Claims()}, Revocations: guard, Record: kept,
 		},
 		Desk: &desk.Desk{Guard: guard, Tokens: db, Claims: db.Claims(), ClusterInfo: config(kubeconfig), IssuanceRecord: kept},

@@ -21,7 +21,10 @@ func TestIssue(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := memdb.Open()
-	authority := newAuthority(ca, store, store.Claims())
+	authority, err := newAuthority(ca, store, store.Claims())
+	if err != nil {
+		t.Fatal(err)
+	}
 	token := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	token.Limits.MaxNodes = 1
 	if token, err = store.Create(t.Context(), token); err != nil {
