@@ -355,37 +355,27 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 		}
 		request.Approver = user.Name
 	}
-	var refused *approval.Refused
-	if err := approval.CheckAdmission(request); errors.As(err, &refused) {
-		return nil, h.undecided(authority.Refuse(ctx, request, refused))
-	} else if err != nil {
-		return nil, err
+	if err := approval.CheckAdmission(request); err != nil {
+		return nil, h.undecided(authority.Refuse(ctx, request, approval.Refused(err)))
 	}
 	if !machine {
 		chain, err := authority.Sign(ctx, request)
 		return chain, h.undecided(err)
 	}
-	chain, d, err := authority.Issue(ctx, request)
-	switch {
-	case d.Verdict == approval.Approve:
-		return chain, h.undecided(err)
-	case d.Verdict == approval.Deny:
-		return nil, h.undecided(&approval.Refused{Reason: d.Reason, Message: d.Message})
-	case d.Verdict == approval.None, d.Reason == approval.ReasonScopeNotConfigured:
+	chain, err := authority.Issue(ctx, request)
+	if no, found := errors.AsType[*approval.Error](err); found && (no.Verdict == approval.None || no.Reason == approval.ReasonScopeNotConfigured) {
 		// There is no object that anyone could approve later.
-		p := web.NewProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "no rule allows this certificate for %s: %s", user.Name, notPermitted(d, request))
-		p.Reason = d.Reason
-		return nil, h.refuse(ctx, request, d.Reason, p)
-	case err != nil:
-		return nil, h.undecided(err)
+		p := web.NewProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "no rule allows this certificate for %s: %s", user.Name, notPermitted(no, request))
+		p.Reason = no.Reason
+		return nil, h.refuse(ctx, request, no.Reason, p)
 	}
-	return nil, waits(d.Reason, d.Message, nil)
+	return chain, h.undecided(err)
 }
 
 // refuse records a refusal that is not the Authority's own, and returns p. Without a
 // CertificateSigningRequest object, only the record shows the refusal.
 func (h *handler) refuse(ctx context.Context, request approval.Request, reason string, p *web.Problem) error {
-	refused := &approval.Refused{Reason: reason, Message: p.Detail}
+	refused := &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: reason, Message: p.Detail}}
 	if err := h.Certificates.Authority.Refuse(ctx, request, refused); !errors.Is(err, refused) {
 		return h.undecided(err)
 	}
@@ -393,14 +383,14 @@ func (h *handler) refuse(ctx context.Context, request approval.Request, reason s
 }
 
 // notPermitted returns why no rule approved. There is no object that a person could approve instead.
-func notPermitted(d approval.Decision, r approval.Request) string {
+func notPermitted(no *approval.Error, r approval.Request) string {
 	switch {
-	case d.Reason != approval.ReasonNotRecognized:
-		return d.Message
-	case len(d.Evidence) == 0:
+	case no.Reason != approval.ReasonNotRecognized:
+		return no.Message
+	case len(no.Evidence) == 0:
 		return fmt.Sprintf("no rule of signer %s applies to subject %q with usages %q; a user who may sign for this signer can request it", r.SignerName, safetext.Text(r.CSR.Subject.String(), safetext.MaxName), r.Usages)
 	}
-	return strings.Join(d.Evidence, "; ")
+	return strings.Join(no.Evidence, "; ")
 }
 
 // maySigner checks a permission as kube-apiserver does: first on the signer, then on all signers of its domain.
@@ -425,26 +415,24 @@ func (h *handler) maySigner(r *call, user auth.User, verb, name string) *web.Pro
 
 // undecided returns the problem of an error of an Authority, or nil if err is nil.
 func (h *handler) undecided(err error) error {
-	var refused *approval.Refused
-	var many *signer.TooMany
+	no, found := errors.AsType[*approval.Error](err)
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &many):
-		p := web.TooMany("%v", many)
-		p.Reason, p.RetryAfter = signer.ReasonTooManyCertificates, p.RetryAfter+many.After.Truncate(time.Second)
-		return p
-	case errors.As(err, &refused):
-		p := web.NewProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", refused.Message)
-		p.Reason = refused.Reason
-		return p
-	case signer.WaitDecision(err) != nil: // something changed after the decision
-		d := signer.WaitDecision(err)
-		return waits(d.Reason, d.Message, nil)
 	case errors.Is(err, signer.ErrUnknownSigner): // the configuration changed meanwhile
 		return web.BadField("signer", "is not configured here any more")
+	case !found, no.Err != nil && no.RetryAfter == 0:
+		return waits(approval.ReasonFactsUnavailable, "kubejoin cannot decide or sign this request now; retry, and see kubejoin's log", err)
+	case no.Verdict == approval.Deny:
+		p := web.NewProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", no.Message)
+		p.Reason = no.Reason
+		return p
+	case no.RetryAfter > 0:
+		p := web.TooMany("%s", no.Message)
+		p.Reason, p.RetryAfter = no.Reason, p.RetryAfter+no.RetryAfter.Truncate(time.Second)
+		return p
 	}
-	return waits(approval.ReasonFactsUnavailable, "kubejoin cannot decide or sign this request now; retry, and see kubejoin's log", err)
+	return waits(no.Reason, no.Message, nil)
 }
 
 // waits returns the problem of a valid request that has to wait.

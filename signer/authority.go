@@ -119,6 +119,9 @@ type Admission struct {
 	decision approval.Decision
 }
 
+// Decision returns the decision of the rule that approved the request.
+func (m *Admission) Decision() approval.Decision { return m.decision }
+
 // Keys returns how many keys have been admitted on the claim of the node name, and the ID of the token that holds the
 // claim. They are zero and empty if there is no claim.
 func (m *Admission) Keys() (keys int, tokenID string) { return m.admitted.Keys, m.admitted.TokenID }
@@ -141,7 +144,7 @@ type Authority struct {
 	// Unthrottled turns off the rate limits of requesters. With limits, a machine gets 60 certificates at once and
 	// then 4 a minute, for all its requests together. So does each key of other requesters. A bootstrap token gets
 	// 10,000 at once and then one a second. The counters are kept in memory, separately in each process. See
-	// [TooMany].
+	// [ReasonTooManyCertificates].
 	Unthrottled bool
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
@@ -193,7 +196,7 @@ type valid struct {
 	request admission.Request
 }
 
-// validate checks a request. It returns a [*approval.Refused] if this signer does not sign the request.
+// validate checks a request. It returns an [*approval.Error] if this signer does not sign the request.
 func (s Signer) validate(r approval.Request) (valid, error) {
 	// Check first what no signer signs: these are the most serious reasons for a refusal.
 	request, err := admission.Check(r)
@@ -223,93 +226,75 @@ const (
 	ruleRejoin = "rejoin"
 )
 
-// Decide decides a request: it is approved if the rules of its signer approve it and Nodes admits it. The Admission
-// is for [Authority.SignAdmitted], and nil unless the verdict is to approve. The error is for the log: its verdict is
-// to wait.
-func (a *Authority) Decide(ctx context.Context, r approval.Request) (approval.Decision, *Admission, error) {
+// Decide decides a request: it is approved if the rules of its signer approve it and Nodes admits it. The Admission is for
+// [Authority.SignAdmitted]. Without one, the error is an [*approval.Error].
+func (a *Authority) Decide(ctx context.Context, r approval.Request) (*Admission, error) {
+	m, no := a.decide(ctx, r)
+	if no == nil {
+		return m, nil
+	}
+	if no.Verdict == approval.Deny {
+		e := a.entry(r, approval.Decision{})
+		e.Rule, e.Evidence = no.Rule, no.Evidence
+		if err := a.recordRefusal(ctx, r, e, no); err != nil {
+			no = because(err, no.Rule, nil)
+			no.Err = err
+		}
+	}
+	return nil, no
+}
+
+// decide does the work of Decide, without the record.
+func (a *Authority) decide(ctx context.Context, r approval.Request) (*Admission, *approval.Error) {
 	s, known := a.Signer(r.SignerName)
 	if known {
 		if err := a.checkRevoked(ctx, r); err != nil {
-			return a.decideRevoked(ctx, r, err)
+			return nil, because(err, ruleRevoke, nil)
 		}
 	}
 	d, err := approval.Decide(ctx, s.Rules, r, a.Facts)
-	if err != nil {
-		return d, nil, err
-	}
 	if known && d.Rule == "" {
 		// This may be why no rule recognizes it.
 		if _, err := s.validate(r); err != nil {
 			d.Evidence = []string{err.Error()}
 		}
 	}
-	var admission *Admission
-	if d.Verdict == approval.Approve {
-		if d, admission, err = a.admit(ctx, s, r, d); err != nil {
-			return d, nil, err
-		}
+	if d.Verdict != approval.Approve {
+		return nil, &approval.Error{Decision: d, Err: err}
 	}
-	if d.Verdict == approval.Deny {
-		e := a.entry(r, approval.Decision{})
-		e.Rule, e.Evidence = d.Rule, d.Evidence
-		if err := a.recordRefusal(ctx, r, e, d.Reason, d.Message); err != nil {
-			return unavailable(err, d.Rule), nil, err
-		}
-	}
-	return d, admission, nil
-}
-
-// decideRevoked returns the decision about a request for which checkRevoked returned an error.
-func (a *Authority) decideRevoked(ctx context.Context, r approval.Request, err error) (approval.Decision, *Admission, error) {
-	d := step(ruleRevoke, err, "", "")
-	if d.Verdict != approval.Deny {
-		return d, nil, err
-	}
-	e := a.entry(r, approval.Decision{})
-	e.Rule = d.Rule
-	if err := a.recordRefusal(ctx, r, e, d.Reason, d.Message); err != nil {
-		return unavailable(err, d.Rule), nil, err
-	}
-	return d, nil, nil
-}
-
-// admit asks Nodes about a request that the rules approve. It first checks that the signer would sign the request, so
-// that no other request claims a name.
-func (a *Authority) admit(ctx context.Context, s Signer, r approval.Request, d approval.Decision) (approval.Decision, *Admission, error) {
+	// Check first that the signer would sign the request, so that no other request claims a name.
 	v, err := s.validate(r)
 	if err != nil {
-		denied := step(ruleSigner, err, "", "")
-		denied.Evidence = d.Evidence
-		return denied, nil, nil
+		return nil, because(err, ruleSigner, d.Evidence)
 	}
 	at := a.now()
 	admitted, err := a.Nodes.Admit(ctx, v.request)
 	if err == nil {
-		return d, &Admission{v, *admitted, at, d}, nil
+		return &Admission{v, *admitted, at, d}, nil
 	}
-	rule := ruleNodes
 	if r.Rejoin != nil {
-		rule = ruleRejoin
+		return nil, because(err, ruleRejoin, d.Evidence)
 	}
-	denied := step(rule, err, "", "")
-	denied.Evidence = d.Evidence
-	if denied.Reason == approval.ReasonFactsUnavailable {
-		return denied, nil, err
-	}
-	return denied, nil, nil
+	return nil, because(err, ruleNodes, d.Evidence)
 }
 
-func unavailable(err error, rule string) approval.Decision {
-	if d := WaitDecision(err); d != nil {
-		return *d
+// because returns the [*approval.Error] in err with a rule and its evidence. Any other error means that the request waits.
+func because(err error, rule string, evidence []string) *approval.Error {
+	no := approval.Error{Err: err, Decision: approval.Decision{
+		Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable,
+		Message: safetext.Text(fmt.Sprintf("kubejoin cannot decide the request yet: %v", err), safetext.MaxMessage),
+	}}
+	if e, found := errors.AsType[*approval.Error](err); found {
+		no = *e
 	}
-	return approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable, Message: safetext.Text(fmt.Sprintf("kubejoin cannot decide the request yet: %v", err), safetext.MaxMessage), Rule: rule}
+	no.Rule, no.Evidence = cmp.Or(no.Rule, rule), evidence
+	return &no
 }
 
 // Sign issues the certificate of a request that was approved. It returns PEM with the intermediates that a client
 // needs. It checks the request against the rules of its signer and asks Nodes, regardless of who approved it. If the
-// request breaks them, the error is a [*approval.Refused]. For an unknown signer it wraps [ErrUnknownSigner]. Any
-// other error may be temporary.
+// request breaks them or has to wait, the error wraps an [*approval.Error]. For an unknown signer it wraps
+// [ErrUnknownSigner]. Any other error may be temporary.
 func (a *Authority) Sign(ctx context.Context, r approval.Request) ([]byte, error) {
 	return a.sign(ctx, r, Admission{})
 }
@@ -422,7 +407,7 @@ func (a *Authority) BindKey(ctx context.Context, cert *x509.Certificate, key str
 	return a.Nodes.BindKey(ctx, strings.TrimPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix), pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), key)
 }
 
-// checkRevoked returns a [*approval.Refused] if the requester's credential is revoked.
+// checkRevoked returns an [*approval.Error] if the requester's credential is revoked.
 func (a *Authority) checkRevoked(ctx context.Context, r approval.Request) error {
 	s := revocation.SubjectOf(r.User, r.Groups, r.Extra)
 	if r.Rejoin != nil && len(s.Fingerprints) == 0 {
@@ -439,7 +424,7 @@ func refuseRevoked(e revocation.Entry) error {
 	return approval.RefuseFor(revocation.Reason, "kubejoin issues no certificate to this requester: %s", e.Message())
 }
 
-// take returns a [*TooMany] if the requester has used up its rate.
+// take returns [ReasonTooManyCertificates] if the requester has used up its rate.
 func (a *Authority) take(r approval.Request, refusal, spend bool) error {
 	if a.Unthrottled {
 		return nil
@@ -454,13 +439,12 @@ func (a *Authority) now() time.Time {
 	return time.Now()
 }
 
-// Issue decides a request and signs it if the verdict is to approve. Without approval it returns no certificate and
-// no error, except that [Authority.Decide] may return an error with the verdict to wait.
-func (a *Authority) Issue(ctx context.Context, r approval.Request) ([]byte, approval.Decision, error) {
-	d, admission, err := a.Decide(ctx, r)
-	if d.Verdict != approval.Approve {
-		return nil, d, err
+// Issue decides a request and signs it if it is approved. Its errors are those of [Authority.Decide] and
+// [Authority.SignAdmitted].
+func (a *Authority) Issue(ctx context.Context, r approval.Request) ([]byte, error) {
+	admission, err := a.Decide(ctx, r)
+	if err != nil {
+		return nil, err
 	}
-	chain, err := a.SignAdmitted(ctx, admission)
-	return chain, d, err
+	return a.SignAdmitted(ctx, admission)
 }

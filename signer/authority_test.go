@@ -171,8 +171,8 @@ func TestSignRefusesInvalidRequests(t *testing.T) {
 				}
 				return
 			}
-			var refused *approval.Refused
-			if !errors.As(err, &refused) || refused.Reason != "SignerValidationFailure" || !strings.Contains(refused.Message, test.want) || answer != nil {
+			var refused *approval.Error
+			if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != "SignerValidationFailure" || !strings.Contains(refused.Message, test.want) || answer != nil {
 				t.Errorf("error is %v, want a refusal with %q", err, test.want)
 			}
 		})
@@ -200,8 +200,7 @@ func TestSignReturnsErrorsThatAreNoRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			answer, err := test.authority.Sign(t.Context(), test.request)
-			var refused *approval.Refused
-			if err == nil || answer != nil || errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
+			if err == nil || answer != nil || approval.Refused(err) != nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("got error %v, want one with %q that is not a refusal", err, test.want)
 			}
 			if test.is != nil && !errors.Is(err, test.is) {
@@ -222,8 +221,7 @@ func TestCustomSignerChecksAndProfileApply(t *testing.T) {
 	authority := signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{"example.com/x": s})}
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	r.SignerName = "example.com/x"
-	var refused *approval.Refused
-	if _, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) {
+	if _, err := authority.Sign(t.Context(), r); approval.Refused(err) == nil {
 		t.Errorf("error is %v, want a refusal by the check", err)
 	}
 	r.User = "jane"
@@ -231,7 +229,7 @@ func TestCustomSignerChecksAndProfileApply(t *testing.T) {
 		t.Error(err)
 	}
 	r.Usages = append(r.Usages, certificates.UsageClientAuth)
-	if _, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) {
+	if _, err := authority.Sign(t.Context(), r); approval.Refused(err) == nil {
 		t.Errorf("error is %v, want a refusal by the profile", err)
 	}
 }
@@ -246,18 +244,18 @@ func (allowsAll) Allowed(context.Context, approval.Request, approval.Permission)
 func TestIssueFollowsDecision(t *testing.T) {
 	ca := newCA(t)
 	authority := signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(ca), 0)))}
-	answer, d, err := authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
-	if err != nil || d.Verdict != approval.Approve || answer == nil {
-		t.Errorf("kubelet: got %v, %v, want an approval and a certificate", d, err)
+	answer, err := authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
+	if err != nil || answer == nil {
+		t.Errorf("kubelet: got %v, want a certificate", err)
 	}
-	answer, d, err = authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientSignerName, nil))
-	if err != nil || d.Verdict != approval.None || answer != nil {
-		t.Errorf("user: got %v, %v, want no decision and no certificate", d, err)
+	answer, err = authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientSignerName, nil))
+	if d, failure := said(err); err == nil || failure != nil || d.Verdict != approval.None || answer != nil {
+		t.Errorf("user: got %v, want no decision and no certificate", err)
 	}
 	authority.Facts = nil
-	answer, d, err = authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
-	if err == nil || d.Verdict != approval.Wait || answer != nil {
-		t.Errorf("without facts: got %v, %v, want verdict wait", d, err)
+	answer, err = authority.Issue(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
+	if d, failure := said(err); failure == nil || d.Verdict != approval.Wait || answer != nil {
+		t.Errorf("without facts: got %v, want verdict wait", err)
 	}
 }
 
@@ -298,8 +296,8 @@ func TestCustomSignerRefusesSystemMasters(t *testing.T) {
 	}
 	s := must(signer.NewSigner(r.SignerName, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: r.Usages, Default: time.Hour}, anyRequest))
 	authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: s})}
-	var refused *approval.Refused
-	if chain, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) || chain != nil {
+	var refused *approval.Error
+	if chain, err := authority.Sign(t.Context(), r); !errors.As(err, &refused) || refused.Verdict != approval.Deny || chain != nil {
 		t.Errorf("got %v, want a refusal", err)
 	}
 }

@@ -29,7 +29,7 @@ func TestSignAdmittedIgnoresLaterChangesOfRequest(t *testing.T) {
 		authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(map[string]signer.Signer{kubelet: s}), Now: func() time.Time { return now }}
 		r := nodeRequest(t, "jane", "worker-1")
 		r.Groups = []string{"system:bootstrappers", "a"}
-		_, decided, err := authority.Decide(t.Context(), r)
+		decided, err := authority.Decide(t.Context(), r)
 		if err != nil || decided == nil {
 			t.Fatal(decided, err)
 		}
@@ -70,14 +70,14 @@ func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 				return "", tokens.ErrNotFound
 			}},
 		}
-		_, decided, err := authority.Decide(t.Context(), nodeRequest(t, "jane", "worker-1"))
+		decided, err := authority.Decide(t.Context(), nodeRequest(t, "jane", "worker-1"))
 		if err != nil || decided == nil {
 			t.Fatal(decided, err)
 		}
 		taken, now = true, now.Add(test.later)
 		_, err = authority.SignAdmitted(t.Context(), decided)
-		var refused *approval.Refused
-		if test.holds && err != nil || !test.holds && (!errors.As(err, &refused) || refused.Reason != admission.ReasonNodeExists) {
+		var refused *approval.Error
+		if test.holds && err != nil || !test.holds && (!errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != admission.ReasonNodeExists) {
 			t.Errorf("%s: got %v, want the admission to be valid: %t", name, err, test.holds)
 		}
 	}
@@ -96,10 +96,10 @@ func TestSignerRefusesRequestsOfOtherNames(t *testing.T) {
 	} {
 		s.Rules = []approval.Rule{rule{Verdict: approval.Approve, Reason: "Good"}}
 		authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: s})}
-		if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.Deny || !strings.Contains(d.Message, "it has signer name") {
-			t.Errorf("%s: Decide = %+v, %v, want a denial", name, d, err)
+		if _, err := authority.Decide(t.Context(), r); approval.Refused(err) == nil || !strings.Contains(err.Error(), "it has signer name") {
+			t.Errorf("%s: Decide = %v, want a denial", name, err)
 		}
-		if chain, err := authority.Sign(t.Context(), r); !errors.As(err, new(*approval.Refused)) || chain != nil {
+		if chain, err := authority.Sign(t.Context(), r); approval.Refused(err) == nil || chain != nil {
 			t.Errorf("%s: Sign = %v, want a refusal", name, err)
 		}
 	}
@@ -135,7 +135,7 @@ func TestNodeNameLimitsApplyToClientCertificates(t *testing.T) {
 		r.SignerName, r.Usages = own, test.usages
 		_, err := authority().Sign(t.Context(), r)
 		if test.reason != "" {
-			if refused := (*approval.Refused)(nil); !errors.As(err, &refused) || refused.Reason != test.reason {
+			if refused := (*approval.Error)(nil); !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != test.reason {
 				t.Errorf("%s: %v, want %s", test.name, err, test.reason)
 			}
 		} else if err != nil {

@@ -60,8 +60,7 @@ func ExampleAuthority_Sign() {
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			CSR:        exampleCSR(name),
 		})
-		var refused *approval.Refused
-		if errors.As(err, &refused) {
+		if refused := approval.Refused(err); refused != nil {
 			fmt.Println(refused.Reason)
 			continue
 		}
@@ -103,20 +102,25 @@ func ExampleAuthority_Issue() {
 	kubelet.Rules = []approval.Rule{rack{"system:node:worker-1": true}}
 	authority.Signers = signer.FixedSigners(map[string]signer.Signer{certificates.KubeAPIServerClientKubeletSignerName: kubelet})
 	for _, name := range []string{"system:node:worker-1", "system:node:worker-2"} {
-		chain, decision, err := authority.Issue(context.Background(), approval.Request{
+		chain, err := authority.Issue(context.Background(), approval.Request{
 			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 			User:       "kubelet-bootstrap", // the authenticated requester
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			CSR:        exampleCSR(name),
 		})
-		if err != nil {
+		var no *approval.Error
+		switch {
+		case errors.As(err, &no):
+			fmt.Println(no.Verdict, no.Reason, "by", no.Rule)
+		case err != nil:
 			log.Fatal(err)
+		default:
+			fmt.Println("certificate:", len(chain) > 0)
 		}
-		fmt.Println(decision.Verdict, decision.Reason, "by", decision.Rule, "certificate:", chain != nil)
 	}
 	// Output:
-	// approve InRack by rack certificate: true
-	// deny NotInRack by rack certificate: false
+	// certificate: true
+	// deny NotInRack by rack
 }
 
 // Validity needs neither a clock nor a CA key. A program can show the validity before it requests a certificate.

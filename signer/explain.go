@@ -2,12 +2,10 @@ package signer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
-	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
@@ -39,7 +37,11 @@ const (
 func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation {
 	dry := &Authority{Signers: a.Signers, Facts: a.Facts, Nodes: a.Nodes.DryRun(), Revocations: a.Revocations, Now: a.Now}
 	var e Explanation
-	e.Decision, _, _ = dry.Decide(ctx, r) // the Decision contains the error
+	if m, no := dry.decide(ctx, r); no != nil {
+		e.Decision = no.Decision
+	} else {
+		e.Decision = m.decision
+	}
 	s, ok := dry.Signer(r.SignerName)
 	if !ok {
 		e.Steps = []approval.Decision{{
@@ -74,17 +76,8 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 
 // step returns the result of the signer or of Nodes as a Decision. The reason and message are for a nil error.
 func step(rule string, err error, reason, message string) approval.Decision {
-	var (
-		refused *approval.Refused
-		waits   *admission.Waiting
-	)
-	switch {
-	case err == nil:
-		return approval.Decision{Rule: rule, Verdict: approval.Approve, Reason: reason, Message: message}
-	case errors.As(err, &refused):
-		return approval.Decision{Rule: rule, Verdict: approval.Deny, Reason: refused.Reason, Message: refused.Message}
-	case errors.As(err, &waits):
-		return approval.Decision{Rule: rule, Verdict: approval.Wait, Reason: waits.Reason, Message: waits.Message}
+	if err != nil {
+		return because(err, rule, nil).Decision
 	}
-	return unavailable(err, rule)
+	return approval.Decision{Rule: rule, Verdict: approval.Approve, Reason: reason, Message: message}
 }

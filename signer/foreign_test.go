@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"strings"
 	"testing"
 	"unicode"
@@ -41,8 +40,8 @@ func TestRefusalsHoldNoPartOfATokenAndAreBounded(t *testing.T) {
 			"token for other use": bootstrap,
 		} {
 			_, err := a.Sign(t.Context(), r)
-			var refused *approval.Refused
-			if !errors.As(err, &refused) {
+			refused := approval.Refused(err)
+			if refused == nil {
 				t.Fatalf("%s: %v, want a refusal", about, err)
 			}
 			if text := refused.Message; strings.Contains(text, "8w4usg.q") || strings.ContainsFunc(text, unicode.IsControl) || len(text) > 1024 {

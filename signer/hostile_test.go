@@ -50,8 +50,8 @@ func TestRefusesHostileCorpus(t *testing.T) {
 				}
 			}
 			fuzzing.RunWithinLimit(t, ask)
-			var refused *approval.Refused
-			if !errors.As(err, &refused) || refused.Reason == "" || answer != nil {
+			var refused *approval.Error
+			if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason == "" || answer != nil {
 				t.Fatalf("error is %v, want a refusal", err)
 			}
 			if !strings.Contains(refused.Message, h.Want) {
@@ -67,7 +67,7 @@ func TestRefusesHostileCorpus(t *testing.T) {
 				return
 			}
 			// Automatic approval does not issue a certificate either.
-			if answer, _, err = authority.Issue(t.Context(), r); answer != nil {
+			if answer, err = authority.Issue(t.Context(), r); answer != nil {
 				t.Errorf("Issue: got a certificate (%v), want none", err)
 			}
 		})
@@ -136,11 +136,11 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 			}
 			r := approval.Request{SignerName: serving, User: "system:node:worker-1", Groups: []string{"system:nodes"}, Usages: servingUsages, CSR: csr}
 			var answer []byte
-			var d approval.Decision
-			ask := func() { answer, d, err = authority.Issue(t.Context(), r) }
+			ask := func() { answer, err = authority.Issue(t.Context(), r) }
 			fuzzing.RunWithinLimit(t, ask)
-			if err != nil {
-				t.Fatal(err)
+			d, failure := said(err)
+			if failure != nil {
+				t.Fatal(failure)
 			}
 			if test.reason == "" {
 				if answer == nil {

@@ -29,7 +29,7 @@ type Template struct {
 }
 
 // Issue makes a certificate and returns it as PEM, followed by the intermediate certificates without the root. It
-// returns a [*approval.Refused] if the request breaks the rules of the profile or of all signers. It does the same if
+// returns an [*approval.Error] if the request breaks the rules of the profile or of all signers. It does the same if
 // the request is not signed by its own key.
 //
 // The certificate is what kube-controller-manager makes, except that cfssl adds a subject key identifier (RFC 5280,

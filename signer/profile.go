@@ -85,7 +85,7 @@ func NewProfile(c ProfileConfig) (Profile, error) {
 	return Profile{c}, nil
 }
 
-// refuses returns a [*approval.Refused] if the profile does not allow a request that [admission.Check] has accepted.
+// refuses returns an [*approval.Error] if the profile does not allow a request that [admission.Check] has accepted.
 func (p Profile) refuses(r approval.Request) error {
 	if err := p.config.Keys.check(r.CSR.PublicKey); err != nil {
 		return err

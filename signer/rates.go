@@ -11,7 +11,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// ReasonTooManyCertificates: the requester has used up its rate of certificates or of refusals. The request waits.
+// ReasonTooManyCertificates: the requester has used up its rate of certificates or of refusals. The request waits, and
+// [approval.Error.RetryAfter] says for how long.
 const ReasonTooManyCertificates = "TooManyCertificates"
 
 // Rates of certificates. Each certificate is an entry of 3 KB in the record.
@@ -23,19 +24,6 @@ const (
 	// also apply to the refusals of a requester that requests thousands of certificates.
 	manyEvery, manyBurst = time.Second, 10_000
 )
-
-// TooMany is the error if a requester has used up its rate. [WaitDecision] returns its verdict.
-type TooMany struct {
-	// After is how long the requester has to wait.
-	After time.Duration
-
-	requester string
-}
-
-// Error names the requester and how long it has to wait.
-func (t *TooMany) Error() string {
-	return fmt.Sprintf("%.300s has used up its rate of certificates; retry in %s", t.requester, t.After.Round(time.Second))
-}
 
 // An allowance is a rate limit: burst certificates at once, and one more each time every has passed.
 type allowance struct {
@@ -76,7 +64,8 @@ func allowances(r approval.Request, refusal bool) []allowance {
 // next use.
 type rates struct{ left twoGenCache[*rate.Limiter] }
 
-// take takes one from each allowance, or returns a [*TooMany] and takes none. If spend is false, it takes nothing.
+// take takes one from each allowance, or returns [ReasonTooManyCertificates] and takes none. If spend is false, it takes
+// nothing.
 func (l *rates) take(r approval.Request, refusal, spend bool, now time.Time) error {
 	l.left.Lock()
 	defer l.left.Unlock()
@@ -94,7 +83,10 @@ func (l *rates) take(r approval.Request, refusal, spend bool, now time.Time) err
 		}
 	}
 	if wait > 0 {
-		return &TooMany{After: wait, requester: r.User}
+		return &approval.Error{RetryAfter: wait, Decision: approval.Decision{
+			Verdict: approval.Wait, Rule: ruleRate, Reason: ReasonTooManyCertificates,
+			Message: fmt.Sprintf("%.300s has used up its rate of certificates; retry in %s", r.User, wait.Round(time.Second)),
+		}}
 	}
 	if spend {
 		for _, limiter := range limiters {

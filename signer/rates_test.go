@@ -36,16 +36,23 @@ func (a *throttled) ask(t *testing.T, times int, pause time.Duration, request fu
 	t.Helper()
 	for i := range times {
 		a.now = a.now.Add(pause)
-		chain, d, err := a.Issue(t.Context(), request(i))
-		var many *signer.TooMany
+		chain, err := a.Issue(t.Context(), request(i))
 		switch {
-		case err == nil && d.Verdict == approval.Approve && chain != nil:
+		case err == nil && chain != nil:
 			issued++
-		case chain != nil || !errors.As(err, &many) || d.Verdict == approval.Deny || signer.WaitDecision(err).Reason != signer.ReasonTooManyCertificates || many.After <= 0:
-			t.Fatalf("%v %v, want a certificate or %s", d, err, signer.ReasonTooManyCertificates)
+		case chain != nil || tooMany(err) == nil:
+			t.Fatalf("%v, want a certificate or %s", err, signer.ReasonTooManyCertificates)
 		}
 	}
 	return issued
+}
+
+// tooMany returns an error that means that the rate is used up, or else nil.
+func tooMany(err error) *approval.Error {
+	if no, found := errors.AsType[*approval.Error](err); found && no.Verdict == approval.Wait && no.Reason == signer.ReasonTooManyCertificates && no.RetryAfter > 0 {
+		return no
+	}
+	return nil
 }
 
 func renewalOf(t *testing.T, name, user string) func(int) approval.Request {
@@ -81,13 +88,13 @@ func TestOneNodeCannotFillTheRecord(t *testing.T) {
 	if n := a.ask(t, 60, 0, renewalOf(t, "worker-2", "system:node:worker-2")); n != 60 {
 		t.Errorf("another node got %d certificates at once, want 60", n)
 	}
-	_, _, err := a.Issue(t.Context(), client(0))
-	var many *signer.TooMany
-	if !errors.As(err, &many) || many.After > 15*time.Second {
-		t.Fatalf("got %v, want TooMany with at most 15s to wait", err)
+	_, err := a.Issue(t.Context(), client(0))
+	many := tooMany(err)
+	if many == nil || many.RetryAfter > 15*time.Second {
+		t.Fatalf("got %v, want at most 15s to wait", err)
 	}
-	a.now = a.now.Add(many.After)
-	if _, _, err := a.Issue(t.Context(), client(0)); err != nil {
+	a.now = a.now.Add(many.RetryAfter)
+	if _, err := a.Issue(t.Context(), client(0)); err != nil {
 		t.Errorf("after the stated time: %v", err)
 	}
 }
@@ -100,11 +107,10 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	for i := range 500 {
 		r := approval.Request{SignerName: certificates.KubeletServingSignerName, User: "system:node:worker-1", Groups: []string{"system:nodes"}}
 		r.CSR = &x509.CertificateRequest{RawSubjectPublicKeyInfo: fmt.Append(nil, i)}
-		var refused *approval.Refused
-		switch err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: "not today"}); {
-		case errors.As(err, new(*signer.TooMany)):
+		switch err := a.Refuse(t.Context(), r, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad", Message: "not today"}}); {
+		case tooMany(err) != nil:
 			many++
-		case !errors.As(err, &refused):
+		case approval.Refused(err) == nil:
 			t.Fatal(err)
 		}
 	}
@@ -120,7 +126,7 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	}
 	r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 	r.Approver = "jane"
-	if _, err := a.Sign(t.Context(), r); err == nil || signer.WaitDecision(err) != nil {
+	if _, err := a.Sign(t.Context(), r); err == nil || errors.As(err, new(*approval.Error)) {
 		t.Errorf("got %v, want the error of the CA", err)
 	}
 }
@@ -131,9 +137,9 @@ func TestDenialBeyondTheRateWaits(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Deny, Reason: "Bad", Message: "not today"})
 	for i := range 70 {
 		r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
-		_, d, err := a.Issue(t.Context(), r)
-		if want := i < 60; (d.Verdict == approval.Deny) != want || (err == nil) != want || !want && (d.Verdict != approval.Wait || d.Reason != signer.ReasonTooManyCertificates) {
-			t.Fatalf("request %d: got %+v, %v", i, d, err)
+		_, err := a.Issue(t.Context(), r)
+		if want := i < 60; (approval.Refused(err) != nil) != want || (tooMany(err) == nil) != want {
+			t.Fatalf("request %d: got %v", i, err)
 		}
 	}
 	if len(log.all) != 60 {
@@ -157,7 +163,7 @@ func TestThrottledRequestReadsNoNode(t *testing.T) {
 	client := renewalOf(t, "worker-1", "system:node:worker-1")
 	a.ask(t, 60, 0, client)
 	before := reads
-	if _, err := a.Sign(t.Context(), client(0)); signer.WaitDecision(err) == nil || reads != before || reads == 0 {
+	if _, err := a.Sign(t.Context(), client(0)); tooMany(err) == nil || reads != before || reads == 0 {
 		t.Errorf("got %v after %d reads (%d before), want to wait without another read", err, reads, before)
 	}
 }
@@ -185,7 +191,7 @@ func TestRateHoldsForConcurrentRequests(t *testing.T) {
 			switch {
 			case err == nil:
 				issued++
-			case errors.As(err, new(*signer.TooMany)):
+			case tooMany(err) != nil:
 				throttled++
 			default:
 				t.Error(err)

@@ -25,25 +25,25 @@ const self = "kubejoin"
 // recordTimeout is the timeout for storing an entry.
 const recordTimeout = 10 * time.Second
 
-// record stores the outcome of signing a request. Its error never wraps a [*approval.Refused]: a refusal that is not
-// recorded is not reported to the requester, and the request is retried.
+// record stores the outcome of signing a request. Its error is no refusal: a refusal that is not recorded is not reported
+// to the requester, and the request is retried.
 func (a *Authority) record(ctx context.Context, r approval.Request, d approval.Decision, done issued, err error) error {
 	if a.Record == nil {
 		return nil
 	}
-	if WaitDecision(err) != nil {
+	no, found := errors.AsType[*approval.Error](err)
+	if found && no.Verdict != approval.Deny {
 		return nil // the request waits: it is not refused and has not failed
 	}
 	e := a.entry(r, d)
-	var refused *approval.Refused
 	switch {
 	case err == nil:
 		return a.recordIssued(ctx, e, done)
-	case errors.As(err, &refused):
-		return a.recordRefusal(ctx, r, e, refused.Reason, refused.Message)
+	case found:
+		return a.recordRefusal(ctx, r, e, no)
 	}
 	e.Outcome, e.Message = issuance.Failed, err.Error()
-	if recordErr := a.recordOnce(ctx, r, e); recordErr != nil && WaitDecision(recordErr) == nil { // over the rate, the failure is not recorded: the request is retried anyway
+	if recordErr := a.recordOnce(ctx, r, e); recordErr != nil && !errors.As(recordErr, new(*approval.Error)) { // over the rate, the failure is not recorded: the request is retried anyway
 		return errors.Join(err, recordErr)
 	}
 	return nil
@@ -62,8 +62,8 @@ func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done iss
 
 // recordRefusal records a refusal, once for as long as it is the last known outcome of the request. The same refusal
 // may come again, because writing it to the CertificateSigningRequest failed.
-func (a *Authority) recordRefusal(ctx context.Context, r approval.Request, e issuance.Entry, reason, message string) error {
-	e.Outcome, e.Reason, e.Message = issuance.Refused, reason, message
+func (a *Authority) recordRefusal(ctx context.Context, r approval.Request, e issuance.Entry, refused *approval.Error) error {
+	e.Outcome, e.Reason, e.Message = issuance.Refused, refused.Reason, refused.Message
 	return a.recordOnce(ctx, r, e)
 }
 
@@ -71,8 +71,8 @@ func (a *Authority) recordRefusal(ctx context.Context, r approval.Request, e iss
 // day also finds a machine that has retried for a week.
 const repeatAfter = time.Hour
 
-// recordOnce records an outcome unless it is the last one recorded for the request. It returns a [*TooMany] if the
-// requester has used up its rate of such entries.
+// recordOnce records an outcome unless it is the last one recorded for the request. It returns [ReasonTooManyCertificates]
+// if the requester has used up its rate of such entries.
 func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuance.Entry) error {
 	if a.Record == nil {
 		return nil
@@ -106,8 +106,8 @@ func (a *Authority) append(ctx context.Context, e issuance.Entry) error {
 }
 
 // Refuse records a refusal that was decided before the authority was called, and returns it.
-func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *approval.Refused) error {
-	if err := a.recordRefusal(ctx, r, a.entry(r, approval.Decision{}), refused.Reason, refused.Message); err != nil {
+func (a *Authority) Refuse(ctx context.Context, r approval.Request, refused *approval.Error) error {
+	if err := a.recordRefusal(ctx, r, a.entry(r, approval.Decision{}), refused); err != nil {
 		return err
 	}
 	return refused

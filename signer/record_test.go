@@ -79,7 +79,7 @@ func TestRecordsIssuedCertificate(t *testing.T) {
 	a, log, _ := recorded(t, rule{Verdict: approval.Approve, Reason: "Good", Evidence: []string{"it is Monday"}})
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	r.Name, r.UID, r.User, r.From = "csr-1", "uid-1", "system:node:worker-1", netip.MustParseAddr("192.0.2.1")
-	chain, _, err := a.Issue(t.Context(), r)
+	chain, err := a.Issue(t.Context(), r)
 	if err != nil || len(log.all) != 1 {
 		t.Fatalf("got %v and %d entries, want one", err, len(log.all))
 	}
@@ -123,7 +123,7 @@ func TestRecordNamesApproverOfLateCertificate(t *testing.T) {
 	a.Now = func() time.Time { return now }
 	a.Nodes = &admission.Nodes{Now: a.Now}
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
-	_, admission, err := a.Decide(t.Context(), r)
+	admission, err := a.Decide(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,13 +167,12 @@ func TestRecordsEachRefusalOnce(t *testing.T) {
 				test.ask(&r)
 			}
 			for range 3 { // the caller retries when it cannot write the refusal
-				chain, d, err := a.Issue(t.Context(), r)
+				chain, err := a.Issue(t.Context(), r)
 				if r.Approver != "" {
 					chain, err = a.Sign(t.Context(), r)
 				}
-				var refused *approval.Refused
-				if chain != nil || d.Verdict != approval.Deny && !errors.As(err, &refused) {
-					t.Fatalf("got %v, %v, want a refusal", d, err)
+				if chain != nil || approval.Refused(err) == nil {
+					t.Fatalf("got %v, want a refusal", err)
 				}
 			}
 			if log.outcomes() != "refused" {
@@ -194,9 +193,8 @@ func TestRefuseRecordsOncePerRequester(t *testing.T) {
 	a, log, _ := recorded(t, rule{})
 	r := approval.Request{SignerName: certificates.KubeletServingSignerName, UID: "uid-1", User: "jane"}
 	for range 2 {
-		err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"})
-		var refused *approval.Refused
-		if !errors.As(err, &refused) {
+		err := a.Refuse(t.Context(), r, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"}})
+		if approval.Refused(err) == nil {
 			t.Fatal(err)
 		}
 	}
@@ -205,7 +203,7 @@ func TestRefuseRecordsOncePerRequester(t *testing.T) {
 	}
 	// The same request from another requester has its own entry.
 	r.User = "joe"
-	if err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"}); err == nil || len(log.all) != 2 {
+	if err := a.Refuse(t.Context(), r, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad", Message: "no PEM: 8w4usg.qwertzuiopasdfgh"}}); err == nil || len(log.all) != 2 {
 		t.Errorf("got %v, entries %+v, want another entry for joe", err, log.all)
 	}
 }
@@ -220,8 +218,8 @@ func TestRecordsRepeatedRefusalOncePerHour(t *testing.T) {
 		r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 		r.UID = uid
 		for range 48 * 60 {
-			if _, d, err := a.Issue(t.Context(), r); err != nil || d.Verdict != approval.Deny {
-				t.Fatal(d, err)
+			if _, err := a.Issue(t.Context(), r); approval.Refused(err) == nil {
+				t.Fatal(err)
 			}
 			now = now.Add(time.Minute)
 		}
@@ -231,23 +229,20 @@ func TestRecordsRepeatedRefusalOncePerHour(t *testing.T) {
 	}
 }
 
-// A request that waits for its Node has neither failed nor been refused. WaitDecision must tell it from both.
+// A request that waits for its Node has neither failed nor been refused.
 func TestRecordsNoEntryForWaitingRequest(t *testing.T) {
 	a, log, _ := recorded(t, rule{})
 	there := errors.New("no answer")
 	a.Nodes = &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", there }}
 	r := kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil)
 	r.User, r.Groups, r.Approver = "system:node:worker-1", []string{"system:nodes"}, "jane"
-	if _, err := a.Sign(t.Context(), r); signer.WaitDecision(err) != nil || log.outcomes() != "failed" {
+	if _, err := a.Sign(t.Context(), r); errors.As(err, new(*approval.Error)) || log.outcomes() != "failed" {
 		t.Errorf("got %v, outcomes %q, want one failure", err, log.outcomes())
 	}
 	there = tokens.ErrNotFound
 	_, err := a.Sign(t.Context(), r)
-	if d := signer.WaitDecision(err); d == nil || d.Verdict != approval.Wait || d.Reason != admission.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
+	if d, _ := said(err); d.Verdict != approval.Wait || d.Reason != admission.ReasonNodeNotFound || d.Message != err.Error() || log.outcomes() != "failed" {
 		t.Errorf("got %v, %+v, outcomes %q, want to wait and no new entry", err, d, log.outcomes())
-	}
-	if signer.WaitDecision(nil) != nil || signer.WaitDecision(&approval.Refused{}) != nil {
-		t.Error("WaitDecision of nil or a refusal: got a decision, want nil")
 	}
 }
 
@@ -256,7 +251,7 @@ func TestRecordsFailureWhenItsMessageChanges(t *testing.T) {
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 	for _, message := range []string{"no such file", "no such file", "no leave to read it", "no leave to read it", "no such file"} {
 		*caErr = errors.New(message)
-		if _, _, err := a.Issue(t.Context(), r); !errors.Is(err, *caErr) {
+		if _, err := a.Issue(t.Context(), r); !errors.Is(err, *caErr) {
 			t.Fatalf("%v, want %v", err, *caErr)
 		}
 	}
@@ -264,11 +259,11 @@ func TestRecordsFailureWhenItsMessageChanges(t *testing.T) {
 		t.Fatalf("got entries %+v, want one for each change of the message", log.all)
 	}
 	*caErr = nil
-	if _, _, err := a.Issue(t.Context(), r); err != nil || log.outcomes() != "failed failed failed issued" {
+	if _, err := a.Issue(t.Context(), r); err != nil || log.outcomes() != "failed failed failed issued" {
 		t.Fatalf("got %v and outcomes %s", err, log.outcomes())
 	}
 	*caErr = errors.New("no such file") // a failure after a certificate is a new one
-	if _, _, err := a.Issue(t.Context(), r); err == nil || log.outcomes() != "failed failed failed issued failed" {
+	if _, err := a.Issue(t.Context(), r); err == nil || log.outcomes() != "failed failed failed issued failed" {
 		t.Errorf("got %v and outcomes %s", err, log.outcomes())
 	}
 
@@ -306,17 +301,16 @@ func TestReturnsNothingThatCannotBeRecorded(t *testing.T) {
 			r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 			r.Usages[1], r.Approver = test.usage, test.approver
 			for range 2 {
-				chain, d, err := a.Issue(t.Context(), r)
+				chain, err := a.Issue(t.Context(), r)
 				if r.Approver != "" {
 					chain, err = a.Sign(t.Context(), r)
 				}
-				var refused *approval.Refused
-				if chain != nil || d.Verdict == approval.Deny || errors.As(err, &refused) || !errors.Is(err, log.full) || test.ca != nil && !errors.Is(err, test.ca) {
-					t.Fatalf("got %d bytes, %v, %v; want only the error of the record", len(chain), d, err)
+				if chain != nil || approval.Refused(err) != nil || !errors.Is(err, log.full) || test.ca != nil && !errors.Is(err, test.ca) {
+					t.Fatalf("got %d bytes, %v; want only the error of the record", len(chain), err)
 				}
 			}
 			log.full = nil
-			if _, _, _ = a.Issue(t.Context(), r); r.Approver != "" {
+			if _, _ = a.Issue(t.Context(), r); r.Approver != "" {
 				_, _ = a.Sign(t.Context(), r)
 			}
 			if log.outcomes() != test.want {
@@ -366,8 +360,8 @@ func TestBoundsSizeOfRefusalEntries(t *testing.T) {
 				r.Usages = append(r.Usages, certificates.KeyUsage(text))
 			}
 			r.CSR = &csr
-			if _, d, err := a.Issue(t.Context(), r); err != nil || d.Verdict != approval.Deny {
-				t.Fatal(d, err)
+			if _, err := a.Issue(t.Context(), r); approval.Refused(err) == nil {
+				t.Fatal(err)
 			}
 			entry, err := json.Marshal(log.all[0])
 			if err != nil || len(entry) > 6<<10 {
@@ -390,7 +384,7 @@ func TestEntriesHoldNoPartOfAToken(t *testing.T) {
 			r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
 			r.Name = strings.Repeat(filler, n) + " " + token + " " + token + strings.Repeat(" -", 600)
 			r.Usages = []certificates.KeyUsage{certificates.KeyUsage(strings.Repeat("-", n%512)), certificates.KeyUsage(r.Name), certificates.KeyUsage(r.Name)}
-			if err := a.Refuse(t.Context(), r, &approval.Refused{Reason: "Bad", Message: r.Name}); err == nil {
+			if err := a.Refuse(t.Context(), r, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad", Message: r.Name}}); err == nil {
 				t.Fatal("got no refusal")
 			}
 			e := log.all[0]
@@ -421,7 +415,7 @@ func TestBoundsMemoryOfRecordedRequests(t *testing.T) {
 		return m.HeapAlloc
 	}
 	refuse := func(i int) {
-		_ = a.Refuse(t.Context(), approval.Request{User: fmt.Sprint(long, i), UID: fmt.Sprint(i)}, &approval.Refused{Reason: "Bad", Message: long})
+		_ = a.Refuse(t.Context(), approval.Request{User: fmt.Sprint(long, i), UID: fmt.Sprint(i)}, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad", Message: long}})
 	}
 	before := heap()
 	for range 3 {

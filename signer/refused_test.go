@@ -30,8 +30,8 @@ func TestIssueRefusesForgedSignatures(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
-		var refused *approval.Refused
-		if !errors.As(err, &refused) || !strings.Contains(err.Error(), "not signed by its own key") || answer != nil {
+		var refused *approval.Error
+		if !errors.As(err, &refused) || refused.Verdict != approval.Deny || !strings.Contains(err.Error(), "not signed by its own key") || answer != nil {
 			t.Errorf("%s: error is %v, want a refusal", name, err)
 		}
 	}
@@ -91,8 +91,8 @@ func TestIssueRefusesInvalidKeysAndExtensions(t *testing.T) {
 			csr := csrtest.New(t, test.template, test.key)
 			answer, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 			if test.want != "" {
-				var refused *approval.Refused
-				if !errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) || answer != nil {
+				var refused *approval.Error
+				if !errors.As(err, &refused) || refused.Verdict != approval.Deny || !strings.Contains(err.Error(), test.want) || answer != nil {
 					t.Errorf("error is %v, want a refusal with %q", err, test.want)
 				}
 				return
@@ -128,17 +128,16 @@ func FuzzParseCSR(f *testing.F) {
 	f.Add(hugeKey(f))
 	f.Fuzz(func(t *testing.T, der []byte) {
 		fuzzing.RunWithinLimit(t, func() {
-			var refused *approval.Refused
 			csr, err := pkcs10.Parse(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 			if err != nil {
-				if !errors.As(err, &refused) {
+				if approval.Refused(err) == nil {
 					t.Errorf("got error %v, want a refusal", err)
 				}
 				return
 			}
 			answer, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 			if err != nil {
-				if !errors.As(err, &refused) {
+				if approval.Refused(err) == nil {
 					t.Errorf("got error %v, want a certificate or a refusal", err)
 				}
 				return

@@ -6,14 +6,24 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
+
+// said returns the decision in an error of an authority, and the failure behind it.
+func said(err error) (approval.Decision, error) {
+	if no, found := errors.AsType[*approval.Error](err); found {
+		return no.Decision, no.Err
+	}
+	return approval.Decision{}, err
+}
 
 func must[T any](v T, err error) T {
 	if err != nil {

@@ -63,12 +63,13 @@ func run(ctx context.Context, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		chain, decision, err := site.issue(ctx, token.Token, csr)
+		_, err = site.issue(ctx, token.Token, csr)
+		no, found := errors.AsType[*approval.Error](err)
 		switch {
+		case found:
+			fmt.Fprintf(out, "%s: %s %s: %s\n", node, no.Verdict, no.Reason, no.Message)
 		case err != nil:
 			return err
-		case chain == nil:
-			fmt.Fprintf(out, "%s: %s %s: %s\n", node, decision.Verdict, decision.Reason, decision.Message)
 		default:
 			fmt.Fprintf(out, "%s: got a certificate\n", node)
 		}
@@ -82,18 +83,18 @@ type site struct {
 	authority *signer.Authority
 }
 
-// issue signs a request of a machine that has presented a token. The chain is nil unless the decision is to approve.
-func (s *site) issue(ctx context.Context, token tokens.Token, csr []byte) (chain []byte, _ approval.Decision, _ error) {
+// issue signs a request of a machine that has presented a token.
+func (s *site) issue(ctx context.Context, token tokens.Token, csr []byte) (chain []byte, err error) {
 	record, err := s.store.Get(ctx, token.ID())
 	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
-		return nil, approval.Decision{}, err
+		return nil, err
 	}
 	if err != nil || !record.Token.Equal(token) || !record.Authentication || record.Expired(time.Now()) {
-		return nil, approval.Decision{}, errors.New("the token is wrong or has expired")
+		return nil, errors.New("the token is wrong or has expired")
 	}
 	parsed, err := pkcs10.Parse(csr)
 	if err != nil {
-		return nil, approval.Decision{}, err
+		return nil, err
 	}
 	return s.authority.Issue(ctx, approval.Request{
 		SignerName: certificates.KubeAPIServerClientKubeletSignerName,

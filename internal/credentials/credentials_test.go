@@ -62,8 +62,8 @@ func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var refused *approval.Refused
-		if _, err := id.Issue(t.Context(), sign, 0); !errors.As(err, &refused) || !strings.Contains(err.Error(), test.want) {
+		var refused *approval.Error
+		if _, err := id.Issue(t.Context(), sign, 0); !errors.As(err, &refused) || refused.Verdict != approval.Deny || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s in %s: got %v, want a refusal with %q", test.user, test.group, err, test.want)
 		}
 	}

@@ -25,7 +25,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Reasons of a [*approval.Refused] that [Nodes] gives.
+// Reasons of an [*approval.Error] that [Nodes] gives.
 const (
 	// ReasonTokenSpent: as many nodes have joined with the token as its limits allow.
 	ReasonTokenSpent = "TokenSpent"
@@ -121,7 +121,7 @@ type Nodes struct {
 // A Request is a request that has passed [Check]. The zero Request is refused.
 type Request struct{ asked approval.Request }
 
-// Check validates what every signer requires of a request. Its error is a [*approval.Refused]. No later step repeats
+// Check validates what every signer requires of a request. Its error is an [*approval.Error]. No later step repeats
 // these checks.
 func Check(r approval.Request) (Request, error) {
 	if err := pkcs10.Check(r.CSR); err != nil {
@@ -153,20 +153,9 @@ type Admitted struct {
 	nodeUID string // of the Node that renews or is replaced; empty for a new Node
 }
 
-// Waiting is the error of a valid request that waits for something else, for example its Node.
-type Waiting struct {
-	// Reason is machine-readable: one word in CamelCase.
-	Reason string
-	// Message is a sentence for the requester.
-	Message string
-}
-
-// Error returns Message.
-func (w *Waiting) Error() string { return w.Message }
-
 // Admit allows or refuses the certificate of a request. If the token has limits, it also claims the node name. It may
-// be called any number of times for the same request. If the request exceeds a limit, the error wraps a
-// [*approval.Refused]. Any other error may be temporary.
+// be called any number of times for the same request. If the request exceeds a limit or waits for its Node, the error
+// wraps an [*approval.Error]. Any other error may be temporary.
 func (n *Nodes) Admit(ctx context.Context, request Request) (*Admitted, error) {
 	if n == nil {
 		n = &Nodes{}
@@ -219,11 +208,14 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 	return n.checkNameFree(ctx, node)
 }
 
-// checkNodeExists returns the UID of a Node, or a [*Waiting] if there is no such Node. A deleted Node comes back only
-// if its machine registers again; until then the machine must not renew.
+// checkNodeExists returns the UID of a Node, or an [*approval.Error] to wait if there is no such Node. A deleted Node
+// comes back only if its machine registers again; until then the machine must not renew.
 func (n *Nodes) checkNodeExists(ctx context.Context, node string) (uid string, err error) {
 	if uid, err = n.uidOf(ctx, node); err == nil && uid == "" && n.Node != nil {
-		return "", &Waiting{ReasonNodeNotFound, fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", safetext.Text(node, safetext.MaxName))}
+		return "", &approval.Error{Decision: approval.Decision{
+			Verdict: approval.Wait, Reason: ReasonNodeNotFound,
+			Message: fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", safetext.Text(node, safetext.MaxName)),
+		}}
 	}
 	return uid, err
 }

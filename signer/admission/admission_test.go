@@ -54,8 +54,8 @@ func (c *cluster) admission() *admission.Nodes {
 
 func wantRefused(t testing.TB, what string, err error, reason string, parts ...string) {
 	t.Helper()
-	var refused *approval.Refused
-	if !errors.As(err, &refused) || refused.Reason != reason {
+	var refused *approval.Error
+	if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != reason {
 		t.Errorf("%s: got %v, want a refusal with reason %s", what, err, reason)
 		return
 	}
@@ -227,7 +227,7 @@ func TestRenewalNeedsNodeAndKeepsDuration(t *testing.T) {
 	}
 	r := firstRequest(t, "system:node:worker-1", "worker-1", nil)
 	r.Groups = []string{"system:nodes"}
-	if _, err = admit(t.Context(), n, r); err == nil || errors.As(err, new(*approval.Refused)) {
+	if _, err = admit(t.Context(), n, r); err == nil || approval.Refused(err) != nil {
 		t.Errorf("renewal without a Node: %v, want to wait", err)
 	}
 	signers := must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("no CA") }, 0))
@@ -235,8 +235,9 @@ func TestRenewalNeedsNodeAndKeepsDuration(t *testing.T) {
 	s.Rules = []approval.Rule{approveAll{}}
 	signers[r.SignerName] = s
 	authority := signer.Authority{Nodes: n, Signers: signer.FixedSigners(signers)}
-	if d, _, err := authority.Decide(t.Context(), r); err != nil || d.Verdict != approval.Wait || d.Reason != "NodeNotFound" {
-		t.Errorf("got decision %+v, %v, want to wait for the Node", d, err)
+	_, err = authority.Decide(t.Context(), r)
+	if no := (*approval.Error)(nil); !errors.As(err, &no) || no.Err != nil || no.Verdict != approval.Wait || no.Reason != "NodeNotFound" {
+		t.Errorf("got %v, want to wait for the Node", err)
 	}
 	c.node("worker-1")
 	c.history = []map[string]tokens.Claim{{}} // the cache does not have the claim yet

@@ -104,7 +104,7 @@ func (n *Nodes) tryCount(ctx context.Context, id string, all []*slotRequest, liv
 		n.writeClaims(ctx, all, planned)
 	}
 	counted := n.fill(&after, all)
-	if !live && slices.ContainsFunc(all, func(p *slotRequest) bool { return errors.As(p.err, new(*approval.Refused)) }) {
+	if !live && slices.ContainsFunc(all, func(p *slotRequest) bool { return approval.Refused(p.err) != nil }) {
 		return nil, errStale
 	}
 	if atomic {
@@ -222,8 +222,8 @@ func (n *Nodes) recheck(ctx context.Context, counted tokens.Record, all []*slotR
 
 // isRefused reports whether a request was refused for a reason.
 func isRefused(err error, reason string) bool {
-	var refused *approval.Refused
-	return errors.As(err, &refused) && refused.Reason == reason
+	refused := approval.Refused(err)
+	return refused != nil && refused.Reason == reason
 }
 
 // mayHaveLost reports whether a request was refused because another token or an object that is not a claim has its name.

@@ -1,7 +1,6 @@
 package admission_test
 
 import (
-	"errors"
 	"maps"
 	"testing"
 
@@ -19,8 +18,7 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 		t.Helper()
 		r := firstRequest(t, "system:bootstrap:"+token.ID(), node, nil)
 		_, err := admit(t.Context(), n, r)
-		var refused *approval.Refused
-		if errors.As(err, &refused) {
+		if refused := approval.Refused(err); refused != nil {
 			return refused.Reason
 		} else if err != nil {
 			t.Fatal(err)

@@ -2,7 +2,6 @@ package admission_test
 
 import (
 	"crypto/elliptic"
-	"errors"
 	"testing"
 	"time"
 
@@ -93,7 +92,7 @@ func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approva
 		if c.calls < at {
 			return // the admission makes fewer calls
 		}
-		if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
+		if admission != nil || err == nil || approval.Refused(err) != nil {
 			t.Errorf("call %d of %d fails: %v, %v; want a temporary error", at, c.calls, admission, err)
 		}
 		c.failAt = 0
@@ -120,7 +119,7 @@ func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
 				if err != nil || at < 3 {
 					t.Errorf("%s: %d calls, %v; want the claim read and written", name, c.calls, err)
 				}
-			} else if admission != nil || err == nil || errors.As(err, new(*approval.Refused)) {
+			} else if admission != nil || err == nil || approval.Refused(err) != nil {
 				t.Errorf("%s, call %d fails: %v, %v; want a temporary error", name, at, admission, err)
 			}
 		}
@@ -136,7 +135,7 @@ func (c *cluster) mustAdmit(t *testing.T, r approval.Request) {
 }
 
 func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {
-	if _, err := (&admission.Nodes{}).Admit(t.Context(), admission.Request{}); !errors.As(err, new(*approval.Refused)) {
+	if _, err := (&admission.Nodes{}).Admit(t.Context(), admission.Request{}); approval.Refused(err) == nil {
 		t.Errorf("without a certificate request: %v", err)
 	}
 	c := newCluster()

@@ -210,7 +210,7 @@ func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 			return err
 		}(),
 	} {
-		if !errors.Is(err, failed) || errors.As(err, new(*approval.Refused)) {
+		if !errors.Is(err, failed) || approval.Refused(err) != nil {
 			t.Errorf("%s fails: got %v, want its error", name, err)
 		}
 	}
@@ -291,7 +291,7 @@ func TestUnsignableRequestLeavesNoClaim(t *testing.T) {
 	csr := *r.CSR
 	csr.PublicKey, csr.PublicKeyAlgorithm = nil, x509.UnknownPublicKeyAlgorithm
 	r.CSR = &csr
-	if _, err := admit(t.Context(), c.admission(), r); !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "want RSA, ECDSA or Ed25519") {
+	if _, err := admit(t.Context(), c.admission(), r); approval.Refused(err) == nil || !strings.Contains(err.Error(), "want RSA, ECDSA or Ed25519") {
 		t.Errorf("got %v, want a refusal of the key", err)
 	}
 	if len(c.claims) > 0 {

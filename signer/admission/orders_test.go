@@ -149,7 +149,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 							c.mu.Lock()
 							existed := uid != "" && c.nodes[node] == uid // it may have been deleted meanwhile
 							c.mu.Unlock()
-							if errors.As(err, new(*approval.Refused)) {
+							if approval.Refused(err) != nil {
 								return
 							} else if err != nil {
 								continue

@@ -76,12 +76,12 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 		p.request, p.node, p.record = r, "w", tokens.Record{Token: token, UID: "u", Limits: tokens.Limits{MaxNodes: 1}, Left: test.left}
 		before := test.claim.Clone()
 		do, err := n.plan(test.claim, &p)
-		var refused *approval.Refused
+		var refused *approval.Error
 		switch {
 		case !test.claim.Equal(before):
 			t.Errorf("%s: plan changed the claim", name)
 		case test.refused != "":
-			if !errors.As(err, &refused) || refused.Reason != test.refused {
+			if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != test.refused {
 				t.Errorf("%s: got %v, want %s", name, err, test.refused)
 			}
 			continue
@@ -142,8 +142,8 @@ func TestRenewalTakesDurationOfClaim(t *testing.T) {
 		"released, over, no Nodes":      {claim: past(over), alone: true, want: past(over)},
 	} {
 		got, lifetime, err := renewed(test.claim, !test.alone, noon)
-		if refused := (*approval.Refused)(nil); test.refused {
-			if !errors.As(err, &refused) || refused.Reason != ReasonNodeNameReleased {
+		if refused := (*approval.Error)(nil); test.refused {
+			if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != ReasonNodeNameReleased {
 				t.Errorf("%s: got %v, want %s", name, err, ReasonNodeNameReleased)
 			}
 		} else if err != nil || !got.Equal(test.want) || lifetime != test.lifetime {

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Reasons of a [*approval.Refused] for a node that may not rejoin, besides [ReasonNodeNotFound] and [ReasonNodeReplaced].
+// Reasons of an [*approval.Error] for a node that may not rejoin, besides [ReasonNodeNotFound] and [ReasonNodeReplaced].
 const (
 	// ReasonRejoinOff: nodes may not rejoin, or not those of this node's token.
 	ReasonRejoinOff = "RejoinOff"
@@ -41,7 +41,7 @@ type rejoinFacts struct {
 	now     time.Time
 }
 
-// provesNode returns a [*approval.Refused] unless the claim of the node has the key of the proof.
+// provesNode returns an [*approval.Error] unless the claim of the node has the key of the proof.
 func provesNode(c tokens.Claim, f rejoinFacts) error {
 	i, node := c.Identity, c.Node
 	refuse := func(reason, format string, args ...any) error {
@@ -73,8 +73,8 @@ func provesNode(c tokens.Claim, f rejoinFacts) error {
 	return nil
 }
 
-// decideRejoin returns the claim of a node that rejoins, before its new certificate, or refuses with a
-// [*approval.Refused]. It is pure: Admit calls it before the certificate is signed, and StoreIdentity again in the write
+// decideRejoin returns the claim of a node that rejoins, before its new certificate, or refuses with an
+// [*approval.Error]. It is pure: Admit calls it before the certificate is signed, and StoreIdentity again in the write
 // that the certificate depends on.
 //
 // The key that has proven the node stays current, so that a machine that has lost a response can retry. While the new

@@ -119,9 +119,9 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 			if !c.Equal(before) {
 				t.Error("decideRejoin has changed the claim that it was given")
 			}
-			var refused *approval.Refused
+			var refused *approval.Error
 			if test.reason != "" {
-				if !errors.As(err, &refused) || refused.Reason != test.reason || !strings.Contains(refused.Message, test.text) {
+				if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != test.reason || !strings.Contains(refused.Message, test.text) {
 					t.Errorf("got %v, want a refusal with reason %s and %q", err, test.reason, test.text)
 				}
 				return

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/elliptic"
 	"crypto/x509"
-	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -260,7 +259,7 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 			c.history = nil
 			_, err = admit(t.Context(), n, request(t, node))
 			wantRefused(t, "released", err, "NodeNameReleased", "kubejoin token create --max-nodes 1 --node-name worker-1")
-			if err != nil && errors.As(err, new(*approval.Refused)) {
+			if err != nil && approval.Refused(err) != nil {
 				if reporters, err := (signer.Standalone{Claims: claims{cluster: c}}).Reporters(t.Context(), "other", []string{node}); err != nil || len(reporters) > 0 {
 					t.Errorf("got reporters %v, %v, want none", reporters, err)
 				}

@@ -2,7 +2,6 @@ package admission_test
 
 import (
 	"crypto/elliptic"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -51,7 +50,7 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 				r := firstRequest(t, bootstrapUser(token), node, key)
 				for range tries {
 					_, err := admit(t.Context(), n, r)
-					if errors.As(err, new(*approval.Refused)) {
+					if approval.Refused(err) != nil {
 						return
 					} else if err != nil {
 						continue

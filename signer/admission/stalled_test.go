@@ -166,7 +166,7 @@ func TestFailedGivingBackIsNoRefusal(t *testing.T) {
 		r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
 		_, err := admit(t.Context(), n, r)
 		if done = c.calls < at; !done {
-			if err == nil || errors.As(err, new(*approval.Refused)) {
+			if err == nil || approval.Refused(err) != nil {
 				t.Errorf("call %d fails: %v; want a temporary error", at, err)
 			}
 			_, err = admit(t.Context(), c.admission(), r)

@@ -8,7 +8,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Reasons of a [*Refused] for what an API server refuses at admission. They are the names of its plugins.
+// Reasons of an [*Error] for what an API server refuses at admission. They are the names of its plugins.
 const (
 	// ReasonSubjectRestriction: the subject is in a group for which no certificate is issued.
 	ReasonSubjectRestriction = "CertificateSubjectRestriction"
@@ -16,7 +16,7 @@ const (
 	ReasonNodeRestriction = "NodeRestriction"
 )
 
-// CheckAdmission returns a [*Refused] for what an API server refuses before it creates a CertificateSigningRequest
+// CheckAdmission returns an [*Error] for what an API server refuses before it creates a CertificateSigningRequest
 // object, regardless of RBAC. It is for requests that have no such object:
 //
 //   - The subject must not be in group system:masters (admission plugin CertificateSubjectRestriction, here for every

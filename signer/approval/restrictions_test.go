@@ -39,8 +39,8 @@ func TestCheckAdmissionRestrictsNodesAndMasters(t *testing.T) {
 				SignerName: test.signer, User: test.user, Groups: test.groups,
 				CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: test.cn, Organization: test.organizations}},
 			})
-			var refused *approval.Refused
-			if test.want == "" && err != nil || test.want != "" && (!errors.As(err, &refused) || refused.Reason != test.want) {
+			var refused *approval.Error
+			if test.want == "" && err != nil || test.want != "" && (!errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != test.want) {
 				t.Errorf("got %v, want reason %q", err, test.want)
 			}
 		})

@@ -298,7 +298,8 @@ func TestStopsRetryingAtDeadline(t *testing.T) {
 func TestOnlyRefusalSetsFailedCondition(t *testing.T) {
 	r := cachedRequest(t, "approved")
 	h := newTestHandler(t, r)
-	if err := h.refuse(t.Context(), r, approval.Request{}, errDown); !errors.Is(err, errDown) || isFailed(r) {
+	h.err = errDown // of the record
+	if err := h.refuse(t.Context(), r, approval.Request{}, approval.Refuse("no")); !errors.Is(err, errDown) || isFailed(r) {
 		t.Errorf("got %v and status %+v, want no Failed condition", err, r.Status)
 	}
 }
@@ -419,7 +420,7 @@ func TestRefusesNonPositiveExpiration(t *testing.T) {
 		r := cachedRequest(t, "")
 		r.Spec.ExpirationSeconds = &seconds
 		_, err := Request(r)
-		if !errors.As(err, new(*approval.Refused)) || !strings.Contains(err.Error(), "want a positive number") {
+		if approval.Refused(err) == nil || !strings.Contains(err.Error(), "want a positive number") {
 			t.Errorf("%d: %v", seconds, err)
 		}
 	}

@@ -75,7 +75,7 @@ func FuzzObject(f *testing.F) {
 			}
 			r, err := csr.Cached(o)
 			if err != nil {
-				if refused := (*approval.Refused)(nil); !errors.As(err, &refused) || refused.Reason == "" || refused.Message == "" {
+				if refused := (*approval.Error)(nil); !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason == "" || refused.Message == "" {
 					t.Errorf("got %v, want a refusal with a reason", err)
 				}
 				return

@@ -129,7 +129,8 @@ func (h *handler) handle(ctx context.Context, csr *certificates.CertificateSigni
 // decide applies the rules and writes their decision. The admission is nil unless decide approved the
 // object.
 func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request) (*signer.Admission, retry, error) {
-	d, admission, err := h.Authority.Decide(ctx, r)
+	admission, err := h.Authority.Decide(ctx, r)
+	d := decided(admission, err)
 	log := h.logOf(csr).With("subject", safetext.Text(r.CSR.Subject.String(), safetext.MaxName),
 		"verdict", d.Verdict.String(), "reason", d.Reason, "rule", d.Rule)
 	if d.Rule == "" { // no rule applies
@@ -147,14 +148,14 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 		condition.Type = certificates.CertificateDenied
 	case approval.Wait:
 		count()
-		next := h.wait(csr, d, log)
-		if err != nil && next != noRetry {
+		next := h.wait(csr, d.Decision, log)
+		if d.Err != nil && next != noRetry {
 			return nil, next, fmt.Errorf("decide: %w", err)
 		}
 		return nil, next, nil
 	default:
 		count()
-		if h.reportOnce(csr, d) {
+		if h.reportOnce(csr, d.Decision) {
 			log.Info("certificate request not decided", "message", d.Message)
 		}
 		return nil, retryLater, nil
@@ -187,6 +188,14 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 	updated.ManagedFields = nil
 	*csr = *updated // the spec was validated and is immutable
 	return admission, noRetry, nil
+}
+
+// decided returns the error of Decide, or one with the decision to approve.
+func decided(m *signer.Admission, err error) approval.Error {
+	if no, found := errors.AsType[*approval.Error](err); found {
+		return *no
+	}
+	return approval.Error{Decision: m.Decision()}
 }
 
 // maxUndecided replaces approval.MaxWait if a fact is unavailable or an approved request waits for the rate
@@ -251,14 +260,11 @@ func (h *handler) reasonChanged(csr *certificates.CertificateSigningRequest, rea
 // refuse writes the issuance record of an approved request that cannot be parsed, and then marks it as
 // failed.
 func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigningRequest, r approval.Request, why error) error {
-	var refused *approval.Refused
-	if !errors.As(why, &refused) {
-		return h.failed(ctx, csr, eventSigningFailed, why)
+	err := h.Authority.Refuse(ctx, r, approval.Refused(why))
+	if refused := approval.Refused(err); refused != nil {
+		return h.fail(ctx, csr, refused)
 	}
-	if err := h.Authority.Refuse(ctx, r, refused); !errors.As(err, &refused) {
-		return h.failed(ctx, csr, eventSigningFailed, err)
-	}
-	return h.fail(ctx, csr, refused)
+	return h.failed(ctx, csr, eventSigningFailed, err)
 }
 
 // sign issues and writes the certificate of an approved request, regardless of who approved it. The request waits if
@@ -271,14 +277,13 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	} else { // a person, another program or an earlier try of kubejoin approved it
 		chain, err = h.Authority.Sign(ctx, r)
 	}
-	if d := signer.WaitDecision(err); d != nil {
-		return h.wait(csr, *d, h.logOf(csr).With("reason", d.Reason)), nil
-	}
-	var refused *approval.Refused
-	if errors.As(err, &refused) {
-		return noRetry, h.fail(ctx, csr, refused)
-	}
-	if err != nil {
+	no, found := errors.AsType[*approval.Error](err)
+	switch {
+	case found && no.Verdict == approval.Deny:
+		return noRetry, h.fail(ctx, csr, no)
+	case found:
+		return h.wait(csr, no.Decision, h.logOf(csr).With("reason", no.Reason)), nil
+	case err != nil:
 		return noRetry, h.failed(ctx, csr, eventSigningFailed, err)
 	}
 	csr.Status.Certificate = chain
@@ -303,12 +308,8 @@ func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 }
 
 // fail sets the condition Failed: the request will never be signed.
-func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigningRequest, err error) error {
-	reason, message := approval.ReasonValidation, safetext.Text(err.Error(), safetext.MaxMessage)
-	var refused *approval.Refused
-	if errors.As(err, &refused) {
-		reason, message = refused.Reason, refused.Message
-	}
+func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigningRequest, refused *approval.Error) error {
+	reason, message := refused.Reason, refused.Message
 	csr.Status.Conditions = append(csr.Status.Conditions, certificates.CertificateSigningRequestCondition{
 		Type: certificates.CertificateFailed, Status: corev1.ConditionTrue, Reason: reason, Message: message,
 		LastUpdateTime: metav1.Now(),

@@ -87,8 +87,8 @@ func TestKeepsLittleOfLargeObjects(t *testing.T) {
 					continue // the controller never reads it
 				}
 				r, err := Request(object)
-				var refused *approval.Refused
-				if !errors.As(err, &refused) || refused.Reason != approval.ReasonValidation || !strings.Contains(refused.Message, test.why) || r.CSR != nil {
+				var refused *approval.Error
+				if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != approval.ReasonValidation || !strings.Contains(refused.Message, test.why) || r.CSR != nil {
 					t.Errorf("the %s object: %v, want a refusal with %q", name, err, test.why)
 				}
 			}

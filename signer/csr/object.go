@@ -3,7 +3,6 @@ package csr
 import (
 	"bytes"
 	"cmp"
-	"fmt"
 	"strings"
 	"time"
 
@@ -76,7 +75,7 @@ func strip(obj any) (any, error) {
 	return csr, nil
 }
 
-// tooLarge returns a [*approval.Refused] if kubejoin does not handle an object of this size, or else nil.
+// tooLarge returns an [*approval.Error] if kubejoin does not handle an object of this size, or else nil.
 // It also works for an object that strip has cut.
 func tooLarge(csr *certificates.CertificateSigningRequest) error {
 	if err := cutReason(csr); err != nil {
@@ -90,10 +89,7 @@ func tooLarge(csr *certificates.CertificateSigningRequest) error {
 	meta := csr.ObjectMeta
 	meta.ManagedFields = nil
 	if rest := meta.Size() + csr.Spec.Size() - request; rest > maxRest {
-		return &approval.Refused{
-			Reason:  approval.ReasonValidation,
-			Message: fmt.Sprintf("metadata and spec without the certificate request have %d bytes, want at most %d", rest, maxRest),
-		}
+		return approval.Refuse("metadata and spec without the certificate request have %d bytes, want at most %d", rest, maxRest)
 	}
 	return nil
 }
@@ -103,7 +99,7 @@ func tooLarge(csr *certificates.CertificateSigningRequest) error {
 func cutReason(csr *certificates.CertificateSigningRequest) error {
 	for _, entry := range csr.ManagedFields {
 		if entry.Subresource == cutMark && len(csr.Spec.Request) == 0 {
-			return &approval.Refused{Reason: approval.ReasonValidation, Message: entry.Manager}
+			return approval.Refuse("%s", entry.Manager)
 		}
 	}
 	return nil
@@ -161,7 +157,7 @@ func over(csr *certificates.CertificateSigningRequest) bool {
 	return issued(csr) || has(csr, certificates.CertificateDenied) || has(csr, certificates.CertificateFailed)
 }
 
-// Request converts an object. An error is a [*approval.Refused]; the Request then holds what could be read,
+// Request converts an object. An error is an [*approval.Error]; the Request then holds what could be read,
 // without the CSR.
 func Request(csr *certificates.CertificateSigningRequest) (approval.Request, error) {
 	r := approval.Request{
@@ -181,10 +177,7 @@ func Request(csr *certificates.CertificateSigningRequest) (approval.Request, err
 	}
 	if s := csr.Spec.ExpirationSeconds; s != nil {
 		if *s <= 0 { // the API server requires at least 600
-			return r, &approval.Refused{
-				Reason:  approval.ReasonValidation,
-				Message: fmt.Sprintf("spec.expirationSeconds is %d, want a positive number", *s),
-			}
+			return r, approval.Refuse("spec.expirationSeconds is %d, want a positive number", *s)
 		}
 		r.Expiration = time.Duration(*s) * time.Second
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -28,14 +27,14 @@ func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigni
 	if err == nil {
 		_, err = h.Authority.Sign(ctx, r)
 	}
-	var refused *approval.Refused
-	switch d := signer.WaitDecision(err); {
-	case d != nil:
-		return h.shadowWait(csr, *d), nil
+	no, found := errors.AsType[*approval.Error](err)
+	switch {
 	case err == nil:
 		h.would(csr, wouldSign, "", "")
-	case errors.As(err, &refused):
-		h.would(csr, wouldFail, refused.Reason, refused.Message)
+	case found && no.Verdict == approval.Deny:
+		h.would(csr, wouldFail, no.Reason, no.Message)
+	case found:
+		return h.shadowWait(csr, no.Decision), nil
 	default:
 		return retrySoon, err
 	}
@@ -47,15 +46,15 @@ func (h *handler) shadowDecision(ctx context.Context, csr *certificates.Certific
 	if refusal != nil {
 		return noRetry, nil
 	}
-	d, _, err := h.Authority.Decide(ctx, r)
-	if err != nil {
-		return retrySoon, err
-	}
+	admission, err := h.Authority.Decide(ctx, r)
+	d := decided(admission, err)
 	switch {
+	case d.Err != nil:
+		return retrySoon, err
 	case d.Rule == "":
 		return noRetry, nil
 	case d.Verdict == approval.Wait:
-		return h.shadowWait(csr, d), nil
+		return h.shadowWait(csr, d.Decision), nil
 	}
 	h.would(csr, d.Verdict.String(), d.Reason, d.Message)
 	// Another client may still approve it. Then shadow reports whether kubejoin would sign it.

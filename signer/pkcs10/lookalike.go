@@ -30,7 +30,7 @@ func foldName(name string) string {
 	return lookalikes.Replace(name)
 }
 
-// checkSystemName returns a [*approval.Refused] for the name of a user or group that only looks like a name reserved by
+// checkSystemName returns an [*approval.Error] for the name of a user or group that only looks like a name reserved by
 // Kubernetes. kube-apiserver distinguishes the two, but people who read them may not.
 func checkSystemName(name string) error {
 	as := foldName(name)

@@ -26,7 +26,7 @@ const (
 	kindIP    = 7
 )
 
-// checkNames returns a [*approval.Refused] for subject alternative names that no signer issues. It parses the
+// checkNames returns an [*approval.Error] for subject alternative names that no signer issues. It parses the
 // extension itself, because crypto/x509 silently drops the kinds that it does not know. The requester would not
 // notice that a name is missing.
 func checkNames(csr *x509.CertificateRequest) error {

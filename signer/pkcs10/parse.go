@@ -16,7 +16,7 @@ const MaxBytes = 64 << 10
 const BlockType = "CERTIFICATE REQUEST"
 
 // Parse reads a PKCS #10 request: exactly one PEM block of type CERTIFICATE REQUEST, with only white space around it.
-// Its errors are [*approval.Refused]. It does not verify the signature; [CheckSignature] does.
+// Its errors are [*approval.Error]. It does not verify the signature; [CheckSignature] does.
 func Parse(data []byte) (*x509.CertificateRequest, error) {
 	if len(data) > MaxBytes {
 		return nil, approval.Refuse("the certificate request has %d bytes, want at most %d", len(data), MaxBytes)
@@ -41,7 +41,7 @@ var (
 	oidUID           = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
 )
 
-// Check returns a [*approval.Refused] for a request that no signer signs. It refuses weak or unusual keys, CAs, and
+// Check returns an [*approval.Error] for a request that no signer signs. It refuses weak or unusual keys, CAs, and
 // subjects with a UID. It also refuses what crypto/x509 does not read, or reads
 // differently from other implementations.
 func Check(csr *x509.CertificateRequest) error {
@@ -82,7 +82,7 @@ func Check(csr *x509.CertificateRequest) error {
 	return checkNames(csr)
 }
 
-// CheckSignature returns a [*approval.Refused] if the request is not signed by its own key. It is the slowest of all
+// CheckSignature returns an [*approval.Error] if the request is not signed by its own key. It is the slowest of all
 // checks, and cfssl repeats it when it signs.
 func CheckSignature(csr *x509.CertificateRequest) error {
 	if err := csr.CheckSignature(); err != nil {

@@ -36,7 +36,7 @@ func Kept(oid asn1.ObjectIdentifier) bool {
 	return false
 }
 
-// checkAttributes returns a [*approval.Refused] for a subject that no signer issues. It refuses values that are not
+// checkAttributes returns an [*approval.Error] for a subject that no signer issues. It refuses values that are not
 // text, repeated attributes of which crypto/x509 keeps only one, and names that only look like reserved ones.
 func checkAttributes(csr *x509.CertificateRequest) error {
 	var commonNames, serialNumbers int

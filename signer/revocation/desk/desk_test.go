@@ -119,9 +119,9 @@ func request(t *testing.T, token tokens.Token, node string) approval.Request {
 // join issues the certificate of a machine that joins.
 func (s *site) join(t *testing.T, token tokens.Token, node string) *x509.Certificate {
 	t.Helper()
-	chain, d, err := s.authority.Issue(t.Context(), request(t, token, node))
+	chain, err := s.authority.Issue(t.Context(), request(t, token, node))
 	if err != nil || len(chain) == 0 {
-		t.Fatalf("%s joins: %+v, %v", node, d, err)
+		t.Fatalf("%s joins: %v", node, err)
 	}
 	return pemfile.Presented(chain)[0]
 }
@@ -172,9 +172,9 @@ func TestRevokeTokenFindsNodesOfCachedToken(t *testing.T) {
 		time.Sleep(admission.MaxAge - time.Millisecond)
 		var admitted []*signer.Admission
 		for _, node := range []string{"worker-1", "worker-2"} {
-			d, a, err := s.authority.Decide(t.Context(), request(t, token, node))
-			if err != nil || d.Verdict != approval.Approve {
-				t.Fatalf("%s: got %+v, %v, want it admitted by the cached token", node, d, err)
+			a, err := s.authority.Decide(t.Context(), request(t, token, node))
+			if err != nil {
+				t.Fatalf("%s: got %v, want it admitted by the cached token", node, err)
 			}
 			admitted = append(admitted, a)
 		}
@@ -199,8 +199,9 @@ func TestRevokeTokenFindsNodesOfCachedToken(t *testing.T) {
 		if took := done.Sub(began); took > 3*time.Second {
 			t.Errorf("took %s", took)
 		}
-		if _, d, _ := s.authority.Issue(t.Context(), request(t, token, "worker-3")); d.Reason != admission.ReasonTokenRevoked {
-			t.Errorf("after the revocation: got %+v, want reason %s", d, admission.ReasonTokenRevoked)
+		_, err = s.authority.Issue(t.Context(), request(t, token, "worker-3"))
+		if refused := approval.Refused(err); refused == nil || refused.Reason != admission.ReasonTokenRevoked {
+			t.Errorf("after the revocation: got %v, want reason %s", err, admission.ReasonTokenRevoked)
 		}
 	})
 }
@@ -435,8 +436,8 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 			}
 			*s.Desk, s.Guard.Store = works, guard
 			time.Sleep(admission.MaxAge)
-			if _, d, _ := s.authority.Issue(t.Context(), request(t, token, "worker-3")); d.Verdict != approval.Deny {
-				t.Errorf("%s: a machine with the token: got %+v, want it denied", name, d)
+			if _, err := s.authority.Issue(t.Context(), request(t, token, "worker-3")); approval.Refused(err) == nil {
+				t.Errorf("%s: a machine with the token: got %v, want it denied", name, err)
 			}
 			s.wantRevoked(t, two, failed == nil && name == "the token cannot be deleted" || name == "a node of two cannot be saved")
 			result, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
@@ -30,7 +31,7 @@ func TestIssue(t *testing.T) {
 	if token, err = store.Create(t.Context(), token); err != nil {
 		t.Fatal(err)
 	}
-	for _, test := range []struct{ node, reason string }{{"worker-7", "AutoApproved"}, {"worker-8", "TokenSpent"}} {
+	for _, test := range []struct{ node, reason string }{{"worker-7", ""}, {"worker-8", "TokenSpent"}} {
 		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 		if err != nil {
 			t.Fatal(err)
@@ -40,9 +41,13 @@ func TestIssue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		chain, decision, err := issue(t.Context(), authority, token, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
-		if err != nil || decision.Reason != test.reason || (chain != nil) != (test.reason == "AutoApproved") {
-			t.Errorf("%s: got %+v, %v, want reason %s", test.node, decision, err, test.reason)
+		chain, err := issue(t.Context(), authority, token, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+		reason := ""
+		if refused := approval.Refused(err); refused != nil {
+			reason, err = refused.Reason, nil
+		}
+		if err != nil || reason != test.reason || (chain != nil) != (test.reason == "") {
+			t.Errorf("%s: got reason %q, %v, want %q", test.node, reason, err, test.reason)
 		}
 	}
 }

@@ -1,0 +1,53 @@
+package approval
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/safetext"
+)
+
+// ReasonValidation is the reason for a request that breaks the rules of its signer. kube-controller-manager uses the
+// same reason.
+const ReasonValidation = "SignerValidationFailure"
+
+// An Error says why a request gets no certificate, or none yet. Verdict [Deny] means that the request will never be signed
+// as it is. [Wait] means that a retry may help, and [None] that somebody else may approve the request. Any other error is a
+// failure, which may be temporary.
+type Error struct {
+	// Decision is the verdict, with its reason and a sentence for the requester.
+	Decision
+	// RetryAfter is how long the requester has to wait; zero if that is unknown.
+	RetryAfter time.Duration
+	// Err is the failure because of which the request waits, for the log; nil if there was none.
+	Err error
+}
+
+// Error returns the text of Err, or Message without one.
+func (e *Error) Error() string {
+	if e.Err != nil {
+		return e.Err.Error()
+	}
+	return e.Message
+}
+
+// Unwrap returns Err.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Refused returns the first [*Error] in err if its verdict is [Deny], or else nil.
+func Refused(err error) *Error {
+	if e, found := errors.AsType[*Error](err); found && e.Verdict == Deny {
+		return e
+	}
+	return nil
+}
+
+// Refuse returns an [*Error] to deny with [ReasonValidation].
+func Refuse(format string, args ...any) error { return RefuseFor(ReasonValidation, format, args...) }
+
+// RefuseFor returns an [*Error] to deny. It redacts tokens in args, and truncates the message.
+func RefuseFor(reason, format string, args ...any) error {
+	safetext.Args(args) // redact first: a verb such as %.100q may cut a token
+	return &Error{Decision: Decision{Verdict: Deny, Reason: reason, Message: safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage)}}
+}
