@@ -66,7 +66,7 @@ func certifying(t testing.TB) (*site, *record) {
 	signers := must.Get(signer.KubernetesSigners(signer.Fixed(s.ca), 48*time.Hour))
 	serving := signers[servingSigner]
 	scope := approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, DNSSuffixes: []string{"example.com"}}
-	serving.Rules = []approval.Rule{approval.KubeletServing{ServingScope: scope}}
+	serving.Rules = []approval.Rule{must.Get(approval.NewKubeletServing(scope))}
 	signers[servingSigner] = serving
 	signers[peerSigner] = must.Get(signer.NewSigner(peerSigner, signer.Fixed(s.ca), signer.ProfileConfig{Default: time.Hour, Max: 2 * time.Hour, Usages: []certificates.KeyUsage{
 		certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth,

@@ -103,9 +103,9 @@ func TestDeniesHostileServingRequests(t *testing.T) {
 	const serving = certificates.KubeletServingSignerName
 	signers := authority.Signers()
 	s := signers[serving]
-	s.Rules = []approval.Rule{approval.KubeletServing{ServingScope: approval.ServingScope{
+	s.Rules = []approval.Rule{must(approval.NewKubeletServing(approval.ServingScope{
 		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, DNSSuffixes: []string{"example.com"},
-	}}}
+	}))}
 	signers[serving], authority.Facts = s, reportsEverything{}
 	address := func(text string) asn1.RawValue { return crafted.IPName(netip.MustParseAddr(text).AsSlice()) }
 	for _, test := range []struct {

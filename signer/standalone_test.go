@@ -98,7 +98,7 @@ func TestStandaloneApprovesNoServingNameOfOtherNode(t *testing.T) {
 	file := memdb.Open()
 	must(file.Claims().Create(t.Context(), tokens.Claim{Node: "v", TokenID: "abcdef"}))
 	facts := signer.Standalone{Claims: file.Claims(), DNSSuffixes: []string{"example.com"}}
-	rule := approval.KubeletServing{ServingScope: approval.ServingScope{DNSSuffixes: []string{"example.com"}}}
+	rule := must(approval.NewKubeletServing(approval.ServingScope{DNSSuffixes: []string{"example.com"}}))
 	for host, want := range map[string]approval.Verdict{"w.example.com": approval.Approve, "v.example.com": approval.None, "u.example.com": approval.None} {
 		r := approval.Request{
 			SignerName: certificates.KubeletServingSignerName, User: "system:node:w", Groups: []string{"system:nodes"}, From: netip.MustParseAddr("192.0.2.1"),

@@ -119,6 +119,10 @@ func (s *service) signers() (func() map[string]signer.Signer, error) {
 	if s.configured != nil {
 		return func() map[string]signer.Signer { return s.configured.files.Get().signers }, nil
 	}
+	kubelets, err := approval.NewKubeletServing(s.options.Serving.Scope)
+	if err != nil {
+		return nil, err
+	}
 	builtIn, err := signer.KubernetesSigners(func() (*signer.CA, error) {
 		if s.ca == nil {
 			return nil, errors.New("no CA configured, want --cluster-signing-cert-file and --cluster-signing-key-file")
@@ -126,7 +130,7 @@ func (s *service) signers() (func() map[string]signer.Signer, error) {
 		return s.ca.Get(), nil
 	}, s.options.CA.Duration)
 	serving := builtIn[certificates.KubeletServingSignerName]
-	serving.Rules = []approval.Rule{approval.KubeletServing{ServingScope: s.options.Serving.Scope}}
+	serving.Rules = []approval.Rule{kubelets}
 	builtIn[certificates.KubeletServingSignerName] = serving
 	return signer.FixedSigners(builtIn), err
 }

@@ -9,23 +9,24 @@ import (
 // RuleNames returns the names that [Rules] accepts.
 func RuleNames() []string {
 	var names []string
-	for _, rule := range known(ServingScope{}) {
+	for _, rule := range known(KubeletServing{}) {
 		names = append(names, rule.Name())
 	}
 	return names
 }
 
-func known(scope ServingScope) []Rule {
-	return []Rule{SelfNodeClient{}, NodeClient{}, KubeletServing{scope}, MaySign{}}
+func known(serving KubeletServing) []Rule {
+	return []Rule{SelfNodeClient{}, NodeClient{}, serving, MaySign{}}
 }
 
 // Rules returns the named rules in the given order. KubeletServing gets scope. An unknown or repeated name is an
 // error, and so is an invalid scope.
 func Rules(names []string, scope ServingScope) ([]Rule, error) {
-	if err := scope.Check(); err != nil {
+	serving, err := NewKubeletServing(scope)
+	if err != nil {
 		return nil, err
 	}
-	all := known(scope)
+	all := known(serving)
 	rules := make([]Rule, 0, len(names))
 	for i, name := range names {
 		at := slices.IndexFunc(all, func(rule Rule) bool { return rule.Name() == name })

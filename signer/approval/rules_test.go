@@ -5,10 +5,12 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -21,8 +23,8 @@ func TestRulesByName(t *testing.T) {
 	var got []string
 	for _, rule := range rules {
 		got = append(got, rule.Name())
-		if k, ok := rule.(approval.KubeletServing); ok && !slices.Equal(k.CIDRs, scope.CIDRs) {
-			t.Errorf("%s: got scope %+v, want the given one", rule.Name(), k)
+		if serving := must.Get(approval.NewKubeletServing(scope)); rule.Name() == serving.Name() && !reflect.DeepEqual(rule, serving) {
+			t.Errorf("got %+v, want the scope of %+v", rule, serving)
 		}
 	}
 	if !slices.Equal(got, names) {

@@ -15,8 +15,8 @@ import (
 type ServingScope struct {
 	// CIDRs contain every address that a kubelet may have, as [ParseServingCIDR] returns them.
 	CIDRs []netip.Prefix
-	// DNSSuffixes are the domains below which a kubelet may have names, as [ParseServingSuffix] returns them. A
-	// kubelet may always have the name of its Node.
+	// DNSSuffixes are the domains below which a kubelet may have names, as [ParseServingSuffix] reads them. A kubelet
+	// may always have the name of its Node.
 	DNSSuffixes []string
 	// ControlPlane lists names and patterns, as in [tokens.MatchNodeName], of nodes that may have the addresses and
 	// names of the API server. On such a machine the kubelet and the API server share them. Only the operator may be
@@ -114,7 +114,7 @@ func ParseServingSuffix(text string) (string, error) {
 
 // cidr returns the first range that contains an address.
 func (s ServingScope) cidr(a netip.Addr) (netip.Prefix, bool) {
-	i := slices.IndexFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Contains(a) && checkServingCIDR(p) == nil })
+	i := slices.IndexFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
 	if i < 0 {
 		return netip.Prefix{}, false
 	}
@@ -124,9 +124,8 @@ func (s ServingScope) cidr(a netip.Addr) (netip.Prefix, bool) {
 // suffix returns the longest suffix that a name is below. The name must be in lower case.
 func (s ServingScope) suffix(name string) (string, bool) {
 	longest := ""
-	for _, text := range s.DNSSuffixes {
-		suffix, err := ParseServingSuffix(text)
-		if err == nil && len(suffix) > len(longest) && strings.HasSuffix(name, "."+suffix) {
+	for _, suffix := range s.DNSSuffixes {
+		if len(suffix) > len(longest) && strings.HasSuffix(name, "."+suffix) {
 			longest = suffix
 		}
 	}
@@ -136,11 +135,9 @@ func (s ServingScope) suffix(name string) (string, bool) {
 // labels returns, for each suffix that a name is below, the part before the suffix. The name must be in lower case.
 func (s ServingScope) labels(name string) []string {
 	var labels []string
-	for _, text := range s.DNSSuffixes {
-		if suffix, err := ParseServingSuffix(text); err == nil {
-			if label, below := strings.CutSuffix(name, "."+suffix); below {
-				labels = append(labels, label)
-			}
+	for _, suffix := range s.DNSSuffixes {
+		if label, below := strings.CutSuffix(name, "."+suffix); below {
+			labels = append(labels, label)
 		}
 	}
 	return labels

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -26,10 +27,7 @@ func TestServingScopeIsZero(t *testing.T) {
 	}
 }
 
-func TestServingScopeCheck(t *testing.T) {
-	if err := scope.Check(); err != nil {
-		t.Error(err)
-	}
+func TestKubeletServingNeedsValidScope(t *testing.T) {
 	for what, test := range map[string]struct {
 		scope approval.ServingScope
 		want  string
@@ -40,8 +38,8 @@ func TestServingScopeCheck(t *testing.T) {
 		"malformed names": {approval.ServingScope{ControlPlane: []string{"A*"}}, "pattern"},
 		"other reason":    {approval.ServingScope{LeaveAlone: []string{approval.ReasonNameOutOfScope}}, "ServingNameOutOfScope"},
 	} {
-		if err := test.scope.Check(); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: Check = %v, want an error with %q", what, err, test.want)
+		if _, err := approval.NewKubeletServing(test.scope); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: NewKubeletServing = %v, want an error with %q", what, err, test.want)
 		}
 	}
 }
@@ -71,7 +69,7 @@ func (reportsNothing) Reporters(_ context.Context, _ string, addresses []string)
 }
 
 func TestServingApprovesAddressWithoutReporters(t *testing.T) {
-	rules := []approval.Rule{approval.KubeletServing{ServingScope: scope}}
+	rules := []approval.Rule{must.Get(approval.NewKubeletServing(scope))}
 	d, err := approval.Decide(t.Context(), rules, servingRequest("worker-1", "10.0.0.5"), reportsNothing{servingWorld()})
 	if d.Verdict != approval.Approve || err != nil {
 		t.Errorf("Decide = %+v, %v, want to approve", d, err)

@@ -54,8 +54,20 @@ const (
 // can allow, or a person can approve. It compares addresses by value, and names without regard to case and a final dot. It denies IPv4 addresses
 // in any IPv6 form. Labels that begin with xn-- are out of scope, because people may mistake them for another name.
 // Only a suffix of the scope may have such labels.
-type KubeletServing struct {
-	ServingScope
+//
+// [NewKubeletServing] makes one. The zero KubeletServing has the zero scope.
+type KubeletServing struct{ scope ServingScope } // whose suffixes have no leading dot
+
+// NewKubeletServing returns the rule with a scope. The error is that of [ServingScope.Check].
+func NewKubeletServing(scope ServingScope) (KubeletServing, error) {
+	if err := scope.Check(); err != nil {
+		return KubeletServing{}, err
+	}
+	scope.CIDRs, scope.DNSSuffixes = slices.Clone(scope.CIDRs), slices.Clone(scope.DNSSuffixes)
+	for i, suffix := range scope.DNSSuffixes {
+		scope.DNSSuffixes[i] = strings.TrimPrefix(suffix, ".")
+	}
+	return KubeletServing{scope}, nil
 }
 
 // Name returns "kubelet-serving".
@@ -75,7 +87,7 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 			Evidence: []string{fmt.Sprintf("the requester is %q", userName(r))},
 		}, nil
 	}
-	if k.IsZero() {
+	if k.scope.IsZero() {
 		remedy := "or check its names and approve it by hand" // the names were not checked, so without the command
 		if r.Name == "" {
 			remedy = byHand(r)
@@ -111,7 +123,7 @@ func (k KubeletServing) Decide(ctx context.Context, r Request, f Facts) (Decisio
 
 // orLeave returns None in place of a denial whose reason the operator has listed in LeaveAlone.
 func (k KubeletServing) orLeave(d Decision, r Request) Decision {
-	if d.Verdict == Deny && slices.Contains(k.LeaveAlone, d.Reason) {
+	if d.Verdict == Deny && slices.Contains(k.scope.LeaveAlone, d.Reason) {
 		d.Verdict, d.Message = None, d.Message+"; "+byHand(r)
 	}
 	return d
@@ -225,7 +237,7 @@ func (k KubeletServing) scoped(_ context.Context, node string, r Request, _ Fact
 // allows returns what in the scope allows a name or address, for people.
 func (k KubeletServing) allows(node string, n servingName) (string, error) {
 	if n.address.IsValid() {
-		p, ok := k.cidr(n.address)
+		p, ok := k.scope.cidr(n.address)
 		if !ok {
 			return "", fmt.Errorf("address %s is not in any allowed range (--serving-allowed-cidr)", n)
 		}
@@ -234,7 +246,7 @@ func (k KubeletServing) allows(node string, n servingName) (string, error) {
 	if err := checkDNSName(n.text); err != nil && n.text != node { // a Node is named as Kubernetes allows
 		return "", err
 	}
-	suffix, below := k.suffix(n.text)
+	suffix, below := k.scope.suffix(n.text)
 	label := strings.TrimSuffix(n.text, "."+suffix)
 	switch {
 	case strings.HasPrefix(label, "xn--"), strings.Contains(label, ".xn--"):
@@ -254,7 +266,7 @@ func (k KubeletServing) ofCluster(ctx context.Context, node string, _ Request, f
 		return Decision{}, fmt.Errorf("read addresses of Services and the API server: %w", err)
 	}
 	e.saw("reserved addresses: %q for Services, %q for the API server (source: %s)", reserved.Prefixes, reserved.APIServer, reserved.Source)
-	controlPlane := k.controlPlane(node)
+	controlPlane := k.scope.controlPlane(node)
 	for _, n := range e.names {
 		if i := slices.IndexFunc(reserved.Prefixes, func(p netip.Prefix) bool { return unmapped(p).Contains(n.address) }); i >= 0 {
 			return *deny(ReasonNameReserved, "address %s is in %s, an address range of Services", n, reserved.Prefixes[i]), nil
@@ -278,7 +290,7 @@ func (k KubeletServing) ofCluster(ctx context.Context, node string, _ Request, f
 func (k KubeletServing) others(ctx context.Context, node string, r Request, f Facts, e *evidence) (Decision, error) {
 	asked := e.texts()
 	for _, n := range e.names {
-		asked = append(asked, slices.DeleteFunc(k.labels(n.text), func(label string) bool { return label == node })...)
+		asked = append(asked, slices.DeleteFunc(k.scope.labels(n.text), func(label string) bool { return label == node })...)
 	}
 	reporters, err := f.Reporters(ctx, node, asked)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -43,7 +44,7 @@ func FuzzKubeletServing(f *testing.F) {
 		}
 		w := servingWorld()
 		w.nodes[node] = strings.Split(reports, ",")
-		rule := approval.KubeletServing{ServingScope: approval.ServingScope{CIDRs: scope.CIDRs, DNSSuffixes: scope.DNSSuffixes}}
+		rule := must.Get(approval.NewKubeletServing(scope))
 		fuzzing.RunWithinLimit(t, func() {
 			d, err := approval.Decide(context.Background(), []approval.Rule{rule}, r, w)
 			if err != nil || d.Reason == "" || d.Message == "" {

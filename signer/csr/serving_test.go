@@ -68,7 +68,7 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 		t.Fatal(err)
 	}
 	facts := &kubefacts.Facts{Client: w.restrict, Nodes: nodes, APIServers: func(context.Context) ([]string, error) { return []string{"198.51.100.10"}, nil }}
-	rule := approval.KubeletServing{ServingScope: approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("10.0.0.0/8")}}}
+	rule := must.Get(approval.NewKubeletServing(approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("10.0.0.0/8")}}))
 	signers := must.Get(signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour))
 	s := signers[serving]
 	s.Rules = []approval.Rule{rule}
