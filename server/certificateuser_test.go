@@ -54,7 +54,7 @@ var errStore = errors.New("the store does not answer")
 
 func (f *failing) faults(c *storetest.Call, do func() error) error {
 	switch c.Method {
-	case "Store.Find", "Store.Delete", "Store.Update.change", "Claims.Find", "Claims.OfToken", "Claims.Create", "Claims.Update.change":
+	case "Store.Find", "Store.Delete", "Store.Update.change", "Claims.Find", "Claims.HeldBy.cached", "Claims.Create", "Claims.Update.change":
 		return do()
 	}
 	if f.calls++; f.calls == f.at {

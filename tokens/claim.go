@@ -53,6 +53,18 @@ type Claim struct {
 	Version string
 }
 
+// A Read says how current the result of a read is. It is what Get, Recent and Find do for one value.
+type Read string
+
+const (
+	// Live never reads from a cache.
+	Live Read = "live"
+	// Recent may read from a cache that is proven to be less than [MaxAge] old, and has all writes of the same store.
+	Recent Read = "recent"
+	// Cached may lag behind writes. It is cheap.
+	Cached Read = "cached"
+)
+
 // Claims stores claims, at most one for each node name. Its methods may be called concurrently.
 // Errors wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply. Every other error may be
 // temporary, and the write that failed with it may have taken effect.
@@ -72,16 +84,9 @@ type Claims interface {
 	// List returns all claims, including released ones, sorted by node name. It may lag behind writes.
 	List(ctx context.Context) ([]Claim, error)
 
-	// OfToken returns the claims with this TokenID and any TokenUID, sorted by node name. Released
-	// claims are not among them. It may lag behind writes. It is cheap.
-	OfToken(ctx context.Context, id string) ([]Claim, error)
-
-	// HeldBy is like OfToken, but never reads from a cache. It fails if it cannot decode one of the
-	// claims.
-	HeldBy(ctx context.Context, id string) ([]Claim, error)
-
-	// RecentlyHeldBy is to HeldBy what Recent is to Get.
-	RecentlyHeldBy(ctx context.Context, id string) ([]Claim, error)
+	// HeldBy returns the claims with this TokenID and any TokenUID, sorted by node name. Released claims are not among
+	// them. Unless it reads from a cache that may lag, it fails if it cannot decode one of the claims.
+	HeldBy(ctx context.Context, id string, read Read) ([]Claim, error)
 
 	// Create stores a new claim, which must pass [Claim.Check]. It returns the claim with new values of
 	// Created, UID and Version. Create is atomic: of concurrent calls for one name, one succeeds.

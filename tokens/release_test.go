@@ -58,7 +58,7 @@ func (n *names) release(t *testing.T) (tokens.Claim, string, error) {
 // want fails the test unless these nodes have claims, and the token counts these.
 func (n *names) want(t *testing.T, claimed, counted string) {
 	t.Helper()
-	held, err := n.claims.HeldBy(t.Context(), n.record.Token.ID())
+	held, err := n.claims.HeldBy(t.Context(), n.record.Token.ID(), tokens.Live)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	if _, warning, err := n.release(t); err != nil || !strings.Contains(warning, "still counts the name: max-nodes:; many") {
 		t.Errorf("got %q, %v", warning, err)
 	}
-	held, err := n.claims.HeldBy(t.Context(), n.record.Token.ID())
+	held, err := n.claims.HeldBy(t.Context(), n.record.Token.ID(), tokens.Live)
 	if now, getErr := n.store.Get(t.Context(), n.record.Token.ID()); err != nil || getErr != nil || len(held) != 1 || len(now.Nodes) != 2 {
 		t.Errorf("got %d claims and nodes %v, %v, %v, want one claim and both nodes", len(held), now.Nodes, err, getErr)
 	}

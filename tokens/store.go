@@ -22,7 +22,7 @@ var (
 	ErrDeleting = errors.New("token is being deleted")
 )
 
-// MaxAge is the greatest age of what Recent and RecentlyHeldBy return.
+// MaxAge is the greatest age of what is read with Recent.
 const MaxAge = time.Second
 
 // A Store stores records. Its methods may be called concurrently. Errors wrap [ErrNotFound],

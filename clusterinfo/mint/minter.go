@@ -284,7 +284,7 @@ func (m *Minter) checkUnclaimed(ctx context.Context, id string) error {
 	if m.Claims == nil {
 		return nil
 	}
-	held, err := m.Claims.HeldBy(ctx, id)
+	held, err := m.Claims.HeldBy(ctx, id, tokens.Live)
 	switch {
 	case apierrors.IsForbidden(err): // the caller's kubeconfig may lack this permission, and the check is optional
 		return nil

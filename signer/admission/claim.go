@@ -107,7 +107,7 @@ func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Reques
 	case !record.Limits.IsZero() || n.check(record, r, node) != nil:
 		return false, nil
 	}
-	claims, err := n.Claims.RecentlyHeldBy(ctx, id)
+	claims, err := n.Claims.HeldBy(ctx, id, tokens.Recent)
 	if err != nil {
 		return false, fmt.Errorf("claims of token %s: %w", id, err)
 	}
@@ -157,7 +157,7 @@ func (n *Nodes) mend(ctx context.Context, record *tokens.Record) (mended bool, e
 	}
 	id := record.Token.ID()
 	if record.Limits.NodeLimit() > 0 && len(record.Nodes) > 0 {
-		known, err := n.Claims.OfToken(ctx, id)
+		known, err := n.Claims.HeldBy(ctx, id, tokens.Cached)
 		if err != nil {
 			return false, fmt.Errorf("claims of token %s: %w", id, err)
 		}
@@ -167,7 +167,7 @@ func (n *Nodes) mend(ctx context.Context, record *tokens.Record) (mended bool, e
 			return false, nil
 		}
 	}
-	claims, err := n.Claims.HeldBy(ctx, id)
+	claims, err := n.Claims.HeldBy(ctx, id, tokens.Live)
 	if err != nil {
 		return false, fmt.Errorf("claims of token %s: %w", id, err)
 	}

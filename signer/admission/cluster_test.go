@@ -326,23 +326,13 @@ func (s claims) List(context.Context) ([]tokens.Claim, error) {
 	return slices.SortedFunc(maps.Values(all), func(a, b tokens.Claim) int { return strings.Compare(a.Node, b.Node) }), nil
 }
 
-func (s claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
-	all, err := s.List(ctx)
-	return slices.DeleteFunc(all, func(c tokens.Claim) bool { return c.TokenID != id }), err
-}
-
-// HeldBy reads live, without a cache.
-func (s claims) HeldBy(_ context.Context, id string) ([]tokens.Claim, error) {
-	return s.heldBy("list", id)
-}
-
-// RecentlyHeldBy reads the current claims, which are recent.
-func (s claims) RecentlyHeldBy(_ context.Context, id string) ([]tokens.Claim, error) {
-	return s.heldBy("recent", id)
-}
-
-func (s claims) heldBy(call, id string) (all []tokens.Claim, err error) {
-	err = s.call(call, func() error {
+// HeldBy reads the cache, or the current claims, which are recent.
+func (s claims) HeldBy(ctx context.Context, id string, read tokens.Read) (all []tokens.Claim, err error) {
+	if read == tokens.Cached {
+		all, err = s.List(ctx)
+		return slices.DeleteFunc(all, func(c tokens.Claim) bool { return c.TokenID != id }), err
+	}
+	err = s.call(map[tokens.Read]string{tokens.Live: "list", tokens.Recent: "recent"}[read], func() error {
 		for _, node := range slices.Sorted(maps.Keys(s.cluster.claims)) {
 			if c := s.cluster.claims[node]; c.TokenID == id {
 				all = append(all, c.Clone())

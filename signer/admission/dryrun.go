@@ -82,8 +82,11 @@ func (s dryClaims) Recent(ctx context.Context, node string) (tokens.Claim, error
 	return s.Get(ctx, node)
 }
 
-func (s dryClaims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.HeldBy(ctx, id)
+func (s dryClaims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
+	if read == tokens.Recent {
+		read = tokens.Live
+	}
+	return s.Claims.HeldBy(ctx, id, read)
 }
 
 func (s dryClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {

@@ -26,7 +26,7 @@ type hooks struct {
 	update  func(n int, node string)   // called before the nth update of a claim
 	create  error                      // of Create of a claim
 	find    error                      // of Find of a claim
-	ofToken error                      // of OfToken
+	ofToken error                      // of cached HeldBy
 	get     func(*tokens.Record) error // of Get of a token
 	node    func(calls int) (string, error)
 	asked   int // number of Node reads
@@ -47,7 +47,7 @@ func (b *hooks) faults(c *storetest.Call, do func() error) error {
 		if b.find != nil {
 			return b.find
 		}
-	case "Claims.OfToken":
+	case "Claims.HeldBy.cached":
 		if b.ofToken != nil {
 			return b.ofToken
 		}
@@ -201,7 +201,7 @@ func TestFailedCacheNeitherAdmitsNorRefuses(t *testing.T) {
 	c.refreshCaches()
 	standalone := func(b *hooks) *admission.Nodes { n := b.admission(c); n.Node, n.Ready = nil, nil; return n }
 	for name, err := range map[string]error{
-		"OfToken": func() error {
+		"cached HeldBy": func() error {
 			_, err := admit(t.Context(), (&hooks{ofToken: failed}).admission(c), firstRequest(t, bootstrapUser(token), "worker-2", nil))
 			return err
 		}(),

@@ -277,9 +277,12 @@ func (s recordedClaims) Get(ctx context.Context, node string) (tokens.Claim, err
 	return c, err
 }
 
-func (s recordedClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+func (s recordedClaims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
 	began := s.h.now()
-	all, err := s.Counter.HeldBy(ctx, id)
+	all, err := s.Counter.HeldBy(ctx, id, read)
+	if read == tokens.Cached {
+		return all, err
+	}
 	for _, c := range all {
 		s.h.got(began, "claim "+c.Node, claimText(c), err)
 	}

@@ -84,7 +84,7 @@ func call(t *testing.T, r *replica, random *rand.Rand, token tokens.Token, node,
 			_ = r.claims.Delete(ctx, now)
 		}
 	case 8:
-		_, _ = r.claims.HeldBy(ctx, id)
+		_, _ = r.claims.HeldBy(ctx, id, tokens.Live)
 	default:
 		now, err := r.tokens.Get(ctx, id)
 		if err != nil {

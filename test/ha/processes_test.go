@@ -94,7 +94,7 @@ func TestTokenAdmitsItsLimitAtThreeProcesses(t *testing.T) {
 	defer func() { must(t, store.Close()) }()
 	record, err := store.Get(t.Context(), token.ID())
 	must(t, err)
-	held, err := store.Claims().HeldBy(t.Context(), token.ID())
+	held, err := store.Claims().HeldBy(t.Context(), token.ID(), tokens.Live)
 	must(t, err)
 	if len(record.Nodes) != limit || len(held) != limit {
 		t.Errorf("the token counts %d nodes and has %d claims, want %d", len(record.Nodes), len(held), limit)

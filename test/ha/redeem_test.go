@@ -264,7 +264,7 @@ func (r *redemption) check(t *testing.T, limit int, issued *issuedNames, store t
 	}
 	record, err := store.Get(t.Context(), r.token.ID())
 	must(t, err)
-	held, err := claims.HeldBy(t.Context(), r.token.ID())
+	held, err := claims.HeldBy(t.Context(), r.token.ID(), tokens.Live)
 	must(t, err)
 	for _, c := range held {
 		if !names[c.Node] {

@@ -53,7 +53,7 @@ func TestDamagedClaimKeepsName(t *testing.T) {
 			claims := open(t, path).Claims()
 			c, getErr := claims.Get(t.Context(), "worker-1")
 			_, listErr := claims.List(t.Context())
-			_, ofErr := claims.OfToken(t.Context(), "abc123")
+			_, ofErr := claims.HeldBy(t.Context(), "abc123", tokens.Cached)
 			_, createErr := claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"})
 			if test.want == "" {
 				if err := errors.Join(getErr, listErr, ofErr); err != nil || c.Limits.Replaces.UID != "n" {
@@ -61,7 +61,7 @@ func TestDamagedClaimKeepsName(t *testing.T) {
 				}
 				return
 			}
-			for what, err := range map[string]error{"Get": getErr, "List": listErr, "OfToken": ofErr, "Create": createErr} {
+			for what, err := range map[string]error{"Get": getErr, "List": listErr, "cached HeldBy": ofErr, "Create": createErr} {
 				if !errors.Is(err, boltstore.ErrDamaged) || errors.Is(err, tokens.ErrNotFound) {
 					t.Errorf("%s = %v, want ErrDamaged", what, err)
 					continue
@@ -87,7 +87,7 @@ func TestMissingClaimIsDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket([]byte("claims")).Delete([]byte("worker-1")) })
-	if all, err := open(t, path).Claims().HeldBy(t.Context(), "abc123"); !errors.Is(err, boltstore.ErrDamaged) {
+	if all, err := open(t, path).Claims().HeldBy(t.Context(), "abc123", tokens.Live); !errors.Is(err, boltstore.ErrDamaged) {
 		t.Errorf("HeldBy = %+v, %v, want ErrDamaged", all, err)
 	}
 }
@@ -151,7 +151,7 @@ func TestConcurrentClaimsAndTokens(t *testing.T) {
 	}
 	of := 0
 	for _, r := range records {
-		claims, err := s.Claims().OfToken(t.Context(), r.Token.ID())
+		claims, err := s.Claims().HeldBy(t.Context(), r.Token.ID(), tokens.Cached)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -60,8 +60,8 @@ func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 		for ; errors.Is(err, tokens.ErrNotFound); _, err = reader.Find(t.Context(), node) {
 			<-hints
 		}
-		if held, heldErr := reader.OfToken(t.Context(), "abc123"); err != nil || heldErr != nil || len(held) != i+1 {
-			t.Fatalf("%s: Find = %v, OfToken = %d claims, %v, want %d", node, err, len(held), heldErr, i+1)
+		if held, heldErr := reader.HeldBy(t.Context(), "abc123", tokens.Cached); err != nil || heldErr != nil || len(held) != i+1 {
+			t.Fatalf("%s: Find = %v, cached HeldBy = %d claims, %v, want %d", node, err, len(held), heldErr, i+1)
 		}
 	}
 }
@@ -141,7 +141,7 @@ func TestRetriesReadOfSeveralKeys(t *testing.T) {
 		}
 	}
 	f.FailTransactions(1)
-	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 2 {
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 2 {
 		t.Errorf("after one failure: HeldBy = %+v, %v, want two claims", held, err)
 	}
 	f.FailTransactions(1)

@@ -68,21 +68,14 @@ func (s *Claims) Recent(ctx context.Context, node string) (tokens.Claim, error) 
 // List implements [tokens.Claims]. It fails if it cannot decode a row, like [Store.List].
 func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) { return s.table.list(ctx) }
 
-// OfToken implements [tokens.Claims].
-func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.held(ctx, s.db.Cached(), id, func(Row) error { return nil })
-}
-
-// HeldBy implements [tokens.Claims].
-func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
+// HeldBy implements [tokens.Claims]. [tokens.Recent] is [tokens.Live].
+func (s *Claims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
+	if read == tokens.Cached {
+		return s.held(ctx, s.db.Cached(), id, func(Row) error { return nil })
+	}
 	return s.held(ctx, s.db, id, func(holder Row) error {
 		return mustHaveChanged(ctx, s.db, holder, "the token does not hold this claim")
 	})
-}
-
-// RecentlyHeldBy implements [tokens.Claims]. It is HeldBy.
-func (s *Claims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.HeldBy(ctx, id)
 }
 
 // held finds the claims of a token with the index, and reads all of them at once. It calls missing for a row of the index

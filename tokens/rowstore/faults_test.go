@@ -147,9 +147,9 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 		"create twice": {calls: 2, want: tokens.ErrExists, run: func(s *rowstore.Store) error {
 			return second(s.Claims().Create(ctx, tokens.Claim{Node: "worker-1"}))
 		}},
-		"claims of a token": {calls: 2, run: func(s *rowstore.Store) error { return second(s.Claims().OfToken(ctx, "abc123")) }},
+		"claims of a token": {calls: 2, run: func(s *rowstore.Store) error { return second(s.Claims().HeldBy(ctx, "abc123", tokens.Cached)) }},
 		"claims held by a token": {calls: 3, want: memdb.ErrDamaged, run: func(s *rowstore.Store) error {
-			return second(s.Claims().HeldBy(ctx, "abc123"))
+			return second(s.Claims().HeldBy(ctx, "abc123", tokens.Live))
 		}},
 		"sweep": {entries: 40, counts: 40, run: func(s *rowstore.Store) error {
 			swept, err := s.Issued().Sweep(ctx, begin.AddDate(0, 2, 0), 0)

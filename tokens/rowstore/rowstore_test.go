@@ -98,7 +98,7 @@ func TestReportsDamagedRow(t *testing.T) {
 	_, errs["get tokens/abc123"] = s.Get(t.Context(), "abc123")
 	_, errs["list tokens/abc123"] = s.List(t.Context())
 	_, errs["get claims/worker-1"] = s.Claims().Get(t.Context(), "worker-1")
-	_, errs["held claims/worker-1"] = s.Claims().HeldBy(t.Context(), "abc123")
+	_, errs["held claims/worker-1"] = s.Claims().HeldBy(t.Context(), "abc123", tokens.Live)
 	_, errs["create claims/worker-1"] = s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1"})
 	for what, err := range errs {
 		_, key, _ := strings.Cut(what, " ")
@@ -140,7 +140,7 @@ func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
 				t.Error(err)
 			}
 		}})
-		if held, err := hooked.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 0 {
+		if held, err := hooked.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 0 {
 			t.Errorf("%s: got %+v, %v, want none", name, held, err)
 		}
 	}
@@ -154,17 +154,17 @@ func TestMissingClaimIsDamage(t *testing.T) {
 	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/abc123/gone", Value: []byte{}}}); err != nil {
 		t.Fatal(err)
 	}
-	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); !errors.Is(err, memdb.ErrDamaged) {
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); !errors.Is(err, memdb.ErrDamaged) {
 		t.Errorf("HeldBy = %+v, %v, want ErrDamaged", held, err)
 	}
 	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/fedcba/worker-1", Value: []byte{}}}); err != nil {
 		t.Fatal(err)
 	}
-	if held, err := s.Claims().HeldBy(t.Context(), "fedcba"); !errors.Is(err, memdb.ErrDamaged) {
+	if held, err := s.Claims().HeldBy(t.Context(), "fedcba", tokens.Live); !errors.Is(err, memdb.ErrDamaged) {
 		t.Errorf("HeldBy of another token = %+v, %v, want ErrDamaged", held, err)
 	}
-	if of, err := s.Claims().OfToken(t.Context(), "abc123"); err != nil || len(of) != 1 || !of[0].Equal(c) {
-		t.Errorf("OfToken = %+v, %v, want the claim on worker-1: caches may be of different moments", of, err)
+	if of, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Cached); err != nil || len(of) != 1 || !of[0].Equal(c) {
+		t.Errorf("cached HeldBy = %+v, %v, want the claim on worker-1: caches may be of different moments", of, err)
 	}
 }
 
@@ -176,7 +176,7 @@ func TestIndexesNewClaimWithFieldsBefore(t *testing.T) {
 	if _, err := s.Claims().Commit(t.Context(), r, r, []tokens.ClaimChange{{Before: c, After: c}}); err != nil {
 		t.Fatal(err)
 	}
-	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 2 {
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 2 {
 		t.Errorf("HeldBy = %+v, %v, want both claims", held, err)
 	}
 }
@@ -221,7 +221,7 @@ func TestReadsCacheOnlyIfAllowed(t *testing.T) {
 	ctx := t.Context()
 	list, err := s.List(ctx)
 	claims, claimsErr := s.Claims().List(ctx)
-	of, ofErr := s.Claims().OfToken(ctx, "abc123")
+	of, ofErr := s.Claims().HeldBy(ctx, "abc123", tokens.Cached)
 	if _, findErr := s.Find(ctx, "abc123"); len(list)+len(claims)+len(of) != 0 || errors.Join(err, claimsErr, ofErr) != nil || !errors.Is(findErr, tokens.ErrNotFound) {
 		t.Errorf("got %v, %v, %v and %v, want nothing of the empty cache", list, claims, of, findErr)
 	}
@@ -234,7 +234,7 @@ func TestReadsCacheOnlyIfAllowed(t *testing.T) {
 	_, err = s.Get(ctx, "abc123")
 	_, claimErr := s.Claims().Get(ctx, "worker-1")
 	v, revocationErr := s.Revocations().Get(ctx, "k")
-	if held, heldErr := s.Claims().HeldBy(ctx, "abc123"); len(held) != 1 || string(v) != "v" || errors.Join(err, claimErr, heldErr, revocationErr) != nil {
+	if held, heldErr := s.Claims().HeldBy(ctx, "abc123", tokens.Live); len(held) != 1 || string(v) != "v" || errors.Join(err, claimErr, heldErr, revocationErr) != nil {
 		t.Errorf("got %v, %q, %v, want what is stored", held, v, errors.Join(err, claimErr, heldErr, revocationErr))
 	}
 }
@@ -312,7 +312,7 @@ func TestReadsClaimsOfTokenAtOnce(t *testing.T) {
 		}
 	}
 	db.gets = 0
-	if held, err := s.Claims().HeldBy(t.Context(), "abc123"); err != nil || len(held) != 6 || db.gets != 1 {
+	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 6 || db.gets != 1 {
 		t.Errorf("HeldBy = %d claims, %v with %d calls of Get, want 6 with one", len(held), err, db.gets)
 	}
 }

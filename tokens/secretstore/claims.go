@@ -28,12 +28,12 @@ import (
 const ClaimNamespace = "kubejoin-system"
 
 // Claims is a [tokens.Claims] of the Leases in one namespace with the label kubejoin.io/claim=true or
-// kubejoin.io/claim=released. Find, List and OfToken read from a cache that watches the API server. Recent and
-// RecentlyHeldBy do so while a Lease with the label kubejoin.io/claim=proof proves that the cache is current. All other
-// methods send requests to the API server. When Watch sends a hint, the change is already in the cache.
+// kubejoin.io/claim=released. Find and List read from a cache that watches the API server. Recent does so while a Lease
+// with the label kubejoin.io/claim=proof proves that the cache is current. All other methods send requests to the API
+// server. When Watch sends a hint, the change is already in the cache.
 //
 // A Lease without this label is not a claim, but nobody can claim its name. The same is true for a malformed
-// claim: List and OfToken omit it, and Get, Find, HeldBy and Update return an error that does not wrap
+// claim: List and a cached HeldBy omit it, and Get, Find, HeldBy and Update return an error that does not wrap
 // [tokens.ErrNotFound].
 type Claims struct {
 	leases    typedcoordinationv1.LeaseInterface
@@ -72,8 +72,8 @@ const maxWritten = 1000
 
 var _ tokens.Claims = (*Claims)(nil)
 
-// OpenClaims returns a Claims that watches the claims in a namespace until ctx ends. After that, Find, List
-// and OfToken fail. OpenClaims does not wait for the API server, but these three methods do. The identity of
+// OpenClaims returns a Claims that watches the claims in a namespace until ctx ends. After that, Find and
+// List fail. OpenClaims does not wait for the API server, but these methods do. The identity of
 // client needs the verbs get, list, watch, create, update and delete on Leases in the namespace.
 //
 // kubejoin uses [ClaimNamespace]. If the namespace does not exist, no claim can be created, and no machine
@@ -161,7 +161,7 @@ func (s *Claims) get(ctx context.Context, node string) (*coordinationv1.Lease, t
 	return lease, c, nil
 }
 
-// Find implements [tokens.Claims]. Like List and OfToken, it waits until the cache is filled or ctx ends.
+// Find implements [tokens.Claims]. Like List, it waits until the cache is filled or ctx ends.
 func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 	if err := tokens.CheckNodeName(node); err != nil {
 		return tokens.Claim{}, fmt.Errorf("find claim: %w", err)
@@ -193,29 +193,24 @@ func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) {
 	return cloned(s.cache.List(ctx))
 }
 
-// OfToken implements [tokens.Claims].
-func (s *Claims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
-	if err := tokens.CheckID(id); err != nil {
-		return nil, fmt.Errorf("list claims: %w", err)
-	}
-	return cloned(s.ofToken(ctx, id))
-}
-
 // ofToken returns the cached Leases with the label of a token: its claims, and malformed claims.
 func (s *Claims) ofToken(ctx context.Context, id string) ([]cachedClaim, error) {
 	cached, err := s.cache.Grouped(ctx, id)
 	return slices.DeleteFunc(cached, func(c cachedClaim) bool { return c.problem == nil && c.TokenID != id }), err
 }
 
-// RecentlyHeldBy implements [tokens.Claims].
-func (s *Claims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	if s.fresh.proves(holderKey(id), "") {
+// HeldBy implements [tokens.Claims].
+func (s *Claims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
+	if err := tokens.CheckID(id); err != nil {
+		return nil, fmt.Errorf("list claims: %w", err)
+	}
+	if read == tokens.Cached || read == tokens.Recent && s.fresh.proves(holderKey(id), "") {
 		cached, err := s.ofToken(ctx, id)
-		if err == nil && !slices.ContainsFunc(cached, func(c cachedClaim) bool { return c.problem != nil }) {
-			return cloned(cached, nil)
+		if read == tokens.Cached || err == nil && !slices.ContainsFunc(cached, func(c cachedClaim) bool { return c.problem != nil }) {
+			return cloned(cached, err)
 		}
 	}
-	return s.HeldBy(ctx, id)
+	return s.heldBy(ctx, id)
 }
 
 // holderKey returns the key of a token ID in freshness. No node name has a space.
@@ -231,12 +226,9 @@ type heldBy struct {
 // tokensPerList is how many token IDs one list request selects. The selector must fit into a URL.
 const tokensPerList = 200
 
-// HeldBy implements [tokens.Claims]. Concurrent calls share a list request. If many machines join, each with
+// heldBy reads the claims of a token live. Concurrent calls share a list request. If many machines join, each with
 // its own token, one list request for each of them would cost more than creating their claims.
-func (s *Claims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	if err := tokens.CheckID(id); err != nil {
-		return nil, fmt.Errorf("list claims: %w", err)
-	}
+func (s *Claims) heldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
 	q := &heldBy{id: id}
 	if err := s.heldByCalls.Do(ctx, struct{}{}, q, s.listHeldBy); err != nil {
 		return nil, fmt.Errorf("list claims of token %s: %w", id, err)

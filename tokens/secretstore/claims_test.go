@@ -429,14 +429,14 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 			t.Errorf("Create of %s = %v, want ErrExists", node, err)
 		}
 	}
-	if of, err := s.OfToken(t.Context(), "abc123"); err != nil || len(of) > 0 {
-		t.Errorf("OfToken = %+v, %v, want no malformed claim", of, err)
+	if of, err := s.HeldBy(t.Context(), "abc123", tokens.Cached); err != nil || len(of) > 0 {
+		t.Errorf("cached HeldBy = %+v, %v, want no malformed claim", of, err)
 	}
 	// HeldBy must fail, because without these claims the token could claim more names than its limit.
-	if held, err := s.HeldBy(t.Context(), "abc123"); err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "/unknown is ") {
+	if held, err := s.HeldBy(t.Context(), "abc123", tokens.Live); err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "/unknown is ") {
 		t.Errorf("HeldBy = %+v, %v, want an error that names the malformed claim", held, err)
 	}
-	if held, err := s.HeldBy(t.Context(), "def456"); err != nil || len(held) > 0 {
+	if held, err := s.HeldBy(t.Context(), "def456", tokens.Live); err != nil || len(held) > 0 {
 		t.Errorf("HeldBy of another token = %+v, %v, want none", held, err)
 	}
 	// Make another change: the warning about the first one is logged shortly after List shows it.
@@ -508,8 +508,8 @@ func TestClaimsReportForbiddenList(t *testing.T) {
 	read := func(ctx context.Context) map[string]error {
 		_, findErr := s.Find(ctx, "worker-1")
 		_, listErr := s.List(ctx)
-		_, ofErr := s.OfToken(ctx, "abc123")
-		return map[string]error{"Find": findErr, "List": listErr, "OfToken": ofErr}
+		_, ofErr := s.HeldBy(ctx, "abc123", tokens.Cached)
+		return map[string]error{"Find": findErr, "List": listErr, "cached HeldBy": ofErr}
 	}
 	awaitForbidden(t, func(ctx context.Context) error { _, err := s.List(ctx); return err })
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)

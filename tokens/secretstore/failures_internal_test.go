@@ -124,10 +124,10 @@ func TestHeldByFailsIfListFails(t *testing.T) {
 	c := fake.NewClientset(encodeLease("ns", worker))
 	s := claimsOn(c)
 	failsOnce(c, "list", "leases", errDown)
-	if all, err := s.HeldBy(t.Context(), "abc123"); !errors.Is(err, errDown) {
+	if all, err := s.HeldBy(t.Context(), "abc123", tokens.Live); !errors.Is(err, errDown) {
 		t.Errorf("HeldBy = %+v, %v", all, err)
 	}
-	if all, err := s.HeldBy(t.Context(), "abc123"); err != nil || len(all) != 1 {
+	if all, err := s.HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(all) != 1 {
 		t.Errorf("HeldBy = %+v, %v, want one", all, err)
 	}
 }

@@ -191,7 +191,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		return err
 	})
 	read("leases", func(round int) error {
-		held, err := claims.RecentlyHeldBy(t.Context(), ids[0])
+		held, err := claims.HeldBy(t.Context(), ids[0], tokens.Recent)
 		if err != nil || len(held) < round {
 			return fmt.Errorf("got %d claims, %v, and round %d had ended %s before", len(held), err, round, tokens.MaxAge)
 		}

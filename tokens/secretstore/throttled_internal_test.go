@@ -58,7 +58,7 @@ func TestThrottledTokenAndClaimAreNotAbsent(t *testing.T) {
 				},
 				"claim": func(ctx context.Context) error { _, err := claims.Get(ctx, worker.Node); return err },
 				"claims of a token": func(ctx context.Context) error {
-					all, err := claims.HeldBy(ctx, worker.TokenID)
+					all, err := claims.HeldBy(ctx, worker.TokenID, tokens.Live)
 					if err == nil && len(all) != 1 {
 						t.Errorf("got %d claims, want 1", len(all))
 					}

@@ -108,7 +108,7 @@ func wantSameClaim(t *testing.T, what string, got, want tokens.Claim) {
 	}
 }
 
-// wantClaims waits for List, Find and OfToken to show these claims and no others.
+// wantClaims waits for List, Find and cached HeldBy to show these claims and no others.
 func wantClaims(t *testing.T, s tokens.Claims, want ...tokens.Claim) {
 	t.Helper()
 	slices.SortFunc(want, func(a, b tokens.Claim) int { return strings.Compare(a.Node, b.Node) })
@@ -149,18 +149,18 @@ func notShown(t *testing.T, s tokens.Claims, want []tokens.Claim) string {
 		}
 	}
 	for id, want := range of {
-		got, err := s.OfToken(t.Context(), id)
+		got, err := s.HeldBy(t.Context(), id, tokens.Cached)
 		if err != nil {
-			t.Fatalf("OfToken: %v", err)
+			t.Fatalf("cached HeldBy: %v", err)
 		}
 		if !slices.EqualFunc(got, want, sameClaim) {
-			return fmt.Sprintf("OfToken, which gives\n%+v", got)
+			return fmt.Sprintf("cached HeldBy, which gives\n%+v", got)
 		}
 	}
 	return ""
 }
 
-// wantNoClaim checks that Get no longer returns a claim, and waits until Find and OfToken do not either.
+// wantNoClaim checks that Get no longer returns a claim, and waits until Find and cached HeldBy do not either.
 func wantNoClaim(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	t.Helper()
 	_, err := s.Get(t.Context(), c.Node)
@@ -172,13 +172,13 @@ func wantNoClaim(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	wantNotOfToken(t, s, c)
 }
 
-// wantNotOfToken waits until OfToken no longer returns a claim.
+// wantNotOfToken waits until cached HeldBy no longer returns a claim.
 func wantNotOfToken(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	t.Helper()
-	eventually(t, s, "OfToken without "+c.Node, func() bool {
-		of, err := s.OfToken(t.Context(), c.TokenID)
+	eventually(t, s, "cached HeldBy without "+c.Node, func() bool {
+		of, err := s.HeldBy(t.Context(), c.TokenID, tokens.Cached)
 		if err != nil {
-			t.Fatalf("OfToken: %v", err)
+			t.Fatalf("cached HeldBy: %v", err)
 		}
 		return !slices.ContainsFunc(of, func(o tokens.Claim) bool { return o.Node == c.Node })
 	})
@@ -226,8 +226,8 @@ func testListClaims(t *testing.T, s tokens.Claims) {
 		}
 	}
 	wantClaims(t, s, left...)
-	if of, err := s.OfToken(t.Context(), tokens.Generate().ID()); err != nil || len(of) > 0 {
-		t.Errorf("OfToken of a token without claims = %+v, %v, want none", of, err)
+	if of, err := s.HeldBy(t.Context(), tokens.Generate().ID(), tokens.Cached); err != nil || len(of) > 0 {
+		t.Errorf("cached HeldBy of a token without claims = %+v, %v, want none", of, err)
 	}
 }
 
@@ -236,7 +236,7 @@ func testHeldBy(t *testing.T, s tokens.Claims) {
 	id, other := tokens.Generate().ID(), tokens.Generate().ID()
 	wantHeld := func(what, id string, want ...tokens.Claim) {
 		t.Helper()
-		got, err := s.HeldBy(t.Context(), id)
+		got, err := s.HeldBy(t.Context(), id, tokens.Live)
 		if err != nil || !slices.EqualFunc(got, want, sameClaim) {
 			t.Errorf("%s: HeldBy gives\n%+v, %v\nwant\n%+v", what, got, err, want)
 		}
@@ -269,7 +269,7 @@ func testHeldBy(t *testing.T, s tokens.Claims) {
 	wantHeld("deleted", id, made...)
 
 	// The caller may change the claims that HeldBy returns.
-	got, err := s.HeldBy(t.Context(), id)
+	got, err := s.HeldBy(t.Context(), id, tokens.Live)
 	if err != nil || len(got) == 0 {
 		t.Fatalf("HeldBy = %+v, %v", got, err)
 	}
@@ -287,7 +287,7 @@ func testHeldByAtOnce(t *testing.T, s tokens.Claims) {
 			if i%2 == 0 {
 				c = createClaim(t, s, c)
 			}
-			got, err := s.HeldBy(t.Context(), c.TokenID)
+			got, err := s.HeldBy(t.Context(), c.TokenID, tokens.Live)
 			switch {
 			case err != nil:
 				t.Errorf("HeldBy: %v", err)
@@ -316,9 +316,9 @@ func testClaimCopies(t *testing.T, s tokens.Claims) {
 	if err != nil || len(listed) != 1 {
 		t.Fatalf("List = %+v, %v, want one claim", listed, err)
 	}
-	of, err := s.OfToken(t.Context(), want.TokenID)
+	of, err := s.HeldBy(t.Context(), want.TokenID, tokens.Cached)
 	if err != nil || len(of) != 1 {
-		t.Fatalf("OfToken = %+v, %v, want one claim", of, err)
+		t.Fatalf("cached HeldBy = %+v, %v, want one claim", of, err)
 	}
 	found, err := s.Find(t.Context(), want.Node)
 	if err != nil {
@@ -361,12 +361,12 @@ func testMalformedClaim(t *testing.T, s tokens.Claims) {
 		}
 	}
 	whole := tokens.Generate().Reveal()
-	_, err := s.OfToken(ctx, whole)
-	wantError(t, "OfToken of a whole token", err, tokens.ErrMalformed)
+	_, err := s.HeldBy(ctx, whole, tokens.Cached)
+	wantError(t, "cached HeldBy of a whole token", err, tokens.ErrMalformed)
 	if err != nil && strings.Contains(err.Error(), whole) {
-		t.Errorf("OfToken of a whole token returned an error that contains it: %q", err)
+		t.Errorf("cached HeldBy of a whole token returned an error that contains it: %q", err)
 	}
-	_, err = s.HeldBy(ctx, whole)
+	_, err = s.HeldBy(ctx, whole, tokens.Live)
 	wantError(t, "HeldBy of a whole token", err, tokens.ErrMalformed)
 	if err != nil && strings.Contains(err.Error(), whole) {
 		t.Errorf("HeldBy of a whole token returned an error that contains it: %q", err)
@@ -380,12 +380,12 @@ func testClaimsCanceled(t *testing.T, s tokens.Claims) {
 	_, getErr := s.Get(ctx, c.Node)
 	_, findErr := s.Find(ctx, c.Node)
 	_, listErr := s.List(ctx)
-	_, ofErr := s.OfToken(ctx, c.TokenID)
-	_, heldErr := s.HeldBy(ctx, c.TokenID)
+	_, ofErr := s.HeldBy(ctx, c.TokenID, tokens.Cached)
+	_, heldErr := s.HeldBy(ctx, c.TokenID, tokens.Live)
 	_, createErr := s.Create(ctx, sampleClaim())
 	_, updateErr := s.Update(ctx, c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
 	for what, err := range map[string]error{
-		"Get": getErr, "Find": findErr, "List": listErr, "OfToken": ofErr, "HeldBy": heldErr,
+		"Get": getErr, "Find": findErr, "List": listErr, "cached HeldBy": ofErr, "HeldBy": heldErr,
 		"Create": createErr, "Update": updateErr, "Delete": s.Delete(ctx, c),
 	} {
 		wantError(t, what, err, context.Canceled)

@@ -55,7 +55,7 @@ func testCommit(t *testing.T, s tokens.Store, c tokens.Counter) {
 	if err != nil || !claim.Equal(claims[0]) || claim.UID == "" || claim.Version == "" || claim.Created.IsZero() || !slices.Equal(claim.Keys, change.After.Keys) {
 		t.Errorf("got claim %+v, %v, want %+v with UID, Version and Created", claim, err, claims[0])
 	}
-	if held, err := c.HeldBy(t.Context(), r.Token.ID()); err != nil || len(held) != 1 {
+	if held, err := c.HeldBy(t.Context(), r.Token.ID(), tokens.Live); err != nil || len(held) != 1 {
 		t.Errorf("HeldBy = %+v, %v, want the claim", held, err)
 	}
 
@@ -90,7 +90,7 @@ func testCommitMany(t *testing.T, s tokens.Store, c tokens.Counter) {
 			t.Errorf("got claim %d of node %s, want %s", i, claim.Node, changes[i].After.Node)
 		}
 	}
-	if held, err := c.HeldBy(t.Context(), r.Token.ID()); err != nil || len(held) != len(changes) {
+	if held, err := c.HeldBy(t.Context(), r.Token.ID(), tokens.Live); err != nil || len(held) != len(changes) {
 		t.Errorf("got %d claims, %v, want %d", len(held), err, len(changes))
 	}
 }
@@ -211,7 +211,7 @@ func testCommitAtOnce(t *testing.T, s tokens.Store, c tokens.Counter) {
 	}
 	wg.Wait()
 	now := get(t, s, r.Token.ID())
-	held, err := c.HeldBy(t.Context(), r.Token.ID())
+	held, err := c.HeldBy(t.Context(), r.Token.ID(), tokens.Live)
 	if err != nil || len(now.Nodes) != limit || len(held) != limit {
 		t.Errorf("got nodes %v and %d claims, %v, want %d", now.Nodes, len(held), err, limit)
 	}

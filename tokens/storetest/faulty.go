@@ -81,7 +81,7 @@ func Alter(f func(*tokens.Record)) Faulty {
 	}
 }
 
-// Stale freezes Find, List and OfToken at the current state. The claims may be nil.
+// Stale freezes Find, List and cached HeldBy at the current state. The claims may be nil.
 func Stale(t *testing.T, s tokens.Store, claims tokens.Claims) Faulty {
 	t.Helper()
 	records, err := s.List(t.Context())
@@ -103,9 +103,9 @@ func Stale(t *testing.T, s tokens.Store, claims tokens.Claims) Faulty {
 					c.Records, found = append(c.Records, r.Clone()), true
 				}
 			}
-		case "Claims.Find", "Claims.List", "Claims.OfToken":
+		case "Claims.Find", "Claims.List", "Claims.HeldBy.cached":
 			for _, claim := range held {
-				if c.Key == "" || c.Method == "Claims.Find" && c.Key == claim.Node || c.Method == "Claims.OfToken" && c.Key == claim.TokenID {
+				if c.Key == "" || c.Method == "Claims.Find" && c.Key == claim.Node || c.Method == "Claims.HeldBy.cached" && c.Key == claim.TokenID {
 					c.Claims, found = append(c.Claims, claim.Clone()), true
 				}
 			}
@@ -229,16 +229,12 @@ func (s faultyClaims) List(ctx context.Context) ([]tokens.Claim, error) {
 	return s.many(ctx, "Claims.List", "", func() ([]tokens.Claim, error) { return s.Claims.List(ctx) })
 }
 
-func (s faultyClaims) OfToken(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.many(ctx, "Claims.OfToken", id, func() ([]tokens.Claim, error) { return s.Claims.OfToken(ctx, id) })
-}
-
-func (s faultyClaims) HeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.many(ctx, "Claims.HeldBy", id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id) })
-}
-
-func (s faultyClaims) RecentlyHeldBy(ctx context.Context, id string) ([]tokens.Claim, error) {
-	return s.many(ctx, "Claims.RecentlyHeldBy", id, func() ([]tokens.Claim, error) { return s.Claims.RecentlyHeldBy(ctx, id) })
+func (s faultyClaims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
+	method := "Claims.HeldBy"
+	if read != tokens.Live {
+		method += "." + string(read)
+	}
+	return s.many(ctx, method, id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id, read) })
 }
 
 func (s faultyClaims) Create(ctx context.Context, claim tokens.Claim) (tokens.Claim, error) {

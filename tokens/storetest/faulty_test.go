@@ -61,13 +61,13 @@ func TestFailEachMethod(t *testing.T) {
 		"Claims.Get":    func(_ tokens.Store, c tokens.Claims) error { _, err := c.Get(t.Context(), "worker-1"); return err },
 		"Claims.Find":   func(_ tokens.Store, c tokens.Claims) error { _, err := c.Find(t.Context(), "worker-1"); return err },
 		"Claims.Recent": func(_ tokens.Store, c tokens.Claims) error { _, err := c.Recent(t.Context(), "worker-1"); return err },
-		"Claims.RecentlyHeldBy": func(_ tokens.Store, c tokens.Claims) error {
-			_, err := c.RecentlyHeldBy(t.Context(), id)
+		"Claims.HeldBy.recent": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := c.HeldBy(t.Context(), id, tokens.Recent)
 			return err
 		},
 		"Claims.List":    func(_ tokens.Store, c tokens.Claims) error { _, err := c.List(t.Context()); return err },
-		"Claims.OfToken": func(_ tokens.Store, c tokens.Claims) error { _, err := c.OfToken(t.Context(), id); return err },
-		"Claims.HeldBy":  func(_ tokens.Store, c tokens.Claims) error { _, err := c.HeldBy(t.Context(), id); return err },
+		"Claims.HeldBy.cached": func(_ tokens.Store, c tokens.Claims) error { _, err := c.HeldBy(t.Context(), id, tokens.Cached); return err },
+		"Claims.HeldBy":  func(_ tokens.Store, c tokens.Claims) error { _, err := c.HeldBy(t.Context(), id, tokens.Live); return err },
 		"Claims.Create":  func(_ tokens.Store, c tokens.Claims) error { _, err := c.Create(t.Context(), claim); return err },
 		"Claims.Update": func(_ tokens.Store, c tokens.Claims) error {
 			_, err := c.Update(t.Context(), "worker-1", func(*tokens.Claim) error { return nil })
@@ -167,11 +167,11 @@ func TestStaleShowsEarlierState(t *testing.T) {
 	list, listErr := store.List(t.Context())
 	foundClaim, claimErr := claims.Find(t.Context(), "worker-1")
 	claimList, claimsErr := claims.List(t.Context())
-	of, ofErr := claims.OfToken(t.Context(), id)
+	of, ofErr := claims.HeldBy(t.Context(), id, tokens.Cached)
 	if err := errors.Join(err, listErr, claimErr, claimsErr, ofErr); err != nil || found.UID != r.UID || len(list) != 1 || foundClaim.UID != claim.UID || len(claimList) != 1 || len(of) != 1 {
 		t.Errorf("got %+v, %+v, %+v, %+v, %+v, %v, want the state before", found, list, foundClaim, claimList, of, err)
 	}
-	none, err := claims.OfToken(t.Context(), later.Token.ID())
+	none, err := claims.HeldBy(t.Context(), later.Token.ID(), tokens.Cached)
 	if err != nil || len(none) != 0 {
 		t.Errorf("claims of another token: %+v, %v", none, err)
 	}

@@ -37,7 +37,7 @@ func testRecent(t *testing.T, s tokens.Store) {
 	wantError(t, "Recent", err, tokens.ErrNotFound)
 }
 
-// testRecentClaims checks that Recent and RecentlyHeldBy show each write of the claims at once.
+// testRecentClaims checks that Recent and a recent HeldBy show each write of the claims at once.
 func testRecentClaims(t *testing.T, s tokens.Claims) {
 	c := sampleClaim()
 	for i := range ownWrites {
@@ -71,8 +71,8 @@ func testRecentClaims(t *testing.T, s tokens.Claims) {
 
 func wantHeld(t *testing.T, s tokens.Claims, id string, want ...tokens.Claim) {
 	t.Helper()
-	held, err := s.RecentlyHeldBy(t.Context(), id)
+	held, err := s.HeldBy(t.Context(), id, tokens.Recent)
 	if err != nil || !slices.EqualFunc(held, want, sameClaim) {
-		t.Fatalf("RecentlyHeldBy gives\n%+v, %v\nwant\n%+v", held, err, want)
+		t.Fatalf("recent HeldBy gives\n%+v, %v\nwant\n%+v", held, err, want)
 	}
 }

@@ -107,7 +107,7 @@ func (d *Desk) revokeIssued(ctx context.Context, r Order, again bool) (Result, e
 	id, entries := r.TokenID, map[revocation.Key]revocation.Entry{}
 	add := func(e revocation.Entry) { entries[e.Key()] = e }
 	if d.Claims != nil {
-		held, err := d.Claims.HeldBy(ctx, id)
+		held, err := d.Claims.HeldBy(ctx, id, tokens.Live)
 		if err != nil {
 			return Result{}, err
 		}
