@@ -89,18 +89,25 @@ func TestReleaseClaimProblems(t *testing.T) {
 		fault   func(s *site) storetest.Faulty
 	}{
 		{503, "store-unavailable", func(*site) storetest.Faulty { return storetest.Fail(errReset, "Claims.Get") }},
-		{503, "store-refuses", func(*site) storetest.Faulty { return storetest.Fail(tokens.ErrRefused, "Claims.Delete") }},
+		{503, "store-refuses", func(*site) storetest.Faulty { return storetest.Fail(tokens.ErrRefused, "Claims.Commit") }},
 		{503, "store-unavailable", func(*site) storetest.Faulty {
-			return storetest.Fail(fmt.Errorf("stored: %w", &tokens.FieldError{Field: "nodes", Err: errReset}), "Claims.Delete")
+			return storetest.Fail(fmt.Errorf("stored: %w", &tokens.FieldError{Field: "nodes", Err: errReset}), "Claims.Commit")
 		}},
 		{409, "claim-replaced", func(s *site) storetest.Faulty {
 			return func(c *storetest.Call, do func() error) error {
-				err := do()
-				if c.Method == "Claims.Delete" {
-					given := c.Claims[0]
-					_, err = s.store.Claims().Create(c.Context, tokens.Claim{Node: given.Node, TokenID: given.TokenID, TokenUID: given.TokenUID})
+				if c.Method == "Claims.Commit" {
+					claim, err := s.store.Claims().Get(c.Context, "worker-1")
+					if err == nil {
+						err = s.store.Claims().Delete(c.Context, claim)
+					}
+					if err == nil {
+						_, err = s.store.Claims().Create(c.Context, claim)
+					}
+					if err != nil {
+						return err
+					}
 				}
-				return err
+				return do()
 			}
 		}},
 	} {

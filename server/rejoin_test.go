@@ -698,7 +698,7 @@ func TestRejoinsHaveTheRateOfTheirUser(t *testing.T) {
 					t.Error("a claim was read live or written")
 				}
 				return nil
-			}, "Claims.Get", "Claims.HeldBy", "Claims.Create", "Claims.Update", "Counter.Commit").Claims(n.Claims)
+			}, "Claims.Get", "Claims.HeldBy", "Claims.Create", "Claims.Update", "Claims.Commit").Claims(n.Claims)
 			s.start(t)
 			m, other := s.machine(t, "worker-1"), s.machine(t, "worker-2")
 			shown, left := m.expired(t, s.ca, nil), 4

@@ -65,7 +65,7 @@ const (
 	Cached Read = "cached"
 )
 
-// Claims stores claims, at most one for each node name. Its methods may be called concurrently.
+// Claims stores claims, at most one for each node name. With the [Store] of the tokens it is the ledger of names and slots. Its methods may be called concurrently.
 // Errors wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply. Every other error may be
 // temporary, and the write that failed with it may have taken effect.
 //
@@ -105,28 +105,38 @@ type Claims interface {
 	// ErrConflict.
 	Delete(ctx context.Context, c Claim) error
 
+	// Ended reports whether a token counts the name of c but admits no machine under it any more, because its claim on the
+	// name has ended. c is the current claim, or a Claim that has only Node if there is none. Ended reads nothing.
+	Ended(r Record, c Claim) bool
+
+	// Commit changes a token and claims, and returns the Outcome of each change. Before is the token as read; zero Records
+	// change no token. Each claim that a token with a node limit holds afterwards is counted in after, so no machine can be
+	// admitted without a slot. If a claim changes its holder or is released, its old token admits nobody under the name
+	// any more, but counts it. If after lacks a name that before counts, the slot is free when the token has no claim on the
+	// name. No name occurs in two changes. A change with the same Before and After writes nothing.
+	//
+	// If no claim may have changed, the outcomes are nil and the error is that of the token. It wraps ErrConflict or
+	// ErrNotFound if the token has changed since it was read. An error beside outcomes means that a slot may not be free
+	// yet. Commit checks and sets the same as [Store.Update], Create and Update. A new holder gets a new Created.
+	Commit(ctx context.Context, before, after Record, changes []ClaimChange) ([]Outcome, error)
+
 	// Watch sends hints about changes, like [Store.Watch].
 	Watch(ctx context.Context) <-chan struct{}
 }
 
-// A Counter is a Claims in one database with the [Store] of the tokens. It writes claims and the count of their token
-// together.
-//
-// Every Counter must pass the suite in package tokens/storetest.
-type Counter interface {
-	Claims
-
-	// Commit changes a record and claims in one transaction: all of them or none. It fails with an error that wraps
-	// ErrConflict if the record or one of the claims has changed since it was read, also if the record stays as it is.
-	// It checks and sets the same as [Store.Update], [Claims.Create] and [Claims.Update], and returns the claims as
-	// stored, in the order of changes.
-	Commit(ctx context.Context, before, after Record, changes []ClaimChange) ([]Claim, error)
-	// MaxCommit is the maximum number of claims in one Commit.
-	MaxCommit() int
-}
-
-// A ClaimChange is a claim before and after a change. Before is as read, and the zero Claim for a new claim.
+// A ClaimChange is a claim before and after a change. Before is as read, and the zero Claim for a new claim. After that is
+// [Claim.Empty] deletes the claim.
 type ClaimChange struct{ Before, After Claim }
+
+// An Outcome is what became of a [ClaimChange] in a Commit.
+type Outcome struct {
+	// Claim is as stored, if Err is nil.
+	Claim Claim
+	// Err is nil if the claim is stored and, if its token has a node limit, counted. It wraps [ErrConflict] if the claim
+	// or the count has changed since it was read, for example because another token was faster: read both again. It wraps
+	// [ErrExists] if something that is not a claim has the name: only a person can help. Any other error may be temporary.
+	Err error
+}
 
 // OwnName begins the names of all objects that kubejoin keeps beside claims.
 const OwnName = "kubejoin"

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
 func TestDifferentClaimsAreNotEqual(t *testing.T) {
@@ -156,9 +157,10 @@ func TestReleaseDeletesClaimWithoutPast(t *testing.T) {
 	}
 }
 
-// Release must compare the UID and the version: a store restored from a backup may assign a version twice.
+// Release must compare the UID and the version: an API server restored from a backup may assign a version twice.
 func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
-	claims := memdb.Open().Claims()
+	db := memdb.Open()
+	claims := secretstore.Steps{Claims: db.Claims(), Tokens: db}
 	stored, err := claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: id})
 	if err != nil {
 		t.Fatal(err)

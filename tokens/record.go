@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -47,11 +48,8 @@ type Record struct {
 	// Nodes are the node names counted against [Limits.NodeLimit], in the order in which they were added.
 	// kubejoin removes a name only when a person releases its claim, or when another token was faster to claim it.
 	Nodes []string
-	// Left are the names in Nodes whose claim has ended: a machine had the name and left. They stay counted, and no
-	// machine gets them with the token any more. A [Counter] leaves Left and Lost empty.
-	Left []string
-	// Lost are the names in Nodes that another token was faster to claim. kubejoin removes them from Nodes.
-	Lost []string
+	// Marks is what a [Claims] notes about names in Nodes, by name. Only the Claims that has set it knows what it means.
+	Marks map[string]string
 
 	// Problem is why a stored record is invalid, or nil. kube-apiserver does not accept such a token either,
 	// unless it is a published example. If the Secret has no secret for this ID, Token has only the ID. With a
@@ -132,17 +130,11 @@ func (r Record) Signs(now time.Time) bool {
 	return r.Signing && r.Token.HasSecret() && !r.Expired(now)
 }
 
-// Clone returns a copy that shares no slice with r.
+// Clone returns a copy that shares no slice or map with r.
 func (r Record) Clone() Record {
-	r.Groups, r.Nodes, r.Left, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Left), slices.Clone(r.Limits.NodeNames)
-	r.Lost = slices.Clone(r.Lost)
+	r.Groups, r.Nodes, r.Limits.NodeNames = slices.Clone(r.Groups), slices.Clone(r.Nodes), slices.Clone(r.Limits.NodeNames)
+	r.Marks = maps.Clone(r.Marks)
 	return r
-}
-
-// Uncount removes a node name from Nodes, Left and Lost.
-func (r *Record) Uncount(node string) {
-	is := func(name string) bool { return name == node }
-	r.Nodes, r.Left, r.Lost = slices.DeleteFunc(r.Nodes, is), slices.DeleteFunc(r.Left, is), slices.DeleteFunc(r.Lost, is)
 }
 
 // Edit calls change on a copy of r and returns the copy. It fails if a store must not accept the copy
@@ -240,13 +232,6 @@ func (r Record) Check() error {
 			errs = append(errs, fieldErrorf("nodes", "%q is given twice", name))
 		}
 		counted[name] = true
-	}
-	marked := map[string]bool{}
-	for _, name := range slices.Concat(r.Left, r.Lost) {
-		if !counted[name] || marked[name] {
-			errs = append(errs, fieldErrorf("nodes", "%q given as left or lost, want names in nodes, each once", Redact(name)))
-		}
-		marked[name] = true
 	}
 	// A year in RFC 3339 has four digits.
 	if !r.Expires.IsZero() && (r.Expires.UTC().Year() < 1970 || r.Expires.UTC().Year() > 9999) {

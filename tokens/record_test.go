@@ -123,10 +123,8 @@ func TestCheck(t *testing.T) {
 		{"nodes", func(r *tokens.Record) { r.Nodes = []string{"a", "b"} }, ""},
 		{"node name", func(r *tokens.Record) { r.Nodes = []string{"A"} }, `node name "A"`},
 		{"left and lost", func(r *tokens.Record) {
-			r.Nodes, r.Left, r.Lost = []string{"a", "b", "c"}, []string{"b"}, []string{"c"}
+			r.Nodes, r.Marks = []string{"a", "b", "c"}, map[string]string{"b": "-"}
 		}, ""},
-		{"left but not counted", func(r *tokens.Record) { r.Left = []string{"a"} }, `nodes: "a" given as left or lost`},
-		{"both left and lost", func(r *tokens.Record) { r.Nodes, r.Left, r.Lost = []string{"a"}, []string{"a"}, []string{"a"} }, `nodes: "a" given as left or lost`},
 		{"node twice", func(r *tokens.Record) { r.Nodes = []string{"a", "b", "a"} }, `"a"`},
 		{"creator", func(r *tokens.Record) { r.Creator = strings.Repeat("x", 64) }, ""},
 		{"longer creator", func(r *tokens.Record) { r.Creator = strings.Repeat("x", 65) }, "creator: 65 bytes given, 64 allowed"},

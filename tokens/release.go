@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,18 +32,15 @@ type Releaser struct {
 	MaxRemainingLifetime func() time.Duration
 }
 
-// Release frees a node name and its slot on the token. It returns the claim as it was before, and warnings for the person
-// who releases it. With dryRun, it changes nothing. It takes three steps:
+// changeAttempts is how often a Releaser retries while others change the token or the claim.
+const changeAttempts = 20
+
+// Release frees a node name and its slot on the token, in one Commit. It returns the claim as it was before, and warnings
+// for the person who releases it. With dryRun, it changes nothing.
 //
-//  1. The token admits nobody under the name any more, see [Leave].
-//  2. The claim is released.
-//  3. The token gives the slot back, see [GiveBack].
-//
-// If the slot were given back before step 2, a machine could take it again with the claim that step 2 releases. If a step
-// fails, Release can be called again: without a claim, it takes step 3 for each token that counts the name, and returns a
-// Claim that has only Node and TokenID.
-//
-// If the claim changes meanwhile, for example because a machine is admitted with another key, Release starts over.
+// If it fails, it can be called again: without a claim, it frees the slot on each token that counts the name, and returns a
+// Claim that has only Node and TokenID. If the claim changes meanwhile, for example because a machine is admitted with
+// another key, Release starts over.
 //
 // A node that joined with a token without limits has no claim, but it may have an identity, with which it can rejoin.
 // That ends, too.
@@ -54,39 +52,32 @@ func (r Releaser) Release(ctx context.Context, node string, dryRun bool) (releas
 		return Claim{}, nil, &FieldError{"node", err}
 	}
 	var first Claim
-	for range changeAttempts {
+	for try := range changeAttempts {
 		claim, err := r.Claims.Get(ctx, node)
+		none := errors.Is(err, ErrNotFound) || err == nil && claim.Released() && claim.Identity.IsZero()
 		switch {
-		case errors.Is(err, ErrNotFound), err == nil && claim.Released() && claim.Identity.IsZero():
-			return r.giveSlotsBack(ctx, node, dryRun)
-		case err != nil:
+		case err != nil && !none:
 			return Claim{}, nil, err
-		case first.UID == "":
+		case try == 0 && !none:
 			first = claim
-		case !claim.Same(first):
-			return Claim{}, nil, replaced(node)
+		case !none && !claim.Same(first):
+			return Claim{}, nil, &releaseError{"the claim on node name " + node + " was released and created again during this request; check the new claim before you release it", ErrReplaced}
 		}
-		if dryRun {
+		switch {
+		case none && first.UID == "":
+			claim, warnings, err = r.freeSlots(ctx, node, dryRun)
+		case dryRun:
 			return claim, nil, nil
-		}
-		if err := Leave(ctx, r.Tokens, r.Claims, claim); err != nil {
-			return Claim{}, nil, err
-		}
-		switch err := Release(ctx, r.Claims, claim, r.past(claim)); {
-		case errors.Is(err, ErrConflict):
-			continue
-		case err != nil && !errors.Is(err, ErrNotFound):
-			return Claim{}, nil, err
-		case claim.Released():
-			return claim, nil, nil
-		}
-		switch warnings, err := r.giveSlotBack(ctx, claim.TokenID, node); {
-		case errors.Is(err, ErrConflict): // the token has another claim on the name
-			continue
-		case err != nil && !errors.Is(err, ErrNotFound):
-			return Claim{}, nil, err
+		case none: // somebody else has released it
+			claim = first
+			if warnings, err = r.free(ctx, first.TokenID, node); errors.Is(err, ErrNotFound) {
+				err = nil
+			}
 		default:
-			return claim, warnings, nil
+			warnings, err = r.free(ctx, claim.TokenID, node, ClaimChange{claim, claim.AfterRelease(r.past(claim))})
+		}
+		if !errors.Is(err, ErrConflict) {
+			return claim, warnings, err
 		}
 	}
 	return Claim{}, nil, fmt.Errorf("the claim on node name %s changed during each of %d attempts to release it", node, changeAttempts)
@@ -104,36 +95,28 @@ func (r Releaser) past(c Claim) ReleasedClaim {
 	return c.PastAfterRelease(time.Now(), longest)
 }
 
-func replaced(node string) error {
-	return &releaseError{"the claim on node name " + node + " was released and created again during this request; check the new claim before you release it", ErrReplaced}
-}
-
-// giveSlotsBack gives back the slot of a node without a claim on each token that counts it.
-func (r Releaser) giveSlotsBack(ctx context.Context, node string, dryRun bool) (Claim, []string, error) {
+// freeSlots frees the slot of a node without a claim on each token that counts it.
+func (r Releaser) freeSlots(ctx context.Context, node string, dryRun bool) (released Claim, all []string, err error) {
 	records, err := r.Tokens.List(ctx)
 	if err != nil {
 		return Claim{}, nil, err
 	}
-	released := Claim{Node: node}
-	var all []string
 	for _, record := range records {
 		if !slices.Contains(record.Nodes, node) {
 			continue
 		}
 		id := record.Token.ID()
 		if !dryRun {
-			warnings, err := r.giveSlotBack(ctx, id, node)
+			warnings, err := r.free(ctx, id, node)
 			switch {
 			case errors.Is(err, ErrNotFound):
 				continue
-			case errors.Is(err, ErrConflict):
-				return Claim{}, nil, replaced(node)
 			case err != nil:
 				return Claim{}, nil, err
 			}
 			all = append(all, warnings...)
 		}
-		released.TokenID = id
+		released = Claim{Node: node, TokenID: id}
 	}
 	if released.TokenID == "" {
 		return Claim{}, nil, &releaseError{"there is no claim on node name " + node, ErrNotFound}
@@ -141,17 +124,36 @@ func (r Releaser) giveSlotsBack(ctx context.Context, node string, dryRun bool) (
 	return released, all, nil
 }
 
-// giveSlotBack gives back the slot of a node on its token. It does not compare UIDs: a Secret that was replaced counts all
-// claims of its token ID.
-func (r Releaser) giveSlotBack(ctx context.Context, id, node string) (warnings []string, err error) {
-	record, err := GiveBack(ctx, r.Tokens, r.Claims, id, node)
-	switch problem := record.ProblemText(); {
+// free frees the slot of a node on its token, together with a change of the claim. Without a change, the error wraps
+// [ErrNotFound] if the token does not count the node. It does not compare UIDs: a Secret that was replaced counts all claims
+// of its token ID.
+func (r Releaser) free(ctx context.Context, id, node string, change ...ClaimChange) (warnings []string, err error) {
+	var record Record
+	if id != "" {
+		if record, err = r.Tokens.Get(ctx, id); errors.Is(err, ErrNotFound) && len(change) > 0 {
+			record, err = Record{}, nil
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	counted, problem, after := slices.Contains(record.Nodes, node), record.ProblemText(), record.Clone()
+	if !counted && len(change) == 0 {
+		return nil, fmt.Errorf("token %s counts node %s: %w", id, node, ErrNotFound)
+	}
+	if problem == "" { // otherwise nobody can join with the token
+		after.Nodes = slices.DeleteFunc(after.Nodes, func(name string) bool { return name == node })
+	}
+	outcomes, err := r.Claims.Commit(ctx, record, after, change)
+	if len(outcomes) > 0 {
+		err = cmp.Or(outcomes[0].Err, err)
+	}
+	switch {
 	case err != nil:
 		return nil, err
 	case problem != "":
 		return []string{"token " + id + " is malformed and still counts the name: " + problem}, nil
-	case record.Limits.NodeLimit() > 0 && !record.Spent() && !record.Expires.IsZero():
-		return []string{"token " + id + " has a free slot again and " + record.Lifetime(time.Now()) + "; to extend it, run: kubejoin token renew " + id}, nil
+	case counted && after.Limits.NodeLimit() > 0 && !after.Spent() && !after.Expires.IsZero():
+		return []string{"token " + id + " has a free slot again and " + after.Lifetime(time.Now()) + "; to extend it, run: kubejoin token renew " + id}, nil
 	}
 	return nil, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
@@ -27,7 +28,7 @@ func twoJoined(t *testing.T) *names {
 	t.Helper()
 	db := memdb.Open()
 	n := &names{store: db, claims: db.Claims()}
-	n.Tokens, n.Claims = n.store, n.claims
+	n.faulty(func(_ *storetest.Call, do func() error) error { return do() })
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	r.Limits.MaxNodes, r.Nodes = 3, []string{"worker-1", "worker-2"}
 	var err error
@@ -38,6 +39,12 @@ func twoJoined(t *testing.T) *names {
 		n.claim(t, node)
 	}
 	return n
+}
+
+// faulty makes calls of the stores fail. Secrets and Leases share no transaction, so each step can.
+func (n *names) faulty(f storetest.Faulty) {
+	n.Tokens = f.Store(n.store)
+	n.Claims = secretstore.Steps{Claims: f.Claims(n.claims), Tokens: n.Tokens}
 }
 
 func (n *names) claim(t *testing.T, node string) {
@@ -187,7 +194,7 @@ func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
 // A token with malformed limits lets nobody join. Catches a release that changes its node count.
 func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 	n := twoJoined(t)
-	n.Tokens = storetest.Alter(func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes:\nmany") }).Store(n.store)
+	n.faulty(storetest.Alter(func(r *tokens.Record) { r.Limits.Problem = errors.New("max-nodes:\nmany") }))
 	if _, warning, err := n.release(t); err != nil || !strings.Contains(warning, "still counts the name: max-nodes:; many") {
 		t.Errorf("got %q, %v", warning, err)
 	}
@@ -200,7 +207,7 @@ func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 // deleting calls before for each deletion of a claim, which fails if before returns an error.
 func (n *names) deleting(before func(ctx context.Context, call int, c tokens.Claim) error) {
 	calls := 0
-	faulty := storetest.Faulty(func(c *storetest.Call, do func() error) error {
+	n.faulty(func(c *storetest.Call, do func() error) error {
 		if c.Method == "Claims.Delete" {
 			calls++
 			if err := before(c.Context, calls, c.Claims[0]); err != nil {
@@ -209,7 +216,6 @@ func (n *names) deleting(before func(ctx context.Context, call int, c tokens.Cla
 		}
 		return do()
 	})
-	n.Claims = faulty.Claims(n.claims)
 }
 
 // Catches a slot that is free before the claim is: a machine with the claim could take the slot, which would then count a
@@ -239,13 +245,13 @@ func TestFailedReleaseIsRepeated(t *testing.T) {
 		},
 		"token is not written": func(n *names) {
 			failed := false
-			n.Tokens = storetest.Before(func() error {
+			n.faulty(storetest.Before(func() error {
 				if failed {
 					return nil
 				}
 				failed = true
 				return errReset
-			}, "Store.Update").Store(n.store)
+			}, "Store.Update"))
 		},
 	} {
 		n := twoJoined(t)
@@ -308,7 +314,7 @@ func TestReleaseKeepsReplacedClaim(t *testing.T) {
 // Catches a success although a slow request has claimed the name again.
 func TestReleaseReportsNewClaimOfToken(t *testing.T) {
 	n := twoJoined(t)
-	n.Claims = storetest.After(func() error { n.claim(t, "worker-1"); return nil }, "Claims.Delete").Claims(n.claims)
+	n.faulty(storetest.After(func() error { n.claim(t, "worker-1"); return nil }, "Claims.Delete"))
 	if _, _, err := n.release(t); !errors.Is(err, tokens.ErrReplaced) {
 		t.Errorf("got %v, want ErrReplaced", err)
 	}
@@ -324,12 +330,12 @@ func TestReleasesWhatOthersDelete(t *testing.T) {
 	}
 	n.want(t, "worker-2", "worker-2")
 	n = twoJoined(t)
-	n.Tokens = storetest.Before(func() error {
+	n.faulty(storetest.Before(func() error {
 		if r, err := n.store.Get(t.Context(), n.record.Token.ID()); err == nil {
 			return n.store.Delete(t.Context(), r)
 		}
 		return nil
-	}, "Store.Update").Store(n.store)
+	}, "Store.Update"))
 	if _, _, err := n.release(t); err != nil {
 		t.Errorf("the token was deleted: %v", err)
 	}

@@ -192,9 +192,9 @@ func TestTakesStoredRecordAsTemplate(t *testing.T) {
 		s := newSite(t)
 		template := newRecord(time.Hour)
 		template.UID, template.Version, template.Created = "1", "2", time.Unix(3, 0)
-		template.Nodes, template.Left, template.Lost = []string{"a", "b"}, []string{"a"}, []string{"b"}
+		template.Nodes, template.Marks = []string{"a", "b"}, map[string]string{"a": "-"}
 		made, err := call(s, template)
-		if err != nil || made.UID == "1" || made.Version == "2" || made.Created.Equal(template.Created) || len(made.Nodes)+len(made.Left)+len(made.Lost) > 0 {
+		if err != nil || made.UID == "1" || made.Version == "2" || made.Created.Equal(template.Created) || len(made.Nodes)+len(made.Marks) > 0 {
 			t.Errorf("%s: got %+v, %v", name, made, err)
 		}
 		var field *tokens.FieldError

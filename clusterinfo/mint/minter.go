@@ -212,7 +212,7 @@ func (m *Minter) Create(ctx context.Context, r Creation) (Minted, error) {
 // returns an error if the record is invalid or has expired.
 func newRecord(record tokens.Record) (tokens.Record, error) {
 	record.UID, record.Version, record.Created = "", "", time.Time{}
-	record.Nodes, record.Left, record.Lost = nil, nil, nil
+	record.Nodes, record.Marks = nil, nil
 	// Stores keep whole seconds.
 	record.Expires = record.Expires.UTC().Truncate(time.Second)
 	err := record.CheckNew()

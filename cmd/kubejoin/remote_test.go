@@ -99,7 +99,7 @@ func TestTokensOfCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	claims, err := secretstore.OpenClaims(ctx, client, secretstore.ClaimNamespace, nil)
+	claims, err := secretstore.OpenClaims(ctx, client, store, secretstore.ClaimNamespace, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -57,7 +57,7 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	if err != nil {
 		return err
 	}
-	claims, err := secretstore.OpenClaims(ctx, client, secretstore.ClaimNamespace, log)
+	claims, err := secretstore.OpenClaims(ctx, client, store, secretstore.ClaimNamespace, log)
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,7 @@ func (c *cluster) openTokens() (stores, error) {
 		}
 		return nil
 	})
-	claims, err := secretstore.OpenClaims(c.watch, c.client, secretstore.ClaimNamespace, c.log)
+	claims, err := secretstore.OpenClaims(c.watch, c.client, store, secretstore.ClaimNamespace, c.log)
 	if err != nil {
 		return stores{}, fmt.Errorf("claims: %w", err)
 	}

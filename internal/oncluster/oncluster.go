@@ -62,7 +62,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	if err != nil {
 		return nil, err
 	}
-	claims, err := secretstore.OpenClaims(ctx, client, secretstore.ClaimNamespace, nil)
+	claims, err := secretstore.OpenClaims(ctx, client, store, secretstore.ClaimNamespace, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func TestCachesFillFromFakeClient(t *testing.T) {
 			return err
 		},
 		"claims": func(ctx context.Context, client kubernetes.Interface) error {
-			claims, err := secretstore.OpenClaims(ctx, client, secretstore.ClaimNamespace, nil)
+			claims, err := secretstore.OpenClaims(ctx, client, nil, secretstore.ClaimNamespace, nil)
 			if err == nil {
 				_, err = claims.List(ctx)
 			}

@@ -78,7 +78,7 @@ const MaxAge = time.Second
 //   - A node renews its certificate while its Node exists. The claim limits the lifetime of the new certificate.
 type Nodes struct {
 	// Tokens and Claims store the bootstrap tokens and the claims. If one of them is nil, every bootstrap token is
-	// refused. If Claims is a [tokens.Counter], both must be in the same database.
+	// refused.
 	Tokens tokens.Store
 	Claims tokens.Claims
 	// Node returns the UID of a Node, read live and not from a cache. The error wraps [tokens.ErrNotFound] if the
@@ -115,7 +115,19 @@ type Nodes struct {
 	log    *slog.Logger
 	counts *prometheus.CounterVec
 
-	slots batch.Queue[string, *slotRequest] // by token ID
+	slots batch.Queue[string, *candidate] // by token ID
+}
+
+// DryRun returns a Nodes that decides as n does and writes nothing: it makes no claim and counts no name. So it also
+// admits a second request on a token for one node, unless the claim of the first request exists.
+func (n *Nodes) DryRun() *Nodes {
+	if n == nil {
+		return nil
+	}
+	return &Nodes{
+		Tokens: n.Tokens, Claims: n.Claims, Node: n.Node, Ready: n.Ready, AllowExisting: n.AllowExisting, Reserved: n.Reserved,
+		Retention: n.Retention, RejoinWindow: n.RejoinWindow, RejoinBudget: n.RejoinBudget, Now: n.Now, dry: true,
+	}
 }
 
 // A Request is a request that has passed [Check]. The zero Request is refused.
@@ -205,7 +217,7 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 	if n.reserved(node) {
 		return refuseReserved(node)
 	}
-	return n.checkNameFree(ctx, node)
+	return n.admitFree(ctx, node)
 }
 
 // checkNodeExists returns the UID of a Node, or an [*approval.Error] to wait if there is no such Node. A deleted Node

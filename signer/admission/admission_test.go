@@ -18,6 +18,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -45,11 +47,16 @@ func admit(ctx context.Context, n *admission.Nodes, r approval.Request) (*admiss
 func bootstrapUser(token tokens.Token) string { return "system:bootstrap:" + token.ID() }
 
 func (c *cluster) admission() *admission.Nodes {
-	var stored tokens.Claims = claims{cluster: c}
-	if c.oneDatabase {
-		stored = counter{claims{cluster: c}}
+	return c.admissionWith(func(_ *storetest.Call, do func() error) error { return do() })
+}
+
+// admissionWith returns an admission with faults.
+func (c *cluster) admissionWith(f storetest.Faulty) *admission.Nodes {
+	n := &admission.Nodes{Tokens: f.Store(store{cluster: c}), Claims: f.Claims(claims{cluster: c}), Node: c.Node, Ready: c.Ready, Reserved: []string{"cp-*"}}
+	if !c.oneDatabase {
+		n.Claims = secretstore.Steps{Claims: n.Claims, Tokens: n.Tokens}
 	}
-	return &admission.Nodes{Tokens: store{cluster: c}, Claims: stored, Node: c.Node, Ready: c.Ready, Reserved: []string{"cp-*"}}
+	return n
 }
 
 func wantRefused(t testing.TB, what string, err error, reason string, parts ...string) {
@@ -106,18 +113,18 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 		}, reason: "NodeReplaced", says: "--replace-node worker-7"},
 		{name: "replaces another name", limits: tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-8", UID: "u"}}, reason: "NodeNameNotAllowed", says: "worker-8"},
 		{name: "claimed", change: func(c *cluster, _ *tokens.Record) {
-			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", Created: time.Now()}
+			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", UID: "u", Version: "1", Created: time.Now()}
 		}, reason: "NodeNameClaimed", says: "kubejoin claim release worker-7"},
 		{name: "claimed, for one node", limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, _ *tokens.Record) {
-			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", Created: time.Now()}
+			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", UID: "u", Version: "1", Created: time.Now()}
 		}, reason: "NodeNameClaimed", says: "token others"},
 		{name: "claimed by a Node that was deleted", change: func(c *cluster, _ *tokens.Record) {
-			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone"}
+			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", UID: "u", Version: "1", NodeUID: "gone"}
 		}},
 		{name: "claimed by a Node that was deleted, for one node", limits: tokens.Limits{MaxNodes: 1}, change: func(c *cluster, _ *tokens.Record) {
-			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone"}
+			c.claims[node] = tokens.Claim{Node: node, TokenID: "others", UID: "u", Version: "1", NodeUID: "gone"}
 		}},
-		{name: "joined before and deleted", limits: tokens.Limits{MaxNodes: 2}, change: func(c *cluster, r *tokens.Record) { r.Nodes, r.Left = []string{node}, []string{node} },
+		{name: "joined before and deleted", limits: tokens.Limits{MaxNodes: 2}, change: func(c *cluster, r *tokens.Record) { r.Nodes, r.Marks = []string{node}, map[string]string{node: left} },
 			reason: "TokenSpent", says: "its Node or claim was deleted"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -165,7 +172,7 @@ func TestAdmitAppliesLimitsOfToken(t *testing.T) {
 func TestAdmitProtectsNodeNamesFromOtherUsers(t *testing.T) {
 	c := newCluster()
 	c.node("exists")
-	c.claims["claimed"] = tokens.Claim{Node: "claimed", TokenID: "others"}
+	c.claims["claimed"] = tokens.Claim{Node: "claimed", TokenID: "others", UID: "u", Version: "1"}
 	for _, test := range []struct {
 		node, reason string
 		allow        bool

@@ -77,8 +77,8 @@ func (i *issued) check(t *testing.T, c *cluster) {
 		claimed[claim.TokenID]++
 	}
 	for id, r := range c.records {
-		if claimed[id] != len(r.Nodes)-len(r.Left) {
-			t.Errorf("token %s counts %q, of which %q have left, but has %d claims", id, r.Nodes, r.Left, claimed[id])
+		if claimed[id] != len(r.Nodes)-len(r.Marks) {
+			t.Errorf("token %s counts %q, of which %q have left, but has %d claims", id, r.Nodes, r.Marks, claimed[id])
 		}
 	}
 }
@@ -192,14 +192,13 @@ func TestNextAttemptContinuesInterruptedAdmission(t *testing.T) {
 		step, newKey := i/2, i%2 == 1
 		c := newCluster()
 		token := c.createToken(tokens.Limits{MaxNodes: 1})
-		n := c.admission()
 		stopped := storetest.Before(func() error {
 			if step--; step < 0 {
 				return errors.New("process stopped")
 			}
 			return nil
 		}, "Store.Get", "Store.Update", "Claims.Create", "Claims.Update")
-		n.Tokens, n.Claims = stopped.Store(store{cluster: c}), stopped.Claims(claims{cluster: c})
+		n := c.admissionWith(stopped)
 		request := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 		first, err := admit(t.Context(), n, request)
 		again := c.admission()

@@ -36,7 +36,7 @@ type cluster struct {
 
 	writes map[string]int // calls that took effect, by kind
 
-	oneDatabase bool // claims are a tokens.Counter
+	oneDatabase bool // one transaction commits claims and their count
 }
 
 func newCluster() *cluster {
@@ -374,7 +374,7 @@ func (s claims) Update(ctx context.Context, node string, change func(*tokens.Cla
 			if s.cluster.claims[node].Version != before.Version {
 				return tokens.ErrConflict
 			}
-			if before.Released() && !after.Released() {
+			if before.TokenID != after.TokenID && !after.Released() {
 				after.Created = time.Now()
 			}
 			after.Version = s.next()
@@ -401,47 +401,65 @@ func (s claims) Delete(_ context.Context, c tokens.Claim) error {
 	})
 }
 
-// counter implements tokens.Counter on a cluster.
-type counter struct{ claims }
+// Ended is for one database.
+func (s claims) Ended(r tokens.Record, c tokens.Claim) bool {
+	return c.TokenID != r.Token.ID() && slices.Contains(r.Nodes, c.Node)
+}
 
-func (s counter) MaxCommit() int { return 3 }
-
-func (s counter) Commit(_ context.Context, before, after tokens.Record, changes []tokens.ClaimChange) (written []tokens.Claim, err error) {
-	if len(changes) > s.MaxCommit() {
-		panic("too many changes in one Commit")
-	}
-	if err := after.Check(); err != nil {
+// Commit is for one database.
+func (s claims) Commit(_ context.Context, before, after tokens.Record, changes []tokens.ClaimChange) (outcomes []tokens.Outcome, err error) {
+	if err := after.Check(); after.Token.ID() != "" && err != nil {
 		return nil, err
 	}
+	id, now := before.Token.ID(), s.cluster.claims
+	counts := !slices.Equal(before.Nodes, after.Nodes) || !before.Limits.Equal(after.Limits) || !before.Expires.Equal(after.Expires)
+	outcomes = make([]tokens.Outcome, len(changes))
+	same := true
+	for i, c := range changes {
+		outcomes[i].Claim = c.After
+		same = same && c.Before.Version != "" && c.Before.Equal(c.After)
+	}
+	if same && !counts {
+		return outcomes, nil
+	}
 	err = s.call("commit", func() error {
-		id := before.Token.ID()
 		if s.records[id].Version != before.Version {
 			return tokens.ErrConflict
 		}
-		for _, change := range changes {
-			if s.cluster.claims[change.After.Node].Version != change.Before.Version {
+		for _, c := range changes {
+			if now[c.After.Node].Version != c.Before.Version {
 				return tokens.ErrConflict
 			}
 		}
-		for _, change := range changes {
+		for i, change := range changes {
 			c := change.After.Clone()
 			if change.Before.Version == "" {
 				c.UID = "uid-" + s.next()
 			}
-			if change.Before.Released() {
+			if change.Before.TokenID != c.TokenID {
 				c.Created = time.Now()
 			}
 			c.Version = s.next()
-			s.cluster.claims[c.Node] = c
-			written = append(written, c.Clone())
+			if now[c.Node] = c; c.Empty() {
+				delete(now, c.Node)
+			}
+			outcomes[i].Claim = c.Clone()
 		}
-		after = copied(after)
-		after.Version = s.next()
-		s.cluster.keep(after)
+		if counts {
+			after = copied(after)
+			after.Version = s.next()
+			s.cluster.keep(after)
+		}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return written, nil
+	return outcomes, nil
 }
+
+// The marks of Secrets: a name whose claim has ended, and a name whose slot is about to be free.
+const (
+	left = "-"
+	lost = "!"
+)

@@ -108,7 +108,8 @@ func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
 		for at, done := 1, false; !done; at++ {
 			c := newCluster()
 			token := c.createToken(tokens.Limits{MaxNodes: 1})
-			n := &admission.Nodes{Tokens: store{cluster: c}, Claims: claims{cluster: c}}
+			n := c.admission()
+			n.Node, n.Ready = nil, nil
 			if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 				t.Fatal(err)
 			}

@@ -20,7 +20,7 @@ func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
 			c.editToken(token.ID(), func(r *tokens.Record) { r.Nodes = []string{"worker-1"} })
 		},
 		"kubejoin stopped while it gave the slot back": func(c *cluster, token tokens.Token) {
-			c.editToken(token.ID(), func(r *tokens.Record) { r.Nodes, r.Lost = []string{"worker-1"}, []string{"worker-1"} })
+			c.editToken(token.ID(), func(r *tokens.Record) { r.Nodes, r.Marks = []string{"worker-1"}, map[string]string{"worker-1": lost} })
 		},
 		"claim deleted": func(c *cluster, token tokens.Token) {
 			c.mustAdmit(t, firstRequest(t, bootstrapUser(token), "worker-1", nil))
@@ -34,25 +34,27 @@ func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
 		second := firstRequest(t, bootstrapUser(token), "worker-2", nil)
 		_, err := admit(t.Context(), c.admission(), second)
 		wantRefused(t, name, err, "TokenSpent")
-		if r, err := c.giveBack(t.Context(), token, claims{cluster: c}); err != nil || len(r.Nodes)+len(r.Lost) > 0 {
-			t.Errorf("%s: the token counts %q and has lost %q, %v, want none", name, r.Nodes, r.Lost, err)
+		if err := c.giveBack(t.Context(), token, c.admission().Claims); err != nil || len(c.records[token.ID()].Nodes) > 0 {
+			t.Errorf("%s: the token counts %q, %v, want none", name, c.records[token.ID()].Nodes, err)
 		}
 		c.refreshCaches()
 		c.mustAdmit(t, second)
-		if _, err := c.giveBack(t.Context(), token, claims{cluster: c}); !errors.Is(err, tokens.ErrNotFound) {
-			t.Errorf("%s: got error %v for a name that is not counted, want ErrNotFound", name, err)
-		}
 	}
 }
 
-func (c *cluster) giveBack(ctx context.Context, token tokens.Token, claims tokens.Claims) (tokens.Record, error) {
-	return tokens.GiveBack(ctx, store{cluster: c}, claims, token.ID(), "worker-1")
+// giveBack frees the slot of worker-1, which has no claim.
+func (c *cluster) giveBack(ctx context.Context, token tokens.Token, claims tokens.Claims) error {
+	before := c.records[token.ID()]
+	after := before.Clone()
+	after.Nodes = slices.DeleteFunc(after.Nodes, func(node string) bool { return node == "worker-1" })
+	_, err := claims.Commit(ctx, before, after, nil)
+	return err
 }
 
 // A request has counted its name when a person releases it. The slot must not be given twice.
 func TestSlotOfRequestInProgressIsNotGivenTwice(t *testing.T) {
 	for name, test := range map[string]struct {
-		at    int  // the read of GiveBack after which the request continues; 0 is before, -1 after it has returned
+		at    int  // the read of a claim after which the request continues; 0 is before, -1 after it has returned
 		taken bool // another machine takes the slot meanwhile
 		gives error
 	}{
@@ -81,8 +83,8 @@ func TestSlotOfRequestInProgressIsNotGivenTwice(t *testing.T) {
 			}
 			continues(0)
 			reads := 0
-			hooked := storetest.After(func() error { reads++; continues(reads); return nil }, "Claims.Get").Claims(claims{cluster: c})
-			_, err := c.giveBack(t.Context(), token, hooked)
+			hooked := c.admissionWith(storetest.After(func() error { reads++; continues(reads); return nil }, "Claims.Get"))
+			err := c.giveBack(t.Context(), token, hooked.Claims)
 			if !errors.Is(err, test.gives) {
 				t.Errorf("got error %v, want %v", err, test.gives)
 			}

@@ -1,11 +1,13 @@
 package admission_test
 
 import (
-	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// hookBeforeCount returns a store of c that calls do when the count of a token is about to be written.
-func (c *cluster) hookBeforeCount(do func()) tokens.Store {
-	return storetest.After(func() error { do(); return nil }, "Store.Update.change").Store(store{cluster: c})
+// hookBeforeCount makes an admission call do when the count of a token is about to be written.
+func (c *cluster) hookBeforeCount(n *admission.Nodes, do func()) {
+	n.Tokens = storetest.After(func() error { do(); return nil }, "Store.Update.change").Store(n.Tokens)
+	n.Claims = secretstore.Steps{Claims: n.Claims.(secretstore.Steps).Claims, Tokens: n.Tokens}
 }

@@ -61,8 +61,7 @@ func (b *hooks) faults(c *storetest.Call, do func() error) error {
 }
 
 func (b *hooks) admission(c *cluster) *admission.Nodes {
-	n := c.admission()
-	n.Claims, n.Tokens = storetest.Faulty(b.faults).Claims(claims{cluster: c}), storetest.Faulty(b.faults).Store(store{cluster: c})
+	n := c.admissionWith(b.faults)
 	if b.node != nil {
 		n.Node = func(context.Context, string) (string, error) { b.asked++; return b.node(b.asked) }
 	}
@@ -104,15 +103,16 @@ func TestKeepsClaimWhoseNodeHasJustRegistered(t *testing.T) {
 		c := newCluster()
 		c.mustAdmit(t, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
 		c.change("worker-1", func(claim *tokens.Claim) { claim.NodeUID = "node-1" })
-		before := c.claims["worker-1"]
-		b := &hooks{node: func(calls int) (string, error) {
-			if calls == 1 && !existing {
+		c.refreshCaches()
+		before, read := c.claims["worker-1"], false
+		n := c.admissionWith(storetest.Before(func() error { read = true; return nil }, "Claims.Get"))
+		n.Node = func(context.Context, string) (string, error) {
+			if !read {
 				return "", tokens.ErrNotFound
 			}
 			return "node-1", nil
-		}}
+		}
 		want := "NodeExists"
-		n := b.admission(c)
 		if n.AllowExisting = existing; existing {
 			want = "NodeNameClaimed"
 		}
@@ -229,8 +229,8 @@ func TestRefusesForeignSecretOrLease(t *testing.T) {
 	for _, token := range []tokens.Token{token, c.createToken(tokens.Limits{MaxNodes: 1})} {
 		_, err = admit(t.Context(), (&hooks{create: fmt.Errorf("lease: %w", tokens.ErrExists)}).admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, "foreign Lease", err, "NodeNameNotAllowed", "an object that is not a claim has this name")
-		if r := c.records[token.ID()]; len(r.Nodes)+len(r.Lost) > 0 {
-			t.Errorf("the token counts %q, and has lost %q, want none", r.Nodes, r.Lost)
+		if r := c.records[token.ID()]; len(r.Nodes) > 0 {
+			t.Errorf("the token counts %q, want none", r.Nodes)
 		}
 	}
 }
@@ -382,9 +382,9 @@ func TestSpentTokenWritesNothing(t *testing.T) {
 func TestAdmitsIfOtherClaimDisappears(t *testing.T) {
 	c := newCluster()
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
-	b := &hooks{create: tokens.ErrExists}
-	b.get = func(*tokens.Record) error { b.create = nil; return nil }
-	if _, err := admit(t.Context(), b.admission(c), firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
+	exists := tokens.ErrExists
+	n := c.admissionWith(storetest.Before(func() (err error) { err, exists = exists, nil; return err }, "Claims.Create"))
+	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
 		t.Error(err)
 	}
 }

@@ -181,7 +181,7 @@ func TestRefusesTokenReplacedDuringCount(t *testing.T) {
 	token := c.createToken(tokens.Limits{MaxNodes: 1})
 	n := c.admission()
 	replaced := false
-	n.Tokens = c.hookBeforeCount(func() {
+	c.hookBeforeCount(n, func() {
 		if !replaced {
 			replaced = true
 			c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" })
@@ -318,7 +318,7 @@ func TestRefusesTokenReplacedBeforeCommit(t *testing.T) {
 	n.Claims = storetest.Before(func() error {
 		c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" })
 		return nil
-	}, "Counter.Commit").Claims(n.Claims)
+	}, "Claims.Commit").Claims(n.Claims)
 	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
 		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)

@@ -131,8 +131,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 					s := &schedule{}
 					var replicas []*admission.Nodes
 					for range 2 {
-						n := c.admission()
-						n.Tokens, n.Claims = storetest.Faulty(s.faults).Store(n.Tokens), storetest.Faulty(s.faults).Claims(n.Claims)
+						n := c.admissionWith(s.faults)
 						replicas = append(replicas, n)
 					}
 					issued := map[string]map[int]bool{} // keys by name

@@ -2,7 +2,6 @@ package admission
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,90 +19,132 @@ import (
 type step int
 
 const (
-	keep                step = iota // the claim holds the name for the request
-	newClaim                        // the name is free: the claim was released
-	takeOver                        // the token replaces the Node of another token's claim
-	anotherKey                      // the claim gets another key
-	refuseReplacedAgain             // another machine has already replaced the Node: the request is refused
+	keep       step = iota // the claim holds the name for the request, or the request is refused
+	newClaim               // the name is free
+	takeOver               // the token replaces the Node of another token's claim
+	anotherKey             // the claim gets another key
 )
 
 // String returns the step as a value of label change in metric kubejoin_claim_changes_total.
 func (s step) String() string {
-	return [...]string{"", "made", "taken_over", "another_key", ""}[s]
+	return [...]string{"", "made", "taken_over", "another_key"}[s]
 }
 
-// errVacate is the error of plan if the name has a claim that vacate must check first.
-var errVacate = errors.New("the name has a claim")
+// plan decides about the candidates of a token that are not refused yet, and counts their names in the record. A name that
+// is already counted keeps its slot: another replica may handle the same request. The last slot brings the token's
+// expiration forward. A candidate that has lost its name to another token, or to an object that is not a claim, gives
+// its slot back.
+func (n *Nodes) plan(record *tokens.Record, all []*candidate) {
+	spent := record.Spent()
+	var lost []string
+	for _, c := range all {
+		if c.err != nil {
+			c.next = c.claim
+			continue
+		}
+		if record.Limits.IsZero() {
+			c.decision = n.planFree(c)
+			continue
+		}
+		counts := slices.Contains(record.Nodes, c.node)
+		c.decision = n.planClaim(*record, c)
+		switch {
+		case c.err == nil && !counts && record.Spent(): // by another candidate
+			c.decision = decision{next: c.claim, err: refuseSpent(*record, c.node)}
+		case c.err == nil && !counts && record.Limits.NodeLimit() > 0:
+			record.Nodes = append(record.Nodes, c.node)
+		case c.err != nil && counts && !c.ended && (c.foreign || !c.claim.Released() && c.claim.TokenID != record.Token.ID()):
+			c.lost, lost = true, append(lost, c.node)
+		}
+	}
+	if end := n.now().Add(cmp.Or(max(n.Retention, 0), DefaultRetention)); record.Spent() && !spent && (record.Expires.IsZero() || record.Expires.After(end)) {
+		record.Expires = end.UTC().Truncate(time.Second)
+	}
+	record.Nodes = slices.DeleteFunc(record.Nodes, func(name string) bool { return slices.Contains(lost, name) })
+}
 
-// plan returns how the claim of a name changes, or why the request is refused. A token that had a claim on the name gets
+// planClaim decides about the claim of a name that a token with limits requests. A token that had a claim on the name gets
 // no other one.
-func (n *Nodes) plan(c tokens.Claim, p *slotRequest) (step, error) {
-	id, key := p.record.Token.ID(), pkcs10.KeyID(p.request.CSR)
-	own := c.TokenID == id
-	switch {
-	case p.had && (c.Released() || !own && p.replaces), own && slices.Contains(p.record.Left, c.Node):
-		return keep, refuseJoined(id, c.Node, p.replaces)
-	case c.Released():
-		return newClaim, nil
-	case !own && p.replaces:
-		return takeOver, nil
-	case !own && c.NodeUID == "":
-		return keep, errVacate
-	case own && c.NodeUID != "" && n.Node == nil:
-		return keep, approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; to let another machine replace it: kubejoin claim release %s", c.Node, id, c.Node)
-	case c.NodeUID != "" && !p.replaces && !(n.AllowExisting && own && c.HasKey(key)):
-		return keep, errVacate
-	case p.replaces && (c.ReadyAgain || p.ready != "" && p.ready != c.ReadyBefore):
-		return refuseReplacedAgain, nil
-	case c.HasKey(key):
-		return keep, nil
-	case len(c.Keys) >= tokens.MaxKeys:
-		return keep, approval.RefuseFor(ReasonTooManyKeys, "node name %s was already requested with token %s and %d other keys, but no Node has registered; if only one machine uses this name: kubejoin claim release %s",
-			c.Node, id, len(c.Keys), c.Node)
+func (n *Nodes) planClaim(record tokens.Record, c *candidate) (d decision) {
+	id, key, claim := record.Token.ID(), pkcs10.KeyID(c.request.CSR), c.claim.Clone()
+	own := claim.TokenID == id
+	d.next = claim
+	if d.replaces, d.err = n.replaces(c, record.Limits.Replaces); d.err != nil {
+		return d
 	}
-	return anotherKey, nil
+	// If existing Nodes are allowed, the machine of the claim keeps it.
+	switch d.vacates = n.vacates(c) && !(n.AllowExisting && own && claim.HasKey(key)); {
+	case c.ended && (own || claim.Released() || d.replaces), own && d.vacates:
+		d.err = refuseJoined(id, c.node, d.replaces)
+	case c.foreign && claim.UID == "":
+		d.err = approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: an object that is not a claim has this name: %v", c.node, tokens.ErrExists)
+	case claim.Released():
+		d.step, d.next = newClaim, fresh(record, c, claim.Past, claim.Identity)
+	case !own && d.replaces:
+		d.step, d.next = takeOver, fresh(record, c, claim.PastAfterRelease(n.now(), 0), claim.Identity)
+	case d.vacates && c.ended:
+		d.err = refuseJoined(id, c.node, d.replaces)
+	case d.vacates:
+		d.step, d.next = newClaim, fresh(record, c, claim.PastAfterRelease(n.now(), 0), tokens.Identity{})
+	case own && claim.NodeUID != "" && n.Node == nil:
+		d.err = approval.RefuseFor(ReasonNodeExists, "node %s has already joined with token %s and now uses its certificate; to let another machine replace it: kubejoin claim release %s", c.node, id, c.node)
+	case !own, claim.NodeUID != "" && !d.replaces && !claim.HasKey(key): // the Node exists, and existing Nodes are allowed
+		d.err = refuseClaimed(claim)
+	case d.replaces && (claim.ReadyAgain || c.ready != "" && c.ready != claim.ReadyBefore):
+		d.next.ReadyAgain = true // never reset, even if the Node changes again
+		d.err = approval.RefuseFor(ReasonNodeExists, "another machine has already replaced Node %s and became Ready; to replace it again: kubejoin token create --replace-node %s", c.node, c.node)
+	case !claim.HasKey(key) && len(claim.Keys) >= tokens.MaxKeys:
+		d.err = approval.RefuseFor(ReasonTooManyKeys, "node name %s was already requested with token %s and %d other keys, but no Node has registered; if only one machine uses this name: kubejoin claim release %s",
+			c.node, id, len(claim.Keys), c.node)
+	case !claim.HasKey(key):
+		d.step, d.next.Keys = anotherKey, append(claim.Keys, key)
+		fallthrough
+	default:
+		d.next = requested(d.next, record, c)
+	}
+	if d.err != nil && d.vacates {
+		d.next = claim.AfterRelease(claim.PastAfterRelease(n.now(), 0))
+	}
+	return d
 }
 
-// apply returns the claim after a step.
-func (p *slotRequest) apply(do step, c tokens.Claim, now time.Time) tokens.Claim {
-	switch do {
-	case newClaim:
-		return writtenOver(c, p.fresh(), c.Past)
-	case takeOver:
-		return writtenOver(c, p.fresh(), c.PastAfterRelease(now, 0))
-	case refuseReplacedAgain:
-		c.ReadyAgain = true // never reset, even if the Node changes again
-		return c
-	case anotherKey:
-		c.Keys = append(c.Keys, pkcs10.KeyID(p.request.CSR))
+// planFree decides about a name for a requester that holds no claim. The name then belongs to it: the past of an old claim
+// does not bind its renewals.
+func (n *Nodes) planFree(c *candidate) (d decision) {
+	d.next = c.claim
+	if _, d.err = n.replaces(c, tokens.NodeRef{}); d.err != nil {
+		return d
 	}
-	if uid := p.request.UID; uid != "" && !slices.Contains(c.Requests, uid) {
-		c.Requests = tokens.NewestRequests(append(c.Requests, uid))
+	if d.vacates = n.vacates(c); d.vacates || c.claim.Released() {
+		d.next = c.claim.AfterRelease(tokens.ReleasedClaim{})
+	} else {
+		d.err = refuseClaimed(c.claim)
 	}
-	c.TokenUID = p.record.UID
-	return c
+	return d
 }
 
-// fresh returns the claim for a name that has none.
-func (p *slotRequest) fresh() tokens.Claim {
-	return p.apply(anotherKey, tokens.Claim{
-		Node: p.node, TokenID: p.record.Token.ID(), Limits: p.record.Limits, ReadyBefore: p.ready,
-	}, time.Time{})
+// vacates reports whether a claim ends because its Node had registered and is gone. The claim cleaner also releases claims
+// of Nodes that are gone, a little later.
+func (n *Nodes) vacates(c *candidate) bool {
+	return n.Node != nil && c.claim.NodeUID != "" && c.nodeUID == ""
 }
 
-// writtenOver returns fresh in a form that can be written over claim over, and with past. It keeps the Identity until
+// fresh returns a new claim on a name, written over the one that it has, with a past. It keeps an Identity until
 // [Nodes.StoreIdentity] decides about it: nothing was issued yet.
-func writtenOver(over, fresh tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
-	fresh = fresh.Clone()
-	fresh.UID, fresh.Version, fresh.Created, fresh.Past, fresh.Identity = over.UID, over.Version, over.Created, past, over.Identity
-	return fresh
+func fresh(record tokens.Record, c *candidate, past tokens.ReleasedClaim, identity tokens.Identity) tokens.Claim {
+	return requested(tokens.Claim{
+		Node: c.node, TokenID: record.Token.ID(), Limits: record.Limits, Keys: []string{pkcs10.KeyID(c.request.CSR)}, ReadyBefore: c.ready,
+		UID: c.claim.UID, Version: c.claim.Version, Created: c.claim.Created, Past: past, Identity: identity,
+	}, record, c).Clone()
 }
 
-// released returns what remains of a claim when its name is released. The Identity ends with the Node.
-func released(c tokens.Claim, past tokens.ReleasedClaim) tokens.Claim {
-	left := writtenOver(c, tokens.Claim{Node: c.Node}, past)
-	left.Identity = tokens.Identity{}
-	return left
+// requested returns a claim with a request of a token.
+func requested(claim tokens.Claim, record tokens.Record, c *candidate) tokens.Claim {
+	if uid := c.request.UID; uid != "" && !slices.Contains(claim.Requests, uid) {
+		claim.Requests = tokens.NewestRequests(append(claim.Requests, uid))
+	}
+	claim.TokenUID = record.UID
+	return claim
 }
 
 // renewed returns the claim of a node that authenticates with its certificate, and the longest lifetime of its next
@@ -129,29 +170,6 @@ func renewed(c tokens.Claim, nodes bool, now time.Time) (tokens.Claim, time.Dura
 		c.Past = c.Past.Renewed(now)
 	}
 	return c, c.Past.CertificateDuration, nil
-}
-
-// fill counts the names of all that have their claims, and sets the error of those that get no slot. It reports
-// whether it changed the record. A name that is already counted keeps its slot: another replica may handle the same
-// request. The last slot brings the token's expiration forward.
-func (n *Nodes) fill(record *tokens.Record, all []*slotRequest) (changed bool) {
-	spent := record.Spent()
-	for _, p := range all {
-		if p.err != nil {
-			continue
-		}
-		// The token may have expired while others were asked for the claim.
-		p.err = n.checkSlot(*record, p)
-		if p.err == nil && (!slices.Contains(record.Nodes, p.node) || slices.Contains(record.Lost, p.node)) {
-			record.Uncount(p.node)
-			record.Nodes = append(record.Nodes, p.node)
-			changed = true
-		}
-	}
-	if end := n.now().Add(cmp.Or(max(n.Retention, 0), DefaultRetention)); record.Spent() && !spent && (record.Expires.IsZero() || record.Expires.After(end)) {
-		record.Expires = end.UTC().Truncate(time.Second)
-	}
-	return changed
 }
 
 // restrict restores from the claims what the record has lost, and reports whether it changed the record. It restores
@@ -208,28 +226,36 @@ func least[T int | time.Duration](a, b T) T {
 
 // replaces reports whether a token replaces the Node that has the name now. It refuses the name of any other Node. If
 // AllowExisting is set, it allows that name unless the token replaces another Node of the same name.
-func (n *Nodes) replaces(node, uid string, ref tokens.NodeRef) (bool, error) {
+func (n *Nodes) replaces(c *candidate, ref tokens.NodeRef) (bool, error) {
+	node := c.node
 	switch {
-	case ref == tokens.NodeRef{Name: node, UID: uid}:
+	case c.nodeUID == "":
+		return false, nil
+	case ref == tokens.NodeRef{Name: node, UID: c.nodeUID}:
 		return true, nil
 	case ref.Name == node:
-		return false, refuseOther(node, ref.UID, uid)
+		return false, approval.RefuseFor(ReasonNodeReplaced, "the token may replace Node %s with UID %s, but this Node now has UID %s; create another token: kubejoin token create --replace-node %s",
+			node, ref.UID, c.nodeUID, node)
 	case n.AllowExisting:
 		return false, nil
 	}
 	return false, approval.RefuseFor(ReasonNodeExists, "Node %s already exists; to replace its machine: kubejoin token create --replace-node %s; if its machine no longer exists: kubectl delete node %s", node, node, node)
 }
 
-// checkSlot refuses a request that the token does not allow, or has no slot for.
-func (n *Nodes) checkSlot(record tokens.Record, p *slotRequest) error {
-	err := n.check(record, p.request, p.node)
-	switch most := record.Limits.NodeLimit(); {
+// allows refuses a request that the token does not allow, or has no slot for.
+func (n *Nodes) allows(record tokens.Record, c *candidate) error {
+	id, most := record.Token.ID(), record.Limits.NodeLimit()
+	if c.tokenUID != "" && c.tokenUID != record.UID {
+		return fmt.Errorf("token %s was replaced while kubejoin handled this request", id)
+	}
+	err := n.check(record, c.request, c.node)
+	switch {
 	case err != nil:
 		return err
 	case most > 0 && len(record.Nodes) > most:
-		return approval.RefuseFor(ReasonTokenSpent, "token %s allows %d nodes and counts %d; create another one: kubejoin token create --max-nodes 1 --node-name %s", record.Token.ID(), most, len(record.Nodes), p.node)
-	case record.Spent() && !slices.Contains(record.Nodes, p.node):
-		return refuseSpent(record, p.node)
+		return approval.RefuseFor(ReasonTokenSpent, "token %s allows %d nodes and counts %d; create another one: kubejoin token create --max-nodes 1 --node-name %s", id, most, len(record.Nodes), c.node)
+	case record.Spent() && !slices.Contains(record.Nodes, c.node):
+		return refuseSpent(record, c.node)
 	}
 	return nil
 }
@@ -294,15 +320,6 @@ func refuseJoined(id, node string, replaces bool) error {
 		flag = "--replace-node"
 	}
 	return approval.RefuseFor(ReasonTokenSpent, "node %s has already joined with token %s, and its Node or claim was deleted since; create another token: kubejoin token create %s %s", node, id, flag, node)
-}
-
-func refuseReplaced(node string) error {
-	return approval.RefuseFor(ReasonNodeExists, "another machine has already replaced Node %s and became Ready; to replace it again: kubejoin token create --replace-node %s", node, node)
-}
-
-func refuseOther(node, wanted, uid string) error {
-	return approval.RefuseFor(ReasonNodeReplaced, "the token may replace Node %s with UID %s, but this Node now has UID %s; create another token: kubejoin token create --replace-node %s",
-		node, wanted, uid, node)
 }
 
 func refuseClaimed(c tokens.Claim) error {

@@ -37,70 +37,88 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 			}
 		})
 	}
+	missing := tokens.Claim{Node: "w"}
+	replaced := tokens.Limits{Replaces: tokens.NodeRef{Name: "w", UID: "n"}}
 	for name, test := range map[string]struct {
 		claim    tokens.Claim
-		place    slotRequest // the test sets record and request
-		left     []string    // names that have left the token
-		existing bool        // Nodes.AllowExisting
-		alone    bool        // standalone: there are no Nodes
+		seen     candidate     // what look has found; the test sets request, node and claim
+		limits   tokens.Limits // of the token; one node if zero
+		existing bool          // Nodes.AllowExisting
+		alone    bool          // standalone: there are no Nodes
 		want     step
 		refused  string // reason of the refusal
-		err      error  // another error
+		ends     bool   // the claim is released
 	}{
-		"released":                          {claim: tokens.Claim{Node: "w"}, want: newClaim},
-		"released, and had before":          {claim: tokens.Claim{Node: "w"}, place: slotRequest{had: true}, refused: ReasonTokenSpent},
-		"its own, left":                     {claim: own(func(c *tokens.Claim) { c.Keys = []string{key} }), left: []string{"w"}, refused: ReasonTokenSpent},
+		"no claim":                          {claim: missing, want: newClaim},
+		"no claim, and had before":          {claim: missing, seen: candidate{ended: true}, refused: ReasonTokenSpent},
+		"another object":                    {claim: missing, seen: candidate{foreign: true}, refused: ReasonNodeNameNotAllowed},
+		"Node exists":                       {claim: missing, seen: candidate{nodeUID: "n"}, refused: ReasonNodeExists},
+		"Node exists, existing Nodes":       {claim: missing, seen: candidate{nodeUID: "n"}, existing: true, want: newClaim},
+		"replaces another Node":             {claim: missing, seen: candidate{nodeUID: "m"}, limits: replaced, refused: ReasonNodeReplaced},
+		"replaces, no claim":                {claim: missing, seen: candidate{nodeUID: "n"}, limits: replaced, want: newClaim},
+		"released":                          {claim: own(nil).AfterRelease(held), want: newClaim},
+		"released, and had before":          {claim: own(nil).AfterRelease(held), seen: candidate{ended: true}, refused: ReasonTokenSpent},
+		"its own, left":                     {claim: own(func(c *tokens.Claim) { c.Keys = []string{key} }), seen: candidate{ended: true}, refused: ReasonTokenSpent},
 		"its own, first key":                {claim: own(nil), want: anotherKey},
 		"its own, same key":                 {claim: own(func(c *tokens.Claim) { c.Keys = []string{key} }), want: keep},
 		"its own, another key":              {claim: own(func(c *tokens.Claim) { c.Keys = []string{"1"} }), want: anotherKey},
 		"its own, too many keys":            {claim: own(func(c *tokens.Claim) { c.Keys = three }), refused: ReasonTooManyKeys},
-		"its own, registered":               {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), err: errVacate},
+		"its own, registered":               {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), seen: candidate{nodeUID: "n"}, refused: ReasonNodeExists},
+		"its own, Node deleted":             {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), refused: ReasonTokenSpent, ends: true},
 		"its own, registered, no Nodes":     {claim: own(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate }), alone: true, refused: ReasonNodeExists},
-		"registered, existing Nodes":        {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), existing: true, want: keep},
-		"another key, existing Nodes":       {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{"1"} }), existing: true, err: errVacate},
-		"another token's":                   {claim: others(nil), err: errVacate},
-		"another token's, registered":       {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), err: errVacate},
-		"another token's, replaced":         {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), place: slotRequest{replaces: true}, want: takeOver},
-		"another's, replaced, had":          {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), place: slotRequest{replaces: true, had: true}, refused: ReasonTokenSpent},
-		"its own, replaced":                 {claim: own(func(c *tokens.Claim) { c.NodeUID = "n" }), place: slotRequest{replaces: true, had: true}, want: anotherKey},
-		"its own, replaced, Ready as then":  {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), place: slotRequest{replaces: true, ready: "r1"}, want: anotherKey},
-		"its own, replaced, Ready again":    {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), place: slotRequest{replaces: true, ready: "r2"}, want: refuseReplacedAgain},
-		"its own, replaced, Ready once":     {claim: own(func(c *tokens.Claim) { c.ReadyAgain, c.Keys = true, []string{key} }), place: slotRequest{replaces: true}, want: refuseReplacedAgain},
-		"its own, replaced, Ready at first": {claim: own(nil), place: slotRequest{replaces: true, ready: "r1"}, want: refuseReplacedAgain},
+		"registered, existing Nodes":        {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), seen: candidate{nodeUID: "n"}, existing: true, want: keep},
+		"deleted, existing Nodes":           {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), existing: true, want: keep},
+		"another key, existing Nodes":       {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{"1"} }), seen: candidate{nodeUID: "n"}, existing: true, refused: ReasonNodeNameClaimed},
+		"another key, deleted":              {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{"1"} }), existing: true, refused: ReasonTokenSpent, ends: true},
+		"another token's":                   {claim: others(nil), refused: ReasonNodeNameClaimed},
+		"another token's, registered":       {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n"}, refused: ReasonNodeExists},
+		"another token's, existing Nodes":   {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n"}, existing: true, refused: ReasonNodeNameClaimed},
+		"another token's, no Nodes":         {claim: others(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate }), alone: true, refused: ReasonNodeNameClaimed},
+		"another token's, Node deleted":     {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), want: newClaim},
+		"another's, deleted, and had":       {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{ended: true}, refused: ReasonTokenSpent, ends: true},
+		"another's, and had before":         {claim: others(nil), seen: candidate{ended: true}, refused: ReasonNodeNameClaimed},
+		"another token's, replaced":         {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n"}, limits: replaced, want: takeOver},
+		"another's, replaced, had":          {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n", ended: true}, limits: replaced, refused: ReasonTokenSpent},
+		"its own, replaced":                 {claim: own(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n"}, limits: replaced, want: anotherKey},
+		"its own, replaced, Ready as then":  {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), seen: candidate{nodeUID: "n", ready: "r1"}, limits: replaced, want: anotherKey},
+		"its own, replaced, Ready again":    {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), seen: candidate{nodeUID: "n", ready: "r2"}, limits: replaced, refused: ReasonNodeExists},
+		"its own, replaced, Ready once":     {claim: own(func(c *tokens.Claim) { c.ReadyAgain, c.Keys = true, []string{key} }), seen: candidate{nodeUID: "n"}, limits: replaced, refused: ReasonNodeExists},
+		"its own, replaced, Ready at first": {claim: own(nil), seen: candidate{nodeUID: "n", ready: "r1"}, limits: replaced, refused: ReasonNodeExists},
 	} {
 		n := &Nodes{AllowExisting: test.existing, Now: func() time.Time { return now }}
 		if !test.alone {
 			n.Node = func(context.Context, string) (string, error) { panic("plan reads nothing") }
 		}
-		p := test.place
-		p.request, p.node, p.record = r, "w", tokens.Record{Token: token, UID: "u", Limits: tokens.Limits{MaxNodes: 1}, Left: test.left}
-		before := test.claim.Clone()
-		do, err := n.plan(test.claim, &p)
+		c := test.seen
+		c.request, c.node, c.claim = r, "w", test.claim.Clone()
+		record := tokens.Record{Token: token, UID: "u", Limits: test.limits}
+		if record.Limits.IsZero() {
+			record.Limits = tokens.Limits{MaxNodes: 1}
+		}
+		d := n.planClaim(record, &c)
+		after := d.next
 		var refused *approval.Error
-		switch {
-		case !test.claim.Equal(before):
-			t.Errorf("%s: plan changed the claim", name)
-		case test.refused != "":
-			if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != test.refused {
-				t.Errorf("%s: got %v, want %s", name, err, test.refused)
+		if !c.claim.Equal(test.claim) || after.UID != test.claim.UID || after.Version != test.claim.Version {
+			t.Errorf("%s: plan changed the claim to %+v, and plans %+v", name, c.claim, after)
+		}
+		if test.refused != "" {
+			again := test.seen.nodeUID != "" && test.refused == ReasonNodeExists && test.limits.Replaces.Name != ""
+			if !errors.As(d.err, &refused) || refused.Verdict != approval.Deny || refused.Reason != test.refused || after.ReadyAgain != again {
+				t.Errorf("%s: got %v and claim %+v, want %s", name, d.err, after, test.refused)
+			}
+			if after.Released() != (test.ends || test.claim.Released()) || !test.ends && !again && !after.Equal(test.claim) {
+				t.Errorf("%s: got claim %+v, want it released: %t", name, after, test.ends)
 			}
 			continue
-		case !errors.Is(err, test.err) || test.err == nil && do != test.want:
-			t.Errorf("%s: got step %q, %v; want %q, %v", name, do, err, test.want, test.err)
 		}
-		if err != nil {
-			continue
+		if d.err != nil || d.step != test.want || !after.HasKey(key) || after.TokenID != "abc123" || after.TokenUID != "u" || len(after.Keys) > tokens.MaxKeys || !slices.Contains(after.Requests, "csr-1") {
+			t.Errorf("%s: got step %q, %v, claim %+v; want %q", name, d.step, d.err, after, test.want)
 		}
-		after := p.apply(do, test.claim.Clone(), now)
-		holds := after.HasKey(key) && after.TokenID == "abc123" && after.TokenUID == "u" && len(after.Keys) <= tokens.MaxKeys && slices.Contains(after.Requests, "csr-1")
-		if holds != (do != refuseReplacedAgain) || do == refuseReplacedAgain && !after.ReadyAgain {
+		if fresh := d.step == newClaim || d.step == takeOver; fresh && (after.NodeUID != "" || len(after.Keys) != 1) {
 			t.Errorf("%s: got claim %+v", name, after)
 		}
-		if fresh := do == newClaim || do == takeOver; fresh && (after.NodeUID != "" || len(after.Keys) != 1) || after.UID != before.UID {
-			t.Errorf("%s: got claim %+v", name, after)
-		}
-		if do == takeOver && after.Past.CertificateDuration != time.Hour {
-			t.Errorf("%s: got %+v, want the certificate duration of the other token", name, after.Past)
+		if over := test.claim.TokenID == "def456"; over && after.Past.CertificateDuration != time.Hour || d.vacates != (over && d.step == newClaim) {
+			t.Errorf("%s: got %+v, vacates %t, want the certificate duration of the other token", name, after.Past, d.vacates)
 		}
 	}
 }
@@ -121,7 +139,7 @@ var (
 )
 
 func TestRenewalTakesDurationOfClaim(t *testing.T) {
-	past := func(p tokens.ReleasedClaim) tokens.Claim { return released(limited(nil), p) }
+	past := limited(nil).AfterRelease
 	unbound := tokens.ReleasedClaim{Until: noon.Add(time.Hour)}
 	joined := limited(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate })
 	for name, test := range map[string]struct {
@@ -142,7 +160,7 @@ func TestRenewalTakesDurationOfClaim(t *testing.T) {
 		"released, over, no Nodes":      {claim: past(over), alone: true, want: past(over)},
 	} {
 		got, lifetime, err := renewed(test.claim, !test.alone, noon)
-		if refused := (*approval.Error)(nil); test.refused {
+		if refused := (*approval.Refused)(nil); test.refused {
 			if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != ReasonNodeNameReleased {
 				t.Errorf("%s: got %v, want %s", name, err, ReasonNodeNameReleased)
 			}
@@ -152,15 +170,20 @@ func TestRenewalTakesDurationOfClaim(t *testing.T) {
 	}
 }
 
-func TestFillCountsNamesUpToTheLimit(t *testing.T) {
+// A name that another token holds, or another object, gives its slot back, but not to another candidate of the same plan.
+func TestPlanCountsNamesUpToTheLimit(t *testing.T) {
 	token := tokens.Generate()
 	n := &Nodes{Now: func() time.Time { return noon }}
 	soon := noon.Add(DefaultRetention)
+	foreign := func(node string) *candidate {
+		return &candidate{node: node, claim: tokens.Claim{Node: node, TokenID: "others", UID: "c"}}
+	}
 	for name, test := range map[string]struct {
 		most    int
 		nodes   []string
 		expires time.Time
 		ask     []string
+		also    []*candidate
 		want    []string
 		ends    time.Time
 		spent   int // how many are refused
@@ -170,23 +193,32 @@ func TestFillCountsNamesUpToTheLimit(t *testing.T) {
 		"one too many":          {most: 1, ask: []string{"a", "b"}, want: []string{"a"}, ends: soon, spent: 1},
 		"counted before":        {most: 1, nodes: []string{"a"}, ask: []string{"a"}, want: []string{"a"}},
 		"ends later by itself":  {most: 1, expires: noon.Add(24 * time.Hour), ask: []string{"a"}, want: []string{"a"}, ends: soon},
-		"expired meanwhile":     {most: 2, expires: noon, ask: []string{"a"}, ends: noon, spent: 1},
 		"ends sooner by itself": {most: 1, expires: noon.Add(time.Minute), ask: []string{"a"}, want: []string{"a"}, ends: noon.Add(time.Minute)},
+		"lost":                  {most: 2, nodes: []string{"a", "b"}, also: []*candidate{foreign("a")}, want: []string{"b"}, spent: 1},
+		"lost, and one more":    {most: 1, nodes: []string{"a"}, also: []*candidate{foreign("a")}, ask: []string{"b"}, want: nil, spent: 2},
+		"lost, never counted":   {most: 2, nodes: []string{"b"}, also: []*candidate{foreign("a")}, want: []string{"b"}, spent: 1},
+		"lost, but had before":  {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", ended: true, claim: foreign("a").claim}}, want: []string{"a"}, spent: 1},
+		"lost to an object":     {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", foreign: true, claim: tokens.Claim{Node: "a"}}}, want: nil, spent: 1},
+		"its Node exists":       {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", nodeUID: "n", claim: tokens.Claim{Node: "a"}}}, want: []string{"a"}, spent: 1},
 	} {
 		record := tokens.Record{Token: token, Authentication: true, Limits: tokens.Limits{MaxNodes: test.most}, Nodes: slices.Clone(test.nodes), Expires: test.expires}
-		all := []*slotRequest{{node: "failed", err: errUnchanged}}
+		all := []*candidate{{node: "failed", decision: decision{err: errors.New("failed")}}}
+		all = append(all, test.also...)
 		for _, node := range test.ask {
-			all = append(all, &slotRequest{node: node})
+			all = append(all, &candidate{node: node, claim: tokens.Claim{Node: node}})
 		}
-		changed := n.fill(&record, all)
+		for _, c := range all {
+			c.request.CSR = &x509.CertificateRequest{RawSubjectPublicKeyInfo: []byte("key")}
+		}
+		n.plan(&record, all)
 		spent := 0
-		for _, p := range all[1:] {
-			if p.err != nil {
+		for _, c := range all[1:] {
+			if c.err != nil {
 				spent++
 			}
 		}
-		if !slices.Equal(record.Nodes, test.want) || !record.Expires.Equal(test.ends) || spent != test.spent || changed == slices.Equal(test.nodes, test.want) {
-			t.Errorf("%s: got count %q until %s, %d refused, changed %t; want %q until %s, %d refused", name, record.Nodes, record.Expires, spent, changed, test.want, test.ends, test.spent)
+		if !slices.Equal(record.Nodes, test.want) || !record.Expires.Equal(test.ends) || spent != test.spent {
+			t.Errorf("%s: got count %q until %s, %d refused; want %q until %s, %d refused", name, record.Nodes, record.Expires, spent, test.want, test.ends, test.spent)
 		}
 	}
 }

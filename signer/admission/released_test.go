@@ -42,7 +42,7 @@ func (c *cluster) runClaimCleaner(t *testing.T, node func(context.Context, strin
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() {
-		done <- cleaner.Claims{Store: claims{cluster: c}, Tokens: store{cluster: c}, Node: node, Ready: c.Ready}.Run(ctx)
+		done <- cleaner.Claims{Store: c.admission().Claims, Tokens: store{cluster: c}, Node: node, Ready: c.Ready}.Run(ctx)
 	}()
 	synctest.Wait()
 	cancel()
@@ -76,7 +76,7 @@ func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
 		},
 		"by a person": func(t *testing.T, c *cluster, _ string) {
 			claim := c.claims[node]
-			if err := tokens.Release(t.Context(), claims{cluster: c}, claim, claim.PastAfterRelease(time.Now(), 0)); err != nil {
+			if err := tokens.Release(t.Context(), c.admission().Claims, claim, claim.PastAfterRelease(time.Now(), 0)); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -159,12 +159,12 @@ func TestNewClaimReplacesReleasedOne(t *testing.T) {
 		{name: "spent at the last moment", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
 			return firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, nil)
 		}, change: func(c *cluster, n *admission.Nodes) {
-			n.Tokens = c.hookBeforeCount(sync.OnceFunc(c.spendAllTokens))
+			c.hookBeforeCount(n, sync.OnceFunc(c.spendAllTokens))
 		}},
 		{name: "joined before", reason: "TokenSpent", lasts: 2 * time.Hour, request: func(t *testing.T, c *cluster) approval.Request {
 			token := c.createToken(tokens.Limits{MaxNodes: 2})
 			r := c.records[token.ID()]
-			r.Nodes, r.Left = []string{node}, []string{node}
+			r.Nodes, r.Marks = []string{node}, map[string]string{node: left}
 			c.keep(r)
 			c.older[token.ID()] = []tokens.Record{r}
 			return firstRequest(t, bootstrapUser(token), node, nil)
@@ -253,7 +253,7 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 			wantRefused(t, "a token without limits", err, "NodeNameClaimed")
 
 			claim := c.claims[node]
-			if err := tokens.Release(t.Context(), claims{cluster: c}, claim, claim.PastAfterRelease(time.Now(), 365*24*time.Hour)); err != nil {
+			if err := tokens.Release(t.Context(), c.admission().Claims, claim, claim.PastAfterRelease(time.Now(), 365*24*time.Hour)); err != nil {
 				t.Fatal(err)
 			}
 			c.history = nil

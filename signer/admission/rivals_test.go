@@ -13,7 +13,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // Two tokens for one node each request the same names from two leaders. Calls fail, and claims become abandoned
@@ -39,9 +38,8 @@ func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
 			s := &schedule{}
 			var replicas []*admission.Nodes
 			for range 2 {
-				n := c.admission()
+				n := c.admissionWith(s.faults)
 				n.Retention = 1000 * time.Hour
-				n.Tokens, n.Claims = storetest.Faulty(s.faults).Store(n.Tokens), storetest.Faulty(s.faults).Claims(n.Claims)
 				replicas = append(replicas, n)
 			}
 			var mu sync.Mutex

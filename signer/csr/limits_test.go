@@ -40,7 +40,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 	if w.store, err = secretstore.Open(t.Context(), w.admin, nil); err != nil {
 		t.Fatal(err)
 	}
-	if w.claims, err = secretstore.OpenClaims(t.Context(), w.admin, "kubejoin-system", nil); err != nil {
+	if w.claims, err = secretstore.OpenClaims(t.Context(), w.admin, w.store, "kubejoin-system", nil); err != nil {
 		t.Fatal(err)
 	}
 	if w.nodes, err = kubefacts.OpenNodes(t.Context(), w.admin); err != nil {

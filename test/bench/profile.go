@@ -78,7 +78,7 @@ func runControllers(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	requests := csr.NewInformer(client)
-	claims, err := secretstore.OpenClaims(ctx, client, "kubejoin-system", log)
+	claims, err := secretstore.OpenClaims(ctx, client, store, "kubejoin-system", log)
 	if err != nil {
 		return err
 	}

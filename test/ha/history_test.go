@@ -266,20 +266,20 @@ func (s recordedTokens) Delete(ctx context.Context, r tokens.Record) error {
 
 // recordedClaims is like recordedTokens, but for claims.
 type recordedClaims struct {
-	tokens.Counter
+	tokens.Claims
 	h *history
 }
 
 func (s recordedClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
 	began := s.h.now()
-	c, err := s.Counter.Get(ctx, node)
+	c, err := s.Claims.Get(ctx, node)
 	s.h.got(began, "claim "+node, claimText(c), err)
 	return c, err
 }
 
 func (s recordedClaims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
 	began := s.h.now()
-	all, err := s.Counter.HeldBy(ctx, id, read)
+	all, err := s.Claims.HeldBy(ctx, id, read)
 	if read == tokens.Cached {
 		return all, err
 	}
@@ -291,14 +291,14 @@ func (s recordedClaims) HeldBy(ctx context.Context, id string, read tokens.Read)
 
 func (s recordedClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
 	began := s.h.now()
-	made, err := s.Counter.Create(ctx, c)
+	made, err := s.Claims.Create(ctx, c)
 	s.h.created(began, "claim "+c.Node, claimText(c), err)
 	return made, err
 }
 
 func (s recordedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
 	a := attempts{h: s.h, key: "claim " + node, began: s.h.now()}
-	c, err := s.Counter.Update(ctx, node, func(c *tokens.Claim) error {
+	c, err := s.Claims.Update(ctx, node, func(c *tokens.Claim) error {
 		before := claimText(*c)
 		err := change(c)
 		a.try(before, claimText(*c), err)
@@ -310,15 +310,17 @@ func (s recordedClaims) Update(ctx context.Context, node string, change func(*to
 
 func (s recordedClaims) Delete(ctx context.Context, c tokens.Claim) error {
 	began := s.h.now()
-	err := s.Counter.Delete(ctx, c)
+	err := s.Claims.Delete(ctx, c)
 	s.h.deleted(began, "claim "+c.Node, claimText(c), err)
 	return err
 }
 
-func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
+func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Outcome, error) {
 	began := s.h.now()
-	claims, err := s.Counter.Commit(ctx, before, after, changes)
-	s.h.add(began, operation{key: "token " + before.Token.ID(), before: recordText(before), after: recordText(after), unknown: err != nil})
+	outcomes, err := s.Claims.Commit(ctx, before, after, changes)
+	if id := before.Token.ID(); id != "" {
+		s.h.add(began, operation{key: "token " + id, before: recordText(before), after: recordText(after), unknown: err != nil})
+	}
 	for _, c := range changes {
 		was := ""
 		if c.Before.Version != "" {
@@ -326,7 +328,7 @@ func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record,
 		}
 		s.h.add(began, operation{key: "claim " + c.After.Node, before: was, after: claimText(c.After), unknown: err != nil})
 	}
-	return claims, err
+	return outcomes, err
 }
 
 // TestCheckerRefusesWrongHistories catches a checker that accepts everything.

@@ -98,8 +98,6 @@ func call(t *testing.T, r *replica, random *rand.Rand, token tokens.Token, node,
 		} else if !errors.Is(err, tokens.ErrNotFound) {
 			return
 		}
-		if counter, ok := r.claims.(tokens.Counter); ok {
-			_, _ = counter.Commit(ctx, now, changed, []tokens.ClaimChange{change})
-		}
+		_, _ = r.claims.Commit(ctx, now, changed, []tokens.ClaimChange{change})
 	}
 }

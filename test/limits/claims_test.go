@@ -260,7 +260,7 @@ func TestLimitsHoldWithTwoLeaders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		claims, err := secretstore.OpenClaims(ctx, client, "kubejoin-system", log)
+		claims, err := secretstore.OpenClaims(ctx, client, store, "kubejoin-system", log)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -125,7 +125,7 @@ func inProcess(ctx context.Context, t *testing.T, s *harness.Site, transport *fa
 	if err != nil {
 		t.Fatal(err)
 	}
-	claims, err := secretstore.OpenClaims(ctx, clientset, secretstore.ClaimNamespace, log)
+	claims, err := secretstore.OpenClaims(ctx, clientset, store, secretstore.ClaimNamespace, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestThousandRejoinsCountOnceEach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	claims, err := secretstore.OpenClaims(ctx, s.Client(), secretstore.ClaimNamespace, nil)
+	claims, err := secretstore.OpenClaims(ctx, s.Client(), nil, secretstore.ClaimNamespace, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -72,7 +72,7 @@ func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 	if err != nil {
 		t.Fatal(err)
 	}
-	claims, err := secretstore.OpenClaims(t.Context(), client, "kubejoin-system", log)
+	claims, err := secretstore.OpenClaims(t.Context(), client, store, "kubejoin-system", log)
 	if err != nil {
 		t.Fatal(err)
 	}

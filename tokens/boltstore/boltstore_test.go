@@ -62,8 +62,8 @@ func TestClaims(t *testing.T) {
 	})
 }
 
-func TestCounter(t *testing.T) {
-	storetest.RunCounter(t, func(t *testing.T) (tokens.Store, tokens.Counter) {
+func TestCommit(t *testing.T) {
+	storetest.RunCommit(t, func(t *testing.T) (tokens.Store, tokens.Claims) {
 		s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
 		return s, s.Claims()
 	})

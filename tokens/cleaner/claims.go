@@ -131,7 +131,7 @@ func (c *claimLoop) step(ctx context.Context) (time.Time, error) {
 		seen, known := nodes[claim.Node], c.Nodes != nil
 		at, found := slices.BinarySearchFunc(records, claim.TokenID, func(r tokens.Record, id string) int { return strings.Compare(r.Token.ID(), id) })
 		// Any UID will do: if the Secret was deleted and created again, the machine can still join with it.
-		alive := found && !records[at].Expired(c.Now()) && !slices.Contains(records[at].Left, claim.Node)
+		alive := found && !records[at].Expired(c.Now()) && !c.Store.Ended(records[at], claim)
 		if alive {
 			if err := c.readyAgain(ctx, claim); err != nil {
 				errs = append(errs, err)
@@ -221,18 +221,14 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 		reason = "token_gone"
 		switch r, err := c.Tokens.Get(ctx, claim.TokenID); {
 		case errors.Is(err, tokens.ErrNotFound):
-			return c.release(ctx, claim, reason)
 		case err != nil:
 			return fmt.Errorf("claim of node %s: token %s: %w", claim.Node, claim.TokenID, err)
-		case slices.Contains(r.Left, claim.Node):
+		case c.Store.Ended(r, claim):
 			// Nobody can join with the claim: its release was interrupted, or a request wrote it after the release.
-			return c.release(ctx, claim, "left")
+			reason = "left"
 		case !r.Expired(c.Now()):
 			return nil
 		}
-	}
-	if err := tokens.Leave(ctx, c.Tokens, c.Store, claim); err != nil {
-		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
 	}
 	return c.release(ctx, claim, reason)
 }

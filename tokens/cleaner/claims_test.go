@@ -225,7 +225,7 @@ func TestClaimsReportsIdentitiesNotCleaned(t *testing.T) {
 			store := openClaims(t, tokens.Claim{Node: "worker-1", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
 			var log bytes.Buffer
 			left := cleanClaims(t, cleaner.Claims{
-				Store:  storetest.Before(func() error { return test.deletion }, "Claims.Delete").Claims(store.Claims()),
+				Store:  storetest.Before(func() error { return test.deletion }, "Claims.Commit").Claims(store.Claims()),
 				Tokens: store, RejoinWindow: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 				Node: func(context.Context, string) (string, error) { return "", test.node },
 			})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -104,8 +105,8 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 					return err
 				})
 				reg := prometheus.NewRegistry()
-				notCounter := struct{ tokens.Claims }{store.Claims()} // so that it marks the name as left in the token
-				cleaner := cleaner.Claims{Store: faulty.Claims(notCounter), Tokens: faulty.Store(store), Registerer: reg,
+				claims := secretstore.Steps{Claims: faulty.Claims(store.Claims()), Tokens: faulty.Store(store)}
+				cleaner := cleaner.Claims{Store: claims, Tokens: faulty.Store(store), Registerer: reg,
 					Node: func(context.Context, string) (string, error) {
 						if got.node++; test.live == "" && fail("node") == nil {
 							return "", tokens.ErrNotFound

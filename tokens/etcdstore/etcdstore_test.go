@@ -25,9 +25,9 @@ func TestClaims(t *testing.T) {
 	storetest.RunClaims(t, func(t *testing.T) tokens.Claims { return c.Store(t).Claims() })
 }
 
-func TestCounter(t *testing.T) {
+func TestCommit(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
-	storetest.RunCounter(t, func(t *testing.T) (tokens.Store, tokens.Counter) {
+	storetest.RunCommit(t, func(t *testing.T) (tokens.Store, tokens.Claims) {
 		s := c.Store(t)
 		return s, s.Claims()
 	})
@@ -41,7 +41,9 @@ func TestInvalidVersionIsConflict(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := tokens.Claim{Node: "worker-1", TokenID: r.Token.ID(), TokenUID: r.UID, Version: "x"}
-	if _, err := s.Claims().Commit(t.Context(), r, r, []tokens.ClaimChange{{Before: before, After: before}}); !errors.Is(err, tokens.ErrConflict) {
+	after := before
+	after.NodeUID = "u"
+	if _, err := s.Claims().Commit(t.Context(), r, r, []tokens.ClaimChange{{Before: before, After: after}}); !errors.Is(err, tokens.ErrConflict) {
 		t.Errorf("got %v, want %v", err, tokens.ErrConflict)
 	}
 }

@@ -3,18 +3,20 @@ package rowstore
 import (
 	"context"
 	"fmt"
+	"reflect"
+	"slices"
 
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Claims is a [tokens.Counter] of rows, in the database of a [Store].
+// Claims is a [tokens.Claims] of rows, in the database of a [Store].
 type Claims struct {
 	store *Store
 	db    DB
 	table *table[tokens.Claim]
 }
 
-var _ tokens.Counter = (*Claims)(nil)
+var _ tokens.Claims = (*Claims)(nil)
 
 // Claims returns the claims in the database.
 func (s *Store) Claims() *Claims { return s.claims }
@@ -26,7 +28,7 @@ func newClaims(s *Store) *Claims {
 			return fields{c.Node, &c.Created, &c.UID, &c.Version}
 		},
 		normalize: normalizedClaim, encode: encodeClaim, decode: decodeClaim,
-		begins: func(before, after tokens.Claim) bool { return before.Released() && !after.Released() },
+		begins: func(before, after tokens.Claim) bool { return before.TokenID != after.TokenID && !after.Released() },
 		index:  holders,
 	}}
 }
@@ -122,41 +124,119 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error { return s.ta
 // Watch implements [tokens.Claims].
 func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.db.Watch(ctx, claimsFolder) }
 
-// MaxCommit implements [tokens.Counter]. A record is one change, and a claim is at most three: its row, and two of the
-// index.
-func (s *Claims) MaxCommit() int { return min(tokens.MaxNodes, (s.db.MaxChanges()-1)/3) }
+// Ended implements [tokens.Claims]. A token counts a name together with its claim, so a counted name without one has
+// ended.
+func (s *Claims) Ended(r tokens.Record, c tokens.Claim) bool {
+	return c.TokenID != r.Token.ID() && slices.Contains(r.Nodes, c.Node)
+}
 
-// Commit implements [tokens.Counter]. It writes the record in any case, so that of two concurrent calls one fails.
-func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
-	id := before.Token.ID()
-	after, err := before.Edit(func(r *tokens.Record) error { *r = after; return nil })
-	if err != nil {
+// Commit implements [tokens.Claims]. It writes all in one transaction, or in several if there are too many claims for one.
+func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) (all []tokens.Outcome, err error) {
+	most := (s.db.MaxChanges() - 1) / 3 // a record is one change, and a claim at most three: its row, and two of the index
+	for {
+		some, rest := changes[:min(most, len(changes))], changes[min(most, len(changes)):]
+		now := after.Clone()
+		if len(rest) > 0 { // names whose claims are not written yet
+			now.Expires = before.Expires
+			now.Nodes = slices.DeleteFunc(now.Nodes, func(name string) bool {
+				return !slices.Contains(before.Nodes, name) && slices.ContainsFunc(rest, func(c tokens.ClaimChange) bool { return c.After.Node == name })
+			})
+		}
+		written, err := s.commit(ctx, &before, now, some)
+		if err != nil && all == nil {
+			return nil, err
+		}
+		if err != nil {
+			return append(all, slices.Repeat([]tokens.Outcome{{Err: err}}, len(changes))...), nil
+		}
+		if all = append(all, written...); len(rest) == 0 {
+			return all, nil
+		}
+		changes = rest
+	}
+}
+
+// commit is Commit in one transaction. It sets before to the record as stored. A record that does not change is only a
+// condition, so that tokens without a node limit admit machines concurrently.
+func (s *Claims) commit(ctx context.Context, before *tokens.Record, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Outcome, error) {
+	var conditions []Condition
+	var writes []Change
+	record := *before
+	if id := before.Token.ID(); id != "" {
+		// Without a version, the write would create the record.
+		if before.Version == "" {
+			return nil, fmt.Errorf("count nodes of token %s: %w: no version given", id, tokens.ErrConflict)
+		}
+		conditions = append(conditions, Condition{tokensFolder + id, before.Version})
+		if !reflect.DeepEqual(*before, after) {
+			after, err := before.Edit(func(r *tokens.Record) error { *r = after; return nil })
+			if err != nil {
+				return nil, err
+			}
+			w, err := s.store.table.write(*before, s.store.table.stamp(*before, after))
+			if err != nil {
+				return nil, fmt.Errorf("count nodes of token %s: %w", id, err)
+			}
+			record, writes = w.value, w.changes
+		}
+	}
+	if err := s.checkFree(ctx, *before, after, changes); err != nil {
 		return nil, err
 	}
-	if before.Version == "" { // it would create the record
-		return nil, fmt.Errorf("count nodes of token %s: %w: no version given", id, tokens.ErrConflict)
-	}
-	record, err := s.store.table.write(before, s.store.table.stamp(before, after))
-	if err != nil {
-		return nil, fmt.Errorf("count nodes of token %s: %w", id, err)
-	}
+	counts := len(writes) > 0
 	// Versions are enough as conditions: a key never has the same version again, so a row with the version of before has
 	// its UID and all its values, too.
-	conditions, writes := []Condition{record.condition}, record.changes
-	claims := make([]tokens.Claim, len(changes))
-	for i, change := range changes {
-		w, err := s.table.write(change.Before, s.table.stamp(change.Before, change.After))
-		if err != nil {
-			return nil, fmt.Errorf("claim %.253s: %w", tokens.Redact(change.After.Node), err)
+	outcomes, stored := make([]tokens.Outcome, len(changes)), make([]bool, len(changes))
+	for i, c := range changes {
+		outcomes[i].Claim = c.After
+		switch {
+		case c.Before.Version != "" && c.Before.Equal(c.After):
+			continue
+		case c.After.Empty():
+			if err := tokens.CheckNodeName(c.After.Node); err != nil {
+				return nil, err
+			}
+			key := claimsFolder + c.After.Node
+			conditions, writes = append(conditions, Condition{key, c.Before.Version}), append(append(writes, holders(c.Before, tokens.Claim{})...), Change{Key: key})
+			continue
 		}
-		conditions, writes, claims[i] = append(conditions, w.condition), append(writes, w.changes...), w.value
+		w, err := s.table.write(c.Before, s.table.stamp(c.Before, c.After))
+		if err != nil {
+			return nil, fmt.Errorf("claim %.253s: %w", tokens.Redact(c.After.Node), err)
+		}
+		conditions, writes = append(conditions, w.condition), append(writes, w.changes...)
+		outcomes[i].Claim, stored[i] = w.value, true
+	}
+	if len(writes) == 0 {
+		return outcomes, nil
 	}
 	version, err := s.db.Commit(ctx, conditions, writes)
 	if err != nil {
-		return nil, fmt.Errorf("count nodes of token %s: %w", id, err)
+		return nil, fmt.Errorf("claims of token %s: %w", before.Token.ID(), err)
 	}
-	for i := range claims {
-		claims[i].Version = version
+	for i := range outcomes {
+		if stored[i] {
+			outcomes[i].Claim.Version = version
+		}
 	}
-	return claims, nil
+	if counts {
+		record.Version = version
+	}
+	*before = record
+	return outcomes, nil
+}
+
+// checkFree returns an error that wraps ErrConflict if a token holds a claim of a name that it is about to uncount. The
+// caller writes the token only if it has not changed since before, and so has no new claim.
+func (s *Claims) checkFree(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) error {
+	free := slices.DeleteFunc(slices.Clone(before.Nodes), func(name string) bool {
+		return slices.Contains(after.Nodes, name) || slices.ContainsFunc(changes, func(c tokens.ClaimChange) bool { return c.After.Node == name })
+	})
+	claims, err := s.table.getAll(ctx, s.db, free...)
+	for _, c := range claims {
+		if id := before.Token.ID(); c.TokenID == id {
+			return fmt.Errorf("token %s has a claim on node %s: %w", id, c.Node, tokens.ErrConflict)
+		}
+	}
+	return err
 }

@@ -139,7 +139,7 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 		}},
 		"commit and deletes": {calls: 8, run: func(s *rowstore.Store) error {
 			r, err := s.Get(ctx, "abc123")
-			_, commitErr := s.Claims().Commit(ctx, r, r, nil)
+			_, commitErr := s.Claims().Commit(ctx, r, described(r), nil)
 			now, getErr := s.Get(ctx, "abc123")
 			c, claimErr := s.Claims().Get(ctx, "worker-1")
 			return errors.Join(err, commitErr, getErr, claimErr, s.Delete(ctx, now), s.Claims().Delete(ctx, c))
@@ -235,4 +235,9 @@ func TestNoEntryIsBehindMalformedPlace(t *testing.T) {
 			}
 		}
 	}
+}
+
+func described(r tokens.Record) tokens.Record {
+	r.Description += "."
+	return r
 }

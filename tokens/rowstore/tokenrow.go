@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -21,9 +22,12 @@ type record struct {
 	Description    string    `json:"description,omitempty"`
 	Limits         limits    `json:"limits,omitzero"`
 	Nodes          []string  `json:"nodes,omitempty"`
-	Creator        string    `json:"creator,omitempty"`
-	Created        time.Time `json:"created"`
-	UID            string    `json:"uid"`
+
+	Marks map[string]string `json:"marks,omitempty"`
+
+	Creator string    `json:"creator,omitempty"`
+	Created time.Time `json:"created"`
+	UID     string    `json:"uid"`
 }
 
 // normalizedRecord returns r as decodeRecord will return it.
@@ -32,6 +36,9 @@ func normalizedRecord(r tokens.Record) tokens.Record {
 	r.Created = r.Created.UTC().Truncate(time.Second)
 	r.Groups = append([]string(nil), r.Groups...)
 	r.Nodes = append([]string(nil), r.Nodes...)
+	if r.Marks = maps.Clone(r.Marks); len(r.Marks) == 0 {
+		r.Marks = nil
+	}
 	r.Limits.NodeNames = append([]string(nil), r.Limits.NodeNames...)
 	r.Problem = nil
 	return r
@@ -48,6 +55,7 @@ func encodeRecord(r tokens.Record) ([]byte, error) {
 		Description:    r.Description,
 		Limits:         encodeLimits(r.Limits),
 		Nodes:          r.Nodes,
+		Marks:          r.Marks,
 		Creator:        r.Creator,
 		Created:        r.Created,
 		UID:            r.UID,
@@ -87,6 +95,7 @@ func decodeRecord(id string, v []byte) (tokens.Record, error) {
 		Description:    w.Description,
 		Limits:         limits,
 		Nodes:          w.Nodes,
+		Marks:          w.Marks,
 		Creator:        w.Creator,
 		Created:        w.Created,
 		UID:            w.UID,

@@ -36,6 +36,7 @@ const ClaimNamespace = "kubejoin-system"
 // claim: List and a cached HeldBy omit it, and Get, Find, HeldBy and Update return an error that does not wrap
 // [tokens.ErrNotFound].
 type Claims struct {
+	tokens    tokens.Store
 	leases    typedcoordinationv1.LeaseInterface
 	namespace string
 	cache     *kubecache.Cache[*coordinationv1.Lease, cachedClaim]
@@ -76,12 +77,14 @@ var _ tokens.Claims = (*Claims)(nil)
 // List fail. OpenClaims does not wait for the API server, but these methods do. The identity of
 // client needs the verbs get, list, watch, create, update and delete on Leases in the namespace.
 //
+// The tokens are in store. With nil, Commit fails.
+//
 // kubejoin uses [ClaimNamespace]. If the namespace does not exist, no claim can be created, and no machine
 // can join with a token that has limits.
 //
 // Claims logs malformed claims, once for each of their changes, and failures to watch the API server. If log
 // is nil, it logs nothing.
-func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace string, log *slog.Logger) (*Claims, error) {
+func OpenClaims(ctx context.Context, client kubernetes.Interface, store tokens.Store, namespace string, log *slog.Logger) (*Claims, error) {
 	if namespace == "" {
 		return nil, errors.New("watch claims: no namespace given")
 	}
@@ -89,7 +92,7 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, namespace stri
 		log = slog.New(slog.DiscardHandler)
 	}
 	leases := client.CoordinationV1().Leases(namespace)
-	s := &Claims{leases: leases, namespace: namespace}
+	s := &Claims{tokens: store, leases: leases, namespace: namespace}
 	s.cache = kubecache.Open(ctx, client, labelled{leases}, "", kubecache.Config[*coordinationv1.Lease, cachedClaim]{
 		What:   "claims",
 		Decode: decodeCached,
@@ -415,6 +418,17 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 		return s.failure("delete", c.Node, err)
 	}
 	return nil
+}
+
+// Ended implements [tokens.Claims].
+func (s *Claims) Ended(r tokens.Record, c tokens.Claim) bool { return Steps{}.Ended(r, c) }
+
+// Commit implements [tokens.Claims], in [Steps].
+func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Outcome, error) {
+	if s.tokens == nil {
+		return nil, errors.New("commit claims: opened without a store of tokens")
+	}
+	return Steps{s, s.tokens}.Commit(ctx, before, after, changes)
 }
 
 // Watch implements [tokens.Claims].

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -28,16 +29,38 @@ import (
 // openClaims opens claims in a new namespace.
 func openClaims(t testing.TB, log *slog.Logger) (*secretstore.Claims, typedcoordinationv1.LeaseInterface) {
 	t.Helper()
+	return openClaimsOf(t, open(t, nil), log)
+}
+
+// openClaimsOf is openClaims for the tokens of a store.
+func openClaimsOf(t testing.TB, store tokens.Store, log *slog.Logger) (*secretstore.Claims, typedcoordinationv1.LeaseInterface) {
+	t.Helper()
 	client := cluster.Shared(t).Client()
 	namespace, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "claims-"}}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := secretstore.OpenClaims(t.Context(), client, namespace.Name, log)
+	s, err := secretstore.OpenClaims(t.Context(), client, store, namespace.Name, log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s, client.CoordinationV1().Leases(namespace.Name)
+}
+
+func TestCommit(t *testing.T) {
+	storetest.RunCommit(t, func(t *testing.T) (tokens.Store, tokens.Claims) {
+		store := open(t, nil)
+		claims, _ := openClaimsOf(t, store, nil)
+		return store, claims
+	})
+}
+
+// The steps must do the same over stores whose writes are as fast as their reads.
+func TestCommitInSteps(t *testing.T) {
+	storetest.RunCommit(t, func(*testing.T) (tokens.Store, tokens.Claims) {
+		db := memdb.Open()
+		return db, secretstore.Steps{Claims: db.Claims(), Tokens: db}
+	})
 }
 
 func TestClaims(t *testing.T) {
@@ -197,7 +220,7 @@ func TestUpdateOfKnownClaimSendsOneRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := func() *secretstore.Claims {
-		s, err := secretstore.OpenClaims(t.Context(), client, list.Namespace, nil)
+		s, err := secretstore.OpenClaims(t.Context(), client, nil, list.Namespace, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -501,7 +524,7 @@ func TestClaimsReportForbiddenList(t *testing.T) {
 		t.Fatal(err)
 	}
 	storeCtx, end := context.WithCancel(t.Context())
-	s, err := secretstore.OpenClaims(storeCtx, client, "default", nil)
+	s, err := secretstore.OpenClaims(storeCtx, client, nil, "default", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -525,7 +548,7 @@ func TestClaimsReportForbiddenList(t *testing.T) {
 			t.Errorf("%s after the context of the store ended = %v", what, err)
 		}
 	}
-	if _, err := secretstore.OpenClaims(t.Context(), client, "", nil); err == nil {
+	if _, err := secretstore.OpenClaims(t.Context(), client, nil, "", nil); err == nil {
 		t.Error("OpenClaims without a namespace succeeds")
 	}
 }
@@ -533,7 +556,7 @@ func TestClaimsReportForbiddenList(t *testing.T) {
 // If the namespace does not exist, Create must return the command that creates it. The error must not wrap
 // ErrNotFound, which means that the name is free.
 func TestReportsMissingNamespace(t *testing.T) {
-	s, err := secretstore.OpenClaims(t.Context(), cluster.Shared(t).Client(), "no-such-namespace", nil)
+	s, err := secretstore.OpenClaims(t.Context(), cluster.Shared(t).Client(), nil, "no-such-namespace", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

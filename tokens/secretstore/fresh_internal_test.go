@@ -199,7 +199,7 @@ func TestRestoredEtcdEndsProofs(t *testing.T) {
 	}
 	c.PrependReactor("create", "leases", write)
 	c.PrependReactor("update", "leases", write)
-	s, err := OpenClaims(t.Context(), c, "ns", nil)
+	s, err := OpenClaims(t.Context(), c, nil, "ns", nil)
 	if err == nil {
 		_, err = s.List(t.Context())
 	}
@@ -219,7 +219,7 @@ func TestProofIsNoHint(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		c := fake.NewClientset()
-		s, err := OpenClaims(ctx, c, "ns", nil)
+		s, err := OpenClaims(ctx, c, nil, "ns", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,7 +25,7 @@ func TestLeavesNoGoroutine(t *testing.T) {
 		if _, err := s.List(ctx); err != nil {
 			t.Error(err)
 		}
-		claims, err := secretstore.OpenClaims(ctx, client, "default", nil)
+		claims, err := secretstore.OpenClaims(ctx, client, s, "default", nil)
 		if err != nil {
 			t.Error(err)
 			return

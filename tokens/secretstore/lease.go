@@ -117,11 +117,9 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 		lease.Labels[claimLabel] = released
 		delete(lease.Labels, tokenIDLabel)
 	default:
-		if before.Released() {
-			// The creationTimestamp is that of the first claim in this Lease.
-			now := metav1.NewMicroTime(time.Now())
-			lease.Spec.AcquireTime = &now
-		}
+		// The creationTimestamp is that of the first claim in this Lease.
+		now := metav1.NewMicroTime(time.Now())
+		lease.Spec.AcquireTime = &now
 		lease.Spec.HolderIdentity = &after.TokenID
 		lease.Labels[claimLabel], lease.Labels[tokenIDLabel] = held, after.TokenID
 	}

@@ -20,12 +20,7 @@ const annotationPrefix = "kubejoin.io/"
 
 // nodesAnnotation contains [tokens.Record.Nodes] on the Secret, each name with a mark. All marks have one byte, so the
 // annotation does not grow when a name gets another mark: a name that fits when it is counted can be released.
-const (
-	nodesAnnotation = "nodes"
-	joinedMark      = "+"
-	leftMark        = "-" // in tokens.Record.Left
-	lostMark        = "!" // in tokens.Record.Lost
-)
+const nodesAnnotation = "nodes"
 
 // creatorAnnotation contains [tokens.Record.Creator] on the Secret. It does not have annotationPrefix,
 // because with an unknown annotation under that prefix, earlier versions allow no machine to join.
@@ -189,16 +184,9 @@ func readNames(value string) ([]string, error) {
 
 // writeNodes returns the value of nodesAnnotation.
 func writeNodes(r tokens.Record) string {
-	marks := map[string]string{}
-	for _, name := range r.Left {
-		marks[name] = leftMark
-	}
-	for _, name := range r.Lost {
-		marks[name] = lostMark
-	}
 	entries := make([]string, len(r.Nodes))
 	for i, name := range r.Nodes {
-		entries[i] = cmp.Or(marks[name], joinedMark) + name
+		entries[i] = cmp.Or(r.Marks[name], joinedMark) + name
 	}
 	return strings.Join(entries, ",")
 }
@@ -208,8 +196,8 @@ func writeNodes(r tokens.Record) string {
 func readNodes(r *tokens.Record, value string) error {
 	seen := map[string]bool{}
 	for entry := range strings.SplitSeq(value, ",") {
-		mark, name := entry[:min(1, len(entry))], entry[min(1, len(entry)):]
-		if !slices.Contains([]string{joinedMark, leftMark, lostMark}, mark) {
+		as, name := entry[:min(1, len(entry))], entry[min(1, len(entry)):]
+		if !slices.Contains([]string{joinedMark, leftMark, lostMark}, as) {
 			return fmt.Errorf("%.300q given, want a node name after %s, %s or %s", tokens.Redact(entry), joinedMark, leftMark, lostMark)
 		}
 		if err := tokens.CheckNodeName(name); err != nil {
@@ -220,11 +208,8 @@ func readNodes(r *tokens.Record, value string) error {
 		}
 		seen[name] = true
 		r.Nodes = append(r.Nodes, name)
-		switch mark {
-		case leftMark:
-			r.Left = append(r.Left, name)
-		case lostMark:
-			r.Lost = append(r.Lost, name)
+		if as != joinedMark {
+			mark(r, name, as)
 		}
 	}
 	return nil

@@ -45,7 +45,7 @@ func update(t *testing.T, secret *corev1.Secret) {
 func TestAnnotations(t *testing.T) {
 	s := open(t, nil)
 	r, err := s.Create(t.Context(), tokens.Record{
-		Token: tokens.Generate(), Nodes: []string{"worker-2", "worker-1", "worker-3"}, Left: []string{"worker-1"}, Lost: []string{"worker-3"},
+		Token: tokens.Generate(), Nodes: []string{"worker-2", "worker-1", "worker-3"}, Marks: map[string]string{"worker-1": "-", "worker-3": "!"},
 		Limits: tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "db.example"}, CertificateDuration: 90 * time.Minute, Role: "control-plane"},
 	})
 	if err != nil {
@@ -68,14 +68,14 @@ func TestAnnotations(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	change(func(c *tokens.Record) { c.Uncount("worker-3"); c.Nodes = append(c.Nodes, "db.example") })
+	change(func(c *tokens.Record) { c.Nodes = []string{"worker-2", "worker-1", "db.example"} })
 	wantMap(t, "annotations", secretOf(t, r.Token).Annotations, map[string]string{
 		"kubejoin.io/max-nodes": "3", "kubejoin.io/node-names": "worker-*,db.example", "kubejoin.io/role": "control-plane",
 		"kubejoin.io/certificate-duration": "90m", "kubejoin.io/nodes": "+worker-2,-worker-1,+db.example",
 		"example.com/a": "b", "notkubejoin.io/max-nodes": "many",
 	})
 	change(func(c *tokens.Record) {
-		c.Limits, c.Nodes, c.Left = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"}}, nil, nil
+		c.Limits, c.Nodes = tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-1", UID: "u-1"}}, nil
 	})
 	wantMap(t, "annotations", secretOf(t, r.Token).Annotations, map[string]string{
 		"kubejoin.io/replaces-node": "worker-1/u-1", "example.com/a": "b", "notkubejoin.io/max-nodes": "many",
@@ -192,50 +192,60 @@ func TestTokenForManyLongNames(t *testing.T) {
 		}
 	}
 	change(func(c *tokens.Record) { c.Nodes = slices.Clone(names) })
-	free := 256 << 10
+	left := 256 << 10
 	for key, value := range secretOf(t, r.Token).Annotations {
-		free -= len(key) + len(value)
+		left -= len(key) + len(value)
 	}
-	if free < 3<<10 {
-		t.Errorf("the annotations leave %d bytes to other programs, want 3 KiB", free)
+	if left < 3<<10 {
+		t.Errorf("the annotations leave %d bytes to other programs, want 3 KiB", left)
 	}
 	held := make([]tokens.Claim, len(names)-10)
 	for i, node := range names[:len(held)] {
 		c := claim(node)
 		c.TokenID, c.TokenUID, c.Limits = id, r.UID, r.Limits
-		if held[i], err = claims.Create(ctx, c); err == nil {
-			err = tokens.Leave(ctx, s, claims, held[i])
-		}
-		if err != nil {
+		if held[i], err = claims.Create(ctx, c); err != nil {
 			t.Fatalf("claim %d: %v", i, err)
 		}
 	}
+	free := func(node string, change ...tokens.ClaimChange) error {
+		if r, err = s.Get(ctx, id); err != nil {
+			return err
+		}
+		after := r.Clone()
+		after.Nodes = slices.DeleteFunc(after.Nodes, func(name string) bool { return name == node })
+		outcomes, err := claims.Commit(ctx, r, after, change)
+		if len(outcomes) > 0 && outcomes[0].Err != nil {
+			err = outcomes[0].Err
+		}
+		return err
+	}
 	for i, c := range held {
 		if i%100 == 0 {
-			if _, err := tokens.GiveBack(ctx, s, claims, id, c.Node); !errors.Is(err, tokens.ErrConflict) {
+			if err := free(c.Node); !errors.Is(err, tokens.ErrConflict) {
 				t.Errorf("claim %d: got error %v before it is released, want ErrConflict", i, err)
 			}
 		}
-		if err = tokens.Release(ctx, claims, c, c.PastAfterRelease(time.Now(), 0)); err == nil {
-			_, err = tokens.GiveBack(ctx, s, claims, id, c.Node)
-		}
-		if err != nil {
+		if err := free(c.Node, tokens.ClaimChange{Before: c, After: c.AfterRelease(c.PastAfterRelease(time.Now(), 0))}); err != nil {
 			t.Fatalf("release claim %d: %v", i, err)
 		}
 	}
 	for _, node := range names[len(held):] { // kubejoin stopped before it wrote these claims
-		if r, err = tokens.GiveBack(ctx, s, claims, id, node); err != nil || len(r.Lost) > 0 {
-			t.Fatalf("give back %s: %v, %d names are lost", node, err, len(r.Lost))
+		if err := free(node); err != nil {
+			t.Fatalf("free the slot of %s: %v", node, err)
 		}
 	}
-	if len(r.Nodes) > 0 || r.Spent() {
-		t.Errorf("the token counts %d names, want none", len(r.Nodes))
+	if r, err = s.Get(ctx, id); err != nil || len(r.Nodes) > 0 || len(r.Marks) > 0 {
+		t.Errorf("the token counts %d names with %d marks, %v, want none", len(r.Nodes), len(r.Marks), err)
 	}
-	change(func(c *tokens.Record) { c.Nodes, c.Left = slices.Clone(names), slices.Clone(names) }) // they join again, and leave
-	if got, err := s.Get(ctx, id); err != nil || !slices.Equal(got.Left, names) || !got.Spent() {
-		t.Errorf("got %d names that have left, %v, want all and a spent token", len(got.Left), err)
+	marks := map[string]string{}
+	for _, name := range names {
+		marks[name] = "-"
 	}
-	change(func(c *tokens.Record) { c.Nodes, c.Left = nil, nil })
+	change(func(c *tokens.Record) { c.Nodes, c.Marks = slices.Clone(names), marks }) // they join again, and leave
+	if got, err := s.Get(ctx, id); err != nil || len(got.Marks) != len(names) || !got.Spent() {
+		t.Errorf("got %d names that have left, %v, want all and a spent token", len(got.Marks), err)
+	}
+	change(func(c *tokens.Record) { c.Nodes = nil })
 	if err := s.Delete(ctx, r); err != nil {
 		t.Error(err)
 	}

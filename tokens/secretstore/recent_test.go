@@ -118,7 +118,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		claims, err := secretstore.OpenClaims(t.Context(), client, namespace.Name, nil)
+		claims, err := secretstore.OpenClaims(t.Context(), client, store, namespace.Name, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -177,7 +177,7 @@ func testKeepsClaimFields(t *testing.T, s tokens.Claims) {
 			t.Fatalf("%s: Update: %v", name, err)
 		}
 		updated := want
-		updated.Node, updated.Created, updated.UID, updated.Version = blank.Node, blank.Created, blank.UID, got.Version
+		updated.Node, updated.Created, updated.UID, updated.Version = blank.Node, got.Created, blank.UID, got.Version
 		wantSameClaim(t, name+": Update", got, updated)
 		wantSameClaim(t, name+": Get after Update", getClaim(t, s, blank.Node), updated)
 		all = append(all, want, updated)
@@ -206,7 +206,10 @@ func testUpdateClaim(t *testing.T, s tokens.Claims) {
 	if got.Version == c.Version || got.Version == "the store's affair" {
 		t.Errorf("Update gives Version %q after %q, want a new one of the store", got.Version, c.Version)
 	}
-	want.Version = got.Version
+	if got.Created.Before(c.Created) {
+		t.Errorf("Update to another token gives Created %s after %s", got.Created, c.Created)
+	}
+	want.Version, want.Created = got.Version, got.Created
 	wantSameClaim(t, "Update", got, want)
 	wantSameClaim(t, "Get", getClaim(t, s, c.Node), want)
 	wantClaims(t, s, want, other)

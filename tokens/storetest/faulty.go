@@ -13,10 +13,10 @@ import (
 // A Call is a call of a method of a store that a [Faulty] wraps.
 type Call struct {
 	Context context.Context
-	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Counter.Commit". The function that is
+	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Claims.Commit". The function that is
 	// passed to Update is a call, too: "Store.Update.change" or "Claims.Update.change".
 	Method string
-	// Key is the token ID or the node name. It is empty for List.
+	// Key is the token ID or the node name. It is empty for List, and for a Commit that changes no token.
 	Key string
 	// Records and Claims are what the call returns, and before do the argument of Create and Delete. In the call of a
 	// change, they contain the value before and after it. A Faulty can alter what the call returns, and a value to change.
@@ -31,7 +31,7 @@ type Call struct {
 //   - late, or after a change of the store by another caller,
 //   - with other values in Records and Claims.
 //
-// It may run concurrently. Methods without an error (Watch and MaxCommit) are not calls.
+// It may run concurrently. Methods without an error (Watch and Ended) are not calls.
 type Faulty func(c *Call, do func() error) error
 
 // Fail returns a Faulty with which calls of these methods fail. Without methods, all calls fail.
@@ -122,13 +122,8 @@ func Stale(t *testing.T, s tokens.Store, claims tokens.Claims) Faulty {
 // Store returns s with the faults.
 func (f Faulty) Store(s tokens.Store) tokens.Store { return faultyStore{s, f} }
 
-// Claims returns claims with the faults. They are a [tokens.Counter] if claims is one.
-func (f Faulty) Claims(claims tokens.Claims) tokens.Claims {
-	if counter, ok := claims.(tokens.Counter); ok {
-		return faultyCounter{faultyClaims{claims, f}, counter}
-	}
-	return faultyClaims{claims, f}
-}
+// Claims returns claims with the faults.
+func (f Faulty) Claims(claims tokens.Claims) tokens.Claims { return faultyClaims{claims, f} }
 
 type faultyStore struct {
 	tokens.Store
@@ -257,15 +252,11 @@ func (s faultyClaims) Delete(ctx context.Context, claim tokens.Claim) error {
 	return s.fault(c, func() error { return s.Claims.Delete(ctx, claim) })
 }
 
-type faultyCounter struct {
-	faultyClaims
-	counter tokens.Counter
-}
-
-func (s faultyCounter) MaxCommit() int { return s.counter.MaxCommit() }
-
-func (s faultyCounter) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Claim, error) {
-	return s.many(ctx, "Counter.Commit", before.Token.ID(), func() ([]tokens.Claim, error) {
-		return s.counter.Commit(ctx, before, after, changes)
+func (s faultyClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) (outcomes []tokens.Outcome, err error) {
+	c := &Call{Context: ctx, Method: "Claims.Commit", Key: before.Token.ID()}
+	err = s.fault(c, func() error {
+		outcomes, err = s.Claims.Commit(ctx, before, after, changes)
+		return err
 	})
+	return outcomes, err
 }

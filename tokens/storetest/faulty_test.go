@@ -18,18 +18,14 @@ func TestFaultyStore(t *testing.T) {
 
 func TestFaultyClaims(t *testing.T) {
 	storetest.RunClaims(t, func(*testing.T) tokens.Claims {
-		return storetest.Faulty(healthy).Claims(struct{ tokens.Claims }{memdb.Open().Claims()})
+		return storetest.Faulty(healthy).Claims(memdb.Open().Claims())
 	})
 }
 
-func TestFaultyCounter(t *testing.T) {
-	storetest.RunCounter(t, func(t *testing.T) (tokens.Store, tokens.Counter) {
+func TestFaultyCommit(t *testing.T) {
+	storetest.RunCommit(t, func(*testing.T) (tokens.Store, tokens.Claims) {
 		s := memdb.Open()
-		counter, ok := storetest.Faulty(healthy).Claims(s.Claims()).(tokens.Counter)
-		if !ok {
-			t.Fatal("the faulty claims of a Counter are not a Counter")
-		}
-		return storetest.Faulty(healthy).Store(s), counter
+		return storetest.Faulty(healthy).Store(s), storetest.Faulty(healthy).Claims(s.Claims())
 	})
 }
 
@@ -65,17 +61,23 @@ func TestFailEachMethod(t *testing.T) {
 			_, err := c.HeldBy(t.Context(), id, tokens.Recent)
 			return err
 		},
-		"Claims.List":    func(_ tokens.Store, c tokens.Claims) error { _, err := c.List(t.Context()); return err },
-		"Claims.HeldBy.cached": func(_ tokens.Store, c tokens.Claims) error { _, err := c.HeldBy(t.Context(), id, tokens.Cached); return err },
-		"Claims.HeldBy":  func(_ tokens.Store, c tokens.Claims) error { _, err := c.HeldBy(t.Context(), id, tokens.Live); return err },
-		"Claims.Create":  func(_ tokens.Store, c tokens.Claims) error { _, err := c.Create(t.Context(), claim); return err },
+		"Claims.List": func(_ tokens.Store, c tokens.Claims) error { _, err := c.List(t.Context()); return err },
+		"Claims.HeldBy.cached": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := c.HeldBy(t.Context(), id, tokens.Cached)
+			return err
+		},
+		"Claims.HeldBy": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := c.HeldBy(t.Context(), id, tokens.Live)
+			return err
+		},
+		"Claims.Create": func(_ tokens.Store, c tokens.Claims) error { _, err := c.Create(t.Context(), claim); return err },
 		"Claims.Update": func(_ tokens.Store, c tokens.Claims) error {
 			_, err := c.Update(t.Context(), "worker-1", func(*tokens.Claim) error { return nil })
 			return err
 		},
 		"Claims.Delete": func(_ tokens.Store, c tokens.Claims) error { return c.Delete(t.Context(), claim) },
-		"Counter.Commit": func(_ tokens.Store, c tokens.Claims) error {
-			_, err := c.(tokens.Counter).Commit(t.Context(), r, r, nil)
+		"Claims.Commit": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := c.Commit(t.Context(), r, r, nil)
 			return err
 		},
 	} {

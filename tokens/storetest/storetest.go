@@ -6,6 +6,7 @@ package storetest
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -64,6 +65,7 @@ func sample() tokens.Record {
 			CertificateDuration: 8 * time.Hour, Role: tokens.RoleControlPlane, Rejoin: tokens.RejoinDeny,
 		},
 		Nodes:   []string{"worker-2", "worker-1"},
+		Marks:   map[string]string{"worker-1": "-"},
 		Creator: tokens.CreatorOf("ada"),
 	}
 }
@@ -105,7 +107,7 @@ func wantSame(t *testing.T, what string, got, want tokens.Record) {
 func same(a, b tokens.Record) bool {
 	return a.Token.Equal(b.Token) && a.Expires == b.Expires && a.Signing == b.Signing &&
 		a.Authentication == b.Authentication && slices.Equal(a.Groups, b.Groups) &&
-		a.Description == b.Description && a.Limits.Equal(b.Limits) && slices.Equal(a.Nodes, b.Nodes) && a.Creator == b.Creator && a.Problem == b.Problem && //nolint:errorlint // nil in both
+		a.Description == b.Description && a.Limits.Equal(b.Limits) && slices.Equal(a.Nodes, b.Nodes) && maps.Equal(a.Marks, b.Marks) && a.Creator == b.Creator && a.Problem == b.Problem && //nolint:errorlint // nil in both
 		a.Created == b.Created && a.UID == b.UID && a.Version == b.Version
 }
 

@@ -72,7 +72,7 @@ func (w *world) readerOf(client kubernetes.Interface) kube.Reader {
 	if err != nil {
 		w.Fatal(err)
 	}
-	claims, err := secretstore.OpenClaims(w.Context(), client, "kubejoin-system", nil)
+	claims, err := secretstore.OpenClaims(w.Context(), client, store, "kubejoin-system", nil)
 	if err != nil {
 		w.Fatal(err)
 	}

@@ -17,8 +17,8 @@ func TestClaims(t *testing.T) {
 	storetest.RunClaims(t, func(*testing.T) tokens.Claims { return memdb.Open().Claims() })
 }
 
-func TestCounter(t *testing.T) {
-	storetest.RunCounter(t, func(*testing.T) (tokens.Store, tokens.Counter) {
+func TestCommit(t *testing.T) {
+	storetest.RunCommit(t, func(*testing.T) (tokens.Store, tokens.Claims) {
 		s := memdb.Open()
 		return s, s.Claims()
 	})
