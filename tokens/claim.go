@@ -46,8 +46,8 @@ type Claim struct {
 	// too: their claim is released.
 	Identity Identity
 
-	// Created, UID and Version are set by the store, as in a [Record]. If a token takes the name of a
-	// released claim, the claim keeps its UID and gets a new Created.
+	// Created, UID and Version are set by the store, as in a [Record]. If another token takes the name, the claim keeps its
+	// UID and gets a new Created.
 	Created time.Time
 	UID     string
 	Version string

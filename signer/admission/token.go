@@ -331,8 +331,8 @@ func (n *Nodes) commit(ctx context.Context, before, after tokens.Record, mended 
 		}
 	}
 	for _, c := range all {
-		if c.lost && err != nil { // a refusal is final
-			c.err = fmt.Errorf("request refused (%v), but token %s may still count node name %s: %w", c.err, before.Token.ID(), c.node, err)
+		if c.lost && err != nil { // a refusal is final, so there is none yet
+			c.err = fmt.Errorf("token %s may still count node name %s: %w", before.Token.ID(), c.node, err)
 		}
 	}
 	return again, nil

@@ -1,6 +1,6 @@
 // Package storetest is the conformance suite for implementations of [tokens.Store] and [tokens.Claims]. It
-// tests what the documentation of these interfaces promises. Every implementation should call [Run] or
-// [RunClaims] in a test.
+// tests what the documentation of these interfaces promises. Every implementation should call [Run], or [RunClaims] and
+// [RunCommit], in a test.
 package storetest
 
 import (
