@@ -104,6 +104,9 @@ func TestRemovedReplacementIsReadLive(t *testing.T) {
 		c.editToken(token.ID(), func(r *tokens.Record) { r.Limits = limits })
 		_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, name, err, "NodeExists")
+		if len(c.claims) > 0 {
+			t.Errorf("%s: got claims %v, want none", name, c.claims)
+		}
 	}
 }
 
@@ -306,6 +309,17 @@ func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 			_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil))
 			wantRefused(t, name, err, "TokenSpent", "kubejoin token create --replace-node worker-1")
 		}
+	}
+}
+
+// The same between the claim and the last read of the token.
+func TestRefusesTokenReplacedAfterClaim(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	n := c.stalled(nothing, func() { c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" }) })
+	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
+		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)
 	}
 }
 
