@@ -222,3 +222,25 @@ func TestPlanCountsNamesUpToTheLimit(t *testing.T) {
 		}
 	}
 }
+
+// halfDone commits claims and frees no slot.
+type halfDone struct{ tokens.Claims }
+
+func (halfDone) Commit(_ context.Context, _, _ tokens.Record, changes []tokens.ClaimChange) ([]tokens.Outcome, error) {
+	return make([]tokens.Outcome, len(changes)), errors.New("connection reset")
+}
+
+// A refusal is final, so there is none before the slot is free. Another machine of the same commit is admitted.
+func TestCommitDoesNotRefuseBeforeSlotIsFree(t *testing.T) {
+	n := &Nodes{Claims: halfDone{}}
+	n.once.Do(n.start)
+	before := tokens.Record{Token: tokens.Generate(), Limits: tokens.Limits{MaxNodes: 2}, Nodes: []string{"lost"}}
+	after := before
+	after.Nodes = []string{"new"}
+	admitted := &candidate{node: "new", claim: tokens.Claim{Node: "new"}, decision: decision{next: tokens.Claim{Node: "new", TokenID: "abc123"}}}
+	loser := &candidate{node: "lost", decision: decision{lost: true, err: refuseClaimed(tokens.Claim{Node: "lost"})}}
+	again, err := n.commit(t.Context(), before, after, false, []*candidate{admitted, loser})
+	if err != nil || len(again) > 0 || admitted.err != nil || loser.err == nil || errors.As(loser.err, new(*approval.Refused)) {
+		t.Errorf("got %v, %v; the new machine %v, the loser %v, want a temporary error for the loser", again, err, admitted.err, loser.err)
+	}
+}

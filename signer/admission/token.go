@@ -325,7 +325,7 @@ func (n *Nodes) commit(ctx context.Context, before, after tokens.Record, mended 
 		case errors.Is(o.Err, tokens.ErrExists):
 			c.foreign, again = true, append(again, c)
 		case changed(o.Err):
-			c.live, again = true, append(again, c)
+			again = append(again, c)
 		default:
 			c.err = o.Err
 		}
