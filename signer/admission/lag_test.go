@@ -95,6 +95,21 @@ func TestStaleCacheKeepsClaimedName(t *testing.T) {
 	}
 }
 
+// With a stale cache of claims, a token with limits must not retry until the cache is current.
+func TestStaleCacheRefusesClaimedName(t *testing.T) {
+	for _, database := range []bool{false, true} {
+		for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "by name": {NodeNames: []string{"worker-1"}}} {
+			c := newCluster()
+			c.oneDatabase = database
+			first, token := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(limits)
+			c.freezeCaches()
+			c.mustAdmit(t, firstRequest(t, bootstrapUser(first), "worker-1", nil))
+			_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
+			wantRefused(t, name, err, "NodeNameClaimed")
+		}
+	}
+}
+
 // If an operator removes the permission to replace a Node from a token, stale caches must not restore it.
 func TestRemovedReplacementIsReadLive(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "without limits": {}, "by name": {NodeNames: []string{"worker-1"}}} {

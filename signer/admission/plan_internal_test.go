@@ -23,7 +23,7 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 	key := pkcs10.KeyID(r.CSR)
 	three := []string{"1", "2", "3"}
 	own := func(change func(*tokens.Claim)) tokens.Claim {
-		c := tokens.Claim{Node: "w", TokenID: "abc123", TokenUID: "before", Created: now, UID: "c"}
+		c := tokens.Claim{Node: "w", TokenID: "abc123", TokenUID: "before", Created: now, UID: "c", Identity: tokens.Identity{NodeUID: "n"}}
 		if change != nil {
 			change(&c)
 		}
@@ -113,6 +113,9 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 		}
 		if d.err != nil || d.step != test.want || !after.HasKey(key) || after.TokenID != "abc123" || after.TokenUID != "u" || len(after.Keys) > tokens.MaxKeys || !slices.Contains(after.Requests, "csr-1") {
 			t.Errorf("%s: got step %q, %v, claim %+v; want %q", name, d.step, d.err, after, test.want)
+		}
+		if identity := test.claim.Identity; d.vacates && !after.Identity.IsZero() || !d.vacates && !after.Identity.Equal(identity) {
+			t.Errorf("%s: got identity %+v after %+v, want it to end with its Node", name, after.Identity, identity)
 		}
 		if fresh := d.step == newClaim || d.step == takeOver; fresh && (after.NodeUID != "" || len(after.Keys) != 1) {
 			t.Errorf("%s: got claim %+v", name, after)
