@@ -163,7 +163,7 @@ func TestRenewalTakesDurationOfClaim(t *testing.T) {
 		"released, over, no Nodes":      {claim: past(over), alone: true, want: past(over)},
 	} {
 		got, lifetime, err := renewed(test.claim, !test.alone, noon)
-		if refused := (*approval.Refused)(nil); test.refused {
+		if refused := (*approval.Error)(nil); test.refused {
 			if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != ReasonNodeNameReleased {
 				t.Errorf("%s: got %v, want %s", name, err, ReasonNodeNameReleased)
 			}
@@ -243,7 +243,7 @@ func TestCommitDoesNotRefuseBeforeSlotIsFree(t *testing.T) {
 	admitted := &candidate{node: "new", claim: tokens.Claim{Node: "new"}, decision: decision{next: tokens.Claim{Node: "new", TokenID: "abc123"}}}
 	loser := &candidate{node: "lost", decision: decision{lost: true, err: refuseClaimed(tokens.Claim{Node: "lost"})}}
 	again, err := n.commit(t.Context(), before, after, false, []*candidate{admitted, loser})
-	if err != nil || len(again) > 0 || admitted.err != nil || loser.err == nil || errors.As(loser.err, new(*approval.Refused)) {
+	if err != nil || len(again) > 0 || admitted.err != nil || loser.err == nil || approval.Refused(loser.err) != nil {
 		t.Errorf("got %v, %v; the new machine %v, the loser %v, want a temporary error for the loser", again, err, admitted.err, loser.err)
 	}
 }

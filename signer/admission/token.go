@@ -196,7 +196,7 @@ func (n *Nodes) try(ctx context.Context, id string, all []*candidate, live bool)
 	}
 	looking.Wait()
 	n.plan(&after, all)
-	if !live && slices.ContainsFunc(all, func(c *candidate) bool { return errors.As(c.err, new(*approval.Refused)) }) {
+	if !live && slices.ContainsFunc(all, func(c *candidate) bool { return approval.Refused(c.err) != nil }) {
 		return nil, errStale
 	}
 	return n.commit(ctx, record, after, mended, all)
