@@ -7,6 +7,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // A dry run returns the same reason as an admission and writes nothing.
@@ -65,6 +66,11 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 	c.freezeCaches()
 	c.claims["worker-5"] = tokens.Claim{Node: "worker-5", TokenID: one.ID(), UID: "5", Version: c.next()}
 	both(third, "worker-5", admission.ReasonNodeNameClaimed)
+	// The proof that a cache of claims is recent is a write.
+	noProof := c.admissionWith(storetest.Fail(errInjected, "Claims.Recent", "Claims.HeldBy.recent")).DryRun()
+	if got := admit(noProof, c.createToken(tokens.Limits{}), "worker-6"); got != "" {
+		t.Errorf("dry run of a token without limits: got %q", got)
+	}
 	if (*admission.Nodes)(nil).DryRun() != nil {
 		t.Error("DryRun of nil: got Nodes, want nil")
 	}
