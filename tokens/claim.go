@@ -65,9 +65,9 @@ const (
 	Cached Read = "cached"
 )
 
-// Claims stores claims, at most one for each node name. With the [Store] of the tokens it is the ledger of names and slots. Its methods may be called concurrently.
-// Errors wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply. Every other error may be
-// temporary, and the write that failed with it may have taken effect.
+// Claims stores claims, at most one for each node name. With the [Store] of the tokens it is the ledger of names and
+// slots. Its methods may be called concurrently. Errors wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply.
+// Every other error may be temporary, and the write that failed with it may have taken effect.
 //
 // Every Claims must pass the suite in package tokens/storetest.
 type Claims interface {

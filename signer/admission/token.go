@@ -30,10 +30,10 @@ type candidate struct {
 	foreign  bool   // an object that is not a claim has the name
 	tokenUID string // of the token for which a commit was tried
 
-	claim   tokens.Claim // of the name; only Node if there is none
+	claim   tokens.Claim // of the name, or only Node
 	ended   bool         // the token counts the name, but its claim has ended
-	nodeUID string       // UID of the Node that has the name; empty if there is none
-	ready   string       // the period of being Ready that a replaced Node is in, as Nodes.Ready returns it
+	nodeUID string       // of the Node that has the name, or empty
+	ready   string       // result of Nodes.Ready for a replaced Node
 
 	decision
 	limits tokens.Limits // of the token that the decision is for
