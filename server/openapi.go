@@ -7,9 +7,8 @@ import (
 	"encoding/base64"
 	"sync"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/kubejoin/kubejoin/internal/web"
+	"sigs.k8s.io/yaml"
 )
 
 // openAPI describes every route. Tests compare it with the routes, types and problems of this package. They

@@ -61,7 +61,7 @@ func NewSigner(name string, ca func() (*CA, error), c ProfileConfig, check func(
 		switch now, unreadable := ca(); {
 		case unreadable != nil:
 		case now == nil:
-			err = errors.New("no CA given")
+			err = errNoCA
 		default:
 			err = now.checkUsages(c.Usages)
 		}
@@ -72,8 +72,19 @@ func NewSigner(name string, ca func() (*CA, error), c ProfileConfig, check func(
 	return s, nil
 }
 
-// CA returns the CA that signs now.
-func (s Signer) CA() (*CA, error) { return s.ca() }
+// CA returns the CA that signs now. It fails for the zero Signer.
+func (s Signer) CA() (*CA, error) {
+	if s.ca == nil {
+		return nil, errNoCA
+	}
+	ca, err := s.ca()
+	if err == nil && ca == nil {
+		return nil, errNoCA
+	}
+	return ca, err
+}
+
+var errNoCA = errors.New("no CA given")
 
 // Profile returns the configuration of the profile with its defaults filled in. It must not be changed. That of the zero
 // Signer is zero.
@@ -424,7 +435,7 @@ func refuseRevoked(e revocation.Entry) error {
 	return approval.RefuseFor(revocation.Reason, "kubejoin issues no certificate to this requester: %s", e.Message())
 }
 
-// take returns [ReasonTooManyCertificates] if the requester has used up its rate.
+// take refuses with [ReasonTooManyCertificates] if the requester has used up its rate.
 func (a *Authority) take(r approval.Request, refusal, spend bool) error {
 	if a.Unthrottled {
 		return nil

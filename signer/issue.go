@@ -59,6 +59,9 @@ type issued struct {
 
 // issue makes the certificate of a request that the profile does not refuse; zero leaves the lifetime to the profile.
 func (p Profile) issue(ca *CA, r approval.Request, lifetime time.Duration, now time.Time) (issued, error) {
+	if ca == nil || ca.cert == nil {
+		return issued{}, errNoCA
+	}
 	// The files of a CA may have been replaced since the signer was made.
 	if err := ca.checkUsages(r.Usages); err != nil {
 		return issued{}, err

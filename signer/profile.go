@@ -18,9 +18,9 @@ const (
 	// percent of 8 hours.
 	shortLived = 8 * time.Hour
 
-	// DefaultDuration is the default of [Profile.Default], as in kube-controller-manager.
+	// DefaultDuration is the default of [ProfileConfig.Default], as in kube-controller-manager.
 	DefaultDuration = 365 * 24 * time.Hour
-	// DefaultMin is the default of [Profile.Min], as in kube-controller-manager.
+	// DefaultMin is the default of [ProfileConfig.Min], as in kube-controller-manager.
 	DefaultMin = 10 * time.Minute
 	// MinDuration is the shortest lifetime that a profile may have. A kubelet renews after 70 to 90 percent of a
 	// certificate's validity, which begins five minutes before its issuance. With a lifetime below three minutes it

@@ -64,7 +64,7 @@ func allowances(r approval.Request, refusal bool) []allowance {
 // next use.
 type rates struct{ left twoGenCache[*rate.Limiter] }
 
-// take takes one from each allowance, or returns [ReasonTooManyCertificates] and takes none. If spend is false, it takes
+// take takes one from each allowance, or fails with [ReasonTooManyCertificates] and takes none. If spend is false, it takes
 // nothing.
 func (l *rates) take(r approval.Request, refusal, spend bool, now time.Time) error {
 	l.left.Lock()

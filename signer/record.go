@@ -25,7 +25,7 @@ const self = "kubejoin"
 // recordTimeout is the timeout for storing an entry.
 const recordTimeout = 10 * time.Second
 
-// record stores the outcome of signing a request. Its error is no refusal: a refusal that is not recorded is not reported
+// record stores the outcome of signing a request. Its error is never a refusal, because a refusal that is not recorded is not reported
 // to the requester, and the request is retried.
 func (a *Authority) record(ctx context.Context, r approval.Request, d approval.Decision, done issued, err error) error {
 	if a.Record == nil {
@@ -71,8 +71,8 @@ func (a *Authority) recordRefusal(ctx context.Context, r approval.Request, e iss
 // day also finds a machine that has retried for a week.
 const repeatAfter = time.Hour
 
-// recordOnce records an outcome unless it is the last one recorded for the request. It returns [ReasonTooManyCertificates]
-// if the requester has used up its rate of such entries.
+// recordOnce records an outcome unless it is the last one recorded for the request. It fails with
+// [ReasonTooManyCertificates] if the requester has used up its rate of such entries.
 func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuance.Entry) error {
 	if a.Record == nil {
 		return nil

@@ -81,7 +81,7 @@ func (s Standalone) Reporters(ctx context.Context, name string, addresses []stri
 	return reporters, nil
 }
 
-// Reserved returns Keep.
+// ClusterAddresses returns Keep.
 func (s Standalone) ClusterAddresses(context.Context) (approval.ClusterAddresses, error) {
 	return s.Keep, nil
 }

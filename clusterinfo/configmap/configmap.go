@@ -102,8 +102,9 @@ func (c *ConfigMap) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig 
 		case <-ctx.Done():
 			// If the ConfigMap could not be read, that reason is better than "no cluster-info".
 			if _, filled := c.cache.Len(); !filled {
-				_, err := c.read(ctx)
-				return nil, fmt.Errorf("waiting for a signature by token %s: %w", t, err)
+				if _, err := c.read(ctx); err != nil {
+					return nil, fmt.Errorf("waiting for a signature by token %s: %w", t, err)
+				}
 			}
 			return nil, fmt.Errorf("waiting for a signature by token %s: %w; found: %w", t, context.Cause(ctx), seen)
 		}
@@ -131,11 +132,13 @@ func (c *ConfigMap) Watch(ctx context.Context) <-chan struct{} { return c.cache.
 // read returns the cached cluster-info. It waits until the object was read or ctx ends. The error wraps
 // [clusterinfo.ErrNotFound] if there is no cluster-info.
 func (c *ConfigMap) read(ctx context.Context) (cached, error) {
-	e, err := c.cache.Get(ctx, clusterinfo.Name)
-	switch {
-	case err != nil:
-		return cached{}, fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, err)
-	case e == nil:
+	if _, filled := c.cache.Len(); !filled {
+		if _, err := c.cache.Get(ctx, clusterinfo.Name); err != nil {
+			return cached{}, fmt.Errorf("ConfigMap %s/%s: %w", clusterinfo.Namespace, clusterinfo.Name, err)
+		}
+	}
+	e := c.cache.Peek(clusterinfo.Name) // also after ctx has ended: a client that disconnects is no failure
+	if e == nil {
 		return cached{}, errNone
 	}
 	return e.Value, nil

@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
+	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -250,9 +251,11 @@ func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sig
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		signers, err := signer.KubernetesSigners(signer.Fixed(ca), 0)
-		if err != nil {
-			return nil, nil, nil, err
+		signers := map[string]signer.Signer{} // of client certificates: the CA may sign no others
+		for _, name := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeAPIServerClientSignerName} {
+			if signers[name], err = signer.NewSigner(name, signer.Fixed(ca), signer.ProfileConfig{Usages: signer.KubernetesUsages(name)}, nil); err != nil {
+				return nil, nil, nil, err
+			}
 		}
 		kubeconfig, err = clusterinfo.Kubeconfig(o.apiServer, ca.Bundle())
 		return credentials.SignLocally(signers), kubeconfig, func() {}, err

@@ -66,7 +66,7 @@ func run(ctx context.Context, out io.Writer) error {
 		_, err = site.issue(ctx, token.Token, csr)
 		no, found := errors.AsType[*approval.Error](err)
 		switch {
-		case found:
+		case found && no.Err == nil:
 			fmt.Fprintf(out, "%s: %s %s: %s\n", node, no.Verdict, no.Reason, no.Message)
 		case err != nil:
 			return err

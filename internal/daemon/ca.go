@@ -76,7 +76,7 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 }
 
 // checkTrust returns why clients would refuse certificates of the cluster CA: kubejoin's own, and those of kubelets.
-// NewSigner has the usages of client certificates.
+// NewSigner checks the usages of client certificates.
 func (s *service) checkTrust(ca *signer.CA) error {
 	hosts := sampleHosts(s.options.Serving.Scope)
 	if s.options.TLS.CertFile == "" {

@@ -4,5 +4,5 @@
 // hold for certificates that another signer issues.
 //
 // Packages signer/approval and signer decide what may be approved and how it is signed. Package signer/kubefacts
-// answers their questions about a cluster.
+// reads the facts about a cluster for them.
 package csr

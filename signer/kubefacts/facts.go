@@ -1,5 +1,5 @@
-// Package kubefacts reads what signers ask about a cluster. [Facts] answers package signer/approval, and [Nodes] caches
-// Node objects.
+// Package kubefacts reads the facts about a cluster that approval rules need. [Facts] implements [approval.Facts], and
+// [Nodes] caches Node objects.
 package kubefacts
 
 import (

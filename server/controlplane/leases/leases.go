@@ -91,8 +91,8 @@ func (t *Turns) Read(ctx context.Context) (controlplane.Turn, error) {
 	return s, err
 }
 
-// expired reports whether this replica has not seen a renewal for controlplane.TurnDuration. As in a leader election, it does not
-// compare times of two machines, because their clocks may differ.
+// expired reports whether this replica has not seen a renewal for controlplane.TurnDuration. As in a leader election, it
+// does not compare times of two machines, because their clocks may differ.
 func (t *Turns) expired(s controlplane.Turn, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
