@@ -287,6 +287,19 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 	n.want(t, "worker-2", "worker-2")
 }
 
+// Another token takes the name over while it is released. Catches a slot that is free although the release has failed.
+func TestFailedReleaseFreesNoSlot(t *testing.T) {
+	n := twoJoined(t)
+	n.deleting(func(ctx context.Context, _ int, c tokens.Claim) error {
+		_, err := n.claims.Update(ctx, c.Node, func(c *tokens.Claim) error { c.TokenID = "other1"; return nil })
+		return err
+	})
+	if _, _, err := n.release(t); !errors.Is(err, tokens.ErrReplaced) {
+		t.Errorf("got %v, want %v", err, tokens.ErrReplaced)
+	}
+	n.want(t, "worker-2", "worker-1 worker-2")
+}
+
 // Catches a loop without end while others change the claim all the time.
 func TestReleaseGivesUpOnChangingClaim(t *testing.T) {
 	n := twoJoined(t)

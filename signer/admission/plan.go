@@ -49,11 +49,13 @@ func (n *Nodes) plan(record *tokens.Record, all []*candidate) {
 		counts := slices.Contains(record.Nodes, c.node)
 		c.decision = n.planClaim(*record, c)
 		switch {
+		case c.err == nil && record.Expired(n.now()): // since allows
+			c.decision = decision{next: c.claim, err: n.check(*record, c.request, c.node)}
 		case c.err == nil && !counts && record.Spent(): // by another candidate
 			c.decision = decision{next: c.claim, err: refuseSpent(*record, c.node)}
 		case c.err == nil && !counts && record.Limits.NodeLimit() > 0:
 			record.Nodes = append(record.Nodes, c.node)
-		case c.err != nil && counts && !c.ended && (c.foreign || !c.claim.Released() && c.claim.TokenID != record.Token.ID()):
+		case c.err != nil && counts && !c.ended && (c.foreign && c.claim.UID == "" && c.nodeUID == "" || !c.claim.Released() && c.claim.TokenID != record.Token.ID()):
 			c.lost, lost = true, append(lost, c.node)
 		}
 	}

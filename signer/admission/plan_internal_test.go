@@ -196,12 +196,14 @@ func TestPlanCountsNamesUpToTheLimit(t *testing.T) {
 		"one too many":          {most: 1, ask: []string{"a", "b"}, want: []string{"a"}, ends: soon, spent: 1},
 		"counted before":        {most: 1, nodes: []string{"a"}, ask: []string{"a"}, want: []string{"a"}},
 		"ends later by itself":  {most: 1, expires: noon.Add(24 * time.Hour), ask: []string{"a"}, want: []string{"a"}, ends: soon},
+		"expired meanwhile":     {most: 2, expires: noon, ask: []string{"a"}, ends: noon, spent: 1},
 		"ends sooner by itself": {most: 1, expires: noon.Add(time.Minute), ask: []string{"a"}, want: []string{"a"}, ends: noon.Add(time.Minute)},
 		"lost":                  {most: 2, nodes: []string{"a", "b"}, also: []*candidate{foreign("a")}, want: []string{"b"}, spent: 1},
 		"lost, and one more":    {most: 1, nodes: []string{"a"}, also: []*candidate{foreign("a")}, ask: []string{"b"}, want: nil, spent: 2},
 		"lost, never counted":   {most: 2, nodes: []string{"b"}, also: []*candidate{foreign("a")}, want: []string{"b"}, spent: 1},
 		"lost, but had before":  {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", ended: true, claim: foreign("a").claim}}, want: []string{"a"}, spent: 1},
 		"lost to an object":     {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", foreign: true, claim: tokens.Claim{Node: "a"}}}, want: nil, spent: 1},
+		"joined meanwhile":      {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", foreign: true, nodeUID: "n", claim: tokens.Claim{Node: "a"}}}, want: []string{"a"}, spent: 1},
 		"its Node exists":       {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", nodeUID: "n", claim: tokens.Claim{Node: "a"}}}, want: []string{"a"}, spent: 1},
 	} {
 		record := tokens.Record{Token: token, Authentication: true, Limits: tokens.Limits{MaxNodes: test.most}, Nodes: slices.Clone(test.nodes), Expires: test.expires}

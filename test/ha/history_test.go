@@ -318,15 +318,20 @@ func (s recordedClaims) Delete(ctx context.Context, c tokens.Claim) error {
 func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Outcome, error) {
 	began := s.h.now()
 	outcomes, err := s.Claims.Commit(ctx, before, after, changes)
+	changes = slices.DeleteFunc(slices.Clone(changes), func(c tokens.ClaimChange) bool { return c.Before.Version != "" && c.Before.Equal(c.After) })
+	if len(changes) == 0 && recordText(before) == recordText(after) { // nothing was written, so nothing was compared
+		return outcomes, err
+	}
+	unknown := err != nil || slices.ContainsFunc(outcomes, func(o tokens.Outcome) bool { return o.Err != nil })
 	if id := before.Token.ID(); id != "" {
-		s.h.add(began, operation{key: "token " + id, before: recordText(before), after: recordText(after), unknown: err != nil})
+		s.h.add(began, operation{key: "token " + id, before: recordText(before), after: recordText(after), unknown: unknown})
 	}
 	for _, c := range changes {
 		was := ""
 		if c.Before.Version != "" {
 			was = claimText(c.Before)
 		}
-		s.h.add(began, operation{key: "claim " + c.After.Node, before: was, after: claimText(c.After), unknown: err != nil})
+		s.h.add(began, operation{key: "claim " + c.After.Node, before: was, after: claimText(c.After), unknown: unknown})
 	}
 	return outcomes, err
 }

@@ -136,10 +136,12 @@ func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, change
 	for {
 		some, rest := changes[:min(most, len(changes))], changes[min(most, len(changes)):]
 		now := after.Clone()
-		if len(rest) > 0 { // names whose claims are not written yet
+		if len(rest) > 0 { // without names whose claims are not written yet
 			now.Expires = before.Expires
 			now.Nodes = slices.DeleteFunc(now.Nodes, func(name string) bool {
-				return !slices.Contains(before.Nodes, name) && slices.ContainsFunc(rest, func(c tokens.ClaimChange) bool { return c.After.Node == name })
+				return !slices.Contains(before.Nodes, name) && slices.ContainsFunc(rest, func(c tokens.ClaimChange) bool {
+					return c.After.Node == name && c.Before.TokenID != c.After.TokenID
+				})
 			})
 		}
 		written, err := s.commit(ctx, &before, now, some)

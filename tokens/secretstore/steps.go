@@ -54,7 +54,12 @@ func (s Steps) Commit(ctx context.Context, before, after tokens.Record, changes 
 			return outcomes, nil
 		}
 	}
-	if err := s.count(ctx, before, after, changes); err != nil {
+	if err := s.count(ctx, before, after, changes); err != nil && replaces {
+		for i := range outcomes { // the claim is written
+			outcomes[i].Err = err
+		}
+		return outcomes, nil
+	} else if err != nil {
 		return nil, err
 	}
 	if !replaces {
@@ -64,10 +69,12 @@ func (s Steps) Commit(ctx context.Context, before, after tokens.Record, changes 
 		s.recheck(ctx, before, changes, outcomes)
 	}
 	for _, node := range before.Nodes {
-		if !slices.Contains(after.Nodes, node) {
-			if err := s.free(ctx, before.Token.ID(), node); err != nil {
-				return outcomes, err
-			}
+		i := slices.IndexFunc(changes, func(c tokens.ClaimChange) bool { return c.After.Node == node })
+		if slices.Contains(after.Nodes, node) || i >= 0 && outcomes[i].Err != nil {
+			continue
+		}
+		if err := s.free(ctx, before.Token.ID(), node, i >= 0 || before.Marks[node] == leftMark); err != nil {
+			return outcomes, err
 		}
 	}
 	return outcomes, nil
@@ -224,8 +231,9 @@ const freeAttempts = 20
 // ErrConflict if the token holds a claim of the name: it must be released first.
 //
 // A request may be about to write the claim. So free first marks the name as lost, unless it has left: then that request
-// is not admitted, and counts the name again if there is a slot.
-func (s Steps) free(ctx context.Context, id, node string) error {
+// is not admitted, and counts the name again if there is a slot. If the name leaves only now, a machine has had it
+// meanwhile and has used the slot: then the error wraps ErrConflict, too.
+func (s Steps) free(ctx context.Context, id, node string, left bool) error {
 	for range freeAttempts {
 		r, err := s.Tokens.Get(ctx, id)
 		switch {
@@ -235,6 +243,8 @@ func (s Steps) free(ctx context.Context, id, node string) error {
 			return err
 		case r.Problem != nil || r.Limits.Problem != nil || !slices.Contains(r.Nodes, node):
 			return nil
+		case !left && r.Marks[node] == leftMark:
+			return fmt.Errorf("token %s, node %s has left: %w", id, tokens.Redact(node), tokens.ErrConflict)
 		}
 		switch c, err := s.Claims.Get(ctx, node); {
 		case err == nil && c.TokenID == id:
