@@ -241,7 +241,7 @@ func (n *Nodes) readToken(ctx context.Context, id string, live bool, needsLive f
 
 // look reads what a decision about a name depends on: its claim, then its Node.
 func (n *Nodes) look(ctx context.Context, record tokens.Record, c *candidate) error {
-	c.claim = tokens.Claim{Node: c.node}
+	c.claim, c.nodeUID, c.ready = tokens.Claim{Node: c.node}, "", ""
 	if n.Claims != nil {
 		if err := n.lookAtClaim(ctx, record, c); err != nil {
 			return fmt.Errorf("claim of node %s: %w", c.node, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -198,6 +199,61 @@ func TestNewNeedsChangesForOneClaim(t *testing.T) {
 		}
 	}()
 	rowstore.New(&smallDB{maxChanges: 3})
+}
+
+// oneCommit fails after one commit.
+type oneCommit struct {
+	smallDB
+	done, begun bool
+}
+
+func (d *oneCommit) Commit(ctx context.Context, conditions []rowstore.Condition, changes []rowstore.Change) (string, error) {
+	if d.done {
+		return "", errors.New("connection reset")
+	}
+	d.done = d.begun
+	return d.smallDB.Commit(ctx, conditions, changes)
+}
+
+// A commit of two claims fails half-way. Catches restored names that are missing in the count, although their claims exist, a
+// name that counts before its claim exists, and a token that ends before its last slot is taken.
+func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
+	for name, test := range map[string]struct{ held, want []string }{
+		"restored": {[]string{"worker-1", "worker-2"}, []string{"worker-1", "worker-2"}},
+		"new":      {nil, []string{"worker-1"}},
+	} {
+		db := &oneCommit{smallDB: smallDB{maxChanges: 4}}
+		s := rowstore.New(db)
+		r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+		r.Limits.MaxNodes = 2
+		before, err := s.Create(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var changes []tokens.ClaimChange
+		for _, node := range []string{"worker-1", "worker-2"} {
+			c := tokens.Claim{Node: node, TokenID: before.Token.ID(), TokenUID: before.UID, Limits: before.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
+			change := tokens.ClaimChange{After: c}
+			if slices.Contains(test.held, node) {
+				if c, err = s.Claims().Create(t.Context(), c); err != nil {
+					t.Fatal(err)
+				}
+				change = tokens.ClaimChange{Before: c, After: c}
+			}
+			changes = append(changes, change)
+		}
+		after := before.Clone()
+		after.Nodes, after.Expires = []string{"worker-1", "worker-2"}, before.Expires.Add(-time.Minute)
+		db.begun = true
+		outcomes, err := s.Claims().Commit(t.Context(), before, after, changes)
+		if err != nil || len(outcomes) != 2 || outcomes[0].Err != nil || outcomes[1].Err == nil {
+			t.Errorf("%s: got %+v, %v, want an error for the second claim", name, outcomes, err)
+		}
+		now, err := s.Get(t.Context(), before.Token.ID())
+		if err != nil || !slices.Equal(now.Nodes, test.want) || !now.Expires.Equal(before.Expires) {
+			t.Errorf("%s: got %q until %s, %v, want %q until %s", name, now.Nodes, now.Expires, err, test.want, before.Expires)
+		}
+	}
 }
 
 // Without a version, Commit would create the record: a deleted token would come back.
