@@ -215,8 +215,8 @@ func (d *oneCommit) Commit(ctx context.Context, conditions []rowstore.Condition,
 	return d.smallDB.Commit(ctx, conditions, changes)
 }
 
-// A commit of two claims fails half-way. Catches restored names that are missing in the count, although their claims exist, a
-// name that counts before its claim exists, and a token that ends before its last slot is taken.
+// A commit of two claims fails half-way. Catches restored names that are missing in the count although their claims exist.
+// Also catches a name that counts before its claim exists, and a token that ends before its last slot is taken.
 func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
 	for name, test := range map[string]struct{ held, want []string }{
 		"restored": {[]string{"worker-1", "worker-2"}, []string{"worker-1", "worker-2"}},
