@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -19,7 +20,9 @@ import (
 func TestTokensAndClaimsAreLinearizable(t *testing.T) {
 	harness.Parallel(t)
 	seed := harness.Seed(t)
-	s := &shared{etcd: etcd.ForTest(t, etcd.Options{Members: 3}), h: newHistory()}
+	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
+	must(t, err)
+	s := &shared{etcd: etcd.ForTest(t, etcd.Options{Members: 3}), ca: ca, h: newHistory()}
 	var all []tokens.Token
 	for range 3 {
 		all = append(all, tokens.Generate())
