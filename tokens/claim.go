@@ -106,7 +106,7 @@ type Claims interface {
 	Delete(ctx context.Context, c Claim) error
 
 	// Ended reports whether a token counts the name of c but admits no machine under it any more, because its claim on the
-	// name has ended. c is the current claim, or a Claim that has only Node if there is none. Ended reads nothing.
+	// name has ended. c is the current claim, or a Claim with only Node if the name has no claim. Ended reads nothing.
 	Ended(r Record, c Claim) bool
 
 	// Commit changes a token and claims, and returns the Outcome of each change. Before is the token as read; zero Records

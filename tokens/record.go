@@ -48,7 +48,7 @@ type Record struct {
 	// Nodes are the node names counted against [Limits.NodeLimit], in the order in which they were added.
 	// kubejoin removes a name only when a person releases its claim, or when another token was faster to claim it.
 	Nodes []string
-	// Marks is what a [Claims] notes about names in Nodes, by name. Only the Claims that has set it knows what it means.
+	// Marks has notes about names in Nodes. A [Claims] sets them, and only the same kind of Claims understands them.
 	Marks map[string]string
 
 	// Problem is why a stored record is invalid, or nil. kube-apiserver does not accept such a token either,

@@ -140,7 +140,7 @@ func (r Releaser) free(ctx context.Context, id, node string, change ...ClaimChan
 	if !counted && len(change) == 0 {
 		return nil, fmt.Errorf("token %s counts node %s: %w", id, node, ErrNotFound)
 	}
-	if problem == "" { // otherwise nobody can join with the token
+	if problem == "" { // nobody can join with a malformed token
 		after.Nodes = slices.DeleteFunc(after.Nodes, func(name string) bool { return name == node })
 	}
 	outcomes, err := r.Claims.Commit(ctx, record, after, change)

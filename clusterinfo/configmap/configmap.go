@@ -27,7 +27,7 @@ type ConfigMap struct {
 	limits tokens.Hints // of changes of limit
 }
 
-// cached is cluster-info with what is computed once for each change. The zero value means that there is none.
+// cached is cluster-info with what is computed once for each change. The zero value means that it does not exist.
 type cached struct {
 	object *corev1.ConfigMap
 	config []byte // the kubeconfig in object
@@ -35,8 +35,8 @@ type cached struct {
 	fill   Fill // without its limit
 }
 
-// Open watches cluster-info until ctx ends. It returns at once: methods that need the object wait for it, and fail
-// after ctx has ended. Failures of the watch go to klog.
+// Open watches cluster-info until ctx ends. It returns at once: methods that need the object wait for it.
+// Failures of the watch go to klog.
 func Open(ctx context.Context, client kubernetes.Interface) *ConfigMap {
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, clusterinfo.Name).String()
 	return &ConfigMap{client: client, cache: kubecache.Open(ctx, client, client.CoreV1().ConfigMaps(clusterinfo.Namespace), only,

@@ -9,10 +9,28 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/tokens"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
+
+// Catches a client that disconnects and counts as a failure of the server.
+func TestCachedReadsOutliveTheirContext(t *testing.T) {
+	info := configmap.Open(t.Context(), fake.NewClientset(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: clusterinfo.Name}, Data: map[string]string{"kubeconfig": "x"},
+	}))
+	if _, err := info.Data(t.Context()); err != nil { // waits for the cache
+		t.Fatal(err)
+	}
+	ended, stop := context.WithCancel(t.Context())
+	stop()
+	if config, err := info.Config(ended); err != nil || string(config) != "x" {
+		t.Errorf("got %q, %v, want the cached kubeconfig", config, err)
+	}
+}
 
 func TestWaitSignedReturnsWhatItFound(t *testing.T) {
 	f := setUp(t)

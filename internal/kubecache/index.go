@@ -59,7 +59,7 @@ func (e entries[T]) find(name string) (at int, found bool) {
 	return slices.BinarySearchFunc(e, name, func(e *Entry[T], name string) int { return strings.Compare(e.Name, name) })
 }
 
-// get returns the entry of an object, or nil if there is none. Objects are known by their names.
+// get returns the entry with this name, or nil.
 func (e entries[T]) get(name string) *Entry[T] {
 	if at, found := e.find(name); found {
 		return e[at]

@@ -143,7 +143,7 @@ func (c *Cache[O, T]) Grouped(ctx context.Context, group string) ([]T, error) {
 	return c.index.groups[group].values(), nil
 }
 
-// Get returns the entry of an object by its name, or nil if there is none.
+// Get returns the entry with this name, or nil.
 func (c *Cache[O, T]) Get(ctx context.Context, name string) (*Entry[T], error) {
 	if err := c.wait(ctx); err != nil {
 		return nil, err

@@ -235,7 +235,7 @@ func (halfDone) Commit(_ context.Context, _, _ tokens.Record, changes []tokens.C
 	return make([]tokens.Outcome, len(changes)), errors.New("connection reset")
 }
 
-// A refusal is final, so there is none before the slot is free. Another machine of the same commit is admitted.
+// A refusal is final, so commit refuses nobody before the slot is free. It admits another machine of the same commit.
 func TestCommitDoesNotRefuseBeforeSlotIsFree(t *testing.T) {
 	n := &Nodes{Claims: halfDone{}}
 	n.once.Do(n.start)

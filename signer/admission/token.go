@@ -331,7 +331,7 @@ func (n *Nodes) commit(ctx context.Context, before, after tokens.Record, mended 
 		}
 	}
 	for _, c := range all {
-		if c.lost && err != nil { // a refusal is final, so there is none yet
+		if c.lost && err != nil { // a refusal would be final
 			c.err = fmt.Errorf("token %s may still count node name %s: %w", before.Token.ID(), c.node, err)
 		}
 	}
