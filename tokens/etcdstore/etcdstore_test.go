@@ -68,6 +68,27 @@ func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 	}
 }
 
+// Catches a cache that first lists what is older than a row that it has read from etcd.
+func TestCacheListsNothingOlderThanItsReads(t *testing.T) {
+	c := etcd.ForTest(t, etcd.Options{})
+	for i := range 30 { // the reader lists at the same time
+		prefix := "/older/" + strconv.Itoa(i)
+		writer := c.StoreAt(t, prefix).Claims()
+		reader := c.StoreAt(t, prefix).Claims()
+		if _, err := writer.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u"}); err != nil {
+			t.Fatal(err)
+		}
+		seen := false
+		for range 200 {
+			_, err := reader.Find(t.Context(), "worker-1")
+			if seen && err != nil {
+				t.Fatalf("reader %d: got %v after it had found the claim", i, err)
+			}
+			seen = seen || err == nil
+		}
+	}
+}
+
 // Catches a cache that has no row of the issuance record, or panics: only some folders have a mirror.
 func TestCacheReadsFoldersWithoutMirror(t *testing.T) {
 	s := etcd.ForTest(t, etcd.Options{}).Store(t)

@@ -149,9 +149,11 @@ func (m *mirror) in(keys rowstore.Range) (rows rowstore.Sorted, synced bool) {
 	return m.rows.In(keys), m.synced
 }
 
-// sawRevision makes the mirror refuse a list of an earlier revision.
-func (m *mirror) sawRevision(revision int64) {
+// sawRevision makes the mirror refuse a first list of an earlier revision. It reports whether the mirror has listed
+// already, perhaps an earlier revision. Then the caller must read the mirror, because later calls do.
+func (m *mirror) sawRevision(revision int64) (synced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.seen = max(m.seen, revision)
+	return m.synced
 }

@@ -118,18 +118,29 @@ func (c cache) Get(ctx context.Context, keys ...string) ([]rowstore.Row, error) 
 		return rows, ctx.Err()
 	}
 	rows, revision, err := c.s.kv.getAll(ctx, 0, keys)
-	m.sawRevision(revision)
+	if err == nil && m.sawRevision(revision) {
+		rows, _ = m.get(keys)
+	}
 	return rows, err
 }
 
 // Scan implements [rowstore.Reader].
 func (c cache) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
 	m := c.s.mirrorOf(keys.From)
+	if m.store == nil { // the issuance record, which may be large
+		return rowDB(c).Scan(ctx, keys, visit)
+	}
 	rows, synced := m.in(keys)
 	if !synced {
-		revision, err := c.s.kv.scan(ctx, 0, keys, visit)
-		m.sawRevision(revision)
-		return err
+		var read rowstore.Sorted
+		revision, err := c.s.kv.scan(ctx, 0, keys, func(row rowstore.Row) error { read = append(read, row); return nil })
+		if err != nil {
+			return err
+		}
+		if !m.sawRevision(revision) {
+			return read.Visit(visit)
+		}
+		rows, _ = m.in(keys)
 	}
 	if err := ctx.Err(); err != nil {
 		return err
