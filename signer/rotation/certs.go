@@ -1,0 +1,205 @@
+package rotation
+
+import (
+	"bytes"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+)
+
+// maxCerts is how many certificates each side of a rotation may have.
+const maxCerts = 10
+
+// maxPEM is how long the PEM of each side of a rotation may be, in bytes.
+const maxPEM = 32 << 10
+
+// New returns a rotation in stage Prepare from the certificates that are trusted now to others. The first certificate of
+// fresh will sign. cross is nil, or certifies the key of that CA and is signed by one of old. The error names what is
+// wrong with a certificate. If fresh or cross is invalid, it is a [*tokens.FieldError].
+func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now time.Time) (Rotation, error) {
+	if err := ca.check(); err != nil {
+		return Rotation{}, err
+	}
+	if len(old) == 0 || len(old) > maxCerts {
+		return Rotation{}, fmt.Errorf("%d certificates of the %s CA are trusted now, want 1 to %d", len(old), ca, maxCerts)
+	}
+	if len(fresh) == 0 || len(fresh) > maxCerts {
+		return Rotation{}, invalid("certificates", "there are %d, want 1 to %d", len(fresh), maxCerts)
+	}
+	for _, c := range fresh {
+		switch {
+		case !c.BasicConstraintsValid || !c.IsCA || c.KeyUsage != 0 && c.KeyUsage&x509.KeyUsageCertSign == 0:
+			return Rotation{}, invalid("certificates", "%q is not a CA that may sign certificates", c.Subject)
+		case now.Before(c.NotBefore) || !now.Before(c.NotAfter):
+			return Rotation{}, invalid("certificates", "%q is valid from %s to %s, the time is %s", c.Subject, c.NotBefore.UTC().Format(time.RFC3339), c.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+		}
+	}
+	for _, c := range old {
+		switch {
+		case bytes.Equal(c.RawSubjectPublicKeyInfo, fresh[0].RawSubjectPublicKeyInfo):
+			return Rotation{}, invalid("certificates", "the new CA has the key of the old CA %q, want a new key", c.Subject)
+		case bytes.Equal(c.RawSubject, fresh[0].RawSubject):
+			return Rotation{}, invalid("certificates", "the new CA has the subject of the old CA, %q: TLS handshakes name CAs by subject, so want another one", c.Subject)
+		case slices.ContainsFunc(fresh, c.Equal):
+			return Rotation{}, invalid("certificates", "%q is trusted now, and certificates of the old CA could stay valid by it: want only certificates that are not trusted yet", c.Subject)
+		}
+	}
+	r := Rotation{ID: newID(), CA: ca, Stage: Prepare, Old: encode(old), New: encode(fresh), Started: now.UTC(), Since: now.UTC()}
+	if cross != nil {
+		if err := checkCross(cross, old, fresh[0]); err != nil {
+			return Rotation{}, invalid("cross", "%w", err)
+		}
+		r.Cross = encode([]*x509.Certificate{cross})
+	}
+	if len(r.Old) > maxPEM {
+		return Rotation{}, fmt.Errorf("the certificates of the %s CA that are trusted now have %d bytes, want at most %d", ca, len(r.Old), maxPEM)
+	}
+	if len(r.New) > maxPEM || len(r.Cross) > maxPEM {
+		return Rotation{}, invalid("certificates", "the new ones have %d bytes and the cross certificate %d, want at most %d each", len(r.New), len(r.Cross), maxPEM)
+	}
+	return r, nil
+}
+
+func newID() string {
+	var id [8]byte
+	_, _ = rand.Read(id[:]) // documented never to fail
+	return hex.EncodeToString(id[:])
+}
+
+// checkCross returns an error unless cross certifies the key of the CA fresh, is signed by one of old, and may have
+// certificates below it.
+func checkCross(cross *x509.Certificate, old []*x509.Certificate, fresh *x509.Certificate) error {
+	if !bytes.Equal(cross.RawSubjectPublicKeyInfo, fresh.RawSubjectPublicKeyInfo) || !bytes.Equal(cross.RawSubject, fresh.RawSubject) {
+		return errors.New("the cross certificate is not of the subject and the key of the new CA")
+	}
+	signed := func(c *x509.Certificate) bool { return cross.CheckSignatureFrom(c) == nil }
+	by := slices.IndexFunc(old, signed)
+	switch {
+	case by < 0:
+		return errors.New("the cross certificate is not signed by the old CA")
+	case old[by].MaxPathLenZero && old[by].MaxPathLen == 0:
+		return fmt.Errorf("the old CA %q has path length 0 and cannot certify another CA: prepare without a cross certificate", old[by].Subject)
+	case !cross.BasicConstraintsValid || !cross.IsCA || cross.KeyUsage&x509.KeyUsageCertSign == 0:
+		return errors.New("the cross certificate is not of a CA that may sign certificates")
+	case cross.MaxPathLen > 0 || cross.MaxPathLenZero || len(cross.ExtKeyUsage)+len(cross.UnknownExtKeyUsage) > 0 || constrained(cross):
+		return errors.New("the cross certificate limits what the new CA may sign, so it proves no CA without limits")
+	}
+	return nil
+}
+
+// constrained reports whether a CA may sign only some names.
+func constrained(c *x509.Certificate) bool {
+	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(nameConstraints) })
+}
+
+var nameConstraints = asn1.ObjectIdentifier{2, 5, 29, 30} // RFC 5280, 4.2.1.10
+
+// Unproven returns the certificates of this stage that a host must not trust. trusted are the CAs that it trusted before
+// the rotation. A writer of the state could add a CA to either side. So the host believes only a CA that it trusted, one
+// that pinned accepts, and a new CA with a cross certificate by a trusted one, valid at now. It also believes what a new CA
+// so proven signed.
+func (r Rotation) Unproven(trusted []*x509.Certificate, pinned func(*x509.Certificate) bool, now time.Time) ([]*x509.Certificate, error) {
+	fresh, err := r.NewCerts()
+	if err != nil {
+		return nil, err
+	}
+	all, err := r.Trusted()
+	if err != nil {
+		return nil, err
+	}
+	var proven []*x509.Certificate
+	if certs, err := r.parse("cross", r.Cross); err == nil && checkCross(certs[0], trusted, fresh[0]) == nil && !now.Before(certs[0].NotBefore) && now.Before(certs[0].NotAfter) {
+		proven = fresh[:1]
+	}
+	for again := true; again; { // until nothing more is proven
+		again = false
+		for _, c := range fresh {
+			signed := func(by *x509.Certificate) bool { return c.CheckSignatureFrom(by) == nil }
+			if !slices.ContainsFunc(proven, c.Equal) && (pinned(c) || slices.ContainsFunc(proven, signed)) {
+				proven, again = append(slices.Clone(proven), c), true
+			}
+		}
+	}
+	return slices.DeleteFunc(all, func(c *x509.Certificate) bool {
+		return pinned(c) || slices.ContainsFunc(trusted, c.Equal) || slices.ContainsFunc(proven, c.Equal)
+	}), nil
+}
+
+// OldCerts returns the certificates of the old side.
+func (r Rotation) OldCerts() ([]*x509.Certificate, error) { return r.parse("old", r.Old) }
+
+// NewCerts returns the certificates of the new side.
+func (r Rotation) NewCerts() ([]*x509.Certificate, error) { return r.parse("new", r.New) }
+
+// Trusted returns the certificates that hosts trust in this stage, the old ones first.
+func (r Rotation) Trusted() ([]*x509.Certificate, error) {
+	var all []*x509.Certificate
+	if r.TrustsOld() {
+		old, err := r.OldCerts()
+		if err != nil {
+			return nil, err
+		}
+		all = old
+	}
+	if r.TrustsNew() {
+		fresh, err := r.NewCerts()
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range fresh {
+			if !slices.ContainsFunc(all, c.Equal) {
+				all = append(all, c)
+			}
+		}
+	}
+	return all, nil
+}
+
+// In returns which CAs of the rotation are among the given certificates. A side counts if all of its certificates are
+// there.
+func (r Rotation) In(certs []*x509.Certificate) (Trusted, error) {
+	old, err := r.OldCerts()
+	if err != nil {
+		return Trusted{}, err
+	}
+	fresh, err := r.NewCerts()
+	if err != nil {
+		return Trusted{}, err
+	}
+	has := func(c *x509.Certificate) bool { return slices.ContainsFunc(certs, c.Equal) }
+	all := func(side []*x509.Certificate) bool {
+		return !slices.ContainsFunc(side, func(c *x509.Certificate) bool { return !has(c) })
+	}
+	return Trusted{Old: slices.ContainsFunc(old, has), New: all(fresh)}, nil
+}
+
+func (r Rotation) parse(side, text string) ([]*x509.Certificate, error) {
+	if len(text) > maxPEM {
+		return nil, fmt.Errorf("rotation %s, %s CA: %d bytes, want at most %d", r.ID, side, len(text), maxPEM)
+	}
+	certs, err := pemfile.OnlyCertificates([]byte(text))
+	if err != nil {
+		return nil, fmt.Errorf("rotation %s, %s CA: %w", r.ID, side, err)
+	}
+	if len(certs) > maxCerts {
+		return nil, fmt.Errorf("rotation %s, %s CA: %d certificates, want 1 to %d", r.ID, side, len(certs), maxCerts)
+	}
+	return certs, nil
+}
+
+func encode(certs []*x509.Certificate) string {
+	var text bytes.Buffer
+	for _, c := range certs {
+		_ = pem.Encode(&text, &pem.Block{Type: pemfile.Certificate, Bytes: c.Raw}) // a Buffer takes every write
+	}
+	return text.String()
+}

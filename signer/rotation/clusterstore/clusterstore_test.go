@@ -1,0 +1,171 @@
+package clusterstore_test
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+func TestMain(m *testing.M) { cluster.Main(m) }
+
+// open returns a client of an API server that stores neither object.
+func open(t *testing.T) kubernetes.Interface {
+	t.Helper()
+	client := cluster.Shared(t).Client()
+	gone := func(err error) {
+		t.Helper()
+		if !apierrors.IsNotFound(err) {
+			must.OK(t, err)
+		}
+	}
+	gone(client.CoreV1().ConfigMaps(clusterstore.Namespace).Delete(t.Context(), clusterstore.Name, metav1.DeleteOptions{}))
+	gone(client.CoreV1().Secrets(clusterstore.KeyNamespace).Delete(t.Context(), clusterstore.KeyName, metav1.DeleteOptions{}))
+	return client
+}
+
+func TestStore(t *testing.T) {
+	rotationtest.Run(t, rotation.CAs, func(t *testing.T) rotationtest.Backend { return clusterstore.New(open(t)) })
+}
+
+func TestDeletesSecretWithItsLastKey(t *testing.T) {
+	client := open(t)
+	s := clusterstore.New(client)
+	exists := func() bool {
+		t.Helper()
+		_, err := client.CoreV1().Secrets(clusterstore.KeyNamespace).Get(t.Context(), clusterstore.KeyName, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	for _, ca := range []rotation.CA{rotation.Cluster, rotation.Etcd} {
+		must.Value(s.PutKey(t.Context(), rotation.Rotation{CA: ca, ID: "00000000000000aa"}, csrtest.NewKey()))(t)
+	}
+	for i, ca := range []rotation.CA{rotation.Cluster, rotation.Etcd} {
+		must.Value(s.KeepKey(t.Context(), ca, ""))(t)
+		if got, want := exists(), i == 0; got != want {
+			t.Errorf("after %d of 2 keys were deleted the Secret exists: %t, want %t", i+1, got, want)
+		}
+	}
+}
+
+// Catches a write that drops what others keep in the ConfigMap.
+func TestKeepsOtherData(t *testing.T) {
+	client := open(t)
+	maps := client.CoreV1().ConfigMaps(clusterstore.Namespace)
+	must.Value(maps.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name, Labels: map[string]string{"team": "x"}}, Data: map[string]string{"note": "y"},
+	}, metav1.CreateOptions{}))(t)
+	s := clusterstore.New(client)
+	_, version, err := s.Get(t.Context(), rotation.Etcd)
+	must.OK(t, err)
+	must.OK(t, s.Put(t.Context(), rotationtest.New(t, rotation.Etcd), version))
+	if m, err := maps.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}); err != nil || m.Data["note"] != "y" || m.Labels["team"] != "x" || len(m.Data) != 2 {
+		t.Errorf("got %+v, %v, want the label and the other data kept", m, err)
+	}
+}
+
+// Catches a rotation that a person edited, or that is of another CA, and is used nevertheless.
+func TestRefusesEditedRotation(t *testing.T) {
+	r := rotationtest.New(t, rotation.Cluster)
+	good := string(must.Value(rotation.Encode(r))(t))
+	for name, data := range map[string]map[string]string{
+		"edited":     {"cluster": strings.Replace(good, `"prepare"`, `"Prepare"`, 1)},
+		"of another": {"etcd": good},
+	} {
+		client := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: clusterstore.Namespace, Name: clusterstore.Name}, Data: data})
+		ca := rotation.Cluster
+		if data["etcd"] != "" {
+			ca = rotation.Etcd
+		}
+		if got, _, err := clusterstore.New(client).Get(t.Context(), ca); err == nil || got.ID != "" || !strings.Contains(err.Error(), "ConfigMap kube-public/kubejoin-ca: stored rotation of the "+string(ca)+" CA") {
+			t.Errorf("%s: got %+v, %v, want an error that names the ConfigMap", name, got, err)
+		}
+	}
+}
+
+func TestKeyOpensOnlyTheRightKey(t *testing.T) {
+	client := fake.NewClientset()
+	s := clusterstore.New(client)
+	old, fresh := certtest.CA(t, "old"), certtest.CA(t, "new")
+	r := must.Value(rotation.New(rotation.Cluster, []*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, nil, time.Now()))(t)
+	if _, err := s.Key(t.Context(), r, joinformat.GenerateCertificateKey()); !apierrors.IsNotFound(err) {
+		t.Errorf("without a Secret: got %v, want not found", err)
+	}
+	with := must.Value(s.PutKey(t.Context(), r, fresh.PrivateKey.(crypto.Signer)))(t)
+	if key, err := s.Key(t.Context(), r, with); err != nil || !rotation.Matches(key, fresh.Leaf) {
+		t.Errorf("got %v, want the key of the new CA", err)
+	}
+	secret := must.Value(client.CoreV1().Secrets(clusterstore.KeyNamespace).Get(t.Context(), clusterstore.KeyName, metav1.GetOptions{}))(t)
+	for name, value := range secret.Data {
+		if strings.Contains(string(value), "PRIVATE KEY") || name != "cluster."+r.ID {
+			t.Errorf("data %s is not encrypted, or of another name", name)
+		}
+	}
+	other := r
+	other.ID = "00000000000000aa"
+	wrong := must.Value(s.PutKey(t.Context(), other, csrtest.NewKey()))(t)
+	none := r
+	none.ID = "00000000000000bb"
+	for name, test := range map[string]struct {
+		r    rotation.Rotation
+		with joinformat.CertificateKey
+		want string
+	}{
+		"another certificate key": {r, joinformat.GenerateCertificateKey(), "want the certificate key that 'kubejoin ca prepare' showed for rotation " + r.ID},
+		"no certificate key":      {r, joinformat.CertificateKey{}, "no certificate key given"},
+		"the key of another CA":   {other, wrong, "not the key of the new CA"},
+		"no key":                  {none, with, "secret kube-system/kubejoin-ca-key has no key cluster.00000000000000bb"},
+	} {
+		if key, err := s.Key(t.Context(), test.r, test.with); err == nil || key != nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: got %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+func TestDropMerged(t *testing.T) {
+	client := fake.NewClientset(
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "other"}},
+	)
+	for range 2 {
+		must.OK(t, clusterstore.New(client).DropMerged(t.Context(), rotation.Cluster))
+		if list, err := client.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{}); err != nil || len(list.Items) != 1 || list.Items[0].Name != "other" {
+			t.Errorf("got %+v, %v, want the other one alone", list, err)
+		}
+	}
+}
+
+// opaque is a key in a hardware module.
+type opaque struct{ crypto.Signer }
+
+func TestPutKeyRefusesKeyThatCannotBeStored(t *testing.T) {
+	client := fake.NewClientset()
+	s := clusterstore.New(client)
+	if _, err := s.PutKey(context.Background(), rotation.Rotation{CA: rotation.Cluster, ID: "00000000000000aa"}, opaque{csrtest.NewKey()}); err == nil || !strings.Contains(err.Error(), "give the certificates alone") {
+		t.Errorf("got %v, want a refusal", err)
+	}
+	if key, err := s.PutKey(t.Context(), rotation.Rotation{CA: rotation.Cluster, ID: "00000000000000aa"}, nil); err != nil || !key.IsZero() {
+		t.Errorf("no key: got %v, want nothing stored", err)
+	}
+	if n := len(client.Actions()); n > 0 {
+		t.Errorf("sent %d requests, want none", n)
+	}
+}

@@ -1,0 +1,344 @@
+package rotation
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+)
+
+// ErrConflict reports that another writer changed a rotation meanwhile.
+var ErrConflict = errors.New("another writer changed the rotation meanwhile; retry")
+
+// A Store keeps the last rotation of each CA.
+type Store interface {
+	// Get returns a rotation and its version for Put. It is the zero Rotation if there has been none.
+	Get(ctx context.Context, ca CA) (r Rotation, version string, err error)
+	// Put writes a rotation if the stored one still has that version. Otherwise, the error wraps ErrConflict.
+	Put(ctx context.Context, r Rotation, version string) error
+}
+
+// Keys keeps the keys of new CAs until their rotations end. Rotations have keys of their own, so a key is never replaced.
+type Keys interface {
+	// PutKey stores the key of a rotation in stage Prepare and returns what decrypts it; the zero CertificateKey if it is not encrypted. A nil
+	// key means that hosts get the key from the operator. A store that cannot do without it returns an error then.
+	PutKey(ctx context.Context, r Rotation, key crypto.Signer) (joinformat.CertificateKey, error)
+	// KeepKey deletes the keys of all other rotations of a CA, and reports whether the key of this one is stored. With an
+	// empty ID it deletes all keys of the CA.
+	KeepKey(ctx context.Context, ca CA, id string) (found bool, err error)
+}
+
+// An Observer looks at everything that a rotation has to change. It returns an Observation for what it cannot see, too.
+// The error means that it could not look at all.
+type Observer interface {
+	Observe(ctx context.Context, r Rotation) ([]Observation, error)
+}
+
+// A Status is a rotation with what was seen of it.
+type Status struct {
+	// Rotation is the last rotation of the CA, which may have ended. It is the zero Rotation if there has been none.
+	Rotation Rotation `json:"rotation"`
+	// Seen is empty if no rotation is in progress.
+	Seen []Observation `json:"observations"`
+	// Next is the next subcommand of 'kubejoin ca', and Behind what keeps it from success.
+	Next   string   `json:"next"`
+	Behind []Behind `json:"behind,omitempty"`
+}
+
+// Options of a step.
+type Options struct {
+	// DryRun changes nothing. The Status is what the step would leave.
+	DryRun bool
+	// LeaveBehind are nodes that need not take part. They stay in the rotation.
+	LeaveBehind []string
+	// ExpireTokens ends the life of tokens whose join commands pin only the CA that will not be trusted any more. It does
+	// so only if nothing else keeps the step from success.
+	ExpireTokens bool
+}
+
+// A PrepareRequest says which CA replaces the one that is trusted now.
+type PrepareRequest struct {
+	CA CA
+	// Certificates are those of a CA of the operator, the one that signs first. Without them, Prepare makes a CA.
+	Certificates []*x509.Certificate
+	// Key is the key of the first certificate. Without it, hosts get the key from the operator.
+	Key crypto.Signer
+	// Lifetime is the lifetime of a CA that Prepare makes; zero is DefaultLifetime.
+	Lifetime time.Duration
+	// Cross certifies the new CA by the old one: usually CrossSign of a signer.CA. Nil makes no cross certificate. A dry run
+	// has it certify a throwaway key.
+	Cross func(fresh *x509.Certificate) (*x509.Certificate, error)
+	// DryRun changes nothing. The Status is what the step would leave, without a CertificateKey and a
+	// cross certificate.
+	DryRun bool
+}
+
+// DefaultLifetime is the lifetime of a new CA, the same as kubeadm's.
+const DefaultLifetime = 10 * 365 * 24 * time.Hour
+
+// Prepared is the result of Prepare.
+type Prepared struct {
+	Status
+	// CertificateKey decrypts the key of the new CA. It is stored nowhere, and JSON redacts it: show it once. It is zero if
+	// the key is not encrypted, or not stored.
+	CertificateKey joinformat.CertificateKey `json:"-"`
+}
+
+// A Desk carries out the steps of rotations: it reads the state, observes, decides and writes by compare-and-swap. It has
+// no state, so each replica may continue what another one began. A step that was killed is completed by the same step.
+//
+// An invalid field of a request is a [*tokens.FieldError]. A step that cannot be made now is a [*NotReady] or a
+// [*WrongStep]. Other errors are those of the stores and of the Observer.
+type Desk struct {
+	Store    Store
+	Keys     Keys
+	Observer Observer
+	// ExpireTokens ends the life of the tokens with these IDs. It is idempotent. Without it, Options.ExpireTokens is an error.
+	ExpireTokens func(ctx context.Context, ids []string) error
+	// DropMerged deletes objects to which API servers only add CAs, after all API servers have dropped one. They create these
+	// objects again. It is called when nothing but observations of KindMerged keeps a step from success. Nil: there are none.
+	DropMerged func(ctx context.Context, ca CA) error
+	// Trusted returns the certificates of a CA that are trusted now.
+	Trusted func(ctx context.Context, ca CA) ([]*x509.Certificate, error)
+	// Check refuses a new CA whose certificates clients would not accept: usually CheckTrust of package signer. Nil checks
+	// nothing.
+	Check func(ca CA, fresh []*x509.Certificate) error
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+}
+
+func (d *Desk) now() time.Time {
+	if d.Now != nil {
+		return d.Now()
+	}
+	return time.Now()
+}
+
+// Status returns the last rotation of a CA, and what is seen of it if it is in progress. It changes nothing.
+func (d *Desk) Status(ctx context.Context, ca CA) (Status, error) {
+	if err := ca.check(); err != nil {
+		return Status{}, err
+	}
+	r, _, err := d.Store.Get(ctx, ca)
+	if err != nil {
+		return Status{}, err
+	}
+	seen, err := d.observe(ctx, r)
+	return status(r, seen), err
+}
+
+func (d *Desk) observe(ctx context.Context, r Rotation) ([]Observation, error) {
+	if !r.InProgress() {
+		return nil, nil
+	}
+	return d.Observer.Observe(ctx, r)
+}
+
+func status(r Rotation, seen []Observation) Status {
+	return Status{Rotation: r, Seen: seen, Next: r.Next(), Behind: r.Pending(seen)}
+}
+
+// Prepare begins a rotation. It stores the key first, under the ID of the rotation, and then the state. A key without a
+// state is deleted by the next step.
+func (d *Desk) Prepare(ctx context.Context, p PrepareRequest) (Prepared, error) {
+	if err := p.CA.check(); err != nil {
+		return Prepared{}, err
+	}
+	for n := 0; ; n++ {
+		prepared, err := d.prepareOnce(ctx, p)
+		if !errors.Is(err, ErrConflict) || n == maxConflicts {
+			return prepared, err
+		}
+	}
+}
+
+func (d *Desk) prepareOnce(ctx context.Context, p PrepareRequest) (Prepared, error) {
+	before, version, err := d.Store.Get(ctx, p.CA)
+	if err != nil {
+		return Prepared{}, err
+	}
+	if before.InProgress() {
+		return Prepared{}, wrongStep("cannot prepare: rotation %s is in stage %s; next: %s", before.ID, before.Stage, p.CA.Command(before.Next()))
+	}
+	old, err := d.Trusted(ctx, p.CA)
+	if err != nil {
+		return Prepared{}, fmt.Errorf("the CA that is trusted now: %w", err)
+	}
+	r, key, err := p.begin(old, d.now())
+	if err != nil {
+		return Prepared{}, err
+	}
+	if err := r.succeed(before); err != nil {
+		return Prepared{}, err
+	}
+	if d.Check != nil && len(p.Certificates) > 0 {
+		if err := d.Check(p.CA, p.Certificates); err != nil {
+			return Prepared{}, invalid("certificates", "%w", err)
+		}
+	}
+	seen, err := d.observe(ctx, r)
+	if err != nil {
+		return Prepared{}, err
+	}
+	r.Nodes = countNodes(seen)
+	if r, err = p.certify(r, old); err != nil || p.DryRun { // last, so that no cross certificate exists without a rotation
+		return Prepared{Status: status(r, seen)}, err
+	}
+	sealed, err := d.Keys.PutKey(ctx, r, key)
+	if err != nil {
+		return Prepared{}, fmt.Errorf("key of the new CA: %w", err)
+	}
+	if err := d.put(ctx, r, version); err != nil {
+		return Prepared{}, err
+	}
+	// The next step deletes a key that remains of a killed prepare.
+	return Prepared{Status: status(r, seen), CertificateKey: sealed}, nil
+}
+
+// put writes a rotation. If only the response was lost, the write counts: otherwise the key of a new CA would be lost with
+// it, and an abort would go back twice.
+func (d *Desk) put(ctx context.Context, r Rotation, version string) error {
+	want, err := Encode(r)
+	if err != nil {
+		return err
+	}
+	failure := d.Store.Put(ctx, r, version)
+	if failure == nil {
+		return nil
+	}
+	stored, _, err := d.Store.Get(ctx, r.CA)
+	if err != nil || stored.ID != r.ID {
+		return failure
+	}
+	if got, err := Encode(stored); err != nil || !bytes.Equal(got, want) {
+		return failure
+	}
+	return nil
+}
+
+// Advance begins a stage, which must be the present one or the next one. With Finish in stage Finish it ends the rotation.
+// After an error, the Status is the one before if it is known.
+func (d *Desk) Advance(ctx context.Context, ca CA, to Stage, o Options) (Status, error) {
+	if !slices.Contains(stages, to) || to == Prepare {
+		return Status{}, fmt.Errorf("invalid stage %q: want one of %q", to, stages[1:])
+	}
+	return d.step(ctx, ca, o, maxConflicts, func(r Rotation) bool { return to == Finish && r.Stage == Finish && !r.Aborting },
+		func(r Rotation, seen []Observation) (Rotation, error) { return r.Advance(to, seen, d.now()) })
+}
+
+// Abort goes back by one stage, or ends the rotation in stage Prepare. After an error, the Status is the one before if it
+// is known. Of two writers that abort at the same moment, one gets ErrConflict, so that they go back by one stage together.
+func (d *Desk) Abort(ctx context.Context, ca CA, o Options) (Status, error) {
+	return d.step(ctx, ca, o, 0, func(r Rotation) bool { return r.Aborting },
+		func(r Rotation, seen []Observation) (Rotation, error) { return r.Abort(seen, d.now()) })
+}
+
+// maxConflicts is how often a step is repeated because another writer was faster.
+const maxConflicts = 5
+
+// step decides and writes, and repeats that some times after a conflict. done reports whether a rotation that has ended
+// did so by this step.
+func (d *Desk) step(ctx context.Context, ca CA, o Options, repeats int, done func(Rotation) bool, decide func(Rotation, []Observation) (Rotation, error)) (Status, error) {
+	if err := ca.check(); err != nil {
+		return Status{}, err
+	}
+	if o.ExpireTokens && d.ExpireTokens == nil {
+		return Status{}, invalid("expireTokens", "there are no tokens here to expire")
+	}
+	for n := 0; ; n++ {
+		s, err := d.stepOnce(ctx, ca, o, done, decide)
+		if !errors.Is(err, ErrConflict) || n == repeats {
+			return s, err
+		}
+	}
+}
+
+func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotation) bool, decide func(Rotation, []Observation) (Rotation, error)) (Status, error) {
+	before, version, err := d.Store.Get(ctx, ca)
+	if err != nil {
+		return Status{}, err
+	}
+	if !before.InProgress() {
+		if before.ID == "" || !done(before) {
+			return status(before, nil), ErrNone
+		}
+		return d.clean(ctx, before, o)
+	}
+	seen, err := d.observe(ctx, before)
+	if err != nil {
+		return status(before, nil), err
+	}
+	r, err := before.leave(o.LeaveBehind, seen)
+	if err != nil {
+		return status(before, seen), err
+	}
+	after, err := decide(r, seen)
+	for _, last := range []struct { // what a step does itself if nothing else is behind
+		kind    Kind
+		allowed bool
+		do      func(names []string) error
+	}{
+		{KindToken, o.ExpireTokens, func(ids []string) error { return d.ExpireTokens(ctx, ids) }},
+		{KindMerged, d.DropMerged != nil, func([]string) error { return d.DropMerged(ctx, ca) }},
+	} {
+		names := only(last.kind, err)
+		if len(names) == 0 || !last.allowed {
+			continue
+		}
+		if o.DryRun {
+			seen = slices.DeleteFunc(seen, func(o Observation) bool { return o.Kind == last.kind && slices.Contains(names, o.Name) })
+		} else if err := last.do(names); err != nil {
+			return status(before, seen), fmt.Errorf("%s %s: %w", last.kind, strings.Join(names, ", "), err)
+		} else if seen, err = d.observe(ctx, before); err != nil {
+			return status(before, nil), err
+		}
+		after, err = decide(r, seen)
+	}
+	if err != nil {
+		if after.Settled != before.Settled && !o.DryRun {
+			waits := before
+			waits.Settled = after.Settled
+			if err := d.put(ctx, waits, version); err != nil {
+				return status(before, seen), err
+			}
+			before = waits
+		}
+		return status(before, seen), err
+	}
+	if after.InProgress() && !o.DryRun {
+		found, err := d.Keys.KeepKey(ctx, ca, after.ID)
+		if err != nil {
+			return status(before, seen), fmt.Errorf("key of the new CA: %w", err)
+		}
+		if after.HasKey && !found && !after.Aborting && after.Stage != Finish { // from Finish on, hosts have it
+			return status(before, seen), wrongStep("the key of the new CA is not stored any more; next: %s", ca.Command("abort"))
+		}
+	}
+	if !o.DryRun && !reflect.DeepEqual(before, after) {
+		if err := d.put(ctx, after, version); err != nil {
+			return status(before, seen), err
+		}
+	}
+	if !after.InProgress() {
+		return d.clean(ctx, after, o)
+	}
+	return status(after, seen), nil
+}
+
+// clean deletes the key of a rotation that has ended.
+func (d *Desk) clean(ctx context.Context, ended Rotation, o Options) (Status, error) {
+	if !o.DryRun {
+		if _, err := d.Keys.KeepKey(ctx, ended.CA, ""); err != nil {
+			return status(ended, nil), fmt.Errorf("the rotation has ended, but the key of the new CA is still stored; run the same command again: %w", err)
+		}
+	}
+	return status(ended, nil), nil
+}

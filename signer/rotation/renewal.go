@@ -1,0 +1,85 @@
+package rotation
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/binary"
+	"time"
+)
+
+// Leaving returns the certificates of the CA that will not be trusted at the end of the rotation, or of its abort. What
+// they sign must be renewed before. It returns none while nothing needs a renewal: in stage Prepare, and without a
+// rotation.
+func (r Rotation) Leaving() ([]*x509.Certificate, error) {
+	switch {
+	case !r.InProgress(), r.Stage == Prepare && !r.Aborting:
+		return nil, nil
+	case r.Aborting:
+		return r.NewCerts()
+	}
+	return r.OldCerts()
+}
+
+// CrossCert returns the cross certificate for a server whose certificate the new CA signed: clients that know only the old
+// CA verify it with that. It is nil if there is none, and in stages in which no client may need it.
+func (r Rotation) CrossCert() (*x509.Certificate, error) {
+	if !r.InProgress() || !r.TrustsOld() || r.Cross == "" {
+		return nil, nil
+	}
+	certs, err := r.parse("cross", r.Cross)
+	if err != nil {
+		return nil, err
+	}
+	return certs[0], nil
+}
+
+const (
+	// shortest is the shortest lifetime of a certificate that must be renewed early. A kubelet has about a quarter of an hour
+	// between the first try to renew it and its end.
+	shortest = time.Hour
+	// earliest is the part of its lifetime after which a kubelet may renew a certificate. It renews at 70 to 90 percent.
+	earliest = 0.7
+	// ofNode is how many certificates a kubelet renews: one for clients and one for serving.
+	ofNode = 2
+)
+
+// ShortLifetime returns the lifetime of a certificate of a node that must be renewed early. It is one hour and a share of
+// the time that all renewals need at the rate perSecond. The share depends on the name of the node, so that the nodes renew
+// one after the other, even if all of them got their certificates at once.
+func ShortLifetime(node string, nodes int, perSecond float64) time.Duration {
+	return shortest + turn(node, spread(nodes, perSecond))
+}
+
+// Wave returns how long the nodes need for a stage if they follow the rotation by themselves, at perSecond renewals.
+func (r Rotation) Wave(perSecond float64) time.Duration { return spread(r.Nodes, perSecond) }
+
+// Turn returns when a node begins with the stage if it follows the rotation by itself. Each node has a turn within the Wave,
+// so that not all of them restart their kubelets and renew their certificates at once.
+func (r Rotation) Turn(node string, perSecond float64) time.Time {
+	return r.Since.Add(turn(node, r.Wave(perSecond)))
+}
+
+// spread returns over how long the renewals of the nodes spread. A kubelet counts in parts of the lifetime, which makes the
+// time between the first and the last renewal shorter.
+func spread(nodes int, perSecond float64) time.Duration {
+	return time.Duration(min(float64(nodes*ofNode)/perSecond/earliest, maxSpread.Seconds()) * float64(time.Second))
+}
+
+// turn returns the share of a node in a time, in whole seconds. It depends on the name of the node only.
+func turn(node string, all time.Duration) time.Duration {
+	sum := sha256.Sum256([]byte(node))
+	share := float64(binary.BigEndian.Uint64(sum[:])>>11) / (1 << 53)
+	return time.Duration(share * float64(all)).Truncate(time.Second)
+}
+
+// maxSpread keeps a lifetime in the range of a Duration.
+const maxSpread = 365 * 24 * time.Hour
+
+// followed is how long the leader of kubejoin may need until cluster-info and new join commands have a new CA.
+const followed = time.Minute
+
+// PinsOnlyOld reports whether the join command of a token may pin only the old CA. It may if the token is older than the
+// stage in which join commands began to pin both. The zero time is older.
+func (r Rotation) PinsOnlyOld(created time.Time) bool {
+	return r.Trusting.IsZero() || created.Before(r.Trusting.Add(followed))
+}

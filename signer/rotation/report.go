@@ -1,0 +1,100 @@
+package rotation
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/safetext"
+)
+
+// A Report is what 'kubejoin ca apply' did on a host for one CA. The host stores it as JSON in an annotation of its Node.
+// It is evidence, and no permission follows from it: a node that lies harms itself alone.
+type Report struct {
+	// ID, CA, Stage and Since are those of the rotation that the host applied. Since tells a stage from the same stage
+	// after an abort.
+	ID    string    `json:"id"`
+	CA    CA        `json:"ca"`
+	Stage Stage     `json:"stage"`
+	Since time.Time `json:"since"`
+	// Files are the files that depend on the CA.
+	Files []File `json:"files,omitempty"`
+	// Restart are the processes that must be restarted, because they do not read a changed file again.
+	Restart []string `json:"restart,omitempty"`
+}
+
+// A File is one file of a host. Trusts and From are as in an Observation.
+type File struct {
+	// Name is the path below /etc/kubernetes, for example "scheduler.conf", or an absolute path.
+	Name   string   `json:"name"`
+	Trusts *Trusted `json:"trusts,omitempty"`
+	From   From     `json:"from,omitempty"`
+}
+
+// Annotation returns the name of the annotation of a Node with the Report about a CA.
+func Annotation(ca CA) string { return "kubejoin.io/ca-" + string(ca) }
+
+// Bounds of a Report. All annotations of a Node have 256 KiB.
+const (
+	maxReport  = 32 << 10
+	maxFiles   = 100
+	maxRestart = 20
+)
+
+// Encode returns a Report as JSON for [DecodeReport].
+func (p Report) Encode() (string, error) {
+	data, err := json.Marshal(p)
+	if err != nil {
+		return "", err
+	}
+	_, err = DecodeReport(string(data))
+	return string(data), err
+}
+
+// DecodeReport reads a Report in the annotation of a Node, which the node can write. Its error is safe to show.
+func DecodeReport(annotation string) (Report, error) {
+	var p Report
+	err := decode([]byte(annotation), maxReport, &p)
+	if err == nil && (len(p.Files) > maxFiles || len(p.Restart) > maxRestart) {
+		err = fmt.Errorf("%d files and %d processes, want at most %d and %d", len(p.Files), len(p.Restart), maxFiles, maxRestart)
+	}
+	for _, f := range p.Files {
+		if f.From != "" && f.From != FromOld && f.From != FromNew && f.From != FromOther {
+			err = fmt.Errorf("a file is from %q, want %q, %q or %q", f.From, FromOld, FromNew, FromOther)
+		}
+	}
+	if err != nil {
+		return Report{}, fmt.Errorf("malformed report: %s", safetext.Text(err.Error(), safetext.MaxMessage))
+	}
+	return p, nil
+}
+
+// FromReport returns what the report of a node shows. annotation is its Annotation; empty if it has none. A report about
+// another state of the rotation shows only that the host is behind.
+func (r Rotation) FromReport(node, annotation string) []Observation {
+	next := "on " + node + ": " + r.CA.Command("apply")
+	behind := func(why string) []Observation {
+		return []Observation{{Kind: KindFile, Name: "report of " + node, Node: node, Unseen: why, Next: next}}
+	}
+	if annotation == "" {
+		return behind("'kubejoin ca apply' has not run there")
+	}
+	p, err := DecodeReport(annotation)
+	switch {
+	case err != nil:
+		return behind(err.Error())
+	case p.ID != r.ID || p.CA != r.CA:
+		return behind("it is about another rotation")
+	case p.Stage != r.Stage || !p.Since.Equal(r.Since):
+		return behind("'kubejoin ca apply' has not run there in this stage")
+	}
+	// A host without such files has nothing to change, but it is a node of the rotation that was seen.
+	all := []Observation{{Kind: KindFile, Name: "report of " + node, Node: node}}
+	for _, f := range p.Files {
+		all = append(all, Observation{Kind: KindFile, Name: safetext.Text(f.Name, safetext.MaxName) + " on " + node, Node: node, Trusts: f.Trusts, From: f.From, Next: next})
+	}
+	for _, name := range p.Restart {
+		all = append(all, Observation{Kind: KindProcess, Name: safetext.Text(name, safetext.MaxName) + " on " + node, Node: node, Next: "restart it on " + node + ", then: " + r.CA.Command("apply")})
+	}
+	return all
+}

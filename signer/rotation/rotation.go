@@ -1,0 +1,674 @@
+package rotation
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A CA is one of the certificate authorities of a cluster that kubeadm makes.
+type CA string
+
+// The CAs that can be replaced.
+const (
+	Cluster    CA = "cluster"
+	FrontProxy CA = "front-proxy"
+	Etcd       CA = "etcd"
+)
+
+// CAs are all values of CA.
+var CAs = []CA{Cluster, FrontProxy, Etcd}
+
+func (ca CA) check() error {
+	if !slices.Contains(CAs, ca) {
+		return invalid("ca", "is %.40q, want one of %q", ca, CAs)
+	}
+	return nil
+}
+
+// Command returns a subcommand of 'kubejoin ca' for this CA.
+func (ca CA) Command(step string) string {
+	if ca == Cluster {
+		return "kubejoin ca " + step
+	}
+	return "kubejoin ca " + step + " --ca " + string(ca)
+}
+
+// A Stage says which CAs are trusted and which one signs.
+type Stage string
+
+// The stages, in their order.
+const (
+	Prepare Stage = "prepare" // the new CA exists, and nothing trusts it
+	Trust   Stage = "trust"   // both are trusted, the old one signs
+	Switch  Stage = "switch"  // both are trusted, the new one signs
+	Finish  Stage = "finish"  // the new one alone is trusted
+)
+
+var stages = []Stage{Prepare, Trust, Switch, Finish}
+
+// A Rotation is the state of the replacement of one CA. It is public: it has no key. The zero Rotation means that there
+// has been none.
+type Rotation struct {
+	// ID tells this rotation from earlier ones of the same CA: 16 hexadecimal digits.
+	ID    string `json:"id"`
+	CA    CA     `json:"ca"`
+	Stage Stage  `json:"stage"`
+	// Aborting is true after an abort. The stages are then left in reverse order.
+	Aborting bool `json:"aborting,omitempty"`
+	// Old are the certificates that were trusted before, in PEM. New are those that will be trusted, in PEM. The first
+	// one of New is the CA that will sign.
+	Old string `json:"old"`
+	New string `json:"new"`
+	// Cross is a certificate in PEM of the new CA's key that the old CA signed; empty if there is none. It proves to
+	// hosts that a holder of the old key made this rotation, and lets a client that knows only the old CA verify
+	// certificates of the new one.
+	Cross string `json:"cross,omitempty"`
+	// HasKey is true if the key of the new CA is stored, encrypted, until the rotation ends. Otherwise the operator brings
+	// it to the hosts.
+	HasKey bool `json:"hasKey,omitempty"`
+
+	Started time.Time `json:"started"`
+	// Since is when the stage began.
+	Since time.Time `json:"since"`
+	// Nodes is how many nodes the cluster had when the stage began; zero without a cluster. See [Rotation.Turn].
+	Nodes int `json:"nodes,omitempty"`
+	// Settled is when clients were first seen with the files of this stage. Without a cross certificate, the next stage waits
+	// from then on until clients have read them. It is zero until a step needs it.
+	Settled time.Time `json:"settled,omitzero"`
+	// Trusting is when the stage Trust began, from which on join commands pin both CAs; zero before.
+	Trusting time.Time `json:"trusting,omitzero"`
+	// Finishing is when the stage Finish began, from which on join commands pin only the new CA; zero before.
+	Finishing time.Time `json:"finishing,omitzero"`
+	// Ended is when the last stage was complete; zero while the rotation is in progress.
+	Ended time.Time `json:"ended,omitzero"`
+	// LeftBehind are the nodes that the operator has given up for this rotation.
+	LeftBehind []string `json:"leftBehind,omitempty"`
+	// Replaced are the pins of CAs that earlier rotations replaced, the last ones.
+	Replaced []string `json:"replaced,omitempty"`
+}
+
+// maxReplaced is how many replaced CAs a rotation knows.
+const maxReplaced = 50
+
+// gone returns the pins of the CAs that this rotation and earlier ones replaced.
+func (r Rotation) gone() ([]string, error) {
+	if r.ID == "" || r.InProgress() || r.Stage != Finish {
+		return r.Replaced, nil
+	}
+	old, err := r.OldCerts()
+	return append(slices.Clone(r.Replaced), clusterinfo.Pins(old)...), err
+}
+
+// Outdated reports whether certificates have a CA that a rotation replaced. A replica that still has it was left behind.
+func (r Rotation) Outdated(certs []*x509.Certificate) (bool, error) {
+	gone, err := r.gone()
+	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return slices.Contains(gone, clusterinfo.Pin(c)) }), err
+}
+
+// succeed adds which CAs the rotations before have replaced.
+func (r *Rotation) succeed(before Rotation) error {
+	gone, err := before.gone()
+	if err != nil {
+		return err
+	}
+	all, err := in(*r, Switch).Trusted()
+	if err != nil {
+		return err
+	}
+	gone = slices.DeleteFunc(gone, func(pin string) bool { return slices.Contains(clusterinfo.Pins(all), pin) }) // it is in use again
+	r.Replaced = gone[max(0, len(gone)-maxReplaced):]
+	return nil
+}
+
+// in returns the rotation in another stage.
+func in(r Rotation, stage Stage) Rotation {
+	r.Stage = stage
+	return r
+}
+
+// InProgress reports whether the rotation has begun and not ended.
+func (r Rotation) InProgress() bool { return r.ID != "" && r.Ended.IsZero() }
+
+// Changed returns when the stage began, or when the rotation ended; zero if there has been none.
+func (r Rotation) Changed() time.Time {
+	if r.Ended.IsZero() {
+		return r.Since
+	}
+	return r.Ended
+}
+
+// TrustsOld reports whether hosts trust the old CA in this stage.
+func (r Rotation) TrustsOld() bool { return r.Stage != Finish }
+
+// TrustsNew reports whether hosts trust the new CA in this stage.
+func (r Rotation) TrustsNew() bool { return r.Stage != Prepare }
+
+// SignsNew reports whether the new CA signs in this stage.
+func (r Rotation) SignsNew() bool { return r.Stage == Switch || r.Stage == Finish }
+
+// An Observation describes one thing that a rotation has to change.
+type Observation struct {
+	// Kind is the kind of the thing, and Name its name, for example KindAPIServer and "192.0.2.11:6443".
+	Kind Kind   `json:"kind"`
+	Name string `json:"name"`
+	// Node is the node that the thing belongs to; empty if it belongs to none.
+	Node string `json:"node,omitempty"`
+	// Trusts are the CAs that it trusts; nil if that does not apply or was not seen.
+	Trusts *Trusted `json:"trusts,omitempty"`
+	// From is the CA that its certificates are from; empty if that does not apply or was not seen.
+	From From `json:"from,omitempty"`
+	// Until is when what is from the old CA ends by itself; zero if unknown.
+	Until time.Time `json:"until,omitzero"`
+	// Unseen says why it could not be seen, and Next the command that shows or mends it, with its host.
+	Unseen string `json:"unseen,omitempty"`
+	Next   string `json:"next,omitempty"`
+	// Off is true if the node is not ready, so that it cannot be seen now.
+	Off bool `json:"off,omitempty"`
+	// Optional is true if it holds up no stage, because it can never be seen from here. Next shows it.
+	Optional bool `json:"optional,omitempty"`
+}
+
+// A Kind is a kind of thing that a rotation has to change.
+type Kind string
+
+// Kinds of observations.
+const (
+	// The next three: the certificate that a server serves, and the client CAs that it names.
+	KindAPIServer Kind = "api-server"
+	KindKubelet   Kind = "kubelet"
+	KindEtcd      Kind = "etcd"
+
+	// The next two are reports of 'kubejoin ca apply': a file, and a process that has not read its changed files again. A pod
+	// of kube-proxy or CoreDNS is such a process, too.
+	KindFile    Kind = "file"
+	KindProcess Kind = "process"
+
+	KindCertificate Kind = "certificate"  // a live certificate in the issuance record
+	KindClusterInfo Kind = "cluster-info" // the ConfigMap kube-public/cluster-info
+	KindRootCA      Kind = "root-ca"      // a ConfigMap kube-root-ca.crt
+	KindCABundle    Kind = "ca-bundle"    // the caBundle of a webhook or an APIService
+	KindMerged      Kind = "merged"       // a ConfigMap to which API servers only add CAs: see Desk.DropMerged
+	KindToken       Kind = "token"        // a token whose join command pins only one of the CAs
+	KindServer      Kind = "kubejoin"     // a replica of kubejoin
+	KindSigner      Kind = "other-signer" // another signer of the cluster that would break
+)
+
+// Trusted says which of the two CAs of a rotation something trusts.
+type Trusted struct {
+	Old bool `json:"old"`
+	New bool `json:"new"`
+}
+
+// From is the CA that a certificate is from.
+type From string
+
+// The values of From. A certificate of a third CA does not matter to the rotation.
+const (
+	FromOld   From = "old"
+	FromNew   From = "new"
+	FromOther From = "other"
+)
+
+// Behind says what keeps a stage from beginning.
+type Behind struct {
+	Observation
+	// Why is a sentence without a full stop, for example `kubelet worker-4 does not trust the new CA`.
+	Why string `json:"why"`
+}
+
+// NotReady reports that a stage cannot begin or end yet. The rotation has not changed.
+type NotReady struct {
+	// Doing is the refused step, for example "switch".
+	Doing  string
+	Behind []Behind
+}
+
+func (e *NotReady) Error() string {
+	text := fmt.Sprintf("not ready to %s: ", e.Doing)
+	for i, b := range e.Behind {
+		if i == maxNamed {
+			return text + fmt.Sprintf("; and %d more, which the status shows", len(e.Behind)-i)
+		}
+		if i > 0 {
+			text += "; "
+		}
+		text += b.Why
+		if b.Next != "" {
+			text += " (next: " + b.Next + ")"
+		}
+	}
+	return text
+}
+
+// only returns the names of the things of a kind that alone keep a step from success; none if there is anything else.
+func only(kind Kind, err error) []string {
+	var notReady *NotReady
+	if !errors.As(err, &notReady) {
+		return nil
+	}
+	var names []string
+	for _, b := range notReady.Behind {
+		if b.Kind != kind {
+			return nil
+		}
+		names = append(names, b.Name)
+	}
+	return names
+}
+
+// maxNamed is how many things an error names.
+const maxNamed = 5
+
+// A WrongStep reports a step that is not possible in the present stage. Nothing has changed.
+type WrongStep struct{ why string }
+
+func (e *WrongStep) Error() string { return e.why }
+
+func wrongStep(format string, args ...any) error { return &WrongStep{fmt.Sprintf(format, args...)} }
+
+// ErrNone is the WrongStep without a rotation in progress.
+var ErrNone error = &WrongStep{"no rotation in progress; 'kubejoin ca prepare' begins one"}
+
+// Advance returns the rotation in the given stage, which must be its stage or the next one. It returns NotReady if an
+// observation keeps the stage from beginning, or if clients need time. In the second case, Settled may have changed.
+// Advance to the present stage changes nothing, with one exception: in the stage Finish it ends the rotation once nothing
+// trusts the old CA any more.
+func (r Rotation) Advance(to Stage, seen []Observation, now time.Time) (Rotation, error) {
+	switch {
+	case !r.InProgress():
+		return r, ErrNone
+	case r.Aborting:
+		return r, wrongStep("cannot %s: the rotation is being aborted; next: %s", to, r.CA.Command("abort"))
+	case to == r.Stage && to != Finish:
+		return r, nil
+	case string(to) != r.Next():
+		return r, wrongStep("cannot %s: the rotation is in stage %s; next: %s", to, r.Stage, r.CA.Command(r.Next()))
+	}
+	if behind := r.Pending(seen); len(behind) > 0 {
+		return r, &NotReady{r.Next(), behind}
+	}
+	if to == r.Stage {
+		r.Ended = now.UTC()
+		return r, nil
+	}
+	if to == Switch && r.Cross == "" {
+		if err := r.settle(r.Next(), now); err != nil {
+			return r, err
+		}
+	}
+	r = r.enter(to, seen, now)
+	switch to {
+	case Trust:
+		r.Trusting = r.Since
+	case Finish:
+		r.Finishing = r.Since
+	}
+	return r, nil
+}
+
+func (r Rotation) enter(stage Stage, seen []Observation, now time.Time) Rotation {
+	r.Stage, r.Since, r.Settled, r.Nodes = stage, now.UTC(), time.Time{}, countNodes(seen)
+	return r
+}
+
+// countNodes returns how many nodes were seen.
+func countNodes(seen []Observation) int {
+	nodes := map[string]struct{}{}
+	for _, o := range seen {
+		if o.Node != "" {
+			nodes[o.Node] = struct{}{}
+		}
+	}
+	return len(nodes)
+}
+
+// Rereads is how long clients need to use a changed CA file: client-go reads it again after 5 minutes, and the kubelet
+// updates kube-root-ca.crt in pods in up to 90 seconds.
+const Rereads = 7 * time.Minute
+
+// settle returns NotReady until clients have read the files of this stage. The first call begins the wait.
+func (r *Rotation) settle(doing string, now time.Time) error {
+	if r.Settled.IsZero() {
+		r.Settled = now.UTC()
+	}
+	until := r.Settled.Add(Rereads)
+	if !now.Before(until) {
+		return nil
+	}
+	return &NotReady{doing, []Behind{{
+		Observation: Observation{Next: r.CA.Command(doing) + " after that"},
+		Why:         fmt.Sprintf("clients need until %s to read their files again, because no cross certificate helps them", until.Format(time.RFC3339)),
+	}}}
+}
+
+// Abort goes back by one stage, or ends the rotation if that stage is Prepare already. It returns NotReady like Advance.
+func (r Rotation) Abort(seen []Observation, now time.Time) (Rotation, error) {
+	if !r.InProgress() {
+		return r, ErrNone
+	}
+	if behind := r.behind("abort", r.abortNeeds(), seen); len(behind) > 0 {
+		return r, &NotReady{"abort", behind}
+	}
+	if r.Stage == Switch && r.Aborting { // hosts were in finish, and the new CA has not certified the old one
+		if err := r.settle("abort", now); err != nil {
+			return r, err
+		}
+	}
+	r.Aborting = true
+	if r.Stage == Prepare {
+		r.Ended = now.UTC()
+		return r, nil
+	}
+	return r.enter(stages[slices.Index(stages, r.Stage)-1], seen, now), nil
+}
+
+// Pending returns what keeps the step that comes next from success.
+func (r Rotation) Pending(seen []Observation) []Behind {
+	switch {
+	case !r.InProgress():
+		return nil
+	case r.Aborting:
+		return r.behind("abort", r.abortNeeds(), seen)
+	}
+	return r.behind(r.Next(), map[Stage]needs{
+		Prepare: {noOther: true},                                                                           // to Trust
+		Trust:   {noOther: true, seen: true, trustsNew: true, readyServers: true, ready: r.Cross == ""},    // to Switch
+		Switch:  {noOther: true, seen: true, ready: true, trustsNew: true, fromNew: true, tokensNew: true}, // to Finish
+		Finish:  {seen: true, ready: true, notOld: true},                                                   // ends
+	}[r.Stage], seen)
+}
+
+// abortNeeds returns what Abort needs. The first abort of a rotation finds nothing of a later stage, so it need not see
+// everything. After that, hosts may still have what a later stage did.
+func (r Rotation) abortNeeds() needs {
+	return map[Stage]needs{
+		Prepare: {seen: r.Aborting, ready: r.Aborting, notNew: true},                   // ends
+		Trust:   {seen: r.Aborting, ready: r.Aborting, fromOld: true, tokensOld: true}, // to Prepare
+		Switch:  {seen: r.Aborting, ready: r.Aborting, trustsOld: true},                // to Trust
+		Finish:  {},                                                                    // to Switch
+	}[r.Stage]
+}
+
+// Next returns the subcommand of 'kubejoin ca' that comes next: "trust", "switch", "finish", "abort" or "prepare".
+func (r Rotation) Next() string {
+	switch {
+	case !r.InProgress():
+		return string(Prepare)
+	case r.Aborting:
+		return "abort"
+	case r.Stage == Finish:
+		return string(Finish)
+	}
+	return string(stages[slices.Index(stages, r.Stage)+1])
+}
+
+// needs are the conditions of a step, on every observation.
+type needs struct {
+	// Everything trusts this CA.
+	trustsNew, trustsOld bool
+	// Nothing trusts this CA.
+	notOld, notNew bool
+	// No live certificate is from the other CA.
+	fromNew, fromOld bool
+	// Each live join command pins this CA.
+	tokensNew, tokensOld bool
+	// No other signer would break.
+	noOther bool
+	// Everything was seen, and each process has read its files.
+	seen bool
+	// Each node is ready, so that it can be seen; or each with an API server or etcd.
+	ready, readyServers bool
+}
+
+// behind returns the observations that do not fulfil the needs of a step. A node that the operator left behind counts for
+// nothing.
+func (r Rotation) behind(step string, need needs, seen []Observation) []Behind {
+	var all []Behind
+	if len(seen) == 0 && need != (needs{}) {
+		return []Behind{{Why: "nothing was observed"}}
+	}
+	servers := map[string]bool{}
+	for _, o := range seen {
+		servers[o.Node] = servers[o.Node] || o.Kind == KindAPIServer || o.Kind == KindEtcd
+	}
+	off := map[string]bool{}
+	for _, o := range seen {
+		if o.Node != "" && (off[o.Node] || slices.Contains(r.LeftBehind, o.Node)) {
+			continue
+		}
+		need := need
+		need.ready = need.ready || need.readyServers && servers[o.Node]
+		why := o.lacks(need)
+		if why == "" {
+			continue
+		}
+		if o.Off {
+			off[o.Node] = true // one sentence is enough
+			o.Next = fmt.Sprintf("bring it back, or %s --leave-behind %s", r.CA.Command(step), o.Node)
+		}
+		if o.Kind == KindToken {
+			o.Next = r.CA.Command(step) + " --expire-tokens"
+		}
+		all = append(all, Behind{o, why})
+	}
+	return all
+}
+
+// lacks returns why an observation does not fulfil the needs; empty if it does.
+func (o Observation) lacks(need needs) string {
+	thing := string(o.Kind) + " " + o.Name
+	switch {
+	case o.Optional:
+		return ""
+	case o.Kind == KindSigner:
+		if need.noOther {
+			return thing + " " + o.Unseen
+		}
+		return ""
+	case o.Kind == KindToken:
+		if need.tokensNew && o.Trusts != nil && !o.Trusts.New {
+			return fmt.Sprintf("the join command of token %s pins only the old CA", o.Name)
+		}
+		if need.tokensOld && o.Trusts != nil && !o.Trusts.Old {
+			return fmt.Sprintf("the join command of token %s pins only the new CA", o.Name)
+		}
+		return ""
+	case o.Off:
+		if need.ready && o.Kind == KindServer {
+			return thing + " is off: " + o.Unseen
+		}
+		if need.ready {
+			return fmt.Sprintf("node %s is not ready, so it cannot be seen", o.Node)
+		}
+		return ""
+	case o.Kind == KindProcess:
+		if need.seen {
+			return thing + " has not read its changed files"
+		}
+		return ""
+	case o.Unseen != "":
+		if need.seen {
+			return fmt.Sprintf("%s was not seen: %s", thing, o.Unseen)
+		}
+		return ""
+	case need.trustsNew && o.Trusts != nil && !o.Trusts.New:
+		return thing + " does not trust the new CA"
+	case need.trustsOld && o.Trusts != nil && !o.Trusts.Old:
+		return thing + " does not trust the old CA"
+	case need.notOld && o.Trusts != nil && o.Trusts.Old:
+		return thing + " still trusts the old CA"
+	case need.notNew && o.Trusts != nil && o.Trusts.New:
+		return thing + " still trusts the new CA"
+	case need.fromNew && o.From == FromOld:
+		return thing + " is still from the old CA"
+	case need.fromOld && o.From == FromNew:
+		return thing + " is from the new CA"
+	}
+	return ""
+}
+
+// maxLeftBehind is how many nodes a rotation may leave behind.
+const maxLeftBehind = 500
+
+// leave returns the rotation without the given nodes, which must be among those that were seen.
+func (r Rotation) leave(nodes []string, seen []Observation) (Rotation, error) {
+	if len(nodes) == 0 {
+		return r, nil
+	}
+	left := append(slices.Clone(r.LeftBehind), nodes...)
+	slices.Sort(left)
+	left = slices.Compact(left)
+	if len(left) > maxLeftBehind {
+		return r, invalid("leaveBehind", "the rotation would leave %d nodes behind, want at most %d", len(left), maxLeftBehind)
+	}
+	for _, node := range left {
+		is := func(o Observation) bool { return o.Node == node }
+		if node == "" || !slices.Contains(r.LeftBehind, node) && !slices.ContainsFunc(seen, is) {
+			return r, invalid("leaveBehind", "there is no node %.253q: '%s' shows the nodes", node, r.CA.Command("status"))
+		}
+	}
+	r.LeftBehind = left
+	return r, nil
+}
+
+// Find returns which CA of the rotation a chain of certificates, leaf first, is from. The first certificate that is a CA of
+// the rotation, or that one signed, decides: a cross-signed chain leads to both.
+func (r Rotation) Find(chain []*x509.Certificate) (From, error) {
+	old, err := r.OldCerts()
+	if err != nil {
+		return "", err
+	}
+	fresh, err := r.NewCerts()
+	if err != nil {
+		return "", err
+	}
+	if len(chain) == 0 || len(chain) > maxCerts {
+		return "", fmt.Errorf("the chain has %d certificates, want 1 to %d", len(chain), maxCerts)
+	}
+	for i, c := range chain {
+		if i > 0 && chain[i-1].CheckSignatureFrom(c) != nil {
+			break // not a chain from here on
+		}
+		of := func(by *x509.Certificate) bool { return c.Equal(by) || c.CheckSignatureFrom(by) == nil }
+		switch {
+		case slices.ContainsFunc(fresh, of):
+			return FromNew, nil
+		case slices.ContainsFunc(old, of):
+			return FromOld, nil
+		}
+	}
+	return FromOther, nil
+}
+
+// MaxSize is how long the JSON of a rotation may be, in bytes. A ConfigMap has room for that of each CA.
+const MaxSize = 256 << 10
+
+var idForm = regexp.MustCompile(`\A[0-9a-f]{16}\z`)
+
+// check returns an error unless the rotation is one that this package made.
+func (r Rotation) check() error {
+	if err := r.CA.check(); err != nil {
+		return err
+	}
+	switch last := map[bool]Stage{false: Finish, true: Prepare}[r.Aborting]; {
+	case !idForm.MatchString(r.ID):
+		return fmt.Errorf("id is %.40q, want 16 hexadecimal digits", r.ID)
+	case !slices.Contains(stages, r.Stage):
+		return fmt.Errorf("stage is %.40q, want one of %q", r.Stage, stages)
+	case r.Started.IsZero() || r.Since.IsZero():
+		return errors.New("started and since are required")
+	case !r.Ended.IsZero() && r.Stage != last:
+		return fmt.Errorf("it has ended in stage %s, want %s", r.Stage, last)
+	case len(r.Replaced) > maxReplaced:
+		return fmt.Errorf("replaced has %d pins, want at most %d", len(r.Replaced), maxReplaced)
+	case len(r.LeftBehind) > maxLeftBehind:
+		return fmt.Errorf("leftBehind has %d nodes, want at most %d", len(r.LeftBehind), maxLeftBehind)
+	}
+	for _, node := range r.LeftBehind {
+		if err := tokens.CheckNodeName(node); err != nil {
+			return fmt.Errorf("leftBehind: %w", err)
+		}
+	}
+	old, err := r.OldCerts()
+	if err != nil {
+		return err
+	}
+	fresh, err := r.NewCerts()
+	if err != nil {
+		return err
+	}
+	for _, c := range old {
+		if slices.ContainsFunc(fresh, c.Equal) {
+			return fmt.Errorf("%q is both old and new", c.Subject)
+		}
+	}
+	if r.Cross == "" {
+		return nil
+	}
+	cross, err := r.parse("cross", r.Cross)
+	if err != nil {
+		return err
+	}
+	if len(cross) != 1 {
+		return fmt.Errorf("cross has %d certificates, want one", len(cross))
+	}
+	return checkCross(cross[0], old, fresh[0])
+}
+
+// Encode returns a rotation as JSON for [Decode].
+func Encode(r Rotation) ([]byte, error) {
+	data, err := json.Marshal(r)
+	if err == nil && len(data) > MaxSize {
+		err = fmt.Errorf("%d bytes, want at most %d", len(data), MaxSize)
+	}
+	if err == nil {
+		err = r.check()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rotation of the %s CA: %w", r.CA, err)
+	}
+	return data, nil
+}
+
+// Decode returns the stored rotation of a CA. It returns an error for anything that [Encode] does not write.
+func Decode(data []byte, ca CA) (Rotation, error) {
+	var r Rotation
+	err := decode(data, MaxSize, &r)
+	if err == nil && r.CA != ca {
+		err = fmt.Errorf("it is of the CA %.40q", r.CA)
+	}
+	if err == nil {
+		err = r.check()
+	}
+	if err != nil {
+		return Rotation{}, fmt.Errorf("stored rotation of the %s CA: %s", ca, safetext.Text(err.Error(), safetext.MaxMessage))
+	}
+	return r, nil
+}
+
+// decode reads one JSON value without unknown fields.
+func decode(data []byte, most int, value any) error {
+	if len(data) > most {
+		return fmt.Errorf("%d bytes, want at most %d", len(data), most)
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(value); err != nil {
+		return err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("data behind the JSON value")
+	}
+	return nil
+}

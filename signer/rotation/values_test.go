@@ -1,0 +1,237 @@
+package rotation_test
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+func TestDecodeRefusesWhatEncodeDoesNotWrite(t *testing.T) {
+	r := rotationtest.New(t, rotation.Etcd)
+	r.LeftBehind, r.Stage = []string{"worker-1"}, rotation.Switch
+	good := string(must.Value(rotation.Encode(r))(t))
+	if got, err := rotation.Decode([]byte(good), rotation.Etcd); err != nil || !reflect.DeepEqual(got, r) {
+		t.Errorf("got %+v, %v, want %+v", got, err, r)
+	}
+	replace := func(from, to string) string {
+		t.Helper()
+		if !strings.Contains(good, from) {
+			t.Fatalf("%q is not in %s", from, good)
+		}
+		return strings.Replace(good, from, to, 1)
+	}
+	other := must.Value(rotation.Encode(rotationtest.New(t, rotation.Etcd)))(t)
+	text := func(data []byte, field string) string {
+		_, value, _ := strings.Cut(string(data), `"`+field+`":"`)
+		value, _, _ = strings.Cut(value, `"`)
+		return value
+	}
+	names := make([]string, 501)
+	for i := range names {
+		names[i] = fmt.Sprintf(`"worker-%d"`, i)
+	}
+	for name, test := range map[string]struct{ data, want string }{
+		"empty":              {"", "EOF"},
+		"zero":               {"{}", `the CA ""`},
+		"unknown field":      {replace(`"id"`, `"key":"x","id"`), `unknown field "key"`},
+		"data behind":        {good + "{}", "data behind"},
+		"too large":          {good + strings.Repeat(" ", rotation.MaxSize), "want at most 262144"},
+		"of another CA":      {replace(`"etcd"`, `"cluster"`), `the CA "cluster"`},
+		"a CA on both sides": {replace(`"old":"`, `"old":"`+text([]byte(good), "new")), "is both old and new"},
+		"unknown stage":      {replace(`"switch"`, `"swap"`), `stage is "swap"`},
+		"short ID":           {replace(r.ID, r.ID[1:]), "want 16 hexadecimal digits"},
+		"ID in capitals":     {replace(r.ID, "ABCDEF0123456789"), "want 16 hexadecimal digits"},
+		"not started":        {replace(`"started":"2`, `"unstarted":"2`), "unknown field"},
+		"no time":            {replace(`"since":"`+text([]byte(good), "since"), `"since":"0001-01-01T00:00:00Z`), "started and since are required"},
+		"ended in switch":    {replace(`"leftBehind"`, `"ended":"2026-01-01T00:00:00Z","leftBehind"`), "it has ended in stage switch, want finish"},
+		"aborted in switch":  {replace(`"leftBehind"`, `"aborting":true,"ended":"2026-01-01T00:00:00Z","leftBehind"`), "it has ended in stage switch, want prepare"},
+		"no old CA":          {replace(`"old":"`+text([]byte(good), "old"), `"old":"`), "old CA: empty"},
+		"old CA cut":         {replace(`"old":"`+text([]byte(good), "old"), `"old":"`+text([]byte(good), "old")[:100]), "old CA: PEM block 1"},
+		"new CA of another":  {replace(text([]byte(good), "new"), text(other, "new")), "not of the subject and the key of the new CA"},
+		"cross of another":   {replace(text([]byte(good), "cross"), text(other, "cross")), "not of the subject and the key of the new CA"},
+		"two cross":          {replace(text([]byte(good), "cross"), strings.Repeat(text([]byte(good), "cross"), 2)), "cross has 2 certificates"},
+		"old CA of another":  {replace(text([]byte(good), "old"), text(other, "old")), "not signed by the old CA"},
+		"many certificates":  {replace(text([]byte(good), "old"), strings.Repeat(text([]byte(good), "old"), 11)), "11 certificates, want 1 to 10"},
+		"large certificates": {replace(text([]byte(good), "old"), strings.Repeat(text([]byte(good), "old"), 80)), "want at most 32768"},
+		"a key":              {replace(`"old":"`, `"old":"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n`), "no blocks of types other than CERTIFICATE"},
+		"many left behind":   {replace(`"worker-1"`, strings.Join(names, ",")), "leftBehind has 501 nodes, want at most 500"},
+		"no node":            {replace(`"worker-1"`, `"../worker-1"`), "leftBehind:"},
+	} {
+		if got, err := rotation.Decode([]byte(test.data), rotation.Etcd); err == nil || !strings.Contains(err.Error(), "stored rotation of the etcd CA: ") || !strings.Contains(err.Error(), test.want) || got.ID != "" {
+			t.Errorf("%s: got %+v, %v, want %q", name, got, err, test.want)
+		}
+	}
+}
+
+func TestReportIsEvidenceOfOneStateOnly(t *testing.T) {
+	r := at(t, rotation.Trust, false)
+	report := rotation.Report{
+		ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since.In(time.FixedZone("x", 3600)),
+		Files:   []rotation.File{{Name: "pki/ca.crt", Trusts: both}, {Name: "admin\x1b.conf", Trusts: onlyOld, From: rotation.FromOld}},
+		Restart: []string{"kubelet"},
+	}
+	change := func(f func(*rotation.Report)) string {
+		changed := report
+		f(&changed)
+		return must.Value(changed.Encode())(t)
+	}
+	good := change(func(*rotation.Report) {})
+	const next = "on worker-1: kubejoin ca apply"
+	want := []rotation.Observation{
+		{Kind: rotation.KindFile, Name: "report of worker-1", Node: "worker-1"},
+		{Kind: rotation.KindFile, Name: "pki/ca.crt on worker-1", Node: "worker-1", Trusts: both, Next: next},
+		{Kind: rotation.KindFile, Name: "admin\ufffd.conf on worker-1", Node: "worker-1", Trusts: onlyOld, From: rotation.FromOld, Next: next},
+		{Kind: rotation.KindProcess, Name: "kubelet on worker-1", Node: "worker-1", Next: "restart it on worker-1, then: kubejoin ca apply"},
+	}
+	if got := r.FromReport("worker-1", good); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	for name, test := range map[string]struct{ annotation, want string }{
+		"none":             {"", "'kubejoin ca apply' has not run there"},
+		"another rotation": {change(func(p *rotation.Report) { p.ID = "0123456789abcdef" }), "it is about another rotation"},
+		"another CA":       {change(func(p *rotation.Report) { p.CA = rotation.Etcd }), "it is about another rotation"},
+		"another stage":    {change(func(p *rotation.Report) { p.Stage = rotation.Prepare }), "'kubejoin ca apply' has not run there in this stage"},
+		"before an abort":  {change(func(p *rotation.Report) { p.Since = p.Since.Add(-1) }), "'kubejoin ca apply' has not run there in this stage"},
+		"no JSON":          {"x", "malformed report: invalid character 'x' looking for beginning of value"},
+		"unknown field":    {`{"x":1}`, `malformed report: json: unknown field "x"`},
+		"data behind":      {good + "{}", "malformed report: data behind the JSON value"},
+		"too large":        {good + strings.Repeat(" ", 32<<10), fmt.Sprintf("malformed report: %d bytes, want at most 32768", len(good)+32<<10)},
+		"unknown value":    {strings.Replace(good, `"from":"old"`, `"from":"ancient"`, 1), `malformed report: a file is from "ancient", want "old", "new" or "other"`},
+	} {
+		got := r.FromReport("worker-1", test.annotation)
+		if want := []rotation.Observation{{Kind: rotation.KindFile, Name: "report of worker-1", Node: "worker-1", Unseen: test.want, Next: next}}; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %+v, want %+v", name, got, want)
+		}
+	}
+	for name, p := range map[string]rotation.Report{
+		"many files":     {Files: make([]rotation.File, 101)},
+		"many processes": {Restart: make([]string, 21)},
+	} {
+		if _, err := p.Encode(); err == nil || !strings.Contains(err.Error(), "want at most 100 and 20") {
+			t.Errorf("%s: got %v, want an error", name, err)
+		}
+	}
+}
+
+// A writer of the state must not make a host trust another CA.
+func TestUnproven(t *testing.T) {
+	old, fresh, evil := certtest.CA(t, "old"), certtest.CA(t, "new"), certtest.CA(t, "evil")
+	root := certtest.CA(t, "root")
+	below := certtest.Issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "below"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, fresh)
+	pem := rotationtest.PEM
+	cross := pem(rotationtest.Cross(t, old, fresh.Leaf))
+	none := func(*x509.Certificate) bool { return false }
+	pinned := func(c *x509.Certificate) bool { return c.Equal(root.Leaf) || c.Equal(fresh.Leaf) }
+	// A CA below the old one, with limits, has a self-signed certificate as well. That has none.
+	limited := func(change func(template *x509.Certificate)) string {
+		template := *fresh.Leaf
+		change(&template)
+		return pem(rotationtest.Cross(t, old, &template))
+	}
+	for name, test := range map[string]struct {
+		old, new []*x509.Certificate
+		cross    string
+		pins     func(*x509.Certificate) bool
+		want     []*x509.Certificate
+	}{
+		"cross-signed":          {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, cross, none, nil},
+		"signed below":          {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf, below.Leaf}, cross, none, nil},
+		"not cross-signed":      {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, "", none, []*x509.Certificate{fresh.Leaf}},
+		"pinned":                {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, "", pinned, nil},
+		"another CA added":      {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf, evil.Leaf}, cross, none, []*x509.Certificate{evil.Leaf}},
+		"added to the old":      {[]*x509.Certificate{old.Leaf, evil.Leaf}, []*x509.Certificate{fresh.Leaf}, cross, none, []*x509.Certificate{evil.Leaf}},
+		"pinned beside another": {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf, root.Leaf, evil.Leaf}, "", pinned, []*x509.Certificate{evil.Leaf}},
+		"cross by another":      {[]*x509.Certificate{old.Leaf, evil.Leaf}, []*x509.Certificate{fresh.Leaf}, pem(rotationtest.Cross(t, evil, fresh.Leaf)), none, []*x509.Certificate{evil.Leaf, fresh.Leaf}},
+		"cross has expired":     {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, limited(func(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }), none, []*x509.Certificate{fresh.Leaf}},
+		"cross is not yet":      {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, limited(func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Minute) }), none, []*x509.Certificate{fresh.Leaf}},
+		"cross for some names":  {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, limited(func(c *x509.Certificate) { c.PermittedDNSDomains = []string{"only.example"} }), none, []*x509.Certificate{fresh.Leaf}},
+		"cross for servers":     {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, limited(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), none, []*x509.Certificate{fresh.Leaf}},
+		"cross for one level":   {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, limited(func(c *x509.Certificate) { c.MaxPathLen, c.MaxPathLenZero = 0, true }), none, []*x509.Certificate{fresh.Leaf}},
+		"cross of another":      {[]*x509.Certificate{old.Leaf}, []*x509.Certificate{evil.Leaf}, cross, none, []*x509.Certificate{evil.Leaf}},
+	} {
+		r := at(t, rotation.Trust, false)
+		r.Old, r.New, r.Cross = "", "", test.cross
+		for _, c := range test.old {
+			r.Old += pem(c)
+		}
+		for _, c := range test.new {
+			r.New += pem(c)
+		}
+		got, err := r.Unproven([]*x509.Certificate{old.Leaf}, test.pins, time.Now())
+		if err != nil || !slices.EqualFunc(got, test.want, (*x509.Certificate).Equal) {
+			t.Errorf("%s: got %d certificates, %v, want %d", name, len(got), err, len(test.want))
+		}
+	}
+}
+
+func TestFindAndIn(t *testing.T) {
+	old, fresh, other := certtest.CA(t, "old"), certtest.CA(t, "new"), certtest.CA(t, "other")
+	root := certtest.CA(t, "root")
+	issue := func(name string, by *tls.Certificate) *tls.Certificate {
+		return certtest.Issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, by)
+	}
+	r := must.Value(rotation.New(rotation.Cluster, []*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf, root.Leaf}, nil, time.Now()))(t)
+	between := issue("between", root)
+	ofOld := issue("between", old)
+	for name, test := range map[string]struct {
+		chain []*x509.Certificate
+		want  rotation.From
+	}{
+		"old":                       {[]*x509.Certificate{issue("leaf", old).Leaf}, rotation.FromOld},
+		"new":                       {[]*x509.Certificate{issue("leaf", fresh).Leaf}, rotation.FromNew},
+		"new, cross-signed":         {[]*x509.Certificate{issue("leaf", fresh).Leaf, rotationtest.Cross(t, old, fresh.Leaf)}, rotation.FromNew},
+		"an intermediate of new":    {[]*x509.Certificate{issue("leaf", between).Leaf, between.Leaf}, rotation.FromNew},
+		"an intermediate of old":    {[]*x509.Certificate{issue("leaf", ofOld).Leaf, ofOld.Leaf}, rotation.FromOld},
+		"its intermediate missing":  {[]*x509.Certificate{issue("leaf", between).Leaf}, rotation.FromOther},
+		"an intermediate of others": {[]*x509.Certificate{issue("leaf", other).Leaf, between.Leaf}, rotation.FromOther},
+		"other":                     {[]*x509.Certificate{issue("leaf", other).Leaf, other.Leaf}, rotation.FromOther},
+	} {
+		if got, err := r.Find(test.chain); err != nil || got != test.want {
+			t.Errorf("%s: got %q, %v, want %q", name, got, err, test.want)
+		}
+	}
+	below := must.Value(rotation.New(rotation.Cluster, []*x509.Certificate{old.Leaf}, []*x509.Certificate{between.Leaf}, nil, time.Now()))(t)
+	for _, c := range []*x509.Certificate{between.Leaf, issue("leaf", between).Leaf} { // kubejoin asks which CA signs
+		if got, err := below.Find([]*x509.Certificate{c}); err != nil || got != rotation.FromNew {
+			t.Errorf("%s of an intermediate: got %q, %v, want new", c.Subject, got, err)
+		}
+	}
+	for _, n := range []int{0, 11} {
+		if _, err := r.Find(slices.Repeat([]*x509.Certificate{old.Leaf}, n)); err == nil || !strings.Contains(err.Error(), "want 1 to 10") {
+			t.Errorf("%d certificates: got %v, want an error", n, err)
+		}
+	}
+	for name, test := range map[string]struct {
+		certs []*x509.Certificate
+		want  rotation.Trusted
+	}{
+		"none":        {nil, rotation.Trusted{}},
+		"old":         {[]*x509.Certificate{old.Leaf, other.Leaf}, rotation.Trusted{Old: true}},
+		"all":         {[]*x509.Certificate{root.Leaf, old.Leaf, fresh.Leaf}, rotation.Trusted{Old: true, New: true}},
+		"half of new": {[]*x509.Certificate{fresh.Leaf}, rotation.Trusted{}},
+		"new":         {[]*x509.Certificate{fresh.Leaf, root.Leaf}, rotation.Trusted{New: true}},
+	} {
+		if got, err := r.In(test.certs); err != nil || got != test.want {
+			t.Errorf("in %s: got %+v, %v, want %+v", name, got, err, test.want)
+		}
+	}
+	for stage, want := range map[rotation.Stage][]*x509.Certificate{
+		rotation.Prepare: {old.Leaf}, rotation.Trust: {old.Leaf, fresh.Leaf, root.Leaf}, rotation.Switch: {old.Leaf, fresh.Leaf, root.Leaf}, rotation.Finish: {fresh.Leaf, root.Leaf},
+	} {
+		r.Stage = stage
+		if got, err := r.Trusted(); err != nil || !slices.EqualFunc(got, want, (*x509.Certificate).Equal) {
+			t.Errorf("trusted in %s: got %d certificates, %v, want %d", stage, len(got), err, len(want))
+		}
+	}
+}
