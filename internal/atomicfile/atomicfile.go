@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 )
@@ -43,6 +44,40 @@ func Prepare(file string) (*Replacement, error) {
 		return nil, err
 	}
 	return &Replacement{file: file, temporary: f}, nil
+}
+
+// Replace writes a file that has the same secrets as the one that it replaces, and keeps that one's owner and mode. A new
+// file has mode 0600.
+func Replace(file string, content []byte) error {
+	r, err := Prepare(file)
+	if err != nil {
+		return err
+	}
+	defer r.Drop()
+	if err := r.KeepOwner(); err != nil {
+		return err
+	}
+	return r.Write(content, 0o600)
+}
+
+// temporary is the name of a file that Prepare made.
+var temporary = regexp.MustCompile(`\A\.(.+)\.[0-9]+\z`)
+
+// Sweep removes the files in a folder that a killed process did not complete, if is reports true for the name of the file
+// that they were to replace. A folder that does not exist has none.
+func Sweep(dir string, is func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, entry := range entries {
+		if m := temporary.FindStringSubmatch(entry.Name()); m != nil && is(m[1]) {
+			if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // KeepOwner makes Write keep the owner, the group and the mode of the file that it replaces. It does nothing if there is

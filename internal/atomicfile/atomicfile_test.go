@@ -9,23 +9,17 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // Catches that a command of root with an output such as /dev/null replaces the device with a file that has a key.
 func TestPrepareRefusesWhatIsNoRegularFile(t *testing.T) {
 	dir := t.TempDir()
 	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(pipe, link); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Mkfifo(pipe, 0o600))
+	must.OK(t, os.Symlink(pipe, link))
 	for _, file := range []string{pipe, link, dir, "/dev/stderr", "/dev/fd/1", "/proc/self/fd/1"} {
-		before, err := os.Lstat(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		before := must.Value(os.Lstat(file))(t)
 		if err := atomicfile.Write(file, []byte("secret")); err == nil || !strings.Contains(err.Error(), "want a regular file") {
 			t.Errorf("%s: got %v, want a refusal", file, err)
 		}
@@ -34,9 +28,7 @@ func TestPrepareRefusesWhatIsNoRegularFile(t *testing.T) {
 		}
 	}
 	for _, file := range []string{filepath.Join(dir, "file"), filepath.Join(dir, "file")} { // new, then replaced
-		if err := atomicfile.Write(file, []byte("secret")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, atomicfile.Write(file, []byte("secret")))
 		if info, err := os.Stat(file); err != nil || info.Mode() != fs.FileMode(0o600) {
 			t.Errorf("got %v, %v, want mode 0600", info, err)
 		}
@@ -51,23 +43,13 @@ func TestKeepOwnerKeepsOwnerGroupAndMode(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write := func(content string) {
 		t.Helper()
-		r, err := atomicfile.Prepare(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := r.KeepOwner(); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.Write([]byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		r := must.Value(atomicfile.Prepare(file))(t)
+		must.OK(t, r.KeepOwner())
+		must.OK(t, r.Write([]byte(content), 0o600))
 	}
 	check := func(owner, group uint32, mode fs.FileMode) {
 		t.Helper()
-		info, err := os.Stat(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Value(os.Stat(file))(t)
 		if s := info.Sys().(*syscall.Stat_t); s.Uid != owner || s.Gid != group || info.Mode() != mode {
 			t.Errorf("got owner %d, group %d and mode %v, want %d, %d and %v", s.Uid, s.Gid, info.Mode(), owner, group, mode)
 		}
@@ -75,14 +57,10 @@ func TestKeepOwnerKeepsOwnerGroupAndMode(t *testing.T) {
 	owner, group := uint32(os.Getuid()), uint32(os.Getgid())
 	write("new")
 	check(owner, group, 0o600)
-	if err := os.Chmod(file, 0o640); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(file, 0o640))
 	if owner == 0 { // others may not change owners
 		owner, group = 12, 34
-		if err := os.Chown(file, int(owner), int(group)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chown(file, int(owner), int(group)))
 	}
 	write("replaced")
 	check(owner, group, 0o640)

@@ -1,0 +1,776 @@
+package hostca
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// A dry run changes nothing, names each file, and shows no secret.
+func TestDryRun(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	f.Key = nil // it needs none
+	f.DryRun = true
+	f.beforeWrite = func(file string) error { // keys, which sweep has to find after a crash
+		name, below := strings.CutPrefix(file, f.file(Backups)+"/")
+		if first, _, _ := strings.Cut(name, "/"); !below || !strings.HasSuffix(first, unfinished) {
+			t.Errorf("wrote %s", file)
+		}
+		return nil
+	}
+	done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+	f.beforeWrite = nil
+	if !maps.Equal(f.before, tree(t, f.Dir)) {
+		t.Error("files changed")
+	}
+	if _, err := os.Stat(f.file(Backups)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v, want no backup", err)
+	}
+	f.DryRun, f.Key = false, func(context.Context) (crypto.Signer, error) { return f.fresh.private, nil }
+	really := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+	slices.Sort(really.Changed)
+	slices.Sort(done.Changed)
+	if !slices.Equal(done.Changed, really.Changed) || len(done.Changed) != 11 {
+		t.Errorf("got %q, and really %q", done.Changed, really.Changed)
+	}
+	for _, want := range []string{
+		"+++ " + f.file("pki/ca.crt") + " (stage switch)", `+certificate "CN=new" of "CN=new"`, "+++ " + f.file("kubelet.conf"),
+		`+certificate "CN=kube-apiserver" of "CN=new"`, `-certificate "CN=kube-apiserver" of "CN=old"`, "+<private key of the new CA>", "+    kubejoin.io/ca: ",
+	} {
+		if !strings.Contains(done.Diff, want) {
+			t.Errorf("the diff has no %q:\n%s", want, done.Diff)
+		}
+	}
+	for _, secret := range []string{"PRIVATE", "client-key-data: L", strings.Split(string(f.fresh.key), "\n")[1], strings.Split(string(f.old.key), "\n")[1]} {
+		if strings.Contains(done.Diff, secret) {
+			t.Errorf("the diff has %q", secret)
+		}
+	}
+}
+
+// Without the key of the new CA, a control plane cannot switch. It says so before any file changes.
+func TestSwitchNeedsKeyOfNewCA(t *testing.T) {
+	for name, key := range map[string]func(context.Context) (crypto.Signer, error){
+		"--certificate-key-file":            nil,
+		"the key is not that of the new CA": func(context.Context) (crypto.Signer, error) { return newCA(t, "third").private, nil },
+		"unreachable":                       func(context.Context) (crypto.Signer, error) { return nil, errors.New("unreachable") },
+	} {
+		f := newFixture(t, rotation.Cluster, false)
+		f.Key = key
+		if _, err := f.Apply(t.Context(), f.at(rotation.Finish)); err == nil || !strings.Contains(err.Error(), name) || !maps.Equal(f.before, tree(t, f.Dir)) {
+			t.Errorf("got %v, want %q and no change", err, name)
+		}
+		f.Key = nil
+		must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t) // which needs no key
+	}
+}
+
+// Static pods restart when what they do not reload has changed, under the lock, and Apply waits for them. A pod that does
+// not restart is an error without a report, and the next Apply waits again. A process that is not seen may have old files.
+func TestRestartsStaticPods(t *testing.T) {
+	for _, test := range []struct {
+		ca   rotation.CA
+		want map[rotation.Stage]string
+	}{
+		{rotation.Cluster, map[rotation.Stage]string{
+			rotation.Trust: "kube-controller-manager kube-scheduler kubelet", rotation.Switch: "kube-controller-manager kube-scheduler kubelet", rotation.Finish: "kube-controller-manager kube-scheduler kubelet",
+		}},
+		{rotation.Etcd, map[rotation.Stage]string{rotation.Trust: "etcd kube-apiserver", rotation.Switch: "", rotation.Finish: "etcd kube-apiserver"}},
+		{rotation.FrontProxy, map[rotation.Stage]string{}},
+	} {
+		f := newFixture(t, test.ca, false)
+		locked, locks := false, 0
+		f.Lock = func(context.Context) (func(), error) {
+			locked = true
+			locks++
+			return func() { locked = false }, nil
+		}
+		for _, stage := range stages {
+			locks = 0
+			done := must.Value(f.Apply(t.Context(), f.at(stage)))(t)
+			wantLocks := 0
+			if strings.Contains(test.want[stage], "kube-") {
+				wantLocks = 1
+			}
+			if got := strings.Join(done.Restarted, " "); got != test.want[stage] || locked || locks != wantLocks {
+				t.Errorf("%s, %s: restarted %q, want %q; locked %d times, and still: %t", test.ca, stage, got, test.want[stage], locks, locked)
+			}
+		}
+	}
+	f := newFixture(t, rotation.Etcd, false)
+	f.Wait = time.Millisecond
+	must.Value(f.machine.find(2381))(t)
+	f.machine.stuck = true
+	for range 2 {
+		done, err := f.Apply(t.Context(), f.at(rotation.Trust))
+		if err == nil || !strings.Contains(err.Error(), "etcd was not healthy after") || done.Report != nil {
+			t.Errorf("got %v, report %+v", err, done.Report)
+		}
+	}
+	f.Wait, f.machine.stuck = time.Minute, false
+	if done, err := f.Apply(t.Context(), f.at(rotation.Trust)); err != nil || len(done.Report.Restart) > 0 {
+		t.Errorf("got %v, report %+v", err, done.Report)
+	}
+	f.Lock = func(context.Context) (func(), error) { return nil, errors.New("locked though nothing runs") }
+	f.machine.kubelet, f.machine.started, f.machine.manifests = process{}, map[int]process{}, map[int]string{}
+	want := []string{"etcd", "kube-apiserver"}
+	if done, err := f.Apply(t.Context(), f.at(rotation.Finish)); err != nil || len(done.Restarted) > 0 || !slices.Equal(done.Report.Restart, want) {
+		t.Errorf("on a host where nothing runs: %v, %+v", err, done)
+	}
+	f.machine.invisible = errors.New("not visible")
+	if got := f.allStale(must.Value(f.openBackup(authorities[rotation.Etcd], f.at(rotation.Finish)))(t), authorities[rotation.Etcd]); !slices.Equal(got, want) {
+		t.Errorf("on a host where nothing is visible: %q", got)
+	}
+}
+
+// Before Kubernetes 1.36, a kube-apiserver that verifies kubelets reads their CA only at the start.
+func TestRestartsAPIServerThatVerifiesKubelets(t *testing.T) {
+	const file, verifies = "manifests/kube-apiserver.yaml", "    command: [kube-apiserver, --kubelet-certificate-authority=/etc/kubernetes/pki/ca.crt]\n"
+	for lines, want := range map[string]bool{
+		"    image: registry.k8s.io/kube-apiserver:v1.35.4\n" + verifies:                                                                        true,
+		"    image: registry.k8s.io/kube-apiserver:v1.36.0\n" + verifies:                                                                        false,
+		"    image: registry.k8s.io/kube-apiserver:v1.35.4\n" + strings.ReplaceAll(verifies, "kubelet-certificate-authority", "client-ca-file"): false,
+	} {
+		f := newFixture(t, rotation.Cluster, false)
+		f.write(t, file, []byte(strings.Replace(manifest(file), "    image: x\n", lines, 1)))
+		for n, stage := range stages {
+			done := must.Value(f.Apply(t.Context(), f.at(stage)))(t)
+			restarts := want && (stage == rotation.Trust || stage == rotation.Finish) // the two change what it trusts
+			if got := slices.Contains(done.Restarted, "kube-apiserver"); got != restarts || n == 0 && len(done.Restarted) > 0 {
+				t.Errorf("%s%s: restarted %q, want kube-apiserver: %t", lines, stage, done.Restarted, restarts)
+			}
+		}
+	}
+}
+
+// Pods that are independent of each other, or that do not work without each other, restart at the same time.
+func TestRestartsPodsAtTheSameTime(t *testing.T) {
+	for _, ca := range []rotation.CA{rotation.Cluster, rotation.Etcd} {
+		f := newFixture(t, ca, false)
+		must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+		log := strings.Join(f.logged, "\n")
+		_, after, found := strings.Cut(log, " is healthy")
+		if !found || strings.Count(log, "restarting kube-")+strings.Count(log, "restarting etcd") != 2 || strings.Contains(after, "restarting kube-") {
+			t.Errorf("%s: got\n%s\nwant both pods restarted before the first one is healthy", ca, log)
+		}
+	}
+}
+
+// A kubelet reads its CAs and its certificates only at the start, so each stage restarts it once.
+func TestRestartsKubelet(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	for n, stage := range stages {
+		must.Value(f.Apply(t.Context(), f.at(stage)))(t)
+		must.Value(f.Apply(t.Context(), f.at(stage)))(t)
+		if len(f.machine.ended) != n {
+			t.Errorf("%s: got %d restarts, want %d", stage, len(f.machine.ended), n)
+		}
+	}
+}
+
+// A kubelet that does not show its health restarts, too. One that is not found may have old files.
+func TestFindsKubeletWithoutHealth(t *testing.T) {
+	for config, found := range map[string]bool{"healthzPort: 0\n": true, "healthzPort: 0\nport: 10260\n": true, "healthzPort: 0\nport: 1\n": false} {
+		f := newFixture(t, rotation.Cluster, true)
+		must.OK(t, os.WriteFile(filepath.Join(f.KubeletDir, "config.yaml"), []byte(config), 0o600))
+		done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+		restarted, stale := slices.Equal(done.Restarted, []string{"kubelet"}), slices.Equal(done.Report.Restart, []string{"kubelet"})
+		if restarted != found || stale == found {
+			t.Errorf("%q: restarted %q, report %q", config, done.Restarted, done.Report.Restart)
+		}
+	}
+}
+
+// What cannot be seen cannot be restarted, so no file changes.
+func TestChangesNothingIfProcessesAreInvisible(t *testing.T) {
+	for _, dry := range []bool{false, true} {
+		f := newFixture(t, rotation.Cluster, true)
+		f.machine.invisible, f.DryRun = errors.New("not visible"), dry
+		if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), "kubelet: not visible") || !maps.Equal(f.before, tree(t, f.Dir)) {
+			t.Errorf("dry run %t: got %v, want no change", dry, err)
+		}
+	}
+}
+
+// A kubelet that has just started would stop a pod late.
+func TestWaitsForYoungKubelet(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	f.settle, f.machine.kubelet = time.Hour, process{7, time.Now()}
+	ctx, cancel := context.WithCancel(t.Context())
+	f.Log = func(line string) {
+		if strings.HasSuffix(line, "pki/ca.key") || strings.HasSuffix(line, kubeletConf) {
+			cancel()
+		}
+	}
+	_, err := f.Apply(ctx, f.at(rotation.Trust))
+	if !errors.Is(err, context.Canceled) || string(must.Value(os.ReadFile(f.file("manifests/kube-scheduler.yaml")))(t)) != f.before["manifests/kube-scheduler.yaml"] {
+		t.Errorf("got %v, want no change of a manifest", err)
+	}
+}
+
+// After the switch, the kubelet gets certificates of the new CA with its own credential, and on the way back of the old
+// one.
+func TestRequestsCertificatesOfKubelet(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	pki := filepath.Join(f.KubeletDir, "pki")
+	must.OK(t, os.WriteFile(filepath.Join(pki, "kubelet-server-1.pem"), f.old.kubelet(t, 24*time.Hour), 0o600))
+	must.OK(t, os.Symlink("kubelet-server-1.pem", filepath.Join(pki, "kubelet-server-current.pem")))
+	signs, asked := f.old, []string{}
+	f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+		asked = append(asked, r.Signer)
+		csr := must.Value(pkcs10.Parse(r.CSR))(t)
+		if csr.Subject.CommonName != "system:node:worker-1" || len(csr.IPAddresses) != 1 {
+			t.Errorf("got a request of %s for %v", csr.Subject, csr.IPAddresses)
+		}
+		return signs.sign(t, r.CSR, time.Hour), nil
+	}
+	for _, step := range []struct {
+		r     rotation.Rotation
+		signs testCA
+		from  rotation.From
+		asked int
+	}{
+		{f.at(rotation.Prepare), f.old, rotation.FromOld, 0},
+		{f.at(rotation.Trust), f.old, rotation.FromOld, 0},
+		{f.at(rotation.Switch), f.fresh, rotation.FromNew, 2},
+		{f.at(rotation.Finish), f.fresh, rotation.FromNew, 0},
+		{f.aborted(rotation.Switch), f.fresh, rotation.FromNew, 0},
+		{f.aborted(rotation.Trust), f.old, rotation.FromOld, 2},
+		{f.aborted(rotation.Prepare), f.old, rotation.FromOld, 0},
+	} {
+		for _, want := range []int{step.asked, 0} {
+			signs, asked = step.signs, nil
+			done := must.Value(f.Apply(t.Context(), step.r))(t)
+			if len(asked) != want || want > 0 && !slices.Equal(asked, []string{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}) {
+				t.Errorf("%s: asked %q, want %d", step.r.Stage, asked, want)
+			}
+			for _, file := range done.Report.Files[1:] {
+				if file.From != step.from {
+					t.Errorf("%s: %s is from %s", step.r.Stage, file.Name, file.From)
+				}
+			}
+		}
+		for _, kind := range []string{"client", "server"} {
+			file := must.Value(filepath.EvalSymlinks(filepath.Join(pki, "kubelet-"+kind+"-current.pem")))(t)
+			content := must.Value(os.ReadFile(file))(t)
+			if _, err := pemfile.KeyPair(content, content); err != nil || !kubeletFile.MatchString(filepath.Base(file)) {
+				t.Errorf("%s: the link names %s: %v", step.r.Stage, file, err)
+			}
+			if info := must.Value(os.Stat(file))(t); info.Mode() != 0o600 {
+				t.Errorf("%s: %s with a key has mode %s", step.r.Stage, file, info.Mode())
+			}
+			// An API server may not have read the new CA yet.
+			between, chain := x509.NewCertPool(), pemfile.Presented(content)
+			for _, c := range chain[1:] {
+				between.AddCert(c)
+			}
+			_, err := chain[0].Verify(x509.VerifyOptions{Roots: must.Value(pemfile.Pool(f.old.cert))(t), Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+			if known := kind == "server" || step.from == rotation.FromOld; (err == nil) != known {
+				t.Errorf("%s: a verifier of the old CA: %v, want the %s certificate verified: %t", step.r.Stage, err, kind, known)
+			}
+			if step.from == rotation.FromOld && len(chain) > 1 {
+				t.Errorf("%s: the %s certificate has %d others behind it", step.r.Stage, kind, len(chain)-1)
+			}
+		}
+	}
+	for want, sign := range map[string]credentials.SignFunc{
+		"no signer":                  func(context.Context, credentials.Request) ([]byte, error) { return nil, errors.New("no signer") },
+		"no certificate for the key": func(context.Context, credentials.Request) ([]byte, error) { return f.fresh.cert, nil },
+		"kubejoin does not sign with the new CA yet": func(_ context.Context, r credentials.Request) ([]byte, error) {
+			return f.old.sign(t, r.CSR, time.Hour), nil
+		},
+	} {
+		f.Sign, f.logged = sign, nil
+		before := must.Value(os.Readlink(filepath.Join(pki, "kubelet-client-current.pem")))(t)
+		_, err := f.Apply(t.Context(), f.at(rotation.Switch))
+		after := must.Value(os.Readlink(filepath.Join(pki, "kubelet-client-current.pem")))(t)
+		if err != nil || before != after || !strings.Contains(strings.Join(f.logged, "\n"), "warning: the kubelet got no new client certificate: ") || !strings.Contains(strings.Join(f.logged, "\n"), want) {
+			t.Errorf("%s: got %v, %q, want a warning", want, err, f.logged)
+		}
+	}
+}
+
+// After the end, files that still have something of the replaced CA are named, and former certificates of the kubelet are
+// removed.
+func TestNamesWhatRemainsOfOldCA(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+	pki := filepath.Join(f.KubeletDir, "pki")
+	current := filepath.Join(pki, "kubelet-client-2026-02-02-00-00-00.pem")
+	must.OK(t, os.WriteFile(current, f.fresh.kubelet(t, time.Hour), 0o600))
+	must.OK(t, os.Remove(filepath.Join(pki, "kubelet-client-current.pem")))
+	must.OK(t, os.Symlink(current, filepath.Join(pki, "kubelet-client-current.pem")))
+	serving := filepath.Join(pki, "kubelet-server-2026-02-02-00-00-00.pem") // in use
+	must.OK(t, os.WriteFile(serving, f.old.kubelet(t, time.Hour), 0o600))
+	must.OK(t, os.Symlink(serving, filepath.Join(pki, "kubelet-server-current.pem")))
+	f.write(t, "tmp/admin.conf", []byte(f.before["admin.conf"]))
+	f.write(t, "mine/bundle.pem", append([]byte("text\n"), f.old.cert...))
+	f.write(t, "mine/other.pem", f.fresh.cert)
+	f.write(t, "mine/large.pem", f.old.cert)
+	must.OK(t, os.Truncate(f.file("mine/large.pem"), mebibyte+1))                                        // not read
+	f.write(t, "mine/cross.pem", slices.Concat(f.fresh.kubelet(t, time.Hour), []byte(f.rotation.Cross))) // as the kubelet serves
+	ended := f.at(rotation.Finish)
+	ended.Ended, ended.Since = time.Now(), time.Now().Add(-rotation.Rereads)
+	done := must.Value(f.Apply(t.Context(), ended))(t)
+	slices.Sort(done.Remains)
+	if want := []string{f.file("mine/bundle.pem"), f.file("tmp/admin.conf"), serving}; !slices.Equal(done.Remains, want) {
+		t.Errorf("got %q, want %q", done.Remains, want)
+	}
+	if left := must.Value(filepath.Glob(filepath.Join(pki, "*")))(t); len(left) != 4 {
+		t.Errorf("the kubelet has %q, want two links and their files", left)
+	}
+}
+
+const mebibyte = 1 << 20
+
+// A new CA that the old one signed is not left over. Catches a file of YAML that takes all memory of the container.
+func TestOfOld(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	below := f.old.crossed(t, f.fresh.Certificate())
+	r := f.at(rotation.Finish)
+	r.New, r.Cross = string(pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: below.Raw})), ""
+	if f.ofOld([]byte(r.New), r) || !f.ofOld(f.old.cert, r) || !f.ofOld([]byte(f.before[kubeletConf]), r) {
+		t.Error("want the old CA, and not the new one that it signed")
+	}
+	policy := bytes.Repeat([]byte("- a: {}\n"), mebibyte/8)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f.ofOld(policy, r)
+	runtime.ReadMemStats(&after)
+	if got := after.TotalAlloc - before.TotalAlloc; got > 16*mebibyte {
+		t.Errorf("looking at %d bytes took %d", len(policy), got)
+	}
+}
+
+// A host that joined during the rotation trusts both CAs from the beginning.
+func TestHostThatJoinedDuringRotation(t *testing.T) {
+	for _, end := range []rotation.Rotation{{Stage: rotation.Finish}, {Stage: rotation.Prepare, Aborting: true}} {
+		f := newFixture(t, rotation.Cluster, true)
+		both := slices.Concat(f.old.cert, f.fresh.cert)
+		f.write(t, "pki/ca.crt", both)
+		config, _, err := loadKubeconfig([]byte(f.before[kubeletConf]))
+		must.OK(t, err)
+		config.Clusters["kubernetes"].CertificateAuthorityData = both
+		f.write(t, kubeletConf, must.Value(clientcmd.Write(*config))(t))
+		must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+		r := f.at(end.Stage)
+		r.Aborting, r.Ended = end.Aborting, time.Now()
+		done := must.Value(f.Apply(t.Context(), r))(t)
+		want := rotation.Trusted{Old: end.Aborting, New: !end.Aborting}
+		for _, file := range done.Report.Files {
+			if *file.Trusts != want {
+				t.Errorf("%s, aborting %t: %s trusts %+v", end.Stage, end.Aborting, file.Name, *file.Trusts)
+			}
+		}
+	}
+}
+
+// A control plane that joined while the new CA signed has its key already. If it joined in stage finish, it does not know
+// the old CA, and the cross certificate does not prove that: anybody can certify the key of the new CA.
+func TestControlPlaneThatJoinedAfterSwitch(t *testing.T) {
+	for _, joined := range []rotation.Stage{rotation.Switch, rotation.Finish} {
+		f := newFixture(t, rotation.Cluster, false)
+		must.Value(f.Apply(t.Context(), f.at(joined)))(t)
+		must.OK(t, os.RemoveAll(f.file(Backups)))
+		f.Key = nil
+		must.Value(f.Apply(t.Context(), f.at(joined)))(t)
+		if problem := f.works(t); problem != "" {
+			t.Errorf("%s: %s", joined, problem)
+		}
+		if joined == rotation.Switch {
+			continue
+		}
+		pin := clusterinfo.Pin(f.old.Certificate())
+		_, err := f.Apply(t.Context(), f.aborted(rotation.Switch))
+		if err == nil || !strings.Contains(err.Error(), "that of the old CA on a host that is older than the rotation, and give it with: --ca-pin "+pin) {
+			t.Errorf("after an abort: got %v", err)
+		}
+		f.Pins = []string{pin}
+		must.Value(f.Apply(t.Context(), f.aborted(rotation.Switch)))(t)
+	}
+}
+
+// A rotation that ended long ago concerns only hosts that missed its end.
+func TestAfterTheEnd(t *testing.T) {
+	f, third := newFixture(t, rotation.Cluster, true), newCA(t, "third")
+	ended := f.at(rotation.Finish)
+	ended.Ended = time.Now()
+	f.write(t, "pki/ca.crt", third.cert)
+	if done, err := f.Apply(t.Context(), ended); err != nil || len(done.Changed) > 0 {
+		t.Errorf("a host of a later CA: %+v, %v", done, err)
+	}
+	f.write(t, "pki/ca.crt", f.old.cert)
+	if done, err := f.Apply(t.Context(), ended); err != nil || summary(done.Report) != "false+true " {
+		t.Errorf("a host that was off: %+v, %v", done, err)
+	}
+	aborted := f.aborted(rotation.Prepare)
+	aborted.Ended = time.Now()
+	f.write(t, "pki/ca.crt", f.old.cert)
+	if done, err := f.Apply(t.Context(), aborted); err != nil || len(done.Changed) > 0 {
+		t.Errorf("a host that never began: %+v, %v", done, err)
+	}
+}
+
+// A control plane without the key of the old CA does not get that of the new one.
+func TestKeyStaysAway(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	must.OK(t, os.Remove(f.file("pki/ca.key")))
+	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+	found := must.Value(filepath.Glob(f.file("*", "*", "*", "*", "ca.key")))(t)
+	if _, err := os.Stat(f.file("pki/ca.key")); !errors.Is(err, os.ErrNotExist) || len(found) > 0 {
+		t.Errorf("the host has a key: %v, %q", err, found)
+	}
+	if problem := f.works(t); problem != "" {
+		t.Error(problem)
+	}
+}
+
+// What was signed is kept with the key of the CA, and with no other copy of a key.
+func TestKeepsOnlyWhatItSigned(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+	want := slices.Concat([]string{"pki/ca.crt", "pki/ca.key", "pki/apiserver.key", "pki/apiserver-kubelet-client.key"}, authorities[rotation.Cluster].signed())
+	slices.Sort(want)
+	var got []string
+	signed := filepath.Join(done.Backup, signedDir)
+	must.OK(t, filepath.WalkDir(signed, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			name, _ := filepath.Rel(signed, path)
+			got = append(got, name)
+			if info, err := os.Lstat(path); strings.HasSuffix(name, ".key") && name != "pki/ca.key" && (err != nil || info.Mode().IsRegular()) {
+				t.Errorf("%s is not a link: %v", name, err)
+			}
+		}
+		return err
+	}))
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A temporary file of a killed Apply may have a key.
+func TestRemovesTemporaryFiles(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	f.write(t, "pki/.ca.key.123456", f.fresh.key)
+	f.write(t, "pki/.ca.key.swp", []byte("of an editor"))
+	f.write(t, Backups+"/cluster-0123456789abcdef"+unfinished+"/signed/pki/ca.key", f.fresh.key)
+	kubelet := filepath.Join(f.KubeletDir, "pki", ".kubelet-client-2026-01-02-03-04-05.pem.123456")
+	must.OK(t, os.WriteFile(kubelet, f.fresh.key, 0o600))
+	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+	if _, err := os.Stat(kubelet); err == nil {
+		t.Errorf("%s is still there", kubelet)
+	}
+	for name, want := range map[string]bool{"pki/.ca.key.123456": false, "pki/.ca.key.swp": true, Backups + "/cluster-0123456789abcdef" + unfinished: false} {
+		if _, err := os.Stat(f.file(name)); (err == nil) != want {
+			t.Errorf("%s: %v, want it there: %t", name, err, want)
+		}
+	}
+}
+
+// Modes stay. A link is refused, because a replacement would lose it.
+func TestKeepsModes(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	must.OK(t, os.Chmod(f.file("pki/ca.crt"), 0o644))
+	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+	if info := must.Value(os.Stat(f.file("pki/ca.crt")))(t); info.Mode() != 0o644 {
+		t.Errorf("got mode %s", info.Mode())
+	}
+	if info := must.Value(os.Stat(f.file("pki/ca.key")))(t); info.Mode() != 0o600 {
+		t.Errorf("the key has mode %s", info.Mode())
+	}
+	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+	must.OK(t, filepath.WalkDir(f.file(Backups), func(path string, d fs.DirEntry, _ error) error {
+		info, err := d.Info()
+		if err == nil && d.Type()&fs.ModeSymlink == 0 && info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s in the backup has mode %s", path, info.Mode())
+		}
+		return err
+	}))
+	f = newFixture(t, rotation.Cluster, true)
+	must.OK(t, os.Rename(f.file("pki/ca.crt"), f.file("pki/real.crt")))
+	must.OK(t, os.Symlink("real.crt", f.file("pki/ca.crt")))
+	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), "not a link") {
+		t.Errorf("got %v, want a refusal", err)
+	}
+}
+
+// A CA that the host trusts beside the rotated one stays, and the CA that signs comes first.
+func TestBundle(t *testing.T) {
+	f, third := newFixture(t, rotation.Cluster, true), newCA(t, "third")
+	before := []*x509.Certificate{third.Certificate(), f.old.Certificate()}
+	for stage, want := range map[rotation.Stage]string{rotation.Trust: "old new third", rotation.Switch: "new old third", rotation.Finish: "new third"} {
+		var got []string
+		for _, c := range must.Value(pemfile.Certificates(must.Value(bundleOf(before, f.at(stage)))(t)))(t) {
+			got = append(got, c.Subject.CommonName)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: got %q, want %q", stage, got, want)
+		}
+	}
+}
+
+// While clients may know only the old CA, kube-apiserver presents the certificate that the old CA gave the new one.
+func TestServesCrossCertificate(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	between := must.Value(pemfile.Pool([]byte(f.rotation.Cross)))(t)
+	ended := f.at(rotation.Finish)
+	ended.Ended, ended.Since = time.Now(), time.Now()
+	settled := ended
+	settled.Since = time.Now().Add(-rotation.Rereads)
+	for _, step := range []struct {
+		name string
+		rotation.Rotation
+		crosses bool
+	}{
+		{"switch", f.at(rotation.Switch), true}, {"finish", f.at(rotation.Finish), true}, {"just ended", ended, true}, {"ended", settled, false},
+	} {
+		done := must.Value(f.Apply(t.Context(), step.Rotation))(t)
+		chain := must.Value(pemfile.Certificates(must.Value(os.ReadFile(f.file("pki/apiserver.crt")))(t)))(t)
+		served := between
+		if len(chain) == 1 {
+			served = x509.NewCertPool()
+		}
+		_, err := chain[0].Verify(x509.VerifyOptions{Roots: must.Value(pemfile.Pool(f.old.cert))(t), Intermediates: served})
+		if (err == nil) != step.crosses || (done.Backup != "") != step.crosses {
+			t.Errorf("%s: a client of the old CA: %v, want %t; backup %q", step.name, err, step.crosses, done.Backup)
+		}
+	}
+}
+
+func TestAnnotate(t *testing.T) {
+	for _, test := range []struct{ manifest, want string }{
+		{"kind: Pod\nmetadata:\n  annotations:\n    a: b\n  name: x\n", "kind: Pod\nmetadata:\n  annotations:\n    kubejoin.io/ca: \"v\"\n    a: b\n  name: x\n"},
+		{"kind: Pod\nmetadata:\n  name: x # mine\n", "kind: Pod\nmetadata:\n  annotations:\n    kubejoin.io/ca: \"v\"\n  name: x # mine\n"},
+		{`{"kind": "Pod", "metadata": {"name": "x"}}`, "kind: Pod\nmetadata:\n  annotations:\n    kubejoin.io/ca: v\n  name: x\n"},
+		{"spec:\n  text: |\n\nmetadata:\n    name: x\n", "metadata:\n  annotations:\n    kubejoin.io/ca: v\n  name: x\nspec:\n  text: \"\"\n"},
+		{"kind: Pod\n", ""},
+		{"- x\n", ""},
+	} {
+		got, err := annotate([]byte(test.manifest), "v")
+		if string(got) != test.want || (err != nil) != (test.want == "") {
+			t.Errorf("%q: got %q, %v, want %q", test.manifest, got, err, test.want)
+		}
+	}
+}
+
+// A kubeconfig keeps the CA of another cluster in it.
+func TestKubeconfigKeepsOtherClusters(t *testing.T) {
+	f, third := newFixture(t, rotation.Cluster, false), newCA(t, "third")
+	config, _, err := loadKubeconfig([]byte(f.before["admin.conf"]))
+	must.OK(t, err)
+	other := config.Clusters["kubernetes"].DeepCopy()
+	other.CertificateAuthorityData = third.cert
+	config.Clusters["other"] = other
+	f.write(t, "admin.conf", must.Value(clientcmd.Write(*config))(t))
+	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+	config, _, err = loadKubeconfig(must.Value(os.ReadFile(f.file("admin.conf")))(t))
+	must.OK(t, err)
+	if string(config.Clusters["other"].CertificateAuthorityData) != string(third.cert) || !strings.Contains(string(config.Clusters["kubernetes"].CertificateAuthorityData), string(f.fresh.cert)) {
+		t.Errorf("got %+v", config.Clusters)
+	}
+}
+
+// Two runs at once would take each other's files for those of somebody else.
+func TestExcludesAnotherApply(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	unlock := must.Value(f.exclude())(t)
+	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), "another 'kubejoin ca apply'") || !strings.Contains(err.Error(), "fuser -v "+f.file(Backups)) {
+		t.Errorf("got %v", err)
+	}
+	if info := must.Value(os.Stat(f.file(Backups)))(t); info.Mode().Perm() != 0o700 {
+		t.Errorf("any user can lock a folder of mode %s", info.Mode())
+	}
+	unlock()
+	// A user who can only read the folder of kubeadm holds up nothing.
+	dir := must.Value(os.Open(f.Dir))(t)
+	must.OK(t, syscall.Flock(int(dir.Fd()), syscall.LOCK_EX))
+	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+	must.OK(t, dir.Close())
+}
+
+// Catches two runs of which one locks a folder that a third one has just removed.
+func TestExcludesOthersWhileLockIsMadeAgain(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	var holders, got atomic.Int32
+	var running sync.WaitGroup
+	for range 8 {
+		running.Go(func() {
+			for until := time.Now().Add(time.Second / 2); time.Now().Before(until); {
+				unlock, err := f.exclude()
+				if err != nil {
+					continue
+				}
+				got.Add(1)
+				if n := holders.Add(1); n > 1 {
+					t.Errorf("%d at once", n)
+				}
+				runtime.Gosched()
+				holders.Add(-1)
+				unlock()
+			}
+		})
+	}
+	running.Wait()
+	if got.Load() == 0 {
+		t.Error("nobody got the lock")
+	}
+}
+
+// While etcd of one control plane is down, that of the next one must not restart.
+func TestKeepsLockUntilPodIsHealthy(t *testing.T) {
+	f := newFixture(t, rotation.Etcd, false)
+	released := 0
+	f.Lock = func(context.Context) (func(), error) { return func() { released++ }, nil }
+	f.Wait = time.Millisecond
+	must.Value(f.machine.find(2381))(t)
+	f.machine.stuck = true
+	for range 3 { // it does not start, and later it starts and is not healthy
+		if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), "etcd was not healthy after") || released > 0 {
+			t.Errorf("got %v, released %d times", err, released)
+		}
+		f.machine.stuck, f.machine.sick = false, errors.New("no leader")
+	}
+	f.machine.sick = nil
+	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err != nil {
+		t.Error(err)
+	}
+}
+
+// What the clock shows may change at any time, also between a write and a look at processes.
+func TestClockThatChanges(t *testing.T) {
+	for _, skew := range []time.Duration{time.Hour, -time.Hour} {
+		f := newFixture(t, rotation.Cluster, true)
+		files := []string{"pki/ca.crt", kubeletConf}
+		apply := func(what string, restarts int) {
+			t.Helper()
+			ended := len(f.machine.ended)
+			done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+			if got := len(f.machine.ended) - ended; got != restarts || len(done.Report.Restart) > 0 {
+				t.Errorf("%s %s: got %d restarts, want %d; report %q", what, skew, got, restarts, done.Report.Restart)
+			}
+		}
+		apply("first", 1)
+		running := f.machine.kubelet
+		f.machine.skew = skew
+		apply("clock changed after the write by", 0)
+		f.machine.kubelet.started = running.started.Add(-time.Minute) // it did not restart
+		apply("old kubelet, and clock changed after the write by", 1)
+		for _, name := range files { // as if the clock had been so at the write
+			info := must.Value(os.Stat(f.file(name)))(t)
+			must.OK(t, os.Chtimes(f.file(name), time.Time{}, info.ModTime().Add(-skew)))
+		}
+		f.machine.skew = 0
+		index := f.file(Backups, "cluster-"+f.rotation.ID, indexFile)
+		text := strings.ReplaceAll(string(must.Value(os.ReadFile(index))(t)), "2026-01-01T00:00:00Z", time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).Add(-skew).Format(time.RFC3339))
+		must.OK(t, os.WriteFile(index, []byte(text), 0o600))
+		apply("clock at the write changed by", 0)
+		must.OK(t, os.WriteFile(index, []byte(strings.ReplaceAll(text, `"id": "1"`, `"id": "0"`)), 0o600))
+		f.machine.kubelet.started = time.Now().Add(-time.Hour)
+		apply("the machine booted later, clock changed by", 0)
+	}
+}
+
+// A process that was killed listens for a moment when its files are not visible any more. Here, the socket is on its way to
+// another process.
+func TestListenerWaitsForProcessThatEnds(t *testing.T) {
+	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	at := service{port: listener.Addr().(*net.TCPAddr).Port}
+	socket := must.Value(listener.(*net.TCPListener).File())(t)
+	way := must.Value(syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0))(t)
+	must.OK(t, syscall.Sendmsg(way[0], []byte{0}, syscall.UnixRights(int(socket.Fd())), nil, 0))
+	must.OK(t, errors.Join(socket.Close(), listener.Close()))
+	if _, err := (machine{}).listenerNow(at); !errors.Is(err, errNotVisible) {
+		t.Errorf("got %v, want %v", err, errNotVisible)
+	}
+	time.AfterFunc(ending/10, func() { _, _ = syscall.Close(way[0]), syscall.Close(way[1]) })
+	if p, err := (machine{}).listener(at); err != nil || p.pid != 0 {
+		t.Errorf("got %+v, %v, want no process", p, err)
+	}
+}
+
+// The process that listens on a port is found with its age, and gets SIGTERM.
+func TestMachine(t *testing.T) {
+	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	port := listener.Addr().(*net.TCPAddr).Port
+	at := service{port: port, url: "http://" + listener.Addr().String()}
+	p := must.Value(machine{}.listener(at))(t)
+	if p.pid != os.Getpid() || p.started.After(time.Now()) || time.Since(p.started) > time.Hour {
+		t.Errorf("got %+v, want process %d", p, os.Getpid())
+	}
+	// Another process listens on the same port of another address. It may be a pod that wants the signals of the kubelet.
+	other := must.Value(net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", port)))(t)
+	socket := must.Value(other.(*net.TCPListener).File())(t)
+	pod := exec.CommandContext(t.Context(), "sleep", "1000")
+	pod.ExtraFiles = []*os.File{socket}
+	must.OK(t, pod.Start())
+	must.OK(t, errors.Join(other.Close(), socket.Close()))
+	defer func() { _, _ = pod.Process.Kill(), pod.Wait() }()
+	self := strings.TrimSpace(string(must.Value(os.ReadFile("/proc/self/comm"))(t)))
+	for _, test := range []struct {
+		url, comm string
+		want      int // 0: an error
+	}{
+		{"http://127.0.0.1/healthz", "", os.Getpid()}, {"http://127.0.0.2/healthz", "", pod.Process.Pid},
+		{"", self, os.Getpid()}, {"", "sleep", pod.Process.Pid}, {"http://127.0.0.1/", self, os.Getpid()}, {"http://127.0.0.1/", "kubelet", 0},
+	} {
+		p, err := machine{}.listener(service{port: port, url: test.url, comm: test.comm})
+		if p.pid != test.want || (err != nil) != (test.want == 0) || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("process %d, %q, listens", os.Getpid(), self)) {
+			t.Errorf("%q %q: got process %d, %v, want %d", test.url, test.comm, p.pid, err, test.want)
+		}
+	}
+	for address, url := range map[string]string{"0.0.0.0:0": "http://192.0.2.1/", "[::]:0": "http://127.0.0.1/", "[::1]:0": "http://[::1]/", "[::ffff:127.0.0.1]:0": "http://127.0.0.1/"} {
+		l, err := net.Listen("tcp", address)
+		if err != nil {
+			continue // without IPv6
+		}
+		if p, err := (machine{}).listener(service{port: l.Addr().(*net.TCPAddr).Port, url: url}); p.pid != os.Getpid() {
+			t.Errorf("%s at %s: got process %d, %v", url, address, p.pid, err)
+		}
+		must.OK(t, l.Close())
+	}
+	must.OK(t, listener.Close())
+	at.url = "http://127.0.0.1/"
+	if p, err := (machine{}).listener(at); err != nil || p.pid != 0 {
+		t.Errorf("after Close: got %+v, %v", p, err)
+	}
+	before := time.Now()
+	command := exec.CommandContext(t.Context(), "sleep", "1000")
+	must.OK(t, command.Start())
+	started := must.Value(startedAt(command.Process.Pid))(t)
+	const tick = 100 * time.Millisecond
+	if started.Before(before.Add(-tick)) || started.After(time.Now().Add(tick)) {
+		t.Errorf("started at %s, want %s", started, before)
+	}
+	must.OK(t, machine{}.terminate(process{os.Getpid(), started.Add(-time.Hour)})) // another process had this ID, so the test goes on
+	must.OK(t, machine{}.terminate(process{command.Process.Pid, started}))
+	if err := command.Wait(); err == nil || command.ProcessState.String() != "signal: terminated" {
+		t.Errorf("got %v", command.ProcessState)
+	}
+}

@@ -1,0 +1,238 @@
+package hostca
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+// Backups is the folder below /etc/kubernetes with one folder for each rotation.
+const Backups = "kubejoin-ca"
+
+const (
+	// unfinished ends the name of a folder that is being made or removed.
+	unfinished = ".unfinished"
+
+	originalsDir, signedDir, indexFile = "original", "signed", "index.json"
+
+	maxFile = 1 << 20
+)
+
+// A backup has what the wanted content of files is a function of.
+type backup struct {
+	dir               string
+	originals, signed contents
+	index             index
+}
+
+// An index is the part of a backup that changes from stage to stage.
+type index struct {
+	// Stage is the last one that the host reached.
+	Stage rotation.Stage `json:"stage"`
+	// Pins are those of CAs that the operator gave.
+	Pins []string `json:"pins,omitempty"`
+	// Written has the SHA-256 of everything that Apply wrote or was about to write, by file. Any other content is of
+	// somebody else.
+	Written map[string][]string `json:"written,omitempty"`
+	// Boots has the boot in which Apply wrote a file last.
+	Boots map[string]boot `json:"boots,omitempty"`
+}
+
+func digest(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}
+
+// backupDir returns the folder of a rotation's backup.
+func (h Host) backupDir(r rotation.Rotation) string {
+	return h.file(Backups, string(r.CA)+"-"+r.ID)
+}
+
+// openBackup returns the backup of a rotation, or makes it from the present files. With h.DryRun, it writes nothing.
+func (h Host) openBackup(a authority, r rotation.Rotation) (*backup, error) {
+	b := &backup{dir: h.backupDir(r), index: index{Written: map[string][]string{}, Boots: map[string]boot{}}}
+	if _, err := os.Stat(b.dir); errors.Is(err, fs.ErrNotExist) {
+		return b, h.newBackup(b, a, r)
+	}
+	content, err := readFile(filepath.Join(b.dir, indexFile))
+	if err != nil {
+		return nil, err
+	}
+	decoder := json.NewDecoder(bytes.NewReader(content))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&b.index); err != nil || !slices.Contains(stages, b.index.Stage) {
+		return nil, fmt.Errorf("%s is damaged; to start again from the present files, move the folder away", filepath.Join(b.dir, indexFile))
+	}
+	if b.originals, err = readAll(filepath.Join(b.dir, originalsDir), a.files()); err != nil {
+		return nil, err
+	}
+	if b.originals[a.bundle] == nil {
+		return nil, fmt.Errorf("%s does not exist; to start again from the present files, move %s away", filepath.Join(b.dir, originalsDir, a.bundle), b.dir)
+	}
+	b.signed, err = readAll(filepath.Join(b.dir, signedDir), a.files())
+	return b, err
+}
+
+// newBackup copies the present files.
+func (h Host) newBackup(b *backup, a authority, r rotation.Rotation) (err error) {
+	if b.originals, err = readAll(h.Dir, a.files()); err != nil {
+		return err
+	}
+	if b.originals[a.bundle] == nil {
+		return nil
+	}
+	if b.index.Stage, err = stageOf(b.originals[a.bundle], r); err != nil {
+		return fmt.Errorf("%s: %w", h.file(a.bundle), err)
+	}
+	if h.DryRun {
+		return nil
+	}
+	dir := b.dir + unfinished
+	for name, content := range b.originals {
+		if err := h.save(filepath.Join(dir, originalsDir, name), content); err != nil {
+			return err
+		}
+	}
+	b.dir = dir
+	if err := h.saveIndex(b); err != nil {
+		return err
+	}
+	b.dir = h.backupDir(r)
+	return h.rename(dir, b.dir)
+}
+
+func (h Host) saveIndex(b *backup) error {
+	content, err := json.MarshalIndent(b.index, "", "  ")
+	if err != nil {
+		return err
+	}
+	return h.save(filepath.Join(b.dir, indexFile), append(content, '\n'))
+}
+
+// removeBackup removes a backup, and those of earlier rotations of the same CA, which have ended.
+func (h Host) removeBackup(r rotation.Rotation) error {
+	all, err := filepath.Glob(h.file(Backups, string(r.CA)+"-*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range all {
+		if err := h.remove(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove removes a folder. A crash leaves either all of it or a name that sweep removes.
+func (h Host) remove(dir string) error {
+	if !strings.HasSuffix(dir, unfinished) {
+		if err := h.rename(dir, dir+unfinished); err != nil {
+			return err
+		}
+		dir += unfinished
+	}
+	return os.RemoveAll(dir)
+}
+
+// sweep removes what a killed Apply left: unfinished folders, and temporary files, which may have a key.
+func (h Host) sweep(a authority) error {
+	for _, pattern := range []string{h.file(Backups, "*"+unfinished), h.file(Backups, "*", "*"+unfinished)} {
+		all, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		for _, dir := range all {
+			if err := os.RemoveAll(dir); err != nil {
+				return err
+			}
+		}
+	}
+	for _, name := range a.files() {
+		dir, base := filepath.Split(h.file(name))
+		if err := atomicfile.Sweep(dir, func(name string) bool { return name == base }); err != nil {
+			return err
+		}
+	}
+	if !a.kubelet {
+		return nil
+	}
+	return atomicfile.Sweep(filepath.Join(h.KubeletDir, "pki"), kubeletFile.MatchString)
+}
+
+// save writes a file of the backup, and makes its folder.
+func (h Host) save(file string, content []byte) error {
+	if err := h.fault(file); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return err
+	}
+	return atomicfile.Write(file, content)
+}
+
+// rename makes a folder final.
+func (h Host) rename(from, to string) error {
+	if err := h.fault(to); err != nil {
+		return err
+	}
+	if err := os.Rename(from, to); err != nil {
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(to))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// replace writes a file of the host with the owner and the mode that it has.
+func (h Host) replace(file string, content []byte) error {
+	if err := h.fault(file); err != nil {
+		return err
+	}
+	return atomicfile.Replace(file, content)
+}
+
+// readAll reads those of the files that exist.
+func readAll(dir string, names []string) (contents, error) {
+	all := contents{}
+	for _, name := range names {
+		content, err := readFile(filepath.Join(dir, filepath.FromSlash(name)))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return nil, err
+		default:
+			all[name] = content
+		}
+	}
+	return all, nil
+}
+
+// readFile reads a file. It refuses links, which a replacement would lose, pipes, and large files.
+func readFile(file string) ([]byte, error) {
+	info, err := os.Lstat(file)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxFile {
+		return nil, fmt.Errorf("%s: want a regular file of at most %d bytes, not a link", safetext.Printable(file), maxFile)
+	}
+	content, err := os.ReadFile(file)
+	if err == nil && content == nil {
+		content = []byte{}
+	}
+	return content, err
+}

@@ -1,0 +1,404 @@
+package hostca
+
+import (
+	"context"
+	"crypto"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+// A Host is a machine with the files of kubeadm.
+type Host struct {
+	// Dir is the folder of kubeadm, usually /etc/kubernetes, and KubeletDir that of the kubelet, /var/lib/kubelet.
+	Dir, KubeletDir string
+	// Pins are CAs that the operator trusts, as kubeadm pins them.
+	Pins []string
+	// Key returns the private key of the new CA; nil if there is none.
+	Key func(ctx context.Context) (crypto.Signer, error)
+	// Lock waits until no other control plane restarts anything, and keeps it so until release; nil locks nothing.
+	Lock func(ctx context.Context) (release func(), err error)
+	// Sign requests certificates with the kubelet's own credential; nil requests none.
+	Sign credentials.SignFunc
+	// Wait limits how long each restart may take.
+	Wait time.Duration
+	// DryRun changes nothing.
+	DryRun bool
+	// Log gets one line for each thing that Apply does.
+	Log func(line string)
+
+	system      system                  // nil: this machine
+	settle      time.Duration           // how old a kubelet is before a manifest changes
+	beforeWrite func(path string) error // for tests
+}
+
+// A Result is what [Host.Apply] did.
+type Result struct {
+	CA    rotation.CA    `json:"ca"`
+	ID    string         `json:"id"`
+	Stage rotation.Stage `json:"stage"`
+	// Changed are the files that changed, or would with a dry run.
+	Changed []string `json:"changed"`
+	// Diff is a dry run's unified diff. Certificates are lines of text in it, and keys and other secrets are redacted.
+	Diff string `json:"diff,omitempty"`
+	// Restarted are the processes that were restarted.
+	Restarted []string `json:"restarted,omitempty"`
+	// Backup is the folder with the original files; empty after the end of the rotation.
+	Backup string `json:"backup,omitempty"`
+	// Remains are files that still have a certificate of the CA that was replaced, after the end of the rotation.
+	Remains []string `json:"remains,omitempty"`
+	// Report is what the Node gets; nil if the host has no file of this CA, or is not in the stage because of an error.
+	Report *rotation.Report `json:"report,omitempty"`
+}
+
+var stages = []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Switch, rotation.Finish}
+
+func (h Host) file(path ...string) string {
+	return filepath.Join(append([]string{h.Dir}, path...)...)
+}
+
+func (h Host) fault(path string) error {
+	if h.beforeWrite != nil {
+		return h.beforeWrite(path)
+	}
+	return nil
+}
+
+// stageOf returns the stage of a host that trusts a bundle and has no backup.
+func stageOf(bundle []byte, r rotation.Rotation) (rotation.Stage, error) {
+	certs, err := pemfile.Certificates(bundle)
+	if err != nil {
+		return "", err
+	}
+	in, err := r.In(certs)
+	switch {
+	case err != nil:
+		return "", err
+	case in.Old && in.New:
+		return rotation.Trust, nil
+	case in.New:
+		return rotation.Finish, nil
+	}
+	return rotation.Prepare, nil
+}
+
+// Apply brings the host to the stage of a rotation. It can be repeated at any time. Once the rotation has ended, it removes
+// the backup and the cross certificate. It waits with that until clients have read their CA files again.
+func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err error) {
+	done = Result{CA: r.CA, ID: r.ID, Stage: r.Stage, Changed: []string{}}
+	if h.Log == nil {
+		h.Log = func(string) {}
+	}
+	if h.system == nil {
+		h.system, h.settle = machine{}, settle
+	}
+	unlock, err := h.exclude()
+	if err != nil {
+		return done, err
+	}
+	defer unlock()
+	a := authorities[r.CA]
+	if !h.DryRun {
+		if err := h.sweep(a); err != nil {
+			return done, err
+		}
+	}
+	if ended, err := h.ended(a, r); ended || err != nil {
+		return done, errors.Join(err, h.finish(nil, a, r, &done))
+	}
+	b, err := h.openBackup(a, r)
+	if err != nil {
+		return done, err
+	}
+	if b.originals[a.bundle] == nil { // a worker has nothing of etcd
+		return done, nil
+	}
+	a = a.with(b.originals)
+	done.Backup = b.dir
+	if until := r.Since.Add(rotation.Rereads); b.crosses(a, r) && time.Now().Before(until) {
+		h.Log("clients may need the cross certificate until " + until.UTC().Format(time.RFC3339) + "; apply again after that")
+		r.Ended = time.Time{} // as before the end
+	}
+	walk := b.walk(r.Stage)
+	if err := h.ready(ctx, b, a, r, walk); err != nil {
+		return done, err
+	}
+	if h.DryRun {
+		done.Backup = ""
+		return done, h.compare(b, a, r, &done)
+	}
+	for _, stage := range walk {
+		at := r
+		at.Stage = stage
+		if err := h.step(ctx, b, a, at, &done); err != nil {
+			return done, fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
+		}
+	}
+	return done, h.finish(b, a, r, &done)
+}
+
+// ControlPlane reports whether the host has static pods of a control plane, or of etcd.
+func (h Host) ControlPlane() bool {
+	for _, a := range authorities {
+		for _, p := range a.pods {
+			if _, err := os.Stat(h.file(p.manifest)); err == nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// exclude makes sure that one Apply at a time works on the folder. It locks a folder that only root can open, because anyone
+// can lock what they can open. unlock removes that folder if it is empty.
+func (h Host) exclude() (unlock func(), err error) {
+	path := h.file(Backups)
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	if err == nil { // another Apply may have removed it meanwhile
+		var is, locked fs.FileInfo
+		if locked, err = dir.Stat(); err == nil {
+			if is, err = os.Stat(path); err == nil && !os.SameFile(is, locked) {
+				err = syscall.EAGAIN
+			}
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("another 'kubejoin ca apply' works on %s: %w; to see its process: fuser -v %s; then retry", h.Dir, err, path), dir.Close())
+	}
+	return func() {
+		_ = os.Remove(path) // fails if it has a backup
+		_ = dir.Close()
+	}, nil
+}
+
+// ended reports whether the rotation has ended and this host has nothing to do for it.
+func (h Host) ended(a authority, r rotation.Rotation) (bool, error) {
+	if r.InProgress() {
+		return false, nil
+	}
+	if _, err := os.Stat(h.backupDir(r)); err == nil {
+		return false, nil
+	}
+	content, err := readAll(h.Dir, []string{a.bundle})
+	if err != nil || content[a.bundle] == nil {
+		return true, err
+	}
+	certs, err := pemfile.Certificates(content[a.bundle])
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", h.file(a.bundle), err)
+	}
+	in, err := r.In(certs)
+	if r.Stage == rotation.Finish {
+		return !in.Old, err
+	}
+	return !in.New, err
+}
+
+// finish completes the result, and removes the backup of a rotation that has ended; b is nil without one.
+func (h Host) finish(b *backup, a authority, r rotation.Rotation, done *Result) error {
+	done.Report = h.report(b, a, r)
+	if r.InProgress() || h.DryRun {
+		return nil
+	}
+	if err := h.removeBackup(r); err != nil {
+		return err
+	}
+	done.Backup = ""
+	if r.Stage != rotation.Finish {
+		return nil
+	}
+	var err error
+	done.Remains, err = h.remains(r)
+	return err
+}
+
+// crosses reports whether a rotation has ended, and kube-apiserver still presents its cross certificate.
+func (b *backup) crosses(a authority, r rotation.Rotation) bool {
+	return !r.InProgress() && r.Stage == rotation.Finish && r.Cross != "" && b.originals[a.serving] != nil
+}
+
+// walk returns the stages from the one that the host reached to another one. Files of two neighbouring stages work
+// together.
+func (b *backup) walk(to rotation.Stage) []rotation.Stage {
+	from, end := slices.Index(stages, b.index.Stage), slices.Index(stages, to)
+	var list []rotation.Stage
+	for from < end {
+		from++
+		list = append(list, stages[from])
+	}
+	for from > end {
+		from--
+		list = append(list, stages[from])
+	}
+	if list == nil {
+		list = []rotation.Stage{to}
+	}
+	return list
+}
+
+// ready checks that all stages of a walk are possible before the first file changes: the host may trust the CAs, nobody
+// edited a file, processes are visible, and the certificates are signed.
+func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rotation, walk []rotation.Stage) error {
+	before, err := pemfile.Certificates(b.originals[a.bundle])
+	if err != nil {
+		return fmt.Errorf("%s: %w", h.file(a.bundle), err)
+	}
+	for _, pin := range h.Pins {
+		if !slices.Contains(b.index.Pins, pin) {
+			b.index.Pins = append(b.index.Pins, pin)
+		}
+	}
+	in, err := r.In(before)
+	if err != nil {
+		return err
+	}
+	sign := false
+	for _, stage := range walk {
+		at := r
+		at.Stage = stage
+		sign = sign || at.SignsNew() && b.signs(a)
+		if stage == rotation.Prepare && !in.New {
+			continue // back to the originals, see wanted
+		}
+		if err := checkTrust(before, b.index.Pins, at); err != nil {
+			return err
+		}
+	}
+	if err := h.checkEdited(b, a, before, r); err != nil {
+		return err
+	}
+	if err := h.visible(b, a); err != nil {
+		return err
+	}
+	switch {
+	case !sign || len(b.signed) > 0:
+		return nil
+	case h.DryRun:
+		return h.rehearse(ctx, b, a, r)
+	}
+	return h.sign(ctx, b, a, r)
+}
+
+// checkEdited refuses a file that is neither the original nor what Apply wrote. The kubelet writes kubelet.conf itself when
+// it bootstraps, so the present one becomes the original.
+func (h Host) checkEdited(b *backup, a authority, before []*x509.Certificate, r rotation.Rotation) error {
+	present, err := readAll(h.Dir, a.files())
+	if err != nil {
+		return err
+	}
+	for _, name := range a.files() {
+		is, was := present[name], b.originals[name]
+		switch {
+		case is == nil && was == nil, is != nil && was != nil && (digest(is) == digest(was) || slices.Contains(b.index.Written[name], digest(is))):
+		case name == kubeletConf && is != nil:
+			b.originals[name] = is
+			if !h.DryRun {
+				if err := h.save(filepath.Join(b.dir, originalsDir, name), is); err != nil {
+					return err
+				}
+			}
+		case name == a.bundle && is != nil && onlyOf(is, before, r):
+		default:
+			what := "was changed"
+			if is == nil {
+				what = "was removed"
+			}
+			return fmt.Errorf("%s %s by somebody else since the backup in %s; to undo that: cp %s %s; to keep it, move that folder away, and the present files become the originals; then retry",
+				h.file(name), what, b.dir, filepath.Join(b.dir, originalsDir, name), h.file(name))
+		}
+	}
+	return nil
+}
+
+// onlyOf reports whether a bundle has no certificate that the host and the rotation do not know, so that nothing is lost
+// when it is replaced.
+func onlyOf(bundle []byte, before []*x509.Certificate, r rotation.Rotation) bool {
+	certs, err := pemfile.Certificates(bundle)
+	old, errOld := r.OldCerts()
+	fresh, errNew := r.NewCerts()
+	known := slices.Concat(before, old, fresh)
+	return errors.Join(err, errOld, errNew) == nil && !slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !slices.ContainsFunc(known, c.Equal) })
+}
+
+// step brings the host to a stage that is next to the one that it reached.
+func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
+	want, err := wanted(b.originals, b.signed, r)
+	if err != nil {
+		return err
+	}
+	present, err := readAll(h.Dir, a.files())
+	if err != nil {
+		return err
+	}
+	var changed []string
+	for _, name := range a.files() {
+		if want[name] != nil && string(want[name]) != string(present[name]) {
+			changed = append(changed, name)
+			if err := h.wrote(b, name, want[name]); err != nil {
+				return err
+			}
+		}
+	}
+	if len(changed) > 0 { // before the first write, so that a crash does not make these files those of somebody else
+		if err := h.saveIndex(b); err != nil {
+			return err
+		}
+	}
+	write := func(name string) error {
+		if !slices.Contains(changed, name) {
+			return nil
+		}
+		if !slices.Contains(done.Changed, name) {
+			done.Changed = append(done.Changed, name)
+		}
+		h.Log("writing " + h.file(name))
+		return h.replace(h.file(name), want[name])
+	}
+	for _, name := range a.files() {
+		if slices.ContainsFunc(a.pods, func(p pod) bool { return p.manifest == name }) {
+			continue
+		}
+		if err := write(name); err != nil {
+			return err
+		}
+	}
+	if err := h.restartPods(ctx, b, a, changed, write, done); err != nil {
+		return err
+	}
+	if a.kubelet {
+		if err := h.kubelet(ctx, b, a, r, done); err != nil {
+			return err
+		}
+	}
+	if b.index.Stage != r.Stage {
+		b.index.Stage = r.Stage
+		return h.saveIndex(b)
+	}
+	return nil
+}
+
+// wrote notes that content is what Apply is about to write.
+func (h Host) wrote(b *backup, name string, content []byte) (err error) {
+	if sum := digest(content); !slices.Contains(b.index.Written[name], sum) {
+		b.index.Written[name] = append(b.index.Written[name], sum)
+	}
+	b.index.Boots[name], err = h.system.boot()
+	return err
+}

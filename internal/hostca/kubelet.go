@@ -1,0 +1,260 @@
+package hostca
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// kubeletConfig is the part of a KubeletConfiguration that says where its health is, and where it serves.
+type kubeletConfig struct {
+	Port               int    `json:"port"`
+	HealthzPort        *int   `json:"healthzPort"`
+	HealthzBindAddress string `json:"healthzBindAddress"`
+}
+
+// kubeletService returns the kubelet without its changes. It has no URL if it does not show its health.
+func (h Host) kubeletService() (service, error) {
+	const defaultPort, defaultServing, defaultAddress = 10248, 10250, "127.0.0.1"
+	s := service{name: "kubelet", port: defaultPort, comm: "kubelet"}
+	var config kubeletConfig
+	file := filepath.Join(h.KubeletDir, "config.yaml")
+	content, err := readFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return s, err
+	}
+	if err := yaml.Unmarshal(content, &config); err != nil {
+		return s, fmt.Errorf("%s: want a KubeletConfiguration", file)
+	}
+	if config.HealthzPort != nil {
+		s.port = *config.HealthzPort
+	}
+	if s.port == 0 {
+		s.port = cmp.Or(config.Port, defaultServing)
+		return s, nil
+	}
+	address := config.HealthzBindAddress
+	if ip := net.ParseIP(address); ip == nil || ip.IsUnspecified() {
+		address = defaultAddress
+	}
+	s.url = "http://" + net.JoinHostPort(address, strconv.Itoa(s.port)) + "/healthz"
+	return s, nil
+}
+
+// kubelet requests certificates, and restarts the kubelet if something changed that it does not reload.
+func (h Host) kubelet(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
+	if b.originals[kubeletConf] == nil {
+		return nil
+	}
+	for _, c := range kubeletCertificates {
+		if err := h.renewKubelet(ctx, b, r, c); err != nil {
+			h.Log("warning: the kubelet got no new " + c.what + " certificate: " + err.Error() + "; to retry, run the command again; the kubelet renews near the end of the present one")
+		}
+	}
+	s, err := h.kubeletService()
+	if err != nil {
+		return err
+	}
+	if s.changed, err = h.kubeletChanged(b, a); err != nil {
+		return err
+	}
+	p, err := h.system.listener(s)
+	if err != nil || p.pid == 0 || s.changed.IsZero() || !p.started.Before(s.changed) {
+		return err
+	}
+	h.Log("restarting the kubelet")
+	if err := h.system.terminate(p); err != nil {
+		return err
+	}
+	if err := h.await(ctx, s, "start it with: systemctl restart kubelet"); err != nil {
+		return err
+	}
+	done.Restarted = append(done.Restarted, s.name)
+	return nil
+}
+
+// kubeletChanged returns when something changed that the kubelet does not reload; the zero time if nothing did. It reads the
+// CA of its kubeconfig only at the start, also if that names a file.
+func (h Host) kubeletChanged(b *backup, a authority) (last time.Time, err error) {
+	names := []string{kubeletConf, a.bundle}
+	for name := range b.index.Written {
+		if filepath.IsAbs(name) { // a certificate of the kubelet
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		file := name
+		if !filepath.IsAbs(name) {
+			file = h.file(name)
+		}
+		at, err := h.changedAt(b, file, name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return last, err
+		}
+		if at.After(last) {
+			last = at
+		}
+	}
+	return last, nil
+}
+
+// A kubeletCertificate is a kind of certificate that the kubelet renews by itself. Its file has the prefix in its name.
+type kubeletCertificate struct {
+	what, prefix, signer string
+	usage                certificatesv1.KeyUsage
+}
+
+var kubeletCertificates = []kubeletCertificate{
+	{"client", "kubelet-client-", certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth},
+	{"serving", "kubelet-server-", certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth},
+}
+
+// find returns the present certificate and the link to its file; an empty link if the kubelet does not maintain one.
+func (c kubeletCertificate) find(h Host) (link string, chain []*x509.Certificate, err error) {
+	if c.usage == certificatesv1.UsageClientAuth {
+		return h.clientCertificate()
+	}
+	return linked(filepath.Join(h.KubeletDir, "pki", c.prefix+"current.pem"))
+}
+
+// renewKubelet requests a certificate of the kubelet, if the present one is from the CA that does not sign any more.
+func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, c kubeletCertificate) error {
+	if h.Sign == nil {
+		return nil
+	}
+	link, chain, err := c.find(h)
+	if err != nil || link == "" {
+		return err
+	}
+	from, err := r.Find(chain)
+	if err != nil {
+		return err
+	}
+	if !(from == rotation.FromOld && r.SignsNew() || from == rotation.FromNew && !r.SignsNew()) {
+		return nil
+	}
+	key, err := credentials.NewKey()
+	if err != nil {
+		return err
+	}
+	encoded, err := credentials.EncodeKey(key)
+	if err != nil {
+		return err
+	}
+	leaf := chain[0]
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: leaf.Subject, DNSNames: leaf.DNSNames, IPAddresses: leaf.IPAddresses}, key)
+	if err != nil {
+		return err
+	}
+	h.Log("requesting a " + c.what + " certificate for the kubelet")
+	const patience = 30 * time.Second
+	wait, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	issued, err := h.Sign(wait, credentials.Request{
+		Signer: c.signer, CSR: pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der}),
+		Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, c.usage},
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := pemfile.KeyPair(issued, encoded); err != nil {
+		return fmt.Errorf("the signer returned no certificate for the key: %w", err)
+	}
+	if chain, err = pemfile.Certificates(issued); err != nil {
+		return err
+	}
+	want := map[bool]rotation.From{false: rotation.FromOld, true: rotation.FromNew}[r.SignsNew()]
+	if is, err := r.Find(chain); err != nil || is != want {
+		return errors.Join(err, fmt.Errorf("kubejoin does not sign with the %s CA yet; first run 'kubejoin ca apply' on the control planes", want))
+	}
+	file := filepath.Join(filepath.Dir(link), c.prefix+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
+	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                      // API servers may need 5 minutes to read the new CA
+		issued = slices.Concat(issued, []byte(r.Cross))
+	}
+	content := slices.Concat(issued, encoded)
+	if err := errors.Join(h.wrote(b, file, content), h.saveIndex(b)); err != nil {
+		return err
+	}
+	if err := h.replace(file, content); err != nil {
+		return err
+	}
+	if err := h.fault(link); err != nil {
+		return err
+	}
+	temporary := link + ".kubejoin"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(file, temporary); err != nil {
+		return err
+	}
+	return os.Rename(temporary, link)
+}
+
+// clientCertificate is kubeletCertificate.find for the certificate that kubelet.conf names. The chain is nil without
+// kubelet.conf.
+func (h Host) clientCertificate() (link string, chain []*x509.Certificate, err error) {
+	content, err := readFile(h.file(kubeletConf))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil, nil
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	_, user, err := loadKubeconfig(content)
+	if err != nil {
+		return "", nil, fmt.Errorf("%s: %w", h.file(kubeletConf), err)
+	}
+	switch link = user.ClientCertificate; {
+	case link == "":
+		chain, err = pemfile.Certificates(user.ClientCertificateData)
+		return "", chain, err
+	case !filepath.IsAbs(link):
+		link = h.file(link)
+	}
+	return linked(link)
+}
+
+// linked returns the certificate behind a link; an empty link if it is a file, and nothing if it does not exist.
+func linked(link string) (string, []*x509.Certificate, error) {
+	target, err := filepath.EvalSymlinks(link)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil, nil
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	content, err := readFile(target)
+	if err != nil {
+		return "", nil, err
+	}
+	chain, err := pemfile.Certificates(content)
+	if err != nil {
+		return "", nil, fmt.Errorf("%s: %w", target, err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode().IsRegular() {
+		return "", chain, err
+	}
+	return link, chain, nil
+}

@@ -1,0 +1,115 @@
+package hostca
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/imagetag"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// An authority lists what depends on a CA on a host that kubeadm set up. Paths are below /etc/kubernetes. A host need not
+// have all of it: a worker has the bundle and kubelet.conf of the cluster's CA.
+type authority struct {
+	bundle, key string
+	// leaves are certificates with a key beside them, and kubeconfigs have a certificate and the bundle in them. Both are
+	// signed again with the new key.
+	leaves, kubeconfigs []string
+	// serving is the leaf that clients verify which may not know the new CA yet.
+	serving string
+	// kubelet is true if the kubelet's client certificate and kubelet.conf depend on the CA.
+	kubelet bool
+	pods    []pod
+}
+
+// A pod is a static pod that does not read a changed file again: the set of certificates in the bundle, or a kubeconfig.
+type pod struct {
+	manifest   string
+	bundle     bool
+	kubeconfig string
+	// kubelets is true if the pod reads the bundle only to verify kubelets, and only before Kubernetes 1.36.
+	kubelets bool
+}
+
+const kubeletConf = "kubelet.conf"
+
+// authorities says which files depend on which CA. No file depends on two of them. kube-apiserver reloads its client CAs
+// and its certificates, but not --etcd-cafile, and --kubelet-certificate-authority only from Kubernetes 1.36 on.
+var authorities = map[rotation.CA]authority{
+	rotation.Cluster: {
+		bundle: "pki/ca.crt", key: "pki/ca.key",
+		leaves:      []string{"pki/apiserver.crt", "pki/apiserver-kubelet-client.crt"},
+		serving:     "pki/apiserver.crt",
+		kubeconfigs: []string{"admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf"},
+		kubelet:     true,
+		pods: []pod{
+			{manifest: "manifests/kube-apiserver.yaml", bundle: true, kubelets: true},
+			{manifest: "manifests/kube-controller-manager.yaml", bundle: true, kubeconfig: "controller-manager.conf"},
+			{manifest: "manifests/kube-scheduler.yaml", kubeconfig: "scheduler.conf"},
+		},
+	},
+	rotation.FrontProxy: {
+		bundle: "pki/front-proxy-ca.crt", key: "pki/front-proxy-ca.key",
+		leaves: []string{"pki/front-proxy-client.crt"},
+	},
+	rotation.Etcd: {
+		bundle: "pki/etcd/ca.crt", key: "pki/etcd/ca.key",
+		leaves: []string{"pki/etcd/server.crt", "pki/etcd/peer.crt", "pki/etcd/healthcheck-client.crt", "pki/apiserver-etcd-client.crt"},
+		pods:   []pod{{manifest: "manifests/etcd.yaml", bundle: true}, {manifest: "manifests/kube-apiserver.yaml", bundle: true}},
+	},
+}
+
+// certificates maps a file to the name of its certificate in 'kubeadm certs check-expiration', if that differs from the
+// base name.
+var certificates = map[string]string{
+	"pki/etcd/server.crt": "etcd-server", "pki/etcd/peer.crt": "etcd-peer", "pki/etcd/healthcheck-client.crt": "etcd-healthcheck-client",
+}
+
+// certificate returns kubeadm's name of the certificate in a file.
+func certificate(file string) string {
+	if name := certificates[file]; name != "" {
+		return name
+	}
+	if name, found := strings.CutSuffix(path.Base(file), ".crt"); found {
+		return name
+	}
+	return file
+}
+
+// files returns all paths in the order in which they are written: those that are trusted, what is presented, what signs,
+// and what restarts.
+func (a authority) files() []string {
+	list := slices.Concat([]string{a.bundle}, a.leaves, a.kubeconfigs)
+	if a.kubelet {
+		list = append(list, kubeletConf)
+	}
+	list = append(list, a.key)
+	for _, p := range a.pods {
+		list = append(list, p.manifest)
+	}
+	return list
+}
+
+// with returns the authority without the pods that need no restart, given the manifests before the rotation.
+func (a authority) with(originals contents) authority {
+	a.pods = slices.DeleteFunc(slices.Clone(a.pods), func(p pod) bool { return p.kubelets && !verifiesKubelets(originals[p.manifest]) })
+	return a
+}
+
+// verifiesKubelets reports whether a manifest is of a kube-apiserver that reads the CA of kubelets once.
+func verifiesKubelets(manifest []byte) bool {
+	var object corev1.Pod
+	if err := yaml.Unmarshal(manifest, &object); err != nil || len(object.Spec.Containers) == 0 {
+		return false
+	}
+	c := object.Spec.Containers[0]
+	return imagetag.Before(c.Image, "1.36") && slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
+		return strings.HasPrefix(arg, "--kubelet-certificate-authority=")
+	})
+}
+
+// signed returns the files whose certificate is signed again.
+func (a authority) signed() []string { return slices.Concat(a.leaves, a.kubeconfigs) }
