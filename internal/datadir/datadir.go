@@ -13,10 +13,12 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/ownca"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/trustedpath"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -55,11 +57,22 @@ func (d Dir) Open() error {
 	if err := trustedpath.Check(string(d)); err != nil {
 		return fmt.Errorf("--data-dir: %w", err)
 	}
-	for _, name := range files {
-		if _, err := os.Lstat(d.Path(name)); errors.Is(err, fs.ErrNotExist) {
+	entries, err := os.ReadDir(string(d))
+	if err != nil {
+		return fmt.Errorf("--data-dir: %w", err)
+	}
+	names := slices.Clone(files)
+	for _, e := range entries {
+		if ownca.IsCopy(e.Name(), CA) {
+			names = append(names, e.Name())
+		}
+	}
+	for _, name := range names {
+		path := d.Path(name)
+		if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := trustedpath.Check(d.Path(name)); err != nil {
+		if err := trustedpath.Check(path); err != nil {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 func TestOpenRefusesAFolderThatOthersCanRead(t *testing.T) {
@@ -26,16 +27,12 @@ func TestOpenRefusesAFolderThatOthersCanRead(t *testing.T) {
 	}
 	for bit := os.FileMode(1); bit <= 0o040; bit <<= 1 {
 		mode := 0o700 | bit
-		if err := os.Chmod(string(dir), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(string(dir), mode))
 		if err := dir.Open(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("mode %04o", mode)) || !strings.Contains(err.Error(), ": chmod ") {
 			t.Errorf("mode %04o: %v, want a refusal with the command that mends it", mode, err)
 		}
 	}
-	if err := os.Chmod(string(dir), 0o500); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(string(dir), 0o500))
 	if err := dir.Open(); err != nil {
 		t.Errorf("mode 0500: %v", err)
 	}
