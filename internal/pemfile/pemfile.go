@@ -18,6 +18,8 @@ import (
 const (
 	Certificate = "CERTIFICATE"
 	PublicKey   = "PUBLIC KEY"
+
+	encryptedKey = "ENCRYPTED PRIVATE KEY"
 )
 
 var begin, end = []byte("-----BEGIN "), []byte("-----END ")
@@ -147,7 +149,10 @@ func Presented(data []byte) (chain []*x509.Certificate) {
 
 // Key returns the only private key: RSA, ECDSA or Ed25519, as PKCS #8, PKCS #1 or SEC 1, not encrypted. It drops the
 // errors of crypto/x509, because no part of a key may get into a log.
-func Key(data []byte) (crypto.Signer, error) {
+func Key(data []byte) (crypto.Signer, error) { return only(data, nil) }
+
+// only returns the only private key. A passphrase, if there is one, decrypts it.
+func only(data, passphrase []byte) (crypto.Signer, error) {
 	blocks, err := Blocks(data)
 	if err != nil {
 		return nil, err
@@ -157,15 +162,24 @@ func Key(data []byte) (crypto.Signer, error) {
 		if !strings.HasSuffix(block.Type, "PRIVATE KEY") {
 			continue // for example EC PARAMETERS, which openssl writes before the key
 		}
-		if block.Type == "ENCRYPTED PRIVATE KEY" || strings.Contains(block.Headers["Proc-Type"], "ENCRYPTED") {
-			return nil, errors.New("the key is encrypted: want an unencrypted key that only its owner may read")
-		}
-		if key != nil {
+		encrypted := block.Type == encryptedKey
+		switch {
+		case key != nil:
 			return nil, errors.New("more than one private key found: want one")
+		case strings.Contains(block.Headers["Proc-Type"], "ENCRYPTED"):
+			return nil, errors.New("the key is encrypted in the outdated form of OpenSSL (Proc-Type: 4,ENCRYPTED), want PKCS #8; " + convert)
+		case encrypted && passphrase == nil:
+			return nil, errors.New("the key is encrypted: want an unencrypted key that only its owner may read, or a file with its passphrase")
+		case !encrypted && passphrase != nil:
+			return nil, errors.New("the key is not encrypted, and a file with a passphrase is given: encrypt the key, or leave out the passphrase")
 		}
 		var parsed any
 		var err error
 		switch block.Type {
+		case encryptedKey:
+			if parsed, err = decrypt(block.Bytes, passphrase); err != nil {
+				return nil, err
+			}
 		case "PRIVATE KEY":
 			parsed, err = x509.ParsePKCS8PrivateKey(block.Bytes)
 		case "RSA PRIVATE KEY":

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 func block(kind string, der []byte) []byte {
@@ -108,14 +109,8 @@ func TestOneReadsOneBlockAndNothingElse(t *testing.T) {
 }
 
 func TestReportsMalformedKey(t *testing.T) {
-	agreement, err := ecdh.X25519().GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalPKCS8PrivateKey(agreement)
-	if err != nil {
-		t.Fatal(err)
-	}
+	agreement := must.Value(ecdh.X25519().GenerateKey(rand.Reader))(t)
+	der := must.Value(x509.MarshalPKCS8PrivateKey(agreement))(t)
 	cut := []byte("-----BEGIN CERTIFICATE-----\nAAAA\n")
 	for name, test := range map[string]struct {
 		data []byte
@@ -138,17 +133,12 @@ func TestReportsMalformedKey(t *testing.T) {
 func TestLoadKeyPairReadsWholeChain(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")
 	serving := certtest.Serving(t, ca, "127.0.0.1")
-	der, err := x509.MarshalPKCS8PrivateKey(serving.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.MarshalPKCS8PrivateKey(serving.PrivateKey))(t)
 	leaf, key := block("CERTIFICATE", serving.Certificate[0]), block("PRIVATE KEY", der)
 	dir := t.TempDir()
 	load := func(certificate, key []byte) (tls.Certificate, error) {
 		for name, content := range map[string][]byte{"tls.crt": certificate, "tls.key": key} {
-			if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 		}
 		return pemfile.LoadKeyPair(filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key"))
 	}

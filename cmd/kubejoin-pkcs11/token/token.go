@@ -1,0 +1,288 @@
+// Package token signs with a private key on a PKCS#11 token, for example in a hardware security module. The key never
+// leaves the token.
+package token
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ThalesGroup/crypto11"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/miekg/pkcs11"
+)
+
+// Limits of a [Key].
+const (
+	// maxSessions is how many signatures the token makes at once. One more session keeps the login.
+	maxSessions = 8
+	// defaultTimeout is how long a caller waits for a signature.
+	defaultTimeout = 10 * time.Second
+	// reopenAfter is the minimum time between two attempts to reach the token.
+	reopenAfter = time.Second
+)
+
+// ErrUnavailable is wrapped if the token cannot sign now, for example because it was removed. The caller should retry
+// later. The key opens the token again by itself.
+var ErrUnavailable = errors.New("the token is unavailable")
+
+// A Key is a private key on a token: RSA, or ECDSA on P-256, P-384 or P-521. It is safe for concurrent use.
+type Key struct {
+	uri    URI
+	public crypto.PublicKey
+	slots  chan struct{} // has an entry for each call into the module
+	// timeout is how long a caller waits for a signature.
+	timeout time.Duration
+
+	mu      sync.Mutex
+	session *session  // nil while the token is not open
+	closing bool      // the last session is closing
+	next    time.Time // of the next attempt to open the token
+	failure error     // of the last attempt
+	refused *[sha256.Size]byte
+}
+
+// A session is an open and logged in token.
+type session struct {
+	context *crypto11.Context
+	crypto11.Signer
+}
+
+// Open opens the token, and finds the key. It reads the PIN from its file each time it logs in.
+func Open(uri URI) (*Key, error) {
+	k := &Key{uri: uri, slots: make(chan struct{}, maxSessions), timeout: defaultTimeout}
+	s, err := k.open()
+	if err != nil {
+		return nil, err
+	}
+	k.session, k.public = s, s.Public()
+	return k, nil
+}
+
+// Public returns the public key. It stays the same while the token is not there.
+func (k *Key) Public() crypto.PublicKey { return k.public }
+
+// Close logs out. It waits for calls in progress. A closed key must not be used.
+func (k *Key) Close() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.session == nil {
+		return nil
+	}
+	s := k.session
+	k.session, k.closing = nil, true
+	return s.context.Close()
+}
+
+// Sign signs a digest. After a failure it closes the token, and the next call opens it again.
+func (k *Key) Sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	type result struct {
+		signature []byte
+		err       error
+	}
+	timer := time.NewTimer(k.timeout)
+	defer timer.Stop()
+	select {
+	case k.slots <- struct{}{}:
+	case <-timer.C:
+		return nil, fmt.Errorf("%s: %w: all sessions are busy", k.uri, ErrUnavailable)
+	}
+	done := make(chan result, 1)
+	go func() { // a call into the module cannot be cancelled
+		defer func() { <-k.slots }()
+		signature, err := k.sign(rand, digest, opts)
+		done <- result{signature, err}
+	}()
+	select {
+	case r := <-done:
+		return r.signature, r.err
+	case <-timer.C:
+		return nil, fmt.Errorf("%s: %w: no answer within %s", k.uri, ErrUnavailable, k.timeout)
+	}
+}
+
+func (k *Key) sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	s, err := k.current()
+	if err != nil {
+		return nil, err
+	}
+	signature, err := s.Sign(rand, digest, opts)
+	if err != nil {
+		k.drop(s)
+		return nil, fmt.Errorf("%s: %w: %w", k.uri, ErrUnavailable, err)
+	}
+	return signature, nil
+}
+
+// current returns the open session, and opens the token if there is none.
+func (k *Key) current() (*session, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := time.Now()
+	switch {
+	case k.session != nil:
+		return k.session, nil
+	case k.closing:
+		return nil, fmt.Errorf("%s: %w: the last session has not ended", k.uri, ErrUnavailable)
+	case now.Before(k.next):
+		return nil, k.failure
+	}
+	s, err := k.open()
+	if err == nil && !k.public.(interface{ Equal(crypto.PublicKey) bool }).Equal(s.Public()) {
+		_ = s.context.Close()
+		err = fmt.Errorf("%s: %w: the token has another key of this name now", k.uri, ErrUnavailable)
+	}
+	if err != nil {
+		k.next, k.failure = now.Add(reopenAfter), err
+		return nil, err
+	}
+	k.session = s
+	return s, nil
+}
+
+// drop closes a session that failed.
+func (k *Key) drop(s *session) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.session != s {
+		return
+	}
+	k.session, k.closing = nil, true
+	go func() { // it waits for the calls in progress
+		_ = s.context.Close()
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.closing = false
+	}()
+}
+
+// opening is held while a token is opened: the library is a global state, and a second caller must not end it meanwhile.
+var opening sync.Mutex
+
+// open opens the token and logs in once. It never tries a PIN again that the token has refused, and no PIN at all if it
+// could be the last try before the token locks itself.
+func (k *Key) open() (*session, error) {
+	fail := func(err error) (*session, error) { return nil, fmt.Errorf("%s: %w: %w", k.uri, ErrUnavailable, err) }
+	pin, err := readPIN(k.uri.PINFile)
+	if err != nil {
+		return fail(fmt.Errorf("PIN: %w", err))
+	}
+	sum := sha256.Sum256(pin)
+	if k.refused != nil && *k.refused == sum {
+		return fail(fmt.Errorf("the token refused the PIN in %s, and kubejoin does not try it again; write the right one into the file", k.uri.PINFile))
+	}
+	opening.Lock()
+	defer opening.Unlock()
+	info, err := find(k.uri)
+	if err != nil {
+		return fail(err)
+	}
+	if locks(info, k.public == nil) {
+		return fail(fmt.Errorf("a wrong PIN was tried before, and kubejoin tries none that could lock it: log in with the right PIN by another program, for example: pkcs11-tool --module %s --token-label LABEL --login --list-objects", k.uri.Module))
+	}
+	config := &crypto11.Config{Path: k.uri.Module, TokenSerial: info.SerialNumber, Pin: string(pin), MaxSessions: maxSessions + 1, PoolWaitTimeout: defaultTimeout}
+	if config.TokenSerial == "" {
+		config.TokenLabel = info.Label
+	}
+	context, err := crypto11.Configure(config)
+	if loginRefused(err) {
+		k.refused = &sum
+		return fail(fmt.Errorf("the token refused the PIN in %s: %w", k.uri.PINFile, err))
+	}
+	if err != nil {
+		return fail(err)
+	}
+	keys, err := context.FindKeyPairs(optional(k.uri.ID), optional(k.uri.Object))
+	if err == nil && len(keys) != 1 {
+		err = fmt.Errorf("%d keys with a public key of this name, want one", len(keys))
+	}
+	if err != nil {
+		_ = context.Close()
+		return fail(err)
+	}
+	k.refused = nil
+	return &session{context, keys[0]}, nil
+}
+
+// locks reports whether a wrong PIN could lock the token. When the program starts, that is after the first wrong PIN: a
+// service manager that restarts the program could use up the tries.
+func locks(info pkcs11.TokenInfo, starts bool) bool {
+	flags := uint(pkcs11.CKF_USER_PIN_FINAL_TRY | pkcs11.CKF_USER_PIN_LOCKED)
+	if starts {
+		flags |= pkcs11.CKF_USER_PIN_COUNT_LOW
+	}
+	return info.Flags&flags != 0
+}
+
+// loginRefused reports whether [crypto11.Configure] could not log in, and the token was there. Tokens differ in their codes
+// for a wrong PIN, so each code counts that does not mean a removal. crypto11 has no type for a failed login.
+func loginRefused(err error) bool {
+	if err == nil || !strings.Contains(err.Error(), "failed to log into long term session") {
+		return false
+	}
+	code := pkcs11.Error(0)
+	return !errors.As(err, &code) || !slices.Contains([]pkcs11.Error{
+		pkcs11.CKR_TOKEN_NOT_PRESENT, pkcs11.CKR_TOKEN_NOT_RECOGNIZED, pkcs11.CKR_DEVICE_REMOVED, pkcs11.CKR_DEVICE_ERROR,
+		pkcs11.CKR_SLOT_ID_INVALID, pkcs11.CKR_SESSION_HANDLE_INVALID, pkcs11.CKR_SESSION_CLOSED, pkcs11.CKR_CRYPTOKI_NOT_INITIALIZED,
+	}, code)
+}
+
+func optional(text string) []byte {
+	if text == "" {
+		return nil
+	}
+	return []byte(text)
+}
+
+// find returns the only token that the URI names.
+func find(uri URI) (info pkcs11.TokenInfo, err error) {
+	module := pkcs11.New(uri.Module)
+	if module == nil {
+		return info, fmt.Errorf("%s is no PKCS#11 library", uri.Module)
+	}
+	defer module.Destroy()
+	switch err := module.Initialize(); {
+	case err == nil:
+		defer func() { _ = module.Finalize() }()
+	case !errors.Is(err, pkcs11.Error(pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED)): // by another key
+		return info, fmt.Errorf("%s: %w", uri.Module, err)
+	}
+	slots, err := module.GetSlotList(true)
+	if err != nil {
+		return info, err
+	}
+	found := 0
+	for _, slot := range slots {
+		one, err := module.GetTokenInfo(slot)
+		if err != nil {
+			continue // removed meanwhile
+		}
+		if (uri.Token == "" || uri.Token == one.Label) && (uri.Serial == "" || uri.Serial == one.SerialNumber) {
+			info, found = one, found+1
+		}
+	}
+	if found != 1 {
+		return info, fmt.Errorf("%d of %d tokens have this name, want one", found, len(slots))
+	}
+	return info, nil
+}
+
+// readPIN returns the PIN in a file: its only line. The file must be as private as a key.
+func readPIN(path string) ([]byte, error) {
+	content, err := pemfile.ReadPrivate(path, pemfile.Secret)
+	if err != nil {
+		return nil, err
+	}
+	pin, err := pemfile.Passphrase(content)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return bytes.Clone(pin), nil
+}

@@ -1,0 +1,34 @@
+package pemfile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"runtime"
+)
+
+// ErrExposed is wrapped if every user of the machine may read or write a file of a CA.
+var ErrExposed = errors.New("file is accessible to every user")
+
+// Secret are the bits that the mode of a file with a key or a passphrase must not have.
+const Secret fs.FileMode = 0o006
+
+// ReadPrivate reads a file whose mode has none of the given bits. The group may have access: the files of a Secret in
+// a pod belong to one.
+func ReadPrivate(path string, bits fs.FileMode) (content []byte, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if mode := info.Mode(); runtime.GOOS != "windows" && mode.IsRegular() && mode.Perm()&bits != 0 {
+		return nil, fmt.Errorf("%s: %w: mode is %04o, want at most %04o (in a Secret volume, set defaultMode)", path, ErrExposed, mode.Perm(), mode.Perm()&^bits)
+	}
+	return io.ReadAll(f)
+}

@@ -1,0 +1,106 @@
+package signerd
+
+import (
+	"crypto"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	unixScheme   = "unix://"
+	pkcs11Scheme = "pkcs11:"
+)
+
+// Options are the flags of 'kubejoin signer'.
+type Options struct {
+	Listen         string // HOST:PORT, or unix:///PATH
+	Policy         string // file
+	CertFile       string // of the CA
+	KeyFile        string // or a URI of a PKCS#11 key
+	PassphraseFile string // empty: the key is not encrypted
+	Record         string // file
+	TLSCertFile    string
+	TLSKeyFile     string
+	ClientCAFile   string
+
+	// OpenKey opens the key that a URI in KeyFile names. It is nil in a program that has no PKCS#11.
+	OpenKey func(uri string) (crypto.Signer, error)
+}
+
+// A Flag is a flag that sets one of the options.
+type Flag struct {
+	Name, Help string
+	Value      *string
+}
+
+// Flags returns the flags in the order of the help text.
+func (o *Options) Flags() []Flag {
+	return []Flag{
+		{"listen", "HOST:PORT to serve HTTPS on, or unix:///PATH of a socket", &o.Listen},
+		{"policy", "file that says who gets which certificates; see 'kubejoin signer default-policy'", &o.Policy},
+		{"issuance-record", "file to append a JSON line to for each certificate that is signed or refused", &o.Record},
+		{"cluster-signing-cert-file", "certificate of the cluster CA; of several, the one that matches the key signs", &o.CertFile},
+		{"cluster-signing-key-file", "private key of --cluster-signing-cert-file; kubejoin-pkcs11 also takes a URI such as pkcs11:token=ca;object=kubernetes-ca?module-path=/PATH&pin-source=file:/PATH", &o.KeyFile},
+		{"cluster-signing-key-passphrase-file", "passphrase of --cluster-signing-key-file, in one line (default: the key is not encrypted)", &o.PassphraseFile},
+		{"tls-cert-file", "serving certificate and its chain, for HTTPS", &o.TLSCertFile},
+		{"tls-private-key-file", "private key of --tls-cert-file", &o.TLSKeyFile},
+		{"client-ca-file", "CA of requesters' client certificates, for HTTPS", &o.ClientCAFile},
+	}
+}
+
+// Socket returns the path of the socket; empty for HTTPS.
+func (o Options) Socket() string {
+	path, found := strings.CutPrefix(o.Listen, unixScheme)
+	if !found {
+		return ""
+	}
+	return path
+}
+
+func (o Options) onToken() bool { return strings.HasPrefix(o.KeyFile, pkcs11Scheme) }
+
+// Check returns an error for each invalid flag.
+func (o Options) Check() error {
+	var errs []error
+	fail := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
+	}
+	socket := o.Socket()
+	if _, port, err := net.SplitHostPort(o.Listen); socket == "" && (err != nil || port == "") {
+		fail("listen", "%q given, want HOST:PORT or unix:///PATH", o.Listen)
+	}
+	if socket != "" && (!filepath.IsAbs(socket) || filepath.Clean(socket) != socket) {
+		fail("listen", "%q given, want unix:// and an absolute path", o.Listen)
+	}
+	if o.Record == "-" { // standard output for other commands
+		fail("issuance-record", "%q given, want a file", o.Record)
+	}
+	for _, file := range []struct {
+		flag, value string
+		want        bool
+	}{
+		{"policy", o.Policy, true},
+		{"issuance-record", o.Record, true},
+		{"cluster-signing-cert-file", o.CertFile, true},
+		{"cluster-signing-key-file", o.KeyFile, true},
+		{"tls-cert-file", o.TLSCertFile, socket == ""},
+		{"tls-private-key-file", o.TLSKeyFile, socket == ""},
+		{"client-ca-file", o.ClientCAFile, socket == ""},
+	} {
+		if given := file.value != ""; given && !file.want {
+			fail(file.flag, "excludes a Unix socket, whose user the policy names")
+		} else if !given && file.want {
+			fail(file.flag, "missing, want a file")
+		}
+	}
+	switch {
+	case o.onToken() && o.OpenKey == nil:
+		fail("cluster-signing-key-file", "this program has no PKCS#11, which needs cgo; want a file, or the program kubejoin-pkcs11")
+	case o.onToken() && o.PassphraseFile != "":
+		fail("cluster-signing-key-passphrase-file", "excludes a PKCS#11 key, whose URI names the file with the PIN")
+	}
+	return errors.Join(errs...)
+}
