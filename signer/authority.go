@@ -152,6 +152,9 @@ type Authority struct {
 	// Record stores an entry for every request that was signed, refused or failed. If it cannot store the entry, no
 	// certificate is issued. Nil keeps no record.
 	Record issuance.Log
+	// MaxLifetime returns the longest lifetime of a certificate that ca signs for a kubelet; zero means no limit but that of
+	// the profile. Kubelets renew their certificates by themselves. Nil limits none.
+	MaxLifetime func(ca *x509.Certificate, node string) time.Duration
 	// Unthrottled turns off the rate limits of requesters. With limits, a machine gets 60 certificates at once and
 	// then 4 a minute, for all its requests together. So does each key of other requesters. A bootstrap token gets
 	// 10,000 at once and then one a second. The counters are kept in memory, separately in each process. See
@@ -364,7 +367,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err := a.take(r, false, true); err != nil {
 		return issued{}, err
 	}
-	done, err := s.profile.issue(ca, m.valid.request.Asked(), m.admitted.Lifetime(r), a.now())
+	done, err := s.profile.issue(ctx, ca, m.valid.request.Asked(), a.lifetime(s, ca, r, m.admitted), a.now())
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
@@ -388,6 +391,38 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 		}
 	}
 	return done, nil
+}
+
+// lifetime returns the lifetime for an admitted request, before the limits of the profile; zero leaves it to the profile.
+func (a *Authority) lifetime(s Signer, ca *CA, r approval.Request, admitted admission.Admitted) time.Duration {
+	asked := admitted.Lifetime(r)
+	most := a.maxLifetime(s, ca, strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix))
+	if most <= 0 {
+		return asked
+	}
+	return min(cmp.Or(asked, s.profile.config.Default), most)
+}
+
+func (a *Authority) maxLifetime(s Signer, ca *CA, node string) time.Duration {
+	if a.MaxLifetime == nil || s.name != certificates.KubeAPIServerClientKubeletSignerName && s.name != certificates.KubeletServingSignerName {
+		return 0
+	}
+	return a.MaxLifetime(ca.Certificate(), node)
+}
+
+// NodeLifetime returns the lifetime of a certificate of a node for which neither the request nor a token asks for less. It is
+// false if no such signer is configured.
+func (a *Authority) NodeLifetime(signer, node string) (time.Duration, bool) {
+	s, found := a.Signer(signer)
+	normal := cmp.Or(s.profile.config.Default, DefaultDuration)
+	ca, err := s.CA()
+	if err != nil {
+		return normal, found
+	}
+	if most := a.maxLifetime(s, ca, node); most > 0 {
+		normal = min(normal, most)
+	}
+	return normal, found
 }
 
 // checkRejoin returns an error if the machine of a rejoin was revoked while its claim was written. last is the fingerprint

@@ -12,6 +12,7 @@ import (
 	cfssl "github.com/cloudflare/cfssl/signer"
 	"github.com/cloudflare/cfssl/signer/local"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
@@ -31,48 +32,33 @@ func BenchmarkIssue(b *testing.B) {
 	} {
 		key := kind.key()
 		root := caCertificate(b, "ca", key, nil, nil, nil)
-		ca := must(signer.NewCA([]*x509.Certificate{root}, key))
+		ca := must.Get(signer.NewCA([]*x509.Certificate{root}, key))
 		request := csrtest.PEM(b, &x509.CertificateRequest{Subject: csrtest.Node("worker-1")}, kind.key())
-		profile := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages}))
+		profile := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages}))
 		b.Run(kind.name+"/kubejoin", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				csr, err := pkcs10.Parse(request)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if _, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err != nil {
-					b.Fatal(err)
-				}
+				csr := must.Value(pkcs10.Parse(request))(b)
+				must.Value(profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()))(b)
 			}
 		})
 		b.Run(kind.name+"/bare", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				block, _ := pem.Decode(request)
-				csr, err := x509.ParseCertificateRequest(block.Bytes)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := csr.CheckSignature(); err != nil {
-					b.Fatal(err)
-				}
+				csr := must.Value(x509.ParseCertificateRequest(block.Bytes))(b)
+				must.OK(b, csr.CheckSignature())
 				now := time.Now()
-				der, err := kcmIssue(csr, root, key, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, now, now.Add(time.Hour))
-				if err != nil {
-					b.Fatal(err)
-				}
+				der := must.Value(kcmIssue(csr, root, key, x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, now, now.Add(time.Hour)))(b)
 				pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 			}
 		})
 		b.Run(kind.name+"/cfssl", func(b *testing.B) {
 			policy := &config.Signing{Default: &config.SigningProfile{Usage: []string{"digital signature", "client auth"}, Expiry: time.Hour}}
-			s := must(local.NewSigner(key, root, x509.UnknownSignatureAlgorithm, policy))
+			s := must.Get(local.NewSigner(key, root, x509.UnknownSignatureAlgorithm, policy))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := s.Sign(cfssl.SignRequest{Request: string(request)}); err != nil {
-					b.Fatal(err)
-				}
+				must.Value(s.Sign(cfssl.SignRequest{Request: string(request)}))(b)
 			}
 		})
 	}

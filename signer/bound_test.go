@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -20,7 +21,7 @@ func TestSignAdmittedIgnoresLaterChangesOfRequest(t *testing.T) {
 	for name, later := range map[string]time.Duration{"at once": 0, "validated again": time.Minute} {
 		var checked []string
 		const kubelet = certificates.KubeAPIServerClientKubeletSignerName
-		s := must(signer.NewSigner(kubelet, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: signer.KubernetesUsages(kubelet)}, func(r approval.Request) error {
+		s := must.Get(signer.NewSigner(kubelet, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: signer.KubernetesUsages(kubelet)}, func(r approval.Request) error {
 			checked = r.Groups
 			return nil
 		}))
@@ -62,7 +63,7 @@ func TestAdmissionExpiresAfterOneSecond(t *testing.T) {
 		authority := &signer.Authority{
 			Facts:   allowsAll{},
 			Now:     func() time.Time { return now },
-			Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(newCA(t)), 2*time.Hour))),
+			Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), 2*time.Hour))),
 			Nodes: &admission.Nodes{Node: func(context.Context, string) (string, error) {
 				if taken {
 					return "uid", nil
@@ -92,7 +93,7 @@ func TestSignerRefusesRequestsOfOtherNames(t *testing.T) {
 	r := nodeRequest(t, "jane", "worker-1")
 	for name, s := range map[string]signer.Signer{
 		"zero":            {},
-		"of another name": must(signer.NewSigner(own, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: clientUsages}, anyRequest)),
+		"of another name": must.Get(signer.NewSigner(own, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: clientUsages}, anyRequest)),
 	} {
 		s.Rules = []approval.Rule{rule{Verdict: approval.Approve, Reason: "Good"}}
 		authority := &signer.Authority{Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: s})}
@@ -116,7 +117,7 @@ func TestNodeNameLimitsApplyToClientCertificates(t *testing.T) {
 	exists := func(context.Context, string) (string, error) { return "uid", nil }
 	authority := func() *signer.Authority {
 		return &signer.Authority{Nodes: &admission.Nodes{Node: exists}, Signers: signer.FixedSigners(map[string]signer.Signer{
-			own: must(signer.NewSigner(own, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: []certificates.KeyUsage{ds, client, server, anyUse}}, anyRequest)),
+			own: must.Get(signer.NewSigner(own, signer.Fixed(newCA(t)), signer.ProfileConfig{Usages: []certificates.KeyUsage{ds, client, server, anyUse}}, anyRequest)),
 		})}
 	}
 	for _, test := range []struct {

@@ -21,12 +21,18 @@ import (
 )
 
 // A CA is a certificate authority that can sign: a certificate, its private key, and the other certificates that are
-// trusted. [NewCA], [LoadCA] and [GenerateCA] make one. A CA is immutable and safe for concurrent use. It never
-// prints its key.
+// trusted. [NewCA], [LoadCA] and [GenerateCA] make one, and [NewRemoteCA] makes one whose key is elsewhere. A CA is
+// immutable and safe for concurrent use. It never prints its key.
 type CA struct {
-	cert   *x509.Certificate
-	key    crypto.Signer
+	issuer
+	key    crypto.Signer // nil if the key is elsewhere
 	bundle []*x509.Certificate
+	remote *elsewhere // nil if the key is here
+}
+
+// An issuer is a certificate that signs.
+type issuer struct {
+	cert   *x509.Certificate
 	chain  []byte              // PEM of the intermediates that are appended to an issued certificate
 	limits []*x509.Certificate // those of cert and the intermediates that limit the extended usages
 }
@@ -53,51 +59,79 @@ func NewCA(certs []*x509.Certificate, key crypto.Signer) (*CA, error) {
 	default:
 		return nil, fmt.Errorf("CA key of type %T, want RSA, ECDSA or Ed25519", key)
 	}
-	ca, now := &CA{key: key}, time.Now()
-	for i, cert := range certs {
-		if err := checkCA(cert); err != nil {
-			return nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(certs), err)
-		}
-		if !slices.ContainsFunc(ca.bundle, cert.Equal) {
-			ca.bundle = append(ca.bundle, cert)
-		}
-		if !public.Equal(cert.PublicKey) {
-			continue
-		}
-		if before := ca.cert; before == nil || begun(cert, now) && !begun(before, now) ||
-			begun(cert, now) == begun(before, now) && cert.NotAfter.After(before.NotAfter) {
-			ca.cert = cert
-		}
+	ca, found, err := newCA(certs, func(cert *x509.Certificate) bool { return public.Equal(cert.PublicKey) })
+	if err != nil {
+		return nil, err
 	}
-	if ca.cert == nil {
+	if len(found) == 0 {
 		return nil, fmt.Errorf("the CA key matches none of the %d certificates given", len(certs))
 	}
-	if !begun(ca.cert, now) {
-		return nil, fmt.Errorf("the CA is not valid yet: %s is valid from %s, the time is %s; check the clock of this machine and of the machine that created the CA", ca.cert.Subject,
-			ca.cert.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
-	}
-	if !now.Before(ca.cert.NotAfter) {
-		return nil, fmt.Errorf("%w: %s expired at %s, the time is %s", ErrExpiredCA, ca.cert.Subject,
-			ca.cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
-	}
-	// Clients need the certificates between an issued certificate and the root. They have the root, or do not trust it.
-	path := slices.DeleteFunc(chainOf(ca.cert, ca.bundle), selfSigned)
-	for _, cert := range path {
-		ca.chain = append(ca.chain, encodeCertificate(cert.Raw)...)
-	}
-	// Extended usages of the CA, or of an intermediate, limit the certificates below it (crypto/x509 and others enforce that).
-	for _, cert := range append([]*x509.Certificate{ca.cert}, path...) {
-		if len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) > 0 && !slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny) {
-			ca.limits = append(ca.limits, cert)
+	ca.key = key
+	return ca, nil
+}
+
+// newCA makes a CA without a key from its certificates, and returns those that may sign by the key, best first. The first
+// of them signs.
+func newCA(certs []*x509.Certificate, matches func(*x509.Certificate) bool) (*CA, []*x509.Certificate, error) {
+	ca, now := &CA{}, time.Now()
+	var found []*x509.Certificate
+	for i, cert := range certs {
+		if err := checkCA(cert); err != nil {
+			return nil, nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(certs), err)
+		}
+		if slices.ContainsFunc(ca.bundle, cert.Equal) {
+			continue
+		}
+		ca.bundle = append(ca.bundle, cert)
+		if matches(cert) {
+			found = append(found, cert)
 		}
 	}
-	return ca, nil
+	if len(found) == 0 {
+		return ca, nil, nil
+	}
+	slices.SortStableFunc(found, func(a, b *x509.Certificate) int {
+		if begun(a, now) != begun(b, now) {
+			if begun(a, now) {
+				return -1
+			}
+			return 1
+		}
+		return b.NotAfter.Compare(a.NotAfter)
+	})
+	cert := found[0]
+	if !begun(cert, now) {
+		return nil, nil, fmt.Errorf("the CA is not valid yet: %s is valid from %s, the time is %s; check the clock of this machine and of the machine that created the CA", cert.Subject,
+			cert.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	if !now.Before(cert.NotAfter) {
+		return nil, nil, fmt.Errorf("%w: %s expired at %s, the time is %s", ErrExpiredCA, cert.Subject,
+			cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	ca.issuer = newIssuer(cert, ca.bundle)
+	return ca, found, nil
+}
+
+func newIssuer(cert *x509.Certificate, bundle []*x509.Certificate) issuer {
+	made := issuer{cert: cert}
+	// Clients need the certificates between an issued certificate and the root. They have the root, or do not trust it.
+	path := slices.DeleteFunc(chainOf(cert, bundle), selfSigned)
+	for _, cert := range path {
+		made.chain = append(made.chain, encodeCertificate(cert.Raw)...)
+	}
+	// Extended usages of the CA, or of an intermediate, limit the certificates below it (crypto/x509 and others enforce that).
+	for _, cert := range append([]*x509.Certificate{cert}, path...) {
+		if len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) > 0 && !slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny) {
+			made.limits = append(made.limits, cert)
+		}
+	}
+	return made
 }
 
 func begun(cert *x509.Certificate, now time.Time) bool { return !now.Before(cert.NotBefore) }
 
 // checkUsages returns an error if clients would not accept certificates with these usages of a profile.
-func (ca *CA) checkUsages(usages []certificates.KeyUsage) error {
+func (ca issuer) checkUsages(usages []certificates.KeyUsage) error {
 	_, wanted, _ := approval.X509Usages(usages) // no error: a profile has known usages
 	for _, cert := range ca.limits {
 		for _, usage := range wanted {
@@ -127,15 +161,30 @@ func selfSigned(cert *x509.Certificate) bool {
 	return bytes.Equal(cert.RawIssuer, cert.RawSubject) && cert.CheckSignatureFrom(cert) == nil
 }
 
-// Certificate returns the certificate that signs. It must not be changed.
-func (ca *CA) Certificate() *x509.Certificate { return ca.cert }
+// Certificate returns the certificate that signs. It must not be changed. If the key is elsewhere, it is the one that
+// signed last, or that [CA.SignsWith] has set.
+func (ca *CA) Certificate() *x509.Certificate { return ca.signs().cert }
+
+// signs returns the certificate that signs, with its chain.
+func (ca *CA) signs() issuer {
+	if ca.remote != nil {
+		if last := ca.remote.last.Load(); last != nil {
+			return *last
+		}
+	}
+	return ca.issuer
+}
 
 // Bundle returns every trusted certificate once, in the order given. The certificates must not be changed.
 func (ca *CA) Bundle() []*x509.Certificate { return slices.Clone(ca.bundle) }
 
 // Secret returns 32 bytes for one purpose that only holders of the CA's key know. It is the same in every process with
-// this key. The error means that the key cannot be exported, for example because it is in a hardware module.
+// this key. The error means that the key is elsewhere or cannot be exported, for example because it is in a hardware
+// module.
 func (ca *CA) Secret(purpose string) ([]byte, error) {
+	if ca.remote != nil {
+		return nil, errElsewhere
+	}
 	key, err := x509.MarshalPKCS8PrivateKey(ca.key)
 	if err != nil {
 		return nil, fmt.Errorf("key of the CA: %w", err)
@@ -153,7 +202,7 @@ func (ca CA) String() string {
 	if ca.cert == nil {
 		return "<no CA>"
 	}
-	return "CA " + ca.cert.Subject.String()
+	return "CA " + ca.signs().cert.Subject.String()
 }
 
 // Format prints String for every verb. Otherwise fmt would print the private key, which is in the struct.

@@ -18,7 +18,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
@@ -73,7 +75,7 @@ func TestNewCAFindsCertificateOfKey(t *testing.T) {
 	if _, err := signer.NewCA([]*x509.Certificate{expired}, key); !errors.Is(err, signer.ErrExpiredCA) {
 		t.Errorf("error is %v, want it to wrap ErrExpiredCA", err)
 	}
-	ca := must(signer.NewCA([]*x509.Certificate{next, current, next}, key))
+	ca := must.Get(signer.NewCA([]*x509.Certificate{next, current, next}, key))
 	if bundle := ca.Bundle(); len(bundle) != 2 || !bundle[0].Equal(next) || !bundle[1].Equal(current) {
 		t.Errorf("bundle has %d certificates, want next and current", len(bundle))
 	}
@@ -95,12 +97,9 @@ func TestChainEndsBeforeRoot(t *testing.T) {
 		{"alone", []*x509.Certificate{ca}, []string{"intermediate"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			issuer := must(signer.NewCA(test.certs, key))
-			p := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages}))
-			answer, err := p.Issue(issuer, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now())
-			if err != nil {
-				t.Fatal(err)
-			}
+			issuer := must.Get(signer.NewCA(test.certs, key))
+			p := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages}))
+			answer := must.Value(p.Issue(issuer, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now()))(t)
 			var names []string
 			certs := decode(t, answer)
 			for _, c := range certs[1:] {
@@ -131,9 +130,7 @@ func TestLoadCAReadsKeyFormats(t *testing.T) {
 			data = append(data, pem.EncodeToMemory(b)...)
 		}
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, data, 0o600))
 		return path
 	}
 	cert := func(key crypto.Signer) *pem.Block {
@@ -141,9 +138,9 @@ func TestLoadCAReadsKeyFormats(t *testing.T) {
 	}
 	ec, ed := csrtest.ECDSA(elliptic.P384()), csrtest.Ed25519()
 	pkcs8 := func(key crypto.Signer) *pem.Block {
-		return &pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))}
+		return &pem.Block{Type: "PRIVATE KEY", Bytes: must.Get(x509.MarshalPKCS8PrivateKey(key))}
 	}
-	sec1 := &pem.Block{Type: "EC PRIVATE KEY", Bytes: must(x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey)))}
+	sec1 := &pem.Block{Type: "EC PRIVATE KEY", Bytes: must.Get(x509.MarshalECPrivateKey(ec.(*ecdsa.PrivateKey)))}
 	pkcs1 := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(csrtest.RSA2048())}
 	parameters := &pem.Block{Type: "EC PARAMETERS", Bytes: []byte{6, 5, 43, 129, 4, 0, 34}}
 	ecCert, rsaCert := write("ec.crt", cert(ec)), write("rsa.crt", cert(csrtest.RSA2048()))
@@ -199,10 +196,7 @@ func TestLoadCAReadsKeyFormats(t *testing.T) {
 
 func TestGeneratedCACanBeWrittenAndLoaded(t *testing.T) {
 	now := time.Now()
-	ca, err := signer.GenerateCA("kubernetes", now, 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", now, 24*time.Hour))(t)
 	cert := ca.Certificate()
 	lintCertificate(t, cert)
 	if want := now.Add(24 * time.Hour).Truncate(time.Second); !cert.NotAfter.Equal(want) {
@@ -215,14 +209,9 @@ func TestGeneratedCACanBeWrittenAndLoaded(t *testing.T) {
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
 	for path, data := range map[string][]byte{certFile: certPEM, keyFile: keyPEM} {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, data, 0o600))
 	}
-	again, err := signer.LoadCA(certFile, keyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Value(signer.LoadCA(certFile, keyFile))(t)
 	if !again.Certificate().Equal(cert) {
 		t.Error("loaded CA differs from the one written")
 	}
@@ -236,7 +225,7 @@ func TestGeneratedCACanBeWrittenAndLoaded(t *testing.T) {
 
 func TestFormattedCAHidesItsKey(t *testing.T) {
 	key := csrtest.RSA2048()
-	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, key))
+	ca := must.Get(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, key))
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%d", "%x"} {
 		for _, v := range []any{ca, *ca, struct{ CA *signer.CA }{ca}, struct{ CA signer.CA }{*ca}} {
 			text := fmt.Sprintf(verb, v)
@@ -267,9 +256,7 @@ func TestLoadCARefusesFilesOpenToEveryUser(t *testing.T) {
 	}
 	dir := t.TempDir()
 	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
-	if err := errors.Join(os.WriteFile(certFile, certs, 0o600), os.WriteFile(keyFile, key, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(os.WriteFile(certFile, certs, 0o600), os.WriteFile(keyFile, key, 0o600)))
 	for _, test := range []struct {
 		cert, key os.FileMode
 		good      bool
@@ -277,9 +264,7 @@ func TestLoadCARefusesFilesOpenToEveryUser(t *testing.T) {
 		{0o644, 0o600, true}, {0o644, 0o400, true}, {0o644, 0o640, true}, {0o664, 0o660, true}, {0o644, 0o601, true},
 		{0o644, 0o644, false}, {0o644, 0o604, false}, {0o644, 0o602, false}, {0o644, 0o666, false}, {0o646, 0o600, false}, {0o666, 0o600, false},
 	} {
-		if err := errors.Join(os.Chmod(certFile, test.cert), os.Chmod(keyFile, test.key)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.Chmod(certFile, test.cert), os.Chmod(keyFile, test.key)))
 		_, err := signer.LoadCA(certFile, keyFile)
 		named := keyFile
 		if test.cert&0o002 != 0 {
@@ -287,6 +272,40 @@ func TestLoadCARefusesFilesOpenToEveryUser(t *testing.T) {
 		}
 		if test.good && err != nil || !test.good && (!errors.Is(err, signer.ErrExposed) || !strings.Contains(err.Error(), named)) {
 			t.Errorf("certificate %04o, key %04o: got %v, want it to load: %t", test.cert, test.key, err, test.good)
+		}
+	}
+}
+
+// A passphrase is as secret as the key, and no part of it is in an error.
+func TestLoadsEncryptedCA(t *testing.T) {
+	const right, wrong = "correct horse", "sesame, open"
+	der := must.Value(os.ReadFile("../internal/pemfile/testdata/genpkey-ec.pem"))(t)
+	key := must.Value(pemfile.EncryptedKey(der, []byte(right)))(t)
+	cert := caCertificate(t, "encrypted", key, nil, nil, nil)
+	dir := t.TempDir()
+	write := func(name string, content []byte) string {
+		file := filepath.Join(dir, name)
+		must.OK(t, os.WriteFile(file, content, 0o600))
+		return file
+	}
+	certFile := write("ca.crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}))
+	keyFile, passphrase := write("ca.key", der), write("good", []byte(right+"\n"))
+	ca := must.Value(signer.LoadEncryptedCA(certFile, keyFile, passphrase))(t)
+	if !ca.Certificate().Equal(cert) {
+		t.Error("got another CA")
+	}
+	open := write("open", []byte(right))
+	must.OK(t, os.Chmod(open, 0o604))
+	for file, want := range map[string]string{
+		open:                               "mode is 0604",
+		write("wrong", []byte(wrong)):      "ca.key: cannot decrypt the key: the passphrase is wrong",
+		write("two", []byte(right+"\n\n")): "two: more than one line",
+		filepath.Join(dir, "missing"):      "missing",
+		"":                                 "the key is encrypted: want an unencrypted key that only its owner may read, or a file with its passphrase",
+	} {
+		_, err := signer.LoadEncryptedCA(certFile, keyFile, file)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "sesame") || strings.Contains(err.Error(), "horse") {
+			t.Errorf("%q: got %v, want %q and no passphrase", file, err, want)
 		}
 	}
 }
@@ -336,15 +355,12 @@ func TestIssueRefusesUsagesOutsideThoseOfTheCA(t *testing.T) {
 		{[]*x509.Certificate{every}, key, true, true},
 		{[]*x509.Certificate{both}, key, true, true},
 	} {
-		ca, err := signer.NewCA(test.certs, test.key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ca := must.Value(signer.NewCA(test.certs, test.key))(t)
 		for _, of := range []struct {
 			usages []certificates.KeyUsage
 			good   bool
 		}{{clientUsages, test.client}, {servingUsages, test.serving}} {
-			_, err := must(signer.NewProfile(signer.ProfileConfig{Usages: of.usages})).Issue(ca, signer.Template{CSR: csr, Usages: of.usages}, time.Now())
+			_, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: of.usages})).Issue(ca, signer.Template{CSR: csr, Usages: of.usages}, time.Now())
 			if (err == nil) != of.good || approval.Refused(err) != nil {
 				t.Errorf("%s for %q: got %v, want a certificate: %t", ca, of.usages, err, of.good)
 			}

@@ -35,7 +35,7 @@ const (
 
 // Explain returns what the authority would do with a request. It writes, claims and records nothing.
 func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation {
-	dry := &Authority{Signers: a.Signers, Facts: a.Facts, Nodes: a.Nodes.DryRun(), Revocations: a.Revocations, Now: a.Now}
+	dry := &Authority{Signers: a.Signers, Facts: a.Facts, Nodes: a.Nodes.DryRun(), Revocations: a.Revocations, MaxLifetime: a.MaxLifetime, Now: a.Now}
 	var e Explanation
 	if m, no := dry.decide(ctx, r); no != nil {
 		e.Decision = no.Decision
@@ -69,7 +69,7 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 		return e
 	}
 	if ca, err := s.CA(); err == nil {
-		e.NotBefore, e.NotAfter, _ = s.profile.Validity(ca.cert.NotAfter, admitted.Lifetime(r), dry.now()) // zero with an error
+		e.NotBefore, e.NotAfter, _ = s.profile.Validity(ca.Certificate().NotAfter, dry.lifetime(s, ca, r, *admitted), dry.now()) // zero with an error
 	}
 	return e
 }

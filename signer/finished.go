@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -25,6 +26,9 @@ type expected struct {
 	notBefore time.Time
 	notAfter  time.Time
 	ca        *x509.Certificate
+	// remote is set if another process has signed. It chooses the serial number and may shorten the validity. The caller
+	// checks the issuer and its signature.
+	remote bool
 }
 
 // Extensions that a finished certificate may have (RFC 5280, section 4.2.1).
@@ -39,7 +43,7 @@ var allowedExtensions = []asn1.ObjectIdentifier{
 
 // check parses a finished certificate and returns an error if it is not as expected. It is the last check before the
 // certificate is returned. It trusts only crypto/x509, which created the certificate and verified the signature with
-// the CA's public key.
+// the CA's public key. Without remote, that was in this process.
 func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 	der, err := pemfile.One(certificate, pemfile.Certificate)
 	if err != nil {
@@ -77,8 +81,11 @@ func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 		return nil, fmt.Errorf("extended key usage is %v %v, want %v", cert.ExtKeyUsage, cert.UnknownExtKeyUsage, extended)
 	case !cert.BasicConstraintsValid || cert.IsCA:
 		return nil, errors.New("basic constraints are missing or allow a CA")
-	case !cert.NotBefore.Equal(want.notBefore) || !cert.NotAfter.Equal(want.notAfter):
+	case !cert.NotBefore.Equal(want.notBefore) || !cert.NotAfter.Equal(want.notAfter) && !(want.remote && cert.NotAfter.Before(want.notAfter)):
 		return nil, fmt.Errorf("valid from %s to %s, want %s to %s", cert.NotBefore, cert.NotAfter, want.notBefore, want.notAfter)
+	case want.remote && cert.SerialNumber.Sign() <= 0:
+		return nil, errors.New("serial number is not positive")
+	case want.remote:
 	case cert.NotAfter.After(want.ca.NotAfter):
 		return nil, fmt.Errorf("valid to %s, after the CA expires at %s", cert.NotAfter, want.ca.NotAfter)
 	case cert.SerialNumber.Cmp(want.serial) != 0:
@@ -90,6 +97,13 @@ func (want expected) check(certificate []byte) (*x509.Certificate, error) {
 		if !slices.ContainsFunc(allowedExtensions, ext.Id.Equal) {
 			return nil, fmt.Errorf("unexpected extension %s", ext.Id)
 		}
+	}
+	// crypto/x509 drops names of kinds that it does not know, so the comparisons above do not see them.
+	if err := pkcs10.CheckNames(cert.Extensions); err != nil {
+		return nil, fmt.Errorf("names: %v", err) // no decision about the request
+	}
+	if len(cert.UnhandledCriticalExtensions) > 0 {
+		return nil, fmt.Errorf("critical extensions %v have parts that crypto/x509 does not know", cert.UnhandledCriticalExtensions)
 	}
 	return cert, nil
 }

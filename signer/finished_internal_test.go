@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -27,25 +28,15 @@ func TestRejectsIssuedCertificateThatDiffersFromRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	newKey := func() *ecdsa.PrivateKey {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return key
+		return must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	}
 	key := newKey()
 	uri := &url.URL{Scheme: "spiffe", Host: "example.com", Path: "/worker-1"}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject:  pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
 		DNSNames: []string{"worker-1"}, IPAddresses: []net.IP{net.IPv4(192, 0, 2, 1)}, EmailAddresses: []string{"a@example.com"}, URIs: []*url.URL{uri},
-	}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	csr, err := pkcs10.Parse(pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, key))(t)
+	csr := must.Value(pkcs10.Parse(pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der})))(t)
 	type parts struct {
 		want     expected
 		template x509.Certificate
@@ -110,10 +101,7 @@ func TestRejectsIssuedCertificateThatDiffersFromRequest(t *testing.T) {
 				KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, BasicConstraintsValid: true,
 			}
 			test.change(&p)
-			made, err := x509.CreateCertificate(rand.Reader, &p.template, p.by.cert, p.key.Public(), p.by.key)
-			if err != nil {
-				t.Fatal(err)
-			}
+			made := must.Value(x509.CreateCertificate(rand.Reader, &p.template, p.by.cert, p.key.Public(), p.by.key))(t)
 			cert, err := p.want.check(p.pem(encodeCertificate(made)))
 			switch {
 			case test.says == "" && (err != nil || cert == nil):

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -22,11 +23,7 @@ func hugeKey(t testing.TB) []byte {
 	t.Helper()
 	const bits = 180_000
 	marshal := func(v any) []byte {
-		b, err := asn1.Marshal(v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return b
+		return must.Value(asn1.Marshal(v))(t)
 	}
 	bitString := func(b []byte) asn1.BitString { return asn1.BitString{Bytes: b, BitLength: len(b) * 8} }
 	algorithm := func(last int) pkix.AlgorithmIdentifier { // PKCS #1 (RFC 8017)
@@ -58,15 +55,12 @@ func hugeKey(t testing.TB) []byte {
 
 // FuzzLoadCA loads CA files as operators write them and as interrupted copies leave them.
 func FuzzLoadCA(f *testing.F) {
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		f.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(f)
 	cert, key, err := ca.PEM()
 	if err != nil {
 		f.Fatal(err)
 	}
-	other := must(signer.GenerateCA("next", time.Now(), 24*time.Hour))
+	other := must.Get(signer.GenerateCA("next", time.Now(), 24*time.Hour))
 	otherCert, otherKey, err := other.PEM()
 	if err != nil {
 		f.Fatal(err)
@@ -82,9 +76,7 @@ func FuzzLoadCA(f *testing.F) {
 	certFile, keyFile := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")
 	f.Fuzz(func(t *testing.T, cert, key []byte) {
 		for file, content := range map[string][]byte{certFile: cert, keyFile: key} {
-			if err := os.WriteFile(file, content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, content, 0o600))
 		}
 		fuzzing.RunWithinLimit(t, func() {
 			ca, err := signer.LoadCA(certFile, keyFile)

@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -26,6 +27,9 @@ type Template struct {
 	Usages []certificates.KeyUsage
 	// Duration is the requested lifetime; zero leaves it to the profile.
 	Duration time.Duration
+	// SignerName is the name under which the policy of a signer process allows the certificate, if the key of the CA is
+	// elsewhere.
+	SignerName string
 }
 
 // Issue makes a certificate and returns it as PEM, followed by the intermediate certificates without the root. It
@@ -39,14 +43,15 @@ type Template struct {
 //
 // Issue does not check whether the requester may have the certificate: [Authority] does.
 func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
-	request, err := admission.Check(approval.Request{CSR: t.CSR, Usages: t.Usages, Expiration: t.Duration})
+	request, err := admission.Check(approval.Request{SignerName: t.SignerName, CSR: t.CSR, Usages: t.Usages, Expiration: t.Duration})
 	if err != nil {
 		return nil, err
 	}
 	if err := p.refuses(request.Asked()); err != nil {
 		return nil, err
 	}
-	done, err := p.issue(ca, request.Asked(), t.Duration, now)
+	// There is no caller to cancel: a Remote limits the time itself.
+	done, err := p.issue(context.Background(), ca, request.Asked(), t.Duration, now)
 	return done.chain, err
 }
 
@@ -55,12 +60,20 @@ type issued struct {
 	chain []byte            // in PEM
 	own   int               // length of the certificate itself, in bytes of chain
 	cert  *x509.Certificate // the certificate, parsed
+	ca    *x509.Certificate // the CA that signed it
 }
 
 // issue makes the certificate of a request that the profile does not refuse; zero leaves the lifetime to the profile.
-func (p Profile) issue(ca *CA, r approval.Request, lifetime time.Duration, now time.Time) (issued, error) {
+func (p Profile) issue(ctx context.Context, ca *CA, r approval.Request, lifetime time.Duration, now time.Time) (issued, error) {
 	if ca == nil || ca.cert == nil {
 		return issued{}, errNoCA
+	}
+	if ca.remote != nil { // which of its CAs signs is known only afterwards
+		_, notAfter, err := p.Validity(ca.remote.latest(), lifetime, now)
+		if err != nil {
+			return issued{}, err
+		}
+		return ca.remote.issue(ctx, Order{r, now, notAfter})
 	}
 	// The files of a CA may have been replaced since the signer was made.
 	if err := ca.checkUsages(r.Usages); err != nil {
@@ -70,6 +83,11 @@ func (p Profile) issue(ca *CA, r approval.Request, lifetime time.Duration, now t
 	if err != nil {
 		return issued{}, err
 	}
+	return ca.issue(r, notBefore, notAfter)
+}
+
+// issue makes a certificate with the key of the CA.
+func (ca *CA) issue(r approval.Request, notBefore, notAfter time.Time) (issued, error) {
 	want := expected{csr: r.CSR, usages: r.Usages, serial: newSerial(), notBefore: notBefore, notAfter: notAfter, ca: ca.cert}
 	certificate, err := sign(ca, want)
 	if err != nil {
@@ -79,7 +97,7 @@ func (p Profile) issue(ca *CA, r approval.Request, lifetime time.Duration, now t
 	if err != nil {
 		return issued{}, fmt.Errorf("the finished certificate differs from the request and was discarded: %w", err)
 	}
-	return issued{append(certificate, ca.chain...), len(certificate), cert}, nil
+	return issued{append(certificate, ca.chain...), len(certificate), cert, ca.cert}, nil
 }
 
 // cfssl reads the level without synchronization, so it must be set at the start.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -38,7 +39,7 @@ func kcmIssue(csr *x509.CertificateRequest, ca *x509.Certificate, key crypto.Sig
 func TestIssuesSameCertificateAsKCM(t *testing.T) {
 	for caName, key := range map[string]crypto.Signer{"P-384": csrtest.ECDSA(elliptic.P384()), "RSA": csrtest.RSA2048()} {
 		root := caCertificate(t, "kubernetes", key, nil, nil, nil)
-		ca := must(signer.NewCA([]*x509.Certificate{root}, key))
+		ca := must.Get(signer.NewCA([]*x509.Certificate{root}, key))
 		for _, test := range []struct {
 			signer   string
 			usages   []certificates.KeyUsage
@@ -60,12 +61,9 @@ func TestIssuesSameCertificateAsKCM(t *testing.T) {
 		} {
 			t.Run(caName+"/"+test.signer, func(t *testing.T) {
 				csr := kubernetesRequest(t, test.signer, nil).CSR
-				answer, err := must(signer.NewProfile(signer.ProfileConfig{Usages: test.usages})).Issue(ca, signer.Template{CSR: csr, Usages: test.usages}, time.Now())
-				if err != nil {
-					t.Fatal(err)
-				}
+				answer := must.Value(must.Get(signer.NewProfile(signer.ProfileConfig{Usages: test.usages})).Issue(ca, signer.Template{CSR: csr, Usages: test.usages}, time.Now()))(t)
 				ours := decode(t, answer)[0]
-				theirs := must(x509.ParseCertificate(must(kcmIssue(csr, root, key, test.usage, test.extended, ours.NotBefore, ours.NotAfter))))
+				theirs := must.Get(x509.ParseCertificate(must.Get(kcmIssue(csr, root, key, test.usage, test.extended, ours.NotBefore, ours.NotAfter))))
 				if got, want := describe(ours), describe(theirs); got != want {
 					t.Errorf("certificate is\n%s\nwant\n%s", got, want)
 				}
@@ -102,9 +100,9 @@ func (l signsOtherDigest) Sign(random io.Reader, digest []byte, opts crypto.Sign
 
 func TestIssueVerifiesSignatureOfCAKey(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
-	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, signsOtherDigest{key}))
+	ca := must.Get(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, signsOtherDigest{key}))
 	csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
-	answer, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
+	answer, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
 	if err == nil || answer != nil {
 		t.Errorf("got a certificate with an invalid signature, or no error: %v", err)
 	}
@@ -125,7 +123,7 @@ func TestIssueRefusesRequestChangedAfterParsing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			csr := csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil)
 			change(csr)
-			if _, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err == nil {
+			if _, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now()); err == nil {
 				t.Error("got a certificate, want an error")
 			}
 		})

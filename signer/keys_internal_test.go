@@ -7,15 +7,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
 // Catches a key type of a newer Go that passes because no case of the policy knows it.
 func TestKeyPolicyRefusesUnknownKeyTypes(t *testing.T) {
-	x25519, err := ecdh.X25519().GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x25519 := must.Value(ecdh.X25519().GenerateKey(rand.Reader))(t)
 	for want, key := range map[string]any{"*ecdh.PublicKey": x25519.PublicKey(), "<nil>": nil} {
 		for _, policy := range []KeyPolicy{{}, {Ed25519: true}} {
 			err := policy.withDefaults().check(key)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -38,13 +39,11 @@ func TestKeyPolicyLimitsKeys(t *testing.T) {
 		{"RSA from a size", signer.KeyPolicy{MinRSA: 3072, MaxRSA: 8192}, nil, []crypto.Signer{rsa, p256}, "RSA 3072 to 8192 bits"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if err := test.policy.Check(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, test.policy.Check())
 			if got := test.policy.String(); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
-			profile := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages, Keys: test.policy}))
+			profile := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages, Keys: test.policy}))
 			issue := func(key crypto.Signer) error {
 				csr := csrtest.New(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key)
 				_, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: clientUsages}, time.Now())
@@ -104,13 +103,10 @@ func TestUnsignableRequestClaimsNoNodeName(t *testing.T) {
 			store := memdb.Open()
 			record := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 			record.Limits.MaxNodes = 1
-			record, err := store.Create(t.Context(), record)
-			if err != nil {
-				t.Fatal(err)
-			}
+			record = must.Value(store.Create(t.Context(), record))(t)
 			r := nodeRequest(t, tokens.BootstrapUserPrefix+record.Token.ID(), "worker-1")
 			r.Expiration = test.lasts
-			s := must(signer.NewSigner(r.SignerName, signer.Fixed(newCA(t)), test.profile, test.check))
+			s := must.Get(signer.NewSigner(r.SignerName, signer.Fixed(newCA(t)), test.profile, test.check))
 			s.Rules = []approval.Rule{rule{Verdict: approval.Approve}}
 			authority := signer.Authority{
 				Nodes: &admission.Nodes{Tokens: store, Claims: store.Claims()}, Signers: signer.FixedSigners(map[string]signer.Signer{r.SignerName: s}),
@@ -136,7 +132,7 @@ func TestRefusesInvalidRSAExponents(t *testing.T) {
 	for exponent, good := range map[int]bool{-3: false, 0: false, 1: false, 2: false, 3: true, 4: false, 5: true, 65536: false, 65537: true} {
 		other := *csr
 		other.PublicKey = &rsa.PublicKey{N: csrtest.RSA2048().N, E: exponent}
-		_, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: &other, Usages: clientUsages}, time.Now())
+		_, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: &other, Usages: clientUsages}, time.Now())
 		refused := approval.Refused(err) != nil && strings.Contains(err.Error(), "public exponent")
 		if refused == good {
 			t.Errorf("exponent %d: got %v, want a refusal: %t", exponent, err, !good)

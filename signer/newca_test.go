@@ -4,14 +4,12 @@ import (
 	"crypto"
 	"crypto/elliptic"
 	"crypto/x509"
-	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -49,11 +47,8 @@ func TestNewCARefusesUnusableCertificatesAndKeys(t *testing.T) {
 func TestChainIncludesCrossSignedRoot(t *testing.T) {
 	oldKey, key := csrtest.ECDSA(elliptic.P256()), csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "kubernetes", oldKey, nil, nil, nil)
-	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "kubernetes", key, old, oldKey, nil), old}, key))
-	chain, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Get(signer.NewCA([]*x509.Certificate{caCertificate(t, "kubernetes", key, old, oldKey, nil), old}, key))
+	chain := must.Value(must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now()))(t)
 	certs := decode(t, chain)
 	if len(certs) != 2 || !certs[1].Equal(ca.Certificate()) {
 		t.Errorf("the chain has %d certificates, want the certificate and the cross-signed root", len(certs))
@@ -65,11 +60,8 @@ func TestChainIncludesRenamedCA(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
 	old := caCertificate(t, "old", key, nil, nil, nil)
 	renamed := caCertificate(t, "new", key, old, key, func(c *x509.Certificate) { c.NotAfter = old.NotAfter.Add(time.Hour) })
-	ca := must(signer.NewCA([]*x509.Certificate{old, renamed}, key))
-	chain, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Get(signer.NewCA([]*x509.Certificate{old, renamed}, key))
+	chain := must.Value(must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(ca, signer.Template{CSR: csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("w")}, nil), Usages: clientUsages}, time.Now()))(t)
 	if certs := decode(t, chain); len(certs) != 2 || !certs[1].Equal(renamed) {
 		t.Errorf("the chain has %d certificates, want the certificate and the renamed CA", len(certs))
 	}
@@ -88,31 +80,12 @@ func TestZeroProfileIssuesNothing(t *testing.T) {
 	}
 }
 
-func TestLoadCAReportsMissingFile(t *testing.T) {
-	certs, key, err := newCA(t).PEM()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	certFile, keyFile, missing := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"), filepath.Join(dir, "missing")
-	for path, data := range map[string][]byte{certFile: certs, keyFile: key} {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, files := range [][2]string{{missing, keyFile}, {certFile, missing}} {
-		if _, err := signer.LoadCA(files[0], files[1]); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("LoadCA%q = %v, want an error that wraps os.ErrNotExist", files, err)
-		}
-	}
-}
-
 // inDevice is a key that can sign but cannot be exported.
 type inDevice struct{ crypto.Signer }
 
 func TestPEMFailsForKeyThatCannotBeExported(t *testing.T) {
 	key := csrtest.ECDSA(elliptic.P256())
-	ca := must(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, inDevice{key}))
+	ca := must.Get(signer.NewCA([]*x509.Certificate{caCertificate(t, "ca", key, nil, nil, nil)}, inDevice{key}))
 	if certs, private, err := ca.PEM(); err == nil || certs != nil || private != nil {
 		t.Errorf("PEM = %d and %d bytes, %v, want an error alone", len(certs), len(private), err)
 	}

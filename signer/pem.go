@@ -1,14 +1,10 @@
 package signer
 
 import (
+	"crypto"
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"runtime"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 )
@@ -17,24 +13,25 @@ func encodeCertificate(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: der})
 }
 
-// LoadCA reads a CA from PEM files. certFile holds one or more certificates. keyFile holds the private key of one of
-// them: RSA, ECDSA or Ed25519, as PKCS #8, PKCS #1 or SEC 1, not encrypted. Both may be the same file. Errors name
-// the file, and never contain a part of the key. LoadCA refuses with [ErrExposed] a key file that every user may read
-// or write. It also refuses a certificate file that every user may write, because machines trust its content.
-func LoadCA(certFile, keyFile string) (*CA, error) {
-	certPEM, err := readPrivate(certFile, 0o002)
+// LoadCA is [LoadEncryptedCA] with a key that is not encrypted.
+func LoadCA(certFile, keyFile string) (*CA, error) { return LoadEncryptedCA(certFile, keyFile, "") }
+
+// LoadEncryptedCA reads a CA from PEM files. certFile holds one or more certificates. keyFile holds the private key of one of
+// them: RSA, ECDSA or Ed25519, as PKCS #8, PKCS #1 or SEC 1. Both may be the same file. passphraseFile holds the
+// passphrase in one line, if keyFile is an encrypted PKCS #8 key, and is otherwise empty. Errors name the file, and never
+// contain a part of the key or the passphrase. LoadEncryptedCA refuses with [ErrExposed] a file with a key or a passphrase
+// that every user may read or write. It also refuses a certificate file that every user may write, because machines trust
+// its content.
+func LoadEncryptedCA(certFile, keyFile, passphraseFile string) (*CA, error) {
+	certs, err := loadCertificates(certFile)
 	if err != nil {
-		return nil, fmt.Errorf("CA certificate: %w", err)
+		return nil, err
 	}
-	keyPEM, err := readPrivate(keyFile, 0o006)
+	keyPEM, err := pemfile.ReadPrivate(keyFile, pemfile.Secret)
 	if err != nil {
 		return nil, fmt.Errorf("CA key: %w", err)
 	}
-	certs, err := pemfile.Certificates(certPEM)
-	if err != nil {
-		return nil, fmt.Errorf("CA certificate %s: %w", certFile, err)
-	}
-	key, err := pemfile.Key(keyPEM)
+	key, err := keyOf(keyPEM, passphraseFile)
 	if err != nil {
 		return nil, fmt.Errorf("CA key %s: %w", keyFile, err)
 	}
@@ -45,36 +42,68 @@ func LoadCA(certFile, keyFile string) (*CA, error) {
 	return ca, nil
 }
 
-// ErrExposed is wrapped if every user of the machine may read or write a file of a CA.
-var ErrExposed = errors.New("file is accessible to every user")
-
-// readPrivate reads a file whose mode has none of the given bits. The group may have access: the files of a Secret in
-// a pod belong to one.
-func readPrivate(path string, bits fs.FileMode) (content []byte, err error) {
-	f, err := os.Open(path)
+// LoadCAWithKey is [NewCA] for the certificates in a file, and a key that is for example in a hardware security module. Like
+// [LoadCA], it refuses a file that every user may write.
+func LoadCAWithKey(certFile string, key crypto.Signer) (*CA, error) {
+	certs, err := loadCertificates(certFile)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	info, err := f.Stat()
+	ca, err := NewCA(certs, key)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("CA certificate %s: %w", certFile, err)
 	}
-	if mode := info.Mode(); runtime.GOOS != "windows" && mode.IsRegular() && mode.Perm()&bits != 0 {
-		return nil, fmt.Errorf("%s: %w: mode is %04o, want at most %04o (in a Secret volume, set defaultMode)", path, ErrExposed, mode.Perm(), mode.Perm()&^bits)
-	}
-	return io.ReadAll(f)
+	return ca, nil
 }
+
+// keyOf returns the key of a CA. passphraseFile is empty if the key is not encrypted.
+func keyOf(keyPEM []byte, passphraseFile string) (crypto.Signer, error) {
+	if passphraseFile == "" {
+		return pemfile.Key(keyPEM)
+	}
+	content, err := pemfile.ReadPrivate(passphraseFile, pemfile.Secret)
+	if err != nil {
+		return nil, fmt.Errorf("passphrase: %w", err)
+	}
+	passphrase, err := pemfile.Passphrase(content)
+	if err != nil {
+		return nil, fmt.Errorf("passphrase: %s: %w", passphraseFile, err)
+	}
+	return pemfile.EncryptedKey(keyPEM, passphrase)
+}
+
+func loadCertificates(file string) ([]*x509.Certificate, error) {
+	content, err := pemfile.ReadPrivate(file, 0o002)
+	if err != nil {
+		return nil, fmt.Errorf("CA certificate: %w", err)
+	}
+	certs, err := pemfile.Certificates(content)
+	if err != nil {
+		return nil, fmt.Errorf("CA certificate %s: %w", file, err)
+	}
+	return certs, nil
+}
+
+// ErrExposed is wrapped if every user of the machine may read or write a file of a CA.
+var ErrExposed = pemfile.ErrExposed
 
 // PEM encodes the bundle and the key (PKCS #8) for [LoadCA]. It fails for a key that is not in memory, for example in
 // an HSM.
 func (ca *CA) PEM() (certs, key []byte, err error) {
+	if ca.remote != nil {
+		return nil, nil, errElsewhere
+	}
 	der, err := x509.MarshalPKCS8PrivateKey(ca.key)
 	if err != nil {
 		return nil, nil, fmt.Errorf("CA key of type %T cannot be written to a file", ca.key)
 	}
+	return ca.BundlePEM(), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+}
+
+// BundlePEM encodes the bundle.
+func (ca *CA) BundlePEM() (certs []byte) {
 	for _, cert := range ca.bundle {
 		certs = append(certs, encodeCertificate(cert.Raw)...)
 	}
-	return certs, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+	return certs
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -44,7 +45,7 @@ func TestValidityWithinBoundsOfProfileAndCA(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.profile.Usages = clientUsages
-			begins, ends, err := must(signer.NewProfile(test.profile)).Validity(test.ca, test.requested, now)
+			begins, ends, err := must.Get(signer.NewProfile(test.profile)).Validity(test.ca, test.requested, now)
 			if err != nil {
 				t.Fatal(err)
 			}

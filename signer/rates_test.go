@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -75,10 +76,7 @@ func TestOneNodeCannotFillTheRecord(t *testing.T) {
 	})
 	bytes := 0
 	for _, e := range a.log.all {
-		line, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		line := must.Value(json.Marshal(e))(t)
 		bytes += len(line) + 1
 	}
 	if day := 24 * bytes; issued > 300 || issued < 299 || day > 30<<20 {
@@ -122,7 +120,7 @@ func TestRefusalsCannotFillTheRecord(t *testing.T) {
 	}
 	// Beyond the rate, Sign still returns the failure itself.
 	a.Signers = func() map[string]signer.Signer {
-		return must(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0))
+		return must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0))
 	}
 	r := renewalOf(t, "worker-1", "system:node:worker-1")(0)
 	r.Approver = "jane"

@@ -53,6 +53,7 @@ func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done iss
 	e.Outcome = issuance.Issued
 	e.Serial, e.NotBefore, e.NotAfter = done.cert.SerialNumber.Text(16), done.cert.NotBefore, done.cert.NotAfter
 	e.Certificate, e.Fingerprint = string(done.chain[:done.own]), revocation.FingerprintOf(done.cert).String()
+	e.CA = pkcs10.IDOfKey(done.ca.RawSubjectPublicKeyInfo)
 	if err := a.append(ctx, e); err != nil {
 		return err
 	}

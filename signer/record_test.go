@@ -19,7 +19,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -67,7 +69,7 @@ func (r rule) Decide(context.Context, approval.Request, approval.Facts) (approva
 // recorded returns an authority with a record and one rule. Setting caErr makes its CA unavailable.
 func recorded(t *testing.T, r rule) (a *signer.Authority, log *entries, caErr *error) {
 	ca, log, caErr := newCA(t), &entries{}, new(error)
-	signers := must(signer.KubernetesSigners(func() (*signer.CA, error) { return ca, *caErr }, time.Hour))
+	signers := must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return ca, *caErr }, time.Hour))
 	for name, s := range signers {
 		s.Rules = []approval.Rule{r}
 		signers[name] = s
@@ -84,10 +86,7 @@ func TestRecordsIssuedCertificate(t *testing.T) {
 		t.Fatalf("got %v and %d entries, want one", err, len(log.all))
 	}
 	block, _ := pem.Decode(chain)
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := must.Value(x509.ParseCertificate(block.Bytes))(t)
 	got := log.all[0]
 	if age := time.Since(got.Time); age < 0 || age > time.Minute {
 		t.Errorf("got time %s, want now", got.Time)
@@ -95,12 +94,13 @@ func TestRecordsIssuedCertificate(t *testing.T) {
 	if !strings.HasPrefix(got.SPKI, "sha256:") || len(got.SPKI) != 71 {
 		t.Errorf("got SPKI %q", got.SPKI)
 	}
+	s, _ := a.Signer(r.SignerName)
 	want := issuance.Entry{
 		Time: got.Time, Outcome: issuance.Issued, Signer: r.SignerName, Request: "csr-1", RequestUID: "uid-1", Requester: r.User, From: "192.0.2.1",
 		Node: "worker-1", Subject: "CN=system:node:worker-1,O=system:nodes", DNSNames: []string{"worker-1", "worker-1.example.com"},
 		IPAddresses: []string{"192.0.2.1", "2001:db8::1"}, Usages: []string{"digital signature", "server auth"}, SPKI: got.SPKI,
 		Serial: cert.SerialNumber.Text(16), Fingerprint: revocation.FingerprintOf(cert).String(), NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Certificate: string(pem.EncodeToMemory(block)),
-		Approver: "kubejoin", Rule: "test", Evidence: []string{"it is Monday"},
+		CA: clusterinfo.Pin(must.Get(s.CA()).Certificate()), Approver: "kubejoin", Rule: "test", Evidence: []string{"it is Monday"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got entry\n%+v\nwant\n%+v", got, want)
@@ -123,10 +123,7 @@ func TestRecordNamesApproverOfLateCertificate(t *testing.T) {
 	a.Now = func() time.Time { return now }
 	a.Nodes = &admission.Nodes{Now: a.Now}
 	r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
-	admission, err := a.Decide(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	admission := must.Value(a.Decide(t.Context(), r))(t)
 	now = now.Add(time.Minute)
 	if _, err := a.SignAdmitted(t.Context(), admission); err != nil || log.all[0].Approver != "kubejoin" || log.all[0].Rule != "test" {
 		t.Errorf("got %v and entries %+v", err, log.all)
@@ -371,29 +368,6 @@ func TestBoundsSizeOfRefusalEntries(t *testing.T) {
 				t.Errorf("got entry %.300s, want a redacted token and a note about cut text", text)
 			}
 		})
-	}
-}
-
-// An entry must hold no part of a token secret, wherever its text is cut.
-func TestEntriesHoldNoPartOfAToken(t *testing.T) {
-	const token = "8w4usg.qwertzuiopasdfgh"
-	for n := range 1200 {
-		for _, filler := range []string{"-", "\xff"} {
-			log := &entries{}
-			a := &signer.Authority{Record: log}
-			r := kubernetesRequest(t, certificates.KubeletServingSignerName, nil)
-			r.Name = strings.Repeat(filler, n) + " " + token + " " + token + strings.Repeat(" -", 600)
-			r.Usages = []certificates.KeyUsage{certificates.KeyUsage(strings.Repeat("-", n%512)), certificates.KeyUsage(r.Name), certificates.KeyUsage(r.Name)}
-			if err := a.Refuse(t.Context(), r, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad", Message: r.Name}}); err == nil {
-				t.Fatal("got no refusal")
-			}
-			e := log.all[0]
-			for _, text := range append([]string{e.Request, e.Message}, e.Usages...) {
-				if strings.Contains(text, "8w4usg.q") {
-					t.Fatalf("after %d of %q: %q", n, filler, text)
-				}
-			}
-		}
 	}
 }
 

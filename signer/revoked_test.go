@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -34,10 +35,10 @@ func renewal(t *testing.T, credential revocation.Fingerprint) approval.Request {
 // Catches a certificate for a revoked credential: approved by the rules, approved by a person, or revoked at any moment
 // of the request.
 func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
-	stolen := must(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000"))
+	stolen := must.Get(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000"))
 	entries := map[string]revocation.Entry{"node": {Node: "worker-1", Reason: "stolen"}, "certificate": {Fingerprint: stolen}}
 	authority := func(t *testing.T, store revocation.Store) *signer.Authority {
-		signers := must(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))
+		signers := must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))
 		return &signer.Authority{Signers: signer.FixedSigners(signers), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: store}}
 	}
 	refused := func(t *testing.T, err error) {
@@ -49,7 +50,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 	for name, entry := range entries {
 		t.Run(name, func(t *testing.T) {
 			revoked := rowlist.New(memdb.Open().Revocations())
-			must((&revocation.Guard{Store: revoked}).Revoke(t.Context(), entry))
+			must.Get((&revocation.Guard{Store: revoked}).Revoke(t.Context(), entry))
 			a := authority(t, revoked)
 			for _, signerName := range []string{certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName} {
 				r := renewal(t, stolen)
@@ -76,7 +77,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 						return nil
 					}
 					if calls++; calls == at {
-						must(guard.Revoke(t.Context(), entry))
+						must.Get(guard.Revoke(t.Context(), entry))
 					}
 					return nil
 				})
@@ -92,7 +93,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 				}
 				// Once the last check has begun, a certificate may leave. It is barred as well, or it is another one than
 				// the revoked certificate.
-				if chain != nil && entry.Node != "" && must(guard.RevokedCertificate(t.Context(), decode(t, chain)[0])) == nil {
+				if chain != nil && entry.Node != "" && must.Get(guard.RevokedCertificate(t.Context(), decode(t, chain)[0])) == nil {
 					t.Errorf("revoked before call %d: got a certificate that is not barred", at)
 				}
 			}
@@ -103,9 +104,9 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 // Catches a certificate that leaves although the revocations could not be read, and an error that becomes a refusal.
 func TestUnreadableRevocationsAreNoRefusal(t *testing.T) {
 	a := &signer.Authority{
-		Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: unreadable()},
+		Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: unreadable()},
 	}
-	r := renewal(t, must(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000")))
+	r := renewal(t, must.Get(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000")))
 	_, err := a.Decide(t.Context(), r)
 	if d, failure := said(err); d.Verdict != approval.Wait || failure == nil {
 		t.Errorf("got %+v, %v, want to wait", d, err)
@@ -130,7 +131,7 @@ func TestRevokedCertificateBindsNoKey(t *testing.T) {
 		}
 	}
 	bind(admission.ReasonKeyNotCurrent)
-	must(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(cert)}))
+	must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(cert)}))
 	bind(revocation.Reason)
 	guard.Store = unreadable()
 	if err := a.BindKey(t.Context(), cert, "sha256:key"); err == nil || approval.Refused(err) != nil {

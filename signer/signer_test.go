@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	certificates "k8s.io/api/certificates/v1"
@@ -25,20 +26,9 @@ func said(err error) (approval.Decision, error) {
 	return approval.Decision{}, err
 }
 
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
 func newCA(t testing.TB) *signer.CA {
 	t.Helper()
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ca
+	return must.Value(signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour))(t)
 }
 
 // caCertificate creates a CA certificate. Without a parent it is self-signed.
@@ -59,11 +49,8 @@ func caCertificate(t testing.TB, name string, key crypto.Signer, parent *x509.Ce
 	if parent == nil {
 		parent, parentKey = template, key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), parentKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return must(x509.ParseCertificate(der))
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, parent, key.Public(), parentKey))(t)
+	return must.Get(x509.ParseCertificate(der))
 }
 
 // decode returns all certificates of a PEM response and lints the first one, the issued certificate.
@@ -71,7 +58,7 @@ func decode(t testing.TB, data []byte) []*x509.Certificate {
 	t.Helper()
 	var certs []*x509.Certificate
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
-		certs = append(certs, must(x509.ParseCertificate(block.Bytes)))
+		certs = append(certs, must.Get(x509.ParseCertificate(block.Bytes)))
 	}
 	if len(certs) == 0 {
 		t.Fatal("got no certificate in the response")
@@ -83,10 +70,7 @@ func decode(t testing.TB, data []byte) []*x509.Certificate {
 // lintCertificate fails the test for each zlint finding.
 func lintCertificate(t testing.TB, cert *x509.Certificate) {
 	t.Helper()
-	findings, err := certlint.Check(cert.Raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	findings := must.Value(certlint.Check(cert.Raw))(t)
 	for _, finding := range findings {
 		t.Error(finding)
 	}

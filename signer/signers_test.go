@@ -1,14 +1,13 @@
 package signer_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
@@ -40,23 +39,9 @@ func TestNewSignerNeedsCACheckAndProfile(t *testing.T) {
 	}
 }
 
-// Without the error, the caller could not log why the request waits.
-func TestDecideReturnsErrorOfNodeRead(t *testing.T) {
-	broken := errors.New("connection refused")
-	authority := &signer.Authority{
-		Facts:   allowsAll{},
-		Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))),
-		Nodes:   &admission.Nodes{Node: func(context.Context, string) (string, error) { return "", broken }},
-	}
-	admission, err := authority.Decide(t.Context(), kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil))
-	if d, _ := said(err); d.Verdict != approval.Wait || admission != nil || !errors.Is(err, broken) {
-		t.Errorf("Decide = %v, %v, want to wait and the error", admission, err)
-	}
-}
-
 func TestExplainReportsForgedSignature(t *testing.T) {
 	name := certificates.KubeAPIServerClientKubeletSignerName
-	authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(must(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)))}
+	authority := &signer.Authority{Facts: allowsAll{}, Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour)))}
 	r := kubernetesRequest(t, name, nil)
 	forged := *r.CSR
 	forged.RawTBSCertificateRequest = kubernetesRequest(t, name, nil).CSR.RawTBSCertificateRequest
@@ -69,7 +54,7 @@ func TestExplainReportsForgedSignature(t *testing.T) {
 
 func TestIssueRefusesRequestWithoutUsages(t *testing.T) {
 	template := signer.Template{CSR: kubernetesRequest(t, certificates.KubeAPIServerClientKubeletSignerName, nil).CSR}
-	if _, err := must(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(newCA(t), template, time.Now()); approval.Refused(err) == nil {
+	if _, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: clientUsages})).Issue(newCA(t), template, time.Now()); approval.Refused(err) == nil {
 		t.Errorf("Issue = %v, want a refusal", err)
 	}
 }
@@ -119,9 +104,7 @@ func TestStandaloneAllowsOnlyPermissionsOfKubeadm(t *testing.T) {
 // A claim of a node name that looks like an IP address does not show which machine has that address.
 func TestStandaloneReportersIgnoreAddresses(t *testing.T) {
 	claims := memdb.Open().Claims()
-	if _, err := claims.Create(t.Context(), tokens.Claim{Node: "10.0.0.5", TokenID: "abc123"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(claims.Create(t.Context(), tokens.Claim{Node: "10.0.0.5", TokenID: "abc123"}))(t)
 	facts := signer.Standalone{Claims: claims}
 	if reporters, err := facts.Reporters(t.Context(), "worker-1", []string{"10.0.0.5"}); err != nil || len(reporters) > 0 {
 		t.Errorf("Reporters = %q, %v, want none", reporters, err)

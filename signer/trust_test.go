@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -66,7 +67,7 @@ func TestCheckTrustAgreesWithClients(t *testing.T) {
 			} else {
 				key = rootKey
 			}
-			ca := must(signer.NewCA(bundle, key))
+			ca := must.Get(signer.NewCA(bundle, key))
 			wantTrust(t, "CheckTrust", test.want, signer.CheckTrust(ca.Certificate(), ca.Bundle(), []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, test.hosts))
 
 			template := &x509.CertificateRequest{Subject: csrtest.Node("w")}
@@ -79,7 +80,7 @@ func TestCheckTrustAgreesWithClients(t *testing.T) {
 					template.DNSNames = append(template.DNSNames, host)
 				}
 			}
-			chain, err := must(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(ca, signer.Template{CSR: csrtest.New(t, template, nil), Usages: usages}, time.Now())
+			chain, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(ca, signer.Template{CSR: csrtest.New(t, template, nil), Usages: usages}, time.Now())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -98,9 +99,7 @@ func TestCheckTrustAgreesWithClients(t *testing.T) {
 				for _, cert := range certs {
 					data = append(data, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
 				}
-				if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 			}
 			if _, err := exec.LookPath("openssl"); err != nil {
 				t.Fatal("openssl is missing: install it")

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -56,9 +57,7 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 
 	// The Node of a claim registered and was deleted, so its name is free again.
 	uid := c.node("worker-1")
-	if _, err := real.Claims.Update(t.Context(), "worker-1", func(claim *tokens.Claim) error { claim.NodeUID = uid; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(real.Claims.Update(t.Context(), "worker-1", func(claim *tokens.Claim) error { claim.NodeUID = uid; return nil }))(t)
 	c.deleteNode("worker-1")
 	both(other, "worker-1", "")
 	// The cache does not have this claim yet.

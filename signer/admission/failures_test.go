@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -102,37 +103,10 @@ func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approva
 	}
 }
 
-// Without Nodes (standalone), a failed call neither admits nor refuses a renewal or serving certificate.
-func TestFailedCallStandaloneNeitherRenewsNorServes(t *testing.T) {
-	for name, ask := range map[string]func(testing.TB, string) approval.Request{"renewal": renewal, "serving": servingRequest} {
-		for at, done := 1, false; !done; at++ {
-			c := newCluster()
-			token := c.createToken(tokens.Limits{MaxNodes: 1})
-			n := c.admission()
-			n.Node, n.Ready = nil, nil
-			if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil)); err != nil {
-				t.Fatal(err)
-			}
-			c.refreshCaches()
-			c.calls, c.failAt = 0, at
-			admission, err := admit(t.Context(), n, ask(t, "worker-1"))
-			if done = c.calls < at; done {
-				if err != nil || at < 3 {
-					t.Errorf("%s: %d calls, %v; want the claim read and written", name, c.calls, err)
-				}
-			} else if admission != nil || err == nil || approval.Refused(err) != nil {
-				t.Errorf("%s, call %d fails: %v, %v; want a temporary error", name, at, admission, err)
-			}
-		}
-	}
-}
-
 // mustAdmit admits a request without failing calls.
 func (c *cluster) mustAdmit(t *testing.T, r approval.Request) {
 	t.Helper()
-	if _, err := admit(t.Context(), c.admission(), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(admit(t.Context(), c.admission(), r))(t)
 }
 
 func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {

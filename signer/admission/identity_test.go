@@ -7,11 +7,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
-	certificates "k8s.io/api/certificates/v1"
 )
 
 const rejoinWindow = 30 * 24 * time.Hour
@@ -19,10 +19,7 @@ const rejoinWindow = 30 * 24 * time.Hour
 // issue admits a request and stores its key, as the Authority does when it has made the certificate.
 func issue(t *testing.T, n *admission.Nodes, r approval.Request) error {
 	t.Helper()
-	checked, err := admission.Check(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	checked := must.Value(admission.Check(r))(t)
 	a, err := n.Admit(t.Context(), checked)
 	if err != nil {
 		return err
@@ -37,9 +34,7 @@ func certificateOf(r approval.Request) *x509.Certificate {
 // mustIssue is issue that must succeed. It returns the key.
 func mustIssue(t *testing.T, n *admission.Nodes, r approval.Request) string {
 	t.Helper()
-	if err := issue(t, n, r); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, issue(t, n, r))
 	return pkcs10.KeyID(r.CSR)
 }
 
@@ -74,52 +69,10 @@ func TestStoresLastTwoKeys(t *testing.T) {
 				if end := c.claims["worker-1"].Identity.NotAfter; !end.Equal(time.Now().Add(24 * time.Hour).Truncate(time.Second)) {
 					t.Errorf("got end %s, want that of the certificate", end)
 				}
-				if err := issue(t, n, servingRequest(t, "worker-1")); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, issue(t, n, servingRequest(t, "worker-1")))
 				wantIdentity(t, c, "serving certificate", uid, second, third)
 			})
 		})
-	}
-}
-
-// Without --rejoin-window nothing may be stored, and no call made.
-func TestStoresNoIdentityWhenOff(t *testing.T) {
-	c := newCluster()
-	n := c.admission()
-	mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil))
-	c.node("worker-1")
-	before := c.calls
-	mustIssue(t, n, renewal(t, "worker-1"))
-	if len(c.claims) > 0 || c.calls-before > 2 { // the Node, and the claim that the cache does not have
-		t.Errorf("got claims %v and %d calls, want none and 2", c.claims, c.calls-before)
-	}
-}
-
-// Each certificate must cost one write, and no claim of a node without limits may keep its name from others.
-func TestIdentityCostsOneWrite(t *testing.T) {
-	c := newCluster()
-	n := c.admission()
-	n.RejoinWindow = rejoinWindow
-	for _, r := range []approval.Request{
-		firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil),
-		firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{})), "worker-1", nil),
-	} {
-		before := c.writes["claim"]
-		mustIssue(t, n, r)
-		if writes := c.writes["claim"] - before; writes > 2 { // the second one ends the identity of the first
-			t.Errorf("got %d writes, want at most 2", writes)
-		}
-	}
-	if claim := c.claims["worker-1"]; !claim.Released() {
-		t.Errorf("got claim %+v, want a released one", claim)
-	}
-	mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
-	c.node("worker-1")
-	before := c.writes["claim"]
-	mustIssue(t, n, renewal(t, "worker-1"))
-	if writes := c.writes["claim"] - before; writes != 1 {
-		t.Errorf("renewal: got %d writes, want 1", writes)
 	}
 }
 
@@ -183,14 +136,8 @@ func TestIdentityFailsIfClaimIsLost(t *testing.T) {
 	n := c.admission()
 	n.RejoinWindow = rejoinWindow
 	r := firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
-	checked, err := admission.Check(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := n.Admit(t.Context(), checked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	checked := must.Value(admission.Check(r))(t)
+	a := must.Value(n.Admit(t.Context(), checked))(t)
 	c.change("worker-1", func(claim *tokens.Claim) { claim.TokenID = "abc123" })
 	if err := n.StoreIdentity(t.Context(), checked, a, certificateOf(r)); err == nil {
 		t.Error("got no error for a claim of another token")
@@ -198,19 +145,5 @@ func TestIdentityFailsIfClaimIsLost(t *testing.T) {
 	delete(c.claims, "worker-1")
 	if err := n.StoreIdentity(t.Context(), checked, a, certificateOf(r)); err == nil {
 		t.Error("got no error for a claim that is gone")
-	}
-}
-
-// Other certificates must leave no identity.
-func TestStoresIdentityOfNodesOnly(t *testing.T) {
-	c := newCluster()
-	n := c.admission()
-	n.RejoinWindow = rejoinWindow
-	r := firstRequest(t, "jane", "worker-1", nil)
-	r.Groups = nil
-	r.Usages = []certificates.KeyUsage{certificates.UsageServerAuth}
-	mustIssue(t, n, r)
-	if len(c.claims) > 0 {
-		t.Errorf("got claims %v, want none", c.claims)
 	}
 }

@@ -5,11 +5,14 @@ import (
 	"crypto/elliptic"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
@@ -44,6 +47,8 @@ func TestStaleCachesGrantNoName(t *testing.T) {
 			happen: func(_ *testing.T, c *cluster, id string) {
 				c.editToken(id, func(r *tokens.Record) { r.UID, r.Limits, r.Nodes = "another", tokens.Limits{}, nil })
 			}},
+		"deleted": {limits: tokens.Limits{MaxNodes: 2}, node: "worker-2", reason: "TokenRevoked",
+			happen: func(_ *testing.T, c *cluster, id string) { delete(c.records, id) }},
 		"released by a person": {limits: tokens.Limits{MaxNodes: 1}, node: "worker-2",
 			happen: func(_ *testing.T, c *cluster, id string) {
 				c.editToken(id, func(r *tokens.Record) { r.Nodes = nil })
@@ -58,9 +63,7 @@ func TestStaleCachesGrantNoName(t *testing.T) {
 				if stuck == "before the first machine" {
 					c.freezeCaches()
 				}
-				if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
-					t.Fatal(err)
-				}
+				must.Value(admit(t.Context(), n, firstRequest(t, bootstrapUser(token), node, nil)))(t)
 				if stuck == "after it" {
 					c.freezeCaches()
 				}
@@ -86,27 +89,10 @@ func TestStaleCacheKeepsClaimedName(t *testing.T) {
 	limited, unlimited := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{})
 	c.freezeCaches()
 	n := c.admission()
-	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(limited), "worker-1", nil)); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(admit(t.Context(), n, firstRequest(t, bootstrapUser(limited), "worker-1", nil)))(t)
 	for _, user := range []string{bootstrapUser(unlimited), "jane"} {
 		_, err := admit(t.Context(), n, firstRequest(t, user, "worker-1", nil))
 		wantRefused(t, user, err, "NodeNameClaimed")
-	}
-}
-
-// With a stale cache of claims, a token with limits must not retry until the cache is current.
-func TestStaleCacheRefusesClaimedName(t *testing.T) {
-	for _, database := range []bool{false, true} {
-		for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "by name": {NodeNames: []string{"worker-1"}}} {
-			c := newCluster()
-			c.oneDatabase = database
-			first, token := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(limits)
-			c.freezeCaches()
-			c.mustAdmit(t, firstRequest(t, bootstrapUser(first), "worker-1", nil))
-			_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-1", nil))
-			wantRefused(t, name, err, "NodeNameClaimed")
-		}
 	}
 }
 
@@ -140,9 +126,7 @@ func TestReplacedSecretCountsJoiningMachine(t *testing.T) {
 				token := c.createToken(tokens.Limits{MaxNodes: 1})
 				first := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
 				n := c.admission()
-				if _, err := admit(t.Context(), n, first); err != nil {
-					t.Fatal(err)
-				}
+				must.Value(admit(t.Context(), n, first))(t)
 				c.editToken(token.ID(), edit)
 				c.refreshCaches()
 				c.runClaimCleaner(t, c.Node)
@@ -157,80 +141,6 @@ func TestReplacedSecretCountsJoiningMachine(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// The claim of a machine that replaced a Node must not let another token with the same ID replace it.
-func TestClaimDoesNotRestoreReplacement(t *testing.T) {
-	const node = "worker-1"
-	for name, limits := range map[string]tokens.Limits{"for one node": {MaxNodes: 1}, "for many": {MaxNodes: 10}, "by name": {NodeNames: []string{node}}, "without limits": {}} {
-		for _, same := range []bool{false, true} {
-			c := newCluster()
-			uid := c.node(node)
-			token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
-				t.Fatal(err)
-			}
-			c.editToken(token.ID(), func(r *tokens.Record) {
-				r.Limits, r.Nodes = limits, nil
-				if !same {
-					r.UID = "another"
-				}
-			})
-			c.refreshCaches()
-			_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil))
-			wantRefused(t, name, err, "NodeExists")
-			if limits.MaxNodes > 1 {
-				continue
-			}
-			// The restriction to one node of that name stays.
-			_, err = admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-2", nil))
-			if err == nil || !strings.Contains(err.Error(), node) {
-				t.Errorf("%s: another name: got %v, want a refusal with %s", name, err, node)
-			}
-		}
-	}
-}
-
-// The token is replaced by another one with the same ID between read and write of the count. The request used the
-// first token and must not be admitted with the second.
-func TestRefusesTokenReplacedDuringCount(t *testing.T) {
-	c := newCluster()
-	token := c.createToken(tokens.Limits{MaxNodes: 1})
-	n := c.admission()
-	replaced := false
-	c.hookBeforeCount(n, func() {
-		if !replaced {
-			replaced = true
-			c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" })
-		}
-	})
-	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
-		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)
-	}
-	if got := c.records[token.ID()].Nodes; len(got) > 0 {
-		t.Errorf("the other token counts %q, want nothing", got)
-	}
-}
-
-// A claim must not grow if a machine sends many requests with one key.
-func TestClaimKeepsFewRequests(t *testing.T) {
-	c := newCluster()
-	token := c.createToken(tokens.Limits{MaxNodes: 1})
-	n := c.admission()
-	r := firstRequest(t, bootstrapUser(token), "worker-1", csrtest.ECDSA(elliptic.P256()))
-	for _, uid := range []string{"1", "2", "3", "4", "5", "6", "7"} {
-		r.UID = uid
-		if _, err := admit(t.Context(), n, r); err != nil {
-			t.Fatal(err)
-		}
-		if err := c.claims["worker-1"].Check(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got := c.claims["worker-1"].Requests; !slices.Equal(got, []string{"5", "6", "7"}) {
-		t.Errorf("got requests %q on the claim, want the last three", got)
 	}
 }
 
@@ -306,18 +216,14 @@ func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 		},
 		"another token took it over": func(t *testing.T, c *cluster, uid string) {
 			other := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(other), node, nil)); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(other), node, nil)))(t)
 		},
 	} {
 		for _, period := range []string{"", "new"} {
 			c := newCluster()
 			uid := c.node(node)
 			token := c.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node, UID: uid}})
-			if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil)); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), node, nil)))(t)
 			loses(t, c, uid)
 			c.refreshCaches()
 			c.ready[node] = period
@@ -327,32 +233,31 @@ func TestReplacingTokenClaimsOnlyOnce(t *testing.T) {
 	}
 }
 
-// The same between the claim and the last read of the token.
-func TestRefusesTokenReplacedAfterClaim(t *testing.T) {
-	c := newCluster()
-	token := c.createToken(tokens.Limits{MaxNodes: 1})
-	n := c.stalled(nothing, func() { c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" }) })
-	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
-		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)
-	}
-}
-
-// The same where one transaction writes claim and count: then neither is written.
-func TestRefusesTokenReplacedBeforeCommit(t *testing.T) {
-	c := newCluster()
-	c.oneDatabase = true
-	token := c.createToken(tokens.Limits{MaxNodes: 1})
-	n := c.admission()
-	n.Claims = storetest.Before(func() error {
-		c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" })
-		return nil
-	}, "Claims.Commit").Claims(n.Claims)
-	a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
-		t.Errorf("got %+v, %v, want an error about a replaced token", a, err)
-	}
-	if got := c.records[token.ID()].Nodes; len(got) > 0 || len(c.claims) > 0 {
-		t.Errorf("the other token counts %q, and there are claims %+v, want nothing", got, c.claims)
+// The token is replaced by another one with the same ID while a request of the first one is handled. The request must not
+// be admitted with the second.
+func TestRefusesTokenReplacedMeanwhile(t *testing.T) {
+	for name, test := range map[string]struct {
+		database bool
+		claimed  bool // the claim was written
+		when     func(n *admission.Nodes, c *cluster, replace func())
+	}{
+		"during the count": {when: func(n *admission.Nodes, c *cluster, replace func()) { c.hookBeforeCount(n, replace) }},
+		"after the claim":  {claimed: true, when: func(n *admission.Nodes, c *cluster, replace func()) { n.Claims = c.stalled(nothing, replace).Claims }},
+		"before the transaction": {database: true, when: func(n *admission.Nodes, _ *cluster, replace func()) {
+			n.Claims = storetest.Before(func() error { replace(); return nil }, "Claims.Commit").Claims(n.Claims)
+		}},
+	} {
+		c := newCluster()
+		c.oneDatabase = test.database
+		token := c.createToken(tokens.Limits{MaxNodes: 1})
+		n := c.admission()
+		test.when(n, c, sync.OnceFunc(func() { c.editToken(token.ID(), func(r *tokens.Record) { r.UID = "another" }) }))
+		a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+		if a != nil || err == nil || !strings.Contains(err.Error(), "was replaced while") {
+			t.Errorf("%s: got %+v, %v, want an error about a replaced token", name, a, err)
+		}
+		if got := c.records[token.ID()].Nodes; !test.claimed && len(got)+len(c.claims) > 0 {
+			t.Errorf("%s: the other token counts %q, and there are claims %+v, want nothing", name, got, c.claims)
+		}
 	}
 }

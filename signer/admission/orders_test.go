@@ -88,7 +88,7 @@ func TestLimitsHoldInAnyOrderOfCalls(t *testing.T) {
 		},
 		func(c *cluster, r *tokens.Record) { r.UID, r.Nodes = "replaced-"+c.next(), nil },
 	}
-	runs := 150
+	runs := 60
 	if testing.Short() {
 		runs = 12
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -15,10 +16,7 @@ import (
 
 func TestPlanChoosesStepForClaim(t *testing.T) {
 	now := time.Now()
-	token, err := tokens.New("abc123", "s3cr3ts3cr3ts3cr")
-	if err != nil {
-		t.Fatal(err)
-	}
+	token := must.Value(tokens.New("abc123", "s3cr3ts3cr3ts3cr"))(t)
 	r := approval.Request{UID: "csr-1", CSR: &x509.CertificateRequest{RawSubjectPublicKeyInfo: []byte("key")}}
 	key := pkcs10.KeyID(r.CSR)
 	three := []string{"1", "2", "3"}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -150,10 +151,7 @@ func TestRejoinKeepsPastAlive(t *testing.T) {
 	c, f := usual()
 	c.TokenID, c.Limits, c.NodeUID = "", tokens.Limits{}, ""
 	c.Past = tokens.ReleasedClaim{Until: f.ago(time.Hour), CertificateDuration: 2 * time.Hour}
-	got, err := decideRejoin(c, f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Value(decideRejoin(c, f))(t)
 	if _, lifetime, err := renewed(got, true, f.now.Add(time.Hour)); err != nil || lifetime != 2*time.Hour {
 		t.Errorf("renewal after the rejoin: got lifetime %s, %v, want 2h", lifetime, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -35,18 +36,10 @@ func returning(t testing.TB, limits tokens.Limits) (c *cluster, n *admission.Nod
 	token := c.createToken(limits)
 	c.editToken(token.ID(), func(r *tokens.Record) { r.Expires = time.Now().Add(100 * time.Hour) })
 	r := firstRequest(t, bootstrapUser(token), "worker-1", nil)
-	checked, err := admission.Check(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := n.Admit(t.Context(), checked)
-	if err != nil {
-		t.Fatal(err)
-	}
+	checked := must.Value(admission.Check(r))(t)
+	a := must.Value(n.Admit(t.Context(), checked))(t)
 	cert := certificateOf(r)
-	if err := n.StoreIdentity(t.Context(), checked, a, cert); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.StoreIdentity(t.Context(), checked, a, cert))
 	uid := c.node("worker-1")
 	c.change("worker-1", func(claim *tokens.Claim) {
 		claim.Identity.NodeUID = uid
@@ -154,10 +147,7 @@ func TestRejoinIsDecidedAgainInTheWrite(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, err := n.Admit(t.Context(), checked)
-			if err != nil {
-				t.Fatal(err)
-			}
+			a := must.Value(n.Admit(t.Context(), checked))(t)
 			test.change(t, c, n, key, end)
 			before := c.claims["worker-1"]
 			err = n.StoreIdentity(t.Context(), checked, a, certificateOf(r))
@@ -210,9 +200,7 @@ func TestBindsOneKey(t *testing.T) {
 	wantRefused(t, "by another key", bind("sha256:other", bound), "KeyNotCurrent")
 	wantRefused(t, "its own key", bind(key, key), "KeyReused")
 	for range 2 {
-		if err := bind(key, bound); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, bind(key, bound))
 	}
 	wantRefused(t, "a second key", bind(key, "sha256:second"), "KeyNotCurrent", "kubejoin claim release worker-1")
 	wantRefused(t, "by the bound key", bind(bound, bound), "KeyNotCurrent")

@@ -3,13 +3,13 @@ package admission_test
 import (
 	"context"
 	"crypto/elliptic"
-	"crypto/x509"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -48,80 +48,6 @@ func (c *cluster) runClaimCleaner(t *testing.T, node func(context.Context, strin
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
-	}
-}
-
-// After its claim was released in any way, a machine that comes back with its certificate renews with the duration
-// of its token. Renewals must not cost a write each.
-func TestRenewalKeepsDurationAfterRelease(t *testing.T) {
-	const node = "worker-1"
-	const short = 2 * time.Hour
-	for name, release := range map[string]func(t *testing.T, c *cluster, id string){
-		"Node deleted": func(t *testing.T, c *cluster, _ string) {
-			c.node(node)
-			c.runClaimCleaner(t, c.Node)
-			c.deleteNode(node)
-			c.runClaimCleaner(t, c.Node)
-		},
-		"Node deleted, as the next request found": func(t *testing.T, c *cluster, id string) {
-			c.node(node)
-			c.runClaimCleaner(t, c.Node)
-			c.deleteNode(node)
-			_, err := admit(t.Context(), c.admission(), firstRequest(t, "system:bootstrap:"+id, node, nil))
-			wantRefused(t, "the spent token", err, "TokenSpent")
-		},
-		"token gone before the Node came": func(t *testing.T, c *cluster, id string) {
-			delete(c.records, id)
-			c.runClaimCleaner(t, c.Node)
-		},
-		"by a person": func(t *testing.T, c *cluster, _ string) {
-			claim := c.claims[node]
-			if err := tokens.Release(t.Context(), c.admission().Claims, claim, claim.PastAfterRelease(time.Now(), 0)); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster()
-				token := c.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: short})
-				n := c.admission()
-				if a, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), node, nil)); err != nil || a.Duration != short {
-					t.Fatal(a, err)
-				}
-				release(t, c, token.ID())
-				if claim := c.claims[node]; !claim.Released() || claim.Past.CertificateDuration != short {
-					t.Fatalf("got claim %+v, want it released with the duration", claim)
-				}
-				c.node(node)
-				lasts := func(when string, want time.Duration) {
-					t.Helper()
-					c.runClaimCleaner(t, c.Node)
-					if a, err := admit(t.Context(), n, renewal(t, node)); err != nil || a.Duration != want {
-						t.Errorf("%s: %+v %v, want %s", when, a, err, want)
-					}
-				}
-				writes := c.writes["claim"]
-				for range 100 { // as a kubelet renews for a week
-					lasts("in time", short)
-					time.Sleep(short * 8 / 10)
-				}
-				if writes = c.writes["claim"] - writes; writes == 0 || writes > 10 {
-					t.Errorf("got %d writes for 100 renewals, want 1 to 10", writes)
-				}
-				// A day after its certificate expired, the released claim still exists: clocks may differ.
-				time.Sleep(24 * time.Hour)
-				c.runClaimCleaner(t, c.Node)
-				if _, found := c.claims[node]; !found {
-					t.Error("released claim was deleted within a day after the last certificate expired")
-				}
-				time.Sleep(48 * time.Hour)
-				lasts("after all certificates expired", 0)
-				if claim, found := c.claims[node]; found {
-					t.Errorf("got claim %+v, want it deleted", claim)
-				}
-			})
-		})
 	}
 }
 
@@ -237,9 +163,7 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 			}
 			writes := c.writes["claim"]
 			for range 3 {
-				if _, err := admit(t.Context(), n, request(t, node)); err != nil {
-					t.Fatal(err)
-				}
+				must.Value(admit(t.Context(), n, request(t, node)))(t)
 				c.history = nil
 			}
 			if writes = c.writes["claim"] - writes; writes != 1 {
@@ -253,9 +177,7 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 			wantRefused(t, "a token without limits", err, "NodeNameClaimed")
 
 			claim := c.claims[node]
-			if err := tokens.Release(t.Context(), c.admission().Claims, claim, claim.PastAfterRelease(time.Now(), 365*24*time.Hour)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, tokens.Release(t.Context(), c.admission().Claims, claim, claim.PastAfterRelease(time.Now(), 365*24*time.Hour)))
 			c.history = nil
 			_, err = admit(t.Context(), n, request(t, node))
 			wantRefused(t, "released", err, "NodeNameReleased", "kubejoin token create --max-nodes 1 --node-name worker-1")
@@ -264,68 +186,10 @@ func TestStandaloneRenewalConfirmsClaim(t *testing.T) {
 					t.Errorf("got reporters %v, %v, want none", reporters, err)
 				}
 			}
-			if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, key)); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), node, key)))(t)
 			c.history = nil
 			if _, err := admit(t.Context(), n, request(t, node)); err != nil {
 				t.Errorf("after a new claim: %v", err)
-			}
-		})
-	}
-}
-
-// Only the node itself confirms its claim with a serving request, not another user or another name.
-func TestServingRequestOfOthersDoesNotConfirmClaim(t *testing.T) {
-	c := newCluster()
-	n := c.admission()
-	n.Node = nil
-	if _, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)); err != nil {
-		t.Fatal(err)
-	}
-	for name, change := range map[string]func(*approval.Request){
-		"an admin":         func(r *approval.Request) { r.User, r.Groups = "ada", []string{"kubejoin:admins"} },
-		"not of the nodes": func(r *approval.Request) { r.Groups = nil },
-		"another node":     func(r *approval.Request) { r.User = "system:node:worker-2" },
-		"for another subject": func(r *approval.Request) {
-			r.CSR = csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node("worker-2")}, nil)
-		},
-		"name that cannot be claimed": func(r *approval.Request) { *r = servingRequest(t, "Worker_1") },
-	} {
-		r := servingRequest(t, "worker-1")
-		change(&r)
-		if _, err := admit(t.Context(), n, r); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if uid := c.claims["worker-1"].NodeUID; uid != "" {
-			t.Fatalf("%s: got NodeUID %s, want none", name, uid)
-		}
-	}
-}
-
-// The Node of the claim was deleted and the claim cleaner has not run yet. The claim must not set the duration of
-// the next machine, and a dry run changes nothing.
-func TestClaimOfDeletedNodeSetsNoDuration(t *testing.T) {
-	const node = "worker-1"
-	for name, limits := range map[string]tokens.Limits{"limited": {MaxNodes: 1}, "without limits": {}} {
-		t.Run(name, func(t *testing.T) {
-			c := newCluster()
-			before := tokens.Claim{Node: node, TokenID: "others", NodeUID: "gone", Limits: tokens.Limits{CertificateDuration: 2 * time.Hour}, UID: "u", Version: c.next(), Created: time.Now()}
-			c.claims[node] = before
-			r := firstRequest(t, bootstrapUser(c.createToken(limits)), node, nil)
-			if _, err := admit(t.Context(), c.admission().DryRun(), r); err != nil {
-				t.Errorf("dry run: %v", err)
-			}
-			if claim := c.claims[node]; !claim.Equal(before) {
-				t.Errorf("dry run changed the claim: %+v", claim)
-			}
-			if _, err := admit(t.Context(), c.admission(), r); err != nil {
-				t.Fatal(err)
-			}
-			c.node(node)
-			c.history = nil
-			if a, err := admit(t.Context(), c.admission(), renewal(t, node)); err != nil || a.Duration != 0 {
-				t.Errorf("renewal: got %+v, %v, want no duration of a claim", a, err)
 			}
 		})
 	}

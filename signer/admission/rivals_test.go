@@ -18,7 +18,7 @@ import (
 // Two tokens for one node each request the same names from two leaders. Calls fail, and claims become abandoned
 // between calls. Each name must belong to one token, and each token must admit one name.
 func TestTwoTokensForTheSameNamesInAnyOrder(t *testing.T) {
-	runs := 600
+	runs := 200
 	if testing.Short() {
 		runs = 50
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
@@ -64,10 +65,7 @@ func (m *memory) ClusterAddresses(context.Context) (approval.ClusterAddresses, e
 
 // BenchmarkDecide measures one decision with a parsed request and facts in memory.
 func BenchmarkDecide(b *testing.B) {
-	rules, err := approval.Rules(approval.RuleNames(), scope)
-	if err != nil {
-		b.Fatal(err)
-	}
+	rules := must.Value(approval.Rules(approval.RuleNames(), scope))(b)
 	facts := newMemory(5000)
 	for _, one := range []struct {
 		name    string

@@ -16,10 +16,7 @@ import (
 
 func TestRulesByName(t *testing.T) {
 	names := []string{"may-sign", "kubelet-serving", "nodeclient", "selfnodeclient"}
-	rules, err := approval.Rules(names, scope)
-	if err != nil {
-		t.Fatal(err)
-	}
+	rules := must.Value(approval.Rules(names, scope))(t)
 	var got []string
 	for _, rule := range rules {
 		got = append(got, rule.Name())

@@ -57,7 +57,7 @@ func TestMaySignWaitsWithoutFacts(t *testing.T) {
 	}
 }
 
-// reportsNothing returns an entry without Nodes for each address.
+// reportsNothing finds no Node that reports an address. It returns an empty entry for each address.
 type reportsNothing struct{ *world }
 
 func (reportsNothing) Reporters(_ context.Context, _ string, addresses []string) (map[string][]string, error) {

@@ -162,6 +162,15 @@ func deny(reason, format string, args ...any) *Decision {
 	return &Decision{Verdict: Deny, Reason: reason, Message: message, Evidence: []string{message}}
 }
 
+// CheckServingNames returns an error if a request for a serving certificate has a name or an address that no kubelet may
+// have, whatever the scope is.
+func CheckServingNames(r Request) error {
+	if _, refusal := parseServing(strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix), r); refusal != nil {
+		return errors.New(refusal.Message)
+	}
+	return nil
+}
+
 // parseServing returns the names and addresses of a request, or a denial of what no kubelet may have.
 func parseServing(node string, r Request) ([]servingName, *Decision) {
 	if n := len(r.CSR.DNSNames) + len(r.CSR.IPAddresses); n > MaxNames {

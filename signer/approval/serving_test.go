@@ -330,10 +330,7 @@ func TestKubeletServingDecidesOnEvidence(t *testing.T) {
 			if test.change != nil {
 				test.change(&r, &s, w)
 			}
-			d, err := approval.Decide(t.Context(), []approval.Rule{must.Get(approval.NewKubeletServing(s))}, r, w)
-			if err != nil {
-				t.Fatal(err)
-			}
+			d := must.Value(approval.Decide(t.Context(), []approval.Rule{must.Get(approval.NewKubeletServing(s))}, r, w))(t)
 			if d.Verdict != test.verdict || d.Reason != test.reason || d.Message == "" || !strings.Contains(d.Message, test.message) {
 				t.Errorf("got decision %+v, want %v, %s with %q", d, test.verdict, test.reason, test.message)
 			}

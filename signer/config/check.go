@@ -15,6 +15,11 @@ import (
 // check returns why this signer does not allow a request, or nil. signer.Authority has more checks, which
 // apply to every signer.
 func (s *Signer) check(r approval.Request) error {
+	if s.policy != nil {
+		if err := s.policy(r); err != nil {
+			return err
+		}
+	}
 	subject, names := s.Subject, s.Names
 	if signer.KubernetesUsages(s.Name) == nil {
 		if !slices.ContainsFunc(r.Usages, extended) {

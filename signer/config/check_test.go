@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/config"
@@ -26,34 +27,18 @@ const peer = "example.com/etcd-peer"
 // build compiles signers after it has added the head of a configuration file.
 func build(t testing.TB, signers string, d config.Defaults) map[string]signer.Signer {
 	t.Helper()
-	c, err := config.Parse(filepath.Join(t.TempDir(), "signers.yaml"), []byte("apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"+signers))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Value(config.Parse(filepath.Join(t.TempDir(), "signers.yaml"), []byte("apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"+signers)))(t)
 	if d.CA == nil {
 		d.CA = signer.Fixed(newCA(t))
 	}
-	made, err := c.Build(d)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
+	return must.Value(c.Build(d))(t)
 }
 
 func request(t testing.TB, name string, template x509.CertificateRequest, usages ...certificates.KeyUsage) approval.Request {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	csr, err := x509.ParseCertificateRequest(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &template, key))(t)
+	csr := must.Value(x509.ParseCertificateRequest(der))(t)
 	return approval.Request{SignerName: name, User: "etcd", CSR: csr, Usages: usages}
 }
 
@@ -250,10 +235,7 @@ func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 			r.Expiration = test.requested
 			now := time.Now()
 			authority.Now = func() time.Time { return now }
-			chain, err := authority.Sign(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			chain := must.Value(authority.Sign(t.Context(), r))(t)
 			certs := decode(t, chain)
 			got := certs.NotAfter.Sub(now.Truncate(time.Second))
 			if test.want >= 8*time.Hour {
@@ -270,9 +252,7 @@ func TestDurationStaysWithinBoundsOfSigner(t *testing.T) {
 func TestBuildReportsErrorsOfCAsAndDefaults(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "signers.yaml")
-	if err := os.WriteFile(filepath.Join(dir, "text"), []byte("no certificate"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, "text"), []byte("no certificate"), 0o600))
 	c, err := config.Parse(file, []byte(`apiVersion: kubejoin.io/v1alpha1
 kind: SignerConfiguration
 signers:
@@ -303,17 +283,14 @@ FILE:13: signers[2].duration: shortest duration of certificates is 48h0m0s, want
 // A refusal shortens long names. It must hold no part of a token secret wherever the name is cut.
 func TestRefusedNamesHoldNoPartOfAToken(t *testing.T) {
 	const token = "8w4usg.qwertzuiopasdfgh"
-	c, err := config.Parse("f", []byte(`apiVersion: kubejoin.io/v1alpha1
+	c := must.Value(config.Parse("f", []byte(`apiVersion: kubejoin.io/v1alpha1
 kind: SignerConfiguration
 signers:
 - name: example.com/etcd-peer
   usages: [server auth]
   subject: {commonNames: [etcd], organizations: [etcd]}
   names: {dns: [etcd], emails: ["*@example.com"], uris: ["https://*.example.com"]}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
+`)))(t)
 	for n := range 110 {
 		text := strings.Repeat("-", n) + token
 		for about, template := range map[string]x509.CertificateRequest{

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"go.yaml.in/yaml/v3"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -58,15 +59,17 @@ type Signer struct {
 	// this signer.
 	Approval []string
 
+	policy func(approval.Request) error // more checks of a policy; nil: none
+
 	path  string          // for example signers[2]
 	line  int             // of the signer
 	lines map[string]int  // of its fields
 	wrong map[string]bool // fields with an error
 }
 
-// CAFiles are the files of a CA for [signer.LoadCA]. Their paths are absolute or relative to the working
-// directory.
-type CAFiles struct{ CertFile, KeyFile string }
+// CAFiles are the files of a CA for [signer.LoadEncryptedCA]. Their paths are absolute or relative to the working
+// directory. PassphraseFile is empty if the key is not encrypted.
+type CAFiles struct{ CertFile, KeyFile, PassphraseFile string }
 
 // A Duration limits the lifetime of certificates; Default is for requests that ask for none. If only one of
 // Default and Max is set, it is used for both.
@@ -147,25 +150,28 @@ func Parse(file string, content []byte) (*Configuration, error) {
 func parse(file string, content []byte) (*Configuration, Errors) {
 	c := &Configuration{file: file}
 	r := &yamlReader{file: file}
-	if document := r.document(content); document != nil {
+	if document := r.document(content, Kind); document != nil {
 		r.configuration(document, c)
 	}
 	return c, r.errs
 }
 
-// Files returns the certificate and key files of all CAs in the configuration.
+// Files returns the files of all CAs in the configuration.
 func (c *Configuration) Files() []string {
 	var files []string
 	for _, s := range c.Signers {
 		if s.CA != (CAFiles{}) {
 			files = append(files, s.CA.CertFile, s.CA.KeyFile)
 		}
+		if s.CA.PassphraseFile != "" {
+			files = append(files, s.CA.PassphraseFile)
+		}
 	}
 	return files
 }
 
 // document returns the only YAML document of a file, or nil after an error.
-func (r *yamlReader) document(content []byte) *yaml.Node {
+func (r *yamlReader) document(content []byte, kind string) *yaml.Node {
 	if len(content) > MaxSize {
 		r.fail(0, "", "the file is larger than %d bytes", MaxSize)
 		return nil
@@ -174,7 +180,7 @@ func (r *yamlReader) document(content []byte) *yaml.Node {
 	var first, second yaml.Node
 	err := decoder.Decode(&first)
 	if errors.Is(err, io.EOF) || err == nil && len(first.Content) != 1 {
-		r.fail(0, "", "the file is empty, want a %s", Kind)
+		r.fail(0, "", "the file is empty, want a %s", kind)
 		return nil
 	}
 	if err == nil {

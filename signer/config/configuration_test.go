@@ -26,7 +26,7 @@ signers:
   duration: {min: 1h, default: 720h, max: 2160h}
   approval: [kubelet-serving]
 - name: example.com/etcd-peer
-  ca: {certFile: etcd/ca.crt, keyFile: /etc/etcd/ca.key}
+  ca: {certFile: etcd/ca.crt, keyFile: /etc/etcd/ca.key, passphraseFile: etcd/passphrase}
   duration: {min: 10m, default: 24h, max: 720h}
   usages: [digital signature, key encipherment, server auth, client auth]
   subject: {commonNames: ["etcd-*"], organizations: [etcd]}
@@ -36,14 +36,11 @@ signers:
 `
 
 func TestParseReadsEveryField(t *testing.T) {
-	c, err := config.Parse("/etc/kubejoin/signers.yaml", []byte(whole))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(c.Signers) != 3 || c.Signers[2].CA != (config.CAFiles{CertFile: "/etc/kubejoin/etcd/ca.crt", KeyFile: "/etc/etcd/ca.key"}) {
+	c := must.Value(config.Parse("/etc/kubejoin/signers.yaml", []byte(whole)))(t)
+	if len(c.Signers) != 3 || c.Signers[2].CA != (config.CAFiles{CertFile: "/etc/kubejoin/etcd/ca.crt", KeyFile: "/etc/etcd/ca.key", PassphraseFile: "/etc/kubejoin/etcd/passphrase"}) {
 		t.Errorf("%+v", c)
 	}
-	if want := []string{"/etc/kubejoin/etcd/ca.crt", "/etc/etcd/ca.key"}; !slices.Equal(c.Files(), want) {
+	if want := []string{"/etc/kubejoin/etcd/ca.crt", "/etc/etcd/ca.key", "/etc/kubejoin/etcd/passphrase"}; !slices.Equal(c.Files(), want) {
 		t.Errorf("got files %q, want %q", c.Files(), want)
 	}
 	if got := c.Signers[2].Keys.String(); got != "RSA 3072 to 4096 bits, ECDSA P-256, ECDSA P-384, Ed25519" {
@@ -53,15 +50,9 @@ func TestParseReadsEveryField(t *testing.T) {
 
 // The default configuration that kubejoin prints must give the same signers as no file.
 func TestDefaultFileMatchesDefaults(t *testing.T) {
-	c, err := config.Parse("default.yaml", []byte(config.Default))
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Value(config.Parse("default.yaml", []byte(config.Default)))(t)
 	ca := newCA(t)
-	signers, err := c.Build(config.Defaults{CA: signer.Fixed(ca)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	signers := must.Value(c.Build(config.Defaults{CA: signer.Fixed(ca)}))(t)
 	want := must.Get(signer.KubernetesSigners(signer.Fixed(ca), 0))
 	if len(signers) != len(want) {
 		t.Errorf("%v", signers)
@@ -129,7 +120,7 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"half a CA", known + "ca: {certFile: ca.crt}\n", []string{":5: signers[0].ca.keyFile: missing"}},
 		{"a key for its path", known + "ca:\n    certFile: ca.crt\n    keyFile: |\n      -----BEGIN PRIVATE KEY-----\n      c2VjcmV0\n", []string{":7: signers[0].ca.keyFile: a text of 37 bytes given, want the path of a file"}},
 		{"a key in one line", known + "ca: {certFile: ca.crt, keyFile: '-----BEGIN EC PRIVATE KEY-----c2VjcmV0'}\n", []string{":5: signers[0].ca.keyFile: a text of 38 bytes given, want the path of a file"}},
-		{"a key for a mapping", known + "ca: '-----BEGIN EC PRIVATE KEY-----c2VjcmV0'\n", []string{":5: signers[0].ca: a text of 38 bytes given, want the fields certFile, keyFile"}},
+		{"a key for a mapping", known + "ca: '-----BEGIN EC PRIVATE KEY-----c2VjcmV0'\n", []string{":5: signers[0].ca: a text of 38 bytes given, want the fields certFile, keyFile, passphraseFile"}},
 
 		{"duration", known + "duration:\n    max: 3y\n    min: 2\n", []string{`:6: signers[0].duration.max: "3y" given, want a duration such as 720h`, `:7: signers[0].duration.min: "2" given, want a duration such as 720h`}},
 		{"short", known + "duration: {min: 2m}\n", []string{`:5: signers[0].duration.min: "2m" given, want at least 3m0s: a certificate begins 5m before it is issued`}},
@@ -314,15 +305,11 @@ func TestLoadReportsUnreadableFiles(t *testing.T) {
 	if _, err := config.Load(dir); !errors.As(err, &unreadable) {
 		t.Errorf("Load of a directory = %v, want the read error", err)
 	}
-	if err := os.WriteFile(file, make([]byte, 10*config.MaxSize), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, make([]byte, 10*config.MaxSize), 0o600))
 	if _, err := config.Load(file); err == nil || !strings.Contains(err.Error(), "the file is larger than 65536 bytes") {
 		t.Error(err)
 	}
-	if err := os.WriteFile(file, []byte(whole), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(whole), 0o600))
 	c, err := config.Load(file)
 	if err != nil || c.Files()[0] != filepath.Join(dir, "etcd/ca.crt") {
 		t.Errorf("got %v, %v", c, err)

@@ -17,30 +17,37 @@ import (
 )
 
 func (r *yamlReader) configuration(n *yaml.Node, c *Configuration) {
-	fixed := func(value string) func(*yaml.Node, string) {
-		return func(n *yaml.Node, path string) {
-			if n.Kind != yaml.ScalarNode || n.Value != value {
-				r.fail(n.Line, path, "%s given, want %s", describe(n), value)
-			}
-		}
-	}
-	r.mapping(n, "", field{"apiVersion", true, fixed(APIVersion)}, field{"kind", true, fixed(Kind)}, field{"signers", true, func(n *yaml.Node, path string) {
-		if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-			r.fail(n.Line, path, "the list is empty, want at least one item")
-		}
-		r.list(n, path, "signers", maxSigners, func(n *yaml.Node, path string) {
-			s := Signer{path: path, line: n.Line, lines: map[string]int{}, wrong: map[string]bool{}}
-			if !r.signer(n, path, &s) {
-				return
-			}
-			for _, other := range c.Signers {
-				if other.Name == s.Name && s.Name != "" {
-					r.fail(s.at("name"), path+".name", "duplicate signer %s, first defined in line %d", s.Name, other.at("name"))
-				}
-			}
-			c.Signers = append(c.Signers, s)
-		})
+	r.mapping(n, "", r.fixed("apiVersion", APIVersion), r.fixed("kind", Kind), field{"signers", true, func(n *yaml.Node, path string) {
+		c.Signers = r.signers(n, path)
 	}})
+}
+
+// fixed is a required field with only one value.
+func (r *yamlReader) fixed(name, value string) field {
+	return field{name, true, func(n *yaml.Node, path string) {
+		if n.Kind != yaml.ScalarNode || n.Value != value {
+			r.fail(n.Line, path, "%s given, want %s", describe(n), value)
+		}
+	}}
+}
+
+func (r *yamlReader) signers(n *yaml.Node, path string) (signers []Signer) {
+	if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
+		r.fail(n.Line, path, "the list is empty, want at least one item")
+	}
+	r.list(n, path, "signers", maxSigners, func(n *yaml.Node, path string) {
+		s := Signer{path: path, line: n.Line, lines: map[string]int{}, wrong: map[string]bool{}}
+		if !r.signer(n, path, &s) {
+			return
+		}
+		for _, other := range signers {
+			if other.Name == s.Name && s.Name != "" {
+				r.fail(s.at("name"), path+".name", "duplicate signer %s, first defined in line %d", s.Name, other.at("name"))
+			}
+		}
+		signers = append(signers, s)
+	})
+	return signers
 }
 
 // at returns the line of a field, or of the signer if the field is missing.
@@ -82,7 +89,8 @@ func (r *yamlReader) signer(n *yaml.Node, path string, s *Signer) bool {
 		note("ca", false, func(n *yaml.Node, path string) {
 			r.mapping(n, path,
 				field{"certFile", true, func(n *yaml.Node, path string) { s.CA.CertFile = r.path(n, path) }},
-				field{"keyFile", true, func(n *yaml.Node, path string) { s.CA.KeyFile = r.path(n, path) }})
+				field{"keyFile", true, func(n *yaml.Node, path string) { s.CA.KeyFile = r.path(n, path) }},
+				field{"passphraseFile", false, func(n *yaml.Node, path string) { s.CA.PassphraseFile = r.path(n, path) }})
 		}),
 		note("duration", false, func(n *yaml.Node, path string) {
 			r.mapping(n, path,

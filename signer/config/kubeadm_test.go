@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/config"
@@ -21,18 +22,14 @@ import (
 func kubeadmSigners(t testing.TB) signer.Authority {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "etcd"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(dir, "etcd"), 0o700))
 	for _, name := range []string{"front-proxy-ca", "etcd/ca"} {
 		certs, key, err := newCA(t).PEM()
 		if err != nil {
 			t.Fatal(err)
 		}
 		for suffix, content := range map[string][]byte{".crt": certs, ".key": key} {
-			if err := os.WriteFile(filepath.Join(dir, name+suffix), content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(dir, name+suffix), content, 0o600))
 		}
 	}
 	_, signers, err := config.Compile(filepath.Join(dir, "signers.yaml"), []byte(config.Kubeadm), config.Defaults{CA: signer.Fixed(newCA(t))})

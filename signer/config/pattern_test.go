@@ -5,22 +5,18 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 func TestPatternsMatchWholeNames(t *testing.T) {
 	dns := func(p, v string) bool { return matchDNS(p, v) }
 	uri := func(p, v string) bool {
-		u, err := url.Parse(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		u := must.Value(url.Parse(v))(t)
 		return matchURI(p, u)
 	}
 	ip := func(p, v string) bool {
-		prefix, err := parsePrefix(p)
-		if err != nil {
-			t.Fatal(err)
-		}
+		prefix := must.Value(parsePrefix(p))(t)
 		return matchIP(prefix, net.ParseIP(v).To4())
 	}
 	const spiffe = "spiffe://example.com/ns/*/sa/etcd-*"

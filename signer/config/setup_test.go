@@ -6,16 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
 func newCA(t testing.TB) *signer.CA {
 	t.Helper()
-	ca, err := signer.GenerateCA("etcd", time.Now(), 10*365*24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ca
+	return must.Value(signer.GenerateCA("etcd", time.Now(), 10*365*24*time.Hour))(t)
 }
 
 // decode returns the first certificate of a PEM response.
@@ -26,9 +23,5 @@ func decode(t testing.TB, chain []byte) *x509.Certificate {
 		t.Fatal("got no certificate")
 		return nil // not reached; for the linter
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
+	return must.Value(x509.ParseCertificate(block.Bytes))(t)
 }

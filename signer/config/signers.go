@@ -40,7 +40,7 @@ func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
 		switch {
 		case s.isWrong("ca"):
 		case s.CA != (CAFiles{}):
-			ca, err := signer.LoadCA(s.CA.CertFile, s.CA.KeyFile)
+			ca, err := signer.LoadEncryptedCA(s.CA.CertFile, s.CA.KeyFile, s.CA.PassphraseFile)
 			if source = signer.Fixed(ca); err != nil {
 				source = nil
 				fail("ca", "%v", err)

@@ -103,8 +103,8 @@ func (r *yamlReader) number(n *yaml.Node, path, want string) (int, bool) {
 	return i, true
 }
 
-// rejectAliases rejects anchors and aliases, because with them few bytes can expand to very many. It reports
-// whether there are none.
+// rejectAliases rejects anchors and aliases, because with them few bytes can expand to very many. It returns
+// false if it rejected one.
 func (r *yamlReader) rejectAliases(n *yaml.Node) bool {
 	if n.Anchor != "" { // every alias needs an anchor before it
 		r.fail(n.Line, "", "YAML anchors (&) and aliases (*) are not supported: repeat the value, and put a value that begins with * in quotes")

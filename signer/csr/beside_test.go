@@ -69,36 +69,15 @@ func (w *world) burst(n int) time.Duration {
 	return took
 }
 
-func TestIssuesBurstExactlyOnceEach(t *testing.T) {
-	w := newWorld(t)
-	w.startController()
-	const n = 500
-	took := w.burst(n)
-	t.Logf("%d requests in %s", n, took)
-	w.poll("everything counted", func() bool { return w.count("kubejoin_csr_signed_total") == n })
-	if got := w.count("kubejoin_csr_decisions_total", "verdict=approve"); got != n {
-		t.Errorf("got %v decisions, want %d", got, n)
-	}
-	if got := w.count("kubejoin_csr_sign_failures_total"); got != 0 {
-		t.Errorf("got %v failures, want 0", got)
-	}
-}
-
 func TestCountsEachCertificateOnceBesideKCM(t *testing.T) {
 	w := newWorld(t)
-	kcm, err := w.cluster.StartKCM(t.Context(), "--kube-api-qps=5000", "--kube-api-burst=5000")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kcm := must.Value(w.cluster.StartKCM(t.Context(), "--kube-api-qps=5000", "--kube-api-burst=5000"))(t)
 	t.Cleanup(func() { kcm.Stop(10 * time.Second) })
 	w.startController()
 	const n = 200
 	w.burst(n)
 	var byOther int
-	list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Value(w.admin.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{}))(t)
 	for _, o := range list.Items {
 		if writer(&o) == "kube-controller-manager" {
 			byOther++
@@ -119,23 +98,16 @@ func TestReportsCertificateOfOtherSignerOnlyWhileRunning(t *testing.T) {
 	write := func(o *certificates.CertificateSigningRequest) {
 		t.Helper()
 		o.Status.Certificate = w.someCertificate()
-		if _, err := requests.UpdateStatus(t.Context(), o, metav1.UpdateOptions{FieldManager: "somebody"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(requests.UpdateStatus(t.Context(), o, metav1.UpdateOptions{FieldManager: "somebody"}))(t)
 	}
 	nobody := w.as("nobody", "nobodies") // without permissions, so kubejoin approves nothing
-	if err := w.allowAsking("nobodies"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.allowAsking("nobodies"))
 	before := w.ask(nobody, kubelet, "worker-1", nil, nil)
 	write(before)
 	w.startController()
 	during := w.ask(nobody, kubelet, "worker-2", nil, nil)
 	w.poll("the request seen", func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=none") >= 1 }) // each retry counts
-	live, err := requests.Get(t.Context(), during.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	live := must.Value(requests.Get(t.Context(), during.Name, metav1.GetOptions{}))(t)
 	write(live)
 	w.awaitEvent(during, "SignedByOther")
 	if got := w.count("kubejoin_csr_signed_by_other_total", "signer="+kubelet); got != 1 {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -50,13 +51,6 @@ func writer(object *certificates.CertificateSigningRequest) string {
 // parsedCSR returns a parsed CSR without creating an object.
 func parsedCSR(t testing.TB, template *x509.CertificateRequest) *x509.CertificateRequest {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, csrtest.NewKey())
-	if err != nil {
-		t.Fatal(err)
-	}
-	parsed, err := x509.ParseCertificateRequest(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return parsed
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, template, csrtest.NewKey()))(t)
+	return must.Value(x509.ParseCertificateRequest(der))(t)
 }

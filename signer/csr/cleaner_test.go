@@ -21,18 +21,12 @@ func TestRetentionDueForEachState(t *testing.T) {
 		denied   = certificates.CertificateDenied
 		failed   = certificates.CertificateFailed
 	)
-	ca, err := signer.GenerateCA("x", created.Add(-time.Hour), 100*24*365*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("x", created.Add(-time.Hour), 100*24*365*time.Hour))(t)
 	usages := []certificates.KeyUsage{certificates.UsageClientAuth}
 	issue := func(d time.Duration) []byte {
-		chain, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages, Default: d})).Issue(ca, signer.Template{
+		chain := must.Value(must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages, Default: d})).Issue(ca, signer.Template{
 			CSR: parsedCSR(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "x"}}), Usages: usages,
-		}, created)
-		if err != nil {
-			t.Fatal(err)
-		}
+		}, created))(t)
 		return chain
 	}
 	long, short := issue(1000*time.Hour), issue(10*time.Minute)

@@ -34,7 +34,8 @@ const DefaultWorkers = 512
 const (
 	// Backoff after a failure, and while a rule waits for a fact.
 	firstRetry, lastRetry = 200 * time.Millisecond, 15 * time.Second
-	// Backoff while the requester lacks a permission that an administrator may still grant. Each try is a
+	// Backoff while the requester lacks a permission that an administrator may still grant, or while the policy of the
+	// signer process refuses the request. Each try is a
 	// SubjectAccessReview, and such requests stay for a day. kube-controller-manager backs off up to 1000 s
 	// as well.
 	firstPermissionRetry, lastPermissionRetry = time.Second, 1000 * time.Second
@@ -274,7 +275,9 @@ func (h *handler) workOn(runCtx context.Context, i item) {
 	if err != nil {
 		h.log.Error("certificate request failed, will be retried", "csr", safetext.Text(i.name, safetext.MaxName), "failures", h.queue.NumRequeues(i)+1, "error", safetext.Text(err.Error(), safetext.MaxMessage))
 	}
-	if err != nil || next == retrySoon {
+	if errors.Is(err, signer.ErrOrderRefused) { // its retries use up the rate at the signer process, too
+		next = retryLater
+	} else if err != nil || next == retrySoon {
 		h.queue.AddRateLimited(i)
 		if outage.Is(err) {
 			h.awaitServer(runCtx)

@@ -2,24 +2,19 @@ package csr_test
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/asn1"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/faults"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -49,10 +44,7 @@ func TestFirstCertificateAndRenewal(t *testing.T) {
 	}
 
 	// The node renews with its first certificate.
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	keyDER := must.Value(x509.MarshalPKCS8PrivateKey(key))(t)
 	admin := w.cluster.AdminConfig()
 	node := unlimited(t, &rest.Config{Host: admin.Host, TLSClientConfig: rest.TLSClientConfig{
 		CAData: admin.CAData, CertData: object.Status.Certificate, KeyData: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
@@ -86,13 +78,8 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 	w := newWorld(t)
 	const name = "kubeadm:node-autoapprove-bootstrap"
 	bindings := w.admin.RbacV1().ClusterRoleBindings()
-	binding, err := bindings.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := bindings.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	binding := must.Value(bindings.Get(t.Context(), name, metav1.GetOptions{}))(t)
+	must.OK(t, bindings.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	restore := sync.OnceFunc(func() {
 		binding.ObjectMeta = metav1.ObjectMeta{Name: name}
 		if _, err := bindings.Create(context.Background(), binding, metav1.CreateOptions{}); err != nil {
@@ -155,90 +142,10 @@ func TestOtherSignersNeedManualApproval(t *testing.T) {
 	}
 }
 
-func TestFailsHostileRequestsAfterManualApproval(t *testing.T) {
-	w := newWorld(t)
-	w.startController()
-	weak, err := rsa.GenerateKey(rand.Reader, 1024)
-	if err != nil {
-		t.Fatal(err)
-	}
-	empty := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:", Organization: []string{"system:nodes"}}}
-	uid := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", ExtraNames: []pkix.AttributeTypeAndValue{
-		{Type: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}, Value: "0"},
-	}}}
-	authority := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}, ExtraExtensions: []pkix.Extension{
-		{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}},
-	}}
-	for _, test := range []struct {
-		name string
-		ask  *certificates.CertificateSigningRequest
-		want string
-	}{
-		{"empty node name", w.ask(w.bootstrap(), kubelet, "", empty, nil), "empty"},
-		{"names of a server", w.ask(w.bootstrap(), kubelet, "worker-1", &x509.CertificateRequest{DNSNames: []string{"kubernetes.default.svc"}}, nil), "DNS"},
-		{"weak key", w.ask(w.admin, user, "", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, weak), "1024 bits"},
-		{"user ID", w.ask(w.admin, user, "", uid, nil), "UID"},
-		{"CA", w.ask(w.admin, user, "", authority, nil), "CA certificate"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			if len(test.ask.Status.Conditions) > 0 {
-				t.Fatal("got a decision without manual approval")
-			}
-			w.approve(test.ask.Name) // manual approval without a check
-			object := w.await(test.ask.Name, "failure", func(o *certificates.CertificateSigningRequest) bool {
-				return condition(o, certificates.CertificateFailed) != nil
-			})
-			c := condition(object, certificates.CertificateFailed)
-			if c.Reason != "SignerValidationFailure" || !strings.Contains(c.Message, test.want) || len(object.Status.Certificate) > 0 {
-				t.Errorf("got condition %+v, want %q in it", c, test.want)
-			}
-			if e := w.awaitEvent(object, "SignerValidationFailure"); !strings.Contains(e.Message, test.want) {
-				t.Errorf("got Event message %q", e.Message)
-			}
-		})
-	}
-	if got := w.count("kubejoin_csr_sign_failures_total", "reason=SignerValidationFailure"); got != 5 {
-		t.Errorf("got %v counted failures, want 5", got)
-	}
-}
-
-func TestIssuesOnceTheCAIsRepaired(t *testing.T) {
-	w := newWorld(t)
-	var broken atomic.Bool
-	broken.Store(true)
-	w.run(csr.Controller{
-		Client: w.restrict, Approve: true, Sign: true, Registerer: w.metrics,
-		Authority: w.authority(func() (*signer.CA, error) {
-			if broken.Load() {
-				return nil, errors.New("CA key /etc/x: no such file")
-			}
-			return w.ca, nil
-		}),
-	}.Run)
-	object := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
-	if e := w.awaitEvent(object, "SigningFailed"); !strings.Contains(e.Message, "/etc/x: no such file") || e.Namespace != "default" {
-		t.Errorf("Event in %s: got message %q", e.Namespace, e.Message)
-	}
-	w.poll("retries", func() bool {
-		return w.count("kubejoin_csr_sign_failures_total", "signer="+kubelet, "reason=SigningFailed") >= 3
-	})
-	w.await(object.Name, "approval alone", func(o *certificates.CertificateSigningRequest) bool {
-		return condition(o, certificates.CertificateApproved) != nil && condition(o, certificates.CertificateFailed) == nil && len(o.Status.Certificate) == 0
-	})
-	broken.Store(false)
-	w.awaitIssued(object.Name)
-	if got := w.count("kubejoin_csr_decisions_total"); got != 1 {
-		t.Errorf("got %v decisions, want 1", got)
-	}
-}
-
 func TestSurvivesLostRequestsAndResponses(t *testing.T) {
 	w := newWorld(t)
 	connection := faults.Transport{Seed: 1, Rate: 0.4, Kinds: []faults.Kind{faults.Reset, faults.LostAnswer}}
-	config, err := w.cluster.Config(w.identity)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(w.cluster.Config(w.identity))(t)
 	config.Wrap(connection.Wrap)
 	authority := w.authority(signer.Fixed(w.ca))
 	w.run(csr.Controller{Client: unlimited(t, config), Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
@@ -268,14 +175,5 @@ func TestApproverAndSignerInTwoPrograms(t *testing.T) {
 	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-2", nil, nil).Name)
 	if got := w.count("kubejoin_csr_signed_by_other_total"); got != 0 {
 		t.Errorf("got %v certificates reported as those of another signer, want 0", got)
-	}
-}
-
-func TestRunRefusesMissingClient(t *testing.T) {
-	if err := (csr.Controller{}).Run(t.Context()); err == nil {
-		t.Error("controller without a client: got no error")
-	}
-	if err := (csr.Cleaner{}).Run(t.Context()); err == nil {
-		t.Error("cleaner without a client: got no error")
 	}
 }

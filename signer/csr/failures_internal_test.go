@@ -7,6 +7,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/big"
 	"strings"
@@ -61,10 +62,7 @@ type testHandler struct {
 
 func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningRequest) *testHandler {
 	t.Helper()
-	ca, err := signer.GenerateCA("x", time.Now(), 100*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("x", time.Now(), 100*time.Hour))(t)
 	h := &testHandler{client: fake.NewClientset(), events: record.NewFakeRecorder(10), verdict: approval.Approve}
 	signers := must.Get(signer.KubernetesSigners(signer.Fixed(ca), time.Hour))
 	s, store := signers[client], memdb.Open()
@@ -86,12 +84,8 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 	}
 	t.Cleanup(h.queue.ShutDown)
 	for _, o := range objects {
-		if err := h.store.Add(o); err != nil {
-			t.Fatal(err)
-		}
-		if err := h.client.Tracker().Add(o.DeepCopy()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, h.store.Add(o))
+		must.OK(t, h.client.Tracker().Add(o.DeepCopy()))
 	}
 	return h
 }
@@ -111,6 +105,22 @@ func cachedRequest(t *testing.T, state string) *certificates.CertificateSigningR
 	r.Name, r.UID, r.CreationTimestamp = "csr-1", "u", metav1.Now()
 	r.Spec.Usages = []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
 	return r
+}
+
+// Only an operator can change the policy of the signer process, so its refusal is retried as seldom as a missing permission.
+func TestBacksOffFromRefusalOfSignerProcess(t *testing.T) {
+	for _, test := range []struct {
+		err          error
+		soon, seldom int
+	}{{errDown, 1, 0}, {fmt.Errorf("remote: %w", signer.ErrOrderRefused), 0, 1}} {
+		r := cachedRequest(t, "approved")
+		h := newTestHandler(t, r)
+		h.err = test.err
+		h.workOn(t.Context(), itemOf(r))
+		if soon, seldom := h.queue.NumRequeues(itemOf(r)), h.permissionBackoff.NumRequeues(itemOf(r)); soon != test.soon || seldom != test.seldom {
+			t.Errorf("%v: %d retries soon and %d seldom, want %d and %d", test.err, soon, seldom, test.soon, test.seldom)
+		}
+	}
 }
 
 // An error means wait: if any call fails, the controller returns the error, writes no Failed condition and does not
@@ -134,6 +144,7 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 			fail:    func(h *testHandler) { fails(h.client, "get", "*", "", errDown) },
 			done:    issued,
 		},
+		"the record":      {state: "approved", fail: func(h *testHandler) { h.err = errDown }, done: issued},
 		"the certificate": {state: "approved", fail: func(h *testHandler) { fails(h.client, "update", "*", "status", errDown) }, done: issued},
 		"the Failed condition": {
 			state: "approved", done: isFailed,
@@ -152,9 +163,7 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 			if test.prepare != nil {
 				test.prepare(h, r)
 			}
-			if err := errors.Join(h.store.Add(r), h.client.Tracker().Add(r.DeepCopy())); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(h.store.Add(r), h.client.Tracker().Add(r.DeepCopy())))
 			working := h.client.ReactionChain
 			test.fail(h)
 			if _, err := h.sync(t.Context(), r.Name); !errors.Is(err, errDown) {
@@ -163,11 +172,7 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 			h.err, h.client.ReactionChain = nil, working
 			now := func() *certificates.CertificateSigningRequest {
 				t.Helper()
-				now, err := h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return now
+				return must.Value(h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{}))(t)
 			}
 			if o := now(); isFailed(o) || issued(o) || h.step(r.UID) == finished {
 				t.Errorf("after the failure: got status %+v, finished: %v", o.Status, h.step(r.UID) == finished)
@@ -251,8 +256,8 @@ func isFailed(r *certificates.CertificateSigningRequest) bool {
 	return has(r, certificates.CertificateFailed)
 }
 
-// A request that is deleted while the controller handles it must cause no error, Event or failure count.
-func TestDeletedRequestIsNoFailure(t *testing.T) {
+// A request that is deleted or changed while the controller handles it must cause no error, Event or failure count.
+func TestDeletedOrChangedRequestIsNoFailure(t *testing.T) {
 	for _, state := range []string{"", "approved"} {
 		h, r := newTestHandler(t), cachedRequest(t, state)
 		if err := h.store.Add(r); err != nil { // only the cache still has it
@@ -267,6 +272,12 @@ func TestDeletedRequestIsNoFailure(t *testing.T) {
 	if next, err := h.sync(t.Context(), "gone"); next != noRetry || err != nil {
 		t.Errorf("deleted from the cache: got %v, %v, want no retry", next, err)
 	}
+	h = newTestHandler(t, cachedRequest(t, "approved"))
+	fails(h.client, "update", "*", "status", apierrors.NewConflict(certificates.Resource("certificatesigningrequests"), "csr-1", errDown))
+	next, err := h.sync(t.Context(), "csr-1")
+	if n := testutil.CollectAndCount(h.counts.failures); next != retrySoon || err != nil || len(h.events.Events) > 0 || n > 0 {
+		t.Errorf("changed: got %v, %v, %d Events and %d failures, want only a retry", next, err, len(h.events.Events), n)
+	}
 }
 
 // An error after the controller was stopped is not counted and causes no Event.
@@ -280,6 +291,21 @@ func TestStoppingIsNoFailure(t *testing.T) {
 	_, err := h.sync(ctx, r.Name)
 	if n := testutil.CollectAndCount(h.counts.failures); !errors.Is(err, errDown) || len(h.events.Events) > 0 || n > 0 {
 		t.Errorf("got %v, %d Events and %d failures, want the error only", err, len(h.events.Events), n)
+	}
+}
+
+// A renewal without its Node waits also if somebody has approved it. It is no failure.
+func TestApprovedRenewalWaitsForNode(t *testing.T) {
+	r := cachedRequest(t, "approved")
+	r.Spec.Username, r.Spec.Groups = "system:node:worker-1", []string{"system:nodes"}
+	h := newTestHandler(t, r)
+	h.Authority.Nodes.Node = func(context.Context, string) (string, error) { return "", tokens.ErrNotFound }
+	next, err := h.sync(t.Context(), r.Name)
+	if n := testutil.CollectAndCount(h.counts.failures); next != retrySoon || err != nil || n > 0 || len(h.events.Events) != 1 {
+		t.Fatalf("got %v, %v, %d failures and %d Events, want a retry and an Event", next, err, n, len(h.events.Events))
+	}
+	if e := <-h.events.Events; !strings.HasPrefix(e, "Normal "+admission.ReasonNodeNotFound) || !strings.Contains(e, "kubejoin retries until") {
+		t.Errorf("got Event %q", e)
 	}
 }
 
@@ -316,6 +342,8 @@ func TestHandlesOnlyWhatIsEnabled(t *testing.T) {
 		"does not sign":     {approve: true, state: "approved"},
 		"signer of another": {sign: true, state: "approved", signer: "example.com/other"},
 		"denied":            {approve: true, sign: true, state: "denied"},
+		"issued":            {approve: true, sign: true, state: "issued"},
+		"failed":            {approve: true, sign: true, state: "failed"},
 	} {
 		h, r := newTestHandler(t), cachedRequest(t, test.state)
 		h.Approve, h.Sign = test.approve, test.sign
@@ -339,6 +367,7 @@ func TestRunRefusesIncompleteConfig(t *testing.T) {
 		"a controller without an authority": Controller{Client: fake.NewClientset()}.Run,
 		"renewals without an informer":      Renewals{Lifetime: lifetime}.Run,
 		"renewals without lifetimes":        Renewals{Informer: informer}.Run,
+		"a cleaner without a client":        Cleaner{}.Run,
 	} {
 		if err := run(ctx); err == nil {
 			t.Errorf("%s: got no error from Run", name)
@@ -377,16 +406,11 @@ func TestIgnoresIndexedRequestsWithoutCertificate(t *testing.T) {
 	h := newTestHandler(t)
 	h.byNode = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{byNode: func(any) ([]string, error) { return []string{"worker-1"}, nil }})
 	issued := nodeRequest(t, 0, client, "jane", "worker-1", "issued")
-	der, err := x509.CreateCertificate(rand.Reader, nodeTemplate(), nodeTemplate(), csrtest.NewKey().Public(), csrtest.NewKey())
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, nodeTemplate(), nodeTemplate(), csrtest.NewKey().Public(), csrtest.NewKey()))(t)
 	issued.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	other := cachedRequest(t, "")
 	other.Name = "csr-other"
-	if err := h.byNode.Add(other); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, h.byNode.Add(other))
 	h.noticeShared(issued)
 	if len(h.events.Events) > 0 {
 		t.Errorf("got Event %s, want none", <-h.events.Events)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -67,10 +68,7 @@ func TestServesOthersDuringFlood(t *testing.T) {
 	for i := range others {
 		before := log.issued.Load()
 		machine := w.as(fmt.Sprint("machine-", i), "system:bootstrappers", bootstrapGroup)
-		changes, err := w.admin.CertificatesV1().CertificateSigningRequests().Watch(t.Context(), metav1.ListOptions{LabelSelector: "of=others"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		changes := must.Value(w.admin.CertificatesV1().CertificateSigningRequests().Watch(t.Context(), metav1.ListOptions{LabelSelector: "of=others"}))(t)
 		asked := w.askLabelled(machine, fmt.Sprint("other-", i), map[string]string{"of": "others"}, key)
 		for event := range changes.ResultChan() {
 			if o, ok := event.Object.(*certificates.CertificateSigningRequest); ok && o.Name == asked.Name && event.Type == watch.Modified && len(o.Status.Certificate) > 0 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -35,10 +36,7 @@ func FuzzObject(f *testing.F) {
 		{CommonName: "system:node:", Organization: []string{"system:nodes"}},
 		{CommonName: "jane", Organization: []string{"system:masters"}},
 	} {
-		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
-		if err != nil {
-			f.Fatal(err)
-		}
+		der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key))(f)
 		request := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 		f.Add(request, kubelet, "system:bootstrap:abc123", "system:bootstrappers", "digital signature,client auth", int32(3600), "", "", []byte{})
 		f.Add(request, serving, "system:node:worker-1", "system:nodes", "server auth", int32(600), "Approved=True", "", []byte{})

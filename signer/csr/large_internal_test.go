@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -69,9 +70,7 @@ func TestKeepsLittleOfLargeObjects(t *testing.T) {
 			test.change(o)
 			whole := o.DeepCopy()
 			for range 2 { // an informer may pass an object twice
-				if _, err := strip(o); err != nil {
-					t.Fatal(err)
-				}
+				must.Value(strip(o))(t)
 			}
 			if test.why == "" {
 				if !bytes.Equal(o.Spec.Request, whole.Spec.Request) || len(o.Labels) != len(whole.Labels) || cutReason(o) != nil {
@@ -127,9 +126,7 @@ func TestLeavesUnreadableRequestAlone(t *testing.T) {
 	o := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{UID: "u"}, Spec: certificates.CertificateSigningRequestSpec{
 		Request: bytes.Repeat([]byte("A"), 1<<20), SignerName: certificates.KubeletServingSignerName,
 	}}
-	if _, err := strip(o); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(strip(o))(t)
 	for range 2 {
 		if next, err := h.handle(t.Context(), o.DeepCopy()); next != noRetry || err != nil {
 			t.Error(next, err)

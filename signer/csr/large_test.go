@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -28,23 +29,17 @@ func TestFailsLargeRequests(t *testing.T) {
 		{name: "annotations", metadata: 100 << 10, want: "metadata and spec without the certificate request have"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+			der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 				Subject:         pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
 				ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: make([]byte, test.extension)}},
-			}, csrtest.NewKey())
-			if err != nil {
-				t.Fatal(err)
-			}
-			asked, err := w.bootstrap().CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificates.CertificateSigningRequest{
+			}, csrtest.NewKey()))(t)
+			asked := must.Value(w.bootstrap().CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificates.CertificateSigningRequest{
 				ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-", Labels: map[string]string{"kept": "yes"}, Annotations: map[string]string{"note": strings.Repeat("n", test.metadata)}},
 				Spec: certificates.CertificateSigningRequestSpec{
 					Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: kubelet,
 					Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 				},
-			}, metav1.CreateOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}, metav1.CreateOptions{}))(t)
 			if e := w.awaitEvent(asked, "SignerValidationFailure"); !strings.Contains(e.Message, test.want) {
 				t.Errorf("got Event message %q, want %q in it", e.Message, test.want)
 			}

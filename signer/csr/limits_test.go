@@ -2,18 +2,14 @@ package csr_test
 
 import (
 	"context"
-	"crypto"
-	"log/slog"
-	"strings"
+	"errors"
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
-	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
-	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
@@ -36,16 +32,10 @@ type limitedWorld struct {
 func newLimitedWorld(t *testing.T) *limitedWorld {
 	t.Helper()
 	w := &limitedWorld{world: newWorld(t)}
-	var err error
-	if w.store, err = secretstore.Open(t.Context(), w.admin, nil); err != nil {
-		t.Fatal(err)
-	}
-	if w.claims, err = secretstore.OpenClaims(t.Context(), w.admin, w.store, "kubejoin-system", nil); err != nil {
-		t.Fatal(err)
-	}
-	if w.nodes, err = kubefacts.OpenNodes(t.Context(), w.admin); err != nil {
-		t.Fatal(err)
-	}
+
+	w.store = must.Value(secretstore.Open(t.Context(), w.admin, nil))(t)
+	w.claims = must.Value(secretstore.OpenClaims(t.Context(), w.admin, w.store, "kubejoin-system", nil))(t)
+	w.nodes = must.Value(kubefacts.OpenNodes(t.Context(), w.admin))(t)
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Nodes = &admission.Nodes{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Ready: w.nodes.Ready, Reserved: []string{"cp-*"}}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
@@ -89,10 +79,10 @@ func (w *limitedWorld) deleteNode(name string) {
 }
 
 // mustBeDenied waits until a request is denied, with the reason in condition, Event and metric.
-func (w *limitedWorld) mustBeDenied(client kubernetes.Interface, node string, key crypto.Signer, reason string) {
+func (w *limitedWorld) mustBeDenied(client kubernetes.Interface, node, reason string) {
 	w.Helper()
 	before := w.count("kubejoin_csr_decisions_total", "verdict=deny", "reason="+reason)
-	asked := w.ask(client, kubelet, node, nil, key)
+	asked := w.ask(client, kubelet, node, nil, nil)
 	object := w.await(asked.Name, "denial", func(o *certificates.CertificateSigningRequest) bool {
 		if len(o.Status.Certificate) > 0 {
 			w.Fatalf("%s: got a certificate, want reason %s", node, reason)
@@ -111,9 +101,9 @@ func (w *limitedWorld) mustBeDenied(client kubernetes.Interface, node string, ke
 	})
 }
 
-func (w *limitedWorld) mustJoin(client kubernetes.Interface, node string, key crypto.Signer) *certificates.CertificateSigningRequest {
+func (w *limitedWorld) mustJoin(client kubernetes.Interface, node string) *certificates.CertificateSigningRequest {
 	w.Helper()
-	asked := w.ask(client, kubelet, node, nil, key)
+	asked := w.ask(client, kubelet, node, nil, nil)
 	return w.await(asked.Name, "certificate", func(o *certificates.CertificateSigningRequest) bool {
 		if d := condition(o, certificates.CertificateDenied); d != nil {
 			w.Fatalf("%s: got denied with reason %s: %s", node, d.Reason, d.Message)
@@ -125,231 +115,39 @@ func (w *limitedWorld) mustJoin(client kubernetes.Interface, node string, key cr
 // Each limit of a token denies with its own reason in condition, Event and metric.
 func TestDeniesWithReasonOfEachLimit(t *testing.T) {
 	w := newLimitedWorld(t)
-	name := func(s string) string { return s + "-" + tokens.Generate().ID() } // all tests share one cluster
-
-	one, client := w.createToken(tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour})
-	first := name("first")
-	object := w.mustJoin(client, first, nil)
-	cert := w.certificate(object)
-	if d := time.Until(cert.NotAfter); d < 110*time.Minute || d > 2*time.Hour {
+	suffix := "-" + tokens.Generate().ID() // all tests share one cluster
+	as := func(limits tokens.Limits) kubernetes.Interface { _, client := w.createToken(limits); return client }
+	changed := func(change func(*tokens.Record)) kubernetes.Interface {
+		token, client := w.createToken(tokens.Limits{MaxNodes: 5})
+		must.Value(w.store.Update(t.Context(), token.ID(), func(r *tokens.Record) error { change(r); return nil }))(t)
+		return client
+	}
+	secrets := w.admin.CoreV1().Secrets("kube-system")
+	deleted, gone := w.createToken(tokens.Limits{MaxNodes: 5})
+	malformed, odd := w.createToken(tokens.Limits{MaxNodes: 5})
+	_, err := secrets.Patch(t.Context(), "bootstrap-token-"+malformed.ID(), "application/merge-patch+json", []byte(`{"metadata":{"annotations":{"kubejoin.io/max-nodes":"many"}}}`), metav1.PatchOptions{})
+	must.OK(t, errors.Join(err, secrets.Delete(t.Context(), "bootstrap-token-"+deleted.ID(), metav1.DeleteOptions{})))
+	one, free := as(tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour}), as(tokens.Limits{})
+	if d := time.Until(w.certificate(w.mustJoin(one, "first"+suffix)).NotAfter); d < 110*time.Minute || d > 2*time.Hour {
 		t.Errorf("got lifetime %s, want 2h", d)
 	}
-	w.mustBeDenied(client, name("second"), nil, "TokenSpent")
-	claim, err := w.claims.Get(t.Context(), first)
-	if err != nil || claim.TokenID != one.ID() || len(claim.Keys) != 1 || len(claim.Requests) != 1 || claim.Requests[0] != string(object.UID) {
-		t.Errorf("got claim %+v, %v, want one key and the request", claim, err)
+	w.awaitEvent(w.mustJoin(one, "first"+suffix), "AnotherKey")
+	w.node("there" + suffix)
+	for _, test := range []struct {
+		client       kubernetes.Interface
+		node, reason string
+	}{
+		{one, "second", "TokenSpent"},
+		{free, "first", "NodeNameClaimed"},
+		{as(tokens.Limits{NodeNames: []string{"db-*"}}), "app", "NodeNameNotAllowed"},
+		{free, "cp", "NodeNameReserved"},
+		{w.bootstrap(), "there", "NodeExists"}, // also for requesters without a token
+		{as(tokens.Limits{Replaces: tokens.NodeRef{Name: "there" + suffix, UID: "another"}}), "there", "NodeReplaced"},
+		{changed(func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) }), "late", "TokenExpired"},
+		{gone, "late", "TokenRevoked"}, // kube-apiserver may still have it in its cache
+		{odd, "odd", "TokenLimitsMalformed"},
+	} {
+		w.mustBeDenied(test.client, test.node+suffix, test.reason)
 	}
-	if r, err := w.store.Get(t.Context(), one.ID()); err != nil || !r.Spent() || time.Until(r.Expires) > time.Hour {
-		t.Errorf("got token %+v, %v, want it spent and expiring within an hour", r, err)
-	}
-
-	// Before the Node registers the claim admits more keys, afterwards none.
-	w.awaitEvent(w.mustJoin(client, first, nil), "AnotherKey")
-	w.mustJoin(client, first, nil)
-	w.mustBeDenied(client, first, nil, "TooManyKeys")
-	w.node(first)
-	w.mustBeDenied(client, first, nil, "NodeExists")
-	w.poll("note of the registration", func() bool {
-		c, err := w.claims.Get(t.Context(), first)
-		return err == nil && c.NodeUID != ""
-	})
-	_, another := w.createToken(tokens.Limits{MaxNodes: 1})
-	w.mustBeDenied(another, first, nil, "NodeExists")
-	unlimited, anyNode := w.createToken(tokens.Limits{})
-	w.mustBeDenied(anyNode, first, nil, "NodeExists")
-	w.mustBeDenied(w.bootstrap(), first, nil, "NodeExists") // also for other requesters
-
-	// The name of a deleted Node is free, but not for the spent token.
-	w.deleteNode(first)
-	w.poll("release of the claim", func() bool {
-		c, err := w.claims.Find(t.Context(), first)
-		return err == nil && c.Released()
-	})
-	// Its machine still has its certificate. It registers again and renews with the same duration.
-	w.node(first)
-	back := w.as("system:node:"+first, "system:nodes")
-	if d := time.Until(w.certificate(w.mustJoin(back, first, nil)).NotAfter); d < 110*time.Minute || d > 2*time.Hour {
-		t.Errorf("renewal after the claim was released: got lifetime %s, want 2h", d)
-	}
-	w.deleteNode(first)
-	w.mustBeDenied(client, first, nil, "TokenSpent")
-	w.mustJoin(another, first, nil)
-	w.mustBeDenied(anyNode, first, nil, "NodeNameClaimed")
-
-	_, named := w.createToken(tokens.Limits{NodeNames: []string{"db-*", name("web")}})
-	w.mustBeDenied(named, name("app"), nil, "NodeNameNotAllowed")
-	db := name("db")
-	w.mustJoin(named, db, nil)
-	_, third := w.createToken(tokens.Limits{MaxNodes: 3})
-	w.mustBeDenied(third, db, nil, "NodeNameClaimed")
-	w.mustBeDenied(anyNode, "cp-1", nil, "NodeNameReserved")
-	_, controlPlane := w.createToken(tokens.Limits{Role: tokens.RoleControlPlane})
-	w.mustJoin(controlPlane, name("cp"), nil)
-
-	// A machine that replaces another one.
-	old := w.node(name("old"))
-	_, replacing := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: string(old.UID)}})
-	w.mustBeDenied(replacing, name("new"), nil, "NodeNameNotAllowed")
-	w.mustJoin(replacing, old.Name, nil)
-	w.mustJoin(replacing, old.Name, nil) // it may start over until its Node is Ready
-	old.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(t.Context(), old, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.mustBeDenied(replacing, old.Name, nil, "NodeExists")
-	_, outdated := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: old.Name, UID: "another"}})
-	w.mustBeDenied(outdated, old.Name, nil, "NodeReplaced")
-
-	// Tokens that are expired or deleted, while kube-apiserver still has them in its cache.
-	if err := w.admin.CoreV1().Secrets("kube-system").Delete(t.Context(), "bootstrap-token-"+unlimited.ID(), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.poll("the memory of the token to end", func() bool {
-		asked := w.ask(anyNode, kubelet, name("late"), nil, nil)
-		o := w.await(asked.Name, "decision", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Conditions) > 0 })
-		return condition(o, certificates.CertificateDenied) != nil
-	})
-	w.mustBeDenied(anyNode, name("late"), nil, "TokenRevoked")
-	expired, late := w.createToken(tokens.Limits{})
-	if _, err := w.store.Update(t.Context(), expired.ID(), func(r *tokens.Record) error {
-		r.Expires = time.Now().Add(-time.Minute)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	w.mustBeDenied(late, name("late"), nil, "TokenExpired")
-	malformed, odd := w.createToken(tokens.Limits{MaxNodes: 5})
-	if _, err := w.admin.CoreV1().Secrets("kube-system").Patch(t.Context(), "bootstrap-token-"+malformed.ID(), "application/merge-patch+json",
-		[]byte(`{"metadata":{"annotations":{"kubejoin.io/max-nodes":"many"}}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	w.mustBeDenied(odd, name("odd"), nil, "TokenLimitsMalformed")
-}
-
-// A request that breaks a limit fails with the reason, also if a person approved it.
-func TestLimitsApplyToManuallyApprovedRequests(t *testing.T) {
-	w := newLimitedWorld(t)
-	_, client := w.createToken(tokens.Limits{MaxNodes: 1})
-	suffix := tokens.Generate().ID()
-	w.mustJoin(client, "first-"+suffix, nil)
-	// Requests of this user are not approved automatically.
-	token, _ := w.createToken(tokens.Limits{NodeNames: []string{"only-" + suffix}})
-	if err := w.allowAsking("system:bootstrappers:" + suffix); err != nil {
-		t.Fatal(err)
-	}
-	manual := w.as("system:bootstrap:"+token.ID(), "system:bootstrappers", "system:bootstrappers:"+suffix)
-	for node, allowed := range map[string]bool{"only-" + suffix: true, "other-" + suffix: false} {
-		asked := w.ask(manual, kubelet, node, nil, nil)
-		w.approve(asked.Name)
-		object := w.await(asked.Name, "certificate or failure", func(o *certificates.CertificateSigningRequest) bool {
-			return len(o.Status.Certificate) > 0 || condition(o, certificates.CertificateFailed) != nil
-		})
-		if issued := len(object.Status.Certificate) > 0; issued != allowed {
-			t.Errorf("%s: issued %t, want %t", node, issued, allowed)
-		}
-		if allowed {
-			continue
-		}
-		failed := condition(object, certificates.CertificateFailed)
-		if failed.Reason != "NodeNameNotAllowed" || !strings.Contains(failed.Message, "kubejoin token create --max-nodes 1 --node-name "+node) {
-			t.Errorf("got condition %+v", failed)
-		}
-		w.awaitEvent(object, "NodeNameNotAllowed")
-		if n := w.count("kubejoin_csr_sign_failures_total", "reason=NodeNameNotAllowed"); n != 1 {
-			t.Errorf("got %v counted failures, want 1", n)
-		}
-	}
-}
-
-// A node whose Node object was deleted must not come back by a renewal.
-func TestRenewalWaitsForNode(t *testing.T) {
-	w := newLimitedWorld(t)
-	name := "gone-" + tokens.Generate().ID()
-	kubeletClient := w.as("system:node:"+name, "system:nodes")
-	asked := w.ask(kubeletClient, kubelet, name, nil, nil)
-	w.poll("the wait", func() bool {
-		return w.count("kubejoin_csr_decisions_total", "verdict=wait", "reason=NodeNotFound") > 0
-	})
-	object := w.await(asked.Name, "itself", func(*certificates.CertificateSigningRequest) bool { return true })
-	if len(object.Status.Conditions) > 0 {
-		t.Errorf("got conditions %+v, want none", object.Status.Conditions)
-	}
-	w.node(name)
-	w.await(asked.Name, "certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) > 0 })
-}
-
-// A renewal without a Node waits also if somebody else approved it. It is not a failure, and the Event gives its
-// deadline.
-func TestApprovedRenewalWaitsForNode(t *testing.T) {
-	w := newWorld(t)
-	nodes, err := kubefacts.OpenNodes(t.Context(), w.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var log, record logs.Buffer
-	authority := w.authority(signer.Fixed(w.ca))
-	authority.Nodes = &admission.Nodes{Node: nodes.Node}
-	authority.Record = issuance.NewWriter(&record)
-	w.run(csr.Controller{Client: w.restrict, Authority: authority, Sign: true, Registerer: w.metrics, Logger: slog.New(slog.NewTextHandler(&log, nil))}.Run)
-	name := "gone-" + tokens.Generate().ID()
-	asked := w.ask(w.as("system:node:"+name, "system:nodes"), kubelet, name, nil, nil)
-	w.approve(asked.Name)
-	var waits []corev1.Event
-	w.poll("an Event", func() bool {
-		events, err := w.admin.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + asked.Name})
-		if err != nil {
-			t.Fatal(err)
-		}
-		waits = events.Items
-		return len(waits) > 0
-	})
-	until := asked.CreationTimestamp.Add(approval.MaxWait).UTC().Format(time.RFC3339)
-	if e := waits[0]; e.Type != corev1.EventTypeNormal || e.Reason != admission.ReasonNodeNotFound || !strings.HasSuffix(e.Message, "kubejoin retries until "+until) {
-		t.Errorf("got Event %s %s %q", e.Type, e.Reason, e.Message)
-	}
-	l := limitedWorld{world: w}
-	l.node(name)
-	w.awaitIssued(asked.Name)
-	if n := w.count("kubejoin_csr_sign_failures_total"); n > 0 || strings.Contains(log.String(), "level=ERROR") || !strings.Contains(log.String(), "level=INFO msg=\"certificate request waits\"") {
-		t.Errorf("got %v counted failures, want 0; log:\n%s", n, log.String())
-	}
-	if text := record.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, `"outcome":"issued"`) {
-		t.Errorf("got record\n%s", text)
-	}
-}
-
-// conditionReady sets the condition Ready of a Node, as its kubelet or the node lifecycle controller does.
-func (w *limitedWorld) conditionReady(name string, status corev1.ConditionStatus, since time.Time) {
-	w.Helper()
-	node, err := w.admin.CoreV1().Nodes().Get(w.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		w.Fatal(err)
-	}
-	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status, LastTransitionTime: metav1.NewTime(since)}}
-	if _, err := w.admin.CoreV1().Nodes().UpdateStatus(w.Context(), node, metav1.UpdateOptions{}); err != nil {
-		w.Fatal(err)
-	}
-}
-
-// A replaced Node that was Ready again for a moment closes its token, even without a request at that time. A Node
-// that is still Ready because its machine has only just died does not.
-func TestTokenIsSpentAfterReplacedNodeWasReadyBriefly(t *testing.T) {
-	w := newLimitedWorld(t)
-	node := w.node("replaced-" + tokens.Generate().ID())
-	died := time.Now().Add(-time.Hour)
-	w.conditionReady(node.Name, corev1.ConditionTrue, died)
-	_, client := w.createToken(tokens.Limits{Replaces: tokens.NodeRef{Name: node.Name, UID: string(node.UID)}})
-	w.mustJoin(client, node.Name, nil)
-	w.mustJoin(client, node.Name, nil)
-	w.conditionReady(node.Name, corev1.ConditionUnknown, died.Add(time.Minute))
-	if c, err := w.claims.Get(t.Context(), node.Name); err != nil || c.ReadyAgain || c.ReadyBefore == "" {
-		t.Errorf("got claim %+v, %v, want ReadyBefore and not ReadyAgain", c, err)
-	}
-	w.conditionReady(node.Name, corev1.ConditionTrue, died.Add(2*time.Minute))
-	w.poll("note that the Node is Ready again", func() bool {
-		c, err := w.claims.Get(t.Context(), node.Name)
-		return err == nil && c.ReadyAgain
-	})
-	w.conditionReady(node.Name, corev1.ConditionFalse, died.Add(3*time.Minute))
-	w.mustBeDenied(client, node.Name, nil, "NodeExists")
+	w.mustJoin(as(tokens.Limits{Role: tokens.RoleControlPlane}), "cp"+suffix)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -23,12 +24,9 @@ import (
 // for them take 50 MB at most, and garbage as much again.
 func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 	const requests, most = 5000, 2500 // bytes for each
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject: pkix.Name{CommonName: "system:node:ip-10-20-30-40.eu-central-1.compute.internal", Organization: []string{"system:nodes"}},
-	}, csrtest.NewKey())
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, csrtest.NewKey()))(t)
 	all := make([][]byte, requests) // as the API server sends them
 	for i := range all {
 		o := &certificates.CertificateSigningRequest{
@@ -42,9 +40,7 @@ func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 				Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			},
 		}
-		if all[i], err = o.Marshal(); err != nil {
-			t.Fatal(err)
-		}
+		all[i] = must.Value(o.Marshal())(t)
 	}
 	heap := func() int {
 		var m runtime.MemStats
@@ -62,15 +58,9 @@ func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 	feeding.Go(h.feed)
 	for _, sent := range all {
 		var o certificates.CertificateSigningRequest
-		if err := o.Unmarshal(sent); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := strip(&o); err != nil {
-			t.Fatal(err)
-		}
-		if err := store.Add(&o); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, o.Unmarshal(sent))
+		must.Value(strip(&o))(t)
+		must.OK(t, store.Add(&o))
 		h.queue.Add(itemOf(&o))
 		h.queue.AddRateLimited(itemOf(&o)) // after a failure
 		h.reasonChanged(&o, "AddressNotReported")

@@ -21,7 +21,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	certificates "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -31,10 +30,7 @@ import (
 func TestRecordsEachOutcomeOnce(t *testing.T) {
 	w := newWorld(t)
 	path := filepath.Join(t.TempDir(), "record")
-	record, err := issuance.OpenFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	record := must.Value(issuance.OpenFile(path))(t)
 	var broken atomic.Bool
 	broken.Store(true)
 	authority := w.authority(signer.Fixed(w.ca))
@@ -65,10 +61,7 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 	w.poll("retries", func() bool { return w.count("kubejoin_csr_sign_failures_total", "reason=SigningFailed") >= 4 })
 
 	read := func() map[string][]issuance.Entry {
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Value(os.ReadFile(path))(t)
 		entries := map[string][]issuance.Entry{}
 		for line := range bytes.Lines(content) {
 			var e issuance.Entry
@@ -78,6 +71,9 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 			entries[e.Request] = append(entries[e.Request], e)
 		}
 		return entries
+	}
+	if e := w.awaitEvent(failed, "SigningFailed"); !strings.Contains(e.Message, "/etc/x: no such file") || e.Namespace != "default" {
+		t.Errorf("Event in %s: got message %q", e.Namespace, e.Message)
 	}
 	entries := read()
 	if e := entries[unreadable.Name]; len(e) != 1 || e[0].Outcome != issuance.Refused || e[0].RequestUID != string(unreadable.UID) || e[0].Requester != "machine" ||
@@ -112,32 +108,6 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 	}
 }
 
-// The controller issues no certificate that it cannot record, and issues it once the record has space again.
-func TestIssuesNothingWhileRecordIsFull(t *testing.T) {
-	w := newWorld(t)
-	var disk fullDisk
-	authority := w.authority(signer.Fixed(w.ca))
-	authority.Record = issuance.NewWriter(&disk)
-	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
-	object := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
-	if e := w.awaitEvent(object, "SigningFailed"); !strings.Contains(e.Message, "issuance record: no space left on device") {
-		t.Errorf("got Event message %q", e.Message)
-	}
-	w.await(object.Name, "no certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) == 0 })
-	disk.free.Store(true)
-	w.awaitIssued(object.Name)
-}
-
-// fullDisk is a disk that is full until free is set.
-type fullDisk struct{ free atomic.Bool }
-
-func (l *fullDisk) Write(p []byte) (int, error) {
-	if !l.free.Load() {
-		return 0, errors.New("no space left on device")
-	}
-	return len(p), nil
-}
-
 // The metric of the oldest waiting renewal works with the reduced objects in the cache.
 func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	w := newWorld(t)
@@ -145,10 +115,7 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	w.run(func(ctx context.Context) error { informer.RunWithContext(ctx); return nil })
 	var late atomic.Int32
 	age := func() float64 {
-		families, err := w.metrics.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
+		families := must.Value(w.metrics.Gather())(t)
 		for _, f := range families {
 			if f.GetName() == "kubejoin_csr_oldest_waiting_renewal_seconds" {
 				return f.GetMetric()[0].GetGauge().GetValue()
@@ -195,36 +162,4 @@ func (w *world) askWithTwoPEMBlocks(client kubernetes.Interface, like *certifica
 		w.Fatal(err)
 	}
 	return object
-}
-
-// A node that creates requests all the time gets certificates at its rate. Further requests wait with an Event, are
-// never denied, and are issued in turn.
-func TestRequestsBeyondTheRateWait(t *testing.T) {
-	w := newWorld(t)
-	authority := w.authority(signer.Fixed(w.ca))
-	var later atomic.Int64
-	start := time.Now() // the clock stands still: while 60 certificates are issued, the node must not earn another one
-	authority.Now = func() time.Time { return start.Add(time.Duration(later.Load())) }
-	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
-	node, key := w.as("system:node:worker-1", "system:nodes"), csrtest.NewKey()
-	for range 60 {
-		w.awaitIssued(w.ask(node, kubelet, "worker-1", nil, key).Name)
-	}
-	object := w.ask(node, kubelet, "worker-1", nil, key)
-	w.poll("an event that says why", func() bool {
-		events, err := w.admin.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + object.Name})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
-			return e.Reason == signer.ReasonTooManyCertificates && strings.Contains(e.Message, "system:node:worker-1 has used up its rate of certificates")
-		})
-	})
-	waiting := w.await(object.Name, "no certificate", func(o *certificates.CertificateSigningRequest) bool { return len(o.Status.Certificate) == 0 })
-	if condition(waiting, certificates.CertificateDenied) != nil || condition(waiting, certificates.CertificateFailed) != nil {
-		t.Errorf("got status %+v, want neither Denied nor Failed", waiting.Status)
-	}
-	w.awaitIssued(w.ask(w.as("system:node:worker-2", "system:nodes"), kubelet, "worker-2", nil, nil).Name)
-	later.Store(int64(time.Minute))
-	w.awaitIssued(object.Name)
 }

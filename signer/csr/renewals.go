@@ -20,8 +20,8 @@ import (
 // A WaitingRenewal is a certificate that a node has requested under its own name and has not received.
 type WaitingRenewal struct {
 	Node, Signer string
-	// Request is the name of its first waiting request, UID its UID and Since its creation time. A node may
-	// give its requests any names.
+	// Request and UID are the name and the UID of the oldest waiting request for this certificate. Since is when
+	// that request was created. A node may give its requests any names.
 	Request, UID string
 	Since        time.Time
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,10 +31,7 @@ var renewalStart = time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
 // requestFor returns a CSR in PEM with a common name.
 func requestFor(t *testing.T, commonName string) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, csrtest.NewKey())
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, csrtest.NewKey()))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
@@ -62,9 +60,7 @@ func nodeRequest(t *testing.T, minute int, signerName, user, node, state string)
 		set(certificates.CertificateApproved)
 		set(certificates.CertificateFailed)
 	}
-	if _, err := strip(r); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(strip(r))(t)
 	return r
 }
 
@@ -129,9 +125,7 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &certificates.CertificateSigningRequest{}, 0, nil)
 	store := informer.GetStore()
 	put := func(r *certificates.CertificateSigningRequest) {
-		if err := store.Add(r); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, store.Add(r))
 	}
 	var reported []string
 	var nodesErr error
@@ -170,9 +164,7 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	put(soon)
 	look(28, 28*time.Minute, "")
 	look(29, 29*time.Minute, "short-25")
-	if err := store.Delete(soon); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, store.Delete(soon))
 	put(nodeRequest(t, 5, client, tokens.NodeUserPrefix+"b", "b", ""))
 	look(31, 31*time.Minute, "a-0")
 	look(40, 40*time.Minute, "a-0 b-5")
@@ -184,9 +176,7 @@ func TestReportsLateRenewalsAtEachCheck(t *testing.T) {
 	later := nodeRequest(t, 41, client, tokens.NodeUserPrefix+"a", "a", "issued")
 	put(later)
 	look(42, 37*time.Minute, "b-5")
-	if err := store.Delete(later); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, store.Delete(later))
 	look(200, 195*time.Minute, "b-5")
 	put(nodeRequest(t, 205, client, tokens.NodeUserPrefix+"a", "a", ""))
 	look(240, 235*time.Minute, "b-5 a-205")

@@ -59,10 +59,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	c := cluster.Shared(t)
-	ca, err := signer.LoadCA(c.CAFile(), c.CAKeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.LoadCA(c.CAFile(), c.CAKeyFile()))(t)
 	w := &world{T: t, cluster: c, admin: unlimited(t, c.AdminConfig()), metrics: prometheus.NewRegistry(), ca: ca, roots: c.CAPool(), issued: &certlint.Log{}}
 	t.Cleanup(func() {
 		if n, findings := w.issued.Findings(); len(findings) > 0 {
@@ -79,11 +76,7 @@ func newWorld(t *testing.T) *world {
 func unlimited(t *testing.T, config *rest.Config) kubernetes.Interface {
 	t.Helper()
 	config.QPS = -1
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
 func (w *world) deleteAll() {

@@ -34,10 +34,7 @@ func TestShadowModeWritesNothing(t *testing.T) {
 	w.approve(hostile.Name)
 	w.poll("a refusal", func() bool { return would("fail") == 1 })
 	for _, name := range []string{asked.Name, hostile.Name} {
-		object, err := w.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		object := must.Value(w.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{}))(t)
 		if len(object.Status.Certificate) > 0 || len(object.Status.Conditions) != 1 {
 			t.Errorf("%s: got status %+v, want only the approval", name, object.Status)
 		}

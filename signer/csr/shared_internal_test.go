@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	certificates "k8s.io/api/certificates/v1"
@@ -35,10 +36,7 @@ func TestReportsSharedNodeName(t *testing.T) {
 		return c
 	}
 	request := func(name, user, signerName string, template *x509.Certificate, key crypto.Signer) *certificates.CertificateSigningRequest {
-		der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		der := must.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 		return &certificates.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)},
 			Spec:       certificates.CertificateSigningRequestSpec{Username: user, SignerName: signerName, Request: []byte("x")},
@@ -122,10 +120,7 @@ func TestComparesFewCertificatesOfOneName(t *testing.T) {
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}},
 		NotAfter: time.Now().Add(time.Hour),
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 	looked := 0
 	h := &handler{
 		Controller: Controller{Sign: true, Authority: &signer.Authority{Signers: func() map[string]signer.Signer {
@@ -139,9 +134,7 @@ func TestComparesFewCertificatesOfOneName(t *testing.T) {
 	for i := range 3 * maxShared {
 		other := o.DeepCopy()
 		other.Name, other.UID = fmt.Sprint("csr-", i), types.UID(fmt.Sprint(i))
-		if err := h.byNode.Add(other); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, h.byNode.Add(other))
 	}
 	if h.noticeShared(o); looked == 0 || looked > maxShared {
 		t.Errorf("got %d compared certificates, want 1 to %d", looked, maxShared)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -56,20 +57,14 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 	}.Run)
 	key := csrtest.NewKey()
 	ask := func(user, name, signerName, cn string) *certificates.CertificateSigningRequest {
-		der, err := x509.CreateCertificateRequest(nil, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}}}, key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		object, err := w.as(user, "system:bootstrappers", bootstrapGroup, "system:masters").CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificates.CertificateSigningRequest{
+		der := must.Value(x509.CreateCertificateRequest(nil, &x509.CertificateRequest{Subject: pkix.Name{CommonName: cn, Organization: []string{"system:nodes"}}}, key))(t)
+		object := must.Value(w.as(user, "system:bootstrappers", bootstrapGroup, "system:masters").CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificates.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: certificates.CertificateSigningRequestSpec{
 				Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: signerName,
 				Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 			},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(t)
 		return object
 	}
 	long := strings.Repeat("x", 290) + token + strings.Repeat("y", 40_000)
@@ -84,10 +79,7 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 			w.approve(object.Name)
 		}
 		w.poll("end of "+object.Name, func() bool {
-			object, err := w.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), object.Name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			object := must.Value(w.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), object.Name, metav1.GetOptions{}))(t)
 			for _, c := range object.Status.Conditions {
 				check(t, "a condition", c.Reason+" "+c.Message, secret)
 			}
@@ -99,10 +91,7 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 	for _, line := range lines {
 		check(t, "the log", line, secret)
 	}
-	events, err := w.admin.CoreV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := must.Value(w.admin.CoreV1().Events(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{}))(t)
 	for _, e := range events.Items {
 		if e.Source.Component == csr.FieldManager {
 			check(t, "an Event", e.Reason+" "+e.Message, secret)

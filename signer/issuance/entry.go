@@ -57,6 +57,9 @@ type Entry struct {
 	NotBefore   time.Time `json:"notBefore,omitzero"`
 	NotAfter    time.Time `json:"notAfter,omitzero"`
 	Certificate string    `json:"certificate,omitempty"` // PEM, without the chain; not in a record in etcd
+	// CA is the pin of the CA that signed the certificate: "sha256:" and the SHA-256 of its public key in hexadecimal
+	// digits. Entries of earlier versions lack it.
+	CA string `json:"ca,omitempty"`
 
 	// Approver is who approved the request. If kubejoin did, Rule is the rule that approved it, and
 	// Evidence the facts that the rule found.

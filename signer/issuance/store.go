@@ -49,6 +49,9 @@ type Query struct {
 	Requester string
 	Signer    string
 	Outcome   string
+	// CA is the pin of the CA that signed the certificate. NotCA selects certificates that this CA did not sign, and those
+	// whose CA is unknown.
+	CA, NotCA string
 	// Since excludes entries that were recorded earlier.
 	Since time.Time
 	// EndsAfter and EndsBefore select issued certificates by their end. Both times themselves are excluded.
@@ -72,6 +75,8 @@ func (q Query) Match(e Entry) bool {
 		q.Requester != "" && q.Requester != e.Requester,
 		q.Signer != "" && q.Signer != e.Signer,
 		q.Outcome != "" && q.Outcome != e.Outcome,
+		q.CA != "" && q.CA != e.CA,
+		q.NotCA != "" && (e.Outcome != Issued || q.NotCA == e.CA),
 		e.Time.Before(q.Since),
 		q.ByEnd() && e.Outcome != Issued,
 		!q.EndsAfter.IsZero() && !e.NotAfter.After(q.EndsAfter),

@@ -11,7 +11,7 @@ import (
 func TestQueryMatchesAllConditions(t *testing.T) {
 	at := time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
 	e := issuance.Entry{
-		Time: at, Outcome: issuance.Issued, Signer: "example.com/a", Requester: "system:bootstrap:qwertz", TokenID: "qwertz", Node: "worker-1", NotAfter: at.Add(time.Hour),
+		Time: at, Outcome: issuance.Issued, Signer: "example.com/a", Requester: "system:bootstrap:qwertz", TokenID: "qwertz", Node: "worker-1", NotAfter: at.Add(time.Hour), CA: "sha256:1",
 	}
 	for name, test := range map[string]struct {
 		q    issuance.Query
@@ -28,6 +28,10 @@ func TestQueryMatchesAllConditions(t *testing.T) {
 		"another signer":        {issuance.Query{Signer: "example.com/b"}, false},
 		"outcome":               {issuance.Query{Outcome: issuance.Issued}, true},
 		"another outcome":       {issuance.Query{Outcome: issuance.Failed}, false},
+		"CA":                    {issuance.Query{CA: "sha256:1"}, true},
+		"another CA":            {issuance.Query{CA: "sha256:2"}, false},
+		"not the CA":            {issuance.Query{NotCA: "sha256:1"}, false},
+		"not another CA":        {issuance.Query{NotCA: "sha256:2"}, true},
 		"since then":            {issuance.Query{Since: at}, true},
 		"since later":           {issuance.Query{Since: at.Add(1)}, false},
 		"ends before":           {issuance.Query{EndsBefore: at.Add(time.Hour + 1)}, true},
@@ -46,6 +50,9 @@ func TestQueryMatchesAllConditions(t *testing.T) {
 		if got := (issuance.Query{Node: node}).Match(renewal); got != want {
 			t.Errorf("request of worker-1 for worker-2, query for %s: got %t", node, got)
 		}
+	}
+	if q := (issuance.Query{NotCA: "sha256:1"}); q.Match(renewal) || !q.Match(issuance.Entry{Outcome: issuance.Issued}) {
+		t.Error("a query for certificates of other CAs wants those of an unknown CA, and no refusal")
 	}
 	for name, q := range map[string]issuance.Query{"before": {EndsBefore: at}, "after": {EndsAfter: at.Add(-time.Hour)}} {
 		if q.Match(issuance.Entry{Outcome: issuance.Refused, NotAfter: at.Add(-time.Minute)}) {

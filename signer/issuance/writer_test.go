@@ -21,6 +21,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
@@ -44,10 +45,7 @@ func TestMain(m *testing.M) {
 // readRecord returns the entries of a record and the number of malformed lines.
 func readRecord(t *testing.T, path string) (entries []issuance.Entry, torn int) {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(path))(t)
 	lines := bufio.NewScanner(bytes.NewReader(content))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -71,19 +69,14 @@ func serials(entries []issuance.Entry) string {
 
 func openFile(t *testing.T, path string) *issuance.Writer {
 	t.Helper()
-	w, err := issuance.OpenFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Value(issuance.OpenFile(path))(t)
 	t.Cleanup(func() { _ = w.Close() })
 	return w
 }
 
 func mustAppend(t *testing.T, w issuance.Log, serial string) {
 	t.Helper()
-	if err := w.Append(t.Context(), issuance.Entry{Serial: serial}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.Append(t.Context(), issuance.Entry{Serial: serial}))
 }
 
 func TestEntryIsOneJSONLine(t *testing.T) {
@@ -93,9 +86,7 @@ func TestEntryIsOneJSONLine(t *testing.T) {
 		Time: at, Outcome: issuance.Issued, Signer: "kubernetes.io/kubelet-serving", Requester: "system:node:worker-1", Serial: "1f",
 		NotBefore: at, NotAfter: at.Add(time.Hour), DNSNames: []string{"worker-1"}, Certificate: "-----BEGIN CERTIFICATE-----\nx\n",
 	}
-	if err := issuance.NewWriter(&out).Append(t.Context(), e); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, issuance.NewWriter(&out).Append(t.Context(), e))
 	const want = `{"time":"2026-11-20T01:02:03.000004Z","outcome":"issued","signer":"kubernetes.io/kubelet-serving","requester":"system:node:worker-1","dnsNames":["worker-1"],` +
 		`"serial":"1f","notBefore":"2026-11-20T01:02:03.000004Z","notAfter":"2026-11-20T02:02:03.000004Z","certificate":"-----BEGIN CERTIFICATE-----\nx\n"}` + "\n"
 	if out.String() != want {
@@ -122,9 +113,7 @@ func TestEntryWithHostileTextIsOneCleanLine(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := issuance.NewWriter(&out).Append(t.Context(), issuance.Entry{Subject: text, DNSNames: []string{text}}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, issuance.NewWriter(&out).Append(t.Context(), issuance.Entry{Subject: text, DNSNames: []string{text}}))
 			line, rest, _ := strings.Cut(out.String(), "\n")
 			if rest != "" || strings.ContainsFunc(line, func(r rune) bool {
 				return r < ' ' || r >= 0x7f && r <= 0x9f || strings.ContainsRune("\u2028\u2029\u202e\u2066\ufffd\u00a0\U000e0001\U0010ffff", r)
@@ -221,13 +210,8 @@ func TestOpenFileContinuesAfterTornLine(t *testing.T) {
 		t.Errorf("Append after Close = %v", err)
 	}
 	// A line that was cut off when the program was killed is ended. Existing entries stay.
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteString(`{"time":"2026-`); err != nil {
-		t.Fatal(err)
-	}
+	f := must.Value(os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0))(t)
+	must.Value(f.WriteString(`{"time":"2026-`))(t)
 	_ = f.Close()
 	mustAppend(t, openFile(t, path), "2")
 	if entries, torn := readRecord(t, path); serials(entries) != "1 2" || torn != 1 {
@@ -245,10 +229,7 @@ func TestFullDiskErrorNamesFile(t *testing.T) {
 	if _, err := os.Stat(full); errors.Is(err, fs.ErrNotExist) {
 		t.Skip("this system has no " + full)
 	}
-	w, err := issuance.OpenFile(full)
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Value(issuance.OpenFile(full))(t)
 	if err := w.Append(t.Context(), issuance.Entry{}); !errors.Is(err, syscall.ENOSPC) || err.Error() != "/dev/full: no space left on device" {
 		t.Errorf("Append = %v", err)
 	}
@@ -260,16 +241,12 @@ func TestReopensRotatedFile(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "record")
 			w := openFile(t, path)
 			mustAppend(t, w, "1")
-			if err := os.Rename(path, path+".1"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Rename(path, path+".1"))
 			mustAppend(t, w, "2") // within one second, so still in the old file
 			time.Sleep(time.Second)
 			mustAppend(t, w, "3")
 			mustAppend(t, w, "4")
-			if err := os.Rename(path, path+".2"); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Rename(path, path+".2"))
 			if err := os.WriteFile(path, nil, 0o640); err != nil { // as logrotate does with "create"
 				t.Fatal(err)
 			}
@@ -287,9 +264,7 @@ func TestReopensRotatedFile(t *testing.T) {
 		w := openFile(t, path)
 		for i := range 3 {
 			mustAppend(t, w, fmt.Sprint(i))
-			if err := os.Truncate(path, 0); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Truncate(path, 0))
 		}
 		mustAppend(t, w, "3")
 		if entries, torn := readRecord(t, path); serials(entries) != "3" || torn > 0 {
@@ -301,18 +276,14 @@ func TestReopensRotatedFile(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "record")
 			w := openFile(t, path)
-			if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
 			time.Sleep(time.Second)
 			for range 2 {
 				if err := w.Append(t.Context(), issuance.Entry{}); !errors.Is(err, syscall.EISDIR) {
 					t.Errorf("Append = %v", err)
 				}
 			}
-			if err := os.Remove(path); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(path))
 			mustAppend(t, w, "1")
 			if entries, _ := readRecord(t, path); serials(entries) != "1" {
 				t.Errorf("got %s, want 1", serials(entries))
@@ -329,13 +300,8 @@ func TestConcurrentWritersKeepWholeLines(t *testing.T) {
 	for range 3 {
 		child := exec.Command(os.Args[0])
 		child.Env = append(os.Environ(), "ISSUANCE_TEST_FILE="+path)
-		out, err := child.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
+		out := must.Value(child.StdoutPipe())(t)
+		must.OK(t, child.Start())
 		children = append(children, child)
 		if ready := bufio.NewScanner(out); !ready.Scan() {
 			t.Error("a program did not start")

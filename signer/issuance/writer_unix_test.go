@@ -13,15 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
 func newPipe(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "pipe")
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Mkfifo(path, 0o600))
 	return path
 }
 
@@ -54,10 +53,7 @@ func TestPipeWithoutReaderIsAnError(t *testing.T) {
 // While the reader of a pipe does not read, Append fails at its deadline. The next entry starts on a new line.
 func TestFullPipeTimesOutAndNextLineIsWhole(t *testing.T) {
 	path := newPipe(t)
-	reader, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	reader := must.Value(os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0))(t)
 	defer func() { _ = reader.Close() }() // read only, so nothing can be lost
 	w := openFile(t, path)
 	mustAppend(t, w, "1")

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	corev1 "k8s.io/api/core/v1"
@@ -31,10 +32,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 			node("facts-2", "198.51.100.2", "2001:db8:0:0::2", "facts-2.example.com", "shared.example.com"),
 			node("facts-3", "198.51.100.3", "shared.example.com"),
 		)
-		nodes, err := kubefacts.OpenNodes(t.Context(), client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := must.Value(kubefacts.OpenNodes(t.Context(), client))(t)
 		synctest.Wait() // a fake watch has no earlier changes
 		facts := &kubefacts.Facts{Client: client, Nodes: nodes}
 
@@ -47,10 +45,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 		}
 
 		asked := []string{"198.51.100.1", "198.51.100.2", "2001:DB8::2", "::ffff:198.51.100.2", "SHARED.example.com", "facts-3", "198.51.100.9", "facts-2.example.com."}
-		reporters, err := facts.Reporters(t.Context(), "facts-1", asked)
-		if err != nil {
-			t.Fatal(err)
-		}
+		reporters := must.Value(facts.Reporters(t.Context(), "facts-1", asked))(t)
 		for _, address := range asked {
 			var want []string
 			switch address {
@@ -66,9 +61,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 			}
 		}
 		// The facts follow the reported addresses.
-		if _, err := client.CoreV1().Nodes().UpdateStatus(t.Context(), node("facts-3", "198.51.100.9"), metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(client.CoreV1().Nodes().UpdateStatus(t.Context(), node("facts-3", "198.51.100.9"), metav1.UpdateOptions{}))(t)
 		synctest.Wait()
 		reporters, err = facts.Reporters(t.Context(), "facts-1", []string{"198.51.100.9", "198.51.100.3"})
 		if err != nil || !slices.Equal(reporters["198.51.100.9"], []string{"facts-3"}) || len(reporters["198.51.100.3"]) > 0 {
@@ -84,10 +77,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 		}
 		stopped, stop := context.WithCancel(context.Background())
 		stop()
-		unread, err := kubefacts.OpenNodes(stopped, client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		unread := must.Value(kubefacts.OpenNodes(stopped, client))(t)
 		if _, err := (&kubefacts.Facts{Client: client, Nodes: unread}).Reporters(stopped, "facts-1", asked); !errors.Is(err, context.Canceled) {
 			t.Errorf("Nodes before the first list: got %v", err)
 		}

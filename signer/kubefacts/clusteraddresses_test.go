@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	discovery "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -72,12 +73,10 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	check("source of the API server fails", &kubefacts.Facts{APIServers: failing}, nil, nil, "no cluster-info")
 	check("ServiceCIDRs of the cluster", &kubefacts.Facts{APIServers: server("a", "b")}, []netip.Prefix{prefix(services)}, []string{"a", "b", first}, "")
 	endpoints := client.DiscoveryV1().EndpointSlices("default") // in which API servers publish their addresses
-	if _, err := endpoints.Create(t.Context(), &discovery.EndpointSlice{
+	must.Value(endpoints.Create(t.Context(), &discovery.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Name: "kubernetes", Labels: map[string]string{discovery.LabelServiceName: "kubernetes"}},
 		AddressType: discovery.AddressTypeIPv4, Endpoints: []discovery.Endpoint{{Addresses: []string{"198.51.100.10", "198.51.100.11"}}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() { _ = endpoints.Delete(context.Background(), "kubernetes", metav1.DeleteOptions{}) })
 	check("endpoints", &kubefacts.Facts{}, []netip.Prefix{prefix(services)}, []string{"198.51.100.10", "198.51.100.11", first}, "")
 	check("everything", &kubefacts.Facts{APIServers: server("a"), ServiceCIDRs: []netip.Prefix{prefix("fd00:1::/112")}},
@@ -88,10 +87,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 	facts := &kubefacts.Facts{Client: client}
 	before := asked.Load()
 	for range 10 {
-		got, err := facts.ClusterAddresses(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Value(facts.ClusterAddresses(t.Context()))(t)
 		clear(got.Prefixes) // the result belongs to the caller
 	}
 	if n := asked.Load() - before; n != 3 {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	authorization "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -100,10 +101,7 @@ func TestFailedReadOfNodeIsAnError(t *testing.T) {
 	stop()
 	c := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}})
 	fails(c, "get", "nodes")
-	nodes, err := OpenNodes(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := must.Value(OpenNodes(ctx, c))(t)
 	_, factErr := (&Facts{Client: c, Nodes: nodes}).Node(t.Context(), approval.Request{}, "worker-1")
 	_, uidErr := nodes.Node(t.Context(), "worker-1")
 	_, readyErr := nodes.Ready(t.Context(), "worker-1")
@@ -132,21 +130,14 @@ func TestListsNodesOnlyIfFew(t *testing.T) {
 	} {
 		c := fake.NewClientset()
 		for i := range test.nodes {
-			if err := c.Tracker().Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("worker-", i)}}); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, c.Tracker().Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("worker-", i)}}))
 		}
 		if !test.filled {
 			fails(c, "list", "nodes")
 		}
-		n, err := OpenNodes(t.Context(), c)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Value(OpenNodes(t.Context(), c))(t)
 		if test.filled {
-			if _, err := n.Nodes(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(n.Nodes(t.Context()))(t)
 		}
 		for _, lookups := range []int{1, 10} {
 			if got := n.isFew(lookups); got != slices.Contains(test.few, lookups) {

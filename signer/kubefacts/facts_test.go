@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -53,11 +54,7 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 	facts, asked := countedFacts(t)
 	allowed := func(r approval.Request, subresource string) bool {
 		t.Helper()
-		ok, err := facts.Allowed(t.Context(), r, mayCreate(subresource))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ok
+		return must.Value(facts.Allowed(t.Context(), r, mayCreate(subresource)))(t)
 	}
 	token := approvalRequest()
 	token.User = "machine"
@@ -113,11 +110,7 @@ func TestTokensShareAccessReview(t *testing.T) {
 	r.User = "system:bootstrap:" + tokens.Generate().ID()
 	may := func() bool {
 		t.Helper()
-		ok, err := facts.Allowed(t.Context(), r, mayCreate("selfnodeclient"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ok
+		return must.Value(facts.Allowed(t.Context(), r, mayCreate("selfnodeclient")))(t)
 	}
 	if may() {
 		t.Error("before the binding: got allowed, want denied")
@@ -127,9 +120,7 @@ func TestTokensShareAccessReview(t *testing.T) {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: r.User}},
 	}
-	if _, err := facts.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(facts.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}))(t)
 	poll(t, "permission of the user", may)
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.uber.org/goleak"
@@ -112,20 +113,14 @@ func gatedNodes(t *testing.T) (*kubefacts.Nodes, *gate, func(name string) string
 	client := newClient(t, func(config *rest.Config) {
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper { g.next = next; return g })
 	})
-	nodes, err := kubefacts.OpenNodes(t.Context(), client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := must.Value(kubefacts.OpenNodes(t.Context(), client))(t)
 	if _, err := nodes.Nodes(t.Context()); err != nil { // wait for the first list
 		t.Fatal(err)
 	}
 	admin := newClient(t, func(*rest.Config) {})
 	return nodes, g, func(name string) string {
 		t.Helper()
-		node, err := admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		node := must.Value(admin.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 		t.Cleanup(func() {
 			if err := admin.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 				t.Error(err)

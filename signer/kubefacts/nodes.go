@@ -99,5 +99,11 @@ func (n *Nodes) Nodes(ctx context.Context) (map[string]string, error) {
 	return all, nil
 }
 
+// Len returns the number of Nodes in the cache.
+func (n *Nodes) Len() int {
+	nodes, _ := n.cache.Len()
+	return nodes
+}
+
 // Watch sends a hint when a Node was created or deleted, or when its condition Ready has changed.
 func (n *Nodes) Watch(ctx context.Context) <-chan struct{} { return n.cache.Watch(ctx) }

@@ -9,6 +9,7 @@ import (
 	"time"
 	"weak"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -54,17 +55,17 @@ func TestReadyPeriodChangesOnlyWithTheNode(t *testing.T) {
 
 // A Node has 10 KB. Catches a cache that keeps it, or its list of addresses.
 func TestCacheKeepsNothingOfNode(t *testing.T) {
-	node := realNode(1)
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}, Status: corev1.NodeStatus{
+		Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeHostName, Address: "worker-1"}},
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+	}}
 	whole, addresses := weak.Make(node), weak.Make(&node.Status.Addresses[0])
-	cached, err := decodeNode(node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cached := must.Value(decodeNode(node))(t)
 	runtime.GC()
 	if whole.Value() != nil || addresses.Value() != nil {
 		t.Error("decoded Node keeps the object in memory")
 	}
-	want := &cachedNode{"worker-000001.zone-b.example.com", "3f2b6a1e-5c0d-4e8f-9a7b-000000000001", cached.ready, []string{"10.0.0.1", "worker-000001.zone-b.example.com"}}
+	want := &cachedNode{"worker-1", "u1", cached.ready, []string{"10.0.0.1", "worker-1"}}
 	if !reflect.DeepEqual(cached, want) || cached.ready == [16]byte{} || cap(cached.hosts) != 2 {
 		t.Errorf("got %+v, want %+v", cached, want)
 	}
@@ -75,10 +76,7 @@ func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}
 		client := fake.NewClientset(node)
-		nodes, err := OpenNodes(t.Context(), client)
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := must.Value(OpenNodes(t.Context(), client))(t)
 		synctest.Wait()
 		hints := nodes.Watch(t.Context())
 		<-hints
@@ -96,9 +94,7 @@ func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 			{"another UID", func() { node.UID = "u2" }, true},
 		} {
 			test.change()
-			if _, err := client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}))(t)
 			synctest.Wait()
 			hint := false
 			select {
@@ -115,10 +111,7 @@ func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 
 // Catches a panic in the tests of an importer, whose fake client has no RESTClient.
 func TestManyLookupsWithFakeClient(t *testing.T) {
-	n, err := OpenNodes(t.Context(), fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Value(OpenNodes(t.Context(), fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}})))(t)
 	if _, err := n.Nodes(t.Context()); err != nil { // waits for the cache
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -19,11 +20,7 @@ func newClient(t *testing.T, change func(*rest.Config)) kubernetes.Interface {
 	config := cluster.Shared(t).AdminConfig()
 	config.QPS = -1
 	change(config)
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
 func poll(t *testing.T, what string, wanted func() bool) {

@@ -2,6 +2,7 @@ package pkcs10
 
 import (
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/asn1"
 	"fmt"
 	"strings"
@@ -26,11 +27,23 @@ const (
 	kindIP    = 7
 )
 
-// checkNames returns an [*approval.Error] for subject alternative names that no signer issues. It parses the
+// checkNames returns an [*approval.Error] for names that no signer issues.
+func checkNames(csr *x509.CertificateRequest) error {
+	if err := CheckNames(csr.Extensions); err != nil {
+		return err
+	}
+	if len(csr.Subject.ToRDNSequence()) == 0 && len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses)+len(csr.URIs) == 0 {
+		// RFC 5280, section 4.1.2.6.
+		return approval.Refuse("the certificate request has neither a subject nor subject alternative names")
+	}
+	return nil
+}
+
+// CheckNames returns an [*approval.Error] for subject alternative names that no signer issues. It parses the
 // extension itself, because crypto/x509 silently drops the kinds that it does not know. The requester would not
 // notice that a name is missing.
-func checkNames(csr *x509.CertificateRequest) error {
-	for _, ext := range csr.Extensions {
+func CheckNames(extensions []pkix.Extension) error {
+	for _, ext := range extensions {
 		if !ext.Id.Equal(oidSubjectAltName) {
 			continue
 		}
@@ -51,10 +64,6 @@ func checkNames(csr *x509.CertificateRequest) error {
 				return approval.Refuse("subject alternative name %d %v", n, err)
 			}
 		}
-	}
-	if len(csr.Subject.ToRDNSequence()) == 0 && len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses)+len(csr.URIs) == 0 {
-		// RFC 5280, section 4.1.2.6.
-		return approval.Refuse("the certificate request has neither a subject nor subject alternative names")
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/crafted"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
@@ -62,10 +63,7 @@ func TestParseAcceptsOnlyOnePEMBlock(t *testing.T) {
 
 // crypto/x509 does not know ML-DSA before Go 1.27. The refusal names the algorithm.
 func TestCheckNamesUnknownKeyAlgorithm(t *testing.T) {
-	csr, err := pkcs10.Parse(crafted.PEM(crafted.MLDSA65(crafted.Subject(crafted.UTF8(crafted.CommonName, "jane")))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	csr := must.Value(pkcs10.Parse(crafted.PEM(crafted.MLDSA65(crafted.Subject(crafted.UTF8(crafted.CommonName, "jane"))))))(t)
 	const want = "the key has the algorithm 2.16.840.1.101.3.4.3.18, want RSA, ECDSA or Ed25519"
 	if err := pkcs10.Check(csr); approval.Refused(err) == nil || err.Error() != want {
 		t.Errorf("got %v, want a refusal: %s", err, want)

@@ -63,7 +63,7 @@ func checkAttributes(csr *x509.CertificateRequest) error {
 			continue
 		}
 		if commonNames > 1 || serialNumbers > 1 {
-			// crypto/x509 reads the last one, other implementations the first.
+			// crypto/x509 reads the last value of a repeated attribute, other implementations the first.
 			return approval.Refuse("the subject has attribute %s more than once", attribute.Type)
 		}
 		if err := checkSystemName(value); err != nil {

@@ -121,8 +121,9 @@ func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certifi
 		return g.Revoked(ctx, requester)
 	}
 	if requester.Node == "" && len(requester.Fingerprints) == 0 {
-		// The requester, for example a bootstrap token, cannot be barred. If the cache lacks an entry that exists, the
-		// entry bars this certificate, because it does not allow it. So the cache suffices, and saves a request.
+		// No entry bars a requester that is no node and has no certificate, for example a bootstrap token. If the cache
+		// lacks an entry that exists, the entry bars this certificate, because it does not allow it. So the cache
+		// suffices, and saves a request.
 		if _, err := g.Store.Find(ctx, key); errors.Is(err, ErrNotFound) {
 			return nil, nil
 		}

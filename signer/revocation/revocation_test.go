@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
@@ -99,10 +100,7 @@ func TestParseFingerprint(t *testing.T) {
 // Catches a fingerprint that is taken for a node name, or the reverse: 64 digits are a valid node name.
 func TestKeyOfNodeIsNoFingerprint(t *testing.T) {
 	digits := strings.Repeat("ab", 32)
-	node, err := revocation.ParseKey(digits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(revocation.ParseKey(digits))(t)
 	f, err := revocation.ParseKey("sha256:" + digits)
 	if err != nil || f == node {
 		t.Fatalf("got %s and %s, %v, want two keys", node, f, err)
@@ -156,23 +154,13 @@ func TestReasonAllowsNoCertificate(t *testing.T) {
 // certificate returns a client certificate. It is not signed by a CA, which does not matter here.
 func certificate(t *testing.T, name string, usage x509.ExtKeyUsage) *x509.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name, Organization: []string{"system:nodes"}},
 		NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{usage},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	return must.Value(x509.ParseCertificate(der))(t)
 }
 
 func guard(t *testing.T) *revocation.Guard {
@@ -182,10 +170,7 @@ func guard(t *testing.T) *revocation.Guard {
 
 func bars(t *testing.T, g *revocation.Guard, cert *x509.Certificate) bool {
 	t.Helper()
-	live, err := g.RevokedCertificate(t.Context(), cert)
-	if err != nil {
-		t.Fatal(err)
-	}
+	live := must.Value(g.RevokedCertificate(t.Context(), cert))(t)
 	known, err := g.Known(t.Context(), revocation.SubjectOfCertificate(cert))
 	if err != nil || (known == nil) != (live == nil) {
 		t.Fatalf("live %+v, cached %+v, %v", live, known, err)
@@ -215,9 +200,7 @@ func TestGuard(t *testing.T) {
 	byToken := revocation.Subject{}
 	issue(byToken, old, true)
 	check(false, false, false)
-	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Reason: "stolen"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Reason: "stolen"}))(t)
 	check(true, true, true)
 	issue(revocation.SubjectOfCertificate(old), first, false)
 	issue(revocation.SubjectOfCertificate(old), serving, false)
@@ -230,20 +213,14 @@ func TestGuard(t *testing.T) {
 	if e, err := g.Store.Get(t.Context(), "worker-1"); err != nil || len(e.Allowed) != 2 {
 		t.Errorf("got %+v, %v, want two allowed certificates and not the serving one", e, err)
 	}
-	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}))(t)
 	check(true, true, true)
-	if _, err := g.Undo(t.Context(), "worker-1"); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Undo(t.Context(), "worker-1"))(t)
 	check(false, false, false)
 	if _, err := g.Undo(t.Context(), "worker-1"); !errors.Is(err, revocation.ErrNotFound) {
 		t.Errorf("Undo of nothing: got %v, want %v", err, revocation.ErrNotFound)
 	}
-	if _, err := g.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(first)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(first)}))(t)
 	check(false, true, false)
 	issue(revocation.SubjectOfCertificate(first), second, false)
 	issue(revocation.SubjectOfCertificate(first), serving, false)
@@ -287,9 +264,7 @@ func TestMalformedEntries(t *testing.T) {
 func TestCachedNodesAreNodes(t *testing.T) {
 	g := &revocation.Guard{Store: rowlist.New(memdb.Open().Revocations())}
 	for _, e := range []revocation.Entry{{Node: "worker-1"}, {Fingerprint: revocationtest.Fingerprint(1)}} {
-		if _, err := g.Revoke(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(g.Revoke(t.Context(), e))(t)
 	}
 	if got, err := g.CachedNodes(t.Context()); err != nil || len(got) != 1 || !got["worker-1"] {
 		t.Errorf("got %v, %v, want worker-1 alone", got, err)
@@ -301,9 +276,7 @@ func TestRevokeAgainKeepsEnd(t *testing.T) {
 	g := guard(t)
 	late := time.Now().Add(48 * time.Hour).UTC().Truncate(time.Second)
 	first := revocation.Entry{Node: "worker-1", Until: late}
-	if _, err := g.Revoke(t.Context(), first); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Revoke(t.Context(), first))(t)
 	again, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: late.Add(-time.Hour)})
 	if err != nil || !again.Until.Equal(late) {
 		t.Errorf("got %+v, %v, want the later end", again, err)
@@ -339,16 +312,11 @@ func TestEndOfEntry(t *testing.T) {
 func TestRevokeAgainLastsAsLongAsAllowedCertificates(t *testing.T) {
 	g := guard(t)
 	end := time.Now().Add(48 * time.Hour).UTC().Truncate(time.Second)
-	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: end}); err != nil {
-		t.Fatal(err)
-	}
-	_, err := g.Store.Update(t.Context(), "worker-1", func(e *revocation.Entry) (*revocation.Entry, error) {
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: end}))(t)
+	must.Value(g.Store.Update(t.Context(), "worker-1", func(e *revocation.Entry) (*revocation.Entry, error) {
 		allowed := e.Allow(fingerprint(1), end.Add(time.Hour), revocation.Subject{}, time.Now())
 		return &allowed, nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	if again, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1", Until: end}); err != nil || !again.Until.Equal(end.Add(time.Hour)) {
 		t.Errorf("got %+v, %v, want the end of the allowed certificate", again, err)
 	}
@@ -357,9 +325,7 @@ func TestRevokeAgainLastsAsLongAsAllowedCertificates(t *testing.T) {
 // A stale cache must not let a revoked node renew, and what it lets a token get is barred.
 func TestIssueWithStaleCache(t *testing.T) {
 	g := guard(t)
-	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}))(t)
 	stale := &revocation.Guard{Store: revocationtest.Before(g.Store, func(method string, _ revocation.Key) error {
 		if method == "Find" {
 			return revocation.ErrNotFound
@@ -367,9 +333,7 @@ func TestIssueWithStaleCache(t *testing.T) {
 		return nil
 	})}
 	old, next := certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth), certificate(t, "system:node:worker-1", x509.ExtKeyUsageClientAuth)
-	if _, err := g.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(old)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(old)}))(t)
 	for name, requester := range map[string]revocation.Subject{
 		"the node": {Node: "worker-1"}, "its certificate": {Fingerprints: []revocation.Fingerprint{revocation.FingerprintOf(old)}}, "both": revocation.SubjectOfCertificate(old),
 	} {

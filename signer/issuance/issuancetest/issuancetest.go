@@ -81,6 +81,7 @@ func testList(t *testing.T, r issuance.Store) {
 			e = Refused(e.Time, i)
 		}
 		if i == 4 {
+			e.CA = "sha256:new"
 			e.TokenID, e.Requester, e.Node, e.Signer = "", "system:node:worker-4", "worker-4", "example.com/x"
 		}
 		Add(t, r, e)
@@ -101,6 +102,8 @@ func testList(t *testing.T, r issuance.Store) {
 		"failed":                 {issuance.Query{Outcome: issuance.Failed}, ""},
 		"of a signer":            {issuance.Query{Signer: "example.com/x"}, "a4"},
 		"of a requester":         {issuance.Query{Requester: "system:node:worker-4"}, "a4"},
+		"of a CA":                {issuance.Query{CA: "sha256:new"}, "a4"},
+		"not of a CA, by end":    {issuance.Query{NotCA: "sha256:new", EndsBefore: hour(200)}, "a9 a7 a6 a3 a1 a0"},
 		"since":                  {issuance.Query{Since: hour(7)}, "a9 8 a7"},
 		"since a moment later":   {issuance.Query{Since: hour(7).Add(1)}, "a9 8"},
 		"two of them":            {issuance.Query{Since: hour(1), TokenID: "qwertz", Limit: 2}, "a9 a7"},

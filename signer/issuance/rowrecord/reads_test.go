@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
@@ -19,15 +20,9 @@ import (
 // counted returns the configuration of a store whose calls pass through Faults, which fail none.
 func counted(t *testing.T, c *etcd.Cluster, prefix string) (etcdstore.Config, *etcd.Faults) {
 	t.Helper()
-	network, err := c.Network()
-	if err != nil {
-		t.Fatal(err)
-	}
+	network := must.Value(c.Network())(t)
 	t.Cleanup(network.Close)
-	f, err := c.Faults(network, "root", 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Value(c.Faults(network, "root", 1, 0))(t)
 	t.Cleanup(f.Close)
 	config := c.StoreConfig(t, prefix)
 	config.Endpoints = f.Endpoints()
@@ -40,10 +35,7 @@ func TestQueriesReadOnlyWhatTheyFind(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	config, f := counted(t, c, "/queries")
 	config.NoCache = true
-	s, err := etcdstore.Open(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Value(etcdstore.Open(t.Context(), config))(t)
 	t.Cleanup(func() { _ = s.Close() }) // only reads are left
 	r := rowrecord.NewWithoutCertificates(s.Issued())
 
@@ -136,15 +128,10 @@ func TestOpenReadsNothingOfTheRecord(t *testing.T) {
 	const prefix = "/start"
 	issuancetest.Add(t, rowrecord.NewWithoutCertificates(c.StoreAt(t, prefix).Issued()), issuancetest.Issued(time.Now(), "1f", time.Hour))
 	config, f := counted(t, c, prefix)
-	s, err := etcdstore.Open(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Value(etcdstore.Open(t.Context(), config))(t)
 	t.Cleanup(func() { _ = s.Close() }) // only reads are left
 	rowrecord.NewWithoutCertificates(s.Issued())
-	if _, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Authentication: true}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Authentication: true}))(t)
 	// Each cache lists its folder and then watches it.
 	var reads etcd.Reads
 	for _, folder := range []string{"tokens/", "claims/", "revocations/"} {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
@@ -25,10 +26,7 @@ import (
 
 func openFile(t testing.TB, path string) *boltstore.Store {
 	t.Helper()
-	s, err := boltstore.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Value(boltstore.Open(path))(t)
 	t.Cleanup(func() { _ = s.Close() }) // the test may have closed it
 	return s
 }
@@ -55,9 +53,7 @@ func TestGetReturnsEntry(t *testing.T) {
 	want := issuancetest.Issued(time.Now().UTC(), "1f", time.Hour)
 	want.Fingerprint = "sha256:" + strings.Repeat("b2", 32)
 	issuancetest.Add(t, rowrecord.New(file.Issued()), want, issuancetest.Refused(time.Now(), 1))
-	if err := file.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, file.Close())
 	if err := rowrecord.New(file.Issued()).Append(t.Context(), want); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("Append after Close = %v, want an error that names the file", err)
 	}
@@ -82,10 +78,7 @@ func TestGetReturnsEntry(t *testing.T) {
 func TestListContinuesAfterDeletedEntry(t *testing.T) {
 	r := rowrecord.New(memdb.Open().Issued())
 	issuancetest.Add(t, r, issuancetest.Issued(time.Now(), "a8", time.Hour), issuancetest.Issued(time.Now(), "a9", time.Hour))
-	page, err := r.List(t.Context(), issuance.Query{Limit: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Value(r.List(t.Context(), issuance.Query{Limit: 1}))(t)
 	if got := issuancetest.List(t, r, issuance.Query{After: "00" + page.Next[2:], Limit: 1}); !slices.Equal(got, []string{"a9"}) {
 		t.Errorf("cursor newer than all entries: got %v, want a9", got)
 	}
@@ -125,16 +118,12 @@ func TestReportsDamagedEntry(t *testing.T) {
 		r := rowrecord.New(rowstore.New(db).Issued())
 		issuancetest.Add(t, r, issuancetest.Issued(time.Now(), "1f", time.Hour))
 		var key string
-		if err := db.Scan(t.Context(), rowstore.Range{From: "issued/", To: "issued0"}, func(row rowstore.Row) error { key = row.Key; return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, db.Scan(t.Context(), rowstore.Range{From: "issued/", To: "issued0"}, func(row rowstore.Row) error { key = row.Key; return nil }))
 		change := rowstore.Change{Key: key, Value: []byte(value)}
 		if value == "" {
 			change.Value = nil
 		}
-		if _, err := db.Commit(t.Context(), nil, []rowstore.Change{change}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(db.Commit(t.Context(), nil, []rowstore.Change{change}))(t)
 		_, getErr := r.Get(t.Context(), "1f")
 		_, listErr := r.List(t.Context(), issuance.Query{EndsAfter: time.Now()})
 		_, nodeErr := r.List(t.Context(), issuance.Query{Node: "worker-1"})
@@ -163,9 +152,7 @@ func TestSweepDeletesEntriesThatAreDue(t *testing.T) {
 	if out, err := rows.Sweep(t.Context(), now, 50*time.Hour); !errors.Is(err, etcdstore.ErrReadOnly) || out.Deleted > 0 {
 		t.Errorf("while etcd is read-only: Sweep = %+v, %v, want %v", out, err, etcdstore.ErrReadOnly)
 	}
-	if err := thaw(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, thaw())
 	out, err := rows.Sweep(t.Context(), now, 50*time.Hour)
 	if err != nil || out.Deleted != 80 || out.Dropped != 0 {
 		t.Errorf("Sweep = %+v, %v, want 80 deleted and none early", out, err)

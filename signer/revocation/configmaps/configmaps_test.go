@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
@@ -24,14 +25,8 @@ import (
 func open(t *testing.T, log *slog.Logger) (*configmaps.List, typedcorev1.ConfigMapInterface) {
 	t.Helper()
 	client := cluster.Shared(t).Client()
-	namespace, err := client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "revocations-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := configmaps.Open(t.Context(), client, namespace.Name, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	namespace := must.Value(client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "revocations-"}}, metav1.CreateOptions{}))(t)
+	l := must.Value(configmaps.Open(t.Context(), client, namespace.Name, log))(t)
 	return l, client.CoreV1().ConfigMaps(namespace.Name)
 }
 
@@ -47,18 +42,14 @@ func TestMalformedEntryBars(t *testing.T) {
 	var log bytes.Buffer
 	l, maps := open(t, slog.New(slog.NewTextHandler(&log, nil)))
 	g := revocation.Guard{Store: l}
-	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}))(t)
 	all, err := maps.List(t.Context(), metav1.ListOptions{LabelSelector: configmaps.Label + "=true"})
 	if err != nil || len(all.Items) != 1 {
 		t.Fatalf("got %d ConfigMaps, %v, want one", len(all.Items), err)
 	}
 	m := &all.Items[0]
 	m.Data["worker-1"], m.Data["Neither_a_node"] = "{", "{}"
-	if _, err := maps.Update(t.Context(), m, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(maps.Update(t.Context(), m, metav1.UpdateOptions{}))(t)
 	s := revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{revocationtest.Fingerprint(1)}}
 	e, err := g.Revoked(t.Context(), s)
 	if err != nil || e == nil || e.Malformed == nil {
@@ -82,13 +73,8 @@ func TestMalformedEntryBars(t *testing.T) {
 func TestRefusesEntriesOfFullConfigMap(t *testing.T) {
 	l, maps := open(t, nil)
 	g := revocation.Guard{Store: l}
-	if _, err := g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}); err != nil {
-		t.Fatal(err)
-	}
-	all, err := maps.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}))(t)
+	all := must.Value(maps.List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range all.Items {
 		m := &all.Items[i]
 		if _, found := m.Data["worker-1"]; !found { // kube-root-ca.crt
@@ -97,9 +83,7 @@ func TestRefusesEntriesOfFullConfigMap(t *testing.T) {
 		ended := time.Now().Add(-time.Hour).UTC().Format(time.RFC3339)
 		m.Data["ended"] = fmt.Sprintf(`{"since":%q,"until":%q}`, ended, ended)
 		m.Data["large"] = strings.Repeat("x", configmaps.MaxNew)
-		if _, err := maps.Update(t.Context(), m, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(maps.Update(t.Context(), m, metav1.UpdateOptions{}))(t)
 		for deadline := time.Now().Add(30 * time.Second); l.Fill() < 1; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("the cache is %v full, want 1", l.Fill())
@@ -132,10 +116,7 @@ func TestMain(m *testing.M) { cluster.Main(m) }
 // Catches CAs of kube-apiserver's clients that are ignored, and damaged ones that count as none.
 func TestClientCAs(t *testing.T) {
 	c := cluster.Shared(t)
-	want, err := os.ReadFile(c.CAFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Value(os.ReadFile(c.CAFile()))(t)
 	cas, err := configmaps.ClientCAs(t.Context(), c.Client())
 	if err != nil || len(cas) != 1 || !bytes.Contains(want, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cas[0].Raw})) {
 		t.Errorf("got %d CAs, %v, want that of --client-ca-file", len(cas), err)
@@ -157,10 +138,7 @@ func TestClientCAs(t *testing.T) {
 func TestFill(t *testing.T) {
 	now := time.Now()
 	value := func(until time.Time) string {
-		v, err := revocation.Encode(revocation.Entry{Node: "worker-1", Since: now, Until: until})
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Value(revocation.Encode(revocation.Entry{Node: "worker-1", Since: now, Until: until}))(t)
 		return string(v) + strings.Repeat(" ", configmaps.MaxNew/2-len(v)-len("worker-1"))
 	}
 	for name, test := range map[string]struct {

@@ -50,14 +50,8 @@ func (c config) Config(context.Context) ([]byte, error) { return c, nil }
 func newSite(t *testing.T) *site {
 	t.Helper()
 	db := memdb.Open()
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle()))(t)
 	guard, kept := &revocation.Guard{Store: rowlist.New(db.Revocations())}, rowrecord.New(db.Issued())
 	return &site{
 		db: db, ca: ca.Certificate(),
@@ -100,9 +94,7 @@ func (s *site) token(t *testing.T, limits tokens.Limits) tokens.Token {
 	t.Helper()
 	r := tokens.NewRecord(tokens.Generate(), 100*time.Hour, time.Now())
 	r.Limits = limits
-	if _, err := s.db.Create(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.db.Create(t.Context(), r))(t)
 	return r.Token
 }
 
@@ -372,13 +364,9 @@ func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
 			{TokenID: id, Node: "worker-7", Outcome: issuance.Refused},
 		} {
 			e.Time = now
-			if err := s.IssuanceRecord.Append(t.Context(), e); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, s.IssuanceRecord.Append(t.Context(), e))
 		}
-		if _, err := s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}}))(t)
 		result, err := s.Revoke(t.Context(), desk.Order{TokenID: id})
 		if want := print(4).String() + " " + print(6).String() + " worker-1 worker-5"; err != nil || keys(result) != want {
 			t.Errorf("got %s, %v, want %s", keys(result), err, want)
@@ -569,9 +557,7 @@ func TestRevokeCertificate(t *testing.T) {
 func TestListAndUndo(t *testing.T) {
 	s := newSite(t)
 	for _, node := range []string{"worker-2", "worker-1"} {
-		if _, err := s.Revoke(t.Context(), desk.Order{Node: node, By: "ada"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.Revoke(t.Context(), desk.Order{Node: node, By: "ada"}))(t)
 	}
 	for _, step := range []struct {
 		dryRun bool

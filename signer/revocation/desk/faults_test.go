@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -108,9 +109,7 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 		"token": {ends: "Config ClientCAs", of: func(token tokens.Token, _ string) desk.Order { return desk.Order{TokenID: token.ID()} }},
 		"deleted token": {ends: "Config ClientCAs", set: func(t *testing.T, s *site, token tokens.Token) {
 			r, err := s.db.Get(t.Context(), token.ID())
-			if err := cmp.Or(err, s.db.Delete(t.Context(), r)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, cmp.Or(err, s.db.Delete(t.Context(), r)))
 		}, of: func(token tokens.Token, _ string) desk.Order { return desk.Order{TokenID: token.ID()} }},
 		"node": {ends: "Config ClientCAs Requested Record.List", hints: "Claims.Get Record.List", of: func(tokens.Token, string) desk.Order {
 			return desk.Order{Node: "worker-1"}

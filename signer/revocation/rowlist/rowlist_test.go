@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
@@ -14,10 +15,7 @@ import (
 
 func TestStore(t *testing.T) {
 	revocationtest.Run(t, func(t *testing.T) revocation.Store {
-		s, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))(t)
 		t.Cleanup(func() {
 			if err := s.Close(); err != nil {
 				t.Error(err)
@@ -53,8 +51,6 @@ func TestSurvivesRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Close())
 	}
 }

@@ -1,0 +1,252 @@
+package signer_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/kubefacts"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
+)
+
+// A counted is kubejoin with one kind of store, and counts what it asks of it.
+type counted struct {
+	*testing.T
+	signer.Authority
+	store   tokens.Store
+	claims  tokens.Claims
+	addNode func(name string) (uid string) // a Node registers
+	reset   func()
+	calls   func() []string
+	now     time.Time
+}
+
+// countedOnKubernetes counts requests to the API server.
+func countedOnKubernetes(t *testing.T) *counted {
+	client := fake.NewClientset()
+	version := 0
+	for _, verb := range []string{"create", "update"} { // the fake API server gives neither UIDs nor versions
+		client.PrependReactor(verb, "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
+			version++
+			o := a.(kubetesting.CreateAction).GetObject().(metav1.Object)
+			o.SetResourceVersion(fmt.Sprint(version))
+			if verb == "create" {
+				o.SetUID(types.UID(fmt.Sprint("uid-", version)))
+			}
+			return false, nil, nil
+		})
+	}
+	store := must.Get(secretstore.Open(t.Context(), client, nil))
+	claims := must.Get(secretstore.OpenClaims(t.Context(), client, store, secretstore.ClaimNamespace, nil))
+	nodes := must.Get(kubefacts.OpenNodes(t.Context(), client))
+	return &counted{
+		T: t, store: store, claims: claims, Authority: signer.Authority{Nodes: &admission.Nodes{Node: nodes.Node, Ready: nodes.Ready}},
+		addNode: func(name string) string {
+			return string(must.Get(client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})).UID)
+		},
+		reset: client.ClearActions,
+		calls: func() (all []string) {
+			for _, a := range client.Actions() {
+				all = append(all, a.GetVerb()+" "+a.GetResource().Resource)
+			}
+			return all
+		},
+	}
+}
+
+// countedOnRows counts calls of a store that keeps tokens and claims in one database, without those that read a cache.
+func countedOnRows(t *testing.T) *counted {
+	var all []string
+	count := storetest.Faulty(func(c *storetest.Call, do func() error) error {
+		if !slices.Contains([]string{"change", "cached", "Find"}, c.Method[strings.LastIndex(c.Method, ".")+1:]) {
+			all = append(all, c.Method)
+		}
+		return do()
+	})
+	db := memdb.Open()
+	return &counted{
+		T: t, store: count.Store(db), claims: count.Claims(db.Claims()), Authority: signer.Authority{Nodes: &admission.Nodes{}},
+		addNode: func(string) string { return "" }, reset: func() { all = nil }, calls: func() []string { return all },
+	}
+}
+
+func (c *counted) token(limits tokens.Limits) string {
+	c.Helper()
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	r.Limits = limits
+	if _, err := c.store.Create(c.Context(), r); err != nil {
+		c.Fatal(err)
+	}
+	return r.Token.ID()
+}
+
+// first requests the first certificate of a node.
+func (c *counted) first(id, node string) error {
+	r := nodeRequest(c, tokens.BootstrapUserPrefix+id, node)
+	r.Created = time.Time{}
+	_, err := c.Issue(c.Context(), r)
+	return err
+}
+
+// own requests a certificate for a node that has one.
+func (c *counted) own(node string, change func(*approval.Request)) error {
+	r := nodeRequest(c, tokens.NodeUserPrefix+node, node)
+	r.Groups = []string{tokens.NodesGroup}
+	change(&r)
+	_, err := c.Issue(c.Context(), r)
+	return err
+}
+
+func (c *counted) renew(node string) error { return c.own(node, func(*approval.Request) {}) }
+
+// Each call of an operation counts when a rack joins, or a cluster renews. A call that these lists do not have must be
+// worth it. The API server also gets the CSR object: one write to approve it, and one with the certificate.
+func TestCallsOfEachOperation(t *testing.T) {
+	one, many, names := tokens.Limits{MaxNodes: 1}, tokens.Limits{MaxNodes: 9}, tokens.Limits{NodeNames: []string{"worker-*"}}
+	joined := func(limits tokens.Limits) func(*counted) string {
+		return func(c *counted) string {
+			id := c.token(limits)
+			if err := c.first(id, "worker-1"); err != nil {
+				c.Fatal(err)
+			}
+			c.addNode("worker-1")
+			return id
+		}
+	}
+	withToken := func(limits tokens.Limits) func(*counted) string {
+		return func(c *counted) string { return c.token(limits) }
+	}
+	joins := func(node string) func(*counted, string) error {
+		return func(c *counted, id string) error { return c.first(id, node) }
+	}
+	for _, test := range []struct {
+		name       string
+		identities bool // with --rejoin-window
+		existing   bool // with --existing-nodes=allow
+		before     func(*counted) string
+		do         func(c *counted, of string) error // with what before returned
+		refused    string
+		kube, rows string
+	}{
+		{name: "first certificate, without limits", before: withToken(tokens.Limits{}), do: joins("worker-1"),
+			kube: "get leases, get nodes, get secrets, list leases", rows: "Claims.HeldBy.recent, Claims.Recent, Store.Recent"},
+		{name: "first certificate, one node", before: withToken(one), do: joins("worker-1"),
+			kube: "create leases, get nodes, get secrets, list leases, update secrets", rows: "Claims.Commit, Claims.HeldBy"},
+		{name: "first certificate, existing Nodes allowed", existing: true, before: withToken(one), do: joins("worker-1"),
+			kube: "create leases, get secrets, list leases, update secrets", rows: "Claims.Commit, Claims.HeldBy"},
+		{name: "second machine of a token for many", before: joined(many), do: joins("worker-2"),
+			kube: "create leases, get nodes, get secrets, update secrets", rows: "Claims.Commit"},
+		{name: "first certificate, names", before: withToken(names), do: joins("worker-1"),
+			kube: "create leases, get nodes, get secrets, list leases", rows: "Claims.Commit, Claims.HeldBy, Store.Get"},
+		{name: "the same machine again, another key", before: func(c *counted) string {
+			id := c.token(one)
+			if err := c.first(id, "worker-1"); err != nil {
+				c.Fatal(err)
+			}
+			return id
+		}, do: joins("worker-1"), kube: "get leases, get nodes, 2 get secrets, update leases", rows: "Claims.Commit, Claims.Get, Store.Get"},
+		{name: "spent token", before: joined(one), do: joins("worker-2"), refused: "TokenSpent", kube: "get secrets", rows: "Store.Get"},
+		{name: "renewal", before: joined(one), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes", rows: "Claims.Update"},
+		{name: "renewal, without limits", before: joined(tokens.Limits{}), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get leases, get nodes", rows: "Claims.Get"},
+		{name: "renewal of a name that can have no claim", before: func(c *counted) string { c.addNode("Worker_1"); return "" },
+			do: func(c *counted, _ string) error { return c.renew("Worker_1") }, kube: "get nodes", rows: ""},
+		{name: "serving certificate", before: joined(one), do: func(c *counted, _ string) error {
+			return c.own("worker-1", func(r *approval.Request) {
+				r.SignerName, r.Usages, r.CSR = certificates.KubeletServingSignerName, servingUsages, kubernetesRequest(c, certificates.KubeletServingSignerName, nil).CSR
+			})
+		}, kube: "", rows: "Claims.Update"},
+		{name: "first certificate with identity, without limits", identities: true, before: withToken(tokens.Limits{}), do: joins("worker-1"), kube: "create leases, get leases, get nodes, get secrets, list leases", rows: "Claims.Create, Claims.HeldBy.recent, Claims.Recent, Store.Recent"},
+		{name: "first certificate with identity, one node", identities: true, before: withToken(one), do: joins("worker-1"), kube: "create leases, get nodes, get secrets, list leases, update leases, update secrets", rows: "Claims.Commit, Claims.HeldBy, Claims.Update"},
+		{name: "renewal with identity", identities: true, before: joined(one), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes, update leases", rows: "2 Claims.Update"},
+		{name: "rejoin", identities: true, before: func(c *counted) (key string) {
+			if err := c.first(c.token(one), "worker-1"); err != nil {
+				c.Fatal(err)
+			}
+			uid := c.addNode("worker-1")
+			claim := must.Get(c.claims.Update(c.Context(), "worker-1", func(c *tokens.Claim) error { c.Identity.NodeUID = uid; return nil }))
+			return claim.Identity.Keys[0]
+		}, do: func(c *counted, key string) error {
+			c.now = c.now.Add(2 * time.Hour)
+			return c.own("worker-1", func(r *approval.Request) {
+				r.Rejoin = &approval.Rejoin{Key: key, NotAfter: c.now.Add(-time.Hour)}
+			})
+		}, kube: "get leases, get nodes, update leases", rows: "Claims.Get, Claims.Update"},
+		{name: "create a token", before: func(*counted) string { return "" }, do: func(c *counted, _ string) error { c.token(one); return nil },
+			kube: "create secrets", rows: "Store.Create"},
+		{name: "delete a token", before: joined(one), do: func(c *counted, id string) error {
+			_, err := (&mint.Minter{Tokens: c.store}).Delete(c.Context(), id, mint.Deletion{})
+			return err
+		}, kube: "delete secrets, get secrets", rows: "Store.Delete, Store.Get"},
+	} {
+		for kind, want := range map[string]string{"Kubernetes": test.kube, "rows": test.rows} {
+			t.Run(test.name+", "+kind, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					open := countedOnKubernetes
+					if kind == "rows" {
+						open = countedOnRows
+					}
+					c := open(t)
+					c.now = time.Now()
+					clock := func() time.Time { return c.now }
+					c.Facts, c.Now = allowsAll{}, clock
+					signers := must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))
+					for name, s := range signers {
+						s.Rules = []approval.Rule{rule{Verdict: approval.Approve}}
+						signers[name] = s
+					}
+					c.Signers = signer.FixedSigners(signers)
+					c.Authority.Nodes.Tokens, c.Authority.Nodes.Claims, c.Authority.Nodes.Now, c.Authority.Nodes.AllowExisting = c.store, c.claims, clock, test.existing
+					if test.identities {
+						c.Authority.Nodes.RejoinWindow = 24 * time.Hour
+					}
+					synctest.Wait()
+					id := test.before(c)
+					synctest.Wait() // the caches are current
+					c.reset()
+					err := test.do(c, id)
+					if refused := approval.Refused(err); refused != nil && refused.Reason != test.refused || refused == nil && (err != nil || test.refused != "") {
+						t.Errorf("got error %v, want a refusal with reason %q", err, test.refused)
+					}
+					if got := summary(c.calls()); got != want {
+						t.Errorf("got %q, want %q", got, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// summary lists calls by name, with how often each was made.
+func summary(calls []string) string {
+	n := map[string]int{}
+	for _, c := range calls {
+		n[c]++
+	}
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(n)) {
+		if n[name] > 1 {
+			name = fmt.Sprint(n[name], " ", name)
+		}
+		all = append(all, name)
+	}
+	return strings.Join(all, ", ")
+}
