@@ -93,8 +93,8 @@ type Claims interface {
 	Create(ctx context.Context, c Claim) (Claim, error)
 
 	// Update reads the current claim, calls change on it and writes it back. If the claim has changed
-	// in the meantime, Update starts over and calls change again with the new claim. The first call of
-	// change may get a claim that Claims has written itself or has cached, without a read. What change
+	// in the meantime, Update starts over and calls change again with the new claim. For the first
+	// call of change, Claims may use a claim that it cached or last wrote, instead of a read. What change
 	// returns for it counts only if the write finds the claim unchanged.
 	//
 	// Update returns an error of change unwrapped. It also fails if the changed claim does not pass

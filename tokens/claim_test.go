@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -62,9 +63,7 @@ func TestClaimCheck(t *testing.T) {
 	full := tokens.Claim{Node: "worker-1", TokenID: id, TokenUID: "t", Keys: []string{"sha256:00"}, Requests: []string{"u"}, NodeUID: "u",
 		Past:     tokens.ReleasedClaim{Until: noon, CertificateDuration: time.Hour},
 		Identity: tokens.Identity{NodeUID: "u", Keys: []string{"a", "b"}, NotAfter: noon, Fingerprint: "f", Rejoins: []time.Time{noon}, TokenID: id}}
-	if err := full.Check(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, full.Check())
 	for name, change := range map[string]func(*tokens.Claim){
 		"no node name":             func(c *tokens.Claim) { c.Node = "" },
 		"name of an own object":    func(c *tokens.Claim) { c.Node = "kubejoin-control-plane-turn" },
@@ -161,10 +160,7 @@ func TestReleaseDeletesClaimWithoutPast(t *testing.T) {
 func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
 	db := memdb.Open()
 	claims := secretstore.Steps{Claims: db.Claims(), Tokens: db}
-	stored, err := claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: id})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stored := must.Value(claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: id}))(t)
 	uid, version := stored, stored
 	uid.UID, version.Version = "another", "another"
 	for name, other := range map[string]tokens.Claim{"UID": uid, "version": version} {
@@ -172,5 +168,26 @@ func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
 		if now, getErr := claims.Get(t.Context(), "worker-1"); !errors.Is(err, tokens.ErrConflict) || getErr != nil || !now.Equal(stored) {
 			t.Errorf("another %s: got Release = %v and claim %+v, %v, want ErrConflict and an unchanged claim", name, err, now, getErr)
 		}
+	}
+}
+
+// Renewals extend what remains of a released claim, and few of them cost a write. It lasts a day longer than the last
+// certificate, because clocks may differ.
+func TestRenewedPastOutlivesCertificates(t *testing.T) {
+	const duration = 2 * time.Hour
+	now, writes := time.Now(), 0
+	p := tokens.Claim{Limits: tokens.Limits{CertificateDuration: duration}}.PastAfterRelease(now, 0)
+	for i := range 100 { // as a kubelet renews for a week
+		before := p
+		if p = p.Renewed(now); p != before {
+			writes++
+		}
+		if end := now.Add(duration); p.CertificateDuration != duration || !p.Active(end.Add(24*time.Hour)) || p.Active(end.Add(72*time.Hour)) {
+			t.Fatalf("renewal %d: got %+v, want it to last one to three days longer than the certificate, until %s", i, p, end)
+		}
+		now = now.Add(duration * 8 / 10)
+	}
+	if writes == 0 || writes > 10 {
+		t.Errorf("got %d writes for 100 renewals, want 1 to 10", writes)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"k8s.io/cluster-bootstrap/token/api"
 )
@@ -35,10 +36,7 @@ func TestExpired(t *testing.T) {
 }
 
 func TestSigns(t *testing.T) {
-	onlyID, err := tokens.OnlyID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	onlyID := must.Value(tokens.OnlyID(id))(t)
 	token := parse(t, id+"."+secret)
 	for name, test := range map[string]struct {
 		r    tokens.Record
@@ -79,14 +77,8 @@ func TestSpent(t *testing.T) {
 }
 
 func TestCheck(t *testing.T) {
-	onlyID, err := tokens.OnlyID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	short, err := tokens.ForSigning(id, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
+	onlyID := must.Value(tokens.OnlyID(id))(t)
+	short := must.Value(tokens.ForSigning(id, "x"))(t)
 	token := parse(t, id+"."+secret)
 	full := tokens.Record{Token: token, Signing: true, Authentication: true, Groups: []string{tokens.DefaultGroup}, Expires: noon, Description: "ok"}
 	for _, test := range []struct {

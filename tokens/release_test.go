@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -31,10 +32,8 @@ func twoJoined(t *testing.T) *names {
 	n.faulty(func(_ *storetest.Call, do func() error) error { return do() })
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	r.Limits.MaxNodes, r.Nodes = 3, []string{"worker-1", "worker-2"}
-	var err error
-	if n.record, err = db.Create(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+
+	n.record = must.Value(db.Create(t.Context(), r))(t)
 	for _, node := range r.Nodes {
 		n.claim(t, node)
 	}
@@ -50,9 +49,7 @@ func (n *names) faulty(f storetest.Faulty) {
 func (n *names) claim(t *testing.T, node string) {
 	t.Helper()
 	c := tokens.Claim{Node: node, TokenID: n.record.Token.ID(), TokenUID: n.record.UID, Limits: n.record.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
-	if _, err := n.claims.Create(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(n.claims.Create(t.Context(), c))(t)
 }
 
 // release releases worker-1.
@@ -65,10 +62,7 @@ func (n *names) release(t *testing.T) (tokens.Claim, string, error) {
 // want fails the test unless these nodes have claims, and the token counts these.
 func (n *names) want(t *testing.T, claimed, counted string) {
 	t.Helper()
-	held, err := n.claims.HeldBy(t.Context(), n.record.Token.ID(), tokens.Live)
-	if err != nil {
-		t.Fatal(err)
-	}
+	held := must.Value(n.claims.HeldBy(t.Context(), n.record.Token.ID(), tokens.Live))(t)
 	var holds []string
 	for _, c := range held {
 		holds = append(holds, c.Node)
@@ -120,6 +114,9 @@ func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
 		t.Errorf("got %+v, %q, %v", c, warning, err)
 	}
 	n.want(t, "worker-2", "worker-2")
+	if _, _, err := n.Release(t.Context(), "worker-1", true); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("dry run again: got %v, want ErrNotFound", err)
+	}
 }
 
 // Catches a past that ends before the certificates of the claim, and a released claim that is released again.
@@ -135,9 +132,7 @@ func TestReleaseLeavesPast(t *testing.T) {
 	} {
 		n := twoJoined(t)
 		n.MaxRemainingLifetime = func() time.Duration { return test.longest }
-		if _, err := n.claims.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.Limits.CertificateDuration = test.duration; return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(n.claims.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.Limits.CertificateDuration = test.duration; return nil }))(t)
 		if _, _, err := n.release(t); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -160,9 +155,7 @@ func TestReleaseEndsIdentity(t *testing.T) {
 	n := twoJoined(t)
 	until := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	alone := tokens.Claim{Node: "worker-3", Past: tokens.ReleasedClaim{Until: until}, Identity: tokens.Identity{Keys: []string{"sha256:" + strings.Repeat("1", 64)}, NotAfter: until, Fingerprint: strings.Repeat("a", 64)}}
-	if _, err := n.claims.Create(t.Context(), alone); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(n.claims.Create(t.Context(), alone))(t)
 	if c, warnings, err := n.Release(t.Context(), "worker-3", false); err != nil || c.Node != "worker-3" || len(warnings) > 0 {
 		t.Errorf("got %+v, %q, %v", c, warnings, err)
 	}
@@ -175,16 +168,12 @@ func TestReleaseEndsIdentity(t *testing.T) {
 // get its slot back.
 func TestReleasesClaimOfDeletedOrReplacedToken(t *testing.T) {
 	n := twoJoined(t)
-	if err := n.store.Delete(t.Context(), n.record); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.store.Delete(t.Context(), n.record))
 	if _, _, err := n.release(t); err != nil {
 		t.Error(err)
 	}
 	n.want(t, "worker-2", "")
-	if _, err := n.store.Create(t.Context(), n.record); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(n.store.Create(t.Context(), n.record))(t)
 	if _, _, err := n.Release(t.Context(), "worker-2", false); err != nil {
 		t.Error(err)
 	}

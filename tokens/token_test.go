@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	bootstraputil "k8s.io/cluster-bootstrap/token/util"
 )
@@ -23,11 +24,7 @@ const (
 
 func parse(t testing.TB, s string) tokens.Token {
 	t.Helper()
-	token, err := tokens.Parse(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return token
+	return must.Value(tokens.Parse(s))(t)
 }
 
 func TestParse(t *testing.T) {
@@ -102,10 +99,7 @@ func TestRefusesPublicExamples(t *testing.T) {
 }
 
 func TestOnlyID(t *testing.T) {
-	token, err := tokens.OnlyID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	token := must.Value(tokens.OnlyID(id))(t)
 	if token.ID() != id || token.HasSecret() || token.IsZero() || token.Reveal() != "" || token.RevealSecret() != "" || token.Equal(token) {
 		t.Errorf("OnlyID gives %v with secret %t", token, token.HasSecret())
 	}
@@ -123,10 +117,7 @@ func TestOnlyID(t *testing.T) {
 func TestEqual(t *testing.T) {
 	a, again := parse(t, id+"."+secret), parse(t, strings.Clone(id+"."+secret))
 	otherID, otherSecret := parse(t, "abc124."+secret), parse(t, id+".t"+secret[1:])
-	onlyID, err := tokens.OnlyID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	onlyID := must.Value(tokens.OnlyID(id))(t)
 	if !a.Equal(again) || a != again {
 		t.Error("got different, want equal")
 	}

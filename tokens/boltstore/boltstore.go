@@ -1,5 +1,5 @@
-// Package boltstore stores bootstrap tokens, claims, revocations and the issuance record in one file. It is the
-// default for installers and signers without a Kubernetes API. Only one process can use the file, so
+// Package boltstore stores bootstrap tokens, claims, revocations, the issuance record and the CA rotation in one file. It
+// is the default for installers and signers without a Kubernetes API. Only one process can use the file, so
 // several replicas need tokens/secretstore instead.
 //
 // Package tokens/rowstore defines the rows.

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
@@ -25,14 +26,8 @@ var errBroken = fmt.Errorf("page 7: %w", boltstore.ErrDamaged)
 func TestBrokenStoreRefusesWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
+	c := must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"}))(t)
 	s.Break(errBroken)
 	_, createErr := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
 	_, updateErr := s.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Description = "x"; return nil })
@@ -129,17 +124,13 @@ func TestUnreadableJournalStopsOpen(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")
-			if err := test.journal(journalOf(path)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, test.journal(journalOf(path)))
 			s, err := boltstore.Open(path)
 			if test.want == "" {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if err := s.Close(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, s.Close())
 				return
 			}
 			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), journalOf(path)) || strings.Contains(err.Error(), "hunter2") {
@@ -157,25 +148,17 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
+	must.OK(t, appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 300 {
 			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
 				return
 			}
 		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	add(t, s.Issued(), issuancetest.Issued(time.Now().Add(time.Hour), "1f", time.Hour))
 	left := crash(t, path)
-	whole, err := os.ReadFile(left)
-	if err != nil {
-		t.Fatal(err)
-	}
-	journal, err := os.ReadFile(journalOf(left))
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole := must.Value(os.ReadFile(left))(t)
+	journal := must.Value(os.ReadFile(journalOf(left)))(t)
 	failed := 0
 	for page := 0; page*os.Getpagesize() < len(whole); page++ {
 		content := bytes.Clone(whole)
@@ -183,9 +166,7 @@ func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
 			content[page*os.Getpagesize()+i] = 0xa5
 		}
 		path := filepath.Join(t.TempDir(), "tokens.db")
-		if err := errors.Join(os.WriteFile(path, content, 0o600), os.WriteFile(journalOf(path), journal, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.WriteFile(path, content, 0o600), os.WriteFile(journalOf(path), journal, 0o600)))
 		s, err := boltstore.Open(path)
 		if err != nil {
 			failed++
@@ -219,15 +200,13 @@ func (c *endsSoon) Err() error {
 
 func TestListOfRecordStopsWithContext(t *testing.T) {
 	s := openNew(t)
-	if err := appendAll(s, func(yield func(issuance.Entry) bool) {
+	must.OK(t, appendAll(s, func(yield func(issuance.Entry) bool) {
 		for i := range 1500 {
 			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
 				return
 			}
 		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if page, err := rowrecord.New(s.Issued()).List(&endsSoon{Context: t.Context()}, issuance.Query{Signer: "none"}); !errors.Is(err, context.Canceled) {
 		t.Errorf("List = %d entries, %v, want context.Canceled", len(page.Entries), err)
 	}
@@ -236,10 +215,7 @@ func TestListOfRecordStopsWithContext(t *testing.T) {
 // A refused write must not commit a transaction.
 func TestRefusedWriteCommitsNothing(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "tokens.db"))
-	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	before := s.Transaction()
 	if _, err := s.Create(t.Context(), r); !errors.Is(err, tokens.ErrExists) {
 		t.Fatalf("Create = %v, want ErrExists", err)
@@ -265,15 +241,9 @@ func TestIsFull(t *testing.T) {
 }
 
 func TestHolderIsProcessWithOpenFile(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "tokens.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Value(os.Create(filepath.Join(t.TempDir(), "tokens.db")))(t)
 	defer f.Close() //nolint:errcheck // it is empty
-	info, err := f.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must.Value(f.Stat())(t)
 	line := func(kind, pid string) string {
 		return fmt.Sprintf("1: %s  ADVISORY  WRITE %s fd:01:131085 0 EOF\n", kind, pid)
 	}

@@ -152,41 +152,6 @@ func TestRecordAppendsOnFullDisk(t *testing.T) {
 	}
 }
 
-// noPage runs in the child process of TestRecordDropsEntriesWithoutFreePage.
-func noPage(s *boltstore.Store, path string) error {
-	signal.Ignore(syscall.SIGXFSZ)
-	for i := range 2000 { // ordered so that neighbors by end are on different pages
-		e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour+time.Duration(i*7919%2000)*time.Minute))
-		if err := rowrecord.New(s.Issued()).Append(context.Background(), e); err != nil {
-			return err
-		}
-	}
-	if _, err := serials(s.Issued()); err != nil { // waits until the journal is imported
-		return err
-	}
-	if err := fill(s, path); err != nil {
-		return err
-	}
-	for range 200 {
-		if _, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate(), Description: strings.Repeat("x", 1000)}); err != nil {
-			return fmt.Errorf("a token without a free page: %w", err)
-		}
-	}
-	dropped, _ := s.Dropped()
-	fmt.Println("end", dropped)
-	time.Sleep(time.Hour)
-	return nil
-}
-
-// Even a transaction that only deletes needs free pages. If the file has none, the pages of the reserve must be
-// enough for a small transaction.
-func TestRecordDropsEntriesWithoutFreePage(t *testing.T) {
-	t.Parallel()
-	if dropped := droppedBy(t, "no page"); dropped <= 0 {
-		t.Errorf("dropped %d entries, want some", dropped)
-	}
-}
-
 // noJournal runs in the child process of TestRecordAppendsWithoutSpaceForJournal.
 func noJournal(s *boltstore.Store, _ string) error {
 	signal.Ignore(syscall.SIGXFSZ)

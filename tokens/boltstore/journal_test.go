@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
@@ -39,13 +40,8 @@ func crash(t *testing.T, path string) string {
 	t.Helper()
 	left := filepath.Join(t.TempDir(), "tokens.db")
 	for _, name := range []func(string) string{func(p string) string { return p }, journalOf} {
-		content, err := os.ReadFile(name(path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(name(left), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		content := must.Value(os.ReadFile(name(path)))(t)
+		must.OK(t, os.WriteFile(name(left), content, 0o600))
 	}
 	return left
 }
@@ -77,9 +73,7 @@ func TestJournalAfterCrash(t *testing.T) {
 		t.Errorf("the journal that was imported is still there: %v", err)
 	}
 	add(t, again.Issued(), issuancetest.Issued(now.Add(3), "3f", time.Hour))
-	if err := again.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, again.Close())
 	if n := inDatabase(t, left); n != 4 {
 		t.Errorf("after Close %d entries are in the database, want 4", n)
 	}
@@ -87,13 +81,8 @@ func TestJournalAfterCrash(t *testing.T) {
 		t.Errorf("got a journal after Close: %v", err)
 	}
 	// After a crash between the import and the removal of the journal, no entry may be there twice.
-	journal, err := os.ReadFile(journalOf(path))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(journalOf(left), journal, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	journal := must.Value(os.ReadFile(journalOf(path)))(t)
+	must.OK(t, os.WriteFile(journalOf(left), journal, 0o600))
 	twice := open(t, left)
 	if got := list(t, twice.Issued(), issuance.Query{}); !slices.Equal(got, []string{"3f", "2f", "7", "1f"}) || twice.Truncated() {
 		t.Errorf("with the journal again the record has %v, cut: %t", got, twice.Truncated())
@@ -142,15 +131,9 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 	s := open(t, path)
 	now := time.Now()
 	add(t, s.Issued(), issuancetest.Issued(now, "1f", time.Hour), issuancetest.Issued(now.Add(1), "2f", time.Hour))
-	before, err := os.ReadFile(journalOf(path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Value(os.ReadFile(journalOf(path)))(t)
 	add(t, s.Issued(), issuancetest.Issued(now.Add(2), "3f", time.Hour))
-	after, err := os.ReadFile(journalOf(path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	after := must.Value(os.ReadFile(journalOf(path)))(t)
 	begin := len(bytes.TrimRight(before, "\x00"))
 	end := len(bytes.TrimRight(after, "\x00"))
 	if begin < 1000 || end < begin+500 {
@@ -158,9 +141,7 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 	}
 	damaged := func(change func(content []byte) []byte) string {
 		file := filepath.Join(t.TempDir(), "journal")
-		if err := os.WriteFile(file, change(bytes.Clone(after)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, change(bytes.Clone(after)), 0o600))
 		return file
 	}
 	whole := after
@@ -196,9 +177,7 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 		t.Errorf("with a gap: %d entries, complete: %t, %v", len(entries), complete, err)
 	}
 	left := crash(t, path)
-	if err := os.Truncate(journalOf(left), int64(end-1)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Truncate(journalOf(left), int64(end-1)))
 	again := open(t, left)
 	if got := list(t, again.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f", "1f"}) || !again.Truncated() {
 		t.Errorf("the record has %v, cut: %t", got, again.Truncated())
@@ -209,62 +188,17 @@ func TestIgnoresPartlyWrittenJournalGroup(t *testing.T) {
 	}
 }
 
-// TestAcknowledgedEntriesSurviveKill kills a process repeatedly while it appends. Every acknowledged entry must be
-// there once.
-func TestAcknowledgedEntriesSurviveKill(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "tokens.db")
-	acknowledged := map[string]bool{}
-	for round := range 8 {
-		c := child(t, "issue", path)
-		for n := 0; n < 20+round*30 && c.out.Scan(); n++ {
-			acknowledged[c.out.Text()] = true
-		}
-		c.kill(t)
-		for c.out.Scan() {
-			if len(c.out.Text()) > 30 { // the kill may have cut the last line
-				acknowledged[c.out.Text()] = true
-			}
-		}
-		_ = c.cmd.Wait() // it was killed
-		if round%3 == 2 {
-			continue // the next process finds the entries of two crashes
-		}
-		s := open(t, path)
-		found, err := serials(s.Issued())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for serial := range acknowledged {
-			if found[serial] != 1 {
-				t.Errorf("kill %d: got acknowledged certificate %s %d times, want once", round, serial, found[serial])
-			}
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(acknowledged)*largeEntry < 4*boltstore.JournalHalf {
-		t.Errorf("got %d acknowledged entries, want more: the journal must change halves", len(acknowledged))
-	}
-}
-
 // FuzzReadJournal reads journals with any content. It must return valid entries only.
 func FuzzReadJournal(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "tokens.db")
 	s := open(f, path)
 	add(f, s.Issued(), issuancetest.Refused(time.Now(), 1), issuancetest.Refused(time.Now(), 2))
-	content, err := os.ReadFile(journalOf(path))
-	if err != nil {
-		f.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(journalOf(path)))(f)
 	f.Add(bytes.TrimRight(content, "\x00"))
 	f.Add([]byte(strings.Repeat("\x00", 7) + "\x01\xff\xff\xff\xff0000"))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		file := filepath.Join(t.TempDir(), "journal")
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, content, 0o600))
 		if _, _, err := boltstore.ReadJournal(file, 0); err != nil {
 			t.Error(err)
 		}
@@ -275,15 +209,11 @@ func FuzzReadJournal(f *testing.F) {
 func TestAppendFailsWithoutJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
-	if err := os.Mkdir(journalOf(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(journalOf(path), 0o700))
 	if err := rowrecord.New(s.Issued()).Append(t.Context(), issuancetest.Issued(time.Now(), "1f", time.Hour)); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("Append = %v, want an error that names the file", err)
 	}
-	if err := os.Remove(journalOf(path)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(journalOf(path)))
 	add(t, s.Issued(), issuancetest.Issued(time.Now(), "2f", time.Hour))
 	if got := list(t, s.Issued(), issuance.Query{}); !slices.Equal(got, []string{"2f"}) {
 		t.Errorf("the record has %v", got)
@@ -318,10 +248,7 @@ func TestRetentionHoldsForJournal(t *testing.T) {
 	s := open(t, path)
 	add(t, s.Issued(), issuancetest.Issued(time.Now().Add(-2*boltstore.KeepEnded), "1f", time.Hour))
 	for retention, want := range map[time.Duration]int{0: 0, 3 * boltstore.KeepEnded: 1} {
-		s, err := boltstore.OpenRetaining(crash(t, path), retention)
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Value(boltstore.OpenRetaining(crash(t, path), retention))(t)
 		if got := list(t, s.Issued(), issuance.Query{}); len(got) != want {
 			t.Errorf("retention %v: got entries %v, want %d", retention, got, want)
 		}

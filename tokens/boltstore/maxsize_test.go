@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 )
@@ -27,24 +28,19 @@ func TestRecordHasMaximumSize(t *testing.T) {
 	var last []string
 	for round := range 12 {
 		last = nil
-		if err := appendAll(s, func(yield func(issuance.Entry) bool) {
+		must.OK(t, appendAll(s, func(yield func(issuance.Entry) bool) {
 			for i := range 100 {
 				serial := fmt.Sprintf("b%x%03x", round, i)
 				if last = append(last, serial); !yield(large(issuancetest.Issued(now.Add(time.Duration(round)), serial, time.Duration(round+1)*time.Hour))) {
 					return
 				}
 			}
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		if n := s.InUse(); round > 3 && n > most+2<<20 { // plus the size of one import
 			t.Errorf("round %d: %d bytes are in use", round, n)
 		}
 	}
-	found, err := serials(record)
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Value(serials(record))(t)
 	for i := range 20 {
 		if found[fmt.Sprintf("a%x", i)] != 1 {
 			t.Errorf("dropped certificate a%x, which ends last", i)

@@ -20,6 +20,7 @@ import (
 //   - "claims": claims by node name.
 //   - "holders": an index of the claims of each token. The keys are ID/NODE.
 //   - "revocations": the revocations by key.
+//   - "ca-rotation": the state of the CA rotation, and the key of its new CA.
 //   - "issued": the entries of the issuance record. Its sequence is the number of the last one in the journal.
 //   - "issued-by" and "issued-ends": indexes of "issued".
 //   - "unissued": an index of the refusals and failures in "issued". Its sequence is their number.
@@ -36,6 +37,7 @@ var (
 	issuedEndsBucket  = []byte("issued-ends")
 	unissuedBucket    = []byte("unissued")
 	revocationsBucket = []byte("revocations")
+	rotationsBucket   = []byte("ca-rotation")
 	reserveBucket     = []byte("reserve")
 	schemaKey         = []byte("schema")
 )
@@ -43,7 +45,7 @@ var (
 // rowBuckets are the buckets of rows, see rowDB, and appendedBuckets those that can have rows in the journal.
 var (
 	appendedBuckets = [][]byte{issuedBucket, issuedByBucket, issuedEndsBucket, unissuedBucket}
-	rowBuckets      = append([][]byte{tokensBucket, claimsBucket, holdersBucket, revocationsBucket}, appendedBuckets...)
+	rowBuckets      = append([][]byte{tokensBucket, claimsBucket, holdersBucket, revocationsBucket, rotationsBucket}, appendedBuckets...)
 )
 
 // allBuckets are the buckets that every file has.
@@ -89,7 +91,8 @@ func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 	err := guard(path, func() (err error) {
 		db, err = bbolt.Open(path, 0o600, &bbolt.Options{
 			Timeout: openTimeout,
-			// A map scales to many free pages, which remain after many tokens are deleted at once.
+			// After many tokens are deleted at once, the file has many free pages. bbolt finds a free page faster in a map
+			// than in an array.
 			FreelistType: bbolt.FreelistMapType,
 			OpenFile: func(path string, flag int, mode os.FileMode) (*os.File, error) {
 				f, err := openPrivate(path, flag, mode)

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -60,8 +61,6 @@ func other(role, path string) error {
 			e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
 			return e.Serial, rowrecord.New(s.Issued()).Append(context.Background(), e)
 		}
-	case "no page":
-		return noPage(s, path)
 	case "random nodes":
 		return randomNodes(s, path)
 	case "full":
@@ -99,13 +98,8 @@ func child(t *testing.T, role, path string) process {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "BOLTSTORE_TEST_ROLE="+role, "BOLTSTORE_TEST_FILE="+path)
 	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Value(cmd.StdoutPipe())(t)
+	must.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // already dead if the test passed
 		_ = cmd.Wait()
@@ -120,9 +114,7 @@ func child(t *testing.T, role, path string) process {
 // kill does not read the rest of the output, so the caller still can.
 func (p process) kill(t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.cmd.Process.Kill())
 }
 
 func TestOpenRefusesFileInUse(t *testing.T) {
@@ -134,9 +126,7 @@ func TestOpenRefusesFileInUse(t *testing.T) {
 	if took := time.Since(start); took > 30*time.Second { // the machine may be busy
 		t.Errorf("Open of a file in use failed after %v, want about a second", took)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Close())
 
 	holder := child(t, "hold", path)
 	_, err = boltstore.Open(path)

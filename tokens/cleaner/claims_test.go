@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
@@ -22,9 +23,7 @@ func openClaims(t *testing.T, all ...tokens.Claim) *rowstore.Store {
 	t.Helper()
 	store := memdb.Open()
 	for _, claim := range all {
-		if _, err := store.Claims().Create(t.Context(), claim); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(store.Claims().Create(t.Context(), claim))(t)
 	}
 	return store
 }
@@ -40,10 +39,7 @@ func cleanClaims(t *testing.T, c cleaner.Claims) []string {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	claims, err := c.Store.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	claims := must.Value(c.Store.List(t.Context()))(t)
 	var left []string
 	for _, claim := range claims {
 		left = append(left, claim.Node)
@@ -92,9 +88,7 @@ func TestClaimsReadsLiveBeforeRelease(t *testing.T) {
 				store := openClaims(t, claim)
 				if test.registered || !test.gone {
 					r := tokens.NewRecord(newToken(t, "abc123"), time.Hour, time.Now())
-					if _, err := store.Create(t.Context(), r); err != nil {
-						t.Fatal(err)
-					}
+					must.Value(store.Create(t.Context(), r))(t)
 				}
 				left := cleanClaims(t, cleaner.Claims{
 					Store: store.Claims(), Tokens: emptyCache.Store(store),
@@ -201,9 +195,7 @@ func TestClaimsIdentifiesRegisteredNode(t *testing.T) {
 func TestClaimsKeepsIdentityOfHeldClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
-		if _, err := store.Create(t.Context(), tokens.NewRecord(newToken(t, "abc123"), time.Hour, time.Now())); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(store.Create(t.Context(), tokens.NewRecord(newToken(t, "abc123"), time.Hour, time.Now())))(t)
 		left := cleanClaims(t, cleaner.Claims{
 			Store: store.Claims(), Tokens: store, RejoinWindow: time.Hour,
 			Node:  func(context.Context, string) (string, error) { return "", tokens.ErrNotFound },

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -87,9 +88,7 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 				var got calls
 				store := openClaims(t, claim)
 				for id, expires := range map[string]time.Time{"abc123": {}, "abc888": time.Now().Add(-time.Hour)} {
-					if _, err := store.Create(t.Context(), tokens.Record{Token: newToken(t, id), Expires: expires}); err != nil {
-						t.Fatal(err)
-					}
+					must.Value(store.Create(t.Context(), tokens.Record{Token: newToken(t, id), Expires: expires}))(t)
 				}
 				faulty := storetest.Faulty(func(c *storetest.Call, do func() error) error {
 					if c.Method == "Store.List" {

@@ -6,15 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
@@ -22,7 +21,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"go.uber.org/goleak"
 )
 
 // clean runs c in a synctest bubble until the test ends.
@@ -44,11 +42,7 @@ const secret = "s3cr3ts3cr3ts3cr"
 
 func newToken(t *testing.T, id string) tokens.Token {
 	t.Helper()
-	token, err := tokens.New(id, secret)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return token
+	return must.Value(tokens.New(id, secret))(t)
 }
 
 var errBroken = errors.New("the store is broken")
@@ -102,18 +96,13 @@ func (m *memory) add(t *testing.T, id string, d time.Duration) {
 	if d != 0 {
 		r.Expires = time.Now().Add(d)
 	}
-	if _, err := m.live.Create(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(m.live.Create(t.Context(), r))(t)
 }
 
 func (m *memory) wantLeft(t *testing.T, when string, want ...string) {
 	t.Helper()
 	synctest.Wait()
-	records, err := m.live.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	records := must.Value(m.live.List(t.Context()))(t)
 	var got []string
 	for _, r := range records {
 		got = append(got, r.Token.ID())
@@ -144,12 +133,10 @@ func TestTokensDeletesAtTheDeadline(t *testing.T) {
 		time.Sleep(time.Minute)
 		m.wantLeft(t, "at the new deadline", "cccccc", "dddddd")
 
-		if _, err := m.Update(t.Context(), "cccccc", func(r *tokens.Record) error {
+		must.Value(m.Update(t.Context(), "cccccc", func(r *tokens.Record) error {
 			r.Expires = r.Expires.Add(time.Hour)
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		time.Sleep(time.Hour)
 		m.wantLeft(t, "at the deadline of a renewed token", "cccccc", "dddddd")
 		time.Sleep(time.Hour)
@@ -164,38 +151,6 @@ kubejoin_tokens_expired_deleted_total 4
 `), "kubejoin_tokens_expired_deleted_total"); err != nil {
 			t.Error(err)
 		}
-	})
-}
-
-func TestTokensNoticesSteppedClock(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMemory()
-		m.add(t, "aaaaaa", 10*time.Hour)
-		var step atomic.Int64
-		clean(t, cleaner.Tokens{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
-		time.Sleep(time.Hour)
-		m.wantLeft(t, "before the step", "aaaaaa")
-		step.Store(int64(9 * time.Hour))
-		time.Sleep(time.Minute)
-		m.wantLeft(t, "within the sweep of a minute")
-	})
-}
-
-func TestTokensNoticesClockSetBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := newMemory()
-		m.add(t, "aaaaaa", time.Hour)
-		var step atomic.Int64
-		clean(t, cleaner.Tokens{Store: m, Now: func() time.Time { return time.Now().Add(time.Duration(step.Load())) }})
-		time.Sleep(30 * time.Minute)
-		step.Store(-int64(10 * time.Hour))
-		time.Sleep(31 * time.Minute)
-		m.wantLeft(t, "at the deadline of the clock before", "aaaaaa")
-		if got := m.tried(); len(got) > 0 {
-			t.Errorf("deletions tried: %v, want none", got)
-		}
-		time.Sleep(10 * time.Hour)
-		m.wantLeft(t, "at the deadline of the clock now")
 	})
 }
 
@@ -227,12 +182,10 @@ func TestTokensKeepsRenewedToken(t *testing.T) {
 		reg := prometheus.NewPedanticRegistry()
 		clean(t, cleaner.Tokens{Store: m, Sweep: 24 * time.Hour, Registerer: reg})
 		m.fail(storetest.Stale(t, m.live, nil))
-		if _, err := m.Update(t.Context(), "aaaaaa", func(r *tokens.Record) error {
+		must.Value(m.Update(t.Context(), "aaaaaa", func(r *tokens.Record) error {
 			r.Expires = r.Expires.Add(time.Hour)
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		time.Sleep(time.Hour)
 		m.wantLeft(t, "when the old deadline has passed", "aaaaaa")
 		if got, want := m.tried(), []string{"aaaaaa", "bbbbbb"}; !slices.Equal(got[:2], want) {
@@ -257,10 +210,7 @@ func wantSteps(t *testing.T, reg *prometheus.Registry, result string, want int) 
 func steps(t *testing.T, reg *prometheus.Registry, result string) int {
 	t.Helper()
 	synctest.Wait()
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Value(reg.Gather())(t)
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
@@ -395,24 +345,6 @@ func TestTokensHandlesMalformedAndDeletedTokens(t *testing.T) {
 			t.Errorf("deletions tried: %v, want %v", got, want)
 		}
 	})
-}
-
-func TestTokensStopsWithContext(t *testing.T) {
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	for range 1000 {
-		m := newMemory()
-		m.add(t, "aaaaaa", -time.Hour)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- cleaner.Tokens{Store: m}.Run(ctx) }()
-		for len(m.tried()) == 0 {
-			runtime.Gosched()
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func TestTokensNeedsStore(t *testing.T) {

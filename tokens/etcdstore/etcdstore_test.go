@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
@@ -36,10 +37,7 @@ func TestCommit(t *testing.T) {
 // Catches a version that etcd cannot have, and that counts as "there is no row".
 func TestInvalidVersionIsConflict(t *testing.T) {
 	s := etcd.ForTest(t, etcd.Options{}).Store(t)
-	r, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)
 	before := tokens.Claim{Node: "worker-1", TokenID: r.Token.ID(), TokenUID: r.UID, Version: "x"}
 	after := before
 	after.NodeUID = "u"
@@ -55,9 +53,7 @@ func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 	for i := range 50 {
 		node := "worker-" + strconv.Itoa(i)
 		hints := reader.Watch(t.Context())
-		if _, err := writer.Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(writer.Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}))(t)
 		_, err := reader.Find(t.Context(), node)
 		for ; errors.Is(err, tokens.ErrNotFound); _, err = reader.Find(t.Context(), node) {
 			<-hints
@@ -75,9 +71,7 @@ func TestCacheListsNothingOlderThanItsReads(t *testing.T) {
 		prefix := "/older/" + strconv.Itoa(i)
 		writer := c.StoreAt(t, prefix).Claims()
 		reader := c.StoreAt(t, prefix).Claims()
-		if _, err := writer.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(writer.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u"}))(t)
 		seen := false
 		for range 200 {
 			_, err := reader.Find(t.Context(), "worker-1")
@@ -94,9 +88,7 @@ func TestCacheReadsFoldersWithoutMirror(t *testing.T) {
 	s := etcd.ForTest(t, etcd.Options{}).Store(t)
 	db := s.DB()
 	for _, folder := range []string{"issued/", "issued-by/", "unissued/"} {
-		if err := db.Append(t.Context(), []rowstore.Change{{Key: folder + "x", Value: []byte("y")}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, db.Append(t.Context(), []rowstore.Change{{Key: folder + "x", Value: []byte("y")}}))
 		rows, err := db.Cached().Get(t.Context(), folder+"x")
 		scanned := 0
 		scanErr := db.Cached().Scan(t.Context(), rowstore.Range{From: folder, To: folder + "z"}, func(rowstore.Row) error { scanned++; return nil })
@@ -113,9 +105,7 @@ func TestViewOfCompactedRevision(t *testing.T) {
 	db := c.Store(t).DB()
 	add := func(key string) {
 		t.Helper()
-		if err := db.Append(t.Context(), []rowstore.Change{{Key: "issued/" + key, Value: []byte("x")}}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, db.Append(t.Context(), []rowstore.Change{{Key: "issued/" + key, Value: []byte("x")}}))
 	}
 	add("a")
 	err := db.View(t.Context(), nil, func(r rowstore.Reader) error {
@@ -141,27 +131,16 @@ func TestViewOfCompactedRevision(t *testing.T) {
 // Catches a read that fails because one member of etcd has just stopped. The client retries only reads of one key or range.
 func TestRetriesReadOfSeveralKeys(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
-	network, err := c.Network()
-	if err != nil {
-		t.Fatal(err)
-	}
+	network := must.Value(c.Network())(t)
 	t.Cleanup(network.Close)
-	f, err := c.Faults(network, "root", 1, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := must.Value(c.Faults(network, "root", 1, 0))(t)
 	t.Cleanup(f.Close)
 	config := c.StoreConfig(t, "/retry")
 	config.Endpoints, config.NoCache = f.Endpoints(), true
-	s, err := etcdstore.Open(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Value(etcdstore.Open(t.Context(), config))(t)
 	t.Cleanup(func() { _ = s.Close() }) // only reads are left
 	for _, node := range []string{"worker-1", "worker-2"} {
-		if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}))(t)
 	}
 	f.FailTransactions(1)
 	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 2 {

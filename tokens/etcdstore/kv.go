@@ -21,7 +21,7 @@ import (
 
 // Keys after the prefix:
 //   - schema: the schema version.
-//   - claims/…, holders/…, revocations/…, tokens/…: the rows of tokens/rowstore.
+//   - ca-rotation/…, claims/…, holders/…, revocations/…, tokens/…: the rows of tokens/rowstore.
 //   - issued/…, issued-by/…, issued-ends/…, unissued/…: its rows of the issuance record.
 //   - leader/…: the election.
 const (

@@ -29,6 +29,7 @@ type mirror struct {
 // are in one, so that they agree after a hint.
 func newMirrors(s *Store) []*mirror {
 	return []*mirror{
+		{store: s, from: "ca-rotation/", to: clientv3.GetPrefixRangeEnd("ca-rotation/")},
 		{store: s, from: "claims/", to: clientv3.GetPrefixRangeEnd("holders/")},
 		{store: s, from: "revocations/", to: clientv3.GetPrefixRangeEnd("revocations/")},
 		{store: s, from: "tokens/", to: clientv3.GetPrefixRangeEnd("tokens/")},

@@ -23,11 +23,14 @@ type Kind struct {
 // Decoders decode rows whose meaning other packages define. Their errors must not contain values.
 type Decoders struct {
 	Revocation func(key string, value []byte) error
+	// Rotation reports whether a row is left out.
+	Rotation func(key string, value []byte) (leftOut bool, err error)
 	// Issued returns the row of which an entry of the issuance record was made. A row without a value is left out.
 	Issued func(value []byte) (IssuedRow, error)
 }
 
-// Kinds returns the kinds of rows: tokens, claims, revocations, and entries of the issuance record.
+// Kinds returns the kinds of rows: tokens, claims, revocations, those of the CA rotation, and entries of the issuance
+// record.
 func (d Decoders) Kinds() []Kind {
 	return []Kind{
 		{Folder: tokensFolder, rows: func(id string, value []byte) ([]Change, error) {
@@ -40,6 +43,12 @@ func (d Decoders) Kinds() []Kind {
 		}, owner: func(key string) string { return claimsFolder + key[strings.LastIndex(key, "/")+1:] }},
 		{Folder: revocationsFolder, rows: func(key string, value []byte) ([]Change, error) {
 			return []Change{{revocationsFolder + key, value}}, d.Revocation(key, value)
+		}},
+		{Folder: rotationsFolder, rows: func(key string, value []byte) ([]Change, error) {
+			if leftOut, err := d.Rotation(key, value); err != nil || leftOut {
+				return nil, err
+			}
+			return []Change{{rotationsFolder + key, value}}, nil
 		}},
 		{Folder: issuedFolder, Indexes: []string{issuedByFolder, issuedEndsFolder, unissuedFolder}, rows: func(place string, value []byte) ([]Change, error) {
 			row, err := d.Issued(value)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
@@ -73,22 +74,18 @@ func entry(n int) rowstore.IssuedRow {
 	return r
 }
 
-// stored returns a filled database with entries of the issuance record. The holder worker-9 of the token abc123, and the
-// only index of name b, have no row.
+// stored returns a filled database with entries of the issuance record. Two index rows refer
+// to rows that do not exist: to claim worker-9 of token abc123, and to an entry of name b.
 func stored(t *testing.T, entries int) *memdb.DB {
 	t.Helper()
 	db := &memdb.DB{}
 	s := rowstore.New(db)
 	fill(t, s)
 	for n := range entries {
-		if err := s.Issued().Append(t.Context(), entry(n)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.Issued().Append(t.Context(), entry(n)))
 	}
 	damage := []rowstore.Change{{Key: "holders/abc123/worker-9", Value: []byte{}}, {Key: "issued-by/b/0123456789abcdefABCDEFGH", Value: []byte("0123456789abcdef")}}
-	if err := db.Append(t.Context(), damage); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, db.Append(t.Context(), damage))
 	return db
 }
 
@@ -115,7 +112,7 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 		}
 		return nil
 	}
-	decoders := rowstore.Decoders{Revocation: visit, Issued: func(v []byte) (rowstore.IssuedRow, error) { n, err := strconv.Atoi(string(v)); return entry(n), err }}
+	decoders := rowstore.Decoders{Revocation: visit, Rotation: func(string, []byte) (bool, error) { return false, nil }, Issued: func(v []byte) (rowstore.IssuedRow, error) { n, err := strconv.Atoi(string(v)); return entry(n), err }}
 	for name, test := range map[string]struct {
 		calls   int   // of the database; 0: not checked
 		want    error // if no call fails

@@ -19,7 +19,7 @@ import (
 //   - issued/PLACE: an entry.
 //   - issued-by/NAME/PLACE: an index. The values are the TIMEs when the certificates end; empty if none was issued.
 //   - issued-ends/TIME-PLACE: the certificates by the time when they end. The values are the names, one a line.
-//   - unissued/TIME-PLACE: refusals and failures by their time. The values are as in issued-ends.
+//   - unissued/TIME-PLACE: refusals and failures by their time. The values are the names, one a line.
 
 // Bounds of the issuance record.
 const (

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 )
@@ -16,9 +17,7 @@ import (
 func TestSweepDropsEntriesBeyondMaximum(t *testing.T) {
 	issued, now := memdb.Open().Issued(), time.Now()
 	for i := range 60 { // 20 are due
-		if err := issued.Append(t.Context(), rowstore.IssuedRow{Time: now, Ends: now.AddDate(i-20, 0, 0).Add(-1), Names: []string{"a"}, Value: []byte(strconv.Itoa(i))}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, issued.Append(t.Context(), rowstore.IssuedRow{Time: now, Ends: now.AddDate(i-20, 0, 0).Add(-1), Names: []string{"a"}, Value: []byte(strconv.Itoa(i))}))
 	}
 	sum := 0
 	for _, test := range []struct{ most, deleted, dropped int }{{100, 21, 0}, {39, 0, 0}, {10, 29, 29}, {10, 0, 0}} {
@@ -57,9 +56,7 @@ func (b betweenGets) Get(ctx context.Context, keys ...string) ([]rowstore.Row, e
 func TestWalkSkipsSweptEntry(t *testing.T) {
 	db, now := &memdb.DB{}, time.Now()
 	issued := rowstore.New(db).Issued()
-	if err := issued.Append(t.Context(), rowstore.IssuedRow{Time: now, Ends: now, Names: []string{"a"}, Value: []byte("x")}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, issued.Append(t.Context(), rowstore.IssuedRow{Time: now, Ends: now, Names: []string{"a"}, Value: []byte("x")}))
 	hooked := rowstore.New(betweenGets{db, func() {
 		if _, err := issued.SweepBeyond(t.Context(), now.Add(1), 1); err != nil {
 			t.Error(err)
@@ -88,9 +85,7 @@ func TestWalksDecadesWithFewReads(t *testing.T) {
 	db := &countedScans{DB: &memdb.DB{}}
 	issued, from := rowstore.New(db).Issued(), time.Unix(0, 0)
 	for i := range 7 {
-		if err := issued.Append(t.Context(), rowstore.IssuedRow{Time: from, Ends: from.AddDate(40*i, 0, 0), Value: []byte("x")}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, issued.Append(t.Context(), rowstore.IssuedRow{Time: from, Ends: from.AddDate(40*i, 0, 0), Value: []byte("x")}))
 	}
 	n := 0
 	if err := issued.SoonestFirst(t.Context(), "", "", from, 1, func(string, []byte) (bool, error) { n++; return true, nil }); err != nil || n != 7 || db.scans > 15 {
@@ -117,9 +112,7 @@ func (f failingFolder) Count(ctx context.Context, folder string) (int, error) {
 func TestSweepsOneKindIfOtherFails(t *testing.T) {
 	db, now := &memdb.DB{}, time.Now()
 	for _, row := range []rowstore.IssuedRow{{Time: now.AddDate(-1, 0, 0), Ends: now.AddDate(-1, 0, 0), Value: []byte("x")}, {Time: now.AddDate(-1, 0, 0), Value: []byte("y")}} {
-		if err := rowstore.New(db).Issued().Append(t.Context(), row); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, rowstore.New(db).Issued().Append(t.Context(), row))
 	}
 	for _, folder := range []string{"unissued/", "issued-ends/"} {
 		out, err := rowstore.New(failingFolder{db, folder}).Issued().SweepBeyond(t.Context(), now, 10)

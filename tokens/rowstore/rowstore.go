@@ -1,5 +1,5 @@
-// Package rowstore stores bootstrap tokens, claims, revocations and the issuance record as rows of a database. The
-// database only needs to compare and swap several rows in one transaction: see [DB]. Package memdb has one in memory.
+// Package rowstore stores bootstrap tokens, claims, revocations, the issuance record and the CA rotation as rows of a
+// database. The database only needs to compare and swap several rows in one transaction: see [DB]. Package memdb has one in memory.
 //
 // The rows are JSON, whose form may change without notice, and contain the token secrets in clear text. If a field or its
 // meaning changes, the schema versions of the databases on disk must change too.
@@ -19,6 +19,7 @@ const (
 	claimsFolder      = "claims/"      // NODE: a claim
 	holdersFolder     = "holders/"     // ID/NODE: an index of the claims of each token; the values are empty
 	revocationsFolder = "revocations/" // KEY: a row of signer/revocation
+	rotationsFolder   = "ca-rotation/" // KEY: a row of internal/ownca
 	issuedFolder      = "issued/"      // PLACE: an entry of signer/issuance, see issued.go for this and the next
 	issuedByFolder    = "issued-by/"   // NAME/PLACE
 	issuedEndsFolder  = "issued-ends/" // TIME-PLACE

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
@@ -42,21 +43,10 @@ var noon = time.Date(2030, 1, 2, 12, 0, 0, 0, time.UTC)
 // fill stores the token abc123, its claim on worker-1 and a revocation.
 func fill(t *testing.T, s *rowstore.Store) (tokens.Record, tokens.Claim) {
 	t.Helper()
-	token, err := tokens.New("abc123", "0123456789abcdef")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := s.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: r.UID})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Revocations().Update(t.Context(), "k", func([]byte) ([]byte, error) { return []byte("v"), nil }); err != nil {
-		t.Fatal(err)
-	}
+	token := must.Value(tokens.New("abc123", "0123456789abcdef"))(t)
+	r := must.Value(s.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now())))(t)
+	c := must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: r.UID}))(t)
+	must.OK(t, s.Revocations().Update(t.Context(), "k", func([]byte) ([]byte, error) { return []byte("v"), nil }))
 	return r, c
 }
 
@@ -90,11 +80,9 @@ func TestReportsDamagedRow(t *testing.T) {
 	db := &memdb.DB{}
 	s := rowstore.New(db)
 	fill(t, s)
-	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{
+	must.Value(db.Commit(t.Context(), nil, []rowstore.Change{
 		{Key: "tokens/abc123", Value: []byte(`{"secret":"hunter2"}`)}, {Key: "claims/worker-1", Value: []byte(`hunter2`)},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	errs := map[string]error{}
 	_, errs["get tokens/abc123"] = s.Get(t.Context(), "abc123")
 	_, errs["list tokens/abc123"] = s.List(t.Context())
@@ -148,19 +136,64 @@ func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
 }
 
 // If the row of a claim is missing, HeldBy must fail: the token could claim more names than its limit.
+// What no store writes must be an error, not another value: a damaged claim keeps its name taken. No error may have the secret.
+func TestDecodeReportsDamage(t *testing.T) {
+	const secret = "s3cr3ts3cr3ts3cr"
+	const record = `{"secret":"` + secret + `","signing":true,"authentication":true,"created":"2026-01-02T03:04:05Z","uid":"u"}`
+	const claim = `{"tokenID":"abc123","tokenUID":"u","limits":{"maxNodes":1,"replaces":{"name":"worker-1","uid":"n"}},"keys":["k"],"created":"2026-01-02T03:04:05Z","uid":"u"}`
+	const created, never = "2026-01-02T03:04:05Z", "0001-01-01T00:00:00Z"
+	for _, test := range []struct{ of, key, old, new, want string }{
+		{of: record, key: "abc123"},
+		{record, "abc123", record, "", "unexpected end of JSON"},
+		{record, "abc123", "{", "\x00" + secret, "invalid JSON at byte 1"},
+		{record, "abc123", record, record + record, "unexpected data after"},
+		{record, "abc123", record, "[]", "wrong type"},
+		{record, "abc123", "uid", secret, "known fields only"},
+		{record, "abc123", "true", `"` + secret + `"`, `field "signing" has the wrong type`},
+		{record, "abc123", created, secret, "times in RFC 3339"},
+		{record, "abc123", secret, secret + "x", "malformed secret of token abc123"},
+		{record, "abcdef", secret, "0123456789abcdef", "published example"},
+		{record, "ABC", "", "", "malformed token ID"},
+		{record, "abc123", `"u"`, `""`, "missing"},
+		{record, "abc123", "{", `{"limits":{"role":"` + secret + `"},`, "invalid limits"},
+		{record, "abc123", "{", `{"nodes":["a,` + secret + `"],`, "invalid node name in nodes"},
+		{record, "abc123", created, never, "missing"},
+		{of: claim, key: "worker-1"},
+		{claim, "worker-1", claim, "", "unexpected end of JSON"},
+		{claim, "worker-1", claim, claim + claim, "unexpected data after"},
+		{claim, "worker-1", "tokenUID", "tokenUid2", "known fields only"},
+		{claim, "worker-1", `["k"]`, `"k"`, `field "keys" has the wrong type`},
+		{claim, "worker-1", `"maxNodes":1`, `"maxNodes":-1`, "limits"},
+		{claim, "worker-1", `"maxNodes":1`, `"certificateDuration":9223372036854775807`, "limits"},
+		{claim, "worker-1", `"maxNodes":1`, `"certificateDuration":36028797018967568`, "limits"},
+		{claim, "worker-1", `"uid":"u"`, `"past":{"until":"2026-01-02T03:04:05Z","certificateDuration":36028797018967568},"uid":"u"`, "invalid claim"},
+		{claim, "worker-1", `"name":"worker-1","uid":"n"`, `"name":"","uid":""`, "limits"},
+		{claim, "worker-1", "abc123", "", "invalid claim"},
+		{claim, "worker-1", `["k"]`, `["1","2","3","4"]`, "invalid claim"},
+		{claim, "worker-1", `"tokenID":"abc123",`, "", "invalid claim"},
+		{claim, "worker-1", created, never, "missing"},
+		{claim, "worker-1", `"uid":"u"`, `"uid":""`, "missing"},
+	} {
+		row := []byte(strings.Replace(test.of, test.old, test.new, 1))
+		_, err := rowstore.DecodeClaim(test.key, row)
+		if test.of == record {
+			_, err = rowstore.DecodeRecord(test.key, row)
+		}
+		if (err == nil) != (test.want == "") || err != nil && (!strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), secret)) {
+			t.Errorf("%s: got %v, want %q without the secret", row, err, test.want)
+		}
+	}
+}
+
 func TestMissingClaimIsDamage(t *testing.T) {
 	db := &memdb.DB{}
 	s := rowstore.New(db)
 	_, c := fill(t, s)
-	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/abc123/gone", Value: []byte{}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/abc123/gone", Value: []byte{}}}))(t)
 	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); !errors.Is(err, memdb.ErrDamaged) {
 		t.Errorf("HeldBy = %+v, %v, want ErrDamaged", held, err)
 	}
-	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/fedcba/worker-1", Value: []byte{}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(db.Commit(t.Context(), nil, []rowstore.Change{{Key: "holders/fedcba/worker-1", Value: []byte{}}}))(t)
 	if held, err := s.Claims().HeldBy(t.Context(), "fedcba", tokens.Live); !errors.Is(err, memdb.ErrDamaged) {
 		t.Errorf("HeldBy of another token = %+v, %v, want ErrDamaged", held, err)
 	}
@@ -174,9 +207,7 @@ func TestIndexesNewClaimWithFieldsBefore(t *testing.T) {
 	s := memdb.Open()
 	r, _ := fill(t, s)
 	c := tokens.Claim{Node: "worker-2", TokenID: "abc123"}
-	if _, err := s.Claims().Commit(t.Context(), r, r, []tokens.ClaimChange{{Before: c, After: c}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Claims().Commit(t.Context(), r, r, []tokens.ClaimChange{{Before: c, After: c}}))(t)
 	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 2 {
 		t.Errorf("HeldBy = %+v, %v, want both claims", held, err)
 	}
@@ -226,18 +257,13 @@ func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
 		s := rowstore.New(db)
 		r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 		r.Limits.MaxNodes = 2
-		before, err := s.Create(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		before := must.Value(s.Create(t.Context(), r))(t)
 		var changes []tokens.ClaimChange
 		for _, node := range []string{"worker-1", "worker-2"} {
 			c := tokens.Claim{Node: node, TokenID: before.Token.ID(), TokenUID: before.UID, Limits: before.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
 			change := tokens.ClaimChange{After: c}
 			if slices.Contains(test.held, node) {
-				if c, err = s.Claims().Create(t.Context(), c); err != nil {
-					t.Fatal(err)
-				}
+				c = must.Value(s.Claims().Create(t.Context(), c))(t)
 				change = tokens.ClaimChange{Before: c, After: c}
 			}
 			changes = append(changes, change)
@@ -299,21 +325,13 @@ func TestCachesDecodedRows(t *testing.T) {
 	s, other := rowstore.New(db), rowstore.New(db)
 	var all []tokens.Record
 	for i := range n {
-		token, err := tokens.New(fmt.Sprintf("%06d", i), "s3cr3ts3cr3ts3cr")
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := s.Create(t.Context(), tokens.NewRecord(token, time.Hour, noon))
-		if err != nil {
-			t.Fatal(err)
-		}
+		token := must.Value(tokens.New(fmt.Sprintf("%06d", i), "s3cr3ts3cr3ts3cr"))(t)
+		r := must.Value(s.Create(t.Context(), tokens.NewRecord(token, time.Hour, noon)))(t)
 		all = append(all, r)
 	}
 	list := func() {
 		t.Helper()
-		if _, err := s.List(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.List(t.Context()))(t)
 	}
 	want := func(what string, got, want int) {
 		t.Helper()
@@ -325,19 +343,12 @@ func TestCachesDecodedRows(t *testing.T) {
 	list()
 	list()
 	want("decoded by two lists", *decodes, n)
-	if err := s.Delete(t.Context(), all[0]); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Delete(t.Context(), all[0]))
 	want("cached after a deletion", s.Cached(), n-1)
-	if err := other.Delete(t.Context(), all[1]); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, other.Delete(t.Context(), all[1]))
 	list()
 	want("cached after a deletion in another process", s.Cached(), n-2)
-	again, err := s.Create(t.Context(), all[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Value(s.Create(t.Context(), all[0]))(t)
 	if r, err := s.Get(t.Context(), "000000"); err != nil || r.UID != again.UID {
 		t.Errorf("Get = %+v, %v, want the record", r, err)
 	}
@@ -361,9 +372,7 @@ func TestReadsClaimsOfTokenAtOnce(t *testing.T) {
 	s := rowstore.New(db)
 	fill(t, s)
 	for i := range 5 {
-		if _, err := s.Claims().Create(t.Context(), tokens.Claim{Node: fmt.Sprint("node-", i), TokenID: "abc123"}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: fmt.Sprint("node-", i), TokenID: "abc123"}))(t)
 	}
 	db.gets = 0
 	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 6 || db.gets != 1 {

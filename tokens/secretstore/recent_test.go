@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -104,27 +105,13 @@ func testRecent(t *testing.T, l *link, cached []string) {
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) { return l.RoundTrip(next, r) })
 	})
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	other := cluster.Shared(t).Client()
-	namespace, err := other.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "recent-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	namespace := must.Value(other.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "recent-"}}, metav1.CreateOptions{}))(t)
 	open := func(client kubernetes.Interface) (*secretstore.Store, *secretstore.Claims) {
-		store, err := secretstore.Open(t.Context(), client, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		claims, err := secretstore.OpenClaims(t.Context(), client, store, namespace.Name, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := claims.List(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		store := must.Value(secretstore.Open(t.Context(), client, nil))(t)
+		claims := must.Value(secretstore.OpenClaims(t.Context(), client, store, namespace.Name, nil))(t)
+		must.Value(claims.List(t.Context()))(t)
 		return store, claims
 	}
 	store, claims := open(client)
@@ -132,9 +119,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 	var ids []string // a token that another replica changes, one that nobody changes, and one that the store itself changes
 	for range 3 {
 		token := tokens.Generate()
-		if _, err := writer.Create(t.Context(), tokens.Record{Token: token}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(writer.Create(t.Context(), tokens.Record{Token: token}))(t)
 		ids = append(ids, token.ID())
 	}
 	changes := store.Watch(t.Context())
@@ -202,12 +187,8 @@ func testRecent(t *testing.T, l *link, cached []string) {
 	})
 	for i := range rounds {
 		time.Sleep(2 * tokens.MaxAge)
-		if _, err := writer.Update(t.Context(), ids[0], func(r *tokens.Record) error { r.Description = strconv.Itoa(i + 1); return nil }); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := claimer.Create(t.Context(), tokens.Claim{Node: node(i + 1), TokenID: ids[0], Limits: tokens.Limits{MaxNodes: rounds}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(writer.Update(t.Context(), ids[0], func(r *tokens.Record) error { r.Description = strconv.Itoa(i + 1); return nil }))(t)
+		must.Value(claimer.Create(t.Context(), tokens.Claim{Node: node(i + 1), TokenID: ids[0], Limits: tokens.Limits{MaxNodes: rounds}}))(t)
 		at := time.Now()
 		wrote[i].Store(&at)
 		// The writes of a store count for it at once, no matter how much the watch lags.

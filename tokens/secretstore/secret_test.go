@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -107,10 +108,7 @@ func TestDecode(t *testing.T) {
 			if test.change != nil {
 				test.change(secret)
 			}
-			r, err := decode(secret)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Value(decode(secret))(t)
 			want := want
 			if test.want != nil {
 				test.want(&want)
@@ -191,19 +189,6 @@ func TestDecodeRefusesOtherSecrets(t *testing.T) {
 	} {
 		if r, err := decode(secret); err == nil {
 			t.Errorf("%s: decode = %+v, want an error", name, r)
-		}
-	}
-}
-
-func BenchmarkList12000(b *testing.B) {
-	var all []*corev1.Secret
-	for range 12_000 {
-		all = append(all, encode(tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true, Groups: []string{tokens.DefaultGroup}}))
-	}
-	c := filledTokenCache(b, all...)
-	for b.Loop() {
-		if _, err := c.List(b.Context()); err != nil {
-			b.Fatal(err)
 		}
 	}
 }

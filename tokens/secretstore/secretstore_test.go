@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -36,14 +37,9 @@ func open(t testing.TB, log *slog.Logger) *secretstore.Store {
 		return client.CoreV1().Secrets(metav1.NamespaceSystem).DeleteCollection(ctx, metav1.DeleteOptions{},
 			metav1.ListOptions{FieldSelector: "type=" + string(api.SecretTypeBootstrapToken)})
 	}
-	if err := clear(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, clear(t.Context()))
 	ctx, cancel := context.WithCancel(context.Background())
-	s, err := secretstore.Open(ctx, client, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Value(secretstore.Open(ctx, client, log))(t)
 	t.Cleanup(func() {
 		cancel()
 		if err := clear(context.Background()); err != nil {
@@ -70,10 +66,8 @@ func wait(t testing.TB, s tokens.Store, what string, done func([]tokens.Record) 
 		case <-ctx.Done():
 			t.Fatalf("after %v List gives %+v, want %s", lag, all, what)
 		}
-		var err error
-		if all, err = s.List(ctx); err != nil {
-			t.Fatal(err)
-		}
+
+		all = must.Value(s.List(ctx))(t)
 		if done(all) {
 			return
 		}
@@ -82,28 +76,18 @@ func wait(t testing.TB, s tokens.Store, what string, done func([]tokens.Record) 
 
 func put(t *testing.T, secret *corev1.Secret) *corev1.Secret {
 	t.Helper()
-	secret, err := cluster.Shared(t).Client().CoreV1().Secrets(secret.Namespace).Create(t.Context(), secret, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return secret
+	return must.Value(cluster.Shared(t).Client().CoreV1().Secrets(secret.Namespace).Create(t.Context(), secret, metav1.CreateOptions{}))(t)
 }
 
 func TestSecretHasFormatOfKubeadm(t *testing.T) {
 	s := open(t, nil)
 	token := tokens.Generate()
-	r, err := s.Create(t.Context(), tokens.Record{
+	r := must.Value(s.Create(t.Context(), tokens.Record{
 		Token: token, Signing: true, Authentication: true, Description: "d",
 		Groups:  []string{"system:bootstrappers:b", "system:bootstrappers:a"},
 		Expires: time.Date(2040, 1, 2, 3, 4, 5, 6, time.FixedZone("", 3600)),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret, err := cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Get(t.Context(), "bootstrap-token-"+token.ID(), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	secret := must.Value(cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Get(t.Context(), "bootstrap-token-"+token.ID(), metav1.GetOptions{}))(t)
 	got := map[string]string{}
 	for k, v := range secret.Data {
 		got[k] = string(v)
@@ -121,16 +105,11 @@ func TestSecretHasFormatOfKubeadm(t *testing.T) {
 		t.Errorf("Secret of type %s with %v, want %v", secret.Type, got, want)
 	}
 	// Update removes the keys of zero fields from the Secret.
-	if _, err := s.Update(t.Context(), token.ID(), func(c *tokens.Record) error {
+	must.Value(s.Update(t.Context(), token.ID(), func(c *tokens.Record) error {
 		*c = tokens.Record{Token: c.Token, UID: c.UID, Created: c.Created}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	secret, err = cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Get(t.Context(), secret.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	secret = must.Value(cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Get(t.Context(), secret.Name, metav1.GetOptions{}))(t)
 	if len(secret.Data) != 2 || secret.ResourceVersion == r.Version {
 		t.Errorf("got %d keys for a record with zero fields, want the two of the token", len(secret.Data))
 	}
@@ -154,23 +133,17 @@ func TestUpdateKeepsValuesOfOthers(t *testing.T) {
 			"auth-extra-groups": "system:bootstrappers:z,system:bootstrappers:a,system:bootstrappers:z",
 		},
 	})
-	r, err := s.Update(t.Context(), token.ID(), func(c *tokens.Record) error {
+	r := must.Value(s.Update(t.Context(), token.ID(), func(c *tokens.Record) error {
 		if want := []string{"system:bootstrappers:z", "system:bootstrappers:a"}; !slices.Equal(c.Groups, want) {
 			t.Errorf("groups %q, want %q", c.Groups, want)
 		}
 		c.Description = "changed"
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	if r.Problem != nil || r.Signing || !r.Authentication || r.Expires.Nanosecond() == 0 {
 		t.Errorf("Update gives %+v", r)
 	}
-	after, err := cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Get(t.Context(), secret.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	after := must.Value(cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Get(t.Context(), secret.Name, metav1.GetOptions{}))(t)
 	want := secret.DeepCopy()
 	want.Data["description"] = []byte("changed")
 	want.ResourceVersion, want.ManagedFields = after.ResourceVersion, after.ManagedFields
@@ -195,10 +168,7 @@ func TestTokensThatKubeAPIServerAccepts(t *testing.T) {
 	}
 	for i := range tests {
 		tests[i].r.Token = tokens.Generate()
-		r, err := s.Create(t.Context(), tests[i].r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Value(s.Create(t.Context(), tests[i].r))(t)
 		tests[i].r = r
 	}
 	// Begin with the last token: when it is in the cache of kube-apiserver, all are.
@@ -230,10 +200,7 @@ func whoami(t *testing.T, token tokens.Token, patient bool) (*authenticationv1.S
 	t.Helper()
 	config := rest.AnonymousClientConfig(cluster.Shared(t).AdminConfig())
 	config.BearerToken = token.Reveal()
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	deadline := time.Now().Add(lag)
 	for {
 		review, err := client.AuthenticationV1().SelfSubjectReviews().Create(t.Context(), &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})

@@ -3,11 +3,14 @@ package secretstore
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -82,10 +85,7 @@ func TestUpdateStartsFromCache(t *testing.T) {
 	} {
 		secret := limitedToken("worker-1")
 		client := fake.NewClientset(secret)
-		stored, err := client.CoreV1().Secrets("kube-system").Get(t.Context(), secret.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		stored := must.Value(client.CoreV1().Secrets("kube-system").Get(t.Context(), secret.Name, metav1.GetOptions{}))(t)
 		cached := stored.DeepCopy()
 		test.stale(cached)
 		client.ClearActions()
@@ -103,5 +103,64 @@ func TestUpdateStartsFromCache(t *testing.T) {
 		if gets := calls(client, "get"); gets != test.gets {
 			t.Errorf("%s: got %d reads, want %d", name, gets, test.gets)
 		}
+	}
+}
+
+// Update of a claim that this store has written, or has in its cache with an Identity, sends one request. It reads only if
+// the claim has changed since. A renewal would otherwise cost two requests more.
+func TestUpdateOfKnownClaimReadsNothing(t *testing.T) {
+	for name, test := range map[string]struct {
+		identity, changed, other bool // the claim has an Identity; others have changed the Lease; another replica updates it
+		reads                    int
+	}{
+		"after Create":                            {},
+		"after a change by others":                {changed: true, reads: 1},
+		"after a change by others, with Identity": {changed: true, identity: true},
+		"by another replica":                      {other: true, reads: 1},
+		"by another replica, with Identity":       {other: true, identity: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client, version := fake.NewClientset(), 0
+				for _, verb := range []string{"create", "update"} {
+					client.PrependReactor(verb, "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
+						version++
+						a.(clienttesting.CreateAction).GetObject().(*coordinationv1.Lease).ResourceVersion = strconv.Itoa(version)
+						return false, nil, nil
+					})
+				}
+				open := func() *Claims {
+					c := must.Value(OpenClaims(t.Context(), client, nil, "ns", nil))(t)
+					synctest.Wait() // the fake client sends the first objects without a copy
+					return c
+				}
+				s, claim := open(), worker
+				if test.identity {
+					claim.Identity.Keys = []string{"sha256:1"}
+				}
+				must.Value(s.Create(t.Context(), claim))(t)
+				leases := client.CoordinationV1().Leases("ns")
+				lease, err := leases.Get(t.Context(), worker.Node, metav1.GetOptions{})
+				if err == nil && test.changed {
+					lease.Annotations["example.com/a"] = "1"
+					_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if test.other {
+					s = open()
+				}
+				synctest.Wait()
+				client.ClearActions()
+				got, err := s.Update(t.Context(), worker.Node, func(c *tokens.Claim) error { c.NodeUID = "n"; return nil })
+				if reads, writes := calls(client, "get"), calls(client, "update"); err != nil || got.NodeUID != "n" || reads != test.reads || writes != 1 {
+					t.Errorf("got %+v, %v after %d reads and %d writes, want %d reads and one write", got, err, reads, writes, test.reads)
+				}
+				if now, err := leases.Get(t.Context(), worker.Node, metav1.GetOptions{}); err != nil || test.changed != (now.Annotations["example.com/a"] == "1") {
+					t.Errorf("got Lease %+v, %v, want the annotation of others in it", now, err)
+				}
+			})
+		})
 	}
 }

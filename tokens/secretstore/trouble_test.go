@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -41,10 +42,7 @@ func TestLogsProblemOncePerChange(t *testing.T) {
 	wait(t, s, "two tokens", func(all []tokens.Record) bool { return len(all) == 2 })
 
 	broken.Labels = map[string]string{"a": "b"}
-	broken, err := cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Update(t.Context(), broken, metav1.UpdateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	broken = must.Value(cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Update(t.Context(), broken, metav1.UpdateOptions{}))(t)
 	wait(t, s, "the change", func(all []tokens.Record) bool {
 		return slices.ContainsFunc(all, func(r tokens.Record) bool { return r.Version == broken.ResourceVersion })
 	})
@@ -74,21 +72,14 @@ func TestLogsProblemOncePerChange(t *testing.T) {
 func TestDeletingTokenIsUnusable(t *testing.T) {
 	s := open(t, nil)
 	secrets := cluster.Shared(t).Client().CoreV1().Secrets("kube-system")
-	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Authentication: true}))(t)
 	name := "bootstrap-token-" + r.Token.ID()
 	patch := func(finalizers string) {
 		t.Helper()
-		if _, err := secrets.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":`+finalizers+`}}`), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(secrets.Patch(t.Context(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":`+finalizers+`}}`), metav1.PatchOptions{}))(t)
 	}
 	patch(`["example.com/keep"]`)
-	if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	wait(t, s, "a problem", func(all []tokens.Record) bool { return len(all) == 1 && errors.Is(all[0].Problem, tokens.ErrDeleting) })
 	got, err := s.Get(t.Context(), r.Token.ID())
 	if err != nil || got.Token.HasSecret() || !errors.Is(got.Problem, tokens.ErrDeleting) || !strings.Contains(got.Problem.Error(), "example.com/keep") {
@@ -113,43 +104,43 @@ func TestIgnoresSecretOfOtherType(t *testing.T) {
 		t.Errorf("Create = %v, want ErrExists", err)
 	}
 	wait(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
-	if err := cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Delete(t.Context(), secret.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Delete(t.Context(), secret.Name, metav1.DeleteOptions{}))
 }
 
-// Without permission to list Secrets, List must return that error, and the log must contain it.
+// Without permission to list Secrets or Leases, reads of the cache must return that error, and the log must contain it.
 func TestReportsForbiddenList(t *testing.T) {
 	c := cluster.Shared(t)
-	path, err := c.ServiceAccountKubeconfig(t.Context(), "default", "nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := c.Config(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := must.Value(c.ServiceAccountKubeconfig(t.Context(), "default", "nobody"))(t)
+	config := must.Value(c.Config(path))(t)
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	var log logs.Buffer
 	storeCtx, end := context.WithCancel(t.Context())
-	s, err := secretstore.Open(storeCtx, client, slog.New(slog.NewTextHandler(&log, nil)))
-	if err != nil {
-		t.Fatal(err)
+	s := must.Value(secretstore.Open(storeCtx, client, slog.New(slog.NewTextHandler(&log, nil))))(t)
+	claims := must.Value(secretstore.OpenClaims(storeCtx, client, nil, "default", nil))(t)
+	reads := map[string]func(context.Context) error{
+		"List":          func(ctx context.Context) error { _, err := s.List(ctx); return err },
+		"Find":          func(ctx context.Context) error { _, err := claims.Find(ctx, "worker-1"); return err },
+		"claims List":   func(ctx context.Context) error { _, err := claims.List(ctx); return err },
+		"cached HeldBy": func(ctx context.Context) error { _, err := claims.HeldBy(ctx, "abc123", tokens.Cached); return err },
 	}
-	awaitForbidden(t, func(ctx context.Context) error { _, err := s.List(ctx); return err })
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if _, err := s.List(ctx); !errors.Is(err, context.DeadlineExceeded) || !apierrors.IsForbidden(err) {
-		t.Errorf("List = %v, want the error of the context and the reason", err)
+	for what, read := range reads {
+		awaitForbidden(t, read)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if err := read(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, tokens.ErrNotFound) || !apierrors.IsForbidden(err) {
+			t.Errorf("%s = %v, want the error of the context and the reason", what, err)
+		}
+		cancel()
 	}
 	if log := log.String(); !strings.Contains(log, "watch failed") || !strings.Contains(log, `objects="bootstrap tokens"`) {
 		t.Errorf("got log without the failed watch of bootstrap tokens:\n%s", log)
 	}
 	end()
-	if _, err := s.List(t.Context()); err == nil || !strings.Contains(err.Error(), "context of the watch has ended") {
-		t.Errorf("List after the context of the store ended = %v", err)
+	for what, read := range reads {
+		if err := read(t.Context()); err == nil || !strings.Contains(err.Error(), "context of the watch has ended") {
+			t.Errorf("%s after the context of the store ended = %v", what, err)
+		}
+	}
+	if _, err := secretstore.OpenClaims(t.Context(), client, nil, "", nil); err == nil {
+		t.Error("OpenClaims without a namespace succeeds")
 	}
 }

@@ -17,37 +17,12 @@ import (
 // RunClaims is like [Run], but for claims. Each test calls open once. open must return a [tokens.Claims]
 // without claims that stays usable until the test ends.
 func RunClaims(t *testing.T, open func(t *testing.T) tokens.Claims) {
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T, tokens.Claims)
-	}{
-		{"Empty", testNoClaims},
-		{"Create", testCreateClaim},
-		{"CreateExists", testCreateClaimExists},
-		{"CreateRefuses", testCreateClaimRefuses},
-		{"CreateAtOnce", testCreateClaimAtOnce},
-		{"KeepsFields", testKeepsClaimFields},
-		{"List", testListClaims},
-		{"HeldBy", testHeldBy},
-		{"HeldByAtOnce", testHeldByAtOnce},
-		{"Recent", testRecentClaims},
-		{"Update", testUpdateClaim},
-		{"UpdateNothing", testUpdateClaimNothing},
-		{"UpdateFails", testUpdateClaimFails},
-		{"UpdateRefuses", testUpdateClaimRefuses},
-		{"UpdateStartsOver", testUpdateClaimStartsOver},
-		{"UpdateAtOnce", testUpdateClaimAtOnce},
-		{"Release", testReleaseClaim},
-		{"Delete", testDeleteClaim},
-		{"DeleteOther", testDeleteOtherClaim},
-		{"DeleteAtOnce", testDeleteClaimAtOnce},
-		{"Copies", testClaimCopies},
-		{"Malformed", testMalformedClaim},
-		{"Canceled", testClaimsCanceled},
-		{"Watch", testWatchClaims},
-		{"WatchEnds", testWatchClaimsEnds},
+	run(t, func(t *testing.T) kind[tokens.Claim] { return claimsOf(open(t)) })
+	for name, test := range map[string]func(*testing.T, tokens.Claims){
+		"Empty": testNoClaims, "HeldBy": testHeldBy, "HeldByAtOnce": testHeldByAtOnce, "Recent": testRecentClaims,
+		"UpdateNothing": testUpdateClaimNothing, "Release": testReleaseClaim, "Malformed": testMalformedClaim,
 	} {
-		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
+		t.Run(name, func(t *testing.T) { test(t, open(t)) })
 	}
 }
 
@@ -78,15 +53,6 @@ func sampleClaim() tokens.Claim {
 			TokenID:  "abc123",
 		},
 	}
-}
-
-func createClaim(t *testing.T, s tokens.Claims, c tokens.Claim) tokens.Claim {
-	t.Helper()
-	got, err := s.Create(t.Context(), c)
-	if err != nil {
-		t.Fatalf("Create: %v", err)
-	}
-	return got
 }
 
 func getClaim(t *testing.T, s tokens.Claims, node string) tokens.Claim {
@@ -206,31 +172,6 @@ func testNoClaims(t *testing.T, s tokens.Claims) {
 	wantNoClaim(t, s, tokens.Claim{Node: "worker-1", TokenID: "abcdef"})
 }
 
-func testListClaims(t *testing.T, s tokens.Claims) {
-	var all []tokens.Claim
-	ids := []string{tokens.Generate().ID(), tokens.Generate().ID()}
-	for i, node := range []string{"b", "a", "a.b", "a-b", "a0", "a-b.c", longName(1), longName(0), "0", "10", "9"} {
-		c := sampleClaim()
-		c.Node, c.TokenID = node, ids[i%2]
-		all = append(all, createClaim(t, s, c))
-	}
-	wantClaims(t, s, slices.Clone(all)...) // a clone, because wantClaims sorts it
-	var left []tokens.Claim
-	for i, c := range all {
-		if i%3 == 0 {
-			left = append(left, c)
-			continue
-		}
-		if err := s.Delete(t.Context(), c); err != nil {
-			t.Fatalf("Delete: %v", err)
-		}
-	}
-	wantClaims(t, s, left...)
-	if of, err := s.HeldBy(t.Context(), tokens.Generate().ID(), tokens.Cached); err != nil || len(of) > 0 {
-		t.Errorf("cached HeldBy of a token without claims = %+v, %v, want none", of, err)
-	}
-}
-
 // testHeldBy checks that HeldBy shows each change immediately. It does not wait for hints.
 func testHeldBy(t *testing.T, s tokens.Claims) {
 	id, other := tokens.Generate().ID(), tokens.Generate().ID()
@@ -268,13 +209,25 @@ func testHeldBy(t *testing.T, s tokens.Claims) {
 	made = made[1:]
 	wantHeld("deleted", id, made...)
 
-	// The caller may change the claims that HeldBy returns.
-	got, err := s.HeldBy(t.Context(), id, tokens.Live)
-	if err != nil || len(got) == 0 {
-		t.Fatalf("HeldBy = %+v, %v", got, err)
+	cached := func() {
+		t.Helper()
+		eventually(t, s, "cached HeldBy with the same claims", func() bool {
+			got, err := s.HeldBy(t.Context(), id, tokens.Cached)
+			return err == nil && slices.EqualFunc(got, made, sameClaim)
+		})
 	}
-	got[0].Keys[0], got[0].Requests[0], got[0].Limits.NodeNames[0] = "changed", "changed", "changed"
+	cached()
+	// The caller may change the claims that HeldBy returns.
+	for _, read := range []tokens.Read{tokens.Live, tokens.Cached} {
+		got, err := s.HeldBy(t.Context(), id, read)
+		if err != nil || len(got) == 0 {
+			t.Fatalf("HeldBy = %+v, %v", got, err)
+		}
+		claimsOf(s).spoil(got[0])
+		got[0].Node = "changed"
+	}
 	wantHeld("what it gave before was changed", id, made...)
+	cached()
 }
 
 // testHeldByAtOnce calls HeldBy for many tokens concurrently. Each call must return exactly the claims of its
@@ -297,53 +250,6 @@ func testHeldByAtOnce(t *testing.T, s tokens.Claims) {
 		})
 	}
 	asking.Wait()
-}
-
-// testClaimCopies changes claims that were passed to the store or returned by it. The store must not change.
-func testClaimCopies(t *testing.T, s tokens.Claims) {
-	spoil := func(c tokens.Claim) {
-		c.Keys[0], c.Requests[0], c.Limits.NodeNames[0] = "changed", "changed", "changed"
-	}
-	given := sampleClaim()
-	want := given.Clone()
-	made := createClaim(t, s, given)
-	want.Created, want.UID, want.Version = made.Created, made.UID, made.Version
-	spoil(given)
-	spoil(made)
-	wantClaims(t, s, want)
-
-	listed, err := s.List(t.Context())
-	if err != nil || len(listed) != 1 {
-		t.Fatalf("List = %+v, %v, want one claim", listed, err)
-	}
-	of, err := s.HeldBy(t.Context(), want.TokenID, tokens.Cached)
-	if err != nil || len(of) != 1 {
-		t.Fatalf("cached HeldBy = %+v, %v, want one claim", of, err)
-	}
-	found, err := s.Find(t.Context(), want.Node)
-	if err != nil {
-		t.Fatalf("Find: %v", err)
-	}
-	for _, c := range []tokens.Claim{listed[0], of[0], found, getClaim(t, s, want.Node)} {
-		spoil(c)
-	}
-	listed[0].Node, of[0].Node = "changed", "changed"
-	wantSameClaim(t, "Get after its claim was changed", getClaim(t, s, want.Node), want)
-	wantClaims(t, s, want)
-
-	var kept *tokens.Claim
-	updated, err := s.Update(t.Context(), want.Node, func(c *tokens.Claim) error {
-		c.NodeUID, kept = "again", c
-		return nil
-	})
-	if err != nil {
-		t.Fatalf("Update: %v", err)
-	}
-	want.NodeUID, want.Version = "again", updated.Version
-	spoil(*kept)
-	spoil(updated)
-	wantSameClaim(t, "Get after the claim in Update was changed", getClaim(t, s, want.Node), want)
-	wantClaims(t, s, want)
 }
 
 func testMalformedClaim(t *testing.T, s tokens.Claims) {
@@ -373,80 +279,220 @@ func testMalformedClaim(t *testing.T, s tokens.Claims) {
 	}
 }
 
-func testClaimsCanceled(t *testing.T, s tokens.Claims) {
-	c := createClaim(t, s, sampleClaim())
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, getErr := s.Get(ctx, c.Node)
-	_, findErr := s.Find(ctx, c.Node)
-	_, listErr := s.List(ctx)
-	_, ofErr := s.HeldBy(ctx, c.TokenID, tokens.Cached)
-	_, heldErr := s.HeldBy(ctx, c.TokenID, tokens.Live)
-	_, createErr := s.Create(ctx, sampleClaim())
-	_, updateErr := s.Update(ctx, c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
-	for what, err := range map[string]error{
-		"Get": getErr, "Find": findErr, "List": listErr, "cached HeldBy": ofErr, "HeldBy": heldErr,
-		"Create": createErr, "Update": updateErr, "Delete": s.Delete(ctx, c),
-	} {
-		wantError(t, what, err, context.Canceled)
+// claimsOf returns the claims of a store as a kind.
+func claimsOf(s tokens.Claims) kind[tokens.Claim] {
+	type claim = tokens.Claim
+	return kind[claim]{
+		sample: sampleClaim, key: func(c claim) string { return c.Node },
+		blank:  func() claim { c := sampleClaim(); return claim{Node: c.Node, TokenID: c.TokenID} },
+		keyed:  func(node string) claim { c := sampleClaim(); c.Node = node; return c },
+		keys:   []string{"b", "a", "a.b", "a-b", "a0", "a-b.c", longName(1), longName(0), "0", "10", "9"},
+		stamps: func(c *claim) (uid, version *string, created *time.Time) { return &c.UID, &c.Version, &c.Created },
+		text:   func(c *claim) *string { return &c.NodeUID },
+		alter: func(c *claim) {
+			c.TokenID, c.TokenUID, c.Keys = tokens.Generate().ID(), "another", append(c.Keys, key("c"))
+			c.Requests, c.NodeUID, c.Limits = nil, "", tokens.Limits{MaxNodes: 1}
+		},
+		spoil:  func(c claim) { c.Keys[0], c.Requests[0], c.Limits.NodeNames[0] = "changed", "changed", "changed" },
+		clone:  claim.Clone,
+		same:   sameClaim,
+		stored: func(c claim) claim { return c },
+		assign: func(to *claim, from claim) {
+			from.Node, from.Created, from.UID, from.Version = to.Node, to.Created, to.UID, to.Version
+			*to = from
+		},
+		fields: map[string]func(*claim){
+			"everything":     func(*claim) {},
+			"the least":      func(c *claim) { *c = claim{Node: c.Node, TokenID: c.TokenID} },
+			"empty lists":    func(c *claim) { c.Keys, c.Requests, c.Limits.NodeNames = []string{}, []string{}, []string{} },
+			"253 characters": func(c *claim) { c.Node = longName(0) },
+			"one character":  func(c *claim) { c.Node = "0" },
+			"most keys":      func(c *claim) { c.Keys = []string{key("3"), key("1"), key("2")} },
+			"most requests":  func(c *claim) { c.Requests = []string{strings.Repeat("r", 128), "1", "2"} },
+			"never Ready":    func(c *claim) { c.ReadyBefore = "" },
+			"not Ready yet":  func(c *claim) { c.ReadyAgain = false },
+			"no limits":      func(c *claim) { c.Limits = tokens.Limits{} },
+			"a Node to replace": func(c *claim) {
+				c.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"*"}, Replaces: tokens.NodeRef{Name: longName(1), UID: c.NodeUID}}
+			},
+			"released":              func(c *claim) { *c = released(*c) },
+			"released, as signed":   func(c *claim) { *c = released(*c); c.Past.CertificateDuration = 0 },
+			"a past with no length": func(c *claim) { c.Past.CertificateDuration = 0 },
+			"no identity":           func(c *claim) { c.Identity = tokens.Identity{} },
+			"an identity alone":     func(c *claim) { *c = released(*c); c.Past = tokens.ReleasedClaim{} },
+			"most rejoins": func(c *claim) {
+				c.Identity.Rejoins = slices.Repeat([]time.Time{c.Identity.NotAfter}, tokens.MaxRejoins)
+			},
+			"an identity elsewhere": func(c *claim) {
+				zone := time.FixedZone("", 3600)
+				c.Identity.NotAfter = c.Identity.NotAfter.In(zone)
+			},
+			"a past elsewhere": func(c *claim) { c.Past.Until = c.Past.Until.In(time.FixedZone("", 3600)) },
+			"an odd duration":  func(c *claim) { c.Limits.CertificateDuration = 25*time.Hour + 61*time.Second },
+		},
+		wrong: map[string]func(*claim){
+			"limits":      func(c *claim) { c.Limits.MaxNodes = -1 },
+			"keys":        func(c *claim) { c.Keys = []string{""} },
+			"a past":      func(c *claim) { c.Past.CertificateDuration = time.Second },
+			"an identity": func(c *claim) { c.Identity.BoundKey = `"` },
+			"a claim":     func(c *claim) { *c = released(*c); c.NodeUID = "u" },
+			"a node name": func(c *claim) { c.Node = "a,b" },
+		},
+		fixed: map[string]func(*claim){
+			"Node":    func(c *claim) { c.Node = "another" },
+			"Created": func(c *claim) { c.Created = c.Created.Add(time.Second) },
+			"UID":     func(c *claim) { c.UID = "another" },
+		},
+		shows: func(t *testing.T, want ...claim) { t.Helper(); wantClaims(t, s, want...) },
+		reads: map[string]func(context.Context) error{
+			"Find":          func(ctx context.Context) error { _, err := s.Find(ctx, "worker-1"); return err },
+			"cached HeldBy": func(ctx context.Context) error { _, err := s.HeldBy(ctx, "abcdef", tokens.Cached); return err },
+			"HeldBy":        func(ctx context.Context) error { _, err := s.HeldBy(ctx, "abcdef", tokens.Live); return err },
+		},
+		get: s.Get, find: s.Find, list: s.List, create: s.Create, update: s.Update, delete: s.Delete, watch: s.Watch,
 	}
-	wantClaims(t, s, c)
-
-	// Every try of this Update conflicts with a newer change. Only its context can end it.
-	ctx, cancel = context.WithCancel(t.Context())
-	defer cancel()
-	tries := 0
-	_, err := s.Update(ctx, c.Node, func(mine *tokens.Claim) error {
-		if tries++; tries == 3 {
-			cancel()
-		}
-		_, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID += "x"; return nil })
-		mine.NodeUID = "never"
-		return err
-	})
-	wantError(t, "Update that always comes too late", err, context.Canceled)
 }
 
-// testWatchClaims checks that two listeners get a hint after each kind of change.
-func testWatchClaims(t *testing.T, s tokens.Claims) {
-	one, two := s.Watch(t.Context()), s.Watch(t.Context())
-	wantHint := func(what string, listed func([]tokens.Claim) bool) {
-		t.Helper()
-		for name, hints := range map[string]<-chan struct{}{"first": one, "second": two} {
-			deadline := time.After(lag)
-			for seen := false; !seen; {
-				select {
-				case <-hints:
-				case <-deadline:
-					t.Fatalf("%s: the %s listener got no hint within %v after which List shows it", what, name, lag)
-				}
-				all, err := s.List(t.Context())
-				if err != nil {
-					t.Fatalf("List: %v", err)
-				}
-				seen = listed(all)
-			}
-		}
-	}
-	wantHint("start", func(all []tokens.Claim) bool { return len(all) == 0 })
+func createClaim(t *testing.T, s tokens.Claims, c tokens.Claim) tokens.Claim {
+	t.Helper()
+	return claimsOf(s).mustCreate(t, c)
+}
+
+// released returns what remains of c after a release.
+func released(c tokens.Claim) tokens.Claim {
+	return tokens.Claim{Node: c.Node, Past: c.Past, Identity: c.Identity, Created: c.Created, UID: c.UID, Version: c.Version}
+}
+
+func testUpdateClaimNothing(t *testing.T, s tokens.Claims) {
 	c := createClaim(t, s, sampleClaim())
-	wantHint("Create", func(all []tokens.Claim) bool { return len(all) == 1 })
-	c, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
+	for what, change := range map[string]func(*tokens.Claim){
+		"nothing":      func(*tokens.Claim) {},
+		"Version":      func(c *tokens.Claim) { c.Version = "the store's affair" },
+		"what it was":  func(mine *tokens.Claim) { *mine = c.Clone() },
+		"another zone": func(c *tokens.Claim) { c.Created = c.Created.In(time.FixedZone("", 3600)) },
+	} {
+		got, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { change(c); return nil })
+		if err != nil {
+			t.Errorf("Update of %s: %v", what, err)
+		}
+		wantSameClaim(t, "Update of "+what, got, c)
+		wantSameClaim(t, "Get after Update of "+what, getClaim(t, s, c.Node), c)
+	}
+}
+
+// testReleaseClaim releases a claim, then takes its name with another token.
+func testReleaseClaim(t *testing.T, s tokens.Claims) {
+	c := createClaim(t, s, sampleClaim())
+	changed, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
 	if err != nil {
 		t.Fatalf("Update: %v", err)
 	}
-	wantHint("Update", func(all []tokens.Claim) bool { return len(all) == 1 && all[0].NodeUID == "changed" })
-	if err := s.Delete(t.Context(), c); err != nil {
-		t.Fatalf("Delete: %v", err)
+	wantError(t, "Release of the version before", tokens.Release(t.Context(), s, c, c.Past), tokens.ErrConflict)
+	wantClaims(t, s, changed)
+	if err := tokens.Release(t.Context(), s, changed, c.Past); err != nil {
+		t.Fatalf("Release: %v", err)
 	}
-	wantHint("Delete", func(all []tokens.Claim) bool { return len(all) == 0 })
+	left := getClaim(t, s, c.Node)
+	want := released(c)
+	want.Identity = tokens.Identity{} // a person, or the end of the Node, has ended it
+	want.Version = left.Version
+	wantSameClaim(t, "Get of a claim that was released", left, want)
+	wantClaims(t, s, left)
+	wantNotOfToken(t, s, c)
+	wantError(t, "Release again", tokens.Release(t.Context(), s, changed, c.Past), tokens.ErrConflict)
 
-	for range 10 {
-		createClaim(t, s, sampleClaim())
+	// Another token takes the name, then releases it without a Past.
+	again := c.Clone()
+	again.TokenID = tokens.Generate().ID()
+	_, err = s.Create(t.Context(), again)
+	wantError(t, "Create where a claim was released", err, tokens.ErrExists)
+	again, err = s.Update(t.Context(), c.Node, func(now *tokens.Claim) error {
+		uid, version, created := now.UID, now.Version, now.Created
+		*now = again.Clone()
+		now.UID, now.Version, now.Created = uid, version, created
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("Update: %v", err)
 	}
-	wantHint("burst", func(all []tokens.Claim) bool { return len(all) == 10 })
+	if again.Created.Before(c.Created) || again.UID != c.UID {
+		t.Errorf("claim after one of token %s was released: got token %s and UID %s", c.Created, again.Created, again.UID)
+	}
+	wantClaims(t, s, again)
+	wantNotOfToken(t, s, c)
+	if err := tokens.Release(t.Context(), s, again, tokens.ReleasedClaim{}); err != nil {
+		t.Fatalf("Release: %v", err)
+	}
+	wantNoClaim(t, s, again)
+	wantClaims(t, s)
 }
 
-func testWatchClaimsEnds(t *testing.T, s tokens.Claims) {
-	watchEnds(t, s.Watch, func() { createClaim(t, s, sampleClaim()) })
+// ownWrites is how many writes the tests of Recent make: enough for a store to read from a proven cache between them.
+const ownWrites = 100
+
+// testRecent checks that Recent shows each write of the store at once.
+func testRecent(t *testing.T, s tokens.Store) {
+	_, err := s.Recent(t.Context(), "abcdef")
+	wantError(t, "Recent", err, tokens.ErrNotFound)
+	r := create(t, s, sample())
+	id := r.Token.ID()
+	for i := range ownWrites {
+		if r, err = s.Update(t.Context(), id, func(r *tokens.Record) error { r.Signing = !r.Signing; return nil }); err != nil {
+			t.Fatalf("Update: %v", err)
+		}
+		for range 3 {
+			got, err := s.Recent(t.Context(), id)
+			if err != nil {
+				t.Fatalf("Recent: %v", err)
+			}
+			if wantSame(t, "Recent", got, r); t.Failed() {
+				t.Fatalf("after write %d", i+1)
+			}
+		}
+	}
+	if err := s.Delete(t.Context(), r); err != nil {
+		t.Fatalf("Delete: %v", err)
+	}
+	_, err = s.Recent(t.Context(), id)
+	wantError(t, "Recent", err, tokens.ErrNotFound)
+}
+
+// testRecentClaims checks that Recent, and HeldBy with [tokens.Recent], show each write of a claim at once.
+func testRecentClaims(t *testing.T, s tokens.Claims) {
+	c := sampleClaim()
+	for i := range ownWrites {
+		_, err := s.Recent(t.Context(), c.Node)
+		wantError(t, "Recent", err, tokens.ErrNotFound)
+		made := createClaim(t, s, c)
+		for range 3 {
+			got, err := s.Recent(t.Context(), c.Node)
+			if err != nil {
+				t.Fatalf("Recent: %v", err)
+			}
+			wantSameClaim(t, "Recent", got, made)
+			wantHeld(t, s, c.TokenID, made)
+		}
+		other := made
+		other.TokenID, other.TokenUID = "abcdef", "another"
+		if other, err = s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { *c = other; return nil }); err != nil {
+			t.Fatalf("Update: %v", err)
+		}
+		wantHeld(t, s, c.TokenID)
+		wantHeld(t, s, other.TokenID, other)
+		if err := s.Delete(t.Context(), other); err != nil {
+			t.Fatalf("Delete: %v", err)
+		}
+		wantHeld(t, s, other.TokenID)
+		if t.Failed() {
+			t.Fatalf("after claim %d", i+1)
+		}
+	}
+}
+
+func wantHeld(t *testing.T, s tokens.Claims, id string, want ...tokens.Claim) {
+	t.Helper()
+	held, err := s.HeldBy(t.Context(), id, tokens.Recent)
+	if err != nil || !slices.EqualFunc(held, want, sameClaim) {
+		t.Fatalf("HeldBy with Recent returns\n%+v, %v\nwant\n%+v", held, err, want)
+	}
 }

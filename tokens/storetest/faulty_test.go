@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
@@ -34,10 +35,7 @@ var errFault = errors.New("fault")
 // Every method must run through the Faulty, with its name.
 func TestFailEachMethod(t *testing.T) {
 	healthy := memdb.Open()
-	r, err := healthy.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(healthy.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	id, claim := r.Token.ID(), tokens.Claim{Node: "worker-1", TokenID: r.Token.ID()}
 	for method, call := range map[string]func(tokens.Store, tokens.Claims) error{
 		"Store.Get":    func(s tokens.Store, _ tokens.Claims) error { _, err := s.Get(t.Context(), id); return err },
@@ -111,10 +109,7 @@ func TestLostResponseHasEffect(t *testing.T) {
 
 func TestBeforeRunsAheadOfCall(t *testing.T) {
 	s := memdb.Open()
-	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	f := storetest.Before(func() error { return s.Delete(t.Context(), r) }, "Store.Get")
 	for n, want := range []error{tokens.ErrNotFound, tokens.ErrNotFound} {
 		if _, err := f.Store(s).Get(t.Context(), r.Token.ID()); !errors.Is(err, want) {
@@ -128,15 +123,12 @@ func TestBeforeRunsAheadOfCall(t *testing.T) {
 
 func TestAlterChangesWhatIsRead(t *testing.T) {
 	s := memdb.Open()
-	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	f := storetest.Alter(func(r *tokens.Record) { r.Problem = errFault }).Store(s)
 	got, err := f.Get(t.Context(), r.Token.ID())
 	found, findErr := f.Find(t.Context(), r.Token.ID())
 	list, listErr := f.List(t.Context())
-	if errors.Join(err, findErr, listErr) != nil || got.Problem != errFault || found.Problem != errFault || list[0].Problem != errFault { //nolint:errorlint // as it is
+	if errors.Join(err, findErr, listErr) != nil || got.Problem != errFault || found.Problem != errFault || list[0].Problem != errFault { //nolint:errorlint // the same value, not wrapped
 		t.Errorf("got %+v, %+v and %+v, want the problem in each", got, found, list)
 	}
 	updated, err := f.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Description = "new"; return nil })
@@ -147,23 +139,12 @@ func TestAlterChangesWhatIsRead(t *testing.T) {
 
 func TestStaleShowsEarlierState(t *testing.T) {
 	s := memdb.Open()
-	r, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	id := r.Token.ID()
-	claim, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: id})
-	if err != nil {
-		t.Fatal(err)
-	}
+	claim := must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: id}))(t)
 	f := storetest.Stale(t, s, s.Claims())
-	later, err := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(s.Delete(t.Context(), r), s.Claims().Delete(t.Context(), claim)); err != nil {
-		t.Fatal(err)
-	}
+	later := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
+	must.OK(t, errors.Join(s.Delete(t.Context(), r), s.Claims().Delete(t.Context(), claim)))
 	store, claims := f.Store(s), f.Claims(s.Claims())
 	found, err := store.Find(t.Context(), id)
 	list, listErr := store.List(t.Context())

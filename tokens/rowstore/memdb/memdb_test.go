@@ -3,6 +3,7 @@ package memdb_test
 import (
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
@@ -30,9 +31,7 @@ func TestSendsHintsOfOneFolder(t *testing.T) {
 	a, b := db.Watch(t.Context(), "a/"), db.Watch(t.Context(), "b/")
 	<-a
 	<-b
-	if _, err := db.Commit(t.Context(), nil, []rowstore.Change{{Key: "a/1", Value: []byte("x")}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(db.Commit(t.Context(), nil, []rowstore.Change{{Key: "a/1", Value: []byte("x")}}))(t)
 	if len(a) != 1 || len(b) != 0 {
 		t.Errorf("got %d hints for a/ and %d for b/, want one for a/", len(a), len(b))
 	}
