@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -62,15 +63,11 @@ func BenchmarkComputed(b *testing.B) {
 		at, _ := store.find(t.ID())
 		store.records[min(at, len(store.records)-1)].Token = t // replaces one token by another
 		store.Send()
-		if _, err := c.WaitSigned(b.Context(), t); err != nil {
-			b.Fatal(err)
-		}
+		must.Value(c.WaitSigned(b.Context(), t))(b)
 	}
 	ask := func() {
 		c.Rested()
-		if _, err := c.JSON(b.Context()); err != nil {
-			b.Fatal(err)
-		}
+		must.Value(c.JSON(b.Context()))(b)
 	}
 	ask()
 	for name, do := range map[string]func(){"create": create, "ask": ask, "create and ask": func() { create(); ask() }} {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -93,14 +94,8 @@ func TestComputedKeepsResult(t *testing.T) {
 	signed := func(want int, ids ...string) {
 		t.Helper()
 		for range 3 {
-			data, err := c.Data(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, err := c.JSON(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must.Value(c.Data(t.Context()))(t)
+			body := must.Value(c.JSON(t.Context()))(t)
 			for _, id := range ids {
 				if data[clusterinfo.SignatureKey(id)] == "" || !strings.Contains(string(body), clusterinfo.SignatureKey(id)) {
 					t.Errorf("no signature of %s", id)
@@ -139,14 +134,8 @@ func TestComputedJSONEqualsEncodingJSON(t *testing.T) {
 	config := []byte("a \"kubeconfig\": <&> \u2028 {\"data\":{\"kubeconfig\":1}}\n")
 	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: config}
 	for range 3 {
-		data, err := c.Data(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		want, err := clusterinfo.MarshalConfigMap(data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Value(c.Data(t.Context()))(t)
+		want := must.Value(clusterinfo.MarshalConfigMap(data))(t)
 		if got, err := c.JSON(t.Context()); err != nil || string(got) != string(want) {
 			t.Errorf("%v\n%s\nwant\n%s", err, got, want)
 		}
@@ -166,10 +155,7 @@ func TestComputedKeepsJSONOfExpiredTokens(t *testing.T) {
 	a.Expires = start
 	store := &listed{records: []tokens.Record{a, b}}
 	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig, Now: func() time.Time { return start }}
-	before, err := c.JSON(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Value(c.JSON(t.Context()))(t)
 	store.records = store.records[1:]
 	store.Send()
 	after, err := c.JSON(t.Context())
@@ -188,10 +174,7 @@ func TestComputedSignsBeforeListHasToken(t *testing.T) {
 	c := &clusterinfo.Computed{Tokens: behind, Lag: lag, Kubeconfig: kubeconfig, Now: func() time.Time { return now }}
 	signed := func(by *tokens.Record) {
 		t.Helper()
-		data, err := c.Data(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Value(c.Data(t.Context()))(t)
 		jws := data[clusterinfo.SignatureKey("aaaaaa")]
 		if by == nil && jws != "" {
 			t.Error("got a signature, want none")
@@ -201,19 +184,14 @@ func TestComputedSignsBeforeListHasToken(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		body, err := c.JSON(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := must.Value(c.JSON(t.Context()))(t)
 		if want, err := clusterinfo.MarshalConfigMap(data); err != nil || string(body) != string(want) {
 			t.Errorf("got %s, want %s (%v)", body, want, err)
 		}
 	}
 	wait := func(r tokens.Record) {
 		t.Helper()
-		if _, err := c.WaitSigned(t.Context(), r.Token); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(c.WaitSigned(t.Context(), r.Token))(t)
 	}
 	signed(nil)
 	wait(early)
@@ -271,9 +249,7 @@ func TestComputedDropsListedTokens(t *testing.T) {
 		r := record(t, fmt.Sprintf("tok%03d.%016d", i%1000, i/1000))
 		r.UID = fmt.Sprint(i)
 		store.records = []tokens.Record{r}
-		if _, err := c.WaitSigned(t.Context(), r.Token); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(c.WaitSigned(t.Context(), r.Token))(t)
 	}
 	if n := c.Early(); n > 1001 {
 		t.Errorf("got %d kept tokens", n)
@@ -283,14 +259,8 @@ func TestComputedDropsListedTokens(t *testing.T) {
 // Computed must follow the kubeconfig, which may change at any time, be malformed or missing.
 func TestComputedFollowsKubeconfig(t *testing.T) {
 	token := record(t, "aaaaaa.9876543210fedcba")
-	good, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{certtest.CA(t, "kubernetes").Leaf})
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := clusterinfo.WithServer(good, "https://other.example.com:6443")
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := must.Value(clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{certtest.CA(t, "kubernetes").Leaf}))(t)
+	other := must.Value(clusterinfo.WithServer(good, "https://other.example.com:6443"))(t)
 	var live []byte
 	var failure error
 	c := &clusterinfo.Computed{Tokens: &listed{records: []tokens.Record{token}}, Follow: func(context.Context) ([]byte, error) { return live, failure }}
@@ -334,9 +304,7 @@ func TestComputedLimitsItsLoad(t *testing.T) {
 		c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 		for began := time.Now(); time.Since(began) < span; {
 			store.Send()
-			if _, err := c.JSON(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(c.JSON(t.Context()))(t)
 		}
 		if most := int(span/cost)/2 + 1; store.lists > most || store.lists < most/2 {
 			t.Errorf("got %d calls of List, want %d", store.lists, most)
@@ -372,10 +340,7 @@ func (d *costlyList) List(ctx context.Context) ([]tokens.Record, error) {
 
 // Concurrent requests during changes: a response must include every change before its request.
 func TestComputedReflectsEarlierChanges(t *testing.T) {
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "tokens.db")))(t)
 	defer func() { _ = store.Close() }()
 	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	var everybody sync.WaitGroup

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -33,11 +34,8 @@ type endpoint struct {
 func newEndpoint(t *testing.T) *endpoint {
 	t.Helper()
 	e := &endpoint{ca: certtest.CA(t, "cluster"), other: certtest.CA(t, "other"), token: mustToken(t, "abcdef.9876543210fedcba")}
-	var err error
-	e.kubeconfig, err = clusterinfo.Kubeconfig("https://api.example:6443", []*x509.Certificate{e.ca.Leaf, e.other.Leaf})
-	if err != nil {
-		t.Fatal(err)
-	}
+
+	e.kubeconfig = must.Value(clusterinfo.Kubeconfig("https://api.example:6443", []*x509.Certificate{e.ca.Leaf, e.other.Leaf}))(t)
 	e.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/namespaces/kube-public/configmaps/cluster-info" || r.Header.Get("Authorization") != "" || r.Method != http.MethodGet {
 			t.Errorf("got request %s %s with Authorization %q", r.Method, r.URL, r.Header.Get("Authorization"))
@@ -81,10 +79,7 @@ func (e *endpoint) discovery(pins ...string) clusterinfo.Discovery {
 
 func TestDiscover(t *testing.T) {
 	e := newEndpoint(t)
-	found, err := clusterinfo.Discover(t.Context(), e.server.Listener.Addr().String(), e.token, []string{clusterinfo.Pin(e.ca.Leaf)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := must.Value(clusterinfo.Discover(t.Context(), e.server.Listener.Addr().String(), e.token, []string{clusterinfo.Pin(e.ca.Leaf)}))(t)
 	if found.Server != "https://api.example:6443" || len(found.CAs) != 1 || !found.CAs[0].Equal(e.ca.Leaf) {
 		t.Errorf("got %s and %d CAs, want only the pinned one", found.Server, len(found.CAs))
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -25,20 +26,13 @@ func record(t testing.TB, token string) tokens.Record {
 
 func onlyID(t testing.TB, id string) tokens.Record {
 	t.Helper()
-	token, err := tokens.OnlyID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
+	token := must.Value(tokens.OnlyID(id))(t)
 	return tokens.Record{Token: token, Signing: true, Problem: errors.New("secret of 17 characters")}
 }
 
 func update(t testing.TB, d clusterinfo.Document, kubeconfig []byte, now time.Time, records ...tokens.Record) clusterinfo.Document {
 	t.Helper()
-	d, err := d.Update(kubeconfig, records, now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
+	return must.Value(d.Update(kubeconfig, records, now))(t)
 }
 
 func TestDocumentSignsLiveSigningTokens(t *testing.T) {

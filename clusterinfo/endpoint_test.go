@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 func TestCheckEndpoint(t *testing.T) {
@@ -50,10 +51,7 @@ func TestEndpoint(t *testing.T) {
 func TestWritesNoServerThatNoJoinCommandCanName(t *testing.T) {
 	cas := []*x509.Certificate{certtest.CA(t, "a").Leaf}
 	const good = "https://api.example.com:6443"
-	kubeconfig, err := clusterinfo.Kubeconfig(good, cas)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(clusterinfo.Kubeconfig(good, cas))(t)
 	for server, test := range map[string]struct {
 		usable bool // by kubeadm and kubectl, in an existing cluster-info
 		want   string

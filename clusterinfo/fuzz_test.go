@@ -8,19 +8,14 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // FuzzReadAnswer reads responses of an untrusted discovery endpoint. It must accept only signed kubeconfigs.
 func FuzzReadAnswer(f *testing.F) {
 	token := mustToken(f, "abc123.9876543210fedcba")
-	jws, err := clusterinfo.Sign([]byte("a kubeconfig"), token)
-	if err != nil {
-		f.Fatal(err)
-	}
-	good, err := clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": "a kubeconfig", clusterinfo.SignatureKey("abc123"): jws})
-	if err != nil {
-		f.Fatal(err)
-	}
+	jws := must.Value(clusterinfo.Sign([]byte("a kubeconfig"), token))(f)
+	good := must.Value(clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": "a kubeconfig", clusterinfo.SignatureKey("abc123"): jws}))(f)
 	f.Add(good)
 	f.Add([]byte(strings.Replace(string(good), "a kubeconfig", "another", 1)))
 	f.Add([]byte(`{"DATA":{"kubeconfig":null},"data":{"kubeconfig":1}}`))

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -76,10 +77,7 @@ func TestParseJoinCommand(t *testing.T) {
 	token := mustToken(t, "abcdef.9876543210fedcba")
 	for _, endpoint := range []string{"10.0.0.1:6443", "api.example.com:443", "[fd00::1]:6443"} {
 		c := clusterinfo.JoinCommand{Endpoint: endpoint, Token: token, Pins: []string{pin1, pin2}}
-		line, err := c.Reveal()
-		if err != nil {
-			t.Fatal(err)
-		}
+		line := must.Value(c.Reveal())(t)
 		twoLines := strings.Replace(line, " --discovery", " \\\n\t--discovery", 1) + " " // as kubeadm prints it
 		for _, printed := range []string{
 			line, line + "\n", line + " \n", twoLines, twoLines + "\n\n", "\t" + twoLines + "\r\n",

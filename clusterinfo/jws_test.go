@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"k8s.io/cluster-bootstrap/token/jws"
 )
@@ -44,10 +45,7 @@ func TestSignLikeClusterBootstrap(t *testing.T) {
 			}
 			for range cases {
 				id, secret := word(6), word(16)
-				token, err := tokens.New(id, secret)
-				if err != nil {
-					t.Fatal(err)
-				}
+				token := must.Value(tokens.New(id, secret))(t)
 				size := random.IntN(200)
 				if random.IntN(50) == 0 {
 					size = random.IntN(8000)
@@ -56,30 +54,19 @@ func TestSignLikeClusterBootstrap(t *testing.T) {
 				for i := range content {
 					content[i] = byte(random.Uint32())
 				}
-				got, err := clusterinfo.Sign(content, token)
-				if err != nil {
-					t.Fatal(err)
-				}
-				upstream, err := jws.ComputeDetachedSignature(string(content), id, secret)
-				if err != nil {
-					t.Fatal(err)
-				}
+				got := must.Value(clusterinfo.Sign(content, token))(t)
+				upstream := must.Value(jws.ComputeDetachedSignature(string(content), id, secret))(t)
 				if want := oracle(content, id, secret); got != want || got != upstream {
 					t.Fatalf("token %s, content %x:\ngot      %s\nupstream %s\nby hand  %s", id, content, got, upstream, want)
 				}
-				if err := clusterinfo.Verify(content, got, token); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, clusterinfo.Verify(content, got, token))
 			}
 		})
 	}
 }
 
 func TestSignNeedsSecret(t *testing.T) {
-	onlyID, err := tokens.OnlyID("abcdef")
-	if err != nil {
-		t.Fatal(err)
-	}
+	onlyID := must.Value(tokens.OnlyID("abcdef"))(t)
 	for _, token := range []tokens.Token{{}, onlyID} {
 		if jws, err := clusterinfo.Sign([]byte("x"), token); err == nil || jws != "" {
 			t.Errorf("%v: signed %q, %v", token, jws, err)
@@ -93,10 +80,7 @@ func TestSignNeedsSecret(t *testing.T) {
 func TestVerifyRefuses(t *testing.T) {
 	token, other := mustToken(t, "abcdef.9876543210fedcba"), mustToken(t, "abcdef.9876543210fedcbb")
 	content := []byte("kubeconfig")
-	good, err := clusterinfo.Sign(content, token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := must.Value(clusterinfo.Sign(content, token))(t)
 	attached := strings.Replace(good, "..", "."+base64.RawURLEncoding.EncodeToString(content)+".", 1)
 	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"abcdef"}`)) + ".."
 	for name, test := range map[string]struct {
@@ -125,10 +109,7 @@ func TestVerifyRefuses(t *testing.T) {
 func FuzzVerify(f *testing.F) {
 	token := mustToken(f, "abcdef.9876543210fedcba")
 	for _, content := range []string{"", "a", "apiVersion: v1\n"} {
-		good, err := clusterinfo.Sign([]byte(content), token)
-		if err != nil {
-			f.Fatal(err)
-		}
+		good := must.Value(clusterinfo.Sign([]byte(content), token))(f)
 		f.Add([]byte(content), good)
 		f.Add([]byte(content+" "), good)
 		f.Add([]byte(content), strings.ToUpper(good))
@@ -149,17 +130,13 @@ func BenchmarkSign(b *testing.B) {
 	b.Run("kubejoin", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := clusterinfo.Sign(content, token); err != nil {
-				b.Fatal(err)
-			}
+			must.Value(clusterinfo.Sign(content, token))(b)
 		}
 	})
 	b.Run("cluster-bootstrap", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := jws.ComputeDetachedSignature(string(content), "abcdef", "9876543210fedcba"); err != nil {
-				b.Fatal(err)
-			}
+			must.Value(jws.ComputeDetachedSignature(string(content), "abcdef", "9876543210fedcba"))(b)
 		}
 	})
 }

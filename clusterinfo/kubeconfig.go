@@ -180,6 +180,15 @@ func WithServer(kubeconfig []byte, server string) ([]byte, error) {
 	return Kubeconfig(server, cas)
 }
 
+// WithCAs returns the kubeconfig with other CAs and the same server.
+func WithCAs(kubeconfig []byte, cas []*x509.Certificate) ([]byte, error) {
+	server, _, err := ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return kubeconfigOf(server, cas) // a server that no join command can name stays, as it is in cluster-info
+}
+
 // ParseCAs parses a PEM bundle of CA certificates, for example a ca.crt. It ignores text between the
 // certificates. Any other PEM block, such as a key, is an error, and so is a block that cannot be read.
 func ParseCAs(data []byte) ([]*x509.Certificate, error) {

@@ -11,14 +11,12 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 func TestKubeconfigReadsBack(t *testing.T) {
 	a, b := certtest.CA(t, "a"), certtest.CA(t, "b")
-	kubeconfig, err := clusterinfo.Kubeconfig("https://10.0.0.1:6443", []*x509.Certificate{a.Leaf, b.Leaf})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://10.0.0.1:6443", []*x509.Certificate{a.Leaf, b.Leaf}))(t)
 	server, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
 	if err != nil {
 		t.Fatal(err)
@@ -33,10 +31,7 @@ func TestKubeconfigReadsBack(t *testing.T) {
 	if same, err := clusterinfo.WithServer(kubeconfig, server); err != nil || !bytes.Equal(same, kubeconfig) {
 		t.Errorf("WithServer with the same server: %v\n%s", err, same)
 	}
-	moved, err := clusterinfo.WithServer(kubeconfig, "https://api.example:443")
-	if err != nil {
-		t.Fatal(err)
-	}
+	moved := must.Value(clusterinfo.WithServer(kubeconfig, "https://api.example:443"))(t)
 	if server, cas, err := clusterinfo.ParseKubeconfig(moved); err != nil || server != "https://api.example:443" || len(cas) != 2 {
 		t.Errorf("WithServer: %s, %d CAs, %v", server, len(cas), err)
 	}
@@ -44,10 +39,7 @@ func TestKubeconfigReadsBack(t *testing.T) {
 
 func TestKubeconfigRefuses(t *testing.T) {
 	ca := certtest.CA(t, "a")
-	leaf, err := x509.ParseCertificate(certtest.Serving(t, ca, "127.0.0.1").Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	leaf := must.Value(x509.ParseCertificate(certtest.Serving(t, ca, "127.0.0.1").Certificate[0]))(t)
 	leaf.BasicConstraintsValid = true
 	good := []*x509.Certificate{ca.Leaf}
 	for name, test := range map[string]struct {
@@ -152,10 +144,7 @@ func TestParseCAsCallsEmptyBundleEmpty(t *testing.T) {
 
 func FuzzParseKubeconfig(f *testing.F) {
 	ca := certtest.CA(f, "a")
-	good, err := clusterinfo.Kubeconfig("https://10.0.0.1:6443", []*x509.Certificate{ca.Leaf})
-	if err != nil {
-		f.Fatal(err)
-	}
+	good := must.Value(clusterinfo.Kubeconfig("https://10.0.0.1:6443", []*x509.Certificate{ca.Leaf}))(f)
 	f.Add(good)
 	f.Add(append(good, good...))
 	f.Add([]byte("apiVersion: v1\nkind: Config\nusers: [{name: a}]\n"))

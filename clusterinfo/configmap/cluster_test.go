@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -145,12 +146,9 @@ func readKubeadms(ctx context.Context, client kubernetes.Interface) (string, err
 
 func (f *fixture) kubeadmClusterInfo(t *testing.T) {
 	t.Helper()
-	_, err := f.client.CoreV1().ConfigMaps("kube-public").Create(t.Context(), &corev1.ConfigMap{
+	must.Value(f.client.CoreV1().ConfigMaps("kube-public").Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "cluster-info"}, Data: map[string]string{"kubeconfig": f.kubeconfig},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 }
 
 func (f *fixture) signer() configmap.Signer {
@@ -201,9 +199,7 @@ func (f *fixture) waitSigned(t *testing.T, token tokens.Token) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if _, err := f.live.WaitSigned(ctx, token); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(f.live.WaitSigned(ctx, token))(t)
 }
 
 func (f *fixture) waitLogged(t *testing.T, text string) {
@@ -235,11 +231,7 @@ func untilDeadline(t *testing.T, want string, call func(ctx context.Context) (er
 
 func (f *fixture) get(t *testing.T) *corev1.ConfigMap {
 	t.Helper()
-	object, err := f.client.CoreV1().ConfigMaps("kube-public").Get(t.Context(), "cluster-info", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return object
+	return must.Value(f.client.CoreV1().ConfigMaps("kube-public").Get(t.Context(), "cluster-info", metav1.GetOptions{}))(t)
 }
 
 // edit changes cluster-info like a user with kubectl.
@@ -277,15 +269,9 @@ func (f *fixture) settled(t *testing.T, quiet time.Duration) *corev1.ConfigMap {
 
 func readCAs(t *testing.T, file string) []*x509.Certificate {
 	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := must.Value(os.ReadFile(file))(t)
 	block, _ := pem.Decode(b)
-	ca, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(x509.ParseCertificate(block.Bytes))(t)
 	return []*x509.Certificate{ca}
 }
 
@@ -293,10 +279,7 @@ func readCAs(t *testing.T, file string) []*x509.Certificate {
 // an invalid signature of a token in the store.
 func (f *fixture) invariant(t *testing.T) {
 	t.Helper()
-	w, err := f.client.CoreV1().ConfigMaps("kube-public").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=cluster-info"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Value(f.client.CoreV1().ConfigMaps("kube-public").Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=cluster-info"}))(t)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
@@ -16,17 +17,11 @@ import (
 // the ConfigMap. The ConfigMap itself stays unsigned.
 func TestCompleteFollowsConfigMap(t *testing.T) {
 	f := setUp(t)
-	store, err := secretstore.Open(t.Context(), f.client, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Value(secretstore.Open(t.Context(), f.client, nil))(t)
 	info := f.live.Complete(store)
 	mint := func() tokens.Record {
 		t.Helper()
-		r, err := store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Value(store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)
 		t.Cleanup(func() {
 			if err := store.Delete(context.Background(), r); err != nil && !errors.Is(err, tokens.ErrNotFound) {
 				t.Error(err)
@@ -36,10 +31,7 @@ func TestCompleteFollowsConfigMap(t *testing.T) {
 	}
 	signed := func(r tokens.Record, kubeconfig string) {
 		t.Helper()
-		data, err := info.Data(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Value(info.Data(t.Context()))(t)
 		if data["kubeconfig"] != kubeconfig {
 			t.Errorf("kubeconfig %s, want %s", data["kubeconfig"], kubeconfig)
 		}
@@ -59,17 +51,12 @@ func TestCompleteFollowsConfigMap(t *testing.T) {
 		t.Errorf("got %d keys in the ConfigMap, want 1", n)
 	}
 	// A deleted token must be unsigned as soon as the list shows the deletion.
-	if err := store.Delete(t.Context(), last); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, store.Delete(t.Context(), last))
 	key := clusterinfo.SignatureKey(last.Token.ID())
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for hint := store.Watch(ctx); ; {
-		data, err := info.Data(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Value(info.Data(ctx))(t)
 		if data[key] == "" {
 			break
 		}
@@ -82,16 +69,11 @@ func TestCompleteFollowsConfigMap(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 
-	other, err := clusterinfo.WithServer([]byte(f.kubeconfig), "https://192.0.2.7:6443")
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must.Value(clusterinfo.WithServer([]byte(f.kubeconfig), "https://192.0.2.7:6443"))(t)
 	token := mint()
 	f.edit(t, func(data map[string]string) { data["kubeconfig"] = string(other) })
 	f.eventually(t, "another kubeconfig", func(data map[string]string) bool { return data["kubeconfig"] == string(other) })
-	if _, err := info.WaitSigned(t.Context(), token.Token); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(info.WaitSigned(t.Context(), token.Token))(t)
 	signed(token, string(other))
 	// A kubeconfig with a credential must not be served.
 	f.edit(t, func(data map[string]string) { data["kubeconfig"] = "users: [{name: x}]\n" + data["kubeconfig"] })

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,10 +36,7 @@ func TestCachedReadsOutliveTheirContext(t *testing.T) {
 func TestWaitSignedReturnsWhatItFound(t *testing.T) {
 	f := setUp(t)
 	token := tokens.Generate()
-	good, err := clusterinfo.Sign([]byte(f.kubeconfig), token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := must.Value(clusterinfo.Sign([]byte(f.kubeconfig), token))(t)
 	key := clusterinfo.SignatureKey(token.ID())
 	wait := func(t *testing.T, want string, is error) {
 		t.Helper()
@@ -50,9 +48,7 @@ func TestWaitSignedReturnsWhatItFound(t *testing.T) {
 			return err, errors.Is(err, context.DeadlineExceeded) && strings.Contains(err.Error(), want) && (is == nil || errors.Is(err, is))
 		})
 	}
-	if _, err := f.live.Data(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(f.live.Data(t.Context()))(t)
 	wait(t, "holds no signature by the token", nil)
 	f.edit(t, func(data map[string]string) { data[key] = "e30..AA" })
 	f.eventually(t, "a wrong signature", func(data map[string]string) bool { return data[key] != "" })
@@ -84,10 +80,7 @@ func TestWaitSignedReturnsWhatItFound(t *testing.T) {
 func TestDataReturnsReadFailure(t *testing.T) {
 	f := setUp(t)
 	config := rest.AnonymousClientConfig(f.AdminConfig()) // anonymous users cannot watch
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	live := configmap.Open(t.Context(), client)
 	for name, call := range map[string]func(context.Context) error{
 		"Data":       func(ctx context.Context) error { _, err := live.Data(ctx); return err },
@@ -107,17 +100,11 @@ func TestKubeconfigEqualsThatOfKubeadm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours, err := clusterinfo.Kubeconfig(server, cas)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ours := must.Value(clusterinfo.Kubeconfig(server, cas))(t)
 	if string(ours) != f.kubeconfig {
 		t.Errorf("kubeadm's:\n%s\nours:\n%s", f.kubeconfig, ours)
 	}
-	config, err := clientcmd.Load(ours)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(clientcmd.Load(ours))(t)
 	if c := config.Clusters[""]; len(config.Clusters) != 1 || c == nil || c.Server != server || len(c.CertificateAuthorityData) == 0 {
 		t.Errorf("clientcmd reads %v", config.Clusters)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -37,10 +38,7 @@ func TestKeepsSignatureOfOtherSigner(t *testing.T) {
 	nobodys := tokens.Generate()
 	f.edit(t, func(data map[string]string) {
 		for _, token := range []tokens.Token{theirs, nobodys} {
-			jws, err := clusterinfo.Sign([]byte(f.kubeconfig), token)
-			if err != nil {
-				t.Fatal(err)
-			}
+			jws := must.Value(clusterinfo.Sign([]byte(f.kubeconfig), token))(t)
 			data[clusterinfo.SignatureKey(token.ID())] = jws
 		}
 	})

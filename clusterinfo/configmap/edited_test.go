@@ -11,8 +11,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"go.uber.org/goleak"
 )
 
@@ -58,20 +58,6 @@ func TestSignsButDoesNotServeMalformedKubeconfig(t *testing.T) {
 	}
 }
 
-// If the kubeconfig is removed from cluster-info, the signer must write the default one and its signatures at once.
-func TestRestoresRemovedKubeconfig(t *testing.T) {
-	f := setUp(t)
-	f.invariant(t)
-	s := f.signer()
-	s.Default = []byte(f.kubeconfig)
-	token := f.store.mint()
-	run(t, s)
-	f.waitSigned(t, token)
-	f.edit(t, func(data map[string]string) { delete(data, "kubeconfig") })
-	f.eventually(t, "the default kubeconfig", func(data map[string]string) bool { return data["kubeconfig"] == f.kubeconfig })
-	f.waitSigned(t, token)
-}
-
 // If the clock jumps forward, the signer must remove the signatures of expired tokens. If it jumps back, it must sign
 // them again.
 func TestSignerFollowsItsClock(t *testing.T) {
@@ -96,49 +82,6 @@ func TestSignerFollowsItsClock(t *testing.T) {
 	}
 }
 
-// A token that is created again with another secret must sign with the new secret only. Delete with the old record
-// must not delete the new token.
-func TestRecreatedTokenSignsWithNewSecret(t *testing.T) {
-	f := setUp(t)
-	f.invariant(t)
-	store, err := secretstore.Open(t.Context(), f.client, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := f.signer()
-	s.Tokens = store
-	run(t, s)
-	first, err := store.Create(t.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Expires: time.Now().Add(time.Hour)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer removeSecret(t, f, first.Token.ID())
-	f.waitSigned(t, first.Token)
-	for range 5 {
-		removeSecret(t, f, first.Token.ID())
-		again, err := tokens.New(first.Token.ID(), tokens.Generate().RevealSecret())
-		if err != nil {
-			t.Fatal(err)
-		}
-		second, err := store.Create(t.Context(), tokens.Record{Token: again, Signing: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := store.Delete(t.Context(), first); !errors.Is(err, tokens.ErrConflict) {
-			t.Errorf("Delete with the old record: got %v, want ErrConflict", err)
-		}
-		f.waitSigned(t, again)
-		data, err := f.live.Data(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := clusterinfo.Verify([]byte(f.kubeconfig), data[clusterinfo.SignatureKey(again.ID())], first.Token); !errors.Is(err, clusterinfo.ErrSignature) {
-			t.Errorf("the old secret: got %v, want ErrSignature", err)
-		}
-		first = second
-	}
-}
-
 // After their context has ended, a ConfigMap and a Signer must leave no goroutine behind.
 func TestLeavesNoGoroutine(t *testing.T) {
 	f := setUp(t)
@@ -154,9 +97,7 @@ func TestLeavesNoGoroutine(t *testing.T) {
 		go func() {
 			done <- configmap.Signer{ConfigMap: live, Tokens: f.store, Logger: slog.New(slog.DiscardHandler)}.Run(ctx)
 		}()
-		if _, err := live.Data(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(live.Data(ctx))(t)
 		cancel()
 		if err := <-done; err != nil {
 			t.Fatal(err)

@@ -104,6 +104,12 @@ type FillMonitor struct {
 	Registerer prometheus.Registerer
 }
 
+// Reasons of Events.
+const (
+	eventFillsUp = "ClusterInfoFillsUp"
+	eventFull    = "ClusterInfoFull"
+)
+
 // Run checks cluster-info after each change until ctx ends, and then returns nil.
 func (g FillMonitor) Run(ctx context.Context) error {
 	if g.Logger == nil {
@@ -122,10 +128,10 @@ func (g FillMonitor) Run(ctx context.Context) error {
 			switch {
 			case f.Free() == 0 && warned < 2:
 				warned = 2
-				g.report("ClusterInfoFull", "cluster-info is full", f)
+				g.report(eventFull, "cluster-info is full", f)
 			case f.High() && warned < 1:
 				warned = 1
-				g.report("ClusterInfoFillsUp", "cluster-info is nearly full", f)
+				g.report(eventFillsUp, "cluster-info is nearly full", f)
 			case f.Ratio() < resetBelow && warned > 0:
 				warned = 0
 				g.Logger.Info("cluster-info has space again", "signatures", f.Signatures, "bytes", f.Bytes, "limit", f.Limit)

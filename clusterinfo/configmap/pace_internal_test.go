@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -162,17 +164,15 @@ func TestPaceOfWrites(t *testing.T) {
 					ObjectMeta: metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: clusterinfo.Name, ResourceVersion: "1"},
 					Data:       map[string]string{clusterinfo.KubeconfigKey: "any"},
 				})}
-				client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: p})
-				if err != nil {
-					t.Fatal(err)
-				}
+				client := must.Value(kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: p}))(t)
 				live := Open(t.Context(), p.cluster)
 				live.client = client
 				synctest.Wait() // a fake watch has no earlier changes
 				p.add(1000)
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error, 1)
-				go func() { done <- Signer{ConfigMap: live, Tokens: p}.Run(ctx) }()
+				registry := prometheus.NewRegistry()
+				go func() { done <- Signer{ConfigMap: live, Tokens: p, Registerer: registry}.Run(ctx) }()
 				for _, a := range test.actions {
 					time.Sleep(time.Until(p.start.Add(a.at)))
 					a.do(p)
@@ -185,6 +185,15 @@ func TestPaceOfWrites(t *testing.T) {
 				}
 				if want := append([]time.Duration{0}, test.want...); !slices.Equal(p.writes, want) {
 					t.Errorf("writes at %v, want %v", p.writes, want)
+				}
+				counted := map[string]float64{}
+				for _, family := range must.Value(registry.Gather())(t) {
+					for _, m := range family.GetMetric() {
+						counted[family.GetName()] += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+					}
+				}
+				if counted["kubejoin_clusterinfo_writes_total"] != float64(len(p.writes)) || counted["kubejoin_clusterinfo_signatures"] != float64(len(p.records)) {
+					t.Errorf("got metrics %v, want %d writes and %d signatures", counted, len(p.writes), len(p.records))
 				}
 				if p.lookups > 0 {
 					t.Errorf("%d lookups of tokens that were listed before, want none", p.lookups)

@@ -46,6 +46,9 @@ type Signer struct {
 	// replaced by one with the same CAs, and all signatures are computed again. If Server is empty, the
 	// kubeconfig stays byte for byte.
 	Server string
+	// Follow keeps the CAs in cluster-info those of a CA rotation; nil leaves them. The kubeconfig and all signatures
+	// change in one write.
+	Follow *Follower
 
 	// Logger logs changes and failures; nil disables logging.
 	Logger *slog.Logger
@@ -83,7 +86,7 @@ func (s Signer) Run(ctx context.Context) error {
 	return loop.Loop{
 		Name:       "bootstrap-signer",
 		Step:       run.step,
-		Hint:       loop.Either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx)),
+		Hint:       loop.Either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx), s.Follow.watch(ctx)),
 		Gap:        gap,
 		Logger:     s.Logger,
 		Registerer: s.Registerer,
@@ -110,6 +113,8 @@ type signing struct {
 	late map[string]bool
 	// checkedKubeconfig is the last kubeconfig that was checked for joining nodes.
 	checkedKubeconfig string
+	// followed is the stage of a rotation whose CAs were in cluster-info at the last step; empty if there was none.
+	followed string
 
 	writes                      *prometheus.CounterVec
 	signatures, unsigned, bytes prometheus.Gauge
@@ -181,7 +186,8 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 		}
 	}
 	// An error about one part is returned after the other parts are done.
-	kubeconfig, kubeconfigErr := s.kubeconfig(data)
+	followed, kubeconfigErr := s.kubeconfig(data)
+	kubeconfig := followed.kubeconfig
 	if len(kubeconfig) == 0 {
 		return time.Time{}, kubeconfigErr
 	}
@@ -207,6 +213,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 			return time.Time{}, err
 		}
 	}
+	s.corrected(followed)
 	s.report(merged)
 	return document.Next(), errors.Join(kubeconfigErr, documentErr)
 }
@@ -239,24 +246,28 @@ func (s *signing) current(ctx context.Context) (*corev1.ConfigMap, error) {
 	return seen, nil
 }
 
-// kubeconfig returns the kubeconfig to sign. An error beside it means that Server could not be set.
-func (s *signing) kubeconfig(data map[string]string) ([]byte, error) {
+// kubeconfig returns the kubeconfig to sign. An error beside it means that Server or the CAs could not be set.
+func (s *signing) kubeconfig(data map[string]string) (followed, error) {
 	kubeconfig := []byte(data[clusterinfo.KubeconfigKey])
 	if len(kubeconfig) == 0 {
 		kubeconfig = s.Default
 	}
 	if len(kubeconfig) == 0 {
-		return nil, fmt.Errorf("ConfigMap %s/%s: %w: name the API server so that kubejoin can create it, or run 'kubeadm init phase bootstrap-token'",
+		return followed{}, fmt.Errorf("ConfigMap %s/%s: %w: name the API server so that kubejoin can create it, or run 'kubeadm init phase bootstrap-token'",
 			clusterinfo.Namespace, clusterinfo.Name, clusterinfo.ErrNoKubeconfig)
 	}
-	if s.Server == "" {
-		return kubeconfig, nil
+	if s.Server != "" {
+		renamed, err := clusterinfo.WithServer(kubeconfig, s.Server)
+		if err != nil {
+			return followed{kubeconfig: kubeconfig}, fmt.Errorf("cluster-info is signed unchanged, without server %q: %w", s.Server, err)
+		}
+		kubeconfig = renamed
 	}
-	renamed, err := clusterinfo.WithServer(kubeconfig, s.Server)
+	now, err := s.Follow.follow(kubeconfig)
 	if err != nil {
-		return kubeconfig, fmt.Errorf("cluster-info is signed unchanged, without server %q: %w", s.Server, err)
+		err = fmt.Errorf("cluster-info keeps its CAs and does not follow the CA rotation: %w", err)
 	}
-	return renamed, nil
+	return now, err
 }
 
 func (s *signing) report(m clusterinfo.Merged) {

@@ -1,4 +1,4 @@
-# checks are the names of all checks. docs/diagnose.md lists them.
+# checks are the names of all checks. docs/codes.md lists them.
 checks='user programs cgroup swap ip-forward node-name runtime ports leftovers ca-file kubelet-certificate proxy
 endpoint-dns endpoint-tcp clock cluster-info pin endpoint-tls api-dns api-tcp api-tls token signature version node requests'
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 func TestRefusesUnknownFormatsAndMissingFields(t *testing.T) {
@@ -38,9 +39,7 @@ func TestJSONHasExpiryAndWarnings(t *testing.T) {
 		Expires  time.Time
 		Warnings []string
 	}
-	if err := json.Unmarshal(body, &got); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(body, &got))
 	if err != nil || got.Token != j.Token.Reveal() || !got.Expires.Equal(j.Expires) || len(got.Warnings) != 1 {
 		t.Errorf("got %s, %v", body, err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"sigs.k8s.io/yaml"
 )
@@ -32,33 +33,19 @@ const secret = "9876543210fedcba"
 // example returns the Join of the golden files.
 func example(t *testing.T) joinformat.Join {
 	t.Helper()
-	pem, err := os.ReadFile("testdata/ca.crt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cas, err := clusterinfo.ParseCAs(pem)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pem := must.Value(os.ReadFile("testdata/ca.crt"))(t)
+	cas := must.Value(clusterinfo.ParseCAs(pem))(t)
 	return joinformat.Join{Endpoint: "join.example.com:9443", Token: mustToken(t, "abcdef."+secret), Server: "https://api.example.com:6443", CAs: cas}
 }
 
 func mustToken(t *testing.T, s string) tokens.Token {
 	t.Helper()
-	token, err := tokens.Parse(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return token
+	return must.Value(tokens.Parse(s))(t)
 }
 
 func mustKey(t *testing.T) joinformat.CertificateKey {
 	t.Helper()
-	key, err := joinformat.ParseCertificateKey(strings.Repeat("5e", 32))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
+	return must.Value(joinformat.ParseCertificateKey(strings.Repeat("5e", 32)))(t)
 }
 
 var forms = map[string]func(joinformat.Join) ([]byte, error){
@@ -82,14 +69,9 @@ func TestFormsEqualGoldenFiles(t *testing.T) {
 		got = compressed.ReplaceAll(got, []byte("SCRIPT")) // other versions of Go may compress it in another way
 		file := filepath.Join("testdata", name)
 		if *update {
-			if err := os.WriteFile(file, got, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, got, 0o600))
 		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Value(os.ReadFile(file))(t)
 		if !bytes.Equal(got, want) {
 			t.Errorf("%s differs from %s (run go test -update to update it); got:\n%s", name, file, got)
 		}
@@ -100,30 +82,19 @@ func TestFormsEqualGoldenFiles(t *testing.T) {
 func TestDocumentsContainScript(t *testing.T) {
 	j := example(t)
 	j.CertificateKey = mustKey(t)
-	script, err := j.Script()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cloud, err := j.CloudConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
+	script := must.Value(j.Script())(t)
+	cloud := must.Value(j.CloudConfig())(t)
 	var config struct {
 		Files []struct{ Path, Content, Encoding, Permissions string } `json:"write_files"`
 	}
-	if err := yaml.Unmarshal(cloud, &config); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(cloud, &config))
 	if len(config.Files) != 1 || config.Files[0].Encoding != "gz+b64" || gunzip(t, config.Files[0].Content) != string(script) || config.Files[0].Permissions != "0700" || config.Files[0].Path != joinformat.CloudConfigScript {
 		t.Errorf("got files %+v in cloud-config", config.Files)
 	}
 	if !bytes.HasPrefix(cloud, []byte("#cloud-config\n")) {
 		t.Errorf("got cloud-config that begins with %.20q", cloud)
 	}
-	ignition, err := j.Ignition()
-	if err != nil {
-		t.Fatal(err)
-	}
+	ignition := must.Value(j.Ignition())(t)
 	var machine struct {
 		Storage struct {
 			Files []struct {
@@ -133,9 +104,7 @@ func TestDocumentsContainScript(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(ignition, &machine); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(ignition, &machine))
 	if len(machine.Storage.Files) != 1 {
 		t.Fatalf("got files %+v in ignition", machine.Storage.Files)
 	}
@@ -153,23 +122,14 @@ func TestDocumentsContainScript(t *testing.T) {
 // gunzip returns a text that is compressed and encoded in base64.
 func gunzip(t *testing.T, encoded string) string {
 	t.Helper()
-	r, err := gzip.NewReader(base64.NewDecoder(base64.StdEncoding, strings.NewReader(encoded)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(gzip.NewReader(base64.NewDecoder(base64.StdEncoding, strings.NewReader(encoded))))(t)
+	text := must.Value(io.ReadAll(r))(t)
 	return string(text)
 }
 
 // systemd must accept the unit, and restart it after a failure.
 func TestSystemdAcceptsIgnitionUnit(t *testing.T) {
-	document, err := example(t).Ignition()
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := must.Value(example(t).Ignition())(t)
 	var machine struct {
 		Systemd struct{ Units []struct{ Contents string } }
 	}
@@ -192,9 +152,7 @@ func TestSystemdAcceptsIgnitionUnit(t *testing.T) {
 	}
 	verify := func(unit string) (string, error) {
 		file := filepath.Join(t.TempDir(), joinformat.IgnitionUnit)
-		if err := os.WriteFile(file, []byte(unit), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(unit), 0o600))
 		output, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", file).CombinedOutput()
 		return string(output), err
 	}
@@ -217,10 +175,7 @@ func TestQuotesYAMLValues(t *testing.T) {
 		} {
 			j := example(t)
 			j.Token, j.Server = mustToken(t, token), server
-			content, err := j.Kubeconfig()
-			if err != nil {
-				t.Fatal(err)
-			}
+			content := must.Value(j.Kubeconfig())(t)
 			var k struct {
 				Clusters []struct{ Cluster struct{ Server string } }
 				Users    []struct{ User struct{ Token any } }
@@ -238,10 +193,7 @@ func TestQuotesYAMLValues(t *testing.T) {
 				k.Clusters[0].Cluster.Server != server || k.Users[0].User.Token != token {
 				t.Errorf("%s and %s, %v:\n%s", token, server, err, content)
 			}
-			content, err = j.Configuration()
-			if err != nil {
-				t.Fatal(err)
-			}
+			content = must.Value(j.Configuration())(t)
 			var c struct {
 				Discovery struct{ BootstrapToken struct{ Token any } }
 			}
@@ -264,10 +216,7 @@ func TestFormsRefuseInvalidValues(t *testing.T) {
 	if content, err := withKey.Kubeconfig(); err == nil {
 		t.Errorf("got kubeconfig with a certificate key, want an error: %s", content)
 	}
-	onlyID, err := tokens.OnlyID("abcdef")
-	if err != nil {
-		t.Fatal(err)
-	}
+	onlyID := must.Value(tokens.OnlyID("abcdef"))(t)
 	for name, change := range map[string]func(*joinformat.Join){
 		"zero":              func(j *joinformat.Join) { *j = joinformat.Join{} },
 		"no token":          func(j *joinformat.Join) { j.Token = tokens.Token{} },
@@ -344,9 +293,6 @@ func bundle64(t *testing.T, ca *tls.Certificate) string {
 // kubeconfigIn returns the same text for equivalent kubeconfigs.
 func kubeconfigIn(t *testing.T, content string) string {
 	t.Helper()
-	asJSON, err := yaml.YAMLToJSONStrict([]byte(content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	asJSON := must.Value(yaml.YAMLToJSONStrict([]byte(content)))(t)
 	return string(asJSON)
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // A server serves cluster-info, and fails the test for requests with a secret or another method than GET.
@@ -71,11 +72,7 @@ func with(body []byte) func(http.ResponseWriter, int32) {
 // configMap returns the response of kubejoin for cluster-info.
 func configMap(t *testing.T, kubeconfig []byte) []byte {
 	t.Helper()
-	body, err := clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": string(kubeconfig), "jws-kubeconfig-abcdef": "e30..AA"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return body
+	return must.Value(clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": string(kubeconfig), "jws-kubeconfig-abcdef": "e30..AA"}))(t)
 }
 
 func kubeconfigOf(t *testing.T, cas ...*tls.Certificate) []byte {
@@ -84,11 +81,7 @@ func kubeconfigOf(t *testing.T, cas ...*tls.Certificate) []byte {
 	for _, ca := range cas {
 		certs = append(certs, ca.Leaf)
 	}
-	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, certs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return kubeconfig
+	return must.Value(clusterinfo.Kubeconfig(apiServer, certs))(t)
 }
 
 // A machine is a directory in which a script runs, with or without a fake kubeadm that records its input.
@@ -107,24 +100,17 @@ func newMachine(t *testing.T, j joinformat.Join) *machine {
 	}
 	m := &machine{dir: t.TempDir(), shell: []string{"sh"}}
 	m.script = filepath.Join(m.dir, "join.sh")
-	content, err := j.Script()
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(j.Script())(t)
 	m.write(t, "join.sh", string(content))
 	for _, dir := range []string{"bin", "tmp"} {
-		if err := os.Mkdir(filepath.Join(m.dir, dir), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Mkdir(filepath.Join(m.dir, dir), 0o700))
 	}
 	return m
 }
 
 func (m *machine) write(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(m.dir, name), []byte(content), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(m.dir, name), []byte(content), 0o700))
 }
 
 // kubeadm installs a fake kubeadm. It records its arguments, environment and configuration with the file mode, and
@@ -143,6 +129,9 @@ exit %d
 `, m.dir, code))
 	m.write(t, "bin/id", "#!/bin/sh\necho 0\n") // the tests need no root
 }
+
+// hurry makes each pause of the script short.
+func (m *machine) hurry(t *testing.T) { m.write(t, "bin/sleep", "#!/bin/sh\nexec /bin/sleep 0.05\n") }
 
 // run runs the script. It fails the test if the output or the remaining files contain a secret.
 func (m *machine) run(t *testing.T, args ...string) (output string, code int) {
@@ -164,9 +153,7 @@ func (m *machine) start(t *testing.T, args ...string) *exec.Cmd {
 		"PATH=" + filepath.Join(m.dir, "bin") + ":/usr/bin:/bin", "HOME=" + m.dir, "TMPDIR=" + filepath.Join(m.dir, "tmp"),
 		"KUBEJOIN_KUBECONFIG=" + m.file("kubelet.conf"), "KUBEJOIN_BOOTSTRAP_KUBECONFIG=" + m.file("bootstrap.conf"), "KUBEJOIN_CA_FILE=" + m.file("ca.crt"),
 	}, m.env...)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Start())
 	return cmd
 }
 
@@ -191,10 +178,7 @@ func (m *machine) file(name string) string { return filepath.Join(m.dir, name) }
 
 func (m *machine) read(t *testing.T, name string) string {
 	t.Helper()
-	content, err := os.ReadFile(m.file(name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(m.file(name)))(t)
 	return string(content)
 }
 
@@ -235,10 +219,7 @@ func TestScriptRunsKubeadm(t *testing.T) {
 	if _, err := os.Stat(args[2]); err == nil {
 		t.Errorf("%s, which contains the token, still exists", args[2])
 	}
-	config, err := j.Configuration()
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(j.Configuration())(t)
 	if got := m.read(t, "config"); got != string(config)+m.read(t, "more.yaml") {
 		t.Errorf("kubeadm read\n%s\nwant\n%s", got, config)
 	}
@@ -276,18 +257,11 @@ func TestScriptWritesFiles(t *testing.T) {
 	ca, other := certtest.CA(t, "cluster"), certtest.CA(t, "other")
 	kubeconfig := kubeconfigOf(t, other, ca)
 	var asObject any
-	if err := json.Unmarshal([]byte(strings.NewReplacer(
-		"BUNDLE", bundle64(t, ca), "SERVER", apiServer).Replace(`{"apiVersion":"v1","clusters":[{"cluster":{"certificate-authority-data":"BUNDLE","server":"SERVER"},"name":""}],"kind":"Config"}`)), &asObject); err != nil {
-		t.Fatal(err)
-	}
-	flow, err := json.Marshal(asObject)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(strings.NewReplacer(
+		"BUNDLE", bundle64(t, ca), "SERVER", apiServer).Replace(`{"apiVersion":"v1","clusters":[{"cluster":{"certificate-authority-data":"BUNDLE","server":"SERVER"},"name":""}],"kind":"Config"}`)), &asObject))
+	flow := must.Value(json.Marshal(asObject))(t)
 	var pretty bytes.Buffer
-	if err := json.Indent(&pretty, configMap(t, kubeconfig), "", "  "); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Indent(&pretty, configMap(t, kubeconfig), "", "  "))
 	quoted := strings.ReplaceAll(string(kubeconfig), apiServer, `"`+apiServer+`"`)
 	annotated := bytes.Replace(configMap(t, kubeconfig), []byte(`"metadata":{`), []byte(`"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{\"data\":{\"kubeconfig\":\"clusters:\\n- cluster:\\n    certificate-authority-data: AAAA\\n    server: https://old.example.com:1\\n\"}}"},`), 1)
 	if !bytes.Contains(annotated, []byte("old.example.com")) {
@@ -501,21 +475,11 @@ func TestTruncatedScriptRunsNothing(t *testing.T) {
 func TestDiagnoseVerifiesSignature(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")
-	kubeconfig, err := clusterinfo.Kubeconfig("https://127.0.0.1:1/a/&/<b>", []*x509.Certificate{ca.Leaf})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://127.0.0.1:1/a/&/<b>", []*x509.Certificate{ca.Leaf}))(t)
 	for _, token := range []string{"abcdef." + secret, "666666.6666666666666666", "000000.zzzzzzzzzzzzzzzz", "zzzzzz.aaaaaaaaaaaaaaaa", "0a1b2c.ponmlkjihgfedcb1"} {
 		body := func(signer string) []byte {
-			signature, err := clusterinfo.Sign(kubeconfig, mustToken(t, signer))
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, err := clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": string(kubeconfig), "jws-kubeconfig-" + token[:6]: signature})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return body
+			signature := must.Value(clusterinfo.Sign(kubeconfig, mustToken(t, signer)))(t)
+			return must.Value(clusterinfo.MarshalConfigMap(map[string]string{"kubeconfig": string(kubeconfig), "jws-kubeconfig-" + token[:6]: signature}))(t)
 		}
 		bodies := map[string][]byte{"\nok       signature: ": body(token)}
 		if token[:6] == "abcdef" {
@@ -570,20 +534,14 @@ func TestScriptPassesTokenToNoProgram(t *testing.T) {
 func (m *machine) record(t *testing.T) {
 	t.Helper()
 	for _, program := range []string{"curl", "openssl", "base64", "awk", "sed", "mktemp", "cat", "mv", "chmod", "mkdir", "rm", "tr", "head", "tail", "sort", "grep", "dirname", "cut", "wc", "date", "uname"} {
-		path, err := exec.LookPath(program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		path := must.Value(exec.LookPath(program))(t)
 		m.write(t, "bin/"+program, fmt.Sprintf("#!/bin/sh\n{ echo %s \"$@\"; /usr/bin/env; } >>%s\nexec %s \"$@\"\n", program, m.file("seen"), path))
 	}
 }
 
 func mustBytes(t *testing.T, form func() ([]byte, error)) string {
 	t.Helper()
-	content, err := form()
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(form())(t)
 	return string(content)
 }
 

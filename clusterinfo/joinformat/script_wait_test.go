@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // The script must retry temporary failures, and print each.
@@ -37,6 +38,7 @@ func TestScriptRetriesTemporaryFailures(t *testing.T) {
 	})
 	m := newMachine(t, joinOf(t, s, ca))
 	m.kubeadm(t, 0)
+	m.hurry(t)
 	output, code := m.run(t)
 	if code != 0 {
 		t.Errorf("got exit code %d:\n%s", code, output)
@@ -88,9 +90,9 @@ func TestScriptWaitsAsLongAsServerSays(t *testing.T) {
 	s = serve(t, certtest.Serving(t, ca, "127.0.0.1"), func(w http.ResponseWriter, _ int32) { refuse(w, http.StatusServiceUnavailable, "3600") })
 	m = newMachine(t, joinOf(t, s, ca))
 	m.write(t, "bin/sleep", "#!/bin/sh\necho \"$1\" >>"+m.file("sleeps")+"\nexec /bin/sleep \"$1\"\n")
-	output, code = m.run(t, "--no-kubeadm", "--timeout", "10")
-	if got, err := strconv.Atoi(strings.TrimSpace(m.read(t, "sleeps"))); code != 4 || err != nil || got > 10 || !strings.Contains(output, "HTTP 503") {
-		t.Errorf("got exit code %d and a sleep of %d s, %v, want 4 and at most 10 s:\n%s", code, got, err, output)
+	output, code = m.run(t, "--no-kubeadm", "--timeout", "3")
+	if got, err := strconv.Atoi(strings.TrimSpace(m.read(t, "sleeps"))); code != 4 || err != nil || got > 3 || !strings.Contains(output, "HTTP 503") {
+		t.Errorf("got exit code %d and a sleep of %d s, %v, want 4 and at most 3 s:\n%s", code, got, err, output)
 	}
 }
 
@@ -111,6 +113,7 @@ func TestScriptWaitsForClock(t *testing.T) {
 			}, with(configMap(t, kubeconfigOf(t, ca))))
 			m := newMachine(t, joinOf(t, s, ca))
 			m.kubeadm(t, 0)
+			m.hurry(t)
 			said := regexp.MustCompile(`its certificate is not valid at this machine's time \(date 20\d\d-`)
 			output, code := m.run(t, "--timeout", "0")
 			if code != 4 || !said.MatchString(output) || !strings.Contains(output, "is its clock right?") || strings.Contains(output, "waiting") {
@@ -140,11 +143,10 @@ func TestScriptTimeoutIgnoresClockChanges(t *testing.T) {
 	})
 	m := newMachine(t, joinOf(t, s, ca))
 	m.kubeadm(t, 0)
+	m.hurry(t)
 	jump := func(before, after int) {
 		m.write(t, "bin/date", fmt.Sprintf("#!/bin/sh\n[ ! -e %[1]s ] || { echo %[3]d; exit; }\n: >%[1]s\necho %[2]d\n", m.file("set"), before, after))
-		if err := os.RemoveAll(m.file("set")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.RemoveAll(m.file("set")))
 	}
 	jump(1000, 2_000_000_000)
 	if output, code := m.run(t); code != 0 {
@@ -185,8 +187,8 @@ func TestScriptStopsKubeadmOnSignal(t *testing.T) {
 					m.shell = append(m.shell, "sh")
 				}
 				m.kubeadm(t, 0)
-				// This kubeadm needs a second to stop.
-				m.write(t, "bin/kubeadm", fmt.Sprintf("#!/bin/sh\ntrap 'sleep 1; echo >%s; exit 3' TERM\necho >%s\nfor n in $(seq 200); do sleep 0.1; done\n", m.file("ended"), m.file("begun")))
+				// This kubeadm needs some time to stop.
+				m.write(t, "bin/kubeadm", fmt.Sprintf("#!/bin/sh\ntrap 'sleep 0.3; echo >%s; exit 3' TERM\necho >%s\nfor n in $(seq 200); do sleep 0.1; done\n", m.file("ended"), m.file("begun")))
 				cmd := m.start(t)
 				for until := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 					if _, err := os.Stat(m.file("begun")); err == nil {
@@ -199,9 +201,7 @@ func TestScriptStopsKubeadmOnSignal(t *testing.T) {
 				if left, err := filepath.Glob(m.file("tmp/*/join.yaml")); err != nil || len(left) != 1 {
 					t.Errorf("got files %s, %v, want one join.yaml to clean up", left, err)
 				}
-				if err := cmd.Process.Signal(sig); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, cmd.Process.Signal(sig))
 				output, code := m.end(t, cmd)
 				if code != want {
 					t.Errorf("got exit code %d, want %d:\n%s", code, want, output)

@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/util/cert"
 )
@@ -22,18 +23,11 @@ const stacked = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\
 // writeHost writes the files of a host below a folder. It returns one content, which is a valid certificate.
 func writeHost(t *testing.T, dir string, files ...string) string {
 	t.Helper()
-	content, err := cert.EncodeCertificates(certtest.CA(t, "ca").Leaf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(cert.EncodeCertificates(certtest.CA(t, "ca").Leaf))(t)
 	for _, name := range files {
 		file := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.OK(t, os.WriteFile(file, content, 0o600))
 	}
 	return string(content)
 }
@@ -108,13 +102,8 @@ func TestReadRefusesFilesThatKubeadmCannotDownload(t *testing.T) {
 	for what, content := range map[string]string{"empty": "", "text": "not a key", "larger": strings.Repeat("a", maxFile+1)} {
 		dir := t.TempDir()
 		writeHost(t, dir, onStacked...)
-		if err := os.WriteFile(filepath.Join(dir, "ca.key"), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		c, err := parseConfiguration(stacked)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, "ca.key"), []byte(content), 0o600))
+		c := must.Value(parseConfiguration(stacked))(t)
 		if _, err := c.read(dir); err == nil || !strings.Contains(err.Error(), "ca.key") || len(err.Error()) > 300 || content != "" && strings.Contains(err.Error(), content) {
 			t.Errorf("%s: got %.400v, want an error that names ca.key", what, err)
 		}
@@ -188,10 +177,7 @@ func TestKeyFromFutureIsNotShared(t *testing.T) {
 	files := Files{"sa.key": []byte("private")}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for ahead, want := range map[time.Duration]bool{0: true, maxSkew: true, maxSkew + time.Second: false, 365 * 24 * time.Hour: false} {
-		made, err := plan(stored{}, files, now.Add(ahead))
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must.Value(plan(stored{}, files, now.Add(ahead)))(t)
 		live := stored{secret: &corev1.Secret{Data: made.data}, owner: &corev1.Secret{}, expires: made.expires}
 		live.secret.Annotations = map[string]string{saltAnnotation: made.salt}
 		if next, err := plan(live, files, now); err != nil || next.shared != want {
@@ -205,10 +191,7 @@ func TestKeyFromFutureIsNotShared(t *testing.T) {
 func FuzzSecret(f *testing.F) {
 	files := Files{"ca.crt": []byte("certificate"), "ca.key": nil, "sa.key": []byte("private")}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	first, err := plan(stored{}, files, now)
-	if err != nil {
-		f.Fatal(err)
-	}
+	first := must.Value(plan(stored{}, files, now))(f)
 	f.Add(first.salt, first.key.Reveal(), "sa.key", first.data["sa.key"])
 	f.Add("2026-01-02T03:04:05Z/", strings.Repeat("0", 64), "", []byte("short"))
 	f.Add("9999-12-31T23:59:59+23:59/x", "g", "ca.key", bytes.Repeat([]byte{0}, 40))

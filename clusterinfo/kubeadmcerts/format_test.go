@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // Encrypts 100,000 texts for kubeadm's own code, and decrypts what that encrypts.
@@ -26,17 +27,9 @@ func TestEncryptionIsThatOfKubeadm(t *testing.T) {
 	kubeadm.Dir = "../../test/kube"
 	var stderr bytes.Buffer
 	kubeadm.Stderr = &stderr
-	in, err := kubeadm.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := kubeadm.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := kubeadm.Start(); err != nil {
-		t.Fatal(err)
-	}
+	in := must.Value(kubeadm.StdinPipe())(t)
+	out := must.Value(kubeadm.StdoutPipe())(t)
+	must.OK(t, kubeadm.Start())
 	type round struct {
 		key   joinformat.CertificateKey
 		plain []byte
@@ -64,10 +57,7 @@ func TestEncryptionIsThatOfKubeadm(t *testing.T) {
 	n := 0
 	for lines := bufio.NewScanner(out); lines.Scan(); n++ {
 		r := <-sent
-		sealed, err := hex.DecodeString(lines.Text())
-		if err != nil {
-			t.Fatal(err)
-		}
+		sealed := must.Value(hex.DecodeString(lines.Text()))(t)
 		files, err := kubeadmcerts.Decrypt(map[string][]byte{"x": sealed}, r.key)
 		if err != nil || !bytes.Equal(files["x"], r.plain) {
 			t.Fatalf("round %d: got another text, %v", n, err)
@@ -103,10 +93,7 @@ func TestNonceIsNew(t *testing.T) {
 
 func TestDecryptRefuses(t *testing.T) {
 	key := joinformat.GenerateCertificateKey()
-	right, err := kubeadmcerts.Files{"ca.crt": []byte("x"), "sa.key": []byte("y")}.Encrypt(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	right := must.Value(kubeadmcerts.Files{"ca.crt": []byte("x"), "sa.key": []byte("y")}.Encrypt(key))(t)
 	changed := bytes.Clone(right["ca.crt"])
 	changed[20] ^= 1
 	for name, test := range map[string]struct {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -48,20 +49,12 @@ func onCluster(t *testing.T) *kubeadmcerts.Uploader {
 
 func upload(t *testing.T, u *kubeadmcerts.Uploader) joinformat.Upload {
 	t.Helper()
-	up, err := u.Upload(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return up
+	return must.Value(u.Upload(t.Context()))(t)
 }
 
 func secret(t *testing.T, u *kubeadmcerts.Uploader) *corev1.Secret {
 	t.Helper()
-	s, err := u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), kubeadmcerts.SecretName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return must.Value(u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), kubeadmcerts.SecretName, metav1.GetOptions{}))(t)
 }
 
 // The Secret, its owner token and the Role are those of kubeadm's phase upload-certs, which writes them first.
@@ -78,29 +71,15 @@ func TestUploadIsThatOfKubeadm(t *testing.T) {
 		if len(s.OwnerReferences) != 1 {
 			t.Fatalf("got owners %v, want one", s.OwnerReferences)
 		}
-		owner, err := u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), s.OwnerReferences[0].Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		role, err := u.Client.RbacV1().Roles("kube-system").Get(t.Context(), "kubeadm:kubeadm-certs", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		binding, err := u.Client.RbacV1().RoleBindings("kube-system").Get(t.Context(), "kubeadm:kubeadm-certs", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		owner := must.Value(u.Client.CoreV1().Secrets("kube-system").Get(t.Context(), s.OwnerReferences[0].Name, metav1.GetOptions{}))(t)
+		role := must.Value(u.Client.RbacV1().Roles("kube-system").Get(t.Context(), "kubeadm:kubeadm-certs", metav1.GetOptions{}))(t)
+		binding := must.Value(u.Client.RbacV1().RoleBindings("kube-system").Get(t.Context(), "kubeadm:kubeadm-certs", metav1.GetOptions{}))(t)
 		return object{s, owner, fmt.Sprint(role.Rules), fmt.Sprint(binding.RoleRef, binding.Subjects)}
 	}
 	key := joinformat.GenerateCertificateKey()
-	if err := c.KubeadmUploadCerts(t.Context(), key.Reveal()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.KubeadmUploadCerts(t.Context(), key.Reveal()))
 	theirs := read()
-	files, err := kubeadmcerts.Decrypt(theirs.secret.Data, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Value(kubeadmcerts.Decrypt(theirs.secret.Data, key))(t)
 
 	u.CreateRole = true
 	up := upload(t, u)
@@ -163,9 +142,7 @@ func TestUploadKeepsKeyOfEarlierCall(t *testing.T) {
 		t.Errorf("got %+v, want the key of the first call", third)
 	}
 	// kubeadm replaces the upload, so the next call must not return the old key.
-	if err := cluster.Shared(t).KubeadmUploadCerts(t.Context(), joinformat.GenerateCertificateKey().Reveal()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cluster.Shared(t).KubeadmUploadCerts(t.Context(), joinformat.GenerateCertificateKey().Reveal()))
 	fourth := upload(t, u)
 	if fourth.Key == first.Key || !fourth.Replaced || fourth.Shared {
 		t.Errorf("got %+v, want a new key that replaces that of kubeadm", fourth)
@@ -195,22 +172,15 @@ func TestUploadKeepsKeyOfEarlierCall(t *testing.T) {
 // appendTo appends the content of a file to it.
 func appendTo(t *testing.T, file string) {
 	t.Helper()
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, append(content, content...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(file))(t)
+	must.OK(t, os.WriteFile(file, append(content, content...), 0o600))
 }
 
 // After a rotation of the CA, the old files must not be shared.
 func TestUploadOfChangedFilesHasNewKey(t *testing.T) {
 	u := onCluster(t)
 	dir := filepath.Join(t.TempDir(), "pki")
-	if err := os.CopyFS(dir, os.DirFS(u.Dir)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.CopyFS(dir, os.DirFS(u.Dir)))
 	u.Dir = dir
 	first := upload(t, u)
 	appendTo(t, filepath.Join(dir, "front-proxy-ca.crt"))
@@ -227,9 +197,7 @@ func TestUploadCompletesSecret(t *testing.T) {
 	upload(t, u)
 	live := secret(t, u)
 	delete(live.Data, "sa.key")
-	if _, err := client.CoreV1().Secrets("kube-system").Update(t.Context(), live, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(client.CoreV1().Secrets("kube-system").Update(t.Context(), live, metav1.UpdateOptions{}))(t)
 	if up := upload(t, u); up.Shared || len(secret(t, u).Data["sa.key"]) == 0 {
 		t.Errorf("got %+v, want a new upload with sa.key", up)
 	}
@@ -274,21 +242,13 @@ func TestUploadDeletesNoTokenThatIsUsed(t *testing.T) {
 	dir, client := filesAndClient(t)
 	u := &kubeadmcerts.Uploader{Client: client, Dir: dir}
 	upload(t, u)
-	manifest, err := secretstore.Manifest(tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	victim, err := client.CoreV1().Secrets("kube-system").Create(t.Context(), manifest, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	manifest := must.Value(secretstore.Manifest(tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)
+	victim := must.Value(client.CoreV1().Secrets("kube-system").Create(t.Context(), manifest, metav1.CreateOptions{}))(t)
 	change := func() {
 		t.Helper()
 		live := secret(t, u)
 		live.OwnerReferences[0].Name, live.OwnerReferences[0].UID = victim.Name, victim.UID
-		if _, err := client.CoreV1().Secrets("kube-system").Update(t.Context(), live, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(client.CoreV1().Secrets("kube-system").Update(t.Context(), live, metav1.UpdateOptions{}))(t)
 	}
 	change()
 	if up := upload(t, u); up.Shared || !up.Replaced {
@@ -333,18 +293,13 @@ func TestKeyEnds(t *testing.T) {
 		}
 		// kubectl can extend the owner token, and must not extend the key.
 		live := secret(t, u)
-		owner, err := client.CoreV1().Secrets("kube-system").Get(t.Context(), live.OwnerReferences[0].Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		owner := must.Value(client.CoreV1().Secrets("kube-system").Get(t.Context(), live.OwnerReferences[0].Name, metav1.GetOptions{}))(t)
 		owner.Data["expiration"] = []byte(start.Add(8000 * time.Hour).Format(time.RFC3339))
-		if _, err := client.CoreV1().Secrets("kube-system").Update(t.Context(), owner, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(client.CoreV1().Secrets("kube-system").Update(t.Context(), owner, metav1.UpdateOptions{}))(t)
 		if up := at(joinformat.KeyTTL); up.Key == first.Key || up.Shared || !up.Expires.Equal(start.Add(joinformat.KeyTTL+joinformat.UploadTTL)) {
 			t.Errorf("at the end: got %+v, want a new key", up)
 		}
-		// Nobody deleted an upload that expired. Its key has ended nevertheless.
+		// The expired upload still exists, because nothing deletes it here. Upload must not use its key again.
 		second := upload(t, u)
 		time.Sleep(joinformat.UploadTTL)
 		if up := upload(t, u); up.Key == second.Key || !up.Replaced {
@@ -369,15 +324,10 @@ func TestUploadReportsReplacedUploadOfAnotherReplica(t *testing.T) {
 			return next.RoundTrip(r)
 		})
 	})
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	u := &kubeadmcerts.Uploader{Client: client, Dir: other.Dir}
 	other.Dir = filepath.Join(t.TempDir(), "pki")
-	if err := os.CopyFS(other.Dir, os.DirFS(u.Dir)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.CopyFS(other.Dir, os.DirFS(u.Dir)))
 	appendTo(t, filepath.Join(other.Dir, "ca.crt"))
 	first := upload(t, u)
 	var between joinformat.Upload
@@ -399,17 +349,10 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 func filesAndClient(t *testing.T) (string, *fake.Clientset) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "pki")
-	content, err := os.ReadFile("../joinformat/testdata/ca.crt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile("../joinformat/testdata/ca.crt"))(t)
 	for _, name := range []string{"ca.crt", "front-proxy-ca.crt", "sa.pub", "sa.key", "etcd/ca.crt"} {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700))
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 	}
 	return dir, fake.NewClientset(&corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
@@ -26,10 +27,7 @@ func stored(t *testing.T, change func(*tokens.Record)) (tokens.Store, tokens.Rec
 	if change != nil {
 		change(&r)
 	}
-	r, err := store.Create(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r = must.Value(store.Create(t.Context(), r))(t)
 	return store, r
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
@@ -36,16 +37,10 @@ type site struct {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))(t)
 	t.Cleanup(func() { _ = store.Close() })
 	cas := []*x509.Certificate{certtest.CA(t, "kubernetes").Leaf}
-	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, cas)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(clusterinfo.Kubeconfig(apiServer, cas))(t)
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	return &site{&mint.Minter{Tokens: store, ClusterInfo: info, Endpoint: endpoint, SignedBy: "the signer of the test"}, store, info, cas}
 }
@@ -56,10 +51,7 @@ func newRecord(ttl time.Duration) tokens.Record {
 
 func (s *site) ids(t *testing.T) []string {
 	t.Helper()
-	records, err := s.store.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	records := must.Value(s.store.List(t.Context()))(t)
 	var ids []string
 	for _, r := range records {
 		ids = append(ids, r.Token.ID())
@@ -69,11 +61,7 @@ func (s *site) ids(t *testing.T) []string {
 
 func (s *site) record(t *testing.T, id string) tokens.Record {
 	t.Helper()
-	r, err := s.store.Get(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return must.Value(s.store.Get(t.Context(), id))(t)
 }
 
 // both has Join and Create, each with the number of tokens that it leaves behind when no signature comes.
@@ -107,10 +95,7 @@ func TestJoinsLeadToDiscovery(t *testing.T) {
 		s.Warnings = func(context.Context, tokens.Record) []string { return []string{"no signer runs"} }
 		record := newRecord(2 * time.Hour)
 		record.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-7"}}
-		made, err := how.call(t.Context(), s, record)
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must.Value(how.call(t.Context(), s, record))(t)
 		stored := s.record(t, made.Record.Token.ID())
 		j := made.Join
 		if made.Existing || j.Endpoint != endpoint || j.Server != apiServer || !j.CAs[0].Equal(s.cas[0]) || j.Token != stored.Token || made.Record.UID != stored.UID || !stored.Limits.Equal(record.Limits) {
@@ -119,10 +104,7 @@ func TestJoinsLeadToDiscovery(t *testing.T) {
 		if !slices.Equal(made.Warnings, []string{"no signer runs"}) {
 			t.Errorf("%s: got warnings %q", how.name, made.Warnings)
 		}
-		data, err := s.info.Data(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		data := must.Value(s.info.Data(t.Context()))(t)
 		if err := clusterinfo.Verify([]byte(data[clusterinfo.KubeconfigKey]), data[clusterinfo.SignatureKey(j.Token.ID())], j.Token); err != nil {
 			t.Errorf("%s: %v", how.name, err)
 		}
@@ -137,10 +119,7 @@ func TestJoinFollowsKubeconfig(t *testing.T) {
 	s := newSite(t)
 	s.Endpoint = ""
 	for _, host := range []string{"a.example.com:6443", "b.example.com:6443"} {
-		kubeconfig, err := clusterinfo.Kubeconfig("https://"+host, s.cas)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kubeconfig := must.Value(clusterinfo.Kubeconfig("https://"+host, s.cas))(t)
 		s.ClusterInfo = fixed{config: kubeconfig}
 		made, err := s.Join(t.Context(), newRecord(time.Hour))
 		if err != nil || made.Join.Endpoint != host || made.Join.Server != "https://"+host {
@@ -374,10 +353,7 @@ func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
 	}
 	// With an Endpoint, join commands do not name the server. kubeadm and kubectl can use it.
 	m := &mint.Minter{Tokens: s.store, ClusterInfo: fixed{config: edit(apiServer, "https://api_1.example.com:6443")}, Endpoint: endpoint}
-	made, err := m.Join(t.Context(), newRecord(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Value(m.Join(t.Context(), newRecord(time.Hour)))(t)
 	for _, format := range joinformat.Formats() {
 		if _, err := made.Join.Write(format); err != nil {
 			t.Errorf("%s: %v", format, err)
@@ -396,15 +372,11 @@ func TestRefusesIDOfDeletedTokenWithClaims(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: old.Token.ID(), TokenUID: old.UID}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: old.Token.ID(), TokenUID: old.UID}))(t)
 	if made, err := s.Create(t.Context(), mint.Creation{Record: record, Chosen: true}); err != nil || !made.Existing {
 		t.Errorf("the token exists: got %+v, %v", made, err)
 	}
-	if err := s.store.Delete(t.Context(), s.record(t, old.Token.ID())); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.store.Delete(t.Context(), s.record(t, old.Token.ID())))
 	_, err = s.Create(t.Context(), mint.Creation{Record: record, Chosen: true})
 	if reason(t, err) != mint.Exists || !strings.Contains(err.Error(), "still holds the name of node worker-1 (1 names in total)") || len(s.ids(t)) > 0 {
 		t.Errorf("got %v", err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
@@ -67,9 +68,7 @@ func TestBoundsTokensOfOneUser(t *testing.T) {
 			// A deleted token frees its slot after about two seconds.
 			for _, id := range s.ids(t) {
 				if r := s.record(t, id); r.Creator == tokens.CreatorOf("ada") {
-					if err := s.store.Delete(t.Context(), r); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, s.store.Delete(t.Context(), r))
 					break
 				}
 			}
@@ -289,9 +288,7 @@ func TestTokensTakeBoundedMemory(t *testing.T) {
 	} {
 		s := newSite(t)
 		used := func() uint64 {
-			if _, err := s.store.List(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(s.store.List(t.Context()))(t)
 			runtime.GC()
 			runtime.GC() // frees what the first run found to be garbage
 			var m runtime.MemStats
@@ -303,12 +300,8 @@ func TestTokensTakeBoundedMemory(t *testing.T) {
 		for range n {
 			r := newRecord(time.Hour)
 			c.limit(&r)
-			if err := r.CheckNew(); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := s.store.Create(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.CheckNew())
+			must.Value(s.store.Create(t.Context(), r))(t)
 		}
 		each := (int(used()) - int(before)) / n
 		t.Logf("%s: %d bytes each", name, each)

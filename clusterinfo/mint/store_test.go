@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -174,10 +175,7 @@ func TestGeneratesTokenOfFreeID(t *testing.T) {
 			}
 			return do()
 		}).Store(s.store)
-		made, err := how.call(t.Context(), s, newRecord(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
+		made := must.Value(how.call(t.Context(), s, newRecord(time.Hour)))(t)
 		token := made.Join.Token
 		if token.ID() == other.ID() || s.record(t, other.ID()).Token != other || s.record(t, token.ID()).Token != token || made.Record.Token != token {
 			t.Errorf("%s: got token %s, want one with another ID than %s", how.name, token, other)
@@ -196,10 +194,7 @@ func TestRefusesTokenOfEarlierCall(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
 			r := newRecord(time.Hour)
-			first, err := s.Join(t.Context(), r)
-			if err != nil {
-				t.Fatal(err)
-			}
+			first := must.Value(s.Join(t.Context(), r))(t)
 			s.ClusterInfo = pending{s.info} // a call that accepted the token would fail and delete it
 			r.Limits.MaxNodes = 3
 			made, err := how.call(t.Context(), s, r)
@@ -219,9 +214,7 @@ func TestJoinKeepsExistingTokenOfUnreadableStore(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
 			r := newRecord(time.Hour)
-			if _, err := s.Join(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(s.Join(t.Context(), r))(t)
 			down := time.Now().Add(15 * time.Second) // until Join has given up, but could still delete it
 			s.Tokens = storetest.Before(func() error {
 				if time.Now().Before(down) {
@@ -416,16 +409,12 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 			}
 			before := s.record(t, own.ID())
 			if test.change != nil {
-				if before, err = s.store.Update(t.Context(), own.ID(), func(r *tokens.Record) error { test.change(r); return nil }); err != nil {
-					t.Fatal(err)
-				}
+				before = must.Value(s.store.Update(t.Context(), own.ID(), func(r *tokens.Record) error { test.change(r); return nil }))(t)
 			}
 			request.Record = record(test.again)
 			request.Lifetime = lifetime()
 			if test.secret {
-				if request.Record.Token, err = tokens.New(own.ID(), tokens.Generate().RevealSecret()); err != nil {
-					t.Fatal(err)
-				}
+				request.Record.Token = must.Value(tokens.New(own.ID(), tokens.Generate().RevealSecret()))(t)
 			}
 			for _, request.DryRun = range []bool{false, true} {
 				again, err := s.Create(t.Context(), request)
@@ -481,9 +470,7 @@ func TestRepeatedCreateCountsTTLFromCreation(t *testing.T) {
 				r.Created, r.Expires = r.Created.Add(test.created), r.Expires.Add(test.expires)
 			}).Store(s.store)
 			own := tokens.Generate()
-			if _, err := s.Create(t.Context(), mint.Creation{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true, Lifetime: test.ttl}); err != nil {
-				t.Fatal(err)
-			}
+			must.Value(s.Create(t.Context(), mint.Creation{Record: tokens.NewRecord(own, test.ttl, time.Now()), Chosen: true, Lifetime: test.ttl}))(t)
 			made, err := s.Create(t.Context(), mint.Creation{Record: tokens.NewRecord(own, test.again, time.Now()), Chosen: true, Lifetime: test.again})
 			if (err == nil) != test.same || err != nil && reason(t, err) != mint.Exists || err == nil && !made.Existing {
 				t.Errorf("%s: got %v, want the same token %t", test.name, err, test.same)
@@ -523,9 +510,7 @@ func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {
 	for err, want := range map[error]mint.Reason{fmt.Errorf("x: %w", tokens.ErrNotFound): mint.Exists, errReset: mint.Unavailable, forbidden: mint.Refused} {
 		s := newSite(t)
 		r := newRecord(time.Hour)
-		if _, err := s.store.Create(t.Context(), r); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.store.Create(t.Context(), r))(t)
 		for call := range 2 {
 			if call == 0 && want == mint.Exists {
 				continue // a token that does not exist yet
