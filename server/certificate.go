@@ -84,7 +84,7 @@ func (h *handler) certificate(r *call) (a web.Response, err error) {
 	defer cancel()
 	chain, err := h.issue(ctx, r, user, request)
 	if rejoin != nil {
-		h.rejoined(user.Name, err, "issued", "Rejoined", "The machine proved with its key that it is this Node, and got another certificate.")
+		h.rejoined(user.Name, err, "issued", eventRejoined, "The machine proved with its key that it is this Node, and got another certificate.")
 	}
 	if err != nil {
 		if p := (*web.Problem)(nil); errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {

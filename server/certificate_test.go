@@ -1,29 +1,22 @@
 package server_test
 
 import (
-	"bytes"
+	"cmp"
 	"context"
-	"crypto"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/httplimit"
-	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -35,111 +28,93 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	certificates "k8s.io/api/certificates/v1"
 )
 
 func TestBootstrapTokenGetsClientCertificateWithinItsLimits(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
-	token := s.token(t, func(r *tokens.Record) {
-		r.Limits = tokens.Limits{MaxNodes: 1, NodeNames: []string{"rack7-*"}, CertificateDuration: 3 * time.Hour}
-	})
+	token := s.token(t, func(r *tokens.Record) { r.Limits = tokens.Limits{MaxNodes: 1, CertificateDuration: 3 * time.Hour} })
 	id, secret, _ := strings.Cut(token, ".")
-	machine := s.by(token)
-	_, err := machine.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "rack8-1"))})
-	wantProblem(t, err, 403, api.ProblemCertificateRefused, admission.ReasonNodeNameNotAllowed)
-
-	request := nodeCSR(t, "rack7-1")
-	got := s.do(t, "POST", certificatePath, token, "application/pkcs10", request)
-	if got.status != 200 || got.header.Get("Content-Type") != "application/pem-certificate-chain" || got.header.Get("Cache-Control") != "no-store" {
-		t.Fatalf("%d %v %s", got.status, got.header, got.body)
+	for _, media := range []string{"application/pkcs10", "text/plain"} { // a client whose response was lost repeats the request
+		got := s.do(t, "POST", certificatePath, token, media, nodeCSR(t, "rack7-1"))
+		if got.status != 200 || got.header.Get("Content-Type") != "application/pem-certificate-chain" || got.header.Get("Cache-Control") != "no-store" {
+			t.Fatalf("%d %v %s", got.status, got.header, got.body)
+		}
+		cert := s.verified(t, []byte(got.body), x509.ExtKeyUsageClientAuth)
+		if left := time.Until(cert.NotAfter); left > 3*time.Hour || left < 3*time.Hour-time.Minute || cert.Subject.CommonName != "system:node:rack7-1" {
+			t.Errorf("got %s for %s, want the 3h of the token", cert.Subject, left)
+		}
+		if e := kept.last(); e.Outcome != issuance.Issued || e.TokenID != id || e.From != "127.0.0.1" || e.Rule != "nodeclient" || e.Serial != cert.SerialNumber.Text(16) {
+			t.Errorf("record %+v", e)
+		}
+		for _, want := range []string{"user=system:bootstrap:" + id, "serial=" + cert.SerialNumber.Text(16), "signer=" + clientSigner, "CN=system:node:rack7-1"} {
+			if log := s.logs.String(); strings.Contains(log, secret) || !strings.Contains(log, want) {
+				t.Errorf("the log lacks %s or shows the secret:\n%s", want, log)
+			}
+		}
 	}
-	cert := s.verified(t, []byte(got.body), x509.ExtKeyUsageClientAuth)
-	if cert.Subject.CommonName != "system:node:rack7-1" || !slices.Equal(cert.Subject.Organization, []string{"system:nodes"}) {
-		t.Errorf("subject %s", cert.Subject)
-	}
-	if left := time.Until(cert.NotAfter); left > 3*time.Hour || left < 3*time.Hour-time.Minute {
-		t.Errorf("got lifetime %s, want the 3h of the token", left)
-	}
-	claim, err := s.store.Claims().Get(t.Context(), "rack7-1")
-	if err != nil || claim.TokenID != id {
+	if claim, err := s.store.Claims().Get(t.Context(), "rack7-1"); err != nil || claim.TokenID != id {
 		t.Errorf("claim %+v, %v", claim, err)
 	}
-	if e := kept.last(); e.Outcome != issuance.Issued || e.TokenID != id || e.From != "127.0.0.1" || e.Rule != "nodeclient" || e.Serial != cert.SerialNumber.Text(16) {
-		t.Errorf("record %+v", e)
-	}
-	// A client whose response was lost repeats the request.
-	if got := s.do(t, "POST", certificatePath, token, "text/plain", request); got.status != 200 {
-		t.Errorf("repeated request: got %d %s, want 200", got.status, got.body)
-	}
-	_, err = machine.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "rack7-2"))})
+	_, err := s.by(token).Certificate(t.Context(), signing("", nodeCSR(t, "rack7-2")))
 	if p := wantProblem(t, err, 403, api.ProblemCertificateRefused, admission.ReasonTokenSpent); !strings.Contains(p.Detail, "rack7-1 has joined with it") || !strings.Contains(p.Detail, "kubejoin token create") {
 		t.Errorf("detail %q", p.Detail)
 	}
-	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != admission.ReasonTokenSpent {
-		t.Errorf("record %+v", e)
-	}
-	if log := s.logs.String(); strings.Contains(log, secret) || !strings.Contains(log, "user=system:bootstrap:"+id) || !strings.Contains(log, "serial="+cert.SerialNumber.Text(16)) ||
-		!strings.Contains(log, `signer=kubernetes.io/kube-apiserver-client-kubelet`) || !strings.Contains(log, "CN=system:node:rack7-1") {
-		t.Errorf("log:\n%s", log)
-	}
 }
 
-// Catches a bootstrap token that gets anything but a first client certificate of its own node.
-func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
-	s, kept := certifying(t)
-	s.start(t)
-	for _, test := range []struct {
-		name   string
-		change func(*tokens.Record)
-		asked  api.SignCertificate
-		status int
-		type_  string
-		reason string
-	}{
-		{name: "expired", change: func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) }, asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}, status: 401, type_: "unauthorized"},
-		{name: "not for authentication", change: func(r *tokens.Record) { r.Authentication, r.Groups = false, nil }, asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}, status: 401, type_: "unauthorized"},
-		{name: "reserved name", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1"))}, status: 403, type_: api.ProblemCertificateRefused, reason: admission.ReasonNodeNameReserved},
-		{name: "no node's name", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "Worker_1"))}, status: 403, type_: api.ProblemCertificateRefused, reason: admission.ReasonNodeNameNotAllowed},
-		{name: "serving", asked: api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w")), Signer: servingSigner}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotByNode},
-		{name: "names in it", asked: api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w"))}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
-		{name: "another signer", asked: api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: peerSigner}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
-		{name: "a user", asked: api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil)), Signer: certificates.KubeAPIServerClientSignerName}, status: 403, type_: api.ProblemCertificateNotPermitted, reason: approval.ReasonNotRecognized},
-		{name: "masters", asked: api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:nodes", "system:masters"}}}, nil))}, status: 403, type_: api.ProblemCertificateRefused, reason: approval.ReasonSubjectRestriction},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			token := s.token(t, test.change)
-			for range 2 { // the second refusal must not be recorded again
-				chain, err := s.by(token).Certificate(t.Context(), test.asked)
-				if wantProblem(t, err, test.status, test.type_, test.reason); chain != nil {
-					t.Errorf("%s", chain)
-				}
+// A refusal is a request for a certificate and its problem.
+type refusal struct {
+	name            string
+	by              *client.Client
+	asked           api.SignCertificate
+	status          int
+	problem, reason string
+	want            string // part of the detail
+}
+
+// refuses fails the test unless each request is refused, and recorded if its caller is known and it is well formed.
+func (s *site) refuses(t *testing.T, kept *record, all ...refusal) {
+	t.Helper()
+	for _, r := range all {
+		t.Run(r.name, func(t *testing.T) {
+			before := len(kept.entries)
+			chain, err := r.by.Certificate(t.Context(), r.asked)
+			if p := wantProblem(t, err, r.status, r.problem, r.reason); chain != nil || !strings.Contains(p.Detail, r.want) {
+				t.Errorf("got %q and %q, want %q", chain, p.Detail, r.want)
 			}
-			var got []issuance.Entry
-			for _, e := range kept.entries {
-				if e.TokenID == token[:6] {
-					got = append(got, e)
-				}
+			reason := r.reason
+			if r.problem == "forbidden" {
+				reason = approval.ReasonNotPermitted
 			}
-			switch {
-			case test.status == 401:
-				if len(got) > 0 {
-					t.Errorf("got records %+v of an unauthenticated caller, want none", got)
-				}
-			case len(got) != 1 || got[0].Outcome != issuance.Refused || got[0].Reason != test.reason || got[0].Message == "" || got[0].Subject == "":
-				t.Errorf("got records %+v, want one refusal for %s", got, test.reason)
+			if e, n := kept.last(), len(kept.entries)-before; n > 1 || (n == 1) != (r.status == 403) || n == 1 && (e.Outcome != issuance.Refused || e.Reason != reason || e.Subject == "" || e.Message == "" || !strings.Contains(e.Message, r.want)) {
+				t.Errorf("got %d new records, the last %+v, want one refusal if the status is 403", n, e)
 			}
 		})
 	}
+}
+
+// Package approval decides. Catches a refusal of it that becomes another problem or is not recorded.
+func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
+	s, kept := certifying(t)
+	s.start(t)
 	good := s.token(t, nil)
+	by := s.by(good)
+	s.refuses(t, kept,
+		refusal{"expired", s.by(s.token(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Second) })), signing("", nodeCSR(t, "w")), 401, "unauthorized", "", ""},
+		refusal{"reserved name", by, signing("", nodeCSR(t, "cp-1")), 403, api.ProblemCertificateRefused, admission.ReasonNodeNameReserved, ""},
+		refusal{"serving", by, signing(servingSigner, servingCSR(t, "w", "w")), 403, api.ProblemCertificateNotPermitted, approval.ReasonNotByNode, ""},
+		refusal{"names in it", by, signing("", servingCSR(t, "w", "w")), 403, api.ProblemCertificateNotPermitted, approval.ReasonNotRecognized, ""},
+		refusal{"another signer", by, signing(peerSigner, nodeCSR(t, "w")), 403, api.ProblemCertificateNotPermitted, approval.ReasonNotRecognized, "no rule of signer " + peerSigner},
+		refusal{"masters", by, signing("", subjectCSR(t, "system:node:w", "system:nodes", "system:masters")), 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction, ""},
+	)
 	for _, shown := range []string{tokens.Generate().Reveal(), good[:len(good)-1] + "!", good[:7] + tokens.Generate().RevealSecret(), good[:6]} {
-		got := s.do(t, "POST", certificatePath, shown, "", nodeCSR(t, "w"))
-		if got.status != 401 {
+		if got := s.do(t, "POST", certificatePath, shown, "", nodeCSR(t, "w")); got.status != 401 {
 			t.Errorf("invalid token: got %d %s, want 401", got.status, got.body)
 		}
 	}
-	// No other path accepts a bootstrap token.
-	for _, path := range []string{commandPath, tokenPath} {
+	for _, path := range []string{commandPath, tokenPath} { // no other path accepts a bootstrap token
 		if got := s.do(t, "POST", path, good, "", ""); got.status != 401 {
 			t.Errorf("%s: %d %s", path, got.status, got.body)
 		}
@@ -149,58 +124,27 @@ func TestBootstrapTokenGetsNoOtherCertificate(t *testing.T) {
 func TestNodeRenewsAndGetsServingCertificate(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
-	token := s.token(t, func(r *tokens.Record) {
-		r.Limits = tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour}
-	})
-	if _, err := s.by(token).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}); err != nil {
-		t.Fatal(err)
-	}
-	node := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes"))
-	chain, err := node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	token := s.token(t, func(r *tokens.Record) { r.Limits = tokens.Limits{MaxNodes: 1, CertificateDuration: 2 * time.Hour} })
+	must.Value(s.by(token).Certificate(t.Context(), signing("", nodeCSR(t, "w"))))(t)
+	node := s.asNode(t, "w")
+	chain := must.Value(node.Certificate(t.Context(), signing("", nodeCSR(t, "w"))))(t)
 	if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); time.Until(cert.NotAfter) > 2*time.Hour {
 		t.Errorf("got renewal until %s, want at most the 2h of the claim", cert.NotAfter)
 	}
 	if e := kept.last(); e.Rule != "selfnodeclient" || e.Requester != "system:node:w" {
 		t.Errorf("record %+v", e)
 	}
-	chain, err = node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w", "w.example.com"))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	chain = must.Value(node.Certificate(t.Context(), signing("", servingCSR(t, "w", "w", "w.example.com"))))(t)
 	if cert := s.verified(t, chain, x509.ExtKeyUsageServerAuth); !slices.Equal(cert.DNSNames, []string{"w", "w.example.com"}) || cert.KeyUsage != x509.KeyUsageDigitalSignature {
 		t.Errorf("%q %b", cert.DNSNames, cert.KeyUsage)
 	}
-	for _, test := range []struct {
-		name   string
-		asked  api.SignCertificate
-		type_  string
-		reason string
-	}{
-		{"another's", api.SignCertificate{CSR: []byte(nodeCSR(t, "v"))}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
-		{"another's serving", api.SignCertificate{CSR: []byte(servingCSR(t, "v", "v"))}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
-		{"another's of a signer of one's own", api.SignCertificate{CSR: []byte(nodeCSR(t, "v")), Signer: peerSigner}, api.ProblemCertificateRefused, approval.ReasonNodeRestriction},
-		{"another's name", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "v"))}, api.ProblemCertificateNotPermitted, approval.ReasonNameOutOfScope},
-		{"the API server's", api.SignCertificate{CSR: []byte(servingCSR(t, "w", "api.example.com"))}, api.ProblemCertificateRefused, approval.ReasonNameReserved},
-		{"masters", api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:w", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction},
-		{"a signer with no rules", api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: peerSigner}, api.ProblemCertificateNotPermitted, approval.ReasonNotRecognized},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			_, err := node.Certificate(t.Context(), test.asked)
-			wantProblem(t, err, 403, test.type_, test.reason)
-		})
-	}
-	// A certificate with a node's name but without the group system:nodes is not a node.
-	_, err = s.as(t, s.userCertificate(t, "system:node:w")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner})
-	wantProblem(t, err, 403, "forbidden", "")
-	// A claimed node name may only be in the serving certificate of that node.
-	if _, err := s.store.Claims().Create(t.Context(), tokens.Claim{Node: "u", TokenID: "abcdef"}); err != nil {
-		t.Fatal(err)
-	}
-	_, err = node.Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "u.example.com"))})
-	wantProblem(t, err, 403, api.ProblemCertificateNotPermitted, approval.ReasonNameOfOther)
+	s.refuses(t, kept,
+		refusal{"another's", node, signing("", nodeCSR(t, "v")), 403, api.ProblemCertificateRefused, approval.ReasonNodeRestriction, ""},
+		refusal{"another's of a signer of one's own", node, signing(peerSigner, nodeCSR(t, "v")), 403, api.ProblemCertificateRefused, approval.ReasonNodeRestriction, ""},
+		refusal{"another's name", node, signing("", servingCSR(t, "w", "v")), 403, api.ProblemCertificateNotPermitted, approval.ReasonNameOutOfScope, ""},
+		refusal{"a signer with no rules", node, signing(peerSigner, nodeCSR(t, "w")), 403, api.ProblemCertificateNotPermitted, approval.ReasonNotRecognized, ""},
+		refusal{"not in group system:nodes", s.as(t, s.userCertificate(t, "system:node:w")), signing(clientSigner, nodeCSR(t, "w")), 403, "forbidden", "", ""},
+	)
 }
 
 // Catches a serving address that is taken from a forwarding header.
@@ -208,18 +152,6 @@ func TestServingAddressIsThatOfTheConnection(t *testing.T) {
 	s, _ := certifying(t)
 	handler := s.Handler()
 	certificate := s.userCertificate(t, "system:node:w", "system:nodes")
-	ask := func(from, forwarded string, hosts ...string) *httptest.ResponseRecorder {
-		r := httptest.NewRequest("POST", certificatePath, strings.NewReader(servingCSR(t, "w", hosts...)))
-		r.RemoteAddr, r.TLS = from, &tls.ConnectionState{PeerCertificates: []*x509.Certificate{certificate.Leaf}}
-		for _, header := range []string{"X-Forwarded-For", "X-Real-Ip", "Forwarded"} {
-			if forwarded != "" {
-				r.Header.Set(header, forwarded)
-			}
-		}
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, r)
-		return w
-	}
 	for _, test := range []struct {
 		from, forwarded string
 		hosts           []string
@@ -230,111 +162,63 @@ func TestServingAddressIsThatOfTheConnection(t *testing.T) {
 		{"[::ffff:192.0.2.7]:40000", "", []string{"192.0.2.7"}, 200, "BEGIN CERTIFICATE"},
 		{"192.0.2.7:40000", "192.0.2.8", []string{"192.0.2.8"}, 403, approval.ReasonAddressNotReported},
 		{"192.0.2.7:40000", "", []string{"192.0.2.8"}, 403, "only the client address and the names of this machine (192.0.2.7, w, w.example.com), and 192.0.2.8 is not one of them; send the request from 192.0.2.8, or have an operator sign it with: kubejoin sign --signer kubernetes.io/kubelet-serving"},
-		{"198.51.100.7:40000", "", []string{"198.51.100.7"}, 403, approval.ReasonNameOutOfScope},
 		{"", "192.0.2.7", []string{"192.0.2.7"}, 503, approval.ReasonFactsUnavailable},
 	} {
-		w := ask(test.from, test.forwarded, test.hosts...)
-		if w.Code != test.status || !strings.Contains(w.Body.String(), test.want) || (w.Code == 503) != (w.Header().Get("Retry-After") != "") {
-			t.Errorf("from %s with %q for %q: %d %v %s", test.from, test.forwarded, test.hosts, w.Code, w.Header(), w.Body)
+		r := newRequest("POST", certificatePath, servingCSR(t, "w", test.hosts...))
+		r.RemoteAddr, r.TLS = test.from, &tls.ConnectionState{PeerCertificates: []*x509.Certificate{certificate.Leaf}}
+		for _, header := range []string{"X-Forwarded-For", "X-Real-Ip", "Forwarded"} {
+			if test.forwarded != "" {
+				r.Header.Set(header, test.forwarded)
+			}
 		}
-	}
-}
-
-// Without a CSR object nobody can approve later. Catches a request that waits for approval when no scope is configured.
-func TestRefusesServingCertificateWithoutScope(t *testing.T) {
-	s, kept := certifying(t)
-	all := maps.Clone(s.Certificates.Authority.Signers())
-	serving := all[servingSigner]
-	serving.Rules = []approval.Rule{approval.KubeletServing{}}
-	all[servingSigner] = serving
-	s.Certificates.Authority.Signers = signer.FixedSigners(all)
-	s.start(t)
-	_, err := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "w"))})
-	p := wantProblem(t, err, 403, api.ProblemCertificateNotPermitted, approval.ReasonScopeNotConfigured)
-	if !strings.Contains(p.Detail, "set --serving-allowed-cidr or --serving-allowed-dns-suffix; an operator can sign it with: kubejoin sign --signer "+servingSigner) || strings.Contains(p.Detail, "kubectl") {
-		t.Errorf("detail %q", p.Detail)
-	}
-	if e := kept.last(); e.Outcome != issuance.Refused || e.Reason != approval.ReasonScopeNotConfigured {
-		t.Errorf("got record %+v, want a refusal for %s", e, approval.ReasonScopeNotConfigured)
-	}
-	if strings.Contains(s.logs.String(), "level=ERROR") {
-		t.Errorf("got an error in the log, want none:\n%s", s.logs)
+		if status, body := served(handler, r); status != test.status || !strings.Contains(body, test.want) {
+			t.Errorf("from %s with %q for %q: %d %s", test.from, test.forwarded, test.hosts, status, body)
+		}
 	}
 }
 
 func TestOperatorSignsWithinSignerLimits(t *testing.T) {
 	s, kept := certifying(t)
 	s.start(t)
-	admin := s.by(adminBearer)
-	jane := x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"dev"}}}
-	chain, err := admin.Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: certificates.KubeAPIServerClientSignerName, Duration: "20m"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	admin, jane := s.by(adminBearer), subjectCSR(t, "jane", "dev")
+	asked := signing(certificates.KubeAPIServerClientSignerName, jane)
+	asked.Duration = "20m"
+	chain := must.Value(admin.Certificate(t.Context(), asked))(t)
 	if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); time.Until(cert.NotAfter) > 20*time.Minute || time.Until(cert.NotAfter) < 19*time.Minute {
 		t.Errorf("until %s", cert.NotAfter)
 	}
 	if e := kept.last(); e.Approver != "ada" || e.Requester != "ada" || e.Rule != "" {
 		t.Errorf("record %+v", e)
 	}
-	chain, err = admin.Certificate(t.Context(), api.SignCertificate{CSR: []byte(servingCSR(t, "w", "192.0.2.1")), Signer: peerSigner, Usages: []string{"server auth", "digital signature"}, Duration: "9h"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if cert := s.verified(t, chain, x509.ExtKeyUsageServerAuth); !slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || time.Until(cert.NotAfter) > 2*time.Hour {
-		t.Errorf("got usages %v until %s, want server auth and at most the 2h of the signer", cert.ExtKeyUsage, cert.NotAfter)
-	}
-	for _, test := range []struct {
-		name   string
-		client *client.Client
-		asked  api.SignCertificate
-		status int
-		type_  string
-		reason string
-		want   string
-	}{
-		{"masters", admin, api.SignCertificate{CSR: []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}, nil)), Signer: peerSigner}, 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction, "system:masters"},
-		{"not what the signer signs", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: clientSigner}, 403, api.ProblemCertificateRefused, approval.ReasonValidation, "organization"},
-		{"usages that it has not", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"code signing"}}, 403, api.ProblemCertificateRefused, approval.ReasonValidation, "code signing"},
-		{"a node's name that is reserved", admin, api.SignCertificate{CSR: []byte(nodeCSR(t, "cp-1")), Signer: clientSigner}, 403, api.ProblemCertificateRefused, admission.ReasonNodeNameReserved, "cp-1"},
-		{"no signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil))}, 400, "invalid-field", "", "want one of example.com/etcd-peer, kubernetes.io/"},
-		{"unknown signer", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: "example.com/other"}, 400, "invalid-field", "", "want one of example.com/etcd-peer, kubernetes.io/"},
-		{"too short", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "9m59s"}, 400, "invalid-field", "", "duration: 9m59s given, want at least 10m"},
-		{"negative", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "-1h"}, 400, "invalid-field", "", "duration"},
-		{"huge", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "2000000h"}, 400, "invalid-field", "", "at most"},
-		{"no duration", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Duration: "1y"}, 400, "invalid-field", "", "not a duration"},
-		{"unknown usage", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"cert sign"}}, 400, "invalid-field", "", "usages"},
-		{"a usage twice", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{"client auth", "client auth"}}, 400, "invalid-field", "", "twice"},
-		{"empty usages", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner, Usages: []string{}}, 400, "invalid-field", "", "usages"},
-		{"nothing", admin, api.SignCertificate{Signer: peerSigner}, 400, "invalid-body", "", "--data-binary"},
-		{"two requests", admin, api.SignCertificate{CSR: []byte(csr(t, jane, nil) + csr(t, jane, nil)), Signer: peerSigner}, 400, "invalid-body", "", ""},
-		{"who may not", s.by(viewerBearer), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}, 403, "forbidden", "", `user "vic" may not sign signers.certificates.k8s.io example.com/etcd-peer`},
-		{"who has a certificate and may not", s.as(t, s.userCertificate(t, "eve", "dev")), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}, 403, "forbidden", "", `user "eve"`},
-		{"nobody", s.by(""), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}, 401, "unauthorized", "", "bootstrap token"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			before := len(kept.entries)
-			_, err := test.client.Certificate(t.Context(), test.asked)
-			p := wantProblem(t, err, test.status, test.type_, test.reason)
-			if !strings.Contains(p.Detail, test.want) {
-				t.Errorf("%q, want %q", p.Detail, test.want)
-			}
-			reason := test.reason
-			if test.type_ == "forbidden" {
-				reason = approval.ReasonNotPermitted
-			}
-			if e, n := kept.last(), len(kept.entries)-before; n > 1 || (n == 1) != (test.status == 403) || n == 1 && (e.Outcome != issuance.Refused || e.Reason != reason || !strings.Contains(e.Message, test.want)) {
-				t.Errorf("got %d new records, the last %+v, want one refusal if the status is 403", n, e)
-			}
-		})
-	}
-	if _, err := s.as(t, s.userCertificate(t, "bob", "kubejoin:admins")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, jane, nil)), Signer: peerSigner}); err != nil {
+	if _, err := s.as(t, s.userCertificate(t, "bob", "kubejoin:admins")).Certificate(t.Context(), signing(peerSigner, jane)); err != nil {
 		t.Errorf("admin with a client certificate: got %v, want a certificate", err)
 	}
+	refused := func(name string, asked api.SignCertificate, reason, want string) refusal {
+		return refusal{name, admin, asked, 403, api.ProblemCertificateRefused, reason, want}
+	}
+	malformed := func(name, problem, want string, change func(*api.SignCertificate)) refusal {
+		asked := signing(peerSigner, jane)
+		change(&asked)
+		return refusal{name, admin, asked, 400, problem, "", want}
+	}
+	s.refuses(t, kept,
+		refused("masters", signing(peerSigner, subjectCSR(t, "root", "system:masters")), approval.ReasonSubjectRestriction, "system:masters"),
+		refused("not what the signer signs", signing(clientSigner, jane), approval.ReasonValidation, "organization"),
+		refused("a node's name that is reserved", signing(clientSigner, nodeCSR(t, "cp-1")), admission.ReasonNodeNameReserved, "cp-1"),
+		malformed("no signer", "invalid-field", "want one of example.com/etcd-peer, kubernetes.io/", func(a *api.SignCertificate) { a.Signer = "" }),
+		malformed("unknown signer", "invalid-field", "want one of example.com/etcd-peer, kubernetes.io/", func(a *api.SignCertificate) { a.Signer = "example.com/other" }),
+		malformed("too short", "invalid-field", "duration: 9m59s given, want at least 10m", func(a *api.SignCertificate) { a.Duration = "9m59s" }),
+		malformed("too long", "invalid-field", "at most", func(a *api.SignCertificate) { a.Duration = "2000000h" }),
+		malformed("no duration", "invalid-field", "not a duration", func(a *api.SignCertificate) { a.Duration = "1y" }),
+		malformed("unknown usage", "invalid-field", "usages", func(a *api.SignCertificate) { a.Usages = []string{"cert sign"} }),
+		malformed("a usage twice", "invalid-field", "twice", func(a *api.SignCertificate) { a.Usages = []string{"client auth", "client auth"} }),
+		malformed("nothing", "invalid-body", "--data-binary", func(a *api.SignCertificate) { a.CSR = nil }),
+		refusal{"who may not", s.by(viewerBearer), signing(peerSigner, jane), 403, "forbidden", "", `user "vic" may not sign signers.certificates.k8s.io example.com/etcd-peer`},
+		refusal{"who has a certificate and may not", s.as(t, s.userCertificate(t, "eve", "dev")), signing(peerSigner, jane), 403, "forbidden", "", `user "eve"`},
+		refusal{"nobody", s.by(""), signing(peerSigner, jane), 401, "unauthorized", "", "bootstrap token"},
+	)
 }
 
-// In standalone mode the rule may-sign approves nothing. Catches a node that becomes an admin by a group in its
-// certificate.
 func TestCertificateHasWarningOfItsSigner(t *testing.T) {
 	s, _ := certifying(t)
 	s.Certificates.Warning = func(_ context.Context, signer string) string {
@@ -344,8 +228,7 @@ func TestCertificateHasWarningOfItsSigner(t *testing.T) {
 		return ""
 	}
 	s.start(t)
-	peer := csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "peer"}}, nil)
-	got := s.do(t, "POST", certificatePath+"?signer="+peerSigner, adminBearer, "application/pkcs10", peer)
+	got := s.do(t, "POST", certificatePath+"?signer="+peerSigner, adminBearer, "application/pkcs10", subjectCSR(t, "peer"))
 	if want := `299 - "run: kubectl create \"x\""`; got.status != 200 || got.header.Get("Warning") != want {
 		t.Errorf("got %d and Warning %s, want 200 and %s", got.status, got.header.Get("Warning"), want)
 	}
@@ -355,43 +238,11 @@ func TestCertificateHasWarningOfItsSigner(t *testing.T) {
 	}
 }
 
-func TestGroupInNodeCertificateMakesNoAdmin(t *testing.T) {
-	s, kept := certifying(t)
-	signers := s.Certificates.Authority.Signers()
-	peer := signers[peerSigner]
-	peer.Rules = []approval.Rule{approval.MaySign{}}
-	signers[peerSigner] = peer
-	s.Certificates.Authority.Signers = signer.FixedSigners(signers)
-	s.start(t)
-	jane := csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil)
-	_, err := s.as(t, s.userCertificate(t, "system:node:worker-1", "system:nodes", "kubejoin:admins")).Certificate(t.Context(), api.SignCertificate{CSR: []byte(jane), Signer: peerSigner})
-	wantProblem(t, err, 403, api.ProblemCertificateNotPermitted, approval.ReasonNotPermitted)
-	if e := kept.last(); e.Outcome != issuance.Refused {
-		t.Errorf("recorded %+v", e)
-	}
-}
-
-// Catches a refusal that is final although its record could not be written. The client must retry.
-func TestRefusesOnlyWhatCanBeRecorded(t *testing.T) {
-	s, _ := certifying(t)
-	s.Certificates.Authority.Record = issuance.NewWriter(fullDisk{})
-	s.start(t)
-	jane := []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil))
-	for _, bearer := range []string{s.token(t, once), viewerBearer} {
-		_, err := s.by(bearer).Certificate(t.Context(), api.SignCertificate{CSR: jane, Signer: certificates.KubeAPIServerClientSignerName})
-		wantProblem(t, err, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable)
-	}
-}
-
-type fullDisk struct{}
-
-func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
-
 // Catches a permission for example.com/* that does not cover example.com/etcd-peer.
 func TestSignPermissionForDomainCoversItsSigners(t *testing.T) {
 	s, _ := certifying(t)
 	var asked []string
-	s.Callers.Authorize = func(_ *http.Request, u auth.User, a auth.Access) error {
+	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		asked = append(asked, a.String())
 		if a == (auth.Access{Verb: "sign", Resource: "signers", Group: "certificates.k8s.io", Name: "example.com/*"}) {
 			return nil
@@ -399,11 +250,10 @@ func TestSignPermissionForDomainCoversItsSigners(t *testing.T) {
 		return auth.ErrForbidden
 	}
 	s.start(t)
-	request := []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil))
-	if _, err := s.by(viewerBearer).Certificate(t.Context(), api.SignCertificate{CSR: request, Signer: peerSigner}); err != nil {
+	if _, err := s.by(viewerBearer).Certificate(t.Context(), signing(peerSigner, subjectCSR(t, "jane"))); err != nil {
 		t.Error(err)
 	}
-	_, err := s.by(viewerBearer).Certificate(t.Context(), api.SignCertificate{CSR: request, Signer: certificates.KubeAPIServerClientSignerName})
+	_, err := s.by(viewerBearer).Certificate(t.Context(), signing(certificates.KubeAPIServerClientSignerName, subjectCSR(t, "jane")))
 	wantProblem(t, err, 403, "forbidden", "")
 	if want := []string{
 		"sign signers.certificates.k8s.io example.com/etcd-peer", "sign signers.certificates.k8s.io example.com/*",
@@ -413,96 +263,119 @@ func TestSignPermissionForDomainCoversItsSigners(t *testing.T) {
 	}
 }
 
-// Catches a default usage that the signer does not allow: the request would be refused.
-func TestDefaultUsagesStayWithinThoseOfTheSigner(t *testing.T) {
+// Names that Kubernetes and kubeadm reserve also need the permission to approve. Catches a caller that may only sign and
+// makes itself a cluster admin.
+func TestReservedNamesNeedPermissionToApprove(t *testing.T) {
+	s, kept := certifying(t)
+	all := s.Certificates.Authority.Signers()
+	all[approval.SuperAdminSigner] = must.Get(signer.NewSigner(approval.SuperAdminSigner, signer.Fixed(s.ca), all[peerSigner].Profile(), func(approval.Request) error { return nil }))
+	s.Certificates.Authority.Signers = signer.FixedSigners(all)
+	may := map[string]bool{"sign": true}
+	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+		if may[a.Verb] && a.Resource == "signers" && a.Group == certificates.GroupName {
+			return nil
+		}
+		return fmt.Errorf("%w: not %s", auth.ErrForbidden, a)
+	}
+	s.start(t)
+	ask := func(signer, name string, organizations ...string) error {
+		_, err := s.by(viewerBearer).Certificate(t.Context(), signing(signer, subjectCSR(t, name, organizations...)))
+		return err
+	}
+	const users = certificates.KubeAPIServerClientSignerName
+	for _, free := range [][]string{{"jane", "dev"}, {"system"}, {"system:node:w", "system:nodes"}} {
+		if err := ask(users, free[0], free[1:]...); err != nil {
+			t.Errorf("%q: %v", free, err)
+		}
+	}
+	reserved := [][]string{{users, "jane", "dev", "system:cluster-admins"}, {users, "system:node:w"}, {approval.SuperAdminSigner, approval.SuperAdmin, "system:masters"}}
+	for _, r := range reserved {
+		p := wantProblem(t, ask(r[0], r[1], r[2:]...), 403, "forbidden", "")
+		if !strings.Contains(p.Detail, "may not approve signers.certificates.k8s.io "+r[0]) || !strings.Contains(kept.last().Message, "approve") {
+			t.Errorf("%q: %q, recorded %+v", r, p.Detail, kept.last())
+		}
+	}
+	// The problem shortens a name. It must not leave a part of a token.
+	p := wantProblem(t, ask(users, "system:"+strings.Repeat("-", 80)+"8w4usg.qwertzuiopasdfgh"), 403, "forbidden", "")
+	if said := p.Detail + kept.last().Message; strings.Contains(said, "8w4usg.q") {
+		t.Error(said)
+	}
+	may["approve"] = true
+	for _, r := range reserved {
+		if err := ask(r[0], r[1], r[2:]...); err != nil {
+			t.Errorf("%q with permission to approve: %v", r, err)
+		}
+	}
+	wantProblem(t, ask(peerSigner, approval.SuperAdmin, "system:masters"), 403, api.ProblemCertificateRefused, approval.ReasonSubjectRestriction)
+	may["sign"] = false
+	wantProblem(t, ask(users, "jane"), 403, "forbidden", "")
+}
+
+// Catches a default usage that the signer does not allow, and one that does not fit the key: only RSA keys get key
+// encipherment, because TLS 1.2 may need it.
+func TestDefaultUsagesFitSignerAndKey(t *testing.T) {
 	s, _ := certifying(t)
 	all := maps.Clone(s.Certificates.Authority.Signers())
 	only := signer.ProfileConfig{Usages: []certificates.KeyUsage{certificates.UsageClientAuth}}
 	all[certificates.KubeAPIServerClientSignerName] = must.Get(signer.NewSigner(certificates.KubeAPIServerClientSignerName, signer.Fixed(s.ca), only, nil))
 	s.Certificates.Authority.Signers = signer.FixedSigners(all)
 	s.start(t)
-	jane := []byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, nil))
-	chain, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: jane, Signer: certificates.KubeAPIServerClientSignerName})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); cert.KeyUsage != 0 {
-		t.Errorf("got key usage %b, want none beside client auth", cert.KeyUsage)
-	}
-	// A usage that the client requests is not dropped.
-	_, err = s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: jane, Signer: certificates.KubeAPIServerClientSignerName, Usages: []string{"digital signature", "client auth"}})
-	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonValidation)
-}
-
-// RSA keys get key encipherment, because TLS 1.2 may need it. Other keys do not get it.
-func TestDefaultUsagesDependOnTheKeyType(t *testing.T) {
-	s, _ := certifying(t)
-	s.start(t)
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, test := range map[string]struct {
-		key  crypto.Signer
-		want x509.KeyUsage
-	}{"RSA": {key, x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment}, "ECDSA": {csrtest.NewKey(), x509.KeyUsageDigitalSignature}} {
-		for _, signerName := range []string{"", peerSigner} {
-			by := s.by(s.token(t, nil))
-			if signerName != "" {
-				by = s.by(adminBearer)
-			}
-			chain, err := by.Certificate(t.Context(), api.SignCertificate{CSR: []byte(csr(t, ofNode("w-"+strings.ToLower(name)), test.key)), Signer: signerName})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); cert.KeyUsage != test.want {
-				t.Errorf("%s of %q: %b, want %b", name, signerName, cert.KeyUsage, test.want)
-			}
+	key := must.Get(rsa.GenerateKey(rand.Reader, 2048))
+	const encipherment = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
+	for _, test := range []struct {
+		by     *client.Client
+		signer string
+		csr    string
+		want   x509.KeyUsage
+	}{
+		{s.by(s.token(t, nil)), "", csr(t, ofNode("rsa"), key), encipherment},
+		{s.by(s.token(t, nil)), "", nodeCSR(t, "ecdsa"), x509.KeyUsageDigitalSignature},
+		{s.by(adminBearer), peerSigner, csr(t, ofNode("rsa"), key), encipherment},
+		{s.by(adminBearer), peerSigner, nodeCSR(t, "ecdsa"), x509.KeyUsageDigitalSignature},
+		{s.by(adminBearer), certificates.KubeAPIServerClientSignerName, subjectCSR(t, "jane"), 0},
+	} {
+		chain := must.Value(test.by.Certificate(t.Context(), signing(test.signer, test.csr)))(t)
+		if cert := s.verified(t, chain, x509.ExtKeyUsageClientAuth); cert.KeyUsage != test.want {
+			t.Errorf("%s of %q: got key usage %b, want %b", cert.Subject, test.signer, cert.KeyUsage, test.want)
 		}
 	}
+	asked := signing(certificates.KubeAPIServerClientSignerName, subjectCSR(t, "jane")) // a usage that the client requests is not dropped
+	asked.Usages = []string{"digital signature", "client auth"}
+	_, err := s.by(adminBearer).Certificate(t.Context(), asked)
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, approval.ReasonValidation)
 }
 
 func TestCertificateRequestFormats(t *testing.T) {
 	s, _ := certifying(t)
-	good := nodeCSR(t, "w")
-	token := s.token(t, nil)
-	bare := newSite(t)
+	token, good := s.token(t, nil), nodeCSR(t, "w")
+	handler := s.Handler()
 	for _, test := range []struct {
-		name, query, contentType, body string
-		bare                           bool
-		status                         int
-		want                           string
+		query, contentType, body string
+		status                   int
+		want                     string
 	}{
-		{name: "no type", body: good, status: 200},
-		{name: "curl", contentType: "application/x-www-form-urlencoded", body: good, status: 200},
-		{name: "PKCS #10", contentType: "application/pkcs10", body: good, status: 200},
-		{name: "octets", contentType: "application/octet-stream", body: good, status: 200},
-		{name: "PEM file", contentType: "application/x-pem-file", body: good, status: 200},
-		{name: "with a parameter", contentType: "text/plain; charset=utf-8", body: good, status: 200},
-		{name: "JSON", contentType: "application/json", body: good, status: 415, want: "application/pkcs10"},
-		{name: "malformed type", contentType: `text/plain; charset="`, body: good, status: 415, want: "application/pkcs10"},
-		{name: "usages with commas", query: "?usages=digital+signature,client+auth", body: good, status: 200},
-		{name: "usages repeated", query: "?usages=digital%20signature&usages=client%20auth", body: good, status: 200},
-		{name: "usages that do not fit", query: "?usages=server%20auth", body: good, status: 403, want: `"reason":"NotRecognized"`},
-		{name: "unknown parameter", query: "?ttl=1h", body: good, status: 400, want: "known: signer, duration and usages"},
-		{name: "twice", query: "?duration=1h&duration=2h", body: good, status: 400, want: "more than once"},
-		{name: "empty", query: "?signer=", body: good, status: 400, want: "is empty"},
-		{name: "no query", query: "?%zz", body: good, status: 400, want: "malformed query"},
-		{name: "too large", body: strings.Repeat("A", server.MaxBody+1), status: 413, want: "65536"},
-		{name: "without line breaks, as curl -d", body: strings.ReplaceAll(good, "\n", ""), status: 400, want: "--data-binary"},
-		{name: "no CA here", bare: true, body: good, status: 404, want: "nothing at this path"},
+		{"", "", good, 200, ""},
+		{"", "application/x-www-form-urlencoded", good, 200, ""}, // curl
+		{"", "application/octet-stream", good, 200, ""},
+		{"", "application/x-pem-file", good, 200, ""},
+		{"", "text/plain; charset=utf-8", good, 200, ""},
+		{"", "application/json", good, 415, "application/pkcs10"},
+		{"", `text/plain; charset="`, good, 415, "application/pkcs10"},
+		{"?usages=digital+signature,client+auth", "", good, 200, ""},
+		{"?usages=digital%20signature&usages=client%20auth", "", good, 200, ""},
+		{"?usages=server%20auth", "", good, 403, `"reason":"NotRecognized"`},
+		{"?signer=", "", good, 400, `"field":"signer"`},
+		{"?duration=", "", good, 400, `"field":"duration"`},
+		{"?usages=", "", good, 400, `"field":"usages"`},
+		{"", "", strings.ReplaceAll(good, "\n", ""), 400, "--data-binary"}, // as curl -d sends it
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			handler := s.Handler
-			if test.bare {
-				handler = bare.Handler
-			}
-			s.Registerer, bare.Registerer = nil, nil
-			w := send(handler(), certificatePath+test.query, token, test.contentType, strings.NewReader(test.body))
-			if w.Code != test.status || !strings.Contains(w.Body.String(), test.want) {
-				t.Errorf("%d %s, want %d %s", w.Code, w.Body, test.status, test.want)
-			}
-		})
+		w := send(handler, certificatePath+test.query, token, test.contentType, strings.NewReader(test.body))
+		if w.Code != test.status || !strings.Contains(w.Body.String(), test.want) {
+			t.Errorf("%s %s: %d %s, want %d %s", test.query, test.contentType, w.Code, w.Body, test.status, test.want)
+		}
+	}
+	if w := send(newSite(t).Handler(), certificatePath, token, "", strings.NewReader(good)); w.Code != 404 {
+		t.Errorf("without a CA: %d %s", w.Code, w.Body)
 	}
 }
 
@@ -510,24 +383,19 @@ func TestCertificateRequestFormats(t *testing.T) {
 func TestClientCertificateMustComeFromTheClientCA(t *testing.T) {
 	s, _ := certifying(t)
 	s.start(t)
-	request := api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}
-	other := newSite(t)
-	_, err := s.as(t, other.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), request)
-	wantProblem(t, err, 401, "unauthorized", "")
-	nameless := s.as(t, s.userCertificate(t, "", "system:nodes"))
-	_, err = nameless.Certificate(t.Context(), request)
-	wantProblem(t, err, 401, "unauthorized", "")
-	// A bearer token takes precedence over the certificate.
-	both := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes"))
-	both.Bearer = viewerBearer
-	_, err = both.Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: clientSigner})
-	wantProblem(t, err, 403, "forbidden", "")
+	request := signing(clientSigner, nodeCSR(t, "w"))
+	both := s.asNode(t, "w")
+	both.Bearer = viewerBearer // takes precedence over the certificate
+	for c, status := range map[*client.Client]int{
+		s.as(t, newSite(t).userCertificate(t, "system:node:w", "system:nodes")): 401, s.as(t, s.userCertificate(t, "", "system:nodes")): 401, both: 403,
+	} {
+		_, err := c.Certificate(t.Context(), request)
+		wantProblem(t, err, status, map[int]string{401: "unauthorized", 403: "forbidden"}[status], "")
+	}
 	// Without client certificates and without tokens of users, nobody is authenticated.
 	s.Certificates.ClientCertificate, s.Callers.Authenticate, s.Registerer = nil, nil, nil
 	s.start(t)
-	for c, want := range map[*client.Client]string{
-		s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")): "authentication required", s.by(adminBearer): "does not accept these credentials", s.by(""): "authentication required",
-	} {
+	for c, want := range map[*client.Client]string{s.asNode(t, "w"): "authentication required", s.by(adminBearer): "does not accept these credentials"} {
 		_, err := c.Certificate(t.Context(), request)
 		if p := wantProblem(t, err, 401, "unauthorized", ""); !strings.Contains(p.Detail, want) {
 			t.Errorf("%q, want %q", p.Detail, want)
@@ -535,168 +403,182 @@ func TestClientCertificateMustComeFromTheClientCA(t *testing.T) {
 	}
 }
 
-// Catches a temporary failure of a store, the CA or the authorizer that is answered with a final refusal.
-func TestUnavailableDependencyMakesCertificateWait(t *testing.T) {
-	request := api.SignCertificate{CSR: []byte(nodeCSR(t, "w"))}
-	t.Run("tokens", func(t *testing.T) {
+// Catches a fallback to another authentication after a client certificate was refused or could not be checked.
+func TestRefusedClientCertificateEndsAuthentication(t *testing.T) {
+	for err, want := range map[error]int{auth.ErrForbidden: 403, auth.ErrBadCredentials: 401, errors.New("the CA cannot be read"): 503, auth.ErrNoCredentials: 200} {
 		s, _ := certifying(t)
-		token := s.token(t, nil)
-		s.Tokens = failingStore(s.store, errReset)
-		s.start(t)
-		_, err := s.by(token).Certificate(t.Context(), request)
-		p := wantProblem(t, err, 503, "tokens-unavailable", "")
-		if p.RetryAfter <= 0 || strings.Contains(p.Detail, errReset.Error()) {
-			t.Errorf("%+v", p)
+		s.Certificates.ClientCertificate = func(*http.Request) (auth.User, error) { return auth.User{}, fmt.Errorf("x: %w", err) }
+		s.Callers.Authenticate = func(*http.Request) (auth.User, error) {
+			return auth.User{Name: "ada", Groups: []string{"kubejoin:admins"}}, nil
 		}
-	})
-	t.Run("CA", func(t *testing.T) {
-		s, _ := certifying(t)
-		broken := must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0))
-		s.Certificates.Authority.Signers = signer.FixedSigners(broken)
-		s.start(t)
-		_, err := s.by(s.token(t, nil)).Certificate(t.Context(), request)
-		p := wantProblem(t, err, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable)
-		if p.RetryAfter <= 0 || strings.Contains(p.Detail, "disk") || !strings.Contains(s.logs.String(), "the disk is away") {
-			t.Errorf("%+v\n%s", p, s.logs)
+		if w := send(s.Handler(), certificatePath+"?signer="+clientSigner, "", "", strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != want {
+			t.Errorf("%v: %d %s, want %d", err, w.Code, w.Body, want)
 		}
-	})
-	t.Run("claims", func(t *testing.T) {
-		s, _ := certifying(t)
-		s.Certificates.Authority.Nodes.Claims = storetest.Faulty((&failing{at: 1, err: errReset}).faults).Claims(s.Claims)
-		s.start(t)
-		_, err := s.by(s.token(t, once)).Certificate(t.Context(), request)
-		p := wantProblem(t, err, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable)
-		if strings.Contains(p.Detail, errReset.Error()) || !strings.Contains(s.logs.String(), errReset.Error()) {
-			t.Errorf("%+v\n%s", p, s.logs)
-		}
-	})
-	t.Run("deleted Node", func(t *testing.T) {
-		s, _ := certifying(t)
-		asked := 0
-		nodes := s.Certificates.Authority.Nodes
-		nodes.Node = func(context.Context, string) (string, error) {
-			if asked++; asked > 1 {
-				return "", tokens.ErrNotFound
+	}
+}
+
+// Catches a temporary failure that is answered with a final refusal, a final refusal that makes the client retry without
+// end, and a response that shows an internal cause.
+func TestErrorsOfAuthorityAreProblems(t *testing.T) {
+	t.Parallel()
+	const away = "the disk is away"
+	clients := certificates.KubeAPIServerClientSignerName
+	noCA := signer.FixedSigners(must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New(away) }, 0)))
+	for name, test := range map[string]struct {
+		change          func(s *site)
+		bearer          string // empty: a token for one node; node: a client certificate
+		signer          string
+		status          int
+		problem, reason string
+		log             string
+	}{
+		"tokens": {func(s *site) { s.Tokens = failingStore(s.store, errors.New(away)) }, "", "", 503, "tokens-unavailable", "", away},
+		"CA":     {func(s *site) { s.Certificates.Authority.Signers = noCA }, "", "", 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable, away},
+		"claims": {func(s *site) {
+			s.Certificates.Authority.Nodes.Claims = storetest.Fail(errors.New(away), "Claims.Commit").Claims(s.Claims)
+		}, "", "", 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable, away},
+		"authorizer": {func(s *site) {
+			s.Callers.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New(away) }
+		}, adminBearer, clients, 503, "authorization-unavailable", "", away},
+		"no authorizer":    {func(s *site) { s.Callers.Authorize = nil }, adminBearer, clients, 403, "forbidden", "", ""},
+		"record":           {func(s *site) { s.Certificates.Authority.Record = issuance.NewWriter(fullDisk{}) }, "", clients, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable, "no space left"},
+		"record of a user": {func(s *site) { s.Certificates.Authority.Record = issuance.NewWriter(fullDisk{}) }, viewerBearer, clients, 503, api.ProblemCertificateWaits, approval.ReasonFactsUnavailable, "no space left"},
+		"signer that is no longer configured": {func(s *site) { // meanwhile
+			all := s.Certificates.Authority.Signers()
+			s.Certificates.Authority.Signers = func() map[string]signer.Signer { now := all; all = nil; return now }
+		}, adminBearer, clients, 400, "invalid-field", "", ""},
+		"deleted Node": {func(s *site) {
+			asked, now := 0, time.Now()
+			s.Certificates.Authority.Nodes.Node = func(context.Context, string) (string, error) {
+				if asked++; asked > 1 {
+					return "", tokens.ErrNotFound
+				}
+				return "uid", nil
 			}
-			return "uid", nil
-		}
-		now := time.Now()
-		s.Certificates.Authority.Now = func() time.Time { now = now.Add(time.Second); return now } // so that the signer retries
-		s.start(t)
-		_, err := s.as(t, s.userCertificate(t, "system:node:w", "system:nodes")).Certificate(t.Context(), request)
-		wantProblem(t, err, 503, api.ProblemCertificateWaits, admission.ReasonNodeNotFound)
-	})
-	t.Run("authorizer", func(t *testing.T) {
-		s, _ := certifying(t)
-		s.Callers.Authorize = func(*http.Request, auth.User, auth.Access) error { return errors.New("reviewer down") }
-		s.start(t)
-		_, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: request.CSR, Signer: peerSigner})
-		wantProblem(t, err, 503, "authorization-unavailable", "")
-	})
-}
-
-// The signer configuration may change during a request. Catches a response that makes the client retry without end.
-func TestRefusesSignerThatIsNoLongerConfigured(t *testing.T) {
-	s, _ := certifying(t)
-	signers := s.Certificates.Authority.Signers()
-	s.Certificates.Authority.Signers = func() map[string]signer.Signer {
-		all := signers
-		signers = nil
-		return all
-	}
-	s.start(t)
-	_, err := s.by(adminBearer).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "w")), Signer: clientSigner})
-	if p := wantProblem(t, err, 400, "invalid-field", ""); p.Field != "signer" {
-		t.Errorf("%+v", p)
-	}
-}
-
-// 200 machines use a token for one node at the same time. Catches a race that gives two of them a certificate.
-func TestOneNodeTokenIssuesOnceUnderConcurrency(t *testing.T) {
-	s, _ := certifying(t)
-	s.start(t)
-	token := s.token(t, once)
-	const many = 200
-	var mu sync.Mutex
-	var issued []string
-	refused := map[string]int{}
-	var all sync.WaitGroup
-	for i := range many {
-		request := []byte(nodeCSR(t, fmt.Sprintf("w-%d", i)))
-		all.Go(func() {
-			chain, err := s.by(token).Certificate(t.Context(), api.SignCertificate{CSR: request})
-			mu.Lock()
-			defer mu.Unlock()
-			var p *api.Problem
-			switch {
-			case err == nil:
-				issued = append(issued, string(chain))
-			case errors.As(err, &p) && p.Named(api.ProblemCertificateRefused):
-				refused[p.Reason]++
-			default:
-				t.Error(err)
+			s.Certificates.Authority.Now = func() time.Time { now = now.Add(time.Second); return now } // so that the signer retries
+		}, "node", "", 503, api.ProblemCertificateWaits, admission.ReasonNodeNotFound, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := certifying(t)
+			bearer := cmp.Or(test.bearer, s.token(t, once))
+			test.change(s)
+			s.start(t)
+			by := s.by(bearer)
+			if bearer == "node" {
+				by = s.asNode(t, "w")
+			}
+			_, err := by.Certificate(t.Context(), signing(test.signer, nodeCSR(t, "w")))
+			p := wantProblem(t, err, test.status, test.problem, test.reason)
+			if (p.RetryAfter > 0) != (test.status == 503) || strings.Contains(p.Detail, away) || strings.Contains(p.Detail, "no space") || !strings.Contains(s.logs.String(), test.log) {
+				t.Errorf("%+v\n%s", p, s.logs)
 			}
 		})
 	}
-	all.Wait()
-	if len(issued) != 1 || refused[admission.ReasonTokenSpent] != many-1 {
-		t.Errorf("got %d issued and refusals %v, want 1 issued and %d refused", len(issued), refused, many-1)
-	}
-	claims, err := s.store.Claims().List(t.Context())
-	if err != nil || len(claims) != 1 {
-		t.Errorf("claims %+v, %v", claims, err)
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
+
+// Without a CSR object nobody can approve later. Catches a request that waits for approval.
+func TestRefusesWhatOnlyAPersonCouldApprove(t *testing.T) {
+	s, kept := certifying(t)
+	all := maps.Clone(s.Certificates.Authority.Signers())
+	serving := all[servingSigner]
+	serving.Rules = []approval.Rule{approval.KubeletServing{}}
+	all[servingSigner] = serving
+	s.Certificates.Authority.Signers = signer.FixedSigners(all)
+	s.start(t)
+	s.refuses(t, kept, refusal{"no scope", s.asNode(t, "w"), signing("", servingCSR(t, "w", "w")), 403, api.ProblemCertificateNotPermitted, approval.ReasonScopeNotConfigured,
+		"set --serving-allowed-cidr or --serving-allowed-dns-suffix; an operator can sign it with: kubejoin sign --signer " + servingSigner})
+	if strings.Contains(s.logs.String(), "level=ERROR") {
+		t.Errorf("got an error in the log, want none:\n%s", s.logs)
 	}
 }
 
-// Certificate requests have slots of their own. Catches a flood of them that blocks discovery.
-func TestCertificateFloodLeavesDiscoveryFree(t *testing.T) {
-	s, _ := certifying(t)
-	s.Logger = nil
-	asking, away := make(chan struct{}), make(chan struct{})
-	s.Tokens = waiting(s.store, asking, away)
-	handler := s.Handler()
-	request := nodeCSR(t, "w")
-	var flood sync.WaitGroup
-	for range httplimit.MaxCertificates {
-		flood.Go(func() {
-			send(handler, certificatePath, tokens.Generate().Reveal(), "", strings.NewReader(request))
-		})
-	}
-	for range httplimit.MaxCertificates {
-		<-asking
-	}
-	w := send(handler, certificatePath, tokens.Generate().Reveal(), "", unread{t})
-	if w.Code != 503 || w.Header().Get("Retry-After") != "1" {
-		t.Errorf("above the limit: got %d %v %s, want 503 and Retry-After 1", w.Code, w.Header(), w.Body)
-	}
-	w = httptest.NewRecorder()
-	handler.ServeHTTP(w, httptest.NewRequest("GET", infoPath, nil))
-	if w.Code != 200 {
-		t.Errorf("discovery during the flood: got %d, want 200", w.Code)
-	}
-	close(away)
-	flood.Wait()
-	if n := s.inFlight(t, "certificate"); n != 0 {
-		t.Errorf("got %v in flight at the end, want 0", n)
-	}
+// In standalone mode the rule may-sign approves nothing. Catches a node that becomes an admin by a group in its
+// certificate.
+func TestGroupInNodeCertificateMakesNoAdmin(t *testing.T) {
+	s, kept := certifying(t)
+	all := s.Certificates.Authority.Signers()
+	peer := all[peerSigner]
+	peer.Rules = []approval.Rule{approval.MaySign{}}
+	all[peerSigner] = peer
+	s.Certificates.Authority.Signers = signer.FixedSigners(all)
+	s.start(t)
+	node := s.as(t, s.userCertificate(t, "system:node:worker-1", "system:nodes", "kubejoin:admins"))
+	s.refuses(t, kept, refusal{"node", node, signing(peerSigner, subjectCSR(t, "jane")), 403, api.ProblemCertificateNotPermitted, approval.ReasonNotPermitted, ""})
 }
 
-// checkCertificateResponse fails the test unless the response is a valid certificate or a 4xx problem.
-func checkCertificateResponse(t *testing.T, w *httptest.ResponseRecorder) {
+// A node over its rate gets 429 with Retry-After.
+func TestLimitsCertificateRateOfANode(t *testing.T) {
+	s, kept := certifying(t)
+	now := time.Now()
+	s.Certificates.Authority.Now = func() time.Time { return now } // no rate refills, however slow this machine is
+	s.start(t)
+	node, request := s.asNode(t, "w"), signing("", nodeCSR(t, "w"))
+	for i := range 60 {
+		if _, err := node.Certificate(t.Context(), request); err != nil {
+			t.Fatalf("certificate %d: %v", i, err)
+		}
+	}
+	for range 3 {
+		_, err := node.Certificate(t.Context(), request)
+		p := wantProblem(t, err, 429, api.ProblemTooManyRequests, signer.ReasonTooManyCertificates)
+		if !strings.Contains(p.Detail, "system:node:w has used up its rate of certificates; retry in ") || p.RetryAfter < time.Second || p.RetryAfter > 20*time.Second {
+			t.Errorf("%s, detail %q", p.RetryAfter, p.Detail)
+		}
+	}
+	if n := len(kept.entries); n != 60 {
+		t.Errorf("got %d records, want 60", n)
+	}
+	if said := s.logs.String(); strings.Count(said, "reason=certificate-rate from=system:node:w class=certificate") != 1 || strings.Contains(said, "level=ERROR") {
+		t.Errorf("the log:\n%s", said)
+	}
+	s.wantResults(t, `{result="issued"} 60`, `{result="waits"} 3`)
+}
+
+// wantResults compares the metric of certificates.
+func (s *site) wantResults(t *testing.T, lines ...string) {
 	t.Helper()
-	switch body := w.Body.Bytes(); {
-	case w.Code == 200:
-		block, _ := pem.Decode(body)
-		if block == nil || block.Type != "CERTIFICATE" {
-			t.Fatalf("%q", body)
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil || cert.IsCA || slices.Contains(cert.Subject.Organization, "system:masters") {
-			t.Errorf("%v %q", err, body)
-		}
-	case w.Code < 400 || w.Code > 499:
-		t.Errorf("%d %s", w.Code, body)
-	case !json.Valid(body) || bytes.Contains(body, []byte(adminBearer)):
-		t.Errorf("%d %q", w.Code, body)
+	const name = "kubejoin_http_certificates_total"
+	text := "# HELP " + name + " Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.\n# TYPE " + name + " counter\n"
+	for _, line := range lines {
+		text += name + line + "\n"
 	}
+	if err := testutil.GatherAndCompare(s.registry(), strings.NewReader(text), name); err != nil {
+		t.Error(err)
+	}
+}
+
+// Operators alert on the result "failed". Catches a count of unauthenticated callers or malformed requests in it.
+func TestCountsCertificateResults(t *testing.T) {
+	s, _ := certifying(t)
+	working := s.Certificates.Authority.Signers
+	var signers atomic.Value
+	signers.Store(working())
+	s.Certificates.Authority.Signers = func() map[string]signer.Signer { return signers.Load().(map[string]signer.Signer) }
+	handler := s.Handler()
+	token, good := s.token(t, nil), nodeCSR(t, "worker-1")
+	want := func(status int, query, bearer, media, body string) {
+		t.Helper()
+		if w := send(handler, certificatePath+query, bearer, media, strings.NewReader(body)); w.Code != status {
+			t.Errorf("%s %.20s: %d %s, want %d", query, body, w.Code, w.Body, status)
+		}
+	}
+	want(200, "", token, "", good)
+	for _, bearer := range []string{"", "nobody", "qwertz.0123456789abcdef"} {
+		want(401, "", bearer, "", good)
+	}
+	want(403, "?signer="+peerSigner, viewerBearer, "", good)
+	want(400, "", token, "", "no request")
+	want(415, "", token, "application/json", "{}")
+	want(413, "", token, "", strings.Repeat("x", server.MaxBody+1))
+	want(403, "", token, "", nodeCSR(t, "cp-1"))
+	want(403, "?signer="+peerSigner, token, "", good)
+	results := []string{`{result="issued"} 1`, `{result="not_permitted"} 1`, `{result="refused"} 1`}
+	s.wantResults(t, results...)
+	signers.Store(must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("the disk is away") }, 0)))
+	want(503, "", token, "", good)
+	s.wantResults(t, append([]string{`{result="failed"} 1`}, results...)...)
 }

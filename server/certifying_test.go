@@ -6,15 +6,14 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"net"
-	"net/http"
 	"net/netip"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
@@ -72,8 +71,6 @@ func certifying(t testing.TB) (*site, *record) {
 		certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth,
 	}}, func(approval.Request) error { return nil }))
 	kept := &record{}
-	pool := x509.NewCertPool()
-	pool.AddCert(s.ca.Certificate())
 	s.Claims = s.store.Claims()
 	s.Certificates = &server.Certificates{
 		Authority: &signer.Authority{
@@ -84,7 +81,7 @@ func certifying(t testing.TB) (*site, *record) {
 			},
 			Nodes: &admission.Nodes{Tokens: s.store, Claims: s.store.Claims(), Reserved: []string{"cp-*"}, RejoinWindow: 30 * 24 * time.Hour},
 		},
-		ClientCertificate: auth.ClientCertificate{CAs: func() *x509.CertPool { return pool }, Everybody: true}.Authenticate,
+		ClientCertificate: auth.ClientCertificate{CAs: s.roots, Everybody: true}.Authenticate,
 	}
 	return s, kept
 }
@@ -96,9 +93,7 @@ func (s *site) token(t testing.TB, change func(*tokens.Record)) string {
 	if change != nil {
 		change(&r)
 	}
-	if _, err := s.store.Create(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.store.Create(t.Context(), r))
 	return r.Token.Reveal()
 }
 
@@ -116,6 +111,15 @@ func ofNode(name string) x509.CertificateRequest {
 
 func nodeCSR(t testing.TB, name string) string { return csr(t, ofNode(name), nil) }
 
+func subjectCSR(t testing.TB, name string, organizations ...string) string {
+	return csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, nil)
+}
+
+// signing returns the request of a certificate from that signer.
+func signing(signer, csr string) api.SignCertificate {
+	return api.SignCertificate{Signer: signer, CSR: []byte(csr)}
+}
+
 func servingCSR(t testing.TB, name string, hosts ...string) string {
 	template := ofNode(name)
 	for _, h := range hosts {
@@ -132,31 +136,23 @@ func servingCSR(t testing.TB, name string, hosts ...string) string {
 func (s *site) userCertificate(t testing.TB, name string, organizations ...string) *tls.Certificate {
 	t.Helper()
 	key := csrtest.NewKey()
-	request, err := pkcs10.Parse([]byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := must.Get(pkcs10.Parse([]byte(csr(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key))))
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
-	chain, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(s.ca, signer.Template{CSR: request, Usages: usages}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	block, _ := pem.Decode(chain)
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &tls.Certificate{Certificate: [][]byte{block.Bytes}, Leaf: leaf, PrivateKey: key}
+	chain := must.Get(must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(s.ca, signer.Template{CSR: request, Usages: usages}, time.Now()))
+	shown := machine{key: key, chain: chain}.valid(t)
+	return &shown
 }
 
 // as returns a client that authenticates with the certificate.
 func (s *site) as(t testing.TB, certificate *tls.Certificate) *client.Client {
 	t.Helper()
-	roots := x509.NewCertPool()
-	roots.AddCert(s.ca.Certificate())
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{*certificate}}, ForceAttemptHTTP2: true}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &client.Client{URL: s.url, HTTP: &http.Client{Transport: transport}}
+	return &client.Client{URL: s.url, HTTP: s.showing(t, *certificate)}
+}
+
+// asNode returns a client that authenticates with a client certificate of that node.
+func (s *site) asNode(t testing.TB, node string) *client.Client {
+	t.Helper()
+	return s.as(t, s.userCertificate(t, "system:node:"+node, "system:nodes"))
 }
 
 // by returns a client that authenticates with the bearer token.
@@ -167,18 +163,8 @@ func (s *site) by(bearer string) *client.Client {
 // verified parses the certificate of a response and checks that a client that trusts the CA accepts it.
 func (s *site) verified(t testing.TB, chain []byte, usage x509.ExtKeyUsage) *x509.Certificate {
 	t.Helper()
-	block, rest := pem.Decode(chain)
-	if block == nil || len(rest) > 0 {
-		t.Fatalf("got chain\n%s\nwant exactly one PEM certificate", chain)
-		return nil
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AddCert(s.ca.Certificate())
-	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+	cert := must.Get(x509.ParseCertificate(must.Get(pemfile.One(chain, "CERTIFICATE"))))
+	if _, err := cert.Verify(x509.VerifyOptions{Roots: s.roots(), KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
 		t.Error(err)
 	}
 	return cert

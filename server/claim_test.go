@@ -1,15 +1,20 @@
 package server_test
 
 import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // claimed returns a site with a token for three nodes, two of which have joined.
@@ -20,123 +25,52 @@ func claimed(t *testing.T) (*site, tokens.Record) {
 	r := s.stored(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = 3, []string{"worker-1", "worker-2"} })
 	for _, node := range r.Nodes {
 		c := tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
-		if _, err := s.Claims.Create(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.Claims.Create(t.Context(), c))(t)
 	}
 	return s, r
 }
 
-func (s *site) claims(t *testing.T) []string {
-	t.Helper()
-	list, err := s.store.Claims().List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := []string{}
-	for _, c := range list {
-		names = append(names, c.Node)
-	}
-	return names
-}
-
-func TestListClaims(t *testing.T) {
+// Catches a released claim being listed, or shown with its token. Package tokens tests releases.
+func TestClaimsAreListedAndReleased(t *testing.T) {
 	s, r := claimed(t)
-	if _, err := s.Claims.Update(t.Context(), "worker-2", func(c *tokens.Claim) error { c.NodeUID = "u2"; return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Claims.Update(t.Context(), "worker-2", func(c *tokens.Claim) error { c.NodeUID = "u2"; return nil }))(t)
+	s.MaxRemainingLifetime = func() time.Duration { return 24 * time.Hour }
 	s.start(t)
-	list, _, got := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
-	if got.status != 200 || list.Kind != api.KindClaimList || len(list.Items) != 2 {
-		t.Fatalf("%d %s", got.status, got.body)
-	}
-	for i, want := range []api.Claim{{Node: "worker-1"}, {Node: "worker-2", NodeUID: "u2"}} {
-		if c := list.Items[i]; c.Node != want.Node || c.NodeUID != want.NodeUID || c.Token != r.Token.ID() || c.Keys != 1 || c.Created.IsZero() {
-			t.Errorf("claim %+v, want %+v", c, want)
+	wantList := func(nodes ...string) api.ClaimList {
+		t.Helper()
+		list, _, got := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
+		names := []string{}
+		for _, c := range list.Items {
+			names = append(names, c.Node+c.NodeUID)
 		}
+		if got.status != 200 || list.Kind != api.KindClaimList || !slices.Equal(names, nodes) || strings.Contains(got.body, r.Token.RevealSecret()) {
+			t.Fatalf("%d %s, want %q", got.status, got.body, nodes)
+		}
+		return list
 	}
-	if strings.Contains(got.body, r.Token.RevealSecret()) {
-		t.Error("the secret of the token is in the list")
+	if c := wantList("worker-1", "worker-2u2").Items[0]; c.Token != r.Token.ID() || c.Keys != 1 || c.Created.IsZero() {
+		t.Errorf("claim %+v", c)
 	}
-}
-
-func TestReleaseClaim(t *testing.T) {
-	s, r := claimed(t)
-	s.start(t)
 	const path = "/v1/claim/worker-1"
-	if c, _, got := askFor[api.Claim](t, s, "DELETE", path+"?dryRun=true", ""); got.status != 200 || !c.DryRun || len(s.claims(t)) != 2 || len(s.record(t, r.Token.ID()).Nodes) != 2 {
+	if c, _, got := askFor[api.Claim](t, s, "DELETE", path+"?dryRun=true", ""); got.status != 200 || !c.DryRun {
 		t.Errorf("dry run: %d %s", got.status, got.body)
 	}
+	wantList("worker-1", "worker-2u2")
 	c, _, got := askFor[api.Claim](t, s, "DELETE", path, "")
 	if got.status != 200 || c.Node != "worker-1" || c.Token != r.Token.ID() || !strings.Contains(strings.Join(c.Warnings, ""), "has a free slot again and expires at") {
 		t.Errorf("%d %s", got.status, got.body)
 	}
-	if now := s.record(t, r.Token.ID()); !slices.Equal(now.Nodes, []string{"worker-2"}) || !slices.Equal(s.claims(t), []string{"worker-2"}) {
-		t.Errorf("got claims %v and nodes %v, want only worker-2", s.claims(t), now.Nodes)
-	}
-	for path, status := range map[string]int{path: 404, "/v1/claim/Worker%2F1": 400, "/v1/claim/" + strings.Repeat("a", 300): 400} {
-		if got := s.do(t, "DELETE", path, adminBearer, "", ""); got.status != status {
-			t.Errorf("%.40s: %d %s", path, got.status, got.body)
-		}
-	}
-}
-
-// Catches an error of a release that becomes another problem.
-func TestReleaseClaimProblems(t *testing.T) {
-	for _, test := range []struct {
-		status  int
-		problem string
-		fault   func(s *site) storetest.Faulty
-	}{
-		{503, "store-unavailable", func(*site) storetest.Faulty { return storetest.Fail(errReset, "Claims.Get") }},
-		{503, "store-refuses", func(*site) storetest.Faulty { return storetest.Fail(tokens.ErrRefused, "Claims.Commit") }},
-		{503, "store-unavailable", func(*site) storetest.Faulty {
-			return storetest.Fail(fmt.Errorf("stored: %w", &tokens.FieldError{Field: "nodes", Err: errReset}), "Claims.Commit")
-		}},
-		{409, "claim-replaced", func(s *site) storetest.Faulty {
-			return func(c *storetest.Call, do func() error) error {
-				if c.Method == "Claims.Commit" {
-					claim, err := s.store.Claims().Get(c.Context, "worker-1")
-					if err == nil {
-						err = s.store.Claims().Delete(c.Context, claim)
-					}
-					if err == nil {
-						_, err = s.store.Claims().Create(c.Context, claim)
-					}
-					if err != nil {
-						return err
-					}
-				}
-				return do()
-			}
-		}},
-	} {
-		s, _ := claimed(t)
-		s.Claims = test.fault(s).Claims(s.store.Claims())
-		s.start(t)
-		if _, p, got := askFor[api.Claim](t, s, "DELETE", "/v1/claim/worker-1", ""); got.status != test.status || !p.Named(test.problem) || len(s.claims(t)) != 2 {
-			t.Errorf("got %d with claims %v: %s, want %d %s", got.status, s.claims(t), got.body, test.status, test.problem)
-		}
-	}
-}
-
-// Catches the record of a released claim being listed, or shown with its token.
-func TestReleasedClaimIsNotListed(t *testing.T) {
-	s, r := claimed(t)
-	s.MaxRemainingLifetime = func() time.Duration { return 24 * time.Hour }
-	s.start(t)
-	if got := s.do(t, "DELETE", "/v1/claim/worker-1", adminBearer, "", ""); got.status != 200 {
-		t.Fatalf("%d %s", got.status, got.body)
-	}
+	wantList("worker-2u2")
 	if c, err := s.Claims.Get(t.Context(), "worker-1"); err != nil || !c.Released() || c.Past.Until.Before(time.Now().Add(24*time.Hour)) {
 		t.Errorf("got %+v, %v, want a past of 24 h", c, err)
 	}
-	list, _, got := askFor[api.ClaimList](t, s, "GET", "/v1/claim", "")
-	if len(list.Items) != 1 || list.Items[0].Node != "worker-2" {
-		t.Errorf("got list %s, want only worker-2", got.body)
-	}
 	if got := s.do(t, "GET", "/v1/token/"+r.Token.ID(), adminBearer, "", ""); got.status != 200 || strings.Contains(got.body, "worker-1") {
 		t.Errorf("%d %s", got.status, got.body)
+	}
+	for path, status := range map[string]int{path: 404, "/v1/claim/Worker%2F1": 400} {
+		if got := s.do(t, "DELETE", path, adminBearer, "", ""); got.status != status {
+			t.Errorf("%s: %d %s", path, got.status, got.body)
+		}
 	}
 }
 
@@ -150,31 +84,90 @@ func TestClaimPathsNeedClaims(t *testing.T) {
 	}
 }
 
-// Callers choose token IDs. An ID that still has claims is refused.
-func TestRefusesTokenIDWithClaims(t *testing.T) {
-	s, r := claimed(t)
+// Catches a list of claims that does not show which nodes are revoked.
+func TestClaimsShowRevokedNodes(t *testing.T) {
+	s, _ := revoking(t)
+	handler := s.Handler()
+	token := s.token(t, func(r *tokens.Record) { r.Limits.MaxNodes = 2 })
+	s.join(t, handler, token, "worker-1")
+	s.join(t, handler, token, "worker-2")
+	revoke(t, handler, 201, `{"node":"worker-1"}`)
+	_, body := served(handler, asAdmin(newRequest("GET", "/v1/claim", "")))
+	var list api.ClaimList
+	if err := json.Unmarshal([]byte(body), &list); err != nil || len(list.Items) != 2 || !list.Items[0].Revoked || list.Items[1].Revoked {
+		t.Errorf("got %s, %v, want worker-1 revoked", body, err)
+	}
+}
+
+// Catches an item that is on no page or on two because other items were created or deleted between the pages.
+func TestPagesListEachItemOnce(t *testing.T) {
+	s := newSite(t)
+	s.Claims = s.store.Claims()
 	s.start(t)
-	body := `{"token":"` + tokens.Generate().Reveal() + `","maxNodes":1}`
-	body = strings.Replace(body, body[10:16], r.Token.ID(), 1)
-	// While the token exists, the response is about the token.
-	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, body); got.status != 409 || !p.Named(api.ProblemExists) || !strings.Contains(p.Detail, "already exists and does not match") {
-		t.Errorf("%d %s", got.status, got.body)
+	put := func(id string) string {
+		token := must.Get(tokens.New(id, tokens.Generate().RevealSecret()))
+		must.Get(s.store.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now())))
+		must.Get(s.Claims.Create(t.Context(), tokens.Claim{Node: "node-" + id, TokenID: id, TokenUID: "u"}))
+		return id
 	}
-	if err := s.store.Delete(t.Context(), r); err != nil {
-		t.Fatal(err)
+	remove := func(id string) {
+		must.OK(t, errors.Join(s.store.Delete(t.Context(), s.record(t, id)), s.Claims.Delete(t.Context(), must.Get(s.Claims.Get(t.Context(), "node-"+id)))))
 	}
-	for _, dryRun := range []string{`"dryRun":true`, `"dryRun":false`} {
-		_, p, got := askFor[api.Token](t, s, "POST", tokenPath, strings.TrimSuffix(body, "}")+","+dryRun+"}")
-		if got.status != 409 || !p.Named(api.ProblemExists) || !strings.Contains(p.Detail, "kubejoin claim release worker-1") {
-			t.Errorf("%s: %d %s", dryRun, got.status, got.body)
-		}
+	var stay []string
+	for i := range 25 {
+		stay = append(stay, put(fmt.Sprintf("t%05d", 10*i)))
 	}
-	for _, c := range s.claims(t) {
-		if got := s.do(t, "DELETE", "/v1/claim/"+c, adminBearer, "", ""); got.status != 200 {
+	list := func(path, query string) (ids []string, next string) {
+		list, _, got := askFor[struct {
+			Items    []struct{ ID, Token string }
+			Continue string
+		}](t, s, "GET", path+query, "")
+		if got.status != 200 {
 			t.Fatalf("%d %s", got.status, got.body)
 		}
+		for _, item := range list.Items {
+			ids = append(ids, cmp.Or(item.ID, item.Token))
+		}
+		return ids, list.Continue
 	}
-	if got := s.do(t, "POST", tokenPath, adminBearer, "application/json", body); got.status != 201 {
-		t.Errorf("%d %s", got.status, got.body)
+	cursors := map[string]string{}
+	for _, path := range []string{tokenPath, "/v1/claim"} {
+		n := len(stay)
+		for _, query := range []string{"", fmt.Sprint("?limit=", n)} {
+			if all, next := list(path, query); !slices.Equal(all, stay) || next != "" {
+				t.Errorf("%s: %v, %q", path, all, next)
+			}
+		}
+		first, next := list(path, fmt.Sprint("?limit=", n-1))
+		if rest, last := list(path, "?continue="+url.QueryEscape(next)); !slices.Equal(first, stay[:n-1]) || !slices.Equal(rest, stay[n-1:]) || last != "" {
+			t.Errorf("%s: %v and %v, %q", path, first, rest, last)
+		}
+		seen, next := list(path, "?limit=7")
+		for _, id := range []string{"t00005", "t00065", "t00095"} { // some sort before the cursor, some after
+			put(id)
+		}
+		page, next := list(path, "?limit=7&continue="+url.QueryEscape(next))
+		seen = append(seen, page...)
+		for _, id := range []string{page[6], "t00005", "t00065", "t00095"} { // the last item of the page is the cursor
+			remove(id)
+		}
+		stay = slices.DeleteFunc(stay, func(id string) bool { return id == page[6] })
+		cursors[path] = next
+		page, _ = list(path, "?continue="+url.QueryEscape(next))
+		seen = append(seen, page...)
+		if !slices.IsSorted(seen) || len(slices.Compact(slices.Clone(seen))) != len(seen) || slices.ContainsFunc(stay, func(id string) bool { return !slices.Contains(seen, id) }) {
+			t.Errorf("%s: got %v, want %v", path, seen, stay)
+		}
+	}
+	for path, other := range map[string]string{tokenPath: "/v1/claim", "/v1/claim": tokenPath} {
+		for query, field := range map[string]string{
+			"?limit=-1": "limit", "?limit=1001": "limit", "?limit=x": "limit",
+			"?continue=x": "continue", "?continue=" + cursors[path] + "!": "continue", "?continue=" + cursors[other]: "continue",
+			"?continue=" + base64.RawURLEncoding.EncodeToString([]byte(api.KindTokenList+"/")): "continue",
+		} {
+			if _, p, got := askFor[struct{}](t, s, "GET", path+query, ""); got.status != 400 || p.Field != field {
+				t.Errorf("%s%s: %d %s, want field %s", path, query, got.status, got.body, field)
+			}
+		}
 	}
 }

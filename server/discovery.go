@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"net/http"
 	"strings"
@@ -13,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/convert"
 )
 
 const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configmaps/" + clusterinfo.Name
@@ -90,14 +90,9 @@ func (h *handler) discoveryFile(r *call) (web.Response, error) {
 
 // bundle returns CA certificates in PEM and as JSON.
 func bundle(cas []*x509.Certificate) (inPEM, inJSON []byte, err error) {
-	list := api.CABundle{APIVersion: api.Version, Kind: api.KindCABundle, Items: make([]api.CA, len(cas))}
-	for i, ca := range cas {
-		one := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})
-		inPEM = append(inPEM, one...)
-		list.Items[i] = api.CA{
-			Subject: ca.Subject.String(), NotBefore: ca.NotBefore.UTC(), NotAfter: ca.NotAfter.UTC(),
-			Pin: clusterinfo.Pin(ca), Certificate: string(one),
-		}
+	list := api.CABundle{APIVersion: api.Version, Kind: api.KindCABundle, Items: convert.CAs(cas)}
+	for _, ca := range list.Items {
+		inPEM = append(inPEM, ca.Certificate...)
 	}
 	inJSON, err = json.Marshal(list)
 	return inPEM, append(inJSON, '\n'), err

@@ -4,11 +4,11 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"fmt"
+	"crypto/rand"
+	"encoding/base64"
 	"io"
 	"log/slog"
 	"math"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -50,24 +51,14 @@ func get(t *testing.T, h http.Handler, path string, header ...string) *httptest.
 
 func unzip(t *testing.T, body []byte) []byte {
 	t.Helper()
-	r, err := gzip.NewReader(bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	plain, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return plain
+	return must.Get(io.ReadAll(must.Get(gzip.NewReader(bytes.NewReader(body)))))
 }
 
 // randomBase64 returns n random base64 characters. Like many signatures, gzip shrinks them by a quarter.
 func randomBase64(n int) []byte {
 	b := make([]byte, n)
-	for i := range b {
-		b[i] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[rand.N(64)]
-	}
-	return b
+	_, _ = rand.Read(b)
+	return []byte(base64.RawURLEncoding.EncodeToString(b))[:n]
 }
 
 // Compression runs in the background, once per content and at most once a second. Catches clients that can trigger
@@ -145,9 +136,7 @@ func TestConditionalRequests(t *testing.T) {
 			{"*", "", 200, packed},
 			{"*;q=0", "", 200, plain},
 			{"gzip;q=0, *", "", 200, plain},
-			{"gzip; q=0.000", "", 200, plain},
 			{"gzip;q=no", "", 200, plain},
-			{"br, identity", "", 200, plain},
 			{"", plain, 304, plain},
 			{"", "W/" + plain, 304, plain},
 			{"", `"a", ` + plain, 304, plain},
@@ -156,7 +145,6 @@ func TestConditionalRequests(t *testing.T) {
 			{"gzip", packed, 304, packed},
 			{"gzip", plain, 304, plain},
 			{"gzip", `"` + strings.Trim(plain, `"`), 200, packed},
-			{"gzip", strings.Trim(plain, `"`), 200, packed},
 			{"gzip", `"a"`, 200, packed},
 		} {
 			var header []string
@@ -243,51 +231,5 @@ func waitPacked(t *testing.T, h http.Handler) {
 			t.Fatalf("cluster-info is still not compressed after %s", patience)
 		}
 		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// The transport decompresses responses, as that of client-go does. Catches a decompressed cluster-info that differs
-// from the signed one.
-func TestHTTPClientsDecompressClusterInfo(t *testing.T) {
-	s := newSite(t)
-	s.fill(t, 200)
-	s.start(t)
-	var bodies []string
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		got := s.do(t, "GET", infoPath, "", "", "") // a Go transport asks for gzip
-		if got.status != 200 {
-			t.Fatalf("%d %s", got.status, got.body)
-		}
-		bodies = append(bodies, got.body)
-		if got.header.Get("Content-Length") == "" { // the transport removes it when it decompresses
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("got %d uncompressed responses, want a compressed one", len(bodies))
-		}
-	}
-	for i, body := range bodies {
-		if body != bodies[0] {
-			t.Errorf("response %d differs from the first", i)
-		}
-	}
-}
-
-func BenchmarkDiscoveryShared(b *testing.B) {
-	for _, n := range []int{1, 12_000} {
-		for _, encoding := range []string{"identity", "gzip"} {
-			b.Run(fmt.Sprintf("tokens=%d/%s", n, encoding), func(b *testing.B) {
-				s := newSite(b)
-				s.Logger = slog.New(slog.DiscardHandler)
-				s.fill(b, n)
-				h := s.Handler()
-				r := httptest.NewRequest("GET", infoPath, nil)
-				r.Header.Set("Accept-Encoding", encoding)
-				b.ReportAllocs()
-				for b.Loop() {
-					h.ServeHTTP(nowhere{http.Header{}}, r)
-				}
-			})
-		}
 	}
 }

@@ -1,6 +1,8 @@
 package server
 
 import (
+	"net/http"
+
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
@@ -17,4 +19,13 @@ func (s Server) Routes() []Route {
 		all = append(all, Route{on.method, on.path, on.name, on.access})
 	}
 	return all
+}
+
+// AllRoutes returns the routes of a server with every feature enabled.
+func AllRoutes() []Route {
+	return Server{
+		Certificates: &Certificates{},
+		Webhooks:     Webhooks{TokenReview: &TokenReview{}, Authorization: &Authorization{}},
+		Status:       Status{Metrics: http.NotFoundHandler()},
+	}.Routes()
 }

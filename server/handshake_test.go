@@ -3,8 +3,6 @@ package server_test
 import (
 	"bufio"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/tls"
@@ -17,6 +15,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"runtime"
 	"slices"
@@ -25,6 +24,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 )
 
@@ -33,10 +34,7 @@ func junk(t testing.TB, what string, many int) tls.Certificate {
 	t.Helper()
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)}
 	names := func(name asn1.RawValue) {
-		value, err := asn1.Marshal(slices.Repeat([]asn1.RawValue{name}, many))
-		if err != nil {
-			t.Fatal(err)
-		}
+		value := must.Get(asn1.Marshal(slices.Repeat([]asn1.RawValue{name}, many)))
 		template.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: value}}
 	}
 	switch what {
@@ -59,15 +57,8 @@ func junk(t testing.TB, what string, many int) tls.Certificate {
 	case "units":
 		template.Subject.OrganizationalUnit = slices.Repeat([]string{"a"}, many)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+	key := csrtest.NewKey()
+	return madeBy(t, template, template, key, key)
 }
 
 // kinds are the kinds of junk, each with about the number of elements that fit into a certificate of 16 KiB.
@@ -85,18 +76,12 @@ func (k anotherKey) Sign(io.Reader, []byte, crypto.SignerOpts) ([]byte, error) {
 // withRSA returns a certificate for an RSA key of that many bits, without the private key.
 func withRSA(t testing.TB, bits int) tls.Certificate {
 	t.Helper()
-	n, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), uint(bits-1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Get(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), uint(bits-1))))
 	n.SetBit(n, bits-1, 1).SetBit(n, 0, 1)
 	issuer := junk(t, "", 0)
 	public := &rsa.PublicKey{N: n, E: 65537}
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now(), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, public, issuer.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, public, issuer.PrivateKey))
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: anotherKey{public}}
 }
 
@@ -215,10 +200,7 @@ func TestCustomTLSConfigKeepsCertificateLimits(t *testing.T) {
 	}
 	check(server.Server{}.HTTPServer(base).TLSConfig)
 	chosen := server.Server{}.HTTPServer(&tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return base, nil }}).TLSConfig
-	config, err := chosen.GetConfigForClient(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(chosen.GetConfigForClient(nil))(t)
 	check(config)
 	chosen = server.Server{}.HTTPServer(&tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, own }}).TLSConfig
 	if config, err := chosen.GetConfigForClient(nil); config != nil || !errors.Is(err, own) {
@@ -226,7 +208,7 @@ func TestCustomTLSConfigKeepsCertificateLimits(t *testing.T) {
 	}
 }
 
-// Catches client certificates that keep more memory per idle connection than docs/security.md says.
+// Catches client certificates that keep more memory per idle connection than docs/abuse.md says.
 func TestCertificatesOfIdleConnectionsTakeLittleMemory(t *testing.T) {
 	s := newSite(t)
 	s.Logger = nil
@@ -237,10 +219,7 @@ func TestCertificatesOfIdleConnectionsTakeLittleMemory(t *testing.T) {
 		s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) })
 		before := inUse()
 		for range connections {
-			c, err := s.asks(t, &tls.Config{}, shown)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := must.Value(s.asks(t, &tls.Config{}, shown))(t)
 			defer func() { _ = c.Close() }()
 		}
 		return (int(inUse()) - int(before)) / connections / 1024
@@ -278,18 +257,13 @@ func TestLimitsBytesBeforeTheFirstRequest(t *testing.T) {
 	s.Logger = nil
 	s.start(t)
 	// This client stops in the middle of its certificates, for which crypto/tls would read 256 KiB.
-	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Value(net.Dial("tcp", strings.TrimPrefix(s.url, "https://")))(t)
 	defer func() { _ = conn.Close() }()
 	shown := junk(t, "bytes", 250_000)
 	stopped := tls.Client(&stopping{Conn: conn, after: 80 << 10}, &tls.Config{
 		InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil },
 	})
-	if err := stopped.HandshakeContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, stopped.HandshakeContext(t.Context()))
 	_ = stopped.SetReadDeadline(time.Now().Add(patience / 2)) // before the handshake timeout of the server
 	if _, err := stopped.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("after 80 KiB of a handshake: got %v, want the connection closed", err)
@@ -301,10 +275,7 @@ func TestLimitsBytesBeforeTheFirstRequest(t *testing.T) {
 		transport.ForceAttemptHTTP2 = protocol == "h2"
 		client := &http.Client{Transport: transport}
 		for range 5 {
-			r, err := http.NewRequestWithContext(t.Context(), "POST", s.url+commandPath, strings.NewReader(strings.Repeat(" ", server.MaxBody)+"{}"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Value(http.NewRequestWithContext(t.Context(), "POST", s.url+commandPath, strings.NewReader(strings.Repeat(" ", server.MaxBody)+"{}")))(t)
 			r.Header.Set("Authorization", "Bearer "+adminBearer)
 			answer, err := client.Do(r)
 			if err != nil {
@@ -328,4 +299,56 @@ func (c *stopping) Write(p []byte) (int, error) {
 	c.after -= n
 	_, err := c.Conn.Write(p[:n])
 	return len(p), err
+}
+
+func TestTLSVersions(t *testing.T) {
+	for _, test := range []struct {
+		least   uint16 // of the server
+		client  *tls.Config
+		version uint16 // zero: want the handshake refused
+	}{
+		{0, &tls.Config{}, tls.VersionTLS13},
+		{0, &tls.Config{MaxVersion: tls.VersionTLS12}, 0},
+		{tls.VersionTLS12, &tls.Config{}, tls.VersionTLS13},
+		{tls.VersionTLS12, &tls.Config{MaxVersion: tls.VersionTLS12}, tls.VersionTLS12},
+		{tls.VersionTLS10, &tls.Config{MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11}, 0},
+		// The site has a P-256 certificate.
+		{tls.VersionTLS12, &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA, tls.TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA, tls.TLS_RSA_WITH_AES_128_GCM_SHA256}}, 0},
+		{tls.VersionTLS12, &tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{tls.TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256}}, tls.VersionTLS12},
+	} {
+		t.Run(fmt.Sprintf("%x %x %x", test.least, test.client.MaxVersion, test.client.CipherSuites), func(t *testing.T) {
+			s := newSite(t)
+			s.Logger = nil
+			s.minVersion = test.least
+			s.start(t)
+			test.client.NextProtos = []string{"h2"}
+			c, err := s.dialFrom(t, "127.0.0.1", test.client)
+			if state := c.ConnectionState(); test.version == 0 && err == nil || test.version != 0 && (err != nil || state.Version != test.version || state.NegotiatedProtocol != "h2") {
+				t.Errorf("%v, version %x, protocol %q", err, state.Version, state.NegotiatedProtocol)
+			}
+		})
+	}
+}
+
+// Catches "OPTIONS *" (RFC 9110, section 7.1), which net/http answers itself, without the handler's limits.
+func TestLimitsServerWideOptionsRequests(t *testing.T) {
+	s := newSite(t)
+	s.Logger, s.Limits.ClientRate = nil, atFirst(3)
+	s.start(t)
+	first := s.http.Transport.(*http.Transport)
+	older := &http.Transport{TLSClientConfig: first.TLSClientConfig.Clone()}
+	t.Cleanup(older.CloseIdleConnections)
+	older.TLSClientConfig.NextProtos = []string{"http/1.1"}
+	for i, want := range []int{404, 404, 404, 429} {
+		transport := []*http.Transport{older, first}[i%2]
+		r := &http.Request{Method: "OPTIONS", URL: &url.URL{Scheme: "https", Host: strings.TrimPrefix(s.url, "https://"), Opaque: "*"}, Header: http.Header{}}
+		answer := must.Value(transport.RoundTrip(r.WithContext(t.Context())))(t)
+		_ = answer.Body.Close()
+		if answer.StatusCode != want || answer.ProtoMajor != 1+i%2 || answer.Header.Get("X-Request-Id") == "" {
+			t.Errorf("over %s: %s %v, want %d", answer.Proto, answer.Status, answer.Header, want)
+		}
+	}
+	if n := s.refused(t, "client-rate", ""); n != 1 {
+		t.Errorf("got %v counted refusals, want 1", n)
+	}
 }

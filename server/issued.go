@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -82,12 +83,25 @@ func recordUnavailable(err error) *web.Problem {
 func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 	q := issuance.Query{
 		TokenID: req.TokenID, Node: req.Node, Requester: req.Requester, Signer: req.Signer, Outcome: req.Outcome,
-		Limit: req.Limit, After: req.Continue,
+		CA: req.CA, NotCA: req.NotCA, Limit: req.Limit, After: req.Continue,
 	}
 	if q.TokenID != "" {
 		if err := tokens.CheckID(q.TokenID); err != nil {
 			return q, web.BadField("tokenID", "%v", err)
 		}
+	}
+	for _, f := range []struct {
+		name string
+		pin  *string
+	}{{"ca", &q.CA}, {"notCA", &q.NotCA}} {
+		if *f.pin == "" {
+			continue
+		}
+		pin, err := clusterinfo.ParsePin(*f.pin)
+		if err != nil {
+			return q, web.BadField(f.name, "%.80q given, want the pin of a CA: sha256: and 64 hexadecimal digits", *f.pin)
+		}
+		*f.pin = pin
 	}
 	switch q.Outcome {
 	case "", issuance.Issued, issuance.Refused, issuance.Failed:

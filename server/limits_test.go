@@ -3,11 +3,13 @@ package server_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -15,7 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // heldClusterInfo is a cluster-info whose calls block until free is closed.
@@ -52,143 +54,137 @@ func (u unread) Read([]byte) (int, error) {
 
 // Catches a flood of one class that blocks another class, or that is read or authenticated before it is refused.
 func TestFloodOfOneClassLeavesOthersFree(t *testing.T) {
-	for _, test := range []struct {
-		flood                string
-		method, path         string
-		most                 int
-		otherMethod, another string
-		contentType          string
+	stranger := tokens.Generate().Reveal()
+	review := `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":"` + stranger + `"}}`
+	classes := []struct {
+		name                       string
+		method, path, bearer, body string // a request that waits
+		other                      string // a path of the class that waits for nothing
+		most                       int
 	}{
-		{"discovery", "GET", infoPath, httplimit.MaxDiscovery, "POST", commandPath, "application/json"},
-		{"join-command", "POST", commandPath, httplimit.MaxJoinCommands, "GET", infoPath, "application/problem+json"},
-		{"lifecycle", "GET", tokenPath, httplimit.MaxLifecycle, "POST", commandPath, "application/problem+json"},
-	} {
-		t.Run(test.flood, func(t *testing.T) {
-			s := newSite(t)
-			s.Minting.Advertise = "127.0.0.1:9443"
-			on := make(chan struct{})
+		{"discovery", "GET", infoPath, "", "", "/v1/ca", httplimit.MaxDiscovery},
+		{"join-command", "POST", commandPath, adminBearer, "", tokenPath + "?x", httplimit.MaxJoinCommands},
+		{"lifecycle", "GET", tokenPath, adminBearer, "", "/v1/claim", httplimit.MaxLifecycle},
+		{"certificate", "POST", certificatePath, stranger, "", certificatePath + "?x", httplimit.MaxCertificates},
+		{"token-review", "POST", reviewPath, reviewerBearer, review, reviewPath, httplimit.MaxTokenReviews},
+	}
+	for _, flooded := range classes {
+		t.Run(flooded.name, func(t *testing.T) {
+			s, _ := certifying(t)
+			s.Webhooks.TokenReview = reviewed(t).Webhooks.TokenReview
+			s.Minting.Advertise, s.Logger = "127.0.0.1:9443", nil
 			h := &heldClusterInfo{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{})}
-			if test.flood == "join-command" {
-				h.holdSigned = on
-			} else {
-				h.holdJSON = on
-			}
 			s.ClusterInfo = h
-			s.Logger = nil
-			var authenticated sync.Map
-			authenticate := s.Callers.Authenticate
-			s.Callers.Authenticate = func(r *http.Request) (auth.User, error) {
-				authenticated.Store(r.Header.Get("X-Test"), true)
-				return authenticate(r)
+			switch flooded.name {
+			case "join-command":
+				h.holdSigned = make(chan struct{})
+			case "discovery", "lifecycle":
+				h.holdJSON = make(chan struct{})
+			default:
+				s.Tokens = storetest.Before(func() error { h.entered <- struct{}{}; <-h.free; return nil }, "Store.Get").Store(s.store)
 			}
+			var authenticated atomic.Bool
+			authenticate := s.Callers.Authenticate
+			s.Callers.Authenticate = func(r *http.Request) (auth.User, error) { authenticated.Store(true); return authenticate(r) }
 			handler := s.Handler()
-			ask := func(method, path, name string, body io.Reader) *httptest.ResponseRecorder {
-				r := httptest.NewRequestWithContext(t.Context(), method, path, body)
-				r.Header.Set("Authorization", "Bearer "+adminBearer)
-				r.Header.Set("X-Test", name)
+			ask := func(body io.Reader) *httptest.ResponseRecorder {
+				r := httptest.NewRequestWithContext(t.Context(), flooded.method, flooded.path, body)
+				r.Header.Set("Content-Type", "application/json")
+				if flooded.bearer != "" {
+					r.Header.Set("Authorization", "Bearer "+flooded.bearer)
+				}
 				w := httptest.NewRecorder()
 				handler.ServeHTTP(w, r)
 				return w
 			}
-
 			var flood sync.WaitGroup
-			for range test.most {
+			for range flooded.most {
 				flood.Go(func() {
-					if w := ask(test.method, test.path, "flood", nil); w.Code != 200 {
-						t.Errorf("within the limit: got %d %s, want 200", w.Code, w.Body)
+					if w := ask(strings.NewReader(flooded.body)); w.Code == 503 || w.Code == 429 {
+						t.Errorf("within the limit: got %d %s", w.Code, w.Body)
 					}
 				})
 			}
-			for range test.most {
+			for range flooded.most {
 				<-h.entered
 			}
-			w := ask(test.method, test.path, "beyond", unread{t})
-			if w.Code != 503 || w.Header().Get("Retry-After") != "1" || w.Header().Get("Content-Type") != test.contentType || !strings.Contains(w.Body.String(), "too many requests") {
-				t.Errorf("above the limit: got %d %v %s, want 503 and Retry-After 1", w.Code, w.Header(), w.Body)
-			}
-			if _, asked := authenticated.Load("beyond"); asked {
-				t.Error("the sender of a refused request was authenticated")
+			authenticated.Store(false)
+			if w := ask(unread{t}); w.Code != 503 || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "too many requests") || authenticated.Load() {
+				t.Errorf("above the limit: got %d %v %s, authenticated %t, want 503 and Retry-After 1", w.Code, w.Header(), w.Body, authenticated.Load())
 			}
 			for _, path := range []string{"/healthz", "/readyz", "/version", "/nowhere"} {
-				if w := ask("GET", path, "other", nil); w.Code == 503 {
+				if w := get(t, handler, path); w.Code == 503 {
 					t.Errorf("%s: %d", path, w.Code)
 				}
 			}
-			if w := ask(test.otherMethod, test.another, "other", nil); w.Code != 200 {
-				t.Errorf("the other class: %d %s", w.Code, w.Body)
-			}
-			expected := `
-# HELP kubejoin_http_requests_refused_total Requests refused, by class and reason: too many of the class in flight (overloaded), or the client or user is over a limit.
-# TYPE kubejoin_http_requests_refused_total counter
-`
-			for _, class := range []string{"discovery", "join-command", "lifecycle", "other", "probe"} {
-				for _, reason := range []string{"certificate-rate", "client-in-flight", "client-rate", "failed-authentications", "overloaded", "user-in-flight", "user-rate"} {
-					expected += `kubejoin_http_requests_refused_total{class="` + class + `",reason="` + reason + `"} ` + map[bool]string{true: "1", false: "0"}[class == test.flood && reason == "overloaded"] + "\n"
+			for _, other := range classes {
+				w := from(t, handler, "192.0.2.1:1", other.method, other.other, map[bool]string{true: adminBearer}[other.bearer == adminBearer], nil)
+				if (w.Code == 503) != (other.name == flooded.name) {
+					t.Errorf("%s: %d %s", other.other, w.Code, w.Body)
 				}
 			}
-			if err := testutil.GatherAndCompare(s.registry(), strings.NewReader(expected), "kubejoin_http_requests_refused_total"); err != nil {
-				t.Error(err)
+			if n, all := s.refused(t, "overloaded", flooded.name), s.refused(t, "overloaded", ""); n != 2 || all != 2 {
+				t.Errorf("got %v counted refusals of the class and %v in all, want 2", n, all)
 			}
 			close(h.free)
 			flood.Wait()
-			h.holdJSON, h.holdSigned = nil, nil
-			if w := ask(test.method, test.path, "after", nil); w.Code != 200 {
-				t.Errorf("after the flood: %d %s", w.Code, w.Body)
+			if n := s.inFlight(t, flooded.name); n != 0 {
+				t.Errorf("got %v in flight at the end, want 0", n)
 			}
 		})
 	}
 }
 
 // Concurrent readiness requests share a round of checks. Catches a request that gets the result of a round that began
-// before it.
-func TestConcurrentReadinessChecksShareARound(t *testing.T) { synctest.Test(t, testReadinessRounds) }
-
-func testReadinessRounds(t *testing.T) {
-	s := newSite(t)
-	began, finish := make(chan struct{}, 100), make(chan error)
-	s.Status.Checks = []server.Check{{Name: "slow", Ready: func(context.Context) error {
-		began <- struct{}{}
-		return <-finish
-	}}}
-	handler := s.Handler()
-	ask := func(ctx context.Context) int {
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/readyz", nil))
-		return w.Code
-	}
-	first := make(chan int)
-	go func() { first <- ask(t.Context()) }()
-	<-began
-
-	const n = 100
-	later := make(chan int, n)
-	left, leave := context.WithCancel(t.Context())
-	go func() { later <- ask(left) }() // this one starts the next round
-	synctest.Wait()
-	for range n - 1 {
-		go func() { later <- ask(t.Context()) }()
-	}
-	synctest.Wait()
-	leave()
-	if code := <-later; code != 500 {
-		t.Errorf("canceled request: got %d, want 500", code)
-	}
-	finish <- errors.New("not yet")
-	if code := <-first; code != 503 {
-		t.Errorf("first round: got %d, want 503", code)
-	}
-	close(finish)
-	for range n - 1 {
-		if code := <-later; code != 200 {
-			t.Errorf("later round: got %d, want 200", code)
+// before it, and a round that fails because a client disconnects.
+func TestConcurrentReadinessChecksShareARound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Status.Metrics = http.NotFoundHandler()
+		began, finish := 0, make(chan error)
+		s.Status.Checks = []server.Check{{Name: "slow", Ready: func(ctx context.Context) error {
+			began++
+			select {
+			case err := <-finish:
+				return err
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}}}
+		handler := s.Handler()
+		ask := func(ctx context.Context, path string) chan int {
+			code := make(chan int, 1)
+			go func() {
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, asAdmin(httptest.NewRequestWithContext(ctx, "GET", path, nil)))
+				code <- w.Code
+			}()
+			synctest.Wait()
+			return code
 		}
-	}
-	if rounds := 1 + len(began); rounds != 2 {
-		t.Errorf("got %d rounds for %d requests, want 2", rounds, n+1)
-	}
-	if strings.Contains(s.logs.String(), "panic") {
-		t.Errorf("the canceled request panicked:\n%s", s.logs)
-	}
+		left, leave := context.WithCancel(t.Context())
+		canceled, later := []chan int{ask(left, "/readyz"), ask(left, "/metrics")}, []chan int{ask(t.Context(), "/readyz"), ask(t.Context(), "/readyz")}
+		leave()
+		for _, code := range canceled {
+			if code := <-code; code != 500 || strings.Contains(s.logs.String(), "panic") {
+				t.Errorf("canceled request: got %d, want 500\n%s", code, s.logs)
+			}
+		}
+		finish <- nil
+		synctest.Wait()
+		if ready := s.gauge(t, "kubejoin_ready", "slow"); ready != 1 {
+			t.Errorf("after the first round: got kubejoin_ready %v, want 1", ready)
+		}
+		finish <- errors.New("not yet")
+		for _, code := range later {
+			if code := <-code; code != 503 {
+				t.Errorf("later round: got %d, want 503", code)
+			}
+		}
+		if began != 2 {
+			t.Errorf("got %d rounds for 3 requests, want 2", began)
+		}
+	})
 }
 
 // Catches a route that parses a query with too many bytes or parameters.
@@ -214,5 +210,112 @@ func TestRefusesLongQueriesUnparsed(t *testing.T) {
 	}
 	if w := from(t, handler, "192.0.2.1:1", "GET", "/readyz?"+strings.Repeat("verbose&", 999), "", nil); w.Code != 200 {
 		t.Errorf("1000 parameters: %d %s", w.Code, w.Body)
+	}
+}
+
+// One client may use at most as many slots of a class as are free. Catches a client that takes all of them. Package
+// httplimit tests the shares.
+func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
+	s := newSite(t)
+	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
+	h := &heldClusterInfo{ClusterInfo: s.ClusterInfo, entered: make(chan struct{}), free: make(chan struct{}), holdJSON: make(chan struct{})}
+	s.ClusterInfo = h
+	handler := s.Handler()
+	var held sync.WaitGroup
+	hold := func(remote string, n int) {
+		for range n {
+			held.Go(func() {
+				if w := from(t, handler, remote, "GET", infoPath, "", nil); w.Code != 200 {
+					t.Errorf("%s: %d %s", remote, w.Code, w.Body)
+				}
+			})
+			<-h.entered
+		}
+	}
+	hold("192.0.2.1:1", httplimit.MaxDiscovery/2)
+	wantTooMany(t, "half of all", from(t, handler, "192.0.2.1:2", "GET", infoPath, "", nil))
+	hold("[2001:db8::1]:1", httplimit.MaxDiscovery/4)
+	wantTooMany(t, "half of the rest for a /64", from(t, handler, "[2001:db8::2]:1", "GET", infoPath, "", nil))
+	hold("", httplimit.MaxDiscovery/4) // not over a network, and so without a client address to count
+	if w := from(t, handler, "192.0.2.1:1", "GET", "/version", "", nil); w.Code != 200 {
+		t.Errorf("another class: got %d %s, want 200", w.Code, w.Body)
+	}
+	if n := s.refused(t, "client-in-flight", "discovery"); n != 2 || !strings.Contains(s.logs.String(), "reason=client-in-flight from=192.0.2.1 class=discovery") {
+		t.Errorf("got %v client-in-flight refusals, want 2 and one in the log:\n%s", n, s.logs)
+	}
+	close(h.free)
+	held.Wait()
+	h.holdJSON = nil
+	if w := from(t, handler, "192.0.2.1:1", "GET", infoPath, "", nil); w.Code != 200 {
+		t.Errorf("after all responses: got %d %s, want 200", w.Code, w.Body)
+	}
+}
+
+// Catches a user with unfinished requests from many addresses who takes all certificate slots.
+func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
+	s, _ := certifying(t)
+	s.Logger = nil
+	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
+	stolen, other := s.token(t, nil), s.token(t, nil)
+	handler := s.Handler()
+	reading, end := make(chan struct{}), make(chan struct{})
+	ask := func(i int, bearer string, body io.Reader) *httptest.ResponseRecorder {
+		return from(t, handler, fmt.Sprintf("192.0.2.%d:1", i%250), "POST", certificatePath, bearer, body)
+	}
+	var slow sync.WaitGroup
+	for i := range httplimit.MaxCertificates / 2 {
+		slow.Go(func() { // a request whose body is read is counted for its user
+			if w := ask(i, stolen, readFunc(func([]byte) (int, error) { reading <- struct{}{}; <-end; return 0, io.ErrUnexpectedEOF })); w.Code != 400 {
+				t.Errorf("truncated body: got %d %s, want 400", w.Code, w.Body)
+			}
+		})
+		<-reading
+	}
+	wantTooMany(t, "half of all", ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))))
+	if w := ask(1, other, strings.NewReader(nodeCSR(t, "worker-2"))); w.Code != 200 {
+		t.Errorf("another token: %d %s", w.Code, w.Body)
+	}
+	if n := s.refused(t, "user-in-flight", "certificate"); n != 1 {
+		t.Errorf("got %v user-in-flight refusals, want 1", n)
+	}
+	close(end)
+	slow.Wait()
+	if w := ask(0, stolen, strings.NewReader(nodeCSR(t, "worker-1"))); w.Code != 200 {
+		t.Errorf("after all responses: got %d %s, want 200", w.Code, w.Body)
+	}
+}
+
+type readFunc func([]byte) (int, error)
+
+func (f readFunc) Read(p []byte) (int, error) { return f(p) }
+
+// Browsers send a client certificate with requests from pages of any site. Catches such a request that changes
+// something.
+func TestRefusesCrossSiteRequests(t *testing.T) {
+	s := newSite(t)
+	handler := s.Handler()
+	for _, test := range []struct {
+		method, path, site, origin string
+		want                       int
+	}{
+		{"POST", tokenPath, "same-origin", "https://example.com", 201},
+		{"POST", tokenPath, "", "https://example.com", 201}, // an older browser
+		{"POST", tokenPath, "none", "", 201},                // typed by a person
+		{"POST", tokenPath, "cross-site", "https://evil.example", 403},
+		{"POST", tokenPath, "same-site", "", 403},
+		{"POST", tokenPath, "", "https://evil.example", 403},
+		{"DELETE", tokenPath + "/abcdef", "", "null", 403},
+		{"GET", infoPath, "cross-site", "", 200}, // a link
+	} {
+		r := asAdmin(newRequest(test.method, test.path, ""))
+		for name, value := range map[string]string{"Sec-Fetch-Site": test.site, "Origin": test.origin} {
+			if value != "" {
+				r.Header.Set(name, value)
+			}
+		}
+		before := len(s.ids(t))
+		if status, body := served(handler, r); status != test.want || (len(s.ids(t)) > before) != (status == 201) {
+			t.Errorf("%+v: %d %s", test, status, body)
+		}
 	}
 }

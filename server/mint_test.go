@@ -2,13 +2,24 @@ package server_test
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
+	"mime"
 	"net/http/httptest"
+	"net/url"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -59,6 +70,12 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 		"join not deleted": {func(s *site) {
 			s.ClusterInfo, s.Tokens = neverSigned{s.ClusterInfo}, storetest.Fail(errReset, "Store.Delete").Store(s.store)
 		}, commandPath, "", false, 504, api.ProblemNotSigned, "could not be deleted; no client received it, and it expires at", false, false},
+		"expired meanwhile": {func(s *site) {
+			s.Cluster.Node = func(context.Context, string) (tokens.NodeRef, error) {
+				time.Sleep(time.Minute)
+				return tokens.NodeRef{Name: "worker-1", UID: "u"}, nil
+			}
+		}, tokenPath, `{"ttl":"1s","replaceNode":"worker-1"}`, false, 400, "invalid-field", "want a time in the future", false, false},
 		"malformed":  {func(s *site) { s.ClusterInfo = &fixedClusterInfo{config: []byte("kind: Config")} }, commandPath, "", false, 500, "malformed-cluster-info", "kubectl -n kube-public edit configmap cluster-info", false, false},
 		"unreadable": {func(s *site) { s.ClusterInfo = &fixedClusterInfo{err: errReset} }, commandPath, "", false, 500, "internal", "kubejoin could not create the join command; its log has the reason under this request ID. Token ", false, false},
 	} {
@@ -71,16 +88,8 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 				}
 				h := s.Handler()
 				post := func(body string) (p api.Problem, w *httptest.ResponseRecorder) {
-					r := httptest.NewRequestWithContext(t.Context(), "POST", test.path, strings.NewReader(body))
-					r.Header.Set("Authorization", "Bearer "+adminBearer)
-					r.Header.Set("Content-Type", "application/json")
-					w = httptest.NewRecorder()
-					h.ServeHTTP(w, r)
-					if w.Code >= 400 {
-						if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil {
-							t.Fatal(err)
-						}
-					}
+					w = send(h, test.path, adminBearer, "application/json", strings.NewReader(body))
+					_ = json.Unmarshal(w.Body.Bytes(), &p) // fails for a join command
 					return p, w
 				}
 				if test.twice {
@@ -142,5 +151,237 @@ func TestDeletesTokenOfCanceledRequest(t *testing.T) {
 	<-done
 	if ids := s.ids(t); len(ids) != 0 || !strings.Contains(s.logs.String(), "the client disconnected: ") {
 		t.Errorf("tokens %v are left, log:\n%s", ids, s.logs)
+	}
+}
+
+const tokenPath = "/v1/token"
+
+// askFor sends JSON and decodes the response into T, or into a problem.
+func askFor[T any](t *testing.T, s *site, method, path, body string) (T, api.Problem, reply) {
+	t.Helper()
+	var object T
+	var p api.Problem
+	got := s.do(t, method, path, adminBearer, "application/json", body)
+	var into any = &object
+	if got.status >= 400 {
+		into = &p
+	}
+	if err := json.Unmarshal([]byte(got.body), into); err != nil {
+		t.Fatalf("%s %s: %d %s: %v", method, path, got.status, got.body, err)
+	}
+	return object, p, got
+}
+
+func (s *site) record(t *testing.T, id string) tokens.Record {
+	t.Helper()
+	return must.Get(s.store.Get(t.Context(), id))
+}
+
+func TestCreateTokenLeadsToDiscovery(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	own := tokens.Generate()
+	made, _, got := askFor[api.Token](t, s, "POST", tokenPath, `{"token":"`+own.Reveal()+`","ttl":"2h","description":"rack 7"}`)
+	at := must.Get(must.Get(url.Parse(s.url + tokenPath)).Parse(got.header.Get("Location")))
+	if got.status != 201 || at.String() != s.url+tokenPath+"/"+own.ID() || got.header.Get("Cache-Control") != "no-store" || got.header.Get("Content-Type") != "application/json" ||
+		made.Kind != api.KindToken || made.ID != own.ID() || made.Token.Reveal() != own.Reveal() || made.Status != api.StatusActive || made.Description != "rack 7" {
+		t.Fatalf("%d %v %s", got.status, got.header, got.body)
+	}
+	endpoint, token, pins := parseLine(t, made.JoinCommand.Reveal()+"\n")
+	if _, err := clusterinfo.Discover(t.Context(), endpoint, token, pins); err != nil || token != own {
+		t.Errorf("the join command does not work: %v", err)
+	}
+	if strings.Contains(s.logs.String(), own.RevealSecret()) || !strings.Contains(s.logs.String(), "token="+own.ID()) {
+		t.Errorf("got log\n%s\nwant the token ID and not the secret in it", s.logs)
+	}
+}
+
+// Package convert tests each field. Catches a request that is read or answered in another way over HTTP.
+func TestCreateTokenRequests(t *testing.T) {
+	s := newSite(t)
+	s.Limits.UserTokens = -1 // unlimited: tokens have no creator
+	s.Cluster.Node = func(_ context.Context, name string) (tokens.NodeRef, error) {
+		if name == "worker-3" {
+			return tokens.NodeRef{Name: name, UID: "uid-3"}, nil
+		}
+		return tokens.NodeRef{}, errors.New("etcd is on fire")
+	}
+	s.Minting.Warnings = func(_ context.Context, made tokens.Record) []string {
+		if made.Limits.IsZero() {
+			return nil
+		}
+		return []string{"nobody is at work"}
+	}
+	s.start(t)
+	for _, test := range []struct {
+		query, body string
+		limits      tokens.Limits
+		groups      []string
+		onlyAuth    bool
+		warning     string
+	}{
+		{"", "", tokens.Limits{}, []string{tokens.DefaultGroup}, false, ""},
+		{"", `{"description":"","dryRun":false,"wait":"0"}`, tokens.Limits{}, []string{tokens.DefaultGroup}, false, ""},
+		{"?usages=authentication", "", tokens.Limits{}, []string{tokens.DefaultGroup}, true, ""},
+		{"?groups=system:bootstrappers:a,system:bootstrappers:b", "", tokens.Limits{}, []string{"system:bootstrappers:a", "system:bootstrappers:b"}, false, ""},
+		{"?groups=", "", tokens.Limits{}, nil, false, "has no group"},
+		{"", `{"groups":[]}`, tokens.Limits{}, nil, false, "has no groups: kubeadm's role bindings do not apply"},
+		{
+			"", `{"maxNodes":3,"nodeNames":["worker-*","gw"],"certificateDuration":"720h","role":"control-plane"}`,
+			tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "gw"}, CertificateDuration: 720 * time.Hour, Role: "control-plane"}, []string{tokens.DefaultGroup}, false, "nobody is at work",
+		},
+		{"?maxNodes=1&nodeNames=a,b&nodeNames=c", "", tokens.Limits{MaxNodes: 1, NodeNames: []string{"a", "b", "c"}}, []string{tokens.DefaultGroup}, false, "nobody is at work"},
+		{"", `{"replaceNode":"worker-3"}`, tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}}, []string{tokens.DefaultGroup}, false, "nobody is at work"},
+	} {
+		made, _, got := askFor[api.Token](t, s, "POST", tokenPath+test.query, test.body)
+		if got.status != 201 {
+			t.Fatalf("%s %s: %d %s", test.query, test.body, got.status, got.body)
+		}
+		r := s.record(t, made.ID)
+		if left := time.Until(r.Expires); r.Creator != "" || left > tokens.DefaultTTL+time.Second || left < tokens.DefaultTTL-time.Minute || !r.Authentication || r.Signing == test.onlyAuth ||
+			!r.Limits.Equal(test.limits) || !slices.Equal(r.Groups, test.groups) || made.Token.Reveal() != r.Token.Reveal() || (made.JoinCommand == "") != test.onlyAuth {
+			t.Errorf("%s %s: record %+v", test.query, test.body, r)
+		}
+		if warnings := strings.Join(made.Warnings, "\n"); !strings.Contains(warnings, test.warning) || test.warning == "" && warnings != "" {
+			t.Errorf("%s %s: warnings %q, want %q", test.query, test.body, warnings, test.warning)
+		}
+	}
+	before := s.ids(t)
+	if _, p, got := askFor[api.Token](t, s, "POST", tokenPath, `{"replaceNode":"away"}`); got.status != 503 || !strings.Contains(p.Detail, "Node away cannot be read now") || strings.Contains(got.body, "on fire") || len(s.ids(t)) != len(before) {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+}
+
+func TestCreateTokenDryRun(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	made, _, got := askFor[api.Token](t, s, "POST", tokenPath+"?dryRun", `{"ttl":"1h","maxNodes":2}`)
+	if got.status != 200 || !made.DryRun || made.MaxNodes != 2 || made.Token == "" {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if _, token, _ := parseLine(t, made.JoinCommand.Reveal()+"\n"); token.Reveal() != made.Token.Reveal() {
+		t.Error("the join command does not have the token of the response")
+	}
+	if ids := s.ids(t); len(ids) != 0 {
+		t.Errorf("got stored tokens %v, want none", ids)
+	}
+}
+
+// Package tokens tests the limits of the size. Catches a larger token of an earlier version that cannot be read or renewed
+// any more.
+func TestBoundsSizeOfNewToken(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
+	for i := range 6000 {
+		r.Limits.NodeNames = append(r.Limits.NodeNames, fmt.Sprint("nx", i))
+	}
+	for _, path := range []string{tokenPath, commandPath} {
+		if _, p, got := askFor[api.Token](t, s, "POST", path, jsonOf(t, api.TokenSpec{NodeNames: r.Limits.NodeNames})); got.status != 400 || p.Field != "nodeNames" || !strings.Contains(p.Detail, "6000 names given, 256 allowed") {
+			t.Errorf("%s: %d %.300s", path, got.status, got.body)
+		}
+	}
+	must.Value(s.store.Create(t.Context(), r))(t)
+	shown, _, got := askFor[api.Token](t, s, "GET", tokenPath+"/"+r.Token.ID(), "")
+	if got.status != 200 || len(shown.NodeNames) != 6000 {
+		t.Errorf("%d with %d names", got.status, len(shown.NodeNames))
+	}
+	if _, _, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", `{"ttl":"2h"}`); got.status != 200 {
+		t.Errorf("renewal: %d %.300s", got.status, got.body)
+	}
+	if now := s.record(t, r.Token.ID()); !now.Limits.Equal(r.Limits) {
+		t.Errorf("limits are others now, with %d names", len(now.Limits.NodeNames))
+	}
+}
+
+func jsonOf(t testing.TB, v any) string {
+	t.Helper()
+	return string(must.Get(json.Marshal(v)))
+}
+
+// Catches a format that differs from package joinformat, or that ignores a field of the query or the body.
+func TestJoinFormats(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.start(t)
+	types := map[string]string{
+		"": "text/plain", "text": "text/plain", "json": "application/json", "yaml": "application/yaml", "kubeconfig": "application/yaml",
+		"cloud-config": "text/cloud-config", "ignition": "application/vnd.coreos.ignition+json", "script": "text/x-shellscript",
+	}
+	limits := tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-1", "rack-*"}, CertificateDuration: 72 * time.Hour, Role: tokens.RoleControlPlane}
+	for _, name := range append(joinformat.Formats(), "") { // none is text
+		for query, body := range map[string]string{
+			"?maxNodes=2&nodeNames=worker-1,rack-*&certificateDuration=72h&ttl=1h&role=control-plane&format=" + name: "",
+			"": `{"format":"` + name + `","maxNodes":2,"nodeNames":["worker-1","rack-*"],"certificateDuration":"72h","ttl":"1h","role":"control-plane"}`,
+		} {
+			before := s.ids(t)
+			query, body = strings.TrimSuffix(query, "&format="), strings.Replace(body, `"format":"",`, "", 1)
+			r := s.do(t, "POST", commandPath+query, adminBearer, "application/json", body)
+			if r.status != 200 || r.header.Get("Cache-Control") != "no-store" || !strings.Contains(r.header.Get("Server-Timing"), "sign") {
+				t.Fatalf("%s: %d %v %s", name, r.status, r.header, r.body)
+			}
+			if media, _, err := mime.ParseMediaType(r.header.Get("Content-Type")); err != nil || media != types[name] {
+				t.Errorf("%s: Content-Type %q, %v", name, r.header.Get("Content-Type"), err)
+			}
+			record := s.minted(t, before)
+			if !record.Limits.Equal(limits) || time.Until(record.Expires) > time.Hour+time.Second {
+				t.Errorf("%s: %+v, want limits %+v", name, record, limits)
+			}
+			want, err := joinformat.Join{
+				Endpoint: s.Minting.Advertise, Token: record.Token, Server: "https://api.example.com:6443", CAs: s.ca.Bundle(), Expires: record.Expires,
+			}.Write(name)
+			if err != nil || r.body != string(want) || strings.Contains(s.logs.String(), record.Token.RevealSecret()) {
+				t.Errorf("%s: %v, answered\n%s\nwant\n%s and no secret in the log", name, err, r.body, want)
+			}
+		}
+	}
+}
+
+// Catches a field of one of the two types that the other lacks: joinformat cannot import the API.
+func TestJSONFormatHasFieldsOfAPI(t *testing.T) {
+	j := joinformat.Join{Endpoint: "api.example.com:6443", Server: "https://api.example.com:6443", Token: tokens.Generate(), Expires: time.Now(),
+		CAs: []*x509.Certificate{newSite(t).ca.Certificate()}, CertificateKey: joinformat.GenerateCertificateKey(), Warnings: []string{"a warning"}}
+	body := must.Value(j.JSON())(t)
+	var got map[string]any
+	must.OK(t, json.Unmarshal(body, &got))
+	var want []string
+	for f := range reflect.TypeFor[api.JoinCommand]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		want = append(want, name)
+	}
+	slices.Sort(want)
+	if fields := slices.Sorted(maps.Keys(got)); !slices.Equal(fields, want) {
+		t.Errorf("got fields %q, want those of api.JoinCommand, %q", fields, want)
+	}
+}
+
+// minted returns the one token that was created since before.
+func (s *site) minted(t *testing.T, before []string) tokens.Record {
+	t.Helper()
+	var found []tokens.Record
+	for _, r := range must.Get(s.store.List(t.Context())) {
+		if !slices.Contains(before, r.Token.ID()) {
+			found = append(found, r)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("got %d new tokens, want 1", len(found))
+	}
+	return found[0]
+}
+
+// Catches a format that names no discovery endpoint when --advertise is not set: it must be the API server.
+func TestJoinFormatsNameTheAPIServer(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.Minting.Advertise = ""
+	h := s.Handler()
+	for name, want := range map[string]string{
+		"text": "kubeadm join api.example.com:6443 ", "yaml": "apiServerEndpoint: api.example.com:6443\n",
+		"json": `"endpoint":"api.example.com:6443"`, "script": "endpoint='api.example.com:6443'\n",
+	} {
+		if status, body := served(h, asAdmin(newRequest("POST", commandPath+"?format="+name, ""))); status != 200 || !strings.Contains(body, want) {
+			t.Errorf("%s: %d %s, want %q in it", name, status, body, want)
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -26,6 +27,7 @@ import (
 // Causes each common problem on every operation. Catches a problem that an operation describes and never returns;
 // TestMain catches the opposite.
 func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
+	t.Parallel()
 	fails := func(*http.Request) (auth.User, error) { return auth.User{}, errors.New("reviewer down") }
 	for _, test := range []struct {
 		problem string
@@ -51,33 +53,32 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 		{problem: "too-many-requests", twice: true, change: func(s *site) { s.Limits.ClientRate = server.Rate{QPS: 1e-6, Burst: 1} }},
 	} {
 		t.Run(test.problem, func(t *testing.T) {
+			s, _ := certifying(t)
+			s.Webhooks.TokenReview = &server.TokenReview{}
+			s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
+			if s.Registerer = nil; test.change != nil {
+				test.change(s)
+			}
+			turn := s.token(t, func(r *tokens.Record) {
+				r.Limits.MaxNodes, r.Limits.Role = 1, map[bool]string{true: tokens.RoleControlPlane}[test.problem != "forbidden"]
+			})
 			for _, op := range document(t).Operations {
 				if strings.HasPrefix(op.Path, "/api") { // returns a Status, which does not name the problem
 					continue
 				}
-				s, _ := certifying(t)
-				s.Webhooks.TokenReview = &server.TokenReview{}
-				s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
-				if test.change != nil {
-					test.change(s)
-				}
-				body, media, query := test.body, test.media, test.query
+				body, media, query, bearer := test.body, test.media, test.query, adminBearer
 				if op.ID == "certificate" {
 					body = cmp.Or(body, nodeCSR(t, "worker-1"))
 					media = strings.Replace(media, "application/json", "application/pkcs10", 1)
 					query = cmp.Or(query, "?signer="+peerSigner)
 				}
-				bearer := adminBearer
 				if op.Path == turnPath {
-					bearer = s.token(t, func(r *tokens.Record) {
-						r.Limits.MaxNodes, r.Limits.Role = 1, map[bool]string{true: tokens.RoleControlPlane}[test.problem != "forbidden"]
-					})
+					bearer = turn
 				}
-				path := strings.NewReplacer("{id}", "qwertz", "{node}", "worker-3", "{serial}", "1f").Replace(op.Path)
-				h := s.Handler()
+				h := s.Handler() // with limits of its own
 				var w *httptest.ResponseRecorder
 				for range map[bool]int{false: 1, true: 2}[test.twice] {
-					r := httptest.NewRequestWithContext(t.Context(), op.Method, path+query, strings.NewReader(body))
+					r := httptest.NewRequestWithContext(t.Context(), op.Method, pathOf(op)+query, strings.NewReader(body))
 					r.Header.Set("Authorization", "Bearer "+bearer)
 					if media != "" {
 						r.Header.Set("Content-Type", media)
@@ -206,18 +207,12 @@ func problemsInSource(t *testing.T) map[string]int {
 
 func each(t *testing.T, folder string, f func(ast.Node)) {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Value(filepath.Glob(filepath.Join(folder, "*.go")))(t)
 	for _, name := range files {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Value(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t)
 		ast.Inspect(file, func(n ast.Node) bool { f(n); return true })
 	}
 }

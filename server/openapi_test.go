@@ -8,24 +8,23 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
 func document(t *testing.T) *openapicheck.Document {
 	t.Helper()
-	d, err := described()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
+	return must.Value(described())(t)
 }
 
 func operationOf(t *testing.T, id string) *openapicheck.Operation {
@@ -39,24 +38,18 @@ func operationOf(t *testing.T, id string) *openapicheck.Operation {
 	return nil
 }
 
+// pathOf returns the path of an operation with a value for its parameter.
+func pathOf(op *openapicheck.Operation) string {
+	return strings.NewReplacer("{id}", "qwertz", "{node}", "worker-3", "{serial}", "1f", "{ca}", "cluster").Replace(op.Path)
+}
+
 func TestOpenAPIIsValid(t *testing.T) {
 	d := document(t)
-	content, err := os.ReadFile("testdata/openapi-3.1-schema.json") // https://spec.openapis.org/oas/3.1/schema/2022-10-07
-	if err != nil {
-		t.Fatal(err)
-	}
-	rules, err := jsonschema.UnmarshalJSON(bytes.NewReader(content))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("testdata/openapi-3.1-schema.json")) // https://spec.openapis.org/oas/3.1/schema/2022-10-07
+	rules := must.Get(jsonschema.UnmarshalJSON(bytes.NewReader(content)))
 	compiler := jsonschema.NewCompiler()
-	if err := compiler.AddResource("openapi-3.1", rules); err != nil {
-		t.Fatal(err)
-	}
-	schema, err := compiler.Compile("openapi-3.1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, compiler.AddResource("openapi-3.1", rules))
+	schema := must.Get(compiler.Compile("openapi-3.1"))
 	if err := schema.Validate(d.Root); err != nil {
 		t.Error(err)
 	}
@@ -119,13 +112,19 @@ func walk(pointer string, v any, f func(pointer string, v map[string]any)) {
 	}
 }
 
+var parameterPattern = regexp.MustCompile(`:[^}]*\}`)
+
 func TestOpenAPIDescribesEveryRoute(t *testing.T) {
 	described, there := map[string]string{}, map[string]string{}
 	for _, op := range document(t).Operations {
 		described[op.Method+" "+op.Path] = op.Access
 	}
-	for _, r := range server.DescribedRoutes() {
-		there[r.Method+" "+r.Path] = r.Access
+	for _, r := range server.AllRoutes() {
+		path, access := parameterPattern.ReplaceAllString(r.Path, "}"), ""
+		if r.Access != (auth.Access{}) {
+			access = r.Access.String()
+		}
+		there[r.Method+" "+path] = access
 		if op := operationOf(t, r.Name); op.Method != r.Method {
 			t.Errorf("operation %s is %s, want %s", op.ID, op.Method, r.Method)
 		}
@@ -159,6 +158,12 @@ var asked = map[string]any{
 	"list-revocations":   api.ListPage{},
 	"revoke":             api.Revoke{},
 	"undo-revocation":    api.UndoRevocation{},
+	"ca-rotation":        nil,
+	"prepare-ca":         api.PrepareCA{},
+	"trust-ca":           api.StepCA{},
+	"switch-ca":          api.StepCA{},
+	"finish-ca":          api.StepCA{},
+	"abort-ca":           api.StepCA{},
 	"explain-request":    api.ExplainRequest{},
 	"explain": struct {
 		Format string `json:"format"`
@@ -243,11 +248,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 		_, properties := d.Resolve(pointer)
 		for name := range properties {
 			if _, property := d.Resolve(pointer + "/" + name); property["default"] != nil {
-				value, err := json.Marshal(property["default"])
-				if err != nil {
-					t.Fatal(err)
-				}
-				fields[name] = value
+				fields[name] = json.RawMessage(jsonOf(t, property["default"]))
 			}
 		}
 		if len(fields) == 0 {
@@ -259,11 +260,8 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 			}
 			fields[name] = json.RawMessage(value)
 		}
-		body, err := json.Marshal(fields)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer, p, got := askFor[api.Token](t, s, "POST", test.path, string(body))
+		body := jsonOf(t, fields)
+		answer, p, got := askFor[api.Token](t, s, "POST", test.path, body)
 		if got.status >= 400 {
 			t.Errorf("%s: %s: got %d %s, want success", test.schema, body, got.status, p.Detail)
 		} else if _, ends := test.given["expires"]; ends && !answer.Expires.Equal(later) {
@@ -276,7 +274,7 @@ func TestOpenAPIDefaultsCanBeSent(t *testing.T) {
 var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
 	"Revocation": api.Revocation{}, "RevocationList": api.RevocationList{},
-	"Turn": api.Turn{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
+	"Turn": api.Turn{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "CARotation": api.CARotation{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
 	"Version": server.Version{}, "Problem": api.Problem{},
 }
 
@@ -418,7 +416,6 @@ func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 		if !ours {
 			continue
 		}
-		path := strings.NewReplacer("{id}", "qwertz", "{node}", "worker-3", "{serial}", "1f").Replace(op.Path)
 		var query, body []string
 		if given != nil {
 			for _, f := range fieldsOf(reflect.TypeOf(given)) {
@@ -433,7 +430,7 @@ func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 			bearer = controlPlaneToken(t, s)
 		}
 		var p api.Problem
-		got := s.do(t, op.Method, path+"?unheardOf=1", bearer, "", map[string]string{"certificate": nodeCSR(t, "worker-3")}[op.ID])
+		got := s.do(t, op.Method, pathOf(op)+"?unheardOf=1", bearer, "", map[string]string{"certificate": nodeCSR(t, "worker-3")}[op.ID])
 		if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 {
 			t.Errorf("%s: %d %s", op.ID, got.status, got.body)
 		}
@@ -443,7 +440,7 @@ func TestUnknownFieldErrorListsDescribedFields(t *testing.T) {
 		if op.Method == http.MethodGet || op.ID == "certificate" {
 			continue
 		}
-		got = s.do(t, op.Method, path, bearer, "application/json", `{"unheardOf":1}`)
+		got = s.do(t, op.Method, pathOf(op), bearer, "application/json", `{"unheardOf":1}`)
 		if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 {
 			t.Errorf("%s: %d %s", op.ID, got.status, got.body)
 		}

@@ -2,7 +2,6 @@ package server_test
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -18,7 +17,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
-	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -62,15 +61,13 @@ func wantTooMany(t testing.TB, what string, w *httptest.ResponseRecorder) {
 	}
 }
 
-func (s *site) refused(t testing.TB, reason string) (n float64) {
+// refused returns how many requests of a class were refused for that reason. An empty class means all.
+func (s *site) refused(t testing.TB, reason, class string) (n float64) {
 	t.Helper()
-	families, err := s.registry().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(s.registry().Gather())
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			if f.GetName() == "kubejoin_http_requests_refused_total" && m.GetLabel()[1].GetValue() == reason {
+			if f.GetName() == "kubejoin_http_requests_refused_total" && m.GetLabel()[1].GetValue() == reason && (class == "" || m.GetLabel()[0].GetValue() == class) {
 				n += m.GetCounter().GetValue()
 			}
 		}
@@ -119,7 +116,7 @@ func TestLimitsRateOfOneClient(t *testing.T) {
 			t.Fatalf("no address: %d %s", w.Code, w.Body)
 		}
 	}
-	if n := s.refused(t, "client-rate"); n != 4*6 {
+	if n := s.refused(t, "client-rate", ""); n != 4*6 {
 		t.Errorf("got %v counted refusals, want %d", n, 4*6)
 	}
 	said := s.logs.String()
@@ -146,90 +143,53 @@ func testFailedAuthentications(t *testing.T) {
 	s.Callers.Authenticate = func(r *http.Request) (auth.User, error) { asked.Add(1); return authenticate(r) }
 	handler := s.Handler()
 	const here, there = "192.0.2.1:1", "192.0.2.2:1"
-	if w := from(t, handler, here, "GET", tokenPath, viewerBearer, nil); w.Code != 403 {
-		t.Fatalf("%d %s", w.Code, w.Body)
+	list := func(bearer string) *httptest.ResponseRecorder {
+		return from(t, handler, here, "GET", tokenPath, bearer, nil)
 	}
 	sign := func(remote, bearer string) *httptest.ResponseRecorder {
 		return from(t, handler, remote, "POST", certificatePath, bearer, strings.NewReader(nodeCSR(t, "worker-1")))
 	}
-	if w := sign(here, token); w.Code != 200 {
-		t.Fatalf("%d %s", w.Code, w.Body)
+	want := func(what string, w *httptest.ResponseRecorder, status int) {
+		t.Helper()
+		if w.Code != status {
+			t.Fatalf("%s: got %d %s, want %d", what, w.Code, w.Body, status)
+		}
 	}
 	guess := func() string { return tokens.Generate().Reveal() }
-	for i := range httplimit.FailureBurst {
-		var w *httptest.ResponseRecorder
-		if i%2 == 0 {
-			w = sign(here, guess())
-		} else {
-			w = from(t, handler, here, "POST", commandPath, guess(), nil)
-		}
-		if w.Code != 401 {
-			t.Fatalf("guess %d: %d %s", i, w.Code, w.Body)
-		}
+	want("user", list(viewerBearer), 403)
+	want("token", sign(here, token), 200)
+	for range httplimit.FailureBurst / 2 {
+		want("guess of a token", sign(here, guess()), 401)
+		want("guess of a bearer", list(guess()), 401)
 	}
 	asked.Store(0)
-	before := s.refused(t, "failed-authentications")
-	refused := func() {
-		t.Helper()
-		for range 500 {
-			wantTooMany(t, "a token", sign(here, guess()))
-			wantTooMany(t, "a bearer", from(t, handler, here, "GET", tokenPath, guess(), nil))
-		}
+	for range 200 {
+		wantTooMany(t, "a token", sign(here, guess()))
+		wantTooMany(t, "a bearer", list(guess()))
 	}
-	refused()
 	time.Sleep(time.Second)
 	for range httplimit.FailureQPS {
-		if w := from(t, handler, here, "GET", tokenPath, guess(), nil); w.Code != 401 {
-			t.Fatalf("after a second: %d %s", w.Code, w.Body)
-		}
+		want("after a second", list(guess()), 401)
 	}
-	refused()
-	if n := asked.Load(); n != httplimit.FailureQPS {
-		t.Errorf("got %d guesses checked, want %d", n, httplimit.FailureQPS)
+	wantTooMany(t, "a bearer", list(guess()))
+	if n, refused := asked.Load(), s.refused(t, "failed-authentications", ""); n != httplimit.FailureQPS || refused != 401 {
+		t.Errorf("got %d guesses checked and %v counted refusals, want %d and 401", n, refused, httplimit.FailureQPS)
 	}
-	if n := s.refused(t, "failed-authentications") - before; n != 2000 {
-		t.Errorf("got %v counted refusals, want 2000", n)
-	}
-	if w := sign(here, other); w.Code != 200 {
-		t.Errorf("machine with a valid token: got %d %s, want 200", w.Code, w.Body)
-	}
-	ended := s.token(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
-	if w := sign(here, ended); w.Code != 401 {
-		t.Errorf("expired token: got %d %s, want 401", w.Code, w.Body)
-	}
-	id, _, _ := strings.Cut(other, ".")
-	wantTooMany(t, "existing token ID with a wrong secret", sign(here, id+"."+tokens.Generate().RevealSecret()))
-	wantTooMany(t, "another operator", from(t, handler, here, "POST", commandPath, adminBearer, nil))
-	if w := sign(here, token); w.Code != 200 {
-		t.Errorf("token that was used here before: got %d %s, want 200", w.Code, w.Body)
-	}
-	if w := from(t, handler, here, "GET", tokenPath, viewerBearer, nil); w.Code != 403 {
-		t.Errorf("user who was here before: got %d %s, want 403", w.Code, w.Body)
-	}
-	if w := from(t, handler, here, "GET", infoPath, "", nil); w.Code != 200 {
-		t.Errorf("discovery: %d %s", w.Code, w.Body)
-	}
-	wantTooMany(t, "no visible credential", from(t, handler, here, "GET", tokenPath, "", nil))
-	wantTooMany(t, "bootstrap token on a path of operators", from(t, handler, here, "GET", tokenPath, other, nil))
-	if w := sign(there, other); w.Code != 200 {
-		t.Errorf("from another address: %d %s", w.Code, w.Body)
-	}
-	// A token that was deleted loses its exemption.
-	record, err := tokens.Parse(token)
-	if err != nil {
-		t.Fatal(err)
-	}
-	found, err := s.store.Get(t.Context(), record.ID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.store.Delete(t.Context(), found); err != nil {
-		t.Fatal(err)
-	}
-	if w := sign(here, token); w.Code != 401 {
-		t.Errorf("a deleted token: %d %s", w.Code, w.Body)
-	}
+	want("machine with a valid token", sign(here, other), 200)
+	want("expired token", sign(here, s.token(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })), 401)
+	wantTooMany(t, "existing token ID with a wrong secret", sign(here, other[:7]+tokens.Generate().RevealSecret()))
+	wantTooMany(t, "another operator", list(adminBearer))
+	want("token that was used here before", sign(here, token), 200)
+	want("user who was here before", list(viewerBearer), 403)
+	want("discovery", from(t, handler, here, "GET", infoPath, "", nil), 200)
+	wantTooMany(t, "no visible credential", list(""))
+	wantTooMany(t, "bootstrap token on a path of operators", list(other))
+	want("from another address", sign(there, other), 200)
+	must.OK(t, s.store.Delete(t.Context(), s.record(t, token[:6])))
+	want("a deleted token", sign(here, token), 401) // it loses its exemption
 	wantTooMany(t, "a deleted token", sign(here, token))
+	s.Certificates.ClientCertificate = nil
+	wantTooMany(t, "no credential, without client certificates", sign(here, ""))
 	if said := s.logs.String(); !strings.Contains(said, "reason=failed-authentications from=192.0.2.1") {
 		t.Error("the log lacks the refusal")
 	}
@@ -253,14 +213,15 @@ func TestLimitsRateOfOneUser(t *testing.T) {
 	wantTooMany(t, "ada", from(t, handler, "192.0.2.9:1", "POST", commandPath, adminBearer, unread{t}))
 	wantTooMany(t, "ada", from(t, handler, "", "GET", tokenPath, adminBearer, nil))
 	wantTooMany(t, "the token", from(t, handler, "192.0.2.9:1", "POST", certificatePath, token, unread{t}))
+	wantTooMany(t, "the token", from(t, handler, "192.0.2.9:1", "POST", turnPath, token, unread{t}))
 	if after := len(s.ids(t)); after != before {
 		t.Errorf("got %d tokens after refused requests, want %d", after, before)
 	}
 	if w := from(t, handler, "192.0.2.9:1", "POST", commandPath, viewerBearer, nil); w.Code != 403 {
 		t.Errorf("another user: %d %s", w.Code, w.Body)
 	}
-	if n := s.refused(t, "user-rate"); n != 3 {
-		t.Errorf("got %v counted refusals, want 3", n)
+	if n := s.refused(t, "user-rate", ""); n != 4 {
+		t.Errorf("got %v counted refusals, want 4", n)
 	}
 	if said := s.logs.String(); !strings.Contains(said, "reason=user-rate from=ada class=join-command") {
 		t.Errorf("the log lacks the refusal:\n%s", said)
@@ -312,30 +273,30 @@ func TestLimitsRateOfOtherTokenReviewers(t *testing.T) {
 	}
 }
 
-// A thousand machines behind one address join at the same time. Catches default limits that refuse one of them.
+// A thousand machines behind one address join at the same time. Catches default limits that refuse one of them. The
+// requests are cheap ones of the same classes and users.
 func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes ten seconds")
-	}
 	s, _ := certifying(t)
-	s.Minting.Advertise, s.Logger = "127.0.0.1:9443", nil
+	s.Logger = nil
 	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
 	token := s.token(t, nil)
-	handler := s.Handler()
-	const machines = 1000
-	key := csrtest.NewKey()
+	handler := s.Server.Handler()
 	var next atomic.Int64
 	var all sync.WaitGroup
 	for range 64 {
 		all.Go(func() {
-			for i := next.Add(1); i <= machines; i = next.Add(1) {
-				for _, request := range []struct{ method, path, bearer, body string }{
-					{"POST", commandPath, adminBearer, ""}, // as one operator
-					{"GET", infoPath, "", ""}, {"GET", infoPath, "", ""},
-					{"POST", certificatePath, token, csr(t, ofNode(fmt.Sprintf("worker-%d", i)), key)}, // and with one token
+			for next.Add(1) <= 1000 {
+				for path, bearer := range map[string]string{
+					tokenPath + "?x": adminBearer, // as one operator
+					"/v1/ca":         "", "/v1/cluster-info": "",
+					certificatePath + "?x": token, // and with one token
 				} {
-					if w := from(t, handler, "192.0.2.1:1", request.method, request.path, request.bearer, strings.NewReader(request.body)); w.Code != 200 {
-						t.Errorf("machine %d: %s: %d %s", i, request.path, w.Code, w.Body)
+					method, status := "POST", 400
+					if bearer == "" {
+						method, status = "GET", 200
+					}
+					if w := from(t, handler, "192.0.2.1:1", method, path, bearer, nil); w.Code != status {
+						t.Errorf("%s: %d %s", path, w.Code, w.Body)
 					}
 				}
 			}
@@ -348,13 +309,9 @@ func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
 func (s *site) dialFrom(t testing.TB, address string, config *tls.Config) (*tls.Conn, error) {
 	t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	conn, err := d.DialContext(t.Context(), "tcp", strings.TrimPrefix(s.url, "https://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Value(d.DialContext(t.Context(), "tcp", strings.TrimPrefix(s.url, "https://")))(t)
 	t.Cleanup(func() { _ = conn.Close() })
-	config.RootCAs, config.ServerName = x509.NewCertPool(), "127.0.0.1"
-	config.RootCAs.AddCert(s.ca.Certificate())
+	config.RootCAs, config.ServerName = s.roots(), "127.0.0.1"
 	c := tls.Client(conn, config)
 	_ = c.SetDeadline(time.Now().Add(patience))
 	return c, c.HandshakeContext(t.Context())
@@ -379,4 +336,135 @@ func TestLimitsConnectionRate(t *testing.T) {
 		t.Errorf("got %v counted refusals, want 3", n)
 	}
 	s.waitFor(t, "connections are left", func() int { return int(s.gauge(t, "kubejoin_http_connections", "")) - 1 })
+}
+
+// sends requests the token list with the headers, and returns the status.
+func sends(t testing.TB, handler http.Handler, remote string, headers http.Header) int {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), "GET", tokenPath, nil)
+	r.RemoteAddr = remote
+	r.Header = headers
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	return w.Code
+}
+
+func authorized(values ...string) http.Header { return http.Header{"Authorization": values} }
+
+// guessing returns the handler of a site that accepts any bearer token of the form NAME-ANYTHING.
+func guessing(t *testing.T) http.Handler {
+	s := newSite(t)
+	s.Logger, s.Limits.ClientRate = nil, server.Rate{QPS: 1e6}
+	s.Callers.Authenticate = func(r *http.Request) (auth.User, error) {
+		bearer, err := auth.Bearer(r)
+		name, _, known := strings.Cut(bearer, "-")
+		if err == nil && !known {
+			err = auth.ErrBadCredentials
+		}
+		return auth.User{Name: name}, err
+	}
+	return s.Handler()
+}
+
+// Catches a cached credential that is exempt from the failure limit at other addresses, too.
+func TestCachedCredentialCountsOnlyForItsAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		handler := guessing(t)
+		const known = "192.0.2.1:1"
+		if code := sends(t, handler, known, authorized("Bearer ada-1")); code != 403 {
+			t.Fatal(code)
+		}
+		for remote, want := range map[string]int{known: 403, "192.0.2.2:1": 429, "[2001:db8::1]:1": 429} {
+			for range httplimit.FailureBurst {
+				if code := sends(t, handler, remote, authorized("Bearer guess")); code != 401 {
+					t.Fatal(code)
+				}
+			}
+			if code := sends(t, handler, remote, authorized("Bearer ada-1")); code != want {
+				t.Errorf("%s: %d, want %d", remote, code, want)
+			}
+		}
+	})
+}
+
+// Catches a malformed Authorization header that does not count as a failed authentication.
+func TestMalformedCredentialsCountAsFailures(t *testing.T) {
+	for _, header := range []http.Header{
+		authorized("Basic YTpi"), authorized("Bearer"), authorized("Bearer "), authorized(""), authorized("ada-1"), authorized("Bearer\tada-1"),
+		authorized("Bearer ada-1", "Bearer ada-1"), authorized("Bearer " + strings.Repeat("x", auth.MaxBearer+1)),
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			handler := guessing(t)
+			const here = "192.0.2.1:1"
+			sends(t, handler, here, authorized("Bearer ada-1"))
+			for i := range 2 * httplimit.FailureBurst {
+				want := 401
+				if i >= httplimit.FailureBurst {
+					want = 429
+				}
+				if code := sends(t, handler, here, header); code != want {
+					t.Fatalf("%.60q, the %d.: %d, want %d", header, i, code, want)
+				}
+			}
+			if code := sends(t, handler, here, authorized("Bearer ada-1")); code != 403 {
+				t.Errorf("cached credential: got %d, want 403", code)
+			}
+		})
+	}
+}
+
+// A custom Authenticate may read credentials from any header. Catches guesses there that avoid the failure limit by
+// a valid credential of another kind, or by an own valid one now and then, which kubejoin cannot see.
+func TestLimitsGuessesInCustomHeaders(t *testing.T) {
+	t.Parallel()
+	for what, beside := range map[string]func(testing.TB, *site) []http.Header{
+		"beside another header": func(testing.TB, *site) []http.Header { return []http.Header{authorized("Bearer something-else")} },
+		"beside a bootstrap token": func(t testing.TB, s *site) []http.Header {
+			return []http.Header{authorized("Bearer " + s.token(t, nil))}
+		},
+		"beside an expired token": func(t testing.TB, s *site) []http.Header {
+			return []http.Header{authorized("Bearer " + s.token(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) }))}
+		},
+		"alternating with a valid one alone": func(testing.TB, *site) []http.Header {
+			return []http.Header{{"X-Rack-Key": {"own"}}, {}}
+		},
+		"alternating with a valid one": func(testing.TB, *site) []http.Header {
+			own := authorized("Bearer something-else")
+			own.Set("X-Rack-Key", "own")
+			return []http.Header{own, authorized("Bearer something-else")}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, _ := certifying(t)
+				s.Logger, s.Limits.ClientRate = nil, server.Rate{QPS: 1e6}
+				looked := 0
+				s.Callers.Authenticate = func(r *http.Request) (auth.User, error) {
+					switch key := r.Header.Get("X-Rack-Key"); key {
+					case "":
+						return auth.User{}, auth.ErrNoCredentials
+					case "own":
+						return auth.User{Name: "ada"}, nil
+					default:
+						looked++
+						return auth.User{}, fmt.Errorf("%w: not known", auth.ErrBadCredentials)
+					}
+				}
+				handler, headers := s.Handler(), beside(t, s)
+				for _, path := range []string{tokenPath, certificatePath} {
+					for i := range 4 * httplimit.FailureBurst {
+						r := httptest.NewRequestWithContext(t.Context(), map[string]string{tokenPath: "GET", certificatePath: "POST"}[path], path, nil)
+						r.RemoteAddr, r.Header = "192.0.2.1:1", headers[i%len(headers)].Clone()
+						if r.Header.Get("X-Rack-Key") == "" {
+							r.Header.Set("X-Rack-Key", fmt.Sprintf("guess %d", i))
+						}
+						handler.ServeHTTP(httptest.NewRecorder(), r)
+					}
+				}
+				if looked > httplimit.FailureBurst+1 { // a client that succeeded before gets one more
+					t.Errorf("got %d guesses checked, want at most %d", looked, httplimit.FailureBurst+1)
+				}
+			})
+		})
+	}
 }

@@ -10,8 +10,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,51 +23,31 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/reference"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
-	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
-	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/desk"
-	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	certificates "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// read sends an unauthenticated GET and returns the 200 response.
-func read(t *testing.T, h http.Handler, path, accept string) *httptest.ResponseRecorder {
-	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), "GET", path, nil)
-	r.Header.Set("Accept", accept)
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, r)
-	if w.Code != 200 {
-		t.Fatalf("%s: %d %s", path, w.Code, w.Body)
-	}
-	return w
-}
-
 func TestServesOpenAPIInBothFormats(t *testing.T) {
 	h := newSite(t).Handler()
-	inYAML, inJSON := read(t, h, "/openapi.yaml", "*/*"), read(t, h, "/openapi.json", "*/*")
+	inYAML, inJSON := get(t, h, "/openapi.yaml", "Accept", "*/*"), get(t, h, "/openapi.json", "Accept", "*/*")
 	if inYAML.Body.String() != string(server.OpenAPI()) {
 		t.Error("/openapi.yaml differs from openapi.yaml")
 	}
 	var one, other any
-	if err := errors.Join(yaml.Unmarshal(inYAML.Body.Bytes(), &one), json.Unmarshal(inJSON.Body.Bytes(), &other)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(yaml.Unmarshal(inYAML.Body.Bytes(), &one), json.Unmarshal(inJSON.Body.Bytes(), &other)))
 	if !reflect.DeepEqual(one, other) {
 		t.Error("/openapi.json differs from /openapi.yaml")
 	}
 	for _, path := range []string{"/openapi.yaml", "/openapi.json", "/"} {
-		r := httptest.NewRequestWithContext(t.Context(), "GET", path, nil)
-		r.Header.Set("If-None-Match", read(t, h, path, "").Header().Get("ETag"))
-		w := httptest.NewRecorder()
-		if h.ServeHTTP(w, r); w.Code != 304 || w.Body.Len() > 0 {
+		if w := get(t, h, path, "If-None-Match", get(t, h, path).Header().Get("ETag")); w.Code != 304 || w.Body.Len() > 0 {
 			t.Errorf("%s with its ETag: got %d %s, want 304", path, w.Code, w.Body)
 		}
 	}
@@ -81,10 +59,10 @@ var policyStyle = regexp.MustCompile(`style-src '(sha256-[^']+)'`)
 // anything.
 func TestReferencePageIsCompleteAndSelfContained(t *testing.T) {
 	h := newSite(t).Handler()
-	w := read(t, h, "/", "text/html,application/xhtml+xml,*/*;q=0.8")
+	w := get(t, h, "/", "Accept", "text/html,application/xhtml+xml,*/*;q=0.8")
 	page := w.Body.String()
-	if media := w.Header().Get("Content-Type"); media != "text/html; charset=utf-8" {
-		t.Errorf("content type %s", media)
+	if media := w.Header().Get("Content-Type"); w.Code != 200 || media != "text/html; charset=utf-8" {
+		t.Errorf("%d, content type %s", w.Code, media)
 	}
 	ids, links, style := map[string]bool{}, map[string]bool{}, ""
 	d := xml.NewDecoder(strings.NewReader(page))
@@ -162,7 +140,7 @@ func TestReferenceIsUpToDate(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := newSite(t).Handler()
-	if read(t, h, "/", "text/html").Body.String() != string(page) || read(t, h, "/", "").Body.String() != string(text) {
+	if get(t, h, "/", "Accept", "text/html").Body.String() != string(page) || get(t, h, "/", "Accept", "").Body.String() != string(text) {
 		t.Error("the page is older than openapi.yaml; update it with: go generate ./server")
 	}
 }
@@ -170,7 +148,7 @@ func TestReferenceIsUpToDate(t *testing.T) {
 func TestReferenceIsTextForOtherClients(t *testing.T) {
 	h := newSite(t).Handler()
 	for _, accept := range []string{"", "*/*", "application/json", "text/html;q=0"} {
-		w := read(t, h, "/", accept)
+		w := get(t, h, "/", "Accept", accept)
 		text := w.Body.String()
 		if w.Header().Get("Content-Type") != "text/plain; charset=utf-8" || w.Header().Get("Vary") != "Accept, Accept-Encoding" || strings.Contains(text, "<") {
 			t.Errorf("%q: %v %s", accept, w.Header(), text)
@@ -185,10 +163,8 @@ func TestReferenceIsTextForOtherClients(t *testing.T) {
 
 // Runs the commands of the page in a shell. Catches one that fails or that uses another path than its operation.
 func TestReferenceCommandsRunInShell(t *testing.T) {
-	s, _ := certifying(t)
-	s.IssuanceRecord = rowrecord.New(s.store.Issued())
-	s.Certificates.Authority.Record = rowrecord.New(s.store.Issued())
-	s.Revocations = &desk.Desk{Guard: &revocation.Guard{Store: rowlist.New(s.store.Revocations())}}
+	t.Parallel()
+	s, _ := revoking(t)
 	s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})
 	s.Cluster.Explain = func(_ context.Context, node string) (api.NodeExplanation, error) {
 		return explain.Explain(explain.Facts{Node: node}, time.Now()), nil
@@ -198,41 +174,38 @@ func TestReferenceCommandsRunInShell(t *testing.T) {
 	}
 	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return newUpload(), nil }
 	s.Cluster.Turns = &fakeTurns{}
+	memory := s.rotating()
+	stages := map[string]rotation.Stage{"prepare-ca": rotation.Finish, "trust-ca": rotation.Prepare, "switch-ca": rotation.Trust, "finish-ca": rotation.Switch, "abort-ca": rotation.Finish} // before the sample
 	s.start(t)
 	folder := t.TempDir()
 	write := func(name, content string) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o600))
 	}
 	write("ca.crt", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.ca.Certificate().Raw})))
 	write("curlrc", "cacert = \"ca.crt\"\nheader = \"Authorization: Bearer "+adminBearer+"\"\nsilent\nshow-error\n")
 	write("token-header", "Authorization: Bearer "+s.token(t, func(r *tokens.Record) {
 		r.Limits.NodeNames, r.Limits.Role = []string{"worker-7"}, tokens.RoleControlPlane
 	})+"\n")
-	issued, err := s.by(s.token(t, once)).Certificate(t.Context(), api.SignCertificate{CSR: []byte(nodeCSR(t, "worker-5"))})
-	if err != nil || len(issued) == 0 {
-		t.Fatal(err)
-	}
 	off := s.machine(t, "worker-6")
-	der, err := x509.MarshalPKCS8PrivateKey(off.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Get(x509.MarshalPKCS8PrivateKey(off.key))
 	write("kubelet-client-current.pem", string(off.chain)+string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})))
 	public, _ := publicPEM(t, csrtest.Ed25519())
 	write("bind.json", jsonOf(t, api.BindKey{Key: api.Text(public)}))
-	entries, err := s.by(adminBearer).ListIssued(t.Context(), api.ListIssued{})
-	if err != nil || len(entries.Items) == 0 {
-		t.Fatalf("%d issued: %v", len(entries.Items), err)
-	}
+	entries := must.Get(s.by(adminBearer).ListIssued(t.Context(), api.ListIssued{}))
 	id, _, _ := strings.Cut(s.token(t, nil), ".")
 	for _, op := range document(t).Operations {
 		_, said := document(t).Resolve(op.Pointer)
 		samples := listOf(said["x-codeSamples"])
 		if len(samples) == 0 && !strings.HasPrefix(op.ID, "tokenreview") && op.ID != "subjectaccessreview" {
 			t.Errorf("%s has no sample command", op.ID)
+		}
+		if stage := stages[op.ID]; stage != "" {
+			r := s.newRotation(t)
+			if op.ID == "prepare-ca" { // the last one has ended
+				r.Ended = r.Since
+			}
+			memory.set(t, r, stage)
 		}
 		for _, sample := range samples {
 			line := sample.(map[string]any)["source"].(string)

@@ -24,6 +24,12 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
+// Reasons of Events on a Node, besides those of refusals.
+const (
+	eventRejoined = "Rejoined"
+	eventKeyBound = "KeyBound"
+)
+
 // returning authenticates a machine by what its TLS handshake has proven although its certificate is not valid: the key of
 // an expired certificate of its node, or a key that is bound to the node, in a self-signed certificate. Of the latter,
 // only the name is read, to find the claim. The user may only request the client certificate of this node.
@@ -88,7 +94,7 @@ func (c *Certificates) NodeCAs() (*x509.CertPool, error) {
 // provesMachine reports whether the client certificate of a request is valid, or lets its node rejoin. Such a request is
 // exempt from the limit of failures of its address. provesMachine reads only caches.
 func (h *handler) provesMachine(r *http.Request) bool {
-	if _, given := r.Header["Authorization"]; given || h.Certificates == nil || h.Certificates.ClientCertificate == nil {
+	if _, given := r.Header["Authorization"]; given || h.Certificates.ClientCertificate == nil {
 		return false
 	}
 	if _, err := h.Certificates.ClientCertificate(r); !errors.Is(err, auth.ErrBadCredentials) {
@@ -134,7 +140,7 @@ func (h *handler) bindKey(r *call) (web.Response, error) {
 	r.log(slog.String("key", key))
 	err = h.undecided(h.Certificates.Authority.BindKey(ctx, r.TLS.PeerCertificates[0], key))
 	// A thief with a copy of a valid certificate could bind a key, and rejoin with it for as long as the node renews.
-	h.rejoined(user.Name, err, "bound", "KeyBound", "The machine bound key "+key+" to this Node, and can rejoin with it. To unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
+	h.rejoined(user.Name, err, "bound", eventKeyBound, "The machine bound key "+key+" to this Node, and can rejoin with it. To unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
 	if err != nil {
 		return web.Response{}, err
 	}

@@ -1,9 +1,11 @@
 package server_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
-	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,86 +15,54 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// An unset shell variable gives an empty field. Catches an empty limit that is accepted as if it were omitted, which
-// would mean no limit.
+// An unset shell variable gives an empty field. Catches an empty field of any operation that is accepted as if it were
+// omitted: an empty limit would mean no limit.
 func TestRefusesEmptyFields(t *testing.T) {
-	s := newSite(t)
+	s, _ := certifying(t)
 	s.start(t)
-	id, _, _ := strings.Cut(s.token(t, nil), ".")
-	empty := map[string][]string{} // empty JSON values by field
-	for _, field := range []string{"ttl", "expires", "certificateDuration", "role", "replaceNode", "wait", "format", "csr", "token"} {
-		empty[field] = []string{`""`, "null"}
-	}
-	empty["maxNodes"] = []string{"0", "-0", "null"}
-	empty["nodeNames"] = []string{"[]", "null", `["a",""]`, "[null]"}
-	empty["usages"] = []string{"[]", "null", `["signing",""]`}
-	empty["groups"] = []string{"null", `[""]`, `["system:bootstrappers:a",null]`}
-	for _, field := range []string{"description", "dryRun", "shorten", "onlyExpired", "object"} {
-		empty[field] = []string{"null"}
-	}
-	spec := []string{"ttl", "expires", "usages", "groups", "description", "maxNodes", "nodeNames", "certificateDuration", "role", "replaceNode"}
-	for _, route := range []struct {
-		method, path string
-		fields       []string
-	}{
-		{"POST", tokenPath, append([]string{"token", "wait", "dryRun"}, spec...)},
-		{"POST", commandPath, append([]string{"format"}, spec...)},
-		{"POST", tokenPath + "/" + id + "/renew", []string{"ttl", "expires", "shorten", "dryRun"}},
-		{"DELETE", tokenPath + "/" + id, []string{"onlyExpired", "dryRun"}},
-		{"DELETE", "/v1/claim/worker-7", []string{"dryRun"}},
-		{"POST", "/v1/explain", []string{"csr", "object"}},
-	} {
-		for _, field := range route.fields {
-			for _, value := range empty[field] {
-				body := `{"` + field + `":` + value + `}`
-				_, p, got := askFor[api.Token](t, s, route.method, route.path, body)
-				if got.status != 400 || !p.Named("invalid-field") || p.Field != field || !strings.HasPrefix(p.Detail, field+": ") ||
-					!strings.Contains(p.Detail, "; leave it out for ") && !strings.Contains(p.Detail, "of the list is empty") {
-					t.Errorf("%s %s %s: %d %s", route.method, route.path, body, got.status, got.body)
+	turn := controlPlaneToken(t, s)
+	for _, op := range document(t).Operations {
+		if asked[op.ID] == nil {
+			continue
+		}
+		want := func(field, query, body, detail string) {
+			t.Helper()
+			var p api.Problem
+			got := s.do(t, op.Method, pathOf(op)+query, map[bool]string{true: turn, false: adminBearer}[op.Path == turnPath], "application/json", body)
+			if err := json.Unmarshal([]byte(got.body), &p); err != nil || got.status != 400 || !p.Named("invalid-field") || p.Field != field || !strings.Contains(p.Detail, detail) {
+				t.Errorf("%s%s %s: %d %s", op.ID, query, body, got.status, got.body)
+			}
+		}
+		for _, f := range fieldsOf(reflect.TypeOf(asked[op.ID])) {
+			var inBody, inQuery []string
+			switch v := reflect.Zero(f.of).Interface().(type) {
+			case int:
+				inBody, inQuery = []string{"0", "-0"}, []string{"0", "00", ""}
+			case []string:
+				inBody, inQuery = []string{`["a",""]`}, []string{"a,", ","}
+				if f.name != "groups" { // a token may have none
+					inBody, inQuery = append(inBody, "[]"), append(inQuery, "")
+				}
+			case bool, json.RawMessage:
+			default:
+				if f.name != "description" {
+					inBody, inQuery = []string{fmt.Sprintf("%q", v)}, []string{""}
+				}
+			}
+			for _, value := range append(inBody, "null") {
+				if op.Method != http.MethodGet && op.ID != "certificate" {
+					want(f.name, "", `{"`+f.name+`":`+value+`}`, map[bool]string{true: "item 2 of the list is empty", false: "; leave it out for "}[len(value) > 4])
+				}
+			}
+			for _, value := range inQuery {
+				if slices.Contains(op.Query, f.name) {
+					want(f.name, "?"+f.name+"="+value, "", "")
 				}
 			}
 		}
 	}
-	for path, parameters := range map[string][]string{
-		tokenPath:    {"ttl=", "expires=", "maxNodes=0", "maxNodes=00", "nodeNames=", "nodeNames=a,", "nodeNames=a&nodeNames=", "nodeNames=,", "usages=", "usages=signing,", "groups=,", "certificateDuration=", "role=", "replaceNode=", "wait="},
-		commandPath:  {"maxNodes=0", "nodeNames=", "role=", "format="},
-		"/v1/claim":  {"limit=0", "limit=", "continue="},
-		"/v1/issued": {"limit=0", "tokenID=", "node=", "requester=", "signer=", "outcome=", "endsWithin=", "since=", "continue="},
-		"/v1/ca":     {"format="},
-	} {
-		for _, parameter := range parameters {
-			method := http.MethodGet
-			if strings.HasPrefix(path, tokenPath) {
-				method = http.MethodPost
-			}
-			field, _, _ := strings.Cut(parameter, "=")
-			if _, p, got := askFor[api.Token](t, s, method, path+"?"+parameter, ""); got.status != 400 || !p.Named("invalid-field") || p.Field != field {
-				t.Errorf("%s %s?%s: %d %s", method, path, parameter, got.status, got.body)
-			}
-		}
-	}
-	if _, p, _ := askFor[api.Token](t, s, "GET", tokenPath+"?limit=0", ""); p.Detail != "limit: 0 given, want 1 to 1000; leave it out for the default" {
-		t.Error(p.Detail)
-	}
-	if _, p, _ := askFor[api.Token](t, s, "POST", tokenPath+"?maxNodes=0", ""); p.Detail != "maxNodes: 0 given, want 1 to 1000; leave it out for any number" {
-		t.Error(p.Detail)
-	}
-	if _, p, _ := askFor[api.Token](t, s, "POST", tokenPath, `{"nodeNames":["a",""]}`); p.Detail != "nodeNames: item 2 of the list is empty" {
-		t.Error(p.Detail)
-	}
-	if ids := s.ids(t); !slices.Equal(ids, []string{id}) {
+	if ids := s.ids(t); len(ids) != 1 {
 		t.Errorf("tokens %v", ids)
-	}
-}
-
-// Catches an empty parameter of a certificate request that is accepted as if it were omitted.
-func TestRefusesEmptyCertificateParameters(t *testing.T) {
-	s, _ := certifying(t)
-	s.start(t)
-	for _, field := range []string{"signer", "duration", "usages"} {
-		if _, p, got := askFor[struct{}](t, s, "POST", "/v1/certificate?"+field+"=", ""); got.status != 400 || p.Field != field || !strings.Contains(p.Detail, "is empty") {
-			t.Errorf("%s: %d %s", field, got.status, got.body)
-		}
 	}
 }
 
@@ -100,58 +70,73 @@ func TestRefusesEmptyCertificateParameters(t *testing.T) {
 func TestRefusesBodyThatEndsEarly(t *testing.T) {
 	s := newSite(t)
 	w := send(s.Handler(), tokenPath, adminBearer, "application/json", io.MultiReader(strings.NewReader("{}"), iotest.ErrReader(io.ErrUnexpectedEOF)))
-	if w.Code != 400 || !strings.Contains(w.Body.String(), "the body ended early") {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-	if ids := s.ids(t); len(ids) > 0 {
-		t.Errorf("tokens %v", ids)
+	if ids := s.ids(t); w.Code != 400 || !strings.Contains(w.Body.String(), "the body ended early") || len(ids) > 0 {
+		t.Errorf("%d %s, tokens %v", w.Code, w.Body, ids)
 	}
 }
 
-// Catches an error about a body that does not name the field, or that repeats a value that may be a secret.
-func TestBodyErrorsNameFieldAndHoldNoSecret(t *testing.T) {
+// Catches an error that does not name the field, that repeats a value that may be a secret, or that leaves a token behind.
+func TestRequestErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 	s := newSite(t)
 	s.start(t)
 	secret := tokens.Generate()
 	long := strings.Repeat("x", 60)
-	for _, test := range []struct{ path, body, problem, field, detail string }{
-		{tokenPath, `{"maxNodes":"1"}`, "invalid-field", "maxNodes", "maxNodes: a string given, want a whole number"},
-		{tokenPath, `{"maxNodes":1.5}`, "invalid-field", "maxNodes", "maxNodes: 1.5 given, want a whole number"},
-		{tokenPath, `{"maxNodes":1e400}`, "invalid-field", "maxNodes", "maxNodes: 1e400 given, want a whole number"},
-		{tokenPath, `{"maxNodes":[1]}`, "invalid-field", "maxNodes", "maxNodes: a list given, want a whole number"},
-		{tokenPath, `{"ttl":1}`, "invalid-field", "ttl", "ttl: a number given, want a string"},
-		{tokenPath, `{"ttl":true}`, "invalid-field", "ttl", "ttl: true or false given, want a string"},
-		{tokenPath, `{"nodeNames":"a"}`, "invalid-field", "nodeNames", "nodeNames: a string given, want a list of strings"},
-		{tokenPath, `{"nodeNames":["a",1]}`, "invalid-field", "nodeNames", "nodeNames: a list of other values given, want a list of strings"},
-		{tokenPath, `{"dryRun":"true"}`, "invalid-field", "dryRun", "dryRun: a string given, want true or false"},
-		{tokenPath, `{"token":{"` + secret.Reveal() + `":1}}`, "invalid-field", "token", "token: an object given, want a string"},
-		{tokenPath, `{"maxNodes":"` + secret.RevealSecret() + `"}`, "invalid-field", "maxNodes", "maxNodes: a string given, want a whole number"},
-		{tokenPath, `{"ttl":"1h","ttl":"2h"}`, "invalid-field", "ttl", "ttl: given more than once"},
-		{tokenPath, `{"TTL":"1h"}`, "invalid-field", "TTL", `unknown field "TTL"; known: token, ttl, `},
-		{tokenPath, `{"` + long + `":1}`, "invalid-field", long[:40], `unknown field "` + long[:40] + `"; known: `},
-		{tokenPath, `{"` + secret.Reveal() + `":1}`, "invalid-field", secret.ID() + ".<redacted>", `unknown field "` + secret.ID() + `.<redacted>"; known: `},
-		{tokenPath, `{"` + long[:20] + " " + secret.Reveal() + `":1}`, "invalid-field", long[:20] + " " + secret.ID() + ".<redacted>", "unknown field"},
-		{tokenPath, `{"ttl":"1h",}`, "invalid-body", "", "the body is not a JSON object: syntax error at byte 13 of 13"},
-		{tokenPath, `{"ttl":"1h"`, "invalid-body", "", "the body is not a JSON object: syntax error at byte 11 of 11"},
-		{tokenPath, `ttl=1h`, "invalid-body", "", "the body is not a JSON object: syntax error at byte 2 of 6"},
-		{tokenPath, ` `, "invalid-body", "", "the body is not a JSON object: syntax error at byte 1 of 1"},
-		{tokenPath, `["` + secret.Reveal() + `"]`, "invalid-body", "", "the body is a list, want a JSON object"},
-		{tokenPath, "{\"description\":\"caf\xe9\"}", "invalid-body", "", "the body is not valid UTF-8, which JSON requires"},
-		{tokenPath, "\nnull", "invalid-body", "", "the body is null, want a JSON object"},
-		{tokenPath + "/abcdef/renew", `{"description":"x"}`, "invalid-field", "description", `unknown field "description"; known: ttl, expires, shorten and dryRun`},
-		{tokenPath + "?maxnodes=1", "", "invalid-field", "maxnodes", `unknown query parameter "maxnodes"; known: ttl,`},
-		{tokenPath + "?" + url.QueryEscape(long), "", "invalid-field", long[:40], `unknown query parameter "` + long[:40] + `"`},
-		{tokenPath + "?" + secret.Reveal(), "", "invalid-field", secret.ID() + ".<redacted>", "unknown query parameter"},
+	const create, join, script = tokenPath, commandPath, commandPath + "?format=script&"
+	for _, test := range []struct{ path, body, field, detail string }{
+		{create, `{"maxNodes":"1"}`, "maxNodes", "maxNodes: a string given, want a whole number"},
+		{create, `{"maxNodes":1.5}`, "maxNodes", "maxNodes: 1.5 given, want a whole number"},
+		{create, `{"maxNodes":1e400}`, "maxNodes", "maxNodes: 1e400 given, want a whole number"},
+		{create, `{"maxNodes":[1]}`, "maxNodes", "maxNodes: a list given, want a whole number"},
+		{create, `{"ttl":1}`, "ttl", "ttl: a number given, want a string"},
+		{create, `{"ttl":true}`, "ttl", "ttl: true or false given, want a string"},
+		{create, `{"nodeNames":"a"}`, "nodeNames", "nodeNames: a string given, want a list of strings"},
+		{create, `{"nodeNames":["a",1]}`, "nodeNames", "nodeNames: a list of other values given, want a list of strings"},
+		{create, `{"dryRun":"true"}`, "dryRun", "dryRun: a string given, want true or false"},
+		{create, `{"token":{"` + secret.Reveal() + `":1}}`, "token", "token: an object given, want a string"},
+		{create, `{"token":"qwertz.` + secret.RevealSecret() + `1"}`, "token", "malformed token of 24 characters"},
+		{create, `{"maxNodes":"` + secret.RevealSecret() + `"}`, "maxNodes", "maxNodes: a string given, want a whole number"},
+		{create, `{"maxNodes":-1,"role":"king"}`, "maxNodes", `role: "king" given`}, // two at once
+		{create, `{"ttl":"24"}`, "ttl", `ttl: "24" is not a duration`},
+		{create, `{"ttl":"-1h"}`, "ttl", "ttl: -1h0m0s given; want 1s to"},
+		{create, `{"description":"a\nb"}`, "description", "description: want one line"},
+		{create, `{"ttl":"1h","ttl":"2h"}`, "ttl", "ttl: given more than once"},
+		{create, `{"TTL":"1h"}`, "TTL", `unknown field "TTL"; known: token, ttl, `},
+		{create, `{"` + long + `":1}`, long[:40], `unknown field "` + long[:40] + `"; known: `},
+		{create, `{"` + secret.Reveal() + `":1}`, secret.ID() + ".<redacted>", `unknown field "` + secret.ID() + `.<redacted>"; known: `},
+		{create, `{"` + long[:20] + " " + secret.Reveal() + `":1}`, long[:20] + " " + secret.ID() + ".<redacted>", "unknown field"},
+		{create, `{"ttl":"1h",}`, "", "the body is not a JSON object: syntax error at byte 13 of 13"},
+		{create, `ttl=1h`, "", "the body is not a JSON object: syntax error at byte 2 of 6"},
+		{create, `{}{}`, "", "the body is not a JSON object: syntax error at byte 3 of 4"},
+		{create, ` `, "", "the body is not a JSON object: syntax error at byte 1 of 1"},
+		{create, `["` + secret.Reveal() + `"]`, "", "the body is a list, want a JSON object"},
+		{create, "{\"description\":\"caf\xe9\"}", "", "the body is not valid UTF-8, which JSON requires"},
+		{create, "\nnull", "", "the body is null, want a JSON object"},
+		{create + "?maxNodes=many", "", "maxNodes", `"many" is not a number`},
+		{create + "?maxNodes=0", "", "maxNodes", "maxNodes: 0 given, want 1 to 1000; leave it out for any number"},
+		{create + "?dryRun=maybe", "", "dryRun", `"maybe" given, want true or false`},
+		{create + "?ttl=1h&ttl=2h", "", "ttl", "ttl: given more than once"},
+		{create + "?maxNodes=1", `{"maxNodes":1}`, "maxNodes", "more than once"},
+		{create + "?maxnodes=1", "", "maxnodes", `unknown query parameter "maxnodes"; known: ttl,`},
+		{create + "?token=x", "", "token", `unknown query parameter "token"; known: ttl,`},
+		{create + "?" + long, "", long[:40], `unknown query parameter "` + long[:40] + `"`},
+		{create + "?" + secret.Reveal(), "", secret.ID() + ".<redacted>", "unknown query parameter"},
+
+		{join, `{"usages":["signing"]}`, "usages", "signing and authentication"},
+		{join, `{"usages":["authentication"]}`, "usages", "signing and authentication"},
+		{join + "?wait=1s", "", "wait", "unknown query parameter"},
+		{join + "?format=toml", "", "format", `"toml" given, want text, json, yaml, kubeconfig, cloud-config, ignition or script`},
+		{join, `{"format":"../script"}`, "format", "want text"},
+		{script + "rejoinURL=http://x", "", "rejoinURL", "want https://HOST:PORT"},
+		{script + "rejoinURL=https://x/%24(id)", "", "rejoinURL", "want https://HOST:PORT"},
+		{join + "?rejoinURL=https://x", "", "rejoinURL", "only the format script"},
 	} {
 		_, p, got := askFor[api.Token](t, s, "POST", test.path, test.body)
-		if got.status != 400 || !p.Named(test.problem) || p.Field != test.field || !strings.Contains(p.Detail, test.detail) || strings.Contains(got.body, secret.RevealSecret()) {
-			t.Errorf("%s: %d %s\nwant %q, %s", test.body, got.status, got.body, test.field, test.detail)
+		problem := map[bool]string{true: "invalid-field", false: "invalid-body"}[test.field != ""]
+		if got.status != 400 || !p.Named(problem) || p.Field != test.field || !strings.Contains(p.Detail, test.detail) || strings.Contains(got.body, secret.RevealSecret()) {
+			t.Errorf("%s %s: %d %s\nwant %q, %s", test.path, test.body, got.status, got.body, test.field, test.detail)
 		}
 	}
-	if strings.Contains(s.logs.String(), secret.RevealSecret()) {
-		t.Error("the secret is in the log")
-	}
-	if ids := s.ids(t); len(ids) > 0 {
-		t.Errorf("tokens %v", ids)
+	if ids := s.ids(t); len(ids) > 0 || strings.Contains(s.logs.String(), secret.RevealSecret()) {
+		t.Errorf("tokens %v are left, or the secret is in the log", ids)
 	}
 }

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -21,18 +22,16 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/issuance"
-	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
-	"github.com/kubejoin/kubejoin/signer/revocation/desk"
-	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,6 +39,9 @@ import (
 
 // mostBytes is the memory in bytes that one request may allocate, in addition to 16 times the size of its response.
 const mostBytes = 8 << 20
+
+// fuzzKey is the certificate key of all uploads.
+var fuzzKey = joinformat.GenerateCertificateKey()
 
 // wholeSite is a site with every route and data for each: a token with claims, and issued certificates.
 type wholeSite struct {
@@ -56,22 +58,13 @@ type wholeSite struct {
 
 func newWholeSite(t testing.TB) *wholeSite {
 	t.Helper()
-	s, _ := certifying(t)
-	reviewer, err := auth.ParseTokenFile([]byte(reviewerBearer + ",kube-apiserver,\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s, guard := revoking(t)
 	s.Minting.Advertise, s.Logger, s.Status.Metrics = "127.0.0.1:9443", slog.New(slog.DiscardHandler), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/plain") })
-	s.IssuanceRecord, s.Certificates.Authority.Record = rowrecord.New(s.store.Issued()), rowrecord.New(s.store.Issued())
-	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: reviewer.Authenticate}
+	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: reviewer()}
 	s.Minting.UploadCertificates = func(context.Context) (joinformat.Upload, error) { return joinformat.Upload{Key: fuzzKey}, nil }
 	s.Cluster.Turns = &fakeTurns{}
-	guard := &revocation.Guard{Store: rowlist.New(s.store.Revocations())}
-	s.Revocations = &desk.Desk{Guard: guard}
-	s.Webhooks.Authorization = &server.Authorization{Authenticate: reviewer.Authenticate, Revoked: guard.Known}
-	if _, err := guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(guard.Revoke(t.Context(), revocation.Entry{Node: "worker-9"}))
+	s.rotating()
 	s.Cluster.Explain = explained
 	s.Cluster.ExplainRequest = func(ctx context.Context, name string, object *certificates.CertificateSigningRequest) (api.RequestExplanation, error) {
 		if object == nil {
@@ -80,9 +73,7 @@ func newWholeSite(t testing.TB) *wholeSite {
 		return kube.Requests{Authority: func() (*signer.Authority, error) { return &signer.Authority{}, nil }}.Explain(ctx, name, object)
 	}
 	w := &wholeSite{site: s, handler: s.Handler(), routes: s.Routes()}
-	if w.token, err = tokens.Parse(s.token(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Limits.Role = 5, tokens.RoleControlPlane })); err != nil {
-		t.Fatal(err)
-	}
+	w.token = must.Get(tokens.Parse(s.token(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Limits.Role = 5, tokens.RoleControlPlane })))
 	for _, node := range []string{"worker-1", "worker-2"} {
 		if got := send(w.handler, certificatePath, w.token.Reveal(), "", strings.NewReader(nodeCSR(t, node))); got.Code != 200 {
 			t.Fatalf("%d %s", got.Code, got.Body)
@@ -141,6 +132,7 @@ func seeds(t testing.TB) []shot {
 		{"give-back-turn", "", "node=control-2&id=0123456789abcdef0123456789abcdef", "", "", bootstrap},
 		{"list-issued", "", "limit=1&continue=<next>", "", "", 0},
 		{"list-issued", "", "node=worker-1&outcome=issued&endsWithin=30d&since=7d&signer=a/b&requester=x&tokenID=<id>", "", "", 0},
+		{"list-issued", "", "ca=sha256:83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a&notCA=x", "", "", 0},
 		{"get-issued", "<serial>", "", "", "", 0},
 		{"list-revocations", "", "limit=1", "", "", 0},
 		{"revoke", "", "dryRun", json, `{"node": "worker-1", "reason": "stolen"}`, 0},
@@ -148,6 +140,12 @@ func seeds(t testing.TB) []shot {
 		{"revoke", "", "tokenID=<id>&dryRun", "", "", 0},
 		{"revoke", "", "fingerprint=83d205359b238bd47a71b1508a8f4bb80e05b96f0be039f749f4aed49f72515a", "", "", 0},
 		{"undo-revocation", "worker-9", "dryRun", "", "", 0},
+		{"ca-rotation", "cluster", "", "", "", 0},
+		{"prepare-ca", "cluster", "lifetime=3650d", json, `{"noCrossSign": false}`, 0},
+		{"trust-ca", "cluster", "", "", "", 0},
+		{"switch-ca", "cluster", "", json, `{"expireTokens": true}`, 0},
+		{"finish-ca", "cluster", "dryRun", "", "", 0},
+		{"abort-ca", "cluster", "", "", "", 0},
 		{"explain-request", "", "", json, object, 0},
 		{"explain-request", "", "csr=csr-1", "", "", 0},
 		{"explain", "worker-7", "format=text", "", "", 0},
@@ -161,6 +159,13 @@ func seeds(t testing.TB) []shot {
 		{"certificate", "", "", pem, nodeCSR(t, "worker-4"), expiredNode},
 		{"bind-key", "", "", json, `{"key": <key>}`, validNode},
 		{"subjectaccessreview", "", "timeout=1s", json, access, kubeAPIServer},
+
+		{"print-join-command", "", "ttl=%zz&ttl=&" + strings.Repeat("a&", 8<<10), "", `{"ttl": "-0s", "TTL": 1, "ttl": null}`, 0},
+		{"create-token", "", "maxNodes=1e9&usages=&groups=,&%", json, `[null, {"nodeNames": ["` + strings.Repeat("*", 300) + `"]}]`, 0},
+		{"explain-request", "", "", json, `{"object": {"apiVersion": "certificates.k8s.io/v1", "spec": {"request": "eA==", "expirationSeconds": -1}, "status": {"conditions": [null]}}}`, 0},
+		{"tokenreview", "", "", json, strings.Replace(review, `"audiences":["a"]}`, `"audiences":["a","a"]},"spec":{"token":""},"status":{"authenticated":true}`, 1), kubeAPIServer},
+		{"certificate", "", "signer=example.com%2Fetcd-peer&usages=client+auth", "", subjectCSR(t, "root", "system:masters"), 0},
+		{"certificate", "", "signer=kubernetes.io/kubelet-serving&duration=-9223372036854775808ns&usages=,", "", node + node, bootstrap},
 	}
 }
 
@@ -188,20 +193,44 @@ func (w *wholeSite) request(t testing.TB, on server.Route, s shot) *http.Request
 	return r
 }
 
-// fire sends the request of a shot. It fails the test unless the response is a success or a problem of the client,
-// without a secret and without much memory.
+// fire sends the request of a shot, see serve.
 func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.ResponseRecorder {
 	t.Helper()
 	r := w.request(t, on, s)
+	got := w.serve(t, r, on.Name, strings.Contains(s.body, "<token>"))
+	if what, body := fmt.Sprintf("%s %s", r.Method, on.Path), got.Body.Bytes(); got.Code == http.StatusOK {
+		switch on.Name {
+		case "certificate":
+			cert, err := x509.ParseCertificate(must.Get(pemfile.One(body, "CERTIFICATE")))
+			if err != nil || cert.IsCA || slices.Contains(cert.Subject.Organization, "system:masters") {
+				t.Errorf("%s: %v %q", what, err, body)
+			}
+		case "tokenreview":
+			if bytes.Contains(body, []byte(`"authenticated":true`)) && !strings.Contains(s.body, "<token>") {
+				t.Errorf("%s: authenticated without a token: %s", what, body)
+			}
+		case "print-join-command":
+			if strings.HasPrefix(got.Header().Get("Content-Type"), "text/plain") {
+				parseLine(t, got.Body.String())
+			}
+		}
+	}
+	return got
+}
+
+// serve sends a request to the route of that name. It fails the test unless the response is a success or a problem of the
+// client, without a secret and without much memory.
+func (w *wholeSite) serve(t testing.TB, r *http.Request, name string, withToken bool) *httptest.ResponseRecorder {
+	t.Helper()
 	got := httptest.NewRecorder()
 	before := allocatedBytes()
 	w.handler.ServeHTTP(got, r)
-	what := fmt.Sprintf("%s %s: %d", r.Method, on.Path, got.Code)
+	what := fmt.Sprintf("%.20s %s: %d", r.Method, name, got.Code)
 	if took := allocatedBytes() - before; took > mostBytes+16*uint64(got.Body.Len()) {
 		t.Errorf("%s: got %d bytes of memory, want at most %d", what, took, mostBytes+16*got.Body.Len())
 	}
 	body := got.Body.Bytes()
-	if !strings.Contains(s.body, "<token>") && strings.Contains(string(body), w.token.RevealSecret()) {
+	if !withToken && strings.Contains(string(body), w.token.RevealSecret()) {
 		t.Errorf("%s: the response shows a token secret: %s", what, body)
 	}
 	if got.Code >= 400 && bytes.Contains(body, []byte(fuzzKey.Reveal())) {
@@ -212,10 +241,18 @@ func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.Respon
 			t.Errorf("%s: the response shows a bearer token: %s", what, body)
 		}
 	}
-	if len(got.Header().Get("X-Request-Id")) != 16 {
+	caching := "no-store"
+	if got.Header().Get("ETag") != "" { // public, and revalidated
+		caching = "no-cache"
+	}
+	if len(got.Header().Get("X-Request-Id")) != 16 || got.Header().Get("Cache-Control") != caching {
 		t.Errorf("%s has headers %v", what, got.Header())
 	}
 	switch {
+	case r.Method == http.MethodHead:
+		if len(body) > 0 {
+			t.Errorf("%s: got %d bytes for HEAD", what, len(body))
+		}
 	case got.Code < 400:
 		if kind := got.Header().Get("Content-Type"); kind == "application/json" && got.Header().Get("Content-Encoding") == "" && !json.Valid(body) {
 			t.Errorf("%s %.300q", what, body)
@@ -225,7 +262,6 @@ func (w *wholeSite) fire(t testing.TB, on server.Route, s shot) *httptest.Respon
 		if err := json.Unmarshal(body, &status); err != nil || status.Kind != "Status" || int(status.Code) != got.Code || status.Message == "" || got.Code >= 500 {
 			t.Errorf("%s %s", what, body)
 		}
-	case on.Name == "metrics" && got.Code == http.StatusNotFound: // response without a problem document
 	default:
 		var p api.Problem
 		if err := json.Unmarshal(body, &p); err != nil || got.Header().Get("Content-Type") != "application/problem+json" ||
@@ -245,15 +281,9 @@ func (w *wholeSite) tidy(t testing.TB) {
 	if _, err := w.store.Create(t.Context(), known); err != nil && !errors.Is(err, tokens.ErrExists) {
 		t.Fatal(err)
 	}
-	records, err := w.store.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range records {
+	for _, r := range must.Get(w.store.List(t.Context())) {
 		if r.Token.ID() != w.token.ID() {
-			if err := w.store.Delete(t.Context(), r); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, w.store.Delete(t.Context(), r))
 		}
 	}
 }
@@ -309,4 +339,78 @@ func FuzzRoutes(f *testing.F) {
 			w.fire(t, w.routes[int(at)%len(w.routes)], shot{segment: segment, query: query, headers: headers, body: string(body), who: who})
 		})
 	})
+}
+
+// FuzzRequest sends anything that net/http parses as an HTTP/1.1 request.
+func FuzzRequest(f *testing.F) {
+	for _, path := range []string{commandPath, tokenPath + "/qwertz/renew?dryRun", infoPath, "/v1/ca?format=json", "/readyz?verbose", "/metrics", "/", "*", "/api/v1/../v1", "//", "/%2e%2e/%00", "http://[::1]/healthz?%"} {
+		for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "CONNECT", "X"} {
+			f.Add(fmt.Appendf(nil, "%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 2\r\n\r\n{}", method, path, adminBearer))
+		}
+	}
+	f.Add([]byte("POST " + commandPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + adminBearer + "\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n"))
+	f.Add([]byte("POST " + commandPath + " HTTP/1.1\r\nHost: x\r\nAuthorization: basic " + strings.Repeat("A", 4<<10) + "\r\nContent-Length: 1\r\n\r\n"))
+	f.Add([]byte("GET " + infoPath + " HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip;q=1, *;q=\r\nIf-None-Match: W/\"x\", *\r\n\r\n"))
+	w, n := newWholeSite(f), 0
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if n++; n%200 == 0 {
+			w.tidy(t)
+		}
+		fuzzing.RunWithinLimit(t, func() {
+			r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(raw)))
+			if err != nil {
+				return // net/http responds without the handler
+			}
+			r.RemoteAddr = "192.0.2.1:1234"
+			w.serve(t, r, r.URL.Path, false)
+		})
+	})
+}
+
+// Sends deep, long, repetitive and out-of-range JSON to every route that reads a body. Catches one that accepts it or
+// that needs much time or memory.
+func TestRefusesHostileJSON(t *testing.T) {
+	w := newWholeSite(t)
+	w.handler = w.Server.Handler() // without the check against openapi.yaml, which keeps responses in memory
+	const most = server.MaxBody
+	nested := func(open, end string) string {
+		n := (most - 2) / (len(open) + len(end))
+		return strings.Repeat(open, n) + "1" + strings.Repeat(end, n)
+	}
+	bodies := map[string]string{
+		"deep arrays":         nested("[", "]"),
+		"deep objects":        nested(`{"a":`, "}"),
+		"deep in a field":     `{"object":` + nested("[", "]")[:most-12] + "}",
+		"many digits":         `{"maxNodes":` + strings.Repeat("9", most-20) + `}`,
+		"great exponent":      `{"maxNodes":1e999999999,"wait":1e-999999999}`,
+		"escapes":             `{"description":"` + strings.Repeat(`\u0000`, most/6-10) + `"}`,
+		"long list":           `{"groups":[` + strings.Repeat(`"",`, most/3-10) + `""]}`,
+		"long list of lists":  `{"spec":{"audiences":[` + strings.Repeat(`[],`, most/3-20) + `[]]}}`,
+		"same field":          `{` + strings.Repeat(`"ttl":"1h",`, most/11-3) + `"ttl":"1h"}`,
+		"many fields":         `{` + strings.Repeat(`"":1,`, most/5-3) + `"":1}`,
+		"a byte too many":     `{"ttl":"1h"}` + strings.Repeat(" ", most),
+		"two documents":       `{}{}`,
+		"byte order mark":     "\ufeff{}",
+		"another kind of all": `{"ttl":[],"groups":{},"maxNodes":"1","dryRun":"true","token":1,"object":1,"kind":{},"spec":[]}`,
+	}
+	for name, body := range bodies {
+		for _, on := range w.routes {
+			if on.Method == http.MethodGet {
+				continue
+			}
+			t.Run(name+" "+on.Name, func(t *testing.T) {
+				who := byte(0)
+				if on.Name == "tokenreview" || on.Name == "subjectaccessreview" {
+					who = 3
+				}
+				fuzzing.RunWithinLimit(t, func() {
+					got := w.fire(t, on, shot{segment: "<id>", headers: "Content-Type: application/json", body: body, who: who})
+					denied := on.Name == "subjectaccessreview" && strings.Contains(got.Body.String(), `"denied":true`)
+					if (got.Code < 400 || got.Code >= 500) && !denied {
+						t.Errorf("%d %s", got.Code, got.Body)
+					}
+				})
+			})
+		}
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -48,6 +49,8 @@ type Server struct {
 	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404. Handler copies it, and fills
 	// its nil fields Tokens, ClusterInfo, Claims, IssuanceRecord and Node with those of the Server.
 	Revocations *desk.Desk
+	// Rotations rotates CAs. If it is nil, /v1/ca/CA/rotation returns 404. Handler fills a nil ExpireTokens of its Desk.
+	Rotations *convert.Rotations
 	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:
 	// after a release, the store keeps the past of the claim for that long, so that its certificates
 	// are not renewed. It is nil with a cluster: then only a claim with a certificate duration leaves a
@@ -103,7 +106,7 @@ type Limits struct {
 	// credentials that are not accepted, then 10 a second, and it may hold at most as many slots for
 	// requests and connections as are free. A request beyond a limit gets 429. A negative rate
 	// disables all limits of clients, for clients that share one address, for example behind a proxy.
-	// docs/security.md has the reasons.
+	// docs/abuse.md has the reasons.
 	ClientRate Rate
 	// UserRate is how many requests one user may send. A user is a name from Authenticate, a client
 	// certificate or a bootstrap token. Like a client, a user may hold at most as many slots as are
@@ -153,8 +156,9 @@ type Status struct {
 // Kubernetes, or ConfigMap or Complete of package clusterinfo/configmap. An implementation that can hold
 // only so many signatures should also be a [mint.Bounded].
 type ClusterInfo interface {
-	// The errors and rules of JSON apply to Config, but Config need not validate the kubeconfig: the server
-	// validates each new one. JSON has a signature when WaitSigned returns.
+	// What the comment on JSON requires of errors, caching and bytes also holds for Config. But Config need
+	// not validate the kubeconfig: the server validates each new one. When WaitSigned returns, the result of
+	// JSON has the signature.
 	mint.ClusterInfo
 	// JSON returns the ConfigMap as clusterinfo.MarshalConfigMap encodes it. The error wraps
 	// clusterinfo.ErrNotFound if there is no cluster-info, and clusterinfo.ErrKubeconfig if its
@@ -207,6 +211,11 @@ func (s Server) Handler() http.Handler {
 	h.minter = &mint.Minter{
 		Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Minting.Advertise,
 		SignTimeout: h.Minting.SignTimeout, SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
+	}
+	if s.Rotations != nil && s.Rotations.Desk.ExpireTokens == nil {
+		d := *s.Rotations.Desk
+		d.ExpireTokens = convert.ExpireTokens(h.minter)
+		h.Rotations = &convert.Rotations{Desk: &d, Cross: s.Rotations.Cross}
 	}
 	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "HTTP requests, by route and status.", "route", "status")
 	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to respond to an HTTP request, by route.", prometheus.DefBuckets, "route")

@@ -3,18 +3,21 @@ package server_test
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
@@ -51,23 +54,11 @@ type site struct {
 
 func newSite(t testing.TB) *site {
 	t.Helper()
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))
 	t.Cleanup(func() { _ = store.Close() })
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
-	operators, err := auth.ParseTokenFile([]byte(adminBearer + `,ada,1,"kubejoin:admins,others"` + "\n" + viewerBearer + ",vic,2\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Get(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))
+	kubeconfig := must.Get(clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle()))
+	operators := must.Get(auth.ParseTokenFile([]byte(adminBearer + `,ada,1,"kubejoin:admins,others"` + "\n" + viewerBearer + ",vic,2\n")))
 	s := &site{store: store, ca: ca, logs: &logs.Buffer{}}
 	s.Server = server.Server{
 		Tokens:      store,
@@ -86,13 +77,8 @@ func newSite(t testing.TB) *site {
 func (s *site) start(t testing.TB) {
 	t.Helper()
 	certificate := &servingcert.Source{CA: func() *signer.CA { return s.ca }, Names: []string{"127.0.0.1"}}
-	if _, err := certificate.Step(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(certificate.Step(t.Context()))
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))
 	if s.Minting.Advertise == "" {
 		s.Minting.Advertise = listener.Addr().String()
 	}
@@ -110,11 +96,16 @@ func (s *site) start(t testing.TB) {
 	go func() { _ = web.ServeTLS(limited, "", "") }()
 	t.Cleanup(func() { _ = web.Close() })
 	s.url = "https://" + listener.Addr().String()
-	roots := x509.NewCertPool()
-	roots.AddCert(s.ca.Certificate())
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.roots()}, ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
 	s.http = &http.Client{Transport: transport}
+}
+
+// roots returns a pool with the CA of the site.
+func (s *site) roots() *x509.CertPool {
+	roots := x509.NewCertPool()
+	roots.AddCert(s.ca.Certificate())
+	return roots
 }
 
 func (s *site) registry() *prometheus.Registry { return s.Registerer.(*prometheus.Registry) }
@@ -122,10 +113,7 @@ func (s *site) registry() *prometheus.Registry { return s.Registerer.(*prometheu
 // gauge returns the value of a metric without labels, or of the one whose first label has that value.
 func (s *site) gauge(t testing.TB, name, label string) float64 {
 	t.Helper()
-	families, err := s.registry().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(s.registry().Gather())
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
 			if f.GetName() == name && (label == "" || m.GetLabel()[0].GetValue() == label) {
@@ -147,32 +135,29 @@ type reply struct {
 	body   string
 }
 
-func (s *site) do(t *testing.T, method, path, bearer, contentType, body string) reply {
+// do sends a request. An empty bearer sends no Authorization header.
+func (s *site) do(t testing.TB, method, path, bearer, contentType, body string) reply {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	return s.send(t, s.http, method, path, bearer, contentType, body)
+}
+
+func (s *site) send(t testing.TB, c *http.Client, method, path, bearer, contentType, body string) reply {
+	t.Helper()
+	r := must.Get(http.NewRequestWithContext(t.Context(), method, s.url+path, strings.NewReader(body)))
 	if bearer != "" {
 		r.Header.Set("Authorization", "Bearer "+bearer)
 	}
 	if contentType != "" {
 		r.Header.Set("Content-Type", contentType)
 	}
-	response, err := s.http.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := must.Value(c.Do(r))(t)
 	defer func() { _ = response.Body.Close() }()
-	content, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(io.ReadAll(response.Body))
 	return reply{response.StatusCode, response.Header, string(content)}
 }
 
 // parseLine parses a join command as kubeadm would.
-func parseLine(t *testing.T, line string) (endpoint string, token tokens.Token, pins []string) {
+func parseLine(t testing.TB, line string) (endpoint string, token tokens.Token, pins []string) {
 	t.Helper()
 	if strings.Count(line, "\n") != 1 || !strings.HasSuffix(line, "\n") {
 		t.Fatalf("not one line: %q", line)
@@ -181,10 +166,7 @@ func parseLine(t *testing.T, line string) (endpoint string, token tokens.Token, 
 	if len(words) < 7 || words[0] != "kubeadm" || words[1] != "join" || words[3] != "--token" {
 		t.Fatalf("not a join command of known form: %d words", len(words))
 	}
-	token, err := tokens.Parse(words[4])
-	if err != nil {
-		t.Fatal(err)
-	}
+	token = must.Value(tokens.Parse(words[4]))(t)
 	rest := words[5:]
 	if n := len(rest); n > 3 && rest[n-3] == "--control-plane" && rest[n-2] == "--certificate-key" && len(rest[n-1]) == 64 {
 		rest = rest[:n-3]
@@ -200,13 +182,31 @@ func parseLine(t *testing.T, line string) (endpoint string, token tokens.Token, 
 
 func (s *site) ids(t *testing.T) []string {
 	t.Helper()
-	records, err := s.store.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
 	var ids []string
-	for _, r := range records {
+	for _, r := range must.Get(s.store.List(t.Context())) {
 		ids = append(ids, r.Token.ID())
 	}
 	return ids
+}
+
+// fill stores n tokens. The writers run concurrently so that they share fsyncs.
+func (s *site) fill(tb testing.TB, n int) {
+	tb.Helper()
+	var writers sync.WaitGroup
+	todo := make(chan struct{})
+	for range 200 {
+		writers.Go(func() {
+			for range todo {
+				// With 12,000 random IDs, two are equal in one of thirty runs.
+				if _, err := s.store.Create(tb.Context(), tokens.Record{Token: tokens.Generate(), Signing: true, Expires: time.Now().Add(time.Hour)}); err != nil && !errors.Is(err, tokens.ErrExists) {
+					tb.Error(err)
+				}
+			}
+		})
+	}
+	for range n {
+		todo <- struct{}{}
+	}
+	close(todo)
+	writers.Wait()
 }

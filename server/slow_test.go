@@ -2,9 +2,7 @@ package server_test
 
 import (
 	"bufio"
-	"bytes"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -18,24 +16,16 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 )
 
 // dial opens a new TLS connection with that ALPN protocol.
 func (s *site) dial(t testing.TB, protocol string) *tls.Conn {
 	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.(*net.TCPConn).SetReadBuffer(32 << 10); err != nil { // so that unread data stays with the server
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AddCert(s.ca.Certificate())
-	c := tls.Client(conn, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{protocol}})
-	if err := c.Handshake(); err != nil {
+	c := must.Value(s.dialFrom(t, "127.0.0.1", &tls.Config{NextProtos: []string{protocol}}))(t)
+	_ = c.SetDeadline(time.Time{})
+	if err := c.NetConn().(*net.TCPConn).SetReadBuffer(32 << 10); err != nil { // so that unread data stays with the server
 		t.Fatal(err)
 	}
 	return c
@@ -84,59 +74,41 @@ func TestDisconnectsSlowClients(t *testing.T) {
 		return method + " " + path + " HTTP/1.1\r\nHost: x\r\n" + more
 	}
 	authorized := "Authorization: Bearer " + adminBearer + "\r\n"
-	// HPACK (RFC 7541) of GET https://x infoPath, as literals without an index.
-	literal := func(name, value string) []byte {
-		return append(append([]byte{0, byte(len(name))}, name...), append([]byte{byte(len(value))}, value...)...)
+	get := block(":method", "GET", ":scheme", "https", ":authority", "x", ":path", infoPath)
+	settings := frame(0, frameSettings, 0, 0, nil)
+	noWindow := frame(6, frameSettings, 0, 0, []byte{0, 4, 0, 0, 0, 0}) // SETTINGS_INITIAL_WINDOW_SIZE 0
+	const jsonBody = "Content-Type: application/json\r\n"
+	writes := func(text string) func(*tls.Conn) error {
+		return func(c *tls.Conn) error { _, err := io.WriteString(c, text); return err }
 	}
-	get := bytes.Join([][]byte{literal(":method", "GET"), literal(":scheme", "https"), literal(":authority", "x"), literal(":path", infoPath)}, nil)
-	settings := frame(0, 4, 0, 0, nil)
-	noWindow := frame(6, 4, 0, 0, []byte{0, 4, 0, 0, 0, 0}) // SETTINGS_INITIAL_WINDOW_SIZE 0
-
+	drips := func(first, one string) func(*tls.Conn) error {
+		return func(c *tls.Conn) error { _, _ = io.WriteString(c, first); return drip(c, one) }
+	}
+	closes := func(text string) func(*tls.Conn) error {
+		return func(c *tls.Conn) error { _, _ = io.WriteString(c, text); return c.CloseWrite() }
+	}
 	clients := map[string]func(c *tls.Conn) error{
-		"sends nothing":        func(c *tls.Conn) error { return nil },
-		"drips a request line": func(c *tls.Conn) error { return drip(c, "G") },
-		"drips headers":        func(c *tls.Conn) error { _, _ = io.WriteString(c, head("GET", infoPath, "")); return drip(c, "X") },
-		"drips a body": func(c *tls.Conn) error {
-			_, _ = io.WriteString(c, head("POST", commandPath, authorized+"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"))
-			return drip(c, " ")
-		},
-		"drips chunks": func(c *tls.Conn) error {
-			_, _ = io.WriteString(c, head("POST", commandPath, authorized+"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"))
-			return drip(c, "1\r\n \r\n")
-		},
-		"drips a body, unknown": func(c *tls.Conn) error {
-			_, _ = io.WriteString(c, head("POST", commandPath, "Content-Length: 1000\r\n\r\n"))
-			return drip(c, " ")
-		},
-		"idles after an answer": func(c *tls.Conn) error { _, err := io.WriteString(c, head("GET", "/healthz", "\r\n")); return err },
-		"does not read 1 MiB":   func(c *tls.Conn) error { _, err := io.WriteString(c, head("GET", infoPath, "\r\n")); return err },
-		"half-closes": func(c *tls.Conn) error {
-			_, _ = io.WriteString(c, head("GET", "/healthz", "\r\n"))
-			return c.CloseWrite()
-		},
+		"sends nothing":         writes(""),
+		"drips a request line":  drips("", "G"),
+		"drips headers":         drips(head("GET", infoPath, ""), "X"),
+		"drips a body":          drips(head("POST", commandPath, authorized+jsonBody+"Content-Length: 1000\r\n\r\n"), " "),
+		"drips chunks":          drips(head("POST", commandPath, authorized+jsonBody+"Transfer-Encoding: chunked\r\n\r\n"), "1\r\n \r\n"),
+		"drips a body, unknown": drips(head("POST", commandPath, "Content-Length: 1000\r\n\r\n"), " "),
+		"idles after an answer": writes(head("GET", "/healthz", "\r\n")),
+		"does not read 1 MiB":   writes(head("GET", infoPath, "\r\n")),
+		"half-closes":           closes(head("GET", "/healthz", "\r\n")),
 		"half-closes TCP": func(c *tls.Conn) error {
 			_, _ = io.WriteString(c, head("GET", "/healthz", "\r\n"))
 			return c.NetConn().(*net.TCPConn).CloseWrite()
 		},
-		"half-closes in headers": func(c *tls.Conn) error { _, _ = io.WriteString(c, head("GET", "/healthz", "")); return c.CloseWrite() },
-		"half-closes in a body": func(c *tls.Conn) error {
-			_, _ = io.WriteString(c, head("POST", commandPath, authorized+"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"))
-			return c.CloseWrite()
-		},
-		"h2 sends no preface":  func(c *tls.Conn) error { return nil },
-		"h2 sends no settings": func(c *tls.Conn) error { _, err := io.WriteString(c, preface); return err },
-		"h2 drips headers": func(c *tls.Conn) error {
-			_, _ = c.Write(append([]byte(preface), append(settings, frame(1000, 1, 5, 1, nil)...)...))
-			return drip(c, "\x00")
-		},
-		"h2 never ends its headers": func(c *tls.Conn) error {
-			_, _ = c.Write(append([]byte(preface), append(settings, frame(len(get), 1, 1, 1, get)...)...)) // END_HEADERS is missing
-			return drip(c, string(frame(3, 9, 0, 1, []byte{0x20, 0x20, 0x20})))                            // CONTINUATION that says nothing
-		},
-		"h2 opens no window": func(c *tls.Conn) error {
-			_, err := c.Write(append([]byte(preface), append(noWindow, frame(len(get), 1, 5, 1, get)...)...))
-			return err
-		},
+		"half-closes in headers": closes(head("GET", "/healthz", "")),
+		"half-closes in a body":  closes(head("POST", commandPath, authorized+jsonBody+"Content-Length: 1000\r\n\r\n{")),
+		"h2 sends no preface":    writes(""),
+		"h2 sends no settings":   writes(preface),
+		"h2 drips headers":       drips(preface+string(append(settings, frame(1000, frameHeaders, endStream|endHeaders, 1, nil)...)), "\x00"),
+		"h2 never ends its headers": drips(preface+string(append(settings, frame(len(get), frameHeaders, endStream, 1, get)...)),
+			string(frame(3, 9, 0, 1, []byte{0x20, 0x20, 0x20}))), // CONTINUATION that says nothing
+		"h2 opens no window": writes(preface + string(append(noWindow, frame(len(get), frameHeaders, endStream|endHeaders, 1, get)...))),
 	}
 	var all sync.WaitGroup
 	for name, send := range clients {
@@ -192,6 +164,7 @@ func (s *site) waitFor(t testing.TB, what string, count func() int) {
 
 // Catches an oversized header, request line or body that is accepted or read in full.
 func TestRefusesOversizedRequests(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.start(t)
 	long := strings.Repeat("x", 32<<10)
@@ -209,10 +182,7 @@ func TestRefusesOversizedRequests(t *testing.T) {
 			t.Errorf("%s: %v %.60s", name, err, answer)
 		}
 	}
-	r, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"/healthz", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(http.NewRequestWithContext(t.Context(), "GET", s.url+"/healthz", nil))(t)
 	r.Header.Set("X-Long", long)
 	if response, err := s.http.Do(r); err == nil {
 		if _ = response.Body.Close(); response.StatusCode != http.StatusRequestHeaderFieldsTooLarge || response.ProtoMajor != 2 {
@@ -221,20 +191,14 @@ func TestRefusesOversizedRequests(t *testing.T) {
 	}
 	for _, bearer := range []string{"", adminBearer} {
 		body := &counter{left: 64 << 20}
-		r, err := http.NewRequestWithContext(t.Context(), "POST", s.url+commandPath, body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Value(http.NewRequestWithContext(t.Context(), "POST", s.url+commandPath, body))(t)
 		r.Header.Set("Content-Type", "application/json")
 		want := http.StatusUnauthorized
 		if bearer != "" {
 			r.Header.Set("Authorization", "Bearer "+bearer)
 			want = http.StatusRequestEntityTooLarge
 		}
-		response, err := s.http.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response := must.Value(s.http.Do(r))(t)
 		if _ = response.Body.Close(); response.StatusCode != want || body.sent > 1<<20 {
 			t.Errorf("body of 64 MiB: %s after %d bytes, want %d", response.Status, body.sent, want)
 		}
@@ -268,57 +232,42 @@ func TestClosesOldestIdleConnections(t *testing.T) {
 		}
 	}
 	s.start(t)
-	ask := func(c *tls.Conn, path string) error {
-		_, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path)
-		return err
-	}
-	read := func(c *tls.Conn) (string, error) {
+	ask := func(c *tls.Conn, path string) {
 		_ = c.SetReadDeadline(time.Now().Add(patience))
+		_, _ = fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path) // served reports an error
+	}
+	served := func(c *tls.Conn) bool {
 		answer := make([]byte, 4096)
 		n, err := c.Read(answer)
-		return string(answer[:n]), err
+		return err == nil && strings.HasPrefix(string(answer[:n]), "HTTP/1.1 200 ")
 	}
 	idle := func() *tls.Conn {
 		t.Helper()
 		c := s.dial(t, "http/1.1")
-		if err := ask(c, "/healthz"); err != nil {
-			t.Fatal(err)
-		}
-		if answer, err := read(c); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
-			t.Fatalf("%q %v", answer, err)
+		if ask(c, "/healthz"); !served(c) {
+			t.Fatal("a new connection is not served")
 		}
 		<-idled // shortly after the response
 		return c
 	}
 	busy := s.dial(t, "http/1.1")
-	if err := ask(busy, infoPath); err != nil {
-		t.Fatal(err)
-	}
+	ask(busy, infoPath)
 	<-h.entered
 	first, second, third := idle(), idle(), idle()
 	fresh := idle() // the fifth
-	if answer, err := read(first); err == nil {
-		t.Errorf("got %q from the oldest idle connection, want it closed", answer)
-	}
-	for name, c := range map[string]*tls.Conn{"second": second, "third": third, "fresh": fresh} {
-		if err := ask(c, "/healthz"); err != nil {
-			t.Errorf("the %s: %v", name, err)
-		}
-		if answer, err := read(c); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
-			t.Errorf("the %s: %q %v", name, answer, err)
+	for c, want := range map[*tls.Conn]bool{first: false, second: true, third: true, fresh: true} {
+		if ask(c, "/healthz"); served(c) != want {
+			t.Errorf("want the connection served %t, and only the oldest idle one closed", want)
 		}
 	}
 	for range 2 * most { // connections that never send anything do not keep others out
-		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "https://"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := must.Value(net.Dial("tcp", strings.TrimPrefix(s.url, "https://")))(t)
 		defer func() { _ = conn.Close() }()
 	}
 	idle()
 	close(h.free)
-	if answer, err := read(busy); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 200 ") {
-		t.Errorf("connection with a request in flight: got %q %v, want 200", answer, err)
+	if !served(busy) {
+		t.Error("the connection with a request in flight was closed")
 	}
 	if shed := s.gauge(t, "kubejoin_http_connections_shed_total", ""); shed < 2*most {
 		t.Errorf("got %v closed connections, want at least %d", shed, 2*most)
@@ -353,21 +302,14 @@ func TestRespondsBeforeTheBodyArrives(t *testing.T) {
 				if test.authorized {
 					head += "Authorization: Bearer " + adminBearer + "\r\n"
 				}
-				if _, err := io.WriteString(c, head+"\r\n"+strings.Repeat(" ", sent)); err != nil {
-					t.Fatal(err)
-				}
+				must.Value(io.WriteString(c, head+"\r\n"+strings.Repeat(" ", sent)))(t)
 			}
 			from := bufio.NewReader(c)
 			_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
 			answer := func() *http.Response {
 				t.Helper()
-				r, err := http.ReadResponse(from, nil)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := io.Copy(io.Discard, r.Body); err != nil {
-					t.Fatal(err)
-				}
+				r := must.Value(http.ReadResponse(from, nil))(t)
+				must.Value(io.Copy(io.Discard, r.Body))(t)
 				_ = r.Body.Close()
 				return r
 			}

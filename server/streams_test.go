@@ -7,12 +7,16 @@ import (
 	"crypto/tls"
 	"encoding/binary"
 	"io"
+	"net"
+	"net/http"
 	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 )
 
@@ -44,9 +48,7 @@ func (s *site) h2(t testing.TB) (*tls.Conn, *bufio.Reader) {
 	t.Helper()
 	c := s.dial(t, "h2")
 	_ = c.SetDeadline(time.Now().Add(patience))
-	if _, err := c.Write(append([]byte(preface), frame(0, frameSettings, 0, 0, nil)...)); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(c.Write(append([]byte(preface), frame(0, frameSettings, 0, 0, nil)...)))(t)
 	r := bufio.NewReader(c)
 	for {
 		if kind, flags, _, _, err := readFrame(r); err != nil {
@@ -55,9 +57,7 @@ func (s *site) h2(t testing.TB) (*tls.Conn, *bufio.Reader) {
 			break
 		}
 	}
-	if _, err := c.Write(frame(0, frameSettings, ack, 0, nil)); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(c.Write(frame(0, frameSettings, ack, 0, nil)))(t)
 	return c, r
 }
 
@@ -151,9 +151,7 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 		for i := range uint32(streams) {
 			all.Write(frame(len(post), frameHeaders, endHeaders, 2*i+1, post)) // the body never comes
 		}
-		if _, err := c.Write(all.Bytes()); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(c.Write(all.Bytes()))(t)
 		refused := map[uint32]bool{}
 		for len(refused) < streams-64 {
 			kind, _, stream, payload, err := readFrame(r)
@@ -188,9 +186,7 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 		}
 		bomb = append(append(bomb, strings.Repeat("y", 3000)...), bytes.Repeat([]byte{0x80 | 62}, 12_000)...)
 		before := allocatedBytes()
-		if _, err := c.Write(frame(len(bomb), frameHeaders, endStream|endHeaders, 1, bomb)); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(c.Write(frame(len(bomb), frameHeaders, endStream|endHeaders, 1, bomb)))(t)
 		kind, _, _, payload, err := readFrame(r)
 		for err == nil && kind == frameSettings {
 			kind, _, _, payload, err = readFrame(r)
@@ -202,4 +198,53 @@ func TestLimitsHTTP2Streams(t *testing.T) {
 		_ = c.Close()
 	})
 	idle()
+}
+
+// A client opens many HTTP/2 streams and reads no response. Catches it blocking discovery or probes of others, and
+// short responses that do not count as in flight while they are unread.
+func TestUnreadHTTP2ResponsesBlockNobodyElse(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.Logger = nil
+	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
+	s.fill(t, 200)
+	s.start(t)
+	other := &http.Client{Timeout: patience, Transport: &http.Transport{
+		TLSClientConfig: s.http.Transport.(*http.Transport).TLSClientConfig,
+		DialContext:     (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext,
+	}}
+	t.Cleanup(other.CloseIdleConnections)
+	for class, c := range map[string]struct {
+		path string
+		most int
+	}{"probe": {"/healthz", httplimit.MaxProbes}, "discovery": {infoPath, httplimit.MaxDiscovery}, "other": {"/", 256}} {
+		get := block(":method", "GET", ":scheme", "https", ":authority", "x", ":path", c.path)
+		var all bytes.Buffer
+		all.WriteString(preface)
+		all.Write(frame(6, frameSettings, 0, 0, []byte{0, 4, 0, 0, 0, 0})) // SETTINGS_INITIAL_WINDOW_SIZE 0
+		for id := uint32(1); id < 2*64; id += 2 {
+			all.Write(frame(len(get), frameHeaders, endStream|endHeaders, id, get))
+		}
+		var connections []*tls.Conn
+		for range c.most/64 + 4 {
+			conn := s.dial(t, "h2")
+			must.Value(conn.Write(all.Bytes()))(t)
+			connections = append(connections, conn)
+		}
+		s.waitFor(t, "of "+class+" are not held yet", func() int { return c.most/2 - int(s.inFlight(t, class)) })
+		for range 5 {
+			for _, path := range []string{"/healthz", "/readyz", infoPath, "/v1/ca", "/version"} {
+				if got := s.send(t, other, "GET", path, "", "", ""); got.status != 200 {
+					t.Errorf("%s, while responses from %s are unread: got %d %s, want 200", path, c.path, got.status, got.body)
+				}
+			}
+		}
+		if n := int(s.inFlight(t, class)); n > c.most/2+1 {
+			t.Errorf("%s: got %d in flight, want at most %d", class, n, c.most/2+1)
+		}
+		for _, conn := range connections {
+			_ = conn.NetConn().Close()
+		}
+		s.waitFor(t, "of "+class+" are left", func() int { return int(s.inFlight(t, class)) })
+	}
 }

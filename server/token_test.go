@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -24,56 +26,25 @@ func (s *site) stored(t *testing.T, change func(*tokens.Record)) tokens.Record {
 	if change != nil {
 		change(&r)
 	}
-	r, err := s.store.Create(t.Context(), r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return must.Get(s.store.Create(t.Context(), r))
 }
 
-// Catches a list or a response about one token that lacks what the store has, or shows a secret.
+// Package convert tests each field. Catches a response that shows a secret, or that lacks a claim.
 func TestTokenStatusAndFields(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
-	plain := s.stored(t, func(r *tokens.Record) { r.Description = "rack 7" })
-	spent := s.stored(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = 2, []string{"b", "a"} })
-	limited := s.stored(t, func(r *tokens.Record) {
-		r.Expires = time.Time{}
-		r.Limits = tokens.Limits{Replaces: tokens.NodeRef{Name: "c", UID: "u"}, CertificateDuration: time.Hour, Role: "control-plane"}
-	})
-	if _, err := s.Claims.Create(t.Context(), tokens.Claim{Node: "c", TokenID: limited.Token.ID(), TokenUID: limited.UID}); err != nil {
-		t.Fatal(err)
-	}
+	r := s.stored(t, func(r *tokens.Record) { r.Description, r.Limits.MaxNodes, r.Nodes = "rack 7", 1, []string{"b"} })
+	must.Value(s.Claims.Create(t.Context(), tokens.Claim{Node: "a", TokenID: r.Token.ID(), TokenUID: r.UID}))(t)
 	s.start(t)
 	list, _, got := askFor[api.TokenList](t, s, "GET", tokenPath, "")
-	if got.status != 200 || list.Kind != api.KindTokenList || len(list.Items) != 3 || len(list.Warnings) != 0 {
-		t.Fatalf("%d %s", got.status, got.body)
+	one, _, again := askFor[api.Token](t, s, "GET", tokenPath+"/"+r.Token.ID(), "")
+	if got.status != 200 || list.Kind != api.KindTokenList || len(list.Items) != 1 || len(list.Warnings) != 0 || again.status != 200 || strings.Contains(got.body+again.body, r.Token.RevealSecret()) {
+		t.Fatalf("%d %s, %d %s", got.status, got.body, again.status, again.body)
 	}
-	for _, test := range []struct {
-		record tokens.Record
-		status string
-		nodes  []string
-		check  func(api.Token) bool
-	}{
-		{plain, api.StatusActive, nil, func(t api.Token) bool {
-			return t.Description == "rack 7" && t.Expires.Equal(plain.Expires) && t.Created.Equal(plain.Created) && slices.Equal(t.Groups, plain.Groups) &&
-				slices.Equal(t.Usages, []string{"authentication", "signing"})
-		}},
-		{spent, api.StatusSpent, []string{"b", "a"}, func(t api.Token) bool { return t.MaxNodes == 2 }},
-		{limited, api.StatusActive, []string{"c"}, func(t api.Token) bool {
-			return t.Expires.IsZero() && *t.ReplacesNode == api.Node{Name: "c", UID: "u"} && t.CertificateDuration == "1h0m0s" && t.Role == "control-plane"
-		}},
-	} {
-		id := test.record.Token.ID()
-		one, _, again := askFor[api.Token](t, s, "GET", tokenPath+"/"+id, "")
-		if again.status != 200 || strings.Contains(got.body+again.body, test.record.Token.RevealSecret()) {
-			t.Fatalf("%d %s", again.status, again.body)
-		}
-		at := slices.IndexFunc(list.Items, func(t api.Token) bool { return t.ID == id })
-		for where, shown := range map[string]api.Token{"get": one, "list": list.Items[at]} {
-			if shown.Status != test.status || !slices.Equal(shown.Nodes, test.nodes) || shown.Token != "" || shown.JoinCommand != "" || !test.check(shown) {
-				t.Errorf("%s: %+v", where, shown)
-			}
+	for where, shown := range map[string]api.Token{"get": one, "list": list.Items[0]} {
+		if shown.Status != api.StatusSpent || !slices.Equal(slices.Sorted(slices.Values(shown.Nodes)), []string{"a", "b"}) || shown.Token != "" || shown.JoinCommand != "" ||
+			shown.Description != "rack 7" || !shown.Expires.Equal(r.Expires) || !shown.Created.Equal(r.Created) {
+			t.Errorf("%s: %+v", where, shown)
 		}
 	}
 }
@@ -112,78 +83,59 @@ func TestMissingTokenIsAProblem(t *testing.T) {
 
 func TestDeleteToken(t *testing.T) {
 	s := newSite(t)
-	failures := 0
-	s.Tokens = s.failingDelete(&failures)
 	s.start(t)
-	r := s.stored(t, nil)
-	path := tokenPath + "/" + r.Token.ID()
-	if shown, _, got := askFor[api.Token](t, s, "DELETE", path+"?dryRun=true", ""); got.status != 200 || !shown.DryRun || len(s.ids(t)) != 1 {
+	r, old := s.stored(t, nil), s.stored(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
+	if shown, _, got := askFor[api.Token](t, s, "DELETE", tokenPath+"/"+r.Token.ID()+"?dryRun=true", ""); got.status != 200 || !shown.DryRun || len(s.ids(t)) != 2 {
 		t.Errorf("dry run: %d %s", got.status, got.body)
 	}
-	if _, p, got := askFor[api.Token](t, s, "DELETE", path, `{"onlyExpired":true}`); got.status != 409 || !p.Named(api.ProblemNotExpired) || len(s.ids(t)) != 1 {
-		t.Errorf("only if expired: %d %s", got.status, got.body)
-	}
-	failures = 1
-	if _, _, got := askFor[api.Token](t, s, "DELETE", path, ""); got.status != 503 || got.header.Get("Retry-After") == "" {
-		t.Errorf("the store is away: %d %s", got.status, got.body)
-	}
-	if shown, _, got := askFor[api.Token](t, s, "DELETE", path, ""); got.status != 200 || shown.ID != r.Token.ID() || len(s.ids(t)) != 0 {
-		t.Errorf("%d %s", got.status, got.body)
-	}
-	old := s.stored(t, func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
-	if _, _, got := askFor[api.Token](t, s, "DELETE", tokenPath+"/"+old.Token.ID()+"?onlyExpired", ""); got.status != 200 || len(s.ids(t)) != 0 {
-		t.Errorf("expired: %d %s", got.status, got.body)
+	for path, id := range map[string]string{r.Token.ID(): r.Token.ID(), old.Token.ID() + "?onlyExpired": old.Token.ID()} {
+		if shown, _, got := askFor[api.Token](t, s, "DELETE", tokenPath+"/"+path, ""); got.status != 200 || shown.ID != id || slices.Contains(s.ids(t), id) {
+			t.Errorf("%s: %d %s", path, got.status, got.body)
+		}
 	}
 }
 
-// Catches a renewal with another expiration than the request describes.
+// Package mint tests renewals. Catches one with another expiration than the request describes.
 func TestRenewToken(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
 	hours := func(n int) time.Time { return time.Now().Add(time.Duration(n) * time.Hour) }
-	for name, test := range map[string]struct {
-		body    string
-		status  int
-		expires time.Time // zero: never
-	}{
-		"by default": {"", 200, hours(24)},
-		"longer":     {`{"ttl":"48h"}`, 200, hours(48)},
-		"to a time":  {`{"expires":"` + hours(5).UTC().Format(time.RFC3339) + `"}`, 200, hours(5)},
-		"never":      {`{"ttl":"0"}`, 200, time.Time{}},
-		"shorter":    {`{"ttl":"1h","shorten":true}`, 200, hours(1)},
-		"dry run":    {`{"ttl":"48h","dryRun":true}`, 200, hours(2)},
-		"negative":   {`{"ttl":"-1s"}`, 400, hours(2)},
+	for body, want := range map[string]time.Time{
+		"": hours(24), `{"ttl":"0"}`: {}, `{"expires":"` + hours(5).UTC().Format(time.RFC3339) + `"}`: hours(5), `{"ttl":"1h","shorten":true}`: hours(1), `{"ttl":"48h","dryRun":true}`: hours(2),
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := newSite(t)
-			s.start(t)
-			r := s.stored(t, func(r *tokens.Record) { r.Expires = hours(2) })
-			shown, _, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", test.body)
-			if got.status != test.status || test.status == 200 && shown.ID != r.Token.ID() {
-				t.Fatalf("%d %s", got.status, got.body)
-			}
-			if now := s.record(t, r.Token.ID()).Expires; now.IsZero() != test.expires.IsZero() || now.Sub(test.expires).Abs() > time.Minute {
-				t.Errorf("expires at %s, want %s", now, test.expires)
-			}
-		})
+		r := s.stored(t, func(r *tokens.Record) { r.Expires = hours(2) })
+		shown, _, got := askFor[api.Token](t, s, "POST", tokenPath+"/"+r.Token.ID()+"/renew", body)
+		if now := s.record(t, r.Token.ID()).Expires; got.status != 200 || shown.ID != r.Token.ID() || now.IsZero() != want.IsZero() || now.Sub(want).Abs() > time.Minute {
+			t.Errorf("%s: %d %s, expires at %s, want %s", body, got.status, got.body, now, want)
+		}
 	}
 }
 
-// Catches a reason of a refused change that gets another problem or status.
-func TestRefusedChangesAreProblems(t *testing.T) {
+// Catches a reason of a refused change, or an error of a store, that gets another problem or status.
+func TestErrorsOfStoresAreProblems(t *testing.T) {
+	t.Parallel()
 	spent := func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = 1, []string{"worker-3"} }
 	upload := func(r *tokens.Record) {
 		r.Description, r.Signing, r.Authentication, r.Groups = tokens.UploadDescription, false, false, nil
 	}
+	type fault = func(*site, tokens.Record) storetest.Faulty
+	fails := func(err error, methods ...string) fault {
+		return func(*site, tokens.Record) storetest.Faulty { return storetest.Fail(err, methods...) }
+	}
+	away := fails(errReset, "Store.List", "Store.Get", "Claims.List", "Claims.Get")
+	const token, claim = tokenPath + "/ID", "/v1/claim/worker-1"
 	for name, test := range map[string]struct {
-		record       func(*tokens.Record)
-		faulty       func(*site, tokens.Record) storetest.Faulty
-		method, path string
-		problem      string
-		field        string
+		record         func(*tokens.Record)
+		faulty         fault
+		method, path   string
+		status         int
+		problem, field string
 	}{
-		"spent":       {spent, nil, "POST", "/renew", api.ProblemSpent, ""},
-		"shorter":     {nil, nil, "POST", "/renew?ttl=1s", api.ProblemWouldShorten, "shorten"},
-		"upload":      {upload, nil, "POST", "/renew", "token-owns-upload", ""},
-		"not expired": {nil, nil, "DELETE", "?onlyExpired", api.ProblemNotExpired, ""},
+		"spent":       {spent, nil, "POST", token + "/renew", 409, api.ProblemSpent, ""},
+		"shorter":     {nil, nil, "POST", token + "/renew?ttl=1s", 409, api.ProblemWouldShorten, "shorten"},
+		"negative":    {nil, nil, "POST", token + "/renew?ttl=-1s", 400, "invalid-field", "ttl"},
+		"upload":      {upload, nil, "POST", token + "/renew", 409, "token-owns-upload", ""},
+		"not expired": {nil, nil, "DELETE", token + "?onlyExpired", 409, api.ProblemNotExpired, ""},
 		"malformed": {nil, func(*site, tokens.Record) storetest.Faulty {
 			return func(c *storetest.Call, do func() error) error {
 				if c.Method == "Store.Update.change" {
@@ -191,7 +143,7 @@ func TestRefusedChangesAreProblems(t *testing.T) {
 				}
 				return do()
 			}
-		}, "POST", "/renew", "token-invalid", ""},
+		}, "POST", token + "/renew", 409, "token-invalid", ""},
 		"replaced": {nil, func(s *site, r tokens.Record) storetest.Faulty {
 			return storetest.Before(sync.OnceValue(func() error {
 				err := s.store.Delete(context.Background(), r)
@@ -200,50 +152,72 @@ func TestRefusedChangesAreProblems(t *testing.T) {
 				}
 				return err
 			}), "Store.Delete")
-		}, "DELETE", "", "token-replaced", ""},
+		}, "DELETE", token, 409, "token-replaced", ""},
+		"replaced claim": {nil, func(s *site, _ tokens.Record) storetest.Faulty {
+			return storetest.Before(func() error {
+				c, err := s.store.Claims().Get(context.Background(), "worker-1")
+				if err == nil {
+					err = s.store.Claims().Delete(context.Background(), c)
+				}
+				if err == nil {
+					_, err = s.store.Claims().Create(context.Background(), c)
+				}
+				return err
+			}, "Claims.Commit")
+		}, "DELETE", claim, 409, "claim-replaced", ""},
+		"refused release":    {nil, fails(tokens.ErrRefused, "Claims.Commit"), "DELETE", claim, 503, "store-refuses", ""},
+		"field of a release": {nil, fails(fmt.Errorf("stored: %w", &tokens.FieldError{Field: "nodes", Err: errReset}), "Claims.Commit"), "DELETE", claim, 503, "store-unavailable", ""},
+
+		"release":     {nil, away, "DELETE", claim, 503, "store-unavailable", ""},
+		"list claims": {nil, away, "GET", "/v1/claim", 503, "store-unavailable", ""},
+		"list tokens": {nil, away, "GET", tokenPath, 503, "store-unavailable", ""},
+		"get token":   {nil, away, "GET", token, 503, "store-unavailable", ""},
+		"delete":      {nil, away, "DELETE", token, 503, "store-unavailable", ""},
+		"renew":       {nil, fails(errReset, "Store.Update"), "POST", token + "/renew", 503, "store-unavailable", ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := newSite(t)
-			r := s.stored(t, test.record)
-			if test.faulty != nil {
-				s.Tokens = test.faulty(s, r).Store(s.store)
-			}
-			s.start(t)
-			if _, p, got := askFor[api.Token](t, s, test.method, tokenPath+"/"+r.Token.ID()+test.path, ""); got.status != 409 || !p.Named(test.problem) || p.Field != test.field {
-				t.Errorf("%d %s, want problem %s", got.status, got.body, test.problem)
-			}
-		})
+		s := newSite(t)
+		s.Claims = s.store.Claims()
+		r := s.stored(t, test.record)
+		must.Value(s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: r.Token.ID(), TokenUID: r.UID}))(t)
+		if test.faulty != nil {
+			f := test.faulty(s, r)
+			s.Tokens, s.Claims = f.Store(s.store), f.Claims(s.Claims)
+		}
+		s.start(t)
+		_, p, got := askFor[struct{}](t, s, test.method, strings.Replace(test.path, "ID", r.Token.ID(), 1), "")
+		if got.status != test.status || !p.Named(test.problem) || p.Field != test.field || strings.Contains(got.body, errReset.Error()) || (got.header.Get("Retry-After") != "") != (test.problem == "store-unavailable") {
+			t.Errorf("%s: %d %s, want problem %s", name, got.status, got.body, test.problem)
+		}
 	}
 }
 
-// Catches a route that checks the permission of another route, or none.
+// Catches a route that checks no permission, or that checks it without a credential. The tables of docs/http-api.md have
+// the permission of each route.
 func TestEachRouteNeedsItsPermission(t *testing.T) {
-	s := newSite(t)
-	s.Claims = s.store.Claims()
+	s, _ := revoking(t)
+	s.Status.Metrics = http.NotFoundHandler()
 	var asked []string
 	s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
 		asked = append(asked, a.String())
 		return auth.ErrForbidden
 	}
 	s.start(t)
-	for _, test := range []struct{ method, path, right string }{
-		{"POST", commandPath, "create tokens.kubejoin.io"},
-		{"POST", tokenPath, "create tokens.kubejoin.io"},
-		{"GET", tokenPath, "list tokens.kubejoin.io"},
-		{"GET", tokenPath + "/qwertz", "get tokens.kubejoin.io"},
-		{"DELETE", tokenPath + "/qwertz", "delete tokens.kubejoin.io"},
-		{"POST", tokenPath + "/qwertz/renew", "update tokens.kubejoin.io"},
-		{"GET", "/v1/claim", "list claims.kubejoin.io"},
-		{"DELETE", "/v1/claim/worker-3", "delete claims.kubejoin.io"},
-		{"GET", "/v1/issued", "list issued.kubejoin.io"},
-		{"GET", "/v1/issued/1f", "get issued.kubejoin.io"},
-	} {
+	closed := 0
+	for _, on := range s.Routes() {
+		if on.Access == (auth.Access{}) {
+			continue
+		}
+		closed++
+		path := parameter.ReplaceAllString(on.Path, "abcdef")
 		asked = nil
-		if got := s.do(t, test.method, test.path, "", "", ""); got.status != 401 || len(asked) != 0 {
-			t.Errorf("%s %s without a credential: got %d and permission checks %q, want 401 and none", test.method, test.path, got.status, asked)
+		if got := s.do(t, on.Method, path, "", "", ""); got.status != 401 || len(asked) != 0 {
+			t.Errorf("%s %s without a credential: got %d and permission checks %q, want 401 and none", on.Method, path, got.status, asked)
 		}
-		if got := s.do(t, test.method, test.path, viewerBearer, "", ""); got.status != 403 || !slices.Equal(asked, []string{test.right}) {
-			t.Errorf("%s %s: got %d and permission checks %q, want 403 and %q", test.method, test.path, got.status, asked, test.right)
+		if got := s.do(t, on.Method, path, viewerBearer, "", ""); got.status != 403 || !slices.Equal(asked, []string{on.Access.String()}) {
+			t.Errorf("%s %s: got %d and permission checks %q, want 403 and %q", on.Method, path, got.status, asked, on.Access)
 		}
+	}
+	if closed < 16 {
+		t.Errorf("got %d routes with a permission, want more", closed)
 	}
 }

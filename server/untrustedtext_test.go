@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"strings"
@@ -13,13 +15,17 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Problems shorten long values. Catches a part of a token secret that is left in a problem or in the log.
 func TestProblemsHoldNoPartOfAToken(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.Claims, s.IssuanceRecord = s.store.Claims(), rowrecord.New(s.store.Issued())
 	s.start(t)
@@ -42,6 +48,8 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 			{"POST", tokenPath, `{"role":` + inJSON + `}`},
 			{"POST", tokenPath, `{"wait":` + inJSON + `}`},
 			{"POST", tokenPath + "?" + escaped, ""},
+			{"POST", tokenPath + "?token=" + escaped, ""},
+			{"POST", commandPath + "?expires=" + escaped, ""},
 			{"POST", tokenPath + "?maxNodes=" + escaped, ""},
 			{"POST", tokenPath + "?dryRun=" + escaped, ""},
 			{"POST", commandPath + "?format=" + escaped, ""},
@@ -64,7 +72,7 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 			}
 		}
 	}
-	if logs := s.logs.String(); strings.Contains(logs, "8w4usg.q") || !strings.Contains(logs, "8w4usg.<redacted>") {
+	if logs := s.logs.String(); strings.Contains(logs, "8w4usg.q") || !strings.Contains(logs, "8w4usg.<redacted>") || !strings.Contains(logs, "release-claim") {
 		t.Errorf("the log: %.2000s", logs)
 	}
 }
@@ -72,6 +80,7 @@ func TestProblemsHoldNoPartOfAToken(t *testing.T) {
 // Requests without a known caller are logged at level info only as a sample, in short lines. Catches a flood that hides
 // refusals of known callers or of credentials.
 func TestSamplesLogOfUnauthenticatedRequests(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.start(t)
 	long := strings.Repeat("METHOD", 2000)
@@ -80,18 +89,12 @@ func TestSamplesLogOfUnauthenticatedRequests(t *testing.T) {
 	logOf := func(method, path, bearer string) string {
 		t.Helper()
 		s.logs.Reset()
-		r, err := http.NewRequest(method, s.url+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(http.NewRequest(method, s.url+path, nil))
 		r.Header.Set("User-Agent", "8w4usg.qwertzuiopasdfgh")
 		if bearer != "" {
 			r.Header.Set("Authorization", "Bearer "+bearer)
 		}
-		response, err := s.http.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response := must.Get(s.http.Do(r))
 		_, _ = io.Copy(io.Discard, response.Body)
 		_ = response.Body.Close()
 		s.http.CloseIdleConnections()
@@ -150,5 +153,60 @@ func TestReadinessIsOneLineForEachCheck(t *testing.T) {
 	}
 	if logs := s.logs.String(); len(logs) > 5000 || strings.Contains(logs, "qwertz") || !strings.Contains(logs, "readiness changed") {
 		t.Errorf("got %d bytes of log, want at most 5000 with no token: %.2000s", len(logs), logs)
+	}
+}
+
+// Catches an error response that is no problem (or, below /api and /apis, no Status), or whose request ID is not in
+// the log. TestMain compares problems with openapi.yaml.
+func TestEveryProblemHasTypeAndRequestID(t *testing.T) {
+	var fails error
+	s := newSite(t)
+	s.Logger = slog.New(slog.NewTextHandler(s.logs, nil)) // what an operator sees
+	s.Tokens = storetest.Before(func() error {
+		if fails == nil {
+			panic("the store has hunter2 in its hands")
+		}
+		return fails
+	}, "Store.List").Store(s.store)
+	s.start(t)
+	for _, test := range []struct {
+		method, path string
+		fails        error
+		status       int
+		problem      string // the type of a Problem or the reason of a Status
+		allow        string
+	}{
+		{"GET", "/nowhere", nil, 404, "not-found", ""},
+		{"GET", "/v1/token/", nil, 404, "not-found", ""},
+		{"GET", "/metrics", nil, 404, "not-found", ""},
+		{"GET", "/apiary", nil, 404, "not-found", ""},
+		{"GET", "/api/v1/nodes", nil, 404, "NotFound", ""},
+		{"GET", "/apis/x/v1/y", nil, 404, "NotFound", ""},
+		{"GET", commandPath, nil, 405, "method-not-allowed", "POST"},
+		{"X", "/v1/ca", nil, 405, "method-not-allowed", "GET, HEAD"},
+		{"DELETE", infoPath, nil, 405, "MethodNotAllowed", "GET, HEAD"},
+		{"GET", tokenPath, nil, 500, "internal", ""},
+		{"GET", tokenPath, errors.New("hunter2 is the word"), 503, "store-unavailable", ""},
+	} {
+		fails = test.fails
+		got := s.do(t, test.method, test.path, adminBearer, "", "")
+		id := got.header.Get("X-Request-Id")
+		if got.status != test.status || id == "" || !strings.Contains(s.logs.String(), "request="+id) || got.header.Get("Allow") != test.allow || got.header.Get("Cache-Control") != "no-store" || strings.Contains(got.body, "hunter2") {
+			t.Errorf("%s %s: got %d %v %s, want %d and the request ID in the log", test.method, test.path, got.status, got.header, got.body, test.status)
+		}
+		var status metav1.Status
+		var p api.Problem
+		kubernetes := strings.HasPrefix(test.path, "/api/") || strings.HasPrefix(test.path, "/apis/")
+		into := map[bool]any{true: &status, false: &p}[kubernetes]
+		if err := json.Unmarshal([]byte(got.body), into); err != nil || kubernetes && (status.Kind != "Status" || status.APIVersion != "v1" || int(status.Code) != test.status || string(status.Reason) != test.problem) ||
+			!kubernetes && (!p.Named(test.problem) || p.RequestID != id || got.header.Get("Content-Type") != "application/problem+json") {
+			t.Errorf("%s: %v %s, want %s", test.path, err, got.body, test.problem)
+		}
+	}
+	if got := s.do(t, "HEAD", tokenPath, "", "", ""); got.status != 401 || got.body != "" {
+		t.Errorf("HEAD: %d %s", got.status, got.body)
+	}
+	if !strings.Contains(s.logs.String(), "panic: ") || !strings.Contains(s.logs.String(), "untrustedtext_test.go") {
+		t.Error("the log has no stack trace of the panic")
 	}
 }

@@ -16,7 +16,8 @@ const (
 	KindRevocation     = "Revocation"
 	KindRevocationList = "RevocationList"
 
-	KindCABundle = "CABundle"
+	KindCABundle   = "CABundle"
+	KindCARotation = "CARotation"
 
 	KindIssuanceEntry     = "IssuanceEntry"
 	KindIssuanceEntryList = "IssuanceEntryList"

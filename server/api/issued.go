@@ -46,6 +46,8 @@ type Issuance struct {
 	NotAfter    time.Time `json:"notAfter,omitzero"`
 	// Certificate is PEM without the chain. Lists omit it, and a record in etcd does not have it.
 	Certificate string `json:"certificate,omitempty"`
+	// CA is the pin of the CA that signed the certificate; entries of earlier versions lack it.
+	CA string `json:"ca,omitempty"`
 
 	// Approver approved the request. Rule is the rule of kubejoin that approved it, and Evidence what the rule relied
 	// on.
@@ -78,6 +80,10 @@ type ListIssued struct {
 	Signer    string `json:"signer,omitempty"`
 	// Outcome is "issued", "refused" or "failed".
 	Outcome string `json:"outcome,omitempty"`
+	// CA is the pin of the CA that signed the certificate. NotCA selects certificates of other CAs instead, and those of
+	// earlier versions, whose CA is unknown.
+	CA    string `json:"ca,omitempty"`
+	NotCA string `json:"notCA,omitempty"`
 	// EndsWithin selects certificates that are valid now and expire within a duration, for example "720h" or "30d".
 	EndsWithin string `json:"endsWithin,omitempty"`
 	// Since is an RFC 3339 time, or an age, for example "24h" or "7d".

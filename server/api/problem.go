@@ -24,6 +24,8 @@ type Problem struct {
 	// TokenID is the ID of the token if it exists in spite of the problem.
 	TokenID   string `json:"tokenID,omitempty"`
 	RequestID string `json:"requestID,omitempty"`
+	// Behind is what keeps a stage of a rotation from beginning.
+	Behind []CABehind `json:"behind,omitempty"`
 	// RetryAfter is how long to wait before a retry; zero if the server gave none. It is sent as a header.
 	RetryAfter time.Duration `json:"-"`
 }
@@ -78,6 +80,8 @@ const (
 	ProblemWouldShorten = "would-shorten"
 	// ProblemNotExpired: DeleteToken.OnlyExpired is set and the token has not expired.
 	ProblemNotExpired = "token-not-expired"
+	// ProblemNotReady: the rotation has not changed, because the things in Behind are behind.
+	ProblemNotReady = "not-ready"
 	// ProblemTurnTaken: another control plane is joining; retry until it has the turn.
 	ProblemTurnTaken = "turn-taken"
 	// ProblemCertificateRefused: this request will never get a certificate. Reason says why.

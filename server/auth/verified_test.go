@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
@@ -33,22 +34,13 @@ func certificate(t *testing.T, name string, issuer *tls.Certificate, usage x509.
 // issued returns a certificate with a new key. If issuer is nil, the certificate is self-signed.
 func issued(t *testing.T, template *x509.Certificate, issuer *tls.Certificate) *tls.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	parent, signer := template, any(key)
 	if issuer != nil {
 		parent, signer = issuer.Leaf, issuer.PrivateKey
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer))(t)
+	leaf := must.Value(x509.ParseCertificate(der))(t)
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
@@ -122,9 +114,7 @@ func TestRefusesCachedClientCertificateBeforeItIsValid(t *testing.T) {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
 	verify := auth.NewVerify()
-	if err := verify(shown, pool, time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, verify(shown, pool, time.Now()))
 	if verify(shown, pool, shown[0].NotBefore.Add(-time.Second)) == nil {
 		t.Error("a cached certificate is accepted before its NotBefore")
 	}

@@ -83,12 +83,36 @@ func (c *Client) UndoRevocation(ctx context.Context, revoked string, req api.Und
 	return r, err
 }
 
+// CARotation returns the last rotation of a CA, with what kubejoin sees of it now.
+func (c *Client) CARotation(ctx context.Context, ca string) (api.CARotation, error) {
+	var r api.CARotation
+	err := c.do(ctx, http.MethodGet, rotationPath(ca), nil, &r)
+	return r, err
+}
+
+// PrepareCA begins the rotation of a CA. The result has the certificate key, which the server returns only once.
+func (c *Client) PrepareCA(ctx context.Context, ca string, req api.PrepareCA) (api.CARotation, error) {
+	var r api.CARotation
+	err := c.do(ctx, http.MethodPost, rotationPath(ca)+"/prepare", req, &r)
+	return r, err
+}
+
+// StepCA takes a rotation to the stage "trust", "switch" or "finish", or with "abort" back by one stage. A problem named
+// [api.ProblemNotReady] says what keeps the stage from beginning.
+func (c *Client) StepCA(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error) {
+	var r api.CARotation
+	err := c.do(ctx, http.MethodPost, rotationPath(ca)+"/"+url.PathEscape(step), req, &r)
+	return r, err
+}
+
+func rotationPath(ca string) string { return "/v1/ca/" + url.PathEscape(ca) + "/rotation" }
+
 // ListIssued returns one page of the issuance record, without the certificates.
 func (c *Client) ListIssued(ctx context.Context, req api.ListIssued) (api.IssuanceEntryList, error) {
 	query := url.Values{}
 	for name, value := range map[string]string{
 		"tokenID": req.TokenID, "node": req.Node, "requester": req.Requester, "signer": req.Signer, "outcome": req.Outcome,
-		"endsWithin": req.EndsWithin, "since": req.Since, "continue": req.Continue,
+		"ca": req.CA, "notCA": req.NotCA, "endsWithin": req.EndsWithin, "since": req.Since, "continue": req.Continue,
 	} {
 		if value != "" {
 			query.Set(name, value)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -32,23 +33,11 @@ const bearer = "admin-bearer-0123456789"
 // newServer returns a real server with the file store, and the CA of its cluster.
 func newServer(t *testing.T) (server.Server, *boltstore.Store, *signer.CA) {
 	t.Helper()
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "kubejoin.db")))(t)
 	t.Cleanup(func() { _ = store.Close() })
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
-	operators, err := auth.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle()))(t)
+	operators := must.Value(auth.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n")))(t)
 	return server.Server{
 		Tokens: store, Claims: store.Claims(), ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers: server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
@@ -60,13 +49,8 @@ func newServer(t *testing.T) (server.Server, *boltstore.Store, *signer.CA) {
 func overTLS(t *testing.T, s server.Server, ca *signer.CA) *client.Client {
 	t.Helper()
 	certificate := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
-	if _, err := certificate.Step(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Value(certificate.Step(t.Context()))(t)
+	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate})
 	go func() { _ = web.ServeTLS(listener, "", "") }()
 	t.Cleanup(func() { _ = web.Close() })
@@ -83,13 +67,10 @@ func TestTokenAndClaim(t *testing.T) {
 	c := overTLS(t, s, ca)
 	ctx := t.Context()
 	own := tokens.Generate()
-	made, err := c.CreateToken(ctx, api.CreateToken{
+	made := must.Value(c.CreateToken(ctx, api.CreateToken{
 		Token:     api.Secret(own.Reveal()),
 		TokenSpec: api.TokenSpec{TTL: "1h", Groups: []string{}, MaxNodes: 2, NodeNames: []string{"worker-*"}, CertificateDuration: "48h"},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	if made.Token.Reveal() != own.Reveal() || made.MaxNodes != 2 || len(made.Groups) != 0 || !strings.Contains(made.JoinCommand.Reveal(), "kubeadm join join.example.com:9443 --token "+own.Reveal()) {
 		t.Errorf("made %+v", made)
 	}
@@ -105,13 +86,8 @@ func TestTokenAndClaim(t *testing.T) {
 	if err != nil || time.Until(renewed.Expires) < 4*time.Hour {
 		t.Errorf("renewed %+v, %v", renewed, err)
 	}
-	record, err := store.Update(ctx, own.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1"}; return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.Claims().Create(ctx, tokens.Claim{Node: "worker-1", TokenID: own.ID(), TokenUID: record.UID, Limits: record.Limits}); err != nil {
-		t.Fatal(err)
-	}
+	record := must.Value(store.Update(ctx, own.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1"}; return nil }))(t)
+	must.Value(store.Claims().Create(ctx, tokens.Claim{Node: "worker-1", TokenID: own.ID(), TokenUID: record.UID, Limits: record.Limits}))(t)
 	claims, err := c.ListClaims(ctx)
 	if err != nil || len(claims.Items) != 1 || claims.Items[0].Node != "worker-1" || claims.Items[0].Token != own.ID() {
 		t.Errorf("claims %+v, %v", claims, err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
@@ -13,10 +14,7 @@ func TestOmitsZeroFieldsButNotEmptyLists(t *testing.T) {
 	s, _, ca := newServer(t)
 	c := overTLS(t, s, ca)
 	ctx := t.Context()
-	made, err := c.CreateToken(ctx, api.CreateToken{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Value(c.CreateToken(ctx, api.CreateToken{}))(t)
 	if _, err := c.CreateToken(ctx, api.CreateToken{TokenSpec: api.TokenSpec{Groups: []string{}}}); err != nil {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -96,10 +97,7 @@ func TestDiscovery(t *testing.T) {
 	s, _, ca := newServer(t)
 	c := overTLS(t, s, ca)
 	c.Bearer = ""
-	kubeconfig, err := c.ClusterInfo(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(c.ClusterInfo(t.Context()))(t)
 	server, cas, err := clusterinfo.ParseKubeconfig(kubeconfig)
 	if err != nil || server != "https://api.example.com:6443" || len(cas) != 1 || !cas[0].Equal(ca.Certificate()) {
 		t.Errorf("%s with %d CAs, %v", server, len(cas), err)

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 )
@@ -17,10 +18,7 @@ func TestRevocation(t *testing.T) {
 	if node.Node != "worker-3" || node.Fingerprint != "" || node.Allowed != 1 || node.Problem != "until: x" || !node.DryRun {
 		t.Errorf("got %+v, want one allowed certificate and the problem", node)
 	}
-	fingerprint, err := revocation.ParseFingerprint("00" + "112233445566778899aabbccddeeff00112233445566778899aabbccddeeff")
-	if err != nil {
-		t.Fatal(err)
-	}
+	fingerprint := must.Value(revocation.ParseFingerprint("00" + "112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"))(t)
 	if one := convert.Revocation(revocation.Entry{Fingerprint: fingerprint}, false); one.Fingerprint != fingerprint.String() || one.Problem != "" {
 		t.Errorf("got %+v, want fingerprint %s", one, fingerprint)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -44,10 +45,7 @@ func signedBy(t *testing.T, all ...tokens.Token) info {
 	t.Helper()
 	data := map[string]string{clusterinfo.KubeconfigKey: kubeconfig}
 	for _, token := range all {
-		jws, err := clusterinfo.Sign([]byte(kubeconfig), token)
-		if err != nil {
-			t.Fatal(err)
-		}
+		jws := must.Value(clusterinfo.Sign([]byte(kubeconfig), token))(t)
 		data[clusterinfo.SignatureKey(token.ID())] = jws
 	}
 	return info{data: data}
@@ -97,18 +95,11 @@ func TestTokenStatus(t *testing.T) {
 
 func TestTokenHasClaimedNodes(t *testing.T) {
 	store := memdb.Open()
-	r, err := store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)
 	for node, uid := range map[string]string{"a": r.UID, "b": r.UID, "c": "of an earlier token"} {
-		if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: uid}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: uid}))(t)
 	}
-	if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}))(t)
 	r.Nodes = []string{"b"}
 	if got := convert.ReadView(t.Context(), signedBy(t), store.Claims()).Token(r).Nodes; !slices.Equal(got, []string{"b", "a"}) {
 		t.Errorf("got nodes %q, want b and a", got)

@@ -107,8 +107,8 @@ func (v *view) next(words, command string) {
 func (v *view) explain() {
 	requests := v.readable(FactRequests)
 	if v.readable(FactNode) && v.Object != nil {
-		// A newer request by another machine for the name of this Node is what needs an explanation. A signed request
-		// does not: it led to the Node or will renew its certificate.
+		// Explain a request by another machine for the name of this Node if it is newer than the Node and unsigned.
+		// A signed request needs no explanation: its certificate created the Node, or replaces that of the Node.
 		other := slices.IndexFunc(v.client, func(r api.RequestEvidence) bool { return r.User != tokens.NodeUserPrefix+v.Node })
 		if other < 0 || v.client[other].Certificate != nil || !v.client[other].Created.After(v.Object.Created) {
 			v.joined()

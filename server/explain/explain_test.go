@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -476,10 +477,7 @@ func TestExplain(t *testing.T) {
 			if want := c.state == api.Joined || c.state == api.JoinedNotReady; e.HasJoined() != want {
 				t.Errorf("got HasJoined %t, want %t", e.HasJoined(), want)
 			}
-			text, err := json.Marshal(e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			text := must.Value(json.Marshal(e))(t)
 			if strings.Contains(string(text)+e.Text(), secret) {
 				t.Error("the explanation shows a token secret")
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -29,10 +30,7 @@ const secret = "s3cr3ts3cr3ts3cr"
 
 func token(t testing.TB, id string, change ...func(*tokens.Record)) tokens.Record {
 	t.Helper()
-	value, err := tokens.New(id, secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	value := must.Value(tokens.New(id, secret))(t)
 	r := tokens.NewRecord(value, 24*time.Hour, before(time.Hour))
 	r.Created, r.UID = before(time.Hour), "uid-"+id
 	for _, c := range change {
@@ -72,14 +70,8 @@ func leafOf(t testing.TB, ca *tls.Certificate, end time.Time) *x509.Certificate 
 // info returns a cluster-info that trusts the CA and has a signature by each of the tokens.
 func info(t testing.TB, ca *tls.Certificate, signing ...tokens.Record) map[string]string {
 	t.Helper()
-	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{ca.Leaf})
-	if err != nil {
-		t.Fatal(err)
-	}
-	document, err := clusterinfo.Document{}.Update(kubeconfig, signing, now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://api.example.com:6443", []*x509.Certificate{ca.Leaf}))(t)
+	document := must.Value(clusterinfo.Document{}.Update(kubeconfig, signing, now))(t)
 	return document.Data()
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
@@ -54,10 +55,7 @@ func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 			"of a Node that is there":    {Object: &api.NodeEvidence{Created: before(time.Hour), Ready: "False", Reason: strange, Message: strange}, Requests: by()},
 		} {
 			f.Node = name
-			given, err := json.Marshal(f)
-			if err != nil {
-				t.Fatal(err)
-			}
+			given := must.Value(json.Marshal(f))(t)
 			e := explain.Explain(f, now)
 			for _, command := range e.Next {
 				if command != byUID && command != "kubectl describe node worker-7" && !strings.HasPrefix(command, "kubejoin ") && !strings.HasPrefix(command, "journalctl ") {
@@ -67,14 +65,9 @@ func TestHostileNamesReachNoCommandAndNoTerminal(t *testing.T) {
 			if strings.Contains(e.Sentence, "kubectl certificate approve") || strings.Contains(e.Sentence, "kubectl describe csr") || strings.Contains(e.Sentence, "its request "+hostile) {
 				t.Errorf("%s of %.30q: %s", what, hostile, e.Sentence)
 			}
-			evidence, err := json.Marshal(e)
-			if err != nil {
-				t.Fatal(err)
-			}
+			evidence := must.Value(json.Marshal(e))(t)
 			var all any
-			if err := json.Unmarshal(evidence, &all); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(evidence, &all))
 			each(all, func(text string) {
 				if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) || strings.Contains(text, secret[:8]) || len(text) > 3000 {
 					t.Errorf("%s of %.30q: %d bytes: %.1000q", what, hostile, len(text), text)

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"k8s.io/client-go/kubernetes"
@@ -50,13 +51,10 @@ func TestCachesReviewsBriefly(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				yes, asked := test.yes, 0
-				client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: roundTrips(func(*http.Request) map[string]any {
+				client := must.Value(kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: roundTrips(func(*http.Request) map[string]any {
 					asked++
 					return map[string]any{"authenticated": yes, "audiences": []string{"kubejoin"}, "user": map[string]any{"username": "ada"}, "allowed": yes}
-				}), ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
-				if err != nil {
-					t.Fatal(err)
-				}
+				}), ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}}))(t)
 				known := &kubeauth.Tokens{Client: client}
 				permissions := &kubeauth.Permissions{Client: client}
 				for what, ask := range map[string]func() error{
@@ -104,10 +102,7 @@ func TestSlowReviewTimesOutAndIsNotCached(t *testing.T) {
 		api := &slowly{roundTrips: func(*http.Request) map[string]any {
 			return map[string]any{"authenticated": true, "audiences": []string{"kubejoin"}, "user": map[string]any{"username": "ada"}, "allowed": true}
 		}}
-		client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: api, ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		client := must.Value(kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: api, ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}}))(t)
 		const timeout = 200 * time.Millisecond
 		known := &kubeauth.Tokens{Client: client, Timeout: timeout}
 		permissions := &kubeauth.Permissions{Client: client, Timeout: timeout}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
@@ -87,11 +88,7 @@ func (l *fakeReviews) client(t *testing.T) kubernetes.Interface {
 		_ = json.NewEncoder(w).Encode(object)
 	}))
 	t.Cleanup(s.Close)
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: s.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(&rest.Config{Host: s.URL, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: "application/json", AcceptContentTypes: "application/json"}}))(t)
 }
 
 func (l *fakeReviews) count() int {
@@ -242,9 +239,7 @@ func TestPermissions(t *testing.T) {
 				t.Errorf("got %d reviews for result %s, want 1, or more if failed", n, test.want)
 			}
 			var asked authorization.SubjectAccessReview
-			if err := json.Unmarshal([]byte(l.asked[0]), &asked); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal([]byte(l.asked[0]), &asked))
 			if want := (authorization.SubjectAccessReviewSpec{
 				User: "ada", UID: "1", Groups: []string{"dev", "system:authenticated"}, Extra: map[string]authorization.ExtraValue{"k": {"v"}},
 				ResourceAttributes: &authorization.ResourceAttributes{Group: "kubejoin.io", Version: "*", Verb: "create", Resource: "tokens", Subresource: "groups", Name: "system:bootstrappers:foo"},
@@ -349,14 +344,9 @@ func TestReviewsOnRealAPIServer(t *testing.T) {
 	client := cluster.Shared(t).Client()
 	ctx := t.Context()
 	accounts := client.CoreV1().ServiceAccounts("default")
-	if _, err := accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(accounts.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}}, metav1.CreateOptions{}))(t)
 	token := func(audiences ...string) string {
-		granted, err := accounts.CreateToken(ctx, "kubeauth", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		granted := must.Value(accounts.CreateToken(ctx, "kubeauth", &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences}}, metav1.CreateOptions{}))(t)
 		return granted.Status.Token
 	}
 	known := &kubeauth.Tokens{Client: client, Timeout: patience}
@@ -377,18 +367,14 @@ func TestReviewsOnRealAPIServer(t *testing.T) {
 	if err := may("tokens", ""); !errors.Is(err, auth.ErrForbidden) {
 		t.Errorf("without rights: %v", err)
 	}
-	if _, err := client.RbacV1().ClusterRoles().Create(ctx, &rbac.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}, Rules: []rbac.PolicyRule{
+	must.Value(client.RbacV1().ClusterRoles().Create(ctx, &rbac.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}, Rules: []rbac.PolicyRule{
 		{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens"}, Verbs: []string{"create"}},
 		{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens/groups"}, ResourceNames: []string{"system:bootstrappers:a"}, Verbs: []string{"create"}},
-	}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.RbacV1().ClusterRoleBindings().Create(ctx, &rbac.ClusterRoleBinding{
+	}}, metav1.CreateOptions{}))(t)
+	must.Value(client.RbacV1().ClusterRoleBindings().Create(ctx, &rbac.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "kubeauth"},
 		Subjects: []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: "default", Name: "kubeauth"}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)

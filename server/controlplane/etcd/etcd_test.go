@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/controlplane"
 	"github.com/kubejoin/kubejoin/server/controlplane/etcd"
 )
@@ -78,22 +79,15 @@ func serve(t *testing.T, handler http.Handler) etcd.Members {
 	m := etcd.Members{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}
 	certificate := certtest.Issue(t, &x509.Certificate{DNSNames: []string{"localhost"},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}, ca)
-	key, err := x509.MarshalPKCS8PrivateKey(certificate.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(x509.MarshalPKCS8PrivateKey(certificate.PrivateKey))(t)
 	for name, block := range map[string]*pem.Block{
 		"etcd/ca.crt":               {Type: "CERTIFICATE", Bytes: ca.Certificate[0]},
 		"apiserver-etcd-client.crt": {Type: "CERTIFICATE", Bytes: certificate.Certificate[0]},
 		"apiserver-etcd-client.key": {Type: "PRIVATE KEY", Bytes: key},
 	} {
 		file := filepath.Join(m.Dir, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.OK(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
 	}
 	clients := x509.NewCertPool()
 	clients.AddCert(ca.Leaf)
@@ -110,20 +104,14 @@ func serve(t *testing.T, handler http.Handler) etcd.Members {
 // that of a client, so that no server gets it during the test.
 func closedPort(t *testing.T) string {
 	_, address := openPort(t)
-	c, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Value(net.Dial("tcp", address))(t)
 	t.Cleanup(func() { _ = c.Close() })
 	return c.LocalAddr().String()
 }
 
 func openPort(t *testing.T) (net.Listener, string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = l.Close() })
 	return l, l.Addr().String()
 }
@@ -206,9 +194,7 @@ func TestReturnsErrors(t *testing.T) {
 
 func write(t *testing.T, dir, name string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte("malformed\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte("malformed\n"), 0o600))
 }
 
 // With an external etcd, or if kubejoin runs elsewhere, no machine waits for a learner.

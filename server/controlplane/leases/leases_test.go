@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/controlplane"
 	"github.com/kubejoin/kubejoin/server/controlplane/leases"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -92,10 +93,7 @@ func take(t *testing.T, c *clocked, node string) bool {
 
 func waiting(t *testing.T, c *clocked) (nodes []string) {
 	t.Helper()
-	s, err := c.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Value(c.Read(t.Context()))(t)
 	for _, w := range s.StillWaiting(c.now) {
 		nodes = append(nodes, w.Node)
 	}
@@ -115,15 +113,11 @@ func TestOneMachineHasTheTurn(t *testing.T) {
 	if got := waiting(t, a); !slices.Equal(got, []string{"control-3", "control-2"}) {
 		t.Errorf("got %q waiting", got)
 	}
-	if err := b.GiveBack(t.Context(), same); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.GiveBack(t.Context(), same))
 	if take(t, b, "control-3") {
 		t.Error("a machine that waited gave back the turn of another one")
 	}
-	if err := b.GiveBack(t.Context(), machine("control-2")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, b.GiveBack(t.Context(), machine("control-2")))
 	if !take(t, a, "control-3") {
 		t.Error("want the turn after it was given back")
 	}
@@ -253,9 +247,7 @@ func TestMalformedTurn(t *testing.T) {
 	holder := "no slash"
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: leases.Name, Namespace: namespace, Annotations: map[string]string{"turn.kubejoin.io/waiting": "{"}}}
 	lease.Spec.HolderIdentity = &holder
-	if _, err := stored.Create(ctx, lease, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(stored.Create(ctx, lease, metav1.CreateOptions{}))(t)
 	if take(t, all[0], "control-2") {
 		t.Error("took the turn of an unknown holder at once")
 	}
@@ -312,10 +304,7 @@ func TestTurnWaitsForLearner(t *testing.T) {
 		}
 	}
 	learner := func() string {
-		s, err := c.Read(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		s := must.Value(c.Read(t.Context()))(t)
 		return s.Learner
 	}
 
@@ -350,9 +339,7 @@ func TestTurnWaitsForLearner(t *testing.T) {
 	etcd.of, etcd.runs = machine("control-3"), true // kubeadm failed
 	before = etcd.calls
 	for _, m := range []controlplane.Machine{machine("control-2"), machine("control-3")} {
-		if err := c.GiveBack(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, c.GiveBack(t.Context(), m))
 		if removed := etcd.of == (controlplane.Machine{}); removed != (m.Node == "control-3") {
 			t.Errorf("%s gave back: removed the learner of control-3: %v", m.Node, removed)
 		}

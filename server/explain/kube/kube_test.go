@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
@@ -59,9 +60,7 @@ func TestExplainsEachStepOfAJoin(t *testing.T) {
 	pending := w.ask(itself, serving, node)
 	w.explain(node, api.JoinedNotReady, "kubectl certificate approve "+pending.Name)
 
-	if err := w.admin.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.admin.CoreV1().Nodes().Delete(t.Context(), node, metav1.DeleteOptions{}))
 	w.older(o)
 	w.ask(itself, kubelet, node)
 	w.explain(node, explain.NodeDeleted, "kubejoin token create --max-nodes 1 --node-name "+node)
@@ -117,9 +116,7 @@ func TestExplainsByLiveToken(t *testing.T) {
 	ended := w.token()
 	w.ask(w.holder(ended), kubelet, "token-2")
 	change := func(id string, change func(*tokens.Record)) {
-		if _, err := w.tokens.Update(t.Context(), id, func(r *tokens.Record) error { change(r); return nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(w.tokens.Update(t.Context(), id, func(r *tokens.Record) error { change(r); return nil }))(t)
 	}
 	change(ended.Token.ID(), func(r *tokens.Record) { r.Expires = time.Now().Add(-time.Minute) })
 	w.explain("token-2", explain.TokenExpired, "expired ")
@@ -134,9 +131,7 @@ func TestExplainsByLiveToken(t *testing.T) {
 	w.explain("token-4", explain.NodeNameNotAllowed, "is limited to other names (other-*)")
 
 	free := w.token()
-	if _, err := w.claims.Create(t.Context(), tokens.Claim{Node: "token-5", TokenID: used.Token.ID(), TokenUID: used.UID, Limits: used.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(w.claims.Create(t.Context(), tokens.Claim{Node: "token-5", TokenID: used.Token.ID(), TokenUID: used.UID, Limits: used.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}))(t)
 	w.explain("token-5", explain.Claimed, "token "+used.Token.ID()+" claimed the name ")
 	w.ask(w.holder(free), kubelet, "token-5")
 	e := w.explain("token-5", explain.NodeNameClaimed, "another token, "+used.Token.ID(), "kubejoin claim release token-5")
@@ -170,10 +165,7 @@ func TestExplainsOtherSigners(t *testing.T) {
 	r := w.token()
 	w.finish(w.approve(w.ask(w.holder(r), kubelet, "other-1")), "kube-controller-manager", w.clusterCA(), nil)
 	w.explain("other-1", explain.SignedByOther, "by kube-controller-manager and not by kubejoin")
-	stranger, err := signer.GenerateCA("stranger", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stranger := must.Value(signer.GenerateCA("stranger", time.Now(), 24*time.Hour))(t)
 	w.finish(w.approve(w.ask(w.holder(r), kubelet, "other-2")), "kubejoin", stranger, nil)
 	w.explain("other-2", explain.WrongIssuer, "CN=stranger")
 }
@@ -196,9 +188,7 @@ func TestExplainsNodeWithoutRequest(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kubejoin-system", Name: "kubejoin"},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &metav1.MicroTime{Time: time.Now().Add(-time.Hour)}},
 	}
-	if _, err := w.admin.CoordinationV1().Leases(lease.Namespace).Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(w.admin.CoordinationV1().Leases(lease.Namespace).Create(t.Context(), lease, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() { // the test's context is canceled by now
 		if err := w.admin.CoordinationV1().Leases(lease.Namespace).Delete(context.Background(), lease.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
@@ -244,10 +234,7 @@ func TestNamesWhatMayNotBeRead(t *testing.T) {
 		"forbidden-1": {explain.CertificateIssued, []api.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactLeader}},
 		"forbidden-2": {explain.NotApproved, []api.Fact{explain.FactNode, explain.FactTokens, explain.FactClaim, explain.FactLeader, explain.FactPermission}},
 	} {
-		e, err := some.Explain(t.Context(), node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		e := must.Value(some.Explain(t.Context(), node))(t)
 		t.Log(e.Text())
 		w.noSecret(e)
 		if e.State != want.state || !strings.Contains(e.Sentence, "(could not be read: ") {
@@ -265,10 +252,7 @@ func TestNamesWhatMayNotBeRead(t *testing.T) {
 
 	none := w.readerOf(w.allow("none"))
 	none.Timeout = 10 * time.Second
-	e, err := none.Explain(t.Context(), "forbidden-1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := must.Value(none.Explain(t.Context(), "forbidden-1"))(t)
 	if e.State != explain.Unknown || !strings.Contains(e.Sentence, "could not be read: certificate requests, the Node") {
 		t.Errorf("%s: %s", e.State, e.Sentence)
 	}

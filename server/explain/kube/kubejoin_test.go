@@ -23,13 +23,8 @@ import (
 func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 	w := newWorld(t)
 	// The controllers would decide the requests of other tests.
-	if err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	nodes, err := kubefacts.OpenNodes(t.Context(), w.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+	nodes := must.Value(kubefacts.OpenNodes(t.Context(), w.admin))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

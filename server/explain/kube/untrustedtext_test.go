@@ -7,6 +7,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/explain"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,9 +29,7 @@ func TestCommandsForHostileNamesRunInShell(t *testing.T) {
 		if err != nil {
 			t.Fatalf("the API server refuses the name %q: %v", hostile, err)
 		}
-		if err := w.admin.CertificatesV1().CertificateSigningRequests().Delete(t.Context(), template.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, w.admin.CertificatesV1().CertificateSigningRequests().Delete(t.Context(), template.Name, metav1.DeleteOptions{}))
 		e, err := w.reader.Explain(t.Context(), node)
 		if err != nil || e.State != explain.NotApproved || len(e.Next) == 0 {
 			t.Fatalf("%+v, %v", e, err)

@@ -1,0 +1,103 @@
+package server
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+
+	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/internal/web"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+const rotationPath = "/v1/ca/{ca}/rotation"
+
+// rotations returns what rotates CAs, and the CA in the path.
+func (h *handler) rotations(r *call) (*convert.Rotations, string, error) {
+	if h.Rotations == nil {
+		return nil, "", web.NewProblem(http.StatusNotFound, "no-rotations", "this kubejoin does not rotate CAs")
+	}
+	ca := chi.URLParam(r.Request, "ca")
+	r.log(slog.String("ca", ca))
+	return h.Rotations, ca, nil
+}
+
+// rotation returns the last rotation of a CA, with what is seen of it.
+func (h *handler) rotation(r *call) (web.Response, error) {
+	if err := web.ReadRequest(r.Request, &struct{}{}); err != nil {
+		return web.Response{}, err
+	}
+	rotations, ca, err := h.rotations(r)
+	if err != nil {
+		return web.Response{}, err
+	}
+	return shownRotation(rotations.Get(r.Context(), ca))
+}
+
+// prepareCA begins the rotation of a CA.
+func (h *handler) prepareCA(r *call) (web.Response, error) {
+	var req api.PrepareCA
+	if err := web.ReadRequest(r.Request, &req); err != nil {
+		return web.Response{}, err
+	}
+	rotations, ca, err := h.rotations(r)
+	if err != nil {
+		return web.Response{}, err
+	}
+	made, err := rotations.Prepare(r.Context(), ca, req)
+	if err == nil && len(made.New) > 0 { // the old CA may have certified it, which an abort cannot take back
+		r.log(slog.String("newCA", made.New[0].Pin), slog.Bool("certified", made.Cross != ""))
+	}
+	return shownRotation(made, err)
+}
+
+// stepCA returns the action that takes a rotation to another stage.
+func (h *handler) stepCA(step string) action {
+	return func(r *call) (web.Response, error) {
+		var req api.StepCA
+		if err := web.ReadRequest(r.Request, &req); err != nil {
+			return web.Response{}, err
+		}
+		rotations, ca, err := h.rotations(r)
+		if err != nil {
+			return web.Response{}, err
+		}
+		if req.ExpireTokens {
+			if err := h.may(r, auth.Access{Verb: "delete", Resource: "tokens"}); err != nil {
+				return web.Response{}, err
+			}
+		}
+		return shownRotation(rotations.Step(r.Context(), ca, step, req))
+	}
+}
+
+// shownRotation returns the response with a rotation, or the problem of an error.
+func shownRotation(shown api.CARotation, err error) (web.Response, error) {
+	var invalid api.InvalidFields
+	var behind *rotation.NotReady
+	var wrong *rotation.WrongStep
+	var p *web.Problem
+	switch {
+	case err == nil:
+		return web.Object(http.StatusOK, shown)
+	case errors.As(err, &invalid):
+		return web.Response{}, err
+	case errors.As(err, &behind):
+		p = web.NewProblem(http.StatusConflict, api.ProblemNotReady, "%s", behind.Error())
+		p.Behind = convert.Behind(behind.Behind)
+	case errors.Is(err, rotation.ErrNone):
+		p = web.NewProblem(http.StatusConflict, "no-rotation", "%v", err)
+	case errors.As(err, &wrong):
+		p = web.NewProblem(http.StatusConflict, "wrong-stage", "%s", wrong.Error())
+	case errors.Is(err, rotation.ErrConflict):
+		p = web.NewProblem(http.StatusConflict, "rotation-changed", "another writer keeps changing the rotation; retry")
+		p.Cause = err
+	default:
+		p = web.NewProblem(http.StatusServiceUnavailable, "rotation-unavailable", "the rotation cannot be read, observed or changed now; retry, or see why in kubejoin's log")
+		p.Cause, p.RetryAfter = err, retryAfter
+	}
+	return web.Response{}, p
+}
