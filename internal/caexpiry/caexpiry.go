@@ -5,9 +5,12 @@ package caexpiry
 import (
 	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
 // state is the expiration state of a CA.
@@ -39,37 +42,44 @@ func Expired(end time.Time, lifetime time.Duration, now time.Time) bool {
 	return s == expired
 }
 
-// warnBefore is how long before its expiration the warnings about a CA begin.
-const warnBefore = 30 * 24 * time.Hour
+// steps are how many days before the expiration of a CA the warnings begin. Each step is reported once.
+var steps = []int{90, 30, 7}
 
-// Soon reports whether a CA expires within 30 days and has not expired yet.
-func Soon(end, now time.Time) bool {
-	soon, _ := expiresSoon(end, now)
-	return soon
-}
-
-// expiresSoon also returns when the result changes (zero if never).
-func expiresSoon(end, now time.Time) (soon bool, next time.Time) {
-	switch left := end.Sub(now); {
-	case left <= 0:
-		return false, time.Time{}
-	case left <= warnBefore:
-		return true, end
+// Within returns the last step that has begun for a CA that expires at end: 90, 30 or 7 days. It returns 0 before the
+// first step and after the expiration. next is when the result changes (zero if never).
+func Within(end, now time.Time) (days int, next time.Time) {
+	if !now.Before(end) {
+		return 0, time.Time{}
 	}
-	return false, end.Add(-warnBefore)
+	for _, step := range steps {
+		if begins := end.Add(-time.Duration(step) * 24 * time.Hour); now.Before(begins) {
+			return days, begins
+		}
+		days = step
+	}
+	return days, end
 }
 
-// Notice returns a notice for operators about a CA that can still sign; empty if there is nothing to report.
-func Notice(end time.Time, lifetime time.Duration, now time.Time) string {
+// Prepare says which command begins the rotation of a CA.
+func Prepare(ca rotation.CA) string { return "run: " + ca.Command("prepare") }
+
+// Replace says which files to replace: those of a CA that 'kubejoin ca' does not rotate.
+func Replace(files ...string) string {
+	return "replace " + strings.Join(slices.Compact(files), " and ") // certificate and key may be in one file
+}
+
+// Notice returns a notice for operators about a CA that can still sign; empty if there is nothing to report. todo is what
+// to do about it, from [Prepare] or [Replace].
+func Notice(end time.Time, lifetime time.Duration, now time.Time, todo string) string {
 	s, _ := stateOf(end, lifetime, now)
-	soon := Soon(end, now)
+	days, _ := Within(end, now)
 	switch {
-	case s == shortens && soon:
-		return shortened(end, lifetime) + "; that is within 30 days, so replace it"
+	case s == shortens && days > 0:
+		return fmt.Sprintf("%s; that is within %d days; %s", shortened(end, lifetime), days, todo)
 	case s == shortens:
-		return shortened(end, lifetime)
-	case soon:
-		return fmt.Sprintf("the CA expires at %s, within 30 days, and cannot sign after that: replace it", end.UTC().Format(time.RFC3339))
+		return shortened(end, lifetime) + "; " + todo
+	case days > 0:
+		return fmt.Sprintf("the CA expires at %s, within %d days, and cannot sign after that; %s", end.UTC().Format(time.RFC3339), days, todo)
 	}
 	return ""
 }

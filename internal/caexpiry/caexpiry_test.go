@@ -2,12 +2,15 @@ package caexpiry
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -51,7 +54,37 @@ func TestState(t *testing.T) {
 	}
 }
 
-// An Event for each check of the CA would flood the cluster: each state must give one Event.
+// Each step begins at its second, and the next one is never in the past: Watch would report nothing or the same forever.
+func TestWithin(t *testing.T) {
+	const day = 24 * time.Hour
+	end := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	for _, test := range []struct {
+		left time.Duration
+		days int
+		next time.Duration // before the end; negative: never
+	}{
+		{3650 * day, 0, 90 * day},
+		{90*day + 1, 0, 90 * day},
+		{90 * day, 90, 30 * day},
+		{30*day + 1, 90, 30 * day},
+		{30 * day, 30, 7 * day},
+		{7*day + 1, 30, 7 * day},
+		{7 * day, 7, 0},
+		{1, 7, 0},
+		{0, 0, -1},
+		{-day, 0, -1},
+	} {
+		want := end.Add(-test.next)
+		if test.next < 0 {
+			want = time.Time{}
+		}
+		if days, next := Within(end, end.Add(-test.left)); days != test.days || !next.Equal(want) {
+			t.Errorf("%s before the end: step %d until %s, want %d until %s", test.left, days, next, test.days, want)
+		}
+	}
+}
+
+// An Event for each check of the CA would flood the cluster: each state and each step must give one Event.
 func TestReportsExpiringCAOnce(t *testing.T) {
 	const day = 24 * time.Hour
 	type told struct{ events, notice string }
@@ -61,43 +94,82 @@ func TestReportsExpiringCAOnce(t *testing.T) {
 		want           told
 		next           time.Duration // from now
 	}{
-		"long":                        {100 * day, 10 * day, nil, told{}, 70 * day},
-		"long, and shortens":          {100 * day, 365 * day, nil, told{"CAShortensCertificates", "so certificates expire then instead of lasting 8760h0m0s"}, 70 * day},
-		"soon":                        {20 * day, 10 * day, nil, told{"CAExpiresSoon", "within 30 days, and cannot sign after that"}, 10 * day},
-		"soon, and shortens":          {20 * day, 365 * day, nil, told{"CAExpiresSoon CAShortensCertificates", "instead of lasting 8760h0m0s; that is within 30 days, so replace it"}, 20 * day},
-		"soon, and shortens in a day": {day, time.Hour, nil, told{"CAExpiresSoon", "within 30 days"}, 23 * time.Hour},
-		"not trusted":                 {100 * day, 10 * day, errors.New("clients refuse"), told{"CANotTrusted", ""}, 70 * day},
+		"long":                        {200 * day, 10 * day, nil, told{}, 110 * day},
+		"long, and shortens":          {200 * day, 365 * day, nil, told{"CAShortensCertificates", "so certificates expire then instead of lasting 8760h0m0s; run: kubejoin ca prepare"}, 110 * day},
+		"90 days":                     {80 * day, 10 * day, nil, told{"CAExpiresSoon", "within 90 days, and cannot sign after that; run: kubejoin ca prepare"}, 50 * day},
+		"30 days":                     {20 * day, 5 * day, nil, told{"CAExpiresSoon", "within 30 days, and cannot sign after that; run: kubejoin ca prepare"}, 13 * day},
+		"30 days, and shortens":       {20 * day, 365 * day, nil, told{"CAExpiresSoon CAShortensCertificates", "instead of lasting 8760h0m0s; that is within 30 days; run: kubejoin ca prepare"}, 13 * day},
+		"soon, and shortens in a day": {day, time.Hour, nil, told{"CAExpiresSoon", "within 7 days"}, 23 * time.Hour},
+		"not trusted":                 {200 * day, 10 * day, errors.New("clients refuse"), told{"CANotTrusted", ""}, 110 * day},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ca, err := signer.GenerateCA("kubernetes", time.Now(), test.left)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var events []string
-			w := &Watch{
-				CA: func() *signer.CA { return ca }, Trust: func(*signer.CA) error { return test.trust }, Lifetime: test.lifetime, Logger: slog.New(slog.DiscardHandler),
-				Event:    func(_, reason, _ string) { events = append(events, reason) },
-				NotAfter: prometheus.NewGauge(prometheus.GaugeOpts{}), Certificates: prometheus.NewGauge(prometheus.GaugeOpts{}),
-			}
+			ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), test.left))(t)
+			events := new(events)
+			w := watch(ca, test.lifetime, events)
+			w.Trust = func(*signer.CA) error { return test.trust }
 			for range 3 {
-				next, err := w.Step(t.Context())
-				if err != nil {
-					t.Fatal(err)
-				}
+				next := must.Value(w.Step(t.Context()))(t)
 				if until := time.Until(next); until < test.next-10*time.Minute || until > test.next+10*time.Minute {
 					t.Errorf("next step after %s, want %s", until, test.next)
 				}
 			}
-			if got := strings.Join(events, " "); got != test.want.events {
+			if got := strings.Join(events.reasons, " "); got != test.want.events {
 				t.Errorf("events are %q, want %q", got, test.want.events)
 			}
-			notice := Notice(ca.Certificate().NotAfter, test.lifetime, time.Now())
+			notice := Notice(ca.Certificate().NotAfter, test.lifetime, time.Now(), w.Todo)
 			if !strings.Contains(notice, test.want.notice) || (notice == "") != (test.want.notice == "") {
 				t.Errorf("notice is %q, want %q", notice, test.want.notice)
 			}
 		})
 	}
-	if soon, next := expiresSoon(time.Now(), time.Now().Add(time.Second)); soon || !next.IsZero() {
-		t.Errorf("expired: %t until %s", soon, next)
+}
+
+// The same CA goes through all steps: each has one Event, with the next command.
+func TestReportsEachStepOnce(t *testing.T) {
+	const day = 24 * time.Hour
+	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 200*day))(t)
+	end := ca.Certificate().NotAfter
+	events := new(events)
+	w := watch(ca, time.Hour, events)
+	for _, left := range []time.Duration{200 * day, 90 * day, 89 * day, 31 * day, 30 * day, 8 * day, 7 * day, day, time.Minute, 0, -day} {
+		w.Now = func() time.Time { return end.Add(-left) }
+		for range 2 {
+			must.Value(w.Step(t.Context()))(t)
+		}
+	}
+	expires := "The CA expires at " + end.UTC().Format(time.RFC3339) + ", within %d days, and cannot sign after that; run: kubejoin ca prepare"
+	for i, days := range []int{90, 30, 7} {
+		if want := fmt.Sprintf(expires, days); len(events.messages) != 5 || events.messages[i] != want {
+			t.Fatalf("Event %d of %q, want %q", i+1, events.messages, want)
+		}
+	}
+	if got := strings.Join(events.reasons, " "); got != "CAExpiresSoon CAExpiresSoon CAExpiresSoon CAShortensCertificates CAExpired" {
+		t.Errorf("events are %s", got)
+	}
+}
+
+func TestSaysWhatToDo(t *testing.T) {
+	for want, got := range map[string]string{
+		"run: kubejoin ca prepare":                  Prepare(rotation.Cluster),
+		"run: kubejoin ca prepare --ca front-proxy": Prepare(rotation.FrontProxy),
+		"replace /a/ca.crt and /a/ca.key":           Replace("/a/ca.crt", "/a/ca.key"),
+		"replace /a/ca.pem":                         Replace("/a/ca.pem", "/a/ca.pem"),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+type events struct{ reasons, messages []string }
+
+func watch(ca *signer.CA, lifetime time.Duration, e *events) *Watch {
+	return &Watch{
+		CA: func() *signer.CA { return ca }, Trust: func(*signer.CA) error { return nil }, Lifetime: lifetime, Logger: slog.New(slog.DiscardHandler),
+		Event: func(_, reason, message string) {
+			e.reasons, e.messages = append(e.reasons, reason), append(e.messages, message)
+		},
+		Todo:     Prepare(rotation.Cluster),
+		NotAfter: prometheus.NewGauge(prometheus.GaugeOpts{}), Certificates: prometheus.NewGauge(prometheus.GaugeOpts{}),
 	}
 }

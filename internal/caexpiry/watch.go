@@ -30,12 +30,16 @@ type Watch struct {
 	Trust  func(*signer.CA) error
 	Logger *slog.Logger
 	Event  func(kind, reason, message string)
+	// Todo is what to do before the CA expires, from Prepare or Replace.
+	Todo string
 	// NotAfter is the expiration of the CA in Unix seconds. Certificates is the number of certificates in its bundle.
 	NotAfter, Certificates prometheus.Gauge
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
 
 	reported      *signer.CA
 	reportedState state
-	reportedSoon  bool
+	reportedDays  int
 }
 
 // Step reports changes since the last call, and returns when the state changes next (zero if never).
@@ -47,15 +51,19 @@ func (w *Watch) Step(context.Context) (next time.Time, err error) {
 	end := ca.Certificate().NotAfter
 	w.NotAfter.Set(float64(end.Unix()))
 	w.Certificates.Set(float64(len(ca.Bundle())))
-	state, next := stateOf(end, w.Lifetime, time.Now())
-	soon, then := expiresSoon(end, time.Now())
+	now := time.Now()
+	if w.Now != nil {
+		now = w.Now()
+	}
+	state, next := stateOf(end, w.Lifetime, now)
+	days, then := Within(end, now)
 	if !then.IsZero() && (next.IsZero() || then.Before(next)) {
 		next = then
 	}
 	isNew := w.reported != ca
 	replaced := w.reported != nil && isNew
-	changed, nowSoon := isNew || w.reportedState != state, soon && (isNew || !w.reportedSoon)
-	w.reported, w.reportedState, w.reportedSoon = ca, state, soon
+	changed, nextStep := isNew || w.reportedState != state, days > 0 && (isNew || w.reportedDays != days)
+	w.reported, w.reportedState, w.reportedDays = ca, state, days
 	log := w.Logger.With("subject", ca.Certificate().Subject.String(), "serial", ca.Certificate().SerialNumber.Text(16), "expires", end, "certificates", len(ca.Bundle()))
 	if replaced {
 		log.Info("CA replaced")
@@ -68,17 +76,17 @@ func (w *Watch) Step(context.Context) (next time.Time, err error) {
 			w.Event(corev1.EventTypeWarning, eventNotTrusted, fmt.Sprintf("Replace the CA: %v", err))
 		}
 	}
-	if nowSoon {
-		log.Warn("CA expires within 30 days, replace it")
-		w.Event(corev1.EventTypeWarning, eventExpiresSoon, fmt.Sprintf("The CA expires at %s, in %d days, and cannot sign after that: replace it", end.UTC().Format(time.RFC3339), int(time.Until(end).Hours()/24)))
+	if nextStep {
+		log.Warn("CA expires soon", "days", days, "next", w.Todo)
+		w.Event(corev1.EventTypeWarning, eventExpiresSoon, fmt.Sprintf("The CA expires at %s, within %d days, and cannot sign after that; %s", end.UTC().Format(time.RFC3339), days, w.Todo))
 	}
 	switch {
 	case !changed:
 	case state == shortens:
-		log.Warn("CA expires before the certificates that it signs, shortening them", "lifetime", w.Lifetime)
-		w.Event(corev1.EventTypeWarning, eventShortens, "kubejoin shortens certificates: "+shortened(end, w.Lifetime))
+		log.Warn("CA expires before the certificates that it signs, shortening them", "lifetime", w.Lifetime, "next", w.Todo)
+		w.Event(corev1.EventTypeWarning, eventShortens, "kubejoin shortens certificates: "+shortened(end, w.Lifetime)+"; "+w.Todo)
 	case state == expired:
-		log.Error("CA expired, cannot sign")
+		log.Error("CA expired, cannot sign", "next", "replace it")
 		w.Event(corev1.EventTypeWarning, eventExpired, fmt.Sprintf("The CA expired at %s, and kubejoin cannot sign with it: replace it", end.UTC().Format(time.RFC3339)))
 	}
 	return next, nil

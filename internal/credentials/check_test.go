@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
@@ -57,6 +58,23 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(status)
 }
 
+// start serves with a certificate of a CA until the test ends.
+func (s *apiServer) start(t *testing.T, ca *tls.Certificate) {
+	t.Helper()
+	s.Server = httptest.NewUnstartedServer(s)
+	s.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}, ClientAuth: tls.RequestClientCert}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+}
+
+// kubeconfigOf returns a kubeconfig of one user at one cluster.
+func kubeconfigOf(cluster *clientcmdapi.Cluster, user *clientcmdapi.AuthInfo) *clientcmdapi.Config {
+	return &clientcmdapi.Config{
+		Clusters: map[string]*clientcmdapi.Cluster{"c": cluster}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": user},
+		Contexts: map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
+	}
+}
+
 func pemOf(certs ...*tls.Certificate) (out []byte) {
 	for _, c := range certs {
 		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Leaf.Raw})...)
@@ -66,10 +84,7 @@ func pemOf(certs ...*tls.Certificate) (out []byte) {
 
 func keyOf(t testing.TB, c *tls.Certificate) []byte {
 	t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.MarshalPKCS8PrivateKey(c.PrivateKey))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
@@ -159,36 +174,18 @@ func TestCheckFindsFaults(t *testing.T) {
 		t.Run(test.what, func(t *testing.T) {
 			t.Parallel()
 			server := &apiServer{trusts: ca}
-			server.Server = httptest.NewUnstartedServer(server)
-			server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}, ClientAuth: tls.RequestClientCert}
-			server.StartTLS()
-			t.Cleanup(server.Close)
-			p := &parts{mode: 0o600, server: server, name: "kubelet.conf", config: &clientcmdapi.Config{
-				Clusters:       map[string]*clientcmdapi.Cluster{"c": {Server: server.URL, CertificateAuthorityData: pemOf(ca)}},
-				AuthInfos:      map[string]*clientcmdapi.AuthInfo{"me": {}},
-				Contexts:       map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}},
-				CurrentContext: "x",
-			}}
+			server.start(t, ca)
+			p := &parts{mode: 0o600, server: server, name: "kubelet.conf", config: kubeconfigOf(&clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: pemOf(ca)}, &clientcmdapi.AuthInfo{})}
 			use(p, certtest.Issue(t, nodeTemplate(), ca))
 			test.change(p)
-			content, err := clientcmd.Write(*p.config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			content := must.Value(clientcmd.Write(*p.config))(t)
 			if p.raw != nil {
 				content = p.raw
 			}
 			file := filepath.Join(t.TempDir(), p.name)
-			if err := os.WriteFile(file, content, p.mode); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chmod(file, p.mode); err != nil {
-				t.Fatal(err)
-			}
-			report, err := p.check.Check(t.Context(), file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, content, p.mode))
+			must.OK(t, os.Chmod(file, p.mode))
+			report := must.Value(p.check.Check(t.Context(), file))(t)
 			var ids []string
 			for _, f := range report.Findings {
 				ids = append(ids, f.ID)
@@ -239,10 +236,7 @@ func TestCheckReachesServerAsKubectlDoes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := &apiServer{trusts: ca, authorization: test.accepts}
-			server.Server = httptest.NewUnstartedServer(server)
-			server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}, ClientAuth: tls.RequestClientCert}
-			server.StartTLS()
-			t.Cleanup(server.Close)
+			server.start(t, ca)
 			cluster := &clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: pemOf(ca)}
 			if test.cluster != nil {
 				proxy := httptest.NewServer(apitest.Tunnel(server.Listener.Addr().String()))
@@ -251,21 +245,11 @@ func TestCheckReachesServerAsKubectlDoes(t *testing.T) {
 			}
 			dir := t.TempDir()
 			for name, content := range test.files {
-				if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o700))
 			}
 			file := filepath.Join(dir, "jane.conf")
-			if err := clientcmd.WriteToFile(clientcmdapi.Config{
-				Clusters: map[string]*clientcmdapi.Cluster{"c": cluster}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": &test.user},
-				Contexts: map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
-			}, file); err != nil {
-				t.Fatal(err)
-			}
-			report, err := credentials.Checker{}.Check(t.Context(), file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, clientcmd.WriteToFile(*kubeconfigOf(cluster, &test.user), file))
+			report := must.Value(credentials.Checker{}.Check(t.Context(), file))(t)
 			got := report.User
 			switch {
 			case len(report.Findings) > 0:
@@ -290,23 +274,11 @@ func plugin(script string) *clientcmdapi.ExecConfig {
 func TestUnavailableServerIsUnchecked(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")
 	server := &apiServer{trusts: ca, review: http.StatusServiceUnavailable}
-	server.Server = httptest.NewUnstartedServer(server)
-	server.TLS = &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}, ClientAuth: tls.RequestClientCert}
-	server.StartTLS()
-	t.Cleanup(server.Close)
+	server.start(t, ca)
 	client := certtest.Issue(t, nodeTemplate(), ca)
-	content, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: server.URL, CertificateAuthorityData: pemOf(ca)}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientCertificateData: pemOf(client), ClientKeyData: keyOf(t, client)}},
-		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(clientcmd.Write(*kubeconfigOf(&clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: pemOf(ca)}, &clientcmdapi.AuthInfo{ClientCertificateData: pemOf(client), ClientKeyData: keyOf(t, client)})))(t)
 	file := filepath.Join(t.TempDir(), "kubelet.conf")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, content, 0o600))
 	report, err := credentials.Checker{}.Check(t.Context(), file)
 	if err != nil || len(report.Findings) > 0 || len(report.Unchecked) != 1 || !strings.Contains(report.Unchecked[0], "503") {
 		t.Errorf("got %+v, %v", report, err)
@@ -317,25 +289,13 @@ func TestUnavailableServerIsUnchecked(t *testing.T) {
 func FuzzCheck(f *testing.F) {
 	ca := certtest.CA(f, "kubernetes")
 	client := certtest.Issue(f, nodeTemplate(), ca)
-	content, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: "https://127.0.0.1:6443", CertificateAuthorityData: pemOf(ca)}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientCertificateData: pemOf(client), ClientKeyData: keyOf(f, client)}},
-		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
-	})
-	if err != nil {
-		f.Fatal(err)
-	}
+	content := must.Value(clientcmd.Write(*kubeconfigOf(&clientcmdapi.Cluster{Server: "https://127.0.0.1:6443", CertificateAuthorityData: pemOf(ca)}, &clientcmdapi.AuthInfo{ClientCertificateData: pemOf(client), ClientKeyData: keyOf(f, client)})))(f)
 	f.Add(content)
 	f.Add([]byte("clusters: [{name: c}]\nusers: [{name: u, user: {client-certificate: /dev/null}}]\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
 		file := filepath.Join(t.TempDir(), "kubelet.conf")
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		report, err := credentials.Checker{Offline: true}.Check(t.Context(), file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, content, 0o600))
+		report := must.Value(credentials.Checker{Offline: true}.Check(t.Context(), file))(t)
 		if strings.Contains(report.Text(), "PRIVATE KEY") {
 			t.Errorf("the report has a key: %s", report.Text())
 		}
@@ -346,26 +306,17 @@ func FuzzCheck(f *testing.F) {
 func TestCheckReadsOnlySmallRegularFilesThatTheKubeconfigNames(t *testing.T) {
 	dir := t.TempDir()
 	pipe, large := filepath.Join(dir, "pipe"), filepath.Join(dir, "large")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Mkfifo(pipe, 0o600))
 	content := append(pemOf(certtest.CA(t, "kubernetes")), make([]byte, 1<<20)...)
-	if err := os.WriteFile(large, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(large, content, 0o600))
 	for _, file := range []string{pipe, "/dev/zero", dir, large, "pipe"} {
 		config := clientcmdapi.NewConfig()
 		config.Clusters["c"] = &clientcmdapi.Cluster{Server: "https://127.0.0.1:1", CertificateAuthority: file}
 		config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificate: file, ClientKey: file}
 		config.Contexts["at"], config.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "me"}, "at"
 		kubeconfig := filepath.Join(dir, "kubeconfig")
-		if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
-			t.Fatal(err)
-		}
-		report, err := credentials.Checker{Offline: true}.Check(t.Context(), kubeconfig)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, clientcmd.WriteToFile(*config, kubeconfig))
+		report := must.Value(credentials.Checker{Offline: true}.Check(t.Context(), kubeconfig))(t)
 		var got []string
 		for _, f := range report.Findings {
 			got = append(got, f.ID)

@@ -30,24 +30,14 @@ func newCA(t testing.TB) *signer.CA {
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * 365 * 24 * time.Hour),
 	}, nil)
-	ca, err := signer.NewCA([]*x509.Certificate{made.Leaf}, made.PrivateKey.(crypto.Signer))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ca
+	return must.Value(signer.NewCA([]*x509.Certificate{made.Leaf}, made.PrivateKey.(crypto.Signer)))(t)
 }
 
 // Locally, the rules of the signers apply as in a kubejoin server, and the key is that of the certificate.
 func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
 	sign := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), 24*time.Hour)))
-	node, err := credentials.Node("worker-1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	made, err := node.Issue(t.Context(), sign, 48*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(credentials.Node("worker-1"))(t)
+	made := must.Value(node.Issue(t.Context(), sign, 48*time.Hour))(t)
 	if _, err := tls.X509KeyPair(made.Chain, made.Key); err != nil {
 		t.Error(err)
 	}
@@ -58,10 +48,7 @@ func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
 		{"root", "system:masters", "system:masters"},
 		{"jane", "system:mаsters", "looks like"}, // Cyrillic
 	} {
-		id, err := credentials.User(test.user, []string{test.group})
-		if err != nil {
-			t.Fatal(err)
-		}
+		id := must.Value(credentials.User(test.user, []string{test.group}))(t)
 		var refused *approval.Error
 		if _, err := id.Issue(t.Context(), sign, 0); !errors.As(err, &refused) || refused.Verdict != approval.Deny || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s in %s: got %v, want a refusal with %q", test.user, test.group, err, test.want)
@@ -76,10 +63,7 @@ func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
 func TestKeyDoesNotLeave(t *testing.T) {
 	local := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), 0)))
 	var first []byte
-	id, err := credentials.User("jane", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := must.Value(credentials.User("jane", nil))(t)
 	sign := func(ctx context.Context, r credentials.Request) ([]byte, error) {
 		if strings.Contains(string(r.CSR), "PRIVATE") {
 			t.Error("the request has a private key")
@@ -91,9 +75,7 @@ func TestKeyDoesNotLeave(t *testing.T) {
 		first, err = local(ctx, r)
 		return first, err
 	}
-	if _, err := id.Issue(t.Context(), sign, 0); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(id.Issue(t.Context(), sign, 0))(t)
 	if _, err := id.Issue(t.Context(), sign, 0); err == nil || !strings.Contains(err.Error(), "another key") {
 		t.Errorf("got %v, want an error about another key", err)
 	}
@@ -137,10 +119,7 @@ func TestOverCSRApprovesAndCleansUp(t *testing.T) {
 				if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 					t.Errorf("got %v, want %q", err, test.want)
 				}
-				list, err := client.Tracker().List(certificates.SchemeGroupVersion.WithResource("certificatesigningrequests"), certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), "")
-				if err != nil {
-					t.Fatal(err)
-				}
+				list := must.Value(client.Tracker().List(certificates.SchemeGroupVersion.WithResource("certificatesigningrequests"), certificates.SchemeGroupVersion.WithKind("CertificateSigningRequest"), ""))(t)
 				if got := len(list.(*certificates.CertificateSigningRequestList).Items); got != test.objects || notices != test.notices {
 					t.Errorf("got %d objects and %d notices, want %d and %d", got, notices, test.objects, test.notices)
 				}

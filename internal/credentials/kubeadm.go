@@ -21,9 +21,11 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -33,7 +35,8 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// KubeadmSigners is the domain of the signers in config.Kubeadm. A signer has the name of its certificate.
+// KubeadmSigners is the domain of the signers in config.Kubeadm, with a slash. The rest of a signer's name is the name of
+// the certificate that it signs, for example apiserver.
 const KubeadmSigners = "kubeadm.kubejoin.io/"
 
 // Signers of the administrator's certificate, and of the one that kube-apiserver presents to kubelets.
@@ -199,7 +202,7 @@ var parts = []part{
 	{"super-admin.conf", "super-admin.conf", clusterCA, false, true, "kubernetes-super-admin", []string{mastersGroup}, nil},
 }
 
-// A Host is a control plane's folder, /etc/kubernetes.
+// A Host is a control plane with its files in a folder, usually /etc/kubernetes.
 type Host struct {
 	Dir string
 	// Now is the clock; nil is time.Now.
@@ -674,6 +677,7 @@ type CertificateStatus struct {
 	// Problem says why the certificate cannot be used; empty if it can.
 	Problem string `json:"problem,omitempty"`
 	// Note says how a renewed certificate differs, for example in groups of an older kubeadm, or why it cannot be renewed.
+	// For a CA, it says that the last one in the file expires soon.
 	Note string `json:"note,omitempty"`
 }
 
@@ -708,7 +712,11 @@ func (h Host) List() ([]CertificateStatus, error) {
 		}
 		list = append(list, status)
 	}
-	for _, path := range []string{clusterCA, etcdCA, frontProxyCA} {
+	for _, of := range []struct {
+		path string
+		ca   rotation.CA
+	}{{clusterCA, rotation.Cluster}, {etcdCA, rotation.Etcd}, {frontProxyCA, rotation.FrontProxy}} {
+		path := of.path
 		content, _, err := readSmall(h.file(path + ".crt"))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -734,6 +742,11 @@ func (h Host) List() ([]CertificateStatus, error) {
 				status.Problem = "not a CA certificate"
 			}
 			status.KeyOnHost = noKey == nil && (!ofOne || ofKey(ca))
+			// During a rotation, the file also has a CA that expires later.
+			last := !slices.ContainsFunc(cas, func(other *x509.Certificate) bool { return other.NotAfter.After(ca.NotAfter) })
+			if days, _ := caexpiry.Within(ca.NotAfter, h.now()); days > 0 && last {
+				status.Note = fmt.Sprintf("expires within %d days; %s", days, caexpiry.Prepare(of.ca))
+			}
 			list = append(list, status)
 		}
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -49,23 +50,14 @@ func anything(ca *signer.CA) credentials.SignFunc {
 // issueFor returns a certificate of the template for the key of a request.
 func issueFor(t testing.TB, ca *signer.CA, request []byte, template *x509.Certificate) []byte {
 	t.Helper()
-	csr, err := pkcs10.Parse(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	csr := must.Value(pkcs10.Parse(request))(t)
 	certs, key, err := ca.PEM()
 	if err != nil {
 		t.Fatal(err)
 	}
-	pair, err := tls.X509KeyPair(certs, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Value(tls.X509KeyPair(certs, key))(t)
 	template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(1), time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
-	der, err := x509.CreateCertificate(rand.Reader, template, ca.Certificate(), csr.PublicKey, pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, ca.Certificate(), csr.PublicKey, pair.PrivateKey))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
@@ -73,12 +65,8 @@ func issueFor(t testing.TB, ca *signer.CA, request []byte, template *x509.Certif
 func write(t testing.TB, dir, name string, content []byte) {
 	t.Helper()
 	file := filepath.Join(dir, filepath.FromSlash(name))
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+	must.OK(t, os.WriteFile(file, content, 0o600))
 }
 
 // newHost returns a folder with the keys and requests of two certificates and a kubeconfig, as kubeadm writes them.
@@ -93,22 +81,11 @@ func newHost(t testing.TB, ca *signer.CA) string {
 	request := func(name string, template *x509.CertificateRequest) []byte {
 		key := csrtest.NewKey()
 		write(t, dir, name+".csr", csrtest.PEM(t, template, key))
-		content, err := keyutil.MarshalPrivateKeyToPEM(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return content
+		return must.Value(keyutil.MarshalPrivateKeyToPEM(key))(t)
 	}
 	write(t, dir, "pki/apiserver.key", request("pki/apiserver", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: []string{"kubernetes"}}))
 	write(t, dir, "pki/apiserver-kubelet-client.key", request("pki/apiserver-kubelet-client", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "kube-apiserver-kubelet-client"}}))
-	config, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: "https://127.0.0.1:6443"}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientKeyData: request("scheduler.conf", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:kube-scheduler"}})}},
-		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(clientcmd.Write(*kubeconfigOf(&clientcmdapi.Cluster{Server: "https://127.0.0.1:6443"}, &clientcmdapi.AuthInfo{ClientKeyData: request("scheduler.conf", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:kube-scheduler"}})})))(t)
 	write(t, dir, "scheduler.conf", config)
 	return dir
 }
@@ -117,17 +94,14 @@ func newHost(t testing.TB, ca *signer.CA) string {
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	must.OK(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		content, err := os.ReadFile(path)
 		all[path] = string(content)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return all
 }
 
@@ -236,10 +210,7 @@ func TestCertificatesGetTodaysGroups(t *testing.T) {
 			// The same with a certificate of the old subject.
 			h = hostOf(t, ca, test.file, subject)
 			file = filepath.Join(h.Dir, test.file)
-			request, err := os.ReadFile(file + ".csr")
-			if err != nil {
-				t.Fatal(err)
-			}
+			request := must.Value(os.ReadFile(file + ".csr"))(t)
 			setCertificate(t, h, test.file, issueFor(t, ca, request, &x509.Certificate{Subject: subject, DNSNames: []string{"kubernetes"}}))
 			if test.file == "kubelet.conf" {
 				return // the kubelet renews it
@@ -280,10 +251,7 @@ func TestCertificatesLoseOtherAttributes(t *testing.T) {
 			if got := note(t, h, name); got != "" {
 				t.Errorf("note of a new certificate: %q", got)
 			}
-			request, err := os.ReadFile(filepath.Join(h.Dir, file+".csr"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			request := must.Value(os.ReadFile(filepath.Join(h.Dir, file+".csr")))(t)
 			setCertificate(t, h, file, issueFor(t, ca, request, &x509.Certificate{Subject: old, DNSNames: []string{"kubernetes"}}))
 			want := fmt.Sprintf("renewal replaces the subject %q by %q", old, today)
 			if got := note(t, h, name); got != want {
@@ -304,10 +272,7 @@ func TestCertificatesLoseOtherAttributes(t *testing.T) {
 // note returns the note of a certificate in the list.
 func note(t *testing.T, h credentials.Host, name string) string {
 	t.Helper()
-	list, err := h.List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Value(h.List())(t)
 	for _, status := range list {
 		if status.Name == name {
 			return status.Note
@@ -321,10 +286,7 @@ func note(t *testing.T, h credentials.Host, name string) string {
 func TestListShowsSubjectThatCannotBeRenewed(t *testing.T) {
 	ca := newCA(t)
 	h := hostOf(t, ca, "admin.conf", pkix.Name{})
-	request, err := os.ReadFile(filepath.Join(h.Dir, "admin.conf.csr"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	request := must.Value(os.ReadFile(filepath.Join(h.Dir, "admin.conf.csr")))(t)
 	setCertificate(t, h, "admin.conf", issueFor(t, ca, request, &x509.Certificate{Subject: pkix.Name{CommonName: "jane"}}))
 	if got := note(t, h, "admin.conf"); !strings.HasPrefix(got, `subject "CN=jane" given, want "CN=kubernetes-admin,O=kubeadm:cluster-admins"; make it again in an empty folder: kubeadm certs generate-csr`) {
 		t.Errorf("got %q", got)
@@ -336,17 +298,9 @@ func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
 	ca := newCA(t)
 	newFolder := func() credentials.Host {
 		h := credentials.Host{Dir: newHost(t, ca)}
-		if _, err := h.Sign(t.Context(), anything(ca)); err != nil {
-			t.Fatal(err)
-		}
-		request, err := os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.csr"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		key, err := os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.key"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Value(h.Sign(t.Context(), anything(ca)))(t)
+		request := must.Value(os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.csr")))(t)
+		key := must.Value(os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.key")))(t)
 		write(t, h.Dir, "pki/apiserver-etcd-client.key", key)
 		// An external etcd has names of its own.
 		write(t, h.Dir, "pki/apiserver-etcd-client.crt", issueFor(t, newCA(t), request, &x509.Certificate{Subject: pkix.Name{CommonName: "root"}}))
@@ -392,9 +346,7 @@ func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
 	if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{}); err == nil || err.Error() != "nothing to renew without these CAs: apiserver: x does not exist" {
 		t.Errorf("no CA at all: %v", err)
 	}
-	if err := os.Remove(filepath.Join(h.Dir, "pki/apiserver.crt")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Remove(filepath.Join(h.Dir, "pki/apiserver.crt")))
 	if _, err := h.Sign(t.Context(), anything(ca)); err == nil || err.Error() != "apiserver: x does not exist" {
 		t.Errorf("sign without a CA: %v", err)
 	}
@@ -404,18 +356,12 @@ func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
 func TestRenewAddsAndDropsNames(t *testing.T) {
 	ca := newCA(t)
 	h := hostOf(t, ca, "pki/apiserver", pkix.Name{CommonName: "kube-apiserver"})
-	request, err := os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.csr"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	san, err := asn1.Marshal([]asn1.RawValue{
+	request := must.Value(os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.csr")))(t)
+	san := must.Value(asn1.Marshal([]asn1.RawValue{
 		{Class: asn1.ClassContextSpecific, Tag: 2, Bytes: []byte("kubernetes")}, {Class: asn1.ClassContextSpecific, Tag: 7, Bytes: []byte{10, 0, 0, 1}},
 		{Class: asn1.ClassContextSpecific, Tag: 1, Bytes: []byte("ops@example.com")}, {Class: asn1.ClassContextSpecific, Tag: 6, Bytes: []byte("spiffe://a/b")},
 		{Class: asn1.ClassContextSpecific, Tag: 8, Bytes: []byte{42}},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	setCertificate(t, h, "pki/apiserver", issueFor(t, ca, request, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "kube-apiserver"}, ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: san}},
 	}))
@@ -423,12 +369,9 @@ func TestRenewAddsAndDropsNames(t *testing.T) {
 	if got := note(t, h, "apiserver"); got != drops {
 		t.Errorf("note: %q, want %q", got, drops)
 	}
-	done, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{Add: map[string][]string{
+	done := must.Value(h.Renew(t.Context(), anything(ca), credentials.Renewal{Add: map[string][]string{
 		"apiserver": {"lb.example.com", "Kubernetes", "kubernetes", "*.example.com", "10.0.0.1", "010.0.0.2", "2001:db8::1", "a_b", "lb.example.com", ""},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
 	var got []string
 	for _, change := range done.Changes {
 		got = append(got, change.Text)
@@ -441,15 +384,9 @@ func TestRenewAddsAndDropsNames(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	content, err := os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.crt")))(t)
 	block, _ := pem.Decode(content)
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	leaf := must.Value(x509.ParseCertificate(block.Bytes))(t)
 	if names := fmt.Sprint(leaf.DNSNames, leaf.IPAddresses, leaf.EmailAddresses, leaf.URIs); names != "[kubernetes lb.example.com *.example.com] [10.0.0.1 10.0.0.2 2001:db8::1] [] []" {
 		t.Errorf("names: %s", names)
 	}
@@ -471,22 +408,12 @@ func hostOf(t *testing.T, ca *signer.CA, file string, subject pkix.Name) credent
 	}
 	key := csrtest.NewKey()
 	write(t, dir, file+".csr", csrtest.PEM(t, &x509.CertificateRequest{Subject: subject, DNSNames: []string{"kubernetes"}}, key))
-	content, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(keyutil.MarshalPrivateKeyToPEM(key))(t)
 	if !strings.HasSuffix(file, ".conf") {
 		write(t, dir, file+".key", content)
 		return credentials.Host{Dir: dir}
 	}
-	config, err := clientcmd.Write(clientcmdapi.Config{
-		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: "https://127.0.0.1:6443"}},
-		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientKeyData: content}},
-		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(clientcmd.Write(*kubeconfigOf(&clientcmdapi.Cluster{Server: "https://127.0.0.1:6443"}, &clientcmdapi.AuthInfo{ClientKeyData: content})))(t)
 	write(t, dir, file, config)
 	return credentials.Host{Dir: dir}
 }
@@ -498,14 +425,9 @@ func setCertificate(t *testing.T, h credentials.Host, file string, certificate [
 		write(t, h.Dir, file+".crt", certificate)
 		return
 	}
-	config, err := clientcmd.LoadFromFile(filepath.Join(h.Dir, file))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(clientcmd.LoadFromFile(filepath.Join(h.Dir, file)))(t)
 	config.AuthInfos["me"].ClientCertificateData = certificate
-	if err := clientcmd.WriteToFile(*config, filepath.Join(h.Dir, file)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, clientcmd.WriteToFile(*config, filepath.Join(h.Dir, file)))
 }
 
 // checkSubject checks the certificate of a file of hostOf, or an error that names the file.
@@ -523,19 +445,13 @@ func checkSubject(t *testing.T, what string, h credentials.Host, file string, er
 	}
 	content, err := os.ReadFile(filepath.Join(h.Dir, file+".crt"))
 	if strings.HasSuffix(file, ".conf") {
-		config, err := clientcmd.LoadFromFile(filepath.Join(h.Dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := must.Value(clientcmd.LoadFromFile(filepath.Join(h.Dir, file)))(t)
 		content = config.AuthInfos["me"].ClientCertificateData
 	} else if err != nil {
 		t.Fatal(err)
 	}
 	block, _ := pem.Decode(content)
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	leaf := must.Value(x509.ParseCertificate(block.Bytes))(t)
 	if leaf.Subject.CommonName != cn || !slices.Equal(leaf.Subject.Organization, groups) || !slices.Equal(leaf.DNSNames, []string{"kubernetes"}) {
 		t.Errorf("%s: got %s with names %q, want CN %s, groups %q and the name kubernetes", what, leaf.Subject, leaf.DNSNames, cn, groups)
 	}
@@ -565,9 +481,7 @@ func TestRenewIsCompleteOrDoesNotHappen(t *testing.T) {
 	if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{}); err == nil || !strings.Contains(err.Error(), "has no certificates of kubeadm") {
 		t.Errorf("before the first certificate: %v", err)
 	}
-	if _, err := h.Sign(t.Context(), anything(ca)); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(h.Sign(t.Context(), anything(ca)))(t)
 	for _, name := range []string{"kubelet.conf", "ca", "../apiserver"} {
 		if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{Names: []string{name}}); err == nil || !strings.Contains(err.Error(), "is not a certificate that can be renewed") {
 			t.Errorf("%s: %v", name, err)
@@ -599,10 +513,7 @@ func TestListNamesProblems(t *testing.T) {
 	h := credentials.Host{Dir: newHost(t, ca)}
 	problems := func() string {
 		t.Helper()
-		list, err := h.List()
-		if err != nil {
-			t.Fatal(err)
-		}
+		list := must.Value(h.List())(t)
 		var lines []string
 		for _, held := range list {
 			if held.Problem != "" || held.KeyOnHost {
@@ -614,9 +525,7 @@ func TestListNamesProblems(t *testing.T) {
 	if got, want := problems(), "apiserver not signed yet; apiserver-kubelet-client not signed yet; scheduler.conf not signed yet"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if _, err := h.Sign(t.Context(), anything(ca)); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(h.Sign(t.Context(), anything(ca)))(t)
 	if got := problems(); got != "" {
 		t.Errorf("got %q, want none", got)
 	}
@@ -654,14 +563,7 @@ func TestListShowsWhatCannotBeUsed(t *testing.T) {
 		write(t, dir, "pki/apiserver.key", keyOf(t, c))
 	}
 	naming := func(dir, kubeconfig, certificate, key string) {
-		content, err := clientcmd.Write(clientcmdapi.Config{
-			Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: "https://127.0.0.1:6443"}},
-			AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientCertificate: certificate, ClientKey: key}},
-			Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Value(clientcmd.Write(*kubeconfigOf(&clientcmdapi.Cluster{Server: "https://127.0.0.1:6443"}, &clientcmdapi.AuthInfo{ClientCertificate: certificate, ClientKey: key})))(t)
 		write(t, dir, kubeconfig, content)
 	}
 	row := func(name string, end time.Duration, problem string) string {
@@ -710,10 +612,7 @@ func TestListShowsWhatCannotBeUsed(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, "pki/ca.crt", pemOf(ca))
 			test.change(dir)
-			list, err := credentials.Host{Dir: dir}.List()
-			if err != nil {
-				t.Fatal(err)
-			}
+			list := must.Value(credentials.Host{Dir: dir}.List())(t)
 			var got []string
 			for _, status := range list {
 				end := "-"
@@ -771,18 +670,9 @@ func TestIntermediatesBesideCertificateCount(t *testing.T) {
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "intermediate"}, NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, root.Leaf, key.Public(), root.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	intermediate, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca, err := signer.NewCA([]*x509.Certificate{intermediate, root.Leaf}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, root.Leaf, key.Public(), root.PrivateKey))(t)
+	intermediate := must.Value(x509.ParseCertificate(der))(t)
+	ca := must.Value(signer.NewCA([]*x509.Certificate{intermediate, root.Leaf}, key))(t)
 	dir := newHost(t, newCA(t))
 	write(t, dir, "pki/ca.crt", pemOf(root))
 	host := credentials.Host{Dir: dir}
@@ -791,14 +681,44 @@ func TestIntermediatesBesideCertificateCount(t *testing.T) {
 			t.Fatalf("signed %q, %v, want %d", names, err, want)
 		}
 	}
-	list, err := host.List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Value(host.List())(t)
 	for _, held := range list {
 		if held.Problem != "" {
 			t.Errorf("%s: %s, want no problem", held.Name, held.Problem)
 		}
+	}
+}
+
+// The note is about the last CA in a file: during a rotation, it is normal that the old one expires.
+func TestListSaysWhenCAExpiresSoon(t *testing.T) {
+	const day = 24 * time.Hour
+	dir := newHost(t, newCA(t))
+	bundle := func(lifetimes ...time.Duration) (content []byte) {
+		for _, lifetime := range lifetimes {
+			certs, _, err := must.Value(signer.GenerateCA("kubernetes", time.Now(), lifetime))(t).PEM()
+			if err != nil {
+				t.Fatal(err)
+			}
+			content = append(content, certs...)
+		}
+		return content
+	}
+	write(t, dir, "pki/ca.crt", bundle(80*day))
+	write(t, dir, "pki/etcd/ca.crt", bundle(20*day, 10*day))
+	write(t, dir, "pki/front-proxy-ca.crt", bundle(20*day, 3650*day))
+	got := map[string]string{}
+	for _, held := range must.Value(credentials.Host{Dir: dir}.List())(t) {
+		if held.CA == "" {
+			got[held.Name] = held.Note
+		}
+	}
+	want := map[string]string{
+		"ca":      "expires within 90 days; run: kubejoin ca prepare",
+		"etcd-ca": "expires within 30 days; run: kubejoin ca prepare --ca etcd", "etcd-ca-2": "",
+		"front-proxy-ca": "", "front-proxy-ca-2": "",
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("notes are %q, want %q", got, want)
 	}
 }
 
@@ -807,19 +727,11 @@ func TestHostKeepsOwnersAndModes(t *testing.T) {
 	ca := newCA(t)
 	h := credentials.Host{Dir: newHost(t, ca)}
 	config := filepath.Join(h.Dir, "scheduler.conf")
-	if err := os.Chmod(config, 0o640); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.Sign(t.Context(), anything(ca)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(config, 0o640))
+	must.Value(h.Sign(t.Context(), anything(ca)))(t)
 	cert := filepath.Join(h.Dir, "pki/apiserver.crt")
-	if err := os.Chmod(cert, 0o604); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Chmod(cert, 0o604))
+	must.Value(h.Renew(t.Context(), anything(ca), credentials.Renewal{}))(t)
 	for file, want := range map[string]fs.FileMode{config: 0o640, cert: 0o604, filepath.Join(h.Dir, "pki/apiserver-kubelet-client.crt"): 0o644} {
 		if info, err := os.Stat(file); err != nil || info.Mode() != want {
 			t.Errorf("%s: got mode %v, %v, want %v", file, info.Mode(), err, want)
@@ -840,9 +752,7 @@ func TestHostReadsOnlySmallRegularFiles(t *testing.T) {
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				t.Fatal(err)
 			}
-			if err := replace(file); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, replace(file))
 			if _, err := h.Sign(t.Context(), anything(ca)); err == nil || !strings.Contains(err.Error(), name+": want a regular file of at most 1048576 bytes") {
 				t.Errorf("%s is %s: got %v, want a refusal", name, what, err)
 			}

@@ -28,6 +28,7 @@ func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) (*s
 		Revocations: s.revocations,
 		// Users without a rate limit have no certificate limit either.
 		Unthrottled: s.options.Limits.UserRate.QPS < 0,
+		MaxLifetime: s.maxLifetime,
 		Signers:     signers,
 	}, err
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/remote"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -24,11 +26,24 @@ import (
 const eventCAFilesUnusable = "CAFilesUnusable"
 
 // loadCA loads the CA from files and reloads them. lifetime is the normal lifetime of its certificates.
-func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error {
+func (s *service) loadCA(o CA, lifetime time.Duration) error {
 	hint := make(chan struct{}, 1)
+	paths := []string{o.CertFile, o.KeyFile}
+	if o.PassphraseFile != "" {
+		paths = append(paths, o.PassphraseFile)
+	}
+	load := func() (*signer.CA, error) { return signer.LoadEncryptedCA(o.CertFile, o.KeyFile, o.PassphraseFile) }
+	if o.Remote.URL != "" {
+		client, err := s.signerProcess(o.Remote)
+		if err != nil {
+			return fmt.Errorf("--cluster-signing-key-url: %w", err)
+		}
+		paths = paths[:1]
+		load = func() (*signer.CA, error) { return signer.LoadRemoteCA(o.CertFile, client) }
+	}
 	ca, err := reload.Files[*signer.CA]{
-		Name: "ca", Paths: []string{certFile, keyFile},
-		Load: func() (*signer.CA, error) { return signer.LoadCA(certFile, keyFile) },
+		Name: "ca", Paths: paths,
+		Load: load,
 		Changed: func(ca *signer.CA) error {
 			select {
 			case hint <- struct{}{}:
@@ -50,8 +65,9 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 	}
 	s.ca = ca
 	s.goBackground(ca.Run)
+	todo := caexpiry.Prepare(rotation.Cluster)
 	watch := &caexpiry.Watch{
-		CA: ca.Get, Lifetime: lifetime, Trust: s.checkTrust, Logger: s.log, Event: s.event,
+		CA: ca.Get, Lifetime: lifetime, Trust: s.checkTrust, Logger: s.log, Event: s.event, Todo: todo,
 		NotAfter:     metrics.Gauge(s.registry, "kubejoin_ca_not_after_timestamp_seconds", "When the CA that signs expires, in Unix seconds.").WithLabelValues(),
 		Certificates: metrics.Gauge(s.registry, "kubejoin_ca_certificates", "Trusted CA certificates, including the one that signs.").WithLabelValues(),
 	}
@@ -67,13 +83,42 @@ func (s *service) loadCA(certFile, keyFile string, lifetime time.Duration) error
 		if err := s.checkTrust(ca.Get()); err != nil {
 			return server.Notice(err.Error())
 		}
-		if notice := caexpiry.Notice(end, lifetime, time.Now()); notice != "" {
+		if notice := caexpiry.Notice(end, lifetime, time.Now(), todo); notice != "" {
 			return server.Notice(notice)
 		}
 		return nil
 	})
 	return nil
 }
+
+// signerProcess returns the client of a signer process. Readiness and the log report while it does not respond, and if it
+// signs with a CA that is not in the file here.
+func (s *service) signerProcess(c remote.Config) (*remote.Client, error) {
+	c.Logger, c.Registerer = s.log, s.registry
+	client, err := remote.New(c)
+	if err != nil {
+		return nil, err
+	}
+	ping := loop.Loop{Name: "signer-process", Sweep: pingEvery, Logger: s.log, Registerer: s.registry, Step: func(ctx context.Context) (time.Time, error) {
+		ca := s.ca.Get()
+		signs, err := client.Ping(ctx, ca.Bundle())
+		if err == nil {
+			ca.SignsWith(signs)
+		}
+		return time.Time{}, err
+	}}
+	s.goBackground(ping.Run)
+	s.check("signer-process", func(context.Context) error {
+		if client.Err() != nil {
+			return server.Notice("the signer process of --cluster-signing-key-url cannot sign now, and requests wait; see the log")
+		}
+		return nil
+	})
+	return client, nil
+}
+
+// pingEvery is how often kubejoin asks the signer process whether it is there.
+const pingEvery = 15 * time.Second
 
 // checkTrust returns why clients would refuse certificates of the cluster CA: kubejoin's own, and those of kubelets.
 // NewSigner checks the usages of client certificates.
@@ -100,13 +145,7 @@ func sampleHosts(scope approval.ServingScope) []string {
 // keepBundle keeps the CA certificates in DataDir up to date, for clients of kubejoin.
 func (s *service) keepBundle() error {
 	file := datadir.Dir(s.options.DataDir).Path(datadir.Bundle)
-	write := func(ca *signer.CA) error {
-		bundle, _, err := ca.PEM()
-		if err != nil {
-			return err
-		}
-		return atomicfile.Write(file, bundle)
-	}
+	write := func(ca *signer.CA) error { return atomicfile.Write(file, ca.BundlePEM()) }
 	if err := write(s.ca.Get()); err != nil {
 		return fmt.Errorf("CA for clients: %w", err)
 	}

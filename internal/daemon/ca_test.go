@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -21,37 +22,20 @@ import (
 
 // Catches a CA with name constraints whose certificates no client accepts, while /readyz only says ok.
 func TestNoticesCAThatClientsRefuse(t *testing.T) {
-	made, err := signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Value(signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour))(t)
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := *made.Certificate()
 	template.PublicKey, template.PermittedDNSDomains, template.SubjectKeyId = key.Public(), []string{"example.com"}, nil
-	der, err := x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca, err := signer.NewCA([]*x509.Certificate{cert}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key))(t)
+	cert := must.Value(x509.ParseCertificate(der))(t)
+	ca := must.Value(signer.NewCA([]*x509.Certificate{cert}, key))(t)
 	certPEM, keyPEM, err := ca.PEM()
 	if err != nil {
 		t.Fatal(err)
 	}
 	certFile, keyFile := filepath.Join(t.TempDir(), "ca.crt"), filepath.Join(t.TempDir(), "ca.key")
 	for file, content := range map[string][]byte{certFile: certPEM, keyFile: keyPEM} {
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, content, 0o600))
 	}
 	for name, test := range map[string]struct {
 		options Options
@@ -63,14 +47,38 @@ func TestNoticesCAThatClientsRefuse(t *testing.T) {
 		"names that it does not": {Options{TLS: TLS{CertFile: "tls.crt"}, Serving: Serving{Scope: approval.ServingScope{DNSSuffixes: []string{"example.org"}}}}, "node.example.org"},
 	} {
 		s := newService(test.options, slog.New(slog.DiscardHandler), nil)
-		if err := s.loadCA(certFile, keyFile, time.Hour); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.loadCA(CA{CertFile: certFile, KeyFile: keyFile}, time.Hour))
 		check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
 		err := check.Ready(t.Context())
 		var notice server.Notice
 		if check.Name != "cluster-ca" || errors.As(err, &notice) != (test.want != "") || !strings.Contains(string(notice), test.want) || err != nil && notice == "" {
 			t.Errorf("%s: check %s returns %v, want a notice with %q", name, check.Name, err, test.want)
 		}
+	}
+}
+
+// The notice about the separate CA of a signer names the files to replace, because 'kubejoin ca' does not rotate it.
+func TestNoticeNamesFilesOfSignerCA(t *testing.T) {
+	certs, key, err := must.Value(signer.GenerateCA("separate", time.Now(), 80*24*time.Hour))(t).PEM()
+	must.OK(t, err)
+	dir := t.TempDir()
+	for name, content := range map[string][]byte{"ca.crt": certs, "ca.key": key, "signers.yaml": []byte(`apiVersion: kubejoin.io/v1alpha1
+kind: SignerConfiguration
+signers:
+- name: example.com/a
+  ca: {certFile: ca.crt, keyFile: ca.key}
+  duration: {default: 1h}
+  usages: [client auth]
+  subject: {commonNames: [a]}
+`)} {
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
+	}
+	s := newService(Options{SignerConfig: filepath.Join(dir, "signers.yaml")}, slog.New(slog.DiscardHandler), nil)
+	must.OK(t, s.loadSigners())
+	check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
+	want := "within 90 days, and cannot sign after that; replace " + filepath.Join(dir, "ca.crt") + " and " + filepath.Join(dir, "ca.key")
+	var notice server.Notice
+	if err := check.Ready(t.Context()); !errors.As(err, &notice) || !strings.HasSuffix(string(notice), want) {
+		t.Errorf("%s: %v, want %q", check.Name, err, want)
 	}
 }

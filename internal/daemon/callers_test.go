@@ -6,15 +6,13 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
 func TestOnlyTheTokenFileMakesAdmins(t *testing.T) {
 	const admin, other = "admin-bearer-0123456789", "other-bearer-0123456789"
-	operators, err := auth.ParseTokenFile([]byte(admin + ",ada,1,kubejoin:admins\n" + other + ",vic,2,dev\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	operators := must.Value(auth.ParseTokenFile([]byte(admin + ",ada,1,kubejoin:admins\n" + other + ",vic,2,dev\n")))(t)
 	inGroup := auth.User{Name: "jane", Groups: []string{AdminGroup}}
 	for _, test := range []struct {
 		name, bearer string

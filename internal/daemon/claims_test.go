@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -44,10 +45,7 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 		answer = step.answer
 		log.Reset()
 		events = nil
-		next, err := c.step(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		next := must.Value(c.step(t.Context()))(t)
 		problem := ""
 		if err := c.get(); err != nil {
 			problem = err.Error()

@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/accessreview"
 	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/kubecache"
 	"github.com/kubejoin/kubejoin/internal/leader"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
@@ -56,6 +57,8 @@ type cluster struct {
 	stores
 	nodes *kubefacts.Nodes
 	info  *configmap.ConfigMap
+	// stored is the ConfigMap of CA rotations.
+	stored *kubecache.Cache[*corev1.ConfigMap, rotating]
 	// revoked are the stored revocations.
 	revoked *configmaps.List
 
@@ -146,19 +149,26 @@ func pingSoon() error {
 	return nil
 }
 
-// recordEvents sets up Events about kubejoin as a whole. They refer to the Lease of its replicas.
-func (c *cluster) recordEvents() {
-	lease := &corev1.ObjectReference{
+// eventComponent is the component that Events name.
+const eventComponent = "kubejoin"
+
+// lease refers to the Lease of the replicas, which Events about kubejoin as a whole are on.
+func (c *cluster) lease() *corev1.ObjectReference {
+	return &corev1.ObjectReference{
 		APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease",
 		Namespace: c.LeaseNamespace, Name: c.LeaseName,
 	}
+}
+
+// recordEvents sets up Events about kubejoin as a whole.
+func (c *cluster) recordEvents() {
 	events := record.NewBroadcaster(record.WithContext(c.watch))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
-	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "kubejoin"})
+	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: eventComponent})
 	c.eventOn = func(object *corev1.ObjectReference, kind, reason, message string) {
 		recorder.Event(object, kind, reason, safetext.Text(message, safetext.MaxMessage))
 	}
-	c.event = func(kind, reason, message string) { c.eventOn(lease, kind, reason, message) }
+	c.event = func(kind, reason, message string) { c.eventOn(c.lease(), kind, reason, message) }
 	c.closers = append(c.closers, func() error { events.Shutdown(); return nil })
 }
 
@@ -169,7 +179,7 @@ func (c *cluster) loadFiles() error {
 		if !c.options.Controllers[CSRSigner] {
 			lifetime = servingcert.Lifetime
 		}
-		if err := c.loadCA(o.CertFile, o.KeyFile, lifetime); err != nil {
+		if err := c.loadCA(o, lifetime); err != nil {
 			return err
 		}
 	}
@@ -194,6 +204,8 @@ func (c *cluster) openStores() (err error) {
 	if c.nodes, err = kubefacts.OpenNodes(c.watch, c.client); err != nil {
 		return err
 	}
+	c.liveNodes = c.nodes.Len
+	c.watchRotation()
 	if err := c.openRevocations(); err != nil {
 		return err
 	}
@@ -250,6 +262,7 @@ func (c *cluster) buildAuthority() (err error) {
 			return accessreview.KubeletClient(ctx, c.client)
 		}
 	}
+	c.rotateCAs()
 	c.api.Cluster.ExplainRequest = kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return c.authority, nil }}.Explain
 	return nil
 }
@@ -261,7 +274,7 @@ func (c *cluster) startControllers() error {
 	if !c.Shadow && (decides || c.ca != nil || c.options.SignerConfig != "") {
 		c.watchClaims(c.claims)
 	}
-	controllers := []func(context.Context) error{c.watchSize(), c.reportRevocations()}
+	controllers := []func(context.Context) error{c.watchSize(), c.reportRevocations(), c.watchRotations()}
 	if enabled[BootstrapSigner] {
 		first, err := c.firstKubeconfig()
 		if err != nil {
@@ -270,7 +283,7 @@ func (c *cluster) startControllers() error {
 		if first == nil {
 			c.log.Warn("kubejoin cannot create a missing cluster-info: --api-server is missing, or the CA in the kubeconfig or the pod")
 		}
-		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.tokens, Default: first, Server: c.options.APIServer, Logger: c.log, Registerer: c.registry}
+		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.tokens, Default: first, Server: c.options.APIServer, Follow: c.followRotation(), Logger: c.log, Registerer: c.registry}
 		controllers = append(controllers, loop.Run)
 	}
 	if enabled[TokenCleaner] {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/transport"
@@ -18,29 +19,17 @@ func TestClientReloadsItsCAFile(t *testing.T) {
 	dir := t.TempDir()
 	ca, kubeconfig := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "kubejoin.conf")
 	bundle := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certtest.CA(t, "kubernetes").Certificate[0]})
-	if err := os.WriteFile(ca, bundle, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := clientcmd.WriteToFile(api.Config{
+	must.OK(t, os.WriteFile(ca, bundle, 0o600))
+	must.OK(t, clientcmd.WriteToFile(api.Config{
 		CurrentContext: "kubejoin",
 		Contexts:       map[string]*api.Context{"kubejoin": {Cluster: "kubernetes", AuthInfo: "kubejoin"}},
 		Clusters:       map[string]*api.Cluster{"kubernetes": {Server: "https://192.0.2.10:6443", CertificateAuthority: ca}},
 		AuthInfos:      map[string]*api.AuthInfo{"kubejoin": {Token: "secret"}},
-	}, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	}, kubeconfig))
 	c := &cluster{service: &service{}, ClusterOptions: ClusterOptions{Kubeconfig: kubeconfig}}
-	config, err := c.clientConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
-	of, err := config.TransportConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := transport.TLSConfigFor(of); err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(c.clientConfig())(t)
+	of := must.Value(config.TransportConfig())(t)
+	must.Value(transport.TLSConfigFor(of))(t)
 	if !of.TLS.ReloadCAFiles || of.TLS.CAFile != ca {
 		t.Errorf("the client reloads CA file %q: %t, want %q to be reloaded", of.TLS.CAFile, of.TLS.ReloadCAFiles, ca)
 	}

@@ -60,6 +60,11 @@ type service struct {
 	configured *configured
 	// caChanged are called in order when the CA is replaced. If one fails, all are called again later.
 	caChanged []func(*signer.CA) error
+	// rotating returns the CA rotation in progress, from a cache; liveNodes counts the Nodes.
+	rotating  func() rotating
+	liveNodes func() int
+	// rotated hints that the rotation has changed; nil never does.
+	rotated <-chan struct{}
 	// operators authenticates the users in the token file.
 	operators auth.Authenticate
 	// byCertificate authenticates callers by client certificate; nil: no client certificates.
@@ -99,6 +104,7 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 	s := &service{
 		options: o, log: log, stdout: stdout, registry: registry,
 		event: func(string, string, string) {}, eventOn: func(*corev1.ObjectReference, string, string, string) {},
+		rotating: func() rotating { return rotating{} }, liveNodes: func() int { return 0 },
 		operators: (&auth.TokenFile{}).Authenticate,
 		api: server.Server{
 			Minting:    server.Minting{Advertise: o.Advertise},

@@ -11,36 +11,26 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // A file that Open does not check could belong to another user.
 func TestOpenChecksEveryFileOfTheDataFolder(t *testing.T) {
 	o := Options{Listen: "127.0.0.1:0", DataDir: filepath.Join(t.TempDir(), "data"), CA: CA{Duration: 24 * time.Hour}}
 	s := newService(o, slog.New(slog.DiscardHandler), t.Output())
-	if err := s.withoutCluster(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.listening(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.withoutCluster(t.Context()))
+	must.OK(t, s.listening())
 	s.close()
-	entries, err := os.ReadDir(o.DataDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Value(os.ReadDir(o.DataDir))(t)
 	dir := datadir.Dir(o.DataDir)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())
-		if err := os.Chmod(dir.Path(e.Name()), 0o622); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(dir.Path(e.Name()), 0o622))
 		if dir.Open() == nil {
 			t.Errorf("%s can be written by others, and Open accepts the folder", e.Name())
 		}
-		if err := os.Chmod(dir.Path(e.Name()), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(dir.Path(e.Name()), 0o600))
 	}
 	if err := dir.Open(); err != nil {
 		t.Error(err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -46,14 +47,8 @@ func TestAPIServerHosts(t *testing.T) {
 	if got := api.hosts(); !slices.Equal(got, []string{"127.0.0.1", "api.example.com"}) {
 		t.Errorf("before it was asked: %q", got)
 	}
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := client.Get(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(rest.HTTPClientFor(config))(t)
+	answer := must.Value(client.Get(server.URL))(t)
 	_ = answer.Body.Close()
 	cert := server.Certificate()
 	for _, want := range append(slices.Clone(cert.DNSNames), cert.IPAddresses[0].String()) {
@@ -80,18 +75,9 @@ func TestReservesOwnHosts(t *testing.T) {
 		}
 		return nil, errors.New("none yet")
 	}
-	authority, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := clusterinfo.Kubeconfig("https://10.0.0.2:6443", authority.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	authority := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://10.0.0.2:6443", authority.Bundle()))(t)
+	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "tokens.db")))(t)
 	defer func() { _ = store.Close() }() // used only by this test
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	hosts := map[string]func() ([]string, error){
@@ -114,10 +100,7 @@ func TestReservesOwnHosts(t *testing.T) {
 			{DNSNames: []string{"node-2"}},
 		} {
 			served.Store(&tls.Certificate{Leaf: leaf})
-			got, err := hosts()
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Value(hosts())(t)
 			for _, want := range append(hostsIn(leaf), "api.example.com", "join.example.com") {
 				if !slices.Contains(got, want) {
 					t.Errorf("%s: reserved are %q, without %q", name, got, want)

@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/remote"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -28,8 +29,11 @@ const shutdownTimeout = 15 * time.Second
 func (s *service) servingCertificate() error {
 	o := s.options.TLS
 	if o.CertFile == "" {
-		issued := &servingcert.Source{CA: s.ca.Get, Names: s.ownNames()}
-		if _, err := issued.Step(context.Background()); err != nil {
+		issued := &servingcert.Source{CA: s.ca.Get, Names: s.ownNames(), Cross: s.cross}
+		// Without its signer process, kubejoin has no certificate yet. The loop retries, as the requests of machines wait.
+		if _, err := issued.Step(context.Background()); errors.Is(err, remote.ErrRefused) {
+			return fmt.Errorf("%w; allow signer %s in the policy of the signer process, or give --tls-cert-file", err, servingcert.SignerName)
+		} else if err != nil && !errors.Is(err, remote.ErrUnavailable) {
 			return err
 		}
 		// A joining node gets both the certificate and cluster-info, so both follow the CA at once.
@@ -37,7 +41,7 @@ func (s *service) servingCertificate() error {
 			_, err := issued.Step(context.Background())
 			return err
 		})
-		renewal := loop.Loop{Name: "serving-certificate", Step: issued.Step, Logger: s.log, Registerer: s.registry}
+		renewal := loop.Loop{Name: "serving-certificate", Hint: s.rotated, Step: issued.Step, Logger: s.log, Registerer: s.registry}
 		s.goBackground(renewal.Run)
 		s.certificate = issued.GetCertificate
 		return nil
@@ -78,7 +82,7 @@ func (s *service) serve(ctx context.Context) error {
 		return fmt.Errorf("--listen: %w", err)
 	}
 	defer func() { _ = listener.Close() }() // usually closed by the server already
-	// With port 0 the system has chosen one.
+	// With port 0, the system has chosen a free port.
 	if host, port, err := net.SplitHostPort(s.options.Listen); err == nil && port == "0" {
 		s.options.Listen = net.JoinHostPort(host, strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
 	}

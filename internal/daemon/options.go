@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/remote"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 )
 
@@ -94,7 +95,10 @@ type Webhook struct {
 // CA is the cluster CA.
 type CA struct {
 	CertFile, KeyFile string
+	PassphraseFile    string        // empty: the key is not encrypted
+	Remote            remote.Config // the key is elsewhere, and KeyFile is empty; without a URL, it is in KeyFile
 	Duration          time.Duration // of certificates
+	RotationQPS       float64       // of renewals of kubelets during a rotation
 }
 
 // NodeRules configures the rules about node names.

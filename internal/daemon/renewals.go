@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -42,11 +41,9 @@ func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *s
 // renewedFor looks up the lifetime of node certificates.
 type renewedFor struct{ *signer.Authority }
 
-// lifetime returns the default lifetime of the signer. For client certificates it returns the token's duration if
-// that is shorter.
+// lifetime returns the lifetime of certificates of the node, or the token's duration if that is shorter.
 func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Duration, bool) {
-	known, found := a.Signer(w.Signer)
-	lifetime := cmp.Or(known.Profile().Default, signer.DefaultDuration)
+	lifetime, found := a.NodeLifetime(w.Signer, w.Node)
 	if w.Signer != certificates.KubeAPIServerClientKubeletSignerName || a.Nodes == nil || a.Nodes.Claims == nil {
 		return lifetime, found
 	}

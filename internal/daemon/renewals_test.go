@@ -81,20 +81,13 @@ func TestLateRenewalsKeepHostileNamesOutOfCommands(t *testing.T) {
 
 // The lifetime of the token counts if it is shorter than the signer's.
 func TestLifetimeOfRenewals(t *testing.T) {
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "tokens.db")))(t)
 	defer func() { _ = store.Close() }() // used only by this test
 	for node, d := range map[string]time.Duration{"short": time.Hour, "long": 48 * time.Hour, "as-it-is": 0} {
-		if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abcdef", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: d}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abcdef", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: d}}))(t)
 	}
 	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second), CertificateDuration: 2 * time.Hour}
-	if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: past}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: past}))(t)
 	const day = 24 * time.Hour
 	of := renewedFor{&signer.Authority{
 		Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("no CA") }, day))),

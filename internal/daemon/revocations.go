@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+const eventNodeRevoked = "NodeRevoked"
+
 // revokedTimeout limits how long a caller waits for revocations that have not been listed yet.
 const revokedTimeout = 2 * time.Second
 
@@ -97,7 +99,7 @@ func (c *cluster) reportRevocations() func(context.Context) error {
 					continue
 				}
 				reported[e.Key()] = e.Since
-				c.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.Node)}, corev1.EventTypeWarning, "NodeRevoked",
+				c.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.Node, UID: types.UID(e.Node)}, corev1.EventTypeWarning, eventNodeRevoked,
 					"kubejoin refuses the certificates of this node: "+e.Message()+". To let the machine come back, create a token for it: kubejoin token create --replace-node "+e.Node)
 			}
 		}

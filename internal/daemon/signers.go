@@ -146,6 +146,13 @@ func (s *service) signersChanged() <-chan struct{} {
 
 func (f signerFile) names() string { return strings.Join(slices.Sorted(maps.Keys(f.signers)), ", ") }
 
+// todo returns what to do before the separate CA of a signer expires.
+func (f signerFile) todo(name string) string {
+	i := slices.IndexFunc(f.says.Signers, func(s config.Signer) bool { return s.Name == name })
+	files := f.says.Signers[i].CA
+	return caexpiry.Replace(files.CertFile, files.KeyFile)
+}
+
 // own returns the separate CAs of signers, by signer name.
 func (f signerFile) own() map[string]*signer.CA {
 	cas := map[string]*signer.CA{}
@@ -170,7 +177,7 @@ func (f signerFile) ready(now time.Time) error {
 			expired = append(expired, fmt.Sprintf("the CA of signer %s expired at %s, and kubejoin cannot sign with it", name, end.UTC().Format(time.RFC3339)))
 		} else if err := f.checkTrust(name, own[name]); err != nil {
 			notices = append(notices, fmt.Sprintf("signer %s: %v", name, err))
-		} else if notice := caexpiry.Notice(end, lifetime, now); notice != "" {
+		} else if notice := caexpiry.Notice(end, lifetime, now, f.todo(name)); notice != "" {
 			notices = append(notices, fmt.Sprintf("signer %s: %s", name, notice))
 		}
 	}
@@ -231,7 +238,7 @@ func (w *signerCAs) step(ctx context.Context) (next time.Time, err error) {
 			one.Event = func(kind, reason, message string) { w.event(kind, reason, "Signer "+name+": "+message) }
 			w.known[name] = one
 		}
-		one.CA, one.Lifetime = func() *signer.CA { return ca }, now.signers[name].Profile().Default
+		one.CA, one.Lifetime, one.Todo = func() *signer.CA { return ca }, now.signers[name].Profile().Default, now.todo(name)
 		one.Trust = func(ca *signer.CA) error { return now.checkTrust(name, ca) }
 		due, err := one.Step(ctx)
 		if err != nil {

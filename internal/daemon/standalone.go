@@ -34,6 +34,7 @@ type standalone struct {
 	dir       datadir.Dir
 	apiServer string // its URL in cluster-info
 	authority *signer.Authority
+	rotation  *ownRotation
 	curlrc    string // empty if the operator gave a token file
 }
 
@@ -78,7 +79,8 @@ func (s *standalone) openStores() (err error) {
 			s.log.Info("created a cluster CA", "file", o.CA.CertFile)
 		}
 	}
-	if err := s.loadCA(o.CA.CertFile, o.CA.KeyFile, o.CA.Duration); err != nil {
+	s.resumeRotation()
+	if err := s.loadCA(o.CA, o.CA.Duration); err != nil {
 		return err
 	}
 	if o.Advertise == "" {
@@ -130,6 +132,7 @@ func (s *standalone) buildAuthority() error {
 	s.giveCertificates(s.authority)
 	s.api.MaxRemainingLifetime = s.authority.MaxRemainingLifetime
 	s.api.Revocations = s.newDesk(s.authority)
+	s.rotateCA()
 	return nil
 }
 

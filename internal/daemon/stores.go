@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/internal/ownca"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
@@ -23,6 +24,7 @@ type stores struct {
 	claims tokens.Claims
 	// revocationRows are nil if revocations are in ConfigMaps.
 	revocationRows rowlist.Rows
+	rotationRows   ownca.Rows
 	// etcd is nil with other stores.
 	etcd *etcdstore.Store
 }
@@ -90,7 +92,7 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 		}
 		return nil
 	})
-	return stores{tokens: store, claims: store.Claims(), revocationRows: store.Revocations()}, nil
+	return stores{tokens: store, claims: store.Claims(), revocationRows: store.Revocations(), rotationRows: store.Rotations()}, nil
 }
 
 // etcdReadyTimeout is how long readiness waits for etcd.
@@ -128,7 +130,7 @@ func (s *service) openEtcd() (stores, error) {
 		}
 		return nil
 	})
-	return stores{tokens: store, claims: store.Claims(), revocationRows: store.Revocations(), etcd: store}, nil
+	return stores{tokens: store, claims: store.Claims(), revocationRows: store.Revocations(), rotationRows: store.Rotations(), etcd: store}, nil
 }
 
 // sweepEvery is how often the leader deletes entries of the issuance record in etcd that are due.

@@ -13,37 +13,28 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
 // A request with an invalid bearer token must be refused even if its certificate is valid.
 func TestAuthenticatesReviewerByHeaderOrCertificate(t *testing.T) {
-	ca, err := signer.GenerateCA("kube-apiserver", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kube-apiserver", time.Now(), 24*time.Hour))(t)
 	pem, _, err := ca.PEM()
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
 	file := filepath.Join(dir, "ca.crt")
-	if err := os.WriteFile(file, pem, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, pem, 0o600))
 	for name, options := range map[string]Options{
 		"with a CA":    {Webhook: Webhook{ClientCAFile: file, ClientName: "kube-apiserver"}},
 		"without a CA": {},
 	} {
 		s := newService(options, slog.New(slog.DiscardHandler), io.Discard)
-		if err := s.reviewTokens(datadir.Dir(dir)); err != nil {
-			t.Fatal(err)
-		}
-		bearer, err := datadir.Dir(dir).ReadWebhookBearer()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.reviewTokens(datadir.Dir(dir)))
+		bearer := must.Value(datadir.Dir(dir).ReadWebhookBearer())(t)
 		byCertificate := error(nil)
 		if options.Webhook.ClientCAFile == "" {
 			byCertificate = auth.ErrNoCredentials

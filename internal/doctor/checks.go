@@ -25,6 +25,7 @@ var checks = []check{
 	{"advertise", []Fact{factAdvertise, factClusterInfo}, checkAdvertise},
 	{"pins", []Fact{factClusterInfo}, checkPins},
 	{"ca", []Fact{factClusterInfo}, checkCA},
+	{"ca-rotation", []Fact{factRotations}, checkRotations},
 	{"ca-trust", []Fact{factClusterInfo, factNodes}, checkTrust},
 	{"clocks", []Fact{factVersion}, checkClocks},
 	{"kubernetes-version", []Fact{factVersion}, checkKubernetesVersion},

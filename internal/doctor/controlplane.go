@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A replaced controller of kube-controller-manager does what kubejoin does.
@@ -64,6 +66,33 @@ func checkControllerManager(f *Facts) []Finding {
 		}
 	}
 	return all
+}
+
+// OtherSigners returns a finding for each kube-controller-manager among the static pods of control planes that signs any
+// certificates, and the control planes whose kube-controller-manager is not visible.
+func OtherSigners(controlPlanes []string, pods []corev1.Pod) (signing []Finding, unseen []string) {
+	f := &Facts{ControlPlane: pods}
+	unseen = slices.Clone(controlPlanes)
+	for _, name := range controlPlanes {
+		f.Nodes = append(f.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{controlPlaneLabel: ""}}})
+	}
+	for _, c := range f.componentsOf(kubeControllerManager) {
+		unseen = slices.DeleteFunc(unseen, func(name string) bool { return name == c.machine })
+		if kcmSigner.in(c.flags.list("controllers")) && c.flags.signs() {
+			signing = append(signing, found("kcm-signs", setFlag(kubeControllerManager, "controllers", controllersOff, ""), "kube-controller-manager on %s signs certificates", c.machine).on(c.machine))
+		}
+	}
+	return signing, unseen
+}
+
+// signs reports whether the flags give kube-controller-manager a CA for any signer.
+func (f flags) signs() bool {
+	for name := range f {
+		if strings.HasPrefix(name, "cluster-signing-") && strings.HasSuffix(name, "cert-file") && f.last(name) != "" {
+			return true
+		}
+	}
+	return false
 }
 
 func checkBootstrapTokens(f *Facts) []Finding {

@@ -168,12 +168,11 @@ func checkCA(f *Facts) []Finding {
 		return nil
 	}
 	end := slices.MaxFunc(cas, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
-	const show = "kubeadm certs check-expiration"
-	switch {
+	switch days, _ := caexpiry.Within(end, f.Time); {
 	case !f.Time.Before(end):
-		return []Finding{found("ca-expired", show, "the CA in cluster-info expired at %s, so no machine can join", end.UTC().Format(time.RFC3339))}
-	case caexpiry.Soon(end, f.Time):
-		return []Finding{found("ca-expires-soon", show, "the CA in cluster-info expires at %s, within 30 days: replace it", end.UTC().Format(time.RFC3339))}
+		return []Finding{found("ca-expired", "kubeadm certs check-expiration", "the CA in cluster-info expired at %s, so no machine can join", end.UTC().Format(time.RFC3339))}
+	case days > 0:
+		return []Finding{found("ca-expires-soon", "kubejoin ca prepare", "the CA in cluster-info expires at %s, within %d days", end.UTC().Format(time.RFC3339), days)}
 	}
 	return nil
 }
@@ -196,6 +195,22 @@ func checkClocks(f *Facts) []Finding {
 	compare("the API server", f.Local, f.Time)
 	if f.Kubejoin != nil {
 		compare(f.Kubejoin.URL, f.Kubejoin.Local, f.Kubejoin.Time)
+	}
+	return all
+}
+
+// maxStage is how long a stage of a rotation may take. A stage waits for certificates and tokens, which usually live for a day
+// at most.
+const maxStage = 3 * 24 * time.Hour
+
+// checkRotations finds rotations of CAs that nobody continues. Meanwhile the cluster trusts two CAs.
+func checkRotations(f *Facts) []Finding {
+	var all []Finding
+	for _, r := range f.Rotations {
+		if r.InProgress() && f.Time.Sub(r.Since) > maxStage {
+			all = append(all, found("ca-rotation-stuck", "kubejoin ca status --ca "+string(r.CA),
+				"the rotation of the %s CA has been in stage %s since %s, and waits for 'kubejoin ca %s'", r.CA, r.Stage, r.Since.UTC().Format(time.RFC3339), r.Next()))
+		}
 	}
 	return all
 }

@@ -108,7 +108,7 @@ func capped(all []Finding) []Finding {
 
 // found returns a finding. Text from the cluster in args is made printable, and token secrets in it are redacted.
 func found(id, command, format string, args ...any) Finding {
-	return Finding{ID: id, Severity: Severities[id], Command: command, Message: safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage)}
+	return Finding{ID: id, Severity: Findings[id].Severity, Command: command, Message: safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage)}
 }
 
 // unseen says what a check could not see, so that silence always means that it saw all it needs.
@@ -124,7 +124,7 @@ func (f Finding) on(machine string) Finding {
 
 // Names returns the IDs of all findings and the names of all checks, sorted.
 func Names() []string {
-	names := slices.Collect(maps.Keys(Severities))
+	names := slices.Collect(maps.Keys(Findings))
 	for _, c := range checks {
 		if !slices.Contains(names, c.name) {
 			names = append(names, c.name)

@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -29,30 +31,17 @@ var noon = time.Now().UTC().Truncate(time.Second)
 
 func newCA(t *testing.T, lifetime time.Duration) *x509.Certificate {
 	t.Helper()
-	ca, err := signer.GenerateCA("kubernetes", noon, lifetime)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", noon, lifetime))(t)
 	return ca.Certificate()
 }
 
 func constrainedCA(t *testing.T, domain string) *x509.Certificate {
 	t.Helper()
 	template := *newCA(t, 3650*24*time.Hour)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), crand.Reader))(t)
 	template.PublicKey, template.PermittedDNSDomains = key.Public(), []string{domain}
-	der, err := x509.CreateCertificate(crand.Reader, &template, &template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ca
+	der := must.Value(x509.CreateCertificate(crand.Reader, &template, &template, key.Public(), key))(t)
+	return must.Value(x509.ParseCertificate(der))(t)
 }
 
 func staticPod(component, machine string, flags ...string) corev1.Pod {
@@ -98,15 +87,10 @@ func clusterRole(name, group, resource string, verbs ...string) rbacv1.ClusterRo
 // sign puts the signatures of all tokens into cluster-info, for a server and CAs.
 func (f *Facts) sign(t *testing.T, cas ...*x509.Certificate) {
 	t.Helper()
-	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", cas)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://api.example.com:6443", cas))(t)
 	f.ClusterInfo = map[string]string{clusterinfo.KubeconfigKey: string(kubeconfig)}
 	for _, r := range f.Tokens {
-		if f.ClusterInfo[clusterinfo.SignatureKey(r.Token.ID())], err = clusterinfo.Sign(kubeconfig, r.Token); err != nil {
-			t.Fatal(err)
-		}
+		f.ClusterInfo[clusterinfo.SignatureKey(r.Token.ID())] = must.Value(clusterinfo.Sign(kubeconfig, r.Token))(t)
 	}
 }
 
@@ -184,11 +168,7 @@ func (f *Facts) addToken(t *testing.T, token tokens.Token) *tokens.Record {
 
 func picked(t *testing.T, secret string) tokens.Token {
 	t.Helper()
-	token, err := tokens.New("picked", secret)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return token
+	return must.Value(tokens.New("picked", secret))(t)
 }
 
 // controlPlane replaces the pod of a component.
@@ -271,6 +251,10 @@ var diagnoses = map[string]struct {
 	"value for a shell": {func(_ *testing.T, f *Facts) {
 		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-mode=RBAC,'$(id)'")...)
 	}, []string{"apiserver-node-authorizer-off: --authorization-mode=Node,RBAC|"}},
+	"rotation in a stage for days":     {func(_ *testing.T, f *Facts) { f.Rotations = rotated(maxStage+time.Second, time.Time{}) }, []string{"ca-rotation-stuck: kubejoin ca status --ca cluster"}},
+	"rotation in progress":             {func(_ *testing.T, f *Facts) { f.Rotations = rotated(maxStage, time.Time{}) }, nil},
+	"rotation that ended":              {func(_ *testing.T, f *Facts) { f.Rotations = rotated(2*maxStage, noon) }, nil},
+	"no rotation":                      {func(_ *testing.T, f *Facts) { f.Rotations = []rotation.Rotation{{}} }, nil},
 	"revoked, and nothing enforces it": {func(_ *testing.T, f *Facts) { f.Revoked = 1 }, []string{"revocations-not-enforced: kubejoin authorization-config"}},
 	"revocations nearly full":          {func(_ *testing.T, f *Facts) { f.RevocationsFill = 0.8 }, []string{"revocations-nearly-full: kubejoin revoke list"}},
 	"revocations not nearly full":      {func(_ *testing.T, f *Facts) { f.RevocationsFill = 0.79 }, nil},
@@ -544,7 +528,11 @@ var diagnoses = map[string]struct {
 	"advertised, another":      {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Kubeconfig = 401, "another" }, []string{"advertise-other-cluster"}},
 	"wrong pin":                {func(_ *testing.T, f *Facts) { f.Pins = []string{"sha256:00"} }, []string{"pin-mismatch: sha256:00"}},
 
-	"CA ends soon": {func(t *testing.T, f *Facts) { f.rotate(t, newCA(t, 20*24*time.Hour)) }, []string{"ca-expires-soon"}},
+	"CA ends soon":       {func(t *testing.T, f *Facts) { f.rotate(t, newCA(t, 20*24*time.Hour)) }, []string{"ca-expires-soon: within 30 days"}},
+	"CA ends in 80 days": {func(t *testing.T, f *Facts) { f.rotate(t, newCA(t, 80*24*time.Hour)) }, []string{"ca-expires-soon: within 90 days"}},
+	"CA of a signer ends soon": {func(_ *testing.T, f *Facts) {
+		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Signers: "signer example.com/a: the CA expires"}
+	}, []string{"signer-ca: example.com/a: the CA expires"}},
 	"CA has ended": {func(t *testing.T, f *Facts) {
 		f.rotate(t, newCA(t, 8*time.Hour))
 		f.Time, f.Local = noon.Add(8*time.Hour), noon.Add(8*time.Hour)
@@ -690,7 +678,7 @@ func TestDiagnose(t *testing.T) {
 			}
 		})
 	}
-	for id := range Severities {
+	for id := range Findings {
 		if !seen[id] && !t.Failed() {
 			t.Errorf("no case has the finding %s", id)
 		}
@@ -822,3 +810,47 @@ checks: 3, errors: 1, warnings: 2, not checked: 1
 }
 
 func ptr[T any](v T) *T { return &v }
+
+// rotated returns a rotation that has been in a stage for a time.
+func rotated(stage time.Duration, ended time.Time) []rotation.Rotation {
+	return []rotation.Rotation{{ID: "0123456789abcdef", CA: rotation.Cluster, Stage: rotation.Trust, Since: noon.Add(-stage), Ended: ended}}
+}
+
+// TestOtherSigners catches a kube-controller-manager that stops, because it signs with a CA file that gets a second certificate.
+func TestOtherSigners(t *testing.T) {
+	for name, test := range map[string]struct {
+		pods            []corev1.Pod
+		signing, unseen []string
+	}{
+		"any signer": {[]corev1.Pod{
+			staticPod(kubeControllerManager, "cp-1", "--cluster-signing-cert-file=/ca.crt"), staticPod(kubeControllerManager, "cp-2", "--cluster-signing-kubelet-serving-cert-file=/ca.crt"),
+		}, []string{"cp-1", "cp-2"}, nil},
+		"switched off":       {[]corev1.Pod{staticPod(kubeControllerManager, "cp-1", "--controllers=*,-csrsigning", "--cluster-signing-cert-file=/ca.crt"), staticPod(kubeControllerManager, "cp-2")}, nil, nil},
+		"no file":            {[]corev1.Pod{staticPod(kubeControllerManager, "cp-1", "--cluster-signing-cert-file=", "--cluster-signing-duration=1h"), staticPod(kubeControllerManager, "cp-2")}, nil, nil},
+		"no Pod":             {[]corev1.Pod{staticPod(kubeControllerManager, "cp-1")}, nil, []string{"cp-2"}},
+		"a Pod on a worker":  {[]corev1.Pod{staticPod(kubeControllerManager, "worker-1", "--cluster-signing-cert-file=/ca.crt")}, nil, []string{"cp-1", "cp-2"}},
+		"another static Pod": {[]corev1.Pod{staticPod(kubeScheduler, "cp-1", "--cluster-signing-cert-file=/ca.crt")}, nil, []string{"cp-1", "cp-2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found, unseen := OtherSigners([]string{"cp-1", "cp-2"}, test.pods)
+			var signing []string
+			for _, f := range found {
+				signing = append(signing, f.Machine)
+				if !strings.Contains(f.Command, "-csrsigning") {
+					t.Errorf("command %q", f.Command)
+				}
+			}
+			if !slices.Equal(signing, test.signing) || !slices.Equal(unseen, test.unseen) {
+				t.Errorf("signing %q, unseen %q", signing, unseen)
+			}
+		})
+	}
+}
+
+func TestReadChecks(t *testing.T) {
+	var k Kubejoin
+	k.readChecks("[+]cluster-ca ok: the CA expires\n[+]signer-config ok: signer a: the CA expires\n[-]claims failed: no\nreadyz check failed\n")
+	if !slices.Equal(k.Failing, []string{"claims failed: no"}) || k.Signers != "signer a: the CA expires" {
+		t.Errorf("failing are %q, and the notice about signers is %q", k.Failing, k.Signers)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -28,6 +29,7 @@ const (
 	factNodes              Fact = "nodes"
 	factRequests           Fact = "certificate requests"
 	factRevocations        Fact = "revocations"
+	factRotations          Fact = "rotations of CAs"
 	factAdvertise          Fact = "advertised address"
 	factVersionsComparable Fact = "version of kubejoin"
 )
@@ -85,6 +87,9 @@ type Facts struct {
 	RevocationsFill  float64
 	RevocationPolicy bool
 
+	// Rotations are the last rotations of CAs.
+	Rotations []rotation.Rotation
+
 	Nodes []corev1.Node
 	// Kubelets are those of Nodes that are Ready.
 	Kubelets []Kubelet
@@ -118,6 +123,8 @@ type Kubejoin struct {
 	Version     string
 	// Failing are the failed checks of /readyz.
 	Failing []string
+	// Signers is the notice of its check signer-config, for example that the CA of a signer expires; empty if there is none.
+	Signers string
 	// Pins are those of the CAs in its join commands, and PinsUnread is why they could not be read.
 	Pins       []string
 	PinsUnread string

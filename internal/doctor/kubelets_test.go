@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -25,12 +26,9 @@ func serve(t *testing.T, commonName string) (port int32, sent *atomic.Int64) {
 	own := certtest.Issue(t, &x509.Certificate{
 		Subject: pkix.Name{CommonName: commonName}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	}, nil)
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+	listener := must.Value(tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
 		Certificates: []tls.Certificate{{Certificate: [][]byte{own.Leaf.Raw}, PrivateKey: own.PrivateKey}}, ClientAuth: tls.RequestClientCert,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(func() { _ = listener.Close() })
 	sent = new(atomic.Int64)
 	go func() {
@@ -59,10 +57,7 @@ func kubeletNode(name string, port int32) corev1.Node {
 func TestKubeletsReadsCommonNamesWithoutCredential(t *testing.T) {
 	good, sentGood := serve(t, "system:node:good")
 	own, sentOwn := serve(t, "own@1790000000")
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	closed := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	refused := int32(closed.Addr().(*net.TCPAddr).Port)
 	_ = closed.Close()
 	nameless := kubeletNode("nameless", good)
@@ -108,10 +103,7 @@ func TestKubeletsReadsFirst200(t *testing.T) {
 // or that connects to all of them at once.
 func TestKubeletsLimitsConnectionsAndTime(t *testing.T) {
 	t.Parallel()
-	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Value(net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))(t)
 	defer func() { _ = listener.Close() }()
 	var nodes []corev1.Node
 	for i := range kubeletsAtATime + 1 {
@@ -120,15 +112,10 @@ func TestKubeletsLimitsConnectionsAndTime(t *testing.T) {
 	result := make(chan []Kubelet, 1)
 	go func() { result <- kubelets(context.Background(), nodes) }()
 	for range kubeletsAtATime {
-		connection, err := listener.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		connection := must.Value(listener.Accept())(t)
 		defer func() { _ = connection.Close() }()
 	}
-	if err := listener.SetDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, listener.SetDeadline(time.Now().Add(200*time.Millisecond)))
 	if _, err := listener.Accept(); err == nil {
 		t.Errorf("more than %d connections at a time", kubeletsAtATime)
 	}

@@ -148,15 +148,9 @@ func (r *reading) kubejoin(ctx context.Context) *Kubejoin {
 		k.Unreachable = oneLine(err)
 		return k
 	}
-	if response.StatusCode != http.StatusOK {
-		for line := range strings.Lines(string(body)) {
-			if failed, found := strings.CutPrefix(strings.TrimSpace(line), "[-]"); found {
-				k.Failing = append(k.Failing, failed)
-			}
-		}
-		if len(k.Failing) == 0 {
-			k.Failing = []string{response.Status}
-		}
+	k.readChecks(string(body))
+	if response.StatusCode != http.StatusOK && len(k.Failing) == 0 {
+		k.Failing = []string{response.Status}
 	}
 	var bundle api.CABundle
 	response, body, err = get(ctx, client, k.URL+"/v1/ca?format=json")
@@ -170,6 +164,18 @@ func (r *reading) kubejoin(ctx context.Context) *Kubejoin {
 		k.Pins = append(k.Pins, ca.Pin)
 	}
 	return k
+}
+
+// readChecks reads the response to /readyz?verbose.
+func (k *Kubejoin) readChecks(body string) {
+	for line := range strings.Lines(body) {
+		line = strings.TrimSpace(line)
+		if failed, found := strings.CutPrefix(line, "[-]"); found {
+			k.Failing = append(k.Failing, failed)
+		} else if notice, found := strings.CutPrefix(line, "[+]signer-config ok: "); found {
+			k.Signers = notice
+		}
+	}
 }
 
 // trusting returns a client that trusts these CAs, or the system's if there are none. Servers of kubejoin never

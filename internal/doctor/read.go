@@ -13,6 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -89,6 +91,7 @@ func Read(ctx context.Context, o Options) (*Facts, error) {
 		{factAdvertise, "list on pods in " + kubejoinNamespace + ", or --advertise", r.ownPods},
 		{factNodes, "list on nodes", r.nodes},
 		{factRevocations, "list on configmaps in " + kubejoinNamespace + ", and get on validatingadmissionpolicybindings", r.revocations},
+		{factRotations, "get on configmap kubejoin-ca in " + clusterstore.Namespace, r.rotations},
 		{factRequests, "list on certificatesigningrequests", r.requests},
 	})
 	r.probe(ctx)
@@ -322,6 +325,23 @@ func (r *reading) requests(ctx context.Context) error {
 		r.Requests = list.Items
 	}
 	return err
+}
+
+func (r *reading) rotations(ctx context.Context) error {
+	object, err := r.client.CoreV1().ConfigMaps(clusterstore.Namespace).Get(ctx, clusterstore.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	for _, ca := range rotation.CAs {
+		one, err := clusterstore.FromConfigMap(object, ca)
+		if err != nil {
+			return err
+		}
+		r.Rotations = append(r.Rotations, one)
+	}
+	return nil
 }
 
 // pool returns the CAs as a pool; nil, which means the system's, if there are none.

@@ -53,6 +53,8 @@ func checkRunning(f *Facts) []Finding {
 			return []Finding{found("kubejoin-unreachable", "curl -vk "+safetext.Quote(k.URL+"/readyz?verbose"), "%s does not respond as a kubejoin: %s", k.URL, k.Unreachable)}
 		case len(k.Failing) > 0:
 			return []Finding{found("kubejoin-not-ready", "curl -k "+safetext.Quote(k.URL+"/readyz?verbose"), "%s is not ready: %s", k.URL, strings.Join(k.Failing, "; "))}
+		case k.Signers != "":
+			return []Finding{found("signer-ca", "curl -k "+safetext.Quote(k.URL+"/readyz?verbose"), "%s: %s", k.URL, k.Signers)}
 		}
 		return nil
 	}

@@ -44,5 +44,5 @@
 // [LimitHandshakes] and [LimitCertificates] limit what a connection sends before its first request. All of them work
 // before or in the TLS handshake, because it costs more than most requests. The server sets the timeouts.
 //
-// docs/security.md names for each limit the attack, the remaining risk and the test.
+// docs/abuse.md names for each limit the attack, the remaining risk and the test.
 package httplimit

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 const module = "github.com/kubejoin/kubejoin/"
@@ -154,7 +156,7 @@ func TestOnlyPemfileReadsPEM(t *testing.T) {
 	skips := regexp.MustCompile(`\b(pem\.Decode|\w*\.AppendCertsFromPEM|tls\.(Load)?X509KeyPair|(cert|certutil)\.(ParseCertsPEM|CertsFromFile|NewPool\w*))\(`)
 	seen := false
 	root := os.DirFS("../..")
-	err := fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
+	must.OK(t, fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
@@ -174,10 +176,7 @@ func TestOnlyPemfileReadsPEM(t *testing.T) {
 			t.Errorf("%s calls %s…): use internal/pemfile", name, found)
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if !seen {
 		t.Error("internal/pemfile is not seen to read PEM, so this check cannot fail")
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -61,40 +62,25 @@ func TestSeesLeaderWhileLeaseChanges(t *testing.T) {
 // A replica that may only read the Lease must see whether another replica leads.
 func TestStandbySeesWhetherAnotherReplicaLeads(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
-	kubeconfig, err := c.ServiceAccountKubeconfig(t.Context(), "default", "onlooker")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(c.ServiceAccountKubeconfig(t.Context(), "default", "onlooker"))(t)
 	meta := metav1.ObjectMeta{Name: "onlooker", Namespace: "default"}
-	if _, err := c.Client().RbacV1().Roles("default").Create(t.Context(), &rbacv1.Role{
+	must.Value(c.Client().RbacV1().Roles("default").Create(t.Context(), &rbacv1.Role{
 		ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Client().RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
+	}, metav1.CreateOptions{}))(t)
+	must.Value(c.Client().RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "onlooker"},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "onlooker"}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	config, err := c.Config(kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	onlooking, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
+	config := must.Value(c.Config(kubeconfig))(t)
+	onlooking := must.Value(kubernetes.NewForConfig(config))(t)
 
 	t.Run("a Lease that was left behind", func(t *testing.T) {
 		t.Parallel()
 		holder, lasts, past := "old-pod", int32(10), metav1.NewMicroTime(time.Now().Add(-7*24*time.Hour))
-		if _, err := c.Client().CoordinationV1().Leases("default").Create(t.Context(), &coordinationv1.Lease{
+		must.Value(c.Client().CoordinationV1().Leases("default").Create(t.Context(), &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Name: "left"},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &lasts, RenewTime: &past, AcquireTime: &past},
-		}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(t)
 		onlooker := elect(t, onlooking, "left")
 		onlooker.await(t, true) // it may be renewed yet
 		onlooker.await(t, false)

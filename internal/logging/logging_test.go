@@ -9,6 +9,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -18,10 +19,7 @@ func TestLogRedactsAndSanitizesHostileText(t *testing.T) {
 	hostile := "8w4usg.qwertzuiopasdfgh_\x1b[31m\u202e" + strings.Repeat("x", 100_000)
 	for _, format := range []string{"text", "json"} {
 		var out bytes.Buffer
-		log, err := New(&out, format, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		log := must.Value(New(&out, format, 0))(t)
 		log.Info("m", "string", hostile)
 		log.Info(hostile, "number", 7, "none", nil)
 		log.Info("m", "error", errors.New(hostile))

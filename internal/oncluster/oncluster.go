@@ -40,11 +40,12 @@ import (
 type Cluster struct {
 	Client kubernetes.Interface
 
-	minter *mint.Minter // its Claims are nil if the user may not read Leases
-	info   *configmap.ConfigMap
-	claims tokens.Claims
-	desk   *desk.Desk
-	upload func(context.Context) (joinformat.Upload, error)
+	minter    *mint.Minter // its Claims are nil if the user may not read Leases
+	info      *configmap.ConfigMap
+	claims    tokens.Claims
+	desk      *desk.Desk
+	upload    func(context.Context) (joinformat.Upload, error)
+	rotations *convert.Rotations
 	// requests explains CSRs as a kubejoin with default flags would decide them. Its first call starts informers.
 	requests kube.Requests
 	// mayListClaims is the check of Records for claims. It sends one request, whatever the number of calls.
@@ -52,7 +53,7 @@ type Cluster struct {
 }
 
 // Open returns the Cluster of an API server. It fails if the API server does not respond. Informers run until ctx ends.
-// pkiDir has the certificates that JoinControlPlane uploads.
+// pkiDir has the certificates that JoinControlPlane uploads, and the CA keys that PrepareCA uses.
 func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Cluster, error) {
 	running, forbidden, err := findSigner(ctx, client)
 	if err != nil {
@@ -83,6 +84,8 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
 		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, client) },
 	}
+	c.rotations = Rotations(client, pkiDir)
+	c.rotations.Desk.ExpireTokens = convert.ExpireTokens(c.minter)
 	c.requests = kube.Requests{
 		Client: client, Authority: sync.OnceValues(func() (*signer.Authority, error) { return c.byDefaults(ctx) }),
 		Notes: []string{"this is what kubejoin with default flags would do; for a running kubejoin with its own flags and --signer-config, give --url"},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/oncluster"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -23,10 +24,7 @@ import (
 // beginning of the watch.
 func open(t *testing.T, client *fake.Clientset) *oncluster.Cluster {
 	t.Helper()
-	c, err := oncluster.Open(t.Context(), client, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Value(oncluster.Open(t.Context(), client, ""))(t)
 	watched := func(a kubetesting.Action) bool { return a.Matches("watch", "secrets") }
 	for !slices.ContainsFunc(client.Actions(), watched) {
 		time.Sleep(time.Millisecond)
@@ -38,10 +36,7 @@ func open(t *testing.T, client *fake.Clientset) *oncluster.Cluster {
 func waitForToken(t *testing.T, c *oncluster.Cluster) []tokens.Record {
 	t.Helper()
 	for {
-		all, err := c.Records(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		all := must.Value(c.Records(t.Context()))(t)
 		if len(all) > 0 {
 			return all
 		}
@@ -127,9 +122,7 @@ func TestListsTokensOfUserWithFewPermissions(t *testing.T) {
 	refuse(client, "*", "leases")
 	refuse(client, "*", "configmaps")
 	c := open(t, client)
-	if _, err := c.CreateToken(t.Context(), api.CreateToken{Token: newToken().Token, TokenSpec: api.TokenSpec{Usages: []string{api.UsageAuthentication}}}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(c.CreateToken(t.Context(), api.CreateToken{Token: newToken().Token, TokenSpec: api.TokenSpec{Usages: []string{api.UsageAuthentication}}}))(t)
 	waitForToken(t, c)
 	list, err := c.ListTokens(t.Context())
 	if err != nil || len(list.Items) != 1 || len(list.Warnings) != 1 || !strings.HasPrefix(list.Warnings[0], "cannot read cluster-info") || !strings.Contains(list.Warnings[0], "not for ada") {
@@ -201,9 +194,7 @@ func TestReleaseChecksPermissionOnce(t *testing.T) {
 // Catches a token of a kubeconfig that counts for the limit of a user of the HTTPS API.
 func TestTokenHasNoCreator(t *testing.T) {
 	c := open(t, fake.NewClientset())
-	if _, err := c.CreateToken(t.Context(), newToken()); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(c.CreateToken(t.Context(), newToken()))(t)
 	if all := waitForToken(t, c); all[0].Creator != "" {
 		t.Errorf("got %+v, want a token without a creator", all[0])
 	}

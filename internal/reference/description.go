@@ -97,6 +97,9 @@ func readDescription(document []byte) (*description, error) {
 	statuses := map[string]string{}
 	for _, one := range components.at("schemas").at("ProblemType").at("oneOf").items() {
 		p := problemShown{strings.TrimPrefix(one.at("const").text(), api.ProblemType), one.at("x-status").text(), one.at("description").text()}
+		if next := one.at("x-next").text(); next != "" {
+			p.Text += " Next: " + next + "."
+		}
 		d.Problems, statuses[p.Name] = append(d.Problems, p), p.Status
 	}
 	for _, tag := range root.at("tags").items() {

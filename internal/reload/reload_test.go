@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/reload"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
@@ -68,8 +69,8 @@ func open(t *testing.T, content string) *pair {
 	dir := t.TempDir()
 	p := &pair{T: t, a: filepath.Join(dir, "a"), b: filepath.Join(dir, "b"), reg: prometheus.NewPedanticRegistry()}
 	p.write(content, content)
-	var err error
-	p.value, err = reload.Files[string]{
+
+	p.value = must.Value(reload.Files[string]{
 		Name: "pair", Paths: []string{p.a, p.b}, Load: p.load,
 		Changed: func(s string) error {
 			p.changed = append(p.changed, s)
@@ -81,10 +82,7 @@ func open(t *testing.T, content string) *pair {
 		Failed:     func(err error) { p.failed = append(p.failed, err.Error()) },
 		Logger:     slog.New(slog.NewTextHandler(&p.log, nil)),
 		Registerer: p.reg,
-	}.Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+	}.Open())(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- p.value.Run(ctx) }()
@@ -146,23 +144,17 @@ func TestReload(t *testing.T) {
 		p.settle()
 		p.want("the other half", "3", "")
 
-		if err := os.Remove(p.b); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(p.b))
 		p.settle()
 		p.want("one is missing", "3", "no such file")
 		p.write("3", "3")
 		p.settle()
 		p.want("as before", "3", "")
 
-		if err := errors.Join(os.Remove(p.a), os.Mkdir(p.a, 0o700)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, errors.Join(os.Remove(p.a), os.Mkdir(p.a, 0o700)))
 		p.settle()
 		p.want("one cannot be read", "3", "is a directory")
-		if err := os.Remove(p.a); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(p.a))
 		p.write("4", "4")
 		p.settle()
 		p.want("another one", "4", "")
@@ -240,9 +232,7 @@ func TestReloadNamed(t *testing.T) {
 		dir := t.TempDir()
 		path := func(name string) string { return filepath.Join(dir, name) }
 		write := func(name, content string) {
-			if err := os.WriteFile(path(name), []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(path(name), []byte(content), 0o600))
 		}
 		named := func(content []byte) []string {
 			var paths []string
@@ -253,7 +243,7 @@ func TestReloadNamed(t *testing.T) {
 		}
 		write("list", "a")
 		write("a", "1")
-		v, err := reload.Files[string]{
+		v := must.Value(reload.Files[string]{
 			Name: "list", Paths: []string{path("list")}, Named: named,
 			Load: func() (string, error) {
 				list, err := os.ReadFile(path("list"))
@@ -264,10 +254,7 @@ func TestReloadNamed(t *testing.T) {
 				}
 				return all, err
 			},
-		}.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		}.Open())(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- v.Run(ctx) }()
@@ -291,9 +278,7 @@ func TestReloadNamed(t *testing.T) {
 		want("24", true)
 		write("list", "b")
 		want("4", true)
-		if err := os.Remove(path("a")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(path("a")))
 		want("4", true)
 	})
 }
@@ -312,10 +297,7 @@ func TestOpenFails(t *testing.T) {
 func TestRunLeaksNoGoroutines(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	for range 1000 {
-		v, err := reload.Files[int]{Name: "x", Load: func() (int, error) { return 1, nil }}.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Value(reload.Files[int]{Name: "x", Load: func() (int, error) { return 1, nil }}.Open())(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- v.Run(ctx) }()

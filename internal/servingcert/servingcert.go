@@ -28,6 +28,9 @@ import (
 // Lifetime is the validity of a certificate. It is renewed after two thirds of that, and at every start.
 const Lifetime = 90 * 24 * time.Hour
 
+// SignerName is the name under which the policy of a signer process allows these certificates.
+const SignerName = "kubejoin.io/serving"
+
 // commonName is the subject. Clients only check the subject alternative names.
 const commonName = "kubejoin"
 
@@ -37,10 +40,14 @@ type Source struct {
 	CA func() *signer.CA
 	// Names are DNS names and IP addresses, at least one. This package does not refuse wildcards.
 	Names []string
+	// Cross returns a certificate of the CA's key by another CA, for clients that know only that one; it may be nil, and so
+	// may Cross. It is served behind the certificate, if it is of the CA that signs.
+	Cross func() *x509.Certificate
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
-	mu      sync.Mutex // of Step
+	mu      sync.Mutex       // of Step
+	issued  *tls.Certificate // without Cross; of Step
 	current atomic.Pointer[tls.Certificate]
 }
 
@@ -64,10 +71,11 @@ func (s *Source) Step(context.Context) (next time.Time, err error) {
 		now = s.Now
 	}
 	ca := s.CA()
-	if c := s.current.Load(); c != nil {
+	if c := s.issued; c != nil {
 		// After the clock was set back, a certificate may not be valid yet. It is replaced, too.
 		renew := renewAt(c.Leaf, ca)
 		if now().Before(renew) && !now().Before(c.Leaf.NotBefore) && bytes.Equal(c.Leaf.RawIssuer, ca.Certificate().RawSubject) && c.Leaf.CheckSignatureFrom(ca.Certificate()) == nil {
+			s.serve(ca)
 			return renew, nil
 		}
 	}
@@ -75,8 +83,20 @@ func (s *Source) Step(context.Context) (next time.Time, err error) {
 	if err != nil {
 		return time.Time{}, fmt.Errorf("serving certificate: %w", err)
 	}
-	s.current.Store(c)
+	s.issued = c
+	s.serve(ca)
 	return renewAt(c.Leaf, ca), nil
+}
+
+// serve sets the certificate that is served, with the cross certificate if there is one.
+func (s *Source) serve(ca *signer.CA) {
+	c := *s.issued
+	if s.Cross != nil {
+		if cross := s.Cross(); cross != nil && bytes.Equal(cross.RawSubject, ca.Certificate().RawSubject) && bytes.Equal(cross.RawSubjectPublicKeyInfo, ca.Certificate().RawSubjectPublicKeyInfo) {
+			c.Certificate = append(slices.Clone(c.Certificate), cross.Raw)
+		}
+	}
+	s.current.Store(&c)
 }
 
 // renewAt returns when to renew a certificate of ca. One that expires with the CA is not renewed earlier: a new one
@@ -117,7 +137,7 @@ func issue(ca *signer.CA, names []string, now time.Time) (*tls.Certificate, erro
 	if err != nil {
 		return nil, err
 	}
-	chain, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: usages}, now)
+	chain, err := profile.Issue(ca, signer.Template{CSR: csr, Usages: usages, SignerName: SignerName}, now)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -14,11 +15,7 @@ func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	now := start
 	newCA := func() *signer.CA {
-		ca, err := signer.GenerateCA("kubernetes", start.Add(-48*time.Hour), 10*365*24*time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ca
+		return must.Value(signer.GenerateCA("kubernetes", start.Add(-48*time.Hour), 10*365*24*time.Hour))(t)
 	}
 	ca := newCA()
 	issued := &servingcert.Source{
@@ -31,17 +28,11 @@ func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 	}
 	step := func() *x509.Certificate {
 		t.Helper()
-		next, err := issued.Step(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		next := must.Value(issued.Step(t.Context()))(t)
 		if !next.After(now) {
 			t.Fatalf("next step at %v, now it is %v", next, now)
 		}
-		c, err := issued.GetCertificate(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Value(issued.GetCertificate(nil))(t)
 		roots := x509.NewCertPool()
 		roots.AddCert(ca.Certificate())
 		for _, name := range []string{"localhost", "127.0.0.1", "::1", "join.example.com"} {
@@ -80,24 +71,15 @@ func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 // each step.
 func TestDoesNotRenewRepeatedlyBeforeCAExpires(t *testing.T) {
 	end := time.Now().Add(24 * time.Hour)
-	ca, err := signer.GenerateCA("kubernetes", end.Add(-48*time.Hour), 48*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", end.Add(-48*time.Hour), 48*time.Hour))(t)
 	end = ca.Certificate().NotAfter
 	now := end.Add(-time.Hour)
 	issued := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"localhost"}, Now: func() time.Time { return now }}
 	var first *x509.Certificate
 	for _, left := range []time.Duration{time.Hour, 10 * time.Minute, time.Minute, time.Second} {
 		now = end.Add(-left)
-		next, err := issued.Step(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, err := issued.GetCertificate(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		next := must.Value(issued.Step(t.Context()))(t)
+		c := must.Value(issued.GetCertificate(nil))(t)
 		if first == nil {
 			first = c.Leaf
 		}
@@ -110,13 +92,52 @@ func TestDoesNotRenewRepeatedlyBeforeCAExpires(t *testing.T) {
 		t.Errorf("after the end of the CA: %v, want ErrExpiredCA", err)
 	}
 	before := first
-	if ca, err = signer.GenerateCA("kubernetes", time.Now().Add(-time.Hour), 365*24*time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := issued.Step(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	ca = must.Value(signer.GenerateCA("kubernetes", time.Now().Add(-time.Hour), 365*24*time.Hour))(t)
+	must.Value(issued.Step(t.Context()))(t)
 	if c, _ := issued.GetCertificate(nil); c.Leaf.Equal(before) {
 		t.Error("not renewed by the new CA")
+	}
+}
+
+// Clients that know only the old CA need the cross certificate while the new one signs. It must come and go with the
+// stage, without another key, and be no part of a chain that another CA begins.
+func TestServesCrossCertificateOfSigningCA(t *testing.T) {
+	oldCA, newCA := must.Value(signer.GenerateCA("old", time.Now(), 24*time.Hour))(t), must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
+	other := must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
+	cross := must.Value(oldCA.CrossSign(newCA.Certificate()))(t)
+	ca, now := newCA, (*x509.Certificate)(nil)
+	source := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"localhost"}, Cross: func() *x509.Certificate { return now }}
+	var leaf *x509.Certificate
+	for _, test := range []struct {
+		name  string
+		ca    *signer.CA
+		cross *x509.Certificate
+		old   bool // a client that knows only the old CA trusts it
+	}{
+		{"none", newCA, nil, false},
+		{"cross", newCA, cross, true},
+		{"gone", newCA, nil, false},
+		{"cross again", newCA, cross, true},
+		{"another CA of the name", other, cross, false},
+		{"the old one", oldCA, cross, true},
+	} {
+		ca, now = test.ca, test.cross
+		must.Value(source.Step(t.Context()))(t)
+		c := must.Value(source.GetCertificate(nil))(t)
+		if leaf != nil && test.ca == newCA && !c.Leaf.Equal(leaf) {
+			t.Errorf("%s: another certificate", test.name)
+		}
+		leaf = c.Leaf
+		if want := map[bool]int{true: 2, false: 1}[test.old && test.ca == newCA]; len(c.Certificate) != want {
+			t.Errorf("%s: serves %d certificates, want %d", test.name, len(c.Certificate), want)
+		}
+		roots, behind := x509.NewCertPool(), x509.NewCertPool()
+		roots.AddCert(oldCA.Certificate())
+		for _, der := range c.Certificate[1:] {
+			behind.AddCert(must.Value(x509.ParseCertificate(der))(t))
+		}
+		if _, err := c.Leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: behind, DNSName: "localhost"}); (err == nil) != test.old {
+			t.Errorf("%s: a client of the old CA says %v", test.name, err)
+		}
 	}
 }

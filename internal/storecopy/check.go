@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/ownca"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -100,6 +101,7 @@ func decoders(certificates bool, before time.Time) rowstore.Decoders {
 			e, err := revocation.Decode(key, value)
 			return errors.Join(err, e.Malformed)
 		},
+		Rotation: ownca.LeftOut,
 		Issued: func(value []byte) (rowstore.IssuedRow, error) {
 			e, row, err := rowrecord.Decode(value, certificates)
 			if err == nil && e.Outcome != issuance.Issued && e.Time.Before(before) {
@@ -112,7 +114,7 @@ func decoders(certificates bool, before time.Time) rowstore.Decoders {
 
 // of returns the number of rows of a kind.
 func (c *Counts) of(kind rowstore.Kind) *int {
-	return map[string]*int{"tokens/": &c.Tokens, "claims/": &c.Claims, "revocations/": &c.Revocations, "issued/": &c.IssuanceEntries}[kind.Folder]
+	return map[string]*int{"tokens/": &c.Tokens, "claims/": &c.Claims, "revocations/": &c.Revocations, "ca-rotation/": &c.Rotations, "issued/": &c.IssuanceEntries}[kind.Folder]
 }
 
 // count returns the numbers of rows that are not left out. It fails if a row cannot be copied.

@@ -22,6 +22,7 @@ type Counts struct {
 	Claims          int `json:"claims"`
 	Revocations     int `json:"revocations"`
 	IssuanceEntries int `json:"issued"`
+	Rotations       int `json:"caRotation"` // the state of the CA rotation, and the key of its new CA
 }
 
 // Options are the options of Copy.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/storecopy"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
@@ -30,8 +31,7 @@ func etcdSpec(c *etcd.Cluster) string { return "etcd:" + strings.Join(c.Endpoint
 // keys returns all keys of etcd with their values.
 func keys(t *testing.T, c *etcd.Cluster, prefix string) string {
 	t.Helper()
-	got, err := c.Client().Get(t.Context(), prefix, clientv3.WithPrefix())
-	must(t, err)
+	got := must.Value(c.Client().Get(t.Context(), prefix, clientv3.WithPrefix()))(t)
 	var b strings.Builder
 	for _, row := range got.Kvs {
 		b.WriteString(row.String() + "\n")
@@ -42,14 +42,11 @@ func keys(t *testing.T, c *etcd.Cluster, prefix string) string {
 // folder returns the names and contents of the files of a folder.
 func folder(t *testing.T, path string) string {
 	t.Helper()
-	files, err := os.ReadDir(path)
-	must(t, err)
+	files := must.Value(os.ReadDir(path))(t)
 	var b strings.Builder
 	for _, file := range files {
-		content, err := os.ReadFile(filepath.Join(path, file.Name()))
-		must(t, err)
-		info, err := file.Info()
-		must(t, err)
+		content := must.Value(os.ReadFile(filepath.Join(path, file.Name())))(t)
+		info := must.Value(file.Info())(t)
 		b.WriteString(file.Name() + " " + info.ModTime().String() + " " + string(content) + "\n")
 	}
 	return b.String()
@@ -59,16 +56,14 @@ func folder(t *testing.T, path string) string {
 func crashed(t *testing.T) string {
 	t.Helper()
 	path := filled(t)
-	s, err := boltstore.Open(path)
-	must(t, err)
+	s := must.Value(boltstore.Open(path))(t)
 	issuancetest.Add(t, rowrecord.New(s.Issued()), issuancetest.Issued(time.Now(), "eee", time.Hour))
 	crashed := filepath.Join(t.TempDir(), "crashed.db")
 	for _, suffix := range []string{"", "-journal"} {
-		content, err := os.ReadFile(path + suffix)
-		must(t, err)
-		must(t, os.WriteFile(crashed+suffix, content, 0o600))
+		content := must.Value(os.ReadFile(path + suffix))(t)
+		must.OK(t, os.WriteFile(crashed+suffix, content, 0o600))
 	}
-	must(t, s.Close())
+	must.OK(t, s.Close())
 	return crashed
 }
 
@@ -86,14 +81,8 @@ func TestFailsIfSourceWasWrittenDuringCopy(t *testing.T) {
 		if _, err := s.Create(t.Context(), newToken()); !errors.Is(err, etcdstore.ErrReadOnly) {
 			t.Errorf("during the copy: got %v, want %v", err, etcdstore.ErrReadOnly)
 		}
-		leases, err := c.Client().Leases(t.Context())
-		must(t, err)
-		for _, lease := range leases.Leases {
-			_, err := c.Client().Revoke(t.Context(), lease.ID)
-			must(t, err)
-		}
-		_, err = s.Create(t.Context(), newToken())
-		must(t, err)
+		endLeases(t, c)
+		must.Value(s.Create(t.Context(), newToken()))(t)
 	}})
 	if !errors.Is(err, etcdstore.ErrThawed) || !strings.Contains(err.Error(), "--resume") {
 		t.Errorf("got %v, want %v", err, etcdstore.ErrThawed)
@@ -102,20 +91,13 @@ func TestFailsIfSourceWasWrittenDuringCopy(t *testing.T) {
 		t.Error("the destination can be used")
 	}
 	// The source stays usable although its freeze ended early, and a copy is refused while another one runs.
-	must(t, s.Delete(t.Context(), must1(s.List(t.Context()))[0]))
+	must.OK(t, s.Delete(t.Context(), must.Value(s.List(t.Context()))(t)[0]))
 	_, thaw, err := s.Freeze(t.Context())
-	must(t, err)
+	must.OK(t, err)
 	if _, err := copyAll(t, t.Context(), etcdSpec(c), "file:"+filepath.Join(t.TempDir(), "second.db"), config, storecopy.Options{}); !errors.Is(err, etcdstore.ErrReadOnly) {
 		t.Errorf("a second copy: got %v, want %v", err, etcdstore.ErrReadOnly)
 	}
-	must(t, thaw())
-}
-
-func must1[T any](value T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return value
+	must.OK(t, thaw())
 }
 
 // Catches a --resume that makes a store incomplete which kubejoins use: all of them would stop.
@@ -123,8 +105,7 @@ func TestResumeLeavesStoreInUseAlone(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	config := c.StoreConfig(t, "/live")
 	live := storeAt(t, c, "/live")
-	_, err := live.Create(t.Context(), newToken())
-	must(t, err)
+	must.Value(live.Create(t.Context(), newToken()))(t)
 	before := keys(t, c, "/live")
 	for _, o := range []storecopy.Options{{}, {Resume: true}, {DryRun: true}, {DryRun: true, Resume: true}} {
 		if _, err := copyAll(t, t.Context(), "file:"+filled(t), etcdSpec(c), config, o); !errors.Is(err, storecopy.ErrNotEmpty) {
@@ -134,8 +115,7 @@ func TestResumeLeavesStoreInUseAlone(t *testing.T) {
 	if after := keys(t, c, "/live"); after != before {
 		t.Errorf("etcd has\n%s\nwant\n%s", after, before)
 	}
-	_, err = live.Create(t.Context(), newToken())
-	must(t, err)
+	must.Value(live.Create(t.Context(), newToken()))(t)
 }
 
 // Catches a kubejoin that writes to the destination between the check that it is empty and the copy.
@@ -144,17 +124,15 @@ func TestLeavesDestinationAloneThatGotRows(t *testing.T) {
 	live := storeAt(t, c, "/raced")
 	from := open(t, "file:"+filled(t), etcdstore.Config{}, storecopy.Source)
 	to := open(t, etcdSpec(c), c.StoreConfig(t, "/raced"), storecopy.Destination)
-	defer func() { must(t, errors.Join(from.Close(), to.Close())) }()
+	defer func() { must.OK(t, errors.Join(from.Close(), to.Close())) }()
 	to.BeforeBegin(func() {
-		_, err := live.Create(t.Context(), newToken())
-		must(t, err)
+		must.Value(live.Create(t.Context(), newToken()))(t)
 	})
 	if _, err := storecopy.Copy(t.Context(), from, to, storecopy.Options{}); !errors.Is(err, storecopy.ErrNotEmpty) {
 		t.Errorf("got %v, want %v", err, storecopy.ErrNotEmpty)
 	}
-	must(t, live.Ready(t.Context()))
-	_, err := live.Create(t.Context(), newToken())
-	must(t, err)
+	must.OK(t, live.Ready(t.Context()))
+	must.Value(live.Create(t.Context(), newToken()))(t)
 }
 
 // Catches a copy of nothing, and a check without findings, because of a typing error in --etcd-prefix.
@@ -169,8 +147,7 @@ func TestRefusesPrefixWithoutStore(t *testing.T) {
 	if got := keys(t, c, "/nothing"); got != "" {
 		t.Errorf("etcd has %s, want nothing", got)
 	}
-	_, err := c.Client().Put(t.Context(), "/nothing/schema", "99")
-	must(t, err)
+	must.Value(c.Client().Put(t.Context(), "/nothing/schema", "99"))(t)
 	if s, err := storecopy.Open(t.Context(), etcdSpec(c), config, storecopy.ReadOnly); err == nil || !strings.Contains(err.Error(), `schema version "99"`) {
 		t.Errorf("got %v, %v, want an error about the schema", s, err)
 	}
@@ -179,15 +156,15 @@ func TestRefusesPrefixWithoutStore(t *testing.T) {
 // Catches a copy that replaces a file, and one whose file would get the journal of another file.
 func TestReplacesNoFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "copy.db")
-	other := func(storecopy.Counts, int) { must(t, os.WriteFile(path, []byte("other"), 0o600)) }
+	other := func(storecopy.Counts, int) { must.OK(t, os.WriteFile(path, []byte("other"), 0o600)) }
 	if _, err := copyAll(t, t.Context(), "file:"+filled(t), "file:"+path, etcdstore.Config{}, storecopy.Options{Progress: other}); err == nil || !strings.Contains(err.Error(), "exists already") {
 		t.Errorf("a file that appears during the copy: got %v", err)
 	}
 	if content, err := os.ReadFile(path); err != nil || string(content) != "other" {
 		t.Errorf("the file has %q, %v", content, err)
 	}
-	must(t, os.Remove(path))
-	must(t, os.WriteFile(path+"-journal", nil, 0o600))
+	must.OK(t, os.Remove(path))
+	must.OK(t, os.WriteFile(path+"-journal", nil, 0o600))
 	for _, use := range []storecopy.Use{storecopy.Destination, storecopy.DryDestination} {
 		if s, err := storecopy.Open(t.Context(), "file:"+path, etcdstore.Config{}, use); err == nil || !strings.Contains(err.Error(), "-journal exists already") {
 			t.Errorf("with a journal: got %v, %v", s, err)
@@ -200,30 +177,29 @@ func TestFindsWrongCopy(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	path := filled(t)
 	first := func(prefix string) string {
-		got, err := c.Client().Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithLimit(1))
-		must(t, err)
+		got := must.Value(c.Client().Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithLimit(1)))(t)
 		return string(got.Kvs[0].Key)
 	}
 	for name, spoil := range map[string]struct {
 		at    storecopy.Counts // when to spoil
 		spoil func(prefix string)
 	}{
-		"lost token":      {storecopy.Counts{Tokens: 5}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/tokens/"))) }},
-		"lost claim":      {storecopy.Counts{Tokens: 5, Claims: 6}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/claims/"))) }},
-		"lost revocation": {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/revocations/"))) }},
-		"lost entry":      {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, IssuanceEntries: 103}, func(p string) { _ = must1(c.Client().Delete(t.Context(), first(p+"/issued/"))) }},
+		"lost token":      {storecopy.Counts{Tokens: 5}, func(p string) { must.Value(c.Client().Delete(t.Context(), first(p+"/tokens/")))(t) }},
+		"lost claim":      {storecopy.Counts{Tokens: 5, Claims: 6}, func(p string) { must.Value(c.Client().Delete(t.Context(), first(p+"/claims/")))(t) }},
+		"lost revocation": {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1}, func(p string) { must.Value(c.Client().Delete(t.Context(), first(p+"/revocations/")))(t) }},
+		"lost entry":      {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, IssuanceEntries: 103}, func(p string) { must.Value(c.Client().Delete(t.Context(), first(p+"/issued/")))(t) }},
 		"changed entry": {storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, IssuanceEntries: 103}, func(p string) {
 			key := first(p + "/issued/")
-			value := must1(c.Client().Get(t.Context(), key)).Kvs[0].Value
+			value := must.Value(c.Client().Get(t.Context(), key))(t).Kvs[0].Value
 			changed := bytes.Replace(value, []byte(`"signer":"`), []byte(`"signer":"x`), 1)
 			if bytes.Equal(changed, value) {
 				t.Fatalf("no signer in %s", value)
 			}
-			_ = must1(c.Client().Put(t.Context(), key, string(changed)))
+			must.Value(c.Client().Put(t.Context(), key, string(changed)))(t)
 		}},
 		"added token": {storecopy.Counts{Tokens: 5, Claims: 1}, func(p string) {
 			key := first(p + "/tokens/")
-			_ = must1(c.Client().Put(t.Context(), p+"/tokens/zzzzzz", string(must1(c.Client().Get(t.Context(), key)).Kvs[0].Value)))
+			must.Value(c.Client().Put(t.Context(), p+"/tokens/zzzzzz", string(must.Value(c.Client().Get(t.Context(), key))(t).Kvs[0].Value)))(t)
 		}},
 	} {
 		config := c.StoreConfig(t, "/wrong/"+strings.ReplaceAll(name, " ", "-"))
@@ -246,12 +222,11 @@ func TestFindsWrongCopy(t *testing.T) {
 // A copy from file to file keeps certificates, and compares them.
 func TestFileCopyKeepsCertificates(t *testing.T) {
 	path := filled(t)
-	s, err := boltstore.Open(path)
-	must(t, err)
+	s := must.Value(boltstore.Open(path))(t)
 	e := issuancetest.Issued(time.Now(), "abc", time.Hour)
 	e.Certificate = "PEM"
 	issuancetest.Add(t, rowrecord.New(s.Issued()), e)
-	must(t, s.Close())
+	must.OK(t, s.Close())
 	to := filepath.Join(t.TempDir(), "copy.db")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -264,9 +239,8 @@ func TestFileCopyKeepsCertificates(t *testing.T) {
 	}
 	replace := func(before, after string) {
 		t.Helper()
-		db, err := bbolt.Open(to+".copying", 0o600, nil)
-		must(t, err)
-		must(t, errors.Join(db.Update(func(tx *bbolt.Tx) error {
+		db := must.Value(bbolt.Open(to+".copying", 0o600, nil))(t)
+		must.OK(t, errors.Join(db.Update(func(tx *bbolt.Tx) error {
 			rows := tx.Bucket([]byte("issued"))
 			return rows.ForEach(func(k, v []byte) error {
 				if !bytes.Contains(v, []byte(before)) {
@@ -283,15 +257,13 @@ func TestFileCopyKeepsCertificates(t *testing.T) {
 	if _, err := copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{}); !errors.Is(err, storecopy.ErrInterrupted) {
 		t.Errorf("without Resume: got %v, want %v", err, storecopy.ErrInterrupted)
 	}
-	must(t, os.Remove(to+".copying"))
-	_, err = copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{})
-	must(t, err)
+	must.OK(t, os.Remove(to+".copying"))
+	must.Value(copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{}))(t)
 	if got, want := fileContent(t, to), fileContent(t, path); got != want {
 		t.Errorf("the file has\n%s\nwant\n%s", got, want)
 	}
-	s, err = boltstore.Open(to)
-	must(t, err)
-	defer func() { must(t, s.Close()) }()
+	s = must.Value(boltstore.Open(to))(t)
+	defer func() { must.OK(t, s.Close()) }()
 	if got, err := rowrecord.New(s.Issued()).Get(t.Context(), "abc"); err != nil || got.Certificate != "PEM" {
 		t.Errorf("Get = %+v, %v", got, err)
 	}
@@ -304,7 +276,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	want := storecopy.Counts{Tokens: 5, Claims: 6, Revocations: 1, IssuanceEntries: 104}
 	dry := func(from, to string, config etcdstore.Config) (storecopy.Counts, error) {
 		source, destination := open(t, from, config, storecopy.ReadOnly), open(t, to, config, storecopy.DryDestination)
-		defer func() { must(t, errors.Join(source.Close(), destination.Close())) }()
+		defer func() { must.OK(t, errors.Join(source.Close(), destination.Close())) }()
 		return storecopy.Copy(t.Context(), source, destination, storecopy.Options{DryRun: true})
 	}
 	before, target := folder(t, filepath.Dir(path)), filepath.Join(t.TempDir(), "new.db")
@@ -336,8 +308,8 @@ func TestDryRunChangesNothing(t *testing.T) {
 func TestDryRunFindsRowThatCannotBeCopied(t *testing.T) {
 	path := filled(t)
 	db, err := bbolt.Open(path, 0o600, nil)
-	must(t, err)
-	must(t, errors.Join(db.Update(func(tx *bbolt.Tx) error {
+	must.OK(t, err)
+	must.OK(t, errors.Join(db.Update(func(tx *bbolt.Tx) error {
 		return tx.Bucket([]byte("revocations")).Put([]byte("lost"), versioned("{hunter2"))
 	}), db.Close()))
 	for _, o := range []storecopy.Options{{DryRun: true}, {}} {
@@ -351,14 +323,14 @@ func TestDryRunFindsRowThatCannotBeCopied(t *testing.T) {
 // A check reads what a crash has left in the journal, and changes no file, also if the caller may not write it.
 func TestCheckChangesNoFile(t *testing.T) {
 	path := crashed(t)
-	must(t, os.Chmod(path, 0o400))
+	must.OK(t, os.Chmod(path, 0o400))
 	before := folder(t, filepath.Dir(path))
 	check := func() (storecopy.Counts, []storecopy.Finding) {
 		t.Helper()
 		s := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly)
-		defer func() { must(t, s.Close()) }()
+		defer func() { must.OK(t, s.Close()) }()
 		counts, found, err := s.Check(t.Context())
-		must(t, err)
+		must.OK(t, err)
 		return counts, found
 	}
 	if counts, found := check(); len(found) > 0 || counts.IssuanceEntries != 104 { // 1 ended long ago, 1 in the journal
@@ -367,15 +339,14 @@ func TestCheckChangesNoFile(t *testing.T) {
 	if after := folder(t, filepath.Dir(path)); after != before {
 		t.Error("the check has changed a file")
 	}
-	journal, err := os.ReadFile(path + "-journal")
-	must(t, err)
+	journal := must.Value(os.ReadFile(path + "-journal"))(t)
 	journal[40] ^= 0xff
-	must(t, os.WriteFile(path+"-journal", journal, 0o600))
+	must.OK(t, os.WriteFile(path+"-journal", journal, 0o600))
 	_, found := check()
 	wantFinding(t, found, nil, "damaged: entries at the end")
 	// A copy has the entries that are left.
 	source, destination := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly), open(t, "file:"+filepath.Join(t.TempDir(), "new.db"), etcdstore.Config{}, storecopy.DryDestination)
-	defer func() { must(t, errors.Join(source.Close(), destination.Close())) }()
+	defer func() { must.OK(t, errors.Join(source.Close(), destination.Close())) }()
 	if counts, err := storecopy.Copy(t.Context(), source, destination, storecopy.Options{DryRun: true}); err != nil || counts.IssuanceEntries != 103 {
 		t.Errorf("a dry run: got %+v, %v, want 103 entries", counts, err)
 	}
@@ -384,65 +355,35 @@ func TestCheckChangesNoFile(t *testing.T) {
 // Catches a check that lists a million damaged rows.
 func TestCheckDescribesSomeDamagedRows(t *testing.T) {
 	path := filled(t)
-	db, err := bbolt.Open(path, 0o600, nil)
-	must(t, err)
-	must(t, errors.Join(db.Update(func(tx *bbolt.Tx) (err error) {
+	db := must.Value(bbolt.Open(path, 0o600, nil))(t)
+	must.OK(t, errors.Join(db.Update(func(tx *bbolt.Tx) (err error) {
 		for i := range 150 {
 			err = errors.Join(err, tx.Bucket([]byte("revocations")).Put(fmt.Appendf(nil, "n%d", i), versioned("{hunter2")))
 		}
 		return err
 	}), db.Close()))
 	s := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly)
-	defer func() { must(t, s.Close()) }()
+	defer func() { must.OK(t, s.Close()) }()
 	_, found, err := s.Check(t.Context())
 	if err != nil || len(found) != 101 || found[100].Message != "50 more rows are damaged" {
 		t.Errorf("got %d findings, %v, want 100 and the number of the others", len(found), err)
 	}
 }
 
-// Catches a name that is denied as taken, because the lease of a killed copy took the schema key with it.
-func TestKilledCopyMakesNoRowExist(t *testing.T) {
-	c := etcd.ForTest(t, etcd.Options{})
-	killed, s := storeAt(t, c, "/killed"), storeAt(t, c, "/killed")
-	_, err := s.Create(t.Context(), newToken())
-	must(t, err)
-	for name, create := range map[string]func() error{
-		"token": func() error { _, err := s.Create(t.Context(), newToken()); return err },
-		"claim": func() error {
-			_, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abcdef", TokenUID: "1"})
-			return err
-		},
-	} {
-		_, _, err := killed.Freeze(t.Context())
-		must(t, err)
-		leases, err := c.Client().Leases(t.Context())
-		must(t, err)
-		for _, lease := range leases.Leases {
-			_, err := c.Client().Revoke(t.Context(), lease.ID)
-			must(t, err)
-		}
-		if err := create(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 // A file that kubejoin serves cannot be checked. A damaged page and an earlier schema are reported.
 func TestCheckOfUnusableFile(t *testing.T) {
 	path := filled(t)
-	s, err := boltstore.Open(path)
-	must(t, err)
+	s := must.Value(boltstore.Open(path))(t)
 	if _, err := storecopy.Open(t.Context(), "file:"+path, etcdstore.Config{}, storecopy.ReadOnly); !errors.Is(err, boltstore.ErrInUse) || !strings.Contains(err.Error(), "stop it") {
 		t.Errorf("a file in use: got %v", err)
 	}
-	must(t, s.Close())
-	content, err := os.ReadFile(path)
-	must(t, err)
+	must.OK(t, s.Close())
+	content := must.Value(os.ReadFile(path))(t)
 	for at := 2 * os.Getpagesize(); at < min(len(content), 40*os.Getpagesize()); at += os.Getpagesize() {
 		content[at+8] ^= 0xff // the type of the page
 	}
 	damaged := filepath.Join(t.TempDir(), "damaged.db")
-	must(t, os.WriteFile(damaged, content, 0o600))
+	must.OK(t, os.WriteFile(damaged, content, 0o600))
 	if checked, err := storecopy.Open(t.Context(), "file:"+damaged, etcdstore.Config{}, storecopy.ReadOnly); err == nil {
 		_, found, err := checked.Check(t.Context())
 		wantFinding(t, found, err, "damaged: ")
@@ -455,9 +396,8 @@ func TestCheckOfUnusableFile(t *testing.T) {
 		`bucket "holders" is missing`: func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte("holders")) },
 	} {
 		path := filled(t)
-		db, err := bbolt.Open(path, 0o600, nil)
-		must(t, err)
-		must(t, errors.Join(db.Update(spoil), db.Close()))
+		db := must.Value(bbolt.Open(path, 0o600, nil))(t)
+		must.OK(t, errors.Join(db.Update(spoil), db.Close()))
 		if s, err := storecopy.Open(t.Context(), "file:"+path, etcdstore.Config{}, storecopy.ReadOnly); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, %v, want an error with %s", s, err, want)
 		}

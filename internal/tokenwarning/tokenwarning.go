@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/kubernetes"
@@ -89,7 +90,7 @@ func noticeOfCA(end time.Time, lifetime time.Duration, made tokens.Record, now t
 	if caexpiry.Expired(end, lifetime, now) {
 		return fmt.Sprintf("the CA expired at %s, and kubejoin issues no certificates until you replace it", end.UTC().Format(time.RFC3339))
 	}
-	return caexpiry.Notice(end, lifetime, now)
+	return caexpiry.Notice(end, lifetime, now, caexpiry.Prepare(rotation.Cluster))
 }
 
 // Duration warns if the signer's minimum lifetime exceeds the token's certificate duration.
@@ -132,9 +133,10 @@ func ClusterInfoCAs(info *configmap.ConfigMap) Warning {
 			return ""
 		}
 		end := slices.MaxFunc(cas, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
-		switch now := time.Now(); {
-		case caexpiry.Soon(end, now):
-			return fmt.Sprintf("the last CA in cluster-info expires at %s, within 30 days: replace it", end.UTC().Format(time.RFC3339))
+		now := time.Now()
+		switch days, _ := caexpiry.Within(end, now); {
+		case days > 0:
+			return fmt.Sprintf("the last CA in cluster-info expires at %s, within %d days; %s", end.UTC().Format(time.RFC3339), days, caexpiry.Prepare(rotation.Cluster))
 		case !now.Before(end):
 			return fmt.Sprintf("the CA in cluster-info expired at %s: no machine can join", end.UTC().Format(time.RFC3339))
 		}

@@ -27,13 +27,13 @@ func TestNoticeOfCA(t *testing.T) {
 		want           string
 	}{
 		{"years to come", 5 * year, year, tokens.Record{}, ""},
-		{"before the certificates", 100 * day, year, tokens.Record{}, "certificates expire then instead of lasting 8760h0m0s"},
+		{"before the certificates", 100 * day, year, tokens.Record{}, "certificates expire then instead of lasting 8760h0m0s; run: kubejoin ca prepare"},
 		{"before certificates of default lifetime", 100 * day, 0, tokens.Record{}, "certificates expire then instead of lasting 8760h0m0s"},
 		{"after shorter ones", 100 * day, year, limited(30 * day), ""},
 		{"before shorter ones", 100 * day, year, limited(200 * day), "certificates expire then instead of lasting 4800h0m0s"},
 		{"the token's are longer than the signer's", 100 * day, day, limited(200 * day), ""},
 		{"soon", 29 * day, day, tokens.Record{}, "within 30 days, and cannot sign after that"},
-		{"soon and before", 29 * day, year, tokens.Record{}, "; that is within 30 days, so replace it"},
+		{"soon and before", 29 * day, year, tokens.Record{}, "; that is within 30 days; run: kubejoin ca prepare"},
 		{"expired", -day, day, tokens.Record{}, "kubejoin issues no certificates until you replace it"},
 	} {
 		if got := noticeOfCA(now.Add(test.left), test.lifetime, test.made, now); !strings.Contains(got, test.want) || (got == "") != (test.want == "") {
@@ -43,10 +43,7 @@ func TestNoticeOfCA(t *testing.T) {
 }
 
 func TestWarningsDependOnTheToken(t *testing.T) {
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 48*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 48*time.Hour))(t)
 	nobodyLeads := errors.New("nobody leads")
 	warnings := []Warning{
 		Limits("and nobody does"),
@@ -126,11 +123,7 @@ func TestOnlyTokensOfControlPlanesWarnOfKubeletClient(t *testing.T) {
 
 func TestTrusted(t *testing.T) {
 	newCA := func() *signer.CA {
-		ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ca
+		return must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
 	}
 	ca, other := newCA(), newCA() // with the same name
 	for _, test := range []struct {

@@ -90,7 +90,7 @@ func checkLast(path string, info fs.FileInfo) error {
 		return err
 	}
 	if info.Mode().Perm()&worldOrGroup != 0 {
-		return fmt.Errorf("%s has %s, so that other users can write it; if you trust its content: chmod go-w %s", show(path), describe(info), quote(path))
+		return fmt.Errorf("%s has %s, so other users can write to it; if you trust its content: chmod go-w %s", show(path), describe(info), quote(path))
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func checkAbove(path string, info fs.FileInfo) error {
 	if mode.Perm()&othersWrite == 0 && inGroup(info) {
 		return nil
 	}
-	return fmt.Errorf("the folder %s has %s, so that other users can replace what is in it; use another one, or: chmod go-w %s", show(path), describe(info), quote(path))
+	return fmt.Errorf("the folder %s has %s, so other users can replace its contents; use another one, or: chmod go-w %s", show(path), describe(info), quote(path))
 }
 
 // checkOwner checks the owner of a file, folder or link. The owner can change its mode.

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 )
@@ -17,11 +18,7 @@ import (
 // Client returns a client whose requests api answers.
 func Client(t testing.TB, api http.HandlerFunc) kubernetes.Interface {
 	t.Helper()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: transport(api)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: transport(api)}))(t)
 }
 
 // Reviews returns a client whose SubjectAccessReviews get this status, encoded as JSON.

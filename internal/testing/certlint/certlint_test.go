@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
@@ -44,24 +45,15 @@ func TestRecordsCheck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			records := certlint.Records(t.TempDir())
 			caFile := filepath.Join(t.TempDir(), "ca.pem")
-			if err := os.WriteFile(caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Leaf.Raw}), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Leaf.Raw}), 0o600))
 			flag, keepCA := records.Flag(caFile)
-			line, err := json.Marshal(issuance.Entry{
+			line := must.Value(json.Marshal(issuance.Entry{
 				Outcome: issuance.Issued, Certificate: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: test.cert.Raw})),
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))(t)
 			_, file, _ := strings.Cut(flag, "=")
 			// The last line is incomplete, as if the process was killed.
-			if err := os.WriteFile(file, append(append(line, '\n'), `{"outcome":"issu`...), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := keepCA(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, append(append(line, '\n'), `{"outcome":"issu`...), 0o600))
+			must.OK(t, keepCA())
 			issued, findings, err := records.Check(t.Context())
 			if err != nil || issued != 1 {
 				t.Fatalf("%d issued: %v", issued, err)
@@ -79,18 +71,11 @@ func TestRecordsWithoutCA(t *testing.T) {
 	records := certlint.Records(t.TempDir())
 	flag, keepCA := records.Flag(filepath.Join(t.TempDir(), "gone"))
 	_, file, _ := strings.Cut(flag, "=")
-	line, err := json.Marshal(issuance.Entry{
+	line := must.Value(json.Marshal(issuance.Entry{
 		Outcome: issuance.Issued, Certificate: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: issue(t, ca, nil).Raw})),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, append(line, '\n'), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := keepCA(); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	must.OK(t, os.WriteFile(file, append(line, '\n'), 0o600))
+	must.OK(t, keepCA())
 	if _, _, err := records.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "the CA was not kept") {
 		t.Errorf("error is %v", err)
 	}

@@ -2,6 +2,7 @@
 package certtest
 
 import (
+	"crypto"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // Issue returns a certificate with a new key, and sets its Leaf. With a nil issuer it is self-signed. If
@@ -28,14 +30,8 @@ func Issue(t testing.TB, template *x509.Certificate, issuer *tls.Certificate) *t
 	if issuer == nil {
 		issuer = &tls.Certificate{Leaf: template, PrivateKey: key}
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, issuer.Leaf, key.Public(), issuer.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, issuer.Leaf, key.Public(), issuer.PrivateKey))(t)
+	leaf := must.Value(x509.ParseCertificate(der))(t)
 	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
@@ -60,4 +56,15 @@ func ServingFrom(t testing.TB, ca *tls.Certificate, ip string, begin time.Time) 
 		NotBefore: begin, NotAfter: begin.Add(time.Hour),
 		IPAddresses: []net.IP{net.ParseIP(ip)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}, ca)
+}
+
+// Cross returns a certificate of the subject and the key of the CA fresh that the CA old signed.
+func Cross(t testing.TB, old, fresh *x509.Certificate, oldKey crypto.PrivateKey) *x509.Certificate {
+	t.Helper()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), RawSubject: fresh.RawSubject, SubjectKeyId: fresh.SubjectKeyId,
+		NotBefore: fresh.NotBefore, NotAfter: fresh.NotAfter, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, old, fresh.PublicKey, oldKey))(t)
+	return must.Value(x509.ParseCertificate(der))(t)
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 )
 
@@ -74,11 +75,7 @@ components:
 
 func parse(t *testing.T) *openapicheck.Document {
 	t.Helper()
-	d, err := openapicheck.Parse([]byte(description))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d
+	return must.Value(openapicheck.Parse([]byte(description)))(t)
 }
 
 // Check must find each difference from the description.
@@ -209,10 +206,7 @@ func TestTally(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "answers")
 	var all sync.WaitGroup
 	for range 4 { // processes
-		report, err := openapicheck.Append(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		report := must.Value(openapicheck.Append(file))(t)
 		all.Go(func() {
 			for range 100 {
 				report(openapicheck.Finding{Operation: "get-thing", Status: 404, Problem: "no-thing"})

@@ -1,0 +1,106 @@
+package codes
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+//go:generate go run ./write ../../docs/codes.md
+
+// A section is a table of docs/codes.md.
+type section struct {
+	kind           Kind
+	heading        string
+	code, class    string // titles of columns; without class there is no such column
+	meaning, intro string
+}
+
+var sections = []section{
+	{Problem, "Problem types", "type", "status", "meaning",
+		"Errors of the [HTTPS API](http-api.md) have these types, after `https://kubejoin.io/problems/`. A type never changes."},
+	{Reason, "Reasons", "reason", "verdict", "cause", `These are reasons of the condition on a CertificateSigningRequest, of Events, of problems of ` + "`POST /v1/certificate`" + `, of
+the issuance record and of ` + "`kubejoin explain --csr`" + `. The verdict says what kubejoin does:
+
+- **denied**: no certificate, ever. The condition is ` + "`Denied` if kubejoin decides, and `Failed`" + ` if someone else
+  approved and kubejoin signs. Over HTTPS it is 403 ` + "`certificate-refused`" + `.
+- **denied over HTTPS**: the same. For an object, the API server checks this before the object exists.
+- **not approved**: kubejoin leaves the request to people and other approvers. Over HTTPS it is 403
+  ` + "`certificate-not-permitted`, or `forbidden` for a user without the permission to `sign`" + `.
+- **waits**: kubejoin decides again until an hour after the creation of the request; by then the kubelet sends another
+  one. It is a day for ` + "`FactsUnavailable`, and for an approved request with `TooManyCertificates`" + `. Over HTTPS it
+  is 503 ` + "`certificate-waits`" + `.
+- **rejoin refused**: a machine that has proven a key may not [rejoin](rejoin.md). The log, an Event on the Node and
+  ` + "`kubejoin_rejoins_total`" + ` have the reason.`},
+	{State, "States of explain", "state", "", "the machine", "`kubejoin explain NODE -o jsonpath={.state}` prints one of these, or one of the [reasons](#reasons)."},
+	{Event, "Events and conditions", "event", "on", "cause", "`kubectl describe csr NAME` shows Events on a request, and `kubectl -n kubejoin-system get events` those on the Lease.\n" +
+		"The [reasons](#reasons) are also reasons of conditions and of Events on requests and Nodes. Standalone there are no\n" +
+		"Events. Any node can write an Event that looks like kubejoin's; its log cannot be forged so."},
+	{Readiness, "Readiness checks", "check", "result", "cause", "`/readyz` returns 503 if a check has a failure. `/readyz?verbose` also shows notices. A check exists only where kubejoin\n" +
+		"runs that part. The last valid files stay in use if new ones are unusable."},
+	{Exit, "Exit codes", "exit code", "command", "meaning", ""},
+	{Alert, "Alerts", "alert", "severity", "fires when", "[rules.yaml](../deploy/chart/kubejoin/files/rules.yaml) has the rules for Prometheus. Critical ones are for a pager:\n" +
+		"machines cannot join, or nodes will be lost."},
+	{Finding, "Findings of doctor", "finding", "severity", "meaning", "`kubejoin doctor` prints the command for your cluster with each finding."},
+	{Diagnose, "Checks of diagnose", "check", "", "finds", "`sh join.sh --diagnose` makes these [on a machine](diagnose.md)."},
+	{StartError, "Errors at start", "message has", "exit code", "cause", "`kubejoin serve` names the flag and the file before the message. Without an API server it starts, logs warnings, and\n" +
+		"`/readyz` fails until the API server responds."},
+}
+
+// place returns the position of a kind on the page.
+func place(kind Kind) int {
+	return slices.IndexFunc(sections, func(s section) bool { return s.kind == kind })
+}
+
+var pageOfDocs = regexp.MustCompile(`docs/([a-z-]+\.md)(#[a-z-]+)?`)
+
+// Page returns docs/codes.md.
+func Page() (string, error) {
+	all, err := All()
+	var b strings.Builder
+	b.WriteString(`# Codes: problems, reasons, Events, checks, exit codes and alerts
+
+This page explains each code that kubejoin prints, and what to do next. It is for everyone who sees such a code.
+
+<!-- Generated from the source: go generate ./internal/codes -->
+
+` + "`kubejoin explain CODE`" + ` prints an entry, without a cluster or a server. A node may have the name of a code in lower
+case, so these need ` + "`--code`" + `:
+
+` + "```sh" + `
+kubejoin explain TokenSpent
+kubejoin explain --code token-spent
+` + "```" + `
+
+## Contents
+
+`)
+	for _, s := range sections {
+		fmt.Fprintf(&b, "- [%s](#%s)\n", s.heading, strings.ReplaceAll(strings.ToLower(s.heading), " ", "-"))
+	}
+	for _, s := range sections {
+		fmt.Fprintf(&b, "\n## %s\n\n", s.heading)
+		if s.intro != "" {
+			b.WriteString(s.intro + "\n\n")
+		}
+		row(&b, s.code, s.class, s.meaning, "what to do")
+		row(&b, "---", strings.Repeat("---", min(1, len(s.class))), "---", "---")
+		for _, e := range all {
+			if e.Kind == s.kind {
+				row(&b, "`"+e.Code+"`", e.Class, e.Meaning, cmp.Or(pageOfDocs.ReplaceAllString(e.Next, "[$1]($1$2)"), "nothing"))
+			}
+		}
+	}
+	return b.String(), err
+}
+
+// row writes a row of a table, without the empty cells.
+func row(b *strings.Builder, cells ...string) {
+	cells = slices.DeleteFunc(cells, func(cell string) bool { return cell == "" })
+	for i, cell := range cells {
+		cells[i] = strings.ReplaceAll(cell, "|", `\|`)
+	}
+	b.WriteString("| " + strings.Join(cells, " | ") + " |\n")
+}

@@ -1,0 +1,362 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/caevidence"
+	"github.com/kubejoin/kubejoin/internal/loop"
+	"github.com/kubejoin/kubejoin/internal/ownca"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// An ownRotation rotates the CA of a kubejoin without a cluster. It and its replicas are the only hosts.
+type ownRotation struct {
+	ownca.Store
+	alone *standalone
+	// failure is why the CA files are not those of the stage; nil if they are.
+	failure atomic.Pointer[error]
+	// now is the rotation in use, and nodes how many nodes renew certificates early.
+	now   atomic.Pointer[rotating]
+	nodes atomic.Int64
+
+	mu       sync.Mutex // held by follow and report
+	reported ownca.Replica
+	checked  time.Time // when the files were last seen to be writable
+}
+
+// resumeRotation changes the CA files if kubejoin was killed before that, or was off. It must run before the CA is loaded. A
+// failure does not keep kubejoin from serving with the files that are there.
+func (s *standalone) resumeRotation() {
+	own := &ownRotation{Store: ownca.Store{Rows: s.rotationRows, Files: ownFiles(s.options.CA)}, alone: s}
+	own.now.Store(&rotating{})
+	s.rotation, s.rotating, s.liveNodes = own, func() rotating { return *own.now.Load() }, func() int { return int(own.nodes.Load()) }
+	ctx, cancel := context.WithTimeout(context.Background(), followTimeout)
+	defer cancel()
+	if _, err := own.follow(ctx); err != nil {
+		s.log.Warn("cannot read the CA rotation before the CA is loaded; retrying", "error", err)
+	}
+}
+
+// ownFiles returns the files of the CA.
+func ownFiles(c CA) ownca.Files {
+	files := ownca.Files{Cert: c.CertFile, Key: c.KeyFile}
+	switch {
+	case c.Remote.URL != "":
+		files.Fixed = "the signer process of --cluster-signing-key-url has the key, and kubejoin cannot replace it"
+	case c.PassphraseFile != "":
+		files.Fixed = "the key is encrypted, and kubejoin would write a plain one"
+	}
+	return files
+}
+
+// name returns the name of this replica, once it listens; empty without etcd.
+func (o *ownRotation) name() string {
+	if o.alone.etcd == nil {
+		return ""
+	}
+	return replicaName(o.alone.options.Listen)
+}
+
+// replicaName returns a name for the replica at an address of this host: the host name and the port, as a node name.
+func replicaName(listen string) string {
+	host, _ := os.Hostname() // without a name, the port is enough
+	_, port, _ := net.SplitHostPort(listen)
+	host = strings.Map(func(c rune) rune {
+		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '.' {
+			return c
+		}
+		return '-'
+	}, strings.ToLower(host))
+	name := strings.Trim(host, "-.") + "-" + port
+	if tokens.CheckNodeName(name) != nil {
+		return "kubejoin-" + port
+	}
+	return name
+}
+
+// rotateCA enables rotations of the CA.
+func (s *standalone) rotateCA() {
+	own := s.rotation
+	s.api.Rotations = &convert.Rotations{
+		Desk: &rotation.Desk{
+			Store: own, Keys: own, Observer: own,
+			Trusted: func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return s.ca.Get().Bundle(), nil },
+			Check: func(_ rotation.CA, fresh []*x509.Certificate) error {
+				return signer.CheckTrust(fresh[0], fresh, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, sampleHosts(s.options.Serving.Scope))
+			},
+		},
+		Cross: func(_ rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error) {
+			return s.ca.Get().CrossSign(fresh)
+		},
+	}
+	s.goBackground(func(ctx context.Context) error {
+		return loop.Loop{Name: "ca-file", Hint: own.Watch(ctx), Gap: followGap, Sweep: followEvery, Logger: s.log, Registerer: s.registry, Step: own.step}.Run(ctx)
+	})
+	s.goBackground(caevidence.Watch{
+		Get: func(ctx context.Context, ca rotation.CA) (rotation.Rotation, error) {
+			if ca != rotation.Cluster {
+				return rotation.Rotation{}, nil
+			}
+			r, _, err := own.Get(ctx, ca)
+			return r, err
+		},
+		Status: s.api.Rotations.Desk.Status, Logger: s.log, Registerer: s.registry,
+	}.Run)
+	s.check("ca-rotation", func(context.Context) error {
+		switch err := own.failure.Load(); {
+		case err == nil:
+			return nil
+		case errors.Is(*err, ownca.ErrLeftBehind):
+			return errors.New("the CA files are from before the end of a CA rotation; copy those of another replica")
+		}
+		return server.Notice("the CA files are not those of the stage of the CA rotation; see the log")
+	})
+}
+
+const (
+	// followEvery is how often kubejoin looks whether the CA files are those of the stage, and followSoon while they are not.
+	followEvery = 10 * time.Second
+	followSoon  = 2 * time.Second
+	// followGap limits how often replicas look because others have reported.
+	followGap = 500 * time.Millisecond
+)
+
+// checkEvery is how often kubejoin looks whether it can still write the CA files, which creates a file beside them for a
+// moment.
+const checkEvery = 5 * time.Minute
+
+// step follows the rotation, and reports to the other replicas.
+func (o *ownRotation) step(ctx context.Context) (next time.Time, err error) {
+	r, err := o.follow(ctx)
+	if err != nil {
+		return next, err
+	}
+	seen, err := o.own(ctx, r)
+	if err != nil {
+		return next, err
+	}
+	if r.InProgress() && !asStaged(r, seen) {
+		next = time.Now().Add(followSoon)
+	}
+	if o.name() == "" {
+		return next, nil
+	}
+	return next, o.report(ctx, r, seen)
+}
+
+// report stores what this replica reports, if it has changed or is due.
+func (o *ownRotation) report(ctx context.Context, r rotation.Rotation, seen []rotation.Observation) error {
+	now := time.Now().UTC()
+	p := ownca.Replica{Name: o.name(), ID: r.ID, Since: r.Since, Seen: seen}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now.Sub(o.checked) > checkEvery {
+		if err := o.Writable(); err != nil {
+			p.Fixed = safetext.Text(err.Error(), safetext.MaxMessage)
+		} else {
+			o.checked = now
+		}
+	}
+	p.Time = o.reported.Time
+	if now.Sub(p.Time) < ownca.Beat && reflect.DeepEqual(p, o.reported) {
+		return nil
+	}
+	if o.reported.Time.IsZero() { // the first one after a start
+		if err := o.Forget(ctx, now); err != nil {
+			return err
+		}
+	}
+	p.Time = now
+	if err := o.Report(ctx, p); err != nil {
+		return err
+	}
+	o.reported = p
+	return nil
+}
+
+// follow changes the CA files if they are not those of the stage, and returns the stored rotation. It logs a failure of the
+// files once. The error means that the rotation could not be read.
+func (o *ownRotation) follow(ctx context.Context) (rotation.Rotation, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r, err := o.use(ctx) // before the CA: the serving certificate changes with the CA
+	if err != nil {
+		return r, err
+	}
+	changed, err := o.Follow(ctx, r)
+	if changed {
+		o.alone.log.Info("changed the CA files for the stage of the CA rotation", "file", o.Cert)
+	}
+	if err == nil {
+		o.failure.Store(nil)
+		return r, nil
+	}
+	if before := o.failure.Swap(&err); before == nil || (*before).Error() != err.Error() {
+		o.alone.log.Error("cannot change the CA files for the stage of the CA rotation", "error", err)
+	}
+	return r, nil
+}
+
+// use reads the stored rotation, and counts the nodes that renew certificates early: those with a claim.
+func (o *ownRotation) use(ctx context.Context) (rotation.Rotation, error) {
+	r, _, err := o.Get(ctx, rotation.Cluster)
+	if err != nil {
+		return r, err
+	}
+	now, err := newRotating(r)
+	if err != nil {
+		return r, err
+	}
+	if len(now.leaving) > 0 {
+		if claims, err := o.alone.claims.List(ctx); err == nil { // otherwise the last count is good enough
+			o.nodes.Store(int64(len(claims)))
+		}
+	}
+	o.now.Store(&now)
+	return r, nil
+}
+
+// followTimeout is how long a step waits until kubejoin uses the CA files of the stage. It looks at the files every
+// reload.Interval.
+const followTimeout = 15 * time.Second
+
+// Put implements [rotation.Store]. It returns when this kubejoin trusts and signs as the stage says, or after a while: then
+// the next step is not ready.
+func (o *ownRotation) Put(ctx context.Context, r rotation.Rotation, version string) error {
+	if err := o.Store.Put(ctx, r, version); err != nil {
+		return err
+	}
+	if _, err := o.follow(ctx); err != nil || o.failure.Load() != nil || !r.HasKey {
+		return nil // the loop tries again
+	}
+	ctx, cancel := context.WithTimeout(ctx, followTimeout)
+	defer cancel()
+	check := time.NewTicker(50 * time.Millisecond)
+	defer check.Stop()
+	for {
+		if seen, err := o.own(ctx, r); err == nil && asStaged(r, seen) {
+			return nil
+		}
+		select {
+		case <-check.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// asStaged reports whether all that was seen is as the stage wants it.
+func asStaged(r rotation.Rotation, seen []rotation.Observation) bool {
+	want := rotation.Trusted{Old: r.TrustsOld(), New: r.TrustsNew()}
+	return !slices.ContainsFunc(seen, func(o rotation.Observation) bool {
+		return o.Trusts != nil && *o.Trusts != want || o.From == rotation.FromOld && r.SignsNew() || o.From == rotation.FromNew && !r.SignsNew()
+	})
+}
+
+// Observe implements [rotation.Observer]. It returns a [*rotation.NotReady] if r is being prepared, and a replica cannot
+// change its CA files.
+func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
+	stored, err := o.follow(ctx)
+	if err != nil {
+		return nil, err
+	}
+	replicas, err := o.Replicas(ctx, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	replicas = slices.DeleteFunc(replicas, func(p ownca.Replica) bool { return p.Name == o.name() }) // this one knows it better
+	if stored.ID != r.ID && r.HasKey {
+		behind := ownca.Cannot(replicas, time.Now())
+		if err := o.failure.Load(); err != nil {
+			behind = append(behind, ownca.Fixed(o.name(), safetext.Text((*err).Error(), safetext.MaxMessage)))
+		} else if err := o.Writable(); err != nil {
+			behind = append(behind, ownca.Fixed(o.name(), safetext.Text(err.Error(), safetext.MaxMessage)))
+		}
+		if len(behind) > 0 {
+			return nil, &rotation.NotReady{Doing: string(rotation.Prepare), Behind: behind}
+		}
+	}
+	own, err := o.own(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	others, err := (&caevidence.Observer{Tokens: o.alone.tokens.List, Record: o.alone.api.IssuanceRecord}).Observe(ctx, r)
+	return slices.Concat(own, ownca.Observe(r, replicas, time.Now()), others), err
+}
+
+// own observes what this kubejoin itself trusts, signs with and serves.
+func (o *ownRotation) own(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
+	if !r.InProgress() {
+		return nil, nil
+	}
+	ca := o.alone.ca.Get()
+	trusts, err := r.In(ca.Bundle())
+	if err != nil {
+		return nil, err
+	}
+	signs, err := r.Find([]*x509.Certificate{ca.Certificate()})
+	if err != nil {
+		return nil, err
+	}
+	chain, err := o.alone.certificate(&tls.ClientHelloInfo{})
+	if err != nil {
+		return nil, err
+	}
+	serves, err := r.Find([]*x509.Certificate{chain.Leaf})
+	if err != nil {
+		return nil, err
+	}
+	kubeconfig, err := o.alone.api.ClusterInfo.Config(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, pinned, err := clusterinfo.ParseKubeconfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	info, err := r.In(pinned)
+	if err != nil {
+		return nil, fmt.Errorf("cluster-info: %w", err)
+	}
+	seen := []rotation.Observation{
+		{Kind: rotation.KindFile, Name: o.Cert},
+		{Kind: rotation.KindServer, Name: "CA in " + o.Cert, Trusts: &trusts},
+		{Kind: rotation.KindServer, Name: "key of " + o.Cert, From: signs},
+		{Kind: rotation.KindServer, Name: "serving certificate", From: serves},
+		{Kind: rotation.KindClusterInfo, Name: clusterinfo.Name, Trusts: &info},
+	}
+	if err := o.failure.Load(); err != nil {
+		seen[0].Unseen = safetext.Text((*err).Error(), safetext.MaxMessage)
+	}
+	name := o.name()
+	for i := range seen {
+		if seen[i].Node = name; name != "" {
+			seen[i].Name += " on " + name
+		}
+	}
+	if !r.HasKey && !asStaged(r, seen[1:3]) {
+		key := cmp.Or(o.Key, "the signer process")
+		seen[1].Next = ownca.On(name, fmt.Sprintf("write the certificates that stage %s trusts to %s", r.Stage, o.Cert))
+		seen[2].Next = ownca.On(name, fmt.Sprintf("give %s the key that signs in stage %s", key, r.Stage))
+	}
+	return seen, nil
+}

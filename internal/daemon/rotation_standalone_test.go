@@ -1,0 +1,195 @@
+package daemon
+
+import (
+	"bytes"
+	"context"
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/ownca"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/remote"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// openStandalone opens the stores of a kubejoin without a cluster, in a folder with a CA.
+func openStandalone(t *testing.T, data datadir.Dir, o Options) *standalone {
+	t.Helper()
+	o.DataDir, o.Listen = string(data), "127.0.0.1:9443"
+	s := &standalone{service: newService(o, slog.New(slog.DiscardHandler), nil), dir: data}
+	must.OK(t, s.openStores())
+	t.Cleanup(s.close)
+	return s
+}
+
+// servesNothing returns a serving certificate of no CA of a rotation.
+func servesNothing(t *testing.T) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certtest.CA(t, "other"), nil }
+}
+
+func newData(t *testing.T) datadir.Dir {
+	t.Helper()
+	data := datadir.Dir(filepath.Join(t.TempDir(), "data"))
+	must.OK(t, data.Open())
+	must.Value(data.MakeCA(time.Now()))(t)
+	return data
+}
+
+// Catches a kubejoin that was killed between the state of a stage and its CA files, and does not resume when it starts: with the
+// CA in its folder, and with files of the operator.
+func TestStandaloneResumesRotation(t *testing.T) {
+	data := newData(t)
+	file := data.Path(datadir.CA)
+	old := must.Value(signer.LoadCA(file, file))(t)
+	given := filepath.Join(t.TempDir(), "ca.pem")
+	must.OK(t, os.WriteFile(given, must.Value(os.ReadFile(file))(t), 0o600))
+	s := openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
+	fresh := certtest.CA(t, "new")
+	r := must.Value(rotation.New(rotation.Cluster, old.Bundle(), []*x509.Certificate{fresh.Leaf}, nil, time.Now()))(t)
+	must.Value(s.rotation.PutKey(t.Context(), r, fresh.PrivateKey.(crypto.Signer)))(t)
+	r.Stage, r.HasKey = rotation.Trust, true
+	must.OK(t, s.rotation.Store.Put(t.Context(), r, ""))
+	s.close()
+
+	s = openStandalone(t, data, Options{CA: CA{CertFile: given, KeyFile: given, Duration: time.Hour}})
+	if s.rotation.failure.Load() != nil || len(s.ca.Get().Bundle()) != 2 {
+		t.Errorf("files of the operator: got %d trusted CAs, want both", len(s.ca.Get().Bundle()))
+	}
+	s.close()
+	s = openStandalone(t, data, Options{CA: CA{Duration: time.Hour, RotationQPS: 20}})
+	if s.rotation.failure.Load() != nil || len(s.ca.Get().Bundle()) != 2 {
+		t.Errorf("got %d trusted CAs, want both", len(s.ca.Get().Bundle()))
+	}
+	s.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		return &tls.Certificate{Leaf: s.ca.Get().Certificate()}, nil
+	}
+	s.rotateCA()
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	for _, run := range s.background {
+		running.Go(func() { _ = run(ctx) })
+	}
+	scraped := func() string {
+		page := httptest.NewRecorder()
+		s.api.Status.Metrics.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
+		return page.Body.String()
+	}
+	const stage = `kubejoin_ca_rotation_stage{ca="cluster",stage="trust"} 1`
+	for busy := time.Now().Add(time.Minute); !strings.Contains(scraped(), stage); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(busy) {
+			t.Fatalf("the metrics lack %s", stage)
+		}
+	}
+	stop()
+	running.Wait()
+	if got := s.maxLifetime(old.Certificate(), "worker-1"); got != rotation.ShortLifetime("worker-1", 0, 20) {
+		t.Errorf("in stage trust, kubelets get certificates for %s", got)
+	}
+	s.close()
+
+	// Somebody changes the file: kubejoin serves with it, reports it, and makes no step.
+	good := must.Value(os.ReadFile(file))(t)
+	edited := append([]byte(rotationtest.PEM(certtest.CA(t, "mine").Leaf)), good...)
+	must.OK(t, os.WriteFile(file, edited, 0o600))
+	s = openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
+	s.rotateCA()
+	check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
+	var notice server.Notice
+	if err := check.Ready(t.Context()); check.Name != "ca-rotation" || !errors.As(err, &notice) {
+		t.Errorf("check %s: got %v, want a notice", check.Name, err)
+	}
+	s.certificate = servesNothing(t)
+	var behind *rotation.NotReady
+	if _, err := s.api.Rotations.Desk.Advance(t.Context(), rotation.Cluster, rotation.Switch, rotation.Options{}); !errors.As(err, &behind) || !strings.Contains(err.Error(), ownca.ErrEdited.Error()) {
+		t.Errorf("the next step: got %v, want %v", err, ownca.ErrEdited)
+	}
+	if now := must.Value(os.ReadFile(file))(t); !bytes.Equal(now, edited) {
+		t.Error("kubejoin wrote over the edited file")
+	}
+	must.OK(t, os.WriteFile(file, good, 0o600))
+	must.Value(s.rotation.follow(t.Context()))(t)
+	if err := check.Ready(t.Context()); err != nil {
+		t.Errorf("after the repair: %v", err)
+	}
+	left := fmt.Errorf("ca.pem: %w", ownca.ErrLeftBehind)
+	s.rotation.failure.Store(&left)
+	if err := check.Ready(t.Context()); err == nil || errors.As(err, &notice) {
+		t.Errorf("with a CA that no client trusts any more: got %v, want that it is not ready", err)
+	}
+}
+
+// Catches a prepare that begins a rotation which kubejoin, or a replica, cannot follow, and one that refuses a CA whose key
+// the operator brings.
+func TestPrepareRefusesCAThatItCannotWrite(t *testing.T) {
+	data := newData(t)
+	readOnly := filepath.Join(t.TempDir(), "missing", "ca.pem")
+	s := openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
+	s.certificate = servesNothing(t)
+	s.rotateCA()
+	prepare := func(certificates ...*x509.Certificate) error {
+		_, err := s.api.Rotations.Desk.Prepare(t.Context(), rotation.PrepareRequest{CA: rotation.Cluster, DryRun: true, Certificates: certificates})
+		return err
+	}
+	must.OK(t, prepare())
+	for why, files := range map[string]ownca.Files{
+		readOnly:               {Cert: s.rotation.Cert, Key: readOnly},
+		"the key is encrypted": ownFiles(CA{PassphraseFile: "x"}),
+		"the signer process of --cluster-signing": ownFiles(CA{Remote: remote.Config{URL: "unix:///x"}}),
+	} {
+		good := s.rotation.Files
+		s.rotation.Files = files
+		var behind *rotation.NotReady
+		if err := prepare(); !errors.As(err, &behind) || !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: got %v, want a refusal", why, err)
+		}
+		must.OK(t, prepare(certtest.CA(t, "brought").Leaf))
+		s.rotation.Files = good
+	}
+	must.OK(t, s.rotation.Report(t.Context(), ownca.Replica{Name: "join-2-9443", Time: time.Now(), Fixed: "kubejoin cannot replace /etc/kubejoin/ca.crt"}))
+	if err := prepare(); err == nil || !strings.Contains(err.Error(), "on join-2-9443: kubejoin cannot replace /etc/kubejoin/ca.crt") {
+		t.Errorf("a replica that cannot write: got %v, want a refusal that names it", err)
+	}
+}
+
+// Catches a rotation with a key that the operator brings in which kubejoin writes files, or does not say what to write.
+func TestStatusSaysWhatToWriteWithoutKey(t *testing.T) {
+	data := newData(t)
+	s := openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
+	s.certificate = servesNothing(t)
+	s.rotateCA()
+	before := must.Value(os.ReadFile(s.rotation.Cert))(t)
+	desk := s.api.Rotations.Desk
+	must.Value(desk.Prepare(t.Context(), rotation.PrepareRequest{CA: rotation.Cluster, Certificates: []*x509.Certificate{certtest.CA(t, "brought").Leaf}, Cross: s.ca.Get().CrossSign}))(t)
+	must.Value(desk.Advance(t.Context(), rotation.Cluster, rotation.Trust, rotation.Options{}))(t)
+	_, err := desk.Advance(t.Context(), rotation.Cluster, rotation.Switch, rotation.Options{})
+	if err == nil || !strings.Contains(err.Error(), "next: write the certificates that stage trust trusts to "+s.rotation.Cert) {
+		t.Errorf("got %v, want what to write", err)
+	}
+	if after := must.Value(os.ReadFile(s.rotation.Cert))(t); !bytes.Equal(after, before) {
+		t.Error("kubejoin wrote the CA file")
+	}
+}
+
+func TestReplicaName(t *testing.T) {
+	name := replicaName("[::]:9443")
+	if err := tokens.CheckNodeName(name); err != nil || !strings.HasSuffix(name, "-9443") {
+		t.Errorf("got %q, %v, want a node name with the port", name, err)
+	}
+}

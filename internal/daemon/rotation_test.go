@@ -1,0 +1,148 @@
+package daemon
+
+import (
+	"crypto/x509"
+	"io"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+)
+
+// Catches two leaders that report the same change, and a sentence that is wrong for the change.
+func TestRotationHasOneEventForEachChange(t *testing.T) {
+	client := fake.NewClientset()
+	oldCA := must.Value(signer.GenerateCA("old", time.Now(), 24*time.Hour))(t)
+	newCA := must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
+	began := must.Value(rotation.New(rotation.Cluster, oldCA.Bundle(), newCA.Bundle(), nil, time.Now()))(t)
+	c := &cluster{ClusterOptions: ClusterOptions{LeaseNamespace: "kubejoin-system", LeaseName: "kubejoin"}, client: client}
+	var want []string
+	for i, test := range []struct {
+		stage           rotation.Stage
+		aborting, ended bool
+		want            string
+	}{
+		{rotation.Prepare, false, false, "began stage prepare; next: kubejoin ca status --ca cluster"},
+		{rotation.Trust, false, false, "began stage trust; next: kubejoin ca status --ca cluster"},
+		{rotation.Trust, true, false, "is being aborted, and went back to stage trust; next: kubejoin ca status --ca cluster"},
+		{rotation.Prepare, true, true, "was aborted, and the old CA stays"},
+		{rotation.Finish, false, true, "has ended, and the new CA has replaced the old one"},
+	} {
+		r := began
+		r.Stage, r.Aborting, r.Since = test.stage, test.aborting, began.Since.Add(time.Duration(i)*time.Second)
+		if test.ended {
+			r.Ended = r.Since.Add(time.Millisecond)
+		}
+		want = append(want, "The rotation of the cluster CA "+test.want)
+		for range 2 {
+			must.OK(t, c.rotationEvent(t.Context(), r))
+		}
+	}
+	var got []string
+	for _, e := range must.Value(client.CoreV1().Events("kubejoin-system").List(t.Context(), metav1.ListOptions{}))(t).Items {
+		got = append(got, e.Message)
+		if e.Reason != "CARotation" || e.InvolvedObject.Kind != "Lease" || e.InvolvedObject.Name != "kubejoin" || e.LastTimestamp.IsZero() {
+			t.Errorf("Event %+v", e)
+		}
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("got Events %q, want %q", got, want)
+	}
+}
+
+// A replica must follow the stored rotation of the cluster's CA without a read for each certificate: what cluster-info has,
+// what is served, and which certificates are short. A malformed state must change nothing, and be reported.
+func TestFollowsStoredRotation(t *testing.T) {
+	oldCA := must.Value(signer.GenerateCA("old", time.Now(), 24*time.Hour))(t)
+	newCA := must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
+	old, fresh := oldCA.Certificate(), newCA.Certificate()
+	cross := must.Value(oldCA.CrossSign(fresh))(t)
+	r := must.Value(rotation.New(rotation.Cluster, []*x509.Certificate{old}, []*x509.Certificate{fresh}, cross, time.Now()))(t)
+	synctest.Test(t, func(t *testing.T) {
+		client := fake.NewClientset()
+		s := newService(Options{CA: CA{RotationQPS: 20}}, slog.New(slog.DiscardHandler), io.Discard)
+		var events []string
+		s.event = func(_, reason, _ string) { events = append(events, reason) }
+		c := &cluster{service: s, client: client, watch: t.Context()}
+		c.watchRotation()
+		s.liveNodes = func() int { return 7000 }
+		follow := c.followRotation()
+		if now := must.Value(follow.Rotation())(t); now != nil {
+			t.Error("a rotation before anything was read: cluster-info could not be signed without the permission to read it")
+		}
+		synctest.Wait()
+		maps := client.CoreV1().ConfigMaps(clusterstore.Namespace)
+		m := must.Value(maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name}}, metav1.CreateOptions{}))(t)
+		write := func(state string) {
+			m.Data = map[string]string{string(rotation.Cluster): state}
+			m = must.Value(maps.Update(t.Context(), m, metav1.UpdateOptions{}))(t)
+			synctest.Wait()
+		}
+		reads := 0
+		for _, test := range []struct {
+			stage              rotation.Stage
+			aborting, ended    bool
+			trusted            []*x509.Certificate // nil: cluster-info stays
+			cross              bool
+			shortOld, shortNew bool
+		}{
+			{stage: rotation.Prepare, trusted: []*x509.Certificate{old}, cross: true},
+			{stage: rotation.Trust, trusted: []*x509.Certificate{old, fresh}, cross: true, shortOld: true},
+			{stage: rotation.Switch, trusted: []*x509.Certificate{old, fresh}, cross: true, shortOld: true},
+			{stage: rotation.Switch, aborting: true, trusted: []*x509.Certificate{old, fresh}, cross: true, shortNew: true},
+			{stage: rotation.Finish, trusted: []*x509.Certificate{fresh}, shortOld: true},
+			{stage: rotation.Finish, ended: true},
+		} {
+			r := r
+			r.Stage, r.Aborting = test.stage, test.aborting
+			if test.ended {
+				r.Ended = time.Now()
+			}
+			write(string(must.Value(rotation.Encode(r))(t)))
+			select {
+			case <-c.rotated:
+			default:
+				t.Errorf("%s: no hint", test.stage)
+			}
+			before := len(client.Actions())
+			now := must.Value(follow.Rotation())(t)
+			if (now == nil) != (test.trusted == nil) || now != nil && (!slices.EqualFunc(now.Trusted, test.trusted, (*x509.Certificate).Equal) || len(now.All) != 2 || now.Stage != r.ID+"/"+string(test.stage)) {
+				t.Errorf("%s, aborting %t: cluster-info follows %+v", test.stage, test.aborting, now)
+			}
+			if got := s.cross(); (got != nil) != test.cross || got != nil && !got.Equal(cross) {
+				t.Errorf("%s, aborting %t: cross certificate %t, want %t", test.stage, test.aborting, got != nil, test.cross)
+			}
+			for ca, short := range map[*x509.Certificate]bool{old: test.shortOld, fresh: test.shortNew} {
+				want := map[bool]time.Duration{true: rotation.ShortLifetime("worker-1", 7000, 20)}[short]
+				if got := s.maxLifetime(ca, "worker-1"); got != want {
+					t.Errorf("%s, aborting %t: lifetime %s by CA %s, want %s", test.stage, test.aborting, got, ca.Subject, want)
+				}
+			}
+			reads += len(client.Actions()) - before
+		}
+		if reads != 0 {
+			t.Errorf("%d requests for what is in the cache", reads)
+		}
+		write("{}")
+		if now, err := follow.Rotation(); now != nil || err == nil {
+			t.Errorf("malformed state: %+v, %v, want an error", now, err)
+		}
+		if s.cross() != nil || s.maxLifetime(old, "worker-1") != 0 {
+			t.Error("a malformed state changes what kubejoin serves or signs")
+		}
+		if follow.Edited("x"); !slices.Equal(events, []string{"ClusterInfoEdited"}) {
+			t.Errorf("Events %q", events)
+		}
+	})
+}

@@ -1,0 +1,85 @@
+package daemon
+
+import (
+	"context"
+	"crypto/x509"
+	"fmt"
+
+	"github.com/kubejoin/kubejoin/internal/caevidence"
+	"github.com/kubejoin/kubejoin/internal/oncluster"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// rotationObserver returns the observer of rotations of CAs.
+func (c *cluster) rotationObserver() *caevidence.Observer {
+	o := &caevidence.Observer{Client: c.client, Tokens: c.tokens.List, Record: c.api.IssuanceRecord, NoRecord: "grep PIN FILE # of --issuance-record, on each host of kubejoin"}
+	if c.options.Advertise != "" {
+		o.Servers = []string{c.options.Advertise}
+	}
+	return o
+}
+
+// rotateCAs enables rotations of the CAs of the cluster over HTTPS.
+func (c *cluster) rotateCAs() {
+	rotations := oncluster.Rotations(c.client, c.PKIDir)
+	rotations.Desk.Observer = c.rotationObserver()
+	if crossInFiles := rotations.Cross; c.ca != nil {
+		rotations.Cross = func(ca rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error) {
+			if ca == rotation.Cluster {
+				return c.ca.Get().CrossSign(fresh)
+			}
+			return crossInFiles(ca, fresh)
+		}
+	}
+	c.api.Rotations = rotations
+}
+
+// watchRotations returns a controller that shows rotations in metrics and Events.
+func (c *cluster) watchRotations() func(context.Context) error {
+	store := clusterstore.New(c.client)
+	desk := &rotation.Desk{Store: store, Keys: store, Observer: c.rotationObserver()}
+	return caevidence.Watch{
+		Get: func(ctx context.Context, ca rotation.CA) (rotation.Rotation, error) {
+			r, _, err := store.Get(ctx, ca)
+			return r, err
+		},
+		Status: desk.Status, Event: c.rotationEvent, Changed: c.stored.Watch(c.watch), Logger: c.log, Registerer: c.registry,
+	}.Run
+}
+
+// eventCARotation is the Event reason for a stage of a rotation that began, and for a rotation that ended.
+const eventCARotation = "CARotation"
+
+// rotationEvent creates the Event of the last change of a rotation. Its name is that of the change, so that the next leader
+// does not repeat it. The recorder would choose another name.
+func (c *cluster) rotationEvent(ctx context.Context, r rotation.Rotation) error {
+	at := metav1.NewTime(r.Changed())
+	_, err := c.client.CoreV1().Events(c.LeaseNamespace).Create(ctx, &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: c.LeaseNamespace, Name: fmt.Sprintf("%s.ca-%s.%x", c.LeaseName, r.ID, at.UnixNano())},
+		InvolvedObject: *c.lease(), Source: corev1.EventSource{Component: eventComponent},
+		Type: corev1.EventTypeNormal, Reason: eventCARotation, Message: rotationMessage(r),
+		FirstTimestamp: at, LastTimestamp: at, Count: 1,
+	}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// rotationMessage returns a sentence about the last change of a rotation, with the next command.
+func rotationMessage(r rotation.Rotation) string {
+	subject, status := fmt.Sprintf("The rotation of the %s CA ", r.CA), "; next: kubejoin ca status --ca "+string(r.CA)
+	switch {
+	case !r.InProgress() && r.Aborting:
+		return subject + "was aborted, and the old CA stays"
+	case !r.InProgress():
+		return subject + "has ended, and the new CA has replaced the old one"
+	case r.Aborting:
+		return subject + "is being aborted, and went back to stage " + string(r.Stage) + status
+	}
+	return subject + "began stage " + string(r.Stage) + status
+}

@@ -1,0 +1,18 @@
+// Package imagetag reads versions in the names of container images.
+package imagetag
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
+)
+
+// Before reports whether the tag of an image is a version older than the given one, for example "1.36". It is true as well if
+// the tag is no version: then nobody knows.
+func Before(image, than string) bool {
+	image = image[strings.LastIndex(image, "/")+1:] // a registry may have a port
+	image, _, _ = strings.Cut(image, "@")
+	_, tag, _ := strings.Cut(image, ":")
+	v, err := version.ParseGeneric(tag)
+	return err != nil || v.LessThan(version.MustParseGeneric(than))
+}
