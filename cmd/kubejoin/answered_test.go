@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/kubejoin/kubejoin/server"
 )
@@ -17,10 +18,7 @@ func init() { wrapHandler = openapicheck.Served(server.OpenAPI()) }
 func TestReleaseBuildExcludesResponseCheck(t *testing.T) {
 	t.Parallel()
 	for tags, want := range map[string]bool{"": false, "apicheck": true} {
-		out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", tags, ".").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must.Value(exec.CommandContext(t.Context(), "go", "list", "-deps", "-tags", tags, ".").Output())(t)
 		if has := strings.Contains(string(out), "/internal/testing/openapicheck\n"); has != want {
 			t.Errorf("tags %q: program contains the check: got %t, want %t", tags, has, want)
 		}

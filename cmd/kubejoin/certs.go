@@ -38,7 +38,8 @@ type certsOptions struct {
 func (o *certsOptions) register(cmd *cobra.Command) {
 	cmd.Flags().SortFlags = false
 	o.given = cmd.Flags().Changed
-	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default: the first of $KUBECONFIG, ~/.kube/config and "+adminConf+")")
+	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
+	heading(cmd.Flags(), "Connection flags", "kubeconfig")
 }
 
 // registerPKIDir adds --pki-dir.
@@ -93,7 +94,7 @@ first.
 
 Anyone with the key and a bootstrap token can become cluster-admin. Run the command on a
 control plane. 'kubejoin token create --print-join-command --control-plane' does the same
-and prints a whole join command.`,
+and prints a whole join command.` + clusterHelp,
 		Example: `  kubejoin certs upload`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -142,7 +143,7 @@ func certsListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "list",
 		Short:   "Show the upload of certificates, without its contents",
-		Long:    `Show the Secret ` + certsSecret + `: when it expires, its owner token and the files in it.`,
+		Long:    `Show the Secret ` + certsSecret + `: when it expires, its owner token and the files in it.` + clusterHelp,
 		Example: `  kubejoin certs list`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -195,7 +196,7 @@ func certsDeleteCommand() *cobra.Command {
 		Use:   "delete",
 		Short: "Delete the upload of certificates",
 		Long: `Delete the Secret ` + certsSecret + ` and its owner token before they expire. The
-certificate key stops working. Control planes that have joined are not affected.`,
+certificate key stops working. Control planes that have joined are not affected.` + clusterHelp,
 		Example: `  kubejoin certs delete`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -328,7 +329,7 @@ Restart the static pods of the control plane and of etcd afterwards, as after
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := kubeadmDirOf(args)
-			if err := errors.Join(err, o.output.check(), o.checkNames()); err != nil {
+			if err := errors.Join(err, o.output.check(), o.checkNames(), o.pki.check()); err != nil {
 				return usageOf(cmd, &usageError{err: err})
 			}
 			return usageOf(cmd, o.hint(explain(o.renew(cmd, dir))))
@@ -338,7 +339,7 @@ Restart the static pods of the control plane and of etcd afterwards, as after
 	f.SortFlags = false
 	f.StringSliceVar(&o.names, "name", nil, "certificate to renew, as 'kubejoin certs check' prints it (repeatable; default: all)")
 	f.StringSliceVar(&o.addSANs, "add-san", nil, "DNS name, wildcard or IP address to add to pki/apiserver.crt (repeatable)")
-	registerCAKeysDir(f, &o.pkiDir, "")
+	o.pki.register(f, "")
 	durationVar(f, &o.wait, "wait", time.Minute, "how long to retry while the server cannot issue a certificate yet")
 	o.output.register(cmd, "text")
 	o.serverOnly = true
@@ -350,7 +351,7 @@ Restart the static pods of the control plane and of etcd afterwards, as after
 type renewOptions struct {
 	remoteOptions
 	output
-	pkiDir         string
+	pki            caKeys
 	names, addSANs []string
 	wait           time.Duration
 }
@@ -376,7 +377,7 @@ func (o *renewOptions) renews(names ...string) bool {
 }
 
 func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
-	host, sign, stop, err := o.kubeadmSigner(cmd, dir, o.pkiDir, o.wait)
+	host, sign, stop, err := o.kubeadmSigner(cmd, dir, o.pki, o.wait)
 	if err != nil {
 		return err
 	}
@@ -448,9 +449,22 @@ func readKubeadmConfig(ctx context.Context, host credentials.Host) (kubeadmcerts
 	return kubeadmcerts.ReadConfiguration(ctx, client)
 }
 
-// registerCAKeysDir adds --pki-dir of commands that can sign on this machine.
-func registerCAKeysDir(f *pflag.FlagSet, dir *string, when string) {
-	f.StringVar(dir, "pki-dir", "", when+"folder with the CA certificates and keys of kubeadm, to sign on this machine without a server")
+// caKeys are CAs of kubeadm for commands that can sign on this machine.
+type caKeys struct {
+	dir            string // empty: a server signs
+	passphraseFile string // empty: the keys are not encrypted
+}
+
+func (k *caKeys) register(f *pflag.FlagSet, when string) {
+	f.StringVar(&k.dir, "pki-dir", "", when+"folder with the CA certificates and keys of kubeadm, to sign on this machine without a server")
+	f.StringVar(&k.passphraseFile, "pki-passphrase-file", "", when+"file with the passphrase of all CA keys in --pki-dir, in one line (default: they are not encrypted)")
+}
+
+func (k *caKeys) check() error {
+	if k.passphraseFile != "" && k.dir == "" {
+		return errors.New("--pki-passphrase-file: needs --pki-dir, the folder with the keys that it decrypts")
+	}
+	return nil
 }
 
 // kubeadmDirOf returns the folder of kubeadm that the arguments name.

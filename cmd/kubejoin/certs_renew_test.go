@@ -23,6 +23,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	corev1 "k8s.io/api/core/v1"
@@ -43,17 +44,10 @@ func newControlPlane(t *testing.T) *controlPlane {
 	c := &controlPlane{dir: t.TempDir(), keys: t.TempDir()}
 	write := func(file string, content []byte) {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.OK(t, os.WriteFile(file, content, 0o600))
 	}
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
 	certs, key, err := ca.PEM()
 	if err != nil {
 		t.Fatal(err)
@@ -63,10 +57,7 @@ func newControlPlane(t *testing.T) *controlPlane {
 		write(filepath.Join(c.keys, name+".crt"), certs)
 		write(filepath.Join(c.keys, name+".key"), key)
 	}
-	pair, err := tls.X509KeyPair(certs, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Value(tls.X509KeyPair(certs, key))(t)
 	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.URL.Path != "/api/v1/namespaces/kube-system/configmaps/kubeadm-config" || c.config == "" {
@@ -85,11 +76,7 @@ func newControlPlane(t *testing.T) *controlPlane {
 		t.Helper()
 		key := csrtest.NewKey()
 		write(filepath.Join(c.dir, path+".csr"), csrtest.PEM(t, template, key))
-		content, err := keyutil.MarshalPrivateKeyToPEM(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return content
+		return must.Value(keyutil.MarshalPrivateKeyToPEM(key))(t)
 	}
 	for path, template := range map[string]*x509.CertificateRequest{
 		"pki/apiserver":             {Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: []string{"kubernetes"}, IPAddresses: []net.IP{net.IPv4(10, 96, 0, 1)}},
@@ -99,14 +86,11 @@ func newControlPlane(t *testing.T) *controlPlane {
 	} {
 		write(filepath.Join(c.dir, path+".key"), newKey(path, template))
 	}
-	config, err := clientcmd.Write(clientcmdapi.Config{
+	config := must.Value(clientcmd.Write(clientcmdapi.Config{
 		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: web.URL}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientKeyData: newKey("admin.conf", &x509.CertificateRequest{Subject: pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}})}},
 		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	write(filepath.Join(c.dir, "admin.conf"), config)
 	if _, stderr, err := runCommand(t, "sign", "--kubeadm-dir", c.dir, "--pki-dir", c.keys); err != nil || strings.Count(stderr, "signed") != 5 {
 		t.Fatalf("sign: %v\n%s", err, stderr)
@@ -123,15 +107,9 @@ func runCommand(t *testing.T, args ...string) (stdout, stderr string, err error)
 
 func (c *controlPlane) names(t *testing.T, path string) string {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(c.dir, "pki", path+".crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(filepath.Join(c.dir, "pki", path+".crt")))(t)
 	block, _ := pem.Decode(content)
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	leaf := must.Value(x509.ParseCertificate(block.Bytes))(t)
 	return fmt.Sprint(leaf.DNSNames, leaf.IPAddresses)
 }
 

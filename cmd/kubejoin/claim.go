@@ -95,12 +95,14 @@ func claimReleaseCommand() *cobra.Command {
 		Use:   "release NODE…",
 		Short: "Release node names, so that other machines can use them",
 		Long: `Release node names: another machine can use the name, and its token gets a free slot.
-A token may count a name that has no claim, for example because its Node was deleted. The command then frees the slot.
-The command prints a line for each name. The exit code is 1 if one cannot be released.
+A token may count a name that has no claim, for example because its Node was deleted. The
+command then frees the slot. It prints a line for each name. The exit code is 1 if one
+cannot be released.
 
 Certificates with the name stay valid, so release only names of machines that must not
-join. The machine of a released name cannot rejoin. Until another token claims the name, renewals last at most as long as the old token
-allowed. A standalone kubejoin refuses such renewals.` + remoteHelp,
+join. The machine of a released name cannot rejoin. Until another token claims the name,
+renewals last at most as long as the old token allowed. A standalone kubejoin refuses such
+renewals.` + remoteHelp,
 		Example: `  kubejoin claim release worker-7`,
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -120,7 +122,7 @@ allowed. A standalone kubejoin refuses such renewals.` + remoteHelp,
 				return releaseClaims(ctx, cmd, r, args, o.dryRun)
 			})
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: o.offer(many, listClaimed),
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print what would be released, but release nothing")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/credentials"
@@ -37,11 +36,11 @@ func doctorCommand() *cobra.Command {
 	var o doctorOptions
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find what undoes the promises of kubejoin on a cluster, or keeps nodes from joining",
+		Short: "Find what keeps nodes from joining, or undoes the promises of kubejoin",
 		Long: `Find what undoes the promises of kubejoin on a cluster, or keeps nodes from joining:
 in kube-controller-manager and kube-apiserver, RBAC, tokens, cluster-info, the CA, clocks,
 versions, Nodes and certificate requests. Each finding has a severity, one sentence, and
-the command that mends it. docs/doctor.md lists all findings.
+the command that mends it. docs/codes.md lists all findings.
 
 The command reads the cluster with your kubeconfig and changes nothing. It needs no
 running kubejoin. With --url it also checks that one: whether it is ready, its version,
@@ -51,11 +50,8 @@ With --advertise, machines read cluster-info from kubejoin, and the API server n
 anonymous access. Without it, machines read cluster-info at the API server. Give --advertise
 if kubejoin runs with it outside of pods.
 
-The exit code is 0 if there is no finding. It is 1 if there are findings. It is 2 if there
-are none and a check could not be made, or the command cannot reach the cluster.
-
-The command uses the first kubeconfig of --kubeconfig, $KUBECONFIG, ~/.kube/config and
-` + adminConf + `.`,
+The exit code is 0 if there is no finding. It is 1 if there are findings. It is 2 if no
+finding was made but a check could not run, or if the command cannot reach the cluster.` + clusterHelp,
 		Example: `  kubejoin doctor
 
   # check a running kubejoin, too
@@ -86,17 +82,17 @@ The command uses the first kubeconfig of --kubeconfig, $KUBECONFIG, ~/.kube/conf
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	o.known = []string{"text", "json", "yaml"}
-	f.StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
-	f.BoolVar(&o.fix, "fix", false, "print only the commands that mend the findings; the command runs none of them")
 	f.StringSliceVar(&o.skip, "skip", nil, "IDs of findings, or names of checks, to leave out")
 	f.StringVar(&o.advertise, "advertise", "", "HOST:PORT of kubejoin in join commands (default: that of the pods in kubejoin-system)")
 	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "CA pins of an existing join command to compare with cluster-info")
+	o.registerFormats(cmd, "text", "json", "yaml")
+	f.BoolVar(&o.fix, "fix", false, "print only the commands that mend the findings; the command runs none of them")
+	heading(f, "Output flags", "fix")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to check")
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT of a running kubejoin to check, too")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify --url with (default: those of the kubeconfig)")
-	// They fail only if the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(o.known, jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
+	heading(f, "Connection flags", "kubeconfig", "url", "ca-file")
+	// It fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("skip", cobra.FixedCompletions(doctor.Names(), cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -188,7 +184,7 @@ func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Report, error) {
 	}
 	facts, err := doctor.Read(ctx, options)
 	if err != nil {
-		return doctor.Report{}, (&remoteOptions{cluster: true, kubeconfigFile: rules.ExplicitPath}).hint(err)
+		return doctor.Report{}, (&remoteOptions{cluster: true, kubeconfigFile: kubeconfigFiles(rules)}).hint(err)
 	}
 	return doctor.Diagnose(facts), nil
 }

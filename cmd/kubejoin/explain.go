@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
+	"slices"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/server"
@@ -25,10 +25,11 @@ func explainCommand() *cobra.Command {
 		remoteOptions
 		output
 		request explainedRequest
+		code    string
 	}
 	cmd := &cobra.Command{
-		Use:   "explain NODE | --csr NAME | -f FILE",
-		Short: "Explain why a machine has not joined, or why a certificate request is not approved",
+		Use:   "explain NODE | CODE | --csr NAME | -f FILE",
+		Short: "Explain why a machine has not joined, or what a code means",
 		Long: `Explain in one sentence why a machine has or has not joined with this node name, and
 print the next command. The command only reads: CSRs, the Node, the claim on its name,
 tokens, and signatures in cluster-info. -o json prints all of them. Objects that you may
@@ -40,9 +41,14 @@ certificate. This needs a cluster. With --url, the running kubejoin explains it 
 own flags and --signer-config. With a kubeconfig, the command uses the default flags. To
 approve a request by hand, run 'kubectl certificate approve'.
 
+CODE is a word that kubejoin prints, for example the reason TokenSpent, or the URI of a
+problem. The command says what it means and what to do next, without a cluster or a server.
+docs/codes.md lists all codes. A word in lower case is always the name of a node. For codes
+in lower case, for example of 'kubejoin doctor', give --code.
+
 The exit code is 0 if the node has joined, or the request is issued or would be approved.
 It is 3 if not, or if a required object may not be read. It is 1 if the command cannot
-reach the cluster or the server.` + remoteHelp,
+reach the cluster or the server, and 2 for an unknown code.` + remoteHelp,
 		Example: `  kubejoin explain worker-7
 
   # wait until a machine has joined
@@ -54,14 +60,28 @@ reach the cluster or the server.` + remoteHelp,
   # how each rule decides about a certificate request
   kubejoin explain --csr csr-7xk2p --url https://join.example.com:9443 --curlrc curlrc
 
+  # what a reason means, and a finding of 'kubejoin doctor'
+  kubejoin explain TokenSpent
+  kubejoin explain --code kcm-signs
+
   # a certificate request in a file
   kubectl get csr csr-7xk2p -o yaml | kubejoin explain -f -`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if i := slices.IndexFunc(args, isCode); o.code == "" && i >= 0 {
+				o.code = args[i]
+				args = slices.Delete(args, i, i+1)
+			}
 			err := o.check()
-			if err == nil && o.request.given() {
+			switch {
+			case err != nil:
+			case o.code != "" && (len(args) > 0 || o.request.given()):
+				err = &usageError{err: errors.New("CODE: excludes NODE, --csr and --filename; want exactly one of them")}
+			case o.code != "":
+				return usageOf(cmd, o.explainCode(cmd.OutOrStdout(), o.code))
+			case o.request.given():
 				err = o.request.check(args)
-			} else if err == nil {
+			default:
 				err = checkNode(args)
 			}
 			if err != nil {
@@ -70,19 +90,31 @@ reach the cluster or the server.` + remoteHelp,
 			if o.request.given() {
 				return o.explainRequest(cmd, &o.remoteOptions, o.request)
 			}
-			return o.run(cmd, func(ctx context.Context, r *remote) error {
+			err = o.run(cmd, func(ctx context.Context, r *remote) error {
 				return o.explain(ctx, cmd.OutOrStdout(), r, args[0])
 			})
+			if err != nil && !isUnknown(args[0]) {
+				cmd.PrintErrf("kubejoin: hint: %s is also a code: kubejoin explain --code %[1]s\n", args[0])
+			}
+			return err
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	nodes := o.offer(1, listNodes)
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		if len(args) == 0 && isCode(typed) {
+			return codeNames(isCode), cobra.ShellCompDirectiveNoFileComp
+		}
+		return nodes(cmd, args, typed)
 	}
 	cmd.Flags().SortFlags = false
-	o.known = []string{"text", "json", "yaml"}
-	cmd.Flags().StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
-	// It fails only if the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(o.known, jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 	cmd.Flags().StringVar(&o.request.name, "csr", "", "name of a CertificateSigningRequest to explain")
 	cmd.Flags().StringVarP(&o.request.file, "filename", "f", "", "file with a CertificateSigningRequest to explain; - is standard input")
+	cmd.Flags().StringVar(&o.code, "code", "", "code to explain, also one in lower case: a problem, a check, a finding or an exit code")
+	// It fails only if the flag does not exist.
+	_ = cmd.RegisterFlagCompletionFunc("code", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		return codeNames(completable.MatchString), cobra.ShellCompDirectiveNoFileComp
+	})
+	o.registerFormats(cmd, "text", "json", "yaml")
 	o.remoteOptions.register(cmd)
 	return cmd
 }

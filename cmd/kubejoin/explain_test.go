@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/daemon"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/rogpeppe/go-internal/testscript"
 	authorization "k8s.io/api/authorization/v1"
@@ -32,18 +33,11 @@ func TestExplainOnCluster(t *testing.T) {
 	c := cluster.ForTest(t, cluster.Options{})
 	createDeniedCSR(t, c, "worker-7", "csr-explained", "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --max-nodes 1 --node-name worker-7")
 	createCSR(t, c, "system:bootstrap:abcdef", "worker-8x", "csr-pending")
-	node, err := c.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(c.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-9"}}, metav1.CreateOptions{}))(t)
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}
-	if _, err := c.Client().CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(c.Client().CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}))(t)
 	bearer := filepath.Join(t.TempDir(), "bearer")
-	if err := os.WriteFile(bearer, []byte("bearer-of-ada-0123456789\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(bearer, []byte("bearer-of-ada-0123456789\n"), 0o600))
 	server := serveCluster(t, c, "bearer-of-ada-0123456789,ada,1,"+daemon.AdminGroup+"\n")
 	restricted := restrictedKubeconfig(t, c)
 	testscript.Run(t, testscript.Params{
@@ -62,33 +56,21 @@ func TestExplainOnCluster(t *testing.T) {
 // createCSR creates a CSR for the client certificate of a node, as a user.
 func createCSR(t *testing.T, c *cluster.Cluster, user, node, name string) *certificates.CertificateSigningRequest {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
 		Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
-	}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, key))(t)
 	config := c.AdminConfig()
 	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}}
-	machine, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o, err := machine.CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificates.CertificateSigningRequest{
+	machine := must.Value(kubernetes.NewForConfig(config))(t)
+	o := must.Value(machine.CertificatesV1().CertificateSigningRequests().Create(t.Context(), &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: certificates.CertificateSigningRequestSpec{
 			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
 			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	return o
 }
 
@@ -99,9 +81,7 @@ func createDeniedCSR(t *testing.T, c *cluster.Cluster, node, name, message strin
 	o.Status.Conditions = []certificates.CertificateSigningRequestCondition{{
 		Type: certificates.CertificateDenied, Status: corev1.ConditionTrue, Reason: "TokenSpent", Message: message,
 	}}
-	if _, err := c.Client().CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), o.Name, o, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(c.Client().CertificatesV1().CertificateSigningRequests().UpdateApproval(t.Context(), o.Name, o, metav1.UpdateOptions{}))(t)
 }
 
 // serveCluster runs kubejoin on the cluster until the test ends and returns its URL. Without flags, only the
@@ -109,9 +89,7 @@ func createDeniedCSR(t *testing.T, c *cluster.Cluster, node, name, message strin
 func serveCluster(t *testing.T, c *cluster.Cluster, operators string, flags ...string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "operators.csv")
-	if err := os.WriteFile(file, []byte(operators), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(operators), 0o600))
 	if len(flags) == 0 {
 		flags = []string{"--controllers", "bootstrap-signer"}
 	}
@@ -137,24 +115,15 @@ func serveCluster(t *testing.T, c *cluster.Cluster, operators string, flags ...s
 // restrictedKubeconfig returns the kubeconfig of a user who may only list CSRs.
 func restrictedKubeconfig(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
-	path, err := c.ServiceAccountKubeconfig(t.Context(), "kubejoin-system", "poor")
-	if err != nil {
-		t.Fatal(err)
-	}
+	path := must.Value(c.ServiceAccountKubeconfig(t.Context(), "kubejoin-system", "poor"))(t)
 	meta := metav1.ObjectMeta{Name: "poor"}
-	_, err = c.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbac.ClusterRole{ObjectMeta: meta, Rules: []rbac.PolicyRule{
+	must.Value(c.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbac.ClusterRole{ObjectMeta: meta, Rules: []rbac.PolicyRule{
 		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"list"}},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = c.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), &rbac.ClusterRoleBinding{
+	}}, metav1.CreateOptions{}))(t)
+	must.Value(c.Client().RbacV1().ClusterRoleBindings().Create(t.Context(), &rbac.ClusterRoleBinding{
 		ObjectMeta: meta, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "poor"},
 		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: "kubejoin-system", Name: "poor"}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	for deadline := time.Now().Add(patience); ; { // the authorizer sees the role with a delay
 		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorization.SubjectAccessReview{
 			Spec: authorization.SubjectAccessReviewSpec{

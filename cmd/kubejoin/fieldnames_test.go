@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -83,24 +84,16 @@ func TestErrorNamesFlagFieldOrAnnotation(t *testing.T) {
 // post sends a request and returns the problem in the response.
 func (w *webServer) post(t *testing.T, path, body string) api.Problem {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, w.url+path, strings.NewReader(body)))(t)
 	r.Header.Set("Authorization", "Bearer bearer-0123456789abcdef")
 	if body != "" {
 		r.Header.Set("Content-Type", "application/json")
 	}
 	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
-	answer, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	answer := must.Value(client.Do(r))(t)
 	defer answer.Body.Close()
 	var p api.Problem
-	if err := json.NewDecoder(answer.Body).Decode(&p); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.NewDecoder(answer.Body).Decode(&p))
 	return p
 }
 
@@ -122,17 +115,8 @@ func limitsOf(t *testing.T, annotations map[string]string) tokens.Limits {
 		_ = json.NewEncoder(w).Encode(secret) // fails only if the client is gone
 	}))
 	t.Cleanup(kube.Close)
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: kube.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	store, err := secretstore.Open(t.Context(), client, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := store.Get(t.Context(), "abc123")
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(kubernetes.NewForConfig(&rest.Config{Host: kube.URL}))(t)
+	store := must.Value(secretstore.Open(t.Context(), client, nil))(t)
+	r := must.Value(store.Get(t.Context(), "abc123"))(t)
 	return r.Limits
 }

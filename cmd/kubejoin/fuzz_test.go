@@ -30,7 +30,7 @@ func FuzzServeFlags(f *testing.F) {
 			var o serveOptions
 			flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 			flags.SetOutput(io.Discard)
-			o.flags().addTo(flags)
+			o.register(flags)
 			if flags.Parse(strings.Split(line, "\n")) != nil {
 				return
 			}
@@ -48,7 +48,7 @@ func FuzzServeFlags(f *testing.F) {
 			if known := slices.Sorted(maps.Keys(made.Controllers)); len(known) != len(daemon.ControllerNames) {
 				t.Errorf("--controllers=%q: %q", o.controllers, known)
 			}
-			if made.CA.Duration < signer.MinDuration || (made.CA.CertFile == "") != (made.CA.KeyFile == "") || (made.TLS.CertFile == "") != (made.TLS.KeyFile == "") {
+			if made.CA.Duration < signer.MinDuration || (made.CA.CertFile == "") != (made.CA.KeyFile+made.CA.Remote.URL == "") || made.CA.KeyFile != "" && made.CA.Remote.URL != "" || (made.TLS.CertFile == "") != (made.TLS.KeyFile == "") {
 				t.Errorf("passed the check: %q", line)
 			}
 			if made.APIServer != "" {

@@ -24,10 +24,12 @@ import (
 const issuedHelp = `
 
 The record needs a kubejoin server with a file store: standalone, or --token-store=file.
-Give --url or $KUBEJOIN_URL, or the curlrc file that 'kubejoin serve' wrote: --curlrc or
-$KUBEJOIN_CURLRC. Otherwise read the file of 'kubejoin serve --issuance-record FILE',
-which has the same fields, one JSON object a line:
-  jq 'select(.tokenID == "qwertz")' FILE`
+Otherwise read the file of 'kubejoin serve --issuance-record FILE', which has the same
+fields, one JSON object a line:
+  jq 'select(.tokenID == "qwertz")' FILE` + serverHelp
+
+// readRecord ends errors without a kubejoin server.
+const readRecord = "; or read the file of 'kubejoin serve --issuance-record FILE' with jq"
 
 func issuedCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -83,6 +85,8 @@ given, an entry must match all.` + issuedHelp,
 	f.StringVar(&o.asked.Requester, "requester", "", "user name of the requester")
 	f.StringVar(&o.asked.Signer, "signer", "", "signer name, for example "+certificates.KubeletServingSignerName)
 	f.StringVar(&o.asked.Outcome, "outcome", "", "outcome: issued, refused or failed")
+	f.StringVar(&o.asked.CA, "ca", "", "pin of the CA that signed the certificate: sha256:HEX")
+	f.StringVar(&o.asked.NotCA, "not-ca", "", "certificates that another CA signed than the one with this pin, or that an earlier kubejoin recorded without a CA")
 	f.StringVar(&o.asked.EndsWithin, "ends-within", "", "valid certificates that expire within this duration, for example 720h or 30d")
 	f.StringVar(&o.asked.Since, "since", "", "entries recorded since then: a duration ago, for example 24h or 7d, or a time, for example 2026-11-20T00:00:00Z")
 	f.IntVar(&o.limit, "limit", issuance.DefaultLimit, "maximum number of entries (0: all)")
@@ -91,7 +95,11 @@ given, an entry must match all.` + issuedHelp,
 	}
 	complete("outcome", issuance.Issued, issuance.Refused, issuance.Failed)
 	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
+	heading(f, "Filter flags")
+	o.offerFlag(cmd, "token", listTokenIDs)
+	o.offerFlag(cmd, "node", listNodes)
 	o.output.register(cmd, "text")
+	o.serverOnly, o.instead = true, readRecord
 	o.remoteOptions.register(cmd)
 	return cmd
 }
@@ -110,18 +118,7 @@ func (o *issuedListOptions) checkAll() error {
 	return o.check()
 }
 
-// requireServer returns an error for a cluster: only a kubejoin server serves the issuance record.
-func requireServer(r *remote) error {
-	if r.server == nil {
-		return errors.New("a cluster has no issuance record: give --url for a kubejoin server with a file store, or read the file of 'kubejoin serve --issuance-record FILE' with jq")
-	}
-	return nil
-}
-
 func (o *issuedListOptions) list(ctx context.Context, cmd *cobra.Command, r *remote) error {
-	if err := requireServer(r); err != nil {
-		return err
-	}
 	list := api.IssuanceEntryList{APIVersion: api.Version, Kind: api.KindIssuanceEntryList, Items: []api.IssuanceEntry{}}
 	for {
 		asked := o.asked
@@ -204,9 +201,6 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 				return usageOf(cmd, err)
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				if err := requireServer(r); err != nil {
-					return err
-				}
 				e, err := r.server.GetIssued(ctx, serial)
 				if err != nil {
 					return err
@@ -218,6 +212,7 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 	}
 	cmd.Flags().SortFlags = false
 	o.output.register(cmd, "text", "pem")
+	o.serverOnly, o.instead = true, readRecord
 	o.remoteOptions.register(cmd)
 	return cmd
 }
@@ -264,6 +259,7 @@ func (o *output) entry(w io.Writer, e api.IssuanceEntry) error {
 		{"Usages", []string{strings.Join(e.Usages, ", ")}},
 		{"Not before", []string{e.NotBefore.UTC().Format(time.RFC3339)}},
 		{"Not after", []string{e.NotAfter.UTC().Format(time.RFC3339)}},
+		{"CA", []string{e.CA}},
 		{"Public key", []string{e.SPKI}},
 		{"Node", []string{e.Node}},
 		{"Requester", []string{e.Requester}},
@@ -328,7 +324,7 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 				return o.revoked(cmd.OutOrStdout(), list)
 			})
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: o.offer(1, listNodes),
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
@@ -337,6 +333,7 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 	f.StringVar(&o.token, "token", "", "end the token with this ID, and revoke the nodes that joined with it")
 	f.StringVar(&o.asked.Reason, "reason", "", "why, at most 256 bytes; locked-out machines see it")
 	f.BoolVar(&o.asked.DryRun, "dry-run", false, "print what would be revoked, but revoke nothing")
+	o.offerFlag(cmd, "token", listTokenIDs)
 	o.output.register(cmd, "text")
 	o.remoteOptions.register(cmd)
 	cmd.AddCommand(revokeListCommand(), revokeUndoCommand())
@@ -449,7 +446,7 @@ certificate, you need not undo its revocation: create a token for it.` + remoteH
 				return each(cmd, len(args), errs)
 			})
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: o.offer(many, listRevoked),
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print what would be removed, but remove nothing")

@@ -37,7 +37,7 @@ func scriptRecord(ts *testscript.TestScript, negated bool, args []string) {
 		entry(2*time.Hour-time.Duration(i), issuance.Entry{
 			Outcome: issuance.Issued, Signer: "kubernetes.io/kube-apiserver-client-kubelet", Requester: "system:bootstrap:qwertz", TokenID: "qwertz",
 			Node: fmt.Sprintf("worker-%d", i+1), Subject: fmt.Sprintf("CN=system:node:worker-%d,O=system:nodes", i+1), Usages: []string{"digital signature", "client auth"},
-			SPKI: "sha256:" + strings.Repeat("00", 32), Serial: fmt.Sprintf("%df", i+1), NotBefore: now, NotAfter: now.AddDate(0, 0, days), Certificate: "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
+			SPKI: "sha256:" + strings.Repeat("00", 32), Serial: fmt.Sprintf("%df", i+1), CA: "sha256:" + strings.Repeat(fmt.Sprint(i+1), 64), NotBefore: now, NotAfter: now.AddDate(0, 0, days), Certificate: "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
 			Approver: "kubejoin", Rule: "nodeclient", Evidence: []string{"it may", "it is\x1b[2J Monday"},
 		})
 	}

@@ -63,13 +63,15 @@ func kubeconfigCommand() *cobra.Command {
 // credentialOptions are the flags of kubeconfig node and kubeconfig user.
 type credentialOptions struct {
 	remoteOptions
-	caKey      string
-	apiServer  string
-	duration   time.Duration
-	groups     []string
-	wait       time.Duration
-	outputFile string
-	force      bool
+	caKey string
+	// caKeyPassphrase is the file with the passphrase of caKey.
+	caKeyPassphrase string
+	apiServer       string
+	duration        time.Duration
+	groups          []string
+	wait            time.Duration
+	outputFile      string
+	force           bool
 }
 
 // credentialHelp ends the help of kubeconfig node and kubeconfig user.
@@ -80,7 +82,7 @@ The command makes the key, and sends only a certificate request. One of these si
   --url or --curlrc   a kubejoin server; you need the permission to sign
   --ca-file, --ca-key a CA on this machine, by the same rules
 
-The signer keeps --duration within its bounds. The command says so if it changes it.` + remoteHelp
+The signer keeps --duration within its bounds. The command reports a changed duration.` + remoteHelp
 
 func nodeKubeconfigCommand() *cobra.Command {
 	o := &credentialOptions{}
@@ -131,11 +133,13 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 	f := cmd.Flags()
 	f.SortFlags = false
 	durationVar(f, &o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
-	f.StringVar(&o.outputFile, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
-	f.BoolVar(&o.force, "force", false, "replace the file of --output-file if it exists")
 	durationVar(f, &o.wait, "wait", time.Minute, "how long to wait for the certificate")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server to write into the file (default: that in cluster-info)")
 	f.StringVar(&o.caKey, "ca-key", "", "private key of the CA in --ca-file, to sign on this machine")
+	f.StringVar(&o.caKeyPassphrase, "ca-key-passphrase-file", "", "file with the passphrase of --ca-key, in one line (default: the key is not encrypted)")
+	f.StringVar(&o.outputFile, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
+	f.BoolVar(&o.force, "force", false, "replace the file of --output-file if it exists")
+	heading(f, "Output flags", "output-file", "force")
 	o.register(cmd)
 	return cmd
 }
@@ -156,6 +160,9 @@ func (o *credentialOptions) check(args []string, identity func(name string) (cre
 	}
 	if o.wait <= 0 {
 		errs = append(errs, fmt.Errorf("--wait: %s given, want more than 0", o.wait))
+	}
+	if o.caKey == "" && o.caKeyPassphrase != "" {
+		errs = append(errs, errors.New("--ca-key-passphrase-file: needs --ca-key, the key that it decrypts"))
 	}
 	if o.caKey != "" {
 		if o.caFile == "" {
@@ -247,7 +254,7 @@ func clusterOf(info []byte) (*clientcmdapi.Cluster, error) {
 // signer returns who signs, and the cluster-info of the cluster.
 func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sign credentials.SignFunc, kubeconfig []byte, stop func(), err error) {
 	if o.caKey != "" {
-		ca, err := signer.LoadCA(o.caFile, o.caKey)
+		ca, err := signer.LoadEncryptedCA(o.caFile, o.caKey, o.caKeyPassphrase)
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -299,8 +306,8 @@ its certificate, its key and its CA, and at the API server, with two requests th
 nothing. The requests take the same way as kubectl's, and run the exec plugin that the file
 names. Each finding is one line with a remedy.
 
-The exit code is 0 if there is no finding. It is 1 if there are findings. It is 2 if there
-are none and a check could not be made, or the command cannot read the file.`,
+The exit code is 0 if there is no finding. It is 1 if there are findings. It is 2 if no
+finding was made but a check could not run, or if the command cannot read the file.`,
 		Example: `  kubejoin kubeconfig check /etc/kubernetes/kubelet.conf --node worker-7
 
   kubejoin kubeconfig check jane.conf -o jsonpath='{.findings[*].id}'`,
@@ -339,10 +346,9 @@ are none and a check could not be made, or the command cannot read the file.`,
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	o.known = []string{"text", "json", "yaml"}
-	f.StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
 	f.StringVar(&o.node, "node", "", "node that the file is for (default: any)")
 	f.BoolVar(&o.offline, "offline", false, "check only the file, not the API server")
+	o.registerFormats(cmd, "text", "json", "yaml")
 	return cmd
 }
 
@@ -398,10 +404,13 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join with a new token, 1 to %d (default: unlimited)", tokens.MaxNodes))
 	f.StringSliceVar(&o.nodeNames, "node-name", nil, "node name that a new token allows, or a pattern such as 'worker-*' (repeatable; default: any)")
 	f.StringVar(&o.description, "description", "", "description of a new token")
+	heading(f, "Credential flags")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server, with its CA in --ca-file")
 	f.StringVar(&o.discovery, "discovery", "", "HOST:PORT to fetch cluster-info from, like a joining machine")
 	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "with --discovery: pin of a trusted CA, as sha256:HEX (repeatable)")
+	heading(f, "API server flags")
 	f.StringVar(&o.outputFile, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
+	heading(f, "Output flags")
 	o.remoteOptions.register(cmd)
 	return cmd
 }

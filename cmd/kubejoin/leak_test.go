@@ -15,6 +15,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
@@ -53,14 +54,8 @@ func TestFileStoreOnClusterLeaksNoGoroutines(t *testing.T) {
 // garbage collector has found that nobody uses the last one, and the last one stays open for 90 s.
 func shareConnection(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
-	config, err := c.Config("admin.conf")
-	if err != nil {
-		t.Fatal(err)
-	}
-	transport, err := rest.TransportFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(c.Config("admin.conf"))(t)
+	transport := must.Value(rest.TransportFor(config))(t)
 	t.Cleanup(func() { runtime.KeepAlive(transport) })
 }
 
@@ -113,16 +108,10 @@ func optionsOf(t *testing.T, flags ...string) daemon.Options {
 	t.Helper()
 	var o serveOptions
 	f := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	o.flags().addTo(f)
+	o.register(f)
 	o.given = f.Changed
-	if err := f.Parse(append([]string{"--listen", "127.0.0.1:0"}, flags...)); err != nil {
-		t.Fatal(err)
-	}
-	options, err := o.options()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return options
+	must.OK(t, f.Parse(append([]string{"--listen", "127.0.0.1:0"}, flags...)))
+	return must.Value(o.options())(t)
 }
 
 func awaitReady(t *testing.T, client *http.Client, address string) {

@@ -96,7 +96,9 @@ Start standalone, without a cluster:
 Start on a cluster, instead of the bootstrap and CSR controllers of kube-controller-manager:
   kubejoin serve --kubeconfig admin.conf \
     --cluster-signing-cert-file ca.crt --cluster-signing-key-file ca.key \
-    --token-auth-file operators.csv`,
+    --token-auth-file operators.csv
+
+` + whereHelp,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
@@ -107,8 +109,25 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{command: cmd.CommandPath(), err: flagError(err)}
 	})
-	root.AddCommand(serveCommand()) // not strict: some flags are kube-controller-manager's and may be empty
-	root.AddCommand(strict(tokenCommand(), claimCommand(), issuedCommand(), revokeCommand(), explainCommand(), doctorCommand(), signCommand(), rejoinCommand(), signerConfigCommand(), manifestCommand(), webhookConfigCommand(), authorizationConfigCommand(), kubeconfigCommand(), certsCommand(), storeCommand(), versionCommand())...)
+	root.SetUsageFunc(usage)
+	group := func(id string, commands ...*cobra.Command) {
+		root.AddGroup(&cobra.Group{ID: id, Title: id + ":"})
+		for _, c := range commands {
+			c.GroupID = id
+		}
+		root.AddCommand(commands...)
+	}
+	const run = "Run kubejoin"
+	group("Let machines join", strict(tokenCommand(), claimCommand(), kubeconfigCommand(), certsCommand())...)
+	group("Find out why", strict(explainCommand(), doctorCommand(), issuedCommand())...)
+	group("Get and revoke certificates", strict(signCommand(), rejoinCommand(), revokeCommand(), caCommand())...)
+	group(run, strict(signerCommand(), signerConfigCommand(), webhookConfigCommand(), authorizationConfigCommand(), manifestCommand(), storeCommand())...)
+	serve := serveCommand() // not strict: some flags are kube-controller-manager's and may be empty
+	serve.GroupID = run
+	root.AddCommand(serve)
+	group("Other commands", strict(versionCommand())...)
+	root.SetHelpCommandGroupID("Other commands")
+	root.SetCompletionCommandGroupID("Other commands")
 	strictBuiltins(root)
 	return root
 }
@@ -218,5 +237,6 @@ func versionCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
+	heading(cmd.Flags(), "Output flags", "output")
 	return cmd
 }

@@ -52,11 +52,12 @@ func staticPodCommand() *cobra.Command {
 without a scheduler, a pod network or a Deployment.
 
 A static pod has no service account. It uses a kubeconfig of the same user, which has the
-rights of deploy/manifests and no others. Create it and the pod on each control plane:
+rights of deploy/manifests and no others. Create the kubeconfig and the
+pod on each control plane:
 
   (umask 077; kubeadm kubeconfig user --client-name ` + ownUser + ` \
     > /etc/kubernetes/kubejoin.conf)
-  kubejoin manifest static-pod > /etc/kubernetes/manifests/kubejoin.yaml
+  kubejoin manifest static-pod > kubejoin.yaml && cp kubejoin.yaml /etc/kubernetes/manifests/
 
 The certificate in the kubeconfig is valid for a year. Run both commands again before it
 expires. The manifest then names the new expiry, so that the kubelet restarts the pod.
@@ -65,7 +66,7 @@ Flags after -- are those of 'kubejoin serve'. The files that they name have to b
 --pki-dir or --mount. The command reads the kubeconfig if it exists, and contacts no
 cluster.`,
 		Example: `  # on a control plane
-  kubejoin manifest static-pod > /etc/kubernetes/manifests/kubejoin.yaml
+  kubejoin manifest static-pod > kubejoin.yaml && cp kubejoin.yaml /etc/kubernetes/manifests/
 
   # with flags of kubejoin serve, and files for them
   kubejoin manifest static-pod --mount /etc/kubejoin -- --advertise join.example.com:9443 \
@@ -111,6 +112,7 @@ cluster.`,
 	f.StringVar(&o.pkiDir, "pki-dir", "/etc/kubernetes/pki", "folder on the machine with ca.crt and ca.key of the cluster, to mount into the pod")
 	f.StringSliceVar(&o.mounts, "mount", nil, "folder of the machine to mount read only at the same path (repeatable)")
 	f.StringVarP(&o.format, "output", "o", "yaml", "output format: yaml or json")
+	heading(f, "Output flags", "output")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -130,14 +132,18 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 			}
 		}
 	}
-	args := append([]string{
+	args := []string{
 		"serve", "--kubeconfig=" + o.kubeconfig, "--listen=:9443", "--shutdown-delay-duration=5s",
-		"--cluster-signing-cert-file=" + filepath.Join(o.pkiDir, "ca.crt"), "--cluster-signing-key-file=" + filepath.Join(o.pkiDir, "ca.key"),
-	}, more...)
+		"--cluster-signing-cert-file=" + filepath.Join(o.pkiDir, "ca.crt"),
+	}
+	if !slices.ContainsFunc(more, func(arg string) bool { return strings.HasPrefix(arg, "--cluster-signing-key-url") }) {
+		args = append(args, "--cluster-signing-key-file="+filepath.Join(o.pkiDir, "ca.key"))
+	}
+	args = append(args, more...)
 	var s serveOptions
 	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
 	flags.Usage = func() {}
-	s.flags().addTo(flags)
+	s.register(flags)
 	s.given = flags.Changed
 	if err := flags.Parse(args[1:]); err != nil {
 		return manifest.StaticPod{}, errors.Join(append(errs, flagError(err))...)
@@ -157,11 +163,18 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 	if s.IssuanceRecord != "" && s.IssuanceRecord != "-" {
 		fail("--issuance-record: %s cannot be written, because the pod's files are read only; want - for the log of the pod", s.IssuanceRecord)
 	}
+	socket, found := strings.CutPrefix(s.CA.Remote.URL, "unix://")
+	if !found {
+		socket = ""
+	}
 	for flag, file := range map[string]string{
-		"cluster-signing-cert-file": s.CA.CertFile, "cluster-signing-key-file": s.CA.KeyFile, "signer-config": s.SignerConfig,
+		"cluster-signing-key-url":   socket,
+		"cluster-signing-cert-file": s.CA.CertFile, "cluster-signing-key-file": s.CA.KeyFile,
+		"cluster-signing-key-passphrase-file": s.CA.PassphraseFile, "signer-config": s.SignerConfig,
 		"tls-cert-file": s.TLS.CertFile, "tls-private-key-file": s.TLS.KeyFile,
 		"token-auth-file": s.Callers.TokenFile, "client-ca-file": s.Callers.ClientCAFile,
-		"webhook-client-ca-file": s.Webhook.ClientCAFile,
+		"webhook-client-ca-file": s.Webhook.ClientCAFile, "cluster-signing-key-ca-file": s.CA.Remote.CAFile,
+		"cluster-signing-key-client-cert-file": s.CA.Remote.CertFile, "cluster-signing-key-client-key-file": s.CA.Remote.KeyFile,
 	} {
 		if file != "" && !slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(filepath.Clean(file), folder+"/") }) {
 			fail("--%s: %s is in no folder that is mounted; add --mount %s", flag, file, safetext.Quote(filepath.Dir(file)))

@@ -25,9 +25,16 @@ type output struct {
 
 const jsonpathFormat = "jsonpath="
 
+// register adds --output with the formats known, json, yaml and name.
 func (o *output) register(cmd *cobra.Command, known ...string) {
-	o.known = append(known, "json", "yaml", "name")
+	o.registerFormats(cmd, append(known, "json", "yaml", "name")...)
+}
+
+// registerFormats adds --output with the formats known and jsonpath.
+func (o *output) registerFormats(cmd *cobra.Command, known ...string) {
+	o.known = known
 	cmd.Flags().StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
+	heading(cmd.Flags(), "Output flags", "output")
 	// It fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(slices.Clone(o.known), jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }

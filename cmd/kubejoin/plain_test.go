@@ -15,6 +15,7 @@ import (
 	"testing"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
@@ -28,18 +29,10 @@ func TestSanitizesProblemsOfServer(t *testing.T) {
 			_ = json.NewEncoder(w).Encode(api.Problem{Type: api.ProblemType + name, Status: status, Detail: "8w4usg.qwertzuiopasdfgh\x1b[31m", Reason: "\x1b[32m"})
 		})
 	})
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key))(t)
 	request := filepath.Join(t.TempDir(), "csr")
-	if err := os.WriteFile(request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(request, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), 0o600))
 	for _, test := range []struct {
 		status int
 		name   string

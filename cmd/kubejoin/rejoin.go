@@ -124,6 +124,7 @@ and 1 for all other errors.`,
 	durationVar(f, &o.before, "before", 0, "rejoin also if the certificate expires within this time")
 	durationVar(f, &o.wait, "wait", 5*time.Minute, "how long to retry while the server does not respond")
 	f.StringVar(&o.restart, "restart", "", "systemd unit to restart after the certificate was written, for example kubelet")
+	heading(f, "Connection flags", "url", "ca-file")
 	o.output.register(cmd, "text")
 	return cmd
 }

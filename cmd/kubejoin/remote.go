@@ -56,15 +56,33 @@ type remoteOptions struct {
 	given func(flag string) bool
 	// serverOnly is true for commands that only a kubejoin server supports. They do not look for a kubeconfig.
 	serverOnly bool
+	// instead ends errors of such a command: what to do without a server.
+	instead string
+	// ownServer sends the bearer token of a curlrc only to the server that this file names.
+	ownServer bool
 }
 
-// remoteHelp ends the help of each command with remoteOptions.
-const remoteHelp = `
+// The help of kubejoin says on what commands work. The help of each command with remoteOptions ends with one of the others.
+const (
+	whereHelp = `Commands work on a cluster or on a kubejoin server: the first one that is given by
+  1. --kubeconfig: a cluster
+  2. --url, --curlrc or another connection flag: a kubejoin server
+  3. $KUBEJOIN_URL or $KUBEJOIN_CURLRC: a kubejoin server
+  4. $KUBECONFIG, ~/.kube/config, ` + adminConf + ` or the service account
+     of a pod: a cluster
+  5. ` + defaultCurlrc + `, which 'kubejoin serve' wrote: a kubejoin server`
+	remoteHelp = `
 
-The command works on a cluster or on a kubejoin server. For a cluster it uses the
-first kubeconfig of --kubeconfig, $KUBECONFIG, ~/.kube/config and
-` + adminConf + `. For a kubejoin server give --url or $KUBEJOIN_URL, or the
-curlrc file that 'kubejoin serve' wrote: --curlrc or $KUBEJOIN_CURLRC.`
+The command works on a cluster or on a kubejoin server: 'kubejoin --help' says on which.`
+	serverHelp = `
+
+The command needs a kubejoin server: --url or --curlrc, else $KUBEJOIN_URL or
+$KUBEJOIN_CURLRC, else ` + defaultCurlrc + `.`
+	clusterHelp = `
+
+The command works on a cluster: the first of --kubeconfig, $KUBECONFIG, ~/.kube/config,
+` + adminConf + ` and the service account of a pod.`
+)
 
 func (o *remoteOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
@@ -74,12 +92,13 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	if o.serverOnly {
 		_ = f.MarkHidden("kubeconfig") // it is an error that says what to use instead
 	}
-	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server to work on (default: the one in --curlrc, else "+defaultURL+")")
-	f.StringVar(&o.curlrc, "curlrc", "", "file with a server, its CA and a bearer token, written by 'kubejoin serve' (default with --url: "+defaultCurlrc+" if it exists)")
+	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the server (default: as in a given --curlrc, $KUBEJOIN_URL, as in the default --curlrc, or "+defaultURL+")")
+	f.StringVar(&o.curlrc, "curlrc", "", "file of 'kubejoin serve' with server, CA and bearer token (default: $KUBEJOIN_CURLRC or "+defaultCurlrc+")")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --curlrc, else the system's)")
 	f.StringVar(&o.bearerFile, "bearer-file", "", "file with only a bearer token")
 	f.StringVar(&o.clientCert, "client-certificate", "", "client certificate file, instead of a bearer token")
 	f.StringVar(&o.clientKey, "client-key", "", "private key of --client-certificate")
+	heading(f, "Connection flags", "kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate", "client-key")
 }
 
 // operations are what commands do on a cluster or on a kubejoin server. An error about invalid fields is an
@@ -100,6 +119,10 @@ type operations interface {
 	Revoke(ctx context.Context, req api.Revoke) (api.RevocationList, error)
 	ListRevocations(ctx context.Context) (api.RevocationList, error)
 	UndoRevocation(ctx context.Context, revoked string, req api.UndoRevocation) (api.Revocation, error)
+	CARotation(ctx context.Context, ca string) (api.CARotation, error)
+	PrepareCA(ctx context.Context, ca string, req api.PrepareCA) (api.CARotation, error)
+	// StepCA takes a rotation to a stage, or with "abort" back by one stage.
+	StepCA(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error)
 	Explain(ctx context.Context, node string) (api.NodeExplanation, error)
 	ExplainRequest(ctx context.Context, req api.ExplainRequest) (api.RequestExplanation, error)
 }
@@ -111,17 +134,26 @@ type remote struct {
 	server  *client.Client
 }
 
+// readEnvironment completes the flags from the environment, over which they win: --kubeconfig selects a cluster, and
+// --curlrc the server in that file, if it names one.
+func (o *remoteOptions) readEnvironment() {
+	if o.kubeconfig != "" {
+		return
+	}
+	if o.curlrc == "" {
+		o.url = cmp.Or(o.url, os.Getenv("KUBEJOIN_URL"))
+	}
+	o.curlrc = cmp.Or(o.curlrc, os.Getenv("KUBEJOIN_CURLRC"))
+}
+
 // connect selects the cluster or the server and connects to it. close stops the informers or closes the connections.
 func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), err error) {
-	if o.kubeconfig == "" { // --kubeconfig wins over the environment
-		o.url = cmp.Or(o.url, os.Getenv("KUBEJOIN_URL"))
-		o.curlrc = cmp.Or(o.curlrc, os.Getenv("KUBEJOIN_CURLRC"))
-	}
+	o.readEnvironment()
 	if (o.clientCert == "") != (o.clientKey == "") {
 		return nil, nil, &usageError{err: errors.New("--client-certificate: certificate and key go together, and one of them is missing")}
 	}
 	if o.serverOnly && o.kubeconfig != "" {
-		return nil, nil, &usageError{err: errors.New("--kubeconfig: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE")}
+		return nil, nil, &usageError{err: errors.New("--kubeconfig: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE" + o.instead)}
 	}
 	ofServer := o.url != "" || o.curlrc != "" || o.caFile != "" || o.bearerFile != "" || o.clientCert != ""
 	if o.kubeconfig != "" && ofServer {
@@ -131,17 +163,14 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 		return o.connectServer()
 	}
 	if rules, found := o.findKubeconfig(); found && !o.serverOnly {
-		if o.kubeconfigFile = rules.ExplicitPath; o.kubeconfigFile == "" {
-			o.kubeconfigFile = os.Getenv(clientcmd.RecommendedConfigPathEnvVar)
-		}
-		o.cluster = true
+		o.cluster, o.kubeconfigFile = true, kubeconfigFiles(rules)
 		return connectCluster(ctx, rules, o.pkiDir)
 	}
 	if exists(defaultCurlrc) {
 		return o.connectServer()
 	}
 	if o.serverOnly {
-		return nil, nil, errors.New("no kubejoin server given: want --url https://HOST:PORT or --curlrc FILE")
+		return nil, nil, errors.New("no kubejoin server given: want --url https://HOST:PORT or --curlrc FILE" + o.instead)
 	}
 	return nil, nil, fmt.Errorf("no cluster or kubejoin server given, and no kubeconfig found: want --kubeconfig FILE for a cluster, or --url https://HOST:PORT for a kubejoin server")
 }
@@ -234,6 +263,11 @@ func (o *remoteOptions) findKubeconfig() (*clientcmd.ClientConfigLoadingRules, b
 	return rules, inCluster() // the rules fall back to the service account
 }
 
+// kubeconfigFiles returns the files of a kubeconfig, or nothing for the service account of a pod.
+func kubeconfigFiles(rules *clientcmd.ClientConfigLoadingRules) string {
+	return cmp.Or(rules.ExplicitPath, os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
+}
+
 func exists(file string) bool {
 	_, err := os.Stat(file)
 	return err == nil || !errors.Is(err, fs.ErrNotExist)
@@ -259,7 +293,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 		// The folder may be of anybody, and the credential is not of this server: it may leave this machine for no other.
 		curlrc = datadir.CurlConfig{Server: onThisMachine(curlrc.Server)}
 	}
-	bearer, address := curlrc.Bearer, cmp.Or(o.url, curlrc.Server, defaultURL)
+	bearer, address := curlrc.Bearer, cmp.Or(o.url, curlrc.Server, os.Getenv("KUBEJOIN_URL"), defaultURL)
 	o.server, o.trusted = address, cmp.Or(o.caFile, curlrc.CAFile)
 	if curlrc.Bearer != "" {
 		o.credential = "bearer token in --curlrc " + file + " is not one of this server: 'kubejoin serve' writes this file into its --data-dir"
@@ -304,6 +338,9 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 			o.credential = "client certificate in --client-certificate " + o.clientCert + " has expired, was revoked or is from another CA: see 'openssl x509 -noout -issuer -enddate -in " + safetext.Quote(o.clientCert) + "'"
 		}
 	}
+	if o.ownServer && o.bearerFile == "" && bearer != "" && address != curlrc.Server {
+		return nil, nil, fmt.Errorf("--curlrc: %s is not for %s", file, address)
+	}
 	c, stop := newClient(address, config)
 	c.Bearer = bearer
 	return &remote{operations: onServer{c}, server: c}, stop, nil
@@ -334,6 +371,12 @@ var flagNames = map[string]string{
 	"rejoinURL":           "with-rejoin",
 	"tokenID":             "token",
 	"endsWithin":          "ends-within",
+	"notCA":               "not-ca",
+	"newCA":               "new-ca-cert-file",
+	"newKey":              "new-ca-key-file",
+	"noCrossSign":         "no-cross-sign",
+	"leaveBehind":         "leave-behind",
+	"expireTokens":        "expire-tokens",
 }
 
 // explain names flags instead of fields in an error about invalid fields.

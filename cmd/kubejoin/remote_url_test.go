@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -18,14 +19,8 @@ func TestURLWithPath(t *testing.T) {
 		return mux
 	})
 	at := func(path string, args ...string) (string, error) { return web.run(t, path, args...) }
-	made, err := at("/join", "token", "create")
-	if err != nil {
-		t.Fatal(err)
-	}
-	token, err := tokens.Parse(strings.TrimSpace(made))
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Value(at("/join", "token", "create"))(t)
+	token := must.Value(tokens.Parse(strings.TrimSpace(made)))(t)
 	if text, err := at("/join/", "token", "list", "-o", "name"); err != nil || !strings.Contains(text, token.ID()) {
 		t.Errorf("list: %q, %v", text, err)
 	}

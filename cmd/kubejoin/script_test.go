@@ -14,12 +14,16 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"kubejoin": main})
+	testscript.Main(m, map[string]func(){"kubejoin": func() {
+		completeTimeout = patience
+		main()
+	}})
 }
 
 // TestScripts runs the program with the scripts in testdata/script, one file for each subject.
@@ -34,10 +38,7 @@ func TestScripts(t *testing.T) {
 	})
 	answers := filepath.Join(t.TempDir(), "answers")
 	t.Cleanup(func() { checkResponses(t, answers) })
-	examples, err := filepath.Abs("../../examples/curl")
-	if err != nil {
-		t.Fatal(err)
-	}
+	examples := must.Value(filepath.Abs("../../examples/curl"))(t)
 	serve := func(ts *testscript.TestScript, negated bool, args []string) { scriptServe(ts, records, negated, args) }
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,

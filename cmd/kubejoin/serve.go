@@ -71,8 +71,8 @@ record in etcd, standalone or on a cluster. They need the same CA and operators:
 the same files.
 
 On a cluster, tokens are Secrets, and cluster-info is the ConfigMap in kube-public. With
---token-store=file or etcd they are outside the cluster, and kube-apiserver reviews them at
-kubejoin; see 'kubejoin webhook-config --help'. These controllers replace those of
+--token-store=file or etcd, tokens are outside the cluster, and kube-apiserver asks kubejoin
+about each token; see 'kubejoin webhook-config --help'. These controllers replace those of
 kube-controller-manager:
   bootstrap-signer  signs cluster-info with all live tokens
   token-cleaner     deletes expired tokens
@@ -115,7 +115,8 @@ client certificate of --client-ca-file. Admins in --token-auth-file may do every
 			return daemon.Run(cmd.Context(), options, log, cmd.OutOrStdout())
 		},
 	}
-	o.flags().register(cmd)
+	cmd.Flags().SortFlags = false
+	o.register(cmd.Flags())
 	_ = cmd.MarkFlagFilename("signer-config", "yaml", "yml")
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
@@ -128,10 +129,8 @@ client certificate of --client-ca-file. Admins in --token-auth-file may do every
 	return cmd
 }
 
-// flags returns the flags of serve, in groups.
-func (o *serveOptions) flags() flagGroups {
-	var groups flagGroups
-	f := groups.add("Cluster and storage")
+// register adds the flags of serve, in groups.
+func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.cluster.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default: the service account in a pod, else standalone)")
 	f.StringVar(&o.DataDir, "data-dir", "kubejoin-data", "folder for tokens: standalone, with CA and curlrc, or with --token-store=file; with etcd, for credentials alone")
 	f.StringVar(&o.tokenStore, "token-store", "", "store for tokens and claims: kubernetes (Secrets and Leases), file (in --data-dir, one replica), or etcd (many replicas) (default: kubernetes on a cluster, file standalone)")
@@ -143,8 +142,8 @@ func (o *serveOptions) flags() flagGroups {
 	f.BoolVar(&o.cluster.LeaderElect, "leader-elect", true, "on a cluster: run controllers only while this replica holds a Lease")
 	f.StringVar(&o.cluster.LeaseNamespace, "leader-elect-resource-namespace", secretstore.ClaimNamespace, "namespace of the Lease for leader election")
 	f.StringVar(&o.cluster.LeaseName, "leader-elect-resource-name", tokens.OwnName, "name of the Lease for leader election")
+	heading(f, "Cluster and storage flags")
 
-	f = groups.add("HTTPS API")
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:9443", "HOST:PORT to serve HTTPS on; :PORT listens on all addresses of this machine")
 	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT for discovery in join commands (default: this server if standalone, else the API server in cluster-info)")
 	f.StringVar(&o.APIServer, "api-server", "", "https://HOST:PORT of the API server in cluster-info (default: the one already in cluster-info, else that of the kubeconfig; standalone: port 6443 on the host of --advertise)")
@@ -153,26 +152,32 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringSliceVar(&o.TLS.SANs, "tls-san", nil, "additional DNS name or IP address in the serving certificate that kubejoin issues (repeatable)")
 	durationVar(f, &o.ShutdownDelay, "shutdown-delay-duration", 0, "how long to serve on after SIGTERM with /readyz failing, so that load balancers notice first")
 	f.StringVar(&o.tlsMinVersion, "tls-min-version", tls13, "oldest accepted TLS version: "+tls12+" or "+tls13)
+	heading(f, "HTTPS API flags")
 
-	f = groups.add("Authentication")
 	f.StringVar(&o.Callers.TokenFile, "token-auth-file", "", `CSV file of operators' bearer tokens, lines of token,user,uid,"group1,group2"; group `+daemon.AdminGroup+" may do everything (default: standalone operators.csv in --data-dir; on a cluster none)")
 	f.StringVar(&o.Callers.ClientCAFile, "client-ca-file", "", "CA of client certificates of nodes, on a cluster also of users (default: standalone the cluster CA, on a cluster none)")
 	f.StringSliceVar(&o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: accepted audiences of the bearer tokens of service accounts and other cluster users (repeatable)")
 	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "CA of kube-apiserver's client certificate, accepted for access reviews (see 'kubejoin authorization-config') and, with --token-store=file or etcd, for token reviews")
 	f.StringVar(&o.Webhook.ClientName, "webhook-client-name", "", "common name of kube-apiserver's client certificate, for example kube-apiserver-kubelet-client")
 	f.StringSliceVar(&o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file or etcd: accepted audiences of token reviews, as in kube-apiserver's --api-audiences (repeatable; default: only kube-apiserver checks audiences)")
+	heading(f, "Authentication flags")
 
-	f = groups.add("Client limit")
 	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "maximum requests and new connections per second of one client address (IPv6: one /64); 0 switches off all limits for an address, for example behind a proxy")
 	f.IntVar(&o.clients.Burst, "client-burst", server.DefaultClientBurst, "burst for --client-qps (0: same as --client-qps)")
 	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "maximum requests per second of one operator, node or bootstrap token; 0 switches off all limits for a user")
 	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "burst for --user-qps (0: same as --user-qps)")
 	f.IntVar(&o.userTokens, "user-tokens", mint.DefaultUserTokens, "maximum live tokens that one user may have created over HTTPS, across all replicas (0: unlimited)")
+	heading(f, "Client limit flags")
 
-	f = groups.add("Node and certificate")
 	f.StringVar(&o.CA.CertFile, "cluster-signing-cert-file", "", "certificate of the cluster CA; during a CA rotation several, of which the one that matches the key signs")
 	f.StringVar(&o.CA.KeyFile, "cluster-signing-key-file", "", "private key of --cluster-signing-cert-file")
+	f.StringVar(&o.CA.PassphraseFile, "cluster-signing-key-passphrase-file", "", "passphrase of --cluster-signing-key-file, in one line (default: the key is not encrypted)")
+	f.StringVar(&o.CA.Remote.URL, "cluster-signing-key-url", "", "https://HOST:PORT or unix:///PATH of 'kubejoin signer', which has the key instead of --cluster-signing-key-file; see docs/signer.md")
+	f.StringVar(&o.CA.Remote.CAFile, "cluster-signing-key-ca-file", "", "with an https URL of 'kubejoin signer': CA of its own certificate")
+	f.StringVar(&o.CA.Remote.CertFile, "cluster-signing-key-client-cert-file", "", "with an https URL of 'kubejoin signer': client certificate; re-read for each connection")
+	f.StringVar(&o.CA.Remote.KeyFile, "cluster-signing-key-client-key-file", "", "private key of --cluster-signing-key-client-cert-file")
 	durationVar(f, &o.CA.Duration, "cluster-signing-duration", 365*24*time.Hour, "maximum lifetime of certificates, and the lifetime if a request has none")
+	f.Float64Var(&o.CA.RotationQPS, "ca-rotation-qps", defaultRotationQPS, "maximum renewals per second by which kubelets move to a new CA: kubejoin shortens their certificates during a CA rotation")
 	f.StringVar(&o.cluster.PKIDir, "pki-dir", "", "on a cluster: folder of a control plane's certificates to upload for join commands with controlPlane, and to find failed members of etcd, for example "+kubeadmcerts.DefaultDir+" (default: such join commands are refused)")
 	f.StringVar(&o.SignerConfig, "signer-config", "", "file that configures the signers, re-read when it changes; see 'kubejoin signer-config --help' (default: what 'kubejoin signer-config default' prints)")
 	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow first client certificates for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'")
@@ -186,11 +191,11 @@ func (o *serveOptions) flags() flagGroups {
 	f.StringSliceVar(&o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")
 	f.StringVar(&o.IssuanceRecord, "issuance-record", "", "file to append a JSON line to for each certificate that is issued, refused or failed; - is standard output")
 	durationVar(f, &o.IssuanceRetention, "issuance-retention", boltstore.KeepEnded, "how long the issuance record in --data-dir or etcd keeps a certificate after it has ended")
+	heading(f, "Node and certificate flags")
 
-	f = groups.add("Other")
 	f.StringVar(&o.logFormat, "log-format", "text", "log format: text or json")
 	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "log level: 0 for operators, 1 adds every request and decision, 4 to 6 add calls to the API server")
-	return groups
+	heading(f, "Other flags")
 }
 
 // registerEtcd adds the flags of a store in etcd, named as those of kube-apiserver.
@@ -206,45 +211,4 @@ func registerEtcdFiles(f *pflag.FlagSet, c *etcdstore.Config, only string) {
 	f.StringVar(&c.CertFile, "etcd-certfile", "", only+"client certificate; re-read for each connection")
 	f.StringVar(&c.KeyFile, "etcd-keyfile", "", only+"private key of --etcd-certfile")
 	f.StringVar(&c.Prefix, "etcd-prefix", etcdstore.DefaultPrefix, only+"prefix of all keys")
-}
-
-// flagGroups are the flags of a command under headings, for its help.
-type flagGroups []flagGroup
-
-type flagGroup struct {
-	title string
-	flags *pflag.FlagSet
-}
-
-// add returns the flag set of a new group.
-func (g *flagGroups) add(title string) *pflag.FlagSet {
-	flags := pflag.NewFlagSet(title, pflag.ContinueOnError)
-	flags.SortFlags = false
-	*g = append(*g, flagGroup{title, flags})
-	return flags
-}
-
-// addTo adds the flags of all groups to a flag set.
-func (g flagGroups) addTo(flags *pflag.FlagSet) {
-	for _, group := range g {
-		flags.AddFlagSet(group.flags)
-	}
-}
-
-// register adds the flags of all groups to a command and lists them by group in its help. It does not set cobra's
-// usage template, since templates make the program half as large again.
-func (g flagGroups) register(cmd *cobra.Command) {
-	cmd.Flags().SortFlags = false
-	g.addTo(cmd.Flags())
-	cmd.InitDefaultHelpFlag()
-	g[len(g)-1].flags.AddFlag(cmd.Flags().Lookup("help"))
-	cmd.SetUsageFunc(func(cmd *cobra.Command) error {
-		_, err := fmt.Fprintf(cmd.OutOrStderr(), "Usage:\n  %s\n\nExamples:\n%s\n", cmd.UseLine(), cmd.Example)
-		for _, group := range g {
-			if err == nil {
-				_, err = fmt.Fprintf(cmd.OutOrStderr(), "\n%s flags:\n%s", group.title, group.flags.FlagUsages())
-			}
-		}
-		return err
-	})
 }

@@ -114,13 +114,20 @@ func (o *serveOptions) checkAddresses(fail failure) {
 
 func (o *serveOptions) checkFiles(fail failure) {
 	for flag, pair := range map[string][2]string{
-		"cluster-signing-cert-file": {o.CA.CertFile, o.CA.KeyFile},
+		"cluster-signing-cert-file": {o.CA.CertFile, o.CA.KeyFile + o.CA.Remote.URL},
 		"tls-cert-file":             {o.TLS.CertFile, o.TLS.KeyFile},
 	} {
 		if (pair[0] == "") != (pair[1] == "") {
 			fail(flag, "certificate and key go together, and one of them is missing")
 		}
 	}
+	switch {
+	case o.CA.PassphraseFile == "" && o.given("cluster-signing-key-passphrase-file"):
+		fail("cluster-signing-key-passphrase-file", "is empty, want a file")
+	case o.CA.PassphraseFile != "" && o.CA.KeyFile == "":
+		fail("cluster-signing-key-passphrase-file", "needs --cluster-signing-key-file, the key that it decrypts")
+	}
+	o.checkRemoteKey(fail)
 	if o.tlsMinVersion != tls12 && o.tlsMinVersion != tls13 {
 		fail("tls-min-version", "%q given, want %s or %s", o.tlsMinVersion, tls12, tls13)
 	}
@@ -129,6 +136,21 @@ func (o *serveOptions) checkFiles(fail failure) {
 	}
 	if o.IssuanceRecord == "" && o.given("issuance-record") {
 		fail("issuance-record", "is empty, want a file, or - for standard output")
+	}
+}
+
+// checkRemoteKey checks the flags about a CA key that is elsewhere.
+func (o *serveOptions) checkRemoteKey(fail failure) {
+	r := o.CA.Remote
+	switch {
+	case r.URL != "" && o.CA.KeyFile != "":
+		fail("cluster-signing-key-url", "excludes --cluster-signing-key-file: the key is in one place")
+	case r.URL != "":
+		if err := r.Check(); err != nil {
+			fail("cluster-signing-key-url", "%v", err)
+		}
+	case r.CAFile+r.CertFile+r.KeyFile != "":
+		fail("cluster-signing-key-url", "needed with --cluster-signing-key-ca-file, --cluster-signing-key-client-cert-file and --cluster-signing-key-client-key-file")
 	}
 }
 
@@ -149,6 +171,9 @@ func (o *serveOptions) checkLimits(fail failure) {
 	}
 	if o.CA.Duration < signer.MinDuration {
 		fail("cluster-signing-duration", "%s given, want at least %s: a kubelet would renew a shorter certificate all the time, since certificates are valid from 5m before they are issued", o.CA.Duration, signer.MinDuration)
+	}
+	if err := checkRotationQPS(o.CA.RotationQPS); err != nil {
+		fail("ca-rotation-qps", "%v", err)
 	}
 	if !(o.cluster.QPS >= 0 && o.cluster.QPS <= 1e6) || o.cluster.Burst < 0 { // NaN fails both comparisons
 		fail("kube-api-qps", "%g and --kube-api-burst %d given, want 0 or more, and at most 1000000 per second", o.cluster.QPS, o.cluster.Burst)
@@ -292,10 +317,10 @@ func (o *serveOptions) checkOnCluster(enabled map[string]bool, fail failure) {
 	}
 	if o.CA.CertFile == "" {
 		if enabled[daemon.CSRSigner] && o.SignerConfig == "" {
-			fail("controllers", "csr-signer needs --cluster-signing-cert-file and --cluster-signing-key-file; to switch it off: --controllers='*,-csr-signer'")
+			fail("controllers", "csr-signer needs --cluster-signing-cert-file and --cluster-signing-key-file (or -key-url); to switch it off: --controllers='*,-csr-signer'")
 		}
 		if o.TLS.CertFile == "" {
-			fail("tls-cert-file", "needed, since kubejoin cannot issue a serving certificate without --cluster-signing-key-file")
+			fail("tls-cert-file", "needed, since kubejoin cannot issue a serving certificate without --cluster-signing-key-file or -key-url")
 		}
 	}
 	if o.tokenStore != storeFile && o.tokenStore != storeEtcd && o.given("webhook-audience") {

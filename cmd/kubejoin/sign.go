@@ -17,8 +17,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/spf13/cobra"
 	certificates "k8s.io/api/certificates/v1"
@@ -50,12 +48,11 @@ The credential decides which certificates you can get:
                                       serving certificate if the CSR has DNS names or IPs
   user who may sign for --signer      any certificate that the signer allows
 
-Give the server with --url or $KUBEJOIN_URL, or with the curlrc file that 'kubejoin serve'
-wrote: --curlrc or $KUBEJOIN_CURLRC. On a cluster without a kubejoin server, create a
-CertificateSigningRequest and run 'kubectl certificate approve'.
+On a cluster without a kubejoin server, create a CertificateSigningRequest and run 'kubectl
+certificate approve'.
 
 The exit code is 3 if the server refuses the certificate or cannot issue it yet. It is 1
-if the command cannot reach the server.`,
+if the command cannot reach the server.` + serverHelp,
 		Example: `  # a machine that joins; its private key stays on the machine
   openssl ecparam -name prime256v1 -genkey -noout -out node.key
   openssl req -new -key node.key -subj /O=system:nodes/CN=system:node:worker-7 |
@@ -119,6 +116,7 @@ if the command cannot reach the server.`,
 	durationVar(f, &o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
 	f.StringSliceVar(&o.usages, "usage", nil, `key usage, for example "client auth" (repeatable; default: the usual ones for the signer)`)
 	f.StringVar(&o.file, "output-file", "-", "file to write the certificate to; - is standard output")
+	heading(f, "Output flags", "output-file")
 	durationVar(f, &o.wait, "wait", 0, "how long to retry while the server cannot issue the certificate yet (0: do not retry)")
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
@@ -126,7 +124,7 @@ if the command cannot reach the server.`,
 	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
 	complete("usage", string(certificates.UsageDigitalSignature), string(certificates.UsageKeyEncipherment), string(certificates.UsageClientAuth), string(certificates.UsageServerAuth))
 	f.StringVar(&o.kubeadmDir, "kubeadm-dir", "", "sign everything that 'kubeadm certs generate-csr' wrote below this folder, for example /etc/kubernetes")
-	registerCAKeysDir(f, &o.pkiDir, "with --kubeadm-dir: ")
+	o.pki.register(f, "with --kubeadm-dir: ")
 	o.serverOnly = true
 	o.register(cmd)
 	return cmd
@@ -134,7 +132,7 @@ if the command cannot reach the server.`,
 
 // signKubeadm signs the requests of a control plane.
 func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
-	host, sign, stop, err := o.kubeadmSigner(cmd, o.kubeadmDir, o.pkiDir, o.wait)
+	host, sign, stop, err := o.kubeadmSigner(cmd, o.kubeadmDir, o.pki, o.wait)
 	if err != nil {
 		return usageOf(cmd, err)
 	}
@@ -153,10 +151,10 @@ func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
 	return usageOf(cmd, o.hint(explain(err)))
 }
 
-// kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys in pkiDir.
-func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir, pkiDir string, wait time.Duration) (host credentials.Host, sign credentials.SignFunc, stop func(), err error) {
+// kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys in pki.
+func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, pki caKeys, wait time.Duration) (host credentials.Host, sign credentials.SignFunc, stop func(), err error) {
 	host = credentials.Host{Dir: dir}
-	if pkiDir == "" {
+	if pki.dir == "" {
 		r, stop, err := o.connect(cmd.Context())
 		if err != nil {
 			return host, nil, nil, err
@@ -168,42 +166,12 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir, pkiDir string, wa
 			return host, nil, nil, &usageError{err: fmt.Errorf("--%s: excludes --pki-dir, which signs on this machine", flag)}
 		}
 	}
-	signers, missing, err := signersOf(pkiDir)
+	signers, missing, err := credentials.SignersOf(pki.dir, pki.passphraseFile)
 	if err != nil {
 		return host, nil, nil, fmt.Errorf("--pki-dir: %w", err)
 	}
 	host.NoCA = missing
 	return host, warnOfKubeletClient(cmd, host, credentials.SignLocally(signers)), func() {}, nil
-}
-
-// signersOf returns the signers of kubeadm's certificates whose CA is in a folder. missing says for each other
-// certificate which file its CA lacks.
-func signersOf(dir string) (signers map[string]signer.Signer, missing map[string]string, err error) {
-	all, err := config.Parse(filepath.Join(dir, "signers.yaml"), []byte(config.Kubeadm))
-	if err != nil {
-		return nil, nil, err
-	}
-	cluster := config.CAFiles{CertFile: filepath.Join(dir, "ca.crt"), KeyFile: filepath.Join(dir, "ca.key")}
-	there := *all
-	there.Signers, missing = nil, map[string]string{}
-	for _, s := range all.Signers {
-		if s.CA == (config.CAFiles{}) {
-			s.CA = cluster
-		}
-		switch {
-		case !exists(s.CA.CertFile):
-			missing[strings.TrimPrefix(s.Name, credentials.KubeadmSigners)] = s.CA.CertFile + " does not exist"
-		case !exists(s.CA.KeyFile):
-			missing[strings.TrimPrefix(s.Name, credentials.KubeadmSigners)] = s.CA.KeyFile + " does not exist"
-		default:
-			there.Signers = append(there.Signers, s)
-		}
-	}
-	if len(there.Signers) == 0 {
-		return nil, nil, fmt.Errorf("%s has no CA of kubeadm with its key: want %s and %s, or those of front-proxy-ca or etcd/ca", dir, cluster.CertFile, cluster.KeyFile)
-	}
-	signers, err = there.Build(config.Defaults{})
-	return signers, missing, err
 }
 
 // orNoCA marks the error of a server that has no signer for a certificate.
@@ -257,7 +225,8 @@ type signOptions struct {
 	file     string
 	wait     time.Duration
 
-	kubeadmDir, pkiDir string
+	kubeadmDir string
+	pki        caKeys
 }
 
 func (o *signOptions) check(args []string) error {
@@ -271,8 +240,11 @@ func (o *signOptions) check(args []string) error {
 		if len(args) > 0 {
 			errs = append(errs, errors.New("FILE: excludes --kubeadm-dir"))
 		}
-	} else if o.pkiDir != "" {
+	} else if o.pki.dir != "" {
 		errs = append(errs, errors.New("--pki-dir: needs --kubeadm-dir"))
+	}
+	if err := o.pki.check(); err != nil {
+		errs = append(errs, err)
 	}
 	if len(args) > 1 {
 		errs = append(errs, fmt.Errorf("FILE: %d given, want one, or none for standard input", len(args)))

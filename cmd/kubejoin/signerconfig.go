@@ -82,7 +82,7 @@ func signerConfigCheckCommand() *cobra.Command {
 allows, or all errors with file, line and field. - reads standard input; paths in it are
 relative to the current folder. The command changes nothing and contacts no cluster.
 
-It warns if a CA expires within 30 days, or before the certificates that it signs. The
+It warns if a CA expires within 90 days, or before the certificates that it signs. The
 exit code is 0 if the file is valid, 1 if not.`,
 		Example: `  kubejoin signer-config check signers.yaml
 
@@ -114,7 +114,7 @@ exit code is 0 if the file is valid, 1 if not.`,
 					continue
 				}
 				lifetime := made[s.Name].Profile().Default
-				if notice := caexpiry.Notice(*s.CA.Expires, lifetime, time.Now()); notice != "" {
+				if notice := caexpiry.Notice(*s.CA.Expires, lifetime, time.Now(), caexpiry.Replace(s.CA.CertFile, s.CA.KeyFile)); notice != "" {
 					warn(cmd, "signer "+s.Name+": "+notice)
 				}
 			}
@@ -167,11 +167,13 @@ type signerView struct {
 
 // A caView shows a CA. It is empty for the cluster CA.
 type caView struct {
-	CertFile string     `json:"certFile,omitempty"`
-	KeyFile  string     `json:"keyFile,omitempty"`
-	Subject  string     `json:"subject,omitempty"`
-	Serial   string     `json:"serial,omitempty"`
-	Expires  *time.Time `json:"expires,omitempty"`
+	CertFile string `json:"certFile,omitempty"`
+	KeyFile  string `json:"keyFile,omitempty"`
+	// PassphraseFile is empty if the key is not encrypted.
+	PassphraseFile string     `json:"passphraseFile,omitempty"`
+	Subject        string     `json:"subject,omitempty"`
+	Serial         string     `json:"serial,omitempty"`
+	Expires        *time.Time `json:"expires,omitempty"`
 }
 
 type durationView struct {
@@ -200,7 +202,7 @@ func describe(says *config.Configuration, made map[string]signer.Signer) signerL
 		if s.CA != (config.CAFiles{}) {
 			if ca, err := made[s.Name].CA(); err == nil { // it is fixed
 				cert := ca.Certificate()
-				v.CA = caView{CertFile: s.CA.CertFile, KeyFile: s.CA.KeyFile, Subject: cert.Subject.String(), Serial: cert.SerialNumber.Text(16), Expires: &cert.NotAfter}
+				v.CA = caView{CertFile: s.CA.CertFile, KeyFile: s.CA.KeyFile, PassphraseFile: s.CA.PassphraseFile, Subject: cert.Subject.String(), Serial: cert.SerialNumber.Text(16), Expires: &cert.NotAfter}
 			}
 		}
 		p := made[s.Name].Profile()

@@ -114,8 +114,8 @@ Repeat an interrupted copy with --resume.` + storeHelp,
 	f.BoolVar(&o.options.Resume, "resume", false, "continue an interrupted copy: skip rows that are equal")
 	f.BoolVar(&o.options.DryRun, "dry-run", false, "check both stores and count what would be copied; write nothing")
 	registerEtcdFiles(f, &o.etcd, "")
-	o.output.known = []string{"text", "json", "yaml"}
-	f.StringVarP(&o.format, "output", "o", "text", "output format: text, json, yaml or jsonpath=TEMPLATE")
+	heading(f, "etcd flags", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "etcd-prefix")
+	o.registerFormats(cmd, "text", "json", "yaml")
 	return cmd
 }
 
@@ -188,8 +188,8 @@ The exit code is 0 without findings, 1 with findings, and 2 if the store could n
 	f := cmd.Flags()
 	f.SortFlags = false
 	registerEtcdFiles(f, &o.etcd, "")
-	o.output.known = []string{"text", "json", "yaml"}
-	f.StringVarP(&o.format, "output", "o", "text", "output format: text, json, yaml or jsonpath=TEMPLATE")
+	heading(f, "etcd flags", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "etcd-prefix")
+	o.registerFormats(cmd, "text", "json", "yaml")
 	return cmd
 }
 

@@ -49,7 +49,7 @@ kube-controller-manager also deletes them by itself.` + remoteHelp,
 				return deleteTokens(ctx, cmd, r, ids, api.DeleteToken{OnlyExpired: o.allExpired, DryRun: o.dryRun})
 			})
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: o.offer(many, listTokenIDs),
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&o.allExpired, "all-expired", false, "delete all tokens that have expired")
@@ -150,7 +150,7 @@ machine could join with it.` + remoteHelp,
 				return err
 			})
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: o.offer(1, listTokenIDs),
 	}
 	f := cmd.Flags()
 	f.SortFlags = false

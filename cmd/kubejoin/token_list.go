@@ -20,6 +20,7 @@ func (o *tokenListOptions) register(cmd *cobra.Command) {
 	cmd.Flags().SortFlags = false
 	o.output.register(cmd, "text", "wide", "csv")
 	cmd.Flags().BoolVar(&o.showSecrets, "show-secrets", false, "show whole tokens, not only their IDs; needs a kubeconfig that may read token Secrets")
+	heading(cmd.Flags(), "Output flags", "show-secrets")
 	o.remoteOptions.register(cmd)
 }
 
@@ -89,7 +90,7 @@ is 1 if one of them does not exist.` + remoteHelp,
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.get(ctx, cmd, r, ids) })
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: o.offer(many, listTokenIDs),
 	}
 	o.register(cmd)
 	return cmd

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,24 +22,13 @@ func TestWarnsOfFullClusterInfoAndExpiringCA(t *testing.T) {
 	if r := kube.run("token", "create", "--wait", "0").ok(); r.stderr != "" {
 		t.Errorf("healthy cluster: got warnings %q, want none", r.stderr)
 	}
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := clusterinfo.Kubeconfig(c.Server(), ca.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
+	kubeconfig := must.Value(clusterinfo.Kubeconfig(c.Server(), ca.Bundle()))(t)
 	maps := c.Client().CoreV1().ConfigMaps(clusterinfo.Namespace)
-	info, err := maps.Get(t.Context(), clusterinfo.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must.Value(maps.Get(t.Context(), clusterinfo.Name, metav1.GetOptions{}))(t)
 	info.Data[clusterinfo.KubeconfigKey] = string(kubeconfig)
 	info.BinaryData = map[string][]byte{"filling": make([]byte, clusterinfo.MaxData*85/100)}
-	if _, err := maps.Update(t.Context(), info, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(maps.Update(t.Context(), info, metav1.UpdateOptions{}))(t)
 	r := kube.run("token", "create", "--wait", "0").ok()
 	r.warned("kubejoin: warning: cluster-info is 85 % full").warned("kubejoin: warning: the last CA in cluster-info expires at")
 	if r := kube.run("token", "create", "--usages", "authentication", "--wait", "0").ok(); strings.Contains(r.stderr, "full") {
@@ -52,9 +42,7 @@ func TestWarnsOfFullClusterInfoAndExpiringCA(t *testing.T) {
 		bearer: "sixteen-or-more-characters",
 		own:    "apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n- name: example.com/etcd\n  usages: [server auth]\n  subject: {commonNames: [etcd]}\n",
 	} {
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(content), 0o600))
 	}
 	for name, flags := range map[string][]string{
 		"csr-signer off": {"--controllers", "*,-csr-signer"},

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
 	"net/http"
@@ -13,9 +15,13 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -23,45 +29,43 @@ import (
 // A webServer serves the API for commands.
 type webServer struct {
 	store *boltstore.Store
-	url   string
-	dir   string // has the CA and the bearer token
+	// rotations are the rotations of CAs, and seen are the observations of them. later is how far their clock is ahead.
+	rotations *rotationtest.Memory
+	seen      observations
+	later     time.Duration
+	url       string
+	dir       string // has the CA and the bearer token
 }
 
 // newWebServer starts a server with the handler that around makes from the handler of the API.
 func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServer {
 	t.Helper()
-	store, err := boltstore.Open(filepath.Join(t.TempDir(), "tokens.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "tokens.db")))(t)
 	t.Cleanup(func() { _ = store.Close() })
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://api.example.com:6443", ca.Bundle()))(t)
 	const bearer = "bearer-0123456789abcdef"
-	operators, err := auth.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	operators := must.Value(auth.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n")))(t)
+	started := &webServer{store: store, rotations: &rotationtest.Memory{}, dir: t.TempDir()}
 	web := httptest.NewTLSServer(around(server.Server{
+		Rotations: &convert.Rotations{
+			Desk: &rotation.Desk{
+				Store: started.rotations, Keys: started.rotations, Observer: &started.seen, Now: func() time.Time { return time.Now().Add(started.later) },
+				Trusted: func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return ca.Bundle(), nil },
+			},
+			Cross: func(_ rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error) { return ca.CrossSign(fresh) },
+		},
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers: server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
 	}.Handler()))
 	t.Cleanup(web.Close)
-	dir := t.TempDir()
 	for file, content := range map[string][]byte{
 		"ca": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), "bearer": []byte(bearer),
 	} {
-		if err := os.WriteFile(filepath.Join(dir, file), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(started.dir, file), content, 0o600))
 	}
-	return &webServer{store, web.URL, dir}
+	started.url = web.URL
+	return started
 }
 
 // run runs a command against the server, with a path appended to its URL.

@@ -43,7 +43,7 @@ func webhookConfigCommand() *cobra.Command {
 	var o webhookOptions
 	cmd := &cobra.Command{
 		Use:   "webhook-config",
-		Short: "Print the webhook kubeconfig with which kube-apiserver reviews tokens at kubejoin",
+		Short: "Print the kubeconfig for kube-apiserver to review tokens at kubejoin",
 		Long: `Print the kubeconfig for kube-apiserver's --authentication-token-webhook-config-file.
 With it, kube-apiserver checks bootstrap tokens that are in kubejoin's file store instead
 of in Secrets. The command prints the needed kube-apiserver flags on standard error.
@@ -87,6 +87,7 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 	f.StringVar(&o.clientKey, "client-key", "", "path, on the kube-apiserver machine, of the private key of --client-certificate")
 	durationVar(f, &o.cacheTTL, "cache-ttl", 10*time.Second, "how long kube-apiserver may cache a response; the default of kube-apiserver is 2m")
 	f.StringVar(&o.output, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
+	heading(f, "Output flags", "output-file")
 	return cmd
 }
 
@@ -230,9 +231,9 @@ func authorizationConfigCommand() *cobra.Command {
 	var o authorizationOptions
 	cmd := &cobra.Command{
 		Use:   "authorization-config",
-		Short: "Print the configuration with which kube-apiserver refuses revoked certificates",
-		Long: `Print the configuration with which kube-apiserver asks kubejoin about each request of a
-node, and refuses those with a revoked certificate:
+		Short: "Print the configuration for kube-apiserver to refuse revoked certificates",
+		Long: `Print the files that make kube-apiserver ask kubejoin about each request of a node.
+kube-apiserver then refuses requests with a revoked certificate. The files:
   ` + authorizationFile + `  AuthorizationConfiguration for kube-apiserver's --authorization-config
   ` + reviewsFile + `        kubeconfig of the webhook, which that file names
   ` + kubeadmFile + `        ClusterConfiguration for kubeadm, to merge into kubeadm-config
@@ -263,6 +264,7 @@ pod or with systemd. See docs/revocation.md.`,
 	f.StringVar(&o.dir, "dir", "/etc/kubernetes/kubejoin", "folder of the files on the kube-apiserver machine")
 	f.StringVar(&o.failurePolicy, "failure-policy", "NoOpinion", "what kube-apiserver does while kubejoin does not respond: NoOpinion or Deny")
 	f.StringVar(&o.outputDir, "output-dir", "", "folder to write the files into, with mode 0600 (default: print them)")
+	heading(f, "Output flags", "output-dir")
 	complete := func(flag string, values ...string) {
 		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
 	}

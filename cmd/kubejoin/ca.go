@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/spf13/cobra"
+)
+
+// exitNotReady is the exit code of a step that something keeps from its stage.
+const exitNotReady exitCode = 3
+
+func caCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ca",
+		Short: "Replace a CA in stages, while machines go on joining",
+		Long: `Replace a CA of the cluster in stages, while machines go on joining. Run the commands in
+this order. After each one, run 'kubejoin ca apply' on the hosts and wait until 'kubejoin
+ca status' says that nothing is behind. A command refuses while something is behind.
+
+  command   trusted afterwards   signs afterwards
+  prepare   old                  old
+  trust     old and new          old
+  switch    old and new          new
+  finish    new                  new
+
+The second 'kubejoin ca finish' ends the rotation. 'kubejoin ca abort' goes back by one
+stage each time, until the rotation has ended. docs/ca.md has the whole session.`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand( // one a line, in the order of use
+		caStatusCommand(),
+		caPrepareCommand(),
+		caTrustCommand(),
+		caSwitchCommand(),
+		caFinishCommand(),
+		caAbortCommand(),
+		caApplyCommand(),
+	)
+	return cmd
+}
+
+// caOptions select a CA and where it is.
+type caOptions struct {
+	remoteOptions
+	output
+	ca string
+}
+
+func (o *caOptions) register(cmd *cobra.Command, formats ...string) {
+	names := make([]string, len(rotation.CAs))
+	for i, ca := range rotation.CAs {
+		names[i] = string(ca)
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.ca, "ca", string(rotation.Cluster), "CA: "+strings.Join(names, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("ca", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
+	o.registerFormats(cmd, append([]string{"text"}, append(formats, "json", "yaml")...)...)
+	o.remoteOptions.register(cmd)
+}
+
+func (o *caOptions) check() error {
+	if !slices.Contains(rotation.CAs, rotation.CA(o.ca)) {
+		return &usageError{err: fmt.Errorf("--ca: %.40q given, want one of %q", o.ca, rotation.CAs)}
+	}
+	return o.output.check()
+}
+
+func caStatusCommand() *cobra.Command {
+	var o caOptions
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the stage of a CA rotation, and what is behind",
+		Long: `Show the stage of the rotation of a CA, what keeps the next stage from beginning, and the
+next command. The command looks at everything that the rotation has to change, and names
+what it cannot see. -o wide lists all of it.` + remoteHelp,
+		Example: `  kubejoin ca status
+
+  # everything that the rotation has to change
+  kubejoin ca status -o wide
+
+  # the nodes that are behind
+  kubejoin ca status -o jsonpath='{.behind[*].node}'`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return usageOf(cmd, err)
+			}
+			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				status, err := r.CARotation(ctx, o.ca)
+				if err != nil {
+					return err
+				}
+				return o.status(cmd.OutOrStdout(), status)
+			})
+		},
+	}
+	o.register(cmd, "wide")
+	return cmd
+}
+
+// stepCommand completes a command that takes a rotation to another stage.
+func stepCommand(cmd *cobra.Command) *cobra.Command {
+	var o caOptions
+	var asked api.StepCA
+	cmd.Long += `
+
+The command refuses while something is behind, and names it. Then nothing has changed. The
+exit code is 0 after the step, and if the stage had begun before. It is 3 if something is
+behind.` + remoteHelp
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := o.check(); err != nil {
+			return usageOf(cmd, err)
+		}
+		return o.run(cmd, func(ctx context.Context, r *remote) error {
+			done, err := r.StepCA(ctx, o.ca, cmd.Name(), asked)
+			if behind := notReady(err); behind != nil {
+				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
+				if err := table(cmd.ErrOrStderr(), behindRows(behind)); err != nil {
+					return err
+				}
+				return exitNotReady
+			}
+			if err != nil {
+				return err
+			}
+			if printed, err := o.object(cmd.OutOrStdout(), done); printed {
+				return err
+			}
+			return writeStep(cmd.OutOrStdout(), done)
+		})
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringSliceVar(&asked.LeaveBehind, "leave-behind", nil, "node that need not take part, for example because it is broken (repeatable)")
+	f.BoolVar(&asked.ExpireTokens, "expire-tokens", false, "delete tokens whose join commands pin only the CA that will not be trusted any more")
+	f.BoolVar(&asked.DryRun, "dry-run", false, "say what would happen, but change nothing")
+	o.register(cmd)
+	o.offerFlag(cmd, "leave-behind", listNodes)
+	return cmd
+}
+
+// notReady returns what keeps a stage from beginning; nil for other errors.
+func notReady(err error) []api.CABehind {
+	var behind *rotation.NotReady
+	var p *api.Problem
+	switch {
+	case errors.As(err, &behind):
+		return convert.Behind(behind.Behind)
+	case errors.As(err, &p) && p.Named(api.ProblemNotReady):
+		return p.Behind
+	}
+	return nil
+}
+
+func caTrustCommand() *cobra.Command {
+	return stepCommand(&cobra.Command{
+		Use:   "trust",
+		Short: "Begin to trust the new CA beside the old one",
+		Long: `Begin to trust the new CA beside the old one, which goes on signing. New join commands pin
+both CAs, and kubejoin issues shorter certificates, so that kubelets renew soon after the
+next stage begins.
+
+Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca switch'.`,
+		Example: `  kubejoin ca trust`,
+	})
+}
+
+func caSwitchCommand() *cobra.Command {
+	return stepCommand(&cobra.Command{
+		Use:   "switch",
+		Short: "Sign with the new CA; both stay trusted",
+		Long: `Sign with the new CA. Both CAs stay trusted, so certificates of the old CA go on working
+until they are renewed.
+
+Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca finish'.`,
+		Example: `  kubejoin ca switch`,
+	})
+}
+
+func caFinishCommand() *cobra.Command {
+	return stepCommand(&cobra.Command{
+		Use:   "finish",
+		Short: "Stop trusting the old CA, and end the rotation",
+		Long: `Stop trusting the old CA. No live certificate may be from it any more, and no live join
+command may pin it alone: --expire-tokens deletes such tokens.
+
+Afterwards run 'kubejoin ca apply' on each host. Then run 'kubejoin ca finish' again: it
+ends the rotation once nothing trusts the old CA.`,
+		Example: `  # first: stop trusting the old CA, without a node that is broken
+  kubejoin ca finish --expire-tokens --leave-behind worker-4
+
+  # last: end the rotation
+  kubejoin ca finish`,
+	})
+}
+
+func caAbortCommand() *cobra.Command {
+	return stepCommand(&cobra.Command{
+		Use:   "abort",
+		Short: "Go back by one stage",
+		Long: `Go back by one stage: from finish to switch, trust and prepare. In stage prepare, the
+command ends the rotation and deletes the key of the new CA. After the first abort, only
+further aborts are possible.
+
+Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca abort', until the
+rotation has ended.`,
+		Example: `  kubejoin ca abort`,
+	})
+}

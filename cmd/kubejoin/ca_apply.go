@@ -1,0 +1,411 @@
+package main
+
+import (
+	"context"
+	"crypto"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// kubeletDir is the folder of the kubelet.
+const kubeletDir = "/var/lib/kubelet"
+
+// defaultRotationQPS is the default of --ca-rotation-qps, also of 'kubejoin serve'.
+const defaultRotationQPS = 20
+
+func checkRotationQPS(qps float64) error {
+	if qps > 0 && qps <= 1e6 { // not NaN
+		return nil
+	}
+	return fmt.Errorf("%g given, want more than 0, and at most 1000000 per second", qps)
+}
+
+func caApplyCommand() *cobra.Command {
+	var o caApplyOptions
+	cmd := &cobra.Command{
+		Use:   "apply [DIR]",
+		Short: "Change the files of this host for the stage of a CA rotation",
+		Long: `Bring this host to the stage of a CA rotation: what it trusts, what its certificates are
+from, and the key that signs. Run the command as root on each control plane and worker,
+once after each step, and after 'kubejoin ca abort' as well. DIR is ` + kubeadmDir + ` by
+default. The command reads the stage from the cluster, with admin.conf on a control plane
+and with kubelet.conf on a worker.
+
+  stage     what changes on a control plane            on a worker
+  trust     ca.crt, CA data in kubeconfigs             ca.crt, kubelet.conf
+  switch    the same, ca.key, certificates             the same, kubelet's certificates
+  finish    ca.crt, CA data in kubeconfigs             ca.crt, kubelet.conf
+  ended     the backup is removed                      the same
+
+It writes each file atomically, with its owner and mode. The originals are in
+DIR/` + hostca.Backups + ` until the rotation ends, and an abort brings back their bytes. Run the
+command again after a crash, or at any time: it completes what is missing. It refuses if
+somebody else changed one of the files meanwhile, and names it.
+
+Certificates are signed on this host with the key of the new CA. From stage switch on, a
+control plane needs the key that 'kubejoin ca prepare' showed: --certificate-key-file. The
+host keeps the new key from then on, so later runs do not need the flag.
+
+A host believes a new CA that the old CA certified. Otherwise, compare its pin with the one
+that 'kubejoin ca prepare' showed, and give it: --ca-pin.
+
+Static pods that do not reload a file restart, on one control plane after the other, and then
+the kubelet: its pods go on. The command waits until everything is healthy. In stage switch
+it also requests new certificates for the kubelet, with the kubelet's own credential. Copies
+of admin.conf in other folders do not change: copy it again after each step.
+
+--dry-run prints a diff and changes nothing. Certificates are lines of text in it, and keys
+are left out. It needs no key.
+
+The exit code is 0 if the host is in the stage of the rotation, or if there is none. It is 1
+if not, and the command says what to do.`,
+		Example: `  # what would change
+  kubejoin ca apply --dry-run
+
+  # a worker, or a control plane before 'kubejoin ca switch'
+  kubejoin ca apply
+
+  # a control plane after 'kubejoin ca switch'
+  kubejoin ca apply --certificate-key-file rotation.key`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 || len(args) == 1 && args[0] == "" {
+				return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)}
+			}
+			dir := kubeadmDir
+			if len(args) == 1 {
+				dir = args[0]
+			}
+			if err := o.check(); err != nil {
+				return usageOf(cmd, err)
+			}
+			a := newCAApplier(&o, dir)
+			if o.watch {
+				return a.follow(cmd)
+			}
+			return usageOf(cmd, a.apply(cmd))
+		},
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	o.given = f.Changed
+	names := make([]string, len(rotation.CAs))
+	for i, ca := range rotation.CAs {
+		names[i] = string(ca)
+	}
+	f.StringVar(&o.ca, "ca", "", "CA: "+strings.Join(names, ", ")+" (default: each one that is rotated)")
+	f.StringVar(&o.certificateKeyFile, "certificate-key-file", "", "file with the key that 'kubejoin ca prepare' showed; - is standard input")
+	f.StringVar(&o.caKeyFile, "ca-key-file", "", "file with the private key of the new CA in PEM, if the cluster does not store it")
+	f.StringSliceVar(&o.pins, "ca-pin", nil, "pin of a new CA to believe, as sha256:HEX (repeatable)")
+	f.BoolVar(&o.dryRun, "dry-run", false, "print a diff and change nothing")
+	f.BoolVar(&o.watch, "watch", false, "run until stopped, and follow the stages; workers take turns")
+	f.Float64Var(&o.qps, "ca-rotation-qps", defaultRotationQPS, "with --watch: maximum renewals per second of all workers together")
+	durationVar(f, &o.wait, "wait", 5*time.Minute, "how long each restart may take")
+	heading(f, "Rotation flags")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig to read the stage with (default: DIR/admin.conf, or DIR/kubelet.conf without it)")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", kubeletDir, "folder of the kubelet")
+	heading(f, "Host flags")
+	o.registerFormats(cmd, "text", "json", "yaml")
+	_ = cmd.RegisterFlagCompletionFunc("ca", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
+	return cmd
+}
+
+type caApplyOptions struct {
+	output
+	given                         func(flag string) bool
+	ca                            string
+	certificateKeyFile, caKeyFile string
+	pins                          []string
+	dryRun, watch                 bool
+	qps                           float64
+	wait                          time.Duration
+	kubeconfig, kubeletDir        string
+}
+
+func (o *caApplyOptions) check() error {
+	var errs []error
+	if o.ca != "" && !slices.Contains(rotation.CAs, rotation.CA(o.ca)) {
+		errs = append(errs, fmt.Errorf("--ca: %.40q given, want one of %q", o.ca, rotation.CAs))
+	}
+	if o.certificateKeyFile != "" && o.caKeyFile != "" {
+		errs = append(errs, errors.New("--ca-key-file: excludes --certificate-key-file, and both are given"))
+	}
+	if o.watch && (o.dryRun || o.certificateKeyFile == "-" || o.given("output")) {
+		errs = append(errs, errors.New("--watch: excludes --dry-run, --output and a key from standard input"))
+	}
+	if err := checkRotationQPS(o.qps); err != nil {
+		errs = append(errs, fmt.Errorf("--ca-rotation-qps: %w", err))
+	}
+	if o.wait <= 0 {
+		errs = append(errs, fmt.Errorf("--wait: %s given, want more than 0", o.wait))
+	}
+	for i, pin := range o.pins {
+		var err error
+		if o.pins[i], err = clusterinfo.ParsePin(pin); err != nil {
+			errs = append(errs, fmt.Errorf("--ca-pin: %w", err))
+		}
+	}
+	if len(errs) > 0 {
+		return &usageError{err: errors.Join(errs...)}
+	}
+	return o.output.check()
+}
+
+// A caApplier applies the rotations of one host, once or again and again.
+type caApplier struct {
+	*caApplyOptions
+	dir       string
+	published map[rotation.CA]string    // the last report of each CA without its time
+	turns     map[rotation.CA]time.Time // which were logged
+	requests  map[string]request        // of certificates for the kubelet, by stage
+}
+
+// A request is when certificates were requested last, and how long --watch waits with the next request.
+type request struct {
+	at   time.Time
+	wait time.Duration
+}
+
+// watchInterval is about how often --watch reads the stages, and maxRequestInterval how often it requests certificates while
+// kubejoin does not sign with the right CA.
+const watchInterval, maxRequestInterval = time.Minute, 30 * time.Minute
+
+func newCAApplier(o *caApplyOptions, dir string) *caApplier {
+	return &caApplier{o, dir, map[rotation.CA]string{}, map[rotation.CA]time.Time{}, map[string]request{}}
+}
+
+// follow applies the rotations until the command is stopped. It prints an error once.
+func (a *caApplier) follow(cmd *cobra.Command) error {
+	last := ""
+	for {
+		text := ""
+		if err := a.apply(cmd); err != nil && cmd.Context().Err() == nil {
+			text = err.Error()
+		}
+		if text != last && text != "" {
+			cmd.PrintErrln("kubejoin:", sanitize(text))
+		}
+		last = text
+		select {
+		case <-cmd.Context().Done():
+			return nil
+		case <-time.After(watchInterval/2 + rand.N(watchInterval)): // hosts do not ask at the same time
+		}
+	}
+}
+
+// apply applies the rotation of each CA.
+func (a *caApplier) apply(cmd *cobra.Command) error {
+	log := func(line string) { cmd.PrintErrln("kubejoin:", sanitize(line)) }
+	host := hostca.Host{Dir: a.dir, KubeletDir: a.kubeletDir, Pins: a.pins, Wait: a.wait, DryRun: a.dryRun, Log: log}
+	kubeletConf := filepath.Join(a.dir, "kubelet.conf")
+	kubeconfig := a.kubeconfig
+	if kubeconfig == "" {
+		if kubeconfig = filepath.Join(a.dir, "admin.conf"); !exists(kubeconfig) {
+			kubeconfig = kubeletConf
+		}
+	}
+	client, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig})
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	state, err := hostca.State(ctx, client)
+	if err != nil {
+		return fmt.Errorf("with %s: %w", kubeconfig, err)
+	}
+	if a.ca != "" {
+		maps.DeleteFunc(state, func(ca rotation.CA, _ rotation.Rotation) bool { return a.ca != string(ca) })
+	}
+	if len(state) == 0 {
+		return a.print(cmd, nil)
+	}
+	node, err := host.NodeName()
+	if err != nil {
+		return fmt.Errorf("name of this node: %w", err)
+	}
+	kubelet, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf})
+	if err != nil {
+		return err
+	}
+	host.Lock = hostca.Lock(client, node, 2*a.wait, log)
+	var results []hostca.Result
+	for _, ca := range rotation.CAs {
+		r, found := state[ca]
+		if !found {
+			continue
+		}
+		if a.waits(host, node, r) {
+			continue
+		}
+		host.Sign = a.sign(kubelet, r, host.ControlPlane())
+		host.Key = a.key(cmd, client, r)
+		done, err := host.Apply(ctx, r)
+		if err = errors.Join(err, a.publish(ctx, kubeletConf, node, done.Report)); err != nil {
+			return errors.Join(a.print(cmd, results), fmt.Errorf("CA %s: %w", ca, err))
+		}
+		results = append(results, done)
+	}
+	return a.print(cmd, results)
+}
+
+// waits reports whether it is not yet the turn of this host. Control planes do not wait: they sign for the others, and the
+// Lease lets one after the other restart.
+func (a *caApplier) waits(host hostca.Host, node string, r rotation.Rotation) bool {
+	turn := r.Turn(node, a.qps)
+	if !a.watch || !time.Now().Before(turn) || host.ControlPlane() {
+		return false
+	}
+	if !a.turns[r.CA].Equal(turn) {
+		a.turns[r.CA] = turn
+		host.Log(fmt.Sprintf("CA %s: the turn of this host in stage %s is at %s, because %d nodes take turns", r.CA, r.Stage, turn.Format(time.RFC3339), r.Nodes))
+	}
+	return true
+}
+
+// sign returns how the kubelet's certificates are requested; nil if the last request in this stage was a short time ago. All
+// workers may have to request again, so for them the time is no shorter than their wave.
+func (a *caApplier) sign(kubelet kubernetes.Interface, r rotation.Rotation, controlPlane bool) credentials.SignFunc {
+	stage := r.ID + r.Since.String()
+	last := a.requests[stage]
+	if time.Since(last.at) < last.wait {
+		return nil
+	}
+	sign := credentials.SignByCSRObject(kubelet, func(string) {}) // kubejoin approves it like the kubelet's own
+	wave := r.Wave(a.qps)
+	if controlPlane {
+		wave = 0
+	}
+	return func(ctx context.Context, one credentials.Request) ([]byte, error) {
+		a.requests[stage] = request{time.Now(), max(watchInterval, wave, min(2*last.wait, maxRequestInterval))}
+		return sign(ctx, one)
+	}
+}
+
+// publish stores a report in the Node, unless it did so before. The kubeconfig may have changed since it was read.
+func (a *caApplier) publish(ctx context.Context, kubeletConf, node string, report *rotation.Report) error {
+	if report == nil || a.dryRun {
+		return nil
+	}
+	text, err := report.Encode()
+	if err != nil || a.published[report.CA] == text {
+		return err
+	}
+	client, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf})
+	if err != nil {
+		return err
+	}
+	if err := hostca.Publish(ctx, client, node, report); err != nil {
+		return err
+	}
+	a.published[report.CA] = text
+	return nil
+}
+
+// key returns a function that reads the key of the new CA; nil if no flag gives it.
+func (o *caApplyOptions) key(cmd *cobra.Command, client kubernetes.Interface, r rotation.Rotation) func(context.Context) (crypto.Signer, error) {
+	switch {
+	case o.caKeyFile != "":
+		return func(context.Context) (crypto.Signer, error) {
+			content, err := pemfile.ReadPrivate(o.caKeyFile, pemfile.Secret)
+			if err != nil {
+				return nil, fmt.Errorf("--ca-key-file: %w", err)
+			}
+			key, err := pemfile.Key(content)
+			if err != nil {
+				return nil, fmt.Errorf("--ca-key-file: %s: %w", o.caKeyFile, err)
+			}
+			return key, nil
+		}
+	case o.certificateKeyFile != "":
+		return func(ctx context.Context) (crypto.Signer, error) {
+			with, err := o.certificateKey(cmd.InOrStdin())
+			if err != nil {
+				return nil, fmt.Errorf("--certificate-key-file: %w", err)
+			}
+			key, err := clusterstore.New(client).Key(ctx, r, with)
+			if err != nil {
+				return nil, fmt.Errorf("key of the new CA: %w", err)
+			}
+			return key, nil
+		}
+	}
+	return nil
+}
+
+func (o *caApplyOptions) certificateKey(in io.Reader) (joinformat.CertificateKey, error) {
+	var content []byte
+	var err error
+	if o.certificateKeyFile == "-" {
+		const enough = 1 << 10
+		content, err = io.ReadAll(io.LimitReader(in, enough))
+	} else {
+		content, err = pemfile.ReadPrivate(o.certificateKeyFile, pemfile.Secret)
+	}
+	if err != nil {
+		return joinformat.CertificateKey{}, err
+	}
+	return joinformat.ParseCertificateKey(strings.TrimSpace(string(content)))
+}
+
+func (o *caApplyOptions) print(cmd *cobra.Command, results []hostca.Result) error {
+	w := cmd.OutOrStdout()
+	var list struct {
+		Items []hostca.Result `json:"items"`
+	}
+	list.Items = append([]hostca.Result{}, results...)
+	if done, err := o.object(w, list); done || err != nil {
+		return err
+	}
+	if len(results) == 0 && !o.watch {
+		_, err := fmt.Fprintln(w, "no CA is rotated")
+		return err
+	}
+	for _, r := range results {
+		var err error
+		switch {
+		case o.watch && len(r.Changed)+len(r.Restarted) == 0:
+			continue
+		case o.dryRun:
+			_, err = fmt.Fprint(w, r.Diff)
+		case r.Report == nil:
+			_, err = fmt.Fprintf(w, "CA %s: this host has no file of it\n", r.CA)
+		default:
+			_, err = fmt.Fprintf(w, "CA %s: this host is in stage %s, files changed: %s; restarted: %s\n", r.CA, r.Stage, orNone(r.Changed...), orNone(r.Restarted...))
+		}
+		if err != nil {
+			return err
+		}
+		if r.Report != nil {
+			for _, name := range r.Report.Restart {
+				restart := "crictl ps -a --name " + name + "   shows why"
+				if name == "kubelet" {
+					restart = "systemctl restart kubelet"
+				}
+				warn(cmd, name+" was not found, so it may run with old files; next: "+restart+"; then run this command again")
+			}
+		}
+		for _, file := range r.Remains {
+			warn(cmd, file+" still has a certificate of the replaced CA; if nothing needs the file, remove it")
+		}
+	}
+	return nil
+}

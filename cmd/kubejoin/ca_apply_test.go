@@ -1,0 +1,364 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/keyutil"
+	"sigs.k8s.io/yaml"
+)
+
+// A caWorker is the folder of a worker, and an API server that has the state of a rotation.
+type caWorker struct {
+	dir, kubelet string
+	rotation     rotation.Rotation // the zero value: none
+	secret       map[string][]byte // of the new CA's key
+	patches      []string
+	requests     int // of certificates
+
+	old, fresh *signer.CA
+}
+
+func newCAWorker(t *testing.T) *caWorker {
+	t.Helper()
+	w := &caWorker{dir: t.TempDir(), kubelet: t.TempDir()}
+	old := must.Value(signer.GenerateCA("old", time.Now(), 24*time.Hour))(t)
+	fresh := must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
+	w.old, w.fresh = old, fresh
+	certs, key, err := old.PEM()
+	must.OK(t, err)
+	pair := must.Value(tls.X509KeyPair(certs, key))(t)
+	pair.Leaf = old.Certificate()
+	like := fresh.Certificate()
+	der := must.Value(x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), RawSubject: like.RawSubject, NotBefore: like.NotBefore, NotAfter: like.NotAfter, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}, old.Certificate(), like.PublicKey, pair.PrivateKey))(t)
+	w.rotation = must.Value(rotation.New(rotation.Cluster, old.Bundle(), fresh.Bundle(), must.Value(x509.ParseCertificate(der))(t), time.Now()))(t)
+	w.rotation.Stage = rotation.Trust
+	web := httptest.NewUnstartedServer(http.HandlerFunc(w.serve))
+	serving := certtest.Serving(t, &pair, "127.0.0.1")
+	web.TLS = &tls.Config{Certificates: []tls.Certificate{serving}, MinVersion: tls.VersionTLS12}
+	web.StartTLS()
+	t.Cleanup(web.Close)
+	leaf := certtest.Issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "system:node:worker-1", Organization: []string{"system:nodes"}}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, &pair)
+	write := func(file string, content []byte) {
+		t.Helper()
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o700))
+		must.OK(t, os.WriteFile(file, content, 0o600))
+	}
+	current := filepath.Join(w.kubelet, "pki", "kubelet-client-1.pem")
+	write(current, append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Certificate[0]}), must.Value(keyutil.MarshalPrivateKeyToPEM(leaf.PrivateKey))(t)...))
+	write(filepath.Join(w.dir, "pki/ca.crt"), certs)
+	write(filepath.Join(w.dir, "kubelet.conf"), must.Value(clientcmd.Write(clientcmdapi.Config{
+		Clusters:  map[string]*clientcmdapi.Cluster{"c": {Server: web.URL, CertificateAuthorityData: certs}},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientCertificate: current, ClientKey: current}},
+		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
+	}))(t))
+	write(filepath.Join(w.kubelet, "config.yaml"), []byte("healthzPort: 0\nport: 1\n")) // no kubelet runs
+	return w
+}
+
+func (w *caWorker) serve(out http.ResponseWriter, r *http.Request) {
+	out.Header().Set("Content-Type", "application/json")
+	reply := func(object any) { _ = json.NewEncoder(out).Encode(object) }
+	node := corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}}
+	switch r.Method + " " + r.URL.Path {
+	case "GET /api/v1/namespaces/kube-public/configmaps/kubejoin-ca":
+		data := map[string]string{}
+		if content, err := rotation.Encode(w.rotation); err == nil {
+			data["cluster"] = string(content)
+		}
+		reply(corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, Data: data})
+	case "GET /api/v1/namespaces/kube-system/secrets/kubejoin-ca-key":
+		reply(corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, Data: w.secret})
+	case "PATCH /api/v1/nodes/worker-1":
+		content, _ := io.ReadAll(r.Body)
+		w.patches = append(w.patches, string(content))
+		reply(node)
+	default:
+		if r.Method == http.MethodPost {
+			w.requests++
+		}
+		out.WriteHeader(http.StatusForbidden)
+		reply(metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden, Message: "no"})
+	}
+}
+
+func TestCAApplyOnWorker(t *testing.T) {
+	w := newCAWorker(t)
+	apply := func(args ...string) (string, string, error) {
+		return runCommand(t, append([]string{"ca", "apply", w.dir, "--kubelet-dir", w.kubelet}, args...)...)
+	}
+	before := must.Value(os.ReadFile(filepath.Join(w.dir, "kubelet.conf")))(t)
+	stdout, _, err := apply("--dry-run")
+	if err != nil || !strings.Contains(stdout, "+++ "+filepath.Join(w.dir, "kubelet.conf")) || len(w.patches) > 0 {
+		t.Errorf("dry run: %v, patches %q\n%s", err, w.patches, stdout)
+	}
+	if after := must.Value(os.ReadFile(filepath.Join(w.dir, "kubelet.conf")))(t); string(after) != string(before) {
+		t.Error("a dry run changed kubelet.conf")
+	}
+	stdout, stderr, err := apply("-o", "json")
+	var list struct{ Items []hostca.Result }
+	if err != nil || json.Unmarshal([]byte(stdout), &list) != nil || len(list.Items) != 1 || strings.Join(list.Items[0].Changed, " ") != "pki/ca.crt kubelet.conf" {
+		t.Errorf("got %v\n%s", err, stdout)
+	}
+	if !strings.Contains(stderr, "kubejoin: writing "+filepath.Join(w.dir, "kubelet.conf")) || !strings.Contains(stdout, `"restart": [`) {
+		t.Errorf("got %q", stderr)
+	}
+	if len(w.patches) != 1 || !strings.Contains(w.patches[0], `kubejoin.io/ca-cluster`) || !strings.Contains(w.patches[0], w.rotation.ID) {
+		t.Errorf("got patches %q", w.patches)
+	}
+	stdout, stderr, err = apply()
+	if err != nil || stdout != "CA cluster: this host is in stage trust, files changed: <none>; restarted: <none>\n" || !strings.Contains(stderr, "kubelet was not found, so it may run with old files; next: systemctl restart kubelet") {
+		t.Errorf("the second time: %v, %s%s", err, stdout, stderr)
+	}
+	w.rotation.Stage, w.rotation.Aborting = rotation.Prepare, true
+	if _, _, err := apply("--ca", "cluster"); err != nil || string(must.Value(os.ReadFile(filepath.Join(w.dir, "kubelet.conf")))(t)) != string(before) {
+		t.Errorf("after an abort: %v, want the former kubelet.conf", err)
+	}
+	if stdout, _, err := apply("--ca", "etcd"); err != nil || stdout != "no CA is rotated\n" {
+		t.Errorf("another CA: %v, %s", err, stdout)
+	}
+	w.rotation = rotation.Rotation{}
+	if stdout, _, err := apply(); err != nil || stdout != "no CA is rotated\n" {
+		t.Errorf("no rotation: %v, %s", err, stdout)
+	}
+}
+
+// A control plane gets the new key from the cluster, once, and reads the stage with admin.conf.
+func TestCAApplyOnControlPlane(t *testing.T) {
+	w := newCAWorker(t)
+	config := must.Value(clientcmd.LoadFromFile(filepath.Join(w.dir, "kubelet.conf")))(t)
+	key := csrtest.NewKey()
+	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientKeyData: must.Value(keyutil.MarshalPrivateKeyToPEM(key))(t)}
+	admin := filepath.Join(w.dir, "admin.conf")
+	must.OK(t, clientcmd.WriteToFile(*config, admin))
+	must.OK(t, os.WriteFile(admin+".csr", csrtest.PEM(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}}}, key), 0o600))
+	_, oldKey, err := w.old.PEM()
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(filepath.Join(w.dir, "pki/ca.key"), oldKey, 0o600))
+	if _, _, err := runCommand(t, "sign", "--kubeadm-dir", w.dir, "--pki-dir", filepath.Join(w.dir, "pki")); err != nil {
+		t.Fatal(err)
+	}
+	with := joinformat.GenerateCertificateKey()
+	_, newKey, err := w.fresh.PEM()
+	must.OK(t, err)
+	w.secret = must.Value(kubeadmcerts.Files{clusterstore.DataKey(rotation.Cluster, w.rotation.ID): newKey}.Encrypt(with))(t)
+	apply := func(stdin string, args ...string) (string, error) {
+		var out, errOut bytes.Buffer
+		root := rootCommand()
+		root.SetArgs(append([]string{"ca", "apply", w.dir, "--kubelet-dir", w.kubelet}, args...))
+		root.SetIn(strings.NewReader(stdin))
+		root.SetOut(&out)
+		root.SetErr(&errOut)
+		err := root.ExecuteContext(t.Context())
+		return out.String() + errOut.String(), err
+	}
+	if _, err := apply(""); err != nil {
+		t.Fatal(err)
+	}
+	w.rotation.Stage = rotation.Switch
+	if _, err := apply(""); err == nil || !strings.Contains(err.Error(), "--certificate-key-file") {
+		t.Errorf("without the key: got %v", err)
+	}
+	for input, want := range map[string]string{"x": "want 64 hexadecimal digits", joinformat.GenerateCertificateKey().Reveal(): "not encrypted with this certificate key"} {
+		if _, err := apply(input, "--certificate-key-file", "-"); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), input+" ") {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+	exposed := filepath.Join(t.TempDir(), "exposed")
+	must.OK(t, os.WriteFile(exposed, nil, 0o600))
+	must.OK(t, os.Chmod(exposed, 0o604))
+	for _, flag := range []string{"--certificate-key-file", "--ca-key-file"} {
+		if _, err := apply("", flag, exposed); err == nil || !strings.Contains(err.Error(), flag+": "+exposed+": file is accessible to every user: mode is 0604") {
+			t.Errorf("%s: got %v, want a refusal of the file", flag, err)
+		}
+	}
+	out, err := apply(with.Reveal()+"\n", "--certificate-key-file", "-")
+	if err != nil || strings.Contains(out, with.Reveal()) || !strings.Contains(out, "files changed: pki/ca.crt,admin.conf,kubelet.conf,pki/ca.key") {
+		t.Errorf("got %v\n%s", err, out)
+	}
+	w.rotation.Stage = rotation.Trust
+	if _, err := apply(""); err != nil {
+		t.Fatal(err)
+	}
+	w.rotation.Stage = rotation.Switch
+	if out, err := apply(""); err != nil || !strings.Contains(out, "files changed: pki/ca.crt,admin.conf,kubelet.conf,pki/ca.key") {
+		t.Errorf("the host has the key: got %v\n%s", err, out)
+	}
+	// The same with the key in a file.
+	w.rotation.Stage, w.rotation.Aborting = rotation.Prepare, true
+	if _, err := apply(""); err != nil {
+		t.Fatal(err)
+	}
+	must.OK(t, os.RemoveAll(filepath.Join(w.dir, hostca.Backups)))
+	w.rotation.Stage, w.rotation.Aborting = rotation.Switch, false
+	file := filepath.Join(t.TempDir(), "new.key")
+	must.OK(t, os.WriteFile(file, newKey, 0o600))
+	if out, err := apply("", "--ca-key-file", file); err != nil || !strings.Contains(out, "pki/ca.key") {
+		t.Errorf("--ca-key-file: got %v\n%s", err, out)
+	}
+}
+
+// With --watch, the report is stored once, a certificate is not requested again at once, and the command ends without an
+// error when it is stopped.
+func TestCAApplyWatches(t *testing.T) {
+	w := newCAWorker(t)
+	must.OK(t, os.Symlink("kubelet-client-1.pem", filepath.Join(w.kubelet, "pki", "kubelet-server-current.pem")))
+	a, cmd, out, _ := w.watch()
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd.SetContext(ctx)
+	for range 2 {
+		must.OK(t, a.apply(cmd))
+	}
+	if len(w.patches) != 1 || strings.Count(out.String(), "\n") != 1 {
+		t.Errorf("got patches %q\n%s", w.patches, out)
+	}
+	w.rotation.Stage = rotation.Switch
+	for range 2 {
+		must.OK(t, a.apply(cmd))
+	}
+	if len(w.patches) != 2 || strings.Count(out.String(), "\n") != 2 || w.requests != 1 {
+		t.Errorf("in the next stage: got patches %q, and %d requests\n%s", w.patches, w.requests, out)
+	}
+	cancel()
+	if err := a.follow(cmd); err != nil {
+		t.Error(err)
+	}
+}
+
+// watch returns what follows the rotation, with the defaults of the command.
+func (w *caWorker) watch() (a *caApplier, cmd *cobra.Command, out, errOut *bytes.Buffer) {
+	out, errOut = new(bytes.Buffer), new(bytes.Buffer)
+	cmd = caApplyCommand()
+	cmd.SetOut(out)
+	cmd.SetErr(errOut)
+	return newCAApplier(&caApplyOptions{kubeletDir: w.kubelet, wait: time.Minute, watch: true, qps: defaultRotationQPS}, w.dir), cmd, out, errOut
+}
+
+// In a large cluster, a worker waits for its turn, and so long between two requests. A control plane does not wait, and
+// neither does an administrator.
+func TestCAApplyWaitsForItsTurn(t *testing.T) {
+	w := newCAWorker(t)
+	must.OK(t, os.Symlink("kubelet-client-1.pem", filepath.Join(w.kubelet, "pki", "kubelet-server-current.pem")))
+	w.rotation.Nodes = 10_000
+	wait := w.rotation.Turn("worker-1", defaultRotationQPS).Sub(w.rotation.Since)
+	a, cmd, _, errOut := w.watch()
+	cmd.SetContext(t.Context())
+	apply := func(began time.Time, requests, patches int) {
+		t.Helper()
+		w.rotation.Since = began
+		must.OK(t, a.apply(cmd))
+		if w.requests != requests || len(w.patches) != patches {
+			t.Errorf("%s after the beginning of the stage: %d requests of certificates and %d reports, want %d and %d", time.Since(began).Round(time.Second), w.requests, len(w.patches), requests, patches)
+		}
+	}
+	begin := time.Now()
+	w.rotation.Stage = rotation.Switch
+	for range 2 {
+		apply(begin, 0, 0)
+	}
+	if n := strings.Count(errOut.String(), "the turn of this host in stage switch is at "+begin.UTC().Add(wait).Format(time.RFC3339)); n != 1 {
+		t.Errorf("the turn was logged %d times, want once:\n%s", n, errOut)
+	}
+	apply(time.Now().Add(-wait-time.Second), 1, 1)
+	for _, last := range a.requests {
+		if last.wait != w.rotation.Wave(defaultRotationQPS) {
+			t.Errorf("the next request comes after %s, want after the wave of %s", last.wait, w.rotation.Wave(defaultRotationQPS))
+		}
+	}
+	apply(w.rotation.Since, 1, 1)
+	must.OK(t, os.Mkdir(filepath.Join(w.dir, "manifests"), 0o700))
+	must.OK(t, os.WriteFile(filepath.Join(w.dir, "manifests/etcd.yaml"), nil, 0o600))
+	apply(time.Now(), 2, 2)
+	must.OK(t, os.Remove(filepath.Join(w.dir, "manifests/etcd.yaml")))
+	a.watch = false
+	apply(time.Now(), 3, 3)
+}
+
+// Catches flags of the DaemonSet that the command does not have, and a folder that it does not see at the path of the host.
+// Also catches confinement that keeps it from processes and files of the host.
+func TestCAApplyDaemonSet(t *testing.T) {
+	content := must.Value(os.ReadFile("../../deploy/ca-apply/daemonset.yaml"))(t)
+	var set appsv1.DaemonSet
+	must.OK(t, yaml.UnmarshalStrict(content, &set))
+	pod := set.Spec.Template.Spec
+	cmd, args, err := rootCommand().Find(pod.Containers[0].Args)
+	if err != nil || cmd.CommandPath() != "kubejoin ca apply" || cmd.ParseFlags(args) != nil || !cmd.Flags().Changed("watch") {
+		t.Errorf("the arguments are %q: %v", pod.Containers[0].Args, err)
+	}
+	paths := map[string]string{}
+	for _, v := range pod.Volumes {
+		paths[v.Name] = v.HostPath.Path
+	}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		if paths[m.Name] != m.MountPath || m.ReadOnly || m.MountPath != kubeadmDir && m.MountPath != kubeletDir {
+			t.Errorf("%s of the host is at %s", paths[m.Name], m.MountPath)
+		}
+	}
+	limits := pod.Containers[0].SecurityContext
+	for _, c := range []corev1.Capability{"SYS_PTRACE", "CHOWN", "DAC_OVERRIDE", "FOWNER"} {
+		if !slices.Contains(limits.Capabilities.Add, c) {
+			t.Errorf("the container does not have %s", c)
+		}
+	}
+	if limits.AppArmorProfile == nil || limits.AppArmorProfile.Type != corev1.AppArmorProfileTypeUnconfined {
+		t.Errorf("got the AppArmor profile %+v", limits.AppArmorProfile)
+	}
+	if len(paths) != 2 || !pod.HostNetwork || !pod.HostPID || *pod.AutomountServiceAccountToken {
+		t.Errorf("got %+v", pod)
+	}
+}
+
+func TestCAApplyRefusesFlags(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--ca: other given":               {"--ca", "other"},
+		"excludes --certificate-key-file": {"--ca-key-file", "x", "--certificate-key-file", "y"},
+		"--wait: 0s given":                {"--wait", "0"},
+		"--ca-rotation-qps: 0 given":      {"--ca-rotation-qps", "0"},
+		"--ca-pin: CA pin":                {"--ca-pin", "sha256:1"},
+		"--watch: excludes":               {"--watch", "--dry-run"},
+		"DIR: 2 given":                    {"a", "b"},
+		"--output: name given":            {"-o", "name"},
+	} {
+		_, _, err := runCommand(t, append([]string{"ca", "apply"}, args...)...)
+		var usage *usageError
+		if err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), `"`, ""), want) {
+			t.Errorf("%q: got %v, want %s", args, err, want)
+		} else if !errors.As(err, &usage) || usage.command != "kubejoin ca apply" {
+			t.Errorf("%q: got %T, want a usage error with the command", args, err)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/spf13/cobra"
+)
+
+// caPrepareOptions are the flags of ca prepare.
+type caPrepareOptions struct {
+	caOptions
+	asked             api.PrepareCA
+	certFile, keyFile string
+	lifetime          time.Duration
+}
+
+func caPrepareCommand() *cobra.Command {
+	var o caPrepareOptions
+	cmd := &cobra.Command{
+		Use:   "prepare",
+		Short: "Make or import the new CA; nothing trusts it yet",
+		Long: `Begin the rotation of a CA: make the new CA, or import the one in --new-ca-cert-file and
+--new-ca-key-file. Nothing trusts it yet, and the old CA goes on signing.
+
+The old CA certifies the new one, so that hosts believe the rotation without a pin. With a
+kubeconfig, the command reads the key of the old CA in --pki-dir: run it on a control plane,
+or give --no-cross-sign.
+
+On a cluster, the command stores the new key encrypted, and prints its certificate key on
+standard output, only this once. 'kubejoin ca apply' on control planes needs it. Anyone with
+it and access to Secrets in kube-system can become cluster-admin. Standalone, kubejoin keeps
+the new key in --data-dir, and the command prints nothing on standard output.
+
+Next is 'kubejoin ca trust'.` + remoteHelp,
+		Example: `  (umask 077; kubejoin ca prepare > rotation.key)
+
+  # an intermediate CA of your own; the first certificate is the one that signs
+  (umask 077; kubejoin ca prepare --new-ca-cert-file new-ca.crt --new-ca-key-file new-ca.key > rotation.key)`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(o.check(), o.checkFlags()); err != nil {
+				return usageOf(cmd, err)
+			}
+			if err := o.readFiles(); err != nil {
+				return err
+			}
+			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.prepare(ctx, cmd, r) })
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.certFile, "new-ca-cert-file", "", "certificates of a CA of your own in PEM, the one that signs first (default: kubejoin makes a CA)")
+	f.StringVar(&o.keyFile, "new-ca-key-file", "", "private key of the first certificate in --new-ca-cert-file (default: you bring the key to the control planes)")
+	durationVar(f, &o.lifetime, "lifetime", 0, "lifetime of a CA that kubejoin makes, for example 3650d (default: 10 years)")
+	f.BoolVar(&o.asked.NoCrossSign, "no-cross-sign", false, "do not let the old CA certify the new one; hosts then need its pin")
+	f.StringVar(&o.pkiDir, "pki-dir", kubeadmcerts.DefaultDir, "with a kubeconfig: folder with the certificate and key of the old CA")
+	f.BoolVar(&o.asked.DryRun, "dry-run", false, "check everything, but store nothing")
+	o.register(cmd)
+	return cmd
+}
+
+func (o *caPrepareOptions) checkFlags() error {
+	switch {
+	case o.keyFile != "" && o.certFile == "":
+		return &usageError{err: errors.New("--new-ca-key-file: needs --new-ca-cert-file, which is missing")}
+	case o.given("lifetime") && o.certFile != "":
+		return &usageError{err: errors.New("--lifetime: is for a CA that kubejoin makes, and --new-ca-cert-file gives one")}
+	}
+	if o.given("lifetime") {
+		o.asked.Lifetime = o.lifetime.String()
+	}
+	return nil
+}
+
+// readFiles reads the CA of the operator.
+func (o *caPrepareOptions) readFiles() error {
+	for _, f := range []struct {
+		flag, name string
+		bits       fs.FileMode
+		into       *string
+	}{{"new-ca-cert-file", o.certFile, 0, &o.asked.NewCA}, {"new-ca-key-file", o.keyFile, pemfile.Secret, (*string)(&o.asked.NewKey)}} {
+		if f.name == "" {
+			continue
+		}
+		content, err := pemfile.ReadPrivate(f.name, f.bits)
+		if err != nil {
+			return fmt.Errorf("--%s: %w", f.flag, err)
+		}
+		if *f.into = string(content); *f.into == "" {
+			return fmt.Errorf("--%s: %s is empty", f.flag, f.name)
+		}
+	}
+	return nil
+}
+func (o *caPrepareOptions) prepare(ctx context.Context, cmd *cobra.Command, r *remote) error {
+	made, err := r.PrepareCA(ctx, o.ca, o.asked)
+	if err != nil {
+		return err
+	}
+	if printed, err := o.object(cmd.OutOrStdout(), made); printed {
+		return err
+	}
+	w := cmd.ErrOrStderr()
+	if err := errors.Join(writeStep(w, made), table(w, caTable(made))); err != nil || made.CertificateKey == "" {
+		return err
+	}
+	cmd.PrintErrln("keep the certificate key on standard output: it is shown only once, and 'kubejoin ca apply' on control planes needs it")
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), made.CertificateKey.Reveal())
+	return err
+}

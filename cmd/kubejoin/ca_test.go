@@ -1,0 +1,203 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	"github.com/kubejoin/kubejoin/test/cluster"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// observations are what an Observer of a test sees: nil is one host that follows the stage.
+type observations []rotation.Observation
+
+func (seen *observations) Observe(_ context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
+	if *seen != nil {
+		return *seen, nil
+	}
+	o := rotation.Observation{Kind: rotation.KindAPIServer, Name: "ca.crt on cp-1", Node: "cp-1", Trusts: &rotation.Trusted{Old: r.TrustsOld(), New: r.TrustsNew()}, From: rotation.FromOld}
+	if r.SignsNew() {
+		o.From = rotation.FromNew
+	}
+	return []rotation.Observation{o}, nil
+}
+
+// ca runs 'kubejoin ca' against the server.
+func (w *webServer) ca(t *testing.T, args ...string) result {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	err := run(t.Context(), w.args("", append([]string{"ca"}, args...)...), &stdout, &stderr)
+	return result{t, strings.Join(args, " "), stdout.String(), stderr.String(), err}
+}
+
+func plainServer(api http.Handler) http.Handler { return api }
+
+// Catches a step that does not say what comes next, and a certificate key that is not alone on standard output.
+func TestCARotationThereAndBack(t *testing.T) {
+	web := newWebServer(t, plainServer)
+	web.ca(t, "status").ok().has("the cluster CA has not been rotated; next: kubejoin ca prepare\n")
+	if dry := web.ca(t, "prepare", "--dry-run").ok().warned("nothing has changed"); dry.stdout != "" {
+		t.Errorf("dry run: got %q on standard output, want nothing", dry.stdout)
+	}
+	web.ca(t, "trust").failed("no rotation in progress; 'kubejoin ca prepare' begins one")
+	made := web.ca(t, "prepare", "--lifetime", "3650d").ok().warned("  kubejoin ca trust\n").warned("only once").warned("sha256:")
+	if !regexp.MustCompile(`^[0-9a-f]{64}\n$`).MatchString(made.stdout) || strings.Contains(made.stderr, strings.TrimSpace(made.stdout)) {
+		t.Errorf("prepare: got %q on standard output, want the certificate key alone, and not on standard error", made.stdout)
+	}
+	if strings.Contains(made.stderr, "ca apply   ") {
+		t.Errorf("prepare: got %s, want no 'ca apply' in a stage that changes no host", made.stderr)
+	}
+	web.ca(t, "prepare").failed("is in stage prepare")
+	web.ca(t, "finish").failed("cannot finish")
+	for _, test := range []struct{ step, says, next string }{
+		{"trust", "stage trust: both CAs are trusted, and the old one signs", "switch"},
+		{"switch", "stage switch: both CAs are trusted, and the new one signs", "finish"},
+		{"finish", "stage finish: the new CA alone is trusted", "finish"},
+		{"abort", "stage switch: both CAs are trusted, and the new one signs", "abort"},
+		{"abort", "stage trust: both CAs are trusted, and the old one signs", "abort"},
+		{"abort", "stage prepare: the new CA exists, and nothing trusts it", "abort"},
+	} {
+		if test.step == "abort" && strings.HasPrefix(test.says, "stage trust") { // without a cross certificate of the old CA by the new one
+			web.ca(t, "abort").failed("exit code 3").warned("clients need until")
+			web.later += time.Hour
+		}
+		web.ca(t, test.step, "--dry-run").ok().has("cluster CA, " + test.says + " (dry run: nothing has changed)\n")
+		web.ca(t, test.step).ok().has("cluster CA, "+test.says+"\n", "  kubejoin ca apply    on each host", "  kubejoin ca status   until nothing is behind\n  kubejoin ca "+test.next+"\n")
+	}
+	web.ca(t, "abort").ok().has("the rotation was aborted, and the old CA stays\n")
+	web.ca(t, "status").ok().has("cluster   aborted ", "kubejoin ca prepare")
+
+	web.ca(t, "prepare").ok()
+	for _, step := range []string{"trust", "switch", "finish", "finish"} {
+		web.ca(t, step).ok()
+	}
+	web.ca(t, "status", "-o", "jsonpath={.stage} {.signs} {.trusted.old}").ok().has("finish new false")
+	web.ca(t, "status").ok().has("cluster   ended ")
+	web.ca(t, "status", "--ca", "etcd").ok().has("the etcd CA has not been rotated; next: kubejoin ca prepare --ca etcd\n")
+}
+
+// Catches a refusal that does not name who is behind and what to do, or whose exit code is that of another error.
+func TestCAStepThatIsNotReady(t *testing.T) {
+	web := newWebServer(t, plainServer)
+	web.ca(t, "prepare").ok()
+	web.ca(t, "trust").ok()
+	web.seen = observations{
+		{Kind: rotation.KindKubelet, Name: "192.0.2.4:10250", Node: "worker-4", Trusts: &rotation.Trusted{Old: true}, Next: "on worker-4: kubejoin ca apply"},
+		{Kind: rotation.KindAPIServer, Name: "192.0.2.1:6443", Node: "cp-1", Trusts: &rotation.Trusted{Old: true, New: true}, From: rotation.FromOld, Until: time.Now().Add(time.Hour)},
+		{Kind: rotation.KindRootCA, Name: "evil\x1b[31m", Unseen: "forbidden"},
+	}
+	refused := web.ca(t, "switch").warned("kubejoin: not ready to switch: ").warned("worker-4").warned("on worker-4: kubejoin ca apply")
+	if code := exitCode(0); !errors.As(refused.err, &code) || code != exitNotReady || refused.stdout != "" || strings.Contains(refused.stderr, "\x1b") {
+		t.Errorf("switch: got %v, %q and %q, want exit code 3, nothing on standard output, and no control character", refused.err, refused.stdout, refused.stderr)
+	}
+	web.ca(t, "status").ok().has("2 of 3 observations are behind:\n", "worker-4 ", "does not trust the new CA", "was not seen: forbidden")
+	web.ca(t, "status", "-o", "wide").ok().has("KIND ", "api-server   192.0.2.1:6443", "old,new", "forbidden\n")
+	web.ca(t, "status", "-o", "jsonpath={.behind[*].node}").ok().has("worker-4")
+	web.seen = web.seen[:2]
+	web.ca(t, "switch", "--leave-behind", "worker-9").failed("--leave-behind: ")
+	web.ca(t, "switch", "--leave-behind", "worker-4", "-o", "json").ok().has(`"leftBehind": [`)
+	web.ca(t, "status").ok().has("kubejoin ca finish")
+}
+
+// Catches a flag that is ignored, or an error about a field of the API.
+func TestCAFlags(t *testing.T) {
+	web := newWebServer(t, plainServer)
+	dir := t.TempDir()
+	cert, key, err := must.Value(signer.GenerateCA("mine", time.Now(), 24*time.Hour))(t).PEM()
+	must.OK(t, err)
+	write := func(name string, content []byte) string {
+		file := filepath.Join(dir, name)
+		must.OK(t, os.WriteFile(file, content, 0o600))
+		return file
+	}
+	certFile, keyFile, empty := write("ca.crt", cert), write("ca.key", key), write("empty", nil)
+	exposed := write("exposed.key", key)
+	must.OK(t, os.Chmod(exposed, 0o644))
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"status", "--ca", "sa"}, `--ca: "sa" given, want one of`},
+		{[]string{"status", "-o", "name"}, "--output: "},
+		{[]string{"prepare", "--new-ca-key-file", keyFile}, "--new-ca-key-file: needs --new-ca-cert-file"},
+		{[]string{"prepare", "--new-ca-cert-file", certFile, "--lifetime", "3650d"}, "--lifetime: is for a CA that kubejoin makes"},
+		{[]string{"prepare", "--new-ca-cert-file", filepath.Join(dir, "none")}, "--new-ca-cert-file: open "},
+		{[]string{"prepare", "--new-ca-cert-file", empty}, "--new-ca-cert-file: " + empty + " is empty"},
+		{[]string{"prepare", "--new-ca-cert-file", keyFile}, "--new-ca-cert-file: "},
+		{[]string{"prepare", "--new-ca-cert-file", certFile, "--new-ca-key-file", certFile}, "--new-ca-key-file: "},
+		{[]string{"prepare", "--new-ca-cert-file", certFile, "--new-ca-key-file", exposed}, "--new-ca-key-file: " + exposed + ": file is accessible to every user: mode is 0644"},
+		{[]string{"prepare", "--lifetime", "1h"}, "--lifetime: "},
+		{[]string{"prepare", "--lifetime", "0"}, "--lifetime: "},
+	} {
+		web.ca(t, test.args...).failed(test.want)
+	}
+	for line := range strings.Lines(caPrepareCommand().Example) {
+		if strings.Contains(line, ">") && !strings.Contains(line, "(umask 077; ") {
+			t.Errorf("every user can read the file of the example %q", line)
+		}
+	}
+	var made api.CARotation
+	must.OK(t, json.Unmarshal([]byte(web.ca(t, "prepare", "--new-ca-cert-file", certFile, "--new-ca-key-file", keyFile, "--no-cross-sign", "-o", "json").ok().stdout), &made))
+	if len(made.New) != 1 || made.New[0].Subject != "CN=mine" || made.Cross != "" || !made.HasKey || len(made.CertificateKey) != 64 {
+		t.Errorf("got %+v, want the CA in the file without a cross certificate, and its key stored", made)
+	}
+	if web.ca(t, "prepare", "--ca", "etcd", "--new-ca-cert-file", certFile).ok(); len(web.rotations.IDs(rotation.Etcd)) > 0 {
+		t.Error("prepare without a key stored one")
+	}
+}
+
+// Catches a kubeconfig that does not suffice for a rotation, a key that is stored in clear, and a step that ignores what the
+// cluster has.
+func TestCAOfCluster(t *testing.T) {
+	c := cluster.ForTest(t, cluster.Options{})
+	kube := onKube{t, c.Kubeconfig()}
+	pki := filepath.Join(c.Dir, "pki")
+	kube.run("ca", "prepare", "--pki-dir", t.TempDir()).failed("run the command on a control plane with the CA key")
+	made := kube.run("ca", "prepare", "--pki-dir", pki).ok().warned("kubejoin ca trust")
+	key := must.Value(joinformat.ParseCertificateKey(strings.TrimSpace(made.stdout)))(t)
+	store := clusterstore.New(c.Client())
+	r, _, err := store.Get(t.Context(), rotation.Cluster)
+	must.OK(t, err)
+	must.Value(store.Key(t.Context(), r, key))(t)
+	secret := must.Value(c.Client().CoreV1().Secrets(clusterstore.KeyNamespace).Get(t.Context(), clusterstore.KeyName, metav1.GetOptions{}))(t)
+	for name, content := range secret.Data {
+		if bytes.Contains(content, []byte("PRIVATE KEY")) {
+			t.Errorf("%s has the key in clear", name)
+		}
+	}
+	kube.run("ca", "status", "-o", "wide").ok().has("merged ", "cluster-info ", "old ", "not seen from here, which holds up nothing:\nKIND ", "kubejoin ca status --url URL\n", "their addresses are not known here")
+	var shown api.CARotation
+	must.OK(t, json.Unmarshal([]byte(kube.run("ca", "status", "-o", "json").ok().stdout), &shown))
+	record := slices.IndexFunc(shown.Observations, func(o api.CAObservation) bool { return o.Name == "issuance record" })
+	if record < 0 || shown.Observations[record].Unseen == "" || shown.Observations[record].Next != "kubejoin ca status --url URL" || shown.Certificates != nil {
+		t.Errorf("got %+v, want JSON that says which command shows the issuance record", shown)
+	}
+	kube.run("ca", "trust").ok().has("stage trust: both CAs are trusted, and the old one signs")
+	// Nothing follows the stage here.
+	if refused := kube.run("ca", "switch"); !errors.Is(refused.err, exitNotReady) {
+		t.Errorf("switch: got %v, want exit code 3", refused.err)
+	} else {
+		refused.warned("kube-public/cluster-info does not trust the new CA")
+	}
+	kube.run("ca", "abort").ok().has("stage prepare")
+	kube.run("ca", "status").ok().has("prepare (aborting)")
+	for _, other := range []string{"front-proxy", "etcd"} {
+		kube.run("ca", "status", "--ca", other).ok().has("the " + other + " CA has not been rotated")
+	}
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// headingKey is the annotation of a flag with its heading in the help.
+const headingKey = "kubejoin.io/heading"
+
+// heading lists flags under a heading in the help of their command. Without names, it takes all flags that have none.
+func heading(f *pflag.FlagSet, title string, names ...string) {
+	f.VisitAll(func(flag *pflag.Flag) {
+		if slices.Contains(names, flag.Name) || len(names) == 0 && flag.Annotations[headingKey] == nil {
+			_ = f.SetAnnotation(flag.Name, headingKey, []string{title}) // fails only for an unknown flag
+		}
+	})
+}
+
+// usage prints how to use a command, with its flags and subcommands in groups. cobra's usage templates would make the
+// program half as large again.
+func usage(cmd *cobra.Command) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Usage:\n  %s\n", cmd.UseLine())
+	if cmd.HasAvailableSubCommands() {
+		fmt.Fprintf(&b, "  %s [command]\n", cmd.CommandPath())
+	}
+	if cmd.HasExample() {
+		fmt.Fprintf(&b, "\nExamples:\n%s\n", cmd.Example)
+	}
+	groups := cmd.Groups()
+	if len(groups) == 0 {
+		groups = []*cobra.Group{{Title: "Commands:"}}
+	}
+	for _, group := range groups {
+		title := "\n" + group.Title + "\n"
+		for _, sub := range cmd.Commands() {
+			if sub.GroupID == group.ID && (sub.IsAvailableCommand() || sub.Name() == "help") {
+				fmt.Fprintf(&b, "%s  %-*s %s\n", title, sub.NamePadding(), sub.Name(), sub.Short)
+				title = ""
+			}
+		}
+	}
+	cmd.InitDefaultHelpFlag() // cobra adds it only before it parses flags
+	writeFlags(&b, cmd.LocalFlags())
+	if cmd.HasAvailableSubCommands() {
+		fmt.Fprintf(&b, "\nUse \"%s [command] --help\" for more information about a command.\n", cmd.CommandPath())
+	}
+	_, err := cmd.OutOrStderr().Write([]byte(b.String()))
+	return err
+}
+
+// writeFlags writes flags by heading: first those without one, then in the order of registration, and --help last.
+func writeFlags(b *strings.Builder, flags *pflag.FlagSet) {
+	titles, groups := []string{""}, map[string]*pflag.FlagSet{}
+	add := func(title string, flag *pflag.Flag) {
+		if groups[title] == nil {
+			groups[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
+			groups[title].SortFlags = false
+			if title != "" {
+				titles = append(titles, title)
+			}
+		}
+		groups[title].AddFlag(flag)
+	}
+	flags.VisitAll(func(flag *pflag.Flag) {
+		if !flag.Hidden && flag.Name != "help" {
+			add(strings.Join(flag.Annotations[headingKey], ""), flag)
+		}
+	})
+	add("Help flags", flags.Lookup("help"))
+	for _, title := range titles {
+		if groups[title] != nil {
+			fmt.Fprintf(b, "\n%s\n%s", cmp.Or(title, "Flags")+":", groups[title].FlagUsages())
+		}
+	}
+}
