@@ -7,3 +7,8 @@ import "embed"
 //
 //go:embed manifests/*.yaml
 var Manifests embed.FS
+
+// AlertRules are the alert rules of kubejoin for Prometheus, in YAML.
+//
+//go:embed chart/kubejoin/files/rules.yaml
+var AlertRules []byte

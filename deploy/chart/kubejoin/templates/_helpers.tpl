@@ -22,6 +22,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ if eq .Values.ca.source "hostPath" }}{{ .Values.ca.hostPath }}{{ else }}/etc/kubejoin/ca{{ end }}
 {{- end }}
 
+{{- /* The name of the CA's certificate in that folder. */ -}}
+{{- define "kubejoin.caCert" -}}
+{{ .Values.ca.certFile | default (ternary "ca.crt" "tls.crt" (eq .Values.ca.source "hostPath")) }}
+{{- end }}
+
 {{- define "kubejoin.args" -}}
 - serve
 - --listen=:{{ .Values.port }}
@@ -33,9 +38,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- with .Values.ca }}
 {{- if ne .source "none" }}
-{{- $name := ternary "ca" "tls" (eq .source "hostPath") }}
-- {{ printf "--cluster-signing-cert-file=%s/%s" (include "kubejoin.caFolder" $) (.certFile | default (printf "%s.crt" $name)) | quote }}
-- {{ printf "--cluster-signing-key-file=%s/%s" (include "kubejoin.caFolder" $) (.keyFile | default (printf "%s.key" $name)) | quote }}
+- {{ printf "--cluster-signing-cert-file=%s/%s" (include "kubejoin.caFolder" $) (include "kubejoin.caCert" $) | quote }}
+{{- if not (index $.Values.flags "cluster-signing-key-url") }}
+- {{ printf "--cluster-signing-key-file=%s/%s" (include "kubejoin.caFolder" $) (.keyFile | default (ternary "ca.key" "tls.key" (eq .source "hostPath"))) | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if .Values.signerConfig }}
@@ -154,10 +160,17 @@ spec:
     {{- if or (ne .Values.ca.source "none") .Values.signerConfig .Values.mounts }}
     volumeMounts:
     {{- if ne .Values.ca.source "none" }}
+    {{- if and (eq .Values.ca.source "hostPath") (index .Values.flags "cluster-signing-key-url") }}
+    # only the certificate: the key stays with the signer process
+    - name: ca
+      mountPath: {{ printf "%s/%s" (include "kubejoin.caFolder" .) (include "kubejoin.caCert" .) | quote }}
+      readOnly: true
+    {{- else }}
     # a folder, because kubejoin re-reads files that are replaced in it
     - name: ca
       mountPath: {{ include "kubejoin.caFolder" . | quote }}
       readOnly: true
+    {{- end }}
     {{- end }}
     {{- if .Values.signerConfig }}
     - name: config
@@ -172,10 +185,21 @@ spec:
   volumes:
   {{- if eq .Values.ca.source "hostPath" }}
   - name: ca
+    {{- if index .Values.flags "cluster-signing-key-url" }}
+    hostPath: {path: {{ printf "%s/%s" .Values.ca.hostPath (include "kubejoin.caCert" .) | quote }}, type: File}
+    {{- else }}
     hostPath: {path: {{ .Values.ca.hostPath | quote }}, type: Directory}
+    {{- end }}
   {{- else if eq .Values.ca.source "secret" }}
   - name: ca
+    {{- if index .Values.flags "cluster-signing-key-url" }}
+    secret:
+      secretName: {{ .Values.ca.secret | quote }}
+      defaultMode: 0440
+      items: [{key: {{ include "kubejoin.caCert" . | quote }}, path: {{ include "kubejoin.caCert" . | quote }}}]
+    {{- else }}
     secret: {secretName: {{ .Values.ca.secret | quote }}, defaultMode: 0440}
+    {{- end }}
   {{- end }}
   {{- if .Values.signerConfig }}
   - name: config
