@@ -95,26 +95,28 @@ test: check kube ## run all tests (node tests need root)
 	$(GO) test -vet=off -count 1 -timeout 30m -p 1 ./test/load ./test/storm
 	cd test/importer && $(GO) test -count 1 -timeout 20m ./...
 	cd deploy/image && $(GO) test -vet=off -count 1 -timeout 30m ./...
+	cd cmd/kubejoin-pkcs11 && $(if $(RACE),$(GO) test $(RACE) -vet=off -count 1 -timeout 10m ./...,echo 'not tested: it needs a C compiler')
 
 test-matrix: ## run all tests on each supported version of Kubernetes
 	$(MAKE) test KUBE=
 	for version in $(OLDER); do $(MAKE) test KUBE=$$version || exit; done
 
-# CI runs these: joins, also with tokens in etcd, a limited token, a serving certificate, a control plane, a rejoin and a
-# revocation.
+# CI runs these: joins, also with tokens in etcd, a limited token, a serving certificate, a control plane, a rejoin, a
+# revocation, and a CA rotation with the restarts that Kubernetes before 1.36 needs.
 OLDEST := $(firstword $(OLDER))
-ON_OLDEST := TestTokenForOneNodeAdmitsOne|TestAPIServerVerifiesKubeletServingCertificate|TestJoinsByEveryFormat|TestJoinsWithTokensInEtcd|TestControlPlaneByOneCall|TestExpiredKubeletComesBack|TestRevocationWebhook
+ON_OLDEST := TestTokenForOneNodeAdmitsOne|TestAPIServerVerifiesKubeletServingCertificate|TestJoinsByEveryFormat|TestJoinsWithTokensInEtcd|TestControlPlaneByOneCall|TestExpiredKubeletComesBack|TestRevocationWebhook|TestReplacesClusterCA
 test-oldest: ## run a few tests on the oldest supported version of Kubernetes (needs root)
 	KUBE=$(OLDEST) $(GO) run ./test/demo -build
 	KUBE=$(OLDEST) $(GO) test -count 1 -timeout 20m -p 2 -run '^($(ON_OLDEST))$$' \
-	  ./test/limits ./test/join ./test/access
+	  ./test/kubeadm ./test/limits ./test/join ./test/access
 
 # Most of these tests wait for disks and processes, so run more of them at once than there are cores.
 unit: ## run only the fast tests, without Kubernetes and root
 	$(GO) test -short -vet=off -p 4 -parallel 8 ./...
 
 CHURN ?= 2h
-nightly: fuzz ## fuzz, then let machines join and leave at three replicas for CHURN (2h): memory must stay flat
+nightly: fuzz ## fuzz, swap CAs while they sign, then let machines join and leave for CHURN (2h): memory must stay flat
+	KUBEJOIN_TEST_SIGNATURES=100000 $(GO) test $(RACE) -count 1 -timeout 1h -run '^(TestCertificatesAreRightWhileCAIsReplaced|TestSwapsCAWhileItSigns)$$' ./signer ./internal/signerd
 	KUBEJOIN_TEST_CHURN=$(CHURN) $(GO) test -count 1 -timeout 0 -v -run '^TestMemoryStaysFlatUnderChurn$$' ./test/ha
 
 check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and the words of docs and comments
@@ -130,11 +132,12 @@ check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and th
 	cd test/chart && $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -count 1 ./...
 	cd test/importer && $(GO) mod tidy -diff && $(GO) mod tidy -diff -modfile=go.newest.mod
 	cd deploy/image && $(GO) mod tidy -diff && $(GO) vet ./...
+	cd cmd/kubejoin-pkcs11 && $(GO) mod tidy -diff && $(if $(RACE),$(GO) vet ./...,echo 'kubejoin-pkcs11 not checked: it needs a C compiler')
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
 	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')
 
 # QUICK=1 runs a short trial. ROUNDS, CSRS, TOKENS and ENTRIES set sizes. ONLY selects one subject: csr, tokens, join,
-# size, certificate, api, revocation, store, record, go or memory. INTO=docs/benchmarks.md also writes the main rows to
+# size, certificate, api, revocation, store, record, go, wave or memory. INTO=docs/benchmarks.md also writes the main rows to
 # this file. test/bench/README.md explains the subjects and rows.
 BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-csrs $(CSRS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(ENTRIES),-entries $(ENTRIES)) $(if $(ONLY),-only $(ONLY)) $(if $(PROFILE),-profile $(PROFILE)) $(if $(INTO),-into $(INTO))
 bench: build ## compare the speed of kubejoin, kube-controller-manager and cfssl (an hour; the first run builds Kubernetes)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -58,8 +59,6 @@ func TestAccessEndsWithinDocumentedTime(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := s.StartAPIServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.StartAPIServer(ctx))
 	waitStatus(second, 200, 0)
 }

@@ -2,6 +2,7 @@ package access
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -49,7 +50,8 @@ type table struct {
 	cells   map[string]map[string]string
 }
 
-// readTable reads the table of a docs page whose last column is named last.
+// readTable reads the table of a docs page whose last column is named last. The first cell of a row names one or more
+// requests that get the same.
 func readTable(t *testing.T, page, last string) table {
 	t.Helper()
 	var found table
@@ -71,13 +73,19 @@ func readTable(t *testing.T, page, last string) table {
 			}
 		case strings.HasPrefix(cells[0], "-"):
 		default:
-			row := strings.Trim(cells[0], "`")
-			found.rows, found.cells[row] = append(found.rows, row), map[string]string{}
 			if len(cells) != len(found.columns) {
-				t.Fatalf("%s: the row of %s has %d cells, want %d", page, row, len(cells), len(found.columns))
+				t.Fatalf("%s: the row of %s has %d cells, want %d", page, cells[0], len(cells), len(found.columns))
 			}
-			for i, column := range found.columns {
-				found.cells[row][column] = cells[i]
+			rows := strings.Split(strings.Trim(cells[0], "`"), "`, `")
+			for n, row := range rows {
+				found.rows, found.cells[row] = append(found.rows, row), map[string]string{}
+				for i, column := range found.columns {
+					cell := cells[i]
+					if each := strings.Split(cell, "`, `"); i > 0 && len(each) == len(rows) { // one for each
+						cell = each[n]
+					}
+					found.cells[row][column] = cell
+				}
 			}
 		}
 	}
@@ -98,10 +106,7 @@ type tableCheck struct {
 // sendAs sends a request with the caller's credential and returns status and body.
 func sendAs(t *testing.T, p *harness.Program, who caller, method, path, contentType, body string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, "https://"+p.Endpoint+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(http.NewRequestWithContext(t.Context(), method, "https://"+p.Endpoint+path, strings.NewReader(body)))(t)
 	if who.bearer != "" {
 		r.Header.Set("Authorization", "Bearer "+who.bearer)
 	}
@@ -114,15 +119,9 @@ func sendAs(t *testing.T, p *harness.Program, who caller, method, path, contentT
 		defer transport.CloseIdleConnections()
 		client = &http.Client{Transport: transport}
 	}
-	response, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := must.Value(client.Do(r))(t)
 	defer func() { _ = response.Body.Close() }()
-	content, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(io.ReadAll(response.Body))(t)
 	return response.StatusCode, string(content)
 }
 
@@ -175,36 +174,87 @@ func (w tableCheck) all(t *testing.T, in table, rows func(route string) bool) {
 	t.Logf("%d requests", requests)
 }
 
+// routes prepares the requests of the tables in docs/http-api.md.
+type routes struct {
+	s        *harness.Site
+	admin    caller
+	victim   string // ID of a token that nobody deletes
+	newToken func() tokens.Token
+	status   map[string]int // by path, where it is not the same on a cluster and standalone
+	claimed  int
+}
+
+func (r *routes) prepare(t *testing.T, route, column string, allowed bool) (path, contentType, body string, status int) {
+	t.Helper()
+	_, path, _ = strings.Cut(route, " ")
+	status = cmp.Or(r.status[path], 200)
+	switch {
+	case strings.HasSuffix(route, "print-join-command"):
+		return path + "?maxNodes=1", "", "", status
+	case route == "POST /v1/token":
+		return path, "application/json", `{"maxNodes":1}`, 201
+	case route == "DELETE /v1/token/ID" && allowed:
+		return "/v1/token/" + r.newToken().ID(), "", "", status
+	case strings.HasPrefix(path, "/v1/token/ID"):
+		return strings.Replace(path, "ID", r.victim, 1), "", "", status
+	case route == "DELETE /v1/claim/NODE":
+		if !allowed {
+			return "/v1/claim/worker-1", "", "", status
+		}
+		r.claimed++
+		name := fmt.Sprintf("claimed-%d", r.claimed)
+		must.Value(newNodeCertClient(t, r.s, r.newToken().Reveal(), name).request(t, ""))(t)
+		return "/v1/claim/" + name, "", "", status
+	case route == "POST /v1/revocation":
+		return path, "application/json", `{"node":"other-worker"}`, 201
+	case path == "/v1/revocation/REVOKED":
+		if allowed {
+			if status, body := sendAs(t, r.s.Program, r.admin, "POST", "/v1/revocation?node=other-worker", "", ""); status != 201 {
+				t.Fatalf("%d %s", status, body)
+			}
+		}
+		return "/v1/revocation/other-worker", "", "", status
+	case path == "/v1/ca/CA/rotation":
+		return "/v1/ca/cluster/rotation", "", "", status
+	case path == "/v1/ca/CA/rotation/prepare":
+		return "/v1/ca/cluster/rotation/prepare?dryRun", "", "", status
+	case strings.HasPrefix(path, "/v1/ca/CA/rotation/"):
+		return strings.Replace(path, "CA", "cluster", 1), "", "", 409 // there is no rotation
+	case path == "/v1/issued/SERIAL":
+		return "/v1/issued/1", "", "", 404
+	case path == "/v1/rejoin/key":
+		return path, "", "", 400 // the key in the body is missing
+	case path == "/v1/explain":
+		return path, "application/json", `{"csr":"walk"}`, status
+	case path == "/v1/explain/NODE":
+		return "/v1/explain/worker-1", "", "", status
+	case path == "/v1/certificate":
+		query, request := certificateFor(t, column)
+		return path + query, "application/pkcs10", request, status
+	case strings.HasSuffix(path, "/subjectaccessreviews"):
+		return path, "application/json", `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1"}`, status
+	case strings.HasSuffix(path, "/tokenreviews"):
+		version := strings.Split(path, "/")[3]
+		return path, "application/json", `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/` + version + `","spec":{"token":"x"}}`, status
+	}
+	return path, "", "", status
+}
+
 // clientCertificate issues a client certificate with this common name and these organizations.
 func clientCertificate(t *testing.T, ca *signer.CA, name string, organizations ...string) *tls.Certificate {
 	t.Helper()
 	key, request := keyAndRequest(t, name, organizations...)
-	parsed, err := pkcs10.Parse([]byte(request))
-	if err != nil {
-		t.Fatal(err)
-	}
+	parsed := must.Value(pkcs10.Parse([]byte(request)))(t)
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
-	chain, err := must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(ca, signer.Template{CSR: parsed, Usages: usages}, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	pair, err := tls.X509KeyPair(chain, pemKey(t, key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	chain := must.Value(must.Get(signer.NewProfile(signer.ProfileConfig{Usages: usages})).Issue(ca, signer.Template{CSR: parsed, Usages: usages}, time.Now()))(t)
+	pair := must.Value(tls.X509KeyPair(chain, pemKey(t, key)))(t)
 	return &pair
 }
 
 func keyAndRequest(t *testing.T, name string, organizations ...string) (*ecdsa.PrivateKey, string) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key))(t)
 	return key, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
 }
 
@@ -225,11 +275,7 @@ func certificateFor(t *testing.T, column string) (query, request string) {
 
 func otherCA(t *testing.T) *signer.CA {
 	t.Helper()
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ca
+	return must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
 }
 
 // withExpiry returns the same service account token, signed again with another expiry time.
@@ -239,23 +285,13 @@ func withExpiry(t *testing.T, s *harness.Site, token string, end time.Time) stri
 	if len(parts) != 3 {
 		t.Fatalf("the token has %d parts, want 3", len(parts))
 	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		t.Fatal(err)
-	}
+	payload := must.Value(base64.RawURLEncoding.DecodeString(parts[1]))(t)
 	var claims map[string]any
-	if err := json.Unmarshal(payload, &claims); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(payload, &claims))
 	claims["exp"], claims["iat"], claims["nbf"] = end.Unix(), end.Add(-time.Hour).Unix(), end.Add(-time.Hour).Unix()
-	if payload, err = json.Marshal(claims); err != nil {
-		t.Fatal(err)
-	}
+	payload = must.Value(json.Marshal(claims))(t)
 	block, _ := pem.Decode(harness.ReadFile(t, filepath.Join(s.Dir, "pki", "sa.key")))
-	key, err := x509.ParseECPrivateKey(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(x509.ParseECPrivateKey(block.Bytes))(t)
 	text := parts[0] + "." + base64.RawURLEncoding.EncodeToString(payload)
 	sum := sha256.Sum256([]byte(text))
 	r, rest, err := ecdsa.Sign(rand.Reader, key, sum[:])
@@ -272,9 +308,7 @@ func addOperator(t *testing.T, s *harness.Site, user string) (bearer string) {
 	file := filepath.Join(s.WorkDir, "operators.csv")
 	bearer = rand.Text()
 	s.Secrets.Add("operator "+user, bearer)
-	if err := os.WriteFile(file, append(harness.ReadFile(t, file), fmt.Sprintf("%s,%s\n", bearer, user)...), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, append(harness.ReadFile(t, file), fmt.Sprintf("%s,%s\n", bearer, user)...), 0o600))
 	return bearer
 }
 
@@ -302,14 +336,9 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 	s.Start(t, "--rejoin-window=1h")
 	s.WaitLeader(t)
 	ctx, admin := t.Context(), s.Client()
-	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.LoadCA(s.CAFile(), s.CAKeyFile()))(t)
 	for _, node := range []string{"walker", "worker-1"} {
-		if _, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{}))(t)
 	}
 	victim := s.CreateToken(t, tokens.Limits{MaxNodes: 1})
 	free := s.CreateToken(t, tokens.Limits{})
@@ -344,66 +373,15 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 		})
 	}
 
-	node := 0
-	w := tableCheck{p: s.Program, callers: callers}
-	w.prepare = func(t *testing.T, route, column string, allowed bool) (path, contentType, body string, status int) {
-		t.Helper()
-		_, path, _ = strings.Cut(route, " ")
-		status = 200
-		switch {
-		case strings.HasSuffix(route, "print-join-command"):
-			return path + "?maxNodes=1", "", "", 200
-		case route == "POST /v1/token":
-			return path, "application/json", `{"maxNodes":1}`, 201
-		case route == "DELETE /v1/token/ID" && allowed:
-			return "/v1/token/" + s.CreateToken(t, tokens.Limits{MaxNodes: 1}).ID(), "", "", 200
-		case strings.HasPrefix(path, "/v1/token/ID"):
-			return strings.Replace(path, "ID", victim.ID(), 1), "", "", 200
-		case route == "DELETE /v1/claim/NODE":
-			if !allowed {
-				return "/v1/claim/worker-1", "", "", 200
-			}
-			node++
-			name := fmt.Sprintf("claimed-%d", node)
-			if _, err := newNodeCertClient(t, s, s.CreateToken(t, tokens.Limits{MaxNodes: 1}).Reveal(), name).request(t, ""); err != nil {
-				t.Fatal(err)
-			}
-			return "/v1/claim/" + name, "", "", 200
-		case route == "POST /v1/revocation":
-			return path, "application/json", `{"node":"other-worker"}`, 201
-		case path == "/v1/revocation/REVOKED":
-			if allowed {
-				if status, body := sendAs(t, s.Program, callers["admin"][0], "POST", "/v1/revocation?node=other-worker", "", ""); status != 201 {
-					t.Fatalf("%d %s", status, body)
-				}
-			}
-			return "/v1/revocation/other-worker", "", "", 200
-		case path == "/v1/issued":
-			return path, "", "", 404 // the issuance record exists only with --token-store=file
-		case path == "/v1/issued/SERIAL":
-			return "/v1/issued/1", "", "", 404
-		case path == "/v1/rejoin/key":
-			return path, "", "", 400 // the key in the body is missing
-		case path == "/v1/explain":
-			return path, "application/json", `{"csr":"walk"}`, 200
-		case path == "/v1/explain/NODE":
-			return "/v1/explain/worker-1", "", "", 200
-		case path == "/v1/certificate":
-			query, request := certificateFor(t, column)
-			return path + query, "application/pkcs10", request, 200
-		case strings.HasSuffix(path, "/subjectaccessreviews"):
-			return path, "application/json", `{"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1"}`, 200
-		case strings.HasSuffix(path, "/tokenreviews"):
-			version := strings.Split(path, "/")[3]
-			return path, "application/json", `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/` + version + `","spec":{"token":"x"}}`, 200
-		}
-		return path, "", "", 200
-	}
+	w := tableCheck{p: s.Program, callers: callers, prepare: (&routes{
+		s: s, admin: callers["admin"][0], victim: victim.ID(), newToken: func() tokens.Token { return s.CreateToken(t, tokens.Limits{MaxNodes: 1}) },
+		status: map[string]int{"/v1/issued": 404}, // the issuance record exists only with --token-store=file
+	}).prepare}
 	reviews := func(route string) bool {
 		return strings.HasSuffix(route, "/tokenreviews") || strings.HasSuffix(route, "/subjectaccessreviews")
 	}
-	routes := readTable(t, "docs/http-api.md", "other audience")
-	w.all(t, routes, func(route string) bool { return !reviews(route) })
+	documented := readTable(t, "docs/http-api.md", "other audience")
+	w.all(t, documented, func(route string) bool { return !reviews(route) })
 	if _, err := admin.CoreV1().Secrets("kube-system").Get(ctx, "bootstrap-token-"+victim.ID(), metav1.GetOptions{}); err != nil {
 		t.Errorf("got %v, want the token to exist: only callers without permission tried to delete it", err)
 	}
@@ -413,7 +391,7 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 	second.Program = harness.Serve(t, s.WorkDir, s.CAFile(), s.Curlrc(), append(slices.Clone(s.Flags), "--token-store=file", "--data-dir="+filepath.Join(s.WorkDir, "data"), "--controllers=token-cleaner", "--leader-elect=false")...)
 	second.Program.Secrets = s.Secrets
 	w.p = second.Program
-	w.all(t, routes, reviews)
+	w.all(t, documented, reviews)
 	w.p = s.Program
 
 	// Which permissions each kind of token needs.
@@ -440,10 +418,7 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 	checkControlPlanes(t, s, w)
 
 	// Which credential counts if a request carries both.
-	clusterAdmin, err := tls.X509KeyPair(s.AdminConfig().CertData, s.AdminConfig().KeyData)
-	if err != nil {
-		t.Fatal(err)
-	}
+	clusterAdmin := must.Value(tls.X509KeyPair(s.AdminConfig().CertData, s.AdminConfig().KeyData))(t)
 	for _, test := range []struct {
 		name string
 		who  caller
@@ -474,15 +449,13 @@ func TestAccessMatchesDocumentedTable(t *testing.T) {
 // checkRoleForOneGroup checks the documented role that allows tokens for one group only.
 func checkRoleForOneGroup(t *testing.T, s *harness.Site) {
 	t.Helper()
-	if _, err := s.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
+	must.Value(s.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "rack-7"},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens"}, Verbs: []string{"create"}},
 			{APIGroups: []string{"kubejoin.io"}, Resources: []string{"tokens/groups"}, ResourceNames: []string{"system:bootstrappers:rack-7"}, Verbs: []string{"create"}},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	who := caller{bearer: createServiceAccount(t, s, "rack-7", "rack-7")}
 	mint := func(query string) (int, string) {
 		return sendAs(t, s.Program, who, "POST", "/v1/token/print-join-command?"+query, "", "")
@@ -505,9 +478,7 @@ func checkDocumentedCommands(t *testing.T, s *harness.Site, bearer string) {
 	t.Helper()
 	token, curlrc := filepath.Join(s.WorkDir, "installer.token"), filepath.Join(s.WorkDir, "installer.curlrc")
 	for file, content := range map[string]string{token: bearer + "\n", curlrc: fmt.Sprintf("header = \"Authorization: Bearer %s\"\n", bearer)} {
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(content), 0o600))
 	}
 	run := func(name string, args ...string) (string, error) {
 		var stderr bytes.Buffer

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
@@ -37,9 +38,7 @@ func calls(t *testing.T, a harness.AuditLog) []call {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			continue
 		}
-		if err := json.Unmarshal(line, &c); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(line, &c))
 		if c.ObjectRef.Resource != "" && !slices.Contains(all, c) {
 			all = append(all, c)
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/harness"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -48,35 +49,23 @@ func (in table) only(callers map[string][]caller) table {
 // kubeadmSigners writes a configuration with the signers for certificates of kubeadm into the folder of their CAs.
 func kubeadmSigners(t *testing.T, dir string) (file string) {
 	t.Helper()
-	content, err := exec.CommandContext(t.Context(), harness.Kubejoin, "signer-config", "default", "--kubeadm").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin, "signer-config", "default", "--kubeadm").Output())(t)
 	for _, name := range []string{"front-proxy-ca", "etcd/ca"} {
 		if _, err := os.Stat(filepath.Join(dir, name+".key")); err == nil {
 			continue
 		}
-		ca, err := signer.GenerateCA(name, time.Now(), 24*time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
+		ca := must.Value(signer.GenerateCA(name, time.Now(), 24*time.Hour))(t)
 		certificates, key, err := ca.PEM()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o700))
 		for suffix, content := range map[string][]byte{".crt": certificates, ".key": key} {
-			if err := os.WriteFile(filepath.Join(dir, name+suffix), content, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(dir, name+suffix), content, 0o600))
 		}
 	}
 	file = filepath.Join(dir, "signers.yaml")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, content, 0o600))
 	return file
 }
 
@@ -84,12 +73,10 @@ func kubeadmSigners(t *testing.T, dir string) (file string) {
 func checkControlPlanes(t *testing.T, s *harness.Site, w tableCheck) {
 	t.Helper()
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))
-	if _, err := s.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ // no API serves signers, and kubectl wants one
+	must.Value(s.Client().RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ // no API serves signers, and kubectl wants one
 		ObjectMeta: metav1.ObjectMeta{Name: "kubeadm-signer"},
 		Rules:      []rbacv1.PolicyRule{{Verbs: []string{"sign"}, APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{"kubeadm.kubejoin.io/*"}}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	for name, role := range map[string]string{"control-plane-issuer": "kubejoin:control-plane-issuer", "kubeadm-signer": "kubeadm-signer"} {
 		w.callers[name] = []caller{{bearer: createServiceAccount(t, s, name, role)}}
 	}
@@ -130,9 +117,7 @@ func checkUploadRights(t *testing.T, s *harness.Site) {
 			}
 		}
 		name := fmt.Sprintf("uploader-%d", i)
-		if _, err := s.Client().RbacV1().Roles("kube-system").Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.Client().RbacV1().Roles("kube-system").Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}))(t)
 		s.RunKubectl(t, "create", "serviceaccount", name)
 		s.RunKubectl(t, "create", "rolebinding", name, "--namespace=kube-system", "--role="+name, "--serviceaccount=default:"+name)
 		config, admin := clientcmdapi.NewConfig(), s.AdminConfig()
@@ -140,9 +125,7 @@ func checkUploadRights(t *testing.T, s *harness.Site) {
 		config.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: s.RunKubectl(t, "create", "token", name)}
 		config.Contexts["x"], config.CurrentContext = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}, "x"
 		kubeconfigs[command] = filepath.Join(t.TempDir(), name+".conf")
-		if err := clientcmd.WriteToFile(*config, kubeconfigs[command]); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, clientcmd.WriteToFile(*config, kubeconfigs[command]))
 	}
 	run := func(command, as string) error {
 		args := append(strings.Fields(command), "--kubeconfig="+kubeconfigs[as])

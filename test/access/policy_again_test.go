@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -22,10 +23,7 @@ func TestPolicyAppliedAgain(t *testing.T) {
 	s := harness.NewSite(t, cluster.Options{})
 	file := harness.RepositoryFile(t, "deploy/revocation.yaml")
 	s.RunKubectl(t, "apply", "-f", file)
-	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.LoadCA(s.CAFile(), s.CAKeyFile()))(t)
 	write := func(node string) func() error {
 		createNode(t, s, node)
 		client := withPair(t, s, clientCertificate(t, ca, "system:node:"+node, "system:nodes"))
@@ -69,9 +67,7 @@ func TestPolicyAppliedAgain(t *testing.T) {
 		t.Error("the check does not show that the policy is not in force")
 	}
 	s.StopAPIServer()
-	if err := s.StartAPIServer(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.StartAPIServer(t.Context()))
 	waitForbidden(t, "the node after a restart of kube-apiserver", "kubejoin has revoked", second)
 	if !denied("worker-2") {
 		t.Error("the check does not show that the policy is in force again")

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -24,17 +25,12 @@ func TestApprovalPolicyLetsOnlyKubejoinApprove(t *testing.T) {
 	s := harness.PrepareSite(t, cluster.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	kcm, err := s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kcm := must.Value(s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller"))(t)
 	const kubelet, serving, client = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName
 	joining := harness.AsMachine(t, s.Cluster)
 	ask := func(by kubernetes.Interface, name, signerName, node string) {
 		t.Helper()
-		if err := harness.CreateRequest(ctx, by, name, signerName, node); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(ctx, by, name, signerName, node))
 	}
 	policy := harness.RepositoryFile(t, "deploy/approval-policy.yaml")
 
@@ -50,16 +46,14 @@ func TestApprovalPolicyLetsOnlyKubejoinApprove(t *testing.T) {
 	ask(static, "static", kubelet, "worker-2")
 	ask(joining, "token-client", client, "worker-1")
 	for _, name := range []string{"token", "static"} {
-		if err := kcm.WaitFor(ctx, func(context.Context) error {
+		must.OK(t, kcm.WaitFor(ctx, func(context.Context) error {
 			for line := range strings.Lines(kcm.Log()) {
 				if strings.Contains(line, "Sync "+name+" failed") && strings.Contains(line, "kubejoin-approval") {
 					return nil
 				}
 			}
 			return fmt.Errorf("the log has no refused approval of %s", name)
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	for _, name := range []string{"token", "static", "token-client", "probe"} {
 		if _, err := s.Kubectl(ctx, "certificate", "approve", name); err == nil || !strings.Contains(err.Error(), "only kubejoin may approve") {
@@ -70,10 +64,7 @@ func TestApprovalPolicyLetsOnlyKubejoinApprove(t *testing.T) {
 		}
 	}
 	// The policy covers the approval subresource. The status subresource must not accept approvals.
-	object, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, "token", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	object := must.Value(s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, "token", metav1.GetOptions{}))(t)
 	object.Status.Conditions = append(object.Status.Conditions, byHand)
 	if _, err := s.Client().CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, object, metav1.UpdateOptions{}); err == nil {
 		t.Error("the status subresource accepted an approval, want an error")
@@ -126,23 +117,15 @@ func TestApprovalPolicyKeepsTokenLimits(t *testing.T) {
 	defer cancel()
 	token := s.CreateToken(t, tokens.Limits{MaxNodes: 1})
 	joining := s.As(t, "system:bootstrap:"+token.ID(), "system:bootstrappers", tokens.DefaultGroup)
-	if err := harness.CreateRequest(ctx, joining, "probe", certificates.KubeletServingSignerName, "worker-1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(ctx, joining, "probe", certificates.KubeletServingSignerName, "worker-1"))
 	harness.Wait(t, "the policy", func() error { return refusedApproval(ctx, s, "probe", metav1.DryRunAll) })
-	if _, err := s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller"); err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.CreateRequest(ctx, joining, "first", certificates.KubeAPIServerClientKubeletSignerName, "worker-1"); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller"))(t)
+	must.OK(t, harness.CreateRequest(ctx, joining, "first", certificates.KubeAPIServerClientKubeletSignerName, "worker-1"))
 	s.WaitIssued(t, "first")
 	const others = 10
 	for i := range others {
 		name := fmt.Sprintf("other-%d", i)
-		if err := harness.CreateRequest(ctx, joining, name, certificates.KubeAPIServerClientKubeletSignerName, name); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(ctx, joining, name, certificates.KubeAPIServerClientKubeletSignerName, name))
 	}
 	for i := range others {
 		name := fmt.Sprintf("other-%d", i)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/test/cluster"
@@ -31,11 +32,7 @@ func withCertificate(t *testing.T, s *harness.Site, chain, key []byte) kubernete
 	config := rest.AnonymousClientConfig(s.AdminConfig())
 	config.CertData, config.KeyData = chain, key
 	config.QPS = -1
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
 // withPair is withCertificate for a certificate that another signer made with the same CA.
@@ -62,10 +59,7 @@ func comesBack(t *testing.T, s *harness.Site, node string) (client kubernetes.In
 	t.Helper()
 	_, token := s.JoinArgsByCLI(t, "--replace-node="+node)
 	own = newNodeCertClient(t, s, token.Reveal(), node)
-	chain, err := own.request(t, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	chain := must.Value(own.request(t, ""))(t)
 	own.useCertificate(t, s, chain)
 	return withCertificate(t, s, chain, pemKey(t, own.key)), own
 }
@@ -73,9 +67,7 @@ func comesBack(t *testing.T, s *harness.Site, node string) (client kubernetes.In
 // createNode creates a Node without a machine.
 func createNode(t *testing.T, s *harness.Site, name string) {
 	t.Helper()
-	if _, err := s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 }
 
 // reads returns the error of a request that every node may send.
@@ -109,18 +101,13 @@ func TestRevokedCertificateGetsNothingFromKubejoin(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
 	s.Start(t, "--client-ca-file="+s.CAFile(), "--serving-allowed-dns-suffix=node.example.com")
-	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.LoadCA(s.CAFile(), s.CAKeyFile()))(t)
 	createNode(t, s, "worker-1")
 	stolen := clientCertificate(t, ca, "system:node:worker-1", "system:nodes")
 	thief := withPair(t, s, stolen)
 	request := func(name, signerName string, want certificates.RequestConditionType, reason string) {
 		t.Helper()
-		if err := harness.CreateRequest(t.Context(), thief, name, signerName, "worker-1"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(t.Context(), thief, name, signerName, "worker-1"))
 		if want == certificates.CertificateFailed {
 			s.RunKubectl(t, "certificate", "approve", name)
 		}
@@ -171,25 +158,22 @@ func TestRevokedCertificateGetsNothingFromKubejoin(t *testing.T) {
 	})
 }
 
-// TestRevocationPolicyDeniesWrites catches a write of a revoked node that the ValidatingAdmissionPolicy does not deny,
-// and one of another node that it does.
+// TestRevocationPolicyDeniesWrites catches a write of a revoked node that the ValidatingAdmissionPolicy does not deny among
+// 10,000 other entries, and one of another node that it denies.
 func TestRevocationPolicyDeniesWrites(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{})
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/revocation.yaml"))
-	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.LoadCA(s.CAFile(), s.CAKeyFile()))(t)
 	ctx := t.Context()
+	const others = 10_000
+	must.OK(t, s.WriteRevocations(ctx, cluster.Revocations(others, time.Now())))
 	s.RunKubectl(t, "create", "serviceaccount", "default") // no controller creates it here
 	for _, node := range []string{"worker-1", "worker-2"} {
 		createNode(t, s, node)
 		off := false
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: node, Namespace: "default"}, Spec: corev1.PodSpec{NodeName: node, AutomountServiceAccountToken: &off, Containers: []corev1.Container{{Name: "c", Image: "c"}}}}
-		if _, err := s.Client().CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.Client().CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}))(t)
 	}
 	stolen := withPair(t, s, clientCertificate(t, ca, "system:node:worker-1", "system:nodes"))
 	other := withPair(t, s, clientCertificate(t, ca, "system:node:worker-2", "system:nodes"))
@@ -262,6 +246,9 @@ func TestRevocationPolicyDeniesWrites(t *testing.T) {
 			t.Errorf("%s with another certificate of the node: %v", what, err)
 		}
 	}
+	if n := strings.Count(s.CLI(t, "revoke", "list"), "\n"); n != others+3 { // with the heading
+		t.Errorf("revoke list: got %d lines, want %d", n, others+3)
+	}
 }
 
 // TestRevocationWebhook runs kube-apiserver with the configuration that kubejoin prints. It catches a revoked
@@ -272,10 +259,7 @@ func TestRevocationWebhook(t *testing.T) {
 	s := harness.PrepareSite(t, cluster.Options{})
 	ctx := t.Context()
 	// kube-controller-manager issues a certificate before kubejoin runs.
-	kcm, err := s.StartKCM(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kcm := must.Value(s.StartKCM(ctx))(t)
 	createNode(t, s, "worker-1")
 	createNode(t, s, "worker-2")
 	key, chain := issuedByKCM(t, s, "worker-1")
@@ -294,15 +278,10 @@ func TestRevocationWebhook(t *testing.T) {
 		if out, err := print.CombinedOutput(); err != nil || len(out) > 0 {
 			t.Fatalf("authorization-config: %v\n%s", err, out)
 		}
-		if err := s.StartAPIServer(ctx, "--authorization-config="+filepath.Join(dir, "authorization.yaml")); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.StartAPIServer(ctx, "--authorization-config="+filepath.Join(dir, "authorization.yaml")))
 	}
 	configure("NoOpinion")
-	ca, err := signer.LoadCA(s.CAFile(), s.CAKeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.LoadCA(s.CAFile(), s.CAKeyFile()))(t)
 	other := withPair(t, s, clientCertificate(t, ca, "system:node:worker-2", "system:nodes"))
 	ask := func(client kubernetes.Interface, node string) func() error {
 		return func() error { return reads(t, client, node) }
@@ -329,10 +308,7 @@ func TestRevocationWebhook(t *testing.T) {
 	}
 
 	// One of two certificates of a node, by its fingerprint and by its serial number over HTTPS.
-	renewed, err := own.request(t, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	renewed := must.Value(own.request(t, ""))(t)
 	second := withCertificate(t, s, renewed, pemKey(t, own.key))
 	waitAllowed(t, "the renewed certificate", ask(second, "worker-1"))
 	s.CLI(t, "revoke", "--fingerprint", revocation.FingerprintOf(harness.ParseLeaf(t, renewed)).String())
@@ -363,22 +339,15 @@ func issuedByKCM(t *testing.T, s *harness.Site, node string) (*ecdsa.PrivateKey,
 	t.Helper()
 	key, request := keyAndRequest(t, "system:node:"+node, "system:nodes")
 	requests := s.Client().CertificatesV1().CertificateSigningRequests()
-	object, err := requests.Create(t.Context(), &certificates.CertificateSigningRequest{
+	object := must.Value(requests.Create(t.Context(), &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{Name: "from-another-signer"},
 		Spec: certificates.CertificateSigningRequestSpec{
 			Request: []byte(request), SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 			Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.Decide(t.Context(), s.Client(), object.Name, certificates.CertificateApproved); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
+	must.OK(t, harness.Decide(t.Context(), s.Client(), object.Name, certificates.CertificateApproved))
 	s.WaitIssued(t, object.Name)
-	if object, err = requests.Get(t.Context(), object.Name, metav1.GetOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	object = must.Value(requests.Get(t.Context(), object.Name, metav1.GetOptions{}))(t)
 	return key, object.Status.Certificate
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -69,9 +71,10 @@ func TestManifestsGrantExactlyTheRightsUsed(t *testing.T) {
 
 // unexercised are rights that this test does not use, with their purpose.
 var unexercised = map[string]string{
-	"get certificatesigningrequests":  "kubejoin re-reads a request after a conflict",
-	"patch events in default":         "client-go's recorder increments the count of a repeated Event",
-	"patch events in kubejoin-system": "client-go's recorder increments the count of a repeated Event",
+	"get certificatesigningrequests":                                      "kubejoin re-reads a request after a conflict",
+	"delete configmaps extension-apiserver-authentication in kube-system": "the end of a CA rotation: TestReplacesClusterCA in test/kubeadm",
+	"patch events in default":                                             "client-go's recorder increments the count of a repeated Event",
+	"patch events in kubejoin-system":                                     "client-go's recorder increments the count of a repeated Event",
 }
 
 // exerciseAllFeatures makes kubejoin do everything that it does in a cluster, and returns the signer of each request by
@@ -94,6 +97,15 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 	harness.ReplaceFile(t, ca, harness.ReadFile(t, s.CAFile()))
 	harness.ReplaceFile(t, key, harness.ReadFile(t, s.CAKeyFile()))
 	s.Start(t, "--cluster-signing-cert-file="+ca, "--cluster-signing-key-file="+key, "--serving-allowed-dns-suffix=node.example.com")
+	if status, body := sendAs(t, s.Program, caller{bearer: s.Bearer(t)}, "POST", "/v1/ca/cluster/rotation/prepare", "application/json", "{}"); status != 200 {
+		t.Fatalf("begin a CA rotation: %d %s", status, body)
+	}
+	harness.Wait(t, "observation of the rotation", func() error {
+		if !strings.Contains(s.Log(), "CA rotation in progress") {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 	harness.Wait(t, "deletion of the expired request", func() error {
 		if out := s.RunKubectl(t, "get", "csr", "over", "--ignore-not-found", "-o", "name"); out != "" {
 			return errors.New("not yet")
@@ -106,9 +118,7 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 	limited := s.CreateToken(t, tokens.Limits{MaxNodes: 1})
 	machine := s.As(t, "system:bootstrap:"+limited.ID(), "system:bootstrappers", tokens.DefaultGroup)
 	for _, name := range []string{"worker-1", "stranger"} {
-		if err := harness.CreateRequest(ctx, machine, name, kubelet, name); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(ctx, machine, name, kubelet, name))
 		if name == "worker-1" {
 			s.WaitIssued(t, name)
 		}
@@ -123,10 +133,7 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 	claim := func() string {
 		return s.RunKubectl(t, "-n", "kubejoin-system", "get", "lease", "worker-1", "--ignore-not-found", "-o", "jsonpath={.metadata.annotations}")
 	}
-	node, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{}))(t)
 	harness.Wait(t, "the Node in its claim", func() error {
 		if got := claim(); !strings.Contains(got, string(node.UID)) {
 			return errors.New(got)
@@ -141,17 +148,10 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 		return nil
 	})
 	// kubejoin approves the serving certificate of another node.
-	served, err := admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "evidence"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	served := must.Value(admin.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "evidence"}}, metav1.CreateOptions{}))(t)
 	served.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "evidence"}}
-	if _, err := admin.CoreV1().Nodes().UpdateStatus(ctx, served, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.CreateRequest(ctx, s.As(t, "system:node:evidence", "system:nodes"), "evidence", serving, "evidence"); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(admin.CoreV1().Nodes().UpdateStatus(ctx, served, metav1.UpdateOptions{}))(t)
+	must.OK(t, harness.CreateRequest(ctx, s.As(t, "system:node:evidence", "system:nodes"), "evidence", serving, "evidence"))
 	s.WaitIssued(t, "evidence")
 	for _, name := range []string{"serving", "users"} {
 		s.RequestCertificate(t, name, signers[name])
@@ -169,6 +169,9 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 	// kubejoin sends an unknown bearer token to the API server for review.
 	if status, body, err := s.Get(ctx, "/v1/token", "nobody-knows-this-one"); err != nil || status != 401 {
 		t.Errorf("unknown bearer token: got %d %s %v, want 401", status, body, err)
+	}
+	if status, body := sendAs(t, s.Program, caller{bearer: s.Bearer(t)}, "POST", "/v1/ca/cluster/rotation/trust", "", ""); status != 200 {
+		t.Errorf("begin to trust the new CA: %d %s", status, body)
 	}
 	harness.ReplaceFile(t, ca, []byte("no certificate"))
 	harness.Wait(t, "Event about the CA", func() error {
@@ -189,24 +192,13 @@ func exerciseAllFeatures(t *testing.T, s *harness.Site) (signers map[string]stri
 // expire writes an expired certificate to an approved request.
 func expire(t *testing.T, s *harness.Site, name string) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 	requests := s.Client().CertificatesV1().CertificateSigningRequests()
-	object, err := requests.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	object := must.Value(requests.Get(t.Context(), name, metav1.GetOptions{}))(t)
 	object.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	if _, err := requests.UpdateStatus(t.Context(), object, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(requests.UpdateStatus(t.Context(), object, metav1.UpdateOptions{}))(t)
 }
 
 // A right is one verb that a Role allows on one resource.
@@ -254,29 +246,17 @@ func rights(t *testing.T, s *harness.Site) []right {
 			return s.Kind == rbacv1.ServiceAccountKind && s.Namespace == "kubejoin-system" && s.Name == "kubejoin"
 		})
 	}
-	everywhere, err := rbac.ClusterRoleBindings().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	everywhere := must.Value(rbac.ClusterRoleBindings().List(ctx, metav1.ListOptions{}))(t)
 	for _, b := range everywhere.Items {
 		if bound(b.Subjects) {
-			role, err := rbac.ClusterRoles().Get(ctx, b.RoleRef.Name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			role := must.Value(rbac.ClusterRoles().Get(ctx, b.RoleRef.Name, metav1.GetOptions{}))(t)
 			add("", role.Rules)
 		}
 	}
-	somewhere, err := rbac.RoleBindings("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	somewhere := must.Value(rbac.RoleBindings("").List(ctx, metav1.ListOptions{}))(t)
 	for _, b := range somewhere.Items {
 		if bound(b.Subjects) {
-			role, err := rbac.Roles(b.Namespace).Get(ctx, b.RoleRef.Name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			role := must.Value(rbac.Roles(b.Namespace).Get(ctx, b.RoleRef.Name, metav1.GetOptions{}))(t)
 			add(b.Namespace, role.Rules)
 		}
 	}
@@ -317,14 +297,8 @@ func TestPolicyRestrictsKubejoinToBootstrapTokenSecrets(t *testing.T) {
 // kubejoin the rights of deploy/control-planes.yaml.
 func checkSecretWrites(t *testing.T, s *harness.Site) {
 	t.Helper()
-	config, err := s.Config(s.OwnKubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(s.Config(s.OwnKubeconfig))(t)
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	ctx := t.Context()
 	secrets := client.CoreV1().Secrets(metav1.NamespaceSystem)
 	secret := func(name string, kind corev1.SecretType) *corev1.Secret {
@@ -348,14 +322,10 @@ func checkSecretWrites(t *testing.T, s *harness.Site) {
 		return nil
 	})
 	other := secret("other", corev1.SecretTypeOpaque)
-	if _, err := s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, other, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, other, metav1.CreateOptions{}))(t)
 	// An upload also needs the right of deploy/control-planes.yaml.
 	upload := owned("kubeadm-certs", corev1.SecretTypeOpaque, "bootstrap-token-abcabc")
-	if _, err := s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, upload, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, upload, metav1.CreateOptions{}))(t)
 	update := func() error {
 		_, err := secrets.Update(ctx, upload, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err
@@ -372,50 +342,36 @@ func checkSecretWrites(t *testing.T, s *harness.Site) {
 	if err := secrets.Delete(ctx, "kubeadm-certs", metav1.DeleteOptions{}); err != nil {
 		t.Errorf("delete an upload: %v", err)
 	}
-	for what, do := range map[string]func() error{
-		"create a service account token": func() error {
-			_, err := secrets.Create(ctx, secret("stolen", corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{})
-			return err
-		},
-		"create a service account token with the name of a bootstrap token": func() error {
-			_, err := secrets.Create(ctx, secret("bootstrap-token-abcabc", corev1.SecretTypeServiceAccountToken), metav1.CreateOptions{})
-			return err
-		},
-		"create a bootstrap token with another name": func() error {
-			_, err := secrets.Create(ctx, secret("abcabc", corev1.SecretTypeBootstrapToken), metav1.CreateOptions{})
-			return err
-		},
-		"update another Secret": func() error {
-			_, err := secrets.Update(ctx, secret("other", corev1.SecretTypeOpaque), metav1.UpdateOptions{})
-			return err
-		},
-		"create an upload that no token owns": func() error {
-			_, err := secrets.Create(ctx, secret("kubeadm-certs", corev1.SecretTypeOpaque), metav1.CreateOptions{})
-			return err
-		},
-		"create an upload that another Secret owns": func() error {
-			_, err := secrets.Create(ctx, owned("kubeadm-certs", corev1.SecretTypeOpaque, "other"), metav1.CreateOptions{})
-			return err
-		},
-		"create a service account token with the name of the upload": func() error {
-			_, err := secrets.Create(ctx, owned("kubeadm-certs", corev1.SecretTypeServiceAccountToken, "bootstrap-token-abcabc"), metav1.CreateOptions{})
-			return err
-		},
-		"create another owned Secret": func() error {
-			_, err := secrets.Create(ctx, owned("kubeadm-certs-2", corev1.SecretTypeOpaque, "bootstrap-token-abcabc"), metav1.CreateOptions{})
-			return err
-		},
-		"delete another Secret": func() error { return secrets.Delete(ctx, "other", metav1.DeleteOptions{}) },
-	} {
-		if err := do(); err == nil || !strings.Contains(err.Error(), "kubejoin may write only Secrets") {
+	const opaque, account = corev1.SecretTypeOpaque, corev1.SecretTypeServiceAccountToken
+	wantRefused := func(what string, err error) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), "kubejoin may write only Secrets") {
 			t.Errorf("%s: got %v, want a refusal by the policy", what, err)
 		}
 	}
-	if _, err := secrets.Create(ctx, secret("bootstrap-token-abcabc", corev1.SecretTypeBootstrapToken), metav1.CreateOptions{}); err != nil {
-		t.Errorf("create a bootstrap token: %v", err)
+	for what, created := range map[string]*corev1.Secret{
+		"a service account token":                                    secret("stolen", account),
+		"a service account token with the name of a bootstrap token": secret("bootstrap-token-abcabc", account),
+		"a bootstrap token with another name":                        secret("abcabc", corev1.SecretTypeBootstrapToken),
+		"an upload that no token owns":                               secret("kubeadm-certs", opaque),
+		"an upload that another Secret owns":                         owned("kubeadm-certs", opaque, "other"),
+		"a service account token with the name of the upload":        owned("kubeadm-certs", account, "bootstrap-token-abcabc"),
+		"a service account token with the name of the key of a CA":   secret(clusterstore.KeyName, account),
+		"another owned Secret":                                       owned("kubeadm-certs-2", opaque, "bootstrap-token-abcabc"),
+	} {
+		_, err := secrets.Create(ctx, created, metav1.CreateOptions{})
+		wantRefused("create "+what, err)
 	}
-	if err := secrets.Delete(ctx, "bootstrap-token-abcabc", metav1.DeleteOptions{}); err != nil {
-		t.Errorf("delete a bootstrap token: %v", err)
+	_, err := secrets.Update(ctx, secret("other", opaque), metav1.UpdateOptions{})
+	wantRefused("update another Secret", err)
+	wantRefused("delete another Secret", secrets.Delete(ctx, "other", metav1.DeleteOptions{}))
+	for name, kind := range map[string]corev1.SecretType{"bootstrap-token-abcabc": corev1.SecretTypeBootstrapToken, clusterstore.KeyName: opaque} {
+		if _, err := secrets.Create(ctx, secret(name, kind), metav1.CreateOptions{}); err != nil {
+			t.Errorf("create %s: %v", name, err)
+		}
+		if err := secrets.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Errorf("delete %s: %v", name, err)
+		}
 	}
 	if _, err := client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{}); err == nil {
 		t.Error("kubejoin can list Secrets in another namespace, want an error")

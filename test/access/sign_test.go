@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -36,14 +37,8 @@ type certClient struct {
 // newCertClient creates a key and a CSR for the subject. It authenticates with bearer if that is not empty.
 func newCertClient(t *testing.T, s *harness.Site, bearer, name string, organizations ...string) *certClient {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: organizations}}, key))(t)
 	return &certClient{
 		Client: &client.Client{URL: "https://" + s.Endpoint, Bearer: api.Secret(bearer), HTTP: s.HTTP},
 		key:    key, csr: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
@@ -57,10 +52,7 @@ func newNodeCertClient(t *testing.T, s *harness.Site, bearer, node string) *cert
 // useCertificate makes r authenticate with this certificate from now on.
 func (r *certClient) useCertificate(t *testing.T, s *harness.Site, chain []byte) {
 	t.Helper()
-	certificate, err := tls.X509KeyPair(chain, pemKey(t, r.key))
-	if err != nil {
-		t.Fatal(err)
-	}
+	certificate := must.Value(tls.X509KeyPair(chain, pemKey(t, r.key)))(t)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: s.Roots, Certificates: []tls.Certificate{certificate}}}
 	t.Cleanup(transport.CloseIdleConnections)
 	r.Client = &client.Client{URL: "https://" + s.Endpoint, HTTP: &http.Client{Transport: transport}}
@@ -68,10 +60,7 @@ func (r *certClient) useCertificate(t *testing.T, s *harness.Site, chain []byte)
 
 func pemKey(t *testing.T, key *ecdsa.PrivateKey) []byte {
 	t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.MarshalPKCS8PrivateKey(key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
@@ -122,14 +111,9 @@ func TestIssuesOverHTTPSByTheSameRules(t *testing.T) {
 	// The API server accepts the certificate, and the node registers itself.
 	first.useCertificate(t, s, chain)
 	config := s.AdminConfig()
-	node, err := kubernetes.NewForConfig(&rest.Config{Host: config.Host, TLSClientConfig: rest.TLSClientConfig{CAData: config.CAData, CertData: chain, KeyData: pemKey(t, first.key)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(kubernetes.NewForConfig(&rest.Config{Host: config.Host, TLSClientConfig: rest.TLSClientConfig{CAData: config.CAData, CertData: chain, KeyData: pemKey(t, first.key)}}))(t)
 	first.wantProblem(t, "", api.ProblemCertificateWaits, admission.ReasonNodeNotFound)
-	if _, err := node.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(node.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{}))(t)
 	if chain, err = first.request(t, ""); err != nil {
 		t.Fatalf("renewal: %v", err)
 	}
@@ -138,9 +122,7 @@ func TestIssuesOverHTTPSByTheSameRules(t *testing.T) {
 	first.wantProblem(t, "", api.ProblemCertificateRefused, approval.ReasonNodeRestriction)
 
 	// kubejoin issues no certificate for a Node that exists.
-	if _, err := s.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "taken"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Client().CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "taken"}}, metav1.CreateOptions{}))(t)
 	newNodeCertClient(t, s, free.Reveal(), "taken").wantProblem(t, "", api.ProblemCertificateRefused, admission.ReasonNodeExists)
 
 	// RBAC decides who may sign. The group kubejoin:admins in a certificate gives no right.
@@ -149,19 +131,14 @@ func TestIssuesOverHTTPSByTheSameRules(t *testing.T) {
 		{"jane", "dev", users}, {"bob", "kubejoin:admins", "kubernetes.io/*"},
 	} {
 		r := newCertClient(t, s, s.Bearer(t), user.name, user.group)
-		chain, err := r.request(t, users)
-		if err != nil {
-			t.Fatal(err)
-		}
+		chain := must.Value(r.request(t, users))(t)
 		r.useCertificate(t, s, chain)
 		r.wantProblem(t, users, "forbidden", "")
 		role := "signs-" + user.name
-		if _, err := s.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ // no API serves signers, and kubectl wants one
+		must.Value(s.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ // no API serves signers, and kubectl wants one
 			ObjectMeta: metav1.ObjectMeta{Name: role},
 			Rules:      []rbacv1.PolicyRule{{Verbs: []string{"sign"}, APIGroups: []string{certificates.GroupName}, Resources: []string{"signers"}, ResourceNames: []string{user.resource}}},
-		}, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		}, metav1.CreateOptions{}))(t)
 		s.RunKubectl(t, "create", "clusterrolebinding", role, "--clusterrole="+role, "--user="+user.name)
 		harness.Wait(t, "permission of "+user.name, func() error { _, err := r.request(t, users); return err })
 		r.csr = newCertClient(t, s, "", "root", "system:masters").csr

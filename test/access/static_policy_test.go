@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	corev1 "k8s.io/api/core/v1"
@@ -31,17 +32,16 @@ func TestStaticPolicyRestrictsKubejoin(t *testing.T) {
 		t.Skipf("kube-apiserver %s reads no admission policies from files: needs Kubernetes 1.37", s.Version)
 	}
 	dir, work, bin, written := filepath.Join(s.Dir, "kubejoin-admission"), t.TempDir(), t.TempDir(), t.TempDir()
+	inDir := func(text string) string { return strings.ReplaceAll(text, "/etc/kubernetes/kubejoin-admission", dir) }
 	var blocks []string
 	for _, m := range staticBlock.FindAllSubmatch(harness.ReadFile(t, harness.RepositoryFile(t, "docs/static-admission.md")), -1) {
-		blocks = append(blocks, strings.ReplaceAll(string(m[1]), "/etc/kubernetes/kubejoin-admission", dir))
+		blocks = append(blocks, inDir(string(m[1])))
 	}
 	if len(blocks) != 6 {
 		t.Fatalf("docs/static-admission.md has %d blocks, want 6: files, read, lists, store, manifest, check", len(blocks))
 	}
 	files, read, lists, store, manifest, check := blocks[0], blocks[1], blocks[2], blocks[3], blocks[4], blocks[5]
-	if err := os.Symlink(harness.RepositoryFile(t, "deploy"), filepath.Join(work, "deploy")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Symlink(harness.RepositoryFile(t, "deploy"), filepath.Join(work, "deploy")))
 	for program, script := range map[string]string{
 		"sudo": `exec "$@"`,
 		// A dry run writes the same manifest, but not to /etc/kubernetes. kubeadm refuses a loopback address, so it gets
@@ -55,9 +55,7 @@ func TestStaticPolicyRestrictsKubejoin(t *testing.T) {
 esac
 exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 	} {
-		if err := os.WriteFile(filepath.Join(bin, program), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(bin, program), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	}
 	paste := func(script string) (string, error) {
 		cmd := exec.CommandContext(t.Context(), "sh", "-euc", script)
@@ -75,15 +73,15 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 	}
 
 	mustPaste(files)
+	config := filepath.Join(dir, "config.yaml")
+	must.OK(t, os.WriteFile(config, []byte(inDir(string(harness.ReadFile(t, config)))), 0o600))
 	mustPaste(read)
 	appendLists(t, filepath.Join(work, "cluster.yaml"), lists)
 	mustPaste(store)
 	mustPaste(manifest)
 	policies, flag := filepath.Join(dir, "policies"), "--admission-control-config-file="+filepath.Join(dir, "config.yaml")
 	pod := &corev1.Pod{}
-	if err := yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(written, "kube-apiserver.yaml")), pod); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(written, "kube-apiserver.yaml")), pod))
 	if !slices.Contains(pod.Spec.Containers[0].Command, flag) {
 		t.Errorf("kubeadm writes the flags %q, want %s", pod.Spec.Containers[0].Command, flag)
 	}
@@ -100,9 +98,7 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 		return nil
 	})
 	s.StopAPIServer()
-	if err := s.StartAPIServer(t.Context(), flag); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.StartAPIServer(t.Context(), flag))
 	if output, err := paste(check); err == nil || !strings.Contains(output, "'"+static+"'") {
 		t.Errorf("the check with both: %v, got %s, want a refusal by %s", err, output, static)
 	}
@@ -118,9 +114,7 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 	}
 	checkSecretWrites(t, s)
 
-	if err := os.WriteFile(filepath.Join(policies, "a.yaml"), []byte("kind: Unknown\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(policies, "a.yaml"), []byte("kind: Unknown\n"), 0o600))
 	failed := regexp.MustCompile(`(?m)^apiserver_manifest_admission_config_controller_automatic_reloads_total\{.*status="failure"`)
 	harness.Wait(t, "the metric of a file that kube-apiserver cannot use", func() error {
 		metrics, err := s.Kubectl(t.Context(), "get", "--raw", "/metrics")
@@ -134,9 +128,7 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 	}
 	// Without the file nothing else refuses the Secret, so the refusals above come from the file.
 	for _, name := range []string{"a.yaml", "kubejoin.yaml"} {
-		if err := os.Remove(filepath.Join(policies, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Remove(filepath.Join(policies, name)))
 	}
 	harness.Wait(t, "the end of the policy", func() error {
 		_, err := paste(check)
@@ -148,22 +140,13 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 func appendLists(t *testing.T, file, lists string) {
 	t.Helper()
 	var into, from map[string]any
-	if err := yaml.Unmarshal(harness.ReadFile(t, file), &into); err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal([]byte(lists), &from); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(harness.ReadFile(t, file), &into))
+	must.OK(t, yaml.Unmarshal([]byte(lists), &from))
 	server := into["apiServer"].(map[string]any)
 	for name, list := range from["apiServer"].(map[string]any) {
 		old, _ := server[name].([]any)
 		server[name] = append(old, list.([]any)...)
 	}
-	merged, err := yaml.Marshal(into)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, merged, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	merged := must.Value(yaml.Marshal(into))(t)
+	must.OK(t, os.WriteFile(file, merged, 0o600))
 }

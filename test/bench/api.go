@@ -112,22 +112,13 @@ func joinNode(w *apiEnv, client, n int) (*http.Request, error) {
 	if i/nodesPerToken >= len(w.joining) {
 		return nil, errNoMoreRequests
 	}
-	request, _, err := nodeRequest(fmt.Sprintf("new-%d", i), w.key)
-	if err != nil {
-		return nil, err
-	}
-	r, err := http.NewRequest(http.MethodPost, certificatePath, bytes.NewReader(request))
-	if err == nil {
-		r.Header.Set("Authorization", "Bearer "+w.joining[i/nodesPerToken].Reveal())
-	}
-	return r, err
+	return postNode(certificatePath, fmt.Sprintf("new-%d", i), w.key, w.joining[i/nodesPerToken].Reveal())
 }
 
 func reviewToken(w *apiEnv, client, n int) (*http.Request, error) {
 	body := fmt.Sprintf(`{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":%q}}`, w.tokens[(client+n)%len(w.tokens)].Reveal())
-	r, err := http.NewRequest(http.MethodPost, "/apis/authentication.k8s.io/v1/tokenreviews", strings.NewReader(body))
+	r, err := post("/apis/authentication.k8s.io/v1/tokenreviews", []byte(body), w.reviewer)
 	if err == nil {
-		r.Header.Set("Authorization", "Bearer "+w.reviewer)
 		r.Header.Set("Content-Type", "application/json")
 	}
 	return r, err
@@ -159,12 +150,7 @@ type loadResult struct {
 }
 
 // measureAPI measures each route with many clients, during a flood of requests to public routes.
-func (b *bench) measureAPI(ctx context.Context) (err error) {
-	dir, err := os.MkdirTemp("", "kubejoin-bench-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func (b *bench) measureAPI(ctx context.Context, dir string) (err error) {
 	if b.cluster, err = cluster.Start(ctx, cluster.Options{Progress: b.progress}); err != nil {
 		return err
 	}
@@ -403,15 +389,10 @@ func (w *apiEnv) prepare(ctx context.Context) error {
 	last := w.joining[len(w.joining)-1]
 	w.joining = w.joining[:len(w.joining)-1]
 	for i := range apiNodes {
-		request, _, err := nodeRequest(w.node(i), w.key)
+		r, err := postNode(certificatePath+"?signer="+certificates.KubeAPIServerClientKubeletSignerName, w.node(i), w.key, last.Reveal())
 		if err != nil {
 			return err
 		}
-		r, err := http.NewRequest(http.MethodPost, certificatePath+"?signer="+certificates.KubeAPIServerClientKubeletSignerName, bytes.NewReader(request))
-		if err != nil {
-			return err
-		}
-		r.Header.Set("Authorization", "Bearer "+last.Reveal())
 		var body bytes.Buffer
 		if status, err := w.do(ctx, client, r, &body); err != nil || status != http.StatusOK {
 			return fmt.Errorf("join a node: %d %s %w", status, &body, err)

@@ -9,14 +9,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // TestSlowServerDelaysAndKeepsOrder catches responses that arrive early, in another order or not at all.
 func TestSlowServerDelaysAndKeepsOrder(t *testing.T) {
-	echo, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	echo := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = echo.Close() }()
 	go func() {
 		for {
@@ -30,31 +29,21 @@ func TestSlowServerDelaysAndKeepsOrder(t *testing.T) {
 			}()
 		}
 	}()
-	s, err := newSlowServer(echo.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Value(newSlowServer(echo.Addr().String()))(t)
 	defer s.close()
 	const delay = 100 * time.Millisecond
 	s.delay.Store(int64(delay))
-	c, err := net.Dial("tcp", s.address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Value(net.Dial("tcp", s.address()))(t)
 	defer func() { _ = c.Close() }()
 	sent := bytes.Repeat([]byte("0123456789"), 20_000) // many reads
 	began := time.Now()
 	go func() { _, _ = c.Write(sent) }()
 	got := make([]byte, len(sent))
-	if _, err := io.ReadFull(c, got[:1]); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(io.ReadFull(c, got[:1]))(t)
 	if took := time.Since(began); took < delay {
 		t.Errorf("the first byte took %v, want at least %v", took, delay)
 	}
-	if _, err := io.ReadFull(c, got[1:]); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(io.ReadFull(c, got[1:]))(t)
 	if !bytes.Equal(got, sent) {
 		t.Error("the bytes arrived in another order")
 	}
@@ -71,16 +60,9 @@ func TestHeadlinesKeepWhatWasNotMeasured(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "page.md")
 	kept := "| " + rowJoinRate + " | 1 /s | 2 /s | 0.50 | long ago |\n"
-	if err := os.WriteFile(file, []byte("before\n"+headlinesBegin+"\n| "+row+" | 9 /s | | | long ago |\n"+kept+"| no such row | 1 |\n"+figuresEnd+"\nafter\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.report.replaceFigures(file, []byte("the whole table\n"), 3); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte("before\n"+headlinesBegin+"\n| "+row+" | 9 /s | | | long ago |\n"+kept+"| no such row | 1 |\n"+figuresEnd+"\nafter\n"), 0o600))
+	must.OK(t, b.report.replaceFigures(file, []byte("the whole table\n"), 3))
+	text := must.Value(os.ReadFile(file))(t)
 	got := string(text)
 	for _, want := range []string{"before\n", "| " + row + " | 200 /s | 400 /s | 0.50 | ", ", 3 rounds |\n" + kept + figuresEnd + "\nafter\n"} {
 		if !strings.Contains(got, want) {
@@ -112,12 +94,9 @@ func TestWorkerNodeHasRealSize(t *testing.T) {
 	}
 }
 
-// TestPageOfFiguresIsShort catches main rows that make docs/benchmarks.md longer than 80 lines.
+// TestPageOfFiguresIsShort catches main rows that squeeze docs/benchmarks.md, which may have 80 lines.
 func TestPageOfFiguresIsShort(t *testing.T) {
-	text, err := os.ReadFile("../../docs/benchmarks.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Value(os.ReadFile("../../docs/benchmarks.md"))(t)
 	page := string(text)
 	missing := 0 // rows that no run has measured yet
 	for _, row := range headlineRows() {
@@ -129,8 +108,8 @@ func TestPageOfFiguresIsShort(t *testing.T) {
 			t.Errorf("docs/benchmarks.md has row %q more than once", row)
 		}
 	}
-	if lines := strings.Count(page, "\n") + missing; lines > 80 {
-		t.Errorf("docs/benchmarks.md has %d lines with all rows, want at most 80", lines)
+	if lines := strings.Count(page, "\n") + missing; lines >= 75 {
+		t.Errorf("docs/benchmarks.md has %d lines with all rows, want fewer than 75", lines)
 	}
 	if missing == len(headlineRows()) {
 		t.Error("docs/benchmarks.md has none of the main rows")

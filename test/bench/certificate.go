@@ -79,16 +79,11 @@ type signingWorld struct {
 }
 
 // signCertificates compares kubejoin's POST /v1/certificate with cfssl serve, with the same CA, key and requests.
-func (b *bench) signCertificates(ctx context.Context) (err error) {
+func (b *bench) signCertificates(ctx context.Context, dir string) (err error) {
 	program, err := b.buildCFSSL(ctx)
 	if err != nil {
 		return err
 	}
-	dir, err := os.MkdirTemp("", "kubejoin-bench-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	w, err := newSigningWorld(dir, b.kubejoin, program, warm(b.signFor)+b.signFor)
 	if err != nil {
 		return err
@@ -450,12 +445,26 @@ func startSigning(ctx context.Context, w *signingWorld, dir string, port int) (*
 
 const certificatePath = "/v1/certificate"
 
-func adminSigns(w *signingWorld, connection, n int) (*http.Request, error) {
-	r, err := http.NewRequest(http.MethodPost, certificatePath+"?signer="+certificates.KubeAPIServerClientKubeletSignerName, bytes.NewReader(w.requests[(connection+n)%len(w.requests)]))
+// post returns a POST request with a bearer token.
+func post(path string, body []byte, bearer string) (*http.Request, error) {
+	r, err := http.NewRequest(http.MethodPost, path, bytes.NewReader(body))
 	if err == nil {
-		r.Header.Set("Authorization", "Bearer "+w.bearer)
+		r.Header.Set("Authorization", "Bearer "+bearer)
 	}
 	return r, err
+}
+
+// postNode returns a request for the client certificate of a node.
+func postNode(path, node string, key *ecdsa.PrivateKey, bearer string) (*http.Request, error) {
+	request, _, err := nodeRequest(node, key)
+	if err != nil {
+		return nil, err
+	}
+	return post(path, request, bearer)
+}
+
+func adminSigns(w *signingWorld, connection, n int) (*http.Request, error) {
+	return post(certificatePath+"?signer="+certificates.KubeAPIServerClientKubeletSignerName, w.requests[(connection+n)%len(w.requests)], w.bearer)
 }
 
 func nodeCertificate(w *signingWorld, connection int) *tls.Certificate { return &w.nodes[connection] }
@@ -470,9 +479,5 @@ func nodeJoins(w *signingWorld, connection, n int) (*http.Request, error) {
 	if i >= len(w.joining) {
 		return nil, errNoMoreRequests
 	}
-	r, err := http.NewRequest(http.MethodPost, certificatePath, bytes.NewReader(w.joining[i]))
-	if err == nil {
-		r.Header.Set("Authorization", "Bearer "+w.tokens[i/nodesPerToken].Reveal())
-	}
-	return r, err
+	return post(certificatePath, w.joining[i], w.tokens[i/nodesPerToken].Reveal())
 }

@@ -45,6 +45,9 @@ type sizes struct {
 
 	slow int // CSRs of each burst with a slow API server
 
+	hosts   int           // that follow a CA rotation
+	waveFor time.Duration // for each row of the subject wave
+
 	// For the subject memory: requests that wait, numbers of Nodes one after the other, and the pause before measuring.
 	waiting int
 	nodes   []int
@@ -77,12 +80,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	s := sizes{
 		rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, entries: *entries, stock: 200, signFor: 4 * time.Second, askFor: 30 * time.Second,
-		slow: 500, waiting: 20_000, nodes: []int{20_000, 100_000}, settle: 30 * time.Second,
+		slow: 500, hosts: 10_000, waveFor: time.Minute, waiting: 20_000, nodes: []int{20_000, 100_000}, settle: 30 * time.Second,
 	}
 	if *quick {
 		s = sizes{
 			rounds: 1, csrs: 200, calls: 5, clients: 32, entries: 10_000, stock: 50, small: true, signFor: time.Second, askFor: 2 * time.Second,
-			slow: 50, waiting: 500, nodes: []int{500, 2000}, settle: 3 * time.Second,
+			slow: 50, hosts: 500, waveFor: 5 * time.Second, waiting: 500, nodes: []int{500, 2000}, settle: 3 * time.Second,
 		}
 		*list = "1,200"
 	}
@@ -126,7 +129,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "revocation", "store", "record", "go", "memory"}
+var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "revocation", "store", "record", "go", "wave", "memory"}
 
 // A bench is one run.
 type bench struct {
@@ -156,45 +159,35 @@ func (b *bench) say(format string, args ...any) {
 
 func (b *bench) run(ctx context.Context) error {
 	b.defineRows()
-	if b.wants("go") {
-		if err := b.inProcess(ctx); err != nil {
-			return err
-		}
-	}
-	if b.wants("certificate") && b.profiles == "" {
-		if err := b.signCertificates(ctx); err != nil {
-			return err
-		}
-	}
-	if b.wants("api") && b.profiles == "" {
-		if err := b.measureAPI(ctx); err != nil {
-			return err
-		}
-	}
-	if b.wants("revocation") && b.profiles == "" {
-		if err := b.measureRevocation(ctx); err != nil {
-			return err
-		}
-	}
-	if b.wants("store") && b.profiles == "" {
-		if err := b.measureStores(ctx); err != nil {
-			return err
-		}
-	}
-	if b.wants("record") && b.profiles == "" {
-		if err := b.measureRecord(ctx); err != nil {
-			return err
-		}
-	}
-	if b.wants("memory") && b.profiles == "" {
-		if err := b.measureMemory(ctx); err != nil {
-			return err
+	for _, one := range []struct {
+		subject string
+		measure func(context.Context) error
+	}{
+		{"go", b.inProcess}, {"certificate", inDir(b.signCertificates)}, {"api", inDir(b.measureAPI)}, {"revocation", b.measureRevocation},
+		{"store", inDir(b.measureStores)}, {"record", inDir(b.measureRecord)}, {"wave", b.measureWave}, {"memory", b.measureMemory},
+	} {
+		if b.wants(one.subject) && (b.profiles == "" || one.subject == "go") {
+			if err := one.measure(ctx); err != nil {
+				return err
+			}
 		}
 	}
 	if !slices.ContainsFunc([]string{"csr", "tokens", "join", "start", "size"}, b.wants) {
 		return nil
 	}
 	return b.onCluster(ctx, b.runRounds)
+}
+
+// inDir gives a folder to a measurement, and removes it afterwards.
+func inDir(measure func(ctx context.Context, dir string) error) func(context.Context) error {
+	return func(ctx context.Context) (err error) {
+		dir, err := os.MkdirTemp("", "kubejoin-bench-")
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+		return measure(ctx, dir)
+	}
 }
 
 // onCluster starts a control plane that has the rights of kubejoin, calls do, and stops it.

@@ -44,12 +44,7 @@ type recordWorld struct {
 }
 
 // measureRecord measures a kubejoin on etcd without a record, and with one of many entries.
-func (b *bench) measureRecord(ctx context.Context) (err error) {
-	dir, err := os.MkdirTemp("", "kubejoin-bench-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func (b *bench) measureRecord(ctx context.Context, dir string) (err error) {
 	world, err := newSigningWorld(dir, b.kubejoin, "", 0)
 	if err != nil {
 		return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -174,34 +173,17 @@ var storeLoads = []struct {
 		if err != nil {
 			return nil, err
 		}
-		r, err := http.NewRequest(http.MethodPost, "/v1/token", bytes.NewReader(body))
+		r, err := post("/v1/token", body, w.bearer)
 		if err == nil {
-			r.Header.Set("Authorization", "Bearer "+w.bearer)
 			r.Header.Set("Content-Type", "application/json")
 		}
 		return r, err
 	}},
 	{"certificates, a token for one node each", func(w *storeWorld, n int) (*http.Request, error) {
-		request, _, err := nodeRequest(fmt.Sprintf("new-%d", n), w.key)
-		if err != nil {
-			return nil, err
-		}
-		r, err := http.NewRequest(http.MethodPost, certificatePath, bytes.NewReader(request))
-		if err == nil {
-			r.Header.Set("Authorization", "Bearer "+w.tokens[n].Reveal())
-		}
-		return r, err
+		return postNode(certificatePath, fmt.Sprintf("new-%d", n), w.key, w.tokens[n].Reveal())
 	}},
 	{"certificates, an admin", func(w *storeWorld, n int) (*http.Request, error) {
-		request, _, err := nodeRequest(fmt.Sprintf("other-%d", n), w.key)
-		if err != nil {
-			return nil, err
-		}
-		r, err := http.NewRequest(http.MethodPost, certificatePath+"?signer="+certificates.KubeAPIServerClientKubeletSignerName, bytes.NewReader(request))
-		if err == nil {
-			r.Header.Set("Authorization", "Bearer "+w.bearer)
-		}
-		return r, err
+		return postNode(certificatePath+"?signer="+certificates.KubeAPIServerClientKubeletSignerName, fmt.Sprintf("other-%d", n), w.key, w.bearer)
 	}},
 }
 
@@ -209,12 +191,7 @@ var storeLoads = []struct {
 type stored struct{ rate, p50, p99, cpu, storeCPU, calls []float64 }
 
 // measureStores compares the stores of tokens, over HTTPS.
-func (b *bench) measureStores(ctx context.Context) (err error) {
-	dir, err := os.MkdirTemp("", "kubejoin-bench-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+func (b *bench) measureStores(ctx context.Context, dir string) (err error) {
 	world, err := newSigningWorld(dir, b.kubejoin, "", 0)
 	if err != nil {
 		return err

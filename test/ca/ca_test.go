@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -48,9 +49,7 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 		t.Helper()
 		n++
 		name := fmt.Sprint("csr-", n)
-		if err := harness.CreateRequest(t.Context(), asking, name, certificates.KubeAPIServerClientKubeletSignerName, fmt.Sprint("worker-", n)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(t.Context(), asking, name, certificates.KubeAPIServerClientKubeletSignerName, fmt.Sprint("worker-", n)))
 		return name
 	}
 	issue := func() *x509.Certificate {
@@ -83,9 +82,7 @@ func TestReportsUnusableCAFilesAndKeepsSigning(t *testing.T) {
 	} {
 		write(test.cert, test.key)
 		if test.key == nil {
-			if err := os.Remove(keyFile); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.Remove(keyFile))
 		}
 		t.Log(test.name)
 		waitReported(t, s, test.want, inUse+" 0", "cluster-ca failed: the new CA files cannot be used", "CAFilesUnusable "+test.want)
@@ -156,14 +153,8 @@ func TestStandaloneCARotationKeepsDiscoveryWorking(t *testing.T) {
 	dataDir := filepath.Join(t.TempDir(), "data")
 	p := harness.ServeStandalone(t, dataDir)
 	file := filepath.Join(dataDir, "ca.pem")
-	before, err := signer.LoadCA(file, file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	after, err := signer.GenerateCA("kubernetes", time.Now(), 365*24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Value(signer.LoadCA(file, file))(t)
+	after := must.Value(signer.GenerateCA("kubernetes", time.Now(), 365*24*time.Hour))(t)
 	oldCert, oldKey := encodeCA(t, before)
 	newCert, newKey := encodeCA(t, after)
 	args, token := p.JoinArgs(t, "")
@@ -272,23 +263,14 @@ func encodeCA(t *testing.T, ca *signer.CA) (cert, key []byte) {
 // makeCA creates a CA.
 func makeCA(t *testing.T, name string, end time.Time) (certPEM, keyPEM []byte) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: end,
 		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	keyDER := must.Value(x509.MarshalPKCS8PrivateKey(key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }
 
@@ -296,16 +278,10 @@ func makeCA(t *testing.T, name string, end time.Time) (certPEM, keyPEM []byte) {
 // certificate accept what the new one signs.
 func reissue(t *testing.T, certPEM, keyPEM []byte, end time.Time) []byte {
 	t.Helper()
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Value(tls.X509KeyPair(certPEM, keyPEM))(t)
 	// It keeps the key identifier, by which openssl finds the issuer: another Go may compute another one.
 	template := *pair.Leaf
 	template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Hour), end
-	der, err := x509.CreateCertificate(rand.Reader, &template, pair.Leaf, pair.Leaf.PublicKey, pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, &template, pair.Leaf, pair.Leaf.PublicKey, pair.PrivateKey))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -24,16 +25,10 @@ func TestServesConfiguredCertificate(t *testing.T) {
 	}
 	pki := filepath.Dir(s.CAFile())
 	certFile, keyFile := filepath.Join(pki, "apiserver.crt"), filepath.Join(pki, "apiserver.key")
-	given, err := tls.LoadX509KeyPair(certFile, keyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	given := must.Value(tls.LoadX509KeyPair(certFile, keyFile))(t)
 	s.Flags = append(flags, "--controllers=*,-csr-signer", "--tls-cert-file="+certFile, "--tls-private-key-file="+keyFile)
 	s.Start(t)
-	connection, err := tls.Dial("tcp", s.Program.Endpoint, &tls.Config{RootCAs: s.CAPool()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	connection := must.Value(tls.Dial("tcp", s.Program.Endpoint, &tls.Config{RootCAs: s.CAPool()}))(t)
 	defer func() { _ = connection.Close() }()
 	if served := connection.ConnectionState().PeerCertificates[0]; string(served.Raw) != string(given.Certificate[0]) {
 		t.Errorf("kubejoin serves %s, want the certificate in %s", served.Subject, certFile)

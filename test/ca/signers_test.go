@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	authorization "k8s.io/api/authorization/v1"
@@ -32,9 +33,7 @@ func TestSignerConfigReloads(t *testing.T) {
 	harness.Parallel(t)
 	dir := t.TempDir()
 	file, certFile, keyFile := filepath.Join(dir, "signers.yaml"), filepath.Join(dir, "etcd", "ca.crt"), filepath.Join(dir, "etcd", "ca.key")
-	if err := os.Mkdir(filepath.Dir(certFile), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Dir(certFile), 0o700))
 	caCert, caKey := makeCA(t, "etcd", time.Now().Add(365*24*time.Hour))
 	harness.ReplaceFile(t, certFile, caCert)
 	harness.ReplaceFile(t, keyFile, caKey)
@@ -78,12 +77,8 @@ signers:
 	// kubejoin serves only the signers in the file.
 	first := ask(0, "a.etcd.example.com", elliptic.P256())
 	other := "other-signer"
-	if err := harness.CreateRequest(t.Context(), s.Client(), other, certificates.KubeAPIServerClientSignerName, "worker-1"); err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.Decide(t.Context(), s.Client(), other, certificates.CertificateApproved); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(t.Context(), s.Client(), other, certificates.KubeAPIServerClientSignerName, "worker-1"))
+	must.OK(t, harness.Decide(t.Context(), s.Client(), other, certificates.CertificateApproved))
 	// The token sets the lifetime of a node's certificate, within the limits of the file.
 	for id, test := range map[string]struct {
 		duration string
@@ -93,12 +88,8 @@ signers:
 		if test.duration != "" {
 			limits = map[string]string{"kubejoin.io/max-nodes": "1", "kubejoin.io/certificate-duration": test.duration}
 		}
-		if err := harness.StoreToken(t.Context(), s.Client(), id, limits); err != nil {
-			t.Fatal(err)
-		}
-		if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), "node-"+id, certificates.KubeAPIServerClientKubeletSignerName, "worker-"+id); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.StoreToken(t.Context(), s.Client(), id, limits))
+		must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), "node-"+id, certificates.KubeAPIServerClientKubeletSignerName, "worker-"+id))
 		leaf := s.WaitIssued(t, "node-"+id)
 		if got := issuedLifetime(leaf); got != test.want {
 			t.Errorf("%s: got lifetime %s, want %s", id, got, test.want)
@@ -163,10 +154,7 @@ func etcdOperator(t *testing.T, s *harness.Site) kubernetes.Interface {
 	t.Helper()
 	config := s.AdminConfig()
 	config.Impersonate = rest.ImpersonationConfig{UserName: "eve", Groups: []string{"etcd-operators", "system:authenticated"}}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	// The authorizer's caches lag behind new rights.
 	harness.Wait(t, "rights of etcd-operators and of kubejoin", func() error {
 		for _, who := range []struct {
@@ -195,14 +183,8 @@ func etcdOperator(t *testing.T, s *harness.Site) kubernetes.Interface {
 
 func requestPeerCertificate(t *testing.T, client kubernetes.Interface, object string, lifetime time.Duration, name string, curve elliptic.Curve) string {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(curve, rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "etcd-0"}, DNSNames: []string{name}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(curve, rand.Reader))(t)
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "etcd-0"}, DNSNames: []string{name}}, key))(t)
 	csr := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: object}, Spec: certificates.CertificateSigningRequestSpec{
 		Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), SignerName: etcdPeer,
 		Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageServerAuth},
@@ -211,9 +193,7 @@ func requestPeerCertificate(t *testing.T, client kubernetes.Interface, object st
 		seconds := int32(lifetime / time.Second)
 		csr.Spec.ExpirationSeconds = &seconds
 	}
-	if _, err := client.CertificatesV1().CertificateSigningRequests().Create(t.Context(), csr, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(client.CertificatesV1().CertificateSigningRequests().Create(t.Context(), csr, metav1.CreateOptions{}))(t)
 	return object
 }
 

@@ -19,29 +19,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
 // selfSigned returns a self-signed certificate for 127.0.0.1 and its key.
 func selfSigned(t *testing.T, name string) (certPEM, keyPEM []byte) {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		BasicConstraintsValid: true, IsCA: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := must.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	der := must.Value(x509.MarshalECPrivateKey(key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
 }
 
@@ -67,9 +59,7 @@ func TestServingCertificateFollowsItsFiles(t *testing.T) {
 		}
 		return nil
 	}
-	if err := checkServed("first"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, checkServed("first"))
 	cert, key = selfSigned(t, "second")
 	harness.ReplaceFile(t, certFile, cert)
 	harness.Wait(t, "/readyz to report a certificate without its key", func() error {

@@ -26,19 +26,13 @@ const (
 
 func load(t *testing.T) *chart.Chart {
 	t.Helper()
-	c, err := loader.LoadDir(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := the(loader.LoadDir(folder))(t)
 	return c
 }
 
 func read(t *testing.T, file string) []byte {
 	t.Helper()
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := the(os.ReadFile(file))(t)
 	return content
 }
 
@@ -57,14 +51,8 @@ func output(t *testing.T, name string, args ...string) []byte {
 }
 
 func TestManifestsAreRenderedFromTheChart(t *testing.T) {
-	want, err := manifests(load(t), map[string]any{"createNamespace": true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	found, err := filepath.Glob(root + "/deploy/manifests/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := the(manifests(load(t), map[string]any{"createNamespace": true}))(t)
+	found := the(filepath.Glob(root + "/deploy/manifests/*"))(t)
 	for _, file := range found {
 		name := filepath.Base(file)
 		if !bytes.Equal(read(t, file), want[name]) {
@@ -79,10 +67,7 @@ func TestManifestsAreRenderedFromTheChart(t *testing.T) {
 
 // It catches a deploy/revocation.yaml that is older than the chart.
 func TestRevocationPolicyIsRenderedFromTheChart(t *testing.T) {
-	want, err := manifests(load(t), map[string]any{"revocationPolicy": true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := the(manifests(load(t), map[string]any{"revocationPolicy": true}))(t)
 	if got := read(t, "../../deploy/revocation.yaml"); len(got) == 0 || !bytes.Equal(got, want["revocation.yaml"]) {
 		t.Error("deploy/revocation.yaml differs from the chart: run make manifests")
 	}
@@ -90,10 +75,7 @@ func TestRevocationPolicyIsRenderedFromTheChart(t *testing.T) {
 
 // It catches a deploy/static-admission.yaml that is older than the chart, and one that kube-apiserver refuses to read.
 func TestStaticAdmissionPolicyIsRenderedFromTheChart(t *testing.T) {
-	files, err := manifests(load(t), map[string]any{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := the(manifests(load(t), map[string]any{}))(t)
 	got := read(t, "../../deploy/"+staticFile)
 	if !bytes.Equal(got, staticPolicy(files["admission.yaml"])) {
 		t.Errorf("deploy/%s differs from the chart: run make manifests", staticFile)
@@ -108,9 +90,7 @@ func TestStaticAdmissionPolicyIsRenderedFromTheChart(t *testing.T) {
 				ParamKind, ParamRef any
 			}
 		}
-		if err := yaml.Unmarshal(document, &object); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.Unmarshal(document, &object))
 		kinds[object.Kind]++
 		for _, name := range []string{object.Metadata.Name, object.Spec.PolicyName} {
 			if name != "" && name != "kubejoin-secrets.static.k8s.io" {
@@ -186,9 +166,7 @@ func TestChartHasEveryFlagOfServe(t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(load(t).Schema, &schema); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(load(t).Schema, &schema))
 	inSchema := map[string]string{"": "boolean", "string": "string", "strings": "array", "int": "integer", "float": "number", "float32": "number", "duration": "string"}
 	values := schema.Properties.Flags.Properties
 	for name, kind := range types {
@@ -227,9 +205,7 @@ func keys[V any](m map[string]V) map[string]bool {
 // It catches an object in the schema that accepts misspelt values. A map such as podLabels has a type for its values.
 func TestSchemaAcceptsNoUnknownValues(t *testing.T) {
 	var schema any
-	if err := json.Unmarshal(load(t).Schema, &schema); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(load(t).Schema, &schema))
 	objects := 0
 	var check func(path string, part any)
 	check = func(path string, part any) {

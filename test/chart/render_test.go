@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -31,14 +28,8 @@ type objects map[string][]byte
 // rendered renders the chart with values in YAML.
 func rendered(t *testing.T, values string) objects {
 	t.Helper()
-	v, err := chartutil.ReadValues([]byte(values))
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := render(load(t), v, release, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := the(chartutil.ReadValues([]byte(values)))(t)
+	files := the(render(load(t), v, release, nil))(t)
 	all := objects{}
 	for name, text := range files {
 		if !strings.HasSuffix(name, ".yaml") {
@@ -158,6 +149,25 @@ func TestMountsTheCAReadOnly(t *testing.T) {
 		t.Errorf("volumes %v, want the Secret", v)
 	}
 	wantArgs(t, pod, "--cluster-signing-cert-file=/etc/kubejoin/ca/tls.crt", "--cluster-signing-key-file=/etc/kubejoin/ca/ca.key")
+	pod = podOf(t, "flags: {cluster-signing-key-url: 'unix:///run/kubejoin-signer/sock'}")
+	wantArgs(t, pod, "--cluster-signing-cert-file=/etc/kubernetes/pki/ca.crt", "--cluster-signing-key-url=unix:///run/kubejoin-signer/sock")
+	if slices.ContainsFunc(pod.Containers[0].Args, func(arg string) bool { return strings.HasPrefix(arg, "--cluster-signing-key-file") }) {
+		t.Errorf("args %q, want no key file beside a signer process", pod.Containers[0].Args)
+	}
+}
+
+// With a signer process, the pod runs as root and must not reach the key of the CA.
+func TestMountsNoKeyBesideASignerProcess(t *testing.T) {
+	pod := podOf(t, "flags: {cluster-signing-key-url: 'unix:///run/kubejoin-signer/sock'}")
+	const cert = "/etc/kubernetes/pki/ca.crt"
+	if v := pod.Volumes; len(v) != 1 || v[0].HostPath == nil || v[0].HostPath.Path != cert || *v[0].HostPath.Type != corev1.HostPathFile || pod.Containers[0].VolumeMounts[0].MountPath != cert {
+		t.Errorf("volumes %v, mounts %v, want the certificate alone", v, pod.Containers[0].VolumeMounts)
+	}
+	pod = podOf(t, "{ca: {source: secret, secret: cluster-ca, certFile: ca.crt}, flags: {cluster-signing-key-url: 'https://signer:9444'}}")
+	if v := pod.Volumes; len(v) != 1 || v[0].Secret == nil || !slices.Equal(v[0].Secret.Items, []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}}) {
+		t.Errorf("volumes %v, want the certificate alone", v)
+	}
+	wantArgs(t, pod, "--cluster-signing-cert-file=/etc/kubejoin/ca/ca.crt")
 }
 
 func wantArgs(t *testing.T, pod corev1.PodSpec, want ...string) {
@@ -249,8 +259,13 @@ func TestServiceSelectsThePods(t *testing.T) {
 func TestNetworkPolicyAllowsThePortsInUse(t *testing.T) {
 	policy := as[networkingv1.NetworkPolicy](t, rendered(t, "{port: 8443, apiServer: {port: 443}, networkPolicy: {enabled: true, from: [10.0.0.0/8]}}"), "NetworkPolicy kubejoin").Spec
 	in, out := policy.Ingress[0], policy.Egress[0]
-	if in.Ports[0].Port.IntVal != 8443 || in.From[0].IPBlock.CIDR != "10.0.0.0/8" || out.Ports[0].Port.IntVal != 443 {
+	if in.Ports[0].Port.IntVal != 8443 || in.From[0].IPBlock.CIDR != "10.0.0.0/8" {
 		t.Errorf("policy %v", policy)
+	}
+	for _, port := range []int32{443, 10250, 2379} { // the API server, and what serves with a CA that is replaced
+		if !slices.ContainsFunc(out.Ports, func(p networkingv1.NetworkPolicyPort) bool { return p.Port.IntVal == port }) {
+			t.Errorf("no egress to port %d: %v", port, out)
+		}
 	}
 }
 
@@ -290,10 +305,7 @@ mounts: [{path: /etc/kubejoin/tls, secret: serving}]
 
 func mustAbs(t *testing.T, path string) string {
 	t.Helper()
-	abs, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	abs := the(filepath.Abs(path))(t)
 	return abs
 }
 
@@ -326,10 +338,7 @@ func TestRefusesImpossibleValues(t *testing.T) {
 		"terminationGracePeriodSeconds: 10": "terminationGracePeriodSeconds",
 		"ca: {hostPath: pki}":               "hostPath",
 	} {
-		v, err := chartutil.ReadValues([]byte(values))
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := the(chartutil.ReadValues([]byte(values)))(t)
 		if _, err := render(load(t), v, release, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("values %q: got %v, want an error with %q", values, err, want)
 		}
@@ -389,39 +398,10 @@ func TestNotesWarnWhileKubeControllerManagerSigns(t *testing.T) {
 		{managers{on + " --cluster-signing-cert-file=/a --cluster-signing-cert-file="}, ""},
 		{managers{on + " --cluster-signing-cert-file=/etc/kubernetes/pki/ca.crt"}, "still approves"},
 	} {
-		files, err := render(load(t), nil, release, c.managers)
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := the(render(load(t), nil, release, c.managers))(t)
 		if notes := files["NOTES.txt"]; c.want == "" && strings.Contains(notes, "WARNING") || !strings.Contains(notes, c.want) {
 			t.Errorf("%q: want %q in\n%s", c.managers, c.want, notes)
 		}
-	}
-}
-
-// Without a cluster, as in 'helm template', the notes warn always. The command in them has to change the file that
-// kubeadm writes.
-func TestCommandInNotesSwitchesKubeControllerManagerOff(t *testing.T) {
-	files, err := render(load(t), nil, release, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := regexp.MustCompile(`(?s)sudo (sh -c '.*?')\n`).FindStringSubmatch(files["NOTES.txt"])
-	if command == nil {
-		t.Fatalf("the notes have no command:\n%s", files["NOTES.txt"])
-	}
-	dir := t.TempDir()
-	file := filepath.Join(dir, "kube-controller-manager.yaml")
-	if err := os.WriteFile(file, []byte("    - --controllers=*,bootstrapsigner,tokencleaner\n    - --kubeconfig=a\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	script := strings.NewReplacer("/etc/kubernetes/manifests", dir, "/root/", t.TempDir()+"/").Replace(command[1])
-	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	want := "    - --controllers=*,bootstrapsigner,tokencleaner,-certificatesigningrequest-approving-controller,-certificatesigningrequest-signing-controller\n    - --kubeconfig=a\n"
-	if got := read(t, file); !bytes.Equal(got, []byte(want)) {
-		t.Errorf("got\n%swant\n%s", got, want)
 	}
 }
 
@@ -431,14 +411,8 @@ func TestNotesNameTheAddressOfKubejoin(t *testing.T) {
 		"advertise: join.example.com:8443": "https://join.example.com:8443/v1/token/print-join-command",
 		"kind: None":                       "Start it as a static pod or with systemd",
 	} {
-		v, err := chartutil.ReadValues([]byte(values))
-		if err != nil {
-			t.Fatal(err)
-		}
-		files, err := render(load(t), v, release, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := the(chartutil.ReadValues([]byte(values)))(t)
+		files := the(render(load(t), v, release, nil))(t)
 		if !strings.Contains(files["NOTES.txt"], want) {
 			t.Errorf("values %q: want %q in\n%s", values, want, files["NOTES.txt"])
 		}
@@ -448,9 +422,7 @@ func TestNotesNameTheAddressOfKubejoin(t *testing.T) {
 // It catches a static pod that lacks what the pod of the chart has, or the other way round.
 func TestStaticPodIsLikeThePodOfTheChart(t *testing.T) {
 	var static corev1.Pod
-	if err := yaml.UnmarshalStrict(output(t, "go", "run", "./cmd/kubejoin", "manifest", "static-pod"), &static); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict(output(t, "go", "run", "./cmd/kubejoin", "manifest", "static-pod"), &static))
 	all := rendered(t, "service: {enabled: false}")
 	want := as[appsv1.DaemonSet](t, all, "DaemonSet kubejoin").Spec.Template
 	for _, p := range []*corev1.PodSpec{&static.Spec, &want.Spec} {
@@ -477,9 +449,6 @@ func TestStaticPodIsLikeThePodOfTheChart(t *testing.T) {
 
 func mustYAML(t *testing.T, object any) string {
 	t.Helper()
-	text, err := yaml.Marshal(object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := the(yaml.Marshal(object))(t)
 	return string(text)
 }

@@ -22,24 +22,15 @@ var supported = []string{"1.35.4", "1.37.2"}
 // It catches a field that Kubernetes does not have, or has with another type. The schemas are those of the module of
 // Kubernetes, so the test needs no network beyond the module proxy.
 func TestObjectsConformToTheOldestAndNewestKubernetes(t *testing.T) {
-	all, err := chartutil.ReadValuesFile(everything)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := the(chartutil.ReadValuesFile(everything))(t)
 	for _, version := range supported {
 		schemas := t.TempDir()
 		writeSchemas(t, schemas, version)
-		conform, err := validator.New([]string{schemas + "/{{.ResourceKind}}{{.KindSuffix}}.json"}, validator.Opts{
+		conform := the(validator.New([]string{schemas + "/{{.ResourceKind}}{{.KindSuffix}}.json"}, validator.Opts{
 			Strict: true, KubernetesVersion: version, SkipKinds: map[string]struct{}{"ServiceMonitor": {}, "PrometheusRule": {}},
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		for name, values := range map[string]map[string]any{"default": {"createNamespace": true}, "everything": all} {
-			files, err := manifests(load(t), values)
-			if err != nil {
-				t.Fatal(err)
-			}
+			files := the(manifests(load(t), values))(t)
 			checked := 0
 			for file, content := range files {
 				for _, r := range conform.Validate(file, io.NopCloser(bytes.NewReader(content))) {
@@ -66,13 +57,9 @@ func TestObjectsConformToTheOldestAndNewestKubernetes(t *testing.T) {
 func writeSchemas(t *testing.T, dir, version string) {
 	t.Helper()
 	var module struct{ Dir string }
-	if err := json.Unmarshal(output(t, "go", "mod", "download", "-json", "k8s.io/kubernetes@v"+version), &module); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(output(t, "go", "mod", "download", "-json", "k8s.io/kubernetes@v"+version), &module))
 	var api struct{ Definitions map[string]map[string]any }
-	if err := json.Unmarshal(read(t, filepath.Join(module.Dir, "api/openapi-spec/swagger.json")), &api); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(read(t, filepath.Join(module.Dir, "api/openapi-spec/swagger.json")), &api))
 	for _, definition := range api.Definitions {
 		kinds, _ := definition["x-kubernetes-group-version-kind"].([]any)
 		if len(kinds) != 1 { // types such as DeleteOptions
@@ -83,13 +70,8 @@ func writeSchemas(t *testing.T, dir, version string) {
 		if group, _, _ := strings.Cut(kind["group"].(string), "."); group != "" {
 			suffix = "-" + group + suffix
 		}
-		content, err := json.Marshal(resolve(api.Definitions, definition, nil))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, strings.ToLower(kind["kind"].(string))+suffix+".json"), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		content := the(json.Marshal(resolve(api.Definitions, definition, nil)))(t)
+		must(t, os.WriteFile(filepath.Join(dir, strings.ToLower(kind["kind"].(string))+suffix+".json"), content, 0o600))
 	}
 }
 
@@ -130,14 +112,8 @@ func resolve(definitions map[string]map[string]any, part any, around []string) a
 
 // It catches a field that the Prometheus Operator does not have.
 func TestMonitoringObjectsHaveKnownFields(t *testing.T) {
-	values, err := chartutil.ReadValuesFile(everything)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := manifests(load(t), values)
-	if err != nil {
-		t.Fatal(err)
-	}
+	values := the(chartutil.ReadValuesFile(everything))(t)
+	files := the(manifests(load(t), values))(t)
 	documents := bytes.Split(files["monitoring.yaml"], []byte("---\n"))
 	if len(documents) != 4 {
 		t.Fatalf("got %d documents, want a comment, a ServiceMonitor, a PrometheusRule and a ConfigMap", len(documents))

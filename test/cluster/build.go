@@ -45,6 +45,7 @@ func kube(p pin) module {
 			{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"},
 			{"kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"},
 			{"kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"},
+			{"kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy"},
 			{"kubectl", "k8s.io/kubernetes/cmd/kubectl"},
 			{"kubelet", "k8s.io/kubernetes/cmd/kubelet"},
 			{"etcd", "go.etcd.io/etcd/server/v3"},

@@ -28,8 +28,6 @@ const (
 	Kubeadm Setup = iota
 	// WithoutClusterInfo is Kubeadm without cluster-info and the RBAC that makes it public.
 	WithoutClusterInfo
-	// Bare has only the objects that kube-apiserver creates, and an administrator.
-	Bare
 )
 
 // Options are the options of a control plane. With zero Options it is set up as by kubeadm.
@@ -48,9 +46,6 @@ type Options struct {
 	TrustedHosts bool
 	// APIServerFlags come after the default flags of kube-apiserver.
 	APIServerFlags []string
-	// KeyAlgorithm is the algorithm of all keys, as in kubeadm's encryptionAlgorithm. Empty is ECDSA-P256,
-	// which starts fastest.
-	KeyAlgorithm string
 	// Progress receives lines of progress; nil discards them.
 	Progress io.Writer
 }

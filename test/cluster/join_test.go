@@ -1,17 +1,14 @@
 package cluster_test
 
 import (
-	"context"
 	"crypto/x509"
-	"errors"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
@@ -19,9 +16,7 @@ import (
 func TestNodesJoinWithKubeControllerManager(t *testing.T) {
 	cluster.NeedRoot(t)
 	c := cluster.ForTest(t, cluster.Options{ServerTLSBootstrap: true})
-	if _, err := c.StartKCM(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(c.StartKCM(t.Context()))(t)
 	args := joinArgs(t, c)
 	discovery := append([]string{"join", "phase", "preflight", "--ignore-preflight-errors=all"}, args...)
 	if output, err := cluster.RunKubeadm(t.Context(), discovery...); err != nil || !strings.Contains(output, "Reading configuration") {
@@ -41,10 +36,7 @@ func TestNodesJoinWithKubeControllerManager(t *testing.T) {
 	wg.Wait()
 
 	// Each node has its own files, which disappear when it stops.
-	n, err := c.Join(t.Context(), "worker-3", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Value(c.Join(t.Context(), "worker-3", args))(t)
 	n.Stop()
 	if _, err := n.ClientCertificate(); err == nil {
 		t.Error("got a certificate of a stopped node, want an error")
@@ -81,86 +73,8 @@ func checkNode(t *testing.T, c *cluster.Cluster, n *cluster.Node) {
 func joinArgs(t *testing.T, c *cluster.Cluster) []string {
 	t.Helper()
 	create := exec.CommandContext(t.Context(), filepath.Join(c.Bin, "kubeadm"), "token", "create", "--print-join-command", "--kubeconfig", c.Kubeconfig())
-	line, err := create.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	args, err := cluster.JoinArgs(string(line))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return args
-}
-
-// Catches a join that succeeds, or fails without a cause, when nothing signs cluster-info.
-func TestJoinNeedsSignedClusterInfo(t *testing.T) {
-	cluster.NeedRoot(t)
-	c := cluster.ForTest(t, cluster.Options{})
-	args := joinArgs(t, c)
-	// kubeadm retries for minutes. Cancel the join once kubeadm has logged the reason.
-	const reason = "could not find a JWS signature"
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	go func() {
-		for ctx.Err() == nil && !strings.Contains(c.Logs(), reason) {
-			time.Sleep(50 * time.Millisecond)
-		}
-		cancel()
-	}()
-	if _, err := c.Join(ctx, "worker-1", append(args, "--v=3")); err == nil {
-		t.Error("the node joined, want an error")
-	} else if !strings.Contains(err.Error(), reason) {
-		t.Errorf("got error %v, want the missing signature in it", err)
-	}
-}
-
-func TestRunKubeadm(t *testing.T) {
-	cluster.NeedRoot(t)
-	tests := map[string]struct {
-		args    []string
-		output  string
-		failure string
-	}{
-		"version":    {[]string{"version", "-o", "short"}, "v1.", ""},
-		"wrong flag": {[]string{"join", "--no-such-flag"}, "unknown flag", "exit status"},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			output, err := cluster.RunKubeadm(t.Context(), tt.args...)
-			if !strings.Contains(output, tt.output) {
-				t.Errorf("got output\n%s\nwant %q in it", output, tt.output)
-			}
-			if tt.failure == "" && err != nil || tt.failure != "" && (err == nil || !strings.Contains(err.Error(), tt.failure)) {
-				t.Errorf("got error %v, want %q", err, tt.failure)
-			}
-		})
-	}
-}
-
-// Catches a kubeadm that goes on after its context has ended, or whose output is lost then.
-func TestRunKubeadmEndsWithContext(t *testing.T) {
-	cluster.NeedRoot(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	go func() { // cancel once kubeadm connects, to a server that does not respond
-		if _, err := l.Accept(); err == nil {
-			cancel()
-		}
-	}()
-	output, err := cluster.RunKubeadm(ctx, "join", l.Addr().String(), "--token", "waz2bg.0123456789abcdee",
-		"--discovery-token-unsafe-skip-ca-verification", "--ignore-preflight-errors=all", "--v=3")
-	if want := "Waiting for the cluster-info ConfigMap"; !strings.Contains(output, want) {
-		t.Errorf("got output\n%s\nwant %q in it", output, want)
-	}
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got error %v, want that the context ended", err)
-	}
+	line := must.Value(create.Output())(t)
+	return must.Value(cluster.JoinArgs(string(line)))(t)
 }
 
 func TestJoinArgs(t *testing.T) {

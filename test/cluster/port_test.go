@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
@@ -18,10 +19,7 @@ func TestFreePortsAreUniqueAcrossProcesses(t *testing.T) {
 	const each = 250
 	if os.Getenv(askForPorts) != "" {
 		for range each {
-			port, err := cluster.FreePort()
-			if err != nil {
-				t.Fatal(err)
-			}
+			port := must.Value(cluster.FreePort())(t)
 			fmt.Println(port)
 		}
 		_, err := io.Copy(io.Discard, os.Stdin) // keep the ports reserved until the test has ended
@@ -41,17 +39,9 @@ func TestFreePortsAreUniqueAcrossProcesses(t *testing.T) {
 	for i := range 2 {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestFreePortsAreUniqueAcrossProcesses$")
 		cmd.Env = append(os.Environ(), askForPorts+"=1")
-		stdin, err := cmd.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		stdout, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		stdin := must.Value(cmd.StdinPipe())(t)
+		stdout := must.Value(cmd.StdoutPipe())(t)
+		must.OK(t, cmd.Start())
 		t.Cleanup(func() {
 			_ = stdin.Close()
 			if err := cmd.Wait(); err != nil {
@@ -67,10 +57,7 @@ func TestFreePortsAreUniqueAcrossProcesses(t *testing.T) {
 		}
 	}
 	for range each {
-		port, err := cluster.FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
+		port := must.Value(cluster.FreePort())(t)
 		own("this process", fmt.Sprint(port))
 	}
 }

@@ -4,17 +4,23 @@ import (
 	"context"
 	"net"
 	"sync"
+	"sync/atomic"
+	"time"
 )
 
-// A Proxy forwards TCP connections to one address, until [Proxy.Silence] or [Proxy.Stall].
+// A Proxy forwards TCP connections to one address, until [Proxy.Silence], [Proxy.Stall] or [Proxy.Cut].
 type Proxy struct {
 	listener net.Listener
 	to       string
 	dialer   net.Dialer
+	whole    context.Context // until Close
 	end      context.CancelFunc
 	passing  sync.WaitGroup
+	delay    atomic.Int64 // nanoseconds
 
 	mu       sync.Mutex
+	now      context.Context // until Cut
+	cut      context.CancelFunc
 	silenced chan struct{} // closed for the connections that are silenced
 	moving   chan struct{} // open while all connections stall
 }
@@ -26,8 +32,9 @@ func NewProxy(to string, from net.IP) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, end := context.WithCancel(context.Background())
-	p := &Proxy{listener: listener, to: to, end: end, silenced: make(chan struct{}), moving: make(chan struct{})}
+	whole, end := context.WithCancel(context.Background())
+	p := &Proxy{listener: listener, to: to, whole: whole, end: end, silenced: make(chan struct{}), moving: make(chan struct{})}
+	p.connect()
 	close(p.moving)
 	if from != nil {
 		p.dialer.LocalAddr = &net.TCPAddr{IP: from}
@@ -38,7 +45,7 @@ func NewProxy(to string, from net.IP) (*Proxy, error) {
 			if err != nil {
 				return
 			}
-			p.passing.Go(func() { p.pass(ctx, c) })
+			p.passing.Go(func() { p.pass(c) })
 		}
 	})
 	return p, nil
@@ -54,10 +61,10 @@ func (p *Proxy) Close() {
 	p.passing.Wait()
 }
 
-func (p *Proxy) pass(ctx context.Context, c net.Conn) {
+func (p *Proxy) pass(c net.Conn) {
 	defer func() { _ = c.Close() }()
 	p.mu.Lock()
-	silenced := p.silenced
+	silenced, ctx := p.silenced, p.now
 	p.mu.Unlock()
 	s, err := p.dialer.DialContext(ctx, "tcp", p.to)
 	if err != nil {
@@ -85,6 +92,7 @@ func (p *Proxy) pass(ctx context.Context, c net.Conn) {
 					return
 				default:
 				}
+				time.Sleep(time.Duration(p.delay.Load()))
 				if _, werr := way[1].Write(b[:n]); err != nil || werr != nil {
 					_, _ = c.Close(), s.Close()
 					return
@@ -112,4 +120,24 @@ func (p *Proxy) Stall() (resume func()) {
 	defer p.mu.Unlock()
 	p.moving = moving
 	return func() { close(moving) }
+}
+
+// Cut closes all connections and refuses new ones, until resume is called.
+func (p *Proxy) Cut() (resume func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cut()
+	return p.connect
+}
+
+func (p *Proxy) connect() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.now, p.cut = context.WithCancel(p.whole)
+}
+
+// Delay delays what is sent in both directions, until resume is called.
+func (p *Proxy) Delay(by time.Duration) (resume func()) {
+	p.delay.Store(int64(by))
+	return func() { p.delay.Store(0) }
 }

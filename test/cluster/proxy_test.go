@@ -6,15 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
 // TestStalledProxyDeliversLater catches a partition that lets something through, or that loses what was sent meanwhile.
 func TestStalledProxyDeliversLater(t *testing.T) {
-	echo, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	echo := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = echo.Close() }()
 	go func() {
 		for {
@@ -25,20 +23,12 @@ func TestStalledProxyDeliversLater(t *testing.T) {
 			go func() { _, _ = io.Copy(c, c) }() // until the proxy closes the connection
 		}
 	}()
-	p, err := cluster.NewProxy(echo.Addr().String(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Value(cluster.NewProxy(echo.Addr().String(), nil))(t)
 	defer p.Close()
-	c, err := net.Dial("tcp", p.Address())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Value(net.Dial("tcp", p.Address()))(t)
 	defer func() { _ = c.Close() }()
 	exchange := func(text string, wait time.Duration) (string, error) {
-		if _, err := io.WriteString(c, text); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(io.WriteString(c, text))(t)
 		_ = c.SetReadDeadline(time.Now().Add(wait))
 		b := make([]byte, 2)
 		n, err := io.ReadFull(c, b)

@@ -26,10 +26,6 @@ const (
 
 func (c *Cluster) writeConfigs() error {
 	for name, certificates := range map[string]string{initConfig: c.pki(""), uploadConfig: "/etc/kubernetes/pki"} {
-		algorithm := c.options.KeyAlgorithm
-		if algorithm == "" {
-			algorithm = "ECDSA-P256"
-		}
 		// With the version set, kubeadm does not request it from the internet. With the socket set, it does not
 		// look for one.
 		config := fmt.Sprintf(`apiVersion: kubeadm.k8s.io/v1beta4
@@ -47,14 +43,14 @@ kind: ClusterConfiguration
 kubernetesVersion: %s
 controlPlaneEndpoint: %s
 certificatesDir: %s
-encryptionAlgorithm: %s
+encryptionAlgorithm: ECDSA-P256
 apiServer:
   certSANs: [127.0.0.1, localhost]
 ---
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 serverTLSBootstrap: %t
-`, advertiseAddress, c.setupToken.Reveal(), c.Version, c.Address, certificates, algorithm, c.options.ServerTLSBootstrap)
+`, advertiseAddress, c.setupToken.Reveal(), c.Version, c.Address, certificates, c.options.ServerTLSBootstrap)
 		if err := os.WriteFile(filepath.Join(c.Dir, name), []byte(config), 0o600); err != nil {
 			return err
 		}
@@ -79,7 +75,7 @@ func (c *Cluster) setUp(ctx context.Context) error {
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "kubeadm:cluster-admins"}},
 	}, metav1.CreateOptions{}))
-	if err != nil || c.options.Setup == Bare {
+	if err != nil {
 		return err
 	}
 	files := []string{"--config", filepath.Join(c.Dir, uploadConfig), "--kubeconfig", c.Kubeconfig()}

@@ -4,20 +4,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // TestVersionChoosesPrograms catches programs of two versions that share a folder.
 func TestVersionChoosesPrograms(t *testing.T) {
-	versions, err := Versions()
-	if err != nil {
-		t.Fatal(err)
-	}
+	versions := must.Value(Versions())(t)
 	var folders []string
 	for _, version := range versions {
-		p, err := choose(version)
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := must.Value(choose(version))(t)
 		m := kube(p)
 		if flags := strings.Join(m.flags, " "); !strings.Contains(flags, "gitVersion=v"+version+" ") {
 			t.Errorf("%s: go build has the flags %s", version, flags)

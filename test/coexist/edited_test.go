@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -28,10 +29,7 @@ func TestRepairsEditedClusterInfo(t *testing.T) {
 	good := s.ClusterInfo(t)
 	put := func(data map[string]any) {
 		t.Helper()
-		patch, err := json.Marshal(map[string]any{"data": data})
-		if err != nil {
-			t.Fatal(err)
-		}
+		patch := must.Value(json.Marshal(map[string]any{"data": data}))(t)
 		s.RunKubectl(t, "-n", "kube-public", "patch", "configmap", "cluster-info", "--type=merge", "-p", string(patch))
 	}
 	discovers := func() error {
@@ -128,9 +126,7 @@ func TestHandlesForeignTokenSecrets(t *testing.T) {
 		if change != nil {
 			change(secret)
 		}
-		if _, err := secrets.Create(t.Context(), secret, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(secrets.Create(t.Context(), secret, metav1.CreateOptions{}))(t)
 		s.Secrets.Add("token "+token.ID(), token.RevealSecret())
 	}
 	discovers := func(token tokens.Token) {
@@ -174,13 +170,8 @@ func TestHandlesForeignTokenSecrets(t *testing.T) {
 	}
 
 	// The Secret is deleted and created again with another token secret.
-	again, err := tokens.New(foreign.ID(), tokens.Generate().RevealSecret())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := secrets.Delete(t.Context(), "bootstrap-token-"+foreign.ID(), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	again := must.Value(tokens.New(foreign.ID(), tokens.Generate().RevealSecret()))(t)
+	must.OK(t, secrets.Delete(t.Context(), "bootstrap-token-"+foreign.ID(), metav1.DeleteOptions{}))
 	create(again, nil)
 	harness.Wait(t, "signature with the new secret", func() error {
 		data := s.ClusterInfo(t)

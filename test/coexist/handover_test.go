@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -71,10 +72,7 @@ func TestKubeControllerManagerLeavesWorkToKubejoin(t *testing.T) {
 			if got, want := mustYAML(t, pod), mustYAML(t, plain); got != want {
 				t.Errorf("the manifest differs in more than flags:\n%s\nwant\n%s", got, want)
 			}
-			kcm, err := s.StartKCM(ctx, append(withLocalFiles(flags, s), "--leader-elect=false")...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kcm := must.Value(s.StartKCM(ctx, append(withLocalFiles(flags, s), "--leader-elect=false")...))(t)
 			defer kcm.Stop(0)
 			// kube-controller-manager still does its other work.
 			s.RunKubectl(t, "create", "namespace", test.name)
@@ -117,10 +115,7 @@ func TestKubeControllerManagerLeavesWorkToKubejoin(t *testing.T) {
 				t.Error("cluster-info is signed although bootstrap-signer-controller is off")
 			}
 			for i, signerName := range all {
-				r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, fmt.Sprintf("%s-%d", test.name, i), metav1.GetOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				r := must.Value(s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, fmt.Sprintf("%s-%d", test.name, i), metav1.GetOptions{}))(t)
 				if issued := len(r.Status.Certificate) > 0; issued != slices.Contains(test.signs, signerName) {
 					t.Errorf("%s: issued %t by kube-controller-manager, want %t", signerName, issued, !issued)
 				}
@@ -164,31 +159,21 @@ func controllerManager(t *testing.T, s *harness.Site, patches, config string) *c
 	if config == "" {
 		document += "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n"
 	} else {
-		content, err := os.ReadFile(folder(config))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Value(os.ReadFile(folder(config)))(t)
 		document += string(content)
 	}
 	document += "kubernetesVersion: " + s.Version + "\n"
 	file := filepath.Join(dir, "kubeadm.yaml")
-	if err := os.WriteFile(file, []byte(document), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(document), 0o600))
 	// A dry run writes the same manifest, but not to /etc/kubernetes.
 	kubeadm := exec.CommandContext(t.Context(), filepath.Join(s.Bin, "kubeadm"), "init", "phase", "control-plane", "controller-manager", "--dry-run", "--config", file)
 	kubeadm.Env = append(os.Environ(), "KUBEADM_INIT_DRYRUN_DIR="+dir, "HOME="+dir)
 	if output, err := kubeadm.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
-	content, err := os.ReadFile(filepath.Join(dir, "kube-controller-manager.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(filepath.Join(dir, "kube-controller-manager.yaml")))(t)
 	pod := &corev1.Pod{}
-	if err := yaml.UnmarshalStrict(content, pod); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.UnmarshalStrict(content, pod))
 	return pod
 }
 
@@ -211,9 +196,6 @@ func signedBy(t *testing.T, s *harness.Site, token tokens.Token) error {
 
 func mustYAML(t *testing.T, object any) string {
 	t.Helper()
-	content, err := yaml.Marshal(object)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(yaml.Marshal(object))(t)
 	return string(content)
 }

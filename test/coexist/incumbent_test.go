@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,9 +23,7 @@ func TestNodesJoinWithBothControllersActive(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	s := harness.NewSite(t, cluster.Options{})
-	if _, err := s.StartKCM(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.StartKCM(t.Context()))(t)
 	args, token := s.JoinArgs(t, "")
 	if _, err := s.JoinCommand(t, "?ttl=10s"); err != nil { // expires during the test
 		t.Fatal(err)
@@ -32,9 +31,7 @@ func TestNodesJoinWithBothControllersActive(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	for i := range 2 {
-		if _, err := s.Join(ctx, fmt.Sprintf("worker-%d", i), args); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(s.Join(ctx, fmt.Sprintf("worker-%d", i), args))(t)
 	}
 	waitClusterInfoUnchanged(t, s)
 	info := s.ClusterInfo(t)
@@ -43,10 +40,7 @@ func TestNodesJoinWithBothControllersActive(t *testing.T) {
 		t.Errorf("cluster-info has keys %q, want only the signature of token %s", slices.Sorted(maps.Keys(info)), token.ID())
 	}
 	// One of the two signers issued each request once.
-	list, err := s.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Value(s.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{}))(t)
 	for _, r := range list.Items {
 		approved := 0
 		for _, c := range r.Status.Conditions {
@@ -74,30 +68,19 @@ func TestReportsCertificatesOfOtherSigner(t *testing.T) {
 
 	// kube-controller-manager signs cluster-info and approves; kubejoin signs certificates.
 	s.Start(t, "--controllers=*,-bootstrap-signer,-csr-approver")
-	kcm, err := s.StartKCM(ctx, "--controllers="+names+",-certificatesigningrequest-signing-controller")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kcm := must.Value(s.StartKCM(ctx, "--controllers="+names+",-certificatesigningrequest-signing-controller"))(t)
 	args, _ := s.JoinArgs(t, "")
-	if _, err := s.Join(ctx, "worker-1", args); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Join(ctx, "worker-1", args))(t)
 	kcm.Stop(0)
 	s.Stop(20 * time.Second)
 
 	// kube-controller-manager approves and signs while kubejoin is stopped. Then kubejoin reports the other signer.
-	if kcm, err = s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller"); err != nil {
-		t.Fatal(err)
-	}
+	kcm = must.Value(s.StartKCM(ctx, "--controllers=certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller"))(t)
 	s.Start(t, "--controllers=*,-csr-approver")
 	args, _ = s.JoinArgs(t, "")
-	if err := s.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Signal(syscall.SIGSTOP))
 	_, joined := s.Join(ctx, "worker-2", args)
-	if err := s.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.Signal(syscall.SIGCONT))
 	if joined != nil {
 		t.Fatal(joined)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -20,10 +21,7 @@ func TestShadowLogsDecisionsAndWritesNothing(t *testing.T) {
 	s := harness.NewSite(t, cluster.Options{}, "--shadow", "--controllers=csr-approver,csr-signer,csr-cleaner")
 	token := s.CreateToken(t, tokens.Limits{MaxNodes: 1, NodeNames: []string{"worker-*"}})
 	secret := "bootstrap-token-" + token.ID()
-	before, err := s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Get(t.Context(), secret, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Value(s.Client().CoreV1().Secrets(metav1.NamespaceSystem).Get(t.Context(), secret, metav1.GetOptions{}))(t)
 	const kubelet = certificates.KubeAPIServerClientKubeletSignerName
 	waitLogged := func(name, would, reason string) {
 		t.Helper()
@@ -37,9 +35,7 @@ func TestShadowLogsDecisionsAndWritesNothing(t *testing.T) {
 		})
 	}
 	for name, node := range map[string]string{"shadow-1": "worker-1", "shadow-2": "db-1"} {
-		if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), name, kubelet, node); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), name, kubelet, node))
 	}
 	waitLogged("shadow-1", "approve", "AutoApproved")
 	waitLogged("shadow-2", "deny", "NodeNameNotAllowed")
@@ -62,10 +58,7 @@ func TestShadowLogsDecisionsAndWritesNothing(t *testing.T) {
 	if err != nil || after.ResourceVersion != before.ResourceVersion {
 		t.Errorf("the token was changed: %v %v", after.Annotations, err)
 	}
-	claims, err := s.Client().CoordinationV1().Leases(secretstore.ClaimNamespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	claims := must.Value(s.Client().CoordinationV1().Leases(secretstore.ClaimNamespace).List(t.Context(), metav1.ListOptions{}))(t)
 	for _, c := range claims.Items {
 		if c.Name != "kubejoin" { // the Lease of leader election
 			t.Errorf("got claim %s, want none", c.Name)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -21,16 +22,10 @@ func TestKubernetesSpecs(t *testing.T) {
 	s := harness.NewSite(t, cluster.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	kcm, err := s.StartKCM(ctx, "--controllers=serviceaccount-controller,root-ca-certificate-publisher-controller,namespace-controller")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kcm := must.Value(s.StartKCM(ctx, "--controllers=serviceaccount-controller,root-ca-certificate-publisher-controller,namespace-controller"))(t)
 	defer kcm.Stop(0)
 
-	bin, err := cluster.BuildSpecs(ctx, t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := must.Value(cluster.BuildSpecs(ctx, t.Output()))(t)
 	specs := exec.CommandContext(ctx, filepath.Join(bin, "specs"), "--provider=skeleton", "--kubeconfig="+s.Kubeconfig(),
 		"--ginkgo.focus=Feature:BootstrapTokens|Certificates API", "--ginkgo.no-color", "--ginkgo.v")
 	specs.Dir = t.TempDir()

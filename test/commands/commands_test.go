@@ -14,49 +14,96 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// onCluster are the pages whose commands call a kubejoin that runs on the cluster, started as docs/install.md says. The
+// onCluster are the pages whose commands call a kubejoin that runs on the cluster, started as docs/host.md says. The
 // commands of the other pages start a kubejoin themselves if they need one.
 var onCluster = map[string]bool{
 	"docs/control-planes.md":  true,
 	"docs/doctor.md":          true,
+	"docs/library.md":         true,
 	"docs/revocation.md":      true,
 	"docs/tokens.md":          true,
 	"docs/troubleshooting.md": true,
 }
 
 // runOnCluster is the section that starts kubejoin on a cluster.
-const runOnCluster = "docs/install.md#run-on-a-cluster"
+const runOnCluster = "docs/host.md#run-in-a-terminal"
+
+// systemd is systemd's part: it runs kubejoin with copies of its credentials as the unit says. Where no unit is installed,
+// it runs kubejoin standalone.
+const systemd = `
+sudo() { "$@"; }
+systemctl() {
+	case $1 in
+	start | enable)
+		local units=/etc/systemd/system/kubejoin.service.d command='kubejoin serve'
+		if [ -e $units ]; then
+			export CREDENTIALS_DIRECTORY=$(mktemp -dp "$HOME") KUBEJOIN_FLAGS=
+			while IFS=: read -r name file; do cp "$file" "$CREDENTIALS_DIRECTORY/$name"; done < <(sed -n 's/^LoadCredential=//p' $units/*)
+			command=$(sed -n 's/^ExecStart=\(.\)/\1/p' $units/*)
+		fi
+		eval "in_terminal $command"
+		;;
+	is-active) kill -0 $server ;;
+	stop | disable) kill $server && wait $server || true; server= ;;
+	esac
+}
+`
+
+// unit has what the systemd unit needs on a cluster: rights, and the kubeconfig for the address of the API server.
+const unit = systemd + `
+cat deploy/manifests/{namespace,rbac,admission,roles}.yaml | kubectl apply -f -
+(umask 077; kubeadm kubeconfig user --config /etc/kubernetes/kubeadm-upload.yaml \
+	--client-name system:serviceaccount:kubejoin-system:kubejoin > /etc/kubernetes/kubejoin.conf)
+kubectl config --kubeconfig /etc/kubernetes/kubejoin.conf set-cluster kubernetes \
+	--server "$(kubectl config view --minify -o jsonpath='{.clusters[0].cluster.server}')"
+`
 
 // before are shell commands that prepare the machine for the commands of a page.
 var before = map[string]string{
-	// go get writes into a module cache of its own, and reads all other modules from the usual one.
+	"docs/ca.md":      systemd + "systemctl start kubejoin\ncp kubejoin-data/ca.crt old.crt\n",
+	"docs/host.md":    unit,
+	"docs/operate.md": systemd + "systemctl start kubejoin\n",
+	// main.go is the first Go block of the page. The module cache of go get and go run reads all modules from the usual
+	// one, except kubejoin.
 	"docs/library.md": `
+awk '/^package main$/ {block = 1} block && /^[^a-z)}\t]+$/ {exit} block' "$(readlink deploy)/../docs/library.md" > main.go
 go() {
 	case $1 in
-	get) env GOPROXY="file://$(command go env GOMODCACHE)/cache/download,$(command go env GOPROXY)" \
+	get | run) env GOPROXY="file://$(command go env GOMODCACHE)/cache/download,$(command go env GOPROXY)" \
 		GOMODCACHE="$PWD/modules" GONOPROXY=github.com/kubejoin/kubejoin GONOSUMDB='*' "$(type -P go)" "$@" ;;
 	*) command go "$@" ;;
 	esac
 }
 `,
 	// The kubelet's part: it runs kube-controller-manager as its manifest says, and again when the manifest has changed.
-	"docs/migrate-from-kube-controller-manager.md": `
+	"docs/migrate-from-kube-controller-manager.md": unit + `
 kubectl config --kubeconfig /etc/kubernetes/controller-manager.conf set-cluster kubernetes \
 	--server "$(kubectl config view --minify -o jsonpath='{.clusters[0].cluster.server}')"
 kubeadm init phase control-plane controller-manager --config /etc/kubernetes/kubeadm-upload.yaml
+kubectl create -f - <<END
+{apiVersion: v1, kind: Node, metadata: {name: control-plane, labels: {node-role.kubernetes.io/control-plane: ""}}}
+END
 kubelet() {
 	while cp /etc/kubernetes/manifests/kube-controller-manager.yaml running.yaml; do
 		mapfile -t command < <(sed -nE 's/^    - (kube-controller-manager|--)/\1/p' running.yaml)
 		"${command[@]}" --leader-elect=false &> kube-controller-manager.log &
-		until kubectl replace --force -f running.yaml; do sleep 0.2; done # once it has created the service account
+		sed 's/^metadata:/&\n  annotations: {kubernetes.io\/config.mirror: x}/; s/^spec:/&\n  nodeName: control-plane/' running.yaml > pod.yaml
+		kubectl delete --force --grace-period=0 --ignore-not-found -f pod.yaml # no kubelet ends it
+		until kubectl create -f pod.yaml; do sleep 0.2; done # once it has created the service account
 		while cmp -s /etc/kubernetes/manifests/kube-controller-manager.yaml running.yaml; do sleep 0.2; done
 		kill $! && wait $! || true
 	done
 }
 kubelet &> kubelet.log &
 kubectl -n kube-system wait --for=create pod/kube-controller-manager --timeout=60s
+(kubejoin doctor || true) | grep kcm-signs # otherwise the page waits for nothing
 `,
 	"docs/revocation.md": `
+kubectl create -f - <<END
+{apiVersion: v1, kind: Node, metadata: {name: worker-7}} # which is not Ready
+END
+`,
+	"docs/tokens.md": `
 kubectl create -f - <<END
 {apiVersion: v1, kind: Node, metadata: {name: worker-7}} # which is not Ready
 END
@@ -70,8 +117,13 @@ END
 
 // after are shell commands that check what the commands of a page have done.
 var after = map[string]string{
-	"docs/library.md": "kill -0 $! # embed-controllers still runs\n",
-	"docs/migrate-from-kube-controller-manager.md": "grep -e '--controllers=\\*,-csrapproving,-csrsigning,-csrcleaner$' /etc/kubernetes/manifests/*\n",
+	"docs/library.md": "kill -0 $! # embed-server still runs\n",
+	"docs/ca.md":      "test $(grep -c BEGIN kubejoin-data/ca.crt) = 1 && ! cmp kubejoin-data/ca.crt old.crt\n",
+	// It catches a way back after which kube-controller-manager does not work.
+	"docs/migrate-from-kube-controller-manager.md": `
+ID=$(kubeadm token create | cut -d. -f1)
+until kubectl -n kube-public get configmap cluster-info -o yaml | grep "jws-kubeconfig-$ID"; do sleep 0.2; done
+`,
 }
 
 // TestDocsCommands runs the commands of each page in a folder of its own, as administrator of a new cluster. /etc has

@@ -5,18 +5,14 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 func TestPictureIsUpToDate(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/join.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := draw(string(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Value(os.ReadFile("../../docs/join.txt"))(t)
+	want := must.Value(draw(string(text)))(t)
 	if got, err := os.ReadFile("../../docs/join.svg"); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("docs/join.svg is not the drawing of docs/join.txt; run: go run ./test/diagram (%v)", err)
 	}
@@ -25,9 +21,7 @@ func TestPictureIsUpToDate(t *testing.T) {
 func TestRejectsInvalidText(t *testing.T) {
 	t.Parallel()
 	const start = "title: T\nactor a: A\nactor b: B\n"
-	if _, err := draw(start + "a -> b: <text>\n"); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(draw(start + "a -> b: <text>\n"))(t)
 	for _, text := range []string{
 		"", start, "actor a: A\na -> a: no title\n",
 		start + "no colon", start + "a -> c: unknown actor", start + "a => b: unknown arrow",

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -81,9 +82,7 @@ func newTestCluster(t *testing.T, c *cluster.Cluster) *testCluster {
 		"lim100": {"kubejoin.io/max-nodes": "1000", "kubejoin.io/node-names": "n-1*,n-2*,n-3*,n-4*,n-5*"},
 		"spent1": {"kubejoin.io/max-nodes": "1"},
 	} {
-		if err := harness.StoreToken(ctx, c.Client(), id, limits); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.StoreToken(ctx, c.Client(), id, limits))
 	}
 	return a
 }
@@ -95,11 +94,7 @@ func (a *testCluster) as(t *testing.T, who requester) kubernetes.Interface {
 	if who.user != "" {
 		config.Impersonate = rest.ImpersonationConfig{UserName: who.user, Groups: who.groups}
 	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
 // watch starts an informer for all requests.
@@ -108,9 +103,7 @@ func (a *testCluster) watch(t *testing.T) {
 	informer := cache.NewSharedIndexInformer(outage.Follow(nil, a.as(t, requester{}).CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nil)
 	seen := func() { a.last.Store(time.Now().UnixNano()) }
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) { seen() }, UpdateFunc: func(any, any) { seen() }}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) { seen() }, UpdateFunc: func(any, any) { seen() }}))(t)
 	var running sync.WaitGroup
 	running.Go(func() { informer.RunWithContext(t.Context()) })
 	t.Cleanup(running.Wait)
@@ -211,11 +204,8 @@ func TestDecidesAndSignsAsKubeControllerManager(t *testing.T) {
 	} {
 		// --user-qps=0: a few users send thousands of requests.
 		p := harness.Serve(t, s.WorkDir, s.CAFile(), s.Curlrc(), append(s.Flags, round.flag, "--user-qps=0")...)
-		kcm, err := theirs.StartKCM(t.Context(), "--controllers="+round.theirsOn, "--kube-api-qps=5000", "--kube-api-burst=5000",
-			"--cluster-signing-cert-file="+s.CAFile(), "--cluster-signing-key-file="+s.CAKeyFile(), "--cluster-signing-duration="+signingDuration)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kcm := must.Value(theirs.StartKCM(t.Context(), "--controllers="+round.theirsOn, "--kube-api-qps=5000", "--kube-api-burst=5000",
+			"--cluster-signing-cert-file="+s.CAFile(), "--cluster-signing-key-file="+s.CAKeyFile(), "--cluster-signing-duration="+signingDuration))(t)
 		if round.byHand {
 			ours.spend(t)
 		}
@@ -233,12 +223,8 @@ func (a *testCluster) spend(t *testing.T) {
 	client := a.as(t, tokenSpent)
 	for i := range 3 {
 		name := fmt.Sprintf("taken-%d", i)
-		if err := harness.CreateRequest(t.Context(), client, name, certificates.KubeAPIServerClientKubeletSignerName, "taken-0"); err != nil {
-			t.Fatal(err)
-		}
-		if err := harness.Decide(t.Context(), a.Client(), name, certificates.CertificateApproved); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(t.Context(), client, name, certificates.KubeAPIServerClientKubeletSignerName, "taken-0"))
+		must.OK(t, harness.Decide(t.Context(), a.Client(), name, certificates.CertificateApproved))
 		harness.Wait(t, "a claim", func() error {
 			if o, err := a.outcome(name); err != nil || o.certificate == nil {
 				return fmt.Errorf("%s: %s (%w)", name, o, err)
@@ -372,13 +358,9 @@ func (d *differential) compareAll(t *testing.T, open []*compared) []*compared {
 	for {
 		var wrong []*compared
 		for _, c := range open {
-			var err error
-			if c.ours, err = d.ours.outcome(c.name); err != nil {
-				t.Fatal(err)
-			}
-			if c.theirs, err = d.theirs.outcome(c.name); err != nil {
-				t.Fatal(err)
-			}
+
+			c.ours = must.Value(d.ours.outcome(c.name))(t)
+			c.theirs = must.Value(d.theirs.outcome(c.name))(t)
 			if c.why = d.compare(c); c.why != "" {
 				wrong = append(wrong, c)
 			}

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -44,16 +45,11 @@ type host struct{ dir, config string }
 // configuration first.
 func newKubeadmHost(t *testing.T, algorithm string, edit ...string) (h host, kubeadm string) {
 	t.Helper()
-	bin, err := cluster.Build(t.Context(), t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
+	bin := must.Value(cluster.Build(t.Context(), t.Output()))(t)
 	kubeadm = filepath.Join(bin, "kubeadm")
 	version := strings.TrimSpace(command(t, kubeadm, "version", "--output=short"))
 	h = host{dir: t.TempDir(), config: filepath.Join(t.TempDir(), "kubeadm.yaml")}
-	if err := os.WriteFile(h.config, fmt.Appendf(nil, initConfig, version, algorithm, filepath.Join(h.dir, "pki")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(h.config, fmt.Appendf(nil, initConfig, version, algorithm, filepath.Join(h.dir, "pki")), 0o600))
 	h.edit(t, edit...)
 	command(t, kubeadm, "init", "phase", "certs", "all", "--config", h.config)
 	command(t, kubeadm, "init", "phase", "kubeconfig", "all", "--config", h.config, "--kubeconfig-dir", h.dir)
@@ -67,9 +63,7 @@ func newCSRHost(t *testing.T, kubeadm string, other host) host {
 	command(t, kubeadm, "certs", "generate-csr", "--config", h.config, "--cert-dir", filepath.Join(h.dir, "pki"), "--kubeconfig-dir", h.dir)
 	for _, ca := range []string{"ca.crt", "front-proxy-ca.crt", "etcd/ca.crt"} {
 		content := harness.ReadFile(t, filepath.Join(other.dir, "pki", ca))
-		if err := os.WriteFile(filepath.Join(h.dir, "pki", ca), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(h.dir, "pki", ca), []byte(content), 0o600))
 	}
 	return h
 }
@@ -88,7 +82,7 @@ func (h host) certificates(t *testing.T) (certs map[string]*x509.Certificate, ku
 	t.Helper()
 	certs, kubeconfigs = map[string]*x509.Certificate{}, map[string]string{}
 	data := regexp.MustCompile(`client-(certificate|key)-data: (\S+)`)
-	err := filepath.WalkDir(h.dir, func(path string, d fs.DirEntry, err error) error {
+	must.OK(t, filepath.WalkDir(h.dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			if d != nil && d.Name() == "tmp" {
 				return fs.SkipDir
@@ -120,10 +114,7 @@ func (h host) certificates(t *testing.T) (certs map[string]*x509.Certificate, ku
 		}
 		certs[name], err = x509.ParseCertificate(block.Bytes)
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return certs, kubeconfigs
 }
 
@@ -138,9 +129,7 @@ func TestSignsWhatKubeadmMakes(t *testing.T) {
 			ours, pki := newCSRHost(t, kubeadm, theirs), filepath.Join(theirs.dir, "pki")
 			signer := []string{"--pki-dir", pki}
 			if algorithm == "RSA-2048" { // and once over HTTPS
-				if err := os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(command(t, harness.Kubejoin, "signer-config", "default", "--kubeadm")), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(command(t, harness.Kubejoin, "signer-config", "default", "--kubeadm")), 0o600))
 				data := filepath.Join(t.TempDir(), "data")
 				server := harness.ServeStandalone(t, data, "--signer-config="+filepath.Join(pki, "signers.yaml"),
 					"--cluster-signing-cert-file="+filepath.Join(pki, "ca.crt"), "--cluster-signing-key-file="+filepath.Join(pki, "ca.key"))
@@ -216,10 +205,8 @@ func compare(t *testing.T, want, got map[string]*x509.Certificate) {
 		}
 		subject := w.RawSubject
 		if name == "/pki/apiserver-kubelet-client.crt" && slices.Equal(w.Subject.Organization, []string{"kubeadm:cluster-admins"}) { // before 1.35.5
-			var err error
-			if subject, err = asn1.Marshal(pkix.Name{CommonName: w.Subject.CommonName}.ToRDNSequence()); err != nil {
-				t.Fatal(err)
-			}
+
+			subject = must.Value(asn1.Marshal(pkix.Name{CommonName: w.Subject.CommonName}.ToRDNSequence()))(t)
 		}
 		for field, pair := range map[string][2]any{
 			"subject":              {fmt.Sprintf("%x", subject), fmt.Sprintf("%x", g.RawSubject)},

@@ -4,20 +4,17 @@ import (
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
-	"maps"
-	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"k8s.io/client-go/util/keyutil"
 )
@@ -25,13 +22,8 @@ import (
 // edit replaces texts in the configuration: old, new, …
 func (h host) edit(t *testing.T, oldNew ...string) {
 	t.Helper()
-	content, err := os.ReadFile(h.config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(h.config, []byte(strings.NewReplacer(oldNew...).Replace(string(content))), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(h.config))(t)
+	must.OK(t, os.WriteFile(h.config, []byte(strings.NewReplacer(oldNew...).Replace(string(content))), 0o600))
 }
 
 var clientCertificate = regexp.MustCompile(`client-certificate-data: (\S+)`)
@@ -40,50 +32,25 @@ var clientCertificate = regexp.MustCompile(`client-certificate-data: (\S+)`)
 func (h host) resign(t *testing.T, path, ca string, change func(*x509.Certificate)) {
 	t.Helper()
 	certs, _ := h.certificates(t)
-	content, err := os.ReadFile(filepath.Join(h.dir, ca+".key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := keyutil.ParsePrivateKeyPEM(content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(filepath.Join(h.dir, ca+".key")))(t)
+	key := must.Value(keyutil.ParsePrivateKeyPEM(content))(t)
 	template := *certs["/"+path]
 	template.RawSubject = nil
 	change(&template)
-	der, err := x509.CreateCertificate(rand.Reader, &template, certs["/"+ca+".crt"], template.PublicKey, key.(crypto.Signer))
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Value(x509.CreateCertificate(rand.Reader, &template, certs["/"+ca+".crt"], template.PublicKey, key.(crypto.Signer)))(t)
 	file := filepath.Join(h.dir, path)
 	content = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	if strings.HasSuffix(path, ".conf") {
-		config, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := must.Value(os.ReadFile(file))(t)
 		content = clientCertificate.ReplaceAll(config, []byte("client-certificate-data: "+base64.StdEncoding.EncodeToString(content)))
 	}
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, content, 0o600))
 }
 
 // The certificates in pki, by kubeadm's names. kubeadm renews kubeconfigs only in /etc/kubernetes.
 var inPKI = map[string]string{
 	"apiserver": "apiserver", "apiserver-etcd-client": "apiserver-etcd-client", "apiserver-kubelet-client": "apiserver-kubelet-client", "front-proxy-client": "front-proxy-client",
 	"etcd-healthcheck-client": "etcd/healthcheck-client", "etcd-peer": "etcd/peer", "etcd-server": "etcd/server",
-}
-
-// renewed returns the names of certificates that differ.
-func renewed(before, after map[string]*x509.Certificate) string {
-	var names []string
-	for _, name := range slices.Sorted(maps.Keys(before)) {
-		if !before[name].Equal(after[name]) {
-			names = append(names, name)
-		}
-	}
-	return strings.Join(names, " ")
 }
 
 // Certificates of an older kubeadm, and with more in their subjects, are renewed as by kubeadm, with the subjects of today.
@@ -144,44 +111,7 @@ func TestRenewsCertificatesOfOlderKubeadm(t *testing.T) {
 	}
 }
 
-// In kubeadm's external CA mode, 'kubeadm certs renew' leaves out certificates whose CA has no key, and renews the rest.
-func TestRenewsRestWithoutCAKey(t *testing.T) {
-	harness.Parallel(t)
-	h, kubeadm := newKubeadmHost(t, "ECDSA-P256")
-	pki := filepath.Join(h.dir, "pki")
-	left := 11
-	for _, ca := range []struct {
-		name  string
-		certs int
-	}{{"etcd/ca", 4}, {"front-proxy-ca", 1}, {"ca", 6}} {
-		if err := os.Remove(filepath.Join(pki, ca.name+".key")); err != nil {
-			t.Fatal(err)
-		}
-		left -= ca.certs
-		external := 0
-		for name := range inPKI {
-			external += strings.Count(command(t, kubeadm, "certs", "renew", name, "--config", h.config), "Detected external")
-		}
-		if want := map[string]int{"etcd/ca": 4, "front-proxy-ca": 5, "ca": 7}[ca.name]; external != want {
-			t.Errorf("kubeadm leaves out %d, want %d", external, want)
-		}
-		before, _ := h.certificates(t)
-		out, err := exec.CommandContext(t.Context(), harness.Kubejoin, "certs", "renew", h.dir, "--pki-dir", pki, "-o", "json").CombinedOutput()
-		after, _ := h.certificates(t)
-		if left == 0 {
-			if err == nil || !strings.Contains(string(out), "has no CA of kubeadm with its key") || renewed(before, after) != "" {
-				t.Errorf("without a key: got %v, want an error and no change\n%s", err, out)
-			}
-			continue
-		}
-		missing := filepath.Join(pki, ca.name+".key") + " does not exist"
-		if err != nil || strings.Count(string(out), "kubejoin: renewed") != left || strings.Count(string(out), missing) != 2*ca.certs || len(strings.Fields(renewed(before, after))) != left {
-			t.Errorf("without %s: got %v, want %d renewed and %d left out\n%s", ca.name, err, left, ca.certs, out)
-		}
-	}
-}
-
-// The built-in signers issue each name that kubeadm writes, and renewal keeps and adds names.
+// The built-in signers issue each name that kubeadm writes.
 func TestSignsNamesOfKubeadm(t *testing.T) {
 	harness.Parallel(t)
 	sans := []string{"'*.example.com'", "a.b.c.d.e.f.g.example.com", "7.example.7"}
@@ -203,23 +133,5 @@ func TestSignsNamesOfKubeadm(t *testing.T) {
 	command(t, kubeadm, "certs", "renew", "apiserver", "--config", theirs.config)
 	if certs, _ := theirs.certificates(t); slices.Contains(certs["/pki/apiserver.crt"].DNSNames, "new.example.com") {
 		t.Error("kubeadm now adds new certSANs: say so in docs/credentials.md")
-	}
-	theirs.resign(t, "pki/apiserver.crt", "pki/ca", func(c *x509.Certificate) {
-		c.URIs, c.EmailAddresses = []*url.URL{{Scheme: "spiffe", Host: "example.com", Path: "/api"}}, []string{"ops@example.com"}
-		c.Subject = pkix.Name{CommonName: "kube-apiserver"}
-	})
-	out := command(t, harness.Kubejoin, "certs", "renew", theirs.dir, "--pki-dir", pki, "--add-san", "new.example.com", "--add-san", "192.0.2.99")
-	if !strings.Contains(out, `apiserver: renewal drops what kubeadm does not write: email "ops@example.com", URI "spiffe://example.com/api"`) || strings.Count(out, "adds the name") != 2 {
-		t.Errorf("renew:\n%s", out)
-	}
-	after, _ := theirs.certificates(t)
-	for name, cert := range after {
-		names, addresses := want[name].DNSNames, fmt.Sprint(want[name].IPAddresses)
-		if name == "/pki/apiserver.crt" {
-			names, addresses = append(names, "new.example.com"), strings.TrimSuffix(addresses, "]")+" 192.0.2.99]"
-		}
-		if !slices.Equal(cert.DNSNames, names) || fmt.Sprint(cert.IPAddresses) != addresses || len(cert.URIs)+len(cert.EmailAddresses) > 0 {
-			t.Errorf("%s: got %q %v %v %q, want %q %s", name, cert.DNSNames, cert.IPAddresses, cert.URIs, cert.EmailAddresses, names, addresses)
-		}
 	}
 }

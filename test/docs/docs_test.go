@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/signer/admission"
-	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
@@ -40,19 +38,21 @@ func declaredTests(t *testing.T) map[string]bool {
 func TestSecurityPagesNameWhatExists(t *testing.T) {
 	t.Parallel()
 	declared := declaredTests(t)
-	model := read(t, "docs/security.md") + read(t, "docs/abuse.md")
-	named := namedTest.FindAllStringSubmatch(model, -1)
-	if len(named) == 0 {
-		t.Fatal("the pages on security name no tests")
-	}
-	for _, m := range named {
-		if !declared[m[1]] {
-			t.Errorf("there is no test %s", m[1])
+	for _, name := range []string{"docs/security.md", "docs/abuse.md", "docs/invariants.md"} {
+		page := read(t, name)
+		named := namedTest.FindAllStringSubmatch(page, -1)
+		if len(named) == 0 {
+			t.Errorf("%s names no tests", name)
 		}
-	}
-	for _, name := range namedFile.FindAllString(model, -1) {
-		if found, err := filepath.Glob(harness.RepositoryFile(t, name)); err != nil || len(found) == 0 {
-			t.Errorf("there is no %s", name)
+		for _, m := range named {
+			if !declared[m[1]] {
+				t.Errorf("%s: there is no test %s", name, m[1])
+			}
+		}
+		for _, file := range namedFile.FindAllString(page, -1) {
+			if found, err := filepath.Glob(harness.RepositoryFile(t, file)); err != nil || len(found) == 0 {
+				t.Errorf("%s: there is no %s", name, file)
+			}
 		}
 	}
 }
@@ -84,53 +84,6 @@ func TestCommandsOutsideTheirPageHaveATest(t *testing.T) {
 	if comments == 0 {
 		t.Error("no block has a comment: this test could not fail")
 	}
-}
-
-var (
-	declaredReason = regexp.MustCompile(`\bReason[A-Za-z]* *= "([A-Za-z]+)"`)
-	namedReason    = regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| ")
-	declaredCheck  = regexp.MustCompile(`\.check\("([a-z-]+)"`)
-)
-
-// Each reason of a certificate that is not given is in the tables of docs/protocol.md, and no other.
-func TestProtocolHasEveryReason(t *testing.T) {
-	t.Parallel()
-	_, section, found := strings.Cut(read(t, "docs/protocol.md"), "\n## Refusals\n")
-	if !found {
-		t.Fatal("docs/protocol.md has no section Refusals")
-	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	compareNames(t, "reason", certificateReasons(t), namesIn(section, namedReason))
-}
-
-// rejoinReasons has the reasons that only a rejoin has.
-func rejoinReasons(t *testing.T) map[string]bool {
-	return namesIn(string(harness.ReadFile(t, harness.RepositoryFile(t, "signer/admission/rejoin.go"))), declaredReason)
-}
-
-// certificateReasons are the reasons of packages below signer, without those of a rejoin.
-func certificateReasons(t *testing.T) map[string]bool {
-	t.Helper()
-	reasons := declaredIn(t, harness.RepositoryFile(t, "signer"), declaredReason)
-	for name := range rejoinReasons(t) {
-		delete(reasons, name)
-	}
-	return reasons
-}
-
-// Each reason of a refused rejoin is in the tables of docs/rejoin.md, and no other.
-func TestRejoinPageHasEveryReason(t *testing.T) {
-	t.Parallel()
-	_, section, found := strings.Cut(read(t, "docs/rejoin.md"), "\n## Refusals\n")
-	if !found {
-		t.Fatal("docs/rejoin.md has no section Refusals")
-	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	declared := rejoinReasons(t)
-	for _, reason := range []string{admission.ReasonNotForRejoin, admission.ReasonNodeNotFound, admission.ReasonNodeReplaced, revocation.Reason} {
-		declared[reason] = true
-	}
-	compareNames(t, "reason", declared, namesIn(section, namedReason))
 }
 
 // declaredIn are the names that a pattern finds in the code of a folder and those below it.

@@ -1,15 +1,11 @@
 package docs
 
 import (
-	"maps"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/internal/doctor"
 	"github.com/kubejoin/kubejoin/test/harness"
-	"sigs.k8s.io/yaml"
 )
 
 // read returns a file of the repository.
@@ -35,133 +31,39 @@ func TestMetricsPageIsComplete(t *testing.T) {
 	compareNames(t, "metric", declared, namesIn(read(t, "docs/metrics.md"), namedMetric))
 }
 
-var (
-	usedProblem     = regexp.MustCompile(`\bNewProblem\(http\.\w+, "([a-z-]+)",`)
-	declaredProblem = regexp.MustCompile(`(?m)^\s*Problem\w+\s*= "([a-z-]+)"`)
-	namedInCell     = regexp.MustCompile("(?m)^\\| `([A-Za-z-]+)`")
-)
-
-// docs/troubleshooting.md has a row for each reason of a condition, each check of /readyz and each type of a problem.
-func TestTroubleshootingIsComplete(t *testing.T) {
-	t.Parallel()
-	page := read(t, "docs/troubleshooting.md")
-	problems := declaredIn(t, harness.RepositoryFile(t, "server/api"), declaredProblem)
-	for _, dir := range []string{"server", "internal/web"} {
-		maps.Copy(problems, declaredIn(t, harness.RepositoryFile(t, dir), usedProblem))
-	}
-	for _, part := range []struct {
-		what, heading string
-		declared      map[string]bool
-	}{
-		{"reason", "Reasons of conditions", certificateReasons(t)},
-		{"type", "Types of problems", problems},
-		{"check", "Checks of /readyz", declaredIn(t, harness.RepositoryFile(t, "internal/daemon"), declaredCheck)},
-	} {
-		_, section, found := strings.Cut(page, "\n## "+part.heading+"\n")
-		if !found {
-			t.Errorf("docs/troubleshooting.md has no section %q", part.heading)
-			continue
-		}
-		section, _, _ = strings.Cut(section, "\n## ")
-		compareNames(t, part.what, part.declared, namesIn(section, namedInCell))
-	}
-}
-
-var findingRow = regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\| (error|warning) \\| [^|]+ \\| [^|]+ \\|$")
-
-// docs/doctor.md has a row for each finding, with its severity, and no other.
-func TestDoctorPageIsComplete(t *testing.T) {
-	t.Parallel()
-	declared, documented := map[string]bool{}, map[string]bool{}
-	for id, severity := range doctor.Severities {
-		declared[id+" "+string(severity)] = true
-	}
-	for _, m := range findingRow.FindAllStringSubmatch(read(t, "docs/doctor.md"), -1) {
-		documented[m[1]+" "+m[2]] = true
-	}
-	compareNames(t, "finding", declared, documented)
-}
-
-var checksOfDiagnose = regexp.MustCompile("(?s)\nchecks='([^']*)'")
-
-// docs/diagnose.md has a row for each check of sh join.sh --diagnose, and no other.
-func TestDiagnosePageIsComplete(t *testing.T) {
-	t.Parallel()
-	declared := map[string]bool{}
-	m := checksOfDiagnose.FindStringSubmatch(read(t, "clusterinfo/joinformat/diagnose.sh"))
-	if m == nil {
-		t.Fatal("diagnose.sh has no checks")
-	}
-	for check := range strings.FieldsSeq(m[1]) {
-		declared[check] = true
-	}
-	compareNames(t, "check", declared, namesIn(read(t, "docs/diagnose.md"), namedInCell))
-}
-
-var (
-	alertRow      = regexp.MustCompile("(?m)^\\| `(Kubejoin\\w+)` \\| (\\w+) \\| ([^|]+) \\| [^|]+ \\| (?:both|cluster) \\|$")
-	runbook       = regexp.MustCompile(`^https://github\.com/kubejoin/kubejoin/blob/main/(docs/[a-z-]+\.md)#([a-z-]+)$`)
-	quotedCommand = regexp.MustCompile("`[a-z]+ [^`]+`")
-)
-
-// docs/metrics.md has a row for each alert, with its severity and time. Each alert has one sentence, a next command and a
-// section of the docs.
-func TestAlertsAreDocumented(t *testing.T) {
-	t.Parallel()
-	var rules struct {
-		Groups []struct {
-			Rules []struct {
-				Alert, For          string
-				Labels, Annotations map[string]string
-			}
-		}
-	}
-	if err := yaml.Unmarshal([]byte(read(t, "deploy/chart/kubejoin/files/rules.yaml")), &rules); err != nil {
-		t.Fatal(err)
-	}
-	all := pages(t)
-	declared, documented := map[string]bool{}, map[string]bool{}
-	for _, group := range rules.Groups {
-		for _, r := range group.Rules {
-			after := "at once"
-			if minutes, found := strings.CutSuffix(r.For, "m"); found {
-				after = minutes + " min"
-			}
-			declared[r.Alert+" "+r.Labels["severity"]+" "+after] = true
-			if summary := r.Annotations["summary"]; !strings.HasSuffix(summary, ".") || strings.Contains(summary, ". ") {
-				t.Errorf("%s: summary %q, want one sentence", r.Alert, summary)
-			}
-			if !quotedCommand.MatchString(r.Annotations["description"]) {
-				t.Errorf("%s: description %q, want the next command", r.Alert, r.Annotations["description"])
-			}
-			link := runbook.FindStringSubmatch(r.Annotations["runbook_url"])
-			if link == nil || !slices.Contains(anchors(all[link[1]]), link[2]) {
-				t.Errorf("%s: runbook_url %q, want a section of the docs", r.Alert, r.Annotations["runbook_url"])
-			}
-			if s := r.Labels["severity"]; s != "critical" && s != "warning" {
-				t.Errorf("%s: severity %q, want critical or warning", r.Alert, s)
-			}
-		}
-	}
-	for _, m := range alertRow.FindAllStringSubmatch(read(t, "docs/metrics.md"), -1) {
-		documented[m[1]+" "+m[2]+" "+m[3]] = true
-	}
-	compareNames(t, "alert", declared, documented)
-}
-
 var shBlock = regexp.MustCompile("(?ms)^(?:<!--[^\n]*\n)?```(?:sh|console)\n(.*?)^```$")
 
-// README.zh-CN.md has the commands of README.md, in the same order and with the same comments.
-func TestChineseReadmeHasTheSameCommands(t *testing.T) {
+// chinese are the pages in Chinese, and the English ones that they follow.
+var chinese = map[string]string{
+	"README.zh-CN.md":               "README.md",
+	"docs/zh-CN/install.md":         "docs/install.md",
+	"docs/zh-CN/tokens.md":          "docs/tokens.md",
+	"docs/zh-CN/troubleshooting.md": "docs/troubleshooting.md",
+}
+
+// TestChinesePagesFollowTheEnglishOnes catches a page in Chinese that has other commands, sections or rows of tables than
+// its English one. test/commands runs the commands of the English page.
+func TestChinesePagesFollowTheEnglishOnes(t *testing.T) {
 	t.Parallel()
-	english := shBlock.FindAllString(read(t, "README.md"), -1)
-	chinese := shBlock.FindAllString(read(t, "README.zh-CN.md"), -1)
-	if len(english) == 0 || len(english) != len(chinese) {
-		t.Fatalf("%d blocks of commands in README.md, %d in README.zh-CN.md", len(english), len(chinese))
-	}
-	for i := range english {
-		if english[i] != chinese[i] {
-			t.Errorf("block %d differs:\n%s\n%s", i+1, english[i], chinese[i])
+	for name, english := range chinese {
+		want, got := read(t, english), read(t, name)
+		for what, r := range map[string]*regexp.Regexp{"block": mdFence, "heading": mdLevel, "row": mdRow} {
+			inEnglish, inChinese := r.FindAllString(want, -1), r.FindAllString(got, -1)
+			if what == "row" { // the text of a row is translated
+				inEnglish, inChinese = slices.Repeat([]string{""}, len(inEnglish)), slices.Repeat([]string{""}, len(inChinese))
+			}
+			if len(inEnglish) != len(inChinese) {
+				t.Errorf("%s has %d of %q, and %s has %d", name, len(inChinese), what, english, len(inEnglish))
+				continue
+			}
+			for i := range inEnglish {
+				if inEnglish[i] != inChinese[i] {
+					t.Errorf("%s: %s %d differs from %s:\n%s\n%s", name, what, i+1, english, inChinese[i], inEnglish[i])
+				}
+			}
+		}
+		if len(shBlock.FindAllString(want, -1)) == 0 {
+			t.Errorf("%s has no commands: this test could not fail", english)
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/doctor"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -96,10 +97,7 @@ var faults = []struct {
 
 	{"token never expires", func(t *testing.T, p *patient) { p.secret(t, tokens.Generate(), nil) }, []string{"token-never-expires"}},
 	{"picked token", func(t *testing.T, p *patient) {
-		token, err := tokens.New("picked", "kubernetes2026ab")
-		if err != nil {
-			t.Fatal(err)
-		}
+		token := must.Value(tokens.New("picked", "kubernetes2026ab"))(t)
 		p.secret(t, token, map[string]string{"expiration": time.Now().Add(time.Hour).UTC().Format(time.RFC3339)})
 	}, []string{"token-guessable"}},
 	{"published token", func(t *testing.T, p *patient) {
@@ -126,12 +124,9 @@ func (p *patient) secret(t *testing.T, token tokens.Token, data map[string]strin
 	for key, value := range data {
 		all[key] = value
 	}
-	_, err := p.Client().CoreV1().Secrets("kube-system").Create(t.Context(), &corev1.Secret{
+	must.Value(p.Client().CoreV1().Secrets("kube-system").Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + all["token-id"]}, Type: "bootstrap.kubernetes.io/token", StringData: all,
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 }
 
 // TestDoctor injects faults one after the other, and mends each with the commands of its findings.
@@ -175,10 +170,7 @@ func TestDoctor(t *testing.T) {
 // that, but not label their Nodes as control planes.
 func rogue(t *testing.T, p *patient) {
 	p.controlPlane(t, good+"  - {name: enable-admission-plugins, value: AlwaysPullImages}\n", handedOver)
-	node, err := p.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rogue"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(p.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rogue"}}, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		core := p.Client().CoreV1()
 		if err := errors.Join(
@@ -188,23 +180,15 @@ func rogue(t *testing.T, p *patient) {
 			t.Error(err)
 		}
 	})
-	config, err := p.Config(p.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(p.Config(p.Kubeconfig()))(t)
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:rogue", Groups: []string{"system:nodes", "system:authenticated"}}
-	worker, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	worker := must.Value(kubernetes.NewForConfig(config))(t)
 	label := []byte(`{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`)
 	if _, err := worker.CoreV1().Nodes().Patch(t.Context(), "rogue", types.MergePatchType, label, metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("a worker labels its Node as a control plane: %v", err)
 	}
 	pod := &corev1.Pod{}
-	if err := yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(p.manifests, "kube-apiserver.yaml")), pod); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(p.manifests, "kube-apiserver.yaml")), pod))
 	pod.Name, pod.Spec.NodeName = "kube-apiserver-rogue", "rogue"
 	metav1.SetMetaDataAnnotation(&pod.ObjectMeta, corev1.MirrorPodAnnotationKey, "0")
 	controller := true
@@ -246,10 +230,7 @@ func (p *patient) anonymous(t *testing.T) {
 	t.Cleanup(other.Close)
 	p.finds(t, []string{"--advertise=" + other.Listener.Addr().String()}, "advertise-untrusted", "anonymous-on", "cluster-info-public")
 	// This server has a certificate of the cluster CA.
-	certificate, err := tls.LoadX509KeyPair(filepath.Join(p.Dir, "pki", "apiserver.crt"), filepath.Join(p.Dir, "pki", "apiserver.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	certificate := must.Value(tls.LoadX509KeyPair(filepath.Join(p.Dir, "pki", "apiserver.crt"), filepath.Join(p.Dir, "pki", "apiserver.key")))(t)
 	foreign := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(corev1.ConfigMap{Data: map[string]string{clusterinfo.KubeconfigKey: "other"}})
 	}))
@@ -259,13 +240,10 @@ func (p *patient) anonymous(t *testing.T) {
 	p.finds(t, []string{"--advertise=" + foreign.Listener.Addr().String()}, "advertise-other-cluster", "anonymous-on", "cluster-info-public")
 
 	// A Pod of kubejoin has the address in its flags.
-	_, err = p.Client().CoreV1().Pods("kubejoin-system").Create(t.Context(), &corev1.Pod{
+	must.Value(p.Client().CoreV1().Pods("kubejoin-system").Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubejoin", Labels: map[string]string{"app.kubernetes.io/name": "kubejoin"}, Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "0"}},
 		Spec:       corev1.PodSpec{NodeName: "control-plane", Containers: []corev1.Container{{Name: "kubejoin", Image: "kubejoin", Args: []string{"serve", "--advertise=" + p.Endpoint}}}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	p.finds(t, nil, "anonymous-on", "cluster-info-public")
 	p.RunKubectl(t, "-n", "kubejoin-system", "delete", "pod", "kubejoin", "--grace-period=0", "--force")
 
@@ -281,25 +259,16 @@ func (p *patient) anonymous(t *testing.T) {
 
 func (p *patient) pins(t *testing.T) {
 	p.finds(t, []string{"--discovery-token-ca-cert-hash=sha256:" + strings.Repeat("0", 64)}, "pin-mismatch")
-	cas, err := clusterinfo.ParseCAs(harness.ReadFile(t, p.CAFile()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	cas := must.Value(clusterinfo.ParseCAs(harness.ReadFile(t, p.CAFile())))(t)
 	p.healthy(t, "--discovery-token-ca-cert-hash="+clusterinfo.Pin(cas[0]))
 }
 
 func (p *patient) clock(t *testing.T) {
 	for _, skew := range []time.Duration{10 * time.Minute, -10 * time.Minute} {
-		config, err := p.Config(p.reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		facts, err := doctor.Read(t.Context(), doctor.Options{
+		config := must.Value(p.Config(p.reader))(t)
+		facts := must.Value(doctor.Read(t.Context(), doctor.Options{
 			Cluster: config, URL: "https://" + p.Endpoint, Version: "v9.9.9", Now: func() time.Time { return time.Now().Add(skew) },
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		r := doctor.Diagnose(facts)
 		if !slices.Equal(ids(r), []string{"clock-skew"}) || len(r.Findings) != 2 {
 			t.Errorf("%s: got %+v, want clock-skew", skew, r.Findings)
@@ -313,14 +282,9 @@ func (p *patient) clock(t *testing.T) {
 
 func (p *patient) nodes(t *testing.T) {
 	nodes := p.Client().CoreV1().Nodes()
-	node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone-1"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "gone-1"}}, metav1.CreateOptions{}))(t)
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown", LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Hour))}}
-	if _, err := nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}))(t)
 	p.finds(t, nil, "node-not-ready")
 	p.RunKubectl(t, "delete", "node", "gone-1")
 	p.healthy(t)
@@ -328,10 +292,7 @@ func (p *patient) nodes(t *testing.T) {
 
 // lessRights checks that a check that could not be made is never silent.
 func (p *patient) lessRights(t *testing.T) {
-	nobody, err := p.ServiceAccountKubeconfig(t.Context(), "doctors", "nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	nobody := must.Value(p.ServiceAccountKubeconfig(t.Context(), "doctors", "nobody"))(t)
 	stdout, stderr, code := p.run(t, nobody)
 	if code != 2 || stderr != "" {
 		t.Errorf("exit code %d\n%s", code, stderr)
@@ -345,7 +306,7 @@ func (p *patient) lessRights(t *testing.T) {
 		"requests: could not check: need list on certificatesigningrequests\n",
 		"nodes: could not check: need list on nodes\n",
 		"join-config: could not check: need get on configmaps kubeadm-config, kubelet-config and kube-proxy in kube-system\n",
-		", errors: 0, warnings: 0, not checked: 27\n",
+		", errors: 0, warnings: 0, not checked: 28\n",
 	} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("no %q in\n%s", want, stdout)
@@ -364,9 +325,7 @@ func (p *patient) lessRights(t *testing.T) {
 func (p *patient) noCluster(t *testing.T) {
 	content := bytes.ReplaceAll(harness.ReadFile(t, p.reader), []byte(p.Address), []byte(harness.FreeAddress(t)))
 	file := filepath.Join(t.TempDir(), "unreachable.conf")
-	if err := os.WriteFile(file, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, content, 0o600))
 	if stdout, stderr, code := p.run(t, file); code != 2 || stdout != "" || !strings.Contains(stderr, "connection refused") {
 		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
 	}
@@ -376,14 +335,9 @@ func (p *patient) noCluster(t *testing.T) {
 func (p *patient) noNamespace(t *testing.T) {
 	p.RunKubectl(t, "delete", "namespace", "kubejoin-system", "--wait=false")
 	namespaces := p.Client().CoreV1().Namespaces()
-	namespace, err := namespaces.Get(t.Context(), "kubejoin-system", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	namespace := must.Value(namespaces.Get(t.Context(), "kubejoin-system", metav1.GetOptions{}))(t)
 	namespace.Spec.Finalizers = nil // no namespace controller runs
-	if _, err := namespaces.Finalize(t.Context(), namespace, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(namespaces.Finalize(t.Context(), namespace, metav1.UpdateOptions{}))(t)
 	p.finds(t, []string{"--skip=kubejoin-not-running"}, "namespace-missing") // after a while, kubejoin cannot renew its Lease
 	harness.Wait(t, "failed check claims", func() error {
 		for _, f := range p.report(t, "--url=https://"+p.Endpoint).Findings {
@@ -442,30 +396,15 @@ func (p *patient) withoutKubejoin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	good, err := clusterinfo.Kubeconfig(server, own)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := signer.GenerateCA("other", time.Now(), 20*24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	otherCA, err := clusterinfo.Kubeconfig(server, other.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed, err := clusterinfo.Kubeconfig("https://"+harness.FreeAddress(t), own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	good := must.Value(clusterinfo.Kubeconfig(server, own))(t)
+	other := must.Value(signer.GenerateCA("other", time.Now(), 20*24*time.Hour))(t)
+	otherCA := must.Value(clusterinfo.Kubeconfig(server, other.Bundle()))(t)
+	closed := must.Value(clusterinfo.Kubeconfig("https://"+harness.FreeAddress(t), own))(t)
 	expired := certtest.Issue(t, &x509.Certificate{
 		Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 		NotBefore: time.Now().Add(-2 * time.Hour), NotAfter: time.Now().Add(-time.Hour),
 	}, nil)
-	ended, err := clusterinfo.Kubeconfig(server, []*x509.Certificate{expired.Leaf})
-	if err != nil {
-		t.Fatal(err)
-	}
+	ended := must.Value(clusterinfo.Kubeconfig(server, []*x509.Certificate{expired.Leaf}))(t)
 	for _, test := range []struct {
 		name       string
 		kubeconfig []byte
@@ -477,10 +416,7 @@ func (p *patient) withoutKubejoin(t *testing.T) {
 		{"malformed", []byte("?"), []string{"cluster-info-malformed", stopped}},
 		{"as before", good, []string{stopped}},
 	} {
-		patch, err := json.Marshal(map[string]any{"data": map[string]string{clusterinfo.KubeconfigKey: string(test.kubeconfig)}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		patch := must.Value(json.Marshal(map[string]any{"data": map[string]string{clusterinfo.KubeconfigKey: string(test.kubeconfig)}}))(t)
 		p.RunKubectl(t, "-n", "kube-public", "patch", "configmap", "cluster-info", "-p", string(patch))
 		t.Run(test.name, func(t *testing.T) { p.finds(t, nil, test.want...) })
 	}
@@ -488,9 +424,7 @@ func (p *patient) withoutKubejoin(t *testing.T) {
 	p.finds(t, nil, "cluster-info-missing", stopped)
 
 	p.StopAPIServer()
-	if err := p.StartAPIServer(t.Context(), "--authentication-config="+filepath.Join(p.pki, "authentication.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.StartAPIServer(t.Context(), "--authentication-config="+filepath.Join(p.pki, "authentication.yaml")))
 	p.finds(t, nil, "cluster-info-missing", "cluster-info-not-public", stopped)
 	probe := exec.CommandContext(t.Context(), "curl", "--silent", "--show-error", "--fail", "--cacert", p.CAFile(), "https://"+p.Address+"/livez")
 	if output, err := probe.CombinedOutput(); err != nil {
@@ -512,9 +446,7 @@ func (p *patient) onlyReads(t *testing.T) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			continue
 		}
-		if err := json.Unmarshal(line, &call); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(line, &call))
 		if call.User.Username == "system:anonymous" && !strings.HasPrefix(call.UserAgent, "kubejoin") && call.Verb == "get" {
 			continue // probes
 		}

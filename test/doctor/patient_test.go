@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/doctor"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	corev1 "k8s.io/api/core/v1"
@@ -42,19 +43,15 @@ func newPatient(t *testing.T) *patient {
 	// As administrator, kubejoin works without the objects that the tests delete.
 	p.Site.Start(t, "--kubeconfig="+p.Kubeconfig())
 	p.WaitLeader(t)
-	var err error
-	if p.reader, err = p.ServiceAccountKubeconfig(t.Context(), "doctors", "reader"); err != nil {
-		t.Fatal(err)
-	}
+
+	p.reader = must.Value(p.ServiceAccountKubeconfig(t.Context(), "doctors", "reader"))(t)
 	p.RunKubectl(t, "create", "clusterrole", "doctor", "--verb=get,list",
 		"--resource=namespaces,serviceaccounts,pods,secrets,configmaps,nodes,leases.coordination.k8s.io,certificatesigningrequests.certificates.k8s.io,"+
 			"roles.rbac.authorization.k8s.io,rolebindings.rbac.authorization.k8s.io,clusterroles.rbac.authorization.k8s.io,clusterrolebindings.rbac.authorization.k8s.io,"+
 			"validatingadmissionpolicies.admissionregistration.k8s.io,validatingadmissionpolicybindings.admissionregistration.k8s.io")
 	p.RunKubectl(t, "create", "clusterrolebinding", "doctor", "--clusterrole=doctor", "--serviceaccount=doctors:reader")
 	for name, program := range map[string]string{"kubejoin": harness.Kubejoin, "kubectl": filepath.Join(p.Bin, "kubectl"), "kubeadm": filepath.Join(p.Bin, "kubeadm")} {
-		if err := os.Symlink(program, filepath.Join(p.bin, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Symlink(program, filepath.Join(p.bin, name)))
 	}
 	p.node(t)
 	p.controlPlane(t, good, handedOver)
@@ -65,16 +62,11 @@ func newPatient(t *testing.T) *patient {
 func (p *patient) node(t *testing.T) {
 	t.Helper()
 	nodes := p.Client().CoreV1().Nodes()
-	node, err := nodes.Create(t.Context(), &corev1.Node{
+	node := must.Value(nodes.Create(t.Context(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "control-plane", Labels: map[string]string{"node-role.kubernetes.io/control-plane": ""}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, LastTransitionTime: metav1.NewTime(time.Now().Add(24 * time.Hour))}}
-	if _, err := nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}))(t)
 }
 
 // Settings of kubeadm with which there are no findings.
@@ -86,10 +78,8 @@ const (
 // controlPlane writes the manifests of the real kubeadm with more flags, and posts their Pods.
 func (p *patient) controlPlane(t *testing.T, apiServer, controllerManager string) {
 	t.Helper()
-	var err error
-	if p.manifests, err = os.MkdirTemp(p.WorkDir, "manifests-"); err != nil {
-		t.Fatal(err)
-	}
+
+	p.manifests = must.Value(os.MkdirTemp(p.WorkDir, "manifests-"))(t)
 	document := "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\n" +
 		"localAPIEndpoint: {advertiseAddress: 192.0.2.10}\n" + // RFC 5737: kubeadm refuses a loopback address
 		"nodeRegistration: {name: control-plane, criSocket: unix:///run/none.sock}\n" +
@@ -101,9 +91,7 @@ func (p *patient) controlPlane(t *testing.T, apiServer, controllerManager string
 		document += "controllerManager:\n  extraArgs:\n" + controllerManager
 	}
 	file := filepath.Join(p.manifests, "kubeadm.config")
-	if err := os.WriteFile(file, []byte(document), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(document), 0o600))
 	// A dry run writes the same manifests, but not to /etc/kubernetes.
 	kubeadm := exec.CommandContext(t.Context(), filepath.Join(p.Bin, "kubeadm"), "init", "phase", "control-plane", "all", "--dry-run", "--config", file)
 	kubeadm.Env = append(os.Environ(), "KUBEADM_INIT_DRYRUN_DIR="+p.manifests, "HOME="+p.manifests)
@@ -119,9 +107,7 @@ func (p *patient) post(t *testing.T) {
 	pods := p.Client().CoreV1().Pods("kube-system")
 	for _, component := range []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"} {
 		pod := &corev1.Pod{}
-		if err := yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(p.manifests, component+".yaml")), pod); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, yaml.UnmarshalStrict(harness.ReadFile(t, filepath.Join(p.manifests, component+".yaml")), pod))
 		pod.Name += "-control-plane"
 		pod.Spec.NodeName = "control-plane"
 		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, corev1.MirrorPodAnnotationKey, "0")
@@ -129,9 +115,7 @@ func (p *patient) post(t *testing.T) {
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Fatal(err)
 		}
-		if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(pods.Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 )
 
@@ -20,10 +21,7 @@ func (c *Cluster) Store(t testing.TB) *etcdstore.Store {
 // StoreAt opens a store with a prefix that other stores may share.
 func (c *Cluster) StoreAt(t testing.TB, prefix string) *etcdstore.Store {
 	t.Helper()
-	s, err := etcdstore.Open(t.Context(), c.StoreConfig(t, prefix))
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Value(etcdstore.Open(t.Context(), c.StoreConfig(t, prefix)))(t)
 	t.Cleanup(func() { _ = s.Close() }) // the test may have closed it
 	return s
 }
@@ -31,9 +29,6 @@ func (c *Cluster) StoreAt(t testing.TB, prefix string) *etcdstore.Store {
 // StoreConfig returns the configuration of a store that connects to all members.
 func (c *Cluster) StoreConfig(t testing.TB, prefix string) etcdstore.Config {
 	t.Helper()
-	files, err := c.User("root")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Value(c.User("root"))(t)
 	return etcdstore.Config{Endpoints: c.Endpoints(), CAFile: files.CA, CertFile: files.Cert, KeyFile: files.Key, Prefix: prefix}
 }

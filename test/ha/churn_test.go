@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -25,9 +26,7 @@ import (
 func churnFor(t *testing.T) time.Duration {
 	t.Helper()
 	if given := os.Getenv("KUBEJOIN_TEST_CHURN"); given != "" {
-		d, err := time.ParseDuration(given)
-		must(t, err)
-		return d
+		return must.Value(time.ParseDuration(given))(t)
 	}
 	return 30 * time.Second
 }

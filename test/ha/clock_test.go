@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/test/etcd"
@@ -17,21 +17,18 @@ import (
 // replica, and only the end of a token moves by the difference.
 func TestClocksThatDiffer(t *testing.T) {
 	harness.Parallel(t)
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), time.Hour*24)
-	must(t, err)
-	s := &shared{etcd: etcd.ForTest(t, etcd.Options{}), ca: ca, record: &harness.InProcess, h: newHistory()}
-	right := s.newReplica(t, 1, 0)
+	c, ca, h := etcd.ForTest(t, etcd.Options{}), newCA(t), newHistory()
+	right := newReplica(t, c, ca, h, 1, 0)
 	for name, off := range map[string]time.Duration{"ahead": 5 * time.Minute, "behind": -5 * time.Minute} {
 		t.Run(name, func(t *testing.T) {
-			wrong := s.newReplica(t, 2, 0)
+			wrong := newReplica(t, c, ca, h, 2, 0)
 			clock := func() time.Time { return time.Now().Add(off) }
 			wrong.Now, wrong.Nodes.Now = clock, clock
 			newToken := func(left time.Duration, limit int) tokens.Token {
 				t.Helper()
 				record := tokens.NewRecord(tokens.Generate(), left, time.Now())
 				record.Limits.MaxNodes = limit
-				_, err := right.tokens.Create(t.Context(), record)
-				must(t, err)
+				must.Value(right.tokens.Create(t.Context(), record))(t)
 				return record.Token
 			}
 			reason := func(at *replica, token tokens.Token, node string) string {
@@ -42,7 +39,7 @@ func TestClocksThatDiffer(t *testing.T) {
 				if no := (*approval.Error)(nil); errors.As(err, &no) && no.Err == nil {
 					return no.Reason
 				}
-				must(t, err)
+				must.OK(t, err)
 				leaf := harness.ParseLeaf(t, chain)
 				if now := time.Now(); now.Before(leaf.NotBefore) || now.After(leaf.NotAfter) {
 					t.Errorf("%s: the certificate is valid from %s to %s, and now it is %s", node, leaf.NotBefore, leaf.NotAfter, now)
@@ -76,8 +73,8 @@ func TestClocksThatDiffer(t *testing.T) {
 	}
 	// On a cluster, kube-apiserver's clock counts for the request, and kubejoin's for the token.
 	record := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
-	_, err = right.tokens.Create(t.Context(), record)
-	must(t, err)
+	_, err := right.tokens.Create(t.Context(), record)
+	must.OK(t, err)
 	ask := firstRequest(t, record.Token, "worker-1")
 	ask.Created = time.Now().Add(-5 * time.Minute)
 	_, err = right.Issue(t.Context(), ask)

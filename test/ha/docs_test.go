@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -47,11 +48,9 @@ fi
 func TestCommandsOfHAPage(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t) // for a network of its own, in which the ports are free
-	etcdctl, err := cluster.BuildEtcdctl(t.Context(), t.Output())
-	must(t, err)
+	etcdctl := must.Value(cluster.BuildEtcdctl(t.Context(), t.Output()))(t)
 	// make run-ha looks for etcd in the repository.
-	work, err := os.MkdirTemp(harness.RepositoryFile(t, "bin/test"), "ha-page-")
-	must(t, err)
+	work := must.Value(os.MkdirTemp(harness.RepositoryFile(t, "bin/test"), "ha-page-"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(work) })
 	demo := filepath.Join(work, "demo")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", demo, "./test/demo")
@@ -59,7 +58,7 @@ func TestCommandsOfHAPage(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	must(t, os.Symlink(harness.Kubejoin, filepath.Join(work, "kubejoin")))
+	must.OK(t, os.Symlink(harness.Kubejoin, filepath.Join(work, "kubejoin")))
 
 	page := string(harness.ReadFile(t, harness.RepositoryFile(t, "docs/ha.md")))
 	var script strings.Builder

@@ -5,11 +5,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/kubejoin/kubejoin/test/etcd"
-	"github.com/kubejoin/kubejoin/test/harness"
-	"github.com/kubejoin/kubejoin/tokens/etcdstore"
-	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // maxOutage is how long no write may succeed after a replica or a member of etcd was lost.
@@ -90,55 +85,5 @@ func (f *failover) during(t *testing.T, what string, fail func()) {
 		what, resumed.Round(time.Millisecond), clients, slowest.Round(time.Millisecond), retries)
 	if resumed > most {
 		t.Errorf("%s: writes resumed after %s, want at most %s", what, resumed, most)
-	}
-}
-
-// TestWritesResumeAfterAnyMemberIsLost kills or pauses each kind of member under load.
-func TestWritesResumeAfterAnyMemberIsLost(t *testing.T) {
-	harness.Parallel(t)
-	c := etcd.ForTest(t, etcd.Options{Members: 3})
-	stores, networks := openStores(t, c, 3)
-	w := startWriters(t, stores)
-	f := &failover{targets: len(stores), start: func() func(context.Context, int) error {
-		return func(ctx context.Context, i int) error { _, err := create(ctx, stores[i]); return err }
-	}}
-	leader := func() int {
-		t.Helper()
-		i, err := c.Leader(t.Context())
-		must(t, err)
-		return i
-	}
-	ready := func() {
-		t.Helper()
-		for i := range 3 {
-			must(t, c.WaitReady(t.Context(), i))
-		}
-		w.more(t)
-	}
-
-	lost := leader()
-	f.during(t, "leader killed", func() { c.Kill(lost) })
-	must(t, c.Launch(lost))
-	ready()
-	lost = (leader() + 1) % 3
-	f.during(t, "follower killed", func() { c.Kill(lost) })
-	must(t, c.Launch(lost))
-	ready()
-	lost = leader()
-	f.during(t, "leader paused", func() { must(t, c.Pause(lost)) })
-	must(t, c.Resume(lost))
-	ready()
-	lost = leader()
-	f.during(t, "one replica separated from the leader", func() { networks[0].Drop(lost) })
-	networks[0].Heal()
-	ready()
-	w.end()
-	kept, err := c.Client().Get(t.Context(), "/kubejoin/tokens/", clientv3.WithPrefix(), clientv3.WithCountOnly())
-	must(t, err)
-	if kept.Count < w.written.Load() {
-		t.Errorf("etcd has %d tokens, want the %d that were created", kept.Count, w.written.Load())
-	}
-	for _, s := range []*etcdstore.Store{stores[0], stores[2]} {
-		listed(t, s, int(kept.Count))
 	}
 }

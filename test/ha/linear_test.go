@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -20,30 +19,30 @@ import (
 func TestTokensAndClaimsAreLinearizable(t *testing.T) {
 	harness.Parallel(t)
 	seed := harness.Seed(t)
-	ca, err := signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour)
-	must(t, err)
-	s := &shared{etcd: etcd.ForTest(t, etcd.Options{Members: 3}), ca: ca, h: newHistory()}
+	c, ca, h := etcd.ForTest(t, etcd.Options{Members: 3}), newCA(t), newHistory()
 	var all []tokens.Token
 	for range 3 {
 		all = append(all, tokens.Generate())
 	}
 	const each = 250 // operations of one caller
 	var marks atomic.Int64
+	var replicas []*replica
 	var running sync.WaitGroup
 	for i := range uint64(9) {
-		r := s.newReplica(t, seed+i, 0.3)
+		r := newReplica(t, c, ca, h, seed+i, 0.3)
+		replicas = append(replicas, r)
 		running.Go(func() {
 			random := rand.New(rand.NewPCG(seed, i))
 			for n := range each {
 				if i == 0 && n == each/2 {
-					leader, err := s.etcd.Leader(t.Context())
+					leader, err := c.Leader(t.Context())
 					if err != nil {
 						t.Error(err)
 						return
 					}
-					s.etcd.Kill(leader)
+					c.Kill(leader)
 					defer func() {
-						if err := s.etcd.Restart(t.Context(), leader); err != nil {
+						if err := c.Restart(t.Context(), leader); err != nil {
 							t.Error(err)
 						}
 					}()
@@ -55,7 +54,12 @@ func TestTokensAndClaimsAreLinearizable(t *testing.T) {
 		})
 	}
 	running.Wait()
-	s.h.check(t, 9*each/2)
+	for i, r := range replicas {
+		if counts := r.faults.Counts(); counts.Before == 0 || counts.After == 0 {
+			t.Errorf("replica %d: got faults %+v, want some calls that fail before and after they take effect", i, counts)
+		}
+	}
+	h.check(t, 9*each/2)
 }
 
 // errNothing ends an update without a write.

@@ -9,10 +9,3 @@ import (
 )
 
 func TestMain(m *testing.M) { harness.Main(m, harness.CertificateIssued) }
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

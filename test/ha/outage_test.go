@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -21,8 +22,7 @@ import (
 func openStores(t *testing.T, c *etcd.Cluster, n int) (stores []*etcdstore.Store, networks []*etcd.Network) {
 	t.Helper()
 	for range n {
-		network, err := c.Network()
-		must(t, err)
+		network := must.Value(c.Network())(t)
 		t.Cleanup(network.Close)
 		store := openStore(t, c, network.Endpoints())
 		t.Cleanup(func() { _ = store.Close() })
@@ -68,9 +68,7 @@ func TestStoreWorksWithSlowEtcd(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	stores, networks := openStores(t, c, 1)
 	s := stores[0]
-	if _, err := create(t.Context(), s); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(create(t.Context(), s))(t)
 	const delay = 300 * time.Millisecond // each way
 	networks[0].Delay(delay)
 	began := time.Now()
@@ -80,6 +78,9 @@ func TestStoreWorksWithSlowEtcd(t *testing.T) {
 		t.Fatalf("etcd responds after %s: %v", 2*delay, err)
 	}
 	t.Logf("etcd responds after %s: a token was created in %s", 2*delay, took.Round(time.Millisecond))
+	if took < 2*delay {
+		t.Errorf("a token was created in %s: the network is not slow", took)
+	}
 	listed(t, s, 2)
 	if _, err := s.Find(t.Context(), r.Token.ID()); err != nil {
 		t.Error(err)
@@ -93,90 +94,30 @@ func TestStoreWorksWithSlowEtcd(t *testing.T) {
 	harness.Wait(t, "a write after the network is back", func() error { _, err := create(t.Context(), s); return err })
 }
 
-// TestStoreRecoversFromLossOfQuorum catches a store that needs a restart, or caches that stay stale, after etcd had no
-// majority.
-func TestStoreRecoversFromLossOfQuorum(t *testing.T) {
-	harness.Parallel(t)
-	c := etcd.ForTest(t, etcd.Options{Members: 3})
-	stores, _ := openStores(t, c, 2)
-	known, err := create(t.Context(), stores[0])
-	must(t, err)
-	for _, s := range stores {
-		listed(t, s, 1)
-	}
-	c.Kill(0)
-	c.Kill(1)
-	for _, s := range stores {
-		_, err := create(t.Context(), s)
-		wantUnavailable(t, "a write without a quorum", err, c.Endpoints()[0][:len("https://127.0.0.1")])
-		_, err = s.Get(t.Context(), known.Token.ID())
-		wantUnavailable(t, "a read without a quorum", err)
-		wantUnavailable(t, "readiness without a quorum", s.Ready(t.Context()))
-		// Reads that may lag come from memory.
-		if _, err := s.Find(t.Context(), known.Token.ID()); err != nil {
-			t.Errorf("Find without a quorum: %v", err)
-		}
-		listed(t, s, 1)
-	}
-	must(t, c.Launch(0))
-	must(t, c.Launch(1))
-	began := time.Now()
-	harness.Wait(t, "a write with a quorum", func() error { _, err := create(t.Context(), stores[0]); return err })
-	t.Logf("the store writes again %s after the members started", time.Since(began).Round(time.Millisecond))
-	must(t, stores[1].Ready(t.Context()))
-	// The other replica follows again. A write that failed may have taken effect.
-	all, err := create(t.Context(), stores[0])
-	must(t, err)
-	harness.Wait(t, "the cache of the other replica", func() error { _, err := stores[1].Find(t.Context(), all.Token.ID()); return err })
-}
-
-// TestStoreDeletesWithoutSpace catches a store that cannot free space, or that needs a restart, after alarm NOSPACE.
-func TestStoreDeletesWithoutSpace(t *testing.T) {
-	harness.Parallel(t)
-	c := etcd.ForTest(t, etcd.Options{Quota: 4 << 20})
-	stores, _ := openStores(t, c, 1)
-	s := stores[0]
-	r, err := create(t.Context(), s)
-	must(t, err)
-	must(t, c.FillSpace(t.Context()))
-	_, err = create(t.Context(), s)
-	wantUnavailable(t, "a write without space", err, "NOSPACE", "etcdctl alarm disarm")
-	if _, err := s.Get(t.Context(), r.Token.ID()); err != nil {
-		t.Errorf("a read without space: %v", err)
-	}
-	if err := s.Delete(t.Context(), r); err != nil {
-		t.Errorf("a deletion without space: %v", err)
-	}
-	must(t, c.ClearSpace(t.Context()))
-	if _, err := create(t.Context(), s); err != nil {
-		t.Errorf("a write after the alarm: %v", err)
-	}
-}
-
 // TestCachesCatchUpAfterCompaction separates a replica until etcd has compacted what it missed. It catches a watch that
 // never recovers, and deletions that the cache does not notice.
 func TestCachesCatchUpAfterCompaction(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{})
 	stores, networks := openStores(t, c, 2)
-	deleted, err := create(t.Context(), stores[1])
-	must(t, err)
+	deleted := must.Value(create(t.Context(), stores[1]))(t)
 	listed(t, stores[0], 1)
 	networks[0].Cut()
-	must(t, stores[1].Delete(t.Context(), deleted))
+	must.OK(t, stores[1].Delete(t.Context(), deleted))
 	for range 3 {
-		_, err := create(t.Context(), stores[1])
-		must(t, err)
+		must.Value(create(t.Context(), stores[1]))(t)
 	}
-	must(t, c.Compact(t.Context(), 0))
+	must.OK(t, c.Compact(t.Context(), 0))
+	if _, err := stores[0].Find(t.Context(), deleted.Token.ID()); err != nil {
+		t.Errorf("a deleted token at a replica without a network: got %v, want that the cache has it", err)
+	}
 	networks[0].Heal()
 	listed(t, stores[0], 3)
 	if _, err := stores[0].Find(t.Context(), deleted.Token.ID()); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("a token that was deleted meanwhile: got %v, want ErrNotFound", err)
 	}
 	// The new watch follows.
-	_, err = create(t.Context(), stores[1])
-	must(t, err)
+	must.Value(create(t.Context(), stores[1]))(t)
 	listed(t, stores[0], 4)
 }
 
@@ -243,7 +184,7 @@ func (w *writers) during(t *testing.T, what string, do func() error) {
 	w.mu.Unlock()
 	before := w.retried.Load()
 	began := time.Now()
-	must(t, do())
+	must.OK(t, do())
 	took := time.Since(began)
 	w.more(t)
 	w.mu.Lock()
@@ -267,8 +208,7 @@ func TestMaintenanceOfEtcdLosesNothing(t *testing.T) {
 	}
 	w.end()
 	// Writes whose response was lost are there, too.
-	kept, err := c.Client().Get(t.Context(), "/kubejoin/tokens/", clientv3.WithPrefix(), clientv3.WithCountOnly())
-	must(t, err)
+	kept := must.Value(c.Client().Get(t.Context(), "/kubejoin/tokens/", clientv3.WithPrefix(), clientv3.WithCountOnly()))(t)
 	if kept.Count < w.written.Load() {
 		t.Errorf("etcd has %d tokens, want the %d that were created", kept.Count, w.written.Load())
 	}

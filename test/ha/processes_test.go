@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -24,25 +25,29 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// TestTokenAdmitsItsLimitAtThreeProcesses is like [TestTokenAdmitsItsLimitAtThreeReplicas] with the real program and fewer
-// machines. One process is killed while it serves. It catches a count that a process keeps in memory.
+// inFlight is how many machines or clients send requests at once.
+const inFlight = 40
+
+// TestTokenAdmitsItsLimitAtThreeProcesses redeems a token for 40 nodes by 300 machines. 30 % of the calls to etcd fail. A
+// process is separated from the leader of etcd, another one is killed, and the leader is paused. It catches a count that a
+// process keeps in memory, and a slot that two machines get.
 func TestTokenAdmitsItsLimitAtThreeProcesses(t *testing.T) {
 	harness.Parallel(t)
-	const most, limit = 200, 20
+	const most, limit = 300, 40
 	seed := harness.Seed(t)
 	c := etcd.ForTest(t, etcd.Options{Members: 3})
 	s := newService(t, c, 0)
 	var records []string
+	var networks []*etcd.Network
 	for i := range uint64(3) {
-		network, err := c.Network()
-		must(t, err)
+		network := must.Value(c.Network())(t)
 		t.Cleanup(network.Close)
-		faults, err := c.Faults(network, "kubejoin", seed+i, 0)
-		must(t, err)
+		faults := must.Value(c.Faults(network, "kubejoin", seed+i, 0))(t)
 		t.Cleanup(faults.Close)
 		record := filepath.Join(t.TempDir(), "issued.jsonl")
 		s.all, records = append(s.all, s.start(t, faults.Endpoints(), "--issuance-record="+record)), append(records, record)
 		faults.SetRate(0.3) // it is ready
+		networks = append(networks, network)
 	}
 	token, expires := tokens.Generate(), time.Now().Add(time.Hour)
 	harness.Wait(t, "a token", func() error {
@@ -50,9 +55,44 @@ func TestTokenAdmitsItsLimitAtThreeProcesses(t *testing.T) {
 	})
 	var dead atomic.Int64
 	dead.Store(-1)
-	var done, admitted, refused, retries atomic.Int64
-	var running sync.WaitGroup
+	var admitted, refused, retries atomic.Int64
+	var running, acting sync.WaitGroup
 	next := make(chan int)
+	leader := func() int {
+		i, err := c.Leader(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		return i
+	}
+	var paused int
+	after := map[int]func(){ // by answered machines, while the limit is not reached
+		3:  func() { networks[0].Drop(leader()) },
+		12: func() { networks[0].Heal() }, // until then many calls wait for their time limit
+		18: func() { dead.Store(1); s.all[1].Kill(t) },
+		22: func() {
+			paused = leader()
+			if err := c.Pause(paused); err != nil {
+				t.Error(err)
+			}
+		},
+		32: func() {
+			if err := c.Resume(paused); err != nil {
+				t.Error(err)
+			}
+		},
+	}
+	answered := make(chan struct{}, most)
+	acting.Go(func() {
+		for n := 1; ; n++ {
+			if _, more := <-answered; !more {
+				return
+			}
+			if do := after[n]; do != nil {
+				do()
+			}
+		}
+	})
 	for range inFlight {
 		running.Go(func() {
 			for i := range next {
@@ -64,10 +104,7 @@ func TestTokenAdmitsItsLimitAtThreeProcesses(t *testing.T) {
 					refused.Add(1)
 					retries.Add(failed)
 				}
-				if done.Add(1) == limit/2 {
-					dead.Store(1)
-					s.all[1].Kill(t)
-				}
+				answered <- struct{}{}
 			}
 		})
 	}
@@ -76,6 +113,8 @@ func TestTokenAdmitsItsLimitAtThreeProcesses(t *testing.T) {
 	}
 	close(next)
 	running.Wait()
+	close(answered)
+	acting.Wait()
 
 	issued := map[string]bool{}
 	for _, file := range records {
@@ -91,11 +130,9 @@ func TestTokenAdmitsItsLimitAtThreeProcesses(t *testing.T) {
 		t.Errorf("want %d, %d and %d", limit, limit, most-limit)
 	}
 	store := openStore(t, c, c.Endpoints())
-	defer func() { must(t, store.Close()) }()
-	record, err := store.Get(t.Context(), token.ID())
-	must(t, err)
-	held, err := store.Claims().HeldBy(t.Context(), token.ID(), tokens.Live)
-	must(t, err)
+	defer func() { must.OK(t, store.Close()) }()
+	record := must.Value(store.Get(t.Context(), token.ID()))(t)
+	held := must.Value(store.Claims().HeldBy(t.Context(), token.ID(), tokens.Live))(t)
 	if len(record.Nodes) != limit || len(held) != limit {
 		t.Errorf("the token counts %d nodes and has %d claims, want %d", len(record.Nodes), len(held), limit)
 	}

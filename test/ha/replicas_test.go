@@ -14,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/signer"
@@ -36,20 +38,16 @@ type service struct {
 func newService(t *testing.T, c *etcd.Cluster, n int, flags ...string) *service {
 	t.Helper()
 	s := &service{dir: datadir.Dir(filepath.Join(t.TempDir(), "shared"))}
-	must(t, s.dir.Open())
-	_, err := s.dir.MakeCA(time.Now())
-	must(t, err)
-	ca, err := signer.LoadCA(s.dir.Path(datadir.CA), s.dir.Path(datadir.CA))
-	must(t, err)
+	must.OK(t, s.dir.Open())
+	must.Value(s.dir.MakeCA(time.Now()))(t)
+	ca := must.Value(signer.LoadCA(s.dir.Path(datadir.CA), s.dir.Path(datadir.CA)))(t)
 	bundle, _, err := ca.PEM()
-	must(t, err)
-	must(t, os.WriteFile(s.dir.Path(datadir.Bundle), bundle, 0o600))
-	bearer, err := s.dir.AdminBearer("kubejoin:admins")
-	must(t, err)
+	must.OK(t, err)
+	must.OK(t, os.WriteFile(s.dir.Path(datadir.Bundle), bundle, 0o600))
+	bearer := must.Value(s.dir.AdminBearer("kubejoin:admins"))(t)
 	s.bearer = api.Secret(bearer)
-	must(t, s.dir.WriteCurlrc("", bearer))
-	files, err := c.User("kubejoin")
-	must(t, err)
+	must.OK(t, s.dir.WriteCurlrc("", bearer))
+	files := must.Value(c.User("kubejoin"))(t)
 	s.flags = append([]string{
 		"--token-store=etcd", "--etcd-cafile=" + files.CA, "--etcd-certfile=" + files.Cert, "--etcd-keyfile=" + files.Key,
 		"--cluster-signing-cert-file=" + s.dir.Path(datadir.CA), "--cluster-signing-key-file=" + s.dir.Path(datadir.CA),
@@ -86,7 +84,7 @@ func (s *service) readyz(t *testing.T, i int) (status int, body string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	status, body, err := s.all[i].Get(ctx, "/readyz?verbose", string(s.bearer))
-	must(t, err)
+	must.OK(t, err)
 	return status, body
 }
 
@@ -97,12 +95,19 @@ func (s *service) newToken(ctx context.Context, i int, token tokens.Token, expir
 	return err
 }
 
-// TestClientsNoticeNoLostReplica kills each replica and the leader of etcd under load. It catches a token that was
-// acknowledged and lost, and an error that a client with retries sees.
+// TestClientsNoticeNoLostReplica kills or pauses each kind of member of etcd under load, separates a replica from the leader,
+// and kills each replica. It catches a token that was acknowledged and lost, writes that do not resume in time, and an
+// error that a client with retries sees.
 func TestClientsNoticeNoLostReplica(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{Members: 3})
-	s := newService(t, c, 3)
+	s := newService(t, c, 0)
+	var networks []*etcd.Network
+	for range 3 {
+		network := must.Value(c.Network())(t)
+		t.Cleanup(network.Close)
+		networks, s.all = append(networks, network), append(s.all, s.start(t, network.Endpoints()))
+	}
 	expires := time.Now().Add(time.Hour)
 	known := make(chan tokens.Token, 100000)
 	f := &failover{targets: 3}
@@ -116,15 +121,29 @@ func TestClientsNoticeNoLostReplica(t *testing.T) {
 			return err
 		}
 	}
-	f.during(t, "leader of etcd killed", func() {
-		leader, err := c.Leader(t.Context())
-		must(t, err)
-		c.Kill(leader)
-		t.Cleanup(func() { _ = c.Launch(leader) })
-	})
+	leader := func() int {
+		t.Helper()
+		return must.Value(c.Leader(t.Context()))(t)
+	}
+	back := func(member int, heal func() error) {
+		t.Helper()
+		must.OK(t, heal())
+		must.OK(t, c.WaitReady(t.Context(), member))
+	}
+	lost := leader()
+	f.during(t, "leader of etcd killed", func() { c.Kill(lost) })
+	back(lost, func() error { return c.Launch(lost) })
+	lost = (leader() + 1) % 3
+	f.during(t, "follower killed", func() { c.Kill(lost) })
+	back(lost, func() error { return c.Launch(lost) })
+	lost = leader()
+	f.during(t, "leader paused", func() { must.OK(t, c.Pause(lost)) })
+	back(lost, func() error { return c.Resume(lost) })
+	f.during(t, "one replica separated from the leader", func() { networks[0].Drop(leader()) })
+	networks[0].Heal()
 	for i := range s.all {
 		f.during(t, "a replica killed", func() { s.all[i].Kill(t) })
-		s.all[i] = s.start(t, c.Endpoints())
+		s.all[i] = s.start(t, networks[i].Endpoints())
 	}
 	close(known)
 	n := 0
@@ -162,7 +181,7 @@ func TestAnotherReplicaDeletesExpiredTokens(t *testing.T) {
 	killed := time.Now()
 	s.all = slices.Delete(s.all, first[0], first[0]+1)
 	token := tokens.Generate()
-	must(t, s.newToken(t.Context(), 0, token, time.Now().Add(10*time.Second), api.TokenSpec{}))
+	must.OK(t, s.newToken(t.Context(), 0, token, time.Now().Add(10*time.Second), api.TokenSpec{}))
 	harness.Wait(t, "the token to be deleted", func() error {
 		_, err := s.at(1, s.bearer).GetToken(t.Context(), token.ID())
 		if err == nil {
@@ -184,13 +203,13 @@ func TestReadinessReportsEtcd(t *testing.T) {
 	s := newService(t, c, 2)
 	ctx, expires := t.Context(), time.Now().Add(time.Hour)
 	token := tokens.Generate()
-	must(t, s.newToken(ctx, 0, token, expires, api.TokenSpec{}))
+	must.OK(t, s.newToken(ctx, 0, token, expires, api.TokenSpec{}))
 
-	must(t, c.FillSpace(ctx))
+	must.OK(t, c.FillSpace(ctx))
 	refused := s.newToken(ctx, 0, tokens.Generate(), expires, api.TokenSpec{})
 	t.Logf("without space, a caller sees: %v", refused)
-	if refused == nil || !strings.Contains(refused.Error(), "refused") || !strings.Contains(s.all[0].Log(), "NOSPACE") {
-		t.Errorf("without space: got error %v, and the log has no NOSPACE", refused)
+	if refused == nil || !strings.Contains(refused.Error(), "refused") || !strings.Contains(s.all[0].Log(), "NOSPACE") || !strings.Contains(s.all[0].Log(), "etcdctl alarm disarm") {
+		t.Errorf("without space: got error %v, and the log has no NOSPACE with its remedy", refused)
 	}
 	if status, body := s.readyz(t, 0); status != http.StatusOK || !strings.Contains(body, "etcd refuses writes") {
 		t.Errorf("without space: readyz is %d %s, want 200 with a notice", status, body)
@@ -198,7 +217,7 @@ func TestReadinessReportsEtcd(t *testing.T) {
 	if _, err := s.at(1, s.bearer).DeleteToken(ctx, token.ID(), api.DeleteToken{}); err != nil {
 		t.Errorf("deleting a token without space: %v", err)
 	}
-	must(t, c.ClearSpace(ctx))
+	must.OK(t, c.ClearSpace(ctx))
 	harness.Wait(t, "a token after the alarm", func() error { return s.newToken(ctx, 0, tokens.Generate(), expires, api.TokenSpec{}) })
 
 	c.Kill(0)
@@ -215,13 +234,17 @@ func TestReadinessReportsEtcd(t *testing.T) {
 		if refused == nil {
 			t.Error("a token was created without a quorum")
 		}
+		// Reads that may lag come from memory.
+		if status, _, err := s.all[i].Get(ctx, harness.ClusterInfoPath, ""); err != nil || status != http.StatusOK {
+			t.Errorf("cluster-info without a quorum: %d %v, want 200", status, err)
+		}
 		// A process that would be restarted now could not start: it is alive.
 		if status, _, err := s.all[i].Get(ctx, "/healthz", ""); err != nil || status != http.StatusOK {
 			t.Errorf("healthz without a quorum: %d %v, want 200", status, err)
 		}
 	}
-	must(t, c.Launch(0))
-	must(t, c.Launch(1))
+	must.OK(t, c.Launch(0))
+	must.OK(t, c.Launch(1))
 	for i := range s.all {
 		harness.Wait(t, "readiness with a quorum", func() error {
 			if status, body := s.readyz(t, i); status != http.StatusOK {
@@ -229,6 +252,14 @@ func TestReadinessReportsEtcd(t *testing.T) {
 			}
 			return nil
 		})
-		must(t, s.newToken(ctx, i, tokens.Generate(), expires, api.TokenSpec{}))
+		created := tokens.Generate()
+		must.OK(t, s.newToken(ctx, i, created, expires, api.TokenSpec{}))
+		harness.Wait(t, "the token in the cache of the other replica", func() error {
+			_, body, err := s.all[1-i].Get(ctx, harness.ClusterInfoPath, "")
+			if err == nil && !strings.Contains(body, clusterinfo.SignatureKey(created.ID())) {
+				err = errors.New("cluster-info has no signature of it")
+			}
+			return err
+		})
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // An AuditLog is kube-apiserver's own record of the requests that reached it. It also has refused writes, which no watch
@@ -15,9 +17,7 @@ func NewAuditLog(t *testing.T, rules string) AuditLog {
 	t.Helper()
 	dir := t.TempDir()
 	a := AuditLog{filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")}
-	if err := os.WriteFile(a.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n"+rules), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(a.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n"+rules), 0o600))
 	t.Cleanup(func() {
 		content, err := os.ReadFile(a.file)
 		if err != nil {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // ParseLeaf parses the first certificate of a PEM chain.
@@ -17,11 +18,7 @@ func ParseLeaf(t *testing.T, chain []byte) *x509.Certificate {
 	if block == nil {
 		t.Fatal("no certificate")
 	}
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return leaf
+	return must.Value(x509.ParseCertificate(block.Bytes))(t)
 }
 
 // CheckKubeletCertificate checks a client certificate of a kubelet from the cluster CA.
@@ -48,10 +45,7 @@ func CheckKubeletCertificate(t *testing.T, s *Site, leaf *x509.Certificate, node
 // LintCertificate checks a certificate with zlint and openssl.
 func LintCertificate(t *testing.T, leaf *x509.Certificate) {
 	t.Helper()
-	findings, err := certlint.Check(leaf.Raw)
-	if err != nil {
-		t.Fatal(err)
-	}
+	findings := must.Value(certlint.Check(leaf.Raw))(t)
 	for _, finding := range findings {
 		t.Error(finding)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -40,20 +41,14 @@ func (s *Site) CLI(t *testing.T, args ...string) string {
 func (s *Site) JoinArgsByCLI(t *testing.T, flags ...string) ([]string, tokens.Token) {
 	t.Helper()
 	s.WaitLeader(t) // without a leader, the command prints a warning
-	args, err := cluster.JoinArgs(s.CLI(t, append([]string{"token", "create", "--print-join-command"}, flags...)...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	args := must.Value(cluster.JoinArgs(s.CLI(t, append([]string{"token", "create", "--print-join-command"}, flags...)...)))(t)
 	return args, s.ParseToken(t, args[slices.Index(args, "--token")+1])
 }
 
 // ParseToken parses a token that a command printed, and adds it to the secrets.
 func (s *Site) ParseToken(t *testing.T, printed string) tokens.Token {
 	t.Helper()
-	token, err := tokens.Parse(strings.TrimSpace(printed))
-	if err != nil {
-		t.Fatal(err)
-	}
+	token := must.Value(tokens.Parse(strings.TrimSpace(printed)))(t)
 	s.Secrets.Add("token "+token.ID(), token.RevealSecret())
 	return token
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	certificates "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/tools/cache"
@@ -41,7 +42,7 @@ func NewLedger(t *testing.T, c *cluster.Cluster) *Ledger {
 	l := &Ledger{entries: map[string]*Entry{}, roots: c.CAPool()}
 	informer := cache.NewSharedIndexInformer(outage.Follow(c.Client(), c.Client().CertificatesV1().CertificateSigningRequests(), "", nil),
 		&certificates.CertificateSigningRequest{}, 0, nil)
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	must.Value(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(o any) { l.see(o.(*certificates.CertificateSigningRequest)) },
 		UpdateFunc: func(_, o any) { l.see(o.(*certificates.CertificateSigningRequest)) },
 		DeleteFunc: func(o any) {
@@ -50,9 +51,7 @@ func NewLedger(t *testing.T, c *cluster.Cluster) *Ledger {
 			}
 			l.remove(o.(*certificates.CertificateSigningRequest).Name)
 		},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	var running sync.WaitGroup
 	running.Go(func() { informer.RunWithContext(t.Context()) })
 	t.Cleanup(running.Wait)

@@ -92,8 +92,8 @@ func run(m *testing.M, how int, complete []func() error) (code int, err error) {
 	return code, errors.Join(errs...)
 }
 
-// build builds kubejoin and returns a link to it in dir. All packages build it at one path, so that go links it only
-// once. The link keeps this build if a later build replaces the file.
+// build builds kubejoin and returns a link to it in dir. All packages build at the same path, so that go links
+// kubejoin only once. The link keeps this build if a later build replaces the file.
 func build(root, dir string) (file string, err error) {
 	unlock, err := lock("build", syscall.LOCK_EX)
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -73,10 +74,8 @@ func Launch(t *testing.T, dir, address, curlrc string, cmd *exec.Cmd) *Program {
 	t.Helper()
 	p := &Program{Endpoint: address, Curlrc: curlrc, Secrets: NewSecrets()}
 	keepCA := record(cmd)
-	var err error
-	if p.Process, err = cluster.StartProcess("kubejoin", filepath.Join(dir, "kubejoin-"+rand.Text()[:6]+".log"), cmd); err != nil {
-		t.Fatal(err)
-	}
+
+	p.Process = must.Value(cluster.StartProcess("kubejoin", filepath.Join(dir, "kubejoin-"+rand.Text()[:6]+".log"), cmd))(t)
 	t.Cleanup(func() {
 		p.Stop(20 * time.Second)
 		if err := keepCA(); err != nil {
@@ -149,7 +148,7 @@ func (p *Program) WaitReady(t *testing.T, caFile string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	err := p.WaitFor(ctx, func(ctx context.Context) error {
+	must.OK(t, p.WaitFor(ctx, func(ctx context.Context) error {
 		if p.HTTP == nil {
 			pem, err := os.ReadFile(caFile)
 			if err != nil {
@@ -164,10 +163,7 @@ func (p *Program) WaitReady(t *testing.T, caFile string) {
 			err = fmt.Errorf("readyz: %d %s", status, body)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // Get sends a GET request and returns the status and the body.
@@ -198,10 +194,7 @@ var bearerLine = regexp.MustCompile(`(?m)^header = "Authorization: Bearer (\S+)"
 // Bearer is the bearer in the curlrc.
 func (p *Program) Bearer(t *testing.T) string {
 	t.Helper()
-	content, err := os.ReadFile(p.Curlrc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(p.Curlrc))(t)
 	found := bearerLine.FindSubmatch(content)
 	if found == nil {
 		t.Fatalf("%s has no bearer token", p.Curlrc)
@@ -228,19 +221,11 @@ func (p *Program) JoinCommand(t *testing.T, query string) (string, error) {
 // JoinArgs is [Program.JoinCommand] that must succeed. It returns the arguments after kubeadm join.
 func (p *Program) JoinArgs(t *testing.T, query string) (args []string, token tokens.Token) {
 	t.Helper()
-	line, err := p.JoinCommand(t, query)
-	if err != nil {
-		t.Fatal(err)
-	}
-	args, err = cluster.JoinArgs(line)
-	if err != nil {
-		t.Fatal(err)
-	}
+	line := must.Value(p.JoinCommand(t, query))(t)
+	args = must.Value(cluster.JoinArgs(line))(t)
 	for i, arg := range args[:len(args)-1] {
 		if arg == "--token" {
-			if token, err = tokens.Parse(args[i+1]); err != nil {
-				t.Fatal(err)
-			}
+			token = must.Value(tokens.Parse(args[i+1]))(t)
 		}
 	}
 	p.Secrets.Add("token "+token.ID(), token.RevealSecret())
@@ -266,11 +251,7 @@ func Metric(t *testing.T, metrics, sample string) float64 {
 	t.Helper()
 	for line := range strings.Lines(metrics) {
 		if value, found := strings.CutPrefix(line, sample+" "); found {
-			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return n
+			return must.Value(strconv.ParseFloat(strings.TrimSpace(value), 64))(t)
 		}
 	}
 	t.Fatalf("no metric %s", sample)
@@ -280,9 +261,7 @@ func Metric(t *testing.T, metrics, sample string) float64 {
 // Kill sends SIGKILL and waits until the process has ended.
 func (p *Program) Kill(t *testing.T) {
 	t.Helper()
-	if err := p.Signal(syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Signal(syscall.SIGKILL))
 	<-p.Done()
 }
 
@@ -321,9 +300,6 @@ const ClusterInfoPath = "/api/v1/namespaces/kube-public/configmaps/cluster-info"
 // FreeAddress is an address of 127.0.0.1 that no other test uses.
 func FreeAddress(t *testing.T) string {
 	t.Helper()
-	port, err := cluster.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := must.Value(cluster.FreePort())(t)
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }

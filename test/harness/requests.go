@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -51,11 +52,7 @@ func AsToken(t *testing.T, c *cluster.Cluster, id string) kubernetes.Interface {
 	config.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:" + id, Groups: []string{
 		"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated",
 	}}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
 // CreateRequest creates a CSR object for a node. It retries until the API server has it.

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -141,14 +142,12 @@ func (s *Secrets) follow(t *testing.T, c *cluster.Cluster) {
 			o.FieldSelector = fields.OneTermEqualSelector("type", string(corev1.SecretTypeBootstrapToken)).String()
 		}))
 	informer := factory.Core().V1().Secrets().Informer()
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
+	must.Value(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
 		secret := o.(*corev1.Secret)
 		if value := string(secret.Data["token-secret"]); value != "" {
 			s.Add(secret.Name, value)
 		}
-	}}); err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
 	factory.Start(t.Context().Done())
 	t.Cleanup(factory.Shutdown)
 }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"strconv"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // Seed is the value of KUBEJOIN_TEST_SEED, or random. A test that fails logs it.
@@ -12,10 +14,8 @@ func Seed(t *testing.T) uint64 {
 	t.Helper()
 	s := rand.Uint64()
 	if given := os.Getenv("KUBEJOIN_TEST_SEED"); given != "" {
-		var err error
-		if s, err = strconv.ParseUint(given, 10, 64); err != nil {
-			t.Fatal(err)
-		}
+
+		s = must.Value(strconv.ParseUint(given, 10, 64))(t)
 	}
 	t.Cleanup(func() {
 		if t.Failed() {

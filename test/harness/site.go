@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -45,10 +46,8 @@ func NewSite(t *testing.T, o cluster.Options, flags ...string) *Site {
 func PrepareSite(t *testing.T, o cluster.Options, flags ...string) *Site {
 	t.Helper()
 	s := &Site{Cluster: cluster.ForTest(t, o), WorkDir: t.TempDir()}
-	var err error
-	if s.OwnKubeconfig, err = s.InstallRights(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+
+	s.OwnKubeconfig = must.Value(s.InstallRights(t.Context()))(t)
 	bearer := rand.Text()
 	operators := filepath.Join(s.WorkDir, "operators.csv")
 	for file, content := range map[string]string{
@@ -56,9 +55,7 @@ func PrepareSite(t *testing.T, o cluster.Options, flags ...string) *Site {
 		s.Curlrc(): fmt.Sprintf("cacert = %q\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n",
 			s.CAFile(), bearer),
 	} {
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(content), 0o600))
 	}
 	s.Flags = append([]string{
 		"--kubeconfig=" + s.OwnKubeconfig,
@@ -121,10 +118,7 @@ func (s *Site) Start(t *testing.T, more ...string) {
 // RunKubectl is [cluster.Cluster.Kubectl] that must succeed. It returns the output without space around it.
 func (s *Site) RunKubectl(t *testing.T, args ...string) string {
 	t.Helper()
-	output, err := s.Kubectl(t.Context(), args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	output := must.Value(s.Kubectl(t.Context(), args...))(t)
 	return strings.TrimSpace(output)
 }
 
@@ -151,11 +145,7 @@ func (s *Site) As(t *testing.T, user string, groups ...string) kubernetes.Interf
 	t.Helper()
 	config := s.AdminConfig()
 	config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: append(groups, "system:authenticated")}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
 // WaitApproved waits for the approval of a CSR object.
@@ -179,23 +169,16 @@ func (s *Site) RequestCertificate(t *testing.T, name, signerName string) {
 	if signerName == certificates.KubeAPIServerClientKubeletSignerName {
 		by = AsMachine(t, s.Cluster)
 	}
-	if err := CreateRequest(t.Context(), by, name, signerName, name); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, CreateRequest(t.Context(), by, name, signerName, name))
 }
 
 // CreateToken stores a token that signs cluster-info and authenticates.
 func (s *Site) CreateToken(t *testing.T, limits tokens.Limits) tokens.Token {
 	t.Helper()
-	store, err := secretstore.Open(t.Context(), s.Client(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Value(secretstore.Open(t.Context(), s.Client(), nil))(t)
 	r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 	r.Limits = limits
-	if _, err := store.Create(t.Context(), r); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(store.Create(t.Context(), r))(t)
 	return r.Token
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
@@ -18,10 +19,7 @@ import (
 func Parallel(t *testing.T) {
 	t.Helper()
 	t.Parallel()
-	slots, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	slots := must.Value(strconv.Atoi(flag.Lookup("test.parallel").Value.String()))(t)
 	began := time.Now()
 	for {
 		for i := range slots {

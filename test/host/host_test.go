@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -78,9 +79,7 @@ func build(t *testing.T) string {
 func kubernetesFolder(t *testing.T, s *harness.Site) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "pki"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(dir, "pki"), 0o755))
 	harness.ReplaceFile(t, filepath.Join(dir, "pki/ca.crt"), harness.ReadFile(t, s.CAFile()))
 	harness.ReplaceFile(t, filepath.Join(dir, "pki/ca.key"), harness.ReadFile(t, s.CAKeyFile()))
 	operators := filepath.Join(s.WorkDir, "operators.csv")
@@ -88,10 +87,7 @@ func kubernetesFolder(t *testing.T, s *harness.Site) string {
 	config := filepath.Join(dir, "kubeadm.yaml")
 	harness.ReplaceFile(t, config, []byte("apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n"+
 		"kubernetesVersion: "+s.Version+"\ncertificatesDir: "+dir+"/pki\ncontrolPlaneEndpoint: "+strings.TrimPrefix(s.Server(), "https://")+"\n"))
-	help, err := exec.CommandContext(t.Context(), harness.Kubejoin, "manifest", "static-pod", "--help").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	help := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin, "manifest", "static-pod", "--help").Output())(t)
 	command := "kubeadm kubeconfig user --client-name " + clientName
 	if !strings.Contains(string(help), command+" ") {
 		t.Fatalf("the help of the static pod does not name the command %q", command)
@@ -122,15 +118,10 @@ func TestStaticPodWorksWithTheKubeconfigOfKubeadm(t *testing.T) {
 	cluster.NeedRoot(t)
 	s := harness.PrepareSite(t, cluster.Options{})
 	etc, address := kubernetesFolder(t, s), harness.FreeAddress(t)
-	content, err := exec.CommandContext(t.Context(), harness.Kubejoin, "manifest", "static-pod", "-o", "json", "--",
-		"--listen="+address, "--token-auth-file=/etc/kubernetes/pki/operators.csv", "--issuance-record=-").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin, "manifest", "static-pod", "-o", "json", "--",
+		"--listen="+address, "--token-auth-file=/etc/kubernetes/pki/operators.csv", "--issuance-record=-").Output())(t)
 	var pod corev1.Pod
-	if err := json.Unmarshal(content, &pod); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(content, &pod))
 	for _, m := range pod.Spec.Containers[0].VolumeMounts {
 		if !slices.Contains([]string{"/etc/kubernetes/kubejoin.conf", "/etc/kubernetes/pki"}, m.MountPath) || !m.ReadOnly {
 			t.Errorf("mount %v, want only the kubeconfig and the CA, read only", m)

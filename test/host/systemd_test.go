@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -18,6 +19,8 @@ import (
 const (
 	unitFile = "deploy/systemd/kubejoin.service"
 	dropIns  = "deploy/systemd/kubejoin.service.d"
+	// signerUnitFile is the unit of the signer process.
+	signerUnitFile = "deploy/systemd/kubejoin-signer.service"
 	// dynamicUser is a number in systemd's range for DynamicUser.
 	dynamicUser = "61234"
 )
@@ -35,39 +38,64 @@ func need(t *testing.T, programs ...string) {
 	}
 }
 
-// systemd's own checks accept the unit with each drop-in, and find it well confined.
+// systemd's own checks accept the unit with each drop-in, and that of the signer process, and find them well confined. Also
+// on a socket, with the drop-ins of docs/signer.md.
 func TestUnitIsValidAndConfined(t *testing.T) {
 	t.Parallel()
 	need(t, "systemd-analyze")
-	for _, mode := range []string{"standalone", "cluster"} {
+	for _, mode := range []string{"standalone", "cluster", "signer", "cluster on a socket", "signer on a socket"} {
 		root := t.TempDir()
 		units := filepath.Join(root, "etc/systemd/system")
 		for _, dir := range []string{units + "/kubejoin.service.d", root + "/usr/local/bin", root + "/lib/systemd", root + "/usr/lib"} {
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.MkdirAll(dir, 0o755))
 		}
 		// the units that every unit refers to
 		if out, err := exec.CommandContext(t.Context(), "cp", "-rL", "/lib/systemd/system", root+"/lib/systemd/").CombinedOutput(); err != nil {
 			t.Logf("some units of this machine are not there: %v\n%s", err, out)
 		}
-		harness.ReplaceFile(t, units+"/kubejoin.service", harness.ReadFile(t, harness.RepositoryFile(t, unitFile)))
-		harness.ReplaceFile(t, units+"/kubejoin.service.d/"+mode+".conf", harness.ReadFile(t, harness.RepositoryFile(t, dropIns+"/"+mode+".conf")))
+		way, _, onSocket := strings.Cut(mode, " on ")
+		unit := "kubejoin.service"
+		if way == "signer" {
+			unit = "kubejoin-signer.service"
+			harness.ReplaceFile(t, units+"/"+unit, harness.ReadFile(t, harness.RepositoryFile(t, signerUnitFile)))
+		} else {
+			harness.ReplaceFile(t, units+"/"+unit, harness.ReadFile(t, harness.RepositoryFile(t, unitFile)))
+			harness.ReplaceFile(t, units+"/"+unit+".d/"+way+".conf", harness.ReadFile(t, harness.RepositoryFile(t, dropIns+"/"+way+".conf")))
+		}
+		if onSocket {
+			must.OK(t, os.MkdirAll(units+"/"+unit+".d", 0o755))
+			harness.ReplaceFile(t, units+"/"+unit+".d/override.conf", []byte(socketDropIn(t, way == "signer")))
+		}
 		program := root + "/usr/local/bin/kubejoin"
 		harness.ReplaceFile(t, program, []byte("#!/bin/sh\n"))
-		if err := os.Chmod(program, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--root="+root, "kubejoin.service").CombinedOutput()
+		must.OK(t, os.Chmod(program, 0o755))
+		out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--root="+root, unit).CombinedOutput()
 		if err != nil || bytes.Contains(out, []byte("kubejoin")) {
 			t.Errorf("%s: systemd-analyze verify: %v\n%s", mode, err, out)
 		}
 		// The threshold is in tenths.
-		out, err = exec.CommandContext(t.Context(), "systemd-analyze", "security", "--offline=true", "--root="+root, "--threshold=15", "kubejoin.service").CombinedOutput()
+		out, err = exec.CommandContext(t.Context(), "systemd-analyze", "security", "--offline=true", "--root="+root, "--threshold=15", unit).CombinedOutput()
 		if err != nil {
 			t.Errorf("%s: systemd-analyze security: %v\n%s", mode, err, out)
 		}
 	}
+}
+
+// socketDropIn returns the drop-in of docs/signer.md for a Unix socket.
+func socketDropIn(t *testing.T, signer bool) string {
+	t.Helper()
+	_, section, _ := strings.Cut(string(harness.ReadFile(t, harness.RepositoryFile(t, "docs/signer.md"))), "\n## Run it on the host of kubejoin\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	blocks := regexp.MustCompile("(?ms)^```ini\n(.*?)^```$").FindAllStringSubmatch(section, -1)
+	flags := regexp.MustCompile(`--policy=.* --cluster-signing-key-file=\S+`).FindString(string(harness.ReadFile(t, harness.RepositoryFile(t, signerUnitFile))))
+	if len(blocks) != 3 || flags == "" {
+		t.Fatalf("%d blocks in docs/signer.md, want 3: for both units, and for each; the flags of the signer process are %q", len(blocks), flags)
+	}
+	own := blocks[2][1]
+	if signer {
+		own = blocks[1][1]
+	}
+	return strings.NewReplacer("NAME", "daemon", "…", flags).Replace(blocks[0][1] + own)
 }
 
 // systemd's own check accepts the kubelet's unit with the drop-in of a rejoin.
@@ -77,9 +105,7 @@ func TestRejoinDropInIsValid(t *testing.T) {
 	root := t.TempDir()
 	units := filepath.Join(root, "etc/systemd/system")
 	for _, dir := range []string{units + "/kubelet.service.d", root + "/usr/local/sbin", root + "/usr/bin", root + "/lib/systemd", root + "/usr/lib"} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(dir, 0o755))
 	}
 	if out, err := exec.CommandContext(t.Context(), "cp", "-rL", "/lib/systemd/system", root+"/lib/systemd/").CombinedOutput(); err != nil {
 		t.Logf("some units of this machine are not there: %v\n%s", err, out)
@@ -89,9 +115,7 @@ func TestRejoinDropInIsValid(t *testing.T) {
 	harness.ReplaceFile(t, units+"/kubelet.service", []byte("[Service]\nExecStart=/usr/bin/kubelet\nRestart=always\n"))
 	for _, program := range []string{"/usr/local/sbin/kubejoin-rejoin", "/usr/bin/kubelet"} {
 		harness.ReplaceFile(t, root+program, []byte("#!/bin/sh\n"))
-		if err := os.Chmod(root+program, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.Chmod(root+program, 0o755))
 	}
 	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--root="+root, "kubelet.service").CombinedOutput()
 	if err != nil || bytes.Contains(out, []byte("rejoin")) {
@@ -182,10 +206,7 @@ func expand(t *testing.T, name string) map[string]bool {
 	if !strings.HasPrefix(name, "@") {
 		return map[string]bool{name: true}
 	}
-	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "syscall-filter", name).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Value(exec.CommandContext(t.Context(), "systemd-analyze", "syscall-filter", name).Output())(t)
 	calls := map[string]bool{}
 	for i, line := range strings.Split(string(out), "\n") {
 		if line = strings.TrimSpace(line); i == 0 || line == "" || strings.HasPrefix(line, "#") {
@@ -201,12 +222,8 @@ func expand(t *testing.T, name string) map[string]bool {
 // traceFolder is a folder that kubejoin's user can write, beside the sandbox.
 func traceFolder(t *testing.T, below string) string {
 	t.Helper()
-	if err := os.Mkdir(filepath.Join(below, "trace"), 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(filepath.Join(below, "trace"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(filepath.Join(below, "trace"), 0o777))
+	must.OK(t, os.Chmod(filepath.Join(below, "trace"), 0o777))
 	return filepath.Join(below, "trace")
 }
 
@@ -246,9 +263,7 @@ func TestUnitWorksOnAClusterInItsSandbox(t *testing.T) {
 		if !found {
 			t.Errorf("LoadCredential=%s, want a file in /etc/kubernetes", credential)
 		}
-		if err := os.WriteFile(filepath.Join(credentials, name), harness.ReadFile(t, filepath.Join(etc, from)), 0o400); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(credentials, name), harness.ReadFile(t, filepath.Join(etc, from)), 0o400))
 	}
 	state := t.TempDir() // for the trace only
 	const folder = "/run/credentials/kubejoin.service"

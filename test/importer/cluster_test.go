@@ -25,22 +25,17 @@ func (b build) testBootstrapSigner(t *testing.T, c *cluster.Cluster) {
 	token := tokens.Generate()
 	secrets := c.Client().CoreV1().Secrets(metav1.NamespaceSystem)
 	name := "bootstrap-token-" + token.ID()
-	_, err := secrets.Create(t.Context(), &corev1.Secret{
+	the(secrets.Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Type:       "bootstrap.kubernetes.io/token",
 		StringData: map[string]string{"token-id": token.ID(), "token-secret": token.RevealSecret(), "usage-bootstrap-signing": "true"},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	found := discover(t, clusterinfo.Discovery{Endpoint: c.Address, Token: token, Pins: pins(t, c.CAFile()), Retry: 50 * time.Millisecond})
 	if found.Server != c.Server() {
 		t.Errorf("discovered %s, want %s", found.Server, c.Server())
 	}
 
-	if err := secrets.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	infos := c.Client().CoreV1().ConfigMaps(clusterinfo.Namespace)
@@ -59,14 +54,8 @@ func (b build) testBootstrapSigner(t *testing.T, c *cluster.Cluster) {
 
 func pins(t *testing.T, file string) []string {
 	t.Helper()
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := the(os.ReadFile(file))(t)
 	block, _ := pem.Decode(content)
-	ca, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := the(x509.ParseCertificate(block.Bytes))(t)
 	return []string{clusterinfo.Pin(ca)}
 }

@@ -44,10 +44,7 @@ func (b build) testEmbedControllers(t *testing.T, c *cluster.Cluster) {
 		t.Fatalf("%s has no certificate: %+v", first, issued.Conditions)
 	}
 	block, _ := pem.Decode(issued.Certificate)
-	certificate, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	certificate := the(x509.ParseCertificate(block.Bytes))(t)
 	if _, err := certificate.Verify(x509.VerifyOptions{Roots: c.CAPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil || certificate.Subject.CommonName != "system:node:"+first {
 		t.Errorf("got a certificate of %s, %v, want a valid one of system:node:%s", certificate.Subject, err, first)
 	}
@@ -74,24 +71,15 @@ func tokenClient(t *testing.T, c *cluster.Cluster, token tokens.Token) kubernete
 	config := c.AdminConfig()
 	config.CertData, config.KeyData, config.CertFile, config.KeyFile = nil, nil, "", ""
 	config.BearerToken = token.Reveal()
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := the(kubernetes.NewForConfig(config))(t)
 	return client
 }
 
 // request creates a kubelet's first certificate request, as soon as kube-apiserver accepts the token.
 func request(t *testing.T, machine kubernetes.Interface, node string) string {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := the(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := the(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}, key))(t)
 	object := &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "importer-"},
 		Spec: certificates.CertificateSigningRequestSpec{

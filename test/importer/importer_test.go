@@ -75,9 +75,7 @@ func (b build) goCommand(t *testing.T, verb string, args ...string) string {
 // testVersions checks which module versions the programs contain.
 func (b build) testVersions(t *testing.T, want string) {
 	var module struct{ Version string }
-	if err := json.Unmarshal([]byte(b.goCommand(t, "list", "-m", "-json", clientGo)), &module); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(b.goCommand(t, "list", "-m", "-json", clientGo)), &module))
 	if !strings.HasPrefix(module.Version, want) {
 		t.Errorf("%s requires %s %s, want %s*", b.modfile, clientGo, module.Version, want)
 	}
@@ -105,10 +103,7 @@ func (b build) testVersions(t *testing.T, want string) {
 // linked returns the modules in a program and their versions, as 'go version -m' prints them.
 func linked(t *testing.T, program string) map[string]string {
 	t.Helper()
-	info, err := buildinfo.ReadFile(program)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := the(buildinfo.ReadFile(program))(t)
 	versions := map[string]string{}
 	for _, module := range info.Deps {
 		versions[module.Path] = module.Version
@@ -145,10 +140,7 @@ func TestLinksToAllExamples(t *testing.T) {
 	}
 	for _, file := range files {
 		here := filepath.Join(filepath.Base(filepath.Dir(file)), filepath.Base(file))
-		want, err := filepath.Abs(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := the(filepath.Abs(file))(t)
 		link, err := os.Stat(here)
 		if err != nil {
 			t.Errorf("%v: want a link to %s", err, file)

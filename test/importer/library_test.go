@@ -18,7 +18,7 @@ var (
 )
 
 // statements makes a file of a block that has only statements: those of the READMEs.
-const statements = `package install
+const statements = `package main
 
 import (
 	"context"
@@ -40,29 +40,17 @@ func %s(ctx context.Context, cluster kubernetes.Interface) (mint.Minted, error) 
 // testdata/library.
 func pasted(t *testing.T) string {
 	t.Helper()
-	checkout, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	checkout := the(filepath.Abs("../.."))(t)
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("testdata/library")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.CopyFS(dir, os.DirFS("testdata/library")))
 	write := func(name, content string) {
 		t.Helper()
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o777); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o777))
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o666))
 	}
 	read := func(name string) string {
 		t.Helper()
-		content, err := os.ReadFile(filepath.Join(checkout, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := the(os.ReadFile(filepath.Join(checkout, name)))(t)
 		return string(content)
 	}
 	for i, page := range []string{"README.md", "README.zh-CN.md", "docs/library.md"} {
@@ -73,7 +61,7 @@ func pasted(t *testing.T) string {
 		for _, m := range blocks {
 			name := packageName.FindStringSubmatch(m[1])
 			if name == nil {
-				write(fmt.Sprintf("install/readme%d.go", i), fmt.Sprintf(statements, fmt.Sprintf("readme%d", i), m[1]))
+				write(fmt.Sprintf("main/readme%d.go", i), fmt.Sprintf(statements, fmt.Sprintf("readme%d", i), m[1]))
 				continue
 			}
 			file := "block.go"
@@ -110,5 +98,5 @@ func TestGoBlocksOfDocsWorkInNewModule(t *testing.T) {
 
 // The first block of docs/library.md, with a real API server.
 func testJoinCommandOfDocs(t *testing.T, c *cluster.Cluster) {
-	testPasted(t, pasted(t), []string{"./install"}, []string{"KUBECONFIG=" + c.Kubeconfig()})
+	testPasted(t, pasted(t), []string{"./main"}, []string{"KUBECONFIG=" + c.Kubeconfig()})
 }

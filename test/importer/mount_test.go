@@ -33,13 +33,8 @@ func (b build) testMountServer(t *testing.T) {
 		}
 	}
 	s, dir, listen := newSite(t), t.TempDir(), freeAddress(t)
-	if err := os.Symlink(s.dir, filepath.Join(dir, "kubejoin-data")); err != nil {
-		t.Fatal(err)
-	}
-	readme, err := os.ReadFile("../../examples/mount-server/README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(s.dir, filepath.Join(dir, "kubejoin-data")))
+	readme := the(os.ReadFile("../../examples/mount-server/README.md"))(t)
 	blocks := shellBlock.FindAllStringSubmatch(string(readme), -1)
 	if len(blocks) != 4 || blocks[1][1] != "go run ./examples/mount-server\n" {
 		t.Fatalf("got %d shell blocks in the README, want 4, the second with go run: %q", len(blocks), blocks)
@@ -66,20 +61,11 @@ func (b build) testMountServer(t *testing.T) {
 	web := s.client(t)
 	fetch := func(method, path, key string) (*http.Response, string) {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), method, "https://"+listen+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := the(http.NewRequestWithContext(t.Context(), method, "https://"+listen+path, nil))(t)
 		r.Header.Set("X-Rack-Key", key)
-		answer, err := web.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := the(web.Do(r))(t)
 		defer func() { _ = answer.Body.Close() }()
-		body, err := io.ReadAll(answer.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		body := the(io.ReadAll(answer.Body))(t)
 		return answer, string(body)
 	}
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
@@ -101,10 +87,7 @@ func (b build) testMountServer(t *testing.T) {
 		t.Errorf("a technician's unlimited token: got %s, want 403 for maxNodes", refused)
 	}
 
-	keys, err := os.ReadFile(in("keys.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	keys := the(os.ReadFile(in("keys.txt")))(t)
 	words := strings.Fields(string(keys)) // KEY ada planner KEY bob technician
 	ada, bob := words[0], words[3]
 	for _, test := range []struct {

@@ -42,9 +42,7 @@ func newSite(t *testing.T) site {
 	dir := t.TempDir()
 	s := site{bearer: rand.Text(), dir: dir, caFile: filepath.Join(dir, "ca.pem"), caCert: filepath.Join(dir, "ca.crt"), operators: filepath.Join(dir, "operators.csv"), curlrc: filepath.Join(dir, "curlrc")}
 	var err error
-	if s.ca, err = signer.GenerateCA("kubernetes", time.Now(), time.Hour*24*365); err != nil {
-		t.Fatal(err)
-	}
+	s.ca = the(signer.GenerateCA("kubernetes", time.Now(), time.Hour*24*365))(t)
 	cert, key, err := s.ca.PEM()
 	if err != nil {
 		t.Fatal(err)
@@ -55,9 +53,7 @@ func newSite(t *testing.T) site {
 		s.operators: []byte(s.bearer + `,ada,,"kubejoin:admins"` + "\n"),
 		s.curlrc:    []byte("cacert = \"" + s.caCert + "\"\nheader = \"Authorization: Bearer " + s.bearer + "\"\nsilent\nfail-with-body\n"),
 	} {
-		if err := os.WriteFile(file, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, content, 0o600))
 	}
 	return s
 }
@@ -86,10 +82,7 @@ func run(t *testing.T, stdin []byte, program string, args ...string) (stdout, st
 // log.
 func start(t *testing.T, program string, args ...string) (stop func() string) {
 	t.Helper()
-	process, err := cluster.StartProcess(filepath.Base(program), filepath.Join(t.TempDir(), "log"), exec.Command(program, args...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	process := the(cluster.StartProcess(filepath.Base(program), filepath.Join(t.TempDir(), "log"), exec.Command(program, args...)))(t)
 	t.Cleanup(func() {
 		process.Stop(0)
 		if t.Failed() {
@@ -109,10 +102,7 @@ func start(t *testing.T, program string, args ...string) (stop func() string) {
 // parseLine reads a join command as kubeadm does.
 func parseLine(t *testing.T, line string) clusterinfo.Discovery {
 	t.Helper()
-	args, err := cluster.JoinArgs(line)
-	if err != nil {
-		t.Fatal(err)
-	}
+	args := the(cluster.JoinArgs(line))(t)
 	d := clusterinfo.Discovery{Endpoint: args[0], Retry: 50 * time.Millisecond}
 	flags := flag.NewFlagSet("kubeadm join", flag.ContinueOnError)
 	flags.Func("token", "", func(s string) (err error) { d.Token, err = tokens.Parse(s); return err })
@@ -128,10 +118,7 @@ func discover(t *testing.T, d clusterinfo.Discovery) clusterinfo.Discovered {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	found, err := d.Run(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	found := the(d.Run(ctx))(t)
 	return found
 }
 
@@ -164,17 +151,11 @@ func (b build) testMintServeDiscover(t *testing.T) {
 		{"POST", "/v1/token/print-join-command", "", 401, ""},
 		{"POST", "/v1/token/print-join-command", s.bearer, 200, "kubeadm join " + listen + " --token "},
 	} {
-		r, err := http.NewRequestWithContext(t.Context(), test.method, "https://"+listen+test.path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := the(http.NewRequestWithContext(t.Context(), test.method, "https://"+listen+test.path, nil))(t)
 		if test.bearer != "" {
 			r.Header.Set("Authorization", "Bearer "+test.bearer)
 		}
-		answer, err := web.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		answer := the(web.Do(r))(t)
 		body, err := io.ReadAll(answer.Body)
 		_ = answer.Body.Close()
 		if err != nil || answer.StatusCode != test.status || !strings.HasPrefix(string(body), test.want) {
@@ -264,10 +245,7 @@ var (
 
 // testEnforceLimits compares the output with docs/library.md.
 func (b build) testEnforceLimits(t *testing.T) {
-	page, err := os.ReadFile("../../docs/library.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := the(os.ReadFile("../../docs/library.md"))(t)
 	want := limitsOutput.FindSubmatch(page)
 	if want == nil {
 		t.Fatal("docs/library.md has no output of enforce-limits")
@@ -281,15 +259,9 @@ func (b build) testEnforceLimits(t *testing.T) {
 
 func (b build) testSignCSR(t *testing.T) {
 	s := newSite(t)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := the(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	request := func(commonName string) []byte {
-		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		der := the(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: commonName, Organization: []string{"system:nodes"}}}, key))(t)
 		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	}
 	args := []string{"-ca", s.caFile, "-ca-key", s.caFile, "-duration", "6h"}
@@ -301,10 +273,7 @@ func (b build) testSignCSR(t *testing.T) {
 	if block == nil || len(rest) > 0 {
 		t.Fatalf("want one certificate:\n%s", chain)
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	cert := the(x509.ParseCertificate(block.Bytes))(t)
 	roots := x509.NewCertPool()
 	roots.AddCert(s.ca.Certificate())
 	if _, err := cert.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
@@ -324,9 +293,6 @@ func (b build) testSignCSR(t *testing.T) {
 
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	port, err := cluster.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := the(cluster.FreePort())(t)
 	return localhost(port)
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"sigs.k8s.io/yaml"
@@ -78,9 +79,7 @@ func (u uploads) upload() (key, warnings string) {
 		u.Fatalf("exit code %d: %s", code, stderr)
 	}
 	key = strings.TrimSpace(stdout)
-	if _, err := joinformat.ParseCertificateKey(key); err != nil {
-		u.Fatal(err)
-	}
+	must.Value(joinformat.ParseCertificateKey(key))(u)
 	u.Secrets.Add("the upload "+key[:4], key)
 	return key, stderr
 }
@@ -120,9 +119,7 @@ func TestUploadedFilesDownloadUnchanged(t *testing.T) {
 	u.downloaded(first, stacked)
 
 	theirs := joinformat.GenerateCertificateKey().Reveal()
-	if err := s.KubeadmUploadCerts(t.Context(), theirs); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.KubeadmUploadCerts(t.Context(), theirs))
 	u.refused(first, "message authentication failed")
 	second, warnings := u.upload()
 	if !strings.Contains(warnings, "replaced another one") {
@@ -144,9 +141,7 @@ func TestUploadedFilesDownloadUnchanged(t *testing.T) {
 	if warnings != "" {
 		t.Errorf("got warnings for an upload after the last one was deleted: %s", warnings)
 	}
-	if _, err := s.StartKCM(t.Context(), "--controllers=garbage-collector-controller"); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.StartKCM(t.Context(), "--controllers=garbage-collector-controller"))(t)
 	owner := s.RunKubectl(t, "-n", "kube-system", "get", "secret", "kubeadm-certs", "-o", "jsonpath={.metadata.ownerReferences[0].name}")
 	soon := base64.StdEncoding.EncodeToString([]byte(time.Now().Add(2 * time.Second).UTC().Format(time.RFC3339)))
 	s.RunKubectl(t, "-n", "kube-system", "patch", "secret", owner, "-p", `{"data":{"expiration":"`+soon+`"}}`)
@@ -177,15 +172,11 @@ func TestUploadedFilesDownloadUnchanged(t *testing.T) {
 func (u uploads) withExternal() {
 	u.Helper()
 	dir := filepath.Join(u.TempDir(), "pki")
-	if err := os.CopyFS(dir, os.DirFS(u.pki)); err != nil {
-		u.Fatal(err)
-	}
+	must.OK(u, os.CopyFS(dir, os.DirFS(u.pki)))
 	u.pki = dir
 	without := stacked
 	for _, key := range []string{"ca.key", "front-proxy-ca.key", "etcd/ca.key"} {
-		if err := os.Remove(filepath.Join(dir, key)); err != nil {
-			u.Fatal(err)
-		}
+		must.OK(u, os.Remove(filepath.Join(dir, key)))
 		without = slices.DeleteFunc(slices.Clone(without), func(file string) bool { return file == key })
 	}
 	key, warnings := u.upload()
@@ -195,27 +186,17 @@ func (u uploads) withExternal() {
 	u.downloaded(key, without)
 
 	for from, to := range map[string]string{"ca.crt": "etcd/etcd.crt", "sa.key": "etcd/etcd.key"} { // any certificate and key
-		if err := os.WriteFile(filepath.Join(dir, to), harness.ReadFile(u.T, filepath.Join(dir, from)), 0o600); err != nil {
-			u.Fatal(err)
-		}
+		must.OK(u, os.WriteFile(filepath.Join(dir, to), harness.ReadFile(u.T, filepath.Join(dir, from)), 0o600))
 	}
 	const folder = "/etc/kubernetes/pki/etcd/"
 	config := u.RunKubectl(u.T, "-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")
 	var edited map[string]any
-	if err := yaml.Unmarshal([]byte(config), &edited); err != nil {
-		u.Fatal(err)
-	}
+	must.OK(u, yaml.Unmarshal([]byte(config), &edited))
 	edited["etcd"] = map[string]any{"external": map[string]any{
 		"endpoints": []string{"https://192.0.2.9:2379"}, "caFile": folder + "ca.crt", "certFile": folder + "etcd.crt", "keyFile": folder + "etcd.key",
 	}}
-	content, err := yaml.Marshal(edited)
-	if err != nil {
-		u.Fatal(err)
-	}
-	patch, err := json.Marshal(map[string]any{"data": map[string]string{"ClusterConfiguration": string(content)}})
-	if err != nil {
-		u.Fatal(err)
-	}
+	content := must.Value(yaml.Marshal(edited))(u)
+	patch := must.Value(json.Marshal(map[string]any{"data": map[string]string{"ClusterConfiguration": string(content)}}))(u)
 	u.RunKubectl(u.T, "-n", "kube-system", "patch", "configmap", "kubeadm-config", "-p", string(patch))
 	key, _ = u.upload()
 	u.downloaded(key, append(without, "etcd/etcd.crt", "etcd/etcd.key"))
@@ -233,21 +214,13 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	s := harness.PrepareSite(t, cluster.Options{APIServerFlags: audit.Flags()})
 	u := uploads{t, s, filepath.Join(s.Dir, "pki")}
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))
-	signers, err := exec.CommandContext(t.Context(), harness.Kubejoin, "signer-config", "default", "--kubeadm").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	signers := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin, "signer-config", "default", "--kubeadm").Output())(t)
 	signerConfig := filepath.Join(u.pki, "signers.yaml")
-	if err := os.WriteFile(signerConfig, signers, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(signerConfig, signers, 0o600))
 	s.Start(t, "--pki-dir="+u.pki, "--signer-config="+signerConfig)
 	call := func() string {
 		t.Helper()
-		line, err := s.JoinCommand(t, "?controlPlane=true")
-		if err != nil {
-			t.Fatal(err)
-		}
+		line := must.Value(s.JoinCommand(t, "?controlPlane=true"))(t)
 		found := keyOfLine.FindStringSubmatch(line)
 		if found == nil {
 			t.Fatal("the join command has no certificate key")
@@ -347,10 +320,7 @@ func (u uploads) checkAbsent(text, present string, certificateKeys ...string) {
 	}
 	text = all.String()
 	for _, key := range certificateKeys {
-		raw, err := hex.DecodeString(key)
-		if err != nil {
-			u.Fatal(err)
-		}
+		raw := must.Value(hex.DecodeString(key))(u)
 		if strings.Contains(text, key) || strings.Contains(text, string(raw)) {
 			u.Error("a certificate key is left behind")
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -23,21 +24,11 @@ func TestJoinsWithCustomKubeletCredentials(t *testing.T) {
 	if _, stderr, code := s.RunKubejoin(t, "kubeconfig", "node", "worker-1", "--output-file", file); code != 0 {
 		t.Fatal(stderr)
 	}
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	node, err := s.StartNodeWith("worker-1", content, args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(file))(t)
+	node := must.Value(s.StartNodeWith("worker-1", content, args))(t)
 	t.Cleanup(node.Stop)
-	if err := node.WaitJoined(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := node.WaitRegistered(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, node.WaitJoined(t.Context()))
+	must.OK(t, node.WaitRegistered(t.Context()))
 	check := exec.CommandContext(t.Context(), harness.Kubejoin, "kubeconfig", "check", file, "--node", "worker-1")
 	if out, err := check.CombinedOutput(); err != nil || !strings.Contains(string(out), "no findings") {
 		t.Errorf("check: %v\n%s", err, out)

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -55,9 +56,7 @@ var line = regexp.MustCompile(`(?m)^(ok|error|warning|unknown) +([a-z-]+): (.*)$
 func (b *testMachine) diagnose(t *testing.T, s *harness.Site) (output string, code int) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "join.sh")
-	if err := os.WriteFile(file, []byte(b.script), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(b.script), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", slices.Concat([]string{"-c", diagnoseMachine, "machine", s.Bin, b.machine, "sh", file, "--diagnose"}, b.args)...)
@@ -172,10 +171,7 @@ func TestDiagnose(t *testing.T) {
 		})
 	}
 
-	clusterCA, err := tls.LoadX509KeyPair(s.CAFile(), s.CAKeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	clusterCA := must.Value(tls.LoadX509KeyPair(s.CAFile(), s.CAKeyFile()))(t)
 	otherCA := certtest.CA(t, "other")
 	now := time.Now()
 	serving := func(ca *tls.Certificate, name string, begin time.Time) tls.Certificate {
@@ -221,21 +217,14 @@ func TestDiagnose(t *testing.T) {
 	createNode := func(t *testing.T, name string, ready corev1.ConditionStatus) {
 		t.Helper()
 		nodes := s.Client().CoreV1().Nodes()
-		node, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		node := must.Value(nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}
-		if _, err := nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}))(t)
 	}
 	request := func(t *testing.T, id, node, signerName string) string {
 		t.Helper()
 		name := "csr-" + id
-		if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), name, signerName, node); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, id), name, signerName, node))
 		return name
 	}
 
@@ -327,12 +316,10 @@ func TestDiagnose(t *testing.T) {
 		{"dead container runtime", onMachine("kill $!; until ! kill -0 $! 2>/dev/null; do sleep 0.05; done; [ -S /run/containerd/containerd.sock ] || ln /run/dead.sock /run/containerd/containerd.sock"), "error runtime", "does not answer"},
 		{"container runtime without CRI", func(t *testing.T, b *testMachine) {
 			file := filepath.Join(t.TempDir(), "s")
-			l, err := net.Listen("unix", file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			l := must.Value(net.Listen("unix", file))(t)
 			// The response of gRPC to a method that is not implemented.
-			server := &http.Server{Protocols: &http.Protocols{}, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			server := &http.Server{Protocols: &http.Protocols{}, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body) // else the server resets the stream, and curl may fail
 				w.Header().Set("Content-Type", "application/grpc")
 				w.Header().Set("Grpc-Status", "12")
 			})}
@@ -401,11 +388,7 @@ func scriptToken(t *testing.T, script string) tokens.Token {
 	if m == nil {
 		t.Fatal("the script has no token")
 	}
-	token, err := tokens.Parse(m[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return token
+	return must.Value(tokens.Parse(m[1]))(t)
 }
 
 // waitUnsigned waits until cluster-info has no signature by a token.
@@ -438,10 +421,7 @@ func waitAnswer(t *testing.T, s *harness.Site, token tokens.Token, what string, 
 	t.Helper()
 	config := rest.AnonymousClientConfig(s.AdminConfig())
 	config.BearerToken = token.Reveal()
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	harness.Wait(t, what, func() error {
 		if _, err := client.CoreV1().Nodes().Get(t.Context(), "none", metav1.GetOptions{}); !is(err) {
 			return fmt.Errorf("got %v", err)

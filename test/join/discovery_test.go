@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -36,9 +37,7 @@ func TestJoinsByDiscoveryURL(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	authentication := filepath.Join(t.TempDir(), "authentication.yaml")
-	if err := os.WriteFile(authentication, []byte(anonymousForbidden), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(authentication, []byte(anonymousForbidden), 0o600))
 	s := harness.NewSite(t, cluster.Options{TrustedHosts: true, APIServerFlags: []string{"--authentication-config=" + authentication}})
 	s.RunKubectl(t, "-n", "kube-public", "delete", "rolebinding", "kubeadm:bootstrap-signer-clusterinfo")
 	harness.Wait(t, "403 for anonymous users", func() error {
@@ -86,43 +85,16 @@ func TestJoinsByDiscoveryURL(t *testing.T) {
 	args := strings.NewReplacer("join.example.com:9443", s.Endpoint, "ID.SECRET", token.Reveal()).Replace(string(documented[1]))
 	if v := version.MustParseGeneric(s.Version); v.AtLeast(version.MustParseGeneric("1.37")) {
 		// From 1.37 on, kubeadm reports the status of an error and does not read its body.
-		lost, err := s.StartNode("worker-2", strings.Fields(strings.Replace(args, "/v1/cluster-info", "/v1/missing", 1)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		lost := must.Value(s.StartNode("worker-2", strings.Fields(strings.Replace(args, "/v1/cluster-info", "/v1/missing", 1))))(t)
 		if err := lost.WaitJoined(ctx); err == nil || !strings.Contains(lost.Output(), "received status 404") {
 			t.Errorf("got %v for a missing discovery file, want status 404\n%s", err, lost.Output())
 		}
 	}
-	node, err := s.Join(ctx, "worker-1", strings.Fields(args))
-	if err != nil {
-		t.Fatal(err)
-	}
-	chain, err := node.ClientCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.Join(ctx, "worker-1", strings.Fields(args)))(t)
+	chain := must.Value(node.ClientCertificate())(t)
 	harness.CheckKubeletCertificate(t, s, chain[0], node.Name, 365*24*time.Hour)
 	if !strings.Contains(node.Output(), "Could not access the cluster-info ConfigMap for refreshing") {
 		t.Errorf("kubeadm read cluster-info from the API server, want a refusal:\n%s", node.Output())
 	}
 	s.CheckSecrets(t)
-}
-
-// TestDiscoveryURLFailsWithoutTrustedCA catches a machine that joins by the discovery URL without trusting kubejoin's
-// CA.
-func TestDiscoveryURLFailsWithoutTrustedCA(t *testing.T) {
-	harness.Parallel(t)
-	cluster.NeedRoot(t)
-	s := harness.NewSite(t, cluster.Options{})
-	_, token := s.JoinArgs(t, "")
-	node, err := s.StartNode("worker-1", []string{"--discovery-file", "https://" + s.Endpoint + "/v1/cluster-info", "--tls-bootstrap-token", token.Reveal()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := node.WaitJoined(ctx); err == nil || !strings.Contains(node.Output(), "certificate signed by unknown authority") {
-		t.Errorf("got %v, want an unknown authority error\n%s", err, node.Output())
-	}
 }

@@ -2,13 +2,11 @@ package join
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,12 +16,12 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 )
 
 // TestJoinsByEveryFormat boots a machine with each format of the join command. It catches a format that does not work
@@ -55,10 +53,7 @@ func TestJoinsByEveryFormat(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			file := joinFile(t, s, "?ttl=1h&maxNodes=1&certificateDuration=72h&nodeNames="+name, test.format)
-			node, err := s.Boot(name, !test.withoutKubeadm, test.make(t, file)...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			node := must.Value(s.Boot(name, !test.withoutKubeadm, test.make(t, file)...))(t)
 			waitJoined(t, s, node, !test.withoutKubeadm, 72*time.Hour)
 			switch test.format {
 			case "cloud-config":
@@ -68,31 +63,44 @@ func TestJoinsByEveryFormat(t *testing.T) {
 			}
 		})
 	}
+	// A machine that does not trust kubejoin's CA refuses the discovery URL.
+	t.Run("untrusted-url", func(t *testing.T) {
+		t.Parallel()
+		_, token := s.JoinArgs(t, "")
+		node := must.Value(s.StartNode("untrusting", []string{"--discovery-file", "https://" + s.Endpoint + "/v1/cluster-info", "--tls-bootstrap-token", token.Reveal()}))(t)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := node.WaitJoined(ctx); err == nil || !strings.Contains(node.Output(), "certificate signed by unknown authority") {
+			t.Errorf("got %v, want an unknown authority error\n%s", err, node.Output())
+		}
+	})
 	// The same with 'kubejoin token create' and a kubeconfig.
 	t.Run("token-create", func(t *testing.T) {
 		t.Parallel()
 		file := filepath.Join(t.TempDir(), "join.yaml")
 		text := tool(t, "token", "create", "--kubeconfig="+s.Kubeconfig(), "--max-nodes=1", "--node-name=token-create-node", "--print-join-command", "--format=yaml")
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		node, err := s.Boot("token-create-node", true, "kubeadm", "join", "--config", file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
+		node := must.Value(s.Boot("token-create-node", true, "kubeadm", "join", "--config", file))(t)
 		waitJoined(t, s, node, true, 365*24*time.Hour)
 	})
 }
 
-// TestJoinsByScriptAndFileWithoutAnonymousAccess catches formats that need the API server for discovery although it
-// refuses anonymous requests: the kubeconfig contains all facts, and the script uses kubejoin.
-func TestJoinsByScriptAndFileWithoutAnonymousAccess(t *testing.T) {
+// TestJoinsWithoutAnonymousAccess catches formats that need the API server for discovery although it refuses anonymous
+// requests: the kubeconfig contains all facts, and the join command and the script use kubejoin.
+func TestJoinsWithoutAnonymousAccess(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
 	address := harness.FreeAddress(t)
 	s := harness.NewSite(t, cluster.Options{AnonymousOff: true}, "--listen="+address, "--advertise="+address)
 	if status, _ := anonymous(t, s, s.Server()+harness.ClusterInfoPath); status != 401 {
 		t.Fatalf("precondition: got status %d for anonymous discovery at the API server, want 401", status)
+	}
+	args, _ := s.JoinArgs(t, "")
+	if args[0] != address {
+		t.Errorf("the join command names %s, want kubejoin at %s", args[0], address)
+	}
+	if _, err := s.Join(t.Context(), "worker-1", args); err != nil {
+		t.Error(err)
 	}
 	var nodes []*cluster.Node
 	for _, boot := range []struct {
@@ -104,10 +112,7 @@ func TestJoinsByScriptAndFileWithoutAnonymousAccess(t *testing.T) {
 		{"script-node", "script", true, []string{"sh"}},
 		{"script-node-kubelet", "script", false, []string{"sh"}},
 	} {
-		node, err := s.Boot(boot.name, boot.withKubeadm, append(boot.command, joinFile(t, s, "", boot.format))...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		node := must.Value(s.Boot(boot.name, boot.withKubeadm, append(boot.command, joinFile(t, s, "", boot.format))...))(t)
 		nodes = append(nodes, node)
 	}
 	for i, node := range nodes {
@@ -117,13 +122,8 @@ func TestJoinsByScriptAndFileWithoutAnonymousAccess(t *testing.T) {
 	script := string(harness.ReadFile(t, joinFile(t, s, "", "script")))
 	_, apiServer, _ := strings.Cut(s.Server(), "https://")
 	direct := filepath.Join(s.WorkDir, "direct.sh")
-	if err := os.WriteFile(direct, []byte(strings.ReplaceAll(script, address, apiServer)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	node, err := s.Boot("direct", true, "sh", direct, "--timeout", "0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(direct, []byte(strings.ReplaceAll(script, address, apiServer)), 0o600))
+	node := must.Value(s.Boot("direct", true, "sh", direct, "--timeout", "0"))(t)
 	waitScriptFailed(t, s, node, 4, "HTTP 401")
 }
 
@@ -134,16 +134,11 @@ func TestScriptRejectsManInTheMiddle(t *testing.T) {
 	cluster.NeedRoot(t)
 	address := harness.FreeAddress(t)
 	s := harness.NewSite(t, cluster.Options{}, "--advertise="+address)
-	evil, err := signer.GenerateCA("evil", time.Now(), 24*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	evil := must.Value(signer.GenerateCA("evil", time.Now(), 24*time.Hour))(t)
 	evilPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: evil.Certificate().Raw})
 	m := newAttacker(t, address, s.Program, evil)
 	evilFile := filepath.Join(s.WorkDir, "evil.crt")
-	if err := os.WriteFile(evilFile, evilPEM, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(evilFile, evilPEM, 0o600))
 	// The system trusts only the attacker's CA, so curl trusts the attacker.
 	trusting := func(script string) []string {
 		return []string{"sh", "-euc", `
@@ -165,10 +160,7 @@ exec sh "$2" --timeout 3`, "sh", evilFile, script, "https://" + m.address + "/he
 		{"own-kubelet", true, false, "another cluster or a man in the middle"},
 	} {
 		m.ownCA.Store(test.ownCA)
-		node, err := s.Boot(test.name, test.withKubeadm, trusting(joinFile(t, s, "?maxNodes=1", "script"))...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		node := must.Value(s.Boot(test.name, test.withKubeadm, trusting(joinFile(t, s, "?maxNodes=1", "script"))...))(t)
 		waitScriptFailed(t, s, node, 3, test.want)
 		for _, file := range []string{"/etc/kubernetes/bootstrap-kubelet.conf", "/etc/kubernetes/pki/ca.crt"} {
 			checkNoFile(t, s, node, file)
@@ -178,10 +170,7 @@ exec sh "$2" --timeout 3`, "sh", evilFile, script, "https://" + m.address + "/he
 	m.checkNoSecrets(t)
 	// Without the attacker, a machine joins.
 	m.forwardUnchanged(t)
-	node, err := s.Boot("worker-1", true, "sh", joinFile(t, s, "", "script"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.Boot("worker-1", true, "sh", joinFile(t, s, "", "script")))(t)
 	waitJoined(t, s, node, true, 365*24*time.Hour)
 }
 
@@ -191,14 +180,9 @@ func joinFile(t *testing.T, s *harness.Site, query, format string) string {
 	if query == "" {
 		query = "?ttl=1h"
 	}
-	text, err := s.JoinCommand(t, query+"&format="+format)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Value(s.JoinCommand(t, query+"&format="+format))(t)
 	file := filepath.Join(t.TempDir(), format)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -207,16 +191,11 @@ func waitJoined(t *testing.T, s *harness.Site, node *cluster.Node, withKubeadm b
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	if err := errors.Join(node.WaitJoined(ctx), node.WaitRegistered(ctx)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(node.WaitJoined(ctx), node.WaitRegistered(ctx)))
 	if _, err := s.Client().CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{}); err != nil {
 		t.Error(err)
 	}
-	chain, err := node.ClientCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	chain := must.Value(node.ClientCertificate())(t)
 	harness.CheckKubeletCertificate(t, s, chain[0], node.Name, lifetime)
 	if output := node.Output(); tokens.Redact(output) != output {
 		t.Errorf("the output of %s contains the token", node.Name)
@@ -272,9 +251,7 @@ func cloudInit(t *testing.T, file string) []string {
 		t.Errorf("cloud-init schema: %v\n%s", err, output)
 	}
 	wrong := filepath.Join(t.TempDir(), "wrong")
-	if err := os.WriteFile(wrong, bytes.Replace(harness.ReadFile(t, file), []byte("permissions:"), []byte("permission:"), 1), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(wrong, bytes.Replace(harness.ReadFile(t, file), []byte("permissions:"), []byte("permission:"), 1), 0o600))
 	if output, err := check(wrong); err == nil && !strings.Contains(output, "permission") {
 		t.Errorf("the schema of cloud-init accepts an unknown field, want an error:\n%s", output)
 	}
@@ -314,10 +291,7 @@ func ignite(t *testing.T, file string) []string {
 	if _, err := read(bytes.Replace(document, []byte(`"mode"`), []byte(`"modes"`), 1)); err == nil {
 		t.Error("Ignition accepts an unknown field, want an error")
 	}
-	output, err := read(document)
-	if err != nil {
-		t.Fatal(err)
-	}
+	output := must.Value(read(document))(t)
 	var m struct {
 		Files []struct {
 			Path    string
@@ -330,9 +304,7 @@ func ignite(t *testing.T, file string) []string {
 			Options map[string][]string
 		}
 	}
-	if err := json.Unmarshal(output, &m); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(output, &m))
 	if len(m.Files) != 1 || len(m.Units) != 1 || m.Files[0].Mode != 0o700 || !m.Units[0].Enabled || m.Units[0].Name != joinformat.IgnitionUnit {
 		t.Fatalf("Ignition would write %d files and %d units, want one of each, with mode 0700 and enabled", len(m.Files), len(m.Units))
 	}
@@ -341,9 +313,7 @@ func ignite(t *testing.T, file string) []string {
 		t.Errorf("unexpected options of the unit: %v", unit)
 	}
 	content := filepath.Join(dir, "content")
-	if err := os.WriteFile(content, script.Content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(content, script.Content, 0o600))
 	// systemd runs words without a shell. Without quotes and variables, a shell runs the same words.
 	commands := strings.Join(append(slices.Clone(unit["Service.ExecStart"]), unit["Service.ExecStartPost"]...), "\n")
 	if strings.ContainsAny(commands, `"'$%\`) || len(unit["Service.ExecStart"]) == 0 {
@@ -354,44 +324,4 @@ mkdir -p "$(dirname "$1")"
 mount -t tmpfs tmpfs "$(dirname "$1")"
 install -m 0700 "$2" "$1"
 ` + commands, "sh", script.Path, content}
-}
-
-// TestCloudConfigContainsTheScript catches a cloud-config whose script differs from --format=script.
-func TestCloudConfigContainsTheScript(t *testing.T) {
-	harness.Parallel(t)
-	p := harness.ServeStandalone(t, filepath.Join(t.TempDir(), "data"))
-	s := &harness.Site{Program: p}
-	var config struct {
-		Files []struct{ Content []byte } `json:"write_files"`
-	}
-	if err := yaml.Unmarshal(harness.ReadFile(t, joinFile(t, s, "", "cloud-config")), &config); err != nil {
-		t.Fatal(err)
-	}
-	if len(config.Files) != 1 {
-		t.Fatalf("got %d files, want 1", len(config.Files))
-	}
-	r, err := gzip.NewReader(bytes.NewReader(config.Files[0].Content))
-	if err != nil {
-		t.Fatal(err)
-	}
-	content, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, want := string(content), string(harness.ReadFile(t, joinFile(t, s, "", "script")))
-	// The two scripts have different tokens.
-	if tokens.Redact(got) == got || withoutToken(got) != withoutToken(want) {
-		t.Errorf("the cloud-config has another script, want\n%s", tokens.Redact(want))
-	}
-}
-
-// withoutToken removes the lines with a token or a token ID.
-func withoutToken(script string) string {
-	var lines []string
-	for line := range strings.Lines(script) {
-		if !strings.Contains(line, "bootstrap token ") && tokens.Redact(line) == line {
-			lines = append(lines, line)
-		}
-	}
-	return strings.Join(lines, "")
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -49,10 +50,7 @@ func TestTwoNodesJoinAtOnce(t *testing.T) {
 		if _, err := s.Client().CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
-		chain, err := node.ClientCertificate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		chain := must.Value(node.ClientCertificate())(t)
 		harness.CheckKubeletCertificate(t, s, chain[0], node.Name, 8*time.Hour)
 	}
 
@@ -96,113 +94,14 @@ func TestTwoNodesJoinAtOnce(t *testing.T) {
 	})
 }
 
-// TestJoinsWithoutAnonymousAccess catches a join command that names the API server for discovery although it refuses
-// anonymous requests.
-func TestJoinsWithoutAnonymousAccess(t *testing.T) {
-	harness.Parallel(t)
-	cluster.NeedRoot(t)
-	address := harness.FreeAddress(t)
-	s := harness.NewSite(t, cluster.Options{AnonymousOff: true}, "--listen="+address, "--advertise="+address)
-	if status, _ := anonymous(t, s, s.Server()+harness.ClusterInfoPath); status != 401 {
-		t.Fatalf("precondition: got status %d for anonymous discovery at the API server, want 401", status)
-	}
-	args, _ := s.JoinArgs(t, "")
-	if args[0] != address {
-		t.Errorf("the join command names %s, want kubejoin at %s", args[0], address)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
-	node, err := s.Join(ctx, "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
-	chain, err := node.ClientCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	harness.CheckKubeletCertificate(t, s, chain[0], node.Name, 365*24*time.Hour)
-}
-
 // anonymous sends a GET request without credentials.
 func anonymous(t *testing.T, s *harness.Site, url string) (int, string) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), "GET", url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := s.Program.HTTP.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(http.NewRequestWithContext(t.Context(), "GET", url, nil))(t)
+	response := must.Value(s.Program.HTTP.Do(r))(t)
 	defer func() { _ = response.Body.Close() }()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := must.Value(io.ReadAll(response.Body))(t)
 	return response.StatusCode, string(body)
-}
-
-// TestKubeletRenewsItsCertificate catches a kubelet that cannot renew without its token, or is not authenticated after
-// its first certificate expires.
-func TestKubeletRenewsItsCertificate(t *testing.T) {
-	harness.Parallel(t)
-	cluster.NeedRoot(t)
-	s := harness.NewSite(t, cluster.Options{}, "--cluster-signing-duration=3m")
-	args, _ := s.JoinArgs(t, "")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
-	node, err := s.Join(ctx, "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Renewals need only the certificate, so delete the token.
-	s.RunKubectl(t, "-n", "kube-system", "delete", "secrets", "--field-selector=type=bootstrap.kubernetes.io/token")
-	chain, err := node.ClientCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	first := chain[0]
-	harness.CheckKubeletCertificate(t, s, first, node.Name, 3*time.Minute)
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for chain[0].Equal(first) {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("the kubelet has not renewed its certificate, which expires at %v", first.NotAfter)
-		}
-		if chain, err = node.ClientCertificate(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	harness.CheckKubeletCertificate(t, s, chain[0], node.Name, 3*time.Minute)
-	if after := time.Since(first.NotBefore.Add(5 * time.Minute)); after > 3*time.Minute {
-		t.Errorf("renewed %v after it was issued, want at most 3 min", after)
-	}
-	requests := s.RunKubectl(t, "get", "csr", "-o", `jsonpath={range .items[*]}{.spec.username} {.status.conditions[*].type} {.status.conditions[*].message}{"\n"}{end}`)
-	if !strings.Contains(requests, "system:node:worker-1 Approved Auto approving self kubelet client certificate") {
-		t.Errorf("want an approved renewal by the node itself, got\n%s", requests)
-	}
-	// After its first certificate expires, the node still renews its Lease.
-	end := time.NewTimer(time.Until(first.NotAfter) + time.Second)
-	defer end.Stop()
-	select {
-	case <-end.C:
-	case <-ctx.Done():
-		t.Fatal(ctx.Err())
-	}
-	expired := metav1.NewMicroTime(time.Now())
-	for {
-		lease, err := s.Client().CoordinationV1().Leases("kube-node-lease").Get(ctx, node.Name, metav1.GetOptions{})
-		if err == nil && lease.Spec.RenewTime != nil && expired.Before(lease.Spec.RenewTime) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatalf("the node has not renewed its Lease since its first certificate expired: %v", err)
-		}
-	}
 }
 
 // TestLeavesRequestToPersonWithoutApprovalBinding catches an approval without the RBAC binding that permits it, and a
@@ -213,10 +112,7 @@ func TestLeavesRequestToPersonWithoutApprovalBinding(t *testing.T) {
 	s := harness.NewSite(t, cluster.Options{})
 	s.RunKubectl(t, "delete", "clusterrolebinding", "kubeadm:node-autoapprove-bootstrap")
 	args, token := s.JoinArgs(t, "")
-	node, err := s.StartNode("worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.StartNode("worker-1", args))(t)
 	var name string
 	harness.Wait(t, "the node's request", func() error {
 		list, err := s.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
@@ -239,19 +135,14 @@ func TestLeavesRequestToPersonWithoutApprovalBinding(t *testing.T) {
 		}
 		return err
 	})
-	r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(s.Client().CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{}))(t)
 	if len(r.Status.Conditions) > 0 || len(r.Status.Certificate) > 0 {
 		t.Fatalf("got status %v, want no decision", r.Status)
 	}
 	s.RunKubectl(t, "certificate", "approve", name)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	if err := node.WaitRegistered(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, node.WaitRegistered(ctx))
 }
 
 // TestReportsMissingPublicAccess catches a kubejoin that does not report, or reports repeatedly, that anonymous users
@@ -265,10 +156,7 @@ func TestReportsMissingPublicAccess(t *testing.T) {
 		if status, _ := anonymous(t, s, s.Server()+harness.ClusterInfoPath); status != 403 {
 			t.Fatalf("got status %d for an anonymous request to the API server, want 403", status)
 		}
-		found, err := clusterinfo.Discover(t.Context(), s.Program.Endpoint, token, []string{args[len(args)-1]})
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := must.Value(clusterinfo.Discover(t.Context(), s.Program.Endpoint, token, []string{args[len(args)-1]}))(t)
 		if found.Server != s.Server() {
 			t.Errorf("discovered %s, want %s", found.Server, s.Server())
 		}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -19,8 +20,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestAPIServerVerifiesKubeletServingCertificate catches a kubelet that gets no serving certificate without a person,
-// or that kube-apiserver cannot verify. Without a certificate, or with another CA, verification must fail.
+// TestAPIServerVerifiesKubeletServingCertificate catches a kubelet that gets no serving certificate without a person, or
+// that kube-apiserver cannot verify. Without a certificate, or with another CA, verification must fail. It also catches a
+// kubelet that cannot renew its client certificate without its token.
 func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -31,9 +33,7 @@ func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 	restart := func(ca string) {
 		t.Helper()
 		s.StopAPIServer()
-		if err := s.StartAPIServer(ctx, "--kubelet-certificate-authority="+ca, "--kubelet-preferred-address-types=InternalIP"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, s.StartAPIServer(ctx, "--kubelet-certificate-authority="+ca, "--kubelet-preferred-address-types=InternalIP"))
 	}
 	restart(s.CAFile())
 	reached := func() error {
@@ -47,10 +47,10 @@ func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 	// Without configuration the request waits, and an Event reports this.
 	s.Start(t)
 	args, _ := s.JoinArgs(t, "")
-	node, err := s.Join(ctx, "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.Join(ctx, "worker-1", args))(t)
+	s.RunKubectl(t, "-n", "kube-system", "delete", "secrets", "--field-selector=type=bootstrap.kubernetes.io/token")
+	firstClient := must.Value(node.ClientCertificate())(t)
+	harness.CheckKubeletCertificate(t, s, firstClient[0], node.Name, 3*time.Minute)
 	harness.Wait(t, "Event ServingScopeNotConfigured", func() error {
 		if out := s.RunKubectl(t, "get", "events", "-n", "default", "--field-selector=reason=ServingScopeNotConfigured", "-o", "name"); out == "" {
 			return errors.New("not yet")
@@ -70,17 +70,12 @@ func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 	// With --serving-allowed-cidr kubejoin approves the request, and kube-apiserver verifies the kubelet.
 	s.Start(t, "--serving-allowed-cidr="+strings.Join(ranges, ","))
 	harness.Wait(t, "verified connection to the kubelet", reached)
-	first, err := node.ServingCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Value(node.ServingCertificate())(t)
 	checkServingCertificate(t, s, first[0])
 
 	// With another CA the verification must fail.
 	wrong := filepath.Join(s.WorkDir, "wrong.crt")
-	if err := os.WriteFile(wrong, harness.ReadFile(t, filepath.Join(filepath.Dir(s.CAFile()), "front-proxy-ca.crt")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(wrong, harness.ReadFile(t, filepath.Join(filepath.Dir(s.CAFile()), "front-proxy-ca.crt")), 0o600))
 	restart(wrong)
 	if err := reached(); err == nil || !strings.Contains(err.Error(), "x509") {
 		t.Errorf("kubelet with another CA: got %v, want an x509 error", err)
@@ -89,10 +84,6 @@ func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 	harness.Wait(t, "verified connection again", reached)
 
 	// The kubelet renews both certificates.
-	firstClient, err := node.ClientCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for what, read := range map[string]func() ([]*x509.Certificate, error){"client": node.ClientCertificate, "serving": node.ServingCertificate} {
 		before := firstClient[0]
 		if what == "serving" {
@@ -103,6 +94,8 @@ func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 			if err == nil && now[0].NotAfter.After(before.NotAfter) {
 				if what == "serving" {
 					checkServingCertificate(t, s, now[0])
+				} else {
+					harness.CheckKubeletCertificate(t, s, now[0], node.Name, 3*time.Minute)
 				}
 				break
 			}
@@ -114,6 +107,10 @@ func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 		}
 	}
 	harness.Wait(t, "verified connection with the new certificate", reached)
+	all := s.RunKubectl(t, "get", "csr", "-o", `jsonpath={range .items[*]}{.spec.username} {.status.conditions[*].type} {.status.conditions[*].message}{"\n"}{end}`)
+	if !strings.Contains(all, "system:node:worker-1 Approved Auto approving self kubelet client certificate") {
+		t.Errorf("want an approved renewal by the node itself, got\n%s", all)
+	}
 	requests := servingRequests(t, s)
 	if len(requests) < 2 {
 		t.Errorf("got %d serving requests, want at least 2, with the renewal", len(requests))
@@ -130,10 +127,7 @@ func TestAPIServerVerifiesKubeletServingCertificate(t *testing.T) {
 // ownRanges returns this machine's addresses as CIDR ranges. The kubelet reports one of them.
 func ownRanges(t *testing.T) []string {
 	t.Helper()
-	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	addresses := must.Value(net.InterfaceAddrs())(t)
 	var ranges []string
 	for _, a := range addresses {
 		n, ok := a.(*net.IPNet)
@@ -156,10 +150,7 @@ func ownRanges(t *testing.T) []string {
 
 func servingRequests(t *testing.T, s *harness.Site) []certificates.CertificateSigningRequest {
 	t.Helper()
-	list, err := s.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificates.KubeletServingSignerName})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Value(s.Client().CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificates.KubeletServingSignerName}))(t)
 	return list.Items
 }
 
@@ -185,18 +176,11 @@ func TestServingNameOfAPIServerNeedsReservedNodeName(t *testing.T) {
 	const name = "control-plane" // in the API server's certificate, as kubeadm makes it
 	s := harness.NewSite(t, cluster.Options{}, "--serving-allowed-dns-suffix=node.example.com")
 	ctx, nodes := t.Context(), s.Client().CoreV1().Nodes()
-	node, err := nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(nodes.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(t)
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: name}}
-	if _, err := nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{}))(t)
 	kubelet := s.As(t, "system:node:"+name, "system:nodes")
-	if err := harness.CreateRequest(ctx, kubelet, "impostor", certificates.KubeletServingSignerName, name); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(ctx, kubelet, "impostor", certificates.KubeletServingSignerName, name))
 	harness.Wait(t, "denial of the request", func() error {
 		r, err := s.Client().CertificatesV1().CertificateSigningRequests().Get(ctx, "impostor", metav1.GetOptions{})
 		if err != nil {
@@ -212,9 +196,7 @@ func TestServingNameOfAPIServerNeedsReservedNodeName(t *testing.T) {
 	})
 	s.Kill(t)
 	s.Start(t, "--reserved-node-names=control-*")
-	if err := harness.CreateRequest(ctx, kubelet, "known", certificates.KubeletServingSignerName, name); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(ctx, kubelet, "known", certificates.KubeletServingSignerName, name))
 	if leaf := s.WaitIssued(t, "known"); len(leaf.DNSNames) != 1 || leaf.DNSNames[0] != name {
 		t.Errorf("serving certificate: got DNS names %q, want %s", leaf.DNSNames, name)
 	}

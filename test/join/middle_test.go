@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -38,21 +39,10 @@ func newAttacker(t *testing.T, address string, between *harness.Program, ca *sig
 	t.Helper()
 	m := &attacker{address: address, program: between}
 	certificate := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
-	if _, err := certificate.Step(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	shown, err := certificate.GetCertificate(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := clusterinfo.Kubeconfig("https://"+m.address, ca.Bundle())
-	if err != nil {
-		t.Fatal(err)
-	}
-	forged, err := clusterinfo.MarshalConfigMap(map[string]string{clusterinfo.KubeconfigKey: string(kubeconfig)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Value(certificate.Step(t.Context()))(t)
+	shown := must.Value(certificate.GetCertificate(nil))(t)
+	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://"+m.address, ca.Bundle()))(t)
+	forged := must.Value(clusterinfo.MarshalConfigMap(map[string]string{clusterinfo.KubeconfigKey: string(kubeconfig)}))(t)
 	relay := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "https", Host: between.Endpoint})
 	relay.Transport = between.HTTP.Transport
 	m.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -71,10 +61,7 @@ func newAttacker(t *testing.T, address string, between *harness.Program, ca *sig
 	}))
 	m.server.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes that fail are the point
 	m.server.TLS = &tls.Config{Certificates: []tls.Certificate{*shown}}
-	listener, err := net.Listen("tcp", m.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Value(net.Listen("tcp", m.address))(t)
 	_ = m.server.Listener.Close()
 	m.server.Listener = listener
 	m.server.StartTLS()
@@ -99,10 +86,7 @@ func (m *attacker) checkNoSecrets(t *testing.T) {
 func (m *attacker) forwardUnchanged(t *testing.T) {
 	t.Helper()
 	m.server.Close()
-	listener, err := net.Listen("tcp", m.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Value(net.Listen("tcp", m.address))(t)
 	t.Cleanup(func() { _ = listener.Close() })
 	go func() {
 		for {

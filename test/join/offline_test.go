@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -23,14 +24,8 @@ func TestJoinsByOfflineToken(t *testing.T) {
 	dir := filepath.Join(s.WorkDir, "offline")
 	line := tool(t, "token", "create", "--offline", "--ca-file="+s.CAFile(), "--api-server="+s.Server(),
 		"--max-nodes=1", "--certificate-duration=3h", "--ttl=1h", "--output-dir="+dir)
-	args, err := cluster.JoinArgs(line)
-	if err != nil {
-		t.Fatal(err)
-	}
-	token, err := tokens.Parse(args[2])
-	if err != nil {
-		t.Fatal(err)
-	}
+	args := must.Value(cluster.JoinArgs(line))(t)
+	token := must.Value(tokens.Parse(args[2]))(t)
 	s.Secrets.Add("the offline token", token.RevealSecret())
 	s.RunKubectl(t, "apply", "-f", dir)
 	s.Start(t)
@@ -38,19 +33,10 @@ func TestJoinsByOfflineToken(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	node, err := s.Join(ctx, "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
-	chain, err := node.ClientCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.Join(ctx, "worker-1", args))(t)
+	chain := must.Value(node.ClientCertificate())(t)
 	harness.CheckKubeletCertificate(t, s, chain[0], node.Name, 3*time.Hour)
-	second, err := s.StartNode("worker-2", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := must.Value(s.StartNode("worker-2", args))(t)
 	if err := second.WaitKubelet(ctx, "TokenSpent"); err != nil {
 		t.Error(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -21,22 +22,12 @@ func TestNeedsAPIServerFlagInPod(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t) // to mount a separate /var/run for the pod
 	s := harness.PrepareSite(t, cluster.Options{Setup: cluster.WithoutClusterInfo})
-	config, err := s.Config(s.OwnKubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(s.Config(s.OwnKubeconfig))(t)
 	account := filepath.Join(s.WorkDir, "account")
-	if err := os.Mkdir(account, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	ca, err := os.ReadFile(s.CAFile())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(account, 0o700))
+	ca := must.Value(os.ReadFile(s.CAFile()))(t)
 	for name, content := range map[string][]byte{"token": []byte(config.BearerToken), "ca.crt": ca, "namespace": []byte("kubejoin-system")} {
-		if err := os.WriteFile(filepath.Join(account, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(account, name), content, 0o600))
 	}
 	s.Secrets.Add("the service account", config.BearerToken)
 	host, port, err := net.SplitHostPort(s.Address)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,9 +41,7 @@ func TestJoinsByBootstrapKubeconfig(t *testing.T) {
 	static, _, _ := strings.Cut(line, ",")
 	s.Secrets.Add("the static user", static)
 	csv := filepath.Join(s.WorkDir, "token.csv")
-	if err := os.WriteFile(csv, []byte(line), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(csv, []byte(line), 0o600))
 	restartAPIServer(t, s, "--token-auth-file="+csv)
 	for name, role := range map[string]string{
 		"kubelet-bootstrap":        "system:node-bootstrapper",
@@ -67,20 +66,12 @@ func TestJoinsByBootstrapKubeconfig(t *testing.T) {
 		{"static", conf("static", "--user=kubelet-bootstrap", "--token-auth-file="+csv), "kubelet-bootstrap"},
 		{"token", conf("token", "--max-nodes=1", "--node-name=token"), "system:bootstrap:"},
 	} {
-		node, err := s.StartKubelet(test.name, test.conf)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := node.WaitRegistered(ctx); err != nil {
-			t.Fatal(err)
-		}
+		node := must.Value(s.StartKubelet(test.name, test.conf))(t)
+		must.OK(t, node.WaitRegistered(ctx))
 		if _, err := s.Client().CoreV1().Nodes().Get(ctx, test.name, metav1.GetOptions{}); err != nil {
 			t.Error(err)
 		}
-		chain, err := node.ClientCertificate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		chain := must.Value(node.ClientCertificate())(t)
 		harness.CheckKubeletCertificate(t, s, chain[0], test.name, 365*24*time.Hour)
 		requests := s.RunKubectl(t, "get", "csr", "-o", `jsonpath={range .items[*]}{.spec.username} {.status.conditions[*].type}{"\n"}{end}`)
 		if !strings.Contains("\n"+requests, "\n"+test.requester) {
@@ -89,10 +80,7 @@ func TestJoinsByBootstrapKubeconfig(t *testing.T) {
 		node.Stop()
 	}
 	// The static user gets no certificate for the name of an existing Node.
-	node, err := s.StartKubelet("token", filepath.Join(s.WorkDir, "static.conf"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.StartKubelet("token", filepath.Join(s.WorkDir, "static.conf")))(t)
 	if err := node.WaitKubelet(ctx, "NodeExists"); err != nil {
 		t.Error(err)
 	}

@@ -41,7 +41,7 @@ type Cluster struct {
 	outside                     *Machine // has the bridge, and no containerd
 	machines                    []*Machine
 	images                      []string // of the control plane
-	pauseImage                  string
+	pauseImage, proxyImage      string
 	endpoint                    string // address of the API servers; empty is that of the first machine
 }
 
@@ -110,7 +110,11 @@ func (c *Cluster) makeNetwork(ctx context.Context) error {
 		return err
 	}
 	for image := range strings.FieldsSeq(images) {
-		if strings.Contains(image, "/pause:") {
+		switch {
+		case strings.Contains(image, "/kube-proxy:"): // only some tests run it
+			c.proxyImage = image
+			continue
+		case strings.Contains(image, "/pause:"):
 			c.pauseImage = image
 		}
 		c.images = append(c.images, image)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"k8s.io/client-go/util/keyutil"
 )
@@ -30,21 +31,14 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		host(t, dir, filepath.Join(c.kube, "kubeadm"), "init", "phase", "certs", phase, "--cert-dir", pki, "--kubernetes-version", c.Version)
 	}
 	signers := host(t, dir, harness.Kubejoin, "signer-config", "default", "--kubeadm")
-	if err := os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(signers), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(signers), 0o600))
 	address := c.Outside().Address + ":9443"
-	log, err := os.Create(filepath.Join(dir, "kubejoin.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := must.Value(os.Create(filepath.Join(dir, "kubejoin.log")))(t)
 	serve := c.Outside().Command(ctx, harness.Kubejoin, "serve", "--listen="+address, "--data-dir="+data, "--signer-config="+filepath.Join(pki, "signers.yaml"),
 		"--cluster-signing-cert-file="+filepath.Join(pki, "ca.crt"), "--cluster-signing-key-file="+filepath.Join(pki, "ca.key"),
 		"--api-server=https://"+first.Address+":6443", "--tls-san=ca.example.com")
 	serve.Stdout, serve.Stderr = log, log
-	if err := serve.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, serve.Start())
 	t.Cleanup(func() { // when the context has ended it
 		_ = serve.Wait()
 		if content, err := os.ReadFile(log.Name()); t.Failed() {
@@ -58,25 +52,13 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	})
 	kubejoin := func(m *Machine, args ...string) string {
 		t.Helper()
-		out, err := m.Run(ctx, append(append([]string{harness.Kubejoin}, args...), "--url=https://"+address, "--curlrc="+curlrc)...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return out
+		return must.Value(m.Run(ctx, append(append([]string{harness.Kubejoin}, args...), "--url=https://"+address, "--curlrc="+curlrc)...))(t)
 	}
-	credential, err := os.ReadFile(curlrc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca, err := os.ReadFile(filepath.Join(pki, "ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	credential := must.Value(os.ReadFile(curlrc))(t)
+	ca := must.Value(os.ReadFile(filepath.Join(pki, "ca.crt")))(t)
 	bearer := regexp.MustCompile(`Bearer ([^"]+)`).FindSubmatch(credential)
 	for name, content := range map[string][]byte{"kubejoin-ca.crt": ca, "operator.token": bearer[1]} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 	}
 	page := readPage(t, "docs/credentials.md")
 	paste := func(m *Machine, heading string) string {
@@ -92,76 +74,42 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	prepare := func(m *Machine) string {
 		t.Helper()
 		for _, ca := range cas {
-			content, err := os.ReadFile(filepath.Join(pki, ca+".crt"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := m.writeFile(ctx, "/etc/kubernetes/pki/"+ca+".crt", string(content)); err != nil {
-				t.Fatal(err)
-			}
+			content := must.Value(os.ReadFile(filepath.Join(pki, ca+".crt")))(t)
+			must.OK(t, m.writeFile(ctx, "/etc/kubernetes/pki/"+ca+".crt", string(content)))
 		}
-		if err := m.kubeadm(ctx, "kubeadm certs generate-csr --config="+Config); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, m.kubeadm(ctx, "kubeadm certs generate-csr --config="+Config))
 		return paste(m, "Run control planes without a CA key")
 	}
 
-	if err := c.configure(ctx, ""); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.configure(ctx, ""))
 	// In external CA mode kubeadm expects the keys of service accounts, and has no CA certificate yet here.
-	if err := first.kubeadm(ctx, "kubeadm init phase certs sa --config="+Config); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, first.kubeadm(ctx, "kubeadm init phase certs sa --config="+Config))
 	prepare(first)
-	if err := c.Init(ctx, ""); err != nil {
-		t.Fatal(err)
-	}
-	line, err := first.Run(ctx, "kubeadm", "token", "create", "--print-join-command")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, c.Init(ctx, ""))
+	line := must.Value(first.Run(ctx, "kubeadm", "token", "create", "--print-join-command"))(t)
 
 	second := addMachine(t, c, "control-2")
-	config, err := first.ReadFile(ctx, Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(first.ReadFile(ctx, Config))(t)
 	own := strings.Replace(string(config), "advertiseAddress: "+first.Address, "advertiseAddress: "+second.Address, 1)
-	if err := second.writeFile(ctx, Config, own); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, second.writeFile(ctx, Config, own))
 	for _, file := range []string{"/etc/kubernetes/pki/sa.key", "/etc/kubernetes/pki/sa.pub"} {
-		content, err := first.ReadFile(ctx, file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := second.writeFile(ctx, file, string(content)); err != nil {
-			t.Fatal(err)
-		}
+		content := must.Value(first.ReadFile(ctx, file))(t)
+		must.OK(t, second.writeFile(ctx, file, string(content)))
 	}
-	if _, err := first.Run(ctx, "sh", "-euc", unbindKubeletClient); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(first.Run(ctx, "sh", "-euc", unbindKubeletClient))(t)
 	bind := bindKubeletClient.FindStringSubmatch(prepare(second))
 	if bind == nil {
 		t.Fatal("kubejoin sign does not warn that the new certificate has no rights")
 	}
-	if _, err := first.Run(ctx, "sh", "-euc", bind[1]); err != nil {
-		t.Fatal(err)
-	}
-	if err := second.Join(ctx, strings.TrimSpace(line)+" --control-plane --apiserver-advertise-address="+second.Address); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(first.Run(ctx, "sh", "-euc", bind[1]))(t)
+	must.OK(t, second.Join(ctx, strings.TrimSpace(line)+" --control-plane --apiserver-advertise-address="+second.Address))
 
 	worker := addMachine(t, c, "worker-1")
 	if _, err := worker.Run(ctx, "mkdir", "-p", "/etc/kubernetes"); err != nil { // as packages of kubeadm do
 		t.Fatal(err)
 	}
 	kubejoin(worker, "kubeconfig", "node", "worker-1", "--output-file=/etc/kubernetes/kubelet.conf")
-	if err := worker.Join(ctx, line); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, worker.Join(ctx, line))
 	harness.Wait(t, "three Nodes at the second API server", func() error {
 		_, err := second.Run(ctx, "kubectl", "--server=https://"+second.Address+":6443", "get", "node", first.Name, second.Name, worker.Name)
 		return err
@@ -176,17 +124,11 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	for _, m := range []*Machine{first, second, worker} {
 		checkNoCAKey(t, m, pki)
 	}
-	said, err := os.ReadFile(log.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	said := must.Value(os.ReadFile(log.Name()))(t)
 	secrets := harness.NewSecrets()
 	secrets.Add("the operator", string(bearer[1]))
 	for _, ca := range cas {
-		content, err := os.ReadFile(filepath.Join(pki, ca+".key"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Value(os.ReadFile(filepath.Join(pki, ca+".key")))(t)
 		secrets.Add("the CA "+ca, strings.Split(string(content), "\n")[1]) // a line of the key
 	}
 	secrets.CheckAbsent(t, "the log", string(said))
@@ -214,18 +156,12 @@ func checkNoCAKey(t *testing.T, m *Machine, pki string) {
 		return found
 	}
 	public := func(key crypto.Signer) string {
-		der, err := x509.MarshalPKIXPublicKey(key.Public())
-		if err != nil {
-			t.Fatal(err)
-		}
+		der := must.Value(x509.MarshalPKIXPublicKey(key.Public()))(t)
 		return string(der)
 	}
 	secret := map[string]string{}
 	for _, ca := range cas {
-		content, err := os.ReadFile(filepath.Join(pki, ca+".key"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Value(os.ReadFile(filepath.Join(pki, ca+".key")))(t)
 		for _, key := range keys(content) {
 			secret[public(key)] = ca
 		}

@@ -12,19 +12,25 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
 // helmVersion is that of the Makefile.
 var helmVersion = regexp.MustCompile(`helm\.sh/helm/v3/cmd/helm@v\S+`)
 
-// TestHelmPage runs docs/helm.md on a cluster whose Nodes are not Ready, one section after the other. Workers join through
-// kubejoin before, during and after an upgrade, and while the leader's machine is lost.
+// TestHelmPage runs docs/helm.md on a cluster whose Nodes are not Ready, one section after the other. It takes the image of
+// docs/install.md, and the way with Helm of the page on migration. Workers join through kubejoin before, during and after
+// an upgrade, and while the leader's machine is lost.
 func TestHelmPage(t *testing.T) {
 	harness.Parallel(t)
 	before := takeStock(t)
 	p := newPair(t)
-	page := readPage(t, "docs/helm.md")
+	chart, operate, migration := readPage(t, "docs/helm.md"), readPage(t, "docs/operate.md"), readPage(t, "docs/migrate-from-kube-controller-manager.md")
+	image := readPage(t, "docs/install.md").blocks("Get the image")
+	if len(image) != 2 {
+		t.Fatalf("%d blocks of commands, want 2: in the clone, and on each control plane", len(image))
+	}
 	makefile, err := os.ReadFile(harness.RepositoryFile(t, "Makefile"))
 	p.must(err)
 	work := t.TempDir()
@@ -39,7 +45,7 @@ func TestHelmPage(t *testing.T) {
 	host(t, clone, "sh", "-euc", `
 		GOBIN="$1" go install "$2"
 		"$1/kubejoin" signer-config default > signers.yaml`, "fetch", bin, helmVersion.FindString(string(makefile)))
-	values := regexp.MustCompile("(?ms)^```yaml\n(# values\\.yaml\n.*?)^```$").FindStringSubmatch(page.content)
+	values := regexp.MustCompile("(?ms)^```yaml\n(# values\\.yaml\n.*?)^```$").FindStringSubmatch(chart.content)
 	if values == nil {
 		t.Fatal("docs/helm.md has no block that begins with # values.yaml")
 	}
@@ -47,21 +53,19 @@ func TestHelmPage(t *testing.T) {
 	p.must(os.WriteFile(filepath.Join(clone, "values.yaml"), []byte(here), 0o600))
 
 	version := strings.TrimSpace(host(t, clone, "git", "describe", "--tags", "--always", "--dirty"))
-	run := func(heading string) string {
+	runOf := func(of page, heading string) string {
 		t.Helper()
 		began := time.Now()
 		defer func() { t.Logf("%s: %.1f s", heading, time.Since(began).Seconds()) }()
-		return paste(t, p.first, bin, clone, "VERSION="+version+"\n"+page.section(heading))
+		return paste(t, p.first, bin, clone, "VERSION="+version+"\n"+of.section(heading))
 	}
+	run := func(heading string) string { t.Helper(); return runOf(chart, heading) }
 	const repository = "ghcr.io/kubejoin/kubejoin:"
-	image, next := repository+version, repository+version+"-next"
-	run("Get the image")
-	archive, err := os.Open(filepath.Join(clone, "dist", "kubejoin-"+version+"-linux-"+runtime.GOARCH+".image.tar"))
-	p.must(err)
-	defer archive.Close()
-	p.must(p.second.Import(t.Context(), archive))
+	first, next := repository+version, repository+version+"-next"
+	paste(t, p.first, bin, clone, image[0])
 	for _, m := range []*Machine{p.first, p.second} {
-		p.on(m, "ctr", "--namespace=k8s.io", "images", "tag", image, next)
+		paste(t, m, bin, filepath.Join(clone, "dist"), image[1])
+		p.on(m, "ctr", "--namespace=k8s.io", "images", "tag", first, next)
 	}
 	p.checkNoLogs()
 	if output := run("Install"); !strings.Contains(output, "WARNING: kube-controller-manager-control-1 still approves and signs") {
@@ -72,33 +76,30 @@ func TestHelmPage(t *testing.T) {
 	run("Configure signers")
 	// kube-controller-manager, which restarts next, has to create the new pod before.
 	p.kubectl("--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
-	p.joinSecond()
-	p.waitPods(image)
+	p.migrate(migration, "With Helm", bin, clone)
+	p.waitPods(first)
 
 	p.checkWorker(p.worker("worker-1", lineOf(t, paste(t, p.first, bin, clone, commandsOf(t, notes)))))
 	version += "-next"
 	p.joinDuring("upgrade", func() {
 		line := lineOf(t, run("Request join commands from any control plane"))
-		run("Upgrade")
+		runOf(operate, "Upgrade with Helm")
 		p.worker("worker-2", line)
 	})
 	p.waitPods(next)
 	p.joinDuring("rollback", func() {
-		run("Roll back")
+		runOf(operate, "Roll back with Helm")
 		p.worker("worker-3", p.request())
 	})
-	p.waitPods(image)
+	p.waitPods(first)
 	version = strings.TrimSuffix(version, "-next")
-	p.loseLeader(image)
+	p.loseLeader(first)
 
-	giveBack := page.section("Give the work back to kube-controller-manager")
-	for _, m := range []*Machine{p.first, p.second} {
-		paste(t, m, bin, clone, giveBack)
-	}
-	run("Remove")
+	p.giveBack(migration, bin, clone, "")
+	runOf(migration, "Remove the release")
 	p.checkGivenBack()
 	run("Install without Helm")
-	p.waitPods(image)
+	p.waitPods(first)
 
 	running := processesOf(p.Cluster)
 	if err := p.Delete(); err != nil {
@@ -136,11 +137,12 @@ func lineOf(t *testing.T, output string) string {
 	return ""
 }
 
-// TestStaticPodOnControlPlane runs the parts of docs/host.md on static pods, as [TestHelmPage] does with the chart.
+// TestStaticPodOnControlPlane runs the parts of docs/host.md on static pods, and the way with static pods of the page on
+// migration, as [TestHelmPage] does with the chart.
 func TestStaticPodOnControlPlane(t *testing.T) {
 	harness.Parallel(t)
 	p := newPair(t)
-	page := readPage(t, "docs/host.md")
+	page, operate, migration := readPage(t, "docs/host.md"), readPage(t, "docs/operate.md"), readPage(t, "docs/migrate-from-kube-controller-manager.md")
 	work := t.TempDir()
 	clone, bin, newBin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin"), filepath.Join(work, "new")
 	prepare(t, clone, bin)
@@ -158,16 +160,16 @@ func TestStaticPodOnControlPlane(t *testing.T) {
 		}
 	}
 	flags := "FLAGS='--advertise=" + joinHost + ":9443 --serving-allowed-cidr=" + network + ".0/24 --reserved-node-names=control-* " + webhookFlags + "'\n"
-	upgrade := flags + page.section("Upgrade a static pod")
+	upgrade := flags + operate.section("Upgrade static pods")
 
 	p.checkNoLogs()
 	stolen, err := p.joinLight(t.Context(), "stolen", p.on(p.first, "kubeadm", "token", "create", "--print-join-command")) // kube-controller-manager signs
 	p.must(err)
 	paste(t, p.first, bin, clone, page.section("Create the rights")+page.section("Create the kubeconfig")+page.section("Run a static pod")+upgrade)
-	p.joinSecond()
+	line := p.migrate(migration, "With static pods", bin, clone)
 	paste(t, p.second, bin, clone, page.section("Create the kubeconfig")+upgrade)
 	p.waitPods(images[0])
-	worker := p.worker("worker-1", p.request())
+	worker := p.worker("worker-7", line)
 	p.checkWorker(worker)
 	var other *Machine
 	p.joinDuring("upgrade", func() {
@@ -186,11 +188,8 @@ func TestStaticPodOnControlPlane(t *testing.T) {
 	p.waitPods(images[0])
 	p.loseLeader(images[0])
 
-	giveBack := readPage(t, "docs/helm.md").section("Give the work back to kube-controller-manager")
-	for _, m := range []*Machine{p.first, p.second} {
-		paste(t, m, bin, clone, giveBack+page.section("Remove a static pod"))
-	}
-	paste(t, p.first, bin, clone, page.section("Remove the rights"))
+	p.giveBack(migration, bin, clone, migration.section("Remove static pods"))
+	paste(t, p.first, bin, clone, migration.section("Remove the rights"))
 	p.checkGivenBack()
 }
 
@@ -201,16 +200,13 @@ type page struct {
 	left    map[string]bool // blocks that name the running test, and that it has not run yet
 }
 
-// block is a block of commands that a test runs.
-var block = regexp.MustCompile("(?ms)^<!-- run by (Test\\w+) -->\n```sh\n(.*?)^```$")
+// block is a block of commands, and the test in the comment above it.
+var block = regexp.MustCompile("(?ms)^(?:<!-- run by (Test\\w+) -->\n)?```sh\n(.*?)^```$")
 
 // readPage reads a page. The test fails unless it runs all blocks that name it.
 func readPage(t *testing.T, name string) page {
 	t.Helper()
-	content, err := os.ReadFile(harness.RepositoryFile(t, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Value(os.ReadFile(harness.RepositoryFile(t, name)))(t)
 	p := page{t, string(content), map[string]bool{}}
 	for _, m := range block.FindAllStringSubmatch(p.content, -1) {
 		if m[1] == t.Name() {
@@ -231,14 +227,26 @@ func (p page) section(heading string) string {
 	return strings.Join(p.blocks(heading), "")
 }
 
-// blocks returns the commands of a section, block by block.
+// blocks returns the commands of a section, block by block: those that name a test, or all if none does.
 func (p page) blocks(heading string) (commands []string) {
 	p.t.Helper()
+	var others []string
 	_, section, found := strings.Cut(p.content, "\n## "+heading+"\n")
+	if !found {
+		_, section, found = strings.Cut(p.content, "\n### "+heading+"\n")
+		section, _, _ = strings.Cut(section, "\n### ")
+	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	for _, m := range block.FindAllStringSubmatch(section, -1) {
+		if m[1] == "" {
+			others = append(others, m[2])
+			continue
+		}
 		commands = append(commands, m[2])
 		delete(p.left, m[2])
+	}
+	if len(commands) == 0 {
+		commands = others
 	}
 	if !found || len(commands) == 0 {
 		p.t.Fatalf("no commands in section %q", heading)

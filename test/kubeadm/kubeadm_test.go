@@ -8,16 +8,13 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
 func addMachine(t *testing.T, c *Cluster, name string) *Machine {
 	t.Helper()
-	m, err := c.AddMachine(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return must.Value(c.AddMachine(t.Context(), name))(t)
 }
 
 // buildStatic builds a kubejoin that runs in an image without a C library. The one of the harness has the race detector.
@@ -34,24 +31,15 @@ func buildStatic(t *testing.T) string {
 
 func checkServingCertificate(t *testing.T, control, worker *Machine) {
 	t.Helper()
-	ca, err := control.ReadFile(t.Context(), "/etc/kubernetes/pki/ca.crt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	chain, err := worker.ReadFile(t.Context(), "/var/lib/kubelet/pki/kubelet-server-current.pem")
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(control.ReadFile(t.Context(), "/etc/kubernetes/pki/ca.crt"))(t)
+	chain := must.Value(worker.ReadFile(t.Context(), "/var/lib/kubelet/pki/kubelet-server-current.pem"))(t)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	block, _ := pem.Decode(chain)
 	if block == nil {
 		t.Fatal("no certificate")
 	}
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	leaf := must.Value(x509.ParseCertificate(block.Bytes))(t)
 	for _, name := range []string{worker.Name, worker.Address} {
 		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: name}); err != nil {
 			t.Error(err)

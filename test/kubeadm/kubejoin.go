@@ -7,7 +7,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
@@ -45,37 +47,6 @@ func (c *Cluster) Install(ctx context.Context, image string) error {
 	})
 }
 
-// HandOver applies the patches of [AllSignersOff] to a running cluster, and returns when kube-controller-manager runs with
-// them.
-func (c *Cluster) HandOver(ctx context.Context) error {
-	patches, err := AllSignersOff()
-	if err != nil {
-		return err
-	}
-	return c.step("switching off the signer of kube-controller-manager", func() error {
-		if err := c.configure(ctx, patches); err != nil {
-			return err
-		}
-		if err := c.machines[0].kubeadm(ctx, "kubeadm init phase control-plane controller-manager --config="+Config); err != nil {
-			return err
-		}
-		ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not handed over after %v", startTimeout))
-		defer cancel()
-		return c.machines[0].init.WaitFor(ctx, func(ctx context.Context) error {
-			log, err := c.Kubectl(ctx, "--namespace=kube-system", "logs", "--selector=component=kube-controller-manager", "--tail=-1")
-			if err != nil {
-				return err
-			}
-			for _, controller := range []string{"approving", "signing"} {
-				if !strings.Contains(log, `is disabled" controller="certificatesigningrequest-`+controller+`-controller"`) {
-					return fmt.Errorf("the controller %s is not disabled", controller)
-				}
-			}
-			return nil
-		})
-	})
-}
-
 // JoinCommand requests a join command for one machine from kubejoin on the first control plane: see [Cluster.RequestJoin].
 func (c *Cluster) JoinCommand(ctx context.Context) (line string, err error) {
 	return c.RequestJoin(ctx, c.machines[0].Address, "maxNodes=1")
@@ -92,7 +63,8 @@ func (c *Cluster) permitControlPlanes(ctx context.Context) error {
 const requester = "requester"
 
 // RequestJoin requests a join command with curl, as a service account that may create tokens, on a machine outside the
-// cluster. Like the curl in docs/helm.md it retries. host is where kubejoin listens.
+// cluster. Like the curl in docs/helm.md it retries, but for as long as kubejoin may take to start on a busy machine. host is
+// where kubejoin listens.
 func (c *Cluster) RequestJoin(ctx context.Context, host, query string) (line string, err error) {
 	output, err := c.requestJoin(ctx, host, query)
 	return output[max(0, strings.LastIndex(output, "kubeadm join ")):], err // after the responses to failed attempts
@@ -106,7 +78,7 @@ func (c *Cluster) requestJoin(ctx context.Context, host, query string) (output s
 			return "", err
 		}
 	}
-	return run(ctx, c.outside.Command(ctx, "curl", "--config", curlrc, "--retry", "30", "--retry-delay", "1", "--retry-all-errors",
+	return run(ctx, c.outside.Command(ctx, "curl", "--config", curlrc, "--retry", strconv.Itoa(int(startTimeout/time.Second)), "--retry-delay", "1", "--retry-all-errors",
 		"--connect-timeout", "5", "--request", "POST", "https://"+net.JoinHostPort(host, "9443")+"/v1/token/print-join-command?"+query))
 }
 

@@ -1,20 +1,15 @@
 package kubeadm
 
 import (
-	"bufio"
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 // A stock is what a cluster could leave behind on the machine of the tests. Other tests run beside it, so it has nothing
@@ -23,10 +18,7 @@ type stock struct{ mounts, links, namespaces, cgroups, files []string }
 
 func takeStock(t *testing.T) (s stock) {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mounts := must.Value(os.ReadFile("/proc/self/mountinfo"))(t)
 	s.mounts = strings.Split(string(mounts), "\n")
 	s.links = glob(t, "/sys/class/net/*")
 	s.namespaces = glob(t, "/run/netns/*")
@@ -39,10 +31,7 @@ func takeStock(t *testing.T) (s stock) {
 func glob(t *testing.T, patterns ...string) (found []string) {
 	t.Helper()
 	for _, pattern := range patterns {
-		names, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		names := must.Value(filepath.Glob(pattern))(t)
 		found = append(found, names...)
 	}
 	return found
@@ -124,71 +113,4 @@ func processesOf(c *Cluster) map[string]string {
 		maps.Copy(found, processesBelow(m.init.PID()))
 	}
 	return found
-}
-
-// child is set in the process that [TestKilledRunLeavesNothingBehind] kills.
-const child = "KUBEJOIN_TEST_KILLED_CLUSTER"
-
-// bringUp makes a whole cluster with one machine.
-func bringUp(ctx context.Context, progress io.Writer) (*Cluster, error) {
-	c, err := New(ctx, progress)
-	if err != nil {
-		return nil, err
-	}
-	if _, err = c.AddMachine(ctx, "control-1"); err == nil {
-		err = c.Init(ctx, "")
-	}
-	return c, err
-}
-
-// TestKilledRunLeavesNothingBehind kills a process that has a whole cluster. The next run removes what is left, works, and
-// leaves nothing behind either.
-func TestKilledRunLeavesNothingBehind(t *testing.T) {
-	harness.Parallel(t)
-	Need(t)
-	before := takeStock(t)
-	killed := exec.CommandContext(t.Context(), os.Args[0])
-	killed.Env = append(os.Environ(), child+"=1")
-	output, err := killed.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := killed.Start(); err != nil {
-		t.Fatal(err)
-	}
-	name := ""
-	for lines := bufio.NewScanner(output); name == "" && lines.Scan(); {
-		t.Log(lines.Text())
-		name, _ = strings.CutPrefix(lines.Text(), "up: ")
-		if name == lines.Text() {
-			name = ""
-		}
-	}
-	first := processesBelow(killed.Process.Pid)
-	if err := errors.Join(killed.Process.Kill(), killed.Wait()); name == "" {
-		t.Fatalf("the process to kill made no cluster: %v", err)
-	}
-	harness.Wait(t, "end of the processes", func() error {
-		all := allProcesses()
-		for id, command := range first {
-			if _, found := all[id]; found {
-				return fmt.Errorf("process %s runs: %s", id, command)
-			}
-		}
-		return nil
-	})
-	if len(glob(t, filepath.Join(os.TempDir(), name))) == 0 {
-		t.Error("the killed run left no folder behind: the check of the next run could not fail")
-	}
-
-	c, err := bringUp(t.Context(), t.Output())
-	if c == nil {
-		t.Fatal(err)
-	}
-	before.compare(t, name, first)
-	second := processesOf(c)
-	if err := errors.Join(err, c.Delete()); err != nil {
-		t.Error(err)
-	}
-	before.compare(t, c.name, second)
 }

@@ -61,21 +61,52 @@ func (p *pair) kubectl(args ...string) string {
 	return p.on(p.first, append([]string{"kubectl"}, args...)...)
 }
 
-// joinSecond joins the second control plane, while kubejoin takes over from the kube-controller-manager of the first one.
-// That of the second one never signs.
-func (p *pair) joinSecond() {
+// migrate moves the work of kube-controller-manager to kubejoin, as the page says for a way to run it. The second control
+// plane joins meanwhile: its kube-controller-manager never signs. migrate returns the join command that the page prints.
+func (p *pair) migrate(page page, way, bin, clone string) (line string) {
 	p.t.Helper()
-	handed := make(chan error, 1)
-	defer func() { p.must(<-handed) }()
-	go func() { handed <- p.HandOver(p.t.Context()) }()
+	off := page.blocks("Switch the controllers off")
+	if len(off) != 2 {
+		p.t.Fatalf("%d blocks of commands, want 2: once for the cluster, and on each control plane", len(off))
+	}
+	paste(p.t, p.first, bin, clone, page.section(way)+off[0])
+	p.joinSecond(func() { paste(p.t, p.first, bin, clone, off[1]) })
+	paste(p.t, p.second, bin, clone, off[1])
+	return lineOf(p.t, paste(p.t, p.first, bin, clone, page.section("Check the cluster")))
+}
+
+// giveBack starts the controllers of kube-controller-manager again, as the page says, and runs more commands on each
+// control plane.
+func (p *pair) giveBack(page page, bin, clone, more string) {
+	p.t.Helper()
+	back := page.blocks("Go back")
+	if len(back) != 3 {
+		p.t.Fatalf("%d blocks of commands, want 3: once for the cluster, on each control plane, and a check", len(back))
+	}
+	paste(p.t, p.first, bin, clone, back[0])
+	for _, m := range []*Machine{p.first, p.second} {
+		paste(p.t, m, bin, clone, back[1])
+	}
+	paste(p.t, p.first, bin, clone, back[2])
+	for _, m := range []*Machine{p.first, p.second} {
+		paste(p.t, m, bin, clone, more)
+	}
+}
+
+// joinSecond joins the second control plane while work runs.
+func (p *pair) joinSecond(work func()) {
+	p.t.Helper()
 	output := p.on(p.first, "kubeadm", "init", "phase", "upload-certs", "--upload-certs", "--config="+Config)
 	key := output[strings.LastIndex(output, "\n")+1:]
 	p.kubectl("create", "clusterrolebinding", "control-planes", "--clusterrole=kubejoin:token-admin", "--serviceaccount=default:"+requester)
 	line, err := p.RequestJoin(p.t.Context(), joinHost, "maxNodes=1&role=control-plane")
 	p.must(err)
-	patches, err := AllSignersOff()
-	p.must(err)
-	p.must(p.second.Join(p.t.Context(), strings.TrimSpace(line)+" --control-plane --certificate-key="+key+" --patches="+patches))
+	joined := make(chan error, 1)
+	go func() {
+		joined <- p.second.Join(p.t.Context(), strings.TrimSpace(line)+" --control-plane --certificate-key="+key)
+	}()
+	work()
+	p.must(<-joined)
 }
 
 // worker joins a machine by a join command.
@@ -160,31 +191,44 @@ func (p *pair) joinLightOnce(ctx context.Context, name string) (lightNode, error
 	return p.joinLight(ctx, name, line)
 }
 
-// joinDuring joins light nodes one after the other while work runs. It fails the test unless all of them join.
+// joinDuring requests join commands and joins light nodes, one after the other, while work runs.
 func (p *pair) joinDuring(what string, work func()) {
+	p.t.Helper()
+	const pause = 200 * time.Millisecond // leaves the processors to the rest
+	p.repeatDuring(what, pause, func(name string) error {
+		_, err := p.joinLightOnce(p.t.Context(), name)
+		return err
+	}, work)
+}
+
+// repeatDuring calls join with names of nodes, one after the other, while work runs. It fails the test unless all of them
+// join, also if work ends the test.
+func (p *pair) repeatDuring(what string, pause time.Duration, join func(name string) error, work func()) {
 	p.t.Helper()
 	stop, failed, count := make(chan struct{}), make(chan error, 1), 0
 	go func() {
 		var err error
 		for {
 			count++
-			if _, failure := p.joinLightOnce(p.t.Context(), fmt.Sprintf("%s-%d", what, count)); failure != nil {
+			if failure := join(fmt.Sprintf("%s-%d", what, count)); failure != nil {
 				err = errors.Join(err, fmt.Errorf("node %d: %w", count, failure))
 			}
 			select {
 			case <-stop:
 				failed <- err
 				return
-			case <-time.After(200 * time.Millisecond): // leave the processors to the rest
+			case <-time.After(pause):
 			}
 		}
 	}()
-	func() {
-		defer close(stop)
-		work()
+	defer func() {
+		close(stop)
+		if err := <-failed; err != nil {
+			p.t.Error(err)
+		}
+		p.t.Logf("%s: %d nodes joined", what, count)
 	}()
-	p.must(<-failed)
-	p.t.Logf("%s: %d nodes joined", what, count)
+	work()
 }
 
 // loseLeader stops the kubelet of the leader's machine, kills the leader and deletes its pod. Nodes join and renew through

@@ -11,11 +11,17 @@ import (
 
 func TestMain(m *testing.M) {
 	var err error
-	switch node := os.Getenv(nodeChild); {
-	case node != "":
-		err = playNode(context.Background(), node)
-	case os.Getenv(child) != "":
-		err = waitToBeKilled()
+	switch {
+	case os.Getenv(probeChild) != "":
+		err = playProbe()
+	case os.Getenv(killerChild) != "":
+		err = playKiller(os.Getenv(killerChild))
+	case os.Getenv(tracerChild) != "":
+		err = playTracer(os.Getenv(tracerChild), os.Args[1:])
+	case os.Getenv(writerChild) != "":
+		err = playWrites(os.Getenv(writerChild))
+	case os.Getenv(nodeChild) != "":
+		err = playNode(context.Background(), os.Getenv(nodeChild))
 	default:
 		harness.Main(m)
 	}
@@ -23,13 +29,4 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-}
-
-func waitToBeKilled() error {
-	c, err := bringUp(context.Background(), os.Stdout)
-	if err != nil {
-		return err
-	}
-	fmt.Println("up: " + c.name)
-	select {} // until the test kills this process
 }

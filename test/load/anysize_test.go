@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -68,9 +69,7 @@ func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	args[2] = last.Reveal()
-	if _, err := s.Join(ctx, "worker-1", args); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.Join(ctx, "worker-1", args))(t)
 	checkReportsFull(t, s)
 	other := withoutAdvertise(t, s)
 	start = time.Now()
@@ -137,10 +136,7 @@ func TestJoinsWithMoreTokensThanConfigMapHolds(t *testing.T) {
 // startPlain starts kubejoin built as shipped, without the race detector.
 func startPlain(t *testing.T, s *harness.Site, flags ...string) {
 	t.Helper()
-	file, err := plain()
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Value(plain())(t)
 	s.Program = harness.StartBinary(t, file, s.WorkDir, s.Curlrc(), flags...)
 	s.Program.Secrets = s.Secrets
 	s.WaitReady(t, s.CAFile())
@@ -170,10 +166,7 @@ func newLoad(t *testing.T, c *cluster.Cluster) load {
 		config := c.AdminConfig()
 		config.QPS = -1
 		config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
-		client, err := kubernetes.NewForConfig(config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		client := must.Value(kubernetes.NewForConfig(config))(t)
 		clients[i] = client
 	}
 	return clients

@@ -1,11 +1,8 @@
 package load
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -16,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -40,16 +38,10 @@ func usageOf(t *testing.T, p *harness.Program) usage {
 		t.Fatal("needs /proc")
 	}
 	dir := fmt.Sprint("/proc/", p.PID())
-	files, err := os.ReadDir(dir + "/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Value(os.ReadDir(dir + "/fd"))(t)
 	u := usage{descriptors: len(files)}
 	pages := strings.Fields(string(harness.ReadFile(t, dir+"/statm")))[1]
-	n, err := strconv.ParseInt(pages, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := must.Value(strconv.ParseInt(pages, 10, 64))(t)
 	u.resident = n * int64(os.Getpagesize())
 	_, metrics, err := p.Get(t.Context(), "/metrics", p.Bearer(t))
 	if err != nil {
@@ -179,7 +171,7 @@ func TestStandaloneChurnLeaksNothing(t *testing.T) {
 	var size []int64
 	checkNoGrowth(t, p, 3, 5, func(int) {
 		each(tokensARound, func(int) {
-			if err := post(t.Context(), p, "/v1/token/print-join-command?ttl=5s", bearer); err != nil {
+			if _, err := mint(t.Context(), p, bearer, "?ttl=5s"); err != nil {
 				t.Error(err)
 			}
 		})
@@ -190,10 +182,7 @@ func TestStandaloneChurnLeaksNothing(t *testing.T) {
 			}
 			return err
 		})
-		info, err := os.Stat(filepath.Join(dataDir, "kubejoin.db"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Value(os.Stat(filepath.Join(dataDir, "kubejoin.db")))(t)
 		size = append(size, info.Size())
 	})
 	// The file grows by doubling. 500 tokens at once need 1 MiB, and all 4,000 need 4 MiB.
@@ -201,22 +190,4 @@ func TestStandaloneChurnLeaksNothing(t *testing.T) {
 		t.Errorf("got kubejoin.db with %d bytes, want at most 2 MiB", last)
 	}
 	t.Logf("kubejoin.db after each round: %d bytes", size)
-}
-
-func post(ctx context.Context, p *harness.Program, path, bearer string) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+p.Endpoint+path, nil)
-	if err != nil {
-		return err
-	}
-	r.Header.Set("Authorization", "Bearer "+bearer)
-	answer, err := p.HTTP.Do(r)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = answer.Body.Close() }()
-	body, err := io.ReadAll(answer.Body)
-	if err == nil && answer.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s %s", answer.Status, body)
-	}
-	return err
 }

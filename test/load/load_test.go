@@ -2,7 +2,6 @@ package load
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -22,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -40,10 +40,7 @@ var plain = sync.OnceValues(func() (string, error) {
 // serveWithTokens starts a standalone kubejoin with n tokens.
 func serveWithTokens(t *testing.T, n int, flags ...string) *harness.Program {
 	t.Helper()
-	file, err := plain()
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Value(plain())(t)
 	dataDir := filepath.Join(t.TempDir(), "data")
 	if n > 0 {
 		fill(t, dataDir, n)
@@ -56,13 +53,8 @@ func serveWithTokens(t *testing.T, n int, flags ...string) *harness.Program {
 // fill stores n tokens in a new data folder.
 func fill(t *testing.T, dataDir string, n int) {
 	t.Helper()
-	if err := os.Mkdir(dataDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	store, err := boltstore.Open(filepath.Join(dataDir, "kubejoin.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(dataDir, 0o700))
+	store := must.Value(boltstore.Open(filepath.Join(dataDir, "kubejoin.db")))(t)
 	var writers sync.WaitGroup
 	for range 200 { // concurrent writes share fsyncs
 		writers.Go(func() {
@@ -75,24 +67,16 @@ func fill(t *testing.T, dataDir string, n int) {
 		})
 	}
 	writers.Wait()
-	if err := store.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, store.Close())
 }
 
 // resident returns the resident memory of the program in MiB.
 func resident(t *testing.T, p *harness.Program) float64 {
 	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID())))(t)
 	for line := range strings.Lines(string(status)) {
 		if value, found := strings.CutPrefix(line, "VmRSS:"); found {
-			kib, err := strconv.Atoi(strings.Fields(value)[0])
-			if err != nil {
-				t.Fatal(err)
-			}
+			kib := must.Value(strconv.Atoi(strings.Fields(value)[0]))(t)
 			return float64(kib) / 1024
 		}
 	}
@@ -103,10 +87,7 @@ func resident(t *testing.T, p *harness.Program) float64 {
 // descriptors returns the number of open files and connections of the program.
 func descriptors(t *testing.T, p *harness.Program) int {
 	t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Value(os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID())))(t)
 	return len(entries)
 }
 
@@ -156,21 +137,11 @@ func probe(c *tls.Conn) error {
 }
 
 // mint requests a join command as an operator, and returns the time this took.
-func mint(ctx context.Context, p *harness.Program, bearer string) (time.Duration, error) {
+func mint(ctx context.Context, p *harness.Program, bearer, query string) (time.Duration, error) {
 	start := time.Now()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+p.Endpoint+"/v1/token/print-join-command", nil)
-	if err != nil {
-		return 0, err
-	}
-	r.Header.Set("Authorization", "Bearer "+bearer)
-	response, err := p.HTTP.Do(r)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = response.Body.Close() }()
-	body, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != http.StatusOK || !bytes.HasPrefix(body, []byte("kubeadm join ")) {
-		return 0, fmt.Errorf("%s %v", response.Status, err)
+	status, body, err := p.Do(ctx, http.MethodPost, "/v1/token/print-join-command"+query, bearer)
+	if err != nil || status != http.StatusOK || !strings.HasPrefix(body, "kubeadm join ") {
+		return 0, fmt.Errorf("got %d %v, want a join command", status, err)
 	}
 	return time.Since(start), nil
 }
@@ -180,9 +151,7 @@ func mint(ctx context.Context, p *harness.Program, bearer string) (time.Duration
 func TestServesBesideIdleConnections(t *testing.T) {
 	const connections = 10_000
 	var files syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files))
 	if need := uint64(connections*4/3 + 100); files.Cur < need { // Go raises the soft limit to the hard limit
 		t.Fatalf("got a limit of %d file descriptors, want %d: raise the hard limit (ulimit -n)", files.Cur, need)
 	}
@@ -221,7 +190,7 @@ func TestServesBesideIdleConnections(t *testing.T) {
 	if now := descriptors(t, p); now < connections {
 		t.Errorf("got %d descriptors, want at least %d, one for each connection", now, connections)
 	}
-	took, err := mint(t.Context(), p, bearer)
+	took, err := mint(t.Context(), p, bearer, "")
 	if err != nil {
 		t.Error(err)
 	}
@@ -257,10 +226,7 @@ func TestDiscardsUnauthenticatedBodies(t *testing.T) {
 	var all sync.WaitGroup
 	var answered atomic.Int64
 	for range clients {
-		c, err := dial(t.Context(), p, 2)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Value(dial(t.Context(), p, 2))(t)
 		all.Go(func() {
 			defer func() { _ = c.NetConn().Close() }()
 			<-start
@@ -302,21 +268,13 @@ func TestDiscardsUnauthenticatedBodies(t *testing.T) {
 // TestDiscoveryFloodDoesNotBlockJoinCommands requests cluster-info as fast as possible. It catches join commands that
 // fail meanwhile: they have separate slots, even if clients have no rate limit.
 func TestDiscoveryFloodDoesNotBlockJoinCommands(t *testing.T) {
-	for _, n := range []int{0, 12_000} {
-		t.Run(fmt.Sprintf("tokens=%d", n), func(t *testing.T) { floodOfDiscovery(t, n, 0, "--client-qps=0") })
-	}
-	// A rate limit applies to each address. The flood does not use up the rate of other addresses.
-	t.Run("rate", func(t *testing.T) { floodOfDiscovery(t, 0, 100, "--client-qps=100", "--client-burst=500") })
-}
-
-func floodOfDiscovery(t *testing.T, n, rate int, flags ...string) {
-	const flooders, joins = 64, 200
-	p := serveWithTokens(t, n, flags...)
+	const n, flooders, joins = 12_000, 64, 200
+	p := serveWithTokens(t, n, "--client-qps=0")
 	bearer := p.Bearer(t)
 	before := descriptors(t, p)
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
-	var answered, refused, tooMany, failed atomic.Int64
+	var answered, refused, failed atomic.Int64
 	var flood sync.WaitGroup
 	began := time.Now()
 	for range flooders {
@@ -347,8 +305,6 @@ func floodOfDiscovery(t *testing.T, n, rate int, flags ...string) {
 					answered.Add(1)
 				case http.StatusServiceUnavailable:
 					refused.Add(1)
-				case http.StatusTooManyRequests:
-					tooMany.Add(1)
 				default:
 					t.Errorf("discovery: %s", response.Status)
 				}
@@ -361,7 +317,7 @@ func floodOfDiscovery(t *testing.T, n, rate int, flags ...string) {
 	for range 4 {
 		joiners.Go(func() {
 			for range joins / 4 {
-				took, err := mint(ctx, p, bearer)
+				took, err := mint(ctx, p, bearer, "")
 				if err != nil {
 					t.Errorf("join command: %v", err)
 					return
@@ -374,100 +330,16 @@ func floodOfDiscovery(t *testing.T, n, rate int, flags ...string) {
 	}
 	joiners.Wait()
 	lasted := time.Since(began)
-	for rate > 0 && tooMany.Load() == 0 && ctx.Err() == nil { // until the flood exceeds its burst
-		time.Sleep(10 * time.Millisecond)
-	}
 	stop()
 	flood.Wait()
 	if n := failed.Load(); n > 0 {
 		t.Errorf("got %d failed requests of the flood, want none", n)
 	}
-	// A client has two buckets. Concurrent requests may take the last token of different buckets, so allow 5 % more.
-	if most := 1.05 * (500 + float64(rate)*time.Since(began).Seconds()); rate > 0 && (tooMany.Load() == 0 || float64(answered.Load()) > most) || rate == 0 && tooMany.Load() > 0 {
-		t.Errorf("got %d responses 200 and %d responses 429 in the flood with a rate of %d, want at most %.0f of the first", answered.Load(), tooMany.Load(), rate, most)
-	}
 	if len(times) != joins {
 		t.Fatalf("got %d join commands, want %d", len(times), joins)
 	}
 	slices.Sort(times)
-	t.Logf("%d join commands beside %.0f discovery responses a second (%d refused, %d too many): p50 %s, p99 %s; %.0f MiB resident", joins,
-		float64(answered.Load())/lasted.Seconds(), refused.Load(), tooMany.Load(), times[joins/2].Round(time.Millisecond/10), times[joins*99/100].Round(time.Millisecond/10), resident(t, p))
+	t.Logf("%d join commands beside %.0f discovery responses a second (%d refused): p50 %s, p99 %s; %.0f MiB resident", joins,
+		float64(answered.Load())/lasted.Seconds(), refused.Load(), times[joins/2].Round(time.Millisecond/10), times[joins*99/100].Round(time.Millisecond/10), resident(t, p))
 	waitDescriptors(t, p, before)
-}
-
-// TestClosesAbandonedConnections catches descriptors that leak when a client resets a connection or never completes the
-// TLS handshake.
-func TestClosesAbandonedConnections(t *testing.T) {
-	p := serveWithTokens(t, 0)
-	before := descriptors(t, p)
-	for i := range 500 {
-		conn, err := net.Dial("tcp", p.Endpoint)
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch i % 3 {
-		case 0: // a reset
-			_ = conn.(*net.TCPConn).SetLinger(0)
-			_ = conn.Close()
-		case 1: // half a handshake, then nothing
-			_, _ = conn.Write([]byte{22, 3, 1, 2, 0, 1})
-			defer func() { _ = conn.Close() }()
-		case 2: // half closed, then nothing
-			_ = conn.(*net.TCPConn).CloseWrite()
-			defer func() { _ = conn.Close() }()
-		}
-	}
-	waitDescriptors(t, p, before)
-	if _, err := mint(t.Context(), p, p.Bearer(t)); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestConnectionFloodDoesNotBlockOtherClients opens and closes connections from one address as fast as possible. It
-// catches TLS handshakes beyond the rate, other clients that get no response, and leaked descriptors.
-func TestConnectionFloodDoesNotBlockOtherClients(t *testing.T) {
-	const joins = 100
-	p := serveWithTokens(t, 0, "--client-qps=20", "--client-burst=200")
-	bearer := p.Bearer(t)
-	before, memory := descriptors(t, p), resident(t, p)
-	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer stop()
-	var shaken, refused atomic.Int64
-	var flood sync.WaitGroup
-	began := time.Now()
-	for range 32 {
-		flood.Go(func() {
-			d := tls.Dialer{
-				NetDialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}},
-				Config:    &tls.Config{InsecureSkipVerify: true}, // a flood does not verify
-			}
-			for ctx.Err() == nil {
-				c, err := d.DialContext(ctx, "tcp", p.Endpoint)
-				if err != nil {
-					refused.Add(1)
-					continue
-				}
-				shaken.Add(1)
-				_ = c.(*tls.Conn).NetConn().Close()
-			}
-		})
-	}
-	for range joins {
-		if _, err := mint(ctx, p, bearer); err != nil {
-			t.Fatalf("join command: %v", err)
-		}
-	}
-	for refused.Load() == 0 { // until the flood exceeds its burst
-		if status, _, err := p.Get(ctx, harness.ClusterInfoPath, ""); err != nil || status != 200 && status != 429 {
-			t.Fatalf("discovery: %d %v", status, err)
-		}
-	}
-	stop()
-	flood.Wait()
-	lasted := time.Since(began)
-	if most := 200 + 20*lasted.Seconds() + 10; float64(shaken.Load()) > most || refused.Load() == 0 {
-		t.Errorf("got %d handshakes in %s and %d refused connections, want at most %.0f handshakes and some refused", shaken.Load(), lasted, refused.Load(), most)
-	}
-	waitDescriptors(t, p, before)
-	t.Logf("%d join commands beside %d handshakes and %d refused connections in %s; %.0f MiB resident, %.0f before", joins, shaken.Load(), refused.Load(), lasted.Round(time.Millisecond), resident(t, p), memory)
 }

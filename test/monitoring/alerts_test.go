@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"sigs.k8s.io/yaml"
 )
@@ -22,9 +23,7 @@ type rule struct {
 func rules(t *testing.T) []rule {
 	t.Helper()
 	var file struct{ Groups []struct{ Rules []rule } }
-	if err := yaml.Unmarshal(harness.ReadFile(t, harness.RepositoryFile(t, rulesFile)), &file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(harness.ReadFile(t, harness.RepositoryFile(t, rulesFile)), &file))
 	if len(file.Groups) != 1 || len(file.Groups[0].Rules) == 0 {
 		t.Fatalf("%s has no group of rules", rulesFile)
 	}
@@ -67,9 +66,7 @@ func TestAlertRules(t *testing.T) {
 			} `json:"promql_expr_test"`
 		}
 	}
-	if err := yaml.Unmarshal(cases, &file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(cases, &file))
 	fired := map[string]map[string]bool{} // labels by alert
 	for _, test := range file.Tests {
 		for _, query := range test.Queries {

@@ -22,6 +22,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -38,6 +39,9 @@ var rare = map[string]string{
 	"kubejoin_csr_shared_node_names_total":           "each node name has one key",
 	"kubejoin_issuance_record_failures_total":        "the disk works",
 	"kubejoin_signer_ca_not_after_timestamp_seconds": "needs a signer with a CA of its own",
+	"kubejoin_ca_rotation_stage_timestamp_seconds":   "no CA rotation is in progress",
+	"kubejoin_ca_rotation_behind":                    "no CA rotation is in progress",
+	"kubejoin_ca_rotation_certificates":              "no CA rotation is in progress",
 }
 
 // TestPrometheusScrapesAsTheDocsSay scrapes kubejoin with the settings of the chart's ServiceMonitor and the token that
@@ -119,30 +123,16 @@ func use(t *testing.T, s *harness.Site) {
 	_, token := s.JoinArgs(t, "?ttl=1h&maxNodes=1")
 	machine := harness.AsToken(t, s.Cluster, token.ID())
 	for _, node := range []string{"worker-1", "worker-2"} { // the second one is refused
-		if err := harness.CreateRequest(t.Context(), machine, node, certificates.KubeAPIServerClientKubeletSignerName, node); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, harness.CreateRequest(t.Context(), machine, node, certificates.KubeAPIServerClientKubeletSignerName, node))
 		if node == "worker-1" {
 			s.WaitIssued(t, node)
 		}
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:worker-3", Organization: []string{"system:nodes"}}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := http.NewRequestWithContext(t.Context(), "POST", "https://"+s.Endpoint+"/v1/certificate", bytes.NewReader(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})))
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	der := must.Value(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:worker-3", Organization: []string{"system:nodes"}}}, key))(t)
+	r := must.Value(http.NewRequestWithContext(t.Context(), "POST", "https://"+s.Endpoint+"/v1/certificate", bytes.NewReader(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))))(t)
 	r.Header.Set("Authorization", "Bearer "+token.ID()+"."+token.RevealSecret())
-	response, err := s.HTTP.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := must.Value(s.HTTP.Do(r))(t)
 	_ = response.Body.Close()
 	if response.StatusCode != http.StatusForbidden {
 		t.Errorf("got %s for a certificate with a spent token, want 403", response.Status)
@@ -167,10 +157,7 @@ func startPrometheus(t *testing.T, s *harness.Site) prometheus {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("commands of docs/metrics.md: %v\n%s", err, out)
 	}
-	token, err := base64.StdEncoding.DecodeString(s.RunKubectl(t, "-n", "kubejoin-system", "get", "secret", "kubejoin-metrics", "-o", "jsonpath={.data.token}"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	token := must.Value(base64.StdEncoding.DecodeString(s.RunKubectl(t, "-n", "kubejoin-system", "get", "secret", "kubejoin-metrics", "-o", "jsonpath={.data.token}")))(t)
 	s.Secrets.Add("Prometheus", string(token))
 	address := harness.FreeAddress(t)
 	for name, content := range map[string]string{
@@ -190,10 +177,8 @@ scrape_configs:
 	} {
 		harness.ReplaceFile(t, filepath.Join(dir, name), []byte(content))
 	}
-	if _, err := s.StartProcess("prometheus", exec.Command("prometheus", "--config.file="+filepath.Join(dir, "prometheus.yaml"),
-		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)); err != nil {
-		t.Fatal(err)
-	}
+	must.Value(s.StartProcess("prometheus", exec.Command("prometheus", "--config.file="+filepath.Join(dir, "prometheus.yaml"),
+		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)))(t)
 	return prometheus{"http://" + address}
 }
 
@@ -239,9 +224,7 @@ var ofHistogram = regexp.MustCompile(`_(bucket|sum|count)$`)
 func (p prometheus) series(t *testing.T) map[string]map[string]sets.Set[string] {
 	t.Helper()
 	var data []map[string]string
-	if err := p.get(t.Context(), "/api/v1/series?match[]="+url.QueryEscape(`{job="kubejoin"}`), &data); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.get(t.Context(), "/api/v1/series?match[]="+url.QueryEscape(`{job="kubejoin"}`), &data))
 	all := map[string]map[string]sets.Set[string]{}
 	for _, labels := range data {
 		name := ofHistogram.ReplaceAllString(labels["__name__"], "")
@@ -268,9 +251,7 @@ var added = sets.New("__name__", "job", "instance", "le")
 func (p prometheus) types(t *testing.T) map[string]string {
 	t.Helper()
 	var data map[string][]struct{ Type string }
-	if err := p.get(t.Context(), "/api/v1/metadata", &data); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.get(t.Context(), "/api/v1/metadata", &data))
 	all := map[string]string{}
 	for name, meta := range data {
 		all[name] = meta[0].Type
@@ -325,9 +306,7 @@ func targets(t *testing.T) (all []target) {
 			Datasource  struct{ UID string }
 		}
 	}
-	if err := json.Unmarshal(harness.ReadFile(t, harness.RepositoryFile(t, "deploy/chart/kubejoin/files/dashboard.json")), &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(harness.ReadFile(t, harness.RepositoryFile(t, "deploy/chart/kubejoin/files/dashboard.json")), &dashboard))
 	if dashboard.UID != "kubejoin" || dashboard.SchemaVersion < 39 {
 		t.Errorf("got uid %q and schema %d, want kubejoin and at least 39", dashboard.UID, dashboard.SchemaVersion)
 	}

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
 func TestFindsGuards(t *testing.T) {
@@ -34,9 +36,7 @@ func TestFindsGuards(t *testing.T) {
 		"function in function": {`func f() { g(func() error { if a { return err }; return nil }) }`, []string{"a"}},
 	} {
 		path := filepath.Join(t.TempDir(), "x.go")
-		if err := os.WriteFile(path, []byte("package x\n"+test.function), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(path, []byte("package x\n"+test.function), 0o600))
 		source, guards, err := guardsOf(path, 1)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -56,9 +56,7 @@ func TestFindsGuards(t *testing.T) {
 
 func TestSwitchesKeepConditions(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.go")
-	if err := os.WriteFile(path, []byte("package x\nfunc f() bool {\n\tif a == 1 || b { return false }\n\treturn c && d\n}"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, []byte("package x\nfunc f() bool {\n\tif a == 1 || b { return false }\n\treturn c && d\n}"), 0o600))
 	source, _, err := guardsOf(path, 7)
 	want := "package x\nfunc f() bool {\n\tif ((a == 1) && mutant(7)) || ((b) && mutant(8)) { return false }\n\treturn ((c) || !mutant(9)) && ((d) || !mutant(10))\n}"
 	if err != nil || source != want {
@@ -95,13 +93,10 @@ func TestExplanationNeedsGuard(t *testing.T) {
 // A change of a condition must change its line in explained.txt, or remove it.
 func TestExplainedGuardsExist(t *testing.T) {
 	t.Chdir("../..")
-	text, err := os.ReadFile(explainedFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Value(os.ReadFile(explainedFile))(t)
 	var guards []*guard
 	for _, folder := range strings.Fields(guarded) {
-		err := filepath.WalkDir(strings.TrimSuffix(folder, "..."), func(path string, d fs.DirEntry, err error) error {
+		must.OK(t, filepath.WalkDir(strings.TrimSuffix(folder, "..."), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
@@ -111,10 +106,7 @@ func TestExplainedGuardsExist(t *testing.T) {
 			}
 			guards = append(guards, found...)
 			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	stale, err := explain(guards, string(text))
 	if err != nil {

@@ -53,33 +53,15 @@ func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 		Site: harness.PrepareSite(t, cluster.Options{}), faults: &faults.Transport{Seed: harness.Seed(t), Rate: 0.3}, log: &logs.Buffer{},
 	}
 	w.Ledger, w.machine = harness.NewLedger(t, w.Cluster), harness.AsMachine(t, w.Cluster)
-	config, err := w.Config(w.OwnKubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Value(w.Config(w.OwnKubeconfig))(t)
 	config.Wrap(w.faults.Wrap)
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Value(kubernetes.NewForConfig(config))(t)
 	log := slog.New(slog.NewTextHandler(w.log, nil))
-	store, err := secretstore.Open(t.Context(), client, log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Value(secretstore.Open(t.Context(), client, log))(t)
 	w.info = configmap.Open(t.Context(), client)
-	ca, err := signer.LoadCA(w.CAFile(), w.CAKeyFile())
-	if err != nil {
-		t.Fatal(err)
-	}
-	claims, err := secretstore.OpenClaims(t.Context(), client, store, "kubejoin-system", log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	nodes, err := kubefacts.OpenNodes(t.Context(), client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(signer.LoadCA(w.CAFile(), w.CAKeyFile()))(t)
+	claims := must.Value(secretstore.OpenClaims(t.Context(), client, store, "kubejoin-system", log))(t)
+	nodes := must.Value(kubefacts.OpenNodes(t.Context(), client))(t)
 	authority := &signer.Authority{
 		Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))),
 		Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log}, Record: &harness.InProcess,

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -110,11 +111,7 @@ func (r *rush) finish() { close(r.rest) }
 // cpu returns the CPU time that kubejoin has used.
 func cpu(t *testing.T, p *harness.Program) time.Duration {
 	t.Helper()
-	used, err := p.CPU()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return used
+	return must.Value(p.CPU())(t)
 }
 
 // loopSteps returns the total number of steps of all loops.
@@ -122,10 +119,7 @@ func loopSteps(t *testing.T, p *harness.Program) (n int) {
 	t.Helper()
 	for line := range strings.Lines(p.Metrics(t)) {
 		if strings.HasPrefix(line, "kubejoin_loop_steps_total{") {
-			value, err := strconv.Atoi(strings.TrimSpace(line[strings.LastIndexByte(line, ' '):]))
-			if err != nil {
-				t.Fatal(err)
-			}
+			value := must.Value(strconv.Atoi(strings.TrimSpace(line[strings.LastIndexByte(line, ' '):])))(t)
 			n += value
 		}
 	}
@@ -162,9 +156,7 @@ func TestRecoversFromAPIServerOutage(t *testing.T) {
 	if steps > 60 || lines > 400 || spent > 3*time.Second {
 		t.Errorf("busy loop: got %d steps, %d lines, %s of CPU, want at most 60, 400 and 3s", steps, lines, spent)
 	}
-	if err := s.StartAPIServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, s.StartAPIServer(ctx))
 	back := time.Now()
 	r.asking.Wait()
 	asked := time.Now()

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -29,16 +30,11 @@ func stopInTheMiddle(t *testing.T, s *harness.Site) {
 	t.Helper()
 	s.WaitLeader(t)
 	const body = `{"ttl": "1h"}`
-	conn, err := tls.Dial("tcp", s.Endpoint, &tls.Config{RootCAs: s.Roots})
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Value(tls.Dial("tcp", s.Endpoint, &tls.Config{RootCAs: s.Roots}))(t)
 	defer conn.Close()
 	half := func(text string) {
 		t.Helper()
-		if _, err := io.WriteString(conn, text); err != nil {
-			t.Fatal(err)
-		}
+		must.Value(io.WriteString(conn, text))(t)
 	}
 	half("POST /v1/token/print-join-command HTTP/1.1\r\nHost: kubejoin\r\nContent-Type: application/json\r\n" +
 		"Authorization: Bearer " + s.Bearer(t) + "\r\nContent-Length: " + fmt.Sprint(len(body)) + "\r\n\r\n" + body[:5])
@@ -61,10 +57,7 @@ func stopInTheMiddle(t *testing.T, s *harness.Site) {
 		t.Error("the Lease was given up before the last request")
 	}
 	half(body[5:])
-	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	response := must.Value(http.ReadResponse(bufio.NewReader(conn), nil))(t)
 	defer response.Body.Close()
 	line, err := io.ReadAll(response.Body)
 	if err != nil || !strings.HasPrefix(string(line), "kubeadm join ") {
@@ -101,9 +94,7 @@ func stopWithDelay(t *testing.T, s *harness.Site) {
 
 func signal(t *testing.T, p *harness.Program) {
 	t.Helper()
-	if err := p.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Signal(syscall.SIGTERM))
 }
 
 func holder(t *testing.T, s *harness.Site) string {

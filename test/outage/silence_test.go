@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -17,33 +18,21 @@ import (
 func TestReplacesSilentConnections(t *testing.T) {
 	harness.Parallel(t)
 	s := harness.PrepareSite(t, cluster.Options{})
-	p, err := cluster.NewProxy(s.Address, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Value(cluster.NewProxy(s.Address, nil))(t)
 	t.Cleanup(p.Close)
-	kubeconfig, err := os.ReadFile(s.OwnKubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Value(os.ReadFile(s.OwnKubeconfig))(t)
 	through := filepath.Join(s.WorkDir, "through.conf")
-	if err := os.WriteFile(through, bytes.ReplaceAll(kubeconfig, []byte(s.Address), []byte(p.Address())), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(through, bytes.ReplaceAll(kubeconfig, []byte(s.Address), []byte(p.Address())), 0o600))
 	s.Start(t, "--kubeconfig="+through)
 	s.WaitLeader(t)
 	l := harness.NewLedger(t, s.Cluster)
 	machine := harness.AsMachine(t, s.Cluster)
-	if err := harness.CreateRequest(t.Context(), machine, "before", "kubernetes.io/kube-apiserver-client-kubelet", "worker-1"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(t.Context(), machine, "before", "kubernetes.io/kube-apiserver-client-kubelet", "worker-1"))
 	l.WaitIssued(t, []string{"before"})
 
 	p.Silence()
 	began := time.Now()
-	if err := harness.CreateRequest(t.Context(), machine, "after", "kubernetes.io/kube-apiserver-client-kubelet", "worker-2"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, harness.CreateRequest(t.Context(), machine, "after", "kubernetes.io/kube-apiserver-client-kubelet", "worker-2"))
 	var m minted
 	if _, err := m.ask(t.Context(), s.Program, s.Bearer(t)); err != nil {
 		t.Error(err)

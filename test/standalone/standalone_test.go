@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -29,10 +30,7 @@ func TestStandaloneDiscoveryWorksWithKubeadm(t *testing.T) {
 	cluster.NeedRoot(t)
 	dataDir := filepath.Join(t.TempDir(), "data")
 	// A listener at the API server's address notices that kubeadm connects.
-	api, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = api.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -75,10 +73,7 @@ func TestStandaloneDiscoveryFailsWithWrongSecret(t *testing.T) {
 	if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, token, pins); err != nil {
 		t.Fatalf("with the right token: %v", err)
 	}
-	forged, err := tokens.New(token.ID(), tokens.Generate().RevealSecret())
-	if err != nil {
-		t.Fatal(err)
-	}
+	forged := must.Value(tokens.New(token.ID(), tokens.Generate().RevealSecret()))(t)
 	if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, forged, pins); err == nil {
 		t.Error("discovery succeeds with another secret, want an error")
 	}
@@ -90,19 +85,13 @@ func TestStandaloneCertificatesFollowRFCs(t *testing.T) {
 	harness.Parallel(t)
 	dataDir := filepath.Join(t.TempDir(), "data")
 	p := harness.ServeStandalone(t, dataDir, "--tls-san=join.example.com")
-	ca, err := os.ReadFile(filepath.Join(dataDir, "ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := must.Value(os.ReadFile(filepath.Join(dataDir, "ca.crt")))(t)
 	root := harness.ParseLeaf(t, ca)
 	harness.LintCertificate(t, root)
 	if key, ok := root.PublicKey.(*ecdsa.PublicKey); !ok || key.Curve != elliptic.P256() || root.NotAfter.Before(time.Now().AddDate(9, 11, 0)) {
 		t.Errorf("got a CA with %T that expires at %v, want ECDSA P-256 and ten years", root.PublicKey, root.NotAfter)
 	}
-	connection, err := tls.Dial("tcp", p.Endpoint, &tls.Config{RootCAs: p.Roots, ServerName: "join.example.com"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	connection := must.Value(tls.Dial("tcp", p.Endpoint, &tls.Config{RootCAs: p.Roots, ServerName: "join.example.com"}))(t)
 	defer func() { _ = connection.Close() }()
 	harness.LintCertificate(t, connection.ConnectionState().PeerCertificates[0])
 	if _, err := tls.Dial("tcp", p.Endpoint, &tls.Config{RootCAs: p.Roots, MaxVersion: tls.VersionTLS12}); err == nil {
@@ -188,10 +177,7 @@ func TestStandaloneKeepsStateAcrossRestart(t *testing.T) {
 	args, token := p.JoinArgs(t, "")
 	before := readAll(t, dataDir, "ca.pem", "operators.csv", "ca.crt")
 	for _, name := range []string{"ca.pem", "ca.crt", "curlrc", "operators.csv", "kubejoin.db", "."} {
-		info, err := os.Stat(filepath.Join(dataDir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Value(os.Stat(filepath.Join(dataDir, name)))(t)
 		if want := map[bool]os.FileMode{true: 0o700, false: 0o600}[info.IsDir()]; info.Mode().Perm() != want {
 			t.Errorf("%s has mode %o, want %o", name, info.Mode().Perm(), want)
 		}
@@ -213,10 +199,7 @@ func readAll(t *testing.T, dir string, names ...string) string {
 	t.Helper()
 	var all strings.Builder
 	for _, name := range names {
-		content, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Value(os.ReadFile(filepath.Join(dir, name)))(t)
 		all.Write(content)
 	}
 	return all.String()

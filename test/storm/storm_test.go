@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
@@ -22,13 +23,10 @@ func TestStormLosesNoMachine(t *testing.T) {
 	if output, err := exec.Command("go", "build", "-o", kubejoin, "github.com/kubejoin/kubejoin/cmd/kubejoin").CombinedOutput(); err != nil {
 		t.Fatalf("building kubejoin: %v\n%s", err, output)
 	}
-	r, err := storm(t.Context(), options{
+	r := must.Value(storm(t.Context(), options{
 		kubejoin: kubejoin, machines: 300, replicas: 2, tokens: "both", atOnce: 300, heartbeat: 10 * time.Second,
 		down: 2 * time.Second, timeout: 5 * time.Minute, progress: t.Output(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	r.print(t.Output())
 	r.plot(io.Discard)
 	if len(r.Problems) > 0 {

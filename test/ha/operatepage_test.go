@@ -9,37 +9,34 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
-var storeBlock = regexp.MustCompile("(?ms)^<!-- run by TestCommandsOfStorePage -->\n```sh\n(.*?)^```$")
+var storeBlock = regexp.MustCompile("(?ms)^<!-- run by TestCommandsOfOperatePage -->\n```sh\n(.*?)^```$")
 
-// TestCommandsOfStorePage runs the commands of docs/store.md one after the other, with another etcd.
-func TestCommandsOfStorePage(t *testing.T) {
+// TestCommandsOfOperatePage runs the commands on stores of docs/operate.md one after the other, with another etcd.
+func TestCommandsOfOperatePage(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{})
-	files, err := c.User("root")
-	must(t, err)
+	files := must.Value(c.User("root"))(t)
 	dir := t.TempDir()
 	for name, file := range map[string]string{"etcd-ca.crt": files.CA, "kubejoin.crt": files.Cert, "kubejoin.key": files.Key} {
-		must(t, os.Symlink(file, filepath.Join(dir, name)))
+		must.OK(t, os.Symlink(file, filepath.Join(dir, name)))
 	}
-	must(t, os.Mkdir(filepath.Join(dir, "kubejoin-data"), 0o700))
-	s, err := boltstore.Open(filepath.Join(dir, "kubejoin-data/kubejoin.db"))
-	must(t, err)
+	must.OK(t, os.Mkdir(filepath.Join(dir, "kubejoin-data"), 0o700))
+	s := must.Value(boltstore.Open(filepath.Join(dir, "kubejoin-data/kubejoin.db")))(t)
 	token := tokens.Generate()
-	_, err = s.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now()))
-	must(t, err)
-	must(t, s.Close())
-	page, err := os.ReadFile(harness.RepositoryFile(t, "docs/store.md"))
-	must(t, err)
+	must.Value(s.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now())))(t)
+	must.OK(t, s.Close())
+	page := must.Value(os.ReadFile(harness.RepositoryFile(t, "docs/operate.md")))(t)
 	blocks := storeBlock.FindAllSubmatch(page, -1)
 	wants := []string{"copied and compared 1 tokens", "copied and compared 1 tokens", "no findings"}
 	if len(blocks) != len(wants) {
-		t.Fatalf("docs/store.md has %d blocks, want %d", len(blocks), len(wants))
+		t.Fatalf("docs/operate.md has %d blocks of its commands, want %d", len(blocks), len(wants))
 	}
 	for i, block := range blocks {
 		const inPage = "https://10.0.0.11:2379,https://10.0.0.12:2379"

@@ -1,0 +1,168 @@
+package docs
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/deploy"
+	"github.com/kubejoin/kubejoin/internal/codes"
+	"github.com/kubejoin/kubejoin/test/harness"
+	"sigs.k8s.io/yaml"
+)
+
+func TestPageOfCodesIsGenerated(t *testing.T) {
+	t.Parallel()
+	page, err := codes.Page()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if page != read(t, "docs/codes.md") {
+		t.Error("docs/codes.md is out of date: run go generate ./internal/codes")
+	}
+}
+
+var (
+	declaredReason = regexp.MustCompile(`\bReason[A-Za-z]* *= "([A-Za-z]+)"`)
+	declaredState  = regexp.MustCompile(`\bNodeState *= "([A-Za-z]+)"`)
+	declaredEvent  = regexp.MustCompile(`(?:\bevent[A-Z][A-Za-z]* *= |\bEventType(?:Normal|Warning), )"([A-Z][A-Za-z]+)"`)
+	declaredCheck  = regexp.MustCompile(`\.check\("([a-z-]+)"`)
+	declaredExit   = regexp.MustCompile(`\bexit[A-Z][A-Za-z]* +(?:exitCode )?= (\d)|\bdie (\d) |\|\| return (\d)|trap '(?:stop|exit) (\d+)'`)
+	diagnoseChecks = regexp.MustCompile("(?s)\nchecks='([^']*)'")
+)
+
+// Each code in the source has an entry, and each entry a code in the source. The entries of problem types, alerts and
+// findings of doctor are read from there.
+func TestEachCodeHasAnEntry(t *testing.T) {
+	t.Parallel()
+	all, err := codes.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	explained := map[codes.Kind]map[string]bool{}
+	for _, e := range all {
+		if explained[e.Kind] == nil {
+			explained[e.Kind] = map[string]bool{}
+		}
+		explained[e.Kind][e.Code] = true
+	}
+	in := func(dirs []string, pattern *regexp.Regexp) map[string]bool {
+		names := map[string]bool{}
+		for _, dir := range dirs {
+			maps.Copy(names, declaredIn(t, harness.RepositoryFile(t, dir), pattern))
+		}
+		return names
+	}
+	compareNames(t, "reason", in([]string{"signer"}, declaredReason), explained[codes.Reason])
+	states := in([]string{"server"}, declaredState)
+	maps.DeleteFunc(states, func(name string, _ bool) bool { return explained[codes.Reason][name] })
+	compareNames(t, "state", states, explained[codes.State])
+	compareNames(t, "event", in([]string{"clusterinfo", "internal", "server", "signer"}, declaredEvent), explained[codes.Event])
+	compareNames(t, "check of /readyz", in([]string{"internal/daemon"}, declaredCheck), explained[codes.Readiness])
+	m := diagnoseChecks.FindStringSubmatch(read(t, "clusterinfo/joinformat/diagnose.sh"))
+	if m == nil {
+		t.Fatal("diagnose.sh has no checks")
+	}
+	checks := map[string]bool{}
+	for check := range strings.FieldsSeq(m[1]) {
+		checks[check] = true
+	}
+	compareNames(t, "check of diagnose", checks, explained[codes.Diagnose])
+
+	exits := map[string]bool{"0": true}
+	for file, command := range map[string]string{
+		"cmd/kubejoin/main.go": "all commands", "cmd/kubejoin/doctor.go": "doctor", "cmd/kubejoin/explain.go": "explain",
+		"cmd/kubejoin/rejoin.go": "rejoin", "cmd/kubejoin/sign.go": "sign", "clusterinfo/joinformat/script.sh": "join.sh",
+		"clusterinfo/joinformat/diagnose.sh": "join.sh --diagnose", "deploy/systemd/rejoin.sh": "rejoin.sh",
+	} {
+		found := declaredExit.FindAllStringSubmatch(read(t, file), -1)
+		if len(found) == 0 {
+			t.Errorf("%s declares no exit code", file)
+		}
+		for _, m := range found {
+			code := strings.Join(m[1:], "")
+			exits[code] = true
+			if !slices.ContainsFunc(all, func(e codes.Entry) bool {
+				return e.Kind == codes.Exit && e.Code == code && (strings.HasPrefix(e.Class, "all ") || slices.Contains(strings.Split(e.Class, ", "), command))
+			}) {
+				t.Errorf("%s has exit code %s, and no entry is for %s", file, code, command)
+			}
+		}
+	}
+	compareNames(t, "exit code", exits, explained[codes.Exit])
+}
+
+// An entry whose message no source has any more helps nobody.
+func TestErrorsAtStartAreInTheSource(t *testing.T) {
+	t.Parallel()
+	all, err := codes.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	explained, there := map[string]bool{}, map[string]bool{}
+	var messages []string
+	for _, e := range all {
+		if e.Kind == codes.StartError {
+			explained[e.Code] = true
+			messages = append(messages, regexp.QuoteMeta(e.Code))
+		}
+	}
+	for _, of := range []syscall.Errno{syscall.EADDRINUSE, syscall.ENOENT, syscall.EACCES} {
+		there[of.Error()] = true
+	}
+	for _, dir := range []string{"cmd/kubejoin", "internal/daemon", "internal/pemfile", "internal/trustedpath", "signer", "tokens"} {
+		maps.Copy(there, declaredIn(t, harness.RepositoryFile(t, dir), regexp.MustCompile("("+strings.Join(messages, "|")+")")))
+	}
+	compareNames(t, "message", there, explained)
+}
+
+var (
+	runbook       = regexp.MustCompile(`^https://github\.com/kubejoin/kubejoin/blob/main/(docs/[a-z-]+\.md)#([a-z-]+)$`)
+	templates     = regexp.MustCompile(`\{\{ [^}]* \}\}`)
+	quotedCommand = regexp.MustCompile("`[a-z]+ [^`]+`")
+)
+
+// Each alert has one sentence, a next command and a section of the docs.
+func TestAlertsLeadSomewhere(t *testing.T) {
+	t.Parallel()
+	var rules struct {
+		Groups []struct {
+			Rules []struct {
+				Alert               string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+	if err := yaml.Unmarshal(deploy.AlertRules, &rules); err != nil {
+		t.Fatal(err)
+	}
+	all, alerts := pages(t), 0
+	for _, group := range rules.Groups {
+		for _, r := range group.Rules {
+			alerts++
+			if summary := r.Annotations["summary"]; !strings.HasSuffix(summary, ".") || strings.Contains(summary, ". ") {
+				t.Errorf("%s: summary %q, want one sentence", r.Alert, summary)
+			}
+			found, err := codes.Find(r.Alert)
+			if err != nil || len(found) != 1 || strings.Count(found[0].Next, " ") != strings.Count(templates.ReplaceAllString(r.Annotations["description"], "X"), " ") {
+				t.Errorf("%s: explained as %v, %v; want its description", r.Alert, found, err)
+			}
+			if !quotedCommand.MatchString(r.Annotations["description"]) {
+				t.Errorf("%s: description %q, want the next command", r.Alert, r.Annotations["description"])
+			}
+			link := runbook.FindStringSubmatch(r.Annotations["runbook_url"])
+			if link == nil || !slices.Contains(anchors(all[link[1]]), link[2]) {
+				t.Errorf("%s: runbook_url %q, want a section of the docs", r.Alert, r.Annotations["runbook_url"])
+			}
+			if s := r.Labels["severity"]; s != "critical" && s != "warning" {
+				t.Errorf("%s: severity %q, want critical or warning", r.Alert, s)
+			}
+		}
+	}
+	if alerts == 0 {
+		t.Error("there are no alerts: this test could not fail")
+	}
+}

@@ -1,0 +1,824 @@
+package kubeadm
+
+import (
+	"cmp"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	"github.com/kubejoin/kubejoin/test/harness"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestReplacesClusterCA replaces the CA of a cluster with two control planes, and replaces the new one by a third, which the
+// operator brings. Meanwhile a probe uses each kubeconfig and watches the Nodes, and machines join. After each rotation,
+// nothing on any machine is from the old CA.
+func TestReplacesClusterCA(t *testing.T) {
+	harness.Parallel(t)
+	r := newRotationTest(t).withWorker()
+	r.runProxies()
+	r.watched((*rotationTest).there)
+	r.proxiesWork()
+	if !r.olderThan("1.36") {
+		r.watched((*rotationTest).again)
+	}
+}
+
+// TestAbortsReplacementOfClusterCA goes to each stage and back. Then each file has its bytes again.
+func TestAbortsReplacementOfClusterCA(t *testing.T) {
+	harness.Parallel(t)
+	newRotationTest(t).withWorker().watched((*rotationTest).back)
+}
+
+// A rotationTest is a cluster with two control planes and workers, one of whose CAs is replaced.
+type rotationTest struct {
+	*pair
+	program    string
+	nodes      []*Machine
+	round      int       // how often it was watched
+	since      time.Time // of the stage
+	pins       []string  // for ca apply
+	signersOff bool      // of the second control plane
+	stopped    bool      // kube-scheduler
+	proxies    bool      // kube-proxy runs
+
+	session []commands // of the page, for the stages to come
+	stage   commands   // of the page, for this stage; empty for those of the test
+
+	joining sync.Mutex // held while a machine joins in the background
+	oldest  string     // a join command from before the rotation; empty once its token is deleted
+
+	mu     sync.Mutex // guards the rest
+	steps  []step
+	joined []joined
+}
+
+// A step is a command of 'kubejoin ca' and when it began.
+type step struct {
+	began   time.Time
+	command string
+}
+
+// commands are those of the page for one stage: of the administrator, and on each host.
+type commands struct{ step, controlPlane, worker string }
+
+// sessionOf returns the commands of the stages. Comments say where those of hosts run.
+func sessionOf(block string) (session []commands) {
+	for line := range strings.Lines(block) {
+		line, where, _ := strings.Cut(strings.TrimSpace(line), " # ")
+		switch {
+		case line == "":
+		case !strings.HasPrefix(line, "sudo kubejoin ca apply"):
+			session = append(session, commands{step: line})
+		default:
+			last := &session[len(session)-1]
+			if !strings.Contains(where, "worker") {
+				last.controlPlane = line
+			}
+			if !strings.Contains(where, "control plane") {
+				last.worker = line
+			}
+		}
+	}
+	return session
+}
+
+// enter takes the commands of the next stage from the page, if it is used.
+func (r *rotationTest) enter(args ...string) {
+	r.t.Helper()
+	r.stage = commands{}
+	if len(r.session) == 0 {
+		return
+	}
+	r.stage, r.session = r.session[0], r.session[1:]
+	if want := "kubejoin ca " + strings.Join(args, " "); !strings.Contains(r.stage.step, want) {
+		r.t.Fatalf("the page has %q, want %q", r.stage.step, want)
+	}
+}
+
+// pasted returns arguments that run a line of the page on a machine.
+func (r *rotationTest) pasted(line string) []string {
+	return []string{"bash", "-euc", "cd /run; PATH=" + filepath.Dir(r.program) + ":$PATH; " + line}
+}
+
+// A joined machine began to join at a time.
+type joined struct {
+	began  time.Time
+	oldest bool // with the oldest join command
+}
+
+func newRotationTest(t *testing.T) *rotationTest {
+	t.Helper()
+	began := time.Now()
+	c := ForTest(t)
+	r := &rotationTest{pair: &pair{c, t, addMachine(t, c, "control-1"), addMachine(t, c, "control-2")}, program: buildStatic(t)}
+	r.nodes = []*Machine{r.first, r.second}
+	patches, err := AllSignersOff()
+	r.must(err)
+	r.network(r.first)
+	r.network(r.second)
+	r.must(c.Init(t.Context(), patches))
+	const image = "ghcr.io/kubejoin/kubejoin:test"
+	for _, m := range r.nodes {
+		r.must(m.ImportProgram(t.Context(), image, r.program))
+	}
+	r.must(c.Install(t.Context(), image))
+	r.must(c.permitControlPlanes(t.Context()))
+	output := r.on(r.first, "kubeadm", "init", "phase", "upload-certs", "--upload-certs", "--config="+Config)
+	key := output[strings.LastIndex(output, "\n")+1:]
+	line, err := c.RequestJoin(t.Context(), r.first.Address, "maxNodes=1&role=control-plane")
+	r.must(err)
+	r.must(r.second.Join(t.Context(), strings.TrimSpace(line)+" --control-plane --certificate-key="+key))
+	t.Logf("cluster: %.1f s", time.Since(began).Seconds())
+	return r
+}
+
+func (r *rotationTest) withWorker() *rotationTest {
+	r.t.Helper()
+	r.add("worker-1", r.request())
+	return r
+}
+
+// watched does work while a probe runs and machines join, every other one with the join command oldest from before.
+func (r *rotationTest) watched(work func(r *rotationTest, oldest string)) {
+	r.t.Helper()
+	began := time.Now()
+	oldest := r.request()
+	r.oldest, r.joined = oldest, nil
+	r.round++
+	if r.olderThan("1.36") { // API servers restart
+		work(r, oldest)
+		return
+	}
+	started := r.apiServersStarted()
+	probe := must.Value(r.startProbe(r.t.Context(), r.kubeconfigs(), r.first))(r.t)
+	const pause = 5 * time.Second // a machine joins every 20 s also if the others need all processors
+	r.repeatDuring(fmt.Sprintf("light-%d", r.round), pause, r.joinNext, func() { work(r, oldest) })
+	r.kubectl("wait", "--for=condition=Ready", "--timeout=3m", "nodes", "--all")
+	if got := r.apiServersStarted(); got != started {
+		r.t.Errorf("API servers started at %s, before at %s: they reload certificates", got, started)
+	}
+	r.check(must.Value(probe.stop())(r.t))
+	r.t.Logf("watched for %.1f s", time.Since(began).Seconds())
+}
+
+// network lets a Node be ready without a pod network: all pods use that of their machine.
+func (r *rotationTest) network(m *Machine) {
+	r.t.Helper()
+	r.must(m.writeFile(r.t.Context(), "/etc/cni/net.d/10-none.conflist", `{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}`))
+}
+
+// add joins a worker, and returns when its Node is ready.
+func (r *rotationTest) add(name, line string) {
+	r.t.Helper()
+	m := addMachine(r.t, r.Cluster, name)
+	r.nodes = append(r.nodes, m)
+	r.network(m)
+	if r.proxies {
+		r.importProxy(m)
+	}
+	r.must(m.Join(r.t.Context(), line))
+	r.kubectl("wait", "--for=create", "--timeout=3m", "node/"+name) // kubeadm join can return before
+	r.kubectl("wait", "--for=condition=Ready", "--timeout=3m", "node/"+name)
+}
+
+// request returns a join command for several machines. The client trusts what the first control plane trusts.
+func (r *rotationTest) request() string {
+	r.t.Helper()
+	return must.Value(r.requestNow())(r.t)
+}
+
+// requestNow is request for another goroutine.
+func (r *rotationTest) requestNow() (string, error) {
+	trusted, err := os.ReadFile(filepath.Join(r.first.root(), "/etc/kubernetes/pki/ca.crt"))
+	if err != nil {
+		return "", err
+	}
+	if err := atomicfile.Write(filepath.Join(r.outside.dir, "ca.crt"), trusted); err != nil {
+		return "", err
+	}
+	return r.RequestJoin(r.t.Context(), r.first.Address, "maxNodes=1000")
+}
+
+func (r *rotationTest) kubeconfigs() map[*Machine][]string {
+	all := map[*Machine][]string{}
+	for _, m := range r.nodes {
+		all[m] = []string{"/etc/kubernetes/kubelet.conf"}
+	}
+	for _, m := range r.nodes[:2] {
+		all[m] = append([]string{"/etc/kubernetes/admin.conf", "/etc/kubernetes/controller-manager.conf", "/etc/kubernetes/scheduler.conf"}, all[m]...)
+	}
+	all[r.first] = append(all[r.first], "/etc/kubernetes/super-admin.conf")
+	return all
+}
+
+// join joins light nodes with join commands, and deletes them.
+func (r *rotationTest) join(lines ...string) {
+	r.t.Helper()
+	r.joining.Lock()
+	defer r.joining.Unlock()
+	for i, line := range lines {
+		if err := r.joinLine(fmt.Sprintf("now-%d-%d", time.Now().Unix(), i), line); err != nil {
+			r.t.Error(err)
+		}
+	}
+}
+
+// joinNext joins the next light node in the background: every other one with the oldest join command, as long as that works.
+func (r *rotationTest) joinNext(name string) error {
+	r.joining.Lock()
+	defer r.joining.Unlock()
+	line := r.oldest
+	if line == "" || len(r.joined)%2 == 1 {
+		var err error
+		if line, err = r.requestNow(); err != nil {
+			return fmt.Errorf("after %s: %w", r.after(time.Now()), err)
+		}
+	}
+	return r.joinLine(name, line)
+}
+
+// joinLine joins a light node with a join command, and deletes it.
+func (r *rotationTest) joinLine(name, line string) error {
+	this := joined{time.Now(), line == r.oldest}
+	_, err := r.joinLight(r.t.Context(), name, line)
+	if err == nil {
+		_, err = r.Kubectl(r.t.Context(), "delete", "node", name, "--ignore-not-found")
+	}
+	if err != nil {
+		return fmt.Errorf("after %s, with the oldest join command: %t: %w", r.after(this.began), this.oldest, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.joined = append(r.joined, this)
+	return nil
+}
+
+// awaitJoins waits until machines have joined in this stage, also with the oldest join command if that works.
+func (r *rotationTest) awaitJoins() {
+	r.t.Helper()
+	if r.olderThan("1.36") { // none joins in the background
+		for range 2 {
+			r.must(r.joinNext(fmt.Sprintf("light-%d", len(r.joined))))
+		}
+		return
+	}
+	began := time.Now()
+	harness.Wait(r.t, "joins after "+r.after(began), func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, oldest := range []bool{false, true} {
+			is := func(j joined) bool { return j.oldest == oldest && j.began.After(r.since) }
+			if (!oldest || r.oldest != "") && !slices.ContainsFunc(r.joined, is) {
+				return fmt.Errorf("none of %d joins, with the oldest join command: %t", len(r.joined), oldest)
+			}
+		}
+		return nil
+	})
+	if waited := time.Since(began); waited > time.Second {
+		r.t.Logf("waited %.1f s for joins", waited.Seconds())
+	}
+}
+
+// expireTokens runs a step that deletes tokens, also that of the oldest join command. No machine joins meanwhile, because the
+// step may delete tokens of the last minute.
+func (r *rotationTest) expireTokens(step string) {
+	r.t.Helper()
+	r.joining.Lock()
+	defer r.joining.Unlock()
+	r.oldest = ""
+	r.step(step, "--expire-tokens")
+}
+
+// ca runs a command of 'kubejoin ca' as the administrator.
+func (r *rotationTest) ca(args ...string) (string, error) {
+	r.note("ca " + strings.Join(args, " "))
+	return r.first.Run(r.t.Context(), append([]string{r.program, "ca"}, args...)...)
+}
+
+// note notes that a command begins.
+func (r *rotationTest) note(command string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.steps = append(r.steps, step{time.Now(), command})
+}
+
+// step runs a step once nothing is behind.
+func (r *rotationTest) step(args ...string) {
+	r.t.Helper()
+	began, command := time.Now(), "ca "+strings.Join(args, " ")
+	r.enter(args...)
+	var refused error // the last time
+	harness.Wait(r.t, "kubejoin "+command, func() error {
+		err := r.try(args...)
+		if err != nil && !strings.Contains(err.Error(), "not ready to ") {
+			r.t.Fatal(err)
+		}
+		if err != nil {
+			refused = err
+		}
+		return err
+	})
+	r.since = time.Now()
+	r.t.Logf("%s: %.1f s, last refused with: %v", command, r.since.Sub(began).Seconds(), refused)
+}
+
+// try runs the command of a stage, that of the page if there is one.
+func (r *rotationTest) try(args ...string) error {
+	if r.stage.step == "" {
+		_, err := r.ca(args...)
+		return err
+	}
+	r.note(r.stage.step)
+	_, err := r.first.Run(r.t.Context(), r.pasted(r.stage.step)...)
+	return err
+}
+
+// after returns the last command before a time.
+func (r *rotationTest) after(at time.Time) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := "the beginning"
+	for _, s := range r.steps {
+		if s.began.Before(at) {
+			last = s.command
+		}
+	}
+	return last
+}
+
+// refuse waits until a step is refused with a text in the error, and fails if it is not refused.
+func (r *rotationTest) refuse(want string, args ...string) {
+	r.t.Helper()
+	command := "kubejoin ca " + strings.Join(args, " ")
+	harness.Wait(r.t, command+" refused because of "+want, func() error { // other reasons may pass
+		output, err := r.ca(args...)
+		if err == nil || !strings.Contains(err.Error(), "not ready to ") {
+			r.t.Fatalf("%s: %s, %v, want it refused because of %s", command, output, err, want)
+		}
+		if !strings.Contains(err.Error(), want) {
+			return err
+		}
+		return nil
+	})
+}
+
+// begin begins a rotation, and gives the certificate key to the control planes.
+func (r *rotationTest) begin(args ...string) {
+	r.t.Helper()
+	r.enter("prepare")
+	var key string
+	var err error
+	if r.stage.step == "" {
+		key, err = r.ca(append([]string{"prepare"}, args...)...)
+	} else {
+		key = r.on(r.first, r.pasted(r.stage.step+"; cat rotation.key")...)
+	}
+	r.must(err)
+	for _, m := range r.nodes[:2] {
+		r.must(m.writeFile(r.t.Context(), certificateKeyFile, key))
+	}
+}
+
+// prepare begins a rotation. The first time, it switches off the signer of the second control plane's
+// kube-controller-manager.
+func (r *rotationTest) prepare(args ...string) {
+	r.t.Helper()
+	r.begin(args...)
+	if r.signersOff {
+		return
+	}
+	r.signersOff = true
+	// kubeadm join does not take the patches. kubejoin reads the flags in the pod.
+	r.kubectl("--namespace=kube-system", "wait", "--for=create", "--timeout=3m", "pod/kube-controller-manager-control-2")
+	r.refuse("kube-controller-manager on control-2", "trust")
+	r.on(r.second, "sh", "-euc", `
+		cd /etc/kubernetes
+		sed 's/--controllers=.*/&,-certificatesigningrequest-approving-controller,-certificatesigningrequest-signing-controller/' \
+			manifests/kube-controller-manager.yaml >/run/new.yaml
+		cat /run/new.yaml >manifests/kube-controller-manager.yaml`)
+}
+
+// stopControllers leaves one kube-controller-manager, and stops kube-scheduler. Each stage would restart them one after the
+// other, which takes most of the time of a rotation.
+func (r *rotationTest) stopControllers() {
+	r.t.Helper()
+	r.signersOff, r.stopped = true, true
+	r.on(r.first, "mv", schedulerManifest, "/run")
+	r.on(r.second, "rm", schedulerManifest, "/etc/kubernetes/manifests/kube-controller-manager.yaml")
+}
+
+const schedulerManifest = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+
+const certificateKeyFile = "/run/rotation.key"
+
+// bring writes an intermediate CA and its root to the first control plane, and returns the flags of prepare for it. Nobody
+// certifies the root, so each host gets its pin.
+func (r *rotationTest) bring() (flags []string) {
+	r.t.Helper()
+	template := func(name string) *x509.Certificate {
+		return &x509.Certificate{
+			Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+			NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().AddDate(1, 0, 0),
+		}
+	}
+	root := certtest.Issue(r.t, template("root of the operator"), nil)
+	ca := certtest.Issue(r.t, template("CA of the operator"), root)
+	r.pins = []string{clusterinfo.Pin(root.Leaf)}
+	key := must.Value(x509.MarshalPKCS8PrivateKey(ca.PrivateKey))(r.t)
+	for name, blocks := range map[string][]pem.Block{
+		"cert": {{Type: pemfile.Certificate, Bytes: ca.Leaf.Raw}, {Type: pemfile.Certificate, Bytes: root.Leaf.Raw}},
+		"key":  {{Type: "PRIVATE KEY", Bytes: key}},
+	} {
+		var content strings.Builder
+		for _, block := range blocks {
+			r.must(pem.Encode(&content, &block))
+		}
+		file := "/run/new-ca." + name
+		r.must(r.first.writeFile(r.t.Context(), file, content.String()))
+		flags = append(flags, "--new-ca-"+name+"-file="+file)
+	}
+	return flags
+}
+
+// apply changes the files of machines for the stage: those of the control planes first, at the same time. Once all control
+// planes have applied, it repeats that where the command warned that the kubelet got no certificate: the leader of kubejoin
+// may not have changed its files yet.
+func (r *rotationTest) apply(machines ...*Machine) {
+	r.t.Helper()
+	r.note("ca apply")
+	control := slices.DeleteFunc(slices.Clone(machines), func(m *Machine) bool { return !r.isControlPlane(m) })
+	workers := slices.DeleteFunc(slices.Clone(machines), r.isControlPlane)
+	again := append(r.applyTo(control), r.applyTo(workers)...)
+	if len(again) > 0 && len(control) == 2 {
+		r.t.Logf("%d kubelets got no certificate", len(again))
+		r.applyTo(again)
+	}
+}
+
+// applyOn returns the command of the stage on a machine.
+func (r *rotationTest) applyOn(m *Machine) string {
+	line, flags := r.stage.worker, ""
+	if r.isControlPlane(m) {
+		line, flags = r.stage.controlPlane, " --certificate-key-file="+certificateKeyFile
+	}
+	for _, pin := range r.pins {
+		flags += " --ca-pin=" + pin
+	}
+	return cmp.Or(line, "kubejoin ca apply"+flags)
+}
+
+func (r *rotationTest) isControlPlane(m *Machine) bool { return slices.Contains(r.nodes[:2], m) }
+
+// applyTo runs 'kubejoin ca apply' on machines at the same time. It returns those whose kubelet got no certificate.
+func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
+	r.t.Helper()
+	var mu sync.Mutex
+	var failed error
+	var running sync.WaitGroup
+	for _, m := range machines {
+		running.Go(func() {
+			began := time.Now()
+			output, err := m.Run(r.t.Context(), r.pasted("("+r.applyOn(m)+") 2>&1")...)
+			r.t.Logf("%s: %.1f s: %s", m.Name, time.Since(began).Seconds(), strings.TrimSpace(output))
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed = errors.Join(failed, fmt.Errorf("%s: %w", m.Name, err))
+			}
+			if strings.Contains(output, "the kubelet got no new ") {
+				again = append(again, m)
+			}
+		})
+	}
+	running.Wait()
+	r.must(failed)
+	return again
+}
+
+// back goes to each stage and back. Only some machines apply stages trust and switch then, as if the operator had found a
+// reason to go back.
+func (r *rotationTest) back(string) {
+	r.stopControllers()
+	before := r.files()
+	r.prepare()
+	r.goBack(0, before)
+
+	r.prepare()
+	r.step("trust")
+	r.apply(r.nodes[1:]...)
+	r.awaitJoins()
+	r.goBack(1, before)
+
+	r.prepare()
+	r.step("trust")
+	r.apply(r.nodes...)
+	r.step("switch")
+	r.apply(r.nodes[1:]...)
+	r.awaitJoins()
+	r.goBack(2, before)
+
+	r.prepare()
+	r.step("trust")
+	r.apply(r.nodes...)
+	r.step("switch")
+	r.apply(r.nodes...)
+	r.awaitJoins()
+	r.expireTokens("finish")
+	r.apply(r.nodes...)
+	r.awaitJoins()
+	r.step("abort")
+	r.apply(r.nodes...)
+	r.awaitJoins()
+	r.refuse("clients need until", "abort")
+	r.passTime(func(state *rotation.Rotation) *time.Time { return &state.Settled })
+	r.step("abort")
+	r.apply(r.nodes...)
+	r.awaitJoins()
+	r.refuse("pins only the new CA", "abort")
+	r.expireTokens("abort")
+	r.apply(r.nodes...)
+	r.awaitJoins()
+	r.goBack(0, before)
+}
+
+// goBack goes back by so many stages, and ends the rotation. Then the machines have the same files as before.
+func (r *rotationTest) goBack(stages int, before map[string]string) {
+	r.t.Helper()
+	for range stages {
+		r.step("abort")
+		r.apply(r.nodes...)
+		r.awaitJoins()
+	}
+	r.step("abort")
+	r.apply(r.nodes...)
+	r.wantFiles(before)
+}
+
+// wantFiles fails unless the machines have the same files as before.
+func (r *rotationTest) wantFiles(before map[string]string) {
+	r.t.Helper()
+	after := r.files()
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if after[name] != before[name] {
+			r.t.Errorf("%s differs after the aborts", name)
+		}
+		delete(after, name)
+	}
+	if len(after) > 0 {
+		r.t.Errorf("after the aborts there are %q", slices.Sorted(maps.Keys(after)))
+	}
+}
+
+// there replaces the CA by one that kubejoin makes, with the commands of the page. A machine joins on the way with the oldest
+// join command.
+func (r *rotationTest) there(oldest string) {
+	r.session = sessionOf(readPage(r.t, "docs/ca.md").section("Rotate the CA of a cluster"))
+	r.must(os.WriteFile(filepath.Join(filepath.Dir(r.program), "sudo"), []byte("#!/bin/sh\nexec \"$@\"\n"), 0o700))
+	r.replace(func() { r.add("worker-2", oldest) })
+	if len(r.session) > 0 {
+		r.t.Errorf("the page has more commands: %q", r.session)
+	}
+}
+
+// again replaces the CA by one of the operator.
+func (r *rotationTest) again(string) {
+	r.stopControllers()
+	r.replace(func() {}, r.bring()...)
+}
+
+// replace goes to the end of a rotation, and does work in stage switch.
+func (r *rotationTest) replace(work func(), prepare ...string) {
+	r.t.Helper()
+	old := r.currentCA()
+	admin := r.oldAdmin()
+	r.prepare(prepare...)
+	r.join(r.oldest, r.request())
+	r.step("trust")
+	r.apply(r.first, r.second)
+	r.refuse("worker-1", "switch")
+	r.apply(r.nodes[2:]...)
+	r.restartProxies("switch")
+	r.awaitJoins()
+	r.step("switch")
+	work()
+	r.apply(r.nodes...)
+	r.awaitJoins()
+	if r.currentCA().Equal(old) {
+		r.t.Error("the new CA does not sign")
+	}
+	r.wantCode(admin, "200")
+	r.refuse("pins only the old CA", "finish")
+	r.expireTokens("finish")
+	r.apply(r.nodes...)
+	r.restartProxies("finish")
+	r.awaitJoins()
+	r.step("finish")
+	r.passSettling()
+	r.apply(r.nodes...)
+	r.awaitJoins()
+
+	r.wantCode(admin, "401")
+	r.wantGone(old, r.currentCA(), 4)
+}
+
+// wantGone fails for a trace of an old CA, and unless so many objects have the new one.
+func (r *rotationTest) wantGone(old, fresh *x509.Certificate, inObjects int) {
+	r.t.Helper()
+	for _, m := range r.nodes {
+		harness.Wait(r.t, "no trace of the old CA on "+m.Name, func() error { // kubelets update the files of pods within 90 s
+			files, err := filesBelow(m.root(), "/etc/kubernetes", "/var/lib/kubelet")
+			for name, text := range files {
+				if strings.HasPrefix(name, "/var/lib/kubelet/pki/kubelet-server-") {
+					files[name] = leafIn(text) // behind it is the cross certificate, until the kubelet renews
+				}
+			}
+			if traces := tracesOf(old, files); err == nil && (len(traces) > 0 || len(files) < 5) {
+				err = fmt.Errorf("%d files, with the old CA: %q", len(files), traces)
+			}
+			return err
+		})
+	}
+	harness.Wait(r.t, "no object with the old CA", func() error { // kube-controller-manager writes some of them
+		objects := r.objects()
+		if traces, now := tracesOf(old, objects), tracesOf(fresh, objects); len(traces) > 0 || len(now) < inObjects {
+			return fmt.Errorf("with the old CA: %q, with the new CA: %q", traces, now)
+		}
+		return nil
+	})
+}
+
+// passSettling begins the last stage earlier, so that the last apply need not wait until clients have read their CA files.
+func (r *rotationTest) passSettling() {
+	r.t.Helper()
+	r.passTime(func(state *rotation.Rotation) *time.Time { return &state.Since })
+}
+
+// passTime ends a wait of 7 minutes until clients have read their CA files again, by a time in the stored state. Before that,
+// it starts kubejoin again: no other program here reads a CA file only every 5 minutes, so nothing needs the rest of the wait.
+func (r *rotationTest) passTime(field func(*rotation.Rotation) *time.Time) {
+	r.t.Helper()
+	began := time.Now()
+	if r.stopped { // pods start by it
+		r.on(r.first, "mv", "/run/kube-scheduler.yaml", schedulerManifest)
+		defer r.on(r.first, "mv", schedulerManifest, "/run")
+	}
+	r.kubectl("--namespace=kubejoin-system", "rollout", "restart", "daemonset/kubejoin")
+	r.kubectl("--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
+	state := must.Value(rotation.Decode([]byte(r.kubectl("-n", clusterstore.Namespace, "get", "configmap", clusterstore.Name, "--output=jsonpath={.data.cluster}")), rotation.Cluster))(r.t)
+	*field(&state) = field(&state).Add(-rotation.Rereads)
+	patch := must.Value(json.Marshal(map[string]any{"data": map[string]string{"cluster": string(must.Value(rotation.Encode(state))(r.t))}}))(r.t)
+	r.kubectl("-n", clusterstore.Namespace, "patch", "configmap", clusterstore.Name, "--type=merge", "--patch="+string(patch))
+	r.t.Logf("starting kubejoin again: %.1f s", time.Since(began).Seconds())
+}
+
+// objects returns the objects that may have CA certificates, without the record of the rotation.
+func (r *rotationTest) objects() map[string]string {
+	r.t.Helper()
+	var list struct {
+		Items []json.RawMessage `json:"items"`
+	}
+	kinds := "configmaps"
+	if !r.olderThan("1.37") {
+		kinds += ",clustertrustbundles"
+	}
+	r.must(json.Unmarshal([]byte(r.kubectl("get", kinds, "--all-namespaces", "--output=json")), &list))
+	all := map[string]string{}
+	for _, item := range list.Items {
+		var object metav1.PartialObjectMetadata
+		r.must(json.Unmarshal(item, &object))
+		if object.Name != "kubejoin-ca" {
+			all[object.Kind+" "+object.Namespace+"/"+object.Name] = string(item)
+		}
+	}
+	return all
+}
+
+// files returns the content of all files of the machines below /etc/kubernetes.
+func (r *rotationTest) files() map[string]string {
+	r.t.Helper()
+	all := map[string]string{}
+	for _, m := range r.nodes {
+		for name, content := range must.Value(filesBelow(m.root(), "/etc/kubernetes"))(r.t) {
+			all[m.Name+name] = content
+		}
+	}
+	return all
+}
+
+// currentCA returns the CA that signs.
+func (r *rotationTest) currentCA() *x509.Certificate {
+	r.t.Helper()
+	return r.signing("ca").Leaf
+}
+
+// signing returns the CA in two files of the first control plane.
+func (r *rotationTest) signing(name string) *tls.Certificate {
+	r.t.Helper()
+	pair := must.Value(tls.X509KeyPair(r.pki(name+".crt"), r.pki(name+".key")))(r.t)
+	return &pair
+}
+
+// pki reads a file of the first control plane.
+func (r *rotationTest) pki(name string) []byte {
+	r.t.Helper()
+	return must.Value(os.ReadFile(filepath.Join(r.first.root(), "/etc/kubernetes/pki", name)))(r.t)
+}
+
+// oldAdmin returns a file with a certificate of an administrator and its key, from the CA that signs now.
+func (r *rotationTest) oldAdmin() string {
+	r.t.Helper()
+	return r.clientOf(r.signing("ca"), pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"system:masters"}})
+}
+
+// clientOf returns a file with a client certificate and its key.
+func (r *rotationTest) clientOf(ca *tls.Certificate, subject pkix.Name) string {
+	r.t.Helper()
+	client := certtest.Issue(r.t, &x509.Certificate{Subject: subject, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, ca)
+	key := must.Value(x509.MarshalPKCS8PrivateKey(client.PrivateKey))(r.t)
+	file := filepath.Join(r.t.TempDir(), "client.pem")
+	content := slices.Concat(pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: client.Certificate[0]}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+	r.must(os.WriteFile(file, content, 0o600))
+	return file
+}
+
+// wantCode waits until all API servers and kubelets respond with a status to a client certificate.
+func (r *rotationTest) wantCode(certificate, want string) {
+	r.t.Helper()
+	for i, m := range r.nodes {
+		urls := []string{"https://" + m.Address + ":10250/pods"}
+		if i < 2 {
+			urls = append(urls, "https://"+m.Address+":6443/api")
+		}
+		for _, url := range urls {
+			harness.Wait(r.t, url, func() error { // until the kubelet has a serving certificate
+				got, err := r.outside.Run(r.t.Context(), "curl", "--silent", "--show-error", "--insecure", "--cert", certificate, "--output", "/dev/null", "--write-out", "%{http_code}", url)
+				if err == nil && got != want {
+					err = fmt.Errorf("%s for a certificate of the old CA, want %s", got, want)
+				}
+				return err
+			})
+		}
+	}
+}
+
+// apiServersStarted returns when both API servers started.
+func (r *rotationTest) apiServersStarted() (started string) {
+	r.t.Helper()
+	harness.Wait(r.t, "the pods of both API servers", func() error { // a kubelet shows its static pods up to a minute after its Node
+		started = r.kubectl("--namespace=kube-system", "get", "pods", "--selector=component=kube-apiserver", "--output=jsonpath={.items[*].status.containerStatuses[*].state.running.startedAt}")
+		if len(strings.Fields(started)) != 2 {
+			return fmt.Errorf("API servers started at %q", started)
+		}
+		return nil
+	})
+	return started
+}
+
+// check fails for what a probe saw go wrong, and logs the figures.
+func (r *rotationTest) check(seen report) {
+	r.t.Helper()
+	line := func(f failure) string {
+		return fmt.Sprintf("%d times from %s to %s, after %s: %s: %s", f.Count, f.First.Format(time.StampMilli), f.Last.Format(time.StampMilli), r.after(f.First), f.What, f.Text)
+	}
+	for _, f := range seen.Failures {
+		r.t.Error(line(f))
+	}
+	for _, f := range seen.NotReady {
+		if strings.HasPrefix(f.Text, "KubeletNotReady: ") {
+			r.t.Log(line(f)) // a kubelet that restarts says so for a moment on a busy machine
+		} else {
+			r.t.Error(line(f))
+		}
+	}
+	if seen.Requests < 1000 || len(seen.Heartbeats) < len(r.nodes) {
+		r.t.Errorf("%d requests, heartbeats of %d Nodes: the probe could not fail", seen.Requests, len(seen.Heartbeats))
+	}
+	old := 0
+	for _, j := range r.joined {
+		if j.oldest {
+			old++
+		}
+	}
+	r.t.Logf("%d requests, longest gaps of API servers %v, longest times between heartbeats %v, %d joins, %d of them with the oldest join command", seen.Requests, seen.Gaps, seen.Heartbeats, len(r.joined), old)
+}

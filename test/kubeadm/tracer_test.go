@@ -1,0 +1,186 @@
+package kubeadm
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+)
+
+// tracerChild is set in a process of this test binary that runs a command until it kills it: see playTracer. The value is the
+// file with the list of writes.
+const tracerChild = "KUBEJOIN_TEST_TRACER"
+
+// tracerSkips is a regular expression for writes before which that process does not kill its command, or empty.
+const tracerSkips = "KUBEJOIN_TEST_TRACER_SKIPS"
+
+// exitKilled is the exit code of a tracer that killed its command.
+const exitKilled = 137
+
+// playTracer runs a command. Right before the first write that is not in the list, it kills the command with SIGKILL, and
+// adds the write to the list. So each run gets further, until one ends by itself. strace cannot do that: it counts the
+// system calls of each thread, and Go moves from thread to thread.
+func playTracer(list string, args []string) error {
+	content, err := os.ReadFile(list)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	killed := strings.Split(string(content), "\n")
+	skips, err := regexp.Compile(cmp.Or(os.Getenv(tracerSkips), "^$"))
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread() // one thread is the tracer
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), tracerChild+"=")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	pid, seen := cmd.Process.Pid, map[string]int{}
+	for thread, configured := pid, false; ; {
+		var status syscall.WaitStatus
+		if thread, err = syscall.Wait4(-1, &status, syscall.WALL, nil); err != nil {
+			return fmt.Errorf("waiting for a thread: %w", err)
+		}
+		if status.Exited() || status.Signaled() {
+			if thread == pid {
+				if status.Signaled() {
+					os.Exit(1)
+				}
+				os.Exit(status.ExitStatus())
+			}
+			continue
+		}
+		if !configured {
+			const killWithTracer = 1 << 20
+			if err := syscall.PtraceSetOptions(pid, syscall.PTRACE_O_TRACECLONE|syscall.PTRACE_O_TRACESYSGOOD|killWithTracer); err != nil {
+				return err
+			}
+			configured = true
+		}
+		deliver := 0
+		switch stop := status.StopSignal(); stop {
+		case syscall.SIGTRAP, syscall.SIGSTOP: // of the tracer, for example in a new thread
+		case syscall.SIGTRAP | 0x80: // a system call begins or has ended
+			if write := writeOf(thread); write != "" && !skips.MatchString(write) {
+				if !strings.HasPrefix(write, "remove ") { // removals are of what an earlier kill left, or of a whole folder
+					seen[write]++
+					write = fmt.Sprintf("%s, time %d", write, seen[write])
+				}
+				if !slices.Contains(killed, write) {
+					if err := cmd.Process.Kill(); err != nil {
+						return err
+					}
+					if err := os.WriteFile(list, append(content, write+"\n"...), 0o600); err != nil {
+						return err
+					}
+					os.Exit(exitKilled)
+				}
+			}
+		default:
+			deliver = int(stop)
+		}
+		if err := syscall.PtraceSyscall(thread, deliver); err != nil && !errors.Is(err, syscall.ESRCH) { // it has just ended
+			return err
+		}
+	}
+}
+
+// digits are those of names of temporary files, times and process IDs.
+var digits = regexp.MustCompile(`[0-9]{2,}`)
+
+// writeOf describes the system call that a thread is about to make, if it changes files or processes, or announces that.
+func writeOf(thread int) string {
+	const getSyscallInfo, enters, pidfdSendSignal = 0x420e, 1, 424
+	var info struct { // struct ptrace_syscall_info, the same on all architectures
+		op       uint8
+		_        [3]uint8
+		_        uint32
+		_, _, nr uint64
+		args     [6]uint64
+		_        [2]uint64
+	}
+	_, _, failed := syscall.RawSyscall6(syscall.SYS_PTRACE, getSyscallInfo, uintptr(thread), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
+	if failed != 0 || info.op != enters {
+		return ""
+	}
+	text := func(address, length uint64) string {
+		memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", thread))
+		if err != nil {
+			return err.Error()
+		}
+		defer memory.Close()
+		data := make([]byte, length)
+		n, _ := memory.ReadAt(data, int64(address)) // fewer at the end of a page
+		data, _, _ = bytes.Cut(data[:n], []byte{0})
+		return digits.ReplaceAllString(string(data), "#")
+	}
+	const longest = 4096
+	switch info.nr {
+	case syscall.SYS_RENAMEAT:
+		return "rename to " + text(info.args[3], longest)
+	case syscall.SYS_SYMLINKAT:
+		return "link " + text(info.args[2], longest)
+	case syscall.SYS_UNLINKAT:
+		return "remove " + filepath.Base(text(info.args[1], longest))
+	case syscall.SYS_KILL, pidfdSendSignal:
+		if info.args[1] != 0 {
+			return fmt.Sprintf("signal %d", info.args[1])
+		}
+	case syscall.SYS_WRITE:
+		if line := text(info.args[1], info.args[2]); info.args[0] == uint64(syscall.Stderr) && strings.Contains(line, "restarting ") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
+}
+
+// writerChild is set in a process of this test binary that makes writes below a folder.
+const writerChild = "KUBEJOIN_TEST_WRITER"
+
+func playWrites(dir string) error {
+	file := filepath.Join(dir, "1")
+	write := func() error { return errors.Join(os.WriteFile(file+".new", nil, 0o600), os.Rename(file+".new", file)) }
+	signal.Ignore(syscall.SIGTERM)
+	_ = syscall.Unlink(file + ".link") // of a run that was killed
+	err := errors.Join(write(), os.Symlink(file, file+".link"))
+	fmt.Fprintln(os.Stderr, "restarting process", os.Getpid())
+	return errors.Join(err, syscall.Kill(os.Getpid(), syscall.SIGTERM), write())
+}
+
+// TestTracerKillsBeforeEachWrite runs a command under the tracer until it ends by itself.
+func TestTracerKillsBeforeEachWrite(t *testing.T) {
+	dir := t.TempDir()
+	list := filepath.Join(dir, "list")
+	for kills := 0; ; kills++ {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], os.Args[0])
+		cmd.Env = append(os.Environ(), tracerChild+"="+list, writerChild+"="+dir)
+		output, err := cmd.CombinedOutput()
+		if err == nil {
+			break
+		}
+		if cmd.ProcessState.ExitCode() != exitKilled || kills == 10 {
+			t.Fatalf("after %d kills: %v: %s", kills, err, output)
+		}
+	}
+	want := "remove 1.link\nrename to 1, time 1\nlink 1.link, time 1\nrestarting process #, time 1\nsignal 15, time 1\nrename to 1, time 2\n"
+	got := strings.ReplaceAll(string(must.Value(os.ReadFile(list))(t)), digits.ReplaceAllString(dir, "#")+"/", "")
+	if got != want {
+		t.Errorf("killed before:\n%s\nwant:\n%s", got, want)
+	}
+}
