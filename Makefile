@@ -136,10 +136,10 @@ check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and th
 	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
 	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')
 
-# QUICK=1 runs a short trial. ROUNDS, CSRS, TOKENS and ENTRIES set sizes. ONLY selects one subject: csr, tokens, join,
+# QUICK=1 runs a short trial. ROUNDS, CSRS, TOKENS, ENTRIES and WAVE set sizes. ONLY selects one subject: csr, tokens, join,
 # size, certificate, api, revocation, store, record, go, wave or memory. INTO=docs/benchmarks.md also writes the main rows to
 # this file. test/bench/README.md explains the subjects and rows.
-BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-csrs $(CSRS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(ENTRIES),-entries $(ENTRIES)) $(if $(ONLY),-only $(ONLY)) $(if $(PROFILE),-profile $(PROFILE)) $(if $(INTO),-into $(INTO))
+BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-csrs $(CSRS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(ENTRIES),-entries $(ENTRIES)) $(if $(ONLY),-only $(ONLY)) $(if $(WAVE),-wave-for $(WAVE)) $(if $(PROFILE),-profile $(PROFILE)) $(if $(INTO),-into $(INTO))
 bench: build ## compare the speed of kubejoin, kube-controller-manager and cfssl (an hour; the first run builds Kubernetes)
 	@$(GO) build -o bin/bench ./test/bench
 	@bin/bench $(BENCH)

@@ -99,7 +99,7 @@ func TestRestartsStaticPods(t *testing.T) {
 		want map[rotation.Stage]string
 	}{
 		{rotation.Cluster, map[rotation.Stage]string{
-			rotation.Trust: "kube-controller-manager kube-scheduler kubelet", rotation.Switch: "kube-controller-manager kube-scheduler kubelet", rotation.Finish: "kube-controller-manager kube-scheduler kubelet",
+			rotation.Trust: "kube-controller-manager kube-scheduler", rotation.Switch: "kube-controller-manager kube-scheduler kubelet", rotation.Finish: "kube-controller-manager kube-scheduler kubelet",
 		}},
 		{rotation.Etcd, map[rotation.Stage]string{rotation.Trust: "etcd kube-apiserver", rotation.Switch: "", rotation.Finish: "etcd kube-apiserver"}},
 		{rotation.FrontProxy, map[rotation.Stage]string{}},
@@ -144,7 +144,7 @@ func TestRestartsStaticPods(t *testing.T) {
 		t.Errorf("on a host where nothing runs: %v, %+v", err, done)
 	}
 	f.machine.invisible = errors.New("not visible")
-	if got := f.allStale(must.Value(f.openBackup(authorities[rotation.Etcd], f.at(rotation.Finish)))(t), authorities[rotation.Etcd]); !slices.Equal(got, want) {
+	if got := f.allStale(must.Value(f.openBackup(authorities[rotation.Etcd], f.at(rotation.Finish)))(t), authorities[rotation.Etcd], f.at(rotation.Finish)); !slices.Equal(got, want) {
 		t.Errorf("on a host where nothing is visible: %q", got)
 	}
 }
@@ -182,14 +182,27 @@ func TestRestartsPodsAtTheSameTime(t *testing.T) {
 	}
 }
 
-// A kubelet reads its CAs and its certificates only at the start, so each stage restarts it once.
+// A kubelet reads its CAs and its certificates only at the start, so each stage restarts it once. The cross certificate
+// makes that of stage trust needless.
 func TestRestartsKubelet(t *testing.T) {
-	f := newFixture(t, rotation.Cluster, true)
-	for n, stage := range stages {
-		must.Value(f.Apply(t.Context(), f.at(stage)))(t)
-		must.Value(f.Apply(t.Context(), f.at(stage)))(t)
-		if len(f.machine.ended) != n {
-			t.Errorf("%s: got %d restarts, want %d", stage, len(f.machine.ended), n)
+	for _, crossed := range []bool{true, false} {
+		f := newFixture(t, rotation.Cluster, true)
+		f.Pins = []string{clusterinfo.Pin(f.fresh.Certificate())}
+		want := 0
+		for _, stage := range stages {
+			r := f.at(stage)
+			if !crossed {
+				r.Cross = ""
+			}
+			if r.SignsNew() || stage == rotation.Trust && !crossed {
+				want++
+			}
+			for range 2 {
+				done := must.Value(f.Apply(t.Context(), r))(t)
+				if len(f.machine.ended) != want || len(done.Report.Restart) > 0 {
+					t.Errorf("%s, cross certificate %t: got %d restarts, want %d; report %q", stage, crossed, len(f.machine.ended), want, done.Report.Restart)
+				}
+			}
 		}
 	}
 }
@@ -199,7 +212,7 @@ func TestFindsKubeletWithoutHealth(t *testing.T) {
 	for config, found := range map[string]bool{"healthzPort: 0\n": true, "healthzPort: 0\nport: 10260\n": true, "healthzPort: 0\nport: 1\n": false} {
 		f := newFixture(t, rotation.Cluster, true)
 		must.OK(t, os.WriteFile(filepath.Join(f.KubeletDir, "config.yaml"), []byte(config), 0o600))
-		done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+		done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
 		restarted, stale := slices.Equal(done.Restarted, []string{"kubelet"}), slices.Equal(done.Report.Restart, []string{"kubelet"})
 		if restarted != found || stale == found {
 			t.Errorf("%q: restarted %q, report %q", config, done.Restarted, done.Report.Restart)
@@ -671,7 +684,7 @@ func TestClockThatChanges(t *testing.T) {
 		apply := func(what string, restarts int) {
 			t.Helper()
 			ended := len(f.machine.ended)
-			done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+			done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
 			if got := len(f.machine.ended) - ended; got != restarts || len(done.Report.Restart) > 0 {
 				t.Errorf("%s %s: got %d restarts, want %d; report %q", what, skew, got, restarts, done.Report.Restart)
 			}

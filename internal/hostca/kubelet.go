@@ -73,7 +73,7 @@ func (h Host) kubelet(ctx context.Context, b *backup, a authority, r rotation.Ro
 	if err != nil {
 		return err
 	}
-	if s.changed, err = h.kubeletChanged(b, a); err != nil {
+	if s.changed, err = h.kubeletChanged(b, a, r); err != nil {
 		return err
 	}
 	p, err := h.system.listener(s)
@@ -91,10 +91,14 @@ func (h Host) kubelet(ctx context.Context, b *backup, a authority, r rotation.Ro
 	return nil
 }
 
-// kubeletChanged returns when something changed that the kubelet does not reload; the zero time if nothing did. It reads the
-// CA of its kubeconfig only at the start, also if that names a file.
-func (h Host) kubeletChanged(b *backup, a authority) (last time.Time, err error) {
-	names := []string{kubeletConf, a.bundle}
+// kubeletChanged returns when something changed that the kubelet needs and does not reload; the zero time if nothing did. It
+// reads the CA of its kubeconfig only at the start, also if that names a file. Until the new CA signs, it needs no other CA
+// if API servers will present the cross certificate.
+func (h Host) kubeletChanged(b *backup, a authority, r rotation.Rotation) (last time.Time, err error) {
+	var names []string
+	if r.SignsNew() || r.Cross == "" {
+		names = []string{kubeletConf, a.bundle}
+	}
 	for name := range b.index.Written {
 		if filepath.IsAbs(name) { // a certificate of the kubelet
 			names = append(names, name)

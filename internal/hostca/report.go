@@ -78,12 +78,12 @@ func (h Host) report(b *backup, a authority, r rotation.Rotation) *rotation.Repo
 		_, presents, _ := linked(serving)
 		add(serving, nil, presents)
 	}
-	report.Restart = h.allStale(b, a)
+	report.Restart = h.allStale(b, a, r)
 	return report
 }
 
 // allStale returns the names of the processes that run with old files, or may do so.
-func (h Host) allStale(b *backup, a authority) (names []string) {
+func (h Host) allStale(b *backup, a authority, r rotation.Rotation) (names []string) {
 	if b == nil {
 		return nil // nothing has changed yet
 	}
@@ -104,7 +104,7 @@ func (h Host) allStale(b *backup, a authority) (names []string) {
 	if a.kubelet && b.originals[kubeletConf] != nil {
 		s, err := h.kubeletService()
 		if err == nil {
-			s.changed, err = h.kubeletChanged(b, a)
+			s.changed, err = h.kubeletChanged(b, a, r)
 		}
 		add(s, err)
 	}

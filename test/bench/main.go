@@ -62,6 +62,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
 	entries := flags.Int("entries", 1_000_000, "entries of the issuance record in etcd")
 	only := flags.String("only", "", "subjects to measure: "+strings.Join(subjects, ", ")+"; empty is all but memory")
+	waveFor := flags.Duration("wave-for", time.Minute, "how long each row of the subject wave takes; all hosts have had their turn after 1000s")
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
 	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
@@ -80,7 +81,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	s := sizes{
 		rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, entries: *entries, stock: 200, signFor: 4 * time.Second, askFor: 30 * time.Second,
-		slow: 500, hosts: 10_000, waveFor: time.Minute, waiting: 20_000, nodes: []int{20_000, 100_000}, settle: 30 * time.Second,
+		slow: 500, hosts: 10_000, waveFor: *waveFor, waiting: 20_000, nodes: []int{20_000, 100_000}, settle: 30 * time.Second,
 	}
 	if *quick {
 		s = sizes{
@@ -100,6 +101,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		if *only != "" && !slices.Contains(subjects, subject) {
 			return fmt.Errorf("invalid -only %q: want a list of %s", *only, strings.Join(subjects, ","))
 		}
+	}
+	if all := time.Duration(s.hosts) * turnEvery; s.waveFor <= 0 || s.waveFor > all {
+		return fmt.Errorf("invalid -wave-for %s: want up to %s", s.waveFor, all)
 	}
 	if s.rounds < 1 || s.csrs < 1 || s.entries < 1 {
 		return errors.New("invalid -rounds, -csrs or -entries: want at least 1")

@@ -30,6 +30,7 @@ import (
 const (
 	// waveRate is the default of --ca-rotation-qps, and renewals is how many certificates a host renews.
 	waveRate, renewals = 20, 2
+	turnEvery          = renewals * time.Second / waveRate
 	// readers is the number of connections that share the polls of all hosts.
 	readers = 64
 )
@@ -109,7 +110,7 @@ func (w *wave) measure(ctx context.Context, polls, turns bool) (string, error) {
 	var clients []kubernetes.Interface
 	if polls {
 		for i := range readers {
-			c, err := w.client(w.hosts - 1 - i) // these have no turn
+			c, err := w.client(w.hosts - 1 - i) // these have their turns last
 			if err != nil {
 				return "", err
 			}
@@ -137,7 +138,7 @@ func (w *wave) measure(ctx context.Context, polls, turns bool) (string, error) {
 	}
 	if turns {
 		running.Go(func() {
-			w.every(ctx, renewals*time.Second/waveRate, func(int) error { return w.turn(ctx) })
+			w.every(ctx, turnEvery, func(int) error { return w.turn(ctx) })
 		})
 	}
 	if !polls && !turns {

@@ -144,7 +144,8 @@ func (r *rotationTest) wantNoFailures(seen report) {
 // minutes that a kubelet takes to stop a pod whose volumes it does not find.
 const mostGap = 100 * time.Second
 
-// wantShortGaps fails for a certificate that was refused, for a Node that was not ready, and for a gap that is too long.
+// wantShortGaps fails for a certificate that was refused, for a Node that was not ready for another reason than a late
+// heartbeat, and for a gap that is too long.
 func (r *rotationTest) wantShortGaps(seen report) {
 	r.t.Helper()
 	for _, f := range seen.Failures {
@@ -155,7 +156,12 @@ func (r *rotationTest) wantShortGaps(seen report) {
 		}
 	}
 	for _, f := range seen.NotReady {
-		r.t.Errorf("after %s: %s: %s", r.after(f.First), f.What, f.Text)
+		line := fmt.Sprintf("after %s: %s: %s", r.after(f.First), f.What, f.Text)
+		if strings.HasPrefix(f.Text, "NodeStatusUnknown: ") {
+			r.t.Log(line) // without etcd, kubelets cannot renew their Leases
+		} else {
+			r.t.Error(line)
+		}
 	}
 	for what, gap := range seen.Gaps {
 		if gap > mostGap {
