@@ -113,9 +113,7 @@ func (l *look) add(all ...rotation.Observation) {
 // behind reports whether an observation is not as the stage wants it, or shows nothing, so that its next command is of use.
 func (l *look) behind(o rotation.Observation) bool {
 	return o.Trusts == nil && o.From == "" ||
-		o.Unseen != "" || o.Off ||
-		o.Trusts != nil && *o.Trusts != rotation.Trusted{Old: l.TrustsOld(), New: l.TrustsNew()} ||
-		o.From == rotation.FromOld && l.SignsNew() || o.From == rotation.FromNew && !l.SignsNew()
+		o.Unseen != "" || o.Off || !l.Fits(o)
 }
 
 // maxWhy is the maximum length of the reason why something is unseen, in bytes. Servers choose parts of it.

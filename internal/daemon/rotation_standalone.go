@@ -266,10 +266,7 @@ func (o *ownRotation) Put(ctx context.Context, r rotation.Rotation, version stri
 
 // asStaged reports whether all that was seen is as the stage wants it.
 func asStaged(r rotation.Rotation, seen []rotation.Observation) bool {
-	want := rotation.Trusted{Old: r.TrustsOld(), New: r.TrustsNew()}
-	return !slices.ContainsFunc(seen, func(o rotation.Observation) bool {
-		return o.Trusts != nil && *o.Trusts != want || o.From == rotation.FromOld && r.SignsNew() || o.From == rotation.FromNew && !r.SignsNew()
-	})
+	return !slices.ContainsFunc(seen, func(o rotation.Observation) bool { return !r.Fits(o) })
 }
 
 // Observe implements [rotation.Observer]. It returns a [*rotation.NotReady] if r is being prepared, and a replica cannot

@@ -166,6 +166,12 @@ func TestPrepareRefusesCAThatItCannotWrite(t *testing.T) {
 	if err := prepare(); err == nil || !strings.Contains(err.Error(), "on join-2-9443: kubejoin cannot replace /etc/kubejoin/ca.crt") {
 		t.Errorf("a replica that cannot write: got %v, want a refusal that names it", err)
 	}
+	ended := must.Value(rotation.New(rotation.Cluster, s.ca.Get().Bundle(), []*x509.Certificate{certtest.CA(t, "new").Leaf}, nil, time.Now()))(t)
+	ended.Stage, ended.Ended = rotation.Finish, time.Now()
+	must.OK(t, s.rotation.Store.Put(t.Context(), ended, ""))
+	if err := prepare(); err == nil || !strings.Contains(err.Error(), ownca.ErrLeftBehind.Error()) {
+		t.Errorf("with the CA from before the last rotation: got %v, want a refusal", err)
+	}
 }
 
 // Catches a rotation with a key that the operator brings in which kubejoin writes files, or does not say what to write.

@@ -169,7 +169,8 @@ func TestRestartsAPIServerThatVerifiesKubelets(t *testing.T) {
 	}
 }
 
-// Pods that are independent of each other, or that do not work without each other, restart at the same time.
+// Pods that are independent of each other, or that do not work without each other, restart at the same time. They have one
+// deadline, because the lock ends after twice --wait.
 func TestRestartsPodsAtTheSameTime(t *testing.T) {
 	for _, ca := range []rotation.CA{rotation.Cluster, rotation.Etcd} {
 		f := newFixture(t, ca, false)
@@ -178,6 +179,9 @@ func TestRestartsPodsAtTheSameTime(t *testing.T) {
 		_, after, found := strings.Cut(log, " is healthy")
 		if !found || strings.Count(log, "restarting kube-")+strings.Count(log, "restarting etcd") != 2 || strings.Contains(after, "restarting kube-") {
 			t.Errorf("%s: got\n%s\nwant both pods restarted before the first one is healthy", ca, log)
+		}
+		if got := slices.Compact(f.machine.deadlines); len(got) != 1 || got[0].IsZero() {
+			t.Errorf("%s: deadlines %s, want one for all pods", ca, got)
 		}
 	}
 }

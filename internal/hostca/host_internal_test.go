@@ -254,6 +254,7 @@ type fakeMachine struct {
 	started   map[int]process
 	manifests map[int]string
 	ended     []int
+	deadlines []time.Time // of looks at the health
 	pids      int
 }
 
@@ -301,7 +302,9 @@ func (m *fakeMachine) find(port int) (process, error) {
 	return m.started[port], nil
 }
 
-func (m *fakeMachine) healthy(_ context.Context, url string) error {
+func (m *fakeMachine) healthy(ctx context.Context, url string) error {
+	deadline, _ := ctx.Deadline()
+	m.deadlines = append(m.deadlines, deadline)
 	for _, port := range []string{":10248/healthz", ":10257/livez", ":10259/livez", ":2381/livez", ":6443/livez"} {
 		if strings.HasSuffix(url, port) {
 			return m.sick

@@ -518,6 +518,12 @@ func (o Observation) lacks(need needs) string {
 	return ""
 }
 
+// Fits reports whether what an observation shows is as the stage wants it. What it does not show fits.
+func (r Rotation) Fits(o Observation) bool {
+	return (o.Trusts == nil || *o.Trusts == Trusted{Old: r.TrustsOld(), New: r.TrustsNew()}) &&
+		!(o.From == FromOld && r.SignsNew() || o.From == FromNew && !r.SignsNew())
+}
+
 // maxLeftBehind is how many nodes a rotation may leave behind.
 const maxLeftBehind = 500
 
