@@ -174,6 +174,7 @@ type caApplier struct {
 	*caApplyOptions
 	dir       string
 	published map[rotation.CA]string    // the last report of each CA without its time
+	reloads   bool                      // the kubelet reads a changed client CA file again
 	turns     map[rotation.CA]time.Time // which were logged
 	requests  map[string]request        // of certificates for the kubelet, by stage
 }
@@ -189,7 +190,7 @@ type request struct {
 const watchInterval, maxRequestInterval = time.Minute, 30 * time.Minute
 
 func newCAApplier(o *caApplyOptions, dir string) *caApplier {
-	return &caApplier{o, dir, map[rotation.CA]string{}, map[rotation.CA]time.Time{}, map[string]request{}}
+	return &caApplier{caApplyOptions: o, dir: dir, published: map[rotation.CA]string{}, turns: map[rotation.CA]time.Time{}, requests: map[string]request{}}
 }
 
 // follow applies the rotations until the command is stopped. It prints an error once.
@@ -245,6 +246,12 @@ func (a *caApplier) apply(cmd *cobra.Command) error {
 	kubelet, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf})
 	if err != nil {
 		return err
+	}
+	host.KubeletReloads = func(ctx context.Context) bool {
+		if !a.reloads { // otherwise it restarts, which always helps
+			a.reloads, _ = hostca.KubeletReloads(ctx, client, node)
+		}
+		return a.reloads
 	}
 	host.Lock = hostca.Lock(client, node, 2*a.wait, log)
 	var results []hostca.Result
@@ -385,7 +392,7 @@ func (o *caApplyOptions) print(cmd *cobra.Command, results []hostca.Result) erro
 		case o.watch && len(r.Changed)+len(r.Restarted) == 0:
 			continue
 		case o.dryRun:
-			_, err = fmt.Fprint(w, r.Diff)
+			_, err = fmt.Fprintf(w, "%srestarts: %s\n", r.Diff, orNone(r.Restarted...))
 		case r.Report == nil:
 			_, err = fmt.Fprintf(w, "CA %s: this host has no file of it\n", r.CA)
 		default:

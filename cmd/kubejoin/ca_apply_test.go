@@ -46,7 +46,8 @@ type caWorker struct {
 	rotation     rotation.Rotation // the zero value: none
 	secret       map[string][]byte // of the new CA's key
 	patches      []string
-	requests     int // of certificates
+	requests     int    // of certificates
+	version      string // of the kubelet
 
 	old, fresh *signer.CA
 }
@@ -103,6 +104,9 @@ func (w *caWorker) serve(out http.ResponseWriter, r *http.Request) {
 		reply(corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, Data: data})
 	case "GET /api/v1/namespaces/kube-system/secrets/kubejoin-ca-key":
 		reply(corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, Data: w.secret})
+	case "GET /api/v1/nodes/worker-1":
+		node.Status.NodeInfo.KubeletVersion = w.version
+		reply(node)
 	case "PATCH /api/v1/nodes/worker-1":
 		content, _ := io.ReadAll(r.Body)
 		w.patches = append(w.patches, string(content))
@@ -118,6 +122,7 @@ func (w *caWorker) serve(out http.ResponseWriter, r *http.Request) {
 
 func TestCAApplyOnWorker(t *testing.T) {
 	w := newCAWorker(t)
+	w.version = "v1.35.4"
 	apply := func(args ...string) (string, string, error) {
 		return runCommand(t, append([]string{"ca", "apply", w.dir, "--kubelet-dir", w.kubelet}, args...)...)
 	}
@@ -143,6 +148,10 @@ func TestCAApplyOnWorker(t *testing.T) {
 	stdout, stderr, err = apply()
 	if err != nil || stdout != "CA cluster: this host is in stage trust, files changed: <none>; restarted: <none>\n" || !strings.Contains(stderr, "kubelet was not found, so it may run with old files; next: systemctl restart kubelet") {
 		t.Errorf("the second time: %v, %s%s", err, stdout, stderr)
+	}
+	w.version = "v1.36.0" // which reads client CAs again
+	if _, stderr, err := apply(); err != nil || stderr != "" {
+		t.Errorf("with a new kubelet: %v, %s", err, stderr)
 	}
 	w.rotation.Stage, w.rotation.Aborting = rotation.Prepare, true
 	if _, _, err := apply("--ca", "cluster"); err != nil || string(must.Value(os.ReadFile(filepath.Join(w.dir, "kubelet.conf")))(t)) != string(before) {
@@ -329,7 +338,7 @@ func TestCAApplyDaemonSet(t *testing.T) {
 		}
 	}
 	limits := pod.Containers[0].SecurityContext
-	for _, c := range []corev1.Capability{"SYS_PTRACE", "CHOWN", "DAC_OVERRIDE", "FOWNER"} {
+	for _, c := range []corev1.Capability{"SYS_PTRACE", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER"} {
 		if !slices.Contains(limits.Capabilities.Add, c) {
 			t.Errorf("the container does not have %s", c)
 		}

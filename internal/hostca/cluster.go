@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/imagetag"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
@@ -69,6 +70,15 @@ func Publish(ctx context.Context, client kubernetes.Interface, node string, repo
 		case <-time.After(4 * poll):
 		}
 	}
+}
+
+// KubeletReloads reports whether the kubelet of a node reads a changed client CA file again, as it does from Kubernetes 1.36 on.
+func KubeletReloads(ctx context.Context, client kubernetes.Interface, node string) (bool, error) {
+	n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	return !imagetag.Before("kubelet:"+n.Status.NodeInfo.KubeletVersion, "1.36"), nil
 }
 
 // longest is how long a Lease of another holder is believed at most. Its times may be wrong, and many may write Leases.

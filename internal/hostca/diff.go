@@ -2,8 +2,10 @@ package hostca
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,19 +15,25 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/pmezard/go-difflib/difflib"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/yaml"
 )
 
 // compare fills the result of a dry run.
-func (h Host) compare(b *backup, a authority, r rotation.Rotation, done *Result) error {
+func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
 	want, err := wanted(b.originals, b.signed, r)
 	if err != nil {
 		return err
 	}
+	present, err := readAll(h.Dir, a.files())
+	if err != nil {
+		return err
+	}
+	if done.Restarted, err = a.unread(present, want); err != nil {
+		return err
+	}
 	var all strings.Builder
 	for _, name := range a.files() {
-		is, err := readFile(h.file(name))
-		if want[name] == nil || err == nil && bytes.Equal(is, want[name]) {
+		is := present[name]
+		if want[name] == nil || is != nil && bytes.Equal(is, want[name]) {
 			continue
 		}
 		done.Changed = append(done.Changed, name)
@@ -42,6 +50,9 @@ func (h Host) compare(b *backup, a authority, r rotation.Rotation, done *Result)
 		}
 		all.WriteString(text)
 	}
+	if slices.Contains(done.Changed, kubeletConf) && h.kubeletNeedsCA(ctx, r) {
+		done.Restarted = append(done.Restarted, "kubelet")
+	}
 	done.Diff = all.String()
 	return nil
 }
@@ -52,11 +63,7 @@ func render(content []byte) string {
 		return renderKubeconfig(config)
 	}
 	if !bytes.Contains(content, []byte("-----BEGIN")) {
-		var any map[string]any
-		if yaml.Unmarshal(content, &any) != nil {
-			return fmt.Sprintf("<%d bytes>\n", len(content))
-		}
-		return string(content) // the manifest of a pod
+		return fmt.Sprintf("<%d bytes>\n", len(content))
 	}
 	return renderPEM(content)
 }

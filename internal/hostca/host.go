@@ -30,6 +30,8 @@ type Host struct {
 	Lock func(ctx context.Context) (release func(), err error)
 	// Sign requests certificates with the kubelet's own credential; nil requests none.
 	Sign credentials.SignFunc
+	// KubeletReloads reports whether the kubelet reads a changed client CA file again; nil is a kubelet that does not.
+	KubeletReloads func(ctx context.Context) bool
 	// Wait limits how long each restart may take.
 	Wait time.Duration
 	// DryRun changes nothing.
@@ -38,7 +40,6 @@ type Host struct {
 	Log func(line string)
 
 	system      system                  // nil: this machine
-	settle      time.Duration           // how old a kubelet is before a manifest changes
 	beforeWrite func(path string) error // for tests
 }
 
@@ -51,7 +52,7 @@ type Result struct {
 	Changed []string `json:"changed"`
 	// Diff is a dry run's unified diff. Certificates are lines of text in it, and keys and other secrets are redacted.
 	Diff string `json:"diff,omitempty"`
-	// Restarted are the processes that were restarted.
+	// Restarted are the processes that were restarted, or would be with a dry run.
 	Restarted []string `json:"restarted,omitempty"`
 	// Backup is the folder with the original files; empty after the end of the rotation.
 	Backup string `json:"backup,omitempty"`
@@ -100,7 +101,7 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 		h.Log = func(string) {}
 	}
 	if h.system == nil {
-		h.system, h.settle = machine{}, settle
+		h.system = machine{}
 	}
 	unlock, err := h.exclude()
 	if err != nil {
@@ -114,7 +115,7 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 		}
 	}
 	if ended, err := h.ended(a, r); ended || err != nil {
-		return done, errors.Join(err, h.finish(nil, a, r, &done))
+		return done, errors.Join(err, h.finish(ctx, nil, a, r, &done))
 	}
 	b, err := h.openBackup(a, r)
 	if err != nil {
@@ -123,7 +124,9 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 	if b.originals[a.bundle] == nil { // a worker has nothing of etcd
 		return done, nil
 	}
-	a = a.with(b.originals)
+	if a.pods, err = h.pods(a); err != nil {
+		return done, err
+	}
 	done.Backup = b.dir
 	if until := r.Since.Add(rotation.Rereads); b.crosses(a, r) && time.Now().Before(until) {
 		h.Log("clients may need the cross certificate until " + until.UTC().Format(time.RFC3339) + "; apply again after that")
@@ -135,7 +138,7 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 	}
 	if h.DryRun {
 		done.Backup = ""
-		return done, h.compare(b, a, r, &done)
+		return done, h.compare(ctx, b, a, r, &done)
 	}
 	for _, stage := range walk {
 		at := r
@@ -144,14 +147,14 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 			return done, fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
 		}
 	}
-	return done, h.finish(b, a, r, &done)
+	return done, h.finish(ctx, b, a, r, &done)
 }
 
 // ControlPlane reports whether the host has static pods of a control plane, or of etcd.
 func (h Host) ControlPlane() bool {
 	for _, a := range authorities {
 		for _, p := range a.pods {
-			if _, err := os.Stat(h.file(p.manifest)); err == nil {
+			if _, err := os.Stat(h.manifestFile(p)); err == nil {
 				return true
 			}
 		}
@@ -212,8 +215,8 @@ func (h Host) ended(a authority, r rotation.Rotation) (bool, error) {
 }
 
 // finish completes the result, and removes the backup of a rotation that has ended; b is nil without one.
-func (h Host) finish(b *backup, a authority, r rotation.Rotation, done *Result) error {
-	done.Report = h.report(b, a, r)
+func (h Host) finish(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
+	done.Report = h.report(ctx, b, a, r)
 	if r.InProgress() || h.DryRun {
 		return nil
 	}
@@ -356,30 +359,26 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 			}
 		}
 	}
-	if len(changed) > 0 { // before the first write, so that a crash does not make these files those of somebody else
+	unread, err := a.unread(present, want)
+	if err != nil {
+		return err
+	}
+	b.index.Restart = append(b.index.Restart, unread...) // it may have them since a crash
+	if len(changed) > 0 {                                // before the first write, so that a crash does not make these files those of somebody else
 		if err := h.saveIndex(b); err != nil {
 			return err
 		}
 	}
-	write := func(name string) error {
-		if !slices.Contains(changed, name) {
-			return nil
-		}
+	for _, name := range changed {
 		if !slices.Contains(done.Changed, name) {
 			done.Changed = append(done.Changed, name)
 		}
 		h.Log("writing " + h.file(name))
-		return h.replace(h.file(name), want[name])
-	}
-	for _, name := range a.files() {
-		if slices.ContainsFunc(a.pods, func(p pod) bool { return p.manifest == name }) {
-			continue
-		}
-		if err := write(name); err != nil {
+		if err := h.replace(h.file(name), want[name]); err != nil {
 			return err
 		}
 	}
-	if err := h.restartPods(ctx, b, a, changed, write, done); err != nil {
+	if err := h.restartPods(ctx, b, a, done); err != nil {
 		return err
 	}
 	if a.kubelet {
@@ -387,11 +386,11 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 			return err
 		}
 	}
-	if b.index.Stage != r.Stage {
-		b.index.Stage = r.Stage
-		return h.saveIndex(b)
+	if b.index.Stage == r.Stage && b.index.Restart == nil {
+		return nil
 	}
-	return nil
+	b.index.Stage, b.index.Restart = r.Stage, nil
+	return h.saveIndex(b)
 }
 
 // wrote notes that content is what Apply is about to write.

@@ -73,30 +73,21 @@ func (h Host) kubelet(ctx context.Context, b *backup, a authority, r rotation.Ro
 	if err != nil {
 		return err
 	}
-	if s.changed, err = h.kubeletChanged(b, a, r); err != nil {
+	if s.changed, err = h.kubeletChanged(ctx, b, a, r); err != nil {
 		return err
 	}
 	p, err := h.system.listener(s)
-	if err != nil || p.pid == 0 || s.changed.IsZero() || !p.started.Before(s.changed) {
+	if err != nil || p.pid == 0 || !p.started.Before(s.changed) {
 		return err
 	}
-	h.Log("restarting the kubelet")
-	if err := h.system.terminate(p); err != nil {
-		return err
-	}
-	if err := h.await(ctx, s, "start it with: systemctl restart kubelet"); err != nil {
-		return err
-	}
-	done.Restarted = append(done.Restarted, s.name)
-	return nil
+	return h.restart(ctx, []service{s}, func(string) string { return "start it with: systemctl restart kubelet" }, done)
 }
 
 // kubeletChanged returns when something changed that the kubelet needs and does not reload; the zero time if nothing did. It
-// reads the CA of its kubeconfig only at the start, also if that names a file. Until the new CA signs, it needs no other CA
-// if API servers will present the cross certificate.
-func (h Host) kubeletChanged(b *backup, a authority, r rotation.Rotation) (last time.Time, err error) {
+// reads the CA of its kubeconfig only at the start, also if that names a file.
+func (h Host) kubeletChanged(ctx context.Context, b *backup, a authority, r rotation.Rotation) (last time.Time, err error) {
 	var names []string
-	if r.SignsNew() || r.Cross == "" {
+	if h.kubeletNeedsCA(ctx, r) {
 		names = []string{kubeletConf, a.bundle}
 	}
 	for name := range b.index.Written {
@@ -104,23 +95,13 @@ func (h Host) kubeletChanged(b *backup, a authority, r rotation.Rotation) (last 
 			names = append(names, name)
 		}
 	}
-	for _, name := range names {
-		file := name
-		if !filepath.IsAbs(name) {
-			file = h.file(name)
-		}
-		at, err := h.changedAt(b, file, name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return last, err
-		}
-		if at.After(last) {
-			last = at
-		}
-	}
-	return last, nil
+	return h.lastChanged(b, names)
+}
+
+// kubeletNeedsCA reports whether the kubelet has to start with the CAs of the stage. Until the new CA signs, it need not if API
+// servers will present the cross certificate, and if it reads the client CAs again.
+func (h Host) kubeletNeedsCA(ctx context.Context, r rotation.Rotation) bool {
+	return r.SignsNew() || r.Cross == "" || h.KubeletReloads == nil || !h.KubeletReloads(ctx)
 }
 
 // A kubeletCertificate is a kind of certificate that the kubelet renews by itself. Its file has the prefix in its name.

@@ -28,8 +28,8 @@ type system interface {
 	listener(s service) (process, error)
 	// healthy returns nil if a GET of the URL succeeds.
 	healthy(ctx context.Context, url string) error
-	// terminate sends SIGTERM to a process.
-	terminate(p process) error
+	// end ends a process.
+	end(p process) error
 	// boot returns the present boot.
 	boot() (boot, error)
 }
@@ -187,7 +187,13 @@ func (machine) boot() (boot, error) {
 	return boot{strings.TrimSpace(string(name)), time.Now().Add(-time.Duration(up * float64(time.Second)))}, nil
 }
 
-func (machine) terminate(p process) error {
+// grace is how long a process has to end by itself. With open watches, kube-apiserver would take a minute, in which it
+// accepts no request.
+const grace = 10 * time.Second
+
+func (machine) end(p process) error { return endWithin(p, grace) }
+
+func endWithin(p process, grace time.Duration) error {
 	handle, err := os.FindProcess(p.pid) // on Linux the handle stays with this process
 	if err != nil {
 		return err
@@ -197,10 +203,18 @@ func (machine) terminate(p process) error {
 	if started, err := startedAt(p.pid); err != nil || started.Sub(p.started).Abs() > same {
 		return nil // it ended meanwhile
 	}
-	if err := handle.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return err
+	err = handle.Signal(syscall.SIGTERM)
+	for began := time.Now(); err == nil && time.Since(began) < grace; err = handle.Signal(syscall.Signal(0)) {
+		const pause = 50 * time.Millisecond
+		time.Sleep(pause)
 	}
-	return nil
+	if err == nil {
+		err = handle.Kill()
+	}
+	if errors.Is(err, os.ErrProcessDone) {
+		return nil
+	}
+	return err
 }
 
 func (machine) healthy(ctx context.Context, url string) error {

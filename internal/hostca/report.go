@@ -2,6 +2,7 @@ package hostca
 
 import (
 	"bytes"
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -18,7 +19,7 @@ import (
 )
 
 // report looks at the present files and processes. It leaves out what cannot be read.
-func (h Host) report(b *backup, a authority, r rotation.Rotation) *rotation.Report {
+func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rotation) *rotation.Report {
 	report := &rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since}
 	add := func(name string, trusts, presents []*x509.Certificate) {
 		f := rotation.File{Name: name}
@@ -78,12 +79,12 @@ func (h Host) report(b *backup, a authority, r rotation.Rotation) *rotation.Repo
 		_, presents, _ := linked(serving)
 		add(serving, nil, presents)
 	}
-	report.Restart = h.allStale(b, a, r)
+	report.Restart = h.allStale(ctx, b, a, r)
 	return report
 }
 
 // allStale returns the names of the processes that run with old files, or may do so.
-func (h Host) allStale(b *backup, a authority, r rotation.Rotation) (names []string) {
+func (h Host) allStale(ctx context.Context, b *backup, a authority, r rotation.Rotation) (names []string) {
 	if b == nil {
 		return nil // nothing has changed yet
 	}
@@ -97,14 +98,12 @@ func (h Host) allStale(b *backup, a authority, r rotation.Rotation) (names []str
 		names = append(names, s.name)
 	}
 	for _, p := range a.pods {
-		if b.originals[p.manifest] != nil {
-			add(h.podService(b, p))
-		}
+		add(h.podService(b, a, p))
 	}
 	if a.kubelet && b.originals[kubeletConf] != nil {
 		s, err := h.kubeletService()
 		if err == nil {
-			s.changed, err = h.kubeletChanged(b, a, r)
+			s.changed, err = h.kubeletChanged(ctx, b, a, r)
 		}
 		add(s, err)
 	}

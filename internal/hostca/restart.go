@@ -2,13 +2,16 @@ package hostca
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
-	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -72,17 +75,46 @@ func (h Host) await(ctx context.Context, s service, hint string) error {
 	}
 }
 
-// service returns what runs by a manifest. It has the port and the health of the pod's own probe.
-func (h Host) podService(b *backup, p pod) (service, error) {
-	s := service{name: strings.TrimSuffix(path.Base(p.manifest), ".yaml")}
-	file := h.file(p.manifest)
+// pods returns those of the static pods that this host has, and that need restarts.
+func (h Host) pods(a authority) (list []pod, err error) {
+	for _, p := range a.pods {
+		manifest, err := h.manifest(p)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !p.kubelets || verifiesKubelets(manifest.Spec.Containers[0]) {
+			list = append(list, p)
+		}
+	}
+	return list, nil
+}
+
+func (h Host) manifestFile(p pod) string { return h.file("manifests", p.name+".yaml") }
+
+// manifest reads the manifest of a static pod.
+func (h Host) manifest(p pod) (object corev1.Pod, err error) {
+	file := h.manifestFile(p)
 	content, err := readFile(file)
 	if err != nil {
-		return s, err
+		return object, err
 	}
-	var object corev1.Pod
 	if err := yaml.Unmarshal(content, &object); err != nil || len(object.Spec.Containers) == 0 {
-		return s, fmt.Errorf("%s: want the manifest of a pod", file)
+		return object, fmt.Errorf("%s: want the manifest of a pod", file)
+	}
+	return object, nil
+}
+
+// podService returns the process of a static pod. It has the port and the health of the pod's own probe. It has changes if it
+// may not have read all that Apply wrote.
+func (h Host) podService(b *backup, a authority, p pod) (service, error) {
+	const maxComm = 15 // bytes in /proc
+	s := service{name: p.name, comm: p.name[:min(len(p.name), maxComm)]}
+	object, err := h.manifest(p)
+	if err != nil {
+		return s, err
 	}
 	container := object.Spec.Containers[0]
 	var get *corev1.HTTPGetAction
@@ -92,7 +124,7 @@ func (h Host) podService(b *backup, p pod) (service, error) {
 		}
 	}
 	if get == nil {
-		return s, fmt.Errorf("%s: want a probe with httpGet, which shows whether the pod is healthy", file)
+		return s, fmt.Errorf("%s: want a probe with httpGet, which shows whether the pod is healthy", h.manifestFile(p))
 	}
 	s.port = get.Port.IntValue()
 	if get.Port.Type == intstr.String {
@@ -111,8 +143,40 @@ func (h Host) podService(b *backup, p pod) (service, error) {
 		s.url = "http"
 	}
 	s.url += "://" + net.JoinHostPort(host, strconv.Itoa(s.port)) + "/" + strings.TrimPrefix(get.Path, "/")
-	s.changed, err = h.changedAt(b, file, p.manifest)
+	if !slices.Contains(b.index.Restart, p.name) {
+		return s, nil
+	}
+	var names []string
+	if p.bundle {
+		names = append(names, a.bundle)
+	}
+	if p.kubeconfig != "" {
+		names = append(names, p.kubeconfig)
+	}
+	s.changed, err = h.lastChanged(b, names)
 	return s, err
+}
+
+// lastChanged returns the last time at which one of the files changed: see changedAt. Some may not exist. Names are below h.Dir,
+// or absolute.
+func (h Host) lastChanged(b *backup, names []string) (last time.Time, err error) {
+	for _, name := range names {
+		file := name
+		if !filepath.IsAbs(name) {
+			file = h.file(name)
+		}
+		at, err := h.changedAt(b, file, name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return last, err
+		}
+		if at.After(last) {
+			last = at
+		}
+	}
+	return last, nil
 }
 
 // changedAt returns when a file got its present content, on the present clock, if Apply wrote that. It returns the zero time if
@@ -137,85 +201,90 @@ func (h Host) changedAt(b *backup, file, name string) (time.Time, error) {
 	return info.ModTime().Add(now.At.Sub(then.At)), nil
 }
 
-// settle is how old a kubelet must be before a manifest changes. One that still verifies the volumes of a pod when its
-// manifest changes stops the old pod only after two minutes.
-const settle = 10 * time.Second
-
-// settled waits until the kubelet is old enough.
-func (h Host) settled(ctx context.Context) error {
-	k, err := h.kubeletService()
-	if err != nil {
-		return err
+// restartPods restarts the static pods that have not read all that Apply wrote. They restart at the same time, because
+// kube-apiserver does not work while the etcd of its host restarts. If one is not healthy, the lock stays until it expires:
+// otherwise the next control plane would stop as well.
+func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Result) error {
+	var restarts []service
+	for _, p := range a.pods {
+		s, err := h.podService(b, a, p)
+		if err != nil {
+			return err
+		}
+		if settled, err := h.settled(ctx, s); err != nil {
+			return err
+		} else if !settled {
+			restarts = append(restarts, s)
+		}
 	}
-	p, err := h.system.listener(k)
-	if err != nil || p.pid == 0 {
-		return err
-	}
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(h.settle - time.Since(p.started)):
+	if len(restarts) == 0 {
 		return nil
 	}
-}
-
-// restartPods writes the changed manifests, and waits until all of these pods are healthy again. They restart at the same
-// time, because kube-apiserver does not work while the etcd of its host restarts. If one is not healthy, the
-// lock stays until it expires: otherwise the next control plane would stop as well.
-func (h Host) restartPods(ctx context.Context, b *backup, a authority, changed []string, write func(string) error, done *Result) (err error) {
-	var release func()
-	var restarting []pod
-	defer func() {
-		if release != nil && (err == nil || len(restarting) == 0) {
-			release()
-		}
-	}()
-	for _, p := range a.pods {
-		if b.originals[p.manifest] == nil {
-			continue
-		}
-		s, err := h.podService(b, p)
-		if err != nil {
+	release := func() {}
+	if h.Lock != nil {
+		var err error
+		if release, err = h.Lock(ctx); err != nil {
 			return err
-		}
-		changes := slices.Contains(changed, p.manifest)
-		runs, err := h.runs(s)
-		if err != nil {
-			return err
-		}
-		old, err := h.stale(s)
-		if err != nil {
-			return err
-		}
-		if !changes && !old && (s.changed.IsZero() || h.system.healthy(ctx, s.url) == nil) {
-			continue
-		}
-		if release == nil && h.Lock != nil && runs {
-			if release, err = h.Lock(ctx); err != nil {
-				return err
-			}
-		}
-		if runs && changes {
-			if err := h.settled(ctx); err != nil {
-				return err
-			}
-		}
-		if err := write(p.manifest); err != nil {
-			return err
-		}
-		if runs { // otherwise, it reads the new files when it starts
-			h.Log("restarting " + s.name)
-			restarting = append(restarting, p)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock ends after twice this time
 	defer cancel()
-	for _, p := range restarting {
-		s, err := h.podService(b, p)
+	if err := h.restart(ctx, restarts, func(name string) string {
+		return "see why with: crictl ps -a --name " + name + "; the kubelet restarts it if it runs"
+	}, done); err != nil {
+		return err
+	}
+	release()
+	return nil
+}
+
+// settled reports whether a static pod has read all that Apply wrote and is healthy, or will read it when the kubelet starts.
+func (h Host) settled(ctx context.Context, s service) (bool, error) {
+	if s.changed.IsZero() {
+		return true, nil
+	}
+	p, err := h.system.listener(s)
+	if err != nil {
+		return false, err
+	}
+	if p.pid != 0 {
+		return !p.started.Before(s.changed) && h.system.healthy(ctx, s.url) == nil, nil
+	}
+	k, err := h.kubeletService()
+	if err != nil {
+		return false, err
+	}
+	p, err = h.system.listener(k)
+	return p.pid == 0, err
+}
+
+// restart ends processes that have not read what changed, and waits until their successors are healthy. The kubelet starts
+// static pods again, and a service manager the kubelet. hint says what to do if one is not healthy.
+func (h Host) restart(ctx context.Context, services []service, hint func(name string) string, done *Result) error {
+	old := make([]process, len(services))
+	for i, s := range services {
+		p, err := h.system.listener(s)
 		if err != nil {
 			return err
 		}
-		if err := h.await(ctx, s, "see why with: crictl ps -a --name "+s.name+"; the kubelet restarts it if it runs"); err != nil {
+		if p.started.Before(s.changed) {
+			old[i] = p
+		}
+	}
+	var ending sync.WaitGroup
+	failed := make([]error, len(services))
+	for i, p := range old {
+		if p.pid != 0 {
+			h.Log("restarting " + services[i].name)
+			ending.Go(func() { failed[i] = h.system.end(p) })
+		}
+	}
+	ending.Wait()
+	if err := errors.Join(failed...); err != nil {
+		return err
+	}
+	for _, s := range services {
+		if err := h.await(ctx, s, hint(s.name)); err != nil {
 			return err
 		}
 		done.Restarted = append(done.Restarted, s.name)
@@ -231,10 +300,7 @@ func (h Host) visible(b *backup, a authority) error {
 	}
 	list := []service{k}
 	for _, p := range a.pods {
-		if b.originals[p.manifest] == nil {
-			continue
-		}
-		s, err := h.podService(b, p)
+		s, err := h.podService(b, a, p)
 		if err != nil {
 			return err
 		}
@@ -246,18 +312,4 @@ func (h Host) visible(b *backup, a authority) error {
 		}
 	}
 	return nil
-}
-
-// runs reports whether the process of a service, or the kubelet that starts it, runs.
-func (h Host) runs(s service) (bool, error) {
-	p, err := h.system.listener(s)
-	if err != nil || p.pid != 0 {
-		return p.pid != 0, err
-	}
-	k, err := h.kubeletService()
-	if err != nil {
-		return false, err
-	}
-	p, err = h.system.listener(k)
-	return p.pid != 0, err
 }

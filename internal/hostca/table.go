@@ -8,7 +8,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/imagetag"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/yaml"
 )
 
 // An authority lists what depends on a CA on a host that kubeadm set up. Paths are below /etc/kubernetes. A host need not
@@ -22,12 +21,13 @@ type authority struct {
 	serving string
 	// kubelet is true if the kubelet's client certificate and kubelet.conf depend on the CA.
 	kubelet bool
-	pods    []pod
+	// pods are in the order in which they restart: kube-apiserver needs the etcd of its host.
+	pods []pod
 }
 
 // A pod is a static pod that does not read a changed file again: the set of certificates in the bundle, or a kubeconfig.
 type pod struct {
-	manifest   string
+	name       string // of the process, and of its manifest
 	bundle     bool
 	kubeconfig string
 	// kubelets is true if the pod reads the bundle only to verify kubelets, and only before Kubernetes 1.36.
@@ -46,9 +46,9 @@ var authorities = map[rotation.CA]authority{
 		kubeconfigs: []string{"admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf"},
 		kubelet:     true,
 		pods: []pod{
-			{manifest: "manifests/kube-apiserver.yaml", bundle: true, kubelets: true},
-			{manifest: "manifests/kube-controller-manager.yaml", bundle: true, kubeconfig: "controller-manager.conf"},
-			{manifest: "manifests/kube-scheduler.yaml", kubeconfig: "scheduler.conf"},
+			{name: "kube-apiserver", bundle: true, kubelets: true},
+			{name: "kube-controller-manager", bundle: true, kubeconfig: "controller-manager.conf"},
+			{name: "kube-scheduler", kubeconfig: "scheduler.conf"},
 		},
 	},
 	rotation.FrontProxy: {
@@ -58,7 +58,7 @@ var authorities = map[rotation.CA]authority{
 	rotation.Etcd: {
 		bundle: "pki/etcd/ca.crt", key: "pki/etcd/ca.key",
 		leaves: []string{"pki/etcd/server.crt", "pki/etcd/peer.crt", "pki/etcd/healthcheck-client.crt", "pki/apiserver-etcd-client.crt"},
-		pods:   []pod{{manifest: "manifests/etcd.yaml", bundle: true}, {manifest: "manifests/kube-apiserver.yaml", bundle: true}},
+		pods:   []pod{{name: "etcd", bundle: true}, {name: "kube-apiserver", bundle: true}},
 	},
 }
 
@@ -79,33 +79,17 @@ func certificate(file string) string {
 	return file
 }
 
-// files returns all paths in the order in which they are written: those that are trusted, what is presented, what signs,
-// and what restarts.
+// files returns all paths in the order in which they are written: those that are trusted, what is presented, what signs.
 func (a authority) files() []string {
 	list := slices.Concat([]string{a.bundle}, a.leaves, a.kubeconfigs)
 	if a.kubelet {
 		list = append(list, kubeletConf)
 	}
-	list = append(list, a.key)
-	for _, p := range a.pods {
-		list = append(list, p.manifest)
-	}
-	return list
+	return append(list, a.key)
 }
 
-// with returns the authority without the pods that need no restart, given the manifests before the rotation.
-func (a authority) with(originals contents) authority {
-	a.pods = slices.DeleteFunc(slices.Clone(a.pods), func(p pod) bool { return p.kubelets && !verifiesKubelets(originals[p.manifest]) })
-	return a
-}
-
-// verifiesKubelets reports whether a manifest is of a kube-apiserver that reads the CA of kubelets once.
-func verifiesKubelets(manifest []byte) bool {
-	var object corev1.Pod
-	if err := yaml.Unmarshal(manifest, &object); err != nil || len(object.Spec.Containers) == 0 {
-		return false
-	}
-	c := object.Spec.Containers[0]
+// verifiesKubelets reports whether a container is a kube-apiserver that reads the CA of kubelets once.
+func verifiesKubelets(c corev1.Container) bool {
 	return imagetag.Before(c.Image, "1.36") && slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
 		return strings.HasPrefix(arg, "--kubelet-certificate-authority=")
 	})

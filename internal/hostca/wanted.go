@@ -2,12 +2,9 @@ package hostca
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/pem"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -15,11 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
-	"sigs.k8s.io/yaml"
 )
-
-// podAnnotation is the annotation in the manifest of a static pod whose change makes the kubelet restart it.
-const podAnnotation = "kubejoin.io/ca"
 
 // contents maps paths below /etc/kubernetes to the content of files.
 type contents map[string][]byte
@@ -79,14 +72,6 @@ func wanted(originals, signed contents, r rotation.Rotation) (contents, error) {
 	if a.kubelet && originals[kubeletConf] != nil { // the kubelet has its certificate elsewhere
 		if all[kubeletConf], err = kubeconfig(originals[kubeletConf], bundle, nil, r); err != nil {
 			return nil, fmt.Errorf("%s: %w", kubeletConf, err)
-		}
-	}
-	for _, p := range a.pods {
-		if originals[p.manifest] == nil {
-			continue
-		}
-		if all[p.manifest], err = p.annotate(originals, all, a.bundle); err != nil {
-			return nil, fmt.Errorf("%s: %w", p.manifest, err)
 		}
 	}
 	return all, nil
@@ -163,65 +148,37 @@ func loadKubeconfig(content []byte) (*clientcmdapi.Config, *clientcmdapi.AuthInf
 	return config, config.AuthInfos[at.AuthInfo], nil
 }
 
-// annotate returns the manifest of the pod with a digest of what it does not read again. It returns the original if all of
-// that is the original.
-func (p pod) annotate(originals, all contents, bundle string) ([]byte, error) {
-	was, err := p.digest(originals, bundle)
-	if err != nil {
-		return nil, err
+// unread returns the names of the static pods that read something else from one set of files than from another.
+func (a authority) unread(before, after contents) (names []string, err error) {
+	for _, p := range a.pods {
+		was, err := p.reads(before, a.bundle)
+		if err != nil {
+			return nil, err
+		}
+		is, err := p.reads(after, a.bundle)
+		if err != nil {
+			return nil, err
+		}
+		if is != was {
+			names = append(names, p.name)
+		}
 	}
-	is, err := p.digest(all, bundle)
-	if err != nil || is == was {
-		return originals[p.manifest], err
-	}
-	return annotate(originals[p.manifest], is)
+	return names, nil
 }
 
-func (p pod) digest(all contents, bundle string) (string, error) {
-	hash := sha256.New()
+// reads returns what the pod reads of the files when it starts.
+func (p pod) reads(all contents, bundle string) (string, error) {
+	var text strings.Builder
 	if p.bundle { // the order does not matter
 		certs, err := pemfile.Certificates(all[bundle])
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("%s: %w", bundle, err)
 		}
 		slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
 		for _, c := range certs {
-			_, _ = hash.Write(c.Raw) // never fails
+			_, _ = text.Write(c.Raw) // never fails
 		}
 	}
-	_, _ = hash.Write(all[p.kubeconfig])
-	const enough = 8 // bytes; it need only differ from stage to stage
-	return hex.EncodeToString(hash.Sum(nil)[:enough]), nil
-}
-
-// annotate sets podAnnotation in a manifest. It inserts a line, if that is all that it takes.
-func annotate(manifest []byte, value string) ([]byte, error) {
-	object := map[string]any{}
-	if err := yaml.Unmarshal(manifest, &object); err != nil {
-		return nil, fmt.Errorf("want a manifest in YAML")
-	}
-	metadata, _ := object["metadata"].(map[string]any)
-	if metadata == nil {
-		return nil, fmt.Errorf("want a manifest with metadata")
-	}
-	annotations, _ := metadata["annotations"].(map[string]any)
-	if annotations == nil {
-		annotations = map[string]any{}
-		metadata["annotations"] = annotations
-	}
-	annotations[podAnnotation] = value
-	line := fmt.Sprintf("    %s: %q\n", podAnnotation, value)
-	text, given := string(manifest), "\nmetadata:\n"
-	for _, insert := range []struct{ after, text string }{{given + "  annotations:\n", line}, {given, "  annotations:\n" + line}} {
-		at := strings.Index(text, insert.after)
-		if at < 0 {
-			continue
-		}
-		at += len(insert.after)
-		changed, got := []byte(text[:at]+insert.text+text[at:]), map[string]any{}
-		if yaml.Unmarshal(changed, &got) == nil && reflect.DeepEqual(got, object) {
-			return changed, nil
-		}
-	}
-	return yaml.Marshal(object)
+	_, _ = text.Write(all[p.kubeconfig])
+	return text.String(), nil
 }
