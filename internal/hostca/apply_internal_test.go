@@ -140,15 +140,33 @@ func TestRestartsStaticPods(t *testing.T) {
 	if done, err := f.Apply(t.Context(), f.at(rotation.Trust)); err != nil || len(done.Report.Restart) > 0 {
 		t.Errorf("got %v, report %+v", err, done.Report)
 	}
-	f.Lock = func(context.Context) (func(), error) { return nil, errors.New("locked though nothing runs") }
-	f.machine.kubelet, f.machine.running = process{}, map[int]process{}
-	if done, err := f.Apply(t.Context(), f.at(rotation.Finish)); err != nil || len(done.Restarted)+len(done.Report.Restart) > 0 {
-		t.Errorf("on a host where nothing runs: %v, %+v", err, done)
+	// Nobody would start a pod again without the kubelet.
+	kubelet, ended, want := f.machine.kubelet, len(f.machine.ended), []string{"etcd", "kube-apiserver"}
+	f.machine.kubelet = process{}
+	for range 2 {
+		if done, err := f.Apply(t.Context(), f.at(rotation.Finish)); err != nil || len(done.Restarted) > 0 || len(f.machine.ended) > ended || !slices.Equal(done.Report.Restart, want) {
+			t.Errorf("without a kubelet: %v, %+v, ended %d", err, done, f.machine.ended)
+		}
 	}
 	b := must.Value(f.openBackup(authorities[rotation.Etcd], f.at(rotation.Finish)))(t)
-	b.index.Restart, f.machine.invisible = []string{"etcd"}, errors.New("not visible")
-	if got := f.allStale(t.Context(), b, authorities[rotation.Etcd], f.at(rotation.Finish)); !slices.Equal(got, b.index.Restart) {
+	f.machine.invisible = errors.New("not visible")
+	if got := f.allStale(t.Context(), b, authorities[rotation.Etcd], f.at(rotation.Finish)); !slices.Equal(got, want) {
 		t.Errorf("on a host where nothing is visible: %q", got)
+	}
+	f.machine.kubelet, f.machine.invisible = kubelet, nil
+	if done, err := f.Apply(t.Context(), f.at(rotation.Finish)); err != nil || !slices.Equal(done.Restarted, want) || len(done.Report.Restart) > 0 {
+		t.Errorf("with the kubelet again: %v, %+v", err, done)
+	}
+}
+
+// A process that reads its files may not listen yet. Then it is ended once it does.
+func TestEndsProcessThatListensLate(t *testing.T) {
+	f := newFixture(t, rotation.Etcd, false)
+	must.Value(f.machine.find(2381))(t)
+	f.machine.hidden = 3 // looks before the restart, at the restart and before any file changes
+	done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+	if !slices.Contains(f.machine.ended, 2381) || f.machine.hidden > 0 || len(done.Report.Restart) > 0 {
+		t.Errorf("ended %d, report %q, want etcd ended", f.machine.ended, done.Report.Restart)
 	}
 }
 
@@ -192,23 +210,36 @@ func TestRestartsPodsAtTheSameTime(t *testing.T) {
 // A kubelet reads its CAs and its certificates only at the start, so each stage restarts it once. The cross certificate
 // makes that of stage trust needless, if the kubelet reads the CAs of its clients again.
 func TestRestartsKubelet(t *testing.T) {
-	for _, test := range []struct{ crossed, reloads bool }{{true, true}, {true, false}, {false, true}} {
+	third := newCA(t, "third")
+	for _, test := range []struct {
+		name     string
+		change   func(f *fixture, r *rotation.Rotation)
+		restarts bool // in stage trust
+	}{
+		{"all is well", func(*fixture, *rotation.Rotation) {}, false},
+		{"no cross certificate", func(_ *fixture, r *rotation.Rotation) { r.Cross = "" }, true},
+		{"an intermediate CA may have signed the cross certificate", func(_ *fixture, r *rotation.Rotation) { r.Old += string(third.cert) }, true},
+		{"before 1.36", func(f *fixture, _ *rotation.Rotation) { f.KubeletReloads = func(context.Context) bool { return false } }, true},
+		{"unknown version", func(f *fixture, _ *rotation.Rotation) { f.KubeletReloads = nil }, true},
+		{"feature gate", func(f *fixture, _ *rotation.Rotation) {
+			must.OK(t, os.WriteFile(filepath.Join(f.KubeletDir, "config.yaml"), []byte("featureGates: {ReloadKubeletClientCAFile: false}\n"), 0o600))
+		}, true},
+	} {
 		f := newFixture(t, rotation.Cluster, true)
-		f.KubeletReloads = func(context.Context) bool { return test.reloads }
-		f.Pins = []string{clusterinfo.Pin(f.fresh.Certificate())}
+		f.Pins = []string{clusterinfo.Pin(f.fresh.Certificate()), clusterinfo.Pin(third.Certificate())}
 		want := 0
-		for _, stage := range stages {
-			r := f.at(stage)
-			if !test.crossed {
-				r.Cross = ""
-			}
-			if r.SignsNew() || stage == rotation.Trust && !(test.crossed && test.reloads) {
+		for n, r := range []rotation.Rotation{
+			f.at(rotation.Prepare), f.at(rotation.Trust), f.at(rotation.Switch), f.at(rotation.Finish),
+			f.aborted(rotation.Switch), f.aborted(rotation.Trust), f.aborted(rotation.Prepare),
+		} {
+			test.change(f, &r)
+			if n > 0 && (r.Stage != rotation.Trust || test.restarts) {
 				want++
 			}
 			for range 2 {
 				done := must.Value(f.Apply(t.Context(), r))(t)
 				if len(f.machine.ended) != want || len(done.Report.Restart) > 0 {
-					t.Errorf("%s, %+v: got %d restarts, want %d; report %q", stage, test, len(f.machine.ended), want, done.Report.Restart)
+					t.Errorf("%s, %s: got %d restarts, want %d; report %q", test.name, r.Stage, len(f.machine.ended), want, done.Report.Restart)
 				}
 			}
 		}
@@ -650,6 +681,10 @@ func TestKeepsLockUntilPodIsHealthy(t *testing.T) {
 	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err != nil {
 		t.Error(err)
 	}
+	released, f.machine.refused = 0, errors.New("operation not permitted")
+	if _, err := f.Apply(t.Context(), f.at(rotation.Finish)); !errors.Is(err, f.machine.refused) || released != 1 {
+		t.Errorf("a process that cannot be ended: got %v, released %d times, want once", err, released)
+	}
 }
 
 // What the clock shows may change at any time, also between a write and a look at processes.
@@ -757,8 +792,8 @@ func TestMachine(t *testing.T) {
 	if started.Before(before.Add(-tick)) || started.After(time.Now().Add(tick)) {
 		t.Errorf("started at %s, want %s", started, before)
 	}
-	must.OK(t, machine{}.end(process{os.Getpid(), started.Add(-time.Hour)})) // another process had this ID, so the test goes on
-	must.OK(t, machine{}.end(process{command.Process.Pid, started}))
+	must.OK(t, machine{}.end(t.Context(), process{os.Getpid(), started.Add(-time.Hour)})) // another process had this ID, so the test goes on
+	must.OK(t, machine{}.end(t.Context(), process{command.Process.Pid, started}))
 	if err := command.Wait(); err == nil || command.ProcessState.String() != "signal: terminated" {
 		t.Errorf("got %v", command.ProcessState)
 	}
@@ -771,7 +806,9 @@ func TestEndsProcessThatIgnoresSIGTERM(t *testing.T) {
 	must.OK(t, command.Start())
 	must.Value(output.Read(make([]byte, 1)))(t)
 	started := must.Value(startedAt(command.Process.Pid))(t)
-	must.OK(t, endWithin(process{command.Process.Pid, started}, 10*time.Millisecond))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond) // of --wait
+	defer cancel()
+	must.OK(t, machine{}.end(ctx, process{command.Process.Pid, started}))
 	if err := command.Wait(); err == nil || command.ProcessState.String() != "signal: killed" {
 		t.Errorf("got %v", command.ProcessState)
 	}

@@ -46,10 +46,15 @@ type index struct {
 	// Written has the SHA-256 of everything that Apply wrote or was about to write, by file. Any other content is of
 	// somebody else.
 	Written map[string][]string `json:"written,omitempty"`
-	// Restart are the static pods that may not have read all that Apply wrote. It ends when the host reached the Stage.
+	// Restart are the static pods that may not have read all that Apply wrote.
 	Restart []string `json:"restart,omitempty"`
 	// Boots has the boot in which Apply wrote a file last.
 	Boots map[string]boot `json:"boots,omitempty"`
+}
+
+// read notes that a static pod has read all that Apply wrote.
+func (b *backup) read(pod string) {
+	b.index.Restart = slices.DeleteFunc(b.index.Restart, func(name string) bool { return name == pod })
 }
 
 func digest(content []byte) string {

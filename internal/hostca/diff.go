@@ -30,6 +30,11 @@ func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Ro
 	if done.Restarted, err = a.unread(present, want); err != nil {
 		return err
 	}
+	for _, name := range b.index.Restart {
+		if !slices.Contains(done.Restarted, name) {
+			done.Restarted = append(done.Restarted, name)
+		}
+	}
 	var all strings.Builder
 	for _, name := range a.files() {
 		is := present[name]
@@ -50,7 +55,7 @@ func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Ro
 		}
 		all.WriteString(text)
 	}
-	if slices.Contains(done.Changed, kubeletConf) && h.kubeletNeedsCA(ctx, r) {
+	if a.kubelet && (slices.Contains(done.Changed, kubeletConf) || slices.Contains(done.Changed, a.bundle)) && h.kubeletNeedsCA(ctx, r) {
 		done.Restarted = append(done.Restarted, "kubelet")
 	}
 	done.Diff = all.String()

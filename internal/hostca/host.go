@@ -363,8 +363,12 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	if err != nil {
 		return err
 	}
-	b.index.Restart = append(b.index.Restart, unread...) // it may have them since a crash
-	if len(changed) > 0 {                                // before the first write, so that a crash does not make these files those of somebody else
+	for _, name := range unread {
+		b.read(name)
+		b.index.Restart = append(b.index.Restart, name)
+	}
+	noted := slices.Clone(b.index.Restart)
+	if len(changed) > 0 { // before the first write, so that a crash does not make these files those of somebody else
 		if err := h.saveIndex(b); err != nil {
 			return err
 		}
@@ -386,10 +390,10 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 			return err
 		}
 	}
-	if b.index.Stage == r.Stage && b.index.Restart == nil {
+	if b.index.Stage == r.Stage && slices.Equal(b.index.Restart, noted) {
 		return nil
 	}
-	b.index.Stage, b.index.Restart = r.Stage, nil
+	b.index.Stage = r.Stage
 	return h.saveIndex(b)
 }
 

@@ -252,6 +252,8 @@ type fakeMachine struct {
 	stuck     bool            // it starts nothing
 	sick      error           // what the health of everything shows
 	invisible error           // of all processes
+	refused   error           // of all ends
+	hidden    int             // how many looks do not see etcd
 	skew      time.Duration   // how far the clock is ahead of what it was
 	running   map[int]process // by port
 	ended     []int
@@ -288,6 +290,10 @@ func (m *fakeMachine) find(port int) (process, error) {
 	if m.invisible != nil {
 		return process{}, m.invisible
 	}
+	if port == ports["etcd"] && m.hidden > 0 {
+		m.hidden--
+		return process{}, nil
+	}
 	if port == 10248 || port == 10250 || port == 10260 {
 		return m.kubelet, nil
 	}
@@ -317,9 +323,12 @@ func (m *fakeMachine) healthy(ctx context.Context, url string) error {
 	return fmt.Errorf("nothing at %s", url)
 }
 
-func (m *fakeMachine) end(p process) error {
+func (m *fakeMachine) end(_ context.Context, p process) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.refused != nil {
+		return m.refused
+	}
 	m.ended = append(m.ended, p.pid)
 	if p.pid == m.kubelet.pid {
 		m.kubelet = m.next()

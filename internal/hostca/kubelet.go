@@ -29,20 +29,30 @@ type kubeletConfig struct {
 	Port               int    `json:"port"`
 	HealthzPort        *int   `json:"healthzPort"`
 	HealthzBindAddress string `json:"healthzBindAddress"`
+
+	FeatureGates map[string]bool `json:"featureGates"`
+}
+
+// kubeletConfig reads the configuration of the kubelet; the zero value without a file.
+func (h Host) kubeletConfig() (config kubeletConfig, err error) {
+	file := filepath.Join(h.KubeletDir, "config.yaml")
+	content, err := readFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return config, nil
+	}
+	if err == nil && yaml.Unmarshal(content, &config) != nil {
+		err = fmt.Errorf("%s: want a KubeletConfiguration", file)
+	}
+	return config, err
 }
 
 // kubeletService returns the kubelet without its changes. It has no URL if it does not show its health.
 func (h Host) kubeletService() (service, error) {
 	const defaultPort, defaultServing, defaultAddress = 10248, 10250, "127.0.0.1"
 	s := service{name: "kubelet", port: defaultPort, comm: "kubelet"}
-	var config kubeletConfig
-	file := filepath.Join(h.KubeletDir, "config.yaml")
-	content, err := readFile(file)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	config, err := h.kubeletConfig()
+	if err != nil {
 		return s, err
-	}
-	if err := yaml.Unmarshal(content, &config); err != nil {
-		return s, fmt.Errorf("%s: want a KubeletConfiguration", file)
 	}
 	if config.HealthzPort != nil {
 		s.port = *config.HealthzPort
@@ -80,7 +90,8 @@ func (h Host) kubelet(ctx context.Context, b *backup, a authority, r rotation.Ro
 	if err != nil || p.pid == 0 || !p.started.Before(s.changed) {
 		return err
 	}
-	return h.restart(ctx, []service{s}, func(string) string { return "start it with: systemctl restart kubelet" }, done)
+	_, err = h.restart(ctx, []service{s}, func(string) string { return "start it with: systemctl restart kubelet" }, done)
+	return err
 }
 
 // kubeletChanged returns when something changed that the kubelet needs and does not reload; the zero time if nothing did. It
@@ -98,10 +109,18 @@ func (h Host) kubeletChanged(ctx context.Context, b *backup, a authority, r rota
 	return h.lastChanged(b, names)
 }
 
-// kubeletNeedsCA reports whether the kubelet has to start with the CAs of the stage. Until the new CA signs, it need not if API
-// servers will present the cross certificate, and if it reads the client CAs again.
+// kubeletNeedsCA reports whether the kubelet has to start with the CAs of the stage. In stage trust it need not if it knows the
+// CA that signed the cross certificate, which API servers will present, and if it reads its client CAs again.
 func (h Host) kubeletNeedsCA(ctx context.Context, r rotation.Rotation) bool {
-	return r.SignsNew() || r.Cross == "" || h.KubeletReloads == nil || !h.KubeletReloads(ctx)
+	old, err := r.OldCerts()
+	if err != nil || len(old) != 1 || r.Stage != rotation.Trust || r.Cross == "" {
+		return true
+	}
+	config, err := h.kubeletConfig()
+	if reloads, given := config.FeatureGates["ReloadKubeletClientCAFile"]; err != nil || given && !reloads {
+		return true
+	}
+	return h.KubeletReloads == nil || !h.KubeletReloads(ctx)
 }
 
 // A kubeletCertificate is a kind of certificate that the kubelet renews by itself. Its file has the prefix in its name.

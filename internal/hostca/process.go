@@ -29,7 +29,7 @@ type system interface {
 	// healthy returns nil if a GET of the URL succeeds.
 	healthy(ctx context.Context, url string) error
 	// end ends a process.
-	end(p process) error
+	end(ctx context.Context, p process) error
 	// boot returns the present boot.
 	boot() (boot, error)
 }
@@ -191,9 +191,9 @@ func (machine) boot() (boot, error) {
 // accepts no request.
 const grace = 10 * time.Second
 
-func (machine) end(p process) error { return endWithin(p, grace) }
-
-func endWithin(p process, grace time.Duration) error {
+func (machine) end(ctx context.Context, p process) error {
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
 	handle, err := os.FindProcess(p.pid) // on Linux the handle stays with this process
 	if err != nil {
 		return err
@@ -204,7 +204,7 @@ func endWithin(p process, grace time.Duration) error {
 		return nil // it ended meanwhile
 	}
 	err = handle.Signal(syscall.SIGTERM)
-	for began := time.Now(); err == nil && time.Since(began) < grace; err = handle.Signal(syscall.Signal(0)) {
+	for ; err == nil && ctx.Err() == nil; err = handle.Signal(syscall.Signal(0)) {
 		const pause = 50 * time.Millisecond
 		time.Sleep(pause)
 	}

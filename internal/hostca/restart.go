@@ -40,11 +40,12 @@ func (h Host) stale(s service) (bool, error) {
 	return err == nil && (p.pid == 0 || p.started.Before(s.changed)), err
 }
 
-// await waits until the process was started after its files changed, and is healthy.
+// await waits until the process was started after its files changed, and is healthy. It ends one that had read the old files
+// when it began to listen.
 func (h Host) await(ctx context.Context, s service, hint string) error {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait)
 	defer cancel()
-	began, said := time.Now(), time.Now()
+	began, said, late := time.Now(), time.Now(), false
 	for {
 		p, err := h.system.listener(s)
 		if err == nil && p.pid == 0 {
@@ -52,6 +53,10 @@ func (h Host) await(ctx context.Context, s service, hint string) error {
 		}
 		if err == nil && p.started.Before(s.changed) {
 			err = fmt.Errorf("process %d is still the old one", p.pid)
+			if !late {
+				late = true
+				err = errors.Join(err, h.system.end(ctx, p))
+			}
 		}
 		if err == nil {
 			if s.url != "" {
@@ -201,71 +206,68 @@ func (h Host) changedAt(b *backup, file, name string) (time.Time, error) {
 	return info.ModTime().Add(now.At.Sub(then.At)), nil
 }
 
-// restartPods restarts the static pods that have not read all that Apply wrote. They restart at the same time, because
-// kube-apiserver does not work while the etcd of its host restarts. If one is not healthy, the lock stays until it expires:
+// restartPods restarts the static pods of b.index.Restart, and removes those from it that are healthy with the new files. They
+// restart at the same time, because kube-apiserver does not work while the etcd of its host restarts. While no kubelet runs,
+// which would start them again, it ends none. If one is not healthy after it was ended, the lock stays until it expires:
 // otherwise the next control plane would stop as well.
 func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Result) error {
 	var restarts []service
 	for _, p := range a.pods {
+		if !slices.Contains(b.index.Restart, p.name) {
+			continue
+		}
 		s, err := h.podService(b, a, p)
 		if err != nil {
 			return err
 		}
-		if settled, err := h.settled(ctx, s); err != nil {
+		old, err := h.stale(s)
+		if err != nil {
 			return err
-		} else if !settled {
+		}
+		if s.changed.IsZero() || !old && h.system.healthy(ctx, s.url) == nil {
+			b.read(p.name)
+		} else {
 			restarts = append(restarts, s)
 		}
 	}
-	if len(restarts) == 0 {
-		return nil
+	kubelet, err := h.kubeletService()
+	if err != nil || len(restarts) == 0 {
+		return err
+	}
+	if p, err := h.system.listener(kubelet); err != nil || p.pid == 0 {
+		return err
 	}
 	release := func() {}
 	if h.Lock != nil {
-		var err error
 		if release, err = h.Lock(ctx); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock ends after twice this time
 	defer cancel()
-	if err := h.restart(ctx, restarts, func(name string) string {
-		return "see why with: crictl ps -a --name " + name + "; the kubelet restarts it if it runs"
-	}, done); err != nil {
+	ended, err := h.restart(ctx, restarts, func(name string) string {
+		return "see why with: crictl ps -a --name " + name + "; the kubelet starts it again, after some time if that is not the first time"
+	}, done)
+	if err == nil || !ended {
+		release()
+	}
+	if err != nil {
 		return err
 	}
-	release()
+	for _, s := range restarts {
+		b.read(s.name)
+	}
 	return nil
-}
-
-// settled reports whether a static pod has read all that Apply wrote and is healthy, or will read it when the kubelet starts.
-func (h Host) settled(ctx context.Context, s service) (bool, error) {
-	if s.changed.IsZero() {
-		return true, nil
-	}
-	p, err := h.system.listener(s)
-	if err != nil {
-		return false, err
-	}
-	if p.pid != 0 {
-		return !p.started.Before(s.changed) && h.system.healthy(ctx, s.url) == nil, nil
-	}
-	k, err := h.kubeletService()
-	if err != nil {
-		return false, err
-	}
-	p, err = h.system.listener(k)
-	return p.pid == 0, err
 }
 
 // restart ends processes that have not read what changed, and waits until their successors are healthy. The kubelet starts
 // static pods again, and a service manager the kubelet. hint says what to do if one is not healthy.
-func (h Host) restart(ctx context.Context, services []service, hint func(name string) string, done *Result) error {
+func (h Host) restart(ctx context.Context, services []service, hint func(name string) string, done *Result) (ended bool, err error) {
 	old := make([]process, len(services))
 	for i, s := range services {
 		p, err := h.system.listener(s)
 		if err != nil {
-			return err
+			return false, err
 		}
 		if p.started.Before(s.changed) {
 			old[i] = p
@@ -276,20 +278,21 @@ func (h Host) restart(ctx context.Context, services []service, hint func(name st
 	for i, p := range old {
 		if p.pid != 0 {
 			h.Log("restarting " + services[i].name)
-			ending.Go(func() { failed[i] = h.system.end(p) })
+			ending.Go(func() { failed[i] = h.system.end(ctx, p) })
 		}
 	}
 	ending.Wait()
+	ended = slices.Contains(failed, nil)
 	if err := errors.Join(failed...); err != nil {
-		return err
+		return ended, err
 	}
 	for _, s := range services {
 		if err := h.await(ctx, s, hint(s.name)); err != nil {
-			return err
+			return ended, err
 		}
 		done.Restarted = append(done.Restarted, s.name)
 	}
-	return nil
+	return ended, nil
 }
 
 // visible returns an error if a process that may have to restart runs and is not visible.
