@@ -49,7 +49,7 @@ func (h Host) kubeletConfig() (config kubeletConfig, err error) {
 // kubeletService returns the kubelet without its changes. It has no URL if it does not show its health.
 func (h Host) kubeletService() (service, error) {
 	const defaultPort, defaultServing, defaultAddress = 10248, 10250, "127.0.0.1"
-	s := service{name: "kubelet", port: defaultPort, comm: "kubelet"}
+	s := service{name: "kubelet", port: defaultPort, comm: "kubelet", hint: "start it with: systemctl restart kubelet"}
 	config, err := h.kubeletConfig()
 	if err != nil {
 		return s, err
@@ -90,7 +90,7 @@ func (h Host) kubelet(ctx context.Context, b *backup, a authority, r rotation.Ro
 	if err != nil || p.pid == 0 || !p.started.Before(s.changed) {
 		return err
 	}
-	_, err = h.restart(ctx, []service{s}, func(string) string { return "start it with: systemctl restart kubelet" }, done)
+	_, err = h.restart(ctx, []service{s}, done)
 	return err
 }
 

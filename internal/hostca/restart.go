@@ -28,6 +28,7 @@ type service struct {
 	port    int
 	url     string    // of its health; empty if it shows none
 	comm    string    // in /proc; empty is any
+	hint    string    // what to do if it is not healthy
 	changed time.Time // when a file changed that it does not read again; zero if none did
 }
 
@@ -42,9 +43,7 @@ func (h Host) stale(s service) (bool, error) {
 
 // await waits until the process was started after its files changed, and is healthy. It ends one that had read the old files
 // when it began to listen.
-func (h Host) await(ctx context.Context, s service, hint string) error {
-	ctx, cancel := context.WithTimeout(ctx, h.Wait)
-	defer cancel()
+func (h Host) await(ctx context.Context, s service) error {
 	began, said, late := time.Now(), time.Now(), false
 	for {
 		p, err := h.system.listener(s)
@@ -69,7 +68,7 @@ func (h Host) await(ctx context.Context, s service, hint string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s was not healthy after %s: %w; %s, and retry", s.name, time.Since(began).Round(time.Second), err, hint)
+			return fmt.Errorf("%s was not healthy after %s: %w; %s, and retry", s.name, time.Since(began).Round(time.Second), err, s.hint)
 		case <-time.After(poll):
 		}
 		const often = 5 * time.Second
@@ -117,6 +116,7 @@ func (h Host) manifest(p pod) (object corev1.Pod, err error) {
 func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 	const maxComm = 15 // bytes in /proc
 	s := service{name: p.name, comm: p.name[:min(len(p.name), maxComm)]}
+	s.hint = "see why with: crictl ps -a --name " + p.name + "; the kubelet starts it again, after some time if that is not the first time"
 	object, err := h.manifest(p)
 	if err != nil {
 		return s, err
@@ -230,28 +230,26 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 			restarts = append(restarts, s)
 		}
 	}
-	kubelet, err := h.kubeletService()
-	if err != nil || len(restarts) == 0 {
-		return err
-	}
-	if p, err := h.system.listener(kubelet); err != nil || p.pid == 0 {
-		return err
+	if len(restarts) == 0 {
+		return nil
 	}
 	release := func() {}
 	if h.Lock != nil {
+		var err error
 		if release, err = h.Lock(ctx); err != nil {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock ends after twice this time
-	defer cancel()
-	ended, err := h.restart(ctx, restarts, func(name string) string {
-		return "see why with: crictl ps -a --name " + name + "; the kubelet starts it again, after some time if that is not the first time"
-	}, done)
-	if err == nil || !ended {
-		release()
+	kubelet, err := h.kubeletRuns()
+	ended := false
+	if kubelet {
+		ended, err = h.restart(ctx, restarts, done)
 	}
-	if err != nil {
+	if err != nil && ended {
+		return err
+	}
+	release()
+	if err != nil || !kubelet {
 		return err
 	}
 	for _, s := range restarts {
@@ -260,9 +258,20 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 	return nil
 }
 
+func (h Host) kubeletRuns() (bool, error) {
+	s, err := h.kubeletService()
+	if err != nil {
+		return false, err
+	}
+	p, err := h.system.listener(s)
+	return p.pid != 0, err
+}
+
 // restart ends processes that have not read what changed, and waits until their successors are healthy. The kubelet starts
-// static pods again, and a service manager the kubelet. hint says what to do if one is not healthy.
-func (h Host) restart(ctx context.Context, services []service, hint func(name string) string, done *Result) (ended bool, err error) {
+// static pods again, and a service manager the kubelet. ended is false if it failed before a process may have ended.
+func (h Host) restart(ctx context.Context, services []service, done *Result) (ended bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock ends after twice this time
+	defer cancel()
 	old := make([]process, len(services))
 	for i, s := range services {
 		p, err := h.system.listener(s)
@@ -287,7 +296,7 @@ func (h Host) restart(ctx context.Context, services []service, hint func(name st
 		return ended, err
 	}
 	for _, s := range services {
-		if err := h.await(ctx, s, hint(s.name)); err != nil {
+		if err := h.await(ctx, s); err != nil {
 			return ended, err
 		}
 		done.Restarted = append(done.Restarted, s.name)

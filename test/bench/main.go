@@ -46,7 +46,7 @@ type sizes struct {
 	slow int // CSRs of each burst with a slow API server
 
 	hosts   int           // that follow a CA rotation
-	waveFor time.Duration // for each row of the subject wave
+	waveFor time.Duration // in which hosts take turns
 
 	// For the subject memory: requests that wait, numbers of Nodes one after the other, and the pause before measuring.
 	waiting int
@@ -62,7 +62,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
 	entries := flags.Int("entries", 1_000_000, "entries of the issuance record in etcd")
 	only := flags.String("only", "", "subjects to measure: "+strings.Join(subjects, ", ")+"; empty is all but memory")
-	waveFor := flags.Duration("wave-for", time.Minute, "how long each row of the subject wave takes; all hosts have had their turn after 1000s")
+	waveFor := flags.Duration("wave-for", time.Minute, "how long hosts of the subject wave take turns; all have had theirs after 1000s")
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
 	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
