@@ -407,7 +407,7 @@ func (o *caApplyOptions) print(cmd *cobra.Command, results []hostca.Result) erro
 				if name == "kubelet" {
 					restart = "systemctl restart kubelet"
 				}
-				warn(cmd, name+" was not found, so it may run with old files; next: "+restart+"; then run this command again")
+				warn(cmd, name+" may run with old files; next: "+restart+"; then run this command again")
 			}
 		}
 		for _, file := range r.Remains {

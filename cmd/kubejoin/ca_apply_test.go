@@ -146,7 +146,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 		t.Errorf("got patches %q", w.patches)
 	}
 	stdout, stderr, err = apply()
-	if err != nil || stdout != "CA cluster: this host is in stage trust, files changed: <none>; restarted: <none>\n" || !strings.Contains(stderr, "kubelet was not found, so it may run with old files; next: systemctl restart kubelet") {
+	if err != nil || stdout != "CA cluster: this host is in stage trust, files changed: <none>; restarted: <none>\n" || !strings.Contains(stderr, "kubelet may run with old files; next: systemctl restart kubelet") {
 		t.Errorf("the second time: %v, %s%s", err, stdout, stderr)
 	}
 	w.version = "v1.36.0" // which reads client CAs again

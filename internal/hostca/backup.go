@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -30,7 +29,7 @@ const (
 	maxFile = 1 << 20
 )
 
-// A backup has what the wanted content of files is a function of.
+// A backup has the files from before the rotation, the newly signed files, and how far Apply got.
 type backup struct {
 	dir               string
 	originals, signed contents
@@ -48,12 +47,12 @@ type index struct {
 	Written map[string][]string `json:"written,omitempty"`
 	// Restart are the static pods that may not have read all that Apply wrote.
 	Restart []string `json:"restart,omitempty"`
-	// Boots has the boot in which Apply wrote a file last.
+	// Boots has, by file, the boot during which Apply last wrote it.
 	Boots map[string]boot `json:"boots,omitempty"`
 }
 
-// read notes that a static pod has read all that Apply wrote.
-func (b *backup) read(pod string) {
+// upToDate notes that a static pod has read all that Apply wrote.
+func (b *backup) upToDate(pod string) {
 	b.index.Restart = slices.DeleteFunc(b.index.Restart, func(name string) bool { return name == pod })
 }
 
@@ -135,22 +134,14 @@ func (h Host) removeBackup(r rotation.Rotation) error {
 		return err
 	}
 	for _, dir := range all {
-		if err := h.remove(dir); err != nil {
+		if err := h.rename(dir, dir+unfinished); err != nil { // so that sweep completes what a crash leaves
+			return err
+		}
+		if err := os.RemoveAll(dir + unfinished); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// remove removes a folder. A crash leaves either all of it or a name that sweep removes.
-func (h Host) remove(dir string) error {
-	if !strings.HasSuffix(dir, unfinished) {
-		if err := h.rename(dir, dir+unfinished); err != nil {
-			return err
-		}
-		dir += unfinished
-	}
-	return os.RemoveAll(dir)
 }
 
 // sweep removes what a killed Apply left: unfinished folders, and temporary files, which may have a key.
@@ -189,7 +180,7 @@ func (h Host) save(file string, content []byte) error {
 	return atomicfile.Write(file, content)
 }
 
-// rename makes a folder final.
+// rename renames a folder durably.
 func (h Host) rename(from, to string) error {
 	if err := h.fault(to); err != nil {
 		return err

@@ -30,19 +30,15 @@ func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Ro
 	if done.Restarted, err = a.unread(present, want); err != nil {
 		return err
 	}
-	for _, name := range b.index.Restart {
+	for _, name := range h.allStale(ctx, b, a, r) {
 		if !slices.Contains(done.Restarted, name) {
 			done.Restarted = append(done.Restarted, name)
 		}
 	}
 	var all strings.Builder
-	for _, name := range a.files() {
-		is := present[name]
-		if want[name] == nil || is != nil && bytes.Equal(is, want[name]) {
-			continue
-		}
+	for _, name := range a.changed(present, want) {
 		done.Changed = append(done.Changed, name)
-		from, to := render(is), render(want[name])
+		from, to := render(present[name]), render(want[name])
 		if name == a.key { // the dry run need not have the key of the new CA
 			from, to = "<private key>\n", "<private key of the "+map[bool]string{false: "old", true: "new"}[r.SignsNew()]+" CA>\n"
 		}
@@ -55,7 +51,7 @@ func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Ro
 		}
 		all.WriteString(text)
 	}
-	if a.kubelet && (slices.Contains(done.Changed, kubeletConf) || slices.Contains(done.Changed, a.bundle)) && h.kubeletNeedsCA(ctx, r) {
+	if a.kubelet && (slices.Contains(done.Changed, kubeletConf) || slices.Contains(done.Changed, a.bundle)) && h.kubeletNeedsCA(ctx, r) && !slices.Contains(done.Restarted, "kubelet") {
 		done.Restarted = append(done.Restarted, "kubelet")
 	}
 	done.Diff = all.String()

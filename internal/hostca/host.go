@@ -114,8 +114,10 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 			return done, err
 		}
 	}
-	if ended, err := h.ended(a, r); ended || err != nil {
-		return done, errors.Join(err, h.finish(ctx, nil, a, r, &done))
+	if ended, err := h.ended(a, r); err != nil {
+		return done, err
+	} else if ended {
+		return done, h.complete(ctx, nil, a, r, &done)
 	}
 	b, err := h.openBackup(a, r)
 	if err != nil {
@@ -130,7 +132,7 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 	done.Backup = b.dir
 	if until := r.Since.Add(rotation.Rereads); b.crosses(a, r) && time.Now().Before(until) {
 		h.Log("clients may need the cross certificate until " + until.UTC().Format(time.RFC3339) + "; apply again after that")
-		r.Ended = time.Time{} // as before the end
+		r.Ended = time.Time{} // keeps the cross certificate and the backup
 	}
 	walk := b.walk(r.Stage)
 	if err := h.ready(ctx, b, a, r, walk); err != nil {
@@ -147,7 +149,7 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 			return done, fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
 		}
 	}
-	return done, h.finish(ctx, b, a, r, &done)
+	return done, h.complete(ctx, b, a, r, &done)
 }
 
 // ControlPlane reports whether the host has static pods of a control plane, or of etcd.
@@ -214,8 +216,8 @@ func (h Host) ended(a authority, r rotation.Rotation) (bool, error) {
 	return !in.New, err
 }
 
-// finish completes the result, and removes the backup of a rotation that has ended; b is nil without one.
-func (h Host) finish(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
+// complete completes the result, and removes the backup of a rotation that has ended; b is nil without one.
+func (h Host) complete(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
 	done.Report = h.report(ctx, b, a, r)
 	if r.InProgress() || h.DryRun {
 		return nil
@@ -232,7 +234,7 @@ func (h Host) finish(ctx context.Context, b *backup, a authority, r rotation.Rot
 	return err
 }
 
-// crosses reports whether a rotation has ended, and kube-apiserver still presents its cross certificate.
+// crosses reports whether a rotation has ended, and kube-apiserver of this host may still present its cross certificate.
 func (b *backup) crosses(a authority, r rotation.Rotation) bool {
 	return !r.InProgress() && r.Stage == rotation.Finish && r.Cross != "" && b.originals[a.serving] != nil
 }
@@ -350,13 +352,10 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	if err != nil {
 		return err
 	}
-	var changed []string
-	for _, name := range a.files() {
-		if want[name] != nil && string(want[name]) != string(present[name]) {
-			changed = append(changed, name)
-			if err := h.wrote(b, name, want[name]); err != nil {
-				return err
-			}
+	changed := a.changed(present, want)
+	for _, name := range changed {
+		if err := h.wrote(b, name, want[name]); err != nil {
+			return err
 		}
 	}
 	unread, err := a.unread(present, want)
@@ -364,8 +363,9 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 		return err
 	}
 	for _, name := range unread {
-		b.read(name)
-		b.index.Restart = append(b.index.Restart, name)
+		if !slices.Contains(b.index.Restart, name) {
+			b.index.Restart = append(b.index.Restart, name)
+		}
 	}
 	noted := slices.Clone(b.index.Restart)
 	if len(changed) > 0 { // before the first write, so that a crash does not make these files those of somebody else
@@ -386,7 +386,7 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 		return err
 	}
 	if a.kubelet {
-		if err := h.kubelet(ctx, b, a, r, done); err != nil {
+		if err := h.updateKubelet(ctx, b, a, r, done); err != nil {
 			return err
 		}
 	}

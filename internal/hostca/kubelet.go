@@ -46,7 +46,7 @@ func (h Host) kubeletConfig() (config kubeletConfig, err error) {
 	return config, err
 }
 
-// kubeletService returns the kubelet without its changes. It has no URL if it does not show its health.
+// kubeletService returns the kubelet with no changes. It has no URL if it does not show its health.
 func (h Host) kubeletService() (service, error) {
 	const defaultPort, defaultServing, defaultAddress = 10248, 10250, "127.0.0.1"
 	s := service{name: "kubelet", port: defaultPort, comm: "kubelet", hint: "start it with: systemctl restart kubelet"}
@@ -69,8 +69,8 @@ func (h Host) kubeletService() (service, error) {
 	return s, nil
 }
 
-// kubelet requests certificates, and restarts the kubelet if something changed that it does not reload.
-func (h Host) kubelet(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
+// updateKubelet requests certificates, and restarts the kubelet if something changed that it does not reload.
+func (h Host) updateKubelet(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
 	if b.originals[kubeletConf] == nil {
 		return nil
 	}
@@ -155,7 +155,11 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if err != nil {
 		return err
 	}
-	if !(from == rotation.FromOld && r.SignsNew() || from == rotation.FromNew && !r.SignsNew()) {
+	want, other := rotation.FromOld, rotation.FromNew
+	if r.SignsNew() {
+		want, other = other, want
+	}
+	if from != other {
 		return nil
 	}
 	key, err := credentials.NewKey()
@@ -188,7 +192,6 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if chain, err = pemfile.Certificates(issued); err != nil {
 		return err
 	}
-	want := map[bool]rotation.From{false: rotation.FromOld, true: rotation.FromNew}[r.SignsNew()]
 	if is, err := r.Find(chain); err != nil || is != want {
 		return errors.Join(err, fmt.Errorf("kubejoin does not sign with the %s CA yet; first run 'kubejoin ca apply' on the control planes", want))
 	}

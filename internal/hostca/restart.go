@@ -32,7 +32,7 @@ type service struct {
 	changed time.Time // when a file changed that it does not read again; zero if none did
 }
 
-// stale reports whether the process runs with old files. Nothing shows that of a process that is not found.
+// stale reports whether the process runs with old files. It is true if none listens: then nothing shows the contrary.
 func (h Host) stale(s service) (bool, error) {
 	if s.changed.IsZero() {
 		return false, nil
@@ -41,10 +41,10 @@ func (h Host) stale(s service) (bool, error) {
 	return err == nil && (p.pid == 0 || p.started.Before(s.changed)), err
 }
 
-// await waits until the process was started after its files changed, and is healthy. It ends one that had read the old files
-// when it began to listen.
+// await waits until the process was started after its files changed, and is healthy. It ends a process that had started before
+// that, and did not listen yet when restart looked.
 func (h Host) await(ctx context.Context, s service) error {
-	began, said, late := time.Now(), time.Now(), false
+	began, logged, endedOnce := time.Now(), time.Now(), false
 	for {
 		p, err := h.system.listener(s)
 		if err == nil && p.pid == 0 {
@@ -52,19 +52,17 @@ func (h Host) await(ctx context.Context, s service) error {
 		}
 		if err == nil && p.started.Before(s.changed) {
 			err = fmt.Errorf("process %d is still the old one", p.pid)
-			if !late {
-				late = true
+			if !endedOnce {
+				endedOnce = true
 				err = errors.Join(err, h.system.end(ctx, p))
 			}
 		}
+		if err == nil && s.url != "" {
+			err = h.system.healthy(ctx, s.url)
+		}
 		if err == nil {
-			if s.url != "" {
-				err = h.system.healthy(ctx, s.url)
-			}
-			if err == nil {
-				h.Log(fmt.Sprintf("%s is healthy, process %d", s.name, p.pid))
-				return nil
-			}
+			h.Log(fmt.Sprintf("%s is healthy, process %d", s.name, p.pid))
+			return nil
 		}
 		select {
 		case <-ctx.Done():
@@ -72,8 +70,8 @@ func (h Host) await(ctx context.Context, s service) error {
 		case <-time.After(poll):
 		}
 		const often = 5 * time.Second
-		if time.Since(said) > often {
-			said = time.Now()
+		if time.Since(logged) > often {
+			logged = time.Now()
 			h.Log(fmt.Sprintf("waiting for %s: %v", s.name, err))
 		}
 	}
@@ -185,7 +183,7 @@ func (h Host) lastChanged(b *backup, names []string) (last time.Time, err error)
 }
 
 // changedAt returns when a file got its present content, on the present clock, if Apply wrote that. It returns the zero time if
-// that was before the machine booted, so that no process has an older content.
+// that was before the machine booted, so that no process has an older content, or if Apply did not write it.
 func (h Host) changedAt(b *backup, file, name string) (time.Time, error) {
 	if len(b.index.Written[name]) == 0 {
 		return time.Time{}, nil
@@ -225,7 +223,7 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 			return err
 		}
 		if s.changed.IsZero() || !old && h.system.healthy(ctx, s.url) == nil {
-			b.read(p.name)
+			b.upToDate(p.name)
 		} else {
 			restarts = append(restarts, s)
 		}
@@ -240,20 +238,22 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 			return err
 		}
 	}
-	kubelet, err := h.kubeletRuns()
-	ended := false
-	if kubelet {
-		ended, err = h.restart(ctx, restarts, done)
+	if runs, err := h.kubeletRuns(); err != nil || !runs {
+		release()
+		if err == nil {
+			h.Log("warning: the kubelet does not run, so no static pod restarts; start it with: systemctl start kubelet; then run this command again")
+		}
+		return err
 	}
-	if err != nil && ended {
+	if mayBeDown, err := h.restart(ctx, restarts, done); err != nil {
+		if !mayBeDown {
+			release()
+		}
 		return err
 	}
 	release()
-	if err != nil || !kubelet {
-		return err
-	}
 	for _, s := range restarts {
-		b.read(s.name)
+		b.upToDate(s.name)
 	}
 	return nil
 }
@@ -268,8 +268,8 @@ func (h Host) kubeletRuns() (bool, error) {
 }
 
 // restart ends processes that have not read what changed, and waits until their successors are healthy. The kubelet starts
-// static pods again, and a service manager the kubelet. ended is false if it failed before a process may have ended.
-func (h Host) restart(ctx context.Context, services []service, done *Result) (ended bool, err error) {
+// static pods again, and a service manager the kubelet. mayBeDown is false if no process has ended.
+func (h Host) restart(ctx context.Context, services []service, done *Result) (mayBeDown bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock ends after twice this time
 	defer cancel()
 	old := make([]process, len(services))
@@ -282,30 +282,33 @@ func (h Host) restart(ctx context.Context, services []service, done *Result) (en
 			old[i] = p
 		}
 	}
-	var ending sync.WaitGroup
+	var group sync.WaitGroup
 	failed := make([]error, len(services))
 	for i, p := range old {
 		if p.pid != 0 {
 			h.Log("restarting " + services[i].name)
-			ending.Go(func() { failed[i] = h.system.end(ctx, p) })
+			group.Go(func() { failed[i] = h.system.end(ctx, p) })
 		}
 	}
-	ending.Wait()
-	ended = slices.Contains(failed, nil)
+	group.Wait()
+	mayBeDown = slices.Contains(failed, nil)
 	if err := errors.Join(failed...); err != nil {
-		return ended, err
+		return mayBeDown, err
 	}
 	for _, s := range services {
 		if err := h.await(ctx, s); err != nil {
-			return ended, err
+			return mayBeDown, err
 		}
 		done.Restarted = append(done.Restarted, s.name)
 	}
-	return ended, nil
+	return mayBeDown, nil
 }
 
 // visible returns an error if a process that may have to restart runs and is not visible.
 func (h Host) visible(b *backup, a authority) error {
+	if !a.kubelet && len(a.pods) == 0 {
+		return nil
+	}
 	k, err := h.kubeletService()
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package hostca
 
 import (
+	"bytes"
 	"path"
 	"slices"
 	"strings"
@@ -21,7 +22,7 @@ type authority struct {
 	serving string
 	// kubelet is true if the kubelet's client certificate and kubelet.conf depend on the CA.
 	kubelet bool
-	// pods are in the order in which they restart: kube-apiserver needs the etcd of its host.
+	// pods are in the order in which Apply waits for them: kube-apiserver needs the etcd of its host.
 	pods []pod
 }
 
@@ -77,6 +78,16 @@ func certificate(file string) string {
 		return name
 	}
 	return file
+}
+
+// changed returns the files whose present content is not the wanted one.
+func (a authority) changed(present, want contents) (names []string) {
+	for _, name := range a.files() {
+		if want[name] != nil && (present[name] == nil || !bytes.Equal(present[name], want[name])) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // files returns all paths in the order in which they are written: those that are trusted, what is presented, what signs.

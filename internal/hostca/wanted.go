@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -29,10 +30,7 @@ func wanted(originals, signed contents, r rotation.Rotation) (contents, error) {
 	if err != nil {
 		return nil, err
 	}
-	all := contents{}
-	for name, content := range originals {
-		all[name] = content
-	}
+	all := maps.Clone(originals)
 	if r.Stage == rotation.Prepare && !in.New { // a host that joined during the rotation had the new CA from the beginning
 		return all, nil
 	}
@@ -41,24 +39,17 @@ func wanted(originals, signed contents, r rotation.Rotation) (contents, error) {
 		return nil, err
 	}
 	all[a.bundle] = bundle
-	// what the new CA signed, or nil
-	again := func(name string) ([]byte, error) {
-		if !r.SignsNew() {
-			return nil, nil
-		}
-		if signed[name] == nil {
-			return nil, fmt.Errorf("%s was not signed with the key of the new CA", name)
-		}
-		return signed[name], nil
-	}
 	for _, name := range append([]string{a.key}, a.signed()...) {
 		if originals[name] == nil {
 			continue
 		}
-		content, err := again(name)
+		var content []byte // what the new CA signed
+		if r.SignsNew() {
+			if content = signed[name]; content == nil {
+				return nil, fmt.Errorf("%s was not signed with the key of the new CA", name)
+			}
+		}
 		switch {
-		case err != nil:
-			return nil, err
 		case slices.Contains(a.kubeconfigs, name):
 			if all[name], err = kubeconfig(originals[name], bundle, content, r); err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
