@@ -148,6 +148,9 @@ func TestRestartsStaticPods(t *testing.T) {
 			t.Errorf("without a kubelet: %v, %+v, ended %d", err, done, f.machine.ended)
 		}
 	}
+	if !strings.Contains(strings.Join(f.logged, "\n"), "no kubelet listens on port 10248, so no static pod restarts") {
+		t.Errorf("logged %q, want why nothing restarts", f.logged)
+	}
 	b := must.Value(f.openBackup(authorities[rotation.Etcd], f.at(rotation.Finish)))(t)
 	f.machine.invisible = errors.New("not visible")
 	if got := f.allStale(t.Context(), b, authorities[rotation.Etcd], f.at(rotation.Finish)); !slices.Equal(got, want) {

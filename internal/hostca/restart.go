@@ -238,10 +238,10 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 			return err
 		}
 	}
-	if runs, err := h.kubeletRuns(); err != nil || !runs {
+	if p, port, err := h.kubelet(); err != nil || p.pid == 0 {
 		release()
 		if err == nil {
-			h.Log("warning: the kubelet does not run, so no static pod restarts; start it with: systemctl start kubelet; then run this command again")
+			h.Log(fmt.Sprintf("warning: no kubelet listens on port %d, so no static pod restarts; start it with: systemctl start kubelet; then run this command again", port))
 		}
 		return err
 	}
@@ -258,13 +258,14 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 	return nil
 }
 
-func (h Host) kubeletRuns() (bool, error) {
+// kubelet returns the process of the kubelet, the zero process if there is none, and the port on which it was looked for.
+func (h Host) kubelet() (process, int, error) {
 	s, err := h.kubeletService()
 	if err != nil {
-		return false, err
+		return process{}, 0, err
 	}
 	p, err := h.system.listener(s)
-	return p.pid != 0, err
+	return p, s.port, err
 }
 
 // restart ends processes that have not read what changed, and waits until their successors are healthy. The kubelet starts
