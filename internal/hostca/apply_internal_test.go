@@ -140,25 +140,42 @@ func TestRestartsStaticPods(t *testing.T) {
 	if done, err := f.Apply(t.Context(), f.at(rotation.Trust)); err != nil || len(done.Report.Restart) > 0 {
 		t.Errorf("got %v, report %+v", err, done.Report)
 	}
-	// Nobody would start a pod again without the kubelet.
-	kubelet, ended, want := f.machine.kubelet, len(f.machine.ended), []string{"etcd", "kube-apiserver"}
-	f.machine.kubelet = process{}
-	for range 2 {
-		if done, err := f.Apply(t.Context(), f.at(rotation.Finish)); err != nil || len(done.Restarted) > 0 || len(f.machine.ended) > ended || !slices.Equal(done.Report.Restart, want) {
-			t.Errorf("without a kubelet: %v, %+v, ended %d", err, done, f.machine.ended)
-		}
-	}
-	if !strings.Contains(strings.Join(f.logged, "\n"), "no kubelet listens on port 10248, so no static pod restarts") {
-		t.Errorf("logged %q, want why nothing restarts", f.logged)
+	f.Lock = func(context.Context) (func(), error) { return nil, errors.New("locked though nothing runs") }
+	kubelet, running, want := f.machine.kubelet, f.machine.running, []string{"etcd", "kube-apiserver"}
+	f.machine.kubelet, f.machine.running = process{}, map[int]process{}
+	if done, err := f.Apply(t.Context(), f.at(rotation.Finish)); err != nil || len(done.Restarted) > 0 || !slices.Equal(done.Report.Restart, want) {
+		t.Errorf("on a host where nothing runs: %v, %+v", err, done)
 	}
 	b := must.Value(f.openBackup(authorities[rotation.Etcd], f.at(rotation.Finish)))(t)
 	f.machine.invisible = errors.New("not visible")
 	if got := f.allStale(t.Context(), b, authorities[rotation.Etcd], f.at(rotation.Finish)); !slices.Equal(got, want) {
 		t.Errorf("on a host where nothing is visible: %q", got)
 	}
-	f.machine.kubelet, f.machine.invisible = kubelet, nil
+	f.machine.kubelet, f.machine.running, f.machine.invisible, f.Lock = kubelet, running, nil, nil
 	if done, err := f.Apply(t.Context(), f.at(rotation.Finish)); err != nil || !slices.Equal(done.Restarted, want) || len(done.Report.Restart) > 0 {
 		t.Errorf("with the kubelet again: %v, %+v", err, done)
+	}
+}
+
+// Nobody would start a static pod again without the kubelet, so no file changes. If the kubelet stops later, no process ends, and
+// the lock stays, which may be from an Apply that ended one.
+func TestEndsNoPodWithoutKubelet(t *testing.T) {
+	const want = "no kubelet listens on port 10248, which would start etcd again"
+	f := newFixture(t, rotation.Etcd, false)
+	must.Value(f.machine.find(2381))(t)
+	kubelet := f.machine.kubelet
+	f.machine.kubelet = process{}
+	if _, err := f.Apply(t.Context(), f.at(rotation.Switch)); err == nil || !strings.Contains(err.Error(), want) || !maps.Equal(f.before, tree(t, f.Dir)) {
+		t.Errorf("got %v, want no change", err)
+	}
+	f.machine.kubelet = kubelet
+	released := false
+	f.Lock = func(context.Context) (func(), error) {
+		f.machine.kubelet = process{}
+		return func() { released = true }, nil
+	}
+	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), want) || released || len(f.machine.ended) > 0 {
+		t.Errorf("got %v, released %t, ended %d", err, released, f.machine.ended)
 	}
 }
 
@@ -166,7 +183,7 @@ func TestRestartsStaticPods(t *testing.T) {
 func TestEndsProcessThatListensLate(t *testing.T) {
 	f := newFixture(t, rotation.Etcd, false)
 	must.Value(f.machine.find(2381))(t)
-	f.machine.hidden = 3 // looks before the restart, at the restart and before any file changes
+	f.machine.hidden = 5 // looks before any file changes, and until the restart
 	done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 	if !slices.Contains(f.machine.ended, 2381) || f.machine.hidden > 0 || len(done.Report.Restart) > 0 {
 		t.Errorf("ended %d, report %q, want etcd ended", f.machine.ended, done.Report.Restart)
@@ -226,6 +243,9 @@ func TestRestartsKubelet(t *testing.T) {
 		{"unknown version", func(f *fixture, _ *rotation.Rotation) { f.KubeletReloads = nil }, true},
 		{"feature gate", func(f *fixture, _ *rotation.Rotation) {
 			must.OK(t, os.WriteFile(filepath.Join(f.KubeletDir, "config.yaml"), []byte("featureGates: {ReloadKubeletClientCAFile: false}\n"), 0o600))
+		}, true},
+		{"all such feature gates", func(f *fixture, _ *rotation.Rotation) {
+			must.OK(t, os.WriteFile(filepath.Join(f.KubeletDir, "config.yaml"), []byte("featureGates: {AllBeta: false}\n"), 0o600))
 		}, true},
 	} {
 		f := newFixture(t, rotation.Cluster, true)

@@ -259,7 +259,7 @@ func (b *backup) walk(to rotation.Stage) []rotation.Stage {
 }
 
 // ready checks that all stages of a walk are possible before the first file changes: the host may trust the CAs, nobody
-// edited a file, processes are visible, and the certificates are signed.
+// edited a file, processes are restartable, and the certificates are signed.
 func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rotation, walk []rotation.Stage) error {
 	before, err := pemfile.Certificates(b.originals[a.bundle])
 	if err != nil {
@@ -289,7 +289,7 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 	if err := h.checkEdited(b, a, before, r); err != nil {
 		return err
 	}
-	if err := h.visible(b, a); err != nil {
+	if _, err := h.restartable(b, a); err != nil {
 		return err
 	}
 	switch {

@@ -252,8 +252,8 @@ type fakeMachine struct {
 	stuck     bool            // it starts nothing
 	sick      error           // what the health of everything shows
 	invisible error           // of all processes
-	refused   error           // of all ends
-	hidden    int             // how many looks do not see etcd
+	refused   error           // of all ends.
+	hidden    int             // how many looks do not see etcd.
 	skew      time.Duration   // how far the clock is ahead of what it was
 	running   map[int]process // by port
 	ended     []int

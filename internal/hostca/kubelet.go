@@ -117,7 +117,11 @@ func (h Host) kubeletNeedsCA(ctx context.Context, r rotation.Rotation) bool {
 		return true
 	}
 	config, err := h.kubeletConfig()
-	if reloads, given := config.FeatureGates["ReloadKubeletClientCAFile"]; err != nil || given && !reloads {
+	gate, given := config.FeatureGates["ReloadKubeletClientCAFile"]
+	if !given {
+		gate, given = config.FeatureGates["AllBeta"]
+	}
+	if err != nil || given && !gate {
 		return true
 	}
 	return h.KubeletReloads == nil || !h.KubeletReloads(ctx)

@@ -192,7 +192,14 @@ func (machine) boot() (boot, error) {
 const grace = 10 * time.Second
 
 func (machine) end(ctx context.Context, p process) error {
-	ctx, cancel := context.WithTimeout(ctx, grace)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	wait := grace
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(deadline))
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
 	handle, err := os.FindProcess(p.pid) // on Linux the handle stays with this process
 	if err != nil {

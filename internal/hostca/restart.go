@@ -24,12 +24,14 @@ const poll = 500 * time.Millisecond
 
 // A service is a process that must start after its files changed.
 type service struct {
-	name    string
-	port    int
-	url     string    // of its health; empty if it shows none
-	comm    string    // in /proc; empty is any
-	hint    string    // what to do if it is not healthy
-	changed time.Time // when a file changed that it does not read again; zero if none did
+	name string
+	port int
+	url  string // of its health; empty if it shows none
+	comm string // in /proc; empty is any
+	// hint says what to do if it is not healthy.
+	hint string
+	// changed is when a file changed that it does not read again; the zero time if none did.
+	changed time.Time
 }
 
 // stale reports whether the process runs with old files. It is true if none listens: then nothing shows the contrary.
@@ -205,9 +207,8 @@ func (h Host) changedAt(b *backup, file, name string) (time.Time, error) {
 }
 
 // restartPods restarts the static pods of b.index.Restart, and removes those from it that are healthy with the new files. They
-// restart at the same time, because kube-apiserver does not work while the etcd of its host restarts. While no kubelet runs,
-// which would start them again, it ends none. If one is not healthy after it was ended, the lock stays until it expires:
-// otherwise the next control plane would stop as well.
+// restart at the same time, because kube-apiserver does not work while the etcd of its host restarts. If one may be down, the
+// lock stays until it expires: otherwise the next control plane would stop as well.
 func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Result) error {
 	var restarts []service
 	for _, p := range a.pods {
@@ -231,6 +232,9 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 	if len(restarts) == 0 {
 		return nil
 	}
+	if runs, err := h.restartable(b, a); err != nil || !runs {
+		return err
+	}
 	release := func() {}
 	if h.Lock != nil {
 		var err error
@@ -238,11 +242,7 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 			return err
 		}
 	}
-	if p, port, err := h.kubelet(); err != nil || p.pid == 0 {
-		release()
-		if err == nil {
-			h.Log(fmt.Sprintf("warning: no kubelet listens on port %d, so no static pod restarts; start it with: systemctl start kubelet; then run this command again", port))
-		}
+	if _, err := h.restartable(b, a); err != nil { // the lock may be from an Apply that ended a process
 		return err
 	}
 	if mayBeDown, err := h.restart(ctx, restarts, done); err != nil {
@@ -258,18 +258,8 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 	return nil
 }
 
-// kubelet returns the process of the kubelet, the zero process if there is none, and the port on which it was looked for.
-func (h Host) kubelet() (process, int, error) {
-	s, err := h.kubeletService()
-	if err != nil {
-		return process{}, 0, err
-	}
-	p, err := h.system.listener(s)
-	return p, s.port, err
-}
-
 // restart ends processes that have not read what changed, and waits until their successors are healthy. The kubelet starts
-// static pods again, and a service manager the kubelet. mayBeDown is false if no process has ended.
+// static pods again, and a service manager the kubelet. mayBeDown is false if it failed before a process may have ended.
 func (h Host) restart(ctx context.Context, services []service, done *Result) (mayBeDown bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock ends after twice this time
 	defer cancel()
@@ -305,27 +295,33 @@ func (h Host) restart(ctx context.Context, services []service, done *Result) (ma
 	return mayBeDown, nil
 }
 
-// visible returns an error if a process that may have to restart runs and is not visible.
-func (h Host) visible(b *backup, a authority) error {
+// restartable reports whether the kubelet runs. It returns an error if a process is not visible, or if static pods run without
+// the kubelet, which would start them again.
+func (h Host) restartable(b *backup, a authority) (kubelet bool, err error) {
 	if !a.kubelet && len(a.pods) == 0 {
-		return nil
+		return false, nil
 	}
 	k, err := h.kubeletService()
 	if err != nil {
-		return err
+		return false, err
 	}
-	list := []service{k}
-	for _, p := range a.pods {
-		s, err := h.podService(b, a, p)
+	p, err := h.system.listener(k)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", k.name, err)
+	}
+	kubelet = p.pid != 0
+	for _, pod := range a.pods {
+		s, err := h.podService(b, a, pod)
 		if err != nil {
-			return err
+			return kubelet, err
 		}
-		list = append(list, s)
-	}
-	for _, s := range list {
-		if _, err := h.system.listener(s); err != nil {
-			return fmt.Errorf("%s: %w", s.name, err)
+		p, err := h.system.listener(s)
+		if err != nil {
+			return kubelet, fmt.Errorf("%s: %w", s.name, err)
+		}
+		if p.pid != 0 && !kubelet {
+			return kubelet, fmt.Errorf("no kubelet listens on port %d, which would start %s again; start it with: systemctl start kubelet; then retry", k.port, s.name)
 		}
 	}
-	return nil
+	return kubelet, nil
 }
