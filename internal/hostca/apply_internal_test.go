@@ -179,6 +179,17 @@ func TestEndsNoPodWithoutKubelet(t *testing.T) {
 	}
 }
 
+// A kube-apiserver may go on serving after SIGTERM, until load balancers have noticed.
+func TestAPIServerHasItsShutdownDelay(t *testing.T) {
+	f := newFixture(t, rotation.Etcd, false)
+	f.write(t, "manifests/kube-apiserver.yaml", []byte(strings.Replace(manifest("kube-apiserver"), "    image: x\n", "    image: x\n    command: [kube-apiserver, --shutdown-delay-duration=20s]\n", 1)))
+	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+	slices.Sort(f.machine.graces)
+	if !slices.Equal(f.machine.graces, []time.Duration{grace, grace + 20*time.Second}) {
+		t.Errorf("got %s to end, want %s and 20s more", f.machine.graces, grace)
+	}
+}
+
 // A process that reads its files may not listen yet. Then it is ended once it does.
 func TestEndsProcessThatListensLate(t *testing.T) {
 	f := newFixture(t, rotation.Etcd, false)
@@ -815,9 +826,11 @@ func TestMachine(t *testing.T) {
 	if started.Before(before.Add(-tick)) || started.After(time.Now().Add(tick)) {
 		t.Errorf("started at %s, want %s", started, before)
 	}
-	must.OK(t, machine{}.end(t.Context(), process{os.Getpid(), started.Add(-time.Hour)})) // another process had this ID, so the test goes on
-	must.OK(t, machine{}.end(t.Context(), process{command.Process.Pid, started}))
-	if err := command.Wait(); err == nil || command.ProcessState.String() != "signal: terminated" {
+	must.OK(t, machine{}.end(t.Context(), process{os.Getpid(), started.Add(-time.Hour)}, time.Minute)) // another process had this ID, so the test goes on
+	ended := make(chan error, 1)
+	go func() { ended <- command.Wait() }()
+	must.OK(t, machine{}.end(t.Context(), process{command.Process.Pid, started}, time.Minute))
+	if err := <-ended; err == nil || command.ProcessState.String() != "signal: terminated" {
 		t.Errorf("got %v", command.ProcessState)
 	}
 }
@@ -829,9 +842,7 @@ func TestEndsProcessThatIgnoresSIGTERM(t *testing.T) {
 	must.OK(t, command.Start())
 	must.Value(output.Read(make([]byte, 1)))(t)
 	started := must.Value(startedAt(command.Process.Pid))(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond) // of --wait
-	defer cancel()
-	must.OK(t, machine{}.end(ctx, process{command.Process.Pid, started}))
+	must.OK(t, machine{}.end(t.Context(), process{command.Process.Pid, started}, 10*time.Millisecond))
 	if err := command.Wait(); err == nil || command.ProcessState.String() != "signal: killed" {
 		t.Errorf("got %v", command.ProcessState)
 	}

@@ -257,7 +257,8 @@ type fakeMachine struct {
 	skew      time.Duration   // how far the clock is ahead of what it was
 	running   map[int]process // by port
 	ended     []int
-	deadlines []time.Time // of looks at the health
+	graces    []time.Duration // of what was ended
+	deadlines []time.Time     // of looks at the health
 	pids      int
 
 	mu sync.Mutex // held by end
@@ -323,13 +324,13 @@ func (m *fakeMachine) healthy(ctx context.Context, url string) error {
 	return fmt.Errorf("nothing at %s", url)
 }
 
-func (m *fakeMachine) end(_ context.Context, p process) error {
+func (m *fakeMachine) end(_ context.Context, p process, grace time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.refused != nil {
 		return m.refused
 	}
-	m.ended = append(m.ended, p.pid)
+	m.ended, m.graces = append(m.ended, p.pid), append(m.graces, grace)
 	if p.pid == m.kubelet.pid {
 		m.kubelet = m.next()
 	}

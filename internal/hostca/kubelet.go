@@ -49,7 +49,7 @@ func (h Host) kubeletConfig() (config kubeletConfig, err error) {
 // kubeletService returns the kubelet with no changes. It has no URL if it does not show its health.
 func (h Host) kubeletService() (service, error) {
 	const defaultPort, defaultServing, defaultAddress = 10248, 10250, "127.0.0.1"
-	s := service{name: "kubelet", port: defaultPort, comm: "kubelet", hint: "start it with: systemctl restart kubelet"}
+	s := service{name: "kubelet", port: defaultPort, comm: "kubelet", grace: grace, hint: "start it with: systemctl restart kubelet"}
 	config, err := h.kubeletConfig()
 	if err != nil {
 		return s, err

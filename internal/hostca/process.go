@@ -28,8 +28,8 @@ type system interface {
 	listener(s service) (process, error)
 	// healthy returns nil if a GET of the URL succeeds.
 	healthy(ctx context.Context, url string) error
-	// end ends a process.
-	end(ctx context.Context, p process) error
+	// end ends a process, which has the grace period to end by itself.
+	end(ctx context.Context, p process, grace time.Duration) error
 	// boot returns the present boot.
 	boot() (boot, error)
 }
@@ -187,19 +187,14 @@ func (machine) boot() (boot, error) {
 	return boot{strings.TrimSpace(string(name)), time.Now().Add(-time.Duration(up * float64(time.Second)))}, nil
 }
 
-// grace is how long a process has to end by itself. With open watches, kube-apiserver would take a minute, in which it
-// accepts no request.
-const grace = 10 * time.Second
-
-func (machine) end(ctx context.Context, p process) error {
+func (machine) end(ctx context.Context, p process, grace time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	wait := grace
 	if deadline, ok := ctx.Deadline(); ok {
-		wait = min(wait, time.Until(deadline))
+		grace = min(grace, time.Until(deadline))
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	handle, err := os.FindProcess(p.pid) // on Linux the handle stays with this process
 	if err != nil {

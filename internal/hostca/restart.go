@@ -22,12 +22,19 @@ import (
 // poll is how often a restart is looked at.
 const poll = 500 * time.Millisecond
 
+// grace is how long a process has to end by itself. With open watches, kube-apiserver would take a minute and etcd 7 seconds, in
+// which they accept no request; kubeadm gives up after 10 seconds. By then, kube-apiserver has responded to most requests, and
+// etcd has handed over its leadership. What etcd confirmed is on its disk.
+const grace = 3 * time.Second
+
 // A service is a process that must start after its files changed.
 type service struct {
 	name string
 	port int
 	url  string // of its health; empty if it shows none
 	comm string // in /proc; empty is any
+	// grace is how long it has to end by itself.
+	grace time.Duration
 	// hint says what to do if it is not healthy.
 	hint string
 	// changed is when a file changed that it does not read again; the zero time if none did.
@@ -56,7 +63,7 @@ func (h Host) await(ctx context.Context, s service) error {
 			err = fmt.Errorf("process %d is still the old one", p.pid)
 			if !endedOnce {
 				endedOnce = true
-				err = errors.Join(err, h.system.end(ctx, p))
+				err = errors.Join(err, h.system.end(ctx, p, s.grace))
 			}
 		}
 		if err == nil && s.url != "" {
@@ -122,6 +129,7 @@ func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 		return s, err
 	}
 	container := object.Spec.Containers[0]
+	s.grace = grace + serves(container)
 	var get *corev1.HTTPGetAction
 	for _, probe := range []*corev1.Probe{container.StartupProbe, container.LivenessProbe, container.ReadinessProbe} {
 		if probe != nil && probe.HTTPGet != nil {
@@ -160,6 +168,17 @@ func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 	}
 	s.changed, err = h.lastChanged(b, names)
 	return s, err
+}
+
+// serves returns how long a kube-apiserver goes on serving after SIGTERM, so that load balancers notice.
+func serves(c corev1.Container) time.Duration {
+	for _, arg := range slices.Concat(c.Command, c.Args) {
+		if value, found := strings.CutPrefix(arg, "--shutdown-delay-duration="); found {
+			delay, _ := time.ParseDuration(value) // it would not have started with a malformed one
+			return delay
+		}
+	}
+	return 0
 }
 
 // lastChanged returns the last time at which one of the files changed: see changedAt. Some may not exist. Names are below h.Dir,
@@ -278,7 +297,7 @@ func (h Host) restart(ctx context.Context, services []service, done *Result) (ma
 	for i, p := range old {
 		if p.pid != 0 {
 			h.Log("restarting " + services[i].name)
-			group.Go(func() { failed[i] = h.system.end(ctx, p) })
+			group.Go(func() { failed[i] = h.system.end(ctx, p, services[i].grace) })
 		}
 	}
 	group.Wait()

@@ -90,7 +90,14 @@ func (r *rotationTest) etcd() {
 	worker := addMachine(r.t, r.Cluster, "worker-1")
 	r.network(worker)
 	line, joined := r.request(), make(chan error, 1)
-	go func() { joined <- worker.Join(r.t.Context(), line) }()
+	go func() {
+		err := worker.Join(r.t.Context(), line)
+		for err != nil && strings.Contains(err.Error(), "error execution phase preflight") {
+			r.t.Logf("%s joins again: kubeadm gives up when the API server is away for 10 s", worker.Name)
+			err = worker.Join(r.t.Context(), line)
+		}
+		joined <- err
+	}()
 	r.apply(r.first, r.second)
 	r.must(<-joined)
 	r.nodes = append(r.nodes, worker)
