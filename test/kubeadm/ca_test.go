@@ -462,17 +462,23 @@ func (r *rotationTest) bring() (flags []string) {
 
 // apply changes the files of machines for the stage: those of the control planes first, at the same time. Once all control
 // planes have applied, it repeats that where the command warned that the kubelet got no certificate: the leader of kubejoin
-// may not have changed its files yet.
+// may not have read its files yet.
 func (r *rotationTest) apply(machines ...*Machine) {
 	r.t.Helper()
 	r.note("ca apply")
 	control := slices.DeleteFunc(slices.Clone(machines), func(m *Machine) bool { return !r.isControlPlane(m) })
 	workers := slices.DeleteFunc(slices.Clone(machines), r.isControlPlane)
 	again := append(r.applyTo(control), r.applyTo(workers)...)
-	if len(again) > 0 && len(control) == 2 {
-		r.t.Logf("%d kubelets got no certificate", len(again))
-		r.applyTo(again)
+	if len(control) < 2 {
+		return
 	}
+	harness.Wait(r.t, "certificates of kubelets", func() error {
+		if len(again) == 0 {
+			return nil
+		}
+		again = r.applyTo(again)
+		return fmt.Errorf("%d kubelets got none", len(again))
+	})
 }
 
 // applyOn returns the command of the stage on a machine.
