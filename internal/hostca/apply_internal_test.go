@@ -302,6 +302,9 @@ func TestChangesNothingIfProcessesAreInvisible(t *testing.T) {
 			t.Errorf("dry run %t: got %v, want no change", dry, err)
 		}
 	}
+	f := newFixture(t, rotation.FrontProxy, false) // for which nothing restarts
+	f.machine.invisible = errors.New("not visible")
+	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 }
 
 // After the switch, the kubelet gets certificates of the new CA with its own credential, and on the way back of the old
@@ -842,7 +845,15 @@ func TestEndsProcessThatIgnoresSIGTERM(t *testing.T) {
 	must.OK(t, command.Start())
 	must.Value(output.Read(make([]byte, 1)))(t)
 	started := must.Value(startedAt(command.Process.Pid))(t)
-	must.OK(t, machine{}.end(t.Context(), process{command.Process.Pid, started}, 10*time.Millisecond))
+	p := process{command.Process.Pid, started}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := (machine{}).end(ctx, p, time.Nanosecond); !errors.Is(err, context.Canceled) {
+		t.Errorf("after Ctrl-C: got %v", err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond) // of --wait, which is shorter than the grace period
+	defer cancel()
+	must.OK(t, machine{}.end(ctx, p, time.Hour))
 	if err := command.Wait(); err == nil || command.ProcessState.String() != "signal: killed" {
 		t.Errorf("got %v", command.ProcessState)
 	}

@@ -242,7 +242,7 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 		if err != nil {
 			return err
 		}
-		if s.changed.IsZero() || !old && h.system.healthy(ctx, s.url) == nil {
+		if !old && h.system.healthy(ctx, s.url) == nil {
 			b.upToDate(p.name)
 		} else {
 			restarts = append(restarts, s)
