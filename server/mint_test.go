@@ -210,7 +210,7 @@ func TestCreateTokenRequests(t *testing.T) {
 		if made.Limits.IsZero() {
 			return nil
 		}
-		return []string{"nobody is at work"}
+		return []string{"no replica leads"}
 	}
 	s.start(t)
 	for _, test := range []struct {
@@ -228,10 +228,10 @@ func TestCreateTokenRequests(t *testing.T) {
 		{"", `{"groups":[]}`, tokens.Limits{}, nil, false, "has no groups: kubeadm's role bindings do not apply"},
 		{
 			"", `{"maxNodes":3,"nodeNames":["worker-*","gw"],"certificateDuration":"720h","role":"control-plane"}`,
-			tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "gw"}, CertificateDuration: 720 * time.Hour, Role: "control-plane"}, []string{tokens.DefaultGroup}, false, "nobody is at work",
+			tokens.Limits{MaxNodes: 3, NodeNames: []string{"worker-*", "gw"}, CertificateDuration: 720 * time.Hour, Role: "control-plane"}, []string{tokens.DefaultGroup}, false, "no replica leads",
 		},
-		{"?maxNodes=1&nodeNames=a,b&nodeNames=c", "", tokens.Limits{MaxNodes: 1, NodeNames: []string{"a", "b", "c"}}, []string{tokens.DefaultGroup}, false, "nobody is at work"},
-		{"", `{"replaceNode":"worker-3"}`, tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}}, []string{tokens.DefaultGroup}, false, "nobody is at work"},
+		{"?maxNodes=1&nodeNames=a,b&nodeNames=c", "", tokens.Limits{MaxNodes: 1, NodeNames: []string{"a", "b", "c"}}, []string{tokens.DefaultGroup}, false, "no replica leads"},
+		{"", `{"replaceNode":"worker-3"}`, tokens.Limits{Replaces: tokens.NodeRef{Name: "worker-3", UID: "uid-3"}}, []string{tokens.DefaultGroup}, false, "no replica leads"},
 	} {
 		made, _, got := askFor[api.Token](t, s, "POST", tokenPath+test.query, test.body)
 		if got.status != 201 {

@@ -21,7 +21,7 @@ type CARotation struct {
 	// Old are the certificates of the old CA, and New those of the new one. The first one of New signs.
 	Old []CA `json:"old,omitempty"`
 	New []CA `json:"new,omitempty"`
-	// Cross is the certificate of the new CA's key by the old CA, in PEM; empty if there is none.
+	// Cross is the cross certificate in PEM, which the old CA signed for the key of the new CA; empty without one.
 	Cross string `json:"cross,omitempty"`
 	// HasKey is true if kubejoin keeps the new key until the rotation ends.
 	HasKey  bool      `json:"hasKey,omitempty"`

@@ -19,7 +19,7 @@ import (
 // errors are those of the Desk.
 type Rotations struct {
 	Desk *rotation.Desk
-	// Cross certifies a new CA by the old one. The error says which key is missing. With nil, there is none.
+	// Cross makes the old CA sign a cross certificate for a new CA. Its error says which key is missing; nil makes none.
 	Cross func(ca rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error)
 
 	looks batch.Queue[rotation.CA, *look]

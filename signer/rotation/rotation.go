@@ -70,7 +70,7 @@ type Rotation struct {
 	// one of New is the CA that will sign.
 	Old string `json:"old"`
 	New string `json:"new"`
-	// Cross is a certificate in PEM of the new CA's key that the old CA signed; empty if there is none. It proves to
+	// Cross is the cross certificate in PEM, which the old CA signed for the key of the new CA; empty without one. It proves to
 	// hosts that a holder of the old key made this rotation, and lets a client that knows only the old CA verify
 	// certificates of the new one.
 	Cross string `json:"cross,omitempty"`

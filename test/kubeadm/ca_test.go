@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -120,12 +119,6 @@ func (r *rotationTest) pasted(line string) []string {
 	return []string{"bash", "-euc", "cd /run; PATH=" + filepath.Dir(r.program) + ":$PATH; " + line}
 }
 
-// A joined machine began to join at a time.
-type joined struct {
-	began  time.Time
-	oldest bool // with the oldest join command
-}
-
 func newRotationTest(t *testing.T) *rotationTest {
 	t.Helper()
 	began := time.Now()
@@ -187,38 +180,6 @@ func (r *rotationTest) network(m *Machine) {
 	r.must(m.writeFile(r.t.Context(), "/etc/cni/net.d/10-none.conflist", `{"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}`))
 }
 
-// add joins a worker, and returns when its Node is ready.
-func (r *rotationTest) add(name, line string) {
-	r.t.Helper()
-	m := addMachine(r.t, r.Cluster, name)
-	r.nodes = append(r.nodes, m)
-	r.network(m)
-	if r.proxies {
-		r.importProxy(m)
-	}
-	r.must(m.Join(r.t.Context(), line))
-	r.kubectl("wait", "--for=create", "--timeout=3m", "node/"+name) // kubeadm join can return before
-	r.kubectl("wait", "--for=condition=Ready", "--timeout=3m", "node/"+name)
-}
-
-// request returns a join command for several machines. The client trusts what the first control plane trusts.
-func (r *rotationTest) request() string {
-	r.t.Helper()
-	return must.Value(r.requestNow())(r.t)
-}
-
-// requestNow is request for another goroutine.
-func (r *rotationTest) requestNow() (string, error) {
-	trusted, err := os.ReadFile(filepath.Join(r.first.root(), "/etc/kubernetes/pki/ca.crt"))
-	if err != nil {
-		return "", err
-	}
-	if err := atomicfile.Write(filepath.Join(r.outside.dir, "ca.crt"), trusted); err != nil {
-		return "", err
-	}
-	return r.RequestJoin(r.t.Context(), r.first.Address, "maxNodes=1000")
-}
-
 func (r *rotationTest) kubeconfigs() map[*Machine][]string {
 	all := map[*Machine][]string{}
 	for _, m := range r.nodes {
@@ -229,84 +190,6 @@ func (r *rotationTest) kubeconfigs() map[*Machine][]string {
 	}
 	all[r.first] = append(all[r.first], "/etc/kubernetes/super-admin.conf")
 	return all
-}
-
-// join joins light nodes with join commands, and deletes them.
-func (r *rotationTest) join(lines ...string) {
-	r.t.Helper()
-	r.joining.Lock()
-	defer r.joining.Unlock()
-	for i, line := range lines {
-		if err := r.joinLine(fmt.Sprintf("now-%d-%d", time.Now().Unix(), i), line); err != nil {
-			r.t.Error(err)
-		}
-	}
-}
-
-// joinNext joins the next light node in the background: every other one with the oldest join command, as long as that works.
-func (r *rotationTest) joinNext(name string) error {
-	r.joining.Lock()
-	defer r.joining.Unlock()
-	line := r.oldest
-	if line == "" || len(r.joined)%2 == 1 {
-		var err error
-		if line, err = r.requestNow(); err != nil {
-			return fmt.Errorf("after %s: %w", r.after(time.Now()), err)
-		}
-	}
-	return r.joinLine(name, line)
-}
-
-// joinLine joins a light node with a join command, and deletes it.
-func (r *rotationTest) joinLine(name, line string) error {
-	this := joined{time.Now(), line == r.oldest}
-	_, err := r.joinLight(r.t.Context(), name, line)
-	if err == nil {
-		_, err = r.Kubectl(r.t.Context(), "delete", "node", name, "--ignore-not-found")
-	}
-	if err != nil {
-		return fmt.Errorf("after %s, with the oldest join command: %t: %w", r.after(this.began), this.oldest, err)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.joined = append(r.joined, this)
-	return nil
-}
-
-// awaitJoins waits until machines have joined in this stage, also with the oldest join command if that works.
-func (r *rotationTest) awaitJoins() {
-	r.t.Helper()
-	if r.olderThan("1.36") { // none joins in the background
-		for range 2 {
-			r.must(r.joinNext(fmt.Sprintf("light-%d", len(r.joined))))
-		}
-		return
-	}
-	began := time.Now()
-	harness.Wait(r.t, "joins after "+r.after(began), func() error {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for _, oldest := range []bool{false, true} {
-			is := func(j joined) bool { return j.oldest == oldest && j.began.After(r.since) }
-			if (!oldest || r.oldest != "") && !slices.ContainsFunc(r.joined, is) {
-				return fmt.Errorf("none of %d joins, with the oldest join command: %t", len(r.joined), oldest)
-			}
-		}
-		return nil
-	})
-	if waited := time.Since(began); waited > time.Second {
-		r.t.Logf("waited %.1f s for joins", waited.Seconds())
-	}
-}
-
-// expireTokens runs a step that deletes tokens, also that of the oldest join command. No machine joins meanwhile, because the
-// step may delete tokens of the last minute.
-func (r *rotationTest) expireTokens(step string) {
-	r.t.Helper()
-	r.joining.Lock()
-	defer r.joining.Unlock()
-	r.oldest = ""
-	r.step(step, "--expire-tokens")
 }
 
 // ca runs a command of 'kubejoin ca' as the administrator.
