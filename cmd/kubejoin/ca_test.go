@@ -138,6 +138,7 @@ func TestCAFlags(t *testing.T) {
 		{[]string{"prepare", "--new-ca-key-file", keyFile}, "--new-ca-key-file: needs --new-ca-cert-file"},
 		{[]string{"prepare", "--new-ca-cert-file", certFile, "--lifetime", "3650d"}, "--lifetime: is for a CA that kubejoin makes"},
 		{[]string{"prepare", "--new-ca-cert-file", filepath.Join(dir, "none")}, "--new-ca-cert-file: open "},
+		{[]string{"prepare", "--new-ca-cert-file", "/dev/zero"}, "--new-ca-cert-file: /dev/zero: want at most 1048576 bytes"},
 		{[]string{"prepare", "--new-ca-cert-file", empty}, "--new-ca-cert-file: " + empty + " is empty"},
 		{[]string{"prepare", "--new-ca-cert-file", keyFile}, "--new-ca-cert-file: "},
 		{[]string{"prepare", "--new-ca-cert-file", certFile, "--new-ca-key-file", certFile}, "--new-ca-key-file: "},

@@ -30,5 +30,12 @@ func ReadPrivate(path string, bits fs.FileMode) (content []byte, err error) {
 	if mode := info.Mode(); runtime.GOOS != "windows" && mode.IsRegular() && mode.Perm()&bits != 0 {
 		return nil, fmt.Errorf("%s: %w: mode is %04o, want at most %04o (in a Secret volume, set defaultMode)", path, ErrExposed, mode.Perm(), mode.Perm()&^bits)
 	}
-	return io.ReadAll(f)
+	content, err = io.ReadAll(io.LimitReader(f, maxPrivate+1))
+	if err == nil && len(content) > maxPrivate {
+		err = fmt.Errorf("%s: want at most %d bytes", path, maxPrivate)
+	}
+	return content, err
 }
+
+// maxPrivate is the maximum size of a file in bytes.
+const maxPrivate = 1 << 20
