@@ -144,6 +144,51 @@ func TestDiscardsCertificateThatWasNotOrdered(t *testing.T) {
 	}
 }
 
+// A signer process that returns an earlier certificate again must not pass it off as another. The first order shows that
+// the certificate was right, so this test catches a check that skips a part of the order.
+func TestDiscardsReplayedCertificate(t *testing.T) {
+	key, nodeKey := csrtest.NewKey(), csrtest.NewKey()
+	ca := caCertificate(t, "ca", key, nil, nil, nil)
+	began := time.Now()
+	ask := func(node string, key crypto.Signer) approval.Request {
+		r := kubernetesRequest(t, kubeletClient, nil)
+		r.CSR = csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node(node)}, key)
+		return r
+	}
+	shorter := ask("worker-1", nodeKey)
+	shorter.Expiration = time.Hour
+	for _, test := range []struct {
+		name, want string
+		request    approval.Request
+		later      time.Duration
+	}{
+		{"for another key", "public key", ask("worker-1", nil), 0},
+		{"for another node with this key", "subject is", ask("worker-2", nodeKey), 0},
+		{"for a shorter order with this key", "valid from", shorter, 0},
+		{"for a later order with this key", "valid from", ask("worker-1", nodeKey), time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var earlier []byte
+			p := &process{sign: func(_ context.Context, o signer.Order) ([]byte, error) {
+				if earlier == nil {
+					earlier = certify(t, o, ca, key, func(*x509.Certificate) {})
+				}
+				return earlier, nil
+			}}
+			var entries []issuance.Entry
+			authority, _ := remoteAuthority(p, ca)
+			authority.Record, authority.Unthrottled = failing{&entries}, true
+			authority.Now = func() time.Time { return began }
+			must.Value(authority.Sign(t.Context(), ask("worker-1", nodeKey)))(t)
+			authority.Now = func() time.Time { return began.Add(test.later) }
+			chain, err := authority.Sign(t.Context(), test.request)
+			if err == nil || !strings.Contains(err.Error(), test.want) || approval.Refused(err) != nil || len(chain) > 0 || len(p.discarded) != 1 || len(entries) != 2 || entries[1].Outcome != issuance.Failed {
+				t.Errorf("got %q, %v, %d discarded and record %+v, want a recorded failure with %q", chain, err, len(p.discarded), entries, test.want)
+			}
+		})
+	}
+}
+
 // A signer process may change its CA at any time. The certificate comes with the intermediates of the CA that has signed,
 // and what kubejoin says about its CA follows.
 func TestRemoteCAFollowsItsSigner(t *testing.T) {

@@ -10,11 +10,14 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,6 +35,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -46,8 +50,9 @@ type caWorker struct {
 	rotation     rotation.Rotation // the zero value: none
 	secret       map[string][]byte // of the new CA's key
 	patches      []string
-	requests     int    // of certificates
-	version      string // of the kubelet
+	requests     int                      // of certificates
+	version      string                   // of the kubelet
+	lease        coordinationv1.LeaseSpec // of control planes that restart
 
 	old, fresh *signer.CA
 }
@@ -99,11 +104,13 @@ func (w *caWorker) serve(out http.ResponseWriter, r *http.Request) {
 	case "GET /api/v1/namespaces/kube-public/configmaps/kubejoin-ca":
 		data := map[string]string{}
 		if content, err := rotation.Encode(w.rotation); err == nil {
-			data["cluster"] = string(content)
+			data[string(w.rotation.CA)] = string(content)
 		}
 		reply(corev1.ConfigMap{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, Data: data})
 	case "GET /api/v1/namespaces/kube-system/secrets/kubejoin-ca-key":
 		reply(corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, Data: w.secret})
+	case "GET /apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kubejoin-ca-apply":
+		reply(coordinationv1.Lease{TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}, Spec: w.lease})
 	case "GET /api/v1/nodes/worker-1":
 		node.Status.NodeInfo.KubeletVersion = w.version
 		reply(node)
@@ -315,6 +322,58 @@ func TestCAApplyWaitsForItsTurn(t *testing.T) {
 	must.OK(t, os.Remove(filepath.Join(w.dir, "manifests/etcd.yaml")))
 	a.watch = false
 	apply(time.Now(), 3, 3)
+}
+
+// onWrite is a writer that calls a function with each text.
+type onWrite func(text string)
+
+func (f onWrite) Write(text []byte) (int, error) {
+	f(string(text))
+	return len(text), nil
+}
+
+// listen starts a process with this name that listens, and returns its port.
+func listen(t *testing.T, name string) int {
+	t.Helper()
+	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	socket := must.Value(listener.(*net.TCPListener).File())(t)
+	program := filepath.Join(t.TempDir(), name)
+	must.OK(t, os.Symlink(must.Value(exec.LookPath("sleep"))(t), program))
+	process := exec.CommandContext(t.Context(), program)
+	process.Args, process.ExtraFiles = []string{"sleep", "1000"}, []*os.File{socket}
+	must.OK(t, process.Start())
+	t.Cleanup(func() { _, _ = process.Process.Kill(), process.Wait() })
+	must.OK(t, errors.Join(socket.Close(), listener.Close()))
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// Two control planes that restart at the same time would stop etcd. So apply ends no process while another one has the Lease.
+func TestCAApplyRestartsOneControlPlaneAtATime(t *testing.T) {
+	w := newCAWorker(t)
+	w.rotation.CA = rotation.Etcd
+	now, holder, seconds := metav1.NowMicro(), "cp-2", int32(600)
+	w.lease = coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now}
+	for _, dir := range []string{"pki/etcd", "manifests"} {
+		must.OK(t, os.Mkdir(filepath.Join(w.dir, dir), 0o700))
+	}
+	must.OK(t, os.Rename(filepath.Join(w.dir, "pki/ca.crt"), filepath.Join(w.dir, "pki/etcd/ca.crt")))
+	must.OK(t, os.WriteFile(filepath.Join(w.kubelet, "config.yaml"), fmt.Appendf(nil, "healthzPort: %d\n", listen(t, "kubelet")), 0o600))
+	must.OK(t, os.WriteFile(filepath.Join(w.dir, "manifests/etcd.yaml"), fmt.Appendf(nil, "spec: {containers: [{livenessProbe: {httpGet: {port: %d}}}]}", listen(t, "etcd")), 0o600))
+	a, cmd, _, _ := w.watch()
+	a.wait = time.Second
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	cmd.SetContext(ctx)
+	var log strings.Builder
+	cmd.SetErr(onWrite(func(text string) {
+		log.WriteString(text)
+		if strings.Contains(text, "waiting: cp-2 restarts its control plane") {
+			cancel()
+		}
+	}))
+	if err := a.apply(cmd); !errors.Is(err, context.Canceled) || strings.Contains(log.String(), "restarting") {
+		t.Errorf("got %v, want to wait for the Lease\n%s", err, log.String())
+	}
 }
 
 // Catches flags of the DaemonSet that the command does not have, and a folder that it does not see at the path of the host.

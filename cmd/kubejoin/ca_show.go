@@ -50,7 +50,7 @@ func (o *output) status(w io.Writer, r api.CARotation) error {
 			return err
 		}
 	}
-	if !r.Ended.IsZero() {
+	if !r.Ended.IsZero() && len(r.Behind) == 0 {
 		return nil
 	}
 	if c := r.Certificates; c != nil {
@@ -161,7 +161,7 @@ func writeStep(w io.Writer, r api.CARotation) error {
 	apply := "  " + rotation.CA(r.CA).Command("apply")
 	switch {
 	case !r.Ended.IsZero():
-		rows = append(rows, []string{apply, "on each host of a cluster: it removes its backup"})
+		rows = append(rows, []string{apply, "on each host of a cluster: it removes its backup"}, []string{"  " + rotation.CA(r.CA).Command("status"), "names the hosts that still have one"})
 		return table(w, rows)
 	case hasHosts(r) && (r.Stage != string(rotation.Prepare) || r.Aborting):
 		rows = append(rows, []string{apply, "on each host, the control planes one after the other"})

@@ -89,6 +89,8 @@ func TestCARotationThereAndBack(t *testing.T) {
 	}
 	web.ca(t, "status", "-o", "jsonpath={.stage} {.signs} {.trusted.old}").ok().has("finish new false")
 	web.ca(t, "status").ok().has("cluster   ended ")
+	web.seen = observations{{Kind: rotation.KindFile, Name: "report of worker-1", Node: "worker-1", Unseen: "the reason", Next: "the command"}}
+	web.ca(t, "status").ok().has("cluster   ended ", "1 of 1 observations are behind:\n", "worker-1   file report of worker-1 was not seen: the reason   the command\n")
 	web.ca(t, "status", "--ca", "etcd").ok().has("the etcd CA has not been rotated; next: kubejoin ca prepare --ca etcd\n")
 }
 
@@ -101,13 +103,14 @@ func TestCAStepThatIsNotReady(t *testing.T) {
 		{Kind: rotation.KindKubelet, Name: "192.0.2.4:10250", Node: "worker-4", Trusts: &rotation.Trusted{Old: true}, Next: "on worker-4: kubejoin ca apply"},
 		{Kind: rotation.KindAPIServer, Name: "192.0.2.1:6443", Node: "cp-1", Trusts: &rotation.Trusted{Old: true, New: true}, From: rotation.FromOld, Until: time.Now().Add(time.Hour)},
 		{Kind: rotation.KindRootCA, Name: "evil\x1b[31m", Unseen: "forbidden"},
+		{Kind: rotation.KindCertificate, Name: "1", From: rotation.FromNew}, {Kind: rotation.KindCertificate, Name: "2", From: rotation.FromOld},
 	}
 	refused := web.ca(t, "switch").warned("kubejoin: not ready to switch: ").warned("worker-4").warned("on worker-4: kubejoin ca apply")
 	if code := exitCode(0); !errors.As(refused.err, &code) || code != exitNotReady || refused.stdout != "" || strings.Contains(refused.stderr, "\x1b") {
 		t.Errorf("switch: got %v, %q and %q, want exit code 3, nothing on standard output, and no control character", refused.err, refused.stdout, refused.stderr)
 	}
-	web.ca(t, "status").ok().has("2 of 3 observations are behind:\n", "worker-4 ", "does not trust the new CA", "was not seen: forbidden")
-	web.ca(t, "status", "-o", "wide").ok().has("KIND ", "api-server   192.0.2.1:6443", "old,new", "forbidden\n")
+	web.ca(t, "status").ok().has("1 of 2 live certificates are from the new CA\n", "2 of 5 observations are behind:\n", "worker-4 ", "does not trust the new CA", "was not seen: forbidden")
+	web.ca(t, "status", "-o", "wide").ok().has("KIND ", "api-server    192.0.2.1:6443", "old,new", "forbidden\n")
 	web.ca(t, "status", "-o", "jsonpath={.behind[*].node}").ok().has("worker-4")
 	web.seen = web.seen[:2]
 	web.ca(t, "switch", "--leave-behind", "worker-9").failed("--leave-behind: ")

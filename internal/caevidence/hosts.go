@@ -235,6 +235,8 @@ func (l *look) reports(context.Context) {
 	for i := range l.hosts {
 		h := &l.hosts[i]
 		switch {
+		case !l.InProgress():
+			l.add(h.reported...)
 		case !h.ready && l.CA == rotation.Cluster:
 		case !h.ready:
 			l.add(rotation.Observation{Kind: rotation.KindFile, Name: caFile[l.CA] + " on " + h.name, Node: h.name, Off: true, Next: "kubectl describe node " + h.name})

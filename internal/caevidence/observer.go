@@ -75,6 +75,9 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 	case rotation.Etcd:
 		parts = []func(context.Context){l.reports, l.etcd}
 	}
+	if !r.InProgress() {
+		parts = []func(context.Context){l.reports}
+	}
 	var looking sync.WaitGroup
 	for _, part := range parts {
 		looking.Go(func() { part(ctx) })

@@ -184,6 +184,15 @@ token abcdef trusts:old
 			t.Errorf("connected to %s, which a Node named", address)
 		}
 	}
+
+	r.Ended, n.dialed = time.Now(), nil
+	want = []string{
+		"file report of cp-1 @cp-1 unseen:'kubejoin ca apply' has not completed the rotation there next:on cp-1: kubejoin ca apply",
+		"file report of w-1 @w-1 unseen:'kubejoin ca apply' has not completed the rotation there next:on w-1: kubejoin ca apply",
+	}
+	if got := lines(must.Value(o.Observe(t.Context(), r))(t)); !slices.Equal(got, want) || len(n.dialed) > 0 {
+		t.Errorf("after the end: got %q, want %q; connected to %q", got, want, n.dialed)
+	}
 }
 
 // TestEachFailureKeepsFinishFromBeginning catches a source whose failure looks as if nothing were behind.

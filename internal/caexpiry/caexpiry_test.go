@@ -1,6 +1,7 @@
 package caexpiry
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -124,13 +125,15 @@ func TestReportsExpiringCAOnce(t *testing.T) {
 	}
 }
 
-// The same CA goes through all steps: each has one Event, with the next command.
+// The same CA goes through all steps: each has one Event and one log line, with the next command.
 func TestReportsEachStepOnce(t *testing.T) {
 	const day = 24 * time.Hour
 	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 200*day))(t)
 	end := ca.Certificate().NotAfter
 	events := new(events)
 	w := watch(ca, time.Hour, events)
+	var log bytes.Buffer
+	w.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	for _, left := range []time.Duration{200 * day, 90 * day, 89 * day, 31 * day, 30 * day, 8 * day, 7 * day, day, time.Minute, 0, -day} {
 		w.Now = func() time.Time { return end.Add(-left) }
 		for range 2 {
@@ -145,6 +148,13 @@ func TestReportsEachStepOnce(t *testing.T) {
 	}
 	if got := strings.Join(events.reasons, " "); got != "CAExpiresSoon CAExpiresSoon CAExpiresSoon CAShortensCertificates CAExpired" {
 		t.Errorf("events are %s", got)
+	}
+	logged := strings.Split(log.String(), `level=WARN msg="CA expires soon"`)
+	for i, days := range []int{90, 30, 7} {
+		want := fmt.Sprintf(" expires=%s certificates=1 days=%d next=\"run: kubejoin ca prepare\"\n", end.Format("2006-01-02T15:04:05.000Z07:00"), days)
+		if len(logged) != 4 || !strings.Contains(logged[i+1], want) {
+			t.Fatalf("log line %d of %q, want 3 and %q", i+1, logged[1:], want)
+		}
 	}
 }
 

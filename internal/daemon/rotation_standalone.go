@@ -272,6 +272,9 @@ func asStaged(r rotation.Rotation, seen []rotation.Observation) bool {
 // Observe implements [rotation.Observer]. It returns a [*rotation.NotReady] if r is being prepared, and a replica cannot
 // change its CA files.
 func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
+	if !r.InProgress() {
+		return nil, nil // replicas complete it by themselves
+	}
 	stored, err := o.follow(ctx)
 	if err != nil {
 		return nil, err

@@ -685,6 +685,19 @@ func TestDiagnose(t *testing.T) {
 	}
 }
 
+// Each step before the CA expires has a warning with the next command.
+func TestWarnsBeforeCAExpires(t *testing.T) {
+	for left, days := range map[time.Duration]int{80: 90, 20: 30, 6: 7} {
+		f, ca := healthy(t), newCA(t, left*24*time.Hour)
+		f.rotate(t, ca)
+		message := fmt.Sprintf("the CA in cluster-info expires at %s, within %d days", ca.NotAfter.UTC().Format(time.RFC3339), days)
+		want := Finding{ID: "ca-expires-soon", Severity: Warning, Message: message, Command: "kubejoin ca prepare"}
+		if got := Diagnose(f).Findings; !slices.Equal(got, []Finding{want}) {
+			t.Errorf("%d days before the end: got %+v, want %+v", left, got, want)
+		}
+	}
+}
+
 // TestUnreadFactIsNeverSilent catches a check that reports nothing although it could not read a fact that it needs.
 func TestUnreadFactIsNeverSilent(t *testing.T) {
 	for _, c := range checks {

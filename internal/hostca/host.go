@@ -225,7 +225,7 @@ func (h Host) complete(ctx context.Context, b *backup, a authority, r rotation.R
 	if err := h.removeBackup(r); err != nil {
 		return err
 	}
-	done.Backup = ""
+	done.Backup, done.Report.Ended = "", true
 	if r.Stage != rotation.Finish {
 		return nil
 	}

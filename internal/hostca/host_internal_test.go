@@ -441,18 +441,23 @@ func TestStagesThereAndBack(t *testing.T) {
 				slices.Reverse(back)
 				step := func(r rotation.Rotation) {
 					t.Helper()
+					files := tree(t, f.Dir)
 					done := must.Value(f.Apply(t.Context(), r))(t)
+					slices.Sort(done.Changed)
+					if got := differ(files, tree(t, f.Dir)); !slices.Equal(got, done.Changed) {
+						t.Errorf("%s: changed %q, and says %q", r.Stage, got, done.Changed)
+					}
 					expected := want[r.Stage]
 					if host.worker {
 						expected = expected[:strings.Index(expected, " ")+1]
 					}
-					if got := summary(done.Report); got != expected || len(done.Report.Restart) > 0 || !done.Report.Since.Equal(r.Since) || done.Report.ID != r.ID {
+					if got := summary(done.Report); got != expected || done.Report.Ended || len(done.Report.Restart) > 0 || !done.Report.Since.Equal(r.Since) || done.Report.ID != r.ID {
 						t.Errorf("%s: got %q, %+v, want %q", r.Stage, got, done.Report, expected)
 					}
 					if problem := f.works(t); problem != "" {
 						t.Errorf("%s: %s", r.Stage, problem)
 					}
-					files := tree(t, f.Dir)
+					files = tree(t, f.Dir)
 					again := must.Value(f.Apply(t.Context(), r))(t)
 					if len(again.Changed)+len(again.Restarted) > 0 || !maps.Equal(files, tree(t, f.Dir)) {
 						t.Errorf("%s, the second time: %+v", r.Stage, again)
@@ -469,13 +474,26 @@ func TestStagesThereAndBack(t *testing.T) {
 				}
 				ended := f.aborted(rotation.Prepare)
 				ended.Ended = time.Now()
-				must.Value(f.Apply(t.Context(), ended))(t)
-				if _, err := os.Stat(f.file(Backups)); !errors.Is(err, fs.ErrNotExist) || !maps.Equal(f.before, tree(t, f.Dir)) {
+				done := must.Value(f.Apply(t.Context(), ended))(t)
+				if _, err := os.Stat(f.file(Backups)); !errors.Is(err, fs.ErrNotExist) || !done.Report.Ended || !maps.Equal(f.before, tree(t, f.Dir)) {
 					t.Errorf("after the end: %v, want no backup and the original files", err)
 				}
 			}
 		})
 	}
+}
+
+// differ returns the names of files that two trees do not have in common, sorted.
+func differ(a, b map[string]string) []string {
+	names := map[string]bool{}
+	for name := range maps.All(a) {
+		names[name] = a[name] != b[name]
+	}
+	for name := range maps.All(b) {
+		names[name] = a[name] != b[name]
+	}
+	maps.DeleteFunc(names, func(_ string, differs bool) bool { return !differs })
+	return slices.Sorted(maps.Keys(names))
 }
 
 // errKilled stops an Apply at a write, as a kill does.

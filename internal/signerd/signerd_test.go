@@ -32,10 +32,15 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/config"
+	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/remote"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	certificates "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
 )
 
 const kubelet = certificates.KubeAPIServerClientKubeletSignerName
@@ -389,6 +394,56 @@ func TestSignsNothingWithoutRecord(t *testing.T) {
 	}
 }
 
+// allowing allows every permission.
+type allowing struct{ approval.Facts }
+
+func (allowing) Allowed(context.Context, approval.Request, approval.Permission) (bool, error) {
+	return true, nil
+}
+
+// While the signer process is away, a CSR object gets neither Failed nor Denied, which are final. This test catches a
+// controller that gives up, because the process signs the object when it is back.
+func TestCSRObjectWaitsForSigner(t *testing.T) {
+	w := newWorld(t, true, os.Getuid())
+	must.OK(t, os.Rename(w.Socket(), w.Socket()+".away"))
+	r := nodeRequest(t, "worker-1")
+	objects := fake.NewClientset(&certificates.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "1", CreationTimestamp: metav1.Now()},
+		Spec: certificates.CertificateSigningRequestSpec{
+			SignerName: kubelet, Username: "kubelet-bootstrap", Usages: r.Usages,
+			Request: pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: r.CSR.Raw}),
+		},
+	})
+	authority := authorityOf(t, w.clientOf("", nil), w.h.ca().Bundle())
+	authority.Facts = allowing{}
+	counts, done := prometheus.NewRegistry(), make(chan error, 1)
+	go func() {
+		done <- csr.Controller{Client: objects, Authority: authority, Approve: true, Sign: true, Registerer: counts}.Run(t.Context())
+	}()
+	t.Cleanup(func() { must.OK(t, <-done) })
+	await := func(what string, is func() bool) *certificates.CertificateSigningRequest {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("no %s within a minute", what)
+			}
+		}
+		return must.Value(objects.CertificatesV1().CertificateSigningRequests().Get(t.Context(), "csr-1", metav1.GetOptions{}))(t)
+	}
+	counted := func(metric string) func() bool {
+		return func() bool { return must.Value(testutil.GatherAndCount(counts, metric))(t) > 0 }
+	}
+	o := await("failed attempt", counted("kubejoin_csr_sign_failures_total"))
+	if c := o.Status.Conditions; len(c) != 1 || c[0].Type != certificates.CertificateApproved || len(o.Status.Certificate) > 0 {
+		t.Errorf("while the process is away: got status %+v, want only Approved", o.Status)
+	}
+	must.OK(t, os.Rename(w.Socket()+".away", w.Socket()))
+	o = await("certificate", counted("kubejoin_csr_signed_total"))
+	if block, _ := pem.Decode(o.Status.Certificate); block == nil || len(o.Status.Conditions) != 1 || len(w.entries()) != 1 {
+		t.Errorf("after it is back: got status %+v and %d entries, want one certificate", o.Status, len(w.entries()))
+	}
+}
+
 // full is a record on a full disk.
 type full struct{}
 
@@ -422,6 +477,41 @@ func TestLimitsOrders(t *testing.T) {
 			t.Errorf("order %d: got %d %s, want %d", i+1, status, text, want)
 		}
 	}
+}
+
+// A requester over its rate takes nothing from another one. This test catches a rate that the requesters share.
+func TestLimitsEachRequesterByItself(t *testing.T) {
+	w := newWorld(t, false, 1)
+	one := strings.Replace(policyOf(1), "qps: 1000, burst: 100000", "qps: 0.001, burst: 1", 1)
+	_, entry, _ := strings.Cut(one, "requesters:\n")
+	both := one + strings.NewReplacer("name: kubejoin\n", "name: second\n", "uid: 1\n", "uid: 2\n").Replace(entry)
+	w.policy.Store(must.Value(config.ParsePolicy("policy.yaml", []byte(both), signer.Fixed(w.h.ca())))(t))
+	now := time.Now()
+	w.h.now = func() time.Time { return now } // no rate recovers
+	bundle := w.h.ca().Bundle()
+	first, second := w.clientOf("kubejoin", w.clients), w.clientOf("second", w.clients)
+	order := func(client *remote.Client, limited bool) {
+		t.Helper()
+		chain, err := authorityOf(t, client, bundle).Sign(t.Context(), nodeRequest(t, "worker-1"))
+		if is429 := err != nil && strings.Contains(err.Error(), "429"); is429 != limited || (err == nil) == limited || (len(chain) > 0) == limited {
+			t.Errorf("got %q, %v, want status 429: %t", chain, err, limited)
+		}
+	}
+	order(first, false)
+	order(first, true)
+	order(second, false)
+	order(first, true)
+	order(second, true) // it has a limit, too
+	if entries := w.entries(); len(entries) != 2 || entries[0].Approver != "kubejoin" || entries[1].Approver != "second" {
+		t.Errorf("record %+v, want one certificate of each requester", entries)
+	}
+	for range readBurst {
+		must.Value(first.Ping(t.Context(), bundle))(t)
+	}
+	if _, err := first.Ping(t.Context(), bundle); err == nil || !strings.Contains(err.Error(), "429") {
+		t.Errorf("read over the rate: got %v, want status 429", err)
+	}
+	must.Value(second.Ping(t.Context(), bundle))(t)
 }
 
 // A requester over its rate costs little: the response takes its time, and so does that to reads. Over HTTP/2, one

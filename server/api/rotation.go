@@ -33,6 +33,7 @@ type CARotation struct {
 	LeftBehind []string `json:"leftBehind,omitempty"`
 
 	// Next is the next step: "prepare", "trust", "switch", "finish" or "abort". Behind is what keeps it from success.
+	// After the end, Behind is the hosts that still have a backup.
 	Next         string          `json:"next"`
 	Behind       []CABehind      `json:"behind,omitempty"`
 	Observations []CAObservation `json:"observations,omitempty"`

@@ -2,11 +2,13 @@ package convert_test
 
 import (
 	"context"
+	"reflect"
 	"testing"
 	"testing/synctest"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
@@ -51,4 +53,34 @@ func TestConcurrentRequestsShareObservation(t *testing.T) {
 			t.Errorf("looked %d times for 20 requests, want at most twice", seen.began)
 		}
 	})
+}
+
+// observed is an observer that always sees the same.
+type observed []rotation.Observation
+
+func (o observed) Observe(context.Context, rotation.Rotation) ([]rotation.Observation, error) {
+	return o, nil
+}
+
+// Only certificates in the issuance record count, and only those of the two CAs.
+func TestCountsCertificatesOfEachCA(t *testing.T) {
+	const certificate = rotation.KindCertificate
+	others := observed{{Kind: rotation.KindKubelet, From: rotation.FromOld}, {Kind: rotation.KindKubelet, From: rotation.FromNew}, {Kind: certificate, From: rotation.FromOther}, {Kind: certificate}}
+	old, fresh := rotation.Observation{Kind: certificate, From: rotation.FromOld}, rotation.Observation{Kind: certificate, From: rotation.FromNew}
+	for _, test := range []struct {
+		seen observed
+		want *api.CACertificates
+	}{
+		{nil, nil},
+		{others, nil},
+		{observed{old}, &api.CACertificates{Old: 1}},
+		{append(observed{fresh, old, fresh, fresh, old}, others...), &api.CACertificates{Old: 2, New: 3}},
+	} {
+		store := &rotationtest.Memory{}
+		must.OK(t, store.Put(t.Context(), rotationtest.New(t, rotation.Cluster), ""))
+		rotations := &convert.Rotations{Desk: &rotation.Desk{Store: store, Keys: store, Observer: test.seen}}
+		if got := must.Value(rotations.Get(t.Context(), "cluster"))(t); !reflect.DeepEqual(got.Certificates, test.want) {
+			t.Errorf("%+v: got %+v, want %+v", test.seen, got.Certificates, test.want)
+		}
+	}
 }

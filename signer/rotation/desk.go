@@ -37,7 +37,7 @@ type Keys interface {
 }
 
 // An Observer looks at everything that a rotation has to change. It returns an Observation for what it cannot see, too.
-// The error means that it could not look at all.
+// The error means that it could not look at all. After the end of a rotation, it looks only at what hosts reported.
 type Observer interface {
 	Observe(ctx context.Context, r Rotation) ([]Observation, error)
 }
@@ -46,7 +46,7 @@ type Observer interface {
 type Status struct {
 	// Rotation is the last rotation of the CA, which may have ended. It is the zero Rotation if there has been none.
 	Rotation Rotation `json:"rotation"`
-	// Seen is empty if no rotation is in progress.
+	// Seen is empty if there has been no rotation.
 	Seen []Observation `json:"observations"`
 	// Next is the next subcommand of 'kubejoin ca', and Behind what keeps it from success.
 	Next   string   `json:"next"`
@@ -122,7 +122,7 @@ func (d *Desk) now() time.Time {
 	return time.Now()
 }
 
-// Status returns the last rotation of a CA, and what is seen of it if it is in progress. It changes nothing.
+// Status returns the last rotation of a CA, and what is seen of it. It changes nothing.
 func (d *Desk) Status(ctx context.Context, ca CA) (Status, error) {
 	if err := ca.check(); err != nil {
 		return Status{}, err
@@ -136,7 +136,7 @@ func (d *Desk) Status(ctx context.Context, ca CA) (Status, error) {
 }
 
 func (d *Desk) observe(ctx context.Context, r Rotation) ([]Observation, error) {
-	if !r.InProgress() {
+	if r.ID == "" {
 		return nil, nil
 	}
 	return d.Observer.Observe(ctx, r)

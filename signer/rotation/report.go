@@ -21,6 +21,8 @@ type Report struct {
 	Files []File `json:"files,omitempty"`
 	// Restart are the processes that must be restarted, because they do not read a changed file again.
 	Restart []string `json:"restart,omitempty"`
+	// Ended is true once the rotation has ended and the host has no backup of its files any more.
+	Ended bool `json:"ended,omitempty"`
 }
 
 // A File is one file of a host. Trusts and From are as in an Observation.
@@ -70,17 +72,20 @@ func DecodeReport(annotation string) (Report, error) {
 }
 
 // FromReport returns what the report of a node shows. annotation is its Annotation; empty if it has none. A report about
-// another state of the rotation shows only that the host is behind.
+// another state of the rotation shows only that the host is behind. After the end, a host is behind if it still has a backup.
 func (r Rotation) FromReport(node, annotation string) []Observation {
 	next := "on " + node + ": " + r.CA.Command("apply")
 	behind := func(why string) []Observation {
 		return []Observation{{Kind: KindFile, Name: "report of " + node, Node: node, Unseen: why, Next: next}}
 	}
-	if annotation == "" {
-		return behind("'kubejoin ca apply' has not run there")
-	}
 	p, err := DecodeReport(annotation)
 	switch {
+	case !r.InProgress() && (err != nil || p.ID != r.ID || p.Ended):
+		return nil
+	case !r.InProgress():
+		return behind("'kubejoin ca apply' has not completed the rotation there")
+	case annotation == "":
+		return behind("'kubejoin ca apply' has not run there")
 	case err != nil:
 		return behind(err.Error())
 	case p.ID != r.ID || p.CA != r.CA:

@@ -373,11 +373,13 @@ func (r Rotation) Abort(seen []Observation, now time.Time) (Rotation, error) {
 	return r.enter(stages[slices.Index(stages, r.Stage)-1], seen, now), nil
 }
 
-// Pending returns what keeps the step that comes next from success.
+// Pending returns what keeps the step that comes next from success. After the end, it returns the hosts that are behind.
 func (r Rotation) Pending(seen []Observation) []Behind {
 	switch {
-	case !r.InProgress():
+	case !r.InProgress() && len(seen) == 0:
 		return nil
+	case !r.InProgress():
+		return r.behind(r.Next(), needs{seen: true}, seen)
 	case r.Aborting:
 		return r.behind("abort", r.abortNeeds(), seen)
 	}

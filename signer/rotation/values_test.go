@@ -114,6 +114,20 @@ func TestReportIsEvidenceOfOneStateOnly(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", name, got, want)
 		}
 	}
+	ended := r
+	ended.Ended = time.Now()
+	for annotation, behind := range map[string]bool{
+		"": false, "x": false, // a Node that joined later has no report
+		change(func(p *rotation.Report) { p.ID = "0123456789abcdef" }): false,
+		change(func(p *rotation.Report) { p.Ended = true }):            false,
+		good: true,
+		change(func(p *rotation.Report) { p.Stage = rotation.Trust }): true,
+	} {
+		seen := ended.FromReport("worker-1", annotation)
+		if got := ended.Pending(seen); len(got) == 1 != behind || behind && (got[0].Node != "worker-1" || got[0].Next != next) {
+			t.Errorf("after the end, report %q: got %+v, want the host behind: %t", annotation, got, behind)
+		}
+	}
 	for name, p := range map[string]rotation.Report{
 		"many files":     {Files: make([]rotation.File, 101)},
 		"many processes": {Restart: make([]string, 21)},

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -405,7 +406,7 @@ func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
 }
 
 // back goes to each stage and back. Only some machines apply stages trust and switch then, as if the operator had found a
-// reason to go back.
+// reason to go back. The last time, the old CA does not certify the new one.
 func (r *rotationTest) back(string) {
 	r.stopControllers()
 	before := r.files()
@@ -426,9 +427,14 @@ func (r *rotationTest) back(string) {
 	r.awaitJoins()
 	r.goBack(2, before)
 
-	r.prepare()
+	r.prepare("--no-cross-sign")
+	pin, err := r.ca("status", "--output=jsonpath={.new[0].pin}")
+	r.must(err)
+	r.pins = []string{pin}
 	r.step("trust")
 	r.apply(r.nodes...)
+	r.refuse("clients need until", "switch")
+	r.passTime(func(state *rotation.Rotation) *time.Time { return &state.Settled })
 	r.step("switch")
 	r.apply(r.nodes...)
 	r.awaitJoins()
@@ -498,7 +504,7 @@ func (r *rotationTest) again(string) {
 // replace goes to the end of a rotation, and does work in stage switch.
 func (r *rotationTest) replace(work func(), prepare ...string) {
 	r.t.Helper()
-	old := r.currentCA()
+	old := r.signing("ca")
 	admin := r.oldAdmin()
 	r.prepare(prepare...)
 	r.join(r.oldest, r.request())
@@ -512,7 +518,7 @@ func (r *rotationTest) replace(work func(), prepare ...string) {
 	work()
 	r.apply(r.nodes...)
 	r.awaitJoins()
-	if r.currentCA().Equal(old) {
+	if r.signing("ca").Leaf.Equal(old.Leaf) {
 		r.t.Error("the new CA does not sign")
 	}
 	r.wantCode(admin, "200")
@@ -527,15 +533,15 @@ func (r *rotationTest) replace(work func(), prepare ...string) {
 	r.awaitJoins()
 
 	r.wantCode(admin, "401")
-	r.wantGone(old, r.currentCA(), 4)
+	r.wantGone(old, r.signing("ca"), 4)
 }
 
 // wantGone fails for a trace of an old CA, and unless so many objects have the new one.
-func (r *rotationTest) wantGone(old, fresh *x509.Certificate, inObjects int) {
+func (r *rotationTest) wantGone(old, fresh *tls.Certificate, inObjects int) {
 	r.t.Helper()
 	for _, m := range r.nodes {
 		harness.Wait(r.t, "no trace of the old CA on "+m.Name, func() error { // kubelets update the files of pods within 90 s
-			files, err := filesBelow(m.root(), "/etc/kubernetes", "/var/lib/kubelet")
+			files, err := filesBelow(m.root(), "/etc", "/opt", "/var/lib/kubelet")
 			for name, text := range files {
 				if strings.HasPrefix(name, "/var/lib/kubelet/pki/kubelet-server-") {
 					files[name] = leafIn(text) // behind it is the cross certificate, until the kubelet renews
@@ -602,22 +608,18 @@ func (r *rotationTest) objects() map[string]string {
 	return all
 }
 
-// files returns the content of all files of the machines below /etc/kubernetes.
+// files returns the content, owner and mode of all files of the machines below /etc/kubernetes.
 func (r *rotationTest) files() map[string]string {
 	r.t.Helper()
 	all := map[string]string{}
 	for _, m := range r.nodes {
 		for name, content := range must.Value(filesBelow(m.root(), "/etc/kubernetes"))(r.t) {
-			all[m.Name+name] = content
+			info := must.Value(os.Stat(m.root() + name))(r.t)
+			owner := info.Sys().(*syscall.Stat_t)
+			all[m.Name+name] = fmt.Sprint(info.Mode(), owner.Uid, owner.Gid, content)
 		}
 	}
 	return all
-}
-
-// currentCA returns the CA that signs.
-func (r *rotationTest) currentCA() *x509.Certificate {
-	r.t.Helper()
-	return r.signing("ca").Leaf
 }
 
 // signing returns the CA in two files of the first control plane.

@@ -3,8 +3,6 @@ package kubeadm
 import (
 	"crypto"
 	"crypto/x509"
-	"encoding/base64"
-	"encoding/pem"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,7 +11,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
-	"k8s.io/client-go/util/keyutil"
 )
 
 // The CAs of a cluster, below the folder pki.
@@ -137,24 +134,9 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	}
 }
 
-var keyData = regexp.MustCompile(`client-key-data: (\S+)`)
-
 // checkNoCAKey fails the test for a file of a machine that has the key of a CA.
 func checkNoCAKey(t *testing.T, m *Machine, pki string) {
 	t.Helper()
-	keys := func(content []byte) (found []crypto.Signer) {
-		for _, embedded := range keyData.FindAllSubmatch(content, -1) {
-			if more, err := base64.StdEncoding.DecodeString(string(embedded[1])); err == nil {
-				content = append(append(content, '\n'), more...)
-			}
-		}
-		for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
-			if key, err := keyutil.ParsePrivateKeyPEM(pem.EncodeToMemory(block)); err == nil {
-				found = append(found, key.(crypto.Signer))
-			}
-		}
-		return found
-	}
 	public := func(key crypto.Signer) string {
 		der := must.Value(x509.MarshalPKIXPublicKey(key.Public()))(t)
 		return string(der)
@@ -162,7 +144,7 @@ func checkNoCAKey(t *testing.T, m *Machine, pki string) {
 	secret := map[string]string{}
 	for _, ca := range cas {
 		content := must.Value(os.ReadFile(filepath.Join(pki, ca+".key")))(t)
-		for _, key := range keys(content) {
+		for _, key := range keysIn(content) {
 			secret[public(key)] = ca
 		}
 	}
@@ -174,7 +156,7 @@ func checkNoCAKey(t *testing.T, m *Machine, pki string) {
 		if err != nil {
 			continue // it has ended with its process
 		}
-		for _, key := range keys(content) {
+		for _, key := range keysIn(content) {
 			seen++
 			if ca, found := secret[public(key)]; found {
 				t.Errorf("%s: %s has the key of %s", m.Name, file, ca)

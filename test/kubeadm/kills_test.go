@@ -37,7 +37,7 @@ type killsTest struct {
 func TestSurvivesKillsOfCARotation(t *testing.T) {
 	harness.Parallel(t)
 	k := newKillsTest(t)
-	old := k.currentCA()
+	old := k.signing("ca")
 	k.must(k.first.writeFile(t.Context(), certificateKeyFile, must.Value(k.ca("prepare"))(t)))
 	k.killer = startKiller(t, k.Cluster)
 	k.installCAApply()
@@ -80,7 +80,7 @@ func TestSurvivesKillsOfCARotation(t *testing.T) {
 	for _, m := range k.nodes {
 		k.checkFiles(m)
 	}
-	k.wantGone(old, k.currentCA(), 4)
+	k.wantGone(old, k.signing("ca"), 4)
 }
 
 func newKillsTest(t *testing.T) *killsTest {

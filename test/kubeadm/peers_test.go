@@ -44,7 +44,7 @@ func (r *rotationTest) frontProxy() {
 	proxy := func() string { return r.clientOf(r.signing(file), pkix.Name{CommonName: "front-proxy-client"}) }
 	asAdmin := []string{"--header", "X-Remote-User: kubernetes-admin", "--header", "X-Remote-Group: system:masters"}
 	const nodes = "https://%s:6443/api/v1/nodes"
-	old, before := r.signing(file).Leaf, proxy()
+	old, before := r.signing(file), proxy()
 	r.responds(nodes, before, "200", asAdmin...)
 	r.begin(flag)
 	for _, step := range []string{"trust", "switch", "finish", "finish"} {
@@ -54,7 +54,7 @@ func (r *rotationTest) frontProxy() {
 	r.join(r.request())
 	r.responds(nodes, proxy(), "200", asAdmin...)
 	r.responds(nodes, before, "401", asAdmin...)
-	r.wantGone(old, r.signing(file).Leaf, 1)
+	r.wantGone(old, r.signing(file), 1)
 }
 
 const (
@@ -83,7 +83,7 @@ func (r *rotationTest) abortEtcd() {
 func (r *rotationTest) etcd() {
 	r.t.Helper()
 	client := func() string { return r.clientOf(r.signing(etcdCA), pkix.Name{CommonName: "client"}) }
-	old, before := r.signing(etcdCA).Leaf, client()
+	old, before := r.signing(etcdCA), client()
 	r.responds(etcdVersion, before, "200")
 	r.begin(etcdFlag)
 	r.step("trust", etcdFlag)
@@ -113,7 +113,7 @@ func (r *rotationTest) etcd() {
 	r.responds(etcdVersion, client(), "200")
 	r.responds(etcdVersion, before, "000")
 	r.kubectl("wait", "--for=condition=Ready", "--timeout=3m", "nodes", "--all")
-	r.wantGone(old, r.signing(etcdCA).Leaf, 0)
+	r.wantGone(old, r.signing(etcdCA), 0)
 }
 
 // responds waits until a server on each control plane responds with a status to a client certificate. The status 000 means

@@ -2,14 +2,18 @@ package kubeadm
 
 import (
 	"bytes"
+	"crypto"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"k8s.io/client-go/util/keyutil"
 )
 
 // root returns where the files of a machine are on this one.
@@ -70,11 +75,30 @@ func leafIn(text string) string {
 	return leaf + end
 }
 
-// tracesOf returns the names of the texts that have a certificate of a CA, or one that it signed.
-func tracesOf(ca *x509.Certificate, texts map[string]string) (names []string) {
+var keyData = regexp.MustCompile(`client-key-data: (\S+)`)
+
+// keysIn returns the private keys in PEM and in a kubeconfig.
+func keysIn(content []byte) (found []crypto.Signer) {
+	for _, embedded := range keyData.FindAllSubmatch(content, -1) {
+		if more, err := base64.StdEncoding.DecodeString(string(embedded[1])); err == nil {
+			content = append(append(content, '\n'), more...)
+		}
+	}
+	for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
+		if key, err := keyutil.ParsePrivateKeyPEM(pem.EncodeToMemory(block)); err == nil {
+			found = append(found, key.(crypto.Signer))
+		}
+	}
+	return found
+}
+
+// tracesOf returns the names of the texts that have a certificate of a CA, its key, or a certificate that it signed.
+func tracesOf(ca *tls.Certificate, texts map[string]string) (names []string) {
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if slices.ContainsFunc(certificatesIn(texts[name]), func(c *x509.Certificate) bool {
-			return c.Equal(ca) || c.CheckSignatureFrom(ca) == nil
+			return c.Equal(ca.Leaf) || c.CheckSignatureFrom(ca.Leaf) == nil
+		}) || slices.ContainsFunc(keysIn([]byte(texts[name])), func(key crypto.Signer) bool {
+			return reflect.DeepEqual(key.Public(), ca.Leaf.PublicKey)
 		}) {
 			names = append(names, name)
 		}
@@ -94,6 +118,8 @@ func TestFindsTracesOfCA(t *testing.T) {
 		"leaf.crt":    "comment\n" + text(leaf.Certificate[0]),
 		"admin.conf":  "certificate-authority-data: " + base64.StdEncoding.EncodeToString([]byte(text(old.Leaf.Raw))),
 		"object.json": `{"ca": "` + strings.ReplaceAll(text(old.Leaf.Raw), "\n", `\n`) + `"}`,
+		"ca.key":      keyText(t, old),
+		"other.key":   keyText(t, other),
 		"other.crt":   text(other.Leaf.Raw),
 		"other.conf":  "certificate-authority-data: " + base64.StdEncoding.EncodeToString([]byte(text(other.Leaf.Raw))),
 	} {
@@ -102,8 +128,13 @@ func TestFindsTracesOfCA(t *testing.T) {
 	files := must.Value(filesBelow(root, "/"))(t)
 	files["/leaf.pem"] = leafIn(text(leaf.Certificate[0]) + text(old.Leaf.Raw))
 	files["/other.pem"] = leafIn(text(other.Leaf.Raw) + text(old.Leaf.Raw))
-	want := []string{"/admin.conf", "/ca.crt", "/leaf.crt", "/leaf.pem", "/object.json"}
-	if got := tracesOf(old.Leaf, files); !slices.Equal(got, want) || len(files) != 8 {
+	want := []string{"/admin.conf", "/ca.crt", "/ca.key", "/leaf.crt", "/leaf.pem", "/object.json"}
+	if got := tracesOf(old, files); !slices.Equal(got, want) || len(files) != 10 {
 		t.Errorf("got %q in %d files, want %q", got, len(files), want)
 	}
+}
+
+func keyText(t *testing.T, ca *tls.Certificate) string {
+	t.Helper()
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must.Value(x509.MarshalPKCS8PrivateKey(ca.PrivateKey))(t)}))
 }
