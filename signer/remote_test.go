@@ -147,45 +147,40 @@ func TestDiscardsCertificateThatWasNotOrdered(t *testing.T) {
 // A signer process that returns an earlier certificate again must not pass it off as another. The first order shows that
 // the certificate was right, so this test catches a check that skips a part of the order.
 func TestDiscardsReplayedCertificate(t *testing.T) {
-	key, nodeKey := csrtest.NewKey(), csrtest.NewKey()
+	key, nodeKey, now := csrtest.NewKey(), csrtest.NewKey(), time.Now()
 	ca := caCertificate(t, "ca", key, nil, nil, nil)
-	began := time.Now()
-	ask := func(node string, key crypto.Signer) approval.Request {
-		r := kubernetesRequest(t, kubeletClient, nil)
-		r.CSR = csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node(node)}, key)
-		return r
-	}
-	shorter := ask("worker-1", nodeKey)
-	shorter.Expiration = time.Hour
-	for _, test := range []struct {
-		name, want string
-		request    approval.Request
-		later      time.Duration
+	var earlier []byte
+	p := &process{sign: func(_ context.Context, o signer.Order) ([]byte, error) {
+		if earlier == nil {
+			earlier = certify(t, o, ca, key, func(*x509.Certificate) {})
+		}
+		return earlier, nil
+	}}
+	var entries []issuance.Entry
+	authority, _ := remoteAuthority(p, ca)
+	authority.Record, authority.Unthrottled, authority.Now = failing{&entries}, true, func() time.Time { return now }
+	for i, test := range []struct {
+		node    string
+		key     crypto.Signer
+		expires time.Duration // zero: as the first
+		later   time.Duration
+		want    string
 	}{
-		{"for another key", "public key", ask("worker-1", nil), 0},
-		{"for another node with this key", "subject is", ask("worker-2", nodeKey), 0},
-		{"for a shorter order with this key", "valid from", shorter, 0},
-		{"for a later order with this key", "valid from", ask("worker-1", nodeKey), time.Second},
+		{"worker-1", nodeKey, 0, 0, ""},
+		{"worker-1", nil, 0, 0, "public key"},
+		{"worker-2", nodeKey, 0, 0, "subject is"},
+		{"worker-1", nodeKey, time.Hour, 0, "valid from"},
+		{"worker-1", nodeKey, 0, time.Second, "valid from"},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			var earlier []byte
-			p := &process{sign: func(_ context.Context, o signer.Order) ([]byte, error) {
-				if earlier == nil {
-					earlier = certify(t, o, ca, key, func(*x509.Certificate) {})
-				}
-				return earlier, nil
-			}}
-			var entries []issuance.Entry
-			authority, _ := remoteAuthority(p, ca)
-			authority.Record, authority.Unthrottled = failing{&entries}, true
-			authority.Now = func() time.Time { return began }
-			must.Value(authority.Sign(t.Context(), ask("worker-1", nodeKey)))(t)
-			authority.Now = func() time.Time { return began.Add(test.later) }
-			chain, err := authority.Sign(t.Context(), test.request)
-			if err == nil || !strings.Contains(err.Error(), test.want) || approval.Refused(err) != nil || len(chain) > 0 || len(p.discarded) != 1 || len(entries) != 2 || entries[1].Outcome != issuance.Failed {
-				t.Errorf("got %q, %v, %d discarded and record %+v, want a recorded failure with %q", chain, err, len(p.discarded), entries, test.want)
-			}
-		})
+		now = now.Add(test.later)
+		r := kubernetesRequest(t, kubeletClient, nil)
+		r.CSR, r.Expiration = csrtest.New(t, &x509.CertificateRequest{Subject: csrtest.Node(test.node)}, test.key), test.expires
+		chain, err := authority.Sign(t.Context(), r)
+		if test.want == "" {
+			must.OK(t, err)
+		} else if err == nil || !strings.Contains(err.Error(), test.want) || approval.Refused(err) != nil || len(chain) > 0 || len(p.discarded) != i || entries[len(entries)-1].Outcome != issuance.Failed {
+			t.Errorf("order %d: got %q, %v, %d discarded and record %+v, want a recorded failure with %q", i+1, chain, err, len(p.discarded), entries, test.want)
+		}
 	}
 }
 

@@ -421,24 +421,21 @@ func TestCSRObjectWaitsForSigner(t *testing.T) {
 		done <- csr.Controller{Client: objects, Authority: authority, Approve: true, Sign: true, Registerer: counts}.Run(t.Context())
 	}()
 	t.Cleanup(func() { must.OK(t, <-done) })
-	await := func(what string, is func() bool) *certificates.CertificateSigningRequest {
+	await := func(metric string) *certificates.CertificateSigningRequest {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); must.Value(testutil.GatherAndCount(counts, metric))(t) == 0; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("no %s within a minute", what)
+				t.Fatalf("%s is 0 after a minute", metric)
 			}
 		}
 		return must.Value(objects.CertificatesV1().CertificateSigningRequests().Get(t.Context(), "csr-1", metav1.GetOptions{}))(t)
 	}
-	counted := func(metric string) func() bool {
-		return func() bool { return must.Value(testutil.GatherAndCount(counts, metric))(t) > 0 }
-	}
-	o := await("failed attempt", counted("kubejoin_csr_sign_failures_total"))
+	o := await("kubejoin_csr_sign_failures_total")
 	if c := o.Status.Conditions; len(c) != 1 || c[0].Type != certificates.CertificateApproved || len(o.Status.Certificate) > 0 {
 		t.Errorf("while the process is away: got status %+v, want only Approved", o.Status)
 	}
 	must.OK(t, os.Rename(w.Socket()+".away", w.Socket()))
-	o = await("certificate", counted("kubejoin_csr_signed_total"))
+	o = await("kubejoin_csr_signed_total")
 	if block, _ := pem.Decode(o.Status.Certificate); block == nil || len(o.Status.Conditions) != 1 || len(w.entries()) != 1 {
 		t.Errorf("after it is back: got status %+v and %d entries, want one certificate", o.Status, len(w.entries()))
 	}
@@ -490,27 +487,28 @@ func TestLimitsEachRequesterByItself(t *testing.T) {
 	w.h.now = func() time.Time { return now } // no rate recovers
 	bundle := w.h.ca().Bundle()
 	first, second := w.clientOf("kubejoin", w.clients), w.clientOf("second", w.clients)
-	order := func(client *remote.Client, limited bool) {
+	want429 := func(err error) {
 		t.Helper()
-		chain, err := authorityOf(t, client, bundle).Sign(t.Context(), nodeRequest(t, "worker-1"))
-		if is429 := err != nil && strings.Contains(err.Error(), "429"); is429 != limited || (err == nil) == limited || (len(chain) > 0) == limited {
-			t.Errorf("got %q, %v, want status 429: %t", chain, err, limited)
+		if err == nil || !strings.Contains(err.Error(), "429") {
+			t.Errorf("got %v, want status 429", err)
 		}
 	}
-	order(first, false)
-	order(first, true)
-	order(second, false)
-	order(first, true)
-	order(second, true) // it has a limit, too
+	sign := func(client *remote.Client) error {
+		_, err := authorityOf(t, client, bundle).Sign(t.Context(), nodeRequest(t, "worker-1"))
+		return err
+	}
+	must.OK(t, sign(first))
+	want429(sign(first))
+	must.OK(t, sign(second))
+	want429(sign(first))
 	if entries := w.entries(); len(entries) != 2 || entries[0].Approver != "kubejoin" || entries[1].Approver != "second" {
 		t.Errorf("record %+v, want one certificate of each requester", entries)
 	}
 	for range readBurst {
 		must.Value(first.Ping(t.Context(), bundle))(t)
 	}
-	if _, err := first.Ping(t.Context(), bundle); err == nil || !strings.Contains(err.Error(), "429") {
-		t.Errorf("read over the rate: got %v, want status 429", err)
-	}
+	_, err := first.Ping(t.Context(), bundle)
+	want429(err)
 	must.Value(second.Ping(t.Context(), bundle))(t)
 }
 
