@@ -1,11 +1,13 @@
 package ha
 
 import (
+	crand "crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -33,6 +35,7 @@ type rotatingService struct {
 	files []string // the folder of each replica
 	roots atomic.Pointer[x509.CertPool]
 	down  atomic.Int64 // a replica that does not run, or -1
+	off   []string     // machines
 }
 
 func (s *rotatingService) cert(i int) string { return filepath.Join(s.files[i], "ca.crt") }
@@ -79,13 +82,31 @@ func (s *rotatingService) request(t *testing.T, i int, m *machine) error {
 // renew requests a certificate at replica i by the one that the machine has.
 func (s *rotatingService) renew(t *testing.T, i int, m *machine) error {
 	t.Helper()
-	own := &http.Transport{TLSClientConfig: s.http.Transport.(*http.Transport).TLSClientConfig.Clone()}
-	defer own.CloseIdleConnections()
-	own.TLSClientConfig.Certificates = []tls.Certificate{must.Value(tls.X509KeyPair(m.chain, m.key))(t)}
-	_, err := (&client.Client{URL: "https://" + s.all[i].Endpoint, HTTP: &http.Client{Transport: own}}).Certificate(t.Context(), api.SignCertificate{
+	_, err := s.showing(t, i, must.Value(tls.X509KeyPair(m.chain, m.key))(t)).Certificate(t.Context(), api.SignCertificate{
 		CSR: []byte(m.csr), Signer: certificates.KubeAPIServerClientKubeletSignerName,
 	})
 	return err
+}
+
+// showing returns a client of replica i that presents a certificate, whichever CAs the replica names.
+func (s *rotatingService) showing(t *testing.T, i int, shown tls.Certificate) *client.Client {
+	t.Helper()
+	own := &http.Transport{TLSClientConfig: s.http.Transport.(*http.Transport).TLSClientConfig.Clone()}
+	t.Cleanup(own.CloseIdleConnections)
+	own.TLSClientConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }
+	return &client.Client{URL: "https://" + s.all[i].Endpoint, HTTP: &http.Client{Transport: own}}
+}
+
+// bind binds a key to the node of a machine at replica i, and returns a certificate that only this key has signed.
+func (s *rotatingService) bind(t *testing.T, i int, m *machine) tls.Certificate {
+	t.Helper()
+	key := csrtest.NewKey()
+	public := must.Value(x509.MarshalPKIXPublicKey(key.Public()))(t)
+	must.Value(s.showing(t, i, must.Value(tls.X509KeyPair(m.chain, m.key))(t)).BindKey(t.Context(), api.BindKey{
+		Key: api.Text(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})),
+	}))(t)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: csrtest.Node(m.node), NotAfter: time.Unix(1, 0)}
+	return tls.Certificate{Certificate: [][]byte{must.Value(x509.CreateCertificate(crand.Reader, template, template, key.Public(), key))(t)}, PrivateKey: key}
 }
 
 func (s *rotatingService) newMachine(t *testing.T, node string) *machine {
@@ -125,7 +146,11 @@ func (s *rotatingService) joinOnce(t *testing.T, m *machine) error {
 func (s *rotatingService) step(t *testing.T, i int, step string) (r api.CARotation) {
 	t.Helper()
 	harness.Wait(t, "step "+step, func() (err error) {
-		r, err = s.at(i, s.bearer).StepCA(t.Context(), "cluster", step, api.StepCA{ExpireTokens: step == "finish"})
+		how := api.StepCA{}
+		if step == "finish" {
+			how = api.StepCA{ExpireTokens: true, LeaveBehind: s.off}
+		}
+		r, err = s.at(i, s.bearer).StepCA(t.Context(), "cluster", step, how)
 		return err
 	})
 	return r
@@ -133,7 +158,7 @@ func (s *rotatingService) step(t *testing.T, i int, step string) (r api.CARotati
 
 // TestReplicasRotateTheirCA rotates the CA of three replicas, which have CA files of their own, while machines join. Each step is
 // made at another replica, and one is killed after each step. Catches a join that fails, a replica that is left behind, a step
-// that does not wait for a replica, and a replica that accepts the old CA afterwards.
+// that does not wait for a replica, and a replica that accepts the old CA afterwards. A machine that was off rejoins at the end.
 func TestReplicasRotateTheirCA(t *testing.T) {
 	harness.Parallel(t)
 	c := etcd.ForTest(t, etcd.Options{})
@@ -221,7 +246,9 @@ func TestReplicasRotateTheirCA(t *testing.T) {
 	all := <-joined
 	joining.Wait()
 	oldest := *all[0]
-	for n, m := range all { // as a kubelet renews
+	bound := s.bind(t, 0, &oldest)
+	s.off = []string{oldest.node} // from here on
+	for n, m := range all[1:] {   // as a kubelet renews
 		must.OK(t, s.request(t, n%3, m))
 	}
 	s.trust(t, 0)
@@ -260,6 +287,10 @@ func TestReplicasRotateTheirCA(t *testing.T) {
 		if p := (*api.Problem)(nil); !errors.As(s.renew(t, i, &oldest), &p) || p.Status != http.StatusUnauthorized {
 			t.Errorf("replica %d: a certificate of the old CA: got %v, want 401", i, p)
 		}
+	}
+	chain := must.Value(s.showing(t, 0, bound).Certificate(t.Context(), api.SignCertificate{CSR: []byte(oldest.csr), Signer: certificates.KubeAPIServerClientKubeletSignerName}))(t)
+	if leaf := harness.ParseLeaf(t, chain); leaf.CheckSignatureFrom(newest) != nil {
+		t.Errorf("a machine that was off rejoins with a certificate of %s", leaf.Issuer)
 	}
 	t.Logf("%d machines joined during the rotation", len(all))
 }

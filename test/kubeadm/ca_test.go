@@ -529,11 +529,23 @@ func (r *rotationTest) replace(work func(), prepare ...string) {
 	r.awaitJoins()
 	r.step("finish")
 	r.passSettling()
+	r.wantIncomplete(len(r.nodes))
 	r.apply(r.nodes...)
+	r.wantIncomplete(0)
 	r.awaitJoins()
 
 	r.wantCode(admin, "401")
 	r.wantGone(old, r.signing("ca"), 4)
+}
+
+// wantIncomplete fails unless the status of a rotation that has ended names so many hosts that have not completed it.
+func (r *rotationTest) wantIncomplete(hosts int) {
+	r.t.Helper()
+	output, err := r.ca("status")
+	r.must(err)
+	if got := strings.Count(output, "has not completed the rotation there"); got != hosts {
+		r.t.Errorf("%d hosts are behind after the end, want %d:\n%s", got, hosts, output)
+	}
 }
 
 // wantGone fails for a trace of an old CA, and unless so many objects have the new one.
