@@ -553,7 +553,7 @@ func (r *rotationTest) wantGone(old, fresh *tls.Certificate, inObjects int) {
 	r.t.Helper()
 	for _, m := range r.nodes {
 		harness.Wait(r.t, "no trace of the old CA on "+m.Name, func() error { // kubelets update the files of pods within 90 s
-			files, err := filesBelow(m.root(), "/etc", "/opt", "/var/lib/kubelet")
+			files, err := filesBelow(m.root(), "/etc", "/var/lib/kubelet")
 			for name, text := range files {
 				if strings.HasPrefix(name, "/var/lib/kubelet/pki/kubelet-server-") {
 					files[name] = leafIn(text) // behind it is the cross certificate, until the kubelet renews
