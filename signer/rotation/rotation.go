@@ -384,10 +384,10 @@ func (r Rotation) Pending(seen []Observation) []Behind {
 		return r.behind("abort", r.abortNeeds(), seen)
 	}
 	return r.behind(r.Next(), map[Stage]needs{
-		Prepare: {noOther: true},                                                                           // to Trust
-		Trust:   {noOther: true, seen: true, trustsNew: true, readyServers: true, ready: r.Cross == ""},    // to Switch
-		Switch:  {noOther: true, seen: true, ready: true, trustsNew: true, fromNew: true, tokensNew: true}, // to Finish
-		Finish:  {seen: true, ready: true, notOld: true},                                                   // ends
+		Prepare: {noOther: true},                                                                                                  // to Trust
+		Trust:   {noOther: true, seen: true, trustsNew: true, readyServers: true, ready: r.Cross == "", tokensNew: r.Cross == ""}, // to Switch
+		Switch:  {noOther: true, seen: true, ready: true, trustsNew: true, fromNew: true, tokensNew: true},                        // to Finish
+		Finish:  {seen: true, ready: true, notOld: true},                                                                          // ends
 	}[r.Stage], seen)
 }
 
@@ -395,10 +395,10 @@ func (r Rotation) Pending(seen []Observation) []Behind {
 // everything. After that, hosts may still have what a later stage did.
 func (r Rotation) abortNeeds() needs {
 	return map[Stage]needs{
-		Prepare: {seen: r.Aborting, ready: r.Aborting, notNew: true},                   // ends
-		Trust:   {seen: r.Aborting, ready: r.Aborting, fromOld: true, tokensOld: true}, // to Prepare
-		Switch:  {seen: r.Aborting, ready: r.Aborting, trustsOld: true},                // to Trust
-		Finish:  {},                                                                    // to Switch
+		Prepare: {seen: r.Aborting, ready: r.Aborting, notNew: true},                     // ends
+		Trust:   {seen: r.Aborting, ready: r.Aborting, fromOld: true, tokensOld: true},   // to Prepare
+		Switch:  {seen: r.Aborting, ready: r.Aborting, trustsOld: true, tokensOld: true}, // to Trust
+		Finish:  {},                                                                      // to Switch
 	}[r.Stage]
 }
 

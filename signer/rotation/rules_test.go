@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -110,7 +111,8 @@ func TestEachPrecondition(t *testing.T) {
 			{unseen(kubelet(nil, "")), notSeen},
 			{process, notRead},
 			{off(kubelet(both, rotation.FromNew)), fmt.Sprintf(notReady, "abort")},
-			{token(onlyNew), ""}, {otherSigner, ""},
+			{token(onlyNew), "the join command of token abcdef pins only the new CA (next: kubejoin ca abort --expire-tokens)"},
+			{token(both), ""}, {otherSigner, ""},
 		}},
 		{rotation.Switch, false, "", kubelet(both, rotation.FromNew), []violation{ // hosts cannot have been in finish
 			{kubelet(onlyNew, rotation.FromNew), lacksOld},
@@ -324,6 +326,9 @@ func TestWaitsForClientsWithoutCrossCertificate(t *testing.T) {
 			return r.Advance(test.to, seen, r.Since.Add(after))
 		}
 		name := fmt.Sprintf("%s to %q (aborting: %t, cross: %t)", test.stage, test.to, test.aborting, test.cross)
+		if _, err := do(before, time.Hour, append(slices.Clone(seen), token(onlyOld))); test.to == rotation.Switch && (err != nil && strings.Contains(err.Error(), "pins only the old CA")) != test.waits {
+			t.Errorf("%s: got %v for a join command of the old CA, want it refused: %t", name, err, test.waits)
+		}
 		got, err := do(before, time.Hour, seen)
 		if !test.waits {
 			if err != nil || got.Stage == before.Stage {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
@@ -118,12 +119,26 @@ func (r *rotationTest) awaitJoins() {
 	}
 }
 
-// expireTokens runs a step that deletes tokens, also that of the oldest join command. No machine joins meanwhile, because the
-// step may delete tokens of the last minute.
+// expireTokens runs a step that deletes tokens, also that of the oldest join command.
 func (r *rotationTest) expireTokens(step string) {
 	r.t.Helper()
+	r.withoutJoins(func() { r.step(step, "--expire-tokens") })
+}
+
+// settle begins the wait of a step without a cross certificate that helps, ends that wait, and runs the step. Before, it is
+// refused because of join commands of the other CA.
+func (r *rotationTest) settle(step, pinned string) {
+	r.t.Helper()
+	r.refuse("pins only the "+pinned+" CA", step)
+	r.withoutJoins(func() { r.refuse("clients need until", step, "--expire-tokens") })
+	r.passTime(func(state *rotation.Rotation) *time.Time { return &state.Settled })
+	r.step(step)
+}
+
+// withoutJoins runs a step that may delete tokens of the last minute.
+func (r *rotationTest) withoutJoins(step func()) {
 	r.joining.Lock()
 	defer r.joining.Unlock()
 	r.oldest = ""
-	r.step(step, "--expire-tokens")
+	step()
 }
