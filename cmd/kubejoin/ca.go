@@ -142,7 +142,7 @@ behind.` + remoteHelp
 	f := cmd.Flags()
 	f.SortFlags = false
 	f.StringSliceVar(&asked.LeaveBehind, "leave-behind", nil, "node that need not take part, for example because it is broken (repeatable)")
-	f.BoolVar(&asked.ExpireTokens, "expire-tokens", false, "delete tokens whose join commands pin only the CA that will not be trusted any more")
+	f.BoolVar(&asked.ExpireTokens, "expire-tokens", false, "delete tokens whose join commands pin only the CA that the step takes out of use")
 	f.BoolVar(&asked.DryRun, "dry-run", false, "say what would happen, but change nothing")
 	o.register(cmd)
 	o.offerFlag(cmd, "leave-behind", listNodes)
@@ -180,7 +180,8 @@ func caSwitchCommand() *cobra.Command {
 		Use:   "switch",
 		Short: "Sign with the new CA; both stay trusted",
 		Long: `Sign with the new CA. Both CAs stay trusted, so certificates of the old CA go on working
-until they are renewed.
+until they are renewed. Without a cross certificate, no live join command may pin the old CA
+alone: --expire-tokens deletes such tokens.
 
 Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca finish'.`,
 		Example: `  kubejoin ca switch`,

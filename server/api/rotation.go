@@ -104,7 +104,7 @@ type PrepareCA struct {
 type StepCA struct {
 	// LeaveBehind are nodes that need not take part. They stay in the rotation.
 	LeaveBehind []string `json:"leaveBehind,omitempty"`
-	// ExpireTokens ends the life of tokens whose join commands pin only the CA that will not be trusted any more.
+	// ExpireTokens ends the life of tokens whose join commands pin only the CA that the step takes out of use.
 	ExpireTokens bool `json:"expireTokens,omitempty"`
 	DryRun       bool `json:"dryRun,omitempty"`
 }

@@ -59,8 +59,8 @@ type Options struct {
 	DryRun bool
 	// LeaveBehind are nodes that need not take part. They stay in the rotation.
 	LeaveBehind []string
-	// ExpireTokens ends the life of tokens whose join commands pin only the CA that will not be trusted any more. It does
-	// so only if nothing else keeps the step from success.
+	// ExpireTokens ends the life of tokens whose join commands pin only the CA that the step takes out of use. It does so
+	// only if nothing else keeps the step from success.
 	ExpireTokens bool
 }
 
