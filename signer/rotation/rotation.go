@@ -395,10 +395,10 @@ func (r Rotation) Pending(seen []Observation) []Behind {
 // everything. After that, hosts may still have what a later stage did.
 func (r Rotation) abortNeeds() needs {
 	return map[Stage]needs{
-		Prepare: {seen: r.Aborting, ready: r.Aborting, notNew: true},                     // ends
-		Trust:   {seen: r.Aborting, ready: r.Aborting, fromOld: true, tokensOld: true},   // to Prepare
-		Switch:  {seen: r.Aborting, ready: r.Aborting, trustsOld: true, tokensOld: true}, // to Trust
-		Finish:  {},                                                                      // to Switch
+		Prepare: {seen: r.Aborting, ready: r.Aborting, notNew: true},                   // ends
+		Trust:   {seen: r.Aborting, ready: r.Aborting, fromOld: true, tokensOld: true}, // to Prepare
+		Switch:  {seen: r.Aborting, ready: r.Aborting, trustsOld: true},                // to Trust
+		Finish:  {},                                                                    // to Switch
 	}[r.Stage]
 }
 

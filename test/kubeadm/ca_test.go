@@ -408,6 +408,8 @@ func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
 // back goes to each stage and back. Only some machines apply stages trust and switch then, as if the operator had found a
 // reason to go back. The last time, the old CA does not certify the new one.
 func (r *rotationTest) back(string) {
+	const waits = "clients need until"
+	settled := func(state *rotation.Rotation) *time.Time { return &state.Settled }
 	r.stopControllers()
 	before := r.files()
 	r.prepare()
@@ -433,7 +435,10 @@ func (r *rotationTest) back(string) {
 	r.pins = []string{pin}
 	r.step("trust")
 	r.apply(r.nodes...)
-	r.settle("switch", "old")
+	r.refuse("pins only the old CA", "switch")
+	r.withoutJoins(func() { r.refuse(waits, "switch", "--expire-tokens") })
+	r.passTime(settled)
+	r.expireTokens("switch") // those of the first minute count as if they pinned the old CA
 	r.apply(r.nodes...)
 	r.awaitJoins()
 	r.expireTokens("finish")
@@ -442,10 +447,13 @@ func (r *rotationTest) back(string) {
 	r.step("abort")
 	r.apply(r.nodes...)
 	r.awaitJoins()
-	r.settle("abort", "new")
+	r.refuse(waits, "abort")
+	r.passTime(settled)
+	r.step("abort")
 	r.apply(r.nodes...)
 	r.awaitJoins()
-	r.step("abort")
+	r.refuse("pins only the new CA", "abort")
+	r.expireTokens("abort")
 	r.apply(r.nodes...)
 	r.awaitJoins()
 	r.goBack(0, before)

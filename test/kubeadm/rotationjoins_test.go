@@ -9,7 +9,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
-	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
@@ -123,16 +122,6 @@ func (r *rotationTest) awaitJoins() {
 func (r *rotationTest) expireTokens(step string) {
 	r.t.Helper()
 	r.withoutJoins(func() { r.step(step, "--expire-tokens") })
-}
-
-// settle begins the wait of a step without a cross certificate that helps, ends that wait, and runs the step. Before, it is
-// refused because of join commands of the other CA.
-func (r *rotationTest) settle(step, pinned string) {
-	r.t.Helper()
-	r.refuse("pins only the "+pinned+" CA", step)
-	r.withoutJoins(func() { r.refuse("clients need until", step, "--expire-tokens") })
-	r.passTime(func(state *rotation.Rotation) *time.Time { return &state.Settled })
-	r.expireTokens(step) // those of the first minute count as if they pinned the other CA
 }
 
 // withoutJoins runs a step that may delete tokens of the last minute.
