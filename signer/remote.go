@@ -164,7 +164,10 @@ func (a *Authority) signOrder(s Signer, o Order) (issued, error) {
 	if err := ca.checkUsages(o.Request.Usages); err != nil {
 		return issued{}, err
 	}
-	_, notAfter, err := s.profile.Validity(ca.cert.NotAfter, maxCALifetime, a.now()) // no longer than the profile allows
+	if _, _, err := Validity(ca.cert.NotAfter, maxCALifetime, a.now()); err != nil {
+		return issued{}, err // the CA has expired
+	}
+	_, notAfter, err := s.profile.Validity(ca.cert.NotAfter, maxCALifetime, o.Made) // no longer than the profile allows
 	if err != nil {
 		return issued{}, err
 	}

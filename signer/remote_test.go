@@ -301,6 +301,7 @@ func TestSignOrder(t *testing.T) {
 	}{
 		{"as ordered", nil, now.Add(time.Hour)},
 		{"longer than the profile allows", func(o *signer.Order) { o.NotAfter = now.Add(24 * time.Hour) }, now.Add(2 * time.Hour)},
+		{"made a minute ago", func(o *signer.Order) { o.Made, o.NotAfter = now.Add(-time.Minute), now.Add(24*time.Hour) }, now.Add(2*time.Hour - time.Minute)},
 		{"already over", func(o *signer.Order) { o.NotAfter = now.Add(-time.Minute) }, time.Time{}},
 		{"another signer", func(o *signer.Order) { o.Request.SignerName = certificates.KubeletServingSignerName }, time.Time{}},
 		{"system:masters", func(o *signer.Order) {
@@ -311,7 +312,8 @@ func TestSignOrder(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			entries = nil
-			certificate, err := authority.SignOrder(t.Context(), s, order(test.change))
+			o := order(test.change)
+			certificate, err := authority.SignOrder(t.Context(), s, o)
 			if test.want.IsZero() {
 				if approval.Refused(err) == nil || len(certificate) > 0 || len(entries) != 1 || entries[0].Outcome != issuance.Refused {
 					t.Errorf("got %q, %v and entries %v, want a recorded refusal", certificate, err, entries)
@@ -320,7 +322,7 @@ func TestSignOrder(t *testing.T) {
 			}
 			must.OK(t, err)
 			cert := decode(t, certificate)[0]
-			if !cert.NotAfter.Equal(test.want.Truncate(time.Second)) || !cert.NotBefore.Equal(now.Add(-5*time.Minute).Truncate(time.Second)) {
+			if !cert.NotAfter.Equal(test.want.Truncate(time.Second)) || !cert.NotBefore.Equal(o.Made.Add(-5*time.Minute).Truncate(time.Second)) {
 				t.Errorf("valid from %s to %s, want an end at %s", cert.NotBefore, cert.NotAfter, test.want)
 			}
 			if len(entries) != 1 || entries[0].Serial != cert.SerialNumber.Text(16) {
