@@ -164,15 +164,15 @@ func (a *Authority) signOrder(s Signer, o Order) (issued, error) {
 	if err := ca.checkUsages(o.Request.Usages); err != nil {
 		return issued{}, err
 	}
-	if _, _, err := Validity(ca.cert.NotAfter, maxCALifetime, a.now()); err != nil {
-		return issued{}, err // the CA has expired
-	}
-	_, notAfter, err := s.profile.Validity(ca.cert.NotAfter, maxCALifetime, o.Made) // no longer than the profile allows
-	if err != nil {
-		return issued{}, err
-	}
-	if o.NotAfter.Before(notAfter) {
-		notAfter = o.NotAfter.UTC().Truncate(time.Second)
+	notAfter := o.NotAfter.UTC().Truncate(time.Second)
+	for _, at := range []time.Time{o.Made, a.now()} { // no longer than the profile allows, from the earlier time on
+		_, end, err := s.profile.Validity(ca.cert.NotAfter, maxCALifetime, at)
+		if err != nil {
+			return issued{}, err
+		}
+		if end.Before(notAfter) {
+			notAfter = end
+		}
 	}
 	if !notAfter.After(a.now()) {
 		return issued{}, approval.Refuse("the certificate would end at %s, want a time in the future", notAfter.UTC().Format(time.RFC3339))

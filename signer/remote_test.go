@@ -293,7 +293,7 @@ func TestSignOrder(t *testing.T) {
 		return o
 	}
 	var entries []issuance.Entry
-	authority := &signer.Authority{Record: failing{&entries}, Unthrottled: true}
+	authority := &signer.Authority{Record: failing{&entries}, Unthrottled: true, Now: func() time.Time { return now }}
 	for _, test := range []struct {
 		name   string
 		change func(*signer.Order)
@@ -302,6 +302,7 @@ func TestSignOrder(t *testing.T) {
 		{"as ordered", nil, now.Add(time.Hour)},
 		{"longer than the profile allows", func(o *signer.Order) { o.NotAfter = now.Add(24 * time.Hour) }, now.Add(2 * time.Hour)},
 		{"made a minute ago", func(o *signer.Order) { o.Made, o.NotAfter = now.Add(-time.Minute), now.Add(24*time.Hour) }, now.Add(2*time.Hour - time.Minute)},
+		{"made in a minute", func(o *signer.Order) { o.Made, o.NotAfter = now.Add(time.Minute), now.Add(24*time.Hour) }, now.Add(2 * time.Hour)},
 		{"already over", func(o *signer.Order) { o.NotAfter = now.Add(-time.Minute) }, time.Time{}},
 		{"another signer", func(o *signer.Order) { o.Request.SignerName = certificates.KubeletServingSignerName }, time.Time{}},
 		{"system:masters", func(o *signer.Order) {

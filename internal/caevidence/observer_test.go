@@ -71,6 +71,7 @@ func TestObserveShowsWhatIsBehind(t *testing.T) {
 	}
 	off, closed := node("w-off", "192.0.2.24"), node("w-port", "192.0.2.23")
 	off.Status.Conditions[0].Status = corev1.ConditionUnknown
+	reported(t, off, r)
 	closed.Status.DaemonEndpoints.KubeletEndpoint.Port = 22
 	metadata := node("w-metadata", "169.254.169.254")
 	foreign := node("w-foreign", "192.0.2.25")
@@ -189,6 +190,7 @@ token abcdef trusts:old
 	want = []string{
 		"file report of cp-1 @cp-1 unseen:'kubejoin ca apply' has not completed the rotation there next:on cp-1: kubejoin ca apply",
 		"file report of w-1 @w-1 unseen:'kubejoin ca apply' has not completed the rotation there next:on w-1: kubejoin ca apply",
+		"file report of w-off @w-off unseen:'kubejoin ca apply' has not completed the rotation there next:on w-off: kubejoin ca apply",
 	}
 	if got := lines(must.Value(o.Observe(t.Context(), r))(t)); !slices.Equal(got, want) || len(n.dialed) > 0 {
 		t.Errorf("after the end: got %q, want %q; connected to %q", got, want, n.dialed)
