@@ -3,9 +3,6 @@ package kubeadm
 import (
 	"crypto/x509"
 	"encoding/pem"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -15,18 +12,6 @@ import (
 func addMachine(t *testing.T, c *Cluster, name string) *Machine {
 	t.Helper()
 	return must.Value(c.AddMachine(t.Context(), name))(t)
-}
-
-// buildStatic builds a kubejoin that runs in an image without a C library. The one of the harness has the race detector.
-func buildStatic(t *testing.T) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "kubejoin")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", file, "./cmd/kubejoin")
-	cmd.Dir, cmd.Env = harness.RepositoryFile(t, "."), append(os.Environ(), "CGO_ENABLED=0")
-	if output, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building kubejoin: %v\n%s", err, output)
-	}
-	return file
 }
 
 func checkServingCertificate(t *testing.T, control, worker *Machine) {

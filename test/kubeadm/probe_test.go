@@ -25,8 +25,8 @@ import (
 // probeChild is set in a process of this test binary that probes a cluster.
 const probeChild = "KUBEJOIN_TEST_PROBE"
 
-// probeEvery is how often each kubeconfig is tried.
-const probeEvery = 200 * time.Millisecond
+// The probe looks at all Nodes every watchEvery, and uses each kubeconfig every useEvery: several have the same API server.
+const watchEvery, useEvery = 200 * time.Millisecond, time.Second
 
 // A probed is a machine of a cluster under a probe. Root is where the files of the machine are for the probe.
 type probed struct {
@@ -61,8 +61,8 @@ type report struct {
 	Heartbeats map[string]time.Duration // by Node: the longest time between two renewals of its Lease
 }
 
-// A probe is a process in the network outside a cluster. It tries each kubeconfig of each machine every 200 ms, with a new
-// connection for each request, and watches the Nodes.
+// A probe is a process in the network outside a cluster. It uses each kubeconfig of each machine, with a new connection for
+// each request, and watches the Nodes.
 type probe struct {
 	stdin  io.Closer
 	cmd    *exec.Cmd
@@ -112,9 +112,9 @@ func playProbe() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &watcher{last: map[string]time.Time{}, report: report{Gaps: map[string]time.Duration{}, Heartbeats: map[string]time.Duration{}}}
 	var running sync.WaitGroup
-	every := func(what string, step func(context.Context) error) {
+	every := func(interval time.Duration, what string, step func(context.Context) error) {
 		running.Go(func() {
-			tick := time.NewTicker(probeEvery)
+			tick := time.NewTicker(interval)
 			defer tick.Stop()
 			for ctx.Err() == nil {
 				err := step(ctx)
@@ -131,7 +131,7 @@ func playProbe() error {
 	}
 	for _, m := range machines {
 		for _, file := range m.Kubeconfigs {
-			every(m.Name+" "+filepath.Base(file), func(ctx context.Context) error {
+			every(useEvery, m.Name+" "+filepath.Base(file), func(ctx context.Context) error {
 				_, err := w.get(ctx, m.Root, file, "/api")
 				return err
 			})
@@ -146,14 +146,14 @@ func playProbe() error {
 	}
 	for _, m := range machines {
 		if slices.Contains(m.Kubeconfigs, localConf) {
-			every(m.Name+" writes", func(ctx context.Context) error {
+			every(useEvery, m.Name+" writes", func(ctx context.Context) error {
 				_ = w.write(ctx, m.Root) // its gap counts
 				return nil
 			})
 		}
 	}
 	ready := map[string]string{} // by Node, why it is not
-	every("Nodes", func(ctx context.Context) error {
+	every(watchEvery, "Nodes", func(ctx context.Context) error {
 		var nodes corev1.NodeList
 		if err := admin(ctx, "/api/v1/nodes", &nodes); err != nil {
 			return err
@@ -177,7 +177,7 @@ func playProbe() error {
 		}
 		return nil
 	})
-	every("Leases", func(ctx context.Context) error {
+	every(watchEvery, "Leases", func(ctx context.Context) error {
 		var leases coordinationv1.LeaseList
 		if err := admin(ctx, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", &leases); err != nil {
 			return err

@@ -117,17 +117,3 @@ func (r *rotationTest) awaitJoins() {
 		r.t.Logf("waited %.1f s for joins", waited.Seconds())
 	}
 }
-
-// expireTokens runs a step that deletes tokens, also that of the oldest join command.
-func (r *rotationTest) expireTokens(step string) {
-	r.t.Helper()
-	r.withoutJoins(func() { r.step(step, "--expire-tokens") })
-}
-
-// withoutJoins runs a step that may delete tokens of the last minute.
-func (r *rotationTest) withoutJoins(step func()) {
-	r.joining.Lock()
-	defer r.joining.Unlock()
-	r.oldest = ""
-	step()
-}
