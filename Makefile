@@ -8,6 +8,9 @@ LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
 # Without the traces of gRPC, which use html/template, the linker can drop unused methods: 43 MB instead of 62 MB.
 TAGS := grpcnotrace
 
+# Without cgo, also tests: builds share what they compile, but for those with the race detector.
+PURE := CGO_ENABLED=0 $(GO)
+
 # The race detector needs a C compiler. Without one, tests run without the detector and print a
 # warning; in CI this is an error.
 RACE := $(if $(shell command -v $(or $(CC),gcc,cc) 2>/dev/null),-race)
@@ -35,12 +38,12 @@ help: ## list all targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build bin/kubejoin
-	CGO_ENABLED=0 $(GO) build -tags $(TAGS) -trimpath -ldflags '$(LDFLAGS)' -o bin/kubejoin ./cmd/kubejoin
+	$(PURE) build -tags $(TAGS) -trimpath -ldflags '$(LDFLAGS)' -o bin/kubejoin ./cmd/kubejoin
 
 $(NAMED)-%: always
 	$(if $(and $(VERSION),$(COMMIT),$(SOURCE_DATE_EPOCH)),,$(error not in a git clone: pass VERSION, COMMIT and SOURCE_DATE_EPOCH))
-	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) CGO_ENABLED=0 \
-	  $(GO) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/kubejoin
+	GOOS=$(word 1,$(subst -, ,$*)) GOARCH=$(word 2,$(subst -, ,$*)) \
+	  $(PURE) build -tags $(TAGS) -trimpath -buildvcs=false -ldflags '$(LDFLAGS)' -o $@ ./cmd/kubejoin
 
 PLATFORMS ?= linux-amd64 linux-arm64
 image: $(PLATFORMS:%=$(NAMED)-%) ## build container images for PLATFORMS (linux-amd64 linux-arm64), with SBOMs, into dist/
@@ -90,9 +93,9 @@ test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
 	$(GO) list $(RACE) -test -export $(RACED) >/dev/null # compiles, before the tests, which would wait for the compiler
 	$(GO) test $(RACE) -vet=off -count 1 -timeout 30m -p 4 -parallel 4 $(RACED)
-	$(GO) test -vet=off -count 1 -timeout 40m -parallel 2 ./test/kubeadm
-	$(GO) test -vet=off -count 1 -timeout 60m -p 4 -parallel 4 $(UNRACED)
-	$(GO) test -vet=off -count 1 -timeout 30m -p 1 ./test/load ./test/storm
+	$(PURE) test -vet=off -count 1 -timeout 40m -parallel 2 ./test/kubeadm
+	$(PURE) test -vet=off -count 1 -timeout 60m -p 4 -parallel 4 $(UNRACED)
+	$(PURE) test -vet=off -count 1 -timeout 30m -p 1 ./test/load ./test/storm
 	cd test/importer && $(GO) test -count 1 -timeout 20m ./...
 	cd deploy/image && $(GO) test -vet=off -count 1 -timeout 30m ./...
 	cd cmd/kubejoin-pkcs11 && $(if $(RACE),$(GO) test $(RACE) -vet=off -count 1 -timeout 10m ./...,echo 'not tested: it needs a C compiler')
@@ -107,12 +110,12 @@ OLDEST := $(firstword $(OLDER))
 ON_OLDEST := TestTokenForOneNodeAdmitsOne|TestAPIServerVerifiesKubeletServingCertificate|TestJoinsByEveryFormat|TestJoinsWithTokensInEtcd|TestControlPlaneByOneCall|TestExpiredKubeletComesBack|TestRevocationWebhook|TestReplacesClusterCA
 test-oldest: ## run a few tests on the oldest supported version of Kubernetes (needs root)
 	KUBE=$(OLDEST) $(GO) run ./test/demo -build
-	KUBE=$(OLDEST) $(GO) test -count 1 -timeout 20m -p 2 -run '^($(ON_OLDEST))$$' \
+	KUBE=$(OLDEST) $(PURE) test -count 1 -timeout 20m -p 2 -run '^($(ON_OLDEST))$$' \
 	  ./test/kubeadm ./test/limits ./test/join ./test/access
 
 # Most of these tests wait for disks and processes, so run more of them at once than there are cores.
 unit: ## run only the fast tests, without Kubernetes and root
-	$(GO) test -short -vet=off -p 4 -parallel 8 ./...
+	$(PURE) test -short -vet=off -p 4 -parallel 8 ./...
 
 CHURN ?= 2h
 nightly: fuzz ## fuzz, swap CAs while they sign, then let machines join and leave for CHURN (2h): memory must stay flat
@@ -121,7 +124,7 @@ nightly: fuzz ## fuzz, swap CAs while they sign, then let machines join and leav
 
 check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and the words of docs and comments
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$unformatted" || { echo "not gofmt-ed: $$unformatted"; exit 1; }
-	$(GO) vet ./...
+	$(PURE) vet ./...
 	$(GO) mod tidy -diff
 	cd test/kube && $(GO) mod tidy -diff && for version in $(OLDER); do $(GO) mod tidy -diff -modfile=go.$$version.mod || exit; done
 	cd test/containers && $(GO) mod tidy -diff
@@ -133,7 +136,7 @@ check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and th
 	cd test/importer && $(GO) mod tidy -diff && $(GO) mod tidy -diff -modfile=go.newest.mod
 	cd deploy/image && $(GO) mod tidy -diff && $(GO) vet ./...
 	cd cmd/kubejoin-pkcs11 && $(GO) mod tidy -diff && $(if $(RACE),$(GO) vet ./...,echo 'kubejoin-pkcs11 not checked: it needs a C compiler')
-	$(GO) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
+	$(PURE) run honnef.co/go/tools/cmd/staticcheck@v0.7.0 ./...
 	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')
 
 # QUICK=1 runs a short trial. ROUNDS, CSRS, TOKENS, ENTRIES and WAVE set sizes. ONLY selects one subject: csr, tokens, join,

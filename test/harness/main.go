@@ -107,6 +107,9 @@ func build(root, dir string) (file string, err error) {
 		args = append(args, "-race")
 	}
 	cmd := exec.Command("go", append(args, "-o", shared, "./cmd/kubejoin")...)
+	if !race {
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // for images without a C library, as a release
+	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = root, os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("building kubejoin: %w", err)

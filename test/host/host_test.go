@@ -62,7 +62,7 @@ func (c confined) command() *exec.Cmd {
 	return exec.Command("unshare", args...)
 }
 
-// build builds kubejoin as a release does, since the program of the tests may be linked against libraries.
+// build builds kubejoin as a release does: that of the other tests writes down its responses.
 func build(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kubejoin")
