@@ -17,15 +17,15 @@ func WaitFor(t *testing.T, most time.Duration, what string, check func() error) 
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
+	const shortest, longest = 100 * time.Millisecond, time.Second
 	for {
+		began := time.Now()
 		err := check()
 		if err == nil {
 			return
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(max(shortest, min(time.Since(began), longest))): // leaves time to what it waits for
 		case <-ctx.Done():
 			t.Fatalf("%s: %v", what, err)
 		}

@@ -194,7 +194,7 @@ func (p *pair) joinLightOnce(ctx context.Context, name string) (lightNode, error
 // joinDuring requests join commands and joins light nodes, one after the other, while work runs.
 func (p *pair) joinDuring(what string, work func()) {
 	p.t.Helper()
-	const pause = 200 * time.Millisecond // leaves the processors to the rest
+	const pause = 2 * time.Second // leaves the processors to the rest
 	p.repeatDuring(what, pause, func(name string) error {
 		_, err := p.joinLightOnce(p.t.Context(), name)
 		return err
