@@ -219,21 +219,32 @@ func (r *rotationTest) step(args ...string) {
 	r.t.Logf("%s: %.1f s, last refused with: %v", command, r.since.Sub(began).Seconds(), refused)
 }
 
-// try runs the command of a stage, that of the page if there is one. No machine joins meanwhile: a step is refused until new
-// Nodes are ready, and may delete tokens, also that of the oldest join command.
+// try runs the command of a stage, that of the page if there is one.
 func (r *rotationTest) try(args ...string) error {
-	r.joining.Lock()
-	defer r.joining.Unlock()
-	if slices.Contains(args, expireTokens) {
-		r.oldest = ""
-	}
 	if r.stage.step == "" {
-		_, err := r.ca(args...)
+		_, err := r.alone(args...)
 		return err
 	}
+	defer r.pauseJoins(args)()
 	r.note(r.stage.step)
 	_, err := r.first.Run(r.t.Context(), r.pasted(r.stage.step)...)
 	return err
+}
+
+// alone is ca without machines that join meanwhile.
+func (r *rotationTest) alone(args ...string) (string, error) {
+	defer r.pauseJoins(args)()
+	return r.ca(args...)
+}
+
+// pauseJoins lets no machine join until resume is called. A step is refused until new Nodes are ready. With some arguments it
+// deletes tokens, also that of the oldest join command, and even if it is refused then because clients need time.
+func (r *rotationTest) pauseJoins(args []string) (resume func()) {
+	r.joining.Lock()
+	if slices.Contains(args, expireTokens) {
+		r.oldest = ""
+	}
+	return r.joining.Unlock
 }
 
 // after returns the last command before a time.
@@ -254,7 +265,7 @@ func (r *rotationTest) refuse(want string, args ...string) {
 	r.t.Helper()
 	command := "kubejoin ca " + strings.Join(args, " ")
 	harness.Wait(r.t, command+" refused because of "+want, func() error { // other reasons may pass
-		output, err := r.ca(args...)
+		output, err := r.alone(args...)
 		if err == nil || !strings.Contains(err.Error(), "not ready to ") {
 			r.t.Fatalf("%s: %s, %v, want it refused because of %s", command, output, err, want)
 		}
