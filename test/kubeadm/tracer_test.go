@@ -27,8 +27,8 @@ const tracerChild = "KUBEJOIN_TEST_TRACER"
 const exitKilled = 137
 
 // playTracer runs a command. Right before the first write that is not in the list, it kills the command with SIGKILL, and
-// adds the write to the list. So each run gets further, until one ends by itself. strace cannot do that: it counts the
-// system calls of each thread, and Go moves from thread to thread.
+// adds the write to the list. So each run gets further, until one ends by itself. All writes to a folder that is not finished
+// count as one. strace cannot do that: it counts the system calls of each thread, and Go moves from thread to thread.
 func playTracer(list string, args []string) error {
 	content, err := os.ReadFile(list)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -70,7 +70,9 @@ func playTracer(list string, args []string) error {
 		case syscall.SIGTRAP, syscall.SIGSTOP: // of the tracer, for example in a new thread
 		case syscall.SIGTRAP | 0x80: // a system call begins or has ended
 			if write := writeOf(thread); write != "" {
-				if !strings.HasPrefix(write, "remove ") { // removals are of what an earlier kill left, or of a whole folder
+				if folder, _, inside := strings.Cut(write, ".unfinished/"); inside {
+					write = folder + ".unfinished" // once: each run makes this folder anew
+				} else if !strings.HasPrefix(write, "remove ") { // removals are of what an earlier kill left, or of a whole folder
 					seen[write]++
 					write = fmt.Sprintf("%s, time %d", write, seen[write])
 				}
