@@ -418,7 +418,7 @@ func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
 }
 
 // back goes to stages and back. Only some machines apply stage switch then, as if the operator had found a reason to go back.
-// The last time, it goes as far as it can, with a CA of the operator that the old CA does not certify.
+// The last time, it goes to finish and back, with a CA of the operator that the old CA does not certify.
 func (r *rotationTest) back(string) {
 	const waits = "clients need until"
 	settled := func(state *rotation.Rotation) *time.Time { return &state.Settled }

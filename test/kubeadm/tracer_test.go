@@ -71,7 +71,7 @@ func playTracer(list string, args []string) error {
 		case syscall.SIGTRAP | 0x80: // a system call begins or has ended
 			if write := writeOf(thread); write != "" {
 				if folder, _, inside := strings.Cut(write, ".unfinished/"); inside {
-					write = folder + ".unfinished" // once: each run makes this folder anew
+					write = folder + ".unfinished" // once: each run makes this folder again
 				} else if !strings.HasPrefix(write, "remove ") { // removals are of what an earlier kill left, or of a whole folder
 					seen[write]++
 					write = fmt.Sprintf("%s, time %d", write, seen[write])
