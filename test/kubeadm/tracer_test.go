@@ -70,8 +70,8 @@ func playTracer(list string, args []string) error {
 		case syscall.SIGTRAP, syscall.SIGSTOP: // of the tracer, for example in a new thread
 		case syscall.SIGTRAP | 0x80: // a system call begins or has ended
 			if write := writeOf(thread); write != "" {
-				if folder, _, inside := strings.Cut(write, ".unfinished/"); inside {
-					write = folder + ".unfinished" // once: each run makes this folder again
+				if strings.Contains(write, ".unfinished/") {
+					write = "write to a folder that is not finished" // once: each run makes it again
 				} else if !strings.HasPrefix(write, "remove ") { // removals are of what an earlier kill left, or of a whole folder
 					seen[write]++
 					write = fmt.Sprintf("%s, time %d", write, seen[write])
@@ -131,6 +131,9 @@ func writeOf(thread int) string {
 	case syscall.SYS_SYMLINKAT:
 		return "link " + text(info.args[2], longest)
 	case syscall.SYS_UNLINKAT:
+		if int32(info.args[0]) >= 0 { //nolint:gosec // a file descriptor
+			return "remove what is in a folder"
+		}
 		return "remove " + filepath.Base(text(info.args[1], longest))
 	case syscall.SYS_KILL, pidfdSendSignal:
 		if info.args[1] != 0 {
