@@ -8,7 +8,7 @@ LDFLAGS := -s -w -X main.release=$(VERSION) -X main.commit=$(COMMIT)
 # Without the traces of gRPC, which use html/template, the linker can drop unused methods: 43 MB instead of 62 MB.
 TAGS := grpcnotrace
 
-# Without cgo, also tests: builds share what they compile, but for those with the race detector.
+# Without cgo, as releases are: then kubejoin and most tests share what is compiled. The race detector needs cgo.
 PURE := CGO_ENABLED=0 $(GO)
 
 # The race detector needs a C compiler. Without one, tests run without the detector and print a
