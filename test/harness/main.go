@@ -108,7 +108,7 @@ func build(root, dir string) (file string, err error) {
 	}
 	cmd := exec.Command("go", append(args, "-o", shared, "./cmd/kubejoin")...)
 	if !race {
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // for images without a C library, as a release
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0") // it runs in images without a C library, as that of a release
 	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = root, os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {

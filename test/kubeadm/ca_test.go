@@ -30,8 +30,8 @@ import (
 )
 
 // TestReplacesClusterCA replaces the CA of a cluster with two control planes. Then nothing on any machine is from the old CA.
-// After that it begins to replace the new CA, goes to each stage and back, and each file has its bytes again. Meanwhile a probe
-// uses each kubeconfig and watches the Nodes, and machines join.
+// After that it begins to replace the new CA, up to the stage finish, and aborts. Then each file has its bytes again.
+// Meanwhile a probe uses each kubeconfig and watches the Nodes, and machines join.
 func TestReplacesClusterCA(t *testing.T) {
 	harness.Parallel(t)
 	r := newRotationTest(t).withWorker()
@@ -237,8 +237,8 @@ func (r *rotationTest) alone(args ...string) (string, error) {
 	return r.ca(args...)
 }
 
-// pauseJoins lets no machine join until resume is called. A step is refused until new Nodes are ready. With some arguments it
-// deletes tokens, also that of the oldest join command, and even if it is refused then because clients need time.
+// pauseJoins lets no machine join until resume is called, because a step is refused while a new Node is not ready. A step with
+// --expire-tokens deletes tokens, also that of the oldest join command, even if it is refused because clients need time.
 func (r *rotationTest) pauseJoins(args []string) (resume func()) {
 	r.joining.Lock()
 	if slices.Contains(args, expireTokens) {
@@ -417,8 +417,9 @@ func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
 	return again
 }
 
-// back goes to stages and back. Only some machines apply stage switch then, as if the operator had found a reason to go back.
-// The last time, it goes to finish and back, with a CA of the operator that the old CA does not certify.
+// back goes to the stages prepare, switch and finish, each time from the beginning, and aborts. Only some machines apply stage
+// switch then, as if the operator had found a reason to abort. The CA of the last time is one of the operator, which the old
+// CA does not certify.
 func (r *rotationTest) back(string) {
 	const waits = "clients need until"
 	settled := func(state *rotation.Rotation) *time.Time { return &state.Settled }

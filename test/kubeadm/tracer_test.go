@@ -124,14 +124,14 @@ func writeOf(thread int) string {
 		data, _, _ = bytes.Cut(data[:n], []byte{0})
 		return digits.ReplaceAllString(string(data), "#")
 	}
-	const longest = 4096
+	const longest, negative = 4096, 1 << 31 // as AT_FDCWD, for a path that is not below an open folder
 	switch info.nr {
 	case syscall.SYS_RENAMEAT:
 		return "rename to " + text(info.args[3], longest)
 	case syscall.SYS_SYMLINKAT:
 		return "link " + text(info.args[2], longest)
 	case syscall.SYS_UNLINKAT:
-		if int32(info.args[0]) >= 0 { //nolint:gosec // a file descriptor
+		if info.args[0] < negative {
 			return "remove what is in a folder"
 		}
 		return "remove " + filepath.Base(text(info.args[1], longest))
