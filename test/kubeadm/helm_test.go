@@ -37,9 +37,11 @@ func TestHelmPage(t *testing.T) {
 	clone, bin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin")
 	prepare(t, clone, bin)
 	host(t, clone, "git", "tag", "20261e4") // --set would make this version a number, as some commits
+	// The tests of deploy/image build the image of the other architecture.
+	platforms := "PLATFORMS=linux-" + runtime.GOARCH
 	// The machine has no connection to the internet, so fetch before what the commands need.
 	p.must(p.step("make image", func() error {
-		host(t, clone, "make", "--silent", "image", "PLATFORMS=linux-"+runtime.GOARCH)
+		host(t, clone, "make", "--silent", "image", platforms)
 		return nil
 	}))
 	host(t, clone, "sh", "-euc", `
@@ -62,7 +64,7 @@ func TestHelmPage(t *testing.T) {
 	run := func(heading string) string { t.Helper(); return runOf(chart, heading) }
 	const repository = "ghcr.io/kubejoin/kubejoin:"
 	first, next := repository+version, repository+version+"-next"
-	paste(t, p.first, bin, clone, image[0])
+	paste(t, p.first, bin, clone, "export "+platforms+"\n"+image[0])
 	for _, m := range []*Machine{p.first, p.second} {
 		paste(t, m, bin, filepath.Join(clone, "dist"), image[1])
 		p.on(m, "ctr", "--namespace=k8s.io", "images", "tag", first, next)
