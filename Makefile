@@ -87,18 +87,20 @@ manifests: ## write deploy/manifests and the README of the chart
 # test/, and the command, which its tests start a thousand times, run without it: with it they take twice as long.
 # Whole clusters run by themselves, two at a time. Most other tests with Kubernetes wait for processes and timers, so run
 # more of them at once than there are cores, and the longest first.
-RACED  = ./test/limits ./test/standalone ./server ./tokens/secretstore $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
+RACED  = ./test/limits ./test/standalone ./server ./tokens/boltstore ./tokens/secretstore ./internal/hostca $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
 UNRACED = ./test/host ./test/ha ./test/outage ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /standalone$$ -e /load$$ -e /storm$$)
+# Without symbols for a debugger, linking takes less. `check` has run vet.
+TEST = test -ldflags=-w -vet=off -count 1
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
 	$(GO) list $(RACE) -test -export $(RACED) >/dev/null # compiles, before the tests, which would wait for the compiler
-	$(GO) test $(RACE) -vet=off -count 1 -timeout 30m -p 4 -parallel 4 $(RACED)
-	$(PURE) test -vet=off -count 1 -timeout 40m -parallel 2 ./test/kubeadm
-	$(PURE) test -vet=off -count 1 -timeout 60m -p 4 -parallel 4 $(UNRACED)
-	$(PURE) test -vet=off -count 1 -timeout 30m -p 1 ./test/load ./test/storm
+	$(GO) $(TEST) $(RACE) -timeout 30m -p 4 -parallel 4 $(RACED)
+	$(PURE) $(TEST) -timeout 40m -parallel 2 ./test/kubeadm
+	$(PURE) $(TEST) -timeout 60m -p 4 -parallel 4 $(UNRACED)
+	$(PURE) $(TEST) -timeout 30m -p 1 ./test/load ./test/storm
 	cd test/importer && $(GO) test -count 1 -timeout 20m ./...
-	cd deploy/image && $(GO) test -vet=off -count 1 -timeout 30m ./...
-	cd cmd/kubejoin-pkcs11 && $(if $(RACE),$(GO) test $(RACE) -vet=off -count 1 -timeout 10m ./...,echo 'not tested: it needs a C compiler')
+	cd deploy/image && $(GO) $(TEST) -timeout 30m ./...
+	cd cmd/kubejoin-pkcs11 && $(if $(RACE),$(GO) $(TEST) $(RACE) -timeout 10m ./...,echo 'not tested: it needs a C compiler')
 
 test-matrix: ## run all tests on each supported version of Kubernetes
 	$(MAKE) test KUBE=
@@ -110,7 +112,7 @@ OLDEST := $(firstword $(OLDER))
 ON_OLDEST := TestTokenForOneNodeAdmitsOne|TestAPIServerVerifiesKubeletServingCertificate|TestJoinsByEveryFormat|TestJoinsWithTokensInEtcd|TestControlPlaneByOneCall|TestExpiredKubeletComesBack|TestRevocationWebhook|TestReplacesClusterCA
 test-oldest: ## run a few tests on the oldest supported version of Kubernetes (needs root)
 	KUBE=$(OLDEST) $(GO) run ./test/demo -build
-	KUBE=$(OLDEST) $(PURE) test -count 1 -timeout 20m -p 2 -run '^($(ON_OLDEST))$$' \
+	KUBE=$(OLDEST) $(PURE) $(TEST) -timeout 20m -p 2 -run '^($(ON_OLDEST))$$' \
 	  ./test/kubeadm ./test/limits ./test/join ./test/access
 
 # Most of these tests wait for disks and processes, so run more of them at once than there are cores.

@@ -187,8 +187,6 @@ func TestStaticPodOnControlPlane(t *testing.T) {
 	})
 	p.waitPods(images[0])
 	p.lockOut(clone, bin, stolen, worker, other)
-	p.waitPods(images[0])
-	p.loseLeader(images[0])
 
 	p.giveBack(migration, bin, clone, migration.section("Remove static pods"))
 	paste(t, p.first, bin, clone, migration.section("Remove the rights"))

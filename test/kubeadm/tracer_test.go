@@ -28,14 +28,18 @@ const exitKilled = 137
 
 // playTracer runs a command. Right before the first write that is not in the list, it kills the command with SIGKILL, and
 // adds the write to the list. So each run gets further, until one ends by itself. All writes to a folder that is not finished
-// count as one. strace cannot do that: it counts the system calls of each thread, and Go moves from thread to thread.
+// count as one, as do all removals of temporary files. strace cannot do that: it counts the system calls of each thread, and
+// Go moves from thread to thread.
 func playTracer(list string, args []string) error {
 	content, err := os.ReadFile(list)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	killed := strings.Split(string(content), "\n")
-	runtime.LockOSThread() // one thread is the tracer
+	runtime.LockOSThread() // one thread is the tracer, and starts the command with the filter
+	if err := stopAtWrites(); err != nil {
+		return err
+	}
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), tracerChild+"=")
@@ -59,16 +63,15 @@ func playTracer(list string, args []string) error {
 			continue
 		}
 		if !configured {
-			const killWithTracer = 1 << 20
-			if err := syscall.PtraceSetOptions(pid, syscall.PTRACE_O_TRACECLONE|syscall.PTRACE_O_TRACESYSGOOD|killWithTracer); err != nil {
+			const traceSeccomp, killWithTracer = 1 << 7, 1 << 20
+			if err := syscall.PtraceSetOptions(pid, syscall.PTRACE_O_TRACECLONE|traceSeccomp|killWithTracer); err != nil {
 				return err
 			}
 			configured = true
 		}
 		deliver := 0
 		switch stop := status.StopSignal(); stop {
-		case syscall.SIGTRAP, syscall.SIGSTOP: // of the tracer, for example in a new thread
-		case syscall.SIGTRAP | 0x80: // a system call begins or has ended
+		case syscall.SIGTRAP, syscall.SIGSTOP: // of the tracer, for example in a new thread, or where the filter stops
 			if write := writeOf(thread); write != "" {
 				if strings.Contains(write, ".unfinished/") {
 					write = "write to a folder that is not finished" // once: each run makes it again
@@ -76,10 +79,7 @@ func playTracer(list string, args []string) error {
 					seen[write]++
 					write = fmt.Sprintf("%s, time %d", write, seen[write])
 				}
-				if !slices.Contains(killed, write) {
-					if err := cmd.Process.Kill(); err != nil {
-						return err
-					}
+				if !slices.Contains(killed, write) { // the command ends with this process
 					if err := os.WriteFile(list, append(content, write+"\n"...), 0o600); err != nil {
 						return err
 					}
@@ -89,10 +89,40 @@ func playTracer(list string, args []string) error {
 		default:
 			deliver = int(stop)
 		}
-		if err := syscall.PtraceSyscall(thread, deliver); err != nil && !errors.Is(err, syscall.ESRCH) { // it has just ended
+		if err := syscall.PtraceCont(thread, deliver); err != nil && !errors.Is(err, syscall.ESRCH) { // it has just ended
 			return err
 		}
 	}
+}
+
+const pidfdSendSignal = 424 // on all architectures
+
+// stopAtWrites installs a seccomp filter for what this thread starts: the system calls that [writeOf] knows stop for a tracer.
+// To stop at each system call would take most of the time.
+func stopAtWrites() error {
+	const number, firstArgument = 0, 16 // offsets in struct seccomp_data
+	const allow, trace = 0x7fff0000, 0x7ff00000
+	load := func(offset uint32) syscall.SockFilter {
+		return syscall.SockFilter{Code: syscall.BPF_LD | syscall.BPF_W | syscall.BPF_ABS, K: offset}
+	}
+	answer := func(action uint32) syscall.SockFilter {
+		return syscall.SockFilter{Code: syscall.BPF_RET | syscall.BPF_K, K: action}
+	}
+	// is skips instructions unless the loaded value is the one given.
+	is := func(value uint32, otherwise uint8) syscall.SockFilter {
+		return syscall.SockFilter{Code: syscall.BPF_JMP | syscall.BPF_JEQ | syscall.BPF_K, K: value, Jf: otherwise}
+	}
+	filter := []syscall.SockFilter{load(number)}
+	for _, call := range []uint32{syscall.SYS_RENAMEAT, syscall.SYS_SYMLINKAT, syscall.SYS_UNLINKAT, syscall.SYS_KILL, pidfdSendSignal} {
+		filter = append(filter, is(call, 1), answer(trace))
+	}
+	filter = append(filter, is(syscall.SYS_WRITE, 3), load(firstArgument), is(uint32(syscall.Stderr), 1), answer(trace), answer(allow))
+	program := syscall.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	const setSeccomp, modeFilter = 22, 2
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setSeccomp, modeFilter, uintptr(unsafe.Pointer(&program))); errno != 0 {
+		return fmt.Errorf("installing a seccomp filter: %w", errno)
+	}
+	return nil
 }
 
 // digits are those of names of temporary files, times and process IDs.
@@ -100,7 +130,7 @@ var digits = regexp.MustCompile(`[0-9]{2,}`)
 
 // writeOf describes the system call that a thread is about to make, if it changes files or processes, or announces that.
 func writeOf(thread int) string {
-	const getSyscallInfo, enters, pidfdSendSignal = 0x420e, 1, 424
+	const getSyscallInfo, stoppedByFilter = 0x420e, 3
 	var info struct { // struct ptrace_syscall_info, the same on all architectures
 		op       uint8
 		_        [3]uint8
@@ -110,7 +140,7 @@ func writeOf(thread int) string {
 		_        [2]uint64
 	}
 	_, _, failed := syscall.RawSyscall6(syscall.SYS_PTRACE, getSyscallInfo, uintptr(thread), unsafe.Sizeof(info), uintptr(unsafe.Pointer(&info)), 0, 0)
-	if failed != 0 || info.op != enters {
+	if failed != 0 || info.op != stoppedByFilter {
 		return ""
 	}
 	text := func(address, length uint64) string {
@@ -134,7 +164,11 @@ func writeOf(thread int) string {
 		if info.args[0] < negative {
 			return "remove what is in a folder"
 		}
-		return "remove " + filepath.Base(text(info.args[1], longest))
+		name := filepath.Base(text(info.args[1], longest))
+		if strings.HasPrefix(name, ".") {
+			return "remove a temporary file" // of any kill
+		}
+		return "remove " + name
 	case syscall.SYS_KILL, pidfdSendSignal:
 		if info.args[1] != 0 {
 			return fmt.Sprintf("signal %d", info.args[1])
