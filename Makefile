@@ -121,7 +121,7 @@ unit: ## run only the fast tests, without Kubernetes and root
 
 CHURN ?= 2h
 nightly: fuzz ## fuzz, swap CAs while they sign, then let machines join and leave for CHURN (2h): memory must stay flat
-	KUBEJOIN_TEST_SIGNATURES=100000 $(GO) test $(RACE) -count 1 -timeout 1h -run '^(TestCertificatesAreRightWhileCAIsReplaced|TestSwapsCAWhileItSigns)$$' ./signer ./internal/signerd
+	KUBEJOIN_TEST_SIGNATURES=100000 $(GO) test $(RACE) -count 1 -timeout 1h -run '^(TestCertificatesAreRightWhileCAIsReplaced|TestSwapsCAWhileItSigns|TestSignLikeClusterBootstrap)$$' ./signer ./internal/signerd ./clusterinfo
 	KUBEJOIN_TEST_CHURN=$(CHURN) $(GO) test -count 1 -timeout 0 -v -run '^TestMemoryStaysFlatUnderChurn$$' ./test/ha
 
 check: ## check formatting, go vet, go.mod files, staticcheck, the chart, and the words of docs and comments
