@@ -89,7 +89,7 @@ manifests: ## write deploy/manifests and the README of the chart
 # more of them at once than there are cores, and the longest first.
 RACED  = ./test/limits ./test/standalone ./server ./tokens/boltstore ./tokens/secretstore ./internal/hostca $$($(GO) list ./... | grep -v -e /kubejoin/test -e /cmd/kubejoin$$)
 UNRACED = ./test/host ./test/ha ./test/outage ./test/commands ./test/join ./cmd/kubejoin $$($(GO) list ./test/... | grep -v -e /kubeadm$$ -e /limits$$ -e /standalone$$ -e /load$$ -e /storm$$)
-# Without symbols for a debugger, linking takes less. `check` has run vet.
+# Linking is faster without the symbols of debuggers (-w). `check` runs vet.
 TEST = test -ldflags=-w -vet=off -count 1
 test: check kube ## run all tests (node tests need root)
 	@test -n '$(RACE)' || { echo 'make test: no C compiler, running without the race detector; install gcc'; test -z "$$CI"; }
