@@ -2,6 +2,7 @@ package signer_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/pem"
@@ -54,17 +55,11 @@ func TestCertificateComesFromOneCA(t *testing.T) {
 	}
 }
 
-// signatures is how many certificates TestCertificatesAreRightWhileCAIsReplaced makes. KUBEJOIN_TEST_SIGNATURES sets
-// another number.
-const signatures = 2000
-
 // During a rotation, other goroutines replace the CA and the limit of lifetimes while certificates are made. Each certificate
 // must be right in everything: key, subject, issuer, chain, lifetime, usage, and the CA in its entry of the record.
+// KUBEJOIN_TEST_SIGNATURES is how many are made.
 func TestCertificatesAreRightWhileCAIsReplaced(t *testing.T) {
-	count := signatures
-	if given := os.Getenv("KUBEJOIN_TEST_SIGNATURES"); given != "" {
-		count = must.Value(strconv.Atoi(given))(t)
-	}
+	count := must.Value(strconv.Atoi(cmp.Or(os.Getenv("KUBEJOIN_TEST_SIGNATURES"), "2000")))(t)
 	const n, workers = 4, 8
 	byPin := map[string]*signer.CA{}
 	most := map[string]time.Duration{} // by the common name of the CA

@@ -629,10 +629,7 @@ func asError[E interface {
 // While the signer process changes its CA all the time, each certificate comes from one of them, with all that belongs to
 // it. KUBEJOIN_TEST_SIGNATURES is how many certificates are signed.
 func TestSwapsCAWhileItSigns(t *testing.T) {
-	total := 200
-	if text := os.Getenv("KUBEJOIN_TEST_SIGNATURES"); text != "" {
-		total = must.Value(strconv.Atoi(text))(t)
-	}
+	total := must.Value(strconv.Atoi(cmp.Or(os.Getenv("KUBEJOIN_TEST_SIGNATURES"), "200")))(t)
 	const n = 3
 	var cas [n]*signer.CA
 	var certs []*x509.Certificate
