@@ -31,6 +31,5 @@ var checks = []check{
 	{"kubernetes-version", []Fact{factVersion}, checkKubernetesVersion},
 	{"kubejoin-version", []Fact{factVersionsComparable}, checkKubejoinVersion},
 	{"nodes", []Fact{factNodes}, checkNodes},
-	{"serving-names", []Fact{factNodes}, checkServingNames},
 	{"requests", []Fact{factRequests}, checkRequests},
 }

@@ -120,7 +120,6 @@ func healthy(t *testing.T) *Facts {
 			HolderIdentity: ptr("one"), LeaseDurationSeconds: ptr(int32(15)), RenewTime: &metav1.MicroTime{Time: noon.Add(-5 * time.Second)},
 		}},
 		Discovery: &Endpoint{Address: "api.example.com:6443"},
-		Kubelets:  []Kubelet{{Node: "worker-1", CommonName: "system:node:worker-1"}},
 		Nodes: []corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
 			{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Time{Time: noon.Add(-time.Hour)}},
 		}}}},
@@ -407,6 +406,7 @@ var diagnoses = map[string]struct {
 	"impersonates its own node": {func(_ *testing.T, f *Facts) {
 		f.impersonator("authentication.k8s.io", "nodes", "impersonate:associated-node", "", "tools", "more")
 	}, []string{"impersonates-nodes: Group tools, Group more"}},
+	"impersonators are many": {func(_ *testing.T, f *Facts) { f.impersonator("", "groups", "impersonate", "", "a", "b", "c", "d") }, []string{"impersonates-nodes: Group a, Group b, Group c and 1 more impersonate"}},
 	"impersonates other users, constrained": {func(_ *testing.T, f *Facts) {
 		f.impersonator("authentication.k8s.io", "users", "impersonate:user-info", "", "tools")
 	}, nil},
@@ -432,15 +432,6 @@ var diagnoses = map[string]struct {
 		f.KubernetesVersion = "v1.37.2"
 		f.controlPlane(kubeControllerManager, "--controllers=*,-csrapproving", "--feature-gates=JobManagedBy=true")
 	}, []string{"feature-gate-removed: Kubernetes 1.38"}},
-
-	"kubelets with their own certificates": {func(_ *testing.T, f *Facts) {
-		f.Kubelets = append(f.Kubelets, Kubelet{Node: "worker-2", CommonName: "worker-2@1790000000"}, Kubelet{Node: "worker-3"},
-			Kubelet{Node: "worker-4", CommonName: "system:node:worker-1"}, Kubelet{Node: "worker-5", CommonName: "\x1b[31m"})
-	}, []string{"kubelet-serving-name: 4 of 5 kubelets serve with a certificate whose common name is not system:node:NAME: worker-2 (worker-2@1790000000), worker-3 (none), worker-4 (system:node:worker-1) and 1 more; ready: worker-1"}},
-	"no kubelet is ready": {func(_ *testing.T, f *Facts) { f.Kubelets[0].CommonName = "\x1b[31m" }, []string{"kubelet-serving-name: worker-1 (\ufffd[31m); ready: none"}},
-	"unreachable kubelet": {func(_ *testing.T, f *Facts) {
-		f.Kubelets = append(f.Kubelets, Kubelet{Node: "worker-2", Unread: "refused"}, Kubelet{Node: "worker-3"})
-	}, []string{"unknown serving-names: 1 of 3 kubelets: worker-2: refused", "kubelet-serving-name: worker-3"}},
 
 	"no namespace":       {func(_ *testing.T, f *Facts) { f.Missing = []string{"Namespace kubejoin-system"} }, []string{"namespace-missing: kubectl create namespace kubejoin-system"}},
 	"no service account": {func(_ *testing.T, f *Facts) { f.Missing = []string{"ServiceAccount kubejoin"} }, []string{"service-account-missing"}},
@@ -468,7 +459,9 @@ var diagnoses = map[string]struct {
 	"no Lease, but a kubejoin": {func(_ *testing.T, f *Facts) {
 		f.Lease, f.Kubejoin = nil, &Kubejoin{URL: "https://k:9443", Version: "v1.3.0", Time: noon, Local: noon, Pins: f.Pins}
 	}, nil},
-	"unreachable kubejoin": {func(_ *testing.T, f *Facts) { f.Kubejoin = &Kubejoin{URL: "https://k:9443", Unreachable: "refused"} }, []string{"kubejoin-unreachable: refused"}},
+	"unreachable kubejoin": {func(_ *testing.T, f *Facts) {
+		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Unreachable: "refused\x1b[31m"}
+	}, []string{"kubejoin-unreachable: refused\ufffd[31m"}},
 	"unready kubejoin": {func(_ *testing.T, f *Facts) {
 		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Failing: []string{"claims failed: no"}}
 	}, []string{"kubejoin-not-ready: claims failed"}},

@@ -90,9 +90,7 @@ type Facts struct {
 	// Rotations are the last rotations of CAs.
 	Rotations []rotation.Rotation
 
-	Nodes []corev1.Node
-	// Kubelets are those of Nodes that are Ready.
-	Kubelets []Kubelet
+	Nodes    []corev1.Node
 	Requests []certificates.CertificateSigningRequest
 }
 
@@ -104,15 +102,6 @@ type Endpoint struct {
 	Unreachable, Untrusted string
 	// Kubeconfig is the kubeconfig in its cluster-info. Only advertised addresses have it.
 	Kubeconfig string
-}
-
-// A Kubelet is the serving certificate of a kubelet, at the address that its Node reports.
-type Kubelet struct {
-	Node string
-	// CommonName is that of the certificate. Any process at that address can choose it.
-	CommonName string
-	// Unread is why the certificate could not be read; empty if it was.
-	Unread string
 }
 
 // A Kubejoin is what a kubejoin server reports about itself.

@@ -75,7 +75,6 @@ var Findings = map[string]Known{
 	"signer-ca":            {Warning, "the own CA of a signer expires within 90 days, shortens certificates, or clients refuse them", "`curl -k URL/readyz?verbose`"},
 	"kubejoin-not-ready":   {Error, "checks of `/readyz` fail", "`curl -k URL/readyz?verbose`"},
 	// nodes
-	"node-not-ready":       {Warning, "a Node is not Ready for 10 minutes, and keeps its name", "`kubejoin token create --replace-node NODE`"},
-	"csr-pending":          {Warning, "a request of a kubelet waits for 30 s", "`kubejoin explain --csr NAME`"},
-	"kubelet-serving-name": {Warning, "kubelets serve with a certificate that is not for `system:node:NAME`", "set `serverTLSBootstrap: true` in the configuration of the kubelet: docs/certificates.md"},
+	"node-not-ready": {Warning, "a Node is not Ready for 10 minutes, and keeps its name", "`kubejoin token create --replace-node NODE`"},
+	"csr-pending":    {Warning, "a request of a kubelet waits for 30 s", "`kubejoin explain --csr NAME`"},
 }

@@ -48,7 +48,7 @@ func (r *reading) anonymous(ctx context.Context) error {
 	return fmt.Errorf("the API server returns %s for cluster-info", response.Status)
 }
 
-// probe connects to the addresses that joining machines use, and to kubelets. No probe sends a credential.
+// probe connects to the addresses that joining machines use. No probe sends a credential.
 func (r *reading) probe(ctx context.Context) {
 	r.advertised()
 	if r.Unread[factClusterInfo] == "" && r.ClusterInfo != nil {
@@ -62,7 +62,6 @@ func (r *reading) probe(ctx context.Context) {
 	if r.Options.Advertise != "" && r.Facts.Advertise == nil && r.Unread[factAdvertise] == "" {
 		r.Unread[factAdvertise] = "without a valid cluster-info there is no CA to verify " + r.Options.Advertise + " with"
 	}
-	r.Kubelets = kubelets(ctx, r.Nodes)
 	if r.URL != "" {
 		r.Kubejoin = r.kubejoin(ctx)
 		if k := r.Kubejoin; k.Unreachable == "" && k.Version != r.Facts.Version && (!isRelease(k.Version) || !isRelease(r.Facts.Version)) {
