@@ -74,10 +74,10 @@ func TestAccessReview(t *testing.T) {
 	if w := send(handler, accessPath, reviewerBearer, "text/plain", strings.NewReader("x")); w.Code != 415 {
 		t.Errorf("text: got %d, want 415", w.Code)
 	}
-	// A newer kube-apiserver asks for conditions (KEP-5681). The response has none.
-	const asks = `"conditionalAuthorization":{"mode":"HumanReadable"}`
+	// From 1.38 on, kube-apiserver may ask for conditions (KEP-5681). The response has none.
+	const asks = `"authorizationOptions":{"handledDecisionTypes":["Allow","Deny","NoOpinion","ConditionsMap","Union"]}`
 	for node, want := range map[string]string{"worker-1": `{"allowed":false,"denied":true,"reason":`, "worker-2": `{"allowed":false}}`} {
-		body := kind + "," + asks + `,"spec":{` + asks + `,"user":"system:node:` + node + `","groups":["system:nodes"]},"status":{"allowed":true,"conditionSetChain":[{}]}}`
+		body := kind + `,"spec":{` + asks + `,"user":"system:node:` + node + `","groups":["system:nodes"]},"status":{"allowed":true,"conditionalDecision":{"type":"ConditionsMap","conditionsMap":{"allowConditions":[{"id":"x"}]}}}}`
 		if w := send(handler, accessPath, reviewerBearer, "application/json", strings.NewReader(body)); w.Code != 200 || !strings.HasPrefix(w.Body.String(), kind+`,"status":`+want) || strings.Contains(w.Body.String(), "condition") {
 			t.Errorf("%s: got %d %s, want %s", node, w.Code, w.Body, want)
 		}
