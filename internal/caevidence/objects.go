@@ -256,6 +256,10 @@ func (l *look) rawBundles(ctx context.Context, kind, path string) error {
 // addBundles adds an observation of an object, if one of its bundles has a CA of the rotation.
 func (l *look) addBundles(kind, name string, bundles [][]byte) {
 	next := "kubectl edit " + kind + " " + safetext.Quote(name)
+	if kind == "clustertrustbundle" && strings.HasPrefix(name, "kubernetes.io:kube-apiserver-serving:") {
+		// kube-controller-manager undoes edits. It reads its CA once.
+		next = on("each control plane", "pkill -x kube-controller # the kubelet starts kube-controller-manager again")
+	}
 	all, ours := rotation.Trusted{New: true}, false
 	for _, pem := range bundles {
 		if len(pem) == 0 {

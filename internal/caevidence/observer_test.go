@@ -92,12 +92,13 @@ func TestObserveShowsWhatIsBehind(t *testing.T) {
 		lists: map[string][]any{
 			nodesPath: objects(t, reported(t, controlPlane("cp-1", "192.0.2.11"), r, trusts(true, true)), controlPlane("cp-2", "192.0.2.12"),
 				reported(t, node("w-1", "192.0.2.21"), r, trusts(true, false)), closed, off, metadata, foreign),
-			podsPath:     objects(t, controllerManager("cp-1", "kube-controller-manager", "--cluster-signing-cert-file=/ca.crt"), controllerManager("w-1", "kube-controller-manager", "--cluster-signing-cert-file=/ca.crt")),
-			rootCAsPath:  objects(t, configMap("default", "kube-root-ca.crt", "ca.crt", bundleOf(old)), configMap("kube-system", "kube-root-ca.crt", "ca.crt", bundleOf(old, fresh)), configMap("default", "other", "ca.crt", "x"), configMap("x", "kube-root-ca.crt", "ca.crt", "x"), immutable),
-			apiServices:  objects(t, map[string]any{"metadata": map[string]any{"name": "v1.apps"}}, map[string]any{"metadata": map[string]any{"name": "v1.metrics"}, "spec": map[string]any{"caBundle": base64.StdEncoding.EncodeToString([]byte(bundleOf(old, fresh)))}}),
-			definitions:  objects(t, map[string]any{"metadata": map[string]any{"name": "things"}, "spec": map[string]any{"conversion": map[string]any{"webhook": map[string]any{"clientConfig": map[string]any{"caBundle": base64.StdEncoding.EncodeToString([]byte(bundleOf(old)))}}}}}),
-			trustBundles: objects(t, map[string]any{"metadata": map[string]any{"name": "kubernetes.io:kube-apiserver-serving:x"}, "spec": map[string]any{"trustBundle": bundleOf(old)}}),
-			validating:   objects(t, admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "half"}, Webhooks: webhook(bundleOf(old, fresh), bundleOf(old), bundleOf(other), "")}, admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Webhooks: webhook(bundleOf(other))}),
+			podsPath:    objects(t, controllerManager("cp-1", "kube-controller-manager", "--cluster-signing-cert-file=/ca.crt"), controllerManager("w-1", "kube-controller-manager", "--cluster-signing-cert-file=/ca.crt")),
+			rootCAsPath: objects(t, configMap("default", "kube-root-ca.crt", "ca.crt", bundleOf(old)), configMap("kube-system", "kube-root-ca.crt", "ca.crt", bundleOf(old, fresh)), configMap("default", "other", "ca.crt", "x"), configMap("x", "kube-root-ca.crt", "ca.crt", "x"), immutable),
+			apiServices: objects(t, map[string]any{"metadata": map[string]any{"name": "v1.apps"}}, map[string]any{"metadata": map[string]any{"name": "v1.metrics"}, "spec": map[string]any{"caBundle": base64.StdEncoding.EncodeToString([]byte(bundleOf(old, fresh)))}}),
+			definitions: objects(t, map[string]any{"metadata": map[string]any{"name": "things"}, "spec": map[string]any{"conversion": map[string]any{"webhook": map[string]any{"clientConfig": map[string]any{"caBundle": base64.StdEncoding.EncodeToString([]byte(bundleOf(old)))}}}}}),
+			trustBundles: objects(t, map[string]any{"metadata": map[string]any{"name": "kubernetes.io:kube-apiserver-serving:x"}, "spec": map[string]any{"trustBundle": bundleOf(old)}},
+				map[string]any{"metadata": map[string]any{"name": "example.com:a:b"}, "spec": map[string]any{"trustBundle": bundleOf(old)}}),
+			validating: objects(t, admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "half"}, Webhooks: webhook(bundleOf(old, fresh), bundleOf(old), bundleOf(other), "")}, admissionregistration.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Webhooks: webhook(bundleOf(other))}),
 		},
 		objects: map[string]any{
 			endpointSlice: discovery.EndpointSlice{Ports: []discovery.EndpointPort{{Port: &port}}, Endpoints: []discovery.Endpoint{{Addresses: []string{"192.0.2.11"}}, {Addresses: []string{"192.0.2.13"}}}},
@@ -126,7 +127,8 @@ api-server 192.0.2.11:6443 @cp-1 trusts:old,new from:old
 api-server 192.0.2.12:6443 @cp-2 unseen:dial 192.0.2.12:6443: no route next:on cp-2: kubejoin ca apply
 api-server 192.0.2.13:6443 trusts:old from:old next:kubectl -n default get endpointslice kubernetes -o yaml
 ca-bundle apiservice v1.metrics trusts:old,new
-ca-bundle clustertrustbundle kubernetes.io:kube-apiserver-serving:x trusts:old next:kubectl edit clustertrustbundle kubernetes.io:kube-apiserver-serving:x
+ca-bundle clustertrustbundle example.com:a:b trusts:old next:kubectl edit clustertrustbundle example.com:a:b
+ca-bundle clustertrustbundle kubernetes.io:kube-apiserver-serving:x trusts:old next:on each control plane: pkill -x kube-controller # the kubelet starts kube-controller-manager again
 ca-bundle customresourcedefinition things trusts:old next:kubectl edit customresourcedefinition things
 ca-bundle mutatingwebhookconfigurations unseen:need list on mutatingwebhookconfigurations next:apply the manifests or the chart of this version of kubejoin
 ca-bundle validatingwebhookconfiguration half trusts:old next:kubectl edit validatingwebhookconfiguration half
