@@ -24,6 +24,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/reference"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
@@ -163,6 +164,7 @@ func TestReferenceIsTextForOtherClients(t *testing.T) {
 
 // Runs the commands of the page in a shell. Catches one that fails or that uses another path than its operation.
 func TestReferenceCommandsRunInShell(t *testing.T) {
+	need.Programs(t, "curl", "openssl")
 	t.Parallel()
 	s, _ := revoking(t)
 	s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/signer"
 )
 
@@ -101,9 +102,7 @@ func TestCheckTrustAgreesWithClients(t *testing.T) {
 				}
 				must.OK(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
 			}
-			if _, err := exec.LookPath("openssl"); err != nil {
-				t.Fatal("openssl is missing: install it")
-			}
+			need.Programs(t, "openssl")
 			verify := exec.Command("openssl", "verify", "-CAfile", "root", "-untrusted", "rest", "leaf")
 			verify.Dir = dir
 			if len(certs) == 1 {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,9 +17,7 @@ import (
 // A long annotation can make the object too large for etcd (1.5 MiB) before the values exceed the limit of a ConfigMap.
 // Existing signatures must stay, and those of deleted tokens must still be removed.
 func TestSignerWhenEtcdRefuses(t *testing.T) {
-	if testing.Short() {
-		t.Skip("12,300 tokens")
-	}
+	need.Long(t) // 12,300 tokens
 	f := setUp(t)
 	registry := prometheus.NewRegistry()
 	s := f.signer()

@@ -22,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/tokens"
 	"sigs.k8s.io/yaml"
 )
@@ -146,10 +147,7 @@ func TestSystemdAcceptsIgnitionUnit(t *testing.T) {
 			t.Errorf("got unit without %s:\n%s", want, unit)
 		}
 	}
-	if _, err := exec.LookPath("systemd-analyze"); err != nil {
-		t.Log("systemd-analyze, which would read it, is not here")
-		return
-	}
+	need.Programs(t, "systemd-analyze")
 	verify := func(unit string) (string, error) {
 		file := filepath.Join(t.TempDir(), joinformat.IgnitionUnit)
 		must.OK(t, os.WriteFile(file, []byte(unit), 0o600))

@@ -25,6 +25,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 )
 
 // A server serves cluster-info, and fails the test for requests with a secret or another method than GET.
@@ -93,11 +95,7 @@ type machine struct {
 
 func newMachine(t *testing.T, j joinformat.Join) *machine {
 	t.Helper()
-	for _, needed := range []string{"curl", "openssl"} {
-		if _, err := exec.LookPath(needed); err != nil {
-			t.Fatalf("%s is missing: install it, the script needs it", needed)
-		}
-	}
+	need.Programs(t, "curl", "openssl")
 	m := &machine{dir: t.TempDir(), shell: []string{"sh"}}
 	m.script = filepath.Join(m.dir, "join.sh")
 	content := must.Value(j.Script())(t)
@@ -140,20 +138,27 @@ func (m *machine) run(t *testing.T, args ...string) (output string, code int) {
 	return m.end(t, cmd)
 }
 
-// start starts the script with a timeout of one minute. end waits for it.
+// start starts the script. end waits for it.
 func (m *machine) start(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	cmd := m.command(t, args...)
+	must.OK(t, cmd.Start())
+	return cmd
+}
+
+// command returns the command of the script, which ends after [wait.Most].
+func (m *machine) command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), wait.Most)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, m.shell[0], slices.Concat(m.shell[1:], []string{m.script}, args)...)
-	cmd.WaitDelay = 10 * time.Second // child processes may keep the output open
+	cmd.WaitDelay = time.Minute // child processes may keep the output open
 	cmd.Stdout = &bytes.Buffer{}
 	cmd.Stderr = cmd.Stdout
 	cmd.Env = append([]string{
 		"PATH=" + filepath.Join(m.dir, "bin") + ":/usr/bin:/bin", "HOME=" + m.dir, "TMPDIR=" + filepath.Join(m.dir, "tmp"),
 		"KUBEJOIN_KUBECONFIG=" + m.file("kubelet.conf"), "KUBEJOIN_BOOTSTRAP_KUBECONFIG=" + m.file("bootstrap.conf"), "KUBEJOIN_CA_FILE=" + m.file("ca.crt"),
 	}, m.env...)
-	must.OK(t, cmd.Start())
 	return cmd
 }
 
@@ -407,25 +412,24 @@ func TestScriptRunsInInstalledShells(t *testing.T) {
 	ca := certtest.CA(t, "cluster")
 	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
 	for _, shell := range [][]string{
-		{"sh"}, {"sh", "-x"}, {"sh", "-v"}, {"sh", "-xv"}, {"sh", "-eu"}, {"dash"}, {"dash", "-xv"}, {"bash", "--posix"}, {"bash", "-xv"}, {"busybox", "sh"}, {"mksh"}, {"ksh"},
+		{"sh"}, {"sh", "-x"}, {"sh", "-v"}, {"sh", "-xv"}, {"sh", "-eu"}, {"dash"}, {"dash", "-xv"}, {"bash", "--posix"}, {"bash", "-xv"}, {"busybox", "sh"}, {"mksh"},
 	} {
-		if _, err := exec.LookPath(shell[0]); err != nil && shell[0] != "sh" {
-			t.Logf("%s is not installed", shell[0])
-			continue
-		}
-		m := newMachine(t, joinOf(t, s, ca))
-		m.shell = shell
-		if output, code := m.run(t, "--no-kubeadm"); code != 0 {
-			t.Errorf("%s: got exit code %d:\n%s", shell, code, output)
-		}
-		m.kubeadm(t, 0)
-		if output, code := m.run(t); code != 0 || m.read(t, "args") == "" {
-			t.Errorf("%s: got exit code %d:\n%s", shell, code, output)
-		}
-		check := exec.CommandContext(t.Context(), shell[0], slices.Concat(shell[1:], []string{"-n", m.script})...)
-		if output, err := check.CombinedOutput(); err != nil {
-			t.Errorf("%s -n: %v\n%s", shell, err, output)
-		}
+		t.Run(strings.Join(shell, " "), func(t *testing.T) {
+			needShell(t, shell[0])
+			m := newMachine(t, joinOf(t, s, ca))
+			m.shell = shell
+			if output, code := m.run(t, "--no-kubeadm"); code != 0 {
+				t.Errorf("got exit code %d:\n%s", code, output)
+			}
+			m.kubeadm(t, 0)
+			if output, code := m.run(t); code != 0 || m.read(t, "args") == "" {
+				t.Errorf("got exit code %d:\n%s", code, output)
+			}
+			check := exec.CommandContext(t.Context(), shell[0], slices.Concat(shell[1:], []string{"-n", m.script})...)
+			if output, err := check.CombinedOutput(); err != nil {
+				t.Errorf("-n: %v\n%s", err, output)
+			}
+		})
 	}
 	// From standard input, as with ssh MACHINE sh -s. kubeadm must not read the rest of the script.
 	m := newMachine(t, joinOf(t, s, ca))
@@ -434,11 +438,20 @@ func TestScriptRunsInInstalledShells(t *testing.T) {
 	if output, code := m.run(t); code != 0 || m.read(t, "args") == "" {
 		t.Errorf("from standard input: got exit code %d:\n%s", code, output)
 	}
-	if _, err := exec.LookPath("shellcheck"); err == nil {
+	t.Run("shellcheck", func(t *testing.T) {
+		need.Programs(t, "shellcheck")
 		m := newMachine(t, joinOf(t, s, ca))
 		if output, err := exec.CommandContext(t.Context(), "shellcheck", "--shell=sh", "--severity=warning", m.script).CombinedOutput(); err != nil {
-			t.Errorf("shellcheck: %v\n%s", err, output)
+			t.Errorf("%v\n%s", err, output)
 		}
+	})
+}
+
+// needShell skips a test without a shell.
+func needShell(t *testing.T, shell string) {
+	t.Helper()
+	if shell != "sh" {
+		need.Programs(t, shell)
 	}
 }
 

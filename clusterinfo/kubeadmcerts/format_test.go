@@ -15,13 +15,12 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 )
 
 // Encrypts 100,000 texts for kubeadm's own code, and decrypts what that encrypts.
 func TestEncryptionIsThatOfKubeadm(t *testing.T) {
-	if testing.Short() {
-		t.Skip("compiles a package of kubeadm, which -short leaves out")
-	}
+	need.Long(t)
 	const rounds = 100_000
 	kubeadm := exec.CommandContext(t.Context(), "go", "run", "./certcrypt")
 	kubeadm.Dir = "../../test/kube"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -10,11 +11,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -43,6 +46,12 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,
 		Setup: func(e *testscript.Env) error {
+			script := must.Value(os.ReadFile(filepath.Join("testdata/script", strings.TrimPrefix(filepath.Base(e.WorkDir), "script-")+".txtar")))(t)
+			for _, program := range []string{"curl", "openssl"} {
+				if bytes.Contains(script, []byte(program+" ")) {
+					need.Skip(e.T(), need.Missing(program))
+				}
+			}
 			e.Setenv("EXAMPLES", examples)
 			e.Setenv("REJOIN", filepath.Join(examples, "../../deploy/systemd/rejoin.sh"))
 			e.Setenv(openapicheck.Environment, answers)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/internal/trustedpath"
 )
 
@@ -56,7 +57,7 @@ func TestChecksOwnerAndModeOnTheWay(t *testing.T) {
 		"link to a folder that others write": {at: folder, do: []step{mode(0o777), link("target")}, fault: "above/target", want: "mode 0777"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			needRoot(t)
+			need.Root(t) // gives a file to another user
 			dir := t.TempDir()
 			must(t, os.MkdirAll(filepath.Join(dir, folder), 0o700))
 			must(t, os.WriteFile(filepath.Join(dir, file), nil, 0o600))
@@ -80,7 +81,7 @@ func TestChecksOwnerAndModeOnTheWay(t *testing.T) {
 // In a Secret volume of a pod, files belong to root and the pod's group may read them. They are behind two links in a
 // folder that everyone may write.
 func TestTrustsSecretVolume(t *testing.T) {
-	needRoot(t)
+	need.Root(t) // gives a file to another user
 	dir := t.TempDir()
 	must(t, os.MkdirAll(filepath.Join(dir, "..2026_11_22"), 0o755))
 	must(t, os.WriteFile(filepath.Join(dir, "..2026_11_22/tls.key"), nil, 0o640))
@@ -95,7 +96,7 @@ func TestTrustsSecretVolume(t *testing.T) {
 }
 
 func TestTrustsOnlyRootAndCaller(t *testing.T) {
-	needRoot(t)
+	need.Root(t) // gives a file to another user
 	dir := t.TempDir()
 	must(t, os.Chmod(dir, 0o755))
 	must(t, os.Chmod(filepath.Dir(dir), 0o755))
@@ -171,18 +172,6 @@ func TestErrorQuotesPathsThatOtherUsersChose(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) || strings.ContainsAny(err.Error(), "\n\x1b") {
 			t.Errorf("%q, want %q in it", err, want)
 		}
-	}
-}
-
-// needRoot skips a test that changes owners of files if the caller is not root. In CI it fails the test.
-func needRoot(t *testing.T) {
-	t.Helper()
-	switch {
-	case os.Geteuid() == 0:
-	case os.Getenv("CI") != "":
-		t.Fatal("giving a file to another user needs root, and in CI no test is skipped")
-	default:
-		t.Skip("giving a file to another user needs root: sudo env \"PATH=$PATH\" make test")
 	}
 }
 

@@ -495,11 +495,11 @@ func checkDocumentedCommands(t *testing.T, s *harness.Site, bearer string) {
 		t.Errorf("curl: got %q, %v, want a join command", line, err)
 	}
 	flags := []string{"token", "create", "--url", "https://" + s.Endpoint, "--ca-file", s.CAFile(), "--bearer-file", token}
-	made, err := run(harness.Kubejoin, append(flags, "--max-nodes", "1")...)
+	made, err := run(harness.Kubejoin(), append(flags, "--max-nodes", "1")...)
 	if _, parse := tokens.Parse(strings.TrimSpace(made)); err != nil || parse != nil {
 		t.Errorf("kubejoin token create: %v, %v, want a token", err, parse)
 	}
-	if _, err := run(harness.Kubejoin, flags...); err == nil || !strings.Contains(err.Error(), "may not create tokens/unlimited.kubejoin.io, which a token without a node limit requires") {
+	if _, err := run(harness.Kubejoin(), flags...); err == nil || !strings.Contains(err.Error(), "may not create tokens/unlimited.kubejoin.io, which a token without a node limit requires") {
 		t.Errorf("kubejoin token create without a limit: got %v, want a refusal", err)
 	}
 }

@@ -49,7 +49,7 @@ func (in table) only(callers map[string][]caller) table {
 // kubeadmSigners writes a configuration with the signers for certificates of kubeadm into the folder of their CAs.
 func kubeadmSigners(t *testing.T, dir string) (file string) {
 	t.Helper()
-	content := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin, "signer-config", "default", "--kubeadm").Output())(t)
+	content := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin(), "signer-config", "default", "--kubeadm").Output())(t)
 	for _, name := range []string{"front-proxy-ca", "etcd/ca"} {
 		if _, err := os.Stat(filepath.Join(dir, name+".key")); err == nil {
 			continue
@@ -132,7 +132,7 @@ func checkUploadRights(t *testing.T, s *harness.Site) {
 		if command == "certs upload" {
 			args = append(args, "--pki-dir="+filepath.Join(s.Dir, "pki"), "--output=name")
 		}
-		out, err := exec.CommandContext(t.Context(), harness.Kubejoin, args...).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), harness.Kubejoin(), args...).CombinedOutput()
 		if err != nil {
 			err = fmt.Errorf("%w: %s", err, out)
 		}

@@ -273,7 +273,7 @@ func TestRevocationWebhook(t *testing.T) {
 	configure := func(policy string) {
 		t.Helper()
 		s.StopAPIServer()
-		print := exec.CommandContext(ctx, harness.Kubejoin, "authorization-config", "--url=https://"+s.Endpoint, "--ca-file="+s.CAFile(), "--dir="+dir, "--output-dir="+dir, "--failure-policy="+policy,
+		print := exec.CommandContext(ctx, harness.Kubejoin(), "authorization-config", "--url=https://"+s.Endpoint, "--ca-file="+s.CAFile(), "--dir="+dir, "--output-dir="+dir, "--failure-policy="+policy,
 			"--client-certificate="+filepath.Join(s.Dir, "pki/apiserver-kubelet-client.crt"), "--client-key="+filepath.Join(s.Dir, "pki/apiserver-kubelet-client.key"))
 		if out, err := print.CombinedOutput(); err != nil || len(out) > 0 {
 			t.Fatalf("authorization-config: %v\n%s", err, out)

@@ -6,21 +6,15 @@ import (
 	"os"
 	"sync"
 	"testing"
-)
 
-// needLong skips a test with -short, as 'make unit' runs it.
-func needLong(t testing.TB) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("needs a Kubernetes control plane, which -short leaves out")
-	}
-}
+	"github.com/kubejoin/kubejoin/internal/testing/need"
+)
 
 // ForTest starts a control plane and closes it when the test ends. With -short it skips the test. If the test
 // failed, ForTest logs the end of the log of each component.
 func ForTest(t testing.TB, o Options) *Cluster {
 	t.Helper()
-	needLong(t)
+	need.Long(t)
 	if o.Progress == nil {
 		o.Progress = t.Output()
 	}
@@ -66,7 +60,7 @@ func Main(m *testing.M) {
 // -short it skips the test. The tests share its state, so each test uses its own names. The package needs [Main].
 func Shared(t testing.TB) *Cluster {
 	t.Helper()
-	needLong(t)
+	need.Long(t)
 	shared.Lock()
 	defer shared.Unlock()
 	if !shared.main {
@@ -92,12 +86,6 @@ func Shared(t testing.TB) *Cluster {
 // fails instead.
 func NeedRoot(t testing.TB) {
 	t.Helper()
-	needLong(t)
-	switch {
-	case os.Geteuid() == 0:
-	case os.Getenv("CI") != "":
-		t.Fatal("joining a node needs root (mount namespaces), and in CI no test is skipped")
-	default:
-		t.Skip("joining a node needs root (mount namespaces): sudo env \"PATH=$PATH\" make test")
-	}
+	need.Long(t)
+	need.Root(t) // for mount namespaces
 }

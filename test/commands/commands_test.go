@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -130,12 +131,8 @@ until kubectl -n kube-public get configmap cluster-info -o yaml | grep "jws-kube
 // the files of kubeadm, as on a control plane.
 func TestDocsCommands(t *testing.T) {
 	harness.Parallel(t)
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("want root, for a file system of the test's own")
-		}
-		t.Skip("needs root, for a file system of the test's own")
-	}
+	need.Long(t)
+	need.Root(t) // for a file system of the test's own
 	pages, err := filepath.Glob(harness.RepositoryFile(t, "docs/*.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +244,7 @@ func run(t *testing.T, script string) {
 	repository := harness.RepositoryFile(t, "")
 	work, bin, rest, etc, hooks := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	for link, target := range map[string]string{
-		filepath.Join(bin, "kubejoin"):                harness.Kubejoin,
+		filepath.Join(bin, "kubejoin"):                harness.Kubejoin(),
 		filepath.Join(bin, "kubectl"):                 filepath.Join(c.Bin, "kubectl"),
 		filepath.Join(bin, "kubeadm"):                 filepath.Join(c.Bin, "kubeadm"),
 		filepath.Join(bin, "kube-controller-manager"): filepath.Join(c.Bin, "kube-controller-manager"),

@@ -36,7 +36,7 @@ func TestChecksCertificatesThatKubeadmMakes(t *testing.T) {
 	}
 	check := func() (rows map[string]row, code int) {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), harness.Kubejoin, "certs", "check", h.dir, "-o", "json")
+		cmd := exec.CommandContext(t.Context(), harness.Kubejoin(), "certs", "check", h.dir, "-o", "json")
 		out, _ := cmd.Output() // the code is compared
 		var list struct{ Certificates []row }
 		if err := json.Unmarshal(out, &list); err != nil {
@@ -137,7 +137,7 @@ func TestReachesServerAsKubectl(t *testing.T) {
 			Clusters: map[string]*clientcmdapi.Cluster{"c": at}, AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": &test.user},
 			Contexts: map[string]*clientcmdapi.Context{"x": {Cluster: "c", AuthInfo: "me"}}, CurrentContext: "x",
 		}, file))
-		for _, words := range [][]string{{filepath.Join(bin, "kubectl"), "--kubeconfig", file, "auth", "whoami"}, {harness.Kubejoin, "kubeconfig", "check", file}} {
+		for _, words := range [][]string{{filepath.Join(bin, "kubectl"), "--kubeconfig", file, "auth", "whoami"}, {harness.Kubejoin(), "kubeconfig", "check", file}} {
 			cmd := exec.CommandContext(t.Context(), words[0], words[1:]...)
 			cmd.Env = append(os.Environ(), "SSL_CERT_DIR="+t.TempDir(), "SSL_CERT_FILE=/dev/null")
 			if test.systemCA {

@@ -129,13 +129,13 @@ func TestSignsWhatKubeadmMakes(t *testing.T) {
 			ours, pki := newCSRHost(t, kubeadm, theirs), filepath.Join(theirs.dir, "pki")
 			signer := []string{"--pki-dir", pki}
 			if algorithm == "RSA-2048" { // and once over HTTPS
-				must.OK(t, os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(command(t, harness.Kubejoin, "signer-config", "default", "--kubeadm")), 0o600))
+				must.OK(t, os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(command(t, harness.Kubejoin(), "signer-config", "default", "--kubeadm")), 0o600))
 				data := filepath.Join(t.TempDir(), "data")
 				server := harness.ServeStandalone(t, data, "--signer-config="+filepath.Join(pki, "signers.yaml"),
 					"--cluster-signing-cert-file="+filepath.Join(pki, "ca.crt"), "--cluster-signing-key-file="+filepath.Join(pki, "ca.key"))
 				signer = []string{"--url", "https://" + server.Endpoint, "--curlrc", filepath.Join(data, "curlrc")}
 			}
-			if out := command(t, harness.Kubejoin, append([]string{"sign", "--kubeadm-dir", ours.dir}, signer...)...); strings.Count(out, "signed") != 12 {
+			if out := command(t, harness.Kubejoin(), append([]string{"sign", "--kubeadm-dir", ours.dir}, signer...)...); strings.Count(out, "signed") != 12 {
 				t.Errorf("want 12 certificates, got\n%s", out)
 			}
 			want, wantFiles := theirs.certificates(t)
@@ -151,14 +151,14 @@ func TestSignsWhatKubeadmMakes(t *testing.T) {
 			}
 
 			// Again, it has nothing to do.
-			if out := command(t, harness.Kubejoin, append([]string{"sign", "--kubeadm-dir", ours.dir}, signer...)...); !strings.Contains(out, "all certificates are valid already") {
+			if out := command(t, harness.Kubejoin(), append([]string{"sign", "--kubeadm-dir", ours.dir}, signer...)...); !strings.Contains(out, "all certificates are valid already") {
 				t.Errorf("the second time: %s", out)
 			}
-			out := command(t, harness.Kubejoin, "certs", "check", ours.dir)
+			out := command(t, harness.Kubejoin(), "certs", "check", ours.dir)
 			if strings.Contains(out, " yes ") || strings.Count(out, "<none>") != 12+3+3+15 {
 				t.Errorf("check:\n%s", out)
 			}
-			renewed := command(t, harness.Kubejoin, append([]string{"certs", "renew", ours.dir}, signer...)...)
+			renewed := command(t, harness.Kubejoin(), append([]string{"certs", "renew", ours.dir}, signer...)...)
 			again, _ := ours.certificates(t)
 			compare(t, want, again)
 			for name, cert := range got {

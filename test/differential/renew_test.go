@@ -86,13 +86,13 @@ func TestRenewsCertificatesOfOlderKubeadm(t *testing.T) {
 		}
 	}
 	old = age()
-	if out := command(t, harness.Kubejoin, "certs", "check", h.dir); strings.Count(out, "renewal replaces the subject") != 11 {
+	if out := command(t, harness.Kubejoin(), "certs", "check", h.dir); strings.Count(out, "renewal replaces the subject") != 11 {
 		t.Errorf("check: want a note for 11 certificates, got\n%s", out)
 	}
-	if out := command(t, harness.Kubejoin, "certs", "check", h.dir, "-o", "jsonpath={.certificates[?(@.name=='admin.conf')].note}"); !strings.Contains(out, `O=system:masters" by "CN=kubernetes-admin,O=kubeadm:cluster-admins"`) {
+	if out := command(t, harness.Kubejoin(), "certs", "check", h.dir, "-o", "jsonpath={.certificates[?(@.name=='admin.conf')].note}"); !strings.Contains(out, `O=system:masters" by "CN=kubernetes-admin,O=kubeadm:cluster-admins"`) {
 		t.Errorf("check as JSON: %s", out)
 	}
-	out := command(t, harness.Kubejoin, "certs", "renew", h.dir, "--pki-dir", pki)
+	out := command(t, harness.Kubejoin(), "certs", "renew", h.dir, "--pki-dir", pki)
 	if strings.Count(out, "kubejoin: renewed") != 11 || strings.Count(out, "renewal replaces the subject") != 11 {
 		t.Errorf("renew:\n%s", out)
 	}
@@ -106,7 +106,7 @@ func TestRenewsCertificatesOfOlderKubeadm(t *testing.T) {
 			t.Errorf("%s: got %s, want a new certificate for %s", name, cert.Subject, want)
 		}
 	}
-	if out := command(t, harness.Kubejoin, "certs", "check", h.dir); strings.Contains(out, "renewal") {
+	if out := command(t, harness.Kubejoin(), "certs", "check", h.dir); strings.Contains(out, "renewal") {
 		t.Errorf("check after renewal:\n%s", out)
 	}
 }
@@ -123,7 +123,7 @@ func TestSignsNamesOfKubeadm(t *testing.T) {
 		"\napiServer:", "\nnetworking: {dnsDomain: k8s.dc1.corp.example}\netcd: {local: {dataDir: /nonexistent, serverCertSANs: ['*.etcd.example.com'], peerCertSANs: [a.b.c.d.e.f.g.h]}}\napiServer:"}
 	theirs, kubeadm := newKubeadmHost(t, "ECDSA-P256", edit...)
 	ours, pki := newCSRHost(t, kubeadm, theirs), filepath.Join(theirs.dir, "pki")
-	command(t, harness.Kubejoin, "sign", "--kubeadm-dir", ours.dir, "--pki-dir", pki)
+	command(t, harness.Kubejoin(), "sign", "--kubeadm-dir", ours.dir, "--pki-dir", pki)
 	want, _ := theirs.certificates(t)
 	got, _ := ours.certificates(t)
 	compare(t, want, got)

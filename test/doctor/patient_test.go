@@ -50,7 +50,7 @@ func newPatient(t *testing.T) *patient {
 			"roles.rbac.authorization.k8s.io,rolebindings.rbac.authorization.k8s.io,clusterroles.rbac.authorization.k8s.io,clusterrolebindings.rbac.authorization.k8s.io,"+
 			"validatingadmissionpolicies.admissionregistration.k8s.io,validatingadmissionpolicybindings.admissionregistration.k8s.io")
 	p.RunKubectl(t, "create", "clusterrolebinding", "doctor", "--clusterrole=doctor", "--serviceaccount=doctors:reader")
-	for name, program := range map[string]string{"kubejoin": harness.Kubejoin, "kubectl": filepath.Join(p.Bin, "kubectl"), "kubeadm": filepath.Join(p.Bin, "kubeadm")} {
+	for name, program := range map[string]string{"kubejoin": harness.Kubejoin(), "kubectl": filepath.Join(p.Bin, "kubectl"), "kubeadm": filepath.Join(p.Bin, "kubeadm")} {
 		must.OK(t, os.Symlink(program, filepath.Join(p.bin, name)))
 	}
 	p.node(t)
@@ -123,7 +123,7 @@ func (p *patient) post(t *testing.T) {
 func (p *patient) run(t *testing.T, kubeconfig string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), harness.Kubejoin, append([]string{"doctor", "--kubeconfig=" + kubeconfig}, args...)...)
+	cmd := exec.CommandContext(t.Context(), harness.Kubejoin(), append([]string{"doctor", "--kubeconfig=" + kubeconfig}, args...)...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {

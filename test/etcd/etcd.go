@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -82,9 +83,7 @@ func Start(ctx context.Context, o Options) (*Cluster, error) {
 // failed, ForTest logs the end of the log of each member.
 func ForTest(t testing.TB, o Options) *Cluster {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs etcd, which -short leaves out")
-	}
+	need.Long(t)
 	o.Dir, o.Progress = cmp.Or(o.Dir, t.TempDir()), t.Output()
 	c, err := Start(t.Context(), o)
 	if err != nil {

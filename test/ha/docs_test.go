@@ -58,7 +58,7 @@ func TestCommandsOfHAPage(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	must.OK(t, os.Symlink(harness.Kubejoin, filepath.Join(work, "kubejoin")))
+	must.OK(t, os.Symlink(harness.Kubejoin(), filepath.Join(work, "kubejoin")))
 
 	page := string(harness.ReadFile(t, harness.RepositoryFile(t, "docs/ha.md")))
 	var script strings.Builder

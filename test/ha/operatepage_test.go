@@ -45,7 +45,7 @@ func TestCommandsOfOperatePage(t *testing.T) {
 		}
 		cmd := exec.CommandContext(t.Context(), "sh", "-ec", strings.ReplaceAll(string(block[1]), inPage, strings.Join(c.Endpoints(), ",")))
 		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(harness.Kubejoin)+":"+os.Getenv("PATH"))
+		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(harness.Kubejoin())+":"+os.Getenv("PATH"))
 		out, err := cmd.CombinedOutput()
 		if err != nil || !strings.Contains(string(out), wants[i]) || strings.Contains(string(out), token.RevealSecret()) {
 			t.Errorf("%s: %v, want %q in\n%s", block[1], err, wants[i], out)

@@ -18,7 +18,7 @@ import (
 func (s *Site) RunKubejoin(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), Kubejoin, append(args, "--kubeconfig="+s.Kubeconfig())...)
+	cmd := exec.CommandContext(t.Context(), Kubejoin(), append(args, "--kubeconfig="+s.Kubeconfig())...)
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	err := cmd.Run()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {

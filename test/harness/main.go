@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -18,8 +19,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Kubejoin is the path of the kubejoin under test. [Main] builds it.
-var Kubejoin string
+// folder has what the processes of one run write. [Main] makes it.
+var folder string
+
+// Kubejoin is the path of the kubejoin under test. The first call builds it.
+var Kubejoin = sync.OnceValue(func() string {
+	file, err := build(folder)
+	if err != nil {
+		panic(err)
+	}
+	return file
+})
 
 // records are the issuance records of all processes that the tests start.
 var records certlint.Records
@@ -27,13 +37,13 @@ var records certlint.Records
 // InProcess records what authorities inside the tests issue.
 var InProcess certlint.Log
 
-// Main builds kubejoin, runs the tests of a package, and then checks every certificate that they issued and every
-// response that kubejoin gave:
+// Main runs the tests of a package, and then checks every certificate that they issued and every response that kubejoin
+// gave:
 //
 //	func TestMain(m *testing.M) { harness.Main(m, harness.CertificateIssued) }
 //
 // If all tests of the package run, the functions in complete check that they reached what the package is responsible
-// for. The tests begin with [Parallel].
+// for. The tests begin with [Parallel]. With -short, those run that need no control plane.
 func Main(m *testing.M, complete ...func() error) { runMain(m, syscall.LOCK_SH, complete) }
 
 // MainAlone is [Main] of a package whose tests measure load. No test of another package runs beside them.
@@ -41,8 +51,7 @@ func MainAlone(m *testing.M, complete ...func() error) { runMain(m, syscall.LOCK
 
 func runMain(m *testing.M, how int, complete []func() error) {
 	if flag.Parse(); testing.Short() {
-		fmt.Println("skipping the tests of the whole program with -short")
-		os.Exit(0)
+		how = syscall.LOCK_SH // the tests that measure load need a control plane
 	}
 	if flagValue("test.list") != "" {
 		os.Exit(m.Run())
@@ -72,9 +81,7 @@ func run(m *testing.M, how int, complete []func() error) (code int, err error) {
 		return 1, err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	if Kubejoin, err = build(root, dir); err != nil {
-		return 1, err
-	}
+	folder = dir
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // client-go logs the faults that tests inject
 	records = certlint.Records(dir)
 	answers := filepath.Join(dir, "answers")
@@ -84,7 +91,7 @@ func run(m *testing.M, how int, complete []func() error) (code int, err error) {
 	code = m.Run()
 	errs := []error{lintIssued(), checkAnswers(answers)}
 	fmt.Println(lookedAt.String())
-	if flagValue("test.run")+flagValue("test.skip") == "" {
+	if flagValue("test.run")+flagValue("test.skip") == "" && !testing.Short() {
 		for _, check := range complete {
 			errs = append(errs, check())
 		}
@@ -94,7 +101,11 @@ func run(m *testing.M, how int, complete []func() error) (code int, err error) {
 
 // build builds kubejoin and returns a link to it in dir. All packages build at the same path, so that go links
 // kubejoin only once. The link keeps this build if a later build replaces the file.
-func build(root, dir string) (file string, err error) {
+func build(dir string) (file string, err error) {
+	root, err := cluster.Repository()
+	if err != nil {
+		return "", err
+	}
 	unlock, err := lock("build", syscall.LOCK_EX)
 	if err != nil {
 		return "", err

@@ -50,7 +50,7 @@ func Serve(t *testing.T, dir, caFile, curlrc string, flags ...string) *Program {
 // Start is [Serve] without waiting.
 func Start(t *testing.T, dir, curlrc string, flags ...string) *Program {
 	t.Helper()
-	return StartBinary(t, Kubejoin, dir, curlrc, flags...)
+	return StartBinary(t, Kubejoin(), dir, curlrc, flags...)
 }
 
 // StartBinary is [Start] of another binary than [Kubejoin].

@@ -87,7 +87,7 @@ func kubernetesFolder(t *testing.T, s *harness.Site) string {
 	config := filepath.Join(dir, "kubeadm.yaml")
 	harness.ReplaceFile(t, config, []byte("apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n"+
 		"kubernetesVersion: "+s.Version+"\ncertificatesDir: "+dir+"/pki\ncontrolPlaneEndpoint: "+strings.TrimPrefix(s.Server(), "https://")+"\n"))
-	help := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin, "manifest", "static-pod", "--help").Output())(t)
+	help := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin(), "manifest", "static-pod", "--help").Output())(t)
 	command := "kubeadm kubeconfig user --client-name " + clientName
 	if !strings.Contains(string(help), command+" ") {
 		t.Fatalf("the help of the static pod does not name the command %q", command)
@@ -118,7 +118,7 @@ func TestStaticPodWorksWithTheKubeconfigOfKubeadm(t *testing.T) {
 	cluster.NeedRoot(t)
 	s := harness.PrepareSite(t, cluster.Options{})
 	etc, address := kubernetesFolder(t, s), harness.FreeAddress(t)
-	content := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin, "manifest", "static-pod", "-o", "json", "--",
+	content := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin(), "manifest", "static-pod", "-o", "json", "--",
 		"--listen="+address, "--token-auth-file=/etc/kubernetes/pki/operators.csv", "--issuance-record=-").Output())(t)
 	var pod corev1.Pod
 	must.OK(t, json.Unmarshal(content, &pod))

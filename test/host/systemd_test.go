@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -25,24 +26,11 @@ const (
 	dynamicUser = "61234"
 )
 
-// need skips a test if a program is missing. In CI it fails the test.
-func need(t *testing.T, programs ...string) {
-	t.Helper()
-	for _, program := range programs {
-		if _, err := exec.LookPath(program); err != nil {
-			if os.Getenv("CI") != "" {
-				t.Fatal(err)
-			}
-			t.Skip(err)
-		}
-	}
-}
-
 // systemd's own checks accept the unit with each drop-in, and that of the signer process, and find them well confined. Also
 // on a socket, with the drop-ins of docs/signer.md.
 func TestUnitIsValidAndConfined(t *testing.T) {
 	t.Parallel()
-	need(t, "systemd-analyze")
+	need.Programs(t, "systemd-analyze")
 	for _, mode := range []string{"standalone", "cluster", "signer", "cluster on a socket", "signer on a socket"} {
 		root := t.TempDir()
 		units := filepath.Join(root, "etc/systemd/system")
@@ -101,7 +89,7 @@ func socketDropIn(t *testing.T, signer bool) string {
 // systemd's own check accepts the kubelet's unit with the drop-in of a rejoin.
 func TestRejoinDropInIsValid(t *testing.T) {
 	t.Parallel()
-	need(t, "systemd-analyze")
+	need.Programs(t, "systemd-analyze")
 	root := t.TempDir()
 	units := filepath.Join(root, "etc/systemd/system")
 	for _, dir := range []string{units + "/kubelet.service.d", root + "/usr/local/sbin", root + "/usr/bin", root + "/lib/systemd", root + "/usr/lib"} {
@@ -232,7 +220,7 @@ func traceFolder(t *testing.T, below string) string {
 func TestUnitWorksStandaloneInItsSandbox(t *testing.T) {
 	t.Parallel()
 	cluster.NeedRoot(t)
-	need(t, "systemd-analyze", "strace")
+	need.Programs(t, "systemd-analyze", "strace")
 	all, address := settings(t, "standalone"), harness.FreeAddress(t)
 	if got := all["StateDirectory"]; len(got) != 1 || got[0] != "kubejoin" {
 		t.Errorf("StateDirectory %q, want kubejoin", got)
@@ -253,7 +241,7 @@ func TestUnitWorksStandaloneInItsSandbox(t *testing.T) {
 func TestUnitWorksOnAClusterInItsSandbox(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
-	need(t, "systemd-analyze", "strace")
+	need.Programs(t, "systemd-analyze", "strace")
 	s := harness.PrepareSite(t, cluster.Options{})
 	all, address := settings(t, "cluster"), harness.FreeAddress(t)
 	etc, credentials := kubernetesFolder(t, s), t.TempDir()

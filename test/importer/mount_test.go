@@ -24,14 +24,7 @@ var shellBlock = regexp.MustCompile("(?s)```sh\n(.*?)```")
 
 // testMountServer runs the commands in the README of mount-server, and checks what an installer relies on.
 func (b build) testMountServer(t *testing.T) {
-	for _, tool := range []string{"sh", "curl", "openssl"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			if os.Getenv("CI") != "" {
-				t.Fatalf("CI skips no test: %v", err)
-			}
-			t.Skipf("the commands in the README need it: %v", err)
-		}
-	}
+	needCurlAndOpenSSL(t)
 	s, dir, listen := newSite(t), t.TempDir(), freeAddress(t)
 	must(t, os.Symlink(s.dir, filepath.Join(dir, "kubejoin-data")))
 	readme := the(os.ReadFile("../../examples/mount-server/README.md"))(t)

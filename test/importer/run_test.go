@@ -211,14 +211,7 @@ func (b build) testRemoteToken(t *testing.T, s site, listen string, minted token
 }
 
 func testCurl(t *testing.T, s site, listen string, want clusterinfo.Discovered) {
-	for _, tool := range []string{"sh", "curl", "openssl"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			if os.Getenv("CI") != "" {
-				t.Fatalf("CI skips no test: %v", err)
-			}
-			t.Skipf("the scripts need it: %v", err)
-		}
-	}
+	needCurlAndOpenSSL(t)
 	t.Setenv("SERVER", listen)
 	t.Setenv("CURLRC", s.curlrc)
 	line, stderr, err := run(t, nil, "../../examples/curl/join-line.sh", "rack 7 & 8")
@@ -295,4 +288,17 @@ func freeAddress(t *testing.T) string {
 	t.Helper()
 	port := the(cluster.FreePort())(t)
 	return localhost(port)
+}
+
+// needCurlAndOpenSSL skips a test without the programs of the scripts. In CI the test fails instead.
+func needCurlAndOpenSSL(t *testing.T) {
+	t.Helper()
+	for _, program := range []string{"curl", "openssl"} {
+		if _, err := exec.LookPath(program); err != nil {
+			if os.Getenv("CI") != "" {
+				t.Fatal(err)
+			}
+			t.Skip("needs " + program)
+		}
+	}
 }

@@ -214,7 +214,7 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	s := harness.PrepareSite(t, cluster.Options{APIServerFlags: audit.Flags()})
 	u := uploads{t, s, filepath.Join(s.Dir, "pki")}
 	s.RunKubectl(t, "apply", "-f", harness.RepositoryFile(t, "deploy/control-planes.yaml"))
-	signers := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin, "signer-config", "default", "--kubeadm").Output())(t)
+	signers := must.Value(exec.CommandContext(t.Context(), harness.Kubejoin(), "signer-config", "default", "--kubeadm").Output())(t)
 	signerConfig := filepath.Join(u.pki, "signers.yaml")
 	must.OK(t, os.WriteFile(signerConfig, signers, 0o600))
 	s.Start(t, "--pki-dir="+u.pki, "--signer-config="+signerConfig)
@@ -236,7 +236,7 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	if call() != first {
 		t.Error("the second call has another key, so it ended the first one")
 	}
-	printed, err := exec.CommandContext(t.Context(), harness.Kubejoin, "token", "create", "--print-join-command", "--control-plane",
+	printed, err := exec.CommandContext(t.Context(), harness.Kubejoin(), "token", "create", "--print-join-command", "--control-plane",
 		"--format=script", "--curlrc="+s.Curlrc(), "--url=https://"+s.Endpoint).Output()
 	if err != nil || !strings.Contains(string(printed), "certificateKey: "+first) && !strings.Contains(string(printed), `certificateKey: "`+first) {
 		t.Errorf("kubejoin token create over HTTPS: %v, want a JoinConfiguration with the same key", err)
@@ -283,7 +283,7 @@ func (u uploads) checkKubeletClientWarnings() {
 			"with a kubeconfig": {"--kubeconfig=" + u.Kubeconfig(), "--pki-dir=" + u.pki},
 		} {
 			var stderr strings.Builder
-			cmd := exec.CommandContext(u.Context(), harness.Kubejoin, append([]string{"token", "create", "--print-join-command", "--control-plane"}, flags...)...)
+			cmd := exec.CommandContext(u.Context(), harness.Kubejoin(), append([]string{"token", "create", "--print-join-command", "--control-plane"}, flags...)...)
 			cmd.Stderr = &stderr
 			if line, err := cmd.Output(); err != nil || !keyOfLine.Match(line) {
 				u.Errorf("%s: want a join command, got %v %s", way, err, stderr.String())

@@ -29,7 +29,7 @@ func TestJoinsWithCustomKubeletCredentials(t *testing.T) {
 	t.Cleanup(node.Stop)
 	must.OK(t, node.WaitJoined(t.Context()))
 	must.OK(t, node.WaitRegistered(t.Context()))
-	check := exec.CommandContext(t.Context(), harness.Kubejoin, "kubeconfig", "check", file, "--node", "worker-1")
+	check := exec.CommandContext(t.Context(), harness.Kubejoin(), "kubeconfig", "check", file, "--node", "worker-1")
 	if out, err := check.CombinedOutput(); err != nil || !strings.Contains(string(out), "no findings") {
 		t.Errorf("check: %v\n%s", err, out)
 	}

@@ -26,6 +26,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -156,11 +157,10 @@ func TestDiagnose(t *testing.T) {
 		{"gawk", `ln -s "$(command -v gawk)" /run/bin/awk`},
 		{"original-awk", `ln -s "$(command -v original-awk)" /run/bin/awk`},
 	} {
-		if _, err := exec.LookPath(with.program); err != nil {
-			t.Logf("%s is not installed", with.program)
-			continue
-		}
 		t.Run("healthy machine, "+with.program, func(t *testing.T) {
+			if with.program != "sh" {
+				need.Programs(t, with.program)
+			}
 			b := healthy
 			b.machine = with.machine
 			output, code := b.diagnose(t, s)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -237,12 +238,7 @@ func checkNoFile(t *testing.T, s *harness.Site, node *cluster.Node, file string)
 // cloud-init's own modules.
 func cloudInit(t *testing.T, file string) []string {
 	t.Helper()
-	if _, err := exec.LookPath("cloud-init"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("cloud-init is missing, and CI skips no test: install the package cloud-init")
-		}
-		t.Skip("cloud-init is missing: install the package cloud-init")
-	}
+	need.Programs(t, "cloud-init")
 	check := func(file string) (string, error) {
 		output, err := exec.CommandContext(t.Context(), "cloud-init", "schema", "--config-file", file).CombinedOutput()
 		return string(output), err

@@ -43,7 +43,7 @@ func TestNeedsAPIServerFlagInPod(t *testing.T) {
 	pod := func(more ...string) *harness.Program {
 		address := harness.FreeAddress(t)
 		script := `mount -t tmpfs tmpfs /var/run && mkdir -p /var/run/secrets/kubernetes.io && cp -r "$1" /var/run/secrets/kubernetes.io/serviceaccount && shift && exec "$@"`
-		args := append([]string{"--mount", "sh", "-c", script, "pod", account, harness.Kubejoin, "serve", "--listen=" + address}, flags...)
+		args := append([]string{"--mount", "sh", "-c", script, "pod", account, harness.Kubejoin(), "serve", "--listen=" + address}, flags...)
 		cmd := exec.Command("unshare", append(args, more...)...)
 		cmd.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port)
 		p := harness.Launch(t, s.WorkDir, address, s.Curlrc(), cmd)

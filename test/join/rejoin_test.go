@@ -150,7 +150,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	}
 
 	// While the certificate is valid, the command does nothing.
-	if out := m.run(t, 0, harness.Kubejoin, "rejoin", "--url", url); !strings.Contains(out, "nothing to do") {
+	if out := m.run(t, 0, harness.Kubejoin(), "rejoin", "--url", url); !strings.Contains(out, "nothing to do") {
 		t.Errorf("valid certificate: got %s", out)
 	}
 
@@ -160,7 +160,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	must.OK(t, m.StartKubelet())
 	must.OK(t, m.WaitKubelet(ctx, "unable to load bootstrap kubeconfig"))
 	stop()
-	m.comeBack(t, harness.Kubejoin, "rejoin", "--url", url)
+	m.comeBack(t, harness.Kubejoin(), "rejoin", "--url", url)
 
 	// The same with the script.
 	stop()
@@ -181,7 +181,7 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	now := must.Value(m.ReadFile(currentPEM))(t)
 	m.write(t, first)
 	m.expire(t)
-	if out := m.run(t, 3, harness.Kubejoin, "rejoin", "--url", url); !strings.Contains(out, "KeyNotCurrent") {
+	if out := m.run(t, 3, harness.Kubejoin(), "rejoin", "--url", url); !strings.Contains(out, "KeyNotCurrent") {
 		t.Errorf("old copy of the disk: got %s", out)
 	}
 	harness.Wait(t, "Events of the Node", func() error {
@@ -198,11 +198,11 @@ func TestExpiredKubeletComesBack(t *testing.T) {
 	// A machine without a disk.
 	key := filepath.Join(s.WorkDir, "node.key")
 	m.run(t, 0, "openssl", "genpkey", "-algorithm", "ed25519", "-out", key)
-	m.run(t, 0, harness.Kubejoin, "rejoin", "--url", url, "--bind-key", key)
+	m.run(t, 0, harness.Kubejoin(), "rejoin", "--url", url, "--bind-key", key)
 	for i := range diskless {
 		stop()
 		m.run(t, 0, "sh", "-c", "rm -rf /var/lib/kubelet/pki /etc/kubernetes/kubelet.conf")
-		m.comeBack(t, harness.Kubejoin, "rejoin", "--url", url, "--ca-file", s.CAFile(), "--key", key, "--node", "worker-1")
+		m.comeBack(t, harness.Kubejoin(), "rejoin", "--url", url, "--ca-file", s.CAFile(), "--key", key, "--node", "worker-1")
 		if i == 0 { // the same request without the program, which leaves what there is
 			m.run(t, 0, "sh", "-c", commandsOfPage(t, s, "By hand with a bound key")+
 				strings.Replace(commandsOfPage(t, s, "By hand"), "--cert kubelet-client-current.pem", "--cert self.pem", 1))

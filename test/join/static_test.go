@@ -19,7 +19,7 @@ import (
 // tool runs kubejoin and returns what it prints.
 func tool(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), harness.Kubejoin, args...)
+	cmd := exec.CommandContext(t.Context(), harness.Kubejoin(), args...)
 	output, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError

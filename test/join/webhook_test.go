@@ -78,7 +78,7 @@ func TestJoinsThroughWebhook(t *testing.T) {
 	m := newOffMachine(t, s, last)
 	must.OK(t, m.StopKubelet())
 	m.expire(t)
-	m.comeBack(t, harness.Kubejoin, "rejoin", "--url", "https://"+address)
+	m.comeBack(t, harness.Kubejoin(), "rejoin", "--url", "https://"+address)
 
 	// kubejoin stores claims beside the tokens.
 	status, claims, err := s.Get(ctx, "/v1/claim", s.Bearer(t))
@@ -124,7 +124,7 @@ func TestJoinsWithTokensInEtcd(t *testing.T) {
 	m := newOffMachine(t, s, node)
 	must.OK(t, m.StopKubelet())
 	m.expire(t)
-	m.comeBack(t, harness.Kubejoin, "rejoin", "--url", "https://"+address)
+	m.comeBack(t, harness.Kubejoin(), "rejoin", "--url", "https://"+address)
 	second := must.Value(s.StartNode("second", args))(t)
 	if err := second.WaitKubelet(ctx, "TokenSpent"); err != nil {
 		t.Error(err)
@@ -155,7 +155,7 @@ func TestJoinsWithTokensInEtcd(t *testing.T) {
 func webhookFlags(t *testing.T, args ...string) []string {
 	t.Helper()
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), harness.Kubejoin, append([]string{"webhook-config"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), harness.Kubejoin(), append([]string{"webhook-config"}, args...)...)
 	cmd.Stderr = &stderr
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("webhook-config: %v\n%s", err, &stderr)

@@ -110,7 +110,7 @@ func (r *rotationTest) enter(args ...string) {
 
 // pasted returns arguments that run a line of the page on a machine.
 func (r *rotationTest) pasted(line string) []string {
-	return []string{"bash", "-euc", `cd /run; sudo() { "$@"; }; PATH=` + filepath.Dir(harness.Kubejoin) + ":$PATH; " + line}
+	return []string{"bash", "-euc", `cd /run; sudo() { "$@"; }; PATH=` + filepath.Dir(harness.Kubejoin()) + ":$PATH; " + line}
 }
 
 func newRotationTest(t *testing.T) *rotationTest {
@@ -126,7 +126,7 @@ func newRotationTest(t *testing.T) *rotationTest {
 	r.must(c.Init(t.Context(), patches))
 	const image = "ghcr.io/kubejoin/kubejoin:test"
 	for _, m := range r.nodes {
-		r.must(m.ImportProgram(t.Context(), image, harness.Kubejoin))
+		r.must(m.ImportProgram(t.Context(), image, harness.Kubejoin()))
 	}
 	r.must(c.Install(t.Context(), image))
 	r.must(c.permitControlPlanes(t.Context()))
@@ -189,7 +189,7 @@ func (r *rotationTest) kubeconfigs() map[*Machine][]string {
 // ca runs a command of 'kubejoin ca' as the administrator.
 func (r *rotationTest) ca(args ...string) (string, error) {
 	r.note("ca " + strings.Join(args, " "))
-	return r.first.Run(r.t.Context(), append([]string{harness.Kubejoin, "ca"}, args...)...)
+	return r.first.Run(r.t.Context(), append([]string{harness.Kubejoin(), "ca"}, args...)...)
 }
 
 // note notes that a command begins.

@@ -74,9 +74,11 @@ func New(ctx context.Context, progress io.Writer) (*Cluster, error) {
 	return c, nil
 }
 
-// checkPrograms fails if a program is missing that no module has.
+// programs are those that a cluster needs and no module has.
+var programs = []string{"runc", "iptables", "ip", "conntrack", "nsenter"}
+
 func checkPrograms() error {
-	for _, program := range []string{"runc", "iptables", "ip", "conntrack", "nsenter"} {
+	for _, program := range programs {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("a whole cluster needs runc, iptables, iproute2, conntrack and util-linux: %w", err)
 		}

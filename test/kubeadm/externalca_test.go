@@ -27,11 +27,11 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	for _, phase := range []string{"ca", "front-proxy-ca", "etcd-ca"} {
 		host(t, dir, filepath.Join(c.kube, "kubeadm"), "init", "phase", "certs", phase, "--cert-dir", pki, "--kubernetes-version", c.Version)
 	}
-	signers := host(t, dir, harness.Kubejoin, "signer-config", "default", "--kubeadm")
+	signers := host(t, dir, harness.Kubejoin(), "signer-config", "default", "--kubeadm")
 	must.OK(t, os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(signers), 0o600))
 	address := c.Outside().Address + ":9443"
 	log := must.Value(os.Create(filepath.Join(dir, "kubejoin.log")))(t)
-	serve := c.Outside().Command(ctx, harness.Kubejoin, "serve", "--listen="+address, "--data-dir="+data, "--signer-config="+filepath.Join(pki, "signers.yaml"),
+	serve := c.Outside().Command(ctx, harness.Kubejoin(), "serve", "--listen="+address, "--data-dir="+data, "--signer-config="+filepath.Join(pki, "signers.yaml"),
 		"--cluster-signing-cert-file="+filepath.Join(pki, "ca.crt"), "--cluster-signing-key-file="+filepath.Join(pki, "ca.key"),
 		"--api-server=https://"+first.Address+":6443", "--tls-san=ca.example.com")
 	serve.Stdout, serve.Stderr = log, log
@@ -49,7 +49,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	})
 	kubejoin := func(m *Machine, args ...string) string {
 		t.Helper()
-		return must.Value(m.Run(ctx, append(append([]string{harness.Kubejoin}, args...), "--url=https://"+address, "--curlrc="+curlrc)...))(t)
+		return must.Value(m.Run(ctx, append(append([]string{harness.Kubejoin()}, args...), "--url=https://"+address, "--curlrc="+curlrc)...))(t)
 	}
 	credential := must.Value(os.ReadFile(curlrc))(t)
 	ca := must.Value(os.ReadFile(filepath.Join(pki, "ca.crt")))(t)
@@ -61,7 +61,7 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 	paste := func(m *Machine, heading string) string {
 		t.Helper()
 		script := `exec 2>&1; cd "$1"; PATH="$2:$PATH"; echo "$3 ca.example.com" >>/etc/hosts` + "\n" + page.section(heading)
-		out, err := m.Run(ctx, "sh", "-euc", script, "paste", dir, filepath.Dir(harness.Kubejoin), c.Outside().Address)
+		out, err := m.Run(ctx, "sh", "-euc", script, "paste", dir, filepath.Dir(harness.Kubejoin()), c.Outside().Address)
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", heading, err, out)
 		}

@@ -92,13 +92,13 @@ func newKillsTest(t *testing.T) *killsTest {
 	k.must(err)
 	k.network(k.first)
 	k.must(c.Init(t.Context(), patches))
-	k.must(k.first.ImportProgram(t.Context(), image, harness.Kubejoin))
+	k.must(k.first.ImportProgram(t.Context(), image, harness.Kubejoin()))
 	k.must(c.Install(t.Context(), image))
 	line := k.request()
 	k.add("worker-1", line)
 	k.add("worker-2", line)
 	k.worker, k.off = k.nodes[1], k.nodes[2]
-	k.must(k.off.ImportProgram(t.Context(), image, harness.Kubejoin))
+	k.must(k.off.ImportProgram(t.Context(), image, harness.Kubejoin()))
 
 	k.kubectl("create", "clusterrolebinding", "rotator", "--clusterrole=kubejoin:ca-rotator", "--serviceaccount=default:"+requester)
 	k.kubectl("create", "clusterrolebinding", "expirer", "--clusterrole=kubejoin:token-admin", "--serviceaccount=default:"+requester)
@@ -152,7 +152,7 @@ func (k *killsTest) applyKilled(m *Machine, flags ...string) {
 	began := time.Now()
 	list := filepath.Join(k.t.TempDir(), "writes")
 	harness.WaitFor(k.t, 6*time.Minute, "kubejoin ca apply on "+m.Name, func() error {
-		cmd := m.Command(k.t.Context(), append([]string{os.Args[0], harness.Kubejoin, "ca", "apply"}, flags...)...)
+		cmd := m.Command(k.t.Context(), append([]string{os.Args[0], harness.Kubejoin(), "ca", "apply"}, flags...)...)
 		cmd.Env = append(cmd.Env, tracerChild+"="+list)
 		output, err := cmd.CombinedOutput()
 		if err == nil && bytes.Contains(output, []byte("the kubelet got no new ")) { // kubejoin may not have the new key yet
@@ -191,7 +191,7 @@ func (k *killsTest) nothingBehind() {
 	k.t.Helper()
 	began := time.Now()
 	harness.Wait(k.t, "nothing to be behind", func() error {
-		text, err := k.first.Run(k.t.Context(), harness.Kubejoin, "ca", "status", "--output=json")
+		text, err := k.first.Run(k.t.Context(), harness.Kubejoin(), "ca", "status", "--output=json")
 		if err != nil {
 			return err
 		}
@@ -220,7 +220,7 @@ func (k *killsTest) joinAgain() {
 	k.off.Name, k.off.dir = name+"-off", dir+"-off" // which keeps its logs
 	k.must(os.Rename(dir, k.off.dir))
 	k.nodes = k.nodes[:2]
-	k.add(name, k.on(k.first, harness.Kubejoin, "token", "create", "--replace-node="+name, "--print-join-command"))
+	k.add(name, k.on(k.first, harness.Kubejoin(), "token", "create", "--replace-node="+name, "--print-join-command"))
 }
 
 // leftover is the name of a temporary file.

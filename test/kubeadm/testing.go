@@ -1,11 +1,11 @@
 package kubeadm
 
 import (
-	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
@@ -30,12 +30,7 @@ func ForTest(t *testing.T) *Cluster {
 func Need(t *testing.T) {
 	t.Helper()
 	cluster.NeedRoot(t)
-	if err := checkPrograms(); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("%v; in CI no test is skipped", err)
-		}
-		t.Skip(err)
-	}
+	need.Programs(t, programs...)
 }
 
 func keepLogs(t *testing.T, c *Cluster) {

@@ -41,7 +41,7 @@ func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	r.run(r.first, takeEndpoint)
 	r.must(r.Init(t.Context(), ""))
 	const image = "ghcr.io/kubejoin/kubejoin:test"
-	r.must(r.first.ImportProgram(t.Context(), image, harness.Kubejoin))
+	r.must(r.first.ImportProgram(t.Context(), image, harness.Kubejoin()))
 	r.must(r.Install(t.Context(), image))
 	r.must(r.permitControlPlanes(t.Context()))
 	r.run(r.first, unbindKubeletClient)
@@ -64,7 +64,7 @@ func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	both := []*Machine{r.prepare("control-4", "script"), r.prepare("control-5", "cloud-config")}
 	for _, m := range both {
 		r.must(m.importImages(t.Context(), r.images))
-		r.must(m.ImportProgram(t.Context(), image, harness.Kubejoin))
+		r.must(m.ImportProgram(t.Context(), image, harness.Kubejoin()))
 	}
 	r.waitHolder("control-3")
 	harness.Wait(t, "the learner of control-3", func() error { return r.checkMembers(r.first, 2, 1) })
@@ -179,7 +179,7 @@ func (r *race) waitHolder(names ...string) (name string) {
 func (r *race) waitExplained(name, want string) {
 	r.t.Helper()
 	harness.Wait(r.t, "the explanation of "+name, func() error {
-		got, err := r.first.Run(r.t.Context(), harness.Kubejoin, "explain", name)
+		got, err := r.first.Run(r.t.Context(), harness.Kubejoin(), "explain", name)
 		if !strings.Contains(got, want) {
 			return fmt.Errorf("%w: %s, want %q", err, got, want)
 		}
@@ -252,7 +252,7 @@ func (r *race) checkKubeletClientWarnings() (bind string) {
 	}
 	// The kubelet shows the API server its static Pods up to a minute after the Node is there.
 	r.run(r.first, "kubectl wait --namespace kube-system --for=create --timeout=3m pod/kube-apiserver-"+r.first.Name)
-	report, _ := r.first.Run(r.t.Context(), harness.Kubejoin, "doctor", "--output=jsonpath={.findings[*].id}") // 1 with findings
+	report, _ := r.first.Run(r.t.Context(), harness.Kubejoin(), "doctor", "--output=jsonpath={.findings[*].id}") // 1 with findings
 	if !strings.Contains(report, finding) {
 		r.t.Errorf("kubejoin doctor reports %q, want %s among them", report, finding)
 	}

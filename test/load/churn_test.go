@@ -14,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -163,6 +164,7 @@ func TestChurnLeaksNothing(t *testing.T) {
 // TestStandaloneChurnLeaksNothing makes 500 join commands with short-lived tokens in each of 8 rounds. It catches
 // leaks, and a database file that grows.
 func TestStandaloneChurnLeaksNothing(t *testing.T) {
+	need.Long(t)
 	harness.Parallel(t)
 	const tokensARound = 500
 	dataDir := filepath.Join(t.TempDir(), "data")

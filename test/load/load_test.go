@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -29,7 +30,7 @@ import (
 
 // plain builds kubejoin as shipped. The race detector would distort the memory and time that these tests measure.
 var plain = sync.OnceValues(func() (string, error) {
-	file := filepath.Join(filepath.Dir(harness.Kubejoin), "kubejoin-plain")
+	file := filepath.Join(filepath.Dir(harness.Kubejoin()), "kubejoin-plain")
 	output, err := exec.Command("go", "build", "-o", file, "github.com/kubejoin/kubejoin/cmd/kubejoin").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("building kubejoin: %w\n%s", err, output)
@@ -149,6 +150,7 @@ func mint(ctx context.Context, p *harness.Program, bearer, query string) (time.D
 // TestServesBesideIdleConnections holds ten thousand idle connections. It catches other clients that get no response,
 // more than 100 KiB for each connection, and leaked descriptors.
 func TestServesBesideIdleConnections(t *testing.T) {
+	need.Long(t)
 	const connections = 10_000
 	var files syscall.Rlimit
 	must.OK(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files))
@@ -217,6 +219,7 @@ func TestServesBesideIdleConnections(t *testing.T) {
 // TestDiscardsUnauthenticatedBodies lets a thousand clients without credentials send 1 MiB each. It catches a kubejoin
 // that buffers these bodies.
 func TestDiscardsUnauthenticatedBodies(t *testing.T) {
+	need.Long(t)
 	const clients, size = 1000, 1 << 20
 	p := serveWithTokens(t, 0)
 	before, memory := descriptors(t, p), resident(t, p)
@@ -268,6 +271,7 @@ func TestDiscardsUnauthenticatedBodies(t *testing.T) {
 // TestDiscoveryFloodDoesNotBlockJoinCommands requests cluster-info as fast as possible. It catches join commands that
 // fail meanwhile: they have separate slots, even if clients have no rate limit.
 func TestDiscoveryFloodDoesNotBlockJoinCommands(t *testing.T) {
+	need.Long(t)
 	const n, flooders, joins = 12_000, 64, 200
 	p := serveWithTokens(t, n, "--client-qps=0")
 	bearer := p.Bearer(t)

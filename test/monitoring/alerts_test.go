@@ -1,13 +1,13 @@
 package monitoring
 
 import (
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"sigs.k8s.io/yaml"
 )
@@ -30,17 +30,6 @@ func rules(t *testing.T) []rule {
 	return file.Groups[0].Rules
 }
 
-// need fails a test in CI, or else skips it, if a program of Debian's package prometheus is missing.
-func need(t *testing.T, program string) {
-	t.Helper()
-	if _, err := exec.LookPath(program); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("%v: install it with 'apt-get install --no-install-recommends prometheus'", err)
-		}
-		t.Skipf("%v: install it with 'apt-get install --no-install-recommends prometheus'", err)
-	}
-}
-
 var (
 	usedLabel  = regexp.MustCompile(`\$labels\.(\w+)`)
 	givenLabel = regexp.MustCompile(`(\w+)="([^"]*)"`)
@@ -50,7 +39,7 @@ var (
 // catches a rule without a case in which it fires, and an annotation with a label that the alert does not have.
 func TestAlertRules(t *testing.T) {
 	harness.Parallel(t)
-	need(t, "promtool")
+	need.Programs(t, "promtool")
 	dir := t.TempDir()
 	harness.ReplaceFile(t, filepath.Join(dir, "rules.yaml"), harness.ReadFile(t, harness.RepositoryFile(t, rulesFile)))
 	cases := harness.ReadFile(t, "rules_test.yaml")

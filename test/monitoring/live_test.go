@@ -23,6 +23,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	certificates "k8s.io/api/certificates/v1"
@@ -50,7 +51,7 @@ var rare = map[string]string{
 // all metrics have to be those of docs/metrics.md.
 func TestPrometheusScrapesAsTheDocsSay(t *testing.T) {
 	harness.Parallel(t)
-	need(t, "prometheus")
+	need.Programs(t, "prometheus")
 	s := harness.NewSite(t, cluster.Options{}, "--tls-san=kubejoin.kubejoin-system.svc", "--issuance-record="+filepath.Join(t.TempDir(), "record"))
 	s.WaitLeader(t)
 	use(t, s)

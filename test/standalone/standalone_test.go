@@ -211,7 +211,7 @@ func TestStandaloneRefusesDataFolderInUse(t *testing.T) {
 	harness.Parallel(t)
 	dataDir := filepath.Join(t.TempDir(), "data")
 	p := harness.ServeStandalone(t, dataDir)
-	second := exec.CommandContext(t.Context(), harness.Kubejoin, "serve", "--data-dir="+dataDir, "--listen=127.0.0.1:0")
+	second := exec.CommandContext(t.Context(), harness.Kubejoin(), "serve", "--data-dir="+dataDir, "--listen=127.0.0.1:0")
 	output, err := second.CombinedOutput()
 	if err == nil {
 		t.Fatal("the second process started, want an error")

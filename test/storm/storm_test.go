@@ -9,15 +9,14 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
 // TestStormLosesNoMachine lets 300 machines join and kills the leader. It catches machines that never become Ready, and
 // tokens and names that admit two.
 func TestStormLosesNoMachine(t *testing.T) {
-	if testing.Short() {
-		t.Skip("needs a Kubernetes control plane, which -short leaves out")
-	}
+	need.Long(t)
 	harness.Parallel(t)
 	kubejoin := filepath.Join(t.TempDir(), "kubejoin")
 	if output, err := exec.Command("go", "build", "-o", kubejoin, "github.com/kubejoin/kubejoin/cmd/kubejoin").CombinedOutput(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 )
 
 // Module is the library of Debian, and PIN the PIN of each token.
@@ -28,12 +29,7 @@ type HSM struct {
 // New returns an HSM with tokens of these labels. The environment of the test names it, until the test ends.
 func New(t *testing.T, labels ...string) HSM {
 	t.Helper()
-	if _, err := exec.LookPath("softhsm2-util"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("%v: install it with 'apt-get install --no-install-recommends softhsm2'", err)
-		}
-		t.Skipf("%v: install it with 'apt-get install --no-install-recommends softhsm2'", err)
-	}
+	need.Programs(t, "softhsm2-util")
 	h := HSM{t, t.TempDir(), filepath.Join(t.TempDir(), "pin")}
 	config := filepath.Join(h.Dir, "softhsm2.conf")
 	must.OK(t, os.Mkdir(filepath.Join(h.Dir, "tokens"), 0o700))

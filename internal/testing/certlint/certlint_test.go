@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
@@ -29,6 +30,7 @@ func issue(t *testing.T, ca *tls.Certificate, change func(*x509.Certificate)) *x
 
 // A good certificate must have no findings. zlint or openssl must find each defect.
 func TestRecordsCheck(t *testing.T) {
+	need.Programs(t, "openssl")
 	ca, other := certtest.CA(t, "ca"), certtest.CA(t, "ca")
 	for name, test := range map[string]struct {
 		cert *x509.Certificate
@@ -67,6 +69,7 @@ func TestRecordsCheck(t *testing.T) {
 
 // Without the CA, openssl cannot verify the certificates, which must be an error.
 func TestRecordsWithoutCA(t *testing.T) {
+	need.Programs(t, "openssl")
 	ca := certtest.CA(t, "ca")
 	records := certlint.Records(t.TempDir())
 	flag, keepCA := records.Flag(filepath.Join(t.TempDir(), "gone"))

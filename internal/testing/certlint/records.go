@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
@@ -152,7 +153,11 @@ func lintAll(certificates [][]byte) (findings []string, err error) {
 const batch = 200
 
 // openssl verifies the certificates against the CA, and parses the first one with 'openssl x509'.
+// Without openssl it does nothing, except in CI: the tests of this package report that it is missing.
 func openssl(ctx context.Context, ca string, certificates [][]byte) (findings []string, err error) {
+	if need.Missing("openssl") != "" && os.Getenv("CI") == "" {
+		return nil, nil
+	}
 	if len(certificates) == 0 {
 		return nil, nil
 	}

@@ -338,9 +338,6 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 // Checks authentication of service account tokens and authorization by RBAC on a real API server.
 func TestReviewsOnRealAPIServer(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("needs a control plane")
-	}
 	client := cluster.Shared(t).Client()
 	ctx := t.Context()
 	accounts := client.CoreV1().ServiceAccounts("default")

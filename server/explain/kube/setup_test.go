@@ -54,9 +54,6 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs a control plane")
-	}
 	c := cluster.Shared(t)
 	w := &world{T: t, cluster: c, admin: c.Client()}
 	w.ignoreExists(w.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kubejoin-system"}}, metav1.CreateOptions{}))

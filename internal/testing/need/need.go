@@ -1,0 +1,105 @@
+// Package need skips tests where a program or a right is missing, in the words that test/suite reads.
+package need
+
+import (
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// A Program is something that tests run besides Go, make and git.
+type Program struct {
+	Debian string // packages of Debian that have it
+	For    string // what is not tested without it
+}
+
+// Known has all programs that tests need.
+var Known = map[string]Program{
+	"bash":            {"bash", "join script in this shell, blocks of the docs"},
+	"busybox":         {"busybox", "join script in this shell"},
+	"cloud-init":      {"cloud-init", "user data"},
+	"conntrack":       {"conntrack", "whole clusters"},
+	"curl":            {"curl ca-certificates", "join script, blocks of the docs"},
+	"dash":            {"dash", "join script in this shell"},
+	"gawk":            {"gawk", "join script with this awk"},
+	"gcc":             {"gcc libc6-dev", "data races, PKCS#11"},
+	"ip":              {"iproute2", "whole clusters"},
+	"iptables":        {"iptables", "whole clusters"},
+	"jq":              {"jq", "blocks of the docs"},
+	"mawk":            {"mawk", "join script with this awk"},
+	"mksh":            {"mksh", "join script in this shell"},
+	"nsenter":         {"util-linux", "whole clusters"},
+	"openssl":         {"openssl", "certificates as OpenSSL reads them, join script"},
+	"original-awk":    {"original-awk", "join script with this awk"},
+	"prometheus":      {"prometheus", "metrics as Prometheus reads them"},
+	"promtool":        {"prometheus", "alert rules and dashboard"},
+	"runc":            {"runc", "whole clusters"},
+	"shellcheck":      {"shellcheck", "mistakes in the join script"},
+	"softhsm2-util":   {"softhsm2", "PKCS#11"},
+	"strace":          {"strace", "sandbox of the systemd units"},
+	"systemd-analyze": {"systemd", "systemd units"},
+	"unshare":         {"util-linux", "joins of machines"},
+}
+
+// Programs skips a test without one of these programs. In CI, where $CI is set, the test fails instead.
+func Programs(t testing.TB, names ...string) {
+	t.Helper()
+	Skip(t, Missing(names...))
+}
+
+// Missing is the reason to skip a test that needs these programs; empty if this machine has them.
+func Missing(names ...string) string {
+	var missing []string
+	for _, name := range names {
+		if _, known := Known[name]; !known {
+			panic("need.Known lacks the program " + name)
+		}
+		if _, err := exec.LookPath(name); err != nil {
+			missing = append(missing, name)
+		}
+	}
+	if missing == nil {
+		return ""
+	}
+	return "needs " + strings.Join(missing, ", ")
+}
+
+// Root skips a test that does not run as root. In CI the test fails instead.
+func Root(t testing.TB) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		Skip(t, "needs root")
+	}
+}
+
+// LeftToE2E is the reason why 'make test' skips a test that 'make e2e' runs.
+const LeftToE2E = "'make e2e' runs it"
+
+// Long skips a test that needs Kubernetes or etcd, or takes long, with -short: 'make test' leaves it to 'make e2e'.
+func Long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip(LeftToE2E)
+	}
+}
+
+// A skipper is a test, or a script of one.
+type skipper interface {
+	Skip(...any)
+	Fatal(...any)
+}
+
+// Skip skips a test for a reason. Without a reason it does nothing. In CI the test fails instead.
+func Skip(t skipper, reason string) {
+	if h, ok := t.(testing.TB); ok {
+		h.Helper()
+	}
+	switch {
+	case reason == "":
+	case os.Getenv("CI") != "":
+		t.Fatal(reason + ", and in CI no test is skipped")
+	default:
+		t.Skip(reason)
+	}
+}
