@@ -1,5 +1,6 @@
 // Package test contains the end-to-end tests, one folder for each subject. The tests run the real kubejoin with the
-// real kube-apiserver, kubeadm, kubelet and kube-controller-manager. With -short they are skipped.
+// real kube-apiserver, kubeadm, kubelet and kube-controller-manager: 'make e2e'. With -short, as 'make test' runs them,
+// those are skipped that need one of the others.
 //
 //	folder          what its tests check
 //	access          permissions: of callers, kubejoin's own rights, the approval policy, certificates over HTTPS
@@ -21,8 +22,8 @@
 //	importer        programs that import kubejoin as a library (a module of its own)
 //
 // The tests share three packages: cluster runs Kubernetes, etcd runs etcd alone, harness runs kubejoin and has the common
-// requests, waits and checks. The other folders are tools: bench, demo, mutate and fuzz.sh for the Makefile, and the modules kube, containers,
-// cfssl, etcdctl and ignition, which build programs that the tests run.
+// requests, waits and checks. The other folders are tools: bench, demo, mutate, suite and fuzz.sh for the Makefile, and
+// the modules kube, containers, cfssl, etcdctl and ignition, which build programs that the tests run.
 //
 // Run one subject with:
 //

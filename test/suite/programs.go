@@ -1,0 +1,42 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"os/exec"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/testing/need"
+)
+
+// missing are the programs of [need.Known] that this machine lacks.
+func missing() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(need.Known)), func(program string) bool {
+		_, err := exec.LookPath(program)
+		return err == nil
+	})
+}
+
+// packagesOf are the Debian packages that have these programs.
+func packagesOf(programs []string) []string {
+	var packages []string
+	for _, program := range programs {
+		packages = append(packages, strings.Fields(need.Known[program].Debian)...)
+	}
+	slices.Sort(packages)
+	return slices.Compact(packages)
+}
+
+// printMissing prints what is not tested without these programs, and how to install them.
+func printMissing(out io.Writer, programs []string) {
+	if len(programs) == 0 {
+		return
+	}
+	fmt.Fprintln(out, "Some programs are missing. Tests that need them are skipped:")
+	for _, program := range programs {
+		fmt.Fprintf(out, "  %-16s %s\n", program, need.Known[program].For)
+	}
+	fmt.Fprintf(out, "Install them with:\n  apt-get install --no-install-recommends %s\n", strings.Join(packagesOf(programs), " "))
+}

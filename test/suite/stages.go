@@ -1,0 +1,275 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+)
+
+const module = "github.com/kubejoin/kubejoin"
+
+// A stage is a part of a run.
+type stage struct {
+	name, about string
+	usual       time.Duration // on two quiet cores with warm caches
+	required    bool          // a run ends if the stage fails
+	steps       []step
+}
+
+// A step is one command of a stage.
+type step struct {
+	dir      string   // below the repository
+	env      []string // besides the own environment
+	command  []string
+	packages []string // import paths that a 'go test' tests; empty for another command
+	run      string   // regular expression of its tests; empty for all
+}
+
+// shell is a step that is not a test.
+func shell(dir string, command ...string) step { return step{dir: dir, command: command} }
+
+// tests is a step that runs 'go test' with these flags. With race, it needs a C compiler, and runs without the race detector
+// if there is none.
+func tests(race bool, packages []string, flags ...string) step {
+	// Linking is faster without the symbols of debuggers (-w). 'make check' runs vet.
+	s := step{command: []string{"go", "test", "-ldflags=-w", "-vet=off", "-count=1"}, packages: packages}
+	if race = race && hasCompiler(); race {
+		s.command = append(s.command, "-race")
+	} else {
+		s.env = []string{"CGO_ENABLED=0"} // as releases are, so that kubejoin and most tests share what is compiled
+	}
+	s.command = append(s.command, flags...)
+	return s
+}
+
+// hasCompiler reports whether there is a C compiler, which the race detector needs.
+func hasCompiler() bool {
+	_, err := exec.LookPath(cmp.Or(os.Getenv("CC"), "gcc"))
+	return err == nil
+}
+
+// The race detector watches the packages themselves, and the whole program standalone and on a cluster. The commands, which
+// their tests start a thousand times, and all else below test/ run without it: with it they take twice as long.
+func raced(pkg string) bool {
+	return !strings.HasPrefix(pkg, "test/") && pkg != "cmd/kubejoin" || pkg == "test/limits" || pkg == "test/standalone"
+}
+
+// slowest are the packages that take longest. They begin first, or the last one would run alone.
+var slowest = []string{"test/limits", "tokens/boltstore", "server", "clusterinfo/joinformat", "test/standalone", "tokens/secretstore",
+	"test/host", "test/ha", "test/outage", "test/commands", "test/join", "cmd/kubejoin"}
+
+// packages lists the packages of the module, relative to it, with those that take longest first. keep selects by the path of
+// a package and the imports of its tests.
+func packages(ctx context.Context, keep func(pkg string, imports []string) bool) ([]string, error) {
+	const format = `{{.ImportPath}} {{join .TestImports " "}} {{join .XTestImports " "}}`
+	list := exec.CommandContext(ctx, "go", "list", "-f", format, "./...")
+	list.Stderr = os.Stderr
+	output, err := list.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	var kept []string
+	for line := range strings.Lines(string(output)) {
+		words := strings.Fields(line)
+		if pkg := strings.TrimPrefix(words[0], module+"/"); len(words) > 1 && keep(pkg, words[1:]) {
+			kept = append(kept, pkg)
+		}
+	}
+	rank := func(pkg string) int {
+		if i := slices.Index(slowest, pkg); i >= 0 {
+			return i
+		}
+		return len(slowest)
+	}
+	slices.SortStableFunc(kept, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+	return kept, nil
+}
+
+// fastStages run what can be shown without Kubernetes, without root and with Go, make and git alone.
+func fastStages(ctx context.Context) ([]stage, error) {
+	all, err := packages(ctx, func(string, []string) bool { return true })
+	if err != nil {
+		return nil, err
+	}
+	var watched, rest []string
+	for _, pkg := range all {
+		if raced(pkg) && hasCompiler() {
+			watched = append(watched, pkg)
+		} else {
+			rest = append(rest, pkg)
+		}
+	}
+	// Most of these tests wait for disks and processes, so more of them run at once than there are cores.
+	flags := []string{"-short", "-timeout=10m", "-p=4", "-parallel=8"}
+	stages := []stage{{name: "packages", about: "packages and conformance suites, with the race detector", usual: 3 * time.Minute, steps: []step{tests(true, watched, flags...)}},
+		{name: "program", about: "the whole program standalone, commands and docs", usual: time.Minute, steps: []step{tests(false, rest, flags...)}}}
+	if !hasCompiler() {
+		stages = stages[1:]
+		stages[0].about = "all tests, without the race detector: there is no C compiler"
+	}
+	return stages, nil
+}
+
+// core has one test with real components for each promise that only they can show. The oldest supported Kubernetes runs
+// those that have oldest set.
+var core = []struct {
+	promise, pkg, test string
+	oldest             bool
+}{
+	{"a machine joins, by each form of a join command", "test/join", "TestJoinsByEveryFormat", true},
+	{"tokens in etcd", "test/join", "TestJoinsWithTokensInEtcd", true},
+	{"a limited token", "test/limits", "TestTokenForOneNodeAdmitsOne", true},
+	{"the name of an existing Node", "test/limits", "TestReplaceNodeTokenReplacesOneMachine", false},
+	{"serving certificates", "test/join", "TestAPIServerVerifiesKubeletServingCertificate", true},
+	{"discovery without anonymous access", "test/join", "TestJoinsWithoutAnonymousAccess", false},
+	{"a control plane by one call", "test/join", "TestControlPlaneByOneCall", true},
+	{"rejoin", "test/join", "TestExpiredKubeletComesBack", true},
+	{"revocation", "test/access", "TestRevocationWebhook", true},
+	{"a CA rotation on a cluster", "test/kubeadm", "TestReplacesClusterCA", true},
+	{"installation by the chart", "test/kubeadm", "TestHelmPage", false},
+	{"failover with a killed leader", "test/outage", "TestFailoverLosesNoRequest", false},
+	{"a small storm", "test/storm", "TestStormLosesNoMachine", false},
+}
+
+// nested are the modules below this one, with the arguments that 'go mod tidy' needs for each of their go.mod files, and
+// whether they have code to vet.
+var nested = []struct {
+	dir  string
+	code bool
+}{
+	{"test/kube", false}, {"test/containers", false}, {"test/cfssl", false}, {"test/etcdctl", false}, {"test/specs", false}, {"test/ignition", true},
+	{"test/chart", true}, {"test/importer", false}, {"deploy/image", true}, {"cmd/kubejoin-pkcs11", true},
+}
+
+// e2eStages run everything with real components, or with short the tests of [core] alone.
+func e2eStages(ctx context.Context, short bool) ([]stage, error) {
+	versions, err := cluster.Versions()
+	if err != nil {
+		return nil, err
+	}
+	oldest := "KUBE=" + versions[0]
+	// 'make test' has shown all else about the packages outside test/.
+	needy := func(pkg string, imports []string) bool {
+		return strings.HasPrefix(pkg, "test/") || slices.ContainsFunc(imports, func(imported string) bool {
+			return strings.HasPrefix(imported, module+"/test/") || imported == module+"/internal/testing/need"
+		})
+	}
+	all, err := packages(ctx, needy)
+	if err != nil {
+		return nil, err
+	}
+	alone := []string{"test/kubeadm", "test/load", "test/storm"}
+	var watched, rest []string
+	for _, pkg := range all {
+		switch {
+		case slices.Contains(alone, pkg):
+		case raced(pkg):
+			watched = append(watched, pkg)
+		default:
+			rest = append(rest, pkg)
+		}
+	}
+	modules, err := checkModules()
+	if err != nil {
+		return nil, err
+	}
+	// Most tests with Kubernetes wait for processes and timers, so more of them run at once than there are cores.
+	stages := []stage{
+		{"modules", "go.mod files, nested modules, chart and prose", time.Minute, false, modules},
+		{"kube", "build Kubernetes, containerd and etcd", 10 * time.Second, true, []step{shell("", "go", "run", "./test/demo", "-build")}},
+		{"packages", "packages with a control plane, with the race detector", 8 * time.Minute, false, []step{tests(true, watched, "-timeout=30m", "-p=4", "-parallel=4")}},
+		{"clusters", "whole clusters by kubeadm init", 15 * time.Minute, false, []step{tests(false, alone[:1], "-timeout=40m", "-parallel=2")}},
+		{"programs", "machines and control planes", 12 * time.Minute, false, []step{tests(false, rest, "-timeout=60m", "-p=4", "-parallel=4")}},
+		{"load", "load and storms", 4 * time.Minute, false, []step{tests(false, alone[1:], "-timeout=30m", "-p=1")}},
+		{"importer", "programs that import kubejoin", time.Minute, false, []step{in("test/importer", tests(false, []string{"./..."}, "-timeout=20m"))}},
+		{"image", "images and release", 2 * time.Minute, false, []step{in("deploy/image", tests(false, []string{"./..."}, "-timeout=30m"))}},
+		{"oldest", "Kubernetes " + versions[0], 3 * time.Minute, false, []step{
+			with(oldest, shell("", "go", "run", "./test/demo", "-build")),
+			with(oldest, promised(tests(false, all, "-timeout=20m", "-p=2"), func(i int) bool { return core[i].oldest })),
+		}},
+	}
+	if hasCompiler() {
+		stages = slices.Insert(stages, 8, stage{"pkcs11", "keys on PKCS#11 tokens", 20 * time.Second, false, []step{in("cmd/kubejoin-pkcs11", tests(true, []string{"./..."}, "-timeout=10m"))}})
+	}
+	if short {
+		kept := []string{"modules", "kube", "clusters", "programs", "load"}
+		stages = slices.DeleteFunc(stages, func(s stage) bool { return !slices.Contains(kept, s.name) })
+		stages[3].steps[0].packages = append(stages[3].steps[0].packages, "test/limits")
+		for _, s := range stages[2:] {
+			s.steps[0] = promised(s.steps[0], func(int) bool { return true })
+		}
+	}
+	return stages, nil
+}
+
+func in(dir string, s step) step { s.dir = dir; return s }
+
+func with(env string, s step) step { s.env = append(s.env, env); return s }
+
+// promised is a test step with only those tests of [core] that keep selects.
+func promised(s step, keep func(i int) bool) step {
+	var folders, names []string
+	for i, c := range core {
+		if keep(i) && slices.Contains(s.packages, c.pkg) {
+			folders, names = append(folders, c.pkg), append(names, c.test)
+		}
+	}
+	slices.Sort(folders)
+	s.packages, s.run = slices.Compact(folders), "^("+strings.Join(names, "|")+")$"
+	return s
+}
+
+// checkModules are the steps that check go.mod files, nested modules, the chart and the prose.
+func checkModules() ([]step, error) {
+	steps := []step{shell("", "go", "mod", "tidy", "-diff")}
+	for _, n := range nested {
+		files, err := filepath.Glob(filepath.Join(n.dir, "go*.mod"))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			steps = append(steps, shell(n.dir, "go", "mod", "tidy", "-diff", "-modfile="+filepath.Base(file)))
+		}
+		if n.code && (hasCompiler() || n.dir != "cmd/kubejoin-pkcs11") {
+			steps = append(steps, shell(n.dir, "go", "vet", "./..."))
+		}
+	}
+	steps = append(steps, in("test/chart", tests(false, []string{"./..."})))
+	return append(steps, shell("", "make", "-s", "prose")), nil
+}
+
+// selectStages returns the stage with this name, or else the tests of the folder with this name. If run is not empty, only
+// tests that match it run. Tests build the programs that they lack, so no other stage is needed.
+func selectStages(stages []stage, only, run string) ([]stage, error) {
+	var names []string
+	selected := func(s stage, steps ...step) ([]stage, error) {
+		s.steps = steps
+		for i := range s.steps {
+			s.steps[i].run = cmp.Or(run, s.steps[i].run)
+		}
+		return []stage{s}, nil
+	}
+	for _, s := range stages {
+		if names = append(names, s.name); s.name == only {
+			return selected(s, s.steps...)
+		}
+	}
+	for _, s := range stages {
+		for _, step := range s.steps {
+			step.packages = slices.DeleteFunc(slices.Clone(step.packages), func(pkg string) bool { return pkg != only && path.Base(pkg) != only })
+			if len(step.packages) > 0 {
+				return selected(s, step)
+			}
+		}
+	}
+	return nil, fmt.Errorf("invalid ONLY=%q: want one of %s, or the name of a folder with tests", only, strings.Join(names, ", "))
+}
