@@ -1,5 +1,5 @@
-// Command chart renders the Helm chart of kubejoin as 'helm template' does. It prints what it rendered, or writes one
-// file for each template. 'make manifests' writes deploy/manifests with it.
+// Command chart renders the Helm chart of kubejoin as 'helm template' of Helm 4 does. It prints what it rendered, or
+// writes one file for each template. 'make manifests' writes deploy/manifests with it.
 package main
 
 import (
@@ -13,44 +13,37 @@ import (
 	"slices"
 	"strings"
 
-	"helm.sh/helm/v3/pkg/chart"
-	"helm.sh/helm/v3/pkg/chart/loader"
-	"helm.sh/helm/v3/pkg/chartutil"
-	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
 )
 
 func main() {
 	dir := flag.String("chart", "deploy/chart/kubejoin", "folder of the chart")
 	values := flag.String("values", "", "file of values (default: those of the chart)")
-	version := flag.String("app-version", "", "version of kubejoin, which is the tag of the image (default: that of the chart)")
 	only := flag.String("only", "", "name of the only template to render (default: all)")
 	static := flag.Bool("static", false, "render only "+staticFile+", the admission policy as kube-apiserver reads it from a file")
 	out := flag.String("out", "", "folder to write files to (default: standard output)")
 	flag.Parse()
-	if err := run(*dir, *values, *version, *only, *static, *out); err != nil {
+	if err := run(*dir, *values, *only, *static, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "chart:", err)
 		os.Exit(1)
 	}
 }
 
-func run(dir, file, version, only string, static bool, out string) error {
-	c, err := loader.LoadDir(dir)
-	if err != nil {
-		return err
-	}
-	if version != "" {
-		c.Metadata.AppVersion = version
-	}
-	values := map[string]any{"createNamespace": true}
+func run(dir, file, only string, static bool, out string) error {
+	values, err := common.Values{"createNamespace": true}, error(nil)
 	if file != "" {
-		if values, err = chartutil.ReadValuesFile(file); err != nil {
+		if values, err = common.ReadValuesFile(file); err != nil {
 			return err
 		}
 	}
-	files, err := manifests(c, values)
+	rendered, err := render(dir, namespace, values, nil)
 	if err != nil {
 		return err
 	}
+	files := manifests(rendered)
 	if static {
 		files = map[string][]byte{staticFile: staticPolicy(files["admission.yaml"])}
 	}
@@ -70,39 +63,42 @@ func run(dir, file, version, only string, static bool, out string) error {
 	return nil
 }
 
-// release is what the chart is rendered for.
-var release = chartutil.ReleaseOptions{Name: "kubejoin", Namespace: "kubejoin-system", Revision: 1, IsInstall: true}
+// Release and namespace that the chart is rendered for.
+const releaseName, namespace = "kubejoin", "kubejoin-system"
 
 // newest is the Kubernetes version that the chart is rendered for.
-var newest = chartutil.KubeVersion{Version: "v1.37.2", Major: "1", Minor: "37"}
+var newest = common.KubeVersion{Version: "v1.37.2", Major: "1", Minor: "37"}
 
 // render checks the values and renders all templates of a chart.
-func render(c *chart.Chart, values map[string]any, to chartutil.ReleaseOptions, client engine.ClientProvider) (map[string]string, error) {
-	caps := chartutil.DefaultCapabilities.Copy()
-	caps.KubeVersion = newest
-	all, err := chartutil.ToRenderValues(c, values, to, caps)
+func render(dir, namespace string, values map[string]any, client engine.ClientProvider) (map[string]string, error) {
+	c, err := loader.LoadDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	rendered := map[string]string{}
-	var text map[string]string
+	caps := common.DefaultCapabilities.Copy()
+	caps.KubeVersion = newest
+	to := common.ReleaseOptions{Name: releaseName, Namespace: namespace, Revision: 1, IsInstall: true}
+	all, err := util.ToRenderValues(c, values, to, caps)
+	if err != nil {
+		return nil, err
+	}
 	if client == nil {
-		text, err = engine.Render(c, all)
-	} else {
-		text, err = engine.RenderWithClientProvider(c, all, client)
+		return byBase(engine.Render(c, all))
 	}
-	for name, content := range text {
-		rendered[filepath.Base(name)] = content
-	}
-	return rendered, err
+	return byBase(engine.RenderWithClientProvider(c, all, client))
 }
 
-// manifests renders a chart as files for kubectl apply. They do not claim that Helm manages the objects.
-func manifests(c *chart.Chart, values map[string]any) (map[string][]byte, error) {
-	rendered, err := render(c, values, release, nil)
-	if err != nil {
-		return nil, err
+// byBase replaces the paths of rendered templates by their base names.
+func byBase(text map[string]string, err error) (map[string]string, error) {
+	files := map[string]string{}
+	for name, content := range text {
+		files[filepath.Base(name)] = content
 	}
+	return files, err
+}
+
+// manifests returns rendered templates as files for kubectl apply. They do not claim that Helm manages the objects.
+func manifests(rendered map[string]string) map[string][]byte {
 	files := map[string][]byte{}
 	for name, text := range rendered {
 		if !strings.HasSuffix(name, ".yaml") || strings.TrimSpace(text) == "" {
@@ -117,7 +113,7 @@ func manifests(c *chart.Chart, values map[string]any) (map[string][]byte, error)
 		}
 		files[name] = file.Bytes()
 	}
-	return files, nil
+	return files
 }
 
 // staticFile is the file of [staticPolicy].

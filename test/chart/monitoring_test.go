@@ -35,7 +35,7 @@ func TestServiceMonitorAuthenticates(t *testing.T) {
 
 func TestDashboardIsForTheSidecarOfGrafana(t *testing.T) {
 	c := as[corev1.ConfigMap](t, rendered(t, "grafanaDashboard: {enabled: true}"), "ConfigMap kubejoin-dashboard")
-	if c.Labels["grafana_dashboard"] != "1" || c.Namespace != release.Namespace {
+	if c.Labels["grafana_dashboard"] != "1" || c.Namespace != namespace {
 		t.Errorf("got labels %v in %s, want grafana_dashboard=1", c.Labels, c.Namespace)
 	}
 	if text := c.Data["kubejoin.json"]; !json.Valid([]byte(text)) || text+"\n" != string(read(t, folder+"/files/dashboard.json")) {

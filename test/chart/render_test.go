@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"helm.sh/helm/v3/pkg/chartutil"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -17,8 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/applyconfigurations"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 )
 
@@ -28,10 +29,8 @@ type objects map[string][]byte
 // rendered renders the chart with values in YAML.
 func rendered(t *testing.T, values string) objects {
 	t.Helper()
-	v := the(chartutil.ReadValues([]byte(values)))(t)
-	files := the(render(load(t), v, release, nil))(t)
 	all := objects{}
-	for name, text := range files {
+	for name, text := range both(t, values, nil) {
 		if !strings.HasSuffix(name, ".yaml") {
 			continue
 		}
@@ -46,6 +45,45 @@ func rendered(t *testing.T, values string) objects {
 		}
 	}
 	return all
+}
+
+// TestServerSideApplyAcceptsEveryObject catches two equal keys in a map, and two entries with one key in a list, for
+// example of environment variables. Helm 4 applies on the server, which refuses them.
+func TestServerSideApplyAcceptsEveryObject(t *testing.T) {
+	converter := applyconfigurations.NewTypeConverter(scheme.Scheme)
+	apply := func(document []byte) error {
+		var object unstructured.Unstructured
+		if err := yaml.UnmarshalStrict(document, &object.Object); err != nil {
+			return err
+		}
+		_, err := converter.ObjectToTyped(&object)
+		return err
+	}
+	all := string(read(t, everything))
+	for _, values := range []string{"createNamespace: true", all, withoutCA, strings.Replace(all, "kind: Deployment", "kind: DaemonSet", 1), "flags: {cluster-signing-key-url: 'unix:///sock'}"} {
+		documents := rendered(t, values)
+		for name, document := range documents {
+			if strings.HasPrefix(name, "ServiceMonitor ") || strings.HasPrefix(name, "PrometheusRule ") {
+				continue // TestMonitoringObjectsHaveKnownFields
+			}
+			if err := apply(document); err != nil {
+				t.Errorf("values %q, %s: %v", values, name, err)
+			}
+		}
+		if len(documents) < 15 {
+			t.Errorf("values %q: %d objects, want more", values, len(documents))
+		}
+	}
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: a, %s}]}"
+	for list, want := range map[string]string{
+		"env: [{name: A, value: a}, {name: B}]": "",
+		"env: [{name: A, value: a}, {name: A}]": `duplicate entries for key [name="A"]`,
+		"image: a, image: b":                    `key "image" already set`,
+	} {
+		if err := apply(fmt.Appendf(nil, pod, list)); want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: got %v, want an error with %q", list, err, want)
+		}
+	}
 }
 
 // as decodes an object.
@@ -338,17 +376,12 @@ func TestRefusesImpossibleValues(t *testing.T) {
 		"terminationGracePeriodSeconds: 10": "terminationGracePeriodSeconds",
 		"ca: {hostPath: pki}":               "hostPath",
 	} {
-		v := the(chartutil.ReadValues([]byte(values)))(t)
-		if _, err := render(load(t), v, release, nil); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("values %q: got %v, want an error with %q", values, err, want)
-		}
+		refuses(t, namespace, values, want)
 	}
-	elsewhere := release
-	elsewhere.Namespace = "default"
-	if _, err := render(load(t), nil, elsewhere, nil); err == nil || !strings.Contains(err.Error(), `namespace "default" given, want kubejoin-system`) {
-		t.Errorf("another namespace: got %v, want a refusal", err)
-	}
-	for _, values := range []string{"{kind: Deployment, replicas: 1, flags: {leader-elect: false}}", withoutCA} {
+	refuses(t, "default", "", `namespace "default" given, want kubejoin-system`)
+	for _, values := range []string{
+		"{kind: Deployment, replicas: 1, flags: {leader-elect: false}}", withoutCA,
+	} {
 		rendered(t, values) // refuses no more than necessary
 	}
 }
@@ -398,8 +431,7 @@ func TestNotesWarnWhileKubeControllerManagerSigns(t *testing.T) {
 		{managers{on + " --cluster-signing-cert-file=/a --cluster-signing-cert-file="}, ""},
 		{managers{on + " --cluster-signing-cert-file=/etc/kubernetes/pki/ca.crt"}, "still approves"},
 	} {
-		files := the(render(load(t), nil, release, c.managers))(t)
-		if notes := files["NOTES.txt"]; c.want == "" && strings.Contains(notes, "WARNING") || !strings.Contains(notes, c.want) {
+		if notes := both(t, "", c.managers)["NOTES.txt"]; c.want == "" && strings.Contains(notes, "WARNING") || !strings.Contains(notes, c.want) {
 			t.Errorf("%q: want %q in\n%s", c.managers, c.want, notes)
 		}
 	}
@@ -411,10 +443,8 @@ func TestNotesNameTheAddressOfKubejoin(t *testing.T) {
 		"advertise: join.example.com:8443": "https://join.example.com:8443/v1/token/print-join-command",
 		"kind: None":                       "Start it as a static pod or with systemd",
 	} {
-		v := the(chartutil.ReadValues([]byte(values)))(t)
-		files := the(render(load(t), v, release, nil))(t)
-		if !strings.Contains(files["NOTES.txt"], want) {
-			t.Errorf("values %q: want %q in\n%s", values, want, files["NOTES.txt"])
+		if notes := both(t, values, nil)["NOTES.txt"]; !strings.Contains(notes, want) {
+			t.Errorf("values %q: want %q in\n%s", values, want, notes)
 		}
 	}
 }
