@@ -6,6 +6,7 @@ import (
 
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
 // TestServiceMonitorAuthenticates catches a deprecated field by default, and a CA or name that kubejoin's serving
@@ -30,6 +31,19 @@ func TestServiceMonitorAuthenticates(t *testing.T) {
 	e = endpoint("serviceMonitor: {enabled: true, bearerTokenFile: /token}")
 	if e.BearerTokenFile != "/token" || e.Authorization != nil {
 		t.Errorf("got authorization %v and file %q, want the file only", e.Authorization, e.BearerTokenFile)
+	}
+}
+
+// TestLabelsOfMonitoringWin catches labels with two equal keys. A Prometheus may select a label that the chart sets.
+func TestLabelsOfMonitoringWin(t *testing.T) {
+	const labels = "{enabled: true, labels: {app.kubernetes.io/part-of: a, team: b}}"
+	all := rendered(t, "{serviceMonitor: "+labels+", prometheusRule: "+labels+", grafanaDashboard: "+labels+"}")
+	for _, name := range []string{"ServiceMonitor kubejoin", "PrometheusRule kubejoin", "ConfigMap kubejoin-dashboard"} {
+		object := as[unstructured.Unstructured](t, all, name)
+		got := object.GetLabels()
+		if got["app.kubernetes.io/part-of"] != "a" || got["team"] != "b" || got["app.kubernetes.io/name"] != "kubejoin" {
+			t.Errorf("%s: labels %v, want those of the chart, a and b", name, got)
+		}
 	}
 }
 

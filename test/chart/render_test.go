@@ -357,6 +357,10 @@ func TestRefusesImpossibleValues(t *testing.T) {
 		"mounts: [{path: /a}]":                                                     "mounts[0] has 0 volumes, want one of",
 		"mounts: [{path: /a, secret: a, configMap: b}]":                            "mounts[0] has 2 volumes, want one of",
 		"mounts: [{path: /a, secret: a, writable: true}]":                          "mounts[0] is writable",
+		"mounts: [{path: /a, secret: a}, {path: /a, secret: b}]":                   "mounts[1] has path /a, where mounts[0] is",
+		"mounts: [{path: /etc/kubernetes/pki, secret: a}]":                         "mounts[0] has path /etc/kubernetes/pki, where ca is",
+		"{signerConfig: a, mounts: [{path: /etc/kubejoin/config, secret: a}]}":     "mounts[0] has path /etc/kubejoin/config, where signerConfig is",
+		"podLabels: {app.kubernetes.io/name: a}":                                   "podLabels has app.kubernetes.io/name, which the chart sets",
 		"{service: {enabled: false}, serviceMonitor: {enabled: true}}":             "a ServiceMonitor needs the Service",
 		"extraArgs: [--listen=:1]":                                                 "extraArgs has --listen, which the chart sets: use the value port",
 		"{flags: {user-qps: 1}, extraArgs: [--user-qps=2]}":                        "use the value flags.user-qps",
@@ -375,12 +379,14 @@ func TestRefusesImpossibleValues(t *testing.T) {
 		"replicas: 0":                       "replicas",
 		"terminationGracePeriodSeconds: 10": "terminationGracePeriodSeconds",
 		"ca: {hostPath: pki}":               "hostPath",
+		"imagePullSecrets: [a, a]":          "imagePullSecrets",
 	} {
 		refuses(t, namespace, values, want)
 	}
 	refuses(t, "default", "", `namespace "default" given, want kubejoin-system`)
 	for _, values := range []string{
 		"{kind: Deployment, replicas: 1, flags: {leader-elect: false}}", withoutCA,
+		"{signerConfig: a, mounts: [{path: /etc/kubejoin/ca, secret: a}]}", "{ca: {source: secret, secret: a}, mounts: [{path: /etc/kubejoin/config, secret: a}]}",
 	} {
 		rendered(t, values) // refuses no more than necessary
 	}

@@ -27,6 +27,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ .Values.ca.certFile | default (ternary "ca.crt" "tls.crt" (eq .Values.ca.source "hostPath")) }}
 {{- end }}
 
+{{- /* The path where the CA is mounted: the folder, or only the certificate. */ -}}
+{{- define "kubejoin.caMount" -}}
+{{ include "kubejoin.caFolder" . }}
+{{- if and (eq .Values.ca.source "hostPath") (index .Values.flags "cluster-signing-key-url") }}/{{ include "kubejoin.caCert" . }}{{ end }}
+{{- end }}
+
 {{- define "kubejoin.args" -}}
 - serve
 - --listen=:{{ .Values.port }}
@@ -162,15 +168,12 @@ spec:
     {{- if ne .Values.ca.source "none" }}
     {{- if and (eq .Values.ca.source "hostPath") (index .Values.flags "cluster-signing-key-url") }}
     # only the certificate: the key stays with the signer process
-    - name: ca
-      mountPath: {{ printf "%s/%s" (include "kubejoin.caFolder" .) (include "kubejoin.caCert" .) | quote }}
-      readOnly: true
     {{- else }}
     # a folder, because kubejoin re-reads files that are replaced in it
-    - name: ca
-      mountPath: {{ include "kubejoin.caFolder" . | quote }}
-      readOnly: true
     {{- end }}
+    - name: ca
+      mountPath: {{ include "kubejoin.caMount" . | quote }}
+      readOnly: true
     {{- end }}
     {{- if .Values.signerConfig }}
     - name: config
@@ -186,7 +189,7 @@ spec:
   {{- if eq .Values.ca.source "hostPath" }}
   - name: ca
     {{- if index .Values.flags "cluster-signing-key-url" }}
-    hostPath: {path: {{ printf "%s/%s" .Values.ca.hostPath (include "kubejoin.caCert" .) | quote }}, type: File}
+    hostPath: {path: {{ include "kubejoin.caMount" . | quote }}, type: File}
     {{- else }}
     hostPath: {path: {{ .Values.ca.hostPath | quote }}, type: Directory}
     {{- end }}
