@@ -19,6 +19,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -106,7 +107,7 @@ func (a *apiServer) start(t testing.TB, network *network) *Observer {
 	server := httptest.NewServer(a)
 	t.Cleanup(server.Close)
 	client := must.Value(kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1}))(t)
-	return &Observer{Client: client, Dial: network.dial}
+	return &Observer{Client: client, Dial: network.dial, patience: wait.Most}
 }
 
 // A network has servers at addresses.

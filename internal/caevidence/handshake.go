@@ -36,7 +36,7 @@ type handshake struct {
 // purpose: it asks which CA the server's certificate is from. crypto/tls still verifies that the server has the key of that
 // certificate. crypto/tls limits the certificates to 256 KiB, and the names of CAs to 64 KiB.
 func (l *look) shake(ctx context.Context, address string) (handshake, error) {
-	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(l.patience, handshakeTimeout))
 	defer cancel()
 	dial := l.Dial
 	if dial == nil {

@@ -8,36 +8,36 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
-	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// accept hands connections to a server that does not speak TLS, and returns its address.
-func accept(t testing.TB, handle func(net.Conn)) string {
+// atPipes returns a look whose servers are functions, by address. Each gets its end of a pipe, so synctest has the clock.
+func atPipes(t *testing.T, servers map[string]func(net.Conn)) *look {
 	t.Helper()
-	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	t.Cleanup(func() { _ = listener.Close() })
-	go func() {
-		for {
-			connection, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go handle(connection)
-		}
-	}()
-	return listener.Addr().String()
+	var serving sync.WaitGroup
+	t.Cleanup(serving.Wait)
+	l := newLook(t, nil, certtest.CA(t, "old"), certtest.CA(t, "new"))
+	l.Observer = &Observer{Dial: func(_ context.Context, _, address string) (net.Conn, error) {
+		client, server := net.Pipe()
+		serving.Go(func() { servers[address](server) })
+		return client, nil
+	}}
+	return l
 }
 
 // newLook returns a look at a rotation in stage Trust.
 func newLook(t testing.TB, network *network, old, fresh *tls.Certificate) *look {
 	t.Helper()
 	return &look{
-		Observer: &Observer{Dial: network.dial}, Rotation: begun(t, rotation.Trust, old, fresh), now: time.Now(),
+		Observer: &Observer{Dial: network.dial, patience: wait.Most}, Rotation: begun(t, rotation.Trust, old, fresh), now: time.Now(),
 		old: []*x509.Certificate{old.Leaf}, fresh: []*x509.Certificate{fresh.Leaf},
 	}
 }
@@ -105,59 +105,53 @@ func TestProbe(t *testing.T) {
 
 // TestProbeEnds catches a probe that hangs at a server that is silent, slow or not of TLS.
 func TestProbeEnds(t *testing.T) {
-	t.Parallel()
-	old, fresh := certtest.CA(t, "old"), certtest.CA(t, "new")
-	n := &network{}
-	n.listen("silent", accept(t, func(net.Conn) {}))
-	n.listen("slow", accept(t, func(c net.Conn) {
-		record := []byte{22, 3, 3, 0x40, 0} // a handshake record of 16 KiB
-		for {
-			if _, err := c.Write(record); err != nil {
-				return
+	synctest.Test(t, func(t *testing.T) {
+		l := atPipes(t, map[string]func(net.Conn){
+			"silent": func(net.Conn) {},
+			"slow": func(c net.Conn) {
+				go func() { _, _ = io.Copy(io.Discard, c) }()
+				record := []byte{22, 3, 3, 0x40, 0} // a handshake record of 16 KiB
+				for {
+					if _, err := c.Write(record); err != nil {
+						return
+					}
+					record = []byte{2}
+					time.Sleep(50 * time.Millisecond)
+				}
+			},
+			"http": func(c net.Conn) {
+				go func() { _, _ = io.Copy(io.Discard, c) }()
+				_, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n"+strings.Repeat("\x1b[31m", 1000))
+			},
+		})
+		began := time.Now()
+		l.probeAll(t.Context(), []target{{address: "silent"}, {address: "slow"}, {address: "http"}})
+		if took := time.Since(began); took != handshakeTimeout {
+			t.Errorf("took %s, want %s", took, handshakeTimeout)
+		}
+		for i, want := range []string{"deadline exceeded", "deadline exceeded", "does not look like a TLS handshake"} {
+			if o := l.seen[i]; !strings.Contains(o.Unseen, want) || len(o.Unseen) > maxWhy {
+				t.Errorf("got %q, want %q", line(o), want)
 			}
-			record = []byte{2}
-			time.Sleep(50 * time.Millisecond)
 		}
-	}))
-	n.listen("http", accept(t, func(c net.Conn) {
-		_, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n"+strings.Repeat("\x1b[31m", 1000))
-	}))
-	l := newLook(t, n, old, fresh)
-	began := time.Now()
-	l.probeAll(t.Context(), []target{{address: "silent"}, {address: "slow"}, {address: "http"}})
-	if took := time.Since(began); took > 4*handshakeTimeout {
-		t.Errorf("took %s", took)
-	}
-	for i, want := range []string{"deadline exceeded", "deadline exceeded", "does not look like a TLS handshake"} {
-		if o := l.seen[i]; !strings.Contains(o.Unseen, want) || len(o.Unseen) > maxWhy {
-			t.Errorf("got %q, want %q", line(o), want)
-		}
-	}
+	})
 }
 
 // TestProbesLimitConnections catches an observer that connects to all kubelets at once.
 func TestProbesLimitConnections(t *testing.T) {
-	old, fresh := certtest.CA(t, "old"), certtest.CA(t, "new")
-	listener := must.Value(net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))(t)
-	defer func() { _ = listener.Close() }()
-	n := &network{}
-	n.listen("silent", listener.Addr().String())
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		newLook(t, n, old, fresh).probeAll(ctx, make200("silent"))
-	}()
-	for range atATime {
-		connection := must.Value(listener.Accept())(t)
-		defer func() { _ = connection.Close() }()
-	}
-	must.OK(t, listener.SetDeadline(time.Now().Add(200*time.Millisecond)))
-	if _, err := listener.Accept(); err == nil {
-		t.Errorf("more than %d connections at a time", atATime)
-	}
-	cancel()
-	<-ended
+	synctest.Test(t, func(t *testing.T) {
+		var connections atomic.Int32
+		l := atPipes(t, map[string]func(net.Conn){"silent": func(net.Conn) { connections.Add(1) }})
+		ctx, cancel := context.WithCancel(t.Context())
+		var observing sync.WaitGroup
+		observing.Go(func() { l.probeAll(ctx, make200("silent")) })
+		synctest.Wait()
+		if n := connections.Load(); n != atATime {
+			t.Errorf("got %d connections at a time, want %d", n, atATime)
+		}
+		cancel()
+		observing.Wait()
+	})
 }
 
 // make200 returns more targets than may be probed at a time.

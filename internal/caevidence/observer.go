@@ -41,6 +41,8 @@ type Observer struct {
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
+	// patience replaces handshakeTimeout if it is set.
+	patience time.Duration
 }
 
 var _ rotation.Observer = (*Observer)(nil)
