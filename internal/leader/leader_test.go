@@ -2,18 +2,23 @@ package leader
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
-	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/prometheus/client_golang/prometheus"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
 )
 
 // The times in the Lease come from the clock of another machine, so only changes of the Lease count.
@@ -61,46 +66,45 @@ func TestSeesLeaderWhileLeaseChanges(t *testing.T) {
 
 // A replica that may only read the Lease must see whether another replica leads.
 func TestStandbySeesWhetherAnotherReplicaLeads(t *testing.T) {
-	c := cluster.ForTest(t, cluster.Options{})
-	kubeconfig := must.Value(c.ServiceAccountKubeconfig(t.Context(), "default", "onlooker"))(t)
-	meta := metav1.ObjectMeta{Name: "onlooker", Namespace: "default"}
-	must.Value(c.Client().RbacV1().Roles("default").Create(t.Context(), &rbacv1.Role{
-		ObjectMeta: meta, Rules: []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}}},
-	}, metav1.CreateOptions{}))(t)
-	must.Value(c.Client().RbacV1().RoleBindings("default").Create(t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "onlooker"},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "onlooker"}},
-	}, metav1.CreateOptions{}))(t)
-	config := must.Value(c.Config(kubeconfig))(t)
-	onlooking := must.Value(kubernetes.NewForConfig(config))(t)
-
+	setUp := func() (client, onlooking *fake.Clientset) {
+		client, onlooking = fake.NewClientset(), &fake.Clientset{}
+		onlooking.AddReactor("get", "leases", kubetesting.ObjectReaction(client.Tracker()))
+		onlooking.AddReactor("*", "*", func(kubetesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "", nil)
+		})
+		return client, onlooking
+	}
 	t.Run("a Lease that was left behind", func(t *testing.T) {
-		t.Parallel()
-		holder, lasts, past := "old-pod", int32(10), metav1.NewMicroTime(time.Now().Add(-7*24*time.Hour))
-		must.Value(c.Client().CoordinationV1().Leases("default").Create(t.Context(), &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Name: "left"},
-			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &lasts, RenewTime: &past, AcquireTime: &past},
-		}, metav1.CreateOptions{}))(t)
-		onlooker := elect(t, onlooking, "left")
-		onlooker.await(t, true) // it may be renewed yet
-		onlooker.await(t, false)
+		synctest.Test(t, func(t *testing.T) {
+			client, onlooking := setUp()
+			holder, lasts, past := "old-pod", int32(10), metav1.NewMicroTime(time.Now().Add(-7*24*time.Hour))
+			must.Value(client.CoordinationV1().Leases("default").Create(t.Context(), &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Name: "left"},
+				Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &lasts, RenewTime: &past, AcquireTime: &past},
+			}, metav1.CreateOptions{}))(t)
+			onlooker := elect(t, onlooking, "left")
+			onlooker.await(t, true) // it may be renewed yet
+			onlooker.await(t, false)
+		})
 	})
 	t.Run("a leader that comes and goes", func(t *testing.T) {
-		t.Parallel()
-		onlooker := elect(t, onlooking, "led")
-		if err := onlooker.Ready(t.Context()); err == nil {
-			t.Error("before there is a Lease: ready")
-		}
-		leader := elect(t, c.Client(), "led")
-		leader.await(t, true)
-		onlooker.await(t, true)
-		for end := time.Now().Add(leaseDuration + takeover + 2*time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-			if err := onlooker.Ready(t.Context()); err != nil {
-				t.Fatalf("while another one leads: %v", err)
+		synctest.Test(t, func(t *testing.T) {
+			client, onlooking := setUp()
+			onlooker := elect(t, onlooking, "led")
+			if synctest.Wait(); onlooker.Ready(t.Context()) == nil {
+				t.Error("before there is a Lease: ready")
 			}
-		}
-		leader.stop()
-		onlooker.await(t, false)
+			leader := elect(t, client, "led")
+			leader.await(t, true)
+			onlooker.await(t, true)
+			for end := time.Now().Add(2 * (leaseDuration + takeover)); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+				if err := onlooker.Ready(t.Context()); err != nil {
+					t.Fatalf("while another one leads: %v", err)
+				}
+			}
+			leader.stop()
+			onlooker.await(t, false)
+		})
 	})
 }
 
@@ -128,15 +132,7 @@ func elect(t *testing.T, client kubernetes.Interface, lease string) elected {
 
 func (e elected) await(t *testing.T, led bool) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
-		err := e.Ready(t.Context())
-		if (err == nil) == led {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("somebody leads: %v, want %t; %v", !led, led, err)
-		}
-	}
+	wait.Until(t, fmt.Sprintf("ready %t", led), func() bool { return (e.Ready(t.Context()) == nil) == led })
 }
 
 // A replica that resumes after a suspension must not send writes that are based on old reads.
