@@ -125,7 +125,7 @@ func fullDisk(s *boltstore.Store, path string) error {
 		fmt.Println(serial)
 	}
 	fmt.Println("end")
-	time.Sleep(time.Hour)
+	hold()
 	return nil
 }
 
@@ -167,7 +167,7 @@ func noJournal(s *boltstore.Store, _ string) error {
 	}
 	dropped, _ := s.Dropped()
 	fmt.Println("end", dropped)
-	time.Sleep(time.Hour)
+	hold()
 	return nil
 }
 
@@ -236,7 +236,7 @@ func randomNodes(s *boltstore.Store, path string) error {
 	}
 	dropped, _ := s.Dropped()
 	fmt.Println("end", dropped)
-	time.Sleep(time.Hour)
+	hold()
 	return nil
 }
 

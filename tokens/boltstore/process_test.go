@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,7 +50,7 @@ func other(role, path string) error {
 	}
 	fmt.Println("ready")
 	if role == "hold" {
-		time.Sleep(time.Hour)
+		hold()
 	}
 	work := func() (string, error) {
 		r, err := s.Create(context.Background(), tokens.Record{Token: tokens.Generate()})
@@ -87,6 +88,9 @@ func other(role, path string) error {
 	return <-failed
 }
 
+// hold returns when the parent of this process ends or kills it.
+func hold() { _, _ = io.Copy(io.Discard, os.Stdin) }
+
 type process struct {
 	cmd *exec.Cmd
 	out *bufio.Scanner
@@ -99,6 +103,7 @@ func child(t *testing.T, role, path string) process {
 	cmd.Env = append(os.Environ(), "BOLTSTORE_TEST_ROLE="+role, "BOLTSTORE_TEST_FILE="+path)
 	cmd.Stderr = os.Stderr
 	out := must.Value(cmd.StdoutPipe())(t)
+	must.Value(cmd.StdinPipe())(t) // for hold
 	must.OK(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // already dead if the test passed
