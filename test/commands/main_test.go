@@ -4,9 +4,30 @@
 package commands
 
 import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-func TestMain(m *testing.M) { harness.Main(m) }
+// inOwnNetwork is set in the environment of tests that run in a network of their own.
+const inOwnNetwork = "KUBEJOIN_TEST_IN_OWN_NETWORK"
+
+// The commands of the pages listen on port 9443. So the tests and their clusters run in a network of their own, in which
+// no other program uses it.
+func TestMain(m *testing.M) {
+	if flag.Parse(); !testing.Short() && os.Geteuid() == 0 && os.Getenv(inOwnNetwork) == "" {
+		unshare, err := exec.LookPath("unshare")
+		if err == nil {
+			args := append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && exec "$0" "$@"`}, os.Args...)
+			err = syscall.Exec(unshare, args, append(os.Environ(), inOwnNetwork+"=yes"))
+		}
+		fmt.Fprintln(os.Stderr, "a network for the tests:", err)
+		os.Exit(1)
+	}
+	harness.Main(m)
+}
