@@ -90,6 +90,7 @@ func (r *report) printf(format string, args ...any) {
 
 // A result is what a package has shown so far.
 type result struct {
+	all    []string            // lines
 	output map[string][]string // lines, by the name of the test; "" for the package and its build
 	failed []string
 	count  int
@@ -126,7 +127,11 @@ func (r *report) read(events io.Reader, s step) error {
 			results[e.Package] = p
 		}
 		if e.FailedBuild != "" {
+			p.all = append(p.all, builds[e.FailedBuild]...)
 			p.output[""] = append(p.output[""], builds[e.FailedBuild]...)
+		}
+		if e.Output != "" {
+			p.all = append(p.all, e.Output)
 		}
 		if e.Test != "" {
 			r.test(e, p)
@@ -213,7 +218,12 @@ func (r *report) ended(e event, p *result, s step) error {
 		}
 		return nil
 	}
-	r.printf("FAIL %-34s %8s\n", pkg, took)
+	// A line of a parallel test may count as one of another test, so this log has those of all.
+	whole := filepath.Join(r.logs, path.Base(e.Package)+".package.log")
+	if err := os.WriteFile(whole, []byte(strings.Join(p.all, "")), 0o644); err != nil {
+		return err
+	}
+	r.printf("FAIL %-34s %8s  %d tests; log: %s\n", pkg, took, p.count, whole)
 	argument := e.Package
 	if pkg != e.Package {
 		argument = "./" + pkg
