@@ -440,8 +440,9 @@ func TestScriptRunsInInstalledShells(t *testing.T) {
 	}
 	t.Run("shellcheck", func(t *testing.T) {
 		need.Programs(t, "shellcheck")
+		// SC2034: a script has no part that would read some of the variables, depending on the join.
 		m := newMachine(t, joinOf(t, s, ca))
-		if output, err := exec.CommandContext(t.Context(), "shellcheck", "--shell=sh", "--severity=warning", m.script).CombinedOutput(); err != nil {
+		if output, err := exec.CommandContext(t.Context(), "shellcheck", "--shell=sh", "--severity=warning", "--exclude=SC2034", m.script).CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, output)
 		}
 	})
