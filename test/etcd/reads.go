@@ -4,6 +4,8 @@ import (
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
 )
 
 // Reads are the reads and transactions that passed [Faults], and the watches.
@@ -39,6 +41,11 @@ func (f *Faults) TakeReads() Reads {
 	return taken
 }
 
+// decode reads a message of etcd 3.6 or 3.7. Those of 3.7 have no method Unmarshal.
+func decode(message []byte, into any) error {
+	return encoding.GetCodecV2("proto").Unmarshal(mem.BufferSlice{mem.SliceBuffer(message)}, into)
+}
+
 // A message that cannot be decoded is left to etcd and its client, which report it.
 func (f *Faults) requested(method string, message []byte) {
 	f.mu.Lock()
@@ -51,13 +58,13 @@ func (f *Faults) requested(method string, message []byte) {
 	switch method {
 	case "/etcdserverpb.KV/Range":
 		var r etcdserverpb.RangeRequest
-		if r.Unmarshal(message) == nil {
+		if decode(message, &r) == nil {
 			add(&r)
 		}
 		f.reads.Calls++
 	case "/etcdserverpb.KV/Txn":
 		var r etcdserverpb.TxnRequest
-		if r.Unmarshal(message) == nil {
+		if decode(message, &r) == nil {
 			for _, op := range append(r.Success, r.Failure...) {
 				add(op.GetRequestRange())
 			}
@@ -65,7 +72,7 @@ func (f *Faults) requested(method string, message []byte) {
 		f.reads.Calls++
 	case "/etcdserverpb.Watch/Watch":
 		var r etcdserverpb.WatchRequest
-		if r.Unmarshal(message) == nil && r.GetCreateRequest() != nil {
+		if decode(message, &r) == nil && r.GetCreateRequest() != nil {
 			add(&etcdserverpb.RangeRequest{Key: r.GetCreateRequest().Key, RangeEnd: r.GetCreateRequest().RangeEnd})
 		}
 	}
@@ -77,13 +84,13 @@ func (f *Faults) responded(method string, message []byte) {
 	switch method {
 	case "/etcdserverpb.KV/Range":
 		var r etcdserverpb.RangeResponse
-		if r.Unmarshal(message) == nil {
+		if decode(message, &r) == nil {
 			f.reads.Rows += len(r.Kvs)
 			f.reads.Visited += r.Count
 		}
 	case "/etcdserverpb.KV/Txn":
 		var r etcdserverpb.TxnResponse
-		if r.Unmarshal(message) == nil {
+		if decode(message, &r) == nil {
 			for _, op := range r.Responses {
 				if got := op.GetResponseRange(); got != nil {
 					f.reads.Rows += len(got.Kvs)
@@ -93,7 +100,7 @@ func (f *Faults) responded(method string, message []byte) {
 		}
 	case "/etcdserverpb.Watch/Watch":
 		var r etcdserverpb.WatchResponse
-		if r.Unmarshal(message) == nil {
+		if decode(message, &r) == nil {
 			f.reads.Rows += len(r.Events)
 		}
 	}
