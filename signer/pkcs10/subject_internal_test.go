@@ -30,7 +30,7 @@ func TestRefusesMalformedSubjectAltNames(t *testing.T) {
 		"space":                    {"\x30\x03\x82\x01 ", "not printable ASCII"},
 		"delete":                   {"\x30\x03\x82\x01\x7f", "not printable ASCII"},
 		"above ASCII":              {"\x30\x03\x86\x01\xe9", "not printable ASCII"},
-		"IPv4 as IPv6":             {"\x30\x12\x87\x10" + strings.Repeat("\x00", 10) + "\xff\xff\x0a\x00\x00\x01", "IPv4-mapped IPv6 address"},
+		"IPv4 as IPv6":             {"\x30\x12\x87\x10" + strings.Repeat("\x00", 10) + "\xff\xff\x0a\x00\x00\x01", "is an IPv4-mapped IPv6 address, ::ffff:10.0.0.1: want the IPv4 address in 4 bytes"},
 	} {
 		err := checkNames(&x509.CertificateRequest{
 			Subject:    pkix.Name{CommonName: "a"},

@@ -94,7 +94,7 @@ func Corpus() []Request {
 		{Name: "NUL in a DNS name", Signer: serving, PEM: named(crafted.DNSName("worker-1\x00.example.com")), Want: "not printable ASCII"},
 		{Name: "empty DNS name", Signer: serving, PEM: named(crafted.DNSName("")), Want: "is of kind DNS and empty"},
 		{Name: "DNS name of 254 characters", Signer: serving, PEM: named(crafted.DNSName(strings.Repeat("a.", 126) + "aa")), Want: "is of kind DNS and has 254 characters"},
-		{Name: "IPv4 address as IPv6", Signer: serving, PEM: named(crafted.IPName([]byte("\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x0a\x60\x00\x01"))), Want: "::ffff:10.96.0.1: want the IPv4 address in 4 bytes"},
+		{Name: "IPv4 address as IPv6", Signer: serving, PEM: named(crafted.IPName([]byte("\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x0a\x60\x00\x01"))), Want: "IPv4-mapped IPv6 address"},
 		{Name: "10,000 names", Signer: serving, PEM: named(many...), Want: "more than 500 subject alternative names"},
 		{Name: "10,000 longer names", Signer: serving, PEM: named(tooMany...), Want: "bytes, want at most 65536"},
 		{Name: "duplicate extensions", PEM: request(jane(), crafted.SAN(crafted.DNSName("a")), crafted.SAN(crafted.DNSName("b"))), Want: "duplicate"},
