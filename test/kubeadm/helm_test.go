@@ -16,12 +16,13 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
-// helmVersion is that of the Makefile.
-var helmVersion = regexp.MustCompile(`helm\.sh/helm/v3/cmd/helm@v\S+`)
+// helmVersion finds the major versions of Helm and their releases in test/chart/go.mod.
+var helmVersion = regexp.MustCompile(`helm\.sh/helm/v(\d) (v\S+)`)
 
 // TestHelmPage runs docs/helm.md on a cluster whose Nodes are not Ready, one section after the other. It takes the image of
 // docs/install.md, and the way with Helm of the page on migration. Workers join through kubejoin before, during and after
-// an upgrade, and while the leader's machine is lost.
+// an upgrade, and while the leader's machine is lost. Helm 4 installs and changes the release by server-side apply, Helm 3
+// merges into these objects, and Helm 4 goes on as Helm 3 did.
 func TestHelmPage(t *testing.T) {
 	harness.Parallel(t)
 	before := takeStock(t)
@@ -31,8 +32,7 @@ func TestHelmPage(t *testing.T) {
 	if len(image) != 2 {
 		t.Fatalf("%d blocks of commands, want 2: in the clone, and on each control plane", len(image))
 	}
-	makefile, err := os.ReadFile(harness.RepositoryFile(t, "Makefile"))
-	p.must(err)
+	goMod := must.Value(os.ReadFile(harness.RepositoryFile(t, "test/chart/go.mod")))(t)
 	work := t.TempDir()
 	clone, bin := filepath.Join(work, "kubejoin"), filepath.Join(work, "bin")
 	prepare(t, clone, bin)
@@ -44,9 +44,18 @@ func TestHelmPage(t *testing.T) {
 		host(t, clone, "make", "--silent", "image", platforms)
 		return nil
 	}))
-	host(t, clone, "sh", "-euc", `
-		GOBIN="$1" go install "$2"
-		"$1/kubejoin" signer-config default > signers.yaml`, "fetch", bin, helmVersion.FindString(string(makefile)))
+	for _, v := range helmVersion.FindAllStringSubmatch(string(goMod), -1) {
+		host(t, clone, "sh", "-euc", `GOBIN="$1" go install "helm.sh/helm/v$2/cmd/helm@$3"; mv "$1/helm" "$1/helm-$2"`, "fetch", bin, v[1], v[2])
+	}
+	useHelm := func(major string) {
+		t.Helper()
+		host(t, bin, "ln", "-sf", "helm-"+major, "helm")
+		if version := host(t, bin, "./helm", "version", "--short"); !strings.HasPrefix(version, "v"+major+".") {
+			t.Fatalf("helm has version %s, want %s", version, major)
+		}
+	}
+	useHelm("4")
+	host(t, clone, "sh", "-euc", `"$1/kubejoin" signer-config default > signers.yaml`, "signers", bin)
 	values := regexp.MustCompile("(?ms)^```yaml\n(# values\\.yaml\n.*?)^```$").FindStringSubmatch(chart.content)
 	if values == nil {
 		t.Fatal("docs/helm.md has no block that begins with # values.yaml")
@@ -74,7 +83,13 @@ func TestHelmPage(t *testing.T) {
 		t.Errorf("no warning that kube-controller-manager signs:\n%s", output)
 	}
 	notes := run("Set flags")
+	if how := p.kubectl("--namespace=kubejoin-system", "get", "daemonset", "kubejoin", "--show-managed-fields",
+		"--output=jsonpath={.metadata.managedFields[?(@.manager=='helm')].operation}"); strings.TrimSpace(how) != "Apply" {
+		t.Errorf("Helm 4 changed the DaemonSet by %q, want server-side apply", how)
+	}
+	useHelm("3")
 	run("Keep the CA in a Secret")
+	useHelm("4")
 	run("Configure signers")
 	// kube-controller-manager, which restarts next, has to create the new pod before.
 	p.kubectl("--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
@@ -89,6 +104,7 @@ func TestHelmPage(t *testing.T) {
 		p.worker("worker-2", line)
 	})
 	p.waitPods(next)
+	useHelm("3")
 	p.joinDuring("rollback", func() {
 		runOf(operate, "Roll back with Helm")
 		p.worker("worker-3", p.request())
@@ -97,6 +113,7 @@ func TestHelmPage(t *testing.T) {
 	version = strings.TrimSuffix(version, "-next")
 	p.loseLeader(first)
 
+	useHelm("4")
 	p.giveBack(migration, bin, clone, "")
 	runOf(migration, "Remove the release")
 	p.checkGivenBack()
