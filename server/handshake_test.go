@@ -225,7 +225,9 @@ func TestCertificatesOfIdleConnectionsTakeLittleMemory(t *testing.T) {
 		return (int(inUse()) - int(before)) / connections / 1024
 	}
 	held(tls.Certificate{}) // warm-up: memory that is allocated once
-	without := held(tls.Certificate{})
+	tries := []int{held(tls.Certificate{}), held(tls.Certificate{}), held(tls.Certificate{})}
+	slices.Sort(tries)
+	without := tries[1] // memory of an earlier test may be freed during one of them
 	for what, most := range kinds {
 		for many := most; ; many = many * 9 / 10 { // find the largest accepted number
 			shown := junk(t, what, many)
