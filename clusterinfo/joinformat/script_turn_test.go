@@ -2,6 +2,7 @@ package joinformat_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 )
 
 // A turnServer serves cluster-info and the turn. It answers requests for the turn with statuses, and then with 200.
@@ -208,31 +210,30 @@ func TestKilledScriptDoesNotRenewTurn(t *testing.T) {
 	s, m := serveTurns(t)
 	m.kubeadm(t, 0)
 	m.write(t, "bin/kubeadm", "#!/bin/sh\necho $$ >"+m.file("pid.new")+"\nmv "+m.file("pid.new")+" "+m.file("pid")+"\nexec /bin/sleep 60\n")
-	cmd := m.start(t, "--", "--node-name", "control-2")
+	cmd := m.command(t, "--", "--node-name", "control-2")
+	left, held, err := os.Pipe()
+	must.OK(t, err)
+	defer func() { _ = left.Close() }()
+	cmd.ExtraFiles = []*os.File{held} // every process of the script inherits it
+	must.OK(t, cmd.Start())
+	must.OK(t, held.Close())
 	<-s.asked
 	var pid int
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if content, err := os.ReadFile(m.file("pid")); err == nil {
-			must.Value(fmt.Sscan(string(content), &pid))(t)
-			break
+	wait.OK(t, "kubeadm starts", func() error {
+		content, err := os.ReadFile(m.file("pid"))
+		if err == nil {
+			_, err = fmt.Sscan(string(content), &pid)
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("kubeadm does not start")
-		}
-	}
+		return err
+	})
 	must.OK(t, cmd.Process.Kill())
 	<-s.asked // a renewal for kubeadm, which was not killed
 	must.OK(t, syscall.Kill(pid, syscall.SIGKILL))
-	_ = cmd.Wait() // until the renewal has ended too
-	for quiet, deadline := false, time.After(time.Minute); !quiet; {
-		select {
-		case <-s.asked:
-		case <-time.After(2 * time.Second):
-			quiet = true
-		case <-deadline:
-			t.Fatal("the turn is still renewed a minute after the end of kubeadm")
-		}
+	must.OK(t, left.SetReadDeadline(time.Now().Add(wait.Most)))
+	if _, err := left.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Fatalf("a process renews the turn after the end of kubeadm: %v", err)
 	}
+	_ = cmd.Wait()
 	if got := s.methods(t, "control-2"); slices.Contains(got, "DELETE") {
 		t.Errorf("got requests %q", got)
 	}
