@@ -6,7 +6,6 @@ package importer_test
 
 import (
 	"debug/buildinfo"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,15 +15,16 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
-// minors are the oldest and newest supported minor versions of client-go.
-var minors = []struct{ name, modfile, version string }{
-	{"oldest", "go.mod", "v0.36."},
-	{"newest", "go.newest.mod", "v0.37."},
+// minors are the oldest and newest supported minor versions of client-go and of etcd's client.
+var minors = []struct{ name, modfile, version, etcd string }{
+	{"oldest", "go.mod", "v0.36.", "v3.6."},
+	{"newest", "go.newest.mod", "v0.37.", "v3.7."},
 }
 
 const (
-	clientGo = "k8s.io/client-go"
-	kubejoin = "github.com/kubejoin/kubejoin/"
+	clientGo   = "k8s.io/client-go"
+	etcdClient = "go.etcd.io/etcd/client/v3"
+	kubejoin   = "github.com/kubejoin/kubejoin/"
 )
 
 // A build contains the programs built with one of the module files.
@@ -43,7 +43,7 @@ func TestExamplesWorkInSeparateModule(t *testing.T) {
 			b := build{minor.modfile, t.TempDir()}
 			b.goCommand(t, "build", "-o", b.dir+string(filepath.Separator), "./...")
 			b.goCommand(t, "build", kubejoin+"tokens/...", kubejoin+"clusterinfo/...", kubejoin+"signer/...", kubejoin+"server/...")
-			t.Run("versions", func(t *testing.T) { b.testVersions(t, minor.version) })
+			t.Run("versions", func(t *testing.T) { b.testVersions(t, minor.version, minor.etcd) })
 			t.Run("light imports", b.testLightImports)
 			t.Run("mint, serve, discover", b.testMintServeDiscover)
 			t.Run("mount a server", b.testMountServer)
@@ -73,12 +73,17 @@ func (b build) goCommand(t *testing.T, verb string, args ...string) string {
 }
 
 // testVersions checks which module versions the programs contain.
-func (b build) testVersions(t *testing.T, want string) {
-	var module struct{ Version string }
-	must(t, json.Unmarshal([]byte(b.goCommand(t, "list", "-m", "-json", clientGo)), &module))
-	if !strings.HasPrefix(module.Version, want) {
-		t.Errorf("%s requires %s %s, want %s*", b.modfile, clientGo, module.Version, want)
+func (b build) testVersions(t *testing.T, client, etcd string) {
+	version := func(module, want string) string {
+		t.Helper()
+		got := strings.TrimSpace(b.goCommand(t, "list", "-m", "-f", "{{.Version}}", module))
+		if !strings.HasPrefix(got, want) {
+			t.Errorf("%s requires %s %s, want %s*", b.modfile, module, got, want)
+		}
+		return got
 	}
+	version(etcdClient, etcd)
+	want := version(clientGo, client)
 	for _, name := range []string{clientGo, "k8s.io/api", "k8s.io/apimachinery"} { // a client of kubejoin needs no Kubernetes module
 		if got := linked(t, b.program("remote-token"))[name]; got != "" {
 			t.Errorf("remote-token links %s %s, want it not to", name, got)
@@ -89,12 +94,12 @@ func (b build) testVersions(t *testing.T, want string) {
 		"bootstrap-signer": true, "mint-on-cluster": true, "embed-controllers": true,
 	} {
 		versions := linked(t, b.program(program))
-		if got, found := versions[clientGo]; found != linksClient || found && got != module.Version {
-			t.Errorf("%s links %s %q, want it linked: %v, %s", program, clientGo, got, linksClient, module.Version)
+		if got, found := versions[clientGo]; found != linksClient || found && got != want {
+			t.Errorf("%s links %s %q, want it linked: %v, %s", program, clientGo, got, linksClient, want)
 		}
 		for _, name := range []string{"k8s.io/api", "k8s.io/apimachinery"} {
-			if got := versions[name]; got != module.Version {
-				t.Errorf("%s links %s %q, want %s", program, name, got, module.Version)
+			if got := versions[name]; got != want {
+				t.Errorf("%s links %s %q, want %s", program, name, got, want)
 			}
 		}
 	}
