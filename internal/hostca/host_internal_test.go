@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -268,9 +269,24 @@ func newMachine(dir string, booted time.Time) *fakeMachine {
 	return &fakeMachine{dir: dir, running: map[int]process{}, booted: booted, kubelet: process{1, booted}}
 }
 
+// next starts a process. The clock of the file system may be late, so it waits until the next change is newer than the
+// process.
 func (m *fakeMachine) next() process {
 	m.pids++
-	return process{100 + m.pids, time.Now()}
+	p := process{100 + m.pids, time.Now()}
+	changed := m.dir + ".changed"
+	if err := wait.Poll(wait.Most, func() error {
+		if err := os.WriteFile(changed, []byte("x"), 0o600); err != nil {
+			return err
+		}
+		if at := must.Get(os.Stat(changed)).ModTime(); !at.After(p.started) {
+			return fmt.Errorf("%s changed at %s, before %s", changed, at, p.started)
+		}
+		return nil
+	}); err != nil {
+		panic(err)
+	}
+	return p
 }
 
 func (m *fakeMachine) boot() (boot, error) {
@@ -339,8 +355,6 @@ func (m *fakeMachine) end(_ context.Context, p process, grace time.Duration) err
 			m.running[port] = process{}
 		}
 	}
-	const tick = 10 * time.Millisecond
-	time.Sleep(tick) // the clock of the file system may be late by one, so that the next change would seem older than the process
 	return nil
 }
 
