@@ -22,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/remote"
@@ -92,11 +93,7 @@ func TestStandaloneResumesRotation(t *testing.T) {
 		return page.Body.String()
 	}
 	const stage = `kubejoin_ca_rotation_stage{ca="cluster",stage="trust"} 1`
-	for busy := time.Now().Add(time.Minute); !strings.Contains(scraped(), stage); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(busy) {
-			t.Fatalf("the metrics lack %s", stage)
-		}
-	}
+	wait.Until(t, "the metrics have "+stage, func() bool { return strings.Contains(scraped(), stage) })
 	stop()
 	running.Wait()
 	if got := s.maxLifetime(old.Certificate(), "worker-1"); got != rotation.ShortLifetime("worker-1", 0, 20) {
