@@ -28,6 +28,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -423,11 +424,7 @@ func TestCSRObjectWaitsForSigner(t *testing.T) {
 	t.Cleanup(func() { must.OK(t, <-done) })
 	await := func(metric string) *certificates.CertificateSigningRequest {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); must.Value(testutil.GatherAndCount(counts, metric))(t) == 0; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s is 0 after a minute", metric)
-			}
-		}
+		wait.Until(t, metric, func() bool { return must.Value(testutil.GatherAndCount(counts, metric))(t) > 0 })
 		return must.Value(objects.CertificatesV1().CertificateSigningRequests().Get(t.Context(), "csr-1", metav1.GetOptions{}))(t)
 	}
 	o := await("kubejoin_csr_sign_failures_total")
@@ -561,13 +558,12 @@ func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 // Many connections of one client leave the process with a bounded number.
 func TestLimitsConnections(t *testing.T) {
 	w := newWorld(t, false, 1)
-	refused := 0
 	for range 2 * maxConnections {
 		conn := must.Value(net.Dial("tcp", w.address))(t)
 		defer func() { _ = conn.Close() }()
 	}
-	open := -1.0
-	for deadline := time.Now().Add(time.Minute); (open < 0 || open > maxConnections || refused == 0) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	wait.OK(t, "the process refuses connections", func() error {
+		open, refused := -1.0, 0
 		for _, f := range must.Value(w.registry.Gather())(t) {
 			switch f.GetName() {
 			case "kubejoin_http_connections":
@@ -576,10 +572,11 @@ func TestLimitsConnections(t *testing.T) {
 				refused = int(f.GetMetric()[0].GetCounter().GetValue())
 			}
 		}
-	}
-	if open > maxConnections || refused == 0 {
-		t.Errorf("%g connections are open and %d were refused, want at most %d", open, refused, maxConnections)
-	}
+		if open < 0 || open > maxConnections || refused == 0 {
+			return fmt.Errorf("%g connections are open and %d were refused, want at most %d open", open, refused, maxConnections)
+		}
+		return nil
+	})
 }
 
 func TestReplays(t *testing.T) {
