@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -36,7 +37,7 @@ func (w *world) burst(n int) time.Duration {
 		})
 	}
 	asking.Wait()
-	w.poll("all certificates", func() bool {
+	wait.Until(w, "all certificates", func() bool {
 		list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(w.Context(), metav1.ListOptions{})
 		if err != nil {
 			w.Fatal(err)
@@ -84,7 +85,7 @@ func TestCountsEachCertificateOnceBesideKCM(t *testing.T) {
 		}
 	}
 	t.Logf("kube-controller-manager signed %d of %d", byOther, n)
-	w.poll("every certificate counted once", func() bool {
+	wait.Until(w, "every certificate counted once", func() bool {
 		return w.count("kubejoin_csr_signed_total") == float64(n-byOther) && w.count("kubejoin_csr_signed_by_other_total", "signer="+kubelet) == float64(byOther)
 	})
 	if got := w.count("kubejoin_csr_sign_failures_total"); got != 0 {
@@ -106,7 +107,7 @@ func TestReportsCertificateOfOtherSignerOnlyWhileRunning(t *testing.T) {
 	write(before)
 	w.startController()
 	during := w.ask(nobody, kubelet, "worker-2", nil, nil)
-	w.poll("the request seen", func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=none") >= 1 }) // each retry counts
+	wait.Until(w, "the request seen", func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=none") >= 1 }) // each retry counts
 	live := must.Value(requests.Get(t.Context(), during.Name, metav1.GetOptions{}))(t)
 	write(live)
 	w.awaitEvent(during, "SignedByOther")
@@ -137,7 +138,7 @@ func TestRecognizesOwnCertificatesWithoutManagedFields(t *testing.T) {
 		})
 	}
 	asking.Wait()
-	w.poll("all counted", func() bool {
+	wait.Until(w, "all counted", func() bool {
 		return w.count("kubejoin_csr_signed_total")+w.count("kubejoin_csr_signed_by_other_total") == n
 	})
 	if got := w.count("kubejoin_csr_signed_by_other_total"); got != 0 {

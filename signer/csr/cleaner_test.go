@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -95,12 +96,12 @@ func TestCleanerDeletesOnlyDueRequests(t *testing.T) {
 		}
 		return err == nil
 	}
-	w.poll("denied deleted", func() bool { return !exists(denied.Name) })
-	w.poll("pending deleted", func() bool { return !exists(pending.Name) })
+	wait.Until(w, "denied deleted", func() bool { return !exists(denied.Name) })
+	wait.Until(w, "pending deleted", func() bool { return !exists(pending.Name) })
 	if !exists(approved.Name) {
 		t.Error("the approved request was deleted, want it kept")
 	}
-	w.poll("both counted", func() bool {
+	wait.Until(w, "both counted", func() bool {
 		return w.count("kubejoin_csr_cleaned_total", "state=denied") == 1 && w.count("kubejoin_csr_cleaned_total", "state=pending") == 1
 	})
 	// Without regard to its retention, the cleaner would run once a minute.

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/faults"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -70,7 +71,7 @@ func TestFirstCertificateAndRenewal(t *testing.T) {
 		{"kubejoin_csr_signed_by_other_total", nil, 0},
 	} {
 		// The controller counts a certificate after the API server has it.
-		w.poll(fmt.Sprintf("%s%q to be %v", m.name, m.labels, m.want), func() bool { return w.count(m.name, m.labels...) == m.want })
+		wait.Until(w, fmt.Sprintf("%s%q to be %v", m.name, m.labels, m.want), func() bool { return w.count(m.name, m.labels...) == m.want })
 	}
 }
 
@@ -87,7 +88,7 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 		}
 	})
 	t.Cleanup(restore)
-	w.poll("the permission taken", func() bool { // the authorizer caches permissions
+	wait.Until(w, "the permission taken", func() bool { // the authorizer caches permissions
 		allowed, err := (&kubefacts.Facts{Client: w.restrict}).Allowed(t.Context(), approvalRequest(), approval.Permission{Verb: "create", Resource: "certificatesigningrequests", Subresource: "nodeclient"})
 		return err == nil && !allowed
 	})
@@ -95,7 +96,7 @@ func TestApprovesOnlyWithPermission(t *testing.T) {
 
 	byHand := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
 	byItself := w.ask(w.bootstrap(), kubelet, "worker-2", nil, nil)
-	w.poll("both left alone", func() bool {
+	wait.Until(w, "both left alone", func() bool {
 		return w.count("kubejoin_csr_decisions_total", "verdict=none", "reason=NotPermitted") >= 2
 	})
 	for _, o := range []*certificates.CertificateSigningRequest{byHand, byItself} {
@@ -151,7 +152,7 @@ func TestSurvivesLostRequestsAndResponses(t *testing.T) {
 	w.run(csr.Controller{Client: unlimited(t, config), Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
 	const n = 30
 	w.burst(n)
-	w.poll("every certificate counted once", func() bool { return w.count("kubejoin_csr_signed_total") == n })
+	wait.Until(w, "every certificate counted once", func() bool { return w.count("kubejoin_csr_signed_total") == n })
 	if len(connection.Failed()) < 2 || w.count("kubejoin_csr_sign_failures_total", "reason=WriteFailed") == 0 {
 		t.Error("the transport lost no call, so this test checks nothing")
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -61,7 +62,7 @@ func TestServesOthersDuringFlood(t *testing.T) {
 	}
 	creating.Wait()
 	close(log.open)
-	w.poll("the flood", func() bool { return log.issued.Load() > flood/100 })
+	wait.Until(w, "the flood", func() bool { return log.issued.Load() > flood/100 })
 
 	var meanwhile []int64 // certificates of the flood, while another requester waits for one
 	began := time.Now()

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"go.uber.org/goleak"
@@ -19,7 +20,7 @@ func TestRunLeavesNoGoroutines(t *testing.T) {
 	w.awaitIssued(w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil).Name) // opens connections that stay open
 	shared := csr.NewInformer(w.restrict)
 	w.run(func(ctx context.Context) error { shared.RunWithContext(ctx); return nil })
-	w.poll("the shared informer", shared.HasSynced)
+	wait.Until(w, "the shared informer", shared.HasSynced)
 	before := goleak.IgnoreCurrent()
 	start := func(i int) {
 		controller := csr.Controller{Client: w.restrict, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Sign: true}
@@ -27,7 +28,13 @@ func TestRunLeavesNoGoroutines(t *testing.T) {
 		if i%2 == 0 {
 			controller.Informer, cleaner.Informer = shared, shared
 		}
+		// Stop at various points of the start, or when everything runs.
+		stop := time.Duration(i%10) * time.Millisecond
+		if i%5 == 0 {
+			stop = 300 * time.Millisecond
+		}
 		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(stop, cancel)
 		var running sync.WaitGroup
 		for _, run := range []func(context.Context) error{controller.Run, cleaner.Run} {
 			running.Go(func() {
@@ -36,13 +43,6 @@ func TestRunLeavesNoGoroutines(t *testing.T) {
 				}
 			})
 		}
-		// Stop at various points of the start, or when everything runs.
-		stop := time.Duration(i%10) * time.Millisecond
-		if i%5 == 0 {
-			stop = 300 * time.Millisecond
-		}
-		time.Sleep(stop)
-		cancel()
 		running.Wait()
 	}
 	var lanes sync.WaitGroup
@@ -54,12 +54,5 @@ func TestRunLeavesNoGoroutines(t *testing.T) {
 		})
 	}
 	lanes.Wait()
-	// Find waits half a second, which is too short for the last connections on a busy machine.
-	err := goleak.Find(before)
-	for try := 0; err != nil && try < 60; try++ {
-		err = goleak.Find(before)
-	}
-	if err != nil {
-		t.Error(err)
-	}
+	wait.OK(t, "all goroutines end", func() error { return goleak.Find(before) }) // Find alone waits for less than a second
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -96,7 +97,7 @@ func (w *limitedWorld) mustBeDenied(client kubernetes.Interface, node, reason st
 	if e := w.awaitEvent(object, reason); e.Message != denied.Message {
 		w.Errorf("got Event message %q, want that of the condition: %q", e.Message, denied.Message)
 	}
-	w.poll("count of "+reason, func() bool {
+	wait.Until(w, "count of "+reason, func() bool {
 		return w.count("kubejoin_csr_decisions_total", "verdict=deny", "reason="+reason) > before
 	})
 }

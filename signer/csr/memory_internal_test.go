@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	certificates "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -66,9 +67,7 @@ func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 		h.reasonChanged(&o, "AddressNotReported")
 		h.mark(o.UID, approved)
 	}
-	for h.queue.Len() > 0 {
-		time.Sleep(time.Millisecond)
-	}
+	wait.Until(t, "the fair queue has all requests", func() bool { return h.queue.Len() == 0 })
 	each := (heap() - before) / requests
 	t.Logf("%d bytes for a request", each)
 	if each > most {

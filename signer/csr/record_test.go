@@ -17,6 +17,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/issuance"
@@ -58,7 +59,7 @@ func TestRecordsEachOutcomeOnce(t *testing.T) {
 	w.await(unreadable.Name, "refusal", func(o *certificates.CertificateSigningRequest) bool {
 		return condition(o, certificates.CertificateFailed) != nil
 	})
-	w.poll("retries", func() bool { return w.count("kubejoin_csr_sign_failures_total", "reason=SigningFailed") >= 4 })
+	wait.Until(w, "retries", func() bool { return w.count("kubejoin_csr_sign_failures_total", "reason=SigningFailed") >= 4 })
 
 	read := func() map[string][]issuance.Entry {
 		content := must.Value(os.ReadFile(path))(t)
@@ -125,7 +126,7 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 	}
 	node := w.as("system:node:worker-1", "system:nodes")
 	w.askLabelled(node, "worker-1", nil, csrtest.NewKey())
-	w.poll("the cache", func() bool { return len(informer.GetStore().List()) == 1 })
+	wait.Until(w, "the cache", func() bool { return len(informer.GetStore().List()) == 1 })
 	look := func() {
 		// Each Run starts with one check.
 		w.run(csr.Renewals{
@@ -134,9 +135,9 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 		}.Run)
 	}
 	look()
-	w.poll("a renewal that waits", func() bool { return age() > 0 && late.Load() == 0 })
+	wait.Until(w, "a renewal that waits", func() bool { return age() > 0 && late.Load() == 0 })
 	w.startController()
-	w.poll("its certificate, in the cache", func() bool {
+	wait.Until(w, "its certificate, in the cache", func() bool {
 		for _, o := range informer.GetStore().List() {
 			if len(o.(*certificates.CertificateSigningRequest).Status.Certificate) == 0 {
 				return false
@@ -145,7 +146,7 @@ func TestOldestWaitingRenewalOnCluster(t *testing.T) {
 		return true
 	})
 	look()
-	w.poll("no renewal that waits", func() bool { return age() == 0 })
+	wait.Until(w, "no renewal that waits", func() bool { return age() == 0 })
 }
 
 // askWithTwoPEMBlocks creates a CSR object with the PEM block of another one twice. API servers accept it.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -49,7 +50,7 @@ func (w *world) createNode(name string, addresses ...string) {
 // waitForPermissions waits until the API server knows the permissions of the controller.
 func (w *world) waitForPermissions() {
 	w.Helper()
-	w.poll("the controller's rights", func() bool {
+	wait.Until(w, "the controller's rights", func() bool {
 		_, err := w.restrict.NetworkingV1().ServiceCIDRs().List(w.Context(), metav1.ListOptions{})
 		if err != nil && !apierrors.IsForbidden(err) {
 			w.Fatal(err)
@@ -110,7 +111,7 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 
 	// Left alone until the other Node is gone.
 	taken := askAs(as("serving-1"), "serving-1", "198.51.100.2")
-	w.poll("left alone", func() bool {
+	wait.Until(w, "left alone", func() bool {
 		return w.count("kubejoin_csr_decisions_total", "verdict=none", "reason="+approval.ReasonNameOfOther) > 0
 	})
 	w.createNode("serving-1", "198.51.100.1", "198.51.100.2", "serving-1")
@@ -121,7 +122,7 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	early := askAs(as("serving-3"), "serving-3", "198.51.100.3", "serving-3")
 	waits := func(reason string) {
 		t.Helper()
-		w.poll(reason, func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=wait", "reason="+reason) > 0 })
+		wait.Until(w, reason, func() bool { return w.count("kubejoin_csr_decisions_total", "verdict=wait", "reason="+reason) > 0 })
 	}
 	waits(approval.ReasonNodeNotFound)
 	w.createNode("serving-3")

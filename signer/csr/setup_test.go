@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
@@ -82,7 +83,7 @@ func unlimited(t *testing.T, config *rest.Config) kubernetes.Interface {
 func (w *world) deleteAll() {
 	// The context of the test is canceled at cleanup. On a busy machine, the API server may need several requests, each
 	// of at most a minute.
-	w.poll("the deletion of all requests", func() bool {
+	wait.Until(w, "the deletion of all requests", func() bool {
 		err := w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(context.Background(), metav1.DeleteOptions{}, metav1.ListOptions{})
 		if err != nil {
 			w.Log(err)
@@ -184,7 +185,7 @@ func (w *world) allowAsking(group string) error {
 	if err != nil {
 		return err
 	}
-	w.poll("leave to ask for "+group, func() bool {
+	wait.Until(w, "leave to ask for "+group, func() bool {
 		review, err := w.admin.AuthorizationV1().SubjectAccessReviews().Create(w.Context(), &authorization.SubjectAccessReview{
 			Spec: authorization.SubjectAccessReviewSpec{User: "somebody", Groups: []string{group}, ResourceAttributes: &authorization.ResourceAttributes{
 				Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create",
@@ -234,7 +235,7 @@ func (w *world) ask(client kubernetes.Interface, signerName, node string, templa
 func (w *world) await(name, what string, wanted func(*certificates.CertificateSigningRequest) bool) *certificates.CertificateSigningRequest {
 	w.Helper()
 	var last *certificates.CertificateSigningRequest
-	w.poll(what+" of "+name, func() bool {
+	wait.Until(w, what+" of "+name, func() bool {
 		object, err := w.admin.CertificatesV1().CertificateSigningRequests().Get(w.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			w.Fatal(err)
@@ -243,18 +244,6 @@ func (w *world) await(name, what string, wanted func(*certificates.CertificateSi
 		return wanted(object)
 	})
 	return last
-}
-
-func (w *world) poll(what string, wanted func() bool) {
-	w.Helper()
-	const most = 3 * time.Minute // the machine may be busy
-	deadline := time.Now().Add(most)
-	for !wanted() {
-		if time.Now().After(deadline) {
-			w.Fatalf("%s: did not happen within %s", what, most)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }
 
 func condition(object *certificates.CertificateSigningRequest, kind certificates.RequestConditionType) *certificates.CertificateSigningRequestCondition {
@@ -297,7 +286,7 @@ func (w *world) decide(name string, kind certificates.RequestConditionType) {
 func (w *world) awaitEvent(object *certificates.CertificateSigningRequest, reason string) corev1.Event {
 	w.Helper()
 	var found corev1.Event
-	w.poll("event "+reason+" on "+object.Name, func() bool {
+	wait.Until(w, "event "+reason+" on "+object.Name, func() bool {
 		events, err := w.admin.CoreV1().Events("default").List(w.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + object.Name})
 		if err != nil {
 			w.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"context"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -26,13 +27,13 @@ func TestShadowModeWritesNothing(t *testing.T) {
 	}
 
 	asked := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
-	w.poll("a decision", func() bool { return would("approve") == 1 })
+	wait.Until(w, "a decision", func() bool { return would("approve") == 1 })
 	w.wantUnchanged(asked)
 	w.approve(asked.Name)
-	w.poll("a signature", func() bool { return would("sign") == 1 })
+	wait.Until(w, "a signature", func() bool { return would("sign") == 1 })
 	hostile := w.ask(w.bootstrap(), kubelet, "worker-2", &x509.CertificateRequest{DNSNames: []string{"kubernetes"}}, nil)
 	w.approve(hostile.Name)
-	w.poll("a refusal", func() bool { return would("fail") == 1 })
+	wait.Until(w, "a refusal", func() bool { return would("fail") == 1 })
 	for _, name := range []string{asked.Name, hostile.Name} {
 		object := must.Value(w.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{}))(t)
 		if len(object.Status.Certificate) > 0 || len(object.Status.Conditions) != 1 {
@@ -88,7 +89,7 @@ func TestAgainDecidesWaitingRequestsAtOnce(t *testing.T) {
 		Approve: true, Sign: true, Again: again, Registerer: w.metrics,
 	}.Run)
 	asked := w.ask(w.bootstrap(), kubelet, "worker-1", nil, nil)
-	w.poll("looks at the request", func() bool { return rule.asked.Load() >= 5 }) // the next retry is 16 s away
+	wait.Until(w, "looks at the request", func() bool { return rule.asked.Load() >= 5 }) // the next retry is 16 s away
 	rule.on.Store(1)
 	began := time.Now()
 	again <- struct{}{}

@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	certificates "k8s.io/api/certificates/v1"
@@ -78,7 +79,7 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 		if object.Spec.SignerName == user {
 			w.approve(object.Name)
 		}
-		w.poll("end of "+object.Name, func() bool {
+		wait.Until(w, "end of "+object.Name, func() bool {
 			object := must.Value(w.admin.CertificatesV1().CertificateSigningRequests().Get(t.Context(), object.Name, metav1.GetOptions{}))(t)
 			for _, c := range object.Status.Conditions {
 				check(t, "a condition", c.Reason+" "+c.Message, secret)
@@ -86,7 +87,7 @@ func TestCleansRequesterTextInLogsConditionsAndEvents(t *testing.T) {
 			return len(object.Status.Certificate) > 0 || condition(object, certificates.CertificateDenied) != nil || condition(object, certificates.CertificateFailed) != nil
 		})
 	}
-	w.poll("log", func() bool { return strings.Count(log.String(), "|csr=") >= len(asked) })
+	wait.Until(w, "log", func() bool { return strings.Count(log.String(), "|csr=") >= len(asked) })
 	lines := strings.Split(strings.TrimSpace(log.String()), "\n")
 	for _, line := range lines {
 		check(t, "the log", line, secret)
