@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	discovery "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,7 +60,7 @@ func TestReservedCombinesAllSources(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %v and %q", name, got, err, wantPrefixes, wantHosts)
 		}
 	}
-	poll(t, "the first objects of the API server", func() bool {
+	wait.Until(t, "the first objects of the API server", func() bool {
 		got, err := (&kubefacts.Facts{Client: newClient(t, func(*rest.Config) {}), APIServers: server("a")}).ClusterAddresses(t.Context())
 		return err == nil && len(got.APIServer) == 2
 	})

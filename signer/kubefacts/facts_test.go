@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -42,7 +43,7 @@ func countedFacts(t *testing.T) (*kubefacts.Facts, *atomic.Int32) {
 	client := newClient(t, func(config *rest.Config) {
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper { return countingTransport{next, &asked} })
 	})
-	poll(t, "the permission of the group", func() bool {
+	wait.Until(t, "the permission of the group", func() bool {
 		allowed, err := (&kubefacts.Facts{Client: client}).Allowed(t.Context(), approvalRequest(), mayCreate("nodeclient"))
 		return err == nil && allowed
 	})
@@ -67,7 +68,7 @@ func TestFactsCachePermissionForOneSecond(t *testing.T) {
 	if n := asked.Load(); n != 1 && time.Since(start) < time.Second {
 		t.Errorf("got %d access reviews for one requester within a second, want 1", n)
 	}
-	poll(t, "another access review", func() bool { allowed(token, "nodeclient"); return asked.Load() > 1 })
+	wait.Until(t, "another access review", func() bool { allowed(token, "nodeclient"); return asked.Load() > 1 })
 	if took := time.Since(start); took < time.Second {
 		t.Errorf("got another access review after %s, want at least 1s", took)
 	}
@@ -121,7 +122,7 @@ func TestTokensShareAccessReview(t *testing.T) {
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: r.User}},
 	}
 	must.Value(facts.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), binding, metav1.CreateOptions{}))(t)
-	poll(t, "permission of the user", may)
+	wait.Until(t, "permission of the user", may)
 }
 
 // mayCreate returns the permission that automatic approval requires.

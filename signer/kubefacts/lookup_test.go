@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.uber.org/goleak"
@@ -146,19 +147,19 @@ func TestManyNodeLookupsShareOneList(t *testing.T) {
 	g.shut()
 	a := newLookups()
 	a.start(t.Context(), nodes, numbered(0, kubefacts.FewLookups)...)
-	poll(t, "the first lookups", func() bool { gets, _, _ := g.read(); return gets == 3+kubefacts.FewLookups })
+	wait.Until(t, "the first lookups", func() bool { gets, _, _ := g.read(); return gets == 3+kubefacts.FewLookups })
 	a.start(t.Context(), nodes, numbered(100, 150)...)
 	a.start(t.Context(), nodes, "looked-up-1", "looked-up-2")
-	poll(t, "a list", func() bool { _, lists, _ := g.read(); return nodes.Asking() == kubefacts.FewLookups+52 && lists > 0 })
+	wait.Until(t, "a list", func() bool { _, lists, _ := g.read(); return nodes.Asking() == kubefacts.FewLookups+52 && lists > 0 })
 	// A list does not wait for the response to the one before, and shows a Node that was created meanwhile.
 	late := create("looked-up-late")
 	_, before, _ := g.read()
 	a.start(t.Context(), nodes, "looked-up-late", "looked-up-2")
-	poll(t, "another list", func() bool {
+	wait.Until(t, "another list", func() bool {
 		_, lists, _ := g.read()
 		return nodes.Asking() == kubefacts.FewLookups+54 && lists > before
 	})
-	poll(t, "all responses", func() bool { g.pass(); return nodes.Asking() == 0 })
+	wait.Until(t, "all responses", func() bool { g.pass(); return nodes.Asking() == 0 })
 	a.running.Wait()
 
 	gets, lists, _ := g.read()
@@ -184,10 +185,10 @@ func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 	a, b := newLookups(), newLookups()
 	ctx, cancel := context.WithCancel(t.Context())
 	b.start(ctx, nodes, numbered(0, kubefacts.FewLookups)...)
-	poll(t, "the first lookups", func() bool { gets, _, _ := g.read(); return gets == kubefacts.FewLookups })
+	wait.Until(t, "the first lookups", func() bool { gets, _, _ := g.read(); return gets == kubefacts.FewLookups })
 	b.start(ctx, nodes, numbered(100, 120)...)
 	a.start(t.Context(), nodes, "nobody-else", "nobody")
-	poll(t, "all lookups", func() bool { return nodes.Asking() == kubefacts.FewLookups+22 })
+	wait.Until(t, "all lookups", func() bool { return nodes.Asking() == kubefacts.FewLookups+22 })
 	cancel()
 	b.running.Wait()
 	for name, err := range b.errs {
@@ -195,7 +196,7 @@ func TestCanceledNodeLookupsReturnAtOnce(t *testing.T) {
 			t.Errorf("%s: got %v, want context.Canceled", name, err)
 		}
 	}
-	poll(t, "all responses", func() bool { g.pass(); return nodes.Asking() == 0 })
+	wait.Until(t, "all responses", func() bool { g.pass(); return nodes.Asking() == 0 })
 	a.running.Wait()
 	if err := a.errs["nobody-else"]; !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("remaining lookup: got error %v, want ErrNotFound", err)

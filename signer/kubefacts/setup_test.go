@@ -2,7 +2,6 @@ package kubefacts_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
@@ -21,14 +20,4 @@ func newClient(t *testing.T, change func(*rest.Config)) kubernetes.Interface {
 	config.QPS = -1
 	change(config)
 	return must.Value(kubernetes.NewForConfig(config))(t)
-}
-
-func poll(t *testing.T, what string, wanted func() bool) {
-	t.Helper()
-	const most = 3 * time.Minute // the machine may be busy
-	for deadline := time.Now().Add(most); !wanted(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: did not happen within %s", what, most)
-		}
-	}
 }
