@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
@@ -84,11 +85,7 @@ func TestRefusesEntriesOfFullConfigMap(t *testing.T) {
 		m.Data["ended"] = fmt.Sprintf(`{"since":%q,"until":%q}`, ended, ended)
 		m.Data["large"] = strings.Repeat("x", configmaps.MaxNew)
 		must.Value(maps.Update(t.Context(), m, metav1.UpdateOptions{}))(t)
-		for deadline := time.Now().Add(30 * time.Second); l.Fill() < 1; time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("the cache is %v full, want 1", l.Fill())
-			}
-		}
+		wait.Until(t, "the cache is full", func() bool { return l.Fill() >= 1 })
 		full := 0
 		for n := range 4 * configmaps.Shards {
 			_, err := g.Revoke(t.Context(), revocation.Entry{Node: fmt.Sprintf("node-%d", n)})
