@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
@@ -24,7 +25,7 @@ func newPipe(t *testing.T) string {
 	return path
 }
 
-// within fails the test if f does not return in 30 seconds.
+// within fails the test if f does not return.
 func within(t *testing.T, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -32,11 +33,7 @@ func within(t *testing.T, f func()) {
 		defer close(done)
 		f()
 	}()
-	select {
-	case <-done:
-	case <-time.After(30 * time.Second):
-		t.Fatal("did not return within 30 s")
-	}
+	wait.Receive(t, "return", done)
 }
 
 // A pipe without a reader must be an error. OpenFile must not block.
