@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
@@ -204,11 +205,12 @@ func (f *fixture) waitSigned(t *testing.T, token tokens.Token) {
 
 func (f *fixture) waitLogged(t *testing.T, text string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !strings.Contains(f.log.String(), text); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("got log without %q:\n%s", text, f.log)
+	wait.OK(t, "log "+text, func() error {
+		if log := f.log.String(); !strings.Contains(log, text) {
+			return fmt.Errorf("got log\n%s", log)
 		}
-	}
+		return nil
+	})
 }
 
 // untilDeadline calls call with a short timeout, and with longer ones until its error is as wanted: a slow machine may

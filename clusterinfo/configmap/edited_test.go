@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.uber.org/goleak"
 )
@@ -103,13 +104,5 @@ func TestLeavesNoGoroutine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) { // Find waits for less than a second
-		err := goleak.Find(before)
-		if err == nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
+	wait.OK(t, "all goroutines end", func() error { return goleak.Find(before) }) // Find alone waits for less than a second
 }

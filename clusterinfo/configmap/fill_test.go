@@ -7,10 +7,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -82,20 +82,14 @@ func TestFillMonitorWarnsOnce(t *testing.T) {
 	}
 	seen := func(reason string, total int) {
 		t.Helper()
-		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		wait.OK(t, "Event "+reason, func() error {
 			mu.Lock()
-			message, n := events[reason], count
-			mu.Unlock()
-			if message != "" && n == total {
-				if want := f.live.Fill().String() + "; delete tokens"; message != want {
-					t.Errorf("got Event %q, want %q", message, want)
-				}
-				return
+			defer mu.Unlock()
+			if message, want := events[reason], f.live.Fill().String()+"; delete tokens"; message != want || count != total {
+				return fmt.Errorf("got %q and %d in all, want %q and %d", message, count, want, total)
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("Event %s: %q, %d in all; want %d", reason, message, n, total)
-			}
-		}
+			return nil
+		})
 	}
 	empty := fill(0)
 	fill(9000)

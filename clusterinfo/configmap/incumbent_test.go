@@ -3,13 +3,13 @@ package configmap_test
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
@@ -84,18 +84,15 @@ func TestSignerBesideKubeControllerManager(t *testing.T) {
 				delete(data, clusterinfo.SignatureKey(token.ID()))
 			}
 		})
-		for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+		wait.OK(t, "tokens with malformed secrets are signed", func() error {
 			data := f.get(t).Data // not from a cache, which may be older than the edit
-			i := slices.IndexFunc(malformed, func(token tokens.Token) bool {
-				return clusterinfo.Verify([]byte(data[clusterinfo.KubeconfigKey]), data[clusterinfo.SignatureKey(token.ID())], token) != nil
-			})
-			if i < 0 {
-				return
+			for _, token := range malformed {
+				if err := clusterinfo.Verify([]byte(data[clusterinfo.KubeconfigKey]), data[clusterinfo.SignatureKey(token.ID())], token); err != nil {
+					return fmt.Errorf("token %s: %w", token.ID(), err)
+				}
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("token %s with a malformed secret is not signed", malformed[i].ID())
-			}
-		}
+			return nil
+		})
 	}
 	stop()
 	f.quiet(t, "kube-controller-manager alone")
