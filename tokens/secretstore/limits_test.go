@@ -85,7 +85,7 @@ func TestRemovedAnnotationsRemoveLimits(t *testing.T) {
 	if err != nil || !got.Limits.IsZero() || len(got.Nodes) > 0 || got.Spent() || got.UID != r.UID {
 		t.Errorf("Get = %+v, %v, want the token without limits", got, err)
 	}
-	wait(t, s, "no limits", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.IsZero() })
+	waitTokens(t, s, "no limits", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.IsZero() })
 }
 
 // A token with malformed limits must sign and authenticate as usual. Its Problem must name each error, and
@@ -107,7 +107,7 @@ func TestMalformedLimits(t *testing.T) {
 			"usage-bootstrap-signing": "true", "usage-bootstrap-authentication": "true",
 		},
 	})
-	wait(t, s, "the token", func(all []tokens.Record) bool {
+	waitTokens(t, s, "the token", func(all []tokens.Record) bool {
 		return len(all) == 1 && all[0].Token.Equal(token) && all[0].Problem == nil && all[0].Limits.Problem != nil
 	})
 	if _, err := whoami(t, token, true); err != nil {
@@ -136,7 +136,7 @@ func TestMalformedLimits(t *testing.T) {
 	wantMap(t, "annotations", secretOf(t, token).Annotations, map[string]string{
 		"kubejoin.io/role": "control-plane", "kubejoin.io/nodes": "+a,+b", "example.com/a": "b",
 	})
-	wait(t, s, "no problem", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.Problem == nil })
+	waitTokens(t, s, "no problem", func(all []tokens.Record) bool { return len(all) == 1 && all[0].Limits.Problem == nil })
 	if n := strings.Count(log.String(), "bootstrap token has malformed limits"); n != 1 {
 		t.Errorf("got %d log lines about malformed limits, want one:\n%s", n, log.String())
 	}

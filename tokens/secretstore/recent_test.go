@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -146,6 +147,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 	}
 	began, stop := time.Now(), make(chan struct{})
 	fromCache := map[string]*atomic.Int64{"secrets": {}, "leases": {}}
+	shown := map[string]*atomic.Int64{"secrets": {}, "leases": {}} // the reads that had to show all rounds so far
 	var reading sync.WaitGroup
 	read := func(resource string, one func(round int) error) {
 		reading.Go(func() {
@@ -156,11 +158,18 @@ func testRecent(t *testing.T, l *link, cached []string) {
 				case <-time.After(5 * time.Millisecond):
 				}
 				at, before := time.Now(), l.reads[resource].Load()
-				if err := one(due(at)); err != nil {
+				round := due(at)
+				if err := one(round); err != nil {
 					t.Errorf("%s: %v", resource, err)
 				}
-				if l.reads[resource].Load() == before && at.Sub(began) > tokens.MaxAge {
+				if at.Sub(began) <= tokens.MaxAge {
+					continue
+				}
+				if l.reads[resource].Load() == before {
 					fromCache[resource].Add(1)
+				}
+				if round == rounds || wrote[round].Load() == nil {
+					shown[resource].Add(1)
 				}
 			}
 		})
@@ -185,8 +194,19 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		}
 		return nil
 	})
+	// settle waits for two ages, and for reads that had to show all rounds so far.
+	settle := func() {
+		t.Helper()
+		start := time.Now()
+		for resource, reads := range shown {
+			before := reads.Load()
+			wait.Until(t, "reads of "+resource, func() bool {
+				return reads.Load() > before+20 && time.Since(start) > 2*tokens.MaxAge || t.Failed()
+			})
+		}
+	}
 	for i := range rounds {
-		time.Sleep(2 * tokens.MaxAge)
+		settle()
 		must.Value(writer.Update(t.Context(), ids[0], func(r *tokens.Record) error { r.Description = strconv.Itoa(i + 1); return nil }))(t)
 		must.Value(claimer.Create(t.Context(), tokens.Claim{Node: node(i + 1), TokenID: ids[0], Limits: tokens.Limits{MaxNodes: rounds}}))(t)
 		at := time.Now()
@@ -209,7 +229,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 			t.Errorf("Recent gives %v after this store deleted the token", err)
 		}
 	}
-	time.Sleep(2 * tokens.MaxAge)
+	settle()
 	close(stop)
 	reading.Wait()
 	for resource, reads := range fromCache {

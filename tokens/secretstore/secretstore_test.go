@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -25,7 +26,7 @@ import (
 func TestMain(m *testing.M) { cluster.Main(m) }
 
 // lag is how long caches may lag behind writes on a busy machine.
-const lag = time.Minute
+const lag = wait.Most
 
 // open opens a store in the shared cluster. It deletes all tokens before and after the test.
 func open(t testing.TB, log *slog.Logger) *secretstore.Store {
@@ -53,8 +54,8 @@ func TestStore(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) tokens.Store { return open(t, nil) })
 }
 
-// wait calls List at every hint until the condition holds.
-func wait(t testing.TB, s tokens.Store, what string, done func([]tokens.Record) bool) {
+// waitTokens calls List at every hint until the condition holds.
+func waitTokens(t testing.TB, s tokens.Store, what string, done func([]tokens.Record) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lag)
 	defer cancel()

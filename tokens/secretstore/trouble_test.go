@@ -39,11 +39,11 @@ func TestLogsProblemOncePerChange(t *testing.T) {
 	broken := secret(bad, "bootstrap-token-"+bad.ID())
 	broken.StringData["token-id"] = bad.Reveal()
 	broken = put(t, broken)
-	wait(t, s, "two tokens", func(all []tokens.Record) bool { return len(all) == 2 })
+	waitTokens(t, s, "two tokens", func(all []tokens.Record) bool { return len(all) == 2 })
 
 	broken.Labels = map[string]string{"a": "b"}
 	broken = must.Value(cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Update(t.Context(), broken, metav1.UpdateOptions{}))(t)
-	wait(t, s, "the change", func(all []tokens.Record) bool {
+	waitTokens(t, s, "the change", func(all []tokens.Record) bool {
 		return slices.ContainsFunc(all, func(r tokens.Record) bool { return r.Version == broken.ResourceVersion })
 	})
 	_, updateErr := s.Update(t.Context(), bad.ID(), func(*tokens.Record) error { return nil })
@@ -56,7 +56,7 @@ func TestLogsProblemOncePerChange(t *testing.T) {
 	// Make another change: the warning about the first one is logged shortly after List shows it.
 	another := tokens.Generate()
 	put(t, secret(another, "bootstrap-token-"+another.ID()))
-	wait(t, s, "three tokens", func(all []tokens.Record) bool { return len(all) == 3 })
+	waitTokens(t, s, "three tokens", func(all []tokens.Record) bool { return len(all) == 3 })
 	text := log.String()
 	if strings.Count(text, "secret=my-token") != 1 || strings.Count(text, "token="+bad.ID()) != 2 || strings.Contains(text, "token="+good.ID()) {
 		t.Errorf("got log without one line for my-token, two for %s and none for %s:\n%s", bad.ID(), good.ID(), text)
@@ -80,7 +80,7 @@ func TestDeletingTokenIsUnusable(t *testing.T) {
 	}
 	patch(`["example.com/keep"]`)
 	must.OK(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
-	wait(t, s, "a problem", func(all []tokens.Record) bool { return len(all) == 1 && errors.Is(all[0].Problem, tokens.ErrDeleting) })
+	waitTokens(t, s, "a problem", func(all []tokens.Record) bool { return len(all) == 1 && errors.Is(all[0].Problem, tokens.ErrDeleting) })
 	got, err := s.Get(t.Context(), r.Token.ID())
 	if err != nil || got.Token.HasSecret() || !errors.Is(got.Problem, tokens.ErrDeleting) || !strings.Contains(got.Problem.Error(), "example.com/keep") {
 		t.Errorf("Get = %+v, %v, want no secret and ErrDeleting with the finalizer", got, err)
@@ -89,7 +89,7 @@ func TestDeletingTokenIsUnusable(t *testing.T) {
 		t.Errorf("Update = %v, want ErrDeleting", err)
 	}
 	patch("null")
-	wait(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
+	waitTokens(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
 }
 
 // A Secret of another type with the name of a token must not be a token, and must keep the name taken.
@@ -103,7 +103,7 @@ func TestIgnoresSecretOfOtherType(t *testing.T) {
 	if _, err := s.Create(t.Context(), tokens.Record{Token: token}); !errors.Is(err, tokens.ErrExists) {
 		t.Errorf("Create = %v, want ErrExists", err)
 	}
-	wait(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
+	waitTokens(t, s, "no tokens", func(all []tokens.Record) bool { return len(all) == 0 })
 	must.OK(t, cluster.Shared(t).Client().CoreV1().Secrets("kube-system").Delete(t.Context(), secret.Name, metav1.DeleteOptions{}))
 }
 
