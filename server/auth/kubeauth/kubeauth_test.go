@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
@@ -372,17 +373,8 @@ func TestReviewsOnRealAPIServer(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "kubeauth"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "kubeauth"},
 		Subjects: []rbac.Subject{{Kind: rbac.ServiceAccountKind, Namespace: "default", Name: "kubeauth"}},
 	}, metav1.CreateOptions{}))(t)
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for err := may("tokens", ""); err != nil; err = may("tokens", "") { // until RBAC has the binding and the cached refusal expires
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			t.Fatal(err)
-		}
-	}
+	// RBAC has the binding later, and the cached refusal expires.
+	wait.OK(t, "permission tokens", func() error { return may("tokens", "") })
 	if err := may("tokens/groups", "system:bootstrappers:a"); err != nil {
 		t.Error(err)
 	}
