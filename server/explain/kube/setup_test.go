@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
@@ -303,22 +304,10 @@ func (w *world) permitted(client kubernetes.Interface, verb string) {
 	})
 }
 
-// await calls try until it returns no error, for at most two minutes.
+// await calls try until it returns no error.
 func (w *world) await(what string, try func(context.Context) error) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.Context(), 2*time.Minute)
-	defer cancel()
-	for {
-		err := try(ctx)
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			w.Fatal(fmt.Errorf("%s: %w", what, err))
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+	wait.OK(w, what, func() error { return try(w.Context()) })
 }
 
 // older waits until a new object gets a later creation time than o. Creation times have whole seconds.
