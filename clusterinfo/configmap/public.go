@@ -24,14 +24,16 @@ func (s *signing) create(ctx context.Context, data map[string]string) (*corev1.C
 
 func public() (*rbacv1.RoleBinding, *rbacv1.Role) {
 	meta := metav1.ObjectMeta{Namespace: clusterinfo.Namespace, Name: PublicRole}
-	return &rbacv1.RoleBinding{
-			ObjectMeta: meta,
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: PublicRole},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "system:anonymous"}},
-		}, &rbacv1.Role{
-			ObjectMeta: meta,
-			Rules: []rbacv1.PolicyRule{{
-				APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{clusterinfo.Name}, Verbs: []string{"get"},
-			}},
-		}
+	binding := &rbacv1.RoleBinding{
+		ObjectMeta: meta,
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: PublicRole},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "system:anonymous"}},
+	}
+	role := &rbacv1.Role{
+		ObjectMeta: meta,
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{clusterinfo.Name}, Verbs: []string{"get"},
+		}},
+	}
+	return binding, role
 }
