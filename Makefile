@@ -17,7 +17,7 @@ RACE := $(if $(shell command -v $(or $(CC),gcc) 2>/dev/null),-race)
 # Where `make image` and `make release` write. The version of Go and the time of the commit are fixed, so that a commit
 # makes the same files on each machine.
 DIST := dist
-HELM := $(GO) run helm.sh/helm/v3/cmd/helm@v3.22.0
+HELM = $(GO) run helm.sh/helm/v4/cmd/helm@$(shell $(GO) -C test/chart list -m -f "{{.Version}}" helm.sh/helm/v4)
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 image release: export GOTOOLCHAIN = go1.26.8
 CHART_VERSION := $(or $(patsubst v%,%,$(filter v%,$(VERSION))),0.0.0-g$(VERSION))
