@@ -15,13 +15,15 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/kubejoin/kubejoin/cmd/kubejoin-pkcs11/softhsm"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/config"
@@ -29,34 +31,15 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// A logged keeps the output of a program.
-type logged struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
+// asProgram makes the test binary the program. A module can be loaded once in a process, for one SoftHSM.
+const asProgram = "KUBEJOIN_PKCS11_TEST"
 
-func (l *logged) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
-// waitFor retries f for a minute.
-func waitFor(t *testing.T, what string, f func() error) {
-	t.Helper()
-	var err error
-	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if err = f(); err == nil {
-			return
-		}
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
 	}
-	t.Fatalf("%s: %v", what, err)
+	os.Exit(m.Run())
 }
 
 // The signer process signs with the key on the token. While the token is away, requests wait.
@@ -82,13 +65,17 @@ func TestSignsForNodes(t *testing.T) {
 		"--cluster-signing-cert-file", file("ca.crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})),
 		"--cluster-signing-key-file", h.URI("ca", "kubernetes-ca"),
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	var log logged
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	var log logs.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), asProgram+"=1"), &log, &log
+	must.OK(t, cmd.Start())
 	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, args, &log) }()
+	go func() { ended <- cmd.Wait() }()
 	defer func() {
-		stop()
-		must.OK(t, <-ended)
+		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
+		if err := <-ended; err != nil {
+			t.Errorf("%v\n%s", err, log.String())
+		}
 		if strings.Contains(log.String(), softhsm.PIN) {
 			t.Errorf("the log has the PIN:\n%s", log.String())
 		}
@@ -111,24 +98,25 @@ func TestSignsForNodes(t *testing.T) {
 		block, _ := pem.Decode(certificate)
 		return must.Value(x509.ParseCertificate(block.Bytes))(t).CheckSignatureFrom(ca)
 	}
-	waitFor(t, "the first certificate", func() error {
+	wait.OK(t, "the first certificate", func() error {
 		select {
 		case err := <-ended:
-			t.Fatalf("the program ended: %v", err)
+			ended <- err
+			t.Fatal("the program ended")
 		default:
 		}
 		return sign()
 	})
 
 	putBack := h.Remove()
-	waitFor(t, "the token is away", func() error {
+	wait.OK(t, "the token is away", func() error {
 		if err := sign(); !errors.Is(err, remote.ErrUnavailable) {
 			return fmt.Errorf("got %v, want %w", err, remote.ErrUnavailable)
 		}
 		return nil
 	})
 	putBack()
-	waitFor(t, "the token is back", sign)
+	wait.OK(t, "the token is back", sign)
 }
 
 func TestRunNamesWhatIsWrong(t *testing.T) {
@@ -144,7 +132,7 @@ func TestRunNamesWhatIsWrong(t *testing.T) {
 		{append(good, "--cluster-signing-key-file=pkcs11:token=a", "--cluster-signing-key-passphrase-file=p"), "--cluster-signing-key-passphrase-file: excludes a PKCS#11 key", true},
 		{append(good, "--cluster-signing-key-file=pkcs11:token=a;object=b?pin-value=271828"), "--cluster-signing-key-file: pin-value: not accepted", false},
 	} {
-		err := run(t.Context(), test.args, new(logged))
+		err := run(t.Context(), test.args, new(logs.Buffer))
 		if err == nil || !strings.Contains(err.Error(), test.want) || errors.Is(err, errUsage) != test.usage || strings.Contains(err.Error(), "271828") {
 			t.Errorf("%q: got %v, want %q", test.args, err, test.want)
 		}
@@ -173,13 +161,13 @@ func TestCommandsOfTheDocs(t *testing.T) {
 	script := "go() { command go -C '" + here + "' \"${@:3}\"; }\n" + blocks[0][1] + "exec " + blocks[1][1]
 	ctx, stop := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, "bash", "-euc", script)
-	var log logged
+	var log logs.Buffer
 	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &log, &log
 	must.OK(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	client := must.Value(remote.New(remote.Config{URL: "unix://" + filepath.Join(dir, "sock")}))(t)
-	waitFor(t, "kubejoin-pkcs11", func() error {
+	wait.OK(t, "kubejoin-pkcs11", func() error {
 		select {
 		case err := <-ended:
 			t.Fatalf("the commands ended: %v\n%s", err, log.String())
