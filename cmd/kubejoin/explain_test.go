@@ -13,10 +13,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/rogpeppe/go-internal/testscript"
 	authorization "k8s.io/api/authorization/v1"
@@ -124,20 +124,13 @@ func restrictedKubeconfig(t *testing.T, c *cluster.Cluster) string {
 		ObjectMeta: meta, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "poor"},
 		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: "kubejoin-system", Name: "poor"}},
 	}, metav1.CreateOptions{}))(t)
-	for deadline := time.Now().Add(patience); ; { // the authorizer sees the role with a delay
-		review, err := c.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorization.SubjectAccessReview{
+	wait.Until(t, "the user may list CSRs", func() bool { // the authorizer sees the role with a delay
+		return must.Value(c.Client().AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorization.SubjectAccessReview{
 			Spec: authorization.SubjectAccessReviewSpec{
 				User:               "system:serviceaccount:kubejoin-system:poor",
 				ResourceAttributes: &authorization.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "list"},
 			},
-		}, metav1.CreateOptions{})
-		switch {
-		case err != nil:
-			t.Fatal(err)
-		case review.Status.Allowed:
-			return path
-		case time.Now().After(deadline):
-			t.Fatal("the user still may not list CSRs")
-		}
-	}
+		}, metav1.CreateOptions{}))(t).Status.Allowed
+	})
+	return path
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
@@ -68,8 +70,7 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 	}}
 	var before goleak.Option
 	for i := range n {
-		if i == 1 { // client-go keeps one connection to a server open
-			time.Sleep(time.Second)
+		if i == 1 { // client-go keeps one connection to a server open, which the first run made
 			before = goleak.IgnoreCurrent()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -80,25 +81,16 @@ func startAndStop(t *testing.T, n int, flags ...string) {
 		}()
 		// Stop it when it is ready, and every tenth time at some point before.
 		if i%10 == 9 {
-			time.Sleep(time.Duration(i/10%50) * time.Millisecond)
+			time.AfterFunc(time.Duration(i/10%50)*time.Millisecond, cancel)
 		} else {
 			awaitReady(t, client, log.await(t, "msg=serving address=", done))
+			cancel()
 		}
-		cancel()
 		if err := <-done; err != nil {
 			t.Fatalf("start %d: %v\n%s", i, err, &log)
 		}
-		if i == 0 {
-			continue
-		}
-		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) { // Find waits for less than a second
-			err := goleak.Find(before)
-			if err == nil {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("start %d: %v", i, err)
-			}
+		if i > 0 { // Find alone waits for less than a second
+			wait.OK(t, fmt.Sprintf("all goroutines of start %d end", i), func() error { return goleak.Find(before) })
 		}
 	}
 }
@@ -116,41 +108,37 @@ func optionsOf(t *testing.T, flags ...string) daemon.Options {
 
 func awaitReady(t *testing.T, client *http.Client, address string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	wait.OK(t, "readyz", func() error {
 		answer, err := client.Get("https://" + address + "/readyz")
 		if err == nil {
 			_ = answer.Body.Close()
-			if answer.StatusCode == http.StatusOK {
-				return
+			if answer.StatusCode != http.StatusOK {
+				err = errors.New(answer.Status)
 			}
-			err = errors.New(answer.Status)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("readyz: %v", err)
-		}
-	}
+		return err
+	})
 }
 
 // lines is a log that tests can wait for.
 type lines struct{ logs.Buffer }
 
 // await waits for prefix and returns the word after it.
-func (l *lines) await(t *testing.T, prefix string, done <-chan error) string {
+func (l *lines) await(t *testing.T, prefix string, done <-chan error) (word string) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	wait.OK(t, "log "+prefix, func() error {
 		text := l.String()
-		if _, after, found := strings.Cut(text, prefix); found {
-			if word, _, whole := strings.Cut(after, " "); whole {
-				return word
-			}
+		_, after, _ := strings.Cut(text, prefix)
+		before, _, whole := strings.Cut(after, " ")
+		if word = before; whole {
+			return nil
 		}
 		select {
 		case err := <-done:
 			t.Fatalf("ended: %v\n%s", err, text)
 		default:
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no %q in the log:\n%s", prefix, text)
-		}
-	}
+		return fmt.Errorf("got log\n%s", text)
+	})
+	return word
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/certlint"
 	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
@@ -52,13 +54,13 @@ func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bo
 		}
 		_, _ = out.Close(), log.Close()
 	})
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	ts.Check(wait.Poll(wait.Most, func() error {
 		text, err := os.ReadFile(log.Name())
 		ts.Check(err)
 		if _, after, found := bytes.Cut(text, []byte("msg=serving address=")); found {
 			if address, _, whole := bytes.Cut(after, []byte(" ")); whole {
 				ts.Setenv("KUBEJOIN_URL", "https://"+string(address))
-				return
+				return nil
 			}
 		}
 		select {
@@ -67,10 +69,8 @@ func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bo
 			ts.Fatalf("kubejoin serve ended: %v\n%s", err, text)
 		default:
 		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("kubejoin serve is not ready:\n%s", text)
-		}
-	}
+		return fmt.Errorf("kubejoin serve is not ready:\n%s", text)
+	}))
 }
 
 // scriptAwait is the command 'await REGEXP' of scripts. It waits until the log of serve matches.
@@ -80,14 +80,12 @@ func scriptAwait(ts *testscript.TestScript, negated bool, args []string) {
 	}
 	want, err := regexp.Compile(args[0])
 	ts.Check(err)
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+	ts.Check(wait.Poll(wait.Most, func() error {
 		text, err := os.ReadFile(ts.MkAbs("serve.log"))
 		ts.Check(err)
-		if want.Match(text) {
-			return
+		if !want.Match(text) {
+			return fmt.Errorf("serve.log does not say %s:\n%s", want, text)
 		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("serve.log does not say %s:\n%s", want, text)
-		}
-	}
+		return nil
+	}))
 }
