@@ -109,7 +109,7 @@ func fastStages(ctx context.Context) ([]stage, error) {
 		}
 	}
 	// Most of these tests wait for disks and processes, so more of them run at once than there are cores.
-	flags := []string{"-short", "-timeout=10m", "-p=4", "-parallel=8"}
+	flags := []string{"-short", "-timeout=30m", "-p=4", "-parallel=8"}
 	stages := []stage{{name: "packages", about: "packages and conformance suites, with the race detector", usual: 3 * time.Minute, steps: []step{tests(true, watched, flags...)}},
 		{name: "program", about: "the whole program standalone, commands and docs", usual: time.Minute, steps: []step{tests(false, rest, flags...)}}}
 	if !hasCompiler() {
