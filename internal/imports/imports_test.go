@@ -155,30 +155,53 @@ func TestPackagesImportNoTemplates(t *testing.T) {
 func TestOnlyPemfileReadsPEM(t *testing.T) {
 	skips := regexp.MustCompile(`\b(pem\.Decode|\w*\.AppendCertsFromPEM|tls\.(Load)?X509KeyPair|(cert|certutil)\.(ParseCertsPEM|CertsFromFile|NewPool\w*))\(`)
 	seen := false
+	eachFile(t, []string{"test", "examples", "internal/testing", "bin"}, func(name, source string) {
+		found := skips.FindString(source)
+		if strings.HasPrefix(name, "internal/pemfile/") {
+			seen = seen || found != ""
+		} else if found != "" && !strings.HasSuffix(name, "_test.go") {
+			t.Errorf("%s calls %s…): use internal/pemfile", name, found)
+		}
+	})
+	if !seen {
+		t.Error("internal/pemfile is not seen to read PEM, so this check cannot fail")
+	}
+}
+
+// eachFile visits the Go files of the repository outside of some folders.
+func eachFile(t *testing.T, skipped []string, visit func(name, source string)) {
+	t.Helper()
 	root := os.DirFS("../..")
 	must.OK(t, fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && slices.Contains([]string{"test", "examples", "internal/testing", "bin"}, name):
+		case d.IsDir() && slices.Contains(skipped, name):
 			return fs.SkipDir
-		case d.IsDir(), !strings.HasSuffix(name, ".go"), strings.HasSuffix(name, "_test.go"):
+		case d.IsDir(), !strings.HasSuffix(name, ".go"):
 			return nil
 		}
 		source, err := fs.ReadFile(root, name)
-		if err != nil {
-			return err
-		}
-		found := skips.FindString(string(source))
-		if strings.HasPrefix(name, "internal/pemfile/") {
-			seen = seen || found != ""
-		} else if found != "" {
-			t.Errorf("%s calls %s…): use internal/pemfile", name, found)
-		}
-		return nil
+		visit(name, string(source))
+		return err
 	}))
+}
+
+// TestSleepsOnlyWithSynctest keeps sleeps out of tests with a real clock. On a busy machine, they are too short. Such tests
+// wait for a state with internal/testing/wait. Tests of whole programs are below test/.
+func TestSleepsOnlyWithSynctest(t *testing.T) {
+	sleep := regexp.MustCompile(`\btime\.Sleep\(`)
+	seen := false
+	eachFile(t, []string{"test"}, func(name, source string) {
+		if !strings.HasSuffix(name, "_test.go") || !sleep.MatchString(source) {
+			return
+		}
+		if seen = true; !strings.Contains(source, `"testing/synctest"`) {
+			t.Errorf("%s sleeps without testing/synctest: use internal/testing/wait", name)
+		}
+	})
 	if !seen {
-		t.Error("internal/pemfile is not seen to read PEM, so this check cannot fail")
+		t.Error("no test is seen to sleep, so this check cannot fail")
 	}
 }
 
