@@ -176,7 +176,7 @@ func TestScriptGivesBackTurn(t *testing.T) {
 	for _, statuses := range [][]int{nil, {409, 409, 409, 409}} { // in kubeadm, and while it waits
 		s, m = serveTurns(t, statuses...)
 		m.kubeadm(t, 0)
-		m.write(t, "bin/kubeadm", "#!/bin/sh\nexec /bin/sleep 60\n")
+		m.write(t, "bin/kubeadm", "#!/bin/sh\nexec /bin/sleep 600\n")
 		cmd := m.start(t, "--", "--node-name", "control-2")
 		<-s.asked
 		must.OK(t, cmd.Process.Signal(syscall.SIGTERM))
@@ -209,7 +209,7 @@ func TestKilledScriptDoesNotRenewTurn(t *testing.T) {
 	t.Parallel()
 	s, m := serveTurns(t)
 	m.kubeadm(t, 0)
-	m.write(t, "bin/kubeadm", "#!/bin/sh\necho $$ >"+m.file("pid.new")+"\nmv "+m.file("pid.new")+" "+m.file("pid")+"\nexec /bin/sleep 60\n")
+	m.write(t, "bin/kubeadm", "#!/bin/sh\necho $$ >"+m.file("pid.new")+"\nmv "+m.file("pid.new")+" "+m.file("pid")+"\nexec /bin/sleep 600\n")
 	cmd := m.command(t, "--", "--node-name", "control-2")
 	left, held, err := os.Pipe()
 	must.OK(t, err)
