@@ -113,6 +113,16 @@ check: ## check formatting, go vet, staticcheck and the messages of new commits
 prose: ## check the words of docs and comments
 	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')
 
+# Without test/kube and test/specs, which have the versions of Kubernetes.
+FOLLOWING := . test/importer test/chart test/cfssl test/containers test/etcdctl test/ignition deploy/image cmd/kubejoin-pkcs11
+NEWER := '{{with .Update}}{{printf "%-70s %-36s %s" $$.Path $$.Version .Version}}{{end}}'
+outdated: ## list direct requirements and tools that have a newer version: module, ours, newest
+	@found=$$(for dir in $(FOLLOWING); do \
+	    direct=$$($(GO) -C $$dir list -m -f '{{if not (or .Main .Indirect .Replace)}}{{.Path}}{{end}}' all) && \
+	    $(GO) -C $$dir list -m -u -f $(NEWER) $$direct || exit; \
+	  done; \
+	  $(GO) list -m -u -f $(NEWER) $$(sed -n 's,.*run \([^ ]*\)/cmd/[^ ]*\(@v[^ ]*\).*,\1\2,p' Makefile)) && echo "$$found" | sort -u
+
 # QUICK=1 runs a short trial. ROUNDS, CSRS, TOKENS, ENTRIES and WAVE set sizes. ONLY selects one subject: csr, tokens, join,
 # size, certificate, api, revocation, store, record, go, wave or memory. INTO=docs/benchmarks.md also writes the main rows to
 # this file. test/bench/README.md explains the subjects and rows.
