@@ -46,7 +46,7 @@ type site struct {
 	http  *http.Client
 
 	measured   bool          // do not check the responses
-	strict     bool          // keep the read timeouts of HTTPServer; without it they are long, so that a stalled machine passes
+	strict     bool          // keep the timeouts of HTTPServer; without it they are long or none, so that a stalled machine passes
 	idle       time.Duration // if set, replaces the idle timeout of HTTPServer
 	connState  func(net.Conn, http.ConnState)
 	minVersion uint16 // minimum TLS version
@@ -84,7 +84,7 @@ func (s *site) start(t testing.TB) {
 	}
 	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate, ClientAuth: tls.RequestClientCert, MinVersion: s.minVersion})
 	if !s.strict {
-		web.ReadHeaderTimeout, web.ReadTimeout = patience, patience
+		web.ReadHeaderTimeout, web.ReadTimeout, web.WriteTimeout = patience, patience, 0
 	}
 	if s.idle > 0 {
 		web.IdleTimeout = s.idle
