@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"k8s.io/client-go/tools/clientcmd"
@@ -77,6 +78,7 @@ func TestChecksCertificatesThatKubeadmMakes(t *testing.T) {
 // TestReachesServerAsKubectl compares the exit codes of 'kubejoin kubeconfig check' and 'kubectl auth whoami'.
 func TestReachesServerAsKubectl(t *testing.T) {
 	harness.Parallel(t)
+	need.Long(t)
 	bin := must.Value(cluster.Build(t.Context(), t.Output()))(t)
 	ca := certtest.CA(t, "kubernetes")
 	caPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Leaf.Raw})

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
@@ -45,6 +46,7 @@ type host struct{ dir, config string }
 // configuration first.
 func newKubeadmHost(t *testing.T, algorithm string, edit ...string) (h host, kubeadm string) {
 	t.Helper()
+	need.Long(t)
 	bin := must.Value(cluster.Build(t.Context(), t.Output()))(t)
 	kubeadm = filepath.Join(bin, "kubeadm")
 	version := strings.TrimSpace(command(t, kubeadm, "version", "--output=short"))

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 )
 
 // An AuditLog is kube-apiserver's own record of the requests that reached it. It also has refused writes, which no watch
@@ -15,6 +16,7 @@ type AuditLog struct{ policy, file string }
 // NewAuditLog records what the rules of an audit policy select. When the test ends, it looks for secrets in the log.
 func NewAuditLog(t *testing.T, rules string) AuditLog {
 	t.Helper()
+	need.Long(t)
 	dir := t.TempDir()
 	a := AuditLog{filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")}
 	must.OK(t, os.WriteFile(a.policy, []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n"+rules), 0o600))
