@@ -82,7 +82,7 @@ manifests: ## write deploy/manifests and the README of the chart
 	cd test/chart && $(GO) run . -chart ../../deploy/chart/kubejoin -static -out ../../deploy
 	$(GO) run github.com/norwoodj/helm-docs/cmd/helm-docs@v1.14.2 --chart-search-root deploy/chart --log-level error
 
-test: check ## run all tests that need only Go, make and git: no root and no Kubernetes (4 minutes; 15 from empty caches)
+test: check ## run all tests that need only Go, make and git: no root and no Kubernetes (12 minutes)
 	@$(GO) run ./test/suite test
 
 # CORE=1 runs one test for each promise. ONLY=join runs one stage, or the tests of one folder; with RUN=TestX, these tests.

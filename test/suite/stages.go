@@ -110,8 +110,8 @@ func fastStages(ctx context.Context) ([]stage, error) {
 	}
 	// Most of these tests wait for disks and processes, so more of them run at once than there are cores.
 	flags := []string{"-short", "-timeout=30m", "-p=4", "-parallel=8"}
-	stages := []stage{{name: "packages", about: "packages and conformance suites, with the race detector", usual: 3 * time.Minute, steps: []step{tests(true, watched, flags...)}},
-		{name: "program", about: "the whole program standalone, commands and docs", usual: time.Minute, steps: []step{tests(false, rest, flags...)}}}
+	stages := []stage{{name: "packages", about: "packages and conformance suites, with the race detector", usual: 9 * time.Minute, steps: []step{tests(true, watched, flags...)}},
+		{name: "program", about: "the whole program standalone, commands and docs", usual: 3 * time.Minute, steps: []step{tests(false, rest, flags...)}}}
 	if !hasCompiler() {
 		stages = stages[1:]
 		stages[0].about = "all tests, without the race detector: there is no C compiler"
