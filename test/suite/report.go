@@ -42,7 +42,7 @@ type report struct {
 const (
 	// quiet is the longest time without a line.
 	quiet = 20 * time.Second
-	// slow is the duration from which on a test has a line of its own.
+	// slow is the duration from which on a test has a line of its own, below that of its package.
 	slow = 10 * time.Second
 	// firstLines and lastLines are the most lines of a failed test's log that are printed.
 	firstLines, lastLines = 80, 40
@@ -93,6 +93,7 @@ type result struct {
 	all    []string            // lines
 	output map[string][]string // lines, by the name of the test; "" for the package and its build
 	failed []string
+	slow   []string // lines of slow tests that passed
 	count  int
 }
 
@@ -190,8 +191,7 @@ func (r *report) test(e event, p *result) {
 			p.failed = append(p.failed, name)
 		}
 		if took := time.Duration(e.Elapsed * float64(time.Second)); took >= slow && e.Action == "pass" {
-			r.printed = time.Now()
-			_, _ = fmt.Fprintf(r.out, "   %s %s\n", full, short(took))
+			p.slow = append(p.slow, fmt.Sprintf("   %s %s\n", full, short(took)))
 		}
 	}
 }
@@ -213,8 +213,12 @@ func (r *report) ended(e event, p *result, s step) error {
 	pkg := strings.TrimPrefix(e.Package, module+"/")
 	took := fmt.Sprintf("%.1f s", e.Elapsed)
 	if e.Action != "fail" {
+		slow := strings.Join(p.slow, "")
+		if strings.HasSuffix(strings.Join(p.output[""], ""), "\t(cached)\n") {
+			took, slow = "cached", ""
+		}
 		if p.count > 0 {
-			r.printf("ok   %-34s %8s  %d tests\n", pkg, took, p.count)
+			r.printf("ok   %-34s %8s  %d tests\n%s", pkg, took, p.count, slow)
 		}
 		return nil
 	}

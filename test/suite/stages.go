@@ -37,11 +37,15 @@ type step struct {
 // shell is a step that is not a test.
 func shell(dir string, command ...string) step { return step{dir: dir, command: command} }
 
+// fresh runs tests again that have passed before. Go caches results by the files that a test reads, but does not see what the
+// programs read that it starts.
+const fresh = "-count=1"
+
 // tests is a step that runs 'go test' with these flags. With race, it needs a C compiler, and runs without the race detector
 // if there is none.
 func tests(race bool, packages []string, flags ...string) step {
 	// Linking is faster without the symbols of debuggers (-w). 'make check' runs vet.
-	s := step{command: []string{"go", "test", "-ldflags=-w", "-vet=off", "-count=1"}, packages: packages}
+	s := step{command: []string{"go", "test", "-ldflags=-w", "-vet=off", fresh}, packages: packages}
 	if race = race && hasCompiler(); race {
 		s.command = append(s.command, "-race")
 	} else {
@@ -94,24 +98,35 @@ func packages(ctx context.Context, keep func(pkg string, imports []string) bool)
 	return kept, nil
 }
 
+// startsNothing reports whether the tests of a package start no program, so that Go's cache sees all that they depend on.
+func startsNothing(pkg string, imports []string) bool {
+	return !strings.HasPrefix(pkg, "test/") && pkg != "cmd/kubejoin" && !slices.ContainsFunc(imports, func(imported string) bool {
+		return imported == "os/exec" || strings.HasPrefix(imported, module+"/test/")
+	})
+}
+
 // fastStages run what can be shown without Kubernetes, without root and with Go, make and git alone.
 func fastStages(ctx context.Context) ([]stage, error) {
-	all, err := packages(ctx, func(string, []string) bool { return true })
-	if err != nil {
-		return nil, err
-	}
-	var watched, rest []string
-	for _, pkg := range all {
-		if raced(pkg) && hasCompiler() {
-			watched = append(watched, pkg)
-		} else {
-			rest = append(rest, pkg)
-		}
-	}
 	// Most of these tests wait for disks and processes, so more of them run at once than there are cores.
 	flags := []string{"-short", "-timeout=30m", "-p=4", "-parallel=8"}
-	stages := []stage{{name: "packages", about: "packages and conformance suites, with the race detector", usual: 9 * time.Minute, steps: []step{tests(true, watched, flags...)}},
-		{name: "program", about: "the whole program standalone, commands and docs", usual: 3 * time.Minute, steps: []step{tests(false, rest, flags...)}}}
+	var steps [2][]step
+	for i, race := range []bool{true, false} {
+		for _, alone := range []bool{true, false} {
+			selected, err := packages(ctx, func(pkg string, imports []string) bool {
+				return (raced(pkg) && hasCompiler()) == race && startsNothing(pkg, imports) == alone
+			})
+			if err != nil {
+				return nil, err
+			}
+			if s := tests(race, selected, flags...); len(selected) > 0 && alone {
+				steps[i] = append(steps[i], cached(s))
+			} else if len(selected) > 0 {
+				steps[i] = append(steps[i], s)
+			}
+		}
+	}
+	stages := []stage{{name: "packages", about: "packages and conformance suites, with the race detector", usual: 9 * time.Minute, steps: steps[0]},
+		{name: "program", about: "the whole program standalone, commands and docs", usual: 3 * time.Minute, steps: steps[1]}}
 	if !hasCompiler() {
 		stages = stages[1:]
 		stages[0].about = "all tests, without the race detector: there is no C compiler"
@@ -212,6 +227,12 @@ func e2eStages(ctx context.Context, short bool) ([]stage, error) {
 }
 
 func in(dir string, s step) step { s.dir = dir; return s }
+
+// cached is a test step that may take the results from Go's cache.
+func cached(s step) step {
+	s.command = slices.DeleteFunc(slices.Clone(s.command), func(word string) bool { return word == fresh })
+	return s
+}
 
 func with(env string, s step) step { s.env = append(s.env, env); return s }
 

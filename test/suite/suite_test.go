@@ -50,6 +50,10 @@ func TestStagesRunEachPackage(t *testing.T) {
 		for _, step := range s.steps {
 			for _, pkg := range step.packages {
 				tested[pkg]++
+				starts := slices.Contains([]string{"internal/imports", "test/commands", "clusterinfo/joinformat"}, pkg)
+				if starts && !slices.Contains(step.command, fresh) {
+					t.Errorf("make test may take the result of %s from a cache, although its tests start programs", pkg)
+				}
 			}
 		}
 	}
@@ -157,7 +161,9 @@ func TestReportsPackages(t *testing.T) {
 		log    string
 	}{
 		"passed": {events: []event{end("run", "TestA"), output("TestA", "    a_test.go:7: noise\n"), end("pass", "TestA/sub"), end("pass", "TestA"), end("pass", "")},
-			want: []string{"   signer.TestA 12s\n", "ok   signer ", "1 tests\n", "1 passed, 0 failed, 0 skipped\n"}},
+			want: []string{"ok   signer ", "1 tests\n   signer.TestA 12s\n", "1 passed, 0 failed, 0 skipped\n"}},
+		"cached": {events: []event{end("run", "TestA"), end("pass", "TestA"), output("", "ok  \tsigner\t(cached)\n"), end("pass", "")},
+			want: []string{"   cached  1 tests\n1 passed, 0 failed, 0 skipped\n"}},
 		"failed": {events: []event{end("run", "TestA"), output("TestA", "=== RUN TestA\n"), output("TestA/sub", "    a_test.go:7: got 1, want 2\n"), end("fail", "TestA/sub"), end("fail", "TestA"), end("fail", "")},
 			want: []string{"FAIL signer ", "got 1, want 2\n", "--- log: LOGS/TestA.log\n", "--- run it again: KUBE=1 go test -x -run '^TestA$' ./signer\n", "0 passed, 1 failed, 0 skipped\n"},
 			log:  "TestA"},
