@@ -367,6 +367,9 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err := a.take(r, false, true); err != nil {
 		return issued{}, err
 	}
+	if err := a.checkBound(ctx, r, m.admitted); err != nil {
+		return issued{}, err
+	}
 	done, err := s.profile.issue(ctx, ca, m.valid.request.Asked(), a.lifetime(s, ca, r, m.admitted), a.now())
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
@@ -387,6 +390,9 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	}
 	if r.Rejoin != nil {
 		if err := a.checkRejoin(ctx, requester, m.admitted.Fingerprint, done.cert); err != nil {
+			return issued{}, err
+		}
+		if err := a.checkBound(ctx, r, m.admitted); err != nil {
 			return issued{}, err
 		}
 	}
@@ -442,6 +448,19 @@ func (a *Authority) checkRejoin(ctx context.Context, requester revocation.Subjec
 	return cmp.Or(err, refuseRevoked(*e))
 }
 
+// checkBound returns an error if the certificate that bound the key of a rejoin is revoked. Then it unbinds the key, which
+// stays refused if the revocation is undone.
+func (a *Authority) checkBound(ctx context.Context, r approval.Request, admitted admission.Admitted) error {
+	if admitted.BoundBy == "" {
+		return nil
+	}
+	e, err := a.Revocations.Revoked(ctx, revocation.Subject{Fingerprints: []revocation.Fingerprint{revocation.Fingerprint(admitted.BoundBy)}})
+	if e == nil || err != nil {
+		return err
+	}
+	return cmp.Or(a.Nodes.Unbind(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix), admitted.BoundBy), refuseRevoked(*e))
+}
+
 // BindKey binds a key to the node of a valid client certificate, see [admission.Nodes.BindKey]. It refuses a certificate
 // that is revoked: the bound key outlasts it.
 func (a *Authority) BindKey(ctx context.Context, cert *x509.Certificate, key string) error {
@@ -450,7 +469,8 @@ func (a *Authority) BindKey(ctx context.Context, cert *x509.Certificate, key str
 	} else if e != nil {
 		return refuseRevoked(*e)
 	}
-	return a.Nodes.BindKey(ctx, strings.TrimPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix), pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), key)
+	by := tokens.Credential{Key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), Fingerprint: string(revocation.FingerprintOf(cert))}
+	return a.Nodes.BindKey(ctx, strings.TrimPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix), by, key)
 }
 
 // checkRevoked returns an [*approval.Error] if the requester's credential is revoked.

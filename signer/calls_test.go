@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -116,7 +117,14 @@ func (c *counted) own(node string, change func(*approval.Request)) error {
 	return err
 }
 
-func (c *counted) renew(node string) error { return c.own(node, func(*approval.Request) {}) }
+// renew renews the certificate of a node, which authenticates with its last one.
+func (c *counted) renew(node string) error {
+	claim, _ := c.claims.Find(c.Context(), node) // zero if there is none, or if the name can have none
+	c.reset()
+	return c.own(node, func(r *approval.Request) {
+		r.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.Fingerprint(claim.Identity.Last().Fingerprint).CredentialID()}}
+	})
+}
 
 // Each call of an operation counts when a rack joins, or a cluster renews. A call that these lists do not have must be
 // worth it. The API server also gets the CSR object: one write to approve it, and one with the certificate.
@@ -183,7 +191,7 @@ func TestCallsOfEachOperation(t *testing.T) {
 			}
 			uid := c.addNode("worker-1")
 			claim := must.Get(c.claims.Update(c.Context(), "worker-1", func(c *tokens.Claim) error { c.Identity.NodeUID = uid; return nil }))
-			return claim.Identity.Keys[0]
+			return claim.Identity.Last().Key
 		}, do: func(c *counted, key string) error {
 			c.now = c.now.Add(2 * time.Hour)
 			return c.own("worker-1", func(r *approval.Request) {

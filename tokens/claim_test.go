@@ -2,7 +2,7 @@ package tokens_test
 
 import (
 	"errors"
-	"slices"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -61,29 +61,35 @@ func TestSameClaim(t *testing.T) {
 
 func TestClaimCheck(t *testing.T) {
 	full := tokens.Claim{Node: "worker-1", TokenID: id, TokenUID: "t", Keys: []string{"sha256:00"}, Requests: []string{"u"}, NodeUID: "u",
-		Past:     tokens.ReleasedClaim{Until: noon, CertificateDuration: time.Hour},
-		Identity: tokens.Identity{NodeUID: "u", Keys: []string{"a", "b"}, NotAfter: noon, Fingerprint: "f", Rejoins: []time.Time{noon}, TokenID: id}}
+		Past:     tokens.ReleasedClaim{Until: noon, CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny},
+		Identity: tokens.Identity{NodeUID: "u", Credentials: []tokens.Credential{{Key: "a"}, {Key: "b", Fingerprint: "f"}}, NotAfter: noon, Rejoins: []time.Time{noon}, TokenID: id}}
 	must.OK(t, full.Check())
 	for name, change := range map[string]func(*tokens.Claim){
-		"no node name":             func(c *tokens.Claim) { c.Node = "" },
-		"name of an own object":    func(c *tokens.Claim) { c.Node = "kubejoin-control-plane-turn" },
-		"malformed token ID":       func(c *tokens.Claim) { c.TokenID = "ABC123" },
-		"limits":                   func(c *tokens.Claim) { c.Limits.MaxNodes = -1 },
-		"too many keys":            func(c *tokens.Claim) { c.Keys = []string{"a", "b", "c", "d"} },
-		"empty key":                func(c *tokens.Claim) { c.Keys = []string{""} },
-		"key with comma":           func(c *tokens.Claim) { c.Keys = []string{"a,b"} },
-		"empty request":            func(c *tokens.Claim) { c.Requests = []string{""} },
-		"request with space":       func(c *tokens.Claim) { c.Requests = []string{"a b"} },
-		"identity, long word":      func(c *tokens.Claim) { c.Identity.NodeUID = strings.Repeat("u", 129) },
-		"identity, three keys":     func(c *tokens.Claim) { c.Identity.Keys = []string{"a", "b", "c"} },
-		"identity, empty key":      func(c *tokens.Claim) { c.Identity.Keys = []string{""} },
-		"identity, slash":          func(c *tokens.Claim) { c.Identity.BoundKey = "a/b" },
+		"no node name":          func(c *tokens.Claim) { c.Node = "" },
+		"name of an own object": func(c *tokens.Claim) { c.Node = "kubejoin-control-plane-turn" },
+		"malformed token ID":    func(c *tokens.Claim) { c.TokenID = "ABC123" },
+		"limits":                func(c *tokens.Claim) { c.Limits.MaxNodes = -1 },
+		"too many keys":         func(c *tokens.Claim) { c.Keys = []string{"a", "b", "c", "d"} },
+		"empty key":             func(c *tokens.Claim) { c.Keys = []string{""} },
+		"key with comma":        func(c *tokens.Claim) { c.Keys = []string{"a,b"} },
+		"empty request":         func(c *tokens.Claim) { c.Requests = []string{""} },
+		"request with space":    func(c *tokens.Claim) { c.Requests = []string{"a b"} },
+		"identity, long word":   func(c *tokens.Claim) { c.Identity.NodeUID = strings.Repeat("u", 129) },
+		"identity, three keys": func(c *tokens.Claim) {
+			c.Identity.Credentials = append(c.Identity.Credentials, tokens.Credential{Key: "c"})
+		},
+		"identity, empty key":      func(c *tokens.Claim) { c.Identity.Credentials[0].Key = "" },
+		"identity, slash":          func(c *tokens.Claim) { c.Identity.Bound.Key = "a/b" },
+		"identity, fingerprint":    func(c *tokens.Claim) { c.Identity.Credentials[0].Fingerprint = "a/b" },
+		"identity, bound by":       func(c *tokens.Claim) { c.Identity.Bound.Fingerprint = "a/b" },
 		"identity, token":          func(c *tokens.Claim) { c.Identity.TokenID = "ABC123" },
 		"identity, fraction":       func(c *tokens.Claim) { c.Identity.NotAfter = noon.Add(time.Millisecond) },
 		"identity, year":           func(c *tokens.Claim) { c.Identity.NotAfter = noon.AddDate(9000, 0, 0) },
 		"identity, early":          func(c *tokens.Claim) { c.Identity.Rejoins = []time.Time{noon.AddDate(-1000, 0, 0)} },
 		"identity, many rejoins":   func(c *tokens.Claim) { c.Identity.Rejoins = make([]time.Time, tokens.MaxRejoins+1) },
 		"past without end":         func(c *tokens.Claim) { c.Past.Until = time.Time{} },
+		"past, rejoin":             func(c *tokens.Claim) { c.Past.Rejoin = "never" },
+		"past, rejoin without end": func(c *tokens.Claim) { c.Past = tokens.ReleasedClaim{Rejoin: tokens.RejoinDeny} },
 		"past with fraction":       func(c *tokens.Claim) { c.Past.Until = noon.Add(time.Millisecond) },
 		"past with short lifetime": func(c *tokens.Claim) { c.Past.CertificateDuration = time.Minute },
 	} {
@@ -99,10 +105,9 @@ func TestDifferentIdentitiesAreNotEqual(t *testing.T) {
 	zero := tokens.Identity{}
 	for name, other := range map[string]tokens.Identity{
 		"NodeUID":     {NodeUID: "u"},
-		"Keys":        {Keys: []string{"a"}},
+		"Credentials": {Credentials: []tokens.Credential{{Key: "a"}}},
 		"NotAfter":    {NotAfter: noon},
-		"BoundKey":    {BoundKey: "a"},
-		"Fingerprint": {Fingerprint: "f"},
+		"Bound":       {Bound: tokens.Credential{Key: "a"}},
 		"Rejoins":     {Rejoins: []time.Time{noon}},
 		"TokenID":     {TokenID: id},
 	} {
@@ -112,17 +117,45 @@ func TestDifferentIdentitiesAreNotEqual(t *testing.T) {
 	}
 }
 
-// An old copy of a disk must not pass for the node: only the last two keys count.
-func TestIdentityKeepsTwoKeys(t *testing.T) {
-	var i tokens.Identity
-	for _, key := range []string{"a", "b", "b", "c"} {
-		i = i.WithKey(key)
+// A limit that binds a machine after it has joined must outlive its claim. Each new limit needs a line here.
+func TestReleasedClaimKeepsWhatBindsMachine(t *testing.T) {
+	binds := map[string]bool{
+		"MaxNodes": false, "NodeNames": false, "Replaces": false, "Role": false, "Problem": false, // decide who may join
+		"CertificateDuration": true, "Rejoin": true,
 	}
-	if !slices.Equal(i.Keys, []string{"b", "c"}) {
-		t.Errorf("got keys %q, want b and c", i.Keys)
+	all := tokens.Limits{
+		MaxNodes: 1, NodeNames: []string{"worker-1"}, Replaces: tokens.NodeRef{Name: "worker-1", UID: "u"}, Role: tokens.RoleControlPlane,
+		Problem: errors.New("p"), CertificateDuration: time.Hour, Rejoin: tokens.RejoinDeny,
 	}
-	if i = i.WithKey("b"); i.Keys[1] != "b" {
-		t.Errorf("got keys %q, want b as the newest", i.Keys)
+	full := reflect.ValueOf(all)
+	for i := range full.NumField() {
+		name := full.Type().Field(i).Name
+		if _, known := binds[name]; !known || full.Field(i).IsZero() {
+			t.Errorf("limit %s is not in this test", name)
+			continue
+		}
+		var one tokens.Limits
+		reflect.ValueOf(&one).Elem().Field(i).Set(full.Field(i))
+		claim := tokens.Claim{Node: "worker-1", TokenID: id, Limits: one}
+		past := claim.PastAfterRelease(noon, 0)
+		if binds[name] != (past != tokens.ReleasedClaim{}) {
+			t.Errorf("%s: the released claim has %+v", name, past)
+		}
+		if !binds[name] {
+			continue
+		}
+		kept := reflect.ValueOf(past).FieldByName(name)
+		if !kept.Equal(full.Field(i)) || !past.Active(noon.Add(24*time.Hour)) {
+			t.Errorf("%s: the released claim has %+v, want the same limit for more than a day", name, past)
+		}
+		again := tokens.Claim{Node: "worker-1", Past: past}.PastAfterRelease(noon.Add(time.Hour), 0)
+		if !reflect.ValueOf(again).FieldByName(name).Equal(kept) {
+			t.Errorf("%s: released again, the claim has %+v", name, again)
+		}
+	}
+	denied := tokens.Claim{Node: "worker-1", TokenID: id, Limits: tokens.Limits{Rejoin: tokens.RejoinDeny}, Identity: tokens.Identity{NotAfter: noon.AddDate(1, 0, 0)}}
+	if past := denied.PastAfterRelease(noon, 0); !past.Active(noon.AddDate(1, 0, 0)) {
+		t.Errorf("got %+v, want it to last as long as the certificate", past)
 	}
 }
 
@@ -176,7 +209,7 @@ func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
 func TestRenewedPastOutlivesCertificates(t *testing.T) {
 	const duration = 2 * time.Hour
 	now, writes := time.Now(), 0
-	p := tokens.Claim{Limits: tokens.Limits{CertificateDuration: duration}}.PastAfterRelease(now, 0)
+	p := tokens.Claim{TokenID: id, Limits: tokens.Limits{CertificateDuration: duration}}.PastAfterRelease(now, 0)
 	for i := range 100 { // as a kubelet renews for a week
 		before := p
 		if p = p.Renewed(now); p != before {

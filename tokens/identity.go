@@ -8,8 +8,8 @@ import (
 
 // Maximum lengths of the lists of an [Identity].
 const (
-	// MaxIdentityKeys is how many of the last keys of a node an Identity has.
-	MaxIdentityKeys = 2
+	// MaxCredentials is how many of the last certificates of a node an Identity has.
+	MaxCredentials = 2
 	// MaxRejoins is how many times of rejoins an Identity has, and so the highest budget.
 	MaxRejoins = 100
 )
@@ -17,16 +17,15 @@ const (
 // An Identity is what a node proves that it is itself with, after its certificate has expired. It is part
 // of the claim of the node name. The zero Identity means that nothing is known.
 type Identity struct {
-	// NodeUID is the UID of the Node that the keys belong to. It is empty until kubejoin sees such a Node.
+	// NodeUID is the UID of the Node that the certificates belong to. It is empty until kubejoin sees such a Node.
 	NodeUID string `json:"nodeUID,omitempty"`
-	// Keys are the public keys of the last certificates, the newest last, as in [Claim.Keys].
-	Keys []string `json:"keys,omitempty"`
-	// NotAfter is when the newest of these certificates expires, in whole seconds.
+	// Credentials are the last certificates, the newest last: the one that authenticated the last request, and the one that
+	// kubejoin issued for it. There are none if the node may not rejoin.
+	Credentials []Credential `json:"credentials,omitempty"`
+	// NotAfter is when the newest certificate expires, in whole seconds.
 	NotAfter time.Time `json:"notAfter,omitzero"`
-	// Fingerprint is the SHA-256 of the newest of these certificates, in 64 lower-case hexadecimal digits.
-	Fingerprint string `json:"fingerprint,omitempty"`
-	// BoundKey is a public key that the node keeps in another place than its certificate, as in Keys.
-	BoundKey string `json:"boundKey,omitempty"`
+	// Bound has a key that the node keeps in another place than its certificate, and the certificate that bound it.
+	Bound Credential `json:"bound,omitzero"`
 	// Rejoins are the times of the last rejoins, the newest last.
 	Rejoins []time.Time `json:"rejoins,omitempty"`
 	// TokenID is the ID of the token that admitted the machine. It is empty if another requester did, or if kubejoin
@@ -34,36 +33,52 @@ type Identity struct {
 	TokenID string `json:"tokenID,omitempty"`
 }
 
+// A Credential is a public key and a certificate.
+type Credential struct {
+	// Key is the public key, as in [Claim.Keys].
+	Key string `json:"key"`
+	// Fingerprint is the SHA-256 of the certificate, in 64 lower-case hexadecimal digits.
+	Fingerprint string `json:"fingerprint,omitempty"`
+}
+
+// Last returns the newest certificate, or the zero Credential.
+func (i Identity) Last() Credential {
+	if len(i.Credentials) == 0 {
+		return Credential{}
+	}
+	return i.Credentials[len(i.Credentials)-1]
+}
+
+// HasKey reports whether one of the certificates has this key. A bound key does not count.
+func (i Identity) HasKey(key string) bool {
+	return slices.ContainsFunc(i.Credentials, func(c Credential) bool { return c.Key == key })
+}
+
 // IsZero reports whether nothing is known.
 func (i Identity) IsZero() bool { return i.Equal(Identity{}) }
 
 // Equal reports whether all fields of i and j are equal. An empty slice equals nil.
 func (i Identity) Equal(j Identity) bool {
-	return i.NodeUID == j.NodeUID && slices.Equal(i.Keys, j.Keys) && i.NotAfter.Equal(j.NotAfter) && i.Fingerprint == j.Fingerprint && i.BoundKey == j.BoundKey &&
+	return i.NodeUID == j.NodeUID && slices.Equal(i.Credentials, j.Credentials) && i.NotAfter.Equal(j.NotAfter) && i.Bound == j.Bound &&
 		slices.EqualFunc(i.Rejoins, j.Rejoins, time.Time.Equal) && i.TokenID == j.TokenID
 }
 
-// WithKey returns the identity with a newer key. If it has the key already, the key becomes the newest.
-func (i Identity) WithKey(key string) Identity {
-	keys := slices.DeleteFunc(slices.Clone(i.Keys), func(k string) bool { return k == key })
-	keys = append(keys, key)
-	i.Keys = keys[max(0, len(keys)-MaxIdentityKeys):]
-	return i
-}
-
 func (i Identity) clone() Identity {
-	i.Keys, i.Rejoins = slices.Clone(i.Keys), slices.Clone(i.Rejoins)
+	i.Credentials, i.Rejoins = slices.Clone(i.Credentials), slices.Clone(i.Rejoins)
 	return i
 }
 
 func (i Identity) check() error {
-	words := append([]string{i.NodeUID, i.Fingerprint, i.BoundKey, i.TokenID}, i.Keys...)
+	words := []string{i.NodeUID, i.Bound.Key, i.Bound.Fingerprint, i.TokenID}
+	for _, c := range i.Credentials {
+		words = append(words, c.Key, c.Fingerprint)
+	}
 	switch {
-	case len(i.Keys) > MaxIdentityKeys:
-		return fieldErrorf("identity", "%d keys given, %d allowed", len(i.Keys), MaxIdentityKeys)
+	case len(i.Credentials) > MaxCredentials:
+		return fieldErrorf("identity", "%d credentials given, %d allowed", len(i.Credentials), MaxCredentials)
 	case len(i.Rejoins) > MaxRejoins:
 		return fieldErrorf("identity", "%d rejoins given, %d allowed", len(i.Rejoins), MaxRejoins)
-	case slices.Contains(i.Keys, ""), slices.ContainsFunc(words, func(w string) bool { return !isShortWord(w) || strings.ContainsAny(w, `/"\`) }):
+	case i.HasKey(""), slices.ContainsFunc(words, func(w string) bool { return !isShortWord(w) || strings.ContainsAny(w, `/"\`) }):
 		return fieldErrorf("identity", "want words of at most %d bytes without space, comma, slash or quotation mark", maxWord)
 	case i.TokenID != "" && CheckID(i.TokenID) != nil:
 		return fieldErrorf("identity", "%.100q given as token ID", i.TokenID)

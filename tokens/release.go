@@ -89,9 +89,6 @@ func (r Releaser) past(c Claim) ReleasedClaim {
 	if r.MaxRemainingLifetime != nil {
 		longest = r.MaxRemainingLifetime()
 	}
-	if c.Released() && longest == 0 {
-		return c.Past
-	}
 	return c.PastAfterRelease(time.Now(), longest)
 }
 

@@ -154,7 +154,7 @@ func TestReleaseLeavesPast(t *testing.T) {
 func TestReleaseEndsIdentity(t *testing.T) {
 	n := twoJoined(t)
 	until := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
-	alone := tokens.Claim{Node: "worker-3", Past: tokens.ReleasedClaim{Until: until}, Identity: tokens.Identity{Keys: []string{"sha256:" + strings.Repeat("1", 64)}, NotAfter: until, Fingerprint: strings.Repeat("a", 64)}}
+	alone := tokens.Claim{Node: "worker-3", Past: tokens.ReleasedClaim{Until: until}, Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "sha256:" + strings.Repeat("1", 64), Fingerprint: strings.Repeat("a", 64)}}, NotAfter: until}}
 	must.Value(n.claims.Create(t.Context(), alone))(t)
 	if c, warnings, err := n.Release(t.Context(), "worker-3", false); err != nil || c.Node != "worker-3" || len(warnings) > 0 {
 		t.Errorf("got %+v, %q, %v", c, warnings, err)

@@ -23,6 +23,27 @@ type ReleasedClaim struct {
 	// CertificateDuration limits the lifetime of renewals, as in the [Limits] of the claim. Zero sets no
 	// limit.
 	CertificateDuration time.Duration
+	// Rejoin is [RejoinDeny] if the machine cannot rejoin, as in the Limits of the claim, and otherwise empty.
+	Rejoin string
+}
+
+// leftBy returns the limits of a token that bind a machine after it has joined. The other limits have decided whether it
+// could join.
+func leftBy(l Limits) ReleasedClaim {
+	p := ReleasedClaim{CertificateDuration: l.CertificateDuration}
+	if l.Rejoin == RejoinDeny {
+		p.Rejoin = RejoinDeny
+	}
+	return p
+}
+
+// Bound returns the limits that bind the machine of the claim: those of its token, or what an earlier claim has left. Until
+// is zero unless the claim is released.
+func (c Claim) Bound() ReleasedClaim {
+	if c.Released() {
+		return c.Past
+	}
+	return leftBy(c.Limits)
 }
 
 // Active reports whether a certificate of the released claim may still be valid at the time now.
@@ -32,46 +53,50 @@ func (p ReleasedClaim) Active(now time.Time) bool { return p.Until.After(now) }
 // It returns p unchanged if p lasts long enough for that certificate.
 func (p ReleasedClaim) Renewed(now time.Time) ReleasedClaim {
 	if p.Until.Before(now.Add(p.CertificateDuration + pastMargin/2)) {
-		p.Until = past(now, p.CertificateDuration).Until
+		p = p.lasting(now.Add(p.CertificateDuration))
 	}
 	return p
 }
 
 func (p ReleasedClaim) equal(q ReleasedClaim) bool {
-	return p.Until.Equal(q.Until) && p.CertificateDuration == q.CertificateDuration
+	return p.Until.Equal(q.Until) && p.CertificateDuration == q.CertificateDuration && p.Rejoin == q.Rejoin
 }
 
 func (p ReleasedClaim) check() error {
 	switch {
-	case p.Until.IsZero() && p.CertificateDuration != 0:
-		return fieldErrorf("past", "certificate-duration given without until")
+	case p.Until.IsZero() && p != ReleasedClaim{Until: p.Until}:
+		return fieldErrorf("past", "limits given without until")
 	case p.Until.Nanosecond() != 0:
 		return fieldErrorf("past", "until %s given, want whole seconds", p.Until)
 	}
-	if err := (Limits{CertificateDuration: p.CertificateDuration}).Check(); err != nil {
+	if err := (Limits{CertificateDuration: p.CertificateDuration, Rejoin: p.Rejoin}).Check(); err != nil {
 		return &FieldError{"past", err}
 	}
 	return nil
 }
 
-func past(now time.Time, lifetime time.Duration) ReleasedClaim {
-	return ReleasedClaim{Until: now.Add(lifetime + pastMargin).UTC().Truncate(time.Second)}
+// lasting returns a Past that lasts at least until a certificate ends.
+func (p ReleasedClaim) lasting(end time.Time) ReleasedClaim {
+	if until := end.Add(pastMargin).UTC().Truncate(time.Second); until.After(p.Until) {
+		p.Until = until
+	}
+	return p
 }
 
 // Released reports whether the claim is released: it has no TokenID, and its name is free.
 func (c Claim) Released() bool { return c.TokenID == "" }
 
-// PastAfterRelease returns the Past of a claim that is released at the time now, if certificates may have been
-// issued on it. If kubejoin has access to Nodes, longest must be zero. The Node then tells whether the
-// name is free, so the Past is zero unless the claim limits CertificateDuration. Without access to
-// Nodes, longest is the longest lifetime of any certificate, and the Past lasts at least that long.
+// PastAfterRelease returns the Past of a claim that is released at the time now. It has the limits that still bind the
+// machine. If kubejoin has access to Nodes, longest must be zero: the Node then tells whether the name is free. Without
+// access to Nodes, longest is the longest lifetime of any certificate, and the Past lasts at least that long.
 func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedClaim {
-	d := c.Limits.CertificateDuration
-	if d == 0 && longest == 0 {
-		return ReleasedClaim{}
+	p := c.Bound()
+	if longest > 0 || !c.Released() && p.CertificateDuration > 0 {
+		p = p.lasting(now.Add(max(p.CertificateDuration, longest)))
 	}
-	p := past(now, max(d, longest))
-	p.CertificateDuration = d
+	if p.Rejoin != "" {
+		p = p.lasting(now).lasting(c.Identity.NotAfter)
+	}
 	return p
 }
 

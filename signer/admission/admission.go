@@ -161,6 +161,9 @@ type Admitted struct {
 	// Fingerprint is that of the last certificate of a node that rejoins. A revocation of this certificate bars the
 	// node.
 	Fingerprint string
+	// BoundBy is the fingerprint of the certificate that bound the key with which a node rejoins. A revocation of this
+	// certificate bars the key: call [Nodes.Unbind].
+	BoundBy string
 
 	nodeUID string // of the Node that renews or is replaced; empty for a new Node
 }

@@ -2,7 +2,9 @@ package admission_test
 
 import (
 	"crypto/x509"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -28,7 +31,22 @@ func issue(t *testing.T, n *admission.Nodes, r approval.Request) error {
 }
 
 func certificateOf(r approval.Request) *x509.Certificate {
-	return &x509.Certificate{RawSubjectPublicKeyInfo: r.CSR.RawSubjectPublicKeyInfo, NotAfter: time.Now().Add(24 * time.Hour)}
+	return &x509.Certificate{Raw: r.CSR.Raw, RawSubjectPublicKeyInfo: r.CSR.RawSubjectPublicKeyInfo, NotAfter: time.Now().Add(24 * time.Hour)}
+}
+
+// renewalBy returns the renewal of a node that authenticates with the certificate of an earlier request.
+func renewalBy(t testing.TB, before approval.Request) approval.Request {
+	t.Helper()
+	r := renewal(t, strings.TrimPrefix(before.CSR.Subject.CommonName, "system:node:"))
+	r.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.FingerprintOf(certificateOf(before)).CredentialID()}}
+	return r
+}
+
+func keysOf(i tokens.Identity) (keys []string) {
+	for _, c := range i.Credentials {
+		keys = append(keys, c.Key)
+	}
+	return keys
 }
 
 // mustIssue is issue that must succeed. It returns the key.
@@ -41,8 +59,8 @@ func mustIssue(t *testing.T, n *admission.Nodes, r approval.Request) string {
 func wantIdentity(t *testing.T, c *cluster, when, nodeUID string, keys ...string) {
 	t.Helper()
 	i := c.claims["worker-1"].Identity
-	if !slices.Equal(i.Keys, keys) || i.NodeUID != nodeUID {
-		t.Errorf("%s: got Node %q and keys %q, want %q and %q", when, i.NodeUID, i.Keys, nodeUID, keys)
+	if !slices.Equal(keysOf(i), keys) || i.NodeUID != nodeUID {
+		t.Errorf("%s: got Node %q and keys %q, want %q and %q", when, i.NodeUID, keysOf(i), nodeUID, keys)
 	}
 }
 
@@ -59,12 +77,17 @@ func TestStoresLastTwoKeys(t *testing.T) {
 				c := newCluster()
 				n := c.admission()
 				n.RejoinWindow = rejoinWindow
-				first := mustIssue(t, n, firstRequest(t, bootstrapUser(c.createToken(limits)), "worker-1", nil))
+				r := firstRequest(t, bootstrapUser(c.createToken(limits)), "worker-1", nil)
+				first := mustIssue(t, n, r)
 				wantIdentity(t, c, "first certificate", "", first)
 				uid := c.node("worker-1")
-				second := mustIssue(t, n, renewal(t, "worker-1"))
-				wantIdentity(t, c, "renewal", uid, first, second)
-				third := mustIssue(t, n, renewal(t, "worker-1"))
+				for i := range 3 { // the machine gets only the last response
+					lost := mustIssue(t, n, renewalBy(t, r))
+					wantIdentity(t, c, fmt.Sprint("renewal ", i), uid, first, lost)
+				}
+				r = renewalBy(t, r)
+				second := mustIssue(t, n, r)
+				third := mustIssue(t, n, renewalBy(t, r))
 				wantIdentity(t, c, "another renewal", uid, second, third)
 				if end := c.claims["worker-1"].Identity.NotAfter; !end.Equal(time.Now().Add(24 * time.Hour).Truncate(time.Second)) {
 					t.Errorf("got end %s, want that of the certificate", end)
@@ -91,13 +114,15 @@ func TestFirstCertificateEndsIdentity(t *testing.T) {
 			n := c.admission()
 			n.RejoinWindow, n.AllowExisting = rejoinWindow, test.allow
 			first := c.createToken(test.before)
-			mustIssue(t, n, firstRequest(t, bootstrapUser(first), "worker-1", nil))
+			r := firstRequest(t, bootstrapUser(first), "worker-1", nil)
+			mustIssue(t, n, r)
 			uid := c.node("worker-1")
 			c.change("worker-1", func(claim *tokens.Claim) {
-				claim.Identity.NodeUID, claim.Identity.BoundKey, claim.Identity.Rejoins = uid, "sha256:bound", []time.Time{time.Now()}
+				claim.Identity.NodeUID, claim.Identity.Bound, claim.Identity.Rejoins = uid, tokens.Credential{Key: "sha256:bound"}, []time.Time{time.Now()}
 			})
-			mustIssue(t, n, renewal(t, "worker-1"))
-			if i := c.claims["worker-1"].Identity; i.TokenID != first.ID() || i.BoundKey == "" || len(i.Rejoins) != 1 {
+			r = renewalBy(t, r)
+			mustIssue(t, n, r)
+			if i := c.claims["worker-1"].Identity; i.TokenID != first.ID() || i.Bound.Key == "" || len(i.Rejoins) != 1 {
 				t.Errorf("after a renewal: got %+v, want the same machine", i)
 			}
 			if test.limits.Replaces.Name != "" {
@@ -106,27 +131,63 @@ func TestFirstCertificateEndsIdentity(t *testing.T) {
 			token := c.createToken(test.limits)
 			key := mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 			i := c.claims["worker-1"].Identity
-			if !slices.Equal(i.Keys, []string{key}) || i.TokenID != token.ID() || i.BoundKey != "" || len(i.Rejoins) > 0 {
+			if !slices.Equal(keysOf(i), []string{key}) || i.TokenID != token.ID() || i.Bound.Key != "" || len(i.Rejoins) > 0 {
 				t.Errorf("after the certificate of another machine: got %+v, want only its key and token", i)
 			}
+			// The machine before still has a valid certificate, and renews it. An unknown credential may be its, too.
+			for range 3 {
+				r = renewalBy(t, r)
+				mustIssue(t, n, r)
+				mustIssue(t, n, renewal(t, "worker-1"))
+			}
+			if after := c.claims["worker-1"].Identity; !after.Equal(i) {
+				t.Errorf("after renewals of the machine before: got %+v, want %+v", after, i)
+			}
+			current := pkcs10.KeyID(r.CSR)
+			wantRefused(t, "bind a key", n.BindKey(t.Context(), "worker-1", tokens.Credential{Key: current}, "sha256:stolen"), "KeyNotCurrent")
+			n.Now = func() time.Time { return time.Now().Add(25 * time.Hour) }
+			wantRefused(t, "rejoin", issue(t, n, late(t, "worker-1", current, certificateOf(r).NotAfter, nil)), "KeyNotCurrent")
 		})
 	}
 }
 
-// Nodes of a token with rejoin=deny must leave no identity, even if somebody erases the limit.
+// A node that kubejoin does not know, for example from before --rejoin-window, must be known from its first renewal on.
+func TestFirstRenewalBeginsIdentity(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.RejoinWindow = rejoinWindow
+	uid := c.node("worker-1")
+	r := renewal(t, "worker-1")
+	first := mustIssue(t, n, r)
+	wantIdentity(t, c, "first renewal", uid, first)
+	wantIdentity(t, c, "second renewal", uid, first, mustIssue(t, n, renewalBy(t, r)))
+}
+
+// Nodes of a token with rejoin=deny must leave no credential, even if somebody erases the limit, or if the claim ends
+// because the Node is deleted and its machine registers again.
 func TestDenyLeavesNoIdentity(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
 	n.RejoinWindow = rejoinWindow
 	token := c.createToken(tokens.Limits{NodeNames: []string{"worker-*"}, Rejoin: tokens.RejoinDeny})
 	mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	c.node("worker-1")
+	uid := c.node("worker-1")
 	mustIssue(t, n, renewal(t, "worker-1"))
-	wantIdentity(t, c, "denied", "")
+	wantIdentity(t, c, "denied", uid)
 	c.editToken(token.ID(), func(r *tokens.Record) { r.Limits = tokens.Limits{} })
 	mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-2", nil))
-	if claim := c.claims["worker-2"]; claim.Limits.Rejoin != tokens.RejoinDeny || !claim.Identity.IsZero() {
+	if claim := c.claims["worker-2"]; claim.Limits.Rejoin != tokens.RejoinDeny || len(claim.Identity.Credentials) > 0 {
 		t.Errorf("with erased limits: got claim %+v, want rejoin denied", claim)
+	}
+	for i := range 2 {
+		c.change("worker-1", func(claim *tokens.Claim) { *claim = claim.AfterRelease(claim.PastAfterRelease(time.Now(), 0)) })
+		uid := c.node("worker-1")
+		r := renewal(t, "worker-1")
+		key := mustIssue(t, n, r)
+		wantIdentity(t, c, fmt.Sprint("registered again, ", i), uid)
+		n.Now = func() time.Time { return time.Now().Add(25 * time.Hour) }
+		wantRefused(t, "rejoin", issue(t, n, late(t, "worker-1", key, certificateOf(r).NotAfter, nil)), "RejoinOff")
+		n.Now = nil
 	}
 }
 

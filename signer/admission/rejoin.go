@@ -51,16 +51,16 @@ func provesNode(c tokens.Claim, f rejoinFacts) error {
 	switch notAfter := f.proof.NotAfter; {
 	case f.window <= 0:
 		return refuse(ReasonRejoinOff, "nodes cannot rejoin: kubejoin runs without --rejoin-window")
-	case c.Limits.Rejoin == tokens.RejoinDeny:
-		return refuse(ReasonRejoinOff, "token %s, with which node %s joined, does not allow it to rejoin", c.TokenID, node)
+	case c.Bound().Rejoin == tokens.RejoinDeny:
+		return refuse(ReasonRejoinOff, "the token with which node %s joined does not allow it to rejoin", node)
 	case !bound && !f.now.Before(notAfter.Add(f.window)):
 		return refuse(ReasonRejoinTooLate, "the certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, notAfter.UTC().Format(time.RFC3339), f.window)
-	case len(i.Keys) == 0:
+	case len(i.Credentials) == 0:
 		return refuse(ReasonKeyNotCurrent, "kubejoin knows no key of node %s: its last certificate is from before --rejoin-window was set or by another signer, or its claim was released", node)
-	case bound && f.proof.Key != i.BoundKey:
+	case bound && f.proof.Key != i.Bound.Key:
 		return refuse(ReasonKeyNotCurrent, "the key is not bound to node %s", node)
-	case !bound && !slices.Contains(i.Keys, f.proof.Key):
-		return refuse(ReasonKeyNotCurrent, "the key is not one of the last %d keys of node %s: this machine has an old copy of the disk, or is another machine", tokens.MaxIdentityKeys, node)
+	case !bound && !i.HasKey(f.proof.Key):
+		return refuse(ReasonKeyNotCurrent, "the key is not one of the last %d keys of node %s: this machine has an old copy of the disk, or is another machine", tokens.MaxCredentials, node)
 	case !f.now.Before(i.NotAfter.Add(f.window)):
 		return refuse(ReasonRejoinTooLate, "the last certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, i.NotAfter.UTC().Format(time.RFC3339), f.window)
 	case f.nodes && f.nodeUID == "":
@@ -84,19 +84,16 @@ func decideRejoin(c tokens.Claim, f rejoinFacts) (tokens.Claim, error) {
 	if err := provesNode(c, f); err != nil {
 		return c, err
 	}
-	if f.key == f.proof.Key || f.key == i.BoundKey {
+	if f.key == f.proof.Key || f.key == i.Bound.Key {
 		return c, approval.RefuseFor(ReasonKeyReused, "the request of node %s is for a key that it has used before; make a new key", node)
 	}
-	if again := i.Keys[len(i.Keys)-1] == f.key && len(i.Rejoins) > 0 && f.now.Before(i.NotAfter); !again {
+	if again := i.Last().Key == f.key && len(i.Rejoins) > 0 && f.now.Before(i.NotAfter); !again {
 		i.Rejoins = slices.DeleteFunc(slices.Clone(i.Rejoins), func(at time.Time) bool { return !at.Add(f.window).After(f.now) })
 		if len(i.Rejoins) >= f.budget {
 			return c, approval.RefuseFor(ReasonRejoinBudgetSpent, "node %s has rejoined %d times within %s (--rejoin-budget %d); to let the machine join again: kubejoin token create --replace-node %s",
 				node, len(i.Rejoins), f.window, f.budget, node)
 		}
 		i.Rejoins = append(i.Rejoins, f.now.UTC().Truncate(time.Second))
-	}
-	if !f.proof.NotAfter.IsZero() {
-		i.Keys = []string{f.proof.Key}
 	}
 	c.Identity = i
 	switch {
@@ -132,9 +129,9 @@ func (n *Nodes) admitRejoin(ctx context.Context, r approval.Request, node string
 	if _, err = n.rejoined(c, r, a.nodeUID); err != nil {
 		return err
 	}
-	a.Fingerprint, a.Duration = c.Identity.Fingerprint, c.Limits.CertificateDuration
-	if c.Released() { // a Past that has ended counts, too: a node may rejoin for much longer
-		a.Duration = c.Past.CertificateDuration
+	a.Fingerprint, a.Duration = c.Identity.Last().Fingerprint, c.Bound().CertificateDuration // also of a Past that has ended: nodes rejoin for much longer
+	if r.Rejoin.NotAfter.IsZero() {
+		a.BoundBy = c.Identity.Bound.Fingerprint
 	}
 	return nil
 }
@@ -161,15 +158,15 @@ func (n *Nodes) Bound(ctx context.Context, node, key string) error {
 		return tokens.ErrNotFound
 	}
 	c, err := n.Claims.Find(ctx, node)
-	if err == nil && c.Identity.BoundKey != key {
+	if err == nil && c.Identity.Bound.Key != key {
 		err = tokens.ErrNotFound
 	}
 	return err
 }
 
 // BindKey binds a key to a node that has authenticated with its valid certificate, whose key is current. Then the node can
-// rejoin with the bound key. It may bind one key, once; another attempt with the same key succeeds.
-func (n *Nodes) BindKey(ctx context.Context, node, current, key string) error {
+// rejoin with the bound key. It may bind one key, once; another attempt with the same key succeeds, and changes nothing.
+func (n *Nodes) BindKey(ctx context.Context, node string, by tokens.Credential, key string) error {
 	if n == nil || n.Claims == nil {
 		return approval.RefuseFor(ReasonRejoinOff, "nodes cannot rejoin: kubejoin runs without --rejoin-window")
 	}
@@ -178,22 +175,38 @@ func (n *Nodes) BindKey(ctx context.Context, node, current, key string) error {
 		return err
 	}
 	bind := func(c *tokens.Claim) error {
-		f := rejoinFacts{proof: approval.Rejoin{Key: current, NotAfter: n.now()}, nodes: n.Node != nil, nodeUID: uid, window: n.RejoinWindow, now: n.now()}
+		f := rejoinFacts{proof: approval.Rejoin{Key: by.Key, NotAfter: n.now()}, nodes: n.Node != nil, nodeUID: uid, window: n.RejoinWindow, now: n.now()}
 		if err := provesNode(*c, f); err != nil {
 			return err
 		}
 		switch {
-		case slices.Contains(c.Identity.Keys, key):
+		case c.Identity.HasKey(key):
 			return approval.RefuseFor(ReasonKeyReused, "the key to bind is the key of a certificate of node %s; make a new key", node)
-		case c.Identity.BoundKey != "" && c.Identity.BoundKey != key:
+		case c.Identity.Bound.Key == key:
+			return nil
+		case c.Identity.Bound.Key != "":
 			return approval.RefuseFor(ReasonKeyNotCurrent, "another key is bound to node %s; to bind this one, let the node renew after: kubejoin claim release %s", node, node)
 		}
-		c.Identity.BoundKey = key
+		c.Identity.Bound = tokens.Credential{Key: key, Fingerprint: by.Fingerprint}
 		return nil
 	}
 	_, err = n.Claims.Update(ctx, node, bind)
 	if errors.Is(err, tokens.ErrNotFound) {
 		return bind(&tokens.Claim{Node: node})
+	}
+	return err
+}
+
+// Unbind removes the bound key of a node if the certificate with this fingerprint has bound it.
+func (n *Nodes) Unbind(ctx context.Context, node, by string) error {
+	_, err := n.Claims.Update(ctx, node, func(c *tokens.Claim) error {
+		if c.Identity.Bound.Fingerprint == by {
+			c.Identity.Bound = tokens.Credential{}
+		}
+		return nil
+	})
+	if errors.Is(err, tokens.ErrNotFound) {
+		return nil
 	}
 	return err
 }

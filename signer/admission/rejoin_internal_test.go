@@ -1,6 +1,8 @@
 package admission
 
 import (
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"slices"
 	"strings"
@@ -20,12 +22,26 @@ const (
 	newKey   = "sha256:new"
 )
 
+func credentials(keys ...string) (all []tokens.Credential) {
+	for _, key := range keys {
+		all = append(all, tokens.Credential{Key: key})
+	}
+	return all
+}
+
+func keysOf(i tokens.Identity) (keys []string) {
+	for _, c := range i.Credentials {
+		keys = append(keys, c.Key)
+	}
+	return keys
+}
+
 // usual returns the claim of a node that was off for a day, and the facts of its rejoin.
 func usual() (tokens.Claim, rejoinFacts) {
 	now := time.Date(2030, 1, 31, 12, 0, 0, 500, time.UTC)
 	end := now.Add(-24 * time.Hour).Truncate(time.Second)
 	claim := tokens.Claim{Node: "worker-1", TokenID: "abc123", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour}, NodeUID: "uid", Identity: tokens.Identity{
-		NodeUID: "uid", Keys: []string{firstKey, lastKey}, NotAfter: end, BoundKey: boundKey, TokenID: "abc123",
+		NodeUID: "uid", Credentials: credentials(firstKey, lastKey), NotAfter: end, Bound: tokens.Credential{Key: boundKey}, TokenID: "abc123",
 	}}
 	return claim, rejoinFacts{
 		proof: approval.Rejoin{Key: lastKey, NotAfter: end}, key: newKey,
@@ -45,12 +61,12 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 		change  func(*claim, *rejoinFacts)
 		reason  string   // empty: the node may rejoin
 		text    string   // in the message
-		keys    []string // after it, before the new key
+		keys    []string // with the certificate, before the new key
 		rejoins int      // counted after it; zero means 1
 	}{
 		"last key":             {keys: []string{lastKey}},
 		"key before it":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = firstKey }, keys: []string{firstKey}},
-		"bound key":            {change: func(_ *claim, f *rejoinFacts) { f.bound() }, keys: []string{firstKey, lastKey}},
+		"bound key":            {change: func(_ *claim, f *rejoinFacts) { f.bound() }, keys: []string{lastKey}},
 		"released claim":       {change: func(c *claim, _ *rejoinFacts) { c.TokenID, c.Limits, c.NodeUID = "", tokens.Limits{}, "" }, keys: []string{lastKey}},
 		"allowed by its token": {change: func(c *claim, _ *rejoinFacts) { c.Limits.Rejoin = tokens.RejoinAllow }, keys: []string{lastKey}},
 		"no Nodes": {change: func(c *claim, f *rejoinFacts) {
@@ -59,13 +75,14 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 
 		"no window":                         {change: func(_ *claim, f *rejoinFacts) { f.window = 0 }, reason: ReasonRejoinOff, text: "--rejoin-window"},
 		"no window, bound key":              {change: func(_ *claim, f *rejoinFacts) { f.window = 0; f.bound() }, reason: ReasonRejoinOff, text: "--rejoin-window"},
-		"token denies":                      {change: func(c *claim, _ *rejoinFacts) { c.Limits.Rejoin = tokens.RejoinDeny }, reason: ReasonRejoinOff, text: "token abc123"},
+		"token denies":                      {change: func(c *claim, _ *rejoinFacts) { c.Limits.Rejoin = tokens.RejoinDeny }, reason: ReasonRejoinOff, text: "the token with which"},
+		"token denied, released since":      {change: func(c *claim, _ *rejoinFacts) { *c = c.AfterRelease(tokens.ReleasedClaim{Rejoin: tokens.RejoinDeny}) }, reason: ReasonRejoinOff, text: "the token with which"},
 		"restored disk":                     {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "old copy of the disk"},
 		"no claim":                          {change: func(c *claim, _ *rejoinFacts) { *c = claim{Node: "worker-1"} }, reason: ReasonKeyNotCurrent, text: "knows no key"},
 		"no claim, no key":                  {change: func(c *claim, f *rejoinFacts) { *c, f.proof.Key = claim{Node: "worker-1"}, "" }, reason: ReasonKeyNotCurrent, text: "knows no key"},
-		"only a bound key":                  {change: func(c *claim, f *rejoinFacts) { c.Identity.Keys = nil; f.bound() }, reason: ReasonKeyNotCurrent, text: "knows no key"},
-		"another bound key":                 {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.BoundKey = oldKey }, reason: ReasonKeyNotCurrent, text: "not bound"},
-		"unbound by now":                    {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.BoundKey = "" }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"only a bound key":                  {change: func(c *claim, f *rejoinFacts) { c.Identity.Credentials = nil; f.bound() }, reason: ReasonKeyNotCurrent, text: "knows no key"},
+		"another bound key":                 {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.Bound.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"unbound by now":                    {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.Bound.Key = "" }, reason: ReasonKeyNotCurrent, text: "not bound"},
 		"key of a certificate, self-signed": {change: func(_ *claim, f *rejoinFacts) { f.proof.NotAfter = time.Time{} }, reason: ReasonKeyNotCurrent, text: "not bound"},
 		"bound key in a certificate":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = boundKey }, reason: ReasonKeyNotCurrent, text: "not one of the last"},
 
@@ -95,20 +112,20 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 			c.Identity.Rejoins = []time.Time{f.ago(window), f.ago(2 * day), f.ago(day)}
 		}, keys: []string{lastKey}, rejoins: 3},
 		"lost response": {change: func(c *claim, f *rejoinFacts) {
-			c.Identity.Rejoins, c.Identity.Keys, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, []string{lastKey, newKey}, f.ago(-time.Hour)
+			c.Identity.Rejoins, c.Identity.Credentials, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, credentials(lastKey, newKey), f.ago(-time.Hour)
 		}, keys: []string{lastKey}, rejoins: 3},
 		"lost response, bound key": {change: func(c *claim, f *rejoinFacts) {
 			f.bound()
-			c.Identity.Rejoins, c.Identity.Keys, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, []string{lastKey, newKey}, f.ago(-time.Hour)
-		}, keys: []string{lastKey, newKey}, rejoins: 3},
+			c.Identity.Rejoins, c.Identity.Credentials, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, credentials(lastKey, newKey), f.ago(-time.Hour)
+		}, keys: []string{lastKey}, rejoins: 3},
 		"same key, but its certificate has expired": {change: func(c *claim, f *rejoinFacts) {
 			f.bound()
-			c.Identity.Rejoins, c.Identity.Keys = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(day)}, []string{lastKey, newKey}
+			c.Identity.Rejoins, c.Identity.Credentials = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(day)}, credentials(lastKey, newKey)
 		}, reason: ReasonRejoinBudgetSpent},
 		"key of a renewal, never rejoined": {change: func(c *claim, f *rejoinFacts) {
 			f.bound()
-			c.Identity.Keys, c.Identity.NotAfter = []string{lastKey, newKey}, f.ago(-time.Hour)
-		}, keys: []string{lastKey, newKey}},
+			c.Identity.Credentials, c.Identity.NotAfter = credentials(lastKey, newKey), f.ago(-time.Hour)
+		}, keys: []string{lastKey}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, f := usual()
@@ -130,10 +147,12 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(got.Identity.Keys, test.keys) || len(got.Identity.Rejoins) != max(1, test.rejoins) {
-				t.Errorf("got keys %q and %d rejoins, want %q and %d", got.Identity.Keys, len(got.Identity.Rejoins), test.keys, max(1, test.rejoins))
+			request := approval.Request{User: "system:node:worker-1", Groups: []string{"system:nodes"}, Rejoin: &f.proof, CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:worker-1"}}}
+			got = withCertificate(got, tokens.Identity{NodeUID: f.nodeUID, Credentials: credentials(f.key)}, request)
+			if keys, want := keysOf(got.Identity), append(test.keys, newKey); !slices.Equal(keys, want) || len(got.Identity.Rejoins) != max(1, test.rejoins) {
+				t.Errorf("got keys %q and %d rejoins, want %q and %d", keys, len(got.Identity.Rejoins), want, max(1, test.rejoins))
 			}
-			if i := got.Identity; i.BoundKey != boundKey || i.TokenID != "abc123" || i.NodeUID != before.Identity.NodeUID || !got.Limits.Equal(before.Limits) {
+			if i := got.Identity; i.Bound.Key != boundKey || i.TokenID != "abc123" || i.NodeUID != before.Identity.NodeUID || !got.Limits.Equal(before.Limits) {
 				t.Errorf("got %+v, want all else as before", got)
 			}
 			if err := got.Check(); err != nil {

@@ -67,7 +67,7 @@ func TestRejoinKeepsIdentity(t *testing.T) {
 				key = mustIssue(t, n, r)
 				keys = append(keys, key)
 				got := c.claims["worker-1"]
-				if i := got.Identity; !slices.Equal(i.Keys, keys[len(keys)-2:]) || i.TokenID != before.Identity.TokenID || i.TokenID == "" || i.NodeUID != before.NodeUID && before.NodeUID != "" || got.TokenID != before.TokenID {
+				if i := got.Identity; !slices.Equal(keysOf(i), keys[len(keys)-2:]) || i.TokenID != before.Identity.TokenID || i.TokenID == "" || i.NodeUID != before.NodeUID && before.NodeUID != "" || got.TokenID != before.TokenID {
 					t.Errorf("got claim %+v, want the machine of %+v", got, before)
 				}
 			}
@@ -185,8 +185,8 @@ func TestConcurrentRejoinsStayWithinBudget(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if i := c.claims["worker-1"].Identity; len(got) == 0 || len(got) > admission.DefaultRejoinBudget || len(i.Rejoins) > admission.DefaultRejoinBudget || i.Keys[0] != key || !got[i.Keys[1]] {
-		t.Errorf("got %d keys with a certificate, rejoins %v and keys %q", len(got), i.Rejoins, i.Keys)
+	if i := c.claims["worker-1"].Identity; len(got) == 0 || len(got) > admission.DefaultRejoinBudget || len(i.Rejoins) > admission.DefaultRejoinBudget || i.Credentials[0].Key != key || !got[i.Last().Key] {
+		t.Errorf("got %d keys with a certificate, rejoins %v and keys %q", len(got), i.Rejoins, keysOf(i))
 	}
 }
 
@@ -196,11 +196,16 @@ func TestBindsOneKey(t *testing.T) {
 	c, n, key, end := returning(t, tokens.Limits{})
 	valid := func() time.Time { return end.Add(-time.Hour) }
 	n.Now = valid
-	bind := func(current, key string) error { return n.BindKey(t.Context(), "worker-1", current, key) }
+	bind := func(current, key string) error {
+		return n.BindKey(t.Context(), "worker-1", tokens.Credential{Key: current, Fingerprint: "by-" + current}, key)
+	}
 	wantRefused(t, "by another key", bind("sha256:other", bound), "KeyNotCurrent")
 	wantRefused(t, "its own key", bind(key, key), "KeyReused")
 	for range 2 {
 		must.OK(t, bind(key, bound))
+	}
+	if got, want := c.claims["worker-1"].Identity.Bound, (tokens.Credential{Key: bound, Fingerprint: "by-" + key}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 	wantRefused(t, "a second key", bind(key, "sha256:second"), "KeyNotCurrent", "kubejoin claim release worker-1")
 	wantRefused(t, "by the bound key", bind(bound, bound), "KeyNotCurrent")
@@ -215,14 +220,14 @@ func TestBindsOneKey(t *testing.T) {
 	}
 	c.deleteNode("worker-1")
 	wantRefused(t, "deleted Node", bind(key, bound), "NodeNotFound")
-	wantRefused(t, "no claim", n.BindKey(t.Context(), "worker-2", key, bound), "KeyNotCurrent")
+	wantRefused(t, "no claim", n.BindKey(t.Context(), "worker-2", tokens.Credential{Key: key}, bound), "KeyNotCurrent")
 	n.RejoinWindow = 0
 	wantRefused(t, "no window", bind(key, bound), "RejoinOff")
 	if err := n.Bound(t.Context(), "worker-1", bound); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("no window: got %v, want the key not bound", err)
 	}
 	for what, n := range map[string]*admission.Nodes{"no Nodes": nil, "no claims": {RejoinWindow: rejoinWindow}} {
-		wantRefused(t, what, n.BindKey(t.Context(), "worker-1", key, bound), "RejoinOff")
+		wantRefused(t, what, n.BindKey(t.Context(), "worker-1", tokens.Credential{Key: key}, bound), "RejoinOff")
 		if err := n.Bound(t.Context(), "worker-1", bound); !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("%s: got %v, want the key not bound", what, err)
 		}
@@ -237,7 +242,7 @@ func TestFailedCallsRefuseNoRejoin(t *testing.T) {
 	if err := issue(t, n, r); !errors.Is(err, errInjected) {
 		t.Errorf("Node: got %v", err)
 	}
-	if err := n.BindKey(t.Context(), "worker-1", key, "sha256:bound"); !errors.Is(err, errInjected) {
+	if err := n.BindKey(t.Context(), "worker-1", tokens.Credential{Key: key}, "sha256:bound"); !errors.Is(err, errInjected) {
 		t.Errorf("BindKey: got %v", err)
 	}
 	n.Node = c.Node

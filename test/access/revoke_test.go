@@ -3,7 +3,9 @@ package access
 import (
 	"crypto/ecdsa"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -11,11 +13,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	certificates "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -350,4 +358,50 @@ func issuedByKCM(t *testing.T, s *harness.Site, node string) (*ecdsa.PrivateKey,
 	s.WaitIssued(t, object.Name)
 	object = must.Value(requests.Get(t.Context(), object.Name, metav1.GetOptions{}))(t)
 	return key, object.Status.Certificate
+}
+
+// TestReplacedMachineChangesNoIdentity renews with CSR objects. It catches a machine that was replaced, and still has a valid
+// certificate, that pushes the keys of its successor out of the claim or binds a key.
+func TestReplacedMachineChangesNoIdentity(t *testing.T) {
+	harness.Parallel(t)
+	s := harness.PrepareSite(t, cluster.Options{})
+	s.Start(t, "--client-ca-file="+s.CAFile(), "--rejoin-window=24h")
+	createNode(t, s, "worker-1")
+	stolen, thief := comesBack(t, s, "worker-1")
+	current, machine := comesBack(t, s, "worker-1")
+	claims := must.Value(secretstore.OpenClaims(t.Context(), s.Client(), nil, secretstore.ClaimNamespace, nil))(t)
+	identity := func() tokens.Identity { return must.Value(claims.Get(t.Context(), "worker-1"))(t).Identity }
+	keyOf := func(key *ecdsa.PrivateKey) string {
+		return pkcs10.IDOfKey(must.Value(x509.MarshalPKIXPublicKey(key.Public()))(t))
+	}
+	renew := func(client kubernetes.Interface, name string) (key string) {
+		t.Helper()
+		must.OK(t, harness.CreateRequest(t.Context(), client, name, certificates.KubeAPIServerClientKubeletSignerName, "worker-1"))
+		return pkcs10.IDOfKey(s.WaitIssued(t, name).RawSubjectPublicKeyInfo)
+	}
+	for i, name := range []string{"stolen-1", "stolen-2", "stolen-3"} {
+		renew(stolen, name)
+		if got := identity(); len(got.Credentials) != 1 || got.Credentials[0].Key != keyOf(machine.key) {
+			t.Fatalf("after renewal %d of the machine before: got %+v, want only the key of the new machine", i+1, got)
+		}
+	}
+	for _, name := range []string{"current-1", "current-2"} { // the machine loses the first response
+		key := renew(current, name)
+		if got := identity(); len(got.Credentials) != 2 || got.Credentials[0].Key != keyOf(machine.key) || got.Last().Key != key {
+			t.Errorf("after %s: got %+v, want the key that authenticated and the new one", name, got)
+		}
+	}
+	public := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: must.Value(x509.MarshalPKIXPublicKey(csrtest.NewKey().Public()))(t)})
+	bind := func(c *certClient) error {
+		_, err := c.BindKey(t.Context(), api.BindKey{Key: api.Text(public)})
+		return err
+	}
+	var p *api.Problem
+	if err := bind(thief); !errors.As(err, &p) || p.Reason != admission.ReasonKeyNotCurrent {
+		t.Errorf("the machine before binds a key: got %v, want %s", err, admission.ReasonKeyNotCurrent)
+	}
+	must.OK(t, bind(machine))
+	if got := identity().Bound; got.Fingerprint == "" || got.Key == "" {
+		t.Errorf("got %+v, want the key and the certificate that bound it", got)
+	}
 }

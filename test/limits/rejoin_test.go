@@ -74,13 +74,13 @@ func newReturner(ctx context.Context, s *harness.Site, ca *tls.Certificate, clai
 	if err != nil {
 		return nil, err
 	}
-	_, err = claims.Create(ctx, tokens.Claim{Node: node, Identity: tokens.Identity{
-		NodeUID: string(object.UID), Keys: []string{pkcs10.IDOfKey(public)}, NotAfter: time.Now().Add(-time.Second).UTC().Truncate(time.Second),
-	}})
+	leaf, err := x509.ParseCertificate(der)
 	if err != nil {
 		return nil, err
 	}
-	leaf, err := x509.ParseCertificate(der)
+	_, err = claims.Create(ctx, tokens.Claim{Node: node, Identity: tokens.Identity{
+		NodeUID: string(object.UID), Credentials: []tokens.Credential{{Key: pkcs10.IDOfKey(public), Fingerprint: string(revocation.FingerprintOf(leaf))}}, NotAfter: time.Now().Add(-time.Second).UTC().Truncate(time.Second),
+	}})
 	if err != nil {
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func TestRejoinsCountOnceEach(t *testing.T) {
 		}
 		c, err := claims.Get(ctx, m.node)
 		known := pkcs10.IDOfKey(m.expired.Leaf.RawSubjectPublicKeyInfo)
-		if err != nil || len(c.Identity.Rejoins) != 1 || !slices.Equal(c.Identity.Keys, []string{known, m.key}) || !slices.Contains(fingerprints, c.Identity.Fingerprint) {
+		if err != nil || len(c.Identity.Rejoins) != 1 || len(c.Identity.Credentials) != 2 || c.Identity.Credentials[0].Key != known || c.Identity.Last().Key != m.key || !slices.Contains(fingerprints, c.Identity.Last().Fingerprint) {
 			t.Errorf("%s: got identity %+v, %v, want one rejoin, both keys, and a certificate that the machine got", m.node, c.Identity, err)
 		}
 	}

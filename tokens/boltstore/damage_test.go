@@ -52,14 +52,14 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 		want   string
 	}{
 		"newer": {func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("11"))
-		}, `schema version "11", want "10"`},
+			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("12"))
+		}, `schema version "12", want "11"`},
 		"older": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Put([]byte("schema"), []byte("9"))
-		}, `schema version "9", want "10": another version of kubejoin wrote the file; run that version, or move the file away, which loses its tokens, claims, revocations and issuance record`},
+		}, `schema version "9", want "11": another version of kubejoin wrote the file; run that version, or move the file away, which loses its tokens, claims, revocations and issuance record`},
 		"none": {func(tx *bbolt.Tx) error {
 			return tx.Bucket([]byte("meta")).Delete([]byte("schema"))
-		}, `schema version "", want "10"`},
+		}, `schema version "", want "11"`},
 		"another program's": {func(tx *bbolt.Tx) error {
 			if err := tx.DeleteBucket([]byte("meta")); err != nil {
 				return err

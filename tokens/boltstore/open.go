@@ -57,8 +57,8 @@ const (
 	unissuedFolder = "unissued/"
 )
 
-// Schema 10 made the issuance record rows.
-const schemaVersion = "10"
+// Schema 11 has a fingerprint beside each key of an identity.
+const schemaVersion = "11"
 
 // openTimeout is how long Open waits for the lock of the file. A program that is stopping releases the lock
 // within this time.

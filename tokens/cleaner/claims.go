@@ -242,7 +242,7 @@ func (c *claimLoop) cleanIdentity(ctx context.Context, claim tokens.Claim) error
 		if claim.Identity.NodeUID == "" {
 			return nil
 		}
-		err = tokens.Release(ctx, c.Store, claim, claim.Past)
+		err = tokens.Release(ctx, c.Store, claim, claim.PastAfterRelease(c.Now(), 0))
 		if err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
 			return fmt.Errorf("end identity of node %s: %w", claim.Node, err)
 		}

@@ -132,12 +132,12 @@ func TestClaimsEndsIdentities(t *testing.T) {
 		in := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 		nodes := map[string]string{"joining": "uid-1", "there": "uid-2", "again": "uid-4"}
 		store := openClaims(t,
-			tokens.Claim{Node: "joining", Identity: tokens.Identity{Keys: []string{"k"}, NotAfter: in}},
-			tokens.Claim{Node: "there", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid-2", NotAfter: in}},
-			tokens.Claim{Node: "again", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid-3", NotAfter: in}},
-			tokens.Claim{Node: "gone", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid-5", NotAfter: in}},
-			tokens.Claim{Node: "gone-past", Past: tokens.ReleasedClaim{Until: in}, Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid-6", NotAfter: in}},
-			tokens.Claim{Node: "never", Identity: tokens.Identity{Keys: []string{"k"}, NotAfter: in}},
+			tokens.Claim{Node: "joining", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NotAfter: in}},
+			tokens.Claim{Node: "there", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid-2", NotAfter: in}},
+			tokens.Claim{Node: "again", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid-3", NotAfter: in}},
+			tokens.Claim{Node: "gone", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid-5", NotAfter: in}},
+			tokens.Claim{Node: "gone-past", Past: tokens.ReleasedClaim{Until: in}, Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid-6", NotAfter: in}},
+			tokens.Claim{Node: "never", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NotAfter: in}},
 		)
 		c := cleaner.Claims{
 			Store: store.Claims(), Tokens: store, RejoinWindow: window,
@@ -172,7 +172,7 @@ func TestClaimsEndsIdentities(t *testing.T) {
 // Without a window, identities that an earlier run has stored must end, and not those of held claims.
 func TestClaimsEndsIdentitiesWhenOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		identity := tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}
+		identity := tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}
 		store := openClaims(t, tokens.Claim{Node: "free", Identity: identity}, tokens.Claim{Node: "held", TokenID: "abc123", Identity: identity})
 		if left := cleanClaims(t, cleaner.Claims{Store: store.Claims(), Tokens: store}); !slices.Equal(left, []string{"held"}) {
 			t.Errorf("got claims %q, want held", left)
@@ -183,7 +183,7 @@ func TestClaimsEndsIdentitiesWhenOff(t *testing.T) {
 // When the Node of a held claim registers, its UID must get into the Identity with the same write.
 func TestClaimsIdentifiesRegisteredNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Keys: []string{"k"}}})
+		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}}})
 		cleanClaims(t, cleaner.Claims{Store: store.Claims(), Tokens: store, RejoinWindow: time.Hour, Node: func(context.Context, string) (string, error) { return "uid", nil }})
 		if c, err := store.Claims().Get(t.Context(), "worker-1"); err != nil || c.NodeUID != "uid" || c.Identity.NodeUID != "uid" || c.Version != "2" {
 			t.Errorf("got %+v, %v, want the UID twice after one write", c, err)
@@ -194,7 +194,7 @@ func TestClaimsIdentifiesRegisteredNode(t *testing.T) {
 // A held claim keeps its Identity until its own rules release it: here its token still admits the machine.
 func TestClaimsKeepsIdentityOfHeldClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
+		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
 		must.Value(store.Create(t.Context(), tokens.NewRecord(newToken(t, "abc123"), time.Hour, time.Now())))(t)
 		left := cleanClaims(t, cleaner.Claims{
 			Store: store.Claims(), Tokens: store, RejoinWindow: time.Hour,
@@ -214,7 +214,7 @@ func TestClaimsReportsIdentitiesNotCleaned(t *testing.T) {
 		"claim not deleted": {node: tokens.ErrNotFound, deletion: errBroken},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			store := openClaims(t, tokens.Claim{Node: "worker-1", Identity: tokens.Identity{Keys: []string{"k"}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
+			store := openClaims(t, tokens.Claim{Node: "worker-1", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
 			var log bytes.Buffer
 			left := cleanClaims(t, cleaner.Claims{
 				Store:  storetest.Before(func() error { return test.deletion }, "Claims.Commit").Claims(store.Claims()),

@@ -19,7 +19,7 @@ import (
 )
 
 // schemaVersion is the value of the key "schema". It must change if keys, rows or their meaning change.
-const schemaVersion = "2"
+const schemaVersion = "3"
 
 // DefaultPrefix is the default of [Config.Prefix].
 const DefaultPrefix = "/kubejoin"

@@ -36,6 +36,7 @@ type claim struct {
 type past struct {
 	Until               time.Time `json:"until"`
 	CertificateDuration int64     `json:"certificateDuration,omitempty"` // seconds
+	Rejoin              string    `json:"rejoin,omitempty"`
 }
 
 // normalizedClaim returns c as decodeClaim will return it.
@@ -51,7 +52,7 @@ func normalizedClaim(c tokens.Claim) tokens.Claim {
 
 func normalizedIdentity(i tokens.Identity) tokens.Identity {
 	i.NotAfter = i.NotAfter.UTC()
-	i.Keys, i.Rejoins = append([]string(nil), i.Keys...), append([]time.Time(nil), i.Rejoins...)
+	i.Credentials, i.Rejoins = append([]tokens.Credential(nil), i.Credentials...), append([]time.Time(nil), i.Rejoins...)
 	for at, t := range i.Rejoins {
 		i.Rejoins[at] = t.UTC()
 	}
@@ -71,7 +72,7 @@ func encodeClaim(c tokens.Claim) ([]byte, error) {
 		ReadyBefore: c.ReadyBefore,
 		ReadyAgain:  c.ReadyAgain,
 
-		Past:     past{c.Past.Until, int64(c.Past.CertificateDuration / time.Second)},
+		Past:     past{c.Past.Until, int64(c.Past.CertificateDuration / time.Second), c.Past.Rejoin},
 		Identity: c.Identity,
 		Created:  c.Created,
 		UID:      c.UID,
@@ -107,7 +108,7 @@ func decodeClaim(node string, v []byte) (tokens.Claim, error) {
 		ReadyBefore: w.ReadyBefore,
 		ReadyAgain:  w.ReadyAgain,
 
-		Past:     tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second},
+		Past:     tokens.ReleasedClaim{Until: w.Past.Until, CertificateDuration: time.Duration(w.Past.CertificateDuration) * time.Second, Rejoin: w.Past.Rejoin},
 		Identity: w.Identity,
 		Created:  w.Created,
 		UID:      w.UID,

@@ -33,6 +33,7 @@ const (
 const (
 	pastUntilAnnotation    = "released." + annotationPrefix + "until"
 	pastDurationAnnotation = "released." + annotationPrefix + "certificate-duration"
+	pastRejoinAnnotation   = "released." + annotationPrefix + "rejoin"
 )
 
 // The data about a replaced Node has its own annotation prefix too, so that earlier versions can still read the claim.
@@ -150,6 +151,7 @@ func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
 		}
 		annotateKey(lease, pastUntilAnnotation, until)
 		annotateKey(lease, pastDurationAnnotation, duration)
+		annotateKey(lease, pastRejoinAnnotation, after.Past.Rejoin)
 	}
 	if !after.Identity.Equal(before.Identity) {
 		annotateKey(lease, identityAnnotation, identityText(after.Identity))
@@ -195,5 +197,6 @@ func readPast(annotations map[string]string) (p tokens.ReleasedClaim, err error)
 			return p, fmt.Errorf("%s: %.100q given, want a duration such as 8h0m0s", pastDurationAnnotation, value)
 		}
 	}
+	p.Rejoin = annotations[pastRejoinAnnotation]
 	return p, nil
 }

@@ -136,7 +136,7 @@ func TestUpdateOfKnownClaimReadsNothing(t *testing.T) {
 				}
 				s, claim := open(), worker
 				if test.identity {
-					claim.Identity.Keys = []string{"sha256:1"}
+					claim.Identity.Credentials = []tokens.Credential{{Key: "sha256:1"}}
 				}
 				must.Value(s.Create(t.Context(), claim))(t)
 				leases := client.CoordinationV1().Leases("ns")

@@ -27,7 +27,9 @@ func RunClaims(t *testing.T, open func(t *testing.T) tokens.Claims) {
 }
 
 // key returns a valid key that repeats one hex digit.
-func key(digit string) string { return "sha256:" + strings.Repeat(digit, 64) }
+func hash(digit string) string { return strings.Repeat(digit, 64) }
+
+func key(digit string) string { return "sha256:" + hash(digit) }
 
 // sampleClaim returns a new claim with all fields set.
 func sampleClaim() tokens.Claim {
@@ -44,10 +46,11 @@ func sampleClaim() tokens.Claim {
 		ReadyBefore: "0123456789abcdef0123456789abcdef",
 		ReadyAgain:  true,
 
-		Past: tokens.ReleasedClaim{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 90 * time.Minute},
+		Past: tokens.ReleasedClaim{Until: time.Date(2031, 2, 3, 4, 5, 6, 0, time.UTC), CertificateDuration: 90 * time.Minute, Rejoin: tokens.RejoinDeny},
 
 		Identity: tokens.Identity{
-			NodeUID: "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0d", Keys: []string{key("e"), key("d")}, BoundKey: key("f"),
+			NodeUID: "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0d", Credentials: []tokens.Credential{{Key: key("e"), Fingerprint: hash("1")}, {Key: key("d"), Fingerprint: hash("2")}},
+			Bound:    tokens.Credential{Key: key("f"), Fingerprint: hash("1")},
 			NotAfter: time.Date(2032, 2, 3, 4, 5, 6, 0, time.UTC),
 			Rejoins:  []time.Time{time.Date(2032, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(2032, 3, 4, 5, 6, 7, 0, time.UTC)},
 			TokenID:  "abc123",
@@ -334,7 +337,7 @@ func claimsOf(s tokens.Claims) kind[tokens.Claim] {
 			"limits":      func(c *claim) { c.Limits.MaxNodes = -1 },
 			"keys":        func(c *claim) { c.Keys = []string{""} },
 			"a past":      func(c *claim) { c.Past.CertificateDuration = time.Second },
-			"an identity": func(c *claim) { c.Identity.BoundKey = `"` },
+			"an identity": func(c *claim) { c.Identity.Bound.Key = `"` },
 			"a claim":     func(c *claim) { *c = released(*c); c.NodeUID = "u" },
 			"a node name": func(c *claim) { c.Node = "a,b" },
 		},
