@@ -12,8 +12,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A Watch shows rotations in metrics and Events. It observes those that are in progress, and no others.
+// A Watch shows rotations in metrics and Events, and publishes them. It observes those that are in progress, and no others.
 type Watch struct {
+	// Publish makes what hosts read the stored state. Nil publishes nothing.
+	Publish func(ctx context.Context) error
 	// Get returns the last rotation of a CA. Status returns it with what is seen of it.
 	Get    func(ctx context.Context, ca rotation.CA) (rotation.Rotation, error)
 	Status func(ctx context.Context, ca rotation.CA) (rotation.Status, error)
@@ -52,6 +54,9 @@ func (w Watch) step() func(context.Context) (time.Time, error) {
 	reported := map[rotation.CA]time.Time{}
 	return func(ctx context.Context) (time.Time, error) {
 		var errs []error
+		if w.Publish != nil {
+			errs = append(errs, w.Publish(ctx))
+		}
 		for _, ca := range rotation.CAs {
 			r, err := w.Get(ctx, ca)
 			if err != nil {

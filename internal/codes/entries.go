@@ -126,6 +126,7 @@ var events = []Entry{
 	{Event, "ClusterInfoFillsUp", "Lease", "cluster-info is 80 % full", fewerTokens},
 	{Event, "ClusterInfoFull", "Lease", "cluster-info has no space for another signature", fewerTokens},
 	{Event, "CARotation", "Lease", "a stage of a CA rotation began, or the rotation ended", "`kubejoin ca status`"},
+	{Event, "CARotationEdited", "Lease", "hosts read another state of a CA rotation than kubejoin has stored; kubejoin corrected it", "`kubejoin ca status`"},
 	{Event, "ClusterInfoEdited", "Lease", "somebody changed the CAs in cluster-info during a CA rotation; kubejoin corrected them", "`kubejoin ca status`"},
 	{Event, "ClaimsUnavailable", "Namespace", "no namespace `kubejoin-system`, or no right to create Leases in it", applyAll},
 }
@@ -135,7 +136,7 @@ var readiness = []Entry{
 	{Readiness, "cluster-ca", "failure", "new CA files are unusable, or the CA has expired", restoreFiles + ", or " + rotateCA},
 	{Readiness, "cluster-ca", "notice", "the CA ends soon, shortens certificates, or clients refuse them", rotateCA},
 	{Readiness, "ca-rotation", "failure", "the CA files are from before the end of a CA rotation", "copy the CA files of another replica"},
-	{Readiness, "ca-rotation", "notice", "somebody changed the CA files during a CA rotation, or kubejoin cannot write them", "read the log"},
+	{Readiness, "ca-rotation", "notice", "somebody changed the CA files or ConfigMap kubejoin-ca during a CA rotation, or kubejoin cannot write the files", "read the log"},
 	{Readiness, "signer-process", "notice", "`kubejoin signer` does not respond, or signs with a CA that kubejoin does not have; requests wait", "read the log: docs/signer.md#when-the-signer-is-away"},
 	{Readiness, "serving-certificate", "failure", "new files of `--tls-cert-file` are unusable", restoreFiles},
 	{Readiness, "client-ca", "failure", "the new `--client-ca-file` is unusable", restoreFiles},

@@ -57,8 +57,9 @@ type cluster struct {
 	stores
 	nodes *kubefacts.Nodes
 	info  *configmap.ConfigMap
-	// stored is the ConfigMap of CA rotations.
-	stored *kubecache.Cache[*corev1.ConfigMap, rotating]
+	// stored is the Secret of CA rotations, and copies the ConfigMap that hosts read.
+	stored *kubecache.Cache[*corev1.Secret, storedRotation]
+	copies *kubecache.Cache[*corev1.ConfigMap, map[string]string]
 	// revoked are the stored revocations.
 	revoked *configmaps.List
 

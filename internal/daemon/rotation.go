@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"cmp"
+	"context"
 	"crypto/x509"
 	"slices"
 	"time"
@@ -8,8 +10,10 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -17,6 +21,9 @@ import (
 
 // eventClusterInfoEdited is the Event reason for a person who changes the CAs in cluster-info during a rotation.
 const eventClusterInfoEdited = "ClusterInfoEdited"
+
+// eventCARotationEdited is the Event reason for a copy of a rotation that was not the stored state.
+const eventCARotationEdited = "CARotationEdited"
 
 // A rotating has what this kubejoin needs of a stored rotation of the cluster's CA. It is computed once for each change. The
 // zero rotating means that no rotation is in progress.
@@ -58,42 +65,114 @@ func newRotating(r rotation.Rotation) (rotating, error) {
 	return rotating{&configmap.Rotation{Stage: stage, Trusted: trusted, All: slices.Concat(old, fresh)}, clusterinfo.Pins(leaving), cross}, nil
 }
 
-// watchRotation follows the stored rotation. Reads during a request come from a cache. Its watch notices within 15 s if the
-// API server is gone, see pingSoon. Until then, it may lag by less than a second.
+// A storedRotation is what this kubejoin needs of the Secret of rotations.
+type storedRotation struct {
+	rotating
+	states map[string]string
+}
+
+// watchRotation follows the stored rotation, and the copy of it for hosts. Reads during a request come from a cache. Its watch
+// notices within 15 s if the API server is gone, see pingSoon. Until then, it may lag by less than a second.
 func (c *cluster) watchRotation() {
-	only := fields.OneTermEqualSelector(metav1.ObjectNameField, clusterstore.Name).String()
-	c.stored = kubecache.Open(c.watch, c.client, c.client.CoreV1().ConfigMaps(clusterstore.Namespace), only, kubecache.Config[*corev1.ConfigMap, rotating]{
+	named := func(name string) string {
+		return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+	}
+	c.stored = kubecache.Open(c.watch, c.client, c.client.CoreV1().Secrets(clusterstore.KeyNamespace), named(clusterstore.KeyName), kubecache.Config[*corev1.Secret, storedRotation]{
 		What: "CA rotations", Log: c.log,
-		Decode: func(object *corev1.ConfigMap) (rotating, error) {
-			r, err := clusterstore.FromConfigMap(object, rotation.Cluster)
-			if err != nil {
-				return rotating{}, err
+		Decode: func(object *corev1.Secret) (storedRotation, error) {
+			s := storedRotation{states: clusterstore.States(object)}
+			r, err := clusterstore.FromSecret(object, rotation.Cluster)
+			if err == nil {
+				s.rotating, err = newRotating(r)
 			}
-			return newRotating(r)
+			return s, err
 		},
 	})
+	c.copies = kubecache.Open(c.watch, c.client, c.client.CoreV1().ConfigMaps(clusterstore.Namespace), named(clusterstore.Name), kubecache.Config[*corev1.ConfigMap, map[string]string]{
+		What: "copies of CA rotations", Log: c.log,
+		Decode: func(object *corev1.ConfigMap) (map[string]string, error) { return object.Data, nil },
+	})
 	c.rotating = func() rotating {
-		if e := c.stored.Peek(clusterstore.Name); e != nil {
-			return e.Value // zero with an error, which followRotation returns
+		if e := c.stored.Peek(clusterstore.KeyName); e != nil {
+			return e.Value.rotating // zero with an error, which followRotation returns
 		}
 		return rotating{}
 	}
 	c.rotated = c.stored.Watch(c.watch)
+	c.check("ca-rotation", func(context.Context) error {
+		if err := c.checkCopy(); err != nil {
+			return server.Notice(err.Error())
+		}
+		return nil
+	})
 }
 
-// followRotation returns what keeps the CAs in cluster-info those of the rotation.
+// checkCopy returns an error if hosts read another state than the stored one, according to the caches. Before they are filled,
+// it returns nil.
+func (c *cluster) checkCopy() error {
+	if _, filled := c.stored.Len(); !filled {
+		return nil
+	}
+	if _, filled := c.copies.Len(); !filled {
+		return nil
+	}
+	var states, copied map[string]string
+	if e := c.stored.Peek(clusterstore.KeyName); e != nil {
+		states = e.Value.states
+	}
+	if e := c.copies.Peek(clusterstore.Name); e != nil {
+		copied = e.Value
+	}
+	return clusterstore.CheckCopy(states, copied)
+}
+
+// rotationHints returns hints that the stored rotation or its copy may have changed.
+func (c *cluster) rotationHints(ctx context.Context) <-chan struct{} {
+	var both tokens.Hints
+	hints := both.Watch(ctx)
+	for _, one := range []<-chan struct{}{c.stored.Watch(ctx), c.copies.Watch(ctx)} {
+		go func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-one:
+					both.Send()
+				}
+			}
+		}()
+	}
+	return hints
+}
+
+// followRotation returns what keeps the CAs in cluster-info those of the rotation. They stay as they are while hosts read
+// another state.
 func (c *cluster) followRotation() *configmap.Follower {
 	return &configmap.Follower{
 		Rotation: func() (*configmap.Rotation, error) {
-			e := c.stored.Peek(clusterstore.Name)
+			e := c.stored.Peek(clusterstore.KeyName)
 			if e == nil {
 				return nil, nil // none, or not read yet: without the permission, cluster-info must still be signed
 			}
-			return e.Value.info, e.Err
+			if err := cmp.Or(e.Err, c.checkCopy()); err != nil {
+				return nil, err
+			}
+			return e.Value.info, nil
 		},
-		Watch:  c.stored.Watch,
+		Watch:  c.rotationHints,
 		Edited: func(message string) { c.event(corev1.EventTypeWarning, eventClusterInfoEdited, message) },
 	}
+}
+
+// publishRotation corrects the copy of the stored rotation for hosts.
+func (c *cluster) publishRotation(ctx context.Context) error {
+	wrong, err := clusterstore.New(c.working).Publish(ctx)
+	if err != nil || wrong == nil {
+		return err
+	}
+	c.log.Warn("copy of the CA rotation corrected", "problem", wrong)
+	c.event(corev1.EventTypeWarning, eventCARotationEdited, "Kubejoin corrected the state of CA rotations that hosts read: "+wrong.Error()+". Next: kubejoin ca status")
+	return nil
 }
 
 // cross returns the certificate that kubejoin serves behind its own, or nil.

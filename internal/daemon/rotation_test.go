@@ -82,12 +82,20 @@ func TestFollowsStoredRotation(t *testing.T) {
 			t.Error("a rotation before anything was read: cluster-info could not be signed without the permission to read it")
 		}
 		synctest.Wait()
-		maps := client.CoreV1().ConfigMaps(clusterstore.Namespace)
-		m := must.Value(maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name}}, metav1.CreateOptions{}))(t)
+		secrets := client.CoreV1().Secrets(clusterstore.KeyNamespace)
+		secret := must.Value(secrets.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.KeyName}}, metav1.CreateOptions{}))(t)
+		c.working = client
+		ready := s.api.Status.Checks[len(s.api.Status.Checks)-1].Ready
 		write := func(state string) {
-			m.Data = map[string]string{string(rotation.Cluster): state}
-			m = must.Value(maps.Update(t.Context(), m, metav1.UpdateOptions{}))(t)
+			secret.Data = map[string][]byte{string(rotation.Cluster): []byte(state)}
+			secret = must.Value(secrets.Update(t.Context(), secret, metav1.UpdateOptions{}))(t)
 			synctest.Wait()
+			if now, err := follow.Rotation(); now != nil || err == nil || ready(t.Context()) == nil {
+				t.Errorf("not published yet: cluster-info follows %+v, %v, and is ready: %v", now, err, ready(t.Context()))
+			}
+			must.OK(t, c.publishRotation(t.Context()))
+			synctest.Wait()
+			must.OK(t, ready(t.Context()))
 		}
 		reads := 0
 		for _, test := range []struct {
@@ -141,7 +149,10 @@ func TestFollowsStoredRotation(t *testing.T) {
 		if s.cross() != nil || s.maxLifetime(old, "worker-1") != 0 {
 			t.Error("a malformed state changes what kubejoin serves or signs")
 		}
-		if follow.Edited("x"); !slices.Equal(events, []string{"ClusterInfoEdited"}) {
+		if events = slices.Compact(events); !slices.Equal(events, []string{"CARotationEdited"}) {
+			t.Errorf("Events %q", events)
+		}
+		if follow.Edited("x"); events[len(events)-1] != "ClusterInfoEdited" {
 			t.Errorf("Events %q", events)
 		}
 	})

@@ -38,16 +38,21 @@ func (c *cluster) rotateCAs() {
 	c.api.Rotations = rotations
 }
 
-// watchRotations returns a controller that shows rotations in metrics and Events.
+// watchRotations returns a controller that shows rotations in metrics and Events, and keeps their copy for hosts right.
 func (c *cluster) watchRotations() func(context.Context) error {
 	store := clusterstore.New(c.client)
+	publish := c.publishRotation
+	if c.Shadow {
+		publish = nil
+	}
 	desk := &rotation.Desk{Store: store, Keys: store, Observer: c.rotationObserver()}
 	return caevidence.Watch{
+		Publish: publish,
 		Get: func(ctx context.Context, ca rotation.CA) (rotation.Rotation, error) {
 			r, _, err := store.Get(ctx, ca)
 			return r, err
 		},
-		Status: desk.Status, Event: c.rotationEvent, Changed: c.stored.Watch(c.watch), Logger: c.log, Registerer: c.registry,
+		Status: desk.Status, Event: c.rotationEvent, Changed: c.rotationHints(c.watch), Logger: c.log, Registerer: c.registry,
 	}.Run
 }
 

@@ -203,9 +203,14 @@ func checkClocks(f *Facts) []Finding {
 // at most.
 const maxStage = 3 * 24 * time.Hour
 
-// checkRotations finds rotations of CAs that nobody continues. Meanwhile the cluster trusts two CAs.
+// checkRotations finds rotations of CAs that nobody continues. Meanwhile the cluster trusts two CAs. It also finds a state
+// that somebody else has given to hosts.
 func checkRotations(f *Facts) []Finding {
 	var all []Finding
+	if f.RotationCopy != nil {
+		all = append(all, found("ca-rotation-edited", "kubectl -n kube-public get configmap kubejoin-ca -o yaml --show-managed-fields",
+			"%v; a running kubejoin corrects it", f.RotationCopy))
+	}
 	for _, r := range f.Rotations {
 		if r.InProgress() && f.Time.Sub(r.Since) > maxStage {
 			all = append(all, found("ca-rotation-stuck", "kubejoin ca status --ca "+string(r.CA),

@@ -251,6 +251,7 @@ var diagnoses = map[string]struct {
 		f.controlPlane(kubeAPIServer, append(secure[1:], "--authorization-mode=RBAC,'$(id)'")...)
 	}, []string{"apiserver-node-authorizer-off: --authorization-mode=Node,RBAC|"}},
 	"rotation in a stage for days":     {func(_ *testing.T, f *Facts) { f.Rotations = rotated(maxStage+time.Second, time.Time{}) }, []string{"ca-rotation-stuck: kubejoin ca status --ca cluster"}},
+	"another state for hosts":          {func(_ *testing.T, f *Facts) { f.RotationCopy = errors.New("it differs") }, []string{"ca-rotation-edited: kubectl -n kube-public get configmap kubejoin-ca"}},
 	"rotation in progress":             {func(_ *testing.T, f *Facts) { f.Rotations = rotated(maxStage, time.Time{}) }, nil},
 	"rotation that ended":              {func(_ *testing.T, f *Facts) { f.Rotations = rotated(2*maxStage, noon) }, nil},
 	"no rotation":                      {func(_ *testing.T, f *Facts) { f.Rotations = []rotation.Rotation{{}} }, nil},

@@ -89,6 +89,8 @@ type Facts struct {
 
 	// Rotations are the last rotations of CAs.
 	Rotations []rotation.Rotation
+	// RotationCopy is why what hosts read of them is not what kubejoin has stored, or nil.
+	RotationCopy error
 
 	Nodes    []corev1.Node
 	Requests []certificates.CertificateSigningRequest

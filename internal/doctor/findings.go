@@ -62,11 +62,12 @@ var Findings = map[string]Known{
 	"advertise-other-cluster":         {Error, "the address in join commands serves another cluster-info", "`curl -vk https://HOST:PORT/readyz?verbose`"},
 	"pin-mismatch":                    {Error, "a CA pin is of no CA in cluster-info", "`kubejoin token create --print-join-command`"},
 	// time
-	"ca-expired":        {Error, "the CA has expired", "`kubeadm certs check-expiration`"},
-	"ca-expires-soon":   {Warning, "the CA expires within 90 days", "`kubejoin ca prepare`"},
-	"ca-rotation-stuck": {Warning, "a rotation of a CA has been in one stage for three days", "`kubejoin ca status`"},
-	"ca-not-trusted":    {Warning, "clients refuse certificates of the CA: name constraints exclude Nodes, or it may not sign them", "`openssl x509 -noout -text -in FILE`"},
-	"clock-skew":        {Warning, "two clocks differ by more than a minute; from 5 minutes on, joins fail", "`timedatectl set-ntp true`"},
+	"ca-expired":         {Error, "the CA has expired", "`kubeadm certs check-expiration`"},
+	"ca-expires-soon":    {Warning, "the CA expires within 90 days", "`kubejoin ca prepare`"},
+	"ca-rotation-edited": {Error, "hosts read another state of a CA rotation than kubejoin has stored", "`kubectl -n kube-public get configmap kubejoin-ca -o yaml --show-managed-fields`"},
+	"ca-rotation-stuck":  {Warning, "a rotation of a CA has been in one stage for three days", "`kubejoin ca status`"},
+	"ca-not-trusted":     {Warning, "clients refuse certificates of the CA: name constraints exclude Nodes, or it may not sign them", "`openssl x509 -noout -text -in FILE`"},
+	"clock-skew":         {Warning, "two clocks differ by more than a minute; from 5 minutes on, joins fail", "`timedatectl set-ntp true`"},
 	// versions
 	"kubernetes-version": {Warning, "the API server is not of a supported version", "`kubeadm upgrade plan`, or a newer kubejoin: docs/versions.md"},
 	"kubejoin-older":     {Warning, "the server is older than the command", "`helm upgrade kubejoin`, or replace the program"},

@@ -91,7 +91,7 @@ func Read(ctx context.Context, o Options) (*Facts, error) {
 		{factAdvertise, "list on pods in " + kubejoinNamespace + ", or --advertise", r.ownPods},
 		{factNodes, "list on nodes", r.nodes},
 		{factRevocations, "list on configmaps in " + kubejoinNamespace + ", and get on validatingadmissionpolicybindings", r.revocations},
-		{factRotations, "get on configmap kubejoin-ca in " + clusterstore.Namespace, r.rotations},
+		{factRotations, "get on secret kubejoin-ca-key in " + clusterstore.KeyNamespace, r.rotations},
 		{factRequests, "list on certificatesigningrequests", r.requests},
 	})
 	r.probe(ctx)
@@ -328,19 +328,15 @@ func (r *reading) requests(ctx context.Context) error {
 }
 
 func (r *reading) rotations(ctx context.Context) error {
-	object, err := r.client.CoreV1().ConfigMaps(clusterstore.Namespace).Get(ctx, clusterstore.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	} else if err != nil {
-		return err
-	}
+	store := clusterstore.New(r.client)
 	for _, ca := range rotation.CAs {
-		one, err := clusterstore.FromConfigMap(object, ca)
+		one, _, err := store.Get(ctx, ca)
 		if err != nil {
 			return err
 		}
 		r.Rotations = append(r.Rotations, one)
 	}
+	r.RotationCopy = store.Check(ctx)
 	return nil
 }
 

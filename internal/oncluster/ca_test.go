@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -49,7 +50,26 @@ func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 	if got := must.Value(c.CARotation(t.Context(), "front-proxy"))(t); got.ID != made.ID || got.CertificateKey != "" {
 		t.Errorf("got %+v, want the rotation without its certificate key", got)
 	}
+	// A command that was killed between its two writes, or somebody else, leaves another copy. The status must say so.
+	behind := func() []api.CABehind { return must.Value(c.CARotation(t.Context(), "front-proxy"))(t).Behind }
+	names := func(b api.CABehind) bool {
+		return strings.Contains(b.Why, "ConfigMap kube-public/kubejoin-ca has another state of the front-proxy CA")
+	}
+	if slices.ContainsFunc(behind(), names) {
+		t.Errorf("got %+v, want nothing about the copy", behind())
+	}
+	stored.Data["front-proxy"] = "{}"
+	must.Value(client.CoreV1().ConfigMaps("kube-public").Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
+	if !slices.ContainsFunc(behind(), names) {
+		t.Errorf("got %+v, want the changed copy", behind())
+	}
+	_, err := c.StepCA(t.Context(), "front-proxy", "abort", api.StepCA{})
+	must.OK(t, err)
+	if slices.ContainsFunc(behind(), names) {
+		t.Errorf("got %+v after a step, want the copy corrected", behind())
+	}
 	// Nothing can be seen of a control plane that is not there.
+	must.Value(c.PrepareCA(t.Context(), "front-proxy", api.PrepareCA{}))(t)
 	if _, err := c.StepCA(t.Context(), "front-proxy", "switch", api.StepCA{}); !errors.As(err, new(*rotation.WrongStep)) {
 		t.Errorf("switch: got %v, want a wrong step", err)
 	}
@@ -58,7 +78,7 @@ func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 	}
 
 	must.OK(t, os.Remove(filepath.Join(pki, "etcd/ca.key")))
-	_, err := c.PrepareCA(t.Context(), "etcd", api.PrepareCA{})
+	_, err = c.PrepareCA(t.Context(), "etcd", api.PrepareCA{})
 	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || f[0].Field != "noCrossSign" || !strings.Contains(f[0].Detail, "run the command on a control plane") {
 		t.Errorf("without the old key: got %v, want field noCrossSign", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -22,7 +21,8 @@ var ErrConflict = errors.New("another writer changed the rotation meanwhile; ret
 type Store interface {
 	// Get returns a rotation and its version for Put. It is the zero Rotation if there has been none.
 	Get(ctx context.Context, ca CA) (r Rotation, version string, err error)
-	// Put writes a rotation if the stored one still has that version. Otherwise, the error wraps ErrConflict.
+	// Put writes a rotation if the stored one still has that version. Otherwise, the error wraps ErrConflict. If it fails for
+	// another reason, the rotation may be stored, and another Put of it completes the first one.
 	Put(ctx context.Context, r Rotation, version string) error
 }
 
@@ -111,6 +111,9 @@ type Desk struct {
 	// Check refuses a new CA whose certificates clients would not accept: usually CheckTrust of package signer. Nil checks
 	// nothing.
 	Check func(ca CA, fresh []*x509.Certificate) error
+	// Published returns an error if hosts read another state than the stored one. The Status then has it. Nil: hosts read the
+	// Store.
+	Published func(ctx context.Context) error
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 }
@@ -132,7 +135,14 @@ func (d *Desk) Status(ctx context.Context, ca CA) (Status, error) {
 		return Status{}, err
 	}
 	seen, err := d.observe(ctx, r)
-	return status(r, seen), err
+	s := status(r, seen)
+	if err != nil || d.Published == nil {
+		return s, err
+	}
+	if wrong := d.Published(ctx); wrong != nil {
+		s.Behind = append(s.Behind, Behind{Observation{Kind: KindState, Name: "state of the rotation", Next: "kubejoin doctor"}, wrong.Error()})
+	}
+	return s, nil
 }
 
 func (d *Desk) observe(ctx context.Context, r Rotation) ([]Observation, error) {
@@ -214,14 +224,14 @@ func (d *Desk) put(ctx context.Context, r Rotation, version string) error {
 	if failure == nil {
 		return nil
 	}
-	stored, _, err := d.Store.Get(ctx, r.CA)
+	stored, version, err := d.Store.Get(ctx, r.CA)
 	if err != nil || stored.ID != r.ID {
 		return failure
 	}
 	if got, err := Encode(stored); err != nil || !bytes.Equal(got, want) {
 		return failure
 	}
-	return nil
+	return d.Store.Put(ctx, r, version) // what the first one has not completed
 }
 
 // Advance begins a stage, which must be the present one or the next one. With Finish in stage Finish it ends the rotation.
@@ -269,6 +279,11 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 	if !before.InProgress() {
 		if before.ID == "" || !done(before) {
 			return status(before, nil), ErrNone
+		}
+		if !o.DryRun {
+			if err := d.put(ctx, before, version); err != nil {
+				return status(before, nil), err
+			}
 		}
 		return d.clean(ctx, before, o)
 	}
@@ -322,7 +337,7 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 			return status(before, seen), wrongStep("the key of the new CA is not stored any more; next: %s", ca.Command("abort"))
 		}
 	}
-	if !o.DryRun && !reflect.DeepEqual(before, after) {
+	if !o.DryRun { // also if nothing changes: Put completes a step that was killed
 		if err := d.put(ctx, after, version); err != nil {
 			return status(before, seen), err
 		}

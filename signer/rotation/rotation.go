@@ -202,6 +202,7 @@ const (
 	KindToken       Kind = "token"        // a token whose join command pins only one of the CAs
 	KindServer      Kind = "kubejoin"     // a replica of kubejoin
 	KindSigner      Kind = "other-signer" // another signer of the cluster that would break
+	KindState       Kind = "state"        // what hosts read of the rotation
 )
 
 // Trusted says which of the two CAs of a rotation something trusts.

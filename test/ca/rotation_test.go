@@ -21,6 +21,8 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -110,7 +112,37 @@ func TestFollowsRotationOnCluster(t *testing.T) {
 		}
 	}
 
+	// A user who may create ConfigMaps in kube-public claims that a rotation has ended with a CA of the user. An older kubejoin
+	// would put this CA into cluster-info, and join commands would pin it alone.
+	strange := must.Value(signer.GenerateCA("strange", time.Now(), 24*time.Hour))(t)
+	forged := must.Value(rotation.New(rotation.Cluster, []*x509.Certificate{old}, []*x509.Certificate{strange.Certificate()}, nil, time.Now()))(t)
+	forged.Stage = rotation.Finish
+	copies := s.Client().CoreV1().ConfigMaps(clusterstore.Namespace)
+	forge := func() {
+		t.Helper()
+		state := map[string]string{"cluster": string(must.Value(rotation.Encode(forged))(t))}
+		m, err := copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			m = must.Value(copies.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name}, Data: state}, metav1.CreateOptions{}))(t)
+		} else {
+			must.OK(t, err)
+			m.Data = state
+			must.Value(copies.Update(t.Context(), m, metav1.UpdateOptions{}))(t)
+		}
+		harness.Wait(t, "the copy to be corrected", func() error { return store.Check(t.Context()) })
+		harness.Wait(t, "Event CARotationEdited", func() error {
+			if events := s.RunKubectl(t, "get", "events", "-A", "--field-selector=reason=CARotationEdited", "-o", "name"); events == "" {
+				return fmt.Errorf("none")
+			}
+			return nil
+		})
+	}
+	forge()
+	reached("a forged rotation", old)
+	issues("worker-0", old, false)
+
 	put(rotation.Prepare)
+	forge()
 	reached("stage prepare", old)
 	issues("worker-1", old, false)
 

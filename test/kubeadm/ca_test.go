@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	"github.com/kubejoin/kubejoin/test/harness"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -589,11 +590,19 @@ func (r *rotationTest) passTime(field func(*rotation.Rotation) *time.Time) {
 	}
 	r.kubectl("--namespace=kubejoin-system", "rollout", "restart", "daemonset/kubejoin")
 	r.kubectl("--namespace=kubejoin-system", "rollout", "status", "daemonset/kubejoin", "--timeout=3m")
-	state := must.Value(rotation.Decode([]byte(r.kubectl("-n", clusterstore.Namespace, "get", "configmap", clusterstore.Name, "--output=jsonpath={.data.cluster}")), rotation.Cluster))(r.t)
+	state := storedRotation(r.t, r.kubectl)
 	*field(&state) = field(&state).Add(-rotation.Rereads)
-	patch := must.Value(json.Marshal(map[string]any{"data": map[string]string{"cluster": string(must.Value(rotation.Encode(state))(r.t))}}))(r.t)
-	r.kubectl("-n", clusterstore.Namespace, "patch", "configmap", clusterstore.Name, "--type=merge", "--patch="+string(patch))
+	patch := must.Value(json.Marshal(map[string]any{"data": map[string][]byte{"cluster": must.Value(rotation.Encode(state))(r.t)}}))(r.t)
+	r.kubectl("-n", clusterstore.KeyNamespace, "patch", "secret", clusterstore.KeyName, "--type=merge", "--patch="+string(patch))
 	r.t.Logf("starting kubejoin again: %.1f s", time.Since(began).Seconds())
+}
+
+// storedRotation returns the rotation of the cluster CA.
+func storedRotation(t *testing.T, kubectl func(...string) string) rotation.Rotation {
+	t.Helper()
+	var secret corev1.Secret
+	must.OK(t, json.Unmarshal([]byte(kubectl("-n", clusterstore.KeyNamespace, "get", "secret", clusterstore.KeyName, "--output=json")), &secret))
+	return must.Value(clusterstore.FromSecret(&secret, rotation.Cluster))(t)
 }
 
 // objects returns the objects that may have CA certificates, without the record of the rotation.

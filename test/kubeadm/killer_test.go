@@ -25,6 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -166,14 +167,23 @@ func playKiller(namespace string) error {
 // writeAsked describes a write, with the stage that begins with it.
 func writeAsked(r *admissionv1.AdmissionRequest) string {
 	text := strings.ToLower(string(r.Operation)) + " " + r.Name
-	var object corev1.ConfigMap
-	if json.Unmarshal(r.Object.Raw, &object) != nil || object.Name != "kubejoin-ca" {
+	var secret corev1.Secret
+	var copied corev1.ConfigMap
+	var state rotation.Rotation
+	var err error
+	switch {
+	case r.Name == clusterstore.KeyName && json.Unmarshal(r.Object.Raw, &secret) == nil:
+		state, err = clusterstore.FromSecret(&secret, rotation.Cluster)
+	case r.Name == clusterstore.Name && json.Unmarshal(r.Object.Raw, &copied) == nil:
+		state, err = clusterstore.FromConfigMap(&copied, rotation.Cluster)
+	default:
 		return text
 	}
-	state, err := rotation.Decode([]byte(object.Data["cluster"]), rotation.Cluster)
 	switch {
 	case err != nil:
 		return text + ": " + err.Error()
+	case !state.InProgress() && r.Name == clusterstore.KeyName && len(secret.Data) == 1:
+		return text + ": the end, no key"
 	case !state.InProgress():
 		return text + ": the end"
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/rotation"
-	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	"github.com/kubejoin/kubejoin/test/harness"
 )
 
@@ -141,8 +140,7 @@ func (k *killsTest) survive(to rotation.Stage, args ...string) {
 // state returns the stored rotation.
 func (k *killsTest) state() rotation.Rotation {
 	k.t.Helper()
-	text := k.kubectl("-n", clusterstore.Namespace, "get", "configmap", clusterstore.Name, "--output=jsonpath={.data.cluster}")
-	return must.Value(rotation.Decode([]byte(text), rotation.Cluster))(k.t)
+	return storedRotation(k.t, k.kubectl)
 }
 
 // applyKilled applies the stage on a machine again and again. Each command is killed before another write, until one makes
@@ -244,7 +242,8 @@ func (k *killsTest) checkKills() {
 	var want []string
 	for _, when := range []string{"after", "before"} {
 		for _, write := range []string{
-			"delete extension-apiserver-authentication", "delete kubejoin-ca-key",
+			"delete extension-apiserver-authentication",
+			"update kubejoin-ca-key: finish", "update kubejoin-ca-key: switch", "update kubejoin-ca-key: the end", "update kubejoin-ca-key: the end, no key", "update kubejoin-ca-key: trust",
 			"update kubejoin-ca: finish", "update kubejoin-ca: switch", "update kubejoin-ca: the end", "update kubejoin-ca: trust",
 		} {
 			want = append(want, when+" "+write)

@@ -1,8 +1,10 @@
-// Package clusterstore stores rotations of CAs in a cluster: the public state in the ConfigMap kube-public/kubejoin-ca,
-// and the keys of new CAs in the Secret kube-system/kubejoin-ca-key, encrypted.
+// Package clusterstore stores rotations of CAs in a cluster: their states, and the keys of new CAs, encrypted, in the Secret
+// kube-system/kubejoin-ca-key. Hosts read a copy of the states in the ConfigMap kube-public/kubejoin-ca, and prove it. Many
+// may write there, so kubejoin itself never believes the copy.
 package clusterstore
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/x509"
@@ -28,7 +30,7 @@ const (
 	// Namespace and Name are those of the ConfigMap. Its data has the JSON of a rotation under the name of each CA.
 	Namespace = metav1.NamespacePublic
 	Name      = "kubejoin-ca"
-	// KeyNamespace and KeyName are those of the Secret. See [DataKey].
+	// KeyNamespace and KeyName are those of the Secret. Its data has the same, and keys under [DataKey].
 	KeyNamespace = metav1.NamespaceSystem
 	KeyName      = "kubejoin-ca-key"
 )
@@ -37,8 +39,7 @@ const (
 // replace the key of another one.
 func DataKey(ca rotation.CA, id string) string { return string(ca) + "." + id }
 
-// A Store is a [rotation.Store] and [rotation.Keys]. Its client needs get, create and update of the ConfigMap, and these
-// and delete of the Secret.
+// A Store is a [rotation.Store] and [rotation.Keys]. Its client needs get, create and update of both objects.
 type Store struct {
 	maps    typedcorev1.ConfigMapInterface
 	secrets typedcorev1.SecretInterface
@@ -55,20 +56,121 @@ func New(client kubernetes.Interface) *Store {
 	return &Store{client.CoreV1().ConfigMaps(Namespace), client.CoreV1().Secrets(KeyNamespace), client.CoreV1().ConfigMaps(KeyNamespace)}
 }
 
-// Get implements [rotation.Store]. The version is the resourceVersion of the ConfigMap; empty if there is none.
+// Get implements [rotation.Store]. The version is the stored state; empty if there is none.
 func (s *Store) Get(ctx context.Context, ca rotation.CA) (rotation.Rotation, string, error) {
-	m, err := s.maps.Get(ctx, Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return rotation.Rotation{}, "", nil
-	}
+	secret, err := s.secret(ctx)
 	if err != nil {
 		return rotation.Rotation{}, "", err
 	}
-	r, err := FromConfigMap(m, ca)
-	return r, m.ResourceVersion, err
+	r, err := FromSecret(secret, ca)
+	return r, string(secret.Data[string(ca)]), err
 }
 
-// FromConfigMap returns the rotation in the ConfigMap; the zero Rotation if it has none of this CA.
+// secret returns the Secret, without data if there is none.
+func (s *Store) secret(ctx context.Context) (*corev1.Secret, error) {
+	secret, err := s.secrets.Get(ctx, KeyName, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return &corev1.Secret{}, nil
+	}
+	return secret, err
+}
+
+// FromSecret returns the rotation in the Secret; the zero Rotation if it has none of this CA.
+func FromSecret(secret *corev1.Secret, ca rotation.CA) (rotation.Rotation, error) {
+	data, found := secret.Data[string(ca)]
+	if !found {
+		return rotation.Rotation{}, nil
+	}
+	r, err := rotation.Decode(data, ca)
+	if err != nil {
+		err = fmt.Errorf("secret %s/%s: %w", KeyNamespace, KeyName, err)
+	}
+	return r, err
+}
+
+// States returns the part of the Secret of which the ConfigMap has a copy.
+func States(secret *corev1.Secret) map[string]string {
+	states := map[string]string{}
+	for _, ca := range rotation.CAs {
+		if state, found := secret.Data[string(ca)]; found {
+			states[string(ca)] = string(state)
+		}
+	}
+	return states
+}
+
+// CheckCopy returns an error if the data of the ConfigMap is no copy of the states.
+func CheckCopy(states, data map[string]string) error {
+	for _, ca := range rotation.CAs {
+		state, stored := states[string(ca)]
+		if copied, found := data[string(ca)]; found != stored || copied != state {
+			return fmt.Errorf("ConfigMap %s/%s has another state of the %s CA than Secret %s/%s: somebody else changed it, or a command was interrupted", Namespace, Name, ca, KeyNamespace, KeyName)
+		}
+	}
+	return nil
+}
+
+// Check reads both objects and returns the error of [CheckCopy].
+func (s *Store) Check(ctx context.Context) error {
+	m, err := s.maps.Get(ctx, Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		m = &corev1.ConfigMap{}
+	} else if err != nil {
+		return err
+	}
+	secret, err := s.secret(ctx)
+	if err != nil {
+		return err
+	}
+	return CheckCopy(States(secret), m.Data)
+}
+
+// Publish makes the ConfigMap a copy of the states. It returns what was wrong with the copy before, or nil.
+func (s *Store) Publish(ctx context.Context) (wrong, err error) {
+	for n := 0; ; n++ {
+		wrong, err = s.publishOnce(ctx)
+		if !isConflict(err) || n == maxConflicts {
+			return wrong, err
+		}
+	}
+}
+
+func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
+	m, err := s.maps.Get(ctx, Name, metav1.GetOptions{})
+	missing := apierrors.IsNotFound(err)
+	if missing {
+		m = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: Name}}
+	} else if err != nil {
+		return nil, err
+	}
+	secret, err := s.secret(ctx) // after the ConfigMap, so that no older state replaces a newer one
+	if err != nil {
+		return nil, err
+	}
+	states := States(secret)
+	if wrong = CheckCopy(states, m.Data); wrong == nil {
+		return nil, nil
+	}
+	if m.Data == nil {
+		m.Data = map[string]string{}
+	}
+	for _, ca := range rotation.CAs {
+		delete(m.Data, string(ca))
+	}
+	maps.Copy(m.Data, states)
+	if missing {
+		_, err = s.maps.Create(ctx, m, metav1.CreateOptions{})
+	} else {
+		_, err = s.maps.Update(ctx, m, metav1.UpdateOptions{}) // conditional by the resourceVersion
+	}
+	return wrong, err
+}
+
+func isConflict(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+}
+
+// FromConfigMap returns the rotation in the copy, for hosts; the zero Rotation if it has none of this CA.
 func FromConfigMap(m *corev1.ConfigMap, ca rotation.CA) (rotation.Rotation, error) {
 	data, found := m.Data[string(ca)]
 	if !found {
@@ -81,30 +183,22 @@ func FromConfigMap(m *corev1.ConfigMap, ca rotation.CA) (rotation.Rotation, erro
 	return r, err
 }
 
-// Put implements [rotation.Store].
+// Put implements [rotation.Store]. If it fails after it has stored the state, another Put of it publishes the copy.
 func (s *Store) Put(ctx context.Context, r rotation.Rotation, version string) error {
-	data, err := rotation.Encode(r)
+	state, err := rotation.Encode(r)
 	if err != nil {
 		return err
 	}
-	m := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: Name}}
-	write := func() (*corev1.ConfigMap, error) { return s.maps.Create(ctx, m, metav1.CreateOptions{}) }
-	if version != "" {
-		if m, err = s.maps.Get(ctx, Name, metav1.GetOptions{}); err == nil && m.ResourceVersion != version {
-			return fmt.Errorf("ConfigMap %s/%s: %w", Namespace, Name, rotation.ErrConflict)
+	if err := s.update(ctx, func(data map[string][]byte) error {
+		if string(data[string(r.CA)]) != version {
+			return fmt.Errorf("secret %s/%s: %w", KeyNamespace, KeyName, rotation.ErrConflict)
 		}
-		write = func() (*corev1.ConfigMap, error) { return s.maps.Update(ctx, m, metav1.UpdateOptions{}) }
+		data[string(r.CA)] = state
+		return nil
+	}); err != nil {
+		return err
 	}
-	if err == nil {
-		if m.Data == nil {
-			m.Data = map[string]string{}
-		}
-		m.Data[string(r.CA)] = string(data)
-		_, err = write() // the resourceVersion makes the update conditional
-	}
-	if apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || version != "" && apierrors.IsNotFound(err) {
-		return fmt.Errorf("ConfigMap %s/%s: %w", Namespace, Name, rotation.ErrConflict)
-	}
+	_, err = s.Publish(ctx)
 	return err
 }
 
@@ -122,54 +216,50 @@ func (s *Store) PutKey(ctx context.Context, r rotation.Rotation, key crypto.Sign
 	if err != nil {
 		return joinformat.CertificateKey{}, err
 	}
-	return with, s.update(ctx, func(data map[string][]byte) { maps.Copy(data, sealed) })
+	return with, s.update(ctx, func(data map[string][]byte) error { maps.Copy(data, sealed); return nil })
 }
 
-// KeepKey implements [rotation.Keys]. It deletes the Secret with the last key.
+// KeepKey implements [rotation.Keys].
 func (s *Store) KeepKey(ctx context.Context, ca rotation.CA, id string) (found bool, err error) {
-	err = s.update(ctx, func(data map[string][]byte) {
+	err = s.update(ctx, func(data map[string][]byte) error {
 		maps.DeleteFunc(data, func(name string, _ []byte) bool {
 			return strings.HasPrefix(name, DataKey(ca, "")) && name != DataKey(ca, id)
 		})
 		_, found = data[DataKey(ca, id)]
+		return nil
 	})
 	return found, err
 }
 
-// maxConflicts is how often update retries.
+// maxConflicts is how often a write is repeated.
 const maxConflicts = 20
 
 // update changes the data of the Secret. It sends no write if nothing changes.
-func (s *Store) update(ctx context.Context, change func(data map[string][]byte)) error {
+func (s *Store) update(ctx context.Context, change func(data map[string][]byte) error) error {
 	for n := 0; ; n++ {
 		err := s.updateOnce(ctx, change)
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) || n == maxConflicts {
+		if !isConflict(err) || n == maxConflicts {
 			return err
 		}
 	}
 }
 
-func (s *Store) updateOnce(ctx context.Context, change func(data map[string][]byte)) error {
-	secret, err := s.secrets.Get(ctx, KeyName, metav1.GetOptions{})
-	missing := apierrors.IsNotFound(err)
-	if missing {
-		secret = &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: KeyName}, Type: corev1.SecretTypeOpaque}
-	} else if err != nil {
+func (s *Store) updateOnce(ctx context.Context, change func(data map[string][]byte) error) error {
+	secret, err := s.secret(ctx)
+	if err != nil {
 		return err
 	}
-	before := len(secret.Data)
+	before := maps.Clone(secret.Data)
 	if secret.Data == nil {
 		secret.Data = map[string][]byte{}
 	}
-	change(secret.Data) // it only adds keys or only deletes some
-	switch {
-	case len(secret.Data) == before && (before > 0 || missing):
-		return nil
-	case missing:
+	if err := change(secret.Data); err != nil || maps.EqualFunc(before, secret.Data, bytes.Equal) {
+		return err
+	}
+	if secret.Name == "" {
+		secret.Name, secret.Type = KeyName, corev1.SecretTypeOpaque
 		_, err = s.secrets.Create(ctx, secret, metav1.CreateOptions{})
-	case len(secret.Data) == 0:
-		err = s.secrets.Delete(ctx, KeyName, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &secret.UID, ResourceVersion: &secret.ResourceVersion}})
-	default:
+	} else {
 		_, err = s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
 	}
 	return err

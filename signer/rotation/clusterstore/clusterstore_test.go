@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto"
 	"crypto/x509"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,26 +46,76 @@ func TestStore(t *testing.T) {
 	rotationtest.Run(t, rotation.CAs, func(t *testing.T) rotationtest.Backend { return clusterstore.New(open(t)) })
 }
 
-func TestDeletesSecretWithItsLastKey(t *testing.T) {
+// Catches a key that stays in the Secret, which has the states, too.
+func TestDeletesKeys(t *testing.T) {
 	client := open(t)
 	s := clusterstore.New(client)
-	exists := func() bool {
-		t.Helper()
-		_, err := client.CoreV1().Secrets(clusterstore.KeyNamespace).Get(t.Context(), clusterstore.KeyName, metav1.GetOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			t.Fatal(err)
-		}
-		return err == nil
-	}
 	for _, ca := range []rotation.CA{rotation.Cluster, rotation.Etcd} {
-		must.Value(s.PutKey(t.Context(), rotation.Rotation{CA: ca, ID: "00000000000000aa"}, csrtest.NewKey()))(t)
-	}
-	for i, ca := range []rotation.CA{rotation.Cluster, rotation.Etcd} {
-		must.Value(s.KeepKey(t.Context(), ca, ""))(t)
-		if got, want := exists(), i == 0; got != want {
-			t.Errorf("after %d of 2 keys were deleted the Secret exists: %t, want %t", i+1, got, want)
+		r := rotationtest.New(t, ca)
+		must.Value(s.PutKey(t.Context(), r, csrtest.NewKey()))(t)
+		must.OK(t, s.Put(t.Context(), r, ""))
+		if found, err := s.KeepKey(t.Context(), ca, ""); found || err != nil {
+			t.Errorf("%s: got %t, %v", ca, found, err)
 		}
 	}
+	secret := must.Value(client.CoreV1().Secrets(clusterstore.KeyNamespace).Get(t.Context(), clusterstore.KeyName, metav1.GetOptions{}))(t)
+	if got := slices.Sorted(maps.Keys(secret.Data)); !slices.Equal(got, []string{"cluster", "etcd"}) {
+		t.Errorf("the Secret has %q, want the states alone", got)
+	}
+}
+
+// A user who may write ConfigMaps in kube-public must not begin, change or end a rotation, and hosts must get the right state
+// again. A command that was interrupted between its two writes is completed in the same way.
+func TestOnlySecretHasTheState(t *testing.T) {
+	client := open(t)
+	copies := client.CoreV1().ConfigMaps(clusterstore.Namespace)
+	s := clusterstore.New(client)
+	r := rotationtest.New(t, rotation.Cluster)
+	forged := r
+	forged.Stage = rotation.Finish
+	state, forgery := string(must.Value(rotation.Encode(r))(t)), string(must.Value(rotation.Encode(forged))(t))
+	differs := func(when string, want rotation.Rotation) {
+		t.Helper()
+		if got, _, err := s.Get(t.Context(), rotation.Cluster); err != nil || got.ID != want.ID || got.Stage != want.Stage {
+			t.Errorf("%s: got %s %q, %v, want %s %q", when, got.ID, got.Stage, err, want.ID, want.Stage)
+		}
+		if err := s.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "ConfigMap kube-public/kubejoin-ca has another state of the cluster CA than Secret kube-system/kubejoin-ca-key") {
+			t.Errorf("%s: got %v, want an error that names both", when, err)
+		}
+		wrong, err := s.Publish(t.Context())
+		if wrong == nil || err != nil {
+			t.Errorf("%s: got %v, %v, want the copy corrected", when, wrong, err)
+		}
+		must.OK(t, s.Check(t.Context()))
+		if wrong, err := s.Publish(t.Context()); wrong != nil || err != nil {
+			t.Errorf("%s, again: got %v, %v, want nothing to do", when, wrong, err)
+		}
+	}
+	must.OK(t, s.Check(t.Context()))
+	if wrong, err := s.Publish(t.Context()); wrong != nil || err != nil {
+		t.Errorf("no rotation: got %v, %v, want nothing to do", wrong, err)
+	}
+	must.Value(copies.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name}, Data: map[string]string{"cluster": forgery}}, metav1.CreateOptions{}))(t)
+	differs("no rotation", rotation.Rotation{})
+	must.OK(t, s.Put(t.Context(), r, ""))
+	edit := func(data map[string]string) {
+		m := must.Value(copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}))(t)
+		m.Data = data
+		must.Value(copies.Update(t.Context(), m, metav1.UpdateOptions{}))(t)
+	}
+	edit(map[string]string{"cluster": forgery})
+	differs("another stage", r)
+	edit(nil)
+	differs("nothing left", r)
+	edit(map[string]string{"cluster": state, "etcd": state})
+	if err := s.Check(t.Context()); err == nil {
+		t.Error("a rotation of another CA: want an error")
+	}
+	must.OK(t, copies.Delete(t.Context(), clusterstore.Name, metav1.DeleteOptions{}))
+	_, version, err := s.Get(t.Context(), rotation.Cluster)
+	must.OK(t, err)
+	must.OK(t, s.Put(t.Context(), r, version)) // the same step again
+	must.OK(t, s.Check(t.Context()))
 }
 
 // Catches a write that drops what others keep in the ConfigMap.
@@ -90,13 +142,13 @@ func TestRefusesEditedRotation(t *testing.T) {
 		"edited":     {"cluster": strings.Replace(good, `"prepare"`, `"Prepare"`, 1)},
 		"of another": {"etcd": good},
 	} {
-		client := fake.NewClientset(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: clusterstore.Namespace, Name: clusterstore.Name}, Data: data})
+		client := fake.NewClientset(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: clusterstore.KeyNamespace, Name: clusterstore.KeyName}, Data: map[string][]byte{"cluster": []byte(data["cluster"]), "etcd": []byte(data["etcd"])}})
 		ca := rotation.Cluster
 		if data["etcd"] != "" {
 			ca = rotation.Etcd
 		}
-		if got, _, err := clusterstore.New(client).Get(t.Context(), ca); err == nil || got.ID != "" || !strings.Contains(err.Error(), "ConfigMap kube-public/kubejoin-ca: stored rotation of the "+string(ca)+" CA") {
-			t.Errorf("%s: got %+v, %v, want an error that names the ConfigMap", name, got, err)
+		if got, _, err := clusterstore.New(client).Get(t.Context(), ca); err == nil || got.ID != "" || !strings.Contains(err.Error(), "secret kube-system/kubejoin-ca-key: stored rotation of the "+string(ca)+" CA") {
+			t.Errorf("%s: got %+v, %v, want an error that names the Secret", name, got, err)
 		}
 	}
 }
