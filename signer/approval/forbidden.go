@@ -10,7 +10,7 @@ import (
 
 // forbiddenPrefixes are addresses that do not belong to one machine, or that embed an IPv4 address. Narrower ranges
 // come before wider ones. Link-local IPv6 addresses are not among them: some clouds report them for each machine, and
-// an operator may allow them.
+// an operator may allow them with a range of their own.
 var forbiddenPrefixes = []struct {
 	kind   string
 	prefix netip.Prefix

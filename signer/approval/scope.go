@@ -13,7 +13,8 @@ import (
 // A ServingScope limits the addresses and names in serving certificates of kubelets. With the zero ServingScope no
 // serving certificate is approved.
 type ServingScope struct {
-	// CIDRs contain every address that a kubelet may have, as [ParseServingCIDR] returns them.
+	// CIDRs contain every address that a kubelet may have, as [ParseServingCIDR] returns them. Link-local IPv6 addresses
+	// need a range within fe80::/10.
 	CIDRs []netip.Prefix
 	// DNSSuffixes are the domains below which a kubelet may have names, as [ParseServingSuffix] reads them. A kubelet
 	// may always have the name of its Node.
@@ -112,9 +113,15 @@ func ParseServingSuffix(text string) (string, error) {
 	return suffix, nil
 }
 
-// cidr returns the first range that contains an address.
+// linkLocal are the link-local IPv6 addresses (RFC 4291, section 2.5.6). Machines on two links may have the same one.
+var linkLocal = netip.MustParsePrefix("fe80::/10")
+
+// cidr returns the first range that allows an address. A range that is wider than linkLocal allows no address of it: an
+// operator who gives such a range means addresses that belong to one machine.
 func (s ServingScope) cidr(a netip.Addr) (netip.Prefix, bool) {
-	i := slices.IndexFunc(s.CIDRs, func(p netip.Prefix) bool { return p.Contains(a) })
+	i := slices.IndexFunc(s.CIDRs, func(p netip.Prefix) bool {
+		return p.Contains(a) && (p.Bits() >= linkLocal.Bits() || !linkLocal.Contains(a))
+	})
 	if i < 0 {
 		return netip.Prefix{}, false
 	}

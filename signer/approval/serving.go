@@ -163,12 +163,26 @@ func deny(reason, format string, args ...any) *Decision {
 }
 
 // CheckServingNames returns an error if a request for a serving certificate has a name or an address that no kubelet may
-// have, whatever the scope is.
-func CheckServingNames(r Request) error {
-	if _, refusal := parseServing(strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix), r); refusal != nil {
+// have, whatever the scope is. It also returns one for an address that no range allows as one of [ServingScope.CIDRs].
+func CheckServingNames(r Request, ranges []netip.Prefix) error {
+	names, refusal := parseServing(strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix), r)
+	if refusal != nil {
 		return errors.New(refusal.Message)
 	}
+	for _, n := range names {
+		if _, ok := (ServingScope{CIDRs: ranges}).cidr(n.address); n.address.IsValid() && !ok {
+			return fmt.Errorf("address %s is not in any allowed range%s", n, within(n.address))
+		}
+	}
 	return nil
+}
+
+// within narrows, in a message, the ranges that could allow an address.
+func within(a netip.Addr) string {
+	if linkLocal.Contains(a) {
+		return " within " + linkLocal.String()
+	}
+	return ""
 }
 
 // parseServing returns the names and addresses of a request, or a denial of what no kubelet may have.
@@ -248,7 +262,7 @@ func (k KubeletServing) allows(node string, n servingName) (string, error) {
 	if n.address.IsValid() {
 		p, ok := k.scope.cidr(n.address)
 		if !ok {
-			return "", fmt.Errorf("address %s is not in any allowed range (--serving-allowed-cidr)", n)
+			return "", fmt.Errorf("address %s is not in any allowed range%s (--serving-allowed-cidr)", n, within(n.address))
 		}
 		return fmt.Sprintf("in the configured range %s", p), nil
 	}

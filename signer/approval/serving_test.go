@@ -109,6 +109,14 @@ func TestKubeletServingDecidesOnEvidence(t *testing.T) {
 	leave := func(reason string) change {
 		return func(_ *approval.Request, s *approval.ServingScope, _ *world) { s.LeaveAlone = []string{reason} }
 	}
+	ranges := func(texts ...string) change {
+		return func(_ *approval.Request, s *approval.ServingScope, _ *world) {
+			s.CIDRs = nil
+			for _, text := range texts {
+				s.CIDRs = append(s.CIDRs, netip.MustParsePrefix(text))
+			}
+		}
+	}
 	for _, test := range []struct {
 		name    string
 		names   []string // reported by the Node, unless hidden
@@ -164,10 +172,16 @@ func TestKubeletServingDecidesOnEvidence(t *testing.T) {
 		{name: "this network", names: []string{"0.1.2.3"}, verdict: approval.Deny, reason: forbidden, message: "unspecified"},
 		{name: "unspecified, IPv6", names: []string{"::"}, verdict: approval.Deny, reason: forbidden, message: "unspecified"},
 		{name: "link-local, where clouds have metadata", names: []string{"169.254.169.254"}, verdict: approval.Deny, reason: forbidden, message: "link-local"},
-		{name: "link-local, IPv6", names: []string{"10.0.0.5", "fe80::1"}, reason: outside, message: "fe80::1 is not in any allowed range (--serving-allowed-cidr); to approve it by hand: kubectl certificate approve csr-x"},
-		{name: "link-local, IPv6, allowed", names: []string{"fe80::1"}, change: func(_ *approval.Request, s *approval.ServingScope, _ *world) {
-			s.CIDRs = []netip.Prefix{netip.MustParsePrefix("fe80::/64")}
-		}, verdict: approval.Approve, reason: approval.ReasonAutoApproved},
+		{name: "link-local, in a wider range", names: []string{"169.254.1.1"}, change: ranges("128.0.0.0/1"), verdict: approval.Deny, reason: forbidden, message: "link-local"},
+		{name: "loopback, in a wider range", names: []string{"127.0.0.1"}, change: ranges("0.0.0.0/1"), verdict: approval.Deny, reason: forbidden, message: "loopback"},
+		{name: "multicast, IPv6, in a wider range", names: []string{"ff02::1"}, change: ranges("8000::/1"), verdict: approval.Deny, reason: forbidden, message: "multicast"},
+		{name: "link-local, IPv6", names: []string{"10.0.0.5", "fe80::1"}, reason: outside, message: "fe80::1 is not in any allowed range within fe80::/10 (--serving-allowed-cidr); to approve it by hand: kubectl certificate approve csr-x"},
+		{name: "link-local, IPv6, in wider ranges", names: []string{"fe80::1"}, change: ranges("8000::/1", "fe80::/9"), reason: outside, message: "not in any allowed range within fe80::/10"},
+		{name: "link-local, IPv6, the last address", names: []string{"febf:ffff::1"}, change: ranges("8000::/1", "fe80::/64"), reason: outside},
+		{name: "beside link-local, IPv6, in a wider range", names: []string{"fec0::1"}, change: ranges("8000::/1"), verdict: approval.Approve, reason: approval.ReasonAutoApproved},
+		{name: "link-local, IPv6, all allowed", names: []string{"fe80::1"}, change: ranges("fe80::/10"), verdict: approval.Approve, reason: approval.ReasonAutoApproved},
+		{name: "link-local, IPv6, a wider range and its own", names: []string{"2001:db8::9", "fe80::1"}, change: ranges("::/1", "8000::/1", "fe80::1/128"), verdict: approval.Approve, reason: approval.ReasonAutoApproved},
+		{name: "link-local, IPv6, allowed", names: []string{"fe80::1"}, change: ranges("fe80::/64"), verdict: approval.Approve, reason: approval.ReasonAutoApproved},
 		{name: "multicast", names: []string{"224.0.0.1"}, verdict: approval.Deny, reason: forbidden, message: "multicast"},
 		{name: "multicast, IPv6", names: []string{"ff02::1"}, verdict: approval.Deny, reason: forbidden, message: "multicast"},
 		{name: "broadcast", names: []string{"255.255.255.255"}, verdict: approval.Deny, reason: forbidden, message: "broadcast"},

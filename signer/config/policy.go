@@ -227,7 +227,7 @@ func (r *yamlReader) restrict(s *Signer, no *never) {
 			return tokens.CheckNodeName(strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix))
 		}
 	case s.Name == certificates.KubeletServingSignerName:
-		check = approval.CheckServingNames
+		check = func(r approval.Request) error { return approval.CheckServingNames(r, s.Names.IPs) }
 		if s.Names == nil {
 			fail("names", "missing, want the DNS names and address ranges of machines, such as {dns: [\"*.node.example.com\"], ips: [10.0.0.0/16]}")
 		}

@@ -147,6 +147,7 @@ requesters:
 		{"serving as kubernetes", serving, x509.CertificateRequest{Subject: node("a"), DNSNames: []string{"kubernetes"}}, []certificates.KeyUsage{sign, serverAuth}, "name of the API server"},
 		{"serving as localhost", serving, x509.CertificateRequest{Subject: node("a"), DNSNames: []string{"localhost"}}, []certificates.KeyUsage{sign, serverAuth}, "local machine"},
 		{"serving as a Service", serving, x509.CertificateRequest{Subject: node("a"), IPAddresses: ip("10.96.0.1")}, []certificates.KeyUsage{sign, serverAuth}, "no certificate for 10.96.0.1"},
+		{"serving at a link-local address", serving, x509.CertificateRequest{Subject: node("a"), IPAddresses: ip("fe80::1")}, []certificates.KeyUsage{sign, serverAuth}, "fe80::1 is not in any allowed range within fe80::/10"},
 		{"serving by another user", serving, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"system:nodes"}}, DNSNames: []string{"a"}}, []certificates.KeyUsage{sign, serverAuth}, "common name"},
 
 		{"user", client, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane@example.com"}}, []certificates.KeyUsage{clientAuth}, ""},
