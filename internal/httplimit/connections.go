@@ -41,7 +41,8 @@ type connections struct {
 }
 
 // Connections returns the ConnState of an http.Server. It limits the open connections, the open connections per
-// client, and the rate at which a client opens them. A negative rate disables the limits per client.
+// client, and the rate at which a client opens them. A negative rate disables the limits per client. The client is that
+// of the remote address, or the result of the method Client() string of the connection if it has one.
 func Connections(most int, clients Rate, reg prometheus.Registerer) func(net.Conn, http.ConnState) {
 	c := &connections{
 		most:    most,
@@ -93,6 +94,9 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 func (c *connections) client(conn net.Conn) string {
 	if c.rate == nil {
 		return ""
+	}
+	if own, ok := conn.(interface{ Client() string }); ok {
+		return own.Client()
 	}
 	return clientOf(conn.RemoteAddr().String())
 }

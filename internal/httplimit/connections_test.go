@@ -143,3 +143,33 @@ func TestClientMayTakeAllConnectionsWithoutLimits(t *testing.T) {
 		t.Error("a connection above the limit stays open")
 	}
 }
+
+// userWire is a connection that names its client, as one of a Unix socket does.
+type userWire struct {
+	wire
+	user string
+}
+
+func (w *userWire) Client() string { return w.user }
+
+// Catches connections of a Unix socket that all count for one client.
+func TestConnectionNamesItsClient(t *testing.T) {
+	const most = 16
+	changed := Connections(most, Rate{QPS: 1e-6, Burst: 1e9}, prometheus.NewPedanticRegistry())
+	open := func(user string) (n int) {
+		for range most {
+			one := &userWire{wire{from: &net.UnixAddr{Net: "unix", Name: "@"}}, user}
+			changed(one, http.StateNew)
+			if one.closed {
+				changed(one, http.StateClosed)
+			} else {
+				changed(one, http.StateActive)
+				n++
+			}
+		}
+		return n
+	}
+	if first, second := open("1"), open("2"); first != most/2 || second < most/4 {
+		t.Errorf("two users have %d and %d connections, want half and at least a quarter of %d", first, second, most)
+	}
+}

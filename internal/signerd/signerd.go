@@ -35,7 +35,7 @@ import (
 const (
 	// maxConnections is how many connections are open at once. A client that may have more is no kubejoin.
 	maxConnections = 256
-	// Rate of new connections of one address.
+	// Rate of new connections of one address, or of one user of a Unix socket.
 	connectionQPS, connectionBurst = 20, 100
 
 	// warnEvery is the minimum time between two log lines about unknown requesters.
@@ -135,7 +135,7 @@ func (s *service) listen(ctx context.Context, h *handler) (*http.Server, net.Lis
 			return nil, nil, fmt.Errorf("--listen: %w", err)
 		}
 		h.requester = ofPeer
-		server := s.newServer(h, nil, httplimit.Rate{QPS: -1}) // a socket has no addresses
+		server := s.newServer(h, nil)
 		server.ConnContext = withPeer
 		return server, listener, nil
 	}
@@ -165,11 +165,11 @@ func (s *service) listen(ctx context.Context, h *handler) (*http.Server, net.Lis
 	server := s.newServer(h, &tls.Config{
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair.Get(), nil },
 		ClientAuth:     tls.RequireAnyClientCert,
-	}, httplimit.Rate{QPS: connectionQPS, Burst: connectionBurst})
+	})
 	return server, httplimit.LimitHandshakes(listener), nil
 }
 
-func (s *service) newServer(h *handler, config *tls.Config, clients httplimit.Rate) *http.Server {
+func (s *service) newServer(h *handler, config *tls.Config) *http.Server {
 	server := web.NewServer(config)
 	if config == nil {
 		server.TLSConfig = nil
@@ -177,7 +177,7 @@ func (s *service) newServer(h *handler, config *tls.Config, clients httplimit.Ra
 	server.Handler, server.WriteTimeout = h, answerTimeout
 	server.Protocols = new(http.Protocols)
 	server.Protocols.SetHTTP1(true) // one request in flight on each connection: see overRate
-	server.ConnState = httplimit.Connections(maxConnections, clients, s.registry)
+	server.ConnState = httplimit.Connections(maxConnections, httplimit.Rate{QPS: connectionQPS, Burst: connectionBurst}, s.registry)
 	server.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug) // TLS errors that any client can cause
 	return server
 }

@@ -63,6 +63,7 @@ requesters:
 type world struct {
 	*service
 	h       *handler
+	server  *http.Server
 	t       testing.TB
 	dir     string
 	clients *tls.Certificate // the CA of clients
@@ -97,6 +98,7 @@ func newWorld(t testing.TB, socket bool, uid int) *world {
 	w.h.policy = func() *config.Policy { return cmp.Or(w.policy.Load(), inFile()) }
 	server, listener, err := w.listen(t.Context(), w.h)
 	must.OK(t, err)
+	w.server = server
 	w.address = listener.Addr().String()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -563,20 +565,77 @@ func TestLimitsConnections(t *testing.T) {
 		defer func() { _ = conn.Close() }()
 	}
 	wait.OK(t, "the process refuses connections", func() error {
-		open, refused := -1.0, 0
-		for _, f := range must.Value(w.registry.Gather())(t) {
-			switch f.GetName() {
-			case "kubejoin_http_connections":
-				open = f.GetMetric()[0].GetGauge().GetValue()
-			case "kubejoin_http_connections_refused_total":
-				refused = int(f.GetMetric()[0].GetCounter().GetValue())
-			}
-		}
-		if open < 0 || open > maxConnections || refused == 0 {
-			return fmt.Errorf("%g connections are open and %d were refused, want at most %d open", open, refused, maxConnections)
+		if open, refused, _ := w.connections(); open < 0 || open > maxConnections || refused == 0 {
+			return fmt.Errorf("%d connections are open and %d were refused, want at most %d open", open, refused, maxConnections)
 		}
 		return nil
 	})
+}
+
+// connections returns how many connections are open, and how many were refused, or closed for others.
+func (w *world) connections() (open, refused, shed int) {
+	w.t.Helper()
+	open = -1
+	for _, f := range must.Value(w.registry.Gather())(w.t) {
+		switch f.GetName() {
+		case "kubejoin_http_connections":
+			open = int(f.GetMetric()[0].GetGauge().GetValue())
+		case "kubejoin_http_connections_refused_total":
+			refused = int(f.GetMetric()[0].GetCounter().GetValue())
+		case "kubejoin_http_connections_shed_total":
+			shed = int(f.GetMetric()[0].GetCounter().GetValue())
+		}
+	}
+	return open, refused, shed
+}
+
+// A listenerOf accepts connections as those of another user, which only root could open.
+type listenerOf struct {
+	net.Listener
+	uid int
+}
+
+func (l listenerOf) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return peerConn{conn, l.uid}, nil
+}
+
+// A user that holds all connections of the socket that it gets keeps no other user out. This test catches users that
+// share one number of connections.
+func TestUserOfSocketKeepsNoOtherOut(t *testing.T) {
+	w := newWorld(t, true, os.Getuid())
+	policy := strings.NewReplacer("name: kubejoin\n", "name: second\n", "qps: 1000, burst: 100000", "qps: 1, burst: 1000").Replace(policyOf(os.Getuid() + 1))
+	_, entry, _ := strings.Cut(policy, "requesters:\n")
+	w.policy.Store(must.Value(config.ParsePolicy("policy.yaml", []byte(policyOf(os.Getuid())+entry), signer.Fixed(w.h.ca())))(t))
+	second := filepath.Join(w.dir, "second")
+	listener := listenerOf{must.Value(net.Listen("unix", second))(t), os.Getuid() + 1}
+	served := make(chan error, 1)
+	go func() { served <- w.server.Serve(listener) }()
+	const sent = maxConnections + 1
+	for range sent {
+		conn := must.Value(net.Dial("unix", second))(t)
+		defer func() { _ = conn.Close() }()
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: signer\r\nContent-Length: 1\r\n\r\n", remote.SignPath) // fails if it was closed
+	}
+	wait.OK(t, "the process has seen all connections", func() error {
+		if open, refused, shed := w.connections(); open+refused+shed != sent {
+			return fmt.Errorf("%d connections are open, and %d refused, and %d closed, want %d", open, refused, shed, sent)
+		}
+		return nil
+	})
+	for i := range 10 {
+		client := w.clientOf("", nil) // with a connection of its own
+		if _, err := authorityOf(t, client, w.h.ca().Bundle()).Sign(t.Context(), nodeRequest(t, "worker-1")); err != nil {
+			t.Errorf("order %d of the other user: %v", i+1, err)
+		}
+	}
+	must.OK(t, listener.Close())
+	if err := <-served; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Serve = %v", err)
+	}
 }
 
 func TestReplays(t *testing.T) {

@@ -21,6 +21,9 @@ type peerConn struct {
 	uid int
 }
 
+// Client returns the user for [httplimit.Connections], so that each user has a share.
+func (c peerConn) Client() string { return strconv.Itoa(c.uid) }
+
 // A peerListener accepts only users in the policy.
 type peerListener struct {
 	*net.UnixListener
