@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web"
@@ -23,8 +24,9 @@ import (
 )
 
 const (
-	// maxInFlight is how many orders are signed at once.
-	maxInFlight = 64
+	// maxInFlight is how many orders are signed at once. One requester gets half of them, as many as two replicas of
+	// kubejoin send.
+	maxInFlight = 128
 	// orderTimeout limits the time for one order.
 	orderTimeout = 10 * time.Second
 	// maxDetail limits the text of a problem.
@@ -49,7 +51,7 @@ type handler struct {
 	orders    *prometheus.CounterVec
 	now       func() time.Time
 
-	slots chan struct{}
+	slots *httplimit.Shares // of requesters, by name
 	seen  *replays
 	rates rates // of orders
 	reads rates // of other requests
@@ -125,13 +127,11 @@ func (h *handler) sign(r *http.Request, from config.Requester) (certificate []by
 	var order signer.Order
 	body, err := web.ReadAll(r) // before the slot, which a client that sends slowly would hold
 	if err == nil {
-		select {
-		case h.slots <- struct{}{}:
-			defer func() { <-h.slots }()
-		default:
+		if !h.slots.Take(from.Name) {
 			result = "overloaded"
 			return nil, unavailable(nil, "too many orders are in flight; retry")
 		}
+		defer h.slots.Free(from.Name)
 		order, err = h.read(body, from)
 	}
 	if err == nil {

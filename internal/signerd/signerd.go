@@ -123,7 +123,7 @@ func newHandler(policy func() *config.Policy, ca func() *signer.CA, record issua
 		policy: policy, ca: ca, log: slog.New(slog.DiscardHandler), metrics: http.NotFoundHandler(), orders: metrics.Counter(nil, "orders", "", "result"), now: now,
 		// The rate of the requester limits refusals, too.
 		authority: &signer.Authority{Record: record, Unthrottled: true, Now: now},
-		slots:     make(chan struct{}, maxInFlight), seen: &replays{started: now()}, warn: rate.Sometimes{Interval: warnEvery},
+		slots:     httplimit.NewShares(maxInFlight), seen: &replays{started: now()}, warn: rate.Sometimes{Interval: warnEvery},
 	}
 }
 

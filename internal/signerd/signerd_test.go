@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -449,29 +450,50 @@ func TestLimitsOrders(t *testing.T) {
 	w := newWorld(t, true, os.Getuid())
 	policy := must.Value(config.ParsePolicy("policy.yaml", []byte(strings.Replace(policyOf(os.Getuid()), "qps: 1000, burst: 100000", "qps: 0.001, burst: 2", 1)), signer.Fixed(w.h.ca())))(t)
 	w.policy.Store(policy)
-	for range maxInFlight {
-		w.h.slots <- struct{}{}
+	for i := range maxInFlight {
+		w.h.slots.Take(strconv.Itoa(i))
 	}
 	if status, text := w.post([]byte("{")); status != http.StatusServiceUnavailable || !strings.Contains(text, "in flight") {
 		t.Errorf("with all slots taken: got %d %s", status, text)
 	}
 	// A client that sends slowly holds no slot.
 	slow := httptest.NewRequest(http.MethodPost, remote.SignPath, readerFunc(func([]byte) (int, error) {
-		<-w.h.slots
+		w.h.slots.Free("0")
 		return 0, io.EOF
 	}))
 	q, _ := policy.Of(os.Getuid())
 	if _, err := w.h.sign(slow, q); web.ProblemOf(err).Status != http.StatusBadRequest {
 		t.Errorf("with a slot that became free while it sent: got %v", err)
 	}
-	for range maxInFlight - 1 {
-		<-w.h.slots
+	for i := range maxInFlight - 1 {
+		w.h.slots.Free(strconv.Itoa(i + 1))
 	}
 	w.h.rates = rates{}
 	for i, want := range []int{http.StatusBadRequest, http.StatusBadRequest, http.StatusTooManyRequests} { // an invalid order counts, too
 		if status, text := w.post([]byte("{")); status != want {
 			t.Errorf("order %d: got %d %s, want %d", i+1, status, text, want)
 		}
+	}
+}
+
+// A requester with as many orders in flight as it gets leaves some to another one.
+func TestRequesterLeavesOrdersInFlight(t *testing.T) {
+	w := newWorld(t, true, os.Getuid())
+	sign := func() (int, string) {
+		r := nodeRequest(t, "worker-1")
+		id := make([]byte, 16)
+		_, _ = rand.Read(id) // documented never to fail
+		return w.post(must.Value(json.Marshal(remote.Order{ID: id, SignerName: kubelet, CSR: r.CSR.Raw, Usages: r.Usages, Made: time.Now(), NotAfter: time.Now().Add(time.Hour)}))(t))
+	}
+	for w.h.slots.Take("second") {
+	}
+	if status, text := sign(); status != http.StatusOK {
+		t.Errorf("beside another requester: got %d %s", status, text)
+	}
+	for w.h.slots.Take("kubejoin") {
+	}
+	if status, text := sign(); status != http.StatusServiceUnavailable || !strings.Contains(text, "in flight") {
+		t.Errorf("beyond its own share: got %d %s", status, text)
 	}
 }
 
