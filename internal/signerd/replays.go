@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/web"
+	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/kubejoin/kubejoin/signer/remote"
 )
 
-// maxSeen is how many orders a generation of replays keeps, about 20 MB.
-const maxSeen = 1 << 18
+// maxSeen is how many orders a generation of replays keeps, about 20 MB: those that the rates of a policy allow, and those
+// that were in flight when the generation began.
+const maxSeen = config.MaxOrders + maxConnections
 
 // replays refuses an order that was seen before. An order is valid for [remote.MaxSkew] before and after it was made, and
 // only if it was made after this process started. So nothing has to be stored.

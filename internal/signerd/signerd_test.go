@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/binary"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -690,6 +691,34 @@ func TestReplays(t *testing.T) {
 	}
 	if p := r.take([]byte("one more"), r.since, r.since); p == nil || p.Status != http.StatusServiceUnavailable {
 		t.Errorf("with full memory: got %v, want that the order waits", p)
+	}
+}
+
+// Requesters that send as many orders as a policy can allow do not fill the memory. This test catches a policy that allows
+// more orders than replays keeps.
+func TestReplaysKeepAllOrdersOfPolicy(t *testing.T) {
+	const rates1, rates2 = "qps: 1000, burst: 100000", "qps: 100, burst: 30144" // in two minutes together config.MaxOrders
+	ca := must.Value(signer.GenerateCA("ca", time.Now(), 240*time.Hour))(t)
+	_, entry, _ := strings.Cut(strings.NewReplacer("name: kubejoin\n", "name: second\n", rates1, rates2).Replace(policyOf(2)), "requesters:\n")
+	policy := must.Value(config.ParsePolicy("policy.yaml", []byte(policyOf(1)+entry), signer.Fixed(ca)))(t)
+	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	seen, allowed, sent := &replays{started: start}, &rates{}, uint64(0)
+	take := func(now time.Time) {
+		sent++
+		must.OK(t, asError(seen.take(binary.BigEndian.AppendUint64(nil, sent), now, now)))
+	}
+	for range maxConnections { // the rates allowed them before
+		take(start)
+	}
+	for now := start; len(seen.earlier) == 0; now = now.Add(time.Second) {
+		for _, q := range policy.Requesters {
+			for allowed.take(q, now) {
+				take(now)
+			}
+		}
+	}
+	if len(seen.earlier) != maxSeen {
+		t.Errorf("a generation has %d orders, want all %d that fit", len(seen.earlier), maxSeen)
 	}
 }
 

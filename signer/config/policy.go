@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/remote"
 	"github.com/kubejoin/kubejoin/tokens"
 	"go.yaml.in/yaml/v3"
 	certificates "k8s.io/api/certificates/v1"
@@ -20,10 +21,17 @@ import (
 // PolicyKind is the kind of a file for 'kubejoin signer --policy'.
 const PolicyKind = "SignerPolicy"
 
-// Bounds of a rate in a policy. The signer process keeps the hash of each request for minutes.
+// Bounds of a rate in a policy.
 const (
 	maxQPS   = 1000
 	maxBurst = 100_000
+)
+
+// MaxOrders is how many orders all requesters of a policy together can send within ordersWithin. The signer process keeps
+// the hash of each of them for as long as the order is valid.
+const (
+	MaxOrders    = 1 << 18
+	ordersWithin = 2 * remote.MaxSkew
 )
 
 // OverflowUID is the user that Linux reports by default for every user without a number in a user namespace. So it names
@@ -99,6 +107,14 @@ func (p *Policy) find(is func(Requester) bool) (Requester, bool) {
 	return p.Requesters[i], true
 }
 
+// orders returns how many orders the rates allow within ordersWithin.
+func (p *Policy) orders() (sum float64) {
+	for _, q := range p.Requesters {
+		sum += float64(q.Burst) + q.QPS*ordersWithin.Seconds()
+	}
+	return sum
+}
+
 // Warnings returns what a valid policy allows that may be dangerous: certificates of servers that could be the API server,
 // and of users with names that Kubernetes or kubeadm reserves.
 func (p *Policy) Warnings() (all []string) {
@@ -154,7 +170,12 @@ func (r *yamlReader) policy(n *yaml.Node, p *Policy, ca func() (*signer.CA, erro
 				if other, found := p.Of(q.UID); found {
 					r.fail(q.line, path+".uid", "user %d is already that of requester %s in line %d", q.UID, quoted(other.Name), other.line)
 				}
+				before := p.orders()
 				p.Requesters = append(p.Requesters, q)
+				if sum := p.orders(); sum > MaxOrders && before <= MaxOrders {
+					r.fail(q.line, path+".rate", "qps %g and burst %d bring all requesters to %.0f orders in %s, want at most %d together (burst + %g * qps each): lower the rates",
+						q.QPS, q.Burst, math.Ceil(sum), ordersWithin, MaxOrders, ordersWithin.Seconds())
+				}
 			})
 		}})
 }

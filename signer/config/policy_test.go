@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -84,6 +85,8 @@ func TestPolicyNamesMistakes(t *testing.T) {
 		{"requesters: [{name: a, uid: -1, " + rate + ", " + kubelet + "}]", "requesters[0].uid: -1 given"},
 		{"requesters: [{name: a, " + rate + ", " + kubelet + "}, {name: a, " + rate + ", " + kubelet + "}]", `requesters[1].name: duplicate requester "a"`},
 		{"requesters: [{name: a, uid: 5, " + rate + ", " + kubelet + "}, {name: b, uid: 5, " + rate + ", " + kubelet + "}]", `requesters[1].uid: user 5 is already that of requester "a"`},
+		{"requesters: [{name: a, rate: {qps: 1000, burst: 100000}, " + kubelet + "}, {name: b, rate: {qps: 100, burst: 30144}, " + kubelet + "}, {name: c, rate: {qps: 0.1, burst: 1}, " + kubelet + "}]",
+			"policy.yaml:3: requesters[2].rate: qps 0.1 and burst 1 bring all requesters to 262157 orders in 2m0s, want at most 262144 together (burst + 120 * qps each): lower the rates"},
 		{"never: [10.0.0.1/8]\nrequesters: [{name: a, " + rate + ", " + kubelet + "}]", `policy.yaml:3: never[0]: "10.0.0.1/8" given, want 10.0.0.0/8`},
 		{"never: [\"a\\u0007\"]\nrequesters: [{name: a, " + rate + ", " + kubelet + "}]", "never[0]: "},
 		{"requesters: [{name: a, " + rate + ", signers: [{name: kubernetes.io/kube-apiserver-client-kubelet, approval: [nodeclient]}]}]", "signers[0].approval: not allowed in a policy"},
@@ -96,6 +99,40 @@ func TestPolicyNamesMistakes(t *testing.T) {
 		p, err := parsePolicy(t, test.content)
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, %v, want %q", test.content, p, err, test.want)
+		}
+	}
+}
+
+// All rates together may be as high as the memory of the signer process allows, and an error is for the first requester
+// beyond that.
+func TestPolicyLimitsSumOfRates(t *testing.T) {
+	requesters := func(n int, rate string) string {
+		text := "requesters:\n"
+		for i := range n {
+			text += fmt.Sprintf("- {name: r%d, rate: %s, signers: [{name: kubernetes.io/kube-apiserver-client-kubelet}]}\n", i, rate)
+		}
+		return text
+	}
+	for _, test := range []struct {
+		n    int
+		rate string
+		bad  string // field of the only error; empty: none
+	}{
+		{1, "{qps: 1000, burst: 100000}", ""},
+		{2, "{qps: 500, burst: 71072}", ""}, // 262,144
+		{2, "{qps: 500, burst: 71073}", "requesters[1].rate: "},
+		{3, "{qps: 100, burst: 100000}", "requesters[2].rate: "},
+		{4, "{qps: 1, burst: 100000}", "requesters[2].rate: "},
+		{90, "{qps: 20, burst: 500}", ""},
+	} {
+		_, err := parsePolicy(t, requesters(test.n, test.rate))
+		if test.bad == "" {
+			must.OK(t, err)
+			continue
+		}
+		var errs config.Errors
+		if !errors.As(err, &errs) || len(errs) != 1 || !strings.Contains(err.Error(), test.bad) {
+			t.Errorf("%d requesters with rate %s: got %v, want one error for %s", test.n, test.rate, err, test.bad)
 		}
 	}
 }
