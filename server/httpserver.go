@@ -71,6 +71,9 @@ const (
 	// All those machines may do so as one user: an operator or a bootstrap token.
 	DefaultUserQPS   = 100
 	DefaultUserBurst = 2000
+	// Enough for a rack that is installed within a week.
+	DefaultMaxTokenTTL   = 7 * 24 * time.Hour
+	DefaultMaxTokenNodes = 100
 )
 
 func (s *Server) clientRate() httplimit.Rate {

@@ -38,9 +38,10 @@ func (h *handler) printJoinCommand(r *call) (web.Response, error) {
 	if err := h.forControlPlane(r, &req); err != nil {
 		return web.Response{}, err
 	}
-	record, err := convert.Record(r.Context(), req.TokenSpec, tokens.Generate(), time.Now(), h.nodeReader(r))
+	now := time.Now()
+	record, err := convert.Record(r.Context(), req.TokenSpec, tokens.Generate(), now, h.nodeReader(r))
 	if err == nil {
-		err = h.mayCreate(r, &record)
+		err = h.mayCreate(r, &record, lifetimeField(req.Expires), now)
 	}
 	if err != nil {
 		return web.Response{}, err
@@ -84,9 +85,10 @@ func (h *handler) createToken(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	creation, err := convert.Creation(r.Context(), req, time.Now(), h.Minting.SignTimeout, h.nodeReader(r))
+	now := time.Now()
+	creation, err := convert.Creation(r.Context(), req, now, h.Minting.SignTimeout, h.nodeReader(r))
 	if err == nil {
-		err = h.mayCreate(r, &creation.Record)
+		err = h.mayCreate(r, &creation.Record, lifetimeField(req.Expires), now)
 	}
 	if err != nil {
 		return web.Response{}, err
@@ -109,12 +111,13 @@ func (h *handler) createToken(r *call) (web.Response, error) {
 	return a, err
 }
 
-// mayCreate sets the creator of a new token. It returns a problem if the user may not create such a token.
-func (h *handler) mayCreate(r *call, record *tokens.Record) error {
+// mayCreate sets the creator of a new token. It returns a problem if the user may not create such a token. lifetime is the
+// field of the request that says when it expires.
+func (h *handler) mayCreate(r *call, record *tokens.Record, lifetime string, now time.Time) error {
 	if h.Limits.UserTokens >= 0 {
 		record.Creator = tokens.CreatorOf(r.user.Name)
 	}
-	return h.checkExtraPermissions(r, *record)
+	return h.checkExtraPermissions(r, h.Limits.extraPermissions(*record, lifetime, now))
 }
 
 // nodeReader returns the reader of Nodes for a token that replaces one, or nil without a cluster. It returns a problem

@@ -1,11 +1,13 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -118,19 +120,21 @@ type extraPermission struct {
 	hint   string // explains how to do without the permission; empty if its name says enough
 }
 
-// extraPermissions returns the extra permissions that a token needs. It needs none if it expires, has a limit on
-// nodes, only the default group and no role, and replaces no Node.
-func extraPermissions(r tokens.Record) []extraPermission {
+// extraPermissions returns the extra permissions that a new token needs. It needs none if it expires and has a limit on
+// nodes, both within the Limits, only the default group and no role, and replaces no Node. lifetime is the field of the
+// request that says when it expires.
+func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time) []extraPermission {
 	var all []extraPermission
 	add := func(field, resource, name, hint string) {
 		all = append(all, extraPermission{auth.Access{Verb: "create", Resource: "tokens/" + resource, Name: name}, field, hint})
 	}
-	if r.Limits.NodeLimit() == 0 {
+	switch nodes, most := r.Limits.NodeLimit(), cmp.Or(l.MaxTokenNodes, DefaultMaxTokenNodes); {
+	case nodes == 0:
 		add("maxNodes", "unlimited", "", "which a token without a node limit requires; set maxNodes")
+	case most >= 0 && nodes > most:
+		add("maxNodes", "unlimited", "", fmt.Sprintf("which a token for %d nodes requires; set maxNodes to at most %d (--max-token-nodes)", nodes, most))
 	}
-	if r.Expires.IsZero() {
-		add("ttl", "unlimited", "", "which a token that never expires requires; set a ttl other than 0, or expires")
-	}
+	all = append(all, l.lifetimePermissions("create", r.Expires, lifetime, now)...)
 	for _, group := range r.Groups {
 		if group != tokens.DefaultGroup {
 			add("groups", "groups", group, "")
@@ -155,9 +159,9 @@ func (h *handler) mayReplace(r *call, node string) error {
 	return h.checkExtraPermission(r, replacement(node))
 }
 
-// checkExtraPermissions returns a problem if the user lacks a permission that a field of the token needs.
-func (h *handler) checkExtraPermissions(r *call, record tokens.Record) error {
-	for _, needed := range extraPermissions(record) {
+// checkExtraPermissions returns a problem if the user lacks one of the permissions.
+func (h *handler) checkExtraPermissions(r *call, all []extraPermission) error {
+	for _, needed := range all {
 		if err := h.checkExtraPermission(r, needed); err != nil {
 			return err
 		}
@@ -177,7 +181,27 @@ func (h *handler) checkExtraPermission(r *call, needed extraPermission) error {
 	return err
 }
 
-// mayRemoveExpiry returns a problem if the user may not change a token to never expire.
-func (h *handler) mayRemoveExpiry(r *call) error {
-	return h.checkExtraPermission(r, extraPermission{auth.Access{Verb: "update", Resource: "tokens/unlimited"}, "ttl", "which a token that never expires requires; set a ttl other than 0, or expires"})
+// lifetimePermissions returns the extra permission that a token needs to be created or updated with an expiration, if it
+// needs one. field is that of the request.
+func (l Limits) lifetimePermissions(verb string, expires time.Time, field string, now time.Time) []extraPermission {
+	// convert.Expires rounds up to whole seconds.
+	lifetime, most := expires.Sub(now).Truncate(time.Second), cmp.Or(l.MaxTokenTTL, DefaultMaxTokenTTL)
+	hint := ""
+	switch {
+	case expires.IsZero():
+		hint = "which a token that never expires requires; set a ttl other than 0, or expires"
+	case most >= 0 && lifetime > most:
+		hint = fmt.Sprintf("which a lifetime of %s requires; give the token at most %s (--max-token-ttl)", lifetime, most)
+	default:
+		return nil
+	}
+	return []extraPermission{{auth.Access{Verb: verb, Resource: "tokens/unlimited"}, field, hint}}
+}
+
+// lifetimeField returns the field of a request that says when a token expires.
+func lifetimeField(expires string) string {
+	if expires != "" {
+		return "expires"
+	}
+	return "ttl"
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
@@ -79,6 +80,7 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		}
 		return auth.ErrForbidden
 	}
+	inADecade := time.Now().AddDate(9, 0, 0).UTC().Format(time.RFC3339)
 	looked := 0
 	s.Cluster.Node = func(context.Context, string) (tokens.NodeRef, error) {
 		looked++
@@ -97,11 +99,15 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		field  string // of the refusal
 		detail string
 	}{
-		{query: "maxNodes=1000&ttl=87600h&usages=signing,authentication&description=x&nodeNames=w-*,v&certificateDuration=10m"},
+		{query: "maxNodes=100&ttl=168h&usages=signing,authentication&description=x&nodeNames=w-*,v&certificateDuration=10m"},
 		{query: "maxNodes=1&groups=" + tokens.DefaultGroup},
 		{query: "", needs: []string{unlimited}, field: "maxNodes", detail: "set maxNodes"},
 		{query: "nodeNames=w-1", needs: []string{unlimited}, field: "maxNodes"},
 		{query: "maxNodes=1&ttl=0", needs: []string{unlimited}, field: "ttl", detail: "set a ttl other than 0, or expires"},
+		{query: "maxNodes=101", needs: []string{unlimited}, field: "maxNodes", detail: "which a token for 101 nodes requires; set maxNodes to at most 100 (--max-token-nodes)"},
+		{query: "maxNodes=1&ttl=168h1s", needs: []string{unlimited}, field: "ttl", detail: "which a lifetime of 168h0m1s requires; give the token at most 168h0m0s (--max-token-ttl)"},
+		{query: "maxNodes=1&expires=" + inADecade, needs: []string{unlimited}, field: "expires", detail: "give the token at most 168h0m0s (--max-token-ttl)"},
+		{query: "maxNodes=1000&ttl=87600h", needs: []string{unlimited}, field: "maxNodes"},
 		{query: "maxNodes=1&groups=system:bootstrappers:a," + tokens.DefaultGroup + ",system:bootstrappers:b", needs: []string{group + "a", group + "b"}, field: "groups"},
 		{query: "maxNodes=1&role=control-plane", needs: []string{role}, field: "role"},
 		{query: "replaceNode=worker-1", needs: []string{replaces}, field: "replaceNode"},
@@ -140,18 +146,66 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 		t.Errorf("dry run: got %d %s, want 403", r.status, r.body)
 	}
 	id := s.token(t, once)[:6]
-	renew := func(ttl string) reply {
-		return s.do(t, "POST", "/v1/token/"+id+"/renew?ttl="+ttl, viewerBearer, "", "")
+	for _, test := range []struct{ query, field, detail string }{ // field of the refusal; empty: none
+		{"ttl=2h", "", ""},
+		{"ttl=168h", "", ""},
+		{"ttl=168h1s", "ttl", "which a lifetime of 168h0m1s requires; give the token at most 168h0m0s (--max-token-ttl)"},
+		{"ttl=168h1s&dryRun=true", "ttl", "168h0m1s"},
+		{"expires=" + inADecade, "expires", "give the token at most 168h0m0s (--max-token-ttl)"},
+		{"ttl=0", "ttl", "which a token that never expires requires; set a ttl other than 0, or expires"},
+	} {
+		may = nil
+		r := s.do(t, "POST", "/v1/token/"+id+"/renew?"+test.query, viewerBearer, "", "")
+		if test.field == "" {
+			if r.status != 200 {
+				t.Errorf("renew?%s: got %d %s, want 200", test.query, r.status, r.body)
+			}
+			continue
+		}
+		if r.status != 403 || !strings.Contains(r.body, "may not update tokens/unlimited.kubejoin.io, which") || !strings.Contains(r.body, test.detail) || !strings.Contains(r.body, `"field":"`+test.field+`"`) {
+			t.Errorf("renew?%s: got %d %s, want 403", test.query, r.status, r.body)
+		}
+		may = []string{"update tokens/unlimited.kubejoin.io"}
+		if r := s.do(t, "POST", "/v1/token/"+id+"/renew?"+test.query, viewerBearer, "", ""); r.status != 200 {
+			t.Errorf("renew?%s with permission: got %d %s, want 200", test.query, r.status, r.body)
+		}
 	}
-	if r := renew("0"); r.status != 403 || !strings.Contains(r.body, "may not update tokens/unlimited.kubejoin.io") {
-		t.Errorf("renewal without expiry: got %d %s, want 403", r.status, r.body)
-	}
-	if r := renew("2h"); r.status != 200 {
-		t.Errorf("renewal: %d %s", r.status, r.body)
-	}
-	may = []string{"update tokens/unlimited.kubejoin.io"}
-	if r := renew("0"); r.status != 200 {
-		t.Errorf("renewal without expiry, with permission: got %d %s, want 200", r.status, r.body)
+}
+
+// Limits of a server replace the defaults of lifetime and nodes, and a negative one lifts them. A token without a limit
+// needs its permission even so.
+func TestLimitsOfTokensWithoutPermission(t *testing.T) {
+	for name, test := range map[string]struct {
+		limits           server.Limits
+		allowed, refused []string
+	}{
+		"default":   {server.Limits{}, []string{"maxNodes=100&ttl=168h"}, []string{"maxNodes=101", "maxNodes=1&ttl=169h"}},
+		"own":       {server.Limits{MaxTokenTTL: time.Hour, MaxTokenNodes: 2}, []string{"maxNodes=2&ttl=1h"}, []string{"maxNodes=3&ttl=1h", "maxNodes=2&ttl=61m", "maxNodes=2"}},
+		"unlimited": {server.Limits{MaxTokenTTL: -1, MaxTokenNodes: -1}, []string{"maxNodes=1000&ttl=87600h"}, []string{"ttl=1h", "maxNodes=1&ttl=0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.Limits.MaxTokenTTL, s.Limits.MaxTokenNodes = test.limits.MaxTokenTTL, test.limits.MaxTokenNodes
+			s.Callers.Authorize = func(_ *http.Request, _ auth.User, a auth.Access) error {
+				if a.Resource != "tokens" {
+					return auth.ErrForbidden
+				}
+				return nil
+			}
+			s.start(t)
+			for _, path := range []string{"/v1/token?", commandPath + "?"} {
+				for _, query := range test.allowed {
+					if r := s.do(t, "POST", path+query, viewerBearer, "", ""); r.status/100 != 2 {
+						t.Errorf("%s%s: got %d %s, want a token", path, query, r.status, r.body)
+					}
+				}
+				for _, query := range test.refused {
+					if r := s.do(t, "POST", path+query, viewerBearer, "", ""); r.status != 403 {
+						t.Errorf("%s%s: got %d %s, want 403", path, query, r.status, r.body)
+					}
+				}
+			}
+		})
 	}
 }
 

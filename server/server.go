@@ -115,6 +115,14 @@ type Limits struct {
 	// UserTokens is how many unexpired tokens one user may have created, over all replicas. Zero is
 	// mint.DefaultUserTokens, and a negative number is unlimited. A request beyond it gets 507.
 	UserTokens int
+	// MaxTokenTTL is the longest lifetime that a user may give a token, from now, without the permission to
+	// create tokens/unlimited, or to update them for a renewal. Zero is DefaultMaxTokenTTL, and a negative
+	// duration is unlimited. A request beyond it gets 403.
+	MaxTokenTTL time.Duration
+	// MaxTokenNodes is the highest node limit of a new token without the permission to create
+	// tokens/unlimited. Zero is DefaultMaxTokenNodes, and a negative number is unlimited. A request beyond
+	// it gets 403.
+	MaxTokenNodes int
 }
 
 // Webhooks are the webhooks of kube-apiserver that a [Server] serves.

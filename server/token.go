@@ -99,14 +99,13 @@ func (h *handler) renewToken(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	expires, err := convert.Expires(req.TTL, req.Expires, time.Now())
+	now := time.Now()
+	expires, err := convert.Expires(req.TTL, req.Expires, now)
+	if err == nil {
+		err = h.checkExtraPermissions(r, h.Limits.lifetimePermissions("update", expires, lifetimeField(req.Expires), now))
+	}
 	if err != nil {
 		return web.Response{}, err
-	}
-	if expires.IsZero() {
-		if err := h.mayRemoveExpiry(r); err != nil {
-			return web.Response{}, err
-		}
 	}
 	id, err := tokenID(r)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -39,6 +40,29 @@ func TestFlagsMeanTheSameEverywhere(t *testing.T) {
 	visit(rootCommand())
 	if durations < 20 {
 		t.Errorf("%d flags for durations", durations)
+	}
+}
+
+// The flags reach the server, where zero means the default and a negative value unlimited.
+func TestServeLimitsTokens(t *testing.T) {
+	for _, test := range []struct {
+		args  []string
+		ttl   time.Duration
+		nodes int
+	}{
+		{nil, 168 * time.Hour, 100},
+		{[]string{"--max-token-ttl=1d", "--max-token-nodes=5"}, 24 * time.Hour, 5},
+		{[]string{"--max-token-ttl=0", "--max-token-nodes=0"}, -1, -1},
+	} {
+		var o serveOptions
+		flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+		o.register(flags)
+		must.OK(t, flags.Parse(test.args))
+		o.given = flags.Changed
+		made := must.Value(o.options())(t)
+		if made.Limits.MaxTokenTTL != test.ttl || made.Limits.MaxTokenNodes != test.nodes {
+			t.Errorf("%q: got %s and %d, want %s and %d", test.args, made.Limits.MaxTokenTTL, made.Limits.MaxTokenNodes, test.ttl, test.nodes)
+		}
 	}
 }
 

@@ -6,12 +6,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/pflag"
 )
 
@@ -21,7 +23,7 @@ func FuzzServeFlags(f *testing.F) {
 		"", "--controllers=*,-csr-signer", "--controllers=-*\n--controllers=token-cleaner,-token-cleaner", "--controllers=\"a\n\",,",
 		"--kubeconfig=admin.conf\n--tls-cert-file=a\n--tls-private-key-file=b\n--controllers=-csr-signer,token-cleaner",
 		"--listen=:9443\n--advertise=[::1]:1\n--api-server=https://u:p@h:1/#", "--api-server=https://[fe80::1%25eth0]:6443", "--cluster-signing-duration=179s", "--cluster-signing-duration=1e9h",
-		"--tls-cert-file=a", "--kube-api-qps=NaN", "--kube-api-qps=+Inf", "--kube-api-burst=-1", "--client-qps=NaN\n--user-qps=-1", "--client-burst=-1", "--tls-min-version=1.2", "-v=99999999999999999999\n--log-format=xml\n--\nx",
+		"--tls-cert-file=a", "--kube-api-qps=NaN", "--kube-api-qps=+Inf", "--kube-api-burst=-1", "--client-qps=NaN\n--user-qps=-1", "--client-burst=-1", "--max-token-ttl=0\n--max-token-nodes=0", "--max-token-ttl=-1s\n--max-token-nodes=1001", "--tls-min-version=1.2", "-v=99999999999999999999\n--log-format=xml\n--\nx",
 	} {
 		f.Add(line)
 	}
@@ -61,6 +63,9 @@ func FuzzServeFlags(f *testing.F) {
 			}
 			if !(o.cluster.QPS >= 0 && o.cluster.QPS <= 1e6) || o.cluster.Burst < 0 {
 				t.Errorf("--kube-api-qps=%v passed the check", o.cluster.QPS)
+			}
+			if ttl, nodes := made.Limits.MaxTokenTTL, made.Limits.MaxTokenNodes; ttl != -1 && ttl < time.Second || nodes != -1 && (nodes < 1 || nodes > tokens.MaxNodes) {
+				t.Errorf("--max-token-ttl=%s and --max-token-nodes=%d passed the check", o.maxTokenTTL, o.maxTokenNodes)
 			}
 			for _, rate := range []server.Rate{made.Limits.ClientRate, made.Limits.UserRate} {
 				if !(rate.QPS == -1 || rate.QPS > 0 && rate.QPS <= 1e6) || rate.Burst < 0 {

@@ -41,10 +41,12 @@ type serveOptions struct {
 
 	cluster                   daemon.ClusterOptions // used on a cluster only
 	controllers               []string
-	clients, users            server.Rate // 0: unlimited
-	userTokens                int         // 0: unlimited
-	cidrs, suffixes, services []string    // of serving certificates
-	leaveAlone                []string    // reasons, of serving certificates
+	clients, users            server.Rate   // 0: unlimited
+	userTokens                int           // 0: unlimited
+	maxTokenTTL               time.Duration // 0: unlimited
+	maxTokenNodes             int           // 0: unlimited
+	cidrs, suffixes, services []string      // of serving certificates
+	leaveAlone                []string      // reasons, of serving certificates
 	existingNodes             string
 	tokenStore                string
 	etcd                      etcdstore.Config // with --token-store=etcd
@@ -167,6 +169,8 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "maximum requests per second of one operator, node or bootstrap token; 0 switches off all limits for a user")
 	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "burst for --user-qps (0: same as --user-qps)")
 	f.IntVar(&o.userTokens, "user-tokens", mint.DefaultUserTokens, "maximum live tokens that one user may have created over HTTPS, across all replicas (0: unlimited)")
+	durationVar(f, &o.maxTokenTTL, "max-token-ttl", server.DefaultMaxTokenTTL, "longest lifetime of a token that a user without the permission tokens/unlimited may create or renew (0: unlimited)")
+	f.IntVar(&o.maxTokenNodes, "max-token-nodes", server.DefaultMaxTokenNodes, "highest node limit of a token that a user without the permission tokens/unlimited may create (0: unlimited)")
 	heading(f, "Client limit flags")
 
 	f.StringVar(&o.CA.CertFile, "cluster-signing-cert-file", "", "certificate of the cluster CA; during a CA rotation several, of which the one that matches the key signs")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -65,9 +66,9 @@ func (o *serveOptions) options() (daemon.Options, error) {
 	if o.tlsMinVersion == tls12 {
 		made.TLS.MinVersion = tls.VersionTLS12
 	}
-	made.Limits = server.Limits{ClientRate: limit(o.clients), UserRate: limit(o.users), UserTokens: o.userTokens}
-	if o.userTokens == 0 {
-		made.Limits.UserTokens = -1
+	made.Limits = server.Limits{
+		ClientRate: limit(o.clients), UserRate: limit(o.users), UserTokens: cmp.Or(o.userTokens, -1),
+		MaxTokenTTL: cmp.Or(o.maxTokenTTL, -1), MaxTokenNodes: cmp.Or(o.maxTokenNodes, -1),
 	}
 	made.NodeRules.AllowExisting = o.existingNodes == allowExisting
 	made.Version, made.Around = buildVersion(), wrapHandler
@@ -168,6 +169,12 @@ func (o *serveOptions) checkLimits(fail failure) {
 	}
 	if o.userTokens < 0 {
 		fail("user-tokens", "%d given, want 0 or more", o.userTokens)
+	}
+	if o.maxTokenTTL != 0 && o.maxTokenTTL < time.Second {
+		fail("max-token-ttl", "%s given, want 0, or 1s or more, for example 168h", o.maxTokenTTL)
+	}
+	if o.maxTokenNodes < 0 || o.maxTokenNodes > tokens.MaxNodes {
+		fail("max-token-nodes", "%d given, want 0 to %d", o.maxTokenNodes, tokens.MaxNodes)
 	}
 	if o.CA.Duration < signer.MinDuration {
 		fail("cluster-signing-duration", "%s given, want at least %s: a kubelet would renew a shorter certificate all the time, since certificates are valid from 5m before they are issued", o.CA.Duration, signer.MinDuration)
