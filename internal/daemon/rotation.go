@@ -107,13 +107,11 @@ func (c *cluster) watchRotation() {
 	})
 }
 
-// checkCopy returns an error if hosts read another state than the stored one, according to the caches. Before they are filled,
-// it returns nil.
+// checkCopy returns an error if hosts read another state than the stored one, according to the caches. It returns nil until
+// both are filled.
 func (c *cluster) checkCopy() error {
-	if _, filled := c.stored.Len(); !filled {
-		return nil
-	}
-	if _, filled := c.copies.Len(); !filled {
+	_, stored := c.stored.Len()
+	if _, copied := c.copies.Len(); !stored || !copied {
 		return nil
 	}
 	var states, copied map[string]string

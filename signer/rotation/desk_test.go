@@ -297,6 +297,49 @@ func TestStepRetriesConflict(t *testing.T) {
 	}
 }
 
+// halfway stores a rotation, but fails to publish it, some times.
+type halfway struct {
+	*rotationtest.Memory
+	fails     int
+	published rotation.Stage
+}
+
+func (h *halfway) Put(ctx context.Context, r rotation.Rotation, version string) error {
+	if err := h.Memory.Put(ctx, r, version); err != nil {
+		return err
+	}
+	if h.fails--; h.fails >= 0 {
+		return errors.New("not published")
+	}
+	h.published = r.Stage
+	return nil
+}
+
+// A step must not succeed before hosts can read its stage. The same step again must publish it, also if the rotation has ended.
+func TestStepPublishesItsStage(t *testing.T) {
+	d := newDesk(t)
+	h := &halfway{Memory: d.Memory}
+	d.Store = h
+	for _, step := range []string{"prepare", "trust", "switch", "finish", "finish"} {
+		h.fails = 1 // the second Put completes it
+		must.Value(d.do(t, step, rotation.Options{}))(t)
+		if r := d.state(t); h.published != r.Stage {
+			t.Errorf("%s: hosts read stage %q, want %q", step, h.published, r.Stage)
+		}
+		if step == "prepare" {
+			continue
+		}
+		h.fails, h.published = 2, ""
+		if _, err := d.do(t, step, rotation.Options{}); err == nil || h.published != "" {
+			t.Errorf("%s: got %v, want the failure", step, err)
+		}
+		must.Value(d.do(t, step, rotation.Options{}))(t)
+		if r := d.state(t); h.published != r.Stage {
+			t.Errorf("%s again: hosts read stage %q, want %q", step, h.published, r.Stage)
+		}
+	}
+}
+
 func TestKeyThatSomebodyDeletedIsNoticed(t *testing.T) {
 	d := newDesk(t)
 	must.Value(d.do(t, "prepare", rotation.Options{}))(t)

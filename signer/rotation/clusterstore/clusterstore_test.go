@@ -48,7 +48,7 @@ func TestStore(t *testing.T) {
 
 // Catches a key that stays in the Secret, which has the states, too.
 func TestDeletesKeys(t *testing.T) {
-	client := open(t)
+	client := fake.NewClientset()
 	s := clusterstore.New(client)
 	for _, ca := range []rotation.CA{rotation.Cluster, rotation.Etcd} {
 		r := rotationtest.New(t, ca)
@@ -67,7 +67,7 @@ func TestDeletesKeys(t *testing.T) {
 // A user who may write ConfigMaps in kube-public must not begin, change or end a rotation, and hosts must get the right state
 // again. A command that was interrupted between its two writes is completed in the same way.
 func TestOnlySecretHasTheState(t *testing.T) {
-	client := open(t)
+	client := fake.NewClientset()
 	copies := client.CoreV1().ConfigMaps(clusterstore.Namespace)
 	s := clusterstore.New(client)
 	r := rotationtest.New(t, rotation.Cluster)
