@@ -114,7 +114,7 @@ if not, and the command says what to do.`,
 	f.StringVar(&o.ca, "ca", "", "CA: "+strings.Join(names, ", ")+" (default: each one that is rotated)")
 	f.StringVar(&o.certificateKeyFile, "certificate-key-file", "", "file with the key that 'kubejoin ca prepare' showed; - is standard input")
 	f.StringVar(&o.caKeyFile, "ca-key-file", "", "file with the private key of the new CA in PEM, if the cluster does not store it")
-	f.StringSliceVar(&o.pins, "ca-pin", nil, "pin of a new CA to believe, as sha256:HEX (repeatable)")
+	listVar(f, &o.pins, "ca-pin", nil, "pin of a new CA to believe, as sha256:HEX (repeatable)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print a diff and change nothing")
 	f.BoolVar(&o.watch, "watch", false, "run until stopped, and follow the stages; workers take turns")
 	f.Float64Var(&o.qps, "ca-rotation-qps", defaultRotationQPS, "with --watch: maximum renewals per second of all workers together")

@@ -337,8 +337,8 @@ Restart the static pods of the control plane and of etcd afterwards, as after
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&o.names, "name", nil, "certificate to renew, as 'kubejoin certs check' prints it (repeatable; default: all)")
-	f.StringSliceVar(&o.addSANs, "add-san", nil, "DNS name, wildcard or IP address to add to pki/apiserver.crt (repeatable)")
+	listVar(f, &o.names, "name", nil, "certificate to renew, as 'kubejoin certs check' prints it (repeatable; default: all)")
+	listVar(f, &o.addSANs, "add-san", nil, "DNS name, wildcard or IP address to add to pki/apiserver.crt (repeatable)")
 	o.pki.register(f, "")
 	durationVar(f, &o.wait, "wait", time.Minute, "how long to retry while the server cannot issue a certificate yet")
 	o.output.register(cmd, "text")

@@ -82,9 +82,9 @@ finding was made but a check could not run, or if the command cannot reach the c
 	}
 	f := cmd.Flags()
 	f.SortFlags = false
-	f.StringSliceVar(&o.skip, "skip", nil, "IDs of findings, or names of checks, to leave out")
+	listVar(f, &o.skip, "skip", nil, "IDs of findings, or names of checks, to leave out")
 	f.StringVar(&o.advertise, "advertise", "", "HOST:PORT of kubejoin in join commands (default: that of the pods in kubejoin-system)")
-	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "CA pins of an existing join command to compare with cluster-info")
+	listVar(f, &o.pins, "discovery-token-ca-cert-hash", nil, "CA pins of an existing join command to compare with cluster-info")
 	o.registerFormats(cmd, "text", "json", "yaml")
 	f.BoolVar(&o.fix, "fix", false, "print only the commands that mend the findings; the command runs none of them")
 	heading(f, "Output flags", "fix")

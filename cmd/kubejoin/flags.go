@@ -1,10 +1,13 @@
 package main
 
 import (
+	"encoding/csv"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -19,17 +22,11 @@ var mayBeEmpty = []string{"description", "groups"}
 var errEmpty = errors.New("is empty; leave it out for the default")
 
 // strict makes commands and their subcommands refuse flags with an empty value, for example from an unset shell
-// variable. Otherwise kubejoin would use the default: --node-name="" would create a token for any node name.
+// variable. Otherwise kubejoin would use the default: --role "" would create a token for workers. Lists do so themselves.
 func strict(commands ...*cobra.Command) []*cobra.Command {
 	for _, c := range commands {
 		c.Flags().VisitAll(func(f *pflag.Flag) {
-			empty := slices.Contains(mayBeEmpty, f.Name)
-			if list, ok := f.Value.(pflag.SliceValue); ok {
-				f.Value = strictList{f.Value, list, empty}
-				if f.DefValue == "[]" { // pflag hides this default in help only for its own list types
-					f.DefValue = ""
-				}
-			} else if f.Value.Type() == "string" && !empty {
+			if f.Value.Type() == "string" && !slices.Contains(mayBeEmpty, f.Name) {
 				f.Value = strictString{f.Value}
 			}
 		})
@@ -47,23 +44,68 @@ func (v strictString) Set(s string) error {
 	return v.Value.Set(s)
 }
 
-type strictList struct {
-	pflag.Value
-	pflag.SliceValue
-	mayBeEmpty bool
+// listVar registers a flag for a list: entries separated by commas or lines, in one value or in several. Quotes keep a
+// comma in an entry, as in CSV. pflag's own type drops all lines but the first.
+func listVar(f *pflag.FlagSet, p *[]string, name string, value []string, usage string) {
+	*p = value
+	f.Var(&listValue{list: p, mayBeEmpty: slices.Contains(mayBeEmpty, name)}, name, usage)
 }
 
-func (v strictList) Set(s string) error {
-	if s == "" && !v.mayBeEmpty {
-		return errEmpty
-	}
-	if err := v.Value.Set(s); err != nil {
+type listValue struct {
+	list              *[]string
+	mayBeEmpty, given bool
+}
+
+func (v *listValue) Set(s string) error {
+	list, err := parseList(s, v.mayBeEmpty)
+	if err != nil {
 		return err
 	}
-	if at := slices.Index(v.GetSlice(), ""); at >= 0 {
-		return fmt.Errorf("number %d of the list is empty", at+1)
+	if v.given {
+		list = append(*v.list, list...)
 	}
+	*v.list, v.given = list, true
 	return nil
+}
+
+// String returns an empty string for an empty list, so that help does not show it as a default.
+func (v *listValue) String() string {
+	if len(*v.list) == 0 {
+		return ""
+	}
+	return "[" + strings.Join(*v.list, ",") + "]"
+}
+
+// Type returns the name that pflag shows as "strings", and by which cobra completes a flag more than once.
+func (v *listValue) Type() string { return "stringSlice" }
+
+// parseList reads the entries of a list and removes the space around them. An empty entry is an error.
+func parseList(s string, mayBeEmpty bool) ([]string, error) {
+	list := []string{}
+	if s = strings.TrimSpace(s); s == "" {
+		if mayBeEmpty {
+			return list, nil
+		}
+		return nil, errEmpty
+	}
+	for i, line := range strings.Split(s, "\n") {
+		r := csv.NewReader(strings.NewReader(line))
+		r.TrimLeadingSpace = true
+		row, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			row, err = []string{""}, nil // an empty line
+		}
+		if err != nil {
+			return nil, fmt.Errorf("line %d of the list: %w", i+1, errors.Unwrap(err))
+		}
+		for _, entry := range row {
+			if entry = strings.TrimSpace(entry); entry == "" {
+				return nil, fmt.Errorf("number %d of the list is empty", len(list)+1)
+			}
+			list = append(list, entry)
+		}
+	}
+	return list, nil
 }
 
 // durationVar registers a flag for a duration, which may be in days.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -78,5 +79,83 @@ func TestDurationValue(t *testing.T) {
 		if err := (*durationValue)(&d).Set(s); err == nil || d != time.Minute {
 			t.Errorf("%q: %s, want an error and no change", s, d)
 		}
+	}
+}
+
+// pflag's own lists drop all lines but the first, so a name in the second line of --reserved-node-names was not reserved.
+func TestListFlagsTakeEachLine(t *testing.T) {
+	lists := 0
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Value.Type() != "stringSlice" {
+				return
+			}
+			lists++
+			if err := f.Value.Set("a\nb\n"); err != nil || f.Value.String() != "[a,b]" {
+				t.Errorf("%s --%s with two lines: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
+			}
+			if err := f.Value.Set("c,d"); err != nil || f.Value.String() != "[a,b,c,d]" {
+				t.Errorf("%s --%s once more: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
+			}
+			if err := f.Value.Set(""); (err == nil) != slices.Contains(mayBeEmpty, f.Name) || f.Value.String() != "[a,b,c,d]" {
+				t.Errorf("%s --%s without a value: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
+			}
+		})
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(rootCommand())
+	if lists < 25 {
+		t.Errorf("%d flags for lists", lists)
+	}
+}
+
+func TestServeReservesNodeNamesOfEachLine(t *testing.T) {
+	var o serveOptions
+	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
+	o.register(flags)
+	o.given = flags.Changed
+	if err := flags.Parse([]string{"--reserved-node-names", "cp-1\ncp-2"}); err != nil {
+		t.Fatal(err)
+	}
+	if made, err := o.options(); err != nil || !slices.Equal(made.NodeRules.Reserved, []string{"cp-1", "cp-2"}) {
+		t.Errorf("got %q, %v", made.NodeRules.Reserved, err)
+	}
+}
+
+func TestParseList(t *testing.T) {
+	for s, want := range map[string][]string{
+		"a":                      {"a"},
+		"a,b":                    {"a", "b"},
+		"a\nb":                   {"a", "b"},
+		"a,b\nc":                 {"a", "b", "c"},
+		"\na\r\nb\r\n\n":         {"a", "b"}, // a file of Windows
+		" a , \tb \n c ":         {"a", "b", "c"},
+		`"a,b", "say ""x""",c d`: {"a,b", `say "x"`, "c d"},
+	} {
+		if list, err := parseList(s, false); err != nil || !slices.Equal(list, want) {
+			t.Errorf("%q: got %q, %v, want %q", s, list, err, want)
+		}
+	}
+	for s, want := range map[string]string{
+		"":          "is empty; leave it out for the default",
+		" \n":       "is empty; leave it out for the default",
+		",":         "number 1 of the list is empty",
+		"a,":        "number 2 of the list is empty",
+		"a,,b":      "number 2 of the list is empty",
+		"a\n\nb":    "number 2 of the list is empty",
+		"a\n \r\nb": "number 2 of the list is empty",
+		"a\nb, ,c":  "number 3 of the list is empty",
+		`a,""`:      "number 2 of the list is empty",
+		"a\n\"b":    `line 2 of the list: extraneous or missing " in quoted-field`,
+	} {
+		if list, err := parseList(s, false); err == nil || err.Error() != want {
+			t.Errorf("%q: got %q, %v, want the error %q", s, list, err, want)
+		}
+	}
+	if list, err := parseList("", true); err != nil || list == nil || len(list) > 0 {
+		t.Errorf("an empty list that is allowed: got %q, %v", list, err)
 	}
 }

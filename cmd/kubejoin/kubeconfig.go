@@ -116,7 +116,7 @@ revoked, so prefer a short --duration.` + credentialHelp,
   kubejoin kubeconfig user jane --group developers --duration 24h --ca-file ca.crt \
     --ca-key ca.key --api-server https://api.example.com:6443 --output-file jane.conf`,
 	}
-	cmd.Flags().StringSliceVar(&o.groups, "group", nil, "group of the user (repeatable; default: none)")
+	listVar(cmd.Flags(), &o.groups, "group", nil, "group of the user (repeatable; default: none)")
 	return o.complete(cmd, func(name string) (credentials.Identity, error) { return credentials.User(name, o.groups) })
 }
 
@@ -402,12 +402,12 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", "kube-apiserver's CSV file of static users, lines of token,user,uid,\"group1,group2\"")
 	durationVar(f, &o.ttl, "ttl", tokens.DefaultTTL, "lifetime of a new token (0: never expires)")
 	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join with a new token, 1 to %d (default: unlimited)", tokens.MaxNodes))
-	f.StringSliceVar(&o.nodeNames, "node-name", nil, "node name that a new token allows, or a pattern such as 'worker-*' (repeatable; default: any)")
+	listVar(f, &o.nodeNames, "node-name", nil, "node name that a new token allows, or a pattern such as 'worker-*' (repeatable; default: any)")
 	f.StringVar(&o.description, "description", "", "description of a new token")
 	heading(f, "Credential flags")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server, with its CA in --ca-file")
 	f.StringVar(&o.discovery, "discovery", "", "HOST:PORT to fetch cluster-info from, like a joining machine")
-	f.StringSliceVar(&o.pins, "discovery-token-ca-cert-hash", nil, "with --discovery: pin of a trusted CA, as sha256:HEX (repeatable)")
+	listVar(f, &o.pins, "discovery-token-ca-cert-hash", nil, "with --discovery: pin of a trusted CA, as sha256:HEX (repeatable)")
 	heading(f, "API server flags")
 	f.StringVar(&o.outputFile, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
 	heading(f, "Output flags")

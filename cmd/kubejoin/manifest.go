@@ -110,7 +110,7 @@ cluster.`,
 	f.StringVar(&o.image, "image", imageName+":"+buildVersion().Version, "image of kubejoin, with a tag or a digest")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "/etc/kubernetes/kubejoin.conf", "kubeconfig of kubejoin on the machine")
 	f.StringVar(&o.pkiDir, "pki-dir", "/etc/kubernetes/pki", "folder on the machine with ca.crt and ca.key of the cluster, to mount into the pod")
-	f.StringSliceVar(&o.mounts, "mount", nil, "folder of the machine to mount read only at the same path (repeatable)")
+	listVar(f, &o.mounts, "mount", nil, "folder of the machine to mount read only at the same path (repeatable)")
 	f.StringVarP(&o.format, "output", "o", "yaml", "output format: yaml or json")
 	heading(f, "Output flags", "output")
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))

@@ -137,7 +137,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.DataDir, "data-dir", "kubejoin-data", "folder for tokens: standalone, with CA and curlrc, or with --token-store=file; with etcd, for credentials alone")
 	f.StringVar(&o.tokenStore, "token-store", "", "store for tokens and claims: kubernetes (Secrets and Leases), file (in --data-dir, one replica), or etcd (many replicas) (default: kubernetes on a cluster, file standalone)")
 	registerEtcd(f, &o.etcd)
-	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "controllers to run: '*' means all, NAME switches one on, -NAME switches one off; names: "+strings.Join(daemon.ControllerNames, ", "))
+	listVar(f, &o.controllers, "controllers", []string{"*"}, "controllers to run: '*' means all, NAME switches one on, -NAME switches one off; names: "+strings.Join(daemon.ControllerNames, ", "))
 	f.BoolVar(&o.cluster.Shadow, "shadow", false, "on a cluster: csr-approver and csr-signer write nothing, only log and count their decisions; csr-cleaner is off")
 	f.Float32Var(&o.cluster.QPS, "kube-api-qps", 0, "maximum requests per second to the API server (0: unlimited)")
 	f.IntVar(&o.cluster.Burst, "kube-api-burst", 0, "burst for --kube-api-qps (0: same as --kube-api-qps)")
@@ -151,17 +151,17 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.APIServer, "api-server", "", "https://HOST:PORT of the API server in cluster-info (default: the one already in cluster-info, else that of the kubeconfig; standalone: port 6443 on the host of --advertise)")
 	f.StringVar(&o.TLS.CertFile, "tls-cert-file", "", "serving certificate and its chain; kubeadm requires that the cluster CA signed it (default: kubejoin issues and renews one)")
 	f.StringVar(&o.TLS.KeyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
-	f.StringSliceVar(&o.TLS.SANs, "tls-san", nil, "additional DNS name or IP address in the serving certificate that kubejoin issues (repeatable)")
+	listVar(f, &o.TLS.SANs, "tls-san", nil, "additional DNS name or IP address in the serving certificate that kubejoin issues (repeatable)")
 	durationVar(f, &o.ShutdownDelay, "shutdown-delay-duration", 0, "how long to serve on after SIGTERM with /readyz failing, so that load balancers notice first")
 	f.StringVar(&o.tlsMinVersion, "tls-min-version", tls13, "oldest accepted TLS version: "+tls12+" or "+tls13)
 	heading(f, "HTTPS API flags")
 
 	f.StringVar(&o.Callers.TokenFile, "token-auth-file", "", `CSV file of operators' bearer tokens, lines of token,user,uid,"group1,group2"; group `+daemon.AdminGroup+" may do everything (default: standalone operators.csv in --data-dir; on a cluster none)")
 	f.StringVar(&o.Callers.ClientCAFile, "client-ca-file", "", "CA of client certificates of nodes, on a cluster also of users (default: standalone the cluster CA, on a cluster none)")
-	f.StringSliceVar(&o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: accepted audiences of the bearer tokens of service accounts and other cluster users (repeatable)")
+	listVar(f, &o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: accepted audiences of the bearer tokens of service accounts and other cluster users (repeatable)")
 	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "CA of kube-apiserver's client certificate, accepted for access reviews (see 'kubejoin authorization-config') and, with --token-store=file or etcd, for token reviews")
 	f.StringVar(&o.Webhook.ClientName, "webhook-client-name", "", "common name of kube-apiserver's client certificate, for example kube-apiserver-kubelet-client")
-	f.StringSliceVar(&o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file or etcd: accepted audiences of token reviews, as in kube-apiserver's --api-audiences (repeatable; default: only kube-apiserver checks audiences)")
+	listVar(f, &o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file or etcd: accepted audiences of token reviews, as in kube-apiserver's --api-audiences (repeatable; default: only kube-apiserver checks audiences)")
 	heading(f, "Authentication flags")
 
 	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "maximum requests and new connections per second of one client address (IPv6: one /64); 0 switches off all limits for an address, for example behind a proxy")
@@ -185,14 +185,14 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.cluster.PKIDir, "pki-dir", "", "on a cluster: folder of a control plane's certificates to upload for join commands with controlPlane, and to find failed members of etcd, for example "+kubeadmcerts.DefaultDir+" (default: such join commands are refused)")
 	f.StringVar(&o.SignerConfig, "signer-config", "", "file that configures the signers, re-read when it changes; see 'kubejoin signer-config --help' (default: what 'kubejoin signer-config default' prints)")
 	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow first client certificates for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'")
-	f.StringSliceVar(&o.NodeRules.Reserved, "reserved-node-names", nil, "node name, or a pattern with *, that only tokens with role control-plane may use (repeatable)")
+	listVar(f, &o.NodeRules.Reserved, "reserved-node-names", nil, "node name, or a pattern with *, that only tokens with role control-plane may use (repeatable)")
 	durationVar(f, &o.NodeRules.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long to keep a token after the last node of its limit has joined")
 	durationVar(f, &o.NodeRules.RejoinWindow, "rejoin-window", 0, "how long after the end of its certificate a node may rejoin, for example 720h (0: nodes cannot rejoin)")
 	f.IntVar(&o.NodeRules.RejoinBudget, "rejoin-budget", admission.DefaultRejoinBudget, fmt.Sprintf("with --rejoin-window: how often a node may rejoin within the window, 1 to %d", tokens.MaxRejoins))
-	f.StringSliceVar(&o.cidrs, "serving-allowed-cidr", nil, "range of machine addresses allowed in kubelet serving certificates, for example 10.0.0.0/16 (repeatable; without this and --serving-allowed-dns-suffix none is approved)")
-	f.StringSliceVar(&o.suffixes, "serving-allowed-dns-suffix", nil, "domain allowed in kubelet serving certificates besides the name of the Node, for example node.example.com (repeatable)")
-	f.StringSliceVar(&o.leaveAlone, "serving-leave-alone", nil, "reason for which to leave a kubelet serving certificate to a person instead of denying it: "+strings.Join(approval.DenialReasons(), ", ")+" (repeatable)")
-	f.StringSliceVar(&o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")
+	listVar(f, &o.cidrs, "serving-allowed-cidr", nil, "range of machine addresses allowed in kubelet serving certificates, for example 10.0.0.0/16 (repeatable; without this and --serving-allowed-dns-suffix none is approved)")
+	listVar(f, &o.suffixes, "serving-allowed-dns-suffix", nil, "domain allowed in kubelet serving certificates besides the name of the Node, for example node.example.com (repeatable)")
+	listVar(f, &o.leaveAlone, "serving-leave-alone", nil, "reason for which to leave a kubelet serving certificate to a person instead of denying it: "+strings.Join(approval.DenialReasons(), ", ")+" (repeatable)")
+	listVar(f, &o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")
 	f.StringVar(&o.IssuanceRecord, "issuance-record", "", "file to append a JSON line to for each certificate that is issued, refused or failed; - is standard output")
 	durationVar(f, &o.IssuanceRetention, "issuance-retention", boltstore.KeepEnded, "how long the issuance record in --data-dir or etcd keeps a certificate after it has ended")
 	heading(f, "Node and certificate flags")
@@ -205,7 +205,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 // registerEtcd adds the flags of a store in etcd, named as those of kube-apiserver.
 func registerEtcd(f *pflag.FlagSet, c *etcdstore.Config) {
 	const only = "with --token-store=etcd: "
-	f.StringSliceVar(&c.Endpoints, "etcd-servers", nil, only+"URLs of the members, for example https://10.0.0.1:2379,https://10.0.0.2:2379")
+	listVar(f, &c.Endpoints, "etcd-servers", nil, only+"URLs of the members, for example https://10.0.0.1:2379,https://10.0.0.2:2379")
 	registerEtcdFiles(f, c, only)
 }
 

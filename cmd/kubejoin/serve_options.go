@@ -17,7 +17,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/daemon"
 	"github.com/kubejoin/kubejoin/internal/logging"
 	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -184,9 +183,6 @@ func (o *serveOptions) checkLimits(fail failure) {
 	}
 	if !(o.cluster.QPS >= 0 && o.cluster.QPS <= 1e6) || o.cluster.Burst < 0 { // NaN fails both comparisons
 		fail("kube-api-qps", "%g and --kube-api-burst %d given, want 0 or more, and at most 1000000 per second", o.cluster.QPS, o.cluster.Burst)
-	}
-	if len(o.cluster.Audiences) == 0 || slices.Contains(o.cluster.Audiences, "") {
-		fail("api-audiences", "has an empty item, want names such as %s", kubeauth.Audience)
 	}
 }
 

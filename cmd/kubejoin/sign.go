@@ -114,7 +114,7 @@ if the command cannot reach the server.` + serverHelp,
 	f.SortFlags = false
 	f.StringVar(&o.signer, "signer", "", "name of the signer (default for machines: "+certificates.KubeAPIServerClientKubeletSignerName+", or "+certificates.KubeletServingSignerName+" for a node whose CSR has DNS names or IPs)")
 	durationVar(f, &o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
-	f.StringSliceVar(&o.usages, "usage", nil, `key usage, for example "client auth" (repeatable; default: the usual ones for the signer)`)
+	listVar(f, &o.usages, "usage", nil, `key usage, for example "client auth" (repeatable; default: the usual ones for the signer)`)
 	f.StringVar(&o.file, "output-file", "-", "file to write the certificate to; - is standard output")
 	heading(f, "Output flags", "output-file")
 	durationVar(f, &o.wait, "wait", 0, "how long to retry while the server cannot issue the certificate yet (0: do not retry)")

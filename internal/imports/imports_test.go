@@ -187,6 +187,19 @@ func eachFile(t *testing.T, skipped []string, visit func(name, source string)) {
 	}))
 }
 
+// TestNoFlagIsListOfPflag keeps the lists of pflag out. They read one CSV record, and drop all other lines.
+func TestNoFlagIsListOfPflag(t *testing.T) {
+	list := regexp.MustCompile(`\.String(Slice|Array)(Var)?P?\(`)
+	if !list.MatchString("f.StringSliceVar(") || !list.MatchString("f.StringArrayP(") {
+		t.Error("the pattern does not match, so this check cannot fail")
+	}
+	eachFile(t, nil, func(name, source string) {
+		if found := list.FindString(source); found != "" && name != "internal/imports/imports_test.go" {
+			t.Errorf("%s calls %s…): use listVar of cmd/kubejoin", name, found)
+		}
+	})
+}
+
 // TestSleepsOnlyWithSynctest keeps sleeps out of tests with a real clock. On a busy machine, they are too short. Such tests
 // wait for a state with internal/testing/wait. Tests of whole programs are below test/.
 func TestSleepsOnlyWithSynctest(t *testing.T) {
