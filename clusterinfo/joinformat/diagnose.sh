@@ -13,6 +13,34 @@ report() {
     printf '%-8s %s: %s%s\n' "$1" "$2" "$3" "${4:+; $4}"
 }
 
+# conf_field prints a field of the kubeconfig of the kubelet. A truncated script would run a name that begins with kubelet.
+conf_field() { sed -n "s/^ *$1: *\([^ ]*\).*/\1/p" "$kubeconfig" 2>/dev/null | tr -d "\"'" | head -n 1; }
+
+# find_own sets current to the client certificate of the kubelet, own to its node, and server to the API server of the
+# kubelet. It requests the Node with that certificate, and sets unready to why this machine is not a Ready node. If it is
+# one, unready is empty.
+find_own() {
+    current=$(conf_field client-certificate)
+    current=${current:-$root/var/lib/kubelet/pki/kubelet-client-current.pem}
+    server=$(conf_field server)
+    unready='it names no API server, or no valid certificate of a node'
+    own=$(openssl x509 -in "$current" -noout -checkend 0 -subject -nameopt RFC2253 2>/dev/null) || return 0
+    own=$(printf '%s' "$own" | sed -n 's/.*CN=system:node:\([a-z0-9.-]*\).*/\1/p')
+    [ -n "$own" ] && check_https "$server" || return 0
+    conf_field certificate-authority-data | base64 -d >"$tmp/own.crt" 2>/dev/null
+    [ -s "$tmp/own.crt" ] || cat "$(conf_field certificate-authority)" >"$tmp/own.crt" 2>/dev/null
+    fetch "$tmp/own" "$server/api/v1/nodes/$own" --user-agent kubejoin --cacert "$tmp/own.crt" --capath "$tmp/none" \
+        --cert "$current" --key "$(conf_field client-key)" || :
+    case $curl:$http in
+    0:200)
+        unready="Node $own is not Ready"
+        ! grep -q '"type":"Ready","status":"True"' "$tmp/own" || unready=
+        ;;
+    0:*) unready="$server returns HTTP $http for Node $own" ;;
+    *) unready="$server: ${why#curl: (*) }" ;;
+    esac
+}
+
 # minor prints the minor version in a text such as "Kubernetes v1.36.3".
 minor() { printf '%s' "$1" | sed -n 's/.*v1\.\([0-9][0-9]*\).*/\1/p'; }
 
@@ -144,6 +172,7 @@ check_clock() {
     }')
     [ -n "$there" ] || return 0
     behind=$((there - $(date +%s)))
+    [ "${behind#-}" -ge 300 ] || timely=yes
     off="${behind#-} s $([ "$behind" -gt 0 ] && echo behind || echo ahead of) the clock of $endpoint"
     if [ "${behind#-}" -ge 300 ]; then
         report error clock "the clock is $off" 'run: timedatectl set-ntp true'
@@ -186,7 +215,6 @@ check_cluster() {
         return
     }
     report ok pin 'a CA in cluster-info has the pin of this script'
-    mkdir "$tmp/none"
     trusted "$tmp/info" "$cluster_info" || [ "$curl" != 0 ] || {
         report error cluster-info "$why" 'run this again'
         return
@@ -290,9 +318,9 @@ check_node() {
     0:404) report ok node "no Node is named $node" ;;
     0:200)
         if grep -q "\"cells\":\[\"$node\",\"Ready" "$tmp/node"; then
-            report error node "a Node $node exists and is Ready: another machine has the name, or this one has joined" "choose another name with --node-name, or run: kubectl delete node $node"
+            report error node "a Node $node exists and is Ready: another machine has the name, or this one has joined" 'choose another name with --node-name'
         else
-            report warning node "a Node $node exists: only a token that replaces it can have the name" "run 'kubectl delete node $node', or: kubejoin token create --replace-node $node"
+            report warning node "a Node $node exists: only a token that replaces it can have the name" "if its machine is gone, on the cluster, run: kubejoin token create --replace-node $node"
         fi
         ;;
     *) report unknown node "the API server returns HTTP $http for Node $node" ;;
@@ -347,7 +375,7 @@ check_ca_file() {
     pin=$(pin_of "$ca_file") || pin=none
     case " $pins " in
     *" $pin "*) report ok ca-file "$ca_file is of this cluster" ;;
-    *) report error ca-file "$ca_file is of another cluster, with the pin $pin" "run 'kubeadm reset -f', which deletes the files in /etc/kubernetes" ;;
+    *) report error ca-file "$ca_file is of another cluster, with the pin $pin" 'move it away if no other cluster uses this machine' ;;
     esac
 }
 
@@ -359,7 +387,7 @@ check_programs() {
         report unknown user 'not root, so files of the kubelet may be hidden' 'run this as root'
     fi
     missing=
-    for program in curl openssl base64 awk sed mktemp $([ "$kubeadm" = no ] || echo kubeadm) kubelet; do
+    for program in $programs $([ "$kubeadm" = no ] || echo kubeadm) kubelet; do
         command -v "$program" >/dev/null || missing="$missing $program"
     done
     if [ -z "$missing" ]; then
@@ -422,54 +450,77 @@ check_runtime() {
     esac
 }
 
-# check_leftovers reports what an earlier join or another program left.
-check_leftovers() {
+# check_kubelet reports the ports of the kubelet and of a control plane, and the certificate of the kubelet.
+check_kubelet() {
     taken=
     for port in 10250 $([ -z "$control_plane" ] || echo 6443 10257 10259 2379 2380); do
-        cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
+        cat "$root/proc/net/tcp" "$root/proc/net/tcp6" 2>/dev/null |
             awk -v port="$(printf ':%04X' "$port")" '$4 == "0A" && substr($2, length($2) - 4) == port { found = 1 } END { exit !found }' &&
             taken="$taken $port"
     done
-    if [ -z "$taken" ]; then
-        report ok ports 'those of the kubelet are free'
+    if [ -z "$taken" ] || [ -e "$kubeconfig" ] || is_control_plane; then
+        report ok ports 'those of the kubelet are free, or its own'
     else
-        report error ports "in use:$taken" "run 'ss -ltnp' to find the program; if it is a kubelet, run: kubeadm reset -f"
+        report error ports "in use:$taken" "run 'ss -ltnp' to find the program"
     fi
-    set -- "$kubeconfig" /etc/kubernetes/manifests/*.yaml
-    if [ "$kubeadm" != no ]; then
-        set -- "$@" "$bootstrap"
-        [ -n "$control_plane" ] || set -- "$@" "$ca_file"
-    fi
-    left=
-    for file; do
-        [ ! -e "$file" ] || left="$left $file"
-    done
-    if [ -z "$left" ]; then
-        report ok leftovers 'none of an earlier join'
-    else
-        report error leftovers "of an earlier join:$left" "run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods"
-    fi
-    current=/var/lib/kubelet/pki/kubelet-client-current.pem
-    if [ -e "$current" ] && ! openssl x509 -in "$current" -noout -checkend 0 >/dev/null 2>&1; then
-        report error kubelet-certificate "$current has expired, so the kubelet cannot renew it" "on the cluster, run: kubejoin token create --replace-node $node"
+    expired=
+    if openssl x509 -in "$current" -noout 2>/dev/null && ! openssl x509 -in "$current" -noout -checkend 0 >/dev/null; then
+        expired=yes
+        report error kubelet-certificate "$current has expired, so the kubelet cannot renew it" "run 'kubejoin rejoin', or on the cluster: kubejoin token create --replace-node $node"
     else
         report ok kubelet-certificate 'it has not expired, or there is none'
     fi
 }
 
+# check_leftovers reports whether this machine has joined, or what an earlier join left. It offers a reset only if no
+# kubelet can use this machine: none listens, or its certificate has expired by the clock of the endpoint too.
+check_leftovers() {
+    left=
+    [ "$kubeadm" = no ] || for file in "$bootstrap" $([ -n "$control_plane" ] || echo "$ca_file"); do
+        [ ! -e "$file" ] || left="$left $file"
+    done
+    reset="run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods"
+    if is_control_plane; then
+        report ok leftovers 'this machine is a control plane' 'nothing to do'
+    elif [ -z "$unready" ]; then
+        report ok leftovers "this machine has joined as Node $own of $server" 'nothing to do'
+    elif [ -e "$kubeconfig" ]; then
+        [ -n "$expired" ] && [ -n "$timely" ] || reset='run: journalctl -u kubelet'
+        report error leftovers "$kubeconfig exists, but no Ready Node of this machine is seen: $unready" "$reset"
+    elif [ -z "$left" ]; then
+        report ok leftovers 'none of an earlier join'
+    else
+        case "$taken " in
+        *' 10250 '*) reset='see the line ports' ;;
+        esac
+        report error leftovers "of an earlier join:$left" "$reset"
+    fi
+}
+
 # diagnose prints the lines of all checks. It takes the flags for kubeadm, and returns the exit code of kubejoin doctor.
 diagnose() {
-    errors=0 warnings=0 unknown=0 reported=' '
+    errors=0 warnings=0 unknown=0 reported=' ' timely=
     find_node "$@"
+    able=yes
+    for program in $programs; do
+        command -v "$program" >/dev/null || able=
+    done
+    if [ -n "$able" ]; then
+        make_tmp
+        mkdir "$tmp/none"
+        find_own
+        [ -n "$unready" ] || {
+            check_leftovers
+            return
+        }
+    fi
     check_programs
-    check_leftovers
-    case " $missing " in
-    *' curl '*) ;;
-    *) check_runtime ;;
-    esac
-    case $missing in
-    '' | ' kubeadm' | ' kubelet' | ' kubeadm kubelet') make_tmp && check_cluster ;;
-    esac
+    if [ -n "$able" ]; then
+        check_kubelet
+        check_runtime
+        check_cluster
+        check_leftovers
+    fi
     skipped=
     for check in $checks; do
         case $reported in

@@ -22,7 +22,7 @@ var diagnoseText string
 //go:embed turn.sh
 var turnText string
 
-// User data is limited to 16 KiB on some clouds, so the script leaves out these comments.
+// User data is limited to 16 KiB on some clouds, so the script has no comments but those of its head.
 var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
 // Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests
@@ -54,7 +54,8 @@ func (j Join) Script() ([]byte, error) {
 		"{{QUOTED_ENDPOINT}}", quote(j.Endpoint), "{{QUOTED_PINS}}", quote(strings.Join(clusterinfo.Pins(j.CAs), " ")),
 		"{{QUOTED_TOKEN}}", quote(j.Token.Reveal()), "{{QUOTED_CONTROL_PLANE}}", quote(more),
 	)
-	return []byte(values.Replace(scriptText)), nil
+	head, code, _ := strings.Cut(scriptText, "\n\n")
+	return []byte(values.Replace(head + "\n\n" + comments.ReplaceAllString(code, ""))), nil
 }
 
 // gzipped returns the script in the form that both cloud-config and Ignition accept.

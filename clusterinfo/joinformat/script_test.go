@@ -253,6 +253,13 @@ func TestScriptReportsFailureOfKubeadm(t *testing.T) {
 	if output, code := m.run(t); code != 5 || !strings.Contains(output, "exit code 7") || !strings.Contains(output, "kubeadm reset") || !strings.Contains(output, "with --diagnose") {
 		t.Errorf("got exit code %d:\n%s", code, output)
 	}
+	// On a control plane whose kubelet.conf is gone, a reset would delete what no join has made.
+	must.OK(t, os.MkdirAll(m.file("root/etc/kubernetes/pki"), 0o700))
+	m.write(t, "root/etc/kubernetes/pki/ca.key", "")
+	m.env = append(m.env, "KUBEJOIN_ROOT="+m.file("root"))
+	if output, code := m.run(t); code != 5 || strings.Contains(output, "reset") || !strings.Contains(output, "with --diagnose") {
+		t.Errorf("on a control plane: got exit code %d:\n%s", code, output)
+	}
 }
 
 // The files for the kubelet must contain the verified values, and must not change in a second run. The cases are the
@@ -308,7 +315,7 @@ func TestScriptWritesFiles(t *testing.T) {
 			}
 			m.write(t, "kubelet.conf", "")
 			asked := s.asked.Load()
-			if output, code := m.run(t); code != 0 || !strings.Contains(output, "joined already") || s.asked.Load() != asked {
+			if output, code := m.run(t); code != 0 || !strings.Contains(output, "joined already") || strings.Contains(output, "reset") || s.asked.Load() != asked {
 				t.Errorf("after the join: got exit code %d:\n%s", code, output)
 			}
 		})

@@ -189,8 +189,8 @@ var diagnose = []Entry{
 	{Diagnose, "node-name", "", "the name cannot be that of a node", "`hostnamectl set-hostname NAME`, or `-- --node-name NAME`"},
 	{Diagnose, "runtime", "", "no socket of a container runtime, or several; CRI does not answer", "`systemctl restart containerd`, or `-- --cri-socket SOCKET`"},
 	{Diagnose, "ports", "", "port 10250, or on a control plane its ports, are in use", "`ss -ltnp`"},
-	{Diagnose, "leftovers", "", "files of an earlier join are there: kubeconfigs, CA, manifests", "`kubeadm reset -f`, which deletes them and stops the pods of the machine"},
-	{Diagnose, "ca-file", "", "`/etc/kubernetes/pki/ca.crt` is of another cluster", "`kubeadm reset -f`"},
+	{Diagnose, "leftovers", "", "files of an earlier join are there: kubeconfigs, CA; or the machine is no Ready node", "follow the printed remedy"},
+	{Diagnose, "ca-file", "", "`/etc/kubernetes/pki/ca.crt` is of another cluster", "move it away if no other cluster uses the machine"},
 	{Diagnose, "kubelet-certificate", "", "the client certificate of the kubelet has expired", "`kubejoin rejoin`, or " + replaceNode},
 	{Diagnose, "proxy", "", "requests to the cluster would go through a proxy", "add the host to `no_proxy`"},
 	{Diagnose, "endpoint-dns", "", "the name in the join command does not resolve", "add it to DNS or to `/etc/hosts`"},
@@ -205,7 +205,7 @@ var diagnose = []Entry{
 	{Diagnose, "token", "", "the token has expired, was deleted, lacks a usage, or has another secret", oneMachine},
 	{Diagnose, "signature", "", "cluster-info has no valid signature by the token", "`kubejoin token list -o wide`"},
 	{Diagnose, "version", "", "kubelet newer than the API server or over 3 minor versions older; or kubeadm too new", "install another version"},
-	{Diagnose, "node", "", "a Node has the name of this machine", "`kubectl delete node NODE` if its machine is gone, or " + replaceNode},
+	{Diagnose, "node", "", "a Node has the name of this machine", "`-- --node-name NAME`, or " + replaceNode + " if its machine is gone"},
 	{Diagnose, "requests", "", "kubejoin refused the newest request of this name and token, or has not answered it", "`kubejoin explain NODE`"},
 }
 

@@ -5,7 +5,9 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	_ "embed"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -332,9 +334,10 @@ func TestDiagnose(t *testing.T) {
 		{"port of the kubelet in use", func(_ *testing.T, b *testMachine) { b.listen = "127.0.0.1:10250" }, "error ports", "10250"},
 		{"leftover kubelet.conf", onMachine("touch /etc/kubernetes/kubelet.conf"), "error leftovers", "/etc/kubernetes/kubelet.conf"},
 		{"leftover bootstrap-kubelet.conf", onMachine("touch /etc/kubernetes/bootstrap-kubelet.conf"), "error leftovers", "bootstrap-kubelet.conf"},
-		{"leftover manifests", onMachine("mkdir /etc/kubernetes/manifests; touch /etc/kubernetes/manifests/etcd.yaml"), "error leftovers", "etcd.yaml"},
 		{"CA of another cluster", onMachine("mkdir /etc/kubernetes/pki; openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout /run/key -subj /CN=x -out /etc/kubernetes/pki/ca.crt 2>/dev/null"), "error ca-file, error leftovers", "another cluster"},
-		{"expired kubelet certificate", onMachine("mkdir /var/lib/kubelet/pki; echo expired >/var/lib/kubelet/pki/kubelet-client-current.pem"), "error kubelet-certificate", "has expired"},
+		{"expired kubelet certificate", func(t *testing.T, b *testMachine) {
+			b.machine = "mkdir /var/lib/kubelet/pki; cp " + kubeletCertificate(t, &clusterCA, "worker-1", now.Add(-time.Hour)) + " /var/lib/kubelet/pki/kubelet-client-current.pem"
+		}, "error kubelet-certificate", "has expired"},
 		{"no kubelet", onMachine("rm /run/bin/kubelet; PATH=/run/bin:/usr/bin:/bin:/usr/sbin:/sbin"), "error programs", "missing: kubelet"},
 		{"neither kubeadm nor kubelet", onMachine("rm /run/bin/kube*; PATH=/run/bin:/usr/bin:/bin:/usr/sbin:/sbin"), "error programs", "missing: kubeadm kubelet"},
 		{"cgroup v1", onMachine("rm /sys/fs/cgroup/cgroup.controllers"), "error cgroup", "cgroup v1"},
@@ -367,9 +370,45 @@ func TestDiagnose(t *testing.T) {
 			if strings.Contains(output, scriptToken(t, b.script).RevealSecret()) {
 				t.Error("the output holds the token secret")
 			}
+			if strings.Contains(output, "delete node") {
+				t.Error("a remedy deletes a Node whose machine may run")
+			}
 			s.Secrets.CheckAbsent(t, "the output", output)
 		})
 	}
+
+	t.Run("control plane", func(t *testing.T) {
+		b := healthy
+		b.machine = "mkdir /etc/kubernetes/manifests; touch /etc/kubernetes/manifests/etcd.yaml"
+		output, code := b.diagnose(t, s)
+		if code != 0 || !strings.Contains(output, "this machine is a control plane; nothing to do\n") || strings.Contains(output, "changed: ") {
+			t.Errorf("got exit code %d:\n%s", code, output)
+		}
+	})
+	t.Run("machine that has joined", func(t *testing.T) {
+		createNode(t, "member", corev1.ConditionTrue)
+		current := kubeletCertificate(t, &clusterCA, "member", now.Add(time.Hour))
+		b := healthy
+		b.machine = fmt.Sprintf("printf 'clusters:\\n- cluster:\\n    certificate-authority: %s\\n    server: https://%s\\nusers:\\n- user:\\n    client-certificate: %s\\n    client-key: %[3]s\\n' >/etc/kubernetes/kubelet.conf", s.CAFile(), s.Address, current)
+		want := "ok       leftovers: this machine has joined as Node member of https://" + s.Address + "; nothing to do\n"
+		if output, code := b.diagnose(t, s); code != 0 || output != want {
+			t.Errorf("got exit code %d, want 0 and %s:\n%s", code, want, output)
+		}
+	})
+}
+
+// kubeletCertificate returns a file with the certificate and key of a kubelet.
+func kubeletCertificate(t *testing.T, ca *tls.Certificate, node string, end time.Time) string {
+	t.Helper()
+	certificate := certtest.Issue(t, &x509.Certificate{
+		Subject:   pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}},
+		NotBefore: end.Add(-2 * time.Hour), NotAfter: end, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, ca)
+	file := filepath.Join(t.TempDir(), "kubelet-client-current.pem")
+	key := must.Value(x509.MarshalPKCS8PrivateKey(certificate.PrivateKey))(t)
+	content := slices.Concat(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate.Certificate[0]}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
+	must.OK(t, os.WriteFile(file, content, 0o600))
+	return file
 }
 
 // diagnosedScript returns the join script with a new token.
