@@ -355,7 +355,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	}
 	if !fresh {
 		// Check the rate first: Nodes may call an API server, and this request may be retried many times.
-		if err := a.take(r, false, false); err != nil {
+		if err := a.take(r, nil, false); err != nil {
 			return issued{}, err
 		}
 		admitted, err := a.Nodes.Admit(ctx, m.valid.request)
@@ -364,7 +364,20 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 		}
 		m.admitted = *admitted
 	}
-	if err := a.take(r, false, true); err != nil {
+	requester := revocation.SubjectOf(r.User, r.Groups, r.Extra)
+	if f := m.admitted.Fingerprint; f != "" {
+		requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(f))
+	}
+	// Decide may not have checked the requester, or not the last certificate of a node that rejoins. A revoked credential
+	// must not use up the rate of its name.
+	if !fresh || r.Rejoin != nil {
+		if e, err := a.Revocations.Revoked(ctx, requester); err != nil {
+			return issued{}, err
+		} else if e != nil {
+			return issued{}, refuseRevoked(*e)
+		}
+	}
+	if err := a.take(r, nil, true); err != nil {
 		return issued{}, err
 	}
 	if err := a.checkBound(ctx, r, m.admitted); err != nil {
@@ -374,12 +387,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	// Nobody may have decided about the requester, or it was revoked since. If the node is revoked, this certificate is
-	// an exception.
-	requester := revocation.SubjectOf(r.User, r.Groups, r.Extra)
-	if f := m.admitted.Fingerprint; f != "" {
-		requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(f))
-	}
+	// The requester may have been revoked since. If the node is revoked, this certificate is an exception.
 	if e, err := a.Revocations.Issue(ctx, requester, done.cert); err != nil {
 		return issued{}, err
 	} else if e != nil {
@@ -491,7 +499,7 @@ func refuseRevoked(e revocation.Entry) error {
 }
 
 // take refuses with [ReasonTooManyCertificates] if the requester has used up its rate.
-func (a *Authority) take(r approval.Request, refusal, spend bool) error {
+func (a *Authority) take(r approval.Request, refusal *issuance.Entry, spend bool) error {
 	if a.Unthrottled {
 		return nil
 	}

@@ -6,7 +6,9 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"golang.org/x/time/rate"
 )
@@ -32,27 +34,35 @@ type allowance struct {
 	burst int
 }
 
-// allowances returns the rate limits that one more certificate, or one more refusal, counts against.
+// allowances returns the rate limits that one more certificate counts against, or one more refusal with that entry.
 //
 // A node has one allowance for all its requests. A bootstrap token has one, and each machine that joins with it has
 // another. So one machine that requests without end leaves some for the others. Any other requester may have
 // certificates signed for thousands of machines, so it has an allowance for each key.
 //
 // Refusals have allowances of their own, so that refused requests do not keep a machine from renewing. They are not
-// counted by key, because a new key costs nothing.
-func allowances(r approval.Request, refusal bool) []allowance {
+// counted by the key of the request, because a new key costs nothing.
+//
+// The refusal of a rejoin, or of a revoked certificate, counts for the credential: the machine of that name may have
+// another one now. All such credentials of a name have one allowance together, because a disk may hold many.
+func allowances(r approval.Request, refusal *issuance.Entry) []allowance {
 	kind := "issued"
-	if refusal {
+	if refusal != nil {
 		kind = "refused"
 	}
 	machine := func(parts ...string) allowance {
 		return allowance{digestOf(append([]string{kind, r.User}, parts...)...), machineEvery, machineBurst}
 	}
 	many := allowance{digestOf(kind, r.User), manyEvery, manyBurst}
+	node, old := approval.IsNode(r.User, r.Groups), allowance{digestOf("old", r.User), manyEvery, manyBurst}
 	switch {
-	case approval.IsNode(r.User, r.Groups):
+	case node && refusal != nil && r.Rejoin != nil:
+		return []allowance{old, machine("rejoin", r.Rejoin.Key)}
+	case node && refusal != nil && refusal.Reason == revocation.Reason:
+		return []allowance{old, machine("revoked", strings.Join(r.Extra[revocation.CredentialIDKey], " "))}
+	case node:
 		return []allowance{machine()}
-	case refusal || r.CSR == nil:
+	case refusal != nil || r.CSR == nil:
 		return []allowance{many}
 	case strings.HasPrefix(r.User, tokens.BootstrapUserPrefix):
 		return []allowance{many, machine(r.CSR.Subject.CommonName)}
@@ -66,7 +76,7 @@ type rates struct{ left twoGenCache[*rate.Limiter] }
 
 // take takes one from each allowance, or fails with [ReasonTooManyCertificates] and takes none. If spend is false, it takes
 // nothing.
-func (l *rates) take(r approval.Request, refusal, spend bool, now time.Time) error {
+func (l *rates) take(r approval.Request, refusal *issuance.Entry, spend bool, now time.Time) error {
 	l.left.Lock()
 	defer l.left.Unlock()
 	var limiters []*rate.Limiter

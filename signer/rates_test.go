@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,9 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -142,6 +146,93 @@ func TestDenialBeyondTheRateWaits(t *testing.T) {
 	}
 	if len(log.all) != 60 {
 		t.Errorf("got %d recorded denials, want 60", len(log.all))
+	}
+}
+
+// What proves no current credential must not use up the rates of its name: neither that of certificates nor that of
+// refusals. It has rates of its own.
+func TestOldCredentialsSpendNoRateOfTheirName(t *testing.T) {
+	stolen, own := revocation.Fingerprint(strings.Repeat("a", 64)), revocation.Fingerprint(strings.Repeat("b", 64))
+	by := func(f revocation.Fingerprint) approval.Request {
+		r := renewal(t, f)
+		r.UID, r.Approver = "", "jane" // a person, or another controller
+		return r
+	}
+	throttledNode := func(t *testing.T) (*throttled, *revocation.Guard) {
+		a, store := newThrottled(t), memdb.Open()
+		a.Revocations = &revocation.Guard{Store: rowlist.New(store.Revocations())}
+		a.Nodes.Claims, a.Nodes.RejoinWindow = store.Claims(), time.Hour
+		return a, a.Revocations
+	}
+	for name, flood := range map[string]func(t *testing.T, a *throttled, guard *revocation.Guard) func(i int) error{
+		"revoked certificate": func(t *testing.T, a *throttled, guard *revocation.Guard) func(int) error {
+			must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: stolen}))
+			return func(i int) error {
+				r := by(stolen)
+				_, err := map[bool]func(context.Context, approval.Request) ([]byte, error){true: a.Issue, false: a.Sign}[i%2 == 0](t.Context(), r)
+				return err
+			}
+		},
+		"old key": func(t *testing.T, a *throttled, _ *revocation.Guard) func(int) error {
+			return func(int) error {
+				r := by(stolen)
+				r.Rejoin = &approval.Rejoin{Key: "sha256:old", NotAfter: a.now.Add(-time.Second)}
+				_, err := a.Issue(t.Context(), r)
+				return err
+			}
+		},
+		"bound key, last certificate revoked": func(t *testing.T, a *throttled, guard *revocation.Guard) func(int) error {
+			last := decode(t, must.Value(a.Issue(t.Context(), by(own)))(t))[0]
+			must.OK(t, a.BindKey(t.Context(), last, "sha256:bound"))
+			must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(last)}))
+			return func(int) error {
+				r := by(own)
+				r.Extra, r.Rejoin = nil, &approval.Rejoin{Key: "sha256:bound"}
+				_, err := a.Issue(t.Context(), r)
+				return err
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, guard := throttledNode(t)
+			again, refused := flood(t, a, guard), 0
+			for i := range 100 {
+				switch err := again(i); {
+				case approval.Refused(err) != nil:
+					refused++
+				case tooMany(err) == nil:
+					t.Fatalf("got %v, want a refusal", err)
+				}
+			}
+			if refused != 60 {
+				t.Errorf("got %d recorded refusals, want 60", refused)
+			}
+			no := &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad", Message: "not today"}}
+			if err := a.Refuse(t.Context(), by(own), no); approval.Refused(err) == nil {
+				t.Errorf("another refusal of the name: got %v, want it recorded", err)
+			}
+			other := by(own)
+			other.Rejoin = &approval.Rejoin{Key: "sha256:other"}
+			if err := a.Refuse(t.Context(), other, no); approval.Refused(err) == nil {
+				t.Errorf("the refusal of another key: got %v, want it recorded", err)
+			}
+			if n := a.ask(t, 50, 0, func(int) approval.Request { return by(own) }); n != 50 {
+				t.Errorf("got %d certificates, want 50", n)
+			}
+		})
+	}
+}
+
+// A disk may hold many old certificates. Together they must not fill the record.
+func TestRefusalsOfManyOldKeysCannotFillTheRecord(t *testing.T) {
+	a := newThrottled(t)
+	for i := range 200 * 60 {
+		r := approval.Request{User: "system:node:worker-1", Groups: []string{"system:nodes"}, Rejoin: &approval.Rejoin{Key: fmt.Sprint(i / 60)}}
+		r.CSR = &x509.CertificateRequest{RawSubjectPublicKeyInfo: fmt.Append(nil, i)}
+		_ = a.Refuse(t.Context(), r, &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: "Bad"}}) // or it waits
+	}
+	if len(a.log.all) != 10_000 {
+		t.Errorf("got %d recorded refusals, want 10,000", len(a.log.all))
 	}
 }
 
