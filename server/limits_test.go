@@ -251,11 +251,11 @@ func TestLimitsRequestsInFlightOfOneClient(t *testing.T) {
 	}
 }
 
-// Catches a user with unfinished requests from many addresses who takes all certificate slots.
+// Without limits of clients, catches a user with unfinished requests who takes all certificate slots.
 func TestLimitsRequestsInFlightOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
 	s.Logger = nil
-	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
+	s.Limits.UserRate = server.Rate{}
 	stolen, other := s.token(t, nil), s.token(t, nil)
 	handler := s.Handler()
 	reading, end := make(chan struct{}), make(chan struct{})

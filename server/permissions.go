@@ -41,7 +41,7 @@ func (h *handler) allowed(access auth.Access, act action) action {
 // identified records the user of a request. It returns a problem if the user exceeds a limit.
 func (h *handler) identified(r *call, user auth.User) error {
 	r.identify(user)
-	if refusal := r.limits.User(user.Name); refusal != nil {
+	if refusal := r.limits.User(user.Name, ""); refusal != nil {
 		return web.Exceeds(refusal)
 	}
 	return nil

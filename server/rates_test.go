@@ -195,7 +195,8 @@ func testFailedAuthentications(t *testing.T) {
 	}
 }
 
-// Catches a user that avoids its rate by using several addresses, and one that uses up the rate of another user.
+// Without limits of clients, catches a user that avoids its rate by using several addresses. Catches one that uses up the
+// rate of another user.
 func TestLimitsRateOfOneUser(t *testing.T) {
 	s, _ := certifying(t)
 	s.Minting.Advertise, s.Limits.UserRate = "127.0.0.1:9443", atFirst(3)

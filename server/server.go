@@ -108,9 +108,10 @@ type Limits struct {
 	// disables all limits of clients, for clients that share one address, for example behind a proxy.
 	// docs/abuse.md has the reasons.
 	ClientRate Rate
-	// UserRate is how many requests one user may send. A user is a name from Authenticate, a client
-	// certificate or a bootstrap token. Like a client, a user may hold at most as many slots as are
-	// free. The zero Rate is DefaultUserQPS and DefaultUserBurst. A negative rate disables both limits.
+	// UserRate is how many requests one user may send from one client. A user is a name from
+	// Authenticate, a client certificate or a bootstrap token. Without limits of clients, it applies to
+	// all requests of a user, and a user may hold at most as many slots as are free. The zero Rate is
+	// DefaultUserQPS and DefaultUserBurst. A negative rate disables both limits.
 	UserRate Rate
 	// UserTokens is how many unexpired tokens one user may have created, over all replicas. Zero is
 	// mint.DefaultUserTokens, and a negative number is unlimited. A request beyond it gets 507.

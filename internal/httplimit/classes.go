@@ -52,8 +52,7 @@ type slots struct {
 
 	mu    sync.Mutex
 	taken int
-	// The number of slots of each client, and of each user once known.
-	clients, users map[string]int
+	held  map[string]int // the number of slots of each client, or of each user without a client
 }
 
 // newSlots returns the slots of these classes, with metrics in reg.
@@ -64,7 +63,7 @@ func newSlots(classes []Class, reg prometheus.Registerer) map[Class]*slots {
 	for _, class := range classes {
 		s := &slots{
 			class: class, most: most[class], inFlight: inFlight.WithLabelValues(string(class)), refused: map[string]prometheus.Counter{},
-			overloaded: rate.Sometimes{Interval: warnEvery}, clients: map[string]int{}, users: map[string]int{},
+			overloaded: rate.Sometimes{Interval: warnEvery}, held: map[string]int{},
 		}
 		for _, reason := range reasons {
 			s.refused[reason] = refused.WithLabelValues(string(class), reason)
@@ -81,35 +80,34 @@ func (s *slots) enter(client string) (reason string) {
 	switch {
 	case s.taken >= s.most:
 		return Overloaded
-	case client != "" && !fair(s.most, s.taken, s.clients[client]):
+	case client != "" && !fair(s.most, s.taken, s.held[client]):
 		return clientInFlight
 	case client != "":
-		s.clients[client]++
+		s.held[client]++
 	}
 	s.taken++
 	s.inFlight.Inc()
 	return ""
 }
 
-// seat counts a taken slot for its user, too, and reports whether the user's share allows it.
+// seat counts a taken slot without a client for its user, and reports whether the user's share allows it.
 func (s *slots) seat(user string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !fair(s.most, s.taken-1, s.users[user]) {
+	if !fair(s.most, s.taken-1, s.held[user]) {
 		return false
 	}
-	s.users[user]++
+	s.held[user]++
 	return true
 }
 
-// leave frees a slot, also in the counts of its client and user, if any.
-func (s *slots) leave(client, user string) {
+// leave frees a slot, also in the count of its holder, if any.
+func (s *slots) leave(holder string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.taken--
 	s.inFlight.Dec()
-	less(s.clients, client)
-	less(s.users, user)
+	less(s.held, holder)
 }
 
 // fair reports whether a holder of has slots may take one more when taken of most slots are in use: no holder gets

@@ -5,8 +5,9 @@
 //
 // A client is an IP address, or the /64 network of an IPv6 address, because one machine may have all of that network.
 // Headers such as X-Forwarded-For are ignored: anyone can send them. A request that came over no network has no
-// client and is exempt from the limits per client. A user is the name that an authenticator returned, from any
-// address.
+// client and is exempt from the limits per client. A user is the name that an authenticator returned. Each client of a
+// user has the limits of a user by itself, so that one holder of a credential does not block the others. A credential
+// that may not be current, such as an expired certificate, has the limits of a user by itself, too.
 //
 // # The limits
 //
@@ -18,8 +19,9 @@
 //	client-in-flight   client in a class         429                      clients that send or read slowly
 //	failed-auth…       client                    429, credential not      guesses of a credential
 //	                                             checked
-//	user-rate          user                      429                      a runaway script, a leaked bootstrap token
-//	user-in-flight     user in a class           429                      the same, from many addresses
+//	user-rate          user at a client          429, body not read       a runaway script, a leaked bootstrap token
+//	user-in-flight     user in a class, without  429, body not read       the same, if there are no limits per client
+//	                   a client
 //	certificate-rate   the signer's              429                      counted here, decided by the signer
 //
 // Nothing waits in a queue: a waiting request costs as much as one that is served.
@@ -30,8 +32,9 @@
 // kube-apiserver have no rate, because it sends them for all its clients. A caller counts as kube-apiserver after its
 // credential was accepted there.
 //
-// A client or user never has more slots of a class in flight than are free. If n of them take all they can, each ends
-// up with one part in n+1, and a newcomer finds one part free.
+// A client, or a user without a client, never has more slots of a class in flight than are free. If n of them take all
+// they can, each ends up with one part in n+1, and a newcomer finds one part free. A user with many clients is bound by
+// the share of each.
 //
 // After too many unaccepted credentials, the server no longer checks credentials of the client, not even correct ones:
 // otherwise guesses would continue. Two kinds are exempt, so that an attacker locks out no machine behind the same

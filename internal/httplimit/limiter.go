@@ -5,6 +5,7 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -73,7 +74,7 @@ type Limiter struct {
 	clients  *buckets // requests by client; nil: no limits per client
 	probes   *buckets // probes by client
 	failures *buckets // unaccepted credentials by client
-	users    *buckets // requests by user; nil: no limits per user
+	users    *buckets // requests by client and user; nil: no limits per user
 	accepted accepted
 	slots    map[Class]*slots
 	log      *slog.Logger
@@ -118,7 +119,7 @@ type Usage struct {
 	client     string // empty without an address or without limits per client
 	counted    string // the client to charge; empty for kube-apiserver
 	credential string
-	user       string // the user that the slot is counted for; empty until User succeeds
+	holder     string // whose slot it is: the counted client, or the user without a client
 	entered    bool
 }
 
@@ -150,7 +151,7 @@ func (r *Usage) Enter(known func() bool) *Refusal {
 	if reason := r.slots.enter(r.counted); reason != "" {
 		return r.refuse(reason, r.counted)
 	}
-	r.entered = true
+	r.entered, r.holder = true, r.counted
 	if r.counted == "" || r.kind < Authenticated || l.failures.left(r.counted, now) || l.accepted.has(r.client, r.kind, r.credential) || known() {
 		return nil
 	}
@@ -160,21 +161,24 @@ func (r *Usage) Enter(known func() bool) *Refusal {
 // Leave frees the slot.
 func (r *Usage) Leave() {
 	if r.entered {
-		r.slots.leave(r.counted, r.user)
+		r.slots.leave(r.holder)
 	}
 }
 
-// User charges the user who sent the request and counts the slot for them, or returns why the request is refused.
-func (r *Usage) User(name string) *Refusal {
-	users := r.limiter.users
+// User charges the user of a request, or returns why the request is refused. It charges the user at this client only, so
+// that one holder of a credential does not block the others. With a credential, it charges only that one: it may not be
+// current, and must not use up what the user has. Without a client, the slot counts for the user. With one, the share of
+// the client bounds the user, too.
+func (r *Usage) User(name, credential string) *Refusal {
+	users, key := r.limiter.users, strconv.Quote(name)+credential
 	switch {
-	case !users.take(name, time.Now()):
+	case !users.take(r.client+key, time.Now()):
 		return r.refuse(userRate, name)
-	case users == nil:
-	case !r.slots.seat(name):
+	case users == nil || r.client != "":
+	case !r.slots.seat(key):
 		return r.refuse(userInFlight, name)
 	default:
-		r.user = name
+		r.holder = key
 	}
 	return nil
 }
@@ -209,7 +213,7 @@ func (r *Usage) refuse(reason, who string) *Refusal {
 		})
 	} else {
 		l.warnings[reason].Do(func() {
-			l.log.Warn("refusing requests, client or user over its limit", "reason", reason, "from", safetext.Text(who, safetext.MaxName), "class", class)
+			l.log.Warn("refusing requests, client or user over its limit", "reason", reason, "from", safetext.Text(who, safetext.MaxName), "class", class, "client", r.client)
 		})
 	}
 	return &Refusal{Reason: reason, user: who}

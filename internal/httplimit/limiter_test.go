@@ -3,6 +3,7 @@ package httplimit
 import (
 	"fmt"
 	"hash/maphash"
+	"log/slog"
 	"runtime"
 	"strconv"
 	"sync/atomic"
@@ -129,6 +130,51 @@ func TestKeepsAcceptedCredentialsThatShareASlot(t *testing.T) {
 	}
 }
 
+// Catches a user at one client, or an old credential, that uses up the rate of the user at another client.
+func TestUserHasARateAtEachClient(t *testing.T) {
+	for _, test := range []struct {
+		clients Rate
+		other   bool // whether another client has a rate of its own
+	}{{Rate{QPS: 1e6}, true}, {Rate{QPS: -1}, false}} {
+		l := New(test.clients, Rate{QPS: 1e-6, Burst: 3}, []Class{Certificates}, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+		allowed := func(remote, name, credential string) bool {
+			u := l.Use(Certificates, Authenticated, remote, "")
+			defer u.Leave()
+			return u.Enter(nil) == nil && u.User(name, credential) == nil
+		}
+		for i := range 5 {
+			if got := allowed("192.0.2.1:1", "ada", ""); got != (i < 3) {
+				t.Errorf("request %d: allowed %t", i, got)
+			}
+		}
+		for what, next := range map[string]struct {
+			remote, name, credential string
+			want                     bool
+		}{
+			"another client":         {"192.0.2.2:1", "ada", "", test.other},
+			"another user":           {"192.0.2.1:1", "eve", "", true},
+			"an old credential":      {"192.0.2.1:1", "ada", "old", true},
+			"another old credential": {"192.0.2.1:1", "ada", "older", true},
+		} {
+			if got := allowed(next.remote, next.name, next.credential); got != next.want {
+				t.Errorf("limits of clients %v, %s: allowed %t, want %t", test.clients, what, got, next.want)
+			}
+		}
+	}
+}
+
+// Without limits of clients, catches a slot that stays counted for its user.
+func TestUserGivesBackSlots(t *testing.T) {
+	l := New(Rate{QPS: -1}, Rate{QPS: 1e6}, []Class{Certificates}, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
+	for i := range 2 * MaxCertificates {
+		u := l.Use(Certificates, Authenticated, "192.0.2.1:1", "")
+		if u.Enter(nil) != nil || u.User("ada", "") != nil {
+			t.Fatalf("request %d of one after the other is refused", i)
+		}
+		u.Leave()
+	}
+}
+
 // Clients that hold every slot they get for as long as they can end up with equal shares, and leave one share to
 // the next client.
 func TestClientsShareSlotsEqually(t *testing.T) {
@@ -148,7 +194,7 @@ func TestClientsShareSlotsEqually(t *testing.T) {
 	}
 	take()
 	for range MaxDiscovery { // each request ends once
-		slots.leave(held[0], "")
+		slots.leave(held[0])
 		held = held[1:]
 		take()
 	}
