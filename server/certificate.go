@@ -71,7 +71,13 @@ func (h *handler) certificate(r *call) (a web.Response, err error) {
 	if err != nil {
 		return web.Response{}, err
 	}
-	if err := h.identified(r, user); err != nil {
+	if rejoin == nil {
+		err = h.identified(r, user)
+	} else { // the key may be an old one: only the Authority knows that
+		r.log(slog.String("user", user.Name))
+		err = charged(r, user.Name, rejoin.Key)
+	}
+	if err != nil {
 		return web.Response{}, err
 	}
 	request, err := h.readCertificateRequest(r, user)
@@ -92,6 +98,7 @@ func (h *handler) certificate(r *call) (a web.Response, err error) {
 		}
 		return web.Response{}, err
 	}
+	r.user = user
 	r.log(slog.String("serial", serialOf(chain)))
 	a = web.Response{ContentType: "application/pem-certificate-chain", Body: chain} // RFC 8555, section 9.1
 	if h.Certificates.Warning != nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -41,16 +42,23 @@ func (h *handler) allowed(access auth.Access, act action) action {
 // identified records the user of a request. It returns a problem if the user exceeds a limit.
 func (h *handler) identified(r *call, user auth.User) error {
 	r.identify(user)
-	if refusal := r.limits.User(user.Name, ""); refusal != nil {
+	return charged(r, user.Name, "")
+}
+
+// charged charges the user of a request, or only one credential of that user. It returns a problem if that exceeds a limit.
+func charged(r *call, user, credential string) error {
+	if refusal := r.limits.User(user, credential); refusal != nil {
 		return web.Exceeds(refusal)
 	}
 	return nil
 }
 
-// unaccepted returns the problem of an error of an Authenticate. A request with a revoked credential counts for its user.
+// unaccepted returns the problem of an error of an Authenticate. It charges a revoked credential, and not its user, who may
+// have another one by now.
 func (h *handler) unaccepted(r *call, err error) error {
-	if revoked := (*auth.Revoked)(nil); errors.As(err, &revoked) && revoked.User != "" {
-		if limit := h.identified(r, auth.User{Name: revoked.User}); limit != nil {
+	if revoked := (*auth.Revoked)(nil); errors.As(err, &revoked) {
+		r.log(slog.String("user", revoked.User))
+		if limit := charged(r, revoked.User, "revoked "+auth.Credential(r.Request)); limit != nil {
 			return limit
 		}
 	}

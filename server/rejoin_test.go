@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"math/big"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -455,6 +456,11 @@ func TestRejoinCountsOnceAndIsReported(t *testing.T) {
 	if want := []string{"worker-1falseRejoined", "worker-1falseRejoined", "worker-1trueRejoinBudgetSpent"}; !slices.Equal(events, want) {
 		t.Errorf("got Events %q, want %q", events, want)
 	}
+	for status, want := range map[string]int{"200": 3, "403": 1} { // one by the token
+		if n := len(regexp.MustCompile(`level=INFO msg=request route=certificate method=POST status=`+status+` .*user=system:`).FindAllString(s.logs.String(), -1)); n != want {
+			t.Errorf("got %d lines of status %s with the user, want %d", n, status, want)
+		}
+	}
 	if n, refused := s.gauge(t, "kubejoin_rejoins_total", "issued"), s.gauge(t, "kubejoin_rejoins_total", "RejoinBudgetSpent"); n != 2 || refused != 1 {
 		t.Errorf("got %v rejoins issued and %v refused, want 2 and 1", n, refused)
 	}
@@ -570,8 +576,9 @@ func TestRejoinWithoutCAOrClaims(t *testing.T) {
 	}
 }
 
-// A machine that has proven its key is charged as its user before any state is read.
-func TestRejoinsHaveTheRateOfTheirUser(t *testing.T) {
+// A rejoin is charged to the key that it has proven, before any state is read. Only its node's valid certificate charges the
+// node.
+func TestRejoinsHaveTheRateOfTheirKey(t *testing.T) {
 	s, _ := certifying(t)
 	s.Limits.UserRate = atFirst(4)
 	closed := false
@@ -584,31 +591,42 @@ func TestRejoinsHaveTheRateOfTheirUser(t *testing.T) {
 	}, "Claims.Get", "Claims.HeldBy", "Claims.Create", "Claims.Update", "Claims.Commit").Claims(n.Claims)
 	s.start(t)
 	m, other := s.machine(t, "worker-1"), s.machine(t, "worker-2")
-	shown := map[string]tls.Certificate{"bound key": s.bind(t, m).selfSigned(t), "expired": m.expired(t, s.ca, nil)}
-	for range 3 { // binding was charged, too
-		if got, p := s.post(t, s.showing(t, shown["expired"]), certificatePath, "", csr(t, ofNode("worker-1"), m.key)); got.status != 403 {
-			t.Fatalf("got %d %+v, want a refusal", got.status, p)
+	kept := s.bind(t, m)
+	keys := map[string]tls.Certificate{"bound key": kept.selfSigned(t), "expired": m.expired(t, s.ca, nil)}
+	for what, cert := range keys {
+		for range 4 {
+			if got, p := s.post(t, s.showing(t, cert), certificatePath, "", csr(t, ofNode("worker-1"), cert.PrivateKey.(crypto.Signer))); got.status != 403 {
+				t.Fatalf("%s: got %d %+v, want a refusal", what, got.status, p)
+			}
 		}
 	}
 	closed = true
-	for what, cert := range shown {
+	template := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: keys["bound key"].Leaf.Subject}
+	keys["bound key, another certificate"] = madeBy(t, template, template, kept.key, kept.key)
+	keys["expired, another certificate"] = m.expired(t, s.ca, func(c *x509.Certificate) { c.SerialNumber = big.NewInt(2) })
+	for what, cert := range keys {
 		for range 5 {
 			if got, p := s.post(t, s.showing(t, cert), certificatePath, "", nodeCSR(t, "worker-1")); got.status != 429 || !strings.Contains(p.Detail, "system:node:worker-1") {
-				t.Errorf("%s: got %d %s, want 429 for the user", what, got.status, got.body)
+				t.Errorf("%s: got %d %s, want 429 that names the user", what, got.status, got.body)
 			}
+		}
+	}
+	closed = false
+	for i := range 5 { // binding was charged, too
+		if got, p := s.post(t, s.showing(t, m.valid(t)), certificatePath, "", nodeCSR(t, "worker-1")); (got.status == 200) != (i < 3) {
+			t.Errorf("renewal %d: got %d %+v", i, got.status, p)
 		}
 	}
 	if got, _ := s.post(t, s.showing(t, m.valid(t)), "/v1/rejoin/key", "", ""); got.status != 429 {
 		t.Errorf("another key: got %d %s, want 429", got.status, got.body)
 	}
-	closed = false
 	if got, p := s.post(t, s.showing(t, other.expired(t, s.ca, nil)), certificatePath, "", nodeCSR(t, "worker-2")); got.status != 200 {
 		t.Errorf("another node: got %d %+v", got.status, p)
 	}
 }
 
-// TestRevokedCredentialsHaveTheRateOfTheirUser catches a machine that is revoked and sends requests without a limit.
-func TestRevokedCredentialsHaveTheRateOfTheirUser(t *testing.T) {
+// TestRevokedCredentialsHaveARateOfTheirOwn catches a machine that is revoked and sends requests without a limit.
+func TestRevokedCredentialsHaveARateOfTheirOwn(t *testing.T) {
 	s, guard := revoking(t)
 	s.Limits.UserRate = atFirst(3)
 	s.start(t)

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -31,6 +33,17 @@ type stranger struct {
 	name  string
 	shown tls.Certificate
 	body  string
+}
+
+// ask sends a request for a certificate over a connection that has presented the certificate.
+func (s stranger) ask(c io.Writer, answers *bufio.Reader) (status int, err error) {
+	_, _ = fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: kubejoin\r\nContent-Length: %d\r\n\r\n%s", certificatePath, len(s.body), s.body) // the response has the error
+	answer, err := http.ReadResponse(answers, nil)
+	if err != nil {
+		return 0, err
+	}
+	_, err = io.Copy(io.Discard, answer.Body)
+	return answer.StatusCode, err
 }
 
 // strangers returns what makes the server work for somebody without a credential, and passes the handshake. The first one
@@ -91,6 +104,142 @@ func BenchmarkStranger(b *testing.B) {
 	}
 }
 
+// at returns the client with connections from that address.
+func at(address string, c *http.Client) *http.Client {
+	c.Transport.(*http.Transport).DialContext = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}).DialContext
+	return c
+}
+
+// presenting opens a connection from that address that presents the certificate.
+func (s *site) presenting(t testing.TB, address string, shown tls.Certificate) *tls.Conn {
+	t.Helper()
+	return must.Value(s.dialFrom(t, address, &tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }}))(t)
+}
+
+// outdated returns the machine worker-1, and credentials of that name that prove nothing current.
+func (s *site) outdated(t testing.TB, guard *revocation.Guard) (machine, map[string]tls.Certificate) {
+	t.Helper()
+	before := s.machine(t, "worker-1")
+	old := map[string]tls.Certificate{
+		"revoked": before.valid(t), "revoked, expired": before.expired(t, s.ca, nil), "another key": machine{node: "worker-1", key: csrtest.NewKey()}.expired(t, s.ca, nil),
+	}
+	m := s.comeBack(t, before, before.valid(t))
+	for _, name := range []string{"revoked", "revoked, expired"} {
+		must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(old[name].Leaf)}))
+	}
+	return m, old
+}
+
+// A request is one for a certificate, from an address, with a bearer token or over a connection that has presented a
+// certificate.
+type request struct {
+	address string
+	shown   tls.Certificate
+	bearer  string
+}
+
+// send sends the request to a handler.
+func (r request) send(handler http.Handler, body io.Reader) (int, string) {
+	sent := httptest.NewRequest("POST", certificatePath, body)
+	sent.RemoteAddr = r.address + ":1"
+	if r.bearer != "" {
+		sent.Header.Set("Authorization", "Bearer "+r.bearer)
+	}
+	if r.shown.Leaf != nil {
+		sent.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{r.shown.Leaf}}
+	}
+	return served(handler, sent)
+}
+
+// get fails the test unless the node gets a certificate.
+func (r request) get(t testing.TB, handler http.Handler, node string) {
+	t.Helper()
+	if status, body := r.send(handler, strings.NewReader(nodeCSR(t, node))); status != 200 {
+		t.Errorf("%s: got %d %s, want a certificate", node, status, body)
+	}
+}
+
+// What proves no current credential must not use up the rate of the machine that has the name, at the same address.
+func TestOldCredentialsDoNotUseUpTheRateOfTheirName(t *testing.T) {
+	for _, name := range []string{"revoked", "revoked, expired", "another key", "expired too long ago"} {
+		t.Run(name, func(t *testing.T) {
+			s, guard := revoking(t)
+			s.Logger, s.Limits.UserRate = nil, atFirst(20)
+			s.start(t)
+			m, old := s.outdated(t, guard)
+			if name == "expired too long ago" {
+				s.Certificates.Authority.Nodes.RejoinWindow = time.Second
+				old[name] = m.expired(t, s.ca, nil)
+			}
+			handler, got := s.Handler(), map[int]int{}
+			for range 40 {
+				status, _ := request{"192.0.2.1", old[name], ""}.send(handler, strings.NewReader(nodeCSR(t, "worker-1")))
+				got[status]++
+			}
+			if got[403] != 20 || got[429] != 20 {
+				t.Errorf("got %v, want 403 20 times, then 429", got)
+			}
+			if name != "expired too long ago" {
+				request{"192.0.2.1", m.expired(t, s.ca, nil), ""}.get(t, handler, "worker-1")
+			}
+			for range 10 {
+				request{"192.0.2.1", m.valid(t), ""}.get(t, handler, "worker-1")
+			}
+		})
+	}
+}
+
+// A holder of a credential with bodies that never come must not block the others who have the same name, or use the same
+// token, from other addresses.
+func TestSlowBodiesOfOneHolderBlockNobodyElse(t *testing.T) {
+	for _, what := range []string{"revoked, expired", "another key", "another key, without limits of clients", "current", "token"} {
+		t.Run(what, func(t *testing.T) {
+			s, guard := revoking(t)
+			s.Logger, s.Limits.UserRate = nil, server.Rate{}
+			s.start(t)
+			m, old := s.outdated(t, guard)
+			holder, token := request{"192.0.2.1", old[what], ""}, s.token(t, nil)
+			switch what {
+			case "current": // a thief has a copy
+				holder.shown = m.valid(t)
+			case "token":
+				holder.bearer = token
+			case "another key, without limits of clients":
+				holder.shown = old["another key"]
+			}
+			if what != "another key, without limits of clients" {
+				s.Limits.ClientRate = server.Rate{}
+			}
+			handler := s.Handler()
+			const requests = 140
+			end, statuses := make(chan struct{}), make(chan int, requests)
+			var running sync.WaitGroup
+			for range requests {
+				running.Go(func() {
+					status, _ := holder.send(handler, readFunc(func([]byte) (int, error) { statuses <- 0; <-end; return 0, io.ErrUnexpectedEOF }))
+					if status != 400 {
+						statuses <- status
+					}
+				})
+			}
+			got := map[int]int{}
+			for range requests {
+				got[<-statuses]++
+			}
+			if got[0] != httplimit.MaxCertificates/2 || got[429] != requests-got[0] {
+				t.Errorf("got %v, want %d requests that hold a slot, and 429 for the rest", got, httplimit.MaxCertificates/2)
+			}
+			request{"192.0.2.2", m.expired(t, s.ca, nil), ""}.get(t, handler, "worker-1")
+			for i := range 10 {
+				request{"192.0.2.2", m.valid(t), ""}.get(t, handler, "worker-1")
+				request{address: "192.0.2.2", bearer: token}.get(t, handler, fmt.Sprint("worker-", 2+i))
+			}
+			close(end)
+			running.Wait()
+		})
+	}
+}
+
 // Guesses from two addresses reach the limit of failures early. They block neither access reviews nor a machine behind one
 // of the addresses.
 func TestFloodOfStrangersBlocksNobodyElse(t *testing.T) {
@@ -105,21 +254,18 @@ func TestFloodOfStrangersBlocksNobodyElse(t *testing.T) {
 	var sent, checked atomic.Int64
 	for i := range 32 {
 		one := shown[i%len(shown)]
-		c := must.Value(s.dialFrom(t, fmt.Sprintf("127.0.0.%d", 2+i%2), &tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &one.shown, nil }}))(t)
-		request := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: kubejoin\r\nContent-Length: %d\r\n\r\n%s", certificatePath, len(one.body), one.body)
+		c := s.presenting(t, fmt.Sprintf("127.0.0.%d", 2+i%2), one.shown)
 		running.Go(func() {
-			for reader := bufio.NewReader(c); sent.Add(1) <= many; {
-				_, _ = io.WriteString(c, request) // the response has the error
-				answer, err := http.ReadResponse(reader, nil)
+			for answers := bufio.NewReader(c); sent.Add(1) <= many; {
+				status, err := one.ask(c, answers)
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				_, _ = io.Copy(io.Discard, answer.Body)
-				if answer.StatusCode == 401 {
+				if status == 401 {
 					checked.Add(1)
-				} else if answer.StatusCode != 429 {
-					t.Errorf("got %d, want 401 or 429", answer.StatusCode)
+				} else if status != 429 {
+					t.Errorf("got %d, want 401 or 429", status)
 				}
 			}
 		})
@@ -133,8 +279,7 @@ func TestFloodOfStrangersBlocksNobodyElse(t *testing.T) {
 		}
 		if !rejoined && sent.Load() > many/2 { // when the limit of its address is used up
 			rejoined = true
-			rejoins := s.showing(t, m.expired(t, s.ca, nil))
-			rejoins.Transport.(*http.Transport).DialContext = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext
+			rejoins := at("127.0.0.2", s.showing(t, m.expired(t, s.ca, nil)))
 			if got, p := s.post(t, rejoins, certificatePath, "", nodeCSR(t, "worker-1")); got.status != 200 {
 				t.Errorf("rejoin: got %d %+v", got.status, p)
 			}
