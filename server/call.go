@@ -85,9 +85,9 @@ const (
 	unauthenticatedLogBurst = 100
 )
 
-// logRequest logs a request. Anyone can send any number of requests that fail before authentication: it logs a sample
-// of those at level info and the rest at level debug. It logs every request with rejected credentials at level info,
-// because httplimit limits their number.
+// logRequest logs a request. Anyone can send any number of requests that fail before authentication, and nearly as many
+// with a credential that is revoked or not current: it logs a sample of those at level info and the rest at level debug.
+// It logs every request with rejected credentials at level info, because httplimit limits their number.
 func (h *handler) logRequest(r *call, route, id string, status int, took time.Duration, err error) {
 	level := slog.LevelDebug // public paths and probes
 	var p *web.Problem
@@ -101,7 +101,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 		if r.Method != http.MethodGet && r.Method != http.MethodHead && r.user.Name != "" {
 			level = slog.LevelInfo
 		}
-	case r.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r.Request) != "", errors.Is(err, auth.ErrBadCredentials), errors.Is(err, auth.ErrForbidden), h.unauthenticatedLog.Allow():
+	case r.user.Name != "", status == http.StatusUnauthorized && auth.Credential(r.Request) != "", errors.Is(err, auth.ErrBadCredentials), h.unauthenticatedLog.Allow():
 		level = slog.LevelInfo
 	}
 	if route == "readyz" || (route == "tokenreview" || route == "subjectaccessreview") && status < 400 { // frequent; readyz logs changes itself

@@ -17,12 +17,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -236,6 +238,38 @@ func TestSlowBodiesOfOneHolderBlockNobodyElse(t *testing.T) {
 			}
 			close(end)
 			running.Wait()
+		})
+	}
+}
+
+// Of refusals of credentials that are revoked, not current or not of kube-apiserver, the log has a sample.
+func TestSamplesLogOfOldCredentials(t *testing.T) {
+	for _, name := range []string{"revoked", "another key", "not of kube-apiserver"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { // the clock stands still
+				s, guard := revoking(t)
+				s.Webhooks.Authorization.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{}, auth.ErrForbidden }
+				handler := s.Handler()
+				j := s.join(t, handler, s.token(t, nil), "worker-1")
+				path := certificatePath
+				switch name {
+				case "revoked":
+					must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(j.cert)}))
+				case "another key":
+					j.cert = machine{node: "worker-1", key: csrtest.NewKey()}.expired(t, s.ca, nil).Leaf
+				default:
+					path = accessPath
+				}
+				s.logs.Reset()
+				for range 400 {
+					if status, body := j.send(handler, "POST", path, j.csr); status != 403 {
+						t.Fatalf("got %d %s", status, body)
+					}
+				}
+				if n := strings.Count(s.logs.String(), "level=INFO msg=request"); n != 100 {
+					t.Errorf("got %d lines at level info of 400 refusals, want 100", n)
+				}
+			})
 		})
 	}
 }
