@@ -66,7 +66,8 @@ func (h *handler) returning(r *http.Request) (auth.User, *approval.Rejoin, error
 	if err != nil {
 		return auth.User{}, nil, err
 	}
-	if _, err := auth.VerifyChain(shown, roots, leaf.NotAfter); err != nil {
+	// The CA itself must have issued it, as a valid one: an intermediate CA may belong to another signer.
+	if _, err := auth.VerifyChain(shown[:1], roots, leaf.NotAfter); err != nil {
 		return auth.User{}, nil, fmt.Errorf("%w: expired client certificate: %w", auth.ErrBadCredentials, err)
 	}
 	proof.NotAfter = leaf.NotAfter

@@ -167,6 +167,16 @@ func TestServerLetsOnlyTheNodeItselfRejoin(t *testing.T) {
 			return s.m.expired(t, s.ca, func(c *x509.Certificate) { c.NotBefore = s.ca.Certificate().NotBefore.Add(-time.Minute) })
 		}},
 
+		"issued by an intermediate CA": {status: 401, shown: func(t *testing.T, s *scene) tls.Certificate { // it may belong to another signer
+			above := machine{node: "worker-1", key: csrtest.NewKey()}.expired(t, s.ca, func(c *x509.Certificate) {
+				c.IsCA, c.BasicConstraintsValid, c.KeyUsage, c.NotAfter = true, true, x509.KeyUsageCertSign, time.Now().Add(time.Hour)
+			})
+			leaf := s.m.expired(t, s.ca, nil).Leaf
+			return chainOf(madeBy(t, &x509.Certificate{
+				SerialNumber: big.NewInt(1), Subject: leaf.Subject, ExtKeyUsage: leaf.ExtKeyUsage, NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
+			}, above.Leaf, s.m.key, above.PrivateKey), above)
+		}},
+
 		"not valid yet": {status: 401, shown: edited(func(c *x509.Certificate) {
 			c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
 		})},
