@@ -368,6 +368,9 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if f := m.admitted.Fingerprint; f != "" {
 		requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(f))
 	}
+	if err := a.checkBound(ctx, r, m.admitted); err != nil {
+		return issued{}, err
+	}
 	// Decide may not have checked the requester, or not the last certificate of a node that rejoins. A revoked credential
 	// must not use up the rate of its name.
 	if !fresh || r.Rejoin != nil {
@@ -378,9 +381,6 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 		}
 	}
 	if err := a.take(r, nil, true); err != nil {
-		return issued{}, err
-	}
-	if err := a.checkBound(ctx, r, m.admitted); err != nil {
 		return issued{}, err
 	}
 	done, err := s.profile.issue(ctx, ca, m.valid.request.Asked(), a.lifetime(s, ca, r, m.admitted), a.now())
