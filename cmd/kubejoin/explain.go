@@ -47,8 +47,8 @@ docs/codes.md lists all codes. A word in lower case is always the name of a node
 in lower case, for example of 'kubejoin doctor', give --code.
 
 The exit code is 0 if the node has joined, or the request is issued or would be approved.
-It is 3 if not, or if a required object may not be read. It is 1 if the command cannot
-reach the cluster or the server, and 2 for an unknown code.` + remoteHelp,
+It is 3 if not, if the node is revoked, or if a required object may not be read. It is 1 if
+the command cannot reach the cluster or the server, and 2 for an unknown code.` + remoteHelp,
 		Example: `  kubejoin explain worker-7
 
   # wait until a machine has joined

@@ -166,7 +166,7 @@ var exits = []Entry{
 	{Exit, "2", "all commands", "the command line is invalid", "add `--help`"},
 	{Exit, "2", "doctor, kubeconfig check, store check, join.sh --diagnose", "no finding, but a check could not be made, or nothing responds", "read the lines with `unknown`, or the message"},
 	{Exit, "2", "certs check", "there are no certificates", "check DIR"},
-	{Exit, "3", "explain", "the node has not joined, the request would not be approved, or a required object may not be read", "follow the printed commands"},
+	{Exit, "3", "explain", "the node has not joined or is revoked, the request would not be approved, or a required object is forbidden", "follow the printed commands"},
 	{Exit, "3", "ca trust, ca switch, ca finish, ca abort", "something is behind, so the stage cannot begin", "`kubejoin ca status`"},
 	{Exit, "3", "sign", "the server refuses the certificate, or cannot issue it yet", "`kubejoin explain REASON`"},
 	{Exit, "3", "rejoin, rejoin.sh", "the server refuses", "`kubejoin explain REASON`"},

@@ -101,7 +101,7 @@ type RevocationEvidence struct {
 	Allowed int `json:"allowed"`
 }
 
-// HasJoined reports whether the Node object exists and no newer request blocks the name.
+// HasJoined reports whether the Node object exists, is not revoked, and no newer request blocks the name.
 func (e NodeExplanation) HasJoined() bool { return e.State == Joined || e.State == JoinedNotReady }
 
 // Text returns the sentence, one line for each command that the sentence does not contain, and one for each unread

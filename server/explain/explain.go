@@ -178,9 +178,9 @@ func (v *view) joined() {
 	}
 }
 
-// offline explains a node that is not Ready because its certificate has expired.
+// offline explains a node that is not Ready because its certificate has expired. A revoked node cannot rejoin.
 func (v *view) offline() {
-	if end := v.Identity.NotAfter; !end.IsZero() && end.Before(v.now) {
+	if end := v.Identity.NotAfter; !end.IsZero() && end.Before(v.now) && v.Revocation == nil {
 		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: run 'kubejoin rejoin' on the machine, within --rejoin-window of kubejoin", v.e.Sentence, ago(end, v.now))
 		v.next("", v.ofNode("kubejoin token create --replace-node"))
 	}

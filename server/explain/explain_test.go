@@ -150,10 +150,38 @@ func TestExplain(t *testing.T) {
 
 		// Revoked.
 		"revoked": {
-			facts: explain.Facts{Object: node("True", "up"), Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour), Reason: "stolen"}},
-			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			facts: explain.Facts{Object: node("True", "up"), Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour), Reason: "stolen"},
+				Requests: []api.RequestEvidence{request(bootstrap, made(4*time.Hour, "csr-0"), issued("kubejoin", good))}},
+			state: explain.Revoked, since: before(2 * time.Hour),
 			sentence: "joined 3 h ago, Ready since 2 h ago; its certificates were revoked 2 h ago: stolen; to let the machine come back, create a token with: kubejoin token create --replace-node worker-7",
-			next:     []string{"kubejoin token create --replace-node worker-7", "kubejoin revoke undo worker-7"},
+			next:     []string{"kubejoin token create --replace-node worker-7"},
+		},
+		"revoked, and its certificate has expired": {
+			facts: explain.Facts{Object: node("Unknown", ""), Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour), Reason: "stolen"},
+				Identity: tokens.Identity{NotAfter: before(time.Hour)}, Requests: []api.RequestEvidence{request(itself, denied("Revoked", "stolen"))}},
+			state: explain.Revoked, since: before(2 * time.Hour),
+			sentence: "joined 3 h ago, NotReady, no status from its kubelet since 2 h ago; its certificates were revoked 2 h ago: stolen; to let the machine come back, create a token with: kubejoin token create --replace-node worker-7",
+			next:     []string{"kubectl describe node worker-7", "kubejoin token create --replace-node worker-7"},
+		},
+		"revoked, and its Node was deleted": {
+			facts: explain.Facts{ClusterInfo: signed, Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour)}},
+			state: explain.Revoked, since: before(2 * time.Hour),
+			sentence: "there is no certificate request for this name, and there is no token for this name; create one with: " + another + "; its certificates were revoked 2 h ago",
+			next:     []string{another},
+		},
+		"revoked, and a token awaits the machine": {
+			facts: explain.Facts{ClusterInfo: signed, Tokens: []tokens.Record{bound}, Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour)}},
+			state: explain.NothingArrived,
+			sentence: "there is no certificate request for this name; tokens limited to it: bbbbbb (signed, expires in 23 h); check on the machine what kubeadm join prints, and whether it reaches https://api.example.com:6443 " +
+				"and the HOST:PORT of its join command; its certificates were revoked 2 h ago",
+		},
+		"revoked, and another machine requests the name": {
+			facts: explain.Facts{Object: node("Unknown", ""), Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour)},
+				Requests: []api.RequestEvidence{request(bootstrap, denied("TokenSpent", spent))}},
+			state: explain.TokenSpent, since: before(30 * time.Second),
+			sentence: "refused 30 s ago: " + spent + "; the Node of that name is NotReady, no status from its kubelet since 2 h ago; its certificates were revoked 2 h ago; " +
+				"to let the machine come back, create a token with: kubejoin token create --replace-node worker-7",
+			next: []string{another, "kubectl describe csr csr-1", "kubejoin token create --replace-node worker-7"},
 		},
 		"revoked, and came back": {
 			facts: explain.Facts{Object: node("True", "up"), Revocation: &api.RevocationEvidence{Since: before(2 * time.Hour), Allowed: 2}},
@@ -470,6 +498,9 @@ func TestExplain(t *testing.T) {
 			}
 			if !slices.Equal(e.Next, c.next) {
 				t.Errorf("got next %q, want %q", e.Next, c.next)
+			}
+			if strings.Contains(e.Text(), "undo") { // the thief would profit
+				t.Errorf("got %s, want no way to undo a revocation", e.Text())
 			}
 			if !e.Since.Equal(c.since) {
 				t.Errorf("got since %s, want %s", e.Since, c.since)

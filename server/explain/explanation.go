@@ -6,7 +6,7 @@ import (
 )
 
 // The states besides api.Joined and api.JoinedNotReady. From TokenSpent to Revoked they are also the
-// reasons that kubejoin gives when it refuses a request.
+// reasons that kubejoin gives when it refuses a request. Revoked is also the state of a node whose certificates are revoked.
 const (
 	// TokenUnknown: the token of an undecided or unsigned request does not exist.
 	TokenUnknown api.NodeState = "TokenUnknown"

@@ -1,8 +1,15 @@
 package explain
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
 
-// revoked adds that the node is revoked, and whether it has come back since.
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// revoked adds that the node is revoked, and whether it has come back since. The state is Revoked, unless another
+// credential has requested the name since, or a token awaits the machine.
 func (v *view) revoked() {
 	r := v.Revocation
 	if r == nil {
@@ -16,6 +23,14 @@ func (v *view) revoked() {
 		v.e.Sentence += fmt.Sprintf("; kubejoin has issued %d valid certificates to it since", r.Allowed)
 		return
 	}
+	if v.e.State == NothingArrived {
+		return
+	}
+	requested := slices.ContainsFunc(v.client, func(c api.RequestEvidence) bool {
+		return c.User != tokens.NodeUserPrefix+v.Node && c.Created.After(r.Since)
+	})
+	if !requested {
+		v.e.State, v.e.Since = Revoked, r.Since
+	}
 	v.next(v.remedy(Revoked))
-	v.next("", v.ofNode("kubejoin revoke undo"))
 }

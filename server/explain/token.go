@@ -167,6 +167,9 @@ func (v *view) remedy(s api.NodeState) (words, command string) {
 	case NodeNameClaimed, Claimed, TooManyKeys:
 		return "release the name with", v.ofNode("kubejoin claim release")
 	case Revoked:
+		if v.Object == nil {
+			return "to let the machine come back, create a token with", another
+		}
 		return "to let the machine come back, create a token with", v.ofNode("kubejoin token create --replace-node")
 	case NodeExists, NodeReplaced:
 		return "to replace it, create a token with", v.ofNode("kubejoin token create --replace-node")

@@ -25,6 +25,20 @@ func TestPageOfCodesIsGenerated(t *testing.T) {
 	}
 }
 
+// An undo makes the certificates of a stolen machine valid again, so no code leads to it.
+func TestNoCodeSaysToUndoARevocation(t *testing.T) {
+	t.Parallel()
+	all, err := codes.All()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		if strings.Contains(e.Meaning+e.Next, "undo") {
+			t.Errorf("%s %s: %s; %s", e.Kind, e.Code, e.Meaning, e.Next)
+		}
+	}
+}
+
 var (
 	declaredReason = regexp.MustCompile(`\bReason[A-Za-z]* *= "([A-Za-z]+)"`)
 	declaredState  = regexp.MustCompile(`\bNodeState *= "([A-Za-z]+)"`)
