@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -113,9 +114,9 @@ func at(address string, c *http.Client) *http.Client {
 }
 
 // presenting opens a connection from that address that presents the certificate.
-func (s *site) presenting(t testing.TB, address string, shown tls.Certificate) *tls.Conn {
+func (s *site) presenting(t testing.TB, address string, shown tls.Certificate, protocol ...string) *tls.Conn {
 	t.Helper()
-	return must.Value(s.dialFrom(t, address, &tls.Config{GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }}))(t)
+	return must.Value(s.dialFrom(t, address, &tls.Config{NextProtos: protocol, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &shown, nil }}))(t)
 }
 
 // outdated returns the machine worker-1, and credentials of that name that prove nothing current.
@@ -323,4 +324,89 @@ func TestFloodOfStrangersBlocksNobodyElse(t *testing.T) {
 	if n, most := checked.Load(), 2*(httplimit.FailureBurst+httplimit.FailureQPS*int64(1+time.Since(start).Seconds())+32); n == 0 || n > most {
 		t.Errorf("got %d of %d credentials checked, want at most %d", n, many, most)
 	}
+}
+
+// All floods at once, until a machine has rejoined, renewed and let others join 15 times from the address of most of them.
+func TestAllFloodsAtOnceBlockNobodyElse(t *testing.T) {
+	s, guard := revoking(t)
+	s.Logger, s.Limits.ClientRate, s.measured = nil, server.Rate{}, true
+	s.Limits.UserRate = atFirst(150) // the default rate takes long to use up
+	s.Certificates.Authority.Nodes.RejoinBudget = tokens.MaxRejoins
+	s.start(t)
+	m, old := s.outdated(t, guard)
+	token := s.token(t, nil)
+	s.hold(t, request{"127.0.0.4", old["another key"], ""}, httplimit.MaxCertificates/2) // all that it can
+	s.hold(t, request{address: "127.0.0.5", bearer: token}, httplimit.MaxCertificates/4)
+	floods := strangers(t)
+	for name, shown := range old {
+		floods = append(floods, stranger{name, shown, nodeCSR(t, "worker-1")})
+	}
+	var running sync.WaitGroup
+	var end atomic.Bool
+	defer func() { end.Store(true); running.Wait() }()
+	limited := make([]atomic.Int64, len(floods)) // how often each has got 429
+	for i, one := range floods {
+		c := s.presenting(t, "127.0.0.2", one.shown)
+		running.Go(func() {
+			for answers := bufio.NewReader(c); !end.Load(); {
+				status, err := one.ask(c, answers)
+				if err != nil || status/100 != 4 {
+					t.Errorf("%s: got %d, %v", one.name, status, err)
+					return
+				}
+				if status == 429 {
+					limited[i].Add(1)
+				}
+			}
+		})
+	}
+	s.waitFor(t, "floods are below their limit", func() (below int) {
+		for i := range limited {
+			if limited[i].Load() == 0 {
+				below++
+			}
+		}
+		return below
+	})
+	took := map[string][]time.Duration{}
+	get := func(what string, c *http.Client, bearer string, next machine) machine {
+		request := csr(t, ofNode(next.node), next.key)
+		start := time.Now()
+		got, p := s.post(t, at("127.0.0.2", c), certificatePath, bearer, request)
+		if took[what] = append(took[what], time.Since(start)); got.status != 200 {
+			t.Fatalf("%s: got %d %+v", what, got.status, p)
+		}
+		next.chain = []byte(got.body)
+		return next
+	}
+	for i := range 15 {
+		m = get("rejoin", s.showing(t, m.expired(t, s.ca, nil)), "", machine{node: m.node, key: csrtest.NewKey()})
+		m = get("renewal", s.showing(t, m.valid(t)), "", machine{node: m.node, key: csrtest.NewKey()})
+		get("join", s.showing(t, tls.Certificate{}), token, machine{node: fmt.Sprint("worker-", 2+i), key: csrtest.NewKey()})
+	}
+	for what, all := range took {
+		slices.Sort(all)
+		t.Logf("%d of %s: p50 %s, p99 %s", len(all), what, all[len(all)/2].Round(time.Millisecond), all[len(all)*99/100].Round(time.Millisecond))
+	}
+}
+
+// hold sends requests over HTTP/2 whose bodies do not come, and waits until each holds a slot.
+func (s *site) hold(t testing.TB, from request, requests int) {
+	t.Helper()
+	headers := []string{":method", "POST", ":scheme", "https", ":authority", "kubejoin", ":path", certificatePath}
+	if from.bearer != "" {
+		headers = append(headers, "authorization", "Bearer "+from.bearer)
+	}
+	fields, held := block(headers...), s.inFlight(t, "certificate")
+	const streams = 50 // on one connection
+	for first := 0; first < requests; first += streams {
+		c := s.presenting(t, from.address, from.shown, "h2")
+		all := []byte(preface + string(frame(0, frameSettings, 0, 0, nil)))
+		for i := range min(streams, requests-first) {
+			all = append(all, frame(len(fields), frameHeaders, endHeaders, uint32(2*i+1), fields)...)
+		}
+		must.Value(c.Write(all))(t)
+		go func() { _, _ = io.Copy(io.Discard, c) }() // until the test closes c
+	}
+	s.waitFor(t, "requests hold no slot", func() int { return requests - int(s.inFlight(t, "certificate")-held) })
 }
