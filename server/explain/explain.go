@@ -181,7 +181,11 @@ func (v *view) joined() {
 // offline explains a node that is not Ready because its certificate has expired. A revoked node cannot rejoin.
 func (v *view) offline() {
 	if end := v.Identity.NotAfter; !end.IsZero() && end.Before(v.now) && v.Revocation == nil {
-		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: run 'kubejoin rejoin' on the machine, within --rejoin-window of kubejoin", v.e.Sentence, ago(end, v.now))
+		how := "run 'kubejoin rejoin' on the machine, within --rejoin-window of kubejoin"
+		if len(v.Identity.Credentials) == 0 {
+			how = "its token does not allow it to rejoin, so let it join with a new one"
+		}
+		v.say(CertificateExpired, end, "%s; the last certificate that kubejoin issued for it expired %s: %s", v.e.Sentence, ago(end, v.now), how)
 		v.next("", v.ofNode("kubejoin token create --replace-node"))
 	}
 }

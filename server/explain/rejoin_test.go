@@ -17,13 +17,16 @@ func TestExplainsExpiredNode(t *testing.T) {
 		end   time.Time
 		state api.NodeState
 		text  string
+
+		credentials []tokens.Credential
 	}{
-		"expired":       {"Unknown", before(2 * time.Hour), explain.CertificateExpired, "expired 2 h ago: run 'kubejoin rejoin' on the machine"},
-		"valid":         {"Unknown", now.Add(time.Hour), api.JoinedNotReady, "NotReady"},
-		"Ready":         {"True", before(2 * time.Hour), api.Joined, "Ready since"},
-		"nothing known": {"Unknown", time.Time{}, api.JoinedNotReady, "NotReady"},
+		"expired":       {"Unknown", before(2 * time.Hour), explain.CertificateExpired, "expired 2 h ago: run 'kubejoin rejoin' on the machine", []tokens.Credential{{Key: "k"}}},
+		"may not":       {"Unknown", before(2 * time.Hour), explain.CertificateExpired, "its token does not allow it to rejoin", nil},
+		"valid":         {"Unknown", now.Add(time.Hour), api.JoinedNotReady, "NotReady", nil},
+		"Ready":         {"True", before(2 * time.Hour), api.Joined, "Ready since", nil},
+		"nothing known": {"Unknown", time.Time{}, api.JoinedNotReady, "NotReady", nil},
 	} {
-		e := explain.Explain(explain.Facts{Node: name, Object: node(test.ready, ""), Identity: tokens.Identity{NotAfter: test.end}}, now)
+		e := explain.Explain(explain.Facts{Node: name, Object: node(test.ready, ""), Identity: tokens.Identity{NotAfter: test.end, Credentials: test.credentials}}, now)
 		if e.State != test.state || !strings.Contains(e.Sentence, test.text) {
 			t.Errorf("%s: got %s: %s, want %s with %q", what, e.State, e.Sentence, test.state, test.text)
 		}
