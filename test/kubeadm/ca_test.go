@@ -131,8 +131,6 @@ func newRotationTest(t *testing.T) *rotationTest {
 	}
 	r.must(c.Install(t.Context(), image))
 	r.must(c.permitControlPlanes(t.Context()))
-	// Join commands for more machines than --max-token-nodes.
-	r.kubectl("create", "clusterrolebinding", "many-machines", "--clusterrole=kubejoin:token-admin", "--serviceaccount=default:"+requester)
 	output := r.on(r.first, "kubeadm", "init", "phase", "upload-certs", "--upload-certs", "--config="+Config)
 	key := output[strings.LastIndex(output, "\n")+1:]
 	line, err := c.RequestJoin(t.Context(), r.first.Address, "maxNodes=1&role=control-plane")

@@ -47,7 +47,7 @@ func (r *rotationTest) requestNow() (string, error) {
 	if err := atomicfile.Write(filepath.Join(r.outside.dir, "ca.crt"), trusted); err != nil {
 		return "", err
 	}
-	return r.RequestJoin(r.t.Context(), r.first.Address, "maxNodes=1000")
+	return r.RequestJoin(r.t.Context(), r.first.Address, "maxNodes=100")
 }
 
 // join joins light nodes with join commands, and deletes them.
