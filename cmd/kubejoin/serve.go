@@ -166,7 +166,7 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 
 	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "maximum requests and new connections per second of one client address (IPv6: one /64); 0 switches off all limits for an address, for example behind a proxy")
 	f.IntVar(&o.clients.Burst, "client-burst", server.DefaultClientBurst, "burst for --client-qps (0: same as --client-qps)")
-	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "maximum requests per second of one operator, node or bootstrap token; 0 switches off all limits for a user")
+	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "maximum requests per second of one operator, node or bootstrap token at one address; 0 switches off all limits for a user")
 	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "burst for --user-qps (0: same as --user-qps)")
 	f.IntVar(&o.userTokens, "user-tokens", mint.DefaultUserTokens, "maximum live tokens that one user may have created over HTTPS, across all replicas (0: unlimited)")
 	durationVar(f, &o.maxTokenTTL, "max-token-ttl", server.DefaultMaxTokenTTL, "longest lifetime of a token that a user without the permission tokens/unlimited may create or renew (0: unlimited)")
