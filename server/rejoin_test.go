@@ -337,7 +337,7 @@ func TestRevokedCertificateEndsKeyThatItBound(t *testing.T) {
 	entry := must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(stolen.Leaf)}))
 	wantRefused("revoked", 403, "Revoked")
 	must.Get(guard.Undo(t.Context(), entry.Key()))
-	wantRefused("revocation undone", 401, "") // unbound by the use before
+	wantRefused("revocation undone", 401, "")          // unbound by the use before
 	renewed = s.comeBack(t, renewed, renewed.valid(t)) // a renewal
 	s.comeBack(t, renewed, renewed.expired(t, s.ca, nil))
 }
