@@ -123,7 +123,7 @@ func TestFollowsRotationOnCluster(t *testing.T) {
 		state := map[string]string{"cluster": string(must.Value(rotation.Encode(forged))(t))}
 		m, err := copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			m = must.Value(copies.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name}, Data: state}, metav1.CreateOptions{}))(t)
+			must.Value(copies.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name}, Data: state}, metav1.CreateOptions{}))(t)
 		} else {
 			must.OK(t, err)
 			m.Data = state
