@@ -119,6 +119,10 @@ func stopAtWrites() error {
 	filter = append(filter, is(syscall.SYS_WRITE, 3), load(firstArgument), is(uint32(syscall.Stderr), 1), answer(trace), answer(allow))
 	program := syscall.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 	const setSeccomp, modeFilter = 22, 2
+	const setNoNewPrivileges = 38 // without this, only root may install a filter
+	if _, _, errno := syscall.RawSyscall6(syscall.SYS_PRCTL, setNoNewPrivileges, 1, 0, 0, 0, 0); errno != 0 {
+		return fmt.Errorf("giving up new privileges: %w", errno)
+	}
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, setSeccomp, modeFilter, uintptr(unsafe.Pointer(&program))); errno != 0 {
 		return fmt.Errorf("installing a seccomp filter: %w", errno)
 	}
