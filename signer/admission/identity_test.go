@@ -163,8 +163,8 @@ func TestFirstRenewalBeginsIdentity(t *testing.T) {
 	wantIdentity(t, c, "second renewal", uid, first, mustIssue(t, n, renewalBy(t, r)))
 }
 
-// Nodes of a token with rejoin=deny must leave no credential, even if somebody erases the limit, or if the claim ends
-// because the Node is deleted and its machine registers again.
+// Nodes of a token with rejoin=deny must leave no credential, even if somebody erases the limit. The claim may also end
+// because the Node is deleted, and the machine registers again.
 func TestDenyLeavesNoIdentity(t *testing.T) {
 	c := newCluster()
 	n := c.admission()
