@@ -196,7 +196,8 @@ func (r *report) test(e event, p *result) {
 	}
 }
 
-var skipLine = regexp.MustCompile(`\.go:\d+: (.+)\n$`)
+// skipLine is a message of a test, or the command of a script that skips the rest of it.
+var skipLine = regexp.MustCompile(`(?:\.go:\d+: |> .* skip ')(.+?)'?\n$`)
 
 // reasonOf is the last message in the output of a test.
 func reasonOf(output []string) string {

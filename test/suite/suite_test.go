@@ -173,7 +173,7 @@ func TestReportsPackages(t *testing.T) {
 			want: []string{"panic: oh\n", "0 passed, 1 failed,"}, log: "TestB"},
 		"time is up": {events: []event{end("run", "TestA"), output("TestA", "panic: test timed out after 1s\n"), end("fail", "")},
 			err: "no test ran", want: []string{"panic: test timed out", "'^TestA$'"}, log: "TestA"},
-		"skipped": {events: []event{end("run", "TestA"), output("TestA", "    a_test.go:7: needs openssl, curl\n"), output("TestA", "--- SKIP: TestA (0.00s)\n"), end("skip", "TestA"),
+		"skipped": {events: []event{end("run", "TestA"), output("TestA", "    a_test.go:7: WORK=$WORK\n"), output("TestA", "        > [!root] skip 'needs openssl, curl'\n"), output("TestA", "--- SKIP: TestA (0.00s)\n"), end("skip", "TestA"),
 			end("run", "TestB"), output("TestB", "    a_test.go:7: 'make e2e' runs it\n"), end("skip", "TestB"), end("pass", "")},
 			want: []string{"skipped 1 tests: 'make e2e' runs it\n", "skipped: needs openssl, curl: signer.TestA\n", "apt-get install --no-install-recommends ca-certificates curl openssl\n", "0 passed, 0 failed, 2 skipped\n"}},
 		"nothing": {err: "no test ran"},
