@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,8 +25,8 @@ import (
 type joined struct {
 	m      *machine
 	ca     *tls.Certificate
-	node   string // what the API server of the kubelet returns for the Node; 404 if it is empty
-	server string // URL of that API server
+	node   atomic.Value // string: what the API server of the kubelet returns for the Node; 404 if it is empty
+	server string       // URL of that API server
 }
 
 // newJoined makes a machine with the fake root folder "root", whose kubelet is that of worker-7.
@@ -33,7 +34,8 @@ func newJoined(t *testing.T) *joined {
 	t.Helper()
 	ca := certtest.CA(t, "kubernetes")
 	endpoint := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
-	j := &joined{m: newMachine(t, joinOf(t, endpoint, ca)), ca: ca, node: `{"conditions":[{"type":"Ready","status":"True"}]}`}
+	j := &joined{m: newMachine(t, joinOf(t, endpoint, ca)), ca: ca}
+	j.node.Store(`{"conditions":[{"type":"Ready","status":"True"}]}`)
 	j.m.kubeadm(t, 1)
 	j.m.write(t, "bin/kubelet", "#!/bin/sh\n")
 	j.m.env = append(j.m.env, "KUBEJOIN_ROOT="+j.m.file("root"))
@@ -42,10 +44,11 @@ func newJoined(t *testing.T) *joined {
 		if name := r.TLS.PeerCertificates[0].Subject.CommonName; name != "system:node:worker-7" || r.Method != http.MethodGet || r.URL.Path != "/api/v1/nodes/worker-7" || r.Header.Get("Authorization") != "" {
 			t.Errorf("%s %s by %s, Authorization %q", r.Method, r.URL, name, r.Header.Get("Authorization"))
 		}
-		if j.node == "" {
+		node, _ := j.node.Load().(string)
+		if node == "" {
 			w.WriteHeader(http.StatusNotFound)
 		}
-		_, _ = io.WriteString(w, j.node)
+		_, _ = io.WriteString(w, node)
 	}))
 	pool := x509.NewCertPool()
 	pool.AddCert(ca.Leaf)
@@ -144,12 +147,12 @@ func TestDiagnoseOffersResetOnlyForUnusedMachine(t *testing.T) {
 		}, []string{joins, "; nothing to do\n"}, 0},
 		"worker that is not Ready": {func(t *testing.T, j *joined) {
 			j.kubelet(t, valid)
-			j.node = `{"note":"\"type\":\"Ready\",\"status\":\"True\"","conditions":[{"type":"DiskPressure","status":"True"},{"type":"Ready","status":"Unknown"}]}`
+			j.node.Store(`{"note":"\"type\":\"Ready\",\"status\":\"True\"","conditions":[{"type":"DiskPressure","status":"True"},{"type":"Ready","status":"Unknown"}]}`)
 			j.listen(t)
 		}, []string{unseen + "Node worker-7 is not Ready" + look, "ok       ports: "}, 1},
 		"worker whose Node was deleted": {func(t *testing.T, j *joined) {
 			j.kubelet(t, valid)
-			j.node = ""
+			j.node.Store("")
 		}, []string{" returns HTTP 404 for Node worker-7" + look}, 1},
 		"worker whose API server does not respond": {func(t *testing.T, j *joined) {
 			j.server = "https://127.0.0.1:1"
