@@ -174,7 +174,8 @@ func TestResumeInterruptedCopy(t *testing.T) {
 		}
 	}
 	incomplete := func(prefix string) { // as if the copy was interrupted
-		must.Value(c.Client().Put(t.Context(), prefix+"/schema", "2 incomplete"))(t)
+		version := string(must.Value(c.Client().Get(t.Context(), prefix+"/schema"))(t).Kvs[0].Value)
+		must.Value(c.Client().Put(t.Context(), prefix+"/schema", version+" incomplete"))(t)
 	}
 	for name, change := range map[string]func(*etcdstore.Store) error{
 		"another token": func(s *etcdstore.Store) error {
