@@ -339,6 +339,19 @@ func TestRevokedCertificateEndsKeyThatItBound(t *testing.T) {
 	must.Get(guard.Undo(t.Context(), entry.Key()))
 	wantRefused("revocation undone", 401, "")          // unbound by the use before
 	renewed = s.comeBack(t, renewed, renewed.valid(t)) // a renewal
+	// A binding that nobody uses ends with the next renewal, or when the machine binds a key of its own.
+	for _, own := range []bool{false, true} {
+		stolen, kept = renewed.valid(t), s.showing(t, s.bind(t, renewed).selfSigned(t))
+		renewed = s.comeBack(t, renewed, stolen)
+		entry := must.Get(guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(stolen.Leaf)}))
+		if own {
+			s.comeBack(t, renewed, s.bind(t, renewed).selfSigned(t))
+			break
+		}
+		renewed = s.comeBack(t, renewed, renewed.valid(t))
+		must.Get(guard.Undo(t.Context(), entry.Key()))
+		wantRefused("never used", 401, "")
+	}
 	s.comeBack(t, renewed, renewed.expired(t, s.ca, nil))
 }
 

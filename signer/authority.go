@@ -355,7 +355,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	}
 	if !fresh {
 		// Check the rate first: Nodes may call an API server, and this request may be retried many times.
-		if err := a.take(r, nil, false); err != nil {
+		if err := a.take(r, nil, false, false); err != nil {
 			return issued{}, err
 		}
 		admitted, err := a.Nodes.Admit(ctx, m.valid.request)
@@ -380,7 +380,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 			return issued{}, refuseRevoked(*e)
 		}
 	}
-	if err := a.take(r, nil, true); err != nil {
+	if err := a.take(r, nil, m.admitted.Stranger, true); err != nil {
 		return issued{}, err
 	}
 	done, err := s.profile.issue(ctx, ca, m.valid.request.Asked(), a.lifetime(s, ca, r, m.admitted), a.now())
@@ -400,9 +400,9 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 		if err := a.checkRejoin(ctx, requester, m.admitted.Fingerprint, done.cert); err != nil {
 			return issued{}, err
 		}
-		if err := a.checkBound(ctx, r, m.admitted); err != nil {
-			return issued{}, err
-		}
+	}
+	if err := a.checkBound(ctx, r, m.admitted); err != nil {
+		return issued{}, err
 	}
 	return done, nil
 }
@@ -456,17 +456,26 @@ func (a *Authority) checkRejoin(ctx context.Context, requester revocation.Subjec
 	return cmp.Or(err, refuseRevoked(*e))
 }
 
-// checkBound returns an error if the certificate that bound the key of a rejoin is revoked. Then it unbinds the key, which
-// stays refused if the revocation is undone.
+// checkBound unbinds the key of a node if the certificate that has bound it is revoked, and then refuses a request that the key
+// has authenticated. So the key stays refused after the revocation has ended or was undone.
 func (a *Authority) checkBound(ctx context.Context, r approval.Request, admitted admission.Admitted) error {
-	if admitted.BoundBy == "" {
-		return nil
-	}
-	e, err := a.Revocations.Revoked(ctx, revocation.Subject{Fingerprints: []revocation.Fingerprint{revocation.Fingerprint(admitted.BoundBy)}})
-	if e == nil || err != nil {
+	e, err := a.unbindRevoked(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix), admitted.BoundBy)
+	if e == nil || err != nil || r.Rejoin == nil || !r.Rejoin.NotAfter.IsZero() {
 		return err
 	}
-	return cmp.Or(a.Nodes.Unbind(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix), admitted.BoundBy), refuseRevoked(*e))
+	return refuseRevoked(*e)
+}
+
+// unbindRevoked unbinds the key that a certificate has bound if that is revoked, and returns the revocation.
+func (a *Authority) unbindRevoked(ctx context.Context, node, by string) (*revocation.Entry, error) {
+	if by == "" {
+		return nil, nil
+	}
+	e, err := a.Revocations.Revoked(ctx, revocation.Subject{Fingerprints: []revocation.Fingerprint{revocation.Fingerprint(by)}})
+	if e == nil || err != nil {
+		return nil, err
+	}
+	return e, a.Nodes.Unbind(ctx, node, by)
 }
 
 // BindKey binds a key to the node of a valid client certificate, see [admission.Nodes.BindKey]. It refuses a certificate
@@ -477,8 +486,15 @@ func (a *Authority) BindKey(ctx context.Context, cert *x509.Certificate, key str
 	} else if e != nil {
 		return refuseRevoked(*e)
 	}
-	by := tokens.Credential{Key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), Fingerprint: string(revocation.FingerprintOf(cert))}
-	return a.Nodes.BindKey(ctx, strings.TrimPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix), by, key)
+	node := strings.TrimPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
+	before, err := a.Nodes.BoundBy(ctx, node)
+	if err != nil {
+		return err
+	}
+	if _, err := a.unbindRevoked(ctx, node, before); err != nil {
+		return err
+	}
+	return a.Nodes.BindKey(ctx, node, tokens.Credential{Key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), Fingerprint: string(revocation.FingerprintOf(cert))}, key)
 }
 
 // checkRevoked returns an [*approval.Error] if the requester's credential is revoked.
@@ -499,11 +515,11 @@ func refuseRevoked(e revocation.Entry) error {
 }
 
 // take refuses with [ReasonTooManyCertificates] if the requester has used up its rate.
-func (a *Authority) take(r approval.Request, refusal *issuance.Entry, spend bool) error {
+func (a *Authority) take(r approval.Request, refusal *issuance.Entry, stranger, spend bool) error {
 	if a.Unthrottled {
 		return nil
 	}
-	return a.rates.take(r, refusal, spend, a.now())
+	return a.rates.take(r, refusal, stranger, spend, a.now())
 }
 
 func (a *Authority) now() time.Time {

@@ -44,8 +44,9 @@ type allowance struct {
 // counted by the key of the request, because a new key costs nothing.
 //
 // The refusal of a rejoin, or of a revoked certificate, counts for the credential: the machine of that name may have
-// another one now. All such credentials of a name have one allowance together, because a disk may hold many.
-func allowances(r approval.Request, refusal *issuance.Entry) []allowance {
+// another one now. So does a certificate for a stranger, which holds a valid certificate of the name. All such credentials of
+// a name have one allowance together, because a disk may hold many.
+func allowances(r approval.Request, refusal *issuance.Entry, stranger bool) []allowance {
 	kind := "issued"
 	if refusal != nil {
 		kind = "refused"
@@ -54,12 +55,15 @@ func allowances(r approval.Request, refusal *issuance.Entry) []allowance {
 		return allowance{digestOf(append([]string{kind, r.User}, parts...)...), machineEvery, machineBurst}
 	}
 	many := allowance{digestOf(kind, r.User), manyEvery, manyBurst}
+	credential := strings.Join(r.Extra[revocation.CredentialIDKey], " ")
 	node, old := approval.IsNode(r.User, r.Groups), allowance{digestOf("old", r.User), manyEvery, manyBurst}
 	switch {
 	case node && refusal != nil && r.Rejoin != nil:
 		return []allowance{old, machine("rejoin", r.Rejoin.Key)}
 	case node && refusal != nil && refusal.Reason == revocation.Reason:
-		return []allowance{old, machine("revoked", strings.Join(r.Extra[revocation.CredentialIDKey], " "))}
+		return []allowance{old, machine("revoked", credential)}
+	case node && stranger:
+		return []allowance{old, machine("stranger", credential)}
 	case node:
 		return []allowance{machine()}
 	case refusal != nil || r.CSR == nil:
@@ -76,12 +80,12 @@ type rates struct{ left twoGenCache[*rate.Limiter] }
 
 // take takes one from each allowance, or fails with [ReasonTooManyCertificates] and takes none. If spend is false, it takes
 // nothing.
-func (l *rates) take(r approval.Request, refusal *issuance.Entry, spend bool, now time.Time) error {
+func (l *rates) take(r approval.Request, refusal *issuance.Entry, stranger, spend bool, now time.Time) error {
 	l.left.Lock()
 	defer l.left.Unlock()
 	var limiters []*rate.Limiter
 	wait := time.Duration(0)
-	for _, a := range allowances(r, refusal) {
+	for _, a := range allowances(r, refusal, stranger) {
 		limiter, found := l.left.get(a.key)
 		if !found {
 			limiter = rate.NewLimiter(rate.Every(a.every), a.burst)

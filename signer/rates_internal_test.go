@@ -15,7 +15,7 @@ import (
 func (l *rates) issued(times int, now *time.Time, pause time.Duration, request func(i int) approval.Request) (n int) {
 	for i := range times {
 		*now = now.Add(pause)
-		if l.take(request(i), nil, true, *now) == nil {
+		if l.take(request(i), nil, false, true, *now) == nil {
 			n++
 		}
 	}

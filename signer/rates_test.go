@@ -296,3 +296,25 @@ func TestRateHoldsForConcurrentRequests(t *testing.T) {
 		t.Errorf("got %d certificates and %d throttled requests, want %d and %d", issued, throttled, most, more)
 	}
 }
+
+// A machine that was replaced may still have a valid certificate. It must not use up the rate of its successor.
+func TestReplacedMachineSpendsNoRateOfItsName(t *testing.T) {
+	a := newThrottled(t)
+	a.Nodes.Claims, a.Nodes.RejoinWindow = memdb.Open().Claims(), time.Hour
+	by := func(digit string) func(int) approval.Request {
+		return func(int) approval.Request {
+			r := renewal(t, revocation.Fingerprint(strings.Repeat(digit, 64)))
+			r.UID, r.Approver = "", "jane"
+			return r
+		}
+	}
+	must.Value(a.Issue(t.Context(), by("b")(0)))(t) // begins the identity
+	for digit, want := range map[string]int{"a": 60, "c": 60} {
+		if n := a.ask(t, 100, 0, by(digit)); n != want {
+			t.Errorf("stranger %s got %d certificates, want %d", digit, n, want)
+		}
+	}
+	if n := a.ask(t, 50, 0, by("b")); n != 50 {
+		t.Errorf("the machine got %d certificates, want 50", n)
+	}
+}

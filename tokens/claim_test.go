@@ -75,10 +75,10 @@ func TestClaimCheck(t *testing.T) {
 		"empty request":         func(c *tokens.Claim) { c.Requests = []string{""} },
 		"request with space":    func(c *tokens.Claim) { c.Requests = []string{"a b"} },
 		"identity, long word":   func(c *tokens.Claim) { c.Identity.NodeUID = strings.Repeat("u", 129) },
-		"identity, three keys": func(c *tokens.Claim) {
-			c.Identity.Credentials = append(c.Identity.Credentials, tokens.Credential{Key: "c"})
+		"identity, five keys": func(c *tokens.Claim) {
+			c.Identity.Credentials = append(c.Identity.Credentials, tokens.Credential{Key: "c"}, tokens.Credential{Key: "d"}, tokens.Credential{Key: "e"})
 		},
-		"identity, empty key":      func(c *tokens.Claim) { c.Identity.Credentials[0].Key = "" },
+		"identity, nothing":        func(c *tokens.Claim) { c.Identity.Credentials[0] = tokens.Credential{} },
 		"identity, slash":          func(c *tokens.Claim) { c.Identity.Bound.Key = "a/b" },
 		"identity, fingerprint":    func(c *tokens.Claim) { c.Identity.Credentials[0].Fingerprint = "a/b" },
 		"identity, bound by":       func(c *tokens.Claim) { c.Identity.Bound.Fingerprint = "a/b" },

@@ -9,7 +9,7 @@ import (
 // Maximum lengths of the lists of an [Identity].
 const (
 	// MaxCredentials is how many of the last certificates of a node an Identity has.
-	MaxCredentials = 2
+	MaxCredentials = 4
 	// MaxRejoins is how many times of rejoins an Identity has, and so the highest budget.
 	MaxRejoins = 100
 )
@@ -19,8 +19,8 @@ const (
 type Identity struct {
 	// NodeUID is the UID of the Node that the certificates belong to. It is empty until kubejoin sees such a Node.
 	NodeUID string `json:"nodeUID,omitempty"`
-	// Credentials are the last certificates, the newest last: the one that authenticated the last request, and the one that
-	// kubejoin issued for it. There are none if the node may not rejoin.
+	// Credentials are the last certificates, the newest last: the one that the machine has used, and those that kubejoin has
+	// issued for it since, of which the machine may have got any. There are none if the node may not rejoin.
 	Credentials []Credential `json:"credentials,omitempty"`
 	// NotAfter is when the newest certificate expires, in whole seconds.
 	NotAfter time.Time `json:"notAfter,omitzero"`
@@ -35,8 +35,8 @@ type Identity struct {
 
 // A Credential is a public key and a certificate.
 type Credential struct {
-	// Key is the public key, as in [Claim.Keys].
-	Key string `json:"key"`
+	// Key is the public key, as in [Claim.Keys]; empty if kubejoin has only seen the fingerprint.
+	Key string `json:"key,omitempty"`
 	// Fingerprint is the SHA-256 of the certificate, in 64 lower-case hexadecimal digits.
 	Fingerprint string `json:"fingerprint,omitempty"`
 }
@@ -49,9 +49,15 @@ func (i Identity) Last() Credential {
 	return i.Credentials[len(i.Credentials)-1]
 }
 
-// HasKey reports whether one of the certificates has this key. A bound key does not count.
-func (i Identity) HasKey(key string) bool {
-	return slices.ContainsFunc(i.Credentials, func(c Credential) bool { return c.Key == key })
+// Find returns the certificate with this key or this fingerprint, of which one may be empty. A bound key does not count.
+func (i Identity) Find(key, fingerprint string) (c Credential, found bool) {
+	at := slices.IndexFunc(i.Credentials, func(c Credential) bool {
+		return key != "" && c.Key == key || fingerprint != "" && c.Fingerprint == fingerprint
+	})
+	if at < 0 {
+		return Credential{}, false
+	}
+	return i.Credentials[at], true
 }
 
 // IsZero reports whether nothing is known.
@@ -78,7 +84,7 @@ func (i Identity) check() error {
 		return fieldErrorf("identity", "%d credentials given, %d allowed", len(i.Credentials), MaxCredentials)
 	case len(i.Rejoins) > MaxRejoins:
 		return fieldErrorf("identity", "%d rejoins given, %d allowed", len(i.Rejoins), MaxRejoins)
-	case i.HasKey(""), slices.ContainsFunc(words, func(w string) bool { return !isShortWord(w) || strings.ContainsAny(w, `/"\`) }):
+	case slices.Contains(i.Credentials, Credential{}), slices.ContainsFunc(words, func(w string) bool { return !isShortWord(w) || strings.ContainsAny(w, `/"\`) }):
 		return fieldErrorf("identity", "want words of at most %d bytes without space, comma, slash or quotation mark", maxWord)
 	case i.TokenID != "" && CheckID(i.TokenID) != nil:
 		return fieldErrorf("identity", "%.100q given as token ID", i.TokenID)

@@ -161,9 +161,12 @@ type Admitted struct {
 	// Fingerprint is that of the last certificate of a node that rejoins. A revocation of this certificate bars the
 	// node.
 	Fingerprint string
-	// BoundBy is the fingerprint of the certificate that bound the key with which a node rejoins. A revocation of this
-	// certificate bars the key: call [Nodes.Unbind].
+	// BoundBy is the fingerprint of the certificate that bound the key of a node. A revocation of this certificate bars the
+	// key: call [Nodes.Unbind].
 	BoundBy string
+	// Stranger is true if the certificate of a node that renews is not one of its claim, for example because the machine was
+	// replaced.
+	Stranger bool
 
 	nodeUID string // of the Node that renews or is replaced; empty for a new Node
 }
@@ -199,13 +202,15 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err
 	case !ok && (!isOwn(r) || n.Node != nil):
 		return nil
 	case !ok: // for example a serving certificate: the claim does not limit its lifetime
-		_, err = n.renew(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix))
+		_, _, err = n.renew(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix))
 		return err
 	case isOwn(r):
 		if a.nodeUID, err = n.checkNodeExists(ctx, node); err != nil {
 			return err
 		}
-		a.Duration, err = n.renew(ctx, node)
+		var c tokens.Claim
+		c, a.Duration, err = n.renew(ctx, node)
+		a.Stranger = isStranger(c.Identity, r)
 		return err
 	}
 	if err := tokens.CheckNodeName(node); err != nil {

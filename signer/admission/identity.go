@@ -18,7 +18,7 @@ import (
 // StoreIdentity stores a certificate with the claim of its node, so that the node can rejoin with its key after the
 // certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
 // RejoinWindow, or if the certificate is no client certificate of a node, it does nothing. For a node that rejoins, it sets
-// a.Fingerprint to that of the certificate which this one replaces.
+// a.Fingerprint to that of the certificate which this one replaces. For each node that has a bound key, it sets a.BoundBy.
 //
 // A machine that is not the one of the claim renews, but stores nothing. A node without a claim gets a released one, which
 // leaves the name free.
@@ -54,6 +54,9 @@ func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted,
 				}
 				a.Fingerprint = c.Identity.Last().Fingerprint
 			}
+			if isOwn(r) {
+				a.BoundBy = c.Identity.Bound.Fingerprint
+			}
 			*c = withCertificate(*c, first, r)
 			return nil
 		})
@@ -78,9 +81,22 @@ func withCertificate(c tokens.Claim, first tokens.Identity, r approval.Request) 
 	by, own := authenticated(c.Identity, r)
 	switch {
 	case c.Bound().Rejoin == tokens.RejoinDeny:
-		// The claim lasts as long as the certificate, which may not rejoin.
-		c.Identity = tokens.Identity{NodeUID: first.NodeUID, NotAfter: first.NotAfter}
-	case !isOwn(r) || c.Identity.IsZero():
+		// The claim lasts as long as any of the certificates, with which the machine may not rejoin.
+		end := first.NotAfter
+		if c.Identity.NotAfter.After(end) {
+			end = c.Identity.NotAfter
+		}
+		c.Identity = tokens.Identity{NodeUID: first.NodeUID, NotAfter: end}
+	case isOwn(r) && c.Identity.IsZero():
+		if by := (tokens.Credential{Fingerprint: fingerprintOf(r)}); by.Fingerprint != "" { // the machine may not get the response
+			first.Credentials = []tokens.Credential{by, first.Last()}
+		}
+		c.Identity = first
+	case !isOwn(r):
+		made := first.Last()
+		if first.TokenID != "" && first.TokenID == c.Identity.TokenID { // the same machine again may not have got the first certificate
+			first.Credentials = appended(slices.DeleteFunc(slices.Clone(c.Identity.Credentials), func(other tokens.Credential) bool { return other.Key != made.Key }), made)
+		}
 		c.Identity = first
 	case own:
 		c.Identity = continued(c.Identity, by, first)
@@ -93,24 +109,49 @@ func authenticated(i tokens.Identity, r approval.Request) (by tokens.Credential,
 	if p := r.Rejoin; p != nil && p.NotAfter.IsZero() {
 		return i.Bound, p.Key != "" && p.Key == i.Bound.Key
 	}
-	fingerprints := revocation.SubjectOf(r.User, r.Groups, r.Extra).Fingerprints
-	for _, c := range i.Credentials {
-		if r.Rejoin != nil && r.Rejoin.Key == c.Key || slices.Contains(fingerprints, revocation.Fingerprint(c.Fingerprint)) {
-			return c, true
-		}
+	key := ""
+	if r.Rejoin != nil {
+		key = r.Rejoin.Key
 	}
-	return tokens.Credential{}, false
+	return i.Find(key, fingerprintOf(r))
 }
 
-// continued returns an identity with another certificate. It keeps the one that authenticated the request, because the
-// machine may not get the response. If the bound key did, it keeps the last certificate with another key.
-func continued(i tokens.Identity, by tokens.Credential, next tokens.Identity) tokens.Identity {
-	made, kept := next.Last(), []tokens.Credential{by}
-	if by == i.Bound {
-		kept = slices.DeleteFunc(slices.Clone(i.Credentials), func(c tokens.Credential) bool { return c.Key == made.Key })
-		kept = kept[max(0, len(kept)-1):]
+// fingerprintOf returns the fingerprint of the certificate that authenticated a request; empty if it is not known.
+func fingerprintOf(r approval.Request) string {
+	if all := revocation.SubjectOf(r.User, r.Groups, r.Extra).Fingerprints; len(all) == 1 {
+		return string(all[0])
 	}
-	i.Credentials = append(kept, made)
+	return ""
+}
+
+// isStranger reports whether the certificate that authenticated a node is known, and is none of its identity.
+func isStranger(i tokens.Identity, r approval.Request) bool {
+	_, own := authenticated(i, r)
+	return !own && len(i.Credentials) > 0 && fingerprintOf(r) != ""
+}
+
+// continued returns an identity with another certificate. It keeps the certificate that authenticated the request, and those
+// that were issued for it before: the machine may have got any of them. If the bound key authenticated the request, it keeps
+// the last certificate with another key.
+func continued(i tokens.Identity, by tokens.Credential, next tokens.Identity) tokens.Identity {
+	made, kept := next.Last(), i.Credentials
+	switch {
+	case by == i.Bound:
+		kept = slices.DeleteFunc(slices.Clone(kept), func(c tokens.Credential) bool { return c.Key == made.Key })
+		kept = kept[max(0, len(kept)-1):]
+	case by != kept[0]:
+		kept = []tokens.Credential{by}
+	}
+	i.Credentials = appended(kept, made)
 	i.NodeUID, i.NotAfter = cmp.Or(next.NodeUID, i.NodeUID), next.NotAfter
 	return i
+}
+
+// appended returns a list with another certificate. Of a full list, it drops the second one: the machine has used the first.
+func appended(list []tokens.Credential, made tokens.Credential) []tokens.Credential {
+	list = append(slices.Clone(list), made)
+	if len(list) > tokens.MaxCredentials {
+		list = slices.Delete(list, 1, 2)
+	}
+	return list
 }

@@ -81,13 +81,18 @@ func TestStoresLastTwoKeys(t *testing.T) {
 				first := mustIssue(t, n, r)
 				wantIdentity(t, c, "first certificate", "", first)
 				uid := c.node("worker-1")
-				for i := range 3 { // the machine gets only the last response
-					lost := mustIssue(t, n, renewalBy(t, r))
-					wantIdentity(t, c, fmt.Sprint("renewal ", i), uid, first, lost)
+				var lost []approval.Request // the machine gets any one of the responses
+				keys := []string{first}
+				for i := range 5 {
+					next := renewalBy(t, r)
+					lost, keys = append(lost, next), append(keys, mustIssue(t, n, next))
+					if len(keys) > tokens.MaxCredentials {
+						keys = slices.Delete(keys, 1, 2)
+					}
+					wantIdentity(t, c, fmt.Sprint("renewal ", i), uid, keys...)
 				}
-				r = renewalBy(t, r)
-				second := mustIssue(t, n, r)
-				third := mustIssue(t, n, renewalBy(t, r))
+				r = lost[3] // not the last one
+				second, third := pkcs10.KeyID(r.CSR), mustIssue(t, n, renewalBy(t, r))
 				wantIdentity(t, c, "another renewal", uid, second, third)
 				if end := c.claims["worker-1"].Identity.NotAfter; !end.Equal(time.Now().Add(24 * time.Hour).Truncate(time.Second)) {
 					t.Errorf("got end %s, want that of the certificate", end)
@@ -97,6 +102,25 @@ func TestStoresLastTwoKeys(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A first certificate may be signed twice, for example because a response was lost. The machine must be known by either.
+func TestFirstCertificateTwice(t *testing.T) {
+	c := newCluster()
+	n := c.admission()
+	n.RejoinWindow = rejoinWindow
+	r := firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)
+	checked := must.Value(admission.Check(r))(t)
+	for _, serial := range []string{"delivered", "lost"} {
+		cert := certificateOf(r)
+		cert.Raw = []byte(serial)
+		must.OK(t, n.StoreIdentity(t.Context(), checked, must.Value(n.Admit(t.Context(), checked))(t), cert))
+	}
+	uid := c.node("worker-1")
+	renewed := renewal(t, "worker-1")
+	renewed.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.FingerprintOf(&x509.Certificate{Raw: []byte("delivered")}).CredentialID()}}
+	key := mustIssue(t, n, renewed)
+	wantIdentity(t, c, "renewal", uid, pkcs10.KeyID(r.CSR), pkcs10.KeyID(r.CSR), key)
 }
 
 // A machine that was replaced, for example a stolen one, must not rejoin: the first certificate of the new machine ends
@@ -140,6 +164,9 @@ func TestFirstCertificateEndsIdentity(t *testing.T) {
 				mustIssue(t, n, r)
 				mustIssue(t, n, renewal(t, "worker-1"))
 			}
+			if a := must.Value(n.Admit(t.Context(), must.Value(admission.Check(renewalBy(t, r)))(t)))(t); !a.Stranger {
+				t.Error("a renewal of the machine before counts for the name")
+			}
 			if after := c.claims["worker-1"].Identity; !after.Equal(i) {
 				t.Errorf("after renewals of the machine before: got %+v, want %+v", after, i)
 			}
@@ -161,6 +188,22 @@ func TestFirstRenewalBeginsIdentity(t *testing.T) {
 	first := mustIssue(t, n, r)
 	wantIdentity(t, c, "first renewal", uid, first)
 	wantIdentity(t, c, "second renewal", uid, first, mustIssue(t, n, renewalBy(t, r)))
+
+	c = newCluster()
+	n.Claims, n.Node = c.admission().Claims, c.Node
+	uid = c.node("worker-1")
+	var keys []string
+	for range 2 { // the machine loses the first response, so its certificate is still the one from before
+		next := renewalBy(t, r)
+		keys = append(keys, mustIssue(t, n, next))
+		wantIdentity(t, c, "certificate from before", uid, append([]string{""}, keys...)...)
+	}
+	by := tokens.Credential{Key: pkcs10.KeyID(r.CSR), Fingerprint: string(revocation.FingerprintOf(certificateOf(r)))}
+	must.OK(t, n.BindKey(t.Context(), "worker-1", by, "sha256:bound"))
+	n.Now = func() time.Time { return time.Now().Add(25 * time.Hour) }
+	back := late(t, "worker-1", by.Key, certificateOf(r).NotAfter, nil)
+	back.Extra = renewalBy(t, r).Extra
+	wantIdentity(t, c, "rejoin", uid, append([]string{""}, append(keys, mustIssue(t, n, back))...)...)
 }
 
 // Nodes of a token with rejoin=deny must leave no credential, even if somebody erases the limit. The claim may also end
@@ -178,6 +221,15 @@ func TestDenyLeavesNoIdentity(t *testing.T) {
 	mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-2", nil))
 	if claim := c.claims["worker-2"]; claim.Limits.Rejoin != tokens.RejoinDeny || len(claim.Identity.Credentials) > 0 {
 		t.Errorf("with erased limits: got claim %+v, want rejoin denied", claim)
+	}
+	long := renewal(t, "worker-1")
+	checked := must.Value(admission.Check(long))(t)
+	cert := certificateOf(long)
+	cert.NotAfter = time.Now().AddDate(1, 0, 0)
+	must.OK(t, n.StoreIdentity(t.Context(), checked, must.Value(n.Admit(t.Context(), checked))(t), cert))
+	mustIssue(t, n, renewal(t, "worker-1")) // a shorter one: the long one is still valid
+	if past := c.claims["worker-1"].PastAfterRelease(time.Now(), 0); !past.Active(cert.NotAfter) {
+		t.Errorf("got %+v, want it to last as long as the longest certificate, until %s", past, cert.NotAfter)
 	}
 	for i := range 2 {
 		c.change("worker-1", func(claim *tokens.Claim) { *claim = claim.AfterRelease(claim.PastAfterRelease(time.Now(), 0)) })

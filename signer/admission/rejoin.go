@@ -19,7 +19,7 @@ const (
 	ReasonRejoinOff = "RejoinOff"
 	// ReasonRejoinTooLate: the certificate expired longer ago than the window.
 	ReasonRejoinTooLate = "RejoinTooLate"
-	// ReasonKeyNotCurrent: the key is neither one of the last two keys of the node nor its bound key.
+	// ReasonKeyNotCurrent: the key is neither a current key of the node nor its bound key.
 	ReasonKeyNotCurrent = "KeyNotCurrent"
 	// ReasonKeyReused: the request is for the key that has proven the node, or for its bound key.
 	ReasonKeyReused = "KeyReused"
@@ -33,12 +33,24 @@ const DefaultRejoinBudget = 3
 // rejoinFacts are what a decision about a rejoin depends on.
 type rejoinFacts struct {
 	proof   approval.Rejoin
+	by      string // fingerprint of the certificate of the proof; empty if it is not known
 	key     string // of the request
 	nodes   bool   // whether there are Nodes
 	nodeUID string // UID of the Node, empty without a Node
 	window  time.Duration
 	budget  int
 	now     time.Time
+}
+
+// current reports whether the identity has the certificate of the proof.
+func (f rejoinFacts) current(i tokens.Identity) bool {
+	_, found := i.Find(f.proof.Key, f.by)
+	return found
+}
+
+func isKeyOf(i tokens.Identity, key string) bool {
+	_, found := i.Find(key, "")
+	return found
 }
 
 // provesNode returns an [*approval.Error] unless the claim of the node has the key of the proof.
@@ -59,8 +71,8 @@ func provesNode(c tokens.Claim, f rejoinFacts) error {
 		return refuse(ReasonKeyNotCurrent, "kubejoin knows no key of node %s: its last certificate is from before --rejoin-window was set or by another signer, or its claim was released", node)
 	case bound && f.proof.Key != i.Bound.Key:
 		return refuse(ReasonKeyNotCurrent, "the key is not bound to node %s", node)
-	case !bound && !i.HasKey(f.proof.Key):
-		return refuse(ReasonKeyNotCurrent, "the key is not one of the last %d keys of node %s: this machine has an old copy of the disk, or is another machine", tokens.MaxCredentials, node)
+	case !bound && !f.current(i):
+		return refuse(ReasonKeyNotCurrent, "the key is not a current one of node %s: this machine has an old copy of the disk, or is another machine", node)
 	case !f.now.Before(i.NotAfter.Add(f.window)):
 		return refuse(ReasonRejoinTooLate, "the last certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, i.NotAfter.UTC().Format(time.RFC3339), f.window)
 	case f.nodes && f.nodeUID == "":
@@ -108,7 +120,7 @@ func decideRejoin(c tokens.Claim, f rejoinFacts) (tokens.Claim, error) {
 // rejoined is [decideRejoin] for a request and the claim of its node.
 func (n *Nodes) rejoined(c tokens.Claim, r approval.Request, nodeUID string) (tokens.Claim, error) {
 	return decideRejoin(c, rejoinFacts{
-		proof: *r.Rejoin, key: pkcs10.KeyID(r.CSR), nodes: n.Node != nil, nodeUID: nodeUID, window: n.RejoinWindow,
+		proof: *r.Rejoin, by: fingerprintOf(r), key: pkcs10.KeyID(r.CSR), nodes: n.Node != nil, nodeUID: nodeUID, window: n.RejoinWindow,
 		budget: min(cmp.Or(n.RejoinBudget, DefaultRejoinBudget), tokens.MaxRejoins), now: n.now(),
 	})
 }
@@ -175,12 +187,12 @@ func (n *Nodes) BindKey(ctx context.Context, node string, by tokens.Credential, 
 		return err
 	}
 	bind := func(c *tokens.Claim) error {
-		f := rejoinFacts{proof: approval.Rejoin{Key: by.Key, NotAfter: n.now()}, nodes: n.Node != nil, nodeUID: uid, window: n.RejoinWindow, now: n.now()}
+		f := rejoinFacts{proof: approval.Rejoin{Key: by.Key, NotAfter: n.now()}, by: by.Fingerprint, nodes: n.Node != nil, nodeUID: uid, window: n.RejoinWindow, now: n.now()}
 		if err := provesNode(*c, f); err != nil {
 			return err
 		}
 		switch {
-		case c.Identity.HasKey(key):
+		case isKeyOf(c.Identity, key):
 			return approval.RefuseFor(ReasonKeyReused, "the key to bind is the key of a certificate of node %s; make a new key", node)
 		case c.Identity.Bound.Key == key:
 			return nil
@@ -195,6 +207,18 @@ func (n *Nodes) BindKey(ctx context.Context, node string, by tokens.Credential, 
 		return bind(&tokens.Claim{Node: node})
 	}
 	return err
+}
+
+// BoundBy returns the fingerprint of the certificate that has bound a key to a node, read live; empty if none has.
+func (n *Nodes) BoundBy(ctx context.Context, node string) (string, error) {
+	if n == nil || n.Claims == nil {
+		return "", nil
+	}
+	c, err := n.Claims.Get(ctx, node)
+	if errors.Is(err, tokens.ErrNotFound) {
+		return "", nil
+	}
+	return c.Identity.Bound.Fingerprint, err
 }
 
 // Unbind removes the bound key of a node if the certificate with this fingerprint has bound it.

@@ -65,7 +65,7 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 		rejoins int      // counted after it; zero means 1
 	}{
 		"last key":             {keys: []string{lastKey}},
-		"key before it":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = firstKey }, keys: []string{firstKey}},
+		"key before it":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = firstKey }, keys: []string{firstKey, lastKey}},
 		"bound key":            {change: func(_ *claim, f *rejoinFacts) { f.bound() }, keys: []string{lastKey}},
 		"released claim":       {change: func(c *claim, _ *rejoinFacts) { c.TokenID, c.Limits, c.NodeUID = "", tokens.Limits{}, "" }, keys: []string{lastKey}},
 		"allowed by its token": {change: func(c *claim, _ *rejoinFacts) { c.Limits.Rejoin = tokens.RejoinAllow }, keys: []string{lastKey}},
@@ -84,7 +84,7 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 		"another bound key":                 {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.Bound.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "not bound"},
 		"unbound by now":                    {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.Bound.Key = "" }, reason: ReasonKeyNotCurrent, text: "not bound"},
 		"key of a certificate, self-signed": {change: func(_ *claim, f *rejoinFacts) { f.proof.NotAfter = time.Time{} }, reason: ReasonKeyNotCurrent, text: "not bound"},
-		"bound key in a certificate":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = boundKey }, reason: ReasonKeyNotCurrent, text: "not one of the last"},
+		"bound key in a certificate":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = boundKey }, reason: ReasonKeyNotCurrent, text: "not a current one"},
 
 		"window passed": {change: func(c *claim, f *rejoinFacts) {
 			f.proof.NotAfter = f.ago(window)
@@ -113,7 +113,7 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 		}, keys: []string{lastKey}, rejoins: 3},
 		"lost response": {change: func(c *claim, f *rejoinFacts) {
 			c.Identity.Rejoins, c.Identity.Credentials, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, credentials(lastKey, newKey), f.ago(-time.Hour)
-		}, keys: []string{lastKey}, rejoins: 3},
+		}, keys: []string{lastKey, newKey}, rejoins: 3},
 		"lost response, bound key": {change: func(c *claim, f *rejoinFacts) {
 			f.bound()
 			c.Identity.Rejoins, c.Identity.Credentials, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, credentials(lastKey, newKey), f.ago(-time.Hour)

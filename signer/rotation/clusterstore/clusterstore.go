@@ -151,17 +151,14 @@ func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
 	if wrong = CheckCopy(states, m.Data); wrong == nil {
 		return nil, nil
 	}
-	if m.Data == nil {
-		m.Data = map[string]string{}
-	}
-	for _, ca := range rotation.CAs {
-		delete(m.Data, string(ca))
-	}
-	maps.Copy(m.Data, states)
+	m.Data, m.BinaryData = states, nil // also without what others have added, which could fill the ConfigMap
 	if missing {
 		_, err = s.maps.Create(ctx, m, metav1.CreateOptions{})
 	} else {
 		_, err = s.maps.Update(ctx, m, metav1.UpdateOptions{}) // conditional by the resourceVersion
+	}
+	if apierrors.IsInvalid(err) { // for example because it is immutable
+		err = fmt.Errorf("%w; to let kubejoin create it again: kubectl -n %s delete configmap %s", err, Namespace, Name)
 	}
 	return wrong, err
 }

@@ -118,19 +118,29 @@ func TestOnlySecretHasTheState(t *testing.T) {
 	must.OK(t, s.Check(t.Context()))
 }
 
-// Catches a write that drops what others keep in the ConfigMap.
-func TestKeepsOtherData(t *testing.T) {
+// Others must not fill or freeze the ConfigMap for good. Its labels stay.
+func TestPublishRemovesOtherData(t *testing.T) {
 	client := open(t)
-	maps := client.CoreV1().ConfigMaps(clusterstore.Namespace)
-	must.Value(maps.Create(t.Context(), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name, Labels: map[string]string{"team": "x"}}, Data: map[string]string{"note": "y"},
-	}, metav1.CreateOptions{}))(t)
+	copies := client.CoreV1().ConfigMaps(clusterstore.Namespace)
+	frozen := true
+	create := func(immutable *bool) {
+		must.Value(copies.Create(t.Context(), &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name, Labels: map[string]string{"team": "x"}}, Immutable: immutable, Data: map[string]string{"note": strings.Repeat("y", 1<<20-1000)},
+		}, metav1.CreateOptions{}))(t)
+	}
+	create(&frozen)
 	s := clusterstore.New(client)
+	r := rotationtest.New(t, rotation.Etcd)
+	if err := s.Put(t.Context(), r, ""); err == nil || !strings.Contains(err.Error(), "kubectl -n kube-public delete configmap kubejoin-ca") {
+		t.Errorf("immutable: got %v, want an error with the command that helps", err)
+	}
+	must.OK(t, copies.Delete(t.Context(), clusterstore.Name, metav1.DeleteOptions{}))
+	create(nil)
 	_, version, err := s.Get(t.Context(), rotation.Etcd)
 	must.OK(t, err)
-	must.OK(t, s.Put(t.Context(), rotationtest.New(t, rotation.Etcd), version))
-	if m, err := maps.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}); err != nil || m.Data["note"] != "y" || m.Labels["team"] != "x" || len(m.Data) != 2 {
-		t.Errorf("got %+v, %v, want the label and the other data kept", m, err)
+	must.OK(t, s.Put(t.Context(), r, version))
+	if m, err := copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}); err != nil || m.Labels["team"] != "x" || len(m.Data) != 1 {
+		t.Errorf("got %d keys, %v, want the copy alone, and the label", len(m.Data), err)
 	}
 }
 
