@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"math/big"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -197,8 +196,17 @@ func TestRejoinsCountOnceEach(t *testing.T) {
 		}
 		c, err := claims.Get(ctx, m.node)
 		known := pkcs10.IDOfKey(m.expired.Leaf.RawSubjectPublicKeyInfo)
-		if err != nil || len(c.Identity.Rejoins) != 1 || len(c.Identity.Credentials) > 3 || c.Identity.Credentials[0].Key != known || c.Identity.Last().Key != m.key || !slices.Contains(fingerprints, c.Identity.Last().Fingerprint) {
-			t.Errorf("%s: got identity %+v, %v, want one rejoin, both keys, and a certificate that the machine got", m.node, c.Identity, err)
+		all := c.Identity.Credentials
+		ok := err == nil && len(c.Identity.Rejoins) == 1 && len(all) > 1 && all[0].Key == known
+		for _, made := range all[min(1, len(all)):] {
+			ok = ok && made.Key == m.key
+		}
+		for _, f := range fingerprints { // the machine may keep any certificate that it got
+			_, found := c.Identity.Find("", f)
+			ok = ok && (found || len(all) == tokens.MaxCredentials)
+		}
+		if !ok {
+			t.Errorf("%s: got identity %+v, %v, want one rejoin, both keys, and the certificates that the machine got", m.node, c.Identity, err)
 		}
 	}
 }
