@@ -27,7 +27,7 @@ func Rotations(client kubernetes.Interface, pkiDir string) *convert.Rotations {
 	store, trusted := clusterstore.New(client), trustedCAs{client, pkiDir}
 	return &convert.Rotations{
 		Desk: &rotation.Desk{
-			Store: store, Keys: store, Observer: &caevidence.Observer{Client: client}, Trusted: trusted.of, DropMerged: store.DropMerged, Published: store.Check,
+			Store: store, Keys: store, Observer: &caevidence.Observer{Client: client}, Trusted: trusted.of, DropMerged: store.DropMerged, Copy: store,
 			Check: func(_ rotation.CA, fresh []*x509.Certificate) error {
 				return signer.CheckTrust(fresh[0], fresh, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, nil)
 			},

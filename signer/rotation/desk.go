@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -34,6 +35,14 @@ type Keys interface {
 	// KeepKey deletes the keys of all other rotations of a CA, and reports whether the key of this one is stored. With an
 	// empty ID it deletes all keys of the CA.
 	KeepKey(ctx context.Context, ca CA, id string) (found bool, err error)
+}
+
+// A Copy is a copy of what a Store has.
+type Copy interface {
+	// Check returns an error if it is another state than the stored one.
+	Check(ctx context.Context) error
+	// Publish makes it the stored state. It returns what was wrong before, or nil.
+	Publish(ctx context.Context) (wrong, err error)
 }
 
 // An Observer looks at everything that a rotation has to change. It returns an Observation for what it cannot see, too.
@@ -111,9 +120,8 @@ type Desk struct {
 	// Check refuses a new CA whose certificates clients would not accept: usually CheckTrust of package signer. Nil checks
 	// nothing.
 	Check func(ca CA, fresh []*x509.Certificate) error
-	// Published returns an error if hosts read another state than the stored one. The Status then has it. Nil: hosts read the
-	// Store.
-	Published func(ctx context.Context) error
+	// Copy is what hosts read. Nil: hosts read the Store.
+	Copy Copy
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 }
@@ -136,10 +144,10 @@ func (d *Desk) Status(ctx context.Context, ca CA) (Status, error) {
 	}
 	seen, err := d.observe(ctx, r)
 	s := status(r, seen)
-	if err != nil || d.Published == nil {
+	if err != nil || d.Copy == nil {
 		return s, err
 	}
-	if wrong := d.Published(ctx); wrong != nil {
+	if wrong := d.Copy.Check(ctx); wrong != nil {
 		s.Behind = append(s.Behind, Behind{Observation{Kind: KindState, Name: "state of the rotation", Next: "kubejoin doctor"}, wrong.Error()})
 	}
 	return s, nil
@@ -276,14 +284,14 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 	if err != nil {
 		return Status{}, err
 	}
+	if d.Copy != nil && !o.DryRun { // completes a step that was killed, also if this one is refused
+		if _, err := d.Copy.Publish(ctx); err != nil {
+			return status(before, nil), err
+		}
+	}
 	if !before.InProgress() {
 		if before.ID == "" || !done(before) {
 			return status(before, nil), ErrNone
-		}
-		if !o.DryRun {
-			if err := d.put(ctx, before, version); err != nil {
-				return status(before, nil), err
-			}
 		}
 		return d.clean(ctx, before, o)
 	}
@@ -337,7 +345,7 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 			return status(before, seen), wrongStep("the key of the new CA is not stored any more; next: %s", ca.Command("abort"))
 		}
 	}
-	if !o.DryRun { // also if nothing changes: Put completes a step that was killed
+	if !o.DryRun && !reflect.DeepEqual(before, after) {
 		if err := d.put(ctx, after, version); err != nil {
 			return status(before, seen), err
 		}

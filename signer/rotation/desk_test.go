@@ -308,20 +308,30 @@ func (h *halfway) Put(ctx context.Context, r rotation.Rotation, version string) 
 	if err := h.Memory.Put(ctx, r, version); err != nil {
 		return err
 	}
-	if h.fails--; h.fails >= 0 {
-		return errors.New("not published")
-	}
-	h.published = r.Stage
-	return nil
+	_, err := h.Publish(ctx)
+	return err
 }
 
-// A step must not succeed before hosts can read its stage. The same step again must publish it, also if the rotation has ended.
+func (h *halfway) Check(context.Context) error { return nil }
+
+func (h *halfway) Publish(ctx context.Context) (wrong, err error) {
+	r, _, err := h.Get(ctx, rotation.Cluster)
+	if h.fails--; h.fails >= 0 && err == nil {
+		err = errors.New("not published")
+	}
+	if err == nil {
+		h.published = r.Stage
+	}
+	return nil, err
+}
+
+// A step must not succeed before hosts can read its stage. The next step must publish it first, also if it is refused or the
+// rotation has ended.
 func TestStepPublishesItsStage(t *testing.T) {
 	d := newDesk(t)
 	h := &halfway{Memory: d.Memory}
-	d.Store = h
+	d.Store, d.Copy = h, h
 	for _, step := range []string{"prepare", "trust", "switch", "finish", "finish"} {
-		h.fails = 1 // the second Put completes it
 		must.Value(d.do(t, step, rotation.Options{}))(t)
 		if r := d.state(t); h.published != r.Stage {
 			t.Errorf("%s: hosts read stage %q, want %q", step, h.published, r.Stage)
@@ -329,14 +339,24 @@ func TestStepPublishesItsStage(t *testing.T) {
 		if step == "prepare" {
 			continue
 		}
-		h.fails, h.published = 2, ""
+		h.fails, h.published = 1, ""
 		if _, err := d.do(t, step, rotation.Options{}); err == nil || h.published != "" {
 			t.Errorf("%s: got %v, want the failure", step, err)
 		}
-		must.Value(d.do(t, step, rotation.Options{}))(t)
+		d.extra = []rotation.Observation{kubelet(&rotation.Trusted{Old: true}, rotation.FromOld)} // keeps each next step from success
+		_, _ = d.do(t, "finish", rotation.Options{})
+		d.extra = nil
 		if r := d.state(t); h.published != r.Stage {
-			t.Errorf("%s again: hosts read stage %q, want %q", step, h.published, r.Stage)
+			t.Errorf("%s, then a refused step: hosts read stage %q, want %q", step, h.published, r.Stage)
 		}
+	}
+	d = newDesk(t)
+	h = &halfway{Memory: d.Memory, fails: 1}
+	d.Store = h
+	must.Value(d.do(t, "prepare", rotation.Options{}))(t) // the second Put completes the first one
+	h.fails = 2
+	if _, err := d.do(t, "trust", rotation.Options{}); err == nil {
+		t.Error("got no error for a stage that hosts do not read")
 	}
 }
 

@@ -49,6 +49,7 @@ type Store struct {
 var (
 	_ rotation.Store = (*Store)(nil)
 	_ rotation.Keys  = (*Store)(nil)
+	_ rotation.Copy  = (*Store)(nil)
 )
 
 // New returns the Store of a cluster.
@@ -110,7 +111,7 @@ func CheckCopy(states, data map[string]string) error {
 	return nil
 }
 
-// Check reads both objects and returns the error of [CheckCopy].
+// Check implements [rotation.Copy]. It reads both objects and returns the error of [CheckCopy].
 func (s *Store) Check(ctx context.Context) error {
 	m, err := s.maps.Get(ctx, Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -125,7 +126,7 @@ func (s *Store) Check(ctx context.Context) error {
 	return CheckCopy(States(secret), m.Data)
 }
 
-// Publish makes the ConfigMap a copy of the states. It returns what was wrong with the copy before, or nil.
+// Publish implements [rotation.Copy].
 func (s *Store) Publish(ctx context.Context) (wrong, err error) {
 	for n := 0; ; n++ {
 		wrong, err = s.publishOnce(ctx)
