@@ -54,7 +54,7 @@ var reasons = []Entry{
 
 	{Reason, admission.ReasonRejoinOff, noRejoin, "no `--rejoin-window`, or the token of the node denies it", replaceNode},
 	{Reason, admission.ReasonRejoinTooLate, noRejoin, "the certificate expired longer ago than `--rejoin-window`", replaceNode},
-	{Reason, admission.ReasonKeyNotCurrent, noRejoin, "kubejoin knows no key, this one is not among the last two, or another one is bound", "look for a copied disk; else " + replaceNode + ", or for another key `kubejoin claim release NODE`"},
+	{Reason, admission.ReasonKeyNotCurrent, noRejoin, "kubejoin knows no key, this one is not current, or another one is bound", "look for a copied disk; else " + replaceNode + ", or for another key `kubejoin claim release NODE`"},
 	{Reason, admission.ReasonKeyReused, noRejoin, "the request is for a key that has been used before", "make a new key"},
 	{Reason, admission.ReasonRejoinBudgetSpent, noRejoin, "the node has used up `--rejoin-budget`", "find out why its certificates expire, or raise the budget"},
 

@@ -64,9 +64,9 @@ func wantIdentity(t *testing.T, c *cluster, when, nodeUID string, keys ...string
 	}
 }
 
-// A node must be able to prove itself with its last two keys, whichever token it has used. With a restored disk of the
+// A node must be able to prove itself with its last keys, whichever token it has used. With a restored disk of the
 // time before, it must not.
-func TestStoresLastTwoKeys(t *testing.T) {
+func TestStoresLastKeys(t *testing.T) {
 	for name, limits := range map[string]tokens.Limits{
 		"without limits": {},
 		"limited":        {MaxNodes: 1},
