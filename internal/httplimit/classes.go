@@ -1,8 +1,6 @@
 package httplimit
 
 import (
-	"sync"
-
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
@@ -41,18 +39,14 @@ var most = map[Class]int{
 	Certificates: MaxCertificates, TokenReviews: MaxTokenReviews, AccessReviews: MaxAccessReviews, Probes: MaxProbes, Others: MaxOthers,
 }
 
-// slots are the slots of one class.
+// slots are the slots of one class. Their holders are clients, and users without a client.
 type slots struct {
+	*Shares
 	class    Class
-	most     int
 	inFlight prometheus.Gauge
 	refused  map[string]prometheus.Counter // by reason
 	// overloaded limits the warnings about this class.
 	overloaded rate.Sometimes
-
-	mu    sync.Mutex
-	taken int
-	held  map[string]int // the number of slots of each client, or of each user without a client
 }
 
 // newSlots returns the slots of these classes, with metrics in reg.
@@ -62,8 +56,8 @@ func newSlots(classes []Class, reg prometheus.Registerer) map[Class]*slots {
 	all := map[Class]*slots{}
 	for _, class := range classes {
 		s := &slots{
-			class: class, most: most[class], inFlight: inFlight.WithLabelValues(string(class)), refused: map[string]prometheus.Counter{},
-			overloaded: rate.Sometimes{Interval: warnEvery}, held: map[string]int{},
+			Shares: NewShares(most[class]), class: class, inFlight: inFlight.WithLabelValues(string(class)), refused: map[string]prometheus.Counter{},
+			overloaded: rate.Sometimes{Interval: warnEvery},
 		}
 		for _, reason := range reasons {
 			s.refused[reason] = refused.WithLabelValues(string(class), reason)
@@ -75,39 +69,16 @@ func newSlots(classes []Class, reg prometheus.Registerer) map[Class]*slots {
 
 // enter takes a slot, counted for the client if there is one, or returns the reason to refuse the request.
 func (s *slots) enter(client string) (reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.taken >= s.most:
-		return Overloaded
-	case client != "" && !fair(s.most, s.taken, s.held[client]):
-		return clientInFlight
-	case client != "":
-		s.held[client]++
+	if reason = s.take(client); reason == "" {
+		s.inFlight.Inc()
 	}
-	s.taken++
-	s.inFlight.Inc()
-	return ""
+	return reason
 }
 
-// seat counts a taken slot without a client for its user, and reports whether the user's share allows it.
-func (s *slots) seat(user string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !fair(s.most, s.taken-1, s.held[user]) {
-		return false
-	}
-	s.held[user]++
-	return true
-}
-
-// leave frees a slot, also in the count of its holder, if any.
+// leave frees a slot.
 func (s *slots) leave(holder string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.taken--
+	s.Free(holder)
 	s.inFlight.Dec()
-	less(s.held, holder)
 }
 
 // fair reports whether a holder of has slots may take one more when taken of most slots are in use: no holder gets

@@ -2,7 +2,8 @@ package httplimit
 
 import "sync"
 
-// Shares are slots that holders share: none gets more than are free. Use [NewShares].
+// Shares are slots that holders share: none gets more than are free. A slot without a holder counts for nobody's share. Use
+// [NewShares].
 type Shares struct {
 	most int
 
@@ -14,16 +15,40 @@ type Shares struct {
 // NewShares returns this many free slots.
 func NewShares(most int) *Shares { return &Shares{most: most, has: map[string]int{}} }
 
-// Take takes a slot for a holder, and reports whether the holder's share allows it.
-func (s *Shares) Take(holder string) bool {
+// Take takes a slot for a holder, and reports whether the holder's share allows it. With an empty holder, it takes any slot
+// that is free.
+func (s *Shares) Take(holder string) bool { return s.take(holder) == "" }
+
+// take is Take with the reason to refuse.
+func (s *Shares) take(holder string) (reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !fair(s.most, s.taken, s.has[holder]) {
-		return false
+	switch {
+	case s.taken >= s.most:
+		return Overloaded
+	case !fair(s.most, s.taken, s.has[holder]):
+		return clientInFlight
 	}
 	s.taken++
-	s.has[holder]++
+	s.count(holder)
+	return ""
+}
+
+// seat counts a slot that was taken without a holder for this one, and reports whether the share allows it.
+func (s *Shares) seat(holder string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !fair(s.most, s.taken-1, s.has[holder]) {
+		return false
+	}
+	s.count(holder)
 	return true
+}
+
+func (s *Shares) count(holder string) {
+	if holder != "" {
+		s.has[holder]++
+	}
 }
 
 // Free frees a slot that the holder has taken.
