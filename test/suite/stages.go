@@ -109,24 +109,30 @@ func startsNothing(pkg string, imports []string) bool {
 func fastStages(ctx context.Context) ([]stage, error) {
 	// Most of these tests wait for disks and processes, so more of them run at once than there are cores.
 	flags := []string{"-short", "-timeout=30m", "-p=4", "-parallel=8"}
-	var steps [2][]step
-	for i, race := range []bool{true, false} {
-		for _, alone := range []bool{true, false} {
-			selected, err := packages(ctx, func(pkg string, imports []string) bool {
-				return (raced(pkg) && hasCompiler()) == race && startsNothing(pkg, imports) == alone
-			})
-			if err != nil {
-				return nil, err
+	alone := map[string]bool{} // packages whose tests start no program
+	all, err := packages(ctx, func(pkg string, imports []string) bool {
+		alone[pkg] = startsNothing(pkg, imports)
+		return true
+	})
+	if err != nil {
+		return nil, err
+	}
+	steps := func(race bool) (steps []step) {
+		for _, mayCache := range []bool{true, false} {
+			s := tests(race, slices.DeleteFunc(slices.Clone(all), func(pkg string) bool {
+				return (raced(pkg) && hasCompiler()) != race || alone[pkg] != mayCache
+			}), flags...)
+			if mayCache {
+				s = cached(s)
 			}
-			if s := tests(race, selected, flags...); len(selected) > 0 && alone {
-				steps[i] = append(steps[i], cached(s))
-			} else if len(selected) > 0 {
-				steps[i] = append(steps[i], s)
+			if len(s.packages) > 0 {
+				steps = append(steps, s)
 			}
 		}
+		return steps
 	}
-	stages := []stage{{name: "packages", about: "packages and conformance suites, with the race detector", usual: 9 * time.Minute, steps: steps[0]},
-		{name: "program", about: "the whole program standalone, commands and docs", usual: 3 * time.Minute, steps: steps[1]}}
+	stages := []stage{{name: "packages", about: "packages and conformance suites, with the race detector", usual: 9 * time.Minute, steps: steps(true)},
+		{name: "program", about: "the whole program standalone, commands and docs", usual: 3 * time.Minute, steps: steps(false)}}
 	if !hasCompiler() {
 		stages = stages[1:]
 		stages[0].about = "all tests, without the race detector: there is no C compiler"
