@@ -119,7 +119,7 @@ func (c *counted) own(node string, change func(*approval.Request)) error {
 
 // renew renews the certificate of a node, which authenticates with its last one.
 func (c *counted) renew(node string) error {
-	claim, _ := c.claims.Find(c.Context(), node) // zero if there is none, or if the name can have none
+	claim, _ := c.claims.Find(c.Context(), node) // the zero Claim without a claim, for example for a name that can have none
 	c.reset()
 	return c.own(node, func(r *approval.Request) {
 		r.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.Fingerprint(claim.Identity.Last().Fingerprint).CredentialID()}}

@@ -20,7 +20,7 @@ type Identity struct {
 	// NodeUID is the UID of the Node that the certificates belong to. It is empty until kubejoin sees such a Node.
 	NodeUID string `json:"nodeUID,omitempty"`
 	// Credentials are the last certificates, the newest last: the one that the machine has used, and those that kubejoin has
-	// issued for it since, of which the machine may have got any. There are none if the node may not rejoin.
+	// issued for it since. The machine may hold any of them. There are none if the node may not rejoin.
 	Credentials []Credential `json:"credentials,omitempty"`
 	// NotAfter is when the newest certificate expires, in whole seconds.
 	NotAfter time.Time `json:"notAfter,omitzero"`
@@ -49,7 +49,8 @@ func (i Identity) Last() Credential {
 	return i.Credentials[len(i.Credentials)-1]
 }
 
-// Find returns the certificate with this key or this fingerprint, of which one may be empty. A bound key does not count.
+// Find returns the certificate with this key or this fingerprint. An empty key or fingerprint matches nothing. Find ignores
+// the bound key.
 func (i Identity) Find(key, fingerprint string) (c Credential, found bool) {
 	at := slices.IndexFunc(i.Credentials, func(c Credential) bool {
 		return key != "" && c.Key == key || fingerprint != "" && c.Fingerprint == fingerprint

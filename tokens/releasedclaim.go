@@ -27,8 +27,8 @@ type ReleasedClaim struct {
 	Rejoin string
 }
 
-// leftBy returns the limits of a token that bind a machine after it has joined. The other limits have decided whether it
-// could join.
+// leftBy returns the limits of a token that apply to a machine after it has joined. The other limits decide whether it can
+// join.
 func leftBy(l Limits) ReleasedClaim {
 	p := ReleasedClaim{CertificateDuration: l.CertificateDuration}
 	if l.Rejoin == RejoinDeny {
@@ -37,9 +37,9 @@ func leftBy(l Limits) ReleasedClaim {
 	return p
 }
 
-// Bound returns the limits that bind the machine of the claim: those of its token, or what an earlier claim has left. Until
-// is zero unless the claim is released.
-func (c Claim) Bound() ReleasedClaim {
+// Remaining returns the limits that apply to the machine of the claim: those of its token, or what a released claim has left.
+// Until is zero unless the claim is released.
+func (c Claim) Remaining() ReleasedClaim {
 	if c.Released() {
 		return c.Past
 	}
@@ -86,11 +86,11 @@ func (p ReleasedClaim) lasting(end time.Time) ReleasedClaim {
 // Released reports whether the claim is released: it has no TokenID, and its name is free.
 func (c Claim) Released() bool { return c.TokenID == "" }
 
-// PastAfterRelease returns the Past of a claim that is released at the time now. It has the limits that still bind the
-// machine. If kubejoin has access to Nodes, longest must be zero: the Node then tells whether the name is free. Without
+// PastAfterRelease returns the Past of a claim that is released at the time now. It has the limits that still apply to
+// the machine. If kubejoin has access to Nodes, longest must be zero: the Node then tells whether the name is free. Without
 // access to Nodes, longest is the longest lifetime of any certificate, and the Past lasts at least that long.
 func (c Claim) PastAfterRelease(now time.Time, longest time.Duration) ReleasedClaim {
-	p := c.Bound()
+	p := c.Remaining()
 	if longest > 0 || !c.Released() && p.CertificateDuration > 0 {
 		p = p.lasting(now.Add(max(p.CertificateDuration, longest)))
 	}

@@ -49,7 +49,7 @@ func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Du
 	}
 	// If the claim cannot be read, use the signer's lifetime: reports then come late, but only for short lifetimes.
 	claim, err := a.Nodes.Claims.Find(ctx, w.Node)
-	if d := claim.Bound().CertificateDuration; err == nil && d > 0 && d < lifetime {
+	if d := claim.Remaining().CertificateDuration; err == nil && d > 0 && d < lifetime {
 		lifetime = d
 	}
 	return lifetime, found

@@ -164,8 +164,8 @@ type Admitted struct {
 	// BoundBy is the fingerprint of the certificate that bound the key of a node. A revocation of this certificate bars the
 	// key: call [Nodes.Unbind].
 	BoundBy string
-	// Stranger is true if the certificate of a node that renews is not one of its claim, for example because the machine was
-	// replaced.
+	// Stranger is true if the claim of a node that renews does not have the certificate that authenticated the request, for
+	// example because the machine was replaced.
 	Stranger bool
 
 	nodeUID string // of the Node that renews or is replaced; empty for a new Node

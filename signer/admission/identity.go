@@ -20,8 +20,8 @@ import (
 // RejoinWindow, or if the certificate is no client certificate of a node, it does nothing. For a node that rejoins, it sets
 // a.Fingerprint to that of the certificate which this one replaces. For each node that has a bound key, it sets a.BoundBy.
 //
-// A machine that is not the one of the claim renews, but stores nothing. A node without a claim gets a released one, which
-// leaves the name free.
+// If the certificate that authenticated the request is not of the claim's identity, StoreIdentity leaves the identity as it
+// is. A node without a claim gets a released one, which leaves the name free.
 func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted, cert *x509.Certificate) error {
 	r := request.asked
 	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
@@ -73,15 +73,17 @@ func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted,
 // errClaimLost means that another token has taken the claim between admission and certificate. The request starts over.
 var errClaimLost = errors.New("another token has taken the claim")
 
-// withCertificate returns a claim with the identity of a certificate of its node. first is the identity that has only this
-// certificate. A request that the node's own credential has authenticated continues the identity. With any other
-// certificate of the node, which is for example that of a machine that was replaced, the identity stays as it is. All
-// other requesters bring a new machine, which starts the identity first: the machine that had the name before cannot rejoin.
+// withCertificate returns a claim after a certificate was made for its node. first is the identity that has only this
+// certificate.
+//
+// A request that a credential of the identity has authenticated continues the identity. Another certificate of the node leaves
+// it as it is: it may be that of a machine that was replaced. Any other requester, for example a token, brings a new machine.
+// The identity then starts with first, and the machine that had the name before cannot rejoin.
 func withCertificate(c tokens.Claim, first tokens.Identity, r approval.Request) tokens.Claim {
 	by, own := authenticated(c.Identity, r)
 	switch {
-	case c.Bound().Rejoin == tokens.RejoinDeny:
-		// The claim lasts as long as any of the certificates, with which the machine may not rejoin.
+	case c.Remaining().Rejoin == tokens.RejoinDeny:
+		// The claim must last as long as any certificate of the machine: see [tokens.Claim.PastAfterRelease].
 		end := first.NotAfter
 		if c.Identity.NotAfter.After(end) {
 			end = c.Identity.NotAfter
@@ -94,7 +96,7 @@ func withCertificate(c tokens.Claim, first tokens.Identity, r approval.Request) 
 		c.Identity = first
 	case !isOwn(r):
 		made := first.Last()
-		if first.TokenID != "" && first.TokenID == c.Identity.TokenID { // the same machine again may not have got the first certificate
+		if first.TokenID != "" && first.TokenID == c.Identity.TokenID { // the same key: the machine may have got only the certificate before
 			first.Credentials = appended(slices.DeleteFunc(slices.Clone(c.Identity.Credentials), func(other tokens.Credential) bool { return other.Key != made.Key }), made)
 		}
 		c.Identity = first
@@ -124,15 +126,15 @@ func fingerprintOf(r approval.Request) string {
 	return ""
 }
 
-// isStranger reports whether the certificate that authenticated a node is known, and is none of its identity.
+// isStranger reports whether kubejoin knows which certificate authenticated a node, and the identity does not have it.
 func isStranger(i tokens.Identity, r approval.Request) bool {
 	_, own := authenticated(i, r)
 	return !own && len(i.Credentials) > 0 && fingerprintOf(r) != ""
 }
 
 // continued returns an identity with another certificate. It keeps the certificate that authenticated the request, and those
-// that were issued for it before: the machine may have got any of them. If the bound key authenticated the request, it keeps
-// the last certificate with another key.
+// that kubejoin has issued for it before: the machine may hold any of them. If the bound key authenticated the request, it
+// keeps the last certificate with another key than the new one.
 func continued(i tokens.Identity, by tokens.Credential, next tokens.Identity) tokens.Identity {
 	made, kept := next.Last(), i.Credentials
 	switch {

@@ -42,17 +42,6 @@ type rejoinFacts struct {
 	now     time.Time
 }
 
-// current reports whether the identity has the certificate of the proof.
-func (f rejoinFacts) current(i tokens.Identity) bool {
-	_, found := i.Find(f.proof.Key, f.by)
-	return found
-}
-
-func isKeyOf(i tokens.Identity, key string) bool {
-	_, found := i.Find(key, "")
-	return found
-}
-
 // provesNode returns an [*approval.Error] unless the claim of the node has the key of the proof.
 func provesNode(c tokens.Claim, f rejoinFacts) error {
 	i, node := c.Identity, c.Node
@@ -60,10 +49,11 @@ func provesNode(c tokens.Claim, f rejoinFacts) error {
 		return approval.RefuseFor(reason, format+"; to let the machine join again: kubejoin token create --replace-node %s", append(args, node)...)
 	}
 	bound := f.proof.NotAfter.IsZero()
+	_, current := i.Find(f.proof.Key, f.by)
 	switch notAfter := f.proof.NotAfter; {
 	case f.window <= 0:
 		return refuse(ReasonRejoinOff, "nodes cannot rejoin: kubejoin runs without --rejoin-window")
-	case c.Bound().Rejoin == tokens.RejoinDeny:
+	case c.Remaining().Rejoin == tokens.RejoinDeny:
 		return refuse(ReasonRejoinOff, "the token with which node %s joined does not allow it to rejoin", node)
 	case !bound && !f.now.Before(notAfter.Add(f.window)):
 		return refuse(ReasonRejoinTooLate, "the certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, notAfter.UTC().Format(time.RFC3339), f.window)
@@ -71,7 +61,7 @@ func provesNode(c tokens.Claim, f rejoinFacts) error {
 		return refuse(ReasonKeyNotCurrent, "kubejoin knows no key of node %s: its last certificate is from before --rejoin-window was set or by another signer, or its claim was released", node)
 	case bound && f.proof.Key != i.Bound.Key:
 		return refuse(ReasonKeyNotCurrent, "the key is not bound to node %s", node)
-	case !bound && !f.current(i):
+	case !bound && !current:
 		return refuse(ReasonKeyNotCurrent, "the key is not a current one of node %s: this machine has an old copy of the disk, or is another machine", node)
 	case !f.now.Before(i.NotAfter.Add(f.window)):
 		return refuse(ReasonRejoinTooLate, "the last certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, i.NotAfter.UTC().Format(time.RFC3339), f.window)
@@ -141,7 +131,7 @@ func (n *Nodes) admitRejoin(ctx context.Context, r approval.Request, node string
 	if _, err = n.rejoined(c, r, a.nodeUID); err != nil {
 		return err
 	}
-	a.Fingerprint, a.Duration = c.Identity.Last().Fingerprint, c.Bound().CertificateDuration // also of a Past that has ended: nodes rejoin for much longer
+	a.Fingerprint, a.Duration = c.Identity.Last().Fingerprint, c.Remaining().CertificateDuration // also if its Past has ended: nodes rejoin for much longer
 	if r.Rejoin.NotAfter.IsZero() {
 		a.BoundBy = c.Identity.Bound.Fingerprint
 	}
@@ -191,8 +181,8 @@ func (n *Nodes) BindKey(ctx context.Context, node string, by tokens.Credential, 
 		if err := provesNode(*c, f); err != nil {
 			return err
 		}
-		switch {
-		case isKeyOf(c.Identity, key):
+		switch _, used := c.Identity.Find(key, ""); {
+		case used:
 			return approval.RefuseFor(ReasonKeyReused, "the key to bind is the key of a certificate of node %s; make a new key", node)
 		case c.Identity.Bound.Key == key:
 			return nil

@@ -26,9 +26,9 @@ func RunClaims(t *testing.T, open func(t *testing.T) tokens.Claims) {
 	}
 }
 
-// key returns a valid key that repeats one hex digit.
 func hash(digit string) string { return strings.Repeat(digit, 64) }
 
+// key returns a valid key that repeats one hex digit.
 func key(digit string) string { return "sha256:" + hash(digit) }
 
 // sampleClaim returns a new claim with all fields set.
