@@ -126,7 +126,7 @@ var events = []Entry{
 	{Event, "ClusterInfoFillsUp", "Lease", "cluster-info is 80 % full", fewerTokens},
 	{Event, "ClusterInfoFull", "Lease", "cluster-info has no space for another signature", fewerTokens},
 	{Event, "CARotation", "Lease", "a stage of a CA rotation began, or the rotation ended", "`kubejoin ca status`"},
-	{Event, "CARotationEdited", "Lease", "hosts read another state of a CA rotation than kubejoin has stored; kubejoin corrected it", "`kubejoin ca status`"},
+	{Event, "CARotationEdited", "Lease", "kubejoin corrected the state of a CA rotation that hosts read", "`kubejoin ca status`"},
 	{Event, "ClusterInfoEdited", "Lease", "somebody changed the CAs in cluster-info during a CA rotation; kubejoin corrected them", "`kubejoin ca status`"},
 	{Event, "ClaimsUnavailable", "Namespace", "no namespace `kubejoin-system`, or no right to create Leases in it", applyAll},
 }

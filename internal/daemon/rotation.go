@@ -162,14 +162,18 @@ func (c *cluster) followRotation() *configmap.Follower {
 	}
 }
 
-// publishRotation corrects the copy of the stored rotation for hosts.
+// publishRotation corrects the copy of the stored rotation for hosts. It returns an error for what only a person can correct.
 func (c *cluster) publishRotation(ctx context.Context) error {
-	wrong, err := clusterstore.New(c.working).Publish(ctx)
-	if err != nil || wrong == nil {
+	store := clusterstore.New(c.working)
+	wrong, err := store.Publish(ctx)
+	if err != nil {
 		return err
 	}
+	if wrong == nil {
+		return store.Check(ctx)
+	}
 	c.log.Warn("copy of the CA rotation corrected", "problem", wrong)
-	c.event(corev1.EventTypeWarning, eventCARotationEdited, "Kubejoin corrected the state of CA rotations that hosts read: "+wrong.Error()+". Next: kubejoin ca status")
+	c.event(corev1.EventTypeWarning, eventCARotationEdited, "kubejoin corrected the state of CA rotations that hosts read. Before, "+wrong.Error()+". Next: kubejoin ca status")
 	return nil
 }
 

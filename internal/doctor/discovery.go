@@ -209,7 +209,7 @@ func checkRotations(f *Facts) []Finding {
 	var all []Finding
 	if f.RotationCopy != nil {
 		all = append(all, found("ca-rotation-edited", "kubectl -n kube-public get configmap kubejoin-ca -o yaml --show-managed-fields",
-			"%v; a running kubejoin corrects it", f.RotationCopy))
+			"%v", f.RotationCopy))
 	}
 	for _, r := range f.Rotations {
 		if r.InProgress() && f.Time.Sub(r.Since) > maxStage {

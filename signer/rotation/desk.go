@@ -41,7 +41,8 @@ type Keys interface {
 type Copy interface {
 	// Check returns an error if it is another state than the stored one.
 	Check(ctx context.Context) error
-	// Publish makes it the stored state. It returns what was wrong before, or nil.
+	// Publish makes it the stored state. It returns what was wrong before if it has changed something. It keeps a rotation that
+	// is not stored: Check then still returns an error.
 	Publish(ctx context.Context) (wrong, err error)
 }
 

@@ -129,20 +129,32 @@ func TestFollowsRotationOnCluster(t *testing.T) {
 			m.Data = state
 			must.Value(copies.Update(t.Context(), m, metav1.UpdateOptions{}))(t)
 		}
-		harness.Wait(t, "the copy to be corrected", func() error { return store.Check(t.Context()) })
-		harness.Wait(t, "Event CARotationEdited", func() error {
-			if events := s.RunKubectl(t, "get", "events", "-A", "--field-selector=reason=CARotationEdited", "-o", "name"); events == "" {
-				return fmt.Errorf("none")
-			}
-			return nil
-		})
 	}
 	forge()
+	harness.Wait(t, "/readyz to show the copy", func() error {
+		status, body, err := s.Get(t.Context(), "/readyz?verbose", "")
+		if err != nil || status != http.StatusOK || !strings.Contains(body, "Secret kube-system/kubejoin-ca-key has none") {
+			return fmt.Errorf("%d %s, %v", status, body, err)
+		}
+		return nil
+	})
 	reached("a forged rotation", old)
 	issues("worker-0", old, false)
+	if shown := s.RunKubectl(t, "-n", "kube-public", "get", "configmap", "kubejoin-ca", "-o", "yaml", "--show-managed-fields"); !strings.Contains(shown, "manager:") {
+		t.Errorf("got %s, want who wrote it", shown)
+	}
+	s.RunKubectl(t, "-n", "kube-public", "delete", "configmap", "kubejoin-ca")
+	must.OK(t, store.Check(t.Context()))
 
 	put(rotation.Prepare)
 	forge()
+	harness.Wait(t, "the copy to be corrected", func() error { return store.Check(t.Context()) })
+	harness.Wait(t, "Event CARotationEdited", func() error {
+		if events := s.RunKubectl(t, "get", "events", "-A", "--field-selector=reason=CARotationEdited", "-o", "name"); events == "" {
+			return fmt.Errorf("none")
+		}
+		return nil
+	})
 	reached("stage prepare", old)
 	issues("worker-1", old, false)
 

@@ -57,7 +57,7 @@ func New(client kubernetes.Interface) *Store {
 	return &Store{client.CoreV1().ConfigMaps(Namespace), client.CoreV1().Secrets(KeyNamespace), client.CoreV1().ConfigMaps(KeyNamespace)}
 }
 
-// Get implements [rotation.Store]. The version is the stored state; empty if there is none.
+// Get implements [rotation.Store]. The version is the stored state, or empty without a rotation.
 func (s *Store) Get(ctx context.Context, ca rotation.CA) (rotation.Rotation, string, error) {
 	secret, err := s.secret(ctx)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Store) Get(ctx context.Context, ca rotation.CA) (rotation.Rotation, str
 	return r, string(secret.Data[string(ca)]), err
 }
 
-// secret returns the Secret, without data if there is none.
+// secret returns the Secret. If it does not exist, secret returns one without a name and data.
 func (s *Store) secret(ctx context.Context) (*corev1.Secret, error) {
 	secret, err := s.secrets.Get(ctx, KeyName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -104,8 +104,12 @@ func States(secret *corev1.Secret) map[string]string {
 func CheckCopy(states, data map[string]string) error {
 	for _, ca := range rotation.CAs {
 		state, stored := states[string(ca)]
-		if copied, found := data[string(ca)]; found != stored || copied != state {
-			return fmt.Errorf("ConfigMap %s/%s has another state of the %s CA than Secret %s/%s: somebody else changed it, or a command was interrupted", Namespace, Name, ca, KeyNamespace, KeyName)
+		copied, found := data[string(ca)]
+		switch {
+		case stored && copied != state:
+			return fmt.Errorf("ConfigMap %s/%s has another state of the %s CA than Secret %s/%s: somebody else changed it, or a command was interrupted; a running kubejoin corrects it", Namespace, Name, ca, KeyNamespace, KeyName)
+		case !stored && found:
+			return fmt.Errorf("ConfigMap %s/%s has a rotation of the %s CA, and Secret %s/%s has none: if you began no rotation, run: kubectl -n %[1]s delete configmap %[2]s; otherwise restore the Secret", Namespace, Name, ca, KeyNamespace, KeyName)
 		}
 	}
 	return nil
@@ -152,6 +156,15 @@ func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
 	if wrong = CheckCopy(states, m.Data); wrong == nil {
 		return nil, nil
 	}
+	for _, ca := range rotation.CAs {
+		// A rotation that the Secret lacks stays: the Secret may be lost, and only a person knows.
+		if copied, found := m.Data[string(ca)]; found && states[string(ca)] == "" {
+			states[string(ca)] = copied
+		}
+	}
+	if maps.Equal(states, m.Data) {
+		return nil, nil
+	}
 	m.Data, m.BinaryData = states, nil // also without what others have added, which could fill the ConfigMap
 	if missing {
 		_, err = s.maps.Create(ctx, m, metav1.CreateOptions{})
@@ -159,7 +172,7 @@ func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
 		_, err = s.maps.Update(ctx, m, metav1.UpdateOptions{}) // conditional by the resourceVersion
 	}
 	if apierrors.IsInvalid(err) { // for example because it is immutable
-		err = fmt.Errorf("%w; to let kubejoin create it again: kubectl -n %s delete configmap %s", err, Namespace, Name)
+		err = fmt.Errorf("%w; to let kubejoin create it again, run: kubectl -n %s delete configmap %s", err, Namespace, Name)
 	}
 	return wrong, err
 }

@@ -74,11 +74,15 @@ func TestOnlySecretHasTheState(t *testing.T) {
 	forged := r
 	forged.Stage = rotation.Finish
 	state, forgery := string(must.Value(rotation.Encode(r))(t)), string(must.Value(rotation.Encode(forged))(t))
-	differs := func(when string, want rotation.Rotation) {
+	is := func(when string, want rotation.Rotation) {
 		t.Helper()
 		if got, _, err := s.Get(t.Context(), rotation.Cluster); err != nil || got.ID != want.ID || got.Stage != want.Stage {
 			t.Errorf("%s: got %s %q, %v, want %s %q", when, got.ID, got.Stage, err, want.ID, want.Stage)
 		}
+	}
+	differs := func(when string, want rotation.Rotation) {
+		t.Helper()
+		is(when, want)
 		if err := s.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "ConfigMap kube-public/kubejoin-ca has another state of the cluster CA than Secret kube-system/kubejoin-ca-key") {
 			t.Errorf("%s: got %v, want an error that names both", when, err)
 		}
@@ -96,7 +100,23 @@ func TestOnlySecretHasTheState(t *testing.T) {
 		t.Errorf("no rotation: got %v, %v, want nothing to do", wrong, err)
 	}
 	must.Value(copies.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name}, Data: map[string]string{"cluster": forgery}}, metav1.CreateOptions{}))(t)
-	differs("no rotation", rotation.Rotation{})
+	lacks := func(when string) { // the Secret may be lost: only a person knows
+		t.Helper()
+		before := must.Value(copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}))(t).Data
+		if wrong, err := s.Publish(t.Context()); wrong != nil || err != nil {
+			t.Errorf("%s: got %v, %v, want nothing changed", when, wrong, err)
+		}
+		if after := must.Value(copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}))(t).Data; !maps.Equal(after, before) {
+			t.Errorf("%s: got %q, want %q", when, after, before)
+		}
+		if err := s.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "if you began no rotation, run: kubectl -n kube-public delete configmap kubejoin-ca; otherwise restore the Secret") {
+			t.Errorf("%s: got %v, want an error with both commands", when, err)
+		}
+	}
+	is("no rotation", rotation.Rotation{})
+	lacks("no rotation")
+	must.OK(t, copies.Delete(t.Context(), clusterstore.Name, metav1.DeleteOptions{}))
+	must.OK(t, s.Check(t.Context()))
 	must.OK(t, s.Put(t.Context(), r, ""))
 	edit := func(data map[string]string) {
 		m := must.Value(copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}))(t)
@@ -108,9 +128,13 @@ func TestOnlySecretHasTheState(t *testing.T) {
 	edit(nil)
 	differs("nothing left", r)
 	edit(map[string]string{"cluster": state, "etcd": state})
-	if err := s.Check(t.Context()); err == nil {
-		t.Error("a rotation of another CA: want an error")
-	}
+	lacks("a rotation of another CA")
+	edit(map[string]string{"cluster": forgery, "etcd": state})
+	must.Value(s.Publish(t.Context()))(t)
+	lacks("a rotation of another CA, another stage of this one")
+	must.OK(t, client.CoreV1().Secrets(clusterstore.KeyNamespace).Delete(t.Context(), clusterstore.KeyName, metav1.DeleteOptions{}))
+	lacks("the Secret is lost")
+	must.OK(t, s.Put(t.Context(), r, ""))
 	must.OK(t, copies.Delete(t.Context(), clusterstore.Name, metav1.DeleteOptions{}))
 	_, version, err := s.Get(t.Context(), rotation.Cluster)
 	must.OK(t, err)
@@ -118,7 +142,7 @@ func TestOnlySecretHasTheState(t *testing.T) {
 	must.OK(t, s.Check(t.Context()))
 }
 
-// Others must not fill or freeze the ConfigMap for good. Its labels stay.
+// Others must not fill or freeze the ConfigMap permanently. Its labels stay.
 func TestPublishRemovesOtherData(t *testing.T) {
 	client := open(t)
 	copies := client.CoreV1().ConfigMaps(clusterstore.Namespace)
