@@ -159,6 +159,19 @@ func TestReleasedClaimKeepsWhatBindsMachine(t *testing.T) {
 	}
 }
 
+// An empty key or fingerprint is that of a request that has proven none.
+func TestFindMatchesNothingEmpty(t *testing.T) {
+	i := tokens.Identity{Credentials: []tokens.Credential{{Fingerprint: "f"}, {Key: "k"}}}
+	for _, test := range []struct {
+		key, fingerprint string
+		want             bool
+	}{{"k", "", true}, {"", "f", true}, {"other", "f", true}, {"k", "other", true}, {"", "", false}, {"f", "k", false}} {
+		if _, found := i.Find(test.key, test.fingerprint); found != test.want {
+			t.Errorf("%+v: found %t", test, found)
+		}
+	}
+}
+
 func TestReleasedClaimHasOnlyPast(t *testing.T) {
 	for name, claim := range map[string]tokens.Claim{
 		"token UID": {TokenUID: "u"},

@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -148,6 +149,10 @@ func TestFollowsStoredRotation(t *testing.T) {
 		}
 		if s.cross() != nil || s.maxLifetime(old, "worker-1") != 0 {
 			t.Error("a malformed state changes what kubejoin serves or signs")
+		}
+		must.OK(t, secrets.Delete(t.Context(), clusterstore.KeyName, metav1.DeleteOptions{}))
+		if err := c.publishRotation(t.Context()); err == nil || !strings.Contains(err.Error(), "restore the Secret") {
+			t.Errorf("lost Secret: got %v, want what a person can do", err)
 		}
 		if events = slices.Compact(events); !slices.Equal(events, []string{"CARotationEdited"}) {
 			t.Errorf("Events %q", events)

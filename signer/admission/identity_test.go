@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -121,6 +122,14 @@ func TestFirstCertificateTwice(t *testing.T) {
 	renewed.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.FingerprintOf(&x509.Certificate{Raw: []byte("delivered")}).CredentialID()}}
 	key := mustIssue(t, n, renewed)
 	wantIdentity(t, c, "renewal", uid, pkcs10.KeyID(r.CSR), pkcs10.KeyID(r.CSR), key)
+
+	c = newCluster()
+	n = c.admission()
+	n.RejoinWindow = rejoinWindow
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	for range 2 { // the machine started over with another key, or another one uses the token
+		wantIdentity(t, c, "another key", "", mustIssue(t, n, firstRequest(t, bootstrapUser(token), "worker-1", csrtest.NewKey())))
+	}
 }
 
 // A machine that was replaced, for example a stolen one, must not rejoin: the first certificate of the new machine ends
