@@ -96,7 +96,7 @@ func parseList(s string, mayBeEmpty bool) ([]string, error) {
 			row, err = []string{""}, nil // an empty line
 		}
 		if err != nil {
-			return nil, fmt.Errorf("line %d of the list: %w", i+1, errors.Unwrap(err))
+			return nil, fmt.Errorf("line %d of the list, %.100q: want quotation marks around a whole entry, or none", i+1, safetext.Redact(line))
 		}
 		for _, entry := range row {
 			if entry = strings.TrimSpace(entry); entry == "" {

@@ -149,7 +149,7 @@ func TestParseList(t *testing.T) {
 		"a\n \r\nb": "number 2 of the list is empty",
 		"a\nb, ,c":  "number 3 of the list is empty",
 		`a,""`:      "number 2 of the list is empty",
-		"a\n\"b":    `line 2 of the list: extraneous or missing " in quoted-field`,
+		"a\n\"b":    `line 2 of the list, "\"b": want quotation marks around a whole entry, or none`,
 	} {
 		if list, err := parseList(s, false); err == nil || err.Error() != want {
 			t.Errorf("%q: got %q, %v, want the error %q", s, list, err, want)
