@@ -19,9 +19,6 @@ type claim struct {
 	Requests []string `json:"requests,omitempty"`
 	NodeUID  string   `json:"nodeUID,omitempty"`
 
-	// Pending was written before schema 8, and means nothing now.
-	Pending bool `json:"pending,omitempty"`
-
 	ReadyBefore string `json:"readyBefore,omitempty"`
 	ReadyAgain  bool   `json:"readyAgain,omitempty"`
 
@@ -102,7 +99,7 @@ func decodeClaim(node string, v []byte) (tokens.Claim, error) {
 		TokenUID: w.TokenUID,
 		Limits:   limits,
 		Keys:     w.Keys,
-		Requests: tokens.NewestRequests(w.Requests),
+		Requests: w.Requests,
 		NodeUID:  w.NodeUID,
 
 		ReadyBefore: w.ReadyBefore,

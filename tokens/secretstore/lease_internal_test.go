@@ -132,7 +132,7 @@ func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
 
 // A claim with a malformed identity must be an error: without the identity, the next certificate would start a new one.
 func TestRefusesMalformedIdentity(t *testing.T) {
-	for _, value := range []string{"", "{", "[]", `{"keys":["a","b","c"]}`, `{"key":"a"}`, "{} {}", `{"notAfter":"tomorrow"}`} {
+	for _, value := range []string{"", "{", "[]", `{"credentials":[{"key":"a"},{"key":"b"},{"key":"c"},{"key":"d"},{"key":"e"}]}`, `{"credentials":[{}]}`, `{"key":"a"}`, "{} {}", `{"notAfter":"tomorrow"}`} {
 		lease := encodeLease("ns", tokens.Claim{Node: "worker-1", TokenID: "abc123"})
 		annotateKey(lease, identityAnnotation, "x")
 		lease.Annotations[identityAnnotation] = value
