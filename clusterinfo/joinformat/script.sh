@@ -200,6 +200,7 @@ with_kubeadm() {
 # shell ignore INT.
 stop() {
     trap '' HUP INT TERM
+    [ -n "$pid" ] || pid=$! # the signal came before pid=$! above
     if [ -n "$pid" ]; then
         kill "$pid" 2>/dev/null || :
         wait "$pid" || : # ignore the exit code of kubeadm

@@ -189,6 +189,7 @@ EOF
 
 stop() {
     trap '' HUP INT TERM
+    [ -n "$pid" ] || pid=$! # the signal came before pid=$! above
     if [ -n "$pid" ]; then
         kill "$pid" 2>/dev/null || :
         wait "$pid" || : # ignore the exit code of kubeadm
