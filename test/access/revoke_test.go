@@ -140,7 +140,7 @@ func TestRevokedCertificateGetsNothingFromKubejoin(t *testing.T) {
 		}
 		return nil
 	})
-	s.WaitExplain(t, "worker-1", 0, "its certificates were revoked", "stolen from the rack")
+	s.WaitExplain(t, "worker-1", 3, "its certificates were revoked", "stolen from the rack")
 	request("renewal", certificates.KubeAPIServerClientKubeletSignerName, certificates.CertificateDenied, revocation.Reason)
 	request("serving", certificates.KubeletServingSignerName, certificates.CertificateDenied, revocation.Reason)
 	// A person approves.
