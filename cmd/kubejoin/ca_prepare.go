@@ -106,6 +106,7 @@ func (o *caPrepareOptions) prepare(ctx context.Context, cmd *cobra.Command, r *r
 	if printed, err := o.object(cmd.OutOrStdout(), made); printed {
 		return err
 	}
+	warn(cmd, made.Warnings...)
 	w := cmd.ErrOrStderr()
 	if err := errors.Join(writeStep(w, made), table(w, caTable(made))); err != nil || made.CertificateKey == "" {
 		return err

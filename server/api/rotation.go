@@ -44,6 +44,8 @@ type CARotation struct {
 	// stored encrypted.
 	CertificateKey Secret `json:"certificateKey,omitempty"`
 	DryRun         bool   `json:"dryRun,omitempty"`
+	// Warnings are messages for the person who sent the request. Only the response to PrepareCA has them.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // A CATrust says which of the two CAs of a rotation something trusts.

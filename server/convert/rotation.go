@@ -75,7 +75,7 @@ func (r *Rotations) Prepare(ctx context.Context, ca string, req api.PrepareCA) (
 	}
 	made, err := r.Desk.Prepare(ctx, p)
 	shown, err := rotationShown(ca, made.Status, req.DryRun, err)
-	shown.CertificateKey = api.Secret(made.CertificateKey.Reveal())
+	shown.CertificateKey, shown.Warnings = api.Secret(made.CertificateKey.Reveal()), made.Warnings
 	return shown, err
 }
 

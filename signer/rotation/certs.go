@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
@@ -47,8 +48,8 @@ func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now tim
 		switch {
 		case bytes.Equal(c.RawSubjectPublicKeyInfo, fresh[0].RawSubjectPublicKeyInfo):
 			return Rotation{}, invalid("certificates", "the new CA has the key of the old CA %q, want a new key", c.Subject)
-		case bytes.Equal(c.RawSubject, fresh[0].RawSubject):
-			return Rotation{}, invalid("certificates", "the new CA has the subject of the old CA, %q: TLS handshakes name CAs by subject, so want another one", c.Subject)
+		case sameName(c, fresh[0]):
+			return Rotation{}, invalid("certificates", "the new CA %q has the subject of the old CA %q, since clients ignore case, spaces and string type: TLS handshakes name CAs by subject, so want another one", fresh[0].Subject, c.Subject)
 		case slices.ContainsFunc(fresh, c.Equal):
 			return Rotation{}, invalid("certificates", "%q is trusted now, and certificates of the old CA could stay valid by it: want only certificates that are not trusted yet", c.Subject)
 		}
@@ -67,6 +68,42 @@ func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now tim
 		return Rotation{}, invalid("certificates", "the new ones have %d bytes and the cross certificate %d, want at most %d each", len(r.New), len(r.Cross), maxPEM)
 	}
 	return r, nil
+}
+
+// sameName reports whether two subjects are one name as RFC 5280, 7.1 and OpenSSL compare names: without case, string type
+// and the number of spaces. It ignores the order of attributes.
+func sameName(a, b *x509.Certificate) bool {
+	fold := func(c *x509.Certificate) (attributes []string) {
+		for _, n := range c.Subject.Names {
+			attributes = append(attributes, n.Type.String()+"="+strings.ToLower(strings.Join(strings.Fields(fmt.Sprint(n.Value)), " ")))
+		}
+		return attributes
+	}
+	return slices.Equal(slices.Sorted(slices.Values(fold(a))), slices.Sorted(slices.Values(fold(b))))
+}
+
+// strict returns a warning for each CA that lacks what RFC 5280 requires. crypto/x509 does without. Python 3.13 and openssl
+// with -x509_strict refuse such a CA.
+func strict(cas []*x509.Certificate) (warnings []string) {
+	for _, c := range cas {
+		var lacks []string
+		if !slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(basicConstraints) && e.Critical }) {
+			lacks = append(lacks, "critical basic constraints")
+		}
+		if c.KeyUsage == 0 { // New refuses other usages
+			lacks = append(lacks, "key usage")
+		}
+		if len(c.SubjectKeyId) == 0 {
+			lacks = append(lacks, "subject key identifier")
+		}
+		if len(c.AuthorityKeyId) == 0 && !bytes.Equal(c.RawIssuer, c.RawSubject) {
+			lacks = append(lacks, "authority key identifier")
+		}
+		if len(lacks) > 0 {
+			warnings = append(warnings, fmt.Sprintf("strict clients, for example Python 3.13, refuse certificates of CA %q: it has no %s", c.Subject, strings.Join(lacks, ", no ")))
+		}
+	}
+	return warnings
 }
 
 func newID() string {
@@ -101,7 +138,10 @@ func constrained(c *x509.Certificate) bool {
 	return slices.ContainsFunc(c.Extensions, func(e pkix.Extension) bool { return e.Id.Equal(nameConstraints) })
 }
 
-var nameConstraints = asn1.ObjectIdentifier{2, 5, 29, 30} // RFC 5280, 4.2.1.10
+var (
+	basicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19} // RFC 5280, 4.2.1.9
+	nameConstraints  = asn1.ObjectIdentifier{2, 5, 29, 30} // RFC 5280, 4.2.1.10
+)
 
 // Unproven returns the certificates of this stage that a host must not trust. trusted are the CAs that it trusted before
 // the rotation. A writer of the state could add a CA to either side. So the host believes only a CA that it trusted, one

@@ -100,6 +100,8 @@ type Prepared struct {
 	// CertificateKey decrypts the key of the new CA. It is stored nowhere, and JSON redacts it: show it once. It is zero if
 	// the key is not encrypted, or not stored.
 	CertificateKey joinformat.CertificateKey `json:"-"`
+	// Warnings say which clients refuse certificates of a CA of the operator, and why.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // A Desk carries out the steps of rotations: it reads the state, observes, decides and writes by compare-and-swap. It has
@@ -208,8 +210,9 @@ func (d *Desk) prepareOnce(ctx context.Context, p PrepareRequest) (Prepared, err
 		return Prepared{}, err
 	}
 	r.Nodes = countNodes(seen)
+	warnings := strict(p.Certificates)
 	if r, err = p.certify(r, old); err != nil || p.DryRun { // last, so that no cross certificate exists without a rotation
-		return Prepared{Status: status(r, seen)}, err
+		return Prepared{Status: status(r, seen), Warnings: warnings}, err
 	}
 	sealed, err := d.Keys.PutKey(ctx, r, key)
 	if err != nil {
@@ -219,7 +222,7 @@ func (d *Desk) prepareOnce(ctx context.Context, p PrepareRequest) (Prepared, err
 		return Prepared{}, err
 	}
 	// The next step deletes a key that remains of a killed prepare.
-	return Prepared{Status: status(r, seen), CertificateKey: sealed}, nil
+	return Prepared{Status: status(r, seen), CertificateKey: sealed, Warnings: warnings}, nil
 }
 
 // put writes a rotation. If only the response was lost, the write counts: otherwise the key of a new CA would be lost with

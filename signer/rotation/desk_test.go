@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"errors"
 	"fmt"
 	"reflect"
@@ -608,6 +609,13 @@ func TestPrepareChecksRequest(t *testing.T) {
 		"of the name": {func(p *rotation.PrepareRequest, d *desk) {
 			p.Certificates[0], p.Key = certtest.CA(t, "kubernetes").Leaf, nil
 		}, "certificates", "has the subject of the old CA"},
+		"of the name in another form": {func(p *rotation.PrepareRequest, d *desk) {
+			name := pkix.RDNSequence{{{Type: asn1.ObjectIdentifier{2, 5, 4, 3}, Value: asn1.RawValue{Tag: asn1.TagUTF8String, Bytes: []byte(" KUBERNETES ")}}}}
+			p.Certificates[0], p.Key = issue(func(c *x509.Certificate) { c.RawSubject = must.Value(asn1.Marshal(name))(t) }), nil
+		}, "certificates", "has the subject of the old CA"},
+		"of a longer name": {func(p *rotation.PrepareRequest, d *desk) {
+			p.Certificates[0], p.Key = certtest.CA(t, "kubernetes 2").Leaf, nil
+		}, "", ""},
 		"with the old CA": {func(p *rotation.PrepareRequest, d *desk) {
 			p.Certificates = append(p.Certificates, d.old.Leaf)
 		}, "certificates", `"CN=kubernetes" is trusted now`},
@@ -676,6 +684,35 @@ func TestPrepareChecksRequest(t *testing.T) {
 		var field *tokens.FieldError
 		if !errors.As(err, &field) || field.Field != "ca" {
 			t.Errorf("got %v, want an error about the CA", err)
+		}
+	}
+}
+
+// Catches a CA that works with Go, and that other clients refuse from stage switch on.
+func TestPrepareWarnsOfCAThatStrictClientsRefuse(t *testing.T) {
+	root := certtest.CA(t, "root")
+	template := func() *x509.Certificate {
+		return &x509.Certificate{Subject: pkix.Name{CommonName: "new"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	}
+	lax := template()
+	lax.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Value: []byte{0x30, 3, 1, 1, 0xff}}}
+	noUsage := template()
+	noUsage.KeyUsage = 0
+	noKeyID := *certtest.Issue(t, template(), root).Leaf // crypto/x509 always writes the extensions
+	noKeyID.SubjectKeyId, noKeyID.AuthorityKeyId = nil, nil
+	for want, fresh := range map[string]*x509.Certificate{
+		"":                           certtest.Issue(t, template(), nil).Leaf,
+		"critical basic constraints": certtest.Issue(t, lax, nil).Leaf,
+		"key usage":                  certtest.Issue(t, noUsage, nil).Leaf,
+		"subject key identifier, no authority key identifier": &noKeyID,
+	} {
+		got, err := newDesk(t).Prepare(t.Context(), rotation.PrepareRequest{CA: rotation.Cluster, Certificates: []*x509.Certificate{fresh, root.Leaf}, DryRun: true})
+		var warnings []string
+		if want != "" {
+			warnings = []string{`strict clients, for example Python 3.13, refuse certificates of CA "CN=new": it has no ` + want}
+		}
+		if err != nil || !slices.Equal(got.Warnings, warnings) {
+			t.Errorf("got warnings %q, %v, want %q", got.Warnings, err, warnings)
 		}
 	}
 }
