@@ -33,6 +33,7 @@ type apiServer struct {
 	lists     map[string][]any
 	objects   map[string]any
 	forbidden map[string]bool
+	tls       *tls.Config // nil: it is one of HTTP, as 'kubectl proxy' is, so its address shows nothing
 
 	mu      sync.Mutex
 	largest map[string]int // page of each path
@@ -104,9 +105,15 @@ func (a *apiServer) start(t testing.TB, network *network) *Observer {
 			a.lists[path] = []any{}
 		}
 	}
-	server := httptest.NewServer(a)
+	server := httptest.NewUnstartedServer(a)
+	if server.TLS = a.tls; a.tls == nil {
+		server.Start()
+	} else {
+		server.StartTLS()
+		network.listen(server.Listener.Addr().String(), server.Listener.Addr().String())
+	}
 	t.Cleanup(server.Close)
-	client := must.Value(kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1}))(t)
+	client := must.Value(kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: a.tls != nil}}))(t)
 	return &Observer{Client: client, Dial: network.dial, patience: wait.Most}
 }
 

@@ -102,6 +102,9 @@ type target struct {
 	refused string
 	// clientOnly is true if the CA issues only certificates of clients, so that what the server serves does not matter.
 	clientOnly bool
+	// own is true for the API server of the kubeconfig, where a proxy may answer. spare is true if others are known: then a
+	// proxy holds up nothing.
+	own, spare bool
 }
 
 // probe observes a server. Where its handshake does not show what it trusts, the report of the host counts, if the host has
@@ -122,6 +125,9 @@ func (l *look) probe(ctx context.Context, t target) rotation.Observation {
 			o.Trusts, why = l.trusts(h)
 		}
 	}
+	if t.own && why == nil && (o.Trusts == nil || *o.Trusts == rotation.Trusted{}) {
+		o.Trusts, o.From, why = nil, "", errors.New("its handshake names no CA of this rotation: a proxy may have answered")
+	}
 	if why == nil {
 		return o
 	}
@@ -135,7 +141,7 @@ func (l *look) probe(ctx context.Context, t target) rotation.Observation {
 		o.Trusts, o.From = reported, cmp.Or(o.From, t.host.file(t.certFile).From)
 		return o
 	}
-	o.Unseen = safetext.Text(why.Error(), maxWhy)
+	o.Unseen, o.Optional = safetext.Text(why.Error(), maxWhy), t.spare
 	return o
 }
 

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 
 	"github.com/kubejoin/kubejoin/internal/doctor"
+	"github.com/kubejoin/kubejoin/internal/fakeclient"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	corev1 "k8s.io/api/core/v1"
@@ -153,8 +155,8 @@ var caFile = map[rotation.CA]string{
 	rotation.Cluster: "pki/ca.crt", rotation.FrontProxy: "pki/front-proxy-ca.crt", rotation.Etcd: "pki/etcd/ca.crt",
 }
 
-// apiServers observes the API servers: those that publish their address, and those of control planes. An API server that
-// is down publishes none.
+// apiServers observes the API servers: those that publish their address, those of control planes, and that of the kubeconfig. An
+// API server that is down publishes none.
 func (l *look) apiServers(ctx context.Context) {
 	port, published := uint16(apiServerPort), []string(nil)
 	slice, err := l.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
@@ -169,10 +171,10 @@ func (l *look) apiServers(ctx context.Context) {
 	case !apierrors.IsNotFound(err):
 		l.failed(rotation.KindAPIServer, "addresses", "get on endpointslices in default", err)
 	}
+	l.staticPods(ctx, rotation.KindAPIServer, "kube-apiserver")
 	var all []target
 	for i := range l.hosts {
 		if h := &l.hosts[i]; h.controlPlane {
-			published = slices.DeleteFunc(published, func(address string) bool { return address == h.address })
 			all = append(all, l.target(h, rotation.KindAPIServer, "", port, "pki/apiserver.crt"))
 		}
 	}
@@ -181,10 +183,45 @@ func (l *look) apiServers(ctx context.Context) {
 		t.host, t.Next = nil, "kubectl -n default get endpointslice kubernetes -o yaml"
 		all = append(all, t)
 	}
+	if own := l.ownAPIServer(); own != "" {
+		all = append(all, target{
+			Observation: rotation.Observation{Kind: rotation.KindAPIServer, Name: own, Next: labelControlPlane("NODE") + " # each control plane"},
+			address:     own, own: true, spare: len(all) > 0,
+		})
+	}
+	all = once(all)
 	for i := range all {
 		all[i].clientOnly = l.CA == rotation.FrontProxy
 	}
 	l.probeAll(ctx, all)
+}
+
+// ownAPIServer returns the address of the API server in the kubeconfig; empty if that is not one of TLS. The operator wrote it,
+// so it may be a name, and may be of this host.
+func (l *look) ownAPIServer() string {
+	if fakeclient.Is(l.Client.CoreV1()) {
+		return ""
+	}
+	u := l.Client.CoreV1().RESTClient().Get().URL()
+	if u.Scheme != "https" {
+		return ""
+	}
+	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))
+}
+
+// once removes servers whose address an earlier one has.
+func once(all []target) []target {
+	known := map[string]bool{}
+	return slices.DeleteFunc(all, func(t target) bool {
+		again := known[t.address]
+		known[t.address] = t.address != ""
+		return again
+	})
+}
+
+// labelControlPlane returns the command that marks the Node of a control plane.
+func labelControlPlane(node string) string {
+	return "kubectl label node " + safetext.Quote(node) + " " + controlPlaneLabel + "="
 }
 
 // servers observes kubejoin itself. It trusts what its files have, which its own host shows. kubejoin may not list its pods,
@@ -207,24 +244,12 @@ func (l *look) servers(ctx context.Context) {
 
 // etcd observes the members of etcd that run as static pods.
 func (l *look) etcd(ctx context.Context) {
-	pods, err := l.controlPlanePods(ctx)
-	if err != nil {
-		l.failed(rotation.KindEtcd, "members", "list on pods in kube-system", err)
-		return
-	}
+	pods := l.staticPods(ctx, rotation.KindEtcd, "etcd")
 	var all []target
 	for i := range l.hosts {
 		h := &l.hosts[i]
 		if slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Spec.NodeName == h.name && p.Labels["component"] == "etcd" }) {
 			all = append(all, l.target(h, rotation.KindEtcd, "", etcdPort, "pki/etcd/server.crt"))
-		}
-	}
-	for _, p := range pods {
-		if node := p.Spec.NodeName; p.Labels["component"] == "etcd" && static(p) && !slices.ContainsFunc(l.hosts, func(h host) bool { return h.name == node }) {
-			l.add(rotation.Observation{
-				Kind: rotation.KindEtcd, Name: p.Name, Node: node, Unseen: "its Node has no label " + controlPlaneLabel,
-				Next: "kubectl label node " + safetext.Quote(node) + " " + controlPlaneLabel + "=",
-			})
 		}
 	}
 	l.probeAll(ctx, all)
@@ -291,8 +316,23 @@ func (l *look) controllerManagers(ctx context.Context) {
 // static reports whether a pod is the mirror of a static pod.
 func static(p corev1.Pod) bool { return p.Annotations[corev1.MirrorPodAnnotationKey] != "" }
 
+// staticPods returns the pods of control planes. It adds an observation of each static pod of a component on a Node without
+// their label.
+func (l *look) staticPods(ctx context.Context, kind rotation.Kind, component string) []corev1.Pod {
+	pods, err := l.controlPlanePods(ctx)
+	if err != nil {
+		l.failed(kind, component, "list on pods in kube-system", err)
+	}
+	for _, p := range pods {
+		if node := p.Spec.NodeName; p.Labels["component"] == component && static(p) && !slices.ContainsFunc(l.hosts, func(h host) bool { return h.name == node && h.controlPlane }) {
+			l.add(rotation.Observation{Kind: kind, Name: p.Name, Node: node, Unseen: "its Node has no label " + controlPlaneLabel, Next: labelControlPlane(node)})
+		}
+	}
+	return pods
+}
+
 func (l *look) controlPlanePods(ctx context.Context) ([]corev1.Pod, error) {
-	list, err := l.Client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "component in (kube-controller-manager,etcd)"})
+	list, err := l.Client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "component in (kube-apiserver,kube-controller-manager,etcd)"})
 	if err != nil {
 		return nil, err
 	}

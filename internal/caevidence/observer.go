@@ -85,6 +85,9 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 		looking.Go(func() { part(ctx) })
 	}
 	looking.Wait()
+	if r.InProgress() {
+		l.need()
+	}
 	for i := range l.seen {
 		if !l.behind(l.seen[i]) {
 			l.seen[i].Next = ""
@@ -94,6 +97,20 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node))
 	})
 	return l.seen, nil
+}
+
+// need adds an observation if nothing of the kind was seen that each step needs. A complete list of Nodes shows all kubelets.
+func (l *look) need() {
+	none := rotation.Observation{
+		Kind: rotation.KindAPIServer, Name: "addresses", Next: labelControlPlane("NODE") + " # each control plane",
+		Unseen: "no API server was seen: no Node has the label " + controlPlaneLabel + ", and EndpointSlice default/kubernetes has no address",
+	}
+	if l.CA == rotation.Etcd {
+		none.Kind, none.Name, none.Unseen = rotation.KindEtcd, "members", "no member was seen: no Node with the label "+controlPlaneLabel+" has a static pod of etcd"
+	}
+	if !slices.ContainsFunc(l.seen, func(o rotation.Observation) bool { return o.Kind == none.Kind }) {
+		l.add(none)
+	}
 }
 
 // look is one call of Observe.

@@ -2,6 +2,7 @@ package caevidence
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"slices"
@@ -227,7 +228,7 @@ func TestEachFailureKeepsFinishFromBeginning(t *testing.T) {
 	for _, path := range []string{podsPath, rootCAsPath, secretsPath, validating, mutating, apiServices, definitions, trustBundles, endpointSlice, infoPath, authPath} {
 		want := []string{" was not seen: need "}
 		if path == podsPath {
-			want = []string{" could not be checked: need ", want[0]}
+			want = []string{"api-server kube-apiserver was not seen: need ", " could not be checked: need ", want[0]}
 		}
 		if all := pending(r, path); !slices.EqualFunc(all, want, strings.Contains) {
 			t.Errorf("without %s: got %q", path, all)
@@ -236,6 +237,64 @@ func TestEachFailureKeepsFinishFromBeginning(t *testing.T) {
 	// With two CAs, a kube-controller-manager that signs stops, and does not start again.
 	if all := pending(begun(t, rotation.Prepare, old, fresh), podsPath); len(all) != 1 || all[0] != "other-signer kube-controller-manager could not be checked: need list on pods in kube-system" {
 		t.Errorf("trust without pods: got %q, want it refused", all)
+	}
+}
+
+// TestEachStepNeedsAnAPIServer catches a switch that begins with no API server observed: they publish no address, and no Node
+// has the label of control planes.
+func TestEachStepNeedsAnAPIServer(t *testing.T) {
+	old, fresh, other := certtest.CA(t, "kubernetes"), certtest.CA(t, "kubernetes 2"), certtest.CA(t, "of a proxy")
+	r := begun(t, rotation.Trust, old, fresh)
+	pod := controllerManager("cp-1")
+	pod.Name, pod.Labels = "kube-apiserver-cp-1", map[string]string{"component": "kube-apiserver"}
+	labelled := node("cp-1", "192.0.2.11")
+	labelled.Labels[controlPlaneLabel] = ""
+	port := int32(6443)
+	slice := discovery.EndpointSlice{Ports: []discovery.EndpointPort{{Port: &port}}, Endpoints: []discovery.Endpoint{{Addresses: []string{"192.0.2.11"}}}}
+	const label, proxy = " next:kubectl label node NODE node-role.kubernetes.io/control-plane= # each control plane", "unseen:its handshake names no CA of this rotation: a proxy may have answered"
+	const seen = "api-server 192.0.2.11:6443 @cp-1 trusts:old,new from:old"
+	for name, test := range map[string]struct {
+		own        *tls.Config
+		node       *corev1.Node
+		pods       []any
+		slice      any
+		frontProxy bool
+		want       []string
+	}{
+		"none":                     {want: []string{"api-server addresses unseen:no API server was seen: no Node has the label node-role.kubernetes.io/control-plane, and EndpointSlice default/kubernetes has no address" + label}},
+		"own":                      {own: tlsConfig(t, old, old, fresh), want: []string{"api-server own trusts:old,new from:old"}},
+		"own, behind":              {own: tlsConfig(t, old, old), want: []string{"api-server own trusts:old from:old" + label}},
+		"own, of front-proxy":      {own: tlsConfig(t, other, old, fresh), frontProxy: true, want: []string{"api-server own trusts:old,new"}},
+		"proxy":                    {own: tlsConfig(t, old), want: []string{"api-server own " + proxy + label}},
+		"proxy of another CA":      {own: tlsConfig(t, other, other), want: []string{"api-server own " + proxy + label}},
+		"proxy before one":         {own: tlsConfig(t, other), node: labelled, want: []string{seen, "api-server own " + proxy + " optional" + label}},
+		"published one of a Node":  {node: labelled, slice: slice, want: []string{seen}},
+		"static pod without label": {pods: objects(t, pod), want: []string{"api-server kube-apiserver-cp-1 @cp-1 unseen:its Node has no label node-role.kubernetes.io/control-plane next:kubectl label node cp-1 node-role.kubernetes.io/control-plane="}},
+		"static pod of a Node":     {node: labelled, pods: objects(t, pod), want: []string{seen}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, n, server := r, &network{}, &apiServer{tls: test.own, lists: map[string][]any{podsPath: test.pods}, objects: map[string]any{}}
+			n.listen("192.0.2.11:6443", serve(t, tlsConfig(t, old, old, fresh)))
+			if test.node != nil {
+				server.lists[nodesPath] = objects(t, test.node)
+			}
+			if test.slice != nil {
+				server.objects[endpointSlice] = test.slice
+			}
+			if test.frontProxy {
+				r.CA = rotation.FrontProxy
+			}
+			o := server.start(t, n)
+			var got []string
+			for _, text := range lines(must.Value(o.Observe(t.Context(), r))(t)) {
+				if strings.HasPrefix(text, "api-server ") {
+					got = append(got, strings.ReplaceAll(text, o.Client.CoreV1().RESTClient().Get().URL().Host, "own"))
+				}
+			}
+			if slices.Sort(got); !slices.Equal(got, test.want) {
+				t.Errorf("got %q\nwant %q", got, test.want)
+			}
+		})
 	}
 }
 
