@@ -21,7 +21,7 @@ const DefaultDir = "/etc/kubernetes/pki"
 // maxFile is the largest file that is uploaded, in bytes. All files must fit into a Secret, 1 MiB.
 const maxFile = 96 << 10
 
-// A Configuration is the part of kubeadm's ClusterConfiguration that says where shared files are, and which names
+// A Configuration is the part of kubeadm's ClusterConfiguration that says where shared files and etcd are, and which names
 // certificates have. All configVersions have these fields.
 type Configuration struct {
 	APIVersion      string `json:"apiVersion"`
@@ -36,9 +36,10 @@ type Configuration struct {
 			PeerCertSANs   []string `json:"peerCertSANs"`
 		} `json:"local"`
 		External *struct {
-			CAFile   string `json:"caFile"`
-			CertFile string `json:"certFile"`
-			KeyFile  string `json:"keyFile"`
+			Endpoints []string `json:"endpoints"`
+			CAFile    string   `json:"caFile"`
+			CertFile  string   `json:"certFile"`
+			KeyFile   string   `json:"keyFile"`
 		} `json:"external"`
 	} `json:"etcd"`
 }

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"slices"
+	"strconv"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/doctor"
 	"github.com/kubejoin/kubejoin/internal/fakeclient"
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -242,17 +245,60 @@ func (l *look) servers(ctx context.Context) {
 	l.probeAll(ctx, all)
 }
 
-// etcd observes the members of etcd that run as static pods.
+// etcd observes the members of etcd: static pods, those in the flags of kube-apiserver, and those of kubeadm-config.
 func (l *look) etcd(ctx context.Context) {
 	pods := l.staticPods(ctx, rotation.KindEtcd, "etcd")
+	var external []string
+	config, err := kubeadmcerts.ReadConfiguration(ctx, l.Client)
+	switch {
+	case err == nil && config.Etcd.External != nil:
+		external = config.Etcd.External.Endpoints
+	case err != nil && !apierrors.IsNotFound(err):
+		l.failed(rotation.KindEtcd, "members in kubeadm-config", "get on configmap kubeadm-config in kube-system", err)
+	}
+	flags := doctor.EtcdServers(l.controlPlanes(), pods)
+	hosts := l.hosts
+	if len(hosts) == 0 {
+		hosts = []host{{ready: true}} // of kube-apiserver, which shows nothing else
+	}
 	var all []target
-	for i := range l.hosts {
-		h := &l.hosts[i]
+	for i := range hosts {
+		h := &hosts[i]
 		if slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Spec.NodeName == h.name && p.Labels["component"] == "etcd" }) {
 			all = append(all, l.target(h, rotation.KindEtcd, "", etcdPort, "pki/etcd/server.crt"))
 		}
+		for _, server := range slices.Concat(flags[h.name], external) {
+			all = append(all, l.member(server, h))
+		}
 	}
-	l.probeAll(ctx, all)
+	l.probeAll(ctx, once(all))
+}
+
+// member returns the member of etcd at a URL. client is the host whose kube-apiserver connects to it, which loopback means.
+// Unlike the address of a Node, the host may be a name: workers cannot choose it.
+func (l *look) member(server string, client *host) target {
+	u, err := url.Parse(server)
+	if err != nil || u.Hostname() == "" { // for example a socket
+		t := l.target(client, rotation.KindEtcd, "member of "+client.name, etcdPort, "")
+		t.address, t.refused = "", "kubejoin connects only to URLs such as https://192.0.2.1:2379"
+		return t
+	}
+	name, port := u.Hostname(), cmp.Or(u.Port(), "443")
+	at := slices.IndexFunc(l.hosts, func(h host) bool { return name == h.address || name == h.name })
+	if ip, err := netip.ParseAddr(name); at >= 0 || name == "localhost" || err == nil && ip.IsLoopback() {
+		if at >= 0 {
+			client = &l.hosts[at]
+		}
+		number, _ := strconv.ParseUint(port, 10, 16) // Parse accepts only digits
+		t := l.target(client, rotation.KindEtcd, "", uint16(number), "pki/etcd/server.crt")
+		t.Name = cmp.Or(t.Name, "member of kube-apiserver")
+		return t
+	}
+	address := net.JoinHostPort(name, port)
+	return target{address: address, Observation: rotation.Observation{
+		Kind: rotation.KindEtcd, Name: safetext.Text(address, safetext.MaxName),
+		Next: "openssl s_client -connect " + safetext.Quote(address) + " # its CAs of clients are those of --trusted-ca-file",
+	}}
 }
 
 // reports observes what hosts reported. A host that is off cannot report: its kubelet is observed as off.
@@ -279,12 +325,7 @@ func (l *look) controllerManagers(ctx context.Context) {
 		l.failed(rotation.KindSigner, "kube-controller-manager", "list on pods in kube-system", err)
 		return
 	}
-	var controlPlanes []string
-	for _, h := range l.hosts {
-		if h.controlPlane {
-			controlPlanes = append(controlPlanes, h.name)
-		}
-	}
+	controlPlanes := l.controlPlanes()
 	for _, p := range pods { // also on a Node without the label of control planes
 		if node := p.Spec.NodeName; p.Labels["component"] == "kube-controller-manager" && static(p) && !slices.Contains(controlPlanes, node) {
 			controlPlanes = append(controlPlanes, node)
@@ -313,6 +354,16 @@ func (l *look) controllerManagers(ctx context.Context) {
 	}
 }
 
+// controlPlanes returns the names of the Nodes of control planes.
+func (l *look) controlPlanes() (names []string) {
+	for _, h := range l.hosts {
+		if h.controlPlane {
+			names = append(names, h.name)
+		}
+	}
+	return names
+}
+
 // static reports whether a pod is the mirror of a static pod.
 func static(p corev1.Pod) bool { return p.Annotations[corev1.MirrorPodAnnotationKey] != "" }
 
@@ -324,7 +375,7 @@ func (l *look) staticPods(ctx context.Context, kind rotation.Kind, component str
 		l.failed(kind, component, "list on pods in kube-system", err)
 	}
 	for _, p := range pods {
-		if node := p.Spec.NodeName; p.Labels["component"] == component && static(p) && !slices.ContainsFunc(l.hosts, func(h host) bool { return h.name == node && h.controlPlane }) {
+		if node := p.Spec.NodeName; p.Labels["component"] == component && static(p) && !slices.Contains(l.controlPlanes(), node) {
 			l.add(rotation.Observation{Kind: kind, Name: p.Name, Node: node, Unseen: "its Node has no label " + controlPlaneLabel, Next: labelControlPlane(node)})
 		}
 	}

@@ -106,7 +106,8 @@ func (l *look) need() {
 		Unseen: "no API server was seen: no Node has the label " + controlPlaneLabel + ", and EndpointSlice default/kubernetes has no address",
 	}
 	if l.CA == rotation.Etcd {
-		none.Kind, none.Name, none.Unseen = rotation.KindEtcd, "members", "no member was seen: no Node with the label "+controlPlaneLabel+" has a static pod of etcd"
+		none.Kind, none.Name = rotation.KindEtcd, "members"
+		none.Unseen = "no member was seen: no Node with the label " + controlPlaneLabel + " has a static pod of etcd or kube-apiserver, and kubeadm-config has no etcd.external"
 	}
 	if !slices.ContainsFunc(l.seen, func(o rotation.Observation) bool { return o.Kind == none.Kind }) {
 		l.add(none)

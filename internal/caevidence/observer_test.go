@@ -298,6 +298,86 @@ func TestEachStepNeedsAnAPIServer(t *testing.T) {
 	}
 }
 
+// TestObservesEachMemberOfEtcd catches a stage switch after which kube-apiserver has a certificate that an external etcd refuses.
+func TestObservesEachMemberOfEtcd(t *testing.T) {
+	old, fresh := certtest.CA(t, "etcd-ca"), certtest.CA(t, "etcd-ca 2")
+	r := begun(t, rotation.Trust, old, fresh)
+	r.CA = rotation.Etcd
+	controlPlane := func(name, address string) *corev1.Node {
+		n := node(name, address)
+		n.Labels[controlPlaneLabel] = ""
+		return reported(t, n, r)
+	}
+	pod := func(on, component string, command, args []string) corev1.Pod {
+		p := controllerManager(on)
+		p.Name, p.Labels = component+"-"+on, map[string]string{"component": component}
+		p.Spec.Containers = []corev1.Container{{Name: component, Command: command, Args: args}}
+		return p
+	}
+	const configPath = "/api/v1/namespaces/kube-system/configmaps/kubeadm-config"
+	config := func(etcd string) corev1.ConfigMap {
+		return configMap("kube-system", "kubeadm-config", "ClusterConfiguration", "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\netcd: "+etcd)
+	}
+	cp1, cp2, onlyOld := controlPlane("cp-1", "192.0.2.11"), controlPlane("cp-2", "192.0.2.12"), tlsConfig(t, old, old)
+	const behind = " trusts:old from:old next:openssl s_client -connect "
+	const note = " # its CAs of clients are those of --trusted-ca-file"
+	const missing = "etcd members unseen:no member was seen: no Node with the label node-role.kubernetes.io/control-plane has a static pod of etcd or kube-apiserver, and kubeadm-config has no etcd.external next:kubectl label node NODE node-role.kubernetes.io/control-plane= # each control plane"
+	for name, test := range map[string]struct {
+		nodes, pods []any
+		config      any
+		forbidden   bool
+		want        []string
+	}{
+		"none":            {want: []string{missing}},
+		"local":           {config: config("{local: {}}"), want: []string{missing}},
+		"of kubeadm":      {config: config("{external: {endpoints: [https://etcd.example.com:2379]}}"), want: []string{"etcd etcd.example.com:2379" + behind + "etcd.example.com:2379" + note}},
+		"malformed":       {config: config("{external: 1}"), want: []string{"etcd members in kubeadm-config unseen:ClusterConfiguration in ConfigMap kube-system/kubeadm-config: malformed YAML next:kubejoin ca status --ca etcd"}},
+		"not readable":    {forbidden: true, want: []string{"etcd members in kubeadm-config unseen:need get on configmap kubeadm-config in kube-system next:retry with a kubeconfig of cluster-admin"}},
+		"without a Node":  {config: config(`{external: {endpoints: ["https://127.0.0.1:2379"]}}`), want: []string{"etcd member of kube-apiserver unseen:its Node has no InternalIP that kubejoin connects to next:kubejoin ca apply --ca etcd"}},
+		"flags of others": {nodes: objects(t, node("w-1", "192.0.2.21")), pods: objects(t, pod("w-1", "kube-apiserver", []string{"kube-apiserver", "--etcd-servers=https://etcd.example.com:2379"}, nil)), want: []string{missing}},
+		"flags": {
+			nodes: objects(t, cp1, cp2),
+			pods: objects(t,
+				pod("cp-1", "etcd", nil, nil),
+				pod("cp-1", "kube-apiserver", []string{"kube-apiserver", "--etcd-servers=https://127.0.0.1:2379,https://etcd.example.com"}, []string{"--etcd-servers-overrides", "/events#https://192.0.2.31:2379;https://cp-2:2381"}),
+				pod("cp-2", "kube-apiserver", []string{"kube-apiserver", "--etcd-servers", "https://localhost:2379,unix:///run/etcd.sock"}, nil)),
+			config: config("{external: {endpoints: [https://192.0.2.31:2379]}}"),
+			want: []string{
+				"etcd 192.0.2.11:2379 @cp-1 trusts:old,new from:old",
+				"etcd 192.0.2.12:2379 @cp-2 trusts:old,new from:old",
+				"etcd 192.0.2.12:2381 @cp-2 unseen:dial 192.0.2.12:2381: no route next:on cp-2: kubejoin ca apply --ca etcd",
+				"etcd 192.0.2.31:2379" + behind + "192.0.2.31:2379" + note,
+				"etcd etcd.example.com:443" + behind + "etcd.example.com:443" + note,
+				"etcd member of cp-2 @cp-2 unseen:kubejoin connects only to URLs such as https://192.0.2.1:2379 next:on cp-2: kubejoin ca apply --ca etcd",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := &network{}
+			for _, address := range []string{"192.0.2.31:2379", "etcd.example.com:2379", "etcd.example.com:443"} {
+				n.listen(address, serve(t, onlyOld))
+			}
+			for _, address := range []string{"192.0.2.11:2379", "192.0.2.12:2379"} {
+				n.listen(address, serve(t, tlsConfig(t, old, old, fresh)))
+			}
+			server := &apiServer{lists: map[string][]any{nodesPath: test.nodes, podsPath: test.pods}, objects: map[string]any{}, forbidden: map[string]bool{configPath: test.forbidden}}
+			if test.config != nil {
+				server.objects[configPath] = test.config
+			}
+			seen := must.Value(server.start(t, n).Observe(t.Context(), r))(t)
+			got := slices.DeleteFunc(lines(seen), func(text string) bool {
+				return !strings.HasPrefix(text, "etcd ") || strings.HasPrefix(text, "etcd kube-apiserver-w-1")
+			})
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %s\nwant %s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
+			}
+			if len(r.Pending(seen)) == 0 {
+				t.Error("stage switch may begin")
+			}
+		})
+	}
+}
+
 // TestOnlyReportsOfThePresentStageCount catches a report from before an abort that stands in for a handshake.
 func TestOnlyReportsOfThePresentStageCount(t *testing.T) {
 	r := begun(t, rotation.Trust, certtest.CA(t, "old"), certtest.CA(t, "new"))

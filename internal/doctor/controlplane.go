@@ -6,7 +6,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A replaced controller of kube-controller-manager does what kubejoin does.
@@ -71,18 +70,28 @@ func checkControllerManager(f *Facts) []Finding {
 // OtherSigners returns a finding for each kube-controller-manager among the static pods of control planes that signs any
 // certificates, and the control planes whose kube-controller-manager is not visible.
 func OtherSigners(controlPlanes []string, pods []corev1.Pod) (signing []Finding, unseen []string) {
-	f := &Facts{ControlPlane: pods}
 	unseen = slices.Clone(controlPlanes)
-	for _, name := range controlPlanes {
-		f.Nodes = append(f.Nodes, corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{controlPlaneLabel: ""}}})
-	}
-	for _, c := range f.componentsOf(kubeControllerManager) {
+	for _, c := range componentsOf(kubeControllerManager, controlPlanes, pods) {
 		unseen = slices.DeleteFunc(unseen, func(name string) bool { return name == c.machine })
 		if kcmSigner.in(c.flags.list("controllers")) && c.flags.signs() {
 			signing = append(signing, found("kcm-signs", setFlag(kubeControllerManager, "controllers", controllersOff, ""), "kube-controller-manager on %s signs certificates", c.machine).on(c.machine))
 		}
 	}
 	return signing, unseen
+}
+
+// EtcdServers returns the URLs of etcd in the flags of kube-apiserver, by the Node of its static pod.
+func EtcdServers(controlPlanes []string, pods []corev1.Pod) map[string][]string {
+	all := map[string][]string{}
+	for _, c := range componentsOf(kubeAPIServer, controlPlanes, pods) {
+		urls := c.flags.list("etcd-servers")
+		for _, override := range c.flags.list("etcd-servers-overrides") { // GROUP/RESOURCE#URL;URL
+			_, others, _ := strings.Cut(override, "#")
+			urls = append(urls, strings.Split(others, ";")...)
+		}
+		all[c.machine] = append(all[c.machine], slices.DeleteFunc(urls, func(u string) bool { return u == "" })...)
+	}
+	return all
 }
 
 // signs reports whether the flags give kube-controller-manager a CA for any signer.

@@ -79,9 +79,13 @@ func isMirror(pod corev1.Pod) bool { return pod.Annotations[corev1.MirrorPodAnno
 
 // componentsOf returns the static pods of a component on control planes.
 func (f *Facts) componentsOf(name string) []component {
+	return componentsOf(name, f.controlPlanes(), f.ControlPlane)
+}
+
+func componentsOf(name string, controlPlanes []string, pods []corev1.Pod) []component {
 	var all []component
-	for _, pod := range f.ControlPlane {
-		if !isMirror(pod) || !slices.Contains(f.controlPlanes(), pod.Spec.NodeName) {
+	for _, pod := range pods {
+		if !isMirror(pod) || !slices.Contains(controlPlanes, pod.Spec.NodeName) {
 			continue
 		}
 		for _, c := range pod.Spec.Containers {

@@ -106,6 +106,14 @@ func TestObservesRotationWithTheRightsOfTheManifests(t *testing.T) {
 		t.Errorf("kube-apiserver serves with a certificate from %q", got)
 	}
 
+	ofEtcd := r // the rights to look for its members suffice, and there are none
+	ofEtcd.CA = rotation.Etcd
+	for _, one := range must.Value(o.Observe(t.Context(), ofEtcd))(t) {
+		if one.Kind == rotation.KindEtcd && !strings.HasPrefix(one.Unseen, "no member was seen: ") {
+			t.Errorf("not seen: %+v", one)
+		}
+	}
+
 	trust := func(what string, content []byte, names ...string) {
 		t.Helper()
 		both := !slices.Equal(content, file)
