@@ -182,6 +182,7 @@ with_kubeadm() {
     again="run 'kubeadm reset', then "
     ! is_control_plane || again= # of another join
     code=0
+    pid=starting
     # A shell handles signals during wait, but not while a foreground command runs.
     (umask "$umask" && exec kubeadm join --config "$tmp/join.yaml" "$@") </dev/null &
     pid=$!
@@ -200,7 +201,7 @@ with_kubeadm() {
 # shell ignore INT.
 stop() {
     trap '' HUP INT TERM
-    [ -n "$pid" ] || pid=$! # the signal came before pid=$! above
+    [ "$pid" != starting ] || pid=$! # the signal came before the line that sets it
     if [ -n "$pid" ]; then
         kill "$pid" 2>/dev/null || :
         wait "$pid" || : # ignore the exit code of kubeadm

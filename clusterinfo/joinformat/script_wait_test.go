@@ -160,6 +160,26 @@ func TestScriptTimeoutIgnoresClockChanges(t *testing.T) {
 }
 
 // On a signal, the script must end kubeadm, delete its files and exit with 128 plus the signal number.
+// Catches a signal between the start of kubeadm and the line that notes its process: the script sends it to itself there.
+func TestScriptStopsKubeadmThatHasJustStarted(t *testing.T) {
+	t.Parallel()
+	ca := certtest.CA(t, "cluster")
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
+	m := newMachine(t, joinOf(t, s, ca))
+	m.kubeadm(t, 0)
+	m.write(t, "bin/kubeadm", fmt.Sprintf("#!/bin/sh\ntrap 'echo >%s; exit 3' TERM\necho >%s\nfor n in $(seq 2000); do sleep 0.1; done\n", m.file("ended"), m.file("begun")))
+	const note = "\n    pid=$!\n"
+	script := m.read(t, "join.sh")
+	if strings.Count(script, note) != 1 {
+		t.Fatalf("want the line %q once in\n%s", note, script)
+	}
+	m.write(t, "join.sh", strings.Replace(script, note, fmt.Sprintf("\nuntil [ -e %s ]; do sleep 0.1; done; kill -TERM $$%s", m.file("begun"), note), 1))
+	output, code := m.end(t, m.start(t))
+	if _, err := os.Stat(m.file("ended")); err != nil || code != 143 {
+		t.Errorf("got exit code %d, want 143, and kubeadm has ended: %v\n%s", code, err, output)
+	}
+}
+
 func TestScriptStopsKubeadmOnSignal(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")

@@ -174,6 +174,7 @@ EOF
     again="run 'kubeadm reset', then "
     ! is_control_plane || again= # of another join
     code=0
+    pid=starting
     (umask "$umask" && exec kubeadm join --config "$tmp/join.yaml" "$@") </dev/null &
     pid=$!
     if [ -n "$turn" ]; then
@@ -189,7 +190,7 @@ EOF
 
 stop() {
     trap '' HUP INT TERM
-    [ -n "$pid" ] || pid=$! # the signal came before pid=$! above
+    [ "$pid" != starting ] || pid=$! # the signal came before the line that sets it
     if [ -n "$pid" ]; then
         kill "$pid" 2>/dev/null || :
         wait "$pid" || : # ignore the exit code of kubeadm
