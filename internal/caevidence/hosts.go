@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
-	"strconv"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/doctor"
@@ -112,7 +111,8 @@ func (l *look) hostOf(node *corev1.Node) host {
 // A kubelet can write any address and port into the status of its Node. A stolen node could so make kubejoin connect to
 // servers that the node itself cannot reach. Therefore kubejoin connects only to IP addresses, never to names, and only to
 // the ports of kubelets, API servers and etcd. It never connects to itself and to link-local addresses, where clouds serve
-// metadata. It sends a TLS handshake without a credential and closes the connection. The result is in the status of the
+// metadata. For members of etcd, it also connects to the names and ports in the flags of control planes and in kubeadm-config,
+// which workers cannot change. It sends a TLS handshake without a credential and closes the connection. The result is in the status of the
 // rotation, which nodes cannot read.
 func connectable(address string) bool {
 	ip, err := netip.ParseAddr(address)
@@ -259,7 +259,7 @@ func (l *look) etcd(ctx context.Context) {
 	flags := doctor.EtcdServers(l.controlPlanes(), pods)
 	hosts := l.hosts
 	if len(hosts) == 0 {
-		hosts = []host{{ready: true}} // of kube-apiserver, which shows nothing else
+		hosts = []host{{ready: true}} // for the endpoints in kubeadm-config: loopback is then on an unknown host
 	}
 	var all []target
 	for i := range hosts {
@@ -275,30 +275,47 @@ func (l *look) etcd(ctx context.Context) {
 }
 
 // member returns the member of etcd at a URL. client is the host whose kube-apiserver connects to it, which loopback means.
-// Unlike the address of a Node, the host may be a name: workers cannot choose it.
+// Unlike the address of a Node, the host may be a name: workers cannot choose it. What the host reports about its files says
+// nothing about this member.
 func (l *look) member(server string, client *host) target {
+	t := target{Observation: rotation.Observation{
+		Kind: rotation.KindEtcd, Name: "member of " + cmp.Or(client.name, "kube-apiserver"), Node: client.name,
+		Next: "kubectl -n kube-system get configmap kubeadm-config -o yaml # and the flag --etcd-servers of kube-apiserver",
+	}}
 	u, err := url.Parse(server)
-	if err != nil || u.Hostname() == "" { // for example a socket
-		t := l.target(client, rotation.KindEtcd, "member of "+client.name, etcdPort, "")
-		t.address, t.refused = "", "kubejoin connects only to URLs such as https://192.0.2.1:2379"
+	if err != nil || u.Hostname() == "" || unusable(u.Hostname()) { // for example a socket
+		t.refused = "kubejoin connects only to URLs such as https://192.0.2.1:2379"
 		return t
 	}
 	name, port := u.Hostname(), cmp.Or(u.Port(), "443")
 	at := slices.IndexFunc(l.hosts, func(h host) bool { return name == h.address || name == h.name })
-	if ip, err := netip.ParseAddr(name); at >= 0 || name == "localhost" || err == nil && ip.IsLoopback() {
-		if at >= 0 {
-			client = &l.hosts[at]
-		}
-		number, _ := strconv.ParseUint(port, 10, 16) // Parse accepts only digits
-		t := l.target(client, rotation.KindEtcd, "", uint16(number), "pki/etcd/server.crt")
-		t.Name = cmp.Or(t.Name, "member of kube-apiserver")
-		return t
+	if at >= 0 {
+		client = &l.hosts[at]
 	}
-	address := net.JoinHostPort(name, port)
-	return target{address: address, Observation: rotation.Observation{
-		Kind: rotation.KindEtcd, Name: safetext.Text(address, safetext.MaxName),
-		Next: "openssl s_client -connect " + safetext.Quote(address) + " # its CAs of clients are those of --trusted-ca-file",
-	}}
+	switch {
+	case at < 0 && name != "localhost" && !loopback(name):
+		t.Node = ""
+	case !connectable(client.address):
+		t.refused = "its Node has no InternalIP that kubejoin connects to"
+		return t
+	default:
+		name, t.Node, t.host = client.address, client.name, client
+	}
+	t.address = net.JoinHostPort(name, port)
+	t.Name = safetext.Text(t.address, safetext.MaxName)
+	t.Next = "openssl s_client -connect " + safetext.Quote(t.address) + " # its CAs of clients are those of --trusted-ca-file"
+	return t
+}
+
+func loopback(name string) bool {
+	ip, err := netip.ParseAddr(name)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// unusable reports whether a host is an address to which kubejoin never connects, and no loopback address.
+func unusable(name string) bool {
+	_, err := netip.ParseAddr(name)
+	return err == nil && !loopback(name) && !connectable(name)
 }
 
 // reports observes what hosts reported. A host that is off cannot report: its kubelet is observed as off.

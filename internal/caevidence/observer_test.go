@@ -306,7 +306,8 @@ func TestObservesEachMemberOfEtcd(t *testing.T) {
 	controlPlane := func(name, address string) *corev1.Node {
 		n := node(name, address)
 		n.Labels[controlPlaneLabel] = ""
-		return reported(t, n, r)
+		// It says nothing about members that are no static pods.
+		return reported(t, n, r, rotation.File{Name: "pki/etcd/ca.crt", Trusts: &rotation.Trusted{Old: true, New: true}})
 	}
 	pod := func(on, component string, command, args []string) corev1.Pod {
 		p := controllerManager(on)
@@ -320,6 +321,8 @@ func TestObservesEachMemberOfEtcd(t *testing.T) {
 	}
 	cp1, cp2, onlyOld := controlPlane("cp-1", "192.0.2.11"), controlPlane("cp-2", "192.0.2.12"), tlsConfig(t, old, old)
 	const behind = " trusts:old from:old next:openssl s_client -connect "
+	const shows = " next:kubectl -n kube-system get configmap kubeadm-config -o yaml # and the flag --etcd-servers of kube-apiserver"
+	const refused = " unseen:kubejoin connects only to URLs such as https://192.0.2.1:2379" + shows
 	const note = " # its CAs of clients are those of --trusted-ca-file"
 	const missing = "etcd members unseen:no member was seen: no Node with the label node-role.kubernetes.io/control-plane has a static pod of etcd or kube-apiserver, and kubeadm-config has no etcd.external next:kubectl label node NODE node-role.kubernetes.io/control-plane= # each control plane"
 	for name, test := range map[string]struct {
@@ -333,22 +336,23 @@ func TestObservesEachMemberOfEtcd(t *testing.T) {
 		"of kubeadm":      {config: config("{external: {endpoints: [https://etcd.example.com:2379]}}"), want: []string{"etcd etcd.example.com:2379" + behind + "etcd.example.com:2379" + note}},
 		"malformed":       {config: config("{external: 1}"), want: []string{"etcd members in kubeadm-config unseen:ClusterConfiguration in ConfigMap kube-system/kubeadm-config: malformed YAML next:kubejoin ca status --ca etcd"}},
 		"not readable":    {forbidden: true, want: []string{"etcd members in kubeadm-config unseen:need get on configmap kubeadm-config in kube-system next:retry with a kubeconfig of cluster-admin"}},
-		"without a Node":  {config: config(`{external: {endpoints: ["https://127.0.0.1:2379"]}}`), want: []string{"etcd member of kube-apiserver unseen:its Node has no InternalIP that kubejoin connects to next:kubejoin ca apply --ca etcd"}},
+		"without a Node":  {config: config(`{external: {endpoints: ["https://127.0.0.1:2379"]}}`), want: []string{"etcd member of kube-apiserver unseen:its Node has no InternalIP that kubejoin connects to" + shows}},
+		"link-local":      {config: config(`{external: {endpoints: ["https://169.254.169.254:2379"]}}`), want: []string{"etcd member of kube-apiserver" + refused}},
 		"flags of others": {nodes: objects(t, node("w-1", "192.0.2.21")), pods: objects(t, pod("w-1", "kube-apiserver", []string{"kube-apiserver", "--etcd-servers=https://etcd.example.com:2379"}, nil)), want: []string{missing}},
 		"flags": {
 			nodes: objects(t, cp1, cp2),
 			pods: objects(t,
 				pod("cp-1", "etcd", nil, nil),
-				pod("cp-1", "kube-apiserver", []string{"kube-apiserver", "--etcd-servers=https://127.0.0.1:2379,https://etcd.example.com"}, []string{"--etcd-servers-overrides", "/events#https://192.0.2.31:2379;https://cp-2:2381"}),
+				pod("cp-1", "kube-apiserver", []string{"kube-apiserver", "--etcd-servers=https://127.0.0.1:2379,,https://etcd.example.com"}, []string{"--etcd-servers-overrides", "/events#https://192.0.2.31:2379;https://cp-2:2381"}),
 				pod("cp-2", "kube-apiserver", []string{"kube-apiserver", "--etcd-servers", "https://localhost:2379,unix:///run/etcd.sock"}, nil)),
 			config: config("{external: {endpoints: [https://192.0.2.31:2379]}}"),
 			want: []string{
 				"etcd 192.0.2.11:2379 @cp-1 trusts:old,new from:old",
 				"etcd 192.0.2.12:2379 @cp-2 trusts:old,new from:old",
-				"etcd 192.0.2.12:2381 @cp-2 unseen:dial 192.0.2.12:2381: no route next:on cp-2: kubejoin ca apply --ca etcd",
+				"etcd 192.0.2.12:2381 @cp-2 unseen:dial 192.0.2.12:2381: no route next:openssl s_client -connect 192.0.2.12:2381" + note,
 				"etcd 192.0.2.31:2379" + behind + "192.0.2.31:2379" + note,
 				"etcd etcd.example.com:443" + behind + "etcd.example.com:443" + note,
-				"etcd member of cp-2 @cp-2 unseen:kubejoin connects only to URLs such as https://192.0.2.1:2379 next:on cp-2: kubejoin ca apply --ca etcd",
+				"etcd member of cp-2 @cp-2" + refused,
 			},
 		},
 	} {
