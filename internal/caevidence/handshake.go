@@ -102,8 +102,8 @@ type target struct {
 	refused string
 	// clientOnly is true if the CA issues only certificates of clients, so that what the server serves does not matter.
 	clientOnly bool
-	// own is true for the API server of the kubeconfig, where a proxy may answer. spare is true if others are known: then a
-	// proxy holds up nothing.
+	// own is true for the API server of the kubeconfig, where a proxy may answer. spare is true if other API servers are known:
+	// then the stage need not wait for this one.
 	own, spare bool
 }
 

@@ -49,7 +49,7 @@ func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now tim
 		case bytes.Equal(c.RawSubjectPublicKeyInfo, fresh[0].RawSubjectPublicKeyInfo):
 			return Rotation{}, invalid("certificates", "the new CA has the key of the old CA %q, want a new key", c.Subject)
 		case sameName(c, fresh[0]):
-			return Rotation{}, invalid("certificates", "the new CA %q has the subject of the old CA %q, since clients ignore case, spaces and string type: TLS handshakes name CAs by subject, so want another one", fresh[0].Subject, c.Subject)
+			return Rotation{}, invalid("certificates", "the new CA %q has the subject of the old CA %q (case, spaces and string type do not count): TLS handshakes name CAs by subject, so want another one", fresh[0].Subject, c.Subject)
 		case slices.ContainsFunc(fresh, c.Equal):
 			return Rotation{}, invalid("certificates", "%q is trusted now, and certificates of the old CA could stay valid by it: want only certificates that are not trusted yet", c.Subject)
 		}
@@ -70,8 +70,8 @@ func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now tim
 	return r, nil
 }
 
-// sameName reports whether two subjects are one name as RFC 5280, 7.1 and OpenSSL compare names: without case, string type
-// and the number of spaces. It ignores the order of attributes.
+// sameName reports whether two subjects are one name for RFC 5280, 7.1 and for OpenSSL: they ignore case, string type and the
+// number of spaces.
 func sameName(a, b *x509.Certificate) bool {
 	fold := func(c *x509.Certificate) (attributes []string) {
 		for _, n := range c.Subject.Names {
@@ -79,11 +79,11 @@ func sameName(a, b *x509.Certificate) bool {
 		}
 		return attributes
 	}
-	return slices.Equal(slices.Sorted(slices.Values(fold(a))), slices.Sorted(slices.Values(fold(b))))
+	return slices.Equal(fold(a), fold(b))
 }
 
-// strict returns a warning for each CA that lacks what RFC 5280 requires. crypto/x509 does without. Python 3.13 and openssl
-// with -x509_strict refuse such a CA.
+// strict returns a warning for each CA that lacks what RFC 5280 requires. crypto/x509 accepts such a CA. Python 3.13 and
+// 'openssl verify -x509_strict' refuse it.
 func strict(cas []*x509.Certificate) (warnings []string) {
 	for _, c := range cas {
 		var lacks []string
