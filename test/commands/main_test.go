@@ -23,8 +23,10 @@ func TestMain(m *testing.M) {
 	if flag.Parse(); !testing.Short() && os.Geteuid() == 0 && os.Getenv(inOwnNetwork) == "" {
 		unshare, err := exec.LookPath("unshare")
 		if err == nil {
-			args := append([]string{"unshare", "--net", "sh", "-c", `ip link set lo up && ip link add machine type veth peer name other && ip addr add 198.51.100.10/24 dev machine &&
-ip link set other up && ip link set machine up && ip route add default via 198.51.100.1 && exec "$0" "$@"`}, os.Args...)
+			// kubeadm wants a default route.
+			const setUp = `ip link set lo up && ip link add machine type veth peer name other && ip link set other up && ip link set machine up &&
+				ip addr add 198.51.100.10/24 dev machine && ip route add default via 198.51.100.1 && exec "$0" "$@"`
+			args := append([]string{"unshare", "--net", "sh", "-c", setUp}, os.Args...)
 			err = syscall.Exec(unshare, args, append(os.Environ(), inOwnNetwork+"=yes"))
 		}
 		fmt.Fprintln(os.Stderr, "a network for the tests:", err)
