@@ -47,7 +47,7 @@ func FuzzObject(f *testing.F) {
 		object := func() *certificates.CertificateSigningRequest {
 			o := &certificates.CertificateSigningRequest{
 				ObjectMeta: metav1.ObjectMeta{Name: "csr-x", UID: "u", ManagedFields: []metav1.ManagedFieldsEntry{
-					{Manager: "m", Subresource: "status", FieldsV1: &metav1.FieldsV1{Raw: []byte(managed)}}, {Manager: "n", Subresource: "status"},
+					{Manager: "m", Subresource: "status", FieldsV1: metav1.NewFieldsV1(managed)}, {Manager: "n", Subresource: "status"},
 				}},
 				Spec: certificates.CertificateSigningRequestSpec{
 					Request: request, SignerName: signerName, Username: user, Groups: strings.Split(groups, ","),

@@ -35,7 +35,7 @@ func NewInformer(client kubernetes.Interface) cache.SharedIndexInformer {
 	return informer
 }
 
-var certificateField = []byte(`"f:certificate"`)
+var certificateField = metav1.NewFieldsV1(`"f:certificate"`)
 
 // cutMark is the subresource of a managedFields entry that strip adds when it cuts an object. The entry's
 // manager is the reason.
@@ -53,7 +53,7 @@ func strip(obj any) (any, error) {
 	csr.ManagedFields = nil
 	if writer != "" {
 		csr.ManagedFields = []metav1.ManagedFieldsEntry{{
-			Manager: writer, Subresource: "status", FieldsV1: &metav1.FieldsV1{Raw: certificateField},
+			Manager: writer, Subresource: "status", FieldsV1: certificateField,
 		}}
 	}
 	if approver != "" && !issued(csr) {
@@ -109,7 +109,7 @@ func cutReason(csr *certificates.CertificateSigningRequest) error {
 // is unknown.
 func certificateWriter(csr *certificates.CertificateSigningRequest) string {
 	for _, entry := range csr.ManagedFields {
-		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), certificateField) {
+		if entry.Subresource == "status" && entry.FieldsV1 != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), certificateField.GetRawBytes()) {
 			return entry.Manager
 		}
 	}
