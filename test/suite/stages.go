@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 
@@ -37,8 +38,8 @@ type step struct {
 // shell is a step that is not a test.
 func shell(dir string, command ...string) step { return step{dir: dir, command: command} }
 
-// fresh runs tests again that have passed before. Go caches results by the files that a test reads, but does not see what the
-// programs read that it starts.
+// fresh runs tests again that have passed before. Go caches results by the files that a test reads, but does not see what a
+// program of this module reads that it starts, or the go command.
 const fresh = "-count=1"
 
 // tests is a step that runs 'go test' with these flags. With race, it needs a C compiler, and runs without the race detector
@@ -98,10 +99,12 @@ func packages(ctx context.Context, keep func(pkg string, imports []string) bool)
 	return kept, nil
 }
 
-// startsNothing reports whether the tests of a package start no program, so that Go's cache sees all that they depend on.
-func startsNothing(pkg string, imports []string) bool {
-	return !strings.HasPrefix(pkg, "test/") && pkg != "cmd/kubejoin" && !slices.ContainsFunc(imports, func(imported string) bool {
-		return imported == "os/exec" || strings.HasPrefix(imported, module+"/test/")
+// mayCache reports whether Go's cache sees all of this module that the tests of a package depend on. Programs of the machine do
+// not count: see [need.Missing].
+func mayCache(pkg string, imports []string) bool {
+	const runsGo = "internal/imports"
+	return !strings.HasPrefix(pkg, "test/") && pkg != "cmd/kubejoin" && pkg != runsGo && !slices.ContainsFunc(imports, func(imported string) bool {
+		return strings.HasPrefix(imported, module+"/test/")
 	})
 }
 
@@ -109,20 +112,20 @@ func startsNothing(pkg string, imports []string) bool {
 func fastStages(ctx context.Context) ([]stage, error) {
 	// Most of these tests wait for disks and processes, so more of them run at once than there are cores.
 	flags := []string{"-short", "-timeout=30m", "-p=4", "-parallel=8"}
-	alone := map[string]bool{} // packages whose tests start no program
+	caches := map[string]bool{}
 	all, err := packages(ctx, func(pkg string, imports []string) bool {
-		alone[pkg] = startsNothing(pkg, imports)
+		caches[pkg] = mayCache(pkg, imports)
 		return true
 	})
 	if err != nil {
 		return nil, err
 	}
 	steps := func(race bool) (steps []step) {
-		for _, mayCache := range []bool{true, false} {
+		for _, may := range []bool{true, false} {
 			s := tests(race, slices.DeleteFunc(slices.Clone(all), func(pkg string) bool {
-				return (raced(pkg) && hasCompiler()) != race || alone[pkg] != mayCache
+				return (raced(pkg) && hasCompiler()) != race || caches[pkg] != may
 			}), flags...)
-			if mayCache {
+			if may {
 				s = cached(s)
 			}
 			if len(s.packages) > 0 {
@@ -237,6 +240,9 @@ func in(dir string, s step) step { s.dir = dir; return s }
 // cached is a test step that may take the results from Go's cache.
 func cached(s step) step {
 	s.command = slices.DeleteFunc(slices.Clone(s.command), func(word string) bool { return word == fresh })
+	if programs := missing(); len(programs) > 0 {
+		s.env = append(s.env, need.MissingPrograms+"="+strings.Join(programs, ","))
+	}
 	return s
 }
 

@@ -48,9 +48,13 @@ func Programs(t testing.TB, names ...string) {
 	Skip(t, Missing(names...))
 }
 
+// MissingPrograms is the environment variable in which test/suite lists programs that this machine lacks.
+const MissingPrograms = "KUBEJOIN_TEST_MISSING"
+
 // Missing is the reason to skip a test that needs these programs; empty if this machine has them.
 func Missing(names ...string) string {
 	var missing []string
+	_ = os.Getenv(MissingPrograms) // so that Go's cache has another result once a program is installed
 	for _, name := range names {
 		if _, known := Known[name]; !known {
 			panic("need.Known lacks the program " + name)
