@@ -1,15 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/spf13/cobra"
 )
 
@@ -19,6 +22,8 @@ type caPrepareOptions struct {
 	asked             api.PrepareCA
 	certFile, keyFile string
 	lifetime          time.Duration
+	outputFile        string
+	keyOutput         *os.File // nil: standard output
 }
 
 func caPrepareCommand() *cobra.Command {
@@ -33,16 +38,16 @@ The old CA certifies the new one, so that hosts believe the rotation without a p
 kubeconfig, the command reads the key of the old CA in --pki-dir: run it on a control plane,
 or give --no-cross-sign.
 
-On a cluster, the command stores the new key encrypted, and prints its certificate key on
-standard output, only this once. 'kubejoin ca apply' on control planes needs it. Anyone with
-it and access to Secrets in kube-system can become cluster-admin. Standalone, kubejoin keeps
-the new key in --data-dir, and the command prints nothing on standard output.
+On a cluster, the command stores the new key encrypted, and writes its certificate key to
+--output-file, only this once. 'kubejoin ca apply' on control planes needs it. Anyone with it
+and access to Secrets in kube-system can become cluster-admin. Standalone, kubejoin keeps
+the new key in --data-dir, and there is no certificate key.
 
 Next is 'kubejoin ca trust'.` + remoteHelp,
-		Example: `  (umask 077; kubejoin ca prepare > rotation.key)
+		Example: `  kubejoin ca prepare --output-file rotation.key
 
   # an intermediate CA of your own; the first certificate is the one that signs
-  (umask 077; kubejoin ca prepare --new-ca-cert-file new-ca.crt --new-ca-key-file new-ca.key > rotation.key)`,
+  kubejoin ca prepare --new-ca-cert-file new-ca.crt --new-ca-key-file new-ca.key --output-file rotation.key`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(o.check(), o.checkFlags()); err != nil {
@@ -51,6 +56,10 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 			if err := o.readFiles(); err != nil {
 				return err
 			}
+			if err := o.create(); err != nil {
+				return err
+			}
+			defer o.removeEmpty()
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.prepare(ctx, cmd, r) })
 		},
 	}
@@ -61,6 +70,8 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 	f.BoolVar(&o.asked.NoCrossSign, "no-cross-sign", false, "do not let the old CA certify the new one; hosts then need its pin")
 	f.StringVar(&o.pkiDir, "pki-dir", kubeadmcerts.DefaultDir, "with a kubeconfig: folder with the certificate and key of the old CA")
 	f.BoolVar(&o.asked.DryRun, "dry-run", false, "check everything, but store nothing")
+	f.StringVar(&o.outputFile, "output-file", "", "new file for the certificate key, with mode 0600 (- or default: standard output)")
+	heading(f, "Output flags", "output-file")
 	o.register(cmd)
 	return cmd
 }
@@ -98,20 +109,65 @@ func (o *caPrepareOptions) readFiles() error {
 	}
 	return nil
 }
+
+// create creates the output file. A repeated prepare must not replace a key that nothing shows again.
+func (o *caPrepareOptions) create() (err error) {
+	if isStdout(o.outputFile) {
+		return nil
+	}
+	o.keyOutput, err = os.OpenFile(o.outputFile, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		return fmt.Errorf("--output-file: %s exists, and keeps the key in it: nothing has changed; to begin another rotation, give another file", o.outputFile)
+	case err != nil:
+		return fmt.Errorf("--output-file: %w", err)
+	}
+	return nil
+}
+
+// keep writes the certificate key to the output file.
+func (o *caPrepareOptions) keep(key api.Secret) error {
+	_, err := fmt.Fprintln(o.keyOutput, key.Reveal())
+	if err = cmp.Or(err, o.keyOutput.Sync()); err != nil {
+		return fmt.Errorf("--output-file: %w; the certificate key is lost: run %s, and prepare again", err, rotation.CA(o.ca).Command("abort"))
+	}
+	return nil
+}
+
+// removeEmpty removes the output file if there is no certificate key.
+func (o *caPrepareOptions) removeEmpty() {
+	if o.keyOutput == nil {
+		return
+	}
+	if info, err := o.keyOutput.Stat(); err == nil && info.Size() == 0 {
+		_ = os.Remove(o.outputFile)
+	}
+	_ = o.keyOutput.Close()
+}
+
 func (o *caPrepareOptions) prepare(ctx context.Context, cmd *cobra.Command, r *remote) error {
 	made, err := r.PrepareCA(ctx, o.ca, o.asked)
 	if err != nil {
 		return err
+	}
+	key, where := made.CertificateKey, "on standard output"
+	if o.keyOutput != nil && key != "" {
+		if err := o.keep(key); err != nil {
+			return err
+		}
+		made.CertificateKey, where = "", "in "+o.outputFile
 	}
 	if printed, err := o.object(cmd.OutOrStdout(), made); printed {
 		return err
 	}
 	warn(cmd, made.Warnings...)
 	w := cmd.ErrOrStderr()
-	if err := errors.Join(writeStep(w, made), table(w, caTable(made))); err != nil || made.CertificateKey == "" {
+	if err := errors.Join(writeStep(w, made), table(w, caTable(made))); err != nil || key == "" {
 		return err
 	}
-	cmd.PrintErrln("keep the certificate key on standard output: it is shown only once, and 'kubejoin ca apply' on control planes needs it")
-	_, err = fmt.Fprintln(cmd.OutOrStdout(), made.CertificateKey.Reveal())
+	cmd.PrintErrf("keep the certificate key %s: it is shown only once, and 'kubejoin ca apply' on control planes needs it\n", where)
+	if o.keyOutput == nil {
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), key.Reveal())
+	}
 	return err
 }

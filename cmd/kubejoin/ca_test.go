@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -151,11 +152,6 @@ func TestCAFlags(t *testing.T) {
 	} {
 		web.ca(t, test.args...).failed(test.want)
 	}
-	for line := range strings.Lines(caPrepareCommand().Example) {
-		if strings.Contains(line, ">") && !strings.Contains(line, "(umask 077; ") {
-			t.Errorf("every user can read the file of the example %q", line)
-		}
-	}
 	var made api.CARotation
 	must.OK(t, json.Unmarshal([]byte(web.ca(t, "prepare", "--new-ca-cert-file", certFile, "--new-ca-key-file", keyFile, "--no-cross-sign", "-o", "json").ok().stdout), &made))
 	if len(made.New) != 1 || made.New[0].Subject != "CN=mine" || made.Cross != "" || !made.HasKey || len(made.CertificateKey) != 64 {
@@ -163,6 +159,43 @@ func TestCAFlags(t *testing.T) {
 	}
 	if web.ca(t, "prepare", "--ca", "etcd", "--new-ca-cert-file", certFile).ok(); len(web.rotations.IDs(rotation.Etcd)) > 0 {
 		t.Error("prepare without a key stored one")
+	}
+}
+
+// Catches a second prepare that loses the only copy of the key, and a file that remains without a key.
+func TestCAPrepareKeepsKeyInOutputFile(t *testing.T) {
+	web := newWebServer(t, plainServer)
+	file := filepath.Join(t.TempDir(), "rotation.key")
+	absent := func(when string) {
+		if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: the file exists: %v", when, err)
+		}
+	}
+	web.ca(t, "prepare", "--output-file", file, "--dry-run").ok()
+	absent("dry run")
+	web.ca(t, "prepare", "--output-file", file, "--lifetime", "1h").failed("--lifetime")
+	absent("refused")
+	if made := web.ca(t, "prepare", "--output-file", file, "-o", "json").ok(); strings.Contains(made.stdout, "certificateKey") {
+		t.Errorf("got %s, want no key on standard output", made.stdout)
+	}
+	key := must.Value(os.ReadFile(file))(t)
+	if mode := must.Value(os.Stat(file))(t).Mode(); mode != 0o600 || !regexp.MustCompile(`^[0-9a-f]{64}\n$`).Match(key) {
+		t.Errorf("got a file of mode %s and %d bytes, want the key alone, and 0600", mode, len(key))
+	}
+	web.ca(t, "abort").ok()
+	web.ca(t, "prepare", "--output-file", file).failed("--output-file: " + file + " exists, and keeps the key in it: nothing has changed; ")
+	if again := must.Value(os.ReadFile(file))(t); !bytes.Equal(again, key) {
+		t.Error("a second prepare changed the file")
+	}
+	web.ca(t, "status").ok().has("cluster   aborted ")
+	another := file + "2"
+	if made := web.ca(t, "prepare", "--output-file", another).ok().warned("keep the certificate key in " + another + ": "); made.stdout != "" {
+		t.Errorf("got %q, want nothing on standard output", made.stdout)
+	}
+	closed := must.Value(os.Open(file))(t)
+	must.OK(t, closed.Close())
+	if err := (&caPrepareOptions{caOptions: caOptions{ca: "cluster"}, keyOutput: closed}).keep("x"); err == nil || !strings.Contains(err.Error(), "run kubejoin ca abort, and prepare again") {
+		t.Errorf("not written: got %v, want an error with the remedy", err)
 	}
 }
 

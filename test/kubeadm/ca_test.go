@@ -286,7 +286,7 @@ func (r *rotationTest) begin(args ...string) {
 	if r.stage.step == "" {
 		key, err = r.ca(append([]string{"prepare"}, args...)...)
 	} else {
-		key = r.on(r.first, r.pasted(r.stage.step+"; cat rotation.key")...)
+		key = r.on(r.first, r.pasted("rm -f rotation.key; "+r.stage.step+"; cat rotation.key")...)
 	}
 	r.must(err)
 	for _, m := range r.nodes[:2] {
