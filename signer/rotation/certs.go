@@ -127,7 +127,9 @@ func checkCross(cross *x509.Certificate, old []*x509.Certificate, fresh *x509.Ce
 		return fmt.Errorf("the old CA %q has path length 0 and cannot certify another CA: prepare without a cross certificate", old[by].Subject)
 	case !cross.BasicConstraintsValid || !cross.IsCA || cross.KeyUsage&x509.KeyUsageCertSign == 0:
 		return errors.New("the cross certificate is not of a CA that may sign certificates")
-	case cross.MaxPathLen > 0 || cross.MaxPathLenZero || len(cross.ExtKeyUsage)+len(cross.UnknownExtKeyUsage) > 0 || constrained(cross):
+	case cross.MaxPathLen > 0 || cross.MaxPathLenZero:
+		return fmt.Errorf("the new CA %q has path length %d, and so has its cross certificate, which proves no CA without that limit: prepare without a cross certificate", fresh.Subject, cross.MaxPathLen)
+	case len(cross.ExtKeyUsage)+len(cross.UnknownExtKeyUsage) > 0 || constrained(cross):
 		return errors.New("the cross certificate limits what the new CA may sign, so it proves no CA without limits")
 	}
 	return nil

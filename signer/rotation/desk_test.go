@@ -623,6 +623,12 @@ func TestPrepareChecksRequest(t *testing.T) {
 			template := &x509.Certificate{Subject: d.old.Leaf.Subject, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, MaxPathLenZero: true}
 			d.old = certtest.Issue(t, template, nil)
 		}, "cross", "has path length 0"},
+		"of path length 0": {func(p *rotation.PrepareRequest, _ *desk) {
+			p.Certificates[0], p.Key = issue(func(c *x509.Certificate) { c.MaxPathLenZero = true }), nil
+		}, "cross", `the new CA "CN=other" has path length 0`},
+		"of path length 0 without a cross certificate": {func(p *rotation.PrepareRequest, _ *desk) {
+			p.Certificates[0], p.Key, p.Cross = issue(func(c *x509.Certificate) { c.MaxPathLenZero = true }), nil, nil
+		}, "", ""},
 		"cross of another CA": {func(p *rotation.PrepareRequest, d *desk) {
 			p.Cross = func(*x509.Certificate) (*x509.Certificate, error) {
 				return rotationtest.Cross(t, d.old, certtest.CA(t, "new").Leaf), nil
