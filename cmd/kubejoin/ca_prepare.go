@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"os"
 	"time"
 
@@ -59,7 +60,7 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 			if err := o.create(); err != nil {
 				return err
 			}
-			defer o.removeEmpty()
+			defer o.drop()
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.prepare(ctx, cmd, r) })
 		},
 	}
@@ -110,7 +111,8 @@ func (o *caPrepareOptions) readFiles() error {
 	return nil
 }
 
-// create creates the output file. A repeated prepare must not replace a key that nothing shows again.
+// create creates the output file before the request: a rotation whose certificate key cannot be kept must not begin, and
+// a key that an earlier one has stored there must remain.
 func (o *caPrepareOptions) create() (err error) {
 	if isStdout(o.outputFile) {
 		return nil
@@ -118,7 +120,7 @@ func (o *caPrepareOptions) create() (err error) {
 	o.keyOutput, err = os.OpenFile(o.outputFile, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	switch {
 	case errors.Is(err, fs.ErrExist):
-		return fmt.Errorf("--output-file: %s exists, and keeps the key in it: nothing has changed; to begin another rotation, give another file", o.outputFile)
+		return fmt.Errorf("--output-file: %s exists: want a new file, because this one may have the key of a rotation", o.outputFile)
 	case err != nil:
 		return fmt.Errorf("--output-file: %w", err)
 	}
@@ -128,46 +130,50 @@ func (o *caPrepareOptions) create() (err error) {
 // keep writes the certificate key to the output file.
 func (o *caPrepareOptions) keep(key api.Secret) error {
 	_, err := fmt.Fprintln(o.keyOutput, key.Reveal())
-	if err = cmp.Or(err, o.keyOutput.Sync()); err != nil {
-		return fmt.Errorf("--output-file: %w; the certificate key is lost: run %s, and prepare again", err, rotation.CA(o.ca).Command("abort"))
+	if err = cmp.Or(err, o.keyOutput.Sync(), o.keyOutput.Close()); err != nil {
+		return fmt.Errorf("--output-file: %w; the certificate key is on standard output instead", err)
 	}
+	o.keyOutput = nil
 	return nil
 }
 
-// removeEmpty removes the output file if there is no certificate key.
-func (o *caPrepareOptions) removeEmpty() {
-	if o.keyOutput == nil {
-		return
+// drop removes the output file unless keep has written it.
+func (o *caPrepareOptions) drop() {
+	if o.keyOutput != nil {
+		_ = errors.Join(o.keyOutput.Close(), os.Remove(o.outputFile)) // on failure an empty file remains
 	}
-	if info, err := o.keyOutput.Stat(); err == nil && info.Size() == 0 {
-		_ = os.Remove(o.outputFile)
-	}
-	_ = o.keyOutput.Close()
 }
 
 func (o *caPrepareOptions) prepare(ctx context.Context, cmd *cobra.Command, r *remote) error {
 	made, err := r.PrepareCA(ctx, o.ca, o.asked)
+	if sent := (*url.Error)(nil); !o.asked.DryRun && maybeApplied(err) && (r.server != nil || errors.As(err, &sent)) {
+		ca := rotation.CA(o.ca)
+		return fmt.Errorf("%w; if %s shows stage prepare, the certificate key is lost: run %s, and prepare again", err, ca.Command("status"), ca.Command("abort"))
+	}
 	if err != nil {
 		return err
 	}
 	key, where := made.CertificateKey, "on standard output"
 	if o.keyOutput != nil && key != "" {
-		if err := o.keep(key); err != nil {
-			return err
+		if err = o.keep(key); err == nil {
+			made.CertificateKey, where = "", "in "+o.outputFile
 		}
-		made.CertificateKey, where = "", "in "+o.outputFile
 	}
-	if printed, err := o.object(cmd.OutOrStdout(), made); printed {
-		return err
+	if printed, printErr := o.object(cmd.OutOrStdout(), made); printed {
+		return errors.Join(err, printErr)
 	}
 	warn(cmd, made.Warnings...)
 	w := cmd.ErrOrStderr()
-	if err := errors.Join(writeStep(w, made), table(w, caTable(made))); err != nil || key == "" {
-		return err
+	err = errors.Join(err, writeStep(w, made), table(w, caTable(made)))
+	switch {
+	case key != "":
+		cmd.PrintErrf("keep the certificate key %s: it is shown only once, and 'kubejoin ca apply' on control planes needs it\n", where)
+	case o.keyOutput != nil && !o.asked.DryRun:
+		cmd.PrintErrf("there is no certificate key to keep in %s\n", o.outputFile)
 	}
-	cmd.PrintErrf("keep the certificate key %s: it is shown only once, and 'kubejoin ca apply' on control planes needs it\n", where)
-	if o.keyOutput == nil {
-		_, err = fmt.Fprintln(cmd.OutOrStdout(), key.Reveal())
+	if made.CertificateKey != "" {
+		_, printErr := fmt.Fprintln(cmd.OutOrStdout(), made.CertificateKey.Reveal())
+		err = errors.Join(err, printErr)
 	}
 	return err
 }

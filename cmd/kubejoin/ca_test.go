@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -157,7 +158,9 @@ func TestCAFlags(t *testing.T) {
 	if len(made.New) != 1 || made.New[0].Subject != "CN=mine" || made.Cross != "" || !made.HasKey || len(made.CertificateKey) != 64 {
 		t.Errorf("got %+v, want the CA in the file without a cross certificate, and its key stored", made)
 	}
-	if web.ca(t, "prepare", "--ca", "etcd", "--new-ca-cert-file", certFile).ok(); len(web.rotations.IDs(rotation.Etcd)) > 0 {
+	unused := filepath.Join(dir, "unused")
+	web.ca(t, "prepare", "--ca", "etcd", "--new-ca-cert-file", certFile, "--output-file", unused).ok().warned("there is no certificate key to keep in " + unused)
+	if exists(unused) || len(web.rotations.IDs(rotation.Etcd)) > 0 {
 		t.Error("prepare without a key stored one")
 	}
 }
@@ -183,7 +186,7 @@ func TestCAPrepareKeepsKeyInOutputFile(t *testing.T) {
 		t.Errorf("got a file of mode %s and %d bytes, want the key alone, and 0600", mode, len(key))
 	}
 	web.ca(t, "abort").ok()
-	web.ca(t, "prepare", "--output-file", file).failed("--output-file: " + file + " exists, and keeps the key in it: nothing has changed; ")
+	web.ca(t, "prepare", "--output-file", file).failed("--output-file: " + file + " exists: want a new file")
 	if again := must.Value(os.ReadFile(file))(t); !bytes.Equal(again, key) {
 		t.Error("a second prepare changed the file")
 	}
@@ -192,11 +195,60 @@ func TestCAPrepareKeepsKeyInOutputFile(t *testing.T) {
 	if made := web.ca(t, "prepare", "--output-file", another).ok().warned("keep the certificate key in " + another + ": "); made.stdout != "" {
 		t.Errorf("got %q, want nothing on standard output", made.stdout)
 	}
-	closed := must.Value(os.Open(file))(t)
-	must.OK(t, closed.Close())
-	if err := (&caPrepareOptions{caOptions: caOptions{ca: "cluster"}, keyOutput: closed}).keep("x"); err == nil || !strings.Contains(err.Error(), "run kubejoin ca abort, and prepare again") {
-		t.Errorf("not written: got %v, want an error with the remedy", err)
+}
+
+// withKey is a cluster whose rotation has a certificate key.
+type withKey struct{ operations }
+
+func (withKey) PrepareCA(context.Context, string, api.PrepareCA) (api.CARotation, error) {
+	return api.CARotation{CA: "cluster", Stage: "prepare", CertificateKey: "the key"}, nil
+}
+
+// Catches a certificate key that is lost with a full disk: the rotation has begun, and no command shows the key again.
+func TestCAPreparePrintsKeyThatItCannotWrite(t *testing.T) {
+	for _, format := range []string{"text", "json"} {
+		o := caPrepareOptions{caOptions: caOptions{ca: "cluster", output: output{format: format}}, outputFile: filepath.Join(t.TempDir(), "rotation.key")}
+		must.OK(t, o.create())
+		must.OK(t, o.keyOutput.Close()) // so that each write fails
+		var stdout, stderr bytes.Buffer
+		cmd := caPrepareCommand()
+		cmd.SetOut(&stdout)
+		cmd.SetErr(&stderr)
+		err := o.prepare(t.Context(), cmd, &remote{operations: withKey{}})
+		o.drop()
+		if err == nil || !strings.Contains(err.Error(), "the certificate key is on standard output instead") || !strings.Contains(stdout.String(), "the key") {
+			t.Errorf("%s: got %q and %v, want the key on standard output, and an error", format, stdout.String(), err)
+		}
+		if exists(o.outputFile) {
+			t.Errorf("%s: a file without the key remains", format)
+		}
 	}
+}
+
+// Catches a lost response after which the rotation has begun, and nothing says that nobody has its certificate key.
+func TestCAPrepareSaysThatLostResponseHadKey(t *testing.T) {
+	web := newWebServer(t, func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !strings.HasSuffix(r.URL.Path, "/prepare") {
+				next.ServeHTTP(w, r)
+				return
+			}
+			next.ServeHTTP(httptest.NewRecorder(), r)
+			panic(http.ErrAbortHandler)
+		})
+	})
+	file := filepath.Join(t.TempDir(), "rotation.key")
+	const says = "the certificate key is lost: run kubejoin ca abort, and prepare again"
+	if dry := web.ca(t, "prepare", "--output-file", file, "--dry-run"); dry.err == nil || strings.Contains(dry.err.Error(), says) {
+		t.Errorf("dry run: got %v, want an error that speaks of no key", dry.err)
+	}
+	web.ca(t, "prepare", "--output-file", file).failed("if kubejoin ca status shows stage prepare, " + says)
+	if exists(file) {
+		t.Error("a file without a key remains")
+	}
+	web.ca(t, "status").ok().has("cluster   prepare ")
+	web.ca(t, "prepare").failed(says)
+	web.ca(t, "abort").ok()
 }
 
 // Catches a kubeconfig that does not suffice for a rotation, a key that is stored in clear, and a step that ignores what the
@@ -232,7 +284,7 @@ func TestCAOfCluster(t *testing.T) {
 	} else {
 		refused.warned("kube-public/cluster-info does not trust the new CA")
 	}
-	kube.run("ca", "abort").ok().has("stage prepare")
+	kube.run("ca", "abort").ok().has("cluster   prepare ")
 	kube.run("ca", "status").ok().has("prepare (aborting)")
 	for _, other := range []string{"front-proxy", "etcd"} {
 		kube.run("ca", "status", "--ca", other).ok().has("the " + other + " CA has not been rotated")
