@@ -301,7 +301,7 @@ func expiration(req string) (time.Duration, error) {
 	d, err := api.ParseDuration(req)
 	switch {
 	case err != nil:
-		return 0, web.BadField("duration", "%.40q is not a duration such as 24h", req)
+		return 0, web.BadField("duration", "%.40q given, %v", req, err)
 	case d < minExpiration:
 		return 0, web.BadField("duration", "%s given, want at least %s", d, minExpiration)
 	case d > maxExpiration:

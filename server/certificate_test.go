@@ -209,7 +209,7 @@ func TestOperatorSignsWithinSignerLimits(t *testing.T) {
 		malformed("unknown signer", "invalid-field", "want one of example.com/etcd-peer, kubernetes.io/", func(a *api.SignCertificate) { a.Signer = "example.com/other" }),
 		malformed("too short", "invalid-field", "duration: 9m59s given, want at least 10m", func(a *api.SignCertificate) { a.Duration = "9m59s" }),
 		malformed("too long", "invalid-field", "at most", func(a *api.SignCertificate) { a.Duration = "2000000h" }),
-		malformed("no duration", "invalid-field", "not a duration", func(a *api.SignCertificate) { a.Duration = "1y" }),
+		malformed("no duration", "invalid-field", "\"1y\" given, want a duration", func(a *api.SignCertificate) { a.Duration = "1y" }),
 		malformed("unknown usage", "invalid-field", "usages", func(a *api.SignCertificate) { a.Usages = []string{"cert sign"} }),
 		malformed("a usage twice", "invalid-field", "twice", func(a *api.SignCertificate) { a.Usages = []string{"client auth", "client auth"} }),
 		malformed("nothing", "invalid-body", "--data-binary", func(a *api.SignCertificate) { a.CSR = nil }),

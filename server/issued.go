@@ -136,8 +136,11 @@ func issuanceQuery(req api.ListIssued, now time.Time) (issuance.Query, error) {
 // parsePositive parses a duration as [api.ParseDuration] does, and refuses one that is not positive.
 func parsePositive(s string) (time.Duration, error) {
 	d, err := api.ParseDuration(s)
-	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%q given, want a duration such as 24h or 30d", safetext.Text(s, web.MaxField))
+	if err == nil && d <= 0 {
+		err = errors.New("want a duration such as 24h or 30d")
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%q given, %w", safetext.Text(s, web.MaxField), err)
 	}
 	return d, nil
 }

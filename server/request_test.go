@@ -96,7 +96,7 @@ func TestRequestErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 		{create, `{"token":"qwertz.` + secret.RevealSecret() + `1"}`, "token", "malformed token of 24 characters"},
 		{create, `{"maxNodes":"` + secret.RevealSecret() + `"}`, "maxNodes", "maxNodes: a string given, want a whole number"},
 		{create, `{"maxNodes":-1,"role":"king"}`, "maxNodes", `role: "king" given`}, // two at once
-		{create, `{"ttl":"24"}`, "ttl", `ttl: "24" is not a duration`},
+		{create, `{"ttl":"24"}`, "ttl", `ttl: "24" given; want a duration`},
 		{create, `{"ttl":"-1h"}`, "ttl", "ttl: -1h0m0s given; want 1s to"},
 		{create, `{"description":"a\nb"}`, "description", "description: want one line"},
 		{create, `{"ttl":"1h","ttl":"2h"}`, "ttl", "ttl: given more than once"},

@@ -150,6 +150,7 @@ func TestCAFlags(t *testing.T) {
 		{[]string{"prepare", "--new-ca-cert-file", certFile, "--new-ca-key-file", exposed}, "--new-ca-key-file: " + exposed + ": file is accessible to every user: mode is 0644"},
 		{[]string{"prepare", "--lifetime", "1h"}, "--lifetime: "},
 		{[]string{"prepare", "--lifetime", "0"}, "--lifetime: "},
+		{[]string{"prepare", "--lifetime", "365000d"}, `--lifetime: "365000d" given, want at most 36500d`},
 	} {
 		web.ca(t, test.args...).failed(test.want)
 	}

@@ -146,7 +146,7 @@ func flagError(err error) error {
 	case kind == "bool":
 		return fmt.Errorf("--%s: %.40q given, want true or false", f.Name, safetext.Redact(invalid.GetValue()))
 	case kind == "duration":
-		return fmt.Errorf("--%s: %.40q given, want a duration such as 90s, 30m, 2h or 1d", f.Name, safetext.Redact(invalid.GetValue()))
+		return fmt.Errorf("--%s: %.40q given, %w", f.Name, safetext.Redact(invalid.GetValue()), invalid.Unwrap())
 	case errors.As(err, &number):
 		return fmt.Errorf("--%s: %.40q given, want a number", f.Name, safetext.Redact(invalid.GetValue()))
 	}

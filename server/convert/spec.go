@@ -73,7 +73,7 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 	if s := spec.CertificateDuration; s != "" {
 		d, err := api.ParseDuration(s)
 		if err != nil || d <= 0 {
-			return record, api.InvalidField("certificateDuration", "%.40q given; want a duration from %s, such as 720h", s, tokens.MinCertificateDuration)
+			return record, api.InvalidField("certificateDuration", "%.40q given; want a duration from %s to %s", s, tokens.MinCertificateDuration, tokens.MaxCertificateDuration)
 		}
 		record.Limits.CertificateDuration = d
 	}
@@ -141,7 +141,7 @@ func Expires(ttl, expires string, now time.Time) (time.Time, error) {
 		lifetime, err = api.ParseDuration(ttl)
 		switch {
 		case err != nil:
-			return time.Time{}, api.InvalidField("ttl", "%.40q is not a duration; want one such as 2h or 30m, or 0 to never expire", ttl)
+			return time.Time{}, api.InvalidField("ttl", "%.40q given; %v, or 0 to never expire", ttl, err)
 		case lifetime != 0 && (lifetime < time.Second || lifetime > api.MaxTTL):
 			return time.Time{}, api.InvalidField("ttl", "%s given; want 1s to %s, or 0 to never expire", lifetime, api.MaxTTL)
 		}
