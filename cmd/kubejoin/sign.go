@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/spf13/cobra"
 	certificates "k8s.io/api/certificates/v1"
@@ -168,10 +169,26 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, pki caKeys
 	}
 	signers, missing, err := credentials.SignersOf(pki.dir, pki.passphraseFile)
 	if err != nil {
-		return host, nil, nil, fmt.Errorf("--pki-dir: %w", err)
+		return host, nil, nil, fmt.Errorf("--pki-dir: %w", withoutFile(err))
 	}
 	host.NoCA = missing
 	return host, warnOfKubeletClient(cmd, host, credentials.SignLocally(signers)), func() {}, nil
+}
+
+// withoutFile returns the messages of errors in a signer configuration, each once. The user has no such file: the configuration
+// is part of kubejoin.
+func withoutFile(err error) error {
+	var mistakes config.Errors
+	if !errors.As(err, &mistakes) {
+		return err
+	}
+	var messages []string
+	for _, m := range mistakes {
+		if !slices.Contains(messages, m.Message) {
+			messages = append(messages, m.Message)
+		}
+	}
+	return errors.New(strings.Join(messages, "; "))
 }
 
 // orNoCA marks the error of a server that has no signer for a certificate.
