@@ -2,7 +2,8 @@
 checks='user programs cgroup swap ip-forward node-name runtime ports leftovers ca-file kubelet-certificate proxy
 endpoint-dns endpoint-tcp clock cluster-info pin endpoint-tls api-dns api-tcp api-tls token signature version node requests'
 
-# report prints the line of a check: its level $1, its name $2, what was seen, and what to do.
+# report prints the line of a check: its level $1, its name $2, what was seen, and what to do. Other machines chose parts of
+# it. Without their control characters, they can neither change the terminal nor add a line.
 report() {
     case $1 in
     error) errors=$((errors + 1)) ;;
@@ -10,7 +11,8 @@ report() {
     unknown) unknown=$((unknown + 1)) ;;
     esac
     reported="$reported $2 "
-    printf '%-8s %s: %s%s\n' "$1" "$2" "$3" "${4:+; $4}"
+    printf '%-8s %s: %s%s' "$1" "$2" "$3" "${4:+; $4}" | tr -cd ' -~'
+    echo
 }
 
 # conf_field prints a field of the kubeconfig of the kubelet. A truncated script would run a name that begins with kubelet.
@@ -358,7 +360,7 @@ EOF
     # The message of a refusal follows its type.
     sed -n 's/.*"type":"Denied"/{/p; s/.*"type":"Failed"/{/p' "$tmp/request.$request" >"$tmp/refusal"
     if [ -s "$tmp/refusal" ]; then
-        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message | tr -cd ' -~')" "on the cluster, run: kubejoin explain $node"
+        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message)" "on the cluster, run: kubejoin explain $node"
     elif [ -n "$(json_string "$tmp/request.$request" certificate)" ]; then
         report ok requests "the newest, $request, has its certificate"
     else
@@ -446,7 +448,7 @@ check_runtime() {
     0:*'grpc-status: 12'*) report error runtime "$socket answers without CRI" "remove cri from disabled_plugins in /etc/containerd/config.toml, and run: systemctl restart containerd" ;;
     0:*'grpc-status: 0'*) report ok runtime "$socket answers" ;;
     [12]:*) report unknown runtime "this curl cannot ask $socket: $answer" "run: crictl --runtime-endpoint unix://$socket version" ;;
-    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1 | tr -cd ' -~')" 'run: systemctl restart containerd' ;;
+    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1)" 'run: systemctl restart containerd' ;;
     esac
 }
 

@@ -585,6 +585,33 @@ func TestDiagnoseReportsInvalidServer(t *testing.T) {
 	}
 }
 
+// Catches a version of an API server, or a host name, that changes the terminal or adds a line to the diagnosis.
+func TestDiagnosePrintsNoControlCharacters(t *testing.T) {
+	const hostile = "\x1b[31m\xc2\x9b\nok       forged: line"
+	ca := certtest.CA(t, "cluster")
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"gitVersion": "v1.36.3`+hostile+`"}`)
+	}))
+	web.TLS = &tls.Config{Certificates: []tls.Certificate{certtest.Serving(t, ca, "127.0.0.1")}}
+	web.StartTLS()
+	defer web.Close()
+	kubeconfig := must.Value(clusterinfo.Kubeconfig(web.URL, []*x509.Certificate{ca.Leaf}))(t)
+	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfig)))
+	m := newMachine(t, joinOf(t, s, ca))
+	m.kubeadm(t, 0)
+	m.write(t, "bin/kubeadm", "#!/bin/sh\necho v1.36.3\n")
+	output, code := m.run(t, "--diagnose", "--", "--node-name=worker"+hostile)
+	control := func(r rune) bool { return r != '\n' && (r < ' ' || r > '~') }
+	if code != 1 || strings.ContainsFunc(output, control) || strings.Contains(output, "\nok       forged") {
+		t.Errorf("got exit code %d, want 1 without control characters and lines of others:\n%q", code, output)
+	}
+	for _, want := range []string{"v1.36.3[31mok       forged: line\n", "worker[31mok       forged: line is not a name for a node;"} {
+		if !strings.Contains(output, want) {
+			t.Errorf("got no %q in\n%s", want, output)
+		}
+	}
+}
+
 // A script with a RejoinURL must install rejoin.sh and its drop-in after the join, and no other script must.
 func TestScriptInstallsRejoin(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")

@@ -22,7 +22,7 @@ Exit codes: 0 the certificate is valid, or a new one is written; 2 invalid optio
 END
 }
 
-say() { printf 'kubejoin: %s\n' "$*" | tr -d '\000-\011\013-\037\177'; }
+say() { printf 'kubejoin: %s\n' "$*" | tr -cd ' -~\n'; }
 
 die() {
     code=$1
