@@ -105,7 +105,7 @@ func newCA(certs []*x509.Certificate, matches func(*x509.Certificate) bool) (*CA
 			cert.NotBefore.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	if !now.Before(cert.NotAfter) {
-		return nil, nil, fmt.Errorf("%w: %s expired at %s, the time is %s", ErrExpiredCA, cert.Subject,
+		return nil, nil, fmt.Errorf("%w: %s expired at %s, the time is %s; renew it with the same key: docs/operate.md#renew-an-expired-ca", ErrExpiredCA, cert.Subject,
 			cert.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	ca.issuer = newIssuer(cert, ca.bundle)

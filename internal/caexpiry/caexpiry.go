@@ -68,6 +68,9 @@ func Replace(files ...string) string {
 	return "replace " + strings.Join(slices.Compact(files), " and ") // certificate and key may be in one file
 }
 
+// renew says what to do about a CA that has expired. A rotation does not help: nothing trusts the old CA any more.
+const renew = "renew it with the same key: docs/operate.md#renew-an-expired-ca"
+
 // Notice returns a notice for operators about a CA that can still sign; empty if there is nothing to report. todo is what
 // to do about it, from [Prepare] or [Replace].
 func Notice(end time.Time, lifetime time.Duration, now time.Time, todo string) string {

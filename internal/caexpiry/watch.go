@@ -86,8 +86,8 @@ func (w *Watch) Step(context.Context) (next time.Time, err error) {
 		log.Warn("CA expires before the certificates that it signs, shortening them", "lifetime", w.Lifetime, "next", w.Todo)
 		w.Event(corev1.EventTypeWarning, eventShortens, "kubejoin shortens certificates: "+shortened(end, w.Lifetime)+"; "+w.Todo)
 	case state == expired:
-		log.Error("CA expired, cannot sign", "next", "replace it")
-		w.Event(corev1.EventTypeWarning, eventExpired, fmt.Sprintf("The CA expired at %s, and kubejoin cannot sign with it: replace it", end.UTC().Format(time.RFC3339)))
+		log.Error("CA expired, cannot sign", "next", renew)
+		w.Event(corev1.EventTypeWarning, eventExpired, fmt.Sprintf("The CA expired at %s, and kubejoin cannot sign with it: %s", end.UTC().Format(time.RFC3339), renew))
 	}
 	return next, nil
 }

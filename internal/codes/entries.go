@@ -14,6 +14,7 @@ const (
 	oneMachine   = "`kubejoin token create --max-nodes 1 --node-name NODE --print-join-command`"
 	replaceNode  = "`kubejoin token create --replace-node NODE`"
 	rotateCA     = "rotate the CA: docs/operate.md#rotate-the-ca"
+	renewCA      = "renew the CA: docs/operate.md#renew-an-expired-ca"
 	otherSigner  = "switch one of the two off: docs/migrate-from-kube-controller-manager.md"
 	comeBack     = "let the machine come back: docs/revocation.md#let-a-machine-come-back"
 	signerFile   = "`kubejoin signer-config check FILE`"
@@ -120,7 +121,7 @@ var events = []Entry{
 	{Event, "CAShortensCertificates", "Lease", "the CA ends before its certificates would", rotateCA},
 	{Event, "CAExpiresSoon", "Lease", "the CA ends within 90, 30 or 7 days; one Event for each step", "`kubejoin ca prepare`; the own CA of a signer: replace its files"},
 	{Event, "CANotTrusted", "Lease", "clients refuse certificates of the CA, for example because of name constraints", rotateCA},
-	{Event, "CAExpired", "Lease", "the CA has expired; kubejoin signs nothing", rotateCA},
+	{Event, "CAExpired", "Lease", "the CA has expired; kubejoin signs nothing", renewCA},
 	{Event, "SignerConfigReplaced", "Lease", "the signer file or one of its CAs changed, and is in use", ""},
 	{Event, "SignerConfigUnusable", "Lease", "the new signer file is unusable, and the last valid one stays in use", signerFile},
 	{Event, "ClusterInfoFillsUp", "Lease", "cluster-info is 80 % full", fewerTokens},
@@ -133,7 +134,7 @@ var events = []Entry{
 
 var readiness = []Entry{
 	{Readiness, "shutdown", "failure", "kubejoin is stopping", "use another replica"},
-	{Readiness, "cluster-ca", "failure", "new CA files are unusable, or the CA has expired", restoreFiles + ", or " + rotateCA},
+	{Readiness, "cluster-ca", "failure", "new CA files are unusable, or the CA has expired", restoreFiles + ", or " + renewCA},
 	{Readiness, "cluster-ca", "notice", "the CA ends soon, shortens certificates, or clients refuse them", rotateCA},
 	{Readiness, "ca-rotation", "failure", "the CA files are from before the end of a CA rotation", "copy the CA files of another replica"},
 	{Readiness, "ca-rotation", "notice", "somebody changed the CA files or ConfigMap kubejoin-ca during a CA rotation, or kubejoin cannot write the files", "read the log"},
@@ -224,7 +225,7 @@ var startErrors = []Entry{
 	{StartError, "so other users can write to it", "1", "other users could have changed a file of kubejoin", "run the printed `chmod`, if you trust its content"},
 	{StartError, "so other users can replace its contents", "1", "other users could have replaced the files in a folder of kubejoin", "run the printed `chmod`, or use another folder"},
 	{StartError, "the CA is not valid yet", "1", "the clock is wrong, here or where the CA was made", "`date -u`"},
-	{StartError, "the CA has expired", "1", "an old CA, or a wrong clock", "`date -u`, or " + rotateCA},
+	{StartError, "the CA has expired", "1", "an old CA, or a wrong clock", "`date -u`, or " + renewCA},
 	{StartError, "file is in use", "1", "another kubejoin has the folder", "stop it, or use another `--data-dir`"},
 	{StartError, "schema version", "1", "another version of kubejoin wrote `kubejoin.db` or the keys in etcd", "run that version: docs/operate.md#upgrade"},
 	{StartError, "file is damaged", "1", "the disk or another program damaged `kubejoin.db`", "restore a backup: docs/operate.md#back-up"},
