@@ -180,18 +180,15 @@ func (k *Key) open() (*session, error) {
 	}
 	opening.Lock()
 	defer opening.Unlock()
-	info, err := find(k.uri)
+	slot, info, err := find(k.uri)
 	if err != nil {
 		return fail(err)
 	}
 	if locks(info, k.public == nil) {
 		return fail(fmt.Errorf("a wrong PIN was tried before, and kubejoin tries none that could lock it: log in with the right PIN by another program, for example: pkcs11-tool --module %s --token-label LABEL --login --list-objects", k.uri.Module))
 	}
-	config := &crypto11.Config{Path: k.uri.Module, TokenSerial: info.SerialNumber, Pin: string(pin), MaxSessions: maxSessions + 1, PoolWaitTimeout: defaultTimeout}
-	if config.TokenSerial == "" {
-		config.TokenLabel = info.Label
-	}
-	context, err := crypto11.Configure(config)
+	// By the slot: two tokens may have one serial number or one label, and the PIN is only for the token that was found.
+	context, err := crypto11.Configure(&crypto11.Config{Path: k.uri.Module, SlotNumber: &slot, Pin: string(pin), MaxSessions: maxSessions + 1, PoolWaitTimeout: defaultTimeout})
 	if loginRefused(err) {
 		k.refused = &sum
 		return fail(fmt.Errorf("the token refused the PIN in %s: %w", k.uri.PINFile, err))
@@ -241,37 +238,45 @@ func optional(text string) []byte {
 	return []byte(text)
 }
 
-// find returns the only token that the URI names.
-func find(uri URI) (info pkcs11.TokenInfo, err error) {
+// find returns the only token that the URI names, and its slot.
+func find(uri URI) (slot int, info pkcs11.TokenInfo, err error) {
 	module := pkcs11.New(uri.Module)
 	if module == nil {
-		return info, fmt.Errorf("%s is no PKCS#11 library", uri.Module)
+		return 0, info, fmt.Errorf("%s is no PKCS#11 library", uri.Module)
 	}
 	defer module.Destroy()
 	switch err := module.Initialize(); {
 	case err == nil:
 		defer func() { _ = module.Finalize() }()
 	case !errors.Is(err, pkcs11.Error(pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED)): // by another key
-		return info, fmt.Errorf("%s: %w", uri.Module, err)
+		return 0, info, fmt.Errorf("%s: %w", uri.Module, err)
+	}
+	library, err := module.GetInfo()
+	if err != nil {
+		return 0, info, err
+	}
+	if !uri.namesLibrary(library) {
+		return 0, info, fmt.Errorf("%s is another library: library-manufacturer=%q, library-description=%q, library-version=%s", uri.Module,
+			library.ManufacturerID, library.LibraryDescription, versionText(library.LibraryVersion))
 	}
 	slots, err := module.GetSlotList(true)
 	if err != nil {
-		return info, err
+		return 0, info, err
 	}
 	found := 0
-	for _, slot := range slots {
-		one, err := module.GetTokenInfo(slot)
+	for _, id := range slots {
+		one, err := module.GetTokenInfo(id)
 		if err != nil {
 			continue // removed meanwhile
 		}
-		if (uri.Token == "" || uri.Token == one.Label) && (uri.Serial == "" || uri.Serial == one.SerialNumber) {
-			info, found = one, found+1
+		if uri.namesToken(one) {
+			slot, info, found = int(id), one, found+1 //nolint:gosec // crypto11 takes no larger one
 		}
 	}
 	if found != 1 {
-		return info, fmt.Errorf("%d of %d tokens have this name, want one", found, len(slots))
+		return 0, info, fmt.Errorf("%d of %d tokens have this name, want one", found, len(slots))
 	}
-	return info, nil
+	return slot, info, nil
 }
 
 // readPIN returns the PIN in a file: its only line. The file must be as private as a key.

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"math/big"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/cmd/kubejoin-pkcs11/softhsm"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/miekg/pkcs11"
@@ -215,14 +217,84 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 		}
 	}
 	bySerial := open(t, good)
-	if info := must.Value(find(good))(t); info.SerialNumber == "" {
-		t.Error("no serial number")
+	if _, info, err := find(good); err != nil || info.SerialNumber == "" {
+		t.Errorf("got no serial number: %v", err)
 	} else if err := bySerial.Close(); err != nil {
 		t.Error(err)
 	} else {
 		uri := good
 		uri.Token, uri.Serial, uri.Object, uri.ID = "", info.SerialNumber, "", "\x01"
 		open(t, uri)
+	}
+}
+
+// Catches attributes that p11tool prints and kubejoin refuses or ignores: the PIN could go to another token.
+func TestOpensOnlyWhatAllAttributesName(t *testing.T) {
+	h := softhsm.New(t, "ca")
+	h.Import("ca", "k", "01", keys(t)["p256"])
+	path, query, _ := strings.Cut(h.URI("ca", "k"), "?")
+	const ofP11tool = ";model=SoftHSM%20v2;manufacturer=SoftHSM%20project;type=private" // p11tool --list-privkeys
+	open(t, must.Value(ParseURI(path+ofP11tool+"?"+query))(t))
+	open(t, must.Value(ParseURI(path+";library-manufacturer=SoftHSM;library-description=Implementation%20of%20PKCS11;library-version=2.6?"+query))(t))
+	for attribute, want := range map[string]string{
+		"model=YubiKey":           "0 of ",
+		"manufacturer=Yubico":     "0 of ",
+		"library-manufacturer=x":  softhsm.Module + ` is another library: library-manufacturer="SoftHSM", library-description="Implementation of PKCS11", library-version=2.6`,
+		"library-description=x":   " is another library: ",
+		"library-version=2":       " is another library: ", // 2.0
+		"library-version=2.60":    " is another library: ",
+		"serial=0000000000000000": "0 of ",
+	} {
+		if _, err := Open(must.Value(ParseURI(path + ";" + attribute + "?" + query))(t)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", attribute, err, want)
+		}
+	}
+}
+
+// oneSerial is a library in front of SoftHSM whose tokens all have one serial number, also the free one.
+const oneSerial = `#include <dlfcn.h>
+#include <string.h>
+typedef struct { unsigned char version[2]; void *functions[68]; } list; // CK_FUNCTION_LIST
+static list mine;
+static unsigned long (*token_info)(unsigned long, char *);
+static unsigned long same_serial(unsigned long slot, char *info) {
+	unsigned long code = token_info(slot, info);
+	memcpy(info + 80, "1234567890123456", 16);
+	return code;
+}
+unsigned long C_GetFunctionList(list **out) {
+	list *softhsm;
+	unsigned long code = ((unsigned long (*)(list **))dlsym(dlopen("` + softhsm.Module + `", RTLD_NOW), "C_GetFunctionList"))(&softhsm);
+	mine = *softhsm;
+	token_info = mine.functions[6];
+	mine.functions[6] = same_serial; // C_GetTokenInfo
+	*out = &mine;
+	return code;
+}
+`
+
+// Catches a PIN that goes to another token with the serial number of the one that the URI names by its label.
+func TestOpensTokenOfLabelAmongTokensOfOneSerial(t *testing.T) {
+	need.Programs(t, "gcc")
+	h := softhsm.New(t, "ca", "backup")
+	source, library := filepath.Join(h.Dir, "library.c"), filepath.Join(h.Dir, "library.so")
+	must.OK(t, os.WriteFile(source, []byte(oneSerial), 0o600))
+	if out, err := exec.CommandContext(t.Context(), "gcc", "-shared", "-fPIC", "-o", library, source, "-ldl").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for label, key := range map[string]crypto.Signer{"ca": keys(t)["p256"], "backup": keys(t)["p384"]} {
+		h.Import(label, "k", "01", key)
+		u := uri(t, h, label, "k")
+		u.Module = library
+		if k := must.Value(Open(u))(t); !k.Public().(interface{ Equal(crypto.PublicKey) bool }).Equal(key.Public()) {
+			t.Errorf("%s: got the key of the other token", label)
+		} else {
+			must.OK(t, k.Close())
+		}
+		u.Token, u.Serial = "", "1234567890123456"
+		if _, err := Open(u); err == nil || !strings.Contains(err.Error(), "3 of 3 tokens have this name, want one") {
+			t.Errorf("by the serial number: got %v, want an error", err)
+		}
 	}
 }
 

@@ -5,14 +5,20 @@ import (
 	"fmt"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/miekg/pkcs11"
 )
 
 // A URI names a private key on a token, as RFC 7512 defines it. [ParseURI] makes one.
 type URI struct {
 	// Token is the label of the token, and Serial its serial number. One of them is set, or both.
 	Token, Serial string
+	// What else the token and the PKCS#11 library must have; empty for any. LibraryVersion is such as "2" or "2.6".
+	Model, Manufacturer                                     string
+	LibraryManufacturer, LibraryDescription, LibraryVersion string
 	// Object is the label of the key, and ID its CKA_ID. One of them is set, or both.
 	Object, ID string
 	// Module is the path of the PKCS#11 library, and PINFile that of the file with the PIN.
@@ -23,8 +29,10 @@ type URI struct {
 //
 //	pkcs11:token=ca;object=kubernetes-ca?module-path=/usr/lib/softhsm/libsofthsm2.so&pin-source=file:/etc/kubejoin/pin
 //
-// The path has token or serial, and object or id. The query has module-path and pin-source, both with absolute paths. All
-// other attributes are errors, and so is pin-value: a command line is no place for a PIN. Errors have no value of the query.
+// The path has token or serial, and object or id. It may also have model, manufacturer, library-manufacturer,
+// library-description and library-version, as p11tool prints them. The query has module-path and pin-source, both with
+// absolute paths. All other attributes are errors, and so is pin-value: a command line is no place for a PIN. Errors have no
+// value of the query.
 func ParseURI(text string) (URI, error) {
 	var u URI
 	rest, found := strings.CutPrefix(text, "pkcs11:")
@@ -33,7 +41,8 @@ func ParseURI(text string) (URI, error) {
 	}
 	path, query, _ := strings.Cut(rest, "?")
 	kind, pinSource := "", ""
-	into := map[string]*string{"token": &u.Token, "serial": &u.Serial, "object": &u.Object, "id": &u.ID, "type": &kind}
+	into := map[string]*string{"token": &u.Token, "serial": &u.Serial, "object": &u.Object, "id": &u.ID, "type": &kind, "model": &u.Model, "manufacturer": &u.Manufacturer,
+		"library-manufacturer": &u.LibraryManufacturer, "library-description": &u.LibraryDescription, "library-version": &u.LibraryVersion}
 	if err := attributes(path, ";", into); err != nil {
 		return URI{}, err
 	}
@@ -47,6 +56,8 @@ func ParseURI(text string) (URI, error) {
 	switch {
 	case kind != "" && kind != "private":
 		return URI{}, fmt.Errorf("type: %q given, want private", kind)
+	case u.LibraryVersion != "" && !version.MatchString(u.LibraryVersion):
+		return URI{}, fmt.Errorf("library-version: %.40q given, want a version such as 2 or 2.6", u.LibraryVersion)
 	case u.Token == "" && u.Serial == "":
 		return URI{}, errors.New("token: missing, want the label of the token, or serial")
 	case u.Object == "" && u.ID == "":
@@ -58,6 +69,28 @@ func ParseURI(text string) (URI, error) {
 	}
 	return u, nil
 }
+
+// version is a library-version.
+var version = regexp.MustCompile(`^[0-9]{1,3}(\.[0-9]{1,3})?$`)
+
+// namesToken reports whether the URI names this token.
+func (u URI) namesToken(token pkcs11.TokenInfo) bool {
+	return isOrAny(u.Token, token.Label) && isOrAny(u.Serial, token.SerialNumber) && isOrAny(u.Model, token.Model) && isOrAny(u.Manufacturer, token.ManufacturerID)
+}
+
+// namesLibrary reports whether the URI names this library. A library-version without a minor version has 0.
+func (u URI) namesLibrary(library pkcs11.Info) bool {
+	wanted := u.LibraryVersion
+	if wanted != "" && !strings.Contains(wanted, ".") {
+		wanted += ".0"
+	}
+	return isOrAny(wanted, versionText(library.LibraryVersion)) && isOrAny(u.LibraryManufacturer, library.ManufacturerID) && isOrAny(u.LibraryDescription, library.LibraryDescription)
+}
+
+func versionText(v pkcs11.Version) string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }
+
+// isOrAny reports whether a token or a library has the value of an attribute. The URI need not have the attribute.
+func isOrAny(wanted, value string) bool { return wanted == "" || wanted == value }
 
 // attributes writes the attributes of one part of a URI into their fields.
 func attributes(part, separator string, into map[string]*string) error {
