@@ -80,8 +80,9 @@ func Sweep(dir string, is func(name string) bool) error {
 	return nil
 }
 
-// KeepOwner makes Write keep the owner, the group and the mode of the file that it replaces. It does nothing if there is
-// none. Use it only if the old file had the same secrets: its owner reads the new content.
+// KeepOwner makes Write keep the owner, the group, the mode and, on Linux, the ACL and other extended attributes of the file
+// that it replaces. It does nothing if there is none. Use it only if the old file had the same secrets: its readers read the
+// new content.
 func (r *Replacement) KeepOwner() error {
 	info, err := os.Stat(r.file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,7 +96,7 @@ func (r *Replacement) KeepOwner() error {
 	if err := r.temporary.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
 		return fmt.Errorf("%s: keep its owner: %w", r.file, errors.Unwrap(err))
 	}
-	return nil
+	return keepAttributes(r.file, r.temporary.Name())
 }
 
 // Write replaces the file. It can be called once. mode is the mode of a new file.
