@@ -227,8 +227,9 @@ func certsCheckCommand() *cobra.Command {
 		Short: "Print when the certificates of a control plane end, and what is wrong with them",
 		Long: `Print when the certificates of a control plane end, and what is wrong with them, like
 'kubeadm certs check-expiration'. It also works on a host without CA keys and before a
-cluster exists, and compares each certificate with its key and its CA. DIR is
-` + kubeadmDir + ` by default. The command changes nothing.
+cluster exists, and compares each certificate with its key and its CA. In kubeconfigs it
+makes the checks of 'kubejoin kubeconfig check --offline'. DIR is ` + kubeadmDir + ` by
+default. The command changes nothing.
 
 The exit code is 0 if all certificates can be used, and 1 if not. It is 2 if there are no
 certificates.`,
@@ -241,7 +242,7 @@ certificates.`,
 			if err := errors.Join(err, o.check()); err != nil {
 				return usageOf(cmd, err)
 			}
-			list, err := credentials.Host{Dir: dir}.List()
+			list, err := credentials.Host{Dir: dir}.Check(cmd.Context())
 			if err != nil {
 				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
 				return exitUnchecked

@@ -84,6 +84,27 @@ type Checker struct {
 	Now func() time.Time
 }
 
+// Check returns the list of [Host.List], in which kubeconfigs also have the problems that a Checker finds: for example, the
+// CA of a kubeconfig may be another one than that in pki/ca.crt.
+func (h Host) Check(ctx context.Context) ([]CertificateStatus, error) {
+	list, err := h.List()
+	for i, status := range list {
+		if status.Problem != "" || !strings.HasSuffix(status.Name, ".conf") {
+			continue
+		}
+		report, err := Checker{Offline: true, Now: h.Now}.Check(ctx, h.file(status.Name))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range slices.Backward(report.Findings) { // the first one counts
+			if f.ID != "near-end" && f.ID != "readable-by-others" { // it works with these
+				list[i].Problem = f.Message
+			}
+		}
+	}
+	return list, err
+}
+
 // remedies that several findings share.
 const (
 	remedyNew = "make a new file: kubejoin kubeconfig node NAME, or kubejoin kubeconfig user NAME"
@@ -291,15 +312,8 @@ func (c *checking) checkUser() {
 	}
 	c.checkNode()
 	if len(c.roots) > 0 {
-		roots, between := x509.NewCertPool(), x509.NewCertPool()
-		for _, ca := range c.roots {
-			roots.AddCert(ca)
-		}
-		for _, cert := range others {
-			between.AddCert(cert)
-		}
 		// The times of the certificate have findings of their own.
-		_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore) / 2), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		_, err := (&loaded{roots: c.roots}).verify(leaf, others, leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore)/2))
 		var unknown x509.UnknownAuthorityError
 		c.wrongCA = errors.As(err, &unknown)
 	}

@@ -95,6 +95,53 @@ func nodeTemplate() *x509.Certificate {
 	}
 }
 
+// Catches a kubeconfig of a control plane whose client does not trust the API server, and a problem that is none.
+func TestCheckOfHostComparesCAInKubeconfigs(t *testing.T) {
+	ca, other, now := certtest.CA(t, "kubernetes"), certtest.CA(t, "other"), time.Now()
+	for name, test := range map[string]struct {
+		change func(*clientcmdapi.Cluster)
+		mode   os.FileMode
+		want   string
+	}{
+		"none":       {func(*clientcmdapi.Cluster) {}, 0o600, ""},
+		"mode":       {func(*clientcmdapi.Cluster) {}, 0o640, ""},
+		"both CAs":   {func(c *clientcmdapi.Cluster) { c.CertificateAuthorityData = pemOf(other, ca) }, 0o600, ""},
+		"another CA": {func(c *clientcmdapi.Cluster) { c.CertificateAuthorityData = pemOf(other) }, 0o600, "the CA of the file did not issue its client certificate"},
+		"malformed":  {func(c *clientcmdapi.Cluster) { c.CertificateAuthorityData = []byte("x") }, 0o600, "the CA certificates in the file cannot be read"},
+		"file of another CA": {func(c *clientcmdapi.Cluster) {
+			c.CertificateAuthorityData, c.CertificateAuthority = nil, "pki/other.crt"
+		}, 0o600, "the CA of the file did not issue its client certificate"},
+		"two problems": {func(c *clientcmdapi.Cluster) {
+			c.CertificateAuthorityData, c.InsecureSkipTLSVerify = pemOf(other), true
+		}, 0o600, "insecure-skip-tls-verify is set"},
+	} {
+		dir := t.TempDir()
+		write(t, dir, "pki/ca.crt", pemOf(ca))
+		write(t, dir, "pki/other.crt", pemOf(other))
+		template := nodeTemplate()
+		template.NotBefore, template.NotAfter = now.Add(-100*time.Hour), now.Add(time.Hour) // near its end
+		kubelet := certtest.Issue(t, template, ca)
+		cluster := &clientcmdapi.Cluster{Server: "https://127.0.0.1:6443", CertificateAuthorityData: pemOf(ca)}
+		test.change(cluster)
+		config := kubeconfigOf(cluster, &clientcmdapi.AuthInfo{ClientCertificateData: pemOf(kubelet), ClientKeyData: keyOf(t, kubelet)})
+		write(t, dir, "kubelet.conf", must.Value(clientcmd.Write(*config))(t))
+		must.OK(t, os.Chmod(filepath.Join(dir, "kubelet.conf"), test.mode))
+		list := must.Value(credentials.Host{Dir: dir}.Check(t.Context()))(t)
+		if got := list[0].Problem; list[0].Name != "kubelet.conf" || !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
+			t.Errorf("%s: got %+v, want problem %q", name, list[0], test.want)
+		}
+	}
+	dir := t.TempDir()
+	write(t, dir, "pki/ca.crt", pemOf(ca))
+	write(t, dir, "admin.conf", []byte("{"))
+	if list := must.Value(credentials.Host{Dir: dir}.Check(t.Context()))(t); !strings.HasSuffix(list[0].Problem, "admin.conf: want a kubeconfig") {
+		t.Errorf("got %q, want the problem of List", list[0].Problem)
+	}
+	if _, err := (credentials.Host{Dir: t.TempDir()}).Check(t.Context()); err == nil {
+		t.Error("an empty folder: got no error")
+	}
+}
+
 // Each fault has its finding and no other, and a file without a fault has none.
 func TestCheckFindsFaults(t *testing.T) {
 	ca, other := certtest.CA(t, "kubernetes"), certtest.CA(t, "other")
