@@ -10,9 +10,11 @@ import (
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -84,8 +86,9 @@ const settle = 5 * time.Minute
 // maxCertificates is how many owners of certificates an observation knows at most.
 const maxCertificates = 200_000
 
-// certificates observes the live certificates in the issuance record: for each signer and subject the last one that has
-// settled, or else the last one. A kubelet does not use earlier ones. Those of deleted nodes cannot be renewed.
+// certificates observes the live certificates in the issuance record that are not revoked. Those of one signer and subject from
+// one CA are one observation. Of a kubelet only the last certificate counts that has settled, or else the last one: it does not
+// use earlier ones, and cannot renew that of a deleted node.
 func (l *look) certificates(ctx context.Context) {
 	if l.Record == nil {
 		l.add(rotation.Observation{
@@ -94,11 +97,15 @@ func (l *look) certificates(ctx context.Context) {
 		})
 		return
 	}
-	type owner struct{ signer, subject string }
+	type owner struct {
+		signer, subject string
+		from            rotation.From // empty for kubelets
+	}
 	type last struct {
 		node         string
 		issued, ends time.Time
 		from         rotation.From // empty: the record does not show it
+		more         int           // from the same CA
 	}
 	counts := func(a, b last) bool { // a rather than b
 		if old := l.now.Sub(a.issued) > settle; old != (l.now.Sub(b.issued) > settle) {
@@ -116,10 +123,24 @@ func (l *look) certificates(ctx context.Context) {
 			break
 		}
 		for _, e := range p.Entries {
-			key, c := owner{e.Signer, e.Subject}, last{e.Node, e.Time, e.NotAfter, l.issuer(e)}
+			revoked, err := l.revoked(ctx, e)
+			if err != nil {
+				why = safetext.Text(err.Error(), maxWhy)
+			} else if revoked {
+				continue
+			}
+			key, c := owner{signer: e.Signer, subject: e.Subject}, last{node: e.Node, issued: e.Time, ends: e.NotAfter, from: l.issuer(e)}
+			if !kubelets[e.Signer] {
+				key.from = c.from
+			}
 			switch before, found := live[key]; {
 			case !found && len(live) == maxCertificates:
 				why = fmt.Sprintf("it has certificates of more than %d subjects", maxCertificates)
+			case found && !kubelets[e.Signer]:
+				if before.more++; c.ends.After(before.ends) {
+					before.ends = c.ends
+				}
+				live[key] = before
 			case !found || counts(c, before):
 				live[key] = c
 			}
@@ -138,11 +159,14 @@ func (l *look) certificates(ctx context.Context) {
 	for key, c := range live {
 		o := rotation.Observation{
 			Kind: rotation.KindCertificate, Name: safetext.Text(key.subject+" of "+key.signer, maxWhy), Node: c.node, From: c.from, Until: c.ends,
-			Next: "kubejoin issued list",
+			Next: "kubejoin issued list # renew it, then: kubejoin revoke --fingerprint HEX",
+		}
+		if c.more > 0 {
+			o.Name = fmt.Sprintf("%s and %d more", o.Name, c.more)
 		}
 		if c.node != "" {
 			h, exists := hosts[c.node]
-			if !exists && !l.alone {
+			if !exists && !l.alone && kubelets[key.signer] {
 				continue
 			}
 			o.Off, o.Next = exists && !h.ready, "kubejoin issued list --node "+c.node
@@ -154,6 +178,23 @@ func (l *look) certificates(ctx context.Context) {
 			l.add(o)
 		}
 	}
+}
+
+// kubelets are the signers of certificates of kubelets.
+var kubelets = map[string]bool{certificates.KubeAPIServerClientKubeletSignerName: true, certificates.KubeletServingSignerName: true}
+
+// revoked reports whether a recorded certificate is revoked. The entry of a node bars no serving certificates.
+func (l *look) revoked(ctx context.Context, e issuance.Entry) (bool, error) {
+	f, err := revocation.ParseFingerprint(e.Fingerprint)
+	if err != nil {
+		return false, nil // it cannot be looked up
+	}
+	s := revocation.Subject{Fingerprints: []revocation.Fingerprint{f}}
+	if e.Signer != certificates.KubeletServingSignerName {
+		s.Node = e.Node
+	}
+	bars, err := l.Revocations.Known(ctx, s)
+	return bars != nil, err
 }
 
 // issuer returns the CA that signed a recorded certificate; empty if the record does not show it. Entries of earlier versions

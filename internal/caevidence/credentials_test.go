@@ -16,8 +16,11 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -132,7 +135,7 @@ func TestCertificatesOfRecord(t *testing.T) {
 	now := time.Now()
 	entry := func(node string, ca *tls.Certificate, age, left time.Duration) issuance.Entry {
 		return issuance.Entry{
-			Time: now.Add(-age), Outcome: issuance.Issued, Signer: "kubelet", Node: node, Subject: "CN=system:node:" + node, NotAfter: now.Add(left), CA: clusterinfo.Pin(ca.Leaf),
+			Time: now.Add(-age), Outcome: issuance.Issued, Signer: certificates.KubeAPIServerClientKubeletSignerName, Node: node, Subject: "CN=system:node:" + node, NotAfter: now.Add(left), CA: clusterinfo.Pin(ca.Leaf),
 		}
 	}
 	with := func(e issuance.Entry, change func(*issuance.Entry)) issuance.Entry {
@@ -179,6 +182,95 @@ func TestCertificatesOfRecord(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEachLiveCertificateOfAUserCounts catches a user whose program ends in stage finish, because another one of this user has
+// renewed its certificate.
+func TestEachLiveCertificateOfAUserCounts(t *testing.T) {
+	old, fresh := certtest.CA(t, "old"), certtest.CA(t, "new")
+	now := time.Now()
+	entry := func(signer, node string, n int, ca *tls.Certificate, left time.Duration) issuance.Entry {
+		e := issuance.Entry{
+			Time: now.Add(time.Duration(n-100) * time.Minute), Outcome: issuance.Issued, Signer: signer, Node: node, Subject: "CN=jenkins", NotAfter: now.Add(left), CA: clusterinfo.Pin(ca.Leaf),
+			Fingerprint: revocationtest.Fingerprint(n).String(),
+		}
+		if node != "" {
+			e.Subject = "CN=system:node:" + node
+		}
+		return e
+	}
+	user := func(n int, ca *tls.Certificate, left time.Duration) issuance.Entry {
+		return entry(certificates.KubeAPIServerClientSignerName, "", n, ca, left)
+	}
+	const kubelet, serving = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName
+	const ofUser, ofKubelet = "CN=jenkins of kubernetes.io/kube-apiserver-client", "CN=system:node:w-1 of kubernetes.io/kube-apiserver-client-kubelet @w-1"
+	unnamed := entry(kubelet, "w-1", 1, old, time.Hour)
+	unnamed.Fingerprint = ""
+	for name, test := range map[string]struct {
+		entries []issuance.Entry
+		revoked listed
+		want    []string
+	}{
+		"one of three is renewed": {[]issuance.Entry{user(1, old, time.Hour), user(2, old, 2*time.Hour), user(3, fresh, 3*time.Hour)}, nil, []string{ofUser + " and 1 more from:old 2h", ofUser + " from:new 3h"}},
+		"the longer one first":    {[]issuance.Entry{user(1, old, 2*time.Hour), user(2, old, time.Hour)}, nil, []string{ofUser + " and 1 more from:old 2h"}},
+		"revoked":                 {[]issuance.Entry{user(1, old, time.Hour), user(2, fresh, time.Hour)}, listed{1: ""}, []string{ofUser + " from:new 1h"}},
+		"without a fingerprint":   {[]issuance.Entry{unnamed}, listed{3: "w-1"}, []string{ofKubelet + " from:old 1h"}},
+		"last one of a kubelet":   {[]issuance.Entry{entry(kubelet, "w-1", 1, old, time.Hour), entry(kubelet, "w-1", 2, fresh, time.Hour)}, listed{2: ""}, []string{ofKubelet + " from:old 1h"}},
+		"a revoked node":          {[]issuance.Entry{entry(kubelet, "w-1", 1, old, time.Hour), entry(serving, "w-1", 2, old, time.Hour)}, listed{3: "w-1"}, []string{"CN=system:node:w-1 of kubernetes.io/kubelet-serving @w-1 from:old 1h"}},
+		"of a deleted node":       {[]issuance.Entry{entry("example.com/agent", "w-2", 1, old, time.Hour), entry(kubelet, "w-2", 2, old, time.Hour)}, nil, []string{"CN=system:node:w-2 of example.com/agent @w-2 from:old 1h"}},
+		"not readable":            {[]issuance.Entry{user(1, old, time.Hour)}, listed{0: ""}, []string{ofUser + " from:old 1h", "issuance record unseen:revocation of " + revocationtest.Fingerprint(1).String() + ": no list"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := &look{Observer: &Observer{Record: &record{entries: test.entries}, Revocations: &revocation.Guard{Store: test.revoked}}, Rotation: begun(t, rotation.Switch, old, fresh), now: now}
+			l.old, l.fresh = []*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}
+			l.hosts = []host{{name: "w-1", ready: true}}
+			l.certificates(t.Context())
+			var got []string
+			for _, o := range l.seen {
+				text := strings.TrimPrefix(line(rotation.Observation{Name: o.Name, Node: o.Node, From: o.From, Unseen: o.Unseen}), " ")
+				if !o.Until.IsZero() {
+					text += fmt.Sprintf(" %.0fh", o.Until.Sub(now).Hours())
+				}
+				got = append(got, text)
+			}
+			if slices.Sort(got); !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// listed are revocations: of the certificate with a number, or of a node. With the number 0, they cannot be read.
+type listed map[int]string
+
+func (l listed) Find(_ context.Context, key revocation.Key) (revocation.Entry, error) {
+	for n, node := range l {
+		e := revocation.Entry{Node: node, Since: time.Now()}
+		if node == "" {
+			e.Fingerprint = revocationtest.Fingerprint(n)
+		}
+		switch {
+		case n == 0:
+			return e, errors.New("no list")
+		case e.Key() == key:
+			return e, nil
+		}
+	}
+	return revocation.Entry{}, revocation.ErrNotFound
+}
+
+func (listed) Get(context.Context, revocation.Key) (revocation.Entry, error) {
+	panic("an observer reads the cache")
+}
+
+func (listed) List(context.Context) ([]revocation.Entry, error) {
+	panic("an observer reads the cache")
+}
+
+func (listed) Cached(context.Context) ([]revocation.Entry, error) { panic("an observer finds") }
+
+func (listed) Update(context.Context, revocation.Key, func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
+	panic("an observer only reads")
 }
 
 // TestRecordIsReadInPages catches an observer that sees only the first page, or hides that it could not read the record.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,6 +36,8 @@ type Observer struct {
 	// same command with --url.
 	Record   issuance.Store
 	NoRecord string
+	// Revocations say which certificates in the record are revoked; nil revokes none.
+	Revocations *revocation.Guard
 	// Servers are addresses (HOST:PORT) at which kubejoin serves.
 	Servers []string
 	// Dial connects to API servers, kubelets, etcd and Servers; nil uses the network.
@@ -94,7 +97,7 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 		}
 	}
 	slices.SortFunc(l.seen, func(a, b rotation.Observation) int {
-		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node))
+		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node), strings.Compare(string(a.From), string(b.From)))
 	})
 	return l.seen, nil
 }

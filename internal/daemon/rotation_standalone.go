@@ -299,7 +299,7 @@ func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotat
 	if err != nil {
 		return nil, err
 	}
-	others, err := (&caevidence.Observer{Tokens: o.alone.tokens.List, Record: o.alone.api.IssuanceRecord}).Observe(ctx, r)
+	others, err := (&caevidence.Observer{Tokens: o.alone.tokens.List, Record: o.alone.api.IssuanceRecord, Revocations: o.alone.revocations}).Observe(ctx, r)
 	return slices.Concat(own, ownca.Observe(r, replicas, time.Now()), others), err
 }
 

@@ -16,7 +16,7 @@ import (
 
 // rotationObserver returns the observer of rotations of CAs.
 func (c *cluster) rotationObserver() *caevidence.Observer {
-	o := &caevidence.Observer{Client: c.client, Tokens: c.tokens.List, Record: c.api.IssuanceRecord, NoRecord: "grep PIN FILE # of --issuance-record, on each host of kubejoin"}
+	o := &caevidence.Observer{Client: c.client, Tokens: c.tokens.List, Record: c.api.IssuanceRecord, Revocations: c.revocations, NoRecord: "grep PIN FILE # of --issuance-record, on each host of kubejoin"}
 	if c.options.Advertise != "" {
 		o.Servers = []string{c.options.Advertise}
 	}
