@@ -354,6 +354,14 @@ func TestFrontProxyAndEtcdConcernControlPlanesAlone(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("%s: got %q", ca, got)
 		}
+		r.Stage, r.Ended = rotation.Finish, time.Now()
+		got = lines(must.Value(o.Observe(t.Context(), r))(t))
+		server, _, _ := strings.Cut(want[0], " from:")
+		if !slices.ContainsFunc(got, func(text string) bool {
+			return strings.HasPrefix(text, server) && strings.HasSuffix(text, "next:on cp-1: "+ca.Command("apply"))
+		}) {
+			t.Errorf("%s, after the end: got %q", ca, got)
+		}
 	}
 }
 

@@ -50,8 +50,9 @@ type Observer struct {
 
 var _ rotation.Observer = (*Observer)(nil)
 
-// Observe implements [rotation.Observer]. The result is sorted by kind and name. The error means that the Nodes could not be
-// listed, or that the rotation is malformed.
+// Observe implements [rotation.Observer]. After the end, it also looks for an API server or a member of etcd that still has the
+// replaced CA, but not at kubelets, of which there are many. The result is sorted by kind and name. The error means that the
+// Nodes could not be listed, or that the rotation is malformed.
 func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
@@ -73,15 +74,18 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 	if err := l.listHosts(ctx); err != nil {
 		return nil, fmt.Errorf("list Nodes: %w", err)
 	}
-	parts := []func(context.Context){l.apiServers, l.authentication, l.reports}
-	switch r.CA {
-	case rotation.Cluster:
-		parts = append(parts, l.kubelets, l.controllerManagers, l.clusterInfo, l.rootCAs, l.caBundles, l.tokens, l.certificates, l.servers)
-	case rotation.Etcd:
-		parts = []func(context.Context){l.reports, l.etcd}
+	parts := []func(context.Context){l.reports, l.apiServers}
+	if r.CA == rotation.Etcd {
+		parts[1] = l.etcd
 	}
-	if !r.InProgress() {
-		parts = []func(context.Context){l.reports}
+	switch {
+	case !r.InProgress() && r.Stage != rotation.Finish: // aborted
+		parts = parts[:1]
+	case !r.InProgress():
+	case r.CA == rotation.Cluster:
+		parts = append(parts, l.authentication, l.kubelets, l.controllerManagers, l.clusterInfo, l.rootCAs, l.caBundles, l.tokens, l.certificates, l.servers)
+	case r.CA == rotation.FrontProxy:
+		parts = append(parts, l.authentication)
 	}
 	var looking sync.WaitGroup
 	for _, part := range parts {
@@ -92,9 +96,12 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 		l.need()
 	}
 	for i := range l.seen {
-		if !l.behind(l.seen[i]) {
-			l.seen[i].Next = ""
+		o := &l.seen[i]
+		if !l.behind(*o) {
+			o.Next = ""
 		}
+		// After the end, a server that cannot be seen from here is not an error.
+		o.Optional = o.Optional || !r.InProgress() && o.Kind != rotation.KindFile && o.Unseen != ""
 	}
 	slices.SortFunc(l.seen, func(a, b rotation.Observation) int {
 		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node), strings.Compare(string(a.From), string(b.From)))

@@ -196,6 +196,16 @@ token abcdef trusts:old
 		"file report of w-off @w-off unseen:'kubejoin ca apply' has not completed the rotation there next:on w-off: kubejoin ca apply",
 	}
 	if got := lines(must.Value(o.Observe(t.Context(), r))(t)); !slices.Equal(got, want) || len(n.dialed) > 0 {
+		t.Errorf("after an abort: got %q, want %q; connected to %q", got, want, n.dialed)
+	}
+	r.Stage = rotation.Finish
+	want = append([]string{
+		"api-server 192.0.2.11:6443 @cp-1 trusts:old,new from:old next:on cp-1: kubejoin ca apply",
+		"api-server 192.0.2.12:6443 @cp-2 unseen:dial 192.0.2.12:6443: no route optional next:on cp-2: kubejoin ca apply",
+		"api-server 192.0.2.13:6443 trusts:old from:old next:kubectl -n default get endpointslice kubernetes -o yaml",
+	}, want...)
+	got := lines(must.Value(o.Observe(t.Context(), r))(t))
+	if toOthers := slices.ContainsFunc(n.dialed, func(address string) bool { return !strings.HasSuffix(address, ":6443") }); !slices.Equal(got, want) || toOthers {
 		t.Errorf("after the end: got %q, want %q; connected to %q", got, want, n.dialed)
 	}
 }
