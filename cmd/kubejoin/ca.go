@@ -142,6 +142,7 @@ behind.` + remoteHelp
 	f := cmd.Flags()
 	f.SortFlags = false
 	listVar(f, &asked.LeaveBehind, "leave-behind", nil, "node that need not take part, for example because it is broken (repeatable)")
+	listVar(f, &asked.LeaveBehindFiles, "leave-behind-file", nil, "NODE:PATH of a file that may keep the other CA, as 'kubejoin ca status' names it (repeatable)")
 	f.BoolVar(&asked.ExpireTokens, "expire-tokens", false, "delete tokens whose join commands pin only the CA that the step takes out of use")
 	f.BoolVar(&asked.DryRun, "dry-run", false, "say what would happen, but change nothing")
 	o.register(cmd)

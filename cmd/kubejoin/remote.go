@@ -88,9 +88,11 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.given = f.Changed
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
-	if o.serverOnly {
-		_ = f.MarkHidden("kubeconfig") // it is an error that says what to use instead
+	if f.Lookup("kubeconfig") == nil {
+		f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
+		if o.serverOnly {
+			_ = f.MarkHidden("kubeconfig") // it is an error that says what to use instead
+		}
 	}
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the server (default: as in a given --curlrc, $KUBEJOIN_URL, as in the default --curlrc, or "+defaultURL+")")
 	f.StringVar(&o.curlrc, "curlrc", "", "file of 'kubejoin serve' with server, CA and bearer token (default: $KUBEJOIN_CURLRC or "+defaultCurlrc+")")
@@ -376,6 +378,7 @@ var flagNames = map[string]string{
 	"newKey":              "new-ca-key-file",
 	"noCrossSign":         "no-cross-sign",
 	"leaveBehind":         "leave-behind",
+	"leaveBehindFiles":    "leave-behind-file",
 	"expireTokens":        "expire-tokens",
 }
 

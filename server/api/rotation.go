@@ -29,8 +29,9 @@ type CARotation struct {
 	// Since is when the stage began, and Ended when the rotation ended.
 	Since time.Time `json:"since,omitzero"`
 	Ended time.Time `json:"ended,omitzero"`
-	// LeftBehind are the nodes that need not take part.
+	// LeftBehind are the nodes, and LeftFiles the files as NODE:PATH, that need not take part.
 	LeftBehind []string `json:"leftBehind,omitempty"`
+	LeftFiles  []string `json:"leftFiles,omitempty"`
 
 	// Next is the next step: "prepare", "trust", "switch", "finish" or "abort". Behind is what keeps it from success.
 	// After the end, Behind is the hosts that still have a backup.
@@ -48,10 +49,12 @@ type CARotation struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// A CATrust says which of the two CAs of a rotation something trusts.
+// A CATrust says which of the two CAs of a rotation something trusts, and whether it trusts one that an earlier rotation
+// replaced.
 type CATrust struct {
-	Old bool `json:"old"`
-	New bool `json:"new"`
+	Old      bool `json:"old"`
+	New      bool `json:"new"`
+	Replaced bool `json:"replaced,omitempty"`
 }
 
 // CACertificates counts live certificates by the CA of a rotation that they are from.
@@ -66,6 +69,8 @@ type CAObservation struct {
 	Kind string `json:"kind"`
 	Name string `json:"name"`
 	Node string `json:"node,omitempty"`
+	// File is the path of a file on the node.
+	File string `json:"file,omitempty"`
 	// Trusts are the CAs that it trusts; nil if that does not apply or was not seen.
 	Trusts *CATrust `json:"trusts,omitempty"`
 	// From is the CA that its certificates are from: "old", "new" or "other"; empty like Trusts.
@@ -104,8 +109,9 @@ type PrepareCA struct {
 
 // StepCA takes a rotation to another stage.
 type StepCA struct {
-	// LeaveBehind are nodes that need not take part. They stay in the rotation.
-	LeaveBehind []string `json:"leaveBehind,omitempty"`
+	// LeaveBehind are nodes, and LeaveBehindFiles files as NODE:PATH, that need not take part. They stay in the rotation.
+	LeaveBehind      []string `json:"leaveBehind,omitempty"`
+	LeaveBehindFiles []string `json:"leaveBehindFiles,omitempty"`
 	// ExpireTokens ends the life of tokens whose join commands pin only the CA that the step takes out of use.
 	ExpireTokens bool `json:"expireTokens,omitempty"`
 	DryRun       bool `json:"dryRun,omitempty"`

@@ -99,7 +99,7 @@ const abortStep = "abort"
 
 // Step takes a rotation to a stage, or with "abort" back by one stage.
 func (r *Rotations) Step(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error) {
-	o := rotation.Options{DryRun: req.DryRun, LeaveBehind: req.LeaveBehind, ExpireTokens: req.ExpireTokens}
+	o := rotation.Options{DryRun: req.DryRun, LeaveBehind: req.LeaveBehind, LeaveBehindFiles: req.LeaveBehindFiles, ExpireTokens: req.ExpireTokens}
 	var s rotation.Status
 	var err error
 	if step == abortStep {
@@ -153,7 +153,7 @@ func showRotation(ca rotation.CA, s rotation.Status, dryRun bool) (api.CARotatio
 		return shown, nil
 	}
 	shown.ID, shown.Stage, shown.Aborting, shown.Cross, shown.HasKey = r.ID, string(r.Stage), r.Aborting, r.Cross, r.HasKey
-	shown.Started, shown.Since, shown.Ended, shown.LeftBehind = r.Started, r.Since, r.Ended, r.LeftBehind
+	shown.Started, shown.Since, shown.Ended, shown.LeftBehind, shown.LeftFiles = r.Started, r.Since, r.Ended, r.LeftBehind, r.LeftFiles
 	shown.Trusted, shown.Signs = &api.CATrust{Old: r.TrustsOld(), New: r.TrustsNew()}, "old"
 	if r.SignsNew() {
 		shown.Signs = "new"
@@ -177,6 +177,6 @@ func Behind(all []rotation.Behind) (shown []api.CABehind) {
 
 func observation(o rotation.Observation) api.CAObservation {
 	return api.CAObservation{
-		Kind: string(o.Kind), Name: o.Name, Node: o.Node, Trusts: (*api.CATrust)(o.Trusts), From: string(o.From), Until: o.Until, Unseen: o.Unseen, Next: o.Next, Off: o.Off, Optional: o.Optional,
+		Kind: string(o.Kind), Name: o.Name, Node: o.Node, File: o.File, Trusts: (*api.CATrust)(o.Trusts), From: string(o.From), Until: o.Until, Unseen: o.Unseen, Next: o.Next, Off: o.Off, Optional: o.Optional,
 	}
 }

@@ -221,7 +221,7 @@ func (r Rotation) In(certs []*x509.Certificate) (Trusted, error) {
 	all := func(side []*x509.Certificate) bool {
 		return !slices.ContainsFunc(side, func(c *x509.Certificate) bool { return !has(c) })
 	}
-	return Trusted{Old: slices.ContainsFunc(old, has), New: all(fresh)}, nil
+	return Trusted{Old: slices.ContainsFunc(old, has), New: all(fresh), Replaced: replaced(r.Replaced, certs)}, nil
 }
 
 func (r Rotation) parse(side, text string) ([]*x509.Certificate, error) {

@@ -67,8 +67,8 @@ type Status struct {
 type Options struct {
 	// DryRun changes nothing. The Status is what the step would leave.
 	DryRun bool
-	// LeaveBehind are nodes that need not take part. They stay in the rotation.
-	LeaveBehind []string
+	// LeaveBehind are nodes, and LeaveBehindFiles files as NODE:PATH, that need not take part. They stay in the rotation.
+	LeaveBehind, LeaveBehindFiles []string
 	// ExpireTokens ends the life of tokens whose join commands pin only the CA that the step takes out of use. It does so
 	// only if nothing else keeps the step from success.
 	ExpireTokens bool
@@ -197,7 +197,7 @@ func (d *Desk) prepareOnce(ctx context.Context, p PrepareRequest) (Prepared, err
 	if err != nil {
 		return Prepared{}, err
 	}
-	if err := r.succeed(before); err != nil {
+	if err := r.succeed(before, d.now()); err != nil {
 		return Prepared{}, err
 	}
 	if d.Check != nil && len(p.Certificates) > 0 {
@@ -303,7 +303,7 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 	if err != nil {
 		return status(before, nil), err
 	}
-	r, err := before.leave(o.LeaveBehind, seen)
+	r, err := before.leave(o.LeaveBehind, o.LeaveBehindFiles, seen)
 	if err != nil {
 		return status(before, seen), err
 	}

@@ -3,6 +3,7 @@ package rotation
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -17,10 +18,13 @@ type Report struct {
 	CA    CA        `json:"ca"`
 	Stage Stage     `json:"stage"`
 	Since time.Time `json:"since"`
-	// Files are the files that depend on the CA.
+	// Files are the files that depend on the CA, and More counts those that were left out.
 	Files []File `json:"files,omitempty"`
+	More  int    `json:"more,omitempty"`
 	// Restart are the processes that must be restarted, because they do not read a changed file again.
 	Restart []string `json:"restart,omitempty"`
+	// Failed says why 'kubejoin ca apply' failed; then nothing else is known.
+	Failed string `json:"failed,omitempty"`
 	// Ended is true once the rotation has ended and the host has no backup of its files any more.
 	Ended bool `json:"ended,omitempty"`
 }
@@ -31,6 +35,9 @@ type File struct {
 	Name   string   `json:"name"`
 	Trusts *Trusted `json:"trusts,omitempty"`
 	From   From     `json:"from,omitempty"`
+	// Other is true if 'kubejoin ca apply' does not change the file, and Unseen says why it could not read it.
+	Other  bool   `json:"other,omitempty"`
+	Unseen string `json:"unseen,omitempty"`
 }
 
 // Annotation returns the name of the annotation of a Node with the Report about a CA.
@@ -38,9 +45,9 @@ func Annotation(ca CA) string { return "kubejoin.io/ca-" + string(ca) }
 
 // Bounds of a Report. All annotations of a Node have 256 KiB.
 const (
-	maxReport  = 32 << 10
-	maxFiles   = 100
-	maxRestart = 20
+	MaxReport  = 32 << 10
+	MaxFiles   = 64
+	MaxRestart = 20
 )
 
 // Encode returns a Report as JSON for [DecodeReport].
@@ -56,9 +63,9 @@ func (p Report) Encode() (string, error) {
 // DecodeReport reads a Report in the annotation of a Node, which the node can write. Its error is safe to show.
 func DecodeReport(annotation string) (Report, error) {
 	var p Report
-	err := decode([]byte(annotation), maxReport, &p)
-	if err == nil && (len(p.Files) > maxFiles || len(p.Restart) > maxRestart) {
-		err = fmt.Errorf("%d files and %d processes, want at most %d and %d", len(p.Files), len(p.Restart), maxFiles, maxRestart)
+	err := decode([]byte(annotation), MaxReport, &p)
+	if err == nil && (len(p.Files) > MaxFiles || len(p.Restart) > MaxRestart) {
+		err = fmt.Errorf("%d files and %d processes, want at most %d and %d", len(p.Files), len(p.Restart), MaxFiles, MaxRestart)
 	}
 	for _, f := range p.Files {
 		if f.From != "" && f.From != FromOld && f.From != FromNew && f.From != FromOther {
@@ -88,18 +95,65 @@ func (r Rotation) FromReport(node, annotation string) []Observation {
 		return behind("'kubejoin ca apply' has not run there")
 	case err != nil:
 		return behind(err.Error())
+	case p.Failed != "" && p.ID == r.ID && p.CA == r.CA:
+		return behind("'kubejoin ca apply' failed there: " + safetext.Text(p.Failed, safetext.MaxMessage))
 	case p.ID != r.ID || p.CA != r.CA:
 		return behind("it is about another rotation")
 	case p.Stage != r.Stage || !p.Since.Equal(r.Since):
 		return behind("'kubejoin ca apply' has not run there in this stage")
 	}
 	// A host without such files has nothing to change, but it is a node of the rotation that was seen.
-	all := []Observation{{Kind: KindFile, Name: "report of " + node, Node: node}}
+	return append([]Observation{{Kind: KindFile, Name: "report of " + node, Node: node}}, r.fromHost(node, p)...)
+}
+
+// fromHost returns what a report about the present state of the rotation shows.
+func (r Rotation) fromHost(node string, p Report) (all []Observation) {
+	on := "on " + node + ": "
 	for _, f := range p.Files {
-		all = append(all, Observation{Kind: KindFile, Name: safetext.Text(f.Name, safetext.MaxName) + " on " + node, Node: node, Trusts: f.Trusts, From: f.From, Next: next})
+		name := safetext.Text(f.Name, safetext.MaxName)
+		o := Observation{
+			Kind: KindFile, Name: name + " on " + node, Node: node, File: name, Trusts: f.Trusts, From: f.From,
+			Unseen: safetext.Text(f.Unseen, safetext.MaxName), Next: on + r.CA.Command("apply"),
+		}
+		if f.Other {
+			o.Next = "change it by hand, then " + o.Next + r.orLeave(node+":"+name)
+		}
+		all = append(all, o)
+	}
+	if p.More > 0 {
+		all = append(all, Observation{Kind: KindFile, Name: fmt.Sprintf("%d more files on %s", p.More, node), Node: node, Unseen: "the report names only some", Next: on + r.CA.Command("apply")})
 	}
 	for _, name := range p.Restart {
-		all = append(all, Observation{Kind: KindProcess, Name: safetext.Text(name, safetext.MaxName) + " on " + node, Node: node, Next: "restart it on " + node + ", then: " + r.CA.Command("apply")})
+		next := r.CA.Command("apply") + " --restart " + safetext.Quote(name) + r.orLeave(node+":"+name)
+		switch name {
+		case "kubelet":
+			next = "systemctl restart kubelet; then " + r.CA.Command("apply")
+		case "kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd":
+			next = "crictl ps -a --name " + name + "   shows why; then " + r.CA.Command("apply")
+		}
+		all = append(all, Observation{Kind: KindProcess, Name: safetext.Text(name, safetext.MaxName) + " on " + node, Node: node, File: safetext.Text(name, safetext.MaxName), Next: on + next})
 	}
 	return all
+}
+
+// orLeave returns what else to do about a file or a process; empty after the end, when no step waits for it.
+func (r Rotation) orLeave(name string) string {
+	if !r.InProgress() {
+		return ""
+	}
+	step := r.Next()
+	if r.Aborting {
+		step = "abort"
+	}
+	return "; or " + r.CA.Command(step) + " --leave-behind-file " + safetext.Quote(name)
+}
+
+// Unfit returns what of a host does not fit the stage of the rotation, by its report: one line each, with the next step.
+func (r Rotation) Unfit(node string, p Report) (list []string) {
+	for _, o := range r.fromHost(node, p) {
+		if why := r.unfit(o); why != "" && (o.File == "" || !slices.Contains(r.LeftFiles, node+":"+o.File)) {
+			list = append(list, why+"; next: "+o.Next)
+		}
+	}
+	return list
 }

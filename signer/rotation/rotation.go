@@ -9,6 +9,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -92,32 +93,62 @@ type Rotation struct {
 	Finishing time.Time `json:"finishing,omitzero"`
 	// Ended is when the last stage was complete; zero while the rotation is in progress.
 	Ended time.Time `json:"ended,omitzero"`
-	// LeftBehind are the nodes that the operator has given up for this rotation.
+	// LeftBehind are the nodes that the operator has given up for this rotation, and LeftFiles files of nodes, as NODE:PATH.
 	LeftBehind []string `json:"leftBehind,omitempty"`
-	// Replaced are the pins of CAs that earlier rotations replaced, the last ones.
-	Replaced []string `json:"replaced,omitempty"`
+	LeftFiles  []string `json:"leftFiles,omitempty"`
+	// Replaced are the CAs that earlier rotations took out of use, the last ones, until they expire.
+	Replaced []Replaced `json:"replaced,omitempty"`
+}
+
+// A Replaced is a CA that a rotation took out of use: the old one, or the new one after an abort.
+type Replaced struct {
+	// Rotation is the ID of that rotation.
+	Rotation string `json:"rotation"`
+	// Pin is empty once the CA has expired, or is in use again.
+	Pin      string    `json:"pin,omitempty"`
+	NotAfter time.Time `json:"notAfter"`
 }
 
 // maxReplaced is how many replaced CAs a rotation knows.
-const maxReplaced = 50
+const maxReplaced = 16
 
-// gone returns the pins of the CAs that this rotation and earlier ones replaced.
-func (r Rotation) gone() ([]string, error) {
-	if r.ID == "" || r.InProgress() || r.Stage != Finish {
+// gone returns the CAs that this rotation, if it has ended, and earlier ones took out of use.
+func (r Rotation) gone() ([]Replaced, error) {
+	if r.ID == "" || r.InProgress() {
 		return r.Replaced, nil
 	}
-	old, err := r.OldCerts()
-	return append(slices.Clone(r.Replaced), clusterinfo.Pins(old)...), err
+	side := r.OldCerts
+	if r.Stage == Prepare {
+		side = r.NewCerts
+	}
+	certs, err := side()
+	gone := slices.Clone(r.Replaced)
+	for _, c := range certs {
+		gone = append(gone, Replaced{r.ID, clusterinfo.Pin(c), c.NotAfter.UTC()})
+	}
+	return gone, err
 }
 
-// Outdated reports whether certificates have a CA that a rotation replaced. A replica that still has it was left behind.
+// Outdated reports whether a rotation took one of the certificates out of use. A replica or a host that still has it was left
+// behind.
 func (r Rotation) Outdated(certs []*x509.Certificate) (bool, error) {
 	gone, err := r.gone()
-	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return slices.Contains(gone, clusterinfo.Pin(c)) }), err
+	return replaced(gone, certs), err
 }
 
-// succeed adds which CAs the rotations before have replaced.
-func (r *Rotation) succeed(before Rotation) error {
+func replaced(gone []Replaced, certs []*x509.Certificate) bool {
+	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool {
+		return slices.ContainsFunc(gone, func(g Replaced) bool { return g.Pin == clusterinfo.Pin(c) })
+	})
+}
+
+// Past reports whether the rotation with an ID is an earlier one than this, and has ended.
+func (r Rotation) Past(id string) bool {
+	return slices.ContainsFunc(r.Replaced, func(g Replaced) bool { return g.Rotation == id })
+}
+
+// succeed adds which CAs the rotations before took out of use.
+func (r *Rotation) succeed(before Rotation, now time.Time) error {
 	gone, err := before.gone()
 	if err != nil {
 		return err
@@ -126,8 +157,13 @@ func (r *Rotation) succeed(before Rotation) error {
 	if err != nil {
 		return err
 	}
-	gone = slices.DeleteFunc(gone, func(pin string) bool { return slices.Contains(clusterinfo.Pins(all), pin) }) // it is in use again
-	r.Replaced = gone[max(0, len(gone)-maxReplaced):]
+	used := clusterinfo.Pins(all)
+	r.Replaced = slices.Clone(gone[max(0, len(gone)-maxReplaced):])
+	for i, g := range r.Replaced {
+		if !now.Before(g.NotAfter) || slices.Contains(used, g.Pin) {
+			r.Replaced[i].Pin = ""
+		}
+	}
 	return nil
 }
 
@@ -162,8 +198,9 @@ type Observation struct {
 	// Kind is the kind of the thing, and Name its name, for example KindAPIServer and "192.0.2.11:6443".
 	Kind Kind   `json:"kind"`
 	Name string `json:"name"`
-	// Node is the node that the thing belongs to; empty if it belongs to none.
+	// Node is the node that the thing belongs to; empty if it belongs to none. File is the path of a file there.
 	Node string `json:"node,omitempty"`
+	File string `json:"file,omitempty"`
 	// Trusts are the CAs that it trusts; nil if that does not apply or was not seen.
 	Trusts *Trusted `json:"trusts,omitempty"`
 	// From is the CA that its certificates are from; empty if that does not apply or was not seen.
@@ -205,10 +242,12 @@ const (
 	KindState       Kind = "state"        // what hosts read of the rotation
 )
 
-// Trusted says which of the two CAs of a rotation something trusts.
+// Trusted says which of the two CAs of a rotation something trusts, and whether it trusts one that an earlier rotation took
+// out of use.
 type Trusted struct {
-	Old bool `json:"old"`
-	New bool `json:"new"`
+	Old      bool `json:"old"`
+	New      bool `json:"new"`
+	Replaced bool `json:"replaced,omitempty"`
 }
 
 // From is the CA that a certificate is from.
@@ -380,12 +419,13 @@ func (r Rotation) Pending(seen []Observation) []Behind {
 	case !r.InProgress() && len(seen) == 0:
 		return nil
 	case !r.InProgress():
-		return r.behind(r.Next(), needs{seen: true}, seen)
+		done := r.Stage == Finish
+		return r.behind(r.Next(), needs{seen: true, notOld: done, fromNew: done, notNew: !done, fromOld: !done}, seen)
 	case r.Aborting:
 		return r.behind("abort", r.abortNeeds(), seen)
 	}
 	return r.behind(r.Next(), map[Stage]needs{
-		Prepare: {noOther: true},                                                                                                  // to Trust
+		Prepare: {noOther: true, seenServers: true},                                                                               // to Trust
 		Trust:   {noOther: true, seen: true, trustsNew: true, readyServers: true, ready: r.Cross == "", tokensNew: r.Cross == ""}, // to Switch
 		Switch:  {noOther: true, seen: true, ready: true, trustsNew: true, fromNew: true, tokensNew: true},                        // to Finish
 		Finish:  {seen: true, ready: true, notOld: true},                                                                          // ends
@@ -428,8 +468,8 @@ type needs struct {
 	tokensNew, tokensOld bool
 	// No other signer would break.
 	noOther bool
-	// Everything was seen, and each process has read its files.
-	seen bool
+	// Everything was seen, and each process has read its files; or on each node with an API server or etcd.
+	seen, seenServers bool
 	// Each node is ready, so that it can be seen; or each with an API server or etcd.
 	ready, readyServers bool
 }
@@ -442,16 +482,18 @@ func (r Rotation) behind(step string, need needs, seen []Observation) []Behind {
 		return []Behind{{Why: "nothing was observed"}}
 	}
 	servers := map[string]bool{}
+	server := func(o Observation) bool { return o.Kind == KindAPIServer || o.Kind == KindEtcd }
 	for _, o := range seen {
-		servers[o.Node] = servers[o.Node] || o.Kind == KindAPIServer || o.Kind == KindEtcd
+		servers[o.Node] = servers[o.Node] || o.Node != "" && (server(o) || r.CA != Cluster)
 	}
 	off := map[string]bool{}
 	for _, o := range seen {
-		if o.Node != "" && (off[o.Node] || slices.Contains(r.LeftBehind, o.Node)) {
+		if o.Node != "" && (off[o.Node] || slices.Contains(r.LeftBehind, o.Node) || o.File != "" && slices.Contains(r.LeftFiles, o.Node+":"+o.File)) {
 			continue
 		}
 		need := need
 		need.ready = need.ready || need.readyServers && servers[o.Node]
+		need.seen = need.seen || need.seenServers && (servers[o.Node] || server(o))
 		why := o.lacks(need)
 		if why == "" {
 			continue
@@ -505,6 +547,8 @@ func (o Observation) lacks(need needs) string {
 			return fmt.Sprintf("%s was not seen: %s", thing, o.Unseen)
 		}
 		return ""
+	case need.seen && o.Trusts != nil && o.Trusts.Replaced:
+		return thing + " still trusts a CA that an earlier rotation replaced"
 	case need.trustsNew && o.Trusts != nil && !o.Trusts.New:
 		return thing + " does not trust the new CA"
 	case need.trustsOld && o.Trusts != nil && !o.Trusts.Old:
@@ -523,31 +567,43 @@ func (o Observation) lacks(need needs) string {
 
 // Fits reports whether what an observation shows is as the stage wants it. What it does not show fits.
 func (r Rotation) Fits(o Observation) bool {
-	return (o.Trusts == nil || *o.Trusts == Trusted{Old: r.TrustsOld(), New: r.TrustsNew()}) &&
-		!(o.From == FromOld && r.SignsNew() || o.From == FromNew && !r.SignsNew())
+	return r.unfit(o) == ""
 }
 
-// maxLeftBehind is how many nodes a rotation may leave behind.
+// unfit returns why an observation does not fit the stage; empty if it does.
+func (r Rotation) unfit(o Observation) string {
+	return o.lacks(needs{
+		trustsOld: r.TrustsOld(), notOld: !r.TrustsOld(), trustsNew: r.TrustsNew(), notNew: !r.TrustsNew(),
+		fromOld: !r.SignsNew(), fromNew: r.SignsNew(), tokensOld: r.TrustsOld(), tokensNew: r.TrustsNew(), seen: true,
+	})
+}
+
+// maxLeftBehind is how many nodes, and files, a rotation may leave behind.
 const maxLeftBehind = 500
 
-// leave returns the rotation without the given nodes, which must be among those that were seen.
-func (r Rotation) leave(nodes []string, seen []Observation) (Rotation, error) {
-	if len(nodes) == 0 {
-		return r, nil
-	}
-	left := append(slices.Clone(r.LeftBehind), nodes...)
-	slices.Sort(left)
-	left = slices.Compact(left)
-	if len(left) > maxLeftBehind {
-		return r, invalid("leaveBehind", "the rotation would leave %d nodes behind, want at most %d", len(left), maxLeftBehind)
-	}
-	for _, node := range left {
-		is := func(o Observation) bool { return o.Node == node }
-		if node == "" || !slices.Contains(r.LeftBehind, node) && !slices.ContainsFunc(seen, is) {
-			return r, invalid("leaveBehind", "there is no node %.253q: '%s' shows the nodes", node, r.CA.Command("status"))
+// leave returns the rotation without the given nodes and files, which must be among those that were seen.
+func (r Rotation) leave(nodes, files []string, seen []Observation) (Rotation, error) {
+	for _, list := range []struct {
+		field, what string
+		left        *[]string
+		more        []string
+		of          func(o Observation) string
+	}{
+		{"leaveBehind", "node", &r.LeftBehind, nodes, func(o Observation) string { return o.Node }},
+		{"leaveBehindFiles", "file", &r.LeftFiles, files, func(o Observation) string { return o.Node + ":" + o.File }},
+	} {
+		for _, name := range list.more {
+			if name == "" || strings.HasSuffix(name, ":") || !slices.Contains(*list.left, name) && !slices.ContainsFunc(seen, func(o Observation) bool { return list.of(o) == name }) {
+				return r, invalid(list.field, "there is no %s %.500q: '%s -o wide' shows what was seen", list.what, name, r.CA.Command("status"))
+			}
 		}
+		left := slices.Concat(*list.left, list.more)
+		slices.Sort(left)
+		if left = slices.Compact(left); len(left) > maxLeftBehind {
+			return r, invalid(list.field, "the rotation would leave %d behind, want at most %d", len(left), maxLeftBehind)
+		}
+		*list.left = left
 	}
-	r.LeftBehind = left
 	return r, nil
 }
 
@@ -600,9 +656,9 @@ func (r Rotation) check() error {
 	case !r.Ended.IsZero() && r.Stage != last:
 		return fmt.Errorf("it has ended in stage %s, want %s", r.Stage, last)
 	case len(r.Replaced) > maxReplaced:
-		return fmt.Errorf("replaced has %d pins, want at most %d", len(r.Replaced), maxReplaced)
-	case len(r.LeftBehind) > maxLeftBehind:
-		return fmt.Errorf("leftBehind has %d nodes, want at most %d", len(r.LeftBehind), maxLeftBehind)
+		return fmt.Errorf("replaced has %d CAs, want at most %d", len(r.Replaced), maxReplaced)
+	case len(r.LeftBehind) > maxLeftBehind || len(r.LeftFiles) > maxLeftBehind:
+		return fmt.Errorf("leftBehind has %d nodes and leftFiles %d files, want at most %d", len(r.LeftBehind), len(r.LeftFiles), maxLeftBehind)
 	}
 	for _, node := range r.LeftBehind {
 		if err := tokens.CheckNodeName(node); err != nil {

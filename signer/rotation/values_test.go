@@ -65,7 +65,7 @@ func TestDecodeRefusesWhatEncodeDoesNotWrite(t *testing.T) {
 		"many certificates":  {replace(text([]byte(good), "old"), strings.Repeat(text([]byte(good), "old"), 11)), "11 certificates, want 1 to 10"},
 		"large certificates": {replace(text([]byte(good), "old"), strings.Repeat(text([]byte(good), "old"), 80)), "want at most 32768"},
 		"a key":              {replace(`"old":"`, `"old":"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n`), "no blocks of types other than CERTIFICATE"},
-		"many left behind":   {replace(`"worker-1"`, strings.Join(names, ",")), "leftBehind has 501 nodes, want at most 500"},
+		"many left behind":   {replace(`"worker-1"`, strings.Join(names, ",")), "leftBehind has 501 nodes and leftFiles 0 files, want at most 500"},
 		"no node":            {replace(`"worker-1"`, `"../worker-1"`), "leftBehind:"},
 	} {
 		if got, err := rotation.Decode([]byte(test.data), rotation.Etcd); err == nil || !strings.Contains(err.Error(), "stored rotation of the etcd CA: ") || !strings.Contains(err.Error(), test.want) || got.ID != "" {
@@ -90,9 +90,9 @@ func TestReportIsEvidenceOfOneStateOnly(t *testing.T) {
 	const next = "on worker-1: kubejoin ca apply"
 	want := []rotation.Observation{
 		{Kind: rotation.KindFile, Name: "report of worker-1", Node: "worker-1"},
-		{Kind: rotation.KindFile, Name: "pki/ca.crt on worker-1", Node: "worker-1", Trusts: both, Next: next},
-		{Kind: rotation.KindFile, Name: "admin\ufffd.conf on worker-1", Node: "worker-1", Trusts: onlyOld, From: rotation.FromOld, Next: next},
-		{Kind: rotation.KindProcess, Name: "kubelet on worker-1", Node: "worker-1", Next: "restart it on worker-1, then: kubejoin ca apply"},
+		{Kind: rotation.KindFile, Name: "pki/ca.crt on worker-1", Node: "worker-1", File: "pki/ca.crt", Trusts: both, Next: next},
+		{Kind: rotation.KindFile, Name: "admin\ufffd.conf on worker-1", Node: "worker-1", File: "admin\ufffd.conf", Trusts: onlyOld, From: rotation.FromOld, Next: next},
+		{Kind: rotation.KindProcess, Name: "kubelet on worker-1", Node: "worker-1", File: "kubelet", Next: "on worker-1: systemctl restart kubelet; then kubejoin ca apply"},
 	}
 	if got := r.FromReport("worker-1", good); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -129,10 +129,10 @@ func TestReportIsEvidenceOfOneStateOnly(t *testing.T) {
 		}
 	}
 	for name, p := range map[string]rotation.Report{
-		"many files":     {Files: make([]rotation.File, 101)},
+		"many files":     {Files: make([]rotation.File, 65)},
 		"many processes": {Restart: make([]string, 21)},
 	} {
-		if _, err := p.Encode(); err == nil || !strings.Contains(err.Error(), "want at most 100 and 20") {
+		if _, err := p.Encode(); err == nil || !strings.Contains(err.Error(), "want at most 64 and 20") {
 			t.Errorf("%s: got %v, want an error", name, err)
 		}
 	}
@@ -246,6 +246,78 @@ func TestFindAndIn(t *testing.T) {
 		r.Stage = stage
 		if got, err := r.Trusted(); err != nil || !slices.EqualFunc(got, want, (*x509.Certificate).Equal) {
 			t.Errorf("trusted in %s: got %d certificates, %v, want %d", stage, len(got), err, len(want))
+		}
+	}
+}
+
+// What 'kubejoin ca apply' found on a host holds up a step until it fits, or is left behind by its path.
+func TestReportHoldsUpSteps(t *testing.T) {
+	r := at(t, rotation.Switch, false)
+	p := rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since, More: 3, Files: []rotation.File{
+		{Name: "mine/x.pem", Other: true, From: rotation.FromOld}, {Name: "mine/y.pem", Other: true, Trusts: &rotation.Trusted{Old: true, New: true, Replaced: true}},
+		{Name: "mine/z", Other: true, Unseen: "permission denied"},
+	}}
+	want := []string{
+		"file mine/x.pem on cp-1 is still from the old CA (next: change it by hand, then on cp-1: kubejoin ca apply; or kubejoin ca finish --leave-behind-file cp-1:mine/x.pem)",
+		"file mine/y.pem on cp-1 still trusts a CA that an earlier rotation replaced",
+		"file mine/z on cp-1 was not seen: permission denied",
+		"file 3 more files on cp-1 was not seen: the report names only some (next: on cp-1: kubejoin ca apply)",
+	}
+	behind := func(r rotation.Rotation, p rotation.Report) (all []string) {
+		for _, b := range r.Pending(r.FromReport("cp-1", must.Value(p.Encode())(t))) {
+			all = append(all, b.Why+" (next: "+b.Next+")")
+		}
+		return all
+	}
+	if got := behind(r, p); !slices.EqualFunc(got, want, strings.HasPrefix) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	r.LeftFiles = []string{"cp-1:mine/x.pem", "cp-1:mine/y.pem", "cp-2:mine/z"}
+	if got := behind(r, p); !slices.EqualFunc(got, want[2:], strings.HasPrefix) {
+		t.Errorf("with files left behind: got %q, want %q", got, want[2:])
+	}
+	p.Failed = "no space left"
+	if got := behind(r, p); len(got) != 1 || !strings.HasPrefix(got[0], "file report of cp-1 was not seen: 'kubejoin ca apply' failed there: no space left") {
+		t.Errorf("of a run that failed: got %q", got)
+	}
+}
+
+// Stage trust begins once each control plane has looked at itself. Workers look in stage trust.
+func TestTrustNeedsControlPlanes(t *testing.T) {
+	r := at(t, rotation.Prepare, false)
+	none := r.FromReport("cp-1", "")
+	server := rotation.Observation{Kind: rotation.KindAPIServer, Name: "192.0.2.1:6443", Node: "cp-1", Trusts: onlyOld, From: rotation.FromOld}
+	if got := r.Pending(append(none, server)); len(got) != 1 || got[0].Why != "file report of cp-1 was not seen: 'kubejoin ca apply' has not run there" {
+		t.Errorf("a control plane: got %+v", got)
+	}
+	if got := r.Pending(append(none, kubelet(onlyOld, rotation.FromOld))); len(got) > 0 {
+		t.Errorf("a worker: got %+v", got)
+	}
+	server.Trusts, server.From, server.Unseen = nil, "", "connection refused"
+	if got := r.Pending([]rotation.Observation{server}); len(got) != 1 {
+		t.Errorf("an API server that was not seen: got %+v", got)
+	}
+}
+
+// After the end, what is as before the rotation is behind, after an abort what is of the new CA.
+func TestPendingAfterEnd(t *testing.T) {
+	for _, test := range []struct {
+		stage rotation.Stage
+		seen  rotation.Observation
+		want  string
+	}{
+		{rotation.Finish, kubelet(onlyNew, rotation.FromNew), ""},
+		{rotation.Finish, kubelet(both, rotation.FromNew), "kubelet worker-1 still trusts the old CA"},
+		{rotation.Finish, kubelet(onlyNew, rotation.FromOld), "kubelet worker-1 is still from the old CA"},
+		{rotation.Finish, kubelet(&rotation.Trusted{New: true, Replaced: true}, rotation.FromNew), "kubelet worker-1 still trusts a CA that an earlier rotation replaced"},
+		{rotation.Prepare, kubelet(onlyOld, rotation.FromOld), ""},
+		{rotation.Prepare, kubelet(both, rotation.FromOld), "kubelet worker-1 still trusts the new CA"},
+		{rotation.Prepare, kubelet(onlyOld, rotation.FromNew), "kubelet worker-1 is from the new CA"},
+	} {
+		r := at(t, test.stage, test.stage == rotation.Prepare)
+		r.Ended = time.Now()
+		if got := r.Pending([]rotation.Observation{test.seen}); (len(got) > 0) != (test.want != "") || len(got) > 0 && got[0].Why != test.want {
+			t.Errorf("%s, %+v: got %+v, want %q", test.stage, test.seen, got, test.want)
 		}
 	}
 }
