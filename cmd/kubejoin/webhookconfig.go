@@ -121,9 +121,9 @@ func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
 			return fmt.Errorf("--data-dir: %w", err)
 		}
 	}
-	bundle, err := readCAs(o.caFile)
+	cluster, err := reviewer(o.url, reviewPath, o.caFile, pkiDir)
 	if err != nil {
-		return fmt.Errorf("--ca-file: %w", err)
+		return err
 	}
 	user := &clientcmdapi.AuthInfo{ClientCertificate: o.clientCert, ClientKey: o.clientKey, TokenFile: o.tokenFile}
 	if o.clientCert == "" && o.tokenFile == "" {
@@ -131,7 +131,7 @@ func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
 			return fmt.Errorf("%w; 'kubejoin serve' creates it in its --data-dir", err)
 		}
 	}
-	content, err := clientcmd.Write(oneCluster("kubejoin", &clientcmdapi.Cluster{Server: strings.TrimSuffix(o.url, "/") + reviewPath, CertificateAuthorityData: bundle}, "kube-apiserver", user))
+	content, err := clientcmd.Write(oneCluster("kubejoin", cluster, "kube-apiserver", user))
 	if err != nil {
 		return err
 	}
@@ -165,6 +165,25 @@ Switch off bootstrap-signer-controller (bootstrapsigner) in kube-controller-mana
 		b.WriteString("Start kubejoin serve with --webhook-client-ca-file and --webhook-client-name to accept the certificate.\n")
 	}
 	return b.String()
+}
+
+// pkiDir is the folder of CAs that kubeadm mounts in kube-apiserver.
+const pkiDir = kubeadmDir + "/pki"
+
+// reviewer returns how kube-apiserver reaches kubejoin. A CA file below pki is named, so that it is right in each stage of a CA
+// rotation. Others are embedded: kube-apiserver may not have them.
+func reviewer(url, path, caFile, pki string) (*clientcmdapi.Cluster, error) {
+	bundle, err := readCAs(caFile)
+	if err != nil {
+		return nil, fmt.Errorf("--ca-file: %w", err)
+	}
+	c := &clientcmdapi.Cluster{Server: strings.TrimSuffix(url, "/") + path}
+	if name, err := filepath.Rel(pki, caFile); err == nil && filepath.IsLocal(name) {
+		c.CertificateAuthority = filepath.Clean(caFile)
+	} else {
+		c.CertificateAuthorityData = bundle
+	}
+	return c, nil
 }
 
 // oneCluster returns a kubeconfig with one cluster, one user and one context.
@@ -292,12 +311,12 @@ func (o *authorizationOptions) check() error {
 }
 
 func authorizationConfig(o authorizationOptions, stdout io.Writer) error {
-	bundle, err := readCAs(o.caFile)
+	cluster, err := reviewer(o.url, accessReviewPath, o.caFile, pkiDir)
 	if err != nil {
-		return fmt.Errorf("--ca-file: %w", err)
+		return err
 	}
 	user := &clientcmdapi.AuthInfo{ClientCertificate: o.clientCert, ClientKey: o.clientKey}
-	kubeconfig, err := clientcmd.Write(oneCluster("kubejoin", &clientcmdapi.Cluster{Server: strings.TrimSuffix(o.url, "/") + accessReviewPath, CertificateAuthorityData: bundle}, "kube-apiserver", user))
+	kubeconfig, err := clientcmd.Write(oneCluster("kubejoin", cluster, "kube-apiserver", user))
 	if err != nil {
 		return err
 	}

@@ -209,6 +209,8 @@ type Host struct {
 	Now func() time.Time
 	// NoCA maps the name of a certificate to the reason why its CA cannot sign it.
 	NoCA map[string]string
+	// Instead has the content of files, by path below Dir, which replaces what is there.
+	Instead map[string][]byte
 }
 
 // ErrNoCA is wrapped by a [SignFunc] that has no CA for a certificate.
@@ -222,6 +224,14 @@ func (h Host) now() time.Time {
 }
 
 func (h Host) file(path string) string { return filepath.Join(h.Dir, filepath.FromSlash(path)) }
+
+func (h Host) content(path string) ([]byte, error) {
+	if content, found := h.Instead[path]; found {
+		return content, nil
+	}
+	content, _, err := readSmall(h.file(path))
+	return content, err
+}
 
 // A loaded is what the folder has of a part.
 type loaded struct {
@@ -251,7 +261,7 @@ func (h Host) read(p part) (*loaded, error) {
 	var chain, key []byte
 	var err error
 	if p.kubeconfig() {
-		content, _, err := readSmall(h.file(p.path))
+		content, err := h.content(p.path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		} else if err != nil {
@@ -273,13 +283,13 @@ func (h Host) read(p part) (*loaded, error) {
 			return l, fmt.Errorf("%s: client-key: %w", h.file(p.path), err)
 		}
 	} else {
-		key, _, err = readSmall(h.file(p.path + ".key"))
+		key, err = h.content(p.path + ".key")
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		} else if err != nil {
 			return nil, err
 		}
-		if chain, _, err = readSmall(h.file(p.path + ".crt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if chain, err = h.content(p.path + ".crt"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
@@ -291,7 +301,7 @@ func (h Host) read(p part) (*loaded, error) {
 			return l, fmt.Errorf("%s: certificate: %w", h.file(p.path), err)
 		}
 	}
-	if l.caPEM, _, err = readSmall(h.file(p.ca + ".crt")); err != nil {
+	if l.caPEM, err = h.content(p.ca + ".crt"); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", ErrNoCA, err)
 		}
@@ -423,19 +433,25 @@ func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, request *x509.
 	return signed{l, chain}, nil
 }
 
+// content returns the file with the certificate.
+func (s signed) content() ([]byte, error) {
+	if !s.kubeconfig() {
+		return s.chain, nil
+	}
+	s.user.ClientCertificateData = s.chain
+	s.config.Clusters[s.config.Contexts[s.config.CurrentContext].Cluster].CertificateAuthorityData = s.caPEM
+	return clientcmd.Write(*s.config)
+}
+
 // write replaces the certificate of a part. The key does not change, so one file changes, completely or not at all.
 func (h Host) write(s signed) error {
-	const public = 0o644 // as kubeadm has it
-	mode, content := fs.FileMode(public), s.chain
+	mode := fs.FileMode(0o644) // as kubeadm has it
 	if s.kubeconfig() {
-		s.user.ClientCertificateData = s.chain
-		at := s.config.Contexts[s.config.CurrentContext]
-		s.config.Clusters[at.Cluster].CertificateAuthorityData = s.caPEM
-		var err error
-		if content, err = clientcmd.Write(*s.config); err != nil {
-			return err
-		}
 		mode = 0o600
+	}
+	content, err := s.content()
+	if err != nil {
+		return err
 	}
 	to, err := atomicfile.Prepare(h.file(s.certificate()))
 	if err != nil {
@@ -514,6 +530,8 @@ type Renewal struct {
 	Names []string
 	// Add are names and addresses to add, by certificate.
 	Add map[string][]string
+	// LeaveOut also leaves out one of Names if its CA is not there.
+	LeaveOut bool
 }
 
 // A Note is about one certificate.
@@ -538,12 +556,58 @@ type Renewed struct {
 // there, unless r.Names has them. It copies the old files to a new folder, and writes nothing unless all other
 // certificates were issued.
 func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (done Renewed, err error) {
-	for _, name := range r.Names {
-		if !slices.Contains(Renewable(), name) {
-			return done, fmt.Errorf("%q is not a certificate that can be renewed, want one of %s", name, strings.Join(Renewable(), ", "))
+	all, done, err := h.issue(ctx, sign, r)
+	if err != nil {
+		return done, err
+	}
+	if done.Backup, err = h.backUp(all); err != nil {
+		return done, fmt.Errorf("keep the old files: %w", err)
+	}
+	done.Names, err = h.writeAll(all)
+	return done, err
+}
+
+// Issue is [Host.Renew] without writing: it returns the content of the new files, by path below Dir.
+func (h Host) Issue(ctx context.Context, sign SignFunc, r Renewal) (map[string][]byte, Renewed, error) {
+	all, done, err := h.issue(ctx, sign, r)
+	files := map[string][]byte{}
+	for _, one := range all {
+		content, failed := one.content()
+		files[one.certificate()], err = content, errors.Join(err, failed)
+		done.Names = append(done.Names, one.name)
+	}
+	return files, done, err
+}
+
+// Due returns the names of the certificates that end within some time, at most half of their life; 0 is a third of it.
+// kubelet.conf is none of them: the kubelet renews it.
+func (h Host) Due(before time.Duration) (names []string, err error) {
+	for _, p := range parts {
+		l, err := h.load(p)
+		if err != nil && (l == nil || l.leaf == nil) {
+			return nil, err
+		}
+		if l == nil || l.leaf == nil || p.name == kubeletConf {
+			continue
+		}
+		life := l.leaf.NotAfter.Sub(l.leaf.NotBefore)
+		limit := min(before, life/2)
+		if before == 0 {
+			limit = life / 3
+		}
+		if l.leaf.NotAfter.Sub(h.now()) < limit {
+			names = append(names, p.name)
 		}
 	}
-	var all []signed
+	return names, nil
+}
+
+func (h Host) issue(ctx context.Context, sign SignFunc, r Renewal) (all []signed, done Renewed, err error) {
+	for _, name := range r.Names {
+		if !slices.Contains(Renewable(), name) {
+			return nil, done, fmt.Errorf("%q is not a certificate that can be renewed, want one of %s", name, strings.Join(Renewable(), ", "))
+		}
+	}
 	for _, p := range parts {
 		wanted := slices.Contains(r.Names, p.name)
 		if p.name == kubeletConf || len(r.Names) > 0 && !wanted {
@@ -552,7 +616,7 @@ func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (done Renewed
 		l, err := h.load(p)
 		if err == nil && (l == nil || l.leaf == nil) {
 			if wanted {
-				return done, fmt.Errorf("%s: there is no certificate to renew", p.name)
+				return nil, done, fmt.Errorf("%s: there is no certificate to renew", p.name)
 			}
 			continue
 		}
@@ -566,13 +630,13 @@ func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (done Renewed
 			reason = strings.TrimPrefix(err.Error(), p.name+": ")
 		}
 		switch {
-		case reason != "" && wanted:
-			return done, fmt.Errorf("%s: %s", p.name, reason)
+		case reason != "" && wanted && !r.LeaveOut:
+			return nil, done, fmt.Errorf("%s: %s", p.name, reason)
 		case reason != "":
 			done.SetAside = append(done.SetAside, Note{p.name, reason})
 			continue
 		case err != nil:
-			return done, err
+			return nil, done, err
 		}
 		all = append(all, one)
 		for _, text := range changes {
@@ -581,17 +645,11 @@ func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (done Renewed
 	}
 	switch {
 	case len(all) == 0 && len(done.SetAside) > 0:
-		return done, fmt.Errorf("nothing to renew without these CAs: %s: %s", done.SetAside[0].Name, done.SetAside[0].Text)
+		return nil, done, fmt.Errorf("nothing to renew without these CAs: %s: %s", done.SetAside[0].Name, done.SetAside[0].Text)
 	case len(all) == 0:
-		return done, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
+		return nil, done, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
 	}
-	backup, err := h.backUp(all)
-	if err != nil {
-		return done, fmt.Errorf("keep the old files: %w", err)
-	}
-	done.Backup = backup
-	done.Names, err = h.writeAll(all)
-	return done, err
+	return all, done, nil
 }
 
 // renew has the certificate of a part signed again.
@@ -639,13 +697,16 @@ func OfEtcd() (names []string) {
 	return names
 }
 
+// RenewalCopies begins the name of the folders below tmp with files from before a renewal.
+const RenewalCopies = "kubejoin-renew-"
+
 // backUp copies the files that are about to be replaced into a new folder.
 func (h Host) backUp(all []signed) (string, error) {
 	parent := h.file("tmp") // kubeadm keeps its own copies there
 	if err := os.MkdirAll(parent, 0o700); err != nil {
 		return "", err
 	}
-	dir, err := os.MkdirTemp(parent, "kubejoin-renew-"+h.now().UTC().Format("20060102T150405")+"-")
+	dir, err := os.MkdirTemp(parent, RenewalCopies+h.now().UTC().Format("20060102T150405")+"-")
 	if err != nil {
 		return "", err
 	}

@@ -43,6 +43,18 @@ func SignersOf(dir, passphraseFile string) (signers map[string]signer.Signer, mi
 	return signers, missing, err
 }
 
+// SignersWith returns the signers of kubeadm's certificates with one CA for all of them.
+func SignersWith(ca *signer.CA) (map[string]signer.Signer, error) {
+	all, err := config.Parse("signers", []byte(config.Kubeadm))
+	if err != nil {
+		return nil, err
+	}
+	for i := range all.Signers {
+		all.Signers[i].CA = config.CAFiles{}
+	}
+	return all.Build(config.Defaults{CA: signer.Fixed(ca)})
+}
+
 func exists(file string) bool {
 	_, err := os.Stat(file)
 	return err == nil || !errors.Is(err, fs.ErrNotExist)

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -195,9 +196,14 @@ func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 	ended := f.at(rotation.Finish)
 	ended.Ended, ended.Since = time.Now(), time.Now().Add(-rotation.Rereads)
 	done := must.Value(f.Apply(t.Context(), ended))(t)
-	slices.Sort(done.Remains)
-	if want := []string{f.file("mine/bundle.pem"), f.file("tmp/admin.conf"), serving}; !slices.Equal(done.Remains, want) {
-		t.Errorf("got %q, want %q", done.Remains, want)
+	text := strings.Join(done.Unfit, "\n")
+	for _, name := range []string{"mine/bundle.pem", "tmp/admin.conf", filepath.Join(pki, "kubelet-server-current.pem")} {
+		if !strings.Contains(text, name+" on worker-1 ") {
+			t.Errorf("got %q, want %s", done.Unfit, name)
+		}
+	}
+	if len(done.Unfit) != 3 {
+		t.Errorf("got %q, want 3", done.Unfit)
 	}
 	if left := must.Value(filepath.Glob(filepath.Join(pki, "*")))(t); len(left) != 4 {
 		t.Errorf("the kubelet has %q, want two links and their files", left)
@@ -206,19 +212,49 @@ func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 
 const mebibyte = 1 << 20
 
-// A new CA that the old one signed is not left over. Catches a file of YAML that takes all memory of the container.
-func TestOfOld(t *testing.T) {
+// What a file holds decides whether it is behind. Catches a file of YAML that takes all memory of the container.
+func TestHolds(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
-	below := f.old.crossed(t, f.fresh.Certificate())
-	r := f.at(rotation.Finish)
-	r.New, r.Cross = string(pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: below.Raw})), ""
-	if f.ofOld([]byte(r.New), r) || !f.ofOld(f.old.cert, r) || !f.ofOld([]byte(f.before[kubeletConf]), r) {
-		t.Error("want the old CA, and not the new one that it signed")
+	l := &looking{Rotation: f.rotation, old: []*x509.Certificate{f.old.Certificate()}, fresh: []*x509.Certificate{f.fresh.Certificate()}}
+	l.cross = must.Value(pemfile.Certificates([]byte(f.rotation.Cross)))(t)
+	config, _, err := loadKubeconfig([]byte(f.before[kubeletConf]))
+	must.OK(t, err)
+	config.Clusters["kubernetes"].CertificateAuthorityData = newCA(t, "third").cert
+	other := must.Value(clientcmd.Write(*config))(t)
+	trusts := func(old, fresh bool) *rotation.Trusted { return &rotation.Trusted{Old: old, New: fresh} }
+	for name, test := range map[string]struct {
+		content []byte
+		want    rotation.File
+		config  bool
+	}{
+		"nothing":                       {[]byte("text"), rotation.File{}, false},
+		"another CA":                    {newCA(t, "third").cert, rotation.File{}, false},
+		"old CA":                        {append([]byte("text\n"), f.old.cert...), rotation.File{Trusts: trusts(true, false)}, false},
+		"both CAs":                      {slices.Concat(f.old.cert, f.fresh.cert), rotation.File{Trusts: trusts(true, true)}, false},
+		"cross certificate alone":       {[]byte(f.rotation.Cross), rotation.File{}, false},
+		"certificate of the old CA":     {f.old.kubelet(t, time.Hour), rotation.File{From: rotation.FromOld}, false},
+		"chain of the new CA":           {slices.Concat(f.fresh.kubelet(t, time.Hour), []byte(f.rotation.Cross), f.fresh.cert), rotation.File{From: rotation.FromNew}, false},
+		"certificates of both CAs":      {slices.Concat(f.fresh.kubelet(t, time.Hour), f.old.kubelet(t, time.Hour)), rotation.File{From: rotation.FromOld}, false},
+		"key of the old CA":             {f.old.key, rotation.File{From: rotation.FromOld}, false},
+		"key of the new CA":             {f.fresh.key, rotation.File{From: rotation.FromNew}, false},
+		"kubeconfig":                    {[]byte(f.before[kubeletConf]), rotation.File{Trusts: trusts(true, false)}, true},
+		"kubeconfig of another cluster": {other, rotation.File{}, true},
+	} {
+		got, config, err := l.holds(test.content)
+		if err != nil || !reflect.DeepEqual(got, test.want) || config != test.config {
+			t.Errorf("%s: got %+v, kubeconfig: %t", name, got, config)
+		}
+	}
+	below := f.old.crossed(t, f.fresh.Certificate()) // a new CA that the old one signed is not of the old one
+	l.fresh, l.cross = []*x509.Certificate{below}, nil
+	l.New, l.Cross = string(pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: below.Raw})), ""
+	if got, _, _ := l.holds([]byte(l.New)); !reflect.DeepEqual(got, rotation.File{Trusts: trusts(false, true)}) {
+		t.Errorf("a new CA below the old one: got %+v", got)
 	}
 	policy := bytes.Repeat([]byte("- a: {}\n"), mebibyte/8)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	f.ofOld(policy, r)
+	_, _, _ = l.holds(policy)
 	runtime.ReadMemStats(&after)
 	if got := after.TotalAlloc - before.TotalAlloc; got > 16*mebibyte {
 		t.Errorf("looking at %d bytes took %d", len(policy), got)
@@ -308,28 +344,19 @@ func TestKeyStaysAway(t *testing.T) {
 	}
 }
 
-// What was signed is kept with the key of the CA, and with no other copy of a key.
+// What was signed is kept. The key of the new CA is only in its place, so that to encrypt that is enough.
 func TestKeepsOnlyWhatItSigned(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
-	want := slices.Concat([]string{"pki/ca.crt", "pki/ca.key", "pki/apiserver.key", "pki/apiserver-kubelet-client.key"}, authorities[rotation.Cluster].signed())
+	want := authorities[rotation.Cluster].signed()
 	slices.Sort(want)
-	var got []string
-	signed := filepath.Join(done.Backup, signedDir)
-	must.OK(t, filepath.WalkDir(signed, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() {
-			name, _ := filepath.Rel(signed, path)
-			got = append(got, name)
-			if info, err := os.Lstat(path); strings.HasSuffix(name, ".key") && name != "pki/ca.key" && (err != nil || info.Mode().IsRegular()) {
-				t.Errorf("%s is not a link: %v", name, err)
-			}
-		}
-		return err
-	}))
-	slices.Sort(got)
+	got := slices.Sorted(maps.Keys(tree(t, filepath.Join(done.Backup, signedDirs[rotation.FromNew]))))
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
+	f.write(t, "pki/ca.key", []byte("-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"))
+	f.Key = nil
+	must.Value(f.Apply(t.Context(), f.at(rotation.Finish)))(t)
 }
 
 // A temporary file of a killed Apply may have a key.

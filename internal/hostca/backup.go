@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -24,16 +25,20 @@ const (
 	// unfinished ends the name of a folder that is being made or removed.
 	unfinished = ".unfinished"
 
-	originalsDir, signedDir, indexFile = "original", "signed", "index.json"
+	originalsDir, indexFile = "original", "index.json"
 
 	maxFile = 1 << 20
 )
 
+// signedDirs are the folders with what each CA signed again.
+var signedDirs = map[rotation.From]string{rotation.FromNew: "signed", rotation.FromOld: "signed-old"}
+
 // A backup has the files from before the rotation, the newly signed files, and how far Apply got.
 type backup struct {
-	dir               string
-	originals, signed contents
-	index             index
+	dir       string
+	originals contents
+	signed    signed
+	index     index
 }
 
 // An index is the part of a backup that changes from stage to stage.
@@ -68,55 +73,97 @@ func (h Host) backupDir(r rotation.Rotation) string {
 
 // openBackup returns the backup of a rotation, or makes it from the present files. With h.DryRun, it writes nothing.
 func (h Host) openBackup(a authority, r rotation.Rotation) (*backup, error) {
-	b := &backup{dir: h.backupDir(r), index: index{Written: map[string][]string{}, Boots: map[string]boot{}}}
-	if _, err := os.Stat(b.dir); errors.Is(err, fs.ErrNotExist) {
-		return b, h.newBackup(b, a, r)
+	dir := h.backupDir(r)
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return h.newBackup(dir, a, r)
 	}
-	content, err := readFile(filepath.Join(b.dir, indexFile))
+	b, err := h.readBackup(dir, a)
+	if err != nil {
+		return nil, err
+	}
+	if b.originals[a.bundle] == nil {
+		return nil, fmt.Errorf("%s does not exist; to start again from the present files, move %s away", filepath.Join(dir, originalsDir, a.bundle), dir)
+	}
+	present, err := readAll(h.Dir, a.trusting)
+	for name, content := range present {
+		if b.originals[name] == nil && err == nil { // it was made since
+			err = h.keep(b, name, content)
+		}
+	}
+	return b, err
+}
+
+func newIndex(stage rotation.Stage) index {
+	return index{Stage: stage, Written: map[string][]string{}, Boots: map[string]boot{}}
+}
+
+// readBackup reads a backup.
+func (h Host) readBackup(dir string, a authority) (*backup, error) {
+	b := &backup{dir: dir, signed: signed{}, index: newIndex("")}
+	content, err := readFile(filepath.Join(dir, indexFile))
 	if err != nil {
 		return nil, err
 	}
 	decoder := json.NewDecoder(bytes.NewReader(content))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(&b.index); err != nil || !slices.Contains(stages, b.index.Stage) {
-		return nil, fmt.Errorf("%s is damaged; to start again from the present files, move the folder away", filepath.Join(b.dir, indexFile))
+		return nil, fmt.Errorf("%s is damaged; to start again from the present files, move the folder away", filepath.Join(dir, indexFile))
 	}
-	if b.originals, err = readAll(filepath.Join(b.dir, originalsDir), a.files()); err != nil {
+	if b.originals, err = readAll(filepath.Join(dir, originalsDir), a.files()); err != nil {
 		return nil, err
 	}
-	if b.originals[a.bundle] == nil {
-		return nil, fmt.Errorf("%s does not exist; to start again from the present files, move %s away", filepath.Join(b.dir, originalsDir, a.bundle), b.dir)
+	for of, name := range signedDirs {
+		if _, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if b.signed[of], err = readAll(filepath.Join(dir, name), a.files()); err != nil {
+			return nil, err
+		}
 	}
-	b.signed, err = readAll(filepath.Join(b.dir, signedDir), a.files())
-	return b, err
+	return b, nil
 }
 
-// newBackup copies the present files.
-func (h Host) newBackup(b *backup, a authority, r rotation.Rotation) (err error) {
-	if b.originals, err = readAll(h.Dir, a.files()); err != nil {
-		return err
-	}
-	if b.originals[a.bundle] == nil {
-		return nil
-	}
-	if b.index.Stage, err = stageOf(b.originals[a.bundle], r); err != nil {
-		return fmt.Errorf("%s: %w", h.file(a.bundle), err)
+// keep makes the content of a file that somebody else wrote the original.
+func (h Host) keep(b *backup, name string, content []byte) error {
+	b.originals[name] = content
+	for of, again := range b.signed { // it was signed for another one
+		delete(again, name)
+		if !h.DryRun {
+			if err := os.Remove(filepath.Join(b.dir, signedDirs[of], name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
 	}
 	if h.DryRun {
 		return nil
 	}
-	dir := b.dir + unfinished
+	return h.save(filepath.Join(b.dir, originalsDir, name), content)
+}
+
+// newBackup copies the present files.
+func (h Host) newBackup(dir string, a authority, r rotation.Rotation) (*backup, error) {
+	b := &backup{dir: dir, signed: signed{}, index: newIndex("")}
+	var err error
+	if b.originals, err = readAll(h.Dir, a.files()); err != nil || b.originals[a.bundle] == nil {
+		return b, err
+	}
+	if b.index.Stage, err = stageOf(b.originals[a.bundle], r); err != nil {
+		return nil, fmt.Errorf("%s: %w", h.file(a.bundle), err)
+	}
+	if h.DryRun {
+		return b, nil
+	}
+	b.dir = dir + unfinished
 	for name, content := range b.originals {
-		if err := h.save(filepath.Join(dir, originalsDir, name), content); err != nil {
-			return err
+		if err := h.save(filepath.Join(b.dir, originalsDir, name), content); err != nil {
+			return nil, err
 		}
 	}
-	b.dir = dir
 	if err := h.saveIndex(b); err != nil {
-		return err
+		return nil, err
 	}
-	b.dir = h.backupDir(r)
-	return h.rename(dir, b.dir)
+	b.dir = dir
+	return b, h.rename(dir+unfinished, dir)
 }
 
 func (h Host) saveIndex(b *backup) error {
@@ -127,13 +174,49 @@ func (h Host) saveIndex(b *backup) error {
 	return h.save(filepath.Join(b.dir, indexFile), append(content, '\n'))
 }
 
-// removeBackup removes a backup, and those of earlier rotations of the same CA, which have ended.
+// backups returns the IDs of the rotations of a CA that have a backup.
+func (h Host) backups(ca rotation.CA) (ids []string, err error) {
+	entries, err := os.ReadDir(h.file(Backups))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if id, found := strings.CutPrefix(e.Name(), string(ca)+"-"); found && !strings.HasSuffix(id, unfinished) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, err
+}
+
+// checkBackups returns an error if there is a backup of a rotation that is neither the last one of the cluster nor an earlier
+// one. Then the state of the cluster or the files of the host are from another time, so that absence shows no end.
+func (h Host) checkBackups(r rotation.Rotation) error {
+	ids, err := h.backups(r.CA)
+	for _, id := range ids {
+		if id == r.ID || r.Past(id) {
+			continue
+		}
+		dir, last := h.file(Backups, string(r.CA)+"-"+id), "no rotation of this CA"
+		if r.ID != "" {
+			last = "rotation " + r.ID
+		}
+		return fmt.Errorf("%s is the backup of a rotation that the cluster does not know: it has %s; was the cluster or this host restored from a backup? "+
+			"compare %s with the files of other hosts, and restore the newer state; to give up that rotation here, move %s away: it has keys of CAs", dir, last, h.file(authorities[r.CA].bundle), dir)
+	}
+	return err
+}
+
+// removeBackup removes the backup of a rotation that has ended, and those of earlier ones.
 func (h Host) removeBackup(r rotation.Rotation) error {
-	all, err := filepath.Glob(h.file(Backups, string(r.CA)+"-*"))
+	ids, err := h.backups(r.CA)
 	if err != nil {
 		return err
 	}
-	for _, dir := range all {
+	for _, id := range ids {
+		if id != r.ID && !r.Past(id) {
+			continue
+		}
+		dir := h.file(Backups, string(r.CA)+"-"+id)
 		if err := h.rename(dir, dir+unfinished); err != nil { // so that sweep completes what a crash leaves
 			return err
 		}

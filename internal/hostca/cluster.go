@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -70,6 +71,17 @@ func Publish(ctx context.Context, client kubernetes.Interface, node string, repo
 		case <-time.After(4 * poll):
 		}
 	}
+}
+
+// Event leaves an Event of a Node.
+func Event(ctx context.Context, client kubernetes.Interface, node, kind, reason, message string) error {
+	now := metav1.Now()
+	_, err := client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "."}, Type: kind, Reason: reason, Message: safetext.Text(message, safetext.MaxMessage),
+		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}, // as the kubelet names it
+		Source:         corev1.EventSource{Component: "kubejoin", Host: node}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
+	}, metav1.CreateOptions{})
+	return err
 }
 
 // KubeletReloads reports whether the kubelet of a node reads a changed client CA file again, as it does from Kubernetes 1.36 on.

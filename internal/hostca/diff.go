@@ -19,7 +19,7 @@ import (
 
 // compare fills the result of a dry run.
 func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
-	want, err := wanted(b.originals, b.signed, r)
+	want, err := a.wanted(b.originals, b.signed, r)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
@@ -34,6 +36,8 @@ type Host struct {
 	KubeletReloads func(ctx context.Context) bool
 	// Wait limits how long each restart may take.
 	Wait time.Duration
+	// Also are more files and folders to read. Restart are static pods, beside those of kubeadm, that Apply may end.
+	Also, Restart []string
 	// DryRun changes nothing.
 	DryRun bool
 	// Log gets one line for each thing that Apply does.
@@ -56,9 +60,9 @@ type Result struct {
 	Restarted []string `json:"restarted,omitempty"`
 	// Backup is the folder with the original files; empty after the end of the rotation.
 	Backup string `json:"backup,omitempty"`
-	// Remains are files that still have a certificate of the CA that was replaced, after the end of the rotation.
-	Remains []string `json:"remains,omitempty"`
-	// Report is what the Node gets; nil if the host has no file of this CA, or is not in the stage because of an error.
+	// Unfit says what of this host does not fit the stage, although Apply did its part.
+	Unfit []string `json:"unfit,omitempty"`
+	// Report is what the Node gets; nil if the host has no file of this CA.
 	Report *rotation.Report `json:"report,omitempty"`
 }
 
@@ -94,40 +98,66 @@ func stageOf(bundle []byte, r rotation.Rotation) (rotation.Stage, error) {
 }
 
 // Apply brings the host to the stage of a rotation. It can be repeated at any time. Once the rotation has ended, it removes
-// the backup and the cross certificate. It waits with that until clients have read their CA files again.
-func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err error) {
-	done = Result{CA: r.CA, ID: r.ID, Stage: r.Stage, Changed: []string{}}
+// the backup and the cross certificate. It waits with that until clients have read their CA files again. Without a rotation of
+// the CA, it only checks that this host has none either.
+func (h Host) Apply(ctx context.Context, r rotation.Rotation) (Result, error) {
+	done := Result{CA: r.CA, ID: r.ID, Stage: r.Stage, Changed: []string{}}
+	err := h.apply(ctx, r, &done)
+	if err != nil && r.InProgress() && !h.DryRun && !errors.Is(err, errBusy) { // an earlier report must not stay
+		done.Report = &rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since, Failed: safetext.Text(err.Error(), safetext.MaxMessage)}
+	}
+	return done, err
+}
+
+// filled returns the host with defaults in place of zero values.
+func (h Host) filled() (Host, error) {
+	var err error
+	if h.Dir, err = filepath.Abs(h.Dir); err == nil {
+		h.Dir, err = resolve("", h.Dir)
+	}
 	if h.Log == nil {
 		h.Log = func(string) {}
 	}
 	if h.system == nil {
 		h.system = machine{}
 	}
-	unlock, err := h.exclude()
-	if err != nil {
-		return done, err
+	return h, err
+}
+
+func (h Host) apply(ctx context.Context, r rotation.Rotation, done *Result) (err error) {
+	if h, err = h.filled(); err != nil {
+		return err
 	}
-	defer unlock()
-	a := authorities[r.CA]
+	if err := h.checkBackups(r); err != nil || r.ID == "" {
+		return err
+	}
+	if !h.DryRun {
+		unlock, err := h.exclude()
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	a, err := h.look(authorities[r.CA], r)
+	if err != nil {
+		return err
+	}
 	if !h.DryRun {
 		if err := h.sweep(a); err != nil {
-			return done, err
+			return err
 		}
 	}
 	if ended, err := h.ended(a, r); err != nil {
-		return done, err
+		return err
 	} else if ended {
-		return done, h.complete(ctx, nil, a, r, &done)
+		return h.complete(ctx, nil, a, r, done)
 	}
 	b, err := h.openBackup(a, r)
 	if err != nil {
-		return done, err
+		return err
 	}
 	if b.originals[a.bundle] == nil { // a worker has nothing of etcd
-		return done, nil
-	}
-	if a.pods, err = h.pods(a); err != nil {
-		return done, err
+		return nil
 	}
 	done.Backup = b.dir
 	if until := r.Since.Add(rotation.Rereads); b.crosses(a, r) && time.Now().Before(until) {
@@ -136,33 +166,32 @@ func (h Host) Apply(ctx context.Context, r rotation.Rotation) (done Result, err 
 	}
 	walk := b.walk(r.Stage)
 	if err := h.ready(ctx, b, a, r, walk); err != nil {
-		return done, err
+		return err
 	}
 	if h.DryRun {
 		done.Backup = ""
-		return done, h.compare(ctx, b, a, r, &done)
+		return h.compare(ctx, b, a, r, done)
 	}
 	for _, stage := range walk {
 		at := r
 		at.Stage = stage
-		if err := h.step(ctx, b, a, at, &done); err != nil {
-			return done, fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
+		if err := h.step(ctx, b, a, at, done); err != nil {
+			return fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
 		}
 	}
-	return done, h.complete(ctx, b, a, r, &done)
+	return h.complete(ctx, b, a, r, done)
 }
 
 // ControlPlane reports whether the host has static pods of a control plane, or of etcd.
 func (h Host) ControlPlane() bool {
-	for _, a := range authorities {
-		for _, p := range a.pods {
-			if _, err := os.Stat(h.manifestFile(p)); err == nil {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(kubeadmPods, func(name string) bool {
+		_, err := os.Stat(h.file("manifests", name+".yaml"))
+		return err == nil
+	})
 }
+
+// errBusy is the error of an Apply while another one works.
+var errBusy = errors.New("another 'kubejoin ca apply'")
 
 // exclude makes sure that one Apply at a time works on the folder. It locks a folder that only root can open, because anyone
 // can lock what they can open. unlock removes that folder if it is empty.
@@ -185,7 +214,7 @@ func (h Host) exclude() (unlock func(), err error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("another 'kubejoin ca apply' works on %s: %w; to see its process: fuser -v %s; then retry", h.Dir, err, path), dir.Close())
+		return nil, errors.Join(fmt.Errorf("%w works on %s: %w; to see its process: fuser -v %s; then retry", errBusy, h.Dir, err, path), dir.Close())
 	}
 	return func() {
 		_ = os.Remove(path) // fails if it has a backup
@@ -211,14 +240,23 @@ func (h Host) ended(a authority, r rotation.Rotation) (bool, error) {
 	}
 	in, err := r.In(certs)
 	if r.Stage == rotation.Finish {
-		return !in.Old, err
+		return !in.Old && !in.Replaced, err
 	}
-	return !in.New, err
+	return !in.New && !in.Replaced, err
 }
 
 // complete completes the result, and removes the backup of a rotation that has ended; b is nil without one.
 func (h Host) complete(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
-	done.Report = h.report(ctx, b, a, r)
+	a, err := h.look(authorities[r.CA], r) // again
+	if err != nil {
+		return err
+	}
+	node, err := h.NodeName()
+	if err != nil {
+		return err
+	}
+	done.Report = h.report(ctx, b, a, r, node)
+	done.Unfit = r.Unfit(node, *done.Report)
 	if r.InProgress() || h.DryRun {
 		return nil
 	}
@@ -229,9 +267,7 @@ func (h Host) complete(ctx context.Context, b *backup, a authority, r rotation.R
 	if r.Stage != rotation.Finish {
 		return nil
 	}
-	var err error
-	done.Remains, err = h.remains(r)
-	return err
+	return h.removeFormer(r)
 }
 
 // crosses reports whether a rotation has ended, and kube-apiserver of this host may still present its cross certificate.
@@ -274,11 +310,9 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 	if err != nil {
 		return err
 	}
-	sign := false
 	for _, stage := range walk {
 		at := r
 		at.Stage = stage
-		sign = sign || at.SignsNew() && b.signs(a)
 		if stage == rotation.Prepare && !in.New {
 			continue // back to the originals, see wanted
 		}
@@ -292,13 +326,34 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 	if _, err := h.restartable(b, a); err != nil {
 		return err
 	}
-	switch {
-	case !sign || len(b.signed) > 0:
-		return nil
-	case h.DryRun:
-		return h.rehearse(ctx, b, a, r)
+	for _, c := range kubeletCertificates {
+		if _, _, err := c.find(h); a.kubelet && err != nil {
+			return err
+		}
 	}
-	return h.sign(ctx, b, a, r)
+	if r.Stage == rotation.Prepare && !r.Aborting { // what a later stage would refuse must be known before the first one
+		trial := *b
+		trial.signed = maps.Clone(b.signed)
+		for _, stage := range stages {
+			at := r
+			at.Stage = stage
+			err := h.sign(ctx, &trial, a, at, true)
+			if err == nil {
+				_, err = a.wanted(trial.originals, trial.signed, at)
+			}
+			if err != nil {
+				return fmt.Errorf("stage %s would fail here: %w", stage, err)
+			}
+		}
+	}
+	for _, stage := range walk {
+		at := r
+		at.Stage = stage
+		if err := h.sign(ctx, b, a, at, h.DryRun); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkEdited refuses a file that is neither the original nor what Apply wrote. The kubelet writes kubelet.conf itself when
@@ -312,12 +367,10 @@ func (h Host) checkEdited(b *backup, a authority, before []*x509.Certificate, r 
 		is, was := present[name], b.originals[name]
 		switch {
 		case is == nil && was == nil, is != nil && was != nil && (digest(is) == digest(was) || slices.Contains(b.index.Written[name], digest(is))):
-		case name == kubeletConf && is != nil:
-			b.originals[name] = is
-			if !h.DryRun {
-				if err := h.save(filepath.Join(b.dir, originalsDir, name), is); err != nil {
-					return err
-				}
+		case name == a.key && is != nil && was != nil && pemfile.IsEncrypted(is): // docs/certificates.md says to encrypt it again
+		case is != nil && (was == nil || name == kubeletConf || slices.Contains(a.trusting, name)): // the kubelet or an operator made it
+			if err := h.keep(b, name, is); err != nil {
+				return err
 			}
 		case name == a.bundle && is != nil && onlyOf(is, before, r):
 		default:
@@ -344,10 +397,44 @@ func onlyOf(bundle []byte, before []*x509.Certificate, r rotation.Rotation) bool
 
 // step brings the host to a stage that is next to the one that it reached.
 func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
-	want, err := wanted(b.originals, b.signed, r)
+	want, err := a.wanted(b.originals, b.signed, r)
 	if err != nil {
 		return err
 	}
+	reached := r
+	if reached.Stage = b.index.Stage; side(reached) == side(r) { // an operator may have encrypted the key since
+		present, err := readAll(h.Dir, []string{a.key})
+		if err != nil {
+			return err
+		}
+		if pemfile.IsEncrypted(present[a.key]) {
+			delete(want, a.key)
+		}
+	}
+	noted := slices.Clone(b.index.Restart)
+	if err := h.bring(ctx, b, a, want, done); err != nil {
+		return err
+	}
+	if b.signed[side(r)][a.key] != nil { // one copy of a key is enough
+		delete(b.signed[side(r)], a.key)
+		if err := os.Remove(filepath.Join(b.dir, signedDirs[side(r)], a.key)); err != nil {
+			return err
+		}
+	}
+	if a.kubelet {
+		if err := h.updateKubelet(ctx, b, a, r, done); err != nil {
+			return err
+		}
+	}
+	if b.index.Stage == r.Stage && slices.Equal(b.index.Restart, noted) {
+		return nil
+	}
+	b.index.Stage = r.Stage
+	return h.saveIndex(b)
+}
+
+// bring changes the files that differ from the wanted ones, and restarts the static pods that read them once.
+func (h Host) bring(ctx context.Context, b *backup, a authority, want contents, done *Result) error {
 	present, err := readAll(h.Dir, a.files())
 	if err != nil {
 		return err
@@ -358,7 +445,9 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 			return err
 		}
 	}
-	unread, err := a.unread(present, want)
+	after := maps.Clone(present)
+	maps.Copy(after, want)
+	unread, err := a.unread(present, after)
 	if err != nil {
 		return err
 	}
@@ -367,7 +456,6 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 			b.index.Restart = append(b.index.Restart, name)
 		}
 	}
-	noted := slices.Clone(b.index.Restart)
 	if len(changed) > 0 { // before the first write, so that a crash does not make these files those of somebody else
 		if err := h.saveIndex(b); err != nil {
 			return err
@@ -382,19 +470,7 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 			return err
 		}
 	}
-	if err := h.restartPods(ctx, b, a, done); err != nil {
-		return err
-	}
-	if a.kubelet {
-		if err := h.updateKubelet(ctx, b, a, r, done); err != nil {
-			return err
-		}
-	}
-	if b.index.Stage == r.Stage && slices.Equal(b.index.Restart, noted) {
-		return nil
-	}
-	b.index.Stage = r.Stage
-	return h.saveIndex(b)
+	return h.restartPods(ctx, b, a, done)
 }
 
 // wrote notes that content is what Apply is about to write.

@@ -184,7 +184,7 @@ func (f *fixture) controlPlane(t testing.TB, rotated rotation.CA) {
 			must.OK(t, os.RemoveAll(f.file(strings.TrimSuffix(name, ".crt")+".csr")))
 		}
 		for _, p := range a.pods {
-			f.write(t, "manifests/"+p.name+".yaml", []byte(manifest(p.name)))
+			f.write(t, "manifests/"+p.name+".yaml", []byte(podYAML(p.name)))
 		}
 	}
 }
@@ -192,7 +192,7 @@ func (f *fixture) controlPlane(t testing.TB, rotated rotation.CA) {
 // ports are those of the probes of static pods.
 var ports = map[string]int{"kube-controller-manager": 10257, "kube-scheduler": 10259, "etcd": 2381, "kube-apiserver": 6443}
 
-func manifest(name string) string {
+func podYAML(name string) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Pod
 metadata:
@@ -248,15 +248,16 @@ func tree(t testing.TB, dir string) map[string]string {
 // A fakeMachine is a machine whose kubelet restarts a static pod when its process has ended.
 type fakeMachine struct {
 	dir       string
-	booted    time.Time       // when the processes that run now started
-	kubelet   process         // pid 0: it does not run
-	stuck     bool            // it starts nothing
-	sick      error           // what the health of everything shows
-	invisible error           // of all processes
-	refused   error           // of all ends.
-	hidden    int             // how many looks do not see etcd.
-	skew      time.Duration   // how far the clock is ahead of what it was
-	running   map[int]process // by port
+	booted    time.Time          // when the processes that run now started
+	kubelet   process            // pid 0: it does not run
+	stuck     bool               // it starts nothing
+	sick      error              // what the health of everything shows
+	invisible error              // of all processes
+	refused   error              // of all ends.
+	hidden    int                // how many looks do not see etcd.
+	skew      time.Duration      // how far the clock is ahead of what it was
+	running   map[int]process    // by port
+	others    map[string]process // by container
 	ended     []int
 	graces    []time.Duration // of what was ended
 	deadlines []time.Time     // of looks at the health
@@ -294,6 +295,9 @@ func (m *fakeMachine) boot() (boot, error) {
 }
 
 func (m *fakeMachine) listener(s service) (process, error) {
+	if s.pod != "" {
+		return m.others[s.pod], nil
+	}
 	const maxComm = 15
 	if s.comm != s.name[:min(len(s.name), maxComm)] {
 		return process{}, errors.New("anything may listen on the port of the " + s.name)
@@ -349,6 +353,11 @@ func (m *fakeMachine) end(_ context.Context, p process, grace time.Duration) err
 	m.ended, m.graces = append(m.ended, p.pid), append(m.graces, grace)
 	if p.pid == m.kubelet.pid {
 		m.kubelet = m.next()
+	}
+	for name, running := range m.others {
+		if running.pid == p.pid {
+			m.others[name] = m.next()
+		}
 	}
 	for port, running := range m.running {
 		if running.pid == p.pid {

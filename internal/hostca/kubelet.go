@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 )
 
@@ -29,6 +30,13 @@ type kubeletConfig struct {
 	Port               int    `json:"port"`
 	HealthzPort        *int   `json:"healthzPort"`
 	HealthzBindAddress string `json:"healthzBindAddress"`
+	TLSCertFile        string `json:"tlsCertFile"`
+	TLSPrivateKeyFile  string `json:"tlsPrivateKeyFile"`
+	Authentication     struct {
+		X509 struct {
+			ClientCAFile string `json:"clientCAFile"`
+		} `json:"x509"`
+	} `json:"authentication"`
 
 	FeatureGates map[string]bool `json:"featureGates"`
 }
@@ -49,7 +57,7 @@ func (h Host) kubeletConfig() (config kubeletConfig, err error) {
 // kubeletService returns the kubelet with no changes. It has no URL if it does not show its health.
 func (h Host) kubeletService() (service, error) {
 	const defaultPort, defaultServing, defaultAddress = 10248, 10250, "127.0.0.1"
-	s := service{name: "kubelet", port: defaultPort, comm: "kubelet", grace: grace, hint: "start it with: systemctl restart kubelet"}
+	s := service{name: "kubelet", port: defaultPort, comm: kubeletComm, grace: grace, hint: "start it with: systemctl restart kubelet"}
 	config, err := h.kubeletConfig()
 	if err != nil {
 		return s, err
@@ -106,6 +114,9 @@ func (h Host) kubeletChanged(ctx context.Context, b *backup, a authority, r rota
 			names = append(names, name)
 		}
 	}
+	if link, _, err := h.clientCertificate(); err == nil && link == h.file(kubeletConf) { // it has the certificate in it
+		names = append(names, kubeletConf)
+	}
 	return h.lastChanged(b, names)
 }
 
@@ -127,23 +138,30 @@ func (h Host) kubeletNeedsCA(ctx context.Context, r rotation.Rotation) bool {
 	return h.KubeletReloads == nil || !h.KubeletReloads(ctx)
 }
 
-// A kubeletCertificate is a kind of certificate that the kubelet renews by itself. Its file has the prefix in its name.
+// A kubeletCertificate is a kind of certificate that the kubelet renews by itself. Its file has the prefix in its name; without
+// one, kubelet.conf has it or names it.
 type kubeletCertificate struct {
 	what, prefix, signer string
 	usage                certificatesv1.KeyUsage
 }
 
 var kubeletCertificates = []kubeletCertificate{
+	{"client", "", certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth},
+	// A kubelet that renews by itself prefers this to a certificate in kubelet.conf.
 	{"client", "kubelet-client-", certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth},
 	{"serving", "kubelet-server-", certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth},
 }
 
-// find returns the present certificate and the link to its file; an empty link if the kubelet does not maintain one.
+// find returns the present certificate, and its file or the link to that; an empty link if there is none.
 func (c kubeletCertificate) find(h Host) (link string, chain []*x509.Certificate, err error) {
-	if c.usage == certificatesv1.UsageClientAuth {
+	if c.prefix == "" {
 		return h.clientCertificate()
 	}
-	return linked(filepath.Join(h.KubeletDir, "pki", c.prefix+"current.pem"))
+	link = filepath.Join(h.KubeletDir, "pki", c.prefix+"current.pem")
+	if named, _, err := h.clientCertificate(); err == nil && named == link {
+		return "", nil, nil // it is the one that kubelet.conf names
+	}
+	return linked(link)
 }
 
 // renewKubelet requests a certificate of the kubelet, if the present one is from the CA that does not sign any more.
@@ -199,15 +217,30 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if is, err := r.Find(chain); err != nil || is != want {
 		return errors.Join(err, fmt.Errorf("kubejoin does not sign with the %s CA yet; first run 'kubejoin ca apply' on the control planes", want))
 	}
-	file := filepath.Join(filepath.Dir(link), c.prefix+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
-	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                      // API servers may need 5 minutes to read the new CA
+	if link == h.file(kubeletConf) {
+		return h.embed(b, r, issued, encoded)
+	}
+	info, err := os.Lstat(link)
+	if err != nil {
+		return err
+	}
+	prefix := "kubelet-client-"
+	if c.usage == certificatesv1.UsageServerAuth {
+		prefix = "kubelet-server-"
+	}
+	file := filepath.Join(filepath.Dir(link), prefix+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
+	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                    // API servers may need 5 minutes to read the new CA
 		issued = slices.Concat(issued, []byte(r.Cross))
+	}
+	regular := info.Mode().IsRegular() // the kubelet does not maintain it
+	if regular {
+		file = link
 	}
 	content := slices.Concat(issued, encoded)
 	if err := errors.Join(h.wrote(b, file, content), h.saveIndex(b)); err != nil {
 		return err
 	}
-	if err := h.replace(file, content); err != nil {
+	if err := h.replace(file, content); err != nil || regular {
 		return err
 	}
 	if err := h.fault(link); err != nil {
@@ -223,8 +256,37 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	return os.Rename(temporary, link)
 }
 
-// clientCertificate is kubeletCertificate.find for the certificate that kubelet.conf names. The chain is nil without
-// kubelet.conf.
+// embed writes a certificate of the kubelet with its key into kubelet.conf, and keeps them as what the CA signed again.
+func (h Host) embed(b *backup, r rotation.Rotation, chain, key []byte) error {
+	config, user, err := loadKubeconfig(b.originals[kubeletConf])
+	if err != nil {
+		return err
+	}
+	user.ClientCertificateData, user.ClientKeyData = chain, key
+	content, err := clientcmd.Write(*config)
+	if err != nil {
+		return err
+	}
+	of := side(r)
+	if err := h.save(filepath.Join(b.dir, signedDirs[of], kubeletConf), content); err != nil {
+		return err
+	}
+	if b.signed[of] == nil {
+		b.signed[of] = contents{}
+	}
+	b.signed[of][kubeletConf] = content
+	want, err := authorities[r.CA].wanted(contents{authorities[r.CA].bundle: b.originals[authorities[r.CA].bundle], kubeletConf: b.originals[kubeletConf]}, b.signed, r)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(h.wrote(b, kubeletConf, want[kubeletConf]), h.saveIndex(b)); err != nil {
+		return err
+	}
+	return h.replace(h.file(kubeletConf), want[kubeletConf])
+}
+
+// clientCertificate is kubeletCertificate.find for the certificate that kubelet.conf names. The link is kubelet.conf itself if
+// that has the certificate in it. The chain is nil without kubelet.conf.
 func (h Host) clientCertificate() (link string, chain []*x509.Certificate, err error) {
 	content, err := readFile(h.file(kubeletConf))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -237,17 +299,19 @@ func (h Host) clientCertificate() (link string, chain []*x509.Certificate, err e
 	if err != nil {
 		return "", nil, fmt.Errorf("%s: %w", h.file(kubeletConf), err)
 	}
-	switch link = user.ClientCertificate; {
+	link = user.ClientCertificate
+	switch {
 	case link == "":
 		chain, err = pemfile.Certificates(user.ClientCertificateData)
-		return "", chain, err
-	case !filepath.IsAbs(link):
-		link = h.file(link)
+		return h.file(kubeletConf), chain, err
+	case link != user.ClientKey:
+		_, chain, _ = linked(absolute(h.Dir, link)) // for the name of the node
+		return "", chain, fmt.Errorf("%s: client-certificate and client-key are different files, want one for both, as the kubelet writes it: put both into one file, and name it twice", h.file(kubeletConf))
 	}
-	return linked(link)
+	return linked(absolute(h.Dir, link))
 }
 
-// linked returns the certificate behind a link; an empty link if it is a file, and nothing if it does not exist.
+// linked returns the certificate in a file or behind a link; nothing if it does not exist.
 func linked(link string) (string, []*x509.Certificate, error) {
 	target, err := filepath.EvalSymlinks(link)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -263,9 +327,6 @@ func linked(link string) (string, []*x509.Certificate, error) {
 	chain, err := pemfile.Certificates(content)
 	if err != nil {
 		return "", nil, fmt.Errorf("%s: %w", target, err)
-	}
-	if info, err := os.Lstat(link); err != nil || info.Mode().IsRegular() {
-		return "", chain, err
 	}
 	return link, chain, nil
 }

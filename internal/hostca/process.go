@@ -50,6 +50,9 @@ type process struct {
 // machine is the system of this machine, which has to be Linux.
 type machine struct{}
 
+// kubeletComm is the name of the kubelet's process. Static pods may run as other users than root.
+const kubeletComm = "kubelet"
+
 // ending is for how long a process that was killed may still listen when /proc does not show its files any more.
 const ending = 3 * time.Second
 
@@ -68,6 +71,9 @@ func (m machine) listener(s service) (process, error) {
 }
 
 func (machine) listenerNow(s service) (process, error) {
+	if s.pod != "" {
+		return inContainer(s.pod, s.file)
+	}
 	var address net.IP
 	if u, err := url.Parse(s.url); err == nil {
 		address = net.ParseIP(u.Hostname())
@@ -94,8 +100,13 @@ func (machine) listenerNow(s service) (process, error) {
 		if err != nil {
 			continue
 		}
-		if s.comm != "" && string(comm) != s.comm+"\n" {
-			other = fmt.Sprintf("process %d, %q, listens on port %d of the %s; see what it is with: ps -fp %d", pid, strings.TrimSpace(string(comm)), s.port, s.comm, pid)
+		info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
+		if err != nil {
+			continue
+		}
+		user := info.Sys().(*syscall.Stat_t).Uid //nolint:forcetypeassert // of Linux
+		if s.comm != "" && string(comm) != s.comm+"\n" || s.comm == kubeletComm && user != 0 && int(user) != os.Geteuid() {
+			other = fmt.Sprintf("process %d, %q of user %d, listens on port %d of the %s; see what it is with: ps -fp %d", pid, strings.TrimSpace(string(comm)), user, s.port, s.comm, pid)
 			continue
 		}
 		started, err := startedAt(pid)
@@ -110,10 +121,70 @@ func (machine) listenerNow(s service) (process, error) {
 	return process{}, fmt.Errorf("the process that listens on port %d %w; run the command as root of the host; a container needs hostPID, hostNetwork, SYS_PTRACE, and no AppArmor profile", s.port, errNotVisible)
 }
 
+// inContainer returns the oldest process of the containers with a name that mount a file of the host; the zero process if there is
+// none. The kubelet mounts a file of its own into each container, whose path has that name. A file that was replaced since is
+// mounted under its path with a suffix.
+func inContainer(name, file string) (oldest process, err error) {
+	at, err := mounted("self", func(m mount) bool { _, below := cutFolder(file, m.point); return below })
+	if err != nil || at.point == "" {
+		return process{}, err
+	}
+	rest, _ := cutFolder(file, at.point)
+	path := filepath.Join(at.root, rest)
+	all, err := filepath.Glob("/proc/[0-9]*/mountinfo")
+	users, err2 := os.Readlink("/proc/self/ns/user")
+	if err := errors.Join(err, err2); err != nil {
+		return process{}, err
+	}
+	for _, info := range all {
+		id := strings.Split(info, "/")[2]
+		if is, err := os.Readlink("/proc/" + id + "/ns/user"); err != nil || is != users {
+			continue // in a user namespace of its own, anybody can mount anything
+		}
+		if own, err := mounted(id, func(m mount) bool { return strings.Contains(m.root, "/containers/"+name+"/") }); err != nil || own.point == "" {
+			continue // gone, or of another container
+		}
+		has, err := mounted(id, func(m mount) bool {
+			_, below := cutFolder(path, strings.TrimSuffix(m.root, "//deleted"))
+			return m.device == at.device && below
+		})
+		pid, err2 := strconv.Atoi(id)
+		if errors.Join(err, err2) != nil || has.point == "" {
+			continue
+		}
+		if started, err := startedAt(pid); err == nil && (oldest.pid == 0 || started.Before(oldest.started)) {
+			oldest = process{pid, started}
+		}
+	}
+	return oldest, nil
+}
+
+// A mount is a line of /proc/PID/mountinfo: see proc_pid_mountinfo(5).
+type mount struct{ device, root, point string }
+
+// mounted returns the mount of a process with the longest path of those that fit; the zero mount if none does.
+func mounted(pid string, fits func(mount) bool) (longest mount, err error) {
+	content, err := os.ReadFile("/proc/" + pid + "/mountinfo")
+	for line := range strings.Lines(string(content)) {
+		words := strings.Fields(line)
+		if len(words) < 5 {
+			continue
+		}
+		space := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\134`, `\`)
+		if m := (mount{words[2], space.Replace(words[3]), space.Replace(words[4])}); len(m.point) >= len(longest.point) && fits(m) {
+			longest = m
+		}
+	}
+	return longest, err
+}
+
 // listening returns the sockets that accept connections to an address and a port in this network namespace, as /proc/PID/fd
-// names them. A nil address is any.
+// names them. A nil address is any. Of several sockets the one that is bound most exactly gets them: that of the address, of all
+// addresses of its family, of all addresses.
 func listening(address net.IP, port int) (inodes []string, err error) {
 	const state, inode, listen = 3, 9, "0A" // columns of /proc/net/tcp
+	const exact, family, any, none = 0, 1, 2, 3
+	best := none
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		content, err := os.ReadFile(file)
 		if errors.Is(err, os.ErrNotExist) {
@@ -129,7 +200,20 @@ func listening(address net.IP, port int) (inodes []string, err error) {
 				continue
 			}
 			local, found := strings.CutSuffix(words[1], fmt.Sprintf(":%04X", port))
-			if ip := kernelIP(local); found && (address == nil || ip.IsUnspecified() || ip.Equal(address)) {
+			ip, rank := kernelIP(local), none
+			switch {
+			case !found:
+			case address == nil, ip.Equal(address):
+				rank = exact
+			case ip.IsUnspecified() && (len(ip) == net.IPv4len) == (address.To4() != nil):
+				rank = family
+			case ip.IsUnspecified():
+				rank = any
+			}
+			if rank < best {
+				best, inodes = rank, nil
+			}
+			if found && rank == best && rank != none {
 				inodes = append(inodes, "socket:["+words[inode]+"]")
 			}
 		}

@@ -1,7 +1,6 @@
 package hostca
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -14,12 +13,13 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // report looks at the present files and processes. It leaves out what cannot be read.
-func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rotation) *rotation.Report {
+func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rotation, node string) *rotation.Report {
 	report := &rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since}
 	add := func(name string, trusts, presents []*x509.Certificate) {
 		f := rotation.File{Name: name}
@@ -46,7 +46,7 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 	for _, name := range a.leaves {
 		add(name, nil, certs(name))
 	}
-	for _, name := range append(slices.Clone(a.kubeconfigs), kubeletConf) {
+	for _, name := range slices.Concat(a.kubeconfigs, a.trusting, []string{kubeletConf}) {
 		if present[name] == nil {
 			continue
 		}
@@ -56,12 +56,16 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 		}
 		cluster := config.Clusters[config.Contexts[config.CurrentContext].Cluster]
 		trusts, _ := pemfile.Certificates(cluster.CertificateAuthorityData)
-		if content, err := readFile(cluster.CertificateAuthority); err == nil && len(trusts) == 0 {
-			trusts, _ = pemfile.Certificates(content)
+		if file := cluster.CertificateAuthority; file != "" && len(trusts) == 0 {
+			if content, err := os.ReadFile(absolute(filepath.Dir(h.file(name)), file)); err == nil {
+				trusts, _ = pemfile.Certificates(content)
+			}
 		}
-		presents, _ := pemfile.Certificates(user.ClientCertificateData)
-		if name == kubeletConf && len(presents) == 0 {
+		var presents []*x509.Certificate // Apply changes none of the kubeconfigs in trusting: see others
+		if name == kubeletConf {
 			_, presents, _ = h.clientCertificate()
+		} else if !slices.Contains(a.trusting, name) {
+			presents, _ = pemfile.Certificates(user.ClientCertificateData)
 		}
 		add(name, trusts, presents)
 	}
@@ -75,11 +79,33 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 		}
 		report.Files = append(report.Files, f)
 	}
-	if serving := filepath.Join(h.KubeletDir, "pki", "kubelet-server-current.pem"); a.kubelet {
-		_, presents, _ := linked(serving)
-		add(serving, nil, presents)
+	for _, c := range kubeletCertificates {
+		if link, presents, err := c.find(h); a.kubelet && err == nil && c.prefix != "" {
+			add(link, nil, presents)
+		}
 	}
 	report.Restart = h.allStale(ctx, b, a, r)
+	report.Restart = report.Restart[:min(len(report.Restart), rotation.MaxRestart)] // the others are named once these have read their files
+	var behind, fit []rotation.File
+	others := 0
+	room := rotation.MaxReport / 2 // JSON may take twice as much
+	for _, f := range slices.Concat(report.Files, a.others) {
+		f.Name, f.Unseen = safetext.Text(f.Name, safetext.MaxName), safetext.Text(f.Unseen, safetext.MaxName)
+		room -= len(f.Name) + len(f.Unseen)
+		switch {
+		case len(r.Unfit(node, rotation.Report{Files: []rotation.File{f}})) == 0:
+			fit = append(fit, f)
+		case len(behind) == rotation.MaxFiles || f.Other && others == maxNamed || room < 0:
+			report.More++
+			h.Log("not in the report: " + f.Name)
+		case f.Other:
+			others++
+			fallthrough
+		default:
+			behind = append(behind, f)
+		}
+	}
+	report.Files = append(behind, fit[:min(len(fit), max(0, min(rotation.MaxFiles-len(behind), room/safetext.MaxName)))]...)
 	return report
 }
 
@@ -113,13 +139,13 @@ func (h Host) allStale(ctx context.Context, b *backup, a authority, r rotation.R
 // NodeName returns the name of the node that the kubelet's client certificate is for.
 func (h Host) NodeName() (string, error) {
 	_, chain, err := h.clientCertificate()
-	if err != nil {
-		return "", err
+	switch {
+	case len(chain) > 0:
+		return nodeName(chain[0])
+	case err == nil:
+		err = fmt.Errorf("%s: want a client certificate", h.file(kubeletConf))
 	}
-	if len(chain) == 0 {
-		return "", fmt.Errorf("%s: want a client certificate", h.file(kubeletConf))
-	}
-	return nodeName(chain[0])
+	return "", err
 }
 
 func nodeName(leaf *x509.Certificate) (string, error) {
@@ -133,59 +159,32 @@ func nodeName(leaf *x509.Certificate) (string, error) {
 // kubeletFile is the name of a file in which the kubelet keeps one certificate and its key.
 var kubeletFile = regexp.MustCompile(`^kubelet-(client|server)-[0-9-]+\.pem$`)
 
-// remains removes former certificates of the kubelet that the replaced CA issued, and returns the files that still have a
-// certificate of that CA.
-func (h Host) remains(r rotation.Rotation) (files []string, err error) {
-	current := map[string]bool{}
-	for _, link := range []string{"kubelet-client-current.pem", "kubelet-server-current.pem"} {
-		if target, err := filepath.EvalSymlinks(filepath.Join(h.KubeletDir, "pki", link)); err == nil {
-			current[target] = true
-		}
-	}
-	look := func(file string, d fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
-		content, err := readFile(file)
-		if err != nil || !h.ofOld(content, r) {
-			return nil // too large for a certificate
-		}
-		if filepath.Dir(file) == filepath.Join(h.KubeletDir, "pki") && kubeletFile.MatchString(filepath.Base(file)) && !current[file] {
-			return os.Remove(file)
-		}
-		files = append(files, file)
-		return nil
-	}
-	return files, errors.Join(filepath.WalkDir(h.Dir, look), filepath.WalkDir(filepath.Join(h.KubeletDir, "pki"), look))
-}
-
-// ofOld reports whether a file has a certificate of the old CA, or one that it issued.
-func (h Host) ofOld(content []byte, r rotation.Rotation) bool {
+// removeFormer removes former certificates of the kubelet that the replaced CA issued.
+func (h Host) removeFormer(r rotation.Rotation) error {
 	old, err := r.OldCerts()
 	if err != nil {
-		return false
+		return err
 	}
-	fresh, _ := r.NewCerts()
-	cross, _ := pemfile.Certificates([]byte(r.Cross)) // behind the kubelet's serving certificate
-	fresh = append(fresh, cross...)
-	certs := pemfile.Presented(content)
-	if !bytes.Contains(content, []byte("certificate-authority")) {
-		// To parse other YAML, for example an audit policy, may take 200 times its size.
-	} else if config, user, err := loadKubeconfig(content); err == nil {
-		certs = append(certs, pemfile.Presented(user.ClientCertificateData)...)
-		for _, cluster := range config.Clusters {
-			certs = append(certs, pemfile.Presented(cluster.CertificateAuthorityData)...)
+	dir := filepath.Join(h.KubeletDir, "pki")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	current := map[string]bool{}
+	for _, link := range []string{"kubelet-client-current.pem", "kubelet-server-current.pem"} {
+		if target, err := filepath.EvalSymlinks(filepath.Join(dir, link)); err == nil {
+			current[filepath.Base(target)] = true
 		}
 	}
-	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool {
-		if slices.ContainsFunc(fresh, c.Equal) {
-			return false // the old CA may have signed it
+	for _, e := range entries {
+		if !kubeletFile.MatchString(e.Name()) || current[e.Name()] {
+			continue
 		}
-		return slices.ContainsFunc(old, func(ca *x509.Certificate) bool {
-			return c.Equal(ca) || c.CheckSignatureFrom(ca) == nil
-		})
-	})
+		content, failed := readFile(filepath.Join(dir, e.Name()))
+		certs := pemfile.Presented(content)
+		if failed == nil && len(certs) > 0 && slices.ContainsFunc(old, func(ca *x509.Certificate) bool { return issuedBy(certs[0], ca) }) {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
 }

@@ -16,7 +16,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/yaml"
 )
 
 // poll is how often a restart is looked at.
@@ -33,6 +32,9 @@ type service struct {
 	port int
 	url  string // of its health; empty if it shows none
 	comm string // in /proc; empty is any
+	// pod and file tell which process it is if it need not listen: that of the container of the pod which mounts the file.
+	pod  string
+	file string
 	// grace is how long it has to end by itself.
 	grace time.Duration
 	// hint says what to do if it is not healthy.
@@ -57,7 +59,7 @@ func (h Host) await(ctx context.Context, s service) error {
 	for {
 		p, err := h.system.listener(s)
 		if err == nil && p.pid == 0 {
-			err = fmt.Errorf("nothing listens on port %d", s.port)
+			err = errors.New("it does not run")
 		}
 		if err == nil && p.started.Before(s.changed) {
 			err = fmt.Errorf("process %d is still the old one", p.pid)
@@ -86,49 +88,17 @@ func (h Host) await(ctx context.Context, s service) error {
 	}
 }
 
-// pods returns those of the static pods that this host has, and that need restarts.
-func (h Host) pods(a authority) (list []pod, err error) {
-	for _, p := range a.pods {
-		manifest, err := h.manifest(p)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if !p.kubelets || verifiesKubelets(manifest.Spec.Containers[0]) {
-			list = append(list, p)
-		}
-	}
-	return list, nil
-}
-
-func (h Host) manifestFile(p pod) string { return h.file("manifests", p.name+".yaml") }
-
-// manifest reads the manifest of a static pod.
-func (h Host) manifest(p pod) (object corev1.Pod, err error) {
-	file := h.manifestFile(p)
-	content, err := readFile(file)
-	if err != nil {
-		return object, err
-	}
-	if err := yaml.Unmarshal(content, &object); err != nil || len(object.Spec.Containers) == 0 {
-		return object, fmt.Errorf("%s: want the manifest of a pod", file)
-	}
-	return object, nil
-}
-
 // podService returns the process of a static pod. It has the port and the health of the pod's own probe. It has changes if it
 // may not have read all that Apply wrote.
 func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 	const maxComm = 15 // bytes in /proc
 	s := service{name: p.name, comm: p.name[:min(len(p.name), maxComm)]}
 	s.hint = "see why with: crictl ps -a --name " + p.name + "; the kubelet starts it again, after some time if that is not the first time"
-	object, err := h.manifest(p)
-	if err != nil {
-		return s, err
+	if p.container != "" {
+		s.grace, s.comm, s.pod, s.file = grace, "", p.container, h.file(p.once[0])
+		return s, h.noteChanged(b, p, &s)
 	}
-	container := object.Spec.Containers[0]
+	container := p.manifest.Spec.Containers[0]
 	s.grace = grace + serves(container)
 	var get *corev1.HTTPGetAction
 	for _, probe := range []*corev1.Probe{container.StartupProbe, container.LivenessProbe, container.ReadinessProbe} {
@@ -137,7 +107,7 @@ func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 		}
 	}
 	if get == nil {
-		return s, fmt.Errorf("%s: want a probe with httpGet, which shows whether the pod is healthy", h.manifestFile(p))
+		return s, fmt.Errorf("static pod %s: want a probe with httpGet, which shows whether the pod is healthy", p.name)
 	}
 	s.port = get.Port.IntValue()
 	if get.Port.Type == intstr.String {
@@ -156,19 +126,19 @@ func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 		s.url = "http"
 	}
 	s.url += "://" + net.JoinHostPort(host, strconv.Itoa(s.port)) + "/" + strings.TrimPrefix(get.Path, "/")
-	if !slices.Contains(b.index.Restart, p.name) {
-		return s, nil
-	}
-	var names []string
-	if p.bundle {
-		names = append(names, a.bundle)
-	}
-	if p.kubeconfig != "" {
-		names = append(names, p.kubeconfig)
-	}
-	s.changed, err = h.lastChanged(b, names)
-	return s, err
+	return s, h.noteChanged(b, p, &s)
 }
+
+// noteChanged sets when a file changed that a static pod has not read.
+func (h Host) noteChanged(b *backup, p pod, s *service) (err error) {
+	if slices.Contains(b.index.Restart, p.name) {
+		s.changed, err = h.lastChanged(b, p.once)
+	}
+	return err
+}
+
+// mayEnd reports whether Apply may end a static pod.
+func (h Host) mayEnd(p pod) bool { return p.container == "" || slices.Contains(h.Restart, p.name) }
 
 // serves returns how long a kube-apiserver goes on serving after SIGTERM, so that load balancers notice.
 func serves(c corev1.Container) time.Duration {
@@ -239,12 +209,14 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 			return err
 		}
 		old, err := h.stale(s)
-		if err != nil {
+		running, err2 := h.system.listener(s)
+		if err := errors.Join(err, err2); err != nil {
 			return err
 		}
-		if !old && h.system.healthy(ctx, s.url) == nil {
+		switch {
+		case !old && (s.url == "" || h.system.healthy(ctx, s.url) == nil):
 			b.upToDate(p.name)
-		} else {
+		case h.mayEnd(p) && (p.container == "" || running.pid != 0): // one of others need not run
 			restarts = append(restarts, s)
 		}
 	}

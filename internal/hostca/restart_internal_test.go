@@ -58,7 +58,7 @@ func TestRestartsStaticPods(t *testing.T) {
 	f.machine.stuck = true
 	for range 2 {
 		done, err := f.Apply(t.Context(), f.at(rotation.Trust))
-		if err == nil || !strings.Contains(err.Error(), "etcd was not healthy after") || done.Report != nil {
+		if err == nil || !strings.Contains(err.Error(), "etcd was not healthy after") || !strings.Contains(done.Report.Failed, "etcd was not healthy after") || len(done.Report.Files) > 0 {
 			t.Errorf("got %v, report %+v", err, done.Report)
 		}
 	}
@@ -72,9 +72,10 @@ func TestRestartsStaticPods(t *testing.T) {
 	if done, err := f.Apply(t.Context(), f.at(rotation.Finish)); err != nil || len(done.Restarted) > 0 || !slices.Equal(done.Report.Restart, want) {
 		t.Errorf("on a host where nothing runs: %v, %+v", err, done)
 	}
-	b := must.Value(f.openBackup(authorities[rotation.Etcd], f.at(rotation.Finish)))(t)
+	a := must.Value(f.look(authorities[rotation.Etcd], f.at(rotation.Finish)))(t)
+	b := must.Value(f.openBackup(a, f.at(rotation.Finish)))(t)
 	f.machine.invisible = errors.New("not visible")
-	if got := f.allStale(t.Context(), b, authorities[rotation.Etcd], f.at(rotation.Finish)); !slices.Equal(got, want) {
+	if got := f.allStale(t.Context(), b, a, f.at(rotation.Finish)); !slices.Equal(got, want) {
 		t.Errorf("on a host where nothing is visible: %q", got)
 	}
 	f.machine.kubelet, f.machine.running, f.machine.invisible, f.Lock = kubelet, running, nil, nil
@@ -108,7 +109,7 @@ func TestEndsNoPodWithoutKubelet(t *testing.T) {
 // A kube-apiserver may go on serving after SIGTERM, until load balancers have noticed.
 func TestAPIServerHasItsShutdownDelay(t *testing.T) {
 	f := newFixture(t, rotation.Etcd, false)
-	f.write(t, "manifests/kube-apiserver.yaml", []byte(strings.Replace(manifest("kube-apiserver"), "    image: x\n", "    image: x\n    command: [kube-apiserver, --shutdown-delay-duration=20s]\n", 1)))
+	f.write(t, "manifests/kube-apiserver.yaml", []byte(strings.Replace(podYAML("kube-apiserver"), "    image: x\n", "    image: x\n    command: [kube-apiserver, --shutdown-delay-duration=20s]\n", 1)))
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 	slices.Sort(f.machine.graces)
 	if !slices.Equal(f.machine.graces, []time.Duration{grace, grace + 20*time.Second}) {
@@ -136,7 +137,7 @@ func TestRestartsAPIServerThatVerifiesKubelets(t *testing.T) {
 		"    image: registry.k8s.io/kube-apiserver:v1.35.4\n" + strings.ReplaceAll(verifies, "kubelet-certificate-authority", "client-ca-file"): false,
 	} {
 		f := newFixture(t, rotation.Cluster, false)
-		f.write(t, file, []byte(strings.Replace(manifest("kube-apiserver"), "    image: x\n", lines, 1)))
+		f.write(t, file, []byte(strings.Replace(podYAML("kube-apiserver"), "    image: x\n", strings.ReplaceAll(lines, "/etc/kubernetes", f.Dir), 1)))
 		for n, stage := range stages {
 			done := must.Value(f.Apply(t.Context(), f.at(stage)))(t)
 			restarts := want && (stage == rotation.Trust || stage == rotation.Finish) // the two change what it trusts
@@ -335,9 +336,23 @@ func TestMachine(t *testing.T) {
 		{"", self, os.Getpid()}, {"", "sleep", pod.Process.Pid}, {"http://127.0.0.1/", self, os.Getpid()}, {"http://127.0.0.1/", "kubelet", 0},
 	} {
 		p, err := machine{}.listener(service{port: port, url: test.url, comm: test.comm})
-		if p.pid != test.want || (err != nil) != (test.want == 0) || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("process %d, %q, listens", os.Getpid(), self)) {
+		if p.pid != test.want || (err != nil) != (test.want == 0) || err != nil && !strings.Contains(err.Error(), fmt.Sprintf("process %d, %q of user %d, listens", os.Getpid(), self, os.Getuid())) {
 			t.Errorf("%q %q: got process %d, %v, want %d", test.url, test.comm, p.pid, err, test.want)
 		}
+	}
+	// A socket of another process on all addresses of IPv6 gets no connections to 127.0.0.1.
+	if six, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp6", fmt.Sprintf("[::]:%d", port)); err == nil {
+		socket := must.Value(six.(*net.TCPListener).File())(t)
+		impostor := exec.CommandContext(t.Context(), "sleep", "1000")
+		impostor.ExtraFiles = []*os.File{socket}
+		must.OK(t, impostor.Start())
+		must.OK(t, errors.Join(six.Close(), socket.Close()))
+		for url, want := range map[string]int{"http://127.0.0.1/": os.Getpid(), "http://[::1]/": impostor.Process.Pid, "http://127.0.0.3/": impostor.Process.Pid} {
+			if p, err := (machine{}).listener(service{port: port, url: url}); p.pid != want {
+				t.Errorf("%s: got process %d, %v, want %d", url, p.pid, err, want)
+			}
+		}
+		_, _ = impostor.Process.Kill(), impostor.Wait()
 	}
 	for address, url := range map[string]string{"0.0.0.0:0": "http://192.0.2.1/", "[::]:0": "http://127.0.0.1/", "[::1]:0": "http://[::1]/", "[::ffff:127.0.0.1]:0": "http://127.0.0.1/"} {
 		l, err := net.Listen("tcp", address)

@@ -8,126 +8,175 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// signs reports whether the new CA has to sign for this host, or its key belongs there.
-func (b *backup) signs(a authority) bool {
-	return slices.ContainsFunc(append(a.signed(), a.key), func(name string) bool { return b.originals[name] != nil })
+// again returns the files that the CA of a stage has to sign again for this host.
+func (a authority) again(originals contents, r rotation.Rotation) (names []string, key bool, err error) {
+	for name, original := range originals {
+		by, err := a.signer(name, original, r)
+		switch {
+		case err != nil:
+			return nil, false, fmt.Errorf("%s: %w", name, err)
+		case by != "" && name == a.key:
+			key = true
+		case by != "":
+			names = append(names, name)
+		}
+	}
+	return names, key, nil
 }
 
-// sign fills b.signed: certificates for the same keys, signed with the key of the new CA. They are kept, so that the next
-// Apply writes the same bytes.
-func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotation) error {
-	fresh, err := r.NewCerts()
+// sign fills b.signed for a stage: certificates for the same keys, signed with the key of the CA of the stage. They are kept, so
+// that the next Apply writes the same bytes. A trial signs with a CA that looks like the one of the stage, and keeps nothing.
+func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotation, trial bool) error {
+	of, certs := side(r), rotation.Rotation.NewCerts
+	if of == rotation.FromOld {
+		certs = rotation.Rotation.OldCerts
+	}
+	names, needed, err := a.again(b.originals, r)
 	if err != nil {
 		return err
 	}
-	key, err := pemfile.Key(b.originals[a.key])
-	if err != nil || !rotation.Matches(key, fresh[0]) { // unless it joined while the new CA signed
-		if h.Key == nil {
-			return errors.New("the key of the new CA is required on this host; give the key that 'kubejoin ca prepare' showed: --certificate-key-file FILE")
+	ca, err := certs(r)
+	if err != nil {
+		return err
+	}
+	present, err := readAll(h.Dir, []string{a.key})
+	if err != nil {
+		return err
+	}
+	reached := r
+	reached.Stage = b.index.Stage
+	if matches(present[a.key], ca[:1]) || pemfile.IsEncrypted(present[a.key]) && side(reached) == of { // it was encrypted since
+		needed = false
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return b.signed[of][name] != nil })
+	if len(names) == 0 && !needed {
+		return nil
+	}
+	cert, key := ca[0], crypto.Signer(nil)
+	if trial {
+		cert, key, err = lookAlike(cert)
+	} else {
+		key, err = h.keyOf(ctx, of, cert, present[a.key], b.originals[a.key])
+	}
+	if err != nil {
+		return err
+	}
+	done, err := h.signWith(ctx, b, a, names, cert, key)
+	if err != nil {
+		return err
+	}
+	if needed {
+		private, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			return errors.New("the key of the CA cannot be stored in a file") // the error may have a part of it
 		}
-		if key, err = h.Key(ctx); err != nil {
+		done[a.key] = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
+	}
+	first := b.signed[of] == nil
+	all := contents{}
+	maps.Copy(all, b.signed[of])
+	maps.Copy(all, done)
+	b.signed[of] = all
+	if trial {
+		return nil
+	}
+	dir := filepath.Join(b.dir, signedDirs[of])
+	to := dir
+	if first {
+		to += unfinished
+	}
+	for name, content := range done {
+		if err := h.save(filepath.Join(to, name), content); err != nil {
 			return err
 		}
-		if !rotation.Matches(key, fresh[0]) {
-			return errors.New("the key is not that of the new CA")
+	}
+	if !first {
+		return nil
+	}
+	return h.rename(to, dir)
+}
+
+// keyOf returns the key of a CA from one of the files, or from h.Key. A host that joined while the CA signed has it.
+func (h Host) keyOf(ctx context.Context, of rotation.From, ca *x509.Certificate, files ...[]byte) (crypto.Signer, error) {
+	for _, content := range files {
+		if matches(content, []*x509.Certificate{ca}) {
+			return pemfile.Key(content)
 		}
 	}
-	dir := filepath.Join(b.dir, signedDir)
-	if b.signed, err = h.signIn(ctx, dir+unfinished, b, a, []byte(r.New), key); err != nil {
-		return err
+	if h.Key == nil {
+		return nil, errors.New(map[rotation.From]string{
+			rotation.FromNew: "the key of the new CA is required on this host; give the key that 'kubejoin ca prepare' showed: --certificate-key-file FILE",
+			rotation.FromOld: "the key of the old CA is required on this host, which joined while the new CA signed; give a copy of it: --ca-key-file FILE",
+		}[of])
 	}
-	return h.rename(dir+unfinished, dir)
-}
-
-// rehearse fills b.signed for a dry run, with certificates of a CA that looks like the new one.
-func (h Host) rehearse(ctx context.Context, b *backup, a authority, r rotation.Rotation) (err error) {
-	fresh, err := r.NewCerts()
+	key, err := h.Key(ctx)
 	if err != nil {
-		return err
-	}
-	key, err := credentials.NewKey()
-	if err != nil {
-		return err
-	}
-	like := fresh[0]
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(1), RawSubject: like.RawSubject, NotBefore: like.NotBefore, NotAfter: like.NotAfter,
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}, &x509.Certificate{RawSubject: like.RawSubject}, key.Public(), key)
-	if err != nil {
-		return err
-	}
-	// It gets keys of the host, so it is where sweep removes it after a crash.
-	dir, err := os.MkdirTemp(h.file(Backups), "*"+unfinished)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	b.signed, err = h.signIn(ctx, dir, b, a, pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: der}), key)
-	return err
-}
-
-// signIn has the files of the host signed in another folder, in which the CA is the new one.
-func (h Host) signIn(ctx context.Context, dir string, b *backup, a authority, bundle []byte, key crypto.Signer) (contents, error) {
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, errors.New("the key of the new CA cannot be stored in a file") // the error may have a part of it
-	}
-	encoded := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
-	if err := errors.Join(h.save(filepath.Join(dir, a.bundle), bundle), h.save(filepath.Join(dir, a.key), encoded)); err != nil {
 		return nil, err
 	}
+	if !rotation.Matches(key, ca) {
+		return nil, fmt.Errorf("the key is not that of the %s CA, whose copy this needs: --ca-key-file FILE", of)
+	}
+	return key, nil
+}
+
+// lookAlike returns a CA with another key that looks like one.
+func lookAlike(ca *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
+	key, err := credentials.NewKey()
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), RawSubject: ca.RawSubject, NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}, &x509.Certificate{RawSubject: ca.RawSubject}, key.Public(), key)
+	if err != nil {
+		return nil, nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return cert, key, err
+}
+
+// signWith has files of the host signed again.
+func (h Host) signWith(ctx context.Context, b *backup, a authority, files []string, ca *x509.Certificate, key crypto.Signer) (contents, error) {
+	if len(files) == 0 {
+		return contents{}, nil
+	}
+	with, err := signer.NewCA([]*x509.Certificate{ca}, key)
+	if err != nil {
+		return nil, fmt.Errorf("CA %q: %w", ca.Subject, err)
+	}
+	signers, err := credentials.SignersWith(with)
+	if err != nil {
+		return nil, err
+	}
+	instead := contents{a.bundle: pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: ca.Raw})}
 	var names []string
-	for _, name := range a.signed() {
-		if b.originals[name] == nil {
-			continue
-		}
-		if err := h.save(filepath.Join(dir, name), b.originals[name]); err != nil {
-			return nil, err
-		}
-		if path, found := strings.CutSuffix(name, ".crt"); found {
-			if err := os.Symlink(h.file(path+".key"), filepath.Join(dir, path+".key")); err != nil {
-				return nil, err
-			}
-		}
-		names = append(names, certificate(name))
+	for _, file := range files {
+		instead[file] = b.originals[file]
+		names = append(names, certificate(file))
 	}
-	if len(names) > 0 {
-		signers, _, err := credentials.SignersOf(filepath.Join(dir, "pki"), "")
-		if err != nil {
-			return nil, fmt.Errorf("new CA: %w", err)
-		}
-		done, err := credentials.Host{Dir: dir}.Renew(ctx, credentials.SignLocally(signers), credentials.Renewal{Names: names})
-		if err != nil {
-			return nil, fmt.Errorf("sign again: %w", err)
-		}
-		for _, note := range done.Changes {
-			h.Log(note.Name + ": " + note.Text)
-		}
+	host := credentials.Host{Dir: h.Dir, Instead: instead}
+	all, done, err := host.Issue(ctx, credentials.SignLocally(signers), credentials.Renewal{Names: names})
+	if err != nil {
+		return nil, fmt.Errorf("sign again: %w", err)
 	}
-	leave := []string{filepath.Join(dir, "tmp")} // copies of the kubeconfigs
-	if b.originals[a.key] == nil {               // the host has no key of the CA, and gets none
-		leave = append(leave, filepath.Join(dir, a.key))
+	for _, note := range done.Changes {
+		h.Log(note.Name + ": " + note.Text)
 	}
-	for _, path := range leave {
-		if err := os.RemoveAll(path); err != nil {
-			return nil, err
-		}
-	}
-	return readAll(dir, a.files())
+	return all, nil
 }
 
 // checkTrust returns an error unless the host may trust everything that a stage trusts.

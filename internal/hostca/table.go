@@ -6,13 +6,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/imagetag"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	corev1 "k8s.io/api/core/v1"
 )
 
 // An authority lists what depends on a CA on a host that kubeadm set up. Paths are below /etc/kubernetes. A host need not
-// have all of it: a worker has the bundle and kubelet.conf of the cluster's CA.
+// have all of it: a worker has the bundle and kubelet.conf of the cluster's CA. [Host.look] completes it.
 type authority struct {
 	bundle, key string
 	// leaves are certificates with a key beside them, and kubeconfigs have a certificate and the bundle in them. Both are
@@ -24,6 +23,10 @@ type authority struct {
 	kubelet bool
 	// pods are in the order in which Apply waits for them: kube-apiserver needs the etcd of its host.
 	pods []pod
+
+	// trusting are kubeconfigs of which only the CAs change, and others the files that Apply does not change.
+	trusting []string
+	others   []rotation.File
 }
 
 // A pod is a static pod that does not read a changed file again: the set of certificates in the bundle, or a kubeconfig.
@@ -33,6 +36,13 @@ type pod struct {
 	kubeconfig string
 	// kubelets is true if the pod reads the bundle only to verify kubelets, and only before Kubernetes 1.36.
 	kubelets bool
+
+	// The rest is as the host has it. once are the files that the pod reads only when it starts.
+	once     []string
+	manifest corev1.Pod
+	// container is that of a pod that kubeadm did not make, or empty: it may read again what it mounts, and only the operator knows
+	// whether it may end.
+	container string
 }
 
 const kubeletConf = "kubelet.conf"
@@ -92,18 +102,11 @@ func (a authority) changed(present, want contents) (names []string) {
 
 // files returns all paths in the order in which they are written: those that are trusted, what is presented, what signs.
 func (a authority) files() []string {
-	list := slices.Concat([]string{a.bundle}, a.leaves, a.kubeconfigs)
+	list := slices.Concat([]string{a.bundle}, a.leaves, a.kubeconfigs, a.trusting)
 	if a.kubelet {
 		list = append(list, kubeletConf)
 	}
-	return append(list, a.key)
-}
-
-// verifiesKubelets reports whether a container is a kube-apiserver that reads the CA of kubelets once.
-func verifiesKubelets(c corev1.Container) bool {
-	return imagetag.Before(c.Image, "1.36") && slices.ContainsFunc(slices.Concat(c.Command, c.Args), func(arg string) bool {
-		return strings.HasPrefix(arg, "--kubelet-certificate-authority=")
-	})
+	return slices.DeleteFunc(append(list, a.key), func(name string) bool { return name == "" }) // of a renewal, which has no CA
 }
 
 // signed returns the files whose certificate is signed again.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,60 +13,112 @@ import (
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // contents maps paths below /etc/kubernetes to the content of files.
 type contents map[string][]byte
 
-// wanted returns what the files of originals contain in the stage of a rotation. signed has the key of the new CA, and
-// the certificates and kubeconfigs that were signed with it; stages in which the old CA signs do not need it.
-func wanted(originals, signed contents, r rotation.Rotation) (contents, error) {
-	a := authorities[r.CA]
+// signed are files that were signed again, by the CA that signed them, and its key.
+type signed map[rotation.From]contents
+
+// side returns the CA that signs in a stage.
+func side(r rotation.Rotation) rotation.From {
+	if r.SignsNew() {
+		return rotation.FromNew
+	}
+	return rotation.FromOld
+}
+
+// wanted returns what the files of originals contain in the stage of a rotation. again has what the CA of the stage signed
+// again, and its key. In a stage in which the old CA signs, it is needed only for what the new one signed before the host was
+// first seen.
+func (a authority) wanted(originals contents, again signed, r rotation.Rotation) (contents, error) {
 	before, err := pemfile.Certificates(originals[a.bundle])
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", a.bundle, err)
-	}
-	in, err := r.In(before)
-	if err != nil {
-		return nil, err
-	}
-	all := maps.Clone(originals)
-	if r.Stage == rotation.Prepare && !in.New { // a host that joined during the rotation had the new CA from the beginning
-		return all, nil
 	}
 	bundle, err := bundleOf(before, r)
 	if err != nil {
 		return nil, err
 	}
-	all[a.bundle] = bundle
-	for _, name := range append([]string{a.key}, a.signed()...) {
-		if originals[name] == nil {
-			continue
-		}
-		var content []byte // what the new CA signed
-		if r.SignsNew() {
-			if content = signed[name]; content == nil {
-				return nil, fmt.Errorf("%s was not signed with the key of the new CA", name)
+	all := maps.Clone(originals)
+	if again, err := unchanged(before, r); err != nil {
+		return nil, err
+	} else if !again {
+		all[a.bundle] = bundle
+	}
+	for name, original := range originals {
+		var content []byte // what the CA of the stage signed
+		if by, err := a.signer(name, original, r); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		} else if by != "" {
+			if content = again[side(r)][name]; content == nil && name == a.key {
+				delete(all, name) // it is there already
+			} else if content == nil {
+				return nil, fmt.Errorf("%s was not signed with the key of the %s CA", name, side(r))
 			}
 		}
 		switch {
-		case slices.Contains(a.kubeconfigs, name):
-			if all[name], err = kubeconfig(originals[name], bundle, content, r); err != nil {
+		case name == kubeletConf, slices.Contains(a.kubeconfigs, name), slices.Contains(a.trusting, name):
+			if name == kubeletConf {
+				content = again[side(r)][name]
+			}
+			if all[name], err = kubeconfig(original, bundle, content, r); err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
-		case content != nil && name == a.serving && r.InProgress(): // clients may know only the old CA
+		case content != nil && name == a.serving && r.SignsNew() && r.InProgress(): // clients may know only the old CA
 			all[name] = slices.Concat(content, []byte(r.Cross))
 		case content != nil:
 			all[name] = content
 		}
 	}
-	if a.kubelet && originals[kubeletConf] != nil { // the kubelet has its certificate elsewhere
-		if all[kubeletConf], err = kubeconfig(originals[kubeletConf], bundle, nil, r); err != nil {
-			return nil, fmt.Errorf("%s: %w", kubeletConf, err)
-		}
-	}
 	return all, nil
+}
+
+// unchanged reports whether what a file trusts stays as it was: back in stage prepare, unless it has had the new CA from the
+// beginning, or one that was replaced.
+func unchanged(trusts []*x509.Certificate, r rotation.Rotation) (bool, error) {
+	in, err := r.In(trusts)
+	return r.Stage == rotation.Prepare && !in.New && !in.Replaced, err
+}
+
+// signer returns the CA that has to sign a file again in a stage, or whose key it is: empty if the original is right.
+func (a authority) signer(name string, original []byte, r rotation.Rotation) (rotation.From, error) {
+	var from rotation.From
+	switch {
+	case name == a.key:
+		if fresh, err := r.NewCerts(); err != nil {
+			return "", err
+		} else if from = rotation.FromOld; matches(original, fresh) {
+			from = rotation.FromNew
+		}
+	case slices.Contains(a.leaves, name):
+		certs, err := pemfile.Certificates(original)
+		if err != nil {
+			return "", err
+		}
+		if from, err = r.Find(certs); err != nil {
+			return "", err
+		}
+	case slices.Contains(a.kubeconfigs, name):
+		_, user, err := loadKubeconfig(original)
+		if err != nil {
+			return "", err
+		}
+		certs, err := pemfile.Certificates(user.ClientCertificateData)
+		if err != nil {
+			return "", fmt.Errorf("client-certificate-data: %w", err)
+		}
+		if from, err = r.Find(certs); err != nil {
+			return "", err
+		}
+	default:
+		return "", nil
+	}
+	if r.SignsNew() || from == rotation.FromNew {
+		return side(r), nil
+	}
+	return "", nil
 }
 
 // bundleOf returns what a host trusts in a stage, in PEM, and whatever else it trusted before. The CA that signs comes
@@ -88,7 +141,9 @@ func bundleOf(before []*x509.Certificate, r rotation.Rotation) ([]byte, error) {
 		certs = slices.Concat(fresh, certs)
 	}
 	for _, c := range before {
-		if !slices.ContainsFunc(old, c.Equal) && !slices.ContainsFunc(fresh, c.Equal) {
+		if gone, err := r.Outdated([]*x509.Certificate{c}); err != nil {
+			return nil, err
+		} else if !gone && !slices.ContainsFunc(old, c.Equal) && !slices.ContainsFunc(fresh, c.Equal) {
 			certs = append(certs, c)
 		}
 	}
@@ -102,41 +157,36 @@ func bundleOf(before []*x509.Certificate, r rotation.Rotation) ([]byte, error) {
 // kubeconfig returns a kubeconfig with another bundle. signed is the same kubeconfig with a new client certificate, or nil.
 // The errors have no part of the file.
 func kubeconfig(original, bundle, signed []byte, r rotation.Rotation) ([]byte, error) {
-	config, _, err := loadKubeconfig(original)
+	config, err := clientcmd.Load(original)
 	if err != nil {
-		return nil, err
+		return nil, errors.New("want a kubeconfig")
 	}
+	changed := signed != nil
 	for _, cluster := range config.Clusters {
 		certs, err := pemfile.Certificates(cluster.CertificateAuthorityData)
 		if err != nil {
 			continue // it names a file, or trusts the CAs of the machine
 		}
-		if in, err := r.In(certs); err != nil || !in.Old && !in.New {
+		if in, err := r.In(certs); err != nil || in == (rotation.Trusted{}) {
 			continue // of another cluster
 		}
-		cluster.CertificateAuthorityData = bundle
+		if same, err := unchanged(certs, r); err != nil || same {
+			continue
+		}
+		cluster.CertificateAuthorityData, changed = bundle, true
+	}
+	if !changed {
+		return original, nil
 	}
 	if signed != nil {
 		_, user, err := loadKubeconfig(signed)
 		if err != nil {
 			return nil, err
 		}
-		config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo].ClientCertificateData = user.ClientCertificateData
+		own := config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo]
+		own.ClientCertificateData, own.ClientKeyData = user.ClientCertificateData, user.ClientKeyData
 	}
 	return clientcmd.Write(*config)
-}
-
-// loadKubeconfig parses a kubeconfig and returns its current user. Errors of the parser may have parts of the file.
-func loadKubeconfig(content []byte) (*clientcmdapi.Config, *clientcmdapi.AuthInfo, error) {
-	config, err := clientcmd.Load(content)
-	if err != nil {
-		return nil, nil, fmt.Errorf("want a kubeconfig")
-	}
-	at := config.Contexts[config.CurrentContext]
-	if at == nil || config.AuthInfos[at.AuthInfo] == nil || config.Clusters[at.Cluster] == nil {
-		return nil, nil, fmt.Errorf("want a kubeconfig with a current context, a cluster and a user")
-	}
-	return config, config.AuthInfos[at.AuthInfo], nil
 }
 
 // unread returns the names of the static pods that read something else from one set of files than from another.
@@ -160,16 +210,19 @@ func (a authority) unread(before, after contents) (names []string, err error) {
 // reads returns what the pod reads of the files when it starts.
 func (p pod) reads(all contents, bundle string) (string, error) {
 	var text strings.Builder
-	if p.bundle { // the order does not matter
+	for _, name := range p.once {
+		if name != bundle {
+			_, _ = text.Write(all[name]) // never fails
+			continue
+		}
 		certs, err := pemfile.Certificates(all[bundle])
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", bundle, err)
 		}
-		slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) })
+		slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) }) // the order does not matter
 		for _, c := range certs {
-			_, _ = text.Write(c.Raw) // never fails
+			_, _ = text.Write(c.Raw)
 		}
 	}
-	_, _ = text.Write(all[p.kubeconfig])
 	return text.String(), nil
 }

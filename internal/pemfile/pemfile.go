@@ -147,6 +147,12 @@ func Presented(data []byte) (chain []*x509.Certificate) {
 	return chain
 }
 
+// IsEncrypted reports whether data is an encrypted private key.
+func IsEncrypted(data []byte) bool {
+	block, _ := pem.Decode(data)
+	return block != nil && block.Type == encryptedKey
+}
+
 // Key returns the only private key: RSA, ECDSA or Ed25519, as PKCS #8, PKCS #1 or SEC 1, not encrypted. It drops the
 // errors of crypto/x509, because no part of a key may get into a log.
 func Key(data []byte) (crypto.Signer, error) { return only(data, nil) }
