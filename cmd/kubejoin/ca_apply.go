@@ -1,12 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -75,8 +75,16 @@ of admin.conf in other folders do not change: copy it again after each step.
 --dry-run prints a diff and changes nothing. Certificates are lines of text in it, and keys
 are left out. It needs no key.
 
-The exit code is 0 if the host is in the stage of the rotation, or if there is none. It is 1
-if not, and the command says what to do.`,
+The command looks at every file below DIR, every file that a static pod mounts or that the
+flags of a control plane name, and at each --also PATH. It names those that have the old CA
+or a certificate from it and that it does not change.
+
+A static pod of others, such as a virtual IP, may read one of the files only when it starts.
+The command reports it; --restart NAME lets the command end it, too.
+
+The exit code is 0 if the host is in the stage of the rotation, or if there is none. It is 3
+if the command did its part and something does not fit the stage, and 1 if it failed. In
+both cases it says what to do.`,
 		Example: `  # what would change
   kubejoin ca apply --dry-run
 
@@ -87,23 +95,30 @@ if not, and the command says what to do.`,
   kubejoin ca apply --certificate-key-file rotation.key`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 || len(args) == 1 && args[0] == "" {
-				return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)}
-			}
-			dir := kubeadmDir
-			if len(args) == 1 {
-				dir = args[0]
-			}
-			if err := o.check(); err != nil {
+			dir, err := kubeadmDirOf(args)
+			if err := errors.Join(err, o.check()); err != nil {
 				return usageOf(cmd, err)
 			}
-			a := newCAApplier(&o, dir)
-			if o.watch {
-				return a.follow(cmd)
-			}
-			return usageOf(cmd, a.apply(cmd))
+			return o.run(cmd, newCAApplier(&o, dir).apply)
 		},
 	}
+	o.register(cmd)
+	return cmd
+}
+
+type caApplyOptions struct {
+	output
+	given                         func(flag string) bool
+	ca                            string
+	certificateKeyFile, caKeyFile string
+	pins, also, restart           []string
+	dryRun, watch                 bool
+	qps                           float64
+	wait                          time.Duration
+	kubeconfig, kubeletDir        string
+}
+
+func (o *caApplyOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.SortFlags = false
 	o.given = f.Changed
@@ -115,6 +130,8 @@ if not, and the command says what to do.`,
 	f.StringVar(&o.certificateKeyFile, "certificate-key-file", "", "file with the key that 'kubejoin ca prepare' showed; - is standard input")
 	f.StringVar(&o.caKeyFile, "ca-key-file", "", "file with the private key of the new CA in PEM, if the cluster does not store it")
 	listVar(f, &o.pins, "ca-pin", nil, "pin of a new CA to believe, as sha256:HEX (repeatable)")
+	listVar(f, &o.also, "also", nil, "another file or folder of this host to look at (repeatable)")
+	listVar(f, &o.restart, "restart", nil, "static pod of others that may be ended if it read a file once (repeatable)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "print a diff and change nothing")
 	f.BoolVar(&o.watch, "watch", false, "run until stopped, and follow the stages; workers take turns")
 	f.Float64Var(&o.qps, "ca-rotation-qps", defaultRotationQPS, "with --watch: maximum renewals per second of all workers together")
@@ -125,19 +142,6 @@ if not, and the command says what to do.`,
 	heading(f, "Host flags")
 	o.registerFormats(cmd, "text", "json", "yaml")
 	_ = cmd.RegisterFlagCompletionFunc("ca", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
-	return cmd
-}
-
-type caApplyOptions struct {
-	output
-	given                         func(flag string) bool
-	ca                            string
-	certificateKeyFile, caKeyFile string
-	pins                          []string
-	dryRun, watch                 bool
-	qps                           float64
-	wait                          time.Duration
-	kubeconfig, kubeletDir        string
 }
 
 func (o *caApplyOptions) check() error {
@@ -173,10 +177,16 @@ func (o *caApplyOptions) check() error {
 type caApplier struct {
 	*caApplyOptions
 	dir       string
-	published map[rotation.CA]string    // the last report of each CA without its time
+	published map[rotation.CA]report    // the last of each CA
 	reloads   bool                      // the kubelet reads a changed client CA file again
 	turns     map[rotation.CA]time.Time // which were logged
 	requests  map[string]request        // of certificates for the kubelet, by stage
+}
+
+// A report is what a Node has, and since when.
+type report struct {
+	text string
+	at   time.Time
 }
 
 // A request is when certificates were requested last, and how long --watch waits with the next request.
@@ -186,19 +196,23 @@ type request struct {
 }
 
 // watchInterval is about how often --watch reads the stages, and maxRequestInterval how often it requests certificates while
-// kubejoin does not sign with the right CA.
-const watchInterval, maxRequestInterval = time.Minute, 30 * time.Minute
+// kubejoin does not sign with the right CA. After reportInterval it stores a report again: the Node may be a new one.
+const watchInterval, maxRequestInterval, reportInterval = time.Minute, 30 * time.Minute, 10 * time.Minute
 
 func newCAApplier(o *caApplyOptions, dir string) *caApplier {
-	return &caApplier{caApplyOptions: o, dir: dir, published: map[rotation.CA]string{}, turns: map[rotation.CA]time.Time{}, requests: map[string]request{}}
+	return &caApplier{caApplyOptions: o, dir: dir, published: map[rotation.CA]report{}, turns: map[rotation.CA]time.Time{}, requests: map[string]request{}}
 }
 
-// follow applies the rotations until the command is stopped. It prints an error once.
-func (a *caApplier) follow(cmd *cobra.Command) error {
-	last := ""
-	for {
+// An unfitError is what of this host does not fit its stage although nothing failed.
+type unfitError []string
+
+func (e unfitError) Error() string { return strings.Join(e, "\n") }
+
+// run does the work once, or with --watch until the command is stopped. Then it prints an error once.
+func (o *caApplyOptions) run(cmd *cobra.Command, work func(*cobra.Command) error) error {
+	for last := ""; o.watch; {
 		text := ""
-		if err := a.apply(cmd); err != nil && cmd.Context().Err() == nil {
+		if err := work(cmd); err != nil && cmd.Context().Err() == nil {
 			text = err.Error()
 		}
 		if text != last && text != "" {
@@ -211,67 +225,99 @@ func (a *caApplier) follow(cmd *cobra.Command) error {
 		case <-time.After(watchInterval/2 + rand.N(watchInterval)): // hosts do not ask at the same time
 		}
 	}
+	err := work(cmd)
+	if unfit := (unfitError{}); errors.As(err, &unfit) {
+		for _, line := range unfit {
+			warn(cmd, line)
+		}
+		return exitNotReady
+	}
+	return usageOf(cmd, err)
 }
 
-// apply applies the rotation of each CA.
-func (a *caApplier) apply(cmd *cobra.Command) error {
-	log := func(line string) { cmd.PrintErrln("kubejoin:", sanitize(line)) }
-	host := hostca.Host{Dir: a.dir, KubeletDir: a.kubeletDir, Pins: a.pins, Wait: a.wait, DryRun: a.dryRun, Log: log}
-	kubeletConf := filepath.Join(a.dir, "kubelet.conf")
-	kubeconfig := a.kubeconfig
-	if kubeconfig == "" {
-		if kubeconfig = filepath.Join(a.dir, "admin.conf"); !exists(kubeconfig) {
-			kubeconfig = kubeletConf
-		}
+// stageKubeconfig returns the kubeconfig to read the stages with.
+func (a *caApplier) stageKubeconfig() string {
+	admin := filepath.Join(a.dir, "admin.conf")
+	if a.kubeconfig == "" && !exists(admin) {
+		return filepath.Join(a.dir, "kubelet.conf")
 	}
-	client, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig})
-	if err != nil {
+	return cmp.Or(a.kubeconfig, admin)
+}
+
+func (a *caApplier) client() (kubernetes.Interface, error) {
+	return clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: a.stageKubeconfig()})
+}
+
+// host returns the host without what the cluster adds.
+func (a *caApplier) host(cmd *cobra.Command) hostca.Host {
+	log := func(line string) { cmd.PrintErrln("kubejoin:", sanitize(line)) }
+	return hostca.Host{Dir: a.dir, KubeletDir: a.kubeletDir, Pins: a.pins, Also: a.also, Restart: a.restart, Wait: a.wait, DryRun: a.dryRun, Log: log}
+}
+
+// apply applies the rotation of each CA, and prints what it did.
+func (a *caApplier) apply(cmd *cobra.Command) error {
+	results, unfit, err := a.rotate(cmd)
+	if err = errors.Join(a.print(cmd, results), err); err != nil || len(unfit) == 0 {
 		return err
+	}
+	return unfit
+}
+
+// rotate applies the rotation of each CA.
+func (a *caApplier) rotate(cmd *cobra.Command) (results []hostca.Result, unfit unfitError, err error) {
+	host := a.host(cmd)
+	kubeletConf := filepath.Join(a.dir, "kubelet.conf")
+	client, err := a.client()
+	if err != nil {
+		return nil, nil, err
 	}
 	ctx := cmd.Context()
 	state, err := hostca.State(ctx, client)
 	if err != nil {
-		return fmt.Errorf("with %s: %w", kubeconfig, err)
+		return nil, nil, fmt.Errorf("with %s: %w", a.stageKubeconfig(), err)
 	}
+	cas := rotation.CAs
 	if a.ca != "" {
-		maps.DeleteFunc(state, func(ca rotation.CA, _ rotation.Rotation) bool { return a.ca != string(ca) })
+		cas = []rotation.CA{rotation.CA(a.ca)}
 	}
-	if len(state) == 0 {
-		return a.print(cmd, nil)
-	}
-	node, err := host.NodeName()
-	if err != nil {
-		return fmt.Errorf("name of this node: %w", err)
-	}
-	kubelet, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf})
-	if err != nil {
-		return err
-	}
-	host.KubeletReloads = func(ctx context.Context) bool {
-		if !a.reloads { // otherwise it restarts, which always helps
-			a.reloads, _ = hostca.KubeletReloads(ctx, client, node)
+	var node string
+	var kubelet kubernetes.Interface
+	if slices.ContainsFunc(cas, func(ca rotation.CA) bool { return state[ca].ID != "" }) {
+		if node, err = host.NodeName(); err != nil {
+			return nil, nil, fmt.Errorf("name of this node: %w", err)
 		}
-		return a.reloads
-	}
-	host.Lock = hostca.Lock(client, node, 2*a.wait, log)
-	var results []hostca.Result
-	for _, ca := range rotation.CAs {
-		r, found := state[ca]
-		if !found {
-			continue
+		if kubelet, err = clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf}); err != nil {
+			return nil, nil, err
 		}
+		host.KubeletReloads = func(ctx context.Context) bool {
+			if !a.reloads { // otherwise it restarts, which always helps
+				a.reloads, _ = hostca.KubeletReloads(ctx, client, node)
+			}
+			return a.reloads
+		}
+		host.Lock = hostca.Lock(client, node, 2*a.wait, host.Log)
+	}
+	for _, ca := range cas {
+		r := state[ca]
+		r.CA = ca // also without a rotation: a backup that the cluster does not know is an error
 		if a.waits(host, node, r) {
 			continue
 		}
-		host.Sign = a.sign(kubelet, r, host.ControlPlane())
-		host.Key = a.key(cmd, client, r)
+		if r.ID != "" {
+			host.Sign, host.Key = a.sign(kubelet, r, host.ControlPlane()), a.key(cmd, client, r)
+		}
 		done, err := host.Apply(ctx, r)
 		if err = errors.Join(err, a.publish(ctx, kubeletConf, node, done.Report)); err != nil {
-			return errors.Join(a.print(cmd, results), fmt.Errorf("CA %s: %w", ca, err))
+			return results, unfit, fmt.Errorf("CA %s: %w", ca, err)
 		}
-		results = append(results, done)
+		if r.ID != "" {
+			results, unfit = append(results, done), append(unfit, done.Unfit...)
+		}
 	}
-	return a.print(cmd, results)
+	if a.dryRun {
+		unfit = nil
+	}
+	return results, unfit, nil
 }
 
 // waits reports whether it is not yet the turn of this host. Control planes do not wait: they sign for the others, and the
@@ -308,22 +354,22 @@ func (a *caApplier) sign(kubelet kubernetes.Interface, r rotation.Rotation, cont
 }
 
 // publish stores a report in the Node, unless it did so before. The kubeconfig may have changed since it was read.
-func (a *caApplier) publish(ctx context.Context, kubeletConf, node string, report *rotation.Report) error {
-	if report == nil || a.dryRun {
+func (a *caApplier) publish(ctx context.Context, kubeletConf, node string, of *rotation.Report) error {
+	if of == nil || a.dryRun {
 		return nil
 	}
-	text, err := report.Encode()
-	if err != nil || a.published[report.CA] == text {
+	text, err := of.Encode()
+	if last := a.published[of.CA]; err != nil || last.text == text && time.Since(last.at) < reportInterval {
 		return err
 	}
 	client, err := clusterClient(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeletConf})
 	if err != nil {
 		return err
 	}
-	if err := hostca.Publish(ctx, client, node, report); err != nil {
+	if err := hostca.Publish(ctx, client, node, of); err != nil {
 		return err
 	}
-	a.published[report.CA] = text
+	a.published[of.CA] = report{text, time.Now()}
 	return nil
 }
 
@@ -400,18 +446,6 @@ func (o *caApplyOptions) print(cmd *cobra.Command, results []hostca.Result) erro
 		}
 		if err != nil {
 			return err
-		}
-		if r.Report != nil {
-			for _, name := range r.Report.Restart {
-				restart := "crictl ps -a --name " + name + "   shows why"
-				if name == "kubelet" {
-					restart = "systemctl restart kubelet"
-				}
-				warn(cmd, name+" may run with old files; next: "+restart+"; then run this command again")
-			}
-		}
-		for _, file := range r.Remains {
-			warn(cmd, file+" still has a certificate of the replaced CA; if nothing needs the file, remove it")
 		}
 	}
 	return nil

@@ -50,6 +50,7 @@ type caWorker struct {
 	rotation     rotation.Rotation // the zero value: none
 	secret       map[string][]byte // of the new CA's key
 	patches      []string
+	events       []string
 	requests     int                      // of certificates
 	version      string                   // of the kubelet
 	lease        coordinationv1.LeaseSpec // of control planes that restart
@@ -118,6 +119,10 @@ func (w *caWorker) serve(out http.ResponseWriter, r *http.Request) {
 		content, _ := io.ReadAll(r.Body)
 		w.patches = append(w.patches, string(content))
 		reply(node)
+	case "POST /api/v1/namespaces/default/events":
+		content, _ := io.ReadAll(r.Body)
+		w.events = append(w.events, string(content))
+		reply(corev1.Event{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"}})
 	default:
 		if r.Method == http.MethodPost {
 			w.requests++
@@ -143,7 +148,11 @@ func TestCAApplyOnWorker(t *testing.T) {
 	}
 	stdout, stderr, err := apply("-o", "json")
 	var list struct{ Items []hostca.Result }
-	if err != nil || json.Unmarshal([]byte(stdout), &list) != nil || len(list.Items) != 1 || strings.Join(list.Items[0].Changed, " ") != "pki/ca.crt kubelet.conf" {
+	unfit := func(err error) bool { // no kubelet runs that has read the files
+		code := exitCode(0)
+		return errors.As(err, &code) && code == exitNotReady
+	}
+	if !unfit(err) || json.Unmarshal([]byte(stdout), &list) != nil || len(list.Items) != 1 || strings.Join(list.Items[0].Changed, " ") != "pki/ca.crt kubelet.conf" {
 		t.Errorf("got %v\n%s", err, stdout)
 	}
 	if !strings.Contains(stderr, "kubejoin: writing "+filepath.Join(w.dir, "kubelet.conf")) || !strings.Contains(stdout, `"restart": [`) {
@@ -153,7 +162,8 @@ func TestCAApplyOnWorker(t *testing.T) {
 		t.Errorf("got patches %q", w.patches)
 	}
 	stdout, stderr, err = apply()
-	if err != nil || stdout != "CA cluster: this host is in stage trust, files changed: <none>; restarted: <none>\n" || !strings.Contains(stderr, "kubelet may run with old files; next: systemctl restart kubelet") {
+	if !unfit(err) || stdout != "CA cluster: this host is in stage trust, files changed: <none>; restarted: <none>\n" ||
+		!strings.Contains(stderr, "process kubelet on worker-1 has not read its changed files; next: on worker-1: systemctl restart kubelet; then kubejoin ca apply") {
 		t.Errorf("the second time: %v, %s%s", err, stdout, stderr)
 	}
 	w.version = "v1.36.0" // which reads client CAs again
@@ -161,15 +171,27 @@ func TestCAApplyOnWorker(t *testing.T) {
 		t.Errorf("with a new kubelet: %v, %s", err, stderr)
 	}
 	w.rotation.Stage, w.rotation.Aborting = rotation.Prepare, true
-	if _, _, err := apply("--ca", "cluster"); err != nil || string(must.Value(os.ReadFile(filepath.Join(w.dir, "kubelet.conf")))(t)) != string(before) {
+	if _, _, err := apply("--ca", "cluster"); !unfit(err) || string(must.Value(os.ReadFile(filepath.Join(w.dir, "kubelet.conf")))(t)) != string(before) {
 		t.Errorf("after an abort: %v, want the former kubelet.conf", err)
 	}
 	if stdout, _, err := apply("--ca", "etcd"); err != nil || stdout != "no CA is rotated\n" {
 		t.Errorf("another CA: %v, %s", err, stdout)
 	}
 	w.rotation = rotation.Rotation{}
+	if _, _, err := apply(); err == nil || !strings.Contains(err.Error(), "is the backup of a rotation that the cluster does not know: it has no rotation of this CA") {
+		t.Errorf("after the state was lost: got %v", err)
+	}
+	must.OK(t, os.RemoveAll(filepath.Join(w.dir, hostca.Backups)))
 	if stdout, _, err := apply(); err != nil || stdout != "no CA is rotated\n" {
 		t.Errorf("no rotation: %v, %s", err, stdout)
+	}
+}
+
+// applied fails the test if the error is not that no kubelet runs which reads the files.
+func applied(t *testing.T, err error) {
+	t.Helper()
+	if unfit, code := (unfitError{}), exitCode(0); err != nil && !errors.As(err, &unfit) && (!errors.As(err, &code) || code != exitNotReady) {
+		t.Error(err)
 	}
 }
 
@@ -202,9 +224,8 @@ func TestCAApplyOnControlPlane(t *testing.T) {
 		err := root.ExecuteContext(t.Context())
 		return out.String() + errOut.String(), err
 	}
-	if _, err := apply(""); err != nil {
-		t.Fatal(err)
-	}
+	_, err = apply("")
+	applied(t, err)
 	w.rotation.Stage = rotation.Switch
 	if _, err := apply(""); err == nil || !strings.Contains(err.Error(), "--certificate-key-file") {
 		t.Errorf("without the key: got %v", err)
@@ -223,27 +244,24 @@ func TestCAApplyOnControlPlane(t *testing.T) {
 		}
 	}
 	out, err := apply(with.Reveal()+"\n", "--certificate-key-file", "-")
-	if err != nil || strings.Contains(out, with.Reveal()) || !strings.Contains(out, "files changed: pki/ca.crt,admin.conf,kubelet.conf,pki/ca.key") {
+	applied(t, err)
+	if strings.Contains(out, with.Reveal()) || !strings.Contains(out, "files changed: pki/ca.crt,admin.conf,kubelet.conf,pki/ca.key") {
 		t.Errorf("got %v\n%s", err, out)
 	}
-	w.rotation.Stage = rotation.Trust
-	if _, err := apply(""); err != nil {
-		t.Fatal(err)
-	}
-	w.rotation.Stage = rotation.Switch
-	if out, err := apply(""); err != nil || !strings.Contains(out, "files changed: pki/ca.crt,admin.conf,kubelet.conf,pki/ca.key") {
+	out, err = apply("")
+	if applied(t, err); !strings.Contains(out, "files changed: <none>") {
 		t.Errorf("the host has the key: got %v\n%s", err, out)
 	}
 	// The same with the key in a file.
 	w.rotation.Stage, w.rotation.Aborting = rotation.Prepare, true
-	if _, err := apply(""); err != nil {
-		t.Fatal(err)
-	}
+	_, err = apply("")
+	applied(t, err)
 	must.OK(t, os.RemoveAll(filepath.Join(w.dir, hostca.Backups)))
 	w.rotation.Stage, w.rotation.Aborting = rotation.Switch, false
 	file := filepath.Join(t.TempDir(), "new.key")
 	must.OK(t, os.WriteFile(file, newKey, 0o600))
-	if out, err := apply("", "--ca-key-file", file); err != nil || !strings.Contains(out, "pki/ca.key") {
+	out, err = apply("", "--ca-key-file", file)
+	if applied(t, err); !strings.Contains(out, "pki/ca.key") {
 		t.Errorf("--ca-key-file: got %v\n%s", err, out)
 	}
 }
@@ -257,20 +275,20 @@ func TestCAApplyWatches(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cmd.SetContext(ctx)
 	for range 2 {
-		must.OK(t, a.apply(cmd))
+		applied(t, a.apply(cmd))
 	}
 	if len(w.patches) != 1 || strings.Count(out.String(), "\n") != 1 {
 		t.Errorf("got patches %q\n%s", w.patches, out)
 	}
 	w.rotation.Stage = rotation.Switch
 	for range 2 {
-		must.OK(t, a.apply(cmd))
+		applied(t, a.apply(cmd))
 	}
 	if len(w.patches) != 2 || strings.Count(out.String(), "\n") != 2 || w.requests != 1 {
 		t.Errorf("in the next stage: got patches %q, and %d requests\n%s", w.patches, w.requests, out)
 	}
 	cancel()
-	if err := a.follow(cmd); err != nil {
+	if err := a.run(cmd, a.apply); err != nil {
 		t.Error(err)
 	}
 }
@@ -296,7 +314,7 @@ func TestCAApplyWaitsForItsTurn(t *testing.T) {
 	apply := func(began time.Time, requests, patches int) {
 		t.Helper()
 		w.rotation.Since = began
-		must.OK(t, a.apply(cmd))
+		applied(t, a.apply(cmd))
 		if w.requests != requests || len(w.patches) != patches {
 			t.Errorf("%s after the beginning of the stage: %d requests of certificates and %d reports, want %d and %d", time.Since(began).Round(time.Second), w.requests, len(w.patches), requests, patches)
 		}
@@ -317,7 +335,7 @@ func TestCAApplyWaitsForItsTurn(t *testing.T) {
 	}
 	apply(w.rotation.Since, 1, 1)
 	must.OK(t, os.Mkdir(filepath.Join(w.dir, "manifests"), 0o700))
-	must.OK(t, os.WriteFile(filepath.Join(w.dir, "manifests/etcd.yaml"), nil, 0o600))
+	must.OK(t, os.WriteFile(filepath.Join(w.dir, "manifests/etcd.yaml"), []byte("metadata: {name: etcd}\nspec: {containers: [{name: etcd}]}\n"), 0o600))
 	apply(time.Now(), 2, 2)
 	must.OK(t, os.Remove(filepath.Join(w.dir, "manifests/etcd.yaml")))
 	a.watch = false
@@ -358,7 +376,7 @@ func TestCAApplyRestartsOneControlPlaneAtATime(t *testing.T) {
 	}
 	must.OK(t, os.Rename(filepath.Join(w.dir, "pki/ca.crt"), filepath.Join(w.dir, "pki/etcd/ca.crt")))
 	must.OK(t, os.WriteFile(filepath.Join(w.kubelet, "config.yaml"), fmt.Appendf(nil, "healthzPort: %d\n", listen(t, "kubelet")), 0o600))
-	must.OK(t, os.WriteFile(filepath.Join(w.dir, "manifests/etcd.yaml"), fmt.Appendf(nil, "spec: {containers: [{livenessProbe: {httpGet: {port: %d}}}]}", listen(t, "etcd")), 0o600))
+	must.OK(t, os.WriteFile(filepath.Join(w.dir, "manifests/etcd.yaml"), fmt.Appendf(nil, "metadata: {name: etcd}\nspec: {containers: [{livenessProbe: {httpGet: {port: %d}}}]}", listen(t, "etcd")), 0o600))
 	a, cmd, _, _ := w.watch()
 	a.wait = time.Second
 	ctx, cancel := context.WithCancel(t.Context())
@@ -379,12 +397,12 @@ func TestCAApplyRestartsOneControlPlaneAtATime(t *testing.T) {
 // Catches flags of the DaemonSet that the command does not have, and a folder that it does not see at the path of the host.
 // Also catches confinement that keeps it from processes and files of the host.
 func TestCAApplyDaemonSet(t *testing.T) {
-	content := must.Value(os.ReadFile("../../deploy/ca-apply/daemonset.yaml"))(t)
+	content := must.Value(os.ReadFile("../../deploy/host/daemonset.yaml"))(t)
 	var set appsv1.DaemonSet
 	must.OK(t, yaml.UnmarshalStrict(content, &set))
 	pod := set.Spec.Template.Spec
 	cmd, args, err := rootCommand().Find(pod.Containers[0].Args)
-	if err != nil || cmd.CommandPath() != "kubejoin ca apply" || cmd.ParseFlags(args) != nil || !cmd.Flags().Changed("watch") {
+	if err != nil || cmd.CommandPath() != "kubejoin host apply" || cmd.ParseFlags(args) != nil || !cmd.Flags().Changed("watch") {
 		t.Errorf("the arguments are %q: %v", pod.Containers[0].Args, err)
 	}
 	paths := map[string]string{}

@@ -385,24 +385,9 @@ func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
 	defer stop()
 	asked := credentials.Renewal{Names: o.names, Add: map[string][]string{}}
 	if o.renews(append(credentials.OfEtcd(), apiserver)...) {
-		stored, err := readKubeadmConfig(cmd.Context(), host)
-		if err != nil {
+		if asked.Add, err = namesOfKubeadm(cmd.Context(), &host, o.names); err != nil {
 			warn(cmd, "could not read kubeadm-config with admin.conf ("+err.Error()+"); certificates get no new names from it, "+
 				"want --add-san for apiserver; with external etcd, select the other certificates with --name")
-		}
-		asked.Add[apiserver] = stored.APIServer.CertSANs
-		if local := stored.Etcd.Local; local != nil {
-			asked.Add["etcd-server"], asked.Add["etcd-peer"] = local.ServerCertSANs, local.PeerCertSANs
-		}
-		if stored.Etcd.External != nil {
-			if host.NoCA == nil {
-				host.NoCA = map[string]string{}
-			}
-			for _, name := range credentials.OfEtcd() {
-				if !slices.Contains(o.names, name) {
-					host.NoCA[name] = "kubeadm-config has etcd.external"
-				}
-			}
 		}
 	}
 	asked.Add[apiserver] = slices.Concat(asked.Add[apiserver], o.addSANs)
@@ -431,6 +416,28 @@ func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
 	}
 	_, err = o.object(cmd.OutOrStdout(), done)
 	return err
+}
+
+// namesOfKubeadm returns the names to add to certificates that kubeadm-config has. With an external etcd, the host has no CA for its
+// certificates, except for those that are given.
+func namesOfKubeadm(ctx context.Context, host *credentials.Host, given []string) (map[string][]string, error) {
+	stored, err := readKubeadmConfig(ctx, *host)
+	add := map[string][]string{apiserver: stored.APIServer.CertSANs}
+	if local := stored.Etcd.Local; local != nil {
+		add["etcd-server"], add["etcd-peer"] = local.ServerCertSANs, local.PeerCertSANs
+	}
+	if stored.Etcd.External == nil {
+		return add, err
+	}
+	if host.NoCA == nil {
+		host.NoCA = map[string]string{}
+	}
+	for _, name := range credentials.OfEtcd() {
+		if !slices.Contains(given, name) {
+			host.NoCA[name] = "kubeadm-config has etcd.external"
+		}
+	}
+	return add, err
 }
 
 // readKubeadmConfig reads kubeadm's ClusterConfiguration with admin.conf of a control plane.

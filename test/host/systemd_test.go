@@ -22,6 +22,8 @@ const (
 	dropIns  = "deploy/systemd/kubejoin.service.d"
 	// signerUnitFile is the unit of the signer process.
 	signerUnitFile = "deploy/systemd/kubejoin-signer.service"
+	// hostUnitFile is the unit of 'kubejoin host apply --watch'.
+	hostUnitFile = "deploy/host/kubejoin-host.service"
 	// dynamicUser is a number in systemd's range for DynamicUser.
 	dynamicUser = "61234"
 )
@@ -31,7 +33,7 @@ const (
 func TestUnitIsValidAndConfined(t *testing.T) {
 	t.Parallel()
 	need.Programs(t, "systemd-analyze")
-	for _, mode := range []string{"standalone", "cluster", "signer", "cluster on a socket", "signer on a socket"} {
+	for _, mode := range []string{"standalone", "cluster", "signer", "cluster on a socket", "signer on a socket", "host"} {
 		root := t.TempDir()
 		units := filepath.Join(root, "etc/systemd/system")
 		for _, dir := range []string{units + "/kubejoin.service.d", root + "/usr/local/bin", root + "/lib/systemd", root + "/usr/lib"} {
@@ -43,9 +45,9 @@ func TestUnitIsValidAndConfined(t *testing.T) {
 		}
 		way, _, onSocket := strings.Cut(mode, " on ")
 		unit := "kubejoin.service"
-		if way == "signer" {
-			unit = "kubejoin-signer.service"
-			harness.ReplaceFile(t, units+"/"+unit, harness.ReadFile(t, harness.RepositoryFile(t, signerUnitFile)))
+		if file := map[string]string{"signer": signerUnitFile, "host": hostUnitFile}[way]; file != "" {
+			unit = filepath.Base(file)
+			harness.ReplaceFile(t, units+"/"+unit, harness.ReadFile(t, harness.RepositoryFile(t, file)))
 		} else {
 			harness.ReplaceFile(t, units+"/"+unit, harness.ReadFile(t, harness.RepositoryFile(t, unitFile)))
 			harness.ReplaceFile(t, units+"/"+unit+".d/"+way+".conf", harness.ReadFile(t, harness.RepositoryFile(t, dropIns+"/"+way+".conf")))
@@ -61,8 +63,11 @@ func TestUnitIsValidAndConfined(t *testing.T) {
 		if err != nil || bytes.Contains(out, []byte("kubejoin")) {
 			t.Errorf("%s: systemd-analyze verify: %v\n%s", mode, err, out)
 		}
-		// The threshold is in tenths.
-		out, err = exec.CommandContext(t.Context(), "systemd-analyze", "security", "--offline=true", "--root="+root, "--threshold=15", unit).CombinedOutput()
+		threshold := "--threshold=15" // in tenths
+		if way == "host" {            // it works as root
+			threshold = "--threshold=48"
+		}
+		out, err = exec.CommandContext(t.Context(), "systemd-analyze", "security", "--offline=true", "--root="+root, threshold, unit).CombinedOutput()
 		if err != nil {
 			t.Errorf("%s: systemd-analyze security: %v\n%s", mode, err, out)
 		}

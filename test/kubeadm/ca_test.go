@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -51,6 +52,7 @@ type rotationTest struct {
 	round      int       // how often it was watched
 	since      time.Time // of the stage
 	pins       []string  // for ca apply
+	restart    string    // flag for ca apply on the first control plane
 	signersOff bool      // of the second control plane
 	stopped    bool      // kube-scheduler
 	proxies    bool      // kube-proxy runs
@@ -165,7 +167,7 @@ func (r *rotationTest) watched(work func(r *rotationTest, oldest string)) {
 	if got := r.apiServersStarted(); got != started {
 		r.t.Errorf("API servers started at %s, before at %s: they reload certificates", got, started)
 	}
-	r.check(must.Value(probe.stop())(r.t))
+	r.check(must.Value(probe.stop())(r.t), 1000)
 	r.t.Logf("watched for %.1f s", time.Since(began).Seconds())
 }
 
@@ -292,6 +294,7 @@ func (r *rotationTest) begin(args ...string) {
 	for _, m := range r.nodes[:2] {
 		r.must(m.writeFile(r.t.Context(), certificateKeyFile, key))
 	}
+	r.apply(r.nodes[:2]...)
 }
 
 // prepare begins a rotation. The first time, it switches off the signer of the second control plane's
@@ -328,6 +331,9 @@ const expireTokens = "--expire-tokens"
 
 const certificateKeyFile = "/run/rotation.key"
 
+// exitUnfit is the exit code of 'kubejoin ca apply' if the host does not fit the stage although nothing failed.
+const exitUnfit = 3
+
 // bring writes an intermediate CA and its root to the first control plane, and returns the flags of prepare for it. Nobody
 // certifies the root, so each host gets its pin.
 func (r *rotationTest) bring() (flags []string) {
@@ -358,8 +364,7 @@ func (r *rotationTest) bring() (flags []string) {
 }
 
 // apply changes the files of machines for the stage: those of the control planes first, at the same time. Once all control
-// planes have applied, it repeats that where the command warned that the kubelet got no certificate: the leader of kubejoin
-// may not have read its files yet.
+// planes have applied, it repeats that where something does not fit: the leader of kubejoin may not have read its files yet.
 func (r *rotationTest) apply(machines ...*Machine) {
 	r.t.Helper()
 	r.note("ca apply")
@@ -369,12 +374,12 @@ func (r *rotationTest) apply(machines ...*Machine) {
 	if len(control) < 2 {
 		return
 	}
-	harness.Wait(r.t, "certificates of kubelets", func() error {
+	harness.Wait(r.t, "hosts that fit", func() error {
 		if len(again) == 0 {
 			return nil
 		}
 		again = r.applyTo(again)
-		return fmt.Errorf("%d kubelets got none", len(again))
+		return fmt.Errorf("%d do not", len(again))
 	})
 }
 
@@ -387,12 +392,53 @@ func (r *rotationTest) applyOn(m *Machine) string {
 	for _, pin := range r.pins {
 		flags += " --ca-pin=" + pin
 	}
-	return cmp.Or(line, "kubejoin ca apply"+flags)
+	if line = cmp.Or(line, "kubejoin ca apply"+flags); m == r.first {
+		line += r.restart
+	}
+	return line
+}
+
+// addPod adds a static pod that reads admin.conf once and holds a Lease, as kube-vip does. It is a kube-scheduler.
+func (r *rotationTest) addPod() {
+	r.t.Helper()
+	r.on(r.first, "sh", "-euc", `
+		cd /etc/kubernetes/manifests
+		sed 's/: kube-scheduler$/: vip/; s/scheduler.conf/admin.conf/g; s/--leader-elect=true/&\n    - --leader-elect-resource-name=vip/
+			s/--bind-address=.*/--secure-port=10299/; /Probe:/,/timeoutSeconds:/d; /ports:/,/protocol:/d' kube-scheduler.yaml >/run/vip.yaml
+		mv /run/vip.yaml vip.yaml`)
+	r.awaitPod(time.Now())
+}
+
+// awaitPod waits until the pod has renewed its Lease after a time.
+func (r *rotationTest) awaitPod(after time.Time) {
+	r.t.Helper()
+	harness.Wait(r.t, "the Lease of static pod vip", func() error {
+		text, err := r.Kubectl(r.t.Context(), "--namespace=kube-system", "get", "lease", "vip", "--output=jsonpath={.spec.renewTime}")
+		if err != nil {
+			return err
+		}
+		at, err := time.Parse(time.RFC3339, text)
+		if err == nil && !at.After(after) {
+			err = fmt.Errorf("renewed at %s, want after %s", at, after)
+		}
+		return err
+	})
+}
+
+// restartPod applies on the first control plane. The pod goes on with the former admin.conf until --restart permits to end it.
+func (r *rotationTest) restartPod() {
+	r.t.Helper()
+	const next = "process vip on control-1 has not read its changed files; next: on control-1: kubejoin ca apply --restart vip"
+	if output, err := r.first.Run(r.t.Context(), r.pasted("("+r.applyOn(r.first)+") 2>&1")...); err == nil || !strings.Contains(output, next) {
+		r.t.Fatalf("got %v, want %s\n%s", err, next, output)
+	}
+	r.refuse("process vip on control-1", "switch")
+	r.restart = " --restart vip"
 }
 
 func (r *rotationTest) isControlPlane(m *Machine) bool { return slices.Contains(r.nodes[:2], m) }
 
-// applyTo runs 'kubejoin ca apply' on machines at the same time. It returns those whose kubelet got no certificate.
+// applyTo runs 'kubejoin ca apply' on machines at the same time. It returns those that do not fit the stage afterwards.
 func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
 	r.t.Helper()
 	var mu sync.Mutex
@@ -405,11 +451,11 @@ func (r *rotationTest) applyTo(machines []*Machine) (again []*Machine) {
 			r.t.Logf("%s: %.1f s: %s", m.Name, time.Since(began).Seconds(), strings.TrimSpace(output))
 			mu.Lock()
 			defer mu.Unlock()
-			if err != nil {
-				failed = errors.Join(failed, fmt.Errorf("%s: %w", m.Name, err))
-			}
-			if strings.Contains(output, "the kubelet got no new ") {
+			switch exit := (*exec.ExitError)(nil); {
+			case errors.As(err, &exit) && exit.ExitCode() == exitUnfit:
 				again = append(again, m)
+			case err != nil:
+				failed = errors.Join(failed, fmt.Errorf("%s: %w", m.Name, err))
 			}
 		})
 	}
@@ -498,9 +544,11 @@ func (r *rotationTest) there(oldest string) {
 	r.session = sessionOf(readPage(r.t, "docs/ca.md").section("Rotate the CA of a cluster"))
 	old := r.signing("ca")
 	admin := r.oldAdmin()
+	r.addPod()
 	r.prepare()
 	r.join(r.oldest, r.request())
 	r.step("trust")
+	r.restartPod()
 	r.apply(r.first, r.second)
 	r.refuse("worker-1", "switch")
 	r.apply(r.nodes[2:]...)
@@ -527,6 +575,9 @@ func (r *rotationTest) there(oldest string) {
 	r.awaitJoins()
 
 	r.wantCode(admin, "401")
+	r.awaitPod(time.Now())
+	r.on(r.first, "rm", "/etc/kubernetes/manifests/vip.yaml")
+	r.restart = ""
 	r.wantGone(old, r.signing("ca"), 4)
 	if len(r.session) > 0 {
 		r.t.Errorf("the page has more commands: %q", r.session)
@@ -706,7 +757,7 @@ func (r *rotationTest) apiServersStarted() (started string) {
 }
 
 // check fails for what a probe saw go wrong, and logs the figures.
-func (r *rotationTest) check(seen report) {
+func (r *rotationTest) check(seen report, atLeast int) {
 	r.t.Helper()
 	line := func(f failure) string {
 		return fmt.Sprintf("%d times from %s to %s, after %s: %s: %s", f.Count, f.First.Format(time.StampMilli), f.Last.Format(time.StampMilli), r.after(f.First), f.What, f.Text)
@@ -721,7 +772,7 @@ func (r *rotationTest) check(seen report) {
 			r.t.Error(line(f))
 		}
 	}
-	if seen.Requests < 1000 || len(seen.Heartbeats) < len(r.nodes) {
+	if seen.Requests < atLeast || len(seen.Heartbeats) < len(r.nodes) {
 		r.t.Errorf("%d requests, heartbeats of %d Nodes: the probe could not fail", seen.Requests, len(seen.Heartbeats))
 	}
 	old := 0

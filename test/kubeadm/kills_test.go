@@ -1,7 +1,6 @@
 package kubeadm
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,7 +30,7 @@ type killsTest struct {
 }
 
 // TestSurvivesKillsOfCARotation rotates the CA of a cluster. 'kubejoin ca apply' is killed at each write, and so is kubejoin
-// in each step. The same command then completes what the killed one began. The DaemonSet in deploy/ca-apply applies on the
+// in each step. The same command then completes what the killed one began. The DaemonSet in deploy/host applies on the
 // other worker, and on the control plane at the end. The worker is off in stage finish, and joins again after the end.
 func TestSurvivesKillsOfCARotation(t *testing.T) {
 	harness.Parallel(t)
@@ -39,7 +38,8 @@ func TestSurvivesKillsOfCARotation(t *testing.T) {
 	old := k.signing("ca")
 	k.must(k.first.writeFile(t.Context(), certificateKeyFile, must.Value(k.ca("prepare"))(t)))
 	k.killer = startKiller(t, k.Cluster)
-	k.installCAApply()
+	k.installHost("\n      automountServiceAccountToken:", "\n      nodeSelector: {applies: \"true\"}\n      automountServiceAccountToken:")
+	k.applyKilled(k.first)
 
 	k.survive(rotation.Trust, "trust")
 	k.label(k.off, true)
@@ -153,10 +153,11 @@ func (k *killsTest) applyKilled(m *Machine, flags ...string) {
 		cmd := m.Command(k.t.Context(), append([]string{os.Args[0], harness.Kubejoin(), "ca", "apply"}, flags...)...)
 		cmd.Env = append(cmd.Env, tracerChild+"="+list)
 		output, err := cmd.CombinedOutput()
-		if err == nil && bytes.Contains(output, []byte("the kubelet got no new ")) { // kubejoin may not have the new key yet
-			err = errors.New(string(output))
-		} else if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != exitKilled) {
+		// exitUnfit: kubejoin may not have the new key yet.
+		if exit := (*exec.ExitError)(nil); err != nil && (!errors.As(err, &exit) || exit.ExitCode() != exitKilled && exit.ExitCode() != exitUnfit) {
 			k.t.Fatalf("kubejoin ca apply on %s: %v\n%s", m.Name, err, output)
+		} else if err != nil && exit.ExitCode() == exitUnfit {
+			err = fmt.Errorf("%w\n%s", err, output)
 		}
 		return err
 	})
@@ -165,17 +166,6 @@ func (k *killsTest) applyKilled(m *Machine, flags ...string) {
 	if strings.Count(content, "\n") < 3 {
 		k.t.Errorf("too few writes: the test does not see all")
 	}
-}
-
-// installCAApply makes the DaemonSet of deploy/ca-apply, for the nodes that label selects.
-func (k *killsTest) installCAApply() {
-	k.t.Helper()
-	text := string(must.Value(os.ReadFile(harness.RepositoryFile(k.t, "deploy/ca-apply/daemonset.yaml")))(k.t))
-	text = strings.Replace(text, "ghcr.io/kubejoin/kubejoin:dev", image, 1)
-	text = strings.Replace(text, "\n      automountServiceAccountToken:", "\n      nodeSelector: {applies: \"true\"}\n      automountServiceAccountToken:", 1)
-	const file = "/etc/kubernetes/ca-apply.yaml"
-	k.must(k.first.writeFile(k.t.Context(), file, text))
-	k.kubectl("apply", "--filename", file)
 }
 
 // label says whether the DaemonSet applies on a machine.

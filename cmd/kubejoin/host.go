@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+)
+
+func hostCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "host",
+		Short: "Keep the files of this host as they should be",
+		Args:  noArgs,
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(hostApplyCommand())
+	return cmd
+}
+
+// hostOptions are the flags of host apply.
+type hostOptions struct {
+	caApplyOptions
+	remote        remoteOptions
+	passphrase    string
+	before, retry time.Duration
+	metricsFile   string
+}
+
+func hostApplyCommand() *cobra.Command {
+	o := hostOptions{remote: remoteOptions{serverOnly: true}}
+	cmd := &cobra.Command{
+		Use:   "apply [DIR]",
+		Short: "Renew certificates near their end, and follow CA rotations",
+		Long: `Bring this host to what it should be: renew the certificates of kubeadm when a third of
+their life is left, and do what 'kubejoin ca apply' does for each CA that is rotated. DIR is
+` + kubeadmDir + ` by default. Run the command as root on each control plane; workers, whose
+kubelets renew by themselves, only follow rotations.
+
+A certificate is renewed for the same key, user and names, and gets new names that
+kubeadm-config has. The CA keys in DIR/pki sign. Without them, a kubejoin server signs: give
+--url and a credential that may sign for ` + credentials.KubeadmSigners + `*. That of admin.conf is
+worth cluster-admin, so docs/certificates.md says what such a credential may do.
+
+Each file is written atomically, with its owner and mode. DIR/` + hostca.Backups + `/renewal has the
+files from before the last renewal. A static pod that reads a file only when it starts is
+restarted, on one control plane after the other, and --restart permits that for those of
+others. A CA in whose rotation the host takes part is left to the rotation.
+
+--watch runs until it is stopped: deploy/host has a DaemonSet and a systemd unit for it. Each
+change is one line on standard error and one Event of the Node.
+
+The exit code is 0 if the host is as it should be. It is 3 if the command did its part and
+something is left to do, and 1 if it failed. In both cases it says what to do.`,
+		Example: `  # what would change
+  kubejoin host apply --dry-run
+
+  # from now on, by itself
+  kubejoin host apply --watch --metrics-file /var/lib/prometheus/node-exporter/kubejoin.prom
+
+  # the CA key is elsewhere
+  kubejoin host apply --url https://ca.example.com:9443 --ca-file kubejoin-ca.crt --bearer-file host.token`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := kubeadmDirOf(args)
+			if o.before < 0 {
+				err = errors.Join(err, &usageError{err: fmt.Errorf("--renew-before: %s given, want more than 0, or 0 for a third of the life", o.before)})
+			}
+			if err := errors.Join(err, o.check()); err != nil {
+				return usageOf(cmd, err)
+			}
+			h := &hostApplier{flags: &o, caApplier: newCAApplier(&o.caApplyOptions, dir)}
+			return o.run(cmd, h.apply)
+		},
+	}
+	o.register(cmd)
+	f := cmd.Flags()
+	durationVar(f, &o.before, "renew-before", 0, "renew certificates this long before their end, at most half of their life (0: a third of it)")
+	durationVar(f, &o.retry, "sign-wait", time.Minute, "how long to retry while the server cannot issue a certificate yet")
+	f.StringVar(&o.passphrase, "pki-passphrase-file", "", "file with the passphrase of all CA keys in DIR/pki, in one line (default: they are not encrypted)")
+	f.StringVar(&o.metricsFile, "metrics-file", "", "file ending in .prom to write metrics to, for node-exporter")
+	heading(f, "Renewal flags", "renew-before", "sign-wait", "pki-passphrase-file", "metrics-file")
+	o.remote.register(cmd)
+	return cmd
+}
+
+// A hostApplier keeps one host as it should be.
+type hostApplier struct {
+	*caApplier
+	flags     *hostOptions
+	succeeded time.Time // the last run that did not fail
+	stop      func()    // ends the connection to a server that signs
+}
+
+// apply renews what is near its end, and applies the rotations. One goes on if the other fails.
+func (h *hostApplier) apply(cmd *cobra.Command) error {
+	renewed, failed := h.renew(cmd)
+	results, unfit, err := h.rotate(cmd)
+	failed = errors.Join(failed, err)
+	left := append(unfitError(renewed.Unfit), unfit...)
+	if h.flags.metricsFile != "" && !h.dryRun {
+		failed = errors.Join(failed, h.writeMetrics(len(left), failed == nil))
+	}
+	failed = errors.Join(failed, h.show(cmd, renewed, results))
+	switch {
+	case failed != nil && len(left) > 0:
+		return fmt.Errorf("%w\n%s", failed, strings.Join(left, "\n"))
+	case failed != nil || len(left) == 0:
+		return failed
+	}
+	return left
+}
+
+// show prints what was done.
+func (h *hostApplier) show(cmd *cobra.Command, renewed hostca.Renewed, results []hostca.Result) error {
+	w := cmd.OutOrStdout()
+	done, err := h.object(w, struct {
+		Renewed hostca.Renewed  `json:"renewed"`
+		Items   []hostca.Result `json:"items"`
+	}{renewed, append([]hostca.Result{}, results...)})
+	if done || err != nil {
+		return err
+	}
+	if h.dryRun {
+		_, err = fmt.Fprintf(w, "certificates that are due: %s\n", orNone(renewed.Due...))
+	} else if !h.watch || len(renewed.Changed)+len(renewed.Restarted) > 0 {
+		_, err = fmt.Fprintf(w, "certificates renewed: %s; restarted: %s\n", orNone(renewed.Changed...), orNone(renewed.Restarted...))
+	}
+	return errors.Join(err, h.print(cmd, results))
+}
+
+// renew renews certificates near their end, and says which.
+func (h *hostApplier) renew(cmd *cobra.Command) (hostca.Renewed, error) {
+	host := h.host(cmd)
+	host.Lock = func(ctx context.Context) (func(), error) { // with the new certificate of admin.conf
+		client, err := h.client()
+		if err != nil {
+			return nil, err
+		}
+		node, err := host.NodeName()
+		if err != nil {
+			return nil, err
+		}
+		return hostca.Lock(client, node, 2*h.wait, host.Log)(ctx)
+	}
+	h.stop = func() {}
+	defer func() { h.stop() }()
+	done, err := host.Renew(cmd.Context(), hostca.Renewal{Before: h.flags.before, Signer: func(ctx context.Context) (hostca.Signing, error) {
+		return h.signing(ctx, cmd)
+	}})
+	if err != nil {
+		return done, fmt.Errorf("renew certificates: %w", err)
+	}
+	for _, n := range done.Notes {
+		host.Log(n.Name + ": " + n.Text)
+	}
+	for _, name := range done.Changed {
+		h.event(cmd, host, "CertificateRenewed", "kubejoin renewed the certificate in "+filepath.Join(h.dir, name))
+	}
+	return done, nil
+}
+
+// signing returns who signs: the CA keys of this host, or a server.
+func (h *hostApplier) signing(ctx context.Context, cmd *cobra.Command) (s hostca.Signing, err error) {
+	keys := caKeys{dir: filepath.Join(h.dir, "pki"), passphraseFile: h.flags.passphrase}
+	if h.flags.remote.given("url") || h.flags.remote.given("curlrc") {
+		keys = caKeys{}
+	}
+	host, sign, stop, err := h.flags.remote.kubeadmSigner(cmd, h.dir, keys, h.flags.retry)
+	if err != nil {
+		return s, h.flags.remote.hint(fmt.Errorf("%w; without CA keys in %s, give a server that signs: --url", explain(err), filepath.Join(h.dir, "pki")))
+	}
+	h.stop = stop
+	names, err := namesOfKubeadm(ctx, &host, nil)
+	if err != nil {
+		cmd.PrintErrln("kubejoin:", sanitize("certificates get no new names from kubeadm-config: "+err.Error()))
+	}
+	return hostca.Signing{Sign: sign, Missing: host.NoCA, Add: names}, nil
+}
+
+// event leaves an Event of the Node. Without an API server, the line in the log remains.
+func (h *hostApplier) event(cmd *cobra.Command, host hostca.Host, reason, message string) {
+	client, err := h.client()
+	if err != nil {
+		return
+	}
+	node, err := host.NodeName()
+	if err == nil {
+		const timeout = 10 * time.Second
+		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+		defer cancel()
+		err = hostca.Event(ctx, client, node, corev1.EventTypeNormal, reason, message)
+	}
+	if err != nil {
+		host.Log("no Event of this: " + err.Error())
+	}
+}
+
+// writeMetrics writes what a Prometheus of the node sees.
+func (h *hostApplier) writeMetrics(left int, succeeded bool) error {
+	registry := prometheus.NewRegistry()
+	gauge := func(name, help string, value float64) {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "kubejoin", Subsystem: "host", Name: name, Help: help})
+		g.Set(value)
+		registry.MustRegister(g)
+	}
+	if succeeded {
+		h.succeeded = time.Now()
+	}
+	gauge("left", "Number of things on this host that 'kubejoin host apply' left to somebody.", float64(left))
+	gauge("last_success_timestamp_seconds", "Time of the last run that did not fail; 0 if there was none.", float64(max(0, h.succeeded.Unix())))
+	ends := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Namespace: "kubejoin", Subsystem: "host", Name: "certificate_expiration_timestamp_seconds", Help: "End of a certificate or CA of kubeadm on this host.",
+	}, []string{"certificate"})
+	registry.MustRegister(ends)
+	list, err := credentials.Host{Dir: h.dir}.List()
+	for _, c := range list {
+		if c.NotAfter != nil {
+			ends.WithLabelValues(c.Name).Set(float64(c.NotAfter.Unix()))
+		}
+	}
+	if err != nil && exists(filepath.Join(h.dir, "manifests", "kube-apiserver.yaml")) {
+		return fmt.Errorf("--metrics-file: %w", err)
+	}
+	if err := prometheus.WriteToTextfile(h.flags.metricsFile, registry); err != nil {
+		return fmt.Errorf("--metrics-file: %w", err)
+	}
+	return nil
+}
