@@ -1,12 +1,16 @@
 package docs
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,10 +41,8 @@ func TestArchitectureNamesWhatExists(t *testing.T) {
 			t.Errorf("docs/architecture.md: package %s has no %s", m[1], m[2])
 		}
 	}
-	_, table, _ := strings.Cut(read(t, "CONTRIBUTING.md"), "\n## Where things are\n")
-	table, _, _ = strings.Cut(table, "\n## ")
 	var cells strings.Builder
-	for _, m := range folderCell.FindAllStringSubmatch(table, -1) {
+	for _, m := range folderCell.FindAllStringSubmatch(folderMap(t), -1) {
 		cells.WriteString(m[1] + "\n")
 	}
 	for name, text := range map[string]string{"docs/architecture.md": page, "CONTRIBUTING.md": cells.String()} {
@@ -52,6 +54,49 @@ func TestArchitectureNamesWhatExists(t *testing.T) {
 			if info, err := os.Stat(harness.RepositoryFile(t, m[1])); err != nil || !info.IsDir() {
 				t.Errorf("%s: there is no folder %s", name, m[1])
 			}
+		}
+	}
+}
+
+// folderMap returns the section of CONTRIBUTING.md with the table of folders.
+func folderMap(t *testing.T) string {
+	t.Helper()
+	_, section, _ := strings.Cut(read(t, "CONTRIBUTING.md"), "\n## Where things are\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	return section
+}
+
+// largePackage is how many lines of code without its tests make a package large.
+const largePackage = 300
+
+// TestLargePackagesAreOnTheMap catches a package that a newcomer finds on no page. test/doc.go lists the packages of tests.
+func TestLargePackagesAreOnTheMap(t *testing.T) {
+	t.Parallel()
+	text := read(t, "docs/architecture.md") + folderMap(t)
+	lines, root := map[string]int{}, os.DirFS(harness.RepositoryFile(t, ""))
+	err := fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && slices.Contains([]string{".git", "bin", "dist", "examples", "internal/testing", "test"}, name):
+			return fs.SkipDir
+		case d.IsDir(), !strings.HasSuffix(name, ".go"), strings.HasSuffix(name, "_test.go"):
+			return nil
+		}
+		source, err := fs.ReadFile(root, name)
+		lines[filepath.Dir(name)] += bytes.Count(source, []byte("\n"))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.DeleteFunc(lines, func(_ string, n int) bool { return n <= largePackage })
+	if len(lines) < 20 {
+		t.Errorf("%d large packages found: the repository has more", len(lines))
+	}
+	for _, folder := range slices.Sorted(maps.Keys(lines)) {
+		if named := regexp.MustCompile("(?m)(?:^|[\\s`])" + regexp.QuoteMeta(folder) + "(?:[\\s`:,]|/`|\\.[A-Za-z]|$)"); !named.MatchString(text) {
+			t.Errorf("neither docs/architecture.md nor the map in CONTRIBUTING.md names %s, with %d lines", folder, lines[folder])
 		}
 	}
 }
