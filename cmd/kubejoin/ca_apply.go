@@ -128,7 +128,7 @@ func (o *caApplyOptions) register(cmd *cobra.Command) {
 	}
 	f.StringVar(&o.ca, "ca", "", "CA: "+strings.Join(names, ", ")+" (default: each one that is rotated)")
 	f.StringVar(&o.certificateKeyFile, "certificate-key-file", "", "file with the key that 'kubejoin ca prepare' showed; - is standard input")
-	f.StringVar(&o.caKeyFile, "ca-key-file", "", "file with the private key of the new CA in PEM, if the cluster does not store it")
+	f.StringVar(&o.caKeyFile, "ca-key-file", "", "file with the private key of the CA that signs in this stage, in PEM, if neither the host nor the cluster has it")
 	listVar(f, &o.pins, "ca-pin", nil, "pin of a new CA to believe, as sha256:HEX (repeatable)")
 	listVar(f, &o.also, "also", nil, "another file or folder of this host to look at (repeatable)")
 	listVar(f, &o.restart, "restart", nil, "static pod of others that may be ended if it read a file once (repeatable)")

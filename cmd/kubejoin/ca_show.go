@@ -163,6 +163,8 @@ func writeStep(w io.Writer, r api.CARotation) error {
 	case !r.Ended.IsZero():
 		rows = append(rows, []string{apply, "on each host of a cluster: it removes its backup"}, []string{"  " + rotation.CA(r.CA).Command("status"), "names the hosts that still have one"})
 		return table(w, rows)
+	case hasHosts(r) && r.Stage == string(rotation.Prepare) && !r.Aborting:
+		rows = append(rows, []string{apply, "on each control plane"})
 	case hasHosts(r) && (r.Stage != string(rotation.Prepare) || r.Aborting):
 		rows = append(rows, []string{apply, "on each host, the control planes one after the other"})
 	}

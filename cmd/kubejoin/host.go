@@ -48,7 +48,7 @@ kubelets renew by themselves, only follow rotations.
 A certificate is renewed for the same key, user and names, and gets new names that
 kubeadm-config has. The CA keys in DIR/pki sign. Without them, a kubejoin server signs: give
 --url and a credential that may sign for ` + credentials.KubeadmSigners + `*. That of admin.conf is
-worth cluster-admin, so docs/certificates.md says what such a credential may do.
+worth cluster-admin, so docs/credentials.md says what such a credential may do.
 
 Each file is written atomically, with its owner and mode. DIR/` + hostca.Backups + `/renewal has the
 files from before the last renewal. A static pod that reads a file only when it starts is
@@ -208,17 +208,17 @@ func (h *hostApplier) event(cmd *cobra.Command, host hostca.Host, reason, messag
 func (h *hostApplier) writeMetrics(left int, succeeded bool) error {
 	registry := prometheus.NewRegistry()
 	gauge := func(name, help string, value float64) {
-		g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "kubejoin", Subsystem: "host", Name: name, Help: help})
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 		g.Set(value)
 		registry.MustRegister(g)
 	}
 	if succeeded {
 		h.succeeded = time.Now()
 	}
-	gauge("left", "Number of things on this host that 'kubejoin host apply' left to somebody.", float64(left))
-	gauge("last_success_timestamp_seconds", "Time of the last run that did not fail; 0 if there was none.", float64(max(0, h.succeeded.Unix())))
+	gauge("kubejoin_host_left", "Number of things on this host that 'kubejoin host apply' left to somebody.", float64(left))
+	gauge("kubejoin_host_last_success_timestamp_seconds", "Time of the last run that did not fail; 0 if there was none.", float64(max(0, h.succeeded.Unix())))
 	ends := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Namespace: "kubejoin", Subsystem: "host", Name: "certificate_expiration_timestamp_seconds", Help: "End of a certificate or CA of kubeadm on this host.",
+		Name: "kubejoin_host_certificate_expiration_timestamp_seconds", Help: "End of a certificate or CA of kubeadm on this host.",
 	}, []string{"certificate"})
 	registry.MustRegister(ends)
 	list, err := credentials.Host{Dir: h.dir}.List()

@@ -169,6 +169,7 @@ var exits = []Entry{
 	{Exit, "2", "certs check", "there are no certificates", "check DIR"},
 	{Exit, "3", "explain", "the node has not joined or is revoked, the request would not be approved, or a required object is forbidden", "follow the printed commands"},
 	{Exit, "3", "ca trust, ca switch, ca finish, ca abort", "something is behind, so the stage cannot begin", "`kubejoin ca status`"},
+	{Exit, "3", "ca apply, host apply", "the command did its part, and something on this host is left to do", "follow the lines that it prints"},
 	{Exit, "3", "sign", "the server refuses the certificate, or cannot issue it yet", "`kubejoin explain REASON`"},
 	{Exit, "3", "rejoin, rejoin.sh", "the server refuses", "`kubejoin explain REASON`"},
 	{Exit, "3", "join.sh", "not this cluster: wrong CA, or a certificate by another CA", "`sh join.sh --diagnose`"},

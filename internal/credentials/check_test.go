@@ -95,7 +95,7 @@ func nodeTemplate() *x509.Certificate {
 	}
 }
 
-// Catches a kubeconfig of a control plane whose client does not trust the API server, and a problem that is none.
+// Catches a kubeconfig of a control plane whose client does not trust the API server, and a false problem.
 func TestCheckOfHostComparesCAInKubeconfigs(t *testing.T) {
 	ca, other, now := certtest.CA(t, "kubernetes"), certtest.CA(t, "other"), time.Now()
 	for name, test := range map[string]struct {

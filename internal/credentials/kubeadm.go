@@ -580,7 +580,7 @@ func (h Host) Issue(ctx context.Context, sign SignFunc, r Renewal) (map[string][
 }
 
 // Due returns the names of the certificates that end within some time, at most half of their life; 0 is a third of it.
-// kubelet.conf is none of them: the kubelet renews it.
+// It leaves out kubelet.conf, which the kubelet renews.
 func (h Host) Due(before time.Duration) (names []string, err error) {
 	for _, p := range parts {
 		l, err := h.load(p)

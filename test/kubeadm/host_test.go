@@ -32,6 +32,10 @@ func TestHostsRenewByThemselves(t *testing.T) {
 	for _, m := range r.nodes {
 		r.age(m)
 	}
+	const due = "certificates that are due: admin.conf,apiserver,apiserver-etcd-client,apiserver-kubelet-client,controller-manager.conf,etcd-healthcheck-client,etcd-peer,etcd-server,front-proxy-client,scheduler.conf,super-admin.conf\n"
+	if output := r.on(r.first, harness.Kubejoin(), "host", "apply", "--dry-run"); !strings.HasPrefix(output, due) {
+		t.Errorf("got %s, want %s", output, due)
+	}
 	r.installHost("[host, apply, --watch]", "[host, apply, --watch, --restart=vip]")
 	harness.WaitFor(t, 6*time.Minute, "new certificates", func() error {
 		for _, m := range r.nodes {
