@@ -161,11 +161,30 @@ type hold struct {
 	until           time.Time
 }
 
+// clock returns the time of the API server: the clocks of two hosts may differ by more than a Lease lasts.
+func clock(ctx context.Context, client kubernetes.Interface) (metav1.MicroTime, error) {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{GenerateName: leaseName + "-"}}
+	made, err := client.CoordinationV1().Leases(leaseNamespace).Create(ctx, lease, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	switch {
+	case apierrors.IsBadRequest(err): // a webhook supports no dry run
+		return metav1.NowMicro(), nil
+	case err != nil:
+		return metav1.MicroTime{}, err
+	case made.CreationTimestamp.IsZero():
+		return metav1.NowMicro(), nil
+	}
+	return metav1.NewMicroTime(made.CreationTimestamp.Time), nil
+}
+
 // take takes the Lease, unless another holder has it. last is the hold that it returned before. Holders do not renew the Lease,
 // so until is final for a version.
 func take(ctx context.Context, client kubernetes.Interface, holder string, life time.Duration, last hold) (hold, error) {
 	leases := client.CoordinationV1().Leases(leaseNamespace)
-	now, seconds := metav1.NowMicro(), int32(life/time.Second) //nolint:gosec // minutes
+	now, err := clock(ctx, client)
+	if err != nil {
+		return hold{}, err
+	}
+	seconds := int32(life / time.Second) //nolint:gosec // minutes
 	spec := coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, AcquireTime: &now, RenewTime: &now}
 	object, err := leases.Get(ctx, leaseName, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -184,7 +203,7 @@ func take(ctx context.Context, client kubernetes.Interface, holder string, life 
 			}
 			held = hold{*s.HolderIdentity, object.ResourceVersion, until}
 		}
-		if now.Time.Before(held.until) {
+		if now.Before(&metav1.MicroTime{Time: held.until}) {
 			return held, nil
 		}
 	}

@@ -55,9 +55,21 @@ func TestState(t *testing.T) {
 	}
 }
 
+// leaseClient returns a client of an API server whose clock is behind. The tracker of fake clients stores also what a dry run
+// creates.
+func leaseClient(behind time.Duration, objects ...runtime.Object) *fake.Clientset {
+	client := fake.NewClientset(objects...)
+	client.PrependReactor("create", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create, ok := action.(clienttesting.CreateActionImpl)
+		dry := ok && len(create.CreateOptions.DryRun) > 0
+		return dry, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(time.Now().Add(-behind))}}, nil
+	})
+	return client
+}
+
 // One control plane at a time restarts. A killed one does not keep the others from it after that.
 func TestLockIsOfOneHolder(t *testing.T) {
-	client := fake.NewClientset()
+	client := leaseClient(0)
 	var logged []string
 	log := func(line string) { logged = append(logged, line) }
 	release := must.Value(Lock(client, "cp-1", time.Hour, log)(t.Context()))(t)
@@ -87,7 +99,7 @@ func TestLockIsOfOneHolder(t *testing.T) {
 func TestLockBelievesNoLeaseForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		holder, seconds, renewed := "evil", int32(math.MaxInt32), metav1.NewMicroTime(time.Now().Add(24*time.Hour))
-		client := fake.NewClientset(&coordinationv1.Lease{
+		client := leaseClient(0, &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: leaseName, ResourceVersion: "1"},
 			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
 		})
@@ -106,10 +118,27 @@ func TestLockBelievesNoLeaseForLong(t *testing.T) {
 	})
 }
 
+// A host whose clock is ahead does not take the Lease of another one at once: the clock of the API server counts.
+func TestLockUsesClockOfAPIServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ahead, life = 11 * time.Minute, 10 * time.Minute
+		holder, seconds, renewed := "cp-2", int32(life/time.Second), metav1.NewMicroTime(time.Now().Add(-ahead))
+		client := leaseClient(ahead, &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: leaseName, ResourceVersion: "1"},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
+		})
+		began := time.Now()
+		must.Value(Lock(client, "cp-1", life, func(string) {})(t.Context()))(t)()
+		if took := time.Since(began); took < life || took > life+time.Minute {
+			t.Errorf("waited for %s, want %s", took, life)
+		}
+	})
+}
+
 // The API servers stop while another control plane restarts etcd. Missing rights are an error at once.
 func TestLockWaitsForAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := fake.NewClientset()
+		client := leaseClient(0)
 		fails, failure := 3, error(apierrors.NewServiceUnavailable("etcd has no leader"))
 		forbidden := apierrors.NewForbidden(coordinationv1.Resource("leases"), leaseName, nil)
 		client.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
