@@ -150,7 +150,7 @@ func (h Host) apply(ctx context.Context, r rotation.Rotation, done *Result) (err
 	if ended, err := h.ended(a, r); err != nil {
 		return err
 	} else if ended {
-		return h.complete(ctx, nil, a, r, done)
+		return h.complete(ctx, nil, r, done)
 	}
 	b, err := h.openBackup(a, r)
 	if err != nil {
@@ -179,7 +179,7 @@ func (h Host) apply(ctx context.Context, r rotation.Rotation, done *Result) (err
 			return fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
 		}
 	}
-	return h.complete(ctx, b, a, r, done)
+	return h.complete(ctx, b, r, done)
 }
 
 // ControlPlane reports whether the host has static pods of a control plane, or of etcd.
@@ -246,7 +246,7 @@ func (h Host) ended(a authority, r rotation.Rotation) (bool, error) {
 }
 
 // complete completes the result, and removes the backup of a rotation that has ended; b is nil without one.
-func (h Host) complete(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
+func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done *Result) error {
 	a, err := h.look(authorities[r.CA], r) // again
 	if err != nil {
 		return err
