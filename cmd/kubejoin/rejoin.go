@@ -117,7 +117,7 @@ and 1 for all other errors.`,
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server (default: $KUBEJOIN_URL)")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --kubeconfig)")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "/etc/kubernetes/kubelet.conf", "kubeconfig of the kubelet, with its client certificate")
-	f.StringVar(&o.certDir, "cert-dir", "/var/lib/kubelet/pki", "with --key: folder for the new certificate, if the file of --kubeconfig does not exist")
+	f.StringVar(&o.certDir, "cert-dir", "/var/lib/kubelet/pki", "folder for the new certificate, if the file of --kubeconfig does not exist, or has the certificate in it")
 	f.StringVar(&o.key, "key", "", "file with the private key that was bound to the node, instead of --kubeconfig")
 	f.StringVar(&o.node, "node", "", "with --key: name of the node")
 	f.StringVar(&o.bindKey, "bind-key", "", "bind the public key of this private key file to the node, and do nothing else")
@@ -201,8 +201,8 @@ func (o *rejoinOptions) run(cmd *cobra.Command) error {
 // kubelet returns what the kubeconfig says. Without one, a machine with a bound key has lost its disk.
 func (o *rejoinOptions) kubelet() (k rejoining.Kubelet, err error) {
 	if o.key != "" && !exists(o.kubeconfig) {
-		k.Current, err = filepath.Abs(filepath.Join(o.certDir, "kubelet-client-current.pem"))
-	} else if k, err = rejoining.Read(o.kubeconfig); err != nil {
+		k.Current, err = rejoining.Current(o.certDir)
+	} else if k, err = rejoining.Read(o.kubeconfig, o.certDir); err != nil {
 		err = fmt.Errorf("--kubeconfig: %w; give the kubeconfig of the kubelet, or without one a bound key with --key and --node", err)
 	}
 	return k, err
@@ -270,7 +270,10 @@ func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, kubele
 	if err != nil {
 		return err
 	}
-	var kubeconfig []byte
+	kubeconfig, err := kubelet.Kubeconfig()
+	if err != nil {
+		return err
+	}
 	if !exists(o.kubeconfig) {
 		info, err := retry(cmd, o.wait, func() ([]byte, error) { return server.ClusterInfo(cmd.Context()) })
 		if err != nil {

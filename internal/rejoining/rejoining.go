@@ -22,6 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/tokens"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // currentSuffix ends the name of the symbolic link to the certificate that the kubelet uses.
@@ -33,10 +34,12 @@ type Kubelet struct {
 	Current string
 	// CA is the CA of the cluster in PEM; it may be empty.
 	CA []byte
+	// embeds is the kubeconfig if it has the certificate and the key in it.
+	embeds *clientcmdapi.Config
 }
 
-// Read reads the kubeconfig of a kubelet.
-func Read(kubeconfig string) (k Kubelet, err error) {
+// Read reads the kubeconfig of a kubelet. If that has a certificate in it, certDir is the folder for the next one.
+func Read(kubeconfig, certDir string) (k Kubelet, err error) {
 	config, err := clientcmd.LoadFromFile(kubeconfig)
 	if asPath := (*fs.PathError)(nil); errors.As(err, &asPath) {
 		return k, err
@@ -46,11 +49,17 @@ func Read(kubeconfig string) (k Kubelet, err error) {
 		return k, fmt.Errorf("%s: want a kubeconfig of a kubelet, with one cluster and one user", kubeconfig)
 	}
 	for _, user := range config.AuthInfos {
-		if k.Current = user.ClientCertificate; user.ClientKey != k.Current || !strings.HasSuffix(k.Current, currentSuffix) {
+		if user.ClientCertificate == "" && len(user.ClientCertificateData) > 0 {
+			k.embeds = config
+			k.Current, err = Current(certDir)
+		} else if k.Current = user.ClientCertificate; user.ClientKey != k.Current || !strings.HasSuffix(k.Current, currentSuffix) {
 			return k, fmt.Errorf("%s: want one file for client certificate and key that ends in %s", kubeconfig, currentSuffix)
 		}
 	}
 	for _, cluster := range config.Clusters {
+		if err != nil {
+			break
+		}
 		if k.CA = cluster.CertificateAuthorityData; len(k.CA) == 0 && cluster.CertificateAuthority != "" {
 			k.CA, err = os.ReadFile(cluster.CertificateAuthority)
 		}
@@ -58,9 +67,32 @@ func Read(kubeconfig string) (k Kubelet, err error) {
 	return k, err
 }
 
-// Certificate returns the client certificate of the kubelet and the name of its node.
+// Current returns the link to the certificate of the kubelet in a folder.
+func Current(certDir string) (string, error) {
+	return filepath.Abs(filepath.Join(certDir, "kubelet-client"+currentSuffix))
+}
+
+// Kubeconfig returns the kubeconfig that names k.Current in place of the certificate that it has in it; nil if it has none.
+func (k Kubelet) Kubeconfig() ([]byte, error) {
+	if k.embeds == nil {
+		return nil, nil
+	}
+	for _, user := range k.embeds.AuthInfos {
+		user.ClientCertificate, user.ClientKey, user.ClientCertificateData, user.ClientKeyData = k.Current, k.Current, nil, nil
+	}
+	return clientcmd.Write(*k.embeds)
+}
+
+// Certificate returns the client certificate of the kubelet and the name of its node. A kubelet prefers k.Current to what its
+// kubeconfig has in it.
 func (k Kubelet) Certificate() (pair tls.Certificate, node string, err error) {
-	if pair, err = pemfile.LoadKeyPair(k.Current, k.Current); err != nil {
+	pair, err = pemfile.LoadKeyPair(k.Current, k.Current)
+	if k.embeds != nil && errors.Is(err, fs.ErrNotExist) {
+		for _, user := range k.embeds.AuthInfos {
+			pair, err = pemfile.KeyPair(user.ClientCertificateData, user.ClientKeyData)
+		}
+	}
+	if err != nil {
 		return pair, "", err
 	}
 	node, ok := strings.CutPrefix(pair.Leaf.Subject.CommonName, tokens.NodeUserPrefix)
