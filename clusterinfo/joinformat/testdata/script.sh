@@ -279,7 +279,8 @@ report() {
     unknown) unknown=$((unknown + 1)) ;;
     esac
     reported="$reported $2 "
-    printf '%-8s %s: %s%s\n' "$1" "$2" "$3" "${4:+; $4}"
+    printf '%-8s %s: %s%s' "$1" "$2" "$3" "${4:+; $4}" | tr -cd ' -~'
+    echo
 }
 
 conf_field() { sed -n "s/^ *$1: *\([^ ]*\).*/\1/p" "$kubeconfig" 2>/dev/null | tr -d "\"'" | head -n 1; }
@@ -604,7 +605,7 @@ EOF
     fi
     sed -n 's/.*"type":"Denied"/{/p; s/.*"type":"Failed"/{/p' "$tmp/request.$request" >"$tmp/refusal"
     if [ -s "$tmp/refusal" ]; then
-        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message | tr -cd ' -~')" "on the cluster, run: kubejoin explain $node"
+        report error requests "the newest, $request, was refused: $(json_string "$tmp/refusal" reason): $(json_string "$tmp/refusal" message)" "on the cluster, run: kubejoin explain $node"
     elif [ -n "$(json_string "$tmp/request.$request" certificate)" ]; then
         report ok requests "the newest, $request, has its certificate"
     else
@@ -688,7 +689,7 @@ check_runtime() {
     0:*'grpc-status: 12'*) report error runtime "$socket answers without CRI" "remove cri from disabled_plugins in /etc/containerd/config.toml, and run: systemctl restart containerd" ;;
     0:*'grpc-status: 0'*) report ok runtime "$socket answers" ;;
     [12]:*) report unknown runtime "this curl cannot ask $socket: $answer" "run: crictl --runtime-endpoint unix://$socket version" ;;
-    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1 | tr -cd ' -~')" 'run: systemctl restart containerd' ;;
+    *) report error runtime "$socket does not answer: $(printf '%s' "$answer" | tail -n 1)" 'run: systemctl restart containerd' ;;
     esac
 }
 
