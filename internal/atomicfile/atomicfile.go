@@ -82,11 +82,14 @@ func Sweep(dir string, is func(name string) bool) error {
 
 // KeepOwner makes Write keep the owner, the group, the mode and, on Linux, the ACL and other extended attributes of the file
 // that it replaces. It does nothing if there is none. Use it only if the old file had the same secrets: its readers read the
-// new content.
+// new content. It refuses a symbolic link, which Write would replace by a file.
 func (r *Replacement) KeepOwner() error {
-	info, err := os.Stat(r.file)
+	info, err := os.Lstat(r.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
+	}
+	if err == nil {
+		err = NoLink(r.file, info)
 	}
 	if err != nil {
 		return err
@@ -97,6 +100,14 @@ func (r *Replacement) KeepOwner() error {
 		return fmt.Errorf("%s: keep its owner: %w", r.file, errors.Unwrap(err))
 	}
 	return keepAttributes(r.file, r.temporary.Name())
+}
+
+// NoLink returns an error for a symbolic link.
+func NoLink(file string, info fs.FileInfo) error {
+	if info.Mode()&fs.ModeSymlink != 0 {
+		return fmt.Errorf("%s is a symbolic link, want a regular file: replace it by a copy, or give the file that it names", file)
+	}
+	return nil
 }
 
 // Write replaces the file. It can be called once. mode is the mode of a new file.

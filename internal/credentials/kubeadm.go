@@ -252,6 +252,9 @@ func (h Host) load(p part) (*loaded, error) {
 	if l != nil && l.user != nil && l.user.ClientKey != "" {
 		return nil, nil
 	}
+	if info, missing := os.Lstat(h.file(p.certificate())); err == nil && missing == nil {
+		err = atomicfile.NoLink(h.file(p.certificate()), info)
+	}
 	return l, err
 }
 

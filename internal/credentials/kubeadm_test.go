@@ -505,6 +505,12 @@ func TestRenewIsCompleteOrDoesNotHappen(t *testing.T) {
 			t.Errorf("%s changed", path)
 		}
 	}
+	must.OK(t, os.Rename(old, old+".real")) // the link would become a file
+	must.OK(t, os.Symlink(old+".real", old))
+	before = files(t, h.Dir)
+	if _, err := h.Renew(t.Context(), anything(ca), credentials.Renewal{}); err == nil || !strings.Contains(err.Error(), old+" is a symbolic link, want a regular file") || !maps.Equal(before, files(t, h.Dir)) {
+		t.Errorf("a link: got %v, want an error and no change", err)
+	}
 }
 
 // The list names what is wrong, and each CA whose key is on the host.

@@ -34,22 +34,11 @@ var (
 	ErrLeftBehind = errors.New("it is from before the end of the CA rotation")
 )
 
-// resolved returns the files behind symbolic links, so that a write keeps the links.
-func (f Files) resolved() Files {
-	for _, path := range []*string{&f.Cert, &f.Key} {
-		if target, err := filepath.EvalSymlinks(*path); err == nil {
-			*path = target
-		}
-	}
-	return f
-}
-
 // Writable returns an error with the name of the file that kubejoin cannot replace.
 func (f Files) Writable() error {
 	if f.Fixed != "" {
 		return errors.New(f.Fixed)
 	}
-	f = f.resolved()
 	for _, path := range []string{f.Cert, f.Key} {
 		r, err := atomicfile.Prepare(path)
 		if err == nil {
@@ -143,7 +132,6 @@ const copySuffix = ".before-"
 // nothing but the files as they were before the rotation, which follow copies, the rotation and the new key. open returns that
 // key in PEM by the key file from before. follow does not change files that are not of the rotation: see [ErrEdited].
 func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, error)) (changed bool, err error) {
-	f = f.resolved()
 	now, err := f.read("")
 	if err != nil {
 		return false, err
