@@ -749,9 +749,13 @@ type CertificateStatus struct {
 // kubeconfigs that name files, and every CA of a bundle: the second one of ca.crt has the name ca-2.
 func (h Host) List() ([]CertificateStatus, error) {
 	list := []CertificateStatus{}
+	var leaves []*x509.Certificate
 	for _, p := range parts {
 		status := CertificateStatus{Name: p.name, CA: caName(p.ca)}
 		l, err := h.read(p)
+		if l != nil && l.leaf != nil {
+			leaves = append(leaves, l.leaf)
+		}
 		switch {
 		case errors.Is(err, ErrNoCA) && p.ca == etcdCA: // of an external etcd
 			status.Note = err.Error()
@@ -801,6 +805,10 @@ func (h Host) List() ([]CertificateStatus, error) {
 			status := CertificateStatus{Name: caName(path), NotAfter: &ca.NotAfter, Problem: notNow(ca, h.now())}
 			if i > 0 {
 				status.Name += fmt.Sprintf("-%d", i+1)
+			}
+			issued := func(leaf *x509.Certificate) bool { return bytes.Equal(leaf.RawIssuer, ca.RawSubject) && leaf.CheckSignatureFrom(ca) == nil }
+			if status.Problem != "" && len(cas) > 1 && !slices.ContainsFunc(leaves, issued) {
+				status.Note, status.Problem = status.Problem+"; it issued no certificate of this host, so it can be removed from the file", ""
 			}
 			if !ca.IsCA {
 				status.Problem = "not a CA certificate"

@@ -606,6 +606,10 @@ func TestListShowsWhatCannotBeUsed(t *testing.T) {
 			apiserver(dir, leaf(past, server, -2*hour, 2*hour))
 			write(t, dir, "pki/ca.crt", pemOf(ca, past))
 		}, []string{row("apiserver", -hour, "its CA cannot be used: expired"), good, row("ca-2", -hour, "expired")}},
+		"expired CA that issued nothing": {func(dir string) {
+			apiserver(dir, leaf(ca, server, -hour, hour))
+			write(t, dir, "pki/ca.crt", pemOf(ca, past))
+		}, []string{row("apiserver", hour, ""), good, row("ca-2", -hour, "")}},
 		"CA not yet valid": {func(dir string) {
 			apiserver(dir, leaf(future, server, -hour, hour))
 			write(t, dir, "pki/ca.crt", pemOf(future))
