@@ -116,6 +116,7 @@ func TestCAStepThatIsNotReady(t *testing.T) {
 	web.ca(t, "status", "-o", "jsonpath={.behind[*].node}").ok().has("worker-4")
 	web.seen = web.seen[:2]
 	web.ca(t, "switch", "--leave-behind", "worker-9").failed("--leave-behind: ")
+	web.ca(t, "switch", "--leave-behind-file", "worker-4:").failed("--leave-behind-file: ")
 	web.ca(t, "switch", "--leave-behind", "worker-4", "-o", "json").ok().has(`"leftBehind": [`)
 	web.ca(t, "status").ok().has("kubejoin ca finish")
 }

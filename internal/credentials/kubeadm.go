@@ -806,7 +806,9 @@ func (h Host) List() ([]CertificateStatus, error) {
 			if i > 0 {
 				status.Name += fmt.Sprintf("-%d", i+1)
 			}
-			issued := func(leaf *x509.Certificate) bool { return bytes.Equal(leaf.RawIssuer, ca.RawSubject) && leaf.CheckSignatureFrom(ca) == nil }
+			issued := func(leaf *x509.Certificate) bool {
+				return bytes.Equal(leaf.RawIssuer, ca.RawSubject) && leaf.CheckSignatureFrom(ca) == nil
+			}
 			if status.Problem != "" && len(cas) > 1 && !slices.ContainsFunc(leaves, issued) {
 				status.Note, status.Problem = status.Problem+"; it issued no certificate of this host, so it can be removed from the file", ""
 			}

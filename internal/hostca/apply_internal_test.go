@@ -28,6 +28,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // A dry run changes nothing, names each file, and shows no secret.
@@ -221,6 +222,9 @@ func TestHolds(t *testing.T) {
 	must.OK(t, err)
 	config.Clusters["kubernetes"].CertificateAuthorityData = newCA(t, "third").cert
 	other := must.Value(clientcmd.Write(*config))(t)
+	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificateData: slices.Concat(f.fresh.kubelet(t, time.Hour), f.old.cert), ClientKeyData: f.fresh.key}
+	chained := must.Value(clientcmd.Write(*config))(t)
+	intermediate := f.fresh.crossed(t, newCA(t, "intermediate").Certificate())
 	trusts := func(old, fresh bool) *rotation.Trusted { return &rotation.Trusted{Old: old, New: fresh} }
 	for name, test := range map[string]struct {
 		content []byte
@@ -239,6 +243,8 @@ func TestHolds(t *testing.T) {
 		"key of the new CA":             {f.fresh.key, rotation.File{From: rotation.FromNew}, false},
 		"kubeconfig":                    {[]byte(f.before[kubeletConf]), rotation.File{Trusts: trusts(true, false)}, true},
 		"kubeconfig of another cluster": {other, rotation.File{}, true},
+		"kubeconfig that presents a CA": {chained, rotation.File{From: rotation.FromNew}, true},
+		"old CA, intermediate of new":   {slices.Concat(f.old.cert, pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: intermediate.Raw})), rotation.File{Trusts: trusts(true, false), From: rotation.FromNew}, false},
 	} {
 		got, config, err := l.holds(test.content)
 		if err != nil || !reflect.DeepEqual(got, test.want) || config != test.config {

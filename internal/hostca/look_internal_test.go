@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto"
 	"crypto/tls"
+	"encoding/base64"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"k8s.io/client-go/tools/clientcmd"
@@ -25,6 +28,17 @@ func (f *fixture) manifestOf(t testing.TB, name, path, arguments string) {
 	f.write(t, "manifests/"+name+".yaml", fmt.Appendf(nil, `{metadata: {name: %s}, spec: {
 		volumes: [{name: v, hostPath: {path: %q}}],
 		containers: [{name: c, image: x, args: [%s], volumeMounts: [{name: v, mountPath: /inside}]}]}}`, name, path, arguments))
+}
+
+// kubeconfigOf returns a kubeconfig with a cluster, and with a certificate and its key if there are any.
+func kubeconfigOf(t testing.TB, cluster clientcmdapi.Cluster, pair []byte) []byte {
+	t.Helper()
+	cluster.Server = "https://192.0.2.1:6443"
+	return must.Value(clientcmd.Write(clientcmdapi.Config{
+		Clusters:  map[string]*clientcmdapi.Cluster{"k": &cluster},
+		AuthInfos: map[string]*clientcmdapi.AuthInfo{"me": {ClientCertificateData: pair, ClientKeyData: pair}},
+		Contexts:  map[string]*clientcmdapi.Context{"x": {Cluster: "k", AuthInfo: "me"}}, CurrentContext: "x",
+	}))(t)
 }
 
 // Whatever has the old CA, or something from it, is found by reading. Apply changes it, or names it until somebody does.
@@ -78,6 +92,69 @@ func TestLooksAtWholeHost(t *testing.T) {
 			f.Also = []string{filepath.Join(outside, "kubeconfig")}
 			return os.WriteFile(f.Also[0], []byte(f.before[kubeletConf]), 0o600)
 		}, rotation.Trust, filepath.Join(outside, "kubeconfig") + " on worker-1 does not trust the new CA"},
+		"kubeconfig behind a link": {func(t *testing.T, f *fixture) error {
+			must.OK(t, os.WriteFile(filepath.Join(outside, "kubeconfig-2"), []byte(f.before[kubeletConf]), 0o600))
+			return os.Symlink(filepath.Join(outside, "kubeconfig-2"), f.file("linked.conf"))
+		}, rotation.Trust, "file linked.conf on worker-1 does not trust the new CA"},
+		"kubeconfig that only presents": {func(t *testing.T, f *fixture) error {
+			f.write(t, "monitor.conf", kubeconfigOf(t, clientcmdapi.Cluster{InsecureSkipTLSVerify: true}, f.old.kubelet(t, time.Hour)))
+			return nil
+		}, rotation.Switch, "file monitor.conf on worker-1 is still from the old CA"},
+		"file of a kubeconfig": {func(t *testing.T, f *fixture) error {
+			f.write(t, "mine.conf", kubeconfigOf(t, clientcmdapi.Cluster{CertificateAuthority: filepath.Join(outside, "named")}, nil))
+			return os.WriteFile(filepath.Join(outside, "named"), f.old.cert, 0o600)
+		}, rotation.Trust, filepath.Join(outside, "named") + " on worker-1 does not trust the new CA"},
+		"certificate of a kubeconfig": {func(t *testing.T, f *fixture) error {
+			pair := filepath.Join(outside, "pair")
+			f.write(t, "mine.conf", []byte(strings.ReplaceAll(f.before[kubeletConf], filepath.Join(f.KubeletDir, "pki/kubelet-client-current.pem"), pair)))
+			return os.WriteFile(pair, f.old.kubelet(t, time.Hour), 0o600)
+		}, rotation.Switch, filepath.Join(outside, "pair") + " on worker-1 is still from the old CA"},
+		"malformed kubeconfig": {func(t *testing.T, f *fixture) error {
+			f.write(t, "x.conf", []byte(f.before[kubeletConf]+"\n\tx: [\n"))
+			return nil
+		}, rotation.Trust, "file x.conf on worker-1 was not seen: want a kubeconfig of at most 64 KiB"},
+		"configuration that mentions a CA": {func(t *testing.T, f *fixture) error {
+			f.write(t, "x.yaml", []byte("certificate-authority: x\n\tx: ["))
+			return nil
+		}, rotation.Trust, ""},
+		"CA and an intermediate of it": {func(t *testing.T, f *fixture) error {
+			below := f.old.crossed(t, newCA(t, "intermediate").Certificate())
+			f.write(t, "bundle.pem", slices.Concat(f.old.cert, pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: below.Raw})))
+			return nil
+		}, rotation.Trust, "file bundle.pem on worker-1 does not trust the new CA"},
+		"indented CA": {func(t *testing.T, f *fixture) error {
+			f.write(t, "authentication.yaml", []byte("certificateAuthority: |\n  "+strings.ReplaceAll(string(f.old.cert), "\n", "\n  ")))
+			return nil
+		}, rotation.Trust, "file authentication.yaml on worker-1 does not trust the new CA"},
+		"CA in base64": {func(t *testing.T, f *fixture) error {
+			f.write(t, "addons/hook.yaml", []byte("caBundle: "+base64.StdEncoding.EncodeToString(f.old.cert)+"\n"))
+			return nil
+		}, rotation.Trust, "file addons/hook.yaml on worker-1 does not trust the new CA"},
+		"CA in DER": {func(t *testing.T, f *fixture) error {
+			f.write(t, "ca.cer", f.old.Certificate().Raw)
+			return nil
+		}, rotation.Trust, "file ca.cer on worker-1 does not trust the new CA"},
+		"folder of kubeadm that is a link": {func(t *testing.T, f *fixture) error {
+			f.write(t, "mine/ca.pem", f.old.cert)
+			real := f.Dir
+			f.Dir = filepath.Join(t.TempDir(), "kubernetes")
+			return os.Symlink(real, f.Dir)
+		}, rotation.Trust, "file mine/ca.pem on worker-1 does not trust the new CA"},
+		"--also with a link to a folder": {func(t *testing.T, f *fixture) error {
+			must.OK(t, os.MkdirAll(filepath.Join(outside, "folder"), 0o700))
+			must.OK(t, os.WriteFile(filepath.Join(outside, "folder", "ca"), f.old.cert, 0o600))
+			f.Also = []string{filepath.Join(outside, "to-folder")}
+			return os.Symlink("folder", f.Also[0])
+		}, rotation.Trust, filepath.Join(outside, "to-folder/ca") + " on worker-1 does not trust the new CA"},
+		"file with two names": {func(t *testing.T, f *fixture) error {
+			f.write(t, "mine/ca.pem", f.old.cert)
+			return os.Symlink("ca.pem", f.file("mine/link.pem"))
+		}, rotation.Trust, "file mine/ca.pem on worker-1 does not trust the new CA"},
+		"link to nothing": {func(t *testing.T, f *fixture) error { return os.Symlink("nothing", f.file("link")) }, rotation.Trust, ""},
+		"folder with a link to itself": {func(t *testing.T, f *fixture) error {
+			f.write(t, "mine/z.pem", f.old.cert)
+			return os.Symlink(".", f.file("mine/a"))
+		}, rotation.Trust, "z.pem on worker-1 does not trust the new CA"},
 		"malformed static pod": {func(t *testing.T, f *fixture) error { f.write(t, "manifests/x.yaml", []byte("x")); return nil }, rotation.Trust, "file manifests/x.yaml on worker-1 was not seen: want the manifest of a static pod"},
 		"hidden manifest":      {func(t *testing.T, f *fixture) error { f.write(t, "manifests/.x.yaml", []byte("x")); return nil }, rotation.Trust, ""},
 	} {
@@ -94,9 +171,11 @@ func TestLooksAtWholeHost(t *testing.T) {
 	}
 	f := newFixture(t, rotation.Cluster, true)
 	f.write(t, "webhook.conf", []byte(f.before[kubeletConf]))
-	f.Also = []string{"/missing"}
-	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), `--also: "/missing" given`) {
-		t.Errorf("got %v", err)
+	for _, path := range []string{"/missing", "proc"} {
+		f.Also = []string{path}
+		if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("--also: %q given", path)) {
+			t.Errorf("got %v", err)
+		}
 	}
 	f.Also = nil
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)

@@ -384,6 +384,13 @@ func TestLeaveBehind(t *testing.T) {
 			t.Errorf("%q: got %v, want an error about the field", name, err)
 		}
 	}
+	d.extra = append(d.extra, rotation.Observation{Kind: rotation.KindFile, Name: "mine/x on worker-2", Node: "worker-2", File: "mine/x", Off: true})
+	for _, name := range []string{"worker-2:", "worker-2", "worker-2:mine", ""} { // no file stands for all of a node
+		var field *tokens.FieldError
+		if _, err := d.do(t, "finish", rotation.Options{LeaveBehindFiles: []string{"worker-2:mine/x", name}}); !errors.As(err, &field) || field.Field != "leaveBehindFiles" || !strings.Contains(err.Error(), fmt.Sprintf("there is no file %q", name)) {
+			t.Errorf("%q: got %v, want an error about the field", name, err)
+		}
+	}
 	if _, err := d.do(t, "finish", rotation.Options{}); err == nil || len(d.state(t).LeftBehind) > 0 {
 		t.Errorf("without the node: got %v, want not ready", err)
 	}
