@@ -1,0 +1,495 @@
+package hostca
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/need"
+	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Catches a kubeconfig in a folder of another user that Apply takes for one of the host. That user exchanges the folder and a link
+// between a look and a write. Then admin.conf with its key gets into the folder, or the kubeconfig of the user into admin.conf.
+func TestGivesNoKeyToOwnerOfFolder(t *testing.T) {
+	need.Root(t) // gives files to another user
+	const stranger = 4242
+	f := newFixture(t, rotation.Cluster, false)
+	f.write(t, "plugin/a/admin.conf", []byte(f.before[kubeletConf]))
+	for _, name := range []string{"plugin", "plugin/a", "plugin/a/admin.conf"} {
+		must.OK(t, os.Chown(f.file(name), stranger, stranger))
+	}
+	must.OK(t, os.Symlink("..", f.file("plugin/b")))
+	theirs := must.Value(os.OpenRoot(f.file("plugin/a")))(t) // it stays the folder, whatever its name is
+	exchange := func(string) error {
+		for _, way := range [][2]string{{"a", "c"}, {"b", "a"}, {"c", "b"}} {
+			if err := os.Rename(f.file("plugin", way[0]), f.file("plugin", way[1])); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	f.beforeWrite = exchange
+	for n, stage := range []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Trust} {
+		must.OK(t, exchange(""))
+		_, err := f.Apply(t.Context(), f.at(stage))
+		if content := must.Value(theirs.ReadFile("admin.conf"))(t); bytes.Contains(content, []byte("client-key-data")) {
+			t.Fatalf("run %d: the key of admin.conf is in the folder of another user; %v", n, err)
+		}
+		info := must.Value(os.Stat(f.file("admin.conf")))(t)
+		if content := must.Value(os.ReadFile(f.file("admin.conf")))(t); !bytes.Contains(content, []byte("client-key-data")) || info.Sys().(*syscall.Stat_t).Uid == stranger {
+			t.Fatalf("run %d: admin.conf is a file of another user; %v", n, err)
+		}
+	}
+	must.OK(t, theirs.Close())
+}
+
+// looking returns a look at the host of a fixture.
+func (f *fixture) looking(t testing.TB) *looking {
+	t.Helper()
+	return &looking{
+		Host: f.Host, authority: authorities[rotation.Cluster], Rotation: f.rotation, seen: map[[2]uint64]bool{},
+		old: must.Value(f.rotation.OldCerts())(t), fresh: must.Value(f.rotation.NewCerts())(t),
+	}
+}
+
+// Whoever owns a folder of a pod may put anything there. Catches a look that hangs, or that takes all memory or hours.
+func TestLookEnds(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	dir := t.TempDir()
+	write := func(name string, content []byte) { must.OK(t, os.WriteFile(filepath.Join(dir, name), content, 0o600)) }
+	small := []byte("certificate-authority: x\na: [" + strings.Repeat("{},", maxConfig/4) + "1]\n")
+	large := []byte("certificate-authority: x\na: [" + strings.Repeat("{},", maxFile/4) + "1]\n")
+	read := func(l *looking) error { return l.read(filepath.Join(dir, "x"), "x", true) }
+	walk := func(l *looking) error { l.walk(dir); return nil }
+	walkNearBound := func(l *looking) error { entries := maxLook - 10; return l.walkNow(dir, &entries) }
+	for name, test := range map[string]struct {
+		make func()
+		look func(l *looking) error
+		want string // what is not seen
+	}{
+		"endless file of the kernel": {func() { must.OK(t, os.Symlink("/proc/kmsg", filepath.Join(dir, "x"))) }, walk, ""},
+		"pipe that somebody holds open": {func() {
+			must.OK(t, syscall.Mkfifo(filepath.Join(dir, "x"), 0o600))
+			held := must.Value(os.OpenFile(filepath.Join(dir, "x"), os.O_RDWR, 0))(t)
+			t.Cleanup(func() { must.OK(t, held.Close()) })
+		}, walk, ""},
+		"pipe that was a file": {func() { must.OK(t, syscall.Mkfifo(filepath.Join(dir, "x"), 0o600)) }, read, ""},
+		"link that was a file": {func() { write("y", f.old.cert); must.OK(t, os.Symlink("y", filepath.Join(dir, "x"))) }, read, "too many levels of symbolic links"},
+		"file that grew":       {func() { write("x", slices.Concat(bytes.Repeat([]byte("x\n"), maxFile/2), f.old.cert)) }, read, ""},
+		"many links to nothing": {func() {
+			for n := range 20 {
+				must.OK(t, os.Symlink("nothing", filepath.Join(dir, fmt.Sprint(n))))
+			}
+		}, walkNearBound, "more than 20000 files"},
+		"many folders behind a link": {func() {
+			for n := range 20 {
+				must.OK(t, os.MkdirAll(filepath.Join(dir, "z", fmt.Sprint(n)), 0o700))
+			}
+			must.OK(t, os.Symlink("z", filepath.Join(dir, "a")))
+		}, walkNearBound, "more than 20000 files"},
+		"many bytes":    {func() { write("x", f.old.cert) }, func(l *looking) error { l.bytes = maxBytes + 1; return walk(l) }, "more than 20000 files or 512 MiB"},
+		"bytes counted": {func() { write("x", f.old.cert); write("y", f.old.cert) }, func(l *looking) error { l.bytes = maxBytes; return walk(l) }, "more than 20000 files or 512 MiB"},
+		"YAML":          {func() { write("x", small) }, walk, ""},
+		"large YAML":    {func() { write("x", large) }, walk, ""},
+		"embedded YAML": {func() { write("x", append([]byte("client-certificate-data: x\n"), large...)) }, walk, "want a kubeconfig of at most 64 KiB"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir = t.TempDir()
+			test.make()
+			l, ended := f.looking(t), make(chan error, 1)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			go func() { ended <- test.look(l) }()
+			l.unseen("x", wait.Receive(t, "look", ended))
+			runtime.ReadMemStats(&after)
+			if got := after.TotalAlloc - before.TotalAlloc; got > 64*mebibyte {
+				t.Errorf("the look took %d bytes of memory", got)
+			}
+			unseen := ""
+			for _, o := range l.others {
+				unseen += o.Unseen
+			}
+			if !strings.Contains(unseen, test.want) || test.want == "" && len(l.others) > 0 || strings.Count(unseen, "more than") > 1 {
+				t.Errorf("got %+v, want %q", l.others, test.want)
+			}
+		})
+	}
+}
+
+// Catches a report that is too large for its annotation, so that the host has none, and a file that cannot be left behind.
+func TestReportHasRoomAndNamesAll(t *testing.T) {
+	for name, test := range map[string]struct {
+		files  int
+		file   string // its name begins so
+		config bool
+		behind bool
+	}{
+		"names of control characters": {maxNamed, "mine/" + strings.Repeat("\x01", 230), false, true},
+		"more than are named":         {maxNamed + 8, "mine/", false, true},
+		"copies of a renewal":         {3, "tmp/" + credentials.RenewalCopies + "20260101T000000-", true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, rotation.Cluster, true)
+			f.Sign = nil
+			for n := range test.files {
+				if test.config {
+					f.write(t, fmt.Sprintf("%s%02d/admin.conf", test.file, n), []byte(f.before[kubeletConf]))
+				} else {
+					f.write(t, fmt.Sprintf("%s%02d", test.file, n), f.old.cert)
+				}
+			}
+			r := f.at(rotation.Trust)
+			for round := range 3 {
+				done := must.Value(f.Apply(t.Context(), r))(t)
+				if _, err := done.Report.Encode(); err != nil {
+					t.Fatal(err)
+				}
+				if (len(done.Unfit) > 0) != (test.behind && round < 2) || strings.Contains(strings.Join(done.Changed, " "), credentials.RenewalCopies) {
+					t.Fatalf("round %d: changed %q, unfit %.1000q", round, done.Changed, done.Unfit)
+				}
+				for _, file := range done.Report.Files {
+					if file.Other {
+						r.LeftFiles = append(r.LeftFiles, "worker-1:"+file.Name)
+					}
+				}
+				if !test.behind || strings.Contains(test.file, "\x01") { // whose safe names are the same
+					return
+				}
+			}
+		})
+	}
+	f := newFixture(t, rotation.Cluster, true)
+	a := authorities[rotation.Cluster]
+	a.pods = nil
+	for n := range 2 * rotation.MaxFiles {
+		a.trusting = append(a.trusting, fmt.Sprint(n))
+		f.write(t, a.trusting[n], []byte(f.before[kubeletConf]))
+	}
+	for n := range 2 * rotation.MaxRestart { // that show no health
+		a.pods = append(a.pods, pod{name: fmt.Sprint("pod-", n), manifest: corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{}}}}})
+	}
+	for stage, more := range map[rotation.Stage]bool{rotation.Prepare: false, rotation.Trust: true} { // all fit, none fits
+		report := f.report(t.Context(), &backup{}, a, f.at(stage), "worker-1")
+		if _, err := report.Encode(); err != nil || len(report.Files) < rotation.MaxFiles/4 || (report.More > rotation.MaxFiles) != more || len(report.Restart) != rotation.MaxRestart {
+			t.Errorf("%s: got %d files, %d more, %d processes, %v", stage, len(report.Files), report.More, len(report.Restart), err)
+		}
+	}
+}
+
+// pairInKubeletConf makes kubelet.conf one with the certificate and the key in it.
+func (f *fixture) pairInKubeletConf(t testing.TB, pair []byte) {
+	t.Helper()
+	config := must.Value(clientcmd.LoadFromFile(f.file(kubeletConf)))(t)
+	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificateData: pair, ClientKeyData: pair}
+	f.write(t, kubeletConf, must.Value(clientcmd.Write(*config))(t))
+}
+
+// Catches a kubelet that goes on with a certificate of the old CA in stage switch, although Apply reports that the host fits, and an
+// Apply that asks for itself again and again.
+func TestKubeletPresentsNewCA(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T, f *fixture, current string){
+		"link that the kubelet maintains": func(*testing.T, *fixture, string) {},
+		"plain file": func(t *testing.T, f *fixture, current string) {
+			pair := must.Value(os.ReadFile(current))(t)
+			must.OK(t, os.Remove(current))
+			must.OK(t, os.WriteFile(current, pair, 0o600))
+		},
+		// Of an old first control plane. The kubelet prefers its own file to what kubelet.conf has.
+		"embedded beside the link": func(t *testing.T, f *fixture, current string) {
+			f.pairInKubeletConf(t, must.Value(os.ReadFile(current))(t))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, rotation.Cluster, true)
+			current := filepath.Join(f.KubeletDir, "pki/kubelet-client-current.pem")
+			prepare(t, f, current)
+			regular := must.Value(os.Lstat(current))(t).Mode().IsRegular()
+			f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+				return f.fresh.sign(t, r.CSR, time.Hour), nil
+			}
+			if done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t); len(done.Unfit) > 0 {
+				t.Errorf("unfit %q", done.Unfit)
+			}
+			content := must.Value(os.ReadFile(current))(t)
+			chain := must.Value(pemfile.Certificates(content))(t)
+			if _, err := pemfile.KeyPair(content, content); err != nil || !issuedBy(chain[0], f.fresh.Certificate()) {
+				t.Errorf("the kubelet has a certificate of %s; %v", chain[0].Issuer, err)
+			}
+			if must.Value(os.Lstat(current))(t).Mode().IsRegular() != regular {
+				t.Error("a file became a link, or a link a file")
+			}
+		})
+	}
+}
+
+// The operator gives a node another credential in the stage in which Apply embedded one. Catches an Apply that writes its own again.
+func TestKeepsNewCredentialOfNode(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	must.OK(t, os.RemoveAll(filepath.Join(f.KubeletDir, "pki")))
+	f.pairInKubeletConf(t, f.old.kubelet(t, time.Hour))
+	f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+		return f.fresh.sign(t, r.CSR, time.Hour), nil
+	}
+	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+	another := f.fresh.kubelet(t, 2*time.Hour)
+	f.pairInKubeletConf(t, another)
+	for range 2 {
+		must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+		if user := must.Value(clientcmd.LoadFromFile(f.file(kubeletConf)))(t).AuthInfos["me"]; !bytes.Equal(user.ClientKeyData, another) {
+			t.Error("the new credential was replaced by the one that Apply embedded")
+		}
+	}
+}
+
+// An operator encrypts the key of a CA in any stage. Catches an Apply that puts the plain key back, and one that refuses the file.
+func TestKeepsEncryptedKey(t *testing.T) {
+	encrypted := pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("x")})
+	for at, next := range map[rotation.Stage]rotation.Stage{rotation.Prepare: rotation.Trust, rotation.Switch: rotation.Finish} {
+		f := newFixture(t, rotation.Cluster, false)
+		must.Value(f.Apply(t.Context(), f.at(at)))(t)
+		f.write(t, "pki/ca.key", encrypted)
+		f.Key = nil // Apply needs it no more
+		for _, stage := range []rotation.Stage{at, next} {
+			if _, err := f.Apply(t.Context(), f.at(stage)); err != nil || !bytes.Equal(must.Value(os.ReadFile(f.file("pki/ca.key")))(t), encrypted) {
+				t.Errorf("encrypted in %s, in %s: %v; want the encrypted key", at, stage, err)
+			}
+		}
+	}
+}
+
+// Catches a remedy after the end that begins another rotation.
+func TestNamesNoStepAfterTheEnd(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	f.write(t, "mine/ca.pem", f.old.cert)
+	f.Sign = nil
+	r := f.at(rotation.Finish)
+	must.Value(f.Apply(t.Context(), r))(t)
+	r.Ended = time.Now()
+	done := must.Value(f.Apply(t.Context(), r))(t)
+	if text := strings.Join(done.Unfit, "\n"); !strings.Contains(text, "mine/ca.pem") || strings.Contains(text, "--leave-behind-file") {
+		t.Errorf("got %q", done.Unfit)
+	}
+}
+
+// A blind observer sees nothing.
+type blind struct{}
+
+func (blind) Observe(context.Context, rotation.Rotation) ([]rotation.Observation, error) {
+	return nil, nil
+}
+
+// Catches refusals of hosts that are as they should be.
+func TestAcceptsHarmlessHosts(t *testing.T) {
+	for name, prepare := range map[string]func(t *testing.T, f *fixture) rotation.Rotation{
+		"link to kubelet.conf": func(t *testing.T, f *fixture) rotation.Rotation {
+			must.OK(t, os.Symlink(kubeletConf, f.file("a.conf")))
+			return f.at(rotation.Trust)
+		},
+		"kubeconfig that has no certificate in it": func(t *testing.T, f *fixture) rotation.Rotation {
+			f.write(t, "admin.conf", kubeconfigOf(t, clientcmdapi.Cluster{CertificateAuthorityData: f.old.cert}, nil))
+			return f.at(rotation.Prepare) // which rehearses all stages
+		},
+		"kubeconfig made since the backup": func(t *testing.T, f *fixture) rotation.Rotation {
+			must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+			f.write(t, "super-admin.conf", kubeconfigOf(t, clientcmdapi.Cluster{CertificateAuthorityData: f.old.cert}, f.old.kubelet(t, time.Hour)))
+			return f.at(rotation.Trust)
+		},
+		"prepared again with the same CA after an abort": func(t *testing.T, f *fixture) rotation.Rotation {
+			must.Value(f.Apply(t.Context(), f.at(rotation.Prepare)))(t)
+			store := &rotationtest.Memory{}
+			must.OK(t, store.Put(t.Context(), f.at(rotation.Prepare), ""))
+			_, version, err := store.Get(t.Context(), rotation.Cluster)
+			must.OK(t, err)
+			ended := f.aborted(rotation.Prepare)
+			ended.Ended = time.Now()
+			must.OK(t, store.Put(t.Context(), ended, version))
+			desk := rotation.Desk{Store: store, Keys: store, Observer: blind{}, Trusted: func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return ended.OldCerts() }}
+			return must.Value(desk.Prepare(t.Context(), rotation.PrepareRequest{CA: rotation.Cluster, Certificates: must.Value(ended.NewCerts())(t)}))(t).Rotation
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, rotation.Cluster, true)
+			if done, err := f.Apply(t.Context(), prepare(t, f)); err != nil || len(done.Unfit) > 0 {
+				t.Errorf("%v, unfit %q", err, done.Unfit)
+			}
+		})
+	}
+}
+
+// Catches containers that read a changed file once, and are neither ended nor reported.
+func TestFindsContainersThatReadOnce(t *testing.T) {
+	const mounts = `{name: %[1]s, image: x, %[2]s volumeMounts: [{name: %[1]s, mountPath: /inside}]}`
+	vip := func(t *testing.T, f *fixture, path, containers string) {
+		f.write(t, "manifests/vip.yaml", fmt.Appendf(nil, `{metadata: {name: vip}, spec: {volumes: [{name: a, hostPath: {path: %q}}, {name: b, hostPath: {path: %q}}], %s}}`, f.file("pki/ca.crt"), path, containers))
+	}
+	server := func(t *testing.T, f *fixture, flag, more string) {
+		y := strings.Replace(podYAML("kube-apiserver"), "    image: x\n", "    image: kube-apiserver:v1.36.0\n    command: [kube-apiserver, "+flag+"]\n", 1)
+		f.write(t, "manifests/kube-apiserver.yaml", []byte(y+more))
+	}
+	for name, test := range map[string]struct {
+		make func(t *testing.T, f *fixture)
+		want string // containers, and the files that they read once
+	}{
+		"sidecar": {func(t *testing.T, f *fixture) {
+			vip(t, f, f.file("admin.conf"), "containers: [{name: a, image: x}], initContainers: ["+fmt.Sprintf(mounts, "b", "restartPolicy: Always,")+"]")
+		}, "vip/b [admin.conf]"},
+		"init container": {func(t *testing.T, f *fixture) {
+			vip(t, f, f.file("admin.conf"), "containers: [{name: a, image: x}], initContainers: ["+fmt.Sprintf(mounts, "b", "")+"]")
+		}, ""},
+		"two containers": {func(t *testing.T, f *fixture) {
+			vip(t, f, f.file("admin.conf"), "containers: ["+fmt.Sprintf(mounts, "a", "")+", "+fmt.Sprintf(mounts, "b", "")+"]")
+		}, "vip [pki/ca.crt], vip/b [admin.conf]"},
+		"second container of a pod of kubeadm": {func(t *testing.T, f *fixture) {
+			f.write(t, "manifests/kube-scheduler.yaml", []byte(podYAML("kube-scheduler")+"  - {name: b, image: x, volumeMounts: [{name: b, mountPath: /inside}]}\n  volumes: [{name: b, hostPath: {path: "+f.file("admin.conf")+"}}]\n"))
+		}, "kube-scheduler/b [admin.conf]"},
+		"mount of a link": {func(t *testing.T, f *fixture) {
+			link := filepath.Join(t.TempDir(), "config")
+			must.OK(t, os.Symlink(f.file("admin.conf"), link))
+			vip(t, f, link, "containers: ["+fmt.Sprintf(mounts, "b", "")+"]")
+		}, "vip [admin.conf]"},
+		"webhook at another path": {func(t *testing.T, f *fixture) {
+			f.write(t, "kubejoin/webhook.conf", []byte(f.before[kubeletConf]))
+			f.write(t, "kubejoin/authorization.yaml", []byte("kubeConfigFile: /etc/authz/webhook.conf"))
+			server(t, f, "--authorization-config=/etc/authz/authorization.yaml", "    volumeMounts: [{name: w, mountPath: /etc}, {name: v, mountPath: /etc/authz}, {name: w, mountPath: /}]\n  volumes: [{name: v, hostPath: {path: "+f.file("kubejoin")+"}}, {name: w, hostPath: {path: /nowhere}}]\n")
+		}, "kube-apiserver [kubejoin/webhook.conf]"},
+		"CA of OIDC": {func(t *testing.T, f *fixture) { server(t, f, "--oidc-ca-file="+f.file("pki/ca.crt"), "") }, "kube-apiserver [pki/ca.crt]"},
+		"client CA":  {func(t *testing.T, f *fixture) { server(t, f, "--client-ca-file="+f.file("pki/ca.crt"), "") }, ""},
+		"CA that mentions a kubeconfig": {func(t *testing.T, f *fixture) {
+			f.write(t, "webhook.conf", []byte(f.before[kubeletConf]))
+			f.write(t, "mine/ca.crt", append(f.fresh.cert, f.file("webhook.conf")...))
+			server(t, f, "--requestheader-client-ca-file="+f.file("mine/ca.crt"), "")
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, rotation.Cluster, true)
+			f.write(t, "admin.conf", kubeconfigOf(t, clientcmdapi.Cluster{CertificateAuthorityData: f.old.cert}, f.old.kubelet(t, time.Hour)))
+			test.make(t, f)
+			var got []string
+			for _, p := range must.Value(f.look(authorities[rotation.Cluster], f.rotation))(t).pods {
+				got = append(got, fmt.Sprint(p.name, " ", p.once))
+			}
+			if text := strings.Join(got, ", "); text != test.want {
+				t.Errorf("got %q, want %q", text, test.want)
+			}
+		})
+	}
+	f := newFixture(t, rotation.Cluster, true)
+	f.machine.others = map[string]process{"a": {77, f.machine.booted}, "b": {78, f.machine.booted}}
+	vip(t, f, f.file("pki/ca.crt"), "containers: ["+fmt.Sprintf(mounts, "a", "")+", "+fmt.Sprintf(mounts, "b", "")+"]")
+	f.Restart = []string{"vip/b"}
+	if done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t); len(done.Unfit) != 1 || !strings.HasPrefix(done.Unfit[0], "process vip on worker-1 ") || !slices.Equal(f.machine.ended, []int{78}) {
+		t.Errorf("unfit %q, ended %d", done.Unfit, f.machine.ended)
+	}
+}
+
+// Catches an Apply that waits for a pod which does not run, and holds up its host and the Lease.
+func TestGoesOnWithoutPodThatDoesNotRun(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, true)
+	f.manifestOf(t, "vip", f.file("pki/ca.crt"), "")
+	f.Restart, f.Wait = []string{"vip"}, time.Second
+	held := 0
+	f.Lock = func(context.Context) (func(), error) { held++; return func() { held-- }, nil }
+	r := f.at(rotation.Trust)
+	for range 2 {
+		if done, err := f.Apply(t.Context(), r); err != nil || held > 0 || len(done.Unfit) != 1 || !strings.HasPrefix(done.Unfit[0], "process vip on worker-1 ") {
+			t.Errorf("got %v, unfit %q, %d locks", err, done.Unfit, held)
+		}
+	}
+	r.LeftFiles = []string{"worker-1:vip"}
+	if done := must.Value(f.Apply(t.Context(), r))(t); len(done.Unfit) > 0 {
+		t.Errorf("left behind: %q", done.Unfit)
+	}
+}
+
+// container starts a process with a root of its own, as a container has. A script mounts the folder root/at and the file root/on in
+// it. With user, the process is in a user namespace of its own.
+func container(t *testing.T, user bool, script string) int {
+	t.Helper()
+	args := []string{"--mount", "sh", "-euc", `
+mount -t tmpfs none root
+for dir in /bin /lib /lib64 /usr; do
+	if [ -L $dir ]; then cp -P $dir root; elif [ -d $dir ]; then mkdir root$dir; mount --bind $dir root$dir; fi
+done
+mkdir root/at; touch root/on
+` + script + `
+exec chroot root sh -c 'echo ready; exec sleep 1000'`}
+	if user {
+		args = append([]string{"--user", "--map-root-user"}, args...)
+	}
+	command := exec.CommandContext(t.Context(), "unshare", args...)
+	output := must.Value(command.StdoutPipe())(t)
+	must.OK(t, command.Start())
+	t.Cleanup(func() { _, _ = command.Process.Kill(), command.Wait() })
+	if n, _ := output.Read(make([]byte, 1)); n == 0 {
+		t.Skip("this machine forbids mounts in a namespace")
+	}
+	return command.Process.Pid
+}
+
+// Catches the end of a process that only looks like a container, and containers on a file system of their own that are not found.
+func TestFindsContainerByItsMounts(t *testing.T) {
+	need.Root(t)
+	need.Programs(t, "unshare")
+	base := must.Value(os.MkdirTemp("/dev/shm", "kubejoin"))(t) // a file system of its own, as a host may have for /etc
+	t.Cleanup(func() { must.OK(t, os.RemoveAll(base)) })
+	t.Chdir(base)
+	for _, dir := range []string{"kubernetes", "root", "pods/1/containers/vip/1", "pods/1/containers/other/1"} {
+		must.OK(t, os.MkdirAll(dir, 0o700))
+	}
+	for _, name := range []string{"kubernetes/admin.conf", "kubernetes/unrelated", "kubernetes/new"} {
+		must.OK(t, os.WriteFile(name, nil, 0o600))
+	}
+	file := filepath.Join(base, "kubernetes/admin.conf")
+	at := must.Value(mounted("self", func(m mount) bool { _, below := cutFolder(file, m.point); return below }))(t)
+	same := filepath.Join(at.root, strings.TrimPrefix(file, at.point))
+	const is, has = "mount --bind pods/1/containers/vip/1 root/at\n", "mount --bind kubernetes/admin.conf root/on\n"
+	for _, other := range []struct {
+		user   bool
+		script string
+	}{
+		{false, has}, // of no container
+		{false, "mount --bind pods/1/containers/other/1 root/at\n" + has},                                                            // of another container
+		{false, is + "mount --bind kubernetes/unrelated root/on\n"},                                                                  // without the file
+		{false, is + fmt.Sprintf("mkdir -p 'root%s'; touch 'root%s'; mount --bind 'root%[2]s' root/on\n", filepath.Dir(same), same)}, // of another file system
+		{true, is + has}, // of anybody
+	} {
+		container(t, other.user, other.script)
+	}
+	if p, err := inContainer("vip", file); err != nil || p.pid != 0 {
+		t.Errorf("got process %d, %v, want none", p.pid, err)
+	}
+	first := container(t, false, is+has)
+	must.OK(t, os.Rename("kubernetes/new", file)) // as Apply replaces it
+	wait.Until(t, "time in which the first one gets older", func() bool { return time.Since(must.Value(startedAt(first))(t)) > 100*time.Millisecond })
+	second := container(t, false, is+"mkdir root/dir; mount --bind kubernetes root/dir")
+	if p, err := inContainer("vip", file); err != nil || p.pid != first {
+		t.Errorf("got process %d, %v, want %d, which has the former file", p.pid, err, first)
+	}
+	must.OK(t, syscall.Kill(first, syscall.SIGKILL))
+	wait.OK(t, "container with the folder", func() error {
+		if p, err := inContainer("vip", file); err != nil || p.pid != second {
+			return fmt.Errorf("got process %d, %v, want %d", p.pid, err, second)
+		}
+		return nil
+	})
+}
