@@ -72,7 +72,7 @@ func (f *fixture) looking(t testing.TB) *looking {
 	}
 }
 
-// Whoever owns a folder of a pod may put anything there. Catches a look that hangs, or that takes all memory or hours.
+// The user who owns a folder of a pod may put anything there. Catches a look that hangs, or that takes all memory or hours.
 func TestLookEnds(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	dir := t.TempDir()
@@ -204,8 +204,8 @@ func (f *fixture) pairInKubeletConf(t testing.TB, pair []byte) {
 	f.write(t, kubeletConf, must.Value(clientcmd.Write(*config))(t))
 }
 
-// Catches a kubelet that goes on with a certificate of the old CA in stage switch, although Apply reports that the host fits, and an
-// Apply that asks for itself again and again.
+// Catches a kubelet that goes on with a certificate of the old CA in stage switch, although Apply reports that the host fits. Also
+// catches an Apply that asks for itself again and again.
 func TestKubeletPresentsNewCA(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, f *fixture, current string){
 		"link that the kubelet maintains": func(*testing.T, *fixture, string) {},
