@@ -454,8 +454,10 @@ var everyHost = []struct {
 
 // In each stage, all files of a host are in this stage, and on the way back they get their original bytes.
 func TestStagesThereAndBack(t *testing.T) {
+	t.Parallel()
 	for _, host := range everyHost {
 		t.Run(host.name, func(t *testing.T) {
+			t.Parallel() // it waits for the disk
 			want := map[rotation.Stage]string{rotation.Prepare: "true+false old", rotation.Trust: "true+true old", rotation.Switch: "true+true new", rotation.Finish: "false+true new"}
 			for turn := range stages {
 				f := newFixture(t, host.ca, host.worker)
@@ -525,6 +527,7 @@ var errKilled = errors.New("killed")
 // A crash before any write leaves a host that works, and the next Apply completes it. Catches stages that are skipped by a
 // host that was off, and a file that Apply takes for one that somebody else changed.
 func TestResumesAfterEveryWrite(t *testing.T) {
+	t.Parallel()
 	there := []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Switch, rotation.Finish}
 	back := []rotation.Stage{rotation.Switch, rotation.Trust, rotation.Prepare}
 	for _, host := range everyHost {
@@ -544,6 +547,7 @@ func TestResumesAfterEveryWrite(t *testing.T) {
 				}
 			}
 			t.Run(host.name+" "+way.name, func(t *testing.T) {
+				t.Parallel()
 				template := newFixture(t, host.ca, host.worker)
 				for _, stage := range way.from {
 					must.Value(template.Apply(t.Context(), template.at(stage)))(t)
@@ -603,6 +607,7 @@ func TestResumesAfterEveryWrite(t *testing.T) {
 
 // An operator may not lose a change, and learns which file it is and what to do.
 func TestRefusesFilesThatSomebodyChanged(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(f *fixture) error{
 		"pki/ca.crt":        func(f *fixture) error { return os.WriteFile(f.file("pki/ca.crt"), newCA(t, "third").cert, 0o600) },
 		"pki/ca.key":        func(f *fixture) error { return os.WriteFile(f.file("pki/ca.key"), newCA(t, "third").key, 0o600) },

@@ -52,6 +52,7 @@ func (f *fixture) renewal() Renewal {
 
 // Certificates near their end are renewed, and static pods that read them once restart. A killed Renew is completed by the next.
 func TestRenewsCertificatesNearTheirEnd(t *testing.T) {
+	t.Parallel()
 	for kill := 0; ; kill++ {
 		f := newFixture(t, rotation.Cluster, false)
 		f.machine.others = map[string]process{"c": {77, f.machine.booted}}
