@@ -95,24 +95,30 @@ func (d Discovery) run(ctx context.Context) (Discovered, error) {
 	if err != nil {
 		return Discovered{}, err
 	}
-	server, cas, err := ParseKubeconfig([]byte(first))
-	if err != nil {
-		return Discovered{}, fmt.Errorf("%w: %w", ErrUntrusted, err)
-	}
-	if cas = pinned(cas, pins); len(cas) == 0 {
-		return Discovered{}, fmt.Errorf("%w: no CA in its kubeconfig has one of the %d pins given", ErrUntrusted, len(pins))
-	}
-
-	roots := x509.NewCertPool()
-	for _, ca := range cas {
-		roots.AddCert(ca)
-	}
-	second, err := d.fetch(ctx, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots})
-	if err != nil {
-		return Discovered{}, err
-	}
-	if second != first {
-		return Discovered{}, fmt.Errorf("%w: its kubeconfig differs over the verified connection", ErrUntrusted)
+	var server string
+	var cas []*x509.Certificate
+	for again := false; ; again = true {
+		if server, cas, err = ParseKubeconfig([]byte(first)); err != nil {
+			return Discovered{}, fmt.Errorf("%w: %w", ErrUntrusted, err)
+		}
+		if cas = pinned(cas, pins); len(cas) == 0 {
+			return Discovered{}, fmt.Errorf("%w: no CA in its kubeconfig has one of the %d pins given", ErrUntrusted, len(pins))
+		}
+		roots := x509.NewCertPool()
+		for _, ca := range cas {
+			roots.AddCert(ca)
+		}
+		second, err := d.fetch(ctx, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots})
+		if err != nil {
+			return Discovered{}, err
+		}
+		if second == first {
+			break
+		}
+		if again {
+			return Discovered{}, fmt.Errorf("%w: its kubeconfig differs over the verified connection", ErrUntrusted)
+		}
+		first = second // a CA rotation may just have changed it
 	}
 	kubeconfig, err := kubeconfigOf(server, cas)
 	if err != nil {

@@ -182,14 +182,14 @@ func TestDiscoverRefuses(t *testing.T) {
 		"no pinned CA": {func(*endpoint) []string { return []string{pin1, pin2} }, nil, "has one of the 2 pins", 1},
 		// The pinned CA is in the bundle, but another CA of the bundle issued the serving certificate.
 		"served by the CA that is not pinned": {func(e *endpoint) []string { return []string{clusterinfo.Pin(e.other.Leaf)} }, nil, "signed by unknown authority", 1},
-		"other kubeconfig the second time": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, nth int32) {
+		"other kubeconfig each time": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, nth int32) {
 			server := "https://api.example:6443"
-			if nth == 2 {
+			if nth%2 == 0 {
 				server = "https://evil.example:6443"
 			}
 			kubeconfig, _ := clusterinfo.Kubeconfig(server, []*x509.Certificate{e.ca.Leaf})
 			e.write(t, w, kubeconfig)
-		}, "its kubeconfig differs over the verified connection", 2},
+		}, "its kubeconfig differs over the verified connection", 3},
 		"kubeconfig with a credential": {pinOfCA, func(e *endpoint, w http.ResponseWriter, _ *http.Request, _ int32) {
 			e.write(t, w, []byte(strings.Replace(string(e.kubeconfig), "users: null", "users: [{name: a, user: {token: hunter2}}]", 1)))
 		}, "users", 1},
@@ -213,6 +213,23 @@ func TestDiscoverRefuses(t *testing.T) {
 				t.Errorf("the error contains a secret: %v", err)
 			}
 		})
+	}
+}
+
+// A CA rotation may change cluster-info between the two requests. Catches a join that fails then.
+func TestDiscoverFollowsChange(t *testing.T) {
+	e := newEndpoint(t)
+	e.answer = func(w http.ResponseWriter, _ *http.Request, nth int32) {
+		cas := []*x509.Certificate{e.ca.Leaf, e.other.Leaf}
+		if nth == 1 {
+			cas = cas[:1]
+		}
+		kubeconfig, _ := clusterinfo.Kubeconfig("https://api.example:6443", cas)
+		e.write(t, w, kubeconfig)
+	}
+	found := must.Value(e.discovery(clusterinfo.Pin(e.ca.Leaf), clusterinfo.Pin(e.other.Leaf)).Run(t.Context()))(t)
+	if len(found.CAs) != 2 || e.asked.Load() != 3 {
+		t.Errorf("got %d CAs after %d requests, want both after 3", len(found.CAs), e.asked.Load())
 	}
 }
 
