@@ -82,7 +82,7 @@ or a certificate from it and that it does not change.
 A static pod of others, such as a virtual IP, may read one of the files only when it starts.
 The command reports it; --restart NAME lets the command end it, too.
 
-The exit code is 0 if the host is in the stage of the rotation, or if there is none. It is 3
+The exit code is 0 if the host is in the stage of the rotation, or if no CA is rotated. It is 3
 if the command did its part and something does not fit the stage, and 1 if it failed. In
 both cases it says what to do.`,
 		Example: `  # what would change
@@ -183,7 +183,7 @@ type caApplier struct {
 	requests  map[string]request        // of certificates for the kubelet, by stage
 }
 
-// A report is what a Node has, and since when.
+// A report is the text that the command stored in the Node, and when.
 type report struct {
 	text string
 	at   time.Time

@@ -227,7 +227,7 @@ func TestCAPreparePrintsKeyThatItCannotWrite(t *testing.T) {
 	}
 }
 
-// Catches a lost response after which the rotation has begun, and nothing says that nobody has its certificate key.
+// Catches a lost response: the rotation has begun, nobody has its certificate key, and no message says so.
 func TestCAPrepareSaysThatLostResponseHadKey(t *testing.T) {
 	web := newWebServer(t, func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

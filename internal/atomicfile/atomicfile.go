@@ -81,7 +81,7 @@ func Sweep(dir string, is func(name string) bool) error {
 }
 
 // KeepOwner makes Write keep the owner, the group, the mode and, on Linux, the ACL and other extended attributes of the file
-// that it replaces. It does nothing if there is none. Use it only if the old file had the same secrets: its readers read the
+// that it replaces. It does nothing if there is no such file. Use it only if the old file had the same secrets: its readers read the
 // new content. It refuses a symbolic link, which Write would replace by a file.
 func (r *Replacement) KeepOwner() error {
 	info, err := os.Lstat(r.file)

@@ -27,7 +27,7 @@ func keepAttributes(from, to string) error {
 		return !strings.HasPrefix(name, "user.") && name != "security.selinux" && name != acl
 	})
 	if !slices.Contains(names, acl) { // the folder may have a default ACL
-		_ = syscall.Removexattr(to, acl) // fails if there is none
+		_ = syscall.Removexattr(to, acl) // fails without an ACL
 	}
 	value, present := make([]byte, 1<<16), make([]byte, 1<<16)
 	for _, name := range names {

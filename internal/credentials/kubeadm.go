@@ -209,7 +209,7 @@ type Host struct {
 	Now func() time.Time
 	// NoCA maps the name of a certificate to the reason why its CA cannot sign it.
 	NoCA map[string]string
-	// Instead has the content of files, by path below Dir, which replaces what is there.
+	// Instead maps paths below Dir to the content to use in place of these files.
 	Instead map[string][]byte
 }
 

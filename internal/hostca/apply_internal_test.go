@@ -194,6 +194,8 @@ func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 	f.write(t, "mine/large.pem", f.old.cert)
 	must.OK(t, os.Truncate(f.file("mine/large.pem"), mebibyte+1))                                        // not read
 	f.write(t, "mine/cross.pem", slices.Concat(f.fresh.kubelet(t, time.Hour), []byte(f.rotation.Cross))) // as the kubelet serves
+	must.OK(t, os.WriteFile(filepath.Join(pki, "mine.pem"), f.old.kubelet(t, time.Hour), 0o600))         // not of the kubelet
+	must.OK(t, os.WriteFile(filepath.Join(pki, "kubelet-client-2026-02-01-00-00-00.pem"), f.fresh.kubelet(t, time.Hour), 0o600))
 	ended := f.at(rotation.Finish)
 	ended.Ended, ended.Since = time.Now(), time.Now().Add(-rotation.Rereads)
 	done := must.Value(f.Apply(t.Context(), ended))(t)
@@ -206,8 +208,8 @@ func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 	if len(done.Unfit) != 3 {
 		t.Errorf("got %q, want 3", done.Unfit)
 	}
-	if left := must.Value(filepath.Glob(filepath.Join(pki, "*")))(t); len(left) != 4 {
-		t.Errorf("the kubelet has %q, want two links and their files", left)
+	if left := must.Value(filepath.Glob(filepath.Join(pki, "*")))(t); len(left) != 6 {
+		t.Errorf("the kubelet has %q, want two links and their files, one of the new CA, and mine.pem", left)
 	}
 }
 
@@ -220,7 +222,10 @@ func TestHolds(t *testing.T) {
 	l.cross = must.Value(pemfile.Certificates([]byte(f.rotation.Cross)))(t)
 	config, _, err := loadKubeconfig([]byte(f.before[kubeletConf]))
 	must.OK(t, err)
-	config.Clusters["kubernetes"].CertificateAuthorityData = newCA(t, "third").cert
+	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificateData: f.old.kubelet(t, time.Hour), ClientKeyData: f.old.key}
+	embedded := must.Value(clientcmd.Write(*config))(t)
+	third := newCA(t, "third")
+	config.Clusters["kubernetes"].CertificateAuthorityData, config.AuthInfos["me"] = third.cert, &clientcmdapi.AuthInfo{}
 	other := must.Value(clientcmd.Write(*config))(t)
 	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificateData: slices.Concat(f.fresh.kubelet(t, time.Hour), f.old.cert), ClientKeyData: f.fresh.key}
 	chained := must.Value(clientcmd.Write(*config))(t)
@@ -239,28 +244,34 @@ func TestHolds(t *testing.T) {
 		"certificate of the old CA":     {f.old.kubelet(t, time.Hour), rotation.File{From: rotation.FromOld}, false},
 		"chain of the new CA":           {slices.Concat(f.fresh.kubelet(t, time.Hour), []byte(f.rotation.Cross), f.fresh.cert), rotation.File{From: rotation.FromNew}, false},
 		"certificates of both CAs":      {slices.Concat(f.fresh.kubelet(t, time.Hour), f.old.kubelet(t, time.Hour)), rotation.File{From: rotation.FromOld}, false},
+		"of both, the old one first":    {slices.Concat(f.old.kubelet(t, time.Hour), f.fresh.kubelet(t, time.Hour)), rotation.File{From: rotation.FromOld}, false},
 		"key of the old CA":             {f.old.key, rotation.File{From: rotation.FromOld}, false},
 		"key of the new CA":             {f.fresh.key, rotation.File{From: rotation.FromNew}, false},
 		"kubeconfig":                    {[]byte(f.before[kubeletConf]), rotation.File{Trusts: trusts(true, false)}, true},
 		"kubeconfig of another cluster": {other, rotation.File{}, true},
+		"kubeconfig with a certificate": {embedded, rotation.File{Trusts: trusts(true, false), From: rotation.FromOld}, true},
 		"kubeconfig that presents a CA": {chained, rotation.File{From: rotation.FromNew}, true},
 		"old CA, intermediate of new":   {slices.Concat(f.old.cert, pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: intermediate.Raw})), rotation.File{Trusts: trusts(true, false), From: rotation.FromNew}, false},
 	} {
-		got, config, err := l.holds(test.content)
+		got, _, config, err := l.holds(test.content)
 		if err != nil || !reflect.DeepEqual(got, test.want) || config != test.config {
 			t.Errorf("%s: got %+v, kubeconfig: %t", name, got, config)
 		}
 	}
+	l.Replaced = []rotation.Replaced{{Rotation: "x", Pin: clusterinfo.Pin(third.Certificate()), NotAfter: time.Now().Add(time.Hour)}}
+	if got, _, _, _ := l.holds(third.cert); got.Trusts == nil || !got.Trusts.Replaced {
+		t.Errorf("a CA that an earlier rotation replaced: got %+v", got)
+	}
 	below := f.old.crossed(t, f.fresh.Certificate()) // a new CA that the old one signed is not of the old one
 	l.fresh, l.cross = []*x509.Certificate{below}, nil
 	l.New, l.Cross = string(pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: below.Raw})), ""
-	if got, _, _ := l.holds([]byte(l.New)); !reflect.DeepEqual(got, rotation.File{Trusts: trusts(false, true)}) {
+	if got, _, _, _ := l.holds([]byte(l.New)); !reflect.DeepEqual(got, rotation.File{Trusts: trusts(false, true)}) {
 		t.Errorf("a new CA below the old one: got %+v", got)
 	}
 	policy := bytes.Repeat([]byte("- a: {}\n"), mebibyte/8)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, _, _ = l.holds(policy)
+	_, _, _, _ = l.holds(policy)
 	runtime.ReadMemStats(&after)
 	if got := after.TotalAlloc - before.TotalAlloc; got > 16*mebibyte {
 		t.Errorf("looking at %d bytes took %d", len(policy), got)

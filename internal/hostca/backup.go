@@ -2,16 +2,19 @@ package hostca
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -302,18 +305,24 @@ func readAll(dir string, names []string) (contents, error) {
 	return all, nil
 }
 
-// readFile reads a file. It refuses links, which a replacement would lose, pipes, and large files.
+// readFile reads a file. It refuses links, which a replacement would lose, pipes, and large files. Another user may exchange the file
+// at any time, so it looks at what it has opened.
 func readFile(file string) ([]byte, error) {
-	info, err := os.Lstat(file)
+	refused := fmt.Errorf("%s: want a regular file of at most %d bytes, not a link", safetext.Printable(file), maxFile)
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ELOOP) {
+		return nil, refused
+	}
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxFile {
-		return nil, fmt.Errorf("%s: want a regular file of at most %d bytes, not a link", safetext.Printable(file), maxFile)
+	defer func() { _ = f.Close() }() // it was only read
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, cmp.Or(err, refused)
 	}
-	content, err := os.ReadFile(file)
-	if err == nil && content == nil {
-		content = []byte{}
+	content, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(content) > maxFile {
+		return nil, refused
 	}
 	return content, err
 }

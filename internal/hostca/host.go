@@ -62,9 +62,12 @@ type Result struct {
 	Backup string `json:"backup,omitempty"`
 	// Unfit says what of this host does not fit the stage, although Apply did its part.
 	Unfit []string `json:"unfit,omitempty"`
-	// Report is what the Node gets; nil if the host has no file of this CA.
+	// Report is for the annotation of the Node; nil if the host has no file of this CA.
 	Report *rotation.Report `json:"report,omitempty"`
 }
+
+// maxUnfit is how many lines [Result.Unfit] has.
+const maxUnfit = 1000
 
 var stages = []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Switch, rotation.Finish}
 
@@ -255,8 +258,12 @@ func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done
 	if err != nil {
 		return err
 	}
-	done.Report = h.report(ctx, b, a, r, node)
-	done.Unfit = r.Unfit(node, *done.Report)
+	whole := h.report(ctx, b, a, r)
+	done.Unfit = r.Unfit(node, whole)
+	if rest := len(done.Unfit) - maxUnfit; rest > 0 {
+		done.Unfit = append(done.Unfit[:maxUnfit], fmt.Sprintf("%d more; change or leave these first", rest))
+	}
+	done.Report = cut(whole, r, node)
 	if r.InProgress() || h.DryRun {
 		return nil
 	}

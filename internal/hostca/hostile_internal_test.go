@@ -3,9 +3,12 @@ package hostca
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -93,9 +96,13 @@ func TestLookEnds(t *testing.T) {
 			held := must.Value(os.OpenFile(filepath.Join(dir, "x"), os.O_RDWR, 0))(t)
 			t.Cleanup(func() { must.OK(t, held.Close()) })
 		}, walk, ""},
-		"pipe that was a file": {func() { must.OK(t, syscall.Mkfifo(filepath.Join(dir, "x"), 0o600)) }, read, ""},
-		"link that was a file": {func() { write("y", f.old.cert); must.OK(t, os.Symlink("y", filepath.Join(dir, "x"))) }, read, "too many levels of symbolic links"},
-		"file that grew":       {func() { write("x", slices.Concat(bytes.Repeat([]byte("x\n"), maxFile/2), f.old.cert)) }, read, ""},
+		"pipe that was a file": {func() {
+			must.OK(t, syscall.Mkfifo(filepath.Join(dir, "x"), 0o600))
+			held := must.Value(os.OpenFile(filepath.Join(dir, "x"), os.O_RDWR, 0))(t)
+			t.Cleanup(func() { must.OK(t, held.Close()) })
+		}, read, "want a regular file"},
+		"link that was a file": {func() { write("y", f.old.cert); must.OK(t, os.Symlink("y", filepath.Join(dir, "x"))) }, read, "want a regular file"},
+		"file that grew":       {func() { write("x", nil); must.OK(t, os.Truncate(filepath.Join(dir, "x"), 128*mebibyte)) }, read, "want a regular file of at most 1048576 bytes"},
 		"many links to nothing": {func() {
 			for n := range 20 {
 				must.OK(t, os.Symlink("nothing", filepath.Join(dir, fmt.Sprint(n))))
@@ -145,6 +152,7 @@ func TestReportHasRoomAndNamesAll(t *testing.T) {
 		behind bool
 	}{
 		"names of control characters": {maxNamed, "mine/" + strings.Repeat("\x01", 230), false, true},
+		"names that JSON escapes":     {maxNamed, "mine/" + strings.Repeat("<", 230), false, true},
 		"more than are named":         {maxNamed + 8, "mine/", false, true},
 		"copies of a renewal":         {3, "tmp/" + credentials.RenewalCopies + "20260101T000000-", true, false},
 	} {
@@ -172,26 +180,31 @@ func TestReportHasRoomAndNamesAll(t *testing.T) {
 						r.LeftFiles = append(r.LeftFiles, "worker-1:"+file.Name)
 					}
 				}
-				if !test.behind || strings.Contains(test.file, "\x01") { // whose safe names are the same
+				if !test.behind || len(test.file) > 200 { // whose safe names are the same
 					return
 				}
 			}
 		})
 	}
-	f := newFixture(t, rotation.Cluster, true)
-	a := authorities[rotation.Cluster]
-	a.pods = nil
-	for n := range 2 * rotation.MaxFiles {
-		a.trusting = append(a.trusting, fmt.Sprint(n))
-		f.write(t, a.trusting[n], []byte(f.before[kubeletConf]))
-	}
-	for n := range 2 * rotation.MaxRestart { // that show no health
-		a.pods = append(a.pods, pod{name: fmt.Sprint("pod-", n), manifest: corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{}}}}})
-	}
-	for stage, more := range map[rotation.Stage]bool{rotation.Prepare: false, rotation.Trust: true} { // all fit, none fits
-		report := f.report(t.Context(), &backup{}, a, f.at(stage), "worker-1")
-		if _, err := report.Encode(); err != nil || len(report.Files) < rotation.MaxFiles/4 || (report.More > rotation.MaxFiles) != more || len(report.Restart) != rotation.MaxRestart {
-			t.Errorf("%s: got %d files, %d more, %d processes, %v", stage, len(report.Files), report.More, len(report.Restart), err)
+	long := strings.Repeat(`\\x`, 80) + "/" + strings.Repeat(`\\x`, 17) // JSON escapes it
+	for _, test := range []struct {
+		stage rotation.Stage
+		name  string
+		more  bool
+	}{{rotation.Prepare, "", false}, {rotation.Trust, "", true}, {rotation.Trust, long, true}} { // in stage prepare all fit, in trust none
+		f := newFixture(t, rotation.Cluster, true)
+		a := authorities[rotation.Cluster]
+		a.pods = nil
+		for n := range 2 * rotation.MaxFiles {
+			a.trusting = append(a.trusting, test.name+fmt.Sprint(n))
+			f.write(t, a.trusting[n], []byte(f.before[kubeletConf]))
+		}
+		for n := range 2 * rotation.MaxRestart { // that show no health
+			a.pods = append(a.pods, pod{name: fmt.Sprint("pod-", n), manifest: corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{}}}}})
+		}
+		report := cut(f.report(t.Context(), &backup{}, a, f.at(test.stage)), f.at(test.stage), "worker-1")
+		if _, err := report.Encode(); err != nil || len(report.Files) < rotation.MaxFiles/4 || (report.More > rotation.MaxFiles) != test.more || len(report.Restart) != rotation.MaxRestart {
+			t.Errorf("%s, %q: got %d files, %d more, %d processes, %v", test.stage, test.name, len(report.Files), report.More, len(report.Restart), err)
 		}
 	}
 }
@@ -207,28 +220,34 @@ func (f *fixture) pairInKubeletConf(t testing.TB, pair []byte) {
 // Catches a kubelet that goes on with a certificate of the old CA in stage switch, although Apply reports that the host fits. Also
 // catches an Apply that asks for itself again and again.
 func TestKubeletPresentsNewCA(t *testing.T) {
-	for name, prepare := range map[string]func(t *testing.T, f *fixture, current string){
-		"link that the kubelet maintains": func(*testing.T, *fixture, string) {},
-		"plain file": func(t *testing.T, f *fixture, current string) {
+	for name, test := range map[string]struct {
+		make func(t *testing.T, f *fixture, current string)
+		old  int // certificates that the kubelet may present
+	}{
+		"link that the kubelet maintains": {func(*testing.T, *fixture, string) {}, 1},
+		"plain file": {func(t *testing.T, f *fixture, current string) {
 			pair := must.Value(os.ReadFile(current))(t)
 			must.OK(t, os.Remove(current))
 			must.OK(t, os.WriteFile(current, pair, 0o600))
-		},
+		}, 1},
 		// Of an old first control plane. The kubelet prefers its own file to what kubelet.conf has.
-		"embedded beside the link": func(t *testing.T, f *fixture, current string) {
+		"embedded beside the link": {func(t *testing.T, f *fixture, current string) {
 			f.pairInKubeletConf(t, must.Value(os.ReadFile(current))(t))
-		},
+		}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, rotation.Cluster, true)
 			current := filepath.Join(f.KubeletDir, "pki/kubelet-client-current.pem")
-			prepare(t, f, current)
+			test.make(t, f, current)
 			regular := must.Value(os.Lstat(current))(t).Mode().IsRegular()
-			f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+			for _, sign := range []credentials.SignFunc{nil, func(_ context.Context, r credentials.Request) ([]byte, error) {
 				return f.fresh.sign(t, r.CSR, time.Hour), nil
-			}
-			if done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t); len(done.Unfit) > 0 {
-				t.Errorf("unfit %q", done.Unfit)
+			}} {
+				f.Sign = sign
+				done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+				if sign == nil && len(done.Unfit) != test.old || sign != nil && len(done.Unfit) > 0 {
+					t.Errorf("unfit %q, want %d before somebody signs, and none after", done.Unfit, test.old)
+				}
 			}
 			content := must.Value(os.ReadFile(current))(t)
 			chain := must.Value(pemfile.Certificates(content))(t)
@@ -263,16 +282,25 @@ func TestKeepsNewCredentialOfNode(t *testing.T) {
 
 // An operator encrypts the key of a CA in any stage. Catches an Apply that puts the plain key back, and one that refuses the file.
 func TestKeepsEncryptedKey(t *testing.T) {
+	key := authorities[rotation.FrontProxy].key
 	encrypted := pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("x")})
 	for at, next := range map[rotation.Stage]rotation.Stage{rotation.Prepare: rotation.Trust, rotation.Switch: rotation.Finish} {
-		f := newFixture(t, rotation.Cluster, false)
+		f := newFixture(t, rotation.FrontProxy, false) // whose files are few
 		must.Value(f.Apply(t.Context(), f.at(at)))(t)
-		f.write(t, "pki/ca.key", encrypted)
+		f.write(t, key, encrypted)
 		f.Key = nil // Apply needs it no more
 		for _, stage := range []rotation.Stage{at, next} {
-			if _, err := f.Apply(t.Context(), f.at(stage)); err != nil || !bytes.Equal(must.Value(os.ReadFile(f.file("pki/ca.key")))(t), encrypted) {
+			if _, err := f.Apply(t.Context(), f.at(stage)); err != nil || !bytes.Equal(must.Value(os.ReadFile(f.file(key)))(t), encrypted) {
 				t.Errorf("encrypted in %s, in %s: %v; want the encrypted key", at, stage, err)
 			}
+		}
+		if at != rotation.Prepare {
+			continue
+		}
+		f.Key = func(context.Context) (crypto.Signer, error) { return f.fresh.private, nil }
+		must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+		if !matches(must.Value(os.ReadFile(f.file(key)))(t), []*x509.Certificate{f.fresh.Certificate()}) {
+			t.Error("the key of the old CA was encrypted, and the new CA has none")
 		}
 	}
 }
@@ -312,6 +340,18 @@ func TestAcceptsHarmlessHosts(t *testing.T) {
 		"kubeconfig made since the backup": func(t *testing.T, f *fixture) rotation.Rotation {
 			must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 			f.write(t, "super-admin.conf", kubeconfigOf(t, clientcmdapi.Cluster{CertificateAuthorityData: f.old.cert}, f.old.kubelet(t, time.Hour)))
+			return f.at(rotation.Trust)
+		},
+		"kubeconfig changed since the backup": func(t *testing.T, f *fixture) rotation.Rotation {
+			for _, server := range []string{"", "https://192.0.2.7:6443"} {
+				f.write(t, "webhook.conf", []byte(strings.ReplaceAll(f.before[kubeletConf], "https://192.0.2.1:6443", server)))
+				must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+			}
+			return f.at(rotation.Trust)
+		},
+		"bundle in another order": func(t *testing.T, f *fixture) rotation.Rotation {
+			must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+			f.write(t, "pki/ca.crt", slices.Concat([]byte("# mine\n"), f.fresh.cert, f.old.cert))
 			return f.at(rotation.Trust)
 		},
 		"prepared again with the same CA after an abort": func(t *testing.T, f *fixture) rotation.Rotation {
@@ -372,6 +412,16 @@ func TestFindsContainersThatReadOnce(t *testing.T) {
 			f.write(t, "kubejoin/authorization.yaml", []byte("kubeConfigFile: /etc/authz/webhook.conf"))
 			server(t, f, "--authorization-config=/etc/authz/authorization.yaml", "    volumeMounts: [{name: w, mountPath: /etc}, {name: v, mountPath: /etc/authz}, {name: w, mountPath: /}]\n  volumes: [{name: v, hostPath: {path: "+f.file("kubejoin")+"}}, {name: w, hostPath: {path: /nowhere}}]\n")
 		}, "kube-apiserver [kubejoin/webhook.conf]"},
+		"kubeconfig of a flag": {func(t *testing.T, f *fixture) {
+			f.write(t, "webhook.conf", []byte(f.before[kubeletConf]))
+			server(t, f, "--authorization-webhook-config-file="+f.file("webhook.conf"), "")
+		}, "kube-apiserver [webhook.conf]"},
+		"kubeconfig that Apply does not change": {func(t *testing.T, f *fixture) {
+			file := filepath.Join(t.TempDir(), "webhook.conf")
+			must.OK(t, os.WriteFile(file, []byte(f.before[kubeletConf]), 0o600))
+			must.OK(t, os.Symlink(file, f.file("webhook.conf")))
+			server(t, f, "--authorization-webhook-config-file="+f.file("webhook.conf"), "")
+		}, ""},
 		"CA of OIDC": {func(t *testing.T, f *fixture) { server(t, f, "--oidc-ca-file="+f.file("pki/ca.crt"), "") }, "kube-apiserver [pki/ca.crt]"},
 		"client CA":  {func(t *testing.T, f *fixture) { server(t, f, "--client-ca-file="+f.file("pki/ca.crt"), "") }, ""},
 		"CA that mentions a kubeconfig": {func(t *testing.T, f *fixture) {
@@ -450,7 +500,7 @@ exec chroot root sh -c 'echo ready; exec sleep 1000'`}
 func TestFindsContainerByItsMounts(t *testing.T) {
 	need.Root(t)
 	need.Programs(t, "unshare")
-	base := must.Value(os.MkdirTemp("/dev/shm", "kubejoin"))(t) // a file system of its own, as a host may have for /etc
+	base := must.Value(os.MkdirTemp("/dev/shm", "kubejoin test"))(t) // a file system of its own, as a host may have for /etc
 	t.Cleanup(func() { must.OK(t, os.RemoveAll(base)) })
 	t.Chdir(base)
 	for _, dir := range []string{"kubernetes", "root", "pods/1/containers/vip/1", "pods/1/containers/other/1"} {
@@ -476,14 +526,14 @@ func TestFindsContainerByItsMounts(t *testing.T) {
 		container(t, other.user, other.script)
 	}
 	if p, err := inContainer("vip", file); err != nil || p.pid != 0 {
-		t.Errorf("got process %d, %v, want none", p.pid, err)
+		t.Fatalf("got process %d, %v, want none", p.pid, err)
 	}
 	first := container(t, false, is+has)
 	must.OK(t, os.Rename("kubernetes/new", file)) // as Apply replaces it
 	wait.Until(t, "time in which the first one gets older", func() bool { return time.Since(must.Value(startedAt(first))(t)) > 100*time.Millisecond })
 	second := container(t, false, is+"mkdir root/dir; mount --bind kubernetes root/dir")
 	if p, err := inContainer("vip", file); err != nil || p.pid != first {
-		t.Errorf("got process %d, %v, want %d, which has the former file", p.pid, err, first)
+		t.Fatalf("got process %d, %v, want %d, which has the former file", p.pid, err, first)
 	}
 	must.OK(t, syscall.Kill(first, syscall.SIGKILL))
 	wait.OK(t, "container with the folder", func() error {
@@ -492,4 +542,57 @@ func TestFindsContainerByItsMounts(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// kubelet starts a process with the name of the kubelet and a listener, which it takes over.
+func kubelet(t *testing.T, user uint32, listener net.Listener) int {
+	t.Helper()
+	dir := t.TempDir()
+	must.OK(t, os.Chmod(filepath.Dir(dir), 0o755)) // for other users
+	program := filepath.Join(dir, kubeletComm)
+	must.OK(t, os.WriteFile(program, []byte("#!/bin/sh\nread line\n"), 0o755))
+	command := exec.CommandContext(t.Context(), program)
+	if user != uint32(os.Getuid()) {
+		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	}
+	socket := must.Value(listener.(*net.TCPListener).File())(t)
+	command.ExtraFiles = []*os.File{socket}
+	must.Value(command.StdinPipe())(t) // read waits
+	must.OK(t, command.Start())
+	t.Cleanup(func() { _, _ = command.Process.Kill(), command.Wait() })
+	must.OK(t, errors.Join(listener.Close(), socket.Close()))
+	return command.Process.Pid
+}
+
+// Catches the end of a process on the port of the kubelet that does not get its connections, or is of a user who may not restart it.
+func TestFindsProcessThatGetsConnections(t *testing.T) {
+	at := func(l net.Listener, host string) service {
+		return service{port: l.Addr().(*net.TCPAddr).Port, url: "http://" + host + "/", comm: kubeletComm}
+	}
+	four := must.Value(net.Listen("tcp4", "0.0.0.0:0"))(t)
+	if six, err := net.Listen("tcp6", fmt.Sprintf("[::]:%d", four.Addr().(*net.TCPAddr).Port)); err == nil { // with IPv6
+		for host, want := range map[string]int{"127.0.0.1": kubelet(t, uint32(os.Getuid()), four), "[::1]": kubelet(t, uint32(os.Getuid()), six)} {
+			if p, err := (machine{}).listenerNow(at(four, host)); err != nil || p.pid != want {
+				t.Errorf("%s: got process %d, %v, want %d", host, p.pid, err, want)
+			}
+		}
+	}
+	former := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	client := must.Value(net.Dial("tcp", former.Addr().String()))(t)
+	server := must.Value(former.Accept())(t)
+	must.OK(t, former.Close())
+	if p, err := (machine{}).listenerNow(at(former, "127.0.0.1")); err != nil || p.pid != 0 {
+		t.Errorf("a connection, and no listener: got process %d, %v", p.pid, err)
+	}
+	must.OK(t, errors.Join(client.Close(), server.Close()))
+	if ip := kernelIP("0100007F00"); ip != nil {
+		t.Errorf("5 bytes: got %s", ip)
+	}
+	need.Root(t) // starts a process of another user
+	const nobody = 65534
+	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	kubelet(t, nobody, listener)
+	if p, err := (machine{}).listenerNow(at(listener, "127.0.0.1")); err == nil || !strings.Contains(err.Error(), "of user 65534, listens") {
+		t.Errorf("a kubelet of nobody: got process %d, %v", p.pid, err)
+	}
 }

@@ -152,7 +152,7 @@ var kubeletCertificates = []kubeletCertificate{
 	{"serving", "kubelet-server-", certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth},
 }
 
-// find returns the present certificate, and its file or the link to that; an empty link if there is none.
+// find returns the present certificate and the path of its file, or of the link to that file. The path is empty without a certificate.
 func (c kubeletCertificate) find(h Host) (link string, chain []*x509.Certificate, err error) {
 	if c.prefix == "" {
 		return h.clientCertificate()

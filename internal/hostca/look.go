@@ -7,7 +7,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -54,23 +53,21 @@ type looking struct {
 // file that a static pod mounts, that the flags of the control plane or the configuration of the kubelet name, and h.Also. What
 // has a CA of the rotation, or something from it, and is not in the table is in others.
 func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
-	l := &looking{Host: h, authority: a, Rotation: r, seen: map[[2]uint64]bool{}}
-	var err, err2 error
+	l, err := h.newLook(a)
+	if err != nil {
+		return a, err
+	}
+	var err2 error
+	l.Rotation = r
 	l.old, err = r.OldCerts()
 	l.fresh, err2 = r.NewCerts()
 	if err := errors.Join(err, err2); err != nil {
 		return a, err
 	}
 	l.cross, _ = pemfile.Certificates([]byte(r.Cross)) // checked when it was decoded
-	if l.root, err = hostRoot(); err != nil {
-		return a, err
-	}
-	if err := l.readManifests(); err != nil {
-		return a, err
-	}
 	kubeconfigs := l.kubeconfigs
 	l.kubeconfigs = nil
-	for _, name := range kubeconfigs { // those with files, or with a plugin, get no certificate
+	for _, name := range slices.Concat(kubeconfigs, []string{kubeletConf}) {
 		content, err := readFile(h.file(name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -78,8 +75,12 @@ func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 		if err != nil {
 			return a, err
 		}
-		if _, user, err := loadKubeconfig(content); err != nil || len(user.ClientCertificateData) > 0 { // wanted reports the error
-			l.kubeconfigs = append(l.kubeconfigs, name)
+		config, user, err := loadKubeconfig(content)
+		if name != kubeletConf && (err != nil || len(user.ClientCertificateData) > 0) { // wanted reports the error
+			l.kubeconfigs = append(l.kubeconfigs, name) // those with files, or with a plugin, get no certificate
+		}
+		if err == nil {
+			l.named = append(l.named, absolute(h.Dir, config.Clusters[config.Contexts[config.CurrentContext].Cluster].CertificateAuthority))
 		}
 	}
 	config, err := h.kubeletConfig()
@@ -112,11 +113,23 @@ func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 	for len(l.named) > 0 {
 		path := l.named[0]
 		l.named = l.named[1:]
-		l.walk(path)
+		if info, err := os.Stat(l.root + path); err != nil || !info.IsDir() { // anybody may write a kubeconfig that names a folder
+			l.walk(path)
+		}
 	}
 	slices.Sort(l.trusting)
 	l.readPods()
 	return l.authority, nil
+}
+
+// newLook begins a look with the static pods of the host.
+func (h Host) newLook(a authority) (*looking, error) {
+	root, err := hostRoot()
+	if err != nil {
+		return nil, err
+	}
+	l := &looking{Host: h, authority: a, root: root, seen: map[[2]uint64]bool{}}
+	return l, l.readManifests()
 }
 
 // hostRoot returns the root of the host's files as this process sees it, which may be in a container.
@@ -182,10 +195,13 @@ func (l *looking) unseen(path string, err error) {
 
 func (l *looking) walkNow(path string, entries *int) error {
 	real, err := resolve(l.root, path)
+	direct := real == filepath.Clean(path)
+	if _, below := cutFolder(real, l.Dir); below && !direct {
+		return nil // the walk of l.Dir reads it under its own name
+	}
 	if err != nil || slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(virtual string) bool { _, below := cutFolder(real, virtual); return below }) {
 		return err
 	}
-	direct := real == filepath.Clean(path)
 	return filepath.WalkDir(l.root+real, func(file string, d fs.DirEntry, err error) error {
 		within, _ := cutFolder(file, l.root+real)
 		path := filepath.Join(path, within)
@@ -197,7 +213,7 @@ func (l *looking) walkNow(path string, entries *int) error {
 		case err != nil:
 			l.unseen(path, err)
 			return nil
-		case d.IsDir() && (name == Backups || name == "manifests" || strings.HasPrefix(name, "tmp/"+credentials.RenewalCopies)):
+		case d.IsDir() && (name == Backups || strings.HasPrefix(name, "tmp/"+credentials.RenewalCopies)):
 			return fs.SkipDir
 		case d.Type()&fs.ModeSymlink != 0:
 			if l.unseen(path, l.walkNow(path, entries)); *entries > maxLook {
@@ -219,7 +235,7 @@ func (l *looking) walkNow(path string, entries *int) error {
 			} else if l.seen[key] {
 				return nil
 			}
-			l.seen[key] = !slices.Contains(l.authority.files(), name) // another name of one in the table has the same content
+			l.seen[key] = true
 		}
 		if !d.IsDir() && info.Size() <= maxFile && !slices.Contains(l.authority.files(), name) {
 			l.unseen(path, l.read(file, name, direct))
@@ -260,19 +276,19 @@ func resolve(root, path string) (string, error) {
 
 // read looks at one file. A kubeconfig in a place that only root can change gets other CAs, unless it is behind a link.
 func (l *looking) read(file, name string, direct bool) error {
-	opened, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0) // somebody may replace it by a pipe
-	if err != nil {
-		return err
-	}
-	defer func() { _ = opened.Close() }() // it was only read
-	content, err := io.ReadAll(io.LimitReader(opened, maxFile))
+	content, err := readFile(file)
 	if err != nil {
 		return err
 	}
 	l.bytes += int64(len(content))
-	f, config, err := l.holds(content)
+	f, named, config, err := l.holds(content)
 	if err != nil {
 		return err
+	}
+	for _, path := range named {
+		if path != "" {
+			l.named = append(l.named, absolute(filepath.Dir(strings.TrimPrefix(file, l.root)), path))
+		}
 	}
 	if f.Name = name; config && filepath.IsLocal(name) {
 		l.configs = append(l.configs, name)
@@ -286,9 +302,9 @@ func (l *looking) read(file, name string, direct bool) error {
 	return nil
 }
 
-// holds returns what a file has of the rotation, and whether it is a kubeconfig. A file with a certificate that a CA issued
-// presents it, and does not trust the CAs behind it.
-func (l *looking) holds(content []byte) (f rotation.File, kubeconfig bool, err error) {
+// holds returns what a file has of the rotation, which files it names, and whether it is a kubeconfig. A file with a certificate
+// that a CA issued presents it, and does not trust the CAs behind it.
+func (l *looking) holds(content []byte) (f rotation.File, named []string, kubeconfig bool, err error) {
 	var presents, trusts []*x509.Certificate
 	if bytes.Contains(content, []byte("certificate-authority")) || bytes.Contains(content, []byte("client-certificate")) {
 		config := &clientcmdapi.Config{}
@@ -298,18 +314,17 @@ func (l *looking) holds(content []byte) (f rotation.File, kubeconfig bool, err e
 		embeds := bytes.Contains(content, []byte("certificate-authority-data:")) || bytes.Contains(content, []byte("client-certificate-data:"))
 		switch {
 		case embeds && (err != nil || len(config.Clusters)+len(config.AuthInfos) == 0):
-			return f, false, fmt.Errorf("want a kubeconfig of at most %d KiB", maxConfig>>10)
+			return f, nil, false, fmt.Errorf("want a kubeconfig of at most %d KiB", maxConfig>>10)
 		case err == nil && len(config.Clusters)+len(config.AuthInfos) > 0:
 			kubeconfig = true
 			for _, u := range config.AuthInfos {
 				presents = append(presents, pemfile.Presented(u.ClientCertificateData)...)
-				l.named = append(l.named, u.ClientCertificate, u.ClientKey)
+				named = append(named, u.ClientCertificate, u.ClientKey)
 			}
 			for _, c := range config.Clusters {
 				trusts = append(trusts, pemfile.Presented(c.CertificateAuthorityData)...)
-				l.named = append(l.named, c.CertificateAuthority)
+				named = append(named, c.CertificateAuthority)
 			}
-			l.named = slices.DeleteFunc(l.named, func(path string) bool { return !filepath.IsAbs(path) })
 		}
 	}
 	if !kubeconfig {
@@ -342,7 +357,7 @@ func (l *looking) holds(content []byte) (f rotation.File, kubeconfig bool, err e
 	if in, err := l.In(trusts); err == nil && in != (rotation.Trusted{}) && (kubeconfig || !issued) {
 		f.Trusts = &in
 	}
-	return f, kubeconfig, nil
+	return f, named, kubeconfig, nil
 }
 
 var (
@@ -436,7 +451,7 @@ func (l *looking) once(p pod, m corev1.Pod) (names []string) {
 		configs = append(configs, p.kubeconfig)
 	}
 	for _, name := range configs {
-		content, err := os.ReadFile(l.file(name))
+		content, err := readFile(l.file(name))
 		if err != nil || name != p.kubeconfig && !l.names(m, c, l.file(name)) {
 			continue
 		}

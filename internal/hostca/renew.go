@@ -57,11 +57,14 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 	if h, err = h.filled(); err != nil {
 		return done, err
 	}
-	a, due, err := h.renewable(r.Before)
+	a, due, held, err := h.renewable(r.Before)
 	if err != nil {
 		return done, err
 	}
 	done.Due = append(done.Due, due...)
+	for _, name := range held {
+		done.Unfit = append(done.Unfit, "certificate "+name+" ends soon, and changes only with the rotation of its CA; next: kubejoin ca status")
+	}
 	dir := h.file(Backups, renewalDir)
 	_, err = os.Stat(dir)
 	earlier := !errors.Is(err, fs.ErrNotExist)
@@ -85,7 +88,7 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 		if before, err = h.resume(ctx, dir, a, &result); err != nil {
 			return done, err
 		}
-		if _, due, err = h.renewable(r.Before); err != nil {
+		if _, due, _, err = h.renewable(r.Before); err != nil {
 			return done, err
 		}
 	}
@@ -97,14 +100,14 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 		}
 		done.Notes = issued.Changes
 		for _, n := range issued.SetAside {
-			result.Unfit = append(result.Unfit, "certificate "+n.Name+" cannot be renewed here: "+n.Text+"; next: kubejoin certs renew --name "+n.Name)
+			result.Unfit = append(result.Unfit, "certificate "+n.Name+" cannot be renewed here: "+n.Text+"; next: kubejoin certs renew --name "+n.Name+" with --url URL or --pki-dir DIR")
 		}
 		if _, err := h.resume(ctx, dir, a, &result); err != nil {
 			return done, err
 		}
 	}
-	done.Changed, done.Restarted, done.Unfit = append(done.Changed, result.Changed...), result.Restarted, result.Unfit
-	_, still, err := h.renewable(r.Before)
+	done.Changed, done.Restarted, done.Unfit = append(done.Changed, result.Changed...), result.Restarted, append(done.Unfit, result.Unfit...)
+	_, still, _, err := h.renewable(r.Before)
 	for _, name := range still {
 		if !slices.ContainsFunc(done.Unfit, func(line string) bool { return strings.HasPrefix(line, "certificate "+name+" ") }) {
 			done.Unfit = append(done.Unfit, "certificate "+name+" still ends soon; next: kubejoin certs check")
@@ -137,18 +140,23 @@ func (h Host) resume(ctx context.Context, dir string, a authority, done *Result)
 		return index{}, err
 	}
 	for _, name := range h.allStale(ctx, b, a, rotation.Rotation{}) {
-		done.Unfit = append(done.Unfit, "process "+name+" has not read its changed files; next: kubejoin host apply --restart "+safetext.Quote(name))
+		next := "kubejoin host apply --restart " + safetext.Quote(name)
+		if slices.Contains(kubeadmPods, name) {
+			next = "crictl ps -a --name " + name + "   shows why; then kubejoin host apply"
+		}
+		done.Unfit = append(done.Unfit, "process "+name+" has not read its changed files; next: "+next)
 	}
 	return b.index, nil
 }
 
-// renewable returns all files that can be renewed here, and the names of the certificates that are due.
-func (h Host) renewable(before time.Duration) (all authority, due []string, err error) {
+// renewable returns all files that can be renewed here, and the names of the certificates that are due. held are due as well, but
+// their CA is rotated here.
+func (h Host) renewable(before time.Duration) (all authority, due, held []string, err error) {
 	var of []string
 	for _, ca := range rotation.CAs {
 		ids, err := h.backups(ca)
 		if err != nil {
-			return all, nil, err
+			return all, nil, nil, err
 		}
 		if len(ids) > 0 {
 			continue
@@ -164,13 +172,20 @@ func (h Host) renewable(before time.Duration) (all authority, due []string, err 
 			of = append(of, certificate(file))
 		}
 	}
-	l := &looking{Host: h, authority: all}
-	if err := l.readManifests(); err != nil {
-		return all, nil, err
+	l, err := h.newLook(all)
+	if err != nil {
+		return all, nil, nil, err
 	}
 	l.readPods()
-	due, err = credentials.Host{Dir: h.Dir}.Due(before)
-	return l.authority, slices.DeleteFunc(due, func(name string) bool { return !slices.Contains(of, name) }), err
+	names, err := credentials.Host{Dir: h.Dir}.Due(before)
+	for _, name := range names {
+		if slices.Contains(of, name) {
+			due = append(due, name)
+		} else {
+			held = append(held, name)
+		}
+	}
+	return l.authority, due, held, err
 }
 
 // renew has certificates signed, and keeps them with the present files in a new backup, which goes on with the index of the former

@@ -3,6 +3,7 @@ package hostca
 import (
 	"context"
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,8 +20,8 @@ import (
 )
 
 // report looks at the present files and processes. It leaves out what cannot be read.
-func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rotation, node string) *rotation.Report {
-	report := &rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since}
+func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rotation) rotation.Report {
+	report := rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since}
 	add := func(name string, trusts, presents []*x509.Certificate) {
 		f := rotation.File{Name: name}
 		if len(trusts) > 0 {
@@ -57,7 +58,8 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 		cluster := config.Clusters[config.Contexts[config.CurrentContext].Cluster]
 		trusts, _ := pemfile.Certificates(cluster.CertificateAuthorityData)
 		if file := cluster.CertificateAuthority; file != "" && len(trusts) == 0 {
-			if content, err := os.ReadFile(absolute(filepath.Dir(h.file(name)), file)); err == nil {
+			if real, err := resolve("", absolute(filepath.Dir(h.file(name)), file)); err == nil {
+				content, _ := readFile(real)
 				trusts, _ = pemfile.Certificates(content)
 			}
 		}
@@ -84,29 +86,45 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 			add(link, nil, presents)
 		}
 	}
-	report.Restart = h.allStale(ctx, b, a, r)
-	report.Restart = report.Restart[:min(len(report.Restart), rotation.MaxRestart)] // the others are named once these have read their files
-	var behind, fit []rotation.File
-	others := 0
-	room := rotation.MaxReport / 2 // JSON may take twice as much
-	for _, f := range slices.Concat(report.Files, a.others) {
+	for _, f := range a.others {
 		f.Name, f.Unseen = safetext.Text(f.Name, safetext.MaxName), safetext.Text(f.Unseen, safetext.MaxName)
-		room -= len(f.Name) + len(f.Unseen)
-		switch {
-		case len(r.Unfit(node, rotation.Report{Files: []rotation.File{f}})) == 0:
+		report.Files = append(report.Files, f)
+	}
+	report.Restart = h.allStale(ctx, b, a, r)
+	return report
+}
+
+// cut returns what an annotation of the Node can hold of a report. It counts the files that it drops and that do not fit the stage.
+func cut(whole rotation.Report, r rotation.Rotation, node string) *rotation.Report {
+	report := whole
+	report.Files, report.Restart = nil, whole.Restart[:min(len(whole.Restart), rotation.MaxRestart)] // the others are named once these have read their files
+	encoded := func(v any) int { text, _ := json.Marshal(v); return len(text) }                      //nolint:errchkjson // they are strings
+	const more = 100                                                                                 // bytes of fields that are set later
+	room, others := rotation.MaxReport-encoded(report)-more, 0
+	var fit []rotation.File
+	keep := func(f rotation.File) bool {
+		if room -= encoded(f) + 1; room < 0 || len(report.Files) == rotation.MaxFiles {
+			return false
+		}
+		report.Files = append(report.Files, f)
+		return true
+	}
+	for _, f := range whole.Files {
+		switch behind := len(r.Unfit(node, rotation.Report{Files: []rotation.File{f}})) > 0; {
+		case !behind:
 			fit = append(fit, f)
-		case len(behind) == rotation.MaxFiles || f.Other && others == maxNamed || room < 0:
+		case f.Other && others == maxNamed || !keep(f):
 			report.More++
-			h.Log("not in the report: " + f.Name)
 		case f.Other:
 			others++
-			fallthrough
-		default:
-			behind = append(behind, f)
 		}
 	}
-	report.Files = append(behind, fit[:min(len(fit), max(0, min(rotation.MaxFiles-len(behind), room/safetext.MaxName)))]...)
-	return report
+	for _, f := range fit {
+		if !keep(f) {
+			break
+		}
+	}
+	return &report
 }
 
 // allStale returns the names of the processes that run with old files, or may do so.
