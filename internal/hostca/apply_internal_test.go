@@ -486,7 +486,7 @@ func TestKubeconfigKeepsOtherClusters(t *testing.T) {
 func TestExcludesAnotherApply(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	unlock := must.Value(f.exclude())(t)
-	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), "another 'kubejoin ca apply'") || !strings.Contains(err.Error(), "fuser -v "+f.file(Backups)) {
+	if done, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || done.Report != nil || !strings.Contains(err.Error(), "another 'kubejoin ca apply'") || !strings.Contains(err.Error(), "fuser -v "+f.file(Backups)) {
 		t.Errorf("got %v", err)
 	}
 	if info := must.Value(os.Stat(f.file(Backups)))(t); info.Mode().Perm() != 0o700 {

@@ -409,14 +409,8 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 		return err
 	}
 	reached := r
-	if reached.Stage = b.index.Stage; side(reached) == side(r) { // an operator may have encrypted the key since
-		present, err := readAll(h.Dir, []string{a.key})
-		if err != nil {
-			return err
-		}
-		if pemfile.IsEncrypted(present[a.key]) {
-			delete(want, a.key)
-		}
+	if reached.Stage = b.index.Stage; side(reached) == side(r) {
+		delete(want, a.key) // it is in place, and an operator may have encrypted it since
 	}
 	noted := slices.Clone(b.index.Restart)
 	if err := h.bring(ctx, b, a, want, done); err != nil {

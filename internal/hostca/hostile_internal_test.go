@@ -596,3 +596,26 @@ func TestFindsProcessThatGetsConnections(t *testing.T) {
 		t.Errorf("a kubelet of nobody: got process %d, %v", p.pid, err)
 	}
 }
+
+// Back in stage trust, a kubelet that reloads its client CAs restarts for its certificate alone. Catches one that goes on with that of
+// the new CA.
+func TestKubeletRestartsForItsCertificate(t *testing.T) {
+	for _, embedded := range []bool{false, true} {
+		f := newFixture(t, rotation.Cluster, true)
+		if current := filepath.Join(f.KubeletDir, "pki/kubelet-client-current.pem"); embedded {
+			f.pairInKubeletConf(t, must.Value(os.ReadFile(current))(t))
+			must.OK(t, os.Remove(current))
+		}
+		sign := func(ca testCA) {
+			f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+				return ca.sign(t, r.CSR, time.Hour), nil
+			}
+		}
+		sign(f.fresh)
+		must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+		sign(f.old)
+		if done := must.Value(f.Apply(t.Context(), f.aborted(rotation.Trust)))(t); !slices.Equal(done.Restarted, []string{"kubelet"}) || len(done.Unfit) > 0 {
+			t.Errorf("embedded: %t: restarted %q, unfit %q", embedded, done.Restarted, done.Unfit)
+		}
+	}
+}
