@@ -305,9 +305,11 @@ func host(t *testing.T, dir string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
 	cmd.Dir = dir
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
 	output, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", args[0], err, output)
+		t.Fatalf("%q: %v\n%s%s", args, err, output, &stderr)
 	}
 	return string(output)
 }

@@ -37,6 +37,7 @@ type report struct {
 	running map[string]time.Time // tests, by name
 	counts  struct{ passed, failed, skipped int }
 	skipped map[string][]string // tests by the reason
+	reasons []string            // of each failed test, why
 }
 
 const (
@@ -46,6 +47,8 @@ const (
 	slow = 10 * time.Second
 	// firstLines and lastLines are the most lines of a failed test's log that are printed.
 	firstLines, lastLines = 80, 40
+	// reasonLines are the most lines of the reason why a test failed, which the end repeats.
+	reasonLines = 15
 )
 
 func newReport(out io.Writer, logs string) (*report, error) {
@@ -209,6 +212,36 @@ func reasonOf(output []string) string {
 	return "no reason given"
 }
 
+// testLine is the first line of a message of a test.
+var testLine = regexp.MustCompile(`^ +\w+_test\.go:\d+: `)
+
+// failureOf is the last message of a failed test, without the logs of others that a helper wrote after it.
+func failureOf(output []string) string {
+	last := -1
+	for i, line := range output {
+		if testLine.MatchString(line) {
+			last = i
+		}
+	}
+	if last < 0 {
+		return ""
+	}
+	message := output[last:]
+	for i, line := range message[1:] {
+		if helperLine.MatchString(line) {
+			message = message[:i+1]
+			break
+		}
+	}
+	if first := 1; len(message) > reasonLines {
+		message = slices.Concat(message[:first], message[len(message)-reasonLines+first:])
+	}
+	return strings.Join(message, "")
+}
+
+// helperLine is the first line of a message of a helper, or the end of the test.
+var helperLine = regexp.MustCompile(`^ *(?:\w+\.go:\d+|--- \w+): `)
+
 // ended prints the line of a package, and what its failed tests wrote.
 func (r *report) ended(e event, p *result, s step) error {
 	pkg := strings.TrimPrefix(e.Package, module+"/")
@@ -262,6 +295,9 @@ func (r *report) failed(name string, output []string, s step, base, argument str
 	if err := errors.Join(err, log.Close()); err != nil {
 		return err
 	}
+	r.mu.Lock()
+	r.reasons = append(r.reasons, fmt.Sprintf("%s failed:\n%s", title, failureOf(output)))
+	r.mu.Unlock()
 	if len(output) > firstLines+lastLines {
 		left := fmt.Sprintf("... %d more lines in %s\n", len(output)-firstLines-lastLines, file)
 		output = slices.Concat(output[:firstLines], []string{left}, output[len(output)-lastLines:])
@@ -293,5 +329,6 @@ func (r *report) close() {
 	if len(missing) > 0 {
 		r.printf("Install what is missing with:\n  apt-get install --no-install-recommends %s\n", strings.Join(packagesOf(missing), " "))
 	}
+	r.printf("%s", strings.Join(r.reasons, ""))
 	r.printf("%d passed, %d failed, %d skipped\n", r.counts.passed, r.counts.failed, r.counts.skipped)
 }
