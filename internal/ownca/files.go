@@ -152,9 +152,15 @@ func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, err
 		}
 		before, copied = now, true
 	}
+	finished, _, err := now.of(in(r, rotation.Finish))
+	if err != nil {
+		return false, err
+	}
 	switch {
 	case followed && r.InProgress():
 		return false, nil
+	case finished && !copied && r.InProgress() && !r.Aborting:
+		return false, nil // the store is older than the files: the steps that it repeats have nothing to change
 	case followed:
 		return false, f.dropCopies()
 	case !copied && !r.InProgress() && !known:

@@ -281,6 +281,44 @@ func TestReplicaThatWasOffFollows(t *testing.T) {
 	}
 }
 
+// The files are those of the end, and the store is restored to an earlier stage. The remaining steps end the rotation again.
+// An abort says what is missing: the old CA is in no file any more.
+func TestStoreThatIsOlderThanFilesEndsAgain(t *testing.T) {
+	stages := []rotation.Stage{rotation.Trust, rotation.Switch, rotation.Finish, rotation.Finish}
+	for i, restored := range []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Switch, rotation.Finish} {
+		a, _ := newReplicas(t)
+		d := desk(t, a)
+		prepare(t, d, a)
+		backup := map[string][]byte{}
+		for j, stage := range stages {
+			if must.Value(a.followed(t))(t); i == j {
+				must.OK(t, a.Visit(t.Context(), func(key string, value []byte) error { backup[key] = bytes.Clone(value); return nil }))
+			}
+			must.Value(d.Advance(t.Context(), rotation.Cluster, stage, rotation.Options{}))(t)
+		}
+		must.Value(a.followed(t))(t)
+		before := a.files(t)
+		for key, value := range backup {
+			must.OK(t, a.Update(t.Context(), key, func([]byte) ([]byte, error) { return value, nil }))
+		}
+		if changed, err := a.followed(t); changed || err != nil {
+			t.Fatalf("store of stage %s: got %t, %v, want no change", restored, changed, err)
+		}
+		if restored == rotation.Switch {
+			if _, err := d.Abort(t.Context(), rotation.Cluster, rotation.Options{}); err == nil || !strings.Contains(err.Error(), "does not trust the old CA") {
+				t.Errorf("abort: got %v, want that it names the missing CA", err)
+			}
+		}
+		for _, stage := range stages[i:] {
+			must.Value(d.Advance(t.Context(), rotation.Cluster, stage, rotation.Options{}))(t)
+			must.Value(a.followed(t))(t)
+		}
+		if !reflect.DeepEqual(a.files(t), before) {
+			t.Errorf("store of stage %s: the files have changed", restored)
+		}
+	}
+}
+
 // The old key must not outlive the rotation in a file that a killed kubejoin did not complete.
 func TestEndRemovesKeysOfKilledWrites(t *testing.T) {
 	a, _ := newReplicas(t)
