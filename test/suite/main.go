@@ -80,6 +80,9 @@ func run(ctx context.Context, args []string) error {
 			}
 		}
 		printMissing(os.Stdout, missing())
+		if err := printSpace(os.Stdout, os.TempDir()); err != nil {
+			return err
+		}
 		return runStages(ctx, "e2e", stages)
 	case "commits":
 		return checkCommits(ctx, os.Stdout)

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/kubejoin/kubejoin/internal/testing/need"
 )
@@ -39,4 +40,19 @@ func printMissing(out io.Writer, programs []string) {
 		fmt.Fprintf(out, "  %-16s %s\n", program, need.Known[program].For)
 	}
 	fmt.Fprintf(out, "Install them with:\n  apt-get install --no-install-recommends %s\n", strings.Join(packagesOf(programs), " "))
+}
+
+// wantSpace is the disk space in GiB for the images of all machines, and for what Go builds.
+const wantSpace = 12
+
+// printSpace warns if the disk of a folder has less than wantSpace.
+func printSpace(out io.Writer, dir string) error {
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(dir, &disk); err != nil {
+		return fmt.Errorf("%s: %w", dir, err)
+	}
+	if free := disk.Bavail * uint64(disk.Bsize) >> 30; free < wantSpace {
+		fmt.Fprintf(out, "The disk of %s has %d GiB left, and the tests may need %d. What Go has built is removed with:\n  go clean -cache\n", dir, free, wantSpace)
+	}
+	return nil
 }
