@@ -178,6 +178,19 @@ func (ca *CA) signs() issuer {
 // Bundle returns every trusted certificate once, in the order given. The certificates must not be changed.
 func (ca *CA) Bundle() []*x509.Certificate { return slices.Clone(ca.bundle) }
 
+// Without returns the CA without the trusted certificates that drop selects. It fails if one of them signs.
+func (ca *CA) Without(drop func(*x509.Certificate) bool) (*CA, error) {
+	if signs := ca.Certificate(); drop(signs) {
+		return nil, fmt.Errorf("%s is out of use", ca)
+	}
+	if !slices.ContainsFunc(ca.bundle, drop) {
+		return ca, nil
+	}
+	left := *ca
+	left.bundle = slices.DeleteFunc(ca.Bundle(), drop)
+	return &left, nil
+}
+
 // Secret returns 32 bytes for one purpose that only holders of the CA's key know. It is the same in every process with
 // this key. The error means that the key is elsewhere or cannot be exported, for example because it is in a hardware
 // module.

@@ -134,7 +134,7 @@ var events = []Entry{
 
 var readiness = []Entry{
 	{Readiness, "shutdown", "failure", "kubejoin is stopping", "use another replica"},
-	{Readiness, "cluster-ca", "failure", "new CA files are unusable, or the CA has expired", restoreFiles + ", or " + renewCA},
+	{Readiness, "cluster-ca", "failure", "new CA files are unusable, or the CA has expired or was replaced", restoreFiles + ", or " + renewCA},
 	{Readiness, "cluster-ca", "notice", "the CA ends soon, shortens certificates, or clients refuse them", rotateCA},
 	{Readiness, "ca-rotation", "failure", "the CA files are from before the end of a CA rotation", "copy the CA files of another replica"},
 	{Readiness, "ca-rotation", "notice", "somebody changed the CA files or ConfigMap kubejoin-ca during a CA rotation, or kubejoin cannot write the files", "read the log"},

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -73,6 +74,9 @@ func (s *service) loadCA(o CA, lifetime time.Duration) error {
 	}
 	s.goBackground(loop.Loop{Name: "ca", Hint: hint, Step: watch.Step, Logger: s.log, Registerer: s.registry}.Run)
 	s.check("cluster-ca", func(context.Context) error {
+		if _, err := s.clusterCA(); err != nil {
+			return err
+		}
 		if err := ca.Err(); err != nil {
 			return errors.New("the new CA files cannot be used, and kubejoin keeps the last valid ones; see the log")
 		}
@@ -89,6 +93,19 @@ func (s *service) loadCA(o CA, lifetime time.Duration) error {
 		return nil
 	})
 	return nil
+}
+
+// clusterCA returns the CA without the certificates that a rotation took out of use: somebody else may have the key of such a
+// CA. It fails if the CA itself is one of them, as on a host that comes back with its files of before the rotation.
+func (s *service) clusterCA() (*signer.CA, error) {
+	if s.ca == nil {
+		return nil, errors.New("no CA configured, want --cluster-signing-cert-file and --cluster-signing-key-file")
+	}
+	ca, err := s.ca.Get().Without(s.rotating().replaced)
+	if err != nil {
+		return nil, fmt.Errorf("a CA rotation has replaced the CA in %s, so kubejoin neither signs with it nor trusts it; next, on this host: kubejoin ca status", s.options.CA.CertFile)
+	}
+	return ca, nil
 }
 
 // signerProcess returns the client of a signer process. Readiness and the log report while it does not respond, and if it
@@ -153,25 +170,32 @@ func (s *service) keepBundle() error {
 	return nil
 }
 
-// ownCAs returns a function for the current certificates of the cluster CA.
-func (s *service) ownCAs() func() *x509.CertPool {
-	var pool atomic.Pointer[x509.CertPool]
-	follow := func(ca *signer.CA) error {
-		pool.Store(poolOf(ca))
+// ownCAs returns the certificates of the cluster CA, without those that a rotation took out of use.
+func (s *service) ownCAs() []*x509.Certificate {
+	ca, err := s.clusterCA()
+	if err != nil {
 		return nil
 	}
-	_ = follow(s.ca.Get()) // never fails
-	s.caChanged = append(s.caChanged, follow)
-	return pool.Load
+	return ca.Bundle()
 }
 
-// poolOf returns the certificates of a CA. Without a CA the pool is empty and trusts nobody.
-func poolOf(ca *signer.CA) *x509.CertPool {
-	pool := x509.NewCertPool()
-	if ca != nil {
-		for _, c := range ca.Bundle() {
-			pool.AddCert(c)
-		}
+// trusting returns a function for a pool of the certificates of get, without those that a rotation took out of use.
+func (s *service) trusting(get func() []*x509.Certificate) func() *x509.CertPool {
+	type made struct {
+		of   []*x509.Certificate
+		pool *x509.CertPool
 	}
-	return pool
+	var last atomic.Pointer[made]
+	return func() *x509.CertPool {
+		of := slices.DeleteFunc(slices.Clone(get()), s.rotating().replaced)
+		if m := last.Load(); m != nil && slices.Equal(m.of, of) {
+			return m.pool // callers know by the pool what they have verified with it
+		}
+		m := &made{of, x509.NewCertPool()}
+		for _, c := range of {
+			m.pool.AddCert(c)
+		}
+		last.Store(m)
+		return m.pool
+	}
 }

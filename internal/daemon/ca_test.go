@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ import (
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	certificates "k8s.io/api/certificates/v1"
 )
 
 // Catches a CA with name constraints whose certificates no client accepts, while /readyz only says ok.
@@ -53,6 +56,64 @@ func TestNoticesCAThatClientsRefuse(t *testing.T) {
 		var notice server.Notice
 		if check.Name != "cluster-ca" || errors.As(err, &notice) != (test.want != "") || !strings.Contains(string(notice), test.want) || err != nil && notice == "" {
 			t.Errorf("%s: check %s returns %v, want a notice with %q", name, check.Name, err, test.want)
+		}
+	}
+}
+
+// A host comes back with the CA of before a rotation, whose key somebody else may have. kubejoin must neither sign with it nor
+// believe its certificates, also where a bundle has it beside the new CA.
+func TestRefusesCAThatARotationReplaced(t *testing.T) {
+	old := must.Value(signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour))(t)
+	fresh := must.Value(signer.GenerateCA("kubernetes-2", time.Now(), 10*365*24*time.Hour))(t)
+	r := must.Value(rotation.New(rotation.Cluster, old.Bundle(), fresh.Bundle(), nil, time.Now()))(t)
+	trusted := func(c *signer.CA, pool *x509.CertPool) bool {
+		_, err := c.Certificate().Verify(x509.VerifyOptions{Roots: pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+		return err == nil
+	}
+	state := func(stage rotation.Stage, ended time.Time) rotating {
+		r.Stage, r.Ended = stage, ended
+		return must.Value(newRotating(r))(t)
+	}
+	for name, test := range map[string]struct {
+		signs, also *signer.CA
+		rotating    rotating
+		want        *x509.Certificate // nil: none
+		trusted     int
+	}{
+		"before the end":  {old, fresh, state(rotation.Switch, time.Time{}), old.Certificate(), 2},
+		"left behind":     {old, old, state(rotation.Finish, time.Now()), nil, 0},
+		"still trusts it": {fresh, old, state(rotation.Finish, time.Now()), fresh.Certificate(), 1},
+		"aborted":         {fresh, old, state(rotation.Prepare, time.Now()), nil, 1},
+	} {
+		file := filepath.Join(t.TempDir(), "ca.pem")
+		certs, key, err := test.signs.PEM()
+		must.OK(t, err)
+		must.OK(t, os.WriteFile(file, slices.Concat(certs, test.also.BundlePEM(), key), 0o600))
+		s := newService(Options{TLS: TLS{CertFile: "tls.crt"}, CA: CA{CertFile: file, KeyFile: file, Duration: time.Hour}}, slog.New(slog.DiscardHandler), nil)
+		must.OK(t, s.loadCA(s.options.CA, time.Hour))
+		s.rotating = func() rotating { return test.rotating }
+		clients := filepath.Join(filepath.Dir(file), "clients.pem")
+		must.OK(t, os.WriteFile(clients, slices.Concat(certs, test.also.BundlePEM()), 0o600))
+		cas := must.Value(s.openCAs("client-ca", "client-ca-file", clients))(t)
+		signers := must.Value(s.signers())(t)()
+		ca, err := signers[certificates.KubeAPIServerClientKubeletSignerName].CA()
+		ready := s.api.Status.Checks[len(s.api.Status.Checks)-1].Ready(t.Context())
+		for what, err := range map[string]error{"signer": err, "readiness": ready} {
+			if test.want == nil && (err == nil || !strings.Contains(err.Error(), file)) || test.want != nil && err != nil {
+				t.Errorf("%s: %s: got %v, want an error with %s: %t", name, what, err, file, test.want == nil)
+			}
+		}
+		if err == nil && (!ca.Certificate().Equal(test.want) || len(ca.Bundle()) != test.trusted) {
+			t.Errorf("%s: got %s and %d trusted, want %s and %d", name, ca, len(ca.Bundle()), test.want.Subject, test.trusted)
+		}
+		trusting := s.trusting(cas.Get)
+		for _, one := range []*signer.CA{test.signs, test.also} {
+			if want := !test.rotating.replaced(one.Certificate()); trusted(one, trusting()) != want {
+				t.Errorf("%s: clients of %s are accepted: %t, want %t", name, one, !want, want)
+			}
+		}
+		if trusting() != trusting() {
+			t.Errorf("%s: each request makes a pool", name)
 		}
 	}
 }

@@ -56,21 +56,21 @@ func (s *service) readOperators(file string) (*auth.TokenFile, error) {
 	return operators, nil
 }
 
-// openPool loads CA certificates from a file and reloads them. flag names the file in errors.
-func (s *service) openPool(name, flag, file string) (*reload.Value[*x509.CertPool], error) {
-	pool, err := reload.Files[*x509.CertPool]{
+// openCAs loads CA certificates from a file and reloads them. flag names the file in errors.
+func (s *service) openCAs(name, flag, file string) (*reload.Value[[]*x509.Certificate], error) {
+	cas, err := reload.Files[[]*x509.Certificate]{
 		Name: name, Paths: []string{file},
-		Load:   func() (*x509.CertPool, error) { return loadPool(file) },
+		Load:   func() ([]*x509.Certificate, error) { return loadCAs(file) },
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", flag, err)
 	}
-	s.goBackground(pool.Run)
-	return pool, nil
+	s.goBackground(cas.Run)
+	return cas, nil
 }
 
-func loadPool(file string) (*x509.CertPool, error) {
+func loadCAs(file string) ([]*x509.Certificate, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -79,11 +79,7 @@ func loadPool(file string) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	pool := x509.NewCertPool()
-	for _, ca := range cas {
-		pool.AddCert(ca)
-	}
-	return pool, nil
+	return cas, nil
 }
 
 // usable returns the readiness check of a file that reloads.
@@ -102,12 +98,12 @@ func (s *service) knowCertificates() error {
 	if file == "" {
 		return nil
 	}
-	pool, err := s.openPool("client-ca", "client-ca-file", file)
+	cas, err := s.openCAs("client-ca", "client-ca-file", file)
 	if err != nil {
 		return err
 	}
-	s.check("client-ca", usable(pool, "client-ca-file"))
-	s.byCertificate = auth.ClientCertificate{CAs: pool.Get, Everybody: true, Revoked: s.checkRevoked}.Cached()
+	s.check("client-ca", usable(cas, "client-ca-file"))
+	s.byCertificate = auth.ClientCertificate{CAs: s.trusting(cas.Get), Everybody: true, Revoked: s.checkRevoked}.Cached()
 	return nil
 }
 
@@ -117,10 +113,10 @@ func (s *service) knowOwnCertificates() error {
 	if s.options.Callers.ClientCAFile != "" {
 		return s.knowCertificates()
 	}
-	known := auth.ClientCertificate{CAs: s.ownCAs(), Everybody: true, Revoked: s.checkRevoked}.Cached()
+	known := auth.ClientCertificate{CAs: s.trusting(s.ownCAs), Everybody: true, Revoked: s.checkRevoked}.Cached()
 	if s.configured != nil {
 		files := s.configured.files
-		nodes := auth.ClientCertificate{CAs: func() *x509.CertPool { return files.Get().nodeCAs }, Everybody: true, Revoked: s.checkRevoked}.Cached()
+		nodes := auth.ClientCertificate{CAs: s.trusting(func() []*x509.Certificate { return files.Get().nodeCAs }), Everybody: true, Revoked: s.checkRevoked}.Cached()
 		known = auth.AnyOf(known, onlyNodes(nodes))
 	}
 	s.byCertificate = known

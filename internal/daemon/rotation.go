@@ -26,7 +26,7 @@ const eventClusterInfoEdited = "ClusterInfoEdited"
 const eventCARotationEdited = "CARotationEdited"
 
 // A rotating has what this kubejoin needs of a stored rotation of the cluster's CA. It is computed once for each change. The
-// zero rotating means that no rotation is in progress.
+// zero rotating means that there was no rotation.
 type rotating struct {
 	// info is the state for cluster-info; nil if no rotation is in progress.
 	info *configmap.Rotation
@@ -34,12 +34,20 @@ type rotating struct {
 	leaving []string
 	// cross is for clients that know only the old CA; nil if none may need it.
 	cross *x509.Certificate
+	// gone are the pins of CAs that rotations took out of use.
+	gone []string
+}
+
+// replaced reports whether a rotation took a CA out of use.
+func (r rotating) replaced(ca *x509.Certificate) bool {
+	return len(r.gone) > 0 && slices.Contains(r.gone, clusterinfo.Pin(ca))
 }
 
 // newRotating returns what a stored rotation means.
 func newRotating(r rotation.Rotation) (rotating, error) {
-	if !r.InProgress() {
-		return rotating{}, nil
+	gone, err := r.Gone()
+	if err != nil || !r.InProgress() {
+		return rotating{gone: gone}, err
 	}
 	trusted, err := r.Trusted()
 	if err != nil {
@@ -62,7 +70,7 @@ func newRotating(r rotation.Rotation) (rotating, error) {
 		return rotating{}, err
 	}
 	stage := r.ID + "/" + string(r.Stage)
-	return rotating{&configmap.Rotation{Stage: stage, Trusted: trusted, All: slices.Concat(old, fresh)}, clusterinfo.Pins(leaving), cross}, nil
+	return rotating{&configmap.Rotation{Stage: stage, Trusted: trusted, All: slices.Concat(old, fresh)}, clusterinfo.Pins(leaving), cross, gone}, nil
 }
 
 // A storedRotation is what this kubejoin needs of the Secret of rotations.

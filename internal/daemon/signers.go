@@ -44,7 +44,7 @@ type signerFile struct {
 	// hosts are sample names of kubelets.
 	hosts []string
 	// nodeCAs is the separate CA for kubelets' client certificates; empty if their signer uses the cluster CA.
-	nodeCAs *x509.CertPool
+	nodeCAs []*x509.Certificate
 }
 
 // loadSigners loads and reloads the signer configuration, if there is one. Call it after loadCA.
@@ -55,7 +55,7 @@ func (s *service) loadSigners() error {
 	}
 	defaults := config.Defaults{Duration: s.options.CA.Duration, Scope: s.options.Serving.Scope}
 	if s.ca != nil {
-		defaults.CA = func() (*signer.CA, error) { return s.ca.Get(), nil }
+		defaults.CA = s.clusterCA
 	}
 	again, watch := make(chan struct{}, 1), make(chan struct{}, 1)
 	files, err := reload.Files[signerFile]{
@@ -72,7 +72,9 @@ func (s *service) loadSigners() error {
 				return signerFile{}, err
 			}
 			f := signerFile{says: says, signers: signers, hosts: sampleHosts(s.options.Serving.Scope)}
-			f.nodeCAs = poolOf(f.own()[certificates.KubeAPIServerClientKubeletSignerName])
+			if ca := f.own()[certificates.KubeAPIServerClientKubeletSignerName]; ca != nil {
+				f.nodeCAs = ca.Bundle()
+			}
 			return f, nil
 		},
 		Changed: func(f signerFile) error {
@@ -123,12 +125,7 @@ func (s *service) signers() (func() map[string]signer.Signer, error) {
 	if err != nil {
 		return nil, err
 	}
-	builtIn, err := signer.KubernetesSigners(func() (*signer.CA, error) {
-		if s.ca == nil {
-			return nil, errors.New("no CA configured, want --cluster-signing-cert-file and --cluster-signing-key-file")
-		}
-		return s.ca.Get(), nil
-	}, s.options.CA.Duration)
+	builtIn, err := signer.KubernetesSigners(s.clusterCA, s.options.CA.Duration)
 	serving := builtIn[certificates.KubeletServingSignerName]
 	serving.Rules = []approval.Rule{kubelets}
 	builtIn[certificates.KubeletServingSignerName] = serving

@@ -35,12 +35,12 @@ func (s *service) reviewer() (auth.Authenticate, error) {
 		return nil, nil
 	}
 	if o.ClientCAFile != "" && s.reviewerCertificate == nil {
-		pool, err := s.openPool("webhook-client-ca", "webhook-client-ca-file", o.ClientCAFile)
+		cas, err := s.openCAs("webhook-client-ca", "webhook-client-ca-file", o.ClientCAFile)
 		if err != nil {
 			return nil, err
 		}
-		s.check("webhook-client-ca", usable(pool, "webhook-client-ca-file"))
-		s.reviewerCertificate = auth.ClientCertificate{CAs: pool.Get, Name: o.ClientName}.Cached()
+		s.check("webhook-client-ca", usable(cas, "webhook-client-ca-file"))
+		s.reviewerCertificate = auth.ClientCertificate{CAs: s.trusting(cas.Get), Name: o.ClientName}.Cached()
 	}
 	return auth.HeaderOrCertificate(s.reviewerBearer, s.reviewerCertificate), nil
 }

@@ -136,6 +136,17 @@ func (r Rotation) Outdated(certs []*x509.Certificate) (bool, error) {
 	return replaced(gone, certs), err
 }
 
+// Gone returns the pins of the CAs that this rotation, if it has ended, and earlier ones took out of use.
+func (r Rotation) Gone() (pins []string, err error) {
+	gone, err := r.gone()
+	for _, g := range gone {
+		if g.Pin != "" {
+			pins = append(pins, g.Pin)
+		}
+	}
+	return pins, err
+}
+
 func replaced(gone []Replaced, certs []*x509.Certificate) bool {
 	return slices.ContainsFunc(certs, func(c *x509.Certificate) bool {
 		return slices.ContainsFunc(gone, func(g Replaced) bool { return g.Pin == clusterinfo.Pin(c) })
