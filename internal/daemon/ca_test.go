@@ -112,7 +112,7 @@ func TestRefusesCAThatARotationReplaced(t *testing.T) {
 				t.Errorf("%s: clients of %s are accepted: %t, want %t", name, one, !want, want)
 			}
 		}
-		if trusting() != trusting() {
+		if pool := trusting(); pool != trusting() {
 			t.Errorf("%s: each request makes a pool", name)
 		}
 	}
