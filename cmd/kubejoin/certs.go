@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/hostca"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -311,14 +313,14 @@ admin.conf in DIR can read it. With etcd.external there, the command leaves out 
 certificates of etcd.
 
 It replaces nothing unless all other certificates were issued, replaces each file
-atomically, and copies the old files to DIR/tmp. A kubejoin server signs, or this machine
-with the CA keys in --pki-dir.
+atomically, and copies the old files to DIR/` + hostca.Backups + `/renewal. A kubejoin server signs, or
+this machine with the CA keys in --pki-dir.
 
 The exit code is 0 if the command renewed everything whose CA is there. It is 1 if it
 renewed nothing.
 
-Restart the static pods of the control plane and of etcd afterwards, as after
-'kubeadm certs renew'.`,
+Like 'kubeadm certs renew', it restarts nothing. It names the static pods that have not read
+their new files, and 'kubejoin host apply' restarts them.`,
 		Example: `  kubejoin certs renew --url https://ca.example.com:9443 --ca-file kubejoin-ca.crt \
     --bearer-file operator.token
 
@@ -378,20 +380,15 @@ func (o *renewOptions) renews(names ...string) bool {
 }
 
 func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
-	host, sign, stop, err := o.kubeadmSigner(cmd, dir, o.pki, o.wait)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	asked := credentials.Renewal{Names: o.names, Add: map[string][]string{}}
-	if o.renews(append(credentials.OfEtcd(), apiserver)...) {
-		if asked.Add, err = namesOfKubeadm(cmd.Context(), &host, o.names); err != nil {
-			warn(cmd, "could not read kubeadm-config with admin.conf ("+err.Error()+"); certificates get no new names from it, "+
-				"want --add-san for apiserver; with external etcd, select the other certificates with --name")
+	host := hostca.Host{Dir: dir, NoRestart: true}
+	done, err := host.Renew(cmd.Context(), hostca.Renewal{Now: true, Names: o.names, Signer: func(context.Context) (hostca.Signing, error) {
+		s, err := o.signing(cmd, dir, o.pki, o.wait, o.names)
+		if len(o.addSANs) > 0 {
+			s.Add = maps.Clone(s.Add)
+			s.Add[apiserver] = slices.Concat(s.Add[apiserver], o.addSANs)
 		}
-	}
-	asked.Add[apiserver] = slices.Concat(asked.Add[apiserver], o.addSANs)
-	done, err := host.Renew(cmd.Context(), sign, asked)
+		return s, err
+	}})
 	for _, note := range done.SetAside {
 		warn(cmd, "left out "+note.Name+": "+note.Text)
 	}
@@ -403,6 +400,9 @@ func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
 	}
 	if done.Backup != "" {
 		cmd.PrintErrln("kubejoin: the old files are in", done.Backup)
+	}
+	for _, line := range done.Unfit {
+		warn(cmd, line)
 	}
 	if err != nil {
 		return err
@@ -416,6 +416,24 @@ func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
 	}
 	_, err = o.object(cmd.OutOrStdout(), done)
 	return err
+}
+
+// signing returns who signs certificates of kubeadm in a folder, and the names that kubeadm-config adds. given are the certificates
+// that the caller named; none is all.
+func (o *remoteOptions) signing(cmd *cobra.Command, dir string, pki caKeys, wait time.Duration, given []string) (hostca.Signing, error) {
+	host, sign, stop, err := o.kubeadmSigner(cmd, dir, pki, wait)
+	if err != nil {
+		return hostca.Signing{}, err
+	}
+	s := hostca.Signing{Sign: sign, Stop: stop, Add: map[string][]string{}}
+	if len(given) == 0 || slices.ContainsFunc(append(credentials.OfEtcd(), apiserver), func(name string) bool { return slices.Contains(given, name) }) {
+		if s.Add, err = namesOfKubeadm(cmd.Context(), &host, given); err != nil {
+			warn(cmd, "could not read kubeadm-config with admin.conf ("+err.Error()+"); certificates get no new names from it, "+
+				"want 'kubejoin certs renew --add-san' for apiserver; with external etcd, select the other certificates with --name")
+		}
+	}
+	s.Missing = host.NoCA
+	return s, nil
 }
 
 // namesOfKubeadm returns the names to add to certificates that kubeadm-config has. With an external etcd, the host has no CA for its

@@ -97,7 +97,6 @@ type hostApplier struct {
 	*caApplier
 	flags     *hostOptions
 	succeeded time.Time // the last run that did not fail
-	stop      func()    // ends the connection to a server that signs
 }
 
 // apply renews what is near its end, and applies the rotations. One goes on if the other fails.
@@ -151,15 +150,13 @@ func (h *hostApplier) renew(cmd *cobra.Command) (hostca.Renewed, error) {
 		}
 		return hostca.Lock(client, node, 2*h.wait, host.Log)(ctx)
 	}
-	h.stop = func() {}
-	defer func() { h.stop() }()
-	done, err := host.Renew(cmd.Context(), hostca.Renewal{Before: h.flags.before, Signer: func(ctx context.Context) (hostca.Signing, error) {
-		return h.signing(ctx, cmd)
+	done, err := host.Renew(cmd.Context(), hostca.Renewal{Before: h.flags.before, Signer: func(context.Context) (hostca.Signing, error) {
+		return h.signing(cmd)
 	}})
 	if err != nil {
 		return done, fmt.Errorf("renew certificates: %w", err)
 	}
-	for _, n := range done.Notes {
+	for _, n := range done.Renewed.Changes {
 		host.Log(n.Name + ": " + n.Text)
 	}
 	for _, name := range done.Changed {
@@ -169,21 +166,16 @@ func (h *hostApplier) renew(cmd *cobra.Command) (hostca.Renewed, error) {
 }
 
 // signing returns who signs: the CA keys of this host, or a server.
-func (h *hostApplier) signing(ctx context.Context, cmd *cobra.Command) (s hostca.Signing, err error) {
+func (h *hostApplier) signing(cmd *cobra.Command) (hostca.Signing, error) {
 	keys := caKeys{dir: filepath.Join(h.dir, "pki"), passphraseFile: h.flags.passphrase}
 	if h.flags.remote.given("url") || h.flags.remote.given("curlrc") {
 		keys = caKeys{}
 	}
-	host, sign, stop, err := h.flags.remote.kubeadmSigner(cmd, h.dir, keys, h.flags.retry)
+	s, err := h.flags.remote.signing(cmd, h.dir, keys, h.flags.retry, nil)
 	if err != nil {
-		return s, h.flags.remote.hint(fmt.Errorf("%w; without CA keys in %s, give a server that signs: --url", explain(err), filepath.Join(h.dir, "pki")))
+		err = h.flags.remote.hint(fmt.Errorf("%w; without CA keys in %s, give a server that signs: --url", explain(err), filepath.Join(h.dir, "pki")))
 	}
-	h.stop = stop
-	names, err := namesOfKubeadm(ctx, &host, nil)
-	if err != nil {
-		cmd.PrintErrln("kubejoin:", sanitize("certificates get no new names from kubeadm-config: "+err.Error()))
-	}
-	return hostca.Signing{Sign: sign, Missing: host.NoCA, Add: names}, nil
+	return s, err
 }
 
 // event leaves an Event of the Node. Without an API server, the line in the log remains.

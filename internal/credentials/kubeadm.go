@@ -550,28 +550,12 @@ type Renewed struct {
 	SetAside []Note `json:"setAside,omitempty"`
 	// Changes are differences between new and old certificates.
 	Changes []Note `json:"changes,omitempty"`
-	// Backup is the folder with the old files; empty if nothing changed.
-	Backup string `json:"backup,omitempty"`
 }
 
 // Renew has new certificates signed for the keys that the folder has, with the names of the old ones and with the subjects
 // that kubeadm gives them today. It leaves out kubelet.conf, which the kubelet renews, and certificates whose CA is not
-// there, unless r.Names has them. It copies the old files to a new folder, and writes nothing unless all other
-// certificates were issued.
-func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (done Renewed, err error) {
-	all, done, err := h.issue(ctx, sign, r)
-	if err != nil {
-		return done, err
-	}
-	if done.Backup, err = h.backUp(all); err != nil {
-		return done, fmt.Errorf("keep the old files: %w", err)
-	}
-	done.Names, err = h.writeAll(all)
-	return done, err
-}
-
-// Issue is [Host.Renew] without writing: it returns the content of the new files, by path below Dir.
-func (h Host) Issue(ctx context.Context, sign SignFunc, r Renewal) (map[string][]byte, Renewed, error) {
+// there, unless r.Names has them. It returns the content of the new files, by path below Dir, and writes nothing.
+func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (map[string][]byte, Renewed, error) {
 	all, done, err := h.issue(ctx, sign, r)
 	files := map[string][]byte{}
 	for _, one := range all {
@@ -582,23 +566,14 @@ func (h Host) Issue(ctx context.Context, sign SignFunc, r Renewal) (map[string][
 	return files, done, err
 }
 
-// Due returns the names of the certificates that end within some time, at most half of their life; 0 is a third of it.
-// It leaves out kubelet.conf, which the kubelet renews.
-func (h Host) Due(before time.Duration) (names []string, err error) {
+// Due returns the names of the certificates that is reports as due. It leaves out kubelet.conf, which the kubelet renews.
+func (h Host) Due(is func(leaf *x509.Certificate) bool) (names []string, err error) {
 	for _, p := range parts {
 		l, err := h.load(p)
 		if err != nil && (l == nil || l.leaf == nil) {
 			return nil, err
 		}
-		if l == nil || l.leaf == nil || p.name == kubeletConf {
-			continue
-		}
-		life := l.leaf.NotAfter.Sub(l.leaf.NotBefore)
-		limit := min(before, life/2)
-		if before == 0 {
-			limit = life / 3
-		}
-		if l.leaf.NotAfter.Sub(h.now()) < limit {
+		if l != nil && l.leaf != nil && p.name != kubeletConf && is(l.leaf) {
 			names = append(names, p.name)
 		}
 	}
@@ -698,36 +673,6 @@ func OfEtcd() (names []string) {
 		}
 	}
 	return names
-}
-
-// RenewalCopies begins the name of the folders below tmp with files from before a renewal.
-const RenewalCopies = "kubejoin-renew-"
-
-// backUp copies the files that are about to be replaced into a new folder.
-func (h Host) backUp(all []signed) (string, error) {
-	parent := h.file("tmp") // kubeadm keeps its own copies there
-	if err := os.MkdirAll(parent, 0o700); err != nil {
-		return "", err
-	}
-	dir, err := os.MkdirTemp(parent, RenewalCopies+h.now().UTC().Format("20060102T150405")+"-")
-	if err != nil {
-		return "", err
-	}
-	for _, one := range all {
-		path := one.certificate()
-		content, _, err := readSmall(h.file(path))
-		if err != nil {
-			return "", err
-		}
-		to := filepath.Join(dir, filepath.FromSlash(path))
-		if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
-			return "", err
-		}
-		if err := atomicfile.Write(to, content); err != nil {
-			return "", err
-		}
-	}
-	return dir, nil
 }
 
 // A CertificateStatus is the state of one certificate in the folder of a Host.

@@ -38,6 +38,8 @@ type Host struct {
 	Wait time.Duration
 	// Also are more files and folders to read. Restart are static pods, beside those of kubeadm, that Apply may end.
 	Also, Restart []string
+	// NoRestart restarts no static pod. Those that have not read a file are reported, and the next call may restart them.
+	NoRestart bool
 	// DryRun changes nothing.
 	DryRun bool
 	// Log gets one line for each thing that Apply does.

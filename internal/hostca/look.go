@@ -15,7 +15,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/imagetag"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/trustedpath"
@@ -213,7 +212,7 @@ func (l *looking) walkNow(path string, entries *int) error {
 		case err != nil:
 			l.unseen(path, err)
 			return nil
-		case d.IsDir() && (name == Backups || strings.HasPrefix(name, "tmp/"+credentials.RenewalCopies)):
+		case d.IsDir() && name == Backups:
 			return fs.SkipDir
 		case d.Type()&fs.ModeSymlink != 0:
 			if l.unseen(path, l.walkNow(path, entries)); *entries > maxLook {

@@ -3,7 +3,9 @@ package hostca
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -21,6 +23,9 @@ import (
 type Renewal struct {
 	// Before is how long before its end a certificate is renewed: at most half of its life; 0 is a third of that.
 	Before time.Duration
+	// Now renews certificates whenever they end: those of Names, or all without any.
+	Now   bool
+	Names []string
 	// Signer returns who signs. It is called only if a certificate is due.
 	Signer func(ctx context.Context) (Signing, error)
 }
@@ -32,14 +37,18 @@ type Signing struct {
 	Missing map[string]string
 	// Add are names and addresses to add, by certificate.
 	Add map[string][]string
+	// Stop ends what Sign needs.
+	Stop func()
 }
 
 // A Renewed is what [Host.Renew] did.
 type Renewed struct {
 	// Due are the certificates that are renewed, or would be with a dry run.
 	Due []string `json:"due"`
-	// Notes are differences between new and old certificates.
-	Notes []credentials.Note `json:"notes,omitempty"`
+	// The names that are renewed, those that are left out because their CA is not there, and how the new certificates differ.
+	credentials.Renewed
+	// Backup is the folder with the files from before the last renewal; empty without one.
+	Backup string `json:"backup,omitempty"`
 	// The rest is as in [Result].
 	Changed   []string `json:"changed"`
 	Restarted []string `json:"restarted,omitempty"`
@@ -57,18 +66,21 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 	if h, err = h.filled(); err != nil {
 		return done, err
 	}
-	a, due, held, err := h.renewable(r.Before)
+	a, due, held, err := h.renewable(r)
 	if err != nil {
 		return done, err
 	}
 	done.Due = append(done.Due, due...)
 	for _, name := range held {
-		done.Unfit = append(done.Unfit, "certificate "+name+" ends soon, and changes only with the rotation of its CA; next: kubejoin ca status")
+		done.Unfit = append(done.Unfit, "certificate "+name+" is due, and changes only with the rotation of its CA; next: kubejoin ca status")
 	}
 	dir := h.file(Backups, renewalDir)
 	_, err = os.Stat(dir)
 	earlier := !errors.Is(err, fs.ErrNotExist)
-	if h.DryRun || !earlier && len(due) == 0 {
+	switch {
+	case r.Now && len(due)+len(held) == 0:
+		return done, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
+	case h.DryRun || !earlier && len(due) == 0:
 		return done, nil
 	}
 	unlock, err := h.exclude()
@@ -88,7 +100,7 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 		if before, err = h.resume(ctx, dir, a, &result); err != nil {
 			return done, err
 		}
-		if _, due, _, err = h.renewable(r.Before); err != nil {
+		if _, due, _, err = h.renewable(r); err != nil {
 			return done, err
 		}
 	}
@@ -98,7 +110,7 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 		if err != nil {
 			return done, err
 		}
-		done.Notes = issued.Changes
+		done.Renewed, done.Backup = issued, dir
 		for _, n := range issued.SetAside {
 			result.Unfit = append(result.Unfit, "certificate "+n.Name+" cannot be renewed here: "+n.Text+"; next: kubejoin certs renew --name "+n.Name+" with --url URL or --pki-dir DIR")
 		}
@@ -107,7 +119,10 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 		}
 	}
 	done.Changed, done.Restarted, done.Unfit = append(done.Changed, result.Changed...), result.Restarted, append(done.Unfit, result.Unfit...)
-	_, still, _, err := h.renewable(r.Before)
+	if r.Now {
+		return done, nil
+	}
+	_, still, _, err := h.renewable(r)
 	for _, name := range still {
 		if !slices.ContainsFunc(done.Unfit, func(line string) bool { return strings.HasPrefix(line, "certificate "+name+" ") }) {
 			done.Unfit = append(done.Unfit, "certificate "+name+" still ends soon; next: kubejoin certs check")
@@ -141,7 +156,9 @@ func (h Host) resume(ctx context.Context, dir string, a authority, done *Result)
 	}
 	for _, name := range h.allStale(ctx, b, a, rotation.Rotation{}) {
 		next := "kubejoin host apply --restart " + safetext.Quote(name)
-		if slices.Contains(kubeadmPods, name) {
+		if h.NoRestart && slices.Contains(kubeadmPods, name) {
+			next = "kubejoin host apply"
+		} else if slices.Contains(kubeadmPods, name) {
 			next = "crictl ps -a --name " + name + "   shows why; then kubejoin host apply"
 		}
 		done.Unfit = append(done.Unfit, "process "+name+" has not read its changed files; next: "+next)
@@ -151,7 +168,7 @@ func (h Host) resume(ctx context.Context, dir string, a authority, done *Result)
 
 // renewable returns all files that can be renewed here, and the names of the certificates that are due. held are due as well, but
 // their CA is rotated here.
-func (h Host) renewable(before time.Duration) (all authority, due, held []string, err error) {
+func (h Host) renewable(r Renewal) (all authority, due, held []string, err error) {
 	var of []string
 	for _, ca := range rotation.CAs {
 		ids, err := h.backups(ca)
@@ -177,15 +194,28 @@ func (h Host) renewable(before time.Duration) (all authority, due, held []string
 		return all, nil, nil, err
 	}
 	l.readPods()
-	names, err := credentials.Host{Dir: h.Dir}.Due(before)
+	names := r.Names
+	if len(names) == 0 {
+		names, err = credentials.Host{Dir: h.Dir}.Due(r.due)
+	}
 	for _, name := range names {
-		if slices.Contains(of, name) {
+		if slices.Contains(of, name) || !slices.Contains(credentials.Renewable(), name) {
 			due = append(due, name)
 		} else {
 			held = append(held, name)
 		}
 	}
 	return l.authority, due, held, err
+}
+
+// due reports whether a certificate is renewed.
+func (r Renewal) due(leaf *x509.Certificate) bool {
+	life := leaf.NotAfter.Sub(leaf.NotBefore)
+	before := min(r.Before, life/2)
+	if r.Before == 0 {
+		before = life / 3
+	}
+	return r.Now || time.Until(leaf.NotAfter) < before
 }
 
 // renew has certificates signed, and keeps them with the present files in a new backup, which goes on with the index of the former
@@ -195,7 +225,10 @@ func (h Host) renew(ctx context.Context, r Renewal, due []string, dir string, be
 	if err != nil {
 		return done, err
 	}
-	all, done, err := credentials.Host{Dir: h.Dir, NoCA: with.Missing}.Issue(ctx, with.Sign, credentials.Renewal{Names: due, Add: with.Add, LeaveOut: true})
+	if with.Stop != nil {
+		defer with.Stop()
+	}
+	all, done, err := credentials.Host{Dir: h.Dir, NoCA: with.Missing}.Renew(ctx, with.Sign, credentials.Renewal{Names: due, Add: with.Add, LeaveOut: len(r.Names) == 0})
 	if err != nil {
 		return done, err
 	}

@@ -111,6 +111,40 @@ func TestRenewsCertificatesNearTheirEnd(t *testing.T) {
 	}
 }
 
+// 'kubejoin certs renew' renews what it is asked for, whenever it ends. It restarts nothing, and the next Renew does.
+func TestRenewsNowWithoutRestart(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, rotation.Cluster, false)
+	for name := range ports {
+		must.Value(f.machine.find(ports[name]))(t)
+	}
+	now := f.renewal()
+	now.Now, now.Names = true, []string{"scheduler.conf"}
+	f.NoRestart = true
+	done := must.Value(f.Renew(t.Context(), now))(t)
+	if !slices.Equal(done.Names, now.Names) || !slices.Equal(done.Changed, now.Names) || len(done.Restarted)+len(f.machine.ended) > 0 ||
+		!slices.Equal(done.Unfit, []string{"process kube-scheduler has not read its changed files; next: kubejoin host apply"}) {
+		t.Errorf("one certificate: %+v, ended %d", done, f.machine.ended)
+	}
+	if old := must.Value(os.ReadFile(filepath.Join(done.Backup, originalsDir, "scheduler.conf")))(t); string(old) != f.before["scheduler.conf"] {
+		t.Error("the backup has another file")
+	}
+	now.Names = nil
+	all := must.Value(f.Renew(t.Context(), now))(t)
+	if len(all.Names) < 5 || len(all.Unfit) < 2 || len(f.machine.ended) > 0 || f.works(t) != "" {
+		t.Errorf("all: %+v, ended %d; %s", all, f.machine.ended, f.works(t))
+	}
+	f.NoRestart = false
+	if done := must.Value(f.Renew(t.Context(), f.renewal()))(t); len(done.Due)+len(done.Unfit) > 0 || !slices.Contains(done.Restarted, "kube-scheduler") {
+		t.Errorf("then: %+v", done)
+	}
+	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
+	now.Names = []string{"admin.conf"}
+	if done := must.Value(f.Renew(t.Context(), now))(t); len(done.Changed) > 0 || len(done.Unfit) != 1 || !strings.Contains(done.Unfit[0], "admin.conf is due, and changes only with the rotation of its CA") {
+		t.Errorf("in a rotation: %+v", done)
+	}
+}
+
 // plus returns the files from the beginning, and one more.
 func (f *fixture) plus(t testing.TB, name string) map[string]string {
 	t.Helper()
@@ -124,7 +158,7 @@ func TestRenewLeavesOut(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	f.aged(t, "admin.conf")
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
-	if done := must.Value(f.Renew(t.Context(), f.renewal()))(t); len(done.Due) > 0 || !slices.Equal(done.Unfit, []string{"certificate admin.conf ends soon, and changes only with the rotation of its CA; next: kubejoin ca status"}) {
+	if done := must.Value(f.Renew(t.Context(), f.renewal()))(t); len(done.Due) > 0 || !slices.Equal(done.Unfit, []string{"certificate admin.conf is due, and changes only with the rotation of its CA; next: kubejoin ca status"}) {
 		t.Errorf("in a rotation: %+v", done)
 	}
 	f = newFixture(t, rotation.Cluster, false)

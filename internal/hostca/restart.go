@@ -220,7 +220,7 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 			restarts = append(restarts, s)
 		}
 	}
-	if len(restarts) == 0 {
+	if len(restarts) == 0 || h.NoRestart {
 		return nil
 	}
 	if runs, err := h.restartable(b, a); err != nil || !runs {

@@ -169,7 +169,7 @@ func (h Host) signWith(ctx context.Context, b *backup, a authority, files []stri
 		names = append(names, certificate(file))
 	}
 	host := credentials.Host{Dir: h.Dir, Instead: instead}
-	all, done, err := host.Issue(ctx, credentials.SignLocally(signers), credentials.Renewal{Names: names})
+	all, done, err := host.Renew(ctx, credentials.SignLocally(signers), credentials.Renewal{Names: names})
 	if err != nil {
 		return nil, fmt.Errorf("sign again: %w", err)
 	}
