@@ -3,6 +3,7 @@ package kubeadm
 import (
 	"crypto"
 	"crypto/x509"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -28,6 +29,9 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		host(t, dir, filepath.Join(c.kube, "kubeadm"), "init", "phase", "certs", phase, "--cert-dir", pki, "--kubernetes-version", c.Version)
 	}
 	signers := host(t, dir, harness.Kubejoin(), "signer-config", "default", "--kubeadm")
+	// The certificate of the scheduler is soon due for 'kubejoin host apply'.
+	before, after, _ := strings.Cut(signers, "- name: kubeadm.kubejoin.io/scheduler.conf\n")
+	signers = before + "- name: kubeadm.kubejoin.io/scheduler.conf\n" + strings.Replace(after, "default: 8760h", "default: 8m", 1)
 	must.OK(t, os.WriteFile(filepath.Join(pki, "signers.yaml"), []byte(signers), 0o600))
 	address := c.Outside().Address + ":9443"
 	log := must.Value(os.Create(filepath.Join(dir, "kubejoin.log")))(t)
@@ -111,9 +115,19 @@ func TestClusterWithoutCAKeys(t *testing.T) {
 		_, err := second.Run(ctx, "kubectl", "--server=https://"+second.Address+":6443", "get", "node", first.Name, second.Name, worker.Name)
 		return err
 	})
-	if out := paste(second, "Check and renew the certificates of a control plane"); strings.Contains(out, "warning") || !strings.Contains(out, "renewed apiserver-kubelet-client") {
-		t.Errorf("want no warning once the rights exist, got\n%s", out)
+	if out := paste(second, "Check and renew the certificates of a control plane"); bindKubeletClient.MatchString(out) || !strings.Contains(out, "renewed apiserver-kubelet-client") ||
+		!strings.Contains(out, "process kube-scheduler has not read its changed files; next: kubejoin host apply") {
+		t.Errorf("want no warning once the rights exist, and the processes that have not restarted, got\n%s", out)
 	}
+	if out := kubejoin(second, "host", "apply"); !strings.Contains(out, "kube-scheduler") || strings.Contains(out, "renewed: scheduler.conf") {
+		t.Errorf("after certs renew, host apply restarts what has not read its file, got\n%s", out)
+	}
+	harness.Wait(t, "a new certificate of the scheduler", func() error {
+		if out := kubejoin(first, "host", "apply", "--renew-before=1h"); !strings.Contains(out, "renewed: scheduler.conf; restarted: kube-scheduler") {
+			return errors.New(out)
+		}
+		return nil
+	})
 	expiration, err := first.Run(ctx, "kubeadm", "certs", "check-expiration")
 	if err != nil || strings.Contains(expiration, " no ") || !strings.Contains(expiration, " yes ") {
 		t.Errorf("want only certificates that are externally managed, got %v\n%s", err, expiration)
