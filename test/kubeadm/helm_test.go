@@ -244,10 +244,11 @@ func (p page) section(heading string) string {
 	return strings.Join(p.blocks(heading), "")
 }
 
-// blocks returns the commands of a section, block by block: those that name a test, or all if none does.
+// blocks returns the commands of a section, block by block: those that name this test, else those that name a test, or all if
+// none does.
 func (p page) blocks(heading string) (commands []string) {
 	p.t.Helper()
-	var others []string
+	var own, others []string
 	_, section, found := strings.Cut(p.content, "\n## "+heading+"\n")
 	if !found {
 		_, section, found = strings.Cut(p.content, "\n### "+heading+"\n")
@@ -259,8 +260,14 @@ func (p page) blocks(heading string) (commands []string) {
 			others = append(others, m[2])
 			continue
 		}
+		if m[1] == p.t.Name() {
+			own = append(own, m[2])
+		}
 		commands = append(commands, m[2])
 		delete(p.left, m[2])
+	}
+	if len(own) > 0 {
+		commands = own
 	}
 	if len(commands) == 0 {
 		commands = others

@@ -47,8 +47,8 @@ const (
 	slow = 10 * time.Second
 	// firstLines and lastLines are the most lines of a failed test's log that are printed.
 	firstLines, lastLines = 80, 40
-	// reasonLines are the most lines of the reason why a test failed, which the end repeats.
-	reasonLines = 15
+	// reasons are the most messages of a failed test that the end repeats, each with the most lines.
+	reasons, reasonLines = 4, 6
 )
 
 func newReport(out io.Writer, logs string) (*report, error) {
@@ -215,28 +215,27 @@ func reasonOf(output []string) string {
 // testLine is the first line of a message of a test.
 var testLine = regexp.MustCompile(`^ +\w+_test\.go:\d+: `)
 
-// failureOf is the last message of a failed test, without the logs of others that a helper wrote after it.
+// failureOf is the last messages of a failed test, without the logs of others that a helper wrote after them.
 func failureOf(output []string) string {
-	last := -1
-	for i, line := range output {
-		if testLine.MatchString(line) {
-			last = i
+	var messages [][]string
+	of := false
+	for _, line := range output {
+		switch {
+		case testLine.MatchString(line):
+			messages, of = append(messages, []string{line}), true
+		case helperLine.MatchString(line):
+			of = false
+		case of:
+			last := len(messages) - 1
+			messages[last] = append(messages[last], line)
 		}
 	}
-	if last < 0 {
-		return ""
+	var reason strings.Builder
+	for _, m := range messages[max(0, len(messages)-reasons):] {
+		m = slices.Concat(m[:1], m[max(1, len(m)-reasonLines):])
+		reason.WriteString(strings.Join(m, ""))
 	}
-	message := output[last:]
-	for i, line := range message[1:] {
-		if helperLine.MatchString(line) {
-			message = message[:i+1]
-			break
-		}
-	}
-	if first := 1; len(message) > reasonLines {
-		message = slices.Concat(message[:first], message[len(message)-reasonLines+first:])
-	}
-	return strings.Join(message, "")
+	return reason.String()
 }
 
 // helperLine is the first line of a message of a helper, or the end of the test.

@@ -172,7 +172,7 @@ func TestReportsPackages(t *testing.T) {
 			log:  "TestA"},
 		"failed, with logs of machines": {events: []event{end("run", "TestA"), output("TestA", "    a_test.go:6: 3 s\n"), output("TestA", "    a_test.go:7: exit status 1\n"), output("TestA", "        no space\n"),
 			output("TestA", "    testing.go:9: logs:\n"), output("TestA", "        containerd\n"), end("fail", "TestA"), end("fail", "")},
-			want: []string{"\nTestA failed:\n    a_test.go:7: exit status 1\n        no space\n0 passed, 1 failed, 0 skipped\n"}},
+			want: []string{"\nTestA failed:\n    a_test.go:6: 3 s\n    a_test.go:7: exit status 1\n        no space\n0 passed, 1 failed, 0 skipped\n"}},
 		"failed build": {events: []event{{Action: "build-output", ImportPath: "x", Output: "a.go:1: undefined: b\n"}, {Action: "fail", Package: pkg, FailedBuild: "x"}},
 			err: "no test ran", want: []string{"a.go:1: undefined: b\n", "--- run it again: KUBE=1 go test -x ./signer\n", "0 passed, 1 failed,"}, log: "signer"},
 		"panic": {events: []event{end("run", "TestA"), end("run", "TestB"), output("TestB", "panic: oh\n"), end("fail", "TestB"), end("fail", "")},
