@@ -110,7 +110,7 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 		if err != nil {
 			return done, err
 		}
-		done.Renewed, done.Backup = issued, dir
+		done.Renewed, done.Backup = issued, filepath.Join(dir, originalsDir)
 		for _, n := range issued.SetAside {
 			result.Unfit = append(result.Unfit, "certificate "+n.Name+" cannot be renewed here: "+n.Text+"; next: kubejoin certs renew --name "+n.Name+" with --url URL or --pki-dir DIR")
 		}

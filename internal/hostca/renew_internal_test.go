@@ -126,7 +126,7 @@ func TestRenewsNowWithoutRestart(t *testing.T) {
 		!slices.Equal(done.Unfit, []string{"process kube-scheduler has not read its changed files; next: kubejoin host apply"}) {
 		t.Errorf("one certificate: %+v, ended %d", done, f.machine.ended)
 	}
-	if old := must.Value(os.ReadFile(filepath.Join(done.Backup, originalsDir, "scheduler.conf")))(t); string(old) != f.before["scheduler.conf"] {
+	if old := must.Value(os.ReadFile(filepath.Join(done.Backup, "scheduler.conf")))(t); string(old) != f.before["scheduler.conf"] {
 		t.Error("the backup has another file")
 	}
 	now.Names = nil
