@@ -68,8 +68,8 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 	e, err := h.Webhooks.Authorization.Revoked(ctx, revocation.SubjectOf(req.Spec.User, req.Spec.Groups, req.Spec.Extra))
 	if err != nil {
 		h.accessReviews.WithLabelValues("failed").Inc()
-		p := web.NewProblem(http.StatusServiceUnavailable, "revocations-unavailable", "the revocations cannot be read now; retry")
-		p.Cause, p.RetryAfter = err, retryAfter
+		p := web.NewProblem("revocations-unavailable", "the revocations cannot be read now; retry")
+		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return web.Response{}, p
 	}
 	answer, result := accessReview{TypeMeta: req.TypeMeta}, "no_opinion"
@@ -85,7 +85,7 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 func readAccessReview(r *call) (accessReviewRequest, error) {
 	var req accessReviewRequest
 	if !web.HasType(r.Request, "application/json") {
-		return req, web.NewProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a SubjectAccessReview as application/json")
+		return req, web.NewProblem("unsupported-media-type", "want a SubjectAccessReview as application/json")
 	}
 	body, err := web.ReadAll(r.Request)
 	if err != nil {
@@ -95,10 +95,10 @@ func readAccessReview(r *call) (accessReviewRequest, error) {
 	// none: it denies, or has no opinion. Which of two equal fields counts depends on the decoder.
 	repeated, err := kjson.UnmarshalStrict(body, &req, kjson.DisallowDuplicateFields)
 	if err != nil || len(repeated) > 0 {
-		return req, web.NewProblem(http.StatusBadRequest, "invalid-body", "the body is not a SubjectAccessReview in JSON, or it repeats a field")
+		return req, web.NewProblem("invalid-body", "the body is not a SubjectAccessReview in JSON, or it repeats a field")
 	}
 	if version := authorizationv1.SchemeGroupVersion.String(); req.Kind != "SubjectAccessReview" || req.APIVersion != version {
-		return req, web.NewProblem(http.StatusBadRequest, "invalid-body", "want kind SubjectAccessReview and apiVersion %s", version)
+		return req, web.NewProblem("invalid-body", "want kind SubjectAccessReview and apiVersion %s", version)
 	}
 	return req, nil
 }

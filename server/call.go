@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// An action handles one kind of request. It returns a [web.Problem] as error. Any other error is an internal
+// An action handles one kind of request. It returns a [web.Problem] or a [tokens.Refusal] as error. Any other error is an internal
 // failure: its text goes to the log and not to the client.
 type action func(r *call) (web.Response, error)
 
@@ -132,5 +132,5 @@ func failed(err error, id string, kubernetes bool) web.Response {
 	if errors.As(err, &unready) {
 		return web.Response{Status: http.StatusServiceUnavailable, ContentType: "text/plain; charset=utf-8", Body: unready.list}
 	}
-	return web.ProblemOf(err).Response(id, kubernetes)
+	return problemOf(err).Response(id, kubernetes)
 }

@@ -155,7 +155,7 @@ func (h *handler) certificateUser(r *call) (auth.User, *approval.Rejoin, error) 
 		case errors.As(err, &revoked):
 			return auth.User{}, nil, h.unaccepted(r, err)
 		case errors.Is(err, auth.ErrForbidden):
-			return auth.User{}, nil, web.NewProblem(http.StatusForbidden, "forbidden", "the user of this client certificate may not request certificates")
+			return auth.User{}, nil, web.NewProblem("forbidden", "the user of this client certificate may not request certificates")
 		case errors.Is(err, auth.ErrBadCredentials):
 			user, proof, late := h.returning(r.Request)
 			if late == nil {
@@ -179,8 +179,8 @@ func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
 		user, why, err := h.bootstrapUser(r, token, h.Certificates.Now)
 		if err != nil {
-			p := web.NewProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
-			p.Cause, p.RetryAfter = err, retryAfter
+			p := web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry")
+			p.Cause, p.RetryAfter = err, web.RetryAfter
 			return auth.User{}, p
 		}
 		if why == "" {
@@ -211,13 +211,13 @@ func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 // Only authentication with the token reads its record, which has its expiry and its limit on nodes.
 func notBootstrap(user auth.User) error {
 	if isBootstrapUser(user) {
-		return web.NewProblem(http.StatusForbidden, "forbidden", "user %q belongs to a bootstrap token, but the request did not authenticate with that token; send the header 'Authorization: Bearer TOKEN'", user.Name)
+		return web.NewProblem("forbidden", "user %q belongs to a bootstrap token, but the request did not authenticate with that token; send the header 'Authorization: Bearer TOKEN'", user.Name)
 	}
 	return nil
 }
 
 func noCertificateUser() *web.Problem {
-	return web.NewProblem(http.StatusUnauthorized, "unauthorized", "authentication required: a joining machine sends its bootstrap token in the header 'Authorization: Bearer TOKEN' "+
+	return web.NewProblem("unauthorized", "authentication required: a joining machine sends its bootstrap token in the header 'Authorization: Bearer TOKEN' "+
 		"(with curl, from a file: -H @FILE); a node presents its client certificate, which a proxy that ends TLS does not pass on")
 }
 
@@ -231,7 +231,7 @@ func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Requ
 		return approval.Request{}, err
 	}
 	if r.Header.Get("Content-Type") != "" && !web.HasType(r.Request, requestTypes...) {
-		return approval.Request{}, web.NewProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a certificate request in PEM with one of the content types %s", strings.Join(requestTypes, ", "))
+		return approval.Request{}, web.NewProblem("unsupported-media-type", "want a certificate request in PEM with one of the content types %s", strings.Join(requestTypes, ", "))
 	}
 	body, err := web.ReadAll(r.Request)
 	if err != nil {
@@ -239,7 +239,7 @@ func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Requ
 	}
 	csr, err := pkcs10.Parse(body)
 	if err != nil {
-		return approval.Request{}, web.NewProblem(http.StatusBadRequest, "invalid-body", "%.500v; with curl, send the file unchanged with --data-binary @FILE", err)
+		return approval.Request{}, web.NewProblem("invalid-body", "%.500v; with curl, send the file unchanged with --data-binary @FILE", err)
 	}
 	request := approval.Request{
 		SignerName: req.Signer, User: user.Name, UserUID: user.UID,
@@ -372,7 +372,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 	chain, err := authority.Issue(ctx, request)
 	if no, found := errors.AsType[*approval.Error](err); found && (no.Verdict == approval.None || no.Reason == approval.ReasonScopeNotConfigured) {
 		// There is no object that anyone could approve later.
-		p := web.NewProblem(http.StatusForbidden, api.ProblemCertificateNotPermitted, "no rule allows this certificate for %s: %s", user.Name, notPermitted(no, request))
+		p := web.NewProblem(api.ProblemCertificateNotPermitted, "no rule allows this certificate for %s: %s", user.Name, notPermitted(no, request))
 		p.Reason = no.Reason
 		return nil, h.refuse(ctx, request, no.Reason, p)
 	}
@@ -431,7 +431,7 @@ func (h *handler) undecided(err error) error {
 	case !found, no.Err != nil && no.RetryAfter == 0:
 		return waits(approval.ReasonFactsUnavailable, "kubejoin cannot decide or sign this request now; retry, and see kubejoin's log", err)
 	case no.Verdict == approval.Deny:
-		p := web.NewProblem(http.StatusForbidden, api.ProblemCertificateRefused, "%.1000s", no.Message)
+		p := web.NewProblem(api.ProblemCertificateRefused, "%.1000s", no.Message)
 		p.Reason = no.Reason
 		return p
 	case no.RetryAfter > 0:
@@ -444,7 +444,7 @@ func (h *handler) undecided(err error) error {
 
 // waits returns the problem of a valid request that has to wait.
 func waits(reason, message string, cause error) *web.Problem {
-	p := web.NewProblem(http.StatusServiceUnavailable, api.ProblemCertificateWaits, "%.1000s", message)
-	p.Reason, p.Cause, p.RetryAfter = reason, cause, retryAfter
+	p := web.NewProblem(api.ProblemCertificateWaits, "%.1000s", message)
+	p.Reason, p.Cause, p.RetryAfter = reason, cause, web.RetryAfter
 	return p
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/go-chi/chi/v5"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
@@ -25,7 +26,7 @@ func (h *handler) listClaims(r *call) (web.Response, error) {
 	}
 	claims, err := h.Claims.List(r.Context())
 	if err != nil {
-		return web.Response{}, unavailable(err)
+		return web.Response{}, mint.StoreError(err)
 	}
 	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
 	claims, next, err := web.Page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, req)
@@ -50,7 +51,7 @@ func (h *handler) revokedNodes(ctx context.Context) map[string]bool {
 }
 
 func noClaims() *web.Problem {
-	return web.NewProblem(http.StatusNotFound, "no-claims", "this kubejoin does not store claims of node names")
+	return web.NewProblem("no-claims", "this kubejoin does not store claims of node names")
 }
 
 // releaseClaim releases a node name, see [tokens.Releaser].
@@ -65,17 +66,17 @@ func (h *handler) releaseClaim(r *call) (web.Response, error) {
 	node := chi.URLParam(r.Request, "node")
 	releaser := tokens.Releaser{Tokens: h.Tokens, Claims: h.Claims, MaxRemainingLifetime: h.MaxRemainingLifetime}
 	claim, warnings, err := releaser.Release(r.Context(), node, req.DryRun)
-	if err := convert.Invalid(err); err != nil {
+	if err = convert.Refused(err); errors.As(err, new(api.InvalidFields)) {
 		return web.Response{}, err
 	}
 	r.log(slog.String("node", node))
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return web.Response{}, web.NewProblem(http.StatusNotFound, "no-claim", "%v", err)
+		return web.Response{}, web.NewProblem("no-claim", "%v", err)
 	case errors.Is(err, tokens.ErrReplaced):
-		return web.Response{}, web.NewProblem(http.StatusConflict, "claim-replaced", "%v", err)
+		return web.Response{}, web.NewProblem("claim-replaced", "%v", err)
 	case err != nil:
-		return web.Response{}, unavailable(err)
+		return web.Response{}, mint.StoreError(err)
 	}
 	shown := convert.Claim(claim)
 	shown.DryRun, shown.Warnings = req.DryRun, warnings

@@ -5,7 +5,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -31,17 +30,17 @@ func (h *handler) discovery(r *call) (web.Response, error) {
 func noClusterInfo(err error) error {
 	switch {
 	case errors.Is(err, clusterinfo.ErrNotFound):
-		return web.NewProblem(http.StatusNotFound, "no-cluster-info", "there is no cluster-info yet")
+		return web.NewProblem("no-cluster-info", "there is no cluster-info yet")
 	case errors.Is(err, clusterinfo.ErrKubeconfig), errors.Is(err, clusterinfo.ErrNoKubeconfig):
 		return malformed(err)
 	}
-	p := web.NewProblem(http.StatusServiceUnavailable, "cluster-info-unavailable", "cluster-info cannot be read now; retry")
-	p.Cause, p.RetryAfter = err, retryAfter
+	p := web.NewProblem("cluster-info-unavailable", "cluster-info cannot be read now; retry")
+	p.Cause, p.RetryAfter = err, web.RetryAfter
 	return p
 }
 
 // malformed returns the problem of a kubeconfig that must not be served or that nodes cannot use.
-func malformed(err error) error { return notMinted(mint.MalformedError(err)) }
+func malformed(err error) error { return mint.MalformedError(err) }
 
 // kubernetesPath reports whether clients of a path expect a Kubernetes Status in place of a problem.
 func kubernetesPath(path string) bool {

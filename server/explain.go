@@ -33,13 +33,13 @@ func (h *handler) explanation(r *call) (web.Response, error) {
 		return web.Response{}, web.BadField("node", "%.300v", err)
 	}
 	if h.Cluster.Explain == nil {
-		return web.Response{}, web.NewProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain nodes; see what it issued: kubejoin issued list --node %s", node)
+		return web.Response{}, web.NewProblem("no-cluster", "this kubejoin runs without a cluster and cannot explain nodes; see what it issued: kubejoin issued list --node %s", node)
 	}
 	r.log(slog.String("node", node))
 	e, err := h.Cluster.Explain(r.Context(), node)
 	if err != nil {
-		p := web.NewProblem(http.StatusServiceUnavailable, "cluster-unavailable", "%s", convert.StateUnread(node))
-		p.Cause, p.RetryAfter = err, retryAfter
+		p := web.NewProblem("cluster-unavailable", "%s", convert.StateUnread(node))
+		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return web.Response{}, p
 	}
 	if req.Format == "text" {
@@ -55,7 +55,7 @@ func (h *handler) explainRequest(r *call) (web.Response, error) {
 		return web.Response{}, err
 	}
 	if h.Cluster.ExplainRequest == nil {
-		return web.Response{}, web.NewProblem(http.StatusNotFound, "no-cluster", "this kubejoin runs without a cluster and cannot explain certificate requests")
+		return web.Response{}, web.NewProblem("no-cluster", "this kubejoin runs without a cluster and cannot explain certificate requests")
 	}
 	if (req.CSR == "") == (len(req.Object) == 0) {
 		return web.Response{}, web.BadField("csr", "want either csr, the name of a CertificateSigningRequest, or object, a whole CertificateSigningRequest")
@@ -76,10 +76,10 @@ func (h *handler) explainRequest(r *call) (web.Response, error) {
 	e, err := h.Cluster.ExplainRequest(r.Context(), req.CSR, given)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return web.Response{}, web.NewProblem(http.StatusNotFound, "no-such-request", "%s", convert.NoRequest(req.CSR))
+		return web.Response{}, web.NewProblem("no-such-request", "%s", convert.NoRequest(req.CSR))
 	case err != nil:
-		p := web.NewProblem(http.StatusServiceUnavailable, "cluster-unavailable", convert.FactsUnread)
-		p.Cause, p.RetryAfter = err, retryAfter
+		p := web.NewProblem("cluster-unavailable", convert.FactsUnread)
+		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return web.Response{}, p
 	}
 	return web.Object(http.StatusOK, e)

@@ -35,9 +35,6 @@ func (n Notice) Error() string { return string(n) }
 // is less than the default period of a Kubernetes probe, 10 s.
 const checkTimeout = 2 * time.Second
 
-// retryAfter is the Retry-After of responses about something that is temporarily unavailable.
-const retryAfter = 5 * time.Second
-
 // Version describes the build of this server.
 type Version struct {
 	Version   string `json:"version"`
@@ -109,11 +106,11 @@ func (h *handler) metrics(r *call) (web.Response, error) {
 }
 
 func (h *handler) notFound(*call) (web.Response, error) {
-	return web.Response{}, web.NewProblem(http.StatusNotFound, "not-found", "there is nothing at this path")
+	return web.Response{}, web.NewProblem("not-found", "there is nothing at this path")
 }
 
 func (h *handler) methodNotAllowed(r *call) (web.Response, error) {
-	p := web.NewProblem(http.StatusMethodNotAllowed, "method-not-allowed", "this path does not support the method %q", safetext.Text(r.Method, maxMethod))
+	p := web.NewProblem("method-not-allowed", "this path does not support the method %q", safetext.Text(r.Method, maxMethod))
 	routes := chi.RouteContext(r.Context()).Routes
 	path := cmp.Or(r.URL.RawPath, r.URL.Path) // as chi matches it
 	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodDelete} {

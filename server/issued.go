@@ -58,7 +58,7 @@ func (h *handler) getIssued(r *call) (web.Response, error) {
 	e, err := h.IssuanceRecord.Get(r.Context(), serial)
 	switch {
 	case errors.Is(err, issuance.ErrNotFound):
-		return web.Response{}, web.NewProblem(http.StatusNotFound, "not-issued", "the issuance record has no certificate with serial number %s: kubejoin did not issue it, or --issuance-retention (90 days) has passed since it expired", serial)
+		return web.Response{}, web.NewProblem("not-issued", "the issuance record has no certificate with serial number %s: kubejoin did not issue it, or --issuance-retention (90 days) has passed since it expired", serial)
 	case err != nil:
 		return web.Response{}, recordUnavailable(err)
 	}
@@ -70,12 +70,12 @@ func entryShown(e issuance.Entry) api.IssuanceEntry {
 }
 
 func noRecord() *web.Problem {
-	return web.NewProblem(http.StatusNotFound, "no-issuance-record", "this kubejoin has no issuance record to query, because its tokens are in Kubernetes, which keeps none. Otherwise read the JSON lines that 'kubejoin serve --issuance-record FILE' writes, for example with jq")
+	return web.NewProblem("no-issuance-record", "this kubejoin has no issuance record to query, because its tokens are in Kubernetes, which keeps none. Otherwise read the JSON lines that 'kubejoin serve --issuance-record FILE' writes, for example with jq")
 }
 
 func recordUnavailable(err error) *web.Problem {
-	p := web.NewProblem(http.StatusServiceUnavailable, "record-unavailable", "the issuance record cannot be read now; retry")
-	p.Cause, p.RetryAfter = err, retryAfter
+	p := web.NewProblem("record-unavailable", "the issuance record cannot be read now; retry")
+	p.Cause, p.RetryAfter = err, web.RetryAfter
 	return p
 }
 

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/convert"
@@ -66,7 +65,7 @@ func (h *handler) printJoinCommand(r *call) (web.Response, error) {
 	}
 	if err != nil {
 		h.joinCommands.WithLabelValues("failed").Inc()
-		return web.Response{}, notMinted(err)
+		return web.Response{}, convert.Minted(err)
 	}
 	h.joinCommands.WithLabelValues("ok").Inc()
 	a := web.Response{ContentType: format.ContentType, Body: body, Header: map[string]string{
@@ -96,7 +95,7 @@ func (h *handler) createToken(r *call) (web.Response, error) {
 	r.log(slog.String("token", creation.Record.Token.ID()))
 	made, err := h.minter.Create(r.Context(), creation)
 	if err != nil {
-		return web.Response{}, notMinted(err)
+		return web.Response{}, convert.Minted(err)
 	}
 	var v convert.View
 	if made.Existing { // a new token is known to be signed after the wait
@@ -132,75 +131,10 @@ func (h *handler) nodeReader(r *call) convert.NodeReader {
 		}
 		node, err := h.Cluster.Node(ctx, name)
 		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
-			p := web.NewProblem(http.StatusServiceUnavailable, "node-unavailable", "Node %s cannot be read now; retry", name)
-			p.Cause, p.RetryAfter = err, retryAfter
+			p := web.NewProblem("node-unavailable", "Node %s cannot be read now; retry", name)
+			p.Cause, p.RetryAfter = err, web.RetryAfter
 			return node, p
 		}
 		return node, err
 	}
 }
-
-// reasonInLog ends the details of problems that only an operator can solve.
-const reasonInLog = "; the log of kubejoin has the reason under this request ID"
-
-// notMinted returns the problem of an error of package mint.
-func notMinted(err error) error {
-	var e *mint.Error
-	if !errors.As(err, &e) {
-		return convert.InvalidRecord(err) // for example, the token expired during the request
-	}
-	var p *web.Problem
-	switch e.Reason {
-	case mint.Exists:
-		p = web.NewProblem(http.StatusConflict, api.ProblemExists, "%s", e.Message)
-	case mint.Full:
-		p = web.NewProblem(http.StatusInsufficientStorage, api.ProblemFull, "%s", e.Message)
-	case mint.TooManyTokens:
-		p = web.NewProblem(http.StatusInsufficientStorage, api.ProblemTooManyTokens, "%s", e.Message)
-	case mint.NotStored:
-		p = web.NewProblem(http.StatusServiceUnavailable, "token-not-stored", "%s", e.Message)
-	case mint.NotSigned:
-		p = web.NewProblem(http.StatusGatewayTimeout, api.ProblemNotSigned, "%s", e.Message)
-	case mint.Malformed:
-		p = web.NewProblem(http.StatusInternalServerError, "malformed-cluster-info", "%s", e.Message)
-	case mint.NoToken:
-		p = web.NewProblem(http.StatusNotFound, "no-token", "%s", e.Message)
-	case mint.Spent:
-		p = web.NewProblem(http.StatusConflict, api.ProblemSpent, "%s", e.Message)
-	case mint.Invalid:
-		p = web.NewProblem(http.StatusConflict, "token-invalid", "%s", e.Message)
-	case mint.WouldShorten:
-		p = web.NewProblem(http.StatusConflict, api.ProblemWouldShorten, "%s", e.Message)
-		p.Field = "shorten"
-	case mint.NotExpired:
-		p = web.NewProblem(http.StatusConflict, api.ProblemNotExpired, "%s", e.Message)
-	case mint.Replaced:
-		p = web.NewProblem(http.StatusConflict, "token-replaced", "%s", e.Message)
-	case mint.OwnsUpload:
-		p = web.NewProblem(http.StatusConflict, "token-owns-upload", "%s", e.Message)
-	case mint.Unavailable:
-		p = web.NewProblem(http.StatusServiceUnavailable, "store-unavailable", "%s", e.Message)
-	case mint.Refused:
-		p = web.NewProblem(http.StatusServiceUnavailable, "store-refuses", "%s", e.Message+reasonInLog)
-	default:
-		p = web.NewProblem(http.StatusInternalServerError, "internal", "%s", e.Message+"; its log has the reason under this request ID")
-	}
-	p.Cause = e.Err
-	if own := (*web.Problem)(nil); errors.As(e.Err, &own) { // of an upload
-		p = own
-	}
-	if e.Fate != "" {
-		p.Detail += ". " + e.Fate
-	}
-	p.TokenID = e.TokenID
-	if e.NotDeleted != nil {
-		p.Cause = errors.Join(p.Cause, e.NotDeleted)
-	}
-	if e.Retry {
-		p.RetryAfter = retryAfter
-	}
-	return p
-}
-
-// unavailable returns the problem of an error of the store of tokens or claims.
-func unavailable(err error) error { return notMinted(mint.StoreError(err)) }

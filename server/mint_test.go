@@ -77,7 +77,7 @@ func TestReasonsOfMintAreProblems(t *testing.T) {
 			}
 		}, tokenPath, `{"ttl":"1s","replaceNode":"worker-1"}`, false, 400, "invalid-field", "want a time in the future", false, false},
 		"malformed":  {func(s *site) { s.ClusterInfo = &fixedClusterInfo{config: []byte("kind: Config")} }, commandPath, "", false, 500, "malformed-cluster-info", "kubectl -n kube-public edit configmap cluster-info", false, false},
-		"unreadable": {func(s *site) { s.ClusterInfo = &fixedClusterInfo{err: errReset} }, commandPath, "", false, 500, "internal", "kubejoin could not create the join command; its log has the reason under this request ID. Token ", false, false},
+		"unreadable": {func(s *site) { s.ClusterInfo = &fixedClusterInfo{err: errReset} }, commandPath, "", false, 500, "internal", "kubejoin could not create the join command; the log of kubejoin has the reason under this request ID. Token ", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

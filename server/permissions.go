@@ -20,7 +20,7 @@ import (
 func (h *handler) allowed(access auth.Access, act action) action {
 	return func(r *call) (web.Response, error) {
 		if h.Callers.Authenticate == nil || h.Callers.Authorize == nil {
-			return web.Response{}, web.NewProblem(http.StatusForbidden, "forbidden", "no user may %s, because this server has no authentication configured", access)
+			return web.Response{}, web.NewProblem("forbidden", "no user may %s, because this server has no authentication configured", access)
 		}
 		user, err := h.Callers.Authenticate(r.Request)
 		if err != nil {
@@ -30,7 +30,7 @@ func (h *handler) allowed(access auth.Access, act action) action {
 			return web.Response{}, err
 		}
 		if isBootstrapUser(user) {
-			return web.Response{}, web.NewProblem(http.StatusForbidden, "forbidden", "user %q belongs to a bootstrap token; bootstrap tokens are only for joining machines and may not %s", user.Name, access)
+			return web.Response{}, web.NewProblem("forbidden", "user %q belongs to a bootstrap token; bootstrap tokens are only for joining machines and may not %s", user.Name, access)
 		}
 		if err := h.may(r, access); err != nil {
 			return web.Response{}, err
@@ -81,30 +81,30 @@ func unauthenticated(err error) *web.Problem {
 	var revoked *auth.Revoked
 	switch {
 	case errors.As(err, &revoked):
-		p := web.NewProblem(http.StatusForbidden, "revoked", "%s", revoked.Message)
+		p := web.NewProblem("revoked", "%s", revoked.Message)
 		p.Reason, p.Cause = revocation.Reason, err
 		return p
 	case errors.Is(err, auth.ErrNoCredentials):
-		return web.NewProblem(http.StatusUnauthorized, "unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE")
+		return web.NewProblem("unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE")
 	case errors.Is(err, auth.ErrBadCredentials):
-		p := web.NewProblem(http.StatusUnauthorized, "unauthorized", "this server does not accept these credentials")
+		p := web.NewProblem("unauthorized", "this server does not accept these credentials")
 		p.Cause = err
 		return p
 	}
-	p := web.NewProblem(http.StatusServiceUnavailable, "authentication-unavailable", "the caller cannot be authenticated now; retry")
-	p.Cause, p.RetryAfter = err, retryAfter
+	p := web.NewProblem("authentication-unavailable", "the caller cannot be authenticated now; retry")
+	p.Cause, p.RetryAfter = err, web.RetryAfter
 	return p
 }
 
 // unauthorized returns the problem of an error of an Authorize.
 func unauthorized(err error, user auth.User, access auth.Access) *web.Problem {
 	if errors.Is(err, auth.ErrForbidden) {
-		p := web.NewProblem(http.StatusForbidden, "forbidden", "user %q may not %s", user.Name, access)
+		p := web.NewProblem("forbidden", "user %q may not %s", user.Name, access)
 		p.Cause = err
 		return p
 	}
-	p := web.NewProblem(http.StatusServiceUnavailable, "authorization-unavailable", "cannot check now whether user %q may %s; retry", user.Name, access)
-	p.Cause, p.RetryAfter = err, retryAfter
+	p := web.NewProblem("authorization-unavailable", "cannot check now whether user %q may %s; retry", user.Name, access)
+	p.Cause, p.RetryAfter = err, web.RetryAfter
 	return p
 }
 

@@ -130,7 +130,7 @@ func (h *handler) bindKey(r *call) (web.Response, error) {
 	}
 	_, header := r.Header["Authorization"]
 	if !approval.IsNode(user.Name, user.Groups) || header || r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
-		return web.Response{}, web.NewProblem(http.StatusForbidden, "forbidden", "only a node with a valid client certificate can bind a key; user %q has none", user.Name)
+		return web.Response{}, web.NewProblem("forbidden", "only a node with a valid client certificate can bind a key; user %q has none", user.Name)
 	}
 	key, err := keyID([]byte(req.Key))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 )
 
 func noRevocations() *web.Problem {
-	return web.NewProblem(http.StatusNotFound, "no-revocations", "this kubejoin does not store revocations")
+	return web.NewProblem("no-revocations", "this kubejoin does not store revocations")
 }
 
 // listRevocations returns all revocations, or a page of them. It leaves out those that have ended.
@@ -30,7 +30,7 @@ func (h *handler) listRevocations(r *call) (web.Response, error) {
 	}
 	entries, err := h.Revocations.List(r.Context())
 	if err != nil {
-		return web.Response{}, revocationProblem(err)
+		return web.Response{}, err
 	}
 	entries, next, err := web.Page(entries, api.KindRevocationList, func(e revocation.Entry) string { return string(e.Key()) }, req)
 	if err != nil {
@@ -39,45 +39,6 @@ func (h *handler) listRevocations(r *call) (web.Response, error) {
 	list := convert.Revocations(entries, false)
 	list.Continue = next
 	return web.Object(http.StatusOK, list)
-}
-
-// revocationProblem returns the problem of an error of package desk.
-func revocationProblem(err error) error {
-	var incomplete *desk.Incomplete
-	var failed *desk.Error
-	switch {
-	case errors.As(err, &incomplete):
-		err = revocationProblem(incomplete.Err)
-		if p := (*web.Problem)(nil); errors.As(err, &p) {
-			p.Detail = (&desk.Incomplete{TokenID: incomplete.TokenID, Err: errors.New(p.Detail)}).Error()
-		}
-		return err
-	case !errors.As(err, &failed):
-		return unavailable(err)
-	}
-	var p *web.Problem
-	switch failed.Reason {
-	case desk.NotIssued:
-		p = web.NewProblem(http.StatusNotFound, "not-issued", "%s", failed.Message)
-	case desk.NoToken:
-		p = web.NewProblem(http.StatusNotFound, "no-token", "%s", failed.Message)
-	case desk.NotRevoked:
-		p = web.NewProblem(http.StatusNotFound, "not-revoked", "%s", failed.Message)
-	case desk.Full:
-		p = web.NewProblem(http.StatusInsufficientStorage, "too-many-revocations", "%s", failed.Message)
-	case desk.Refused:
-		p = web.NewProblem(http.StatusServiceUnavailable, "store-refuses", "%s", failed.Message+reasonInLog)
-	case desk.NoRecord:
-		p = web.NewProblem(http.StatusServiceUnavailable, "record-unavailable", "%s", failed.Message)
-	case desk.NoRequests:
-		p = web.NewProblem(http.StatusServiceUnavailable, "cluster-unavailable", "%s", failed.Message)
-	default:
-		p = web.NewProblem(http.StatusServiceUnavailable, "revocations-unavailable", "%s", failed.Message)
-	}
-	if p.Cause = failed.Err; failed.Retry {
-		p.RetryAfter = retryAfter
-	}
-	return p
 }
 
 // revoke revokes a node, a certificate, or everything that was issued on a token.
@@ -92,7 +53,7 @@ func (h *handler) revoke(r *call) (web.Response, error) {
 	asked := desk.Order{
 		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: r.user.Name, DryRun: req.DryRun,
 	}
-	if err := convert.Invalid(asked.Check()); err != nil {
+	if err := convert.Refused(asked.Check()); err != nil {
 		return web.Response{}, err
 	}
 	if req.TokenID != "" {
@@ -101,7 +62,7 @@ func (h *handler) revoke(r *call) (web.Response, error) {
 		}
 	}
 	result, err := h.Revocations.Revoke(r.Context(), asked)
-	if err := convert.Invalid(err); err != nil {
+	if err = convert.Refused(err); errors.As(err, new(api.InvalidFields)) {
 		return web.Response{}, err
 	}
 	if req.Node != "" {
@@ -119,7 +80,7 @@ func (h *handler) revoke(r *call) (web.Response, error) {
 		}
 	}
 	if err != nil {
-		return web.Response{}, revocationProblem(err)
+		return web.Response{}, err
 	}
 	list := convert.Revoked(result, req.DryRun, "the log says why")
 	if req.DryRun {
@@ -144,7 +105,7 @@ func (h *handler) undoRevocation(r *call) (web.Response, error) {
 	r.log(slog.String("revoked", key.String()))
 	e, err := h.Revocations.Undo(r.Context(), key, req.DryRun)
 	if err != nil {
-		return web.Response{}, revocationProblem(err)
+		return web.Response{}, err
 	}
 	return web.Object(http.StatusOK, convert.Revocation(e, req.DryRun))
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/convert"
-	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 const rotationPath = "/v1/ca/{ca}/rotation"
@@ -18,7 +18,7 @@ const rotationPath = "/v1/ca/{ca}/rotation"
 // rotations returns what rotates CAs, and the CA in the path.
 func (h *handler) rotations(r *call) (*convert.Rotations, string, error) {
 	if h.Rotations == nil {
-		return nil, "", web.NewProblem(http.StatusNotFound, "no-rotations", "this kubejoin does not rotate CAs")
+		return nil, "", web.NewProblem("no-rotations", "this kubejoin does not rotate CAs")
 	}
 	ca := chi.URLParam(r.Request, "ca")
 	r.log(slog.String("ca", ca))
@@ -74,30 +74,15 @@ func (h *handler) stepCA(step string) action {
 	}
 }
 
-// shownRotation returns the response with a rotation, or the problem of an error.
+// shownRotation returns the response with a rotation, or the error.
 func shownRotation(shown api.CARotation, err error) (web.Response, error) {
 	var invalid api.InvalidFields
-	var behind *rotation.NotReady
-	var wrong *rotation.WrongStep
-	var p *web.Problem
+	var refused *tokens.Refusal
 	switch {
 	case err == nil:
 		return web.Object(http.StatusOK, shown)
-	case errors.As(err, &invalid):
+	case errors.As(err, &invalid), errors.As(err, &refused):
 		return web.Response{}, err
-	case errors.As(err, &behind):
-		p = web.NewProblem(http.StatusConflict, api.ProblemNotReady, "%s", behind.Error())
-		p.Behind = convert.Behind(behind.Behind)
-	case errors.Is(err, rotation.ErrNone):
-		p = web.NewProblem(http.StatusConflict, "no-rotation", "%v", err)
-	case errors.As(err, &wrong):
-		p = web.NewProblem(http.StatusConflict, "wrong-stage", "%s", wrong.Error())
-	case errors.Is(err, rotation.ErrConflict):
-		p = web.NewProblem(http.StatusConflict, "rotation-changed", "another writer keeps changing the rotation; retry")
-		p.Cause = err
-	default:
-		p = web.NewProblem(http.StatusServiceUnavailable, "rotation-unavailable", "the rotation cannot be read, observed or changed now; retry, or see why in kubejoin's log")
-		p.Cause, p.RetryAfter = err, retryAfter
 	}
-	return web.Response{}, p
+	return web.Response{}, &tokens.Refusal{Reason: "rotation-unavailable", Message: "the rotation cannot be read, observed or changed now; retry, or see why in kubejoin's log", Err: err, Retry: true}
 }

@@ -23,7 +23,7 @@ func (h *handler) listTokens(r *call) (web.Response, error) {
 	}
 	records, err := h.Tokens.List(r.Context())
 	if err != nil {
-		return web.Response{}, unavailable(err)
+		return web.Response{}, mint.StoreError(err)
 	}
 	records, next, err := web.Page(records, api.KindTokenList, func(r tokens.Record) string { return r.Token.ID() }, req)
 	if err != nil {
@@ -51,7 +51,7 @@ func (h *handler) getToken(r *call) (web.Response, error) {
 // shown returns the response with a token after a change, or as a dry run would leave it. err is that of the Minter.
 func (h *handler) shown(r *call, record tokens.Record, dryRun bool, err error) (web.Response, error) {
 	if err != nil {
-		return web.Response{}, notMinted(err)
+		return web.Response{}, err
 	}
 	v, warnings := h.view(r.Context(), nil)
 	t := v.Token(record)

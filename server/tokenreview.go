@@ -58,8 +58,8 @@ func (h *handler) tokenReview(r *call) (web.Response, error) {
 	if err != nil {
 		h.tokenReviews.WithLabelValues("failed").Inc()
 		// Do not return authenticated: false, because kube-apiserver would cache it.
-		p := web.NewProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
-		p.Cause, p.RetryAfter = err, retryAfter
+		p := web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry")
+		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return web.Response{}, p
 	}
 	result := map[bool]string{true: "authenticated", false: "refused"}[status.Authenticated]
@@ -72,7 +72,7 @@ func (h *handler) tokenReview(r *call) (web.Response, error) {
 // certificate revoked. what is the resource that the caller creates, and command the command that configures it.
 func (h *handler) checkReviewer(r *call, authenticate auth.Authenticate, what, command string) error {
 	if authenticate == nil {
-		return web.NewProblem(http.StatusForbidden, "forbidden", "no user may create %s, because this server has no authentication of kube-apiserver configured", what)
+		return web.NewProblem("forbidden", "no user may create %s, because this server has no authentication of kube-apiserver configured", what)
 	}
 	user, err := authenticate(r.Request)
 	switch {
@@ -80,18 +80,18 @@ func (h *handler) checkReviewer(r *call, authenticate auth.Authenticate, what, c
 		r.identify(user) // without the rate of a user: kube-apiserver sends reviews for all its clients
 		return nil
 	case errors.Is(err, auth.ErrForbidden):
-		p := web.NewProblem(http.StatusForbidden, "forbidden", "only kube-apiserver may create %s", what)
+		p := web.NewProblem("forbidden", "only kube-apiserver may create %s", what)
 		p.Cause = err
 		return p
 	case errors.Is(err, auth.ErrNoCredentials):
-		return web.NewProblem(http.StatusUnauthorized, "unauthorized", "only kube-apiserver may create %s, with the credential from 'kubejoin %s'", what, command)
+		return web.NewProblem("unauthorized", "only kube-apiserver may create %s, with the credential from 'kubejoin %s'", what, command)
 	case errors.Is(err, auth.ErrBadCredentials):
-		p := web.NewProblem(http.StatusUnauthorized, "unauthorized", "these credentials are not those of kube-apiserver")
+		p := web.NewProblem("unauthorized", "these credentials are not those of kube-apiserver")
 		p.Cause = err
 		return p
 	}
-	p := web.NewProblem(http.StatusServiceUnavailable, "authentication-unavailable", "the caller cannot be authenticated now; retry")
-	p.Cause, p.RetryAfter = err, retryAfter
+	p := web.NewProblem("authentication-unavailable", "the caller cannot be authenticated now; retry")
+	p.Cause, p.RetryAfter = err, web.RetryAfter
 	return p
 }
 
@@ -109,7 +109,7 @@ type reviewRequest struct {
 func readTokenReview(r *call) (reviewRequest, error) {
 	var req reviewRequest
 	if !web.HasType(r.Request, "application/json") {
-		return req, web.NewProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a TokenReview as application/json")
+		return req, web.NewProblem("unsupported-media-type", "want a TokenReview as application/json")
 	}
 	body, err := web.ReadAll(r.Request)
 	if err != nil {
@@ -117,10 +117,10 @@ func readTokenReview(r *call) (reviewRequest, error) {
 	}
 	// Ignore unknown fields: a newer kube-apiserver may send them.
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(body, &req); err != nil {
-		return req, web.NewProblem(http.StatusBadRequest, "invalid-body", "the body is not a TokenReview in JSON")
+		return req, web.NewProblem("invalid-body", "the body is not a TokenReview in JSON")
 	}
 	if req.Kind != "TokenReview" || req.APIVersion != authenticationv1.SchemeGroupVersion.String() && req.APIVersion != authenticationv1beta1.SchemeGroupVersion.String() {
-		return req, web.NewProblem(http.StatusBadRequest, "invalid-body", "want kind TokenReview and apiVersion %s or %s", authenticationv1.SchemeGroupVersion, authenticationv1beta1.SchemeGroupVersion)
+		return req, web.NewProblem("invalid-body", "want kind TokenReview and apiVersion %s or %s", authenticationv1.SchemeGroupVersion, authenticationv1beta1.SchemeGroupVersion)
 	}
 	return req, nil
 }

@@ -42,7 +42,7 @@ func (h *handler) takeTurn(r *call) (web.Response, error) {
 		return web.Response{}, turnUnavailable(err)
 	}
 	if !granted {
-		p := web.NewProblem(http.StatusConflict, api.ProblemTurnTaken, "%s has been joining as a control plane since %s; %s waits for its turn", state.Holder.Node, state.Since.Format(time.RFC3339), m.Node)
+		p := web.NewProblem(api.ProblemTurnTaken, "%s has been joining as a control plane since %s; %s waits for its turn", state.Holder.Node, state.Since.Format(time.RFC3339), m.Node)
 		if state.Learner != "" {
 			p.Detail = fmt.Sprintf("the etcd member %s is still a learner; %s waits until it votes; if that machine no longer joins, remove the member", state.Learner, m.Node)
 		}
@@ -69,8 +69,8 @@ func (h *handler) giveBackTurn(r *call) (web.Response, error) {
 }
 
 func turnUnavailable(err error) *web.Problem {
-	p := web.NewProblem(http.StatusServiceUnavailable, "turn-unavailable", "the turn of control planes or the members of etcd cannot be read or changed now; retry")
-	p.Cause, p.RetryAfter = err, retryAfter
+	p := web.NewProblem("turn-unavailable", "the turn of control planes or the members of etcd cannot be read or changed now; retry")
+	p.Cause, p.RetryAfter = err, web.RetryAfter
 	return p
 }
 
@@ -87,8 +87,8 @@ func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 	}
 	record, why, err := h.bootstrapRecord(r, token, nil)
 	if err != nil {
-		p := web.NewProblem(http.StatusServiceUnavailable, "tokens-unavailable", "the tokens cannot be read now; retry")
-		p.Cause, p.RetryAfter = err, retryAfter
+		p := web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry")
+		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return controlplane.Machine{}, p
 	}
 	if why != "" {
@@ -99,7 +99,7 @@ func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 		return controlplane.Machine{}, err
 	}
 	if record.Limits.Role != tokens.RoleControlPlane || record.Limits.Problem != nil {
-		return controlplane.Machine{}, web.NewProblem(http.StatusForbidden, "forbidden", "token %s has no role %s", token.ID(), tokens.RoleControlPlane)
+		return controlplane.Machine{}, web.NewProblem("forbidden", "token %s has no role %s", token.ID(), tokens.RoleControlPlane)
 	}
 	var req api.TakeTurn
 	if err := web.ReadRequest(r.Request, &req); err != nil {
@@ -117,7 +117,7 @@ func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 		}
 	}
 	if h.Cluster.Turns == nil {
-		return controlplane.Machine{}, web.NewProblem(http.StatusNotFound, "no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
+		return controlplane.Machine{}, web.NewProblem("no-turns", "this kubejoin runs without a cluster, and control planes need no turn to join")
 	}
 	r.log(slog.String("node", req.Node))
 	return controlplane.Machine{Node: req.Node, ID: req.ID, Address: req.Address}, nil

@@ -60,11 +60,17 @@ func (r Renewal) allowed(record tokens.Record) error {
 			id, strings.Join(record.Nodes, ", "), recreateCommand(record.Limits))
 	case r.Shorten || r.Expires.IsZero():
 	case record.Expires.IsZero():
-		return errorf(WouldShorten, "token %s never expires, and this renewal would make it expire at %s; set shorten to allow this", id, at)
+		return wouldShorten("token %s never expires, and this renewal would make it expire at %s; set shorten to allow this", id, at)
 	case r.Expires.Before(record.Expires):
-		return errorf(WouldShorten, "token %s expires at %s, and this renewal would make it expire sooner, at %s; set shorten to allow this", id, record.Expires.Format(time.RFC3339), at)
+		return wouldShorten("token %s expires at %s, and this renewal would make it expire sooner, at %s; set shorten to allow this", id, record.Expires.Format(time.RFC3339), at)
 	}
 	return nil
+}
+
+func wouldShorten(format string, args ...any) *Error {
+	e := errorf(WouldShorten, format, args...)
+	e.Field = "shorten"
+	return e
 }
 
 // A Deletion says how to delete a token.

@@ -39,7 +39,7 @@ func TestRenew(t *testing.T) {
 		record  func(*tokens.Record)
 		altered func(*tokens.Record) // what the store returns
 		renewal mint.Renewal
-		reason  mint.Reason
+		reason  string
 		message string
 	}{
 		{name: "longer", renewal: mint.Renewal{Expires: in(48)}},
@@ -123,7 +123,7 @@ func TestDelete(t *testing.T) {
 		name     string
 		record   func(*tokens.Record)
 		deletion mint.Deletion
-		reason   mint.Reason
+		reason   string
 		left     bool
 	}{
 		{name: "deleted"},
@@ -162,7 +162,7 @@ func TestDeleteRereadsChangedToken(t *testing.T) {
 		expires  time.Duration
 		then     func(context.Context, tokens.Store, tokens.Record) error
 		down     bool // reads fail afterwards
-		reason   mint.Reason
+		reason   string
 		left     int
 	}{
 		{name: "a node joins", expires: time.Hour, then: joins},

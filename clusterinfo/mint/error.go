@@ -11,58 +11,52 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// A Reason is why a [Minter] returned no token or join data, or changed no token. It never changes. The HTTPS API has a
-// problem type of the same name.
-type Reason string
-
 // Reasons of an [Error].
 const (
 	// Exists: the token ID is taken, by a token that differs from the request or by claims of a deleted token.
-	Exists Reason = "token-exists"
+	Exists = "token-exists"
 	// Full: cluster-info has no space for the signature.
-	Full Reason = "cluster-info-full"
+	Full = "cluster-info-full"
 	// TooManyTokens: the creator is at the limit of [Minter.UserTokens].
-	TooManyTokens Reason = "too-many-tokens"
+	TooManyTokens = "too-many-tokens"
 	// NotStored: the store did not confirm that it has the token.
-	NotStored Reason = "token-not-stored"
+	NotStored = "token-not-stored"
 	// NotSigned: cluster-info was not signed with the token in time.
-	NotSigned Reason = "token-not-signed"
+	NotSigned = "token-not-signed"
 	// Malformed: no machine can join by the kubeconfig in cluster-info.
-	Malformed Reason = "malformed-cluster-info"
+	Malformed = "malformed-cluster-info"
 	// NoToken: there is no token with this ID.
-	NoToken Reason = "no-token"
+	NoToken = "no-token"
 	// Spent: the node limit of the token is used up, so a renewal would have no effect.
-	Spent Reason = "token-spent"
+	Spent = "token-spent"
 	// Invalid: the stored token is malformed, and a renewal would not help.
-	Invalid Reason = "token-invalid"
+	Invalid = "token-invalid"
 	// WouldShorten: the token would expire sooner, which needs [Renewal.Shorten].
-	WouldShorten Reason = "would-shorten"
+	WouldShorten = "would-shorten"
 	// NotExpired: [Deletion.OnlyExpired] is set, and the token has not expired.
-	NotExpired Reason = "token-not-expired"
+	NotExpired = "token-not-expired"
 	// Replaced: the token was deleted and created again during the call.
-	Replaced Reason = "token-replaced"
+	Replaced = "token-replaced"
 	// OwnsUpload: the token only decides when an upload of certificates expires.
-	OwnsUpload Reason = "token-owns-upload"
+	OwnsUpload = "token-owns-upload"
 	// Unavailable: the store cannot be read now.
-	Unavailable Reason = "store-unavailable"
+	Unavailable = "store-unavailable"
 	// Refused: the store refused the request, and would refuse a retry.
-	Refused Reason = "store-refuses"
+	Refused = "store-refuses"
 	// Failed: any other failure; Err has it.
-	Failed Reason = "internal"
+	Failed = "internal"
 )
 
 // An Error is the error of a [Minter], except for an invalid record. Its text contains no secret: Error redacts the
 // text of the causes.
 type Error struct {
-	Reason Reason
-	// Message says what failed. Fate says what became of the token, if that is not obvious.
-	Message, Fate string
+	tokens.Refusal
+	// Fate says what became of the token, if that is not obvious.
+	Fate string
 	// TokenID is the ID of a token that the store has, or may have, in spite of the error. Only Create sets it.
 	TokenID string
-	// Retry reports that a retry may help.
-	Retry bool
-	// Err is the cause, if there is one. NotDeleted is why the token could not be deleted.
-	Err, NotDeleted error
+	// NotDeleted is why the token could not be deleted.
+	NotDeleted error
 }
 
 // Detail returns the error without its causes.
@@ -80,20 +74,25 @@ func (e *Error) Error() string {
 	return e.Detail()
 }
 
-// Unwrap returns the causes.
-func (e *Error) Unwrap() []error { return []error{e.Err, e.NotDeleted} }
+// Unwrap returns the [tokens.Refusal], and the causes.
+func (e *Error) Unwrap() []error { return []error{&e.Refusal, e.NotDeleted} }
 
-func errorf(reason Reason, format string, args ...any) *Error {
+// Failure returns the Error of a failure that is nobody's refusal.
+func Failure(message string, err error) *Error {
+	return &Error{Refusal: tokens.Refusal{Reason: Failed, Message: message, Err: err}}
+}
+
+func errorf(reason, format string, args ...any) *Error {
 	safetext.Args(args) // redacts secrets before a verb truncates them
-	return &Error{Reason: reason, Message: fmt.Sprintf(format, args...)}
+	return &Error{Refusal: tokens.Refusal{Reason: reason, Message: fmt.Sprintf(format, args...)}}
 }
 
 // StoreError returns the Error of a failed read of a store, which is Unavailable or Refused.
 func StoreError(err error) *Error {
 	if refused(err) {
-		return &Error{Reason: Refused, Message: "the token store refused this request", Err: err}
+		return &Error{Refusal: tokens.Refusal{Reason: Refused, Message: "the token store refused this request", Err: err}}
 	}
-	return &Error{Reason: Unavailable, Message: "the token store is unavailable now; retry", Err: err, Retry: true}
+	return &Error{Refusal: tokens.Refusal{Reason: Unavailable, Message: "the token store is unavailable now; retry", Err: err, Retry: true}}
 }
 
 // refused reports whether an error of a store is a definite refusal, for example of kube-apiserver: the write has no

@@ -77,7 +77,7 @@ var both = []struct {
 }
 
 // reason returns the reason of an error of a Minter, or "" without an error.
-func reason(t *testing.T, err error) mint.Reason {
+func reason(t *testing.T, err error) string {
 	t.Helper()
 	if err == nil {
 		return ""
@@ -247,7 +247,7 @@ func TestDeletesTokenIfJoinFails(t *testing.T) {
 	for name, test := range map[string]struct {
 		info     mint.ClusterInfo
 		complete error
-		want     mint.Reason
+		want     string
 	}{
 		"unreadable":          {fixed{err: own}, nil, mint.Failed},
 		"no longer a v1 file": {fixed{signed: []byte("kind: Config")}, nil, mint.Malformed},

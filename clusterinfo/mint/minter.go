@@ -246,7 +246,7 @@ func (m *Minter) tryCreate(ctx context.Context, r Creation, now time.Time) (Mint
 }
 
 func notStored(err error) *Error {
-	return &Error{Reason: NotStored, Message: "the token could not be stored; retry", Err: err, Retry: true}
+	return &Error{Refusal: tokens.Refusal{Reason: NotStored, Message: "the token could not be stored; retry", Err: err, Retry: true}}
 }
 
 func (m *Minter) signTimeout() time.Duration {

@@ -179,7 +179,7 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 			// All calls run concurrently: 30 must be refused before any token is signed.
 			began := time.Now()
 			var mu sync.Mutex
-			reasons := map[mint.Reason]int{}
+			reasons := map[string]int{}
 			var all sync.WaitGroup
 			for range 50 {
 				all.Go(func() {

@@ -83,7 +83,7 @@ func (m *Minter) withdraw(ctx context.Context, record tokens.Record, why error) 
 	err := m.delete(ctx, record)
 	var e *Error
 	if !errors.As(why, &e) {
-		e = &Error{Reason: Failed, Message: "kubejoin could not create the join command", Err: why}
+		e = Failure("kubejoin could not create the join command", why)
 	}
 	stored := record.UID != ""
 	switch {

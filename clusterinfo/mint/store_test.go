@@ -71,7 +71,7 @@ func TestJoinLeavesNoUnnamedToken(t *testing.T) {
 	for _, test := range []struct {
 		name          string
 		before, after func(int) error
-		reason        mint.Reason
+		reason        string
 		left          int
 		says          string
 		atMost        time.Duration
@@ -129,7 +129,7 @@ func TestCreateNamesTokenThatMayBeStored(t *testing.T) {
 	for _, test := range []struct {
 		name          string
 		before, after func(int) error
-		reason        mint.Reason
+		reason        string
 		left          int
 	}{
 		{name: "a short outage", before: first(5), left: 1},
@@ -210,7 +210,7 @@ func TestRefusesTokenOfEarlierCall(t *testing.T) {
 
 // Catches a call that deletes a token of an earlier call, which a machine may have.
 func TestJoinKeepsExistingTokenOfUnreadableStore(t *testing.T) {
-	for err, want := range map[error]mint.Reason{errReset: mint.Unavailable, forbidden: mint.Refused} {
+	for err, want := range map[error]string{errReset: mint.Unavailable, forbidden: mint.Refused} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSite(t)
 			r := newRecord(time.Hour)
@@ -507,7 +507,7 @@ func TestConcurrentCreatesMakeOneToken(t *testing.T) {
 
 // A dry run reads the token twice. Catches an internal error if the token is deleted or the store fails in between.
 func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {
-	for err, want := range map[error]mint.Reason{fmt.Errorf("x: %w", tokens.ErrNotFound): mint.Exists, errReset: mint.Unavailable, forbidden: mint.Refused} {
+	for err, want := range map[error]string{fmt.Errorf("x: %w", tokens.ErrNotFound): mint.Exists, errReset: mint.Unavailable, forbidden: mint.Refused} {
 		s := newSite(t)
 		r := newRecord(time.Hour)
 		must.Value(s.store.Create(t.Context(), r))(t)

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/kubejoin/kubejoin/internal/codes"
+	"github.com/kubejoin/kubejoin/internal/codes/codepage"
 	"github.com/spf13/cobra"
 )
 
@@ -28,9 +28,9 @@ func TestCompletionGivesUp(t *testing.T) {
 
 // No command waits until openapi.yaml and the alert rules are parsed, if it explains no code.
 func TestCommandsReadNoCodes(t *testing.T) {
-	all, read := codes.All, false
-	t.Cleanup(func() { codes.All = all })
-	codes.All = func() ([]codes.Entry, error) {
+	all, read := codepage.All, false
+	t.Cleanup(func() { codepage.All = all })
+	codepage.All = func() ([]codepage.Entry, error) {
 		read = true
 		return all()
 	}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/internal/codes"
+	"github.com/kubejoin/kubejoin/internal/codes/codepage"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -40,10 +40,10 @@ func TestConfigurationPageNamesFlagsThatExist(t *testing.T) {
 
 // docs/codes.md has the exit codes of commands that exist, and the help of each of them names its own.
 func TestExitCodesAreThoseOfCommands(t *testing.T) {
-	all := must.Value(codes.All())(t)
+	all := must.Value(codepage.All())(t)
 	explained := map[string]bool{} // by command
 	for _, e := range all {
-		if e.Kind != codes.Exit {
+		if e.Kind != codepage.Exit {
 			continue
 		}
 		for path := range strings.SplitSeq(e.Class, ", ") {

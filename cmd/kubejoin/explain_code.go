@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/codes"
+	"github.com/kubejoin/kubejoin/internal/codes/codepage"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -21,13 +21,13 @@ func isCode(argument string) bool {
 
 // explainCode prints the entries of a code.
 func (o *output) explainCode(w io.Writer, code string) error {
-	found, err := codes.Find(code)
+	found, err := codepage.Find(code)
 	if err != nil {
 		return err
 	}
 	if len(found) == 0 {
 		near := "docs/codes.md lists all codes"
-		if names := codes.Nearest(code); len(names) > 0 {
+		if names := codepage.Nearest(code); len(names) > 0 {
 			near = "the nearest: " + strings.Join(names, ", ")
 		}
 		if camelCase.MatchString(code) {
@@ -38,7 +38,7 @@ func (o *output) explainCode(w io.Writer, code string) error {
 	done, err := o.object(w, struct {
 		APIVersion string        `json:"apiVersion"`
 		Kind       string        `json:"kind"`
-		Items      []codes.Entry `json:"items"`
+		Items      []codepage.Entry `json:"items"`
 	}{api.Version, "CodeList", found})
 	if done {
 		return err
@@ -61,13 +61,13 @@ func (o *output) explainCode(w io.Writer, code string) error {
 
 // isUnknown reports whether a word in lower case is not also a code.
 func isUnknown(word string) bool {
-	found, err := codes.Find(word)
+	found, err := codepage.Find(word)
 	return err != nil || len(found) == 0 || found[0].Code != word
 }
 
 // codeNames lists the codes that a filter lets through.
 func codeNames(filter func(string) bool) (names []string) {
-	all, _ := codes.All()
+	all, _ := codepage.All()
 	for _, e := range all {
 		if filter(e.Code) && !slices.Contains(names, e.Code) {
 			names = append(names, e.Code)

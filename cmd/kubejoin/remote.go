@@ -18,7 +18,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/datadir"
 	"github.com/kubejoin/kubejoin/internal/oncluster"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
@@ -408,8 +407,8 @@ func explain(err error) error {
 // named reports whether a server or the library returned the error of this name.
 func named(err error, name string) bool {
 	var p *api.Problem
-	var e *mint.Error
-	return errors.As(err, &p) && p.Named(name) || errors.As(err, &e) && string(e.Reason) == name
+	var e *tokens.Refusal
+	return errors.As(err, &p) && p.Named(name) || errors.As(err, &e) && e.Reason == name
 }
 
 // tokenID returns the token ID in an argument. Like kubeadm, it also accepts a whole token.

@@ -77,7 +77,7 @@ func deleteTokens(ctx context.Context, cmd *cobra.Command, r *remote, ids []stri
 	var errs []error
 	for _, id := range ids {
 		_, err := r.DeleteToken(ctx, id, asked)
-		if asked.OnlyExpired && (named(err, string(mint.NoToken)) || named(err, api.ProblemNotExpired)) {
+		if asked.OnlyExpired && (named(err, mint.NoToken) || named(err, api.ProblemNotExpired)) {
 			continue // deleted or renewed since it was listed
 		}
 		if err != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/rotation"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -70,7 +69,7 @@ func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 	}
 	// Nothing can be seen of a control plane that is not there.
 	must.Value(c.PrepareCA(t.Context(), "front-proxy", api.PrepareCA{}))(t)
-	if _, err := c.StepCA(t.Context(), "front-proxy", "switch", api.StepCA{}); !errors.As(err, new(*rotation.WrongStep)) {
+	if _, err := c.StepCA(t.Context(), "front-proxy", "switch", api.StepCA{}); err == nil || !strings.Contains(err.Error(), "cannot switch") {
 		t.Errorf("switch: got %v, want a wrong step", err)
 	}
 	if got := must.Value(c.PrepareCA(t.Context(), "etcd", api.PrepareCA{DryRun: true}))(t); got.Old[0].Certificate != string(etcd) {

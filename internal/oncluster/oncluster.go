@@ -123,7 +123,7 @@ func (c *Cluster) CreateToken(ctx context.Context, req api.CreateToken) (api.Tok
 	if e := (*mint.Error)(nil); errors.As(err, &e) {
 		return api.Token{ID: e.TokenID}, err
 	} else if err != nil {
-		return api.Token{}, convert.InvalidRecord(err)
+		return api.Token{}, convert.Minted(err)
 	}
 	var v convert.View
 	if made.Existing {
@@ -146,15 +146,12 @@ func (c *Cluster) JoinControlPlane(ctx context.Context, spec api.TokenSpec) (joi
 	made, err := c.minter.Join(ctx, record, func(ctx context.Context, join *joinformat.Join) error {
 		up, err := c.upload(ctx)
 		if err != nil {
-			return &mint.Error{Reason: mint.Failed, Message: "the certificates of control planes could not be uploaded", Err: err}
+			return mint.Failure("the certificates of control planes could not be uploaded", err)
 		}
 		join.CertificateKey, join.Warnings = up.Key, append(up.Warnings(), join.Warnings...)
 		return nil
 	})
-	if e := (*mint.Error)(nil); !errors.As(err, &e) {
-		err = convert.InvalidRecord(err)
-	}
-	return made.Join, err
+	return made.Join, convert.Minted(err)
 }
 
 // GetToken returns one token without its secret.
@@ -258,9 +255,8 @@ func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.Release
 		return api.Claim{}, err
 	}
 	claim, warnings, err := tokens.Releaser{Tokens: c.minter.Tokens, Claims: c.claims}.Release(ctx, node, req.DryRun)
-	switch invalid := convert.Invalid(err); {
-	case invalid != nil:
-		err = invalid
+	switch err = convert.Refused(err); {
+	case errors.As(err, new(api.InvalidFields)):
 	case !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrReplaced):
 		err = storeError(err)
 	}
@@ -283,13 +279,7 @@ func (c *Cluster) Revoke(ctx context.Context, req api.Revoke) (api.RevocationLis
 	if result.EndUnknown != nil {
 		why = safetext.Text(result.EndUnknown.Error(), safetext.MaxMessage)
 	}
-	switch invalid := convert.Invalid(err); {
-	case invalid != nil:
-		err = invalid
-	case !errors.As(err, new(*desk.Error)) && !errors.As(err, new(*desk.Incomplete)):
-		err = storeError(err)
-	}
-	return convert.Revoked(result, req.DryRun, why), err
+	return convert.Revoked(result, req.DryRun, why), convert.Refused(err)
 }
 
 // ListRevocations returns all revocations.

@@ -70,7 +70,7 @@ func TestReportsRefusedOperations(t *testing.T) {
 			t.Errorf("release: got %v", err)
 		}
 		_, err = c.UndoRevocation(ctx, "worker-9", api.UndoRevocation{})
-		if e := (*desk.Error)(nil); !errors.As(err, &e) || e.Reason != desk.NotRevoked {
+		if e := (*tokens.Refusal)(nil); !errors.As(err, &e) || e.Reason != desk.NotRevoked {
 			t.Errorf("undo: got %v, want %s", err, desk.NotRevoked)
 		}
 		_, err = c.Revoke(ctx, api.Revoke{Fingerprint: "sha256:x"})

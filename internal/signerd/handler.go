@@ -77,7 +77,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request) (web.Response, e
 	if err != nil {
 		h.refuse(r.RemoteAddr, err)
 		w.Header().Set("Connection", "close") // the next request needs another connection, whose rate is limited
-		return web.Response{}, web.NewProblem(http.StatusForbidden, "forbidden", "the policy names no such requester")
+		return web.Response{}, web.NewProblem("forbidden", "the policy names no such requester")
 	}
 	route := r.Method + " " + r.URL.Path
 	if route == "POST "+remote.SignPath {
@@ -94,7 +94,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request) (web.Response, e
 	case "GET /metrics":
 		return web.Response{Serve: h.metrics}, nil
 	}
-	return web.Response{}, web.NewProblem(http.StatusNotFound, "not-found", "want POST %s, GET %s or GET /metrics", remote.SignPath, remote.CAPath)
+	return web.Response{}, web.NewProblem("not-found", "want POST %s, GET %s or GET /metrics", remote.SignPath, remote.CAPath)
 }
 
 // refuse counts and logs a requester that the policy does not have.
@@ -157,13 +157,13 @@ func (h *handler) sign(r *http.Request, from config.Requester) (certificate []by
 		result = "refused"
 		message := approval.Refused(err).Message
 		h.log.Warn("order refused", "requester", from.Name, "signer", order.Request.SignerName, "message", message)
-		return nil, web.NewProblem(http.StatusForbidden, "order-refused", "%.*s", maxDetail, message)
+		return nil, web.NewProblem("order-refused", "%.*s", maxDetail, message)
 	}
 	return nil, unavailable(err, "the signer process cannot sign now; retry, and see its log")
 }
 
 func unavailable(cause error, text string) *web.Problem {
-	p := web.NewProblem(http.StatusServiceUnavailable, "unavailable", "%s", text)
+	p := web.NewProblem("unavailable", "%s", text)
 	p.Cause, p.RetryAfter = cause, time.Second
 	return p
 }
@@ -173,7 +173,7 @@ func unavailable(cause error, text string) *web.Problem {
 func (h *handler) read(body []byte, from config.Requester) (signer.Order, error) {
 	var order remote.Order
 	if strict, err := kjson.UnmarshalStrict(body, &order); err != nil || len(strict) > 0 {
-		return signer.Order{}, web.NewProblem(http.StatusBadRequest, "invalid-body", "the order is not valid: want the JSON fields of this version of kubejoin, each once")
+		return signer.Order{}, web.NewProblem("invalid-body", "the order is not valid: want the JSON fields of this version of kubejoin, each once")
 	}
 	made, err := order.Parse(from.Name)
 	if err != nil {

@@ -2,7 +2,6 @@ package signerd
 
 import (
 	"crypto/sha256"
-	"net/http"
 	"sync"
 	"time"
 
@@ -60,5 +59,5 @@ func (s *replays) take(order []byte, made, now time.Time) *web.Problem {
 }
 
 func conflict(format string, args ...any) *web.Problem {
-	return web.NewProblem(http.StatusConflict, "order-not-new", format, args...)
+	return web.NewProblem("order-not-new", format, args...)
 }

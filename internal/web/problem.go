@@ -11,9 +11,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -36,9 +38,11 @@ func (p *Problem) Error() string {
 
 func (p *Problem) Unwrap() error { return p.Cause }
 
-// NewProblem returns a problem. Clients compare its type, which is a URI made of name: do not change a name.
-func NewProblem(status int, name, format string, args ...any) *Problem {
+// NewProblem returns a problem. Clients compare its type, which is a URI made of name: do not change a name. Its status is that
+// of package codes.
+func NewProblem(name, format string, args ...any) *Problem {
 	safetext.Args(args) // redacts secrets before a verb truncates them
+	status := codes.Statuses[name]
 	return &Problem{Problem: api.Problem{
 		Type:   api.ProblemType + name,
 		Title:  http.StatusText(status),
@@ -54,24 +58,37 @@ func BadField(field, format string, args ...any) *Problem {
 
 // BadFields returns the problem of several invalid fields.
 func BadFields(all api.InvalidFields) *Problem {
-	p := NewProblem(http.StatusBadRequest, "invalid-field", "%s", all.Error())
+	p := NewProblem("invalid-field", "%s", all.Error())
 	p.Field, p.Errors = all[0].Field, all
 	return p
 }
 
-// ProblemOf returns the problem in an error. An error that is neither a Problem nor [api.InvalidFields] is an internal
-// failure, and its text is not shown.
+// ProblemOf returns the problem in an error. An error that is neither a Problem nor [api.InvalidFields] nor a [tokens.Refusal]
+// is an internal failure, and its text is not shown.
 func ProblemOf(err error) *Problem {
 	var p *Problem
 	var invalid api.InvalidFields
+	var refused *tokens.Refusal
 	switch {
 	case errors.As(err, &p):
 		return p
 	case errors.As(err, &invalid):
 		return BadFields(invalid)
+	case errors.As(err, &refused):
+		p := NewProblem(refused.Reason, "%s", refused.Message)
+		if !refused.Retry && (p.Status == http.StatusServiceUnavailable || refused.Reason == "internal") { // only an operator can solve it
+			p.Detail += "; the log of kubejoin has the reason under this request ID"
+		}
+		if p.Field, p.Cause = refused.Field, refused.Err; refused.Retry {
+			p.RetryAfter = RetryAfter
+		}
+		return p
 	}
-	return NewProblem(http.StatusInternalServerError, "internal", "kubejoin failed to handle this request; its log has the reason under this request ID")
+	return NewProblem("internal", "kubejoin failed to handle this request; its log has the reason under this request ID")
 }
+
+// RetryAfter is the Retry-After of responses about something that is temporarily unavailable.
+const RetryAfter = 5 * time.Second
 
 // maxDetail is the maximum size of the detail of a problem, in bytes.
 const maxDetail = 4096
@@ -164,7 +181,7 @@ func Exceeds(r *httplimit.Refusal) *Problem {
 	case r.Reason != httplimit.Overloaded:
 		return TooMany("%v", r)
 	}
-	p := NewProblem(http.StatusServiceUnavailable, "overloaded", "%v", r)
+	p := NewProblem("overloaded", "%v", r)
 	p.Cause, p.RetryAfter = ErrRefused, time.Second
 	return p
 }
@@ -172,7 +189,7 @@ func Exceeds(r *httplimit.Refusal) *Problem {
 // TooMany returns the problem of a client or user that sends too many requests. Its Retry-After is random, so that
 // clients that were refused at the same time do not all retry at the same time.
 func TooMany(format string, args ...any) *Problem {
-	p := NewProblem(http.StatusTooManyRequests, api.ProblemTooManyRequests, format, args...)
+	p := NewProblem(api.ProblemTooManyRequests, format, args...)
 	p.Cause, p.RetryAfter = ErrRefused, time.Duration(1+mathrand.IntN(4))*time.Second
 	return p
 }
@@ -181,7 +198,7 @@ func TooMany(format string, args ...any) *Problem {
 // use the client certificate in the browser. It returns nil for other clients: only browsers send the origin.
 func CrossOrigin(r *http.Request) *Problem {
 	if err := new(http.CrossOriginProtection).Check(r); err != nil {
-		p := NewProblem(http.StatusForbidden, "forbidden", "a browser sent this request for a page of another site (see the headers Sec-Fetch-Site and Origin)")
+		p := NewProblem("forbidden", "a browser sent this request for a page of another site (see the headers Sec-Fetch-Site and Origin)")
 		p.Cause = err
 		return p
 	}

@@ -55,7 +55,7 @@ const (
 // LongQuery returns the problem of a query that exceeds the limits, or nil.
 func LongQuery(r *http.Request) *Problem {
 	if q := r.URL.RawQuery; len(q) > maxQuery || strings.Count(q, "&") >= maxParameters {
-		return NewProblem(http.StatusRequestURITooLong, "query-too-long", "the query has %d bytes; want at most %d bytes and %d parameters", len(q), maxQuery, maxParameters)
+		return NewProblem("query-too-long", "the query has %d bytes; want at most %d bytes and %d parameters", len(q), maxQuery, maxParameters)
 	}
 	return nil
 }
@@ -63,7 +63,7 @@ func LongQuery(r *http.Request) *Problem {
 func parseQuery(r *http.Request) (url.Values, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return nil, NewProblem(http.StatusBadRequest, "invalid-query", "malformed query: want name=value pairs, percent-encoded")
+		return nil, NewProblem("invalid-query", "malformed query: want name=value pairs, percent-encoded")
 	}
 	return query, nil
 }
@@ -97,17 +97,17 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 	}
 	// curl -d without a header declares a form. The body must be JSON nevertheless.
 	if !HasType(r, "application/json", "application/x-www-form-urlencoded") {
-		return nil, NewProblem(http.StatusUnsupportedMediaType, "unsupported-media-type", "want a JSON body with the content type application/json, or no body")
+		return nil, NewProblem("unsupported-media-type", "want a JSON body with the content type application/json, or no body")
 	}
 	if !utf8.Valid(body) { // a decoder would replace the invalid bytes
-		return nil, NewProblem(http.StatusBadRequest, "invalid-body", "the body is not valid UTF-8, which JSON requires")
+		return nil, NewProblem("invalid-body", "the body is not valid UTF-8, which JSON requires")
 	}
 	var given map[string]json.RawMessage
 	repeated, err := kjson.UnmarshalStrict(body, &given, kjson.DisallowDuplicateFields)
 	if syntax, at := kjson.SyntaxErrorOffset(err); syntax {
-		return nil, NewProblem(http.StatusBadRequest, "invalid-body", "the body is not a JSON object: syntax error at byte %d of %d", at, len(body))
+		return nil, NewProblem("invalid-body", "the body is not a JSON object: syntax error at byte %d of %d", at, len(body))
 	} else if err != nil || given == nil {
-		return nil, NewProblem(http.StatusBadRequest, "invalid-body", "the body is %s, want a JSON object", kindOf(body))
+		return nil, NewProblem("invalid-body", "the body is %s, want a JSON object", kindOf(body))
 	}
 	names := slices.Sorted(maps.Keys(given))
 	for _, name := range names {
@@ -139,7 +139,7 @@ func HasType(r *http.Request, types ...string) bool {
 
 // unknownField returns the problem of an unknown field name. The name may be anything, for example a pasted secret.
 func unknownField(name, what string, fields []requestField) *Problem {
-	p := NewProblem(http.StatusBadRequest, "invalid-field", "unknown %s %.40q; known: %s", what, name, known(fields))
+	p := NewProblem("invalid-field", "unknown %s %.40q; known: %s", what, name, known(fields))
 	p.Field = name // [Problem.Response] redacts and truncates it
 	return p
 }
@@ -166,9 +166,9 @@ func ReadAll(r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
-		return nil, NewProblem(http.StatusRequestEntityTooLarge, "body-too-large", "the body has more than %d bytes", tooLarge.Limit)
+		return nil, NewProblem("body-too-large", "the body has more than %d bytes", tooLarge.Limit)
 	} else if err != nil {
-		return nil, NewProblem(http.StatusBadRequest, "invalid-body", "the body ended early")
+		return nil, NewProblem("invalid-body", "the body ended early")
 	}
 	return body, nil
 }

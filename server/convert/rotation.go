@@ -86,7 +86,7 @@ func (r *Rotations) Prepare(ctx context.Context, ca string, req api.PrepareCA) (
 func ExpireTokens(m *mint.Minter) func(context.Context, []string) error {
 	return func(ctx context.Context, ids []string) error {
 		for _, id := range ids {
-			var e *mint.Error
+			var e *tokens.Refusal
 			if _, err := m.Delete(ctx, id, mint.Deletion{}); err != nil && !(errors.As(err, &e) && e.Reason == mint.NoToken) {
 				return fmt.Errorf("token %s: %w", id, err)
 			}

@@ -166,13 +166,22 @@ var fieldNames = map[string]string{
 	"replaces-node":        "replaceNode",
 }
 
-// Invalid returns the api.InvalidFields of a request that a use case found invalid, or nil for other errors. Those of stores
-// may wrap a FieldError: that is about a stored record.
-func Invalid(err error) error {
+// Refused returns the error of a use case, and the api.InvalidFields of a request that it found invalid. Errors of stores may wrap
+// a FieldError: that is about a stored record.
+func Refused(err error) error {
 	if field, ok := err.(*tokens.FieldError); ok {
 		return InvalidRecord(field)
 	}
-	return nil
+	return err
+}
+
+// Minted returns the error of a Minter, and the api.InvalidFields of a record that it found invalid: for example, the token expired
+// during the request.
+func Minted(err error) error {
+	if errors.As(err, new(*tokens.Refusal)) {
+		return err
+	}
+	return InvalidRecord(err)
 }
 
 // InvalidRecord returns the api.InvalidFields of an error of tokens.Record.CheckNew, or nil. Do not call it with another

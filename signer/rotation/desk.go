@@ -13,10 +13,11 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // ErrConflict reports that another writer changed a rotation meanwhile.
-var ErrConflict = errors.New("another writer changed the rotation meanwhile; retry")
+var ErrConflict error = &tokens.Refusal{Reason: "rotation-changed", Message: "another writer keeps changing the rotation; retry"}
 
 // A Store keeps the last rotation of each CA.
 type Store interface {
@@ -108,7 +109,7 @@ type Prepared struct {
 // no state, so each replica may continue what another one began. A step that was killed is completed by the same step.
 //
 // An invalid field of a request is a [*tokens.FieldError]. A step that cannot be made now is a [*NotReady] or a
-// [*WrongStep]. Other errors are those of the stores and of the Observer.
+// [*tokens.Refusal]. Other errors are those of the stores and of the Observer.
 type Desk struct {
 	Store    Store
 	Keys     Keys

@@ -250,8 +250,7 @@ func TestKeysOfTwoPreparesDoNotMix(t *testing.T) {
 		return nil
 	}
 	_, err := d.Prepare(t.Context(), rotation.PrepareRequest{CA: rotation.Cluster})
-	var wrong *rotation.WrongStep
-	if !errors.As(err, &wrong) || !strings.Contains(err.Error(), "cannot prepare: rotation "+d.state(t).ID+" is in stage prepare; next: kubejoin ca trust") {
+	if !isWrongStep(err) || !strings.Contains(err.Error(), "cannot prepare: rotation "+d.state(t).ID+" is in stage prepare; next: kubejoin ca trust") {
 		t.Errorf("the second prepare: got %v, want a refusal", err)
 	}
 	r := d.state(t)
@@ -365,8 +364,7 @@ func TestKeyThatSomebodyDeletedIsNoticed(t *testing.T) {
 	d := newDesk(t)
 	must.Value(d.do(t, "prepare", rotation.Options{}))(t)
 	must.Value(d.KeepKey(t.Context(), rotation.Cluster, ""))(t)
-	var wrong *rotation.WrongStep
-	if s, err := d.do(t, "trust", rotation.Options{}); !errors.As(err, &wrong) || err.Error() != "the key of the new CA is not stored any more; next: kubejoin ca abort" || s.Rotation.Stage != rotation.Prepare || d.state(t).Stage != rotation.Prepare {
+	if s, err := d.do(t, "trust", rotation.Options{}); !isWrongStep(err) || err.Error() != "the key of the new CA is not stored any more; next: kubejoin ca abort" || s.Rotation.Stage != rotation.Prepare || d.state(t).Stage != rotation.Prepare {
 		t.Errorf("got %+v, %v, want a refusal", s, err)
 	}
 	must.Value(d.do(t, "abort", rotation.Options{}))(t)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"crypto/x509"
+
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"

@@ -321,15 +321,18 @@ func only(kind Kind, err error) []string {
 // maxNamed is how many things an error names.
 const maxNamed = 5
 
-// A WrongStep reports a step that is not possible in the present stage. Nothing has changed.
-type WrongStep struct{ why string }
+// Unwrap returns a [tokens.Refusal].
+func (e *NotReady) Unwrap() error { return &tokens.Refusal{Reason: "not-ready", Message: e.Error()} }
 
-func (e *WrongStep) Error() string { return e.why }
+// WrongStep is the reason of a step that is not possible in the present stage. Nothing has changed.
+const WrongStep = "wrong-stage"
 
-func wrongStep(format string, args ...any) error { return &WrongStep{fmt.Sprintf(format, args...)} }
+func wrongStep(format string, args ...any) error {
+	return &tokens.Refusal{Reason: WrongStep, Message: fmt.Sprintf(format, args...)}
+}
 
-// ErrNone is the WrongStep without a rotation in progress.
-var ErrNone error = &WrongStep{"no rotation in progress; 'kubejoin ca prepare' begins one"}
+// ErrNone reports that no rotation is in progress.
+var ErrNone error = &tokens.Refusal{Reason: "no-rotation", Message: "no rotation in progress; 'kubejoin ca prepare' begins one"}
 
 // Advance returns the rotation in the given stage, which must be its stage or the next one. It returns NotReady if an
 // observation keeps the stage from beginning, or if clients need time. In the second case, Settled may have changed.

@@ -9,26 +9,26 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/deploy"
-	"github.com/kubejoin/kubejoin/internal/codes"
+	"github.com/kubejoin/kubejoin/internal/codes/codepage"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"sigs.k8s.io/yaml"
 )
 
 func TestPageOfCodesIsGenerated(t *testing.T) {
 	t.Parallel()
-	page, err := codes.Page()
+	page, err := codepage.Page()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if page != read(t, "docs/codes.md") {
-		t.Error("docs/codes.md is out of date: run go generate ./internal/codes")
+		t.Error("docs/codes.md is out of date: run go generate ./internal/codes/codepage")
 	}
 }
 
 // An undo makes the certificates of a stolen machine valid again, so no code leads to it.
 func TestNoCodeSaysToUndoARevocation(t *testing.T) {
 	t.Parallel()
-	all, err := codes.All()
+	all, err := codepage.All()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,11 +52,11 @@ var (
 // findings of doctor are read from there.
 func TestEachCodeHasAnEntry(t *testing.T) {
 	t.Parallel()
-	all, err := codes.All()
+	all, err := codepage.All()
 	if err != nil {
 		t.Fatal(err)
 	}
-	explained := map[codes.Kind]map[string]bool{}
+	explained := map[codepage.Kind]map[string]bool{}
 	for _, e := range all {
 		if explained[e.Kind] == nil {
 			explained[e.Kind] = map[string]bool{}
@@ -70,12 +70,12 @@ func TestEachCodeHasAnEntry(t *testing.T) {
 		}
 		return names
 	}
-	compareNames(t, "reason", in([]string{"signer"}, declaredReason), explained[codes.Reason])
+	compareNames(t, "reason", in([]string{"signer"}, declaredReason), explained[codepage.Reason])
 	states := in([]string{"server"}, declaredState)
-	maps.DeleteFunc(states, func(name string, _ bool) bool { return explained[codes.Reason][name] })
-	compareNames(t, "state", states, explained[codes.State])
-	compareNames(t, "event", in([]string{"clusterinfo", "internal", "server", "signer"}, declaredEvent), explained[codes.Event])
-	compareNames(t, "check of /readyz", in([]string{"internal/daemon"}, declaredCheck), explained[codes.Readiness])
+	maps.DeleteFunc(states, func(name string, _ bool) bool { return explained[codepage.Reason][name] })
+	compareNames(t, "state", states, explained[codepage.State])
+	compareNames(t, "event", in([]string{"clusterinfo", "internal", "server", "signer"}, declaredEvent), explained[codepage.Event])
+	compareNames(t, "check of /readyz", in([]string{"internal/daemon"}, declaredCheck), explained[codepage.Readiness])
 	m := diagnoseChecks.FindStringSubmatch(read(t, "clusterinfo/joinformat/diagnose.sh"))
 	if m == nil {
 		t.Fatal("diagnose.sh has no checks")
@@ -84,7 +84,7 @@ func TestEachCodeHasAnEntry(t *testing.T) {
 	for check := range strings.FieldsSeq(m[1]) {
 		checks[check] = true
 	}
-	compareNames(t, "check of diagnose", checks, explained[codes.Diagnose])
+	compareNames(t, "check of diagnose", checks, explained[codepage.Diagnose])
 
 	exits := map[string]bool{"0": true}
 	for file, command := range map[string]string{
@@ -99,27 +99,27 @@ func TestEachCodeHasAnEntry(t *testing.T) {
 		for _, m := range found {
 			code := strings.Join(m[1:], "")
 			exits[code] = true
-			if !slices.ContainsFunc(all, func(e codes.Entry) bool {
-				return e.Kind == codes.Exit && e.Code == code && (strings.HasPrefix(e.Class, "all ") || slices.Contains(strings.Split(e.Class, ", "), command))
+			if !slices.ContainsFunc(all, func(e codepage.Entry) bool {
+				return e.Kind == codepage.Exit && e.Code == code && (strings.HasPrefix(e.Class, "all ") || slices.Contains(strings.Split(e.Class, ", "), command))
 			}) {
 				t.Errorf("%s has exit code %s, and no entry is for %s", file, code, command)
 			}
 		}
 	}
-	compareNames(t, "exit code", exits, explained[codes.Exit])
+	compareNames(t, "exit code", exits, explained[codepage.Exit])
 }
 
 // An entry whose message no source has any more helps nobody.
 func TestErrorsAtStartAreInTheSource(t *testing.T) {
 	t.Parallel()
-	all, err := codes.All()
+	all, err := codepage.All()
 	if err != nil {
 		t.Fatal(err)
 	}
 	explained, there := map[string]bool{}, map[string]bool{}
 	var messages []string
 	for _, e := range all {
-		if e.Kind == codes.StartError {
+		if e.Kind == codepage.StartError {
 			explained[e.Code] = true
 			messages = append(messages, regexp.QuoteMeta(e.Code))
 		}
@@ -160,7 +160,7 @@ func TestAlertsLeadSomewhere(t *testing.T) {
 			if summary := r.Annotations["summary"]; !strings.HasSuffix(summary, ".") || strings.Contains(summary, ". ") {
 				t.Errorf("%s: summary %q, want one sentence", r.Alert, summary)
 			}
-			found, err := codes.Find(r.Alert)
+			found, err := codepage.Find(r.Alert)
 			if err != nil || len(found) != 1 || strings.Count(found[0].Next, " ") != strings.Count(templates.ReplaceAllString(r.Annotations["description"], "X"), " ") {
 				t.Errorf("%s: explained as %v, %v; want its description", r.Alert, found, err)
 			}

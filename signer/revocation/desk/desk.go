@@ -117,15 +117,30 @@ func (r Order) Check() error {
 }
 
 // Revoke revokes a node, a certificate, or everything that was issued on a token. The error of an invalid request is a
-// [*tokens.FieldError] with a field of the HTTPS API. Errors of the stores of tokens and claims are returned as they
-// are, and all others are an [*Error]. If a token was disabled before the failure, the error is an [*Incomplete].
+// [*tokens.FieldError] with a field of the HTTPS API. All others wrap a [*tokens.Refusal]. If a token was disabled before the
+// failure, the error is an [*Incomplete].
 func (d *Desk) Revoke(ctx context.Context, r Order) (Result, error) {
 	if err := r.Check(); err != nil {
 		return Result{}, err
 	}
 	if r.TokenID != "" {
-		return d.revokeToken(ctx, r)
+		result, err := d.revokeToken(ctx, r)
+		return result, refusal(err)
 	}
+	result, err := d.revokeOne(ctx, r)
+	return result, refusal(err)
+}
+
+// refusal returns an error of a Desk, with an error of the stores of tokens and claims as a refusal.
+func refusal(err error) error {
+	// Errors of stores may wrap a FieldError: that is about a stored record.
+	if _, invalid := err.(*tokens.FieldError); err == nil || invalid || errors.As(err, new(*tokens.Refusal)) {
+		return err
+	}
+	return mint.StoreError(err)
+}
+
+func (d *Desk) revokeOne(ctx context.Context, r Order) (Result, error) {
 	e, err := d.entryOf(ctx, r)
 	if err != nil {
 		return Result{}, err
@@ -138,7 +153,7 @@ func (d *Desk) Revoke(ctx context.Context, r Order) (Result, error) {
 	return result, err
 }
 
-// Undo removes an entry and returns it. With dryRun, it only returns it. The error is an [*Error].
+// Undo removes an entry and returns it. With dryRun, it only returns it. The error is a [*tokens.Refusal].
 func (d *Desk) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revocation.Entry, error) {
 	remove := d.Guard.Undo
 	if dryRun {
@@ -147,14 +162,14 @@ func (d *Desk) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revoc
 	e, err := remove(ctx, key)
 	switch {
 	case errors.Is(err, revocation.ErrNotFound):
-		return e, &Error{Reason: NotRevoked, Message: key.String() + " is not revoked"}
+		return e, &tokens.Refusal{Reason: NotRevoked, Message: key.String() + " is not revoked"}
 	case err != nil:
 		return e, listError(err)
 	}
 	return e, nil
 }
 
-// List returns the entries that have not ended, sorted by key. The error is an [*Error].
+// List returns the entries that have not ended, sorted by key. The error is a [*tokens.Refusal].
 func (d *Desk) List(ctx context.Context) ([]revocation.Entry, error) {
 	entries, err := d.Guard.List(ctx)
 	if err != nil {
@@ -167,11 +182,11 @@ func (d *Desk) List(ctx context.Context) ([]revocation.Entry, error) {
 func listError(err error) error {
 	switch {
 	case errors.Is(err, revocation.ErrFull):
-		return &Error{Reason: Full, Message: "the list of revocations is full; remove revocations that are no longer needed with 'kubejoin revoke undo'", Err: err}
+		return &tokens.Refusal{Reason: Full, Message: "the list of revocations is full; remove revocations that are no longer needed with 'kubejoin revoke undo'", Err: err}
 	case mint.StoreError(err).Reason == mint.Refused:
-		return &Error{Reason: Refused, Message: "the store of revocations refused this request", Err: err}
+		return &tokens.Refusal{Reason: Refused, Message: "the store of revocations refused this request", Err: err}
 	}
-	return &Error{Reason: Unavailable, Message: "the revocations cannot be read or written now; retry", Err: err, Retry: true}
+	return &tokens.Refusal{Reason: Unavailable, Message: "the revocations cannot be read or written now; retry", Err: err, Retry: true}
 }
 
 // entryOf returns the entry that a request for a node or a certificate describes.

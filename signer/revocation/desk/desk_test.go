@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -398,15 +399,15 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 	full := fmt.Errorf("%w: ConfigMap kubejoin-revocation-0", revocation.ErrFull)
 	for name, test := range map[string]struct {
 		fail func(*site)
-		want desk.Reason // empty for an error of the store of claims
+		want string
 	}{
 		"the list is full":              {func(s *site) { s.Guard.Store = noResponse{full} }, desk.Full},
 		"the list cannot be read":       {func(s *site) { s.Guard.Store = noResponse{errAway} }, desk.Unavailable},
 		"the list cannot be written":    {func(s *site) { s.Guard.Store = noResponse{tokens.ErrRefused} }, desk.Refused},
 		"the requests cannot be read":   {func(s *site) { s.Requested = failedRequested }, desk.NoRequests},
 		"the record cannot be read":     {func(s *site) { s.IssuanceRecord = noRecord{} }, desk.NoRecord},
-		"the claims cannot be read":     {func(s *site) { s.Claims = storetest.Fail(errAway).Claims(s.Claims) }, ""},
-		"the token cannot be deleted":   {func(s *site) { s.Tokens = storetest.Fail(errAway, "Store.Delete").Store(s.Tokens) }, ""},
+		"the claims cannot be read":     {func(s *site) { s.Claims = storetest.Fail(errAway).Claims(s.Claims) }, mint.Unavailable},
+		"the token cannot be deleted":   {func(s *site) { s.Tokens = storetest.Fail(errAway, "Store.Delete").Store(s.Tokens) }, mint.Unavailable},
 		"a node of two cannot be saved": {func(s *site) { s.Guard.Store = lackingSpace{s.Guard.Store, "worker-1"} }, desk.Full},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -417,9 +418,9 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 			test.fail(s)
 			_, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()})
 			var incomplete *desk.Incomplete
-			var failed *desk.Error
+			var failed *tokens.Refusal
 			if !errors.As(err, &incomplete) || !strings.HasPrefix(err.Error(), "token "+token.ID()+" can no longer be used") ||
-				errors.As(err, &failed) != (test.want != "") || failed != nil && failed.Reason != test.want {
+				!errors.As(err, &failed) || failed.Reason != test.want {
 				t.Errorf("%s: got %v, want reason %q and what was done", name, err, test.want)
 			}
 			*s.Desk, s.Guard.Store = works, guard
@@ -427,7 +428,7 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 			if _, err := s.authority.Issue(t.Context(), request(t, token, "worker-3")); approval.Refused(err) == nil {
 				t.Errorf("%s: a machine with the token: got %v, want it denied", name, err)
 			}
-			s.wantRevoked(t, two, failed == nil && name == "the token cannot be deleted" || name == "a node of two cannot be saved")
+			s.wantRevoked(t, two, name == "the token cannot be deleted" || name == "a node of two cannot be saved")
 			result, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()})
 			if err != nil || keys(result) != "worker-1 worker-2" {
 				t.Errorf("%s: retry: got %+v, %v, want two nodes", name, result, err)
@@ -562,10 +563,10 @@ func TestListAndUndo(t *testing.T) {
 	for _, step := range []struct {
 		dryRun bool
 		left   int
-		want   desk.Reason
+		want   string
 	}{{true, 2, ""}, {false, 1, ""}, {true, 1, desk.NotRevoked}, {false, 1, desk.NotRevoked}} {
 		e, err := s.Undo(t.Context(), "worker-1", step.dryRun)
-		var failed *desk.Error
+		var failed *tokens.Refusal
 		if errors.As(err, &failed); step.want == "" && (err != nil || e.By != "ada") || step.want != "" && (failed == nil || failed.Reason != step.want) {
 			t.Errorf("%+v: got %+v, %v", step, e, err)
 		}
@@ -578,7 +579,7 @@ func TestListAndUndo(t *testing.T) {
 	_, tried := s.Undo(t.Context(), "worker-1", true)
 	_, listed := s.List(t.Context())
 	for _, err := range []error{undone, tried, listed} {
-		var failed *desk.Error
+		var failed *tokens.Refusal
 		if !errors.As(err, &failed) || failed.Reason != desk.Unavailable || !errors.Is(err, errAway) {
 			t.Errorf("got %v, want reason %s", err, desk.Unavailable)
 		}
@@ -685,9 +686,9 @@ func TestRevokeRefuses(t *testing.T) {
 			t.Errorf("%+v: got %v, want an error of field %s", test.request, err, test.field)
 		}
 	}
-	for want, r := range map[desk.Reason]desk.Order{desk.NotIssued: {Serial: "abcdef"}, desk.NoToken: {TokenID: "qwertz"}} {
+	for want, r := range map[string]desk.Order{desk.NotIssued: {Serial: "abcdef"}, desk.NoToken: {TokenID: "qwertz"}} {
 		_, err := s.Revoke(t.Context(), r)
-		var failed *desk.Error
+		var failed *tokens.Refusal
 		if !errors.As(err, &failed) || failed.Reason != want {
 			t.Errorf("%+v: got %v, want reason %s", r, err, want)
 		}

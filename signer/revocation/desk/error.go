@@ -1,53 +1,24 @@
 package desk
 
-import (
-	"github.com/kubejoin/kubejoin/internal/safetext"
-)
-
-// A Reason is why a [Desk] refused a request or failed. It never changes. The HTTPS API has a problem type of the same
-// name.
-type Reason string
-
-// Reasons of an [Error].
+// Reasons of the [tokens.Refusal] of a [Desk]. Errors of the stores of tokens and claims have those of package mint.
 const (
 	// NotIssued: no certificate with the serial number is known.
-	NotIssued Reason = "not-issued"
+	NotIssued = "not-issued"
 	// NoToken: there is no such token, and no certificate that was issued on it.
-	NoToken Reason = "no-token"
+	NoToken = "no-token"
 	// NotRevoked: there is no such entry.
-	NotRevoked Reason = "not-revoked"
+	NotRevoked = "not-revoked"
 	// Full: the list of revocations has no space.
-	Full Reason = "too-many-revocations"
+	Full = "too-many-revocations"
 	// Unavailable: the list of revocations cannot be read or written now.
-	Unavailable Reason = "revocations-unavailable"
+	Unavailable = "revocations-unavailable"
 	// Refused: the store of revocations refused the request, and would refuse a retry.
-	Refused Reason = "store-refuses"
+	Refused = "store-refuses"
 	// NoRecord: the issuance record cannot be read now.
-	NoRecord Reason = "record-unavailable"
+	NoRecord = "record-unavailable"
 	// NoRequests: the certificate requests of the cluster cannot be read now.
-	NoRequests Reason = "cluster-unavailable"
+	NoRequests = "cluster-unavailable"
 )
-
-// An Error is the error of a [Desk], except for an invalid request and for errors of the stores of tokens and claims.
-type Error struct {
-	Reason Reason
-	// Message says what failed and what to do.
-	Message string
-	// Err is the cause, if there is one.
-	Err error
-	// Retry reports that a retry may help.
-	Retry bool
-}
-
-func (e *Error) Error() string {
-	if e.Err != nil {
-		return e.Message + ": " + safetext.Redact(e.Err.Error())
-	}
-	return e.Message
-}
-
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
 
 // An Incomplete is the error of a [Desk] that has made a token unusable, but has not revoked all that was issued on it.
 // To complete the revocation, revoke the token again.

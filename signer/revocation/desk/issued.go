@@ -33,7 +33,7 @@ func (d *Desk) bySerial(ctx context.Context, serial string) (revocation.Fingerpr
 			return c.Fingerprint, nil
 		}
 	}
-	return "", &Error{Reason: NotIssued, Message: "kubejoin knows no certificate with serial number " + serial + "; give its fingerprint, which 'openssl x509 -noout -fingerprint -sha256 -in FILE' prints, or revoke its node"}
+	return "", &tokens.Refusal{Reason: NotIssued, Message: "kubejoin knows no certificate with serial number " + serial + "; give its fingerprint, which 'openssl x509 -noout -fingerprint -sha256 -in FILE' prints, or revoke its node"}
 }
 
 // known returns the certificates that match and have not ended, from the issuance record and from those that were
@@ -69,13 +69,13 @@ func (d *Desk) requested(ctx context.Context) ([]revocation.Certificate, error) 
 	}
 	all, err := d.Requested(ctx)
 	if err != nil {
-		return nil, &Error{Reason: NoRequests, Message: "the certificate requests of the cluster cannot be read now; retry", Err: err, Retry: true}
+		return nil, &tokens.Refusal{Reason: NoRequests, Message: "the certificate requests of the cluster cannot be read now; retry", Err: err, Retry: true}
 	}
 	return all, nil
 }
 
 func recordError(err error) error {
-	return &Error{Reason: NoRecord, Message: "the issuance record cannot be read now; retry", Err: err, Retry: true}
+	return &tokens.Refusal{Reason: NoRecord, Message: "the issuance record cannot be read now; retry", Err: err, Retry: true}
 }
 
 // issuedOf returns the certificate of an entry in the issuance record. It is not ok for an entry that has neither the

@@ -48,11 +48,11 @@ func (d *Desk) revokeToken(ctx context.Context, r Order) (Result, error) {
 	}
 	switch {
 	case err != nil && disabled:
-		return result, &Incomplete{r.TokenID, err}
+		return result, &Incomplete{r.TokenID, refusal(err)}
 	case err != nil:
 		return result, err
 	case len(result.Entries) == 0 && !existed:
-		return result, &Error{Reason: NoToken, Message: fmt.Sprintf("there is no token %s, and kubejoin knows no certificate that was issued on it", r.TokenID)}
+		return result, &tokens.Refusal{Reason: NoToken, Message: fmt.Sprintf("there is no token %s, and kubejoin knows no certificate that was issued on it", r.TokenID)}
 	case len(result.Entries) == 0:
 		result.Warnings = append(result.Warnings, "kubejoin knows no certificate that was issued on token "+r.TokenID)
 	}

@@ -1,4 +1,4 @@
-package codes
+package codepage
 
 import (
 	"cmp"
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-//go:generate go run ./write ../../docs/codes.md
+//go:generate go run ./write ../../../docs/codes.md
 
 // A section is a table of docs/codes.md.
 type section struct {
@@ -64,7 +64,7 @@ func Page() (string, error) {
 
 This page explains each code that kubejoin prints, and what to do next. It is for everyone who sees such a code.
 
-<!-- Generated from the source: go generate ./internal/codes -->
+<!-- Generated from the source: go generate ./internal/codes/codepage -->
 
 ` + "`kubejoin explain CODE`" + ` prints an entry, without a cluster or a server. A node may have the name of a code in lower
 case, so these need ` + "`--code`" + `:

@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/kubejoin/kubejoin/internal/codes"
+	"github.com/kubejoin/kubejoin/internal/codes/codepage"
 )
 
 func main() {
-	page, err := codes.Page()
+	page, err := codepage.Page()
 	if err == nil {
 		err = os.WriteFile(os.Args[1], []byte(page), 0o644)
 	}

@@ -1,4 +1,4 @@
-package codes
+package codepage
 
 import (
 	"github.com/kubejoin/kubejoin/server/api"

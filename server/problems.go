@@ -1,0 +1,32 @@
+package server
+
+import (
+	"errors"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/web"
+	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+// problemOf returns the problem of the error of an action. It has what one refusal alone has, beside a [tokens.Refusal].
+func problemOf(err error) *web.Problem {
+	p := web.ProblemOf(err)
+	var minted *mint.Error
+	var incomplete *desk.Incomplete
+	var behind *rotation.NotReady
+	if errors.As(err, &minted) {
+		if minted.Fate != "" {
+			p.Detail += ". " + minted.Fate
+		}
+		p.TokenID, p.Cause = minted.TokenID, errors.Join(p.Cause, minted.NotDeleted)
+	}
+	if errors.As(err, &incomplete) {
+		p.Detail = (&desk.Incomplete{TokenID: incomplete.TokenID, Err: errors.New(p.Detail)}).Error()
+	}
+	if errors.As(err, &behind) {
+		p.Behind = convert.Behind(behind.Behind)
+	}
+	return p
+}
