@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"golang.org/x/time/rate"
 )
 
@@ -41,7 +41,7 @@ func (h *handler) forControlPlane(r *call, req *api.PrintJoinCommand) error {
 	if h.Minting.UploadCertificates == nil {
 		return web.BadField("controlPlane", "this kubejoin uploads no certificates; start it on a control plane with --pki-dir")
 	}
-	return convert.ControlPlane(req)
+	return operations.ControlPlane(req)
 }
 
 // upload uploads the certificates of control planes, and adds the key and warnings to join.

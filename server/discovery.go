@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 )
 
 const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configmaps/" + clusterinfo.Name
@@ -89,7 +89,7 @@ func (h *handler) discoveryFile(r *call) (web.Response, error) {
 
 // bundle returns CA certificates in PEM and as JSON.
 func bundle(cas []*x509.Certificate) (inPEM, inJSON []byte, err error) {
-	list := api.CABundle{APIVersion: api.Version, Kind: api.KindCABundle, Items: convert.CAs(cas)}
+	list := api.CABundle{APIVersion: api.Version, Kind: api.KindCABundle, Items: operations.CAs(cas)}
 	for _, ca := range list.Items {
 		inPEM = append(inPEM, ca.Certificate...)
 	}

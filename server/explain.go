@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -38,7 +38,7 @@ func (h *handler) explanation(r *call) (web.Response, error) {
 	r.log(slog.String("node", node))
 	e, err := h.Cluster.Explain(r.Context(), node)
 	if err != nil {
-		p := web.NewProblem("cluster-unavailable", "%s", convert.StateUnread(node))
+		p := web.NewProblem("cluster-unavailable", "%s", operations.StateUnread(node))
 		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return web.Response{}, p
 	}
@@ -63,7 +63,7 @@ func (h *handler) explainRequest(r *call) (web.Response, error) {
 	var given *certificates.CertificateSigningRequest
 	if req.CSR == "" {
 		var err error
-		if given, err = convert.CSR(req.Object); err != nil {
+		if given, err = operations.CSR(req.Object); err != nil {
 			return web.Response{}, err
 		}
 		if err := h.mayExplain(r, given.Spec.Username, given.Spec.Groups); err != nil {
@@ -76,9 +76,9 @@ func (h *handler) explainRequest(r *call) (web.Response, error) {
 	e, err := h.Cluster.ExplainRequest(r.Context(), req.CSR, given)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return web.Response{}, web.NewProblem("no-such-request", "%s", convert.NoRequest(req.CSR))
+		return web.Response{}, web.NewProblem("no-such-request", "%s", operations.NoRequest(req.CSR))
 	case err != nil:
-		p := web.NewProblem("cluster-unavailable", convert.FactsUnread)
+		p := web.NewProblem("cluster-unavailable", operations.FactsUnread)
 		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return web.Response{}, p
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -37,17 +37,6 @@ func (h *handler) printJoinCommand(r *call) (web.Response, error) {
 	if err := h.forControlPlane(r, &req); err != nil {
 		return web.Response{}, err
 	}
-	now := time.Now()
-	record, err := convert.Record(r.Context(), req.TokenSpec, tokens.Generate(), now, h.nodeReader(r))
-	if err == nil {
-		err = h.mayCreate(r, &record, lifetimeField(req.Expires), now)
-	}
-	if err != nil {
-		return web.Response{}, err
-	}
-	if !record.Signing || !record.Authentication {
-		return web.Response{}, web.BadField("usages", "a join command needs a token for signing and authentication")
-	}
 	var body []byte
 	complete := func(ctx context.Context, join *joinformat.Join) (err error) {
 		join.RejoinURL = req.RejoinURL
@@ -59,13 +48,15 @@ func (h *handler) printJoinCommand(r *call) (web.Response, error) {
 		body, err = format.Write(*join)
 		return err
 	}
-	made, err := h.minter.Join(r.Context(), record, complete)
+	made, err := h.operations.Join(r.Context(), req.TokenSpec, h.nodeReader(r), h.mayCreate(r, lifetimeField(req.Expires)), complete)
 	if made.Record.UID != "" {
 		r.log(slog.String("token", made.Record.Token.ID()))
 	}
 	if err != nil {
-		h.joinCommands.WithLabelValues("failed").Inc()
-		return web.Response{}, convert.Minted(err)
+		if errors.As(err, new(*tokens.Refusal)) { // not for an invalid request, or without the permission
+			h.joinCommands.WithLabelValues("failed").Inc()
+		}
+		return web.Response{}, err
 	}
 	h.joinCommands.WithLabelValues("ok").Inc()
 	a := web.Response{ContentType: format.ContentType, Body: body, Header: map[string]string{
@@ -84,44 +75,36 @@ func (h *handler) createToken(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	now := time.Now()
-	creation, err := convert.Creation(r.Context(), req, now, h.Minting.SignTimeout, h.nodeReader(r))
-	if err == nil {
-		err = h.mayCreate(r, &creation.Record, lifetimeField(req.Expires), now)
-	}
-	if err != nil {
-		return web.Response{}, err
-	}
-	r.log(slog.String("token", creation.Record.Token.ID()))
-	made, err := h.minter.Create(r.Context(), creation)
-	if err != nil {
-		return web.Response{}, convert.Minted(err)
-	}
-	var v convert.View
-	if made.Existing { // a new token is known to be signed after the wait
-		v, made.Warnings = h.view(r.Context(), made.Warnings)
-	}
-	t := v.Minted(made, creation)
-	if made.Existing || req.DryRun {
-		return web.Object(http.StatusOK, t)
+	permit := h.mayCreate(r, lifetimeField(req.Expires))
+	t, existing, err := h.operations.CreateToken(r.Context(), req, h.nodeReader(r), func(record *tokens.Record, now time.Time) error {
+		if err := permit(record, now); err != nil {
+			return err
+		}
+		r.log(slog.String("token", record.Token.ID()))
+		return nil
+	})
+	if err != nil || existing || req.DryRun {
+		return shown(t, err)
 	}
 	a, err := web.Object(http.StatusCreated, t)
 	a.Header = map[string]string{"Location": "token/" + t.ID} // relative, because the Handler may have a prefix
 	return a, err
 }
 
-// mayCreate sets the creator of a new token. It returns a problem if the user may not create such a token. lifetime is the
-// field of the request that says when it expires.
-func (h *handler) mayCreate(r *call, record *tokens.Record, lifetime string, now time.Time) error {
-	if h.Limits.UserTokens >= 0 {
-		record.Creator = tokens.CreatorOf(r.user.Name)
+// mayCreate returns a function that sets the creator of a new token, and returns a problem if the user may not create such a token.
+// lifetime is the field of the request that says when it expires.
+func (h *handler) mayCreate(r *call, lifetime string) func(record *tokens.Record, now time.Time) error {
+	return func(record *tokens.Record, now time.Time) error {
+		if h.Limits.UserTokens >= 0 {
+			record.Creator = tokens.CreatorOf(r.user.Name)
+		}
+		return h.checkExtraPermissions(r, h.Limits.extraPermissions(*record, lifetime, now))
 	}
-	return h.checkExtraPermissions(r, h.Limits.extraPermissions(*record, lifetime, now))
 }
 
 // nodeReader returns the reader of Nodes for a token that replaces one, or nil without a cluster. It returns a problem
 // if the user may not replace the Node.
-func (h *handler) nodeReader(r *call) convert.NodeReader {
+func (h *handler) nodeReader(r *call) operations.NodeReader {
 	if h.Cluster.Node == nil {
 		return nil
 	}

@@ -164,7 +164,7 @@ func reasonsInSource(t *testing.T) map[string]bool {
 		value, _ := strconv.Unquote(literal.Value)
 		return value
 	}
-	for _, folder := range []string{".", "api", "convert", "../internal/web", "../internal/signerd", "../clusterinfo/mint", "../signer/revocation/desk", "../signer/rotation"} {
+	for _, folder := range []string{".", "api", "operations", "../internal/web", "../internal/signerd", "../clusterinfo/mint", "../signer/revocation/desk", "../signer/rotation"} {
 		each(t, folder, func(n ast.Node) {
 			switch n := n.(type) {
 			case *ast.CallExpr:

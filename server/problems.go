@@ -5,14 +5,14 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/web"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
 // problemOf returns the problem of the error of an action. It has what one refusal alone has, beside a [tokens.Refusal].
 func problemOf(err error) *web.Problem {
-	p := web.ProblemOf(err)
+	p := *web.ProblemOf(err)
 	var minted *mint.Error
 	var incomplete *desk.Incomplete
 	var behind *rotation.NotReady
@@ -26,7 +26,7 @@ func problemOf(err error) *web.Problem {
 		p.Detail = (&desk.Incomplete{TokenID: incomplete.TokenID, Err: errors.New(p.Detail)}).Error()
 	}
 	if errors.As(err, &behind) {
-		p.Behind = convert.Behind(behind.Behind)
+		p.Behind = operations.Behind(behind.Behind)
 	}
-	return p
+	return &p
 }

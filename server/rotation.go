@@ -9,14 +9,14 @@ import (
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
 const rotationPath = "/v1/ca/{ca}/rotation"
 
 // rotations returns what rotates CAs, and the CA in the path.
-func (h *handler) rotations(r *call) (*convert.Rotations, string, error) {
+func (h *handler) rotations(r *call) (*operations.Rotations, string, error) {
 	if h.Rotations == nil {
 		return nil, "", web.NewProblem("no-rotations", "this kubejoin does not rotate CAs")
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
@@ -62,7 +62,7 @@ func (s *site) newRotation(t testing.TB) rotation.Rotation {
 // rotating makes a site rotate CAs in memory.
 func (s *site) rotating() *rotationMemory {
 	m := &rotationMemory{}
-	s.Rotations = &convert.Rotations{Desk: &rotation.Desk{
+	s.Rotations = &operations.Rotations{Desk: &rotation.Desk{
 		Store: m, Keys: m, Observer: m,
 		Trusted: func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return s.ca.Bundle(), nil },
 	}, Cross: func(_ rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error) { return s.ca.CrossSign(fresh) }}

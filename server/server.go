@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -50,7 +50,7 @@ type Server struct {
 	// its nil fields Tokens, ClusterInfo, Claims, IssuanceRecord and Node with those of the Server.
 	Revocations *desk.Desk
 	// Rotations rotates CAs. If it is nil, /v1/ca/CA/rotation returns 404. Handler fills a nil ExpireTokens of its Desk.
-	Rotations *convert.Rotations
+	Rotations *operations.Rotations
 	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:
 	// after a release, the store keeps the past of the claim for that long, so that its certificates
 	// are not renewed. It is nil with a cluster: then only a claim with a certificate duration leaves a
@@ -184,7 +184,7 @@ type handler struct {
 	unauthenticatedLog *rate.Limiter                   // limits log lines of unauthenticated requests
 	failing            atomic.Int32                    // failed checks in the last response of /readyz
 	checking           batch.Queue[struct{}, *[]error] // runs of the checks
-	minter             *mint.Minter
+	operations         *operations.Operations
 	published          atomic.Pointer[publicKubeconfig]
 	discovered         web.Document // the ConfigMap
 	kubeconfig         web.Document
@@ -210,21 +210,22 @@ func (s Server) Handler() http.Handler {
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
 	}
-	if s.Revocations != nil {
-		h.Revocations = s.desk()
-	}
 	h.unauthenticatedLog = rate.NewLimiter(unauthenticatedLogQPS, unauthenticatedLogBurst)
 	if h.Minting.SignTimeout <= 0 {
 		h.Minting.SignTimeout = mint.DefaultSignTimeout
 	}
-	h.minter = &mint.Minter{
+	minter := &mint.Minter{
 		Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Minting.Advertise,
 		SignTimeout: h.Minting.SignTimeout, SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
 	}
+	h.operations = &operations.Operations{Minter: minter, ClusterInfo: s.ClusterInfo, Claims: s.Claims, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why}
+	if s.Revocations != nil {
+		h.operations.Revocations = s.desk()
+	}
 	if s.Rotations != nil && s.Rotations.Desk.ExpireTokens == nil {
 		d := *s.Rotations.Desk
-		d.ExpireTokens = convert.ExpireTokens(h.minter)
-		h.Rotations = &convert.Rotations{Desk: &d, Cross: s.Rotations.Cross}
+		d.ExpireTokens = operations.ExpireTokens(minter)
+		h.Rotations = &operations.Rotations{Desk: &d, Cross: s.Rotations.Cross}
 	}
 	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "HTTP requests, by route and status.", "route", "status")
 	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to respond to an HTTP request, by route.", prometheus.DefBuckets, "route")

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/spf13/cobra"
 )
@@ -156,7 +156,7 @@ func notReady(err error) []api.CABehind {
 	var p *api.Problem
 	switch {
 	case errors.As(err, &behind):
-		return convert.Behind(behind.Behind)
+		return operations.Behind(behind.Behind)
 	case errors.As(err, &p) && p.Named(api.ProblemNotReady):
 		return p.Behind
 	}

@@ -200,7 +200,7 @@ func TestCAPrepareKeepsKeyInOutputFile(t *testing.T) {
 }
 
 // withKey is a cluster whose rotation has a certificate key.
-type withKey struct{ operations }
+type withKey struct{ backend }
 
 func (withKey) PrepareCA(context.Context, string, api.PrepareCA) (api.CARotation, error) {
 	return api.CARotation{CA: "cluster", Stage: "prepare", CertificateKey: "the key"}, nil
@@ -216,7 +216,7 @@ func TestCAPreparePrintsKeyThatItCannotWrite(t *testing.T) {
 		cmd := caPrepareCommand()
 		cmd.SetOut(&stdout)
 		cmd.SetErr(&stderr)
-		err := o.prepare(t.Context(), cmd, &remote{operations: withKey{}})
+		err := o.prepare(t.Context(), cmd, &remote{backend: withKey{}})
 		o.drop()
 		if err == nil || !strings.Contains(err.Error(), "the certificate key is on standard output instead") || !strings.Contains(stdout.String(), "the key") {
 			t.Errorf("%s: got %q and %v, want the key on standard output, and an error", format, stdout.String(), err)

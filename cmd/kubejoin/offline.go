@@ -18,7 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"github.com/spf13/cobra"
@@ -144,7 +144,7 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 	if err != nil {
 		return p, err
 	}
-	record, err := convert.Record(ctx, asked.TokenSpec, token, time.Now(), nil)
+	record, err := operations.Record(ctx, asked.TokenSpec, token, time.Now(), nil)
 	if err != nil {
 		return p, explain(err)
 	}
@@ -159,7 +159,7 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 	if err != nil {
 		return p, err
 	}
-	p.Token = convert.View{}.Token(made.Record)
+	p.Token = operations.View{}.Token(made.Record)
 	p.Token.Token, p.JoinCommand, p.Warnings = asked.Token, api.Secret(strings.TrimSuffix(string(line), "\n")), made.Warnings
 	join, err := o.join(p.Token, kubeconfig)
 	if err != nil {

@@ -102,9 +102,9 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 	heading(f, "Connection flags", "kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate", "client-key")
 }
 
-// operations are what commands do on a cluster or on a kubejoin server. An error about invalid fields is an
+// A backend is what commands do on a cluster or on a kubejoin server. An error about invalid fields is an
 // api.InvalidFields or an api.Problem.
-type operations interface {
+type backend interface {
 	// CreateToken creates req.Token. If it fails, and the token exists or may exist, the returned token has its ID.
 	CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error)
 	// JoinControlPlane creates a token for a control plane, and uploads the certificates that control planes share.
@@ -130,7 +130,7 @@ type operations interface {
 
 // A remote is what a command works on: either a cluster or a kubejoin server. One of the two fields is nil.
 type remote struct {
-	operations
+	backend
 	cluster *oncluster.Cluster
 	server  *client.Client
 }
@@ -344,7 +344,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 	}
 	c, stop := newClient(address, config)
 	c.Bearer = bearer
-	return &remote{operations: onServer{c}, server: c}, stop, nil
+	return &remote{backend: onServer{c}, server: c}, stop, nil
 }
 
 // newClient returns a client of a kubejoin server, and a function that closes its connections.

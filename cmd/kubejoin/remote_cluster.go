@@ -43,5 +43,5 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		stop()
 		return nil, nil, err
 	}
-	return &remote{operations: c, cluster: c}, stop, nil
+	return &remote{backend: c, cluster: c}, stop, nil
 }

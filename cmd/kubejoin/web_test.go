@@ -19,7 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -48,7 +48,7 @@ func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServ
 	operators := must.Value(auth.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n")))(t)
 	started := &webServer{store: store, rotations: &rotationtest.Memory{}, dir: t.TempDir()}
 	web := httptest.NewTLSServer(around(server.Server{
-		Rotations: &convert.Rotations{
+		Rotations: &operations.Rotations{
 			Desk: &rotation.Desk{
 				Store: started.rotations, Keys: started.rotations, Observer: &started.seen, Now: func() time.Time { return time.Now().Add(started.later) },
 				Trusted: func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return ca.Bundle(), nil },

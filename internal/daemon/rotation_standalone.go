@@ -22,7 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/ownca"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -96,7 +96,7 @@ func replicaName(listen string) string {
 // rotateCA enables rotations of the CA.
 func (s *standalone) rotateCA() {
 	own := s.rotation
-	s.api.Rotations = &convert.Rotations{
+	s.api.Rotations = &operations.Rotations{
 		Desk: &rotation.Desk{
 			Store: own, Keys: own, Observer: own,
 			Trusted: func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return s.ca.Get().Bundle(), nil },

@@ -11,7 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/caevidence"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -23,9 +23,9 @@ import (
 
 // Rotations returns what rotates the CAs of a cluster, without ExpireTokens. pkiDir has the files of a control plane; empty
 // if there are none.
-func Rotations(client kubernetes.Interface, pkiDir string) *convert.Rotations {
+func Rotations(client kubernetes.Interface, pkiDir string) *operations.Rotations {
 	store, trusted := clusterstore.New(client), trustedCAs{client, pkiDir}
-	return &convert.Rotations{
+	return &operations.Rotations{
 		Desk: &rotation.Desk{
 			Store: store, Keys: store, Observer: &caevidence.Observer{Client: client}, Trusted: trusted.of, DropMerged: store.DropMerged, Copy: store,
 			Check: func(_ rotation.CA, fresh []*x509.Certificate) error {

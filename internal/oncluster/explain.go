@@ -6,8 +6,8 @@ import (
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
@@ -17,9 +17,9 @@ import (
 
 // Explain returns why a machine with this node name has or has not joined.
 func (c *Cluster) Explain(ctx context.Context, node string) (api.NodeExplanation, error) {
-	e, err := kube.Reader{Client: c.Client, Tokens: c.minter.Tokens, Claims: c.claims, ClusterInfo: c.info, Revocations: c.desk.Guard.Store}.Explain(ctx, node)
+	e, err := kube.Reader{Client: c.Client, Tokens: c.operations.Minter.Tokens, Claims: c.withClaims.Claims, ClusterInfo: c.info, Revocations: c.operations.Revocations.Guard.Store}.Explain(ctx, node)
 	if err != nil {
-		err = fmt.Errorf("%s: %w", convert.StateUnread(node), err)
+		err = fmt.Errorf("%s: %w", operations.StateUnread(node), err)
 	}
 	return e, err
 }
@@ -28,15 +28,15 @@ func (c *Cluster) Explain(ctx context.Context, node string) (api.NodeExplanation
 func (c *Cluster) ExplainRequest(ctx context.Context, req api.ExplainRequest) (e api.RequestExplanation, err error) {
 	var object *certificates.CertificateSigningRequest
 	if req.CSR == "" {
-		if object, err = convert.CSR(req.Object); err != nil {
+		if object, err = operations.CSR(req.Object); err != nil {
 			return e, err
 		}
 	}
 	switch e, err = c.requests.Explain(ctx, req.CSR, object); {
 	case errors.Is(err, tokens.ErrNotFound):
-		err = errors.New(convert.NoRequest(req.CSR))
+		err = errors.New(operations.NoRequest(req.CSR))
 	case err != nil:
-		err = fmt.Errorf("%s: %w", convert.FactsUnread, err)
+		err = fmt.Errorf("%s: %w", operations.FactsUnread, err)
 	}
 	return e, err
 }
@@ -51,7 +51,7 @@ func (c *Cluster) byDefaults(ctx context.Context) (*signer.Authority, error) {
 	signers, err := signer.KubernetesSigners(noCA, signer.DefaultDuration)
 	return &signer.Authority{
 		Facts:   &kubefacts.Facts{Client: c.Client, Nodes: nodes},
-		Nodes:   &admission.Nodes{Tokens: c.minter.Tokens, Claims: c.claims, Node: nodes.Node, Ready: nodes.Ready},
+		Nodes:   &admission.Nodes{Tokens: c.operations.Minter.Tokens, Claims: c.withClaims.Claims, Node: nodes.Node, Ready: nodes.Ready},
 		Signers: signer.FixedSigners(signers),
 	}, err
 }

@@ -5,9 +5,7 @@ package oncluster
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,8 +17,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -40,12 +38,11 @@ import (
 type Cluster struct {
 	Client kubernetes.Interface
 
-	minter    *mint.Minter // its Claims are nil if the user may not read Leases
-	info      *configmap.ConfigMap
-	claims    tokens.Claims
-	desk      *desk.Desk
-	upload    func(context.Context) (joinformat.Upload, error)
-	rotations *convert.Rotations
+	operations operations.Operations // without claims if the user may not read Leases
+	withClaims operations.Operations
+	info       *configmap.ConfigMap
+	upload     func(context.Context) (joinformat.Upload, error)
+	rotations  *operations.Rotations
 	// requests explains CSRs as a kubejoin with default flags would decide them. Its first call starts informers.
 	requests kube.Requests
 	// mayListClaims is the check of Records for claims. It sends one request, whatever the number of calls.
@@ -73,19 +70,19 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	}
 	info := configmap.Open(ctx, client)
 	c := &Cluster{
-		Client: client, info: info, claims: claims,
-		minter: &mint.Minter{Tokens: store, ClusterInfo: info, SignedBy: running.signedBy(), Warnings: func(ctx context.Context, made tokens.Record) []string {
+		Client: client, info: info,
+		operations: operations.Operations{ClusterInfo: info, Why: func(_ string, cause error) string { return safetext.Text(cause.Error(), safetext.MaxMessage) }, Minter: &mint.Minter{Tokens: store, ClusterInfo: info, SignedBy: running.signedBy(), Warnings: func(ctx context.Context, made tokens.Record) []string {
 			return tokenwarning.All(ctx, made, running.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(client))
-		}},
+		}}},
 		upload: (&kubeadmcerts.Uploader{Client: client, Dir: pkiDir, CreateRole: true}).Upload,
 	}
-	c.desk = &desk.Desk{
+	c.operations.Revocations = &desk.Desk{
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
 		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
 		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, client) },
 	}
 	c.rotations = Rotations(client, pkiDir)
-	c.rotations.Desk.ExpireTokens = convert.ExpireTokens(c.minter)
+	c.rotations.Desk.ExpireTokens = operations.ExpireTokens(c.operations.Minter)
 	c.requests = kube.Requests{
 		Client: client, Authority: sync.OnceValues(func() (*signer.Authority, error) { return c.byDefaults(ctx) }),
 		Notes: []string{"this is what kubejoin with default flags would do; for a running kubejoin with its own flags and --signer-config, give --url"},
@@ -94,8 +91,11 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 		_, err := client.CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
 		return storeError(err)
 	})
+	c.withClaims = c.operations
+	c.withClaims.Claims = claims
 	if !forbidden {
-		c.minter.Claims, c.desk.Claims = claims, claims
+		c.operations = c.withClaims
+		c.operations.Minter.Claims, c.operations.Revocations.Claims = claims, claims
 	}
 	return c, nil
 }
@@ -115,35 +115,21 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 // CreateToken creates a token, like CreateToken of client.Client. If it fails, and the token exists or may exist, the
 // returned token has its ID.
 func (c *Cluster) CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error) {
-	request, err := convert.Creation(ctx, req, time.Now(), mint.DefaultSignTimeout, c.node)
-	if err != nil {
-		return api.Token{}, err
-	}
-	made, err := c.minter.Create(ctx, request)
-	if e := (*mint.Error)(nil); errors.As(err, &e) {
-		return api.Token{ID: e.TokenID}, err
-	} else if err != nil {
-		return api.Token{}, convert.Minted(err)
-	}
-	var v convert.View
-	if made.Existing {
-		v, made.Warnings = c.view(ctx, made.Warnings)
-	}
-	return v.Minted(made, request), nil
+	t, _, err := c.operations.CreateToken(ctx, req, c.node, permitted)
+	return t, err
 }
+
+// permitted permits each token: the API server authorizes.
+func permitted(*tokens.Record, time.Time) error { return nil }
 
 // JoinControlPlane creates a token for a control plane, uploads the certificates that control planes share, and returns
 // how to join.
 func (c *Cluster) JoinControlPlane(ctx context.Context, spec api.TokenSpec) (joinformat.Join, error) {
 	req := api.PrintJoinCommand{TokenSpec: spec}
-	if err := convert.ControlPlane(&req); err != nil {
+	if err := operations.ControlPlane(&req); err != nil {
 		return joinformat.Join{}, err
 	}
-	record, err := convert.Record(ctx, req.TokenSpec, tokens.Generate(), time.Now(), c.node)
-	if err != nil {
-		return joinformat.Join{}, err
-	}
-	made, err := c.minter.Join(ctx, record, func(ctx context.Context, join *joinformat.Join) error {
+	made, err := c.operations.Join(ctx, req.TokenSpec, c.node, permitted, func(ctx context.Context, join *joinformat.Join) error {
 		up, err := c.upload(ctx)
 		if err != nil {
 			return mint.Failure("the certificates of control planes could not be uploaded", err)
@@ -151,36 +137,36 @@ func (c *Cluster) JoinControlPlane(ctx context.Context, spec api.TokenSpec) (joi
 		join.CertificateKey, join.Warnings = up.Key, append(up.Warnings(), join.Warnings...)
 		return nil
 	})
-	return made.Join, convert.Minted(err)
+	return made.Join, err
 }
 
 // GetToken returns one token without its secret.
 func (c *Cluster) GetToken(ctx context.Context, id string) (api.Token, error) {
-	record, err := c.minter.Get(ctx, id)
-	return c.shown(ctx, record, false, err)
+	return c.operations.Token(ctx, id)
 }
 
 // ListTokens returns all tokens without their secrets.
 func (c *Cluster) ListTokens(ctx context.Context) (api.TokenList, error) {
-	records, err := c.Records(ctx)
-	if err != nil {
+	if err := c.mayListTokens(ctx); err != nil {
 		return api.TokenList{}, err
 	}
-	v, warnings := c.view(ctx, nil)
-	list := v.Tokens(records)
-	list.Warnings = warnings
-	return list, nil
+	return c.operations.Tokens(ctx, api.ListPage{})
 }
 
-// Records returns all tokens. It checks first that the API server allows to list them: the informer of tokens would retry
-// until the permission exists.
-func (c *Cluster) Records(ctx context.Context) ([]tokens.Record, error) {
-	if _, err := c.Client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
+// mayListTokens checks that the API server allows to list tokens: the informer of tokens would retry until the permission exists.
+func (c *Cluster) mayListTokens(ctx context.Context) error {
+	_, err := c.Client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("type", string(bootstrap.SecretTypeBootstrapToken)).String(), Limit: 1,
-	}); err != nil {
-		return nil, storeError(err)
+	})
+	return storeError(err)
+}
+
+// Records returns all tokens.
+func (c *Cluster) Records(ctx context.Context) ([]tokens.Record, error) {
+	if err := c.mayListTokens(ctx); err != nil {
+		return nil, err
 	}
-	records, err := c.minter.Tokens.List(ctx)
+	records, err := c.operations.Minter.Tokens.List(ctx)
 	return records, storeError(err)
 }
 
@@ -194,37 +180,12 @@ func storeError(err error) error {
 
 // RenewToken changes the expiration of a token.
 func (c *Cluster) RenewToken(ctx context.Context, id string, req api.RenewToken) (api.Token, error) {
-	expires, err := convert.Expires(req.TTL, req.Expires, time.Now())
-	if err != nil {
-		return api.Token{}, err
-	}
-	record, err := c.minter.Renew(ctx, id, mint.Renewal{Expires: expires, Shorten: req.Shorten, DryRun: req.DryRun})
-	return c.shown(ctx, record, req.DryRun, err)
+	return c.operations.RenewToken(ctx, id, req, func(time.Time, time.Time) error { return nil })
 }
 
 // DeleteToken deletes a token and returns what it was.
 func (c *Cluster) DeleteToken(ctx context.Context, id string, req api.DeleteToken) (api.Token, error) {
-	record, err := c.minter.Delete(ctx, id, mint.Deletion{OnlyExpired: req.OnlyExpired, DryRun: req.DryRun})
-	return c.shown(ctx, record, req.DryRun, err)
-}
-
-func (c *Cluster) shown(ctx context.Context, record tokens.Record, dryRun bool, err error) (api.Token, error) {
-	if err != nil {
-		return api.Token{}, err
-	}
-	v, warnings := c.view(ctx, nil)
-	t := v.Token(record)
-	t.DryRun, t.Warnings = dryRun, warnings
-	return t, nil
-}
-
-// view reads what is shown beside tokens, and adds a warning for what cannot be read.
-func (c *Cluster) view(ctx context.Context, warnings []string) (convert.View, []string) {
-	v := convert.ReadView(ctx, c.info, c.minter.Claims)
-	for _, u := range v.Unread {
-		warnings = append(warnings, u.Warning+": "+u.Err.Error())
-	}
-	return v, warnings
+	return c.operations.DeleteToken(ctx, id, req)
 }
 
 // ClusterInfo returns the kubeconfig in cluster-info.
@@ -241,12 +202,7 @@ func (c *Cluster) ListClaims(ctx context.Context) (api.ClaimList, error) {
 	if err := c.mayListClaims(); err != nil {
 		return api.ClaimList{}, err
 	}
-	claims, err := c.claims.List(ctx)
-	if err != nil {
-		return api.ClaimList{}, storeError(err)
-	}
-	revoked, _ := c.desk.Guard.CachedNodes(ctx) // with an error, the list is complete but for this column
-	return convert.Claims(slices.DeleteFunc(claims, tokens.Claim.Released), revoked), nil
+	return c.withClaims.ListClaims(ctx, api.ListPage{})
 }
 
 // ReleaseClaim releases the claim of a node name.
@@ -254,46 +210,25 @@ func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.Release
 	if err := c.mayListClaims(); err != nil {
 		return api.Claim{}, err
 	}
-	claim, warnings, err := tokens.Releaser{Tokens: c.minter.Tokens, Claims: c.claims}.Release(ctx, node, req.DryRun)
-	switch err = convert.Refused(err); {
-	case errors.As(err, new(api.InvalidFields)):
-	case !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrReplaced):
-		err = storeError(err)
-	}
-	released := convert.Claim(claim)
-	released.DryRun, released.Warnings = req.DryRun, warnings
-	return released, err
+	return c.withClaims.ReleaseClaim(ctx, node, req)
 }
 
 // Revoke revokes a node, one certificate, or everything that was issued on a token.
 func (c *Cluster) Revoke(ctx context.Context, req api.Revoke) (api.RevocationList, error) {
-	if req.TokenID != "" {
-		if err := c.mayListClaims(); err != nil {
-			return api.RevocationList{}, err
+	return c.operations.Revoke(ctx, req, "", func() error {
+		if req.TokenID == "" {
+			return nil
 		}
-	}
-	result, err := c.desk.Revoke(ctx, desk.Order{
-		Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, DryRun: req.DryRun,
+		return c.mayListClaims()
 	})
-	why := ""
-	if result.EndUnknown != nil {
-		why = safetext.Text(result.EndUnknown.Error(), safetext.MaxMessage)
-	}
-	return convert.Revoked(result, req.DryRun, why), convert.Refused(err)
 }
 
 // ListRevocations returns all revocations.
 func (c *Cluster) ListRevocations(ctx context.Context) (api.RevocationList, error) {
-	entries, err := c.desk.List(ctx)
-	return convert.Revocations(entries, false), err
+	return c.operations.ListRevocations(ctx, api.ListPage{})
 }
 
 // UndoRevocation removes a revocation.
 func (c *Cluster) UndoRevocation(ctx context.Context, revoked string, req api.UndoRevocation) (api.Revocation, error) {
-	key, err := revocation.ParseKey(revoked)
-	if err != nil {
-		return api.Revocation{}, err
-	}
-	e, err := c.desk.Undo(ctx, key, req.DryRun)
-	return convert.Revocation(e, req.DryRun), err
+	return c.operations.UndoRevocation(ctx, revoked, req)
 }

@@ -177,7 +177,8 @@ func TestReleaseChecksPermissionOnce(t *testing.T) {
 		})
 		c := open(t, client)
 		for _, node := range []string{"worker-1", "worker-2"} {
-			if _, err := c.ReleaseClaim(t.Context(), node, api.ReleaseClaim{}); !errors.Is(err, tokens.ErrNotFound) {
+			var refused *tokens.Refusal
+			if _, err := c.ReleaseClaim(t.Context(), node, api.ReleaseClaim{}); !errors.As(err, &refused) || refused.Reason != "no-claim" {
 				t.Errorf("%s: got %v, want no claim", node, err)
 			}
 		}

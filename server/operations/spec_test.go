@@ -1,4 +1,4 @@
-package convert_test
+package operations_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -109,7 +109,7 @@ func TestCreateRequest(t *testing.T) {
 		{name: "malformed token", req: api.CreateToken{Token: "qwertz.hunter2"}, field: "token", detail: "malformed token of 14 characters"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r, err := convert.Creation(t.Context(), test.req, now, test.usual, node)
+			r, err := operations.Creation(t.Context(), test.req, now, test.usual, node)
 			if test.want != nil {
 				if err != nil || !test.want(r) {
 					t.Errorf("got %+v, %v", r, err)
@@ -126,10 +126,10 @@ func TestCreateRequest(t *testing.T) {
 
 func TestRecordReplacesNodeOnlyOfCluster(t *testing.T) {
 	spec := api.TokenSpec{ReplaceNode: "away"}
-	if _, err := convert.Record(t.Context(), spec, tokens.Generate(), time.Now(), node); !errors.Is(err, errNode) {
+	if _, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), node); !errors.Is(err, errNode) {
 		t.Errorf("unreadable Node: got %v, want %v", err, errNode)
 	}
-	_, err := convert.Record(t.Context(), spec, tokens.Generate(), time.Now(), nil)
+	_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), nil)
 	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || !strings.Contains(err.Error(), "runs without a cluster") {
 		t.Errorf("without a cluster: got %v, want an invalid field", err)
 	}
@@ -149,7 +149,7 @@ func TestControlPlane(t *testing.T) {
 		"no groups":      {req: api.PrintJoinCommand{TokenSpec: api.TokenSpec{Groups: []string{}}}, field: "groups"},
 		"kubeconfig":     {req: api.PrintJoinCommand{Format: api.FormatKubeconfig}, field: "format"},
 	} {
-		err := convert.ControlPlane(&test.req)
+		err := operations.ControlPlane(&test.req)
 		var invalid api.InvalidFields
 		if test.field != "" {
 			if !errors.As(err, &invalid) || invalid[0].Field != test.field {

@@ -1,4 +1,4 @@
-package convert
+package operations
 
 import (
 	"crypto/x509"

@@ -1,4 +1,4 @@
-package convert
+package operations
 
 import (
 	"github.com/kubejoin/kubejoin/server/api"

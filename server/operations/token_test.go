@@ -1,4 +1,4 @@
-package convert_test
+package operations_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
@@ -56,7 +56,7 @@ func TestTokenStatus(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		change  func(*tokens.Record)
-		info    func(*testing.T, tokens.Token) convert.ClusterInfo // nil: signed
+		info    func(*testing.T, tokens.Token) operations.ClusterInfo // nil: signed
 		status  string
 		problem string
 	}{
@@ -65,28 +65,28 @@ func TestTokenStatus(t *testing.T) {
 		{name: "spent", change: func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = 1, []string{"a"} }, status: api.StatusSpent},
 		{name: "malformed", change: func(r *tokens.Record) { r.Problem = errors.New("a\nb") }, status: api.StatusInvalid, problem: "a; b"},
 		{name: "malformed limits", change: func(r *tokens.Record) { r.Limits.Problem = errors.New("c") }, status: api.StatusInvalid, problem: "c"},
-		{name: "unsigned", info: func(t *testing.T, _ tokens.Token) convert.ClusterInfo { return signedBy(t) }, status: api.StatusUnsigned},
-		{name: "signature of another token", status: api.StatusUnsigned, info: func(t *testing.T, token tokens.Token) convert.ClusterInfo {
+		{name: "unsigned", info: func(t *testing.T, _ tokens.Token) operations.ClusterInfo { return signedBy(t) }, status: api.StatusUnsigned},
+		{name: "signature of another token", status: api.StatusUnsigned, info: func(t *testing.T, token tokens.Token) operations.ClusterInfo {
 			i := signedBy(t, other)
 			i.data[clusterinfo.SignatureKey(token.ID())] = i.data[clusterinfo.SignatureKey(other.ID())]
 			return i
 		}},
-		{name: "not for signing", change: func(r *tokens.Record) { r.Signing = false }, info: func(t *testing.T, _ tokens.Token) convert.ClusterInfo { return signedBy(t) }, status: api.StatusActive},
-		{name: "no cluster-info", info: func(*testing.T, tokens.Token) convert.ClusterInfo { return info{err: clusterinfo.ErrNotFound} }, status: api.StatusUnsigned},
-		{name: "unreadable cluster-info", info: func(*testing.T, tokens.Token) convert.ClusterInfo { return info{err: errNode} }, status: api.StatusActive},
-		{name: "signed, by data", info: func(t *testing.T, token tokens.Token) convert.ClusterInfo { return live{signedBy(t, token)} }, status: api.StatusActive},
-		{name: "unsigned, by data", info: func(t *testing.T, token tokens.Token) convert.ClusterInfo { return live{signedBy(t)} }, status: api.StatusUnsigned},
+		{name: "not for signing", change: func(r *tokens.Record) { r.Signing = false }, info: func(t *testing.T, _ tokens.Token) operations.ClusterInfo { return signedBy(t) }, status: api.StatusActive},
+		{name: "no cluster-info", info: func(*testing.T, tokens.Token) operations.ClusterInfo { return info{err: clusterinfo.ErrNotFound} }, status: api.StatusUnsigned},
+		{name: "unreadable cluster-info", info: func(*testing.T, tokens.Token) operations.ClusterInfo { return info{err: errNode} }, status: api.StatusActive},
+		{name: "signed, by data", info: func(t *testing.T, token tokens.Token) operations.ClusterInfo { return live{signedBy(t, token)} }, status: api.StatusActive},
+		{name: "unsigned, by data", info: func(t *testing.T, token tokens.Token) operations.ClusterInfo { return live{signedBy(t)} }, status: api.StatusUnsigned},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 			if test.change != nil {
 				test.change(&r)
 			}
-			var from convert.ClusterInfo = signedBy(t, r.Token)
+			var from operations.ClusterInfo = signedBy(t, r.Token)
 			if test.info != nil {
 				from = test.info(t, r.Token)
 			}
-			if got := convert.ReadView(t.Context(), from, nil).Token(r); got.Status != test.status || got.Problem != test.problem || got.Token != "" {
+			if got := operations.ReadView(t.Context(), from, nil).Token(r); got.Status != test.status || got.Problem != test.problem || got.Token != "" {
 				t.Errorf("got %+v, want %s and problem %q", got, test.status, test.problem)
 			}
 		})
@@ -101,10 +101,10 @@ func TestTokenHasClaimedNodes(t *testing.T) {
 	}
 	must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}))(t)
 	r.Nodes = []string{"b"}
-	if got := convert.ReadView(t.Context(), signedBy(t), store.Claims()).Token(r).Nodes; !slices.Equal(got, []string{"b", "a"}) {
+	if got := operations.ReadView(t.Context(), signedBy(t), store.Claims()).Token(r).Nodes; !slices.Equal(got, []string{"b", "a"}) {
 		t.Errorf("got nodes %q, want b and a", got)
 	}
-	v := convert.ReadView(t.Context(), info{err: errNode}, storetest.Fail(errNode).Claims(store.Claims()))
+	v := operations.ReadView(t.Context(), info{err: errNode}, storetest.Fail(errNode).Claims(store.Claims()))
 	if got := v.Token(r).Nodes; len(v.Unread) != 2 || !errors.Is(v.Unread[0].Err, errNode) || !errors.Is(v.Unread[1].Err, errNode) || !slices.Equal(got, []string{"b"}) {
 		t.Errorf("got nodes %q without %v, want only the counted node", got, v.Unread)
 	}
@@ -126,7 +126,7 @@ func TestMintedWithoutWaitIsUnsigned(t *testing.T) {
 		"dry run":         {mint.Minted{Record: r}, mint.Creation{DryRun: true}, api.StatusActive},
 		"not for signing": {mint.Minted{Record: silent}, mint.Creation{}, api.StatusActive},
 	} {
-		got := convert.View{}.Minted(test.made, test.req)
+		got := operations.View{}.Minted(test.made, test.req)
 		if got.Status != test.want || got.Token.Reveal() != r.Token.Reveal() || got.JoinCommand != "" || got.DryRun != test.req.DryRun {
 			t.Errorf("%s: got %+v, want status %s", name, got, test.want)
 		}

@@ -1,4 +1,4 @@
-package web
+package operations
 
 import (
 	"cmp"
@@ -14,12 +14,12 @@ import (
 // hide others. Without a limit, Page returns the rest of the list.
 func Page[T any](list []T, kind string, key func(T) string, req api.ListPage) (part []T, next string, err error) {
 	if req.Limit < 0 || req.Limit > api.MaxPage {
-		return nil, "", BadField("limit", "%d given, want 1 to %d", req.Limit, api.MaxPage)
+		return nil, "", api.InvalidField("limit", "%d given, want 1 to %d", req.Limit, api.MaxPage)
 	}
 	if req.Continue != "" {
 		last, known := readCursor(kind, req.Continue)
 		if !known {
-			return nil, "", BadField("continue", "malformed; want the continue value of another page of this list")
+			return nil, "", api.InvalidField("continue", "malformed; want the continue value of another page of this list")
 		}
 		at, found := slices.BinarySearchFunc(list, last, func(item T, last string) int { return cmp.Compare(key(item), last) })
 		if found {

@@ -1,4 +1,4 @@
-package convert
+package operations
 
 // FactsUnread says that a request cannot be explained.
 const FactsUnread = "the facts about the request cannot be read from the cluster now; retry"

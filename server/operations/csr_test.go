@@ -1,11 +1,11 @@
-package convert_test
+package operations_test
 
 import (
 	"errors"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 )
 
 func TestCSR(t *testing.T) {
@@ -16,7 +16,7 @@ func TestCSR(t *testing.T) {
 		`{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest","spec":"x"}`: false,
 		`[]`: false,
 	} {
-		_, err := convert.CSR([]byte(text))
+		_, err := operations.CSR([]byte(text))
 		if invalid := (api.InvalidFields)(nil); errors.As(err, &invalid) == ok {
 			t.Errorf("%s: got %v, want it accepted: %t", text, err, ok)
 		}

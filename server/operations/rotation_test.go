@@ -1,4 +1,4 @@
-package convert_test
+package operations_test
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/convert"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
@@ -31,7 +31,7 @@ func TestConcurrentRequestsShareObservation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store, seen := &rotationtest.Memory{}, &observer{release: make(chan struct{})}
 		must.OK(t, store.Put(t.Context(), r, ""))
-		rotations := &convert.Rotations{Desk: &rotation.Desk{Store: store, Keys: store, Observer: seen}}
+		rotations := &operations.Rotations{Desk: &rotation.Desk{Store: store, Keys: store, Observer: seen}}
 		ended := make(chan int)
 		for range 20 {
 			go func() {
@@ -78,7 +78,7 @@ func TestCountsCertificatesOfEachCA(t *testing.T) {
 	} {
 		store := &rotationtest.Memory{}
 		must.OK(t, store.Put(t.Context(), rotationtest.New(t, rotation.Cluster), ""))
-		rotations := &convert.Rotations{Desk: &rotation.Desk{Store: store, Keys: store, Observer: test.seen}}
+		rotations := &operations.Rotations{Desk: &rotation.Desk{Store: store, Keys: store, Observer: test.seen}}
 		if got := must.Value(rotations.Get(t.Context(), "cluster"))(t); !reflect.DeepEqual(got.Certificates, test.want) {
 			t.Errorf("%+v: got %+v, want %+v", test.seen, got.Certificates, test.want)
 		}

@@ -1,0 +1,234 @@
+package operations
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// Operations are what kubejoin does with tokens, claims and revocations, for the HTTPS API and for commands with a kubeconfig. The
+// caller authorizes. Errors about a request are an api.InvalidFields, and all others wrap a [tokens.Refusal].
+type Operations struct {
+	// Minter creates, changes and deletes tokens. It is required.
+	Minter *mint.Minter
+	// ClusterInfo is shown beside tokens. It is required.
+	ClusterInfo ClusterInfo
+	// Claims are the claims of node names; nil without them.
+	Claims tokens.Claims
+	// Revocations revokes; nil without revocations.
+	Revocations *desk.Desk
+	// MaxRemainingLifetime is that of a [tokens.Releaser].
+	MaxRemainingLifetime func() time.Duration
+	// Why returns what a warning says about the cause of something that could not be read, for example that the log has it.
+	Why func(what string, cause error) string
+}
+
+// CreateToken creates req.Token, or a new one. node reads the Node that it replaces, and permit authorizes the record before it is
+// stored. existing reports that the token was there already. After an error, the returned token has the ID of one that exists, or
+// may exist.
+func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, node NodeReader, permit func(record *tokens.Record, now time.Time) error) (t api.Token, existing bool, err error) {
+	now := time.Now()
+	request, err := Creation(ctx, req, now, o.Minter.SignTimeout, node)
+	if err == nil {
+		err = permit(&request.Record, now)
+	}
+	if err != nil {
+		return api.Token{}, false, err
+	}
+	made, err := o.Minter.Create(ctx, request)
+	if e := (*mint.Error)(nil); errors.As(err, &e) {
+		t.ID = e.TokenID
+	}
+	if err != nil {
+		return t, false, Minted(err)
+	}
+	var v View
+	if made.Existing { // a new token is known to be signed after the wait
+		v, made.Warnings = o.view(ctx, made.Warnings)
+	}
+	return v.Minted(made, request), made.Existing, nil
+}
+
+// Join creates a token, as CreateToken, and returns how to join with it. complete is that of [mint.Minter.Join].
+func (o *Operations) Join(ctx context.Context, spec api.TokenSpec, node NodeReader, permit func(record *tokens.Record, now time.Time) error, complete func(context.Context, *joinformat.Join) error) (mint.Minted, error) {
+	now := time.Now()
+	record, err := Record(ctx, spec, tokens.Generate(), now, node)
+	if err == nil && !(record.Signing && record.Authentication) {
+		err = api.InvalidField("usages", "a join command needs a token for signing and authentication")
+	}
+	if err == nil {
+		err = permit(&record, now)
+	}
+	if err != nil {
+		return mint.Minted{}, err
+	}
+	made, err := o.Minter.Join(ctx, record, complete)
+	return made, Minted(err)
+}
+
+// Tokens returns a page of all tokens, without their secrets.
+func (o *Operations) Tokens(ctx context.Context, page api.ListPage) (api.TokenList, error) {
+	records, err := o.Minter.Tokens.List(ctx)
+	if err != nil {
+		return api.TokenList{}, mint.StoreError(err)
+	}
+	records, next, err := Page(records, api.KindTokenList, func(r tokens.Record) string { return r.Token.ID() }, page)
+	if err != nil {
+		return api.TokenList{}, err
+	}
+	v, warnings := o.view(ctx, nil)
+	list := v.Tokens(records)
+	list.Warnings, list.Continue = warnings, next
+	return list, nil
+}
+
+// Token returns one token without its secret.
+func (o *Operations) Token(ctx context.Context, id string) (api.Token, error) {
+	record, err := o.Minter.Get(ctx, id)
+	return o.shown(ctx, record, false, err)
+}
+
+// RenewToken changes when a token expires. permit authorizes that time.
+func (o *Operations) RenewToken(ctx context.Context, id string, req api.RenewToken, permit func(expires, now time.Time) error) (api.Token, error) {
+	now := time.Now()
+	expires, err := Expires(req.TTL, req.Expires, now)
+	if err == nil {
+		err = permit(expires, now)
+	}
+	if err != nil {
+		return api.Token{}, err
+	}
+	record, err := o.Minter.Renew(ctx, id, mint.Renewal{Expires: expires, Shorten: req.Shorten, DryRun: req.DryRun})
+	return o.shown(ctx, record, req.DryRun, err)
+}
+
+// DeleteToken deletes a token, and returns what it was.
+func (o *Operations) DeleteToken(ctx context.Context, id string, req api.DeleteToken) (api.Token, error) {
+	record, err := o.Minter.Delete(ctx, id, mint.Deletion{OnlyExpired: req.OnlyExpired, DryRun: req.DryRun})
+	return o.shown(ctx, record, req.DryRun, err)
+}
+
+// shown returns a token after a change, or as a dry run would leave it. err is that of the Minter.
+func (o *Operations) shown(ctx context.Context, record tokens.Record, dryRun bool, err error) (api.Token, error) {
+	if err != nil {
+		return api.Token{}, err
+	}
+	v, warnings := o.view(ctx, nil)
+	t := v.Token(record)
+	t.DryRun, t.Warnings = dryRun, warnings
+	return t, nil
+}
+
+// view reads what is shown beside tokens, and adds a warning for what cannot be read.
+func (o *Operations) view(ctx context.Context, warnings []string) (View, []string) {
+	v := ReadView(ctx, o.ClusterInfo, o.Claims)
+	for _, u := range v.Unread {
+		warnings = append(warnings, u.Warning+": "+o.Why(u.Warning, u.Err))
+	}
+	return v, warnings
+}
+
+// ListClaims returns a page of the claims of node names, without released ones.
+func (o *Operations) ListClaims(ctx context.Context, page api.ListPage) (api.ClaimList, error) {
+	if o.Claims == nil {
+		return api.ClaimList{}, errNoClaims
+	}
+	claims, err := o.Claims.List(ctx)
+	if err != nil {
+		return api.ClaimList{}, mint.StoreError(err)
+	}
+	claims = slices.DeleteFunc(claims, tokens.Claim.Released)
+	claims, next, err := Page(claims, api.KindClaimList, func(c tokens.Claim) string { return c.Node }, page)
+	if err != nil {
+		return api.ClaimList{}, err
+	}
+	var revoked map[string]bool
+	if o.Revocations != nil {
+		if revoked, err = o.Revocations.Guard.CachedNodes(ctx); err != nil { // the list is complete but for this column
+			o.Why("cannot read revocations for the list of claims", err)
+		}
+	}
+	list := Claims(claims, revoked)
+	list.Continue = next
+	return list, nil
+}
+
+var errNoClaims = &tokens.Refusal{Reason: "no-claims", Message: "this kubejoin does not store claims of node names"}
+
+// ReleaseClaim releases a node name, see [tokens.Releaser].
+func (o *Operations) ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error) {
+	if o.Claims == nil {
+		return api.Claim{}, errNoClaims
+	}
+	claim, warnings, err := tokens.Releaser{Tokens: o.Minter.Tokens, Claims: o.Claims, MaxRemainingLifetime: o.MaxRemainingLifetime}.Release(ctx, node, req.DryRun)
+	released := Claim(claim)
+	released.DryRun, released.Warnings = req.DryRun, warnings
+	switch _, invalid := err.(*tokens.FieldError); {
+	case err == nil || invalid:
+		return released, Refused(err)
+	case errors.Is(err, tokens.ErrNotFound):
+		return released, &tokens.Refusal{Reason: "no-claim", Message: err.Error()}
+	case errors.Is(err, tokens.ErrReplaced):
+		return released, &tokens.Refusal{Reason: "claim-replaced", Message: err.Error()}
+	}
+	return released, mint.StoreError(err)
+}
+
+var errNoRevocations = &tokens.Refusal{Reason: "no-revocations", Message: "this kubejoin does not store revocations"}
+
+// Revoke revokes a node, one certificate, or everything that was issued on a token. by is who asks. permit authorizes the order.
+func (o *Operations) Revoke(ctx context.Context, req api.Revoke, by string, permit func() error) (api.RevocationList, error) {
+	if o.Revocations == nil {
+		return api.RevocationList{}, errNoRevocations
+	}
+	order := desk.Order{Node: req.Node, Serial: req.Serial, Fingerprint: req.Fingerprint, TokenID: req.TokenID, Reason: req.Reason, By: by, DryRun: req.DryRun}
+	err := Refused(order.Check())
+	if err == nil {
+		err = permit()
+	}
+	if err != nil {
+		return api.RevocationList{}, err
+	}
+	result, err := o.Revocations.Revoke(ctx, order)
+	why := ""
+	if result.EndUnknown != nil {
+		why = o.Why("cannot tell when revocations end", result.EndUnknown)
+	}
+	return Revoked(result, req.DryRun, why), Refused(err)
+}
+
+// ListRevocations returns a page of the revocations that have not ended.
+func (o *Operations) ListRevocations(ctx context.Context, page api.ListPage) (api.RevocationList, error) {
+	if o.Revocations == nil {
+		return api.RevocationList{}, errNoRevocations
+	}
+	entries, err := o.Revocations.List(ctx)
+	if err != nil {
+		return api.RevocationList{}, err
+	}
+	entries, next, err := Page(entries, api.KindRevocationList, func(e revocation.Entry) string { return string(e.Key()) }, page)
+	list := Revocations(entries, false)
+	list.Continue = next
+	return list, err
+}
+
+// UndoRevocation removes a revocation.
+func (o *Operations) UndoRevocation(ctx context.Context, revoked string, req api.UndoRevocation) (api.Revocation, error) {
+	if o.Revocations == nil {
+		return api.Revocation{}, errNoRevocations
+	}
+	key, err := revocation.ParseKey(revoked)
+	if err != nil {
+		return api.Revocation{}, api.InvalidField("revoked", "%v; a fingerprint begins with sha256:", err)
+	}
+	e, err := o.Revocations.Undo(ctx, key, req.DryRun)
+	return Revocation(e, req.DryRun), err
+}
