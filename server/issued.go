@@ -66,7 +66,7 @@ func (h *handler) getIssued(r *call) (web.Response, error) {
 }
 
 func entryShown(e issuance.Entry) api.IssuanceEntry {
-	return api.IssuanceEntry{APIVersion: api.Version, Kind: api.KindIssuanceEntry, Issuance: api.Issuance(e)}
+	return api.IssuanceEntry{APIVersion: api.Version, Kind: api.KindIssuanceEntry, Entry: e}
 }
 
 func noRecord() *web.Problem {
