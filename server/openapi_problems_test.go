@@ -99,8 +99,8 @@ func TestEachOperationReturnsItsDescribedProblems(t *testing.T) {
 	}
 }
 
-// Catches a problem of package codes that openapi.yaml does not describe with the same status, one that no code returns, and an
-// operation without a response for the status of its problem.
+// Catches a problem of package codes that openapi.yaml does not describe with the same status, and one that no code returns. Also
+// catches an operation without a response for the status of its problem.
 func TestOpenAPIHasEveryProblem(t *testing.T) {
 	d := document(t)
 	there := maps.Clone(codes.Statuses)

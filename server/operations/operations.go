@@ -184,7 +184,7 @@ func (o *Operations) ReleaseClaim(ctx context.Context, node string, req api.Rele
 
 var errNoRevocations = &tokens.Refusal{Reason: "no-revocations", Message: "this kubejoin does not store revocations"}
 
-// Revoke revokes a node, one certificate, or everything that was issued on a token. by is who asks. permit authorizes the order.
+// Revoke revokes a node, one certificate, or everything that was issued on a token. by is the requester. permit authorizes the order.
 func (o *Operations) Revoke(ctx context.Context, req api.Revoke, by string, permit func() error) (api.RevocationList, error) {
 	if o.Revocations == nil {
 		return api.RevocationList{}, errNoRevocations
