@@ -36,8 +36,8 @@ func (o *output) explainCode(w io.Writer, code string) error {
 		return &usageError{err: fmt.Errorf("CODE: %.60q is not a code of kubejoin; %s", tokens.Redact(code), near)}
 	}
 	done, err := o.object(w, struct {
-		APIVersion string        `json:"apiVersion"`
-		Kind       string        `json:"kind"`
+		APIVersion string           `json:"apiVersion"`
+		Kind       string           `json:"kind"`
 		Items      []codepage.Entry `json:"items"`
 	}{api.Version, "CodeList", found})
 	if done {
