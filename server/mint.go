@@ -48,7 +48,7 @@ func (h *handler) printJoinCommand(r *call) (web.Response, error) {
 		body, err = format.Write(*join)
 		return err
 	}
-	made, err := h.operations.Join(r.Context(), req.TokenSpec, h.nodeReader(r), h.mayCreate(r, lifetimeField(req.Expires)), complete)
+	made, err := h.operations.Join(r.Context(), req.TokenSpec, h.mayCreate(r, lifetimeField(req.Expires)), complete)
 	if made.Record.UID != "" {
 		r.log(slog.String("token", made.Record.Token.ID()))
 	}
@@ -76,7 +76,7 @@ func (h *handler) createToken(r *call) (web.Response, error) {
 		return web.Response{}, err
 	}
 	permit := h.mayCreate(r, lifetimeField(req.Expires))
-	t, existing, err := h.operations.CreateToken(r.Context(), req, h.nodeReader(r), func(record *tokens.Record, now time.Time) error {
+	t, existing, err := h.operations.CreateToken(r.Context(), req, func(record *tokens.Record, now time.Time) error {
 		if err := permit(record, now); err != nil {
 			return err
 		}
@@ -93,7 +93,7 @@ func (h *handler) createToken(r *call) (web.Response, error) {
 
 // mayCreate returns a function that sets the creator of a new token, and returns a problem if the user may not create such a token.
 // lifetime is the field of the request that says when it expires.
-func (h *handler) mayCreate(r *call, lifetime string) func(record *tokens.Record, now time.Time) error {
+func (h *handler) mayCreate(r *call, lifetime string) operations.Permit {
 	return func(record *tokens.Record, now time.Time) error {
 		if h.Limits.UserTokens >= 0 {
 			record.Creator = tokens.CreatorOf(r.user.Name)
@@ -102,22 +102,11 @@ func (h *handler) mayCreate(r *call, lifetime string) func(record *tokens.Record
 	}
 }
 
-// nodeReader returns the reader of Nodes for a token that replaces one, or nil without a cluster. It returns a problem
-// if the user may not replace the Node.
-func (h *handler) nodeReader(r *call) operations.NodeReader {
-	if h.Cluster.Node == nil {
-		return nil
+// readNode reads a Node that a token replaces.
+func (h *handler) readNode(ctx context.Context, name string) (tokens.NodeRef, error) {
+	node, err := h.Cluster.Node(ctx, name)
+	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
+		err = &tokens.Refusal{Reason: "node-unavailable", Message: "Node " + name + " cannot be read now; retry", Err: err, Retry: true}
 	}
-	return func(ctx context.Context, name string) (tokens.NodeRef, error) {
-		if err := h.mayReplace(r, name); err != nil {
-			return tokens.NodeRef{}, err
-		}
-		node, err := h.Cluster.Node(ctx, name)
-		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
-			p := web.NewProblem("node-unavailable", "Node %s cannot be read now; retry", name)
-			p.Cause, p.RetryAfter = err, web.RetryAfter
-			return node, p
-		}
-		return node, err
-	}
+	return node, err
 }

@@ -152,19 +152,9 @@ func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time
 		add("role", "roles", r.Limits.Role, "")
 	}
 	if name := r.Limits.Replaces.Name; name != "" {
-		all = append(all, replacement(name))
+		add("replaceNode", "replacements", name, "")
 	}
 	return all
-}
-
-func replacement(node string) extraPermission {
-	return extraPermission{auth.Access{Verb: "create", Resource: "tokens/replacements", Name: node}, "replaceNode", ""}
-}
-
-// mayReplace returns a problem if the user may not create a token that replaces a Node. Call it before
-// reading the Node: without the permission, users must not learn whether the Node exists.
-func (h *handler) mayReplace(r *call, node string) error {
-	return h.checkExtraPermission(r, replacement(node))
 }
 
 // checkExtraPermissions returns a problem if the user lacks one of the permissions.

@@ -219,6 +219,9 @@ func (s Server) Handler() http.Handler {
 		SignTimeout: h.Minting.SignTimeout, SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
 	}
 	h.operations = &operations.Operations{Minter: minter, ClusterInfo: s.ClusterInfo, Claims: s.Claims, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why}
+	if s.Cluster.Node != nil {
+		h.operations.Node = h.readNode
+	}
 	if s.Revocations != nil {
 		h.operations.Revocations = s.desk()
 	}

@@ -76,6 +76,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 		}}},
 		upload: (&kubeadmcerts.Uploader{Client: client, Dir: pkiDir, CreateRole: true}).Upload,
 	}
+	c.operations.Node = c.node
 	c.operations.Revocations = &desk.Desk{
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
 		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
@@ -107,7 +108,7 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 		return tokens.NodeRef{}, fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
 	}
 	if err != nil {
-		return tokens.NodeRef{}, fmt.Errorf("%s cannot be read now; retry: %w", "Node "+name, err)
+		return tokens.NodeRef{}, fmt.Errorf("Node %s cannot be read now; retry: %w", name, err)
 	}
 	return tokens.NodeRef{Name: node.Name, UID: string(node.UID)}, nil
 }
@@ -115,12 +116,9 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 // CreateToken creates a token, like CreateToken of client.Client. If it fails, and the token exists or may exist, the
 // returned token has its ID.
 func (c *Cluster) CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error) {
-	t, _, err := c.operations.CreateToken(ctx, req, c.node, permitted)
+	t, _, err := c.operations.CreateToken(ctx, req, operations.Everything)
 	return t, err
 }
-
-// permitted permits each token: the API server authorizes.
-func permitted(*tokens.Record, time.Time) error { return nil }
 
 // JoinControlPlane creates a token for a control plane, uploads the certificates that control planes share, and returns
 // how to join.
@@ -129,7 +127,7 @@ func (c *Cluster) JoinControlPlane(ctx context.Context, spec api.TokenSpec) (joi
 	if err := operations.ControlPlane(&req); err != nil {
 		return joinformat.Join{}, err
 	}
-	made, err := c.operations.Join(ctx, req.TokenSpec, c.node, permitted, func(ctx context.Context, join *joinformat.Join) error {
+	made, err := c.operations.Join(ctx, req.TokenSpec, operations.Everything, func(ctx context.Context, join *joinformat.Join) error {
 		up, err := c.upload(ctx)
 		if err != nil {
 			return mint.Failure("the certificates of control planes could not be uploaded", err)

@@ -25,21 +25,18 @@ type Operations struct {
 	Claims tokens.Claims
 	// Revocations revokes; nil without revocations.
 	Revocations *desk.Desk
+	// Node reads a Node that a token replaces; nil without a cluster.
+	Node NodeReader
 	// MaxRemainingLifetime is that of a [tokens.Releaser].
 	MaxRemainingLifetime func() time.Duration
 	// Why returns what a warning says about the cause of something that could not be read, for example that the log has it.
 	Why func(what string, cause error) string
 }
 
-// CreateToken creates req.Token, or a new one. node reads the Node that it replaces, and permit authorizes the record before it is
-// stored. existing reports that the token was there already. After an error, the returned token has the ID of one that exists, or
-// may exist.
-func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, node NodeReader, permit func(record *tokens.Record, now time.Time) error) (t api.Token, existing bool, err error) {
-	now := time.Now()
-	request, err := Creation(ctx, req, now, o.Minter.SignTimeout, node)
-	if err == nil {
-		err = permit(&request.Record, now)
-	}
+// CreateToken creates req.Token, or a new one. existing reports that the token was there already. After an error, the returned token
+// has the ID of one that exists, or may exist.
+func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, permit Permit) (t api.Token, existing bool, err error) {
+	request, err := Creation(ctx, req, time.Now(), o.Minter.SignTimeout, permit, o.Node)
 	if err != nil {
 		return api.Token{}, false, err
 	}
@@ -58,14 +55,10 @@ func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, node 
 }
 
 // Join creates a token, as CreateToken, and returns how to join with it. complete is that of [mint.Minter.Join].
-func (o *Operations) Join(ctx context.Context, spec api.TokenSpec, node NodeReader, permit func(record *tokens.Record, now time.Time) error, complete func(context.Context, *joinformat.Join) error) (mint.Minted, error) {
-	now := time.Now()
-	record, err := Record(ctx, spec, tokens.Generate(), now, node)
+func (o *Operations) Join(ctx context.Context, spec api.TokenSpec, permit Permit, complete func(context.Context, *joinformat.Join) error) (mint.Minted, error) {
+	record, err := Record(ctx, spec, tokens.Generate(), time.Now(), permit, o.Node)
 	if err == nil && !(record.Signing && record.Authentication) {
 		err = api.InvalidField("usages", "a join command needs a token for signing and authentication")
-	}
-	if err == nil {
-		err = permit(&record, now)
 	}
 	if err != nil {
 		return mint.Minted{}, err

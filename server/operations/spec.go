@@ -16,9 +16,15 @@ import (
 // A NodeReader reads the Node of a name live. The error wraps [tokens.ErrNotFound] if there is no such Node.
 type NodeReader func(ctx context.Context, name string) (tokens.NodeRef, error)
 
+// A Permit authorizes a record that a request describes, and may change it. It sees only the name of a Node to replace.
+type Permit func(record *tokens.Record, now time.Time) error
+
+// Everything permits each record.
+func Everything(*tokens.Record, time.Time) error { return nil }
+
 // Creation returns the request to a Minter that a request describes. usual is how long to wait for the signature by
-// default, but at most api.MaxWait. For invalid fields, the error is an api.InvalidFields. Errors of node are unwrapped.
-func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, node NodeReader) (mint.Creation, error) {
+// default, but at most api.MaxWait. The rest is that of Record.
+func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, permit Permit, node NodeReader) (mint.Creation, error) {
 	wait := min(usual, api.MaxWait)
 	if req.Wait != "" {
 		var err error
@@ -33,7 +39,7 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 			return mint.Creation{}, api.InvalidField("token", "%v", err)
 		}
 	}
-	record, err := Record(ctx, req.TokenSpec, token, now, node)
+	record, err := Record(ctx, req.TokenSpec, token, now, permit, node)
 	r := mint.Creation{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
 	if req.Expires == "" && !record.Expires.IsZero() {
 		r.Lifetime = record.Expires.Sub(now)
@@ -41,9 +47,9 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 	return r, err
 }
 
-// Record returns the record that a spec describes. node reads the Node that the token replaces; nil means that there is
-// no cluster. For invalid fields, the error is an api.InvalidFields. Errors of node are unwrapped.
-func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, node NodeReader) (tokens.Record, error) {
+// Record returns the record that a spec describes, once it is permitted. Then node reads the Node that the token replaces; nil means
+// that there is no cluster. For invalid fields, the error is an api.InvalidFields. Errors of permit and node are unwrapped.
+func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, permit Permit, node NodeReader) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
 	var err error
 	if record.Expires, err = Expires(spec.TTL, spec.Expires, now); err != nil {
@@ -77,22 +83,36 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 		}
 		record.Limits.CertificateDuration = d
 	}
+	if err := checkReplaced(spec.ReplaceNode, node); err != nil {
+		return record, err
+	}
+	record.Limits.Replaces.Name = spec.ReplaceNode
+	if err := permit(&record, now); err != nil { // without the permission, users must not learn whether the Node exists
+		return record, err
+	}
 	if record.Limits.Replaces, err = replaced(ctx, spec.ReplaceNode, node); err != nil {
 		return record, err
 	}
 	return record, InvalidRecord(record.CheckNew())
 }
 
+func checkReplaced(name string, node NodeReader) error {
+	if name == "" {
+		return nil
+	}
+	if err := tokens.CheckNodeName(name); err != nil {
+		return api.InvalidField("replaceNode", "%v", err)
+	}
+	if node == nil {
+		return api.InvalidField("replaceNode", "this kubejoin runs without a cluster, so there is no Node to replace")
+	}
+	return nil
+}
+
 // replaced reads the Node that a token replaces, if it has a name. The token is only for the Node that exists now.
 func replaced(ctx context.Context, name string, node NodeReader) (tokens.NodeRef, error) {
 	if name == "" {
 		return tokens.NodeRef{}, nil
-	}
-	if err := tokens.CheckNodeName(name); err != nil {
-		return tokens.NodeRef{}, api.InvalidField("replaceNode", "%v", err)
-	}
-	if node == nil {
-		return tokens.NodeRef{}, api.InvalidField("replaceNode", "this kubejoin runs without a cluster, so there is no Node to replace")
 	}
 	ref, err := node(ctx, name)
 	if errors.Is(err, tokens.ErrNotFound) {

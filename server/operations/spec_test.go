@@ -109,7 +109,7 @@ func TestCreateRequest(t *testing.T) {
 		{name: "malformed token", req: api.CreateToken{Token: "qwertz.hunter2"}, field: "token", detail: "malformed token of 14 characters"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r, err := operations.Creation(t.Context(), test.req, now, test.usual, node)
+			r, err := operations.Creation(t.Context(), test.req, now, test.usual, operations.Everything, node)
 			if test.want != nil {
 				if err != nil || !test.want(r) {
 					t.Errorf("got %+v, %v", r, err)
@@ -126,10 +126,10 @@ func TestCreateRequest(t *testing.T) {
 
 func TestRecordReplacesNodeOnlyOfCluster(t *testing.T) {
 	spec := api.TokenSpec{ReplaceNode: "away"}
-	if _, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), node); !errors.Is(err, errNode) {
+	if _, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node); !errors.Is(err, errNode) {
 		t.Errorf("unreadable Node: got %v, want %v", err, errNode)
 	}
-	_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), nil)
+	_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, nil)
 	if f := (api.InvalidFields)(nil); !errors.As(err, &f) || !strings.Contains(err.Error(), "runs without a cluster") {
 		t.Errorf("without a cluster: got %v, want an invalid field", err)
 	}
