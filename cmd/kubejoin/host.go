@@ -71,9 +71,6 @@ something is left to do, and 1 if it failed. In both cases it says what to do.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := kubeadmDirOf(args)
-			if o.before < 0 {
-				err = errors.Join(err, &usageError{err: fmt.Errorf("--renew-before: %s given, want more than 0, or 0 for a third of the life", o.before)})
-			}
 			if err := errors.Join(err, o.check()); err != nil {
 				return usageOf(cmd, err)
 			}
@@ -91,6 +88,25 @@ something is left to do, and 1 if it failed. In both cases it says what to do.`,
 	o.remote.register(cmd)
 	return cmd
 }
+
+func (o *hostOptions) check() error {
+	err := o.caApplyOptions.check()
+	switch {
+	case err != nil:
+	case o.before < 0:
+		err = fmt.Errorf("--renew-before: %s given, want more than 0, or 0 for a third of the life", o.before)
+	case o.passphrase != "" && o.signsElsewhere():
+		err = errors.New("--pki-passphrase-file: excludes --url and --curlrc: the CA keys of this host do not sign then")
+	case o.metricsFile != "" && !strings.HasSuffix(o.metricsFile, ".prom"):
+		err = fmt.Errorf("--metrics-file: %q given, want a name that ends in .prom: node-exporter reads no other file", o.metricsFile)
+	default:
+		return nil
+	}
+	return &usageError{err: err}
+}
+
+// signsElsewhere reports whether a server signs.
+func (o *hostOptions) signsElsewhere() bool { return o.remote.given("url") || o.remote.given("curlrc") }
 
 // A hostApplier keeps one host as it should be.
 type hostApplier struct {
@@ -168,7 +184,7 @@ func (h *hostApplier) renew(cmd *cobra.Command) (hostca.Renewed, error) {
 // signing returns who signs: the CA keys of this host, or a server.
 func (h *hostApplier) signing(cmd *cobra.Command) (hostca.Signing, error) {
 	keys := caKeys{dir: filepath.Join(h.dir, "pki"), passphraseFile: h.flags.passphrase}
-	if h.flags.remote.given("url") || h.flags.remote.given("curlrc") {
+	if h.flags.signsElsewhere() {
 		keys = caKeys{}
 	}
 	s, err := h.flags.remote.signing(cmd, h.dir, keys, h.flags.retry, nil)
@@ -181,11 +197,8 @@ func (h *hostApplier) signing(cmd *cobra.Command) (hostca.Signing, error) {
 // event leaves an Event of the Node. Without an API server, the line in the log remains.
 func (h *hostApplier) event(cmd *cobra.Command, host hostca.Host, reason, message string) {
 	client, err := h.client()
-	if err != nil {
-		return
-	}
-	node, err := host.NodeName()
-	if err == nil {
+	node, failed := host.NodeName()
+	if err = errors.Join(err, failed); err == nil {
 		const timeout = 10 * time.Second
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()

@@ -70,7 +70,8 @@ func TestHostApply(t *testing.T) {
 	if stdout, stderr, err := apply(); err != nil || stdout != "certificates renewed: <none>; restarted: <none>\nno CA is rotated\n" || strings.Contains(stderr, "writing") {
 		t.Errorf("the second time: %v\n%s%s", err, stdout, stderr)
 	}
-	for want, flags := range map[string][]string{"--renew-before: -1s given": {"--renew-before", "-1s"}, "--wait: 0s given": {"--wait", "0"}, "DIR: 2 given": {"other"}} {
+	for want, flags := range map[string][]string{"--renew-before: -1s given": {"--renew-before", "-1s"}, "--wait: 0s given": {"--wait", "0"}, "DIR: 2 given": {"other"},
+		"--pki-passphrase-file: excludes --url": {"--pki-passphrase-file", "x", "--url", "https://h"}, "want a name that ends in .prom": {"--metrics-file", "kubejoin.txt"}} {
 		if _, _, err := apply(flags...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", flags, err, want)
 		}
