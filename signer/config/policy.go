@@ -314,30 +314,3 @@ func coveredBy(wildcard, pattern string) bool {
 	last := pattern[strings.LastIndex(pattern, "*")+1:]
 	return strings.HasSuffix(last, suffix) || last != pattern && strings.HasSuffix(suffix, last)
 }
-
-// DefaultPolicy is a policy that allows what nodes get.
-const DefaultPolicy = `# Who gets which certificates from 'kubejoin signer --policy FILE'. All fields: docs/signer.md.
-apiVersion: kubejoin.io/v1alpha1
-kind: SignerPolicy
-# Names, patterns and addresses that get no certificate. Replace api.example.com and 192.0.2.10 with the names and
-# addresses of all API servers and of their load balancer, and 10.96.0.0/12 with the range of Services.
-never: [kubernetes, "kubernetes.*", api.example.com, 192.0.2.10, 10.96.0.0/12]
-requesters:
-- name: kubejoin                  # common name of the client certificate
-  # uid: 998                      # for a Unix socket: the user that 'kubejoin serve' runs as
-  rate: {qps: 20, burst: 500}
-  signers:
-  # Kubelets' client certificates: the subject is that of a node, and nothing else.
-  - name: kubernetes.io/kube-apiserver-client-kubelet
-    duration: {max: 8760h}
-  # Kubelets' serving certificates. Replace the names and addresses with those of your machines.
-  # - name: kubernetes.io/kubelet-serving
-  #   duration: {max: 8760h}
-  #   names: {dns: ["*.node.example.com"], ips: [10.0.0.0/16]}
-  # The certificate of 'kubejoin serve' itself, without --tls-cert-file. Replace the names and addresses.
-  # - name: kubejoin.io/serving
-  #   duration: {max: 2160h}
-  #   usages: [digital signature, server auth]
-  #   subject: {commonNames: [kubejoin]}
-  #   names: {dns: [join.example.com], ips: [10.0.0.5]}
-`

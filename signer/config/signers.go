@@ -83,19 +83,3 @@ func (s *Signer) profile(d time.Duration) signer.ProfileConfig {
 	}
 	return p
 }
-
-// Default is a file with the signers that kubejoin has without a file.
-const Default = `# The signers of kubejoin without --signer-config. To replace them: kubejoin serve --signer-config FILE.
-# All fields: docs/certificates.md. To check a file: kubejoin signer-config check FILE.
-apiVersion: kubejoin.io/v1alpha1
-kind: SignerConfiguration
-signers:
-# Kubelets' client certificates.
-- name: kubernetes.io/kube-apiserver-client-kubelet
-  approval: [selfnodeclient, nodeclient]
-# Kubelets' serving certificates.
-- name: kubernetes.io/kubelet-serving
-  approval: [kubelet-serving]
-# Clients of the API server. People approve them.
-- name: kubernetes.io/kube-apiserver-client
-`
