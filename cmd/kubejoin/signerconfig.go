@@ -198,7 +198,7 @@ type namesView struct {
 func describe(says *config.Configuration, made map[string]signer.Signer) signerList {
 	list := signerList{APIVersion: config.APIVersion, Kind: config.Kind}
 	for _, s := range says.Signers {
-		v := signerView{Name: s.Name, Keys: s.Keys.String(), Approval: append([]string{}, s.Approval...)}
+		v := signerView{Name: s.Name, Approval: append([]string{}, s.Approval...)}
 		if s.CA != (config.CAFiles{}) {
 			if ca, err := made[s.Name].CA(); err == nil { // it is fixed
 				cert := ca.Certificate()
@@ -206,28 +206,21 @@ func describe(says *config.Configuration, made map[string]signer.Signer) signerL
 			}
 		}
 		p := made[s.Name].Profile()
+		v.Keys = p.Keys.String()
 		v.Duration = durationView{Min: hours(min(p.Min, p.Max)), Default: hours(p.Default), Max: hours(p.Max)}
 		for _, u := range p.Usages {
 			v.Usages = append(v.Usages, string(u))
 		}
-		builtIn := signer.KubernetesUsages(s.Name) != nil
-		if subject := s.Subject; subject != nil || !builtIn {
-			v.Subject = &subjectView{CommonNames: []string{}, Organizations: []string{}}
-			if subject != nil {
-				v.Subject.CommonNames = append(v.Subject.CommonNames, subject.CommonNames...)
-				v.Subject.Organizations = append(v.Subject.Organizations, subject.Organizations...)
-			}
+		if subject := s.Subject; subject != nil {
+			v.Subject = &subjectView{CommonNames: append([]string{}, subject.CommonNames...), Organizations: append([]string{}, subject.Organizations...)}
 		}
-		if names := s.Names; names != nil || !builtIn {
-			v.Names = &namesView{DNS: []string{}, Wildcards: []string{}, IPs: []string{}, Emails: []string{}, URIs: []string{}}
-			if names != nil {
-				v.Names.DNS = append(v.Names.DNS, names.DNS...)
-				v.Names.Wildcards = append(v.Names.Wildcards, names.Wildcards...)
-				for _, p := range names.IPs {
-					v.Names.IPs = append(v.Names.IPs, p.String())
-				}
-				v.Names.Emails = append(v.Names.Emails, names.Emails...)
-				v.Names.URIs = append(v.Names.URIs, names.URIs...)
+		if names := s.Names; names != nil {
+			v.Names = &namesView{
+				DNS: append([]string{}, names.DNS...), Wildcards: append([]string{}, names.Wildcards...), IPs: []string{},
+				Emails: append([]string{}, names.Emails...), URIs: append([]string{}, names.URIs...),
+			}
+			for _, p := range names.IPs {
+				v.Names.IPs = append(v.Names.IPs, p.String())
 			}
 		}
 		list.Signers = append(list.Signers, v)

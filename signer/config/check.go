@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -15,98 +17,68 @@ import (
 // check returns why this signer does not allow a request, or nil. signer.Authority has more checks, which
 // apply to every signer.
 func (s *Signer) check(r approval.Request) error {
-	if s.policy != nil {
-		if err := s.policy(r); err != nil {
-			return err
-		}
-	}
-	subject, names := s.Subject, s.Names
 	if signer.KubernetesUsages(s.Name) == nil {
-		if !slices.ContainsFunc(r.Usages, extended) {
+		if _, extended, _ := approval.X509Usages(r.Usages); len(extended) == 0 {
 			return fmt.Errorf("usages are %q, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", r.Usages)
 		}
-		if subject == nil {
-			subject = &Subject{}
-		}
-		if names == nil {
-			names = &Names{}
-		}
 	}
-	if subject != nil {
-		if err := subject.check(r); err != nil {
-			return err
-		}
-	}
-	if names != nil {
-		return names.check(r)
-	}
-	return nil
+	return cmp.Or(s.policy(r), s.Subject.check(r.CSR), s.Names.check(r.CSR))
 }
 
-func (s *Subject) check(r approval.Request) error {
-	subject := r.CSR.Subject
-	for _, attribute := range subject.Names {
+func (s *Subject) check(csr *x509.CertificateRequest) error {
+	if s == nil {
+		return nil
+	}
+	for _, attribute := range csr.Subject.Names {
 		if oid := attribute.Type.String(); oid != "2.5.4.3" && oid != "2.5.4.10" {
 			return fmt.Errorf("the subject has attribute %s, want only common name and organization", oid)
 		}
 	}
-	if name := subject.CommonName; name != "" && !slices.ContainsFunc(s.CommonNames, func(p string) bool { return matchText(p, name) }) {
-		return fmt.Errorf("common name %.100q is not allowed, %s", safetext.Redact(name), allowed(s.CommonNames))
+	var common []string
+	if csr.Subject.CommonName != "" {
+		common = []string{csr.Subject.CommonName}
 	}
-	for _, name := range subject.Organization {
-		if !slices.ContainsFunc(s.Organizations, func(p string) bool { return matchText(p, name) }) {
-			return fmt.Errorf("subject organization %.100q is not allowed, %s", safetext.Redact(name), allowed(s.Organizations))
-		}
-	}
-	return nil
+	return cmp.Or(
+		allow("common name", common, s.CommonNames, oneOf(s.CommonNames, matchText)),
+		allow("subject organization", csr.Subject.Organization, s.Organizations, oneOf(s.Organizations, matchText)))
 }
 
-func (n *Names) check(r approval.Request) error {
-	for _, name := range r.CSR.DNSNames {
-		if slices.Contains(n.DNS, anyDNS) && matchAnyDNS(name) {
-			continue
-		}
-		if !slices.ContainsFunc(n.DNS, func(p string) bool { return matchDNS(p, name) }) && !slices.Contains(n.Wildcards, strings.ToLower(name)) {
-			return fmt.Errorf("DNS name %.100q is not allowed, %s", safetext.Redact(name), allowed(slices.Concat(n.DNS, n.Wildcards)))
-		}
+func (n *Names) check(csr *x509.CertificateRequest) error {
+	if n == nil {
+		return nil
 	}
-	for _, ip := range r.CSR.IPAddresses {
-		if !slices.ContainsFunc(n.IPs, func(p netip.Prefix) bool { return matchIP(p, ip) }) {
-			return fmt.Errorf("address %s is not allowed, %s", ip, allowed(texts(n.IPs)))
-		}
-	}
-	for _, address := range r.CSR.EmailAddresses {
-		if !slices.ContainsFunc(n.Emails, func(p string) bool { return matchEmail(p, address) }) {
-			return fmt.Errorf("email address %.100q is not allowed, %s", safetext.Redact(address), allowed(n.Emails))
-		}
-	}
-	for _, u := range r.CSR.URIs {
-		if !slices.ContainsFunc(n.URIs, func(p string) bool { return matchURI(p, u) }) {
-			return fmt.Errorf("URI %.100q is not allowed, %s", safetext.Redact(u.String()), allowed(n.URIs))
-		}
-	}
-	if len(r.CSR.Subject.CommonName)+len(r.CSR.DNSNames)+len(r.CSR.IPAddresses)+len(r.CSR.EmailAddresses)+len(r.CSR.URIs) == 0 {
+	if len(csr.Subject.CommonName)+len(csr.DNSNames)+len(csr.IPAddresses)+len(csr.EmailAddresses)+len(csr.URIs) == 0 {
 		return errors.New("the request has no name, want a common name or a subject alternative name")
 	}
-	return nil
+	dns := oneOf(n.DNS, matchDNS)
+	return cmp.Or(
+		allow("DNS name", csr.DNSNames, slices.Concat(n.DNS, n.Wildcards), func(name string) bool {
+			return dns(name) || slices.Contains(n.DNS, anyDNS) && matchAnyDNS(name) || slices.Contains(n.Wildcards, strings.ToLower(name))
+		}),
+		allow("address", csr.IPAddresses, n.IPs, oneOf(n.IPs, matchIP)),
+		allow("email address", csr.EmailAddresses, n.Emails, oneOf(n.Emails, matchEmail)),
+		allow("URI", csr.URIs, n.URIs, oneOf(n.URIs, matchURI)))
 }
 
-// allowed lists the allowed patterns for an error message.
-func allowed(patterns []string) string {
+// oneOf returns a function that reports whether a value matches one of the patterns.
+func oneOf[P, V any](patterns []P, match func(P, V) bool) func(V) bool {
+	return func(value V) bool {
+		return slices.ContainsFunc(patterns, func(p P) bool { return match(p, value) })
+	}
+}
+
+// allow returns an error that lists the patterns if not all values match.
+func allow[P string | netip.Prefix, V any](what string, values []V, patterns []P, match func(V) bool) error {
+	i := slices.IndexFunc(values, func(value V) bool { return !match(value) })
+	if i < 0 {
+		return nil
+	}
 	const most = 5
-	switch {
-	case len(patterns) == 0:
-		return "want none"
-	case len(patterns) > most:
-		return fmt.Sprintf("want one of %q or %d more", patterns[:most], len(patterns)-most)
+	want := "none"
+	if more := len(patterns) - most; more > 0 {
+		want = fmt.Sprintf("one of %q or %d more", patterns[:most], more)
+	} else if len(patterns) > 0 {
+		want = fmt.Sprintf("one of %q", patterns)
 	}
-	return fmt.Sprintf("want one of %q", patterns)
-}
-
-func texts(prefixes []netip.Prefix) []string {
-	var list []string
-	for _, p := range prefixes {
-		list = append(list, p.String())
-	}
-	return list
+	return fmt.Errorf("%s %.100q is not allowed, want %s", what, safetext.Redact(fmt.Sprint(values[i])), want)
 }

@@ -116,7 +116,7 @@ func TestCustomSignerLimitsRequests(t *testing.T) {
 		{"address", ip("10.1.2.3"), ""},
 		{"single address", ip("192.0.2.1"), ""},
 		{"IPv6", ip("2001:db8::5"), ""},
-		{"other address", ip("192.0.2.2"), "address 192.0.2.2 is not allowed, want one of"},
+		{"other address", ip("192.0.2.2"), `address "192.0.2.2" is not allowed, want one of`},
 		{"other IPv6", ip("2001:db8:0:1::5"), "address"},
 
 		{"email", email("ada@example.com"), ""},
@@ -192,7 +192,7 @@ func TestFileOnlyRestrictsKubernetesSigners(t *testing.T) {
 	}{
 		{"name", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: node, DNSNames: []string{"a.nodes.example.com"}}, serving...), ""},
 		{"other name", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: node, DNSNames: []string{"a.example.com"}}, serving...), `DNS name "a.example.com"`},
-		{"address", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: node, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}}, serving...), "address 10.0.0.1"},
+		{"address", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: node, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}}, serving...), `address "10.0.0.1"`},
 		{"no node", request(t, certificates.KubeletServingSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}, DNSNames: []string{"a.nodes.example.com"}}, serving...), "system:nodes"},
 		{"group", request(t, certificates.KubeAPIServerClientSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"dev:a"}}}, client...), ""},
 		{"other group", request(t, certificates.KubeAPIServerClientSignerName, x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"ops"}}}, client...), `"ops"`},
@@ -277,6 +277,14 @@ FILE:10: signers[2].ca: CA certificate: open DIR/none: no such file or directory
 FILE:13: signers[2].duration: shortest duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s`, "DIR", dir)
 	if want = strings.ReplaceAll(want, "FILE", file); err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+	for i := range c.Signers { // a caller may replace CAs
+		c.Signers[i].CA = config.CAFiles{}
+	}
+	for name, s := range must.Value(c.Build(config.Defaults{CA: signer.Fixed(newCA(t))}))(t) {
+		if _, err := s.CA(); err != nil {
+			t.Errorf("%s after a second Build: %v", name, err)
+		}
 	}
 }
 

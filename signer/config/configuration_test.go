@@ -43,7 +43,7 @@ func TestParseReadsEveryField(t *testing.T) {
 	if want := []string{"/etc/kubejoin/etcd/ca.crt", "/etc/etcd/ca.key", "/etc/kubejoin/etcd/passphrase"}; !slices.Equal(c.Files(), want) {
 		t.Errorf("got files %q, want %q", c.Files(), want)
 	}
-	if got := c.Signers[2].Keys.String(); got != "RSA 3072 to 4096 bits, ECDSA P-256, ECDSA P-384, Ed25519" {
+	if got := config.KeyPolicy(c.Signers[2].Keys).String(); got != "RSA 3072 to 4096 bits, ECDSA P-256, ECDSA P-384, Ed25519" {
 		t.Errorf("got keys %q", got)
 	}
 }
@@ -66,6 +66,9 @@ func TestDefaultFileMatchesDefaults(t *testing.T) {
 
 func TestErrorsNameFileLineAndField(t *testing.T) {
 	const head = "apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"
+	const durationRules = "want a duration such as 720h, from 3m0s to 2562047h"
+	const dnsRules = "want a DNS name of at most 253 characters: labels of [a-z0-9-] separated by dots, other letters in xn-- form, the last one not a number"
+	const nameRules = ": a lower-case domain with a dot, labels of at most 63 characters, and a name of [a-z0-9.-]"
 	const known = head + "- name: kubernetes.io/kube-apiserver-client\n  " // the next line is line 5
 	const custom = head + "- name: example.com/x\n  subject: {commonNames: [x]}\n  usages: [server auth]\n  "
 	for _, test := range []struct {
@@ -83,7 +86,7 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"anchor", head + "- &a\n  name: kubernetes.io/kubelet-serving\n", []string{":4: YAML anchors (&) and aliases (*) are not supported: repeat the value, and put a value that begins with * in quotes"}},
 		{"alias", head + "- name: &x kubernetes.io/kubelet-serving\n- name: *x\n", []string{":4: YAML anchors (&) and aliases (*) are not supported: repeat the value, and put a value that begins with * in quotes"}},
 		{"no quotes", custom + "names: {dns: [*.example.com]}\n", []string{`:7: invalid YAML: did not find expected alphabetic or numeric character: put a value that begins with * in quotes`}},
-		{"no quotes at all", custom + "names: {dns: [*example]}\n", []string{`:7: "*example" given: put a value that begins with * in quotes`}},
+		{"no quotes at all", custom + "names: {dns: [*example]}\n", []string{`:7: invalid YAML: unknown anchor 'example' referenced: put a value that begins with * in quotes`}},
 		{"merge", known + "<<: {approval: []}\n", []string{`:5: signers[0]: unknown field "<<", want one of name, ca, duration, usages, subject, names, keys, approval`}},
 		{"missing", "kind: SignerConfiguration\n", []string{":1: apiVersion: missing", ":1: signers: missing"}},
 		{"other kind", "apiVersion: v1\nkind: Secret\nsigners: []\n", []string{
@@ -103,16 +106,20 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"text tagged as a number", known + "keys: {rsa: {min: !!int x}}\n", []string{`:5: signers[0].keys.rsa.min: "x" given, want a number of bits from 2048 to 8192`}},
 		{"list tagged as a number", known + "keys: {rsa: {min: !!int [2048]}}\n", []string{`:5: signers[0].keys.rsa.min: a list given, want a number of bits from 2048 to 8192`}},
 		{"text for a signer", head + "- x\n", []string{`:4: signers[0]: "x" given, want the fields name, ca, duration, usages, subject, names, keys, approval`}},
+		{"duration of another tag", known + "duration: {max: !x 1h}\n", []string{`:5: signers[0].duration.max: "1h" given, ` + durationRules}},
+		{"list for a duration", known + "duration: {max: [1h]}\n", []string{`:5: signers[0].duration.max: a list given, ` + durationRules}},
+		{"list for a range", known + "names: {ips: [[10.0.0.0/8], !x 10.0.0.0/8]}\n", []string{
+			`:5: signers[0].names.ips[0]: a list given, want an address or a range such as 10.0.0.0/8`, `:5: signers[0].names.ips[1]: "10.0.0.0/8" given, want an address or a range such as 10.0.0.0/8`}},
 		{"own tag", known + "approval: !x []\n", []string{`:5: signers[0].approval: a list given, want a list of rules`}},
 
 		{"no name", head + "- approval: []\n", []string{":4: signers[0].name: missing"}},
 		{"number for a name", head + "- name: 5\n", []string{`:4: signers[0].name: "5" given, want DOMAIN/NAME`}},
-		{"no domain", head + "- name: etcd\n", []string{`:4: signers[0].name: "etcd" given, want DOMAIN/NAME such as example.com/etcd-peer`}},
-		{"two slashes", head + "- name: example.com/a/b\n", []string{`:4: signers[0].name: "example.com/a/b" given, want DOMAIN/NAME such as example.com/etcd-peer`}},
-		{"domain without a dot", head + "- name: local/x\n", []string{`:4: signers[0].name: "local/x" given, want a lower-case domain with a dot before the slash, such as example.com`}},
-		{"upper case", head + "- name: Example.com/x\n", []string{`:4: signers[0].name: "Example.com/x" given, want a lower-case domain with a dot before the slash, such as example.com`}},
-		{"path", head + "- name: example.com/etcd_peer\n", []string{`:4: signers[0].name: "example.com/etcd_peer" given, want [a-z0-9.-] after the slash, beginning and ending with a letter or digit, such as etcd-peer`}},
-		{"long label", head + "- name: " + strings.Repeat("a", 64) + ".example.com/x\n", []string{`:4: signers[0].name: "` + strings.Repeat("a", 60) + `"… given, want at most 63 characters in each label of the domain`}},
+		{"no domain", head + "- name: etcd\n", []string{`:4: signers[0].name: "etcd" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
+		{"two slashes", head + "- name: example.com/a/b\n", []string{`:4: signers[0].name: "example.com/a/b" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
+		{"domain without a dot", head + "- name: local/x\n", []string{`:4: signers[0].name: "local/x" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
+		{"upper case", head + "- name: Example.com/x\n", []string{`:4: signers[0].name: "Example.com/x" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
+		{"path", head + "- name: example.com/etcd_peer\n", []string{`:4: signers[0].name: "example.com/etcd_peer" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
+		{"long label", head + "- name: " + strings.Repeat("a", 64) + ".example.com/x\n", []string{`:4: signers[0].name: "` + strings.Repeat("a", 60) + `" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
 		{"legacy", head + "- name: kubernetes.io/legacy-unknown\n", []string{":4: signers[0].name: kubernetes.io/legacy-unknown is not supported, because its certificates are valid for every purpose; use a signer in your own domain"}},
 		{"of Kubernetes", head + "- name: kubernetes.io/mine\n", []string{`:4: signers[0].name: "kubernetes.io/mine" given, want one of kubernetes.io/kube-apiserver-client, kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving, or a signer in your own domain`}},
 		{"name twice", known + "approval: []\n- name: kubernetes.io/kube-apiserver-client\n", []string{":6: signers[1].name: duplicate signer kubernetes.io/kube-apiserver-client, first defined in line 4"}},
@@ -122,18 +129,19 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"a key in one line", known + "ca: {certFile: ca.crt, keyFile: '-----BEGIN EC PRIVATE KEY-----c2VjcmV0'}\n", []string{":5: signers[0].ca.keyFile: a text of 38 bytes given, want the path of a file"}},
 		{"a key for a mapping", known + "ca: '-----BEGIN EC PRIVATE KEY-----c2VjcmV0'\n", []string{":5: signers[0].ca: a text of 38 bytes given, want the fields certFile, keyFile, passphraseFile"}},
 
-		{"duration", known + "duration:\n    max: 3y\n    min: 2\n", []string{`:6: signers[0].duration.max: "3y" given, want a duration such as 720h`, `:7: signers[0].duration.min: "2" given, want a duration such as 720h`}},
-		{"short", known + "duration: {min: 2m}\n", []string{`:5: signers[0].duration.min: "2m" given, want at least 3m0s: a certificate begins 5m before it is issued`}},
-		{"negative", known + "duration: {max: -24h}\n", []string{`:5: signers[0].duration.max: "-24h" given, want at least 3m0s: a certificate begins 5m before it is issued`}},
-		{"huge", known + "duration: {max: 999999999h}\n", []string{`:5: signers[0].duration.max: "999999999h" given, want at most 2562047h (292 years)`}},
-		{"huge, and more", known + "duration: {max: 300000000h5m1.5s}\n", []string{`:5: signers[0].duration.max: "300000000h5m1.5s" given, want at most 2562047h (292 years)`}},
-		{"default above max", known + "duration: {default: 48h, max: 24h}\n", []string{":5: signers[0].duration.default: default 48h0m0s is larger than max 24h0m0s"}},
-		{"default below min", known + "duration:\n    min: 1h\n    default: 5m\n    max: 2h\n", []string{":7: signers[0].duration.default: default 5m0s is smaller than min 1h0m0s"}},
-		{"min above max", known + "duration: {min: 48h, max: 24h}\n", []string{":5: signers[0].duration.min: min 48h0m0s is larger than the maximum 24h0m0s"}},
-		{"min above default", known + "duration: {min: 48h, default: 24h}\n", []string{":5: signers[0].duration.min: min 48h0m0s is larger than the maximum 24h0m0s"}},
+		{"duration", known + "duration:\n    max: 3y\n    min: 2\n", []string{`:6: signers[0].duration.max: "3y" given, ` + durationRules, `:7: signers[0].duration.min: "2" given, ` + durationRules}},
+		{"short", known + "duration: {min: 2m}\n", []string{`:5: signers[0].duration.min: "2m" given, ` + durationRules}},
+		{"negative", known + "duration: {max: -24h}\n", []string{`:5: signers[0].duration.max: "-24h" given, ` + durationRules}},
+		{"huge", known + "duration: {max: 999999999h}\n", []string{`:5: signers[0].duration.max: "999999999h" given, ` + durationRules}},
+		{"huge, and more", known + "duration: {max: 300000000h5m1.5s}\n", []string{`:5: signers[0].duration.max: "300000000h5m1.5s" given, ` + durationRules}},
+		{"default above max", known + "duration: {default: 48h, max: 24h}\n", []string{":5: signers[0].duration: default duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s"}},
+		{"default below min", known + "duration:\n    min: 1h\n    default: 5m\n    max: 2h\n", []string{":5: signers[0].duration: default duration of certificates is 5m0s, want at least the shortest duration 1h0m0s"}},
+		{"min above max", known + "duration: {min: 48h, max: 24h}\n", []string{":5: signers[0].duration: shortest duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s"}},
+		{"min above default", known + "duration: {min: 48h, default: 24h}\n", []string{":5: signers[0].duration: shortest duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s"}},
 
 		{"usage", known + "usages: [client auth, clientAuth]\n", []string{`:5: signers[0].usages[1]: "clientAuth" given, want a usage that a certificate can have, such as "server auth"`}},
 		{"cert sign", known + "usages: [cert sign]\n", []string{`:5: signers[0].usages[0]: "cert sign" given, want a usage that a certificate can have, such as "server auth"`}},
+		{"number for a usage", known + "usages: [5]\n", []string{`:5: signers[0].usages[0]: "5" given, want a usage such as "server auth"`}},
 		{"no usages", known + "usages: []\n", []string{":5: signers[0].usages: the list is empty, want at least one item"}},
 		{"wider", known + "usages: [client auth, server auth]\n", []string{`:5: signers[0].usages: "server auth" given, want some of ["digital signature" "key encipherment" "client auth"], the usages of signer kubernetes.io/kube-apiserver-client`}},
 		{"too narrow", known + "usages: [digital signature]\n", []string{`:5: signers[0].usages: "client auth" is missing, but every request for signer kubernetes.io/kube-apiserver-client needs it`}},
@@ -145,21 +153,21 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"masters", custom + "subject: {}\n", []string{":7: signers[0].subject: duplicate field, first in line 5"}},
 		{"system:masters", known + "subject: {organizations: ['system:masters']}\n", []string{`:5: signers[0].subject.organizations[0]: "system:masters" is not allowed: permissions of this group cannot be revoked`}},
 		{"control character", known + "subject: {commonNames: [\"a\\tb\"]}\n", []string{`:5: signers[0].subject.commonNames[0]: "a\tb" given, want only printable characters`}},
-		{"empty pattern", known + "subject: {commonNames: ['']}\n", []string{`:5: signers[0].subject.commonNames[0]: "" given, want one of common names`}},
+		{"empty pattern", custom + "names: {dns: ['']}\n", []string{`:7: signers[0].names.dns[0]: "" given, want one of DNS names`}},
 
 		{"DNS", custom + "names: {dns: [Example.com, 'a..b', '**.example.com', 'bücher.example.com', '10.0.0.1', 'x.', '-x.example.com']}\n", []string{
-			`:7: signers[0].names.dns[0]: "Example.com" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
-			`:7: signers[0].names.dns[1]: "a..b" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.dns[0]: "Example.com" given, ` + dnsRules,
+			`:7: signers[0].names.dns[1]: "a..b" given, ` + dnsRules,
 			`:7: signers[0].names.dns[2]: "**.example.com" given, want * instead of **: a * matches characters of one label`,
-			`:7: signers[0].names.dns[3]: "bücher.example.com" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
-			`:7: signers[0].names.dns[4]: "10.0.0.1" given, want a DNS name of at most 253 characters whose last label is not a number`,
-			`:7: signers[0].names.dns[5]: "x." given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
-			`:7: signers[0].names.dns[6]: "-x.example.com" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.dns[3]: "bücher.example.com" given, ` + dnsRules,
+			`:7: signers[0].names.dns[4]: "10.0.0.1" given, ` + dnsRules,
+			`:7: signers[0].names.dns[5]: "x." given, ` + dnsRules,
+			`:7: signers[0].names.dns[6]: "-x.example.com" given, ` + dnsRules,
 		}},
 		{"wildcards", custom + "names: {wildcards: ['*.com', 'a.example.com', '*.*.example.com']}\n", []string{
 			`:7: signers[0].names.wildcards[0]: "*.com" given, want a name such as *.example.com`,
 			`:7: signers[0].names.wildcards[1]: "a.example.com" given, want a name such as *.example.com`,
-			`:7: signers[0].names.wildcards[2]: "*.example.com" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.wildcards[2]: "*.example.com" given, ` + dnsRules,
 		}},
 		{"addresses", custom + "names:\n    ips:\n    - 10.0.0.1/8\n    - ::ffff:10.0.0.0/104\n    - fe80::1%eth0\n    - 10.0.0.0/33\n    - etcd-0\n", []string{
 			`:9: signers[0].names.ips[0]: "10.0.0.1/8" given, want 10.0.0.0/8, or 10.0.0.1 for the single address`,
@@ -178,29 +186,29 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"URIs", custom + "names: {uris: ['/x', '*://x', 'https://u@x/', 'https://x/?q', 'https://x/../y', 'https://x:1/', 'urn:x']}\n", []string{
 			`:7: signers[0].names.uris[0]: "/x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
 			`:7: signers[0].names.uris[1]: "*://x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
-			`:7: signers[0].names.uris[2]: "u@x" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.uris[2]: "u@x" given, ` + dnsRules,
 			`:7: signers[0].names.uris[3]: "https://x/?q" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
 			`:7: signers[0].names.uris[4]: "https://x/../y" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
-			`:7: signers[0].names.uris[5]: "x:1" given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form`,
+			`:7: signers[0].names.uris[5]: "x:1" given, ` + dnsRules,
 			`:7: signers[0].names.uris[6]: "urn:x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
 		}},
 		{"many", custom + "names: {dns: [" + strings.Repeat("x,", 101) + "]}\n", []string{":7: signers[0].names.dns: 101 items given, want at most 100"}},
 
 		{"no keys", known + "keys: {}\n", []string{":5: signers[0].keys: no key type is allowed, want at least one of rsa, ecdsa and ed25519; leave out keys to allow all of them"}},
-		{"keys", known + "keys:\n    rsa: {min: 1024, max: 1e5}\n    ecdsa: [P-224]\n    ed25519: yes please\n", []string{
-			`:6: signers[0].keys.rsa.min: 1024 given, want a number of bits from 2048 to 8192`,
-			`:6: signers[0].keys.rsa.max: "1e5" given, want a number of bits from 2048 to 8192`,
-			`:7: signers[0].keys.ecdsa[0]: "P-224" given, want P-256, P-384 or P-521`,
+		{"keys", known + "keys:\n    rsa: {min: 1024, max: 3e3}\n    ecdsa: [P-224]\n    ed25519: yes please\n", []string{
+			`:6: signers[0].keys.rsa.min: "1024" given, want a number of bits from 2048 to 8192`,
+			`:6: signers[0].keys.rsa.max: "3e3" given, want a number of bits from 2048 to 8192`,
+			`:7: signers[0].keys.ecdsa[0]: "P-224" given, want P-256 or P-384 or P-521`,
 			`:8: signers[0].keys.ed25519: "yes please" given, want true or false`,
 		}},
-		{"keys the wrong way round", known + "keys: {rsa: {min: 4096, max: 3072}}\n", []string{":5: signers[0].keys.rsa: min 4096 is larger than max 3072"}},
+		{"keys the wrong way round", known + "keys: {rsa: {min: 4096, max: 3072}}\n", []string{":5: signers[0].keys: RSA key sizes are 4096 to 3072 bits, want a range within 2048 to 8192"}},
 
 		{"rule", known + "approval: [may-sign, everybody]\n", []string{`:5: signers[0].approval: unknown approval rule "everybody": want one of selfnodeclient, nodeclient, kubelet-serving, may-sign`}},
 		{"rule twice", known + "approval: [may-sign, may-sign]\n", []string{`:5: signers[0].approval: approval rule may-sign is listed twice: want each of selfnodeclient, nodeclient, kubelet-serving, may-sign at most once`}},
 		{"rule of another signer", known + "approval: [kubelet-serving]\n", []string{`:5: signers[0].approval: rule kubelet-serving only handles requests for signer kubernetes.io/kubelet-serving`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := config.Parse("dir/signers.yaml", []byte(test.file))
+			_, _, err := config.Compile("dir/signers.yaml", []byte(test.file), config.Defaults{CA: noCA})
 			if err == nil {
 				t.Fatal("got no error")
 			}
@@ -218,6 +226,8 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		})
 	}
 }
+
+func noCA() (*signer.CA, error) { return nil, errors.New("no CA") }
 
 func prefixed(prefix string, lines []string) []string {
 	var all []string
@@ -240,7 +250,7 @@ signers:
 - name: kubernetes.io/kubelet-serving
   usages: [serving]
   keys: {rsa: {min: 5}}
-  duration: {default: 1m}
+  duration: {default: 1m, min: 2h}
   approval: [nodeclient, 5]
 - nome: example.com/x
   ca: {certFile: none.crt}
@@ -256,11 +266,11 @@ signers:
 	want := []string{
 		`f:3: unknown field "extra", want one of apiVersion, kind, signers`,
 		`f:6: signers[0]: unknown field "usage", want one of name, ca, duration, usages, subject, names, keys, approval`,
-		`f:7: signers[0].duration.default: default 48h0m0s is larger than max 24h0m0s`,
+		`f:7: signers[0].duration: default duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s`,
 		`f:8: signers[0].ca: CA certificate: open none.crt: no such file or directory`,
 		`f:10: signers[1].usages[0]: "serving" given, want a usage that a certificate can have, such as "server auth"`,
-		`f:11: signers[1].keys.rsa.min: 5 given, want a number of bits from 2048 to 8192`,
-		`f:12: signers[1].duration.default: "1m" given, want at least 3m0s: a certificate begins 5m before it is issued`,
+		`f:11: signers[1].keys.rsa.min: "5" given, want a number of bits from 2048 to 8192`,
+		`f:12: signers[1].duration.default: "1m" given, want a duration such as 720h, from 3m0s to 2562047h`,
 		`f:13: signers[1].approval[1]: "5" given, want the name of a rule`,
 		`f:14: signers[2]: unknown field "nome", want one of name, ca, duration, usages, subject, names, keys, approval`,
 		`f:14: signers[2].name: missing`,
@@ -270,7 +280,7 @@ signers:
 		`f:21: signers[4].usages: missing`,
 		`f:23: signers[4].approval: rule selfnodeclient only handles requests for signer kubernetes.io/kube-apiserver-client-kubelet`,
 	}
-	_, _, err := config.Compile("f", []byte(content), config.Defaults{CA: func() (*signer.CA, error) { return nil, errors.New("no CA") }, Duration: time.Hour})
+	_, _, err := config.Compile("f", []byte(content), config.Defaults{CA: noCA, Duration: time.Hour})
 	if got := strings.Split(fmt.Sprint(err), "\n"); !slices.Equal(got, want) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -284,34 +294,24 @@ func TestLimitsNumberOfErrors(t *testing.T) {
 	}
 }
 
-// Compile builds the signers that it could read. An item that is not a mapping is one error and adds no signer.
-func TestSignerThatIsNoMappingIsOneError(t *testing.T) {
-	_, _, err := config.Compile("x", []byte("apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n- x\n"), config.Defaults{})
-	if err == nil || strings.Contains(err.Error(), "\n") {
-		t.Errorf("Compile = %v, want one error", err)
-	}
-}
-
-func TestLoadReportsUnreadableFiles(t *testing.T) {
+func TestOpenReportsUnreadableFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "signers.yaml")
-	if _, err := config.Load(file); !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
+	open := func(file string) error {
+		_, _, err := config.Open(file, config.Defaults{CA: noCA})
+		return err
 	}
-	if _, _, err := config.Open(file, config.Defaults{}); !errors.Is(err, os.ErrNotExist) {
+	if err := open(file); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 	var unreadable *os.PathError
-	if _, err := config.Load(dir); !errors.As(err, &unreadable) {
-		t.Errorf("Load of a directory = %v, want the read error", err)
+	if err := open(dir); !errors.As(err, &unreadable) {
+		t.Errorf("Open of a directory = %v, want the read error", err)
 	}
 	must.OK(t, os.WriteFile(file, make([]byte, 10*config.MaxSize), 0o600))
-	if _, err := config.Load(file); err == nil || !strings.Contains(err.Error(), "the file is larger than 65536 bytes") {
+	if err := open(file); err == nil || !strings.Contains(err.Error(), "the file is larger than 65536 bytes") {
 		t.Error(err)
 	}
-	must.OK(t, os.WriteFile(file, []byte(whole), 0o600))
-	c, err := config.Load(file)
-	if err != nil || c.Files()[0] != filepath.Join(dir, "etcd/ca.crt") {
-		t.Errorf("got %v, %v", c, err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(config.Default), 0o600))
+	must.OK(t, open(file))
 }

@@ -2,9 +2,9 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // An Error is one mistake in a file.
@@ -21,28 +21,21 @@ type Error struct {
 // Error returns text such as `signers.yaml:14: signers[2].duration.max: "3y" given, want a duration such as
 // 720h`.
 func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString(e.File)
+	where := e.File
 	if e.Line > 0 {
-		fmt.Fprintf(&b, ":%d", e.Line)
+		where = fmt.Sprintf("%s:%d", where, e.Line)
 	}
 	if e.Field != "" {
-		b.WriteString(": " + e.Field)
+		where += ": " + e.Field
 	}
-	return b.String() + ": " + e.Message
+	return where + ": " + e.Message
 }
 
 // Errors are all mistakes in a file, sorted by line, and never empty.
 type Errors []*Error
 
 // Error returns one line for each mistake.
-func (e Errors) Error() string {
-	lines := make([]string, len(e))
-	for i, err := range e {
-		lines[i] = err.Error()
-	}
-	return strings.Join(lines, "\n")
-}
+func (e Errors) Error() string { return errors.Join(e.Unwrap()...).Error() }
 
 // Unwrap lets errors.As find an [*Error].
 func (e Errors) Unwrap() []error {
@@ -56,15 +49,14 @@ func (e Errors) Unwrap() []error {
 // maxErrors limits the number of reported mistakes.
 const maxErrors = 100
 
-// asError sorts and limits the errors. It returns nil if there are none.
-func (e Errors) asError() error {
-	if len(e) == 0 {
-		return nil
+// result returns a value that has no mistakes, or sorts and limits the mistakes.
+func result[T any](value T, errs Errors) (T, error) {
+	if len(errs) == 0 {
+		return value, nil
 	}
-	slices.SortStableFunc(e, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
-	if more := len(e) - maxErrors; more > 0 {
-		last := e[maxErrors-1]
-		e = append(e[:maxErrors:maxErrors], &Error{File: last.File, Message: fmt.Sprintf("%d more errors", more)})
+	slices.SortStableFunc(errs, func(a, b *Error) int { return cmp.Compare(a.Line, b.Line) })
+	if more := len(errs) - maxErrors; more > 0 {
+		errs = append(errs[:maxErrors:maxErrors], &Error{File: errs[0].File, Message: fmt.Sprintf("%d more errors", more)})
 	}
-	return e
+	return *new(T), errs
 }

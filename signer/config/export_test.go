@@ -1,4 +1,8 @@
 package config
 
-// Check returns why a signer does not allow a request.
-var Check = (*Signer).check
+var (
+	// Check returns why a signer does not allow a request.
+	Check = (*Signer).check
+	// KeyPolicy returns the policy of valid keys.
+	KeyPolicy = Keys.policy
+)

@@ -37,7 +37,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("got %d signers from %d bytes", len(c.Signers), len(content))
 			}
 			for _, s := range c.Signers {
-				if err := s.Keys.Check(); err != nil || s.Name == "" || strings.HasPrefix(s.Name, "kubernetes.io/") && s.Name == "kubernetes.io/legacy-unknown" {
+				if err := config.KeyPolicy(s.Keys).Check(); err != nil || s.Name == "" || strings.HasPrefix(s.Name, "kubernetes.io/") && s.Name == "kubernetes.io/legacy-unknown" {
 					t.Errorf("%+v: %v", s, err)
 				}
 			}

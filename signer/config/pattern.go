@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 
@@ -20,13 +22,6 @@ func checkText(pattern string) error {
 	return nil
 }
 
-func checkOrganization(pattern string) error {
-	if pattern == tokens.MastersGroup {
-		return fmt.Errorf("%q is not allowed: permissions of this group cannot be revoked", pattern)
-	}
-	return checkText(pattern)
-}
-
 // matchText matches a common name or an organization. A * matches zero or more characters. Names with the
 // reserved Kubernetes prefix only match a pattern that has this prefix, too.
 func matchText(pattern, value string) bool {
@@ -38,19 +33,17 @@ func matchText(pattern, value string) bool {
 
 // matchPart matches the text between two dots or slashes. A * matches one or more characters.
 func matchPart(pattern, value string) bool {
-	if !strings.Contains(pattern, "*") {
-		return pattern == value
-	}
-	return len(value) > len(pattern)-strings.Count(pattern, "*") && tokens.MatchNodeName(pattern, value)
+	return pattern == value || len(value) > len(pattern)-strings.Count(pattern, "*") && tokens.MatchNodeName(pattern, value)
+}
+
+func matchParts(pattern, value, separator string) bool {
+	return slices.EqualFunc(strings.Split(pattern, separator), strings.Split(value, separator), matchPart)
 }
 
 // checkDNSName returns why a name is not a DNS name in lower case, or nil. The error quotes given.
 func checkDNSName(name, given string) error {
-	switch {
-	case len(name) > dnsname.MaxLength || dnsname.IsHost(name) && dnsname.EndsInNumber(name):
-		return fmt.Errorf("%s given, want a DNS name of at most 253 characters whose last label is not a number", quoted(given))
-	case !dnsname.IsHost(name) || name != strings.ToLower(name):
-		return fmt.Errorf("%s given, want a DNS name: labels of [a-z0-9-] separated by dots, with other letters in xn-- form", quoted(given))
+	if !dnsname.IsHost(name) || name != strings.ToLower(name) || dnsname.EndsInNumber(name) {
+		return fmt.Errorf("%s given, want a DNS name of at most 253 characters: labels of [a-z0-9-] separated by dots, other letters in xn-- form, the last one not a number", quoted(given))
 	}
 	return nil
 }
@@ -58,6 +51,13 @@ func checkDNSName(name, given string) error {
 // anyDNS is the pattern that matches each DNS name that kubeadm puts into a certificate: names of Nodes, and names and
 // wildcards in certSANs.
 const anyDNS = "**"
+
+func checkDNS(pattern string) error {
+	if pattern == anyDNS {
+		return nil
+	}
+	return checkDNSPattern(pattern)
+}
 
 func checkDNSPattern(pattern string) error {
 	if strings.Contains(pattern, "**") {
@@ -75,19 +75,7 @@ func matchAnyDNS(name string) bool {
 
 // matchDNS matches a DNS name, ignoring case. No pattern matches a name that contains a *.
 func matchDNS(pattern, name string) bool {
-	if !dnsname.IsHost(name) || dnsname.EndsInNumber(name) {
-		return false
-	}
-	want, have := strings.Split(pattern, "."), strings.Split(strings.ToLower(name), ".")
-	if len(want) != len(have) {
-		return false
-	}
-	for i := range want {
-		if !matchPart(want[i], have[i]) {
-			return false
-		}
-	}
-	return true
+	return dnsname.IsHost(name) && !dnsname.EndsInNumber(name) && matchParts(pattern, strings.ToLower(name), ".")
 }
 
 // checkWildcard returns why a name is not of the form *.example.com, or nil.
@@ -138,26 +126,18 @@ func matchEmail(pattern, address string) bool {
 }
 
 func checkURIPattern(pattern string) error {
-	scheme, rest, found := strings.Cut(pattern, "://")
-	host, path, _ := strings.Cut(rest, "/")
-	if !found || scheme == "" || strings.Trim(scheme, "abcdefghijklmnopqrstuvwxyz0123456789+-.") != "" ||
-		strings.ContainsFunc(path, func(c rune) bool { return c <= ' ' || c >= 0x7f || strings.ContainsRune(`?#%"<>\^{|}`+"`", c) }) || !plainPath(path) {
+	parts := uriPattern.FindStringSubmatch(pattern)
+	if parts == nil || dots.MatchString(parts[2]) {
 		return fmt.Errorf("%s given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %%", quoted(pattern))
 	}
-	return checkDNSPattern(host)
+	return checkDNSPattern(parts[1])
 }
 
-// plainPath reports whether a path has no ".", ".." or empty segments. The path begins after the first
-// slash, and may end with one.
-func plainPath(path string) bool {
-	parts := strings.Split(path, "/")
-	for i, part := range parts {
-		if part == "." || part == ".." || part == "" && i < len(parts)-1 {
-			return false
-		}
-	}
-	return true
-}
+// uriPattern has the host, and the path without the slash before it.
+var uriPattern = regexp.MustCompile(`^[a-z0-9+.-]+://([^/]*)/?([!$&-;=@-Z\[\]_a-z~]*)$`)
+
+// dots finds a ".", ".." or empty segment in a path. The path begins after the first slash, and may end with one.
+var dots = regexp.MustCompile(`^/|//|(^|/)\.{1,2}(/|$)`)
 
 // matchURI matches a URI that has only scheme, host and path.
 func matchURI(pattern string, u *url.URL) bool {
@@ -165,17 +145,6 @@ func matchURI(pattern string, u *url.URL) bool {
 	wantScheme, wantRest, _ := strings.Cut(pattern, "://")
 	host, path, slash := strings.Cut(rest, "/")
 	wantHost, wantPath, wantSlash := strings.Cut(wantRest, "/")
-	if scheme != wantScheme || slash != wantSlash || strings.ContainsAny(path, "?#%") || !plainPath(path) || !matchDNS(wantHost, host) {
-		return false
-	}
-	have, want := strings.Split(path, "/"), strings.Split(wantPath, "/")
-	if len(have) != len(want) {
-		return false
-	}
-	for i := range want {
-		if !matchPart(want[i], have[i]) {
-			return false
-		}
-	}
-	return true
+	return scheme == wantScheme && slash == wantSlash && !strings.ContainsAny(path, "?#%") && !dots.MatchString(path) &&
+		matchDNS(wantHost, host) && matchParts(wantPath, path, "/")
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/remote"
 	"github.com/kubejoin/kubejoin/tokens"
-	"go.yaml.in/yaml/v3"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -60,6 +59,22 @@ type Requester struct {
 	line    int
 }
 
+// A policyFile is the content of a policy.
+type policyFile struct {
+	APIVersion string   `yaml:"apiVersion" only:"kubejoin.io/v1alpha1"`
+	Kind       string   `yaml:"kind" only:"SignerPolicy"`
+	Never      []string `yaml:"never,omitempty" list:"names and addresses" want:"a name, a pattern such as cp-*, an address or a range such as 10.96.0.0/12"`
+	Requesters []struct {
+		Name string `yaml:"name" want:"the common name of a client certificate"`
+		UID  *uid   `yaml:"uid,omitempty"`
+		Rate struct {
+			QPS   qps   `yaml:"qps"`
+			Burst burst `yaml:"burst"`
+		} `yaml:"rate"`
+		Signers []Signer `yaml:"signers" list:"signers"`
+	} `yaml:"requesters" list:"requesters"`
+}
+
 // LoadPolicy reads a policy, whose signers all use ca. An [Errors] holds the mistakes in it. Any other error means that the
 // file could not be read, or wraps [signer.ErrExposed] because every user may write it.
 func LoadPolicy(file string, ca func() (*signer.CA, error)) (*Policy, error) {
@@ -79,14 +94,9 @@ func LoadPolicy(file string, ca func() (*signer.CA, error)) (*Policy, error) {
 
 // ParsePolicy is [LoadPolicy] for the content of a file.
 func ParsePolicy(file string, content []byte, ca func() (*signer.CA, error)) (*Policy, error) {
-	p, r := &Policy{}, &yamlReader{file: file}
-	if document := r.document(content, PolicyKind); document != nil {
-		r.policy(document, p, ca)
-	}
-	if err := r.errs.asError(); err != nil {
-		return nil, err
-	}
-	return p, nil
+	var f policyFile
+	d := newDocument(file, PolicyKind, content, &f)
+	return result(d.policy(&f, ca), d.errs)
 }
 
 // Named returns the requester with a client certificate of that common name.
@@ -120,17 +130,15 @@ func (p *Policy) orders() (sum float64) {
 func (p *Policy) Warnings() (all []string) {
 	for _, q := range p.Requesters {
 		for _, s := range q.defined {
-			if s.Names != nil && (s.Name == certificates.KubeletServingSignerName || slices.Contains(s.Usages, certificates.UsageServerAuth)) {
-				for _, ip := range s.Names.IPs {
+			subject, names := cmp.Or(s.Subject, &Subject{}), cmp.Or(s.Names, &Names{})
+			if s.Name == certificates.KubeletServingSignerName || slices.Contains(s.Usages, certificates.UsageServerAuth) {
+				for _, ip := range names.IPs {
 					if !ip.IsSingleIP() && !slices.ContainsFunc(p.never.ips, ip.Overlaps) {
 						all = append(all, fmt.Sprintf("requester %s, signer %s: no address of %s is in never; add the addresses there that are those of API servers and Services", quoted(q.Name), s.Name, ip))
 					}
 				}
 			}
-			if s.Subject == nil {
-				continue
-			}
-			for _, pattern := range slices.Concat(s.Subject.CommonNames, s.Subject.Organizations) {
+			for _, pattern := range slices.Concat(subject.CommonNames, subject.Organizations) {
 				if reservedPattern(pattern) {
 					all = append(all, fmt.Sprintf("requester %s, signer %s: %s allows names that Kubernetes or kubeadm reserves; some of them have full access to the cluster", quoted(q.Name), s.Name, quoted(pattern)))
 				}
@@ -142,148 +150,85 @@ func (p *Policy) Warnings() (all []string) {
 
 // reservedPattern reports whether a pattern allows a name of [approval.SystemName].
 func reservedPattern(pattern string) bool {
-	if pattern == tokens.NodesGroup || strings.HasPrefix(pattern, tokens.NodeUserPrefix) {
-		return false
+	return pattern != tokens.NodesGroup && !strings.HasPrefix(pattern, tokens.NodeUserPrefix) &&
+		(strings.HasPrefix(pattern, tokens.SystemPrefix) || strings.HasPrefix(pattern, "kubeadm:") || tokens.MatchNodeName(pattern, "kubeadm:cluster-admins"))
+}
+
+func (d *document) policy(f *policyFile, ca func() (*signer.CA, error)) *Policy {
+	p := &Policy{}
+	d.each("never", f.Never, func(text string) error {
+		prefix, err := parsePrefix(text)
+		if err != nil && !strings.ContainsAny(text, "/ ") {
+			p.never.names = append(p.never.names, strings.ToLower(text))
+			return checkText(text)
+		}
+		p.never.ips = append(p.never.ips, prefix)
+		return err
+	})
+	for i, from := range f.Requesters {
+		path := fmt.Sprintf("requesters[%d]", i)
+		if from.Name == "" && !d.wrong[path+".name"] {
+			continue // not a mapping
+		}
+		if checkText(from.Name) != nil || len(from.Name) > safetext.MaxName {
+			d.fail(path+".name", "%s given, want at most %d printable characters", quoted(from.Name), safetext.MaxName)
+		}
+		q := Requester{Name: from.Name, UID: -1, QPS: float64(from.Rate.QPS), Burst: int(from.Rate.Burst), line: d.lines[path]}
+		if from.UID != nil {
+			q.UID = int(*from.UID)
+		}
+		q.defined = d.signers(path+".signers", from.Signers)
+		for i := range q.defined {
+			d.restrict(&q.defined[i], &p.never)
+		}
+		q.Signers = d.build(q.defined, Defaults{CA: ca})
+		if other, found := p.Named(q.Name); found {
+			d.fail(path+".name", "duplicate requester %s, first defined in line %d", quoted(q.Name), other.line)
+		}
+		if other, found := p.Of(q.UID); found {
+			d.fail(path+".uid", "user %d is already that of requester %s in line %d", q.UID, quoted(other.Name), other.line)
+		}
+		before := p.orders()
+		p.Requesters = append(p.Requesters, q)
+		if sum := p.orders(); sum > MaxOrders && before <= MaxOrders {
+			d.fail(path+".rate", "qps %g and burst %d bring all requesters to %.0f orders in %s, want at most %d together (burst + %g * qps each): lower the rates",
+				q.QPS, q.Burst, math.Ceil(sum), ordersWithin, MaxOrders, ordersWithin.Seconds())
+		}
 	}
-	return strings.HasPrefix(pattern, tokens.SystemPrefix) || strings.HasPrefix(pattern, kubeadmPrefix) ||
-		tokens.MatchNodeName(pattern, kubeadmPrefix+"cluster-admins")
-}
-
-// kubeadmPrefix begins the names of kubeadm's groups.
-const kubeadmPrefix = "kubeadm:"
-
-func (r *yamlReader) policy(n *yaml.Node, p *Policy, ca func() (*signer.CA, error)) {
-	r.mapping(n, "", r.fixed("apiVersion", APIVersion), r.fixed("kind", PolicyKind),
-		field{"never", false, func(n *yaml.Node, path string) { r.never(n, path, &p.never) }},
-		field{"requesters", true, func(n *yaml.Node, path string) {
-			if n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
-				r.fail(n.Line, path, "the list is empty, want at least one item")
-			}
-			r.list(n, path, "requesters", maxItems, func(n *yaml.Node, path string) {
-				q := Requester{UID: -1, line: n.Line}
-				if !r.requester(n, path, &q, &p.never, ca) {
-					return
-				}
-				if other, found := p.Named(q.Name); found {
-					r.fail(q.line, path+".name", "duplicate requester %s, first defined in line %d", quoted(q.Name), other.line)
-				}
-				if other, found := p.Of(q.UID); found {
-					r.fail(q.line, path+".uid", "user %d is already that of requester %s in line %d", q.UID, quoted(other.Name), other.line)
-				}
-				before := p.orders()
-				p.Requesters = append(p.Requesters, q)
-				if sum := p.orders(); sum > MaxOrders && before <= MaxOrders {
-					r.fail(q.line, path+".rate", "qps %g and burst %d bring all requesters to %.0f orders in %s, want at most %d together (burst + %g * qps each): lower the rates",
-						q.QPS, q.Burst, math.Ceil(sum), ordersWithin, MaxOrders, ordersWithin.Seconds())
-				}
-			})
-		}})
-}
-
-func (r *yamlReader) requester(n *yaml.Node, path string, q *Requester, no *never, ca func() (*signer.CA, error)) bool {
-	return r.mapping(n, path,
-		field{"name", true, func(n *yaml.Node, path string) {
-			var ok bool
-			if q.Name, ok = r.text(n, path, "the common name of a client certificate"); ok {
-				if err := checkText(q.Name); err != nil || len(q.Name) > safetext.MaxName {
-					r.fail(n.Line, path, "%s given, want at most %d printable characters", quoted(q.Name), safetext.MaxName)
-				}
-			}
-		}},
-		field{"uid", false, func(n *yaml.Node, path string) {
-			const want = "the number of a user, such as 998"
-			if id, ok := r.number(n, path, want); ok && (id < 0 || id > math.MaxUint32-1) {
-				r.fail(n.Line, path, "%d given, want %s", id, want)
-			} else if ok && id == OverflowUID {
-				r.fail(n.Line, path, "%d given, want another user: Linux reports this one for every user of another user namespace", id)
-			} else if ok {
-				q.UID = id
-			}
-		}},
-		field{"rate", true, func(n *yaml.Node, path string) {
-			r.mapping(n, path,
-				field{"qps", true, func(n *yaml.Node, path string) {
-					if n.Kind != yaml.ScalarNode || !slices.Contains([]string{"!!int", "!!float"}, n.ShortTag()) || n.Decode(&q.QPS) != nil || !(q.QPS > 0 && q.QPS <= maxQPS) {
-						r.fail(n.Line, path, "%s given, want a number of certificates a second, more than 0 and at most %d", describe(n), maxQPS)
-					}
-				}},
-				field{"burst", true, func(n *yaml.Node, path string) {
-					var ok bool
-					if q.Burst, ok = r.number(n, path, "a number of certificates"); ok && (q.Burst < 1 || q.Burst > maxBurst) {
-						r.fail(n.Line, path, "%d given, want 1 to %d certificates at once", q.Burst, maxBurst)
-					}
-				}})
-		}},
-		field{"signers", true, func(n *yaml.Node, path string) {
-			c := Configuration{file: r.file, Signers: r.signers(n, path)}
-			for i := range c.Signers {
-				r.restrict(&c.Signers[i], no)
-			}
-			q.defined = c.Signers
-			var errs Errors
-			q.Signers, errs = c.build(Defaults{CA: ca})
-			r.errs = append(r.errs, errs...)
-		}})
+	return p
 }
 
 // restrict applies what a policy requires of a signer beyond a SignerConfiguration. Its requester decides and may lie about
 // who the request is from, so only the contents of the certificate count.
-func (r *yamlReader) restrict(s *Signer, no *never) {
-	fail := func(name, format string, args ...any) {
-		r.fail(s.at(name), s.path+"."+name, format, args...)
-		s.wrong[name] = true
-	}
+func (d *document) restrict(s *Signer, no *never) {
+	at := s.path + "."
 	for _, name := range []string{"ca", "approval"} {
-		if s.lines[name] > 0 {
-			fail(name, "not allowed in a policy: the signer process has one CA and approves nothing")
+		if d.lines[at+name] > 0 {
+			d.fail(at+name, "not allowed in a policy: the signer process has one CA and approves nothing")
 		}
 	}
-	check := func(approval.Request) error { return nil }
+	s.policy = no.check
 	switch {
-	case s.isWrong("name"):
+	case d.wrong[at+"name"]:
 	case s.Name == approval.SuperAdminSigner:
-		fail("name", "%s given, want another signer: a policy allows no certificate in group %s", s.Name, tokens.MastersGroup)
+		d.fail(at+"name", "%s given, want another signer: a policy allows no certificate in group %s", s.Name, tokens.MastersGroup)
 	case s.Name == certificates.KubeAPIServerClientKubeletSignerName:
-		check = func(r approval.Request) error {
-			return tokens.CheckNodeName(strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix))
+		s.policy = func(r approval.Request) error {
+			return cmp.Or(no.check(r), tokens.CheckNodeName(strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix)))
 		}
+	case s.Name == certificates.KubeletServingSignerName && s.Names == nil:
+		d.fail(at+"names", "missing, want the DNS names and address ranges of machines, such as {dns: [\"*.node.example.com\"], ips: [10.0.0.0/16]}")
 	case s.Name == certificates.KubeletServingSignerName:
-		check = func(r approval.Request) error { return approval.CheckServingNames(r, s.Names.IPs) }
-		if s.Names == nil {
-			fail("names", "missing, want the DNS names and address ranges of machines, such as {dns: [\"*.node.example.com\"], ips: [10.0.0.0/16]}")
-		}
-	case s.Name == certificates.KubeAPIServerClientSignerName:
-		if s.Subject == nil {
-			fail("subject", "missing, want the users that may get a client certificate, such as {commonNames: [\"*@example.com\"]}")
-		}
+		s.policy = func(r approval.Request) error { return cmp.Or(no.check(r), approval.CheckServingNames(r, s.Names.IPs)) }
+	case s.Name == certificates.KubeAPIServerClientSignerName && s.Subject == nil:
+		d.fail(at+"subject", "missing, want the users that may get a client certificate, such as {commonNames: [\"*@example.com\"]}")
 	}
-	s.policy = func(r approval.Request) error { return cmp.Or(no.check(r), check(r)) }
 }
 
 // never are names and addresses in no certificate.
 type never struct {
 	names []string // patterns in lower case
 	ips   []netip.Prefix
-}
-
-func (r *yamlReader) never(n *yaml.Node, path string, to *never) {
-	r.list(n, path, "names and addresses", maxItems, func(n *yaml.Node, path string) {
-		text, ok := r.text(n, path, "a name, a pattern such as cp-*, an address or a range such as 10.96.0.0/12")
-		if !ok {
-			return
-		}
-		prefix, err := parsePrefix(text)
-		switch {
-		case err == nil:
-			to.ips = append(to.ips, prefix)
-		case strings.ContainsAny(text, "/ "):
-			r.fail(n.Line, path, "%v", err)
-		case checkText(text) != nil:
-			r.fail(n.Line, path, "%v", checkText(text))
-		default:
-			to.names = append(to.names, strings.ToLower(text))
-		}
-	})
 }
 
 // check compares the common name, the node name in it, DNS names and addresses.

@@ -73,16 +73,16 @@ func TestPolicyNamesMistakes(t *testing.T) {
 		{"requesters: []", "policy.yaml:3: requesters: the list is empty"},
 		{"other: 1\nrequesters: [{name: a, " + rate + ", " + kubelet + "}]", `policy.yaml:3: unknown field "other"`},
 		{"requesters: [{" + rate + ", " + kubelet + "}]", "requesters[0].name: missing"},
-		{`requesters: [{name: "a\u0007", ` + rate + ", " + kubelet + "}]", "printable characters"},
+		{`requesters: [{name: "a\u0007", ` + rate + ", " + kubelet + "}]", `requesters[0].name: "a\a" given, want at most 300 printable characters`},
 		{"requesters: [{name: a, " + rate + "}]", "requesters[0].signers: missing"},
 		{"requesters: [{name: a, " + rate + ", signers: []}]", "requesters[0].signers: the list is empty"},
 		{"requesters: [{name: a, " + kubelet + "}]", "requesters[0].rate: missing"},
 		{"requesters: [{name: a, rate: {qps: 0, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \"0\" given"},
 		{"requesters: [{name: a, rate: {qps: .nan, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \".nan\" given"},
 		{"requesters: [{name: a, rate: {qps: 1001, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \"1001\" given"},
-		{"requesters: [{name: a, rate: {qps: 1, burst: 0}, " + kubelet + "}]", "requesters[0].rate.burst: 0 given"},
+		{"requesters: [{name: a, rate: {qps: 1, burst: 0}, " + kubelet + "}]", "requesters[0].rate.burst: \"0\" given"},
 		{"requesters: [{name: a, uid: 65534, " + rate + ", " + kubelet + "}]", "requesters[0].uid: 65534 given, want another user"},
-		{"requesters: [{name: a, uid: -1, " + rate + ", " + kubelet + "}]", "requesters[0].uid: -1 given"},
+		{"requesters: [{name: a, uid: -1, " + rate + ", " + kubelet + "}]", "requesters[0].uid: \"-1\" given"},
 		{"requesters: [{name: a, " + rate + ", " + kubelet + "}, {name: a, " + rate + ", " + kubelet + "}]", `requesters[1].name: duplicate requester "a"`},
 		{"requesters: [{name: a, uid: 5, " + rate + ", " + kubelet + "}, {name: b, uid: 5, " + rate + ", " + kubelet + "}]", `requesters[1].uid: user 5 is already that of requester "a"`},
 		{"requesters: [{name: a, rate: {qps: 1000, burst: 100000}, " + kubelet + "}, {name: b, rate: {qps: 100, burst: 30144}, " + kubelet + "}, {name: c, rate: {qps: 0.1, burst: 1}, " + kubelet + "}]",
@@ -100,6 +100,15 @@ func TestPolicyNamesMistakes(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v, %v, want %q", test.content, p, err, test.want)
 		}
+	}
+}
+
+// An item that is not a mapping is one error: kubejoin does not compare it with other requesters.
+func TestRequesterThatIsNoMappingIsOneError(t *testing.T) {
+	p, err := parsePolicy(t, "requesters: [x, x]")
+	var errs config.Errors
+	if !errors.As(err, &errs) || len(errs) != 2 {
+		t.Errorf("got %v, %v, want two errors", p, err)
 	}
 }
 

@@ -1,11 +1,14 @@
 package config
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	certificates "k8s.io/api/certificates/v1"
 )
 
 // Defaults are the values for fields that a file leaves out.
@@ -22,64 +25,49 @@ type Defaults struct {
 // Build loads the CAs that the file names and returns the signers by name, as signer.Authority needs them.
 // Mistakes are returned as an [Errors].
 func (c *Configuration) Build(d Defaults) (map[string]signer.Signer, error) {
-	signers, errs := c.build(d)
-	if err := errs.asError(); err != nil {
-		return nil, err
-	}
-	return signers, nil
+	doc := *c.document
+	doc.wrong = maps.Clone(doc.wrong) // the next call begins without the errors of this one
+	signers := doc.build(c.Signers, d)
+	return result(signers, doc.errs)
 }
 
-// build is Build without errors about fields that already have one.
-func (c *Configuration) build(d Defaults) (map[string]signer.Signer, Errors) {
-	r := &yamlReader{file: c.file}
+// build is Build without errors that follow from an earlier one.
+func (d *document) build(from []Signer, defaults Defaults) map[string]signer.Signer {
 	signers := map[string]signer.Signer{}
-	for i := range c.Signers {
-		s := &c.Signers[i]
-		fail := func(field, format string, args ...any) { r.fail(s.at(field), s.path+"."+field, format, args...) }
-		source := d.CA
+	for i := range from {
+		s := &from[i]
+		at, source := s.path+".", defaults.CA
+		var made signer.Signer
+		var err error
 		switch {
-		case s.isWrong("ca"):
+		case d.wrong[at+"ca"]:
 		case s.CA != (CAFiles{}):
 			ca, err := signer.LoadEncryptedCA(s.CA.CertFile, s.CA.KeyFile, s.CA.PassphraseFile)
-			if source = signer.Fixed(ca); err != nil {
-				source = nil
-				fail("ca", "%v", err)
-			}
-		case d.CA == nil:
-			fail("ca", "missing, and no cluster CA is configured: set ca here, or --cluster-signing-cert-file and --cluster-signing-key-file")
+			d.check(at+"ca", err)
+			source = signer.Fixed(ca)
+		case source == nil:
+			d.fail(at+"ca", "missing, and no cluster CA is configured: set ca here, or --cluster-signing-cert-file and --cluster-signing-key-file")
 		}
-		var made signer.Signer
-		if profile := s.profile(d.Duration); !s.isWrong("name", "usages", "keys", "duration") {
-			if _, err := signer.NewProfile(profile); err != nil {
-				fail("duration", "%v", err)
-			} else if source != nil {
-				if made, err = signer.NewSigner(s.Name, source, profile, s.check); err != nil {
-					fail("ca", "%v", err)
-				}
-			}
+		// Check the duration first, with any usages: those of the signer may be invalid.
+		profile := signer.ProfileConfig{Usages: required[certificates.KubeAPIServerClientSignerName], Min: time.Duration(s.Duration.Min), Max: time.Duration(s.Duration.Max)}
+		profile.Default = cmp.Or(time.Duration(cmp.Or(s.Duration.Default, s.Duration.Max)), defaults.Duration)
+		if !d.wrong[at+"duration"] {
+			_, err = signer.NewProfile(profile)
+			d.check(at+"duration", err)
 		}
-		if !s.isWrong("approval") {
-			var err error
-			if made.Rules, err = approval.Rules(s.Approval, d.Scope); err != nil {
-				fail("approval", "%v", err)
+		if !slices.ContainsFunc([]string{"name", "ca", "duration", "usages", "keys"}, func(field string) bool { return d.wrong[at+field] }) {
+			if profile.Usages = s.Usages; len(s.Usages) == 0 {
+				profile.Usages = signer.KubernetesUsages(s.Name)
 			}
+			profile.Keys = s.Keys.policy()
+			made, err = signer.NewSigner(s.Name, source, profile, s.check)
+			d.check(at+"ca", err)
+		}
+		if !d.wrong[at+"approval"] {
+			made.Rules, err = approval.Rules(s.Approval, defaults.Scope)
+			d.check(at+"approval", err)
 		}
 		signers[s.Name] = made
 	}
-	return signers, r.errs
-}
-
-// profile returns the certificate profile of the signer. d is the lifetime if the file sets none.
-func (s *Signer) profile(d time.Duration) signer.ProfileConfig {
-	p := signer.ProfileConfig{Usages: slices.Clone(s.Usages), Min: s.Duration.Min, Default: s.Duration.Default, Max: s.Duration.Max, Keys: s.Keys}
-	if len(p.Usages) == 0 {
-		p.Usages = signer.KubernetesUsages(s.Name)
-	}
-	switch {
-	case p.Default == 0 && p.Max == 0:
-		p.Default = d
-	case p.Default == 0:
-		p.Default = p.Max
-	}
-	return p
+	return signers
 }

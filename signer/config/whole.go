@@ -1,24 +1,20 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
-
-// kubernetesDomain is the domain of the signers that Kubernetes defines. kube-apiserver also accepts
-// CertificateSigningRequests for other names in this domain, which have no meaning.
-const kubernetesDomain = "kubernetes.io"
-
-// legacyUnknown is a signer without rules: its certificates may be accepted for any purpose. kubejoin does
-// not serve it.
-const legacyUnknown = "kubernetes.io/legacy-unknown"
 
 // required are the usages that the rules of a signer of Kubernetes require in every request.
 var required = map[string][]certificates.KeyUsage{
@@ -41,89 +37,142 @@ func checkName(name string) error {
 	switch {
 	case signer.KubernetesUsages(name) != nil:
 		return nil
-	case name == legacyUnknown:
+	case name == "kubernetes.io/legacy-unknown": // has no rules
 		return fmt.Errorf("%s is not supported, because its certificates are valid for every purpose; use a signer in your own domain", name)
-	case domain == kubernetesDomain:
+	case domain == "kubernetes.io": // kube-apiserver accepts other names here, which have no meaning
 		return fmt.Errorf("%s given, want one of %s, or a signer in your own domain", quoted(name), strings.Join(slices.Sorted(maps.Keys(required)), ", "))
-	case !ok || strings.Contains(path, "/"):
-		return fmt.Errorf("%s given, want DOMAIN/NAME such as example.com/etcd-peer", quoted(name))
-	case !dnsname.IsSubdomain(domain) || !strings.Contains(domain, "."):
-		return fmt.Errorf("%s given, want a lower-case domain with a dot before the slash, such as example.com", quoted(name))
-	case !dnsname.IsSubdomain(path):
-		return fmt.Errorf("%s given, want [a-z0-9.-] after the slash, beginning and ending with a letter or digit, such as etcd-peer", quoted(name))
-	case !dnsname.IsHost(domain):
-		return fmt.Errorf("%s given, want at most %d characters in each label of the domain", quoted(name), dnsname.MaxLabel)
+	case !ok || !strings.Contains(domain, ".") || !dnsname.IsSubdomain(domain) || !dnsname.IsHost(domain) || !dnsname.IsSubdomain(path):
+		return fmt.Errorf("%s given, want DOMAIN/NAME such as example.com/etcd-peer: a lower-case domain with a dot, labels of at most %d characters, and a name of [a-z0-9.-]",
+			quoted(name), dnsname.MaxLabel)
 	}
 	return nil
 }
 
-// checkCombined reports mistakes that involve several fields of a signer, each of which is valid by itself.
-func (r *yamlReader) checkCombined(s *Signer) {
-	fail := func(field, format string, args ...any) {
-		r.fail(s.at(field), s.path+"."+field, format, args...)
-		top, _, _ := strings.Cut(field, ".")
-		s.wrong[top] = true
+// signers returns those items of a list that are mappings, and checks them.
+func (d *document) signers(path string, items []Signer) (signers []Signer) {
+	for i, s := range items {
+		s.path, s.policy = fmt.Sprintf("%s[%d]", path, i), func(approval.Request) error { return nil }
+		name := s.path + ".name"
+		if s.Name == "" && !d.wrong[name] {
+			continue
+		}
+		d.signer(&s)
+		if other := slices.IndexFunc(signers, func(other Signer) bool { return other.Name == s.Name && s.Name != "" }); other >= 0 {
+			d.fail(name, "duplicate signer %s, first defined in line %d", s.Name, d.lines[signers[other].path+".name"])
+		}
+		signers = append(signers, s)
 	}
-	kubernetes := signer.KubernetesUsages(s.Name)
-	known := kubernetes != nil
+	return signers
+}
+
+// signer checks the fields of a signer. It does not check combinations with a field that has an error.
+func (d *document) signer(s *Signer) {
+	at := s.path + "."
+	if s.Name != "" {
+		d.check(at+"name", checkName(s.Name))
+	}
+	named := !d.wrong[at+"name"]
+	for i, file := range []*string{&s.CA.CertFile, &s.CA.KeyFile, &s.CA.PassphraseFile} {
+		if strings.ContainsAny(*file, "\n\r\x00") || strings.Contains(*file, "PRIVATE KEY") {
+			d.fail(at+[]string{"ca.certFile", "ca.keyFile", "ca.passphraseFile"}[i], "%s given, want the path of a file", quoted(*file))
+		} else if *file != "" && !filepath.IsAbs(*file) {
+			*file = filepath.Join(filepath.Dir(d.file), *file)
+		}
+	}
+	subject, names := cmp.Or(s.Subject, &Subject{}), cmp.Or(s.Names, &Names{})
+	d.each(at+"subject.commonNames", subject.CommonNames, checkText)
+	d.each(at+"subject.organizations", subject.Organizations, checkText)
+	// At issue, SuperAdminSigner refuses every other subject in the group.
+	if i := slices.Index(subject.Organizations, tokens.MastersGroup); i >= 0 && s.Name != approval.SuperAdminSigner {
+		d.fail(fmt.Sprintf("%ssubject.organizations[%d]", at, i), "%q is not allowed: permissions of this group cannot be revoked", tokens.MastersGroup)
+	}
+	d.each(at+"names.dns", names.DNS, checkDNS)
+	d.each(at+"names.wildcards", names.Wildcards, checkWildcard)
+	d.each(at+"names.emails", names.Emails, checkEmailPattern)
+	d.each(at+"names.uris", names.URIs, checkURIPattern)
+	if keys := s.Keys.policy(); d.lines[at+"keys"] > 0 && !d.wrong[at+"keys"] {
+		d.check(at+"keys", keys.Check())
+		if keys.MaxRSA == 0 && len(keys.Curves) == 0 && !keys.Ed25519 {
+			d.fail(at+"keys", "no key type is allowed, want at least one of rsa, ecdsa and ed25519; leave out keys to allow all of them")
+		}
+	}
+	if s.Usages != nil && len(s.Usages) == 0 {
+		d.fail(at+"usages", "the list is empty, want at least one item")
+	}
+	for i, u := range s.Usages {
+		if u != "" && !approval.KnownUsage(u) {
+			d.fail(fmt.Sprintf("%susages[%d]", at, i), "%s given, want a usage that a certificate can have, such as \"server auth\"", quoted(string(u)))
+		}
+	}
+	if named {
+		d.usages(s)
+	}
+	if signer.KubernetesUsages(s.Name) == nil {
+		s.Subject, s.Names = subject, names // no built-in rules apply
+		if named && !d.wrong[at+"subject"] && !d.wrong[at+"names"] && len(subject.CommonNames) == 0 && names.empty() {
+			d.fail(at+"subject", "neither subject.commonNames nor names given, want one of them: otherwise a certificate identifies nobody")
+		}
+	}
+	if !named || d.wrong[at+"approval"] {
+		return
+	}
+	for _, rule := range s.Approval {
+		if only := ruleSigners[rule]; only != "" && only != s.Name {
+			d.fail(at+"approval", "rule %s only handles requests for signer %s", rule, only)
+		}
+	}
+}
+
+// usages checks whether the usages fit the name of the signer.
+func (d *document) usages(s *Signer) {
+	at, kubernetes := s.path+".usages", signer.KubernetesUsages(s.Name)
+	_, extended, _ := approval.X509Usages(s.Usages)
 	switch {
-	case s.isWrong("name", "usages"):
-	case known && len(s.Usages) > 0:
+	case d.wrong[at]:
+	case kubernetes != nil && len(s.Usages) > 0:
 		for _, u := range s.Usages {
 			if !slices.Contains(kubernetes, u) {
-				fail("usages", "%q given, want some of %q, the usages of signer %s", u, kubernetes, s.Name)
+				d.fail(at, "%q given, want some of %q, the usages of signer %s", u, kubernetes, s.Name)
 			}
 		}
 		for _, u := range required[s.Name] {
 			if !slices.Contains(s.Usages, u) {
-				fail("usages", "%q is missing, but every request for signer %s needs it", u, s.Name)
+				d.fail(at, "%q is missing, but every request for signer %s needs it", u, s.Name)
 			}
 		}
-	case known:
-	case len(s.Usages) == 0:
-		fail("usages", "missing")
-	case !slices.ContainsFunc(s.Usages, extended):
-		fail("usages", "%q given, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", s.Usages)
+	case kubernetes != nil: // has usages of its own
+	case s.Usages == nil:
+		d.fail(at, "missing")
+	case len(extended) == 0:
+		d.fail(at, "%q given, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", s.Usages)
 	case slices.Contains(s.Usages, certificates.UsageAny):
-		fail("usages", "%q given, want specific usages: with it, a certificate is valid for every purpose", certificates.UsageAny)
+		d.fail(at, "%q given, want specific usages: with it, a certificate is valid for every purpose", certificates.UsageAny)
 	}
-	if !known && !s.isWrong("name", "subject", "names") && (s.Subject == nil || len(s.Subject.CommonNames) == 0) && (s.Names == nil || s.Names.empty()) {
-		fail("subject", "neither subject.commonNames nor names given, want one of them: otherwise a certificate identifies nobody")
-	}
-	if d := s.Duration; d != (Duration{}) && !s.isWrong("duration") {
-		switch longest := max(d.Default, d.Max); {
-		case d.Max > 0 && d.Default > d.Max:
-			fail("duration.default", "default %s is larger than max %s", d.Default, d.Max)
-		case d.Default > 0 && d.Min > d.Default && d.Min <= longest:
-			fail("duration.default", "default %s is smaller than min %s", d.Default, d.Min)
-		case longest > 0 && d.Min > longest:
-			fail("duration.min", "min %s is larger than the maximum %s", d.Min, longest)
+}
+
+// each checks each text of a list. A text that could not be read is empty, and has an error.
+func (d *document) each(path string, list []string, check func(string) error) {
+	for i, text := range list {
+		if text != "" {
+			d.check(fmt.Sprintf("%s[%d]", path, i), check(text))
 		}
 	}
-	if s.isWrong("name", "approval") {
-		return
+}
+
+// policy returns the policy of valid keys.
+func (k Keys) policy() (p signer.KeyPolicy) {
+	if k.RSA != nil {
+		p.MinRSA, p.MaxRSA = cmp.Or(int(k.RSA.Min), pkcs10.MinRSABits), cmp.Or(int(k.RSA.Max), pkcs10.MaxRSABits)
 	}
-	// Build checks the scope, which is not known here.
-	if _, err := approval.Rules(s.Approval, approval.ServingScope{}); err != nil {
-		fail("approval", "%v", err)
-	}
-	for _, name := range s.Approval {
-		if only := ruleSigners[name]; only != "" && only != s.Name {
-			fail("approval", "rule %s only handles requests for signer %s", name, only)
+	for _, curve := range pkcs10.Curves() {
+		if slices.Contains(k.ECDSA, curve.Params().Name) {
+			p.Curves = append(p.Curves, curve)
 		}
 	}
+	p.Ed25519 = k.Ed25519
+	return p
 }
 
 func (n *Names) empty() bool {
 	return len(n.DNS)+len(n.Wildcards)+len(n.IPs)+len(n.Emails)+len(n.URIs) == 0
-}
-
-// extended reports whether a usage is an extended key usage, which limits the purpose of a certificate.
-func extended(u certificates.KeyUsage) bool {
-	switch u {
-	case certificates.UsageSigning, certificates.UsageDigitalSignature, certificates.UsageContentCommitment, certificates.UsageKeyEncipherment,
-		certificates.UsageKeyAgreement, certificates.UsageDataEncipherment, certificates.UsageEncipherOnly, certificates.UsageDecipherOnly:
-		return false
-	}
-	return true
 }
