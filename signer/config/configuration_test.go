@@ -155,19 +155,14 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"control character", known + "subject: {commonNames: [\"a\\tb\"]}\n", []string{`:5: signers[0].subject.commonNames[0]: "a\tb" given, want only printable characters`}},
 		{"empty pattern", custom + "names: {dns: ['']}\n", []string{`:7: signers[0].names.dns[0]: "" given, want one of DNS names`}},
 
-		{"DNS", custom + "names: {dns: [Example.com, 'a..b', '**.example.com', 'bücher.example.com', '10.0.0.1', 'x.', '-x.example.com']}\n", []string{
+		// TestRefusesInvalidPatterns has more.
+		{"DNS", custom + "names: {dns: [Example.com, '**.example.com']}\n", []string{
 			`:7: signers[0].names.dns[0]: "Example.com" given, ` + dnsRules,
-			`:7: signers[0].names.dns[1]: "a..b" given, ` + dnsRules,
-			`:7: signers[0].names.dns[2]: "**.example.com" given, want * instead of **: a * matches characters of one label`,
-			`:7: signers[0].names.dns[3]: "bücher.example.com" given, ` + dnsRules,
-			`:7: signers[0].names.dns[4]: "10.0.0.1" given, ` + dnsRules,
-			`:7: signers[0].names.dns[5]: "x." given, ` + dnsRules,
-			`:7: signers[0].names.dns[6]: "-x.example.com" given, ` + dnsRules,
+			`:7: signers[0].names.dns[1]: "**.example.com" given, want * instead of **: a * matches characters of one label`,
 		}},
-		{"wildcards", custom + "names: {wildcards: ['*.com', 'a.example.com', '*.*.example.com']}\n", []string{
+		{"wildcards", custom + "names: {wildcards: ['*.com', '*.*.example.com']}\n", []string{
 			`:7: signers[0].names.wildcards[0]: "*.com" given, want a name such as *.example.com`,
-			`:7: signers[0].names.wildcards[1]: "a.example.com" given, want a name such as *.example.com`,
-			`:7: signers[0].names.wildcards[2]: "*.example.com" given, ` + dnsRules,
+			`:7: signers[0].names.wildcards[1]: "*.example.com" given, ` + dnsRules,
 		}},
 		{"addresses", custom + "names:\n    ips:\n    - 10.0.0.1/8\n    - ::ffff:10.0.0.0/104\n    - fe80::1%eth0\n    - 10.0.0.0/33\n    - etcd-0\n", []string{
 			`:9: signers[0].names.ips[0]: "10.0.0.1/8" given, want 10.0.0.0/8, or 10.0.0.1 for the single address`,
@@ -176,21 +171,13 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 			`:12: signers[0].names.ips[3]: "10.0.0.0/33" given, want an address or a range such as 10.0.0.0/8`,
 			`:13: signers[0].names.ips[4]: "etcd-0" given, want an address or a range such as 10.0.0.0/8`,
 		}},
-		{"emails", custom + "names: {emails: ['example.com', '@example.com', 'a@b@example.com', 'a b@example.com', 'a@**']}\n", []string{
+		{"emails", custom + "names: {emails: ['example.com', 'a@**']}\n", []string{
 			`:7: signers[0].names.emails[0]: "example.com" given, want an address such as *@example.com`,
-			`:7: signers[0].names.emails[1]: "@example.com" given, want an address such as *@example.com`,
-			`:7: signers[0].names.emails[2]: "a@b@example.com" given, want an address such as *@example.com`,
-			`:7: signers[0].names.emails[3]: "a b@example.com" given, want an address such as *@example.com`,
-			`:7: signers[0].names.emails[4]: "**" given, want * instead of **: a * matches characters of one label`,
+			`:7: signers[0].names.emails[1]: "**" given, want * instead of **: a * matches characters of one label`,
 		}},
-		{"URIs", custom + "names: {uris: ['/x', '*://x', 'https://u@x/', 'https://x/?q', 'https://x/../y', 'https://x:1/', 'urn:x']}\n", []string{
+		{"URIs", custom + "names: {uris: ['/x', 'https://u@x/']}\n", []string{
 			`:7: signers[0].names.uris[0]: "/x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
-			`:7: signers[0].names.uris[1]: "*://x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
-			`:7: signers[0].names.uris[2]: "u@x" given, ` + dnsRules,
-			`:7: signers[0].names.uris[3]: "https://x/?q" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
-			`:7: signers[0].names.uris[4]: "https://x/../y" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
-			`:7: signers[0].names.uris[5]: "x:1" given, ` + dnsRules,
-			`:7: signers[0].names.uris[6]: "urn:x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
+			`:7: signers[0].names.uris[1]: "u@x" given, ` + dnsRules,
 		}},
 		{"many", custom + "names: {dns: [" + strings.Repeat("x,", 101) + "]}\n", []string{":7: signers[0].names.dns: 101 items given, want at most 100"}},
 

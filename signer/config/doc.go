@@ -1,6 +1,5 @@
 // Package config reads a SignerConfiguration: the signers, and for each its CA, durations and what requests
-// it allows. [Load] reads a file, and [Configuration.Build] converts it to the signers of a
-// signer.Authority.
+// it allows. [Open] reads a file and returns the signers of a signer.Authority.
 //
 // It watches no file and prints nothing. [Errors] holds the mistakes in a file, each with file, line and
 // field.

@@ -3,6 +3,7 @@ package config_test
 import (
 	"crypto/x509"
 	"encoding/pem"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,4 +25,12 @@ func decode(t testing.TB, chain []byte) *x509.Certificate {
 		return nil // not reached; for the linter
 	}
 	return must.Value(x509.ParseCertificate(block.Bytes))(t)
+}
+
+// wantError checks that an error has a text in it; empty: that there is no error.
+func wantError(t testing.TB, err error, text string) {
+	t.Helper()
+	if text == "" && err != nil || text != "" && (err == nil || !strings.Contains(err.Error(), text)) {
+		t.Errorf("got %v, want %q", err, text)
+	}
 }
