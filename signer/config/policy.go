@@ -209,7 +209,6 @@ func (d *document) restrict(s *Signer, no *never) {
 	}
 	s.policy = no.check
 	switch {
-	case d.wrong[at+"name"]:
 	case s.Name == approval.SuperAdminSigner:
 		d.fail(at+"name", "%s given, want another signer: a policy allows no certificate in group %s", s.Name, tokens.MastersGroup)
 	case s.Name == certificates.KubeAPIServerClientKubeletSignerName:

@@ -71,7 +71,6 @@ func (d *document) signer(s *Signer) {
 	if s.Name != "" {
 		d.check(at+"name", checkName(s.Name))
 	}
-	named := !d.wrong[at+"name"]
 	for i, file := range []*string{&s.CA.CertFile, &s.CA.KeyFile, &s.CA.PassphraseFile} {
 		if strings.ContainsAny(*file, "\n\r\x00") || strings.Contains(*file, "PRIVATE KEY") {
 			d.fail(at+[]string{"ca.certFile", "ca.keyFile", "ca.passphraseFile"}[i], "%s given, want the path of a file", quoted(*file))
@@ -104,49 +103,49 @@ func (d *document) signer(s *Signer) {
 			d.fail(fmt.Sprintf("%susages[%d]", at, i), "%s given, want a usage that a certificate can have, such as \"server auth\"", quoted(string(u)))
 		}
 	}
-	if named {
-		d.usages(s)
+	if signer.KubernetesUsages(s.Name) == nil { // has no built-in rules
+		s.Subject, s.Names = subject, names
 	}
-	if signer.KubernetesUsages(s.Name) == nil {
-		s.Subject, s.Names = subject, names // no built-in rules apply
-		if named && !d.wrong[at+"subject"] && !d.wrong[at+"names"] && len(subject.CommonNames) == 0 && names.empty() {
-			d.fail(at+"subject", "neither subject.commonNames nor names given, want one of them: otherwise a certificate identifies nobody")
+	if !d.wrong[at+"name"] {
+		d.byName(s)
+	}
+}
+
+// byName checks what signers with this name may have.
+func (d *document) byName(s *Signer) {
+	at, kubernetes := s.path+".", signer.KubernetesUsages(s.Name)
+	_, extended, _ := approval.X509Usages(s.Usages)
+	switch {
+	case d.wrong[at+"usages"] || kubernetes != nil && s.Usages == nil:
+	case kubernetes != nil:
+		for _, u := range s.Usages {
+			if !slices.Contains(kubernetes, u) {
+				d.fail(at+"usages", "%q given, want some of %q, the usages of signer %s", u, kubernetes, s.Name)
+			}
 		}
+		for _, u := range required[s.Name] {
+			if !slices.Contains(s.Usages, u) {
+				d.fail(at+"usages", "%q is missing, but every request for signer %s needs it", u, s.Name)
+			}
+		}
+	case s.Usages == nil:
+		d.fail(at+"usages", "missing")
+	case len(extended) == 0:
+		d.fail(at+"usages", "%q given, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", s.Usages)
+	case slices.Contains(s.Usages, certificates.UsageAny):
+		d.fail(at+"usages", "%q given, want specific usages: with it, a certificate is valid for every purpose", certificates.UsageAny)
 	}
-	if !named || d.wrong[at+"approval"] {
+	if n := s.Names; kubernetes == nil && !d.wrong[at+"subject"] && !d.wrong[at+"names"] &&
+		len(s.Subject.CommonNames)+len(n.DNS)+len(n.Wildcards)+len(n.IPs)+len(n.Emails)+len(n.URIs) == 0 {
+		d.fail(at+"subject", "neither subject.commonNames nor names given, want one of them: otherwise a certificate identifies nobody")
+	}
+	if d.wrong[at+"approval"] {
 		return
 	}
 	for _, rule := range s.Approval {
 		if only := ruleSigners[rule]; only != "" && only != s.Name {
 			d.fail(at+"approval", "rule %s only handles requests for signer %s", rule, only)
 		}
-	}
-}
-
-// usages checks whether the usages fit the name of the signer.
-func (d *document) usages(s *Signer) {
-	at, kubernetes := s.path+".usages", signer.KubernetesUsages(s.Name)
-	_, extended, _ := approval.X509Usages(s.Usages)
-	switch {
-	case d.wrong[at]:
-	case kubernetes != nil && len(s.Usages) > 0:
-		for _, u := range s.Usages {
-			if !slices.Contains(kubernetes, u) {
-				d.fail(at, "%q given, want some of %q, the usages of signer %s", u, kubernetes, s.Name)
-			}
-		}
-		for _, u := range required[s.Name] {
-			if !slices.Contains(s.Usages, u) {
-				d.fail(at, "%q is missing, but every request for signer %s needs it", u, s.Name)
-			}
-		}
-	case kubernetes != nil: // has usages of its own
-	case s.Usages == nil:
-		d.fail(at, "missing")
-	case len(extended) == 0:
-		d.fail(at, "%q given, want at least one extended key usage such as \"server auth\": without one, a certificate is valid for every purpose", s.Usages)
-	case slices.Contains(s.Usages, certificates.UsageAny):
-		d.fail(at, "%q given, want specific usages: with it, a certificate is valid for every purpose", certificates.UsageAny)
 	}
 }
 
@@ -171,8 +170,4 @@ func (k Keys) policy() (p signer.KeyPolicy) {
 	}
 	p.Ed25519 = k.Ed25519
 	return p
-}
-
-func (n *Names) empty() bool {
-	return len(n.DNS)+len(n.Wildcards)+len(n.IPs)+len(n.Emails)+len(n.URIs) == 0
 }
