@@ -68,7 +68,6 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 	const head = "apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"
 	const durationRules = "want a duration such as 720h, from 3m0s to 2562047h"
 	const dnsRules = "want a DNS name of at most 253 characters: labels of [a-z0-9-] separated by dots, other letters in xn-- form, the last one not a number"
-	const nameRules = ": a lower-case domain with a dot, labels of at most 63 characters, and a name of [a-z0-9.-]"
 	const known = head + "- name: kubernetes.io/kube-apiserver-client\n  " // the next line is line 5
 	const custom = head + "- name: example.com/x\n  subject: {commonNames: [x]}\n  usages: [server auth]\n  "
 	for _, test := range []struct {
@@ -112,14 +111,9 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 			`:5: signers[0].names.ips[0]: a list given, want an address or a range such as 10.0.0.0/8`, `:5: signers[0].names.ips[1]: "10.0.0.0/8" given, want an address or a range such as 10.0.0.0/8`}},
 		{"own tag", known + "approval: !x []\n", []string{`:5: signers[0].approval: a list given, want a list of rules`}},
 
-		{"no name", head + "- approval: []\n", []string{":4: signers[0].name: missing"}},
+		{"no name", head + "- approval: []\n- approval: []\n", []string{":4: signers[0].name: missing", ":5: signers[1].name: missing"}},
 		{"number for a name", head + "- name: 5\n", []string{`:4: signers[0].name: "5" given, want DOMAIN/NAME`}},
-		{"no domain", head + "- name: etcd\n", []string{`:4: signers[0].name: "etcd" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
-		{"two slashes", head + "- name: example.com/a/b\n", []string{`:4: signers[0].name: "example.com/a/b" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
-		{"domain without a dot", head + "- name: local/x\n", []string{`:4: signers[0].name: "local/x" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
-		{"upper case", head + "- name: Example.com/x\n", []string{`:4: signers[0].name: "Example.com/x" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
-		{"path", head + "- name: example.com/etcd_peer\n", []string{`:4: signers[0].name: "example.com/etcd_peer" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
-		{"long label", head + "- name: " + strings.Repeat("a", 64) + ".example.com/x\n", []string{`:4: signers[0].name: "` + strings.Repeat("a", 60) + `" given, want DOMAIN/NAME such as example.com/etcd-peer` + nameRules}},
+		{"no domain", head + "- name: etcd\n", []string{`:4: signers[0].name: "etcd" given, want DOMAIN/NAME such as example.com/etcd-peer: a lower-case domain with a dot, labels of at most 63 characters, and a name of [a-z0-9.-]`}},
 		{"legacy", head + "- name: kubernetes.io/legacy-unknown\n", []string{":4: signers[0].name: kubernetes.io/legacy-unknown is not supported, because its certificates are valid for every purpose; use a signer in your own domain"}},
 		{"of Kubernetes", head + "- name: kubernetes.io/mine\n", []string{`:4: signers[0].name: "kubernetes.io/mine" given, want one of kubernetes.io/kube-apiserver-client, kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kubelet-serving, or a signer in your own domain`}},
 		{"name twice", known + "approval: []\n- name: kubernetes.io/kube-apiserver-client\n", []string{":6: signers[1].name: duplicate signer kubernetes.io/kube-apiserver-client, first defined in line 4"}},
@@ -131,13 +125,10 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 
 		{"duration", known + "duration:\n    max: 3y\n    min: 2\n", []string{`:6: signers[0].duration.max: "3y" given, ` + durationRules, `:7: signers[0].duration.min: "2" given, ` + durationRules}},
 		{"short", known + "duration: {min: 2m}\n", []string{`:5: signers[0].duration.min: "2m" given, ` + durationRules}},
-		{"negative", known + "duration: {max: -24h}\n", []string{`:5: signers[0].duration.max: "-24h" given, ` + durationRules}},
 		{"huge", known + "duration: {max: 999999999h}\n", []string{`:5: signers[0].duration.max: "999999999h" given, ` + durationRules}},
-		{"huge, and more", known + "duration: {max: 300000000h5m1.5s}\n", []string{`:5: signers[0].duration.max: "300000000h5m1.5s" given, ` + durationRules}},
 		{"default above max", known + "duration: {default: 48h, max: 24h}\n", []string{":5: signers[0].duration: default duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s"}},
 		{"default below min", known + "duration:\n    min: 1h\n    default: 5m\n    max: 2h\n", []string{":5: signers[0].duration: default duration of certificates is 5m0s, want at least the shortest duration 1h0m0s"}},
 		{"min above max", known + "duration: {min: 48h, max: 24h}\n", []string{":5: signers[0].duration: shortest duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s"}},
-		{"min above default", known + "duration: {min: 48h, default: 24h}\n", []string{":5: signers[0].duration: shortest duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s"}},
 
 		{"usage", known + "usages: [client auth, clientAuth]\n", []string{`:5: signers[0].usages[1]: "clientAuth" given, want a usage that a certificate can have, such as "server auth"`}},
 		{"cert sign", known + "usages: [cert sign]\n", []string{`:5: signers[0].usages[0]: "cert sign" given, want a usage that a certificate can have, such as "server auth"`}},
@@ -155,29 +146,18 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"control character", known + "subject: {commonNames: [\"a\\tb\"]}\n", []string{`:5: signers[0].subject.commonNames[0]: "a\tb" given, want only printable characters`}},
 		{"empty pattern", custom + "names: {dns: ['']}\n", []string{`:7: signers[0].names.dns[0]: "" given, want one of DNS names`}},
 
-		// TestRefusesInvalidPatterns has more.
-		{"DNS", custom + "names: {dns: [Example.com, '**.example.com']}\n", []string{
-			`:7: signers[0].names.dns[0]: "Example.com" given, ` + dnsRules,
-			`:7: signers[0].names.dns[1]: "**.example.com" given, want * instead of **: a * matches characters of one label`,
-		}},
-		{"wildcards", custom + "names: {wildcards: ['*.com', '*.*.example.com']}\n", []string{
-			`:7: signers[0].names.wildcards[0]: "*.com" given, want a name such as *.example.com`,
-			`:7: signers[0].names.wildcards[1]: "*.example.com" given, ` + dnsRules,
-		}},
+		// TestRefusesInvalidPatterns has more of these.
+		{"DNS", custom + "names: {dns: ['**.example.com']}\n", []string{`:7: signers[0].names.dns[0]: "**.example.com" given, want * instead of **: a * matches characters of one label`}},
+		{"wildcards", custom + "names: {wildcards: [x, '*.com']}\n", []string{
+			`:7: signers[0].names.wildcards[0]: "x" given, want a name such as *.example.com`, `:7: signers[0].names.wildcards[1]: "*.com" given, want a name such as *.example.com`}},
+		{"emails", custom + "names: {emails: ['a@**']}\n", []string{`:7: signers[0].names.emails[0]: "**" given, want * instead of **: a * matches characters of one label`}},
+		{"URIs", custom + "names: {uris: ['https://u@x/']}\n", []string{`:7: signers[0].names.uris[0]: "u@x" given, ` + dnsRules}},
 		{"addresses", custom + "names:\n    ips:\n    - 10.0.0.1/8\n    - ::ffff:10.0.0.0/104\n    - fe80::1%eth0\n    - 10.0.0.0/33\n    - etcd-0\n", []string{
 			`:9: signers[0].names.ips[0]: "10.0.0.1/8" given, want 10.0.0.0/8, or 10.0.0.1 for the single address`,
 			`:10: signers[0].names.ips[1]: "::ffff:10.0.0.0/104" given, want IPv4 addresses in IPv4 notation`,
 			`:11: signers[0].names.ips[2]: "fe80::1%eth0" given, want an address or a range such as 10.0.0.0/8`,
 			`:12: signers[0].names.ips[3]: "10.0.0.0/33" given, want an address or a range such as 10.0.0.0/8`,
 			`:13: signers[0].names.ips[4]: "etcd-0" given, want an address or a range such as 10.0.0.0/8`,
-		}},
-		{"emails", custom + "names: {emails: ['example.com', 'a@**']}\n", []string{
-			`:7: signers[0].names.emails[0]: "example.com" given, want an address such as *@example.com`,
-			`:7: signers[0].names.emails[1]: "**" given, want * instead of **: a * matches characters of one label`,
-		}},
-		{"URIs", custom + "names: {uris: ['/x', 'https://u@x/']}\n", []string{
-			`:7: signers[0].names.uris[0]: "/x" given, want a URI such as spiffe://example.com/ns/*/sa/*, without user, port, query or %`,
-			`:7: signers[0].names.uris[1]: "u@x" given, ` + dnsRules,
 		}},
 		{"many", custom + "names: {dns: [" + strings.Repeat("x,", 101) + "]}\n", []string{":7: signers[0].names.dns: 101 items given, want at most 100"}},
 

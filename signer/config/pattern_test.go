@@ -68,6 +68,8 @@ func TestRefusesInvalidPatterns(t *testing.T) {
 		good, bad []string
 		want      string // in each error
 	}{
+		{"name", checkName, []string{"example.com/etcd-peer", "example.com/a.b"}, []string{"etcd", "example.com/", "example.com/a/b", "local/x", "Example.com/x", "example.com/etcd_peer", "example.com/-x",
+			long + "a.example.com/x"}, "want DOMAIN/NAME such as example.com/etcd-peer: a lower-case domain with a dot, labels of at most 63 characters, and a name of [a-z0-9.-]"},
 		{"text", checkText, []string{"", "etcd-*", "Größe"}, []string{"a\nb", "a\x1bb"}, "printable characters"},
 		{"DNS", checkDNSPattern, []string{"a", "*.example.com", long + ".example.com"}, []string{
 			"", "bücher.example.com", "a..b", ".a", "a.", "-a.b", "a-.b", "a_b", "A.b", "a.**", long + "a.example.com", "10.0.0.1", strings.Repeat("a.", 126) + "aa"}, ""},

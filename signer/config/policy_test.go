@@ -55,6 +55,10 @@ func TestLoadPolicy(t *testing.T) {
 	if p, err := config.LoadPolicy(file, signer.Fixed(newCA(t))); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("missing file: got %v, %v", p, err)
 	}
+	var unreadable *os.PathError
+	if p, err := config.LoadPolicy(filepath.Dir(file), signer.Fixed(newCA(t))); !errors.As(err, &unreadable) {
+		t.Errorf("folder: got %v, %v, want the read error", p, err)
+	}
 	must.OK(t, os.WriteFile(file, []byte(config.DefaultPolicy), 0o600))
 	if p := must.Value(config.LoadPolicy(file, signer.Fixed(newCA(t))))(t); len(p.Requesters) != 1 {
 		t.Errorf("got %d requesters, want the one of the default policy", len(p.Requesters))
@@ -80,8 +84,14 @@ func TestPolicyNamesMistakes(t *testing.T) {
 		{"requesters: [{name: a, rate: {qps: 0, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \"0\" given"},
 		{"requesters: [{name: a, rate: {qps: .nan, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \".nan\" given"},
 		{"requesters: [{name: a, rate: {qps: 1001, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \"1001\" given"},
+		{"requesters: [{name: a, rate: {qps: !x 1, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \"1\" given"},
+		{"requesters: [{name: a, rate: {qps: '1', burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \"1\" given"},
+		{"requesters: [{name: a, rate: {qps: true, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \"true\" given"},
+		{"requesters: [{name: a, rate: {qps: !!int x, burst: 1}, " + kubelet + "}]", "requesters[0].rate.qps: \"x\" given"},
+		{"requesters: [{name: a, rate: {qps: 1, burst: 100001}, " + kubelet + "}]", "requesters[0].rate.burst: \"100001\" given"},
 		{"requesters: [{name: a, rate: {qps: 1, burst: 0}, " + kubelet + "}]", "requesters[0].rate.burst: \"0\" given"},
 		{"requesters: [{name: a, uid: 65534, " + rate + ", " + kubelet + "}]", "requesters[0].uid: 65534 given, want another user"},
+		{"requesters: [{name: a, uid: !!int x, " + rate + ", " + kubelet + "}]", "requesters[0].uid: \"x\" given"},
 		{"requesters: [{name: a, uid: -1, " + rate + ", " + kubelet + "}]", "requesters[0].uid: \"-1\" given"},
 		{"requesters: [{name: a, " + rate + ", " + kubelet + "}, {name: a, " + rate + ", " + kubelet + "}]", `requesters[1].name: duplicate requester "a"`},
 		{"requesters: [{name: a, uid: 5, " + rate + ", " + kubelet + "}, {name: b, uid: 5, " + rate + ", " + kubelet + "}]", `requesters[1].uid: user 5 is already that of requester "a"`},

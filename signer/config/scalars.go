@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer"
@@ -16,8 +15,8 @@ type Lifetime time.Duration
 
 // UnmarshalYAML reads a text such as 720h.
 func (l *Lifetime) UnmarshalYAML(n *yaml.Node) error {
-	d, err := time.ParseDuration(n.Value)
-	if n.ShortTag() != "!!str" || err != nil || d < signer.MinDuration {
+	d, _ := time.ParseDuration(n.Value) // zero after an error
+	if n.ShortTag() != "!!str" || d < signer.MinDuration {
 		return fmt.Errorf("%s given, want a duration such as 720h, from %s to %dh", describe(n), signer.MinDuration, math.MaxInt64/time.Hour)
 	}
 	*l = Lifetime(d)
@@ -47,7 +46,8 @@ func (u *uid) UnmarshalYAML(n *yaml.Node) error {
 type qps float64
 
 func (q *qps) UnmarshalYAML(n *yaml.Node) error {
-	if !slices.Contains([]string{"!!int", "!!float"}, n.ShortTag()) || n.Decode((*float64)(q)) != nil || !(*q > 0 && *q <= maxQPS) {
+	_ = n.Decode((*float64)(q)) // zero after an error
+	if !(*q > 0 && *q <= maxQPS) {
 		return fmt.Errorf("%s given, want a number of certificates a second, more than 0 and at most %d", describe(n), maxQPS)
 	}
 	return nil

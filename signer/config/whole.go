@@ -33,7 +33,7 @@ var ruleSigners = map[string]string{
 // checkName returns why a signer name is invalid, or nil. It allows what kube-apiserver allows in
 // spec.signerName. In the domain of Kubernetes it allows only the built-in signers.
 func checkName(name string) error {
-	domain, path, ok := strings.Cut(name, "/")
+	domain, path, _ := strings.Cut(name, "/")
 	switch {
 	case signer.KubernetesUsages(name) != nil:
 		return nil
@@ -41,7 +41,7 @@ func checkName(name string) error {
 		return fmt.Errorf("%s is not supported, because its certificates are valid for every purpose; use a signer in your own domain", name)
 	case domain == "kubernetes.io": // kube-apiserver accepts other names here, which have no meaning
 		return fmt.Errorf("%s given, want one of %s, or a signer in your own domain", quoted(name), strings.Join(slices.Sorted(maps.Keys(required)), ", "))
-	case !ok || !strings.Contains(domain, ".") || !dnsname.IsSubdomain(domain) || !dnsname.IsHost(domain) || !dnsname.IsSubdomain(path):
+	case !strings.Contains(domain, ".") || !dnsname.IsSubdomain(domain) || !dnsname.IsHost(domain) || !dnsname.IsSubdomain(path):
 		return fmt.Errorf("%s given, want DOMAIN/NAME such as example.com/etcd-peer: a lower-case domain with a dot, labels of at most %d characters, and a name of [a-z0-9.-]",
 			quoted(name), dnsname.MaxLabel)
 	}
