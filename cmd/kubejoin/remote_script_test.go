@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,7 +20,7 @@ import (
 )
 
 // scriptServe is the command 'serve [flag…]' of scripts. It runs a standalone 'kubejoin serve' until the script ends
-// and sets KUBEJOIN_URL. The data is in kubejoin-data, the log in serve.log, and standard output in serve.out.
+// and sets KUBEJOIN_URL and KUBEJOIN_PID. The data is in kubejoin-data, the log in serve.log, and standard output in serve.out.
 func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bool, args []string) {
 	if negated {
 		ts.Fatalf("serve cannot be negated")
@@ -43,6 +44,7 @@ func scriptServe(ts *testscript.TestScript, records certlint.Records, negated bo
 	cmd.Dir, cmd.Stdout, cmd.Stderr = ts.MkAbs("."), out, log
 	cmd.Env = []string{"HOME=" + ts.Getenv("HOME"), "PATH=" + ts.Getenv("PATH"), openapicheck.Environment + "=" + ts.Getenv(openapicheck.Environment)}
 	ts.Check(cmd.Start())
+	ts.Setenv("KUBEJOIN_PID", strconv.Itoa(cmd.Process.Pid))
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	ts.Defer(func() {

@@ -35,7 +35,6 @@ func TestOpenChecksEveryFileOfTheDataFolder(t *testing.T) {
 	if err := dir.Open(); err != nil {
 		t.Error(err)
 	}
-	// The store creates its journal with the first certificate.
 	want := []string{datadir.CA, datadir.Bundle, datadir.Operators, datadir.Curlrc, datadir.Store, datadir.WebhookToken}
 	if slices.Sort(want); !slices.Equal(names, want) {
 		t.Errorf("the folder has %q, want %q", names, want)

@@ -81,9 +81,6 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 	s.closers = append(s.closers, store.Close)
 	record := rowrecord.New(store.Issued())
 	s.kept, s.dropper, s.api.IssuanceRecord = record, store, record
-	if store.Truncated() {
-		s.log.Warn("issuance journal truncated; entries of certificates that were never delivered may be missing, or the disk has lost data")
-	}
 	s.check("tokens", func(ctx context.Context) error {
 		// Reading any token ID shows whether the file is readable.
 		if _, err := store.Get(ctx, "000000"); err != nil && !errors.Is(err, tokens.ErrNotFound) {

@@ -37,7 +37,7 @@ const (
 )
 
 // files are all files in the folder that kubejoin reads or writes.
-var files = []string{CA, Bundle, Operators, Curlrc, WebhookToken, Store, Store + "-journal"}
+var files = []string{CA, Bundle, Operators, Curlrc, WebhookToken, Store}
 
 // caLifetime is the validity of a CA that MakeCA generates, the same as kubeadm's.
 const caLifetime = 10 * 365 * 24 * time.Hour

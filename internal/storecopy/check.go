@@ -1,12 +1,10 @@
 package storecopy
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/ownca"
@@ -44,12 +42,11 @@ func (s *Store) Check(ctx context.Context) (counts Counts, found []Finding, err 
 		}
 	}
 	report := func(key string, err error) { damaged(s.rows.DB().Damaged(key, err)) }
-	for _, err := range []error{rowstore.Check(ctx, s.rows.DB(), decoders(true, time.Time{}), report), s.checkJournal(damaged)} {
-		if errors.Is(err, boltstore.ErrDamaged) { // a page, or the end of the journal
-			damaged(err)
-		} else if err != nil {
-			return counts, nil, err
-		}
+	err = rowstore.Check(ctx, s.rows.DB(), decoders(true, time.Time{}), report)
+	if errors.Is(err, boltstore.ErrDamaged) { // a page
+		damaged(err)
+	} else if err != nil {
+		return counts, nil, err
 	}
 	if more > 0 {
 		found = append(found, Finding{"damaged", fmt.Sprintf("%d more rows are damaged", more), damagedAdvice})
@@ -120,20 +117,14 @@ func (c *Counts) of(kind rowstore.Kind) *int {
 // count returns the numbers of rows that are not left out. It fails if a row cannot be copied.
 func (s *Store) count(ctx context.Context, d rowstore.Decoders) (counts Counts, err error) {
 	for _, kind := range d.Kinds() {
-		add := func(key string, value []byte) error {
-			changes, err := s.changes(kind, key, value)
-			*counts.of(kind) += min(1, len(changes))
-			return err
-		}
 		if err := rowstore.EachPage(ctx, s.rows.DB(), kind.Folder, func(page []rowstore.Row) (err error) {
 			for _, row := range page {
-				err = errors.Join(err, add(row.Key, row.Value))
+				changes, changesErr := s.changes(kind, row.Key, row.Value)
+				*counts.of(kind) += min(1, len(changes))
+				err = errors.Join(err, changesErr)
 			}
 			return err
 		}); err != nil {
-			return counts, err
-		}
-		if err := s.eachJournaled(kind, add); err != nil {
 			return counts, err
 		}
 	}
@@ -147,31 +138,4 @@ func (s *Store) changes(kind rowstore.Kind, key string, value []byte) ([]rowstor
 		err = s.rows.DB().Damaged(key, err)
 	}
 	return changes, err
-}
-
-// eachJournaled calls visit with each row of a kind in the journal of a file that is open read-only.
-func (s *Store) eachJournaled(kind rowstore.Kind, visit func(key string, value []byte) error) error {
-	if s.journaled == nil {
-		return nil
-	}
-	return s.journaled(func(c rowstore.Change) error {
-		if !strings.HasPrefix(c.Key, kind.Folder) {
-			return nil
-		}
-		return visit(c.Key, c.Value)
-	})
-}
-
-// checkJournal calls damaged with each entry in the journal that cannot be decoded. It returns an error if entries are
-// missing.
-func (s *Store) checkJournal(damaged func(error)) error {
-	kinds := decoders(true, time.Time{}).Kinds()
-	issued := kinds[len(kinds)-1] // the journal has no other rows
-	err := s.eachJournaled(issued, func(key string, value []byte) error {
-		if _, err := s.changes(issued, key, value); err != nil {
-			damaged(err)
-		}
-		return nil
-	})
-	return cmp.Or(err, s.truncated)
 }

@@ -13,9 +13,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
-// forever is the retention of a file while it is copied: no entry ends meanwhile.
-const forever = 200 * 365 * 24 * time.Hour
-
 // Counts are numbers of rows.
 type Counts struct {
 	Tokens          int `json:"tokens"`

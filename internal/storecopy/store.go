@@ -21,13 +21,9 @@ import (
 
 // A Store is an open file or etcd.
 type Store struct {
-	name   string
-	giveUp string // what to delete to give up a copy to this store
-	rows   *rowstore.Store
-	// journaled visits changes that are not in rows, because the file is open read-only. It is nil for etcd.
-	journaled func(func(rowstore.Change) error) error
-	// truncated is an error if the end of the journal is missing or damaged. A copy leaves that out.
-	truncated    error
+	name         string
+	giveUp       string // what to delete to give up a copy to this store
+	rows         *rowstore.Store
 	certificates bool // whether the record has certificates
 	// freeze makes writes of others fail, and verify reports whether they still do. It is nil for a file, which only one
 	// process can open.
@@ -106,7 +102,7 @@ func openFile(path string, use Use) (*Store, error) {
 	case use == ReadOnly, use == DryDestination:
 		s, err = boltstore.OpenReadOnly(open)
 	default:
-		s, err = boltstore.OpenRetaining(open, forever)
+		s, err = boltstore.Open(open)
 	}
 	if errors.Is(err, boltstore.ErrInUse) && use == Source {
 		err = fmt.Errorf("%w: stop it before the copy", err)
@@ -114,12 +110,8 @@ func openFile(path string, use Use) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	var truncated error
-	if s.Truncated() {
-		truncated = fmt.Errorf("%w: entries at the end of %s-journal are missing or damaged", boltstore.ErrDamaged, open)
-	}
 	return &Store{
-		name: name, giveUp: open + " and " + open + "-journal", rows: s.Store, journaled: s.Journaled, truncated: truncated, certificates: true,
+		name: name, giveUp: open, rows: s.Store, certificates: true,
 		interrupted: func(context.Context) (bool, error) { return interrupted, nil },
 		begin:       func(context.Context) error { return nil },
 		close:       s.Close,
@@ -135,12 +127,10 @@ func openFile(path string, use Use) (*Store, error) {
 	}, nil
 }
 
-// absent returns an error if there is a file that a new store would replace, or whose journal it would read.
+// absent returns an error if there is a file that a new store would replace.
 func absent(path string) error {
-	for _, file := range []string{path, path + "-journal"} {
-		if _, err := os.Lstat(file); err == nil {
-			return fmt.Errorf("%s exists already, want a new file", file)
-		}
+	if _, err := os.Lstat(path); err == nil {
+		return fmt.Errorf("%s exists already, want a new file", path)
 	}
 	return nil
 }

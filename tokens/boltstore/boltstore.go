@@ -6,7 +6,6 @@
 package boltstore
 
 import (
-	"errors"
 	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
@@ -18,10 +17,6 @@ import (
 // A Store is a [tokens.Store] in one file, which it locks until Close. A change is on the disk when the
 // method that makes it returns. Concurrent changes share one fsync.
 //
-// Until Close there may be a second file with the same name and the suffix "-journal". It contains the
-// entries of the issuance record that the store has not yet imported into the first file. After a crash, keep both files
-// together.
-//
 // The file contains the token secrets in clear text.
 type Store struct {
 	*rowstore.Store
@@ -29,7 +24,7 @@ type Store struct {
 	path  string
 	hints map[string]*tokens.Hints // by folder
 
-	appender appender
+	sweeper sweeper
 
 	commit sync.Mutex // held while a transaction writes
 	broken error      // guarded by commit
@@ -42,17 +37,16 @@ func newStore(db *bbolt.DB, path string) *Store {
 	for _, bucket := range rowBuckets {
 		s.hints[string(bucket)+"/"] = &tokens.Hints{}
 	}
-	s.Store, s.appender.store = rowstore.New(rowDB{s}), s
+	s.Store = rowstore.New(rowDB{s})
 	return s
 }
 
 // Close unlocks and closes the file. Every later call fails.
 func (s *Store) Close() error {
-	err := s.appender.close()
 	s.commit.Lock()
 	defer s.commit.Unlock()
 	if s.broken != nil {
 		return s.broken // db.Close could block forever, so the file stays locked until the process ends
 	}
-	return errors.Join(err, guard(s.path, s.db.Close))
+	return guard(s.path, s.db.Close)
 }

@@ -1,7 +1,6 @@
 package boltstore_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -38,150 +37,12 @@ func TestBrokenStoreRefusesWrites(t *testing.T) {
 		"Delete":       s.Delete(t.Context(), r),
 		"claim Update": claimErr,
 		"claim Delete": s.Claims().Delete(t.Context(), c),
+		"Append":       rowrecord.New(s.Issued()).Append(t.Context(), issuancetest.Issued(time.Now(), newSerial(), time.Hour)),
 		"Close":        s.Close(),
 	} {
 		if !errors.Is(err, errBroken) {
 			t.Errorf("%s = %v, want %v", what, err, errBroken)
 		}
-	}
-}
-
-// Entries that cannot be imported into the database must stay in the journal. Neither Append nor Close may drop them.
-func TestBrokenStoreKeepsItsJournal(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "tokens.db")
-	s := open(t, path)
-	s.Break(errBroken)
-	var kept []string
-	for {
-		e := large(issuancetest.Issued(time.Now(), newSerial(), time.Hour))
-		if err := rowrecord.New(s.Issued()).Append(t.Context(), e); errors.Is(err, errBroken) {
-			break
-		} else if err != nil || len(kept)*largeEntry > 4*boltstore.JournalHalf {
-			t.Fatalf("got Append = %[2]v after %[1]d entries, want %[3]v when the journal is full", len(kept), err, errBroken)
-		}
-		kept = append(kept, e.Serial)
-	}
-	if len(kept)*largeEntry < boltstore.JournalHalf {
-		t.Fatalf("got %d entries, want both halves of the journal full", len(kept))
-	}
-	larger := issuancetest.Issued(time.Now(), "1f", time.Hour)
-	larger.Message = strings.Repeat("x", boltstore.JournalHalf)
-	if err := rowrecord.New(s.Issued()).Append(t.Context(), larger); !errors.Is(err, errBroken) {
-		t.Errorf("Append of an entry that is larger than the journal = %v, want %v", err, errBroken)
-	}
-	if _, err := rowrecord.New(s.Issued()).List(t.Context(), issuance.Query{}); !errors.Is(err, errBroken) {
-		t.Errorf("List = %v, want %v", err, errBroken)
-	}
-	if e, err := rowrecord.New(s.Issued()).Get(t.Context(), kept[0]); !errors.Is(err, errBroken) {
-		t.Errorf("Get = %+v, %v, want %v", e, err, errBroken)
-	}
-	if err := s.Close(); !errors.Is(err, errBroken) {
-		t.Errorf("Close = %v, want %v", err, errBroken)
-	}
-	left, _, err := boltstore.ReadJournal(journalOf(path), 0)
-	if err != nil || len(left) != len(kept) {
-		t.Fatalf("the journal has %d entries, %v, want %d", len(left), err, len(kept))
-	}
-	for i, v := range left {
-		if !bytes.Contains(v, []byte(kept[i])) {
-			t.Errorf("entry %d is not of certificate %s", i, kept[i])
-		}
-	}
-}
-
-// An entry that is larger than half of the journal must be in the database when Append returns.
-func TestEntryLargerThanJournalSurvivesCrash(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "tokens.db")
-	s := open(t, path)
-	add(t, s.Issued(), issuancetest.Issued(time.Now(), "1f", time.Hour))
-	e := issuancetest.Issued(time.Now(), "2f", time.Hour)
-	e.Message = strings.Repeat("x", 3*boltstore.JournalHalf)
-	add(t, s.Issued(), e)
-	again := open(t, crash(t, path))
-	for _, serial := range []string{"1f", "2f"} {
-		if _, err := rowrecord.New(again.Issued()).Get(t.Context(), serial); err != nil {
-			t.Errorf("after a crash Get(%s) = %v", serial, err)
-		}
-	}
-}
-
-// Open must not treat an unreadable journal as empty, and must not delete it.
-func TestUnreadableJournalStopsOpen(t *testing.T) {
-	const good = "\x0aissued/100\x01x"
-	for name, test := range map[string]struct {
-		journal func(path string) error
-		want    string
-	}{
-		"good":           {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good)) }, ""},
-		"cut":            {func(path string) error { return boltstore.WriteJournal(path, 1, []byte(good), []byte(good[:11])) }, "file is damaged: entry 2: invalid length"},
-		"too long":       {func(path string) error { return boltstore.WriteJournal(path, 1, []byte("\x7fhunter2")) }, "entry 1: invalid length"},
-		"other folder":   {func(path string) error { return boltstore.WriteJournal(path, 1, []byte("\x0atokens/100\x01x")) }, "entry 1: invalid key"},
-		"no such bucket": {func(path string) error { return boltstore.WriteJournal(path, 1, []byte("\x0ahunter/200\x01x")) }, "entry 1: invalid key"},
-		"no key":         {func(path string) error { return boltstore.WriteJournal(path, 1, []byte("\x07issued/\x01x")) }, "file is damaged: entry 1: invalid key"},
-		"folder":         {func(path string) error { return os.Mkdir(path, 0o700) }, "not a regular file but d"},
-		"open to all":    {func(path string) error { return os.WriteFile(path, nil, 0o644) }, "file is accessible to other users"},
-		"named socket":   {func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) }, "no such device"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "tokens.db")
-			must.OK(t, test.journal(journalOf(path)))
-			s, err := boltstore.Open(path)
-			if test.want == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
-				must.OK(t, s.Close())
-				return
-			}
-			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), journalOf(path)) || strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("Open = %v, want %q and the file in it", err, test.want)
-			}
-			if _, err := os.Lstat(journalOf(path)); err != nil {
-				t.Errorf("the journal is missing: %v", err)
-			}
-		})
-	}
-}
-
-// Open must keep a journal if the database is damaged, so that an operator can repair the database.
-func TestJournalOfDamagedDatabaseIsKept(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "tokens.db")
-	s := open(t, path)
-	must.OK(t, appendAll(s, func(yield func(issuance.Entry) bool) {
-		for i := range 100 {
-			if !yield(issuancetest.Issued(time.Now(), fmt.Sprintf("a%x", i), time.Hour)) {
-				return
-			}
-		}
-	}))
-	add(t, s.Issued(), issuancetest.Issued(time.Now().Add(time.Hour), "1f", time.Hour))
-	left := crash(t, path)
-	whole := must.Value(os.ReadFile(left))(t)
-	journal := must.Value(os.ReadFile(journalOf(left)))(t)
-	failed := 0
-	for page := 0; page*os.Getpagesize() < len(whole); page++ {
-		content := bytes.Clone(whole)
-		for i := range os.Getpagesize() {
-			content[page*os.Getpagesize()+i] = 0xa5
-		}
-		path := filepath.Join(t.TempDir(), "tokens.db")
-		must.OK(t, errors.Join(os.WriteFile(path, content, 0o600), os.WriteFile(journalOf(path), journal, 0o600)))
-		s, err := boltstore.Open(path)
-		if err != nil {
-			failed++
-			if after, err := os.ReadFile(journalOf(path)); err != nil || !bytes.Equal(after, journal) {
-				t.Errorf("page %d is overwritten: the journal has changed, %v", page, err)
-			}
-			continue
-		}
-		if _, err := rowrecord.New(s.Issued()).Get(t.Context(), "1f"); err != nil {
-			t.Errorf("page %d is overwritten: Open = nil, and then Get = %v", page, err)
-		}
-		_ = s.Close() // it may be damaged
-	}
-	if failed < 3 {
-		t.Errorf("got errors for %d damaged pages, want more", failed)
 	}
 }
 

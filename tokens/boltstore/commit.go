@@ -17,6 +17,7 @@ import (
 // nothing and returns an error. So several writes can share one transaction.
 type write struct {
 	do    func(*bbolt.Tx) error
+	entry int64           // bytes of the entry of the issuance record that do adds; 0 if it adds none
 	hints []*tokens.Hints // to send after the change
 	err   error
 }
@@ -34,19 +35,31 @@ func (s *Store) write(w *write) error {
 	return w.err
 }
 
-// writeAll makes all changes in one transaction.
+// writeAll makes all changes, if possible in one transaction.
 func (s *Store) writeAll(_ context.Context, all []*write) {
 	s.commit.Lock()
 	defer s.commit.Unlock()
+	left := maxDrop
+	s.writeTogether(all, &left)
+}
+
+// writeTogether makes all changes in one transaction, which also deletes entries of the issuance record for new ones. If
+// the disk is full, it makes them in smaller transactions, which need fewer free pages. It drops at most left bytes of
+// entries for each transaction that succeeds.
+func (s *Store) writeTogether(all []*write, left *int64) {
 	var changed map[*tokens.Hints]bool
-	err := s.updateOrDrop(func(tx *bbolt.Tx) error {
-		changed = map[*tokens.Hints]bool{}
-		done := 0
+	var out sweepResult
+	err := s.updateOrDrop(left, func(tx *bbolt.Tx) (err error) {
+		changed, out = map[*tokens.Hints]bool{}, sweepResult{}
+		done, entries, size := 0, 0, int64(0)
 		for _, w := range all {
 			if w.err = w.do(tx); w.err != nil {
 				continue
 			}
 			done++
+			if w.entry > 0 {
+				entries, size = entries+1, size+w.entry
+			}
 			for _, h := range w.hints {
 				changed[h] = true
 			}
@@ -54,8 +67,16 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 		if done == 0 {
 			return errNothing
 		}
-		return nil
+		if entries > 0 {
+			out, err = s.sweeper.sweep(tx, sweptForOne*entries, s.inUse(tx)+size-s.sweeper.maxSize)
+		}
+		return err
 	})
+	if half := len(all) / 2; half > 0 && isFull(err) {
+		s.writeTogether(all[:half], left)
+		s.writeTogether(all[half:], left)
+		return
+	}
 	if errors.Is(err, errNothing) {
 		err = nil
 	}
@@ -64,32 +85,36 @@ func (s *Store) writeAll(_ context.Context, all []*write) {
 			w.err = err
 		}
 	}
+	if err == nil {
+		s.sweeper.addDropped(out)
+		*left = maxDrop
+	}
 	for hints := range changed {
 		hints.Send()
 	}
 }
 
-// updateOrDrop is like update, but if the disk is full, it drops entries of the issuance record and
+// updateOrDrop is like update, but if the disk is full, it drops up to left bytes of entries of the issuance record and
 // retries.
-func (s *Store) updateOrDrop(do func(*bbolt.Tx) error) error {
+func (s *Store) updateOrDrop(left *int64, do func(*bbolt.Tx) error) error {
 	err := s.update(do)
 	// Even a deletion needs free pages, and there may be none. So free the reserve first.
 	if !isFull(err) || s.update(giveUpReserve) != nil {
 		return err
 	}
-	for size, left := firstDrop, maxDrop; size >= minDrop && left > 0; {
+	for size := firstDrop; size >= minDrop && *left > 0; {
 		var out sweepResult
 		if s.update(func(tx *bbolt.Tx) (err error) {
-			out, err = s.appender.sweep(tx, 0, size)
+			out, err = s.sweeper.sweep(tx, 0, size)
 			return err
 		}) != nil {
 			size /= 2
 			continue
 		}
-		s.appender.addDropped(out)
-		left -= out.bytes
+		s.sweeper.addDropped(out)
+		*left -= out.bytes
 		if out.bytes < size { // it was the last entry
-			left = 0
+			*left = 0
 		}
 		size *= 2
 		if isFull(err) {
@@ -110,8 +135,8 @@ const (
 	minDrop   int64 = 256
 )
 
-// maxDrop is how many bytes of entries updateOrDrop drops at most. Pages of dropped entries stay in use while a read
-// transaction that began before is open.
+// maxDrop is how many bytes of entries are dropped at most until a transaction succeeds. Pages of dropped entries stay in
+// use while a read transaction that began before is open.
 var maxDrop int64 = 8 << 20
 
 // reservePages is the number of pages in the reserve, which makes it possible to drop entries when the disk

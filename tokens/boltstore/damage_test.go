@@ -72,19 +72,56 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tokens.db")
 			must.OK(t, open(t, path).Close())
 			edit(t, path, test.change)
-			journal := path + "-journal"
-			must.OK(t, os.WriteFile(journal, []byte("entries of a crash"), 0o600))
-			was := [2]string{read(t, path), read(t, journal)}
+			was := read(t, path)
 			for range 2 { // the first Open must leave no change and no lock
 				_, err := boltstore.Open(path)
 				if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), path) {
 					t.Errorf("Open = %v, want %q and the file in it", err, test.want)
 				}
 			}
-			if is := [2]string{read(t, path), read(t, journal)}; is != was {
-				t.Error("the refused file or its journal has changed")
+			if is := read(t, path); is != was {
+				t.Error("the refused file has changed")
 			}
 		})
+	}
+}
+
+// Catches an Open that ignores entries of certificates, and one that changes their file.
+func TestOpenRefusesJournalOfEarlierKubejoin(t *testing.T) {
+	zeros := make([]byte, 2<<20)
+	entry := bytes.Clone(zeros)
+	entry[7] = 1 // its number
+	for name, test := range map[string]struct {
+		journal []byte
+		want    string
+	}{
+		"empty":         {nil, ""},
+		"no entry":      {zeros, ""},
+		"entry":         {entry, "-journal is of an earlier kubejoin"},
+		"in its middle": {append(bytes.Clone(zeros[:1<<20]), entry...), "start and stop that version once"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "tokens.db")
+			must.OK(t, open(t, path).Close())
+			must.OK(t, os.WriteFile(path+"-journal", test.journal, 0o600))
+			for what, open := range map[string]func(string) (*boltstore.Store, error){"Open": boltstore.Open, "OpenReadOnly": boltstore.OpenReadOnly} {
+				s, err := open(path)
+				switch {
+				case test.want == "" && err == nil:
+					must.OK(t, s.Close())
+				case test.want == "" || err == nil || !strings.Contains(err.Error(), path+"-journal is") || !strings.Contains(err.Error(), test.want):
+					t.Errorf("%s = %v, want %q and the file in it", what, err, test.want)
+				}
+			}
+			if read(t, path+"-journal") != string(test.journal) {
+				t.Error("the journal has changed")
+			}
+		})
+	}
+	path := filepath.Join(t.TempDir(), "tokens.db")
+	must.OK(t, os.Mkdir(path+"-journal", 0o700))
+	if _, err := boltstore.Open(path); err == nil || !strings.Contains(err.Error(), path+"-journal") {
+		t.Errorf("with a folder instead: Open = %v, want an error that names it", err)
 	}
 }
 

@@ -13,48 +13,34 @@ import (
 )
 
 // SetNow sets the clock of the record.
-func (s *Store) SetNow(now func() time.Time) { s.appender.now = now }
+func (s *Store) SetNow(now func() time.Time) { s.sweeper.now = now }
 
 // Appends collects what do appends, and then stores it in one transaction.
 func (s *Store) Appends(do func(rowstore.DB) error) error {
-	s.appender.writing.Lock()
-	defer s.appender.writing.Unlock()
-	c := &collector{DB: rowDB{s}, number: s.appender.number}
+	c := &collector{DB: rowDB{s}}
 	if err := do(c); err != nil {
 		return err
 	}
-	s.appender.number = c.number
-	return s.appender.importAll(c.lines...)
+	s.writeAll(context.Background(), c.writes)
+	var errs error
+	for _, w := range c.writes {
+		errs = errors.Join(errs, w.err)
+	}
+	return errs
 }
 
 type collector struct {
 	rowstore.DB
-	number uint64
-	lines  []*journalEntry
+	writes []*write
 }
 
 func (c *collector) Append(_ context.Context, changes []rowstore.Change) error {
-	l := entryOf(changes)
-	c.number++
-	l.number = c.number
-	c.lines = append(c.lines, l)
+	c.writes = append(c.writes, appending(changes))
 	return nil
 }
 
-// JournalHalf is the size of each half of the journal in bytes.
-const JournalHalf = journalHalf
-
-// ReadJournal returns the entries of a journal with numbers above known, as Open reads them.
-func ReadJournal(path string, known uint64) (entries [][]byte, complete bool, err error) {
-	lines, complete, err := readJournal(path, known)
-	for _, l := range lines {
-		entries = append(entries, l.v)
-	}
-	return entries, complete, err
-}
-
 // SetMaxSize replaces the limit MaxSize of the record.
-func (s *Store) SetMaxSize(bytes int64) { s.appender.maxSize = bytes }
+func (s *Store) SetMaxSize(bytes int64) { s.sweeper.maxSize = bytes }
 
 // SetMaxDrop replaces maxDrop in this process.
 func SetMaxDrop(bytes int64) { maxDrop = bytes }
@@ -100,16 +86,6 @@ func (s *Store) Break(err error) {
 func (s *Store) Transaction() (n int) {
 	_ = s.read(func(tx *bbolt.Tx) error { n = tx.ID(); return nil })
 	return n
-}
-
-// WriteJournal creates a journal with one group of entries. The first entry gets this number.
-func WriteJournal(path string, number uint64, entries ...[]byte) error {
-	j := &journal{path: path}
-	var lines []*journalEntry
-	for i, v := range entries {
-		lines = append(lines, &journalEntry{number: number + uint64(i), v: v})
-	}
-	return errors.Join(j.write(lines), j.file.Close())
 }
 
 // IsFull reports whether an error means that the disk or a quota is full.

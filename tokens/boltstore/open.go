@@ -1,6 +1,7 @@
 package boltstore
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,7 +22,7 @@ import (
 //   - "holders": an index of the claims of each token. The keys are ID/NODE.
 //   - "revocations": the revocations by key.
 //   - "ca-rotation": the state of the CA rotation, and the key of its new CA.
-//   - "issued": the entries of the issuance record. Its sequence is the number of the last one in the journal.
+//   - "issued": the entries of the issuance record.
 //   - "issued-by" and "issued-ends": indexes of "issued".
 //   - "unissued": an index of the refusals and failures in "issued". Its sequence is their number.
 //   - "reserve": pages that are freed when the disk is full. It may be missing.
@@ -42,20 +43,17 @@ var (
 	schemaKey         = []byte("schema")
 )
 
-// rowBuckets are the buckets of rows, see rowDB, and appendedBuckets those that can have rows in the journal.
-var (
-	appendedBuckets = [][]byte{issuedBucket, issuedByBucket, issuedEndsBucket, unissuedBucket}
-	rowBuckets      = append([][]byte{tokensBucket, claimsBucket, holdersBucket, revocationsBucket, rotationsBucket}, appendedBuckets...)
-)
+// rowBuckets are the buckets of rows, see rowDB.
+var rowBuckets = [][]byte{
+	tokensBucket, claimsBucket, holdersBucket, revocationsBucket, rotationsBucket,
+	issuedBucket, issuedByBucket, issuedEndsBucket, unissuedBucket,
+}
 
 // allBuckets are the buckets that every file has.
 var allBuckets = append([][]byte{metaBucket}, rowBuckets...)
 
-// Folders of the rows of two buckets.
-const (
-	issuedFolder   = "issued/"
-	unissuedFolder = "unissued/"
-)
+// unissuedFolder is the folder of the rows of bucket "unissued".
+const unissuedFolder = "unissued/"
 
 // Schema 11 has a fingerprint beside each key of an identity.
 const schemaVersion = "11"
@@ -83,8 +81,7 @@ var (
 func Open(path string) (*Store, error) { return OpenRetaining(path, KeepEnded) }
 
 // OpenRetaining is like Open. It also sets how long the entry of a certificate is kept after the certificate has ended, which
-// Open sets to [KeepEnded]. That must be known here, because entries that a crash has left in the journal are imported,
-// which deletes those that are due.
+// Open sets to [KeepEnded].
 func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 	var opened *os.File
 	var db *bbolt.DB
@@ -112,11 +109,8 @@ func OpenRetaining(path string, retention time.Duration) (*Store, error) {
 		return nil, err
 	}
 	s := newStore(db, path)
-	s.appender.now, s.appender.retention, s.appender.maxSize = time.Now, retention, MaxSize
+	s.sweeper.now, s.sweeper.retention, s.sweeper.maxSize = time.Now, retention, MaxSize
 	if err = s.prepare(); err == nil {
-		err = s.appender.replay()
-	}
-	if err == nil {
 		if err = s.update(keepReserve); isFull(err) {
 			err = nil
 		}
@@ -179,8 +173,7 @@ func syncDir(path string) error {
 // prepare creates the buckets of a new file. It returns an error for a file with another schema.
 func (s *Store) prepare() error {
 	return s.update(func(tx *bbolt.Tx) error {
-		meta := tx.Bucket(metaBucket)
-		if meta == nil {
+		if tx.Bucket(metaBucket) == nil {
 			var others []string
 			_ = tx.ForEach(func(name []byte, _ *bbolt.Bucket) error { // fails only if the callback does
 				others = append(others, fmt.Sprintf("%q", name))
@@ -189,24 +182,51 @@ func (s *Store) prepare() error {
 			if len(others) > 0 {
 				return fmt.Errorf("not a kubejoin file: found buckets %s, want %q", strings.Join(others, ", "), metaBucket)
 			}
-			var err error
-			if meta, err = tx.CreateBucket(metaBucket); err != nil {
+			meta, err := tx.CreateBucket(metaBucket)
+			if err != nil {
 				return err
 			}
 			if err := meta.Put(schemaKey, []byte(schemaVersion)); err != nil {
 				return err
 			}
 		}
-		if err := checkSchema(meta); err != nil {
-			return err
-		}
 		for _, name := range allBuckets {
 			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
 				return err
 			}
 		}
-		return nil
+		return s.check(tx)
 	})
+}
+
+// check returns an error for a file with another schema, without a bucket, or with the journal of an earlier kubejoin.
+func (s *Store) check(tx *bbolt.Tx) error {
+	meta := tx.Bucket(metaBucket)
+	if meta == nil {
+		return fmt.Errorf("not a kubejoin file: bucket %q is missing", metaBucket)
+	}
+	if err := checkSchema(meta); err != nil {
+		return err
+	}
+	for _, name := range allBuckets {
+		if tx.Bucket(name) == nil {
+			return fmt.Errorf("%w: bucket %q is missing", ErrDamaged, name)
+		}
+	}
+	return s.checkJournal()
+}
+
+// checkJournal returns an error if an earlier kubejoin has left its journal of the issuance record beside the file. That
+// kubejoin imports and removes it.
+func (s *Store) checkJournal() error {
+	journal := s.path + "-journal"
+	content, err := os.ReadFile(journal)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(bytes.Trim(content, "\x00")) == 0 { // zeros before the first entry
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return fmt.Errorf("%s is of an earlier kubejoin, and may have entries of the issuance record that this file lacks: start and stop that version once, or move the journal away to give them up", journal)
 }
 
 func checkSchema(meta *bbolt.Bucket) error {

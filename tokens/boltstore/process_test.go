@@ -66,8 +66,8 @@ func other(role, path string) error {
 		return randomNodes(s, path)
 	case "full":
 		return fullDisk(s, path)
-	case "no journal":
-		return noJournal(s, path)
+	case "together":
+		return together(s, path)
 	}
 	var mu sync.Mutex
 	failed := make(chan error)

@@ -36,47 +36,26 @@ func (d rowDB) read(ctx context.Context, do func(transaction) error) error {
 	return stopped
 }
 
-// readAll is like read. The transaction has all rows of the folder of key, also those that Append has stored.
-func (d rowDB) readAll(ctx context.Context, key string, do func(transaction) error) error {
-	if isAppended(key) && ctx.Err() == nil {
-		if err := d.s.appender.importAll(); err != nil {
-			return err
-		}
-	}
-	return d.read(ctx, do)
-}
-
-// Get implements [rowstore.Reader]. Rows that are only in the journal are new, so it imports them only if a row is missing.
+// Get implements [rowstore.Reader].
 func (d rowDB) Get(ctx context.Context, keys ...string) (rows []rowstore.Row, err error) {
-	get := func(t transaction) error {
+	err = d.read(ctx, func(t transaction) error {
 		rows, err = t.Get(ctx, keys...)
 		for i := range rows {
 			rows[i].Value = bytes.Clone(rows[i].Value)
 		}
 		return err
-	}
-	err = d.read(ctx, get)
-	for i, row := range rows {
-		if row.Version == "" && err == nil && isAppended(keys[i]) {
-			err = d.readAll(ctx, keys[i], get)
-			break
-		}
-	}
+	})
 	return rows, err
 }
 
 // Scan implements [rowstore.Reader].
 func (d rowDB) Scan(ctx context.Context, keys rowstore.Range, visit func(rowstore.Row) error) error {
-	scan := func(t transaction) error { return t.Scan(ctx, keys, visit) }
-	if keys.Continues {
-		return d.read(ctx, scan)
-	}
-	return d.readAll(ctx, keys.From, scan)
+	return d.read(ctx, func(t transaction) error { return t.Scan(ctx, keys, visit) })
 }
 
 // Count implements [rowstore.Reader].
 func (d rowDB) Count(ctx context.Context, folder string) (n int, err error) {
-	err = d.readAll(ctx, folder, func(t transaction) error {
+	err = d.read(ctx, func(t transaction) error {
 		n, err = t.Count(ctx, folder)
 		return err
 	})
@@ -85,7 +64,7 @@ func (d rowDB) Count(ctx context.Context, folder string) (n int, err error) {
 
 // View implements [rowstore.DB].
 func (d rowDB) View(ctx context.Context, damaged func(key string, err error), do func(rowstore.Reader) error) error {
-	return d.readAll(ctx, issuedFolder, func(t transaction) error {
+	return d.read(ctx, func(t transaction) error {
 		t.report = damaged
 		return do(t)
 	})
@@ -111,9 +90,24 @@ func (d rowDB) Commit(ctx context.Context, conditions []rowstore.Condition, chan
 	return version, err
 }
 
-// Append implements [rowstore.DB]. When it returns, the rows are on the disk.
+// Append implements [rowstore.DB]. When it returns, the rows are on the disk. It sends no hints.
 func (d rowDB) Append(ctx context.Context, changes []rowstore.Change) error {
-	return d.s.appender.append(ctx, changes)
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return d.s.write(appending(changes))
+}
+
+// appending returns the write that adds an entry of the issuance record.
+func appending(changes []rowstore.Change) *write {
+	w := &write{do: func(tx *bbolt.Tx) error {
+		_, err := transaction{tx: tx}.commit(nil, changes)
+		return err
+	}}
+	for _, c := range changes {
+		w.entry += int64(len(c.Key) + len(c.Value))
+	}
+	return w
 }
 
 // MaxChanges implements [rowstore.DB].
