@@ -138,7 +138,7 @@ func (s *Issued) NewestFirst(ctx context.Context, name, after string, since time
 		if more, err := s.visit(ctx, rows, func(row Row) string { return placeIn(row.Key) }, visit); err != nil || !more || len(rows) < keys.Limit {
 			return wrapIssued(err)
 		}
-		keys.From, keys.Limit, keys.Continues = rows[len(rows)-1].Key+"\x00", min(2*keys.Limit, maxPage), true
+		keys.From, keys.Limit = rows[len(rows)-1].Key+"\x00", min(2*keys.Limit, maxPage)
 	}
 }
 
@@ -246,7 +246,6 @@ func timed(ctx context.Context, r Reader, folder, after string, first, end int64
 		if err != nil {
 			return err
 		}
-		keys.Continues = true
 		if more, err := visit(rows); err != nil || !more {
 			return err
 		}

@@ -44,12 +44,10 @@ type Change struct {
 	Value []byte
 }
 
-// A Range is the keys that are at least From and less than To, of which a scan visits at most Limit; 0 is unlimited. A
-// scan that Continues an earlier one may miss rows that were appended since.
+// A Range is the keys that are at least From and less than To, of which a scan visits at most Limit; 0 is unlimited.
 type Range struct {
-	From, To  string
-	Limit     int
-	Continues bool
+	From, To string
+	Limit    int
 }
 
 // A Reader reads rows. Its methods fail with the error of ctx if ctx has ended. All other errors mean that the database
@@ -74,8 +72,8 @@ type DB interface {
 	// [tokens.ErrConflict]. After any other error, also that of ctx, the changes may have been
 	// made.
 	Commit(ctx context.Context, conditions []Condition, changes []Change) (version string, err error)
-	// Append is like Commit without conditions. Each change adds a row with a key that no row has had before, which a
-	// database may store in a cheaper way.
+	// Append is like Commit without conditions. It adds the rows of one entry of the issuance record, whose keys no row
+	// has had before. A database may delete other entries for it.
 	Append(ctx context.Context, changes []Change) error
 	// View calls do with a Reader whose calls are all of one moment. A row without a valid version is not visited by Scan:
 	// View calls damaged with it instead. It returns the error of do unwrapped.
@@ -134,7 +132,7 @@ func EachPage(ctx context.Context, r Reader, folder string, visit func([]Row) er
 		if err != nil {
 			return err
 		}
-		keys.From, keys.Continues = folder+digits(oldest)+last, true // damaged keys may be behind all times
+		keys.From = folder + digits(oldest) + last // damaged keys may be behind all times
 	}
 	for {
 		rows, err := page(ctx, r, keys)
@@ -144,7 +142,7 @@ func EachPage(ctx context.Context, r Reader, folder string, visit func([]Row) er
 		if err := visit(rows); err != nil || len(rows) < keys.Limit {
 			return err
 		}
-		keys.From, keys.Continues = rows[len(rows)-1].Key+"\x00", true
+		keys.From = rows[len(rows)-1].Key + "\x00"
 	}
 }
 
