@@ -3,6 +3,7 @@ package boltstore_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -83,6 +84,27 @@ func TestOpenRefusesOtherSchema(t *testing.T) {
 				t.Error("the refused file has changed")
 			}
 		})
+	}
+}
+
+// One damaged byte in the name of a bucket must not make a new bucket: its rows, for example all revocations, would be gone.
+func TestOpenRefusesFileWithoutBucket(t *testing.T) {
+	for _, bucket := range []string{"tokens", "claims", "holders", "revocations", "ca-rotation", "issued", "issued-by", "issued-ends", "unissued"} {
+		path := filepath.Join(t.TempDir(), "tokens.db")
+		must.OK(t, open(t, path).Close())
+		edit(t, path, func(tx *bbolt.Tx) error { return tx.DeleteBucket([]byte(bucket)) })
+		if _, err := boltstore.Open(path); !errors.Is(err, boltstore.ErrDamaged) || !strings.Contains(err.Error(), fmt.Sprintf("bucket %q is missing", bucket)) || !strings.Contains(err.Error(), path) {
+			t.Errorf("without %s: Open = %v, want ErrDamaged with the bucket and the file", bucket, err)
+		}
+	}
+	for _, bucket := range []string{"meta", "revocations"} {
+		path := filepath.Join(t.TempDir(), "tokens.db")
+		must.OK(t, open(t, path).Close())
+		content := []byte(read(t, path))
+		must.OK(t, os.WriteFile(path, bytes.ReplaceAll(content, []byte(bucket), []byte(bucket[:len(bucket)-1]+"z")), 0o600))
+		if _, err := boltstore.Open(path); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", bucket)) {
+			t.Errorf("with another byte in the name of %s: Open = %v, want an error with the bucket", bucket, err)
+		}
 	}
 }
 

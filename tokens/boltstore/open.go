@@ -2,6 +2,7 @@ package boltstore
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -170,28 +171,11 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// prepare creates the buckets of a new file. It returns an error for a file with another schema.
+// prepare creates the buckets of a new file, and checks a file that exists.
 func (s *Store) prepare() error {
 	return s.update(func(tx *bbolt.Tx) error {
-		if tx.Bucket(metaBucket) == nil {
-			var others []string
-			_ = tx.ForEach(func(name []byte, _ *bbolt.Bucket) error { // fails only if the callback does
-				others = append(others, fmt.Sprintf("%q", name))
-				return nil
-			})
-			if len(others) > 0 {
-				return fmt.Errorf("not a kubejoin file: found buckets %s, want %q", strings.Join(others, ", "), metaBucket)
-			}
-			meta, err := tx.CreateBucket(metaBucket)
-			if err != nil {
-				return err
-			}
-			if err := meta.Put(schemaKey, []byte(schemaVersion)); err != nil {
-				return err
-			}
-		}
-		for _, name := range allBuckets {
-			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+		if first, _ := tx.Cursor().First(); first == nil {
+			if err := create(tx); err != nil {
 				return err
 			}
 		}
@@ -199,11 +183,25 @@ func (s *Store) prepare() error {
 	})
 }
 
+func create(tx *bbolt.Tx) error {
+	for _, name := range allBuckets {
+		if _, err := tx.CreateBucket(name); err != nil {
+			return err
+		}
+	}
+	return tx.Bucket(metaBucket).Put(schemaKey, []byte(schemaVersion))
+}
+
 // check returns an error for a file with another schema, without a bucket, or with the journal of an earlier kubejoin.
 func (s *Store) check(tx *bbolt.Tx) error {
 	meta := tx.Bucket(metaBucket)
 	if meta == nil {
-		return fmt.Errorf("not a kubejoin file: bucket %q is missing", metaBucket)
+		var others []string
+		_ = tx.ForEach(func(name []byte, _ *bbolt.Bucket) error { // fails only if the callback does
+			others = append(others, fmt.Sprintf("%q", name))
+			return nil
+		})
+		return fmt.Errorf("not a kubejoin file: found buckets %s, want %q", cmp.Or(strings.Join(others, ", "), "none"), metaBucket)
 	}
 	if err := checkSchema(meta); err != nil {
 		return err
