@@ -74,6 +74,9 @@ func (s *service) openOwnStores() (own stores, err error) {
 
 // openFile opens the store in DataDir, and locks the folder.
 func (s *service) openFile(dir datadir.Dir) (stores, error) {
+	if err := dir.CheckStore(); err != nil {
+		return stores{}, err
+	}
 	store, err := boltstore.OpenRetaining(dir.Path(datadir.Store), s.options.IssuanceRetention)
 	if err != nil {
 		return stores{}, err

@@ -86,6 +86,21 @@ func (d Dir) Open() error {
 	return nil
 }
 
+// CheckStore returns an error if the store is an empty file although the folder has other files: kubejoin makes and fills
+// the store first. Without the error, all tokens and revocations would be gone without a word.
+func (d Dir) CheckStore() error {
+	store := d.Path(Store)
+	if info, err := os.Stat(store); err != nil || info.Size() > 0 {
+		return nil // opening the store returns the error
+	}
+	for _, name := range files {
+		if _, err := os.Stat(d.Path(name)); err == nil && name != Store {
+			return fmt.Errorf("--data-dir: %s is empty, although %s exists: restore a backup, or delete %[1]s, which gives up its tokens, claims, revocations and issuance record", store, name)
+		}
+	}
+	return nil
+}
+
 // MakeCA generates a cluster CA if there is none. Certificate and key share one file, so that an interrupted start
 // never leaves one without the other.
 func (d Dir) MakeCA(now time.Time) (made bool, err error) {

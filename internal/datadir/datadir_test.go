@@ -37,3 +37,22 @@ func TestOpenRefusesAFolderThatOthersCanRead(t *testing.T) {
 		t.Errorf("mode 0500: %v", err)
 	}
 }
+
+// Catches a kubejoin that makes a new store from a file that has lost its content.
+func TestCheckStoreRefusesEmptyFileBesideOthers(t *testing.T) {
+	for _, other := range []string{datadir.CA, datadir.Bundle, ""} {
+		for _, content := range []string{"", "x", "none"} {
+			dir := datadir.Dir(t.TempDir())
+			if other != "" {
+				must.OK(t, os.WriteFile(dir.Path(other), nil, 0o600))
+			}
+			if content != "none" {
+				must.OK(t, os.WriteFile(dir.Path(datadir.Store), []byte(content), 0o600))
+			}
+			err := dir.CheckStore()
+			if wanted := content == "" && other != ""; wanted && (err == nil || !strings.Contains(err.Error(), dir.Path(datadir.Store)+" is empty, although "+other)) || !wanted && err != nil {
+				t.Errorf("%q with content %q: got %v", other, content, err)
+			}
+		}
+	}
+}

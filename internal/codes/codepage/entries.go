@@ -230,6 +230,7 @@ var startErrors = []Entry{
 	{StartError, "file is in use", "1", "another kubejoin has the folder", "stop it, or use another `--data-dir`"},
 	{StartError, "schema version", "1", "another version of kubejoin wrote `kubejoin.db` or the keys in etcd", "run that version: docs/operate.md#upgrade"},
 	{StartError, "file is damaged", "1", "the disk or another program damaged `kubejoin.db`", "restore a backup: docs/operate.md#back-up"},
+	{StartError, "is empty, although", "1", "`kubejoin.db` lost its content", "restore a backup: docs/operate.md#back-up"},
 	{StartError, "is of an earlier kubejoin", "1", "that version crashed and left `kubejoin.db-journal`", "start and stop that version once: docs/operate.md#upgrade"},
 	{StartError, "kubejoin cannot create a missing cluster-info", "warning", "the address or the CA of the API server is unknown", "set `--api-server https://HOST:PORT`"},
 }
