@@ -48,15 +48,14 @@ func storeCopyCommand() *cobra.Command {
 of it back, and compare. The destination must be a new file, or an unused prefix in etcd.
 Nobody can use it before the copy is complete.
 
-kubejoin must not change the source meanwhile. A file can be copied only while no kubejoin
-uses it. While etcd is copied, its kubejoins serve reads, and refuse writes with 503. That
-ends with the command, or 30 s after the command was killed.
+A file can be copied only while no kubejoin uses it. Stop the kubejoins on etcd, too: the copy
+fails if one of them writes meanwhile.
 
 Refusals and failures older than 30 days are left out. A record in etcd has no
 certificates, only their fingerprints.
 
-The exit code is 0 if the copy is complete, 1 if it is not, and 2 for invalid flags.
-Repeat an interrupted copy with --resume.` + storeHelp,
+The exit code is 0 if the copy is complete, 1 if it is not, and 2 for invalid flags. After
+an error, delete the incomplete copy before you repeat the command.` + storeHelp,
 		Example: `  # what would be copied
   kubejoin store copy --dry-run --from file:kubejoin-data --to file:new.db
 
@@ -64,7 +63,7 @@ Repeat an interrupted copy with --resume.` + storeHelp,
   kubejoin store copy --from file:kubejoin-data --to etcd:https://10.0.0.1:2379 \
     --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key
 
-  # and back, while kubejoin serves reads
+  # and back
   kubejoin store copy --from etcd:https://10.0.0.1:2379 --to file:new.db \
     --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key`,
 		Args: noArgs,
@@ -73,11 +72,11 @@ Repeat an interrupted copy with --resume.` + storeHelp,
 				return usageOf(cmd, err)
 			}
 			ctx := cmd.Context()
-			source, destination, did := storecopy.Source, storecopy.Destination, "copied and compared"
+			destination, did := storecopy.Destination, "copied and compared"
 			if o.options.DryRun {
-				source, destination, did = storecopy.ReadOnly, storecopy.DryDestination, "would copy"
+				destination, did = storecopy.DryDestination, "would copy"
 			}
-			from, err := storecopy.Open(ctx, o.from, o.etcd, source)
+			from, err := storecopy.Open(ctx, o.from, o.etcd, storecopy.ReadOnly)
 			if err != nil {
 				return storeError(cmd, "from", err)
 			}
@@ -111,7 +110,6 @@ Repeat an interrupted copy with --resume.` + storeHelp,
 	f.SortFlags = false
 	f.StringVar(&o.from, "from", "", "source: file:PATH or etcd:URLS")
 	f.StringVar(&o.to, "to", "", "destination: file:PATH or etcd:URLS")
-	f.BoolVar(&o.options.Resume, "resume", false, "continue an interrupted copy: skip rows that are equal")
 	f.BoolVar(&o.options.DryRun, "dry-run", false, "check both stores and count what would be copied; write nothing")
 	registerEtcdFiles(f, &o.etcd, "")
 	heading(f, "etcd flags", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "etcd-prefix")

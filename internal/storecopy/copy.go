@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,87 +25,59 @@ type Counts struct {
 
 // Options are the options of Copy.
 type Options struct {
-	// Resume continues an interrupted copy: rows that are in the destination and equal are skipped.
-	Resume bool
-	// DryRun makes Copy only check both stores and count what it would copy. The source may then be open read-only.
+	// DryRun makes Copy only check both stores and count what it would copy.
 	DryRun bool
 	// Progress is called after each row with the numbers so far, and the number of entries that were read back. Nil is not
 	// called.
 	Progress func(counts Counts, compared int)
-
-	after time.Duration // tests copy so much later than now
 }
 
 var (
-	// ErrNotEmpty means that the destination has rows, and is not an interrupted copy.
+	// ErrNotEmpty means that the destination has rows.
 	ErrNotEmpty = errors.New("the destination has rows already; give a new file, or another --etcd-prefix")
-	// ErrInterrupted means that the destination is an interrupted copy, and Resume is not set.
-	ErrInterrupted = errors.New("the destination has an interrupted copy; continue it with --resume, or give it up: delete")
 	// ErrDiffers means that a row of the destination is not the one of the source.
 	ErrDiffers = errors.New("differs from the source")
+	// ErrChanged means that the source was written during the copy.
+	ErrChanged = errors.New("was written during the copy; stop its kubejoins, and repeat the command")
 )
 
-// Copy copies all rows of one store to another one, reads them back and compares them. Created and UID stay, Version is
-// the destination's own. It makes the source read-only meanwhile. It leaves out refusals and failures that are old enough
-// to be deleted. A record in etcd has no certificates.
+// Copy copies all rows of one revision of a store to another store, reads them back and compares them. It fails if the
+// source has another revision in the end. Created and UID stay, Version is the destination's own. It leaves out refusals
+// and failures that are old enough to be deleted. A record in etcd has no certificates.
 func Copy(ctx context.Context, from, to *Store, o Options) (counts Counts, err error) {
-	interrupted, err := to.interrupted(ctx)
-	if err != nil {
+	if err := to.mustBeEmpty(ctx); err != nil {
 		return counts, err
 	}
-	// Resume must not make a store incomplete that others use.
-	o.Resume = o.Resume && interrupted
-	if !o.Resume {
-		if err := to.mustBeEmpty(ctx, interrupted); err != nil {
-			return counts, err
-		}
-	}
-	d := decoders(to.certificates, time.Now().Add(o.after-rowstore.KeepUnissued+time.Hour))
+	d := decoders(to.certificates, time.Now().Add(-rowstore.KeepUnissued+time.Hour))
 	if o.DryRun {
 		return from.count(ctx, d)
-	}
-	c := copyRun{from: from, to: to, Options: o, kinds: d.Kinds()}
-	verify := func(context.Context) error { return nil } // a file is locked
-	if from.freeze != nil {
-		frozen, thaw, freezeErr := from.freeze(ctx)
-		if freezeErr != nil {
-			return counts, fmt.Errorf("%s: %w", from.name, freezeErr)
-		}
-		defer func() { err = errors.Join(err, thaw()) }()
-		verify = frozen
 	}
 	if err := to.begin(ctx); err != nil {
 		return counts, fmt.Errorf("%s: %w", to.name, err)
 	}
-	if !o.Resume { // somebody may have written since
-		if err := to.mustBeEmpty(ctx, interrupted); err != nil {
-			return counts, errors.Join(err, to.complete(ctx))
-		}
+	if err := to.mustBeEmpty(ctx); err != nil { // somebody may have written since
+		return counts, errors.Join(err, to.complete(ctx))
 	}
-	for _, step := range []func(context.Context) error{c.copy, c.compare, verify, to.complete} {
+	c := copyRun{from: from, to: to, Options: o, kinds: d.Kinds(), copied: map[string]revision{}}
+	for _, step := range []func(context.Context) error{c.copy, c.compare, c.unchanged, to.complete} {
 		err := step(ctx)
 		if errors.Is(err, ErrDiffers) { // also if the source has changed
-			err = cmp.Or(verify(ctx), err)
+			err = cmp.Or(c.unchanged(ctx), err)
 		}
-		if errors.Is(err, ErrDiffers) {
-			return c.counts, fmt.Errorf("%w; to give up this copy, delete %s", err, to.giveUp)
-		} else if err != nil {
-			return c.counts, fmt.Errorf("%w; the copy is incomplete: repeat the command with --resume, or give it up: delete %s", err, to.giveUp)
+		if err != nil {
+			return c.counts, fmt.Errorf("%w; nobody can use the copy: delete %s", err, to.giveUp)
 		}
 	}
 	return c.counts, nil
 }
 
 // mustBeEmpty returns an error if a destination has rows.
-func (s *Store) mustBeEmpty(ctx context.Context, interrupted bool) error {
+func (s *Store) mustBeEmpty(ctx context.Context) error {
 	empty, err := s.empty(ctx)
-	switch {
-	case err != nil || empty:
-		return err
-	case interrupted:
-		return fmt.Errorf("%s: %w %s", s.name, ErrInterrupted, s.giveUp)
+	if err == nil && !empty {
+		err = fmt.Errorf("%s: %w", s.name, ErrNotEmpty)
 	}
-	return fmt.Errorf("%s: %w", s.name, ErrNotEmpty)
+	return err
 }
 
 // empty reports whether a store has no rows.
@@ -128,8 +101,40 @@ type copyRun struct {
 	from, to *Store
 	Options
 	kinds    []rowstore.Kind
+	copied   map[string]revision // of the source, by folder
 	counts   Counts
 	compared int
+}
+
+// A revision of a folder changes with each write: a row gets a higher version than all others, or is deleted.
+type revision struct {
+	rows    int
+	highest uint64 // version
+}
+
+func (r *revision) add(rows []rowstore.Row) error {
+	for _, row := range rows {
+		version, err := strconv.ParseUint(row.Version, 10, 64)
+		if err != nil {
+			return err
+		}
+		r.rows, r.highest = r.rows+1, max(r.highest, version)
+	}
+	return nil
+}
+
+// unchanged returns an error if the source no longer has the revision that was copied.
+func (c *copyRun) unchanged(ctx context.Context) error {
+	for _, kind := range c.kinds {
+		var now revision
+		if err := rowstore.EachPage(ctx, c.from.rows.DB(), kind.Folder, now.add); err != nil {
+			return err
+		}
+		if now != c.copied[kind.Folder] {
+			return fmt.Errorf("%s %w", c.from.name, ErrChanged)
+		}
+	}
+	return nil
 }
 
 func (c *copyRun) count(n *int, rows int) {
@@ -141,9 +146,9 @@ func (c *copyRun) count(n *int, rows int) {
 	}
 }
 
-// eachPage calls visit with the rows of a kind, in pages. Each row has its rows in indexes.
-func (c *copyRun) eachPage(ctx context.Context, kind rowstore.Kind, visit func([][]rowstore.Change) error) error {
-	return rowstore.EachPage(ctx, c.from.rows.DB(), kind.Folder, func(page []rowstore.Row) error {
+// eachPage calls visit with the rows of a kind in the source, in pages. Each row has its rows in indexes.
+func (c *copyRun) eachPage(ctx context.Context, r rowstore.Reader, kind rowstore.Kind, visit func(page []rowstore.Row, all [][]rowstore.Change) error) error {
+	return rowstore.EachPage(ctx, r, kind.Folder, func(page []rowstore.Row) error {
 		var all [][]rowstore.Change
 		for _, row := range page {
 			changes, err := c.from.changes(kind, row.Key, row.Value)
@@ -154,28 +159,37 @@ func (c *copyRun) eachPage(ctx context.Context, kind rowstore.Kind, visit func([
 				all = append(all, changes)
 			}
 		}
-		return visit(all)
+		return visit(page, all)
 	})
 }
 
-// copy writes all rows that the destination lacks.
+// copy writes all rows of one revision of the source.
 func (c *copyRun) copy(ctx context.Context) error {
-	for _, kind := range c.kinds {
-		if err := c.eachPage(ctx, kind, func(all [][]rowstore.Change) error {
-			for len(all) > 0 {
-				n, err := c.write(ctx, all)
-				if err != nil {
-					return err
-				}
-				all = all[n:]
-				c.count(c.counts.of(kind), n)
-			}
-			return nil
-		}); err != nil {
-			return err
-		}
+	var damaged error
+	report := func(key string, err error) {
+		damaged = errors.Join(damaged, fmt.Errorf("%s: %w", c.from.name, c.from.rows.DB().Damaged(key, err)))
 	}
-	return nil
+	err := c.from.rows.DB().View(ctx, report, func(r rowstore.Reader) error {
+		for _, kind := range c.kinds {
+			var read revision
+			if err := c.eachPage(ctx, r, kind, func(page []rowstore.Row, all [][]rowstore.Change) error {
+				for len(all) > 0 {
+					n, err := c.write(ctx, all)
+					if err != nil {
+						return err
+					}
+					all = all[n:]
+					c.count(c.counts.of(kind), n)
+				}
+				return read.add(page)
+			}); err != nil {
+				return err
+			}
+			c.copied[kind.Folder] = read
+		}
+		return nil
+	})
+	return cmp.Or(err, damaged)
 }
 
 // maxBytes is how many bytes of keys and values Copy commits at once, unless one row has more. By default, etcd limits a
@@ -200,27 +214,11 @@ func fitting(all [][]rowstore.Change, maxChanges int) int {
 // write writes as many of the rows as one commit can have, and returns their number.
 func (c *copyRun) write(ctx context.Context, all [][]rowstore.Change) (n int, err error) {
 	n = fitting(all, c.to.rows.DB().MaxChanges())
-	keys := make([]string, n)
-	for i := range keys {
-		keys[i] = all[i][0].Key
-	}
-	there, err := c.to.rows.DB().Get(ctx, keys...)
-	if err != nil {
-		return 0, err
-	}
 	var conditions []rowstore.Condition
-	var changes []rowstore.Change
-	for i, key := range keys {
-		switch {
-		case there[i].Version == "":
-			conditions, changes = append(conditions, rowstore.Condition{Key: key}), append(changes, all[i]...)
-		case !c.Resume || !bytes.Equal(there[i].Value, all[i][0].Value):
-			return 0, c.differs(key)
-		}
+	for _, row := range all[:n] {
+		conditions = append(conditions, rowstore.Condition{Key: row[0].Key})
 	}
-	if len(changes) > 0 {
-		_, err = c.to.rows.DB().Commit(ctx, conditions, changes)
-	}
+	_, err = c.to.rows.DB().Commit(ctx, conditions, slices.Concat(all[:n]...))
 	return n, err
 }
 
@@ -228,13 +226,11 @@ func (c *copyRun) differs(key string) error {
 	return fmt.Errorf("%s: row %s %w", c.to.name, key, ErrDiffers)
 }
 
-// compare reads all rows back, and returns an error if the destination has other rows than the source. It may have rows
-// that Copy leaves out: an earlier run copied them when they were younger.
+// compare reads all rows back, and returns an error if the destination has other rows than the source.
 func (c *copyRun) compare(ctx context.Context) error {
-	complete := decoders(c.to.certificates, time.Time{}).Kinds()
-	for i, kind := range c.kinds {
+	for _, kind := range c.kinds {
 		rows := map[string]int{} // by folder
-		if err := c.eachPage(ctx, complete[i], func(all [][]rowstore.Change) error {
+		if err := c.eachPage(ctx, c.from.rows.DB(), kind, func(_ []rowstore.Row, all [][]rowstore.Change) error {
 			var keys []string
 			for _, row := range slices.Concat(all...) {
 				keys = append(keys, row.Key)
@@ -246,23 +242,18 @@ func (c *copyRun) compare(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			copied := 0
 			for _, want := range all {
 				var there []rowstore.Row
 				there, got = got[:len(want)], got[len(want):]
-				if there[0].Version == "" && leavesOut(kind, want[0]) {
-					continue
-				}
 				for i, row := range there {
 					if row.Version == "" || !bytes.Equal(row.Value, want[i].Value) {
 						return c.differs(want[i].Key)
 					}
 					rows[row.Key[:strings.Index(row.Key, "/")+1]]++
 				}
-				copied++
 			}
 			if c.counts.of(kind) == &c.counts.IssuanceEntries {
-				c.count(&c.compared, copied)
+				c.count(&c.compared, len(all))
 			}
 			return nil
 		}); err != nil {
@@ -277,10 +268,4 @@ func (c *copyRun) compare(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// leavesOut reports whether a copy leaves out a row.
-func leavesOut(kind rowstore.Kind, row rowstore.Change) bool {
-	changes, err := kind.Rows(row.Key, row.Value)
-	return err == nil && len(changes) == 0
 }

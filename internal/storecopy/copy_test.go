@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -104,7 +103,7 @@ func open(t *testing.T, spec string, config etcdstore.Config, use storecopy.Use)
 // copyAll copies from a spec to another one.
 func copyAll(t *testing.T, ctx context.Context, from, to string, config etcdstore.Config, o storecopy.Options) (storecopy.Counts, error) {
 	t.Helper()
-	source, destination := open(t, from, config, storecopy.Source), open(t, to, config, storecopy.Destination)
+	source, destination := open(t, from, config, storecopy.ReadOnly), open(t, to, config, storecopy.Destination)
 	defer func() { must.OK(t, errors.Join(source.Close(), destination.Close())) }()
 	return storecopy.Copy(ctx, source, destination, o)
 }
@@ -146,86 +145,17 @@ func TestCopyThereAndBack(t *testing.T) {
 	}
 }
 
-// An interrupted copy continues, and does not overwrite what is different.
-func TestResumeInterruptedCopy(t *testing.T) {
+// Catches a copy with refusals that kubejoin will delete, and with more refusals than it reads back.
+func TestLeavesOutOldRefusals(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
-	toEtcd := "etcd:" + strings.Join(c.Endpoints(), ",")
-	path := filled(t)
-	want := fileContent(t, path)
-	rows := 0
-	for _, stop := range []int{3, 8, 12, 40, 100} {
-		config := c.StoreConfig(t, fmt.Sprintf("/resume/%d", stop))
-		ctx, cancel := context.WithCancel(t.Context())
-		rows = 0
-		if _, err := copyAll(t, ctx, "file:"+path, toEtcd, config, storecopy.Options{Progress: func(storecopy.Counts, int) {
-			if rows++; rows == stop {
-				cancel()
-			}
-		}}); !errors.Is(err, context.Canceled) {
-			t.Errorf("stopped after %d rows: got %v, want %v", stop, err, context.Canceled)
-		}
-		cancel()
-		if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{Resume: true}); err != nil {
-			t.Errorf("resumed after %d rows: %v", stop, err)
-		}
-		s := storeAt(t, c, config.Prefix)
-		if got := content(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued())); got != want {
-			t.Errorf("resumed after %d rows: etcd has\n%s\nwant\n%s", stop, got, want)
-		}
-	}
-	incomplete := func(prefix string) { // as if the copy was interrupted
-		version := string(must.Value(c.Client().Get(t.Context(), prefix+"/schema"))(t).Kvs[0].Value)
-		must.Value(c.Client().Put(t.Context(), prefix+"/schema", version+" incomplete"))(t)
-	}
-	for name, change := range map[string]func(*etcdstore.Store) error{
-		"another token": func(s *etcdstore.Store) error {
-			_, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
-			return err
-		},
-		"a changed token": func(s *etcdstore.Store) error {
-			all, err := s.List(t.Context())
-			must.OK(t, err)
-			_, err = s.Update(t.Context(), all[0].Token.ID(), func(r *tokens.Record) error { r.Description = "other"; return nil })
-			return err
-		},
-		"a changed claim": func(s *etcdstore.Store) error {
-			_, err := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "1"; return nil })
-			return err
-		},
-		"a changed revocation": func(s *etcdstore.Store) error {
-			_, err := (&revocation.Guard{Store: rowlist.New(s.Revocations())}).Revoke(t.Context(), revocation.Entry{Node: "lost", Reason: "sold"})
-			return err
-		},
-		"another entry": func(s *etcdstore.Store) error {
-			return rowrecord.NewWithoutCertificates(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 7))
-		},
-	} {
-		config := c.StoreConfig(t, "/differs/"+strings.ReplaceAll(name, " ", "-"))
-		must.Value(copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{}))(t)
-		must.OK(t, change(storeAt(t, c, config.Prefix)))
-		incomplete(config.Prefix)
-		if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{Resume: true}); !errors.Is(err, storecopy.ErrDiffers) {
-			t.Errorf("%s: got %v, want %v", name, err, storecopy.ErrDiffers)
-		}
-	}
-}
-
-// Catches a refusal that was young enough for the first run, and not for the second one.
-func TestResumeWithRefusalThatBecameOld(t *testing.T) {
-	c := etcd.ForTest(t, etcd.Options{})
-	path, config := filepath.Join(t.TempDir(), "kubejoin.db"), c.StoreConfig(t, "/older")
+	path := filepath.Join(t.TempDir(), "kubejoin.db")
 	s := must.Value(boltstore.Open(path))(t)
 	young := time.Now().Add(-rowstore.KeepUnissued + 2*time.Hour)
 	issuancetest.Add(t, rowrecord.New(s.Issued()), issuancetest.Refused(young, 1), issuancetest.Refused(young.Add(-2*time.Hour), 2))
 	must.OK(t, s.Close())
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	counts, err := copyAll(t, ctx, "file:"+path, etcdSpec(c), config, storecopy.Options{Progress: func(storecopy.Counts, int) { cancel() }})
-	if !errors.Is(err, context.Canceled) || counts.IssuanceEntries != 1 {
-		t.Fatalf("got %+v, %v, want one entry and %v", counts, err, context.Canceled)
-	}
-	if _, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), config, storecopy.Options{Resume: true}.Later(2*time.Hour)); err != nil {
-		t.Error(err)
+	counts, err := copyAll(t, t.Context(), "file:"+path, etcdSpec(c), c.StoreConfig(t, "/older"), storecopy.Options{})
+	if err != nil || counts.IssuanceEntries != 1 {
+		t.Errorf("got %+v, %v, want one entry", counts, err)
 	}
 }
 
@@ -254,12 +184,13 @@ func TestIncompleteCopyCannotBeUsed(t *testing.T) {
 	if err := other.Ready(t.Context()); !errors.Is(err, etcdstore.ErrIncomplete) {
 		t.Errorf("Ready: got %v, want %v", err, etcdstore.ErrIncomplete)
 	}
-	if _, err := storecopy.Open(t.Context(), toEtcd, config, storecopy.Source); !errors.Is(err, etcdstore.ErrIncomplete) {
-		t.Errorf("as source: got %v, want %v", err, etcdstore.ErrIncomplete)
+	for _, use := range []storecopy.Use{storecopy.ReadOnly, storecopy.Destination, storecopy.DryDestination} {
+		if _, err := storecopy.Open(t.Context(), toEtcd, config, use); !errors.Is(err, etcdstore.ErrIncomplete) {
+			t.Errorf("for use %d: got %v, want %v", use, err, etcdstore.ErrIncomplete)
+		}
 	}
-	if _, err := copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{Resume: true}); err != nil {
-		t.Error(err)
-	}
+	must.Value(c.Client().Delete(t.Context(), "/incomplete/", clientv3.WithPrefix()))(t)
+	must.Value(copyAll(t, t.Context(), "file:"+path, toEtcd, config, storecopy.Options{}))(t)
 	must.OK(t, errors.Join(other.Ready(t.Context()), create()))
 
 	file := filepath.Join(t.TempDir(), "copy.db")
@@ -267,87 +198,16 @@ func TestIncompleteCopyCannotBeUsed(t *testing.T) {
 	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("an incomplete file: got %v, want none", err)
 	}
-	if _, err := copyAll(t, t.Context(), toEtcd, "file:"+file, config, storecopy.Options{Resume: true}); err != nil {
-		t.Error(err)
+	if s, err := storecopy.Open(t.Context(), "file:"+file, config, storecopy.Destination); err == nil || !strings.Contains(err.Error(), file+".copying exists already") {
+		t.Errorf("an incomplete file as destination: got %v, %v", s, err)
 	}
+	must.OK(t, os.Remove(file+".copying"))
+	must.Value(copyAll(t, t.Context(), toEtcd, "file:"+file, config, storecopy.Options{}))(t)
 	if _, err := os.Stat(file); err != nil {
 		t.Error(err)
 	}
 	if s, err := storecopy.Open(t.Context(), "file:"+file, config, storecopy.Destination); err == nil || !strings.Contains(err.Error(), "exists already") {
 		t.Errorf("an existing file as destination: got %v, %v", s, err)
-	}
-}
-
-// While etcd is copied, other replicas read and cannot write. Catches a token that is changed after it was copied.
-func TestSourceInEtcdIsReadOnlyDuringCopy(t *testing.T) {
-	c := etcd.ForTest(t, etcd.Options{})
-	config := c.StoreConfig(t, "/frozen")
-	s := storeAt(t, c, "/frozen")
-	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued()))
-	before, err := s.List(t.Context())
-	must.OK(t, err)
-	tried := 0
-	_, err = copyAll(t, t.Context(), "etcd:"+strings.Join(c.Endpoints(), ","), "file:"+filepath.Join(t.TempDir(), "copy.db"), config, storecopy.Options{
-		Progress: func(storecopy.Counts, int) {
-			if tried++; tried > 3 {
-				return
-			}
-			_, createErr := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now()))
-			_, claimErr := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "1"; return nil })
-			_, revokeErr := (&revocation.Guard{Store: rowlist.New(s.Revocations())}).Revoke(t.Context(), revocation.Entry{Node: "a"})
-			for what, err := range map[string]error{
-				"create": createErr, "claim": claimErr, "revoke": revokeErr, "delete": s.Delete(t.Context(), before[0]),
-				"record": rowrecord.NewWithoutCertificates(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 1)),
-			} {
-				if !errors.Is(err, etcdstore.ErrReadOnly) {
-					t.Errorf("%s: got %v, want %v", what, err, etcdstore.ErrReadOnly)
-				}
-			}
-			if got, err := s.Get(t.Context(), before[0].Token.ID()); err != nil || !reflect.DeepEqual(got, before[0]) {
-				t.Errorf("Get = %+v, %v", got, err)
-			}
-		},
-	})
-	if err != nil || tried < 3 {
-		t.Errorf("Copy = %v after %d rows", err, tried)
-	}
-	must.OK(t, s.Delete(t.Context(), before[0]))
-}
-
-// A copy that was killed must leave the source neither read-only nor without its schema: a name would be denied as taken.
-func TestFreezeEndsWithItsProcess(t *testing.T) {
-	c := etcd.ForTest(t, etcd.Options{})
-	s := storeAt(t, c, "/killed")
-	must.Value(s.Create(t.Context(), newToken()))(t)
-	for name, create := range map[string]func() error{
-		"token": func() error { _, err := s.Create(t.Context(), newToken()); return err },
-		"claim": func() error {
-			_, err := s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abcdef", TokenUID: "1"})
-			return err
-		},
-	} {
-		killed := storeAt(t, c, "/killed")
-		_, _, err := killed.Freeze(t.Context())
-		must.OK(t, err)
-		if err := create(); !errors.Is(err, etcdstore.ErrReadOnly) {
-			t.Errorf("%s: got %v, want %v", name, err, etcdstore.ErrReadOnly)
-		}
-		if _, _, err := s.Freeze(t.Context()); !errors.Is(err, etcdstore.ErrReadOnly) {
-			t.Errorf("a second copy: got %v, want %v", err, etcdstore.ErrReadOnly)
-		}
-		must.OK(t, killed.Close()) // ends the renewals of its lease, as the end of the process does
-		endLeases(t, c)            // instead of waiting for its end
-		if err := create(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-// endLeases ends all leases of etcd.
-func endLeases(t *testing.T, c *etcd.Cluster) {
-	t.Helper()
-	for _, lease := range must.Value(c.Client().Leases(t.Context()))(t).Leases {
-		must.Value(c.Client().Revoke(t.Context(), lease.ID))(t)
 	}
 }
 

@@ -2,7 +2,8 @@ package storecopy
 
 import (
 	"context"
-	"time"
+
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
 // BeforeBegin runs a function before a copy to the store begins.
@@ -14,8 +15,5 @@ func (s *Store) BeforeBegin(run func()) {
 	}
 }
 
-// Later returns options for a copy that runs later.
-func (o Options) Later(by time.Duration) Options {
-	o.after = by
-	return o
-}
+// DB returns the rows of the store.
+func (s *Store) DB() rowstore.DB { return s.rows.DB() }

@@ -2,7 +2,6 @@ package storecopy_test
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -20,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -52,47 +52,63 @@ func folder(t *testing.T, path string) string {
 	return b.String()
 }
 
-// Catches a row that was added after the lease of the copy ended, while its client had not noticed.
-func TestFailsIfSourceWasWrittenDuringCopy(t *testing.T) {
+// A copy fails if a kubejoin writes to the source at any time meanwhile, and names the source.
+func TestFailsIfSourceChangesDuringCopy(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
-	config := c.StoreConfig(t, "/thawed")
-	s := storeAt(t, c, "/thawed")
-	fill(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued()))
-	to := filepath.Join(t.TempDir(), "copy.db")
-	_, err := copyAll(t, t.Context(), etcdSpec(c), "file:"+to, config, storecopy.Options{Progress: func(counts storecopy.Counts, _ int) {
-		if counts.Claims != 1 || counts.Revocations > 0 || counts.IssuanceEntries > 0 {
-			return
+	create := func(s *etcdstore.Store) error { _, err := s.Create(t.Context(), newToken()); return err }
+	remove := func(s *etcdstore.Store) error {
+		all, err := s.List(t.Context())
+		return errors.Join(err, s.Delete(t.Context(), all[0]))
+	}
+	change := func(s *etcdstore.Store) error {
+		_, err := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "1"; return nil })
+		return err
+	}
+	entry := func(s *etcdstore.Store) error {
+		return rowrecord.NewWithoutCertificates(s.Issued()).Append(t.Context(), issuancetest.Refused(time.Now(), 1))
+	}
+	atEnd := func(counts storecopy.Counts, compared int) bool {
+		return compared > 0 && compared == counts.IssuanceEntries
+	}
+	for name, test := range map[string]struct {
+		at    func(counts storecopy.Counts, compared int) bool
+		write func(*etcdstore.Store) error
+	}{
+		"after tokens":    {func(counts storecopy.Counts, _ int) bool { return counts.Claims == 1 }, create},
+		"before entries":  {func(counts storecopy.Counts, _ int) bool { return counts.Claims == 1 }, entry},
+		"before they end": {func(_ storecopy.Counts, compared int) bool { return compared == 1 }, create},
+		"at their end":    {atEnd, create},
+		"a deletion":      {atEnd, remove},
+		"a change":        {atEnd, change},
+		"an entry":        {atEnd, entry},
+	} {
+		config := c.StoreConfig(t, "/changes/"+strings.ReplaceAll(name, " ", "-"))
+		s := storeAt(t, c, config.Prefix)
+		fill(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.NewWithoutCertificates(s.Issued()))
+		to, written := filepath.Join(t.TempDir(), "copy.db"), false
+		_, err := copyAll(t, t.Context(), etcdSpec(c), "file:"+to, config, storecopy.Options{Progress: func(counts storecopy.Counts, compared int) {
+			if !written && test.at(counts, compared) {
+				written = true
+				must.OK(t, test.write(s))
+			}
+		}})
+		if !written || !errors.Is(err, storecopy.ErrChanged) || !strings.Contains(err.Error(), etcdSpec(c)+" was written during the copy") || !strings.Contains(err.Error(), "delete "+to+".copying") {
+			t.Errorf("%s: got %v, want %v with the source, and what to delete", name, err, storecopy.ErrChanged)
 		}
-		if _, err := s.Create(t.Context(), newToken()); !errors.Is(err, etcdstore.ErrReadOnly) {
-			t.Errorf("during the copy: got %v, want %v", err, etcdstore.ErrReadOnly)
+		if _, err := os.Stat(to); err == nil {
+			t.Errorf("%s: the destination can be used", name)
 		}
-		endLeases(t, c)
-		must.Value(s.Create(t.Context(), newToken()))(t)
-	}})
-	if !errors.Is(err, etcdstore.ErrThawed) || !strings.Contains(err.Error(), "--resume") {
-		t.Errorf("got %v, want %v", err, etcdstore.ErrThawed)
 	}
-	if _, err := os.Stat(to); err == nil {
-		t.Error("the destination can be used")
-	}
-	// The source stays usable although its freeze ended early, and a copy is refused while another one runs.
-	must.OK(t, s.Delete(t.Context(), must.Value(s.List(t.Context()))(t)[0]))
-	_, thaw, err := s.Freeze(t.Context())
-	must.OK(t, err)
-	if _, err := copyAll(t, t.Context(), etcdSpec(c), "file:"+filepath.Join(t.TempDir(), "second.db"), config, storecopy.Options{}); !errors.Is(err, etcdstore.ErrReadOnly) {
-		t.Errorf("a second copy: got %v, want %v", err, etcdstore.ErrReadOnly)
-	}
-	must.OK(t, thaw())
 }
 
-// Catches a --resume that makes a store incomplete which kubejoins use: all of them would stop.
-func TestResumeLeavesStoreInUseAlone(t *testing.T) {
+// Catches a copy that makes a store incomplete which kubejoins use: all of them would stop.
+func TestLeavesStoreInUseAlone(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	config := c.StoreConfig(t, "/live")
 	live := storeAt(t, c, "/live")
 	must.Value(live.Create(t.Context(), newToken()))(t)
 	before := keys(t, c, "/live")
-	for _, o := range []storecopy.Options{{}, {Resume: true}, {DryRun: true}, {DryRun: true, Resume: true}} {
+	for _, o := range []storecopy.Options{{}, {DryRun: true}} {
 		if _, err := copyAll(t, t.Context(), "file:"+filled(t), etcdSpec(c), config, o); !errors.Is(err, storecopy.ErrNotEmpty) {
 			t.Errorf("%+v: got %v, want %v", o, err, storecopy.ErrNotEmpty)
 		}
@@ -107,7 +123,7 @@ func TestResumeLeavesStoreInUseAlone(t *testing.T) {
 func TestLeavesDestinationAloneThatGotRows(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	live := storeAt(t, c, "/raced")
-	from := open(t, "file:"+filled(t), etcdstore.Config{}, storecopy.Source)
+	from := open(t, "file:"+filled(t), etcdstore.Config{}, storecopy.ReadOnly)
 	to := open(t, etcdSpec(c), c.StoreConfig(t, "/raced"), storecopy.Destination)
 	defer func() { must.OK(t, errors.Join(from.Close(), to.Close())) }()
 	to.BeforeBegin(func() {
@@ -124,10 +140,8 @@ func TestLeavesDestinationAloneThatGotRows(t *testing.T) {
 func TestRefusesPrefixWithoutStore(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	config := c.StoreConfig(t, "/nothing")
-	for _, use := range []storecopy.Use{storecopy.ReadOnly, storecopy.Source} {
-		if s, err := storecopy.Open(t.Context(), etcdSpec(c), config, use); !errors.Is(err, storecopy.ErrUnused) {
-			t.Errorf("got %v, %v, want %v", s, err, storecopy.ErrUnused)
-		}
+	if s, err := storecopy.Open(t.Context(), etcdSpec(c), config, storecopy.ReadOnly); !errors.Is(err, storecopy.ErrUnused) {
+		t.Errorf("got %v, %v, want %v", s, err, storecopy.ErrUnused)
 	}
 	if got := keys(t, c, "/nothing"); got != "" {
 		t.Errorf("etcd has %s, want nothing", got)
@@ -206,36 +220,25 @@ func TestFileCopyKeepsCertificates(t *testing.T) {
 	issuancetest.Add(t, rowrecord.New(s.Issued()), e)
 	must.OK(t, s.Close())
 	to := filepath.Join(t.TempDir(), "copy.db")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	if _, err := copyAll(t, ctx, "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{Progress: func(_ storecopy.Counts, compared int) {
-		if compared > 0 {
-			cancel()
+	source, destination := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly), open(t, "file:"+to, etcdstore.Config{}, storecopy.Destination)
+	spoil := func() {
+		must.OK(t, rowstore.EachPage(t.Context(), destination.DB(), "issued/", func(rows []rowstore.Row) error {
+			var changes []rowstore.Change
+			for _, row := range rows {
+				changes = append(changes, rowstore.Change{Key: row.Key, Value: bytes.Replace(row.Value, []byte(`"PEM"`), []byte(`"XXX"`), 1)})
+			}
+			_, err := destination.DB().Commit(t.Context(), nil, changes)
+			return err
+		}))
+	}
+	if _, err := storecopy.Copy(t.Context(), source, destination, storecopy.Options{Progress: func(counts storecopy.Counts, compared int) {
+		if counts.IssuanceEntries == 103 && compared == 0 {
+			spoil()
 		}
-	}}); !errors.Is(err, context.Canceled) {
-		t.Fatalf("got %v, want %v", err, context.Canceled)
-	}
-	replace := func(before, after string) {
-		t.Helper()
-		db := must.Value(bbolt.Open(to+".copying", 0o600, nil))(t)
-		must.OK(t, errors.Join(db.Update(func(tx *bbolt.Tx) error {
-			rows := tx.Bucket([]byte("issued"))
-			return rows.ForEach(func(k, v []byte) error {
-				if !bytes.Contains(v, []byte(before)) {
-					return nil
-				}
-				return rows.Put(k, bytes.Replace(v, []byte(before), []byte(after), 1))
-			})
-		}), db.Close()))
-	}
-	replace(`"PEM"`, `"XXX"`)
-	if _, err := copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{Resume: true}); !errors.Is(err, storecopy.ErrDiffers) {
+	}}); !errors.Is(err, storecopy.ErrDiffers) {
 		t.Errorf("with another certificate: got %v, want %v", err, storecopy.ErrDiffers)
 	}
-	if _, err := copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{}); !errors.Is(err, storecopy.ErrInterrupted) {
-		t.Errorf("without Resume: got %v, want %v", err, storecopy.ErrInterrupted)
-	}
-	must.OK(t, os.Remove(to+".copying"))
+	must.OK(t, errors.Join(source.Close(), destination.Close(), os.Remove(to+".copying")))
 	must.Value(copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{}))(t)
 	if got, want := fileContent(t, to), fileContent(t, path); got != want {
 		t.Errorf("the file has\n%s\nwant\n%s", got, want)

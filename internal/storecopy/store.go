@@ -25,11 +25,6 @@ type Store struct {
 	giveUp       string // what to delete to give up a copy to this store
 	rows         *rowstore.Store
 	certificates bool // whether the record has certificates
-	// freeze makes writes of others fail, and verify reports whether they still do. It is nil for a file, which only one
-	// process can open.
-	freeze func(context.Context) (verify func(context.Context) error, thaw func() error, err error)
-	// interrupted reports whether the store has an incomplete copy.
-	interrupted func(context.Context) (bool, error)
 	// begin and complete enclose a copy to this store. Between them nobody else can use it.
 	begin, complete func(context.Context) error
 	close           func() error
@@ -48,11 +43,10 @@ var (
 // A Use is what a store is opened for.
 type Use int
 
-// ReadOnly is for a check, and for the source of a dry run: it changes nothing. Destination must be a new file, or a
-// prefix in etcd that nobody uses. DryDestination is a destination that Open does not create.
+// ReadOnly is for a check and for the source of a copy: it changes nothing. Destination must be a new file, or a prefix in
+// etcd that nobody uses. DryDestination is a destination that Open does not create.
 const (
 	ReadOnly Use = iota
-	Source
 	Destination
 	DryDestination
 )
@@ -80,41 +74,33 @@ func openFile(path string, use Use) (*Store, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, datadir.Store)
 	}
-	open, name, interrupted := path, "file:"+path, false
-	if use == Destination || use == DryDestination {
+	open, name := path, "file:"+path
+	if use != ReadOnly {
 		open += copying
-		_, err := os.Stat(open)
-		interrupted = err == nil
-		if err := absent(path); err != nil {
+		if err := errors.Join(absent(path), absent(open)); err != nil {
 			return nil, err
 		}
 		if _, err := os.Stat(filepath.Dir(path)); err != nil {
 			return nil, err
 		}
-	} else if _, err := os.Stat(path); err != nil {
-		return nil, err // boltstore.Open would create the file
 	}
 	var s *boltstore.Store
 	var err error
-	switch {
-	case use == DryDestination && !interrupted:
-		return &Store{name: name, interrupted: func(context.Context) (bool, error) { return false, nil }, close: func() error { return nil }}, nil
-	case use == ReadOnly, use == DryDestination:
+	switch use {
+	case DryDestination:
+		return &Store{name: name, close: func() error { return nil }}, nil
+	case ReadOnly:
 		s, err = boltstore.OpenReadOnly(open)
-	default:
+	case Destination:
 		s, err = boltstore.Open(open)
-	}
-	if errors.Is(err, boltstore.ErrInUse) && use == Source {
-		err = fmt.Errorf("%w: stop it before the copy", err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	return &Store{
 		name: name, giveUp: open, rows: s.Store, certificates: true,
-		interrupted: func(context.Context) (bool, error) { return interrupted, nil },
-		begin:       func(context.Context) error { return nil },
-		close:       s.Close,
+		begin: func(context.Context) error { return nil },
+		close: s.Close,
 		complete: func(context.Context) error {
 			if err := errors.Join(s.Close(), absent(path)); err != nil {
 				return err
@@ -130,7 +116,7 @@ func openFile(path string, use Use) (*Store, error) {
 // absent returns an error if there is a file that a new store would replace.
 func absent(path string) error {
 	if _, err := os.Lstat(path); err == nil {
-		return fmt.Errorf("%s exists already, want a new file", path)
+		return fmt.Errorf("%s exists already, want a new file; delete it if it is of an interrupted copy", path)
 	}
 	return nil
 }
@@ -154,23 +140,17 @@ func openEtcd(ctx context.Context, config etcdstore.Config, use Use) (*Store, er
 	}
 	prefix := cmp.Or(config.Prefix, etcdstore.DefaultPrefix)
 	state, err := s.State(ctx)
-	if err == nil && (use == Source || use == ReadOnly) {
-		switch state {
-		case etcdstore.Unused:
-			err = fmt.Errorf("%s: %w", prefix, ErrUnused)
-		case etcdstore.Incomplete:
-			err = s.Ready(ctx)
-		}
+	switch {
+	case err == nil && state == etcdstore.Incomplete:
+		err = s.Ready(ctx)
+	case err == nil && state == etcdstore.Unused && use == ReadOnly:
+		err = fmt.Errorf("%s: %w", prefix, ErrUnused)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return &Store{
 		name: "etcd:" + strings.Join(config.Endpoints, ","), giveUp: "all keys below " + prefix + "/ in etcd", rows: s.Store,
-		interrupted: func(ctx context.Context) (bool, error) {
-			state, err := s.State(ctx)
-			return state == etcdstore.Incomplete, err
-		},
-		freeze: s.Freeze, begin: s.Begin, complete: s.Complete, close: s.Close,
+		begin: s.Begin, complete: s.Complete, close: s.Close,
 	}, nil
 }

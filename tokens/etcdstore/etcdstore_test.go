@@ -123,7 +123,7 @@ func TestViewOfCompactedRevision(t *testing.T) {
 		_, err = r.Count(t.Context(), "issued/")
 		return err
 	})
-	if !errors.Is(err, rpctypes.ErrCompacted) || !strings.Contains(err.Error(), "repeat the check") {
+	if !errors.Is(err, rpctypes.ErrCompacted) || !strings.Contains(err.Error(), "repeat it") {
 		t.Errorf("View = %v, want %v and what to do", err, rpctypes.ErrCompacted)
 	}
 }

@@ -162,7 +162,7 @@ func (s *Store) Ready(ctx context.Context) error {
 }
 
 // prepare writes the schema version unless it is there, and fails if another one is. Every write requires the version
-// that this Store knows: see [Store.write]. The version is missing in a new store, and after the lease of a freeze ended.
+// that this Store knows: see [Store.write]. The version is missing in a new store.
 func (s *Store) prepare(ctx context.Context) error {
 	want, prepared := s.schema.get()
 	if prepared {
@@ -180,8 +180,6 @@ func (s *Store) prepare(ctx context.Context) error {
 	case value == want:
 		s.schema.set(want, true)
 		return nil
-	case value == readOnly:
-		return ErrReadOnly
 	case value == incomplete:
 		return fmt.Errorf("%w: %s", ErrIncomplete, s.kv.prefix)
 	default:

@@ -41,7 +41,7 @@ func (d rowDB) Count(ctx context.Context, folder string) (int, error) {
 func (d rowDB) View(_ context.Context, _ func(string, error), do func(rowstore.Reader) error) error {
 	err := do(&moment{kv: d.s.kv})
 	if errors.Is(err, rpctypes.ErrCompacted) {
-		return fmt.Errorf("etcd compacted the revision that the check reads: repeat the check when less is written, or with a longer --auto-compaction-retention of etcd: %w", err)
+		return fmt.Errorf("etcd compacted the revision that the command reads: repeat it when less is written, or with a longer --auto-compaction-retention of etcd: %w", err)
 	}
 	return err
 }
