@@ -47,7 +47,7 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata/script", RequireExplicitExec: true, RequireUniqueNames: true,
 		Setup: func(e *testscript.Env) error {
 			script := must.Value(os.ReadFile(filepath.Join("testdata/script", strings.TrimPrefix(filepath.Base(e.WorkDir), "script-")+".txtar")))(t)
-			for _, program := range []string{"curl", "openssl"} {
+			for _, program := range []string{"curl", "openssl", "prlimit"} {
 				if bytes.Contains(script, []byte(program+" ")) {
 					need.Skip(e.T(), need.Missing(program))
 				}

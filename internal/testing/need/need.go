@@ -33,6 +33,7 @@ var Known = map[string]Program{
 	"openssl":         {"openssl", "certificates as OpenSSL reads them, join script"},
 	"original-awk":    {"original-awk", "join script with this awk"},
 	"prometheus":      {"prometheus", "metrics as Prometheus reads them"},
+	"prlimit":         {"util-linux", "a full disk"},
 	"promtool":        {"prometheus", "alert rules and dashboard"},
 	"runc":            {"runc", "whole clusters"},
 	"shellcheck":      {"shellcheck", "mistakes in the join script"},
