@@ -101,12 +101,3 @@ func (h *handler) mayCreate(r *call, lifetime string) operations.Permit {
 		return h.checkExtraPermissions(r, h.Limits.extraPermissions(*record, lifetime, now))
 	}
 }
-
-// readNode reads a Node that a token replaces.
-func (h *handler) readNode(ctx context.Context, name string) (tokens.NodeRef, error) {
-	node, err := h.Cluster.Node(ctx, name)
-	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
-		err = &tokens.Refusal{Reason: "node-unavailable", Message: "Node " + name + " cannot be read now; retry", Err: err, Retry: true}
-	}
-	return node, err
-}

@@ -105,10 +105,10 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error) {
 	node, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return tokens.NodeRef{}, fmt.Errorf("node %s: %w", name, tokens.ErrNotFound)
+		err = tokens.ErrNotFound
 	}
 	if err != nil {
-		return tokens.NodeRef{}, fmt.Errorf("Node %s cannot be read now; retry: %w", name, err)
+		return tokens.NodeRef{}, fmt.Errorf("node %s: %w", name, err)
 	}
 	return tokens.NodeRef{Name: node.Name, UID: string(node.UID)}, nil
 }

@@ -48,7 +48,7 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 }
 
 // Record returns the record that a spec describes, once it is permitted. Then node reads the Node that the token replaces; nil means
-// that there is no cluster. For invalid fields, the error is an api.InvalidFields. Errors of permit and node are unwrapped.
+// that there is no cluster. For invalid fields, the error is an api.InvalidFields. Errors of permit are unwrapped.
 func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, permit Permit, node NodeReader) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
 	var err error
@@ -115,8 +115,11 @@ func replaced(ctx context.Context, name string, node NodeReader) (tokens.NodeRef
 		return tokens.NodeRef{}, nil
 	}
 	ref, err := node(ctx, name)
-	if errors.Is(err, tokens.ErrNotFound) {
+	switch {
+	case errors.Is(err, tokens.ErrNotFound):
 		err = api.InvalidField("replaceNode", "there is no Node %s to replace; an ordinary token is enough", name)
+	case err != nil:
+		err = &tokens.Refusal{Reason: "node-unavailable", Message: "Node " + name + " cannot be read now; retry", Err: err, Retry: true}
 	}
 	return ref, err
 }
