@@ -170,15 +170,6 @@ func (s *service) keepBundle() error {
 	return nil
 }
 
-// ownCAs returns the certificates of the cluster CA, without those that a rotation took out of use.
-func (s *service) ownCAs() []*x509.Certificate {
-	ca, err := s.clusterCA()
-	if err != nil {
-		return nil
-	}
-	return ca.Bundle()
-}
-
 // trusting returns a function for a pool of the certificates of get, without those that a rotation took out of use.
 func (s *service) trusting(get func() []*x509.Certificate) func() *x509.CertPool {
 	type made struct {

@@ -113,7 +113,7 @@ func (s *service) knowOwnCertificates() error {
 	if s.options.Callers.ClientCAFile != "" {
 		return s.knowCertificates()
 	}
-	known := auth.ClientCertificate{CAs: s.trusting(s.ownCAs), Everybody: true, Revoked: s.checkRevoked}.Cached()
+	known := auth.ClientCertificate{CAs: s.trusting(func() []*x509.Certificate { return s.ca.Get().Bundle() }), Everybody: true, Revoked: s.checkRevoked}.Cached()
 	if s.configured != nil {
 		files := s.configured.files
 		nodes := auth.ClientCertificate{CAs: s.trusting(func() []*x509.Certificate { return files.Get().nodeCAs }), Everybody: true, Revoked: s.checkRevoked}.Cached()

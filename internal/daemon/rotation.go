@@ -108,6 +108,9 @@ func (c *cluster) watchRotation() {
 	}
 	c.rotated = c.stored.Watch(c.watch)
 	c.check("ca-rotation", func(context.Context) error {
+		if _, filled := c.stored.Len(); !filled {
+			return server.Notice("CA rotations have not been read, so kubejoin does not know which CAs were replaced; see the log")
+		}
 		if err := c.checkCopy(); err != nil {
 			return server.Notice(err.Error())
 		}

@@ -82,11 +82,14 @@ func TestFollowsStoredRotation(t *testing.T) {
 		if now := must.Value(follow.Rotation())(t); now != nil {
 			t.Error("a rotation before anything was read: cluster-info could not be signed without the permission to read it")
 		}
+		ready := s.api.Status.Checks[len(s.api.Status.Checks)-1].Ready
+		if err := ready(t.Context()); err == nil || !strings.Contains(err.Error(), "have not been read") {
+			t.Errorf("before anything was read, ready says %v", err)
+		}
 		synctest.Wait()
 		secrets := client.CoreV1().Secrets(clusterstore.KeyNamespace)
 		secret := must.Value(secrets.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.KeyName}}, metav1.CreateOptions{}))(t)
 		c.working = client
-		ready := s.api.Status.Checks[len(s.api.Status.Checks)-1].Ready
 		write := func(state string) {
 			secret.Data = map[string][]byte{string(rotation.Cluster): []byte(state)}
 			secret = must.Value(secrets.Update(t.Context(), secret, metav1.UpdateOptions{}))(t)

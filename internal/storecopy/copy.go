@@ -65,7 +65,7 @@ func Copy(ctx context.Context, from, to *Store, o Options) (counts Counts, err e
 			err = cmp.Or(c.unchanged(ctx), err)
 		}
 		if err != nil {
-			return c.counts, fmt.Errorf("%w; nobody can use the copy: delete %s", err, to.giveUp)
+			return c.counts, fmt.Errorf("%w; the copy cannot be used: delete %s", err, to.giveUp)
 		}
 	}
 	return c.counts, nil

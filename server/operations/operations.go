@@ -29,7 +29,7 @@ type Operations struct {
 	Node NodeReader
 	// MaxRemainingLifetime is that of a [tokens.Releaser].
 	MaxRemainingLifetime func() time.Duration
-	// Why returns what a warning says about the cause of something that could not be read, for example that the log has it.
+	// Why returns the cause of a warning as the caller may see it. A server says that its log has the cause.
 	Why func(what string, cause error) string
 }
 

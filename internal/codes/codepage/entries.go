@@ -137,7 +137,7 @@ var readiness = []Entry{
 	{Readiness, "cluster-ca", "failure", "new CA files are unusable, or the CA has expired or was replaced", restoreFiles + ", or " + renewCA},
 	{Readiness, "cluster-ca", "notice", "the CA ends soon, shortens certificates, or clients refuse them", rotateCA},
 	{Readiness, "ca-rotation", "failure", "the CA files are from before the end of a CA rotation", "copy the CA files of another replica"},
-	{Readiness, "ca-rotation", "notice", "somebody changed the CA files or ConfigMap kubejoin-ca during a CA rotation, or kubejoin cannot write the files", "read the log"},
+	{Readiness, "ca-rotation", "notice", "somebody changed the CA files or ConfigMap kubejoin-ca, or kubejoin cannot write the files or read the rotations", "read the log"},
 	{Readiness, "signer-process", "notice", "`kubejoin signer` does not respond, or signs with a CA that kubejoin does not have; requests wait", "read the log: docs/signer.md#when-the-signer-is-away"},
 	{Readiness, "serving-certificate", "failure", "new files of `--tls-cert-file` are unusable", restoreFiles},
 	{Readiness, "client-ca", "failure", "the new `--client-ca-file` is unusable", restoreFiles},
