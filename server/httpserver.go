@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
-	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/web"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
 )
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"

@@ -20,9 +20,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 

@@ -15,9 +15,9 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/web/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"

@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/need"
 	"github.com/kubejoin/kubejoin/internal/testing/wait"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 )
 

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

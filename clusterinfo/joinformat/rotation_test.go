@@ -13,8 +13,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/web/servingcert"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"k8s.io/client-go/tools/clientcmd"

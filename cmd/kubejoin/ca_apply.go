@@ -15,8 +15,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/internal/credentials"
-	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
@@ -56,7 +56,7 @@ and with kubelet.conf on a worker.
   ended     the backup is removed                      the same
 
 It writes each file atomically, with its owner and mode. The originals are in
-DIR/` + hostca.Backups + ` until the rotation ends, and an abort brings back their bytes. Run the
+DIR/` + pki.Backups + ` until the rotation ends, and an abort brings back their bytes. Run the
 command again after a crash, or at any time: it completes what is missing. It refuses if
 somebody else changed one of the files meanwhile, and names it.
 
@@ -249,9 +249,9 @@ func (a *caApplier) client() (kubernetes.Interface, error) {
 }
 
 // host returns the host without what the cluster adds.
-func (a *caApplier) host(cmd *cobra.Command) hostca.Host {
+func (a *caApplier) host(cmd *cobra.Command) pki.Host {
 	log := func(line string) { cmd.PrintErrln("kubejoin:", sanitize(line)) }
-	return hostca.Host{Dir: a.dir, KubeletDir: a.kubeletDir, Pins: a.pins, Also: a.also, Restart: a.restart, Wait: a.wait, DryRun: a.dryRun, Log: log}
+	return pki.Host{Dir: a.dir, KubeletDir: a.kubeletDir, Pins: a.pins, Also: a.also, Restart: a.restart, Wait: a.wait, DryRun: a.dryRun, Log: log}
 }
 
 // apply applies the rotation of each CA, and prints what it did.
@@ -264,7 +264,7 @@ func (a *caApplier) apply(cmd *cobra.Command) error {
 }
 
 // rotate applies the rotation of each CA.
-func (a *caApplier) rotate(cmd *cobra.Command) (results []hostca.Result, unfit unfitError, err error) {
+func (a *caApplier) rotate(cmd *cobra.Command) (results []pki.Result, unfit unfitError, err error) {
 	host := a.host(cmd)
 	kubeletConf := filepath.Join(a.dir, "kubelet.conf")
 	client, err := a.client()
@@ -272,7 +272,7 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []hostca.Result, unfit u
 		return nil, nil, err
 	}
 	ctx := cmd.Context()
-	state, err := hostca.State(ctx, client)
+	state, err := pki.State(ctx, client)
 	if err != nil {
 		return nil, nil, fmt.Errorf("with %s: %w", a.stageKubeconfig(), err)
 	}
@@ -291,11 +291,11 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []hostca.Result, unfit u
 		}
 		host.KubeletReloads = func(ctx context.Context) bool {
 			if !a.reloads { // otherwise it restarts, which always helps
-				a.reloads, _ = hostca.KubeletReloads(ctx, client, node)
+				a.reloads, _ = pki.KubeletReloads(ctx, client, node)
 			}
 			return a.reloads
 		}
-		host.Lock = hostca.Lock(client, node, 2*a.wait, host.Log)
+		host.Lock = pki.Lock(client, node, 2*a.wait, host.Log)
 	}
 	for _, ca := range cas {
 		r := state[ca]
@@ -322,7 +322,7 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []hostca.Result, unfit u
 
 // waits reports whether it is not yet the turn of this host. Control planes do not wait: they sign for the others, and the
 // Lease lets one after the other restart.
-func (a *caApplier) waits(host hostca.Host, node string, r rotation.Rotation) bool {
+func (a *caApplier) waits(host pki.Host, node string, r rotation.Rotation) bool {
 	turn := r.Turn(node, a.qps)
 	if !a.watch || !time.Now().Before(turn) || host.ControlPlane() {
 		return false
@@ -366,7 +366,7 @@ func (a *caApplier) publish(ctx context.Context, kubeletConf, node string, of *r
 	if err != nil {
 		return err
 	}
-	if err := hostca.Publish(ctx, client, node, of); err != nil {
+	if err := pki.Publish(ctx, client, node, of); err != nil {
 		return err
 	}
 	a.published[of.CA] = report{text, time.Now()}
@@ -419,12 +419,12 @@ func (o *caApplyOptions) certificateKey(in io.Reader) (joinformat.CertificateKey
 	return joinformat.ParseCertificateKey(strings.TrimSpace(string(content)))
 }
 
-func (o *caApplyOptions) print(cmd *cobra.Command, results []hostca.Result) error {
+func (o *caApplyOptions) print(cmd *cobra.Command, results []pki.Result) error {
 	w := cmd.OutOrStdout()
 	var list struct {
-		Items []hostca.Result `json:"items"`
+		Items []pki.Result `json:"items"`
 	}
-	list.Items = append([]hostca.Result{}, results...)
+	list.Items = append([]pki.Result{}, results...)
 	if done, err := o.object(w, list); done || err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
-	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -149,7 +149,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 		t.Error("a dry run changed kubelet.conf")
 	}
 	stdout, stderr, err := apply("-o", "json")
-	var list struct{ Items []hostca.Result }
+	var list struct{ Items []pki.Result }
 	unfit := func(err error) bool { // no kubelet runs that has read the files
 		code := exitCode(0)
 		return errors.As(err, &code) && code == exitNotReady
@@ -183,7 +183,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 	if _, _, err := apply(); err == nil || !strings.Contains(err.Error(), "is the backup of a rotation that the cluster does not know: it has no rotation of this CA") {
 		t.Errorf("after the state was lost: got %v", err)
 	}
-	must.OK(t, os.RemoveAll(filepath.Join(w.dir, hostca.Backups)))
+	must.OK(t, os.RemoveAll(filepath.Join(w.dir, pki.Backups)))
 	if stdout, _, err := apply(); err != nil || stdout != "no CA is rotated\n" {
 		t.Errorf("no rotation: %v, %s", err, stdout)
 	}
@@ -258,7 +258,7 @@ func TestCAApplyOnControlPlane(t *testing.T) {
 	w.rotation.Stage, w.rotation.Aborting = rotation.Prepare, true
 	_, err = apply("")
 	applied(t, err)
-	must.OK(t, os.RemoveAll(filepath.Join(w.dir, hostca.Backups)))
+	must.OK(t, os.RemoveAll(filepath.Join(w.dir, pki.Backups)))
 	w.rotation.Stage, w.rotation.Aborting = rotation.Switch, false
 	file := filepath.Join(t.TempDir(), "new.key")
 	must.OK(t, os.WriteFile(file, newKey, 0o600))

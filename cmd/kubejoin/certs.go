@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
-	"github.com/kubejoin/kubejoin/internal/credentials"
-	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -313,7 +313,7 @@ admin.conf in DIR can read it. With etcd.external there, the command leaves out 
 certificates of etcd.
 
 It replaces nothing unless all other certificates were issued, replaces each file
-atomically, and copies the old files to DIR/` + hostca.Backups + `/renewal. A kubejoin server signs, or
+atomically, and copies the old files to DIR/` + pki.Backups + `/renewal. A kubejoin server signs, or
 this machine with the CA keys in --pki-dir.
 
 The exit code is 0 if the command renewed everything whose CA is there. It is 1 if it
@@ -380,8 +380,8 @@ func (o *renewOptions) renews(names ...string) bool {
 }
 
 func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
-	host := hostca.Host{Dir: dir, NoRestart: true}
-	done, err := host.Renew(cmd.Context(), hostca.Renewal{Now: true, Names: o.names, Signer: func(context.Context) (hostca.Signing, error) {
+	host := pki.Host{Dir: dir, NoRestart: true}
+	done, err := host.Renew(cmd.Context(), pki.Renewal{Now: true, Names: o.names, Signer: func(context.Context) (pki.Signing, error) {
 		s, err := o.signing(cmd, dir, o.pki, o.wait, o.names)
 		if len(o.addSANs) > 0 {
 			s.Add = maps.Clone(s.Add)
@@ -420,12 +420,12 @@ func (o *renewOptions) renew(cmd *cobra.Command, dir string) error {
 
 // signing returns who signs certificates of kubeadm in a folder, and the names that kubeadm-config adds. given are the certificates
 // that the caller named; none is all.
-func (o *remoteOptions) signing(cmd *cobra.Command, dir string, pki caKeys, wait time.Duration, given []string) (hostca.Signing, error) {
-	host, sign, stop, err := o.kubeadmSigner(cmd, dir, pki, wait)
+func (o *remoteOptions) signing(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration, given []string) (pki.Signing, error) {
+	host, sign, stop, err := o.kubeadmSigner(cmd, dir, keys, wait)
 	if err != nil {
-		return hostca.Signing{}, err
+		return pki.Signing{}, err
 	}
-	s := hostca.Signing{Sign: sign, Stop: stop, Add: map[string][]string{}}
+	s := pki.Signing{Sign: sign, Stop: stop, Add: map[string][]string{}}
 	if len(given) == 0 || slices.ContainsFunc(append(credentials.OfEtcd(), apiserver), func(name string) bool { return slices.Contains(given, name) }) {
 		if s.Add, err = namesOfKubeadm(cmd.Context(), &host, given); err != nil {
 			warn(cmd, "could not read kubeadm-config with admin.conf ("+err.Error()+"); certificates get no new names from it, "+

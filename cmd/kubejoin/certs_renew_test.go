@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"

@@ -8,8 +8,8 @@ import (
 	"os"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/credentials"
 	"github.com/kubejoin/kubejoin/internal/doctor"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"

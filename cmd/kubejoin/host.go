@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/credentials"
-	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -50,7 +50,7 @@ kubeadm-config has. The CA keys in DIR/pki sign. Without them, a kubejoin server
 --url and a credential that may sign for ` + credentials.KubeadmSigners + `*. That of admin.conf is
 worth cluster-admin, so docs/credentials.md says what such a credential may do.
 
-Each file is written atomically, with its owner and mode. DIR/` + hostca.Backups + `/renewal has the
+Each file is written atomically, with its owner and mode. DIR/` + pki.Backups + `/renewal has the
 files from before the last renewal. A static pod that reads a file only when it starts is
 restarted, on one control plane after the other, and --restart permits that for those of
 others. A CA in whose rotation the host takes part is left to the rotation.
@@ -135,12 +135,12 @@ func (h *hostApplier) apply(cmd *cobra.Command) error {
 }
 
 // show prints what was done.
-func (h *hostApplier) show(cmd *cobra.Command, renewed hostca.Renewed, results []hostca.Result) error {
+func (h *hostApplier) show(cmd *cobra.Command, renewed pki.Renewed, results []pki.Result) error {
 	w := cmd.OutOrStdout()
 	done, err := h.object(w, struct {
-		Renewed hostca.Renewed  `json:"renewed"`
-		Items   []hostca.Result `json:"items"`
-	}{renewed, append([]hostca.Result{}, results...)})
+		Renewed pki.Renewed  `json:"renewed"`
+		Items   []pki.Result `json:"items"`
+	}{renewed, append([]pki.Result{}, results...)})
 	if done || err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (h *hostApplier) show(cmd *cobra.Command, renewed hostca.Renewed, results [
 }
 
 // renew renews certificates near their end, and says which.
-func (h *hostApplier) renew(cmd *cobra.Command) (hostca.Renewed, error) {
+func (h *hostApplier) renew(cmd *cobra.Command) (pki.Renewed, error) {
 	host := h.host(cmd)
 	host.Lock = func(ctx context.Context) (func(), error) { // with the new certificate of admin.conf
 		client, err := h.client()
@@ -164,9 +164,9 @@ func (h *hostApplier) renew(cmd *cobra.Command) (hostca.Renewed, error) {
 		if err != nil {
 			return nil, err
 		}
-		return hostca.Lock(client, node, 2*h.wait, host.Log)(ctx)
+		return pki.Lock(client, node, 2*h.wait, host.Log)(ctx)
 	}
-	done, err := host.Renew(cmd.Context(), hostca.Renewal{Before: h.flags.before, Signer: func(context.Context) (hostca.Signing, error) {
+	done, err := host.Renew(cmd.Context(), pki.Renewal{Before: h.flags.before, Signer: func(context.Context) (pki.Signing, error) {
 		return h.signing(cmd)
 	}})
 	if err != nil {
@@ -182,7 +182,7 @@ func (h *hostApplier) renew(cmd *cobra.Command) (hostca.Renewed, error) {
 }
 
 // signing returns who signs: the CA keys of this host, or a server.
-func (h *hostApplier) signing(cmd *cobra.Command) (hostca.Signing, error) {
+func (h *hostApplier) signing(cmd *cobra.Command) (pki.Signing, error) {
 	keys := caKeys{dir: filepath.Join(h.dir, "pki"), passphraseFile: h.flags.passphrase}
 	if h.flags.signsElsewhere() {
 		keys = caKeys{}
@@ -195,14 +195,14 @@ func (h *hostApplier) signing(cmd *cobra.Command) (hostca.Signing, error) {
 }
 
 // event leaves an Event of the Node. Without an API server, the line in the log remains.
-func (h *hostApplier) event(cmd *cobra.Command, host hostca.Host, reason, message string) {
+func (h *hostApplier) event(cmd *cobra.Command, host pki.Host, reason, message string) {
 	client, err := h.client()
 	node, failed := host.NodeName()
 	if err = errors.Join(err, failed); err == nil {
 		const timeout = 10 * time.Second
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		err = hostca.Event(ctx, client, node, corev1.EventTypeNormal, reason, message)
+		err = pki.Event(ctx, client, node, corev1.EventTypeNormal, reason, message)
 	}
 	if err != nil {
 		host.Log("no Event of this: " + err.Error())

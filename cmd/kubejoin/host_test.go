@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -54,7 +54,7 @@ func TestHostApply(t *testing.T) {
 		t.Errorf("dry run: %v\n%s", err, stdout)
 	}
 	stdout, stderr, err := apply("-o", "json")
-	var done struct{ Renewed hostca.Renewed }
+	var done struct{ Renewed pki.Renewed }
 	if err != nil || json.Unmarshal([]byte(stdout), &done) != nil || strings.Join(done.Renewed.Changed, " ") != "admin.conf" || !strings.Contains(stderr, "kubejoin: writing "+admin) {
 		t.Errorf("got %v\n%s%s", err, stdout, stderr)
 	}

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/manifest"
+	"github.com/kubejoin/kubejoin/internal/host/manifest"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/spf13/cobra"

@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"

@@ -17,10 +17,10 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/kubelet"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
-	"github.com/kubejoin/kubejoin/internal/rejoining"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
@@ -157,11 +157,11 @@ func (o *rejoinOptions) run(cmd *cobra.Command) error {
 	if err := o.check(); err != nil {
 		return err
 	}
-	kubelet, err := o.kubelet()
+	files, err := o.files()
 	if err != nil {
 		return err
 	}
-	pair, node, err := kubelet.Certificate()
+	pair, node, err := files.Certificate()
 	if err != nil && o.key == "" {
 		return fmt.Errorf("--kubeconfig: %s: client certificate: %w; to let the machine join again: kubejoin token create --replace-node NODE", o.kubeconfig, err)
 	}
@@ -173,12 +173,12 @@ func (o *rejoinOptions) run(cmd *cobra.Command) error {
 		done.Result = "valid"
 		return o.print(cmd, done, "nothing to do: the certificate of node %s is valid until %s", node, done.NotAfter.UTC().Format(time.RFC3339))
 	}
-	o.shown = "client certificate in " + kubelet.Current
+	o.shown = "client certificate in " + files.Current
 	o.credential = o.shown + " is not accepted: another CA issued it, a proxy ends TLS, or kubejoin runs without --rejoin-window"
 	if o.key != "" {
 		key, err := readKey(o.key)
 		if err == nil {
-			pair, err = rejoining.SelfSigned(o.node, key)
+			pair, err = kubelet.SelfSigned(o.node, key)
 		}
 		if err != nil {
 			return fmt.Errorf("--key: %w; give the private key that 'kubejoin rejoin --bind-key' has bound to the node", err)
@@ -187,7 +187,7 @@ func (o *rejoinOptions) run(cmd *cobra.Command) error {
 		o.credential = o.shown + " is not bound to node " + o.node + ": bind it with 'kubejoin rejoin --bind-key' while the certificate of the node is valid"
 	}
 	o.credential += "; to let the machine join again: kubejoin token create --replace-node " + done.Node
-	server, stop, err := o.dial(kubelet.CA, pair)
+	server, stop, err := o.dial(files.CA, pair)
 	if err != nil {
 		return err
 	}
@@ -195,14 +195,14 @@ func (o *rejoinOptions) run(cmd *cobra.Command) error {
 	if o.bindKey != "" {
 		return o.bind(cmd, server, done)
 	}
-	return o.rejoin(cmd, server, kubelet, done)
+	return o.rejoin(cmd, server, files, done)
 }
 
-// kubelet returns what the kubeconfig says. Without one, a machine with a bound key has lost its disk.
-func (o *rejoinOptions) kubelet() (k rejoining.Kubelet, err error) {
+// files returns what the kubeconfig says. Without one, a machine with a bound key has lost its disk.
+func (o *rejoinOptions) files() (k kubelet.Files, err error) {
 	if o.key != "" && !exists(o.kubeconfig) {
-		k.Current, err = rejoining.Current(o.certDir)
-	} else if k, err = rejoining.Read(o.kubeconfig, o.certDir); err != nil {
+		k.Current, err = kubelet.Current(o.certDir)
+	} else if k, err = kubelet.Read(o.kubeconfig, o.certDir); err != nil {
 		err = fmt.Errorf("--kubeconfig: %w; give the kubeconfig of the kubelet, or without one a bound key with --key and --node", err)
 	}
 	return k, err
@@ -260,8 +260,8 @@ func (o *rejoinOptions) bind(cmd *cobra.Command, server *client.Client, done rej
 	return o.print(cmd, done, "bound key %s to node %s: rejoin with --key %s --node %s", bound.Key, done.Node, o.bindKey, done.Node)
 }
 
-func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, kubelet rejoining.Kubelet, done rejoined) error {
-	file, err := kubelet.Prepare() // before the request, which counts
+func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, files kubelet.Files, done rejoined) error {
+	file, err := files.Prepare() // before the request, which counts
 	if err != nil {
 		return err
 	}
@@ -270,7 +270,7 @@ func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, kubele
 	if err != nil {
 		return err
 	}
-	kubeconfig, err := kubelet.Kubeconfig()
+	kubeconfig, err := files.Kubeconfig()
 	if err != nil {
 		return err
 	}
@@ -283,11 +283,11 @@ func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, kubele
 		if err != nil {
 			return err
 		}
-		if kubeconfig, err = clientcmd.Write(oneCluster("kubernetes", cluster, id.User, &clientcmdapi.AuthInfo{ClientCertificate: kubelet.Current, ClientKey: kubelet.Current})); err != nil {
+		if kubeconfig, err = clientcmd.Write(oneCluster("kubernetes", cluster, id.User, &clientcmdapi.AuthInfo{ClientCertificate: files.Current, ClientKey: files.Current})); err != nil {
 			return err
 		}
 	}
-	key, err := kubelet.Key()
+	key, err := files.Key()
 	if err != nil {
 		return err
 	}
@@ -312,7 +312,7 @@ func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, kubele
 		}
 		next = o.restart + " was restarted"
 	}
-	done.Result, done.NotAfter, done.File = "issued", &made.Certificate.NotAfter, kubelet.Current
+	done.Result, done.NotAfter, done.File = "issued", &made.Certificate.NotAfter, files.Current
 	return o.print(cmd, done, "node %s has a certificate until %s in %s; %s", done.Node, done.NotAfter.UTC().Format(time.RFC3339), done.File, next)
 }
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/oncluster"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/accessreview"
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/config"

@@ -14,10 +14,10 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
+	"github.com/kubejoin/kubejoin/internal/host/trustedpath"
 	"github.com/kubejoin/kubejoin/internal/safetext"
-	"github.com/kubejoin/kubejoin/internal/trustedpath"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"

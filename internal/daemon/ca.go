@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
-	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/reload"

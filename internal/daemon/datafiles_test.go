@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 

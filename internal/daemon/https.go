@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/reload"
-	"github.com/kubejoin/kubejoin/internal/servingcert"
+	"github.com/kubejoin/kubejoin/internal/web/servingcert"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/remote"

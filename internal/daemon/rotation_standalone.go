@@ -17,20 +17,20 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/caevidence"
+	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
 	"github.com/kubejoin/kubejoin/internal/loop"
-	"github.com/kubejoin/kubejoin/internal/ownca"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/rowstate"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // An ownRotation rotates the CA of a kubejoin without a cluster. It and its replicas are the only hosts.
 type ownRotation struct {
-	ownca.Store
+	rowstate.Store
 	alone *standalone
 	// failure is why the CA files are not those of the stage; nil if they are.
 	failure atomic.Pointer[error]
@@ -39,14 +39,14 @@ type ownRotation struct {
 	nodes atomic.Int64
 
 	mu       sync.Mutex // held by follow and report
-	reported ownca.Replica
+	reported rowstate.Replica
 	checked  time.Time // when the files were last seen to be writable
 }
 
 // resumeRotation changes the CA files if kubejoin was killed before that, or was off. It must run before the CA is loaded. A
 // failure does not keep kubejoin from serving with the files that are there.
 func (s *standalone) resumeRotation() {
-	own := &ownRotation{Store: ownca.Store{Rows: s.rotationRows, Files: ownFiles(s.options.CA)}, alone: s}
+	own := &ownRotation{Store: rowstate.Store{Rows: s.rotationRows, Files: ownFiles(s.options.CA)}, alone: s}
 	own.now.Store(&rotating{})
 	s.rotation, s.rotating, s.liveNodes = own, func() rotating { return *own.now.Load() }, func() int { return int(own.nodes.Load()) }
 	ctx, cancel := context.WithTimeout(context.Background(), followTimeout)
@@ -57,8 +57,8 @@ func (s *standalone) resumeRotation() {
 }
 
 // ownFiles returns the files of the CA.
-func ownFiles(c CA) ownca.Files {
-	files := ownca.Files{Cert: c.CertFile, Key: c.KeyFile}
+func ownFiles(c CA) rowstate.Files {
+	files := rowstate.Files{Cert: c.CertFile, Key: c.KeyFile}
 	switch {
 	case c.Remote.URL != "":
 		files.Fixed = "the signer process of --cluster-signing-key-url has the key, and kubejoin cannot replace it"
@@ -111,7 +111,7 @@ func (s *standalone) rotateCA() {
 	s.goBackground(func(ctx context.Context) error {
 		return loop.Loop{Name: "ca-file", Hint: own.Watch(ctx), Gap: followGap, Sweep: followEvery, Logger: s.log, Registerer: s.registry, Step: own.step}.Run(ctx)
 	})
-	s.goBackground(caevidence.Watch{
+	s.goBackground(caobserver.Watch{
 		Get: func(ctx context.Context, ca rotation.CA) (rotation.Rotation, error) {
 			if ca != rotation.Cluster {
 				return rotation.Rotation{}, nil
@@ -125,7 +125,7 @@ func (s *standalone) rotateCA() {
 		switch err := own.failure.Load(); {
 		case err == nil:
 			return nil
-		case errors.Is(*err, ownca.ErrLeftBehind):
+		case errors.Is(*err, rowstate.ErrLeftBehind):
 			return errors.New("the CA files are from before the end of a CA rotation; copy those of another replica")
 		}
 		return server.Notice("the CA files are not those of the stage of the CA rotation; see the log")
@@ -166,7 +166,7 @@ func (o *ownRotation) step(ctx context.Context) (next time.Time, err error) {
 // report stores what this replica reports, if it has changed or is due.
 func (o *ownRotation) report(ctx context.Context, r rotation.Rotation, seen []rotation.Observation) error {
 	now := time.Now().UTC()
-	p := ownca.Replica{Name: o.name(), ID: r.ID, Since: r.Since, Seen: seen}
+	p := rowstate.Replica{Name: o.name(), ID: r.ID, Since: r.Since, Seen: seen}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if now.Sub(o.checked) > checkEvery {
@@ -177,7 +177,7 @@ func (o *ownRotation) report(ctx context.Context, r rotation.Rotation, seen []ro
 		}
 	}
 	p.Time = o.reported.Time
-	if now.Sub(p.Time) < ownca.Beat && reflect.DeepEqual(p, o.reported) {
+	if now.Sub(p.Time) < rowstate.Beat && reflect.DeepEqual(p, o.reported) {
 		return nil
 	}
 	if o.reported.Time.IsZero() { // the first one after a start
@@ -283,13 +283,13 @@ func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotat
 	if err != nil {
 		return nil, err
 	}
-	replicas = slices.DeleteFunc(replicas, func(p ownca.Replica) bool { return p.Name == o.name() }) // this one knows it better
+	replicas = slices.DeleteFunc(replicas, func(p rowstate.Replica) bool { return p.Name == o.name() }) // this one knows it better
 	if stored.ID != r.ID && r.HasKey {
-		behind := ownca.Cannot(replicas, time.Now())
+		behind := rowstate.Cannot(replicas, time.Now())
 		if err := o.failure.Load(); err != nil {
-			behind = append(behind, ownca.Fixed(o.name(), safetext.Text((*err).Error(), safetext.MaxMessage)))
+			behind = append(behind, rowstate.Fixed(o.name(), safetext.Text((*err).Error(), safetext.MaxMessage)))
 		} else if err := o.Writable(); err != nil {
-			behind = append(behind, ownca.Fixed(o.name(), safetext.Text(err.Error(), safetext.MaxMessage)))
+			behind = append(behind, rowstate.Fixed(o.name(), safetext.Text(err.Error(), safetext.MaxMessage)))
 		}
 		if len(behind) > 0 {
 			return nil, &rotation.NotReady{Doing: string(rotation.Prepare), Behind: behind}
@@ -299,8 +299,8 @@ func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotat
 	if err != nil {
 		return nil, err
 	}
-	others, err := (&caevidence.Observer{Tokens: o.alone.tokens.List, Record: o.alone.api.IssuanceRecord, Revocations: o.alone.revocations}).Observe(ctx, r)
-	return slices.Concat(own, ownca.Observe(r, replicas, time.Now()), others), err
+	others, err := (&caobserver.Observer{Tokens: o.alone.tokens.List, Record: o.alone.api.IssuanceRecord, Revocations: o.alone.revocations}).Observe(ctx, r)
+	return slices.Concat(own, rowstate.Observe(r, replicas, time.Now()), others), err
 }
 
 // own observes what this kubejoin itself trusts, signs with and serves.
@@ -355,8 +355,8 @@ func (o *ownRotation) own(ctx context.Context, r rotation.Rotation) ([]rotation.
 	}
 	if !r.HasKey && !asStaged(r, seen[1:3]) {
 		key := cmp.Or(o.Key, "the signer process")
-		seen[1].Next = ownca.On(name, fmt.Sprintf("write the certificates that stage %s trusts to %s", r.Stage, o.Cert))
-		seen[2].Next = ownca.On(name, fmt.Sprintf("give %s the key that signs in stage %s", key, r.Stage))
+		seen[1].Next = rowstate.On(name, fmt.Sprintf("write the certificates that stage %s trusts to %s", r.Stage, o.Cert))
+		seen[2].Next = rowstate.On(name, fmt.Sprintf("give %s the key that signs in stage %s", key, r.Stage))
 	}
 	return seen, nil
 }

@@ -17,8 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/datadir"
-	"github.com/kubejoin/kubejoin/internal/ownca"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
@@ -27,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/remote"
 	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/rowstate"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -114,8 +114,8 @@ func TestStandaloneResumesRotation(t *testing.T) {
 	}
 	s.certificate = servesNothing(t)
 	var behind *rotation.NotReady
-	if _, err := s.api.Rotations.Desk.Advance(t.Context(), rotation.Cluster, rotation.Switch, rotation.Options{}); !errors.As(err, &behind) || !strings.Contains(err.Error(), ownca.ErrEdited.Error()) {
-		t.Errorf("the next step: got %v, want %v", err, ownca.ErrEdited)
+	if _, err := s.api.Rotations.Desk.Advance(t.Context(), rotation.Cluster, rotation.Switch, rotation.Options{}); !errors.As(err, &behind) || !strings.Contains(err.Error(), rowstate.ErrEdited.Error()) {
+		t.Errorf("the next step: got %v, want %v", err, rowstate.ErrEdited)
 	}
 	if now := must.Value(os.ReadFile(file))(t); !bytes.Equal(now, edited) {
 		t.Error("kubejoin wrote over the edited file")
@@ -125,7 +125,7 @@ func TestStandaloneResumesRotation(t *testing.T) {
 	if err := check.Ready(t.Context()); err != nil {
 		t.Errorf("after the repair: %v", err)
 	}
-	left := fmt.Errorf("ca.pem: %w", ownca.ErrLeftBehind)
+	left := fmt.Errorf("ca.pem: %w", rowstate.ErrLeftBehind)
 	s.rotation.failure.Store(&left)
 	if err := check.Ready(t.Context()); err == nil || errors.As(err, &notice) {
 		t.Errorf("with a CA that no client trusts any more: got %v, want that it is not ready", err)
@@ -145,7 +145,7 @@ func TestPrepareRefusesCAThatItCannotWrite(t *testing.T) {
 		return err
 	}
 	must.OK(t, prepare())
-	for why, files := range map[string]ownca.Files{
+	for why, files := range map[string]rowstate.Files{
 		readOnly:               {Cert: s.rotation.Cert, Key: readOnly},
 		"the key is encrypted": ownFiles(CA{PassphraseFile: "x"}),
 		"the signer process of --cluster-signing": ownFiles(CA{Remote: remote.Config{URL: "unix:///x"}}),
@@ -159,14 +159,14 @@ func TestPrepareRefusesCAThatItCannotWrite(t *testing.T) {
 		must.OK(t, prepare(certtest.CA(t, "brought").Leaf))
 		s.rotation.Files = good
 	}
-	must.OK(t, s.rotation.Report(t.Context(), ownca.Replica{Name: "join-2-9443", Time: time.Now(), Fixed: "kubejoin cannot replace /etc/kubejoin/ca.crt"}))
+	must.OK(t, s.rotation.Report(t.Context(), rowstate.Replica{Name: "join-2-9443", Time: time.Now(), Fixed: "kubejoin cannot replace /etc/kubejoin/ca.crt"}))
 	if err := prepare(); err == nil || !strings.Contains(err.Error(), "on join-2-9443: kubejoin cannot replace /etc/kubejoin/ca.crt") {
 		t.Errorf("a replica that cannot write: got %v, want a refusal that names it", err)
 	}
 	ended := must.Value(rotation.New(rotation.Cluster, s.ca.Get().Bundle(), []*x509.Certificate{certtest.CA(t, "new").Leaf}, nil, time.Now()))(t)
 	ended.Stage, ended.Ended = rotation.Finish, time.Now()
 	must.OK(t, s.rotation.Store.Put(t.Context(), ended, ""))
-	if err := prepare(); err == nil || !strings.Contains(err.Error(), ownca.ErrLeftBehind.Error()) {
+	if err := prepare(); err == nil || !strings.Contains(err.Error(), rowstate.ErrLeftBehind.Error()) {
 		t.Errorf("with the CA from before the last rotation: got %v, want a refusal", err)
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"crypto/x509"
 	"fmt"
 
-	"github.com/kubejoin/kubejoin/internal/caevidence"
+	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
 	"github.com/kubejoin/kubejoin/internal/oncluster"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
@@ -15,8 +15,8 @@ import (
 )
 
 // rotationObserver returns the observer of rotations of CAs.
-func (c *cluster) rotationObserver() *caevidence.Observer {
-	o := &caevidence.Observer{Client: c.client, Tokens: c.tokens.List, Record: c.api.IssuanceRecord, Revocations: c.revocations, NoRecord: "grep PIN FILE # of --issuance-record, on each host of kubejoin"}
+func (c *cluster) rotationObserver() *caobserver.Observer {
+	o := &caobserver.Observer{Client: c.client, Tokens: c.tokens.List, Record: c.api.IssuanceRecord, Revocations: c.revocations, NoRecord: "grep PIN FILE # of --issuance-record, on each host of kubejoin"}
 	if c.options.Advertise != "" {
 		o.Servers = []string{c.options.Advertise}
 	}
@@ -46,7 +46,7 @@ func (c *cluster) watchRotations() func(context.Context) error {
 		publish = nil
 	}
 	desk := &rotation.Desk{Store: store, Keys: store, Observer: c.rotationObserver()}
-	return caevidence.Watch{
+	return caobserver.Watch{
 		Publish: publish,
 		Get: func(ctx context.Context, ca rotation.CA) (rotation.Rotation, error) {
 			r, _, err := store.Get(ctx, ca)

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/datadir"
-	"github.com/kubejoin/kubejoin/internal/leader"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
+	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"

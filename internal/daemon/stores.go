@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
-	"github.com/kubejoin/kubejoin/internal/ownca"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/signer/rotation/rowstate"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
@@ -24,7 +24,7 @@ type stores struct {
 	claims tokens.Claims
 	// revocationRows are nil if revocations are in ConfigMaps.
 	revocationRows rowlist.Rows
-	rotationRows   ownca.Rows
+	rotationRows   rowstate.Rows
 	// etcd is nil with other stores.
 	etcd *etcdstore.Store
 }

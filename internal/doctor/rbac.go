@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/accessreview"
+	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	rbacv1 "k8s.io/api/rbac/v1"

@@ -44,7 +44,7 @@ var arrows = []struct {
 	},
 	{
 		"no server",
-		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/api", "internal/credentials"},
+		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/api", "internal/host/credentials"},
 		below(module + "server"), "cmd/kubejoin",
 	},
 	{
@@ -71,7 +71,7 @@ var arrows = []struct {
 	},
 	{
 		"nothing of internal/testing",
-		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/credentials", "internal/daemon", "internal/doctor", "internal/oncluster", "deploy"},
+		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/host/credentials", "internal/daemon", "internal/doctor", "internal/oncluster", "deploy"},
 		below(module + "internal/testing"), "internal/testing/hostile",
 	},
 }

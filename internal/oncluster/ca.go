@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/caevidence"
+	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
@@ -27,7 +27,7 @@ func Rotations(client kubernetes.Interface, pkiDir string) *operations.Rotations
 	store, trusted := clusterstore.New(client), trustedCAs{client, pkiDir}
 	return &operations.Rotations{
 		Desk: &rotation.Desk{
-			Store: store, Keys: store, Observer: &caevidence.Observer{Client: client}, Trusted: trusted.of, DropMerged: store.DropMerged, Copy: store,
+			Store: store, Keys: store, Observer: &caobserver.Observer{Client: client}, Trusted: trusted.of, DropMerged: store.DropMerged, Copy: store,
 			Check: func(_ rotation.CA, fresh []*x509.Certificate) error {
 				return signer.CheckTrust(fresh[0], fresh, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, nil)
 			},

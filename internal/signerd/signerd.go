@@ -16,11 +16,11 @@ import (
 	"os"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/internal/web"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/config"

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/ownca"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/rotation/rowstate"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
@@ -98,7 +98,7 @@ func decoders(certificates bool, before time.Time) rowstore.Decoders {
 			e, err := revocation.Decode(key, value)
 			return errors.Join(err, e.Malformed)
 		},
-		Rotation: ownca.LeftOut,
+		Rotation: rowstate.LeftOut,
 		Issued: func(value []byte) (rowstore.IssuedRow, error) {
 			e, row, err := rowrecord.Decode(value, certificates)
 			if err == nil && e.Outcome != issuance.Issued && e.Time.Before(before) {

@@ -12,7 +12,7 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"

@@ -13,8 +13,8 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
-	"github.com/kubejoin/kubejoin/internal/accessreview"
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
+	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/codes"
-	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

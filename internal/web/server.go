@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/httplimit"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 )
 
 // MaxBody is the maximum size of a request body, in bytes.

@@ -9,8 +9,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/httplimit"
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"k8s.io/apimachinery/pkg/util/cache"
 )
 

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/kube/outage"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/prometheus/client_golang/prometheus"

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/kube/outage"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/accessreview"
-	"github.com/kubejoin/kubejoin/internal/callcache"
+	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
+	"github.com/kubejoin/kubejoin/internal/kube/callcache"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	authorization "k8s.io/api/authorization/v1"

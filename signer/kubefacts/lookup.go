@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/fakeclient"
-	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/kube/fakeclient"
+	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/kube/outage"
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/tokens"
 )

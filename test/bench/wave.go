@@ -16,8 +16,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/credentials"
-	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
@@ -132,7 +132,7 @@ func (w *wave) measure(ctx context.Context, span time.Duration, polls, turns boo
 	if polls {
 		running.Go(func() {
 			w.every(ctx, span, time.Minute/time.Duration(w.hosts), func(i int) error {
-				_, err := hostca.State(ctx, clients[i%len(clients)])
+				_, err := pki.State(ctx, clients[i%len(clients)])
 				return err
 			})
 		})
@@ -220,7 +220,7 @@ func (w *wave) turn(ctx context.Context) error {
 		}
 	}
 	report := &rotation.Report{ID: w.rotation.ID, CA: w.rotation.CA, Stage: w.rotation.Stage, Since: w.rotation.Since}
-	if err := hostca.Publish(ctx, c, node, report); err != nil {
+	if err := pki.Publish(ctx, c, node, report); err != nil {
 		return err
 	}
 	w.mu.Lock()

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/caevidence"
+	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -76,7 +76,7 @@ func TestObservesRotationWithTheRightsOfTheManifests(t *testing.T) {
 	harness.ReplaceFile(t, objects, fmt.Appendf(nil, withCAs, file, base64.StdEncoding.EncodeToString(file)))
 	s.RunKubectl(t, "apply", "-f", objects)
 
-	o := &caevidence.Observer{
+	o := &caobserver.Observer{
 		Client: must.Value(kubernetes.NewForConfig(must.Value(s.Config(s.OwnKubeconfig))(t)))(t),
 		Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, network, s.Address)

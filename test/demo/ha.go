@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/datadir"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/etcd"

@@ -127,7 +127,7 @@ func TestErrorsAtStartAreInTheSource(t *testing.T) {
 	for _, of := range []syscall.Errno{syscall.EADDRINUSE, syscall.ENOENT, syscall.EACCES} {
 		there[of.Error()] = true
 	}
-	for _, dir := range []string{"cmd/kubejoin", "internal/daemon", "internal/datadir", "internal/pemfile", "internal/trustedpath", "signer", "tokens"} {
+	for _, dir := range []string{"cmd/kubejoin", "internal/daemon", "internal/host/datadir", "internal/pemfile", "internal/host/trustedpath", "signer", "tokens"} {
 		maps.Copy(there, declaredIn(t, harness.RepositoryFile(t, dir), regexp.MustCompile("("+strings.Join(messages, "|")+")")))
 	}
 	compareNames(t, "message", there, explained)

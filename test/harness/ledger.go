@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/outage"
+	"github.com/kubejoin/kubejoin/internal/kube/outage"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	certificates "k8s.io/api/certificates/v1"

@@ -15,8 +15,8 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/servingcert"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/web/servingcert"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/hostca"
+	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -66,7 +66,7 @@ func TestSurvivesKillsOfCARotation(t *testing.T) {
 	k.label(k.first, true)
 	k.applyKilled(k.worker)
 	harness.Wait(t, "the end of the rotation on "+k.first.Name, func() error {
-		_, err := os.Stat(filepath.Join(k.first.root(), "/etc/kubernetes", hostca.Backups))
+		_, err := os.Stat(filepath.Join(k.first.root(), "/etc/kubernetes", pki.Backups))
 		if err == nil {
 			return errors.New("the backup is still there")
 		}
@@ -218,7 +218,7 @@ var leftover = regexp.MustCompile(`/\.[^/]*$|\.kubejoin$|\.unfinished`)
 func (k *killsTest) checkFiles(m *Machine) {
 	k.t.Helper()
 	for name := range must.Value(filesBelow(m.root(), "/etc/kubernetes", "/var/lib/kubelet/pki"))(k.t) {
-		if leftover.MatchString(name) || strings.Contains(name, hostca.Backups+"/") {
+		if leftover.MatchString(name) || strings.Contains(name, pki.Backups+"/") {
 			k.t.Errorf("%s is left behind on %s", name, m.Name)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/kubejoin/kubejoin/internal/imagetag"
+	"github.com/kubejoin/kubejoin/internal/kube/imagetag"
 	"github.com/kubejoin/kubejoin/test/cluster"
 )
 

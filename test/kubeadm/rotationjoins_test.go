@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/harness"
 )

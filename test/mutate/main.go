@@ -34,7 +34,7 @@ import (
 const (
 	explainedFile = "test/mutate/explained.txt"
 	// guarded are the packages whose guards are switched off, and whose tests run.
-	guarded = "./tokens/... ./clusterinfo/mint/... ./signer/... ./server/... ./internal/httplimit/... ./internal/web/..."
+	guarded = "./tokens/... ./clusterinfo/mint/... ./signer/... ./server/... ./internal/web/httplimit/... ./internal/web/..."
 )
 
 //go:embed mutant.go.txt

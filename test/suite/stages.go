@@ -69,7 +69,7 @@ func raced(pkg string) bool {
 }
 
 // slowest are the packages that take longest. They begin first, or the last one would run alone.
-var slowest = []string{"test/limits", "tokens/boltstore", "server", "clusterinfo/joinformat", "internal/hostca", "test/standalone", "tokens/secretstore",
+var slowest = []string{"test/limits", "tokens/boltstore", "server", "clusterinfo/joinformat", "internal/host/pki", "test/standalone", "tokens/secretstore",
 	"test/host", "test/ha", "test/outage", "test/commands", "test/join", "cmd/kubejoin"}
 
 // packages lists the packages of the module, relative to it, with those that take longest first. keep selects by the path of

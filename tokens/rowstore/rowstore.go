@@ -19,7 +19,7 @@ const (
 	claimsFolder      = "claims/"      // NODE: a claim
 	holdersFolder     = "holders/"     // ID/NODE: an index of the claims of each token; the values are empty
 	revocationsFolder = "revocations/" // KEY: a row of signer/revocation
-	rotationsFolder   = "ca-rotation/" // KEY: a row of internal/ownca
+	rotationsFolder   = "ca-rotation/" // KEY: a row of signer/rotation/rowstate
 	issuedFolder      = "issued/"      // PLACE: an entry of signer/issuance, see issued.go for this and the next
 	issuedByFolder    = "issued-by/"   // NAME/PLACE
 	issuedEndsFolder  = "issued-ends/" // TIME-PLACE

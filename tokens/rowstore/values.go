@@ -18,7 +18,7 @@ type Values struct {
 // Revocations returns the revocations in the database, of package signer/revocation/rowlist.
 func (s *Store) Revocations() *Values { return &Values{s.db, revocationsFolder} }
 
-// Rotations returns the rows of the CA rotation in the database, of package internal/ownca.
+// Rotations returns the rows of the CA rotation in the database, of package signer/rotation/rowstate.
 func (s *Store) Rotations() *Values { return &Values{s.db, rotationsFolder} }
 
 // Get returns the value of a key, or nil if the key does not exist. The caller must not change the value.

@@ -11,7 +11,7 @@ import (
 	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"

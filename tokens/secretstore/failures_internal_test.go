@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/fakeclient"
-	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/kube/fakeclient"
+	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	coordinationv1 "k8s.io/api/coordination/v1"

@@ -14,7 +14,7 @@ import (
 	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
-	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/accessreview"
-	"github.com/kubejoin/kubejoin/internal/callcache"
+	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
+	"github.com/kubejoin/kubejoin/internal/kube/callcache"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"

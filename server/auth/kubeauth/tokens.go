@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/callcache"
+	"github.com/kubejoin/kubejoin/internal/kube/callcache"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/auth"

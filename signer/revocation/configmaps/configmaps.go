@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/kubecache"
+	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	corev1 "k8s.io/api/core/v1"

@@ -1,0 +1,71 @@
+package datadir
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/trustedpath"
+	"github.com/kubejoin/kubejoin/server/api"
+)
+
+// A CurlConfig holds the server, the bearer token and the CA file in a config file for curl -K.
+type CurlConfig struct {
+	// Server is https://HOST:PORT; empty if the file does not name it.
+	Server string
+	// CAFile has the CA certificates; empty trusts the system's.
+	CAFile string
+	Bearer api.Secret
+}
+
+// WriteCurlrc writes a config file for curl -K, which keeps the bearer token off the command line. The server is in a
+// comment, because curl would request an option url in addition to the URL on its command line.
+func (d Dir) WriteCurlrc(server, bearer string) error {
+	ca, err := filepath.Abs(d.Path(Bundle))
+	if err != nil {
+		return err
+	}
+	quote := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+	// Without capath, curl would also trust the system's CAs.
+	content := fmt.Sprintf("# for curl -K: the cluster CA and the admin of this kubejoin\n# server = \"%s\"\ncacert = \"%s\"\ncapath = \"/dev/null\"\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", server, quote.Replace(ca), quote.Replace(bearer))
+	return atomicfile.Write(d.Path(Curlrc), []byte(content))
+}
+
+// ReadCurlrc reads the server, the CA path and the bearer token from a config file for curl -K, and ignores all other
+// lines. It refuses a file that another user could have written, because that user would choose the server.
+func ReadCurlrc(file string) (c CurlConfig, err error) {
+	if err := trustedpath.Check(file); err != nil {
+		return CurlConfig{}, err
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return CurlConfig{}, err
+	}
+	for line := range strings.Lines(string(content)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		value = strings.TrimSpace(value)
+		if unquoted, found := strings.CutPrefix(value, `"`); found {
+			value = strings.NewReplacer(`\\`, `\`, `\"`, `"`).Replace(strings.TrimSuffix(unquoted, `"`))
+		}
+		switch strings.TrimSpace(name) {
+		case "# server":
+			c.Server = value
+		case "cacert":
+			if c.CAFile = value; !filepath.IsAbs(value) { // relative to the working directory, as for curl
+				c.CAFile = filepath.Clean(value)
+			}
+		case "header":
+			key, credential, _ := strings.Cut(value, ":")
+			scheme, token, found := strings.Cut(strings.TrimSpace(credential), " ")
+			if strings.EqualFold(strings.TrimSpace(key), "Authorization") && strings.EqualFold(scheme, "Bearer") && found {
+				c.Bearer = api.Secret(strings.TrimSpace(token))
+			}
+		}
+	}
+	if c.Bearer == "" {
+		return CurlConfig{}, fmt.Errorf(`%s: want a line such as: header = "Authorization: Bearer TOKEN"`, file)
+	}
+	return c, nil
+}

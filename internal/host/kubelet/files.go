@@ -1,0 +1,183 @@
+// Package kubelet reads and writes the files of a kubelet whose machine rejoins, as the kubelet itself does.
+package kubelet
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/tokens"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// currentSuffix ends the name of the symbolic link to the certificate that the kubelet uses.
+const currentSuffix = "-current.pem"
+
+// Files are the files of a kubelet that a rejoin needs, as its kubeconfig names them.
+type Files struct {
+	// Current is the absolute path of the link to the file with its client certificate and key.
+	Current string
+	// CA is the CA of the cluster in PEM; it may be empty.
+	CA []byte
+	// embeds is the kubeconfig if it has the certificate and the key in it.
+	embeds *clientcmdapi.Config
+}
+
+// Read reads the kubeconfig of a kubelet. If that has a certificate in it, certDir is the folder for the next one.
+func Read(kubeconfig, certDir string) (k Files, err error) {
+	config, err := clientcmd.LoadFromFile(kubeconfig)
+	if asPath := (*fs.PathError)(nil); errors.As(err, &asPath) {
+		return k, err
+	}
+	// Errors of the YAML parser may hold parts of the file.
+	if err != nil || clientcmd.ResolveLocalPaths(config) != nil || len(config.AuthInfos) != 1 || len(config.Clusters) != 1 {
+		return k, fmt.Errorf("%s: want a kubeconfig of a kubelet, with one cluster and one user", kubeconfig)
+	}
+	for _, user := range config.AuthInfos {
+		if user.ClientCertificate == "" && len(user.ClientCertificateData) > 0 {
+			k.embeds = config
+			k.Current, err = Current(certDir)
+		} else if k.Current = user.ClientCertificate; user.ClientKey != k.Current || !strings.HasSuffix(k.Current, currentSuffix) {
+			return k, fmt.Errorf("%s: want one file for client certificate and key that ends in %s", kubeconfig, currentSuffix)
+		}
+	}
+	for _, cluster := range config.Clusters {
+		if err != nil {
+			break
+		}
+		if k.CA = cluster.CertificateAuthorityData; len(k.CA) == 0 && cluster.CertificateAuthority != "" {
+			k.CA, err = os.ReadFile(cluster.CertificateAuthority)
+		}
+	}
+	return k, err
+}
+
+// Current returns the link to the certificate of the kubelet in a folder.
+func Current(certDir string) (string, error) {
+	return filepath.Abs(filepath.Join(certDir, "kubelet-client"+currentSuffix))
+}
+
+// Kubeconfig returns the kubeconfig that names k.Current in place of the certificate that it has in it; nil if it has none.
+func (k Files) Kubeconfig() ([]byte, error) {
+	if k.embeds == nil {
+		return nil, nil
+	}
+	for _, user := range k.embeds.AuthInfos {
+		user.ClientCertificate, user.ClientKey, user.ClientCertificateData, user.ClientKeyData = k.Current, k.Current, nil, nil
+	}
+	return clientcmd.Write(*k.embeds)
+}
+
+// Certificate returns the client certificate of the kubelet and the name of its node. A kubelet prefers k.Current to what its
+// kubeconfig has in it.
+func (k Files) Certificate() (pair tls.Certificate, node string, err error) {
+	pair, err = pemfile.LoadKeyPair(k.Current, k.Current)
+	if k.embeds != nil && errors.Is(err, fs.ErrNotExist) {
+		for _, user := range k.embeds.AuthInfos {
+			pair, err = pemfile.KeyPair(user.ClientCertificateData, user.ClientKeyData)
+		}
+	}
+	if err != nil {
+		return pair, "", err
+	}
+	node, ok := strings.CutPrefix(pair.Leaf.Subject.CommonName, tokens.NodeUserPrefix)
+	if !ok {
+		err = fmt.Errorf("%s: certificate of %q, want that of a node", k.Current, pair.Leaf.Subject)
+	}
+	return pair, node, err
+}
+
+// SelfSigned returns a certificate for a key that is bound to a node. The server uses only the key, and
+// the node name to find the claim.
+func SelfSigned(node string, key crypto.Signer) (tls.Certificate, error) {
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: tokens.NodeUserPrefix + node},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
+}
+
+// Key returns the key of the last request, if no certificate was written since, and otherwise a new key. It keeps the key
+// in a file until then: a server counts a rejoin once for each key.
+func (k Files) Key() (*ecdsa.PrivateKey, error) {
+	if content, err := os.ReadFile(k.pending()); err == nil {
+		if key, err := pemfile.Key(content); err == nil {
+			if key, ok := key.(*ecdsa.PrivateKey); ok {
+				return key, nil
+			}
+		}
+	}
+	key, err := credentials.NewKey()
+	if err != nil {
+		return nil, err
+	}
+	content, err := credentials.EncodeKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return key, atomicfile.Write(k.pending(), content)
+}
+
+func (k Files) pending() string {
+	return strings.TrimSuffix(k.Current, currentSuffix) + "-rejoin.key"
+}
+
+// A Renewal is a new file behind the link of a kubelet, before it is written.
+type Renewal struct {
+	*atomicfile.Replacement
+	file  string
+	files Files
+}
+
+// Prepare checks that the link can get a new file. Its name has the date, as the kubelet names it.
+func (k Files) Prepare() (*Renewal, error) {
+	info, err := os.Lstat(k.Current)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		err = os.MkdirAll(filepath.Dir(k.Current), 0o755) // the kubelet's mode
+	case err == nil && info.Mode()&os.ModeSymlink == 0:
+		err = fmt.Errorf("%s: want a symbolic link, as the kubelet makes it", k.Current)
+	}
+	if err != nil {
+		return nil, err
+	}
+	file := strings.TrimSuffix(k.Current, currentSuffix) + time.Now().Format("-2006-01-02-15-04-05.pem")
+	replacement, err := atomicfile.Prepare(file)
+	return &Renewal{replacement, file, k}, err
+}
+
+// Write writes certificate and key to the new file, replaces the link atomically, and removes the file of Key. The old file stays. If Write is
+// interrupted, so does the old link.
+func (r *Renewal) Write(content []byte) error {
+	if err := r.Replacement.Write(content, 0o600); err != nil {
+		return err
+	}
+	updated := strings.TrimSuffix(r.files.Current, currentSuffix) + "-updated.pem"
+	if err := os.Remove(updated); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(r.file, updated); err != nil {
+		return err
+	}
+	if err := os.Rename(updated, r.files.Current); err != nil {
+		return err
+	}
+	return os.Remove(r.files.pending())
+}

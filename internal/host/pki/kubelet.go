@@ -1,0 +1,332 @@
+package pki
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
+)
+
+// kubeletConfig is the part of a KubeletConfiguration that says where its health is, and where it serves.
+type kubeletConfig struct {
+	Port               int    `json:"port"`
+	HealthzPort        *int   `json:"healthzPort"`
+	HealthzBindAddress string `json:"healthzBindAddress"`
+	TLSCertFile        string `json:"tlsCertFile"`
+	TLSPrivateKeyFile  string `json:"tlsPrivateKeyFile"`
+	Authentication     struct {
+		X509 struct {
+			ClientCAFile string `json:"clientCAFile"`
+		} `json:"x509"`
+	} `json:"authentication"`
+
+	FeatureGates map[string]bool `json:"featureGates"`
+}
+
+// kubeletConfig reads the configuration of the kubelet; the zero value without a file.
+func (h Host) kubeletConfig() (config kubeletConfig, err error) {
+	file := filepath.Join(h.KubeletDir, "config.yaml")
+	content, err := readFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return config, nil
+	}
+	if err == nil && yaml.Unmarshal(content, &config) != nil {
+		err = fmt.Errorf("%s: want a KubeletConfiguration", file)
+	}
+	return config, err
+}
+
+// kubeletService returns the kubelet with no changes. It has no URL if it does not show its health.
+func (h Host) kubeletService() (service, error) {
+	const defaultPort, defaultServing, defaultAddress = 10248, 10250, "127.0.0.1"
+	s := service{name: "kubelet", port: defaultPort, comm: kubeletComm, grace: grace, hint: "start it with: systemctl restart kubelet"}
+	config, err := h.kubeletConfig()
+	if err != nil {
+		return s, err
+	}
+	if config.HealthzPort != nil {
+		s.port = *config.HealthzPort
+	}
+	if s.port == 0 {
+		s.port = cmp.Or(config.Port, defaultServing)
+		return s, nil
+	}
+	address := config.HealthzBindAddress
+	if ip := net.ParseIP(address); ip == nil || ip.IsUnspecified() {
+		address = defaultAddress
+	}
+	s.url = "http://" + net.JoinHostPort(address, strconv.Itoa(s.port)) + "/healthz"
+	return s, nil
+}
+
+// updateKubelet requests certificates, and restarts the kubelet if something changed that it does not reload.
+func (h Host) updateKubelet(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
+	if b.originals[kubeletConf] == nil {
+		return nil
+	}
+	for _, c := range kubeletCertificates {
+		if err := h.renewKubelet(ctx, b, r, c); err != nil {
+			h.Log("warning: the kubelet got no new " + c.what + " certificate: " + err.Error() + "; to retry, run the command again; the kubelet renews near the end of the present one")
+		}
+	}
+	s, err := h.kubeletService()
+	if err != nil {
+		return err
+	}
+	if s.changed, err = h.kubeletChanged(ctx, b, a, r); err != nil {
+		return err
+	}
+	p, err := h.system.listener(s)
+	if err != nil || p.pid == 0 || !p.started.Before(s.changed) {
+		return err
+	}
+	_, err = h.restart(ctx, []service{s}, done)
+	return err
+}
+
+// kubeletChanged returns when something changed that the kubelet needs and does not reload; the zero time if nothing did. It
+// reads the CA of its kubeconfig only at the start, also if that names a file.
+func (h Host) kubeletChanged(ctx context.Context, b *backup, a authority, r rotation.Rotation) (last time.Time, err error) {
+	var names []string
+	if h.kubeletNeedsCA(ctx, r) {
+		names = []string{kubeletConf, a.bundle}
+	}
+	for name := range b.index.Written {
+		if filepath.IsAbs(name) { // a certificate of the kubelet
+			names = append(names, name)
+		}
+	}
+	if link, _, err := h.clientCertificate(); err == nil && link == h.file(kubeletConf) { // it has the certificate in it
+		names = append(names, kubeletConf)
+	}
+	return h.lastChanged(b, names)
+}
+
+// kubeletNeedsCA reports whether the kubelet has to start with the CAs of the stage. In stage trust it need not if it knows the
+// CA that signed the cross certificate, which API servers will present, and if it reads its client CAs again.
+func (h Host) kubeletNeedsCA(ctx context.Context, r rotation.Rotation) bool {
+	old, err := r.OldCerts()
+	if err != nil || len(old) != 1 || r.Stage != rotation.Trust || r.Cross == "" {
+		return true
+	}
+	config, err := h.kubeletConfig()
+	gate, given := config.FeatureGates["ReloadKubeletClientCAFile"]
+	if !given {
+		gate, given = config.FeatureGates["AllBeta"]
+	}
+	if err != nil || given && !gate {
+		return true
+	}
+	return h.KubeletReloads == nil || !h.KubeletReloads(ctx)
+}
+
+// A kubeletCertificate is a kind of certificate that the kubelet renews by itself. Its file has the prefix in its name; without
+// one, kubelet.conf has it or names it.
+type kubeletCertificate struct {
+	what, prefix, signer string
+	usage                certificatesv1.KeyUsage
+}
+
+var kubeletCertificates = []kubeletCertificate{
+	{"client", "", certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth},
+	// A kubelet that renews by itself prefers this to a certificate in kubelet.conf.
+	{"client", "kubelet-client-", certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth},
+	{"serving", "kubelet-server-", certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth},
+}
+
+// find returns the present certificate and the path of its file, or of the link to that file. The path is empty without a certificate.
+func (c kubeletCertificate) find(h Host) (link string, chain []*x509.Certificate, err error) {
+	if c.prefix == "" {
+		return h.clientCertificate()
+	}
+	link = filepath.Join(h.KubeletDir, "pki", c.prefix+"current.pem")
+	if named, _, err := h.clientCertificate(); err == nil && named == link {
+		return "", nil, nil // it is the one that kubelet.conf names
+	}
+	return linked(link)
+}
+
+// renewKubelet requests a certificate of the kubelet, if the present one is from the CA that does not sign any more.
+func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, c kubeletCertificate) error {
+	if h.Sign == nil {
+		return nil
+	}
+	link, chain, err := c.find(h)
+	if err != nil || link == "" {
+		return err
+	}
+	from, err := r.Find(chain)
+	if err != nil {
+		return err
+	}
+	want, other := rotation.FromOld, rotation.FromNew
+	if r.SignsNew() {
+		want, other = other, want
+	}
+	if from != other {
+		return nil
+	}
+	key, err := credentials.NewKey()
+	if err != nil {
+		return err
+	}
+	encoded, err := credentials.EncodeKey(key)
+	if err != nil {
+		return err
+	}
+	leaf := chain[0]
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: leaf.Subject, DNSNames: leaf.DNSNames, IPAddresses: leaf.IPAddresses}, key)
+	if err != nil {
+		return err
+	}
+	h.Log("requesting a " + c.what + " certificate for the kubelet")
+	const patience = 30 * time.Second
+	wait, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	issued, err := h.Sign(wait, credentials.Request{
+		Signer: c.signer, CSR: pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der}),
+		Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, c.usage},
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := pemfile.KeyPair(issued, encoded); err != nil {
+		return fmt.Errorf("the signer returned no certificate for the key: %w", err)
+	}
+	if chain, err = pemfile.Certificates(issued); err != nil {
+		return err
+	}
+	if is, err := r.Find(chain); err != nil || is != want {
+		return errors.Join(err, fmt.Errorf("kubejoin does not sign with the %s CA yet; first run 'kubejoin ca apply' on the control planes", want))
+	}
+	if link == h.file(kubeletConf) {
+		return h.embed(b, r, issued, encoded)
+	}
+	info, err := os.Lstat(link)
+	if err != nil {
+		return err
+	}
+	prefix := "kubelet-client-"
+	if c.usage == certificatesv1.UsageServerAuth {
+		prefix = "kubelet-server-"
+	}
+	file := filepath.Join(filepath.Dir(link), prefix+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
+	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                    // API servers may need 5 minutes to read the new CA
+		issued = slices.Concat(issued, []byte(r.Cross))
+	}
+	regular := info.Mode().IsRegular() // the kubelet does not maintain it
+	if regular {
+		file = link
+	}
+	content := slices.Concat(issued, encoded)
+	if err := errors.Join(h.wrote(b, file, content), h.saveIndex(b)); err != nil {
+		return err
+	}
+	if err := h.replace(file, content); err != nil || regular {
+		return err
+	}
+	if err := h.fault(link); err != nil {
+		return err
+	}
+	temporary := link + ".kubejoin"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(file, temporary); err != nil {
+		return err
+	}
+	return os.Rename(temporary, link)
+}
+
+// embed writes a certificate of the kubelet with its key into kubelet.conf, and keeps them as what the CA signed again.
+func (h Host) embed(b *backup, r rotation.Rotation, chain, key []byte) error {
+	config, user, err := loadKubeconfig(b.originals[kubeletConf])
+	if err != nil {
+		return err
+	}
+	user.ClientCertificateData, user.ClientKeyData = chain, key
+	content, err := clientcmd.Write(*config)
+	if err != nil {
+		return err
+	}
+	of := side(r)
+	if err := h.save(filepath.Join(b.dir, signedDirs[of], kubeletConf), content); err != nil {
+		return err
+	}
+	if b.signed[of] == nil {
+		b.signed[of] = contents{}
+	}
+	b.signed[of][kubeletConf] = content
+	want, err := authorities[r.CA].wanted(contents{authorities[r.CA].bundle: b.originals[authorities[r.CA].bundle], kubeletConf: b.originals[kubeletConf]}, b.signed, r)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(h.wrote(b, kubeletConf, want[kubeletConf]), h.saveIndex(b)); err != nil {
+		return err
+	}
+	return h.replace(h.file(kubeletConf), want[kubeletConf])
+}
+
+// clientCertificate is kubeletCertificate.find for the certificate that kubelet.conf names. The link is kubelet.conf itself if
+// that has the certificate in it. The chain is nil without kubelet.conf.
+func (h Host) clientCertificate() (link string, chain []*x509.Certificate, err error) {
+	content, err := readFile(h.file(kubeletConf))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil, nil
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	_, user, err := loadKubeconfig(content)
+	if err != nil {
+		return "", nil, fmt.Errorf("%s: %w", h.file(kubeletConf), err)
+	}
+	link = user.ClientCertificate
+	switch {
+	case link == "":
+		chain, err = pemfile.Certificates(user.ClientCertificateData)
+		return h.file(kubeletConf), chain, err
+	case link != user.ClientKey:
+		_, chain, _ = linked(absolute(h.Dir, link)) // for the name of the node
+		return "", chain, fmt.Errorf("%s: client-certificate and client-key are different files, want one for both, as the kubelet writes it: put both into one file, and name it twice", h.file(kubeletConf))
+	}
+	return linked(absolute(h.Dir, link))
+}
+
+// linked returns the certificate in a file or behind a link; nothing if it does not exist.
+func linked(link string) (string, []*x509.Certificate, error) {
+	target, err := filepath.EvalSymlinks(link)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil, nil
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	content, err := readFile(target)
+	if err != nil {
+		return "", nil, err
+	}
+	chain, err := pemfile.Certificates(content)
+	if err != nil {
+		return "", nil, fmt.Errorf("%s: %w", target, err)
+	}
+	return link, chain, nil
+}

@@ -1,0 +1,255 @@
+package pki
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+// A Renewal says which certificates of kubeadm [Host.Renew] renews, and who signs them.
+type Renewal struct {
+	// Before is how long before its end a certificate is renewed: at most half of its life; 0 is a third of that.
+	Before time.Duration
+	// Now renews certificates whenever they end: those of Names, or all without any.
+	Now   bool
+	Names []string
+	// Signer returns who signs. It is called only if a certificate is due.
+	Signer func(ctx context.Context) (Signing, error)
+}
+
+// A Signing is a way to sign the certificates of kubeadm.
+type Signing struct {
+	Sign credentials.SignFunc
+	// Missing maps the name of a certificate to the reason why Sign cannot sign it.
+	Missing map[string]string
+	// Add are names and addresses to add, by certificate.
+	Add map[string][]string
+	// Stop ends what Sign needs.
+	Stop func()
+}
+
+// A Renewed is what [Host.Renew] did.
+type Renewed struct {
+	// Due are the certificates that are renewed, or would be with a dry run.
+	Due []string `json:"due"`
+	// The names that are renewed, those that are left out because their CA is not there, and how the new certificates differ.
+	credentials.Renewed
+	// Backup is the folder with the files from before the last renewal; empty without one.
+	Backup string `json:"backup,omitempty"`
+	// The rest is as in [Result].
+	Changed   []string `json:"changed"`
+	Restarted []string `json:"restarted,omitempty"`
+	Unfit     []string `json:"unfit,omitempty"`
+}
+
+// renewalDir is the folder in [Backups] with the files from before the last renewal.
+const renewalDir = "renewal"
+
+// Renew renews the certificates of kubeadm that are near their end, for the same keys, and restarts the static pods that read them
+// once. It can be repeated at any time. It leaves out those of a CA in whose rotation this host takes part: that changes
+// them, too. The kubelet renews its own.
+func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
+	done = Renewed{Due: []string{}, Changed: []string{}}
+	if h, err = h.filled(); err != nil {
+		return done, err
+	}
+	a, due, held, err := h.renewable(r)
+	if err != nil {
+		return done, err
+	}
+	done.Due = append(done.Due, due...)
+	for _, name := range held {
+		done.Unfit = append(done.Unfit, "certificate "+name+" is due, and changes only with the rotation of its CA; next: kubejoin ca status")
+	}
+	dir := h.file(Backups, renewalDir)
+	_, err = os.Stat(dir)
+	earlier := !errors.Is(err, fs.ErrNotExist)
+	switch {
+	case r.Now && len(due)+len(held) == 0:
+		return done, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
+	case h.DryRun || !earlier && len(due) == 0:
+		return done, nil
+	}
+	unlock, err := h.exclude()
+	if err != nil {
+		return done, err
+	}
+	defer unlock()
+	if err := h.sweep(a); err != nil {
+		return done, err
+	}
+	if _, err := h.restartable(&backup{}, a); err != nil {
+		return done, err
+	}
+	var result Result
+	before := newIndex(rotation.Finish)
+	if earlier { // a kill may have stopped it
+		if before, err = h.resume(ctx, dir, a, &result); err != nil {
+			return done, err
+		}
+		if _, due, _, err = h.renewable(r); err != nil {
+			return done, err
+		}
+	}
+	if len(due) > 0 {
+		result.Unfit = nil
+		issued, err := h.renew(ctx, r, due, dir, before)
+		if err != nil {
+			return done, err
+		}
+		done.Renewed, done.Backup = issued, filepath.Join(dir, originalsDir)
+		for _, n := range issued.SetAside {
+			result.Unfit = append(result.Unfit, "certificate "+n.Name+" cannot be renewed here: "+n.Text+"; next: kubejoin certs renew --name "+n.Name+" with --url URL or --pki-dir DIR")
+		}
+		if _, err := h.resume(ctx, dir, a, &result); err != nil {
+			return done, err
+		}
+	}
+	done.Changed, done.Restarted, done.Unfit = append(done.Changed, result.Changed...), result.Restarted, append(done.Unfit, result.Unfit...)
+	if r.Now {
+		return done, nil
+	}
+	_, still, _, err := h.renewable(r)
+	for _, name := range still {
+		if !slices.ContainsFunc(done.Unfit, func(line string) bool { return strings.HasPrefix(line, "certificate "+name+" ") }) {
+			done.Unfit = append(done.Unfit, "certificate "+name+" still ends soon; next: kubejoin certs check")
+		}
+	}
+	return done, err
+}
+
+// resume completes the renewal in a backup, also one that a kill stopped.
+func (h Host) resume(ctx context.Context, dir string, a authority, done *Result) (index, error) {
+	b, err := h.readBackup(dir, a)
+	if err != nil {
+		return index{}, err
+	}
+	want := contents{}
+	present, err := readAll(h.Dir, slices.Collect(maps.Keys(b.originals)))
+	if err != nil {
+		return index{}, err
+	}
+	for name, original := range b.originals { // what somebody else has changed since stays
+		if b.index.Stage == rotation.Prepare && bytes.Equal(present[name], original) {
+			want[name] = b.signed[rotation.FromNew][name]
+		}
+	}
+	if err := h.bring(ctx, b, a, want, done); err != nil {
+		return index{}, err
+	}
+	b.index.Stage = rotation.Finish
+	if err := h.saveIndex(b); err != nil {
+		return index{}, err
+	}
+	for _, name := range h.allStale(ctx, b, a, rotation.Rotation{}) {
+		next := "kubejoin host apply --restart " + safetext.Quote(name)
+		if h.NoRestart && slices.Contains(kubeadmPods, name) {
+			next = "kubejoin host apply"
+		} else if slices.Contains(kubeadmPods, name) {
+			next = "crictl ps -a --name " + name + "   shows why; then kubejoin host apply"
+		}
+		done.Unfit = append(done.Unfit, "process "+name+" has not read its changed files; next: "+next)
+	}
+	return b.index, nil
+}
+
+// renewable returns all files that can be renewed here, and the names of the certificates that are due. held are due as well, but
+// their CA is rotated here.
+func (h Host) renewable(r Renewal) (all authority, due, held []string, err error) {
+	var of []string
+	for _, ca := range rotation.CAs {
+		ids, err := h.backups(ca)
+		if err != nil {
+			return all, nil, nil, err
+		}
+		if len(ids) > 0 {
+			continue
+		}
+		a := authorities[ca]
+		all.leaves, all.kubeconfigs = append(all.leaves, a.leaves...), append(all.kubeconfigs, a.kubeconfigs...)
+		for _, p := range a.pods {
+			if p.kubeconfig != "" {
+				all.pods = append(all.pods, pod{name: p.name, kubeconfig: p.kubeconfig})
+			}
+		}
+		for _, file := range a.signed() {
+			of = append(of, certificate(file))
+		}
+	}
+	l, err := h.newLook(all)
+	if err != nil {
+		return all, nil, nil, err
+	}
+	l.readPods()
+	names := r.Names
+	if len(names) == 0 {
+		names, err = credentials.Host{Dir: h.Dir}.Due(r.due)
+	}
+	for _, name := range names {
+		if slices.Contains(of, name) || !slices.Contains(credentials.Renewable(), name) {
+			due = append(due, name)
+		} else {
+			held = append(held, name)
+		}
+	}
+	return l.authority, due, held, err
+}
+
+// due reports whether a certificate is renewed.
+func (r Renewal) due(leaf *x509.Certificate) bool {
+	life := leaf.NotAfter.Sub(leaf.NotBefore)
+	before := min(r.Before, life/2)
+	if r.Before == 0 {
+		before = life / 3
+	}
+	return r.Now || time.Until(leaf.NotAfter) < before
+}
+
+// renew has certificates signed, and keeps them with the present files in a new backup, which goes on with the index of the former
+// one. No file of the host changes yet.
+func (h Host) renew(ctx context.Context, r Renewal, due []string, dir string, before index) (done credentials.Renewed, err error) {
+	with, err := r.Signer(ctx)
+	if err != nil {
+		return done, err
+	}
+	if with.Stop != nil {
+		defer with.Stop()
+	}
+	all, done, err := credentials.Host{Dir: h.Dir, NoCA: with.Missing}.Renew(ctx, with.Sign, credentials.Renewal{Names: due, Add: with.Add, LeaveOut: len(r.Names) == 0})
+	if err != nil {
+		return done, err
+	}
+	present, err := readAll(h.Dir, slices.Collect(maps.Keys(all)))
+	if err != nil {
+		return done, err
+	}
+	b := &backup{dir: dir + unfinished, index: before}
+	b.index.Stage = rotation.Prepare
+	for sub, files := range map[string]contents{originalsDir: present, signedDirs[rotation.FromNew]: all} {
+		for name, content := range files {
+			if err := h.save(filepath.Join(b.dir, sub, name), content); err != nil {
+				return done, err
+			}
+		}
+	}
+	if err := h.saveIndex(b); err != nil {
+		return done, err
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return done, err
+	}
+	return done, h.rename(b.dir, dir)
+}

@@ -1,0 +1,208 @@
+package pki
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// report looks at the present files and processes. It leaves out what cannot be read.
+func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rotation) rotation.Report {
+	report := rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since}
+	add := func(name string, trusts, presents []*x509.Certificate) {
+		f := rotation.File{Name: name}
+		if len(trusts) > 0 {
+			if in, err := r.In(trusts); err == nil {
+				f.Trusts = &in
+			}
+		}
+		if len(presents) > 0 {
+			f.From, _ = r.Find(presents) // empty if the rotation cannot be read, which was checked
+		}
+		if f.Trusts != nil || f.From != "" {
+			report.Files = append(report.Files, f)
+		}
+	}
+	present := contents{}
+	for _, name := range a.files() {
+		if content, err := readFile(h.file(name)); err == nil {
+			present[name] = content
+		}
+	}
+	certs := func(name string) []*x509.Certificate { list, _ := pemfile.Certificates(present[name]); return list }
+	add(a.bundle, certs(a.bundle), nil)
+	for _, name := range a.leaves {
+		add(name, nil, certs(name))
+	}
+	for _, name := range slices.Concat(a.kubeconfigs, a.trusting, []string{kubeletConf}) {
+		if present[name] == nil {
+			continue
+		}
+		config, user, err := loadKubeconfig(present[name])
+		if err != nil {
+			continue
+		}
+		cluster := config.Clusters[config.Contexts[config.CurrentContext].Cluster]
+		trusts, _ := pemfile.Certificates(cluster.CertificateAuthorityData)
+		if file := cluster.CertificateAuthority; file != "" && len(trusts) == 0 {
+			if real, err := resolve("", absolute(filepath.Dir(h.file(name)), file)); err == nil {
+				content, _ := readFile(real)
+				trusts, _ = pemfile.Certificates(content)
+			}
+		}
+		var presents []*x509.Certificate // Apply changes none of the kubeconfigs in trusting: see others
+		if name == kubeletConf {
+			_, presents, _ = h.clientCertificate()
+		} else if !slices.Contains(a.trusting, name) {
+			presents, _ = pemfile.Certificates(user.ClientCertificateData)
+		}
+		add(name, trusts, presents)
+	}
+	if key := present[a.key]; key != nil {
+		f := rotation.File{Name: a.key, From: rotation.FromOther}
+		if old, err := r.OldCerts(); err == nil && matches(key, old) {
+			f.From = rotation.FromOld
+		}
+		if fresh, err := r.NewCerts(); err == nil && matches(key, fresh) {
+			f.From = rotation.FromNew
+		}
+		report.Files = append(report.Files, f)
+	}
+	for _, c := range kubeletCertificates {
+		if link, presents, err := c.find(h); a.kubelet && err == nil && c.prefix != "" {
+			add(link, nil, presents)
+		}
+	}
+	for _, f := range a.others {
+		f.Name, f.Unseen = safetext.Text(f.Name, safetext.MaxName), safetext.Text(f.Unseen, safetext.MaxName)
+		report.Files = append(report.Files, f)
+	}
+	report.Restart = h.allStale(ctx, b, a, r)
+	return report
+}
+
+// cut returns what an annotation of the Node can hold of a report. It counts the files that it drops and that do not fit the stage.
+func cut(whole rotation.Report, r rotation.Rotation, node string) *rotation.Report {
+	report := whole
+	report.Files, report.Restart = nil, whole.Restart[:min(len(whole.Restart), rotation.MaxRestart)] // the others are named once these have read their files
+	encoded := func(v any) int { text, _ := json.Marshal(v); return len(text) }                      //nolint:errchkjson // they are strings
+	const more = 100                                                                                 // bytes of fields that are set later
+	room, others := rotation.MaxReport-encoded(report)-more, 0
+	var fit []rotation.File
+	keep := func(f rotation.File) bool {
+		if room -= encoded(f) + 1; room < 0 || len(report.Files) == rotation.MaxFiles {
+			return false
+		}
+		report.Files = append(report.Files, f)
+		return true
+	}
+	for _, f := range whole.Files {
+		switch behind := len(r.Unfit(node, rotation.Report{Files: []rotation.File{f}})) > 0; {
+		case !behind:
+			fit = append(fit, f)
+		case f.Other && others == maxNamed || !keep(f):
+			report.More++
+		case f.Other:
+			others++
+		}
+	}
+	for _, f := range fit {
+		if !keep(f) {
+			break
+		}
+	}
+	return &report
+}
+
+// allStale returns the names of the processes that run with old files, or may do so.
+func (h Host) allStale(ctx context.Context, b *backup, a authority, r rotation.Rotation) (names []string) {
+	if b == nil {
+		return nil // nothing has changed yet
+	}
+	add := func(s service, err error) {
+		if err == nil {
+			var old bool
+			if old, err = h.stale(s); err == nil && !old {
+				return
+			}
+		}
+		names = append(names, s.name)
+	}
+	for _, p := range a.pods {
+		add(h.podService(b, a, p))
+	}
+	if a.kubelet && b.originals[kubeletConf] != nil {
+		s, err := h.kubeletService()
+		if err == nil {
+			s.changed, err = h.kubeletChanged(ctx, b, a, r)
+		}
+		add(s, err)
+	}
+	return names
+}
+
+// NodeName returns the name of the node that the kubelet's client certificate is for.
+func (h Host) NodeName() (string, error) {
+	_, chain, err := h.clientCertificate()
+	switch {
+	case len(chain) > 0:
+		return nodeName(chain[0])
+	case err == nil:
+		err = fmt.Errorf("%s: want a client certificate", h.file(kubeletConf))
+	}
+	return "", err
+}
+
+func nodeName(leaf *x509.Certificate) (string, error) {
+	name, found := strings.CutPrefix(leaf.Subject.CommonName, tokens.NodeUserPrefix)
+	if !found {
+		return "", errors.New("the kubelet's client certificate is not that of a node")
+	}
+	return name, tokens.CheckNodeName(name)
+}
+
+// kubeletFile is the name of a file in which the kubelet keeps one certificate and its key.
+var kubeletFile = regexp.MustCompile(`^kubelet-(client|server)-[0-9-]+\.pem$`)
+
+// removeFormer removes former certificates of the kubelet that the replaced CA issued.
+func (h Host) removeFormer(r rotation.Rotation) error {
+	old, err := r.OldCerts()
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(h.KubeletDir, "pki")
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	current := map[string]bool{}
+	for _, link := range []string{"kubelet-client-current.pem", "kubelet-server-current.pem"} {
+		if target, err := filepath.EvalSymlinks(filepath.Join(dir, link)); err == nil {
+			current[filepath.Base(target)] = true
+		}
+	}
+	for _, e := range entries {
+		if !kubeletFile.MatchString(e.Name()) || current[e.Name()] {
+			continue
+		}
+		content, failed := readFile(filepath.Join(dir, e.Name()))
+		certs := pemfile.Presented(content)
+		if failed == nil && len(certs) > 0 && slices.ContainsFunc(old, func(ca *x509.Certificate) bool { return issuedBy(certs[0], ca) }) {
+			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
+		}
+	}
+	return err
+}

@@ -1,0 +1,205 @@
+package pki
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"math/big"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+// again returns the files that the CA of a stage has to sign again for this host.
+func (a authority) again(originals contents, r rotation.Rotation) (names []string, key bool, err error) {
+	for name, original := range originals {
+		by, err := a.signer(name, original, r)
+		switch {
+		case err != nil:
+			return nil, false, fmt.Errorf("%s: %w", name, err)
+		case by != "" && name == a.key:
+			key = true
+		case by != "":
+			names = append(names, name)
+		}
+	}
+	return names, key, nil
+}
+
+// sign fills b.signed for a stage: certificates for the same keys, signed with the key of the CA of the stage. They are kept, so
+// that the next Apply writes the same bytes. A trial signs with a CA that looks like the one of the stage, and keeps nothing.
+func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotation, trial bool) error {
+	of, certs := side(r), rotation.Rotation.NewCerts
+	if of == rotation.FromOld {
+		certs = rotation.Rotation.OldCerts
+	}
+	names, needed, err := a.again(b.originals, r)
+	if err != nil {
+		return err
+	}
+	ca, err := certs(r)
+	if err != nil {
+		return err
+	}
+	present, err := readAll(h.Dir, []string{a.key})
+	if err != nil {
+		return err
+	}
+	reached := r
+	reached.Stage = b.index.Stage
+	if matches(present[a.key], ca[:1]) || pemfile.IsEncrypted(present[a.key]) && side(reached) == of { // it was encrypted since
+		needed = false
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return b.signed[of][name] != nil })
+	if len(names) == 0 && !needed {
+		return nil
+	}
+	cert, key := ca[0], crypto.Signer(nil)
+	if trial {
+		cert, key, err = lookAlike(cert)
+	} else {
+		key, err = h.keyOf(ctx, of, cert, present[a.key], b.originals[a.key])
+	}
+	if err != nil {
+		return err
+	}
+	done, err := h.signWith(ctx, b, a, names, cert, key)
+	if err != nil {
+		return err
+	}
+	if needed {
+		private, err := x509.MarshalPKCS8PrivateKey(key)
+		if err != nil {
+			return errors.New("the key of the CA cannot be stored in a file") // the error may have a part of it
+		}
+		done[a.key] = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
+	}
+	first := b.signed[of] == nil
+	all := contents{}
+	maps.Copy(all, b.signed[of])
+	maps.Copy(all, done)
+	b.signed[of] = all
+	if trial {
+		return nil
+	}
+	dir := filepath.Join(b.dir, signedDirs[of])
+	to := dir
+	if first {
+		to += unfinished
+	}
+	for name, content := range done {
+		if err := h.save(filepath.Join(to, name), content); err != nil {
+			return err
+		}
+	}
+	if !first {
+		return nil
+	}
+	return h.rename(to, dir)
+}
+
+// keyOf returns the key of a CA from one of the files, or from h.Key. A host that joined while the CA signed has it.
+func (h Host) keyOf(ctx context.Context, of rotation.From, ca *x509.Certificate, files ...[]byte) (crypto.Signer, error) {
+	for _, content := range files {
+		if matches(content, []*x509.Certificate{ca}) {
+			return pemfile.Key(content)
+		}
+	}
+	if h.Key == nil {
+		return nil, errors.New(map[rotation.From]string{
+			rotation.FromNew: "the key of the new CA is required on this host; give the key that 'kubejoin ca prepare' showed: --certificate-key-file FILE",
+			rotation.FromOld: "the key of the old CA is required on this host, which joined while the new CA signed; give a copy of it: --ca-key-file FILE",
+		}[of])
+	}
+	key, err := h.Key(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !rotation.Matches(key, ca) {
+		return nil, fmt.Errorf("the key is not that of the %s CA, whose copy this needs: --ca-key-file FILE", of)
+	}
+	return key, nil
+}
+
+// lookAlike returns a CA with another key that looks like one.
+func lookAlike(ca *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
+	key, err := credentials.NewKey()
+	if err != nil {
+		return nil, nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), RawSubject: ca.RawSubject, NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}, &x509.Certificate{RawSubject: ca.RawSubject}, key.Public(), key)
+	if err != nil {
+		return nil, nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	return cert, key, err
+}
+
+// signWith has files of the host signed again.
+func (h Host) signWith(ctx context.Context, b *backup, a authority, files []string, ca *x509.Certificate, key crypto.Signer) (contents, error) {
+	if len(files) == 0 {
+		return contents{}, nil
+	}
+	with, err := signer.NewCA([]*x509.Certificate{ca}, key)
+	if err != nil {
+		return nil, fmt.Errorf("CA %q: %w", ca.Subject, err)
+	}
+	signers, err := credentials.SignersWith(with)
+	if err != nil {
+		return nil, err
+	}
+	instead := contents{a.bundle: pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: ca.Raw})}
+	var names []string
+	for _, file := range files {
+		instead[file] = b.originals[file]
+		names = append(names, certificate(file))
+	}
+	host := credentials.Host{Dir: h.Dir, Instead: instead}
+	all, done, err := host.Renew(ctx, credentials.SignLocally(signers), credentials.Renewal{Names: names})
+	if err != nil {
+		return nil, fmt.Errorf("sign again: %w", err)
+	}
+	for _, note := range done.Changes {
+		h.Log(note.Name + ": " + note.Text)
+	}
+	return all, nil
+}
+
+// checkTrust returns an error unless the host may trust everything that a stage trusts.
+func checkTrust(before []*x509.Certificate, pins []string, r rotation.Rotation) error {
+	pinned := func(c *x509.Certificate) bool { return slices.Contains(pins, clusterinfo.Pin(c)) }
+	unproven, err := r.Unproven(before, pinned, time.Now())
+	if err != nil || len(unproven) == 0 {
+		return err
+	}
+	old, err := r.OldCerts()
+	if err != nil {
+		return err
+	}
+	c, source := unproven[0], "the one that 'kubejoin ca prepare' showed"
+	// A host that joined in stage finish knows only the new CA, and anybody can certify the key of that.
+	if slices.ContainsFunc(old, c.Equal) {
+		source = "that of the old CA on a host that is older than the rotation"
+	}
+	return fmt.Errorf("nobody proved CA %q to this host; compare its pin with %s, and give it with: --ca-pin %s", c.Subject, source, clusterinfo.Pin(c))
+}
+
+// matches reports whether a private key in PEM belongs to a certificate.
+func matches(key []byte, certs []*x509.Certificate) bool {
+	private, err := pemfile.Key(key)
+	return err == nil && slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return rotation.Matches(private, c) })
+}

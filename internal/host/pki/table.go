@@ -1,0 +1,113 @@
+package pki
+
+import (
+	"bytes"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	corev1 "k8s.io/api/core/v1"
+)
+
+// An authority lists what depends on a CA on a host that kubeadm set up. Paths are below /etc/kubernetes. A host need not
+// have all of it: a worker has the bundle and kubelet.conf of the cluster's CA. [Host.look] completes it.
+type authority struct {
+	bundle, key string
+	// leaves are certificates with a key beside them, and kubeconfigs have a certificate and the bundle in them. Both are
+	// signed again with the new key.
+	leaves, kubeconfigs []string
+	// serving is the leaf that clients verify which may not know the new CA yet.
+	serving string
+	// kubelet is true if the kubelet's client certificate and kubelet.conf depend on the CA.
+	kubelet bool
+	// pods are in the order in which Apply waits for them: kube-apiserver needs the etcd of its host.
+	pods []pod
+
+	// trusting are kubeconfigs of which only the CAs change, and others the files that Apply does not change.
+	trusting []string
+	others   []rotation.File
+}
+
+// A pod is a static pod that does not read a changed file again: the set of certificates in the bundle, or a kubeconfig.
+type pod struct {
+	name       string // of the process, and of its manifest
+	bundle     bool
+	kubeconfig string
+	// kubelets is true if the pod reads the bundle only to verify kubelets, and only before Kubernetes 1.36.
+	kubelets bool
+
+	// The rest is as the host has it. once are the files that the pod reads only when it starts.
+	once     []string
+	manifest corev1.Pod
+	// container is that of a pod that kubeadm did not make, or empty: it may read again what it mounts, and only the operator knows
+	// whether it may end.
+	container string
+}
+
+const kubeletConf = "kubelet.conf"
+
+// authorities says which files depend on which CA. No file depends on two of them. kube-apiserver reloads its client CAs
+// and its certificates, but not --etcd-cafile, and --kubelet-certificate-authority only from Kubernetes 1.36 on.
+var authorities = map[rotation.CA]authority{
+	rotation.Cluster: {
+		bundle: "pki/ca.crt", key: "pki/ca.key",
+		leaves:      []string{"pki/apiserver.crt", "pki/apiserver-kubelet-client.crt"},
+		serving:     "pki/apiserver.crt",
+		kubeconfigs: []string{"admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf"},
+		kubelet:     true,
+		pods: []pod{
+			{name: "kube-apiserver", bundle: true, kubelets: true},
+			{name: "kube-controller-manager", bundle: true, kubeconfig: "controller-manager.conf"},
+			{name: "kube-scheduler", kubeconfig: "scheduler.conf"},
+		},
+	},
+	rotation.FrontProxy: {
+		bundle: "pki/front-proxy-ca.crt", key: "pki/front-proxy-ca.key",
+		leaves: []string{"pki/front-proxy-client.crt"},
+	},
+	rotation.Etcd: {
+		bundle: "pki/etcd/ca.crt", key: "pki/etcd/ca.key",
+		leaves: []string{"pki/etcd/server.crt", "pki/etcd/peer.crt", "pki/etcd/healthcheck-client.crt", "pki/apiserver-etcd-client.crt"},
+		pods:   []pod{{name: "etcd", bundle: true}, {name: "kube-apiserver", bundle: true}},
+	},
+}
+
+// certificates maps a file to the name of its certificate in 'kubeadm certs check-expiration', if that differs from the
+// base name.
+var certificates = map[string]string{
+	"pki/etcd/server.crt": "etcd-server", "pki/etcd/peer.crt": "etcd-peer", "pki/etcd/healthcheck-client.crt": "etcd-healthcheck-client",
+}
+
+// certificate returns kubeadm's name of the certificate in a file.
+func certificate(file string) string {
+	if name := certificates[file]; name != "" {
+		return name
+	}
+	if name, found := strings.CutSuffix(path.Base(file), ".crt"); found {
+		return name
+	}
+	return file
+}
+
+// changed returns the files whose present content is not the wanted one.
+func (a authority) changed(present, want contents) (names []string) {
+	for _, name := range a.files() {
+		if want[name] != nil && (present[name] == nil || !bytes.Equal(present[name], want[name])) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// files returns all paths in the order in which they are written: those that are trusted, what is presented, what signs.
+func (a authority) files() []string {
+	list := slices.Concat([]string{a.bundle}, a.leaves, a.kubeconfigs, a.trusting)
+	if a.kubelet {
+		list = append(list, kubeletConf)
+	}
+	return slices.DeleteFunc(append(list, a.key), func(name string) bool { return name == "" }) // of a renewal, which has no CA
+}
+
+// signed returns the files whose certificate is signed again.
+func (a authority) signed() []string { return slices.Concat(a.leaves, a.kubeconfigs) }

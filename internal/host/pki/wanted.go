@@ -1,0 +1,228 @@
+package pki
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// contents maps paths below /etc/kubernetes to the content of files.
+type contents map[string][]byte
+
+// signed are files that were signed again, by the CA that signed them, and its key.
+type signed map[rotation.From]contents
+
+// side returns the CA that signs in a stage.
+func side(r rotation.Rotation) rotation.From {
+	if r.SignsNew() {
+		return rotation.FromNew
+	}
+	return rotation.FromOld
+}
+
+// wanted returns what the files of originals contain in the stage of a rotation. again has what the CA of the stage signed
+// again, and its key. In a stage in which the old CA signs, it is needed only for what the new one signed before the host was
+// first seen.
+func (a authority) wanted(originals contents, again signed, r rotation.Rotation) (contents, error) {
+	before, err := pemfile.Certificates(originals[a.bundle])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", a.bundle, err)
+	}
+	bundle, err := bundleOf(before, r)
+	if err != nil {
+		return nil, err
+	}
+	all := maps.Clone(originals)
+	if again, err := unchanged(before, r); err != nil {
+		return nil, err
+	} else if !again {
+		all[a.bundle] = bundle
+	}
+	for name, original := range originals {
+		var content []byte // what the CA of the stage signed
+		if by, err := a.signer(name, original, r); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		} else if by != "" {
+			if content = again[side(r)][name]; content == nil && name == a.key {
+				delete(all, name) // it is there already
+			} else if content == nil {
+				return nil, fmt.Errorf("%s was not signed with the key of the %s CA", name, side(r))
+			}
+		}
+		switch {
+		case name == kubeletConf, slices.Contains(a.kubeconfigs, name), slices.Contains(a.trusting, name):
+			if name == kubeletConf {
+				content = again[side(r)][name]
+			}
+			if all[name], err = kubeconfig(original, bundle, content, r); err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+		case content != nil && name == a.serving && r.SignsNew() && r.InProgress(): // clients may know only the old CA
+			all[name] = slices.Concat(content, []byte(r.Cross))
+		case content != nil:
+			all[name] = content
+		}
+	}
+	return all, nil
+}
+
+// unchanged reports whether what a file trusts stays as it was: back in stage prepare, unless it has had the new CA from the
+// beginning, or one that was replaced.
+func unchanged(trusts []*x509.Certificate, r rotation.Rotation) (bool, error) {
+	in, err := r.In(trusts)
+	return r.Stage == rotation.Prepare && !in.New && !in.Replaced, err
+}
+
+// signer returns the CA that has to sign a file again in a stage, or whose key it is: empty if the original is right.
+func (a authority) signer(name string, original []byte, r rotation.Rotation) (rotation.From, error) {
+	var from rotation.From
+	switch {
+	case name == a.key:
+		if fresh, err := r.NewCerts(); err != nil {
+			return "", err
+		} else if from = rotation.FromOld; matches(original, fresh) {
+			from = rotation.FromNew
+		}
+	case slices.Contains(a.leaves, name):
+		certs, err := pemfile.Certificates(original)
+		if err != nil {
+			return "", err
+		}
+		if from, err = r.Find(certs); err != nil {
+			return "", err
+		}
+	case slices.Contains(a.kubeconfigs, name):
+		_, user, err := loadKubeconfig(original)
+		if err != nil {
+			return "", err
+		}
+		certs, err := pemfile.Certificates(user.ClientCertificateData)
+		if err != nil {
+			return "", fmt.Errorf("client-certificate-data: %w", err)
+		}
+		if from, err = r.Find(certs); err != nil {
+			return "", err
+		}
+	default:
+		return "", nil
+	}
+	if r.SignsNew() || from == rotation.FromNew {
+		return side(r), nil
+	}
+	return "", nil
+}
+
+// bundleOf returns what a host trusts in a stage, in PEM, and whatever else it trusted before. The CA that signs comes
+// first, because kubeadm reads only the first certificate.
+func bundleOf(before []*x509.Certificate, r rotation.Rotation) ([]byte, error) {
+	certs, err := r.Trusted()
+	if err != nil {
+		return nil, err
+	}
+	old, err := r.OldCerts()
+	if err != nil {
+		return nil, err
+	}
+	fresh, err := r.NewCerts()
+	if err != nil {
+		return nil, err
+	}
+	if r.SignsNew() {
+		certs = slices.DeleteFunc(certs, func(c *x509.Certificate) bool { return slices.ContainsFunc(fresh, c.Equal) })
+		certs = slices.Concat(fresh, certs)
+	}
+	for _, c := range before {
+		if gone, err := r.Outdated([]*x509.Certificate{c}); err != nil {
+			return nil, err
+		} else if !gone && !slices.ContainsFunc(old, c.Equal) && !slices.ContainsFunc(fresh, c.Equal) {
+			certs = append(certs, c)
+		}
+	}
+	var text bytes.Buffer
+	for _, c := range certs {
+		_ = pem.Encode(&text, &pem.Block{Type: pemfile.Certificate, Bytes: c.Raw}) // a Buffer takes every write
+	}
+	return text.Bytes(), nil
+}
+
+// kubeconfig returns a kubeconfig with another bundle. signed is the same kubeconfig with a new client certificate, or nil.
+// The errors have no part of the file.
+func kubeconfig(original, bundle, signed []byte, r rotation.Rotation) ([]byte, error) {
+	config, err := clientcmd.Load(original)
+	if err != nil {
+		return nil, errors.New("want a kubeconfig")
+	}
+	changed := signed != nil
+	for _, cluster := range config.Clusters {
+		certs, err := pemfile.Certificates(cluster.CertificateAuthorityData)
+		if err != nil {
+			continue // it names a file, or trusts the CAs of the machine
+		}
+		if in, err := r.In(certs); err != nil || in == (rotation.Trusted{}) {
+			continue // of another cluster
+		}
+		if same, err := unchanged(certs, r); err != nil || same {
+			continue
+		}
+		cluster.CertificateAuthorityData, changed = bundle, true
+	}
+	if !changed {
+		return original, nil
+	}
+	if signed != nil {
+		_, user, err := loadKubeconfig(signed)
+		if err != nil {
+			return nil, err
+		}
+		own := config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo]
+		own.ClientCertificateData, own.ClientKeyData = user.ClientCertificateData, user.ClientKeyData
+	}
+	return clientcmd.Write(*config)
+}
+
+// unread returns the names of the static pods that read something else from one set of files than from another.
+func (a authority) unread(before, after contents) (names []string, err error) {
+	for _, p := range a.pods {
+		was, err := p.reads(before, a.bundle)
+		if err != nil {
+			return nil, err
+		}
+		is, err := p.reads(after, a.bundle)
+		if err != nil {
+			return nil, err
+		}
+		if is != was {
+			names = append(names, p.name)
+		}
+	}
+	return names, nil
+}
+
+// reads returns what the pod reads of the files when it starts.
+func (p pod) reads(all contents, bundle string) (string, error) {
+	var text strings.Builder
+	for _, name := range p.once {
+		if name != bundle {
+			_, _ = text.Write(all[name]) // never fails
+			continue
+		}
+		certs, err := pemfile.Certificates(all[bundle])
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", bundle, err)
+		}
+		slices.SortFunc(certs, func(a, b *x509.Certificate) int { return bytes.Compare(a.Raw, b.Raw) }) // the order does not matter
+		for _, c := range certs {
+			_, _ = text.Write(c.Raw)
+		}
+	}
+	return text.String(), nil
+}

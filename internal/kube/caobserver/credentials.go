@@ -1,0 +1,225 @@
+package caobserver
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cluster-bootstrap/token/api"
+)
+
+// tokens observes the live bootstrap tokens.
+func (l *look) tokens(ctx context.Context) {
+	if l.Tokens != nil {
+		all, err := l.Tokens(ctx)
+		if err != nil {
+			l.failed(rotation.KindServer, "list of tokens", "list on secrets in kube-system", err)
+			return
+		}
+		for _, r := range all {
+			l.add(l.token(r)...)
+		}
+		return
+	}
+	err := each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return l.Client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, o)
+	}, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()}, func(s *corev1.Secret) error {
+		if r, err := secretstore.Decode(s); err == nil { // nothing accepts another one
+			l.add(l.token(r)...)
+		}
+		return nil
+	})
+	if err != nil {
+		l.failed(rotation.KindServer, "list of tokens", "list on secrets in kube-system", err)
+	}
+}
+
+// clockMargin is how far the clock of the API server, which dates tokens, may be ahead of the one that dates stages.
+const clockMargin = time.Minute
+
+// token returns the observation of a token, if machines can join with it.
+//
+// A join command pins the CAs that its author saw. Kubejoin's API, whose tokens have a creator, takes those of cluster-info, and
+// kubeadm those of admin.conf. Each admin.conf changes at some time in stage Trust, and has both CAs when Switch begins.
+// Finish begins when no token lives that pins the old CA alone.
+//
+// After an abort in stage Finish, tokens from then on may pin the new CA alone. Each admin.conf has both CAs again when the
+// abort comes to Trust.
+func (l *look) token(r tokens.Record) []rotation.Observation {
+	if r.Problem != nil || r.Expired(l.now) || !r.Signing && !r.Authentication {
+		return nil
+	}
+	o := rotation.Observation{Kind: rotation.KindToken, Name: r.Token.ID(), Until: r.Expires, Trusts: &rotation.Trusted{Old: true}}
+	later := r.Created.After(l.Since.Add(clockMargin))
+	switch l.Stage {
+	case rotation.Trust, rotation.Switch:
+		o.Trusts.New = l.Stage == rotation.Switch && later || r.Creator != "" && !l.PinsOnlyOld(r.Created)
+		if l.Aborting && !l.Finishing.IsZero() && !r.Created.Before(l.Finishing.Add(-clockMargin)) && !(l.Stage == rotation.Trust && later) {
+			*o.Trusts = rotation.Trusted{New: true}
+		}
+	case rotation.Finish:
+		o.Trusts.Old, o.Trusts.New = !later, true
+	}
+	if l.Stage == rotation.Switch && !o.Trusts.New {
+		o.Next = l.CA.Command("finish") + " --expire-tokens"
+	}
+	return []rotation.Observation{o}
+}
+
+// settle is how old a certificate is when its subject has it. A kubelet that did not get one requests another one before.
+const settle = 5 * time.Minute
+
+// maxCertificates is how many owners of certificates an observation knows at most.
+const maxCertificates = 200_000
+
+// certificates observes the live certificates in the issuance record that are not revoked. Those of one signer and subject from
+// one CA are one observation. Of a kubelet only the last certificate counts that has settled, or else the last one: it does not
+// use earlier ones, and cannot renew that of a deleted node.
+func (l *look) certificates(ctx context.Context) {
+	if l.Record == nil {
+		l.add(rotation.Observation{
+			Kind: rotation.KindCertificate, Name: "issuance record", Unseen: "it cannot be searched from here", Optional: true,
+			Next: cmp.Or(l.NoRecord, "kubejoin ca status --url URL"),
+		})
+		return
+	}
+	type owner struct {
+		signer, subject string
+		from            rotation.From // empty for kubelets
+	}
+	type last struct {
+		node         string
+		issued, ends time.Time
+		from         rotation.From // empty: the record does not show it
+		more         int           // from the same CA
+	}
+	counts := func(a, b last) bool { // a rather than b
+		if old := l.now.Sub(a.issued) > settle; old != (l.now.Sub(b.issued) > settle) {
+			return old
+		}
+		return a.issued.After(b.issued)
+	}
+	live := map[owner]last{}
+	var why string
+	query := issuance.Query{Outcome: issuance.Issued, EndsAfter: l.now, Limit: issuance.MaxLimit}
+	for {
+		p, err := l.Record.List(ctx, query)
+		if err != nil {
+			why = safetext.Text(err.Error(), maxWhy)
+			break
+		}
+		for _, e := range p.Entries {
+			revoked, err := l.revoked(ctx, e)
+			if err != nil {
+				why = safetext.Text(err.Error(), maxWhy)
+			} else if revoked {
+				continue
+			}
+			key, c := owner{signer: e.Signer, subject: e.Subject}, last{node: e.Node, issued: e.Time, ends: e.NotAfter, from: l.issuer(e)}
+			if !kubelets[e.Signer] {
+				key.from = c.from
+			}
+			switch before, found := live[key]; {
+			case !found && len(live) == maxCertificates:
+				why = fmt.Sprintf("it has certificates of more than %d subjects", maxCertificates)
+			case found && !kubelets[e.Signer]:
+				if before.more++; c.ends.After(before.ends) {
+					before.ends = c.ends
+				}
+				live[key] = before
+			case !found || counts(c, before):
+				live[key] = c
+			}
+		}
+		if query.After = p.Next; p.Next == "" {
+			break
+		}
+	}
+	if why != "" {
+		l.add(rotation.Observation{Kind: rotation.KindCertificate, Name: "issuance record", Unseen: why, Next: "kubejoin issued list"})
+	}
+	hosts := map[string]*host{}
+	for i := range l.hosts {
+		hosts[l.hosts[i].name] = &l.hosts[i]
+	}
+	for key, c := range live {
+		o := rotation.Observation{
+			Kind: rotation.KindCertificate, Name: safetext.Text(key.subject+" of "+key.signer, maxWhy), Node: c.node, From: c.from, Until: c.ends,
+			Next: "kubejoin issued list # renew it, then: kubejoin revoke --fingerprint HEX",
+		}
+		if c.more > 0 {
+			o.Name = fmt.Sprintf("%s and %d more", o.Name, c.more)
+		}
+		if c.node != "" {
+			h, exists := hosts[c.node]
+			if !exists && !l.alone && kubelets[key.signer] {
+				continue
+			}
+			o.Off, o.Next = exists && !h.ready, "kubejoin issued list --node "+c.node
+		}
+		if c.from == "" {
+			o.Unseen = "the issuance record does not have its CA"
+		}
+		if c.from != rotation.FromOther {
+			l.add(o)
+		}
+	}
+}
+
+// kubelets are the signers of certificates of kubelets.
+var kubelets = map[string]bool{certificates.KubeAPIServerClientKubeletSignerName: true, certificates.KubeletServingSignerName: true}
+
+// revoked reports whether a recorded certificate is revoked. The entry of a node bars no serving certificates.
+func (l *look) revoked(ctx context.Context, e issuance.Entry) (bool, error) {
+	f, err := revocation.ParseFingerprint(e.Fingerprint)
+	if err != nil {
+		return false, nil // it cannot be looked up
+	}
+	s := revocation.Subject{Fingerprints: []revocation.Fingerprint{f}}
+	if e.Signer != certificates.KubeletServingSignerName {
+		s.Node = e.Node
+	}
+	bars, err := l.Revocations.Known(ctx, s)
+	return bars != nil, err
+}
+
+// issuer returns the CA that signed a recorded certificate; empty if the record does not show it. Entries of earlier versions
+// lack the CA.
+func (l *look) issuer(e issuance.Entry) rotation.From {
+	if e.CA != "" {
+		for _, c := range l.fresh {
+			if clusterinfo.Pin(c) == e.CA {
+				return rotation.FromNew
+			}
+		}
+		for _, c := range l.old {
+			if clusterinfo.Pin(c) == e.CA {
+				return rotation.FromOld
+			}
+		}
+		return rotation.FromOther
+	}
+	if e.Certificate != "" {
+		if from, err := l.Find(pemfile.Presented([]byte(e.Certificate))); err == nil {
+			return from
+		}
+	}
+	if e.Time.Before(l.Started) { // the new CA had not signed
+		return rotation.FromOld
+	}
+	return ""
+}

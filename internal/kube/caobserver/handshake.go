@@ -1,0 +1,162 @@
+package caobserver
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+// Limits of handshakes: how many at a time, and for how long each.
+const (
+	atATime          = 128
+	handshakeTimeout = 3 * time.Second
+)
+
+// A handshake has what a TLS server shows to a client without a credential.
+type handshake struct {
+	chain []*x509.Certificate
+	// asks is true if the server requests a client certificate. named counts how often its request names the subject of
+	// a certificate of the rotation, and others the other subjects.
+	asks   bool
+	named  map[string]int
+	others int
+}
+
+// shake connects to a TLS server, and sends nothing but a handshake without a credential. It verifies no certificate on
+// purpose: it asks which CA the server's certificate is from. crypto/tls still verifies that the server has the key of that
+// certificate. crypto/tls limits the certificates to 256 KiB, and the names of CAs to 64 KiB.
+func (l *look) shake(ctx context.Context, address string) (handshake, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(l.patience, handshakeTimeout))
+	defer cancel()
+	dial := l.Dial
+	if dial == nil {
+		dial = (&net.Dialer{}).DialContext
+	}
+	raw, err := dial(ctx, "tcp", address)
+	if err != nil {
+		return handshake{}, err
+	}
+	defer func() { _ = raw.Close() }()
+	h := handshake{named: map[string]int{}}
+	for _, c := range slices.Concat(l.old, l.fresh) {
+		h.named[string(c.RawSubject)] = 0
+	}
+	connection := tls.Client(raw, &tls.Config{
+		InsecureSkipVerify: true, MinVersion: tls.VersionTLS12,
+		GetClientCertificate: func(request *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			h.asks = true
+			for _, subject := range request.AcceptableCAs {
+				if _, ours := h.named[string(subject)]; ours {
+					h.named[string(subject)]++
+				} else {
+					h.others++
+				}
+			}
+			return &tls.Certificate{}, nil // none
+		},
+	})
+	if err := connection.HandshakeContext(ctx); err != nil {
+		return handshake{}, err
+	}
+	h.chain = connection.ConnectionState().PeerCertificates
+	return h, nil
+}
+
+// trusts returns which CAs the server accepts client certificates of, nil if it requests none. A handshake names only
+// subjects. If both sides have a certificate of one subject, its name does not show which of them the server trusts.
+func (l *look) trusts(h handshake) (*rotation.Trusted, error) {
+	names := func(c *x509.Certificate) bool { return h.named[string(c.RawSubject)] > 0 }
+	unnamed := func(c *x509.Certificate) bool { return !names(c) }
+	shared := func(c *x509.Certificate) bool {
+		return slices.ContainsFunc(l.old, func(o *x509.Certificate) bool { return string(o.RawSubject) == string(c.RawSubject) })
+	}
+	switch {
+	case !h.asks:
+		return nil, nil
+	case h.others == 0 && !slices.ContainsFunc(slices.Concat(l.old, l.fresh), names):
+		return nil, errors.New("its handshake names no CA of client certificates")
+	case slices.ContainsFunc(l.fresh, func(c *x509.Certificate) bool { return shared(c) && names(c) }):
+		return nil, errors.New("certificates of the old and of the new CA have one subject, so its handshake does not show which of them it trusts")
+	}
+	return &rotation.Trusted{Old: slices.ContainsFunc(l.old, names), New: !slices.ContainsFunc(l.fresh, unnamed)}, nil
+}
+
+// A target is a server to connect to. host is the one that it runs on, and caFile and certFile its files in the report of
+// that host.
+type target struct {
+	rotation.Observation
+	address          string
+	host             *host
+	caFile, certFile string
+	// refused is why kubejoin does not connect to the address.
+	refused string
+	// clientOnly is true if the CA issues only certificates of clients, so that what the server serves does not matter.
+	clientOnly bool
+	// own is true for the API server of the kubeconfig, where a proxy may answer. spare is true if other API servers are known:
+	// then the stage need not wait for this one.
+	own, spare bool
+}
+
+// probe observes a server. Where its handshake does not show what it trusts, the report of the host counts, if the host has
+// applied the present stage: a network policy must not stop a rotation. Otherwise it is unseen.
+func (l *look) probe(ctx context.Context, t target) rotation.Observation {
+	o := t.Observation
+	why := errors.New(t.refused)
+	if t.refused == "" {
+		var h handshake
+		h, why = l.shake(ctx, t.address)
+		if why == nil {
+			if !t.clientOnly {
+				if o.From, why = l.Find(h.chain); why != nil {
+					o.Unseen = safetext.Text(why.Error(), maxWhy)
+					return o
+				}
+			}
+			o.Trusts, why = l.trusts(h)
+		}
+	}
+	if t.own && why == nil && (o.Trusts == nil || *o.Trusts == rotation.Trusted{}) {
+		o.Trusts, o.From, why = nil, "", errors.New("its handshake names no CA of this rotation: a proxy may have answered")
+	}
+	if why == nil {
+		return o
+	}
+	if t.host != nil && !t.host.ready {
+		o.Off = true
+		return o
+	}
+	// A refused connection shows that a server is down. A kubelet whose Node is ready is not: it listens elsewhere.
+	down := errors.Is(why, syscall.ECONNREFUSED) && t.Kind != rotation.KindKubelet
+	if reported := t.host.file(t.caFile).Trusts; reported != nil && !down {
+		o.Trusts, o.From = reported, cmp.Or(o.From, t.host.file(t.certFile).From)
+		return o
+	}
+	o.Unseen, o.Optional = safetext.Text(why.Error(), maxWhy), t.spare
+	return o
+}
+
+// probeAll observes servers, some at a time.
+func (l *look) probeAll(ctx context.Context, all []target) {
+	free := make(chan struct{}, atATime)
+	seen := make([]rotation.Observation, len(all))
+	var looking sync.WaitGroup
+	for i, t := range all {
+		free <- struct{}{}
+		looking.Go(func() {
+			defer func() { <-free }()
+			seen[i] = l.probe(ctx, t)
+		})
+	}
+	looking.Wait()
+	l.add(seen...)
+}

@@ -1,0 +1,280 @@
+package caobserver
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/kube/fakeclient"
+	"github.com/kubejoin/kubejoin/internal/kube/imagetag"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	admissionregistration "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// bundle returns an observation of something with CA certificates in PEM.
+func (l *look) bundle(kind rotation.Kind, name, next string, pem []byte) rotation.Observation {
+	o := rotation.Observation{Kind: kind, Name: name, Next: next}
+	certs, err := pemfile.Certificates(pem)
+	if err == nil {
+		var t rotation.Trusted
+		if t, err = l.In(certs); err == nil {
+			o.Trusts = &t
+			return o
+		}
+	}
+	o.Unseen = "its CA certificates are malformed: " + safetext.Text(err.Error(), maxWhy)
+	return o
+}
+
+// clusterInfo observes the CAs that joining machines get.
+func (l *look) clusterInfo(ctx context.Context) {
+	o := rotation.Observation{Kind: rotation.KindClusterInfo, Name: clusterinfo.Namespace + "/" + clusterinfo.Name, Next: "kubectl -n kube-public get configmap cluster-info -o yaml"}
+	m, err := l.Client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
+	if err != nil {
+		l.failed(o.Kind, o.Name, "get on configmap cluster-info in kube-public", err)
+		return
+	}
+	_, cas, err := clusterinfo.ParseKubeconfig([]byte(m.Data[clusterinfo.KubeconfigKey]))
+	var t rotation.Trusted
+	if err == nil {
+		t, err = l.In(cas)
+	}
+	if err != nil {
+		o.Unseen = safetext.Text(err.Error(), maxWhy)
+	} else {
+		o.Trusts = &t
+	}
+	l.add(o)
+}
+
+// rootCAs observes the CAs that Pods get, in each namespace. kube-controller-manager writes them.
+func (l *look) rootCAs(ctx context.Context) {
+	const name = "kube-root-ca.crt"
+	type seen struct {
+		trusts *rotation.Trusted
+		unseen string
+	}
+	known := map[[sha256.Size]byte]seen{} // nearly all of them are equal
+	var system *corev1.ConfigMap          // that of kube-system, if it is as the stage wants it
+	err := each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return l.Client.CoreV1().ConfigMaps("").List(ctx, o)
+	}, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}, func(m *corev1.ConfigMap) error {
+		content := []byte(m.Data["ca.crt"])
+		o := rotation.Observation{Kind: rotation.KindRootCA, Name: m.Namespace + "/" + name, Next: "kubectl -n " + m.Namespace + " get configmap " + name + " -o yaml"}
+		if m.Immutable != nil && *m.Immutable { // else kube-controller-manager updates it
+			o.Next = "kubectl -n " + m.Namespace + " delete configmap " + name + " # kube-controller-manager creates it again"
+		}
+		sum := sha256.Sum256(content)
+		same, found := known[sum]
+		if !found {
+			b := l.bundle(o.Kind, o.Name, o.Next, content)
+			same = seen{b.Trusts, b.Unseen}
+			known[sum] = same
+		}
+		o.Trusts, o.Unseen = same.trusts, same.unseen
+		l.add(o)
+		if m.Namespace == metav1.NamespaceSystem && !l.behind(o) {
+			system = m
+		}
+		return nil
+	})
+	if err != nil {
+		l.failed(rotation.KindRootCA, name, "list on configmaps "+name, err)
+	}
+	if system != nil {
+		l.readers(ctx, system)
+	}
+}
+
+// addOns are the pods of kubeadm that read kube-root-ca.crt, by their label k8s-app. From the given version on, they have
+// client-go 0.36 or later, which reads it again. Nothing shows the version of client-go in other pods.
+var addOns = map[string]struct{ rereads, restart string }{
+	"kube-proxy": {"1.36", "kubectl -n kube-system rollout restart daemonset/kube-proxy"},
+	"kube-dns":   {"1.15", "kubectl -n kube-system rollout restart deployment/coredns"},
+}
+
+// readers observes the pods of add-ons that are older than the present CAs in kube-root-ca.crt. The API server dates both, so the
+// clocks of hosts do not matter.
+func (l *look) readers(ctx context.Context, root *corev1.ConfigMap) {
+	changed := l.Trusting
+	// In the other stages only the order of the CAs changes. They follow stages that have looked, but not at hosts that were off.
+	if same := l.Stage == rotation.Switch && !l.Aborting || l.Stage == rotation.Trust && l.Aborting; !same {
+		for _, f := range root.ManagedFields {
+			if f.Time != nil && f.Time.After(changed) {
+				changed = f.Time.Time
+			}
+		}
+	}
+	ready := map[string]bool{}
+	for _, h := range l.hosts {
+		ready[h.name] = h.ready
+	}
+	selector := "k8s-app in (" + strings.Join(slices.Sorted(maps.Keys(addOns)), ",") + ")"
+	err := each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return l.Client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, o)
+	}, metav1.ListOptions{LabelSelector: selector}, func(p *corev1.Pod) error {
+		a, known := addOns[p.Labels["k8s-app"]]
+		if known && p.Status.Phase == corev1.PodRunning && mounts(p, root.Name) && imagetag.Before(p.Spec.Containers[0].Image, a.rereads) && !p.CreationTimestamp.After(changed) {
+			l.add(rotation.Observation{Kind: rotation.KindProcess, Name: p.Name + " on " + p.Spec.NodeName, Node: p.Spec.NodeName, Off: !ready[p.Spec.NodeName], Next: a.restart})
+		}
+		return nil
+	})
+	if err != nil {
+		l.failed(rotation.KindRootCA, "pods of kube-proxy and CoreDNS", "list on pods in kube-system", err)
+	}
+}
+
+// mounts reports whether a pod has a ConfigMap beside the token of its service account. A static pod has neither.
+func mounts(p *corev1.Pod, name string) bool {
+	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
+			return s.ConfigMap != nil && s.ConfigMap.Name == name
+		})
+	})
+}
+
+// authentication observes the CAs that API servers publish for aggregated API servers. API servers add to them, and remove
+// only expired ones: to remove the old CA, the last step deletes the ConfigMap, and they create it again.
+func (l *look) authentication(ctx context.Context) {
+	const name = clusterstore.Merged
+	key := map[rotation.CA]string{rotation.Cluster: "client-ca-file", rotation.FrontProxy: "requestheader-client-ca-file"}[l.CA]
+	m, err := l.Client.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && m.Data[key] == "":
+		return
+	case err != nil:
+		l.failed(rotation.KindMerged, "configmap "+name, "get on configmap "+name+" in kube-system", err)
+		return
+	}
+	o := l.bundle(rotation.KindMerged, "configmap "+name, "kubectl -n kube-system get configmap "+name+" -o yaml", []byte(m.Data[key]))
+	if t := o.Trusts; t != nil && (t.Old && !l.TrustsOld() || t.New && !l.TrustsNew()) {
+		o.Next = "kubectl -n kube-system delete configmap " + name + " # kube-apiserver creates it again"
+	}
+	l.add(o)
+}
+
+// caBundles observes the CAs of webhooks, aggregated API servers and ClusterTrustBundles. It leaves out those of other CAs.
+func (l *look) caBundles(ctx context.Context) {
+	webhooks := l.Client.AdmissionregistrationV1()
+	err := each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return webhooks.ValidatingWebhookConfigurations().List(ctx, o)
+	}, metav1.ListOptions{Limit: bundlesPage}, func(c *admissionregistration.ValidatingWebhookConfiguration) error {
+		var all [][]byte
+		for _, w := range c.Webhooks {
+			all = append(all, w.ClientConfig.CABundle)
+		}
+		l.addBundles("validatingwebhookconfiguration", c.Name, all)
+		return nil
+	})
+	if err != nil {
+		l.failed(rotation.KindCABundle, "validatingwebhookconfigurations", "list on validatingwebhookconfigurations", err)
+	}
+	err = each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		return webhooks.MutatingWebhookConfigurations().List(ctx, o)
+	}, metav1.ListOptions{Limit: bundlesPage}, func(c *admissionregistration.MutatingWebhookConfiguration) error {
+		var all [][]byte
+		for _, w := range c.Webhooks {
+			all = append(all, w.ClientConfig.CABundle)
+		}
+		l.addBundles("mutatingwebhookconfiguration", c.Name, all)
+		return nil
+	})
+	if err != nil {
+		l.failed(rotation.KindCABundle, "mutatingwebhookconfigurations", "list on mutatingwebhookconfigurations", err)
+	}
+	for _, resource := range []struct{ kind, path string }{
+		{"apiservice", "/apis/apiregistration.k8s.io/v1/apiservices"},
+		{"customresourcedefinition", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"},
+		{"clustertrustbundle", "/apis/certificates.k8s.io/v1/clustertrustbundles"}, // from Kubernetes 1.37 on
+	} {
+		if err := l.rawBundles(ctx, resource.kind, resource.path); err != nil && !apierrors.IsNotFound(err) {
+			l.failed(rotation.KindCABundle, resource.kind+"s", "list on "+resource.kind+"s", err)
+		}
+	}
+}
+
+// bundlesPage is how many objects with a caBundle a list returns: those with schemas are large.
+const bundlesPage = 50
+
+// rawBundles reads the CAs of APIServices, CustomResourceDefinitions and ClusterTrustBundles. client-go lacks types of the
+// first two, and the oldest supported version of Kubernetes lacks the last.
+func (l *look) rawBundles(ctx context.Context, kind, path string) error {
+	if fakeclient.Is(l.Client.CoreV1()) {
+		return errors.New("a fake client has no " + kind)
+	}
+	for next := ""; ; {
+		body, err := l.Client.CoreV1().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json").
+			Param("limit", strconv.Itoa(bundlesPage)).Param("continue", next).DoRaw(ctx)
+		if err != nil {
+			return err
+		}
+		var list struct {
+			Metadata metav1.ListMeta `json:"metadata"`
+			Items    []struct {
+				Metadata struct {
+					Name string `json:"name"`
+				} `json:"metadata"`
+				Spec struct {
+					CABundle    []byte `json:"caBundle"`
+					TrustBundle string `json:"trustBundle"`
+					Conversion  struct {
+						Webhook struct {
+							ClientConfig struct {
+								CABundle []byte `json:"caBundle"`
+							} `json:"clientConfig"`
+						} `json:"webhook"`
+					} `json:"conversion"`
+				} `json:"spec"`
+			} `json:"items"`
+		}
+		if err := json.Unmarshal(body, &list); err != nil {
+			return err
+		}
+		for _, item := range list.Items {
+			l.addBundles(kind, item.Metadata.Name, [][]byte{item.Spec.CABundle, []byte(item.Spec.TrustBundle), item.Spec.Conversion.Webhook.ClientConfig.CABundle})
+		}
+		if next = list.Metadata.Continue; next == "" {
+			return nil
+		}
+	}
+}
+
+// addBundles adds an observation of an object, if one of its bundles has a CA of the rotation.
+func (l *look) addBundles(kind, name string, bundles [][]byte) {
+	next := "kubectl edit " + kind + " " + safetext.Quote(name)
+	if kind == "clustertrustbundle" && strings.HasPrefix(name, "kubernetes.io:kube-apiserver-serving:") {
+		// kube-controller-manager undoes edits. It reads its CA once.
+		next = on("each control plane", "pkill -x kube-controller # the kubelet starts kube-controller-manager again")
+	}
+	all, ours := rotation.Trusted{New: true}, false
+	for _, pem := range bundles {
+		if len(pem) == 0 {
+			continue // the CAs of the API server's machine
+		}
+		o := l.bundle(rotation.KindCABundle, kind+" "+name, next, pem)
+		if o.Trusts == nil { // kube-apiserver refuses malformed bundles of webhooks
+			l.add(o)
+			return
+		}
+		if t := *o.Trusts; t.Old || t.New {
+			all, ours = rotation.Trusted{Old: all.Old || t.Old, New: all.New && t.New}, true
+		}
+	}
+	if ours {
+		l.add(rotation.Observation{Kind: rotation.KindCABundle, Name: kind + " " + name, Next: next, Trusts: &all})
+	}
+}

@@ -1,0 +1,176 @@
+// Package caobserver observes what a rotation of a CA has to change on a cluster: what API servers and kubelets serve and
+// trust, objects with CA certificates, tokens, the issuance record, and the reports of hosts. [Observer] only reads.
+package caobserver
+
+import (
+	"cmp"
+	"context"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
+)
+
+// deadline limits an observation. What was not seen by then is unseen.
+const deadline = 2 * time.Minute
+
+// An Observer is a [rotation.Observer] of a cluster. Only Client is required.
+type Observer struct {
+	// Client is nil without a cluster. Then there are no hosts, and only tokens and certificates to observe.
+	Client kubernetes.Interface
+	// Tokens lists the bootstrap tokens; nil reads their Secrets.
+	Tokens func(context.Context) ([]tokens.Record, error)
+	// Record is the issuance record; nil if it cannot be searched. NoRecord is then the command that shows it; empty is the
+	// same command with --url.
+	Record   issuance.Store
+	NoRecord string
+	// Revocations say which certificates in the record are revoked; nil revokes none.
+	Revocations *revocation.Guard
+	// Servers are addresses (HOST:PORT) at which kubejoin serves.
+	Servers []string
+	// Dial connects to API servers, kubelets, etcd and Servers; nil uses the network.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Now is the clock; nil is time.Now.
+	Now func() time.Time
+	// patience replaces handshakeTimeout if it is set.
+	patience time.Duration
+}
+
+var _ rotation.Observer = (*Observer)(nil)
+
+// Observe implements [rotation.Observer]. After the end, it also looks for an API server or a member of etcd that still has the
+// replaced CA, but not at kubelets, of which there are many. The result is sorted by kind and name. The error means that the
+// Nodes could not be listed, or that the rotation is malformed.
+func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
+	ctx, cancel := context.WithTimeout(ctx, deadline)
+	defer cancel()
+	l := &look{Observer: o, Rotation: r, now: time.Now()}
+	if o.Now != nil {
+		l.now = o.Now()
+	}
+	var err, err2 error
+	l.old, err = r.OldCerts()
+	l.fresh, err2 = r.NewCerts()
+	if err := errors.Join(err, err2); err != nil {
+		return nil, err
+	}
+	if l.alone = o.Client == nil; l.alone {
+		l.tokens(ctx)
+		l.certificates(ctx)
+		return l.seen, nil
+	}
+	if err := l.listHosts(ctx); err != nil {
+		return nil, fmt.Errorf("list Nodes: %w", err)
+	}
+	parts := []func(context.Context){l.reports, l.apiServers}
+	if r.CA == rotation.Etcd {
+		parts[1] = l.etcd
+	}
+	switch {
+	case !r.InProgress() && r.Stage != rotation.Finish: // aborted
+		parts = parts[:1]
+	case !r.InProgress():
+	case r.CA == rotation.Cluster:
+		parts = append(parts, l.authentication, l.kubelets, l.controllerManagers, l.clusterInfo, l.rootCAs, l.caBundles, l.tokens, l.certificates, l.servers)
+	case r.CA == rotation.FrontProxy:
+		parts = append(parts, l.authentication)
+	}
+	var looking sync.WaitGroup
+	for _, part := range parts {
+		looking.Go(func() { part(ctx) })
+	}
+	looking.Wait()
+	if r.InProgress() {
+		l.need()
+	}
+	for i := range l.seen {
+		o := &l.seen[i]
+		if !l.behind(*o) {
+			o.Next = ""
+		}
+		// After the end, a server that cannot be seen from here is not an error.
+		o.Optional = o.Optional || !r.InProgress() && o.Kind != rotation.KindFile && o.Unseen != ""
+	}
+	slices.SortFunc(l.seen, func(a, b rotation.Observation) int {
+		return cmp.Or(strings.Compare(string(a.Kind), string(b.Kind)), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node), strings.Compare(string(a.From), string(b.From)))
+	})
+	return l.seen, nil
+}
+
+// need adds an observation if nothing of the kind was seen that each step needs. A complete list of Nodes shows all kubelets.
+func (l *look) need() {
+	none := rotation.Observation{
+		Kind: rotation.KindAPIServer, Name: "addresses", Next: labelControlPlane("NODE") + " # each control plane",
+		Unseen: "no API server was seen: no Node has the label " + controlPlaneLabel + ", and EndpointSlice default/kubernetes has no address",
+	}
+	if l.CA == rotation.Etcd {
+		none.Kind, none.Name = rotation.KindEtcd, "members"
+		none.Unseen = "no member was seen: no Node with the label " + controlPlaneLabel + " has a static pod of etcd or kube-apiserver, and kubeadm-config has no etcd.external"
+	}
+	if !slices.ContainsFunc(l.seen, func(o rotation.Observation) bool { return o.Kind == none.Kind }) {
+		l.add(none)
+	}
+}
+
+// look is one call of Observe.
+type look struct {
+	*Observer
+	rotation.Rotation
+	now        time.Time
+	old, fresh []*x509.Certificate
+	alone      bool // there is no cluster
+	hosts      []host
+
+	mu   sync.Mutex
+	seen []rotation.Observation
+}
+
+func (l *look) add(all ...rotation.Observation) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seen = append(l.seen, all...)
+}
+
+// behind reports whether an observation is not as the stage wants it, or shows nothing, so that its next command is of use.
+func (l *look) behind(o rotation.Observation) bool {
+	return o.Trusts == nil && o.From == "" ||
+		o.Unseen != "" || o.Off || !l.Fits(o)
+}
+
+// maxWhy is the maximum length of the reason why something is unseen, in bytes. Servers choose parts of it.
+const maxWhy = 300
+
+// failed adds an observation that could not be made because a request failed. right is the permission that it needs.
+func (l *look) failed(kind rotation.Kind, name, right string, err error) {
+	o := rotation.Observation{Kind: kind, Name: name, Unseen: safetext.Text(err.Error(), maxWhy), Next: l.CA.Command("status")}
+	if apierrors.IsForbidden(err) {
+		o.Unseen, o.Next = "need "+right, "retry with a kubeconfig of cluster-admin"
+		if l.Tokens != nil { // it is kubejoin itself that needs it
+			o.Next = "apply the manifests or the chart of this version of kubejoin"
+		}
+	}
+	if kind == rotation.KindSigner {
+		o.Unseen = "could not be checked: " + o.Unseen
+	}
+	l.add(o)
+}
+
+// on returns a command with the node where it must run.
+func on(node, command string) string {
+	if node == "" {
+		return command
+	}
+	return "on " + node + ": " + command
+}

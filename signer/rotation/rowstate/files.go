@@ -1,0 +1,315 @@
+package rowstate
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+// Files are the files of a CA: its certificates and its key. Both may be one file.
+type Files struct {
+	Cert, Key string
+	// Fixed says why kubejoin must not write them, although it may have the right; empty if there is no reason.
+	Fixed string
+
+	beforeWrite func() error // of tests
+}
+
+var (
+	// ErrEdited is wrapped if the files are not those of any stage of the rotation.
+	ErrEdited = errors.New("somebody changed it during the CA rotation")
+	// ErrLeftBehind is wrapped if the rotation has ended, the files are not those of its last stage, and kubejoin has no key
+	// to make them so.
+	ErrLeftBehind = errors.New("it is from before the end of the CA rotation")
+)
+
+// Writable returns an error with the name of the file that kubejoin cannot replace.
+func (f Files) Writable() error {
+	if f.Fixed != "" {
+		return errors.New(f.Fixed)
+	}
+	for _, path := range []string{f.Cert, f.Key} {
+		r, err := atomicfile.Prepare(path)
+		if err == nil {
+			err = r.KeepOwner()
+			r.Drop()
+		}
+		if err != nil {
+			return fmt.Errorf("kubejoin cannot replace %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// A content is the content of the files. With one file, both are the same.
+type content struct{ cert, key []byte }
+
+// read reads the files, with suffix added to their names.
+func (f Files) read(suffix string) (c content, err error) {
+	var err2 error
+	c.cert, err = os.ReadFile(f.Cert + suffix)
+	c.key, err2 = os.ReadFile(f.Key + suffix)
+	return c, errors.Join(err, err2)
+}
+
+// of reports whether the content is that of the stage of a rotation, and whether it has nothing that is not of the
+// rotation.
+func (c content) of(r rotation.Rotation) (now, known bool, err error) {
+	certs, err := pemfile.Certificates(c.cert)
+	if err != nil {
+		return false, false, err
+	}
+	key, err := pemfile.Key(c.key)
+	if err != nil {
+		return false, false, err
+	}
+	old, err := r.OldCerts()
+	if err != nil {
+		return false, false, err
+	}
+	fresh, err := r.NewCerts()
+	if err != nil {
+		return false, false, err
+	}
+	trusted, err := r.Trusted()
+	if err != nil {
+		return false, false, err
+	}
+	signsNew := rotation.Matches(key, fresh[0])
+	signsOld := slices.ContainsFunc(old, func(c *x509.Certificate) bool { return rotation.Matches(key, c) })
+	known = (signsNew || signsOld) && within(certs, slices.Concat(old, fresh))
+	return known && signsNew == r.SignsNew() && within(certs, trusted) && within(trusted, certs), known, nil
+}
+
+// checkBehind returns an error if the files have a CA that an earlier rotation has replaced.
+func (f Files) checkBehind(r rotation.Rotation) error {
+	if r.HasKey { // follow looks at this rotation itself
+		r = rotation.Rotation{Replaced: r.Replaced}
+	}
+	if r.ID == "" && len(r.Replaced) == 0 {
+		return nil
+	}
+	now, err := os.ReadFile(f.Cert)
+	if err != nil {
+		return err
+	}
+	certs, err := pemfile.Certificates(now)
+	if err != nil {
+		return fmt.Errorf("%s: %w", f.Cert, err)
+	}
+	outdated, err := r.Outdated(certs)
+	if err == nil && outdated {
+		err = fmt.Errorf("%s: %w; copy the CA files of another replica", f.Cert, ErrLeftBehind)
+	}
+	return err
+}
+
+func within(some, all []*x509.Certificate) bool {
+	return !slices.ContainsFunc(some, func(c *x509.Certificate) bool { return !slices.ContainsFunc(all, c.Equal) })
+}
+
+// in returns the rotation in another stage.
+func in(r rotation.Rotation, stage rotation.Stage) rotation.Rotation {
+	r.Stage = stage
+	return r
+}
+
+// copySuffix is between the name of a file and the ID of a rotation, in the name of the copy from before the rotation.
+const copySuffix = ".before-"
+
+// follow makes the files those of the stage of the rotation, and reports whether they have changed. The result depends on
+// nothing but the files as they were before the rotation, which follow copies, the rotation and the new key. open returns that
+// key in PEM by the key file from before. follow does not change files that are not of the rotation: see [ErrEdited].
+func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, error)) (changed bool, err error) {
+	now, err := f.read("")
+	if err != nil {
+		return false, err
+	}
+	followed, known, err := now.of(r)
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", f.Cert, err)
+	}
+	suffix := copySuffix + r.ID
+	before, err := f.read(suffix)
+	copied := err == nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	if unchanged, _, err := now.of(in(r, rotation.Prepare)); err == nil && unchanged && !copied && r.InProgress() {
+		if err := f.copy(now, suffix); err != nil {
+			return false, err
+		}
+		before, copied = now, true
+	}
+	finished, _, err := now.of(in(r, rotation.Finish))
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case followed && r.InProgress():
+		return false, nil
+	case finished && !copied && r.InProgress() && !r.Aborting:
+		return false, nil // the store is older than the files: the steps that it repeats have nothing to change
+	case followed:
+		return false, f.dropCopies()
+	case !copied && !r.InProgress() && !known:
+		return false, nil // replaced after the rotation
+	case !copied && !r.InProgress():
+		return false, fmt.Errorf("%s: %w %s; copy the CA files of another replica", f.Cert, ErrLeftBehind, r.ID)
+	case !known && !copied:
+		return false, fmt.Errorf("%s: %w %s, or it had other CAs when that began; copy the CA files of another replica", f.Cert, ErrEdited, r.ID)
+	case !known:
+		return false, fmt.Errorf("%s: %w %s, want a file that kubejoin wrote; copy %s%s to it, then run: kubejoin ca status", f.Cert, ErrEdited, r.ID, f.Cert, suffix)
+	case !copied:
+		return false, fmt.Errorf("%s is of another stage of the CA rotation %s, and %s is missing; copy the CA files of another replica", f.Cert, r.ID, f.Cert+suffix)
+	}
+	if proven, err := now.trusts(r); err != nil {
+		return false, err
+	} else if !proven && r.TrustsNew() { // a writer of the store could add a CA
+		if _, err := open(before.key); err != nil {
+			return false, err
+		}
+	}
+	newKey := func() ([]byte, error) {
+		if signsNew, _, err := now.of(in(r, rotation.Switch)); err == nil && signsNew {
+			return keyOf(now.key)
+		}
+		return open(before.key)
+	}
+	want, both, err := f.contents(r, before, newKey)
+	if err != nil {
+		return false, err
+	}
+	if f.Cert != f.Key && !bytes.Equal(now.key, want.key) { // each key has its certificate all the time
+		if err := f.write(f.Cert, both); err != nil {
+			return false, err
+		}
+		if err := f.write(f.Key, want.key); err != nil {
+			return true, err
+		}
+	}
+	return true, f.write(f.Cert, want.cert)
+}
+
+// trusts reports whether the content has all CAs of the stage of a rotation.
+func (c content) trusts(r rotation.Rotation) (bool, error) {
+	certs, err := pemfile.Certificates(c.cert)
+	if err != nil {
+		return false, err
+	}
+	trusted, err := r.Trusted()
+	return within(trusted, certs), err
+}
+
+// contents returns the contents of the files in a stage, and that of a certificate file with all CAs.
+func (f Files) contents(r rotation.Rotation, before content, newKey func() ([]byte, error)) (want content, both []byte, err error) {
+	all, err := in(r, rotation.Switch).Trusted()
+	if err != nil {
+		return want, nil, err
+	}
+	both = encode(all)
+	if !r.TrustsNew() {
+		return before, both, nil
+	}
+	trusted, err := r.Trusted()
+	if err != nil {
+		return want, nil, err
+	}
+	want = content{encode(trusted), before.key}
+	if f.Cert == f.Key {
+		if want.key, err = keyOf(before.key); err != nil {
+			return want, nil, err
+		}
+	}
+	if r.SignsNew() {
+		if want.key, err = newKey(); err != nil {
+			return want, nil, err
+		}
+	}
+	if f.Cert == f.Key {
+		want.cert = append(want.cert, want.key...)
+		want.key = want.cert
+	}
+	return want, both, nil
+}
+
+func encode(certs []*x509.Certificate) []byte {
+	var content bytes.Buffer
+	for _, c := range certs {
+		_ = pem.Encode(&content, &pem.Block{Type: pemfile.Certificate, Bytes: c.Raw}) // a Buffer takes every write
+	}
+	return content.Bytes()
+}
+
+// keyOf returns what a file has besides certificates.
+func keyOf(file []byte) ([]byte, error) {
+	var content bytes.Buffer
+	blocks, err := pemfile.Blocks(file)
+	for _, b := range blocks {
+		if b.Type != pemfile.Certificate {
+			_ = pem.Encode(&content, b)
+		}
+	}
+	return content.Bytes(), err
+}
+
+// write replaces a file, which keeps its owner and mode, unless it has this content.
+func (f Files) write(path string, content []byte) error {
+	if now, err := os.ReadFile(path); err == nil && bytes.Equal(now, content) {
+		return nil
+	}
+	if f.beforeWrite != nil {
+		if err := f.beforeWrite(); err != nil {
+			return err
+		}
+	}
+	return atomicfile.Replace(path, content)
+}
+
+// copy keeps the files as they were before the rotation.
+func (f Files) copy(c content, suffix string) error {
+	if err := f.write(f.Key+suffix, c.key); err != nil {
+		return err
+	}
+	return f.write(f.Cert+suffix, c.cert)
+}
+
+// dropCopies deletes the copies of all rotations, and what a killed kubejoin did not complete: both may have a key.
+func (f Files) dropCopies() error {
+	for _, path := range []string{f.Cert, f.Key} {
+		base := filepath.Base(path)
+		if err := atomicfile.Sweep(filepath.Dir(path), func(name string) bool { return name == base || IsCopy(name, base) }); err != nil {
+			return err
+		}
+		entries, err := os.ReadDir(filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if !IsCopy(e.Name(), base) {
+				continue
+			}
+			if err := os.Remove(filepath.Join(filepath.Dir(path), e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // replicas may share files
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// IsCopy reports whether name is that of a copy of a file from before a rotation.
+func IsCopy(name, file string) bool {
+	id, found := strings.CutPrefix(name, file+copySuffix)
+	return found && len(id) == 16 && strings.Trim(id, "0123456789abcdef") == ""
+}

@@ -1,0 +1,145 @@
+package rowstate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/signer/rotation"
+)
+
+// A Replica is the report of a replica, which the other replicas read.
+type Replica struct {
+	Name string    `json:"-"`
+	Time time.Time `json:"time"`
+	// ID and Since are those of the last rotation when the replica looked. Since tells a stage from the same stage after an
+	// abort.
+	ID    string    `json:"id,omitempty"`
+	Since time.Time `json:"since,omitzero"`
+	// Fixed says why the replica cannot change its CA files; empty if it can.
+	Fixed string `json:"fixed,omitempty"`
+	// Seen has the observations of the CA that the replica uses and serves. It is empty unless a rotation is in progress.
+	Seen []rotation.Observation `json:"seen,omitempty"`
+}
+
+const (
+	// Beat is how often a replica reports at least.
+	Beat = 20 * time.Second
+	// off is the age of the last report from which on a replica counts as off.
+	off = 3 * Beat
+	// forgotten is the age of a report from which on it does not matter.
+	forgotten = 7 * 24 * time.Hour
+)
+
+func decodeReplica(name string, value []byte) (Replica, error) {
+	p := Replica{Name: name}
+	if err := json.Unmarshal(value, &p); err != nil {
+		return p, errors.New("malformed report of a replica")
+	}
+	return p, nil
+}
+
+// Report stores the report of a replica.
+func (s Store) Report(ctx context.Context, p Replica) error {
+	value, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	return s.Update(ctx, replicaRows+p.Name, func([]byte) ([]byte, error) { return value, nil })
+}
+
+// Replicas returns all reports that matter.
+func (s Store) Replicas(ctx context.Context, now time.Time) (all []Replica, err error) {
+	err = s.each(ctx, func(p Replica) {
+		if now.Sub(p.Time) < forgotten {
+			all = append(all, p)
+		}
+	})
+	return all, err
+}
+
+func (s Store) each(ctx context.Context, do func(Replica)) error {
+	return s.Visit(ctx, func(key string, value []byte) error {
+		name, found := strings.CutPrefix(key, replicaRows)
+		if !found {
+			return nil
+		}
+		p, err := decodeReplica(name, value)
+		if err == nil {
+			do(p)
+		}
+		return err
+	})
+}
+
+// Forget deletes the reports that do not matter.
+func (s Store) Forget(ctx context.Context, now time.Time) error {
+	var names []string
+	if err := s.each(ctx, func(p Replica) {
+		if now.Sub(p.Time) >= forgotten {
+			names = append(names, p.Name)
+		}
+	}); err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.Update(ctx, replicaRows+name, func([]byte) ([]byte, error) { return nil, nil }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Cannot returns why a rotation whose key is stored cannot begin: a replica that runs cannot change its CA files.
+func Cannot(all []Replica, now time.Time) (behind []rotation.Behind) {
+	for _, p := range all {
+		if p.Fixed != "" && now.Sub(p.Time) < off {
+			behind = append(behind, Fixed(p.Name, p.Fixed))
+		}
+	}
+	return behind
+}
+
+// Fixed says that the replica node cannot change its CA files. node is empty if there are no replicas.
+func Fixed(node, why string) rotation.Behind {
+	return rotation.Behind{
+		Observation: rotation.Observation{Kind: rotation.KindServer, Name: node, Node: node, Next: On(node, "mend it, or bring your own CA without its key: docs/ca.md#bring-your-own-ca")},
+		Why:         On(node, why),
+	}
+}
+
+// On returns a text with the replica that it is about.
+func On(node, text string) string {
+	if node == "" {
+		return text
+	}
+	return "on " + node + ": " + text
+}
+
+// Observe returns what the reports of replicas show about a rotation in progress. A replica that is off follows the
+// rotation when it starts.
+func Observe(r rotation.Rotation, all []Replica, now time.Time) (seen []rotation.Observation) {
+	for _, p := range all {
+		o := rotation.Observation{Kind: rotation.KindServer, Name: p.Name, Node: p.Name}
+		switch {
+		case now.Sub(p.Time) >= off:
+			o.Off, o.Unseen = true, "its last report is from "+p.Time.UTC().Format(time.RFC3339)
+			seen = append(seen, o)
+		case p.ID != r.ID || !p.Since.Equal(r.Since):
+			o.Unseen, o.Next = fmt.Sprintf("it does not follow stage %s yet", r.Stage), "kubejoin ca status"
+			seen = append(seen, o)
+		case len(p.Seen) == 0:
+			o.Unseen, o.Next = "its report is empty", "kubejoin ca status"
+			seen = append(seen, o)
+		default:
+			for _, s := range p.Seen {
+				s.Node, s.Off, s.Optional = p.Name, false, false
+				seen = append(seen, s)
+			}
+		}
+	}
+	return seen
+}

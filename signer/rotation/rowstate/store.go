@@ -1,0 +1,211 @@
+// Package rowstate rotates the CA in the files of a kubejoin without a cluster, and of all its replicas. The store of tokens
+// has the state, the encrypted key of the new CA and the reports of the replicas. So each replica can go on with what
+// another one began. A replica changes its CA files by itself: see [Store.Follow].
+package rowstate
+
+import (
+	"context"
+	"crypto"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// Rows are the rows of a store. The value of a missing row is nil.
+type Rows interface {
+	Get(ctx context.Context, key string) (value []byte, err error)
+	// Visit calls visit with each row, sorted by key. visit must not keep the value.
+	Visit(ctx context.Context, visit func(key string, value []byte) error) error
+	// Update replaces the value of a key by what change returns, if it has not changed meanwhile.
+	Update(ctx context.Context, key string, change func(value []byte) ([]byte, error)) error
+	// Watch sends hints about changes.
+	Watch(ctx context.Context) <-chan struct{}
+}
+
+// Keys of rows. The state has the name of the CA as its key.
+const (
+	sealedRows  = "key/"     // ID: the key of the new CA, encrypted
+	replicaRows = "replica/" // NAME: a Replica
+)
+
+// A Store is a [rotation.Store] and [rotation.Keys] of the cluster CA alone, and changes its files.
+type Store struct {
+	Rows
+	Files
+}
+
+var (
+	_ rotation.Store = Store{}
+	_ rotation.Keys  = Store{}
+)
+
+// errOnlyCluster is the error of all CAs but the cluster CA.
+var errOnlyCluster = &tokens.FieldError{Field: "ca", Err: errors.New("this kubejoin runs without a cluster and has only the cluster CA")}
+
+// Get implements [rotation.Store]. The version is the stored JSON.
+func (s Store) Get(ctx context.Context, ca rotation.CA) (rotation.Rotation, string, error) {
+	if ca != rotation.Cluster {
+		return rotation.Rotation{}, "", errOnlyCluster
+	}
+	value, err := s.Rows.Get(ctx, string(ca))
+	if err != nil || value == nil {
+		return rotation.Rotation{}, "", err
+	}
+	r, err := rotation.Decode(value, ca)
+	return r, string(value), err
+}
+
+// Put implements [rotation.Store].
+func (s Store) Put(ctx context.Context, r rotation.Rotation, version string) error {
+	content, err := rotation.Encode(r)
+	if err != nil {
+		return err
+	}
+	return s.Update(ctx, string(r.CA), func(now []byte) ([]byte, error) {
+		if string(now) != version {
+			return nil, rotation.ErrConflict
+		}
+		return content, nil
+	})
+}
+
+// PutKey implements [rotation.Keys]. The key of the old CA decrypts the new one, so replicas need no other secret.
+//
+// Only a holder of the old key can store a key for exactly these certificates, so replicas believe them.
+func (s Store) PutKey(ctx context.Context, r rotation.Rotation, key crypto.Signer) (none joinformat.CertificateKey, err error) {
+	if r.CA != rotation.Cluster {
+		return none, errOnlyCluster
+	}
+	if key == nil {
+		return none, ctx.Err()
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return none, err
+	}
+	old, err := os.ReadFile(s.Files.Key)
+	if err != nil {
+		return none, err
+	}
+	aead, err := aeadOf(old, r.ID)
+	if err != nil {
+		return none, err
+	}
+	sealed := aead.Seal(nil, nil, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), about(r))
+	return none, s.Update(ctx, sealedRows+r.ID, func([]byte) ([]byte, error) { return sealed, nil })
+}
+
+// about returns the part of a rotation that its stored key authenticates: the certificates.
+func about(r rotation.Rotation) []byte { return []byte(r.Old + "\n" + r.New) }
+
+// aeadOf returns the encryption of the new key of a rotation by the old one.
+func aeadOf(oldKey []byte, id string) (cipher.AEAD, error) {
+	old, err := pemfile.Key(oldKey)
+	if err != nil {
+		return nil, fmt.Errorf("old CA key: %w", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(old)
+	if err != nil {
+		return nil, fmt.Errorf("old CA key: %w", err)
+	}
+	key, err := hkdf.Key(sha256.New, der, nil, "kubejoin CA rotation "+id, 32)
+	if err != nil {
+		return nil, err
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCMWithRandomNonce(block)
+}
+
+// open returns the new key of a rotation in PEM.
+func (s Store) open(ctx context.Context, r rotation.Rotation, oldKey []byte) ([]byte, error) {
+	sealed, err := s.Rows.Get(ctx, sealedRows+r.ID)
+	if err != nil {
+		return nil, err
+	}
+	if sealed == nil {
+		return nil, fmt.Errorf("%s: %w %s, and the new key is not stored any more; copy the CA files of another replica", s.Files.Cert, ErrLeftBehind, r.ID)
+	}
+	aead, err := aeadOf(oldKey, r.ID)
+	if err != nil {
+		return nil, err
+	}
+	content, err := aead.Open(nil, nil, sealed, about(r))
+	if err != nil {
+		return nil, errors.New("no holder of the old CA key has stored the new one for these certificates, so kubejoin does not trust them; next: kubejoin ca abort")
+	}
+	key, err := pemfile.Key(content)
+	if err != nil {
+		return nil, err
+	}
+	fresh, err := r.NewCerts()
+	if err != nil {
+		return nil, err
+	}
+	if !rotation.Matches(key, fresh[0]) {
+		return nil, errors.New("the stored key is not the key of the new CA")
+	}
+	return content, nil
+}
+
+// KeepKey implements [rotation.Keys].
+func (s Store) KeepKey(ctx context.Context, ca rotation.CA, id string) (found bool, err error) {
+	if ca != rotation.Cluster {
+		return false, errOnlyCluster
+	}
+	var drop []string
+	if err := s.Visit(ctx, func(key string, _ []byte) error {
+		switch other, isKey := strings.CutPrefix(key, sealedRows); {
+		case !isKey:
+		case other == id:
+			found = true
+		default:
+			drop = append(drop, key)
+		}
+		return nil
+	}); err != nil {
+		return false, err
+	}
+	for _, key := range drop {
+		if err := s.Update(ctx, key, func([]byte) ([]byte, error) { return nil, nil }); err != nil {
+			return found, err
+		}
+	}
+	return found, nil
+}
+
+// Follow makes the CA files those of the stage of the stored rotation, and reports whether they have changed. If the operator
+// brings the key, Follow changes nothing.
+func (s Store) Follow(ctx context.Context, r rotation.Rotation) (changed bool, err error) {
+	if err := s.checkBehind(r); err != nil || !r.HasKey || !r.InProgress() && s.Fixed != "" {
+		return false, err
+	}
+	return s.follow(r, func(oldKey []byte) ([]byte, error) { return s.open(ctx, r, oldKey) })
+}
+
+// LeftOut decodes a row, and reports whether a copy of the store leaves it out. Its errors contain no values.
+func LeftOut(key string, value []byte) (bool, error) {
+	switch {
+	case strings.HasPrefix(key, replicaRows):
+		_, err := decodeReplica(key[len(replicaRows):], value)
+		return true, err
+	case strings.HasPrefix(key, sealedRows):
+		return false, nil
+	}
+	_, err := rotation.Decode(value, rotation.CA(key))
+	return false, err
+}
