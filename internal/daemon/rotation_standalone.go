@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -47,6 +48,9 @@ type ownRotation struct {
 // failure does not keep kubejoin from serving with the files that are there.
 func (s *standalone) resumeRotation() {
 	own := &ownRotation{Store: rowstate.Store{Rows: s.rotationRows, Files: ownFiles(s.options.CA)}, alone: s}
+	if s.etcd == nil {
+		own.Files.Rows = s.dir.Path(datadir.Store)
+	}
 	own.now.Store(&rotating{})
 	s.rotation, s.rotating, s.liveNodes = own, func() rotating { return *own.now.Load() }, func() int { return int(own.nodes.Load()) }
 	ctx, cancel := context.WithTimeout(context.Background(), followTimeout)

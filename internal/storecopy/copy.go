@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/rowstate"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
@@ -39,6 +41,8 @@ var (
 	ErrDiffers = errors.New("differs from the source")
 	// ErrChanged means that the source was written during the copy.
 	ErrChanged = errors.New("was written during the copy; stop its kubejoins, and repeat the command")
+	// ErrRotating means that a CA rotation of the source has not ended. A copy of the new key could not be decrypted.
+	ErrRotating = errors.New("a CA rotation is in progress; first start its kubejoin, and end the rotation")
 )
 
 // Copy copies all rows of one revision of a store to another store, reads them back and compares them. It fails if the
@@ -47,6 +51,12 @@ var (
 func Copy(ctx context.Context, from, to *Store, o Options) (counts Counts, err error) {
 	if err := to.mustBeEmpty(ctx); err != nil {
 		return counts, err
+	}
+	switch r, _, err := (rowstate.Store{Rows: from.rows.Rotations()}).Get(ctx, rotation.Cluster); {
+	case err != nil:
+		return counts, fmt.Errorf("%s: %w", from.name, err)
+	case r.InProgress() && r.HasKey:
+		return counts, fmt.Errorf("%s: %w", from.name, ErrRotating)
 	}
 	d := decoders(to.certificates, time.Now().Add(-rowstore.KeepUnissued+time.Hour))
 	if o.DryRun {

@@ -2,8 +2,11 @@ package storecopy_test
 
 import (
 	"bytes"
+	"crypto/rand"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,10 +14,13 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/storecopy"
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/issuance/issuancetest"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/signer/rotation/rowstate"
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
@@ -117,6 +123,24 @@ func TestLeavesStoreInUseAlone(t *testing.T) {
 		t.Errorf("etcd has\n%s\nwant\n%s", after, before)
 	}
 	must.Value(live.Create(t.Context(), newToken()))(t)
+}
+
+// Catches a copy in a CA rotation: the new key needs a file that is not copied.
+func TestRefusesCopyInCARotation(t *testing.T) {
+	path := filled(t)
+	db := must.Value(boltstore.Open(path))(t)
+	ca := func() []*x509.Certificate { return []*x509.Certificate{certtest.CA(t, rand.Text()).Leaf} }
+	r := must.Value(rotation.New(rotation.Cluster, ca(), ca(), nil, time.Now()))(t)
+	r.HasKey = true
+	must.OK(t, rowstate.Store{Rows: db.Rotations()}.Put(t.Context(), r, ""))
+	must.OK(t, db.Close())
+	to := filepath.Join(t.TempDir(), "new.db")
+	if _, err := copyAll(t, t.Context(), "file:"+path, "file:"+to, etcdstore.Config{}, storecopy.Options{}); !errors.Is(err, storecopy.ErrRotating) {
+		t.Errorf("got %v, want %v", err, storecopy.ErrRotating)
+	}
+	if _, err := os.Stat(to); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the copy made %s: %v", to, err)
+	}
 }
 
 // Catches a kubejoin that writes to the destination between the check that it is empty and the copy.

@@ -63,7 +63,7 @@ func (d Dir) Open() error {
 	}
 	names := slices.Clone(files)
 	for _, e := range entries {
-		if rowstate.IsCopy(e.Name(), CA) {
+		if rowstate.IsAdded(e.Name(), CA) || rowstate.IsAdded(e.Name(), Store) {
 			names = append(names, e.Name())
 		}
 	}

@@ -20,6 +20,9 @@ import (
 // Files are the files of a CA: its certificates and its key. Both may be one file.
 type Files struct {
 	Cert, Key string
+	// Rows is the file that has the rows of the store; empty if replicas share them. The stored key then needs a file beside it as
+	// well, so that a later copy of the rows and the old key do not give the new one.
+	Rows string
 	// Fixed says why kubejoin must not write them, although it may have the right; empty if there is no reason.
 	Fixed string
 
@@ -125,8 +128,12 @@ func in(r rotation.Rotation, stage rotation.Stage) rotation.Rotation {
 	return r
 }
 
-// copySuffix is between the name of a file and the ID of a rotation, in the name of the copy from before the rotation.
-const copySuffix = ".before-"
+// Suffixes between the name of a file and the ID of a rotation: in the name of the copy from before the rotation, and in that of
+// the file that the stored key needs.
+const (
+	copySuffix   = ".before-"
+	secretSuffix = ".secret-"
+)
 
 // follow makes the files those of the stage of the rotation, and reports whether they have changed. The result depends on
 // nothing but the files as they were before the rotation, which follow copies, the rotation and the new key. open returns that
@@ -162,7 +169,7 @@ func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, err
 	case finished && !copied && r.InProgress() && !r.Aborting:
 		return false, nil // the store is older than the files: the steps that it repeats have nothing to change
 	case followed:
-		return false, f.dropCopies()
+		return false, f.dropAdded()
 	case !copied && !r.InProgress() && !known:
 		return false, nil // replaced after the rotation
 	case !copied && !r.InProgress():
@@ -285,11 +292,11 @@ func (f Files) copy(c content, suffix string) error {
 	return f.write(f.Cert+suffix, c.cert)
 }
 
-// dropCopies deletes the copies of all rotations, and what a killed kubejoin did not complete: both may have a key.
-func (f Files) dropCopies() error {
-	for _, path := range []string{f.Cert, f.Key} {
+// dropAdded deletes the files that all rotations have added, and what a killed kubejoin did not complete: both may have a key.
+func (f Files) dropAdded() error {
+	for _, path := range slices.DeleteFunc([]string{f.Cert, f.Key, f.Rows}, func(path string) bool { return path == "" }) {
 		base := filepath.Base(path)
-		if err := atomicfile.Sweep(filepath.Dir(path), func(name string) bool { return name == base || IsCopy(name, base) }); err != nil {
+		if err := atomicfile.Sweep(filepath.Dir(path), func(name string) bool { return name == base || IsAdded(name, base) }); err != nil {
 			return err
 		}
 		entries, err := os.ReadDir(filepath.Dir(path))
@@ -297,7 +304,7 @@ func (f Files) dropCopies() error {
 			return err
 		}
 		for _, e := range entries {
-			if !IsCopy(e.Name(), base) {
+			if !IsAdded(e.Name(), base) {
 				continue
 			}
 			if err := os.Remove(filepath.Join(filepath.Dir(path), e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // replicas may share files
@@ -308,8 +315,11 @@ func (f Files) dropCopies() error {
 	return nil
 }
 
-// IsCopy reports whether name is that of a copy of a file from before a rotation.
-func IsCopy(name, file string) bool {
+// IsAdded reports whether name is that of a file which a rotation has added beside file.
+func IsAdded(name, file string) bool {
 	id, found := strings.CutPrefix(name, file+copySuffix)
+	if !found {
+		id, found = strings.CutPrefix(name, file+secretSuffix)
+	}
 	return found && len(id) == 16 && strings.Trim(id, "0123456789abcdef") == ""
 }

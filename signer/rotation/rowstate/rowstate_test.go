@@ -152,6 +152,29 @@ func TestKeyIsStoredEncrypted(t *testing.T) {
 	}
 }
 
+// A deleted row stays in free pages of a file. With the old key, which may have leaked, it must not give the new one.
+func TestRowsAndOldKeyDoNotGiveNewKey(t *testing.T) {
+	a, thief := newReplicas(t)
+	a.Files.Rows = filepath.Join(t.TempDir(), "rows")
+	d := desk(t, a)
+	prepare(t, d, a)
+	for _, stage := range []rotation.Stage{rotation.Trust, rotation.Switch} {
+		must.Value(a.followed(t))(t)
+		must.Value(d.Advance(t.Context(), rotation.Cluster, stage, rotation.Options{}))(t)
+	}
+	must.Value(a.followed(t))(t)
+	if changed, err := thief.followed(t); err == nil || changed || !strings.Contains(err.Error(), "no holder of the old CA key") {
+		t.Errorf("without the file beside the rows: got %t, %v, want an error", changed, err)
+	}
+	for range 2 {
+		must.Value(d.Advance(t.Context(), rotation.Cluster, rotation.Finish, rotation.Options{}))(t)
+		must.Value(a.followed(t))(t)
+	}
+	if left := must.Value(os.ReadDir(filepath.Dir(a.Files.Rows)))(t); len(left) > 0 {
+		t.Errorf("%v are left after the end", left)
+	}
+}
+
 // Catches CA files that lack a CA of the stage, sign with the wrong key, or are not what they were after an abort. The second
 // replica did not store the key.
 func TestFollowChangesFilesForStage(t *testing.T) {

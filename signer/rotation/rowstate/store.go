@@ -9,6 +9,7 @@ import (
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
+	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
@@ -18,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -81,7 +83,7 @@ func (s Store) Put(ctx context.Context, r rotation.Rotation, version string) err
 	})
 }
 
-// PutKey implements [rotation.Keys]. The key of the old CA decrypts the new one, so replicas need no other secret.
+// PutKey implements [rotation.Keys]. The key of the old CA decrypts the new one, so replicas need no other secret: see Files.Rows.
 //
 // Only a holder of the old key can store a key for exactly these certificates, so replicas believe them.
 func (s Store) PutKey(ctx context.Context, r rotation.Rotation, key crypto.Signer) (none joinformat.CertificateKey, err error) {
@@ -99,7 +101,12 @@ func (s Store) PutKey(ctx context.Context, r rotation.Rotation, key crypto.Signe
 	if err != nil {
 		return none, err
 	}
-	aead, err := aeadOf(old, r.ID)
+	if s.Files.Rows != "" {
+		if err := atomicfile.Write(s.secretFile(r.ID), []byte(rand.Text())); err != nil {
+			return none, err
+		}
+	}
+	aead, err := s.aead(old, r.ID)
 	if err != nil {
 		return none, err
 	}
@@ -110,8 +117,11 @@ func (s Store) PutKey(ctx context.Context, r rotation.Rotation, key crypto.Signe
 // about returns the part of a rotation that its stored key authenticates: the certificates.
 func about(r rotation.Rotation) []byte { return []byte(r.Old + "\n" + r.New) }
 
-// aeadOf returns the encryption of the new key of a rotation by the old one.
-func aeadOf(oldKey []byte, id string) (cipher.AEAD, error) {
+// secretFile returns the file of a rotation that the stored key needs as well: 130 random bits.
+func (f Files) secretFile(id string) string { return f.Rows + secretSuffix + id }
+
+// aead returns the encryption of the new key of a rotation by the old one.
+func (s Store) aead(oldKey []byte, id string) (cipher.AEAD, error) {
 	old, err := pemfile.Key(oldKey)
 	if err != nil {
 		return nil, fmt.Errorf("old CA key: %w", err)
@@ -120,7 +130,13 @@ func aeadOf(oldKey []byte, id string) (cipher.AEAD, error) {
 	if err != nil {
 		return nil, fmt.Errorf("old CA key: %w", err)
 	}
-	key, err := hkdf.Key(sha256.New, der, nil, "kubejoin CA rotation "+id, 32)
+	var secret []byte
+	if s.Files.Rows != "" {
+		if secret, err = os.ReadFile(s.secretFile(id)); err != nil {
+			return nil, err
+		}
+	}
+	key, err := hkdf.Key(sha256.New, der, secret, "kubejoin CA rotation "+id, 32)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +156,7 @@ func (s Store) open(ctx context.Context, r rotation.Rotation, oldKey []byte) ([]
 	if sealed == nil {
 		return nil, fmt.Errorf("%s: %w %s, and the new key is not stored any more; copy the CA files of another replica", s.Files.Cert, ErrLeftBehind, r.ID)
 	}
-	aead, err := aeadOf(oldKey, r.ID)
+	aead, err := s.aead(oldKey, r.ID)
 	if err != nil {
 		return nil, err
 	}
