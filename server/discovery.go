@@ -89,7 +89,7 @@ func (h *handler) discoveryFile(r *call) (web.Response, error) {
 
 // bundle returns CA certificates in PEM and as JSON.
 func bundle(cas []*x509.Certificate) (inPEM, inJSON []byte, err error) {
-	list := api.CABundle{APIVersion: api.Version, Kind: api.KindCABundle, Items: operations.CAs(cas)}
+	list := api.CABundle{APIVersion: api.GroupVersion, Kind: api.KindCABundle, Items: operations.CAs(cas)}
 	for _, ca := range list.Items {
 		inPEM = append(inPEM, ca.Certificate...)
 	}

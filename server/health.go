@@ -14,34 +14,21 @@ import (
 	"github.com/go-chi/chi/v5"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web"
+	"github.com/kubejoin/kubejoin/server/api"
 )
 
 // A Check is one condition of readiness.
 type Check struct {
 	// Name is a short name, for example "tokens".
 	Name string
-	// Ready returns nil, a [Notice], or an error that says what is missing. The error is public:
+	// Ready returns nil, a [api.Notice], or an error that says what is missing. The error is public:
 	// /readyz shows it to every client. Ready must return soon after ctx ends.
 	Ready func(ctx context.Context) error
 }
 
-// A Notice is an error of Check.Ready that is not a failure. The check passes, and /readyz?verbose shows
-// the text to the operator.
-type Notice string
-
-func (n Notice) Error() string { return string(n) }
-
 // checkTimeout limits a run of the checks. A request to /readyz waits for at most two runs, which
 // is less than the default period of a Kubernetes probe, 10 s.
 const checkTimeout = 2 * time.Second
-
-// Version describes the build of this server.
-type Version struct {
-	Version   string `json:"version"`
-	Commit    string `json:"commit,omitempty"`
-	GoVersion string `json:"goVersion"`
-	Platform  string `json:"platform"`
-}
 
 // healthz reports that the process responds. readyz reports whether it can do its work.
 func (h *handler) healthz(*call) (web.Response, error) {
@@ -58,7 +45,7 @@ func (h *handler) readyz(r *call) (web.Response, error) {
 	var list bytes.Buffer
 	failed := 0
 	for i, c := range h.Status.Checks {
-		var notice Notice
+		var notice api.Notice
 		switch {
 		case errs[i] == nil:
 			fmt.Fprintf(&list, "[+]%s ok\n", c.Name)
@@ -148,7 +135,7 @@ func (h *handler) runChecks(ctx context.Context, results []*[]error) {
 	all.Wait()
 	for i, c := range h.Status.Checks {
 		passes := 0.0
-		if notice := Notice(""); errs[i] == nil || errors.As(errs[i], &notice) {
+		if notice := api.Notice(""); errs[i] == nil || errors.As(errs[i], &notice) {
 			passes = 1
 		}
 		h.ready.WithLabelValues(c.Name).Set(passes)

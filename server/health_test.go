@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
@@ -16,7 +17,7 @@ func TestReadinessAndMetrics(t *testing.T) {
 	failure := errors.New("it is dark")
 	s.Status.Checks = []server.Check{
 		{Name: "good", Ready: func(context.Context) error { return nil }},
-		{Name: "old", Ready: func(context.Context) error { return fmt.Errorf("well: %w", server.Notice("it ends soon")) }},
+		{Name: "old", Ready: func(context.Context) error { return fmt.Errorf("well: %w", api.Notice("it ends soon")) }},
 		{Name: "bad", Ready: func(context.Context) error { return failure }},
 	}
 	s.Status.Metrics = promhttp.HandlerFor(s.registry(), promhttp.HandlerOpts{})

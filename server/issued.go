@@ -35,7 +35,7 @@ func (h *handler) listIssued(r *call) (web.Response, error) {
 	case err != nil:
 		return web.Response{}, recordUnavailable(err)
 	}
-	list := api.IssuanceEntryList{APIVersion: api.Version, Kind: api.KindIssuanceEntryList, Items: make([]api.IssuanceEntry, len(page.Entries)), Continue: page.Next}
+	list := api.IssuanceEntryList{APIVersion: api.GroupVersion, Kind: api.KindIssuanceEntryList, Items: make([]api.IssuanceEntry, len(page.Entries)), Continue: page.Next}
 	for i, e := range page.Entries {
 		e.Certificate = ""
 		list.Items[i] = entryShown(e)
@@ -66,7 +66,7 @@ func (h *handler) getIssued(r *call) (web.Response, error) {
 }
 
 func entryShown(e issuance.Entry) api.IssuanceEntry {
-	return api.IssuanceEntry{APIVersion: api.Version, Kind: api.KindIssuanceEntry, Entry: e}
+	return api.IssuanceEntry{APIVersion: api.GroupVersion, Kind: api.KindIssuanceEntry, Entry: e}
 }
 
 func noRecord() *web.Problem {

@@ -275,7 +275,7 @@ var shown = map[string]any{
 	"TokenList": api.TokenList{}, "JoinCommand": api.JoinCommand{}, "ClaimList": api.ClaimList{}, "IssuanceEntryList": api.IssuanceEntryList{},
 	"Revocation": api.Revocation{}, "RevocationList": api.RevocationList{},
 	"Turn": api.Turn{}, "BoundKey": api.BoundKey{}, "CABundle": api.CABundle{}, "CARotation": api.CARotation{}, "Explanation": api.NodeExplanation{}, "RequestExplanation": api.RequestExplanation{},
-	"Version": server.Version{}, "Problem": api.Problem{},
+	"Version": api.Version{}, "Problem": api.Problem{},
 }
 
 // notOurs are the response schemas of Kubernetes types.

@@ -145,7 +145,7 @@ func (h *handler) bindKey(r *call) (web.Response, error) {
 	if err != nil {
 		return web.Response{}, err
 	}
-	return web.Object(http.StatusOK, api.BoundKey{APIVersion: api.Version, Kind: api.KindBoundKey, Key: key})
+	return web.Object(http.StatusOK, api.BoundKey{APIVersion: api.GroupVersion, Kind: api.KindBoundKey, Key: key})
 }
 
 // rejoined counts and reports the outcome of a request of a node that has proven a key: result, reason and message are

@@ -156,7 +156,7 @@ type Status struct {
 	// Checks are the checks of /readyz. Without any, it reports ready.
 	Checks []Check
 	// Version is the response of /version.
-	Version Version
+	Version api.Version
 	// Metrics serves /metrics to users with the permission; nil serves no such path.
 	Metrics http.Handler
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/web/servingcert"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -64,7 +65,7 @@ func newSite(t testing.TB) *site {
 		Tokens:      store,
 		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers:     server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
-		Status:      server.Status{Version: server.Version{Version: "v0.0.0"}},
+		Status:      server.Status{Version: api.Version{Version: "v0.0.0"}},
 		Logger:      slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Registerer:  prometheus.NewPedanticRegistry(),
 		// Only the tests of rates set limits. In other tests a refusal could hide a defect.

@@ -50,7 +50,7 @@ func (h *handler) takeTurn(r *call) (web.Response, error) {
 		return web.Response{}, p
 	}
 	return web.Object(http.StatusOK, api.Turn{
-		APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node, Since: state.Since, RenewSeconds: int(controlplane.RenewEvery / time.Second),
+		APIVersion: api.GroupVersion, Kind: api.KindTurn, Node: m.Node, Since: state.Since, RenewSeconds: int(controlplane.RenewEvery / time.Second),
 	})
 }
 
@@ -65,7 +65,7 @@ func (h *handler) giveBackTurn(r *call) (web.Response, error) {
 	if err := h.Cluster.Turns.GiveBack(ctx, m); err != nil {
 		return web.Response{}, turnUnavailable(err)
 	}
-	return web.Object(http.StatusOK, api.Turn{APIVersion: api.Version, Kind: api.KindTurn, Node: m.Node})
+	return web.Object(http.StatusOK, api.Turn{APIVersion: api.GroupVersion, Kind: api.KindTurn, Node: m.Node})
 }
 
 func turnUnavailable(err error) *web.Problem {

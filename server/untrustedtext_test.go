@@ -144,7 +144,7 @@ func TestReadinessIsOneLineForEachCheck(t *testing.T) {
 	var failing error
 	s.Status.Checks = []server.Check{{Name: "one", Ready: func(context.Context) error { return failing }}}
 	s.start(t)
-	for _, failing = range []error{server.Notice(hostile), fmt.Errorf("because of %s", hostile)} {
+	for _, failing = range []error{api.Notice(hostile), fmt.Errorf("because of %s", hostile)} {
 		got := s.do(t, "GET", "/readyz?verbose", "", "", "")
 		if strings.Count(got.body, "\n") != 2 || strings.Contains(got.body, "qwertz") || len(got.body) > 2000 ||
 			strings.ContainsFunc(strings.ReplaceAll(got.body, "\n", ""), unicode.IsControl) {

@@ -39,7 +39,7 @@ func (o *output) explainCode(w io.Writer, code string) error {
 		APIVersion string           `json:"apiVersion"`
 		Kind       string           `json:"kind"`
 		Items      []codepage.Entry `json:"items"`
-	}{api.Version, "CodeList", found})
+	}{api.GroupVersion, "CodeList", found})
 	if done {
 		return err
 	}

@@ -119,7 +119,7 @@ func (o *issuedListOptions) checkAll() error {
 }
 
 func (o *issuedListOptions) list(ctx context.Context, cmd *cobra.Command, r *remote) error {
-	list := api.IssuanceEntryList{APIVersion: api.Version, Kind: api.KindIssuanceEntryList, Items: []api.IssuanceEntry{}}
+	list := api.IssuanceEntryList{APIVersion: api.GroupVersion, Kind: api.KindIssuanceEntryList, Items: []api.IssuanceEntry{}}
 	for {
 		asked := o.asked
 		asked.Limit, asked.Continue = issuance.MaxLimit, list.Continue

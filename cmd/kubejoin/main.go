@@ -18,7 +18,7 @@ import (
 	"syscall"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 )
@@ -207,8 +207,8 @@ func help(root *cobra.Command, args []string) error {
 // release is set by the Makefile from git: -ldflags "-X main.release=v1.2.3 -X main.commit=…".
 var release, commit string
 
-func buildVersion() server.Version {
-	v := server.Version{Version: release, Commit: commit, GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+func buildVersion() api.Version {
+	v := api.Version{Version: release, Commit: commit, GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	if v.Version == "" {
 		v.Version = "devel"
 		if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {

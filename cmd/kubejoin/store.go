@@ -98,7 +98,7 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
 				Kind       string `json:"kind"`
 				DryRun     bool   `json:"dryRun,omitempty"`
 				storecopy.Counts
-			}{api.Version, "StoreCopy", o.options.DryRun, counts}); done {
+			}{api.GroupVersion, "StoreCopy", o.options.DryRun, counts}); done {
 				return err
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", did, rowsOf(counts))
@@ -208,7 +208,7 @@ func (o *output) findings(cmd *cobra.Command, counts storecopy.Counts, found []s
 		Kind       string `json:"kind"`
 		storecopy.Counts
 		Findings []storecopy.Finding `json:"findings"`
-	}{api.Version, "StoreCheck", counts, append([]storecopy.Finding{}, found...)})
+	}{api.GroupVersion, "StoreCheck", counts, append([]storecopy.Finding{}, found...)})
 	if !done {
 		for _, f := range found {
 			if _, err = fmt.Fprintf(w, "%s: %s\n  %s\n", f.ID, sanitize(f.Message), sanitize(f.Advice)); err != nil {

@@ -97,7 +97,7 @@ is 1 if one of them does not exist.` + remoteHelp,
 }
 
 func (o *tokenListOptions) get(ctx context.Context, cmd *cobra.Command, r *remote, ids []string) error {
-	list := api.TokenList{APIVersion: api.Version, Kind: api.KindTokenList}
+	list := api.TokenList{APIVersion: api.GroupVersion, Kind: api.KindTokenList}
 	var errs []error
 	told := map[string]bool{}
 	for _, id := range ids {

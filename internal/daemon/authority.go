@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -85,7 +86,7 @@ func (s *service) watchOtherSigner() func(signerName, writer string) {
 		if last.IsZero() || time.Since(last) > otherSigner {
 			return nil
 		}
-		return server.Notice(what + " at " + last.UTC().Format(time.RFC3339) + ": it ignores the limits of tokens; switch off one of the two signers (docs/security.md)")
+		return api.Notice(what + " at " + last.UTC().Format(time.RFC3339) + ": it ignores the limits of tokens; switch off one of the two signers (docs/security.md)")
 	}
 	s.check("only-signer", only)
 	s.warnOf(tokenwarning.Check(only))

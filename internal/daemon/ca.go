@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/reload"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/remote"
@@ -85,10 +85,10 @@ func (s *service) loadCA(o CA, lifetime time.Duration) error {
 			return fmt.Errorf("the CA expired at %s, and kubejoin cannot sign with it", end.UTC().Format(time.RFC3339))
 		}
 		if err := s.checkTrust(ca.Get()); err != nil {
-			return server.Notice(err.Error())
+			return api.Notice(err.Error())
 		}
 		if notice := caexpiry.Notice(end, lifetime, time.Now(), todo); notice != "" {
-			return server.Notice(notice)
+			return api.Notice(notice)
 		}
 		return nil
 	})
@@ -127,7 +127,7 @@ func (s *service) signerProcess(c remote.Config) (*remote.Client, error) {
 	s.goBackground(ping.Run)
 	s.check("signer-process", func(context.Context) error {
 		if client.Err() != nil {
-			return server.Notice("the signer process of --cluster-signing-key-url cannot sign now, and requests wait; see the log")
+			return api.Notice("the signer process of --cluster-signing-key-url cannot sign now, and requests wait; see the log")
 		}
 		return nil
 	})

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -53,7 +53,7 @@ func TestNoticesCAThatClientsRefuse(t *testing.T) {
 		must.OK(t, s.loadCA(CA{CertFile: certFile, KeyFile: keyFile}, time.Hour))
 		check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
 		err := check.Ready(t.Context())
-		var notice server.Notice
+		var notice api.Notice
 		if check.Name != "cluster-ca" || errors.As(err, &notice) != (test.want != "") || !strings.Contains(string(notice), test.want) || err != nil && notice == "" {
 			t.Errorf("%s: check %s returns %v, want a notice with %q", name, check.Name, err, test.want)
 		}
@@ -138,7 +138,7 @@ signers:
 	must.OK(t, s.loadSigners())
 	check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
 	want := "within 90 days, and cannot sign after that; replace " + filepath.Join(dir, "ca.crt") + " and " + filepath.Join(dir, "ca.key")
-	var notice server.Notice
+	var notice api.Notice
 	if err := check.Ready(t.Context()); !errors.As(err, &notice) || !strings.HasSuffix(string(notice), want) {
 		t.Errorf("%s: %v, want %q", check.Name, err, want)
 	}

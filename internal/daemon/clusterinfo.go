@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -90,7 +91,7 @@ func (c *cluster) checkClusterInfo(public *publicAccess) {
 		}
 		switch {
 		case err == nil && c.ca != nil && c.options.TLS.CertFile == "" && !tokenwarning.Trusted(c.ca.Get(), cas):
-			err = server.Notice(tokenwarning.Untrusted)
+			err = api.Notice(tokenwarning.Untrusted)
 		case errors.Is(err, clusterinfo.ErrNotFound):
 			return errors.New("ConfigMap kube-public/cluster-info does not exist")
 		case errors.Is(err, context.DeadlineExceeded):
@@ -106,9 +107,9 @@ func (c *cluster) checkClusterInfo(public *publicAccess) {
 
 // noticed adds a notice to the result of a check. A failure stays as it is.
 func noticed(found error, notice string) error {
-	var before server.Notice
+	var before api.Notice
 	if notice == "" || found != nil && !errors.As(found, &before) {
 		return found
 	}
-	return server.Notice(strings.TrimPrefix(string(before)+"; "+notice, "; "))
+	return api.Notice(strings.TrimPrefix(string(before)+"; "+notice, "; "))
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/remote"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
@@ -54,7 +55,7 @@ type Options struct {
 	// IssuanceRetention is how long the record in DataDir or Etcd keeps a certificate after its end.
 	IssuanceRetention time.Duration
 
-	Version server.Version
+	Version api.Version
 	// Around wraps the handler of the HTTPS API; nil leaves it as it is.
 	Around func(http.Handler) http.Handler
 }

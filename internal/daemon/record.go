@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/metrics"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
@@ -118,13 +118,13 @@ func (w *watchedRecord) ready(context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.lastFail.IsZero() && time.Since(w.lastFail) < recordNoticed {
-		return server.Notice("kubejoin could not write entries of the issuance record, the last one at " + w.lastFail.UTC().Format(time.RFC3339) + "; see the log")
+		return api.Notice("kubejoin could not write entries of the issuance record, the last one at " + w.lastFail.UTC().Format(time.RFC3339) + "; see the log")
 	}
 	if w.store == nil {
 		return nil
 	}
 	if dropped, last := w.store.Dropped(); dropped > 0 && time.Since(last) < recordNoticed {
-		return server.Notice(fmt.Sprintf("kubejoin dropped %d entries of the issuance record early, the last one at %s: the disk is full, or there are too many", dropped, last.UTC().Format(time.RFC3339)))
+		return api.Notice(fmt.Sprintf("kubejoin dropped %d entries of the issuance record early, the last one at %s: the disk is full, or there are too many", dropped, last.UTC().Format(time.RFC3339)))
 	}
 	return nil
 }

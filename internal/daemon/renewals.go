@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
@@ -27,7 +27,7 @@ func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *s
 	late := &lateRenewals{service: s}
 	s.check("renewals", func(context.Context) error {
 		if text := late.text(time.Now()); text != "" {
-			return server.Notice(text)
+			return api.Notice(text)
 		}
 		return nil
 	})

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -109,10 +109,10 @@ func (c *cluster) watchRotation() {
 	c.rotated = c.stored.Watch(c.watch)
 	c.check("ca-rotation", func(context.Context) error {
 		if _, filled := c.stored.Len(); !filled {
-			return server.Notice("CA rotations have not been read, so kubejoin does not know which CAs were replaced; see the log")
+			return api.Notice("CA rotations have not been read, so kubejoin does not know which CAs were replaced; see the log")
 		}
 		if err := c.checkCopy(); err != nil {
-			return server.Notice(err.Error())
+			return api.Notice(err.Error())
 		}
 		return nil
 	})

@@ -21,7 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/safetext"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -132,7 +132,7 @@ func (s *standalone) rotateCA() {
 		case errors.Is(*err, rowstate.ErrLeftBehind):
 			return errors.New("the CA files are from before the end of a CA rotation; copy those of another replica")
 		}
-		return server.Notice("the CA files are not those of the stage of the CA rotation; see the log")
+		return api.Notice("the CA files are not those of the stage of the CA rotation; see the log")
 	})
 }
 

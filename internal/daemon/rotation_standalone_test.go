@@ -22,7 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
 	"github.com/kubejoin/kubejoin/internal/testing/wait"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/remote"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -108,7 +108,7 @@ func TestStandaloneResumesRotation(t *testing.T) {
 	s = openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
 	s.rotateCA()
 	check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
-	var notice server.Notice
+	var notice api.Notice
 	if err := check.Ready(t.Context()); check.Name != "ca-rotation" || !errors.As(err, &notice) {
 		t.Errorf("check %s: got %v, want a notice", check.Name, err)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/reload"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/config"
@@ -182,7 +182,7 @@ func (f signerFile) ready(now time.Time) error {
 		return errors.New(strings.Join(expired, "; "))
 	}
 	if len(notices) > 0 {
-		return server.Notice(strings.Join(notices, "; "))
+		return api.Notice(strings.Join(notices, "; "))
 	}
 	return nil
 }

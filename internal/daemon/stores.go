@@ -8,7 +8,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/signer/rotation/rowstate"
@@ -126,7 +126,7 @@ func (s *service) openEtcd() (stores, error) {
 	s.check("etcd-writes", func(context.Context) error {
 		if err := store.Refusing(); err != nil {
 			s.log.Warn("etcd refuses writes", "error", err)
-			return server.Notice("etcd refuses writes, for example because it has no space; see the log") // reads and deletions work
+			return api.Notice("etcd refuses writes, for example because it has no space; see the log") // reads and deletions work
 		}
 		return nil
 	})

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// Kind is the kind of a [Report]; its apiVersion is [api.Version].
+// Kind is the kind of a [Report]; its apiVersion is [api.GroupVersion].
 const Kind = "DoctorReport"
 
 // A Severity says how bad a finding is.
@@ -66,7 +66,7 @@ type check struct {
 
 // Diagnose makes all checks. Errors come first, each group in the order of the checks.
 func Diagnose(f *Facts) Report {
-	r := Report{APIVersion: api.Version, Kind: Kind, Findings: []Finding{}, Unchecked: []Unchecked{}}
+	r := Report{APIVersion: api.GroupVersion, Kind: Kind, Findings: []Finding{}, Unchecked: []Unchecked{}}
 	for _, c := range checks {
 		r.Checks++
 		if at := slices.IndexFunc(c.needs, func(need Fact) bool { return f.Unread[need] != "" }); at >= 0 {

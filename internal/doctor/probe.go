@@ -14,7 +14,6 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/version"
@@ -131,7 +130,7 @@ func (r *reading) kubejoin(ctx context.Context) *Kubejoin {
 		client = trusting(r.Facts.CAs)
 	}
 	defer client.CloseIdleConnections()
-	var v server.Version
+	var v api.Version
 	response, body, err := get(ctx, client, k.URL+"/version")
 	k.Local = r.Now()
 	if err == nil && (response.StatusCode != http.StatusOK || json.Unmarshal(body, &v) != nil) {

@@ -15,7 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -202,7 +202,7 @@ func Leader(lease string, ready func(context.Context) error) Warning {
 // Check repeats the notice of a readiness check as a warning for limited tokens.
 func Check(ready func(context.Context) error) Warning {
 	return func(ctx context.Context, made tokens.Record) string {
-		var notice server.Notice
+		var notice api.Notice
 		if made.Limits.IsZero() || !errors.As(ready(ctx), &notice) {
 			return ""
 		}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/apitest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
-	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -49,7 +49,7 @@ func TestWarningsDependOnTheToken(t *testing.T) {
 		Limits("and nobody does"),
 		CA(&signer.Authority{Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), time.Hour*24)))}, None),
 		Leader("kubejoin-system/kubejoin", func(context.Context) error { return nobodyLeads }),
-		Check(func(context.Context) error { return server.Notice("somebody else signs") }),
+		Check(func(context.Context) error { return api.Notice("somebody else signs") }),
 	}
 	for _, test := range []struct {
 		name string

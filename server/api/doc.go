@@ -2,8 +2,8 @@
 // the API, and package server/client calls it.
 package api
 
-// Version is the apiVersion of all responses that are objects.
-const Version = "output.kubejoin.io/v1alpha1"
+// GroupVersion is the apiVersion of all responses that are objects.
+const GroupVersion = "output.kubejoin.io/v1alpha1"
 
 // Kinds of objects.
 const (

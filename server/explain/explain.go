@@ -15,7 +15,7 @@ import (
 // older ones are only counted.
 func Explain(f Facts, now time.Time) api.NodeExplanation {
 	v := &view{Facts: f, now: now}
-	v.e = api.NodeExplanation{APIVersion: api.Version, Kind: api.KindNodeExplanation, Node: f.Node, Unread: slices.Clone(f.Unread)}
+	v.e = api.NodeExplanation{APIVersion: api.GroupVersion, Kind: api.KindNodeExplanation, Node: f.Node, Unread: slices.Clone(f.Unread)}
 	slices.SortFunc(v.e.Unread, func(a, b api.UnreadFact) int { return cmp.Compare(a.Fact, b.Fact) })
 
 	newest := slices.Clone(f.Requests)

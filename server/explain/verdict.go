@@ -10,7 +10,7 @@ import (
 // request could not be parsed, refused is the error and authority is not used.
 func OfRequest(r approval.Request, status string, refused error, authority *signer.Explanation) api.RequestExplanation {
 	e := api.RequestExplanation{
-		APIVersion: api.Version, Kind: api.KindRequestExplanation, Rules: []api.RuleVerdict{},
+		APIVersion: api.GroupVersion, Kind: api.KindRequestExplanation, Rules: []api.RuleVerdict{},
 		Name: clean(r.Name), SignerName: clean(r.SignerName), Requester: clean(r.User), Status: status,
 	}
 	if refused != nil {

@@ -23,7 +23,7 @@ func Revoked(result desk.Result, dryRun bool, why string) api.RevocationList {
 
 // Revocations returns entries as the API shows them.
 func Revocations(entries []revocation.Entry, dryRun bool) api.RevocationList {
-	list := api.RevocationList{APIVersion: api.Version, Kind: api.KindRevocationList, Items: make([]api.Revocation, len(entries))}
+	list := api.RevocationList{APIVersion: api.GroupVersion, Kind: api.KindRevocationList, Items: make([]api.Revocation, len(entries))}
 	for i, e := range entries {
 		list.Items[i] = Revocation(e, dryRun)
 	}
@@ -33,7 +33,7 @@ func Revocations(entries []revocation.Entry, dryRun bool) api.RevocationList {
 // Revocation returns an entry as the API shows it.
 func Revocation(e revocation.Entry, dryRun bool) api.Revocation {
 	shown := api.Revocation{
-		APIVersion: api.Version, Kind: api.KindRevocation,
+		APIVersion: api.GroupVersion, Kind: api.KindRevocation,
 		Node: e.Node, Since: e.Since, Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID, DryRun: dryRun,
 	}
 	if e.Fingerprint != "" {

@@ -131,7 +131,7 @@ func rotationShown(ca string, s rotation.Status, dryRun bool, err error) (api.CA
 func showRotation(ca rotation.CA, s rotation.Status, dryRun bool) (api.CARotation, error) {
 	r := s.Rotation
 	shown := api.CARotation{
-		APIVersion: api.Version, Kind: api.KindCARotation, CA: string(ca), Next: s.Next, Behind: Behind(s.Behind), DryRun: dryRun,
+		APIVersion: api.GroupVersion, Kind: api.KindCARotation, CA: string(ca), Next: s.Next, Behind: Behind(s.Behind), DryRun: dryRun,
 	}
 	var certificates api.CACertificates
 	for _, o := range s.Seen {

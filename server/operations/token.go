@@ -83,7 +83,7 @@ func dataOf(ctx context.Context, info ClusterInfo) (map[string]string, error) {
 // Token returns a record as the API shows it, without its secret.
 func (v View) Token(r tokens.Record) api.Token {
 	t := api.Token{
-		APIVersion: api.Version, Kind: api.KindToken,
+		APIVersion: api.GroupVersion, Kind: api.KindToken,
 		ID: r.Token.ID(), Status: v.status(r), Problem: r.ProblemText(),
 		Description: r.Description, Created: r.Created, Expires: r.Expires,
 		Usages: []string{}, Groups: append([]string{}, r.Groups...),
@@ -107,7 +107,7 @@ func (v View) Token(r tokens.Record) api.Token {
 
 // Tokens returns records as the API shows them, without their secrets.
 func (v View) Tokens(records []tokens.Record) api.TokenList {
-	list := api.TokenList{APIVersion: api.Version, Kind: api.KindTokenList, Items: make([]api.Token, len(records))}
+	list := api.TokenList{APIVersion: api.GroupVersion, Kind: api.KindTokenList, Items: make([]api.Token, len(records))}
 	for i, r := range records {
 		list.Items[i] = v.Token(r)
 	}
