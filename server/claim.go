@@ -14,7 +14,7 @@ func (h *handler) listClaims(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	return shown(h.operations.ListClaims(r.Context(), req))
+	return shown(h.operations.ClaimsPage(r.Context(), req))
 }
 
 // releaseClaim releases a node name.

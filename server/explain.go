@@ -1,18 +1,15 @@
 package server
 
 import (
-	"errors"
 	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
 
 	"github.com/go-chi/chi/v5"
-	"github.com/kubejoin/kubejoin/internal/dnsname"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
-	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 )
@@ -29,18 +26,10 @@ func (h *handler) explanation(r *call) (web.Response, error) {
 		return web.Response{}, web.BadField("format", "%.40q given, want json or text", req.Format)
 	}
 	node := chi.URLParam(r.Request, "node")
-	if err := tokens.CheckNodeName(node); err != nil {
-		return web.Response{}, web.BadField("node", "%.300v", err)
-	}
-	if h.Cluster.Explain == nil {
-		return web.Response{}, web.NewProblem("no-cluster", "this kubejoin runs without a cluster and cannot explain nodes; see what it issued: kubejoin issued list --node %s", node)
-	}
 	r.log(slog.String("node", node))
-	e, err := h.Cluster.Explain(r.Context(), node)
+	e, err := h.operations.Explain(r.Context(), node)
 	if err != nil {
-		p := web.NewProblem("cluster-unavailable", "%s", operations.StateUnread(node))
-		p.Cause, p.RetryAfter = err, web.RetryAfter
-		return web.Response{}, p
+		return web.Response{}, err
 	}
 	if req.Format == "text" {
 		return web.Response{ContentType: "text/plain; charset=utf-8", Body: []byte(e.Text())}, nil
@@ -54,35 +43,10 @@ func (h *handler) explainRequest(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	if h.Cluster.ExplainRequest == nil {
-		return web.Response{}, web.NewProblem("no-cluster", "this kubejoin runs without a cluster and cannot explain certificate requests")
-	}
-	if (req.CSR == "") == (len(req.Object) == 0) {
-		return web.Response{}, web.BadField("csr", "want either csr, the name of a CertificateSigningRequest, or object, a whole CertificateSigningRequest")
-	}
-	var given *certificates.CertificateSigningRequest
-	if req.CSR == "" {
-		var err error
-		if given, err = operations.CSR(req.Object); err != nil {
-			return web.Response{}, err
-		}
-		if err := h.mayExplain(r, given.Spec.Username, given.Spec.Groups); err != nil {
-			return web.Response{}, err
-		}
-	} else if !dnsname.IsSubdomain(req.CSR) {
-		return web.Response{}, web.BadField("csr", "%.40q given, want the name of a CertificateSigningRequest", req.CSR)
-	}
 	r.log(slog.String("csr", req.CSR))
-	e, err := h.Cluster.ExplainRequest(r.Context(), req.CSR, given)
-	switch {
-	case errors.Is(err, tokens.ErrNotFound):
-		return web.Response{}, web.NewProblem("no-such-request", "%s", operations.NoRequest(req.CSR))
-	case err != nil:
-		p := web.NewProblem("cluster-unavailable", operations.FactsUnread)
-		p.Cause, p.RetryAfter = err, web.RetryAfter
-		return web.Response{}, p
-	}
-	return web.Object(http.StatusOK, e)
+	return shown(h.operations.ExplainRequest(r.Context(), req, func(given *certificates.CertificateSigningRequest) error {
+		return h.mayExplain(r, given.Spec.Username, given.Spec.Groups)
+	}))
 }
 
 // mayExplain returns a problem if the caller may not learn what a requester is permitted. The caller writes the

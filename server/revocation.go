@@ -17,7 +17,7 @@ func (h *handler) listRevocations(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	return shown(h.operations.ListRevocations(r.Context(), req))
+	return shown(h.operations.RevocationsPage(r.Context(), req))
 }
 
 // revoke revokes a node, a certificate, or everything that was issued on a token.

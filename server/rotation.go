@@ -34,7 +34,7 @@ func (h *handler) rotation(r *call) (web.Response, error) {
 	if err != nil {
 		return web.Response{}, err
 	}
-	return shownRotation(rotations.Get(r.Context(), ca))
+	return shownRotation(rotations.CARotation(r.Context(), ca))
 }
 
 // prepareCA begins the rotation of a CA.
@@ -47,7 +47,7 @@ func (h *handler) prepareCA(r *call) (web.Response, error) {
 	if err != nil {
 		return web.Response{}, err
 	}
-	made, err := rotations.Prepare(r.Context(), ca, req)
+	made, err := rotations.PrepareCA(r.Context(), ca, req)
 	if err == nil && len(made.New) > 0 { // the old CA may have certified it, which an abort cannot take back
 		r.log(slog.String("newCA", made.New[0].Pin), slog.Bool("certified", made.Cross != ""))
 	}
@@ -70,7 +70,7 @@ func (h *handler) stepCA(step string) action {
 				return web.Response{}, err
 			}
 		}
-		return shownRotation(rotations.Step(r.Context(), ca, step, req))
+		return shownRotation(rotations.StepCA(r.Context(), ca, step, req))
 	}
 }
 

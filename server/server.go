@@ -218,7 +218,7 @@ func (s Server) Handler() http.Handler {
 		Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Minting.Advertise,
 		SignTimeout: h.Minting.SignTimeout, SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
 	}
-	h.operations = &operations.Operations{Minter: minter, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Node: s.Cluster.Node, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why}
+	h.operations = &operations.Operations{Minter: minter, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Node: s.Cluster.Node, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why}
 	if s.Revocations != nil {
 		h.operations.Revocations = s.desk()
 	}

@@ -32,7 +32,7 @@ func (h *handler) listTokens(r *call) (web.Response, error) {
 	if err := web.ReadRequest(r.Request, &req); err != nil {
 		return web.Response{}, err
 	}
-	return shown(h.operations.Tokens(r.Context(), req))
+	return shown(h.operations.TokensPage(r.Context(), req))
 }
 
 // getToken returns one token without its secret.
@@ -44,7 +44,7 @@ func (h *handler) getToken(r *call) (web.Response, error) {
 	if err != nil {
 		return web.Response{}, err
 	}
-	return shown(h.operations.Token(r.Context(), id))
+	return shown(h.operations.GetToken(r.Context(), id))
 }
 
 // tokenID returns the ID in the path.

@@ -19,11 +19,11 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/host/datadir"
-	"github.com/kubejoin/kubejoin/internal/oncluster"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/server/operations/kube"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -131,7 +131,7 @@ type backend interface {
 // A remote is what a command works on: either a cluster or a kubejoin server. One of the two fields is nil.
 type remote struct {
 	backend
-	cluster *oncluster.Cluster
+	cluster *kube.Cluster
 	server  *client.Client
 }
 

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
-	"github.com/kubejoin/kubejoin/internal/oncluster"
+	"github.com/kubejoin/kubejoin/server/operations/kube"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -38,7 +38,7 @@ func connectCluster(ctx context.Context, rules *clientcmd.ClientConfigLoadingRul
 		return nil, nil, err
 	}
 	ctx, stop := context.WithCancel(ctx)
-	c, err := oncluster.Open(ctx, clientset, pkiDir)
+	c, err := kube.Open(ctx, clientset, pkiDir)
 	if err != nil {
 		stop()
 		return nil, nil, err

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
-	"github.com/kubejoin/kubejoin/internal/oncluster"
+	"github.com/kubejoin/kubejoin/server/operations/kube"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	corev1 "k8s.io/api/core/v1"
@@ -25,7 +25,7 @@ func (c *cluster) rotationObserver() *caobserver.Observer {
 
 // rotateCAs enables rotations of the CAs of the cluster over HTTPS.
 func (c *cluster) rotateCAs() {
-	rotations := oncluster.Rotations(c.client, c.PKIDir)
+	rotations := kube.Rotations(c.client, c.PKIDir)
 	rotations.Desk.Observer = c.rotationObserver()
 	if crossInFiles := rotations.Cross; c.ca != nil {
 		rotations.Cross = func(ca rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error) {

@@ -34,7 +34,7 @@ var arrows = []struct {
 	},
 	{
 		"no client-go: only adapters talk to the API server",
-		[]string{"tokens", "clusterinfo", "clusterinfo/joinformat", "clusterinfo/mint", "server/api", "signer", "signer/approval", "signer/admission", "signer/pkcs10", "signer/issuance/...", "signer/revocation", "signer/revocation/desk"},
+		[]string{"tokens", "clusterinfo", "clusterinfo/joinformat", "clusterinfo/mint", "server/api", "signer", "signer/approval", "signer/admission", "signer/pkcs10", "signer/issuance/...", "signer/revocation", "signer/revocation/desk", "server", "server/operations"},
 		below("k8s.io/client-go"), "tokens/secretstore",
 	},
 	{
@@ -71,7 +71,7 @@ var arrows = []struct {
 	},
 	{
 		"nothing of internal/testing",
-		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/host/credentials", "internal/daemon", "internal/doctor", "internal/oncluster", "deploy"},
+		[]string{"tokens/...", "clusterinfo/...", "signer/...", "server/...", "cmd/...", "internal/host/credentials", "internal/daemon", "internal/doctor", "deploy"},
 		below(module + "internal/testing"), "internal/testing/hostile",
 	},
 }

@@ -12,10 +12,11 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
+	certificates "k8s.io/api/certificates/v1"
 )
 
-// Operations are what kubejoin does with tokens, claims and revocations, for the HTTPS API and for commands with a kubeconfig. The
-// caller authorizes. Errors about a request are an api.InvalidFields, and all others wrap a [tokens.Refusal].
+// Operations are what kubejoin does for the HTTPS API and for commands with a kubeconfig. A method has the name that it has in package
+// client. The caller authorizes. Errors about a request are an api.InvalidFields, and all others wrap a [tokens.Refusal].
 type Operations struct {
 	// Minter creates, changes and deletes tokens. It is required.
 	Minter *mint.Minter
@@ -27,6 +28,11 @@ type Operations struct {
 	Revocations *desk.Desk
 	// Node reads a Node that a token replaces; nil without a cluster.
 	Node NodeReader
+	// ExplainNode explains why a machine has or has not joined; nil without a cluster.
+	ExplainNode func(ctx context.Context, node string) (api.NodeExplanation, error)
+	// ExplainCSR explains a certificate request, which has a name or is given; nil without a cluster. If there is none of the name,
+	// the error wraps [tokens.ErrNotFound].
+	ExplainCSR func(ctx context.Context, name string, given *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
 	// MaxRemainingLifetime is that of a [tokens.Releaser].
 	MaxRemainingLifetime func() time.Duration
 	// Why returns the cause of a warning as the caller may see it. A server says that its log has the cause.
@@ -67,8 +73,8 @@ func (o *Operations) Join(ctx context.Context, spec api.TokenSpec, permit Permit
 	return made, Minted(err)
 }
 
-// Tokens returns a page of all tokens, without their secrets.
-func (o *Operations) Tokens(ctx context.Context, page api.ListPage) (api.TokenList, error) {
+// TokensPage returns a page of all tokens, without their secrets.
+func (o *Operations) TokensPage(ctx context.Context, page api.ListPage) (api.TokenList, error) {
 	records, err := o.Minter.Tokens.List(ctx)
 	if err != nil {
 		return api.TokenList{}, mint.StoreError(err)
@@ -83,8 +89,8 @@ func (o *Operations) Tokens(ctx context.Context, page api.ListPage) (api.TokenLi
 	return list, nil
 }
 
-// Token returns one token without its secret.
-func (o *Operations) Token(ctx context.Context, id string) (api.Token, error) {
+// GetToken returns one token without its secret.
+func (o *Operations) GetToken(ctx context.Context, id string) (api.Token, error) {
 	record, err := o.Minter.Get(ctx, id)
 	return o.shown(ctx, record, false, err)
 }
@@ -129,8 +135,8 @@ func (o *Operations) view(ctx context.Context, warnings []string) (View, []strin
 	return v, warnings
 }
 
-// ListClaims returns a page of the claims of node names, without released ones.
-func (o *Operations) ListClaims(ctx context.Context, page api.ListPage) (api.ClaimList, error) {
+// ClaimsPage returns a page of the claims of node names, without released ones.
+func (o *Operations) ClaimsPage(ctx context.Context, page api.ListPage) (api.ClaimList, error) {
 	if o.Claims == nil {
 		return api.ClaimList{}, errNoClaims
 	}
@@ -198,8 +204,8 @@ func (o *Operations) Revoke(ctx context.Context, req api.Revoke, by string, perm
 	return Revoked(result, req.DryRun, why), Refused(err)
 }
 
-// ListRevocations returns a page of the revocations that have not ended.
-func (o *Operations) ListRevocations(ctx context.Context, page api.ListPage) (api.RevocationList, error) {
+// RevocationsPage returns a page of the revocations that have not ended.
+func (o *Operations) RevocationsPage(ctx context.Context, page api.ListPage) (api.RevocationList, error) {
 	if o.Revocations == nil {
 		return api.RevocationList{}, errNoRevocations
 	}

@@ -31,8 +31,8 @@ type look struct {
 	err    error
 }
 
-// Get returns the last rotation of a CA, with what is seen of it.
-func (r *Rotations) Get(ctx context.Context, ca string) (api.CARotation, error) {
+// CARotation returns the last rotation of a CA, with what is seen of it.
+func (r *Rotations) CARotation(ctx context.Context, ca string) (api.CARotation, error) {
 	got := &look{}
 	err := r.looks.Do(ctx, rotation.CA(ca), got, func(ctx context.Context, waiting []*look) {
 		status, err := r.Desk.Status(ctx, rotation.CA(ca))
@@ -46,8 +46,8 @@ func (r *Rotations) Get(ctx context.Context, ca string) (api.CARotation, error) 
 	return rotationShown(ca, got.status, false, got.err)
 }
 
-// Prepare begins the rotation of a CA.
-func (r *Rotations) Prepare(ctx context.Context, ca string, req api.PrepareCA) (api.CARotation, error) {
+// PrepareCA begins the rotation of a CA.
+func (r *Rotations) PrepareCA(ctx context.Context, ca string, req api.PrepareCA) (api.CARotation, error) {
 	p := rotation.PrepareRequest{CA: rotation.CA(ca), DryRun: req.DryRun}
 	var err error
 	if req.Lifetime != "" {
@@ -97,8 +97,8 @@ func ExpireTokens(m *mint.Minter) func(context.Context, []string) error {
 
 const abortStep = "abort"
 
-// Step takes a rotation to a stage, or with "abort" back by one stage.
-func (r *Rotations) Step(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error) {
+// StepCA takes a rotation to a stage, or with "abort" back by one stage.
+func (r *Rotations) StepCA(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error) {
 	o := rotation.Options{DryRun: req.DryRun, LeaveBehind: req.LeaveBehind, LeaveBehindFiles: req.LeaveBehindFiles, ExpireTokens: req.ExpireTokens}
 	var s rotation.Status
 	var err error

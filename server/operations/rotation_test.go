@@ -35,7 +35,7 @@ func TestConcurrentRequestsShareObservation(t *testing.T) {
 		ended := make(chan int)
 		for range 20 {
 			go func() {
-				got, err := rotations.Get(t.Context(), "cluster")
+				got, err := rotations.CARotation(t.Context(), "cluster")
 				if err != nil {
 					t.Error(err)
 				}
@@ -79,7 +79,7 @@ func TestCountsCertificatesOfEachCA(t *testing.T) {
 		store := &rotationtest.Memory{}
 		must.OK(t, store.Put(t.Context(), rotationtest.New(t, rotation.Cluster), ""))
 		rotations := &operations.Rotations{Desk: &rotation.Desk{Store: store, Keys: store, Observer: test.seen}}
-		if got := must.Value(rotations.Get(t.Context(), "cluster"))(t); !reflect.DeepEqual(got.Certificates, test.want) {
+		if got := must.Value(rotations.CARotation(t.Context(), "cluster"))(t); !reflect.DeepEqual(got.Certificates, test.want) {
 			t.Errorf("%+v: got %+v, want %+v", test.seen, got.Certificates, test.want)
 		}
 	}

@@ -1,4 +1,4 @@
-package oncluster_test
+package kube_test
 
 import (
 	"errors"
@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
-	"github.com/kubejoin/kubejoin/internal/oncluster"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/operations/kube"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,9 +21,9 @@ import (
 )
 
 // open returns a Cluster whose watches have begun.
-func open(t *testing.T, client *fake.Clientset) *oncluster.Cluster {
+func open(t *testing.T, client *fake.Clientset) *kube.Cluster {
 	t.Helper()
-	c := must.Value(oncluster.Open(t.Context(), client, ""))(t)
+	c := must.Value(kube.Open(t.Context(), client, ""))(t)
 	synctest.Wait()
 	return c
 }

@@ -1,4 +1,4 @@
-package oncluster
+package kube
 
 import (
 	"context"
@@ -10,7 +10,6 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
-	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
@@ -114,19 +113,4 @@ func (t trustedCAs) of(ctx context.Context, ca rotation.CA) ([]*x509.Certificate
 		return nil, fmt.Errorf("%s.crt: %w", path, err)
 	}
 	return cas, nil
-}
-
-// CARotation returns the last rotation of a CA, with what is seen of it now.
-func (c *Cluster) CARotation(ctx context.Context, ca string) (api.CARotation, error) {
-	return c.rotations.Get(ctx, ca)
-}
-
-// PrepareCA begins the rotation of a CA.
-func (c *Cluster) PrepareCA(ctx context.Context, ca string, req api.PrepareCA) (api.CARotation, error) {
-	return c.rotations.Prepare(ctx, ca, req)
-}
-
-// StepCA takes a rotation to a stage, or with "abort" back by one stage.
-func (c *Cluster) StepCA(ctx context.Context, ca, step string, req api.StepCA) (api.CARotation, error) {
-	return c.rotations.Step(ctx, ca, step, req)
 }

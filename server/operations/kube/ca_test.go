@@ -1,4 +1,4 @@
-package oncluster_test
+package kube_test
 
 import (
 	"crypto/tls"
@@ -12,11 +12,11 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/internal/oncluster"
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/operations/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +37,7 @@ func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"},
 		Data:       map[string]string{"requestheader-client-ca-file": string(frontProxy)},
 	})
-	c := must.Value(oncluster.Open(t.Context(), client, pki))(t)
+	c := must.Value(kube.Open(t.Context(), client, pki))(t)
 	made := must.Value(c.PrepareCA(t.Context(), "front-proxy", api.PrepareCA{}))(t)
 	if len(made.Old) != 1 || made.Old[0].Certificate != string(frontProxy) || made.Cross == "" || len(made.CertificateKey) != 64 {
 		t.Errorf("front-proxy: got %+v, want the CA in extension-apiserver-authentication, and a cross certificate", made)
@@ -85,7 +85,7 @@ func TestPreparesCAWithFilesOfControlPlane(t *testing.T) {
 		t.Errorf("got a cross certificate without the old key: %s", got.Cross)
 	}
 	must.OK(t, os.Remove(filepath.Join(pki, "etcd/ca.crt")))
-	for _, c := range []*oncluster.Cluster{c, must.Value(oncluster.Open(t.Context(), client, ""))(t)} { // a retry cannot help
+	for _, c := range []*kube.Cluster{c, must.Value(kube.Open(t.Context(), client, ""))(t)} { // a retry cannot help
 		_, err := c.PrepareCA(t.Context(), "etcd", api.PrepareCA{NoCrossSign: true})
 		if f := (api.InvalidFields)(nil); !errors.As(err, &f) || f[0].Field != "ca" || !strings.Contains(f[0].Detail, "with a kubeconfig on a control plane") {
 			t.Errorf("without the CA of etcd: got %v, want field ca", err)
@@ -113,7 +113,7 @@ func TestReplacesOnlyCAsOfClients(t *testing.T) {
 		client := fake.NewClientset(
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-public", Name: "cluster-info"}, Data: map[string]string{clusterinfo.KubeconfigKey: string(info)}},
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}, Data: map[string]string{"client-ca-file": test.clients}})
-		made, err := must.Value(oncluster.Open(t.Context(), client, ""))(t).PrepareCA(t.Context(), "cluster", api.PrepareCA{NoCrossSign: true, DryRun: true})
+		made, err := must.Value(kube.Open(t.Context(), client, ""))(t).PrepareCA(t.Context(), "cluster", api.PrepareCA{NoCrossSign: true, DryRun: true})
 		got := ""
 		for _, c := range made.Old {
 			got += c.Certificate

@@ -1,6 +1,5 @@
-// Package oncluster does on a cluster, with its API server alone, what package server/client does at a kubejoin server:
-// create tokens, release node names, revoke and explain. It calls the library and authorizes nothing: the API server does.
-package oncluster
+// Package kube opens the operations of a cluster for commands with a kubeconfig. It authorizes nothing: the API server does.
+package kube
 
 import (
 	"context"
@@ -17,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/server/explain/kube"
+	explainkube "github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
@@ -36,15 +35,12 @@ import (
 // A Cluster is a cluster that commands work on without a kubejoin server. Its methods take and return the same as those of
 // client.Client.
 type Cluster struct {
+	operations.Operations // without claims if the user may not read Leases
+	*operations.Rotations
 	Client kubernetes.Interface
 
-	operations operations.Operations // without claims if the user may not read Leases
 	withClaims operations.Operations
-	info       *configmap.ConfigMap
 	upload     func(context.Context) (joinformat.Upload, error)
-	rotations  *operations.Rotations
-	// requests explains CSRs as a kubejoin with default flags would decide them. Its first call starts informers.
-	requests kube.Requests
 	// mayListClaims is the check of Records for claims. It sends one request, whatever the number of calls.
 	mayListClaims func() error
 }
@@ -70,33 +66,36 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	}
 	info := configmap.Open(ctx, client)
 	c := &Cluster{
-		Client: client, info: info,
-		operations: operations.Operations{ClusterInfo: info, Why: func(_ string, cause error) string { return safetext.Text(cause.Error(), safetext.MaxMessage) }, Minter: &mint.Minter{Tokens: store, ClusterInfo: info, SignedBy: running.signedBy(), Warnings: func(ctx context.Context, made tokens.Record) []string {
-			return tokenwarning.All(ctx, made, running.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(client))
-		}}},
+		Client: client, Rotations: Rotations(client, pkiDir),
 		upload: (&kubeadmcerts.Uploader{Client: client, Dir: pkiDir, CreateRole: true}).Upload,
+		Operations: operations.Operations{
+			ClusterInfo: info, Why: func(_ string, cause error) string { return safetext.Text(cause.Error(), safetext.MaxMessage) },
+			Minter: &mint.Minter{Tokens: store, ClusterInfo: info, SignedBy: running.signedBy(), Warnings: func(ctx context.Context, made tokens.Record) []string {
+				return tokenwarning.All(ctx, made, running.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(client))
+			}},
+			ExplainNode: explainkube.Reader{Client: client, Tokens: store, Claims: claims, ClusterInfo: info, Revocations: revoked}.Explain,
+			ExplainCSR: explainkube.Requests{
+				Client: client, Authority: sync.OnceValues(func() (*signer.Authority, error) { return byDefaults(ctx, client, store, claims) }),
+				Notes: []string{"this is what kubejoin with default flags would do; for a running kubejoin with its own flags and --signer-config, give --url"},
+			}.Explain,
+		},
 	}
-	c.operations.Node = c.node
-	c.operations.Revocations = &desk.Desk{
+	c.Node = c.node
+	c.Revocations = &desk.Desk{
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
 		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
 		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, client) },
 	}
-	c.rotations = Rotations(client, pkiDir)
-	c.rotations.Desk.ExpireTokens = operations.ExpireTokens(c.operations.Minter)
-	c.requests = kube.Requests{
-		Client: client, Authority: sync.OnceValues(func() (*signer.Authority, error) { return c.byDefaults(ctx) }),
-		Notes: []string{"this is what kubejoin with default flags would do; for a running kubejoin with its own flags and --signer-config, give --url"},
-	}
+	c.Desk.ExpireTokens = operations.ExpireTokens(c.Minter)
 	c.mayListClaims = sync.OnceValue(func() error {
 		_, err := client.CoordinationV1().Leases(secretstore.ClaimNamespace).List(ctx, metav1.ListOptions{Limit: 1})
 		return storeError(err)
 	})
-	c.withClaims = c.operations
+	c.withClaims = c.Operations
 	c.withClaims.Claims = claims
 	if !forbidden {
-		c.operations = c.withClaims
-		c.operations.Minter.Claims, c.operations.Revocations.Claims = claims, claims
+		c.Operations = c.withClaims
+		c.Minter.Claims, c.Revocations.Claims = claims, claims
 	}
 	return c, nil
 }
@@ -113,10 +112,9 @@ func (c *Cluster) node(ctx context.Context, name string) (tokens.NodeRef, error)
 	return tokens.NodeRef{Name: node.Name, UID: string(node.UID)}, nil
 }
 
-// CreateToken creates a token, like CreateToken of client.Client. If it fails, and the token exists or may exist, the
-// returned token has its ID.
+// CreateToken creates a token. If it fails, and the token exists or may exist, the returned token has its ID.
 func (c *Cluster) CreateToken(ctx context.Context, req api.CreateToken) (api.Token, error) {
-	t, _, err := c.operations.CreateToken(ctx, req, operations.Everything)
+	t, _, err := c.Operations.CreateToken(ctx, req, operations.Everything)
 	return t, err
 }
 
@@ -127,7 +125,7 @@ func (c *Cluster) JoinControlPlane(ctx context.Context, spec api.TokenSpec) (joi
 	if err := operations.ControlPlane(&req); err != nil {
 		return joinformat.Join{}, err
 	}
-	made, err := c.operations.Join(ctx, req.TokenSpec, operations.Everything, func(ctx context.Context, join *joinformat.Join) error {
+	made, err := c.Join(ctx, req.TokenSpec, operations.Everything, func(ctx context.Context, join *joinformat.Join) error {
 		up, err := c.upload(ctx)
 		if err != nil {
 			return mint.Failure("the certificates of control planes could not be uploaded", err)
@@ -138,17 +136,12 @@ func (c *Cluster) JoinControlPlane(ctx context.Context, spec api.TokenSpec) (joi
 	return made.Join, err
 }
 
-// GetToken returns one token without its secret.
-func (c *Cluster) GetToken(ctx context.Context, id string) (api.Token, error) {
-	return c.operations.Token(ctx, id)
-}
-
 // ListTokens returns all tokens without their secrets.
 func (c *Cluster) ListTokens(ctx context.Context) (api.TokenList, error) {
 	if err := c.mayListTokens(ctx); err != nil {
 		return api.TokenList{}, err
 	}
-	return c.operations.Tokens(ctx, api.ListPage{})
+	return c.TokensPage(ctx, api.ListPage{})
 }
 
 // mayListTokens checks that the API server allows to list tokens: the informer of tokens would retry until the permission exists.
@@ -164,7 +157,7 @@ func (c *Cluster) Records(ctx context.Context) ([]tokens.Record, error) {
 	if err := c.mayListTokens(ctx); err != nil {
 		return nil, err
 	}
-	records, err := c.operations.Minter.Tokens.List(ctx)
+	records, err := c.Minter.Tokens.List(ctx)
 	return records, storeError(err)
 }
 
@@ -178,12 +171,7 @@ func storeError(err error) error {
 
 // RenewToken changes the expiration of a token.
 func (c *Cluster) RenewToken(ctx context.Context, id string, req api.RenewToken) (api.Token, error) {
-	return c.operations.RenewToken(ctx, id, req, func(time.Time, time.Time) error { return nil })
-}
-
-// DeleteToken deletes a token and returns what it was.
-func (c *Cluster) DeleteToken(ctx context.Context, id string, req api.DeleteToken) (api.Token, error) {
-	return c.operations.DeleteToken(ctx, id, req)
+	return c.Operations.RenewToken(ctx, id, req, func(time.Time, time.Time) error { return nil })
 }
 
 // ClusterInfo returns the kubeconfig in cluster-info.
@@ -200,7 +188,7 @@ func (c *Cluster) ListClaims(ctx context.Context) (api.ClaimList, error) {
 	if err := c.mayListClaims(); err != nil {
 		return api.ClaimList{}, err
 	}
-	return c.withClaims.ListClaims(ctx, api.ListPage{})
+	return c.withClaims.ClaimsPage(ctx, api.ListPage{})
 }
 
 // ReleaseClaim releases the claim of a node name.
@@ -213,7 +201,7 @@ func (c *Cluster) ReleaseClaim(ctx context.Context, node string, req api.Release
 
 // Revoke revokes a node, one certificate, or everything that was issued on a token.
 func (c *Cluster) Revoke(ctx context.Context, req api.Revoke) (api.RevocationList, error) {
-	return c.operations.Revoke(ctx, req, "", func() error {
+	return c.Operations.Revoke(ctx, req, "", func() error {
 		if req.TokenID == "" {
 			return nil
 		}
@@ -223,10 +211,5 @@ func (c *Cluster) Revoke(ctx context.Context, req api.Revoke) (api.RevocationLis
 
 // ListRevocations returns all revocations.
 func (c *Cluster) ListRevocations(ctx context.Context) (api.RevocationList, error) {
-	return c.operations.ListRevocations(ctx, api.ListPage{})
-}
-
-// UndoRevocation removes a revocation.
-func (c *Cluster) UndoRevocation(ctx context.Context, revoked string, req api.UndoRevocation) (api.Revocation, error) {
-	return c.operations.UndoRevocation(ctx, revoked, req)
+	return c.RevocationsPage(ctx, api.ListPage{})
 }

@@ -1,4 +1,4 @@
-package oncluster
+package kube
 
 import (
 	"context"
