@@ -363,11 +363,11 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 		request.Approver = user.Name
 	}
 	if err := approval.CheckAdmission(request); err != nil {
-		return nil, h.undecided(authority.Refuse(ctx, request, approval.Refused(err)))
+		return nil, undecided(authority.Refuse(ctx, request, approval.Refused(err)))
 	}
 	if !machine {
 		chain, err := authority.Sign(ctx, request)
-		return chain, h.undecided(err)
+		return chain, undecided(err)
 	}
 	chain, err := authority.Issue(ctx, request)
 	if no, found := errors.AsType[*approval.Error](err); found && (no.Verdict == approval.None || no.Reason == approval.ReasonScopeNotConfigured) {
@@ -376,7 +376,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 		p.Reason = no.Reason
 		return nil, h.refuse(ctx, request, no.Reason, p)
 	}
-	return chain, h.undecided(err)
+	return chain, undecided(err)
 }
 
 // refuse records a refusal that is not the Authority's own, and returns p. Without a
@@ -384,7 +384,7 @@ func (h *handler) issue(ctx context.Context, r *call, user auth.User, request ap
 func (h *handler) refuse(ctx context.Context, request approval.Request, reason string, p *web.Problem) error {
 	refused := &approval.Error{Decision: approval.Decision{Verdict: approval.Deny, Reason: reason, Message: p.Detail}}
 	if err := h.Certificates.Authority.Refuse(ctx, request, refused); !errors.Is(err, refused) {
-		return h.undecided(err)
+		return undecided(err)
 	}
 	return p
 }
@@ -421,30 +421,15 @@ func (h *handler) maySigner(r *call, user auth.User, verb, name string) *web.Pro
 }
 
 // undecided returns the problem of an error of an Authority, or nil if err is nil.
-func (h *handler) undecided(err error) error {
+func undecided(err error) error {
 	no, found := errors.AsType[*approval.Error](err)
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, signer.ErrUnknownSigner): // the configuration changed meanwhile
 		return web.BadField("signer", "is not configured here any more")
-	case !found, no.Err != nil && no.RetryAfter == 0:
-		return waits(approval.ReasonFactsUnavailable, "kubejoin cannot decide or sign this request now; retry, and see kubejoin's log", err)
-	case no.Verdict == approval.Deny:
-		p := web.NewProblem(api.ProblemCertificateRefused, "%.1000s", no.Message)
-		p.Reason = no.Reason
-		return p
-	case no.RetryAfter > 0:
-		p := web.TooMany("%s", no.Message)
-		p.Reason, p.RetryAfter = no.Reason, p.RetryAfter+no.RetryAfter.Truncate(time.Second)
-		return p
+	case !found:
+		no = &approval.Error{Decision: approval.Decision{Verdict: approval.Wait, Reason: approval.ReasonFactsUnavailable}, Err: err}
 	}
-	return waits(no.Reason, no.Message, nil)
-}
-
-// waits returns the problem of a valid request that has to wait.
-func waits(reason, message string, cause error) *web.Problem {
-	p := web.NewProblem(api.ProblemCertificateWaits, "%.1000s", message)
-	p.Reason, p.Cause, p.RetryAfter = reason, cause, web.RetryAfter
-	return p
+	return problemOf(no)
 }

@@ -2,10 +2,12 @@ package server
 
 import (
 	"errors"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/operations"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
@@ -16,6 +18,7 @@ func problemOf(err error) *web.Problem {
 	var minted *mint.Error
 	var incomplete *desk.Incomplete
 	var behind *rotation.NotReady
+	var undecided *approval.Error
 	if errors.As(err, &minted) {
 		if minted.Fate != "" {
 			p.Detail += ". " + minted.Fate
@@ -27,6 +30,13 @@ func problemOf(err error) *web.Problem {
 	}
 	if errors.As(err, &behind) {
 		p.Behind = operations.Behind(behind.Behind)
+	}
+	if errors.As(err, &undecided) {
+		if undecided.RetryAfter > 0 {
+			p = *web.TooMany("%s", undecided.Message)
+			p.RetryAfter += undecided.RetryAfter.Truncate(time.Second)
+		}
+		p.Reason = undecided.Reason
 	}
 	return &p
 }

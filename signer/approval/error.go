@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // ReasonValidation is the reason for a request that breaks the rules of its signer. kube-controller-manager uses the
@@ -14,7 +15,7 @@ const ReasonValidation = "SignerValidationFailure"
 
 // An Error says why a request gets no certificate, or none yet. Verdict [Deny] means that the request will never be signed
 // as it is. [Wait] means that a retry may help, and [None] that somebody else may approve the request. Any other error is a
-// failure, which may be temporary.
+// failure, which may be temporary. An Error is a [tokens.Refusal], too.
 type Error struct {
 	// Decision is the verdict, with its reason and a sentence for the requester.
 	Decision
@@ -32,8 +33,17 @@ func (e *Error) Error() string {
 	return e.Message
 }
 
-// Unwrap returns Err.
-func (e *Error) Unwrap() error { return e.Err }
+// problems are the reasons of the [tokens.Refusal] of an Error. Without a CertificateSigningRequest, nobody can approve later.
+var problems = map[Verdict]string{None: "certificate-not-permitted", Deny: "certificate-refused", Wait: "certificate-waits"}
+
+// Unwrap returns the [*tokens.Refusal], which wraps Err. Its message does not repeat Err, which may name internals.
+func (e *Error) Unwrap() error {
+	r := &tokens.Refusal{Reason: problems[e.Verdict], Message: e.Message, Retry: e.Verdict == Wait, Err: e.Err}
+	if e.Err != nil {
+		r.Message = "kubejoin cannot decide or sign this request now; retry, and see kubejoin's log"
+	}
+	return r
+}
 
 // Refused returns the first [*Error] in err if its verdict is [Deny], or else nil.
 func Refused(err error) *Error {
