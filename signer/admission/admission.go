@@ -6,6 +6,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
@@ -115,7 +117,7 @@ type Nodes struct {
 	log    *slog.Logger
 	counts *prometheus.CounterVec
 
-	slots batch.Queue[string, *candidate] // by token ID
+	slots batch.Queue[string, *bid] // by token ID
 }
 
 // DryRun returns a Nodes that decides as n does and writes nothing: it makes no claim and counts no name. So it also
@@ -168,7 +170,8 @@ type Admitted struct {
 	// example because the machine was replaced.
 	Stranger bool
 
-	nodeUID string // of the Node that renews or is replaced; empty for a new Node
+	nodeUID string       // of the Node that renews or is replaced; empty for a new Node
+	claim   tokens.Claim // of the name, as read or stored
 }
 
 // Admit allows or refuses the certificate of a request. If the token has limits, it also claims the node name. It may
@@ -179,65 +182,202 @@ func (n *Nodes) Admit(ctx context.Context, request Request) (*Admitted, error) {
 		n = &Nodes{}
 	}
 	n.once.Do(n.start)
-	a := &Admitted{}
-	if err := n.admit(ctx, request.asked, a); err != nil {
+	a, err := n.admit(ctx, request.asked)
+	if err != nil {
 		return nil, err
 	}
-	return a, nil
+	return &a, nil
 }
 
-func (n *Nodes) admit(ctx context.Context, r approval.Request, a *Admitted) (err error) {
+func (n *Nodes) admit(ctx context.Context, r approval.Request) (a Admitted, err error) {
 	if r.CSR == nil {
-		return approval.Refuse("no certificate request given")
+		return a, approval.Refuse("no certificate request given")
 	}
 	id, bootstrap := strings.CutPrefix(r.User, tokens.BootstrapUserPrefix)
 	node, ok := nodeOf(r)
 	switch {
 	case r.Rejoin != nil && ok && isOwn(r):
-		return n.admitRejoin(ctx, r, node, a)
+		return n.admitRejoin(ctx, r, node)
 	case r.Rejoin != nil:
-		return approval.RefuseFor(ReasonNotForRejoin, "an expired certificate, or a key that is bound to a node, authenticates %s only for its own client certificate", r.User)
+		return a, approval.RefuseFor(ReasonNotForRejoin, "an expired certificate, or a key that is bound to a node, authenticates %s only for its own client certificate", r.User)
 	case !ok && bootstrap:
-		return approval.RefuseFor(ReasonNotForBootstrap, "%s requests a certificate of signer %s with subject %q; a bootstrap token is only for client certificates of nodes", r.User, r.SignerName, r.CSR.Subject)
+		return a, approval.RefuseFor(ReasonNotForBootstrap, "%s requests a certificate of signer %s with subject %q; a bootstrap token is only for client certificates of nodes", r.User, r.SignerName, r.CSR.Subject)
 	case !ok && (!isOwn(r) || n.Node != nil):
-		return nil
+		return a, nil
 	case !ok: // for example a serving certificate: the claim does not limit its lifetime
-		_, _, err = n.renew(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix))
-		return err
+		_, err = n.admitRenewal(ctx, r, strings.TrimPrefix(r.User, tokens.NodeUserPrefix))
+		return a, err
 	case isOwn(r):
-		if a.nodeUID, err = n.checkNodeExists(ctx, node); err != nil {
-			return err
-		}
-		var c tokens.Claim
-		c, a.Duration, err = n.renew(ctx, node)
-		a.Stranger = isStranger(c.Identity, r)
-		return err
+		return n.admitRenewal(ctx, r, node)
 	}
 	if err := tokens.CheckNodeName(node); err != nil {
-		return approval.RefuseFor(ReasonNodeNameNotAllowed, "invalid subject: %v", err)
+		return a, approval.RefuseFor(ReasonNodeNameNotAllowed, "invalid subject: %v", err)
 	}
 	if tokens.IsOwnName(node) {
-		return approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: kubejoin's own Leases are named %s or %[2]s-…; give the machine another name", node, tokens.OwnName)
+		return a, approval.RefuseFor(ReasonNodeNameNotAllowed, "node name %s is not available: kubejoin's own Leases are named %s or %[2]s-…; give the machine another name", node, tokens.OwnName)
 	}
 	if bootstrap {
-		return n.admitToken(ctx, r, id, node, a)
+		return n.admitToken(ctx, r, id, node)
 	}
-	if n.reserved(node) {
-		return refuseReserved(node)
+	if n.rules().isReserved(node) {
+		return a, refuseReserved(node)
 	}
 	return n.admitFree(ctx, node)
 }
 
-// checkNodeExists returns the UID of a Node, or an [*approval.Error] to wait if there is no such Node. A deleted Node
-// comes back only if its machine registers again; until then the machine must not renew.
-func (n *Nodes) checkNodeExists(ctx context.Context, node string) (uid string, err error) {
-	if uid, err = n.uidOf(ctx, node); err == nil && uid == "" && n.Node != nil {
-		return "", &approval.Error{Decision: approval.Decision{
+// admitToken checks a request of a bootstrap token and, if the token has limits, claims the name.
+func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node string) (a Admitted, err error) {
+	if n.Tokens == nil || n.Claims == nil {
+		return a, approval.RefuseFor(ReasonTokenRevoked, "this server does not accept bootstrap tokens")
+	}
+	if !n.dry { // the proof of a cache may be a write
+		if allows, err := n.recentlyAllows(ctx, id, r, node); err != nil {
+			return a, err
+		} else if allows {
+			return n.admitFree(ctx, node)
+		}
+	}
+	// Check this before the claim: a request that cannot be signed leaves no claim.
+	if err := pkcs10.CheckSignature(r.CSR); err != nil {
+		return a, err
+	}
+	b := &bid{request: r, node: node}
+	// Requests with the same token at the same time are decided together. Otherwise each machine of a rack would conflict
+	// with every other machine, and retry.
+	if err := n.slots.Do(ctx, id, b, func(ctx context.Context, all []*bid) {
+		ctx, cancel := context.WithTimeout(ctx, countTimeout)
+		defer cancel()
+		n.decide(ctx, id, all)
+	}); err != nil {
+		return a, fmt.Errorf("update node count of token %s: %w", id, err)
+	}
+	return b.admitted, b.err
+}
+
+// admitFree refuses the name of a Node, and a name that a token with limits has claimed. It may miss a claim that is less
+// than [tokens.MaxAge] old. This grants no more than a live read: a token with limits may also claim the name just after
+// the check.
+func (n *Nodes) admitFree(ctx context.Context, node string) (Admitted, error) {
+	return n.settle(ctx, n.look(ctx, tokens.Record{}, node, false, n.dry), planFree)
+}
+
+// admitRenewal admits a node that authenticates with its current certificate. A deleted Node comes back only if its machine
+// registers again; until then the request waits.
+func (n *Nodes) admitRenewal(ctx context.Context, r approval.Request, node string) (a Admitted, err error) {
+	if a.nodeUID, err = n.uidOf(ctx, node); err != nil {
+		return a, err
+	}
+	if a.nodeUID == "" && n.Node != nil {
+		return a, &approval.Error{Decision: approval.Decision{
 			Verdict: approval.Wait, Reason: ReasonNodeNotFound,
 			Message: fmt.Sprintf("node %s renews its certificate, but its Node does not exist; the request waits until the Node exists", safetext.Text(node, safetext.MaxName)),
 		}}
 	}
-	return uid, err
+	if n.Claims == nil || tokens.CheckNodeName(node) != nil {
+		return a, nil
+	}
+	f := n.facts(node)
+	f.nodeUID, f.cached = a.nodeUID, true
+	if f.claim, err = n.claim(ctx, node, tokens.Cached); err == nil && f.claim.Version == "" {
+		f.claim, err = n.claim(ctx, node, tokens.Live) // the machine may have just joined through another replica
+	}
+	if err != nil {
+		return a, err
+	}
+	p := planRenewal(f, r)
+	if p.admitted.claim = f.claim; p.next.Equal(f.claim) && p.err == nil {
+		return p.admitted, nil // mostly: then a cached claim is enough
+	}
+	return n.settle(ctx, f, func(now facts) plan {
+		if !f.claim.Released() && !now.claim.Same(f.claim) { // it is not the claim of this node any more
+			return plan{next: now.claim, admitted: p.admitted}
+		}
+		return planRenewal(now, r)
+	})
+}
+
+// admitRejoin admits a node that has proven a key in place of a valid certificate.
+func (n *Nodes) admitRejoin(ctx context.Context, r approval.Request, node string) (a Admitted, err error) {
+	f := n.live(ctx, node)
+	if f.err != nil {
+		return a, f.err
+	}
+	p := planRejoin(f, r) // StoreIdentity writes it
+	p.admitted.claim = f.claim
+	return p.admitted, p.err
+}
+
+// StoreIdentity stores a certificate with the claim of its node, so that the node can rejoin with its key after the
+// certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
+// RejoinWindow, or if the certificate is no client certificate of a node, it does nothing. For a node that rejoins, it sets
+// a.Fingerprint to that of the certificate which this one replaces. For each node that has a bound key, it sets a.BoundBy.
+//
+// If the certificate that authenticated the request is not of the claim's identity, StoreIdentity leaves the identity as it
+// is. A node without a claim gets a released one, which leaves the name free.
+func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted, cert *x509.Certificate) error {
+	r := request.asked
+	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
+		return nil
+	}
+	node, ok := nodeOf(r)
+	if !ok || tokens.CheckNodeName(node) != nil || tokens.IsOwnName(node) {
+		return nil
+	}
+	made := tokens.Identity{
+		NodeUID: a.nodeUID, NotAfter: cert.NotAfter.UTC().Truncate(time.Second), TokenID: tokens.IDOfUser(r.User),
+		Credentials: []tokens.Credential{{Key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), Fingerprint: string(revocation.FingerprintOf(cert))}},
+	}
+	f := n.facts(node)
+	f.claim, f.nodeUID, f.cached = a.claim, a.nodeUID, true
+	stored, err := n.settle(ctx, f, func(f facts) plan { return planCertificate(f, r, *a, made) })
+	if err != nil {
+		return fmt.Errorf("store identity of node %s: %w", node, err)
+	}
+	*a = stored
+	return nil
+}
+
+// Bound returns nil if a key is bound to a node, and an error that wraps [tokens.ErrNotFound] if it is not. It reads the
+// cache, because anyone can make a key.
+func (n *Nodes) Bound(ctx context.Context, node, key string) error {
+	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil {
+		return tokens.ErrNotFound
+	}
+	c, err := n.claim(ctx, node, tokens.Cached)
+	if err == nil && c.Identity.Bound.Key != key {
+		err = tokens.ErrNotFound
+	}
+	return err
+}
+
+// BindKey binds a key to a node that has authenticated with its valid certificate, whose key is current. Then the node can
+// rejoin with the bound key. It may bind one key, once; another attempt with the same key succeeds, and changes nothing.
+func (n *Nodes) BindKey(ctx context.Context, node string, by tokens.Credential, key string) error {
+	if n == nil || n.Claims == nil {
+		return approval.RefuseFor(ReasonRejoinOff, "nodes cannot rejoin: kubejoin runs without --rejoin-window")
+	}
+	_, err := n.settle(ctx, n.live(ctx, node), func(f facts) plan { return planBinding(f, by, key) })
+	return err
+}
+
+// BoundBy returns the fingerprint of the certificate that has bound a key to a node, read live; empty if none has.
+func (n *Nodes) BoundBy(ctx context.Context, node string) (string, error) {
+	if n == nil || n.Claims == nil {
+		return "", nil
+	}
+	c, err := n.claim(ctx, node, tokens.Live)
+	return c.Identity.Bound.Fingerprint, err
+}
+
+// Unbind removes the bound key of a node if the certificate with this fingerprint has bound it.
+func (n *Nodes) Unbind(ctx context.Context, node, by string) error {
+	_, err := n.settle(ctx, n.live(ctx, node), func(f facts) plan {
+		if f.claim.Identity.Bound.Fingerprint == by {
+			f.claim.Identity.Bound = tokens.Credential{}
+		}
+		return plan{next: f.claim}
+	})
+	return err
 }
 
 // Lifetime returns the requested lifetime, limited to Duration. Zero leaves it to the signer.
@@ -276,11 +416,16 @@ func (n *Nodes) start() {
 		"Changes of node name claims: made, another_key, taken_over, repaired (a token got lost names or limits back), released.", "change")
 }
 
-func (n *Nodes) now() time.Time {
-	if n.Now != nil {
-		return n.Now()
+// rules returns what plans depend on.
+func (n *Nodes) rules() rules {
+	r := rules{
+		nodes: n.Node != nil, existing: n.AllowExisting, reserved: n.Reserved, retention: cmp.Or(max(n.Retention, 0), DefaultRetention),
+		window: n.RejoinWindow, budget: min(cmp.Or(n.RejoinBudget, DefaultRejoinBudget), tokens.MaxRejoins), now: time.Now(),
 	}
-	return time.Now()
+	if n.Now != nil {
+		r.now = n.Now()
+	}
+	return r
 }
 
 func (n *Nodes) count(change string) { n.counts.WithLabelValues(change).Inc() }

@@ -2,10 +2,7 @@ package admission
 
 import (
 	"cmp"
-	"context"
-	"crypto/x509"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -15,59 +12,161 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// StoreIdentity stores a certificate with the claim of its node, so that the node can rejoin with its key after the
-// certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
-// RejoinWindow, or if the certificate is no client certificate of a node, it does nothing. For a node that rejoins, it sets
-// a.Fingerprint to that of the certificate which this one replaces. For each node that has a bound key, it sets a.BoundBy.
+// The functions of this file decide how the identity of a node changes: when it renews, rejoins, gets a certificate or binds
+// a key. As those of plan.go, they neither read nor write.
+
+// Reasons of an [*approval.Error] for a node that may not rejoin, besides [ReasonNodeNotFound] and [ReasonNodeReplaced].
+const (
+	// ReasonRejoinOff: nodes may not rejoin, or not those of this node's token.
+	ReasonRejoinOff = "RejoinOff"
+	// ReasonRejoinTooLate: the certificate expired longer ago than the window.
+	ReasonRejoinTooLate = "RejoinTooLate"
+	// ReasonKeyNotCurrent: the key is neither a current key of the node nor its bound key.
+	ReasonKeyNotCurrent = "KeyNotCurrent"
+	// ReasonKeyReused: the request is for the key that has proven the node, or for its bound key.
+	ReasonKeyReused = "KeyReused"
+	// ReasonRejoinBudgetSpent: the node has rejoined as often as the budget allows.
+	ReasonRejoinBudgetSpent = "RejoinBudgetSpent"
+)
+
+// DefaultRejoinBudget is how often a node may rejoin within the window.
+const DefaultRejoinBudget = 3
+
+// planRenewal decides about the claim of a node that authenticates with its certificate, and about the longest lifetime of
+// its next one. Zero leaves the lifetime to the signer.
 //
-// If the certificate that authenticated the request is not of the claim's identity, StoreIdentity leaves the identity as it
-// is. A node without a claim gets a released one, which leaves the name free.
-func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted, cert *x509.Certificate) error {
-	r := request.asked
-	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
-		return nil
-	}
-	node, ok := nodeOf(r)
-	if !ok || tokens.CheckNodeName(node) != nil || tokens.IsOwnName(node) {
-		return nil
-	}
-	made := tokens.Credential{Key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), Fingerprint: string(revocation.FingerprintOf(cert))}
-	first := tokens.Identity{
-		NodeUID: a.nodeUID, Credentials: []tokens.Credential{made}, NotAfter: cert.NotAfter.UTC().Truncate(time.Second), TokenID: tokens.IDOfUser(r.User),
-	}
-	// A token with limits holds a claim, even if the cache does not have it yet. So does a node that rejoins.
-	held := a.TokenID != "" || r.Rejoin != nil
-	_, err := n.Claims.Find(ctx, node)
-	for range attempts {
-		if errors.Is(err, tokens.ErrNotFound) && !held {
-			if _, err = n.Claims.Create(ctx, withCertificate(tokens.Claim{Node: node}, first, r)); !errors.Is(err, tokens.ErrExists) {
-				break
-			}
+// Where there are no Nodes, the claim records that the node has joined, and the token admits no other key from then
+// on. A released claim means that the machine is gone, so planRenewal refuses.
+//
+// Where there are Nodes, a machine may renew although its claim was released. The new certificate lasts as long as
+// the claim allowed. Each renewal extends how long the past of the claim is kept.
+func planRenewal(f facts, r approval.Request) plan {
+	p := plan{next: f.claim, admitted: Admitted{nodeUID: f.nodeUID, Stranger: isStranger(f.claim.Identity, r)}}
+	switch c := &p.next; {
+	case !c.Released():
+		if !f.nodes && c.NodeUID == "" {
+			c.NodeUID = tokens.ByCertificate
 		}
-		_, err = n.Claims.Update(ctx, node, func(c *tokens.Claim) (err error) {
-			if a.TokenID != "" && c.TokenID != a.TokenID {
-				return errClaimLost
-			}
-			if r.Rejoin != nil {
-				if *c, err = n.rejoined(*c, r, a.nodeUID); err != nil {
-					return err
-				}
-				a.Fingerprint = c.Identity.Last().Fingerprint
-			}
-			if isOwn(r) {
-				a.BoundBy = c.Identity.Bound.Fingerprint
-			}
-			*c = withCertificate(*c, first, r)
-			return nil
-		})
-		if held || !errors.Is(err, tokens.ErrNotFound) {
-			break
-		}
+		p.admitted.Duration = c.Limits.CertificateDuration
+	case !c.Past.Active(f.now):
+	case !f.nodes:
+		p.err = approval.RefuseFor(ReasonNodeNameReleased, "the claim on node name %s was released, so its certificate cannot be renewed; to let the machine join again: kubejoin token create --max-nodes 1 --node-name %s", c.Node, c.Node)
+	case c.Past.CertificateDuration > 0:
+		c.Past = c.Past.Renewed(f.now)
+		p.admitted.Duration = c.Past.CertificateDuration
 	}
-	if err != nil {
-		return fmt.Errorf("store identity of node %s: %w", node, err)
+	return p
+}
+
+// provesNode returns an [*approval.Error] unless the claim of the node has the key of the proof. by is the fingerprint of the
+// certificate of the proof; empty if it is not known.
+func (f facts) provesNode(proof approval.Rejoin, by string) error {
+	c, i, node := f.claim, f.claim.Identity, f.claim.Node
+	refuse := func(reason, format string, args ...any) error {
+		return approval.RefuseFor(reason, format+"; to let the machine join again: kubejoin token create --replace-node %s", append(args, node)...)
+	}
+	bound := proof.NotAfter.IsZero()
+	_, current := i.Find(proof.Key, by)
+	switch notAfter := proof.NotAfter; {
+	case f.window <= 0:
+		return refuse(ReasonRejoinOff, "nodes cannot rejoin: kubejoin runs without --rejoin-window")
+	case c.Remaining().Rejoin == tokens.RejoinDeny:
+		return refuse(ReasonRejoinOff, "the token with which node %s joined does not allow it to rejoin", node)
+	case !bound && !f.now.Before(notAfter.Add(f.window)):
+		return refuse(ReasonRejoinTooLate, "the certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, notAfter.UTC().Format(time.RFC3339), f.window)
+	case len(i.Credentials) == 0:
+		return refuse(ReasonKeyNotCurrent, "kubejoin knows no key of node %s: its last certificate is from before --rejoin-window was set or by another signer, or its claim was released", node)
+	case bound && proof.Key != i.Bound.Key:
+		return refuse(ReasonKeyNotCurrent, "the key is not bound to node %s", node)
+	case !bound && !current:
+		return refuse(ReasonKeyNotCurrent, "the key is not a current one of node %s: this machine has an old copy of the disk, or is another machine", node)
+	case !f.now.Before(i.NotAfter.Add(f.window)):
+		return refuse(ReasonRejoinTooLate, "the last certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, i.NotAfter.UTC().Format(time.RFC3339), f.window)
+	case f.nodes && f.nodeUID == "":
+		return approval.RefuseFor(ReasonNodeNotFound, "Node %s does not exist: it was deleted; to let the machine join again: kubejoin token create --max-nodes 1 --node-name %s", node, node)
+	case f.nodes && i.NodeUID == "":
+		return approval.RefuseFor(ReasonNodeReplaced, "kubejoin has not stored the UID of Node %s yet; retry in a minute", node)
+	case f.nodes && i.NodeUID != f.nodeUID:
+		return refuse(ReasonNodeReplaced, "Node %s was deleted and created again (UID %s before, %s now)", node, i.NodeUID, f.nodeUID)
 	}
 	return nil
+}
+
+// planRejoin decides about a node that has proven a key in place of a valid certificate, before its new certificate. Its
+// claim keeps the limits of the token that admitted it. Admit calls planRejoin before the certificate is signed, and
+// StoreIdentity again in the write that the certificate depends on.
+//
+// The key that has proven the node stays current, so that a machine that has lost a response can retry. While the new
+// certificate is valid, another request for the same key does not count.
+func planRejoin(f facts, r approval.Request) plan {
+	i, node, key := f.claim.Identity, f.claim.Node, pkcs10.KeyID(r.CSR)
+	p := plan{next: f.claim, err: f.provesNode(*r.Rejoin, fingerprintOf(r))}
+	switch {
+	case p.err != nil:
+	case key == r.Rejoin.Key || key == i.Bound.Key:
+		p.err = approval.RefuseFor(ReasonKeyReused, "the request of node %s is for a key that it has used before; make a new key", node)
+	case i.Last().Key == key && len(i.Rejoins) > 0 && f.now.Before(i.NotAfter): // again
+	default:
+		i.Rejoins = slices.DeleteFunc(slices.Clone(i.Rejoins), func(at time.Time) bool { return !at.Add(f.window).After(f.now) })
+		if len(i.Rejoins) >= f.budget {
+			p.err = approval.RefuseFor(ReasonRejoinBudgetSpent, "node %s has rejoined %d times within %s (--rejoin-budget %d); to let the machine join again: kubejoin token create --replace-node %s",
+				node, len(i.Rejoins), f.window, f.budget, node)
+		}
+		i.Rejoins = append(i.Rejoins, f.now.UTC().Truncate(time.Second))
+	}
+	if p.err != nil {
+		return p
+	}
+	p.admitted = Admitted{nodeUID: f.nodeUID, Fingerprint: i.Last().Fingerprint, Duration: f.claim.Remaining().CertificateDuration} // also if its Past has ended: nodes rejoin for much longer
+	if r.Rejoin.NotAfter.IsZero() {
+		p.admitted.BoundBy = i.Bound.Fingerprint
+	}
+	p.next.Identity = i
+	switch c := &p.next; {
+	case c.Past.CertificateDuration > 0:
+		c.Past = c.Past.Renewed(f.now)
+	case !c.Released() && !f.nodes:
+		c.NodeUID = tokens.ByCertificate // as in planRenewal
+	}
+	return p
+}
+
+// planBinding decides about a key that a node binds with its valid certificate.
+func planBinding(f facts, by tokens.Credential, key string) plan {
+	p := plan{next: f.claim, err: f.provesNode(approval.Rejoin{Key: by.Key, NotAfter: f.now}, by.Fingerprint)}
+	node, bound := f.claim.Node, f.claim.Identity.Bound.Key
+	_, used := f.claim.Identity.Find(key, "")
+	switch {
+	case p.err != nil:
+	case used:
+		p.err = approval.RefuseFor(ReasonKeyReused, "the key to bind is the key of a certificate of node %s; make a new key", node)
+	case bound == key:
+	case bound != "":
+		p.err = approval.RefuseFor(ReasonKeyNotCurrent, "another key is bound to node %s; to bind this one, let the node renew after: kubejoin claim release %s", node, node)
+	default:
+		p.next.Identity.Bound = tokens.Credential{Key: key, Fingerprint: by.Fingerprint}
+	}
+	return p
+}
+
+// planCertificate decides about the claim of a node for which a certificate was made. made is the identity that has only
+// this certificate.
+func planCertificate(f facts, r approval.Request, a Admitted, made tokens.Identity) plan {
+	p := plan{next: f.claim, admitted: a}
+	switch {
+	case a.TokenID != "" && f.claim.TokenID != a.TokenID:
+		p.err = errClaimLost
+	case r.Rejoin != nil:
+		p = planRejoin(f, r)
+	}
+	if p.err != nil {
+		return p
+	}
+	if isOwn(r) {
+		p.admitted.BoundBy = f.claim.Identity.Bound.Fingerprint
+	}
+	p.next = withCertificate(p.next, made, r)
+	return p
 }
 
 // errClaimLost means that another token has taken the claim between admission and certificate. The request starts over.

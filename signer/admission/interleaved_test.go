@@ -71,6 +71,7 @@ func (c *cluster) change(node string, change func(*tokens.Claim)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	claim := c.claims[node].Clone()
+	claim.Version = c.next()
 	change(&claim)
 	c.claims[node] = claim
 }
@@ -84,7 +85,7 @@ func TestWritesOverOnlyTheClaimItHasRead(t *testing.T) {
 	b := &hooks{}
 	b.update = func(n int, node string) {
 		if n == 1 {
-			c.change(node, func(claim *tokens.Claim) { claim.UID = "another" })
+			c.change(node, func(claim *tokens.Claim) { claim.UID, claim.Version = "another", "1" })
 		}
 	}
 	must.Value(admit(t.Context(), b.admission(c), firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil)))(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-func TestPlanChoosesStepForClaim(t *testing.T) {
+func TestPlanChoosesChangeOfClaim(t *testing.T) {
 	now := time.Now()
 	token := must.Value(tokens.New("abc123", "s3cr3ts3cr3ts3cr"))(t)
 	r := approval.Request{UID: "csr-1", CSR: &x509.CertificateRequest{RawSubjectPublicKeyInfo: []byte("key")}}
@@ -39,65 +39,61 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 	replaced := tokens.Limits{Replaces: tokens.NodeRef{Name: "w", UID: "n"}}
 	for name, test := range map[string]struct {
 		claim    tokens.Claim
-		seen     candidate     // what look has found; the test sets request, node and claim
+		seen     facts         // what look has found; the test sets rules and claim
 		limits   tokens.Limits // of the token; one node if zero
 		existing bool          // Nodes.AllowExisting
 		alone    bool          // standalone: there are no Nodes
-		want     step
-		refused  string // reason of the refusal
-		ends     bool   // the claim is released
+		want     string        // the change; empty keeps the claim
+		refused  string        // reason of the refusal
+		ends     bool          // the claim is released
 	}{
-		"no claim":                          {claim: missing, want: newClaim},
-		"no claim, and had before":          {claim: missing, seen: candidate{ended: true}, refused: ReasonTokenSpent},
-		"another object":                    {claim: missing, seen: candidate{foreign: true}, refused: ReasonNodeNameNotAllowed},
-		"Node exists":                       {claim: missing, seen: candidate{nodeUID: "n"}, refused: ReasonNodeExists},
-		"Node exists, existing Nodes":       {claim: missing, seen: candidate{nodeUID: "n"}, existing: true, want: newClaim},
-		"replaces another Node":             {claim: missing, seen: candidate{nodeUID: "m"}, limits: replaced, refused: ReasonNodeReplaced},
-		"replaces, no claim":                {claim: missing, seen: candidate{nodeUID: "n"}, limits: replaced, want: newClaim},
-		"released":                          {claim: own(nil).AfterRelease(held), want: newClaim},
-		"released, and had before":          {claim: own(nil).AfterRelease(held), seen: candidate{ended: true}, refused: ReasonTokenSpent},
-		"its own, left":                     {claim: own(func(c *tokens.Claim) { c.Keys = []string{key} }), seen: candidate{ended: true}, refused: ReasonTokenSpent},
+		"no claim":                          {claim: missing, want: made},
+		"no claim, and had before":          {claim: missing, seen: facts{ended: true}, refused: ReasonTokenSpent},
+		"another object":                    {claim: missing, seen: facts{foreign: true}, refused: ReasonNodeNameNotAllowed},
+		"Node exists":                       {claim: missing, seen: facts{nodeUID: "n"}, refused: ReasonNodeExists},
+		"Node exists, existing Nodes":       {claim: missing, seen: facts{nodeUID: "n"}, existing: true, want: made},
+		"replaces another Node":             {claim: missing, seen: facts{nodeUID: "m"}, limits: replaced, refused: ReasonNodeReplaced},
+		"replaces, no claim":                {claim: missing, seen: facts{nodeUID: "n"}, limits: replaced, want: made},
+		"released":                          {claim: own(nil).AfterRelease(held), want: made},
+		"released, and had before":          {claim: own(nil).AfterRelease(held), seen: facts{ended: true}, refused: ReasonTokenSpent},
+		"its own, left":                     {claim: own(func(c *tokens.Claim) { c.Keys = []string{key} }), seen: facts{ended: true}, refused: ReasonTokenSpent},
 		"its own, first key":                {claim: own(nil), want: anotherKey},
-		"its own, same key":                 {claim: own(func(c *tokens.Claim) { c.Keys = []string{key} }), want: keep},
+		"its own, same key":                 {claim: own(func(c *tokens.Claim) { c.Keys = []string{key} }), want: ""},
 		"its own, another key":              {claim: own(func(c *tokens.Claim) { c.Keys = []string{"1"} }), want: anotherKey},
 		"its own, too many keys":            {claim: own(func(c *tokens.Claim) { c.Keys = three }), refused: ReasonTooManyKeys},
-		"its own, registered":               {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), seen: candidate{nodeUID: "n"}, refused: ReasonNodeExists},
+		"its own, registered":               {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), seen: facts{nodeUID: "n"}, refused: ReasonNodeExists},
 		"its own, Node deleted":             {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), refused: ReasonTokenSpent, ends: true},
 		"its own, registered, no Nodes":     {claim: own(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate }), alone: true, refused: ReasonNodeExists},
-		"registered, existing Nodes":        {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), seen: candidate{nodeUID: "n"}, existing: true, want: keep},
-		"deleted, existing Nodes":           {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), existing: true, want: keep},
-		"another key, existing Nodes":       {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{"1"} }), seen: candidate{nodeUID: "n"}, existing: true, refused: ReasonNodeNameClaimed},
+		"registered, existing Nodes":        {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), seen: facts{nodeUID: "n"}, existing: true, want: ""},
+		"deleted, existing Nodes":           {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{key} }), existing: true, want: ""},
+		"another key, existing Nodes":       {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{"1"} }), seen: facts{nodeUID: "n"}, existing: true, refused: ReasonNodeNameClaimed},
 		"another key, deleted":              {claim: own(func(c *tokens.Claim) { c.NodeUID, c.Keys = "n", []string{"1"} }), existing: true, refused: ReasonTokenSpent, ends: true},
 		"another token's":                   {claim: others(nil), refused: ReasonNodeNameClaimed},
-		"another token's, registered":       {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n"}, refused: ReasonNodeExists},
-		"another token's, existing Nodes":   {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n"}, existing: true, refused: ReasonNodeNameClaimed},
+		"another token's, registered":       {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: facts{nodeUID: "n"}, refused: ReasonNodeExists},
+		"another token's, existing Nodes":   {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: facts{nodeUID: "n"}, existing: true, refused: ReasonNodeNameClaimed},
 		"another token's, no Nodes":         {claim: others(func(c *tokens.Claim) { c.NodeUID = tokens.ByCertificate }), alone: true, refused: ReasonNodeNameClaimed},
-		"another token's, Node deleted":     {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), want: newClaim},
-		"another's, deleted, and had":       {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{ended: true}, refused: ReasonTokenSpent, ends: true},
-		"another's, and had before":         {claim: others(nil), seen: candidate{ended: true}, refused: ReasonNodeNameClaimed},
-		"another token's, replaced":         {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n"}, limits: replaced, want: takeOver},
-		"another's, replaced, had":          {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n", ended: true}, limits: replaced, refused: ReasonTokenSpent},
-		"its own, replaced":                 {claim: own(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: candidate{nodeUID: "n"}, limits: replaced, want: anotherKey},
-		"its own, replaced, Ready as then":  {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), seen: candidate{nodeUID: "n", ready: "r1"}, limits: replaced, want: anotherKey},
-		"its own, replaced, Ready again":    {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), seen: candidate{nodeUID: "n", ready: "r2"}, limits: replaced, refused: ReasonNodeExists},
-		"its own, replaced, Ready once":     {claim: own(func(c *tokens.Claim) { c.ReadyAgain, c.Keys = true, []string{key} }), seen: candidate{nodeUID: "n"}, limits: replaced, refused: ReasonNodeExists},
-		"its own, replaced, Ready at first": {claim: own(nil), seen: candidate{nodeUID: "n", ready: "r1"}, limits: replaced, refused: ReasonNodeExists},
+		"another token's, Node deleted":     {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), want: made},
+		"another's, deleted, and had":       {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: facts{ended: true}, refused: ReasonTokenSpent, ends: true},
+		"another's, and had before":         {claim: others(nil), seen: facts{ended: true}, refused: ReasonNodeNameClaimed},
+		"another token's, replaced":         {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: facts{nodeUID: "n"}, limits: replaced, want: takenOver},
+		"another's, replaced, had":          {claim: others(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: facts{nodeUID: "n", ended: true}, limits: replaced, refused: ReasonTokenSpent},
+		"its own, replaced":                 {claim: own(func(c *tokens.Claim) { c.NodeUID = "n" }), seen: facts{nodeUID: "n"}, limits: replaced, want: anotherKey},
+		"its own, replaced, Ready as then":  {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), seen: facts{nodeUID: "n", ready: "r1"}, limits: replaced, want: anotherKey},
+		"its own, replaced, Ready again":    {claim: own(func(c *tokens.Claim) { c.ReadyBefore = "r1" }), seen: facts{nodeUID: "n", ready: "r2"}, limits: replaced, refused: ReasonNodeExists},
+		"its own, replaced, Ready once":     {claim: own(func(c *tokens.Claim) { c.ReadyAgain, c.Keys = true, []string{key} }), seen: facts{nodeUID: "n"}, limits: replaced, refused: ReasonNodeExists},
+		"its own, replaced, Ready at first": {claim: own(nil), seen: facts{nodeUID: "n", ready: "r1"}, limits: replaced, refused: ReasonNodeExists},
 	} {
-		n := &Nodes{AllowExisting: test.existing, Now: func() time.Time { return now }}
-		if !test.alone {
-			n.Node = func(context.Context, string) (string, error) { panic("plan reads nothing") }
-		}
-		c := test.seen
-		c.request, c.node, c.claim = r, "w", test.claim.Clone()
+		f := test.seen
+		f.rules, f.claim = rules{nodes: !test.alone, existing: test.existing, now: now}, test.claim.Clone()
 		record := tokens.Record{Token: token, UID: "u", Limits: test.limits}
 		if record.Limits.IsZero() {
 			record.Limits = tokens.Limits{MaxNodes: 1}
 		}
-		d := n.planClaim(record, &c)
+		d := planClaim(f, record, r)
 		after := d.next
 		var refused *approval.Error
-		if !c.claim.Equal(test.claim) || after.UID != test.claim.UID || after.Version != test.claim.Version {
-			t.Errorf("%s: plan changed the claim to %+v, and plans %+v", name, c.claim, after)
+		if !f.claim.Equal(test.claim) || after.UID != test.claim.UID || after.Version != test.claim.Version {
+			t.Errorf("%s: plan changed the claim to %+v, and plans %+v", name, f.claim, after)
 		}
 		if test.refused != "" {
 			again := test.seen.nodeUID != "" && test.refused == ReasonNodeExists && test.limits.Replaces.Name != ""
@@ -109,16 +105,16 @@ func TestPlanChoosesStepForClaim(t *testing.T) {
 			}
 			continue
 		}
-		if d.err != nil || d.step != test.want || !after.HasKey(key) || after.TokenID != "abc123" || after.TokenUID != "u" || len(after.Keys) > tokens.MaxKeys || !slices.Contains(after.Requests, "csr-1") {
-			t.Errorf("%s: got step %q, %v, claim %+v; want %q", name, d.step, d.err, after, test.want)
+		if d.err != nil || d.change != test.want || !after.HasKey(key) || after.TokenID != "abc123" || after.TokenUID != "u" || len(after.Keys) > tokens.MaxKeys || !slices.Contains(after.Requests, "csr-1") {
+			t.Errorf("%s: got change %q, %v, claim %+v; want %q", name, d.change, d.err, after, test.want)
 		}
 		if identity := test.claim.Identity; d.vacates && !after.Identity.IsZero() || !d.vacates && !after.Identity.Equal(identity) {
 			t.Errorf("%s: got identity %+v after %+v, want it to end with its Node", name, after.Identity, identity)
 		}
-		if fresh := d.step == newClaim || d.step == takeOver; fresh && (after.NodeUID != "" || len(after.Keys) != 1) {
+		if begins := d.change == made || d.change == takenOver; begins && (after.NodeUID != "" || len(after.Keys) != 1) {
 			t.Errorf("%s: got claim %+v", name, after)
 		}
-		if over := test.claim.TokenID == "def456"; over && after.Past.CertificateDuration != time.Hour || d.vacates != (over && d.step == newClaim) {
+		if over := test.claim.TokenID == "def456"; over && after.Past.CertificateDuration != time.Hour || d.vacates != (over && d.change == made) {
 			t.Errorf("%s: got %+v, vacates %t, want the certificate duration of the other token", name, after.Past, d.vacates)
 		}
 	}
@@ -160,7 +156,8 @@ func TestRenewalTakesDurationOfClaim(t *testing.T) {
 		"released, over":                {claim: past(over), want: past(over)},
 		"released, over, no Nodes":      {claim: past(over), alone: true, want: past(over)},
 	} {
-		got, lifetime, err := renewed(test.claim, !test.alone, noon)
+		p := planRenewal(facts{rules: rules{nodes: !test.alone, now: noon}, claim: test.claim}, approval.Request{})
+		got, lifetime, err := p.next, p.admitted.Duration, p.err
 		if refused := (*approval.Error)(nil); test.refused {
 			if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != ReasonNodeNameReleased {
 				t.Errorf("%s: got %v, want %s", name, err, ReasonNodeNameReleased)
@@ -171,20 +168,19 @@ func TestRenewalTakesDurationOfClaim(t *testing.T) {
 	}
 }
 
-// A name that another token holds, or another object, gives its slot back, but not to another candidate of the same plan.
+// A name that another token holds, or another object, gives its slot back, but not to another request of the same plan.
 func TestPlanCountsNamesUpToTheLimit(t *testing.T) {
 	token := tokens.Generate()
-	n := &Nodes{Now: func() time.Time { return noon }}
+	at := rules{retention: DefaultRetention, now: noon}
 	soon := noon.Add(DefaultRetention)
-	foreign := func(node string) *candidate {
-		return &candidate{node: node, claim: tokens.Claim{Node: node, TokenID: "others", UID: "c"}}
-	}
+	foreign := facts{claim: tokens.Claim{Node: "a", TokenID: "others", UID: "c"}}
+	none := tokens.Claim{Node: "a"}
 	for name, test := range map[string]struct {
 		most    int
 		nodes   []string
 		expires time.Time
 		ask     []string
-		also    []*candidate
+		also    []facts
 		want    []string
 		ends    time.Time
 		spent   int // how many are refused
@@ -196,32 +192,36 @@ func TestPlanCountsNamesUpToTheLimit(t *testing.T) {
 		"ends later by itself":  {most: 1, expires: noon.Add(24 * time.Hour), ask: []string{"a"}, want: []string{"a"}, ends: soon},
 		"expired meanwhile":     {most: 2, expires: noon, ask: []string{"a"}, ends: noon, spent: 1},
 		"ends sooner by itself": {most: 1, expires: noon.Add(time.Minute), ask: []string{"a"}, want: []string{"a"}, ends: noon.Add(time.Minute)},
-		"lost":                  {most: 2, nodes: []string{"a", "b"}, also: []*candidate{foreign("a")}, want: []string{"b"}, spent: 1},
-		"lost, and one more":    {most: 1, nodes: []string{"a"}, also: []*candidate{foreign("a")}, ask: []string{"b"}, want: nil, spent: 2},
-		"lost, never counted":   {most: 2, nodes: []string{"b"}, also: []*candidate{foreign("a")}, want: []string{"b"}, spent: 1},
-		"lost, but had before":  {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", ended: true, claim: foreign("a").claim}}, want: []string{"a"}, spent: 1},
-		"lost to an object":     {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", foreign: true, claim: tokens.Claim{Node: "a"}}}, want: nil, spent: 1},
-		"joined meanwhile":      {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", foreign: true, nodeUID: "n", claim: tokens.Claim{Node: "a"}}}, want: []string{"a"}, spent: 1},
-		"its Node exists":       {most: 2, nodes: []string{"a"}, also: []*candidate{{node: "a", nodeUID: "n", claim: tokens.Claim{Node: "a"}}}, want: []string{"a"}, spent: 1},
+		"lost":                  {most: 2, nodes: []string{"a", "b"}, also: []facts{foreign}, want: []string{"b"}, spent: 1},
+		"lost, and one more":    {most: 1, nodes: []string{"a"}, also: []facts{foreign}, ask: []string{"b"}, want: nil, spent: 2},
+		"lost, never counted":   {most: 2, nodes: []string{"b"}, also: []facts{foreign}, want: []string{"b"}, spent: 1},
+		"lost, but had before":  {most: 2, nodes: []string{"a"}, also: []facts{{ended: true, claim: foreign.claim}}, want: []string{"a"}, spent: 1},
+		"lost to an object":     {most: 2, nodes: []string{"a"}, also: []facts{{foreign: true, claim: none}}, want: nil, spent: 1},
+		"joined meanwhile":      {most: 2, nodes: []string{"a"}, also: []facts{{foreign: true, nodeUID: "n", claim: none}}, want: []string{"a"}, spent: 1},
+		"its Node exists":       {most: 2, nodes: []string{"a"}, also: []facts{{nodeUID: "n", claim: none}}, want: []string{"a"}, spent: 1},
 	} {
 		record := tokens.Record{Token: token, Authentication: true, Limits: tokens.Limits{MaxNodes: test.most}, Nodes: slices.Clone(test.nodes), Expires: test.expires}
-		all := []*candidate{{node: "failed", decision: decision{err: errors.New("failed")}}}
-		all = append(all, test.also...)
+		seen := append([]facts{{err: errors.New("failed")}}, test.also...)
 		for _, node := range test.ask {
-			all = append(all, &candidate{node: node, claim: tokens.Claim{Node: node}})
+			seen = append(seen, facts{claim: tokens.Claim{Node: node}})
 		}
-		for _, c := range all {
-			c.request.CSR = &x509.CertificateRequest{RawSubjectPublicKeyInfo: []byte("key")}
+		var all []*bid
+		for i := range seen {
+			seen[i].rules = at
+			all = append(all, &bid{request: approval.Request{CSR: &x509.CertificateRequest{RawSubjectPublicKeyInfo: []byte("key")}}})
 		}
-		n.plan(&record, all)
+		after, plans := planAll(at, record, all, seen)
 		spent := 0
-		for _, c := range all[1:] {
-			if c.err != nil {
+		for _, p := range plans[1:] {
+			if p.err != nil {
 				spent++
 			}
 		}
-		if !slices.Equal(record.Nodes, test.want) || !record.Expires.Equal(test.ends) || spent != test.spent {
-			t.Errorf("%s: got count %q until %s, %d refused; want %q until %s, %d refused", name, record.Nodes, record.Expires, spent, test.want, test.ends, test.spent)
+		if !slices.Equal(record.Nodes, test.nodes) || !record.Expires.Equal(test.expires) {
+			t.Errorf("%s: planAll has changed the record that it was given", name)
+		}
+		if !slices.Equal(after.Nodes, test.want) || !after.Expires.Equal(test.ends) || spent != test.spent {
+			t.Errorf("%s: got count %q until %s, %d refused; want %q until %s, %d refused", name, after.Nodes, after.Expires, spent, test.want, test.ends, test.spent)
 		}
 	}
 }
@@ -240,10 +240,10 @@ func TestCommitDoesNotRefuseBeforeSlotIsFree(t *testing.T) {
 	before := tokens.Record{Token: tokens.Generate(), Limits: tokens.Limits{MaxNodes: 2}, Nodes: []string{"lost"}}
 	after := before
 	after.Nodes = []string{"new"}
-	admitted := &candidate{node: "new", claim: tokens.Claim{Node: "new"}, decision: decision{next: tokens.Claim{Node: "new", TokenID: "abc123"}}}
-	loser := &candidate{node: "lost", decision: decision{lost: true, err: refuseClaimed(tokens.Claim{Node: "lost"})}}
-	again, err := n.commit(t.Context(), before, after, false, []*candidate{admitted, loser})
-	if err != nil || len(again) > 0 || admitted.err != nil || loser.err == nil || approval.Refused(loser.err) != nil {
-		t.Errorf("got %v, %v; the new machine %v, the loser %v, want a temporary error for the loser", again, err, admitted.err, loser.err)
+	seen := []facts{{claim: tokens.Claim{Node: "new"}}, {claim: tokens.Claim{Node: "lost"}}}
+	plans := []plan{{next: tokens.Claim{Node: "new", TokenID: "abc123"}}, {next: seen[1].claim, lost: true, err: refuseClaimed(seen[1].claim)}}
+	outcomes, err := n.commit(t.Context(), token{before, before}, after, seen, plans)
+	if err != nil || outcomes[0].Err != nil || outcomes[1].Err == nil || changed(outcomes[1].Err) {
+		t.Errorf("got %+v, %v; want a temporary error for the loser only", outcomes, err)
 	}
 }

@@ -11,15 +11,16 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-const (
-	oldKey   = "sha256:old"
-	firstKey = "sha256:first"
-	lastKey  = "sha256:last"
-	boundKey = "sha256:bound"
-	newKey   = "sha256:new"
+var (
+	oldKey   = pkcs10.IDOfKey([]byte("old"))
+	firstKey = pkcs10.IDOfKey([]byte("first"))
+	lastKey  = pkcs10.IDOfKey([]byte("last"))
+	boundKey = pkcs10.IDOfKey([]byte("bound"))
+	newKey   = pkcs10.IDOfKey([]byte("new"))
 )
 
 func credentials(keys ...string) (all []tokens.Credential) {
@@ -36,93 +37,109 @@ func keysOf(i tokens.Identity) (keys []string) {
 	return keys
 }
 
-// usual returns the claim of a node that was off for a day, and the facts of its rejoin.
-func usual() (tokens.Claim, rejoinFacts) {
+// rejoining are the facts of a rejoin without the claim, and its request.
+type rejoining struct {
+	facts
+	proof approval.Rejoin
+	spki  string // of the request
+}
+
+// plan is planRejoin for the claim of the node.
+func (f rejoining) plan(c tokens.Claim) (plan, approval.Request) {
+	f.claim = c
+	r := approval.Request{User: "system:node:worker-1", Groups: []string{"system:nodes"}, Rejoin: &f.proof, CSR: &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "system:node:worker-1"}, RawSubjectPublicKeyInfo: []byte(f.spki),
+	}}
+	return planRejoin(f.facts, r), r
+}
+
+// usual returns the claim of a node that was off for a day, and its rejoin.
+func usual() (tokens.Claim, rejoining) {
 	now := time.Date(2030, 1, 31, 12, 0, 0, 500, time.UTC)
 	end := now.Add(-24 * time.Hour).Truncate(time.Second)
 	claim := tokens.Claim{Node: "worker-1", TokenID: "abc123", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: time.Hour}, NodeUID: "uid", Identity: tokens.Identity{
 		NodeUID: "uid", Credentials: credentials(firstKey, lastKey), NotAfter: end, Bound: tokens.Credential{Key: boundKey}, TokenID: "abc123",
 	}}
-	return claim, rejoinFacts{
-		proof: approval.Rejoin{Key: lastKey, NotAfter: end}, key: newKey,
-		nodes: true, nodeUID: "uid", window: 30 * 24 * time.Hour, budget: 3, now: now,
+	return claim, rejoining{
+		facts: facts{rules: rules{nodes: true, window: 30 * 24 * time.Hour, budget: 3, now: now}, nodeUID: "uid"},
+		proof: approval.Rejoin{Key: lastKey, NotAfter: end}, spki: "new",
 	}
 }
 
 // ago returns whole seconds, as claims have them.
-func (f *rejoinFacts) ago(d time.Duration) time.Time { return f.now.Add(-d).Truncate(time.Second) }
+func (f *rejoining) ago(d time.Duration) time.Time { return f.now.Add(-d).Truncate(time.Second) }
 
-func (f *rejoinFacts) bound() { f.proof = approval.Rejoin{Key: boundKey} }
+func (f *rejoining) bound() { f.proof = approval.Rejoin{Key: boundKey} }
 
 func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 	const window, day = 30 * 24 * time.Hour, 24 * time.Hour
 	type claim = tokens.Claim
 	for name, test := range map[string]struct {
-		change  func(*claim, *rejoinFacts)
+		change  func(*claim, *rejoining)
 		reason  string   // empty: the node may rejoin
 		text    string   // in the message
 		keys    []string // with the certificate, before the new key
 		rejoins int      // counted after it; zero means 1
 	}{
 		"last key":             {keys: []string{lastKey}},
-		"key before it":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = firstKey }, keys: []string{firstKey, lastKey}},
-		"bound key":            {change: func(_ *claim, f *rejoinFacts) { f.bound() }, keys: []string{lastKey}},
-		"released claim":       {change: func(c *claim, _ *rejoinFacts) { c.TokenID, c.Limits, c.NodeUID = "", tokens.Limits{}, "" }, keys: []string{lastKey}},
-		"allowed by its token": {change: func(c *claim, _ *rejoinFacts) { c.Limits.Rejoin = tokens.RejoinAllow }, keys: []string{lastKey}},
-		"no Nodes": {change: func(c *claim, f *rejoinFacts) {
+		"key before it":        {change: func(_ *claim, f *rejoining) { f.proof.Key = firstKey }, keys: []string{firstKey, lastKey}},
+		"bound key":            {change: func(_ *claim, f *rejoining) { f.bound() }, keys: []string{lastKey}},
+		"released claim":       {change: func(c *claim, _ *rejoining) { c.TokenID, c.Limits, c.NodeUID = "", tokens.Limits{}, "" }, keys: []string{lastKey}},
+		"allowed by its token": {change: func(c *claim, _ *rejoining) { c.Limits.Rejoin = tokens.RejoinAllow }, keys: []string{lastKey}},
+		"no Nodes": {change: func(c *claim, f *rejoining) {
 			f.nodes, f.nodeUID, c.Identity.NodeUID, c.NodeUID = false, "", "", ""
 		}, keys: []string{lastKey}},
 
-		"no window":                         {change: func(_ *claim, f *rejoinFacts) { f.window = 0 }, reason: ReasonRejoinOff, text: "--rejoin-window"},
-		"no window, bound key":              {change: func(_ *claim, f *rejoinFacts) { f.window = 0; f.bound() }, reason: ReasonRejoinOff, text: "--rejoin-window"},
-		"token denies":                      {change: func(c *claim, _ *rejoinFacts) { c.Limits.Rejoin = tokens.RejoinDeny }, reason: ReasonRejoinOff, text: "the token with which"},
-		"token denied, released since":      {change: func(c *claim, _ *rejoinFacts) { *c = c.AfterRelease(tokens.ReleasedClaim{Rejoin: tokens.RejoinDeny}) }, reason: ReasonRejoinOff, text: "the token with which"},
-		"restored disk":                     {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "old copy of the disk"},
-		"no claim":                          {change: func(c *claim, _ *rejoinFacts) { *c = claim{Node: "worker-1"} }, reason: ReasonKeyNotCurrent, text: "knows no key"},
-		"no claim, no key":                  {change: func(c *claim, f *rejoinFacts) { *c, f.proof.Key = claim{Node: "worker-1"}, "" }, reason: ReasonKeyNotCurrent, text: "knows no key"},
-		"only a bound key":                  {change: func(c *claim, f *rejoinFacts) { c.Identity.Credentials = nil; f.bound() }, reason: ReasonKeyNotCurrent, text: "knows no key"},
-		"another bound key":                 {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.Bound.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "not bound"},
-		"unbound by now":                    {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.Bound.Key = "" }, reason: ReasonKeyNotCurrent, text: "not bound"},
-		"key of a certificate, self-signed": {change: func(_ *claim, f *rejoinFacts) { f.proof.NotAfter = time.Time{} }, reason: ReasonKeyNotCurrent, text: "not bound"},
-		"bound key in a certificate":        {change: func(_ *claim, f *rejoinFacts) { f.proof.Key = boundKey }, reason: ReasonKeyNotCurrent, text: "not a current one"},
+		"no window":                         {change: func(_ *claim, f *rejoining) { f.window = 0 }, reason: ReasonRejoinOff, text: "--rejoin-window"},
+		"no window, bound key":              {change: func(_ *claim, f *rejoining) { f.window = 0; f.bound() }, reason: ReasonRejoinOff, text: "--rejoin-window"},
+		"token denies":                      {change: func(c *claim, _ *rejoining) { c.Limits.Rejoin = tokens.RejoinDeny }, reason: ReasonRejoinOff, text: "the token with which"},
+		"token denied, released since":      {change: func(c *claim, _ *rejoining) { *c = c.AfterRelease(tokens.ReleasedClaim{Rejoin: tokens.RejoinDeny}) }, reason: ReasonRejoinOff, text: "the token with which"},
+		"restored disk":                     {change: func(_ *claim, f *rejoining) { f.proof.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "old copy of the disk"},
+		"no claim":                          {change: func(c *claim, _ *rejoining) { *c = claim{Node: "worker-1"} }, reason: ReasonKeyNotCurrent, text: "knows no key"},
+		"no claim, no key":                  {change: func(c *claim, f *rejoining) { *c, f.proof.Key = claim{Node: "worker-1"}, "" }, reason: ReasonKeyNotCurrent, text: "knows no key"},
+		"only a bound key":                  {change: func(c *claim, f *rejoining) { c.Identity.Credentials = nil; f.bound() }, reason: ReasonKeyNotCurrent, text: "knows no key"},
+		"another bound key":                 {change: func(c *claim, f *rejoining) { f.bound(); c.Identity.Bound.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"unbound by now":                    {change: func(c *claim, f *rejoining) { f.bound(); c.Identity.Bound.Key = "" }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"key of a certificate, self-signed": {change: func(_ *claim, f *rejoining) { f.proof.NotAfter = time.Time{} }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"bound key in a certificate":        {change: func(_ *claim, f *rejoining) { f.proof.Key = boundKey }, reason: ReasonKeyNotCurrent, text: "not a current one"},
 
-		"window passed": {change: func(c *claim, f *rejoinFacts) {
+		"window passed": {change: func(c *claim, f *rejoining) {
 			f.proof.NotAfter = f.ago(window)
 		}, reason: ReasonRejoinTooLate, text: "--replace-node worker-1"},
-		"older certificate of a current key": {change: func(c *claim, f *rejoinFacts) {
+		"older certificate of a current key": {change: func(c *claim, f *rejoining) {
 			f.proof.Key, f.proof.NotAfter = firstKey, f.ago(window+day)
 		}, reason: ReasonRejoinTooLate, text: "the certificate of node worker-1"},
-		"window passed, bound key": {change: func(c *claim, f *rejoinFacts) { f.bound(); c.Identity.NotAfter = f.ago(window) }, reason: ReasonRejoinTooLate, text: "the last certificate"},
-		"last second of the window": {change: func(c *claim, f *rejoinFacts) {
+		"window passed, bound key": {change: func(c *claim, f *rejoining) { f.bound(); c.Identity.NotAfter = f.ago(window) }, reason: ReasonRejoinTooLate, text: "the last certificate"},
+		"last second of the window": {change: func(c *claim, f *rejoining) {
 			f.proof.NotAfter, c.Identity.NotAfter = f.ago(window-time.Second), f.ago(window-time.Second)
 		}, keys: []string{lastKey}},
 
-		"Node deleted":       {change: func(_ *claim, f *rejoinFacts) { f.nodeUID = "" }, reason: ReasonNodeNotFound, text: "--max-nodes 1 --node-name worker-1"},
-		"Node created again": {change: func(_ *claim, f *rejoinFacts) { f.nodeUID = "other" }, reason: ReasonNodeReplaced, text: "UID uid before, other now"},
-		"Node not seen":      {change: func(c *claim, _ *rejoinFacts) { c.Identity.NodeUID = "" }, reason: ReasonNodeReplaced, text: "retry in a minute"},
+		"Node deleted":       {change: func(_ *claim, f *rejoining) { f.nodeUID = "" }, reason: ReasonNodeNotFound, text: "--max-nodes 1 --node-name worker-1"},
+		"Node created again": {change: func(_ *claim, f *rejoining) { f.nodeUID = "other" }, reason: ReasonNodeReplaced, text: "UID uid before, other now"},
+		"Node not seen":      {change: func(c *claim, _ *rejoining) { c.Identity.NodeUID = "" }, reason: ReasonNodeReplaced, text: "retry in a minute"},
 
-		"request for the proven key":           {change: func(_ *claim, f *rejoinFacts) { f.key = lastKey }, reason: ReasonKeyReused, text: "make a new key"},
-		"request for the bound key":            {change: func(_ *claim, f *rejoinFacts) { f.key = boundKey }, reason: ReasonKeyReused, text: "make a new key"},
-		"bound key, request for the bound key": {change: func(_ *claim, f *rejoinFacts) { f.bound(); f.key = boundKey }, reason: ReasonKeyReused},
+		"request for the proven key":           {change: func(_ *claim, f *rejoining) { f.spki = "last" }, reason: ReasonKeyReused, text: "make a new key"},
+		"request for the bound key":            {change: func(_ *claim, f *rejoining) { f.spki = "bound" }, reason: ReasonKeyReused, text: "make a new key"},
+		"bound key, request for the bound key": {change: func(_ *claim, f *rejoining) { f.bound(); f.spki = "bound" }, reason: ReasonKeyReused},
 
-		"budget spent": {change: func(c *claim, f *rejoinFacts) {
+		"budget spent": {change: func(c *claim, f *rejoining) {
 			c.Identity.Rejoins = []time.Time{f.ago(29 * day), f.ago(2 * day), f.ago(day)}
 		}, reason: ReasonRejoinBudgetSpent, text: "3 times"},
-		"budget of the window before": {change: func(c *claim, f *rejoinFacts) {
+		"budget of the window before": {change: func(c *claim, f *rejoining) {
 			c.Identity.Rejoins = []time.Time{f.ago(window), f.ago(2 * day), f.ago(day)}
 		}, keys: []string{lastKey}, rejoins: 3},
-		"lost response": {change: func(c *claim, f *rejoinFacts) {
+		"lost response": {change: func(c *claim, f *rejoining) {
 			c.Identity.Rejoins, c.Identity.Credentials, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, credentials(lastKey, newKey), f.ago(-time.Hour)
 		}, keys: []string{lastKey, newKey}, rejoins: 3},
-		"lost response, bound key": {change: func(c *claim, f *rejoinFacts) {
+		"lost response, bound key": {change: func(c *claim, f *rejoining) {
 			f.bound()
 			c.Identity.Rejoins, c.Identity.Credentials, c.Identity.NotAfter = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(time.Minute)}, credentials(lastKey, newKey), f.ago(-time.Hour)
 		}, keys: []string{lastKey}, rejoins: 3},
-		"same key, but its certificate has expired": {change: func(c *claim, f *rejoinFacts) {
+		"same key, but its certificate has expired": {change: func(c *claim, f *rejoining) {
 			f.bound()
 			c.Identity.Rejoins, c.Identity.Credentials = []time.Time{f.ago(3 * day), f.ago(2 * day), f.ago(day)}, credentials(lastKey, newKey)
 		}, reason: ReasonRejoinBudgetSpent},
-		"key of a renewal, never rejoined": {change: func(c *claim, f *rejoinFacts) {
+		"key of a renewal, never rejoined": {change: func(c *claim, f *rejoining) {
 			f.bound()
 			c.Identity.Credentials, c.Identity.NotAfter = credentials(lastKey, newKey), f.ago(-time.Hour)
 		}, keys: []string{lastKey}},
@@ -133,9 +150,10 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 				test.change(&c, &f)
 			}
 			before := c.Clone()
-			got, err := decideRejoin(c, f)
+			p, request := f.plan(c)
+			got, err := p.next, p.err
 			if !c.Equal(before) {
-				t.Error("decideRejoin has changed the claim that it was given")
+				t.Error("planRejoin has changed the claim that it was given")
 			}
 			var refused *approval.Error
 			if test.reason != "" {
@@ -147,8 +165,7 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			request := approval.Request{User: "system:node:worker-1", Groups: []string{"system:nodes"}, Rejoin: &f.proof, CSR: &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:worker-1"}}}
-			got = withCertificate(got, tokens.Identity{NodeUID: f.nodeUID, Credentials: credentials(f.key)}, request)
+			got = withCertificate(got, tokens.Identity{NodeUID: f.nodeUID, Credentials: credentials(newKey)}, request)
 			if keys, want := keysOf(got.Identity), append(test.keys, newKey); !slices.Equal(keys, want) || len(got.Identity.Rejoins) != max(1, test.rejoins) {
 				t.Errorf("got keys %q and %d rejoins, want %q and %d", keys, len(got.Identity.Rejoins), want, max(1, test.rejoins))
 			}
@@ -170,8 +187,10 @@ func TestRejoinKeepsPastAlive(t *testing.T) {
 	c, f := usual()
 	c.TokenID, c.Limits, c.NodeUID = "", tokens.Limits{}, ""
 	c.Past = tokens.ReleasedClaim{Until: f.ago(time.Hour), CertificateDuration: 2 * time.Hour}
-	got := must.Value(decideRejoin(c, f))(t)
-	if _, lifetime, err := renewed(got, true, f.now.Add(time.Hour)); err != nil || lifetime != 2*time.Hour {
-		t.Errorf("renewal after the rejoin: got lifetime %s, %v, want 2h", lifetime, err)
+	p, r := f.plan(c)
+	must.OK(t, p.err)
+	f.claim, f.now = p.next, f.now.Add(time.Hour)
+	if p := planRenewal(f.facts, r); p.err != nil || p.admitted.Duration != 2*time.Hour {
+		t.Errorf("renewal after the rejoin: got lifetime %s, %v, want 2h", p.admitted.Duration, p.err)
 	}
 }
