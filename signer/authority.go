@@ -123,7 +123,7 @@ func KubernetesSigners(ca func() (*CA, error), duration time.Duration) (map[stri
 // An Admission is a request that an [Authority] has validated, approved and admitted. Only [Authority.Decide] makes
 // one, and [Authority.SignAdmitted] signs it.
 type Admission struct {
-	valid    valid
+	valid    validRequest
 	admitted admission.Admitted
 	at       time.Time
 	// decision is the approval by the rules; the zero Decision if another approver approved the request.
@@ -204,31 +204,32 @@ func (a *Authority) Signer(name string) (Signer, bool) {
 	return s, ok
 }
 
-// A valid is a request that its signer would sign. Only Signer.validate makes one, and an [Authority] signs nothing else.
-type valid struct {
+// A validRequest is a request that its signer would sign. Only Signer.validate makes one, and an [Authority] signs nothing
+// else.
+type validRequest struct {
 	signer  Signer
 	request admission.Request
 }
 
 // validate checks a request. It returns an [*approval.Error] if this signer does not sign the request.
-func (s Signer) validate(r approval.Request) (valid, error) {
+func (s Signer) validate(r approval.Request) (validRequest, error) {
 	// Check first what no signer signs: these are the most serious reasons for a refusal.
 	request, err := admission.Check(r)
 	if err != nil {
-		return valid{}, err
+		return validRequest{}, err
 	}
 	if s.name != r.SignerName {
-		return valid{}, approval.Refuse("not a request for signer %s: it has signer name %q", s.name, r.SignerName)
+		return validRequest{}, approval.Refuse("not a request for signer %s: it has signer name %q", s.name, r.SignerName)
 	}
 	for _, check := range s.checks {
 		if err := check(r); err != nil {
-			return valid{}, approval.Refuse("not a request for signer %s: %v", r.SignerName, err)
+			return validRequest{}, approval.Refuse("not a request for signer %s: %v", r.SignerName, err)
 		}
 	}
 	if err := s.profile.refuses(r); err != nil {
-		return valid{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
+		return validRequest{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	return valid{s, request}, nil
+	return validRequest{s, request}, nil
 }
 
 // Values of Decision.Rule if it was not a rule that decided.
@@ -330,81 +331,91 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, m Admission) (
 	return done.chain, err
 }
 
-// issue does the work of sign, without the record.
+// issue does the work of sign, without the record: it admits the request, proves the requester, charges its rate, makes the
+// certificate and stores it.
 func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) (issued, error) {
 	if err := ctx.Err(); err != nil {
 		return issued{}, err
 	}
 	age := a.now().Sub(m.at)
-	fresh := age >= 0 && age < admission.MaxAge
-	if !fresh {
-		s, ok := a.Signer(r.SignerName)
-		if !ok {
-			return issued{}, fmt.Errorf("%w: %q", ErrUnknownSigner, r.SignerName)
-		}
-		var err error
-		if m.valid, err = s.validate(r); err != nil {
-			return issued{}, err
-		}
-	}
-	// Read the CA before Nodes, which claims a name only for a request that can be signed.
-	s := m.valid.signer
-	ca, err := s.CA()
+	recent := age >= 0 && age < admission.MaxAge
+	ca, err := a.readmit(ctx, r, &m, recent)
 	if err != nil {
-		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
-	}
-	if !fresh {
-		// Check the rate first: Nodes may call an API server, and this request may be retried many times.
-		if err := a.take(r, nil, false, false); err != nil {
-			return issued{}, err
-		}
-		admitted, err := a.Nodes.Admit(ctx, m.valid.request)
-		if err != nil {
-			return issued{}, err
-		}
-		m.admitted = *admitted
+		return issued{}, err
 	}
 	requester := revocation.SubjectOf(r.User, r.Groups, r.Extra)
 	if f := m.admitted.Fingerprint; f != "" {
 		requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(f))
 	}
-	if err := a.checkBound(ctx, r, m.admitted); err != nil {
+	if err = a.checkBound(ctx, r, m.admitted); err != nil {
 		return issued{}, err
 	}
 	// Decide may not have checked the requester, or not the last certificate of a node that rejoins. A revoked credential
 	// must not use up the rate of its name.
-	if !fresh || r.Rejoin != nil {
-		if e, err := a.Revocations.Revoked(ctx, requester); err != nil {
-			return issued{}, err
-		} else if e != nil {
-			return issued{}, refuseRevoked(*e)
-		}
+	if !recent || r.Rejoin != nil {
+		err = unlessRevoked(a.Revocations.Revoked(ctx, requester))
 	}
-	if err := a.take(r, nil, m.admitted.Stranger, true); err != nil {
+	if err == nil {
+		err = a.rates.take(r.User, a.allowances(r, nil, m.admitted.Stranger), a.now())
+	}
+	if err != nil {
 		return issued{}, err
 	}
-	done, err := s.profile.issue(ctx, ca, m.valid.request.Asked(), a.lifetime(s, ca, r, m.admitted), a.now())
+	done, err := m.valid.signer.profile.issue(ctx, ca, m.valid.request.Asked(), a.lifetime(m.valid.signer, ca, r, m.admitted), a.now())
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	// The requester may have been revoked since. If the node is revoked, this certificate is an exception.
-	if e, err := a.Revocations.Issue(ctx, requester, done.cert); err != nil {
-		return issued{}, err
-	} else if e != nil {
-		return issued{}, refuseRevoked(*e)
-	}
-	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, &m.admitted, done.cert); err != nil {
-		return issued{}, err
-	}
-	if r.Rejoin != nil {
-		if err := a.checkRejoin(ctx, requester, m.admitted.Fingerprint, done.cert); err != nil {
-			return issued{}, err
-		}
-	}
-	if err := a.checkBound(ctx, r, m.admitted); err != nil {
+	if err := a.store(ctx, r, m, requester, done.cert); err != nil {
 		return issued{}, err
 	}
 	return done, nil
+}
+
+// readmit returns the CA of an admitted request. Unless the admission is recent, it first validates the request, and then
+// asks Nodes.
+func (a *Authority) readmit(ctx context.Context, r approval.Request, m *Admission, recent bool) (ca *CA, err error) {
+	if !recent {
+		s, ok := a.Signer(r.SignerName)
+		if !ok {
+			return nil, fmt.Errorf("%w: %q", ErrUnknownSigner, r.SignerName)
+		}
+		if m.valid, err = s.validate(r); err != nil {
+			return nil, err
+		}
+	}
+	// Read the CA before Nodes, which claims a name only for a request that can be signed.
+	if ca, err = m.valid.signer.CA(); err != nil {
+		return nil, fmt.Errorf("signer %s: %w", r.SignerName, err)
+	}
+	if recent {
+		return ca, nil
+	}
+	// Check the rate first: Nodes may call an API server, and this request may be retried many times.
+	if err = a.rates.check(r.User, a.allowances(r, nil, false), a.now()); err != nil {
+		return nil, err
+	}
+	admitted, err := a.Nodes.Admit(ctx, m.valid.request)
+	if err == nil {
+		m.admitted = *admitted
+	}
+	return ca, err
+}
+
+// store stores a certificate that was made, and fails if its requester was revoked meanwhile.
+func (a *Authority) store(ctx context.Context, r approval.Request, m Admission, requester revocation.Subject, cert *x509.Certificate) error {
+	// If the node is revoked, this certificate is an exception.
+	if err := unlessRevoked(a.Revocations.Issue(ctx, requester, cert)); err != nil {
+		return err
+	}
+	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, &m.admitted, cert); err != nil {
+		return err
+	}
+	if r.Rejoin != nil {
+		if err := a.checkRejoin(ctx, requester, m.admitted.Fingerprint, cert); err != nil {
+			return err
+		}
+	}
+	return a.checkBound(ctx, r, m.admitted)
 }
 
 // lifetime returns the lifetime for an admitted request, before the limits of the profile; zero leaves it to the profile.
@@ -443,9 +454,7 @@ func (a *Authority) NodeLifetime(signer, node string) (time.Duration, bool) {
 // of the certificate that the new one has replaced. A retry would only find the new one in the claim, so checkRejoin
 // revokes that, too.
 func (a *Authority) checkRejoin(ctx context.Context, requester revocation.Subject, last string, cert *x509.Certificate) error {
-	if f := revocation.Fingerprint(last); !slices.Contains(requester.Fingerprints, f) {
-		requester.Fingerprints = append(requester.Fingerprints, f)
-	}
+	requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(last))
 	e, err := a.Revocations.Revoked(ctx, requester)
 	if e == nil || err != nil {
 		return err
@@ -453,17 +462,17 @@ func (a *Authority) checkRejoin(ctx context.Context, requester revocation.Subjec
 	if e.Node == "" {
 		_, err = a.Revocations.Revoke(ctx, revocation.Entry{Fingerprint: revocation.FingerprintOf(cert), Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID})
 	}
-	return cmp.Or(err, refuseRevoked(*e))
+	return unlessRevoked(e, err)
 }
 
 // checkBound unbinds the key of a node if the certificate that has bound it is revoked, and then refuses a request that the key
 // has authenticated. So the key stays refused after the revocation has ended or was undone.
 func (a *Authority) checkBound(ctx context.Context, r approval.Request, admitted admission.Admitted) error {
 	e, err := a.unbindRevoked(ctx, strings.TrimPrefix(r.User, tokens.NodeUserPrefix), admitted.BoundBy)
-	if e == nil || err != nil || r.Rejoin == nil || !r.Rejoin.NotAfter.IsZero() {
+	if r.Rejoin == nil || !r.Rejoin.NotAfter.IsZero() {
 		return err
 	}
-	return refuseRevoked(*e)
+	return unlessRevoked(e, err)
 }
 
 // unbindRevoked unbinds the key that a certificate has bound if that is revoked, and returns the revocation.
@@ -481,10 +490,8 @@ func (a *Authority) unbindRevoked(ctx context.Context, node, by string) (*revoca
 // BindKey binds a key to the node of a valid client certificate, see [admission.Nodes.BindKey]. It refuses a certificate
 // that is revoked: the bound key outlasts it.
 func (a *Authority) BindKey(ctx context.Context, cert *x509.Certificate, key string) error {
-	if e, err := a.Revocations.RevokedCertificate(ctx, cert); err != nil {
+	if err := unlessRevoked(a.Revocations.RevokedCertificate(ctx, cert)); err != nil {
 		return err
-	} else if e != nil {
-		return refuseRevoked(*e)
 	}
 	node := strings.TrimPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
 	before, err := a.Nodes.BoundBy(ctx, node)
@@ -503,23 +510,16 @@ func (a *Authority) checkRevoked(ctx context.Context, r approval.Request) error 
 	if r.Rejoin != nil && len(s.Fingerprints) == 0 {
 		return nil // a bound key: issue checks the last certificate of the node, which may be allowed
 	}
-	e, err := a.Revocations.Revoked(ctx, s)
+	return unlessRevoked(a.Revocations.Revoked(ctx, s))
+}
+
+// unlessRevoked returns an [*approval.Error] if a credential is revoked. Its arguments are the results of a
+// [revocation.Guard].
+func unlessRevoked(e *revocation.Entry, err error) error {
 	if err != nil || e == nil {
 		return err
 	}
-	return refuseRevoked(*e)
-}
-
-func refuseRevoked(e revocation.Entry) error {
 	return approval.RefuseFor(revocation.Reason, "kubejoin issues no certificate to this requester: %s", e.Message())
-}
-
-// take refuses with [ReasonTooManyCertificates] if the requester has used up its rate.
-func (a *Authority) take(r approval.Request, refusal *issuance.Entry, stranger, spend bool) error {
-	if a.Unthrottled {
-		return nil
-	}
-	return a.rates.take(r, refusal, stranger, spend, a.now())
 }
 
 func (a *Authority) now() time.Time {

@@ -55,16 +55,16 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	if inOrder == nil {
 		inOrder = pkcs10.CheckSignature(r.CSR)
 	}
-	e.Steps = append(e.Steps, step(ruleSigner, inOrder, ReasonInOrder, "signer "+safetext.Text(r.SignerName, safetext.MaxName)+" signs the request if it is approved"))
+	e.Steps = append(e.Steps, outcome(ruleSigner, inOrder, ReasonInOrder, "signer "+safetext.Text(r.SignerName, safetext.MaxName)+" signs the request if it is approved"))
 	if inOrder != nil {
 		return e
 	}
 	if err := dry.checkRevoked(ctx, r); err != nil {
-		e.Steps = append(e.Steps, step(ruleRevoke, err, "", ""))
+		e.Steps = append(e.Steps, outcome(ruleRevoke, err, "", ""))
 		return e
 	}
 	admitted, err := dry.Nodes.Admit(ctx, v.request)
-	e.Steps = append(e.Steps, step(ruleNodes, err, ReasonAdmitted, "the requester may have the node name: no token limit, claim or Node prevents it"))
+	e.Steps = append(e.Steps, outcome(ruleNodes, err, ReasonAdmitted, "the requester may have the node name: no token limit, claim or Node prevents it"))
 	if err != nil {
 		return e
 	}
@@ -74,8 +74,8 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 	return e
 }
 
-// step returns the result of the signer or of Nodes as a Decision. The reason and message are for a nil error.
-func step(rule string, err error, reason, message string) approval.Decision {
+// outcome returns the result of the signer or of Nodes as a Decision. The reason and message are for a nil error.
+func outcome(rule string, err error, reason, message string) approval.Decision {
 	if err != nil {
 		return because(err, rule, nil).Decision
 	}

@@ -8,7 +8,6 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"math/big"
 	"time"
 )
 
@@ -44,16 +43,4 @@ func GenerateCA(commonName string, now time.Time, lifetime time.Duration) (*CA, 
 		return nil, fmt.Errorf("CA certificate: %w", err)
 	}
 	return NewCA([]*x509.Certificate{cert}, key)
-}
-
-// newSerial returns a random positive number of at most 128 bits, as kube-controller-manager does. RFC 5280, section
-// 4.1.2.2, requires at most 160 bits and not zero.
-func newSerial() *big.Int {
-	for {
-		var b [16]byte
-		_, _ = rand.Read(b[:]) // documented never to fail
-		if serial := new(big.Int).SetBytes(b[:]); serial.Sign() > 0 {
-			return serial
-		}
-	}
 }

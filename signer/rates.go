@@ -46,7 +46,7 @@ type allowance struct {
 // The refusal of a rejoin, or of a revoked certificate, counts for the credential: the machine of that name may have
 // another one now. So does a certificate for a stranger, which holds a valid certificate of the name. All such credentials of
 // a name have one allowance together, because a disk may hold many.
-func allowances(r approval.Request, refusal *issuance.Entry, stranger bool) []allowance {
+func (a *Authority) allowances(r approval.Request, refusal *issuance.Entry, stranger bool) []allowance {
 	kind := "issued"
 	if refusal != nil {
 		kind = "refused"
@@ -58,6 +58,8 @@ func allowances(r approval.Request, refusal *issuance.Entry, stranger bool) []al
 	credential := strings.Join(r.Extra[revocation.CredentialIDKey], " ")
 	node, old := approval.IsNode(r.User, r.Groups), allowance{digestOf("old", r.User), manyEvery, manyBurst}
 	switch {
+	case a.Unthrottled:
+		return nil
 	case node && refusal != nil && r.Rejoin != nil:
 		return []allowance{old, machine("rejoin", r.Rejoin.Key)}
 	case node && refusal != nil && refusal.Reason == revocation.Reason:
@@ -78,14 +80,32 @@ func allowances(r approval.Request, refusal *issuance.Entry, stranger bool) []al
 // next use.
 type rates struct{ left twoGenCache[*rate.Limiter] }
 
-// take takes one from each allowance, or fails with [ReasonTooManyCertificates] and takes none. If spend is false, it takes
-// nothing.
-func (l *rates) take(r approval.Request, refusal *issuance.Entry, stranger, spend bool, now time.Time) error {
+// check fails with [ReasonTooManyCertificates] if the user has used up one of the allowances.
+func (l *rates) check(user string, all []allowance, now time.Time) error {
 	l.left.Lock()
 	defer l.left.Unlock()
-	var limiters []*rate.Limiter
+	_, err := l.limiters(user, all, now)
+	return err
+}
+
+// take takes one from each allowance, or fails as check does and takes none.
+func (l *rates) take(user string, all []allowance, now time.Time) error {
+	l.left.Lock()
+	defer l.left.Unlock()
+	limiters, err := l.limiters(user, all, now)
+	if err != nil {
+		return err
+	}
+	for _, limiter := range limiters {
+		limiter.AllowN(now, 1)
+	}
+	return nil
+}
+
+// limiters returns the limiters of allowances. The caller must hold the lock.
+func (l *rates) limiters(user string, all []allowance, now time.Time) (limiters []*rate.Limiter, err error) {
 	wait := time.Duration(0)
-	for _, a := range allowances(r, refusal, stranger) {
+	for _, a := range all {
 		limiter, found := l.left.get(a.key)
 		if !found {
 			limiter = rate.NewLimiter(rate.Every(a.every), a.burst)
@@ -97,15 +117,10 @@ func (l *rates) take(r approval.Request, refusal *issuance.Entry, stranger, spen
 		}
 	}
 	if wait > 0 {
-		return &approval.Error{RetryAfter: wait, Decision: approval.Decision{
+		return nil, &approval.Error{RetryAfter: wait, Decision: approval.Decision{
 			Verdict: approval.Wait, Rule: ruleRate, Reason: ReasonTooManyCertificates,
-			Message: fmt.Sprintf("%.300s has used up its rate of certificates; retry in %s", r.User, wait.Round(time.Second)),
+			Message: fmt.Sprintf("%.300s has used up its rate of certificates; retry in %s", user, wait.Round(time.Second)),
 		}}
 	}
-	if spend {
-		for _, limiter := range limiters {
-			limiter.AllowN(now, 1)
-		}
-	}
-	return nil
+	return limiters, nil
 }

@@ -15,7 +15,8 @@ import (
 func (l *rates) issued(times int, now *time.Time, pause time.Duration, request func(i int) approval.Request) (n int) {
 	for i := range times {
 		*now = now.Add(pause)
-		if l.take(request(i), nil, false, true, *now) == nil {
+		r := request(i)
+		if l.take(r.User, new(Authority).allowances(r, nil, false), *now) == nil {
 			n++
 		}
 	}

@@ -86,7 +86,7 @@ func (a *Authority) recordOnce(ctx context.Context, r approval.Request, e issuan
 	if a.lastRecorded.has(request, what, oldest) {
 		return nil
 	}
-	if err := a.take(r, &e, false, true); err != nil {
+	if err := a.rates.take(r.User, a.allowances(r, &e, false), a.now()); err != nil {
 		return err
 	}
 	if err := a.append(ctx, e); err != nil {

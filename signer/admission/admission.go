@@ -6,7 +6,6 @@
 package admission
 
 import (
-	"cmp"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -219,7 +218,7 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request) (a Admitted, err 
 	if bootstrap {
 		return n.admitToken(ctx, r, id, node)
 	}
-	if n.rules().isReserved(node) {
+	if n.facts(node).isReserved(node) {
 		return a, refuseReserved(node)
 	}
 	return n.admitFree(ctx, node)
@@ -414,18 +413,6 @@ func (n *Nodes) start() {
 	}
 	n.counts = metrics.Counter(n.Registerer, "kubejoin_claim_changes_total",
 		"Changes of node name claims: made, another_key, taken_over, repaired (a token got lost names or limits back), released.", "change")
-}
-
-// rules returns what plans depend on.
-func (n *Nodes) rules() rules {
-	r := rules{
-		nodes: n.Node != nil, existing: n.AllowExisting, reserved: n.Reserved, retention: cmp.Or(max(n.Retention, 0), DefaultRetention),
-		window: n.RejoinWindow, budget: min(cmp.Or(n.RejoinBudget, DefaultRejoinBudget), tokens.MaxRejoins), now: time.Now(),
-	}
-	if n.Now != nil {
-		r.now = n.Now()
-	}
-	return r
 }
 
 func (n *Nodes) count(change string) { n.counts.WithLabelValues(change).Inc() }

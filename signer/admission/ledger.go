@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,8 +34,16 @@ type facts struct {
 	err     error        // why the facts are missing
 }
 
+// facts returns the facts about a name of which nothing was read.
 func (n *Nodes) facts(node string) facts {
-	return facts{rules: n.rules(), claim: tokens.Claim{Node: node}}
+	f := facts{claim: tokens.Claim{Node: node}, rules: rules{
+		nodes: n.Node != nil, existing: n.AllowExisting, reserved: n.Reserved, retention: cmp.Or(max(n.Retention, 0), DefaultRetention),
+		window: n.RejoinWindow, budget: min(cmp.Or(n.RejoinBudget, DefaultRejoinBudget), tokens.MaxRejoins), now: time.Now(),
+	}}
+	if n.Now != nil {
+		f.now = n.Now()
+	}
+	return f
 }
 
 // changed reports whether a write failed because another writer changed or deleted something first.
@@ -143,7 +152,7 @@ func (n *Nodes) try(ctx context.Context, id string, all []*bid, try int) (again 
 		}
 	}
 	reading.Wait()
-	after, plans := planAll(n.rules(), t.restored, all, seen)
+	after, plans := planAll(t.restored, all, seen)
 	if cached && slices.ContainsFunc(plans, func(p plan) bool { return approval.Refused(p.err) != nil }) {
 		return nil, errStale
 	}
@@ -185,7 +194,7 @@ func (n *Nodes) token(ctx context.Context, id string, cached bool, all []*bid) (
 	}
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
-		return t, refuseGone(id)
+		return t, approval.RefuseFor(ReasonTokenRevoked, "token %.6s does not exist: it was deleted or has expired; create another one: kubejoin token create", id)
 	case err != nil:
 		return t, fmt.Errorf("token %s: %w", id, err)
 	case t.stored.Problem != nil || t.stored.Limits.Problem != nil:
@@ -229,7 +238,7 @@ func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Reques
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("token %s: %w", id, err)
-	case !record.Limits.IsZero() || n.rules().check(record, r, node) != nil:
+	case !record.Limits.IsZero() || n.facts(node).check(record, r, node) != nil:
 		return false, nil
 	}
 	claims, err := n.Claims.HeldBy(ctx, id, tokens.Recent)

@@ -46,8 +46,9 @@ const (
 // name that is already counted keeps its slot: another replica may handle the same request. The last slot brings the
 // token's expiration forward. A bid that has lost its name to another token, or to an object that is not a claim, gives its
 // slot back.
-func planAll(r rules, record tokens.Record, all []*bid, seen []facts) (after tokens.Record, plans []plan) {
+func planAll(record tokens.Record, all []*bid, seen []facts) (after tokens.Record, plans []plan) {
 	after = record.Clone()
+	r := seen[0].rules
 	var lost []string
 	for i, f := range seen {
 		node, counts := f.claim.Node, slices.Contains(after.Nodes, f.claim.Node)
@@ -300,10 +301,6 @@ func (r rules) isReserved(node string) bool {
 
 func refuseReserved(node string) error {
 	return approval.RefuseFor(ReasonNodeNameReserved, "node name %s is reserved for the control plane; create a token for it: kubejoin token create --role control-plane --max-nodes 1 --node-name %s", node, node)
-}
-
-func refuseGone(id string) error {
-	return approval.RefuseFor(ReasonTokenRevoked, "token %.6s does not exist: it was deleted or has expired; create another one: kubejoin token create", id)
 }
 
 func refuseJoined(id, node string, replaces bool) error {

@@ -210,7 +210,7 @@ func TestPlanCountsNamesUpToTheLimit(t *testing.T) {
 			seen[i].rules = at
 			all = append(all, &bid{request: approval.Request{CSR: &x509.CertificateRequest{RawSubjectPublicKeyInfo: []byte("key")}}})
 		}
-		after, plans := planAll(at, record, all, seen)
+		after, plans := planAll(record, all, seen)
 		spent := 0
 		for _, p := range plans[1:] {
 			if p.err != nil {
