@@ -57,7 +57,7 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 		// node pass where failurePolicy is NoOpinion. No node sends such a request.
 		answer := accessReview{TypeMeta: metav1.TypeMeta{Kind: "SubjectAccessReview", APIVersion: authorizationv1.SchemeGroupVersion.String()}}
 		answer.Status.Denied, answer.Status.Reason = true, "kubejoin: the request is too large to review"
-		h.accessReviews.WithLabelValues("denied").Inc()
+		h.results.accessReviews.WithLabelValues("denied").Inc()
 		return web.Object(http.StatusOK, answer)
 	}
 	if err != nil {
@@ -67,7 +67,7 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 	defer cancel()
 	e, err := h.Webhooks.Authorization.Revoked(ctx, revocation.SubjectOf(req.Spec.User, req.Spec.Groups, req.Spec.Extra))
 	if err != nil {
-		h.accessReviews.WithLabelValues("failed").Inc()
+		h.results.accessReviews.WithLabelValues("failed").Inc()
 		p := web.NewProblem("revocations-unavailable", "the revocations cannot be read now; retry")
 		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return web.Response{}, p
@@ -78,7 +78,7 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 		answer.Status.Denied = true
 		answer.Status.Reason = safetext.Text("kubejoin: "+e.Message(), safetext.MaxMessage)
 	}
-	h.accessReviews.WithLabelValues(result).Inc()
+	h.results.accessReviews.WithLabelValues(result).Inc()
 	return web.Object(http.StatusOK, answer)
 }
 

@@ -37,16 +37,17 @@ func (c *call) identify(user auth.User) {
 	c.log(slog.String("user", user.Name))
 }
 
-// route returns the HTTP handler of an action. It limits the request, its query, its body and the time to read the
+// serve returns the HTTP handler of a route. It limits the request, its query, its body and the time to read the
 // response. It writes the response, counts it and logs it. The log has the route and never the URL, because a secret
 // may have been pasted into a URL.
-func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class, act action) http.HandlerFunc {
+func (h *handler) serve(on route, limiter *httplimit.Limiter) http.HandlerFunc {
+	kind := on.kind()
 	return func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		r = r.WithContext(r.Context()) // a copy, because its Body is replaced
 		r.Body = http.MaxBytesReader(w, r.Body, web.MaxBody)
-		act, c := act, &call{Request: r, limits: h.limiter.Use(class, kind, r.RemoteAddr, auth.Credential(r))}
-		refusal := c.limits.Enter(func() bool { return class == httplimit.Certificates && (h.isToken(r) || h.provesMachine(r)) })
+		act, c := on.act, &call{Request: r, limits: limiter.Use(on.class, kind, r.RemoteAddr, auth.Credential(r))}
+		refusal := c.limits.Enter(func() bool { return on.class == httplimit.Certificates && (h.isToken(r) || h.provesMachine(r)) })
 		defer c.limits.Leave()
 		if refused := cmp.Or(web.Exceeds(refusal), web.CrossOrigin(r), web.LongQuery(r)); refused != nil {
 			act = func(*call) (web.Response, error) { return web.Response{}, refused }
@@ -70,9 +71,9 @@ func (h *handler) route(name string, kind httplimit.Kind, class httplimit.Class,
 		a.Write(w, r)
 
 		took, status := time.Since(start), cmp.Or(a.Status, http.StatusOK)
-		h.requests.WithLabelValues(name, strconv.Itoa(status)).Inc()
-		h.duration.WithLabelValues(name).Observe(took.Seconds())
-		h.logRequest(c, name, id, status, took, err)
+		h.results.requests.WithLabelValues(on.name, strconv.Itoa(status)).Inc()
+		h.results.duration.WithLabelValues(on.name).Observe(took.Seconds())
+		h.logRequest(c, on.name, id, status, took, err)
 	}
 }
 

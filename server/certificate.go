@@ -64,7 +64,7 @@ type Certificates struct {
 func (h *handler) certificate(r *call) (a web.Response, err error) {
 	defer func() {
 		if result := resultOf(err); result != "" {
-			h.certificates.WithLabelValues(result).Inc()
+			h.results.certificates.WithLabelValues(result).Inc()
 		}
 	}()
 	user, rejoin, err := h.certificateUser(r)

@@ -21,9 +21,9 @@ const (
 	uploadBurst = 10
 )
 
-// uploadLimiter returns the limiter of uploads.
-func (h *handler) uploadLimiter() *rate.Limiter {
-	if h.Limits.UserRate.QPS < 0 {
+// uploads returns the limiter of uploads.
+func (l Limits) uploads() *rate.Limiter {
+	if l.UserRate.QPS < 0 {
 		return rate.NewLimiter(rate.Inf, 0)
 	}
 	return rate.NewLimiter(rate.Every(uploadEvery), uploadBurst)

@@ -23,7 +23,7 @@ func (h *handler) discovery(r *call) (web.Response, error) {
 	if err != nil {
 		return web.Response{}, noClusterInfo(err)
 	}
-	return h.discovered.Respond(r.Request, body, "application/json"), nil
+	return h.documents.configMap.Respond(r.Request, body, "application/json"), nil
 }
 
 // noClusterInfo returns the problem of an error of ClusterInfo.
@@ -61,7 +61,7 @@ func (h *handler) publish(r *call) (*publicKubeconfig, error) {
 	if err != nil {
 		return nil, noClusterInfo(err)
 	}
-	if last := h.published.Load(); last != nil && bytes.Equal(last.kubeconfig, kubeconfig) {
+	if last := h.documents.published.Load(); last != nil && bytes.Equal(last.kubeconfig, kubeconfig) {
 		return last, last.err
 	}
 	p := &publicKubeconfig{kubeconfig: kubeconfig}
@@ -70,7 +70,7 @@ func (h *handler) publish(r *call) (*publicKubeconfig, error) {
 	} else if p.pem, p.json, err = bundle(cas); err != nil {
 		p.err = err
 	}
-	h.published.Store(p)
+	h.documents.published.Store(p)
 	return p, p.err
 }
 
@@ -84,7 +84,7 @@ func (h *handler) discoveryFile(r *call) (web.Response, error) {
 	if err != nil {
 		return web.Response{}, err
 	}
-	return h.kubeconfig.Respond(r.Request, p.kubeconfig, "application/yaml"), nil // RFC 9512
+	return h.documents.kubeconfig.Respond(r.Request, p.kubeconfig, "application/yaml"), nil // RFC 9512
 }
 
 // bundle returns CA certificates in PEM and as JSON.
@@ -125,7 +125,7 @@ func (h *handler) ca(r *call) (web.Response, error) {
 		return web.Response{}, err
 	}
 	if format == formatJSON {
-		return h.caSet.Respond(r.Request, p.json, "application/json", "Accept"), nil
+		return h.documents.caSet.Respond(r.Request, p.json, "application/json", "Accept"), nil
 	}
-	return h.caPEM.Respond(r.Request, p.pem, "application/x-pem-file", "Accept"), nil
+	return h.documents.caPEM.Respond(r.Request, p.pem, "application/x-pem-file", "Accept"), nil
 }

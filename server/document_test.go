@@ -69,7 +69,7 @@ func signatures(n int) []byte {
 func TestCompressesOncePerContentAndSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		info := &fixedClusterInfo{json: signatures(1 << 20)}
-		h := server.Server{ClusterInfo: info}.Handler()
+		h := must.Get(server.Server{Tokens: struct{ tokens.Store }{}, ClusterInfo: info}.Handler())
 		ask := func() *httptest.ResponseRecorder {
 			t.Helper()
 			w := get(t, h, infoPath, "Accept-Encoding", "gzip")
@@ -120,7 +120,7 @@ func TestCompressesOncePerContentAndSecond(t *testing.T) {
 func TestConditionalRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		info := &fixedClusterInfo{json: bytes.Repeat([]byte("x"), 4<<10)}
-		h := server.Server{ClusterInfo: info}.Handler()
+		h := must.Get(server.Server{Tokens: struct{ tokens.Store }{}, ClusterInfo: info}.Handler())
 		first := get(t, h, infoPath, "Accept-Encoding", "gzip")
 		synctest.Wait()
 		plain, packed := first.Header().Get("ETag"), get(t, h, infoPath, "Accept-Encoding", "gzip").Header().Get("ETag")
@@ -188,7 +188,7 @@ func (w nowhere) Write(b []byte) (int, error) { return len(b), nil }
 func TestPublicPathsCostConstantMemory(t *testing.T) {
 	s := newSite(t)
 	s.Logger = slog.New(slog.DiscardHandler)
-	h := s.Server.Handler() // without the check against openapi.yaml, which keeps responses in memory
+	h := must.Get(s.Server.Handler()) // without the check against openapi.yaml, which keeps responses in memory
 	cost := func(path string, header ...string) (bytes int64) {
 		r := httptest.NewRequest("GET", path, nil)
 		for i := 0; i < len(header); i += 2 {

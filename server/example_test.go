@@ -42,11 +42,14 @@ func ExampleServer() {
 		log.Fatal(err)
 	}
 
-	api := server.Server{
+	api, err := server.Server{
 		Tokens:      store,
 		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers:     server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("installers")},
 	}.Handler()
+	if err != nil {
+		log.Fatal(err)
+	}
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", api)
 	mux.Handle("/api/v1/namespaces/kube-public/", api) // where kubeadm looks for cluster-info

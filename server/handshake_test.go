@@ -198,11 +198,12 @@ func TestCustomTLSConfigKeepsCertificateLimits(t *testing.T) {
 			}
 		}
 	}
-	check(server.Server{}.HTTPServer(base).TLSConfig)
-	chosen := server.Server{}.HTTPServer(&tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return base, nil }}).TLSConfig
+	s := newSite(t)
+	check(s.HTTPServer(base).TLSConfig)
+	chosen := s.HTTPServer(&tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return base, nil }}).TLSConfig
 	config := must.Value(chosen.GetConfigForClient(nil))(t)
 	check(config)
-	chosen = server.Server{}.HTTPServer(&tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, own }}).TLSConfig
+	chosen = s.HTTPServer(&tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return nil, own }}).TLSConfig
 	if config, err := chosen.GetConfigForClient(nil); config != nil || !errors.Is(err, own) {
 		t.Errorf("%v %v", config, err)
 	}

@@ -57,7 +57,7 @@ func (h *handler) readyz(r *call) (web.Response, error) {
 		failed++
 		fmt.Fprintf(&list, "[-]%s failed: %s\n", c.Name, safetext.Text(errs[i].Error(), safetext.MaxMessage))
 	}
-	if was := h.failing.Swap(int32(failed)); was != int32(failed) {
+	if was := h.readiness.failing.Swap(int32(failed)); was != int32(failed) {
 		h.log.Info("readiness changed", "failing", failed, "checks", strings.TrimSpace(list.String()))
 	}
 	if failed > 0 {
@@ -116,7 +116,7 @@ func (h *handler) methodNotAllowed(r *call) (web.Response, error) {
 // request. It fails only if ctx ends first.
 func (h *handler) check(ctx context.Context) ([]error, error) {
 	var errs []error
-	if err := h.checking.Do(ctx, struct{}{}, &errs, h.runChecks); err != nil {
+	if err := h.readiness.checking.Do(ctx, struct{}{}, &errs, h.runChecks); err != nil {
 		return nil, err
 	}
 	return errs, nil
@@ -138,7 +138,7 @@ func (h *handler) runChecks(ctx context.Context, results []*[]error) {
 		if notice := api.Notice(""); errs[i] == nil || errors.As(errs[i], &notice) {
 			passes = 1
 		}
-		h.ready.WithLabelValues(c.Name).Set(passes)
+		h.readiness.passes.WithLabelValues(c.Name).Set(passes)
 	}
 	for _, result := range results {
 		*result = errs

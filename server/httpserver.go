@@ -22,7 +22,7 @@ const MaxBody = web.MaxBody
 // connections, it closes those without a request in flight first. The server's Handler is [Server.Handler]:
 // to mount that beside other handlers, replace the field.
 //
-// config has the certificate. Its MinVersion is the minimum version of TLS, but at least 1.2, and 1.3 if it is
+// The error is that of [Server.Handler]. config has the certificate. Its MinVersion is the minimum version of TLS, but at least 1.2, and 1.3 if it is
 // zero. For TLS 1.2, only cipher suites with forward secrecy and authenticated encryption are enabled, unless
 // config names others. Key exchanges with P-384 and P-521 are disabled in the same way.
 //
@@ -31,22 +31,18 @@ const MaxBody = web.MaxBody
 // of memory. Serve it on the listener of [LimitHandshakes], which limits what a client sends before these
 // checks. Request certificates with tls.RequestClientCert or tls.RequireAnyClientCert: with the stricter
 // modes, crypto/tls verifies signatures before these checks.
-func (s Server) HTTPServer(config *tls.Config) *http.Server {
-	log := s.Logger
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	signTimeout := s.Minting.SignTimeout
-	if signTimeout <= 0 {
-		signTimeout = mint.DefaultSignTimeout
+func (s Server) HTTPServer(config *tls.Config) (*http.Server, error) {
+	handler, err := s.Handler()
+	if err != nil {
+		return nil, err
 	}
 	made := web.NewServer(config)
-	made.Handler = s.Handler()
+	made.Handler = handler
 	// A join command waits for its signature, and then perhaps for the deletion of the token.
-	made.WriteTimeout = max(signTimeout, api.MaxWait) + mint.WithdrawTimeout + 5*time.Second
+	made.WriteTimeout = max(s.signTimeout(), api.MaxWait) + mint.WithdrawTimeout + 5*time.Second
 	made.ConnState = httplimit.Connections(httplimit.MaxConnections(), s.clientRate(), s.Registerer)
-	made.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug) // TLS errors that any client can cause
-	return made
+	made.ErrorLog = slog.NewLogLogger(s.logger().Handler(), slog.LevelDebug) // TLS errors that any client can cause
+	return made, nil
 }
 
 // LimitHandshakes limits each connection of a listener to 64 KiB until its first request has been read.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
@@ -190,7 +191,7 @@ func TestConcurrentReadinessChecksShareARound(t *testing.T) {
 // Catches a route that parses a query with too many bytes or parameters.
 func TestRefusesLongQueriesUnparsed(t *testing.T) {
 	s := newSite(t)
-	handler := s.Server.Handler()
+	handler := must.Get(s.Server.Handler())
 	for name, query := range map[string]string{
 		"10,000 parameters":             strings.Repeat("a&", 5000),
 		"1 MiB":                         "ttl=" + strings.Repeat("1", 1<<20),

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/openapicheck"
 	"github.com/kubejoin/kubejoin/server"
 )
@@ -63,11 +64,11 @@ func checked(h http.Handler) http.Handler {
 }
 
 // Handler returns the handler of the Server, checked against openapi.yaml.
-func (s *site) Handler() http.Handler { return checked(s.Server.Handler()) }
+func (s *site) Handler() http.Handler { return checked(must.Get(s.Server.Handler())) }
 
 // HTTPServer returns the HTTP server of the Server, checked against openapi.yaml unless s is measured.
 func (s *site) HTTPServer(config *tls.Config) *http.Server {
-	web := s.Server.HTTPServer(config)
+	web := must.Get(s.Server.HTTPServer(config))
 	if !s.measured {
 		web.Handler = checked(web.Handler)
 	}

@@ -54,11 +54,11 @@ func (h *handler) printJoinCommand(r *call) (web.Response, error) {
 	}
 	if err != nil {
 		if errors.As(err, new(*tokens.Refusal)) { // not for an invalid request, or without the permission
-			h.joinCommands.WithLabelValues("failed").Inc()
+			h.results.joinCommands.WithLabelValues("failed").Inc()
 		}
 		return web.Response{}, err
 	}
-	h.joinCommands.WithLabelValues("ok").Inc()
+	h.results.joinCommands.WithLabelValues("ok").Inc()
 	a := web.Response{ContentType: format.ContentType, Body: body, Header: map[string]string{
 		"Server-Timing": fmt.Sprintf(`create;dur=%.1f, sign;dur=%.1f;desc="until the signature was live"`, milliseconds(made.Storing), milliseconds(made.Signing)),
 	}}

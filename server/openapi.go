@@ -26,7 +26,7 @@ func (h *handler) openAPIYAML(r *call) (web.Response, error) {
 	if err := web.ReadQuery(r.Request, &struct{}{}); err != nil {
 		return web.Response{}, err
 	}
-	return h.described.Respond(r.Request, openAPI, "application/yaml"), nil // RFC 9512
+	return h.documents.openAPI.Respond(r.Request, openAPI, "application/yaml"), nil // RFC 9512
 }
 
 func (h *handler) openAPIJSON(r *call) (web.Response, error) {
@@ -34,7 +34,7 @@ func (h *handler) openAPIJSON(r *call) (web.Response, error) {
 		return web.Response{}, err
 	}
 	body, err := openAPIInJSON()
-	return h.describedJSON.Respond(r.Request, body, "application/json"), err
+	return h.documents.openAPIJSON.Respond(r.Request, body, "application/json"), err
 }
 
 // The API reference in HTML for browsers, and a text for other clients. Both are generated from
@@ -63,9 +63,9 @@ func (h *handler) reference(r *call) (web.Response, error) {
 		return web.Response{}, err
 	}
 	if !web.Accepts(r.Header.Values("Accept"), "text/html") {
-		return h.referenceText.Respond(r.Request, referenceText, "text/plain; charset=utf-8", "Accept"), nil
+		return h.documents.referenceText.Respond(r.Request, referenceText, "text/plain; charset=utf-8", "Accept"), nil
 	}
-	a := h.referencePage.Respond(r.Request, referencePage, "text/html; charset=utf-8", "Accept")
+	a := h.documents.referencePage.Respond(r.Request, referencePage, "text/html; charset=utf-8", "Accept")
 	a.Header["Content-Security-Policy"] = referencePolicy()
 	return a, nil
 }

@@ -281,7 +281,7 @@ func TestThousandMachinesBehindOneAddressJoin(t *testing.T) {
 	s.Logger = nil
 	s.Limits.ClientRate, s.Limits.UserRate = server.Rate{}, server.Rate{}
 	token := s.token(t, nil)
-	handler := s.Server.Handler()
+	handler := must.Get(s.Server.Handler())
 	var next atomic.Int64
 	var all sync.WaitGroup
 	for range 64 {

@@ -159,7 +159,7 @@ func (h *handler) rejoined(user string, err error, result, reason, message strin
 	case err != nil:
 		result = cmp.Or(resultOf(err), "failed")
 	}
-	h.rejoins.WithLabelValues(result).Inc()
+	h.results.rejoins.WithLabelValues(result).Inc()
 	if event := h.Certificates.RejoinEvent; event != nil && (err == nil || refused) {
 		event(strings.TrimPrefix(user, tokens.NodeUserPrefix), refused, reason, message)
 	}

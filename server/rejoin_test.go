@@ -240,7 +240,7 @@ func TestServerLetsOnlyTheNodeItselfRejoin(t *testing.T) {
 func TestRejoinAuthenticatesForOneRoute(t *testing.T) {
 	s, _ := revoking(t)
 	s.Webhooks.TokenReview = &server.TokenReview{Authenticate: s.Callers.Authenticate}
-	s.Webhooks.Authorization = &server.Authorization{Authenticate: s.Callers.Authenticate}
+	s.Webhooks.Authorization.Authenticate = s.Callers.Authenticate
 	s.Status.Metrics = http.NotFoundHandler()
 	s.start(t)
 	m := s.machine(t, "worker-1")

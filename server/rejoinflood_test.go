@@ -81,7 +81,7 @@ func strangers(t testing.TB) []stranger {
 func BenchmarkStranger(b *testing.B) {
 	s, _ := certifying(b)
 	s.Logger = slog.New(slog.DiscardHandler)
-	handler, measure := s.Server.Handler(), 0.0
+	handler, measure := must.Get(s.Server.Handler()), 0.0
 	for _, one := range strangers(b) {
 		var chain []*x509.Certificate
 		for _, der := range one.shown.Certificate {

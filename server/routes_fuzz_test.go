@@ -319,7 +319,7 @@ func TestEveryRouteIsFuzzed(t *testing.T) {
 func FuzzRoutes(f *testing.F) {
 	w := newWholeSite(f)
 	if fuzz := flag.Lookup("test.fuzz"); fuzz != nil && fuzz.Value.String() != "" {
-		w.handler = w.Server.Handler() // without the check against openapi.yaml, which takes ten times as long
+		w.handler = must.Get(w.Server.Handler()) // without the check against openapi.yaml, which takes ten times as long
 	}
 	all := seeds(f)
 	for i, on := range w.routes {
@@ -371,7 +371,7 @@ func FuzzRequest(f *testing.F) {
 // that needs much time or memory.
 func TestRefusesHostileJSON(t *testing.T) {
 	w := newWholeSite(t)
-	w.handler = w.Server.Handler() // without the check against openapi.yaml, which keeps responses in memory
+	w.handler = must.Get(w.Server.Handler()) // without the check against openapi.yaml, which keeps responses in memory
 	const most = server.MaxBody
 	nested := func(open, end string) string {
 		n := (most - 2) / (len(open) + len(end))

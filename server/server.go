@@ -1,9 +1,12 @@
 package server
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -12,12 +15,12 @@ import (
 	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/web"
-	"github.com/kubejoin/kubejoin/internal/web/httplimit"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
@@ -46,10 +49,11 @@ type Server struct {
 	Cluster Cluster
 	// IssuanceRecord is the issuance record. If it is nil, /v1/issued returns 404.
 	IssuanceRecord issuance.Store
-	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404. Handler copies it, and fills
-	// its nil fields Tokens, ClusterInfo, Claims, IssuanceRecord and Node with those of the Server.
+	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404. It usually has the Tokens,
+	// Claims, ClusterInfo, IssuanceRecord and Node of the Server.
 	Revocations *desk.Desk
-	// Rotations rotates CAs. If it is nil, /v1/ca/CA/rotation returns 404. Handler fills a nil ExpireTokens of its Desk.
+	// Rotations rotates CAs. If it is nil, /v1/ca/CA/rotation returns 404. The ExpireTokens of its Desk is usually
+	// [operations.ExpireTokens].
 	Rotations *operations.Rotations
 	// MaxRemainingLifetime returns how long any certificate may still be valid. It is for kubejoin without a cluster:
 	// after a release, the store keeps the past of the claim for that long, so that its certificates
@@ -180,91 +184,119 @@ type ClusterInfo interface {
 type handler struct {
 	Server
 	log                *slog.Logger
-	limiter            *httplimit.Limiter
-	unauthenticatedLog *rate.Limiter                   // limits log lines of unauthenticated requests
-	failing            atomic.Int32                    // failed checks in the last response of /readyz
-	checking           batch.Queue[struct{}, *[]error] // runs of the checks
+	unauthenticatedLog *rate.Limiter // limits log lines of unauthenticated requests
+	uploads            *rate.Limiter // of certificates of control planes
 	operations         *operations.Operations
-	published          atomic.Pointer[publicKubeconfig]
-	discovered         web.Document // the ConfigMap
-	kubeconfig         web.Document
-	caPEM, caSet       web.Document // the CAs in PEM, and as JSON
+	readiness          readiness
+	documents          documents
+	results            results
+	absentToken        tokens.Record // stands in for a token that does not exist; see bootstrapUser
+}
 
-	described, describedJSON     web.Document // openapi.yaml
+// readiness is the state of /readyz.
+type readiness struct {
+	failing  atomic.Int32                    // failed checks in the last response
+	checking batch.Queue[struct{}, *[]error] // runs of the checks
+	passes   *prometheus.GaugeVec
+}
+
+// documents are the public documents.
+type documents struct {
+	published                    atomic.Pointer[publicKubeconfig]
+	configMap, kubeconfig        web.Document
+	caPEM, caSet                 web.Document // the CAs in PEM, and as JSON
+	openAPI, openAPIJSON         web.Document
 	referencePage, referenceText web.Document
-	requests                     *prometheus.CounterVec
-	duration                     *prometheus.HistogramVec
-	joinCommands                 *prometheus.CounterVec
-	uploads                      *rate.Limiter // of certificates of control planes
-	tokenReviews                 *prometheus.CounterVec
-	accessReviews                *prometheus.CounterVec
-	certificates, rejoins        *prometheus.CounterVec
-	ready                        *prometheus.GaugeVec
-	absentToken                  tokens.Record // stands in for a token that does not exist; see bootstrapUser
+}
+
+// results count what requests led to.
+type results struct {
+	requests                            *prometheus.CounterVec
+	duration                            *prometheus.HistogramVec
+	joinCommands, certificates, rejoins *prometheus.CounterVec
+	tokenReviews, accessReviews         *prometheus.CounterVec
+}
+
+// newResults registers the metrics about requests.
+func newResults(r prometheus.Registerer) results {
+	return results{
+		requests:      metrics.Counter(r, "kubejoin_http_requests_total", "HTTP requests, by route and status.", "route", "status"),
+		duration:      metrics.Histogram(r, "kubejoin_http_request_duration_seconds", "Time to respond to an HTTP request, by route.", prometheus.DefBuckets, "route"),
+		joinCommands:  metrics.Counter(r, "kubejoin_join_commands_total", "Requests for a join command, by result: ok or failed.", "result"),
+		certificates:  metrics.Counter(r, "kubejoin_http_certificates_total", "Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.", "result"),
+		rejoins:       metrics.Counter(r, "kubejoin_rejoins_total", "Requests of nodes that have proven a key to rejoin, by result: issued (a certificate), bound (a key), waits, failed (an error of kubejoin), or the reason of the refusal.", "result"),
+		tokenReviews:  metrics.Counter(r, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result"),
+		accessReviews: metrics.Counter(r, "kubejoin_authorization_reviews_total", "Subject access reviews from kube-apiserver, by result: denied, no_opinion or failed.", "result"),
+	}
 }
 
 // Handler returns a handler of the whole API, with limits on bodies and on requests in flight. Serve it
-// only over TLS. [Server.HTTPServer] does that and also limits connections and their times.
-func (s Server) Handler() http.Handler {
-	h := &handler{Server: s, log: s.Logger}
-	if h.log == nil {
-		h.log = slog.New(slog.DiscardHandler)
+// only over TLS. [Server.HTTPServer] does that and also limits connections and their times. The error names
+// a required field that is missing.
+func (s Server) Handler() (http.Handler, error) {
+	if err := s.check(); err != nil {
+		return nil, err
 	}
-	h.unauthenticatedLog = rate.NewLimiter(unauthenticatedLogQPS, unauthenticatedLogBurst)
-	if h.Minting.SignTimeout <= 0 {
-		h.Minting.SignTimeout = mint.DefaultSignTimeout
-	}
-	minter := &mint.Minter{
-		Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Minting.Advertise,
-		SignTimeout: h.Minting.SignTimeout, SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
-	}
-	h.operations = &operations.Operations{Minter: minter, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Node: s.Cluster.Node, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why}
-	if s.Revocations != nil {
-		h.operations.Revocations = s.desk()
-	}
-	if s.Rotations != nil && s.Rotations.Desk.ExpireTokens == nil {
-		d := *s.Rotations.Desk
-		d.ExpireTokens = operations.ExpireTokens(minter)
-		h.Rotations = &operations.Rotations{Desk: &d, Cross: s.Rotations.Cross}
-	}
-	h.requests = metrics.Counter(s.Registerer, "kubejoin_http_requests_total", "HTTP requests, by route and status.", "route", "status")
-	h.duration = metrics.Histogram(s.Registerer, "kubejoin_http_request_duration_seconds", "Time to respond to an HTTP request, by route.", prometheus.DefBuckets, "route")
-	h.ready = metrics.Gauge(s.Registerer, "kubejoin_ready", "1 if a check of /readyz passes, else 0.", "check")
 	metrics.Gauge(s.Registerer, "kubejoin_build_info", "Always 1; the label has the version of kubejoin.", "version").WithLabelValues(s.Status.Version.Version).Set(1)
-	h.joinCommands = metrics.Counter(s.Registerer, "kubejoin_join_commands_total", "Requests for a join command, by result: ok or failed.", "result")
-
-	if h.Certificates != nil {
-		h.certificates = metrics.Counter(s.Registerer, "kubejoin_http_certificates_total", "Certificate requests over HTTPS, by result: issued, refused, not_permitted, waits or failed (an error of kubejoin). Unauthenticated and malformed requests are not counted.", "result")
-		h.rejoins = metrics.Counter(s.Registerer, "kubejoin_rejoins_total", "Requests of nodes that have proven a key to rejoin, by result: issued (a certificate), bound (a key), waits, failed (an error of kubejoin), or the reason of the refusal.", "result")
+	h := &handler{
+		Server: s, log: s.logger(), results: newResults(s.Registerer),
+		unauthenticatedLog: rate.NewLimiter(unauthenticatedLogQPS, unauthenticatedLogBurst),
+		uploads:            s.Limits.uploads(),
+		readiness:          readiness{passes: metrics.Gauge(s.Registerer, "kubejoin_ready", "1 if a check of /readyz passes, else 0.", "check")},
+		absentToken:        tokens.Record{Token: tokens.Generate()},
 	}
-	if h.Webhooks.TokenReview != nil {
-		h.tokenReviews = metrics.Counter(s.Registerer, "kubejoin_token_reviews_total", "Token reviews from kube-apiserver, by result: authenticated, refused or failed.", "result")
+	h.operations = &operations.Operations{
+		Minter: &mint.Minter{
+			Tokens: s.Tokens, ClusterInfo: s.ClusterInfo, Claims: s.Claims, Endpoint: s.Minting.Advertise,
+			SignTimeout: s.signTimeout(), SignedBy: s.Minting.SignedBy, UserTokens: s.Limits.UserTokens, Warnings: s.Minting.Warnings,
+		},
+		ClusterInfo: s.ClusterInfo, Claims: s.Claims, Revocations: s.Revocations, Node: s.Cluster.Node, ExplainNode: s.Cluster.Explain, ExplainCSR: s.Cluster.ExplainRequest, MaxRemainingLifetime: s.MaxRemainingLifetime, Why: h.why,
 	}
-	if h.Webhooks.Authorization != nil {
-		h.accessReviews = metrics.Counter(s.Registerer, "kubejoin_authorization_reviews_total", "Subject access reviews from kube-apiserver, by result: denied, no_opinion or failed.", "result")
-	}
-	h.uploads = h.uploadLimiter()
-	h.absentToken = tokens.Record{Token: tokens.Generate()}
-	return h.router()
+	return h.router(), nil
 }
 
-// desk returns a copy of Revocations that also has the stores of the Server.
-func (s Server) desk() *desk.Desk {
-	d := *s.Revocations
-	if d.Tokens == nil {
-		d.Tokens = s.Tokens
+// check returns an error that names the required fields that are missing.
+func (s Server) check() error {
+	var missing []string
+	need := func(field string, given bool) {
+		if !given {
+			missing = append(missing, field)
+		}
 	}
-	if d.ClusterInfo == nil {
-		d.ClusterInfo = s.ClusterInfo
+	need("Tokens", s.Tokens != nil)
+	need("ClusterInfo", s.ClusterInfo != nil)
+	if c := s.Certificates; c != nil {
+		need("Certificates.Authority", c.Authority != nil)
+		need("Certificates.Authority.Facts", c.Authority == nil || c.Authority.Facts != nil)
 	}
-	if d.Claims == nil {
-		d.Claims = s.Claims
+	if a := s.Webhooks.Authorization; a != nil {
+		need("Webhooks.Authorization.Revoked", a.Revoked != nil)
 	}
-	if d.IssuanceRecord == nil {
-		d.IssuanceRecord = s.IssuanceRecord
+	if d := s.Revocations; d != nil {
+		need("Revocations.Guard", d.Guard != nil)
+		need("Revocations.Tokens", d.Tokens != nil)
+		need("Revocations.ClusterInfo", d.ClusterInfo != nil)
 	}
-	if d.Node == nil {
-		d.Node = s.Cluster.Node
+	if r := s.Rotations; r != nil {
+		d := cmp.Or(r.Desk, &rotation.Desk{})
+		need("Rotations.Desk.Store", d.Store != nil)
+		need("Rotations.Desk.Keys", d.Keys != nil)
+		need("Rotations.Desk.Observer", d.Observer != nil)
+		need("Rotations.Desk.Trusted", d.Trusted != nil)
 	}
-	return &d
+	for _, c := range s.Status.Checks {
+		need("Status.Checks: Ready of "+c.Name, c.Ready != nil)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("server.Server lacks required fields: %s", strings.Join(missing, ", "))
+	}
+	return nil
+}
+
+// logger returns the Logger, or one that discards everything.
+func (s Server) logger() *slog.Logger { return cmp.Or(s.Logger, slog.New(slog.DiscardHandler)) }
+
+// signTimeout returns the SignTimeout, or its default.
+func (s Server) signTimeout() time.Duration {
+	return cmp.Or(max(s.Minting.SignTimeout, 0), mint.DefaultSignTimeout)
 }

@@ -15,6 +15,9 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/server/operations"
+	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -76,6 +79,36 @@ type neverSigned struct{ server.ClusterInfo }
 func (neverSigned) WaitSigned(ctx context.Context, _ tokens.Token) ([]byte, error) {
 	<-ctx.Done()
 	return nil, errors.New("cluster-info has no signature of it")
+}
+
+// Catches a Server that panics at the first request for lack of a part.
+func TestHandlerRefusesServerThatLacksAPart(t *testing.T) {
+	s, _ := revoking(t)
+	s.rotating()
+	s.Status.Checks = []server.Check{{Name: "tokens", Ready: func(context.Context) error { return nil }}}
+	whole := s.Server
+	must.Value(whole.Handler())(t)
+	for field, remove := range map[string]func(s *server.Server){
+		"Tokens":                         func(s *server.Server) { s.Tokens = nil },
+		"ClusterInfo":                    func(s *server.Server) { s.ClusterInfo = nil },
+		"Certificates.Authority":         func(s *server.Server) { s.Certificates = &server.Certificates{} },
+		"Certificates.Authority.Facts":   func(s *server.Server) { s.Certificates = &server.Certificates{Authority: &signer.Authority{}} },
+		"Webhooks.Authorization.Revoked": func(s *server.Server) { s.Webhooks.Authorization = &server.Authorization{} },
+		"Revocations.Guard, Revocations.Tokens, Revocations.ClusterInfo":                             func(s *server.Server) { s.Revocations = &desk.Desk{} },
+		"Rotations.Desk.Store, Rotations.Desk.Keys, Rotations.Desk.Observer, Rotations.Desk.Trusted": func(s *server.Server) { s.Rotations = &operations.Rotations{} },
+		"Status.Checks: Ready of tokens":                                                             func(s *server.Server) { s.Status.Checks = []server.Check{{Name: "tokens"}} },
+	} {
+		lacking := whole
+		remove(&lacking)
+		for name, build := range map[string]func() error{
+			"Handler":    func() error { _, err := lacking.Handler(); return err },
+			"HTTPServer": func() error { _, err := lacking.HTTPServer(nil); return err },
+		} {
+			if err := build(); err == nil || !strings.HasSuffix(err.Error(), "required fields: "+field) {
+				t.Errorf("%s without %s: got %v, want an error that names it", name, field, err)
+			}
+		}
+	}
 }
 
 func TestAuthenticationAndAuthorization(t *testing.T) {

@@ -56,14 +56,14 @@ func (h *handler) tokenReview(r *call) (web.Response, error) {
 	}
 	status, err := h.review(r, req.Spec.Token, req.Spec.Audiences)
 	if err != nil {
-		h.tokenReviews.WithLabelValues("failed").Inc()
+		h.results.tokenReviews.WithLabelValues("failed").Inc()
 		// Do not return authenticated: false, because kube-apiserver would cache it.
 		p := web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry")
 		p.Cause, p.RetryAfter = err, web.RetryAfter
 		return web.Response{}, p
 	}
 	result := map[bool]string{true: "authenticated", false: "refused"}[status.Authenticated]
-	h.tokenReviews.WithLabelValues(result).Inc()
+	h.results.tokenReviews.WithLabelValues(result).Inc()
 	r.log(slog.String("result", result))
 	return web.Object(http.StatusOK, authenticationv1.TokenReview{TypeMeta: req.TypeMeta, Status: status})
 }

@@ -47,7 +47,7 @@ func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServ
 	const bearer = "bearer-0123456789abcdef"
 	operators := must.Value(auth.ParseTokenFile([]byte(bearer + ",ada,1,kubejoin:admins\n")))(t)
 	started := &webServer{store: store, rotations: &rotationtest.Memory{}, dir: t.TempDir()}
-	web := httptest.NewTLSServer(around(server.Server{
+	web := httptest.NewTLSServer(around(must.Value(server.Server{
 		Rotations: &operations.Rotations{
 			Desk: &rotation.Desk{
 				Store: started.rotations, Keys: started.rotations, Observer: &started.seen, Now: func() time.Time { return time.Now().Add(started.later) },
@@ -57,7 +57,7 @@ func newWebServer(t *testing.T, around func(http.Handler) http.Handler) *webServ
 		},
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers: server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
-	}.Handler()))
+	}.Handler())(t)))
 	t.Cleanup(web.Close)
 	for file, content := range map[string][]byte{
 		"ca": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), "bearer": []byte(bearer),

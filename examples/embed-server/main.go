@@ -70,13 +70,16 @@ func run(ctx context.Context, listen, apiServer, storeFile, caFile, operatorsFil
 		return err
 	}
 
-	web := server.Server{
+	web, err := server.Server{
 		Tokens:      store,
 		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers:     server.Callers{Authenticate: operators.Authenticate, Authorize: auth.AllowGroup("kubejoin:admins")},
 		Minting:     server.Minting{Advertise: listen},
 		Logger:      slog.Default(),
 	}.HTTPServer(&tls.Config{Certificates: []tls.Certificate{certificate}})
+	if err != nil {
+		return err
+	}
 	mux := http.NewServeMux()
 	mux.Handle("/v1/", web.Handler)
 	mux.Handle("/api/v1/namespaces/kube-public/", web.Handler) // where kubeadm looks for cluster-info

@@ -64,13 +64,16 @@ func run(ctx context.Context, listen, apiServer, caFile, certFile, keyFile, keys
 		return err
 	}
 	store := memdb.Open() // tokens end with the process; boltstore keeps them in a file
-	web := server.Server{
+	web, err := server.Server{
 		Tokens:      store,
 		ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers:     server.Callers{Authenticate: people.authenticate, Authorize: authorize},
 		Minting:     server.Minting{Advertise: listen, Warnings: advise},
 		Logger:      slog.Default(),
 	}.HTTPServer(&tls.Config{Certificates: []tls.Certificate{certificate}})
+	if err != nil {
+		return err
+	}
 	web.Handler = timed(routes(web.Handler))
 
 	listener, err := net.Listen("tcp", listen)

@@ -98,7 +98,10 @@ func (s *service) serve(ctx context.Context) error {
 	if s.options.Webhook.ClientCAFile != "" || s.byCertificate != nil || s.options.NodeRules.RejoinWindow > 0 {
 		config.ClientAuth = tls.RequestClientCert // each handler verifies the certificate that it needs
 	}
-	web := s.api.HTTPServer(config)
+	web, err := s.api.HTTPServer(config)
+	if err != nil {
+		return err
+	}
 	if s.options.Around != nil {
 		web.Handler = s.options.Around(web.Handler)
 	}

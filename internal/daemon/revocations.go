@@ -58,9 +58,12 @@ func (c *cluster) openRevocations() error {
 	return nil
 }
 
-// newDesk returns the Desk of the API, without the fields that the server fills.
+// newDesk returns the Desk of the API.
 func (s *service) newDesk(a *signer.Authority) *desk.Desk {
-	return &desk.Desk{Guard: s.revocations, Lifetime: a.MaxRemainingLifetime, RejoinWindow: s.options.NodeRules.RejoinWindow}
+	return &desk.Desk{
+		Guard: s.revocations, Tokens: s.api.Tokens, Claims: s.api.Claims, ClusterInfo: s.api.ClusterInfo, IssuanceRecord: s.api.IssuanceRecord, Node: s.api.Cluster.Node,
+		Lifetime: a.MaxRemainingLifetime, RejoinWindow: s.options.NodeRules.RejoinWindow,
+	}
 }
 
 // answerAccessReviews enables the webhook with which kube-apiserver refuses revoked certificates, if it can

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
 	"github.com/kubejoin/kubejoin/internal/loop"
@@ -103,7 +104,8 @@ func (s *standalone) rotateCA() {
 	s.api.Rotations = &operations.Rotations{
 		Desk: &rotation.Desk{
 			Store: own, Keys: own, Observer: own,
-			Trusted: func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return s.ca.Get().Bundle(), nil },
+			ExpireTokens: operations.ExpireTokens(&mint.Minter{Tokens: s.tokens, ClusterInfo: s.api.ClusterInfo}),
+			Trusted:      func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return s.ca.Get().Bundle(), nil },
 			Check: func(_ rotation.CA, fresh []*x509.Certificate) error {
 				return signer.CheckTrust(fresh[0], fresh, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, sampleHosts(s.options.Serving.Scope))
 			},

@@ -5,7 +5,9 @@ import (
 	"crypto/x509"
 	"fmt"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
+	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/server/operations/kube"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
@@ -26,7 +28,7 @@ func (c *cluster) rotationObserver() *caobserver.Observer {
 // rotateCAs enables rotations of the CAs of the cluster over HTTPS.
 func (c *cluster) rotateCAs() {
 	rotations := kube.Rotations(c.client, c.PKIDir)
-	rotations.Desk.Observer = c.rotationObserver()
+	rotations.Desk.Observer, rotations.Desk.ExpireTokens = c.rotationObserver(), operations.ExpireTokens(&mint.Minter{Tokens: c.tokens, ClusterInfo: c.api.ClusterInfo})
 	if crossInFiles := rotations.Cross; c.ca != nil {
 		rotations.Cross = func(ca rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error) {
 			if ca == rotation.Cluster {

@@ -51,7 +51,7 @@ func overTLS(t *testing.T, s server.Server, ca *signer.CA) *client.Client {
 	certificate := &servingcert.Source{CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"}}
 	must.Value(certificate.Step(t.Context()))(t)
 	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	web := s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate})
+	web := must.Value(s.HTTPServer(&tls.Config{GetCertificate: certificate.GetCertificate}))(t)
 	go func() { _ = web.ServeTLS(listener, "", "") }()
 	t.Cleanup(func() { _ = web.Close() })
 	roots := x509.NewCertPool()

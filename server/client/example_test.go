@@ -52,12 +52,16 @@ func exampleClient() *client.Client {
 	if err != nil {
 		log.Fatal(err)
 	}
-	web := httptest.NewTLSServer(server.Server{
+	handler, err := server.Server{
 		Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig},
 		Callers: server.Callers{
 			Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
 			Authorize:    auth.AllowGroup("admins"),
 		},
-	}.Handler())
+	}.Handler()
+	if err != nil {
+		log.Fatal(err)
+	}
+	web := httptest.NewTLSServer(handler)
 	return &client.Client{URL: web.URL, HTTP: web.Client()}
 }

@@ -38,7 +38,7 @@ func TestListReadsAllPages(t *testing.T) {
 		})
 	}
 	all.Wait()
-	handler := s.Handler()
+	handler := must.Value(s.Handler())(t)
 	var asked []string
 	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked = append(asked, r.URL.Path+"?"+strings.Split(r.URL.RawQuery, "continue=")[0])

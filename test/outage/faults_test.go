@@ -93,13 +93,13 @@ func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 			t.Logf("the end of the log:\n%s", text[max(0, len(text)-20_000):])
 		}
 	})
-	w.api = server.Server{
+	w.api = must.Value(server.Server{
 		Tokens: store, ClusterInfo: w.info, Logger: log,
 		Callers: server.Callers{
 			Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
 			Authorize:    auth.AllowGroup("admins"),
 		},
-	}.Handler()
+	}.Handler())(t)
 	return w
 }
 

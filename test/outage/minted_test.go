@@ -11,7 +11,11 @@ import (
 	"sync"
 	"testing"
 
+	"net/http/httptest"
+	"testing/synctest"
+
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/test/cluster"
@@ -22,8 +26,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"net/http/httptest"
-	"testing/synctest"
 )
 
 // minted records the responses to requests for join commands.
@@ -50,13 +52,13 @@ func TestProblemNamesTokenThatMayBeLeft(t *testing.T) {
 				}
 				return errors.New("down")
 			}).Store(memdb.Open())
-			api := server.Server{
+			api := must.Value(server.Server{
 				Tokens: store, ClusterInfo: &clusterinfo.Computed{Tokens: store, Follow: func(ctx context.Context) ([]byte, error) { <-ctx.Done(); return nil, ctx.Err() }},
 				Callers: server.Callers{
 					Authenticate: func(*http.Request) (auth.User, error) { return auth.User{Name: "ada", Groups: []string{"admins"}}, nil },
 					Authorize:    auth.AllowGroup("admins"),
 				},
-			}.Handler()
+			}.Handler())(t)
 			answer := httptest.NewRecorder()
 			api.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), "POST", "/v1/token/print-join-command", nil))
 			var m minted

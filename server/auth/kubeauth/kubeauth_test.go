@@ -293,8 +293,8 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 			client := l.client(t)
 			known := &kubeauth.Tokens{Client: client, Timeout: patience}
 			permissions := &kubeauth.Permissions{Client: client, Timeout: patience}
-			s := server.Server{Callers: server.Callers{Authenticate: known.Authenticate, Authorize: permissions.Authorize}}
-			h := s.Handler()
+			s := server.Server{Tokens: struct{ tokens.Store }{}, ClusterInfo: struct{ server.ClusterInfo }{}, Callers: server.Callers{Authenticate: known.Authenticate, Authorize: permissions.Authorize}}
+			h := must.Value(s.Handler())(t)
 			ask := func() *httptest.ResponseRecorder {
 				w := httptest.NewRecorder()
 				h.ServeHTTP(w, request(t.Context(), bearer))
@@ -311,7 +311,7 @@ func TestUnavailableAPIServerAllowsNothingAndIsNotCached(t *testing.T) {
 				t.Errorf("got error %v, want one without the token", err)
 			}
 			s.Callers.Authenticate = func(*http.Request) (auth.User, error) { return auth.User{Name: "ada"}, nil }
-			h = s.Handler()
+			h = must.Value(s.Handler())(t)
 			if w := ask(); w.Code != 503 {
 				t.Errorf("permission: got %d %s, want 503", w.Code, w.Body)
 			}
