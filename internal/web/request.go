@@ -16,8 +16,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
-	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/tokens"
 	kjson "sigs.k8s.io/json"
 )
 
@@ -177,6 +175,7 @@ func ReadAll(r *http.Request) ([]byte, error) {
 type requestField struct {
 	name  string
 	value reflect.Value
+	tag   reflect.StructTag
 }
 
 func find(fields []requestField, name string) (requestField, bool) {
@@ -199,7 +198,7 @@ func fieldsOf(v reflect.Value) []requestField {
 		}
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if name != "-" {
-			fields = append(fields, requestField{name, v.Field(i)})
+			fields = append(fields, requestField{name, v.Field(i), f.Tag})
 		}
 	}
 	return fields
@@ -232,20 +231,17 @@ func known(fields []requestField) string {
 }
 
 // check returns a problem for a field that is given but empty, which would mean the same as one left out.
-// For example, an empty list of node names, from an unset shell variable, would allow any name. Only the
-// description and groups may be empty: a token without groups has fewer permissions.
+// For example, an empty list of node names, from an unset shell variable, would allow any name. The tag empty:"allowed"
+// of a field allows it, and the tag zero of a number says what is expected instead of 0.
 func (f requestField) check() error {
-	most, usual := api.MaxPage, "the default"
-	if f.name == "maxNodes" {
-		most, usual = tokens.MaxNodes, "any number"
-	}
+	mayBeEmpty := f.tag.Get("empty") == "allowed"
 	switch v := f.value.Interface().(type) {
 	case int:
 		if v == 0 {
-			return BadField(f.name, "0 given, want 1 to %d; leave it out for %s", most, usual)
+			return BadField(f.name, "0 given, %s", f.tag.Get("zero"))
 		}
 	case []string:
-		if len(v) == 0 && f.name != "groups" {
+		if len(v) == 0 && !mayBeEmpty {
 			return BadField(f.name, "is empty; leave it out for the default")
 		}
 		if slices.Contains(v, "") {
@@ -253,7 +249,7 @@ func (f requestField) check() error {
 		}
 	case bool, json.RawMessage:
 	default: // strings, and a secret
-		if f.value.Len() == 0 && f.name != "description" {
+		if f.value.Len() == 0 && !mayBeEmpty {
 			return BadField(f.name, "is empty; leave it out for the default")
 		}
 	}

@@ -40,7 +40,7 @@ type ListIssued struct {
 	// Since is an RFC 3339 time, or an age, for example "24h" or "7d".
 	Since string `json:"since,omitempty"`
 	// Limit is the page size, 1 to 1000; zero means 100.
-	Limit int `json:"limit,omitempty"`
+	Limit int `json:"limit,omitempty" zero:"want 1 to 1000; leave it out for the default"`
 	// Continue requests the page after another one. The other fields must be the same as for that page.
 	Continue string `json:"continue,omitempty"`
 }

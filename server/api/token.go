@@ -91,7 +91,7 @@ const (
 // page, even if other items are created or deleted meanwhile.
 type ListPage struct {
 	// Limit is the page size, 1 to 1000; zero means all remaining items.
-	Limit int `json:"limit,omitempty"`
+	Limit int `json:"limit,omitempty" zero:"want 1 to 1000; leave it out for the default"`
 	// Continue requests the page after another one.
 	Continue string `json:"continue,omitempty"`
 }
@@ -107,12 +107,12 @@ type TokenSpec struct {
 	Usages []string `json:"usages,omitzero"`
 	// Groups are extra groups of the token's user, besides system:bootstrappers. Nil means tokens.DefaultGroup if the
 	// token has the usage authentication.
-	Groups      []string `json:"groups,omitzero"`
-	Description string   `json:"description,omitempty"`
+	Groups      []string `json:"groups,omitzero" empty:"allowed"` // a token without groups has fewer permissions
+	Description string   `json:"description,omitempty" empty:"allowed"`
 
 	// The limits of the token; zero means unlimited. The server refuses an empty, non-nil NodeNames. See
 	// tokens.Limits.
-	MaxNodes            int      `json:"maxNodes,omitempty"`
+	MaxNodes            int      `json:"maxNodes,omitempty" zero:"want 1 to 1000; leave it out for any number"` // 1000 is tokens.MaxNodes
 	NodeNames           []string `json:"nodeNames,omitzero"`
 	CertificateDuration string   `json:"certificateDuration,omitempty"` // a Go duration
 	Role                string   `json:"role,omitempty"`
