@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/operations"
@@ -74,39 +76,6 @@ func (o *caOptions) check() error {
 	return o.output.check()
 }
 
-func caStatusCommand() *cobra.Command {
-	var o caOptions
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show the stage of a CA rotation, and what is behind",
-		Long: `Show the stage of the rotation of a CA, what keeps the next stage from beginning, and the
-next command. The command looks at everything that the rotation has to change, and names
-what it cannot see. -o wide lists all of it.` + remoteHelp,
-		Example: `  kubejoin ca status
-
-  # everything that the rotation has to change
-  kubejoin ca status -o wide
-
-  # the nodes that are behind
-  kubejoin ca status -o jsonpath='{.behind[*].node}'`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
-			}
-			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				status, err := r.CARotation(ctx, o.ca)
-				if err != nil {
-					return err
-				}
-				return o.status(cmd.OutOrStdout(), status)
-			})
-		},
-	}
-	o.register(cmd, "wide")
-	return cmd
-}
-
 // stepCommand completes a command that takes a rotation to another stage.
 func stepCommand(cmd *cobra.Command) *cobra.Command {
 	var o caOptions
@@ -148,19 +117,6 @@ behind.` + remoteHelp
 	o.register(cmd)
 	o.offerFlag(cmd, "leave-behind", listNodes)
 	return cmd
-}
-
-// notReady returns what keeps a stage from beginning; nil for other errors.
-func notReady(err error) []api.CABehind {
-	var behind *rotation.NotReady
-	var p *api.Problem
-	switch {
-	case errors.As(err, &behind):
-		return operations.Behind(behind.Behind)
-	case errors.As(err, &p) && p.Named(api.ProblemNotReady):
-		return p.Behind
-	}
-	return nil
 }
 
 func caTrustCommand() *cobra.Command {
@@ -218,4 +174,84 @@ Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca abort', un
 rotation has ended.`,
 		Example: `  kubejoin ca abort`,
 	})
+}
+
+// notReady returns what keeps a stage from beginning; nil for other errors.
+func notReady(err error) []api.CABehind {
+	var behind *rotation.NotReady
+	var p *api.Problem
+	switch {
+	case errors.As(err, &behind):
+		return operations.Behind(behind.Behind)
+	case errors.As(err, &p) && p.Named(api.ProblemNotReady):
+		return p.Behind
+	}
+	return nil
+}
+
+func behindRows(behind []api.CABehind) [][]string {
+	rows := [][]string{{"NODE", "WHY", "NEXT"}}
+	for _, b := range behind {
+		rows = append(rows, []string{orNone(b.Node), b.Why, orNone(b.Next)})
+	}
+	return rows
+}
+
+// stageMeaning says what is true in the stage of a rotation.
+func stageMeaning(r api.CARotation) string {
+	switch {
+	case !r.Ended.IsZero() && r.Aborting:
+		return "the rotation was aborted, and the old CA stays"
+	case !r.Ended.IsZero():
+		return "the rotation has ended, and the new CA has replaced the old one"
+	}
+	return map[string]string{
+		string(rotation.Prepare): "the new CA exists, and nothing trusts it",
+		string(rotation.Trust):   "both CAs are trusted, and the old one signs",
+		string(rotation.Switch):  "both CAs are trusted, and the new one signs",
+		string(rotation.Finish):  "the new CA alone is trusted",
+	}[r.Stage]
+}
+
+// writeStep prints what a step has done and what comes next.
+func writeStep(w io.Writer, r api.CARotation) error {
+	dry := ""
+	if r.DryRun {
+		dry = " (dry run: nothing has changed)"
+	}
+	if _, err := fmt.Fprintf(w, "%s CA, stage %s: %s%s\n", r.CA, r.Stage, stageMeaning(r), dry); err != nil || r.DryRun {
+		return err
+	}
+	rows := [][]string{{"next:"}}
+	apply := "  " + rotation.CA(r.CA).Command("apply")
+	switch {
+	case !r.Ended.IsZero():
+		rows = append(rows, []string{apply, "on each host of a cluster: it removes its backup"}, []string{"  " + rotation.CA(r.CA).Command("status"), "names the hosts that still have one"})
+		return table(w, rows)
+	case hasHosts(r) && r.Stage == string(rotation.Prepare) && !r.Aborting:
+		rows = append(rows, []string{apply, "on each control plane"})
+	case hasHosts(r) && (r.Stage != string(rotation.Prepare) || r.Aborting):
+		rows = append(rows, []string{apply, "on each host, the control planes one after the other"})
+	}
+	return table(w, append(rows, []string{"  " + rotation.CA(r.CA).Command("status"), "until nothing is behind"}, []string{"  " + rotation.CA(r.CA).Command(r.Next)}))
+}
+
+// hasHosts reports whether a rotation has to change files of hosts. A standalone kubejoin changes its own files.
+func hasHosts(r api.CARotation) bool {
+	return slices.ContainsFunc(r.Observations, func(o api.CAObservation) bool {
+		return o.Kind == string(rotation.KindAPIServer) || o.Kind == string(rotation.KindEtcd)
+	})
+}
+
+// caTable returns a table of the certificates of both CAs.
+func caTable(r api.CARotation) [][]string {
+	rows := [][]string{{"SIDE", "SUBJECT", "ENDS", "PIN"}}
+	for i, c := range slices.Concat(r.Old, r.New) {
+		side := "old"
+		if i >= len(r.Old) {
+			side = "new"
+		}
+		rows = append(rows, []string{side, c.Subject, c.NotAfter.UTC().Format(time.RFC3339), c.Pin})
+	}
+	return rows
 }

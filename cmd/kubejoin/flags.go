@@ -152,3 +152,40 @@ func flagError(err error) error {
 	}
 	return fmt.Errorf("--%s: %w", f.Name, invalid.Unwrap())
 }
+
+// maxWord is the longest unknown command that an error repeats. The secret of a token is longer.
+const maxWord = 15
+
+// noArgs refuses positional arguments. An argument may be a token, so the error repeats only a short word, or one that
+// is close to the name of a command.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if cmd.HasSubCommands() {
+		var names []string
+		for _, c := range cmd.Commands() {
+			if c.IsAvailableCommand() {
+				names = append(names, c.Name())
+			}
+		}
+		cmd.SuggestionsMinimumDistance = 2
+		word, nearest := "", cmd.SuggestionsFor(args[0])
+		if len(nearest) > 0 || len(args[0]) <= maxWord {
+			word = fmt.Sprintf(" %q", args[0])
+		}
+		if len(nearest) > 0 {
+			names = nearest
+		}
+		return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("unknown command%s for %q; want %s", word, cmd.CommandPath(), oneOf(names))}
+	}
+	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q takes only flags, no arguments: %d given", cmd.CommandPath(), len(args))}
+}
+
+// oneOf lists names, of which one is expected.
+func oneOf(names []string) string {
+	if len(names) == 1 {
+		return names[0]
+	}
+	return "one of " + strings.Join(names, ", ")
+}

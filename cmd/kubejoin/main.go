@@ -5,20 +5,14 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime"
-	"runtime/debug"
-	"strings"
 	"syscall"
 
-	"github.com/kubejoin/kubejoin/internal/safetext"
-	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 )
@@ -54,24 +48,6 @@ func main() {
 		os.Exit(exitFailure)
 	}
 }
-
-// sanitize makes untrusted text safe for a terminal and redacts the secrets of tokens. It keeps line breaks.
-func sanitize(text string) string {
-	lines := strings.Split(text, "\n")
-	for i, line := range lines {
-		lines[i] = safetext.Printable(safetext.Redact(line))
-	}
-	return strings.Join(lines, "\n")
-}
-
-// usageError is an invalid command line. It makes kubejoin print a hint and exit with code 2.
-type usageError struct {
-	command string
-	err     error
-}
-
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
 
 // run runs the command in args. main adds signals and the exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -130,113 +106,4 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 	root.SetCompletionCommandGroupID("Other commands")
 	strictBuiltins(root)
 	return root
-}
-
-// maxWord is the longest unknown command that an error repeats. The secret of a token is longer.
-const maxWord = 15
-
-// noArgs refuses positional arguments. An argument may be a token, so the error repeats only a short word, or one that
-// is close to the name of a command.
-func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	if cmd.HasSubCommands() {
-		var names []string
-		for _, c := range cmd.Commands() {
-			if c.IsAvailableCommand() {
-				names = append(names, c.Name())
-			}
-		}
-		cmd.SuggestionsMinimumDistance = 2
-		word, nearest := "", cmd.SuggestionsFor(args[0])
-		if len(nearest) > 0 || len(args[0]) <= maxWord {
-			word = fmt.Sprintf(" %q", args[0])
-		}
-		if len(nearest) > 0 {
-			names = nearest
-		}
-		return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("unknown command%s for %q; want %s", word, cmd.CommandPath(), oneOf(names))}
-	}
-	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q takes only flags, no arguments: %d given", cmd.CommandPath(), len(args))}
-}
-
-// oneOf lists names, of which one is expected.
-func oneOf(names []string) string {
-	if len(names) == 1 {
-		return names[0]
-	}
-	return "one of " + strings.Join(names, ", ")
-}
-
-// strictBuiltins makes cobra's commands completion and help refuse unknown arguments. By default they print help and
-// exit with code 0.
-func strictBuiltins(root *cobra.Command) {
-	root.InitDefaultCompletionCmd()
-	root.InitDefaultHelpCmd()
-	for _, cmd := range root.Commands() {
-		switch cmd.Name() {
-		case "completion":
-			cmd.Args = noArgs
-			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-			for _, shell := range cmd.Commands() {
-				shell.Args = noArgs
-			}
-		case "help":
-			cmd.Args = cobra.ArbitraryArgs
-			cmd.Run = nil
-			cmd.RunE = func(_ *cobra.Command, args []string) error { return help(root, args) }
-		}
-	}
-}
-
-// help prints the help of the command that args name.
-func help(root *cobra.Command, args []string) error {
-	cmd, rest, err := root.Find(args)
-	switch {
-	case err != nil:
-		return &usageError{command: root.CommandPath(), err: err}
-	case len(rest) == 0:
-		return cmd.Help()
-	case cmd.HasSubCommands():
-		return noArgs(cmd, rest)
-	}
-	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q has no subcommands: %d more arguments given", cmd.CommandPath(), len(rest))}
-}
-
-// release is set by the Makefile from git: -ldflags "-X main.release=v1.2.3 -X main.commit=…".
-var release, commit string
-
-func buildVersion() api.Version {
-	v := api.Version{Version: release, Commit: commit, GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
-	if v.Version == "" {
-		v.Version = "devel"
-		if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
-			v.Version = info.Main.Version // go install …@version
-		}
-	}
-	return v
-}
-
-func versionCommand() *cobra.Command {
-	var output string
-	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Print the version of kubejoin",
-		Args:  noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			v := buildVersion()
-			switch output {
-			case "text":
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "kubejoin %s (%s, %s)\n", v.Version, v.GoVersion, v.Platform)
-				return err
-			case "json":
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(v)
-			}
-			return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("--output: %q given, want text or json", output)}
-		},
-	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
-	heading(cmd.Flags(), "Output flags", "output")
-	return cmd
 }

@@ -109,3 +109,19 @@ func age(created, now time.Time) string {
 	}
 	return duration.ShortHumanDuration(now.Sub(created))
 }
+
+// sanitize makes untrusted text safe for a terminal and redacts the secrets of tokens. It keeps line breaks.
+func sanitize(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = safetext.Printable(safetext.Redact(line))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// warn prints warnings to standard error.
+func warn(cmd *cobra.Command, warnings ...string) {
+	for _, w := range warnings {
+		cmd.PrintErrln("kubejoin: warning:", sanitize(w))
+	}
+}

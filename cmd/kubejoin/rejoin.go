@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -206,18 +205,6 @@ func (o *rejoinOptions) files() (k kubelet.Files, err error) {
 		err = fmt.Errorf("--kubeconfig: %w; give the kubeconfig of the kubelet, or without one a bound key with --key and --node", err)
 	}
 	return k, err
-}
-
-func readKey(file string) (crypto.Signer, error) {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return nil, err
-	}
-	key, err := pemfile.Key(content)
-	if err != nil {
-		err = fmt.Errorf("%s: %w", file, err)
-	}
-	return key, err
 }
 
 // dial returns a client that presents a certificate, also one that the server does not name in the handshake.

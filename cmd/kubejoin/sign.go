@@ -8,21 +8,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
-	"github.com/kubejoin/kubejoin/internal/host/credentials"
-	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
-	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/spf13/cobra"
 	certificates "k8s.io/api/certificates/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 )
 
 // longWait is how long sign waits before it prints why it waits.
@@ -152,88 +145,6 @@ func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
 	return usageOf(cmd, o.hint(explain(err)))
 }
 
-// kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys in pki.
-func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, pki caKeys, wait time.Duration) (host credentials.Host, sign credentials.SignFunc, stop func(), err error) {
-	host = credentials.Host{Dir: dir}
-	if pki.dir == "" {
-		r, stop, err := o.connect(cmd.Context())
-		if err != nil {
-			return host, nil, nil, err
-		}
-		return host, warnOfKubeletClient(cmd, host, orNoCA(overHTTPS(cmd, r, wait))), stop, nil
-	}
-	for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
-		if o.given(flag) {
-			return host, nil, nil, &usageError{err: fmt.Errorf("--%s: excludes --pki-dir, which signs on this machine", flag)}
-		}
-	}
-	signers, missing, err := credentials.SignersOf(pki.dir, pki.passphraseFile)
-	if err != nil {
-		return host, nil, nil, fmt.Errorf("--pki-dir: %w", withoutFile(err))
-	}
-	host.NoCA = missing
-	return host, warnOfKubeletClient(cmd, host, credentials.SignLocally(signers)), func() {}, nil
-}
-
-// withoutFile returns the messages of errors in a signer configuration, each once. The user has no such file: the configuration
-// is part of kubejoin.
-func withoutFile(err error) error {
-	var mistakes config.Errors
-	if !errors.As(err, &mistakes) {
-		return err
-	}
-	var messages []string
-	for _, m := range mistakes {
-		if !slices.Contains(messages, m.Message) {
-			messages = append(messages, m.Message)
-		}
-	}
-	return errors.New(strings.Join(messages, "; "))
-}
-
-// orNoCA marks the error of a server that has no signer for a certificate.
-func orNoCA(sign credentials.SignFunc) credentials.SignFunc {
-	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
-		chain, err := sign(ctx, r)
-		if p := (*api.Problem)(nil); errors.As(err, &p) && slices.ContainsFunc(p.Errors, func(e api.FieldProblem) bool { return e.Field == "signer" }) {
-			err = fmt.Errorf("%w: %w", credentials.ErrNoCA, err)
-		}
-		return chain, err
-	}
-}
-
-// warnOfKubeletClient warns of a certificate that the cluster of the control plane gives no rights, before it is written.
-// It asks the cluster with admin.conf, because the kubejoin that signs is often outside of it.
-func warnOfKubeletClient(cmd *cobra.Command, host credentials.Host, sign credentials.SignFunc) credentials.SignFunc {
-	var admin []byte // the new certificate of admin.conf, which is signed first and written last
-	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
-		chain, err := sign(ctx, r)
-		switch {
-		case err != nil:
-		case r.Signer == credentials.AdminSigner:
-			admin = chain
-		case r.Signer == credentials.KubeletClientSigner:
-			if text := kubeletClientWarning(ctx, host, admin); text != "" {
-				warn(cmd, text)
-			}
-		}
-		return chain, err
-	}
-}
-
-func kubeletClientWarning(ctx context.Context, host credentials.Host, admin []byte) string {
-	config, err := host.AdminConfig(admin)
-	if err != nil {
-		return accessreview.KubeletClientUnchecked(err)
-	}
-	config.WarningHandler = rest.NoWarnings{}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return accessreview.KubeletClientUnchecked(err)
-	}
-	return accessreview.KubeletClient(ctx, client)
-}
-
 type signOptions struct {
 	remoteOptions
 	signer   string
@@ -355,41 +266,6 @@ func sleep(ctx context.Context, d time.Duration) error {
 	case <-time.After(d):
 		return nil
 	}
-}
-
-// A destination is an output that was checked to be writable.
-type destination struct {
-	write func(chain []byte) error
-	drop  func() // releases it if nothing is written; does nothing after write
-}
-
-// destination opens the output before the request. A certificate that cannot be written would waste a claim of the
-// token, maybe the only one.
-func (o *signOptions) destination(stdout io.Writer) (destination, error) {
-	if isStdout(o.file) {
-		return destination{func(chain []byte) error { _, err := stdout.Write(chain); return err }, func() {}}, nil
-	}
-	const anybody = 0o644
-	if info, err := os.Lstat(o.file); err == nil && !info.Mode().IsRegular() { // write to it, do not replace it
-		f, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE, anybody)
-		if err != nil {
-			return destination{}, err
-		}
-		return destination{func(chain []byte) error {
-			if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
-				if err := f.Truncate(0); err != nil {
-					return errors.Join(err, f.Close())
-				}
-			}
-			_, err := f.Write(chain)
-			return errors.Join(err, f.Close())
-		}, func() { _ = f.Close() }}, nil
-	}
-	r, err := atomicfile.Prepare(o.file)
-	if err != nil {
-		return destination{}, err
-	}
-	return destination{func(chain []byte) error { return r.Write(chain, anybody) }, r.Drop}, nil
 }
 
 func reasonOf(p *api.Problem) string {

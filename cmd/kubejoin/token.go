@@ -1,7 +1,7 @@
 package main
 
 import (
-	"crypto/rand"
+	"context"
 	"encoding/csv"
 	"errors"
 	"fmt"
@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -130,81 +129,140 @@ func limits(t api.Token) []string {
 	return list
 }
 
-// tokenGenerateOptions are the flags of token generate.
-type tokenGenerateOptions struct {
-	format    string
-	user, uid string
-	groups    []string
-}
-
-func tokenGenerateCommand() *cobra.Command {
-	var o tokenGenerateOptions
+func tokenGetCommand() *cobra.Command {
+	var o tokenListOptions
 	cmd := &cobra.Command{
-		Use:   "generate",
-		Short: "Print a random bootstrap token without storing it",
-		Long: `Print a random bootstrap token of the form abcdef.0123456789abcdef. The command stores
-nothing and contacts no cluster. The token works after you create it, for example with
-'kubejoin token create', a manifest or kubeadm's InitConfiguration.
-
--o csv prints a static token instead: a line token,user,uid,"group1,group2" for the
---token-auth-file of kube-apiserver. A static token never expires. kube-apiserver reads
-the file only when it starts, so restart it after you add or remove a line. Make the
-kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
-		Example: `  kubejoin token generate
-
-  (umask 077; kubejoin token generate -o csv --user kubelet-bootstrap >> token.csv)`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(cmd.Flags().Changed); err != nil {
-				return &usageError{command: cmd.CommandPath(), err: err}
+		Use:   "get ID…",
+		Short: "Show the given bootstrap tokens, without their secrets",
+		Long: `Show the bootstrap tokens with the given IDs, like 'kubejoin token list'. The exit code
+is 1 if one of them does not exist.` + remoteHelp,
+		Example: `  kubejoin token get abcdef -o yaml`,
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := tokenIDs(args)
+			if err == nil {
+				err = o.checkAll()
 			}
-			if o.format == "text" {
-				_, err := fmt.Fprintln(cmd.OutOrStdout(), tokens.Generate().Reveal())
-				return err
+			if err != nil {
+				return usageOf(cmd, err)
 			}
-			columns := []string{rand.Text(), o.user, o.uid}
-			if len(o.groups) > 0 { // kube-apiserver reads an empty column as a group with an empty name
-				columns = append(columns, strings.Join(o.groups, ","))
-			}
-			line := csv.NewWriter(cmd.OutOrStdout())
-			if err := line.Write(columns); err != nil {
-				return err
-			}
-			line.Flush()
-			return line.Error()
+			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.get(ctx, cmd, r, ids) })
 		},
-		ValidArgsFunction: cobra.NoFileCompletions,
+		ValidArgsFunction: o.offer(many, listTokenIDs),
 	}
-	f := cmd.Flags()
-	f.SortFlags = false
-	f.StringVarP(&o.format, "output", "o", "text", "output format: text, or csv for a static token")
-	f.StringVar(&o.user, "user", "kubelet-bootstrap", "with -o csv: user name of the token")
-	f.StringVar(&o.uid, "uid", "", "with -o csv: UID of that user")
-	listVar(f, &o.groups, "groups", []string{tokens.BootstrappersGroup}, "with -o csv: groups of that user")
-	heading(f, "Output flags")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "csv"}, cobra.ShellCompDirectiveNoFileComp))
+	o.register(cmd)
 	return cmd
 }
 
-func (o *tokenGenerateOptions) check(given func(flag string) bool) error {
+func (o *tokenListOptions) get(ctx context.Context, cmd *cobra.Command, r *remote, ids []string) error {
+	list := api.TokenList{APIVersion: api.GroupVersion, Kind: api.KindTokenList}
 	var errs []error
-	if !slices.Contains([]string{"text", "csv"}, o.format) {
-		errs = append(errs, fmt.Errorf("--output: %q given, want text or csv", o.format))
-	}
-	for _, flag := range []string{"user", "uid", "groups"} {
-		if o.format != "csv" && given(flag) {
-			errs = append(errs, fmt.Errorf("--%s: needs -o csv, since only static tokens have it", flag))
+	told := map[string]bool{}
+	for _, id := range ids {
+		t, err := r.GetToken(ctx, id)
+		if err != nil {
+			errs = append(errs, err)
+			continue
 		}
-	}
-	if o.user == "" {
-		errs = append(errs, errors.New("--user: none given, want a name such as kubelet-bootstrap"))
-	}
-	for flag, values := range map[string][]string{"user": {o.user}, "uid": {o.uid}, "groups": o.groups} {
-		for _, value := range values {
-			if strings.ContainsFunc(value, unicode.IsControl) || flag == "groups" && strings.TrimSpace(value) != value {
-				errs = append(errs, fmt.Errorf("--%s: %q given, want a value without control characters, and groups without surrounding spaces", flag, value))
+		for _, w := range t.Warnings {
+			if !told[w] {
+				warn(cmd, w)
 			}
+			told[w] = true
+		}
+		t.Warnings = nil
+		list.Items = append(list.Items, t)
+	}
+	if err := o.reveal(ctx, r, list.Items); err != nil {
+		return err
+	}
+	var object any = list
+	if len(ids) == 1 && len(list.Items) == 1 {
+		object = list.Items[0]
+	}
+	if len(list.Items) > 0 {
+		if err := o.tokens(cmd.OutOrStdout(), object, list.Items); err != nil {
+			return err
 		}
 	}
-	return errors.Join(errs...)
+	return each(cmd, len(ids), errs)
+}
+
+// tokenListOptions are the flags of token list and get.
+type tokenListOptions struct {
+	remoteOptions
+	output
+	showSecrets bool
+}
+
+func (o *tokenListOptions) register(cmd *cobra.Command) {
+	cmd.Flags().SortFlags = false
+	o.output.register(cmd, "text", "wide", "csv")
+	cmd.Flags().BoolVar(&o.showSecrets, "show-secrets", false, "show whole tokens, not only their IDs; needs a kubeconfig that may read token Secrets")
+	heading(cmd.Flags(), "Output flags", "show-secrets")
+	o.remoteOptions.register(cmd)
+}
+
+func (o *tokenListOptions) checkAll() error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	if o.format == "csv" && !o.showSecrets {
+		return &usageError{err: errors.New("--output: csv contains whole tokens and needs --show-secrets")}
+	}
+	return nil
+}
+
+// reveal adds the secrets to tokens for --show-secrets. It reads them from the cluster, so it needs a kubeconfig.
+func (o *tokenListOptions) reveal(ctx context.Context, r *remote, items []api.Token) error {
+	if !o.showSecrets {
+		return nil
+	}
+	if r.cluster == nil {
+		return &usageError{err: errors.New("--show-secrets: needs a kubeconfig; a kubejoin server returns the secret of a token only when it creates the token")}
+	}
+	records, err := r.cluster.Records(ctx)
+	if err != nil {
+		return err
+	}
+	secrets := map[string]string{}
+	for _, record := range records {
+		secrets[record.Token.ID()] = record.Token.Reveal()
+	}
+	for i := range items {
+		items[i].Token = api.Secret(secrets[items[i].ID])
+	}
+	return nil
+}
+
+// tokenIDs returns the token IDs in args. It fails if there are none.
+func tokenIDs(args []string) ([]string, error) {
+	if len(args) == 0 {
+		return nil, &usageError{err: errors.New("ID: none given, want one token ID or several")}
+	}
+	ids := make([]string, len(args))
+	for i, arg := range args {
+		var err error
+		if ids[i], err = tokenID(arg); err != nil {
+			return nil, &usageError{err: fmt.Errorf("ID: %w", err)}
+		}
+	}
+	return ids, nil
+}
+
+// tokenID returns the token ID in an argument. Like kubeadm, it also accepts a whole token.
+func tokenID(argument string) (string, error) {
+	if strings.Contains(argument, ".") {
+		t, err := tokens.Parse(argument)
+		return t.ID(), err
+	}
+	return argument, tokens.CheckID(argument)
+}
+
+// checkTTL applies the server's limits to --ttl, so that the error names the flag.
+func checkTTL(d time.Duration) error {
+	if d != 0 && (d < time.Second || d > api.MaxTTL) {
+		return &usageError{err: fmt.Errorf("--ttl: %s given, want 1s to %s, or 0 for a token that never expires", d, api.MaxTTL)}
+	}
+	return nil
 }

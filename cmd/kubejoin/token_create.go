@@ -199,14 +199,6 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	return asked, nil
 }
 
-// checkTTL applies the server's limits to --ttl, so that the error names the flag.
-func checkTTL(d time.Duration) error {
-	if d != 0 && (d < time.Second || d > api.MaxTTL) {
-		return &usageError{err: fmt.Errorf("--ttl: %s given, want 1s to %s, or 0 for a token that never expires", d, api.MaxTTL)}
-	}
-	return nil
-}
-
 // chosenToken returns the token in the argument, the one on standard input for "-", or a new one. Its errors do not
 // contain the token.
 func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {

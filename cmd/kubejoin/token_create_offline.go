@@ -210,20 +210,3 @@ func documents(objects []runtime.Object) ([]byte, error) {
 	}
 	return bytes.Join(all, []byte("---\n")), nil
 }
-
-// kubeconfigOf returns the discovery kubeconfig for an API server and the CAs in a file.
-func kubeconfigOf(caFile, apiServer string) ([]byte, error) {
-	content, err := os.ReadFile(caFile)
-	if err != nil {
-		return nil, fmt.Errorf("--ca-file: %w", err)
-	}
-	cas, err := clusterinfo.ParseCAs(content)
-	if err != nil {
-		return nil, fmt.Errorf("--ca-file: %s: %w", caFile, err)
-	}
-	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, cas)
-	if err != nil {
-		return nil, fmt.Errorf("--ca-file and --api-server: %w", err)
-	}
-	return kubeconfig, nil
-}

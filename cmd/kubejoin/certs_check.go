@@ -1,0 +1,84 @@
+package main
+
+import (
+	"errors"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/util/duration"
+)
+
+func certsCheckCommand() *cobra.Command {
+	var o output
+	cmd := &cobra.Command{
+		Use:   "check [DIR]",
+		Short: "Print when the certificates of a control plane end, and what is wrong with them",
+		Long: `Print when the certificates of a control plane end, and what is wrong with them, like
+'kubeadm certs check-expiration'. It also works on a host without CA keys and before a
+cluster exists, and compares each certificate with its key and its CA. In kubeconfigs it
+makes the checks of 'kubejoin kubeconfig check --offline'. DIR is ` + kubeadmDir + ` by
+default. The command changes nothing.
+
+The exit code is 0 if all certificates can be used, and 1 if not. It is 2 if there are no
+certificates.`,
+		Example: `  kubejoin certs check
+
+  kubejoin certs check -o jsonpath='{.certificates[?(@.problem)].name}'`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := kubeadmDirOf(args)
+			if err := errors.Join(err, o.check()); err != nil {
+				return usageOf(cmd, err)
+			}
+			list, err := credentials.Host{Dir: dir}.Check(cmd.Context())
+			if err != nil {
+				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
+				return exitUnchecked
+			}
+			done, err := o.object(cmd.OutOrStdout(), struct {
+				Certificates []credentials.CertificateStatus `json:"certificates"`
+			}{list})
+			if !done {
+				err = table(cmd.OutOrStdout(), statusRows(list, o.format == "name", time.Now()))
+			}
+			if err != nil {
+				return err
+			}
+			for _, status := range list {
+				if status.Problem != "" {
+					return exitFindings
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().SortFlags = false
+	o.register(cmd, "text")
+	return cmd
+}
+
+func statusRows(list []credentials.CertificateStatus, names bool, now time.Time) [][]string {
+	rows := [][]string{{"CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "CERTIFICATE AUTHORITY", "CA KEY ON HOST", "PROBLEM", "NOTE"}}
+	if names {
+		rows = nil
+	}
+	for _, status := range list {
+		if names {
+			rows = append(rows, []string{status.Name})
+			continue
+		}
+		row := []string{status.Name, "<none>", "<none>", orNone(status.CA), "", orNone(status.Problem), orNone(status.Note)}
+		if status.NotAfter != nil {
+			row[1], row[2] = status.NotAfter.UTC().Format("Jan 02, 2006 15:04 MST"), duration.ShortHumanDuration(status.NotAfter.Sub(now))
+		}
+		switch {
+		case status.KeyOnHost:
+			row[4] = "yes"
+		case status.CA == "":
+			row[4] = "no"
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}

@@ -1,0 +1,306 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Default locations: a standalone kubejoin's, and kubeadm's kubeconfig of the administrator.
+const (
+	defaultURL    = "https://127.0.0.1:9443"
+	defaultCurlrc = "kubejoin-data/curlrc"
+	adminConf     = "/etc/kubernetes/admin.conf"
+)
+
+// remoteOptions are the flags that select where the tokens are: on a cluster or on a kubejoin server.
+type remoteOptions struct {
+	kubeconfig            string
+	url, caFile           string
+	bearerFile, curlrc    string
+	clientCert, clientKey string
+
+	// pkiDir has the files of a control plane, for commands that upload them on a cluster.
+	pkiDir string
+
+	// What connect has used, for hints: the URL of a server, its CA file, the credential and what to do if it is
+	// refused, or the kubeconfig of a cluster.
+	server, trusted, credential, kubeconfigFile string
+	cluster                                     bool // connect has chosen a cluster
+
+	given func(flag string) bool
+	// serverOnly is true for commands that only a kubejoin server supports. They do not look for a kubeconfig.
+	serverOnly bool
+	// instead ends errors of such a command: what to do without a server.
+	instead string
+	// ownServer sends the bearer token of a curlrc only to the server that this file names.
+	ownServer bool
+}
+
+// The help of kubejoin says on what commands work. The help of each command with remoteOptions ends with one of the others.
+const (
+	whereHelp = `Commands work on a cluster or on a kubejoin server: the first one that is given by
+  1. --kubeconfig: a cluster
+  2. --url, --curlrc or another connection flag: a kubejoin server
+  3. $KUBEJOIN_URL or $KUBEJOIN_CURLRC: a kubejoin server
+  4. $KUBECONFIG, ~/.kube/config, ` + adminConf + ` or the service account
+     of a pod: a cluster
+  5. ` + defaultCurlrc + `, which 'kubejoin serve' wrote: a kubejoin server`
+	remoteHelp = `
+
+The command works on a cluster or on a kubejoin server: 'kubejoin --help' says on which.`
+	serverHelp = `
+
+The command needs a kubejoin server: --url or --curlrc, else $KUBEJOIN_URL or
+$KUBEJOIN_CURLRC, else ` + defaultCurlrc + `.`
+	clusterHelp = `
+
+The command works on a cluster: the first of --kubeconfig, $KUBECONFIG, ~/.kube/config,
+` + adminConf + ` and the service account of a pod.`
+)
+
+func (o *remoteOptions) register(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.SortFlags = false
+	o.given = f.Changed
+	if f.Lookup("kubeconfig") == nil {
+		f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
+		if o.serverOnly {
+			_ = f.MarkHidden("kubeconfig") // it is an error that says what to use instead
+		}
+	}
+	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the server (default: as in a given --curlrc, $KUBEJOIN_URL, as in the default --curlrc, or "+defaultURL+")")
+	f.StringVar(&o.curlrc, "curlrc", "", "file of 'kubejoin serve' with server, CA and bearer token (default: $KUBEJOIN_CURLRC or "+defaultCurlrc+")")
+	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --curlrc, else the system's)")
+	f.StringVar(&o.bearerFile, "bearer-file", "", "file with only a bearer token")
+	f.StringVar(&o.clientCert, "client-certificate", "", "client certificate file, instead of a bearer token")
+	f.StringVar(&o.clientKey, "client-key", "", "private key of --client-certificate")
+	heading(f, "Connection flags", "kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate", "client-key")
+}
+
+// readEnvironment completes the flags from the environment, over which they win: --kubeconfig selects a cluster, and
+// --curlrc the server in that file, if it names one.
+func (o *remoteOptions) readEnvironment() {
+	if o.kubeconfig != "" {
+		return
+	}
+	if o.curlrc == "" {
+		o.url = cmp.Or(o.url, os.Getenv("KUBEJOIN_URL"))
+	}
+	o.curlrc = cmp.Or(o.curlrc, os.Getenv("KUBEJOIN_CURLRC"))
+}
+
+// connect selects the cluster or the server and connects to it. close stops the informers or closes the connections.
+func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), err error) {
+	o.readEnvironment()
+	if (o.clientCert == "") != (o.clientKey == "") {
+		return nil, nil, &usageError{err: errors.New("--client-certificate: certificate and key go together, and one of them is missing")}
+	}
+	if o.serverOnly && o.kubeconfig != "" {
+		return nil, nil, &usageError{err: errors.New("--kubeconfig: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE" + o.instead)}
+	}
+	ofServer := o.url != "" || o.curlrc != "" || o.caFile != "" || o.bearerFile != "" || o.clientCert != ""
+	if o.kubeconfig != "" && ofServer {
+		return nil, nil, &usageError{err: errors.New("--kubeconfig: selects a cluster, and --url, --curlrc, --ca-file, --bearer-file and --client-certificate select a kubejoin server; give only one of the two")}
+	}
+	if ofServer {
+		return o.connectServer()
+	}
+	if rules, found := o.findKubeconfig(); found && !o.serverOnly {
+		o.cluster, o.kubeconfigFile = true, kubeconfigFiles(rules)
+		return connectCluster(ctx, rules, o.pkiDir)
+	}
+	if exists(defaultCurlrc) {
+		return o.connectServer()
+	}
+	if o.serverOnly {
+		return nil, nil, errors.New("no kubejoin server given: want --url https://HOST:PORT or --curlrc FILE" + o.instead)
+	}
+	return nil, nil, fmt.Errorf("no cluster or kubejoin server given, and no kubeconfig found: want --kubeconfig FILE for a cluster, or --url https://HOST:PORT for a kubejoin server")
+}
+
+// run connects and calls do. Its errors name flags, not fields of the API.
+func (o *remoteOptions) run(cmd *cobra.Command, do func(context.Context, *remote) error) error {
+	r, stop, err := o.connect(cmd.Context())
+	if err == nil {
+		defer stop()
+		err = explain(do(cmd.Context(), r))
+	}
+	return usageOf(cmd, o.hint(err))
+}
+
+// hint adds to an error of a connection or a credential which file to check, and the next command.
+func (o *remoteOptions) hint(err error) error {
+	var network *net.OpError
+	var unknown x509.UnknownAuthorityError
+	var p *api.Problem
+	unreached, untrusted := errors.As(err, &network), errors.As(err, &unknown)
+	refused := apierrors.IsUnauthorized(err) || errors.As(err, &p) && p.Status == http.StatusUnauthorized
+	switch {
+	case !unreached && !untrusted && !refused, o.server == "" && !o.cluster: // or of another server
+		return err
+	case o.cluster:
+		return fmt.Errorf("%w; %s", err, o.clusterHint(refused))
+	case untrusted:
+		return fmt.Errorf("%w; the CA in %s did not issue the certificate of this server: give its CA with --ca-file, which 'kubejoin serve' keeps as ca.crt in --data-dir", err, cmp.Or(o.trusted, "the system's trust store"))
+	case unreached:
+		return fmt.Errorf("%w; no kubejoin responds there: start it with 'kubejoin serve', or give its address with --url https://HOST:PORT", err)
+	case o.credential == "":
+		return fmt.Errorf("%w; give a credential with --curlrc, --bearer-file or --client-certificate", err)
+	}
+	return fmt.Errorf("%w: the %s", err, o.credential)
+}
+
+func (o *remoteOptions) clusterHint(refused bool) string {
+	file, flag := "the service account of this pod", ""
+	if o.kubeconfigFile != "" {
+		file, flag = "kubeconfig "+o.kubeconfigFile, " --kubeconfig "+safetext.Quote(o.kubeconfigFile)
+	}
+	if refused {
+		return "the API server does not accept the credential in " + file + ": see 'kubectl auth whoami" + flag + "'"
+	}
+	return "the API server of " + file + " does not respond, or has another CA: see 'kubectl cluster-info" + flag + "'"
+}
+
+// onThisMachine returns the URL of a server if its host is a loopback address, or else nothing.
+func onThisMachine(server string) string {
+	u, err := url.Parse(server)
+	if err != nil {
+		return ""
+	}
+	if address, err := netip.ParseAddr(u.Hostname()); err != nil || !address.IsLoopback() {
+		return ""
+	}
+	return server
+}
+
+// findKubeconfig looks for a kubeconfig in the same places as kubeadm, in the same order.
+func (o *remoteOptions) findKubeconfig() (*clientcmd.ClientConfigLoadingRules, bool) {
+	if o.kubeconfig != "" {
+		return &clientcmd.ClientConfigLoadingRules{ExplicitPath: o.kubeconfig}, true
+	}
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	if os.Getenv(clientcmd.RecommendedConfigPathEnvVar) != "" {
+		return rules, true
+	}
+	for _, file := range []string{clientcmd.RecommendedHomeFile, adminConf} {
+		if exists(file) {
+			return &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}, true
+		}
+	}
+	return rules, inCluster() // the rules fall back to the service account
+}
+
+// kubeconfigFiles returns the files of a kubeconfig, or nothing for the service account of a pod.
+func kubeconfigFiles(rules *clientcmd.ClientConfigLoadingRules) string {
+	return cmp.Or(rules.ExplicitPath, os.Getenv(clientcmd.RecommendedConfigPathEnvVar))
+}
+
+// connectServer returns a client of a kubejoin server over HTTPS.
+func (o *remoteOptions) connectServer() (*remote, func(), error) {
+	file, own := o.curlrc, true
+	if file == "" && exists(defaultCurlrc) {
+		// With another credential, the file gives only the server.
+		if own = o.bearerFile == "" && o.clientCert == ""; own || o.url == "" {
+			file = defaultCurlrc
+		}
+	}
+	var curlrc datadir.CurlConfig
+	if file != "" {
+		var err error
+		if curlrc, err = datadir.ReadCurlrc(file); err != nil && own {
+			return nil, nil, fmt.Errorf("--curlrc: %w", err)
+		}
+	}
+	if !own {
+		// The folder may be of anybody, and the credential is not of this server: it may leave this machine for no other.
+		curlrc = datadir.CurlConfig{Server: onThisMachine(curlrc.Server)}
+	}
+	bearer, address := curlrc.Bearer, cmp.Or(o.url, curlrc.Server, os.Getenv("KUBEJOIN_URL"), defaultURL)
+	o.server, o.trusted = address, cmp.Or(o.caFile, curlrc.CAFile)
+	if curlrc.Bearer != "" {
+		o.credential = "bearer token in --curlrc " + file + " is not one of this server: 'kubejoin serve' writes this file into its --data-dir"
+	}
+	// The URL may have a path: kubejoin may be mounted under a prefix of another server.
+	if _, err := clusterinfo.Endpoint(address); err != nil {
+		return nil, nil, &usageError{err: fmt.Errorf("--url: %w", err)}
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if file := o.trusted; file != "" {
+		bundle, err := os.ReadFile(file)
+		if err != nil {
+			return nil, nil, fmt.Errorf("--ca-file: %w", err)
+		}
+		if config.RootCAs, err = pemfile.Pool(bundle); err != nil {
+			return nil, nil, fmt.Errorf("--ca-file: %s: %w", file, err)
+		}
+	}
+	if o.bearerFile != "" {
+		content, err := os.ReadFile(o.bearerFile)
+		if err != nil {
+			return nil, nil, fmt.Errorf("--bearer-file: %w", err)
+		}
+		if bearer = api.Secret(strings.TrimSpace(string(content))); bearer == "" || strings.ContainsAny(bearer.Reveal(), " \t\r\n") {
+			return nil, nil, fmt.Errorf("--bearer-file: %s: want one bearer token and nothing else", o.bearerFile)
+		}
+		o.credential = "bearer token in --bearer-file " + o.bearerFile + " is unknown here: get a current one from the operator"
+		if t, err := tokens.Parse(bearer.Reveal()); err == nil {
+			o.credential = "bootstrap token " + t.ID() + " in --bearer-file " + o.bearerFile + " has expired or was deleted: see 'kubejoin token list', and create another with 'kubejoin token create'"
+		}
+	}
+	if o.clientCert != "" {
+		if o.bearerFile == "" { // a bearer in curlrc may be another user's
+			bearer = ""
+		}
+		certificate, err := pemfile.LoadKeyPair(o.clientCert, o.clientKey)
+		if err != nil {
+			return nil, nil, fmt.Errorf("--client-certificate: %w", err)
+		}
+		config.Certificates = []tls.Certificate{certificate}
+		if o.bearerFile == "" {
+			o.credential = "client certificate in --client-certificate " + o.clientCert + " has expired, was revoked or is from another CA: see 'openssl x509 -noout -issuer -enddate -in " + safetext.Quote(o.clientCert) + "'"
+		}
+	}
+	if o.ownServer && o.bearerFile == "" && bearer != "" && address != curlrc.Server {
+		return nil, nil, fmt.Errorf("--curlrc: %s is not for %s", file, address)
+	}
+	c, stop := newClient(address, config)
+	c.Bearer = bearer
+	return &remote{backend: onServer{c}, server: c}, stop, nil
+}
+
+// newClient returns a client of a kubejoin server, and a function that closes its connections.
+func newClient(address string, config *tls.Config) (*client.Client, func()) {
+	transport := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, TLSClientConfig: config, ForceAttemptHTTP2: true,
+		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSHandshakeTimeout: 10 * time.Second,
+		// The longest wait that the server allows, and a margin.
+		ResponseHeaderTimeout: api.MaxWait + time.Minute,
+	}
+	web := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
+		return http.ErrUseLastResponse // a kubejoin server never redirects
+	}}
+	return &client.Client{URL: address, HTTP: web}, transport.CloseIdleConnections
+}

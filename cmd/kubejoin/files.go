@@ -1,0 +1,99 @@
+package main
+
+import (
+	"bytes"
+	"crypto"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+)
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil || !errors.Is(err, fs.ErrNotExist)
+}
+
+// isStdout reports whether a file of --output-file is standard output. /dev/stdout is a link that must not be replaced by a file.
+func isStdout(file string) bool { return file == "" || file == "-" || file == "/dev/stdout" }
+
+// emit writes content to a file that only its owner can read, or to stdout. It may hold a credential.
+func emit(file string, content []byte, stdout io.Writer) error {
+	if isStdout(file) {
+		_, err := stdout.Write(content)
+		return err
+	}
+	return atomicfile.Write(file, content)
+}
+
+// A destination is an output that was checked to be writable.
+type destination struct {
+	write func(chain []byte) error
+	drop  func() // releases it if nothing is written; does nothing after write
+}
+
+// destination opens the output before the request. A certificate that cannot be written would waste a claim of the
+// token, maybe the only one.
+func (o *signOptions) destination(stdout io.Writer) (destination, error) {
+	if isStdout(o.file) {
+		return destination{func(chain []byte) error { _, err := stdout.Write(chain); return err }, func() {}}, nil
+	}
+	const anybody = 0o644
+	if info, err := os.Lstat(o.file); err == nil && !info.Mode().IsRegular() { // write to it, do not replace it
+		f, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE, anybody)
+		if err != nil {
+			return destination{}, err
+		}
+		return destination{func(chain []byte) error {
+			if info, err := f.Stat(); err == nil && info.Mode().IsRegular() {
+				if err := f.Truncate(0); err != nil {
+					return errors.Join(err, f.Close())
+				}
+			}
+			_, err := f.Write(chain)
+			return errors.Join(err, f.Close())
+		}, func() { _ = f.Close() }}, nil
+	}
+	r, err := atomicfile.Prepare(o.file)
+	if err != nil {
+		return destination{}, err
+	}
+	return destination{func(chain []byte) error { return r.Write(chain, anybody) }, r.Drop}, nil
+}
+
+func readKey(file string) (crypto.Signer, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	key, err := pemfile.Key(content)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", file, err)
+	}
+	return key, err
+}
+
+// readCAs reads a CA bundle and returns only the certificates in it, in PEM.
+func readCAs(file string) ([]byte, error) {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	cas, err := clusterinfo.ParseCAs(content)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	var bundle bytes.Buffer
+	for _, ca := range cas {
+		if err := pem.Encode(&bundle, &pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}); err != nil {
+			return nil, err
+		}
+	}
+	return bundle.Bytes(), nil
+}

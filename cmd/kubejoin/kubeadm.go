@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/pki"
+	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/config"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// kubeadmDir is the folder of kubeadm.
+const kubeadmDir = "/etc/kubernetes"
+
+// kubeadmDirOf returns the folder of kubeadm that the arguments name.
+func kubeadmDirOf(args []string) (string, error) {
+	switch {
+	case len(args) == 0:
+		return kubeadmDir, nil
+	case len(args) > 1 || args[0] == "":
+		return "", &usageError{err: fmt.Errorf("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)}
+	case slices.Contains(credentials.Renewable(), args[0]) && !exists(args[0]):
+		return "", &usageError{err: fmt.Errorf("DIR: %q given, which is a certificate; want a folder, and --name %[1]s to renew only this certificate", args[0])}
+	}
+	return args[0], nil
+}
+
+// caKeys are CAs of kubeadm for commands that can sign on this machine.
+type caKeys struct {
+	dir            string // empty: a server signs
+	passphraseFile string // empty: the keys are not encrypted
+}
+
+func (k *caKeys) register(f *pflag.FlagSet, when string) {
+	f.StringVar(&k.dir, "pki-dir", "", when+"folder with the CA certificates and keys of kubeadm, to sign on this machine without a server")
+	f.StringVar(&k.passphraseFile, "pki-passphrase-file", "", when+"file with the passphrase of all CA keys in --pki-dir, in one line (default: they are not encrypted)")
+}
+
+func (k *caKeys) check() error {
+	if k.passphraseFile != "" && k.dir == "" {
+		return errors.New("--pki-passphrase-file: needs --pki-dir, the folder with the keys that it decrypts")
+	}
+	return nil
+}
+
+// signing returns who signs certificates of kubeadm in a folder, and the names that kubeadm-config adds. given are the certificates
+// that the caller named; none is all.
+func (o *remoteOptions) signing(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration, given []string) (pki.Signing, error) {
+	host, sign, stop, err := o.kubeadmSigner(cmd, dir, keys, wait)
+	if err != nil {
+		return pki.Signing{}, err
+	}
+	s := pki.Signing{Sign: sign, Stop: stop, Add: map[string][]string{}}
+	if len(given) == 0 || slices.ContainsFunc(append(credentials.OfEtcd(), apiserver), func(name string) bool { return slices.Contains(given, name) }) {
+		if s.Add, err = namesOfKubeadm(cmd.Context(), &host, given); err != nil {
+			warn(cmd, "could not read kubeadm-config with admin.conf ("+err.Error()+"); certificates get no new names from it, "+
+				"want 'kubejoin certs renew --add-san' for apiserver; with external etcd, select the other certificates with --name")
+		}
+	}
+	s.Missing = host.NoCA
+	return s, nil
+}
+
+// kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys in pki.
+func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration) (host credentials.Host, sign credentials.SignFunc, stop func(), err error) {
+	host = credentials.Host{Dir: dir}
+	if pki.dir == "" {
+		r, stop, err := o.connect(cmd.Context())
+		if err != nil {
+			return host, nil, nil, err
+		}
+		return host, warnOfKubeletClient(cmd, host, orNoCA(overHTTPS(cmd, r, wait))), stop, nil
+	}
+	for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
+		if o.given(flag) {
+			return host, nil, nil, &usageError{err: fmt.Errorf("--%s: excludes --pki-dir, which signs on this machine", flag)}
+		}
+	}
+	signers, missing, err := credentials.SignersOf(pki.dir, pki.passphraseFile)
+	if err != nil {
+		return host, nil, nil, fmt.Errorf("--pki-dir: %w", withoutFile(err))
+	}
+	host.NoCA = missing
+	return host, warnOfKubeletClient(cmd, host, credentials.SignLocally(signers)), func() {}, nil
+}
+
+// withoutFile returns the messages of errors in a signer configuration, each once. The user has no such file: the configuration
+// is part of kubejoin.
+func withoutFile(err error) error {
+	var mistakes config.Errors
+	if !errors.As(err, &mistakes) {
+		return err
+	}
+	var messages []string
+	for _, m := range mistakes {
+		if !slices.Contains(messages, m.Message) {
+			messages = append(messages, m.Message)
+		}
+	}
+	return errors.New(strings.Join(messages, "; "))
+}
+
+// orNoCA marks the error of a server that has no signer for a certificate.
+func orNoCA(sign credentials.SignFunc) credentials.SignFunc {
+	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
+		chain, err := sign(ctx, r)
+		if p := (*api.Problem)(nil); errors.As(err, &p) && slices.ContainsFunc(p.Errors, func(e api.FieldProblem) bool { return e.Field == "signer" }) {
+			err = fmt.Errorf("%w: %w", credentials.ErrNoCA, err)
+		}
+		return chain, err
+	}
+}
+
+// warnOfKubeletClient warns of a certificate that the cluster of the control plane gives no rights, before it is written.
+// It asks the cluster with admin.conf, because the kubejoin that signs is often outside of it.
+func warnOfKubeletClient(cmd *cobra.Command, host credentials.Host, sign credentials.SignFunc) credentials.SignFunc {
+	var admin []byte // the new certificate of admin.conf, which is signed first and written last
+	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
+		chain, err := sign(ctx, r)
+		switch {
+		case err != nil:
+		case r.Signer == credentials.AdminSigner:
+			admin = chain
+		case r.Signer == credentials.KubeletClientSigner:
+			if text := kubeletClientWarning(ctx, host, admin); text != "" {
+				warn(cmd, text)
+			}
+		}
+		return chain, err
+	}
+}
+
+func kubeletClientWarning(ctx context.Context, host credentials.Host, admin []byte) string {
+	config, err := host.AdminConfig(admin)
+	if err != nil {
+		return accessreview.KubeletClientUnchecked(err)
+	}
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return accessreview.KubeletClientUnchecked(err)
+	}
+	return accessreview.KubeletClient(ctx, client)
+}
+
+// apiserver is the certificate that --add-san changes.
+const apiserver = "apiserver"
+
+// namesOfKubeadm returns the names to add to certificates that kubeadm-config has. With an external etcd, the host has no CA for its
+// certificates, except for those that are given.
+func namesOfKubeadm(ctx context.Context, host *credentials.Host, given []string) (map[string][]string, error) {
+	stored, err := readKubeadmConfig(ctx, *host)
+	add := map[string][]string{apiserver: stored.APIServer.CertSANs}
+	if local := stored.Etcd.Local; local != nil {
+		add["etcd-server"], add["etcd-peer"] = local.ServerCertSANs, local.PeerCertSANs
+	}
+	if stored.Etcd.External == nil {
+		return add, err
+	}
+	if host.NoCA == nil {
+		host.NoCA = map[string]string{}
+	}
+	for _, name := range credentials.OfEtcd() {
+		if !slices.Contains(given, name) {
+			host.NoCA[name] = "kubeadm-config has etcd.external"
+		}
+	}
+	return add, err
+}
+
+// readKubeadmConfig reads kubeadm's ClusterConfiguration with admin.conf of a control plane.
+func readKubeadmConfig(ctx context.Context, host credentials.Host) (kubeadmcerts.Configuration, error) {
+	config, err := host.AdminConfig(nil)
+	if err != nil {
+		return kubeadmcerts.Configuration{}, err
+	}
+	config.WarningHandler = rest.NoWarnings{}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return kubeadmcerts.Configuration{}, err
+	}
+	const timeout = 5 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return kubeadmcerts.ReadConfiguration(ctx, client)
+}

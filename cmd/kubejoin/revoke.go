@@ -1,0 +1,232 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/spf13/cobra"
+)
+
+func revokeCommand() *cobra.Command {
+	var o struct {
+		remoteOptions
+		output
+		asked api.Revoke
+		token string
+	}
+	cmd := &cobra.Command{
+		Use:   "revoke [NODE]",
+		Short: "Lock out a node, a certificate, or all nodes of a token",
+		Long: `Lock out a node, one certificate, or all nodes of a token. NODE revokes every certificate
+of a node, whoever issued it, except those that kubejoin issues afterwards. So the machine
+can join again with a new token. To revoke a node that has come back, run the command
+again.
+
+Revoked certificates cannot renew and cannot use kubejoin. kube-apiserver refuses them
+only if you set that up: see 'kubejoin authorization-config' and docs/revocation.md.` + remoteHelp,
+		Example: `  kubejoin revoke worker-7 --reason "stolen from the rack"
+  kubejoin revoke --token qwertz
+  kubejoin revoke list
+  kubejoin revoke undo worker-7`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(); err != nil {
+				return usageOf(cmd, err)
+			}
+			if err := revokeArguments(&o.asked, args, o.token); err != nil {
+				return usageOf(cmd, err)
+			}
+			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				list, err := r.Revoke(ctx, o.asked)
+				if err != nil {
+					return err
+				}
+				warn(cmd, list.Warnings...)
+				return o.revoked(cmd.OutOrStdout(), list)
+			})
+		},
+		ValidArgsFunction: o.offer(1, listNodes),
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.asked.Serial, "serial", "", "revoke one certificate that kubejoin has issued, by its serial number")
+	f.StringVar(&o.asked.Fingerprint, "fingerprint", "", "revoke one certificate by its SHA-256, as 'openssl x509 -noout -fingerprint -sha256' prints it")
+	f.StringVar(&o.token, "token", "", "end the token with this ID, and revoke the nodes that joined with it")
+	f.StringVar(&o.asked.Reason, "reason", "", "why, at most 256 bytes; locked-out machines see it")
+	f.BoolVar(&o.asked.DryRun, "dry-run", false, "print what would be revoked, but revoke nothing")
+	o.offerFlag(cmd, "token", listTokenIDs)
+	o.output.register(cmd, "text")
+	o.remoteOptions.register(cmd)
+	cmd.AddCommand(revokeListCommand(), revokeUndoCommand())
+	return cmd
+}
+
+// revokeArguments sets what to revoke.
+func revokeArguments(asked *api.Revoke, args []string, token string) error {
+	if len(args) > 1 {
+		return &usageError{err: fmt.Errorf("NODE: %d given, want one node name", len(args))}
+	}
+	if len(args) == 1 {
+		if err := tokens.CheckNodeName(args[0]); err != nil {
+			return &usageError{err: fmt.Errorf("NODE: %w", err)}
+		}
+		asked.Node = args[0]
+	}
+	if token != "" {
+		id, err := tokenID(token)
+		if err != nil {
+			return &usageError{err: fmt.Errorf("--token: %w", err)}
+		}
+		asked.TokenID = id
+	}
+	asked.Serial = strings.TrimPrefix(asked.Serial, "serial=") // openssl prints this prefix
+	given := 0
+	for _, s := range []string{asked.Node, asked.Serial, asked.Fingerprint, asked.TokenID} {
+		if s != "" {
+			given++
+		}
+	}
+	if given != 1 {
+		return &usageError{err: fmt.Errorf("%d of NODE, --serial, --fingerprint and --token given, want one", given)}
+	}
+	return nil
+}
+
+func revokeListCommand() *cobra.Command {
+	var o struct {
+		remoteOptions
+		output
+	}
+	cmd := &cobra.Command{
+		Use:     "list",
+		Short:   "List revoked nodes and certificates",
+		Long:    `List revoked nodes and certificates, without those that have expired.` + remoteHelp,
+		Example: `  kubejoin revoke list`,
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return usageOf(cmd, err)
+			}
+			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				list, err := r.ListRevocations(ctx)
+				if err != nil {
+					return err
+				}
+				return o.revocations(cmd.OutOrStdout(), list)
+			})
+		},
+	}
+	cmd.Flags().SortFlags = false
+	o.output.register(cmd, "text")
+	o.remoteOptions.register(cmd)
+	return cmd
+}
+
+func revokeUndoCommand() *cobra.Command {
+	var o struct {
+		remoteOptions
+		dryRun bool
+	}
+	cmd := &cobra.Command{
+		Use:   "undo NODE|sha256:HEX…",
+		Short: "Remove revocations, so that the certificates are valid again",
+		Long: `Remove revocations, so that the certificates are valid again. Give node names, and
+fingerprints as 'kubejoin revoke list' prints them. To let a machine come back with a new
+certificate, you need not undo its revocation: create a token for it.` + remoteHelp,
+		Example: `  kubejoin revoke undo worker-7`,
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var errs []error
+			if len(args) == 0 {
+				errs = append(errs, errors.New("NODE: none given, want node names or fingerprints"))
+			}
+			for _, arg := range args {
+				if _, err := revocation.ParseKey(arg); err != nil {
+					errs = append(errs, fmt.Errorf("NODE: %w", err))
+				}
+			}
+			if len(errs) > 0 {
+				return usageOf(cmd, &usageError{err: errors.Join(errs...)})
+			}
+			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				var errs []error
+				for _, arg := range args {
+					undone, err := r.UndoRevocation(ctx, arg, api.UndoRevocation{DryRun: o.dryRun})
+					if err != nil {
+						errs = append(errs, err)
+						continue
+					}
+					done := "removed"
+					if o.dryRun {
+						done = "would be removed (dry run)"
+					}
+					if _, err := fmt.Fprintf(cmd.OutOrStdout(), "revocation of %s %s\n", revokedName(undone), done); err != nil {
+						return err
+					}
+				}
+				return each(cmd, len(args), errs)
+			})
+		},
+		ValidArgsFunction: o.offer(many, listRevoked),
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print what would be removed, but remove nothing")
+	o.register(cmd)
+	return cmd
+}
+
+// revokedName returns the node name or the fingerprint of a revocation.
+func revokedName(r api.Revocation) string { return cmp.Or(r.Node, r.Fingerprint) }
+
+// revoked prints what was revoked.
+func (o *output) revoked(w io.Writer, list api.RevocationList) error {
+	if done, err := o.object(w, list); done {
+		return err
+	}
+	for _, r := range list.Items {
+		line := revokedName(r)
+		if o.format != "name" {
+			what := "node " + line
+			if r.Node == "" {
+				what = "certificate " + line
+			}
+			line = what + " revoked"
+			if r.DryRun {
+				line = what + " would be revoked (dry run)"
+			}
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// revocations prints a list of revocations.
+func (o *output) revocations(w io.Writer, list api.RevocationList) error {
+	if o.format == "name" {
+		return o.revoked(w, list)
+	}
+	if done, err := o.object(w, list); done || len(list.Items) == 0 {
+		return err
+	}
+	rows := [][]string{{"REVOKED", "AGE", "ENDS", "BY", "ALLOWED SINCE", "REASON"}}
+	now := time.Now()
+	for _, r := range list.Items {
+		ends := "<never>"
+		if !r.Until.IsZero() {
+			ends = r.Until.UTC().Format(time.RFC3339)
+		}
+		rows = append(rows, []string{revokedName(r), age(r.Since, now), ends, orNone(r.By), strconv.Itoa(r.Allowed), orNone(cmp.Or(r.Problem, r.Reason))})
+	}
+	return table(w, rows)
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"crypto/rand"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/spf13/cobra"
+)
+
+// tokenGenerateOptions are the flags of token generate.
+type tokenGenerateOptions struct {
+	format    string
+	user, uid string
+	groups    []string
+}
+
+func tokenGenerateCommand() *cobra.Command {
+	var o tokenGenerateOptions
+	cmd := &cobra.Command{
+		Use:   "generate",
+		Short: "Print a random bootstrap token without storing it",
+		Long: `Print a random bootstrap token of the form abcdef.0123456789abcdef. The command stores
+nothing and contacts no cluster. The token works after you create it, for example with
+'kubejoin token create', a manifest or kubeadm's InitConfiguration.
+
+-o csv prints a static token instead: a line token,user,uid,"group1,group2" for the
+--token-auth-file of kube-apiserver. A static token never expires. kube-apiserver reads
+the file only when it starts, so restart it after you add or remove a line. Make the
+kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
+		Example: `  kubejoin token generate
+
+  (umask 077; kubejoin token generate -o csv --user kubelet-bootstrap >> token.csv)`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(cmd.Flags().Changed); err != nil {
+				return &usageError{command: cmd.CommandPath(), err: err}
+			}
+			if o.format == "text" {
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), tokens.Generate().Reveal())
+				return err
+			}
+			columns := []string{rand.Text(), o.user, o.uid}
+			if len(o.groups) > 0 { // kube-apiserver reads an empty column as a group with an empty name
+				columns = append(columns, strings.Join(o.groups, ","))
+			}
+			line := csv.NewWriter(cmd.OutOrStdout())
+			if err := line.Write(columns); err != nil {
+				return err
+			}
+			line.Flush()
+			return line.Error()
+		},
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVarP(&o.format, "output", "o", "text", "output format: text, or csv for a static token")
+	f.StringVar(&o.user, "user", "kubelet-bootstrap", "with -o csv: user name of the token")
+	f.StringVar(&o.uid, "uid", "", "with -o csv: UID of that user")
+	listVar(f, &o.groups, "groups", []string{tokens.BootstrappersGroup}, "with -o csv: groups of that user")
+	heading(f, "Output flags")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "csv"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (o *tokenGenerateOptions) check(given func(flag string) bool) error {
+	var errs []error
+	if !slices.Contains([]string{"text", "csv"}, o.format) {
+		errs = append(errs, fmt.Errorf("--output: %q given, want text or csv", o.format))
+	}
+	for _, flag := range []string{"user", "uid", "groups"} {
+		if o.format != "csv" && given(flag) {
+			errs = append(errs, fmt.Errorf("--%s: needs -o csv, since only static tokens have it", flag))
+		}
+	}
+	if o.user == "" {
+		errs = append(errs, errors.New("--user: none given, want a name such as kubelet-bootstrap"))
+	}
+	for flag, values := range map[string][]string{"user": {o.user}, "uid": {o.uid}, "groups": o.groups} {
+		for _, value := range values {
+			if strings.ContainsFunc(value, unicode.IsControl) || flag == "groups" && strings.TrimSpace(value) != value {
+				errs = append(errs, fmt.Errorf("--%s: %q given, want a value without control characters, and groups without surrounding spaces", flag, value))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
