@@ -56,7 +56,7 @@ pod or with systemd. See docs/revocation.md.`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return &usageError{command: cmd.CommandPath(), err: err}
+				return &usageError{err: err}
 			}
 			return authorizationConfig(o, cmd.OutOrStdout())
 		},

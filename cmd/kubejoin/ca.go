@@ -71,7 +71,7 @@ func (o *caOptions) register(cmd *cobra.Command, formats ...string) {
 
 func (o *caOptions) check() error {
 	if !slices.Contains(rotation.CAs, rotation.CA(o.ca)) {
-		return &usageError{err: fmt.Errorf("--ca: %.40q given, want one of %q", o.ca, rotation.CAs)}
+		return usagef("--ca: %.40q given, want one of %q", o.ca, rotation.CAs)
 	}
 	return o.output.check()
 }
@@ -88,7 +88,7 @@ behind.` + remoteHelp
 	cmd.Args = noArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := o.check(); err != nil {
-			return usageOf(cmd, err)
+			return err
 		}
 		return o.run(cmd, func(ctx context.Context, r *remote) error {
 			done, err := r.StepCA(ctx, o.ca, cmd.Name(), asked)

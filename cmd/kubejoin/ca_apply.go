@@ -97,7 +97,7 @@ both cases it says what to do.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := kubeadmDirOf(args)
 			if err := errors.Join(err, o.check()); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, newCAApplier(&o, dir).apply)
 		},
@@ -232,7 +232,7 @@ func (o *caApplyOptions) run(cmd *cobra.Command, work func(*cobra.Command) error
 		}
 		return exitNotReady
 	}
-	return usageOf(cmd, err)
+	return err
 }
 
 // stageKubeconfig returns the kubeconfig to read the stages with.

@@ -52,7 +52,7 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := errors.Join(o.check(), o.checkFlags()); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			if err := o.readFiles(); err != nil {
 				return err
@@ -80,9 +80,9 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 func (o *caPrepareOptions) checkFlags() error {
 	switch {
 	case o.keyFile != "" && o.certFile == "":
-		return &usageError{err: errors.New("--new-ca-key-file: needs --new-ca-cert-file, which is missing")}
+		return usagef("--new-ca-key-file: needs --new-ca-cert-file, which is missing")
 	case o.given("lifetime") && o.certFile != "":
-		return &usageError{err: errors.New("--lifetime: is for a CA that kubejoin makes, and --new-ca-cert-file gives one")}
+		return usagef("--lifetime: is for a CA that kubejoin makes, and --new-ca-cert-file gives one")
 	}
 	if o.given("lifetime") {
 		o.asked.Lifetime = o.lifetime.String()

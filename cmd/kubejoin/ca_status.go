@@ -131,7 +131,7 @@ what it cannot see. -o wide lists all of it.` + remoteHelp,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				status, err := r.CARotation(ctx, o.ca)

@@ -95,7 +95,7 @@ and prints a whole join command.` + clusterHelp,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			u, err := o.uploader()
 			if err != nil {
@@ -144,7 +144,7 @@ func certsListCommand() *cobra.Command {
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			u, err := o.uploader()
 			if err != nil {

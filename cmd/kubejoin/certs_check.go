@@ -29,7 +29,7 @@ certificates.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := kubeadmDirOf(args)
 			if err := errors.Join(err, o.check()); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			list, err := credentials.Host{Dir: dir}.Check(cmd.Context())
 			if err != nil {

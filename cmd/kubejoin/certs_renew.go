@@ -51,9 +51,9 @@ their new files, and 'kubejoin host apply' restarts them.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := kubeadmDirOf(args)
 			if err := errors.Join(err, o.output.check(), o.checkNames(), o.pki.check()); err != nil {
-				return usageOf(cmd, &usageError{err: err})
+				return &usageError{err: err}
 			}
-			return usageOf(cmd, o.hint(explain(o.renew(cmd, dir))))
+			return o.hint(explain(o.renew(cmd, dir)))
 		},
 	}
 	f := cmd.Flags()

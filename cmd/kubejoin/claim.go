@@ -39,7 +39,7 @@ func claimListCommand() *cobra.Command {
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.ListClaims(ctx)
@@ -116,7 +116,7 @@ renewals.` + remoteHelp,
 				}
 			}
 			if len(errs) > 0 {
-				return usageOf(cmd, &usageError{err: errors.Join(errs...)})
+				return &usageError{err: errors.Join(errs...)}
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				return releaseClaims(ctx, cmd, r, args, o.dryRun)

@@ -115,14 +115,14 @@ func (o *remoteOptions) readEnvironment() {
 func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), err error) {
 	o.readEnvironment()
 	if (o.clientCert == "") != (o.clientKey == "") {
-		return nil, nil, &usageError{err: errors.New("--client-certificate: certificate and key go together, and one of them is missing")}
+		return nil, nil, usagef("--client-certificate: certificate and key go together, and one of them is missing")
 	}
 	if o.serverOnly && o.kubeconfig != "" {
-		return nil, nil, &usageError{err: errors.New("--kubeconfig: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE" + o.instead)}
+		return nil, nil, usagef("--kubeconfig: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE%s", o.instead)
 	}
 	ofServer := o.url != "" || o.curlrc != "" || o.caFile != "" || o.bearerFile != "" || o.clientCert != ""
 	if o.kubeconfig != "" && ofServer {
-		return nil, nil, &usageError{err: errors.New("--kubeconfig: selects a cluster, and --url, --curlrc, --ca-file, --bearer-file and --client-certificate select a kubejoin server; give only one of the two")}
+		return nil, nil, usagef("--kubeconfig: selects a cluster, and --url, --curlrc, --ca-file, --bearer-file and --client-certificate select a kubejoin server; give only one of the two")
 	}
 	if ofServer {
 		return o.connectServer()
@@ -147,7 +147,7 @@ func (o *remoteOptions) run(cmd *cobra.Command, do func(context.Context, *remote
 		defer stop()
 		err = explain(do(cmd.Context(), r))
 	}
-	return usageOf(cmd, o.hint(err))
+	return o.hint(err)
 }
 
 // hint adds to an error of a connection or a credential which file to check, and the next command.
@@ -244,7 +244,7 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 	}
 	// The URL may have a path: kubejoin may be mounted under a prefix of another server.
 	if _, err := clusterinfo.Endpoint(address); err != nil {
-		return nil, nil, &usageError{err: fmt.Errorf("--url: %w", err)}
+		return nil, nil, usagef("--url: %w", err)
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if file := o.trusted; file != "" {

@@ -73,7 +73,7 @@ finding was made but a check could not run, or if the command cannot reach the c
 			}
 			var code exitCode
 			if usage := (*usageError)(nil); err == nil || errors.As(err, &usage) || errors.As(err, &code) {
-				return usageOf(cmd, err)
+				return err
 			}
 			cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
 			return exitUnchecked
@@ -102,30 +102,30 @@ func (o *doctorOptions) check() error {
 		return err
 	}
 	if o.fix && o.format != "text" {
-		return &usageError{err: errors.New("--fix: prints commands only, and excludes --output")}
+		return usagef("--fix: prints commands only, and excludes --output")
 	}
 	if o.url != "" {
 		if _, err := clusterinfo.Endpoint(o.url); err != nil {
-			return &usageError{err: fmt.Errorf("--url: %w", err)}
+			return usagef("--url: %w", err)
 		}
 	}
 	if o.caFile != "" && o.url == "" {
-		return &usageError{err: errors.New("--ca-file: is for --url, which is missing")}
+		return usagef("--ca-file: is for --url, which is missing")
 	}
 	if o.advertise != "" {
 		if err := clusterinfo.CheckEndpoint(o.advertise); err != nil {
-			return &usageError{err: fmt.Errorf("--advertise: %w", err)}
+			return usagef("--advertise: %w", err)
 		}
 	}
 	for i, text := range o.pins {
 		pin, err := clusterinfo.ParsePin(text)
 		if err != nil {
-			return &usageError{err: fmt.Errorf("--discovery-token-ca-cert-hash: %w", err)}
+			return usagef("--discovery-token-ca-cert-hash: %w", err)
 		}
 		o.pins[i] = pin
 	}
 	if err := doctor.CheckNames(o.skip); err != nil {
-		return &usageError{err: fmt.Errorf("--skip: %w", err)}
+		return usagef("--skip: %w", err)
 	}
 	return nil
 }

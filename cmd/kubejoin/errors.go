@@ -17,6 +17,11 @@ func (e *usageError) Error() string { return e.err.Error() }
 
 func (e *usageError) Unwrap() error { return e.err }
 
+// usagef returns a usage error. run adds the command.
+func usagef(format string, args ...any) error {
+	return &usageError{err: fmt.Errorf(format, args...)}
+}
+
 // usageOf adds the command to a usage error that has none.
 func usageOf(cmd *cobra.Command, err error) error {
 	var usage *usageError

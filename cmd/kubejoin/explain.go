@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -76,16 +75,16 @@ the command cannot reach the cluster or the server, and 2 for an unknown code.` 
 			switch {
 			case err != nil:
 			case o.code != "" && (len(args) > 0 || o.request.given()):
-				err = &usageError{err: errors.New("CODE: excludes NODE, --csr and --filename; want exactly one of them")}
+				err = usagef("CODE: excludes NODE, --csr and --filename; want exactly one of them")
 			case o.code != "":
-				return usageOf(cmd, o.explainCode(cmd.OutOrStdout(), o.code))
+				return o.explainCode(cmd.OutOrStdout(), o.code)
 			case o.request.given():
 				err = o.request.check(args)
 			default:
 				err = checkNode(args)
 			}
 			if err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			if o.request.given() {
 				return o.explainRequest(cmd, &o.remoteOptions, o.request)
@@ -121,10 +120,10 @@ the command cannot reach the cluster or the server, and 2 for an unknown code.` 
 
 func checkNode(args []string) error {
 	if len(args) != 1 {
-		return &usageError{err: fmt.Errorf("NODE: %d given, want one node name", len(args))}
+		return usagef("NODE: %d given, want one node name", len(args))
 	}
 	if err := tokens.CheckNodeName(args[0]); err != nil {
-		return &usageError{err: fmt.Errorf("NODE: %w", err)}
+		return usagef("NODE: %w", err)
 	}
 	return nil
 }
@@ -153,11 +152,11 @@ func (e explainedRequest) given() bool { return e.name != "" || e.file != "" }
 func (e explainedRequest) check(args []string) error {
 	switch {
 	case len(args) > 0:
-		return &usageError{err: errors.New("NODE: excludes --csr and --filename; want exactly one of them")}
+		return usagef("NODE: excludes --csr and --filename; want exactly one of them")
 	case e.name != "" && e.file != "":
-		return &usageError{err: errors.New("--csr: excludes --filename, and both are given")}
+		return usagef("--csr: excludes --filename, and both are given")
 	case e.name != "" && !dnsname.IsSubdomain(e.name):
-		return &usageError{err: fmt.Errorf("--csr: %.60q given, want a valid object name", tokens.Redact(e.name))}
+		return usagef("--csr: %.60q given, want a valid object name", tokens.Redact(e.name))
 	}
 	return nil
 }

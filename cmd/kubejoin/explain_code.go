@@ -33,7 +33,7 @@ func (o *output) explainCode(w io.Writer, code string) error {
 		if camelCase.MatchString(code) {
 			near += "; names of nodes are in lower case"
 		}
-		return &usageError{err: fmt.Errorf("CODE: %.60q is not a code of kubejoin; %s", tokens.Redact(code), near)}
+		return usagef("CODE: %.60q is not a code of kubejoin; %s", tokens.Redact(code), near)
 	}
 	done, err := o.object(w, struct {
 		APIVersion string           `json:"apiVersion"`

@@ -177,9 +177,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		if len(nearest) > 0 {
 			names = nearest
 		}
-		return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("unknown command%s for %q; want %s", word, cmd.CommandPath(), oneOf(names))}
+		return usagef("unknown command%s for %q; want %s", word, cmd.CommandPath(), oneOf(names))
 	}
-	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q takes only flags, no arguments: %d given", cmd.CommandPath(), len(args))}
+	return usagef("%q takes only flags, no arguments: %d given", cmd.CommandPath(), len(args))
 }
 
 // oneOf lists names, of which one is expected.

@@ -72,7 +72,7 @@ something is left to do, and 1 if it failed. In both cases it says what to do.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := kubeadmDirOf(args)
 			if err := errors.Join(err, o.check()); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			h := &hostApplier{flags: &o, caApplier: newCAApplier(&o.caApplyOptions, dir)}
 			return o.run(cmd, h.apply)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -69,7 +68,7 @@ given, an entry must match all.` + issuedHelp,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.checkAll(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.list(ctx, cmd, r) })
 		},
@@ -104,12 +103,12 @@ func (o *issuedListOptions) checkAll() error {
 	if o.token != "" {
 		id, err := tokenID(o.token)
 		if err != nil {
-			return &usageError{err: fmt.Errorf("--token: %w", err)}
+			return usagef("--token: %w", err)
 		}
 		o.asked.TokenID = id
 	}
 	if o.limit < 0 {
-		return &usageError{err: fmt.Errorf("--limit: %d given, want 0 or more", o.limit)}
+		return usagef("--limit: %d given, want 0 or more", o.limit)
 	}
 	return o.check()
 }
@@ -194,7 +193,7 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 				err = o.check()
 			}
 			if err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				e, err := r.server.GetIssued(ctx, serial)
@@ -215,11 +214,11 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 
 func serialNumber(args []string) (string, error) {
 	if len(args) != 1 {
-		return "", &usageError{err: fmt.Errorf("SERIAL: %d given, want one serial number", len(args))}
+		return "", usagef("SERIAL: %d given, want one serial number", len(args))
 	}
 	serial, err := issuance.ParseSerial(strings.TrimPrefix(args[0], "serial=")) // openssl prints this prefix
 	if err != nil {
-		return "", &usageError{err: errors.New("SERIAL: want a serial number in hexadecimal digits")}
+		return "", usagef("SERIAL: want a serial number in hexadecimal digits")
 	}
 	return serial, nil
 }

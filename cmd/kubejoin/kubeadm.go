@@ -29,9 +29,9 @@ func kubeadmDirOf(args []string) (string, error) {
 	case len(args) == 0:
 		return kubeadmDir, nil
 	case len(args) > 1 || args[0] == "":
-		return "", &usageError{err: fmt.Errorf("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)}
+		return "", usagef("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)
 	case slices.Contains(credentials.Renewable(), args[0]) && !exists(args[0]):
-		return "", &usageError{err: fmt.Errorf("DIR: %q given, which is a certificate; want a folder, and --name %[1]s to renew only this certificate", args[0])}
+		return "", usagef("DIR: %q given, which is a certificate; want a folder, and --name %[1]s to renew only this certificate", args[0])
 	}
 	return args[0], nil
 }
@@ -84,7 +84,7 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKey
 	}
 	for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
 		if o.given(flag) {
-			return host, nil, nil, &usageError{err: fmt.Errorf("--%s: excludes --pki-dir, which signs on this machine", flag)}
+			return host, nil, nil, usagef("--%s: excludes --pki-dir, which signs on this machine", flag)
 		}
 	}
 	signers, missing, err := credentials.SignersOf(pki.dir, pki.passphraseFile)

@@ -96,9 +96,9 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := o.check(args, identity)
 		if err != nil {
-			return &usageError{command: cmd.CommandPath(), err: err}
+			return &usageError{err: err}
 		}
-		return usageOf(cmd, o.hint(explain(o.run(cmd, id))))
+		return o.hint(explain(o.run(cmd, id)))
 	}
 	f := cmd.Flags()
 	f.SortFlags = false

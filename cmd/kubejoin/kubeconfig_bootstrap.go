@@ -81,9 +81,9 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return &usageError{command: cmd.CommandPath(), err: err}
+				return &usageError{err: err}
 			}
-			return usageOf(cmd, o.hint(explain(o.run(cmd))))
+			return o.hint(explain(o.run(cmd)))
 		},
 	}
 	f := cmd.Flags()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"io"
 
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
@@ -34,12 +33,12 @@ finding was made but a check could not run, or if the command cannot read the fi
 			switch {
 			case err != nil:
 			case len(args) != 1 || args[0] == "":
-				err = &usageError{err: fmt.Errorf("FILE: %d given, want one", len(args))}
+				err = usagef("FILE: %d given, want one", len(args))
 			case o.node != "" && tokens.CheckNodeName(o.node) != nil:
-				err = &usageError{err: fmt.Errorf("--node: %w", tokens.CheckNodeName(o.node))}
+				err = usagef("--node: %w", tokens.CheckNodeName(o.node))
 			}
 			if err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			report, err := credentials.Checker{Node: o.node, Offline: o.offline}.Check(cmd.Context(), args[0])
 			if err != nil {

@@ -55,7 +55,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	return root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
+	return usageOf(cmd, err)
 }
 
 func rootCommand() *cobra.Command {
@@ -83,7 +84,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{command: cmd.CommandPath(), err: flagError(err)}
+		return &usageError{err: flagError(err)}
 	})
 	root.SetUsageFunc(usage)
 	group := func(id string, commands ...*cobra.Command) {

@@ -77,11 +77,11 @@ cluster.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.ArgsLenAtDash() != 0 && len(args) > 0 {
-				return &usageError{command: cmd.CommandPath(), err: errors.New("flags of 'kubejoin serve' come after --, and other arguments are not allowed")}
+				return usagef("flags of 'kubejoin serve' come after --, and other arguments are not allowed")
 			}
 			pod, err := o.pod(args)
 			if err != nil {
-				return &usageError{command: cmd.CommandPath(), err: err}
+				return &usageError{err: err}
 			}
 			notice := ""
 			pod.Expires, notice, err = kubeconfigExpiry(o.kubeconfig)

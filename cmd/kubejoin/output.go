@@ -44,12 +44,12 @@ func (o *output) check() error {
 	if text, found := strings.CutPrefix(o.format, jsonpathFormat); found {
 		o.template = jsonpath.New("output").AllowMissingKeys(true)
 		if err := o.template.Parse(text); err != nil || text == "" {
-			return &usageError{err: fmt.Errorf("--output: %q given, want a valid template such as jsonpath={.items[*].id}", o.format)}
+			return usagef("--output: %q given, want a valid template such as jsonpath={.items[*].id}", o.format)
 		}
 		return nil
 	}
 	if !slices.Contains(o.known, o.format) {
-		return &usageError{err: fmt.Errorf("--output: %q given, want %s or jsonpath=TEMPLATE", o.format, strings.Join(o.known, ", "))}
+		return usagef("--output: %q given, want %s or jsonpath=TEMPLATE", o.format, strings.Join(o.known, ", "))
 	}
 	return nil
 }

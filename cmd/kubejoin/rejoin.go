@@ -104,7 +104,7 @@ and 1 for all other errors.`,
 			case errors.Is(err, errRejoinTimeout):
 				code = exitRejoinTimeout
 			}
-			if err = usageOf(cmd, o.hint(err)); code == 0 {
+			if err = o.hint(err); code == 0 {
 				return err
 			}
 			cmd.PrintErrln("kubejoin:", sanitize(err.Error()))

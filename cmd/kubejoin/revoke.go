@@ -40,10 +40,10 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			if err := revokeArguments(&o.asked, args, o.token); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.Revoke(ctx, o.asked)
@@ -73,18 +73,18 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 // revokeArguments sets what to revoke.
 func revokeArguments(asked *api.Revoke, args []string, token string) error {
 	if len(args) > 1 {
-		return &usageError{err: fmt.Errorf("NODE: %d given, want one node name", len(args))}
+		return usagef("NODE: %d given, want one node name", len(args))
 	}
 	if len(args) == 1 {
 		if err := tokens.CheckNodeName(args[0]); err != nil {
-			return &usageError{err: fmt.Errorf("NODE: %w", err)}
+			return usagef("NODE: %w", err)
 		}
 		asked.Node = args[0]
 	}
 	if token != "" {
 		id, err := tokenID(token)
 		if err != nil {
-			return &usageError{err: fmt.Errorf("--token: %w", err)}
+			return usagef("--token: %w", err)
 		}
 		asked.TokenID = id
 	}
@@ -96,7 +96,7 @@ func revokeArguments(asked *api.Revoke, args []string, token string) error {
 		}
 	}
 	if given != 1 {
-		return &usageError{err: fmt.Errorf("%d of NODE, --serial, --fingerprint and --token given, want one", given)}
+		return usagef("%d of NODE, --serial, --fingerprint and --token given, want one", given)
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func revokeListCommand() *cobra.Command {
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.ListRevocations(ctx)
@@ -155,7 +155,7 @@ certificate, you need not undo its revocation: create a token for it.` + remoteH
 				}
 			}
 			if len(errs) > 0 {
-				return usageOf(cmd, &usageError{err: errors.Join(errs...)})
+				return &usageError{err: errors.Join(errs...)}
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				var errs []error

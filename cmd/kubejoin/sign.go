@@ -74,7 +74,7 @@ if the command cannot reach the server.` + serverHelp,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(args); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			if o.kubeadmDir != "" {
 				return o.signKubeadm(cmd)
@@ -128,7 +128,7 @@ if the command cannot reach the server.` + serverHelp,
 func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
 	host, sign, stop, err := o.kubeadmSigner(cmd, o.kubeadmDir, o.pki, o.wait)
 	if err != nil {
-		return usageOf(cmd, err)
+		return err
 	}
 	defer stop()
 	names, err := host.Sign(cmd.Context(), sign)
@@ -142,7 +142,7 @@ func (o *signOptions) signKubeadm(cmd *cobra.Command) error {
 		warn(cmd, sa+" is missing, and kubeadm does not create it in external CA mode; copy sa.key and sa.pub from another control plane, "+
 			"or for the first one run 'kubeadm init phase certs sa --cert-dir DIR' with an empty DIR")
 	}
-	return usageOf(cmd, o.hint(explain(err)))
+	return o.hint(explain(err))
 }
 
 type signOptions struct {

@@ -47,10 +47,10 @@ and signs nothing while it cannot write. It re-reads all files when they change.
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Check(); err != nil {
-				return usageOf(cmd, &usageError{err: err})
+				return &usageError{err: err}
 			}
 			if !slices.Contains([]string{"text", "json"}, o.logFormat) || o.verbosity < 0 || o.verbosity > logging.MaxVerbosity {
-				return usageOf(cmd, &usageError{err: fmt.Errorf("--log-format: %q and --verbosity %d given, want text or json and 0 to %d", o.logFormat, o.verbosity, logging.MaxVerbosity)})
+				return usagef("--log-format: %q and --verbosity %d given, want text or json and 0 to %d", o.logFormat, o.verbosity, logging.MaxVerbosity)
 			}
 			log, err := logging.New(cmd.ErrOrStderr(), o.logFormat, o.verbosity)
 			if err != nil {
@@ -95,7 +95,7 @@ with file, line and field, and warns about ranges and names that could be too wi
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) != 1 || args[0] == "" {
-				return usageOf(cmd, &usageError{err: fmt.Errorf("FILE: %d given, want one", len(args))})
+				return usagef("FILE: %d given, want one", len(args))
 			}
 			p, err := config.LoadPolicy(args[0], clusterCA)
 			if err != nil {

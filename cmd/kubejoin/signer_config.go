@@ -97,12 +97,12 @@ exit code is 0 if the file is valid, 1 if not.`,
 			switch {
 			case err != nil:
 			case len(args) != 1 || args[0] == "":
-				err = &usageError{err: fmt.Errorf("FILE: %d given, want one", len(args))}
+				err = usagef("FILE: %d given, want one", len(args))
 			case o.duration < signer.MinDuration:
-				err = &usageError{err: fmt.Errorf("--cluster-signing-duration: %s given, want at least %s", o.duration, signer.MinDuration)}
+				err = usagef("--cluster-signing-duration: %s given, want at least %s", o.duration, signer.MinDuration)
 			}
 			if err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			says, made, err := openSignerConfig(cmd.InOrStdin(), args[0], config.Defaults{CA: clusterCA, Duration: o.duration})
 			if err != nil {

@@ -69,7 +69,7 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			ctx := cmd.Context()
 			destination, did := storecopy.Destination, "copied and compared"
@@ -141,7 +141,7 @@ func progress(cmd *cobra.Command) func(storecopy.Counts, int) {
 func storeError(cmd *cobra.Command, flag string, err error) error {
 	named := fmt.Errorf("--%s: %w", flag, err)
 	if errors.Is(err, storecopy.ErrSpec) || errors.As(err, new(*tokens.FieldError)) {
-		return usageOf(cmd, &usageError{err: named})
+		return &usageError{err: named}
 	}
 	return named
 }
@@ -167,14 +167,14 @@ The exit code is 0 without findings, 1 with findings, and 2 if the store could n
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if err := o.check(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			if len(args) != 1 {
-				return usageOf(cmd, &usageError{err: fmt.Errorf("STORE: %d given, want one", len(args))})
+				return usagef("STORE: %d given, want one", len(args))
 			}
 			counts, found, err := checkStore(cmd.Context(), args[0], o.etcd)
 			if errors.Is(err, storecopy.ErrSpec) {
-				return usageOf(cmd, &usageError{err: fmt.Errorf("STORE: %w", err)})
+				return usagef("STORE: %w", err)
 			} else if err != nil {
 				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
 				return exitUnchecked

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/csv"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -144,7 +143,7 @@ is 1 if one of them does not exist.` + remoteHelp,
 				err = o.checkAll()
 			}
 			if err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.get(ctx, cmd, r, ids) })
 		},
@@ -208,7 +207,7 @@ func (o *tokenListOptions) checkAll() error {
 		return err
 	}
 	if o.format == "csv" && !o.showSecrets {
-		return &usageError{err: errors.New("--output: csv contains whole tokens and needs --show-secrets")}
+		return usagef("--output: csv contains whole tokens and needs --show-secrets")
 	}
 	return nil
 }
@@ -219,7 +218,7 @@ func (o *tokenListOptions) reveal(ctx context.Context, r *remote, items []api.To
 		return nil
 	}
 	if r.cluster == nil {
-		return &usageError{err: errors.New("--show-secrets: needs a kubeconfig; a kubejoin server returns the secret of a token only when it creates the token")}
+		return usagef("--show-secrets: needs a kubeconfig; a kubejoin server returns the secret of a token only when it creates the token")
 	}
 	records, err := r.cluster.Records(ctx)
 	if err != nil {
@@ -238,13 +237,13 @@ func (o *tokenListOptions) reveal(ctx context.Context, r *remote, items []api.To
 // tokenIDs returns the token IDs in args. It fails if there are none.
 func tokenIDs(args []string) ([]string, error) {
 	if len(args) == 0 {
-		return nil, &usageError{err: errors.New("ID: none given, want one token ID or several")}
+		return nil, usagef("ID: none given, want one token ID or several")
 	}
 	ids := make([]string, len(args))
 	for i, arg := range args {
 		var err error
 		if ids[i], err = tokenID(arg); err != nil {
-			return nil, &usageError{err: fmt.Errorf("ID: %w", err)}
+			return nil, usagef("ID: %w", err)
 		}
 	}
 	return ids, nil
@@ -262,7 +261,7 @@ func tokenID(argument string) (string, error) {
 // checkTTL applies the server's limits to --ttl, so that the error names the flag.
 func checkTTL(d time.Duration) error {
 	if d != 0 && (d < time.Second || d > api.MaxTTL) {
-		return &usageError{err: fmt.Errorf("--ttl: %s given, want 1s to %s, or 0 for a token that never expires", d, api.MaxTTL)}
+		return usagef("--ttl: %s given, want 1s to %s, or 0 for a token that never expires", d, api.MaxTTL)
 	}
 	return nil
 }

@@ -81,10 +81,10 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			asked, err := o.request(cmd.InOrStdin(), args)
 			if err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			if o.withoutCluster.offline {
-				return usageOf(cmd, o.withoutCluster.run(cmd, asked, o.format))
+				return o.withoutCluster.run(cmd, asked, o.format)
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				if o.controlPlane {
@@ -140,7 +140,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.CreateToken, error) {
 	asked := api.CreateToken{DryRun: o.dryRun, Wait: o.wait.String()}
 	usage := func(format string, args ...any) (api.CreateToken, error) {
-		return asked, &usageError{err: fmt.Errorf(format, args...)}
+		return asked, usagef(format, args...)
 	}
 	if err := o.check(); err != nil {
 		return asked, err

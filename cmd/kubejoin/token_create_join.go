@@ -60,7 +60,7 @@ func (o *tokenCreateOptions) checkJoinFormat() (err error) {
 // createControlPlane prints a join command for a control plane.
 func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.Command, r *remote, spec api.TokenSpec) error {
 	if r.cluster == nil && o.given("pki-dir") {
-		return &usageError{err: errors.New("--pki-dir: only for a cluster; a kubejoin server has its own")}
+		return usagef("--pki-dir: only for a cluster; a kubejoin server has its own")
 	}
 	if !o.given("ttl") {
 		spec.TTL = "" // the default for control planes

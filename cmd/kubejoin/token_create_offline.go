@@ -153,7 +153,7 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 		return p, err
 	}
 	if made.Join.Token.IsZero() {
-		return p, &usageError{err: errors.New("--usages: want signing in the list, since discovery needs a signature by the token")}
+		return p, usagef("--usages: want signing in the list, since discovery needs a signature by the token")
 	}
 	line, err := made.Join.Line()
 	if err != nil {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -34,10 +33,10 @@ kube-controller-manager also deletes them by itself.` + remoteHelp,
 			case !o.allExpired:
 				ids, err = tokenIDs(args)
 			case len(args) > 0:
-				err = &usageError{err: errors.New("--all-expired: excludes IDs, and both are given")}
+				err = usagef("--all-expired: excludes IDs, and both are given")
 			}
 			if err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				if o.allExpired {

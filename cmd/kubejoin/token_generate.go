@@ -39,7 +39,7 @@ kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd.Flags().Changed); err != nil {
-				return &usageError{command: cmd.CommandPath(), err: err}
+				return &usageError{err: err}
 			}
 			if o.format == "text" {
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), tokens.Generate().Reveal())

@@ -23,7 +23,7 @@ secret of a token only when it creates the token.` + remoteHelp,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.checkAll(); err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.ListTokens(ctx)

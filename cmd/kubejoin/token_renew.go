@@ -32,14 +32,14 @@ machine could join with it.` + remoteHelp,
 			switch {
 			case err != nil:
 			case len(ids) > 1:
-				err = &usageError{err: fmt.Errorf("ID: %d given, want one", len(ids))}
+				err = usagef("ID: %d given, want one", len(ids))
 			case o.given("ttl") && o.expires != "":
-				err = &usageError{err: errors.New("--expires: excludes --ttl, and both are given")}
+				err = usagef("--expires: excludes --ttl, and both are given")
 			default:
 				err = errors.Join(checkTTL(o.ttl), o.check())
 			}
 			if err != nil {
-				return usageOf(cmd, err)
+				return err
 			}
 			asked := api.RenewToken{Expires: o.expires, Shorten: o.shorten, DryRun: o.dryRun}
 			if o.expires == "" {

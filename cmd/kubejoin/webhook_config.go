@@ -67,7 +67,7 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return &usageError{command: cmd.CommandPath(), err: err}
+				return &usageError{err: err}
 			}
 			return webhookConfig(o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
