@@ -1,13 +1,11 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/spf13/cobra"
@@ -56,7 +54,7 @@ pod or with systemd. See docs/revocation.md.`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return &usageError{err: err}
+				return err
 			}
 			return authorizationConfig(o, cmd.OutOrStdout())
 		},
@@ -79,22 +77,14 @@ pod or with systemd. See docs/revocation.md.`,
 }
 
 func (o *authorizationOptions) check() error {
-	var errs []error
-	if _, err := clusterinfo.Endpoint(o.url); err != nil {
-		errs = append(errs, fmt.Errorf("--url: %w", err))
-	}
-	if o.caFile == "" {
-		errs = append(errs, errors.New("--ca-file: none given, want the CA of the certificate that kubejoin serves"))
-	}
+	var m mistakes
+	m.url("--url", o.url)
+	m.when(o.caFile == "", "--ca-file: none given, want the CA of the certificate that kubejoin serves")
 	for _, given := range []struct{ flag, path string }{{"client-certificate", o.clientCert}, {"client-key", o.clientKey}, {"dir", o.dir}} {
-		if !filepath.IsAbs(given.path) {
-			errs = append(errs, fmt.Errorf("--%s: %q given, want an absolute path on the kube-apiserver machine", given.flag, given.path))
-		}
+		m.when(!filepath.IsAbs(given.path), "--%s: %q given, want an absolute path on the kube-apiserver machine", given.flag, given.path)
 	}
-	if o.failurePolicy != "NoOpinion" && o.failurePolicy != "Deny" {
-		errs = append(errs, fmt.Errorf("--failure-policy: %q given, want NoOpinion or Deny", o.failurePolicy))
-	}
-	return errors.Join(errs...)
+	m.when(o.failurePolicy != "NoOpinion" && o.failurePolicy != "Deny", "--failure-policy: %q given, want NoOpinion or Deny", o.failurePolicy)
+	return m.err()
 }
 
 func authorizationConfig(o authorizationOptions, stdout io.Writer) error {

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/host/pki"
@@ -93,13 +92,12 @@ both cases it says what to do.`,
 
   # a control plane after 'kubejoin ca switch'
   kubejoin ca apply --certificate-key-file rotation.key`,
-		Args: cobra.ArbitraryArgs,
+		Args: dirArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := kubeadmDirOf(args)
-			if err := errors.Join(err, o.check()); err != nil {
+			if err := o.check(); err != nil {
 				return err
 			}
-			return o.run(cmd, newCAApplier(&o, dir).apply)
+			return o.run(cmd, newCAApplier(&o, dirOf(args)).apply)
 		},
 	}
 	o.register(cmd)
@@ -145,32 +143,14 @@ func (o *caApplyOptions) register(cmd *cobra.Command) {
 }
 
 func (o *caApplyOptions) check() error {
-	var errs []error
-	if o.ca != "" && !slices.Contains(rotation.CAs, rotation.CA(o.ca)) {
-		errs = append(errs, fmt.Errorf("--ca: %.40q given, want one of %q", o.ca, rotation.CAs))
-	}
-	if o.certificateKeyFile != "" && o.caKeyFile != "" {
-		errs = append(errs, errors.New("--ca-key-file: excludes --certificate-key-file, and both are given"))
-	}
-	if o.watch && (o.dryRun || o.certificateKeyFile == "-" || o.given("output")) {
-		errs = append(errs, errors.New("--watch: excludes --dry-run, --output and a key from standard input"))
-	}
-	if err := checkRotationQPS(o.qps); err != nil {
-		errs = append(errs, fmt.Errorf("--ca-rotation-qps: %w", err))
-	}
-	if o.wait <= 0 {
-		errs = append(errs, fmt.Errorf("--wait: %s given, want more than 0", o.wait))
-	}
-	for i, pin := range o.pins {
-		var err error
-		if o.pins[i], err = clusterinfo.ParsePin(pin); err != nil {
-			errs = append(errs, fmt.Errorf("--ca-pin: %w", err))
-		}
-	}
-	if len(errs) > 0 {
-		return &usageError{err: errors.Join(errs...)}
-	}
-	return o.output.check()
+	var m mistakes
+	m.when(o.ca != "" && !slices.Contains(rotation.CAs, rotation.CA(o.ca)), "--ca: %.40q given, want one of %q", o.ca, rotation.CAs)
+	m.when(o.certificateKeyFile != "" && o.caKeyFile != "", "--ca-key-file: excludes --certificate-key-file, and both are given")
+	m.when(o.watch && (o.dryRun || o.certificateKeyFile == "-" || o.given("output")), "--watch: excludes --dry-run, --output and a key from standard input")
+	m.in("--ca-rotation-qps", checkRotationQPS(o.qps))
+	m.when(o.wait <= 0, "--wait: %s given, want more than 0", o.wait)
+	m.pins("--ca-pin", o.pins)
+	return cmp.Or(m.err(), o.output.check())
 }
 
 // A caApplier applies the rotations of one host, once or again and again.

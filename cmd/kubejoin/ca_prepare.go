@@ -78,16 +78,13 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 }
 
 func (o *caPrepareOptions) checkFlags() error {
-	switch {
-	case o.keyFile != "" && o.certFile == "":
-		return usagef("--new-ca-key-file: needs --new-ca-cert-file, which is missing")
-	case o.given("lifetime") && o.certFile != "":
-		return usagef("--lifetime: is for a CA that kubejoin makes, and --new-ca-cert-file gives one")
-	}
+	var m mistakes
+	m.when(o.keyFile != "" && o.certFile == "", "--new-ca-key-file: needs --new-ca-cert-file, which is missing")
+	m.when(o.given("lifetime") && o.certFile != "", "--lifetime: is for a CA that kubejoin makes, and --new-ca-cert-file gives one")
 	if o.given("lifetime") {
 		o.asked.Lifetime = o.lifetime.String()
 	}
-	return nil
+	return m.first()
 }
 
 // readFiles reads the CA of the operator.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
@@ -25,13 +24,12 @@ certificates.`,
 		Example: `  kubejoin certs check
 
   kubejoin certs check -o jsonpath='{.certificates[?(@.problem)].name}'`,
-		Args: cobra.ArbitraryArgs,
+		Args: dirArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := kubeadmDirOf(args)
-			if err := errors.Join(err, o.check()); err != nil {
+			if err := o.check(); err != nil {
 				return err
 			}
-			list, err := credentials.Host{Dir: dir}.Check(cmd.Context())
+			list, err := credentials.Host{Dir: dirOf(args)}.Check(cmd.Context())
 			if err != nil {
 				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
 				return exitUnchecked

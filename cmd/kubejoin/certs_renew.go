@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,13 +48,12 @@ their new files, and 'kubejoin host apply' restarts them.`,
 
   # a new name of the load balancer
   kubejoin certs renew --name apiserver --add-san lb.example.com --pki-dir /media/ca/pki`,
-		Args: cobra.ArbitraryArgs,
+		Args: dirArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := kubeadmDirOf(args)
-			if err := errors.Join(err, o.output.check(), o.checkNames(), o.pki.check()); err != nil {
-				return &usageError{err: err}
+			if err := cmp.Or(o.output.check(), o.check()); err != nil {
+				return err
 			}
-			return o.hint(explain(o.renew(cmd, dir)))
+			return o.hint(explain(o.renew(cmd, dirOf(args))))
 		},
 	}
 	f := cmd.Flags()
@@ -77,16 +77,14 @@ type renewOptions struct {
 	wait           time.Duration
 }
 
-func (o *renewOptions) checkNames() error {
-	if len(o.addSANs) > 0 && !o.renews(apiserver) {
-		return errors.New("--add-san: changes apiserver, and --name leaves it out; add --name apiserver")
-	}
+func (o *renewOptions) check() error {
+	var m mistakes
+	m.when(len(o.addSANs) > 0 && !o.renews(apiserver), "--add-san: changes apiserver, and --name leaves it out; add --name apiserver")
 	for _, name := range o.addSANs {
-		if err := credentials.CheckName(name); err != nil {
-			return fmt.Errorf("--add-san: %w", err)
-		}
+		m.in("--add-san", credentials.CheckName(name))
 	}
-	return nil
+	o.pki.check(&m)
+	return m.err()
 }
 
 // renews reports whether the command renews one of the certificates.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -106,17 +105,13 @@ renewals.` + remoteHelp,
 		Example: `  kubejoin claim release worker-7`,
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var errs []error
-			if len(args) == 0 {
-				errs = append(errs, errors.New("NODE: none given, want one node name or several"))
-			}
+			var m mistakes
+			m.when(len(args) == 0, "NODE: none given, want one node name or several")
 			for _, name := range args {
-				if err := tokens.CheckNodeName(name); err != nil {
-					errs = append(errs, fmt.Errorf("NODE: %w", err))
-				}
+				m.in("NODE", tokens.CheckNodeName(name))
 			}
-			if len(errs) > 0 {
-				return &usageError{err: errors.Join(errs...)}
+			if len(m) > 0 {
+				return m.err()
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				return releaseClaims(ctx, cmd, r, args, o.dryRun)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,36 +99,16 @@ finding was made but a check could not run, or if the command cannot reach the c
 }
 
 func (o *doctorOptions) check() error {
-	if err := o.output.check(); err != nil {
-		return err
-	}
-	if o.fix && o.format != "text" {
-		return usagef("--fix: prints commands only, and excludes --output")
-	}
-	if o.url != "" {
-		if _, err := clusterinfo.Endpoint(o.url); err != nil {
-			return usagef("--url: %w", err)
-		}
-	}
-	if o.caFile != "" && o.url == "" {
-		return usagef("--ca-file: is for --url, which is missing")
-	}
+	var m mistakes
+	m.when(o.fix && o.format != "text", "--fix: prints commands only, and excludes --output")
+	m.url("--url", o.url)
+	m.when(o.caFile != "" && o.url == "", "--ca-file: is for --url, which is missing")
 	if o.advertise != "" {
-		if err := clusterinfo.CheckEndpoint(o.advertise); err != nil {
-			return usagef("--advertise: %w", err)
-		}
+		m.in("--advertise", clusterinfo.CheckEndpoint(o.advertise))
 	}
-	for i, text := range o.pins {
-		pin, err := clusterinfo.ParsePin(text)
-		if err != nil {
-			return usagef("--discovery-token-ca-cert-hash: %w", err)
-		}
-		o.pins[i] = pin
-	}
-	if err := doctor.CheckNames(o.skip); err != nil {
-		return usagef("--skip: %w", err)
-	}
-	return nil
+	m.pins("--discovery-token-ca-cert-hash", o.pins)
+	m.in("--skip", doctor.CheckNames(o.skip))
+	return cmp.Or(o.output.check(), m.first())
 }
 
 func (o *doctorOptions) run(cmd *cobra.Command) error {

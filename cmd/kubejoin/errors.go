@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/spf13/cobra"
 )
 
@@ -30,6 +31,53 @@ func usageOf(cmd *cobra.Command, err error) error {
 	}
 	return err
 }
+
+// mistakes are what is wrong with a command line.
+type mistakes []error
+
+// when adds a mistake if it was made.
+func (m *mistakes) when(made bool, format string, args ...any) {
+	if made {
+		*m = append(*m, fmt.Errorf(format, args...))
+	}
+}
+
+// in adds what is wrong with a flag or an argument, if anything is.
+func (m *mistakes) in(name string, err error) { m.when(err != nil, "%s: %w", name, err) }
+
+// url adds a mistake if the value of a flag is not the URL of a server. It may be empty.
+func (m *mistakes) url(name, value string) {
+	if _, err := clusterinfo.Endpoint(value); value != "" {
+		m.in(name, err)
+	}
+}
+
+// pins checks the CA pins in a list, and normalizes them.
+func (m *mistakes) pins(name string, list []string) {
+	for i, text := range list {
+		pin, err := clusterinfo.ParsePin(text)
+		m.in(name, err)
+		list[i] = pin
+	}
+}
+
+// excludes adds a mistake for each flag that is given although why excludes it.
+func (m *mistakes) excludes(given func(flag string) bool, why string, flags ...string) {
+	for _, flag := range flags {
+		m.when(given(flag), "--%s: %s", flag, why)
+	}
+}
+
+// err returns a usage error with all mistakes.
+func (m mistakes) err() error {
+	if len(m) == 0 {
+		return nil
+	}
+	return &usageError{err: errors.Join(m...)}
+}
+
+// first returns a usage error with the first mistake, for commands whose mistakes follow from each other.
+func (m mistakes) first() error { return m[:min(len(m), 1)].err() }
 
 // each combines the errors of n operations. With several operations it prints each error on a line and returns a count.
 func each(cmd *cobra.Command, n int, errs []error) error {

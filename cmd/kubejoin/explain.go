@@ -150,15 +150,11 @@ type explainedRequest struct{ name, file string }
 func (e explainedRequest) given() bool { return e.name != "" || e.file != "" }
 
 func (e explainedRequest) check(args []string) error {
-	switch {
-	case len(args) > 0:
-		return usagef("NODE: excludes --csr and --filename; want exactly one of them")
-	case e.name != "" && e.file != "":
-		return usagef("--csr: excludes --filename, and both are given")
-	case e.name != "" && !dnsname.IsSubdomain(e.name):
-		return usagef("--csr: %.60q given, want a valid object name", tokens.Redact(e.name))
-	}
-	return nil
+	var m mistakes
+	m.when(len(args) > 0, "NODE: excludes --csr and --filename; want exactly one of them")
+	m.when(e.name != "" && e.file != "", "--csr: excludes --filename, and both are given")
+	m.when(e.name != "" && !dnsname.IsSubdomain(e.name), "--csr: %.60q given, want a valid object name", tokens.Redact(e.name))
+	return m.first()
 }
 
 // asked returns the request to the server. It reads the file of --filename.

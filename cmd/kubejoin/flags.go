@@ -182,6 +182,16 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return usagef("%q takes only flags, no arguments: %d given", cmd.CommandPath(), len(args))
 }
 
+// oneArg accepts one argument that is not empty.
+func oneArg(name, want string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) != 1 || args[0] == "" {
+			return usagef("%s: %d given, want %s", name, len(args), want)
+		}
+		return nil
+	}
+}
+
 // oneOf lists names, of which one is expected.
 func oneOf(names []string) string {
 	if len(names) == 1 {

@@ -111,7 +111,7 @@ func help(root *cobra.Command, args []string) error {
 	case len(rest) == 0:
 		return cmd.Help()
 	case cmd.HasSubCommands():
-		return noArgs(cmd, rest)
+		return usageOf(cmd, noArgs(cmd, rest))
 	}
 	return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("%q has no subcommands: %d more arguments given", cmd.CommandPath(), len(rest))}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,13 +69,12 @@ something is left to do, and 1 if it failed. In both cases it says what to do.`,
 
   # the CA key is elsewhere
   kubejoin host apply --url https://ca.example.com:9443 --ca-file kubejoin-ca.crt --bearer-file host.token`,
-		Args: cobra.ArbitraryArgs,
+		Args: dirArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, err := kubeadmDirOf(args)
-			if err := errors.Join(err, o.check()); err != nil {
+			if err := o.check(); err != nil {
 				return err
 			}
-			h := &hostApplier{flags: &o, caApplier: newCAApplier(&o.caApplyOptions, dir)}
+			h := &hostApplier{flags: &o, caApplier: newCAApplier(&o.caApplyOptions, dirOf(args))}
 			return o.run(cmd, h.apply)
 		},
 	}
@@ -90,19 +90,11 @@ something is left to do, and 1 if it failed. In both cases it says what to do.`,
 }
 
 func (o *hostOptions) check() error {
-	err := o.caApplyOptions.check()
-	switch {
-	case err != nil:
-	case o.before < 0:
-		err = fmt.Errorf("--renew-before: %s given, want more than 0, or 0 for a third of the life", o.before)
-	case o.passphrase != "" && o.signsElsewhere():
-		err = errors.New("--pki-passphrase-file: excludes --url and --curlrc: the CA keys of this host do not sign then")
-	case o.metricsFile != "" && !strings.HasSuffix(o.metricsFile, ".prom"):
-		err = fmt.Errorf("--metrics-file: %q given, want a name that ends in .prom: node-exporter reads no other file", o.metricsFile)
-	default:
-		return nil
-	}
-	return &usageError{err: err}
+	var m mistakes
+	m.when(o.before < 0, "--renew-before: %s given, want more than 0, or 0 for a third of the life", o.before)
+	m.when(o.passphrase != "" && o.signsElsewhere(), "--pki-passphrase-file: excludes --url and --curlrc: the CA keys of this host do not sign then")
+	m.when(o.metricsFile != "" && !strings.HasSuffix(o.metricsFile, ".prom"), "--metrics-file: %q given, want a name that ends in .prom: node-exporter reads no other file", o.metricsFile)
+	return cmp.Or(o.caApplyOptions.check(), m.first())
 }
 
 // signsElsewhere reports whether a server signs.

@@ -186,9 +186,9 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 		Example: `  kubejoin issued show 3f2a9c…
 
   kubejoin issued show 3f2a9c… -o pem | openssl x509 -noout -text`,
-		Args: cobra.ArbitraryArgs,
+		Args: oneArg("SERIAL", "one serial number"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			serial, err := serialNumber(args)
+			serial, err := serialNumber(args[0])
 			if err == nil {
 				err = o.check()
 			}
@@ -212,11 +212,8 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 	return cmd
 }
 
-func serialNumber(args []string) (string, error) {
-	if len(args) != 1 {
-		return "", usagef("SERIAL: %d given, want one serial number", len(args))
-	}
-	serial, err := issuance.ParseSerial(strings.TrimPrefix(args[0], "serial=")) // openssl prints this prefix
+func serialNumber(arg string) (string, error) {
+	serial, err := issuance.ParseSerial(strings.TrimPrefix(arg, "serial=")) // openssl prints this prefix
 	if err != nil {
 		return "", usagef("SERIAL: want a serial number in hexadecimal digits")
 	}

@@ -23,18 +23,17 @@ import (
 // kubeadmDir is the folder of kubeadm.
 const kubeadmDir = "/etc/kubernetes"
 
-// kubeadmDirOf returns the folder of kubeadm that the arguments name.
-func kubeadmDirOf(args []string) (string, error) {
-	switch {
-	case len(args) == 0:
-		return kubeadmDir, nil
-	case len(args) > 1 || args[0] == "":
-		return "", usagef("DIR: %d given, want one, or none for %s", len(args), kubeadmDir)
-	case slices.Contains(credentials.Renewable(), args[0]) && !exists(args[0]):
-		return "", usagef("DIR: %q given, which is a certificate; want a folder, and --name %[1]s to renew only this certificate", args[0])
-	}
-	return args[0], nil
+// dirArgs accepts the folder of kubeadm, or nothing for kubeadmDir.
+func dirArgs(_ *cobra.Command, args []string) error {
+	var m mistakes
+	dir := dirOf(args)
+	m.when(len(args) > 1 || dir == "", "DIR: %d given, want one, or none for %s", len(args), kubeadmDir)
+	m.when(slices.Contains(credentials.Renewable(), dir) && !exists(dir), "DIR: %q given, which is a certificate; want a folder, and --name %[1]s to renew only this certificate", dir)
+	return m.first()
 }
+
+// dirOf returns the folder of kubeadm that the arguments name.
+func dirOf(args []string) string { return append(args, kubeadmDir)[0] }
 
 // caKeys are CAs of kubeadm for commands that can sign on this machine.
 type caKeys struct {
@@ -47,11 +46,8 @@ func (k *caKeys) register(f *pflag.FlagSet, when string) {
 	f.StringVar(&k.passphraseFile, "pki-passphrase-file", "", when+"file with the passphrase of all CA keys in --pki-dir, in one line (default: they are not encrypted)")
 }
 
-func (k *caKeys) check() error {
-	if k.passphraseFile != "" && k.dir == "" {
-		return errors.New("--pki-passphrase-file: needs --pki-dir, the folder with the keys that it decrypts")
-	}
-	return nil
+func (k *caKeys) check(m *mistakes) {
+	m.when(k.passphraseFile != "" && k.dir == "", "--pki-passphrase-file: needs --pki-dir, the folder with the keys that it decrypts")
 }
 
 // signing returns who signs certificates of kubeadm in a folder, and the names that kubeadm-config adds. given are the certificates

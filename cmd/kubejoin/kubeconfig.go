@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -96,7 +95,7 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := o.check(args, identity)
 		if err != nil {
-			return &usageError{err: err}
+			return err
 		}
 		return o.hint(explain(o.run(cmd, id)))
 	}
@@ -115,47 +114,25 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 }
 
 func (o *credentialOptions) check(args []string, identity func(name string) (credentials.Identity, error)) (credentials.Identity, error) {
-	var errs []error
+	var m mistakes
 	var id credentials.Identity
-	if len(args) != 1 {
-		errs = append(errs, fmt.Errorf("NAME: %d given, want one", len(args)))
-	} else {
-		var err error
-		if id, err = identity(args[0]); err != nil {
-			errs = append(errs, fmt.Errorf("NAME: %w", err))
-		}
+	var err error
+	m.when(len(args) != 1, "NAME: %d given, want one", len(args))
+	if len(args) == 1 {
+		id, err = identity(args[0])
+		m.in("NAME", err)
 	}
-	if o.given("duration") && o.duration < 10*time.Minute {
-		errs = append(errs, fmt.Errorf("--duration: %s given, want at least 10m", o.duration))
-	}
-	if o.wait <= 0 {
-		errs = append(errs, fmt.Errorf("--wait: %s given, want more than 0", o.wait))
-	}
-	if o.caKey == "" && o.caKeyPassphrase != "" {
-		errs = append(errs, errors.New("--ca-key-passphrase-file: needs --ca-key, the key that it decrypts"))
-	}
+	m.when(o.given("duration") && o.duration < 10*time.Minute, "--duration: %s given, want at least 10m", o.duration)
+	m.when(o.wait <= 0, "--wait: %s given, want more than 0", o.wait)
+	m.when(o.caKey == "" && o.caKeyPassphrase != "", "--ca-key-passphrase-file: needs --ca-key, the key that it decrypts")
 	if o.caKey != "" {
-		if o.caFile == "" {
-			errs = append(errs, errors.New("--ca-file: needed with --ca-key, as the certificate of this key"))
-		}
-		if o.apiServer == "" {
-			errs = append(errs, errors.New("--api-server: needed with --ca-key, as https://HOST:PORT"))
-		}
-		for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate"} {
-			if o.given(flag) {
-				errs = append(errs, fmt.Errorf("--%s: excludes --ca-key, which signs on this machine", flag))
-			}
-		}
+		m.when(o.caFile == "", "--ca-file: needed with --ca-key, as the certificate of this key")
+		m.when(o.apiServer == "", "--api-server: needed with --ca-key, as https://HOST:PORT")
+		m.excludes(o.given, "excludes --ca-key, which signs on this machine", "kubeconfig", "url", "curlrc", "bearer-file", "client-certificate")
 	}
-	if o.apiServer != "" {
-		if _, err := clusterinfo.Endpoint(o.apiServer); err != nil {
-			errs = append(errs, fmt.Errorf("--api-server: %w", err))
-		}
-	}
-	if o.force && o.outputFile == "" {
-		errs = append(errs, errors.New("--force: needs --output-file"))
-	}
-	return id, errors.Join(errs...)
+	m.url("--api-server", o.apiServer)
+	m.when(o.force && o.outputFile == "", "--force: needs --output-file")
+	return id, m.err()
 }
 
 func (o *credentialOptions) run(cmd *cobra.Command, id credentials.Identity) error {

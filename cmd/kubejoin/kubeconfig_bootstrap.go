@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"errors"
@@ -24,6 +25,9 @@ const discoverTimeout = 30 * time.Second
 
 // maxTokenFile is how many bytes of a token file are read.
 const maxTokenFile = 4 << 10
+
+// ofNewToken are the flags of a token that the command creates.
+var ofNewToken = []string{"ttl", "max-nodes", "node-name", "description"}
 
 // bootstrapOptions are the flags of kubeconfig bootstrap.
 type bootstrapOptions struct {
@@ -81,7 +85,7 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return &usageError{err: err}
+				return err
 			}
 			return o.hint(explain(o.run(cmd)))
 		},
@@ -107,66 +111,36 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 }
 
 func (o *bootstrapOptions) check() error {
-	var errs []error
-	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	old := "" // the flag that gives an existing credential; empty for a new token
+	var m mistakes
+	old := cmp.Or(o.tokenFile, o.user) != ""
+	both := o.tokenFile != "" && cmp.Or(o.user, o.tokenAuthFile) != ""
+	m.when(both, "--token-file: excludes --user and --token-auth-file")
+	m.when(!both && (o.user == "") != (o.tokenAuthFile == ""), "--user: goes together with --token-auth-file, and one of them is missing")
 	switch {
-	case o.tokenFile != "" && (o.user != "" || o.tokenAuthFile != ""):
-		fail("--token-file: excludes --user and --token-auth-file")
-	case (o.user == "") != (o.tokenAuthFile == ""):
-		fail("--user: goes together with --token-auth-file, and one of them is missing")
+	case len(m) > 0:
 	case o.tokenFile != "":
-		old = "token-file"
+		m.excludes(o.given, "applies only to a new token, and --token-file gives an existing credential", ofNewToken...)
 	case o.user != "":
-		old = "user"
+		m.excludes(o.given, "applies only to a new token, and --user gives an existing credential", ofNewToken...)
 	}
-	for _, flag := range []string{"ttl", "max-nodes", "node-name", "description"} {
-		if old != "" && o.given(flag) {
-			fail("--%s: applies only to a new token, and --%s gives an existing credential", flag, old)
-		}
-	}
-	if (o.discovery == "") != (len(o.pins) == 0) {
-		fail("--discovery: goes together with --discovery-token-ca-cert-hash, and one of them is missing")
-	}
+	m.when((o.discovery == "") != (len(o.pins) == 0), "--discovery: goes together with --discovery-token-ca-cert-hash, and one of them is missing")
 	if o.discovery != "" {
-		if err := clusterinfo.CheckEndpoint(o.discovery); err != nil {
-			fail("--discovery: %w", err)
-		}
+		m.in("--discovery", clusterinfo.CheckEndpoint(o.discovery))
 	}
-	if o.discovery != "" && o.tokenFile == "" {
-		fail("--discovery: needs --token-file, since discovery verifies cluster-info with the token")
-	}
+	m.when(o.discovery != "" && o.tokenFile == "", "--discovery: needs --token-file, since discovery verifies cluster-info with the token")
+	m.url("--api-server", o.apiServer)
 	if o.apiServer != "" {
-		if _, err := clusterinfo.Endpoint(o.apiServer); err != nil {
-			fail("--api-server: %w", err)
-		}
-		if o.caFile == "" {
-			fail("--api-server: goes together with --ca-file, which is missing")
-		}
-		if old == "" {
-			fail("--api-server: needs --token-file or --user, since a new token is created where cluster-info is read")
-		}
+		m.when(o.caFile == "", "--api-server: goes together with --ca-file, which is missing")
+		m.when(!old, "--api-server: needs --token-file or --user, since a new token is created where cluster-info is read")
+		m.when(o.discovery != "", "--discovery: excludes --api-server, and both are given")
 	}
 	if o.apiServer != "" || o.discovery != "" {
-		if o.apiServer != "" && o.discovery != "" {
-			fail("--discovery: excludes --api-server, and both are given")
-		}
-		for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate"} {
-			if o.given(flag) {
-				fail("--%s: excludes --api-server and --discovery, which replace it as the source of cluster-info", flag)
-			}
-		}
-		if o.discovery != "" && o.caFile != "" {
-			fail("--ca-file: excludes --discovery, which trusts the CA of --discovery-token-ca-cert-hash")
-		}
+		m.excludes(o.given, "excludes --api-server and --discovery, which replace it as the source of cluster-info", "kubeconfig", "url", "curlrc", "bearer-file", "client-certificate")
+		m.when(o.discovery != "" && o.caFile != "", "--ca-file: excludes --discovery, which trusts the CA of --discovery-token-ca-cert-hash")
 	}
-	if err := checkTTL(o.ttl); err != nil {
-		errs = append(errs, err)
-	}
-	if o.given("max-nodes") && o.maxNodes < 1 {
-		fail("--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.maxNodes, tokens.MaxNodes)
-	}
-	return errors.Join(errs...)
+	m.in("--ttl", checkTTL(o.ttl))
+	m.when(o.given("max-nodes") && o.maxNodes < 1, "--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.maxNodes, tokens.MaxNodes)
+	return m.err()
 }
 
 func (o *bootstrapOptions) run(cmd *cobra.Command) error {

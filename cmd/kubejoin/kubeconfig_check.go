@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"io"
 
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
@@ -27,17 +28,13 @@ finding was made but a check could not run, or if the command cannot read the fi
 		Example: `  kubejoin kubeconfig check /etc/kubernetes/kubelet.conf --node worker-7
 
   kubejoin kubeconfig check jane.conf -o jsonpath='{.findings[*].id}'`,
-		Args: cobra.ArbitraryArgs,
+		Args: oneArg("FILE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := o.check()
-			switch {
-			case err != nil:
-			case len(args) != 1 || args[0] == "":
-				err = usagef("FILE: %d given, want one", len(args))
-			case o.node != "" && tokens.CheckNodeName(o.node) != nil:
-				err = usagef("--node: %w", tokens.CheckNodeName(o.node))
+			var m mistakes
+			if o.node != "" {
+				m.in("--node", tokens.CheckNodeName(o.node))
 			}
-			if err != nil {
+			if err := cmp.Or(o.check(), m.err()); err != nil {
 				return err
 			}
 			report, err := credentials.Checker{Node: o.node, Offline: o.offline}.Check(cmd.Context(), args[0])

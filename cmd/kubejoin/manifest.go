@@ -81,7 +81,7 @@ cluster.`,
 			}
 			pod, err := o.pod(args)
 			if err != nil {
-				return &usageError{err: err}
+				return err
 			}
 			notice := ""
 			pod.Expires, notice, err = kubeconfigExpiry(o.kubeconfig)
@@ -119,17 +119,12 @@ cluster.`,
 
 // pod checks the flags, and those of 'kubejoin serve' as serve does.
 func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
-	var errs []error
-	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if o.format != "yaml" && o.format != "json" {
-		fail("--output: %q given, want yaml or json", o.format)
-	}
+	var m mistakes
+	m.when(o.format != "yaml" && o.format != "json", "--output: %q given, want yaml or json", o.format)
 	folders := append([]string{o.pkiDir}, o.mounts...)
 	for flag, paths := range map[string][]string{"kubeconfig": {o.kubeconfig}, "pki-dir": {o.pkiDir}, "mount": o.mounts} {
 		for _, path := range paths {
-			if path != filepath.Clean(path) || !filepath.IsAbs(path) {
-				fail("--%s: %q given, want an absolute path without . and ..", flag, path)
-			}
+			m.when(path != filepath.Clean(path) || !filepath.IsAbs(path), "--%s: %q given, want an absolute path without . and ..", flag, path)
 		}
 	}
 	args := []string{
@@ -146,25 +141,16 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 	s.register(flags)
 	s.given = flags.Changed
 	if err := flags.Parse(args[1:]); err != nil {
-		return manifest.StaticPod{}, errors.Join(append(errs, flagError(err))...)
+		return manifest.StaticPod{}, append(m, flagError(err)).err()
 	}
-	if flags.NArg() > 0 {
-		fail("%d arguments after --, which are no flags", flags.NArg())
-	}
-	if _, err := s.options(); err != nil {
-		fail("%w", err)
-	}
-	if s.cluster.Kubeconfig != o.kubeconfig {
-		fail("--kubeconfig: give it before --")
-	}
-	if s.tokenStore == storeFile || s.tokenStore == storeEtcd {
-		fail("--token-store: %s needs a folder that kubejoin can write; run kubejoin with systemd instead", s.tokenStore)
-	}
-	if s.IssuanceRecord != "" && s.IssuanceRecord != "-" {
-		fail("--issuance-record: %s cannot be written, because the pod's files are read only; want - for the log of the pod", s.IssuanceRecord)
-	}
-	socket, found := strings.CutPrefix(s.CA.Remote.URL, "unix://")
-	if !found {
+	m.when(flags.NArg() > 0, "%d arguments after --, which are no flags", flags.NArg())
+	_, err := s.options()
+	m.when(err != nil, "%w", err)
+	m.when(s.cluster.Kubeconfig != o.kubeconfig, "--kubeconfig: give it before --")
+	m.when(s.tokenStore == storeFile || s.tokenStore == storeEtcd, "--token-store: %s needs a folder that kubejoin can write; run kubejoin with systemd instead", s.tokenStore)
+	m.when(s.IssuanceRecord != "" && s.IssuanceRecord != "-", "--issuance-record: %s cannot be written, because the pod's files are read only; want - for the log of the pod", s.IssuanceRecord)
+	socket, local := strings.CutPrefix(s.CA.Remote.URL, "unix://")
+	if !local {
 		socket = ""
 	}
 	for flag, file := range map[string]string{
@@ -176,19 +162,16 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 		"webhook-client-ca-file": s.Webhook.ClientCAFile, "cluster-signing-key-ca-file": s.CA.Remote.CAFile,
 		"cluster-signing-key-client-cert-file": s.CA.Remote.CertFile, "cluster-signing-key-client-key-file": s.CA.Remote.KeyFile,
 	} {
-		if file != "" && !slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(filepath.Clean(file), folder+"/") }) {
-			fail("--%s: %s is in no folder that is mounted; add --mount %s", flag, file, safetext.Quote(filepath.Dir(file)))
-		}
+		mounted := slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(filepath.Clean(file), folder+"/") })
+		m.when(file != "" && !mounted, "--%s: %s is in no folder that is mounted; add --mount %s", flag, file, safetext.Quote(filepath.Dir(file)))
 	}
 	host, port, _ := net.SplitHostPort(s.Listen) // checked by options
 	number, err := strconv.ParseInt(port, 10, 32)
-	if err != nil || number < 1 || number > 65535 {
-		fail("--listen: port %q given, want 1 to 65535", port)
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	m.when(err != nil || number < 1 || number > 65535, "--listen: port %q given, want 1 to 65535", port)
+	slices.SortFunc(m, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return manifest.StaticPod{
 		Image: o.image, Args: args, Kubeconfig: o.kubeconfig, Folders: folders, Host: host, Port: int32(number), Version: buildVersion().Version,
-	}, errors.Join(errs...)
+	}, m.err()
 }
 
 // kubeconfigExpiry returns when the client certificate in a kubeconfig expires, and a notice if the pod would not work

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/host/kubelet"
@@ -130,26 +129,17 @@ and 1 for all other errors.`,
 
 func (o *rejoinOptions) check() error {
 	o.url = cmp.Or(o.url, os.Getenv("KUBEJOIN_URL"))
-	_, err := clusterinfo.Endpoint(o.url)
-	switch {
-	case o.url == "":
-		err = errors.New("--url: none given, want https://HOST:PORT of the kubejoin server")
-	case err != nil:
-		err = fmt.Errorf("--url: %w", err)
-	case (o.key == "") != (o.node == ""):
-		err = errors.New("--key, --node: give both or neither")
-	case o.node != "" && tokens.CheckNodeName(o.node) != nil:
-		err = fmt.Errorf("--node: %w", tokens.CheckNodeName(o.node))
-	case o.key != "" && o.bindKey != "":
-		err = errors.New("--bind-key: cannot be combined with --key, since only the certificate of the node binds a key")
-	case o.before < 0 || o.wait < 0:
-		err = fmt.Errorf("--before %s, --wait %s: want 0s or more", o.before, o.wait)
-	case strings.HasPrefix(o.restart, "-"):
-		err = fmt.Errorf("--restart: %q given, want a systemd unit", o.restart)
-	default:
-		return o.output.check()
+	var m mistakes
+	m.when(o.url == "", "--url: none given, want https://HOST:PORT of the kubejoin server")
+	m.url("--url", o.url)
+	m.when((o.key == "") != (o.node == ""), "--key, --node: give both or neither")
+	if o.node != "" {
+		m.in("--node", tokens.CheckNodeName(o.node))
 	}
-	return &usageError{err: err}
+	m.when(o.key != "" && o.bindKey != "", "--bind-key: cannot be combined with --key, since only the certificate of the node binds a key")
+	m.when(o.before < 0 || o.wait < 0, "--before %s, --wait %s: want 0s or more", o.before, o.wait)
+	m.when(strings.HasPrefix(o.restart, "-"), "--restart: %q given, want a systemd unit", o.restart)
+	return cmp.Or(m.first(), o.output.check())
 }
 
 func (o *rejoinOptions) run(cmd *cobra.Command) error {

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -145,17 +144,14 @@ certificate, you need not undo its revocation: create a token for it.` + remoteH
 		Example: `  kubejoin revoke undo worker-7`,
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var errs []error
-			if len(args) == 0 {
-				errs = append(errs, errors.New("NODE: none given, want node names or fingerprints"))
-			}
+			var m mistakes
+			m.when(len(args) == 0, "NODE: none given, want node names or fingerprints")
 			for _, arg := range args {
-				if _, err := revocation.ParseKey(arg); err != nil {
-					errs = append(errs, fmt.Errorf("NODE: %w", err))
-				}
+				_, err := revocation.ParseKey(arg)
+				m.in("NODE", err)
 			}
-			if len(errs) > 0 {
-				return &usageError{err: errors.Join(errs...)}
+			if len(m) > 0 {
+				return m.err()
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				var errs []error

@@ -103,9 +103,9 @@ client certificate of --client-ca-file. Admins in --token-auth-file may do every
 			options, err := o.options()
 			if err != nil {
 				if file := o.cluster.Kubeconfig; file != "" && !exists(file) { // the mistake may explain the others
-					err = errors.Join(fmt.Errorf("--kubeconfig: %s does not exist; want the kubeconfig of the cluster, for example %s", file, adminConf), err)
+					err = &usageError{err: errors.Join(fmt.Errorf("--kubeconfig: %s does not exist; want the kubeconfig of the cluster, for example %s", file, adminConf), err)}
 				}
-				return &usageError{err: err}
+				return err
 			}
 			log, err := logging.New(cmd.ErrOrStderr(), o.logFormat, o.verbosity)
 			if err != nil {

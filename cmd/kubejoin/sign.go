@@ -158,50 +158,20 @@ type signOptions struct {
 }
 
 func (o *signOptions) check(args []string) error {
-	var errs []error
+	var m mistakes
 	if o.kubeadmDir != "" {
-		for _, flag := range []string{"signer", "duration", "usage", "output-file"} {
-			if o.given(flag) {
-				errs = append(errs, fmt.Errorf("--%s: excludes --kubeadm-dir, which has one signer for each certificate", flag))
-			}
-		}
-		if len(args) > 0 {
-			errs = append(errs, errors.New("FILE: excludes --kubeadm-dir"))
-		}
-	} else if o.pki.dir != "" {
-		errs = append(errs, errors.New("--pki-dir: needs --kubeadm-dir"))
+		m.excludes(o.given, "excludes --kubeadm-dir, which has one signer for each certificate", "signer", "duration", "usage", "output-file")
+		m.when(len(args) > 0, "FILE: excludes --kubeadm-dir")
 	}
-	if err := o.pki.check(); err != nil {
-		errs = append(errs, err)
-	}
-	if len(args) > 1 {
-		errs = append(errs, fmt.Errorf("FILE: %d given, want one, or none for standard input", len(args)))
-	} else if len(args) == 1 && args[0] == "" {
-		errs = append(errs, errors.New("FILE: is empty; leave it out for standard input"))
-	}
-	if o.kubeconfig != "" {
-		errs = append(errs, errors.New("--kubeconfig: sign needs a kubejoin server, want --url https://HOST:PORT; on a cluster without one, "+
-			"create a CertificateSigningRequest with 'kubectl apply' and run 'kubectl certificate approve'"))
-	}
-	if o.given("duration") && o.duration <= 0 {
-		errs = append(errs, fmt.Errorf("--duration: %s given, want 10m or more", o.duration))
-	}
-	if o.given("signer") && o.signer == "" {
-		errs = append(errs, errors.New("--signer: is empty; leave it out for the default"))
-	}
-	if o.given("usage") && len(o.usages) == 0 {
-		errs = append(errs, errors.New("--usage: is empty; leave it out for the default"))
-	}
-	if o.wait < 0 {
-		errs = append(errs, fmt.Errorf("--wait: %s given, want 0 or more", o.wait))
-	}
-	if o.file == "" {
-		errs = append(errs, errors.New("--output-file: is empty; - is standard output"))
-	}
-	if len(errs) > 0 {
-		return &usageError{err: errors.Join(errs...)}
-	}
-	return nil
+	m.when(o.kubeadmDir == "" && o.pki.dir != "", "--pki-dir: needs --kubeadm-dir")
+	o.pki.check(&m)
+	m.when(len(args) > 1, "FILE: %d given, want one, or none for standard input", len(args))
+	m.when(len(args) == 1 && args[0] == "", "FILE: is empty; leave it out for standard input")
+	m.when(o.kubeconfig != "", "--kubeconfig: sign needs a kubejoin server, want --url https://HOST:PORT; on a cluster without one, "+
+		"create a CertificateSigningRequest with 'kubectl apply' and run 'kubectl certificate approve'")
+	m.when(o.given("duration") && o.duration <= 0, "--duration: %s given, want 10m or more", o.duration)
+	m.when(o.wait < 0, "--wait: %s given, want 0 or more", o.wait)
+	return m.err()
 }
 
 // readCSR reads a CSR. It refuses a malformed one before any server is called.

@@ -92,11 +92,8 @@ func checkPolicyCommand() *cobra.Command {
 		Long: `Check a policy and print what each requester may have signed. The command prints all errors
 with file, line and field, and warns about ranges and names that could be too wide. The exit code is 0 if the file is valid, 1 if not.`,
 		Example: "  kubejoin signer check-policy policy.yaml",
-		Args:    cobra.ArbitraryArgs,
+		Args:    oneArg("FILE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) != 1 || args[0] == "" {
-				return usagef("FILE: %d given, want one", len(args))
-			}
 			p, err := config.LoadPolicy(args[0], clusterCA)
 			if err != nil {
 				return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -91,17 +92,11 @@ exit code is 0 if the file is valid, 1 if not.`,
 
   # when the CAs expire
   kubejoin signer-config check signers.yaml -o jsonpath='{range .signers[*]}{.name} {.ca.expires}{"\n"}{end}'`,
-		Args: cobra.ArbitraryArgs,
+		Args: oneArg("FILE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			err := o.check()
-			switch {
-			case err != nil:
-			case len(args) != 1 || args[0] == "":
-				err = usagef("FILE: %d given, want one", len(args))
-			case o.duration < signer.MinDuration:
-				err = usagef("--cluster-signing-duration: %s given, want at least %s", o.duration, signer.MinDuration)
-			}
-			if err != nil {
+			var m mistakes
+			m.when(o.duration < signer.MinDuration, "--cluster-signing-duration: %s given, want at least %s", o.duration, signer.MinDuration)
+			if err := cmp.Or(o.check(), m.err()); err != nil {
 				return err
 			}
 			says, made, err := openSignerConfig(cmd.InOrStdin(), args[0], config.Defaults{CA: clusterCA, Duration: o.duration})

@@ -164,13 +164,10 @@ The exit code is 0 without findings, 1 with findings, and 2 if the store could n
 
   kubejoin store check etcd:https://10.0.0.1:2379 \
     --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key`,
-		Args: cobra.ArbitraryArgs,
+		Args: oneArg("STORE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if err := o.check(); err != nil {
 				return err
-			}
-			if len(args) != 1 {
-				return usagef("STORE: %d given, want one", len(args))
 			}
 			counts, found, err := checkStore(cmd.Context(), args[0], o.etcd)
 			if errors.Is(err, storecopy.ErrSpec) {

@@ -261,7 +261,7 @@ func tokenID(argument string) (string, error) {
 // checkTTL applies the server's limits to --ttl, so that the error names the flag.
 func checkTTL(d time.Duration) error {
 	if d != 0 && (d < time.Second || d > api.MaxTTL) {
-		return usagef("--ttl: %s given, want 1s to %s, or 0 for a token that never expires", d, api.MaxTTL)
+		return fmt.Errorf("%s given, want 1s to %s, or 0 for a token that never expires", d, api.MaxTTL)
 	}
 	return nil
 }

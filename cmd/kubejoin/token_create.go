@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -139,44 +140,23 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 // the token even if the response is lost.
 func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.CreateToken, error) {
 	asked := api.CreateToken{DryRun: o.dryRun, Wait: o.wait.String()}
-	usage := func(format string, args ...any) (api.CreateToken, error) {
-		return asked, usagef(format, args...)
-	}
-	if err := o.check(); err != nil {
-		return asked, err
-	}
-	if o.given("ttl") && o.expires != "" {
-		return usage("--expires: excludes --ttl, and both are given")
-	}
-	if err := checkTTL(o.ttl); err != nil {
-		return asked, err
-	}
-	if o.wait < 0 || o.wait > api.MaxWait {
-		return usage("--wait: %s given, want at most %s, or 0 to not wait", o.wait, api.MaxWait)
-	}
-	if o.given("max-nodes") && o.maxNodes < 1 {
-		return usage("--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.maxNodes, tokens.MaxNodes)
-	}
-	if o.given("certificate-duration") && o.duration <= 0 {
-		return usage("--certificate-duration: %s given, want %s or more; leave it out for the signer's default", o.duration, tokens.MinCertificateDuration)
-	}
+	var m mistakes
+	m.when(o.given("ttl") && o.expires != "", "--expires: excludes --ttl, and both are given")
+	m.in("--ttl", checkTTL(o.ttl))
+	m.when(o.wait < 0 || o.wait > api.MaxWait, "--wait: %s given, want at most %s, or 0 to not wait", o.wait, api.MaxWait)
+	m.when(o.given("max-nodes") && o.maxNodes < 1, "--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.maxNodes, tokens.MaxNodes)
+	m.when(o.given("certificate-duration") && o.duration <= 0, "--certificate-duration: %s given, want %s or more; leave it out for the signer's default", o.duration, tokens.MinCertificateDuration)
 	both := slices.Contains(o.usages, api.UsageSigning) && slices.Contains(o.usages, api.UsageAuthentication)
-	if o.printJoinCommand && !both {
-		return usage("--print-join-command: needs both usages, want --usages signing,authentication")
-	}
-	if err := o.checkJoinFormat(); err != nil {
-		return asked, &usageError{err: err}
-	}
-	if o.printJoinCommand && o.given("output") {
-		return usage("--output: excludes --print-join-command, which prints only the join command; use --format instead")
-	}
+	m.when(o.printJoinCommand && !both, "--print-join-command: needs both usages, want --usages signing,authentication")
+	o.checkJoinFormat(&m)
+	m.when(o.printJoinCommand && o.given("output"), "--output: excludes --print-join-command, which prints only the join command; use --format instead")
 	o.withoutCluster.caFile = o.caFile
 	o.withoutCluster.join = o.join
-	if err := o.withoutCluster.check(o.given, o.format); err != nil {
-		return asked, &usageError{err: err}
+	if err := cmp.Or(o.check(), m.first(), o.withoutCluster.check(o.given, o.format)); err != nil {
+		return asked, err
 	}
 	if o.controlPlane && len(args) > 0 {
-		return usage("TOKEN: excludes --control-plane, for which kubejoin generates the token")
+		return asked, usagef("TOKEN: excludes --control-plane, for which kubejoin generates the token")
 	}
 	t, err := chosenToken(stdin, args)
 	if err != nil {

@@ -15,46 +15,27 @@ import (
 )
 
 // checkJoinFormat refuses an invalid --format or --certificate-key, and combinations that do not work.
-func (o *tokenCreateOptions) checkJoinFormat() (err error) {
+func (o *tokenCreateOptions) checkJoinFormat(m *mistakes) {
+	var err error
 	if o.certificateKey != "" {
-		if o.key, err = joinformat.ParseCertificateKey(o.certificateKey); err != nil {
-			return fmt.Errorf("--certificate-key: want 64 hexadecimal digits, not %d characters", len(o.certificateKey))
-		}
+		o.key, err = joinformat.ParseCertificateKey(o.certificateKey)
 	}
-	for _, flag := range []string{"format", "certificate-key", "control-plane", "with-rejoin"} {
-		if o.given(flag) && !o.printJoinCommand {
-			return fmt.Errorf("--%s: needs --print-join-command", flag)
-		}
+	m.when(err != nil, "--certificate-key: want 64 hexadecimal digits, not %d characters", len(o.certificateKey))
+	if !o.printJoinCommand {
+		m.excludes(o.given, "needs --print-join-command", "format", "certificate-key", "control-plane", "with-rejoin")
 	}
-	if !slices.Contains(joinformat.Formats(), o.joinFormat) {
-		return fmt.Errorf("--format: %q given, want one of %s", o.joinFormat, strings.Join(joinformat.Formats(), ", "))
-	}
+	m.when(!slices.Contains(joinformat.Formats(), o.joinFormat), "--format: %q given, want one of %s", o.joinFormat, strings.Join(joinformat.Formats(), ", "))
 	if o.withRejoin != "" {
-		if err := joinformat.CheckRejoinURL(o.withRejoin); err != nil {
-			return fmt.Errorf("--with-rejoin: %w", err)
-		}
-		if o.joinFormat != api.FormatScript {
-			return fmt.Errorf("--with-rejoin: needs --format %s, which installs what a rejoin needs", api.FormatScript)
-		}
+		m.in("--with-rejoin", joinformat.CheckRejoinURL(o.withRejoin))
+		m.when(o.joinFormat != api.FormatScript, "--with-rejoin: needs --format %s, which installs what a rejoin needs", api.FormatScript)
 	}
-	if o.joinFormat == api.FormatKubeconfig && !o.key.IsZero() {
-		return errors.New("--certificate-key: a kubeconfig cannot contain it; give it to kubeadm join --certificate-key together with the kubeconfig")
+	kubeconfig := o.joinFormat == api.FormatKubeconfig
+	m.when(kubeconfig && !o.key.IsZero(), "--certificate-key: a kubeconfig cannot contain it; give it to kubeadm join --certificate-key together with the kubeconfig")
+	m.when(o.given("pki-dir") && !o.controlPlane, "--pki-dir: needs --control-plane")
+	if o.controlPlane {
+		m.excludes(o.given, "excludes --control-plane, which uploads the certificates under a new key", "certificate-key", "offline", "dry-run", "wait")
+		m.when(kubeconfig, "--format: a kubeconfig cannot contain the certificate key of --control-plane")
 	}
-	if o.given("pki-dir") && !o.controlPlane {
-		return errors.New("--pki-dir: needs --control-plane")
-	}
-	if !o.controlPlane {
-		return nil
-	}
-	for _, flag := range []string{"certificate-key", "offline", "dry-run", "wait"} {
-		if o.given(flag) {
-			return fmt.Errorf("--%s: excludes --control-plane, which uploads the certificates under a new key", flag)
-		}
-	}
-	if o.joinFormat == api.FormatKubeconfig {
-		return errors.New("--format: a kubeconfig cannot contain the certificate key of --control-plane")
-	}
-	return nil
 }
 
 // createControlPlane prints a join command for a control plane.

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
@@ -56,36 +55,20 @@ func (o *offlineOptions) register(f *pflag.FlagSet) {
 
 // check refuses flags that exclude each other, and missing ones.
 func (o *offlineOptions) check(given func(flag string) bool, format string) error {
-	var errs []error
-	fail := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	var m mistakes
 	if !o.offline {
-		for _, flag := range []string{"api-server", "output-dir"} {
-			if given(flag) {
-				fail("--%s: needs --offline", flag)
-			}
-		}
-		return errors.Join(errs...)
+		m.excludes(given, "needs --offline", "api-server", "output-dir")
+		return m.err()
 	}
-	if o.caFile == "" {
-		fail("--ca-file: needed with --offline, for example /etc/kubernetes/pki/ca.crt")
-	}
-	if o.apiServer == "" {
-		fail("--api-server: needed with --offline, as https://HOST:PORT")
-	} else if _, err := clusterinfo.Endpoint(o.apiServer); err != nil {
-		fail("--api-server: %w", err)
-	}
-	for _, flag := range []string{"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate", "replace-node", "dry-run", "wait"} {
-		if given(flag) {
-			fail("--%s: excludes --offline, which contacts no cluster", flag)
-		}
-	}
-	if !slices.Contains([]string{"text", "json", "yaml"}, format) {
-		fail("--output: %q given, want text, json or yaml with --offline", format)
-	}
-	if given("print-join-command") && o.outDir == "" {
-		fail("--output-dir: needed with --offline and --print-join-command: the token works only after its Secret is applied")
-	}
-	return errors.Join(errs...)
+	m.when(o.caFile == "", "--ca-file: needed with --offline, for example /etc/kubernetes/pki/ca.crt")
+	m.when(o.apiServer == "", "--api-server: needed with --offline, as https://HOST:PORT")
+	m.url("--api-server", o.apiServer)
+	m.excludes(given, "excludes --offline, which contacts no cluster",
+		"kubeconfig", "url", "curlrc", "bearer-file", "client-certificate", "replace-node", "dry-run", "wait")
+	m.when(!slices.Contains([]string{"text", "json", "yaml"}, format), "--output: %q given, want text, json or yaml with --offline", format)
+	m.when(given("print-join-command") && o.outDir == "",
+		"--output-dir: needed with --offline and --print-join-command: the token works only after its Secret is applied")
+	return m.err()
 }
 
 // prepared is a token that no API server has yet, and the manifests to apply: the Secret, cluster-info, and the RBAC

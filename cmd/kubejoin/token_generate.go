@@ -3,7 +3,6 @@ package main
 import (
 	"crypto/rand"
 	"encoding/csv"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -39,7 +38,7 @@ kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd.Flags().Changed); err != nil {
-				return &usageError{err: err}
+				return err
 			}
 			if o.format == "text" {
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), tokens.Generate().Reveal())
@@ -70,24 +69,17 @@ kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
 }
 
 func (o *tokenGenerateOptions) check(given func(flag string) bool) error {
-	var errs []error
-	if !slices.Contains([]string{"text", "csv"}, o.format) {
-		errs = append(errs, fmt.Errorf("--output: %q given, want text or csv", o.format))
+	var m mistakes
+	m.when(!slices.Contains([]string{"text", "csv"}, o.format), "--output: %q given, want text or csv", o.format)
+	if o.format != "csv" {
+		m.excludes(given, "needs -o csv, since only static tokens have it", "user", "uid", "groups")
 	}
-	for _, flag := range []string{"user", "uid", "groups"} {
-		if o.format != "csv" && given(flag) {
-			errs = append(errs, fmt.Errorf("--%s: needs -o csv, since only static tokens have it", flag))
-		}
-	}
-	if o.user == "" {
-		errs = append(errs, errors.New("--user: none given, want a name such as kubelet-bootstrap"))
-	}
+	m.when(o.user == "", "--user: none given, want a name such as kubelet-bootstrap")
 	for flag, values := range map[string][]string{"user": {o.user}, "uid": {o.uid}, "groups": o.groups} {
 		for _, value := range values {
-			if strings.ContainsFunc(value, unicode.IsControl) || flag == "groups" && strings.TrimSpace(value) != value {
-				errs = append(errs, fmt.Errorf("--%s: %q given, want a value without control characters, and groups without surrounding spaces", flag, value))
-			}
+			m.when(strings.ContainsFunc(value, unicode.IsControl) || flag == "groups" && strings.TrimSpace(value) != value,
+				"--%s: %q given, want a value without control characters, and groups without surrounding spaces", flag, value)
 		}
 	}
-	return errors.Join(errs...)
+	return m.err()
 }

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -36,7 +36,9 @@ machine could join with it.` + remoteHelp,
 			case o.given("ttl") && o.expires != "":
 				err = usagef("--expires: excludes --ttl, and both are given")
 			default:
-				err = errors.Join(checkTTL(o.ttl), o.check())
+				var m mistakes
+				m.in("--ttl", checkTTL(o.ttl))
+				err = cmp.Or(m.err(), o.check())
 			}
 			if err != nil {
 				return err

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/host/trustedpath"
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -67,7 +66,7 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
-				return &usageError{err: err}
+				return err
 			}
 			return webhookConfig(o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
@@ -87,25 +86,15 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 }
 
 func (o *webhookOptions) check() error {
-	var errs []error
-	if _, err := clusterinfo.Endpoint(o.url); err != nil {
-		errs = append(errs, fmt.Errorf("--url: %w", err))
-	}
-	if (o.clientCert == "") != (o.clientKey == "") {
-		errs = append(errs, errors.New("--client-certificate: certificate and key go together, and one of them is missing"))
-	}
-	if o.clientCert != "" && o.tokenFile != "" {
-		errs = append(errs, errors.New("--token-file: excludes --client-certificate, and both are given"))
-	}
+	var m mistakes
+	m.url("--url", o.url)
+	m.when((o.clientCert == "") != (o.clientKey == ""), "--client-certificate: certificate and key go together, and one of them is missing")
+	m.when(o.clientCert != "" && o.tokenFile != "", "--token-file: excludes --client-certificate, and both are given")
 	for flag, path := range map[string]string{"token-file": o.tokenFile, "client-certificate": o.clientCert, "client-key": o.clientKey} {
-		if path != "" && !filepath.IsAbs(path) {
-			errs = append(errs, fmt.Errorf("--%s: %q given, want an absolute path on the kube-apiserver machine", flag, path))
-		}
+		m.when(path != "" && !filepath.IsAbs(path), "--%s: %q given, want an absolute path on the kube-apiserver machine", flag, path)
 	}
-	if o.cacheTTL < 0 || o.cacheTTL > time.Hour {
-		errs = append(errs, fmt.Errorf("--cache-ttl: %s given, want 0 to 1h", o.cacheTTL))
-	}
-	return errors.Join(errs...)
+	m.when(o.cacheTTL < 0 || o.cacheTTL > time.Hour, "--cache-ttl: %s given, want 0 to 1h", o.cacheTTL)
+	return m.err()
 }
 
 func webhookConfig(o webhookOptions, stdout, stderr io.Writer) error {
