@@ -60,7 +60,6 @@ pod or with systemd. See docs/revocation.md.`,
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.url, "url", "https://127.0.0.1:9443", "https://HOST:PORT of kubejoin, as kube-apiserver reaches it")
 	f.StringVar(&o.caFile, "ca-file", "", "CA of the certificate that kubejoin serves; required")
 	f.StringVar(&o.clientCert, "client-certificate", "/etc/kubernetes/pki/apiserver-kubelet-client.crt", "path, on the kube-apiserver machine, of its client certificate")
@@ -69,10 +68,7 @@ pod or with systemd. See docs/revocation.md.`,
 	f.StringVar(&o.failurePolicy, "failure-policy", "NoOpinion", "what kube-apiserver does while kubejoin does not respond: NoOpinion or Deny")
 	f.StringVar(&o.outputDir, "output-dir", "", "folder to write the files into, with mode 0600 (default: print them)")
 	heading(f, "Output flags", "output-dir")
-	complete := func(flag string, values ...string) {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
-	}
-	complete("failure-policy", "NoOpinion", "Deny")
+	complete(cmd, "failure-policy", "NoOpinion", "Deny")
 	return cmd
 }
 

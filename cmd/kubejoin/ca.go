@@ -19,7 +19,7 @@ import (
 const exitNotReady exitCode = 3
 
 func caCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "ca",
 		Short: "Replace a CA in stages, while machines go on joining",
 		Long: `Replace a CA of the cluster in stages, while machines go on joining. Run the commands in
@@ -34,10 +34,7 @@ ca status' says that nothing is behind. A command refuses while something is beh
 
 The second 'kubejoin ca finish' ends the rotation. 'kubejoin ca abort' goes back by one
 stage each time, until the rotation has ended. docs/ca.md has the whole session.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand( // one a line, in the order of use
+	}, // one a line, in the order of use
 		caStatusCommand(),
 		caPrepareCommand(),
 		caTrustCommand(),
@@ -46,7 +43,6 @@ stage each time, until the rotation has ended. docs/ca.md has the whole session.
 		caAbortCommand(),
 		caApplyCommand(),
 	)
-	return cmd
 }
 
 // caOptions select a CA and where it is.
@@ -57,23 +53,10 @@ type caOptions struct {
 }
 
 func (o *caOptions) register(cmd *cobra.Command, formats ...string) {
-	names := make([]string, len(rotation.CAs))
-	for i, ca := range rotation.CAs {
-		names[i] = string(ca)
-	}
-	f := cmd.Flags()
-	f.SortFlags = false
-	f.StringVar(&o.ca, "ca", string(rotation.Cluster), "CA: "+strings.Join(names, ", "))
-	_ = cmd.RegisterFlagCompletionFunc("ca", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
+	o.ca = string(rotation.Cluster)
+	caVar(cmd, &o.ca, "")
 	o.registerFormats(cmd, append([]string{"text"}, append(formats, "json", "yaml")...)...)
 	o.remoteOptions.register(cmd)
-}
-
-func (o *caOptions) check() error {
-	if !slices.Contains(rotation.CAs, rotation.CA(o.ca)) {
-		return usagef("--ca: %.40q given, want one of %q", o.ca, rotation.CAs)
-	}
-	return o.output.check()
 }
 
 // stepCommand completes a command that takes a rotation to another stage.
@@ -87,9 +70,6 @@ exit code is 0 after the step, and if the stage had begun before. It is 3 if som
 behind.` + remoteHelp
 	cmd.Args = noArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := o.check(); err != nil {
-			return err
-		}
 		return o.run(cmd, func(ctx context.Context, r *remote) error {
 			done, err := r.StepCA(ctx, o.ca, cmd.Name(), asked)
 			if behind := notReady(err); behind != nil {
@@ -109,7 +89,6 @@ behind.` + remoteHelp
 		})
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	listVar(f, &asked.LeaveBehind, "leave-behind", nil, "node that need not take part, for example because it is broken (repeatable)")
 	listVar(f, &asked.LeaveBehindFiles, "leave-behind-file", nil, "NODE:PATH of a file that may keep the other CA, as 'kubejoin ca status' names it (repeatable)")
 	f.BoolVar(&asked.ExpireTokens, "expire-tokens", false, "delete tokens whose join commands pin only the CA that the step takes out of use")
@@ -254,4 +233,29 @@ func caTable(r api.CARotation) [][]string {
 		rows = append(rows, []string{side, c.Subject, c.NotAfter.UTC().Format(time.RFC3339), c.Pin})
 	}
 	return rows
+}
+
+// A caValue is the value of --ca.
+type caValue string
+
+// caVar registers --ca. An empty default selects each CA.
+func caVar(cmd *cobra.Command, p *string, otherwise string) {
+	names := make([]string, len(rotation.CAs))
+	for i, ca := range rotation.CAs {
+		names[i] = string(ca)
+	}
+	cmd.Flags().Var((*caValue)(p), "ca", "CA: "+strings.Join(names, ", ")+otherwise)
+	complete(cmd, "ca", names...)
+}
+
+func (v *caValue) String() string { return string(*v) }
+
+func (v *caValue) Type() string { return "string" }
+
+func (v *caValue) Set(s string) error {
+	if !slices.Contains(rotation.CAs, rotation.CA(s)) {
+		return fmt.Errorf("%.40q given, want one of %q", s, rotation.CAs)
+	}
+	*v = caValue(s)
+	return nil
 }

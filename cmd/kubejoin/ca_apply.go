@@ -118,13 +118,8 @@ type caApplyOptions struct {
 
 func (o *caApplyOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.SortFlags = false
 	o.given = f.Changed
-	names := make([]string, len(rotation.CAs))
-	for i, ca := range rotation.CAs {
-		names[i] = string(ca)
-	}
-	f.StringVar(&o.ca, "ca", "", "CA: "+strings.Join(names, ", ")+" (default: each one that is rotated)")
+	caVar(cmd, &o.ca, " (default: each one that is rotated)")
 	f.StringVar(&o.certificateKeyFile, "certificate-key-file", "", "file with the key that 'kubejoin ca prepare' showed; - is standard input")
 	f.StringVar(&o.caKeyFile, "ca-key-file", "", "file with the private key of the CA that signs in this stage, in PEM, if neither the host nor the cluster has it")
 	listVar(f, &o.pins, "ca-pin", nil, "pin of a new CA to believe, as sha256:HEX (repeatable)")
@@ -139,18 +134,16 @@ func (o *caApplyOptions) register(cmd *cobra.Command) {
 	f.StringVar(&o.kubeletDir, "kubelet-dir", kubeletDir, "folder of the kubelet")
 	heading(f, "Host flags")
 	o.registerFormats(cmd, "text", "json", "yaml")
-	_ = cmd.RegisterFlagCompletionFunc("ca", cobra.FixedCompletions(names, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
 }
 
 func (o *caApplyOptions) check() error {
 	var m mistakes
-	m.when(o.ca != "" && !slices.Contains(rotation.CAs, rotation.CA(o.ca)), "--ca: %.40q given, want one of %q", o.ca, rotation.CAs)
 	m.when(o.certificateKeyFile != "" && o.caKeyFile != "", "--ca-key-file: excludes --certificate-key-file, and both are given")
 	m.when(o.watch && (o.dryRun || o.certificateKeyFile == "-" || o.given("output")), "--watch: excludes --dry-run, --output and a key from standard input")
 	m.in("--ca-rotation-qps", checkRotationQPS(o.qps))
 	m.when(o.wait <= 0, "--wait: %s given, want more than 0", o.wait)
 	m.pins("--ca-pin", o.pins)
-	return cmp.Or(m.err(), o.output.check())
+	return m.err()
 }
 
 // A caApplier applies the rotations of one host, once or again and again.

@@ -51,7 +51,7 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
   kubejoin ca prepare --new-ca-cert-file new-ca.crt --new-ca-key-file new-ca.key --output-file rotation.key`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(o.check(), o.checkFlags()); err != nil {
+			if err := o.checkFlags(); err != nil {
 				return err
 			}
 			if err := o.readFiles(); err != nil {

@@ -130,9 +130,6 @@ what it cannot see. -o wide lists all of it.` + remoteHelp,
   kubejoin ca status -o jsonpath='{.behind[*].node}'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				status, err := r.CARotation(ctx, o.ca)
 				if err != nil {

@@ -15,14 +15,10 @@ import (
 )
 
 func certsCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "certs",
 		Short: "Check, renew and upload the certificates of control planes",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(certsCheckCommand(), certsRenewCommand(), certsUploadCommand(), certsListCommand(), certsDeleteCommand())
-	return cmd
+	}, certsCheckCommand(), certsRenewCommand(), certsUploadCommand(), certsListCommand(), certsDeleteCommand())
 }
 
 // certsOptions select a cluster, and format the upload in it.
@@ -32,7 +28,6 @@ type certsOptions struct {
 }
 
 func (o *certsOptions) register(cmd *cobra.Command) {
-	cmd.Flags().SortFlags = false
 	o.given = cmd.Flags().Changed
 	cmd.Flags().StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")
 	heading(cmd.Flags(), "Connection flags", "kubeconfig")
@@ -94,9 +89,6 @@ and prints a whole join command.` + clusterHelp,
 		Example: `  kubejoin certs upload`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			u, err := o.uploader()
 			if err != nil {
 				return err
@@ -143,9 +135,6 @@ func certsListCommand() *cobra.Command {
 		Example: `  kubejoin certs list`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			u, err := o.uploader()
 			if err != nil {
 				return err

@@ -26,9 +26,6 @@ certificates.`,
   kubejoin certs check -o jsonpath='{.certificates[?(@.problem)].name}'`,
 		Args: dirArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			list, err := credentials.Host{Dir: dirOf(args)}.Check(cmd.Context())
 			if err != nil {
 				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
@@ -51,7 +48,6 @@ certificates.`,
 			return nil
 		},
 	}
-	cmd.Flags().SortFlags = false
 	o.register(cmd, "text")
 	return cmd
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,14 +49,13 @@ their new files, and 'kubejoin host apply' restarts them.`,
   kubejoin certs renew --name apiserver --add-san lb.example.com --pki-dir /media/ca/pki`,
 		Args: dirArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := cmp.Or(o.output.check(), o.check()); err != nil {
+			if err := o.check(); err != nil {
 				return err
 			}
 			return o.hint(explain(o.renew(cmd, dirOf(args))))
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	listVar(f, &o.names, "name", nil, "certificate to renew, as 'kubejoin certs check' prints it (repeatable; default: all)")
 	listVar(f, &o.addSANs, "add-san", nil, "DNS name, wildcard or IP address to add to pki/apiserver.crt (repeatable)")
 	o.pki.register(f, "")
@@ -65,7 +63,7 @@ their new files, and 'kubejoin host apply' restarts them.`,
 	o.output.register(cmd, "text")
 	o.serverOnly = true
 	o.remoteOptions.register(cmd)
-	_ = cmd.RegisterFlagCompletionFunc("name", cobra.FixedCompletions(credentials.Renewable(), cobra.ShellCompDirectiveNoFileComp))
+	complete(cmd, "name", credentials.Renewable()...)
 	return cmd
 }
 

@@ -12,17 +12,13 @@ import (
 )
 
 func claimCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "claim",
 		Short: "List the node names that tokens hold, and release them",
 		Long: `List the node names that tokens hold, and release them. When a node joins with a limited
 token, the token claims the node name, and no other token can use it. kubejoin removes a
 claim when its Node is deleted, or when its token is gone and no Node was registered.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(claimListCommand(), claimReleaseCommand())
-	return cmd
+	}, claimListCommand(), claimReleaseCommand())
 }
 
 func claimListCommand() *cobra.Command {
@@ -37,9 +33,6 @@ func claimListCommand() *cobra.Command {
 		Example: `  kubejoin claim list`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.ListClaims(ctx)
 				if err != nil {
@@ -49,7 +42,6 @@ func claimListCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().SortFlags = false
 	o.output.register(cmd, "text")
 	o.remoteOptions.register(cmd)
 	return cmd
@@ -119,7 +111,6 @@ renewals.` + remoteHelp,
 		},
 		ValidArgsFunction: o.offer(many, listClaimed),
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print what would be released, but release nothing")
 	o.register(cmd)
 	return cmd

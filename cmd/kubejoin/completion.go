@@ -53,6 +53,12 @@ func (o *remoteOptions) offer(most int, list lister) cobra.CompletionFunc {
 	}
 }
 
+// complete completes the value of a flag with fixed values.
+func complete(cmd *cobra.Command, flag string, values ...string) {
+	// It fails only if the flag does not exist.
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
 // offerFlag completes the value of a flag.
 func (o *remoteOptions) offerFlag(cmd *cobra.Command, flag string, list lister) {
 	offered := o.offer(1, list)

@@ -82,7 +82,6 @@ The command works on a cluster: the first of --kubeconfig, $KUBECONFIG, ~/.kube/
 
 func (o *remoteOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.SortFlags = false
 	o.given = f.Changed
 	if f.Lookup("kubeconfig") == nil {
 		f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to work on")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,7 +81,6 @@ finding was made but a check could not run, or if the command cannot reach the c
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	listVar(f, &o.skip, "skip", nil, "IDs of findings, or names of checks, to leave out")
 	f.StringVar(&o.advertise, "advertise", "", "HOST:PORT of kubejoin in join commands (default: that of the pods in kubejoin-system)")
 	listVar(f, &o.pins, "discovery-token-ca-cert-hash", nil, "CA pins of an existing join command to compare with cluster-info")
@@ -93,8 +91,7 @@ finding was made but a check could not run, or if the command cannot reach the c
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT of a running kubejoin to check, too")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify --url with (default: those of the kubeconfig)")
 	heading(f, "Connection flags", "kubeconfig", "url", "ca-file")
-	// It fails only if the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("skip", cobra.FixedCompletions(doctor.Names(), cobra.ShellCompDirectiveNoFileComp))
+	complete(cmd, "skip", doctor.Names()...)
 	return cmd
 }
 
@@ -108,7 +105,7 @@ func (o *doctorOptions) check() error {
 	}
 	m.pins("--discovery-token-ca-cert-hash", o.pins)
 	m.in("--skip", doctor.CheckNames(o.skip))
-	return cmp.Or(o.output.check(), m.first())
+	return m.first()
 }
 
 func (o *doctorOptions) run(cmd *cobra.Command) error {

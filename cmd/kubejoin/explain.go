@@ -71,9 +71,8 @@ the command cannot reach the cluster or the server, and 2 for an unknown code.` 
 				o.code = args[i]
 				args = slices.Delete(args, i, i+1)
 			}
-			err := o.check()
+			var err error
 			switch {
-			case err != nil:
 			case o.code != "" && (len(args) > 0 || o.request.given()):
 				err = usagef("CODE: excludes NODE, --csr and --filename; want exactly one of them")
 			case o.code != "":
@@ -105,7 +104,6 @@ the command cannot reach the cluster or the server, and 2 for an unknown code.` 
 		}
 		return nodes(cmd, args, typed)
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&o.request.name, "csr", "", "name of a CertificateSigningRequest to explain")
 	cmd.Flags().StringVarP(&o.request.file, "filename", "f", "", "file with a CertificateSigningRequest to explain; - is standard input")
 	cmd.Flags().StringVar(&o.code, "code", "", "code to explain, also one in lower case: a problem, a check, a finding or an exit code")

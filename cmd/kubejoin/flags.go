@@ -25,6 +25,7 @@ var errEmpty = errors.New("is empty; leave it out for the default")
 // variable. Otherwise kubejoin would use the default: --role "" would create a token for workers. Lists do so themselves.
 func strict(commands ...*cobra.Command) []*cobra.Command {
 	for _, c := range commands {
+		c.Flags().SortFlags = false // help shows them as they were registered
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if f.Value.Type() == "string" && !slices.Contains(mayBeEmpty, f.Name) {
 				f.Value = strictString{f.Value}

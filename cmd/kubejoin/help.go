@@ -22,6 +22,14 @@ func heading(f *pflag.FlagSet, title string, names ...string) {
 	})
 }
 
+// noun completes a command that only has subcommands.
+func noun(cmd *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+	cmd.Args = noArgs
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
 // usage prints how to use a command, with its flags and subcommands in groups. cobra's usage templates would make the
 // program half as large again.
 func usage(cmd *cobra.Command) error {

@@ -17,14 +17,10 @@ import (
 )
 
 func hostCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "host",
 		Short: "Keep the files of this host as they should be",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(hostApplyCommand())
-	return cmd
+	}, hostApplyCommand())
 }
 
 // hostOptions are the flags of host apply.

@@ -27,17 +27,13 @@ fields, one JSON object a line:
 const readRecord = "; or read the file of 'kubejoin serve --issuance-record FILE' with jq"
 
 func issuedCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "issued",
 		Short: "List issued certificates and refused requests",
 		Long: `List issued certificates, and requests that were refused or failed, from the issuance
 record. kubejoin keeps certificates until 90 days after they expire. It keeps refusals
 and failures for 30 days, at most the last 100,000.` + issuedHelp,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(issuedListCommand(), issuedShowCommand())
-	return cmd
+	}, issuedListCommand(), issuedShowCommand())
 }
 
 // issuedListOptions are the flags of issued list.
@@ -67,14 +63,13 @@ given, an entry must match all.` + issuedHelp,
   kubejoin issued list --node worker-7 --outcome refused --since 24h`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.checkAll(); err != nil {
+			if err := o.check(); err != nil {
 				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.list(ctx, cmd, r) })
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.token, "token", "", "ID of the bootstrap token that requested the certificate")
 	f.StringVar(&o.asked.Node, "node", "", "name of the node that the certificate is for, or that requested it")
 	f.StringVar(&o.asked.Requester, "requester", "", "user name of the requester")
@@ -85,11 +80,8 @@ given, an entry must match all.` + issuedHelp,
 	f.StringVar(&o.asked.EndsWithin, "ends-within", "", "valid certificates that expire within this duration, for example 720h or 30d")
 	f.StringVar(&o.asked.Since, "since", "", "entries recorded since then: a duration ago, for example 24h or 7d, or a time, for example 2026-11-20T00:00:00Z")
 	f.IntVar(&o.limit, "limit", issuance.DefaultLimit, "maximum number of entries (0: all)")
-	complete := func(flag string, values ...string) {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)) // fails only for an unknown flag
-	}
-	complete("outcome", issuance.Issued, issuance.Refused, issuance.Failed)
-	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
+	complete(cmd, "outcome", issuance.Issued, issuance.Refused, issuance.Failed)
+	complete(cmd, "signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
 	heading(f, "Filter flags")
 	o.offerFlag(cmd, "token", listTokenIDs)
 	o.offerFlag(cmd, "node", listNodes)
@@ -99,7 +91,7 @@ given, an entry must match all.` + issuedHelp,
 	return cmd
 }
 
-func (o *issuedListOptions) checkAll() error {
+func (o *issuedListOptions) check() error {
 	if o.token != "" {
 		id, err := tokenID(o.token)
 		if err != nil {
@@ -110,7 +102,7 @@ func (o *issuedListOptions) checkAll() error {
 	if o.limit < 0 {
 		return usagef("--limit: %d given, want 0 or more", o.limit)
 	}
-	return o.check()
+	return nil
 }
 
 func (o *issuedListOptions) list(ctx context.Context, cmd *cobra.Command, r *remote) error {
@@ -189,9 +181,6 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 		Args: oneArg("SERIAL", "one serial number"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			serial, err := serialNumber(args[0])
-			if err == nil {
-				err = o.check()
-			}
 			if err != nil {
 				return err
 			}
@@ -205,7 +194,6 @@ list' or 'openssl x509 -noout -serial'. -o pem prints the certificate.` + issued
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
-	cmd.Flags().SortFlags = false
 	o.output.register(cmd, "text", "pem")
 	o.serverOnly, o.instead = true, readRecord
 	o.remoteOptions.register(cmd)

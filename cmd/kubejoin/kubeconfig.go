@@ -19,14 +19,10 @@ import (
 )
 
 func kubeconfigCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "kubeconfig",
 		Short: "Create and check kubeconfig files",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(bootstrapKubeconfigCommand(), nodeKubeconfigCommand(), userKubeconfigCommand(), checkKubeconfigCommand())
-	return cmd
+	}, bootstrapKubeconfigCommand(), nodeKubeconfigCommand(), userKubeconfigCommand(), checkKubeconfigCommand())
 }
 
 // credentialOptions are the flags of kubeconfig node and kubeconfig user.
@@ -100,7 +96,6 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 		return o.hint(explain(o.run(cmd, id)))
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	durationVar(f, &o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
 	durationVar(f, &o.wait, "wait", time.Minute, "how long to wait for the certificate")
 	f.StringVar(&o.apiServer, "api-server", "", "https://HOST:PORT of the API server to write into the file (default: that in cluster-info)")

@@ -91,7 +91,6 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.tokenFile, "token-file", "", "file with a bootstrap token; - is standard input")
 	f.StringVar(&o.user, "user", "", "name of a static user, for example kubelet-bootstrap")
 	f.StringVar(&o.tokenAuthFile, "token-auth-file", "", "kube-apiserver's CSV file of static users, lines of token,user,uid,\"group1,group2\"")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"io"
 
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
@@ -34,7 +33,7 @@ finding was made but a check could not run, or if the command cannot read the fi
 			if o.node != "" {
 				m.in("--node", tokens.CheckNodeName(o.node))
 			}
-			if err := cmp.Or(o.check(), m.err()); err != nil {
+			if err := m.err(); err != nil {
 				return err
 			}
 			report, err := credentials.Checker{Node: o.node, Offline: o.offline}.Check(cmd.Context(), args[0])
@@ -58,7 +57,6 @@ finding was made but a check could not run, or if the command cannot read the fi
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.node, "node", "", "node that the file is for (default: any)")
 	f.BoolVar(&o.offline, "offline", false, "check only the file, not the API server")
 	o.registerFormats(cmd, "text", "json", "yaml")

@@ -28,14 +28,10 @@ const ownUser = "system:serviceaccount:kubejoin-system:kubejoin"
 const imageName = "ghcr.io/kubejoin/kubejoin"
 
 func manifestCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "manifest",
 		Short: "Print manifests that run kubejoin",
-		Args:  noArgs,
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(staticPodCommand())
-	return cmd
+	}, staticPodCommand())
 }
 
 type staticPodOptions struct {
@@ -106,14 +102,13 @@ cluster.`,
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.image, "image", imageName+":"+buildVersion().Version, "image of kubejoin, with a tag or a digest")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "/etc/kubernetes/kubejoin.conf", "kubeconfig of kubejoin on the machine")
 	f.StringVar(&o.pkiDir, "pki-dir", "/etc/kubernetes/pki", "folder on the machine with ca.crt and ca.key of the cluster, to mount into the pod")
 	listVar(f, &o.mounts, "mount", nil, "folder of the machine to mount read only at the same path (repeatable)")
 	f.StringVarP(&o.format, "output", "o", "yaml", "output format: yaml or json")
 	heading(f, "Output flags", "output")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"yaml", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	complete(cmd, "output", "yaml", "json")
 	return cmd
 }
 

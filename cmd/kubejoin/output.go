@@ -32,24 +32,31 @@ func (o *output) register(cmd *cobra.Command, known ...string) {
 
 // registerFormats adds --output with the formats known and jsonpath.
 func (o *output) registerFormats(cmd *cobra.Command, known ...string) {
-	o.known = known
-	cmd.Flags().StringVarP(&o.format, "output", "o", "text", "output format: "+strings.Join(o.known, ", ")+" or jsonpath=TEMPLATE")
+	o.known, o.format = known, "text"
+	cmd.Flags().VarP(formatValue{o}, "output", "o", "output format: "+strings.Join(known, ", ")+" or jsonpath=TEMPLATE")
 	heading(cmd.Flags(), "Output flags", "output")
 	// It fails only if the flag does not exist.
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(slices.Clone(o.known), jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(slices.Clone(known), jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }
 
-// check refuses an invalid --output, before the command changes anything.
-func (o *output) check() error {
-	if text, found := strings.CutPrefix(o.format, jsonpathFormat); found {
-		o.template = jsonpath.New("output").AllowMissingKeys(true)
-		if err := o.template.Parse(text); err != nil || text == "" {
-			return usagef("--output: %q given, want a valid template such as jsonpath={.items[*].id}", o.format)
-		}
-		return nil
+// A formatValue checks --output when it is parsed.
+type formatValue struct{ *output }
+
+func (v formatValue) String() string { return v.format }
+
+func (v formatValue) Type() string { return "string" }
+
+func (v formatValue) Set(s string) error {
+	text, found := strings.CutPrefix(s, jsonpathFormat)
+	v.format, v.template = s, nil
+	if !found && !slices.Contains(v.known, s) {
+		return fmt.Errorf("%q given, want %s or jsonpath=TEMPLATE", s, strings.Join(v.known, ", "))
 	}
-	if !slices.Contains(o.known, o.format) {
-		return usagef("--output: %q given, want %s or jsonpath=TEMPLATE", o.format, strings.Join(o.known, ", "))
+	if found {
+		v.template = jsonpath.New("output").AllowMissingKeys(true)
+		if err := v.template.Parse(text); err != nil || text == "" {
+			return fmt.Errorf("%q given, want a valid template such as jsonpath={.items[*].id}", s)
+		}
 	}
 	return nil
 }

@@ -111,7 +111,6 @@ and 1 for all other errors.`,
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server (default: $KUBEJOIN_URL)")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --kubeconfig)")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "/etc/kubernetes/kubelet.conf", "kubeconfig of the kubelet, with its client certificate")
@@ -139,7 +138,7 @@ func (o *rejoinOptions) check() error {
 	m.when(o.key != "" && o.bindKey != "", "--bind-key: cannot be combined with --key, since only the certificate of the node binds a key")
 	m.when(o.before < 0 || o.wait < 0, "--before %s, --wait %s: want 0s or more", o.before, o.wait)
 	m.when(strings.HasPrefix(o.restart, "-"), "--restart: %q given, want a systemd unit", o.restart)
-	return cmp.Or(m.first(), o.output.check())
+	return m.first()
 }
 
 func (o *rejoinOptions) run(cmd *cobra.Command) error {

@@ -38,9 +38,6 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
   kubejoin revoke undo worker-7`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			if err := revokeArguments(&o.asked, args, o.token); err != nil {
 				return err
 			}
@@ -56,7 +53,6 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 		ValidArgsFunction: o.offer(1, listNodes),
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.asked.Serial, "serial", "", "revoke one certificate that kubejoin has issued, by its serial number")
 	f.StringVar(&o.asked.Fingerprint, "fingerprint", "", "revoke one certificate by its SHA-256, as 'openssl x509 -noout -fingerprint -sha256' prints it")
 	f.StringVar(&o.token, "token", "", "end the token with this ID, and revoke the nodes that joined with it")
@@ -112,9 +108,6 @@ func revokeListCommand() *cobra.Command {
 		Example: `  kubejoin revoke list`,
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.ListRevocations(ctx)
 				if err != nil {
@@ -124,7 +117,6 @@ func revokeListCommand() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().SortFlags = false
 	o.output.register(cmd, "text")
 	o.remoteOptions.register(cmd)
 	return cmd
@@ -174,7 +166,6 @@ certificate, you need not undo its revocation: create a token for it.` + remoteH
 		},
 		ValidArgsFunction: o.offer(many, listRevoked),
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print what would be removed, but remove nothing")
 	o.register(cmd)
 	return cmd

@@ -120,14 +120,11 @@ client certificate of --client-ca-file. Admins in --token-auth-file may do every
 	cmd.Flags().SortFlags = false
 	o.register(cmd.Flags())
 	_ = cmd.MarkFlagFilename("signer-config", "yaml", "yml")
-	complete := func(flag string, values ...string) {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-	}
-	complete("log-format", "text", "json")
-	complete("tls-min-version", tls12, tls13)
-	complete("existing-nodes", denyExisting, allowExisting)
-	complete("token-store", storeKubernetes, storeFile, storeEtcd)
-	complete("controllers", append([]string{"*"}, daemon.ControllerNames...)...)
+	complete(cmd, "log-format", "text", "json")
+	complete(cmd, "tls-min-version", tls12, tls13)
+	complete(cmd, "existing-nodes", denyExisting, allowExisting)
+	complete(cmd, "token-store", storeKubernetes, storeFile, storeEtcd)
+	complete(cmd, "controllers", append([]string{"*"}, daemon.ControllerNames...)...)
 	return cmd
 }
 

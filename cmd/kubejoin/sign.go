@@ -105,18 +105,14 @@ if the command cannot reach the server.` + serverHelp,
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.signer, "signer", "", "name of the signer (default for machines: "+certificates.KubeAPIServerClientKubeletSignerName+", or "+certificates.KubeletServingSignerName+" for a node whose CSR has DNS names or IPs)")
 	durationVar(f, &o.duration, "duration", 0, "requested lifetime, at least 10m (default: the signer's)")
 	listVar(f, &o.usages, "usage", nil, `key usage, for example "client auth" (repeatable; default: the usual ones for the signer)`)
 	f.StringVar(&o.file, "output-file", "-", "file to write the certificate to; - is standard output")
 	heading(f, "Output flags", "output-file")
 	durationVar(f, &o.wait, "wait", 0, "how long to retry while the server cannot issue the certificate yet (0: do not retry)")
-	complete := func(flag string, values ...string) {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-	}
-	complete("signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
-	complete("usage", string(certificates.UsageDigitalSignature), string(certificates.UsageKeyEncipherment), string(certificates.UsageClientAuth), string(certificates.UsageServerAuth))
+	complete(cmd, "signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
+	complete(cmd, "usage", string(certificates.UsageDigitalSignature), string(certificates.UsageKeyEncipherment), string(certificates.UsageClientAuth), string(certificates.UsageServerAuth))
 	f.StringVar(&o.kubeadmDir, "kubeadm-dir", "", "sign everything that 'kubeadm certs generate-csr' wrote below this folder, for example /etc/kubernetes")
 	o.pki.register(f, "with --kubeadm-dir: ")
 	o.serverOnly = true

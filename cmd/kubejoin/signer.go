@@ -60,13 +60,12 @@ and signs nothing while it cannot write. It re-reads all files when they change.
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	for _, flag := range o.Flags() {
 		f.StringVar(flag.Value, flag.Name, "", flag.Help)
 	}
 	f.StringVar(&o.logFormat, "log-format", "text", "log format: text or json")
 	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "log level: 0 for operators, 1 for debugging")
-	_ = cmd.RegisterFlagCompletionFunc("log-format", cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	complete(cmd, "log-format", "text", "json")
 	_ = cmd.MarkFlagFilename("policy", "yaml", "yml")
 	cmd.AddCommand(checkPolicyCommand(), defaultPolicyCommand())
 	return cmd

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,7 +14,7 @@ import (
 )
 
 func signerConfigCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "signer-config",
 		Short: "Check a file for 'kubejoin serve --signer-config', or print the default",
 		Long: `Check a file for 'kubejoin serve --signer-config', or print the default. For each signer
@@ -40,11 +39,7 @@ only restrict them. A signer with your own name allows only what the file lists:
 kubejoin serve re-reads the file and its CA files when they change. If a new version is
 invalid, it keeps the last valid one and reports the error in the log, in an Event, in
 /readyz and in the metric kubejoin_files_in_use.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(signerConfigCheckCommand(), signerConfigDefaultCommand())
-	return cmd
+	}, signerConfigCheckCommand(), signerConfigDefaultCommand())
 }
 
 func signerConfigDefaultCommand() *cobra.Command {
@@ -96,7 +91,7 @@ exit code is 0 if the file is valid, 1 if not.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var m mistakes
 			m.when(o.duration < signer.MinDuration, "--cluster-signing-duration: %s given, want at least %s", o.duration, signer.MinDuration)
-			if err := cmp.Or(o.check(), m.err()); err != nil {
+			if err := m.err(); err != nil {
 				return err
 			}
 			says, made, err := openSignerConfig(cmd.InOrStdin(), args[0], config.Defaults{CA: clusterCA, Duration: o.duration})
@@ -117,7 +112,6 @@ exit code is 0 if the file is valid, 1 if not.`,
 		},
 		ValidArgsFunction: cobra.FixedCompletions([]string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt),
 	}
-	cmd.Flags().SortFlags = false
 	o.register(cmd, "text")
 	durationVar(cmd.Flags(), &o.duration, "cluster-signing-duration", signer.DefaultDuration, "value of this flag in 'kubejoin serve', for signers without a duration")
 	return cmd

@@ -19,16 +19,13 @@ A store is file:PATH, where PATH is kubejoin.db or the folder of --data-dir, or
 etcd:URL,URL with the flags of etcd.`
 
 func storeCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "store",
 		Short: "Copy and check stores of tokens: a file, or etcd",
 		Long: `Copy and check stores of tokens, claims, revocations and the issuance record: a file, or
 etcd. Stores in Kubernetes are not meant: see 'kubejoin doctor'.`,
 		Example: `  kubejoin store check file:kubejoin-data`,
-		Args:    noArgs,
-	}
-	cmd.AddCommand(strict(storeCopyCommand(), storeCheckCommand())...)
-	return cmd
+	}, storeCopyCommand(), storeCheckCommand())
 }
 
 // storeProgress is how long a copy is silent, and how often it then reports its progress.
@@ -68,9 +65,6 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
     --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if err := o.check(); err != nil {
-				return err
-			}
 			ctx := cmd.Context()
 			destination, did := storecopy.Destination, "copied and compared"
 			if o.options.DryRun {
@@ -107,7 +101,6 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.from, "from", "", "source: file:PATH or etcd:URLS")
 	f.StringVar(&o.to, "to", "", "destination: file:PATH or etcd:URLS")
 	f.BoolVar(&o.options.DryRun, "dry-run", false, "check both stores and count what would be copied; write nothing")
@@ -166,9 +159,6 @@ The exit code is 0 without findings, 1 with findings, and 2 if the store could n
     --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key`,
 		Args: oneArg("STORE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if err := o.check(); err != nil {
-				return err
-			}
 			counts, found, err := checkStore(cmd.Context(), args[0], o.etcd)
 			if errors.Is(err, storecopy.ErrSpec) {
 				return usagef("STORE: %w", err)
@@ -181,7 +171,6 @@ The exit code is 0 without findings, 1 with findings, and 2 if the store could n
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	registerEtcdFiles(f, &o.etcd, "")
 	heading(f, "etcd flags", "etcd-cafile", "etcd-certfile", "etcd-keyfile", "etcd-prefix")
 	o.registerFormats(cmd, "text", "json", "yaml")

@@ -17,17 +17,13 @@ import (
 )
 
 func tokenCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return noun(&cobra.Command{
 		Use:   "token",
 		Short: "Create, list, renew and delete bootstrap tokens",
 		Long: `Create, list, renew and delete bootstrap tokens. A machine joins a cluster with one in
 'kubeadm join'. The commands and flags are those of 'kubeadm token'. In addition, a
 token can have limits, for example one machine with a certain node name.`,
-		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(tokenCreateCommand(), tokenListCommand(), tokenGetCommand(), tokenRenewCommand(), tokenDeleteCommand(), tokenGenerateCommand())
-	return cmd
+	}, tokenCreateCommand(), tokenListCommand(), tokenGetCommand(), tokenRenewCommand(), tokenDeleteCommand(), tokenGenerateCommand())
 }
 
 // tokens prints items. JSON, YAML and jsonpath show list, which is a list object or a single token.
@@ -140,7 +136,7 @@ is 1 if one of them does not exist.` + remoteHelp,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := tokenIDs(args)
 			if err == nil {
-				err = o.checkAll()
+				err = o.check()
 			}
 			if err != nil {
 				return err
@@ -195,21 +191,16 @@ type tokenListOptions struct {
 }
 
 func (o *tokenListOptions) register(cmd *cobra.Command) {
-	cmd.Flags().SortFlags = false
 	o.output.register(cmd, "text", "wide", "csv")
 	cmd.Flags().BoolVar(&o.showSecrets, "show-secrets", false, "show whole tokens, not only their IDs; needs a kubeconfig that may read token Secrets")
 	heading(cmd.Flags(), "Output flags", "show-secrets")
 	o.remoteOptions.register(cmd)
 }
 
-func (o *tokenListOptions) checkAll() error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	if o.format == "csv" && !o.showSecrets {
-		return usagef("--output: csv contains whole tokens and needs --show-secrets")
-	}
-	return nil
+func (o *tokenListOptions) check() error {
+	var m mistakes
+	m.when(o.format == "csv" && !o.showSecrets, "--output: csv contains whole tokens and needs --show-secrets")
+	return m.err()
 }
 
 // reveal adds the secrets to tokens for --show-secrets. It reads them from the cluster, so it needs a kubeconfig.

@@ -97,7 +97,6 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	durationVar(f, &o.ttl, "ttl", tokens.DefaultTTL, "lifetime of the token, for example 90s, 30m, 3h or 1d (0: never expires)")
 	f.StringVar(&o.expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
 	listVar(f, &o.usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "usages of the token: signing (for discovery), authentication (to request a certificate) or both")
@@ -125,14 +124,11 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	o.withoutCluster.register(f)
 	heading(f, "Flags for a cluster that does not exist yet")
 	o.offerFlag(cmd, "replace-node", listNodes)
-	complete := func(flag string, values ...string) {
-		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-	}
-	complete("usages", api.UsageSigning, api.UsageAuthentication)
-	complete("format", joinformat.Formats()...)
-	complete("role", tokens.RoleControlPlane)
-	complete("rejoin", tokens.RejoinAllow, tokens.RejoinDeny)
-	complete("groups", tokens.DefaultGroup)
+	complete(cmd, "usages", api.UsageSigning, api.UsageAuthentication)
+	complete(cmd, "format", joinformat.Formats()...)
+	complete(cmd, "role", tokens.RoleControlPlane)
+	complete(cmd, "rejoin", tokens.RejoinAllow, tokens.RejoinDeny)
+	complete(cmd, "groups", tokens.DefaultGroup)
 	return cmd
 }
 
@@ -152,7 +148,7 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	m.when(o.printJoinCommand && o.given("output"), "--output: excludes --print-join-command, which prints only the join command; use --format instead")
 	o.withoutCluster.caFile = o.caFile
 	o.withoutCluster.join = o.join
-	if err := cmp.Or(o.check(), m.first(), o.withoutCluster.check(o.given, o.format)); err != nil {
+	if err := cmp.Or(m.first(), o.withoutCluster.check(o.given, o.format)); err != nil {
 		return asked, err
 	}
 	if o.controlPlane && len(args) > 0 {

@@ -49,7 +49,6 @@ kube-controller-manager also deletes them by itself.` + remoteHelp,
 		},
 		ValidArgsFunction: o.offer(many, listTokenIDs),
 	}
-	cmd.Flags().SortFlags = false
 	cmd.Flags().BoolVar(&o.allExpired, "all-expired", false, "delete all tokens that have expired")
 	cmd.Flags().BoolVar(&o.dryRun, "dry-run", false, "print what would be deleted, but delete nothing")
 	o.register(cmd)

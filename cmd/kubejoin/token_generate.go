@@ -58,13 +58,12 @@ kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVarP(&o.format, "output", "o", "text", "output format: text, or csv for a static token")
 	f.StringVar(&o.user, "user", "kubelet-bootstrap", "with -o csv: user name of the token")
 	f.StringVar(&o.uid, "uid", "", "with -o csv: UID of that user")
 	listVar(f, &o.groups, "groups", []string{tokens.BootstrappersGroup}, "with -o csv: groups of that user")
 	heading(f, "Output flags")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "csv"}, cobra.ShellCompDirectiveNoFileComp))
+	complete(cmd, "output", "text", "csv")
 	return cmd
 }
 

@@ -22,7 +22,7 @@ secret of a token only when it creates the token.` + remoteHelp,
   kubejoin token list -o jsonpath='{.items[?(@.status=="spent")].id}'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.checkAll(); err != nil {
+			if err := o.check(); err != nil {
 				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {

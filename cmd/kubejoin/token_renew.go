@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -38,7 +37,7 @@ machine could join with it.` + remoteHelp,
 			default:
 				var m mistakes
 				m.in("--ttl", checkTTL(o.ttl))
-				err = cmp.Or(m.err(), o.check())
+				err = m.err()
 			}
 			if err != nil {
 				return err
@@ -71,7 +70,6 @@ machine could join with it.` + remoteHelp,
 		ValidArgsFunction: o.offer(1, listTokenIDs),
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	durationVar(f, &o.ttl, "ttl", tokens.DefaultTTL, "new lifetime from now, for example 90s, 30m, 3h or 1d (0: never expires)")
 	f.StringVar(&o.expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
 	f.BoolVar(&o.shorten, "shorten", false, "allow an earlier end than the current one")

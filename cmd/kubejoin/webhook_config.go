@@ -72,7 +72,6 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 		},
 	}
 	f := cmd.Flags()
-	f.SortFlags = false
 	f.StringVar(&o.url, "url", "https://127.0.0.1:9443", "https://HOST:PORT of kubejoin, as kube-apiserver reaches it")
 	f.StringVar(&o.dataDir, "data-dir", "kubejoin-data", "data folder of 'kubejoin serve', with the CA and the bearer token")
 	f.StringVar(&o.caFile, "ca-file", "", "CA of the certificate that kubejoin serves (default: ca.crt in --data-dir)")
