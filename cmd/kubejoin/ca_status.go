@@ -35,46 +35,35 @@ func (o *output) status(w io.Writer, r api.CARotation) error {
 	if !r.Ended.IsZero() {
 		since = r.Ended
 	}
-	tables := [][][]string{
-		{{"CA", "STAGE", "SINCE", "TRUSTED", "SIGNS", "NEXT"}, {r.CA, stage, age(since, now), orNone(trusts(r.Trusted)), r.Signs, rotation.CA(r.CA).Command(r.Next)}},
-		caTable(r),
-	}
+	text := tableText([][]string{
+		{"CA", "STAGE", "SINCE", "TRUSTED", "SIGNS", "NEXT"}, {r.CA, stage, age(since, now), orNone(trusts(r.Trusted)), r.Signs, rotation.CA(r.CA).Command(r.Next)},
+	}) + "\n" + tableText(caTable(r))
 	if o.format == "wide" && len(r.Observations) > 0 {
-		tables = append(tables, seenRows(r.Observations))
+		text += "\n" + tableText(seenRows(r.Observations))
 	}
-	for i, rows := range tables {
-		if i > 0 {
-			if _, err := fmt.Fprintln(w); err != nil {
-				return err
-			}
-		}
-		if err := table(w, rows); err != nil {
-			return err
-		}
+	if r.Ended.IsZero() || len(r.Behind) > 0 {
+		text += behindText(r)
 	}
-	if !r.Ended.IsZero() && len(r.Behind) == 0 {
-		return nil
-	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// behindText says what is behind, and what cannot be seen.
+func behindText(r api.CARotation) (text string) {
 	if c := r.Certificates; c != nil {
-		if _, err := fmt.Fprintf(w, "\n%d of %d live certificates are from the new CA\n", c.New, c.Old+c.New); err != nil {
-			return err
-		}
+		text = fmt.Sprintf("\n%d of %d live certificates are from the new CA\n", c.New, c.Old+c.New)
 	}
 	hidden := slices.DeleteFunc(slices.Clone(r.Observations), func(s api.CAObservation) bool { return !s.Optional })
-	says, rows := fmt.Sprintf("nothing is behind, of %d observations", len(r.Observations)-len(hidden)), [][]string(nil)
+	seen := len(r.Observations) - len(hidden)
 	if len(r.Behind) > 0 {
-		says, rows = fmt.Sprintf("%d of %d observations are behind:", len(r.Behind), len(r.Observations)-len(hidden)), behindRows(r.Behind)
+		text += fmt.Sprintf("\n%d of %d observations are behind:\n%s", len(r.Behind), seen, tableText(behindRows(r.Behind)))
+	} else {
+		text += fmt.Sprintf("\nnothing is behind, of %d observations\n", seen)
 	}
-	if _, err := fmt.Fprintf(w, "\n%s\n", says); err != nil {
-		return err
+	if len(hidden) > 0 {
+		text += "\nnot seen from here, which holds up nothing:\n" + tableText(hiddenRows(hidden))
 	}
-	if err := table(w, rows); err != nil || len(hidden) == 0 {
-		return err
-	}
-	if _, err := fmt.Fprintln(w, "\nnot seen from here, which holds up nothing:"); err != nil {
-		return err
-	}
-	return table(w, hiddenRows(hidden))
+	return text
 }
 
 // hiddenRows returns a table of what can never be seen from here.
@@ -89,14 +78,11 @@ func hiddenRows(hidden []api.CAObservation) [][]string {
 func seenRows(seen []api.CAObservation) [][]string {
 	rows := [][]string{{"KIND", "NAME", "NODE", "TRUSTS", "FROM", "UNTIL", "NOT SEEN"}}
 	for _, s := range seen {
-		until, unseen := "", s.Unseen
-		if !s.Until.IsZero() {
-			until = s.Until.UTC().Format(time.RFC3339)
-		}
+		unseen := s.Unseen
 		if s.Off {
 			unseen = "the node is not ready"
 		}
-		rows = append(rows, []string{s.Kind, s.Name, orNone(s.Node), orNone(trusts(s.Trusts)), orNone(s.From), orNone(until), orNone(unseen)})
+		rows = append(rows, []string{s.Kind, s.Name, orNone(s.Node), orNone(trusts(s.Trusts)), orNone(s.From), stamp(s.Until, "<none>"), orNone(unseen)})
 	}
 	return rows
 }

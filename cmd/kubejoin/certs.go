@@ -142,32 +142,24 @@ func certsListCommand() *cobra.Command {
 			ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
 			defer cancel()
 			info, err := u.Get(ctx)
-			var list struct {
+			var uploads struct {
 				Items []certsUpload `json:"items"`
 			}
-			list.Items = []certsUpload{}
+			uploads.Items = []certsUpload{}
 			switch {
 			case err == nil:
-				list.Items = append(list.Items, certsUpload{Secret: certsSecret, TokenID: info.TokenID, Created: info.Created, Expires: info.Expires, Files: info.Files})
+				uploads.Items = append(uploads.Items, certsUpload{Secret: certsSecret, TokenID: info.TokenID, Created: info.Created, Expires: info.Expires, Files: info.Files})
 			case !errors.Is(err, kubeadmcerts.ErrNotFound):
 				return err
 			}
-			w := cmd.OutOrStdout()
-			if done, err := o.object(w, list); done || len(list.Items) == 0 {
-				return err
-			}
-			if o.format == "name" {
-				_, err := fmt.Fprintln(w, certsSecret)
-				return err
-			}
-			ttl, expires := "<unknown>", "<unknown>" // the owner token is gone: the Secret is about to be deleted
-			if !info.Expires.IsZero() {
-				ttl, expires = duration.ShortHumanDuration(time.Until(info.Expires)), info.Expires.Format(time.RFC3339)
-			}
-			return table(w, [][]string{
-				{"SECRET", "TTL", "EXPIRES", "TOKEN", "FILES"},
-				{certsSecret, ttl, expires, orNone(info.TokenID), strings.Join(info.Files, ",")},
-			})
+			return list(&o.output, cmd.OutOrStdout(), uploads, uploads.Items, func(u certsUpload) string { return u.Secret },
+				[]string{"SECRET", "TTL", "EXPIRES", "TOKEN", "FILES"}, func(u certsUpload) []string {
+					ttl := "<unknown>" // the owner token is gone: the Secret is about to be deleted
+					if !u.Expires.IsZero() {
+						ttl = duration.ShortHumanDuration(time.Until(u.Expires))
+					}
+					return []string{u.Secret, ttl, stamp(u.Expires, "<unknown>"), orNone(u.TokenID), strings.Join(u.Files, ",")}
+				})
 		},
 	}
 	o.output.register(cmd, "text")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
@@ -26,53 +27,32 @@ certificates.`,
   kubejoin certs check -o jsonpath='{.certificates[?(@.problem)].name}'`,
 		Args: dirArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			list, err := credentials.Host{Dir: dirOf(args)}.Check(cmd.Context())
+			certs, err := credentials.Host{Dir: dirOf(args)}.Check(cmd.Context())
 			if err != nil {
 				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
 				return exitUnchecked
 			}
-			done, err := o.object(cmd.OutOrStdout(), struct {
+			err = list(&o, cmd.OutOrStdout(), struct {
 				Certificates []credentials.CertificateStatus `json:"certificates"`
-			}{list})
-			if !done {
-				err = table(cmd.OutOrStdout(), statusRows(list, o.format == "name", time.Now()))
+			}{certs}, certs, func(c credentials.CertificateStatus) string { return c.Name },
+				[]string{"CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "CERTIFICATE AUTHORITY", "CA KEY ON HOST", "PROBLEM", "NOTE"}, statusRow)
+			if err == nil && slices.ContainsFunc(certs, func(c credentials.CertificateStatus) bool { return c.Problem != "" }) {
+				err = exitFindings
 			}
-			if err != nil {
-				return err
-			}
-			for _, status := range list {
-				if status.Problem != "" {
-					return exitFindings
-				}
-			}
-			return nil
+			return err
 		},
 	}
 	o.register(cmd, "text")
 	return cmd
 }
 
-func statusRows(list []credentials.CertificateStatus, names bool, now time.Time) [][]string {
-	rows := [][]string{{"CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "CERTIFICATE AUTHORITY", "CA KEY ON HOST", "PROBLEM", "NOTE"}}
-	if names {
-		rows = nil
+func statusRow(status credentials.CertificateStatus) []string {
+	row := []string{status.Name, "<none>", "<none>", orNone(status.CA), "", orNone(status.Problem), orNone(status.Note)}
+	if status.NotAfter != nil {
+		row[1], row[2] = status.NotAfter.UTC().Format("Jan 02, 2006 15:04 MST"), duration.ShortHumanDuration(time.Until(*status.NotAfter))
 	}
-	for _, status := range list {
-		if names {
-			rows = append(rows, []string{status.Name})
-			continue
-		}
-		row := []string{status.Name, "<none>", "<none>", orNone(status.CA), "", orNone(status.Problem), orNone(status.Note)}
-		if status.NotAfter != nil {
-			row[1], row[2] = status.NotAfter.UTC().Format("Jan 02, 2006 15:04 MST"), duration.ShortHumanDuration(status.NotAfter.Sub(now))
-		}
-		switch {
-		case status.KeyOnHost:
-			row[4] = "yes"
-		case status.CA == "":
-			row[4] = "no"
-		}
-		rows = append(rows, row)
+	if status.KeyOnHost || status.CA == "" {
+		row[4] = yesNo(status.KeyOnHost)
 	}
-	return rows
+	return row
 }

@@ -48,33 +48,12 @@ func claimListCommand() *cobra.Command {
 }
 
 // claims prints a list of claims.
-func (o *output) claims(cmd *cobra.Command, list api.ClaimList) error {
-	w := cmd.OutOrStdout()
-	if done, err := o.object(w, list); done || len(list.Items) == 0 {
-		return err
-	}
-	if o.format == "name" {
-		for _, c := range list.Items {
-			if _, err := fmt.Fprintln(w, c.Node); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	rows := [][]string{{"NODE", "TOKEN", "AGE", "KEYS", "REGISTERED", "REJOINS", "REVOKED"}}
+func (o *output) claims(cmd *cobra.Command, claims api.ClaimList) error {
 	now := time.Now()
-	for _, c := range list.Items {
-		registered := "no"
-		if c.NodeUID != "" {
-			registered = "yes"
-		}
-		revoked := "no"
-		if c.Revoked {
-			revoked = "yes"
-		}
-		rows = append(rows, []string{c.Node, c.Token, age(c.Created, now), strconv.Itoa(c.Keys), registered, strconv.Itoa(len(c.Rejoins)), revoked})
-	}
-	return table(w, rows)
+	return list(o, cmd.OutOrStdout(), claims, claims.Items, func(c api.Claim) string { return c.Node },
+		[]string{"NODE", "TOKEN", "AGE", "KEYS", "REGISTERED", "REJOINS", "REVOKED"}, func(c api.Claim) []string {
+			return []string{c.Node, c.Token, age(c.Created, now), strconv.Itoa(c.Keys), yesNo(c.NodeUID != ""), strconv.Itoa(len(c.Rejoins)), yesNo(c.Revoked)}
+		})
 }
 
 func claimReleaseCommand() *cobra.Command {
@@ -117,25 +96,17 @@ renewals.` + remoteHelp,
 }
 
 func releaseClaims(ctx context.Context, cmd *cobra.Command, r *remote, nodes []string, dryRun bool) error {
-	var errs []error
-	for _, node := range nodes {
+	return each(cmd, nodes, func(node string) error {
 		c, err := r.ReleaseClaim(ctx, node, api.ReleaseClaim{DryRun: dryRun})
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			return err
 		}
 		warn(cmd, c.Warnings...)
-		done := "released"
-		if dryRun {
-			done = "would be released (dry run)"
-		}
 		what := "claim of token " + c.Token + " on"
 		if c.Token == "" {
 			what = "identity of"
 		}
-		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s node name %q %s\n", what, node, done); err != nil {
-			return err
-		}
-	}
-	return each(cmd, len(nodes), errs)
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s node name %q %s\n", what, node, did(dryRun, "released"))
+		return err
+	})
 }

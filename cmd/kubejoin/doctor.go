@@ -1,18 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/doctor"
-	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 )
 
 // Exit codes of doctor.
@@ -114,21 +111,19 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	report = report.Without(o.skip)
-	w := cmd.OutOrStdout()
-	done, err := o.object(w, report)
-	switch {
-	case done:
-	case o.fix:
-		_, err = io.WriteString(w, sanitize(report.Commands()))
-	default:
-		_, err = io.WriteString(w, sanitize(report.Text()))
+	text := report.Text()
+	if o.fix {
+		text = report.Commands()
 	}
+	return cmp.Or(o.text(cmd.OutOrStdout(), report, text), exitOf(len(report.Findings), len(report.Unchecked)))
+}
+
+// exitOf returns the exit code of a command that checks something.
+func exitOf(findings, unchecked int) error {
 	switch {
-	case err != nil:
-		return err
-	case len(report.Findings) > 0:
+	case findings > 0:
 		return exitFindings
-	case len(report.Unchecked) > 0:
+	case unchecked > 0:
 		return exitUnchecked
 	}
 	return nil
@@ -140,15 +135,10 @@ func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Report, error) {
 	if !found {
 		return doctor.Report{}, errors.New("no kubeconfig found: want --kubeconfig FILE")
 	}
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
-	if err == nil {
-		err = credentials.CheckConfig(config)
-	}
+	config, err := clusterConfig(rules)
 	if err != nil {
-		return doctor.Report{}, fmt.Errorf("--kubeconfig: %w", err)
+		return doctor.Report{}, err
 	}
-	config.UserAgent = "kubejoin/" + buildVersion().Version
-	config.WarningHandler = rest.NoWarnings{}
 	config.QPS = -1 // about thirty requests
 	options := doctor.Options{Cluster: config, Version: buildVersion().Version, Advertise: o.advertise, Pins: o.pins, URL: o.url}
 	if o.caFile != "" {

@@ -79,13 +79,19 @@ func (m mistakes) err() error {
 // first returns a usage error with the first mistake, for commands whose mistakes follow from each other.
 func (m mistakes) first() error { return m[:min(len(m), 1)].err() }
 
-// each combines the errors of n operations. With several operations it prints each error on a line and returns a count.
-func each(cmd *cobra.Command, n int, errs []error) error {
-	if n == 1 && len(errs) == 1 || len(errs) == 0 {
+// each calls do with each name, and goes on after errors. With several names it prints each error on a line and returns a count.
+func each(cmd *cobra.Command, names []string, do func(name string) error) error {
+	var errs []error
+	for _, name := range names {
+		if err := do(name); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if len(names) == 1 || len(errs) == 0 {
 		return errors.Join(errs...)
 	}
 	for _, err := range errs {
 		cmd.PrintErrln("kubejoin:", sanitize(explain(err).Error()))
 	}
-	return fmt.Errorf("%d of %d failed", len(errs), n)
+	return fmt.Errorf("%d of %d failed", len(errs), len(names))
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
@@ -129,12 +128,8 @@ func checkNode(args []string) error {
 // explain prints the explanation of a node.
 func (o *output) explain(ctx context.Context, w io.Writer, r *remote, node string) error {
 	e, err := r.Explain(ctx, node)
-	if err != nil {
-		return err
-	}
-	done, err := o.object(w, e)
-	if !done {
-		_, err = io.WriteString(w, sanitize(e.Text()))
+	if err == nil {
+		err = o.text(w, e, e.Text())
 	}
 	if err == nil && !e.HasJoined() {
 		err = exitNotJoined
@@ -160,16 +155,7 @@ func (e explainedRequest) asked(stdin io.Reader) (api.ExplainRequest, error) {
 	if e.name != "" {
 		return api.ExplainRequest{CSR: e.name}, nil
 	}
-	in := stdin
-	if e.file != "-" {
-		file, err := os.Open(e.file)
-		if err != nil {
-			return api.ExplainRequest{}, fmt.Errorf("--filename: %w", err)
-		}
-		defer func() { _ = file.Close() }() // read only
-		in = file
-	}
-	content, err := io.ReadAll(io.LimitReader(in, server.MaxBody+1))
+	content, err := readInput(stdin, e.file, server.MaxBody+1)
 	if err != nil {
 		return api.ExplainRequest{}, fmt.Errorf("--filename: %w", err)
 	}
@@ -191,12 +177,8 @@ func (o *output) explainRequest(cmd *cobra.Command, remotes *remoteOptions, requ
 	}
 	return remotes.run(cmd, func(ctx context.Context, r *remote) error {
 		e, err := r.ExplainRequest(ctx, asked)
-		if err != nil {
-			return err
-		}
-		done, err := o.object(cmd.OutOrStdout(), e)
-		if !done {
-			_, err = io.WriteString(cmd.OutOrStdout(), sanitize(e.Text()))
+		if err == nil {
+			err = o.text(cmd.OutOrStdout(), e, e.Text())
 		}
 		if err == nil && !e.Granted() {
 			err = exitNotJoined

@@ -35,28 +35,22 @@ func (o *output) explainCode(w io.Writer, code string) error {
 		}
 		return usagef("CODE: %.60q is not a code of kubejoin; %s", tokens.Redact(code), near)
 	}
-	done, err := o.object(w, struct {
-		APIVersion string           `json:"apiVersion"`
-		Kind       string           `json:"kind"`
-		Items      []codepage.Entry `json:"items"`
-	}{api.GroupVersion, "CodeList", found})
-	if done {
-		return err
-	}
+	text := ""
 	for _, e := range found {
 		what := string(e.Kind)
 		if e.Class != "" {
 			what += ", " + e.Class
 		}
-		text := fmt.Sprintf("%s (%s): %s\n", e.Code, what, e.Meaning)
+		text += fmt.Sprintf("%s (%s): %s\n", e.Code, what, e.Meaning)
 		if e.Next != "" {
 			text += "  " + e.Next + "\n"
 		}
-		if _, err := io.WriteString(w, text); err != nil {
-			return err
-		}
 	}
-	return nil
+	return o.text(w, struct {
+		APIVersion string           `json:"apiVersion"`
+		Kind       string           `json:"kind"`
+		Items      []codepage.Entry `json:"items"`
+	}{api.Version, "CodeList", found}, text)
 }
 
 // isUnknown reports whether a word in lower case is not also a code.

@@ -20,6 +20,19 @@ func exists(file string) bool {
 	return err == nil || !errors.Is(err, fs.ErrNotExist)
 }
 
+// readInput reads at most limit bytes of a file, or of standard input if file is -.
+func readInput(stdin io.Reader, file string, limit int64) ([]byte, error) {
+	if file != "-" {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }() // read only
+		stdin = f
+	}
+	return io.ReadAll(io.LimitReader(stdin, limit))
+}
+
 // isStdout reports whether a file of --output-file is standard output. /dev/stdout is a link that must not be replaced by a file.
 func isStdout(file string) bool { return file == "" || file == "-" || file == "/dev/stdout" }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -131,38 +132,12 @@ func (o *issuedListOptions) list(ctx context.Context, cmd *cobra.Command, r *rem
 }
 
 // entries prints a list of entries.
-func (o *output) entries(w io.Writer, list api.IssuanceEntryList) error {
-	if done, err := o.object(w, list); done || len(list.Items) == 0 {
-		return err
-	}
-	if o.format == "name" {
-		for _, e := range list.Items {
-			if e.Serial == "" {
-				continue
-			}
-			if _, err := fmt.Fprintln(w, e.Serial); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	rows := [][]string{{"TIME", "OUTCOME", "SIGNER", "REQUESTER", "SUBJECT", "TOKEN", "ENDS", "SERIAL/REASON"}}
-	for _, e := range list.Items {
-		ends, last := "", e.Serial
-		if !e.NotAfter.IsZero() {
-			ends = e.NotAfter.UTC().Format(time.RFC3339)
-		}
-		if last == "" {
-			last = e.Reason
-		}
-		if last == "" {
-			last = e.Message // set if issuing failed
-		}
-		rows = append(rows, []string{
-			e.Time.UTC().Format(time.RFC3339), e.Outcome, e.Signer, orNone(e.Requester), orNone(e.Subject), orNone(e.TokenID), orNone(ends), orNone(last),
+func (o *output) entries(w io.Writer, entries api.IssuanceEntryList) error {
+	return list(o, w, entries, entries.Items, func(e api.IssuanceEntry) string { return e.Serial },
+		[]string{"TIME", "OUTCOME", "SIGNER", "REQUESTER", "SUBJECT", "TOKEN", "ENDS", "SERIAL/REASON"}, func(e api.IssuanceEntry) []string {
+			last := cmp.Or(e.Serial, e.Reason, e.Message) // a message if issuing failed
+			return []string{stamp(e.Time, "<none>"), e.Outcome, e.Signer, orNone(e.Requester), orNone(e.Subject), orNone(e.TokenID), stamp(e.NotAfter, "<none>"), orNone(last)}
 		})
-	}
-	return table(w, rows)
 }
 
 func issuedShowCommand() *cobra.Command {

@@ -138,16 +138,21 @@ func warnOfKubeletClient(cmd *cobra.Command, host credentials.Host, sign credent
 }
 
 func kubeletClientWarning(ctx context.Context, host credentials.Host, admin []byte) string {
-	config, err := host.AdminConfig(admin)
-	if err != nil {
-		return accessreview.KubeletClientUnchecked(err)
-	}
-	config.WarningHandler = rest.NoWarnings{}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := adminClient(host, admin)
 	if err != nil {
 		return accessreview.KubeletClientUnchecked(err)
 	}
 	return accessreview.KubeletClient(ctx, client)
+}
+
+// adminClient returns a client with admin.conf of a control plane, or with its new certificate in chain.
+func adminClient(host credentials.Host, chain []byte) (kubernetes.Interface, error) {
+	config, err := host.AdminConfig(chain)
+	if err != nil {
+		return nil, err
+	}
+	config.WarningHandler = rest.NoWarnings{}
+	return kubernetes.NewForConfig(config)
 }
 
 // apiserver is the certificate that --add-san changes.
@@ -177,12 +182,7 @@ func namesOfKubeadm(ctx context.Context, host *credentials.Host, given []string)
 
 // readKubeadmConfig reads kubeadm's ClusterConfiguration with admin.conf of a control plane.
 func readKubeadmConfig(ctx context.Context, host credentials.Host) (kubeadmcerts.Configuration, error) {
-	config, err := host.AdminConfig(nil)
-	if err != nil {
-		return kubeadmcerts.Configuration{}, err
-	}
-	config.WarningHandler = rest.NoWarnings{}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := adminClient(host, nil)
 	if err != nil {
 		return kubeadmcerts.Configuration{}, err
 	}

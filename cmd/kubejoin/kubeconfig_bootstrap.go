@@ -220,16 +220,7 @@ func (o *bootstrapOptions) credential(stdin io.Reader) (bootstrapper, error) {
 	case o.tokenFile == "":
 		return bootstrapper{}, nil
 	}
-	source := stdin
-	if o.tokenFile != "-" {
-		f, err := os.Open(o.tokenFile)
-		if err != nil {
-			return bootstrapper{}, fmt.Errorf("--token-file: %w", err)
-		}
-		defer func() { _ = f.Close() }() // read only
-		source = f
-	}
-	content, err := io.ReadAll(io.LimitReader(source, maxTokenFile))
+	content, err := readInput(stdin, o.tokenFile, maxTokenFile)
 	if err != nil {
 		return bootstrapper{}, fmt.Errorf("--token-file: %w", err)
 	}

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"io"
+	"cmp"
 
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -41,19 +41,7 @@ finding was made but a check could not run, or if the command cannot read the fi
 				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
 				return exitUnchecked
 			}
-			done, err := o.object(cmd.OutOrStdout(), report)
-			if !done {
-				_, err = io.WriteString(cmd.OutOrStdout(), sanitize(report.Text()))
-			}
-			switch {
-			case err != nil:
-				return err
-			case len(report.Findings) > 0:
-				return exitFindings
-			case len(report.Unchecked) > 0:
-				return exitUnchecked
-			}
-			return nil
+			return cmp.Or(o.text(cmd.OutOrStdout(), report, report.Text()), exitOf(len(report.Findings), len(report.Unchecked)))
 		},
 	}
 	f := cmd.Flags()

@@ -91,16 +91,73 @@ func (o *output) object(w io.Writer, object any) (done bool, err error) {
 
 // table aligns columns, three spaces apart like kubeadm. It replaces control characters in cells, which others wrote.
 func table(w io.Writer, rows [][]string) error {
-	lines := tabwriter.NewWriter(w, 10, 4, 3, ' ', 0)
+	_, err := io.WriteString(w, tableText(rows))
+	return err
+}
+
+func tableText(rows [][]string) string {
+	var b strings.Builder
+	lines := tabwriter.NewWriter(&b, 10, 4, 3, ' ', 0)
 	for _, row := range rows {
 		for i, cell := range row {
 			row[i] = safetext.Printable(cell)
 		}
-		if _, err := fmt.Fprintln(lines, strings.Join(row, "\t")); err != nil {
-			return err
+		fmt.Fprintln(lines, strings.Join(row, "\t"))
+	}
+	_ = lines.Flush() // a Builder does not fail
+	return b.String()
+}
+
+// text prints an object, or its text if --output is another format.
+func (o *output) text(w io.Writer, object any, text string) error {
+	done, err := o.object(w, object)
+	if !done {
+		_, err = io.WriteString(w, sanitize(text))
+	}
+	return err
+}
+
+// list prints a list object, or if --output is another format the name of each item or a table of them.
+func list[T any](o *output, w io.Writer, object any, items []T, name func(T) string, columns []string, row func(T) []string) error {
+	if done, err := o.object(w, object); done || len(items) == 0 {
+		return err
+	}
+	var rows [][]string
+	if o.format == "name" {
+		columns, row = nil, func(item T) []string { return []string{name(item)} }
+	}
+	if columns != nil {
+		rows = append(rows, columns)
+	}
+	for _, item := range items {
+		if cells := row(item); cells[0] != "" {
+			rows = append(rows, cells)
 		}
 	}
-	return lines.Flush()
+	return table(w, rows)
+}
+
+// did says what a command did, or would have done.
+func did(dryRun bool, done string) string {
+	if dryRun {
+		return "would be " + done + " (dry run)"
+	}
+	return done
+}
+
+// stamp formats a time. The zero time is otherwise.
+func stamp(t time.Time, otherwise string) string {
+	if t.IsZero() {
+		return otherwise
+	}
+	return t.UTC().Format(time.RFC3339)
+}
+
+func yesNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "no"
 }
 
 func orNone(list ...string) string {

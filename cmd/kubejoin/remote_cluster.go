@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// clusterClient returns a client of the API server in a kubeconfig.
-func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (kubernetes.Interface, error) {
+// clusterConfig returns the configuration of a client of the API server in a kubeconfig.
+func clusterConfig(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err == nil {
 		err = credentials.CheckConfig(config)
@@ -22,8 +22,17 @@ func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (kubernetes.Interf
 		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	config.UserAgent = "kubejoin/" + buildVersion().Version
-	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	config.WarningHandler = rest.NoWarnings{}
+	return config, nil
+}
+
+// clusterClient returns a client of the API server in a kubeconfig.
+func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (kubernetes.Interface, error) {
+	config, err := clusterConfig(rules)
+	if err != nil {
+		return nil, err
+	}
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)

@@ -146,22 +146,13 @@ certificate, you need not undo its revocation: create a token for it.` + remoteH
 				return m.err()
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				var errs []error
-				for _, arg := range args {
+				return each(cmd, args, func(arg string) error {
 					undone, err := r.UndoRevocation(ctx, arg, api.UndoRevocation{DryRun: o.dryRun})
-					if err != nil {
-						errs = append(errs, err)
-						continue
+					if err == nil {
+						_, err = fmt.Fprintf(cmd.OutOrStdout(), "revocation of %s %s\n", revokedName(undone), did(o.dryRun, "removed"))
 					}
-					done := "removed"
-					if o.dryRun {
-						done = "would be removed (dry run)"
-					}
-					if _, err := fmt.Fprintf(cmd.OutOrStdout(), "revocation of %s %s\n", revokedName(undone), done); err != nil {
-						return err
-					}
-				}
-				return each(cmd, len(args), errs)
+					return err
+				})
 			})
 		},
 		ValidArgsFunction: o.offer(many, listRevoked),
@@ -175,45 +166,21 @@ certificate, you need not undo its revocation: create a token for it.` + remoteH
 func revokedName(r api.Revocation) string { return cmp.Or(r.Node, r.Fingerprint) }
 
 // revoked prints what was revoked.
-func (o *output) revoked(w io.Writer, list api.RevocationList) error {
-	if done, err := o.object(w, list); done {
-		return err
-	}
-	for _, r := range list.Items {
-		line := revokedName(r)
-		if o.format != "name" {
-			what := "node " + line
-			if r.Node == "" {
-				what = "certificate " + line
-			}
-			line = what + " revoked"
-			if r.DryRun {
-				line = what + " would be revoked (dry run)"
-			}
+func (o *output) revoked(w io.Writer, revoked api.RevocationList) error {
+	return list(o, w, revoked, revoked.Items, revokedName, nil, func(r api.Revocation) []string {
+		what := "node "
+		if r.Node == "" {
+			what = "certificate "
 		}
-		if _, err := fmt.Fprintln(w, line); err != nil {
-			return err
-		}
-	}
-	return nil
+		return []string{what + revokedName(r) + " " + did(r.DryRun, "revoked")}
+	})
 }
 
 // revocations prints a list of revocations.
-func (o *output) revocations(w io.Writer, list api.RevocationList) error {
-	if o.format == "name" {
-		return o.revoked(w, list)
-	}
-	if done, err := o.object(w, list); done || len(list.Items) == 0 {
-		return err
-	}
-	rows := [][]string{{"REVOKED", "AGE", "ENDS", "BY", "ALLOWED SINCE", "REASON"}}
+func (o *output) revocations(w io.Writer, revoked api.RevocationList) error {
 	now := time.Now()
-	for _, r := range list.Items {
-		ends := "<never>"
-		if !r.Until.IsZero() {
-			ends = r.Until.UTC().Format(time.RFC3339)
-		}
-		rows = append(rows, []string{revokedName(r), age(r.Since, now), ends, orNone(r.By), strconv.Itoa(r.Allowed), orNone(cmp.Or(r.Problem, r.Reason))})
-	}
-	return table(w, rows)
+	return list(o, w, revoked, revoked.Items, revokedName,
+		[]string{"REVOKED", "AGE", "ENDS", "BY", "ALLOWED SINCE", "REASON"}, func(r api.Revocation) []string {
+			return []string{revokedName(r), age(r.Since, now), stamp(r.Until, "<never>"), orNone(r.By), strconv.Itoa(r.Allowed), orNone(cmp.Or(r.Problem, r.Reason))}
+		})
 }

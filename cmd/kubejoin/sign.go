@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -172,21 +171,15 @@ func (o *signOptions) check(args []string) error {
 
 // readCSR reads a CSR. It refuses a malformed one before any server is called.
 func readCSR(stdin io.Reader, file string) ([]byte, error) {
-	in, name := stdin, "standard input"
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }() // read only
-		in, name = f, file
-	}
-	content, err := io.ReadAll(io.LimitReader(in, server.MaxBody+1))
+	content, err := readInput(stdin, file, server.MaxBody+1)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, err
+	}
+	if file == "-" {
+		file = "standard input"
 	}
 	if _, err := pkcs10.Parse(content); err != nil {
-		return nil, fmt.Errorf("%s: %w; create a CSR with: openssl req -new -key KEY -subj SUBJECT", name, err)
+		return nil, fmt.Errorf("%s: %w; create a CSR with: openssl req -new -key KEY -subj SUBJECT", file, err)
 	}
 	return content, nil
 }

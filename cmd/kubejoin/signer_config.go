@@ -230,30 +230,19 @@ func hours(d time.Duration) string {
 }
 
 // signers prints a list of signers.
-func (o *output) signers(w io.Writer, list signerList) error {
-	if done, err := o.object(w, list); done {
-		return err
-	}
-	for i, s := range list.Signers {
-		if o.format == "name" {
-			if _, err := fmt.Fprintln(w, s.Name); err != nil {
-				return err
-			}
+func (o *output) signers(w io.Writer, signers signerList) error {
+	text := ""
+	for i, s := range signers.Signers {
+		switch {
+		case o.format == "name":
+			text += s.Name + "\n"
 			continue
+		case i > 0:
+			text += "\n"
 		}
-		if i > 0 {
-			if _, err := fmt.Fprintln(w); err != nil {
-				return err
-			}
-		}
-		if _, err := fmt.Fprintln(w, s.Name); err != nil {
-			return err
-		}
-		if err := table(w, s.rows()); err != nil {
-			return err
-		}
+		text += s.Name + "\n" + tableText(s.rows())
 	}
-	return nil
+	return o.text(w, signers, text)
 }
 
 func (s signerView) rows() [][]string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -188,25 +189,18 @@ func checkStore(ctx context.Context, spec string, config etcdstore.Config) (coun
 
 // findings prints findings, and returns the exit code.
 func (o *output) findings(cmd *cobra.Command, counts storecopy.Counts, found []storecopy.Finding) error {
-	w := cmd.OutOrStdout()
-	done, err := o.object(w, struct {
+	text := ""
+	for _, f := range found {
+		text += fmt.Sprintf("%s: %s\n  %s\n", f.ID, f.Message, f.Advice)
+	}
+	if len(found) == 0 {
+		text = fmt.Sprintf("checked %s: no findings\n", rowsOf(counts))
+	}
+	err := o.text(cmd.OutOrStdout(), struct {
 		APIVersion string `json:"apiVersion"`
 		Kind       string `json:"kind"`
 		storecopy.Counts
 		Findings []storecopy.Finding `json:"findings"`
-	}{api.GroupVersion, "StoreCheck", counts, append([]storecopy.Finding{}, found...)})
-	if !done {
-		for _, f := range found {
-			if _, err = fmt.Fprintf(w, "%s: %s\n  %s\n", f.ID, sanitize(f.Message), sanitize(f.Advice)); err != nil {
-				return err
-			}
-		}
-		if len(found) == 0 {
-			_, err = fmt.Fprintf(w, "checked %s: no findings\n", rowsOf(counts))
-		}
-	}
-	if err == nil && len(found) > 0 {
-		return exitFindings
-	}
-	return err
+	}{api.Version, "StoreCheck", counts, append([]storecopy.Finding{}, found...)}, text)
+	return cmp.Or(err, exitOf(len(found), 0))
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/csv"
 	"fmt"
@@ -26,23 +27,27 @@ token can have limits, for example one machine with a certain node name.`,
 	}, tokenCreateCommand(), tokenListCommand(), tokenGetCommand(), tokenRenewCommand(), tokenDeleteCommand(), tokenGenerateCommand())
 }
 
-// tokens prints items. JSON, YAML and jsonpath show list, which is a list object or a single token.
-func (o *output) tokens(w io.Writer, list any, items []api.Token) error {
-	if done, err := o.object(w, list); done {
-		return err
-	}
-	switch o.format {
-	case "name":
-		for _, t := range items {
-			if _, err := fmt.Fprintln(w, t.ID); err != nil {
-				return err
-			}
-		}
-		return nil
-	case "csv":
+// tokens prints items. JSON, YAML and jsonpath show object, which is a list object or a single token.
+func (o *output) tokens(w io.Writer, object any, items []api.Token) error {
+	if o.format == "csv" {
 		return tokenCSV(w, items)
 	}
-	return tokenTable(w, items, o.format == "wide", time.Now())
+	now := time.Now()
+	columns := []string{"TOKEN", "TTL", "EXPIRES", "USAGES", "DESCRIPTION", "EXTRA GROUPS"} // those of kubeadm
+	if o.format == "wide" {
+		columns = append(columns, "STATUS", "NODES", "JOINED", "LIMITS", "AGE", "PROBLEM")
+	}
+	return list(o, w, object, items, func(t api.Token) string { return t.ID }, columns, func(t api.Token) []string {
+		ttl := "<forever>"
+		if !t.Expires.IsZero() {
+			ttl = duration.ShortHumanDuration(t.Expires.Sub(now))
+		}
+		row := []string{cmp.Or(t.Token.Reveal(), t.ID), ttl, stamp(t.Expires, "<never>"), orNone(t.Usages...), orNone(t.Description), orNone(t.Groups...)}
+		if o.format == "wide" {
+			row = append(row, t.Status, places(t), orNone(t.Nodes...), orNone(limits(t)...), age(t.Created, now), orNone(t.Problem))
+		}
+		return row
+	})
 }
 
 // tokenCSV prints lines for kube-apiserver's --token-auth-file. They give each token the same user as kube-apiserver's
@@ -60,33 +65,6 @@ func tokenCSV(w io.Writer, items []api.Token) error {
 	}
 	lines.Flush()
 	return lines.Error()
-}
-
-// tokenTable prints kubeadm's columns, and more if wide.
-func tokenTable(w io.Writer, items []api.Token, wide bool, now time.Time) error {
-	if len(items) == 0 {
-		return nil // kubeadm prints no heading either
-	}
-	columns := []string{"TOKEN", "TTL", "EXPIRES", "USAGES", "DESCRIPTION", "EXTRA GROUPS"}
-	if wide {
-		columns = append(columns, "STATUS", "NODES", "JOINED", "LIMITS", "AGE", "PROBLEM")
-	}
-	rows := [][]string{columns}
-	for _, t := range items {
-		name, ttl, expires := t.ID, "<forever>", "<never>"
-		if t.Token != "" {
-			name = t.Token.Reveal()
-		}
-		if !t.Expires.IsZero() {
-			ttl, expires = duration.ShortHumanDuration(t.Expires.Sub(now)), t.Expires.UTC().Format(time.RFC3339)
-		}
-		row := []string{name, ttl, expires, orNone(t.Usages...), orNone(t.Description), orNone(t.Groups...)}
-		if wide {
-			row = append(row, t.Status, places(t), orNone(t.Nodes...), orNone(limits(t)...), age(t.Created, now), orNone(t.Problem))
-		}
-		rows = append(rows, row)
-	}
-	return table(w, rows)
 }
 
 // places returns the number of joined nodes and the node limit of a token, as "1/3".
@@ -150,14 +128,12 @@ is 1 if one of them does not exist.` + remoteHelp,
 }
 
 func (o *tokenListOptions) get(ctx context.Context, cmd *cobra.Command, r *remote, ids []string) error {
-	list := api.TokenList{APIVersion: api.GroupVersion, Kind: api.KindTokenList}
-	var errs []error
+	found := api.TokenList{APIVersion: api.Version, Kind: api.KindTokenList}
 	told := map[string]bool{}
-	for _, id := range ids {
+	failed := each(cmd, ids, func(id string) error {
 		t, err := r.GetToken(ctx, id)
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			return err
 		}
 		for _, w := range t.Warnings {
 			if !told[w] {
@@ -166,21 +142,22 @@ func (o *tokenListOptions) get(ctx context.Context, cmd *cobra.Command, r *remot
 			told[w] = true
 		}
 		t.Warnings = nil
-		list.Items = append(list.Items, t)
-	}
-	if err := o.reveal(ctx, r, list.Items); err != nil {
+		found.Items = append(found.Items, t)
+		return nil
+	})
+	if err := o.reveal(ctx, r, found.Items); err != nil {
 		return err
 	}
-	var object any = list
-	if len(ids) == 1 && len(list.Items) == 1 {
-		object = list.Items[0]
+	var object any = found
+	if len(ids) == 1 && len(found.Items) == 1 {
+		object = found.Items[0]
 	}
-	if len(list.Items) > 0 {
-		if err := o.tokens(cmd.OutOrStdout(), object, list.Items); err != nil {
+	if len(found.Items) > 0 {
+		if err := o.tokens(cmd.OutOrStdout(), object, found.Items); err != nil {
 			return err
 		}
 	}
-	return each(cmd, len(ids), errs)
+	return failed
 }
 
 // tokenListOptions are the flags of token list and get.

@@ -71,23 +71,14 @@ func expiredTokens(ctx context.Context, r *remote) ([]string, error) {
 }
 
 func deleteTokens(ctx context.Context, cmd *cobra.Command, r *remote, ids []string, asked api.DeleteToken) error {
-	var errs []error
-	for _, id := range ids {
+	return each(cmd, ids, func(id string) error {
 		_, err := r.DeleteToken(ctx, id, asked)
 		if asked.OnlyExpired && (named(err, mint.NoToken) || named(err, api.ProblemNotExpired)) {
-			continue // deleted or renewed since it was listed
+			return nil // deleted or renewed since it was listed
 		}
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		if err == nil {
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "bootstrap token %q %s\n", id, did(asked.DryRun, "deleted"))
 		}
-		done := "deleted"
-		if asked.DryRun {
-			done = "would be deleted (dry run)"
-		}
-		if _, err := fmt.Fprintf(cmd.OutOrStdout(), "bootstrap token %q %s\n", id, done); err != nil {
-			return err
-		}
-	}
-	return each(cmd, len(ids), errs)
+		return err
+	})
 }
