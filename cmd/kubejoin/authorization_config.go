@@ -51,11 +51,8 @@ With --failure-policy NoOpinion, revoked certificates work while no kubejoin res
 Deny, no node works then, so kubejoin must not depend on the cluster: run it as a static
 pod or with systemd. See docs/revocation.md.`,
 		Example: `  kubejoin authorization-config --ca-file /etc/kubernetes/pki/ca.crt --output-dir /etc/kubernetes/kubejoin`,
-		Args:    noArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return authorizationConfig(o, cmd.OutOrStdout())
 		},
 	}
@@ -72,7 +69,7 @@ pod or with systemd. See docs/revocation.md.`,
 	return cmd
 }
 
-func (o *authorizationOptions) check() error {
+func (o *authorizationOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	m.url("--url", o.url)
 	m.when(o.caFile == "", "--ca-file: none given, want the CA of the certificate that kubejoin serves")

@@ -59,16 +59,15 @@ func (o *caOptions) register(cmd *cobra.Command, formats ...string) {
 	o.remoteOptions.register(cmd)
 }
 
-// stepCommand completes a command that takes a rotation to another stage.
-func stepCommand(cmd *cobra.Command) *cobra.Command {
+// stepCommand returns a command that takes a rotation to another stage.
+func stepCommand(use, short, long, example string) *cobra.Command {
 	var o caOptions
 	var asked api.StepCA
-	cmd.Long += `
+	cmd := &cobra.Command{Use: use, Short: short, Example: example, Long: long + `
 
 The command refuses while something is behind, and names it. Then nothing has changed. The
 exit code is 0 after the step, and if the stage had begun before. It is 3 if something is
-behind.` + remoteHelp
-	cmd.Args = noArgs
+behind.` + remoteHelp}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return o.run(cmd, func(ctx context.Context, r *remote) error {
 			done, err := r.StepCA(ctx, o.ca, cmd.Name(), asked)
@@ -99,60 +98,40 @@ behind.` + remoteHelp
 }
 
 func caTrustCommand() *cobra.Command {
-	return stepCommand(&cobra.Command{
-		Use:   "trust",
-		Short: "Begin to trust the new CA beside the old one",
-		Long: `Begin to trust the new CA beside the old one, which goes on signing. New join commands pin
+	return stepCommand("trust", "Begin to trust the new CA beside the old one", `Begin to trust the new CA beside the old one, which goes on signing. New join commands pin
 both CAs, and kubejoin issues shorter certificates, so that kubelets renew soon after the
 next stage begins.
 
-Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca switch'.`,
-		Example: `  kubejoin ca trust`,
-	})
+Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca switch'.`, `  kubejoin ca trust`)
 }
 
 func caSwitchCommand() *cobra.Command {
-	return stepCommand(&cobra.Command{
-		Use:   "switch",
-		Short: "Sign with the new CA; both stay trusted",
-		Long: `Sign with the new CA. Both CAs stay trusted, so certificates of the old CA go on working
+	return stepCommand("switch", "Sign with the new CA; both stay trusted", `Sign with the new CA. Both CAs stay trusted, so certificates of the old CA go on working
 until they are renewed. Without a cross certificate, no live join command may pin the old CA
 alone: --expire-tokens deletes such tokens.
 
-Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca finish'.`,
-		Example: `  kubejoin ca switch`,
-	})
+Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca finish'.`, `  kubejoin ca switch`)
 }
 
 func caFinishCommand() *cobra.Command {
-	return stepCommand(&cobra.Command{
-		Use:   "finish",
-		Short: "Stop trusting the old CA, and end the rotation",
-		Long: `Stop trusting the old CA. No live certificate may be from it any more, and no live join
+	return stepCommand("finish", "Stop trusting the old CA, and end the rotation", `Stop trusting the old CA. No live certificate may be from it any more, and no live join
 command may pin it alone: --expire-tokens deletes such tokens.
 
 Afterwards run 'kubejoin ca apply' on each host. Then run 'kubejoin ca finish' again: it
-ends the rotation once nothing trusts the old CA.`,
-		Example: `  # first: stop trusting the old CA, without a node that is broken
+ends the rotation once nothing trusts the old CA.`, `  # first: stop trusting the old CA, without a node that is broken
   kubejoin ca finish --expire-tokens --leave-behind worker-4
 
   # last: end the rotation
-  kubejoin ca finish`,
-	})
+  kubejoin ca finish`)
 }
 
 func caAbortCommand() *cobra.Command {
-	return stepCommand(&cobra.Command{
-		Use:   "abort",
-		Short: "Go back by one stage",
-		Long: `Go back by one stage: from finish to switch, trust and prepare. In stage prepare, the
+	return stepCommand("abort", "Go back by one stage", `Go back by one stage: from finish to switch, trust and prepare. In stage prepare, the
 command ends the rotation and deletes the key of the new CA. After the first abort, only
 further aborts are possible.
 
 Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca abort', until the
-rotation has ended.`,
-		Example: `  kubejoin ca abort`,
-	})
+rotation has ended.`, `  kubejoin ca abort`)
 }
 
 // notReady returns what keeps a stage from beginning; nil for other errors.

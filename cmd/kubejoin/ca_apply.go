@@ -92,11 +92,9 @@ both cases it says what to do.`,
 
   # a control plane after 'kubejoin ca switch'
   kubejoin ca apply --certificate-key-file rotation.key`,
-		Args: dirArgs,
+		Args:    dirArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return o.run(cmd, newCAApplier(&o, dirOf(args)).apply)
 		},
 	}
@@ -136,7 +134,7 @@ func (o *caApplyOptions) register(cmd *cobra.Command) {
 	o.registerFormats(cmd, "text", "json", "yaml")
 }
 
-func (o *caApplyOptions) check() error {
+func (o *caApplyOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	m.when(o.certificateKeyFile != "" && o.caKeyFile != "", "--ca-key-file: excludes --certificate-key-file, and both are given")
 	m.when(o.watch && (o.dryRun || o.certificateKeyFile == "-" || o.given("output")), "--watch: excludes --dry-run, --output and a key from standard input")

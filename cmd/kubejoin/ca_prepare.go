@@ -49,11 +49,8 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 
   # an intermediate CA of your own; the first certificate is the one that signs
   kubejoin ca prepare --new-ca-cert-file new-ca.crt --new-ca-key-file new-ca.key --output-file rotation.key`,
-		Args: noArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.checkFlags(); err != nil {
-				return err
-			}
 			if err := o.readFiles(); err != nil {
 				return err
 			}
@@ -77,7 +74,7 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 	return cmd
 }
 
-func (o *caPrepareOptions) checkFlags() error {
+func (o *caPrepareOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	m.when(o.keyFile != "" && o.certFile == "", "--new-ca-key-file: needs --new-ca-cert-file, which is missing")
 	m.when(o.given("lifetime") && o.certFile != "", "--lifetime: is for a CA that kubejoin makes, and --new-ca-cert-file gives one")

@@ -114,7 +114,6 @@ what it cannot see. -o wide lists all of it.` + remoteHelp,
 
   # the nodes that are behind
   kubejoin ca status -o jsonpath='{.behind[*].node}'`,
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				status, err := r.CARotation(ctx, o.ca)

@@ -38,14 +38,19 @@ func registerPKIDir(f *pflag.FlagSet, dir *string, when string) {
 	f.StringVar(dir, "pki-dir", kubeadmcerts.DefaultDir, when+"folder of this control plane with the certificates and keys to upload")
 }
 
-// uploader returns an Uploader for the cluster.
-func (o *certsOptions) uploader() (*kubeadmcerts.Uploader, error) {
+// run calls do with an Uploader for the cluster.
+func (o *certsOptions) run(cmd *cobra.Command, do func(context.Context, *kubeadmcerts.Uploader) error) error {
 	rules, found := o.findKubeconfig()
 	if !found {
-		return nil, errors.New("no kubeconfig found: want --kubeconfig FILE")
+		return errors.New("no kubeconfig found: want --kubeconfig FILE")
 	}
 	client, err := clusterClient(rules)
-	return &kubeadmcerts.Uploader{Client: client, CreateRole: true}, err
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
+	defer cancel()
+	return do(ctx, &kubeadmcerts.Uploader{Client: client, CreateRole: true})
 }
 
 // A certsUpload is an upload as commands print it.
@@ -87,34 +92,29 @@ Anyone with the key and a bootstrap token can become cluster-admin. Run the comm
 control plane. 'kubejoin token create --print-join-command --control-plane' does the same
 and prints a whole join command.` + clusterHelp,
 		Example: `  kubejoin certs upload`,
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			u, err := o.uploader()
-			if err != nil {
+			return o.run(cmd, func(ctx context.Context, u *kubeadmcerts.Uploader) error {
+				u.Dir = dir
+				up, err := u.Upload(ctx)
+				if err != nil {
+					return err
+				}
+				if up.Replaced {
+					warn(cmd, replacedKeys)
+				}
+				done, err := o.object(cmd.OutOrStdout(), certsUpload{
+					Secret: certsSecret, CertificateKey: api.Secret(up.Key.Reveal()), TokenID: up.TokenID, Expires: up.Expires, ReplacedKeys: up.Replaced,
+				})
+				if done || err != nil {
+					return err
+				}
+				text := up.Key.Reveal()
+				if o.format == "name" {
+					text = certsSecret
+				}
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
 				return err
-			}
-			u.Dir = dir
-			ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
-			defer cancel()
-			up, err := u.Upload(ctx)
-			if err != nil {
-				return err
-			}
-			if up.Replaced {
-				warn(cmd, replacedKeys)
-			}
-			done, err := o.object(cmd.OutOrStdout(), certsUpload{
-				Secret: certsSecret, CertificateKey: api.Secret(up.Key.Reveal()), TokenID: up.TokenID, Expires: up.Expires, ReplacedKeys: up.Replaced,
 			})
-			if done || err != nil {
-				return err
-			}
-			text := up.Key.Reveal()
-			if o.format == "name" {
-				text = certsSecret
-			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
-			return err
 		},
 	}
 	o.output.register(cmd, "text")
@@ -133,33 +133,28 @@ func certsListCommand() *cobra.Command {
 		Short:   "Show the upload of certificates, without its contents",
 		Long:    `Show the Secret ` + certsSecret + `: when it expires, its owner token and the files in it.` + clusterHelp,
 		Example: `  kubejoin certs list`,
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			u, err := o.uploader()
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
-			defer cancel()
-			info, err := u.Get(ctx)
-			var uploads struct {
-				Items []certsUpload `json:"items"`
-			}
-			uploads.Items = []certsUpload{}
-			switch {
-			case err == nil:
-				uploads.Items = append(uploads.Items, certsUpload{Secret: certsSecret, TokenID: info.TokenID, Created: info.Created, Expires: info.Expires, Files: info.Files})
-			case !errors.Is(err, kubeadmcerts.ErrNotFound):
-				return err
-			}
-			return list(&o.output, cmd.OutOrStdout(), uploads, uploads.Items, func(u certsUpload) string { return u.Secret },
-				[]string{"SECRET", "TTL", "EXPIRES", "TOKEN", "FILES"}, func(u certsUpload) []string {
-					ttl := "<unknown>" // the owner token is gone: the Secret is about to be deleted
-					if !u.Expires.IsZero() {
-						ttl = duration.ShortHumanDuration(time.Until(u.Expires))
-					}
-					return []string{u.Secret, ttl, stamp(u.Expires, "<unknown>"), orNone(u.TokenID), strings.Join(u.Files, ",")}
-				})
+			return o.run(cmd, func(ctx context.Context, u *kubeadmcerts.Uploader) error {
+				info, err := u.Get(ctx)
+				var uploads struct {
+					Items []certsUpload `json:"items"`
+				}
+				uploads.Items = []certsUpload{}
+				switch {
+				case err == nil:
+					uploads.Items = append(uploads.Items, certsUpload{Secret: certsSecret, TokenID: info.TokenID, Created: info.Created, Expires: info.Expires, Files: info.Files})
+				case !errors.Is(err, kubeadmcerts.ErrNotFound):
+					return err
+				}
+				return list(&o.output, cmd.OutOrStdout(), uploads, uploads.Items, func(u certsUpload) string { return u.Secret },
+					[]string{"SECRET", "TTL", "EXPIRES", "TOKEN", "FILES"}, func(u certsUpload) []string {
+						ttl := "<unknown>" // the owner token is gone: the Secret is about to be deleted
+						if !u.Expires.IsZero() {
+							ttl = duration.ShortHumanDuration(time.Until(u.Expires))
+						}
+						return []string{u.Secret, ttl, stamp(u.Expires, "<unknown>"), orNone(u.TokenID), strings.Join(u.Files, ",")}
+					})
+			})
 		},
 	}
 	o.output.register(cmd, "text")
@@ -175,19 +170,14 @@ func certsDeleteCommand() *cobra.Command {
 		Long: `Delete the Secret ` + certsSecret + ` and its owner token before they expire. The
 certificate key stops working. Control planes that have joined are not affected.` + clusterHelp,
 		Example: `  kubejoin certs delete`,
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			u, err := o.uploader()
-			if err != nil {
+			return o.run(cmd, func(ctx context.Context, u *kubeadmcerts.Uploader) error {
+				if _, err := u.Delete(ctx); err != nil {
+					return err
+				}
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s deleted\n", certsSecret)
 				return err
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
-			defer cancel()
-			if _, err := u.Delete(ctx); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s deleted\n", certsSecret)
-			return err
+			})
 		},
 	}
 	o.register(cmd)

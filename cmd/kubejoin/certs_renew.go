@@ -47,11 +47,9 @@ their new files, and 'kubejoin host apply' restarts them.`,
 
   # a new name of the load balancer
   kubejoin certs renew --name apiserver --add-san lb.example.com --pki-dir /media/ca/pki`,
-		Args: dirArgs,
+		Args:    dirArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return o.hint(explain(o.renew(cmd, dirOf(args))))
 		},
 	}
@@ -75,7 +73,7 @@ type renewOptions struct {
 	wait           time.Duration
 }
 
-func (o *renewOptions) check() error {
+func (o *renewOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	m.when(len(o.addSANs) > 0 && !o.renews(apiserver), "--add-san: changes apiserver, and --name leaves it out; add --name apiserver")
 	for _, name := range o.addSANs {

@@ -22,16 +22,12 @@ claim when its Node is deleted, or when its token is gone and no Node was regist
 }
 
 func claimListCommand() *cobra.Command {
-	var o struct {
-		remoteOptions
-		output
-	}
+	var o remoteOutput
 	cmd := &cobra.Command{
 		Use:     "list",
 		Short:   "List the node names that limited tokens hold",
 		Long:    `List the node names that limited tokens hold.` + remoteHelp,
 		Example: `  kubejoin claim list`,
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.ListClaims(ctx)

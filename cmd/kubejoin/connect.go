@@ -58,6 +58,12 @@ type remoteOptions struct {
 	ownServer bool
 }
 
+// remoteOutput are the flags of a command that prints what a cluster or a kubejoin server has.
+type remoteOutput struct {
+	remoteOptions
+	output
+}
+
 // The help of kubejoin says on what commands work. The help of each command with remoteOptions ends with one of the others.
 const (
 	whereHelp = `Commands work on a cluster or on a kubejoin server: the first one that is given by

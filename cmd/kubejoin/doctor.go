@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"os"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/doctor"
@@ -62,7 +60,6 @@ finding was made but a check could not run, or if the command cannot reach the c
 
   # accept a finding, for example in a nightly check
   kubejoin doctor --skip apiserver-trusts-any-kubelet`,
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := o.check()
 			if err == nil {
@@ -142,12 +139,8 @@ func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Report, error) {
 	config.QPS = -1 // about thirty requests
 	options := doctor.Options{Cluster: config, Version: buildVersion().Version, Advertise: o.advertise, Pins: o.pins, URL: o.url}
 	if o.caFile != "" {
-		bundle, err := os.ReadFile(o.caFile)
-		if err != nil {
-			return doctor.Report{}, fmt.Errorf("--ca-file: %w", err)
-		}
-		if options.CAs, err = clusterinfo.ParseCAs(bundle); err != nil {
-			return doctor.Report{}, fmt.Errorf("--ca-file: %w", err)
+		if options.CAs, err = readCAs(o.caFile); err != nil {
+			return doctor.Report{}, err
 		}
 	}
 	facts, err := doctor.Read(ctx, options)

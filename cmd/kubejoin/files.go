@@ -1,8 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"crypto"
+	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -92,21 +92,23 @@ func readKey(file string) (crypto.Signer, error) {
 	return key, err
 }
 
-// readCAs reads a CA bundle and returns only the certificates in it, in PEM.
-func readCAs(file string) ([]byte, error) {
+// readCAs reads the certificates in the CA bundle of --ca-file.
+func readCAs(file string) ([]*x509.Certificate, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("--ca-file: %w", err)
 	}
 	cas, err := clusterinfo.ParseCAs(content)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", file, err)
+		return nil, fmt.Errorf("--ca-file: %s: %w", file, err)
 	}
-	var bundle bytes.Buffer
+	return cas, nil
+}
+
+// bundle returns certificates in PEM.
+func bundle(cas []*x509.Certificate) (content []byte) {
 	for _, ca := range cas {
-		if err := pem.Encode(&bundle, &pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}); err != nil {
-			return nil, err
-		}
+		content = append(content, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
 	}
-	return bundle.Bytes(), nil
+	return content
 }

@@ -21,11 +21,14 @@ var mayBeEmpty = []string{"description", "groups"}
 
 var errEmpty = errors.New("is empty; leave it out for the default")
 
-// strict makes commands and their subcommands refuse flags with an empty value, for example from an unset shell
+// strict makes commands and their subcommands refuse arguments unless they have a check of them, and flags with an empty value, for example from an unset shell
 // variable. Otherwise kubejoin would use the default: --role "" would create a token for workers. Lists do so themselves.
 func strict(commands ...*cobra.Command) []*cobra.Command {
 	for _, c := range commands {
 		c.Flags().SortFlags = false // help shows them as they were registered
+		if c.Args == nil {
+			c.Args = noArgs
+		}
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if f.Value.Type() == "string" && !slices.Contains(mayBeEmpty, f.Name) {
 				f.Value = strictString{f.Value}

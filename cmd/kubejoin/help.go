@@ -24,7 +24,6 @@ func heading(f *pflag.FlagSet, title string, names ...string) {
 
 // noun completes a command that only has subcommands.
 func noun(cmd *cobra.Command, commands ...*cobra.Command) *cobra.Command {
-	cmd.Args = noArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	cmd.AddCommand(commands...)
 	return cmd

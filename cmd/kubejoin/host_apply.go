@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -65,11 +66,9 @@ something is left to do, and 1 if it failed. In both cases it says what to do.`,
 
   # the CA key is elsewhere
   kubejoin host apply --url https://ca.example.com:9443 --ca-file kubejoin-ca.crt --bearer-file host.token`,
-		Args: dirArgs,
+		Args:    dirArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			h := &hostApplier{flags: &o, caApplier: newCAApplier(&o.caApplyOptions, dirOf(args))}
 			return o.run(cmd, h.apply)
 		},
@@ -85,12 +84,12 @@ something is left to do, and 1 if it failed. In both cases it says what to do.`,
 	return cmd
 }
 
-func (o *hostOptions) check() error {
+func (o *hostOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	m.when(o.before < 0, "--renew-before: %s given, want more than 0, or 0 for a third of the life", o.before)
 	m.when(o.passphrase != "" && o.signsElsewhere(), "--pki-passphrase-file: excludes --url and --curlrc: the CA keys of this host do not sign then")
 	m.when(o.metricsFile != "" && !strings.HasSuffix(o.metricsFile, ".prom"), "--metrics-file: %q given, want a name that ends in .prom: node-exporter reads no other file", o.metricsFile)
-	return cmp.Or(o.caApplyOptions.check(), m.first())
+	return cmp.Or(o.caApplyOptions.check(nil, nil), m.first())
 }
 
 // signsElsewhere reports whether a server signs.
@@ -200,20 +199,18 @@ func (h *hostApplier) event(cmd *cobra.Command, host pki.Host, reason, message s
 // writeMetrics writes what a Prometheus of the node sees.
 func (h *hostApplier) writeMetrics(left int, succeeded bool) error {
 	registry := prometheus.NewRegistry()
+	gauges := promauto.With(registry)
 	gauge := func(name, help string, value float64) {
-		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
-		g.Set(value)
-		registry.MustRegister(g)
+		gauges.NewGauge(prometheus.GaugeOpts{Name: name, Help: help}).Set(value)
 	}
 	if succeeded {
 		h.succeeded = time.Now()
 	}
 	gauge("kubejoin_host_left", "Number of things on this host that 'kubejoin host apply' left to somebody.", float64(left))
 	gauge("kubejoin_host_last_success_timestamp_seconds", "Time of the last run that did not fail; 0 if there was none.", float64(max(0, h.succeeded.Unix())))
-	ends := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	ends := gauges.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "kubejoin_host_certificate_expiration_timestamp_seconds", Help: "End of a certificate or CA of kubeadm on this host.",
 	}, []string{"certificate"})
-	registry.MustRegister(ends)
 	list, err := credentials.Host{Dir: h.dir}.List()
 	for _, c := range list {
 		if c.NotAfter != nil {

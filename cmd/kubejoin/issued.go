@@ -62,11 +62,8 @@ given, an entry must match all.` + issuedHelp,
 
   # why is worker-7 refused?
   kubejoin issued list --node worker-7 --outcome refused --since 24h`,
-		Args: noArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.list(ctx, cmd, r) })
 		},
 	}
@@ -92,7 +89,7 @@ given, an entry must match all.` + issuedHelp,
 	return cmd
 }
 
-func (o *issuedListOptions) check() error {
+func (o *issuedListOptions) check(*cobra.Command, []string) error {
 	if o.token != "" {
 		id, err := tokenID(o.token)
 		if err != nil {
@@ -141,10 +138,7 @@ func (o *output) entries(w io.Writer, entries api.IssuanceEntryList) error {
 }
 
 func issuedShowCommand() *cobra.Command {
-	var o struct {
-		remoteOptions
-		output
-	}
+	var o remoteOutput
 	cmd := &cobra.Command{
 		Use:   "show SERIAL",
 		Short: "Show the record of one certificate",

@@ -3,9 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/pem"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -186,11 +184,7 @@ func clusterOf(info []byte) (*clientcmdapi.Cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cluster-info: %w", err)
 	}
-	cluster := &clientcmdapi.Cluster{Server: server}
-	for _, ca := range cas {
-		cluster.CertificateAuthorityData = append(cluster.CertificateAuthorityData, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
-	}
-	return cluster, nil
+	return &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: bundle(cas)}, nil
 }
 
 // signer returns who signs, and the cluster-info of the cluster.
@@ -247,13 +241,9 @@ func oneCluster(name string, cluster *clientcmdapi.Cluster, userName string, use
 
 // kubeconfigOf returns the discovery kubeconfig for an API server and the CAs in a file.
 func kubeconfigOf(caFile, apiServer string) ([]byte, error) {
-	content, err := os.ReadFile(caFile)
+	cas, err := readCAs(caFile)
 	if err != nil {
-		return nil, fmt.Errorf("--ca-file: %w", err)
-	}
-	cas, err := clusterinfo.ParseCAs(content)
-	if err != nil {
-		return nil, fmt.Errorf("--ca-file: %s: %w", caFile, err)
+		return nil, err
 	}
 	kubeconfig, err := clusterinfo.Kubeconfig(apiServer, cas)
 	if err != nil {

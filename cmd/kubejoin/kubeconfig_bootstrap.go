@@ -82,11 +82,8 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
   # with a static user
   kubejoin kubeconfig bootstrap --user kubelet-bootstrap --token-auth-file token.csv \
     --kubeconfig admin.conf --output-file bootstrap-kubelet.conf`,
-		Args: noArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return o.hint(explain(o.run(cmd)))
 		},
 	}
@@ -109,7 +106,7 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
 	return cmd
 }
 
-func (o *bootstrapOptions) check() error {
+func (o *bootstrapOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	old := cmp.Or(o.tokenFile, o.user) != ""
 	both := o.tokenFile != "" && cmp.Or(o.user, o.tokenAuthFile) != ""

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
-	"sigs.k8s.io/yaml"
 )
 
 // ownUser is the user of kubejoin in deploy/manifests.
@@ -87,17 +85,7 @@ cluster.`,
 			if notice != "" {
 				warn(cmd, notice)
 			}
-			var content []byte
-			if o.format == "json" {
-				content, err = json.MarshalIndent(pod.Pod(), "", "    ")
-				content = append(content, '\n')
-			} else {
-				content, err = yaml.Marshal(pod.Pod())
-			}
-			if err != nil {
-				return err
-			}
-			_, err = cmd.OutOrStdout().Write(content)
+			_, err = (&output{format: o.format}).object(cmd.OutOrStdout(), pod.Pod())
 			return err
 		},
 	}

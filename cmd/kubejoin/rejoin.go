@@ -89,7 +89,6 @@ and 1 for all other errors.`,
   kubejoin rejoin --url https://join.example.com:9443 --bind-key /boot/node.key
   kubejoin rejoin --url https://join.example.com:9443 --ca-file ca.crt \
     --key /boot/node.key --node worker-7`,
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := o.run(cmd)
 			var p *api.Problem

@@ -97,16 +97,12 @@ func revokeArguments(asked *api.Revoke, args []string, token string) error {
 }
 
 func revokeListCommand() *cobra.Command {
-	var o struct {
-		remoteOptions
-		output
-	}
+	var o remoteOutput
 	cmd := &cobra.Command{
 		Use:     "list",
 		Short:   "List revoked nodes and certificates",
 		Long:    `List revoked nodes and certificates, without those that have expired.` + remoteHelp,
 		Example: `  kubejoin revoke list`,
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.ListRevocations(ctx)

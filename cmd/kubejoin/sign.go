@@ -70,11 +70,9 @@ if the command cannot reach the server.` + serverHelp,
 
   # an admin gets a client certificate for a user
   kubejoin sign jane.csr --signer kubernetes.io/kube-apiserver-client --duration 24h`,
-		Args: cobra.ArbitraryArgs,
+		Args:    cobra.ArbitraryArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(args); err != nil {
-				return err
-			}
 			if o.kubeadmDir != "" {
 				return o.signKubeadm(cmd)
 			}
@@ -152,7 +150,7 @@ type signOptions struct {
 	pki        caKeys
 }
 
-func (o *signOptions) check(args []string) error {
+func (o *signOptions) check(_ *cobra.Command, args []string) error {
 	var m mistakes
 	if o.kubeadmDir != "" {
 		m.excludes(o.given, "excludes --kubeadm-dir, which has one signer for each certificate", "signer", "duration", "usage", "output-file")

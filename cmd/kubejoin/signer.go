@@ -44,7 +44,6 @@ and signs nothing while it cannot write. It re-reads all files when they change.
   kubejoin signer --listen unix:///run/kubejoin-signer/sock --policy policy.yaml \
     --issuance-record record.jsonl \
     --cluster-signing-cert-file ca.crt --cluster-signing-key-file ca.key`,
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Check(); err != nil {
 				return &usageError{err: err}
@@ -76,7 +75,6 @@ func defaultPolicyCommand() *cobra.Command {
 		Use:     "default-policy",
 		Short:   "Print a policy that allows what nodes get",
 		Example: "  kubejoin signer default-policy > policy.yaml",
-		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := io.WriteString(cmd.OutOrStdout(), config.DefaultPolicy)
 			return err

@@ -52,7 +52,6 @@ func signerConfigDefaultCommand() *cobra.Command {
 
   # for a machine that has the CA keys of kubeadm in pki, so that no control plane has them
   kubejoin signer-config default --kubeadm > pki/signers.yaml`,
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			content := config.Default
 			if kubeadm {

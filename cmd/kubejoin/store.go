@@ -64,7 +64,6 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
   # and back
   kubejoin store copy --from etcd:https://10.0.0.1:2379 --to file:new.db \
     --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key`,
-		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			ctx := cmd.Context()
 			destination, did := storecopy.Destination, "copied and compared"

@@ -111,11 +111,9 @@ func tokenGetCommand() *cobra.Command {
 is 1 if one of them does not exist.` + remoteHelp,
 		Example: `  kubejoin token get abcdef -o yaml`,
 		Args:    cobra.ArbitraryArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := tokenIDs(args)
-			if err == nil {
-				err = o.check()
-			}
 			if err != nil {
 				return err
 			}
@@ -174,7 +172,7 @@ func (o *tokenListOptions) register(cmd *cobra.Command) {
 	o.remoteOptions.register(cmd)
 }
 
-func (o *tokenListOptions) check() error {
+func (o *tokenListOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	m.when(o.format == "csv" && !o.showSecrets, "--output: csv contains whole tokens and needs --show-secrets")
 	return m.err()

@@ -22,14 +22,9 @@ import (
 type tokenCreateOptions struct {
 	remoteOptions
 	output
+	spec             api.TokenSpec
 	ttl, duration    time.Duration
-	expires          string
-	usages, groups   []string
-	description      string
-	maxNodes         int
-	nodeNames        []string
-	role, rejoin     string
-	replace          string
+	groups           []string
 	wait             time.Duration
 	dryRun           bool
 	printJoinCommand bool
@@ -98,19 +93,19 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	}
 	f := cmd.Flags()
 	durationVar(f, &o.ttl, "ttl", tokens.DefaultTTL, "lifetime of the token, for example 90s, 30m, 3h or 1d (0: never expires)")
-	f.StringVar(&o.expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
-	listVar(f, &o.usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "usages of the token: signing (for discovery), authentication (to request a certificate) or both")
+	f.StringVar(&o.spec.Expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
+	listVar(f, &o.spec.Usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "usages of the token: signing (for discovery), authentication (to request a certificate) or both")
 	listVar(f, &o.groups, "groups", []string{tokens.DefaultGroup}, "groups of a machine that authenticates with the token; each begins with system:bootstrappers:")
-	f.StringVar(&o.description, "description", "", "description of the token")
+	f.StringVar(&o.spec.Description, "description", "", "description of the token")
 	durationVar(f, &o.wait, "wait", mint.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
 	f.BoolVar(&o.dryRun, "dry-run", false, "check the request, but store nothing")
 	heading(f, "Token flags")
-	f.IntVar(&o.maxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join, 1 to %d (default: unlimited)", tokens.MaxNodes))
-	listVar(f, &o.nodeNames, "node-name", nil, "allowed node name, or a pattern such as 'worker-*' (repeatable; default: any)")
+	f.IntVar(&o.spec.MaxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join, 1 to %d (default: unlimited)", tokens.MaxNodes))
+	listVar(f, &o.spec.NodeNames, "node-name", nil, "allowed node name, or a pattern such as 'worker-*' (repeatable; default: any)")
 	durationVar(f, &o.duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
-	f.StringVar(&o.role, "role", "", tokens.RoleControlPlane+" allows reserved node names (default: worker)")
-	f.StringVar(&o.rejoin, "rejoin", "", "allow or deny that nodes rejoin after their certificates have expired, if kubejoin runs with --rejoin-window (default: allow)")
-	f.StringVar(&o.replace, "replace-node", "", "name of an existing Node that one machine may replace")
+	f.StringVar(&o.spec.Role, "role", "", tokens.RoleControlPlane+" allows reserved node names (default: worker)")
+	f.StringVar(&o.spec.Rejoin, "rejoin", "", "allow or deny that nodes rejoin after their certificates have expired, if kubejoin runs with --rejoin-window (default: allow)")
+	f.StringVar(&o.spec.ReplaceNode, "replace-node", "", "name of an existing Node that one machine may replace")
 	heading(f, "Limit flags")
 	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the join command instead of the token, in the format of --format")
 	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(joinformat.Formats(), ", ")+"; text is the 'kubeadm join' command line; all contain the token")
@@ -137,12 +132,12 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.CreateToken, error) {
 	asked := api.CreateToken{DryRun: o.dryRun, Wait: o.wait.String()}
 	var m mistakes
-	m.when(o.given("ttl") && o.expires != "", "--expires: excludes --ttl, and both are given")
+	m.when(o.given("ttl") && o.spec.Expires != "", "--expires: excludes --ttl, and both are given")
 	m.in("--ttl", checkTTL(o.ttl))
 	m.when(o.wait < 0 || o.wait > api.MaxWait, "--wait: %s given, want at most %s, or 0 to not wait", o.wait, api.MaxWait)
-	m.when(o.given("max-nodes") && o.maxNodes < 1, "--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.maxNodes, tokens.MaxNodes)
+	m.when(o.given("max-nodes") && o.spec.MaxNodes < 1, "--max-nodes: %d given, want 1 to %d; leave it out for no limit", o.spec.MaxNodes, tokens.MaxNodes)
 	m.when(o.given("certificate-duration") && o.duration <= 0, "--certificate-duration: %s given, want %s or more; leave it out for the signer's default", o.duration, tokens.MinCertificateDuration)
-	both := slices.Contains(o.usages, api.UsageSigning) && slices.Contains(o.usages, api.UsageAuthentication)
+	both := slices.Contains(o.spec.Usages, api.UsageSigning) && slices.Contains(o.spec.Usages, api.UsageAuthentication)
 	m.when(o.printJoinCommand && !both, "--print-join-command: needs both usages, want --usages signing,authentication")
 	o.checkJoinFormat(&m)
 	m.when(o.printJoinCommand && o.given("output"), "--output: excludes --print-join-command, which prints only the join command; use --format instead")
@@ -159,11 +154,8 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 		return asked, &usageError{err: err}
 	}
 	asked.Token = api.Secret(t.Reveal())
-	asked.TokenSpec = api.TokenSpec{
-		Expires: o.expires, Usages: o.usages, Description: o.description,
-		MaxNodes: o.maxNodes, NodeNames: o.nodeNames, Role: o.role, Rejoin: o.rejoin, ReplaceNode: o.replace,
-	}
-	if o.expires == "" {
+	asked.TokenSpec = o.spec
+	if o.spec.Expires == "" {
 		asked.TTL = o.ttl.String()
 	}
 	if o.given("groups") {

@@ -35,11 +35,8 @@ kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
 		Example: `  kubejoin token generate
 
   (umask 077; kubejoin token generate -o csv --user kubelet-bootstrap >> token.csv)`,
-		Args: noArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(cmd.Flags().Changed); err != nil {
-				return err
-			}
 			if o.format == "text" {
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), tokens.Generate().Reveal())
 				return err
@@ -67,11 +64,11 @@ kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
 	return cmd
 }
 
-func (o *tokenGenerateOptions) check(given func(flag string) bool) error {
+func (o *tokenGenerateOptions) check(cmd *cobra.Command, _ []string) error {
 	var m mistakes
 	m.when(!slices.Contains([]string{"text", "csv"}, o.format), "--output: %q given, want text or csv", o.format)
 	if o.format != "csv" {
-		m.excludes(given, "needs -o csv, since only static tokens have it", "user", "uid", "groups")
+		m.excludes(cmd.Flags().Changed, "needs -o csv, since only static tokens have it", "user", "uid", "groups")
 	}
 	m.when(o.user == "", "--user: none given, want a name such as kubelet-bootstrap")
 	for flag, values := range map[string][]string{"user": {o.user}, "uid": {o.uid}, "groups": o.groups} {

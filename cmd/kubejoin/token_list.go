@@ -20,11 +20,8 @@ secret of a token only when it creates the token.` + remoteHelp,
 
   # the IDs of tokens whose node limit is used up
   kubejoin token list -o jsonpath='{.items[?(@.status=="spent")].id}'`,
-		Args: noArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				list, err := r.ListTokens(ctx)
 				if err != nil {

@@ -15,7 +15,6 @@ func versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of kubejoin",
-		Args:  noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := buildVersion()
 			switch output {

@@ -63,11 +63,8 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
   kubejoin webhook-config --url https://join.example.com:9443 \
     --client-certificate /etc/kubernetes/pki/apiserver-kubelet-client.crt \
     --client-key /etc/kubernetes/pki/apiserver-kubelet-client.key --output-file kubejoin-webhook.conf`,
-		Args: noArgs,
+		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
 			return webhookConfig(o, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
@@ -84,7 +81,7 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 	return cmd
 }
 
-func (o *webhookOptions) check() error {
+func (o *webhookOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	m.url("--url", o.url)
 	m.when((o.clientCert == "") != (o.clientKey == ""), "--client-certificate: certificate and key go together, and one of them is missing")
@@ -156,15 +153,15 @@ const pkiDir = kubeadmDir + "/pki"
 // reviewer returns how kube-apiserver reaches kubejoin. A CA file below pki is named, so that it is right in each stage of a CA
 // rotation. Others are embedded: kube-apiserver may not have them.
 func reviewer(url, path, caFile, pki string) (*clientcmdapi.Cluster, error) {
-	bundle, err := readCAs(caFile)
+	cas, err := readCAs(caFile)
 	if err != nil {
-		return nil, fmt.Errorf("--ca-file: %w", err)
+		return nil, err
 	}
 	c := &clientcmdapi.Cluster{Server: strings.TrimSuffix(url, "/") + path}
 	if name, err := filepath.Rel(pki, caFile); err == nil && filepath.IsLocal(name) {
 		c.CertificateAuthority = filepath.Clean(caFile)
 	} else {
-		c.CertificateAuthorityData = bundle
+		c.CertificateAuthorityData = bundle(cas)
 	}
 	return c, nil
 }
