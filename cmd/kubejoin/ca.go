@@ -53,8 +53,7 @@ type caOptions struct {
 }
 
 func (o *caOptions) register(cmd *cobra.Command, formats ...string) {
-	o.ca = string(rotation.Cluster)
-	caVar(cmd, &o.ca, "")
+	caVar(cmd, &o.ca, string(rotation.Cluster), "")
 	o.registerFormats(cmd, append([]string{"text"}, append(formats, "json", "yaml")...)...)
 	o.remoteOptions.register(cmd)
 }
@@ -214,27 +213,17 @@ func caTable(r api.CARotation) [][]string {
 	return rows
 }
 
-// A caValue is the value of --ca.
-type caValue string
-
-// caVar registers --ca. An empty default selects each CA.
-func caVar(cmd *cobra.Command, p *string, otherwise string) {
+// caVar registers --ca.
+func caVar(cmd *cobra.Command, p *string, value, otherwise string) {
 	names := make([]string, len(rotation.CAs))
 	for i, ca := range rotation.CAs {
 		names[i] = string(ca)
 	}
-	cmd.Flags().Var((*caValue)(p), "ca", "CA: "+strings.Join(names, ", ")+otherwise)
+	parsedVar(cmd.Flags(), p, "ca", value, "CA: "+strings.Join(names, ", ")+otherwise, func(s string) (string, error) {
+		if !slices.Contains(names, s) {
+			return "", fmt.Errorf("%.40q given, want one of %q", s, names)
+		}
+		return s, nil
+	})
 	complete(cmd, "ca", names...)
-}
-
-func (v *caValue) String() string { return string(*v) }
-
-func (v *caValue) Type() string { return "string" }
-
-func (v *caValue) Set(s string) error {
-	if !slices.Contains(rotation.CAs, rotation.CA(s)) {
-		return fmt.Errorf("%.40q given, want one of %q", s, rotation.CAs)
-	}
-	*v = caValue(s)
-	return nil
 }

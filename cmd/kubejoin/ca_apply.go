@@ -117,7 +117,7 @@ type caApplyOptions struct {
 func (o *caApplyOptions) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	o.given = f.Changed
-	caVar(cmd, &o.ca, " (default: each one that is rotated)")
+	caVar(cmd, &o.ca, "", " (default: each one that is rotated)")
 	f.StringVar(&o.certificateKeyFile, "certificate-key-file", "", "file with the key that 'kubejoin ca prepare' showed; - is standard input")
 	f.StringVar(&o.caKeyFile, "ca-key-file", "", "file with the private key of the CA that signs in this stage, in PEM, if neither the host nor the cluster has it")
 	listVar(f, &o.pins, "ca-pin", nil, "pin of a new CA to believe, as sha256:HEX (repeatable)")

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -102,18 +104,13 @@ and prints a whole join command.` + clusterHelp,
 				if up.Replaced {
 					warn(cmd, replacedKeys)
 				}
-				done, err := o.object(cmd.OutOrStdout(), certsUpload{
-					Secret: certsSecret, CertificateKey: api.Secret(up.Key.Reveal()), TokenID: up.TokenID, Expires: up.Expires, ReplacedKeys: up.Replaced,
-				})
-				if done || err != nil {
-					return err
-				}
 				text := up.Key.Reveal()
 				if o.format == "name" {
 					text = certsSecret
 				}
-				_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
-				return err
+				return o.text(cmd.OutOrStdout(), certsUpload{
+					Secret: certsSecret, CertificateKey: api.Secret(up.Key.Reveal()), TokenID: up.TokenID, Expires: up.Expires, ReplacedKeys: up.Replaced,
+				}, text+"\n")
 			})
 		},
 	}
@@ -182,4 +179,52 @@ certificate key stops working. Control planes that have joined are not affected.
 	}
 	o.register(cmd)
 	return cmd
+}
+
+func certsCheckCommand() *cobra.Command {
+	var o output
+	cmd := &cobra.Command{
+		Use:   "check [DIR]",
+		Short: "Print when the certificates of a control plane end, and what is wrong with them",
+		Long: `Print when the certificates of a control plane end, and what is wrong with them, like
+'kubeadm certs check-expiration'. It also works on a host without CA keys and before a
+cluster exists, and compares each certificate with its key and its CA. In kubeconfigs it
+makes the checks of 'kubejoin kubeconfig check --offline'. DIR is ` + kubeadmDir + ` by
+default. The command changes nothing.
+
+The exit code is 0 if all certificates can be used, and 1 if not. It is 2 if there are no
+certificates.`,
+		Example: `  kubejoin certs check
+
+  kubejoin certs check -o jsonpath='{.certificates[?(@.problem)].name}'`,
+		Args: dirArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			certs, err := credentials.Host{Dir: dirOf(args)}.Check(cmd.Context())
+			if err != nil {
+				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
+				return exitUnchecked
+			}
+			err = list(&o, cmd.OutOrStdout(), struct {
+				Certificates []credentials.CertificateStatus `json:"certificates"`
+			}{certs}, certs, func(c credentials.CertificateStatus) string { return c.Name },
+				[]string{"CERTIFICATE", "EXPIRES", "RESIDUAL TIME", "CERTIFICATE AUTHORITY", "CA KEY ON HOST", "PROBLEM", "NOTE"}, statusRow)
+			if err == nil && slices.ContainsFunc(certs, func(c credentials.CertificateStatus) bool { return c.Problem != "" }) {
+				err = exitFindings
+			}
+			return err
+		},
+	}
+	o.register(cmd, "text")
+	return cmd
+}
+
+func statusRow(status credentials.CertificateStatus) []string {
+	row := []string{status.Name, "<none>", "<none>", orNone(status.CA), "", orNone(status.Problem), orNone(status.Note)}
+	if status.NotAfter != nil {
+		row[1], row[2] = status.NotAfter.UTC().Format("Jan 02, 2006 15:04 MST"), duration.ShortHumanDuration(time.Until(*status.NotAfter))
+	}
+	if status.KeyOnHost || status.CA == "" {
+		row[4] = yesNo(status.KeyOnHost)
+	}
+	return row
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -110,6 +111,34 @@ func parseList(s string, mayBeEmpty bool) ([]string, error) {
 		}
 	}
 	return list, nil
+}
+
+// parsedVar registers a flag whose value is checked when it is parsed.
+func parsedVar(f *pflag.FlagSet, p *string, name, value, usage string, parse func(string) (string, error)) {
+	*p = value
+	f.Var(parsedValue{p, parse}, name, usage)
+}
+
+type parsedValue struct {
+	value *string
+	parse func(string) (string, error)
+}
+
+func (v parsedValue) Set(s string) error {
+	parsed, err := v.parse(s)
+	if err == nil {
+		*v.value = parsed
+	}
+	return err
+}
+
+func (v parsedValue) String() string { return *v.value }
+
+func (v parsedValue) Type() string { return "string" }
+
+// nodeVar registers a flag for the name of a node.
+func nodeVar(f *pflag.FlagSet, p *string, name, usage string) {
+	parsedVar(f, p, name, "", usage, func(s string) (string, error) { return s, tokens.CheckNodeName(s) })
 }
 
 // durationVar registers a flag for a duration, which may be in days.

@@ -42,7 +42,6 @@ type issuedListOptions struct {
 	remoteOptions
 	output
 	asked api.ListIssued
-	token string
 	limit int
 }
 
@@ -68,7 +67,7 @@ given, an entry must match all.` + issuedHelp,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.token, "token", "", "ID of the bootstrap token that requested the certificate")
+	parsedVar(f, &o.asked.TokenID, "token", "", "ID of the bootstrap token that requested the certificate", tokenID)
 	f.StringVar(&o.asked.Node, "node", "", "name of the node that the certificate is for, or that requested it")
 	f.StringVar(&o.asked.Requester, "requester", "", "user name of the requester")
 	f.StringVar(&o.asked.Signer, "signer", "", "signer name, for example "+certificates.KubeletServingSignerName)
@@ -90,13 +89,6 @@ given, an entry must match all.` + issuedHelp,
 }
 
 func (o *issuedListOptions) check(*cobra.Command, []string) error {
-	if o.token != "" {
-		id, err := tokenID(o.token)
-		if err != nil {
-			return usagef("--token: %w", err)
-		}
-		o.asked.TokenID = id
-	}
 	if o.limit < 0 {
 		return usagef("--limit: %d given, want 0 or more", o.limit)
 	}

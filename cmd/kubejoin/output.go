@@ -33,32 +33,26 @@ func (o *output) register(cmd *cobra.Command, known ...string) {
 // registerFormats adds --output with the formats known and jsonpath.
 func (o *output) registerFormats(cmd *cobra.Command, known ...string) {
 	o.known, o.format = known, "text"
-	cmd.Flags().VarP(formatValue{o}, "output", "o", "output format: "+strings.Join(known, ", ")+" or jsonpath=TEMPLATE")
+	cmd.Flags().VarP(parsedValue{&o.format, o.parse}, "output", "o", "output format: "+strings.Join(known, ", ")+" or jsonpath=TEMPLATE")
 	heading(cmd.Flags(), "Output flags", "output")
 	// It fails only if the flag does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(append(slices.Clone(known), jsonpathFormat), cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace))
 }
 
-// A formatValue checks --output when it is parsed.
-type formatValue struct{ *output }
-
-func (v formatValue) String() string { return v.format }
-
-func (v formatValue) Type() string { return "string" }
-
-func (v formatValue) Set(s string) error {
+// parse checks a value of --output.
+func (o *output) parse(s string) (string, error) {
 	text, found := strings.CutPrefix(s, jsonpathFormat)
-	v.format, v.template = s, nil
-	if !found && !slices.Contains(v.known, s) {
-		return fmt.Errorf("%q given, want %s or jsonpath=TEMPLATE", s, strings.Join(v.known, ", "))
+	o.template = nil
+	if !found && !slices.Contains(o.known, s) {
+		return "", fmt.Errorf("%q given, want %s or jsonpath=TEMPLATE", s, strings.Join(o.known, ", "))
 	}
 	if found {
-		v.template = jsonpath.New("output").AllowMissingKeys(true)
-		if err := v.template.Parse(text); err != nil || text == "" {
-			return fmt.Errorf("%q given, want a valid template such as jsonpath={.items[*].id}", s)
+		o.template = jsonpath.New("output").AllowMissingKeys(true)
+		if err := o.template.Parse(text); err != nil || text == "" {
+			return "", fmt.Errorf("%q given, want a valid template such as jsonpath={.items[*].id}", s)
 		}
 	}
-	return nil
+	return s, nil
 }
 
 // object prints an object as JSON, YAML or jsonpath. It reports false if --output is another format.

@@ -22,7 +22,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
-	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -115,7 +114,7 @@ and 1 for all other errors.`,
 	f.StringVar(&o.kubeconfig, "kubeconfig", "/etc/kubernetes/kubelet.conf", "kubeconfig of the kubelet, with its client certificate")
 	f.StringVar(&o.certDir, "cert-dir", "/var/lib/kubelet/pki", "folder for the new certificate, if the file of --kubeconfig does not exist, or has the certificate in it")
 	f.StringVar(&o.key, "key", "", "file with the private key that was bound to the node, instead of --kubeconfig")
-	f.StringVar(&o.node, "node", "", "with --key: name of the node")
+	nodeVar(f, &o.node, "node", "with --key: name of the node")
 	f.StringVar(&o.bindKey, "bind-key", "", "bind the public key of this private key file to the node, and do nothing else")
 	durationVar(f, &o.before, "before", 0, "rejoin also if the certificate expires within this time")
 	durationVar(f, &o.wait, "wait", 5*time.Minute, "how long to retry while the server does not respond")
@@ -131,9 +130,6 @@ func (o *rejoinOptions) check() error {
 	m.when(o.url == "", "--url: none given, want https://HOST:PORT of the kubejoin server")
 	m.url("--url", o.url)
 	m.when((o.key == "") != (o.node == ""), "--key, --node: give both or neither")
-	if o.node != "" {
-		m.in("--node", tokens.CheckNodeName(o.node))
-	}
 	m.when(o.key != "" && o.bindKey != "", "--bind-key: cannot be combined with --key, since only the certificate of the node binds a key")
 	m.when(o.before < 0 || o.wait < 0, "--before %s, --wait %s: want 0s or more", o.before, o.wait)
 	m.when(strings.HasPrefix(o.restart, "-"), "--restart: %q given, want a systemd unit", o.restart)
@@ -319,9 +315,5 @@ func retry[T any](cmd *cobra.Command, wait time.Duration, try func() (T, error))
 }
 
 func (o *rejoinOptions) print(cmd *cobra.Command, done rejoined, format string, args ...any) error {
-	if printed, err := o.object(cmd.OutOrStdout(), done); printed || err != nil {
-		return err
-	}
-	_, err := fmt.Fprintln(cmd.OutOrStdout(), sanitize(fmt.Sprintf(format, args...)))
-	return err
+	return o.text(cmd.OutOrStdout(), done, fmt.Sprintf(format, args...)+"\n")
 }

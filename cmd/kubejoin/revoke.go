@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,7 +21,6 @@ func revokeCommand() *cobra.Command {
 		remoteOptions
 		output
 		asked api.Revoke
-		token string
 	}
 	cmd := &cobra.Command{
 		Use:   "revoke [NODE]",
@@ -38,7 +38,7 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
   kubejoin revoke undo worker-7`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := revokeArguments(&o.asked, args, o.token); err != nil {
+			if err := revokeArguments(&o.asked, args); err != nil {
 				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
@@ -55,7 +55,7 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 	f := cmd.Flags()
 	f.StringVar(&o.asked.Serial, "serial", "", "revoke one certificate that kubejoin has issued, by its serial number")
 	f.StringVar(&o.asked.Fingerprint, "fingerprint", "", "revoke one certificate by its SHA-256, as 'openssl x509 -noout -fingerprint -sha256' prints it")
-	f.StringVar(&o.token, "token", "", "end the token with this ID, and revoke the nodes that joined with it")
+	parsedVar(f, &o.asked.TokenID, "token", "", "end the token with this ID, and revoke the nodes that joined with it", tokenID)
 	f.StringVar(&o.asked.Reason, "reason", "", "why, at most 256 bytes; locked-out machines see it")
 	f.BoolVar(&o.asked.DryRun, "dry-run", false, "print what would be revoked, but revoke nothing")
 	o.offerFlag(cmd, "token", listTokenIDs)
@@ -66,7 +66,7 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 }
 
 // revokeArguments sets what to revoke.
-func revokeArguments(asked *api.Revoke, args []string, token string) error {
+func revokeArguments(asked *api.Revoke, args []string) error {
 	if len(args) > 1 {
 		return usagef("NODE: %d given, want one node name", len(args))
 	}
@@ -76,22 +76,10 @@ func revokeArguments(asked *api.Revoke, args []string, token string) error {
 		}
 		asked.Node = args[0]
 	}
-	if token != "" {
-		id, err := tokenID(token)
-		if err != nil {
-			return usagef("--token: %w", err)
-		}
-		asked.TokenID = id
-	}
 	asked.Serial = strings.TrimPrefix(asked.Serial, "serial=") // openssl prints this prefix
-	given := 0
-	for _, s := range []string{asked.Node, asked.Serial, asked.Fingerprint, asked.TokenID} {
-		if s != "" {
-			given++
-		}
-	}
-	if given != 1 {
-		return usagef("%d of NODE, --serial, --fingerprint and --token given, want one", given)
+	given := slices.DeleteFunc([]string{asked.Node, asked.Serial, asked.Fingerprint, asked.TokenID}, func(s string) bool { return s == "" })
+	if len(given) != 1 {
+		return usagef("%d of NODE, --serial, --fingerprint and --token given, want one", len(given))
 	}
 	return nil
 }

@@ -87,16 +87,12 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
 			} else if err != nil {
 				return err
 			}
-			if done, err := o.object(cmd.OutOrStdout(), struct {
+			return o.text(cmd.OutOrStdout(), struct {
 				APIVersion string `json:"apiVersion"`
 				Kind       string `json:"kind"`
 				DryRun     bool   `json:"dryRun,omitempty"`
 				storecopy.Counts
-			}{api.GroupVersion, "StoreCopy", o.options.DryRun, counts}); done {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %s\n", did, rowsOf(counts))
-			return err
+			}{api.Version, "StoreCopy", o.options.DryRun, counts}, did+" "+rowsOf(counts)+"\n")
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
