@@ -18,15 +18,7 @@ var namedFlag = regexp.MustCompile("[` ]--([a-z0-9-]+)")
 func TestConfigurationPageNamesFlagsThatExist(t *testing.T) {
 	page := must.Value(os.ReadFile("../../docs/configuration.md"))(t)
 	known := map[string]bool{}
-	var visit func(c *cobra.Command)
-	visit = func(c *cobra.Command) {
-		c.InitDefaultHelpFlag()
-		c.LocalFlags().VisitAll(func(f *pflag.Flag) { known[f.Name] = true })
-		for _, sub := range c.Commands() {
-			visit(sub)
-		}
-	}
-	visit(rootCommand())
+	eachFlag(rootCommand(), func(_ *cobra.Command, f *pflag.Flag) { known[f.Name] = true })
 	named := namedFlag.FindAllSubmatch(page, -1)
 	if len(named) < 20 {
 		t.Fatalf("%d flags found: docs/configuration.md has more", len(named))

@@ -228,7 +228,7 @@ func (o *output) explainCode(w io.Writer, code string) error {
 		APIVersion string           `json:"apiVersion"`
 		Kind       string           `json:"kind"`
 		Items      []codepage.Entry `json:"items"`
-	}{api.Version, "CodeList", found}, text)
+	}{api.GroupVersion, "CodeList", found}, text)
 }
 
 // isUnknown reports whether a word in lower case is not also a code.

@@ -15,30 +15,32 @@ var otherNames = map[string]string{
 	"out-dir": "output-dir", "out-file": "output-file", "ca-cert": "ca-file", "server": "url", "cert": "client-certificate",
 }
 
+// eachFlag calls visit with each flag of a command and its subcommands.
+func eachFlag(c *cobra.Command, visit func(*cobra.Command, *pflag.Flag)) {
+	c.InitDefaultHelpFlag()
+	c.LocalFlags().VisitAll(func(f *pflag.Flag) { visit(c, f) })
+	for _, sub := range c.Commands() {
+		eachFlag(sub, visit)
+	}
+}
+
 // A flag means the same in all commands: each duration may be in days, -o is the output format, and a thing has one name.
 func TestFlagsMeanTheSameEverywhere(t *testing.T) {
 	durations := 0
-	var visit func(c *cobra.Command)
-	visit = func(c *cobra.Command) {
-		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Value.Type() == "duration" {
-				durations++
-				if err := f.Value.Set("2d"); err != nil || f.Value.String() != "48h0m0s" {
-					t.Errorf("%s --%s=2d: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
-				}
+	eachFlag(rootCommand(), func(c *cobra.Command, f *pflag.Flag) {
+		if f.Value.Type() == "duration" {
+			durations++
+			if err := f.Value.Set("2d"); err != nil || f.Value.String() != "48h0m0s" {
+				t.Errorf("%s --%s=2d: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
 			}
-			if (f.Shorthand == "o") != (f.Name == "output") {
-				t.Errorf("%s: flag --%s has shorthand %q; -o is --output, and --output has it", c.CommandPath(), f.Name, f.Shorthand)
-			}
-			if name := otherNames[f.Name]; name != "" {
-				t.Errorf("%s: flag --%s, want --%s", c.CommandPath(), f.Name, name)
-			}
-		})
-		for _, sub := range c.Commands() {
-			visit(sub)
 		}
-	}
-	visit(rootCommand())
+		if (f.Shorthand == "o") != (f.Name == "output") {
+			t.Errorf("%s: flag --%s has shorthand %q; -o is --output, and --output has it", c.CommandPath(), f.Name, f.Shorthand)
+		}
+		if name := otherNames[f.Name]; name != "" {
+			t.Errorf("%s: flag --%s, want --%s", c.CommandPath(), f.Name, name)
+		}
+	})
 	if durations < 20 {
 		t.Errorf("%d flags for durations", durations)
 	}
@@ -85,43 +87,23 @@ func TestDurationValue(t *testing.T) {
 // pflag's own lists drop all lines but the first, so a name in the second line of --reserved-node-names was not reserved.
 func TestListFlagsTakeEachLine(t *testing.T) {
 	lists := 0
-	var visit func(c *cobra.Command)
-	visit = func(c *cobra.Command) {
-		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Value.Type() != "stringSlice" {
-				return
-			}
-			lists++
-			if err := f.Value.Set("a\nb\n"); err != nil || f.Value.String() != "[a,b]" {
-				t.Errorf("%s --%s with two lines: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
-			}
-			if err := f.Value.Set("c,d"); err != nil || f.Value.String() != "[a,b,c,d]" {
-				t.Errorf("%s --%s once more: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
-			}
-			if err := f.Value.Set(""); (err == nil) != slices.Contains(mayBeEmpty, f.Name) || f.Value.String() != "[a,b,c,d]" {
-				t.Errorf("%s --%s without a value: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
-			}
-		})
-		for _, sub := range c.Commands() {
-			visit(sub)
+	eachFlag(rootCommand(), func(c *cobra.Command, f *pflag.Flag) {
+		if f.Value.Type() != "stringSlice" {
+			return
 		}
-	}
-	visit(rootCommand())
+		lists++
+		if err := f.Value.Set("a\nb\n"); err != nil || f.Value.String() != "[a,b]" {
+			t.Errorf("%s --%s with two lines: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
+		}
+		if err := f.Value.Set("c,d"); err != nil || f.Value.String() != "[a,b,c,d]" {
+			t.Errorf("%s --%s once more: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
+		}
+		if err := f.Value.Set(""); (err == nil) != slices.Contains(mayBeEmpty, f.Name) || f.Value.String() != "[a,b,c,d]" {
+			t.Errorf("%s --%s without a value: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
+		}
+	})
 	if lists < 25 {
 		t.Errorf("%d flags for lists", lists)
-	}
-}
-
-func TestServeReservesNodeNamesOfEachLine(t *testing.T) {
-	var o serveOptions
-	flags := pflag.NewFlagSet("serve", pflag.ContinueOnError)
-	o.register(flags)
-	o.given = flags.Changed
-	if err := flags.Parse([]string{"--reserved-node-names", "cp-1\ncp-2"}); err != nil {
-		t.Fatal(err)
-	}
-	if made, err := o.options(); err != nil || !slices.Equal(made.NodeRules.Reserved, []string{"cp-1", "cp-2"}) {
-		t.Errorf("got %q, %v", made.NodeRules.Reserved, err)
 	}
 }
 

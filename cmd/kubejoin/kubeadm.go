@@ -68,10 +68,10 @@ func (o *remoteOptions) signing(cmd *cobra.Command, dir string, keys caKeys, wai
 	return s, nil
 }
 
-// kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys in pki.
+// kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys.
 func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration) (host credentials.Host, sign credentials.SignFunc, stop func(), err error) {
 	host = credentials.Host{Dir: dir}
-	if pki.dir == "" {
+	if keys.dir == "" {
 		r, stop, err := o.connect(cmd.Context())
 		if err != nil {
 			return host, nil, nil, err
@@ -83,7 +83,7 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKey
 			return host, nil, nil, usagef("--%s: excludes --pki-dir, which signs on this machine", flag)
 		}
 	}
-	signers, missing, err := credentials.SignersOf(pki.dir, pki.passphraseFile)
+	signers, missing, err := credentials.SignersOf(keys.dir, keys.passphraseFile)
 	if err != nil {
 		return host, nil, nil, fmt.Errorf("--pki-dir: %w", withoutFile(err))
 	}

@@ -92,7 +92,7 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
 				Kind       string `json:"kind"`
 				DryRun     bool   `json:"dryRun,omitempty"`
 				storecopy.Counts
-			}{api.Version, "StoreCopy", o.options.DryRun, counts}, did+" "+rowsOf(counts)+"\n")
+			}{api.GroupVersion, "StoreCopy", o.options.DryRun, counts}, did+" "+rowsOf(counts)+"\n")
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
@@ -196,6 +196,6 @@ func (o *output) findings(cmd *cobra.Command, counts storecopy.Counts, found []s
 		Kind       string `json:"kind"`
 		storecopy.Counts
 		Findings []storecopy.Finding `json:"findings"`
-	}{api.Version, "StoreCheck", counts, append([]storecopy.Finding{}, found...)}, text)
+	}{api.GroupVersion, "StoreCheck", counts, append([]storecopy.Finding{}, found...)}, text)
 	return cmp.Or(err, exitOf(len(found), 0))
 }

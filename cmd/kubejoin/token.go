@@ -126,7 +126,7 @@ is 1 if one of them does not exist.` + remoteHelp,
 }
 
 func (o *tokenListOptions) get(ctx context.Context, cmd *cobra.Command, r *remote, ids []string) error {
-	found := api.TokenList{APIVersion: api.Version, Kind: api.KindTokenList}
+	found := api.TokenList{APIVersion: api.GroupVersion, Kind: api.KindTokenList}
 	told := map[string]bool{}
 	failed := each(cmd, ids, func(id string) error {
 		t, err := r.GetToken(ctx, id)
