@@ -277,12 +277,12 @@ func (a *Authority) decide(ctx context.Context, r approval.Request) (*Admission,
 	if d.Verdict != approval.Approve {
 		return nil, &approval.Error{Decision: d, Err: err}
 	}
+	at := a.now()
 	// Check first that the signer would sign the request, so that no other request claims a name.
 	v, err := s.validate(r)
 	if err != nil {
 		return nil, because(err, ruleSigner, d.Evidence)
 	}
-	at := a.now()
 	admitted, err := a.Nodes.Admit(ctx, v.request)
 	if err == nil {
 		return &Admission{v, *admitted, at, d}, nil
@@ -347,12 +347,10 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if f := m.admitted.Fingerprint; f != "" {
 		requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(f))
 	}
-	if err = a.checkBound(ctx, r, m.admitted); err != nil {
-		return issued{}, err
-	}
+	err = a.checkBound(ctx, r, m.admitted)
 	// Decide may not have checked the requester, or not the last certificate of a node that rejoins. A revoked credential
 	// must not use up the rate of its name.
-	if !recent || r.Rejoin != nil {
+	if err == nil && (!recent || r.Rejoin != nil) {
 		err = unlessRevoked(a.Revocations.Revoked(ctx, requester))
 	}
 	if err == nil {
@@ -420,7 +418,10 @@ func (a *Authority) store(ctx context.Context, r approval.Request, m Admission, 
 
 // lifetime returns the lifetime for an admitted request, before the limits of the profile; zero leaves it to the profile.
 func (a *Authority) lifetime(s Signer, ca *CA, r approval.Request, admitted admission.Admitted) time.Duration {
-	asked := admitted.Lifetime(r)
+	asked := r.Expiration
+	if admitted.Duration > 0 && (asked == 0 || admitted.Duration < asked) {
+		asked = admitted.Duration
+	}
 	most := a.maxLifetime(s, ca, strings.TrimPrefix(r.CSR.Subject.CommonName, tokens.NodeUserPrefix))
 	if most <= 0 {
 		return asked

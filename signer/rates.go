@@ -1,8 +1,11 @@
 package signer
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -123,4 +126,39 @@ func (l *rates) limiters(user string, all []allowance, now time.Time) (limiters 
 		}}
 	}
 	return limiters, nil
+}
+
+type digest = [sha256.Size]byte
+
+// digestOf returns a different digest for each list of texts.
+func digestOf(texts ...string) digest {
+	var all []byte
+	for _, text := range texts {
+		all = append(binary.AppendUvarint(all, uint64(len(text))), text...)
+	}
+	return sha256.Sum256(all)
+}
+
+// maxRecent is how many values a twoGenCache keeps at least. It keeps at most twice as many. A value takes 130 bytes.
+const maxRecent = 16384
+
+// twoGenCache is a cache of the values that were put last. The caller must hold its lock.
+type twoGenCache[V any] struct {
+	sync.Mutex
+	last, earlier map[digest]V
+}
+
+func (m *twoGenCache[V]) get(key digest) (V, bool) {
+	v, found := m.last[key]
+	if !found {
+		v, found = m.earlier[key]
+	}
+	return v, found
+}
+
+func (m *twoGenCache[V]) put(key digest, v V) {
+	if _, found := m.last[key]; !found && (m.last == nil || len(m.last) >= maxRecent) {
+		m.last, m.earlier = map[digest]V{}, m.last
+	}
+	m.last[key] = v
 }

@@ -3,11 +3,9 @@ package signer
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -205,41 +203,6 @@ func short(text string, most int) (cut string, size int) {
 
 // key identifies a request. A machine makes a new key pair for each request.
 func key(e issuance.Entry) digest { return digestOf(e.Signer, e.RequestUID, e.Requester, e.SPKI) }
-
-type digest = [sha256.Size]byte
-
-// digestOf returns a different digest for each list of texts.
-func digestOf(texts ...string) digest {
-	var all []byte
-	for _, text := range texts {
-		all = append(binary.AppendUvarint(all, uint64(len(text))), text...)
-	}
-	return sha256.Sum256(all)
-}
-
-// maxRecent is how many values a twoGenCache keeps at least. It keeps at most twice as many. A value takes 130 bytes.
-const maxRecent = 16384
-
-// twoGenCache is a cache of the values that were put last. The caller must hold its lock.
-type twoGenCache[V any] struct {
-	sync.Mutex
-	last, earlier map[digest]V
-}
-
-func (m *twoGenCache[V]) get(key digest) (V, bool) {
-	v, found := m.last[key]
-	if !found {
-		v, found = m.earlier[key]
-	}
-	return v, found
-}
-
-func (m *twoGenCache[V]) put(key digest, v V) {
-	if _, found := m.last[key]; !found && (m.last == nil || len(m.last) >= maxRecent) {
-		m.last, m.earlier = map[digest]V{}, m.last
-	}
-	m.last[key] = v
-}
 
 // lastRecorded caches the last recorded outcome of requests that were not signed. An outcome that it has dropped is recorded
 // twice, which does no harm.

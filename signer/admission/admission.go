@@ -20,7 +20,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
-	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
@@ -306,36 +305,6 @@ func (n *Nodes) admitRejoin(ctx context.Context, r approval.Request, node string
 	return p.admitted, p.err
 }
 
-// StoreIdentity stores a certificate with the claim of its node, so that the node can rejoin with its key after the
-// certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
-// RejoinWindow, or if the certificate is no client certificate of a node, it does nothing. For a node that rejoins, it sets
-// a.Fingerprint to that of the certificate which this one replaces. For each node that has a bound key, it sets a.BoundBy.
-//
-// If the certificate that authenticated the request is not of the claim's identity, StoreIdentity leaves the identity as it
-// is. A node without a claim gets a released one, which leaves the name free.
-func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted, cert *x509.Certificate) error {
-	r := request.asked
-	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
-		return nil
-	}
-	node, ok := nodeOf(r)
-	if !ok || tokens.CheckNodeName(node) != nil || tokens.IsOwnName(node) {
-		return nil
-	}
-	made := tokens.Identity{
-		NodeUID: a.nodeUID, NotAfter: cert.NotAfter.UTC().Truncate(time.Second), TokenID: tokens.IDOfUser(r.User),
-		Credentials: []tokens.Credential{{Key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), Fingerprint: string(revocation.FingerprintOf(cert))}},
-	}
-	f := n.facts(node)
-	f.claim, f.nodeUID, f.cached = a.claim, a.nodeUID, true
-	stored, err := n.settle(ctx, f, func(f facts) plan { return planCertificate(f, r, *a, made) })
-	if err != nil {
-		return fmt.Errorf("store identity of node %s: %w", node, err)
-	}
-	*a = stored
-	return nil
-}
-
 // Bound returns nil if a key is bound to a node, and an error that wraps [tokens.ErrNotFound] if it is not. It reads the
 // cache, because anyone can make a key.
 func (n *Nodes) Bound(ctx context.Context, node, key string) error {
@@ -379,14 +348,6 @@ func (n *Nodes) Unbind(ctx context.Context, node, by string) error {
 	return err
 }
 
-// Lifetime returns the requested lifetime, limited to Duration. Zero leaves it to the signer.
-func (a Admitted) Lifetime(r approval.Request) time.Duration {
-	if a.Duration > 0 && (r.Expiration == 0 || a.Duration < r.Expiration) {
-		return a.Duration
-	}
-	return r.Expiration
-}
-
 // nodeOf returns the node that a client certificate would authenticate. It goes by the subject, regardless of the
 // signer, because API servers do.
 func nodeOf(r approval.Request) (name string, ok bool) {
@@ -414,5 +375,3 @@ func (n *Nodes) start() {
 	n.counts = metrics.Counter(n.Registerer, "kubejoin_claim_changes_total",
 		"Changes of node name claims: made, another_key, taken_over, repaired (a token got lost names or limits back), released.", "change")
 }
-
-func (n *Nodes) count(change string) { n.counts.WithLabelValues(change).Inc() }

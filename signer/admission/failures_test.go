@@ -2,6 +2,7 @@ package admission_test
 
 import (
 	"crypto/elliptic"
+	"errors"
 	"testing"
 	"time"
 
@@ -93,8 +94,8 @@ func everyCallFails(t *testing.T, prepare func(t *testing.T, c *cluster) approva
 		if c.calls < at {
 			return // the admission makes fewer calls
 		}
-		if admission != nil || err == nil || approval.Refused(err) != nil {
-			t.Errorf("call %d of %d fails: %v, %v; want a temporary error", at, c.calls, admission, err)
+		if admission != nil || !errors.Is(err, errInjected) || approval.Refused(err) != nil {
+			t.Errorf("call %d of %d fails: %v, %v; want its error", at, c.calls, admission, err)
 		}
 		c.failAt = 0
 		if _, err := admit(t.Context(), of(c), r); err != nil {

@@ -3,6 +3,7 @@ package admission
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,11 +11,13 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Only this file reads and writes tokens, claims and Nodes. A decision reads facts, plans and commits. If others have
-// changed something since the read, it starts over.
+// Only this file reads and writes tokens, claims and Nodes. A decision reads facts, plans and commits, before a certificate
+// is signed and after it. If others have changed something since the read, it starts over.
 
 // attempts is how often a decision starts over while others change the same claim or token.
 const attempts = 10
@@ -46,11 +49,6 @@ func (n *Nodes) facts(node string) facts {
 	return f
 }
 
-// changed reports whether a write failed because another writer changed or deleted something first.
-func changed(err error) bool {
-	return errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict)
-}
-
 // startOver calls decide until it returns another error than one for which changed is true.
 func startOver(what string, decide func(try int) error) error {
 	for try := range attempts {
@@ -59,6 +57,11 @@ func startOver(what string, decide func(try int) error) error {
 		}
 	}
 	return fmt.Errorf("%s changed during each of %d attempts", what, attempts)
+}
+
+// changed reports whether a write failed because another writer changed or deleted something first.
+func changed(err error) bool {
+	return errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict)
 }
 
 // settle decides about the claim of one name, for a requester that is no token with limits. Facts from a cache refuse
@@ -79,17 +82,47 @@ func (n *Nodes) settle(ctx context.Context, f facts, decide func(facts) plan) (a
 		}
 		if a = p.admitted; changes {
 			outcomes, err := n.commit(ctx, token{}, tokens.Record{}, []facts{f}, []plan{p})
-			if err == nil {
-				p.next, err = outcomes[0].Claim, outcomes[0].Err
-			}
 			if err != nil {
 				return fmt.Errorf("claim of node %s: %w", node, err)
+			}
+			if p.next = outcomes[0].Claim; outcomes[0].Err != nil {
+				return outcomes[0].Err
 			}
 		}
 		a.claim = p.next
 		return p.err
 	})
 	return a, err
+}
+
+// StoreIdentity stores a certificate with the claim of its node, so that the node can rejoin with its key after the
+// certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
+// RejoinWindow, or if the certificate is no client certificate of a node, it does nothing. For a node that rejoins, it sets
+// a.Fingerprint to that of the certificate which this one replaces. For each node that has a bound key, it sets a.BoundBy.
+//
+// If the certificate that authenticated the request is not of the claim's identity, StoreIdentity leaves the identity as it
+// is. A node without a claim gets a released one, which leaves the name free.
+func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted, cert *x509.Certificate) error {
+	r := request.asked
+	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
+		return nil
+	}
+	node, ok := nodeOf(r)
+	if !ok || tokens.CheckNodeName(node) != nil || tokens.IsOwnName(node) {
+		return nil
+	}
+	made := tokens.Identity{
+		NodeUID: a.nodeUID, NotAfter: cert.NotAfter.UTC().Truncate(time.Second), TokenID: tokens.IDOfUser(r.User),
+		Credentials: []tokens.Credential{{Key: pkcs10.IDOfKey(cert.RawSubjectPublicKeyInfo), Fingerprint: string(revocation.FingerprintOf(cert))}},
+	}
+	f := n.facts(node)
+	f.claim, f.nodeUID, f.cached = a.claim, a.nodeUID, true
+	stored, err := n.settle(ctx, f, func(f facts) plan { return planCertificate(f, r, *a, made) })
+	if err != nil {
+		return fmt.Errorf("store identity of node %s: %w", node, err)
+	}
+	*a = stored
+	return nil
 }
 
 // A bid is a request for a node name with a token, and what became of it.
@@ -355,7 +388,7 @@ func (n *Nodes) commit(ctx context.Context, t token, after tokens.Record, seen [
 		return nil, err
 	}
 	if mended {
-		n.count("repaired")
+		n.counts.WithLabelValues("repaired").Inc()
 		n.log.Warn("bootstrap token had lost limits or node names, restored from its claims", "token", before.Token.ID())
 	}
 	for i, o := range outcomes {
@@ -375,7 +408,7 @@ func (n *Nodes) commit(ctx context.Context, t token, after tokens.Record, seen [
 func (n *Nodes) report(before tokens.Claim, p plan, after tokens.Claim) {
 	if p.vacates {
 		n.log.Info("claim released, its Node was deleted", "node", tokens.Redact(before.Node), "token", before.TokenID)
-		n.count("released")
+		n.counts.WithLabelValues("released").Inc()
 	}
 	switch p.change {
 	case "":
@@ -385,5 +418,5 @@ func (n *Nodes) report(before tokens.Claim, p plan, after tokens.Claim) {
 	default:
 		n.log.Warn("node name claim changed", "change", p.change, "node", tokens.Redact(after.Node), "token", after.TokenID, "keys", len(after.Keys))
 	}
-	n.count(p.change)
+	n.counts.WithLabelValues(p.change).Inc()
 }
