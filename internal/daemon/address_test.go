@@ -16,7 +16,7 @@ func TestCreatesNoClusterInfoWithServerThatNoJoinCommandCanName(t *testing.T) {
 	for host, want := range map[string]string{
 		"https://api.example.com:6443": "https://api.example.com:6443", "https://api.example.com.:6443": "", "https://a_b:6443": "", "10.0.0.1:6443": "", "http://a:1": "",
 	} {
-		c := &cluster{service: &service{}, ClusterOptions: ClusterOptions{Kubeconfig: "admin.conf"}, config: &rest.Config{Host: host, TLSClientConfig: rest.TLSClientConfig{CAData: ca}}}
+		c := &connection{service: &service{}, ClusterOptions: ClusterOptions{Kubeconfig: "admin.conf"}, config: &rest.Config{Host: host, TLSClientConfig: rest.TLSClientConfig{CAData: ca}}}
 		kubeconfig, err := c.firstKubeconfig()
 		if err != nil || (kubeconfig == nil) != (want == "") {
 			t.Fatalf("%s: %s, %v", host, kubeconfig, err)

@@ -13,61 +13,31 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
-	"github.com/kubejoin/kubejoin/signer/approval"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
-// newAuthority creates the authority that decides on every certificate.
-func (s *service) newAuthority(facts approval.Facts, nodes *admission.Nodes) (*signer.Authority, error) {
-	signers, err := s.signers()
-	return &signer.Authority{
-		Facts:  facts,
-		Nodes:  nodes,
-		Record: s.record(),
-
-		Revocations: s.revocations,
-		// Users without a rate limit have no certificate limit either.
-		Unthrottled: s.options.Limits.UserRate.QPS < 0,
-		MaxLifetime: s.maxLifetime,
-		Signers:     signers,
-	}, err
-}
-
-// giveCertificates enables POST /v1/certificate and /v1/rejoin/key.
-func (s *service) giveCertificates(authority *signer.Authority) {
-	s.api.Certificates = &server.Certificates{Authority: authority, ClientCertificate: s.byCertificate, RejoinEvent: s.rejoinEvent}
-	if s.byCertificate == nil && s.options.NodeRules.RejoinWindow > 0 {
-		// No other route accepts these certificates.
-		nodeCAs := func() *x509.CertPool {
-			pool, err := s.api.Certificates.NodeCAs()
-			if err != nil {
-				return x509.NewCertPool()
-			}
-			return pool
+// orNodes returns byCertificate. If that is nil and nodes may rejoin, it authenticates only nodes, by the CAs of the authority.
+// No other route than POST /v1/certificate and /v1/rejoin/key accepts these certificates.
+func (s *service) orNodes(byCertificate auth.Authenticate, authority *signer.Authority, t trust) auth.Authenticate {
+	if byCertificate != nil || s.options.NodeRules.RejoinWindow <= 0 {
+		return byCertificate
+	}
+	nodeCAs := func() *x509.CertPool {
+		pool, err := (&server.Certificates{Authority: authority}).NodeCAs()
+		if err != nil {
+			return x509.NewCertPool()
 		}
-		s.api.Certificates.ClientCertificate = onlyNodes(auth.ClientCertificate{CAs: nodeCAs, Everybody: true, Revoked: s.checkRevoked}.Authenticate)
+		return pool
 	}
+	return onlyNodes(auth.ClientCertificate{CAs: nodeCAs, Everybody: true, Revoked: t.checkRevoked}.Authenticate)
 }
 
-// rejoinEvent creates an Event on a Node that has rejoined, or may not.
-func (s *service) rejoinEvent(node string, refused bool, reason, message string) {
-	kind := corev1.EventTypeNormal
-	if refused {
-		kind = corev1.EventTypeWarning
-		message = "A machine with a key of this node may not rejoin: " + message
-	}
-	// kubectl describe shows Events that have the name as UID, as those of kubelets.
-	s.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)}, kind, reason, message)
-}
-
-// admission returns the admission of node names on the cluster.
-func (c *cluster) admission() *admission.Nodes {
-	o := c.options.NodeRules
+// admission returns the admission of node names. Without a cluster, there are no Nodes.
+func (s *service) admission(own stores, node, ready func(ctx context.Context, name string) (string, error)) *admission.Nodes {
+	o := s.options.NodeRules
 	return &admission.Nodes{
-		Tokens: c.tokens, Claims: c.claims, Node: c.nodes.Node, Ready: c.nodes.Ready,
-		AllowExisting: o.AllowExisting, Reserved: o.Reserved, Retention: o.SpentRetention, RejoinWindow: o.RejoinWindow, RejoinBudget: o.RejoinBudget,
-		Logger: c.log, Registerer: c.registry,
+		Tokens: own.tokens, Claims: own.claims, Node: node, Ready: ready,
+		AllowExisting: o.AllowExisting && node != nil, Reserved: o.Reserved, Retention: o.SpentRetention, RejoinWindow: o.RejoinWindow, RejoinBudget: o.RejoinBudget,
+		Logger: s.log, Registerer: s.registry,
 	}
 }
 

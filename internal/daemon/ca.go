@@ -26,8 +26,24 @@ import (
 // eventCAFilesUnusable is an Event reason. Package caexpiry has the other reasons about a CA.
 const eventCAFilesUnusable = "CAFilesUnusable"
 
+// A clusterCA is the CA of the cluster in its files.
+type clusterCA struct {
+	*reload.Value[*signer.CA]
+	file     string // with the certificate
+	rotation *rotationState
+	// followers are called in order when the CA is replaced. If one fails, all are called again later.
+	followers []func(*signer.CA) error
+}
+
+// follow calls f with the CA, now and whenever it is replaced. It must be called before c runs.
+func (c *clusterCA) follow(f func(*signer.CA) error) error {
+	c.followers = append(c.followers, f)
+	return f(c.Get())
+}
+
 // loadCA loads the CA from files and reloads them. lifetime is the normal lifetime of its certificates.
-func (s *service) loadCA(o CA, lifetime time.Duration) error {
+func (s *service) loadCA(o CA, lifetime time.Duration, rotating *rotationState, events events) (*clusterCA, error) {
+	c := &clusterCA{file: o.CertFile, rotation: rotating}
 	hint := make(chan struct{}, 1)
 	paths := []string{o.CertFile, o.KeyFile}
 	if o.PassphraseFile != "" {
@@ -35,14 +51,15 @@ func (s *service) loadCA(o CA, lifetime time.Duration) error {
 	}
 	load := func() (*signer.CA, error) { return signer.LoadEncryptedCA(o.CertFile, o.KeyFile, o.PassphraseFile) }
 	if o.Remote.URL != "" {
-		client, err := s.signerProcess(o.Remote)
+		client, err := s.signerProcess(o.Remote, c)
 		if err != nil {
-			return fmt.Errorf("--cluster-signing-key-url: %w", err)
+			return nil, fmt.Errorf("--cluster-signing-key-url: %w", err)
 		}
 		paths = paths[:1]
 		load = func() (*signer.CA, error) { return signer.LoadRemoteCA(o.CertFile, client) }
 	}
-	ca, err := reload.Files[*signer.CA]{
+	var err error
+	c.Value, err = reload.Files[*signer.CA]{
 		Name: "ca", Paths: paths,
 		Load: load,
 		Changed: func(ca *signer.CA) error {
@@ -51,40 +68,39 @@ func (s *service) loadCA(o CA, lifetime time.Duration) error {
 			default:
 			}
 			var errs []error
-			for _, follow := range s.caChanged {
+			for _, follow := range c.followers {
 				errs = append(errs, follow(ca))
 			}
 			return errors.Join(errs...)
 		},
 		Failed: func(err error) {
-			s.event(corev1.EventTypeWarning, eventCAFilesUnusable, fmt.Sprintf("kubejoin cannot use the new CA files and keeps the last valid ones: %v", err))
+			events.own(corev1.EventTypeWarning, eventCAFilesUnusable, fmt.Sprintf("kubejoin cannot use the new CA files and keeps the last valid ones: %v", err))
 		},
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
 	if err != nil {
-		return fmt.Errorf("cluster CA: %w", err)
+		return nil, fmt.Errorf("cluster CA: %w", err)
 	}
-	s.ca = ca
-	s.goBackground(ca.Run)
+	s.goBackground(c.Run)
 	todo := caexpiry.Prepare(rotation.Cluster)
 	watch := &caexpiry.Watch{
-		CA: ca.Get, Lifetime: lifetime, Trust: s.checkTrust, Logger: s.log, Event: s.event, Todo: todo,
+		CA: c.Get, Lifetime: lifetime, Trust: s.checkTrust, Logger: s.log, Event: events.own, Todo: todo,
 		NotAfter:     metrics.Gauge(s.registry, "kubejoin_ca_not_after_timestamp_seconds", "When the CA that signs expires, in Unix seconds.").WithLabelValues(),
 		Certificates: metrics.Gauge(s.registry, "kubejoin_ca_certificates", "Trusted CA certificates, including the one that signs.").WithLabelValues(),
 	}
 	s.goBackground(loop.Loop{Name: "ca", Hint: hint, Step: watch.Step, Logger: s.log, Registerer: s.registry}.Run)
 	s.check("cluster-ca", func(context.Context) error {
-		if _, err := s.clusterCA(); err != nil {
+		if _, err := c.inUse(); err != nil {
 			return err
 		}
-		if err := ca.Err(); err != nil {
+		if c.Err() != nil {
 			return errors.New("the new CA files cannot be used, and kubejoin keeps the last valid ones; see the log")
 		}
-		end := ca.Get().Certificate().NotAfter
+		end := c.Get().Certificate().NotAfter
 		if caexpiry.Expired(end, lifetime, time.Now()) {
 			return fmt.Errorf("the CA expired at %s, and kubejoin cannot sign with it", end.UTC().Format(time.RFC3339))
 		}
-		if err := s.checkTrust(ca.Get()); err != nil {
+		if err := s.checkTrust(c.Get()); err != nil {
 			return api.Notice(err.Error())
 		}
 		if notice := caexpiry.Notice(end, lifetime, time.Now(), todo); notice != "" {
@@ -92,32 +108,32 @@ func (s *service) loadCA(o CA, lifetime time.Duration) error {
 		}
 		return nil
 	})
-	return nil
+	return c, nil
 }
 
-// clusterCA returns the CA without the certificates that a rotation took out of use: somebody else may have the key of such a
+// inUse returns the CA without the certificates that a rotation took out of use: somebody else may have the key of such a
 // CA. It fails if the CA itself is one of them, as on a host that comes back with its files of before the rotation.
-func (s *service) clusterCA() (*signer.CA, error) {
-	if s.ca == nil {
+func (c *clusterCA) inUse() (*signer.CA, error) {
+	if c == nil {
 		return nil, errors.New("no CA configured, want --cluster-signing-cert-file and --cluster-signing-key-file")
 	}
-	ca, err := s.ca.Get().Without(s.rotating().replaced)
+	ca, err := c.Get().Without(c.rotation.now().replaced)
 	if err != nil {
-		return nil, fmt.Errorf("a CA rotation has replaced the CA in %s, so kubejoin neither signs with it nor trusts it; next, on this host: kubejoin ca status", s.options.CA.CertFile)
+		return nil, fmt.Errorf("a CA rotation has replaced the CA in %s, so kubejoin neither signs with it nor trusts it; next, on this host: kubejoin ca status", c.file)
 	}
 	return ca, nil
 }
 
 // signerProcess returns the client of a signer process. Readiness and the log report while it does not respond, and if it
 // signs with a CA that is not in the file here.
-func (s *service) signerProcess(c remote.Config) (*remote.Client, error) {
-	c.Logger, c.Registerer = s.log, s.registry
-	client, err := remote.New(c)
+func (s *service) signerProcess(o remote.Config, c *clusterCA) (*remote.Client, error) {
+	o.Logger, o.Registerer = s.log, s.registry
+	client, err := remote.New(o)
 	if err != nil {
 		return nil, err
 	}
 	ping := loop.Loop{Name: "signer-process", Sweep: pingEvery, Logger: s.log, Registerer: s.registry, Step: func(ctx context.Context) (time.Time, error) {
-		ca := s.ca.Get()
+		ca := c.Get()
 		signs, err := client.Ping(ctx, ca.Bundle())
 		if err == nil {
 			ca.SignsWith(signs)
@@ -160,25 +176,23 @@ func sampleHosts(scope approval.ServingScope) []string {
 }
 
 // keepBundle keeps the CA certificates in DataDir up to date, for clients of kubejoin.
-func (s *service) keepBundle() error {
+func (s *service) keepBundle(ca *clusterCA) error {
 	file := datadir.Dir(s.options.DataDir).Path(datadir.Bundle)
-	write := func(ca *signer.CA) error { return atomicfile.Write(file, ca.BundlePEM()) }
-	if err := write(s.ca.Get()); err != nil {
+	if err := ca.follow(func(ca *signer.CA) error { return atomicfile.Write(file, ca.BundlePEM()) }); err != nil {
 		return fmt.Errorf("CA for clients: %w", err)
 	}
-	s.caChanged = append(s.caChanged, write)
 	return nil
 }
 
 // trusting returns a function for a pool of the certificates of get, without those that a rotation took out of use.
-func (s *service) trusting(get func() []*x509.Certificate) func() *x509.CertPool {
+func (r *rotationState) trusting(get func() []*x509.Certificate) func() *x509.CertPool {
 	type made struct {
 		of   []*x509.Certificate
 		pool *x509.CertPool
 	}
 	var last atomic.Pointer[made]
 	return func() *x509.CertPool {
-		of := slices.DeleteFunc(slices.Clone(get()), s.rotating().replaced)
+		of := slices.DeleteFunc(slices.Clone(get()), r.now().replaced)
 		if m := last.Load(); m != nil && slices.Equal(m.of, of) {
 			return m.pool // callers know by the pool what they have verified with it
 		}

@@ -23,6 +23,8 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
+var notRotating = &rotationState{now: func() rotating { return rotating{} }}
+
 // Catches a CA with name constraints whose certificates no client accepts, while /readyz only says ok.
 func TestNoticesCAThatClientsRefuse(t *testing.T) {
 	made := must.Value(signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour))(t)
@@ -50,8 +52,8 @@ func TestNoticesCAThatClientsRefuse(t *testing.T) {
 		"names that it does not": {Options{TLS: TLS{CertFile: "tls.crt"}, Serving: Serving{Scope: approval.ServingScope{DNSSuffixes: []string{"example.org"}}}}, "node.example.org"},
 	} {
 		s := newService(test.options, slog.New(slog.DiscardHandler), nil)
-		must.OK(t, s.loadCA(CA{CertFile: certFile, KeyFile: keyFile}, time.Hour))
-		check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
+		must.Value(s.loadCA(CA{CertFile: certFile, KeyFile: keyFile}, time.Hour, notRotating, noEvents))(t)
+		check := s.checks[len(s.checks)-1]
 		err := check.Ready(t.Context())
 		var notice api.Notice
 		if check.Name != "cluster-ca" || errors.As(err, &notice) != (test.want != "") || !strings.Contains(string(notice), test.want) || err != nil && notice == "" {
@@ -90,14 +92,14 @@ func TestRefusesCAThatARotationReplaced(t *testing.T) {
 		must.OK(t, err)
 		must.OK(t, os.WriteFile(file, slices.Concat(certs, test.also.BundlePEM(), key), 0o600))
 		s := newService(Options{TLS: TLS{CertFile: "tls.crt"}, CA: CA{CertFile: file, KeyFile: file, Duration: time.Hour}}, slog.New(slog.DiscardHandler), nil)
-		must.OK(t, s.loadCA(s.options.CA, time.Hour))
-		s.rotating = func() rotating { return test.rotating }
+		state := &rotationState{now: func() rotating { return test.rotating }}
+		inFiles := must.Value(s.loadCA(s.options.CA, time.Hour, state, noEvents))(t)
 		clients := filepath.Join(filepath.Dir(file), "clients.pem")
 		must.OK(t, os.WriteFile(clients, slices.Concat(certs, test.also.BundlePEM()), 0o600))
 		cas := must.Value(s.openCAs("client-ca", "client-ca-file", clients))(t)
-		signers := must.Value(s.signers())(t)()
+		signers := must.Value(s.signers(inFiles, nil))(t)()
 		ca, err := signers[certificates.KubeAPIServerClientKubeletSignerName].CA()
-		ready := s.api.Status.Checks[len(s.api.Status.Checks)-1].Ready(t.Context())
+		ready := s.checks[len(s.checks)-1].Ready(t.Context())
 		for what, err := range map[string]error{"signer": err, "readiness": ready} {
 			if test.want == nil && (err == nil || !strings.Contains(err.Error(), file)) || test.want != nil && err != nil {
 				t.Errorf("%s: %s: got %v, want an error with %s: %t", name, what, err, file, test.want == nil)
@@ -106,7 +108,7 @@ func TestRefusesCAThatARotationReplaced(t *testing.T) {
 		if err == nil && (!ca.Certificate().Equal(test.want) || len(ca.Bundle()) != test.trusted) {
 			t.Errorf("%s: got %s and %d trusted, want %s and %d", name, ca, len(ca.Bundle()), test.want.Subject, test.trusted)
 		}
-		trusting := s.trusting(cas.Get)
+		trusting := state.trusting(cas.Get)
 		for _, one := range []*signer.CA{test.signs, test.also} {
 			if want := !test.rotating.replaced(one.Certificate()); trusted(one, trusting()) != want {
 				t.Errorf("%s: clients of %s are accepted: %t, want %t", name, one, !want, want)
@@ -135,8 +137,8 @@ signers:
 		must.OK(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 	}
 	s := newService(Options{SignerConfig: filepath.Join(dir, "signers.yaml")}, slog.New(slog.DiscardHandler), nil)
-	must.OK(t, s.loadSigners())
-	check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
+	must.Value(s.loadSigners(nil, noEvents))(t)
+	check := s.checks[len(s.checks)-1]
 	want := "within 90 days, and cannot sign after that; replace " + filepath.Join(dir, "ca.crt") + " and " + filepath.Join(dir, "ca.key")
 	var notice api.Notice
 	if err := check.Ready(t.Context()); !errors.As(err, &notice) || !strings.HasSuffix(string(notice), want) {

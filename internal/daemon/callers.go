@@ -9,17 +9,17 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/reload"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/server/auth/kubeauth"
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// loadOperators loads the operators from the token file, if there is one, and reloads them. changed is called after a
-// change of the file; nil does nothing.
-func (s *service) loadOperators(changed func() error) error {
-	file := s.options.Callers.TokenFile
+// loadOperators authenticates the operators in a token file, and reloads them. Without a file it accepts nobody. changed is
+// called after a change of the file; nil does nothing.
+func (s *service) loadOperators(file string, changed func() error) (auth.Authenticate, error) {
 	if file == "" {
-		return nil
+		return (&auth.TokenFile{}).Authenticate, nil
 	}
 	operators, err := reload.Files[*auth.TokenFile]{
 		Name: "operators", Paths: []string{file},
@@ -33,12 +33,11 @@ func (s *service) loadOperators(changed func() error) error {
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
 	if err != nil {
-		return fmt.Errorf("--token-auth-file: %w", err)
+		return nil, fmt.Errorf("--token-auth-file: %w", err)
 	}
 	s.goBackground(operators.Run)
 	s.check("operators", usable(operators, "token-auth-file"))
-	s.operators = func(r *http.Request) (auth.User, error) { return operators.Get().Authenticate(r) }
-	return nil
+	return func(r *http.Request) (auth.User, error) { return operators.Get().Authenticate(r) }, nil
 }
 
 func (s *service) readOperators(file string) (*auth.TokenFile, error) {
@@ -92,35 +91,28 @@ func usable[T any](value *reload.Value[T], flag string) func(context.Context) er
 	}
 }
 
-// knowCertificates authenticates callers by client certificates of the client CA, if there is one.
-func (s *service) knowCertificates() error {
+// byClientCA authenticates callers by client certificates of the client CA. It returns nil if there is none.
+func (s *service) byClientCA(t trust) (auth.Authenticate, error) {
 	file := s.options.Callers.ClientCAFile
 	if file == "" {
-		return nil
+		return nil, nil
 	}
 	cas, err := s.openCAs("client-ca", "client-ca-file", file)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s.check("client-ca", usable(cas, "client-ca-file"))
-	s.byCertificate = auth.ClientCertificate{CAs: s.trusting(cas.Get), Everybody: true, Revoked: s.checkRevoked}.Cached()
-	return nil
+	return t.clients(cas.Get), nil
 }
 
-// knowOwnCertificates is knowCertificates for a standalone kubejoin. Without a client CA it uses the cluster CA. For
-// nodes it also uses the separate CA of their signer, if there is one.
-func (s *service) knowOwnCertificates() error {
-	if s.options.Callers.ClientCAFile != "" {
-		return s.knowCertificates()
+// byOwnCAs authenticates callers by client certificates of the cluster CA. For nodes it also uses the separate CA of their
+// signer, if there is one.
+func byOwnCAs(t trust, ca *clusterCA, c *configured) auth.Authenticate {
+	known := t.clients(func() []*x509.Certificate { return ca.Get().Bundle() })
+	if c == nil {
+		return known
 	}
-	known := auth.ClientCertificate{CAs: s.trusting(func() []*x509.Certificate { return s.ca.Get().Bundle() }), Everybody: true, Revoked: s.checkRevoked}.Cached()
-	if s.configured != nil {
-		files := s.configured.files
-		nodes := auth.ClientCertificate{CAs: s.trusting(func() []*x509.Certificate { return files.Get().nodeCAs }), Everybody: true, Revoked: s.checkRevoked}.Cached()
-		known = auth.AnyOf(known, onlyNodes(nodes))
-	}
-	s.byCertificate = known
-	return nil
+	return auth.AnyOf(known, onlyNodes(t.clients(func() []*x509.Certificate { return c.files.Get().nodeCAs })))
 }
 
 // onlyNodes accepts only nodes, which must have no group except that of nodes. It ignores intermediates: certificates
@@ -141,21 +133,25 @@ func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
 	}
 }
 
-// knowCallers authenticates operators of the token file and users that the API server accepts. RBAC authorizes them.
-func (c *cluster) knowCallers() {
+// callers authenticates operators of the token file and users that the API server accepts. RBAC authorizes them.
+func (c *connection) callers(operators, byCertificate auth.Authenticate) server.Callers {
 	reviewed := &kubeauth.Tokens{Client: c.client, Audiences: c.Audiences, Registerer: c.registry}
 	permissions := &kubeauth.Permissions{Client: c.client, Registerer: c.registry}
-	c.api.Callers.Authenticate = auth.HeaderOrCertificate(auth.AnyOf(c.operators, reviewed.Authenticate), c.byCertificate)
-	c.api.Callers.Authorize = adminsOr(c.operators, permissions.Authorize)
+	return server.Callers{
+		Authenticate: auth.HeaderOrCertificate(auth.AnyOf(operators, reviewed.Authenticate), byCertificate),
+		Authorize:    adminsOr(operators, permissions.Authorize),
+	}
 }
 
-// knowCallers authenticates operators of the token file and callers with a certificate. Only admins of the token file
+// ownCallers authenticates operators of the token file and callers with a certificate. Only admins of the token file
 // may do everything. A node may send the requests that every node may.
-func (s *standalone) knowCallers() {
-	s.api.Callers.Authenticate = auth.HeaderOrCertificate(s.operators, s.byCertificate)
-	s.api.Callers.Authorize = adminsOr(s.operators, func(*http.Request, auth.User, auth.Access) error {
-		return fmt.Errorf("%w: only members of group %s in the token file may do this", auth.ErrForbidden, AdminGroup)
-	})
+func ownCallers(operators, byCertificate auth.Authenticate) server.Callers {
+	return server.Callers{
+		Authenticate: auth.HeaderOrCertificate(operators, byCertificate),
+		Authorize: adminsOr(operators, func(*http.Request, auth.User, auth.Access) error {
+			return fmt.Errorf("%w: only members of group %s in the token file may do this", auth.ErrForbidden, AdminGroup)
+		}),
+	}
 }
 
 // adminsOr allows everything to the admins of the token file, and calls others for other callers. Only the token file

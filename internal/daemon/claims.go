@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -25,8 +26,9 @@ const eventClaimsUnavailable = "ClaimsUnavailable"
 
 // claimSpace tracks whether claims can be created. Without claims, no machine can join with a limited token.
 type claimSpace struct {
-	*service
-	ready func(context.Context) error // calls the API server
+	log    *slog.Logger
+	events events
+	ready  func(context.Context) error // calls the API server
 
 	mu      sync.Mutex
 	problem error // as readiness and warnings show it
@@ -34,13 +36,13 @@ type claimSpace struct {
 
 // watchClaims reports why claims cannot be created: in readiness, in the log and as a warning about limited tokens.
 // Only claims in Leases can fail that way.
-func (s *service) watchClaims(claims tokens.Claims) {
+func (s *service) watchClaims(claims tokens.Claims, events events) {
 	leases, ok := claims.(*secretstore.Claims)
 	if !ok {
 		return
 	}
-	space := &claimSpace{service: s, ready: leases.Ready}
-	s.goBackground(loop.Loop{Name: "claims", Sweep: namespaceLook, Step: space.step, Logger: s.log, Registerer: s.registry}.Run)
+	space := &claimSpace{log: s.log, events: events, ready: leases.Ready}
+	s.goBackground(loop.Loop{Name: "claims", Sweep: namespaceLook, Step: space.look, Logger: s.log, Registerer: s.registry}.Run)
 	s.check("claims", func(context.Context) error { return space.get() })
 	s.warnOf(func(_ context.Context, made tokens.Record) string {
 		if err := space.get(); err != nil && !made.Limits.IsZero() {
@@ -50,9 +52,9 @@ func (s *service) watchClaims(claims tokens.Claims) {
 	})
 }
 
-// step checks once and logs changes. It ignores temporary errors, for example of an unavailable API server: other
+// look checks once and logs changes. It ignores temporary errors, for example of an unavailable API server: other
 // checks report them.
-func (c *claimSpace) step(ctx context.Context) (time.Time, error) {
+func (c *claimSpace) look(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, namespaceTimeout)
 	defer cancel()
 	err := c.ready(ctx)
@@ -73,7 +75,7 @@ func (c *claimSpace) step(ctx context.Context) (time.Time, error) {
 	case c.problem != nil && before == nil:
 		c.log.Error("cannot create claims of node names", "error", err)
 		// Not on the Lease: its namespace may be the one that is missing.
-		c.eventOn(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: secretstore.ClaimNamespace}, corev1.EventTypeWarning, eventClaimsUnavailable,
+		c.events(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: secretstore.ClaimNamespace}, corev1.EventTypeWarning, eventClaimsUnavailable,
 			"kubejoin cannot create claims of node names, so no machine joins with a limited token: "+c.problem.Error())
 	}
 	if c.problem != nil {

@@ -24,10 +24,10 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 	var log bytes.Buffer
 	var answer error
 	var events []string
-	s := &service{log: slog.New(slog.NewTextHandler(&log, nil)), eventOn: func(on *corev1.ObjectReference, kind, reason, message string) {
+	created := func(on *corev1.ObjectReference, kind, reason, message string) {
 		events = append(events, strings.Join([]string{on.Kind, on.Namespace + on.Name, kind, reason, message}, " "))
-	}}
-	c := &claimSpace{service: s, ready: func(context.Context) error { return answer }}
+	}
+	c := &claimSpace{log: slog.New(slog.NewTextHandler(&log, nil)), events: created, ready: func(context.Context) error { return answer }}
 	for i, step := range []struct {
 		answer          error
 		problem, logged string // empty: none
@@ -45,7 +45,7 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 		answer = step.answer
 		log.Reset()
 		events = nil
-		next := must.Value(c.step(t.Context()))(t)
+		next := must.Value(c.look(t.Context()))(t)
 		problem := ""
 		if err := c.get(); err != nil {
 			problem = err.Error()

@@ -1,10 +1,10 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 
@@ -12,19 +12,21 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
-	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/internal/web/servingcert"
+	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/controlplane/etcd"
 	"github.com/kubejoin/kubejoin/server/controlplane/leases"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -39,8 +41,8 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// A cluster is a service that keeps tokens and cluster-info in Kubernetes and runs the controllers.
-type cluster struct {
+// A connection is a service with clients of an API server.
+type connection struct {
 	*service
 	ClusterOptions
 
@@ -53,66 +55,81 @@ type cluster struct {
 	election *leader.Election
 	// working is the client of the controllers. With leader election it sends writes only while this replica leads.
 	working kubernetes.Interface
-
-	stores
-	nodes *kubefacts.Nodes
-	info  *configmap.ConfigMap
-	// stored is the Secret of CA rotations, and copies the ConfigMap that hosts read.
-	stored *kubecache.Cache[*corev1.Secret, storedRotation]
-	copies *kubecache.Cache[*corev1.ConfigMap, map[string]string]
-	// revoked are the stored revocations.
-	revoked *configmaps.List
-
-	authority *signer.Authority
+	events  events
 }
 
-// onCluster builds the service on a cluster.
-func (s *service) onCluster(ctx context.Context) error {
-	c := &cluster{service: s, ClusterOptions: *s.options.Cluster}
-	for _, build := range []func() error{
-		func() error { return c.connect(ctx) },
-		c.loadFiles,
-		c.openStores,
-		c.buildAuthority,
-		c.startControllers,
-	} {
-		if err := build(); err != nil {
-			return err
-		}
+// A cluster has the parts of a service that keeps tokens and cluster-info in Kubernetes and runs the controllers.
+type cluster struct {
+	*connection
+	stores
+	nodes    *kubefacts.Nodes
+	rotation *clusterRotation
+	revoked  *configmaps.List
+	trust    trust
+	ca       *clusterCA // nil without a CA key
+	// configured is nil without a signer configuration.
+	configured *configured
+	info       *configmap.ConfigMap
+}
+
+// onCluster builds what kubejoin serves on a cluster.
+func (s *service) onCluster(ctx context.Context, lines issuance.Log) (*site, error) {
+	conn, err := s.connect(ctx)
+	if err != nil {
+		return nil, err
 	}
-	c.warn()
-	c.api.Minting.SignedBy = c.signedBy()
-	c.banner = c.clusterBanner()
-	return nil
+	c, err := conn.open()
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := s.openServingCertificate(c.ca)
+	if err != nil {
+		return nil, err
+	}
+	authority, err := c.newAuthority(certificate, lines)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.startControllers(authority); err != nil {
+		return nil, err
+	}
+	c.warn(authority)
+	api, err := c.newAPI(authority)
+	if err != nil {
+		return nil, err
+	}
+	return &site{api: api, certificate: certificate, banner: c.clusterBanner}, nil
 }
 
 // connect creates the clients of the API server.
-func (c *cluster) connect(ctx context.Context) (err error) {
+func (s *service) connect(ctx context.Context) (*connection, error) {
+	c := &connection{service: s, ClusterOptions: *s.options.Cluster}
+	var err error
 	if c.config, err = c.clientConfig(); err != nil {
-		return err
+		return nil, err
 	}
 	c.apiServer = newAPIServer(c.config)
 	if c.client, err = kubernetes.NewForConfig(c.config); err != nil {
-		return fmt.Errorf("kubeconfig: %w", err)
+		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
 	watch, stop := context.WithCancel(context.WithoutCancel(ctx))
 	c.watch = watch
 	c.closers = append(c.closers, func() error { stop(); return nil })
-	c.recordEvents()
+	c.events = c.recordEvents()
 	c.working = c.client
 	if c.LeaderElect {
 		c.election = &leader.Election{Client: c.client, Namespace: c.LeaseNamespace, Name: c.LeaseName, Logger: c.log, Registerer: c.registry}
 		fenced := rest.CopyConfig(c.config)
 		fenced.Wrap(c.election.Fence)
 		if c.working, err = kubernetes.NewForConfig(fenced); err != nil {
-			return fmt.Errorf("kubeconfig: %w", err)
+			return nil, fmt.Errorf("kubeconfig: %w", err)
 		}
 	}
-	return nil
+	return c, nil
 }
 
 // clientConfig returns the client configuration for the API server.
-func (c *cluster) clientConfig() (*rest.Config, error) {
+func (c *connection) clientConfig() (*rest.Config, error) {
 	var config *rest.Config
 	var err error
 	if c.Kubeconfig == "" {
@@ -154,126 +171,158 @@ func pingSoon() error {
 const eventComponent = "kubejoin"
 
 // lease refers to the Lease of the replicas, which Events about kubejoin as a whole are on.
-func (c *cluster) lease() *corev1.ObjectReference {
+func (c *connection) lease() *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease",
 		Namespace: c.LeaseNamespace, Name: c.LeaseName,
 	}
 }
 
-// recordEvents sets up Events about kubejoin as a whole.
-func (c *cluster) recordEvents() {
+// recordEvents starts to create Events.
+func (c *connection) recordEvents() events {
 	events := record.NewBroadcaster(record.WithContext(c.watch))
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: eventComponent})
-	c.eventOn = func(object *corev1.ObjectReference, kind, reason, message string) {
-		recorder.Event(object, kind, reason, safetext.Text(message, safetext.MaxMessage))
-	}
-	c.event = func(kind, reason, message string) { c.eventOn(c.lease(), kind, reason, message) }
 	c.closers = append(c.closers, func() error { events.Shutdown(); return nil })
+	return func(object *corev1.ObjectReference, kind, reason, message string) {
+		recorder.Event(cmp.Or(object, c.lease()), kind, reason, safetext.Text(message, safetext.MaxMessage))
+	}
 }
 
-// loadFiles loads the CA, the signers and the credentials of callers.
-func (c *cluster) loadFiles() error {
-	if o := c.options.CA; o.CertFile != "" {
-		lifetime := o.Duration
-		if !c.options.Controllers[CSRSigner] {
-			lifetime = servingcert.Lifetime
+// open opens the caches, files and stores.
+func (c *connection) open() (*cluster, error) {
+	nodes, err := kubefacts.OpenNodes(c.watch, c.client)
+	if err != nil {
+		return nil, err
+	}
+	rotation := c.watchRotation(nodes.Len)
+	ca, err := c.loadClusterCA(&rotation.rotationState)
+	if err != nil {
+		return nil, err
+	}
+	configured, err := c.loadSigners(ca, c.events)
+	if err != nil {
+		return nil, err
+	}
+	own, err := c.openTokens()
+	if err != nil {
+		return nil, err
+	}
+	if c.OwnTokens && ca != nil {
+		if err := c.keepBundle(ca); err != nil {
+			return nil, err
 		}
-		if err := c.loadCA(o, lifetime); err != nil {
-			return err
-		}
 	}
-	if err := c.loadSigners(); err != nil {
-		return err
+	revoked, err := c.openRevocations()
+	if err != nil {
+		return nil, err
 	}
-	if err := c.loadOperators(nil); err != nil {
-		return err
-	}
-	if err := c.knowCertificates(); err != nil {
-		return err
-	}
-	c.knowCallers()
-	return nil
+	return &cluster{
+		connection: c, stores: own, nodes: nodes, rotation: rotation, revoked: revoked, ca: ca, configured: configured,
+		trust: trust{&rotation.rotationState, &revocation.Guard{Store: revoked}}, info: configmap.Open(c.watch, c.working),
+	}, nil
 }
 
-// openStores opens the stores of tokens, claims, Nodes and cluster-info.
-func (c *cluster) openStores() (err error) {
-	if c.stores, err = c.openTokens(); err != nil {
-		return err
+// loadClusterCA loads the CA. It returns nil without a CA key.
+func (c *connection) loadClusterCA(rotating *rotationState) (*clusterCA, error) {
+	o := c.options.CA
+	if o.CertFile == "" {
+		return nil, nil
 	}
-	if c.nodes, err = kubefacts.OpenNodes(c.watch, c.client); err != nil {
-		return err
+	lifetime := o.Duration
+	if !c.options.Controllers[CSRSigner] {
+		lifetime = servingcert.Lifetime
 	}
-	c.liveNodes = c.nodes.Len
-	c.watchRotation()
-	if err := c.openRevocations(); err != nil {
-		return err
-	}
-	if err := c.answerAccessReviews(); err != nil {
-		return err
-	}
-	c.info = configmap.Open(c.watch, c.working)
-	c.api.Tokens, c.api.Claims, c.api.ClusterInfo = c.tokens, c.claims, c.discovered()
-	c.api.Cluster.Node = func(ctx context.Context, name string) (tokens.NodeRef, error) {
-		uid, err := c.nodes.Node(ctx, name)
-		return tokens.NodeRef{Name: name, UID: uid}, err
-	}
-	turns := &leases.Turns{Client: c.client, Namespace: c.LeaseNamespace}
-	if c.PKIDir != "" {
-		turns.Etcd = etcd.Members{Dir: c.PKIDir, Log: c.log}
-		c.api.Minting.UploadCertificates = (&kubeadmcerts.Uploader{Client: c.client, Dir: c.PKIDir}).Upload
-	}
-	c.api.Cluster.Turns = turns
-	c.api.Cluster.Explain = c.explainer().Explain
-	if host, _, err := net.SplitHostPort(c.options.Advertise); err == nil {
-		c.hosts = append(c.hosts, host)
-	}
-	return nil
+	return c.loadCA(o, lifetime, rotating, c.events)
 }
 
-// explainer returns the Reader for explanations. It reads the same cluster-info as joining machines.
-func (c *cluster) explainer() kube.Reader {
+// newAuthority creates the authority that decides on every certificate. It changes and records nothing with --shadow.
+func (c *cluster) newAuthority(certificate servingCertificate, lines issuance.Log) (*signer.Authority, error) {
+	signers, err := c.signers(c.ca, c.configured)
+	nodes, record := c.admission(c.stores, c.nodes.Node, c.nodes.Ready), c.watchRecord(c.stores, lines)
+	if c.Shadow {
+		nodes, record = nodes.DryRun(), nil
+	}
+	return &signer.Authority{
+		Signers: signers, Facts: c.facts(c.client, c.apiServer, c.nodes, c.info, certificate), Nodes: nodes,
+		Revocations: c.trust.revocations, Record: record, MaxLifetime: c.trust.rotation.maxLifetime,
+		Unthrottled: c.options.Limits.UserRate.QPS < 0, // users without a rate limit have no certificate limit either
+	}, err
+}
+
+// signs reports whether certificates can be requested over HTTPS.
+func (c *cluster) signs() bool { return !c.Shadow && (c.ca != nil || c.configured != nil) }
+
+// newAPI returns the HTTPS API. The checks must be complete.
+func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
+	operators, err := c.loadOperators(c.options.Callers.TokenFile, nil)
+	if err != nil {
+		return server.Server{}, err
+	}
+	byCertificate, err := c.byClientCA(c.trust)
+	if err != nil {
+		return server.Server{}, err
+	}
+	webhooks, err := c.webhooks(c.stores, c.trust)
+	if err != nil {
+		return server.Server{}, err
+	}
 	reader := kube.Reader{
 		Client: c.client, Tokens: c.tokens, Claims: c.claims, ClusterInfo: c.info,
 		LeaseNamespace: c.LeaseNamespace, LeaseName: c.LeaseName, Revocations: c.revoked,
 	}
-	if complete, ok := c.api.ClusterInfo.(kube.ClusterInfo); ok {
-		reader.ClusterInfo = complete
+	// Through kubejoin, cluster-info has the signatures of all tokens. At the API server it has only those that fit.
+	var discovered server.ClusterInfo = c.info
+	if c.options.Advertise != "" {
+		complete := c.info.Complete(c.tokens)
+		discovered, reader.ClusterInfo = complete, complete
 	}
-	return reader
-}
-
-// buildAuthority creates the authority, and enables certificate requests and their explanation.
-func (c *cluster) buildAuthority() (err error) {
-	if c.authority, err = c.newAuthority(c.facts(c.client, c.apiServer, c.nodes, c.info), c.admission()); err != nil {
-		return err
+	node := func(ctx context.Context, name string) (tokens.NodeRef, error) {
+		uid, err := c.nodes.Node(ctx, name)
+		return tokens.NodeRef{Name: name, UID: uid}, err
 	}
-	c.api.Revocations = c.newDesk(c.authority)
-	c.api.Revocations.Requested = func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, c.client) }
-	c.api.Revocations.ClientCAs = func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) }
-	if c.Shadow {
-		c.authority.Nodes, c.authority.Record = c.authority.Nodes.DryRun(), nil
-	} else if c.ca != nil || c.options.SignerConfig != "" {
-		c.giveCertificates(c.authority)
-		c.api.Certificates.Warning = func(ctx context.Context, signer string) string {
-			if signer != credentials.KubeletClientSigner {
-				return ""
-			}
-			return accessreview.KubeletClient(ctx, c.client)
+	minting := server.Minting{Advertise: c.options.Advertise, SignedBy: c.signedBy(), Warnings: c.warningsOf}
+	turns := &leases.Turns{Client: c.client, Namespace: c.LeaseNamespace}
+	if c.PKIDir != "" {
+		turns.Etcd = etcd.Members{Dir: c.PKIDir, Log: c.log}
+		minting.UploadCertificates = (&kubeadmcerts.Uploader{Client: c.client, Dir: c.PKIDir}).Upload
+	}
+	var certificates *server.Certificates
+	if c.signs() {
+		certificates = &server.Certificates{
+			Authority: authority, ClientCertificate: c.orNodes(byCertificate, authority, c.trust), RejoinEvent: c.events.rejoin,
+			Warning: func(ctx context.Context, signer string) string {
+				if signer != credentials.KubeletClientSigner {
+					return ""
+				}
+				return accessreview.KubeletClient(ctx, c.client)
+			},
 		}
 	}
-	c.rotateCAs()
-	c.api.Cluster.ExplainRequest = kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return c.authority, nil }}.Explain
-	return nil
+	return server.Server{
+		Tokens: c.tokens, Claims: c.claims, ClusterInfo: discovered, IssuanceRecord: c.record,
+		Callers: c.callers(operators, byCertificate), Minting: minting, Certificates: certificates, Webhooks: webhooks,
+		Cluster: server.Cluster{
+			Node: node, Turns: turns, Explain: reader.Explain,
+			ExplainRequest: kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return authority, nil }}.Explain,
+		},
+		Revocations: &desk.Desk{
+			Guard: c.trust.revocations, Tokens: c.tokens, Claims: c.claims, ClusterInfo: discovered, IssuanceRecord: c.record, Node: node,
+			Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, c.client) },
+			ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) },
+			Lifetime:  authority.MaxRemainingLifetime, RejoinWindow: c.options.NodeRules.RejoinWindow,
+		},
+		Rotations: c.rotations(),
+		Limits:    c.options.Limits, Status: c.status(), Logger: c.log, Registerer: c.registry,
+	}, nil
 }
 
 // startControllers starts the controllers, and the watches behind readiness checks.
-func (c *cluster) startControllers() error {
+func (c *cluster) startControllers(authority *signer.Authority) error {
 	enabled := c.options.Controllers
 	decides := enabled[CSRApprover] || enabled[CSRSigner]
-	if !c.Shadow && (decides || c.ca != nil || c.options.SignerConfig != "") {
-		c.watchClaims(c.claims)
+	if c.signs() || decides && !c.Shadow {
+		c.watchClaims(c.claims, c.events)
 	}
 	controllers := []func(context.Context) error{c.watchSize(), c.reportRevocations(), c.watchRotations()}
 	if enabled[BootstrapSigner] {
@@ -284,27 +333,15 @@ func (c *cluster) startControllers() error {
 		if first == nil {
 			c.log.Warn("kubejoin cannot create a missing cluster-info: --api-server is missing, or the CA in the kubeconfig or the pod")
 		}
-		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.tokens, Default: first, Server: c.options.APIServer, Follow: c.followRotation(), Logger: c.log, Registerer: c.registry}
-		controllers = append(controllers, loop.Run)
-	}
-	if enabled[TokenCleaner] {
-		loop := cleaner.Tokens{Store: c.tokens, Logger: c.log, Registerer: c.registry}
+		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.tokens, Default: first, Server: c.options.APIServer, Follow: c.rotation.follower(), Logger: c.log, Registerer: c.registry}
 		controllers = append(controllers, loop.Run)
 	}
 	if decides || enabled[CSRCleaner] {
-		controllers = append(controllers, c.csrControllers()...)
+		controllers = append(controllers, c.csrControllers(authority)...)
 	}
-	if enabled[ClaimCleaner] {
-		loop := cleaner.Claims{
-			Store: c.claims, Tokens: c.tokens, Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch(c.watch),
-			RejoinWindow: c.options.NodeRules.RejoinWindow,
-			Logger:       c.log, Registerer: c.registry,
-		}
-		controllers = append(controllers, loop.Run)
-	}
-	if sweep := c.sweepRecord(); sweep != nil {
-		controllers = append(controllers, sweep)
-	}
+	controllers = append(controllers, c.cleaners(c.stores, cleaner.Claims{
+		Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch(c.watch),
+	})...)
 	c.runWhileLeading(controllers)
 	public, err := c.watchPublicAccess(c.config)
 	if err != nil {
@@ -315,19 +352,19 @@ func (c *cluster) startControllers() error {
 }
 
 // csrControllers returns the controllers that share an informer of CertificateSigningRequests.
-func (c *cluster) csrControllers() (controllers []func(context.Context) error) {
+func (c *cluster) csrControllers(authority *signer.Authority) (controllers []func(context.Context) error) {
 	enabled := c.options.Controllers
 	requests := csr.NewInformer(c.client)
 	go requests.Run(c.watch.Done())
 	if enabled[CSRApprover] || enabled[CSRSigner] {
 		loop := csr.Controller{
-			Client: c.working, Informer: requests, Authority: c.authority, Approve: enabled[CSRApprover], Sign: enabled[CSRSigner], Shadow: c.Shadow,
-			Again:  c.signersChanged(),
+			Client: c.working, Informer: requests, Authority: authority, Approve: enabled[CSRApprover], Sign: enabled[CSRSigner], Shadow: c.Shadow,
+			Again:  c.configured.changed(),
 			Logger: c.log, Registerer: c.registry,
 		}
 		if enabled[CSRSigner] && !c.Shadow {
 			loop.SignedByOther = c.watchOtherSigner()
-			controllers = append(controllers, c.watchRenewals(requests, c.authority, c.nodes))
+			controllers = append(controllers, c.watchRenewals(requests, authority, c.nodes, c.events))
 		}
 		controllers = append(controllers, loop.Run)
 	}
@@ -350,7 +387,7 @@ func (c *cluster) runWhileLeading(controllers []func(context.Context) error) {
 }
 
 // warn adds the warnings for callers that create a token.
-func (c *cluster) warn() {
+func (c *cluster) warn(authority *signer.Authority) {
 	switch {
 	case !c.options.Controllers[CSRSigner]:
 		c.warnOf(tokenwarning.Limits("and csr-signer is switched off in this kubejoin"))
@@ -359,9 +396,9 @@ func (c *cluster) warn() {
 		c.warnOf(tokenwarning.Limits("and this kubejoin signs none because of --shadow"))
 		c.warnOf(tokenwarning.ClusterInfoCAs(c.info))
 	default:
-		c.warnOf(tokenwarning.OtherSigner(c.authority))
-		c.warnOf(tokenwarning.CA(c.authority, tokenwarning.ClusterInfoCAs(c.info)))
-		c.warnOf(tokenwarning.Duration(c.authority))
+		c.warnOf(tokenwarning.OtherSigner(authority))
+		c.warnOf(tokenwarning.CA(authority, tokenwarning.ClusterInfoCAs(c.info)))
+		c.warnOf(tokenwarning.Duration(authority))
 	}
 	if c.election != nil {
 		c.warnOf(tokenwarning.Leader(c.LeaseNamespace+"/"+c.LeaseName, c.election.Ready))

@@ -26,7 +26,7 @@ func TestClientReloadsItsCAFile(t *testing.T) {
 		Clusters:       map[string]*api.Cluster{"kubernetes": {Server: "https://192.0.2.10:6443", CertificateAuthority: ca}},
 		AuthInfos:      map[string]*api.AuthInfo{"kubejoin": {Token: "secret"}},
 	}, kubeconfig))
-	c := &cluster{service: &service{}, ClusterOptions: ClusterOptions{Kubeconfig: kubeconfig}}
+	c := &connection{service: &service{}, ClusterOptions: ClusterOptions{Kubeconfig: kubeconfig}}
 	config := must.Value(c.clientConfig())(t)
 	of := must.Value(config.TransportConfig())(t)
 	must.Value(transport.TLSConfigFor(of))(t)

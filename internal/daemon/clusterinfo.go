@@ -11,14 +11,13 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
-	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	corev1 "k8s.io/api/core/v1"
 )
 
 // firstKubeconfig returns the content of a new cluster-info, or nil if it is unknown. A pod only knows the address of
 // the Service, which joining machines cannot reach, so it needs --api-server.
-func (c *cluster) firstKubeconfig() ([]byte, error) {
+func (c *connection) firstKubeconfig() ([]byte, error) {
 	apiServer := c.options.APIServer
 	if apiServer == "" {
 		if c.Kubeconfig == "" {
@@ -46,15 +45,6 @@ func (c *cluster) firstKubeconfig() ([]byte, error) {
 	return clusterinfo.Kubeconfig(apiServer, cas)
 }
 
-// discovered returns the cluster-info that joining machines read. Through kubejoin it has the signatures of all
-// tokens. At the API server it has only those that fit into the ConfigMap.
-func (c *cluster) discovered() server.ClusterInfo {
-	if c.options.Advertise == "" {
-		return c.info
-	}
-	return c.info.Complete(c.tokens)
-}
-
 // sizeAdvice returns the advice for a ConfigMap that is nearly full.
 func (c *cluster) sizeAdvice() string {
 	if c.options.Advertise == "" {
@@ -71,7 +61,7 @@ func (c *cluster) watchSize() func(context.Context) error {
 	}
 	return configmap.FillMonitor{
 		ConfigMap: c.info, Advice: c.sizeAdvice(),
-		Event:  func(reason, message string) { c.event(kind, reason, message) },
+		Event:  func(reason, message string) { c.events.own(kind, reason, message) },
 		Logger: c.log, Registerer: c.registry,
 	}.Run
 }

@@ -18,8 +18,8 @@ import (
 func TestOpenChecksEveryFileOfTheDataFolder(t *testing.T) {
 	o := Options{Listen: "127.0.0.1:0", DataDir: filepath.Join(t.TempDir(), "data"), CA: CA{Duration: 24 * time.Hour}}
 	s := newService(o, slog.New(slog.DiscardHandler), t.Output())
-	must.OK(t, s.withoutCluster(t.Context()))
-	must.OK(t, s.listening())
+	served := must.Value(s.withoutCluster(t.Context(), nil))(t)
+	must.OK(t, served.listening())
 	s.close()
 	entries := must.Value(os.ReadDir(o.DataDir))(t)
 	dir := datadir.Dir(o.DataDir)

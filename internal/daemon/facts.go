@@ -74,11 +74,11 @@ type clusterInfo interface {
 }
 
 // facts returns the facts about the cluster that rules need.
-func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *kubefacts.Nodes, info clusterInfo) *kubefacts.Facts {
+func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *kubefacts.Nodes, info clusterInfo, certificate servingCertificate) *kubefacts.Facts {
 	return &kubefacts.Facts{
 		Client: client, Nodes: nodes, ServiceCIDRs: s.options.Serving.ServiceCIDRs,
 		APIServers: func(ctx context.Context) ([]string, error) {
-			own, err := s.ownHosts()
+			own, err := s.ownHosts(certificate)
 			if err != nil {
 				return nil, err
 			}
@@ -108,11 +108,8 @@ func (o *Options) hosts() []string {
 
 // ownHosts returns the hosts in the options and the names in the current serving certificate. Callers send bearer
 // tokens to all of them.
-func (s *service) ownHosts() ([]string, error) {
-	if s.certificate == nil {
-		return nil, errors.New("kubejoin has not started serving yet")
-	}
-	served, err := s.certificate(nil)
+func (s *service) ownHosts(certificate servingCertificate) ([]string, error) {
+	served, err := certificate(nil)
 	if err != nil {
 		return nil, fmt.Errorf("kubejoin's certificate: %w", err)
 	}

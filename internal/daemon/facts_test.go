@@ -66,10 +66,7 @@ func TestAPIServerHosts(t *testing.T) {
 func TestReservesOwnHosts(t *testing.T) {
 	var served atomic.Pointer[tls.Certificate]
 	s := &service{options: Options{APIServer: "https://api.example.com:6443", Advertise: "join.example.com:9443"}}
-	if _, err := s.ownHosts(); err == nil {
-		t.Error("got hosts before there is a certificate, want an error")
-	}
-	s.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	certificate := func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if c := served.Load(); c != nil {
 			return c, nil
 		}
@@ -82,12 +79,12 @@ func TestReservesOwnHosts(t *testing.T) {
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	hosts := map[string]func() ([]string, error){
 		"standalone": func() ([]string, error) {
-			facts := standaloneFacts{Standalone: signer.Standalone{Keep: approval.ClusterAddresses{APIServer: []string{"10.0.0.1"}}}, ownHosts: s.ownHosts}
+			facts := standaloneFacts{Standalone: signer.Standalone{Keep: approval.ClusterAddresses{APIServer: []string{"10.0.0.1"}}}, ownHosts: func() ([]string, error) { return s.ownHosts(certificate) }}
 			reserved, err := facts.ClusterAddresses(t.Context())
 			return reserved.APIServer, err
 		},
 		"on a cluster": func() ([]string, error) {
-			return s.facts(nil, newAPIServer(&rest.Config{Host: "https://10.0.0.1:6443"}), nil, info).APIServers(t.Context())
+			return s.facts(nil, newAPIServer(&rest.Config{Host: "https://10.0.0.1:6443"}), nil, info, certificate).APIServers(t.Context())
 		},
 	}
 	for name, hosts := range hosts {

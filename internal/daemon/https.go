@@ -25,26 +25,28 @@ import (
 // shutdownTimeout is how long requests in flight may take during shutdown.
 const shutdownTimeout = 15 * time.Second
 
-// servingCertificate loads the serving certificate from files, or issues it.
-func (s *service) servingCertificate() error {
+// A servingCertificate returns the current serving certificate.
+type servingCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+
+// openServingCertificate loads the serving certificate from files, or issues it from the cluster CA.
+func (s *service) openServingCertificate(ca *clusterCA) (servingCertificate, error) {
 	o := s.options.TLS
 	if o.CertFile == "" {
-		issued := &servingcert.Source{CA: s.ca.Get, Names: s.ownNames(), Cross: s.cross}
-		// Without its signer process, kubejoin has no certificate yet. The loop retries, as the requests of machines wait.
-		if _, err := issued.Step(context.Background()); errors.Is(err, remote.ErrRefused) {
-			return fmt.Errorf("%w; allow signer %s in the policy of the signer process, or give --tls-cert-file", err, servingcert.SignerName)
-		} else if err != nil && !errors.Is(err, remote.ErrUnavailable) {
-			return err
-		}
+		issued := &servingcert.Source{CA: ca.Get, Names: s.ownNames(), Cross: ca.rotation.cross}
 		// A joining node gets both the certificate and cluster-info, so both follow the CA at once.
-		s.caChanged = append(s.caChanged, func(*signer.CA) error {
+		err := ca.follow(func(*signer.CA) error {
 			_, err := issued.Step(context.Background())
 			return err
 		})
-		renewal := loop.Loop{Name: "serving-certificate", Hint: s.rotated, Step: issued.Step, Logger: s.log, Registerer: s.registry}
+		// Without its signer process, kubejoin has no certificate yet. The loop retries, as the requests of machines wait.
+		if errors.Is(err, remote.ErrRefused) {
+			return nil, fmt.Errorf("%w; allow signer %s in the policy of the signer process, or give --tls-cert-file", err, servingcert.SignerName)
+		} else if err != nil && !errors.Is(err, remote.ErrUnavailable) {
+			return nil, err
+		}
+		renewal := loop.Loop{Name: "serving-certificate", Hint: ca.rotation.changed, Step: issued.Step, Logger: s.log, Registerer: s.registry}
 		s.goBackground(renewal.Run)
-		s.certificate = issued.GetCertificate
-		return nil
+		return issued.GetCertificate, nil
 	}
 	files, err := reload.Files[*tls.Certificate]{
 		Name: "serving-certificate", Paths: []string{o.CertFile, o.KeyFile},
@@ -55,7 +57,7 @@ func (s *service) servingCertificate() error {
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
 	if err != nil {
-		return fmt.Errorf("--tls-cert-file: %w", err)
+		return nil, fmt.Errorf("--tls-cert-file: %w", err)
 	}
 	s.goBackground(files.Run)
 	s.check("serving-certificate", func(context.Context) error {
@@ -64,19 +66,27 @@ func (s *service) servingCertificate() error {
 		}
 		return nil
 	})
-	s.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.Get(), nil }
-	return nil
+	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return files.Get(), nil }, nil
 }
 
 // ownNames returns the names in an issued serving certificate.
 func (s *service) ownNames() []string {
-	return servingNames(s.options.Listen, slices.Concat(s.hosts, s.options.TLS.SANs)...)
+	var advertised []string
+	if host, _, err := net.SplitHostPort(s.options.Advertise); err == nil {
+		advertised = []string{host}
+	}
+	return servingNames(s.options.Listen, slices.Concat(advertised, s.options.TLS.SANs)...)
+}
+
+// showsCertificates reports whether some clients authenticate by a client certificate.
+func (o *Options) showsCertificates() bool {
+	return o.Cluster == nil || o.Callers.ClientCAFile != "" || o.Webhook.ClientCAFile != "" || o.NodeRules.RejoinWindow > 0
 }
 
 // serve serves requests until ctx ends or a part fails permanently. On shutdown it first reports that it is not ready,
 // and serves on for the shutdown delay, until load balancers have noticed. Then it finishes the requests in flight before
 // it stops the background functions that they may need.
-func (s *service) serve(ctx context.Context) error {
+func (s *service) serve(ctx context.Context, served *site) error {
 	listener, err := net.Listen("tcp", s.options.Listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
@@ -86,19 +96,16 @@ func (s *service) serve(ctx context.Context) error {
 	if host, port, err := net.SplitHostPort(s.options.Listen); err == nil && port == "0" {
 		s.options.Listen = net.JoinHostPort(host, strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
 	}
-	if s.listening != nil {
-		if err := s.listening(); err != nil {
+	if served.listening != nil {
+		if err := served.listening(); err != nil {
 			return err
 		}
 	}
-	if err := s.servingCertificate(); err != nil {
-		return err
-	}
-	config := &tls.Config{GetCertificate: s.certificate, MinVersion: s.options.TLS.MinVersion}
-	if s.options.Webhook.ClientCAFile != "" || s.byCertificate != nil || s.options.NodeRules.RejoinWindow > 0 {
+	config := &tls.Config{GetCertificate: served.certificate, MinVersion: s.options.TLS.MinVersion}
+	if s.options.showsCertificates() {
 		config.ClientAuth = tls.RequestClientCert // each handler verifies the certificate that it needs
 	}
-	web, err := s.api.HTTPServer(config)
+	web, err := served.api.HTTPServer(config)
 	if err != nil {
 		return err
 	}
@@ -119,9 +126,9 @@ func (s *service) serve(ctx context.Context) error {
 		}
 		return nil
 	})
-	s.log.Info("serving", "address", listener.Addr().String(), "version", s.api.Status.Version.Version)
+	s.log.Info("serving", "address", listener.Addr().String(), "version", s.options.Version.Version)
 	if s.options.IssuanceRecord != StandardOutput { // otherwise standard output holds only the record
-		if _, err := io.WriteString(s.stdout, s.banner); err != nil {
+		if _, err := io.WriteString(s.stdout, served.banner()); err != nil {
 			s.log.Warn("cannot print startup message", "error", err)
 		}
 	}

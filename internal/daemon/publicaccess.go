@@ -50,7 +50,7 @@ func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) 
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
 	p := &publicAccess{anonymous: client.CoreV1().RESTClient(), log: s.log}
-	s.goBackground(loop.Loop{Name: "public-access", Sweep: publicAccessInterval, Step: p.step, Logger: s.log, Registerer: s.registry}.Run)
+	s.goBackground(loop.Loop{Name: "public-access", Sweep: publicAccessInterval, Step: p.read, Logger: s.log, Registerer: s.registry}.Run)
 	s.warnOf(func(_ context.Context, made tokens.Record) string {
 		if !made.Signing {
 			return ""
@@ -60,8 +60,8 @@ func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) 
 	return p, nil
 }
 
-// step reads cluster-info anonymously.
-func (p *publicAccess) step(ctx context.Context) (next time.Time, err error) {
+// read reads cluster-info anonymously.
+func (p *publicAccess) read(ctx context.Context) (next time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, publicAccessTimeout)
 	defer cancel()
 	request := p.anonymous.Get().SetHeader("Connection", "close") // one read a minute needs no open connection

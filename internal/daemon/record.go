@@ -14,33 +14,33 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// openRecord opens the line-based issuance record, if there is one.
-func (s *service) openRecord() error {
+// openLines opens the line-based issuance record. It returns nil if there is none.
+func (s *service) openLines() (issuance.Log, error) {
 	switch file := s.options.IssuanceRecord; file {
 	case "":
+		return nil, nil
 	case StandardOutput:
-		s.lines = issuance.NewWriter(s.stdout)
+		return issuance.NewWriter(s.stdout), nil
 	default:
 		w, err := issuance.OpenFile(file)
 		if err != nil {
-			return fmt.Errorf("--issuance-record: %w", err)
+			return nil, fmt.Errorf("--issuance-record: %w", err)
 		}
-		s.lines, s.closers = w, append(s.closers, w.Close)
+		s.closers = append(s.closers, w.Close)
+		return w, nil
 	}
-	return nil
 }
 
-// record returns the issuance record of the authority: the store in DataDir and the lines of IssuanceRecord. It
-// returns nil if there is neither.
-func (s *service) record() issuance.Log {
+// watchRecord returns the issuance record of the authority: that of the stores, and lines. It returns nil if there is
+// neither.
+func (s *service) watchRecord(own stores, lines issuance.Log) issuance.Log {
 	w := &watchedRecord{
-		kept: s.kept, log: s.log,
+		kept: own.record, store: own.dropper, log: s.log,
 		warnDropped: rate.Sometimes{Interval: recordWarned}, warnStore: rate.Sometimes{Interval: recordWarned}, warnLines: rate.Sometimes{Interval: recordWarned},
 		failures: metrics.Counter(s.registry, "kubejoin_issuance_record_failures_total", "Entries of the issuance record that could not be written, by log: the store in --data-dir or etcd, or the lines of --issuance-record.", "log"),
 		dropped:  metrics.Counter(s.registry, "kubejoin_issuance_record_dropped_total", "Entries of the issuance record in --data-dir or etcd that were dropped early because the disk was full or there were too many.").WithLabelValues(),
 	}
-	w.store = s.dropper
-	if w.copies = issuance.Copies(w.failed, s.kept, s.lines); w.copies == nil {
+	if w.copies = issuance.Copies(w.failed, own.record, lines); w.copies == nil {
 		return nil
 	}
 	s.check("issuance-record", w.ready)

@@ -11,11 +11,11 @@ import (
 func TestRejoinEventIsOnTheNode(t *testing.T) {
 	var on *corev1.ObjectReference
 	var kinds, messages []string
-	s := &service{eventOn: func(object *corev1.ObjectReference, kind, _, message string) {
+	created := events(func(object *corev1.ObjectReference, kind, _, message string) {
 		on, kinds, messages = object, append(kinds, kind), append(messages, message)
-	}}
-	s.rejoinEvent("worker-1", false, "Rejoined", "it is back")
-	s.rejoinEvent("worker-1", true, "KeyNotCurrent", "it is old")
+	})
+	created.rejoin("worker-1", false, "Rejoined", "it is back")
+	created.rejoin("worker-1", true, "KeyNotCurrent", "it is old")
 	if on.Kind != "Node" || on.Name != "worker-1" || on.UID != "worker-1" || kinds[0] != "Normal" || kinds[1] != "Warning" ||
 		messages[0] != "it is back" || !strings.HasSuffix(messages[1], "may not rejoin: it is old") {
 		t.Errorf("got Events on %+v: %q %q", on, kinds, messages)

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -23,8 +24,8 @@ const eventRenewalsWait = "RenewalsWait"
 const reportAgain = time.Hour
 
 // watchRenewals returns a function that reports nodes that wait too long for a renewed certificate.
-func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *kubefacts.Nodes) func(context.Context) error {
-	late := &lateRenewals{service: s}
+func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *kubefacts.Nodes, events events) func(context.Context) error {
+	late := &lateRenewals{log: s.log, events: events}
 	s.check("renewals", func(context.Context) error {
 		if text := late.text(time.Now()); text != "" {
 			return api.Notice(text)
@@ -57,7 +58,8 @@ func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Du
 
 // lateRenewals holds the renewals that have waited too long.
 type lateRenewals struct {
-	*service
+	log    *slog.Logger
+	events events
 
 	mu       sync.Mutex
 	waiting  []csr.WaitingRenewal
@@ -75,7 +77,7 @@ func (l *lateRenewals) report(waiting []csr.WaitingRenewal, now time.Time) {
 	case len(waiting) > 0 && now.Sub(l.reported) >= reportAgain:
 		text := l.words(now)
 		l.log.Warn("renewals are late", "nodes", len(waiting), "node", safetext.Text(waiting[0].Node, safetext.MaxName), "csr", safetext.Text(waiting[0].Request, safetext.MaxName), "signer", waiting[0].Signer, "since", waiting[0].Since)
-		l.event(corev1.EventTypeWarning, eventRenewalsWait, text)
+		l.events.own(corev1.EventTypeWarning, eventRenewalsWait, text)
 		l.reported = now
 	}
 }

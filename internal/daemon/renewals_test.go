@@ -3,7 +3,6 @@ package daemon
 import (
 	"bytes"
 	"errors"
-	"io"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -18,15 +17,16 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	certificates "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // An Event comes with the first late renewal, then once an hour, and again for the next one after all were done.
 // Readiness has a notice while renewals are late.
 func TestReportsLateRenewalsOnceAnHour(t *testing.T) {
-	s := newService(Options{}, slog.New(slog.DiscardHandler), io.Discard)
 	var events []string
-	s.event = func(kind, reason, message string) { events = append(events, kind+" "+reason+" "+message) }
-	late := &lateRenewals{service: s}
+	late := &lateRenewals{log: slog.New(slog.DiscardHandler), events: func(_ *corev1.ObjectReference, kind, reason, message string) {
+		events = append(events, kind+" "+reason+" "+message)
+	}}
 	start := time.Now()
 	one := csr.WaitingRenewal{Node: "worker-1", Signer: "kubernetes.io/kubelet-serving", Request: "csr-1", Since: start.Add(-2 * time.Hour)}
 	other := csr.WaitingRenewal{Node: "worker-2", Signer: one.Signer, Request: "csr-2", Since: start.Add(-time.Hour)}
@@ -59,13 +59,11 @@ func TestReportsLateRenewalsOnceAnHour(t *testing.T) {
 // A node chooses the names of its CSRs. A hostile name must not get into a command that an operator pastes.
 func TestLateRenewalsKeepHostileNamesOutOfCommands(t *testing.T) {
 	log := &bytes.Buffer{}
-	s := newService(Options{}, slog.New(slog.NewJSONHandler(log, nil)), io.Discard)
 	now := time.Now()
 	for _, hostile := range []string{"x >&2;id>pwned;\x1b[31m", "two\nlines", "$(id)", "-f", "8w4usg.qwertzuiopasdfgh"} {
 		said := ""
-		s.event = func(_, _, message string) { said = message }
 		log.Reset()
-		late := &lateRenewals{service: s}
+		late := &lateRenewals{log: slog.New(slog.NewJSONHandler(log, nil)), events: func(_ *corev1.ObjectReference, _, _, message string) { said = message }}
 		late.report([]csr.WaitingRenewal{{Node: "worker-1" + hostile, Signer: "kubernetes.io/kubelet-serving", Request: hostile, UID: "0c0ffee0-1", Since: now.Add(-2 * time.Hour)}}, now)
 		for _, text := range []string{said, late.text(now)} {
 			if !strings.HasSuffix(text, `certificate expires: kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="0c0ffee0-1")]}'`) ||

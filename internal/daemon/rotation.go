@@ -79,14 +79,24 @@ type storedRotation struct {
 	states map[string]string
 }
 
+// A clusterRotation follows the stored rotation on a cluster, and the copy of it for hosts.
+type clusterRotation struct {
+	rotationState
+	conn *connection
+	// stored is the Secret of CA rotations, and copies the ConfigMap that hosts read.
+	stored *kubecache.Cache[*corev1.Secret, storedRotation]
+	copies *kubecache.Cache[*corev1.ConfigMap, map[string]string]
+}
+
 // watchRotation follows the stored rotation, and the copy of it for hosts. Reads during a request come from a cache. Its watch
 // notices within 15 s if the API server is gone, see pingSoon. Until then, it may lag by less than a second.
-func (c *cluster) watchRotation() {
+func (k *connection) watchRotation(liveNodes func() int) *clusterRotation {
 	named := func(name string) string {
 		return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	}
-	c.stored = kubecache.Open(c.watch, c.client, c.client.CoreV1().Secrets(clusterstore.KeyNamespace), named(clusterstore.KeyName), kubecache.Config[*corev1.Secret, storedRotation]{
-		What: "CA rotations", Log: c.log,
+	c := &clusterRotation{conn: k}
+	c.stored = kubecache.Open(k.watch, k.client, k.client.CoreV1().Secrets(clusterstore.KeyNamespace), named(clusterstore.KeyName), kubecache.Config[*corev1.Secret, storedRotation]{
+		What: "CA rotations", Log: k.log,
 		Decode: func(object *corev1.Secret) (storedRotation, error) {
 			s := storedRotation{states: clusterstore.States(object)}
 			r, err := clusterstore.FromSecret(object, rotation.Cluster)
@@ -96,18 +106,20 @@ func (c *cluster) watchRotation() {
 			return s, err
 		},
 	})
-	c.copies = kubecache.Open(c.watch, c.client, c.client.CoreV1().ConfigMaps(clusterstore.Namespace), named(clusterstore.Name), kubecache.Config[*corev1.ConfigMap, map[string]string]{
-		What: "copies of CA rotations", Log: c.log,
+	c.copies = kubecache.Open(k.watch, k.client, k.client.CoreV1().ConfigMaps(clusterstore.Namespace), named(clusterstore.Name), kubecache.Config[*corev1.ConfigMap, map[string]string]{
+		What: "copies of CA rotations", Log: k.log,
 		Decode: func(object *corev1.ConfigMap) (map[string]string, error) { return object.Data, nil },
 	})
-	c.rotating = func() rotating {
-		if e := c.stored.Peek(clusterstore.KeyName); e != nil {
-			return e.Value.rotating // zero with an error, which followRotation returns
-		}
-		return rotating{}
+	c.rotationState = rotationState{
+		now: func() rotating {
+			if e := c.stored.Peek(clusterstore.KeyName); e != nil {
+				return e.Value.rotating // zero with an error, which follower returns
+			}
+			return rotating{}
+		},
+		liveNodes: liveNodes, changed: c.stored.Watch(k.watch), renewals: k.options.CA.RotationQPS,
 	}
-	c.rotated = c.stored.Watch(c.watch)
-	c.check("ca-rotation", func(context.Context) error {
+	k.check("ca-rotation", func(context.Context) error {
 		if _, filled := c.stored.Len(); !filled {
 			return api.Notice("CA rotations have not been read, so kubejoin does not know which CAs were replaced; see the log")
 		}
@@ -116,11 +128,12 @@ func (c *cluster) watchRotation() {
 		}
 		return nil
 	})
+	return c
 }
 
 // checkCopy returns an error if hosts read another state than the stored one, according to the caches. It returns nil until
 // both are filled.
-func (c *cluster) checkCopy() error {
+func (c *clusterRotation) checkCopy() error {
 	_, stored := c.stored.Len()
 	if _, copied := c.copies.Len(); !stored || !copied {
 		return nil
@@ -135,8 +148,8 @@ func (c *cluster) checkCopy() error {
 	return clusterstore.CheckCopy(states, copied)
 }
 
-// rotationHints returns hints that the stored rotation or its copy may have changed.
-func (c *cluster) rotationHints(ctx context.Context) <-chan struct{} {
+// hints returns hints that the stored rotation or its copy may have changed.
+func (c *clusterRotation) hints(ctx context.Context) <-chan struct{} {
 	var both tokens.Hints
 	hints := both.Watch(ctx)
 	for _, one := range []<-chan struct{}{c.stored.Watch(ctx), c.copies.Watch(ctx)} {
@@ -154,9 +167,9 @@ func (c *cluster) rotationHints(ctx context.Context) <-chan struct{} {
 	return hints
 }
 
-// followRotation returns what keeps the CAs in cluster-info those of the rotation. They stay as they are while hosts read
+// follower returns what keeps the CAs in cluster-info those of the rotation. They stay as they are while hosts read
 // another state.
-func (c *cluster) followRotation() *configmap.Follower {
+func (c *clusterRotation) follower() *configmap.Follower {
 	return &configmap.Follower{
 		Rotation: func() (*configmap.Rotation, error) {
 			e := c.stored.Peek(clusterstore.KeyName)
@@ -168,14 +181,14 @@ func (c *cluster) followRotation() *configmap.Follower {
 			}
 			return e.Value.info, nil
 		},
-		Watch:  c.rotationHints,
-		Edited: func(message string) { c.event(corev1.EventTypeWarning, eventClusterInfoEdited, message) },
+		Watch:  c.hints,
+		Edited: func(message string) { c.conn.events.own(corev1.EventTypeWarning, eventClusterInfoEdited, message) },
 	}
 }
 
-// publishRotation corrects the copy of the stored rotation for hosts. It returns an error for what only a person can correct.
-func (c *cluster) publishRotation(ctx context.Context) error {
-	store := clusterstore.New(c.working)
+// publish corrects the copy of the stored rotation for hosts. It returns an error for what only a person can correct.
+func (c *clusterRotation) publish(ctx context.Context) error {
+	store := clusterstore.New(c.conn.working)
 	wrong, err := store.Publish(ctx)
 	if err != nil {
 		return err
@@ -183,20 +196,29 @@ func (c *cluster) publishRotation(ctx context.Context) error {
 	if wrong == nil {
 		return store.Check(ctx)
 	}
-	c.log.Warn("copy of the CA rotation corrected", "problem", wrong)
-	c.event(corev1.EventTypeWarning, eventCARotationEdited, "kubejoin corrected the state of CA rotations that hosts read. Before, "+wrong.Error()+". Next: kubejoin ca status")
+	c.conn.log.Warn("copy of the CA rotation corrected", "problem", wrong)
+	c.conn.events.own(corev1.EventTypeWarning, eventCARotationEdited, "kubejoin corrected the state of CA rotations that hosts read. Before, "+wrong.Error()+". Next: kubejoin ca status")
 	return nil
 }
 
+// A rotationState is what kubejoin knows of the stored rotation of the cluster's CA, from a cache.
+type rotationState struct {
+	now       func() rotating
+	liveNodes func() int // how many Nodes renew certificates early
+	// changed hints that the rotation has changed; nil never does.
+	changed <-chan struct{}
+	// renewals limits renewals of kubelets, for each second.
+	renewals float64
+}
+
 // cross returns the certificate that kubejoin serves behind its own, or nil.
-func (s *service) cross() *x509.Certificate { return s.rotating().cross }
+func (r *rotationState) cross() *x509.Certificate { return r.now().cross }
 
 // maxLifetime returns the longest lifetime of a certificate that ca signs for a kubelet. It is zero unless ca will not be
 // trusted at the end of a rotation.
-func (s *service) maxLifetime(ca *x509.Certificate, node string) time.Duration {
-	r := s.rotating()
-	if len(r.leaving) == 0 || !slices.Contains(r.leaving, clusterinfo.Pin(ca)) {
+func (r *rotationState) maxLifetime(ca *x509.Certificate, node string) time.Duration {
+	if leaving := r.now().leaving; len(leaving) == 0 || !slices.Contains(leaving, clusterinfo.Pin(ca)) {
 		return 0
 	}
-	return rotation.ShortLifetime(node, s.liveNodes(), s.options.CA.RotationQPS)
+	return rotation.ShortLifetime(node, r.liveNodes(), r.renewals)
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"reflect"
@@ -30,35 +31,48 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// An ownRotation rotates the CA of a kubejoin without a cluster. It and its replicas are the only hosts.
-type ownRotation struct {
+// A caFollower keeps the CA files of a kubejoin without a cluster those of the stage of the stored rotation.
+type caFollower struct {
 	rowstate.Store
-	alone *standalone
+	claims tokens.Claims
+	log    *slog.Logger
+
+	mu sync.Mutex // held by follow
 	// failure is why the CA files are not those of the stage; nil if they are.
 	failure atomic.Pointer[error]
-	// now is the rotation in use, and nodes how many nodes renew certificates early.
-	now   atomic.Pointer[rotating]
+	// state is the rotation in use, and nodes how many nodes renew certificates early.
+	state atomic.Pointer[rotating]
 	nodes atomic.Int64
+}
 
-	mu       sync.Mutex // held by follow and report
+// An ownRotation rotates the CA of a kubejoin without a cluster. It and its replicas are the only hosts.
+type ownRotation struct {
+	*caFollower
+	name        func() string // of this replica, once it listens; empty without etcd
+	ca          *clusterCA
+	certificate servingCertificate
+	info        *clusterinfo.Computed
+	others      rotation.Observer // of certificates and tokens
+
+	// Used by the loop only.
 	reported rowstate.Replica
 	checked  time.Time // when the files were last seen to be writable
 }
 
 // resumeRotation changes the CA files if kubejoin was killed before that, or was off. It must run before the CA is loaded. A
 // failure does not keep kubejoin from serving with the files that are there.
-func (s *standalone) resumeRotation() {
-	own := &ownRotation{Store: rowstate.Store{Rows: s.rotationRows, Files: ownFiles(s.options.CA)}, alone: s}
-	if s.etcd == nil {
-		own.Files.Rows = s.dir.Path(datadir.Store)
+func (s *service) resumeRotation(own stores, files CA) *caFollower {
+	f := &caFollower{Store: rowstate.Store{Rows: own.rotationRows, Files: ownFiles(files)}, claims: own.claims, log: s.log}
+	f.state.Store(&rotating{})
+	if own.etcd == nil {
+		f.Files.Rows = datadir.Dir(s.options.DataDir).Path(datadir.Store)
 	}
-	own.now.Store(&rotating{})
-	s.rotation, s.rotating, s.liveNodes = own, func() rotating { return *own.now.Load() }, func() int { return int(own.nodes.Load()) }
 	ctx, cancel := context.WithTimeout(context.Background(), followTimeout)
 	defer cancel()
-	if _, err := own.follow(ctx); err != nil {
+	if _, err := f.follow(ctx); err != nil {
 		s.log.Warn("cannot read the CA rotation before the CA is loaded; retrying", "error", err)
 	}
+	return f
 }
 
 // ownFiles returns the files of the CA.
@@ -71,14 +85,6 @@ func ownFiles(c CA) rowstate.Files {
 		files.Fixed = "the key is encrypted, and kubejoin would write a plain one"
 	}
 	return files
-}
-
-// name returns the name of this replica, once it listens; empty without etcd.
-func (o *ownRotation) name() string {
-	if o.alone.etcd == nil {
-		return ""
-	}
-	return replicaName(o.alone.options.Listen)
 }
 
 // replicaName returns a name for the replica at an address of this host: the host name and the port, as a node name.
@@ -98,13 +104,20 @@ func replicaName(listen string) string {
 	return name
 }
 
-// rotateCA enables rotations of the CA.
-func (s *standalone) rotateCA() {
-	own := s.rotation
-	s.api.Rotations = &operations.Rotations{
+// rotations rotates the CA over HTTPS, and follows its rotation.
+func (s *standalone) rotations(certificate servingCertificate) *operations.Rotations {
+	own := &ownRotation{
+		caFollower: s.follower, ca: s.ca, certificate: certificate, info: s.info,
+		others: &caobserver.Observer{Tokens: s.tokens.List, Record: s.record, Revocations: s.trust.revocations},
+	}
+	own.name = func() string { return "" }
+	if s.etcd != nil {
+		own.name = func() string { return replicaName(s.options.Listen) }
+	}
+	rotations := &operations.Rotations{
 		Desk: &rotation.Desk{
 			Store: own, Keys: own, Observer: own,
-			ExpireTokens: operations.ExpireTokens(&mint.Minter{Tokens: s.tokens, ClusterInfo: s.api.ClusterInfo}),
+			ExpireTokens: operations.ExpireTokens(&mint.Minter{Tokens: s.tokens, ClusterInfo: s.info}),
 			Trusted:      func(context.Context, rotation.CA) ([]*x509.Certificate, error) { return s.ca.Get().Bundle(), nil },
 			Check: func(_ rotation.CA, fresh []*x509.Certificate) error {
 				return signer.CheckTrust(fresh[0], fresh, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, sampleHosts(s.options.Serving.Scope))
@@ -115,7 +128,7 @@ func (s *standalone) rotateCA() {
 		},
 	}
 	s.goBackground(func(ctx context.Context) error {
-		return loop.Loop{Name: "ca-file", Hint: own.Watch(ctx), Gap: followGap, Sweep: followEvery, Logger: s.log, Registerer: s.registry, Step: own.step}.Run(ctx)
+		return loop.Loop{Name: "ca-file", Hint: own.Watch(ctx), Gap: followGap, Sweep: followEvery, Logger: s.log, Registerer: s.registry, Step: own.followAndReport}.Run(ctx)
 	})
 	s.goBackground(caobserver.Watch{
 		Get: func(ctx context.Context, ca rotation.CA) (rotation.Rotation, error) {
@@ -125,7 +138,7 @@ func (s *standalone) rotateCA() {
 			r, _, err := own.Get(ctx, ca)
 			return r, err
 		},
-		Status: s.api.Rotations.Desk.Status, Logger: s.log, Registerer: s.registry,
+		Status: rotations.Desk.Status, Logger: s.log, Registerer: s.registry,
 	}.Run)
 	s.check("ca-rotation", func(context.Context) error {
 		switch err := own.failure.Load(); {
@@ -136,6 +149,7 @@ func (s *standalone) rotateCA() {
 		}
 		return api.Notice("the CA files are not those of the stage of the CA rotation; see the log")
 	})
+	return rotations
 }
 
 const (
@@ -150,8 +164,8 @@ const (
 // moment.
 const checkEvery = 5 * time.Minute
 
-// step follows the rotation, and reports to the other replicas.
-func (o *ownRotation) step(ctx context.Context) (next time.Time, err error) {
+// followAndReport follows the rotation, and reports to the other replicas.
+func (o *ownRotation) followAndReport(ctx context.Context) (next time.Time, err error) {
 	r, err := o.follow(ctx)
 	if err != nil {
 		return next, err
@@ -173,8 +187,6 @@ func (o *ownRotation) step(ctx context.Context) (next time.Time, err error) {
 func (o *ownRotation) report(ctx context.Context, r rotation.Rotation, seen []rotation.Observation) error {
 	now := time.Now().UTC()
 	p := rowstate.Replica{Name: o.name(), ID: r.ID, Since: r.Since, Seen: seen}
-	o.mu.Lock()
-	defer o.mu.Unlock()
 	if now.Sub(o.checked) > checkEvery {
 		if err := o.Writable(); err != nil {
 			p.Fixed = safetext.Text(err.Error(), safetext.MaxMessage)
@@ -201,7 +213,7 @@ func (o *ownRotation) report(ctx context.Context, r rotation.Rotation, seen []ro
 
 // follow changes the CA files if they are not those of the stage, and returns the stored rotation. It logs a failure of the
 // files once. The error means that the rotation could not be read.
-func (o *ownRotation) follow(ctx context.Context) (rotation.Rotation, error) {
+func (o *caFollower) follow(ctx context.Context) (rotation.Rotation, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	r, err := o.use(ctx) // before the CA: the serving certificate changes with the CA
@@ -210,20 +222,20 @@ func (o *ownRotation) follow(ctx context.Context) (rotation.Rotation, error) {
 	}
 	changed, err := o.Follow(ctx, r)
 	if changed {
-		o.alone.log.Info("changed the CA files for the stage of the CA rotation", "file", o.Cert)
+		o.log.Info("changed the CA files for the stage of the CA rotation", "file", o.Cert)
 	}
 	if err == nil {
 		o.failure.Store(nil)
 		return r, nil
 	}
 	if before := o.failure.Swap(&err); before == nil || (*before).Error() != err.Error() {
-		o.alone.log.Error("cannot change the CA files for the stage of the CA rotation", "error", err)
+		o.log.Error("cannot change the CA files for the stage of the CA rotation", "error", err)
 	}
 	return r, nil
 }
 
 // use reads the stored rotation, and counts the nodes that renew certificates early: those with a claim.
-func (o *ownRotation) use(ctx context.Context) (rotation.Rotation, error) {
+func (o *caFollower) use(ctx context.Context) (rotation.Rotation, error) {
 	r, _, err := o.Get(ctx, rotation.Cluster)
 	if err != nil {
 		return r, err
@@ -233,11 +245,11 @@ func (o *ownRotation) use(ctx context.Context) (rotation.Rotation, error) {
 		return r, err
 	}
 	if len(now.leaving) > 0 {
-		if claims, err := o.alone.claims.List(ctx); err == nil { // otherwise the last count is good enough
+		if claims, err := o.claims.List(ctx); err == nil { // otherwise the last count is good enough
 			o.nodes.Store(int64(len(claims)))
 		}
 	}
-	o.now.Store(&now)
+	o.state.Store(&now)
 	return r, nil
 }
 
@@ -305,7 +317,7 @@ func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotat
 	if err != nil {
 		return nil, err
 	}
-	others, err := (&caobserver.Observer{Tokens: o.alone.tokens.List, Record: o.alone.api.IssuanceRecord, Revocations: o.alone.revocations}).Observe(ctx, r)
+	others, err := o.others.Observe(ctx, r)
 	return slices.Concat(own, rowstate.Observe(r, replicas, time.Now()), others), err
 }
 
@@ -314,7 +326,7 @@ func (o *ownRotation) own(ctx context.Context, r rotation.Rotation) ([]rotation.
 	if !r.InProgress() {
 		return nil, nil
 	}
-	ca := o.alone.ca.Get()
+	ca := o.ca.Get()
 	trusts, err := r.In(ca.Bundle())
 	if err != nil {
 		return nil, err
@@ -323,7 +335,7 @@ func (o *ownRotation) own(ctx context.Context, r rotation.Rotation) ([]rotation.
 	if err != nil {
 		return nil, err
 	}
-	chain, err := o.alone.certificate(&tls.ClientHelloInfo{})
+	chain, err := o.certificate(&tls.ClientHelloInfo{})
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +343,7 @@ func (o *ownRotation) own(ctx context.Context, r rotation.Rotation) ([]rotation.
 	if err != nil {
 		return nil, err
 	}
-	kubeconfig, err := o.alone.api.ClusterInfo.Config(ctx)
+	kubeconfig, err := o.info.Config(ctx)
 	if err != nil {
 		return nil, err
 	}

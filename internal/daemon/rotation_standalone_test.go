@@ -34,14 +34,14 @@ import (
 func openStandalone(t *testing.T, data datadir.Dir, o Options) *standalone {
 	t.Helper()
 	o.DataDir, o.Listen = string(data), "127.0.0.1:9443"
-	s := &standalone{service: newService(o, slog.New(slog.DiscardHandler), nil), dir: data}
-	must.OK(t, s.openStores())
+	service := newService(o, slog.New(slog.DiscardHandler), nil)
+	s := must.Value(service.openStandalone())(t)
 	t.Cleanup(s.close)
 	return s
 }
 
 // servesNothing returns a serving certificate of no CA of a rotation.
-func servesNothing(t *testing.T) func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+func servesNothing(t *testing.T) servingCertificate {
 	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certtest.CA(t, "other"), nil }
 }
 
@@ -64,24 +64,23 @@ func TestStandaloneResumesRotation(t *testing.T) {
 	s := openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
 	fresh := certtest.CA(t, "new")
 	r := must.Value(rotation.New(rotation.Cluster, old.Bundle(), []*x509.Certificate{fresh.Leaf}, nil, time.Now()))(t)
-	must.Value(s.rotation.PutKey(t.Context(), r, fresh.PrivateKey.(crypto.Signer)))(t)
+	must.Value(s.follower.PutKey(t.Context(), r, fresh.PrivateKey.(crypto.Signer)))(t)
 	r.Stage, r.HasKey = rotation.Trust, true
-	must.OK(t, s.rotation.Store.Put(t.Context(), r, ""))
+	must.OK(t, s.follower.Store.Put(t.Context(), r, ""))
 	s.close()
 
 	s = openStandalone(t, data, Options{CA: CA{CertFile: given, KeyFile: given, Duration: time.Hour}})
-	if s.rotation.failure.Load() != nil || len(s.ca.Get().Bundle()) != 2 {
+	if s.follower.failure.Load() != nil || len(s.ca.Get().Bundle()) != 2 {
 		t.Errorf("files of the operator: got %d trusted CAs, want both", len(s.ca.Get().Bundle()))
 	}
 	s.close()
 	s = openStandalone(t, data, Options{CA: CA{Duration: time.Hour, RotationQPS: 20}})
-	if s.rotation.failure.Load() != nil || len(s.ca.Get().Bundle()) != 2 {
+	if s.follower.failure.Load() != nil || len(s.ca.Get().Bundle()) != 2 {
 		t.Errorf("got %d trusted CAs, want both", len(s.ca.Get().Bundle()))
 	}
-	s.certificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	s.rotations(func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return &tls.Certificate{Leaf: s.ca.Get().Certificate()}, nil
-	}
-	s.rotateCA()
+	})
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	for _, run := range s.background {
@@ -89,14 +88,14 @@ func TestStandaloneResumesRotation(t *testing.T) {
 	}
 	scraped := func() string {
 		page := httptest.NewRecorder()
-		s.api.Status.Metrics.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
+		s.status().Metrics.ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), "GET", "/metrics", nil))
 		return page.Body.String()
 	}
 	const stage = `kubejoin_ca_rotation_stage{ca="cluster",stage="trust"} 1`
 	wait.Until(t, "the metrics have "+stage, func() bool { return strings.Contains(scraped(), stage) })
 	stop()
 	running.Wait()
-	if got := s.maxLifetime(old.Certificate(), "worker-1"); got != rotation.ShortLifetime("worker-1", 0, 20) {
+	if got := s.trust.rotation.maxLifetime(old.Certificate(), "worker-1"); got != rotation.ShortLifetime("worker-1", 0, 20) {
 		t.Errorf("in stage trust, kubelets get certificates for %s", got)
 	}
 	s.close()
@@ -106,27 +105,26 @@ func TestStandaloneResumesRotation(t *testing.T) {
 	edited := append([]byte(rotationtest.PEM(certtest.CA(t, "mine").Leaf)), good...)
 	must.OK(t, os.WriteFile(file, edited, 0o600))
 	s = openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
-	s.rotateCA()
-	check := s.api.Status.Checks[len(s.api.Status.Checks)-1]
+	desk := s.rotations(servesNothing(t)).Desk
+	check := s.checks[len(s.checks)-1]
 	var notice api.Notice
 	if err := check.Ready(t.Context()); check.Name != "ca-rotation" || !errors.As(err, &notice) {
 		t.Errorf("check %s: got %v, want a notice", check.Name, err)
 	}
-	s.certificate = servesNothing(t)
 	var behind *rotation.NotReady
-	if _, err := s.api.Rotations.Desk.Advance(t.Context(), rotation.Cluster, rotation.Switch, rotation.Options{}); !errors.As(err, &behind) || !strings.Contains(err.Error(), rowstate.ErrEdited.Error()) {
+	if _, err := desk.Advance(t.Context(), rotation.Cluster, rotation.Switch, rotation.Options{}); !errors.As(err, &behind) || !strings.Contains(err.Error(), rowstate.ErrEdited.Error()) {
 		t.Errorf("the next step: got %v, want %v", err, rowstate.ErrEdited)
 	}
 	if now := must.Value(os.ReadFile(file))(t); !bytes.Equal(now, edited) {
 		t.Error("kubejoin wrote over the edited file")
 	}
 	must.OK(t, os.WriteFile(file, good, 0o600))
-	must.Value(s.rotation.follow(t.Context()))(t)
+	must.Value(s.follower.follow(t.Context()))(t)
 	if err := check.Ready(t.Context()); err != nil {
 		t.Errorf("after the repair: %v", err)
 	}
 	left := fmt.Errorf("ca.pem: %w", rowstate.ErrLeftBehind)
-	s.rotation.failure.Store(&left)
+	s.follower.failure.Store(&left)
 	if err := check.Ready(t.Context()); err == nil || errors.As(err, &notice) {
 		t.Errorf("with a CA that no client trusts any more: got %v, want that it is not ready", err)
 	}
@@ -138,34 +136,33 @@ func TestPrepareRefusesCAThatItCannotWrite(t *testing.T) {
 	data := newData(t)
 	readOnly := filepath.Join(t.TempDir(), "missing", "ca.pem")
 	s := openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
-	s.certificate = servesNothing(t)
-	s.rotateCA()
+	desk := s.rotations(servesNothing(t)).Desk
 	prepare := func(certificates ...*x509.Certificate) error {
-		_, err := s.api.Rotations.Desk.Prepare(t.Context(), rotation.PrepareRequest{CA: rotation.Cluster, DryRun: true, Certificates: certificates})
+		_, err := desk.Prepare(t.Context(), rotation.PrepareRequest{CA: rotation.Cluster, DryRun: true, Certificates: certificates})
 		return err
 	}
 	must.OK(t, prepare())
 	for why, files := range map[string]rowstate.Files{
-		readOnly:               {Cert: s.rotation.Cert, Key: readOnly},
+		readOnly:               {Cert: s.follower.Cert, Key: readOnly},
 		"the key is encrypted": ownFiles(CA{PassphraseFile: "x"}),
 		"the signer process of --cluster-signing": ownFiles(CA{Remote: remote.Config{URL: "unix:///x"}}),
 	} {
-		good := s.rotation.Files
-		s.rotation.Files = files
+		good := s.follower.Files
+		s.follower.Files = files
 		var behind *rotation.NotReady
 		if err := prepare(); !errors.As(err, &behind) || !strings.Contains(err.Error(), why) {
 			t.Errorf("%s: got %v, want a refusal", why, err)
 		}
 		must.OK(t, prepare(certtest.CA(t, "brought").Leaf))
-		s.rotation.Files = good
+		s.follower.Files = good
 	}
-	must.OK(t, s.rotation.Report(t.Context(), rowstate.Replica{Name: "join-2-9443", Time: time.Now(), Fixed: "kubejoin cannot replace /etc/kubejoin/ca.crt"}))
+	must.OK(t, s.follower.Report(t.Context(), rowstate.Replica{Name: "join-2-9443", Time: time.Now(), Fixed: "kubejoin cannot replace /etc/kubejoin/ca.crt"}))
 	if err := prepare(); err == nil || !strings.Contains(err.Error(), "on join-2-9443: kubejoin cannot replace /etc/kubejoin/ca.crt") {
 		t.Errorf("a replica that cannot write: got %v, want a refusal that names it", err)
 	}
 	ended := must.Value(rotation.New(rotation.Cluster, s.ca.Get().Bundle(), []*x509.Certificate{certtest.CA(t, "new").Leaf}, nil, time.Now()))(t)
 	ended.Stage, ended.Ended = rotation.Finish, time.Now()
-	must.OK(t, s.rotation.Store.Put(t.Context(), ended, ""))
+	must.OK(t, s.follower.Store.Put(t.Context(), ended, ""))
 	if err := prepare(); err == nil || !strings.Contains(err.Error(), rowstate.ErrLeftBehind.Error()) {
 		t.Errorf("with the CA from before the last rotation: got %v, want a refusal", err)
 	}
@@ -175,17 +172,15 @@ func TestPrepareRefusesCAThatItCannotWrite(t *testing.T) {
 func TestStatusSaysWhatToWriteWithoutKey(t *testing.T) {
 	data := newData(t)
 	s := openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})
-	s.certificate = servesNothing(t)
-	s.rotateCA()
-	before := must.Value(os.ReadFile(s.rotation.Cert))(t)
-	desk := s.api.Rotations.Desk
+	before := must.Value(os.ReadFile(s.follower.Cert))(t)
+	desk := s.rotations(servesNothing(t)).Desk
 	must.Value(desk.Prepare(t.Context(), rotation.PrepareRequest{CA: rotation.Cluster, Certificates: []*x509.Certificate{certtest.CA(t, "brought").Leaf}, Cross: s.ca.Get().CrossSign}))(t)
 	must.Value(desk.Advance(t.Context(), rotation.Cluster, rotation.Trust, rotation.Options{}))(t)
 	_, err := desk.Advance(t.Context(), rotation.Cluster, rotation.Switch, rotation.Options{})
-	if err == nil || !strings.Contains(err.Error(), "next: write the certificates that stage trust trusts to "+s.rotation.Cert) {
+	if err == nil || !strings.Contains(err.Error(), "next: write the certificates that stage trust trusts to "+s.follower.Cert) {
 		t.Errorf("got %v, want what to write", err)
 	}
-	if after := must.Value(os.ReadFile(s.rotation.Cert))(t); !bytes.Equal(after, before) {
+	if after := must.Value(os.ReadFile(s.follower.Cert))(t); !bytes.Equal(after, before) {
 		t.Error("kubejoin wrote the CA file")
 	}
 }

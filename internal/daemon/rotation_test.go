@@ -16,7 +16,9 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 )
 
 // Catches two leaders that report the same change, and a sentence that is wrong for the change.
@@ -25,7 +27,7 @@ func TestRotationHasOneEventForEachChange(t *testing.T) {
 	oldCA := must.Value(signer.GenerateCA("old", time.Now(), 24*time.Hour))(t)
 	newCA := must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
 	began := must.Value(rotation.New(rotation.Cluster, oldCA.Bundle(), newCA.Bundle(), nil, time.Now()))(t)
-	c := &cluster{ClusterOptions: ClusterOptions{LeaseNamespace: "kubejoin-system", LeaseName: "kubejoin"}, client: client}
+	c := &connection{ClusterOptions: ClusterOptions{LeaseNamespace: "kubejoin-system", LeaseName: "kubejoin"}, client: client}
 	var want []string
 	for i, test := range []struct {
 		stage           rotation.Stage
@@ -72,24 +74,26 @@ func TestFollowsStoredRotation(t *testing.T) {
 	r := must.Value(rotation.New(rotation.Cluster, []*x509.Certificate{old}, []*x509.Certificate{fresh}, cross, time.Now()))(t)
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()
+		answers := make(chan struct{})
+		client.PrependReactor("list", "secrets", func(clienttesting.Action) (bool, runtime.Object, error) { <-answers; return false, nil, nil })
 		s := newService(Options{CA: CA{RotationQPS: 20}}, slog.New(slog.DiscardHandler), io.Discard)
 		var events []string
-		s.event = func(_, reason, _ string) { events = append(events, reason) }
-		c := &cluster{service: s, client: client, watch: t.Context()}
-		c.watchRotation()
-		s.liveNodes = func() int { return 7000 }
-		follow := c.followRotation()
+		c := (&connection{
+			service: s, client: client, working: client, watch: t.Context(),
+			events: func(_ *corev1.ObjectReference, _, reason, _ string) { events = append(events, reason) },
+		}).watchRotation(func() int { return 7000 })
+		follow := c.follower()
 		if now := must.Value(follow.Rotation())(t); now != nil {
 			t.Error("a rotation before anything was read: cluster-info could not be signed without the permission to read it")
 		}
-		ready := s.api.Status.Checks[len(s.api.Status.Checks)-1].Ready
+		ready := s.checks[len(s.checks)-1].Ready
 		if err := ready(t.Context()); err == nil || !strings.Contains(err.Error(), "have not been read") {
 			t.Errorf("before anything was read, ready says %v", err)
 		}
+		close(answers)
 		synctest.Wait()
 		secrets := client.CoreV1().Secrets(clusterstore.KeyNamespace)
 		secret := must.Value(secrets.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: clusterstore.KeyName}}, metav1.CreateOptions{}))(t)
-		c.working = client
 		write := func(state string) {
 			secret.Data = map[string][]byte{string(rotation.Cluster): []byte(state)}
 			secret = must.Value(secrets.Update(t.Context(), secret, metav1.UpdateOptions{}))(t)
@@ -97,7 +101,7 @@ func TestFollowsStoredRotation(t *testing.T) {
 			if now, err := follow.Rotation(); now != nil || err == nil || ready(t.Context()) == nil {
 				t.Errorf("not published yet: cluster-info follows %+v, %v, and is ready: %v", now, err, ready(t.Context()))
 			}
-			must.OK(t, c.publishRotation(t.Context()))
+			must.OK(t, c.publish(t.Context()))
 			synctest.Wait()
 			must.OK(t, ready(t.Context()))
 		}
@@ -123,7 +127,7 @@ func TestFollowsStoredRotation(t *testing.T) {
 			}
 			write(string(must.Value(rotation.Encode(r))(t)))
 			select {
-			case <-c.rotated:
+			case <-c.changed:
 			default:
 				t.Errorf("%s: no hint", test.stage)
 			}
@@ -132,12 +136,12 @@ func TestFollowsStoredRotation(t *testing.T) {
 			if (now == nil) != (test.trusted == nil) || now != nil && (!slices.EqualFunc(now.Trusted, test.trusted, (*x509.Certificate).Equal) || len(now.All) != 2 || now.Stage != r.ID+"/"+string(test.stage)) {
 				t.Errorf("%s, aborting %t: cluster-info follows %+v", test.stage, test.aborting, now)
 			}
-			if got := s.cross(); (got != nil) != test.cross || got != nil && !got.Equal(cross) {
+			if got := c.cross(); (got != nil) != test.cross || got != nil && !got.Equal(cross) {
 				t.Errorf("%s, aborting %t: cross certificate %t, want %t", test.stage, test.aborting, got != nil, test.cross)
 			}
 			for ca, short := range map[*x509.Certificate]bool{old: test.shortOld, fresh: test.shortNew} {
 				want := map[bool]time.Duration{true: rotation.ShortLifetime("worker-1", 7000, 20)}[short]
-				if got := s.maxLifetime(ca, "worker-1"); got != want {
+				if got := c.maxLifetime(ca, "worker-1"); got != want {
 					t.Errorf("%s, aborting %t: lifetime %s by CA %s, want %s", test.stage, test.aborting, got, ca.Subject, want)
 				}
 			}
@@ -150,11 +154,11 @@ func TestFollowsStoredRotation(t *testing.T) {
 		if now, err := follow.Rotation(); now != nil || err == nil {
 			t.Errorf("malformed state: %+v, %v, want an error", now, err)
 		}
-		if s.cross() != nil || s.maxLifetime(old, "worker-1") != 0 {
+		if c.cross() != nil || c.maxLifetime(old, "worker-1") != 0 {
 			t.Error("a malformed state changes what kubejoin serves or signs")
 		}
 		must.OK(t, secrets.Delete(t.Context(), clusterstore.KeyName, metav1.DeleteOptions{}))
-		if err := c.publishRotation(t.Context()); err == nil || !strings.Contains(err.Error(), "restore the Secret") {
+		if err := c.publish(t.Context()); err == nil || !strings.Contains(err.Error(), "restore the Secret") {
 			t.Errorf("lost Secret: got %v, want what a person can do", err)
 		}
 		if events = slices.Compact(events); !slices.Equal(events, []string{"CARotationEdited"}) {

@@ -18,17 +18,17 @@ import (
 
 // rotationObserver returns the observer of rotations of CAs.
 func (c *cluster) rotationObserver() *caobserver.Observer {
-	o := &caobserver.Observer{Client: c.client, Tokens: c.tokens.List, Record: c.api.IssuanceRecord, Revocations: c.revocations, NoRecord: "grep PIN FILE # of --issuance-record, on each host of kubejoin"}
+	o := &caobserver.Observer{Client: c.client, Tokens: c.tokens.List, Record: c.record, Revocations: c.trust.revocations, NoRecord: "grep PIN FILE # of --issuance-record, on each host of kubejoin"}
 	if c.options.Advertise != "" {
 		o.Servers = []string{c.options.Advertise}
 	}
 	return o
 }
 
-// rotateCAs enables rotations of the CAs of the cluster over HTTPS.
-func (c *cluster) rotateCAs() {
+// rotations rotates the CAs of the cluster over HTTPS.
+func (c *cluster) rotations() *operations.Rotations {
 	rotations := kube.Rotations(c.client, c.PKIDir)
-	rotations.Desk.Observer, rotations.Desk.ExpireTokens = c.rotationObserver(), operations.ExpireTokens(&mint.Minter{Tokens: c.tokens, ClusterInfo: c.api.ClusterInfo})
+	rotations.Desk.Observer, rotations.Desk.ExpireTokens = c.rotationObserver(), operations.ExpireTokens(&mint.Minter{Tokens: c.tokens, ClusterInfo: c.info})
 	if crossInFiles := rotations.Cross; c.ca != nil {
 		rotations.Cross = func(ca rotation.CA, fresh *x509.Certificate) (*x509.Certificate, error) {
 			if ca == rotation.Cluster {
@@ -37,13 +37,13 @@ func (c *cluster) rotateCAs() {
 			return crossInFiles(ca, fresh)
 		}
 	}
-	c.api.Rotations = rotations
+	return rotations
 }
 
 // watchRotations returns a controller that shows rotations in metrics and Events, and keeps their copy for hosts right.
 func (c *cluster) watchRotations() func(context.Context) error {
 	store := clusterstore.New(c.client)
-	publish := c.publishRotation
+	publish := c.rotation.publish
 	if c.Shadow {
 		publish = nil
 	}
@@ -54,7 +54,7 @@ func (c *cluster) watchRotations() func(context.Context) error {
 			r, _, err := store.Get(ctx, ca)
 			return r, err
 		},
-		Status: desk.Status, Event: c.rotationEvent, Changed: c.rotationHints(c.watch), Logger: c.log, Registerer: c.registry,
+		Status: desk.Status, Event: c.rotationEvent, Changed: c.rotation.hints(c.watch), Logger: c.log, Registerer: c.registry,
 	}.Run
 }
 
@@ -63,7 +63,7 @@ const eventCARotation = "CARotation"
 
 // rotationEvent creates the Event of the last change of a rotation. Its name is that of the change, so that the next leader
 // does not repeat it. The recorder would choose another name.
-func (c *cluster) rotationEvent(ctx context.Context, r rotation.Rotation) error {
+func (c *connection) rotationEvent(ctx context.Context, r rotation.Rotation) error {
 	at := metav1.NewTime(r.Changed())
 	_, err := c.client.CoreV1().Events(c.LeaseNamespace).Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: c.LeaseNamespace, Name: fmt.Sprintf("%s.ca-%s.%x", c.LeaseName, r.ID, at.UnixNano())},

@@ -47,15 +47,15 @@ type signerFile struct {
 	nodeCAs []*x509.Certificate
 }
 
-// loadSigners loads and reloads the signer configuration, if there is one. Call it after loadCA.
-func (s *service) loadSigners() error {
+// loadSigners loads and reloads the signer configuration. It returns nil if there is none.
+func (s *service) loadSigners(ca *clusterCA, events events) (*configured, error) {
 	file := s.options.SignerConfig
 	if file == "" {
-		return nil
+		return nil, nil
 	}
 	defaults := config.Defaults{Duration: s.options.CA.Duration, Scope: s.options.Serving.Scope}
-	if s.ca != nil {
-		defaults.CA = s.clusterCA
+	if ca != nil {
+		defaults.CA = ca.inUse
 	}
 	again, watch := make(chan struct{}, 1), make(chan struct{}, 1)
 	files, err := reload.Files[signerFile]{
@@ -78,7 +78,7 @@ func (s *service) loadSigners() error {
 			return f, nil
 		},
 		Changed: func(f signerFile) error {
-			s.event(corev1.EventTypeNormal, eventSignersReplaced, "The signer configuration, or a CA that it names, has changed and is in use now: "+f.names())
+			events.own(corev1.EventTypeNormal, eventSignersReplaced, "The signer configuration, or a CA that it names, has changed and is in use now: "+f.names())
 			for _, hint := range []chan struct{}{again, watch} {
 				select {
 				case hint <- struct{}{}:
@@ -88,57 +88,55 @@ func (s *service) loadSigners() error {
 			return nil
 		},
 		Failed: func(err error) {
-			s.event(corev1.EventTypeWarning, eventSignersUnusable, "kubejoin cannot use the new signer configuration and keeps the last valid one: "+firstOf(err))
+			events.own(corev1.EventTypeWarning, eventSignersUnusable, "kubejoin cannot use the new signer configuration and keeps the last valid one: "+firstOf(err))
 		},
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
 	if errors.As(err, new(config.Errors)) {
-		return err // the error names the file
+		return nil, err // the error names the file
 	}
 	if err != nil {
-		return fmt.Errorf("--signer-config: %w", err)
+		return nil, fmt.Errorf("--signer-config: %w", err)
 	}
-	s.configured = &configured{files: files, again: again}
 	s.log.Info("signer configuration loaded", "file", file, "signers", files.Get().names())
 	s.goBackground(files.Run)
 	cas := &signerCAs{
-		files: files, log: s.log, event: s.event, known: map[string]*caexpiry.Watch{},
+		files: files, log: s.log, event: events.own, known: map[string]*caexpiry.Watch{},
 		end:  metrics.Gauge(s.registry, "kubejoin_signer_ca_not_after_timestamp_seconds", "When the separate CA of a signer expires, in Unix seconds.", "signer"),
 		many: metrics.Gauge(s.registry, "kubejoin_signer_ca_certificates", "Trusted CA certificates of a signer with a separate CA, including the one that signs.", "signer"),
 	}
-	s.goBackground(loop.Loop{Name: "signer-cas", Hint: watch, Step: cas.step, Logger: s.log, Registerer: s.registry}.Run)
+	s.goBackground(loop.Loop{Name: "signer-cas", Hint: watch, Step: cas.watch, Logger: s.log, Registerer: s.registry}.Run)
 	s.check("signer-config", func(context.Context) error {
 		if files.Err() != nil {
 			return errors.New("the new signer configuration, or a CA in it, cannot be used, and kubejoin keeps the last valid one; see the log")
 		}
 		return files.Get().ready(time.Now())
 	})
-	return nil
+	return &configured{files: files, again: again}, nil
 }
 
 // signers returns the source of signers for an Authority: the file, or the built-in signers if there is none.
-func (s *service) signers() (func() map[string]signer.Signer, error) {
-	if s.configured != nil {
-		return func() map[string]signer.Signer { return s.configured.files.Get().signers }, nil
+func (s *service) signers(ca *clusterCA, c *configured) (func() map[string]signer.Signer, error) {
+	if c != nil {
+		return func() map[string]signer.Signer { return c.files.Get().signers }, nil
 	}
 	kubelets, err := approval.NewKubeletServing(s.options.Serving.Scope)
 	if err != nil {
 		return nil, err
 	}
-	builtIn, err := signer.KubernetesSigners(s.clusterCA, s.options.CA.Duration)
+	builtIn, err := signer.KubernetesSigners(ca.inUse, s.options.CA.Duration)
 	serving := builtIn[certificates.KubeletServingSignerName]
 	serving.Rules = []approval.Rule{kubelets}
 	builtIn[certificates.KubeletServingSignerName] = serving
 	return signer.FixedSigners(builtIn), err
 }
 
-// signersChanged returns a channel of hints that pending requests may be decided now. It is nil without a
-// configuration.
-func (s *service) signersChanged() <-chan struct{} {
-	if s.configured == nil {
+// changed returns a channel of hints that pending requests may be decided now. It is nil without a configuration.
+func (c *configured) changed() <-chan struct{} {
+	if c == nil {
 		return nil
 	}
-	return s.configured.again
+	return c.again
 }
 
 func (f signerFile) names() string { return strings.Join(slices.Sorted(maps.Keys(f.signers)), ", ") }
@@ -218,7 +216,8 @@ type signerCAs struct {
 	known     map[string]*caexpiry.Watch
 }
 
-func (w *signerCAs) step(ctx context.Context) (next time.Time, err error) {
+// watch watches the CAs of the current configuration.
+func (w *signerCAs) watch(ctx context.Context) (next time.Time, err error) {
 	now := w.files.Get()
 	own := now.own()
 	for name := range w.known {

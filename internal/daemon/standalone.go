@@ -17,9 +17,15 @@ import (
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer"
-	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 )
@@ -27,155 +33,180 @@ import (
 // usualServices are the default Service addresses of kubeadm and of kube-apiserver.
 var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
 
-// A standalone is a service that keeps all data in DataDir, or in etcd but for keys and credentials.
+// A standalone has the parts of a service that keeps all data in DataDir, or in etcd but for keys and credentials.
 type standalone struct {
 	*service
 	stores
 	dir       datadir.Dir
 	apiServer string // its URL in cluster-info
-	authority *signer.Authority
-	rotation  *ownRotation
-	curlrc    string // empty if the operator gave a token file
+	follower  *caFollower
+	trust     trust
+	ca        *clusterCA
+	info      *clusterinfo.Computed
 }
 
-// withoutCluster builds a standalone service.
-func (s *service) withoutCluster(context.Context) error {
-	alone := &standalone{service: s, dir: datadir.Dir(s.options.DataDir)}
-	for _, build := range []func() error{
-		alone.openStores,
-		alone.buildAuthority,
-		alone.openCallers,
-	} {
-		if err := build(); err != nil {
-			return err
-		}
+// withoutCluster builds what a standalone kubejoin serves.
+func (s *service) withoutCluster(_ context.Context, lines issuance.Log) (*site, error) {
+	alone, err := s.openStandalone()
+	if err != nil {
+		return nil, err
+	}
+	signers, err := s.loadSigners(alone.ca, noEvents)
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := s.openServingCertificate(alone.ca)
+	if err != nil {
+		return nil, err
+	}
+	authority, err := alone.newAuthority(signers, certificate, lines)
+	if err != nil {
+		return nil, err
+	}
+	rotations := alone.rotations(certificate)
+	operators, listening, err := alone.openOperators()
+	if err != nil {
+		return nil, err
+	}
+	webhooks, err := s.webhooks(alone.stores, alone.trust)
+	if err != nil {
+		return nil, err
 	}
 	alone.startControllers()
 	s.warnOf(tokenwarning.Limits("for example with 'kubejoin sign'; the signer of a cluster, which 'kubeadm join' uses, ignores them"))
-	s.warnOf(tokenwarning.CA(alone.authority, tokenwarning.None))
-	s.warnOf(tokenwarning.Duration(alone.authority))
-	s.banner = alone.readyBanner()
-	return nil
+	s.warnOf(tokenwarning.CA(authority, tokenwarning.None))
+	s.warnOf(tokenwarning.Duration(authority))
+	byCertificate := byOwnCAs(alone.trust, alone.ca, signers)
+	return &site{
+		api: server.Server{
+			Tokens: alone.tokens, Claims: alone.claims, ClusterInfo: alone.info, IssuanceRecord: alone.record,
+			Callers:      ownCallers(operators, byCertificate),
+			Minting:      server.Minting{Advertise: s.options.Advertise, Warnings: s.warningsOf},
+			Certificates: &server.Certificates{Authority: authority, ClientCertificate: byCertificate}, Webhooks: webhooks,
+			Revocations: &desk.Desk{
+				Guard: alone.trust.revocations, Tokens: alone.tokens, Claims: alone.claims, ClusterInfo: alone.info, IssuanceRecord: alone.record,
+				Lifetime: authority.MaxRemainingLifetime, RejoinWindow: s.options.NodeRules.RejoinWindow,
+			},
+			Rotations: rotations, MaxRemainingLifetime: authority.MaxRemainingLifetime,
+			Limits: s.options.Limits, Status: s.status(), Logger: s.log, Registerer: s.registry,
+		},
+		certificate: certificate, listening: listening, banner: alone.readyBanner,
+	}, nil
 }
 
-// openStores opens the stores, the CA and cluster-info. The file store comes first because it locks the folder.
-func (s *standalone) openStores() (err error) {
-	if s.stores, err = s.openOwnStores(); err != nil {
-		return err
-	}
-	s.openRevocations()
-	if err := s.answerAccessReviews(); err != nil {
-		return err
-	}
-	o := &s.options
-	if o.CA.CertFile == "" {
-		o.CA.CertFile = s.dir.Path(datadir.CA)
-		o.CA.KeyFile = o.CA.CertFile
-		made, err := s.dir.MakeCA(time.Now())
-		if err != nil {
-			return fmt.Errorf("cluster CA: %w", err)
-		}
-		if made {
-			s.log.Info("created a cluster CA", "file", o.CA.CertFile)
-		}
-	}
-	s.resumeRotation()
-	if err := s.loadCA(o.CA, o.CA.Duration); err != nil {
-		return err
-	}
-	if o.Advertise == "" {
-		if o.Advertise, err = reachable(o.Listen); err != nil {
-			return err
-		}
-	}
-	host, _, err := net.SplitHostPort(o.Advertise)
+// openStandalone opens the stores, the CA and cluster-info. The file store comes first because it locks the folder.
+func (s *service) openStandalone() (*standalone, error) {
+	own, err := s.openOwnStores()
 	if err != nil {
-		return fmt.Errorf("--advertise: %w", err)
+		return nil, err
 	}
-	s.hosts = []string{host}
-	s.apiServer = cmp.Or(o.APIServer, "https://"+net.JoinHostPort(host, "6443"))
-	s.api.Tokens, s.api.Claims, s.api.Minting.Advertise = s.tokens, s.claims, o.Advertise
-	return s.openClusterInfo()
+	dir := datadir.Dir(s.options.DataDir)
+	files, err := s.ownCA(dir)
+	if err != nil {
+		return nil, err
+	}
+	follower := s.resumeRotation(own, files)
+	state := &rotationState{
+		now: func() rotating { return *follower.state.Load() }, liveNodes: func() int { return int(follower.nodes.Load()) }, renewals: files.RotationQPS,
+	}
+	ca, err := s.loadCA(files, files.Duration, state, noEvents)
+	if err != nil {
+		return nil, err
+	}
+	if s.options.Advertise == "" {
+		if s.options.Advertise, err = reachable(s.options.Listen); err != nil {
+			return nil, err
+		}
+	}
+	host, _, err := net.SplitHostPort(s.options.Advertise)
+	if err != nil {
+		return nil, fmt.Errorf("--advertise: %w", err)
+	}
+	apiServer := cmp.Or(s.options.APIServer, "https://"+net.JoinHostPort(host, "6443"))
+	info, err := computedClusterInfo(own.tokens, apiServer, ca)
+	if err != nil {
+		return nil, err
+	}
+	return &standalone{
+		service: s, stores: own, dir: dir, apiServer: apiServer, follower: follower, ca: ca, info: info,
+		trust: trust{state, &revocation.Guard{Store: rowlist.New(own.revocationRows)}},
+	}, nil
 }
 
-// buildAuthority creates the authority. Without a cluster there are no Node objects, so only claims show that a node
-// name is in use.
-func (s *standalone) buildAuthority() error {
-	if err := s.loadSigners(); err != nil {
-		return err
+// ownCA returns the files of the cluster CA. Without those of the options, it creates a CA in the data folder.
+func (s *service) ownCA(dir datadir.Dir) (CA, error) {
+	files := s.options.CA
+	if files.CertFile != "" {
+		return files, nil
 	}
-	if err := s.knowOwnCertificates(); err != nil {
-		return err
+	files.CertFile, files.KeyFile = dir.Path(datadir.CA), dir.Path(datadir.CA)
+	made, err := dir.MakeCA(time.Now())
+	if err != nil {
+		return files, fmt.Errorf("cluster CA: %w", err)
+	}
+	if made {
+		s.log.Info("created a cluster CA", "file", files.CertFile)
+	}
+	return files, nil
+}
+
+// newAuthority creates the authority. Without a cluster there are no Node objects, so only claims show that a node
+// name is in use.
+func (s *standalone) newAuthority(c *configured, certificate servingCertificate, lines issuance.Log) (*signer.Authority, error) {
+	signers, err := s.signers(s.ca, c)
+	if err != nil {
+		return nil, err
 	}
 	o := s.options
 	services := o.Serving.ServiceCIDRs
 	if len(services) == 0 {
 		services = usualServices
 	}
-	facts := standaloneFacts{
-		Standalone: signer.Standalone{
-			Claims: s.claims, DNSSuffixes: o.Serving.Scope.DNSSuffixes,
-			Keep: approval.ClusterAddresses{
-				Prefixes: services, APIServer: []string{hostOf(s.apiServer)},
-				Source: "--service-cluster-ip-range or its usual ranges, --api-server, --advertise, --tls-san and kubejoin's certificate",
+	return &signer.Authority{
+		Signers: signers,
+		Facts: standaloneFacts{
+			Standalone: signer.Standalone{
+				Claims: s.claims, DNSSuffixes: o.Serving.Scope.DNSSuffixes,
+				Keep: approval.ClusterAddresses{
+					Prefixes: services, APIServer: []string{hostOf(s.apiServer)},
+					Source: "--service-cluster-ip-range or its usual ranges, --api-server, --advertise, --tls-san and kubejoin's certificate",
+				},
 			},
+			ownHosts: func() ([]string, error) { return s.ownHosts(certificate) },
 		},
-		ownHosts: s.ownHosts,
-	}
-	var err error
-	if s.authority, err = s.newAuthority(facts, &admission.Nodes{
-		Tokens: s.tokens, Claims: s.claims, Reserved: o.NodeRules.Reserved, Retention: o.NodeRules.SpentRetention, RejoinWindow: o.NodeRules.RejoinWindow, RejoinBudget: o.NodeRules.RejoinBudget,
-		Logger: s.log, Registerer: s.registry,
-	}); err != nil {
-		return err
-	}
-	s.giveCertificates(s.authority)
-	s.api.MaxRemainingLifetime = s.authority.MaxRemainingLifetime
-	s.api.Revocations = s.newDesk(s.authority)
-	s.rotateCA()
-	return nil
+		Nodes:       s.admission(s.stores, nil, nil),
+		Revocations: s.trust.revocations, Record: s.watchRecord(s.stores, lines), MaxLifetime: s.trust.rotation.maxLifetime,
+		Unthrottled: o.Limits.UserRate.QPS < 0,
+	}, nil
 }
 
-// openClusterInfo sets up a cluster-info that is computed from the tokens and the current CA.
-func (s *standalone) openClusterInfo() error {
+// computedClusterInfo returns a cluster-info that is computed from the tokens and the current CA.
+func computedClusterInfo(store tokens.Store, apiServer string, ca *clusterCA) (*clusterinfo.Computed, error) {
 	var current atomic.Pointer[[]byte]
-	follow := func(ca *signer.CA) error {
-		kubeconfig, err := clusterinfo.Kubeconfig(s.apiServer, ca.Bundle())
-		if err != nil {
-			return err
+	err := ca.follow(func(ca *signer.CA) error {
+		kubeconfig, err := clusterinfo.Kubeconfig(apiServer, ca.Bundle())
+		if err == nil {
+			current.Store(&kubeconfig)
 		}
-		current.Store(&kubeconfig)
-		return nil
-	}
-	if err := follow(s.ca.Get()); err != nil {
 		return err
-	}
-	s.caChanged = append(s.caChanged, follow)
-	s.api.ClusterInfo = &clusterinfo.Computed{Tokens: s.tokens, Follow: func(context.Context) ([]byte, error) { return *current.Load(), nil }}
-	return nil
+	})
+	return &clusterinfo.Computed{Tokens: store, Follow: func(context.Context) ([]byte, error) { return *current.Load(), nil }}, err
 }
 
-// openCallers loads the operators. Without --token-auth-file it creates an admin and a curlrc.
-func (s *standalone) openCallers() error {
-	if err := s.keepBundle(); err != nil {
-		return err
+// openOperators loads the operators. Without --token-auth-file it creates an admin, and a curlrc as soon as kubejoin listens.
+func (s *standalone) openOperators() (operators auth.Authenticate, listening func() error, err error) {
+	if err := s.keepBundle(s.ca); err != nil {
+		return nil, nil, err
 	}
-	if s.options.Callers.TokenFile != "" {
-		if err := s.loadOperators(nil); err != nil {
-			return err
-		}
-	} else {
-		s.options.Callers.TokenFile, s.curlrc = s.dir.Path(datadir.Operators), s.dir.Path(datadir.Curlrc)
-		if _, err := s.dir.AdminBearer(AdminGroup); err != nil {
-			return err
-		}
-		s.listening = s.writeCurlrc
-		if err := s.loadOperators(s.writeCurlrc); err != nil {
-			return err
-		}
+	if file := s.options.Callers.TokenFile; file != "" {
+		operators, err = s.loadOperators(file, nil)
+		return operators, nil, err
 	}
-	s.knowCallers()
-	return nil
+	if _, err := s.dir.AdminBearer(AdminGroup); err != nil {
+		return nil, nil, err
+	}
+	operators, err = s.loadOperators(s.dir.Path(datadir.Operators), s.writeCurlrc)
+	return operators, s.writeCurlrc, err
 }
 
 // writeCurlrc writes a curlrc with the address of this server and the bearer token of the first operator.
@@ -189,21 +220,10 @@ func (s *standalone) writeCurlrc() error {
 
 // startControllers starts the controllers that need no cluster. Several replicas elect one that runs them.
 func (s *standalone) startControllers() {
-	var controllers []func(context.Context) error
-	if s.options.Controllers[TokenCleaner] {
-		loop := cleaner.Tokens{Store: s.tokens, Logger: s.log, Registerer: s.registry}
-		controllers = append(controllers, loop.Run)
-	}
-	if s.options.Controllers[ClaimCleaner] {
-		loop := cleaner.Claims{Store: s.claims, Tokens: s.tokens, RejoinWindow: s.options.NodeRules.RejoinWindow, Logger: s.log, Registerer: s.registry}
-		controllers = append(controllers, loop.Run)
-	}
+	controllers := s.cleaners(s.stores, cleaner.Claims{})
 	if s.etcd == nil {
 		s.goBackground(together(controllers))
 		return
-	}
-	if sweep := s.sweepRecord(); sweep != nil {
-		controllers = append(controllers, sweep)
 	}
 	leading := metrics.Gauge(s.registry, leader.Metric, leader.MetricHelp).WithLabelValues()
 	leading.Set(0)
@@ -232,8 +252,8 @@ func (s *standalone) readyBanner() string {
 		data = "etcd at " + strings.Join(o.Etcd.Endpoints, ",")
 	}
 	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.Listen, data)
-	if s.curlrc != "" {
-		fmt.Fprintf(&b, "Get a join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", safetext.Quote(s.curlrc), dialable(o.Listen))
+	if o.Callers.TokenFile == "" {
+		fmt.Fprintf(&b, "Get a join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", safetext.Quote(s.dir.Path(datadir.Curlrc)), dialable(o.Listen))
 	} else {
 		fmt.Fprintf(&b, "Get a join command, as a user in %s:\n  POST https://%s/v1/token/print-join-command\n\n", o.Callers.TokenFile, dialable(o.Listen))
 	}

@@ -9,12 +9,16 @@ import (
 	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/server/auth"
+	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/signer/rotation/rowstate"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
+	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
@@ -27,16 +31,17 @@ type stores struct {
 	rotationRows   rowstate.Rows
 	// etcd is nil with other stores.
 	etcd *etcdstore.Store
+	// record is the issuance record, and dropper reports what it dropped; nil with Secrets, which keep none.
+	record  issuance.Store
+	dropper dropper
+	// reviewer authenticates kube-apiserver, which cannot read these tokens itself; nil with Secrets.
+	reviewer auth.Authenticate
 }
 
 // openTokens opens the stores of tokens and claims: Secrets and Leases, or kubejoin's own.
-func (c *cluster) openTokens() (stores, error) {
+func (c *connection) openTokens() (stores, error) {
 	if c.OwnTokens {
-		own, err := c.openOwnStores()
-		if err == nil && c.ca != nil {
-			err = c.keepBundle()
-		}
-		return own, err
+		return c.openOwnStores()
 	}
 	store, err := secretstore.Open(c.watch, c.client, c.log)
 	if err != nil {
@@ -55,7 +60,7 @@ func (c *cluster) openTokens() (stores, error) {
 	return stores{tokens: store, claims: claims}, nil
 }
 
-// openOwnStores opens the store in DataDir or in etcd, and enables token reviews for kube-apiserver.
+// openOwnStores opens the store in DataDir or in etcd, and reads the bearer token of kube-apiserver.
 func (s *service) openOwnStores() (own stores, err error) {
 	dir := datadir.Dir(s.options.DataDir)
 	if err := dir.Open(); err != nil {
@@ -69,7 +74,8 @@ func (s *service) openOwnStores() (own stores, err error) {
 	if err != nil {
 		return own, err
 	}
-	return own, s.reviewTokens(dir)
+	own.reviewer, err = reviewer(dir)
+	return own, err
 }
 
 // openFile opens the store in DataDir, and locks the folder.
@@ -82,8 +88,6 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 		return stores{}, err
 	}
 	s.closers = append(s.closers, store.Close)
-	record := rowrecord.New(store.Issued())
-	s.kept, s.dropper, s.api.IssuanceRecord = record, store, record
 	s.check("tokens", func(ctx context.Context) error {
 		// Reading any token ID shows whether the file is readable.
 		if _, err := store.Get(ctx, "000000"); err != nil && !errors.Is(err, tokens.ErrNotFound) {
@@ -92,7 +96,10 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 		}
 		return nil
 	})
-	return stores{tokens: store, claims: store.Claims(), revocationRows: store.Revocations(), rotationRows: store.Rotations()}, nil
+	return stores{
+		tokens: store, claims: store.Claims(), revocationRows: store.Revocations(), rotationRows: store.Rotations(),
+		record: rowrecord.New(store.Issued()), dropper: store,
+	}, nil
 }
 
 // etcdReadyTimeout is how long readiness waits for etcd.
@@ -112,8 +119,6 @@ func (s *service) openEtcd() (stores, error) {
 	if err := store.Ready(ctx); errors.Is(err, etcdstore.ErrIncomplete) {
 		return stores{}, err
 	}
-	record := rowrecord.NewWithoutCertificates(store.Issued())
-	s.kept, s.dropper, s.swept, s.api.IssuanceRecord = record, store.Issued(), store.Issued(), record
 	s.check("tokens", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, etcdReadyTimeout)
 		defer cancel()
@@ -130,7 +135,27 @@ func (s *service) openEtcd() (stores, error) {
 		}
 		return nil
 	})
-	return stores{tokens: store, claims: store.Claims(), revocationRows: store.Revocations(), rotationRows: store.Rotations(), etcd: store}, nil
+	return stores{
+		tokens: store, claims: store.Claims(), revocationRows: store.Revocations(), rotationRows: store.Rotations(), etcd: store,
+		record: rowrecord.NewWithoutCertificates(store.Issued()), dropper: store.Issued(),
+	}, nil
+}
+
+// cleaners returns the controllers that delete from the stores. claims has what they know of Nodes.
+func (s *service) cleaners(own stores, claims cleaner.Claims) (controllers []func(context.Context) error) {
+	if s.options.Controllers[TokenCleaner] {
+		loop := cleaner.Tokens{Store: own.tokens, Logger: s.log, Registerer: s.registry}
+		controllers = append(controllers, loop.Run)
+	}
+	if s.options.Controllers[ClaimCleaner] {
+		claims.Store, claims.Tokens, claims.RejoinWindow = own.claims, own.tokens, s.options.NodeRules.RejoinWindow
+		claims.Logger, claims.Registerer = s.log, s.registry
+		controllers = append(controllers, claims.Run)
+	}
+	if own.etcd != nil {
+		controllers = append(controllers, s.sweepRecord(own.etcd.Issued()))
+	}
+	return controllers
 }
 
 // sweepEvery is how often the leader deletes entries of the issuance record in etcd that are due.
@@ -138,14 +163,11 @@ const sweepEvery = 10 * time.Minute
 
 // sweepRecord returns a controller that deletes entries of the issuance record in etcd. The file store deletes them
 // when it adds others.
-func (s *service) sweepRecord() func(context.Context) error {
-	if s.swept == nil {
-		return nil
-	}
+func (s *service) sweepRecord(record *rowstore.Issued) func(context.Context) error {
 	return loop.Loop{
 		Name: "issuance-record", Sweep: sweepEvery, Logger: s.log, Registerer: s.registry,
 		Step: func(ctx context.Context) (time.Time, error) {
-			_, err := s.swept.Sweep(ctx, time.Now(), s.options.IssuanceRetention)
+			_, err := record.Sweep(ctx, time.Now(), s.options.IssuanceRetention)
 			return time.Time{}, err
 		},
 	}.Run

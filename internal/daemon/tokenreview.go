@@ -8,39 +8,39 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// reviewTokens enables token reviews, with which kube-apiserver authenticates the tokens of the store.
-func (s *service) reviewTokens(dir datadir.Dir) error {
+// reviewer authenticates kube-apiserver by its bearer token in the data folder.
+func reviewer(dir datadir.Dir) (auth.Authenticate, error) {
 	bearer, err := dir.WebhookBearer()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	known, err := auth.ParseTokenFile([]byte(bearer + ",kube-apiserver,\n"))
 	if err != nil {
-		return fmt.Errorf("%s: %w", dir.Path(datadir.WebhookToken), err)
+		return nil, fmt.Errorf("%s: %w", dir.Path(datadir.WebhookToken), err)
 	}
-	s.reviewerBearer = known.Authenticate
-	way, err := s.reviewer()
-	if err != nil {
-		return err
-	}
-	s.api.Webhooks.TokenReview = &server.TokenReview{Authenticate: way, Audiences: s.options.Webhook.Audiences}
-	return nil
+	return known.Authenticate, nil
 }
 
-// reviewer returns how kube-apiserver authenticates to its webhooks: by the bearer token of the file store, or by the
-// client certificate of the options. It is nil if there is neither.
-func (s *service) reviewer() (auth.Authenticate, error) {
-	o := s.options.Webhook
-	if o.ClientCAFile == "" && s.reviewerBearer == nil {
-		return nil, nil
-	}
-	if o.ClientCAFile != "" && s.reviewerCertificate == nil {
+// webhooks returns the webhooks of kube-apiserver: token reviews with own stores, and one that refuses revoked
+// certificates. kube-apiserver authenticates by the bearer token of own stores, or by the client certificate of the
+// options. Without both there are no webhooks.
+func (s *service) webhooks(own stores, t trust) (server.Webhooks, error) {
+	var byCertificate auth.Authenticate
+	if o := s.options.Webhook; o.ClientCAFile != "" {
 		cas, err := s.openCAs("webhook-client-ca", "webhook-client-ca-file", o.ClientCAFile)
 		if err != nil {
-			return nil, err
+			return server.Webhooks{}, err
 		}
 		s.check("webhook-client-ca", usable(cas, "webhook-client-ca-file"))
-		s.reviewerCertificate = auth.ClientCertificate{CAs: s.trusting(cas.Get), Name: o.ClientName}.Cached()
+		byCertificate = auth.ClientCertificate{CAs: t.rotation.trusting(cas.Get), Name: o.ClientName}.Cached()
 	}
-	return auth.HeaderOrCertificate(s.reviewerBearer, s.reviewerCertificate), nil
+	if own.reviewer == nil && byCertificate == nil {
+		return server.Webhooks{}, nil
+	}
+	way := auth.HeaderOrCertificate(own.reviewer, byCertificate)
+	w := server.Webhooks{Authorization: &server.Authorization{Authenticate: way, Revoked: t.revocations.Known}}
+	if own.reviewer != nil {
+		w.TokenReview = &server.TokenReview{Authenticate: way, Audiences: s.options.Webhook.Audiences}
+	}
+	return w, nil
 }

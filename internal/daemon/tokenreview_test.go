@@ -33,7 +33,8 @@ func TestAuthenticatesReviewerByHeaderOrCertificate(t *testing.T) {
 		"without a CA": {},
 	} {
 		s := newService(options, slog.New(slog.DiscardHandler), io.Discard)
-		must.OK(t, s.reviewTokens(datadir.Dir(dir)))
+		byBearer := must.Value(reviewer(datadir.Dir(dir)))(t)
+		webhooks := must.Value(s.webhooks(stores{reviewer: byBearer}, trust{rotation: notRotating}))(t)
 		bearer := must.Value(datadir.Dir(dir).ReadWebhookBearer())(t)
 		byCertificate := error(nil)
 		if options.Webhook.ClientCAFile == "" {
@@ -58,7 +59,7 @@ func TestAuthenticatesReviewerByHeaderOrCertificate(t *testing.T) {
 			if test.certificate {
 				r.TLS = &tls.ConnectionState{PeerCertificates: []*x509.Certificate{ca.Certificate()}}
 			}
-			user, err := s.api.Webhooks.TokenReview.Authenticate(r)
+			user, err := webhooks.TokenReview.Authenticate(r)
 			if !errors.Is(err, test.want) || (err == nil) != (user.Name == "kube-apiserver") {
 				t.Errorf("%s, %s: %q %v, want %v", name, test.name, user.Name, err, test.want)
 			}
