@@ -68,9 +68,7 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 	e, err := h.Webhooks.Authorization.Revoked(ctx, revocation.SubjectOf(req.Spec.User, req.Spec.Groups, req.Spec.Extra))
 	if err != nil {
 		h.results.accessReviews.WithLabelValues("failed").Inc()
-		p := web.NewProblem("revocations-unavailable", "the revocations cannot be read now; retry")
-		p.Cause, p.RetryAfter = err, web.RetryAfter
-		return web.Response{}, p
+		return web.Response{}, web.NewProblem("revocations-unavailable", "the revocations cannot be read now; retry").Unavailable(err)
 	}
 	answer, result := accessReview{TypeMeta: req.TypeMeta}, "no_opinion"
 	if e != nil {

@@ -20,6 +20,26 @@ import (
 // failure: its text goes to the log and not to the client.
 type action func(r *call) (web.Response, error)
 
+// request returns the action of a function that takes the fields of the query and the JSON body.
+func request[T any](act func(r *call, req T) (web.Response, error)) action {
+	return reading(web.ReadRequest, act)
+}
+
+// query returns the action of a function that takes the fields of the query.
+func query[T any](act func(r *call, req T) (web.Response, error)) action {
+	return reading(web.ReadQuery, act)
+}
+
+func reading[T any](read func(*http.Request, any) error, act func(*call, T) (web.Response, error)) action {
+	return func(r *call) (web.Response, error) {
+		var req T
+		if err := read(r.Request, &req); err != nil {
+			return web.Response{}, err
+		}
+		return act(r, req)
+	}
+}
+
 // A call is a request in progress.
 type call struct {
 	*http.Request

@@ -179,9 +179,7 @@ func (h *handler) headerUser(r *call, given bool) (auth.User, error) {
 	if token, notToken := tokens.Parse(bearer); err == nil && notToken == nil {
 		user, why, err := h.bootstrapUser(r, token, h.Certificates.Now)
 		if err != nil {
-			p := web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry")
-			p.Cause, p.RetryAfter = err, web.RetryAfter
-			return auth.User{}, p
+			return auth.User{}, web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry").Unavailable(err)
 		}
 		if why == "" {
 			return user, nil

@@ -9,20 +9,12 @@ import (
 )
 
 // listClaims returns all claims, or a page of them. It leaves out released ones.
-func (h *handler) listClaims(r *call) (web.Response, error) {
-	var req api.ListPage
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) listClaims(r *call, req api.ListPage) (web.Response, error) {
 	return shown(h.operations.ClaimsPage(r.Context(), req))
 }
 
 // releaseClaim releases a node name.
-func (h *handler) releaseClaim(r *call) (web.Response, error) {
-	var req api.ReleaseClaim
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) releaseClaim(r *call, req api.ReleaseClaim) (web.Response, error) {
 	node := chi.URLParam(r.Request, "node")
 	r.log(slog.String("node", node))
 	return shown(h.operations.ReleaseClaim(r.Context(), node, req))

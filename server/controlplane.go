@@ -53,8 +53,7 @@ func (h *handler) upload(ctx context.Context, r *call, join *joinformat.Join) er
 	}
 	up, err := h.Minting.UploadCertificates(ctx)
 	if err != nil {
-		p := web.NewProblem("certificates-not-uploaded", "the certificates of control planes could not be uploaded; the log of kubejoin has the reason under this request ID")
-		p.Cause, p.RetryAfter = err, web.RetryAfter
+		p := web.NewProblem("certificates-not-uploaded", "the certificates of control planes could not be uploaded; the log of kubejoin has the reason under this request ID").Unavailable(err)
 		if ends := (*joinformat.KeyEndsError)(nil); errors.As(err, &ends) {
 			p.Detail, p.RetryAfter = ends.Error(), max(time.Until(ends.Expires), 0)+time.Second
 		}

@@ -34,9 +34,7 @@ func noClusterInfo(err error) error {
 	case errors.Is(err, clusterinfo.ErrKubeconfig), errors.Is(err, clusterinfo.ErrNoKubeconfig):
 		return malformed(err)
 	}
-	p := web.NewProblem("cluster-info-unavailable", "cluster-info cannot be read now; retry")
-	p.Cause, p.RetryAfter = err, web.RetryAfter
-	return p
+	return web.NewProblem("cluster-info-unavailable", "cluster-info cannot be read now; retry").Unavailable(err)
 }
 
 // malformed returns the problem of a kubeconfig that must not be served or that nodes cannot use.
@@ -76,10 +74,7 @@ func (h *handler) publish(r *call) (*publicKubeconfig, error) {
 
 // discoveryFile returns the kubeconfig for 'kubeadm join --discovery-file https://…'. kubeadm sends no
 // credential and trusts the kubeconfig because it trusts the server's certificate.
-func (h *handler) discoveryFile(r *call) (web.Response, error) {
-	if err := web.ReadQuery(r.Request, &struct{}{}); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) discoveryFile(r *call, _ struct{}) (web.Response, error) {
 	p, err := h.publish(r)
 	if err != nil {
 		return web.Response{}, err
@@ -105,11 +100,7 @@ const (
 
 // ca returns the CAs of cluster-info, without authentication. The format is PEM, or JSON with CA pins if
 // the query requests it. Without a format in the query, the Accept header decides.
-func (h *handler) ca(r *call) (web.Response, error) {
-	var req api.GetCA
-	if err := web.ReadQuery(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) ca(r *call, req api.GetCA) (web.Response, error) {
 	format := req.Format
 	switch format {
 	case formatPEM, formatJSON:

@@ -38,11 +38,7 @@ func (h *handler) explanation(r *call) (web.Response, error) {
 }
 
 // explainRequest explains what each rule would decide about a certificate request.
-func (h *handler) explainRequest(r *call) (web.Response, error) {
-	var req api.ExplainRequest
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) explainRequest(r *call, req api.ExplainRequest) (web.Response, error) {
 	r.log(slog.String("csr", req.CSR))
 	return shown(h.operations.ExplainRequest(r.Context(), req, func(given *certificates.CertificateSigningRequest) error {
 		return h.mayExplain(r, given.Spec.Username, given.Spec.Groups)

@@ -16,11 +16,7 @@ import (
 )
 
 // listIssued returns a page of the issuance record.
-func (h *handler) listIssued(r *call) (web.Response, error) {
-	var req api.ListIssued
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) listIssued(r *call, req api.ListIssued) (web.Response, error) {
 	if h.IssuanceRecord == nil {
 		return web.Response{}, noRecord()
 	}
@@ -44,10 +40,7 @@ func (h *handler) listIssued(r *call) (web.Response, error) {
 }
 
 // getIssued returns the entry of one certificate.
-func (h *handler) getIssued(r *call) (web.Response, error) {
-	if err := web.ReadRequest(r.Request, &struct{}{}); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) getIssued(r *call, _ struct{}) (web.Response, error) {
 	if h.IssuanceRecord == nil {
 		return web.Response{}, noRecord()
 	}
@@ -74,9 +67,7 @@ func noRecord() *web.Problem {
 }
 
 func recordUnavailable(err error) *web.Problem {
-	p := web.NewProblem("record-unavailable", "the issuance record cannot be read now; retry")
-	p.Cause, p.RetryAfter = err, web.RetryAfter
-	return p
+	return web.NewProblem("record-unavailable", "the issuance record cannot be read now; retry").Unavailable(err)
 }
 
 // issuanceQuery returns the query of the issuance record that a request describes.

@@ -17,11 +17,7 @@ import (
 
 // printJoinCommand creates a token, waits until its signature is in cluster-info, and returns the join
 // command. If no signature appears, it deletes the token.
-func (h *handler) printJoinCommand(r *call) (web.Response, error) {
-	var req api.PrintJoinCommand
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) printJoinCommand(r *call, req api.PrintJoinCommand) (web.Response, error) {
 	format, err := joinformat.FindFormat(req.Format)
 	if err != nil {
 		return web.Response{}, web.BadField("format", "%v", err)
@@ -70,11 +66,7 @@ func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Mi
 
 // createToken creates a token, waits for its signature and returns it with its secret. If the client chose the token,
 // the request is idempotent.
-func (h *handler) createToken(r *call) (web.Response, error) {
-	var req api.CreateToken
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) createToken(r *call, req api.CreateToken) (web.Response, error) {
 	permit := h.mayCreate(r, lifetimeField(req.Expires))
 	t, existing, err := h.operations.CreateToken(r.Context(), req, func(record *tokens.Record, now time.Time) error {
 		if err := permit(record, now); err != nil {

@@ -22,17 +22,11 @@ var openAPIInJSON = sync.OnceValues(func() ([]byte, error) { return yaml.YAMLToJ
 // OpenAPI returns the description of the API that /openapi.yaml serves: OpenAPI 3.1 in YAML.
 func OpenAPI() []byte { return append([]byte(nil), openAPI...) }
 
-func (h *handler) openAPIYAML(r *call) (web.Response, error) {
-	if err := web.ReadQuery(r.Request, &struct{}{}); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) openAPIYAML(r *call, _ struct{}) (web.Response, error) {
 	return h.documents.openAPI.Respond(r.Request, openAPI, "application/yaml"), nil // RFC 9512
 }
 
-func (h *handler) openAPIJSON(r *call) (web.Response, error) {
-	if err := web.ReadQuery(r.Request, &struct{}{}); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) openAPIJSON(r *call, _ struct{}) (web.Response, error) {
 	body, err := openAPIInJSON()
 	return h.documents.openAPIJSON.Respond(r.Request, body, "application/json"), err
 }
@@ -58,10 +52,7 @@ var referencePolicy = sync.OnceValue(func() string {
 })
 
 // reference returns the reference page to clients that accept text/html, and a text to others.
-func (h *handler) reference(r *call) (web.Response, error) {
-	if err := web.ReadQuery(r.Request, &struct{}{}); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) reference(r *call, _ struct{}) (web.Response, error) {
 	if !web.Accepts(r.Header.Values("Accept"), "text/html") {
 		return h.documents.referenceText.Respond(r.Request, referenceText, "text/plain; charset=utf-8", "Accept"), nil
 	}

@@ -87,25 +87,17 @@ func unauthenticated(err error) *web.Problem {
 	case errors.Is(err, auth.ErrNoCredentials):
 		return web.NewProblem("unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE")
 	case errors.Is(err, auth.ErrBadCredentials):
-		p := web.NewProblem("unauthorized", "this server does not accept these credentials")
-		p.Cause = err
-		return p
+		return web.NewProblem("unauthorized", "this server does not accept these credentials").CausedBy(err)
 	}
-	p := web.NewProblem("authentication-unavailable", "the caller cannot be authenticated now; retry")
-	p.Cause, p.RetryAfter = err, web.RetryAfter
-	return p
+	return web.NewProblem("authentication-unavailable", "the caller cannot be authenticated now; retry").Unavailable(err)
 }
 
 // unauthorized returns the problem of an error of an Authorize.
 func unauthorized(err error, user auth.User, access auth.Access) *web.Problem {
 	if errors.Is(err, auth.ErrForbidden) {
-		p := web.NewProblem("forbidden", "user %q may not %s", user.Name, access)
-		p.Cause = err
-		return p
+		return web.NewProblem("forbidden", "user %q may not %s", user.Name, access).CausedBy(err)
 	}
-	p := web.NewProblem("authorization-unavailable", "cannot check now whether user %q may %s; retry", user.Name, access)
-	p.Cause, p.RetryAfter = err, web.RetryAfter
-	return p
+	return web.NewProblem("authorization-unavailable", "cannot check now whether user %q may %s; retry", user.Name, access).Unavailable(err)
 }
 
 // may returns a problem if the user of the request lacks the permission.

@@ -12,20 +12,12 @@ import (
 )
 
 // listRevocations returns all revocations, or a page of them. It leaves out those that have ended.
-func (h *handler) listRevocations(r *call) (web.Response, error) {
-	var req api.ListPage
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) listRevocations(r *call, req api.ListPage) (web.Response, error) {
 	return shown(h.operations.RevocationsPage(r.Context(), req))
 }
 
 // revoke revokes a node, a certificate, or everything that was issued on a token.
-func (h *handler) revoke(r *call) (web.Response, error) {
-	var req api.Revoke
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) revoke(r *call, req api.Revoke) (web.Response, error) {
 	list, err := h.operations.Revoke(r.Context(), req, r.user.Name, func() error {
 		if req.Node != "" {
 			r.log(slog.String("node", req.Node))
@@ -48,11 +40,7 @@ func (h *handler) revoke(r *call) (web.Response, error) {
 }
 
 // undoRevocation removes a revocation.
-func (h *handler) undoRevocation(r *call) (web.Response, error) {
-	var req api.UndoRevocation
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) undoRevocation(r *call, req api.UndoRevocation) (web.Response, error) {
 	revoked := chi.URLParam(r.Request, "revoked")
 	r.log(slog.String("revoked", revoked))
 	return shown(h.operations.UndoRevocation(r.Context(), revoked, req))

@@ -26,10 +26,7 @@ func (h *handler) rotations(r *call) (*operations.Rotations, string, error) {
 }
 
 // rotation returns the last rotation of a CA, with what is seen of it.
-func (h *handler) rotation(r *call) (web.Response, error) {
-	if err := web.ReadRequest(r.Request, &struct{}{}); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) rotation(r *call, _ struct{}) (web.Response, error) {
 	rotations, ca, err := h.rotations(r)
 	if err != nil {
 		return web.Response{}, err
@@ -38,11 +35,7 @@ func (h *handler) rotation(r *call) (web.Response, error) {
 }
 
 // prepareCA begins the rotation of a CA.
-func (h *handler) prepareCA(r *call) (web.Response, error) {
-	var req api.PrepareCA
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) prepareCA(r *call, req api.PrepareCA) (web.Response, error) {
 	rotations, ca, err := h.rotations(r)
 	if err != nil {
 		return web.Response{}, err
@@ -56,11 +49,7 @@ func (h *handler) prepareCA(r *call) (web.Response, error) {
 
 // stepCA returns the action that takes a rotation to another stage.
 func (h *handler) stepCA(step string) action {
-	return func(r *call) (web.Response, error) {
-		var req api.StepCA
-		if err := web.ReadRequest(r.Request, &req); err != nil {
-			return web.Response{}, err
-		}
+	return request(func(r *call, req api.StepCA) (web.Response, error) {
 		rotations, ca, err := h.rotations(r)
 		if err != nil {
 			return web.Response{}, err
@@ -71,7 +60,7 @@ func (h *handler) stepCA(step string) action {
 			}
 		}
 		return shownRotation(rotations.StepCA(r.Context(), ca, step, req))
-	}
+	})
 }
 
 // shownRotation returns the response with a rotation, or the error.

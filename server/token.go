@@ -27,19 +27,12 @@ func (h *handler) why(what string, cause error) string {
 }
 
 // listTokens returns all tokens, or a page of them, without their secrets.
-func (h *handler) listTokens(r *call) (web.Response, error) {
-	var req api.ListPage
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) listTokens(r *call, req api.ListPage) (web.Response, error) {
 	return shown(h.operations.TokensPage(r.Context(), req))
 }
 
 // getToken returns one token without its secret.
-func (h *handler) getToken(r *call) (web.Response, error) {
-	if err := web.ReadRequest(r.Request, &struct{}{}); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) getToken(r *call, _ struct{}) (web.Response, error) {
 	id, err := tokenID(r)
 	if err != nil {
 		return web.Response{}, err
@@ -58,11 +51,7 @@ func tokenID(r *call) (string, error) {
 }
 
 // deleteToken deletes a token.
-func (h *handler) deleteToken(r *call) (web.Response, error) {
-	var req api.DeleteToken
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) deleteToken(r *call, req api.DeleteToken) (web.Response, error) {
 	id, err := tokenID(r)
 	if err != nil {
 		return web.Response{}, err
@@ -71,11 +60,7 @@ func (h *handler) deleteToken(r *call) (web.Response, error) {
 }
 
 // renewToken changes when a token expires.
-func (h *handler) renewToken(r *call) (web.Response, error) {
-	var req api.RenewToken
-	if err := web.ReadRequest(r.Request, &req); err != nil {
-		return web.Response{}, err
-	}
+func (h *handler) renewToken(r *call, req api.RenewToken) (web.Response, error) {
 	id, err := tokenID(r)
 	if err != nil {
 		return web.Response{}, err

@@ -58,9 +58,7 @@ func (h *handler) tokenReview(r *call) (web.Response, error) {
 	if err != nil {
 		h.results.tokenReviews.WithLabelValues("failed").Inc()
 		// Do not return authenticated: false, because kube-apiserver would cache it.
-		p := web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry")
-		p.Cause, p.RetryAfter = err, web.RetryAfter
-		return web.Response{}, p
+		return web.Response{}, web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry").Unavailable(err)
 	}
 	result := map[bool]string{true: "authenticated", false: "refused"}[status.Authenticated]
 	h.results.tokenReviews.WithLabelValues(result).Inc()
@@ -80,19 +78,13 @@ func (h *handler) checkReviewer(r *call, authenticate auth.Authenticate, what, c
 		r.identify(user) // without the rate of a user: kube-apiserver sends reviews for all its clients
 		return nil
 	case errors.Is(err, auth.ErrForbidden):
-		p := web.NewProblem("forbidden", "only kube-apiserver may create %s", what)
-		p.Cause = err
-		return p
+		return web.NewProblem("forbidden", "only kube-apiserver may create %s", what).CausedBy(err)
 	case errors.Is(err, auth.ErrNoCredentials):
 		return web.NewProblem("unauthorized", "only kube-apiserver may create %s, with the credential from 'kubejoin %s'", what, command)
 	case errors.Is(err, auth.ErrBadCredentials):
-		p := web.NewProblem("unauthorized", "these credentials are not those of kube-apiserver")
-		p.Cause = err
-		return p
+		return web.NewProblem("unauthorized", "these credentials are not those of kube-apiserver").CausedBy(err)
 	}
-	p := web.NewProblem("authentication-unavailable", "the caller cannot be authenticated now; retry")
-	p.Cause, p.RetryAfter = err, web.RetryAfter
-	return p
+	return web.NewProblem("authentication-unavailable", "the caller cannot be authenticated now; retry").Unavailable(err)
 }
 
 // reviewRequest is a TokenReview with only the fields that kubejoin reads.

@@ -69,9 +69,7 @@ func (h *handler) giveBackTurn(r *call) (web.Response, error) {
 }
 
 func turnUnavailable(err error) *web.Problem {
-	p := web.NewProblem("turn-unavailable", "the turn of control planes or the members of etcd cannot be read or changed now; retry")
-	p.Cause, p.RetryAfter = err, web.RetryAfter
-	return p
+	return web.NewProblem("turn-unavailable", "the turn of control planes or the members of etcd cannot be read or changed now; retry").Unavailable(err)
 }
 
 // readTurn authenticates a machine by its bootstrap token, which must be for control planes: with the token of a
@@ -87,9 +85,7 @@ func (h *handler) readTurn(r *call) (controlplane.Machine, error) {
 	}
 	record, why, err := h.bootstrapRecord(r, token, nil)
 	if err != nil {
-		p := web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry")
-		p.Cause, p.RetryAfter = err, web.RetryAfter
-		return controlplane.Machine{}, p
+		return controlplane.Machine{}, web.NewProblem("tokens-unavailable", "the tokens cannot be read now; retry").Unavailable(err)
 	}
 	if why != "" {
 		r.log(slog.String("reason", why)) // only for the operator

@@ -38,6 +38,18 @@ func (p *Problem) Error() string {
 
 func (p *Problem) Unwrap() error { return p.Cause }
 
+// CausedBy returns p with a cause.
+func (p *Problem) CausedBy(err error) *Problem {
+	p.Cause = err
+	return p
+}
+
+// Unavailable returns p with a cause that may end soon: the client may retry.
+func (p *Problem) Unavailable(err error) *Problem {
+	p.RetryAfter = RetryAfter
+	return p.CausedBy(err)
+}
+
 // NewProblem returns a problem. Clients compare its type, which is a URI made of name: do not change a name. Its status is that
 // of package codes.
 func NewProblem(name, format string, args ...any) *Problem {
