@@ -114,7 +114,7 @@ func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 		return nil, err
 	}
 	// Read this token only. With thousands of tokens, a new one must not cost a pass over the list.
-	record, err := c.Tokens.Get(ctx, t.ID())
+	record, err := c.Tokens.Get(ctx, t.ID(), tokens.Live)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), err == nil && !record.Signs(c.now()):
 		return nil, fmt.Errorf("%w: token %s does not exist, has expired or has no usage signing", ErrUnsigned, t.ID())
@@ -255,7 +255,7 @@ func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.T
 // lookAgain reports whether an early token is or may still be in the store.
 func (c *Computed) lookAgain(ctx context.Context, e *unlisted, now time.Time) bool {
 	id := e.record.Token.ID()
-	r, err := c.Tokens.Get(ctx, id)
+	r, err := c.Tokens.Get(ctx, id, tokens.Live)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {

@@ -36,7 +36,7 @@ func (m *many) add(t tokens.Token) {
 	}
 }
 
-func (m *many) Get(_ context.Context, id string) (tokens.Record, error) {
+func (m *many) Get(_ context.Context, id string, _ tokens.Read) (tokens.Record, error) {
 	at, found := m.find(id)
 	if !found {
 		return tokens.Record{}, tokens.ErrNotFound

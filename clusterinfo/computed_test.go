@@ -35,7 +35,7 @@ func (l *listed) List(context.Context) ([]tokens.Record, error) {
 	return l.records, l.err
 }
 
-func (l *listed) Get(_ context.Context, id string) (tokens.Record, error) {
+func (l *listed) Get(_ context.Context, id string, _ tokens.Read) (tokens.Record, error) {
 	for _, r := range l.records {
 		if r.Token.ID() == id {
 			return r, l.err
@@ -231,7 +231,7 @@ type lagging struct {
 	failure error
 }
 
-func (l *lagging) Get(_ context.Context, id string) (tokens.Record, error) {
+func (l *lagging) Get(_ context.Context, id string, _ tokens.Read) (tokens.Record, error) {
 	if l.failure != nil {
 		return tokens.Record{}, l.failure
 	}

@@ -55,7 +55,7 @@ func TestBootstrapTokenGetsClientCertificateWithinItsLimits(t *testing.T) {
 			}
 		}
 	}
-	if claim, err := s.store.Claims().Get(t.Context(), "rack7-1"); err != nil || claim.TokenID != id {
+	if claim, err := s.store.Claims().Get(t.Context(), "rack7-1", tokens.Live); err != nil || claim.TokenID != id {
 		t.Errorf("claim %+v, %v", claim, err)
 	}
 	_, err := s.by(token).Certificate(t.Context(), signing("", nodeCSR(t, "rack7-2")))

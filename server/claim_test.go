@@ -61,7 +61,7 @@ func TestClaimsAreListedAndReleased(t *testing.T) {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	wantList("worker-2u2")
-	if c, err := s.Claims.Get(t.Context(), "worker-1"); err != nil || !c.Released() || c.Past.Until.Before(time.Now().Add(24*time.Hour)) {
+	if c, err := s.Claims.Get(t.Context(), "worker-1", tokens.Live); err != nil || !c.Released() || c.Past.Until.Before(time.Now().Add(24*time.Hour)) {
 		t.Errorf("got %+v, %v, want a past of 24 h", c, err)
 	}
 	if got := s.do(t, "GET", "/v1/token/"+r.Token.ID(), adminBearer, "", ""); got.status != 200 || strings.Contains(got.body, "worker-1") {
@@ -111,7 +111,7 @@ func TestPagesListEachItemOnce(t *testing.T) {
 		return id
 	}
 	remove := func(id string) {
-		must.OK(t, errors.Join(s.store.Delete(t.Context(), s.record(t, id)), s.Claims.Delete(t.Context(), must.Get(s.Claims.Get(t.Context(), "node-"+id)))))
+		must.OK(t, errors.Join(s.store.Delete(t.Context(), s.record(t, id)), s.Claims.Delete(t.Context(), must.Get(s.Claims.Get(t.Context(), "node-"+id, tokens.Live)))))
 	}
 	var stay []string
 	for i := range 25 {

@@ -174,7 +174,7 @@ func askFor[T any](t *testing.T, s *site, method, path, body string) (T, api.Pro
 
 func (s *site) record(t *testing.T, id string) tokens.Record {
 	t.Helper()
-	return must.Get(s.store.Get(t.Context(), id))
+	return must.Get(s.store.Get(t.Context(), id, tokens.Live))
 }
 
 func TestCreateTokenLeadsToDiscovery(t *testing.T) {

@@ -312,7 +312,7 @@ func TestRevokedMachineDoesNotComeBack(t *testing.T) {
 					t.Errorf("%s: got %d %s, want Revoked", what, got.status, got.body)
 				}
 			}
-			if c, err := s.store.Claims().Get(t.Context(), "worker-1"); err != nil || len(c.Identity.Rejoins) > 0 {
+			if c, err := s.store.Claims().Get(t.Context(), "worker-1", tokens.Live); err != nil || len(c.Identity.Rejoins) > 0 {
 				t.Errorf("got %+v, %v, want no rejoin counted", c.Identity, err)
 			}
 		})
@@ -590,7 +590,7 @@ func TestRejoinWithoutCAOrClaims(t *testing.T) {
 		{func() {
 			a.Signers = signer.FixedSigners(must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errReset }, 0)))
 		}, expired, errReset.Error()},
-		{func() { a.Nodes.Claims = storetest.Fail(errAway, "Claims.Find").Claims(a.Nodes.Claims) }, bound, "claim of node worker-1: away"},
+		{func() { a.Nodes.Claims = storetest.Fail(errAway, "Claims.Get.cached").Claims(a.Nodes.Claims) }, bound, "claim of node worker-1: away"},
 	} {
 		test.change()
 		if got, p := s.post(t, s.showing(t, test.shown), certificatePath, "", nodeCSR(t, "worker-1")); got.status != 503 || !p.Named("authentication-unavailable") || !strings.Contains(s.logs.String(), test.log) {

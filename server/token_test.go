@@ -155,7 +155,7 @@ func TestErrorsOfStoresAreProblems(t *testing.T) {
 		}, "DELETE", token, 409, "token-replaced", ""},
 		"replaced claim": {nil, func(s *site, _ tokens.Record) storetest.Faulty {
 			return storetest.Before(func() error {
-				c, err := s.store.Claims().Get(context.Background(), "worker-1")
+				c, err := s.store.Claims().Get(context.Background(), "worker-1", tokens.Live)
 				if err == nil {
 					err = s.store.Claims().Delete(context.Background(), c)
 				}

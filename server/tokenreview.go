@@ -164,7 +164,7 @@ func (h *handler) bootstrapRecord(r *call, shown tokens.Token, now func() time.T
 	r.log(slog.String("token", shown.ID()))
 	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
 	defer cancel()
-	record, err = h.Tokens.Get(ctx, shown.ID())
+	record, err = h.Tokens.Get(ctx, shown.ID(), tokens.Live)
 	if errors.Is(err, tokens.ErrNotFound) {
 		record, err = h.absentToken, nil // an unknown token takes as long as a wrong secret
 	}
@@ -180,7 +180,7 @@ func (h *handler) bootstrapRecord(r *call, shown tokens.Token, now func() time.T
 	return record, "", nil
 }
 
-// isToken reports whether a request has an existing bootstrap token. It uses Find, which costs little but
+// isToken reports whether a request has an existing bootstrap token. It reads the cache, which costs little but
 // may lag behind writes.
 func (h *handler) isToken(r *http.Request) bool {
 	bearer, _ := auth.Bearer(r) // empty with an error, which is not a token
@@ -190,7 +190,7 @@ func (h *handler) isToken(r *http.Request) bool {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), reviewTimeout)
 	defer cancel()
-	record, err := h.Tokens.Find(ctx, shown.ID())
+	record, err := h.Tokens.Get(ctx, shown.ID(), tokens.Cached)
 	return err == nil && record.Token.Equal(shown)
 }
 

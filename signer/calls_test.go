@@ -119,7 +119,7 @@ func (c *counted) own(node string, change func(*approval.Request)) error {
 
 // renew renews the certificate of a node, which authenticates with its last one.
 func (c *counted) renew(node string) error {
-	claim, _ := c.claims.Find(c.Context(), node) // the zero Claim without a claim, for example for a name that can have none
+	claim, _ := c.claims.Get(c.Context(), node, tokens.Cached) // the zero Claim without a claim, for example for a name that can have none
 	c.reset()
 	return c.own(node, func(r *approval.Request) {
 		r.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.Fingerprint(claim.Identity.Last().Fingerprint).CredentialID()}}
@@ -156,7 +156,7 @@ func TestCallsOfEachOperation(t *testing.T) {
 		kube, rows string
 	}{
 		{name: "first certificate, without limits", before: withToken(tokens.Limits{}), do: joins("worker-1"),
-			kube: "get leases, get nodes, get secrets, list leases", rows: "Claims.HeldBy.recent, Claims.Recent, Store.Recent"},
+			kube: "get leases, get nodes, get secrets, list leases", rows: "Claims.HeldBy.recent, Claims.Get.recent, Store.Get.recent"},
 		{name: "first certificate, one node", before: withToken(one), do: joins("worker-1"),
 			kube: "create leases, get nodes, get secrets, list leases, update secrets", rows: "Claims.Commit, Claims.HeldBy"},
 		{name: "first certificate, existing Nodes allowed", existing: true, before: withToken(one), do: joins("worker-1"),
@@ -182,7 +182,7 @@ func TestCallsOfEachOperation(t *testing.T) {
 				r.SignerName, r.Usages, r.CSR = certificates.KubeletServingSignerName, servingUsages, kubernetesRequest(c, certificates.KubeletServingSignerName, nil).CSR
 			})
 		}, kube: "", rows: "Claims.Commit"},
-		{name: "first certificate with identity, without limits", identities: true, before: withToken(tokens.Limits{}), do: joins("worker-1"), kube: "create leases, get leases, get nodes, get secrets, list leases", rows: "Claims.Commit, Claims.HeldBy.recent, Claims.Recent, Store.Recent"},
+		{name: "first certificate with identity, without limits", identities: true, before: withToken(tokens.Limits{}), do: joins("worker-1"), kube: "create leases, get leases, get nodes, get secrets, list leases", rows: "Claims.Commit, Claims.HeldBy.recent, Claims.Get.recent, Store.Get.recent"},
 		{name: "first certificate with identity, one node", identities: true, before: withToken(one), do: joins("worker-1"), kube: "create leases, get nodes, get secrets, list leases, update leases, update secrets", rows: "2 Claims.Commit, Claims.HeldBy"},
 		{name: "renewal with identity", identities: true, before: joined(one), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes, update leases", rows: "2 Claims.Commit"},
 		{name: "rejoin", identities: true, before: func(c *counted) (key string) {

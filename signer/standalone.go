@@ -70,7 +70,7 @@ func (s Standalone) Reporters(ctx context.Context, name string, addresses []stri
 		if _, err := netip.ParseAddr(address); err == nil || other == name || tokens.CheckNodeName(other) != nil {
 			continue
 		}
-		switch c, err := s.Claims.Find(ctx, other); {
+		switch c, err := s.Claims.Get(ctx, other, tokens.Cached); {
 		case err == nil && c.Released():
 		case err == nil:
 			reporters[address] = []string{other}

@@ -53,33 +53,14 @@ type Claim struct {
 	Version string
 }
 
-// A Read says how current the result of a read is. It is what Get, Recent and Find do for one value.
-type Read string
-
-const (
-	// Live never reads from a cache.
-	Live Read = "live"
-	// Recent may read from a cache that is proven to be less than [MaxAge] old, and has all writes of the same store.
-	Recent Read = "recent"
-	// Cached may lag behind writes. It is cheap.
-	Cached Read = "cached"
-)
-
 // Claims stores claims, at most one for each node name. With the [Store] of the tokens it is the ledger of names and
 // slots. Its methods may be called concurrently. Errors wrap [ErrNotFound], [ErrExists] or [ErrConflict] where these apply.
 // Every other error may be temporary, and the write that failed with it may have taken effect.
 //
 // Every Claims must pass the suite in package tokens/storetest.
 type Claims interface {
-	// Get reads the current claim, never from a cache.
-	Get(ctx context.Context, node string) (Claim, error)
-
-	// Find is like Get, but may lag behind writes. It is very cheap.
-	Find(ctx context.Context, node string) (Claim, error)
-
-	// Recent is like Get, but may read from a cache that is proven to be less than [MaxAge] old. It shows each write of
-	// this Claims that has returned.
-	Recent(ctx context.Context, node string) (Claim, error)
+	// Get reads a claim.
+	Get(ctx context.Context, node string, read Read) (Claim, error)
 
 	// List returns all claims, including released ones, sorted by node name. It may lag behind writes.
 	List(ctx context.Context) ([]Claim, error)

@@ -197,7 +197,7 @@ func TestReleaseDeletesClaimWithoutPast(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = tokens.Release(t.Context(), claims, c, tokens.ReleasedClaim{})
-	if _, getErr := claims.Get(t.Context(), "worker-1"); err != nil || !errors.Is(getErr, tokens.ErrNotFound) {
+	if _, getErr := claims.Get(t.Context(), "worker-1", tokens.Live); err != nil || !errors.Is(getErr, tokens.ErrNotFound) {
 		t.Errorf("Release = %v, then Get = %v, want ErrNotFound", err, getErr)
 	}
 }
@@ -211,7 +211,7 @@ func TestReleaseLeavesOtherClaimAlone(t *testing.T) {
 	uid.UID, version.Version = "another", "another"
 	for name, other := range map[string]tokens.Claim{"UID": uid, "version": version} {
 		err := tokens.Release(t.Context(), claims, other, tokens.ReleasedClaim{Until: noon})
-		if now, getErr := claims.Get(t.Context(), "worker-1"); !errors.Is(err, tokens.ErrConflict) || getErr != nil || !now.Equal(stored) {
+		if now, getErr := claims.Get(t.Context(), "worker-1", tokens.Live); !errors.Is(err, tokens.ErrConflict) || getErr != nil || !now.Equal(stored) {
 			t.Errorf("another %s: got Release = %v and claim %+v, %v, want ErrConflict and an unchanged claim", name, err, now, getErr)
 		}
 	}

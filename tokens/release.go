@@ -53,7 +53,7 @@ func (r Releaser) Release(ctx context.Context, node string, dryRun bool) (releas
 	}
 	var first Claim
 	for try := range changeAttempts {
-		claim, err := r.Claims.Get(ctx, node)
+		claim, err := r.Claims.Get(ctx, node, Live)
 		none := errors.Is(err, ErrNotFound) || err == nil && claim.Released() && claim.Identity.IsZero()
 		switch {
 		case err != nil && !none:
@@ -127,7 +127,7 @@ func (r Releaser) freeSlots(ctx context.Context, node string, dryRun bool) (rele
 func (r Releaser) free(ctx context.Context, id, node string, change ...ClaimChange) (warnings []string, err error) {
 	var record Record
 	if id != "" {
-		if record, err = r.Tokens.Get(ctx, id); errors.Is(err, ErrNotFound) && len(change) > 0 {
+		if record, err = r.Tokens.Get(ctx, id, Live); errors.Is(err, ErrNotFound) && len(change) > 0 {
 			record, err = Record{}, nil
 		} else if err != nil {
 			return nil, err

@@ -67,7 +67,7 @@ func (n *names) want(t *testing.T, claimed, counted string) {
 	for _, c := range held {
 		holds = append(holds, c.Node)
 	}
-	now, err := n.store.Get(t.Context(), n.record.Token.ID())
+	now, err := n.store.Get(t.Context(), n.record.Token.ID(), tokens.Live)
 	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestReleaseFreesNameAndSlot(t *testing.T) {
 // Catches a slot that is lost because kubejoin stopped before the claim, or somebody deleted the claim.
 func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
 	n := twoJoined(t)
-	c, err := n.claims.Get(t.Context(), "worker-1")
+	c, err := n.claims.Get(t.Context(), "worker-1", tokens.Live)
 	if err == nil {
 		err = n.claims.Delete(t.Context(), c)
 	}
@@ -137,7 +137,7 @@ func TestReleaseLeavesPast(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		n.want(t, "worker-2", "worker-2")
-		c, err := n.claims.Get(t.Context(), "worker-1")
+		c, err := n.claims.Get(t.Context(), "worker-1", tokens.Live)
 		if kept := err == nil; kept != (test.lasts > 0) {
 			t.Fatalf("%s: %+v, %v", name, c, err)
 		}
@@ -159,7 +159,7 @@ func TestReleaseEndsIdentity(t *testing.T) {
 	if c, warnings, err := n.Release(t.Context(), "worker-3", false); err != nil || c.Node != "worker-3" || len(warnings) > 0 {
 		t.Errorf("got %+v, %q, %v", c, warnings, err)
 	}
-	if c, err := n.claims.Get(t.Context(), "worker-3"); err != nil || !c.Identity.IsZero() || !c.Past.Until.Equal(until) {
+	if c, err := n.claims.Get(t.Context(), "worker-3", tokens.Live); err != nil || !c.Identity.IsZero() || !c.Past.Until.Equal(until) {
 		t.Errorf("got %+v, %v, want only the past until %s", c, err, until)
 	}
 }
@@ -188,7 +188,7 @@ func TestReleaseLeavesCountOfMalformedToken(t *testing.T) {
 		t.Errorf("got %q, %v", warning, err)
 	}
 	held, err := n.claims.HeldBy(t.Context(), n.record.Token.ID(), tokens.Live)
-	if now, getErr := n.store.Get(t.Context(), n.record.Token.ID()); err != nil || getErr != nil || len(held) != 1 || len(now.Nodes) != 2 {
+	if now, getErr := n.store.Get(t.Context(), n.record.Token.ID(), tokens.Live); err != nil || getErr != nil || len(held) != 1 || len(now.Nodes) != 2 {
 		t.Errorf("got %d claims and nodes %v, %v, %v, want one claim and both nodes", len(held), now.Nodes, err, getErr)
 	}
 }
@@ -333,7 +333,7 @@ func TestReleasesWhatOthersDelete(t *testing.T) {
 	n.want(t, "worker-2", "worker-2")
 	n = twoJoined(t)
 	n.faulty(storetest.Before(func() error {
-		if r, err := n.store.Get(t.Context(), n.record.Token.ID()); err == nil {
+		if r, err := n.store.Get(t.Context(), n.record.Token.ID(), tokens.Live); err == nil {
 			return n.store.Delete(t.Context(), r)
 		}
 		return nil

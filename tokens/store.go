@@ -22,8 +22,21 @@ var (
 	ErrDeleting = errors.New("token is being deleted")
 )
 
-// MaxAge is the greatest age of what is read with Recent.
+// MaxAge is the greatest age of what is read with [Recent].
 const MaxAge = time.Second
+
+// A Read says how current the result of a read is.
+type Read string
+
+const (
+	// Live never reads from a cache.
+	Live Read = "live"
+	// Recent may read from a cache that is proven to be less than [MaxAge] old, and has all writes of the same store
+	// that have returned.
+	Recent Read = "recent"
+	// Cached may lag behind writes. It is very cheap.
+	Cached Read = "cached"
+)
 
 // A Store stores records. Its methods may be called concurrently. Errors wrap [ErrNotFound],
 // [ErrExists], [ErrConflict] or [ErrMalformed] where these apply. Every other error may be
@@ -34,15 +47,8 @@ const MaxAge = time.Second
 //
 // Every Store must pass the suite in package tokens/storetest.
 type Store interface {
-	// Get reads the current record, never from a cache.
-	Get(ctx context.Context, id string) (Record, error)
-
-	// Find is like Get, but may lag behind writes. It is very cheap.
-	Find(ctx context.Context, id string) (Record, error)
-
-	// Recent is like Get, but may read from a cache that is proven to be less than [MaxAge] old. It shows each write of
-	// this Store that has returned.
-	Recent(ctx context.Context, id string) (Record, error)
+	// Get reads a record.
+	Get(ctx context.Context, id string, read Read) (Record, error)
 
 	// List returns all records, sorted by ID. It may lag behind writes.
 	List(ctx context.Context) ([]Record, error)

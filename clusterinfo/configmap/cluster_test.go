@@ -50,7 +50,7 @@ func (m *memory) List(context.Context) ([]tokens.Record, error) {
 	return slices.SortedFunc(maps.Values(m.records), func(a, b tokens.Record) int { return strings.Compare(a.Token.ID(), b.Token.ID()) }), nil
 }
 
-func (m *memory) Get(_ context.Context, id string) (tokens.Record, error) {
+func (m *memory) Get(_ context.Context, id string, _ tokens.Read) (tokens.Record, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if r, found := m.records[id]; found {

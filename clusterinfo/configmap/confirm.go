@@ -44,7 +44,7 @@ func (s *signing) confirmed(ctx context.Context, records []tokens.Record, data m
 			continue
 		}
 		group.Go(func() error {
-			r, err := s.Tokens.Get(ctx, id)
+			r, err := s.Tokens.Get(ctx, id, tokens.Live)
 			switch {
 			case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
 				return nil

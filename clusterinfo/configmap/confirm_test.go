@@ -25,9 +25,9 @@ func (l *lagging) List(ctx context.Context) ([]tokens.Record, error) {
 	return slices.DeleteFunc(all, func(r tokens.Record) bool { return lags && r.Token.ID() == l.hidden }), err
 }
 
-func (l *lagging) Get(ctx context.Context, id string) (tokens.Record, error) {
+func (l *lagging) Get(ctx context.Context, id string, read tokens.Read) (tokens.Record, error) {
 	l.gets.Add(1)
-	return l.memory.Get(ctx, id)
+	return l.memory.Get(ctx, id, read)
 }
 
 // If List lags, the signer must keep the signature of a token that another signer already has. It must remove the

@@ -92,7 +92,7 @@ func (p *paced) List(context.Context) ([]tokens.Record, error) {
 	return slices.Clone(p.records), nil
 }
 
-func (p *paced) Get(context.Context, string) (tokens.Record, error) {
+func (p *paced) Get(context.Context, string, tokens.Read) (tokens.Record, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lookups++

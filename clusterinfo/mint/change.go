@@ -13,7 +13,7 @@ import (
 
 // Get reads a token. The error is an [Error].
 func (m *Minter) Get(ctx context.Context, id string) (tokens.Record, error) {
-	record, err := m.Tokens.Get(ctx, id)
+	record, err := m.Tokens.Get(ctx, id, tokens.Live)
 	return record, changeError(id, err)
 }
 

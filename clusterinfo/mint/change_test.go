@@ -109,7 +109,7 @@ func TestRenew(t *testing.T) {
 				if err == nil && !dryRun {
 					want = test.renewal.Expires
 				}
-				if now, err := store.Get(t.Context(), before.Token.ID()); err != nil || !now.Expires.Equal(want) {
+				if now, err := store.Get(t.Context(), before.Token.ID(), tokens.Live); err != nil || !now.Expires.Equal(want) {
 					t.Errorf("dry run %t: the stored token expires at %s, %v, want %s", dryRun, now.Expires, err, want)
 				}
 			}
@@ -142,7 +142,7 @@ func TestDelete(t *testing.T) {
 			if reason(t, err) != test.reason || was.UID != r.UID {
 				t.Errorf("got %v, %v, want reason %q", was.Token, err, test.reason)
 			}
-			if _, err := store.Get(t.Context(), r.Token.ID()); errors.Is(err, tokens.ErrNotFound) == test.left {
+			if _, err := store.Get(t.Context(), r.Token.ID(), tokens.Live); errors.Is(err, tokens.ErrNotFound) == test.left {
 				t.Errorf("got %v, want the token left: %t", err, test.left)
 			}
 		})

@@ -61,7 +61,7 @@ func (s *site) ids(t *testing.T) []string {
 
 func (s *site) record(t *testing.T, id string) tokens.Record {
 	t.Helper()
-	return must.Value(s.store.Get(t.Context(), id))(t)
+	return must.Value(s.store.Get(t.Context(), id, tokens.Live))(t)
 }
 
 // both has Join and Create, each with the number of tokens that it leaves behind when no signature comes.

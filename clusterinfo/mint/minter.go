@@ -225,7 +225,7 @@ func newRecord(record tokens.Record) (tokens.Record, error) {
 // tryCreate returns what Create would return, and stores nothing.
 func (m *Minter) tryCreate(ctx context.Context, r Creation, now time.Time) (Minted, error) {
 	made := Minted{Record: r.Record}
-	switch _, err := m.Tokens.Get(ctx, r.Record.Token.ID()); {
+	switch _, err := m.Tokens.Get(ctx, r.Record.Token.ID(), tokens.Live); {
 	case err == nil && !r.Chosen:
 		return Minted{}, existsError(r.Record.Token)
 	case err == nil:
@@ -293,7 +293,7 @@ func (m *Minter) checkUnclaimed(ctx context.Context, id string) error {
 	case len(held) == 0:
 		return nil
 	}
-	if _, err := m.Tokens.Get(ctx, id); !errors.Is(err, tokens.ErrNotFound) {
+	if _, err := m.Tokens.Get(ctx, id, tokens.Live); !errors.Is(err, tokens.ErrNotFound) {
 		return nil // create handles an existing token
 	}
 	return errorf(Exists, "a deleted token with the ID %s still holds the name of node %s (%d names in total); choose another ID, or release the names with: kubejoin claim release %s",

@@ -45,7 +45,7 @@ func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) 
 		lost = lost || err != nil && !errors.Is(err, tokens.ErrExists)
 		if errors.Is(err, tokens.ErrExists) {
 			exists := err
-			stored, err = m.Tokens.Get(ctx, record.Token.ID())
+			stored, err = m.Tokens.Get(ctx, record.Token.ID(), tokens.Live)
 			same := stored.Token.Equal(record.Token)
 			switch {
 			case err != nil: // deleted meanwhile, or the store is unavailable
@@ -107,7 +107,7 @@ func (m *Minter) delete(ctx context.Context, record tokens.Record) error {
 		var err error
 		if !live {
 			var now tokens.Record
-			if now, err = m.Tokens.Get(ctx, record.Token.ID()); err == nil {
+			if now, err = m.Tokens.Get(ctx, record.Token.ID(), tokens.Live); err == nil {
 				if now.Token != record.Token {
 					return nil
 				}
@@ -134,7 +134,7 @@ func (m *Minter) delete(ctx context.Context, record tokens.Record) error {
 // nothing new, because a signature in cluster-info also shows whether a secret is right. A wrong secret takes the same
 // time as a right one.
 func (m *Minter) recreate(ctx context.Context, r Creation, record tokens.Record, now time.Time) (tokens.Record, error) {
-	stored, err := m.Tokens.Get(ctx, record.Token.ID())
+	stored, err := m.Tokens.Get(ctx, record.Token.ID(), tokens.Live)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
 		return record, differsError(record.Token) // it existed a moment ago

@@ -117,6 +117,6 @@ func limitsOf(t *testing.T, annotations map[string]string) tokens.Limits {
 	t.Cleanup(kube.Close)
 	client := must.Value(kubernetes.NewForConfig(&rest.Config{Host: kube.URL}))(t)
 	store := must.Value(secretstore.Open(t.Context(), client, nil))(t)
-	r := must.Value(store.Get(t.Context(), "abc123"))(t)
+	r := must.Value(store.Get(t.Context(), "abc123", tokens.Live))(t)
 	return r.Limits
 }

@@ -185,10 +185,10 @@ func TestTokensOfCluster(t *testing.T) {
 	kube.run("token", "renew", limited.ID()).failed("is spent (used by worker-1, worker-2)")
 	kube.run("claim", "release", "worker-1").ok().has("claim of token " + limited.ID() + ` on node name "worker-1" released`)
 	kube.run("claim", "release", "worker-1").failed("there is no claim on node name worker-1")
-	if record, err := store.Get(ctx, limited.ID()); err != nil || !slices.Equal(record.Nodes, []string{"worker-2"}) {
+	if record, err := store.Get(ctx, limited.ID(), tokens.Live); err != nil || !slices.Equal(record.Nodes, []string{"worker-2"}) {
 		t.Errorf("nodes %v, %v", record.Nodes, err)
 	}
-	if c, err := claims.Get(ctx, "worker-1"); err != nil || !c.Released() || c.Past.CertificateDuration != record.Limits.CertificateDuration {
+	if c, err := claims.Get(ctx, "worker-1", tokens.Live); err != nil || !c.Released() || c.Past.CertificateDuration != record.Limits.CertificateDuration {
 		t.Errorf("claim: %+v, %v", c, err) // its certificates may still be valid
 	}
 
@@ -199,7 +199,7 @@ func TestTokensOfCluster(t *testing.T) {
 	// Tokens are renewed and deleted.
 	kube.run("token", "renew", own.ID(), "--ttl", "1h").failed("would make it expire sooner")
 	kube.run("token", "renew", own.ID(), "--ttl", "48h").ok()
-	if record, err := store.Get(ctx, own.ID()); err != nil || time.Until(record.Expires) < 47*time.Hour {
+	if record, err := store.Get(ctx, own.ID(), tokens.Live); err != nil || time.Until(record.Expires) < 47*time.Hour {
 		t.Errorf("expires %s, %v", record.Expires, err)
 	}
 	r = kube.run("token", "delete", own.Reveal(), "nonono", unsigned.ID()).failed("1 of 3 failed")

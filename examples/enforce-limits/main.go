@@ -85,7 +85,7 @@ type site struct {
 
 // issue signs a request of a machine that has presented a token.
 func (s *site) issue(ctx context.Context, token tokens.Token, csr []byte) (chain []byte, err error) {
-	record, err := s.store.Get(ctx, token.ID())
+	record, err := s.store.Get(ctx, token.ID(), tokens.Live)
 	if err != nil && !errors.Is(err, tokens.ErrNotFound) {
 		return nil, err
 	}

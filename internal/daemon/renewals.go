@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
+	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -49,7 +50,7 @@ func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Du
 		return lifetime, found
 	}
 	// If the claim cannot be read, use the signer's lifetime: reports then come late, but only for short lifetimes.
-	claim, err := a.Nodes.Claims.Find(ctx, w.Node)
+	claim, err := a.Nodes.Claims.Get(ctx, w.Node, tokens.Cached)
 	if d := claim.Remaining().CertificateDuration; err == nil && d > 0 && d < lifetime {
 		lifetime = d
 	}

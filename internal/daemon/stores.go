@@ -90,7 +90,7 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 	s.closers = append(s.closers, store.Close)
 	s.check("tokens", func(ctx context.Context) error {
 		// Reading any token ID shows whether the file is readable.
-		if _, err := store.Get(ctx, "000000"); err != nil && !errors.Is(err, tokens.ErrNotFound) {
+		if _, err := store.Get(ctx, "000000", tokens.Live); err != nil && !errors.Is(err, tokens.ErrNotFound) {
 			s.log.Error("readiness check failed", "check", "tokens", "error", err)
 			return errors.New("kubejoin cannot read the token file; see the log")
 		}

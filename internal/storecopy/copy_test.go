@@ -265,7 +265,7 @@ func TestCheckFindsEachViolation(t *testing.T) {
 			must.Value(s.Update(t.Context(), all[0].Token.ID(), func(r *tokens.Record) error { r.Nodes = []string{"a", "b", "c", r.Nodes[0]}; return nil }))(t)
 		}, "too-many-nodes: is for 2 nodes and counts 4"},
 		"claim that is not counted": {func(t *testing.T, s *etcdstore.Store, _ string) {
-			c := must.Value(s.Claims().Get(t.Context(), "worker-1"))(t)
+			c := must.Value(s.Claims().Get(t.Context(), "worker-1", tokens.Live))(t)
 			must.Value(s.Update(t.Context(), c.TokenID, func(r *tokens.Record) error { r.Nodes = nil; return nil }))(t)
 		}, "not-counted: worker-1"},
 	} {

@@ -95,7 +95,7 @@ func TestTokenAndClaim(t *testing.T) {
 	if released, err := c.ReleaseClaim(ctx, "worker-1", api.ReleaseClaim{}); err != nil || released.Node != "worker-1" {
 		t.Errorf("released %+v, %v", released, err)
 	}
-	if now, err := store.Get(ctx, own.ID()); err != nil || len(now.Nodes) != 0 {
+	if now, err := store.Get(ctx, own.ID(), tokens.Live); err != nil || len(now.Nodes) != 0 {
 		t.Errorf("nodes %v, %v", now.Nodes, err)
 	}
 	command, err := c.PrintJoinCommand(ctx, api.PrintJoinCommand{TokenSpec: api.TokenSpec{MaxNodes: 1}})

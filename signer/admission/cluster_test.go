@@ -198,11 +198,17 @@ func copied(r tokens.Record) tokens.Record {
 	return r.Clone()
 }
 
-func (s store) Get(_ context.Context, id string) (tokens.Record, error) { return s.read("read", id) }
+// Get reads the cache, or the current token, which is recent.
+func (s store) Get(_ context.Context, id string, read tokens.Read) (tokens.Record, error) {
+	if read == tokens.Cached {
+		return s.cached(id)
+	}
+	return s.read(callOf(read), id)
+}
 
-// Recent reads the current token, which is recent.
-func (s store) Recent(_ context.Context, id string) (tokens.Record, error) {
-	return s.read("recent", id)
+// callOf returns the call of a read that does not use the cache.
+func callOf(read tokens.Read) string {
+	return map[tokens.Read]string{tokens.Live: "read", tokens.Recent: "recent"}[read]
 }
 
 func (s store) read(call, id string) (r tokens.Record, err error) {
@@ -217,8 +223,8 @@ func (s store) read(call, id string) (r tokens.Record, err error) {
 	return r, err
 }
 
-// Find reads the cache, which is sometimes some writes behind.
-func (s store) Find(_ context.Context, id string) (tokens.Record, error) {
+// cached reads the cache, which is sometimes some writes behind.
+func (s store) cached(id string) (tokens.Record, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	versions := s.older[id]
@@ -254,9 +260,9 @@ func (s store) Watch(context.Context) <-chan struct{} { return nil }
 
 // Update starts from the cache, and decides nothing from it.
 func (s store) Update(ctx context.Context, id string, change func(*tokens.Record) error) (tokens.Record, error) {
-	read := s.Find
-	for cached := true; ; cached, read = false, s.Get {
-		before, err := read(ctx, id)
+	read := tokens.Cached
+	for cached := true; ; cached, read = false, tokens.Live {
+		before, err := s.Get(ctx, id, read)
 		if err != nil {
 			if cached {
 				continue
@@ -293,13 +299,15 @@ type claims struct {
 	*cluster
 }
 
-func (s claims) Get(_ context.Context, node string) (tokens.Claim, error) {
-	return s.read("read", node)
-}
-
-// Recent reads the current claim, which is recent.
-func (s claims) Recent(_ context.Context, node string) (tokens.Claim, error) {
-	return s.read("recent", node)
+// Get reads the cache, or the current claim, which is recent.
+func (s claims) Get(_ context.Context, node string, read tokens.Read) (tokens.Claim, error) {
+	if read != tokens.Cached {
+		return s.read(callOf(read), node)
+	}
+	if c, ok := s.lagging()[node]; ok {
+		return c.Clone(), nil
+	}
+	return tokens.Claim{}, tokens.ErrNotFound
 }
 
 func (s claims) read(call, node string) (c tokens.Claim, err error) {
@@ -312,13 +320,6 @@ func (s claims) read(call, node string) (c tokens.Claim, err error) {
 		return nil
 	})
 	return c, err
-}
-
-func (s claims) Find(_ context.Context, node string) (tokens.Claim, error) {
-	if c, ok := s.lagging()[node]; ok {
-		return c.Clone(), nil
-	}
-	return tokens.Claim{}, tokens.ErrNotFound
 }
 
 func (s claims) List(context.Context) ([]tokens.Claim, error) {
@@ -359,7 +360,7 @@ func (s claims) Create(_ context.Context, c tokens.Claim) (tokens.Claim, error) 
 
 func (s claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
 	for {
-		before, err := s.Get(ctx, node)
+		before, err := s.Get(ctx, node, tokens.Live)
 		if err != nil {
 			return before, err
 		}

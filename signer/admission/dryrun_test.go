@@ -67,7 +67,7 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 	both(third, "worker-5", admission.ReasonNodeNameClaimed)
 	// The proof that a cache of claims is recent is a write.
 	c.refreshCaches()
-	noProof := c.admissionWith(storetest.Fail(errInjected, "Claims.Recent", "Claims.HeldBy.recent")).DryRun()
+	noProof := c.admissionWith(storetest.Fail(errInjected, "Claims.Get.recent", "Claims.HeldBy.recent")).DryRun()
 	if got := admit(noProof, c.createToken(tokens.Limits{}), "worker-6"); got != "" {
 		t.Errorf("dry run of a token without limits: got %q", got)
 	}

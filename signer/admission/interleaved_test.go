@@ -23,7 +23,7 @@ type hooks struct {
 	updates int                        // number of claim updates so far
 	update  func(n int, node string)   // called before the nth update of a claim
 	create  error                      // of Create of a claim
-	find    error                      // of Find of a claim
+	find    error                      // of the cached Get of a claim
 	ofToken error                      // of cached HeldBy
 	get     func(*tokens.Record) error // of Get of a token
 	node    func(calls int) (string, error)
@@ -41,7 +41,7 @@ func (b *hooks) faults(c *storetest.Call, do func() error) error {
 		if b.create != nil {
 			return b.create
 		}
-	case "Claims.Find":
+	case "Claims.Get.cached":
 		if b.find != nil {
 			return b.find
 		}

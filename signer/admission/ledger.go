@@ -221,8 +221,8 @@ type token struct{ stored, restored tokens.Record }
 // read them live.
 func (n *Nodes) token(ctx context.Context, id string, cached bool, all []*bid) (t token, err error) {
 	if !cached {
-		t.stored, err = n.Tokens.Get(ctx, id)
-	} else if t.stored, err = n.Tokens.Find(ctx, id); err != nil || needsLive(t.stored, all) {
+		t.stored, err = n.Tokens.Get(ctx, id, tokens.Live)
+	} else if t.stored, err = n.Tokens.Get(ctx, id, tokens.Cached); err != nil || needsLive(t.stored, all) {
 		return t, errStale
 	}
 	switch {
@@ -262,10 +262,10 @@ func needsLive(cached tokens.Record, all []*bid) bool {
 // false, the caller decides by live reads.
 func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Request, node string) (bool, error) {
 	// The cached record only selects where to start.
-	if record, err := n.Tokens.Find(ctx, id); err != nil || !record.Limits.IsZero() {
+	if record, err := n.Tokens.Get(ctx, id, tokens.Cached); err != nil || !record.Limits.IsZero() {
 		return false, nil
 	}
-	record, err := n.Tokens.Recent(ctx, id)
+	record, err := n.Tokens.Get(ctx, id, tokens.Recent)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
 		return false, nil
@@ -327,15 +327,9 @@ func (n *Nodes) live(ctx context.Context, node string) facts {
 
 // claim reads the claim of a name. Without one, it has only Node.
 func (n *Nodes) claim(ctx context.Context, node string, read tokens.Read) (c tokens.Claim, err error) {
-	switch {
-	case n.Claims == nil:
-		err = tokens.ErrNotFound
-	case read == tokens.Cached:
-		c, err = n.Claims.Find(ctx, node)
-	case read == tokens.Recent:
-		c, err = n.Claims.Recent(ctx, node)
-	default:
-		c, err = n.Claims.Get(ctx, node)
+	err = tokens.ErrNotFound
+	if n.Claims != nil {
+		c, err = n.Claims.Get(ctx, node, read)
 	}
 	if errors.Is(err, tokens.ErrNotFound) {
 		return tokens.Claim{Node: node}, nil

@@ -56,7 +56,7 @@ func (s *schedule) faults(c *storetest.Call, do func() error) error {
 		err := do()
 		s.turn()
 		return err
-	case "Store.Find", "Store.List", "Store.Delete", "Claims.Find", "Claims.List", "Claims.HeldBy.cached":
+	case "Store.Get.cached", "Store.List", "Store.Delete", "Claims.Get.cached", "Claims.List", "Claims.HeldBy.cached":
 		return do()
 	}
 	s.turn()

@@ -148,7 +148,7 @@ func TestSlotIsNotGivenBackIfItsNameIsClaimed(t *testing.T) {
 			c.registerNode("worker-1")
 			c.deleteNode("worker-1")
 			all := c.admission().Claims
-			claim, err := all.Get(t.Context(), "worker-1")
+			claim, err := all.Get(t.Context(), "worker-1", tokens.Live)
 			if err == nil {
 				err = tokens.Release(t.Context(), all, claim, claim.PastAfterRelease(time.Now(), 0))
 			}

@@ -370,7 +370,9 @@ func TestReplacedMachineChangesNoIdentity(t *testing.T) {
 	stolen, thief := comesBack(t, s, "worker-1")
 	current, machine := comesBack(t, s, "worker-1")
 	claims := must.Value(secretstore.OpenClaims(t.Context(), s.Client(), nil, secretstore.ClaimNamespace, nil))(t)
-	identity := func() tokens.Identity { return must.Value(claims.Get(t.Context(), "worker-1"))(t).Identity }
+	identity := func() tokens.Identity {
+		return must.Value(claims.Get(t.Context(), "worker-1", tokens.Live))(t).Identity
+	}
 	keyOf := func(key *ecdsa.PrivateKey) string {
 		return pkcs10.IDOfKey(must.Value(x509.MarshalPKIXPublicKey(key.Public()))(t))
 	}

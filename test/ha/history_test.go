@@ -225,15 +225,18 @@ func (h *history) got(began int64, key, value string, err error) {
 	}
 }
 
-// recordedTokens is a store whose calls are in a history. Find, List and Watch are not, because they may lag.
+// recordedTokens is a store whose calls are in a history. Reads that may lag are not.
 type recordedTokens struct {
 	tokens.Store
 	h *history
 }
 
-func (s recordedTokens) Get(ctx context.Context, id string) (tokens.Record, error) {
+func (s recordedTokens) Get(ctx context.Context, id string, read tokens.Read) (tokens.Record, error) {
 	began := s.h.now()
-	r, err := s.Store.Get(ctx, id)
+	r, err := s.Store.Get(ctx, id, read)
+	if read != tokens.Live {
+		return r, err
+	}
 	s.h.got(began, "token "+id, recordText(r), err)
 	return r, err
 }
@@ -270,9 +273,12 @@ type recordedClaims struct {
 	h *history
 }
 
-func (s recordedClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+func (s recordedClaims) Get(ctx context.Context, node string, read tokens.Read) (tokens.Claim, error) {
 	began := s.h.now()
-	c, err := s.Claims.Get(ctx, node)
+	c, err := s.Claims.Get(ctx, node, read)
+	if read != tokens.Live {
+		return c, err
+	}
 	s.h.got(began, "claim "+node, claimText(c), err)
 	return c, err
 }

@@ -79,7 +79,7 @@ func call(t *testing.T, r *replica, random *rand.Rand, token tokens.Token, node,
 	case 3:
 		_, _ = r.tokens.Update(ctx, id, func(*tokens.Record) error { return errNothing })
 	case 4:
-		if now, err := r.tokens.Get(ctx, id); err == nil {
+		if now, err := r.tokens.Get(ctx, id, tokens.Live); err == nil {
 			_ = r.tokens.Delete(ctx, now)
 		}
 	case 5:
@@ -87,19 +87,19 @@ func call(t *testing.T, r *replica, random *rand.Rand, token tokens.Token, node,
 	case 6:
 		_, _ = r.claims.Update(ctx, node, func(c *tokens.Claim) error { c.Requests = []string{mark}; return nil })
 	case 7:
-		if now, err := r.claims.Get(ctx, node); err == nil {
+		if now, err := r.claims.Get(ctx, node, tokens.Live); err == nil {
 			_ = r.claims.Delete(ctx, now)
 		}
 	case 8:
 		_, _ = r.claims.HeldBy(ctx, id, tokens.Live)
 	default:
-		now, err := r.tokens.Get(ctx, id)
+		now, err := r.tokens.Get(ctx, id, tokens.Live)
 		if err != nil {
 			return
 		}
 		changed, change := now.Clone(), tokens.ClaimChange{After: claim}
 		changed.Description = mark
-		if held, err := r.claims.Get(ctx, node); err == nil {
+		if held, err := r.claims.Get(ctx, node, tokens.Live); err == nil {
 			change.Before, change.After = held, held.Clone()
 			change.After.Requests = []string{mark}
 		} else if !errors.Is(err, tokens.ErrNotFound) {

@@ -82,7 +82,7 @@ func TestStoreWorksWithSlowEtcd(t *testing.T) {
 		t.Errorf("a token was created in %s: the network is not slow", took)
 	}
 	listed(t, s, 2)
-	if _, err := s.Find(t.Context(), r.Token.ID()); err != nil {
+	if _, err := s.Get(t.Context(), r.Token.ID(), tokens.Cached); err != nil {
 		t.Error(err)
 	}
 
@@ -108,12 +108,12 @@ func TestCachesCatchUpAfterCompaction(t *testing.T) {
 		must.Value(create(t.Context(), stores[1]))(t)
 	}
 	must.OK(t, c.Compact(t.Context(), 0))
-	if _, err := stores[0].Find(t.Context(), deleted.Token.ID()); err != nil {
+	if _, err := stores[0].Get(t.Context(), deleted.Token.ID(), tokens.Cached); err != nil {
 		t.Errorf("a deleted token at a replica without a network: got %v, want that the cache has it", err)
 	}
 	networks[0].Heal()
 	listed(t, stores[0], 3)
-	if _, err := stores[0].Find(t.Context(), deleted.Token.ID()); !errors.Is(err, tokens.ErrNotFound) {
+	if _, err := stores[0].Get(t.Context(), deleted.Token.ID(), tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("a token that was deleted meanwhile: got %v, want ErrNotFound", err)
 	}
 	// The new watch follows.

@@ -131,7 +131,7 @@ func TestTokenAdmitsItsLimitAtThreeProcesses(t *testing.T) {
 	}
 	store := openStore(t, c, c.Endpoints())
 	defer func() { must.OK(t, store.Close()) }()
-	record := must.Value(store.Get(t.Context(), token.ID()))(t)
+	record := must.Value(store.Get(t.Context(), token.ID(), tokens.Live))(t)
 	held := must.Value(store.Claims().HeldBy(t.Context(), token.ID(), tokens.Live))(t)
 	if len(record.Nodes) != limit || len(held) != limit {
 		t.Errorf("the token counts %d nodes and has %d claims, want %d", len(record.Nodes), len(held), limit)

@@ -194,7 +194,7 @@ func TestRejoinsCountOnceEach(t *testing.T) {
 			}
 			fingerprints = append(fingerprints, string(revocation.FingerprintOf(cert)))
 		}
-		c, err := claims.Get(ctx, m.node)
+		c, err := claims.Get(ctx, m.node, tokens.Live)
 		known := pkcs10.IDOfKey(m.expired.Leaf.RawSubjectPublicKeyInfo)
 		all := c.Identity.Credentials
 		ok := err == nil && len(c.Identity.Rejoins) == 1 && len(all) > 1 && all[0].Key == known

@@ -66,7 +66,7 @@ func TestRecordsSurviveReopen(t *testing.T) {
 	before := must.Value(s.List(t.Context()))(t)
 	must.OK(t, s.Close())
 	_, listErr := s.List(t.Context())
-	_, getErr := s.Get(t.Context(), before[0].Token.ID())
+	_, getErr := s.Get(t.Context(), before[0].Token.ID(), tokens.Live)
 	_, createErr := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
 	for what, err := range map[string]error{"List": listErr, "Get": getErr, "Create": createErr, "Delete": s.Delete(t.Context(), before[0])} {
 		if err == nil || !strings.Contains(err.Error(), path) {

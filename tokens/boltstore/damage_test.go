@@ -38,7 +38,7 @@ func TestReportsDamagedRow(t *testing.T) {
 		token := must.Value(tokens.New("abc123", "0123456789abcdeg"))(t)
 		_, listErr := s.List(t.Context())
 		_, createErr := s.Create(t.Context(), tokens.Record{Token: token})
-		_, getErr := s.Claims().Get(t.Context(), "worker-1")
+		_, getErr := s.Claims().Get(t.Context(), "worker-1", tokens.Live)
 		for key, err := range map[string]error{"abc123": listErr, "abc12": createErr, "worker-1": getErr} {
 			if !errors.Is(err, boltstore.ErrDamaged) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), `"`+key) || strings.Contains(err.Error(), secret) || strings.Contains(err.Error(), "version is missing") != (name != "value") {
 				t.Errorf("%s, %s: got %v, want ErrDamaged with the file and the key", name, key, err)

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 )
 
@@ -63,7 +64,7 @@ func holdsCertificates(s *boltstore.Store, acknowledged []string) error {
 
 func holdsTokens(s *boltstore.Store, ids []string) error {
 	for _, id := range ids {
-		if _, err := s.Get(context.Background(), id); err != nil {
+		if _, err := s.Get(context.Background(), id, tokens.Live); err != nil {
 			return err
 		}
 	}

@@ -159,7 +159,7 @@ func TestAcknowledgedTokensSurviveKill(t *testing.T) {
 		if len(id) != 6 { // the kill may have cut the last line
 			continue
 		}
-		if _, err := s.Get(t.Context(), id); err != nil {
+		if _, err := s.Get(t.Context(), id, tokens.Live); err != nil {
 			t.Errorf("Get of a token acknowledged before the kill: %v", err)
 		}
 	}

@@ -219,7 +219,7 @@ func (c *claimLoop) clean(ctx context.Context, claim tokens.Claim) error {
 	reason := "node_deleted"
 	if claim.NodeUID == "" {
 		reason = "token_gone"
-		switch r, err := c.Tokens.Get(ctx, claim.TokenID); {
+		switch r, err := c.Tokens.Get(ctx, claim.TokenID, tokens.Live); {
 		case errors.Is(err, tokens.ErrNotFound):
 		case err != nil:
 			return fmt.Errorf("claim of node %s: token %s: %w", claim.Node, claim.TokenID, err)

@@ -153,7 +153,7 @@ func TestClaimsEndsIdentities(t *testing.T) {
 			t.Errorf("got claims %q, want %q", left, want)
 		}
 		for node, uid := range map[string]string{"joining": "uid-1", "there": "uid-2", "again": "uid-3", "gone-past": "", "never": ""} {
-			claim, err := store.Claims().Get(t.Context(), node)
+			claim, err := store.Claims().Get(t.Context(), node, tokens.Live)
 			if err != nil || claim.Identity.NodeUID != uid || claim.Identity.IsZero() != (node == "gone-past") {
 				t.Errorf("%s: got identity %+v, %v, want Node %q", node, claim.Identity, err, uid)
 			}
@@ -185,7 +185,7 @@ func TestClaimsIdentifiesRegisteredNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openClaims(t, tokens.Claim{Node: "worker-1", TokenID: "abc123", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}}})
 		cleanClaims(t, cleaner.Claims{Store: store.Claims(), Tokens: store, RejoinWindow: time.Hour, Node: func(context.Context, string) (string, error) { return "uid", nil }})
-		if c, err := store.Claims().Get(t.Context(), "worker-1"); err != nil || c.NodeUID != "uid" || c.Identity.NodeUID != "uid" || c.Version != "2" {
+		if c, err := store.Claims().Get(t.Context(), "worker-1", tokens.Live); err != nil || c.NodeUID != "uid" || c.Identity.NodeUID != "uid" || c.Version != "2" {
 			t.Errorf("got %+v, %v, want the UID twice after one write", c, err)
 		}
 	})

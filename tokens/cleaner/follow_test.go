@@ -134,7 +134,7 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 				if test.want != nil {
 					test.want(&want)
 				}
-				left, getErr := store.Claims().Get(t.Context(), node)
+				left, getErr := store.Claims().Get(t.Context(), node, tokens.Live)
 				want.Created, want.UID, want.Version = left.Created, left.UID, left.Version
 				if found := getErr == nil; found != (want.Node != "") || found && !left.Equal(want) {
 					t.Errorf("claim found: %t, got %+v\nwant %+v", found, left, want)

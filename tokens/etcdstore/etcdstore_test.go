@@ -54,12 +54,12 @@ func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 		node := "worker-" + strconv.Itoa(i)
 		hints := reader.Watch(t.Context())
 		must.Value(writer.Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}))(t)
-		_, err := reader.Find(t.Context(), node)
-		for ; errors.Is(err, tokens.ErrNotFound); _, err = reader.Find(t.Context(), node) {
+		_, err := reader.Get(t.Context(), node, tokens.Cached)
+		for ; errors.Is(err, tokens.ErrNotFound); _, err = reader.Get(t.Context(), node, tokens.Cached) {
 			<-hints
 		}
 		if held, heldErr := reader.HeldBy(t.Context(), "abc123", tokens.Cached); err != nil || heldErr != nil || len(held) != i+1 {
-			t.Fatalf("%s: Find = %v, cached HeldBy = %d claims, %v, want %d", node, err, len(held), heldErr, i+1)
+			t.Fatalf("%s: cached Get = %v, cached HeldBy = %d claims, %v, want %d", node, err, len(held), heldErr, i+1)
 		}
 	}
 }
@@ -74,7 +74,7 @@ func TestCacheListsNothingOlderThanItsReads(t *testing.T) {
 		must.Value(writer.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u"}))(t)
 		seen := false
 		for range 200 {
-			_, err := reader.Find(t.Context(), "worker-1")
+			_, err := reader.Get(t.Context(), "worker-1", tokens.Cached)
 			if seen && err != nil {
 				t.Fatalf("reader %d: got %v after it had found the claim", i, err)
 			}

@@ -52,19 +52,9 @@ func holders(before, after tokens.Claim) (changes []Change) {
 
 func holderKey(c tokens.Claim) string { return holdersFolder + c.TokenID + "/" + c.Node }
 
-// Get implements [tokens.Claims].
-func (s *Claims) Get(ctx context.Context, node string) (tokens.Claim, error) {
-	return s.table.get(ctx, s.db, node)
-}
-
-// Find implements [tokens.Claims].
-func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
-	return s.table.get(ctx, s.db.Cached(), node)
-}
-
-// Recent implements [tokens.Claims]. It is Get.
-func (s *Claims) Recent(ctx context.Context, node string) (tokens.Claim, error) {
-	return s.Get(ctx, node)
+// Get implements [tokens.Claims]. [tokens.Recent] is [tokens.Live].
+func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens.Claim, error) {
+	return s.table.get(ctx, reader(s.db, read), node)
 }
 
 // List implements [tokens.Claims]. It fails if it cannot decode a row, like [Store.List].

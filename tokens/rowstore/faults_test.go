@@ -122,8 +122,8 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 	}{
 		"single reads": {calls: 10, run: func(s *rowstore.Store) error {
 			c, r := s.Claims(), s.Revocations()
-			return errors.Join(second(s.Get(ctx, "abc123")), second(s.Find(ctx, "abc123")), second(s.List(ctx)),
-				second(c.Get(ctx, "worker-1")), second(c.Find(ctx, "worker-1")), second(c.List(ctx)),
+			return errors.Join(second(s.Get(ctx, "abc123", tokens.Live)), second(s.Get(ctx, "abc123", tokens.Cached)), second(s.List(ctx)),
+				second(c.Get(ctx, "worker-1", tokens.Live)), second(c.Get(ctx, "worker-1", tokens.Cached)), second(c.List(ctx)),
 				second(r.Get(ctx, "k")), second(r.Find(ctx, "k")), r.Visit(ctx, visit), r.VisitCached(ctx, visit))
 		}},
 		"writes without a read": {calls: 3, run: func(s *rowstore.Store) error {
@@ -135,10 +135,10 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 				s.Revocations().Update(ctx, "k", func([]byte) ([]byte, error) { return nil, nil }))
 		}},
 		"commit and deletes": {calls: 8, run: func(s *rowstore.Store) error {
-			r, err := s.Get(ctx, "abc123")
+			r, err := s.Get(ctx, "abc123", tokens.Live)
 			_, commitErr := s.Claims().Commit(ctx, r, described(r), nil)
-			now, getErr := s.Get(ctx, "abc123")
-			c, claimErr := s.Claims().Get(ctx, "worker-1")
+			now, getErr := s.Get(ctx, "abc123", tokens.Live)
+			c, claimErr := s.Claims().Get(ctx, "worker-1", tokens.Live)
 			return errors.Join(err, commitErr, getErr, claimErr, s.Delete(ctx, now), s.Claims().Delete(ctx, c))
 		}},
 		"create twice": {calls: 2, want: tokens.ErrExists, run: func(s *rowstore.Store) error {

@@ -11,6 +11,8 @@ import (
 	"errors"
 	"math"
 	"time"
+
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // Folders of the rows.
@@ -86,6 +88,14 @@ type DB interface {
 	Damaged(key string, err error) error
 	// Watch sends hints about changes of keys that begin with folder, like [tokens.Store.Watch].
 	Watch(ctx context.Context, folder string) <-chan struct{}
+}
+
+// reader returns the Reader of a read.
+func reader(db DB, read tokens.Read) Reader {
+	if read == tokens.Cached {
+		return db.Cached()
+	}
+	return db
 }
 
 // get returns the row of a key.

@@ -84,9 +84,9 @@ func TestReportsDamagedRow(t *testing.T) {
 		{Key: "tokens/abc123", Value: []byte(`{"secret":"hunter2"}`)}, {Key: "claims/worker-1", Value: []byte(`hunter2`)},
 	}))(t)
 	errs := map[string]error{}
-	_, errs["get tokens/abc123"] = s.Get(t.Context(), "abc123")
+	_, errs["get tokens/abc123"] = s.Get(t.Context(), "abc123", tokens.Live)
 	_, errs["list tokens/abc123"] = s.List(t.Context())
-	_, errs["get claims/worker-1"] = s.Claims().Get(t.Context(), "worker-1")
+	_, errs["get claims/worker-1"] = s.Claims().Get(t.Context(), "worker-1", tokens.Live)
 	_, errs["held claims/worker-1"] = s.Claims().HeldBy(t.Context(), "abc123", tokens.Live)
 	_, errs["create claims/worker-1"] = s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1"})
 	for what, err := range errs {
@@ -113,7 +113,7 @@ func (b betweenReads) Scan(ctx context.Context, keys rowstore.Range, visit func(
 func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
 	for name, do := range map[string]func(*rowstore.Store) error{
 		"deleted": func(s *rowstore.Store) error {
-			c, err := s.Claims().Get(t.Context(), "worker-1")
+			c, err := s.Claims().Get(t.Context(), "worker-1", tokens.Live)
 			return errors.Join(err, s.Claims().Delete(t.Context(), c))
 		},
 		"taken": func(s *rowstore.Store) error {
@@ -275,7 +275,7 @@ func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
 		if err != nil || len(outcomes) != 2 || outcomes[0].Err != nil || outcomes[1].Err == nil {
 			t.Errorf("%s: got %+v, %v, want an error for the second claim", name, outcomes, err)
 		}
-		now, err := s.Get(t.Context(), before.Token.ID())
+		now, err := s.Get(t.Context(), before.Token.ID(), tokens.Live)
 		if err != nil || !slices.Equal(now.Nodes, test.want) || !now.Expires.Equal(before.Expires) {
 			t.Errorf("%s: got %q until %s, %v, want %q until %s", name, now.Nodes, now.Expires, err, test.want, before.Expires)
 		}
@@ -302,17 +302,17 @@ func TestReadsCacheOnlyIfAllowed(t *testing.T) {
 	list, err := s.List(ctx)
 	claims, claimsErr := s.Claims().List(ctx)
 	of, ofErr := s.Claims().HeldBy(ctx, "abc123", tokens.Cached)
-	if _, findErr := s.Find(ctx, "abc123"); len(list)+len(claims)+len(of) != 0 || errors.Join(err, claimsErr, ofErr) != nil || !errors.Is(findErr, tokens.ErrNotFound) {
+	if _, findErr := s.Get(ctx, "abc123", tokens.Cached); len(list)+len(claims)+len(of) != 0 || errors.Join(err, claimsErr, ofErr) != nil || !errors.Is(findErr, tokens.ErrNotFound) {
 		t.Errorf("got %v, %v, %v and %v, want nothing of the empty cache", list, claims, of, findErr)
 	}
-	if _, err := s.Claims().Find(ctx, "worker-1"); !errors.Is(err, tokens.ErrNotFound) {
-		t.Errorf("Find = %v, want ErrNotFound", err)
+	if _, err := s.Claims().Get(ctx, "worker-1", tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("cached Get = %v, want ErrNotFound", err)
 	}
 	if v, err := s.Revocations().Find(ctx, "k"); v != nil || err != nil {
 		t.Errorf("Find = %q, %v, want no revocation", v, err)
 	}
-	_, err = s.Get(ctx, "abc123")
-	_, claimErr := s.Claims().Get(ctx, "worker-1")
+	_, err = s.Get(ctx, "abc123", tokens.Live)
+	_, claimErr := s.Claims().Get(ctx, "worker-1", tokens.Live)
 	v, revocationErr := s.Revocations().Get(ctx, "k")
 	if held, heldErr := s.Claims().HeldBy(ctx, "abc123", tokens.Live); len(held) != 1 || string(v) != "v" || errors.Join(err, claimErr, heldErr, revocationErr) != nil {
 		t.Errorf("got %v, %q, %v, want what is stored", held, v, errors.Join(err, claimErr, heldErr, revocationErr))
@@ -349,7 +349,7 @@ func TestCachesDecodedRows(t *testing.T) {
 	list()
 	want("cached after a deletion in another process", s.Cached(), n-2)
 	again := must.Value(s.Create(t.Context(), all[0]))(t)
-	if r, err := s.Get(t.Context(), "000000"); err != nil || r.UID != again.UID {
+	if r, err := s.Get(t.Context(), "000000", tokens.Live); err != nil || r.UID != again.UID {
 		t.Errorf("Get = %+v, %v, want the record", r, err)
 	}
 	want("cached by get", s.Cached(), rowstore.MaxCached)

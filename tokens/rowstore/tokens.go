@@ -38,18 +38,10 @@ func New(db DB) *Store {
 // DB returns the database.
 func (s *Store) DB() DB { return s.db }
 
-// Get implements [tokens.Store].
-func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {
-	return s.table.get(ctx, s.db, id)
+// Get implements [tokens.Store]. [tokens.Recent] is [tokens.Live].
+func (s *Store) Get(ctx context.Context, id string, read tokens.Read) (tokens.Record, error) {
+	return s.table.get(ctx, reader(s.db, read), id)
 }
-
-// Find implements [tokens.Store].
-func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
-	return s.table.get(ctx, s.db.Cached(), id)
-}
-
-// Recent implements [tokens.Store]. It is Get.
-func (s *Store) Recent(ctx context.Context, id string) (tokens.Record, error) { return s.Get(ctx, id) }
 
 // List implements [tokens.Store]. It fails if it cannot decode a row, with an error of [DB.Damaged].
 func (s *Store) List(ctx context.Context) ([]tokens.Record, error) { return s.table.list(ctx) }

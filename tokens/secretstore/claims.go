@@ -28,12 +28,12 @@ import (
 const ClaimNamespace = "kubejoin-system"
 
 // Claims is a [tokens.Claims] of the Leases in one namespace with the label kubejoin.io/claim=true or
-// kubejoin.io/claim=released. Find and List read from a cache that watches the API server. Recent does so while a Lease
-// with the label kubejoin.io/claim=proof proves that the cache is current. All other methods send requests to the API
-// server. When Watch sends a hint, the change is already in the cache.
+// kubejoin.io/claim=released. List and reads with [tokens.Cached] use a cache that watches the API server. Reads
+// with [tokens.Recent] use it while a Lease with the label kubejoin.io/claim=proof proves that it is current. All other
+// calls send requests to the API server. When Watch sends a hint, the change is already in the cache.
 //
 // A Lease without this label is not a claim, but nobody can claim its name. The same is true for a malformed
-// claim: List and a cached HeldBy omit it, and Get, Find, HeldBy and Update return an error that does not wrap
+// claim: List and a cached HeldBy omit it, and Get, HeldBy and Update return an error that does not wrap
 // [tokens.ErrNotFound].
 type Claims struct {
 	tokens    tokens.Store
@@ -73,8 +73,8 @@ const maxWritten = 1000
 
 var _ tokens.Claims = (*Claims)(nil)
 
-// OpenClaims returns a Claims that watches the claims in a namespace until ctx ends. After that, Find and
-// List fail. OpenClaims does not wait for the API server, but these methods do. The identity of
+// OpenClaims returns a Claims that watches the claims in a namespace until ctx ends. After that, List
+// and cached reads fail. OpenClaims does not wait for the API server, but they do. The identity of
 // client needs the verbs get, list, watch, create, update and delete on Leases in the namespace.
 //
 // The tokens are in store. With nil, Commit fails.
@@ -140,8 +140,11 @@ func (l labelled) Watch(ctx context.Context, options metav1.ListOptions) (watch.
 	return l.leases.Watch(ctx, options)
 }
 
-// Get implements [tokens.Claims].
-func (s *Claims) Get(ctx context.Context, node string) (tokens.Claim, error) {
+// Get implements [tokens.Claims]. With [tokens.Cached] it waits, like List, until the cache is filled or ctx ends.
+func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens.Claim, error) {
+	if read == tokens.Cached || read == tokens.Recent && s.fresh.proves(node, "") { // the cache is now at least as new as the proof
+		return s.find(ctx, node)
+	}
 	_, c, err := s.get(ctx, node)
 	return c, err
 }
@@ -164,8 +167,8 @@ func (s *Claims) get(ctx context.Context, node string) (*coordinationv1.Lease, t
 	return lease, c, nil
 }
 
-// Find implements [tokens.Claims]. Like List, it waits until the cache is filled or ctx ends.
-func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
+// find returns the cached claim of a node.
+func (s *Claims) find(ctx context.Context, node string) (tokens.Claim, error) {
 	if err := tokens.CheckNodeName(node); err != nil {
 		return tokens.Claim{}, fmt.Errorf("find claim: %w", err)
 	}
@@ -181,14 +184,6 @@ func (s *Claims) Find(ctx context.Context, node string) (tokens.Claim, error) {
 		return tokens.Claim{}, fmt.Errorf("find claim %s: %w", node, found.Value.problem)
 	}
 	return found.Value.Clone(), nil
-}
-
-// Recent implements [tokens.Claims].
-func (s *Claims) Recent(ctx context.Context, node string) (tokens.Claim, error) {
-	if s.fresh.proves(node, "") { // the cache is now at least as new as the proof
-		return s.Find(ctx, node)
-	}
-	return s.Get(ctx, node)
 }
 
 // List implements [tokens.Claims].

@@ -101,10 +101,10 @@ func TestIgnoresOtherLease(t *testing.T) {
 	}
 	must.Value(s.Create(t.Context(), claim("worker-1")))(t)
 	waitClaims(t, s, "worker-1", func(all []tokens.Claim) bool { return len(all) == 1 && all[0].Node == "worker-1" })
-	_, getErr := s.Get(t.Context(), "worker-2")
-	_, findErr := s.Find(t.Context(), "worker-2")
+	_, getErr := s.Get(t.Context(), "worker-2", tokens.Live)
+	_, findErr := s.Get(t.Context(), "worker-2", tokens.Cached)
 	_, updateErr := s.Update(t.Context(), "worker-2", func(*tokens.Claim) error { return nil })
-	for what, err := range map[string]error{"Get": getErr, "Find": findErr, "Update": updateErr} {
+	for what, err := range map[string]error{"Get": getErr, "cached Get": findErr, "Update": updateErr} {
 		if !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("%s = %v, want ErrNotFound", what, err)
 		}
@@ -138,13 +138,13 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 		change(lease)
 		must.Value(leases.Update(t.Context(), lease, metav1.UpdateOptions{}))(t)
 		waitClaims(t, s, "no malformed claim", func(all []tokens.Claim) bool {
-			_, err := s.Find(t.Context(), node)
+			_, err := s.Get(t.Context(), node, tokens.Cached)
 			return len(all) == 0 && !errors.Is(err, tokens.ErrNotFound)
 		})
-		_, getErr := s.Get(t.Context(), node)
-		_, findErr := s.Find(t.Context(), node)
+		_, getErr := s.Get(t.Context(), node, tokens.Live)
+		_, findErr := s.Get(t.Context(), node, tokens.Cached)
 		_, updateErr := s.Update(t.Context(), node, func(*tokens.Claim) error { return nil })
-		for what, err := range map[string]error{"Get": getErr, "Find": findErr, "Update": updateErr} {
+		for what, err := range map[string]error{"Get": getErr, "cached Get": findErr, "Update": updateErr} {
 			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/"+node+" is ") {
 				t.Errorf("%s of %s = %v, want an error other than ErrNotFound that names the Lease", what, node, err)
 			}
@@ -178,8 +178,8 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 	delete(lease.Labels, "kubejoin.io/claim")
 	must.Value(leases.Update(t.Context(), lease, metav1.UpdateOptions{}))(t)
 	waitClaims(t, s, "none", func(all []tokens.Claim) bool { return len(all) == 0 })
-	if _, err := s.Find(t.Context(), "worker-1"); !errors.Is(err, tokens.ErrNotFound) {
-		t.Errorf("Find of a Lease without the label = %v, want ErrNotFound", err)
+	if _, err := s.Get(t.Context(), "worker-1", tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
+		t.Errorf("cached Get of a Lease without the label = %v, want ErrNotFound", err)
 	}
 	if _, err := s.Create(t.Context(), claim("worker-1")); !errors.Is(err, tokens.ErrExists) {
 		t.Errorf("Create of a Lease without the label = %v, want ErrExists", err)

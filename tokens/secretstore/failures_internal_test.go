@@ -96,7 +96,7 @@ func filledTokenCache(t testing.TB, secrets ...*corev1.Secret) *kubecache.Cache[
 	return c
 }
 
-// Find must return ErrNotFound only for a token that does not exist: the signer refuses its nodes permanently.
+// A cached Get must return ErrNotFound only for a token that does not exist: the signer refuses its nodes permanently.
 func TestFindReturnsNotFoundOnlyForMissingToken(t *testing.T) {
 	other := encode(tokens.Record{Token: tokens.Generate()})
 	other.Type = corev1.SecretTypeOpaque
@@ -105,15 +105,15 @@ func TestFindReturnsNotFoundOnlyForMissingToken(t *testing.T) {
 	s := &Store{cache: tokenCache(t, open, other)}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if _, err := s.Find(ctx, id); !errors.Is(err, context.Canceled) || errors.Is(err, tokens.ErrNotFound) {
+	if _, err := s.Get(ctx, id, tokens.Cached); !errors.Is(err, context.Canceled) || errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("before the first list: %v", err)
 	}
 	close(open)
-	if r, err := s.Find(t.Context(), id); !errors.Is(err, tokens.ErrNotFound) {
+	if r, err := s.Get(t.Context(), id, tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("Secret of another type: got %+v, %v", r, err)
 	}
 	whole := tokens.Generate().Reveal()
-	if _, err := s.Find(t.Context(), whole); !errors.Is(err, tokens.ErrMalformed) {
+	if _, err := s.Get(t.Context(), whole, tokens.Cached); !errors.Is(err, tokens.ErrMalformed) {
 		t.Errorf("whole token as ID: got %v", err)
 	}
 }
@@ -169,7 +169,7 @@ func TestFirstUpdateFollowsRules(t *testing.T) {
 			failsOnce(c, "update", "leases", test.fail)
 		}
 		_, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { test.change(c); return nil })
-		got, getErr := s.Get(t.Context(), "worker-1")
+		got, getErr := s.Get(t.Context(), "worker-1", tokens.Live)
 		if n := calls(c, "update"); (err != nil) != test.fails || getErr != nil || n != test.writes || got.NodeUID == "n" != (n > 0) {
 			t.Errorf("%s: %v, %d writes leave %+v, %v", name, err, n, got, getErr)
 		}

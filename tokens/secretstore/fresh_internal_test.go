@@ -257,8 +257,8 @@ func TestProofIsNoHint(t *testing.T) {
 		if all, err := s.List(ctx); err != nil || len(all) != 1 {
 			t.Errorf("List gives %+v, %v, want the claim alone", all, err)
 		}
-		if _, err := s.Find(ctx, ProofLease); !errors.Is(err, tokens.ErrNotFound) {
-			t.Errorf("Find of the proof gives %v", err)
+		if _, err := s.Get(ctx, ProofLease, tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
+			t.Errorf("cached Get of the proof gives %v", err)
 		}
 	})
 }

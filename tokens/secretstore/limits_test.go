@@ -81,7 +81,7 @@ func TestRemovedAnnotationsRemoveLimits(t *testing.T) {
 	secret := secretOf(t, r.Token)
 	secret.Annotations = nil
 	update(t, secret)
-	got, err := s.Get(t.Context(), r.Token.ID())
+	got, err := s.Get(t.Context(), r.Token.ID(), tokens.Live)
 	if err != nil || !got.Limits.IsZero() || len(got.Nodes) > 0 || got.Spent() || got.UID != r.UID {
 		t.Errorf("Get = %+v, %v, want the token without limits", got, err)
 	}
@@ -113,7 +113,7 @@ func TestMalformedLimits(t *testing.T) {
 	if _, err := whoami(t, token, true); err != nil {
 		t.Errorf("kube-apiserver refused the token: %v", err)
 	}
-	r, err := s.Get(t.Context(), token.ID())
+	r, err := s.Get(t.Context(), token.ID(), tokens.Live)
 	if err != nil || !r.Signs(time.Now()) || !r.Authentication || r.Problem != nil {
 		t.Errorf("Get = %+v, %v, want a token that signs and authenticates", r, err)
 	}
@@ -186,7 +186,7 @@ func TestTokenForManyLongNames(t *testing.T) {
 		}
 	}
 	free := func(node string, change ...tokens.ClaimChange) error {
-		if r, err = s.Get(ctx, id); err != nil {
+		if r, err = s.Get(ctx, id, tokens.Live); err != nil {
 			return err
 		}
 		after := r.Clone()
@@ -212,7 +212,7 @@ func TestTokenForManyLongNames(t *testing.T) {
 			t.Fatalf("free the slot of %s: %v", node, err)
 		}
 	}
-	if r, err = s.Get(ctx, id); err != nil || len(r.Nodes) != len(names)-30 || len(r.Marks) > 0 {
+	if r, err = s.Get(ctx, id, tokens.Live); err != nil || len(r.Nodes) != len(names)-30 || len(r.Marks) > 0 {
 		t.Errorf("the token counts %d names with %d marks, %v, want 30 fewer and none", len(r.Nodes), len(r.Marks), err)
 	}
 	marks := map[string]string{}
@@ -220,7 +220,7 @@ func TestTokenForManyLongNames(t *testing.T) {
 		marks[name] = "-"
 	}
 	change(func(c *tokens.Record) { c.Nodes, c.Marks = slices.Clone(names), marks }) // they join again, and leave
-	if got, err := s.Get(ctx, id); err != nil || len(got.Marks) != len(names) || !got.Spent() {
+	if got, err := s.Get(ctx, id, tokens.Live); err != nil || len(got.Marks) != len(names) || !got.Spent() {
 		t.Errorf("got %d names that have left, %v, want all and a spent token", len(got.Marks), err)
 	}
 	change(func(c *tokens.Record) { c.Nodes = nil })

@@ -24,7 +24,7 @@ func TestManifestEqualsCreatedSecret(t *testing.T) {
 		t.Errorf("%s %s in %s", secret.APIVersion, secret.Kind, secret.Namespace)
 	}
 	must.Value(c.Client().CoreV1().Secrets(secret.Namespace).Create(t.Context(), secret, metav1.CreateOptions{}))(t)
-	got := must.Value(store.Get(t.Context(), record.Token.ID()))(t)
+	got := must.Value(store.Get(t.Context(), record.Token.ID(), tokens.Live))(t)
 	got.Created, got.UID, got.Version = time.Time{}, "", ""
 	if !reflect.DeepEqual(got, record) {
 		t.Errorf("read back %+v, want %+v", got, record)

@@ -127,7 +127,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 	for found := 0; found < len(ids); <-changes {
 		found = 0
 		for _, id := range ids {
-			if _, err := store.Find(t.Context(), id); err == nil {
+			if _, err := store.Get(t.Context(), id, tokens.Cached); err == nil {
 				found++
 			}
 		}
@@ -175,10 +175,10 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		})
 	}
 	read("secrets", func(round int) error {
-		if _, err := store.Recent(t.Context(), ids[1]); err != nil {
+		if _, err := store.Get(t.Context(), ids[1], tokens.Recent); err != nil {
 			return err
 		}
-		r, err := store.Recent(t.Context(), ids[0])
+		r, err := store.Get(t.Context(), ids[0], tokens.Recent)
 		if got, _ := strconv.Atoi(r.Description); err == nil && got < round {
 			err = fmt.Errorf("got a token of round %d, and round %d had ended %s before", got, round, tokens.MaxAge)
 		}
@@ -189,7 +189,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		if err != nil || len(held) < round {
 			return fmt.Errorf("got %d claims, %v, and round %d had ended %s before", len(held), err, round, tokens.MaxAge)
 		}
-		if _, err := claims.Recent(t.Context(), node(max(1, round))); err != nil && (round > 0 || !errors.Is(err, tokens.ErrNotFound)) {
+		if _, err := claims.Get(t.Context(), node(max(1, round)), tokens.Recent); err != nil && (round > 0 || !errors.Is(err, tokens.ErrNotFound)) {
 			return fmt.Errorf("no claim, and round %d had ended %s before: %w", round, tokens.MaxAge, err)
 		}
 		return nil
@@ -216,7 +216,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		if err != nil {
 			continue // the fault
 		}
-		if r, err := store.Recent(t.Context(), ids[2]); err != nil || r.Description != updated.Description {
+		if r, err := store.Get(t.Context(), ids[2], tokens.Recent); err != nil || r.Description != updated.Description {
 			t.Errorf("Recent gives %q, %v after this store wrote %q", r.Description, err, updated.Description)
 		}
 		if i < rounds-1 {
@@ -225,7 +225,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 		if err := store.Delete(t.Context(), updated); err != nil {
 			t.Error(err)
 		}
-		if _, err := store.Recent(t.Context(), ids[2]); !errors.Is(err, tokens.ErrNotFound) {
+		if _, err := store.Get(t.Context(), ids[2], tokens.Recent); !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("Recent gives %v after this store deleted the token", err)
 		}
 	}

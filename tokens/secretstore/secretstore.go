@@ -27,9 +27,9 @@ import (
 	"k8s.io/cluster-bootstrap/token/util"
 )
 
-// A Store is a [tokens.Store] of Secrets. Find and List read from a cache that watches the API server. Recent does so
-// while a list of the versions of all tokens proves that the cached token is current. All other methods send requests
-// to the API server. When Watch sends a hint, the change is already in the cache.
+// A Store is a [tokens.Store] of Secrets. List and reads with [tokens.Cached] use a cache that watches the API server. Reads
+// with [tokens.Recent] use it while a list of the versions of all tokens proves that the cached token is current. All
+// other calls send requests to the API server. When Watch sends a hint, the change is already in the cache.
 type Store struct {
 	secrets typedcorev1.SecretInterface
 	cache   *kubecache.Cache[*corev1.Secret, cachedToken]
@@ -55,8 +55,8 @@ func decodeCachedToken(secret *corev1.Secret) (cachedToken, error) {
 
 var _ tokens.Store = (*Store)(nil)
 
-// Open returns a Store that watches the bootstrap tokens of a cluster until ctx ends. After that, Find and
-// List fail. Open does not wait for the API server, but Find and List do. The identity of client needs the
+// Open returns a Store that watches the bootstrap tokens of a cluster until ctx ends. After that, List and
+// cached reads fail. Open does not wait for the API server, but they do. The identity of client needs the
 // verbs get, list, watch, create, update and delete on Secrets in kube-system.
 //
 // The Store logs Secrets that are not valid tokens, once for each of their changes, and failures to watch
@@ -101,17 +101,34 @@ func report(log *slog.Logger, name string, r tokens.Record, err error) {
 	}
 }
 
-// A getCall is one call of Get with its result.
+// A getCall is one live call of Get with its result.
 type getCall struct {
 	id     string
 	record tokens.Record
 	err    error
 }
 
-// Get implements [tokens.Store]. Concurrent calls share a list request, if the tokens have the label that Update sets.
-func (s *Store) Get(ctx context.Context, id string) (tokens.Record, error) {
+// Get implements [tokens.Store]. With [tokens.Cached] it waits, like List, until the cache is filled or ctx ends.
+// Concurrent live calls share a list request, if the tokens have the label that Update sets.
+func (s *Store) Get(ctx context.Context, id string, read tokens.Read) (tokens.Record, error) {
 	if err := tokens.CheckID(id); err != nil {
 		return tokens.Record{}, err
+	}
+	name := util.BootstrapTokenSecretName(id)
+	switch read {
+	case tokens.Cached:
+		found, err := s.cache.Get(ctx, name)
+		switch {
+		case err != nil:
+			return tokens.Record{}, fmt.Errorf("find token %s: %w", id, err)
+		case found == nil || found.Err != nil:
+			return tokens.Record{}, fmt.Errorf("find token %s: %w", id, tokens.ErrNotFound)
+		}
+		return found.Value.Clone(), nil
+	case tokens.Recent:
+		if found := s.cache.Peek(name); found != nil && found.Err == nil && s.fresh.proves(name, found.Version) {
+			return found.Value.Clone(), nil
+		}
 	}
 	g := &getCall{id: id}
 	if err := s.getCalls.Do(ctx, struct{}{}, g, s.getAll); err != nil {
@@ -174,30 +191,6 @@ func (s *Store) get(ctx context.Context, id string) (*corev1.Secret, tokens.Reco
 		return nil, tokens.Record{}, fmt.Errorf("get token %s: %w: %w", id, tokens.ErrNotFound, err)
 	}
 	return secret, r, nil
-}
-
-// Find implements [tokens.Store]. Like List, it waits until the cache is filled or ctx ends.
-func (s *Store) Find(ctx context.Context, id string) (tokens.Record, error) {
-	if err := tokens.CheckID(id); err != nil {
-		return tokens.Record{}, err
-	}
-	found, err := s.cache.Get(ctx, util.BootstrapTokenSecretName(id))
-	switch {
-	case err != nil:
-		return tokens.Record{}, fmt.Errorf("find token %s: %w", id, err)
-	case found == nil || found.Err != nil:
-		return tokens.Record{}, fmt.Errorf("find token %s: %w", id, tokens.ErrNotFound)
-	}
-	return found.Value.Clone(), nil
-}
-
-// Recent implements [tokens.Store].
-func (s *Store) Recent(ctx context.Context, id string) (tokens.Record, error) {
-	name := util.BootstrapTokenSecretName(id)
-	if found := s.cache.Peek(name); found != nil && found.Err == nil && s.fresh.proves(name, found.Version) {
-		return found.Value.Clone(), nil
-	}
-	return s.Get(ctx, id)
 }
 
 // List implements [tokens.Store]. It waits until the cache is filled for the first time or ctx ends.

@@ -37,7 +37,7 @@ func TestConcurrentGetsShareOneList(t *testing.T) {
 		var asking sync.WaitGroup
 		get := func(id string, want error, nodes ...string) {
 			asking.Go(func() {
-				r, err := s.Get(t.Context(), id)
+				r, err := s.Get(t.Context(), id, tokens.Live)
 				if !errors.Is(err, want) || err == nil && (r.Token.ID() != id || !slices.Equal(r.Nodes, nodes)) {
 					t.Errorf("Get of %s: got %+v, %v, want nodes %q and error %v", id, r, err, nodes, want)
 				}

@@ -168,7 +168,7 @@ func (s Steps) create(ctx context.Context, c tokens.Claim) (after tokens.Claim, 
 		if after, err = s.Claims.Create(ctx, c); !errors.Is(err, tokens.ErrExists) {
 			return after, err
 		}
-		switch _, getErr := s.Claims.Get(ctx, c.Node); {
+		switch _, getErr := s.Claims.Get(ctx, c.Node, tokens.Live); {
 		case getErr == nil:
 			return after, tokens.ErrConflict
 		case !errors.Is(getErr, tokens.ErrNotFound):
@@ -204,7 +204,7 @@ func mark(r *tokens.Record, node, mark string) {
 // recheck is step 3.
 func (s Steps) recheck(ctx context.Context, counted tokens.Record, changes []tokens.ClaimChange, outcomes []tokens.Outcome) {
 	id := counted.Token.ID()
-	read := sync.OnceValues(func() (tokens.Record, error) { return s.Tokens.Get(ctx, id) })
+	read := sync.OnceValues(func() (tokens.Record, error) { return s.Tokens.Get(ctx, id, tokens.Live) })
 	for i, c := range changes {
 		if outcomes[i].Err != nil || c.After.TokenID != id {
 			continue
@@ -235,7 +235,7 @@ const freeAttempts = 20
 // meanwhile and has used the slot: then the error wraps ErrConflict, too.
 func (s Steps) free(ctx context.Context, id, node string, left bool) error {
 	for range freeAttempts {
-		r, err := s.Tokens.Get(ctx, id)
+		r, err := s.Tokens.Get(ctx, id, tokens.Live)
 		switch {
 		case errors.Is(err, tokens.ErrNotFound):
 			return nil
@@ -246,7 +246,7 @@ func (s Steps) free(ctx context.Context, id, node string, left bool) error {
 		case !left && r.Marks[node] == leftMark:
 			return fmt.Errorf("token %s, node %s has left: %w", id, tokens.Redact(node), tokens.ErrConflict)
 		}
-		switch c, err := s.Claims.Get(ctx, node); {
+		switch c, err := s.Claims.Get(ctx, node, tokens.Live); {
 		case err == nil && c.TokenID == id:
 			return fmt.Errorf("token %s has a claim on node %s: %w", id, tokens.Redact(node), tokens.ErrConflict)
 		case err != nil && !errors.Is(err, tokens.ErrNotFound):

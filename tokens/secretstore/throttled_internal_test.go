@@ -50,13 +50,13 @@ func TestThrottledTokenAndClaimAreNotAbsent(t *testing.T) {
 			store := &Store{secrets: client.CoreV1().Secrets(metav1.NamespaceSystem)}
 			claims := &Claims{leases: client.CoordinationV1().Leases("ns"), namespace: "ns"}
 			reads := map[string]func(context.Context) error{
-				"token": func(ctx context.Context) error { _, err := store.Get(ctx, record.Token.ID()); return err },
+				"token": func(ctx context.Context) error { _, err := store.Get(ctx, record.Token.ID(), tokens.Live); return err },
 				"tokens": func(ctx context.Context) error {
 					one, other := &getCall{id: record.Token.ID()}, &getCall{id: "zzzzzz"}
 					store.getAll(ctx, []*getCall{one, other})
 					return one.err
 				},
-				"claim": func(ctx context.Context) error { _, err := claims.Get(ctx, worker.Node); return err },
+				"claim": func(ctx context.Context) error { _, err := claims.Get(ctx, worker.Node, tokens.Live); return err },
 				"claims of a token": func(ctx context.Context) error {
 					all, err := claims.HeldBy(ctx, worker.TokenID, tokens.Live)
 					if err == nil && len(all) != 1 {

@@ -81,7 +81,7 @@ func TestDeletingTokenIsUnusable(t *testing.T) {
 	patch(`["example.com/keep"]`)
 	must.OK(t, secrets.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	waitTokens(t, s, "a problem", func(all []tokens.Record) bool { return len(all) == 1 && errors.Is(all[0].Problem, tokens.ErrDeleting) })
-	got, err := s.Get(t.Context(), r.Token.ID())
+	got, err := s.Get(t.Context(), r.Token.ID(), tokens.Live)
 	if err != nil || got.Token.HasSecret() || !errors.Is(got.Problem, tokens.ErrDeleting) || !strings.Contains(got.Problem.Error(), "example.com/keep") {
 		t.Errorf("Get = %+v, %v, want no secret and ErrDeleting with the finalizer", got, err)
 	}
@@ -97,7 +97,7 @@ func TestIgnoresSecretOfOtherType(t *testing.T) {
 	s := open(t, nil)
 	token := tokens.Generate()
 	secret := put(t, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "bootstrap-token-" + token.ID()}})
-	if r, err := s.Get(t.Context(), token.ID()); !errors.Is(err, tokens.ErrNotFound) {
+	if r, err := s.Get(t.Context(), token.ID(), tokens.Live); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("Get = %+v, %v, want ErrNotFound", r, err)
 	}
 	if _, err := s.Create(t.Context(), tokens.Record{Token: token}); !errors.Is(err, tokens.ErrExists) {
@@ -119,7 +119,7 @@ func TestReportsForbiddenList(t *testing.T) {
 	claims := must.Value(secretstore.OpenClaims(storeCtx, client, nil, "default", nil))(t)
 	reads := map[string]func(context.Context) error{
 		"List":          func(ctx context.Context) error { _, err := s.List(ctx); return err },
-		"Find":          func(ctx context.Context) error { _, err := claims.Find(ctx, "worker-1"); return err },
+		"cached Get":    func(ctx context.Context) error { _, err := claims.Get(ctx, "worker-1", tokens.Cached); return err },
 		"claims List":   func(ctx context.Context) error { _, err := claims.List(ctx); return err },
 		"cached HeldBy": func(ctx context.Context) error { _, err := claims.HeldBy(ctx, "abc123", tokens.Cached); return err },
 	}

@@ -60,7 +60,7 @@ func sampleClaim() tokens.Claim {
 
 func getClaim(t *testing.T, s tokens.Claims, node string) tokens.Claim {
 	t.Helper()
-	c, err := s.Get(t.Context(), node)
+	c, err := s.Get(t.Context(), node, tokens.Live)
 	if err != nil {
 		t.Fatalf("Get: %v", err)
 	}
@@ -77,7 +77,7 @@ func wantSameClaim(t *testing.T, what string, got, want tokens.Claim) {
 	}
 }
 
-// wantClaims waits for List, Find and cached HeldBy to show these claims and no others.
+// wantClaims waits for List, cached Get and cached HeldBy to show these claims and no others.
 func wantClaims(t *testing.T, s tokens.Claims, want ...tokens.Claim) {
 	t.Helper()
 	slices.SortFunc(want, func(a, b tokens.Claim) int { return strings.Compare(a.Node, b.Node) })
@@ -109,12 +109,12 @@ func notShown(t *testing.T, s tokens.Claims, want []tokens.Claim) string {
 		if !c.Released() {
 			of[c.TokenID] = append(of[c.TokenID], c)
 		}
-		got, err := s.Find(t.Context(), c.Node)
+		got, err := s.Get(t.Context(), c.Node, tokens.Cached)
 		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
-			t.Fatalf("Find: %v", err)
+			t.Fatalf("cached Get: %v", err)
 		}
 		if err != nil || !sameClaim(got, c) {
-			return fmt.Sprintf("Find, which gives\n%+v, %v", got, err)
+			return fmt.Sprintf("cached Get, which gives\n%+v, %v", got, err)
 		}
 	}
 	for id, want := range of {
@@ -129,13 +129,13 @@ func notShown(t *testing.T, s tokens.Claims, want []tokens.Claim) string {
 	return ""
 }
 
-// wantNoClaim checks that Get no longer returns a claim, and waits until Find and cached HeldBy do not either.
+// wantNoClaim checks that Get no longer returns a claim, and waits until the cached Get and HeldBy do not either.
 func wantNoClaim(t *testing.T, s tokens.Claims, c tokens.Claim) {
 	t.Helper()
-	_, err := s.Get(t.Context(), c.Node)
+	_, err := s.Get(t.Context(), c.Node, tokens.Live)
 	wantError(t, "Get", err, tokens.ErrNotFound)
-	eventually(t, s, "Find of a free name", func() bool {
-		_, err := s.Find(t.Context(), c.Node)
+	eventually(t, s, "cached Get of a free name", func() bool {
+		_, err := s.Get(t.Context(), c.Node, tokens.Cached)
 		return errors.Is(err, tokens.ErrNotFound)
 	})
 	wantNotOfToken(t, s, c)
@@ -258,11 +258,11 @@ func testHeldByAtOnce(t *testing.T, s tokens.Claims) {
 func testMalformedClaim(t *testing.T, s tokens.Claims) {
 	ctx := t.Context()
 	for _, node := range []string{"", "Worker", "a/b", "../kube-system/x", "a b", "a\n", "-a", strings.Repeat("a", 254)} {
-		_, getErr := s.Get(ctx, node)
-		_, findErr := s.Find(ctx, node)
+		_, getErr := s.Get(ctx, node, tokens.Live)
+		_, findErr := s.Get(ctx, node, tokens.Cached)
 		_, updateErr := s.Update(ctx, node, func(*tokens.Claim) error { return nil })
 		for what, err := range map[string]error{
-			"Get": getErr, "Find": findErr, "Update": updateErr, "Delete": s.Delete(ctx, tokens.Claim{Node: node, UID: "u", Version: "1"}),
+			"Get": getErr, "cached Get": findErr, "Update": updateErr, "Delete": s.Delete(ctx, tokens.Claim{Node: node, UID: "u", Version: "1"}),
 		} {
 			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "node name") {
 				t.Errorf("%s of %q = %v, want what is wrong with the name", what, node, err)
@@ -348,11 +348,11 @@ func claimsOf(s tokens.Claims) kind[tokens.Claim] {
 		},
 		shows: func(t *testing.T, want ...claim) { t.Helper(); wantClaims(t, s, want...) },
 		reads: map[string]func(context.Context) error{
-			"Find":          func(ctx context.Context) error { _, err := s.Find(ctx, "worker-1"); return err },
+			"cached Get":    func(ctx context.Context) error { _, err := s.Get(ctx, "worker-1", tokens.Cached); return err },
 			"cached HeldBy": func(ctx context.Context) error { _, err := s.HeldBy(ctx, "abcdef", tokens.Cached); return err },
 			"HeldBy":        func(ctx context.Context) error { _, err := s.HeldBy(ctx, "abcdef", tokens.Live); return err },
 		},
-		get: s.Get, find: s.Find, list: s.List, create: s.Create, update: s.Update, delete: s.Delete, watch: s.Watch,
+		read: s.Get, list: s.List, create: s.Create, update: s.Update, delete: s.Delete, watch: s.Watch,
 	}
 }
 
@@ -435,7 +435,7 @@ const ownWrites = 100
 
 // testRecent checks that Recent shows each write of the store at once.
 func testRecent(t *testing.T, s tokens.Store) {
-	_, err := s.Recent(t.Context(), "abcdef")
+	_, err := s.Get(t.Context(), "abcdef", tokens.Recent)
 	wantError(t, "Recent", err, tokens.ErrNotFound)
 	r := create(t, s, sample())
 	id := r.Token.ID()
@@ -444,7 +444,7 @@ func testRecent(t *testing.T, s tokens.Store) {
 			t.Fatalf("Update: %v", err)
 		}
 		for range 3 {
-			got, err := s.Recent(t.Context(), id)
+			got, err := s.Get(t.Context(), id, tokens.Recent)
 			if err != nil {
 				t.Fatalf("Recent: %v", err)
 			}
@@ -456,7 +456,7 @@ func testRecent(t *testing.T, s tokens.Store) {
 	if err := s.Delete(t.Context(), r); err != nil {
 		t.Fatalf("Delete: %v", err)
 	}
-	_, err = s.Recent(t.Context(), id)
+	_, err = s.Get(t.Context(), id, tokens.Recent)
 	wantError(t, "Recent", err, tokens.ErrNotFound)
 }
 
@@ -464,11 +464,11 @@ func testRecent(t *testing.T, s tokens.Store) {
 func testRecentClaims(t *testing.T, s tokens.Claims) {
 	c := sampleClaim()
 	for i := range ownWrites {
-		_, err := s.Recent(t.Context(), c.Node)
+		_, err := s.Get(t.Context(), c.Node, tokens.Recent)
 		wantError(t, "Recent", err, tokens.ErrNotFound)
 		made := createClaim(t, s, c)
 		for range 3 {
-			got, err := s.Recent(t.Context(), c.Node)
+			got, err := s.Get(t.Context(), c.Node, tokens.Recent)
 			if err != nil {
 				t.Fatalf("Recent: %v", err)
 			}

@@ -179,17 +179,17 @@ func testCommitConflicts(t *testing.T, s tokens.Store, c tokens.Claims) {
 			after, bad := counted(r, unique(r, "worker-8"))
 			after, good := counted(after, unique(r, "worker-9"))
 			spoil(t, &r, &bad)
-			before, found := s.Get(t.Context(), r.Token.ID())
+			before, found := s.Get(t.Context(), r.Token.ID(), tokens.Live)
 			outcomes, err := c.Commit(t.Context(), r, after, []tokens.ClaimChange{good, bad})
 			if err == nil && len(outcomes) == 2 {
 				wantError(t, "outcome", outcomes[1].Err, tokens.ErrConflict)
 			} else if len(outcomes) > 0 || !errors.Is(err, tokens.ErrConflict) && !errors.Is(err, tokens.ErrNotFound) {
 				t.Errorf("Commit = %+v, %v, want ErrConflict", outcomes, err)
 			}
-			if _, getErr := c.Get(t.Context(), good.After.Node); (err == nil) != (getErr == nil) {
+			if _, getErr := c.Get(t.Context(), good.After.Node, tokens.Live); (err == nil) != (getErr == nil) {
 				t.Errorf("Commit = %v, then Get of the other claim = %v", err, getErr)
 			}
-			now, getErr := s.Get(t.Context(), r.Token.ID())
+			now, getErr := s.Get(t.Context(), r.Token.ID(), tokens.Live)
 			if errors.Is(found, tokens.ErrNotFound) {
 				wantError(t, "Get of the deleted record", getErr, tokens.ErrNotFound)
 			} else if getErr != nil || err != nil && !same(now, before) {
@@ -231,7 +231,7 @@ func testCommitAtOnce(t *testing.T, s tokens.Store, c tokens.Claims) {
 		wg.Go(func() {
 			node := unique(r, fmt.Sprintf("worker-%d", i))
 			for {
-				now, err := s.Get(t.Context(), r.Token.ID())
+				now, err := s.Get(t.Context(), r.Token.ID(), tokens.Live)
 				if err != nil {
 					t.Errorf("Get: %v", err)
 					return

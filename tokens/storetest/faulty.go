@@ -13,8 +13,9 @@ import (
 // A Call is a call of a method of a store that a [Faulty] wraps.
 type Call struct {
 	Context context.Context
-	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Claims.Commit". The function that is
-	// passed to Update is a call, too: "Store.Update.change" or "Claims.Update.change".
+	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Claims.Commit". Reads that are not live have
+	// a suffix, as in "Store.Get.cached". The function that is passed to Update is a call, too: "Store.Update.change" or
+	// "Claims.Update.change".
 	Method string
 	// Key is the token ID or the node name. It is empty for List, and for a Commit that changes no token.
 	Key string
@@ -72,7 +73,7 @@ func After(f func() error, methods ...string) Faulty {
 func Alter(f func(*tokens.Record)) Faulty {
 	return func(c *Call, do func() error) error {
 		err := do()
-		if c.Method == "Store.Get" || c.Method == "Store.Find" || c.Method == "Store.List" {
+		if c.Method == "Store.Get" || c.Method == "Store.Get.cached" || c.Method == "Store.List" {
 			for i := range c.Records {
 				f(&c.Records[i])
 			}
@@ -81,7 +82,7 @@ func Alter(f func(*tokens.Record)) Faulty {
 	}
 }
 
-// Stale freezes Find, List and cached HeldBy at the current state. The claims may be nil.
+// Stale freezes List and cached reads at the current state. The claims may be nil.
 func Stale(t *testing.T, s tokens.Store, claims tokens.Claims) Faulty {
 	t.Helper()
 	records, err := s.List(t.Context())
@@ -97,26 +98,34 @@ func Stale(t *testing.T, s tokens.Store, claims tokens.Claims) Faulty {
 	return func(c *Call, do func() error) error {
 		found := false
 		switch c.Method {
-		case "Store.Find", "Store.List":
+		case "Store.Get.cached", "Store.List":
 			for _, r := range records {
 				if c.Key == "" || c.Key == r.Token.ID() {
 					c.Records, found = append(c.Records, r.Clone()), true
 				}
 			}
-		case "Claims.Find", "Claims.List", "Claims.HeldBy.cached":
+		case "Claims.Get.cached", "Claims.List", "Claims.HeldBy.cached":
 			for _, claim := range held {
-				if c.Key == "" || c.Method == "Claims.Find" && c.Key == claim.Node || c.Method == "Claims.HeldBy.cached" && c.Key == claim.TokenID {
+				if c.Key == "" || c.Method == "Claims.Get.cached" && c.Key == claim.Node || c.Method == "Claims.HeldBy.cached" && c.Key == claim.TokenID {
 					c.Claims, found = append(c.Claims, claim.Clone()), true
 				}
 			}
 		default:
 			return do()
 		}
-		if (c.Method == "Store.Find" || c.Method == "Claims.Find") && !found {
+		if (c.Method == "Store.Get.cached" || c.Method == "Claims.Get.cached") && !found {
 			return fmt.Errorf("%s: %w", c.Key, tokens.ErrNotFound)
 		}
 		return nil
 	}
+}
+
+// method returns the name of a method that reads.
+func method(name string, read tokens.Read) string {
+	if read == tokens.Live {
+		return name
+	}
+	return name + "." + string(read)
 }
 
 // Store returns s with the faults.
@@ -144,16 +153,8 @@ func (s faultyStore) one(ctx context.Context, method, id string, do func() (toke
 	return r, err
 }
 
-func (s faultyStore) Get(ctx context.Context, id string) (tokens.Record, error) {
-	return s.one(ctx, "Get", id, func() (tokens.Record, error) { return s.Store.Get(ctx, id) })
-}
-
-func (s faultyStore) Find(ctx context.Context, id string) (tokens.Record, error) {
-	return s.one(ctx, "Find", id, func() (tokens.Record, error) { return s.Store.Find(ctx, id) })
-}
-
-func (s faultyStore) Recent(ctx context.Context, id string) (tokens.Record, error) {
-	return s.one(ctx, "Recent", id, func() (tokens.Record, error) { return s.Store.Recent(ctx, id) })
+func (s faultyStore) Get(ctx context.Context, id string, read tokens.Read) (tokens.Record, error) {
+	return s.one(ctx, method("Get", read), id, func() (tokens.Record, error) { return s.Store.Get(ctx, id, read) })
 }
 
 func (s faultyStore) List(ctx context.Context) ([]tokens.Record, error) {
@@ -208,16 +209,8 @@ func (s faultyClaims) many(ctx context.Context, method, key string, do func() ([
 	return c.Claims, err
 }
 
-func (s faultyClaims) Get(ctx context.Context, node string) (tokens.Claim, error) {
-	return s.one(ctx, "Get", node, func() (tokens.Claim, error) { return s.Claims.Get(ctx, node) })
-}
-
-func (s faultyClaims) Find(ctx context.Context, node string) (tokens.Claim, error) {
-	return s.one(ctx, "Find", node, func() (tokens.Claim, error) { return s.Claims.Find(ctx, node) })
-}
-
-func (s faultyClaims) Recent(ctx context.Context, node string) (tokens.Claim, error) {
-	return s.one(ctx, "Recent", node, func() (tokens.Claim, error) { return s.Claims.Recent(ctx, node) })
+func (s faultyClaims) Get(ctx context.Context, node string, read tokens.Read) (tokens.Claim, error) {
+	return s.one(ctx, method("Get", read), node, func() (tokens.Claim, error) { return s.Claims.Get(ctx, node, read) })
 }
 
 func (s faultyClaims) List(ctx context.Context) ([]tokens.Claim, error) {
@@ -225,11 +218,7 @@ func (s faultyClaims) List(ctx context.Context) ([]tokens.Claim, error) {
 }
 
 func (s faultyClaims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tokens.Claim, error) {
-	method := "Claims.HeldBy"
-	if read != tokens.Live {
-		method += "." + string(read)
-	}
-	return s.many(ctx, method, id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id, read) })
+	return s.many(ctx, "Claims."+method("HeldBy", read), id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id, read) })
 }
 
 func (s faultyClaims) Create(ctx context.Context, claim tokens.Claim) (tokens.Claim, error) {

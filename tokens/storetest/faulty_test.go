@@ -38,9 +38,15 @@ func TestFailEachMethod(t *testing.T) {
 	r := must.Value(healthy.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	id, claim := r.Token.ID(), tokens.Claim{Node: "worker-1", TokenID: r.Token.ID()}
 	for method, call := range map[string]func(tokens.Store, tokens.Claims) error{
-		"Store.Get":    func(s tokens.Store, _ tokens.Claims) error { _, err := s.Get(t.Context(), id); return err },
-		"Store.Find":   func(s tokens.Store, _ tokens.Claims) error { _, err := s.Find(t.Context(), id); return err },
-		"Store.Recent": func(s tokens.Store, _ tokens.Claims) error { _, err := s.Recent(t.Context(), id); return err },
+		"Store.Get": func(s tokens.Store, _ tokens.Claims) error { _, err := s.Get(t.Context(), id, tokens.Live); return err },
+		"Store.Get.cached": func(s tokens.Store, _ tokens.Claims) error {
+			_, err := s.Get(t.Context(), id, tokens.Cached)
+			return err
+		},
+		"Store.Get.recent": func(s tokens.Store, _ tokens.Claims) error {
+			_, err := s.Get(t.Context(), id, tokens.Recent)
+			return err
+		},
 		"Store.List":   func(s tokens.Store, _ tokens.Claims) error { _, err := s.List(t.Context()); return err },
 		"Store.Create": func(s tokens.Store, _ tokens.Claims) error { _, err := s.Create(t.Context(), r); return err },
 		"Store.Update": func(s tokens.Store, _ tokens.Claims) error {
@@ -51,10 +57,19 @@ func TestFailEachMethod(t *testing.T) {
 			_, err := s.Update(t.Context(), id, func(*tokens.Record) error { return nil })
 			return err
 		},
-		"Store.Delete":  func(s tokens.Store, _ tokens.Claims) error { return s.Delete(t.Context(), r) },
-		"Claims.Get":    func(_ tokens.Store, c tokens.Claims) error { _, err := c.Get(t.Context(), "worker-1"); return err },
-		"Claims.Find":   func(_ tokens.Store, c tokens.Claims) error { _, err := c.Find(t.Context(), "worker-1"); return err },
-		"Claims.Recent": func(_ tokens.Store, c tokens.Claims) error { _, err := c.Recent(t.Context(), "worker-1"); return err },
+		"Store.Delete": func(s tokens.Store, _ tokens.Claims) error { return s.Delete(t.Context(), r) },
+		"Claims.Get": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := c.Get(t.Context(), "worker-1", tokens.Live)
+			return err
+		},
+		"Claims.Get.cached": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := c.Get(t.Context(), "worker-1", tokens.Cached)
+			return err
+		},
+		"Claims.Get.recent": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := c.Get(t.Context(), "worker-1", tokens.Recent)
+			return err
+		},
 		"Claims.HeldBy.recent": func(_ tokens.Store, c tokens.Claims) error {
 			_, err := c.HeldBy(t.Context(), id, tokens.Recent)
 			return err
@@ -87,7 +102,7 @@ func TestFailEachMethod(t *testing.T) {
 			t.Errorf("%s when all fail: got %v, want the fault", method, err)
 		}
 	}
-	if now, err := healthy.Get(t.Context(), id); err != nil || now.Version != r.Version {
+	if now, err := healthy.Get(t.Context(), id, tokens.Live); err != nil || now.Version != r.Version {
 		t.Errorf("got %+v, %v, want no effect of a failed call", now, err)
 	}
 }
@@ -102,7 +117,7 @@ func TestLostResponseHasEffect(t *testing.T) {
 	if _, err := lost.Create(t.Context(), r); !errors.Is(err, tokens.ErrExists) {
 		t.Errorf("Create again = %v, want the error of the store", err)
 	}
-	if _, err := lost.Get(t.Context(), r.Token.ID()); err != nil {
+	if _, err := lost.Get(t.Context(), r.Token.ID(), tokens.Live); err != nil {
 		t.Errorf("the lost call has no effect: %v", err)
 	}
 }
@@ -112,11 +127,11 @@ func TestBeforeRunsAheadOfCall(t *testing.T) {
 	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	f := storetest.Before(func() error { return s.Delete(t.Context(), r) }, "Store.Get")
 	for n, want := range []error{tokens.ErrNotFound, tokens.ErrNotFound} {
-		if _, err := f.Store(s).Get(t.Context(), r.Token.ID()); !errors.Is(err, want) {
+		if _, err := f.Store(s).Get(t.Context(), r.Token.ID(), tokens.Live); !errors.Is(err, want) {
 			t.Errorf("call %d = %v, want %v", n, err, want)
 		}
 	}
-	if _, err := f.Store(s).Find(t.Context(), "abcdef"); !errors.Is(err, tokens.ErrNotFound) {
+	if _, err := f.Store(s).Get(t.Context(), "abcdef", tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("another method: %v", err)
 	}
 }
@@ -125,8 +140,8 @@ func TestAlterChangesWhatIsRead(t *testing.T) {
 	s := memdb.Open()
 	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	f := storetest.Alter(func(r *tokens.Record) { r.Problem = errFault }).Store(s)
-	got, err := f.Get(t.Context(), r.Token.ID())
-	found, findErr := f.Find(t.Context(), r.Token.ID())
+	got, err := f.Get(t.Context(), r.Token.ID(), tokens.Live)
+	found, findErr := f.Get(t.Context(), r.Token.ID(), tokens.Cached)
 	list, listErr := f.List(t.Context())
 	if errors.Join(err, findErr, listErr) != nil || got.Problem != errFault || found.Problem != errFault || list[0].Problem != errFault { //nolint:errorlint // the same value, not wrapped
 		t.Errorf("got %+v, %+v and %+v, want the problem in each", got, found, list)
@@ -146,9 +161,9 @@ func TestStaleShowsEarlierState(t *testing.T) {
 	later := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	must.OK(t, errors.Join(s.Delete(t.Context(), r), s.Claims().Delete(t.Context(), claim)))
 	store, claims := f.Store(s), f.Claims(s.Claims())
-	found, err := store.Find(t.Context(), id)
+	found, err := store.Get(t.Context(), id, tokens.Cached)
 	list, listErr := store.List(t.Context())
-	foundClaim, claimErr := claims.Find(t.Context(), "worker-1")
+	foundClaim, claimErr := claims.Get(t.Context(), "worker-1", tokens.Cached)
 	claimList, claimsErr := claims.List(t.Context())
 	of, ofErr := claims.HeldBy(t.Context(), id, tokens.Cached)
 	if err := errors.Join(err, listErr, claimErr, claimsErr, ofErr); err != nil || found.UID != r.UID || len(list) != 1 || foundClaim.UID != claim.UID || len(claimList) != 1 || len(of) != 1 {
@@ -158,10 +173,10 @@ func TestStaleShowsEarlierState(t *testing.T) {
 	if err != nil || len(none) != 0 {
 		t.Errorf("claims of another token: %+v, %v", none, err)
 	}
-	_, err = store.Find(t.Context(), later.Token.ID())
-	_, getErr := store.Get(t.Context(), id)
-	_, claimErr = claims.Find(t.Context(), "worker-2")
-	_, liveErr := claims.Get(t.Context(), "worker-1")
+	_, err = store.Get(t.Context(), later.Token.ID(), tokens.Cached)
+	_, getErr := store.Get(t.Context(), id, tokens.Live)
+	_, claimErr = claims.Get(t.Context(), "worker-2", tokens.Cached)
+	_, liveErr := claims.Get(t.Context(), "worker-1", tokens.Live)
 	for what, err := range map[string]error{"a later token in the cache": err, "a live read": getErr, "no claim in the cache": claimErr, "a live read of a claim": liveErr} {
 		if !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("%s: got %v, want ErrNotFound", what, err)

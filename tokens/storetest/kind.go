@@ -37,12 +37,12 @@ type kind[T any] struct {
 	shows func(*testing.T, ...T)
 	reads map[string]func(context.Context) error
 
-	get, find func(context.Context, string) (T, error)
-	list      func(context.Context) ([]T, error)
-	create    func(context.Context, T) (T, error)
-	update    func(context.Context, string, func(*T) error) (T, error)
-	delete    func(context.Context, T) error
-	watch     func(context.Context) <-chan struct{}
+	read   func(context.Context, string, tokens.Read) (T, error)
+	list   func(context.Context) ([]T, error)
+	create func(context.Context, T) (T, error)
+	update func(context.Context, string, func(*T) error) (T, error)
+	delete func(context.Context, T) error
+	watch  func(context.Context) <-chan struct{}
 }
 
 // run runs the tests of a kind. Each test calls open once.
@@ -99,7 +99,7 @@ func (k kind[T]) wantSame(t *testing.T, what string, got, want T) {
 // wantStored checks that Get returns a value.
 func (k kind[T]) wantStored(t *testing.T, when string, want T) {
 	t.Helper()
-	got, err := k.get(t.Context(), k.key(want))
+	got, err := k.read(t.Context(), k.key(want), tokens.Live)
 	if err != nil {
 		t.Fatalf("Get %s: %v", when, err)
 	}
@@ -288,7 +288,7 @@ func (k kind[T]) testUpdateStartsOver(t *testing.T) {
 		t.Errorf("got %+v after %d tries of Update, want the new value with the change of the third try", got, calls)
 	}
 	deleted := sync.OnceFunc(func() { // the first value may be one from the cache
-		now, err := k.get(t.Context(), key)
+		now, err := k.read(t.Context(), key, tokens.Live)
 		if err == nil {
 			err = k.delete(t.Context(), now)
 		}
@@ -323,7 +323,7 @@ func (k kind[T]) testUpdateAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	got, err := k.get(t.Context(), k.key(v))
+	got, err := k.read(t.Context(), k.key(v), tokens.Live)
 	if want := strconv.Itoa(workers * each); err != nil || k.textOf(got) != want {
 		t.Errorf("after %s concurrent increments: got %+v, %v", want, got, err)
 	}
@@ -334,7 +334,7 @@ func (k kind[T]) testDelete(t *testing.T) {
 	if err := k.delete(t.Context(), v); err != nil {
 		t.Fatalf("Delete: %v", err)
 	}
-	_, err := k.get(t.Context(), k.key(v))
+	_, err := k.read(t.Context(), k.key(v), tokens.Live)
 	wantError(t, "Get", err, tokens.ErrNotFound)
 	wantError(t, "Delete again", k.delete(t.Context(), v), tokens.ErrNotFound)
 	k.shows(t, other)
@@ -376,7 +376,7 @@ func (k kind[T]) testDeleteAtOnce(t *testing.T) {
 			_, updated = k.update(t.Context(), k.key(v), func(now *T) error { *k.text(now) = "changed"; return nil })
 		})
 		wg.Wait()
-		_, found := k.get(t.Context(), k.key(v))
+		_, found := k.read(t.Context(), k.key(v), tokens.Live)
 		switch {
 		case deleted == nil:
 			wantError(t, "Update", updated, tokens.ErrNotFound)
@@ -402,8 +402,8 @@ func (k kind[T]) testCopies(t *testing.T) {
 	k.spoil(made)
 	k.shows(t, want)
 	listed, err := k.list(t.Context())
-	found, findErr := k.find(t.Context(), k.key(want))
-	got, getErr := k.get(t.Context(), k.key(want))
+	found, findErr := k.read(t.Context(), k.key(want), tokens.Cached)
+	got, getErr := k.read(t.Context(), k.key(want), tokens.Live)
 	if err := errors.Join(err, findErr, getErr); err != nil || len(listed) != 1 {
 		t.Fatalf("got %d values, %v, want one", len(listed), err)
 	}
@@ -433,7 +433,7 @@ func (k kind[T]) testCanceled(t *testing.T) {
 	key := k.key(v)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, getErr := k.get(ctx, key)
+	_, getErr := k.read(ctx, key, tokens.Live)
 	_, listErr := k.list(ctx)
 	_, createErr := k.create(ctx, k.sample())
 	_, updateErr := k.update(ctx, key, func(now *T) error { *k.text(now) = "changed"; return nil })

@@ -99,7 +99,7 @@ func recordsOf(s tokens.Store) kind[tokens.Record] {
 			"UID":     func(r *record) { r.UID = "another" },
 		},
 		shows: func(t *testing.T, want ...record) { t.Helper(); wantList(t, s, want...) },
-		get:   s.Get, find: s.Find, list: s.List, create: s.Create, update: s.Update, delete: s.Delete, watch: s.Watch,
+		read:  s.Get, list: s.List, create: s.Create, update: s.Update, delete: s.Delete, watch: s.Watch,
 	}
 }
 
@@ -129,7 +129,7 @@ func create(t *testing.T, s tokens.Store, r tokens.Record) tokens.Record {
 
 func get(t *testing.T, s tokens.Store, id string) tokens.Record {
 	t.Helper()
-	r, err := s.Get(t.Context(), id)
+	r, err := s.Get(t.Context(), id, tokens.Live)
 	if err != nil {
 		t.Fatalf("Get: %v", err)
 	}
@@ -154,17 +154,17 @@ func same(a, b tokens.Record) bool {
 
 func testEmpty(t *testing.T, s tokens.Store) {
 	wantList(t, s)
-	_, err := s.Get(t.Context(), "abcdef")
+	_, err := s.Get(t.Context(), "abcdef", tokens.Live)
 	wantError(t, "Get", err, tokens.ErrNotFound)
-	_, err = s.Find(t.Context(), "abcdef")
-	wantError(t, "Find", err, tokens.ErrNotFound)
+	_, err = s.Get(t.Context(), "abcdef", tokens.Cached)
+	wantError(t, "cached Get", err, tokens.ErrNotFound)
 }
 
 func testMalformed(t *testing.T, s tokens.Store) {
 	ctx := t.Context()
 	whole := tokens.Generate().Reveal()
 	for _, id := range []string{"", "abcde", "ABCDEF", "abc/ef", "../../", "abcdef\n", whole} {
-		_, getErr := s.Get(ctx, id)
+		_, getErr := s.Get(ctx, id, tokens.Live)
 		_, updateErr := s.Update(ctx, id, func(*tokens.Record) error { return nil })
 		for what, err := range map[string]error{"Get": getErr, "Update": updateErr} {
 			wantError(t, what, err, tokens.ErrMalformed)

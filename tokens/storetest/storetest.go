@@ -34,7 +34,7 @@ func wantError(t *testing.T, what string, err, want error) {
 	}
 }
 
-// wantList waits until List shows exactly these records, and Find each of them.
+// wantList waits until List shows exactly these records, and cached Get each of them.
 func wantList(t *testing.T, s tokens.Store, want ...tokens.Record) {
 	t.Helper()
 	slices.SortFunc(want, byID)
@@ -61,21 +61,21 @@ func wantList(t *testing.T, s tokens.Store, want ...tokens.Record) {
 	}
 }
 
-// wantFound waits until Find shows this record. Find may lag even if List does not.
+// wantFound waits until a cached Get shows this record. It may lag even if List does not.
 func wantFound(t *testing.T, s tokens.Store, want tokens.Record) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), lag)
 	defer cancel()
 	hints := s.Watch(ctx)
 	for {
-		got, err := s.Find(t.Context(), want.Token.ID())
+		got, err := s.Get(t.Context(), want.Token.ID(), tokens.Cached)
 		if err == nil && same(got, want) {
 			return
 		}
 		select {
 		case <-hints:
 		case <-ctx.Done():
-			t.Fatalf("%v after the last change Find gives\n%+v, %v\nwant\n%+v", lag, got, err, want)
+			t.Fatalf("%v after the last change the cached Get gives\n%+v, %v\nwant\n%+v", lag, got, err, want)
 		}
 	}
 }

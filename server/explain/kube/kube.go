@@ -183,7 +183,7 @@ func (g *gathering) claim(ctx context.Context) error {
 	if g.Claims == nil {
 		return nil
 	}
-	c, err := g.Claims.Get(ctx, g.facts.Node)
+	c, err := g.Claims.Get(ctx, g.facts.Node, tokens.Live)
 	if errors.Is(err, tokens.ErrNotFound) {
 		return nil
 	}
@@ -240,7 +240,7 @@ func (g *gathering) requestersToken(ctx context.Context) error {
 		if id == "" {
 			continue
 		}
-		live, err := g.Tokens.Get(ctx, id)
+		live, err := g.Tokens.Get(ctx, id, tokens.Live)
 		if err != nil && !errors.Is(err, tokens.ErrNotFound) {
 			return err
 		}

@@ -105,7 +105,7 @@ func TestExplainsByLiveToken(t *testing.T) {
 	gone := w.token()
 	w.ask(w.holder(gone), kubelet, "token-1")
 	w.await("deletion", func(ctx context.Context) error {
-		now, err := w.tokens.Get(ctx, gone.Token.ID())
+		now, err := w.tokens.Get(ctx, gone.Token.ID(), tokens.Live)
 		if err != nil {
 			return err
 		}

@@ -218,7 +218,7 @@ func (d *Desk) nodeWarnings(ctx context.Context, node string) []string {
 		if d.Claims == nil || d.IssuanceRecord == nil {
 			return nil
 		}
-		if _, err := d.Claims.Get(ctx, node); !errors.Is(err, tokens.ErrNotFound) {
+		if _, err := d.Claims.Get(ctx, node, tokens.Live); !errors.Is(err, tokens.ErrNotFound) {
 			return nil
 		}
 		if page, err := d.IssuanceRecord.List(ctx, issuance.Query{Node: node, Limit: 1}); err != nil || len(page.Entries) > 0 {

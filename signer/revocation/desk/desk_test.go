@@ -73,7 +73,7 @@ func slowest() storetest.Faulty {
 	var mu sync.Mutex
 	known := map[string]seen{}
 	return func(c *storetest.Call, do func() error) error {
-		if c.Method != "Store.Find" && c.Method != "Store.Recent" {
+		if c.Method != "Store.Get.cached" && c.Method != "Store.Get.recent" {
 			return do()
 		}
 		mu.Lock()
@@ -130,7 +130,7 @@ func (s *site) wantRevoked(t *testing.T, cert *x509.Certificate, want bool) {
 // wantToken fails the test unless a token exists, or not.
 func (s *site) wantToken(t *testing.T, token tokens.Token, want bool) {
 	t.Helper()
-	if _, err := s.db.Get(t.Context(), token.ID()); err == nil != want || err != nil && !errors.Is(err, tokens.ErrNotFound) {
+	if _, err := s.db.Get(t.Context(), token.ID(), tokens.Live); err == nil != want || err != nil && !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("the token: got %v, want it to exist: %t", err, want)
 	}
 }
@@ -301,7 +301,7 @@ func TestRevokeDeletedTokenWaitsUntilItSettled(t *testing.T) {
 		s := newSite(t)
 		token := s.token(t, tokens.Limits{})
 		s.join(t, token, "worker-1")
-		record, err := s.db.Get(t.Context(), token.ID())
+		record, err := s.db.Get(t.Context(), token.ID(), tokens.Live)
 		if err == nil {
 			err = s.db.Delete(t.Context(), record)
 		}

@@ -108,7 +108,7 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 	}{
 		"token": {ends: "Config ClientCAs", of: func(token tokens.Token, _ string) desk.Order { return desk.Order{TokenID: token.ID()} }},
 		"deleted token": {ends: "Config ClientCAs", set: func(t *testing.T, s *site, token tokens.Token) {
-			r, err := s.db.Get(t.Context(), token.ID())
+			r, err := s.db.Get(t.Context(), token.ID(), tokens.Live)
 			must.OK(t, cmp.Or(err, s.db.Delete(t.Context(), r)))
 		}, of: func(token tokens.Token, _ string) desk.Order { return desk.Order{TokenID: token.ID()} }},
 		"node": {ends: "Config ClientCAs Requested Record.List", hints: "Claims.Get Record.List", of: func(tokens.Token, string) desk.Order {

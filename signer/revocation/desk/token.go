@@ -62,7 +62,7 @@ func (d *Desk) revokeToken(ctx context.Context, r Order) (Result, error) {
 // disable makes a token unusable, and reports whether it existed. A token that is malformed, or invalid as another tool
 // has written it, cannot be changed. Kubernetes may still accept it, so disable deletes it.
 func (d *Desk) disable(ctx context.Context, id string, dryRun bool) (existed bool, err error) {
-	record, err := d.Tokens.Get(ctx, id)
+	record, err := d.Tokens.Get(ctx, id, tokens.Live)
 	disabled := record.Clone()
 	disabled.Disable()
 	switch {
@@ -84,7 +84,7 @@ const endAttempts = 20
 // end deletes a token, and reports whether it existed.
 func (d *Desk) end(ctx context.Context, id string) (bool, error) {
 	for range endAttempts {
-		record, err := d.Tokens.Get(ctx, id)
+		record, err := d.Tokens.Get(ctx, id, tokens.Live)
 		if err == nil {
 			err = d.Tokens.Delete(ctx, record)
 		}
@@ -160,7 +160,7 @@ func (d *Desk) heldByOther(ctx context.Context, node, id string) (bool, error) {
 	if node == "" || d.Claims == nil {
 		return node == "", nil
 	}
-	c, err := d.Claims.Get(ctx, node)
+	c, err := d.Claims.Get(ctx, node, tokens.Live)
 	if errors.Is(err, tokens.ErrNotFound) {
 		return false, nil
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/signer"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -55,7 +56,7 @@ func TestJoinCommand(t *testing.T) {
 		if err != nil {
 			t.Fatalf("block %d: %v", i, err)
 		}
-		if r, err := store.Get(ctx, command.Token.ID()); err != nil || r.Limits.MaxNodes != 1 || !slices.Equal(r.Limits.NodeNames, []string{"worker-7"}) {
+		if r, err := store.Get(ctx, command.Token.ID(), tokens.Live); err != nil || r.Limits.MaxNodes != 1 || !slices.Equal(r.Limits.NodeNames, []string{"worker-7"}) {
 			t.Errorf("block %d: got token %+v, %v, want one for worker-7", i, r, err)
 		}
 		if file == "" {
