@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
@@ -46,9 +45,6 @@ type Claims struct {
 	proof       *coordinationv1.Lease // the last one that touchProof wrote
 	proofs      tokens.Hints          // sent when the watch shows one
 	restored    bool                  // writeProof has found errRestored
-
-	mu      sync.Mutex
-	written map[string]*coordinationv1.Lease // Leases as the API server returned them, by node name
 }
 
 // A cachedClaim is a Lease that the watch of claims selects.
@@ -56,26 +52,18 @@ type cachedClaim struct {
 	tokens.Claim
 	problem error  // why the Lease is not a claim
 	tokenID string // from the label; set for a malformed claim, too
-	// lease is nil unless the claim has an Identity: those claims change with each certificate.
-	lease *coordinationv1.Lease
 }
 
 func decodeCached(lease *coordinationv1.Lease) (cachedClaim, error) {
-	c := cachedClaim{tokenID: lease.Labels[tokenIDLabel]}
-	if c.Claim, c.problem = decodeLease(lease); !c.Identity.IsZero() {
-		c.lease = lease
-	}
-	return c, nil
+	c, err := decodeLease(lease)
+	return cachedClaim{c, err, lease.Labels[tokenIDLabel]}, nil
 }
-
-// maxWritten is how many Leases Claims keeps for firstUpdate.
-const maxWritten = 1000
 
 var _ tokens.Claims = (*Claims)(nil)
 
 // OpenClaims returns a Claims that watches the claims in a namespace until ctx ends. After that, List
 // and cached reads fail. OpenClaims does not wait for the API server, but they do. The identity of
-// client needs the verbs get, list, watch, create, update and delete on Leases in the namespace.
+// client needs the verbs get, list, watch, create, update, patch and delete on Leases in the namespace.
 //
 // The tokens are in store. With nil, Commit fails.
 //
@@ -145,26 +133,21 @@ func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens
 	if read == tokens.Cached || read == tokens.Recent && s.fresh.proves(node, "") { // the cache is now at least as new as the proof
 		return s.find(ctx, node)
 	}
-	_, c, err := s.get(ctx, node)
-	return c, err
-}
-
-func (s *Claims) get(ctx context.Context, node string) (*coordinationv1.Lease, tokens.Claim, error) {
 	if err := tokens.CheckNodeName(node); err != nil {
-		return nil, tokens.Claim{}, fmt.Errorf("get claim: %w", err)
+		return tokens.Claim{}, fmt.Errorf("get claim: %w", err)
 	}
 	lease, err := s.leases.Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
-		return nil, tokens.Claim{}, s.failure("get", node, err)
+		return tokens.Claim{}, s.failure("get", node, err)
 	}
 	c, err := decodeLease(lease)
 	switch {
 	case errors.Is(err, errNoClaim):
-		return nil, tokens.Claim{}, fmt.Errorf("get claim %s: %w: %w", node, tokens.ErrNotFound, err)
+		return tokens.Claim{}, fmt.Errorf("get claim %s: %w: %w", node, tokens.ErrNotFound, err)
 	case err != nil:
-		return nil, tokens.Claim{}, fmt.Errorf("get claim %s: %w", node, err)
+		return tokens.Claim{}, fmt.Errorf("get claim %s: %w", node, err)
 	}
-	return lease, c, nil
+	return c, nil
 }
 
 // find returns the cached claim of a node.
@@ -292,87 +275,22 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	case err != nil:
 		return tokens.Claim{}, fmt.Errorf("create claim %s: %w", c.Node, s.notCreated(err))
 	}
-	s.keepWritten(lease)
 	return decodeLease(lease)
 }
 
-func (s *Claims) keepWritten(lease *coordinationv1.Lease) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.written == nil || len(s.written) >= maxWritten {
-		s.written = map[string]*coordinationv1.Lease{}
-	}
-	s.written[lease.Name] = lease.DeepCopy()
-}
-
-// takeWritten removes the Lease of a node from written and returns it, or nil if there is none.
-func (s *Claims) takeWritten(node string) *coordinationv1.Lease {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	lease := s.written[node]
-	delete(s.written, node)
-	return lease
-}
-
-// known returns the Lease of a node as this Claims has written or cached it, whichever is newer, or nil.
-func (s *Claims) known(node string) *coordinationv1.Lease {
-	lease := s.takeWritten(node)
-	cached := s.cache.Peek(node)
-	if cached == nil || lease != nil && !newer(cached.Version, lease.ResourceVersion) {
-		return lease
-	}
-	return cached.Value.lease.DeepCopy() // nil for nil
-}
-
-// newer reports whether resourceVersion a is newer than b. It compares them as decimal numbers (KEP-5504). The empty
-// version is older than all others.
-func newer(a, b string) bool {
-	return len(a) > len(b) || len(a) == len(b) && a > b
-}
-
-// firstUpdate updates a Lease that this Claims has written or cached, without reading it again. This saves a
-// request: the signer may store the key of the certificate right after it has created the claim. Later each renewal
-// changes the Lease. firstUpdate reports whether it has updated the Lease. It does nothing if
-// the Lease has changed since, or if change fails or changes nothing.
-func (s *Claims) firstUpdate(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, bool) {
-	if tokens.CheckNodeName(node) != nil {
-		return tokens.Claim{}, false
-	}
-	lease := s.known(node)
-	if lease == nil {
-		return tokens.Claim{}, false
-	}
-	before, err := decodeLease(lease)
-	if err != nil {
-		return tokens.Claim{}, false
-	}
-	after, err := before.Edit(change)
-	if err != nil || after.Equal(before) {
-		return tokens.Claim{}, false
-	}
-	applyClaim(lease, before, after)
-	updated, err := s.update(ctx, lease, before, after)
-	if err != nil {
-		return tokens.Claim{}, false
-	}
-	s.keepWritten(updated)
-	after, err = decodeLease(updated)
-	return after, err == nil
-}
-
-// update writes a changed claim. The resourceVersion in lease makes the update conditional.
-func (s *Claims) update(ctx context.Context, lease *coordinationv1.Lease, before, after tokens.Claim) (*coordinationv1.Lease, error) {
-	defer s.fresh.wrote(after.Node, holderKey(before.TokenID), holderKey(after.TokenID))
-	return s.leases.Update(ctx, lease, metav1.UpdateOptions{})
-}
-
-// Update implements [tokens.Claims]. It does not change labels, annotations and fields that others have set.
+// Update implements [tokens.Claims]. It does not change labels, annotations and fields that others have set. It first tries
+// a cached claim, which saves a request.
 func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	if c, done := s.firstUpdate(ctx, node, change); done {
-		return c, nil
+	if cached := s.cache.Peek(node); cached != nil && cached.Value.problem == nil {
+		before := cached.Value.Claim
+		if after, err := before.Edit(change); err == nil && !after.Equal(before) {
+			if c, err := s.patch(ctx, before, after); err == nil {
+				return c, nil
+			}
+		}
 	}
 	for {
-		lease, before, err := s.get(ctx, node)
+		before, err := s.Get(ctx, node, tokens.Live)
 		if err != nil {
 			return tokens.Claim{}, err
 		}
@@ -383,19 +301,34 @@ func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Cl
 		if after.Equal(before) {
 			return before, nil
 		}
-		applyClaim(lease, before, after)
-		s.takeWritten(node)
-		updated, err := s.update(ctx, lease, before, after)
-		switch {
-		case err == nil:
-			if !after.Identity.IsZero() {
-				s.keepWritten(updated) // the cache may have an older one
-			}
-			return decodeLease(updated)
-		case !apierrors.IsConflict(err):
-			return tokens.Claim{}, s.failure("update", node, err)
+		if c, err := s.patch(ctx, before, after); !errors.Is(err, tokens.ErrConflict) {
+			return c, err
 		}
 	}
+}
+
+// patch writes a claim over the version before. The error wraps ErrConflict if the claim has changed or is gone.
+func (s *Claims) patch(ctx context.Context, before, after tokens.Claim) (tokens.Claim, error) {
+	patch, err := patchLease(before, after)
+	if err != nil {
+		return tokens.Claim{}, fmt.Errorf("update claim %s: %w", after.Node, err)
+	}
+	defer s.fresh.wrote(after.Node, holderKey(before.TokenID), holderKey(after.TokenID))
+	lease, err := s.leases.Patch(ctx, after.Node, types.MergePatchType, patch, metav1.PatchOptions{})
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err), hasOtherUID(err):
+		return tokens.Claim{}, fmt.Errorf("update claim %s: %w: %w", after.Node, tokens.ErrConflict, err)
+	case err != nil:
+		return tokens.Claim{}, fmt.Errorf("update claim %s: %w", after.Node, err)
+	}
+	return decodeLease(lease)
+}
+
+// hasOtherUID reports whether the API server refused a patch because the object has another UID. It does so with 422.
+func hasOtherUID(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && status.Status().Details != nil &&
+		slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
 // Delete implements [tokens.Claims].
@@ -403,7 +336,6 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 	if err := tokens.CheckNodeName(c.Node); err != nil {
 		return fmt.Errorf("delete claim: %w", err)
 	}
-	s.takeWritten(c.Node)
 	defer s.fresh.wrote(c.Node, holderKey(c.TokenID))
 	uid := types.UID(c.UID)
 	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{

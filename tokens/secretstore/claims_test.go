@@ -186,6 +186,38 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 	}
 }
 
+// The API server must compare the version and the UID in a patch: otherwise a claim could overwrite that of another token.
+// An API server that was restored from a backup may assign a version twice.
+func TestPatchChangesOnlyVersionBefore(t *testing.T) {
+	s, leases := openClaims(t, nil)
+	first := claim("worker-1")
+	first.NodeUID = "n"
+	before := must.Value(s.Create(t.Context(), first))(t)
+	after := before.Clone()
+	after.NodeUID, after.Limits, after.Keys = "", tokens.Limits{}, []string{"sha256:3"}
+	stale, uid, gone := before.Clone(), before.Clone(), after.Clone()
+	stale.Version, uid.UID, gone.Node = "1", "8c1d3c0e-6a55-4bb5-b0a4-1d6d6e3e7f0a", "worker-2"
+	for name, change := range map[string]tokens.ClaimChange{
+		"another version": {Before: stale, After: after}, "another UID": {Before: uid, After: after}, "no claim": {Before: before, After: gone},
+	} {
+		if got, err := s.Patch(t.Context(), change.Before, change.After); !errors.Is(err, tokens.ErrConflict) {
+			t.Errorf("%s: Patch = %+v, %v, want ErrConflict", name, got, err)
+		}
+	}
+	if got := must.Value(s.Get(t.Context(), "worker-1", tokens.Live))(t); !got.Equal(before) {
+		t.Errorf("after refused patches: got %+v, want %+v", got, before)
+	}
+	got := must.Value(s.Patch(t.Context(), before, after))(t)
+	if after.Version = got.Version; !got.Equal(after) {
+		t.Errorf("Patch gives\n%+v\nwant\n%+v", got, after)
+	}
+	released := must.Value(s.Patch(t.Context(), got, got.AfterRelease(tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).UTC().Truncate(time.Second)})))(t)
+	lease := must.Value(leases.Get(t.Context(), "worker-1", metav1.GetOptions{}))(t)
+	if !released.Released() || lease.Spec.HolderIdentity != nil || len(lease.Labels) != 1 || len(lease.Annotations) != 1 {
+		t.Errorf("got Lease %+v, want no holder, one label and one annotation after the release", lease)
+	}
+}
+
 // awaitForbidden calls read until its error has the reason why the cache is empty. The cache knows it after its first
 // list.
 func awaitForbidden(t *testing.T, read func(context.Context) error) {

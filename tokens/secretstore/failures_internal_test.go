@@ -10,7 +10,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -136,7 +135,7 @@ func TestUpdateRetriesOnlyConflicts(t *testing.T) {
 	for err, want := range map[error]error{errDown: errDown, conflict(): nil} {
 		secret := encode(tokens.Record{Token: tokens.Generate()})
 		c := fake.NewClientset(encodeLease("ns", worker), secret)
-		failsOnce(c, "update", "leases", err)
+		failsOnce(c, "patch", "leases", err)
 		failsOnce(c, "update", "secrets", err)
 		s := &Store{secrets: c.CoreV1().Secrets("kube-system")}
 		_, claimErr := claimsOn(c).Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "n"; return nil })
@@ -144,60 +143,6 @@ func TestUpdateRetriesOnlyConflicts(t *testing.T) {
 		if !errors.Is(claimErr, want) || !errors.Is(tokenErr, want) {
 			t.Errorf("after %v: claim %v, token %v; want %v", err, claimErr, tokenErr, want)
 		}
-	}
-}
-
-// The first Update of a claim reads nothing, but must follow the same rules as all others.
-func TestFirstUpdateFollowsRules(t *testing.T) {
-	for name, test := range map[string]struct {
-		change func(*tokens.Claim)
-		fail   error // error of the first write
-		writes int
-		fails  bool
-	}{
-		"another UID of the Node": {change: func(c *tokens.Claim) { c.NodeUID = "n" }, writes: 1},
-		"after a conflict":        {change: func(c *tokens.Claim) { c.NodeUID = "n" }, fail: conflict(), writes: 2},
-		"nothing":                 {change: func(*tokens.Claim) {}},
-		"another Node":            {change: func(c *tokens.Claim) { c.Node, c.NodeUID = "worker-2", "n" }, fails: true},
-		"another UID":             {change: func(c *tokens.Claim) { c.UID, c.NodeUID = "another", "n" }, fails: true},
-		"another time":            {change: func(c *tokens.Claim) { c.Created, c.NodeUID = c.Created.AddDate(1, 0, 0), "n" }, fails: true},
-	} {
-		c := fake.NewClientset()
-		s := claimsOn(c)
-		must.Value(s.Create(t.Context(), worker))(t)
-		if test.fail != nil {
-			failsOnce(c, "update", "leases", test.fail)
-		}
-		_, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { test.change(c); return nil })
-		got, getErr := s.Get(t.Context(), "worker-1", tokens.Live)
-		if n := calls(c, "update"); (err != nil) != test.fails || getErr != nil || n != test.writes || got.NodeUID == "n" != (n > 0) {
-			t.Errorf("%s: %v, %d writes leave %+v, %v", name, err, n, got, getErr)
-		}
-	}
-}
-
-// Update must re-read a Lease that could not be decoded after its creation.
-func TestFirstUpdateRereadsUndecodedLease(t *testing.T) {
-	c := fake.NewClientset()
-	c.PrependReactor("create", "leases", func(a kubetesting.Action) (bool, runtime.Object, error) {
-		lease := a.(kubetesting.CreateAction).GetObject().(*coordinationv1.Lease)
-		answer := lease.DeepCopy()
-		answer.Labels = nil
-		return true, answer, c.Tracker().Add(lease)
-	})
-	s := claimsOn(c)
-	if got, err := s.Create(t.Context(), worker); err == nil {
-		t.Errorf("got Create = %+v for a Lease that is not a claim", got)
-	}
-	got, err := s.Update(t.Context(), "worker-1", func(c *tokens.Claim) error {
-		if c.Node != "worker-1" {
-			t.Errorf("got %+v passed to change", c)
-		}
-		c.NodeUID = "n"
-		return nil
-	})
-	if err != nil || got.NodeUID != "n" {
-		t.Errorf("Update = %+v, %v", got, err)
 	}
 }
 

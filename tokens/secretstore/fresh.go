@@ -180,6 +180,12 @@ func (s *Claims) writeProof(ctx context.Context) (current func(name, version str
 	}
 }
 
+// newer reports whether resourceVersion a is newer than b. It compares them as decimal numbers (KEP-5504). The empty
+// version is older than all others.
+func newer(a, b string) bool {
+	return len(a) > len(b) || len(a) == len(b) && a > b
+}
+
 // errRestored means that etcd has an older resourceVersion than the cache.
 var errRestored = errors.New("etcd was restored from a backup; restart kubejoin, like all programs that watch the API server")
 

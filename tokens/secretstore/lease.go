@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"maps"
 	"strings"
 	"time"
 
@@ -100,62 +100,87 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	return c, nil
 }
 
+// entries returns the labels and annotations of a claim. The value is empty for those that it does not have.
+func entries(c tokens.Claim) (labels, annotations map[string]string) {
+	labels = map[string]string{claimLabel: held, tokenIDLabel: c.TokenID}
+	if c.Released() {
+		labels[claimLabel] = released
+	}
+	annotations = map[string]string{
+		annotationPrefix + tokenUIDAnnotation: c.TokenUID,
+		annotationPrefix + keysAnnotation:     strings.Join(c.Keys, ","),
+		annotationPrefix + requestsAnnotation: strings.Join(c.Requests, ","),
+		annotationPrefix + nodeUIDAnnotation:  c.NodeUID,
+
+		readyBeforeAnnotation:  c.ReadyBefore,
+		readyAgainAnnotation:   map[bool]string{true: "true"}[c.ReadyAgain],
+		pastUntilAnnotation:    "",
+		pastDurationAnnotation: "",
+		pastRejoinAnnotation:   c.Past.Rejoin,
+		identityAnnotation:     identityText(c.Identity),
+	}
+	if !c.Past.Until.IsZero() {
+		annotations[pastUntilAnnotation] = c.Past.Until.UTC().Format(time.RFC3339)
+	}
+	if c.Past.CertificateDuration != 0 {
+		annotations[pastDurationAnnotation] = c.Past.CertificateDuration.String()
+	}
+	for _, a := range limitAnnotations {
+		annotations[annotationPrefix+a.name] = a.write(c.Limits)
+	}
+	return labels, annotations
+}
+
 // encodeLease returns a new Lease for a claim.
 func encodeLease(namespace string, c tokens.Claim) *coordinationv1.Lease {
-	lease := &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: c.Node, Labels: map[string]string{claimLabel: released}},
+	labels, annotations := entries(c)
+	empty := func(_, value string) bool { return value == "" }
+	maps.DeleteFunc(labels, empty)
+	maps.DeleteFunc(annotations, empty)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: c.Node, Labels: labels, Annotations: annotations}}
+	if !c.Released() {
+		now := metav1.NowMicro()
+		lease.Spec = coordinationv1.LeaseSpec{HolderIdentity: &c.TokenID, AcquireTime: &now}
 	}
-	applyClaim(lease, tokens.Claim{}, c)
 	return lease
 }
 
-// applyClaim writes the differences between before and after to the Lease. It changes nothing else.
-func applyClaim(lease *coordinationv1.Lease, before, after tokens.Claim) {
+// patchLease returns a merge patch with the differences between two versions of a claim. The API server applies it only
+// to the version before. It changes nothing that others have set.
+func patchLease(before, after tokens.Claim) ([]byte, error) {
+	wasLabels, was := entries(before)
+	labels, annotations := entries(after)
+	// Earlier versions kept all requests, which decodeLease shortens. They may have left the others on a released claim.
+	for _, key := range []string{annotationPrefix + requestsAnnotation, readyBeforeAnnotation, readyAgainAnnotation} {
+		delete(was, key)
+	}
+	patch := map[string]any{"metadata": map[string]any{
+		"uid": before.UID, "resourceVersion": before.Version,
+		"labels": changed(wasLabels, labels), "annotations": changed(was, annotations),
+	}}
 	switch {
 	case after.TokenID == before.TokenID:
 	case after.Released():
-		lease.Spec.HolderIdentity = nil
-		lease.Labels[claimLabel] = released
-		delete(lease.Labels, tokenIDLabel)
-	default:
-		// The creationTimestamp is that of the first claim in this Lease.
-		now := metav1.NewMicroTime(time.Now())
-		lease.Spec.AcquireTime = &now
-		lease.Spec.HolderIdentity = &after.TokenID
-		lease.Labels[claimLabel], lease.Labels[tokenIDLabel] = held, after.TokenID
+		patch["spec"] = map[string]any{"holderIdentity": nil}
+	default: // the creationTimestamp is that of the first claim in this Lease
+		patch["spec"] = map[string]any{"holderIdentity": after.TokenID, "acquireTime": metav1.NowMicro()}
 	}
-	set := func(changed bool, name, value string) {
-		if changed {
-			annotate(lease, name, value)
+	return json.Marshal(patch)
+}
+
+// changed returns the values that differ from before; nil for an empty one, which removes its key.
+func changed(before, after map[string]string) map[string]any {
+	values := map[string]any{}
+	for key, value := range after {
+		switch was, found := before[key]; {
+		case found && was == value:
+		case value == "":
+			values[key] = nil
+		default:
+			values[key] = value
 		}
 	}
-	set(after.TokenUID != before.TokenUID, tokenUIDAnnotation, after.TokenUID)
-	set(!slices.Equal(after.Keys, before.Keys), keysAnnotation, strings.Join(after.Keys, ","))
-	// Compare with the annotation, not with before: earlier versions kept all requests, and
-	// decodeLease has shortened the list.
-	if all := strings.Join(after.Requests, ","); lease.Annotations[annotationPrefix+requestsAnnotation] != all {
-		annotate(lease, requestsAnnotation, all)
-	}
-	// Earlier versions may have left these annotations on a released claim, so set them in any case.
-	annotateKey(lease, readyBeforeAnnotation, after.ReadyBefore)
-	annotateKey(lease, readyAgainAnnotation, map[bool]string{true: "true"}[after.ReadyAgain])
-	set(after.NodeUID != before.NodeUID, nodeUIDAnnotation, after.NodeUID)
-	applyLimits(lease, before.Limits, after.Limits)
-	if after.Past != before.Past {
-		until, duration := "", ""
-		if !after.Past.Until.IsZero() {
-			until = after.Past.Until.UTC().Format(time.RFC3339)
-		}
-		if after.Past.CertificateDuration != 0 {
-			duration = after.Past.CertificateDuration.String()
-		}
-		annotateKey(lease, pastUntilAnnotation, until)
-		annotateKey(lease, pastDurationAnnotation, duration)
-		annotateKey(lease, pastRejoinAnnotation, after.Past.Rejoin)
-	}
-	if !after.Identity.Equal(before.Identity) {
-		annotateKey(lease, identityAnnotation, identityText(after.Identity))
-	}
+	return values
 }
 
 // identityText returns an Identity as JSON; empty for the zero Identity.

@@ -8,8 +8,19 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
 )
+
+// patched returns a Lease after an update of its claim.
+func patched(t *testing.T, lease *coordinationv1.Lease, before, after tokens.Claim) *coordinationv1.Lease {
+	t.Helper()
+	before.UID, before.Version = string(lease.UID), lease.ResourceVersion
+	patch := must.Value(patchLease(before, after))(t)
+	return must.Value(fake.NewClientset(lease).CoordinationV1().Leases(lease.Namespace).Patch(t.Context(), lease.Name, types.MergePatchType, patch, metav1.PatchOptions{}))(t)
+}
 
 // A Lease has the format that kubectl, other programs and earlier versions of kubejoin read. A change of the claim keeps all
 // other values. Earlier versions ignore a Lease without claim=true, and annotations of another prefix.
@@ -63,7 +74,7 @@ func TestFormatOfLease(t *testing.T) {
 		lease.Spec.AcquireTime = &long
 		after := before.Clone()
 		step.change(&after)
-		applyClaim(lease, before, after)
+		lease = patched(t, lease, before, after)
 		step.labels["l"], step.annotations["example.com/a"] = "1", "2"
 		if !maps.Equal(lease.Labels, step.labels) || !maps.Equal(lease.Annotations, step.annotations) {
 			t.Errorf("%s: got labels\n%v\nand annotations\n%v\nwant\n%v\n%v", step.name, lease.Labels, lease.Annotations, step.labels, step.annotations)
@@ -117,13 +128,13 @@ func TestReadsClaimReleasedByEarlierVersion(t *testing.T) {
 			t.Fatalf("the claim has no annotation %s", key)
 		}
 	}
-	applyClaim(lease, before, tokens.Claim{Node: "worker-1", Past: past})
+	lease = patched(t, lease, before, tokens.Claim{Node: "worker-1", Past: past})
 	for key, value := range kept {
 		lease.Annotations[key] = value
 	}
 	released := must.Value(decodeLease(lease))(t)
 	next := tokens.Claim{Node: "worker-1", TokenID: "def456", Keys: []string{"sha256:2"}, Past: past}
-	applyClaim(lease, released, next)
+	lease = patched(t, lease, released, next)
 	claim, err := decodeLease(lease)
 	if err != nil || claim.ReadyBefore != "" || claim.ReadyAgain {
 		t.Errorf("got next claim %+v, %v", claim, err)
@@ -142,7 +153,7 @@ func TestRefusesMalformedIdentity(t *testing.T) {
 	}
 }
 
-// Update starts from the newer of the Lease that it has written and the one in the cache.
+// A cache with a newer version than the Lease that was just written is from before etcd was restored.
 func TestNewerVersion(t *testing.T) {
 	for _, test := range []struct {
 		a, b  string

@@ -3,14 +3,12 @@ package secretstore
 import (
 	"errors"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -106,59 +104,36 @@ func TestUpdateStartsFromCache(t *testing.T) {
 	}
 }
 
-// Update of a claim that this store has written, or has in its cache with an Identity, sends one request. It reads only if
-// the claim has changed since. A renewal would otherwise cost two requests more.
-func TestUpdateOfKnownClaimReadsNothing(t *testing.T) {
+// Update of a claim starts from the cache. It reads only if the claim has changed since, or change fails or changes nothing.
+// A renewal would otherwise cost one more request.
+func TestUpdateStartsFromCachedClaim(t *testing.T) {
 	for name, test := range map[string]struct {
-		identity, changed, other bool // the claim has an Identity; others have changed the Lease; another replica updates it
-		reads                    int
+		change        func(*tokens.Claim)
+		fail          error // error of the first write
+		reads, writes int
+		fails         bool
 	}{
-		"after Create":                            {},
-		"after a change by others":                {changed: true, reads: 1},
-		"after a change by others, with Identity": {changed: true, identity: true},
-		"by another replica":                      {other: true, reads: 1},
-		"by another replica, with Identity":       {other: true, identity: true},
+		"another UID of the Node": {change: func(c *tokens.Claim) { c.NodeUID = "n" }, writes: 1},
+		"after a conflict":        {change: func(c *tokens.Claim) { c.NodeUID = "n" }, fail: conflict(), reads: 1, writes: 2},
+		"nothing":                 {change: func(*tokens.Claim) {}, reads: 1},
+		"another Node":            {change: func(c *tokens.Claim) { c.Node, c.NodeUID = "worker-2", "n" }, reads: 1, fails: true},
+		"another UID":             {change: func(c *tokens.Claim) { c.UID, c.NodeUID = "another", "n" }, reads: 1, fails: true},
+		"another time":            {change: func(c *tokens.Claim) { c.Created, c.NodeUID = c.Created.AddDate(1, 0, 0), "n" }, reads: 1, fails: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				client, version := fake.NewClientset(), 0
-				for _, verb := range []string{"create", "update"} {
-					client.PrependReactor(verb, "leases", func(a clienttesting.Action) (bool, runtime.Object, error) {
-						version++
-						a.(clienttesting.CreateAction).GetObject().(*coordinationv1.Lease).ResourceVersion = strconv.Itoa(version)
-						return false, nil, nil
-					})
-				}
-				open := func() *Claims {
-					c := must.Value(OpenClaims(t.Context(), client, nil, "ns", nil))(t)
-					synctest.Wait() // the fake client sends the first objects without a copy
-					return c
-				}
-				s, claim := open(), worker
-				if test.identity {
-					claim.Identity.Credentials = []tokens.Credential{{Key: "sha256:1"}}
-				}
-				must.Value(s.Create(t.Context(), claim))(t)
-				leases := client.CoordinationV1().Leases("ns")
-				lease, err := leases.Get(t.Context(), worker.Node, metav1.GetOptions{})
-				if err == nil && test.changed {
-					lease.Annotations["example.com/a"] = "1"
-					_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
-				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				if test.other {
-					s = open()
-				}
+				client := fake.NewClientset(encodeLease("ns", worker))
+				s := must.Value(OpenClaims(t.Context(), client, nil, "ns", nil))(t)
 				synctest.Wait()
 				client.ClearActions()
-				got, err := s.Update(t.Context(), worker.Node, func(c *tokens.Claim) error { c.NodeUID = "n"; return nil })
-				if reads, writes := calls(client, "get"), calls(client, "update"); err != nil || got.NodeUID != "n" || reads != test.reads || writes != 1 {
-					t.Errorf("got %+v, %v after %d reads and %d writes, want %d reads and one write", got, err, reads, writes, test.reads)
+				if test.fail != nil {
+					failsOnce(client, "patch", "leases", test.fail)
 				}
-				if now, err := leases.Get(t.Context(), worker.Node, metav1.GetOptions{}); err != nil || test.changed != (now.Annotations["example.com/a"] == "1") {
-					t.Errorf("got Lease %+v, %v, want the annotation of others in it", now, err)
+				_, err := s.Update(t.Context(), worker.Node, func(c *tokens.Claim) error { test.change(c); return nil })
+				reads, writes := calls(client, "get"), calls(client, "patch")
+				got := must.Value(s.Get(t.Context(), worker.Node, tokens.Live))(t)
+				if (err != nil) != test.fails || reads != test.reads || writes != test.writes || got.NodeUID == "n" != (writes > 0) {
+					t.Errorf("%v, %d reads and %d writes leave %+v, want %d reads and %d writes", err, reads, writes, got, test.reads, test.writes)
 				}
 			})
 		})
