@@ -71,7 +71,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 		Operations: operations.Operations{
 			ClusterInfo: info, Why: func(_ string, cause error) string { return safetext.Text(cause.Error(), safetext.MaxMessage) },
 			Minter: &mint.Minter{Tokens: store, ClusterInfo: info, SignedBy: running.signedBy(), Warnings: func(ctx context.Context, made tokens.Record) []string {
-				return tokenwarning.All(ctx, made, running.warning, tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(client))
+				return tokenwarning.All(ctx, made, running.warning(), tokenwarning.Size(info), tokenwarning.ClusterInfoCAs(info), tokenwarning.KubeletClient(client))
 			}},
 			ExplainNode: explainkube.Reader{Client: client, Tokens: store, Claims: claims, ClusterInfo: info, Revocations: revoked}.Explain,
 			ExplainCSR: explainkube.Requests{

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/tokenwarning"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -73,12 +74,12 @@ func (s signerState) why() string {
 	return fmt.Sprintf("%s holds the Lease %s/%s", s.holder(), secretstore.ClaimNamespace, leaderLease)
 }
 
-// warning returns a warning for a new token with limits if no kubejoin runs on the cluster, or "".
-func (s signerState) warning(_ context.Context, made tokens.Record) string {
-	if made.Limits.IsZero() || !s.known || s.holder() != "" {
-		return ""
+// warning warns of new tokens with limits if no kubejoin runs on the cluster.
+func (s signerState) warning() tokenwarning.Warning {
+	if !s.known || s.holder() != "" {
+		return tokenwarning.None
 	}
-	return fmt.Sprintf("the limits of this token apply only to certificates that kubejoin signs, and no kubejoin runs on this cluster (%s): start one with 'kubejoin serve --kubeconfig FILE'", s.why())
+	return tokenwarning.Limits(fmt.Sprintf("and no kubejoin runs on this cluster (%s): start one with 'kubejoin serve --kubeconfig FILE'", s.why()))
 }
 
 func (s signerState) signedBy() string {
