@@ -48,14 +48,14 @@ func TestJoinCommandsOfAllStagesWorkDuringRotation(t *testing.T) {
 			}
 			source := &servingcert.Source{
 				CA: func() *signer.CA { return ca }, Names: []string{"127.0.0.1"},
-				Cross: func() *x509.Certificate { return must.Get(r.CrossCert()) },
+				Cross: func() *x509.Certificate { return r.CrossCert() },
 			}
 			must.Value(source.Step(t.Context()))(t)
 			if served := must.Value(source.GetCertificate(nil))(t); len(served.Certificate) != test.chain {
 				t.Errorf("kubejoin serves %d certificates, want %d", len(served.Certificate), test.chain)
 			}
 			token := mustToken(t, "abcdef."+secret)
-			kubeconfig := must.Value(clusterinfo.Kubeconfig(apiServer, must.Value(r.Trusted())(t)))(t)
+			kubeconfig := must.Value(clusterinfo.Kubeconfig(apiServer, r.Trusted()))(t)
 			body := must.Value(clusterinfo.MarshalConfigMap(map[string]string{
 				clusterinfo.KubeconfigKey: string(kubeconfig), clusterinfo.SignatureKey(token.ID()): must.Value(clusterinfo.Sign(kubeconfig, token))(t),
 			}))(t)

@@ -74,7 +74,7 @@ func TestRefusesCAThatARotationReplaced(t *testing.T) {
 	}
 	state := func(stage rotation.Stage, ended time.Time) rotating {
 		r.Stage, r.Ended = stage, ended
-		return must.Value(newRotating(r))(t)
+		return newRotating(r)
 	}
 	for name, test := range map[string]struct {
 		signs, also *signer.CA

@@ -44,33 +44,12 @@ func (r rotating) replaced(ca *x509.Certificate) bool {
 }
 
 // newRotating returns what a stored rotation means.
-func newRotating(r rotation.Rotation) (rotating, error) {
-	gone, err := r.Gone()
-	if err != nil || !r.InProgress() {
-		return rotating{gone: gone}, err
+func newRotating(r rotation.Rotation) rotating {
+	if !r.InProgress() {
+		return rotating{gone: r.Gone()}
 	}
-	trusted, err := r.Trusted()
-	if err != nil {
-		return rotating{}, err
-	}
-	old, err := r.OldCerts()
-	if err != nil {
-		return rotating{}, err
-	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return rotating{}, err
-	}
-	leaving, err := r.Leaving()
-	if err != nil {
-		return rotating{}, err
-	}
-	cross, err := r.CrossCert()
-	if err != nil {
-		return rotating{}, err
-	}
-	stage := r.ID + "/" + string(r.Stage)
-	return rotating{&configmap.Rotation{Stage: stage, Trusted: trusted, All: slices.Concat(old, fresh)}, clusterinfo.Pins(leaving), cross, gone}, nil
+	info := &configmap.Rotation{Stage: r.ID + "/" + string(r.Stage), Trusted: r.Trusted(), All: slices.Concat(r.Old, r.New)}
+	return rotating{info, clusterinfo.Pins(r.Leaving()), r.CrossCert(), r.Gone()}
 }
 
 // A storedRotation is what this kubejoin needs of the Secret of rotations.
@@ -98,12 +77,8 @@ func (k *connection) watchRotation(liveNodes func() int) *clusterRotation {
 	c.stored = kubecache.Open(k.watch, k.client, k.client.CoreV1().Secrets(clusterstore.KeyNamespace), named(clusterstore.KeyName), kubecache.Config[*corev1.Secret, storedRotation]{
 		What: "CA rotations", Log: k.log,
 		Decode: func(object *corev1.Secret) (storedRotation, error) {
-			s := storedRotation{states: clusterstore.States(object)}
 			r, err := clusterstore.FromSecret(object, rotation.Cluster)
-			if err == nil {
-				s.rotating, err = newRotating(r)
-			}
-			return s, err
+			return storedRotation{newRotating(r), clusterstore.States(object)}, err
 		},
 	})
 	c.copies = kubecache.Open(k.watch, k.client, k.client.CoreV1().ConfigMaps(clusterstore.Namespace), named(clusterstore.Name), kubecache.Config[*corev1.ConfigMap, map[string]string]{

@@ -240,10 +240,7 @@ func (o *caFollower) use(ctx context.Context) (rotation.Rotation, error) {
 	if err != nil {
 		return r, err
 	}
-	now, err := newRotating(r)
-	if err != nil {
-		return r, err
-	}
+	now := newRotating(r)
 	if len(now.leaving) > 0 {
 		if claims, err := o.claims.List(ctx); err == nil { // otherwise the last count is good enough
 			o.nodes.Store(int64(len(claims)))
@@ -327,19 +324,8 @@ func (o *ownRotation) own(ctx context.Context, r rotation.Rotation) ([]rotation.
 		return nil, nil
 	}
 	ca := o.ca.Get()
-	trusts, err := r.In(ca.Bundle())
-	if err != nil {
-		return nil, err
-	}
-	signs, err := r.Find([]*x509.Certificate{ca.Certificate()})
-	if err != nil {
-		return nil, err
-	}
+	trusts := r.In(ca.Bundle())
 	chain, err := o.certificate(&tls.ClientHelloInfo{})
-	if err != nil {
-		return nil, err
-	}
-	serves, err := r.Find([]*x509.Certificate{chain.Leaf})
 	if err != nil {
 		return nil, err
 	}
@@ -351,15 +337,12 @@ func (o *ownRotation) own(ctx context.Context, r rotation.Rotation) ([]rotation.
 	if err != nil {
 		return nil, err
 	}
-	info, err := r.In(pinned)
-	if err != nil {
-		return nil, fmt.Errorf("cluster-info: %w", err)
-	}
+	info := r.In(pinned)
 	seen := []rotation.Observation{
 		{Kind: rotation.KindFile, Name: o.Cert},
 		{Kind: rotation.KindServer, Name: "CA in " + o.Cert, Trusts: &trusts},
-		{Kind: rotation.KindServer, Name: "key of " + o.Cert, From: signs},
-		{Kind: rotation.KindServer, Name: "serving certificate", From: serves},
+		{Kind: rotation.KindServer, Name: "key of " + o.Cert, From: r.Find([]*x509.Certificate{ca.Certificate()})},
+		{Kind: rotation.KindServer, Name: "serving certificate", From: r.Find([]*x509.Certificate{chain.Leaf})},
 		{Kind: rotation.KindClusterInfo, Name: clusterinfo.Name, Trusts: &info},
 	}
 	if err := o.failure.Load(); err != nil {

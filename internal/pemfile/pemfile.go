@@ -104,6 +104,14 @@ func Certificates(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
+// Encode returns certificates in PEM.
+func Encode(certs ...*x509.Certificate) (content []byte) {
+	for _, c := range certs {
+		content = append(content, pem.EncodeToMemory(&pem.Block{Type: Certificate, Bytes: c.Raw})...)
+	}
+	return content
+}
+
 // OnlyCertificates is [Certificates] of data without blocks of other types.
 func OnlyCertificates(data []byte) ([]*x509.Certificate, error) {
 	blocks, err := Blocks(data)

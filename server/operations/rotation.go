@@ -124,11 +124,11 @@ func rotationShown(ca string, s rotation.Status, dryRun bool, err error) (api.CA
 	case err != nil:
 		return api.CARotation{}, err
 	}
-	return showRotation(rotation.CA(ca), s, dryRun)
+	return showRotation(rotation.CA(ca), s, dryRun), nil
 }
 
 // showRotation returns a rotation as the API shows it.
-func showRotation(ca rotation.CA, s rotation.Status, dryRun bool) (api.CARotation, error) {
+func showRotation(ca rotation.CA, s rotation.Status, dryRun bool) api.CARotation {
 	r := s.Rotation
 	shown := api.CARotation{
 		APIVersion: api.GroupVersion, Kind: api.KindCARotation, CA: string(ca), Next: s.Next, Behind: Behind(s.Behind), DryRun: dryRun,
@@ -150,21 +150,16 @@ func showRotation(ca rotation.CA, s rotation.Status, dryRun bool) (api.CARotatio
 		shown.Certificates = &certificates
 	}
 	if r.ID == "" {
-		return shown, nil
+		return shown
 	}
-	shown.ID, shown.Stage, shown.Aborting, shown.Cross, shown.HasKey = r.ID, string(r.Stage), r.Aborting, r.Cross, r.HasKey
+	shown.ID, shown.Stage, shown.Aborting, shown.Cross, shown.HasKey = r.ID, string(r.Stage), r.Aborting, string(r.Cross.PEM()), r.HasKey
 	shown.Started, shown.Since, shown.Ended, shown.LeftBehind, shown.LeftFiles = r.Started, r.Since, r.Ended, r.LeftBehind, r.LeftFiles
 	shown.Trusted, shown.Signs = &api.CATrust{Old: r.TrustsOld(), New: r.TrustsNew()}, "old"
 	if r.SignsNew() {
 		shown.Signs = "new"
 	}
-	old, err := r.OldCerts()
-	if err != nil {
-		return api.CARotation{}, err
-	}
-	fresh, err := r.NewCerts()
-	shown.Old, shown.New = CAs(old), CAs(fresh)
-	return shown, err
+	shown.Old, shown.New = CAs(r.Old), CAs(r.New)
+	return shown
 }
 
 // Behind returns what is behind as the API shows it.

@@ -7,7 +7,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
@@ -54,18 +53,18 @@ func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now tim
 			return Rotation{}, invalid("certificates", "%q is trusted now, and certificates of the old CA could stay valid by it: want only certificates that are not trusted yet", c.Subject)
 		}
 	}
-	r := Rotation{ID: newID(), CA: ca, Stage: Prepare, Old: encode(old), New: encode(fresh), Started: now.UTC(), Since: now.UTC()}
+	r := Rotation{ID: newID(), CA: ca, Stage: Prepare, Old: old, New: fresh, Started: now.UTC(), Since: now.UTC()}
 	if cross != nil {
 		if err := checkCross(cross, old, fresh[0]); err != nil {
 			return Rotation{}, invalid("cross", "%w", err)
 		}
-		r.Cross = encode([]*x509.Certificate{cross})
+		r.Cross = Bundle{cross}
 	}
-	if len(r.Old) > maxPEM {
-		return Rotation{}, fmt.Errorf("the certificates of the %s CA that are trusted now have %d bytes, want at most %d", ca, len(r.Old), maxPEM)
+	if size := len(r.Old.PEM()); size > maxPEM {
+		return Rotation{}, fmt.Errorf("the certificates of the %s CA that are trusted now have %d bytes, want at most %d", ca, size, maxPEM)
 	}
-	if len(r.New) > maxPEM || len(r.Cross) > maxPEM {
-		return Rotation{}, invalid("certificates", "the new ones have %d bytes and the cross certificate %d, want at most %d each", len(r.New), len(r.Cross), maxPEM)
+	if size, crossed := len(r.New.PEM()), len(r.Cross.PEM()); size > maxPEM || crossed > maxPEM {
+		return Rotation{}, invalid("certificates", "the new ones have %d bytes and the cross certificate %d, want at most %d each", size, crossed, maxPEM)
 	}
 	return r, nil
 }
@@ -149,99 +148,68 @@ var (
 // the rotation. A writer of the state could add a CA to either side. So the host believes only a CA that it trusted, one
 // that pinned accepts, and a new CA with a cross certificate by a trusted one, valid at now. It also believes what a new CA
 // so proven signed.
-func (r Rotation) Unproven(trusted []*x509.Certificate, pinned func(*x509.Certificate) bool, now time.Time) ([]*x509.Certificate, error) {
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return nil, err
-	}
-	all, err := r.Trusted()
-	if err != nil {
-		return nil, err
-	}
+func (r Rotation) Unproven(trusted []*x509.Certificate, pinned func(*x509.Certificate) bool, now time.Time) []*x509.Certificate {
 	var proven []*x509.Certificate
-	if certs, err := r.parse("cross", r.Cross); err == nil && checkCross(certs[0], trusted, fresh[0]) == nil && !now.Before(certs[0].NotBefore) && now.Before(certs[0].NotAfter) {
-		proven = fresh[:1]
+	for _, cross := range r.Cross {
+		if checkCross(cross, trusted, r.New[0]) == nil && !now.Before(cross.NotBefore) && now.Before(cross.NotAfter) {
+			proven = r.New[:1]
+		}
 	}
 	for again := true; again; { // until nothing more is proven
 		again = false
-		for _, c := range fresh {
+		for _, c := range r.New {
 			signed := func(by *x509.Certificate) bool { return c.CheckSignatureFrom(by) == nil }
 			if !slices.ContainsFunc(proven, c.Equal) && (pinned(c) || slices.ContainsFunc(proven, signed)) {
 				proven, again = append(slices.Clone(proven), c), true
 			}
 		}
 	}
-	return slices.DeleteFunc(all, func(c *x509.Certificate) bool {
+	return slices.DeleteFunc(r.Trusted(), func(c *x509.Certificate) bool {
 		return pinned(c) || slices.ContainsFunc(trusted, c.Equal) || slices.ContainsFunc(proven, c.Equal)
-	}), nil
+	})
 }
 
-// OldCerts returns the certificates of the old side.
-func (r Rotation) OldCerts() ([]*x509.Certificate, error) { return r.parse("old", r.Old) }
-
-// NewCerts returns the certificates of the new side.
-func (r Rotation) NewCerts() ([]*x509.Certificate, error) { return r.parse("new", r.New) }
-
 // Trusted returns the certificates that hosts trust in this stage, the old ones first.
-func (r Rotation) Trusted() ([]*x509.Certificate, error) {
-	var all []*x509.Certificate
+func (r Rotation) Trusted() (all []*x509.Certificate) {
 	if r.TrustsOld() {
-		old, err := r.OldCerts()
-		if err != nil {
-			return nil, err
-		}
-		all = old
+		all = slices.Clone(r.Old)
 	}
 	if r.TrustsNew() {
-		fresh, err := r.NewCerts()
-		if err != nil {
-			return nil, err
-		}
-		for _, c := range fresh {
-			if !slices.ContainsFunc(all, c.Equal) {
-				all = append(all, c)
-			}
-		}
+		all = append(all, r.New...)
 	}
-	return all, nil
+	return all
 }
 
 // In returns which CAs of the rotation are among the given certificates. A side counts if all of its certificates are
 // there.
-func (r Rotation) In(certs []*x509.Certificate) (Trusted, error) {
-	old, err := r.OldCerts()
-	if err != nil {
-		return Trusted{}, err
-	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return Trusted{}, err
-	}
+func (r Rotation) In(certs []*x509.Certificate) Trusted {
 	has := func(c *x509.Certificate) bool { return slices.ContainsFunc(certs, c.Equal) }
-	all := func(side []*x509.Certificate) bool {
-		return !slices.ContainsFunc(side, func(c *x509.Certificate) bool { return !has(c) })
-	}
-	return Trusted{Old: slices.ContainsFunc(old, has), New: all(fresh), Replaced: replaced(r.Replaced, certs)}, nil
+	lacks := func(c *x509.Certificate) bool { return !has(c) }
+	return Trusted{Old: slices.ContainsFunc(r.Old, has), New: !slices.ContainsFunc(r.New, lacks), Replaced: replaced(r.Replaced, certs)}
 }
 
-func (r Rotation) parse(side, text string) ([]*x509.Certificate, error) {
+// A Bundle is certificates that JSON has as one text in PEM.
+type Bundle []*x509.Certificate
+
+// PEM returns the certificates in PEM.
+func (b Bundle) PEM() []byte { return pemfile.Encode(b...) }
+
+// MarshalText implements [encoding.TextMarshaler].
+func (b Bundle) MarshalText() ([]byte, error) { return b.PEM(), nil }
+
+// UnmarshalText implements [encoding.TextUnmarshaler].
+func (b *Bundle) UnmarshalText(text []byte) (err error) {
 	if len(text) > maxPEM {
-		return nil, fmt.Errorf("rotation %s, %s CA: %d bytes, want at most %d", r.ID, side, len(text), maxPEM)
+		return fmt.Errorf("certificates with %d bytes, want at most %d", len(text), maxPEM)
 	}
-	certs, err := pemfile.OnlyCertificates([]byte(text))
-	if err != nil {
-		return nil, fmt.Errorf("rotation %s, %s CA: %w", r.ID, side, err)
-	}
-	if len(certs) > maxCerts {
-		return nil, fmt.Errorf("rotation %s, %s CA: %d certificates, want 1 to %d", r.ID, side, len(certs), maxCerts)
-	}
-	return certs, nil
+	*b, err = pemfile.OnlyCertificates(text)
+	return err
 }
 
-func encode(certs []*x509.Certificate) string {
-	var text bytes.Buffer
-	for _, c := range certs {
-		_ = pem.Encode(&text, &pem.Block{Type: pemfile.Certificate, Bytes: c.Raw}) // a Buffer takes every write
+// check returns an error unless the bundle has a number of certificates and is not too long.
+func (b Bundle) check(field string, least, most int) error {
+	if len(b) < least || len(b) > most || len(b.PEM()) > maxPEM {
+		return fmt.Errorf("%s has %d certificates and %d bytes, want %d to %d and at most %d", field, len(b), len(b.PEM()), least, most, maxPEM)
 	}
-	return text.String()
+	return nil
 }

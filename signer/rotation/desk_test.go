@@ -254,7 +254,7 @@ func TestKeysOfTwoPreparesDoNotMix(t *testing.T) {
 		t.Errorf("the second prepare: got %v, want a refusal", err)
 	}
 	r := d.state(t)
-	if fresh := must.Value(r.NewCerts())(t); len(d.IDs(rotation.Cluster)) != 2 || !rotation.Matches(d.Key(r), fresh[0]) {
+	if len(d.IDs(rotation.Cluster)) != 2 || !rotation.Matches(d.Key(r), r.New[0]) {
 		t.Errorf("the keys %q are stored, want two and the right one", d.IDs(rotation.Cluster))
 	}
 	must.Value(d.do(t, "trust", rotation.Options{}))(t)
@@ -539,7 +539,7 @@ func TestPrepareMakesCA(t *testing.T) {
 		if err != nil || p.CertificateKey.IsZero() || !p.Rotation.HasKey {
 			t.Fatalf("%s: got %+v, %v", name, p, err)
 		}
-		c := must.Value(p.Rotation.NewCerts())(t)[0]
+		c := p.Rotation.New[0]
 		if c.Subject.String() != "CN="+test.want+p.Rotation.ID || len(c.SubjectKeyId) == 0 || !rotation.Matches(d.Key(p.Rotation), c) || c.CheckSignatureFrom(c) != nil {
 			t.Errorf("%s: got %s with key ID %x", name, c.Subject, c.SubjectKeyId)
 		}
@@ -662,7 +662,7 @@ func TestPrepareChecksRequest(t *testing.T) {
 		var field *tokens.FieldError
 		switch {
 		case test.field == "":
-			if err != nil || got.Rotation.HasKey != hasKey || got.CertificateKey.IsZero() == hasKey || len(d.IDs(rotation.Cluster)) == 1 != hasKey || (got.Rotation.Cross != "") != (p.Cross != nil) {
+			if err != nil || got.Rotation.HasKey != hasKey || got.CertificateKey.IsZero() == hasKey || len(d.IDs(rotation.Cluster)) == 1 != hasKey || (len(got.Rotation.Cross) != 0) != (p.Cross != nil) {
 				t.Errorf("%s: got %+v, %v, want success", name, got, err)
 			}
 		case !errors.As(err, &field) || field.Field != test.field || !strings.Contains(err.Error(), test.want):
@@ -751,7 +751,7 @@ func TestOnlyPrepareCertifiesANewCA(t *testing.T) {
 			return rotationtest.Cross(t, d.old, c), nil
 		}}
 		test.change(&p, d)
-		if got, err := d.Prepare(t.Context(), p); (err == nil) != test.ok || got.Rotation.Cross != "" || (made == 1) != test.ok {
+		if got, err := d.Prepare(t.Context(), p); (err == nil) != test.ok || len(got.Rotation.Cross) != 0 || (made == 1) != test.ok {
 			t.Errorf("%s: got %+v, %v, and %d cross certificates", name, got, err, made)
 		}
 	}

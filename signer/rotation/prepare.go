@@ -55,12 +55,9 @@ func (p PrepareRequest) certify(r Rotation, old []*x509.Certificate) (Rotation, 
 	if p.Cross == nil {
 		return r, nil
 	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return r, err
-	}
-	subject := fresh[0]
+	subject := r.New[0]
 	if p.DryRun {
+		var err error
 		if subject, err = withoutKey(subject); err != nil {
 			return r, err
 		}
@@ -73,7 +70,7 @@ func (p PrepareRequest) certify(r Rotation, old []*x509.Certificate) (Rotation, 
 		return r, invalid("cross", "%w", err)
 	}
 	if !p.DryRun {
-		r.Cross = encode([]*x509.Certificate{cross})
+		r.Cross = Bundle{cross}
 	}
 	return r, nil
 }

@@ -10,27 +10,23 @@ import (
 // Leaving returns the certificates of the CA that will not be trusted at the end of the rotation, or of its abort. What
 // they sign must be renewed before. It returns none while nothing needs a renewal: in stage Prepare, and without a
 // rotation.
-func (r Rotation) Leaving() ([]*x509.Certificate, error) {
+func (r Rotation) Leaving() []*x509.Certificate {
 	switch {
 	case !r.InProgress(), r.Stage == Prepare && !r.Aborting:
-		return nil, nil
+		return nil
 	case r.Aborting:
-		return r.NewCerts()
+		return r.New
 	}
-	return r.OldCerts()
+	return r.Old
 }
 
 // CrossCert returns the cross certificate for a server whose certificate the new CA signed: clients that know only the old
 // CA verify it with that. It is nil if there is none, and in stages in which no client may need it.
-func (r Rotation) CrossCert() (*x509.Certificate, error) {
-	if !r.InProgress() || !r.TrustsOld() || r.Cross == "" {
-		return nil, nil
+func (r Rotation) CrossCert() *x509.Certificate {
+	if !r.InProgress() || !r.TrustsOld() || len(r.Cross) == 0 {
+		return nil
 	}
-	certs, err := r.parse("cross", r.Cross)
-	if err != nil {
-		return nil, err
-	}
-	return certs[0], nil
+	return r.Cross[0]
 }
 
 const (

@@ -44,7 +44,7 @@ func TestSucceed(t *testing.T) {
 			old = first
 		}
 		next := must.Value(New(Cluster, old, test.fresh, nil, now))(t)
-		must.OK(t, next.succeed(before, test.at))
+		next.succeed(before, test.at)
 		var got []string
 		for _, r := range next.Replaced {
 			if r.Pin != "" {
@@ -63,7 +63,7 @@ func TestSucceed(t *testing.T) {
 		many.Replaced = append(many.Replaced, Replaced{"id", fmt.Sprint(n), now.Add(time.Hour)})
 	}
 	next := must.Value(New(Cluster, second, third, nil, now))(t)
-	if must.OK(t, next.succeed(many, now)); len(next.Replaced) != maxReplaced || next.Replaced[maxReplaced-1].Pin != fmt.Sprint(2*maxReplaced-1) {
+	if next.succeed(many, now); len(next.Replaced) != maxReplaced || next.Replaced[maxReplaced-1].Pin != fmt.Sprint(2*maxReplaced-1) {
 		t.Errorf("got %+v, want the last %d", next.Replaced, maxReplaced)
 	}
 	if !next.Past("id") || next.Past(next.ID) || next.Past("") {

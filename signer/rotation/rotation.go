@@ -67,14 +67,14 @@ type Rotation struct {
 	Stage Stage  `json:"stage"`
 	// Aborting is true after an abort. The stages are then left in reverse order.
 	Aborting bool `json:"aborting,omitempty"`
-	// Old are the certificates that were trusted before, in PEM. New are those that will be trusted, in PEM. The first
-	// one of New is the CA that will sign.
-	Old string `json:"old"`
-	New string `json:"new"`
-	// Cross is the cross certificate in PEM, which the old CA signed for the key of the new CA; empty without one. It proves to
-	// hosts that a holder of the old key made this rotation, and lets a client that knows only the old CA verify
-	// certificates of the new one.
-	Cross string `json:"cross,omitempty"`
+	// Old are the certificates that were trusted before. New are those that will be trusted, and the first one of them is the
+	// CA that will sign.
+	Old Bundle `json:"old"`
+	New Bundle `json:"new"`
+	// Cross is the cross certificate, which the old CA signed for the key of the new CA; empty without one. It proves to hosts
+	// that a holder of the old key made this rotation, and lets a client that knows only the old CA verify certificates of the
+	// new one.
+	Cross Bundle `json:"cross,omitempty"`
 	// HasKey is true if the key of the new CA is stored, encrypted, until the rotation ends. Otherwise the operator brings
 	// it to the hosts.
 	HasKey bool `json:"hasKey,omitempty"`
@@ -113,38 +113,33 @@ type Replaced struct {
 const maxReplaced = 16
 
 // gone returns the CAs that this rotation, if it has ended, and earlier ones took out of use.
-func (r Rotation) gone() ([]Replaced, error) {
+func (r Rotation) gone() []Replaced {
 	if r.ID == "" || r.InProgress() {
-		return r.Replaced, nil
+		return r.Replaced
 	}
-	side := r.OldCerts
+	side := r.Old
 	if r.Stage == Prepare {
-		side = r.NewCerts
+		side = r.New
 	}
-	certs, err := side()
 	gone := slices.Clone(r.Replaced)
-	for _, c := range certs {
+	for _, c := range side {
 		gone = append(gone, Replaced{r.ID, clusterinfo.Pin(c), c.NotAfter.UTC()})
 	}
-	return gone, err
+	return gone
 }
 
 // Outdated reports whether a rotation took one of the certificates out of use. A replica or a host that still has it was left
 // behind.
-func (r Rotation) Outdated(certs []*x509.Certificate) (bool, error) {
-	gone, err := r.gone()
-	return replaced(gone, certs), err
-}
+func (r Rotation) Outdated(certs ...*x509.Certificate) bool { return replaced(r.gone(), certs) }
 
 // Gone returns the pins of the CAs that this rotation, if it has ended, and earlier ones took out of use.
-func (r Rotation) Gone() (pins []string, err error) {
-	gone, err := r.gone()
-	for _, g := range gone {
+func (r Rotation) Gone() (pins []string) {
+	for _, g := range r.gone() {
 		if g.Pin != "" {
 			pins = append(pins, g.Pin)
 		}
 	}
-	return pins, err
+	return pins
 }
 
 func replaced(gone []Replaced, certs []*x509.Certificate) bool {
@@ -159,27 +154,18 @@ func (r Rotation) Past(id string) bool {
 }
 
 // succeed adds which CAs the rotations before took out of use.
-func (r *Rotation) succeed(before Rotation, now time.Time) error {
-	gone, err := before.gone()
-	if err != nil {
-		return err
-	}
-	all, err := in(*r, Switch).Trusted()
-	if err != nil {
-		return err
-	}
-	used := clusterinfo.Pins(all)
+func (r *Rotation) succeed(before Rotation, now time.Time) {
+	gone, used := before.gone(), clusterinfo.Pins(r.At(Switch).Trusted())
 	r.Replaced = slices.Clone(gone[max(0, len(gone)-maxReplaced):])
 	for i, g := range r.Replaced {
 		if !now.Before(g.NotAfter) || slices.Contains(used, g.Pin) {
 			r.Replaced[i].Pin = ""
 		}
 	}
-	return nil
 }
 
-// in returns the rotation in another stage.
-func in(r Rotation, stage Stage) Rotation {
+// At returns the rotation in another stage.
+func (r Rotation) At(stage Stage) Rotation {
 	r.Stage = stage
 	return r
 }
@@ -356,7 +342,7 @@ func (r Rotation) Advance(to Stage, seen []Observation, now time.Time) (Rotation
 		r.Ended = now.UTC()
 		return r, nil
 	}
-	if to == Switch && r.Cross == "" {
+	if to == Switch && len(r.Cross) == 0 {
 		if err := r.settle(r.Next(), now); err != nil {
 			return r, err
 		}
@@ -439,10 +425,10 @@ func (r Rotation) Pending(seen []Observation) []Behind {
 		return r.behind("abort", r.abortNeeds(), seen)
 	}
 	return r.behind(r.Next(), map[Stage]needs{
-		Prepare: {noOther: true, seenServers: true},                                                                               // to Trust
-		Trust:   {noOther: true, seen: true, trustsNew: true, readyServers: true, ready: r.Cross == "", tokensNew: r.Cross == ""}, // to Switch
-		Switch:  {noOther: true, seen: true, ready: true, trustsNew: true, fromNew: true, tokensNew: true},                        // to Finish
-		Finish:  {seen: true, ready: true, notOld: true},                                                                          // ends
+		Prepare: {noOther: true, seenServers: true},                                                                                       // to Trust
+		Trust:   {noOther: true, seen: true, trustsNew: true, readyServers: true, ready: len(r.Cross) == 0, tokensNew: len(r.Cross) == 0}, // to Switch
+		Switch:  {noOther: true, seen: true, ready: true, trustsNew: true, fromNew: true, tokensNew: true},                                // to Finish
+		Finish:  {seen: true, ready: true, notOld: true},                                                                                  // ends
 	}[r.Stage], seen)
 }
 
@@ -622,18 +608,11 @@ func (r Rotation) leave(nodes, files []string, seen []Observation) (Rotation, er
 }
 
 // Find returns which CA of the rotation a chain of certificates, leaf first, is from. The first certificate that is a CA of
-// the rotation, or that one signed, decides: a cross-signed chain leads to both.
-func (r Rotation) Find(chain []*x509.Certificate) (From, error) {
-	old, err := r.OldCerts()
-	if err != nil {
-		return "", err
-	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return "", err
-	}
+// the rotation, or that one signed, decides: a cross-signed chain leads to both. Find returns an empty From for an empty chain,
+// and for one of more than 10 certificates.
+func (r Rotation) Find(chain []*x509.Certificate) From {
 	if len(chain) == 0 || len(chain) > maxCerts {
-		return "", fmt.Errorf("the chain has %d certificates, want 1 to %d", len(chain), maxCerts)
+		return ""
 	}
 	for i, c := range chain {
 		if i > 0 && chain[i-1].CheckSignatureFrom(c) != nil {
@@ -641,13 +620,13 @@ func (r Rotation) Find(chain []*x509.Certificate) (From, error) {
 		}
 		of := func(by *x509.Certificate) bool { return c.Equal(by) || c.CheckSignatureFrom(by) == nil }
 		switch {
-		case slices.ContainsFunc(fresh, of):
-			return FromNew, nil
-		case slices.ContainsFunc(old, of):
-			return FromOld, nil
+		case slices.ContainsFunc(r.New, of):
+			return FromNew
+		case slices.ContainsFunc(r.Old, of):
+			return FromOld
 		}
 	}
-	return FromOther, nil
+	return FromOther
 }
 
 // MaxSize is how long the JSON of a rotation may be, in bytes. A ConfigMap has room for that of each CA.
@@ -679,30 +658,18 @@ func (r Rotation) check() error {
 			return fmt.Errorf("leftBehind: %w", err)
 		}
 	}
-	old, err := r.OldCerts()
-	if err != nil {
+	if err := errors.Join(r.Old.check("old", 1, maxCerts), r.New.check("new", 1, maxCerts), r.Cross.check("cross", 0, 1)); err != nil {
 		return err
 	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return err
-	}
-	for _, c := range old {
-		if slices.ContainsFunc(fresh, c.Equal) {
+	for _, c := range r.Old {
+		if slices.ContainsFunc(r.New, c.Equal) {
 			return fmt.Errorf("%q is both old and new", c.Subject)
 		}
 	}
-	if r.Cross == "" {
+	if len(r.Cross) == 0 {
 		return nil
 	}
-	cross, err := r.parse("cross", r.Cross)
-	if err != nil {
-		return err
-	}
-	if len(cross) != 1 {
-		return fmt.Errorf("cross has %d certificates, want one", len(cross))
-	}
-	return checkCross(cross[0], old, fresh[0])
+	return checkCross(r.Cross[0], r.Old, r.New[0])
 }
 
 // Encode returns a rotation as JSON for [Decode].

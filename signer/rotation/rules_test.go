@@ -213,7 +213,7 @@ func TestSwitchNeedsNodesThatWouldBreak(t *testing.T) {
 	} {
 		r := at(t, rotation.Trust, false)
 		if !test.cross {
-			r.Cross = ""
+			r.Cross = nil
 		}
 		_, err := r.Advance(rotation.Switch, test.seen, r.Since)
 		if refused := err != nil && strings.Contains(err.Error(), "node worker-1 is not ready"); refused != test.refused || !refused && err != nil {
@@ -322,7 +322,7 @@ func TestWaitsForClientsWithoutCrossCertificate(t *testing.T) {
 		before := at(t, test.stage, test.aborting)
 		before.Settled = time.Time{}
 		if !test.cross {
-			before.Cross = ""
+			before.Cross = nil
 		}
 		do := func(r rotation.Rotation, after time.Duration, seen []rotation.Observation) (rotation.Rotation, error) {
 			if test.to == "" {

@@ -192,9 +192,9 @@ func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 	f.write(t, "mine/bundle.pem", append([]byte("text\n"), f.old.cert...))
 	f.write(t, "mine/other.pem", f.fresh.cert)
 	f.write(t, "mine/large.pem", f.old.cert)
-	must.OK(t, os.Truncate(f.file("mine/large.pem"), mebibyte+1))                                        // not read
-	f.write(t, "mine/cross.pem", slices.Concat(f.fresh.kubelet(t, time.Hour), []byte(f.rotation.Cross))) // as the kubelet serves
-	must.OK(t, os.WriteFile(filepath.Join(pki, "mine.pem"), f.old.kubelet(t, time.Hour), 0o600))         // not of the kubelet
+	must.OK(t, os.Truncate(f.file("mine/large.pem"), mebibyte+1))                                      // not read
+	f.write(t, "mine/cross.pem", slices.Concat(f.fresh.kubelet(t, time.Hour), f.rotation.Cross.PEM())) // as the kubelet serves
+	must.OK(t, os.WriteFile(filepath.Join(pki, "mine.pem"), f.old.kubelet(t, time.Hour), 0o600))       // not of the kubelet
 	must.OK(t, os.WriteFile(filepath.Join(pki, "kubelet-client-2026-02-01-00-00-00.pem"), f.fresh.kubelet(t, time.Hour), 0o600))
 	ended := f.at(rotation.Finish)
 	ended.Ended, ended.Since = time.Now(), time.Now().Add(-rotation.Rereads)
@@ -218,8 +218,7 @@ const mebibyte = 1 << 20
 // What a file holds decides whether it is behind. Catches a file of YAML that takes all memory of the container.
 func TestHolds(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
-	l := &looking{Rotation: f.rotation, old: []*x509.Certificate{f.old.Certificate()}, fresh: []*x509.Certificate{f.fresh.Certificate()}}
-	l.cross = must.Value(pemfile.Certificates([]byte(f.rotation.Cross)))(t)
+	l := &looking{Rotation: f.rotation}
 	config, _, err := loadKubeconfig([]byte(f.before[kubeletConf]))
 	must.OK(t, err)
 	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificateData: f.old.kubelet(t, time.Hour), ClientKeyData: f.old.key}
@@ -240,9 +239,9 @@ func TestHolds(t *testing.T) {
 		"another CA":                    {newCA(t, "third").cert, rotation.File{}, false},
 		"old CA":                        {append([]byte("text\n"), f.old.cert...), rotation.File{Trusts: trusts(true, false)}, false},
 		"both CAs":                      {slices.Concat(f.old.cert, f.fresh.cert), rotation.File{Trusts: trusts(true, true)}, false},
-		"cross certificate alone":       {[]byte(f.rotation.Cross), rotation.File{}, false},
+		"cross certificate alone":       {f.rotation.Cross.PEM(), rotation.File{}, false},
 		"certificate of the old CA":     {f.old.kubelet(t, time.Hour), rotation.File{From: rotation.FromOld}, false},
-		"chain of the new CA":           {slices.Concat(f.fresh.kubelet(t, time.Hour), []byte(f.rotation.Cross), f.fresh.cert), rotation.File{From: rotation.FromNew}, false},
+		"chain of the new CA":           {slices.Concat(f.fresh.kubelet(t, time.Hour), f.rotation.Cross.PEM(), f.fresh.cert), rotation.File{From: rotation.FromNew}, false},
 		"certificates of both CAs":      {slices.Concat(f.fresh.kubelet(t, time.Hour), f.old.kubelet(t, time.Hour)), rotation.File{From: rotation.FromOld}, false},
 		"of both, the old one first":    {slices.Concat(f.old.kubelet(t, time.Hour), f.fresh.kubelet(t, time.Hour)), rotation.File{From: rotation.FromOld}, false},
 		"key of the old CA":             {f.old.key, rotation.File{From: rotation.FromOld}, false},
@@ -263,9 +262,8 @@ func TestHolds(t *testing.T) {
 		t.Errorf("a CA that an earlier rotation replaced: got %+v", got)
 	}
 	below := f.old.crossed(t, f.fresh.Certificate()) // a new CA that the old one signed is not of the old one
-	l.fresh, l.cross = []*x509.Certificate{below}, nil
-	l.New, l.Cross = string(pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: below.Raw})), ""
-	if got, _, _, _ := l.holds([]byte(l.New)); !reflect.DeepEqual(got, rotation.File{Trusts: trusts(false, true)}) {
+	l.New, l.Cross = rotation.Bundle{below}, nil
+	if got, _, _, _ := l.holds(l.New.PEM()); !reflect.DeepEqual(got, rotation.File{Trusts: trusts(false, true)}) {
 		t.Errorf("a new CA below the old one: got %+v", got)
 	}
 	policy := bytes.Repeat([]byte("- a: {}\n"), mebibyte/8)
@@ -428,7 +426,7 @@ func TestBundle(t *testing.T) {
 	before := []*x509.Certificate{third.Certificate(), f.old.Certificate()}
 	for stage, want := range map[rotation.Stage]string{rotation.Trust: "old new third", rotation.Switch: "new old third", rotation.Finish: "new third"} {
 		var got []string
-		for _, c := range must.Value(pemfile.Certificates(must.Value(bundleOf(before, f.at(stage)))(t)))(t) {
+		for _, c := range must.Value(pemfile.Certificates(bundleOf(before, f.at(stage))))(t) {
 			got = append(got, c.Subject.CommonName)
 		}
 		if strings.Join(got, " ") != want {
@@ -440,7 +438,7 @@ func TestBundle(t *testing.T) {
 // While clients may know only the old CA, kube-apiserver presents the certificate that the old CA gave the new one.
 func TestServesCrossCertificate(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
-	between := must.Value(pemfile.Pool([]byte(f.rotation.Cross)))(t)
+	between := must.Value(pemfile.Pool(f.rotation.Cross.PEM()))(t)
 	ended := f.at(rotation.Finish)
 	ended.Ended, ended.Since = time.Now(), time.Now()
 	settled := ended

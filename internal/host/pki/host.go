@@ -90,10 +90,7 @@ func stageOf(bundle []byte, r rotation.Rotation) (rotation.Stage, error) {
 	if err != nil {
 		return "", err
 	}
-	in, err := r.In(certs)
-	switch {
-	case err != nil:
-		return "", err
+	switch in := r.In(certs); {
 	case in.Old && in.New:
 		return rotation.Trust, nil
 	case in.New:
@@ -178,9 +175,7 @@ func (h Host) apply(ctx context.Context, r rotation.Rotation, done *Result) (err
 		return h.compare(ctx, b, a, r, done)
 	}
 	for _, stage := range walk {
-		at := r
-		at.Stage = stage
-		if err := h.step(ctx, b, a, at, done); err != nil {
+		if err := h.step(ctx, b, a, r.At(stage), done); err != nil {
 			return fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
 		}
 	}
@@ -243,11 +238,11 @@ func (h Host) ended(a authority, r rotation.Rotation) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", h.file(a.bundle), err)
 	}
-	in, err := r.In(certs)
+	in := r.In(certs)
 	if r.Stage == rotation.Finish {
-		return !in.Old && !in.Replaced, err
+		return !in.Old && !in.Replaced, nil
 	}
-	return !in.New && !in.Replaced, err
+	return !in.New && !in.Replaced, nil
 }
 
 // complete completes the result, and removes the backup of a rotation that has ended; b is nil without one.
@@ -281,7 +276,7 @@ func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done
 
 // crosses reports whether a rotation has ended, and kube-apiserver of this host may still present its cross certificate.
 func (b *backup) crosses(a authority, r rotation.Rotation) bool {
-	return !r.InProgress() && r.Stage == rotation.Finish && r.Cross != "" && b.originals[a.serving] != nil
+	return !r.InProgress() && r.Stage == rotation.Finish && len(r.Cross) > 0 && b.originals[a.serving] != nil
 }
 
 // walk returns the stages from the one that the host reached to another one. Files of two neighbouring stages work
@@ -315,17 +310,11 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 			b.index.Pins = append(b.index.Pins, pin)
 		}
 	}
-	in, err := r.In(before)
-	if err != nil {
-		return err
-	}
 	for _, stage := range walk {
-		at := r
-		at.Stage = stage
-		if stage == rotation.Prepare && !in.New {
+		if stage == rotation.Prepare && !r.In(before).New {
 			continue // back to the originals, see wanted
 		}
-		if err := checkTrust(before, b.index.Pins, at); err != nil {
+		if err := checkTrust(before, b.index.Pins, r.At(stage)); err != nil {
 			return err
 		}
 	}
@@ -344,11 +333,9 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 		trial := *b
 		trial.signed = maps.Clone(b.signed)
 		for _, stage := range stages {
-			at := r
-			at.Stage = stage
-			err := h.sign(ctx, &trial, a, at, true)
+			err := h.sign(ctx, &trial, a, r.At(stage), true)
 			if err == nil {
-				_, err = a.wanted(trial.originals, trial.signed, at)
+				_, err = a.wanted(trial.originals, trial.signed, r.At(stage))
 			}
 			if err != nil {
 				return fmt.Errorf("stage %s would fail here: %w", stage, err)
@@ -356,9 +343,7 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 		}
 	}
 	for _, stage := range walk {
-		at := r
-		at.Stage = stage
-		if err := h.sign(ctx, b, a, at, h.DryRun); err != nil {
+		if err := h.sign(ctx, b, a, r.At(stage), h.DryRun); err != nil {
 			return err
 		}
 	}
@@ -398,10 +383,8 @@ func (h Host) checkEdited(b *backup, a authority, before []*x509.Certificate, r 
 // when it is replaced.
 func onlyOf(bundle []byte, before []*x509.Certificate, r rotation.Rotation) bool {
 	certs, err := pemfile.Certificates(bundle)
-	old, errOld := r.OldCerts()
-	fresh, errNew := r.NewCerts()
-	known := slices.Concat(before, old, fresh)
-	return errors.Join(err, errOld, errNew) == nil && !slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !slices.ContainsFunc(known, c.Equal) })
+	known := slices.Concat(before, r.Old, r.New)
+	return err == nil && !slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !slices.ContainsFunc(known, c.Equal) })
 }
 
 // step brings the host to a stage that is next to the one that it reached.
@@ -410,8 +393,7 @@ func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	if err != nil {
 		return err
 	}
-	reached := r
-	if reached.Stage = b.index.Stage; side(reached) == side(r) {
+	if side(r.At(b.index.Stage)) == side(r) {
 		delete(want, a.key) // it is in place, and an operator may have encrypted it since
 	}
 	noted := slices.Clone(b.index.Restart)

@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"bytes"
 	"context"
 	"crypto"
 	"crypto/rand"
@@ -643,15 +644,24 @@ func TestTakesKubeletConfOfKubelet(t *testing.T) {
 	}
 }
 
+// Nothing shows which CA a chain of more than 10 certificates is from. Catches a host that keeps it in stage switch.
+func TestRefusesLongChain(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	f.write(t, "pki/apiserver.crt", bytes.Repeat(must.Value(os.ReadFile(f.file("pki/apiserver.crt")))(t), 11))
+	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), "pki/apiserver.crt: its chain has 11 certificates") {
+		t.Errorf("got %v, want a refusal", err)
+	}
+}
+
 // The state is public and others may change it. A host takes from it only a CA that it can prove.
 func TestTrustsOnlyWhatIsProven(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	third := newCA(t, "third")
-	text := func(r rotation.Rotation, old, fresh, cross []byte) rotation.Rotation {
-		r.Old, r.New, r.Cross = string(old), string(fresh), string(cross)
+	text := func(r rotation.Rotation, old, fresh []byte, cross rotation.Bundle) rotation.Rotation {
+		r.Old, r.New, r.Cross = must.Value(pemfile.Certificates(old))(t), must.Value(pemfile.Certificates(fresh))(t), cross
 		return r
 	}
-	cross := []byte(f.rotation.Cross)
+	cross := f.rotation.Cross
 	r := f.at(rotation.Trust)
 	for _, test := range []struct {
 		name string

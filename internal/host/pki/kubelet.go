@@ -123,8 +123,7 @@ func (h Host) kubeletChanged(ctx context.Context, b *backup, a authority, r rota
 // kubeletNeedsCA reports whether the kubelet has to start with the CAs of the stage. In stage trust it need not if it knows the
 // CA that signed the cross certificate, which API servers will present, and if it reads its client CAs again.
 func (h Host) kubeletNeedsCA(ctx context.Context, r rotation.Rotation) bool {
-	old, err := r.OldCerts()
-	if err != nil || len(old) != 1 || r.Stage != rotation.Trust || r.Cross == "" {
+	if len(r.Old) != 1 || r.Stage != rotation.Trust || len(r.Cross) == 0 {
 		return true
 	}
 	config, err := h.kubeletConfig()
@@ -173,15 +172,11 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if err != nil || link == "" {
 		return err
 	}
-	from, err := r.Find(chain)
-	if err != nil {
-		return err
-	}
 	want, other := rotation.FromOld, rotation.FromNew
 	if r.SignsNew() {
 		want, other = other, want
 	}
-	if from != other {
+	if r.Find(chain) != other {
 		return nil
 	}
 	key, err := credentials.NewKey()
@@ -214,8 +209,8 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if chain, err = pemfile.Certificates(issued); err != nil {
 		return err
 	}
-	if is, err := r.Find(chain); err != nil || is != want {
-		return errors.Join(err, fmt.Errorf("kubejoin does not sign with the %s CA yet; first run 'kubejoin ca apply' on the control planes", want))
+	if r.Find(chain) != want {
+		return fmt.Errorf("kubejoin does not sign with the %s CA yet; first run 'kubejoin ca apply' on the control planes", want)
 	}
 	if link == h.file(kubeletConf) {
 		return h.embed(b, r, issued, encoded)
@@ -230,7 +225,7 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	}
 	file := filepath.Join(filepath.Dir(link), prefix+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
 	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                    // API servers may need 5 minutes to read the new CA
-		issued = slices.Concat(issued, []byte(r.Cross))
+		issued = slices.Concat(issued, r.Cross.PEM())
 	}
 	regular := info.Mode().IsRegular() // the kubelet does not maintain it
 	if regular {

@@ -39,13 +39,12 @@ type looking struct {
 	authority
 	rotation.Rotation
 
-	old, fresh, cross []*x509.Certificate
-	manifests         []corev1.Pod
-	configs           []string           // kubeconfigs below h.Dir
-	named             []string           // files that kubeconfigs name
-	root              string             // of the host's files, if they are not those of this process
-	seen              map[[2]uint64]bool // device and inode
-	bytes             int64              // that were read
+	manifests []corev1.Pod
+	configs   []string           // kubeconfigs below h.Dir
+	named     []string           // files that kubeconfigs name
+	root      string             // of the host's files, if they are not those of this process
+	seen      map[[2]uint64]bool // device and inode
+	bytes     int64              // that were read
 }
 
 // look completes the table of a CA with what this host has. Nothing is assumed from a list: it reads each file below h.Dir, each
@@ -56,14 +55,7 @@ func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 	if err != nil {
 		return a, err
 	}
-	var err2 error
 	l.Rotation = r
-	l.old, err = r.OldCerts()
-	l.fresh, err2 = r.NewCerts()
-	if err := errors.Join(err, err2); err != nil {
-		return a, err
-	}
-	l.cross, _ = pemfile.Certificates([]byte(r.Cross)) // checked when it was decoded
 	kubeconfigs := l.kubeconfigs
 	l.kubeconfigs = nil
 	for _, name := range slices.Concat(kubeconfigs, []string{kubeletConf}) {
@@ -332,13 +324,13 @@ func (l *looking) holds(content []byte) (f rotation.File, named []string, kubeco
 	issued := false
 	for _, c := range presents {
 		switch {
-		case slices.ContainsFunc(slices.Concat(l.old, l.fresh, l.cross), c.Equal):
+		case slices.ContainsFunc(slices.Concat(l.Old, l.New, l.Cross), c.Equal):
 			if !kubeconfig {
 				trusts = append(trusts, c)
 			}
-		case slices.ContainsFunc(l.fresh, func(ca *x509.Certificate) bool { return issuedBy(c, ca) }):
+		case slices.ContainsFunc(l.New, func(ca *x509.Certificate) bool { return issuedBy(c, ca) }):
 			issued, f.From = issued || !c.IsCA, cmp.Or(f.From, rotation.FromNew)
-		case slices.ContainsFunc(l.old, func(ca *x509.Certificate) bool { return issuedBy(c, ca) }):
+		case slices.ContainsFunc(l.Old, func(ca *x509.Certificate) bool { return issuedBy(c, ca) }):
 			issued, f.From = issued || !c.IsCA, rotation.FromOld
 		case !kubeconfig:
 			trusts = append(trusts, c) // it may be one that was replaced
@@ -347,13 +339,13 @@ func (l *looking) holds(content []byte) (f rotation.File, named []string, kubeco
 	if key, err := pemfile.Key(content); err == nil {
 		is := func(ca *x509.Certificate) bool { return rotation.Matches(key, ca) }
 		switch {
-		case slices.ContainsFunc(l.old, is):
+		case slices.ContainsFunc(l.Old, is):
 			f.From = rotation.FromOld
-		case slices.ContainsFunc(l.fresh, is):
+		case slices.ContainsFunc(l.New, is):
 			f.From = rotation.FromNew
 		}
 	}
-	if in, err := l.In(trusts); err == nil && in != (rotation.Trusted{}) && (kubeconfig || !issued) {
+	if in := l.In(trusts); in != (rotation.Trusted{}) && (kubeconfig || !issued) {
 		f.Trusts = &in
 	}
 	return f, named, kubeconfig, nil

@@ -243,7 +243,7 @@ func TestRefusesBackupThatClusterDoesNotKnow(t *testing.T) {
 	must.Value(f.Apply(t.Context(), first))(t)
 	files := tree(t, f.Dir)
 	other := newCA(t, "third")
-	second := must.Value(rotation.New(rotation.Cluster, must.Value(first.NewCerts())(t), other.Bundle(), nil, time.Now()))(t)
+	second := must.Value(rotation.New(rotation.Cluster, first.New, other.Bundle(), nil, time.Now()))(t)
 	for name, r := range map[string]rotation.Rotation{"no rotation": {CA: rotation.Cluster}, "another rotation": second} {
 		_, err := f.Apply(t.Context(), r)
 		if err == nil || !strings.Contains(err.Error(), f.backupDir(first)+" is the backup of a rotation that the cluster does not know") {

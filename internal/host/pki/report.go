@@ -25,14 +25,9 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 	add := func(name string, trusts, presents []*x509.Certificate) {
 		f := rotation.File{Name: name}
 		if len(trusts) > 0 {
-			if in, err := r.In(trusts); err == nil {
-				f.Trusts = &in
-			}
+			f.Trusts = new(r.In(trusts))
 		}
-		if len(presents) > 0 {
-			f.From, _ = r.Find(presents) // empty if the rotation cannot be read, which was checked
-		}
-		if f.Trusts != nil || f.From != "" {
+		if f.From = r.Find(presents); f.Trusts != nil || f.From != "" {
 			report.Files = append(report.Files, f)
 		}
 	}
@@ -73,11 +68,11 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 	}
 	if key := present[a.key]; key != nil {
 		f := rotation.File{Name: a.key, From: rotation.FromOther}
-		if old, err := r.OldCerts(); err == nil && matches(key, old) {
-			f.From = rotation.FromOld
-		}
-		if fresh, err := r.NewCerts(); err == nil && matches(key, fresh) {
+		switch {
+		case matches(key, r.New):
 			f.From = rotation.FromNew
+		case matches(key, r.Old):
+			f.From = rotation.FromOld
 		}
 		report.Files = append(report.Files, f)
 	}
@@ -179,10 +174,6 @@ var kubeletFile = regexp.MustCompile(`^kubelet-(client|server)-[0-9-]+\.pem$`)
 
 // removeFormer removes former certificates of the kubelet that the replaced CA issued.
 func (h Host) removeFormer(r rotation.Rotation) error {
-	old, err := r.OldCerts()
-	if err != nil {
-		return err
-	}
 	dir := filepath.Join(h.KubeletDir, "pki")
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -200,7 +191,7 @@ func (h Host) removeFormer(r rotation.Rotation) error {
 		}
 		content, failed := readFile(filepath.Join(dir, e.Name()))
 		certs := pemfile.Presented(content)
-		if failed == nil && len(certs) > 0 && slices.ContainsFunc(old, func(ca *x509.Certificate) bool { return issuedBy(certs[0], ca) }) {
+		if failed == nil && len(certs) > 0 && slices.ContainsFunc(r.Old, func(ca *x509.Certificate) bool { return issuedBy(certs[0], ca) }) {
 			err = errors.Join(err, os.Remove(filepath.Join(dir, e.Name())))
 		}
 	}

@@ -175,8 +175,8 @@ func TestRestartsKubelet(t *testing.T) {
 		restarts bool // in stage trust
 	}{
 		{"all is well", func(*fixture, *rotation.Rotation) {}, false},
-		{"no cross certificate", func(_ *fixture, r *rotation.Rotation) { r.Cross = "" }, true},
-		{"an intermediate CA may have signed the cross certificate", func(_ *fixture, r *rotation.Rotation) { r.Old += string(third.cert) }, true},
+		{"no cross certificate", func(_ *fixture, r *rotation.Rotation) { r.Cross = nil }, true},
+		{"an intermediate CA may have signed the cross certificate", func(_ *fixture, r *rotation.Rotation) { r.Old = append(r.Old, third.Certificate()) }, true},
 		{"before 1.36", func(f *fixture, _ *rotation.Rotation) { f.KubeletReloads = func(context.Context) bool { return false } }, true},
 		{"unknown version", func(f *fixture, _ *rotation.Rotation) { f.KubeletReloads = nil }, true},
 		{"feature gate", func(f *fixture, _ *rotation.Rotation) {

@@ -40,15 +40,11 @@ func (a authority) again(originals contents, r rotation.Rotation) (names []strin
 // sign fills b.signed for a stage: certificates for the same keys, signed with the key of the CA of the stage. They are kept, so
 // that the next Apply writes the same bytes. A trial signs with a CA that looks like the one of the stage, and keeps nothing.
 func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotation, trial bool) error {
-	of, certs := side(r), rotation.Rotation.NewCerts
+	of, ca := side(r), r.New
 	if of == rotation.FromOld {
-		certs = rotation.Rotation.OldCerts
+		ca = r.Old
 	}
 	names, needed, err := a.again(b.originals, r)
-	if err != nil {
-		return err
-	}
-	ca, err := certs(r)
 	if err != nil {
 		return err
 	}
@@ -56,9 +52,7 @@ func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	if err != nil {
 		return err
 	}
-	reached := r
-	reached.Stage = b.index.Stage
-	if matches(present[a.key], ca[:1]) || pemfile.IsEncrypted(present[a.key]) && side(reached) == of { // it was encrypted since
+	if matches(present[a.key], ca[:1]) || pemfile.IsEncrypted(present[a.key]) && side(r.At(b.index.Stage)) == of { // it was encrypted since
 		needed = false
 	}
 	names = slices.DeleteFunc(names, func(name string) bool { return b.signed[of][name] != nil })
@@ -162,7 +156,7 @@ func (h Host) signWith(ctx context.Context, b *backup, a authority, files []stri
 	if err != nil {
 		return nil, err
 	}
-	instead := contents{a.bundle: pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: ca.Raw})}
+	instead := contents{a.bundle: pemfile.Encode(ca)}
 	var names []string
 	for _, file := range files {
 		instead[file] = b.originals[file]
@@ -182,17 +176,13 @@ func (h Host) signWith(ctx context.Context, b *backup, a authority, files []stri
 // checkTrust returns an error unless the host may trust everything that a stage trusts.
 func checkTrust(before []*x509.Certificate, pins []string, r rotation.Rotation) error {
 	pinned := func(c *x509.Certificate) bool { return slices.Contains(pins, clusterinfo.Pin(c)) }
-	unproven, err := r.Unproven(before, pinned, time.Now())
-	if err != nil || len(unproven) == 0 {
-		return err
-	}
-	old, err := r.OldCerts()
-	if err != nil {
-		return err
+	unproven := r.Unproven(before, pinned, time.Now())
+	if len(unproven) == 0 {
+		return nil
 	}
 	c, source := unproven[0], "the one that 'kubejoin ca prepare' showed"
 	// A host that joined in stage finish knows only the new CA, and anybody can certify the key of that.
-	if slices.ContainsFunc(old, c.Equal) {
+	if slices.ContainsFunc(r.Old, c.Equal) {
 		source = "that of the old CA on a host that is older than the rotation"
 	}
 	return fmt.Errorf("nobody proved CA %q to this host; compare its pin with %s, and give it with: --ca-pin %s", c.Subject, source, clusterinfo.Pin(c))

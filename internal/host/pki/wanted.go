@@ -3,7 +3,6 @@ package pki
 import (
 	"bytes"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
@@ -37,14 +36,8 @@ func (a authority) wanted(originals contents, again signed, r rotation.Rotation)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", a.bundle, err)
 	}
-	bundle, err := bundleOf(before, r)
-	if err != nil {
-		return nil, err
-	}
-	all := maps.Clone(originals)
-	if again, err := unchanged(before, r); err != nil {
-		return nil, err
-	} else if !again {
+	bundle, all := bundleOf(before, r), maps.Clone(originals)
+	if !unchanged(before, r) {
 		all[a.bundle] = bundle
 	}
 	for name, original := range originals {
@@ -67,7 +60,7 @@ func (a authority) wanted(originals contents, again signed, r rotation.Rotation)
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
 		case content != nil && name == a.serving && r.SignsNew() && r.InProgress(): // clients may know only the old CA
-			all[name] = slices.Concat(content, []byte(r.Cross))
+			all[name] = slices.Concat(content, r.Cross.PEM())
 		case content != nil:
 			all[name] = content
 		}
@@ -77,45 +70,39 @@ func (a authority) wanted(originals contents, again signed, r rotation.Rotation)
 
 // unchanged reports whether what a file trusts stays as it was: back in stage prepare, unless it has had the new CA from the
 // beginning, or one that was replaced.
-func unchanged(trusts []*x509.Certificate, r rotation.Rotation) (bool, error) {
-	in, err := r.In(trusts)
-	return r.Stage == rotation.Prepare && !in.New && !in.Replaced, err
+func unchanged(trusts []*x509.Certificate, r rotation.Rotation) bool {
+	in := r.In(trusts)
+	return r.Stage == rotation.Prepare && !in.New && !in.Replaced
 }
 
 // signer returns the CA that has to sign a file again in a stage, or whose key it is: empty if the original is right.
 func (a authority) signer(name string, original []byte, r rotation.Rotation) (rotation.From, error) {
-	var from rotation.From
+	isNew := false
 	switch {
 	case name == a.key:
-		if fresh, err := r.NewCerts(); err != nil {
-			return "", err
-		} else if from = rotation.FromOld; matches(original, fresh) {
-			from = rotation.FromNew
+		isNew = matches(original, r.New)
+	case slices.Contains(a.signed(), name):
+		presented := original
+		if slices.Contains(a.kubeconfigs, name) {
+			_, user, err := loadKubeconfig(original)
+			if err != nil {
+				return "", err
+			}
+			presented = user.ClientCertificateData
 		}
-	case slices.Contains(a.leaves, name):
-		certs, err := pemfile.Certificates(original)
+		certs, err := pemfile.Certificates(presented)
 		if err != nil {
 			return "", err
 		}
-		if from, err = r.Find(certs); err != nil {
-			return "", err
+		from := r.Find(certs)
+		if from == "" {
+			return "", fmt.Errorf("its chain has %d certificates, want 1 to 10", len(certs))
 		}
-	case slices.Contains(a.kubeconfigs, name):
-		_, user, err := loadKubeconfig(original)
-		if err != nil {
-			return "", err
-		}
-		certs, err := pemfile.Certificates(user.ClientCertificateData)
-		if err != nil {
-			return "", fmt.Errorf("client-certificate-data: %w", err)
-		}
-		if from, err = r.Find(certs); err != nil {
-			return "", err
-		}
+		isNew = from == rotation.FromNew
 	default:
 		return "", nil
 	}
-	if r.SignsNew() || from == rotation.FromNew {
+	if r.SignsNew() || isNew {
 		return side(r), nil
 	}
 	return "", nil
@@ -123,35 +110,17 @@ func (a authority) signer(name string, original []byte, r rotation.Rotation) (ro
 
 // bundleOf returns what a host trusts in a stage, in PEM, and whatever else it trusted before. The CA that signs comes
 // first, because kubeadm reads only the first certificate.
-func bundleOf(before []*x509.Certificate, r rotation.Rotation) ([]byte, error) {
-	certs, err := r.Trusted()
-	if err != nil {
-		return nil, err
-	}
-	old, err := r.OldCerts()
-	if err != nil {
-		return nil, err
-	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return nil, err
-	}
-	if r.SignsNew() {
-		certs = slices.DeleteFunc(certs, func(c *x509.Certificate) bool { return slices.ContainsFunc(fresh, c.Equal) })
-		certs = slices.Concat(fresh, certs)
+func bundleOf(before []*x509.Certificate, r rotation.Rotation) []byte {
+	certs, both := r.Trusted(), slices.Concat(r.Old, r.New)
+	if r.Stage == rotation.Switch {
+		certs = slices.Concat(r.New, r.Old)
 	}
 	for _, c := range before {
-		if gone, err := r.Outdated([]*x509.Certificate{c}); err != nil {
-			return nil, err
-		} else if !gone && !slices.ContainsFunc(old, c.Equal) && !slices.ContainsFunc(fresh, c.Equal) {
+		if !r.Outdated(c) && !slices.ContainsFunc(both, c.Equal) {
 			certs = append(certs, c)
 		}
 	}
-	var text bytes.Buffer
-	for _, c := range certs {
-		_ = pem.Encode(&text, &pem.Block{Type: pemfile.Certificate, Bytes: c.Raw}) // a Buffer takes every write
-	}
-	return text.Bytes(), nil
+	return pemfile.Encode(certs...)
 }
 
 // kubeconfig returns a kubeconfig with another bundle. signed is the same kubeconfig with a new client certificate, or nil.
@@ -167,10 +136,7 @@ func kubeconfig(original, bundle, signed []byte, r rotation.Rotation) ([]byte, e
 		if err != nil {
 			continue // it names a file, or trusts the CAs of the machine
 		}
-		if in, err := r.In(certs); err != nil || in == (rotation.Trusted{}) {
-			continue // of another cluster
-		}
-		if same, err := unchanged(certs, r); err != nil || same {
+		if r.In(certs) == (rotation.Trusted{}) || unchanged(certs, r) { // of another cluster, or as it was
 			continue
 		}
 		cluster.CertificateAuthorityData, changed = bundle, true

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -201,22 +202,16 @@ func (l *look) revoked(ctx context.Context, e issuance.Entry) (bool, error) {
 // lack the CA.
 func (l *look) issuer(e issuance.Entry) rotation.From {
 	if e.CA != "" {
-		for _, c := range l.fresh {
-			if clusterinfo.Pin(c) == e.CA {
-				return rotation.FromNew
-			}
-		}
-		for _, c := range l.old {
-			if clusterinfo.Pin(c) == e.CA {
-				return rotation.FromOld
-			}
+		switch {
+		case slices.Contains(clusterinfo.Pins(l.New), e.CA):
+			return rotation.FromNew
+		case slices.Contains(clusterinfo.Pins(l.Old), e.CA):
+			return rotation.FromOld
 		}
 		return rotation.FromOther
 	}
-	if e.Certificate != "" {
-		if from, err := l.Find(pemfile.Presented([]byte(e.Certificate))); err == nil {
-			return from
-		}
+	if from := l.Find(pemfile.Presented([]byte(e.Certificate))); from != "" {
+		return from
 	}
 	if e.Time.Before(l.Started) { // the new CA had not signed
 		return rotation.FromOld

@@ -3,7 +3,6 @@ package caobserver
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -169,7 +168,6 @@ func TestCertificatesOfRecord(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &look{Observer: &Observer{Record: &record{entries: test.entries}}, Rotation: begun(t, rotation.Switch, old, fresh), now: now}
-			l.old, l.fresh = []*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}
 			l.hosts = []host{{name: "w-1", ready: true}, {name: "w-off"}}
 			l.certificates(t.Context())
 			got := ""
@@ -222,7 +220,6 @@ func TestEachLiveCertificateOfAUserCounts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &look{Observer: &Observer{Record: &record{entries: test.entries}, Revocations: &revocation.Guard{Store: test.revoked}}, Rotation: begun(t, rotation.Switch, old, fresh), now: now}
-			l.old, l.fresh = []*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}
 			l.hosts = []host{{name: "w-1", ready: true}}
 			l.certificates(t.Context())
 			var got []string
@@ -284,7 +281,7 @@ func TestRecordIsReadInPages(t *testing.T) {
 		})
 	}
 	look := func() *look {
-		l := &look{Observer: &Observer{Record: r}, Rotation: begun(t, rotation.Switch, old, fresh), now: now, old: []*x509.Certificate{old.Leaf}, fresh: []*x509.Certificate{fresh.Leaf}}
+		l := &look{Observer: &Observer{Record: r}, Rotation: begun(t, rotation.Switch, old, fresh), now: now}
 		l.certificates(t.Context())
 		return l
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
@@ -48,7 +49,7 @@ func (l *look) shake(ctx context.Context, address string) (handshake, error) {
 	}
 	defer func() { _ = raw.Close() }()
 	h := handshake{named: map[string]int{}}
-	for _, c := range slices.Concat(l.old, l.fresh) {
+	for _, c := range slices.Concat(l.Old, l.New) {
 		h.named[string(c.RawSubject)] = 0
 	}
 	connection := tls.Client(raw, &tls.Config{
@@ -78,17 +79,17 @@ func (l *look) trusts(h handshake) (*rotation.Trusted, error) {
 	names := func(c *x509.Certificate) bool { return h.named[string(c.RawSubject)] > 0 }
 	unnamed := func(c *x509.Certificate) bool { return !names(c) }
 	shared := func(c *x509.Certificate) bool {
-		return slices.ContainsFunc(l.old, func(o *x509.Certificate) bool { return string(o.RawSubject) == string(c.RawSubject) })
+		return slices.ContainsFunc(l.Old, func(o *x509.Certificate) bool { return string(o.RawSubject) == string(c.RawSubject) })
 	}
 	switch {
 	case !h.asks:
 		return nil, nil
-	case h.others == 0 && !slices.ContainsFunc(slices.Concat(l.old, l.fresh), names):
+	case h.others == 0 && !slices.ContainsFunc(slices.Concat(l.Old, l.New), names):
 		return nil, errors.New("its handshake names no CA of client certificates")
-	case slices.ContainsFunc(l.fresh, func(c *x509.Certificate) bool { return shared(c) && names(c) }):
+	case slices.ContainsFunc(l.New, func(c *x509.Certificate) bool { return shared(c) && names(c) }):
 		return nil, errors.New("certificates of the old and of the new CA have one subject, so its handshake does not show which of them it trusts")
 	}
-	return &rotation.Trusted{Old: slices.ContainsFunc(l.old, names), New: !slices.ContainsFunc(l.fresh, unnamed)}, nil
+	return &rotation.Trusted{Old: slices.ContainsFunc(l.Old, names), New: !slices.ContainsFunc(l.New, unnamed)}, nil
 }
 
 // A target is a server to connect to. host is the one that it runs on, and caFile and certFile its files in the report of
@@ -117,8 +118,8 @@ func (l *look) probe(ctx context.Context, t target) rotation.Observation {
 		h, why = l.shake(ctx, t.address)
 		if why == nil {
 			if !t.clientOnly {
-				if o.From, why = l.Find(h.chain); why != nil {
-					o.Unseen = safetext.Text(why.Error(), maxWhy)
+				if o.From = l.Find(h.chain); o.From == "" {
+					o.Unseen = fmt.Sprintf("its chain has %d certificates, want 1 to 10", len(h.chain))
 					return o
 				}
 			}

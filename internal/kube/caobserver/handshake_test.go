@@ -3,10 +3,10 @@ package caobserver
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -38,7 +38,6 @@ func newLook(t testing.TB, network *network, old, fresh *tls.Certificate) *look 
 	t.Helper()
 	return &look{
 		Observer: &Observer{Dial: network.dial, patience: wait.Most}, Rotation: begun(t, rotation.Trust, old, fresh), now: time.Now(),
-		old: []*x509.Certificate{old.Leaf}, fresh: []*x509.Certificate{fresh.Leaf},
 	}
 }
 
@@ -61,6 +60,8 @@ func TestProbe(t *testing.T) {
 	applied := func(trusts *rotation.Trusted) *host {
 		return &host{ready: true, files: []rotation.File{{Name: "pki/ca.crt", Trusts: trusts}, {Name: "pki/apiserver.crt", From: rotation.FromOld}}}
 	}
+	long := tlsConfig(t, old, old)
+	long.Certificates[0].Certificate = slices.Concat(long.Certificates[0].Certificate[:1], slices.Repeat([][]byte{old.Leaf.Raw}, 10))
 	for name, test := range map[string]struct {
 		server *tls.Config      // nil: nothing listens
 		also   *tls.Certificate // beside fresh
@@ -76,6 +77,7 @@ func TestProbe(t *testing.T) {
 		"names none":             {nameless, nil, nil, "from:old unseen:its handshake names no CA of client certificates"},
 		"many names":             {tlsConfig(t, old, many...), nil, nil, "trusts:old from:old"},
 		"more names than TLS":    {tlsConfig(t, old, tooMany...), nil, nil, "unseen:"},
+		"long chain":             {long, nil, nil, "unseen:its chain has 11 certificates, want 1 to 10"},
 		"nothing listens":        {nil, nil, nil, "unseen:dial 192.0.2.1:6443: no route"},
 		"nothing, but reported":  {nil, nil, applied(both), "trusts:old,new from:old"},
 		"nothing reported":       {nil, nil, &host{ready: true}, "unseen:dial 192.0.2.1:6443: no route"},
@@ -92,8 +94,7 @@ func TestProbe(t *testing.T) {
 			}
 			l := newLook(t, n, old, fresh)
 			if test.also != nil {
-				l.New += bundleOf(test.also)
-				l.fresh = append(l.fresh, test.also.Leaf)
+				l.New = append(l.New, test.also.Leaf)
 			}
 			got := l.probe(t.Context(), target{address: "192.0.2.1:6443", host: test.host, caFile: "pki/ca.crt", certFile: "pki/apiserver.crt"})
 			if text := strings.TrimSpace(line(got)); text != test.want && !(test.want == "unseen:" && strings.HasPrefix(text, test.want)) {

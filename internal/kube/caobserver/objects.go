@@ -28,15 +28,11 @@ import (
 // bundle returns an observation of something with CA certificates in PEM.
 func (l *look) bundle(kind rotation.Kind, name, next string, pem []byte) rotation.Observation {
 	o := rotation.Observation{Kind: kind, Name: name, Next: next}
-	certs, err := pemfile.Certificates(pem)
-	if err == nil {
-		var t rotation.Trusted
-		if t, err = l.In(certs); err == nil {
-			o.Trusts = &t
-			return o
-		}
+	if certs, err := pemfile.Certificates(pem); err != nil {
+		o.Unseen = "its CA certificates are malformed: " + safetext.Text(err.Error(), maxWhy)
+	} else {
+		o.Trusts = new(l.In(certs))
 	}
-	o.Unseen = "its CA certificates are malformed: " + safetext.Text(err.Error(), maxWhy)
 	return o
 }
 
@@ -49,14 +45,10 @@ func (l *look) clusterInfo(ctx context.Context) {
 		return
 	}
 	_, cas, err := clusterinfo.ParseKubeconfig([]byte(m.Data[clusterinfo.KubeconfigKey]))
-	var t rotation.Trusted
-	if err == nil {
-		t, err = l.In(cas)
-	}
 	if err != nil {
 		o.Unseen = safetext.Text(err.Error(), maxWhy)
 	} else {
-		o.Trusts = &t
+		o.Trusts = new(l.In(cas))
 	}
 	l.add(o)
 }

@@ -5,8 +5,6 @@ package caobserver
 import (
 	"cmp"
 	"context"
-	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -52,19 +50,13 @@ var _ rotation.Observer = (*Observer)(nil)
 
 // Observe implements [rotation.Observer]. After the end, it also looks for an API server or a member of etcd that still has the
 // replaced CA, but not at kubelets, of which there are many. The result is sorted by kind and name. The error means that the
-// Nodes could not be listed, or that the rotation is malformed.
+// Nodes could not be listed.
 func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
 	l := &look{Observer: o, Rotation: r, now: time.Now()}
 	if o.Now != nil {
 		l.now = o.Now()
-	}
-	var err, err2 error
-	l.old, err = r.OldCerts()
-	l.fresh, err2 = r.NewCerts()
-	if err := errors.Join(err, err2); err != nil {
-		return nil, err
 	}
 	if l.alone = o.Client == nil; l.alone {
 		l.tokens(ctx)
@@ -128,10 +120,9 @@ func (l *look) need() {
 type look struct {
 	*Observer
 	rotation.Rotation
-	now        time.Time
-	old, fresh []*x509.Certificate
-	alone      bool // there is no cluster
-	hosts      []host
+	now   time.Time
+	alone bool // there is no cluster
+	hosts []host
 
 	mu   sync.Mutex
 	seen []rotation.Observation

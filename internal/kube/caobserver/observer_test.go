@@ -78,7 +78,7 @@ func TestObserveShowsWhatIsBehind(t *testing.T) {
 	foreign := node("w-foreign", "192.0.2.25")
 	foreign.Annotations[rotation.Annotation(rotation.Cluster)] = `{"id":"0123456789abcdef","ca":"cluster","files":[{"name":"pki/ca.crt","trusts":{"old":true,"new":true}}]}`
 
-	oldInfo := must.Value(clusterinfo.Kubeconfig("https://192.0.2.11:6443", must.Value(r.OldCerts())(t)))(t)
+	oldInfo := must.Value(clusterinfo.Kubeconfig("https://192.0.2.11:6443", r.Old))(t)
 	webhook := func(bundles ...string) (all []admissionregistration.ValidatingWebhook) {
 		for _, b := range bundles {
 			all = append(all, admissionregistration.ValidatingWebhook{ClientConfig: admissionregistration.WebhookClientConfig{CABundle: []byte(b)}})

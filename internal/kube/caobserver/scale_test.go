@@ -36,7 +36,7 @@ func TestListsArePaged(t *testing.T) {
 	const nodes = page + 1
 	o, a, r := fleet(t, nodes)
 	for i := range 2*bundlesPage + 1 {
-		a.lists[apiServices] = append(a.lists[apiServices], map[string]any{"metadata": map[string]any{"name": fmt.Sprint("v1.", i)}, "spec": map[string]any{"caBundle": []byte(r.Old)}})
+		a.lists[apiServices] = append(a.lists[apiServices], map[string]any{"metadata": map[string]any{"name": fmt.Sprint("v1.", i)}, "spec": map[string]any{"caBundle": r.Old.PEM()}})
 	}
 	count := map[rotation.Kind]int{}
 	for _, one := range must.Value(o.Observe(t.Context(), r))(t) {

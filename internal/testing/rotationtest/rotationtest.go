@@ -147,7 +147,7 @@ func testPutAtOnce(t *testing.T, ca rotation.CA, s Backend) {
 func testRefusesInvalid(t *testing.T, ca rotation.CA, s Backend) {
 	_, version := get(t, s, ca)
 	large := New(t, ca)
-	large.Old = strings.Repeat(large.Old, 30)
+	large.Old = slices.Repeat(large.Old, 30)
 	stage := New(t, ca)
 	stage.Stage = "other"
 	for name, r := range map[string]rotation.Rotation{"too large": large, "stage": stage, "zero": {CA: ca}} {

@@ -313,11 +313,7 @@ func OpenKey(secret *corev1.Secret, r rotation.Rotation, with joinformat.Certifi
 	if err != nil {
 		return nil, fmt.Errorf("secret %s/%s, %s: %w", KeyNamespace, KeyName, name, err)
 	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return nil, err
-	}
-	if !rotation.Matches(key, fresh[0]) {
+	if !rotation.Matches(key, r.New[0]) {
 		return nil, errors.New("the stored key is not the key of the new CA")
 	}
 	return key, nil

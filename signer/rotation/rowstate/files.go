@@ -77,22 +77,10 @@ func (c content) of(r rotation.Rotation) (now, known bool, err error) {
 	if err != nil {
 		return false, false, err
 	}
-	old, err := r.OldCerts()
-	if err != nil {
-		return false, false, err
-	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return false, false, err
-	}
-	trusted, err := r.Trusted()
-	if err != nil {
-		return false, false, err
-	}
-	signsNew := rotation.Matches(key, fresh[0])
-	signsOld := slices.ContainsFunc(old, func(c *x509.Certificate) bool { return rotation.Matches(key, c) })
-	known = (signsNew || signsOld) && within(certs, slices.Concat(old, fresh))
-	return known && signsNew == r.SignsNew() && within(certs, trusted) && within(trusted, certs), known, nil
+	signsNew := rotation.Matches(key, r.New[0])
+	signsOld := slices.ContainsFunc(r.Old, func(c *x509.Certificate) bool { return rotation.Matches(key, c) })
+	known = (signsNew || signsOld) && within(certs, slices.Concat(r.Old, r.New))
+	return known && signsNew == r.SignsNew() && within(certs, r.Trusted()) && within(r.Trusted(), certs), known, nil
 }
 
 // checkBehind returns an error if the files have a CA that an earlier rotation has replaced.
@@ -111,21 +99,14 @@ func (f Files) checkBehind(r rotation.Rotation) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.Cert, err)
 	}
-	outdated, err := r.Outdated(certs)
-	if err == nil && outdated {
-		err = fmt.Errorf("%s: %w; copy the CA files of another replica", f.Cert, ErrLeftBehind)
+	if r.Outdated(certs...) {
+		return fmt.Errorf("%s: %w; copy the CA files of another replica", f.Cert, ErrLeftBehind)
 	}
-	return err
+	return nil
 }
 
 func within(some, all []*x509.Certificate) bool {
 	return !slices.ContainsFunc(some, func(c *x509.Certificate) bool { return !slices.ContainsFunc(all, c.Equal) })
-}
-
-// in returns the rotation in another stage.
-func in(r rotation.Rotation, stage rotation.Stage) rotation.Rotation {
-	r.Stage = stage
-	return r
 }
 
 // Suffixes between the name of a file and the ID of a rotation: in the name of the copy from before the rotation, and in that of
@@ -153,13 +134,13 @@ func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, err
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	if unchanged, _, err := now.of(in(r, rotation.Prepare)); err == nil && unchanged && !copied && r.InProgress() {
+	if unchanged, _, err := now.of(r.At(rotation.Prepare)); err == nil && unchanged && !copied && r.InProgress() {
 		if err := f.copy(now, suffix); err != nil {
 			return false, err
 		}
 		before, copied = now, true
 	}
-	finished, _, err := now.of(in(r, rotation.Finish))
+	finished, _, err := now.of(r.At(rotation.Finish))
 	if err != nil {
 		return false, err
 	}
@@ -181,25 +162,25 @@ func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, err
 	case !copied:
 		return false, fmt.Errorf("%s is of another stage of the CA rotation %s, and %s is missing; copy the CA files of another replica", f.Cert, r.ID, f.Cert+suffix)
 	}
-	if proven, err := now.trusts(r); err != nil {
+	if certs, err := pemfile.Certificates(now.cert); err != nil {
 		return false, err
-	} else if !proven && r.TrustsNew() { // a writer of the store could add a CA
+	} else if !within(r.Trusted(), certs) && r.TrustsNew() { // a writer of the store could add a CA
 		if _, err := open(before.key); err != nil {
 			return false, err
 		}
 	}
 	newKey := func() ([]byte, error) {
-		if signsNew, _, err := now.of(in(r, rotation.Switch)); err == nil && signsNew {
+		if signsNew, _, err := now.of(r.At(rotation.Switch)); err == nil && signsNew {
 			return keyOf(now.key)
 		}
 		return open(before.key)
 	}
-	want, both, err := f.contents(r, before, newKey)
+	want, err := f.contents(r, before, newKey)
 	if err != nil {
 		return false, err
 	}
 	if f.Cert != f.Key && !bytes.Equal(now.key, want.key) { // each key has its certificate all the time
-		if err := f.write(f.Cert, both); err != nil {
+		if err := f.write(f.Cert, pemfile.Encode(r.At(rotation.Switch).Trusted()...)); err != nil {
 			return false, err
 		}
 		if err := f.write(f.Key, want.key); err != nil {
@@ -209,54 +190,23 @@ func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, err
 	return true, f.write(f.Cert, want.cert)
 }
 
-// trusts reports whether the content has all CAs of the stage of a rotation.
-func (c content) trusts(r rotation.Rotation) (bool, error) {
-	certs, err := pemfile.Certificates(c.cert)
-	if err != nil {
-		return false, err
-	}
-	trusted, err := r.Trusted()
-	return within(trusted, certs), err
-}
-
-// contents returns the contents of the files in a stage, and that of a certificate file with all CAs.
-func (f Files) contents(r rotation.Rotation, before content, newKey func() ([]byte, error)) (want content, both []byte, err error) {
-	all, err := in(r, rotation.Switch).Trusted()
-	if err != nil {
-		return want, nil, err
-	}
-	both = encode(all)
+// contents returns the contents of the files in a stage.
+func (f Files) contents(r rotation.Rotation, before content, newKey func() ([]byte, error)) (want content, err error) {
 	if !r.TrustsNew() {
-		return before, both, nil
+		return before, nil
 	}
-	trusted, err := r.Trusted()
-	if err != nil {
-		return want, nil, err
-	}
-	want = content{encode(trusted), before.key}
-	if f.Cert == f.Key {
-		if want.key, err = keyOf(before.key); err != nil {
-			return want, nil, err
-		}
-	}
-	if r.SignsNew() {
-		if want.key, err = newKey(); err != nil {
-			return want, nil, err
-		}
+	want = content{pemfile.Encode(r.Trusted()...), before.key}
+	switch {
+	case r.SignsNew():
+		want.key, err = newKey()
+	case f.Cert == f.Key:
+		want.key, err = keyOf(before.key)
 	}
 	if f.Cert == f.Key {
 		want.cert = append(want.cert, want.key...)
 		want.key = want.cert
 	}
-	return want, both, nil
-}
-
-func encode(certs []*x509.Certificate) []byte {
-	var content bytes.Buffer
-	for _, c := range certs {
-		_ = pem.Encode(&content, &pem.Block{Type: pemfile.Certificate, Bytes: c.Raw}) // a Buffer takes every write
-	}
-	return content.Bytes()
+	return want, err
 }
 
 // keyOf returns what a file has besides certificates.

@@ -93,8 +93,8 @@ type observer struct {
 func (o observer) Observe(_ context.Context, r rotation.Rotation) (seen []rotation.Observation, err error) {
 	for _, p := range o.all {
 		ca := p.load(o)
-		trusts := must.Value(r.In(ca.Bundle()))(o)
-		from := must.Value(r.Find([]*x509.Certificate{ca.Certificate()}))(o)
+		trusts := r.In(ca.Bundle())
+		from := r.Find([]*x509.Certificate{ca.Certificate()})
 		seen = append(seen, rotation.Observation{Kind: rotation.KindServer, Name: p.Cert, Trusts: &trusts, From: from})
 	}
 	return seen, nil
@@ -220,7 +220,7 @@ func TestFollowChangesFilesForStage(t *testing.T) {
 			s = must.Value(d.Advance(ctx, rotation.Cluster, step.name, rotation.Options{}))(t)
 		}
 		follow(true)
-		fresh := must.Value(s.Rotation.NewCerts())(t)
+		fresh := s.Rotation.New
 		for i, p := range []replica{a, b} {
 			ca := p.load(t)
 			if got := ca.Certificate().Equal(fresh[0]); got != (step.signs == rotation.FromNew) || len(ca.Bundle()) != step.bundle {
@@ -361,11 +361,11 @@ func TestEndRemovesKeysOfKilledWrites(t *testing.T) {
 
 // A writer of the store must not make replicas trust another CA.
 func TestFollowBelievesOnlyHoldersOfTheOldKey(t *testing.T) {
-	evil := rotationtest.PEM(must.Value(signer.GenerateCA("evil", time.Now(), 24*time.Hour))(t).Certificate())
+	evil := must.Value(signer.GenerateCA("evil", time.Now(), 24*time.Hour))(t).Certificate()
 	for name, change := range map[string]func(*rotation.Rotation){
-		"new": func(r *rotation.Rotation) { r.New += evil },
-		"old": func(r *rotation.Rotation) { r.Old += evil },
-		"all": func(r *rotation.Rotation) { r.New, r.Cross = evil, "" },
+		"new": func(r *rotation.Rotation) { r.New = append(r.New, evil) },
+		"old": func(r *rotation.Rotation) { r.Old = append(r.Old, evil) },
+		"all": func(r *rotation.Rotation) { r.New, r.Cross = rotation.Bundle{evil}, nil },
 	} {
 		a, _ := newReplicas(t)
 		d := desk(t, a)

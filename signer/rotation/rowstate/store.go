@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
@@ -115,7 +116,7 @@ func (s Store) PutKey(ctx context.Context, r rotation.Rotation, key crypto.Signe
 }
 
 // about returns the part of a rotation that its stored key authenticates: the certificates.
-func about(r rotation.Rotation) []byte { return []byte(r.Old + "\n" + r.New) }
+func about(r rotation.Rotation) []byte { return slices.Concat(r.Old.PEM(), []byte("\n"), r.New.PEM()) }
 
 // secretFile returns the file of a rotation that the stored key needs as well: 130 random bits.
 func (f Files) secretFile(id string) string { return f.Rows + secretSuffix + id }
@@ -168,11 +169,7 @@ func (s Store) open(ctx context.Context, r rotation.Rotation, oldKey []byte) ([]
 	if err != nil {
 		return nil, err
 	}
-	fresh, err := r.NewCerts()
-	if err != nil {
-		return nil, err
-	}
-	if !rotation.Matches(key, fresh[0]) {
+	if !rotation.Matches(key, r.New[0]) {
 		return nil, errors.New("the stored key is not the key of the new CA")
 	}
 	return content, nil
