@@ -19,31 +19,26 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cluster-bootstrap/token/api"
 )
 
 // tokens observes the live bootstrap tokens.
 func (l *look) tokens(ctx context.Context) {
+	var all []tokens.Record
+	var err error
 	if l.Tokens != nil {
-		all, err := l.Tokens(ctx)
-		if err != nil {
-			l.failed(rotation.KindServer, "list of tokens", "list on secrets in kube-system", err)
-			return
-		}
-		for _, r := range all {
-			l.add(l.token(r)...)
-		}
-		return
+		all, err = l.Tokens(ctx)
+	} else {
+		selector := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
+		err = each(ctx, l.Client.CoreV1().Secrets(metav1.NamespaceSystem).List, metav1.ListOptions{FieldSelector: selector}, func(s *corev1.Secret) {
+			if r, err := secretstore.Decode(s); err == nil { // nothing accepts another one
+				all = append(all, r)
+			}
+		})
 	}
-	err := each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return l.Client.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, o)
-	}, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()}, func(s *corev1.Secret) error {
-		if r, err := secretstore.Decode(s); err == nil { // nothing accepts another one
-			l.add(l.token(r)...)
-		}
-		return nil
-	})
+	for _, r := range all {
+		l.add(l.token(r)...)
+	}
 	if err != nil {
 		l.failed(rotation.KindServer, "list of tokens", "list on secrets in kube-system", err)
 	}

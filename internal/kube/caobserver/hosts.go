@@ -57,8 +57,8 @@ func (h *host) file(name string) rotation.File {
 const page = 500
 
 // each calls do for each object of a paged list. At most two pages are in memory.
-func each[T runtime.Object](ctx context.Context, list func(context.Context, metav1.ListOptions) (runtime.Object, error), options metav1.ListOptions, do func(T) error) error {
-	p := pager.New(list)
+func each[L, T runtime.Object](ctx context.Context, list func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions, do func(T)) error {
+	p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, o) })
 	p.FullListIfExpired, p.PageBufferSize = false, 0
 	if p.PageSize = page; options.Limit > 0 {
 		p.PageSize = options.Limit
@@ -68,23 +68,19 @@ func each[T runtime.Object](ctx context.Context, list func(context.Context, meta
 		if !ok {
 			return fmt.Errorf("the API server returned a %T", object)
 		}
-		return do(one)
+		do(one)
+		return nil
 	})
 }
 
 // listHosts reads the Nodes. The CAs for front-proxy and etcd matter on control planes alone.
 func (l *look) listHosts(ctx context.Context) error {
 	// A Node may have 256 KiB of annotations and a list of images, so a page has few of them.
-	return each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return l.Client.CoreV1().Nodes().List(ctx, o)
-	},
-		metav1.ListOptions{Limit: page / 5}, func(node *corev1.Node) error {
-			h := l.hostOf(node)
-			if l.CA == rotation.Cluster || h.controlPlane {
-				l.hosts = append(l.hosts, h)
-			}
-			return nil
-		})
+	return each(ctx, l.Client.CoreV1().Nodes().List, metav1.ListOptions{Limit: page / 5}, func(node *corev1.Node) {
+		if h := l.hostOf(node); l.CA == rotation.Cluster || h.controlPlane {
+			l.hosts = append(l.hosts, h)
+		}
+	})
 }
 
 func (l *look) hostOf(node *corev1.Node) host {

@@ -22,7 +22,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // bundle returns an observation of something with CA certificates in PEM.
@@ -56,33 +55,25 @@ func (l *look) clusterInfo(ctx context.Context) {
 // rootCAs observes the CAs that Pods get, in each namespace. kube-controller-manager writes them.
 func (l *look) rootCAs(ctx context.Context) {
 	const name = "kube-root-ca.crt"
-	type seen struct {
-		trusts *rotation.Trusted
-		unseen string
-	}
-	known := map[[sha256.Size]byte]seen{} // nearly all of them are equal
-	var system *corev1.ConfigMap          // that of kube-system, if it is as the stage wants it
-	err := each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return l.Client.CoreV1().ConfigMaps("").List(ctx, o)
-	}, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}, func(m *corev1.ConfigMap) error {
+	known := map[[sha256.Size]byte]rotation.Observation{} // nearly all of them are equal
+	var system *corev1.ConfigMap                          // that of kube-system, if it is as the stage wants it
+	selector := fields.OneTermEqualSelector("metadata.name", name).String()
+	err := each(ctx, l.Client.CoreV1().ConfigMaps("").List, metav1.ListOptions{FieldSelector: selector}, func(m *corev1.ConfigMap) {
 		content := []byte(m.Data["ca.crt"])
-		o := rotation.Observation{Kind: rotation.KindRootCA, Name: m.Namespace + "/" + name, Next: "kubectl -n " + m.Namespace + " get configmap " + name + " -o yaml"}
+		sum := sha256.Sum256(content)
+		o, found := known[sum]
+		if !found {
+			o = l.bundle(rotation.KindRootCA, "", "", content)
+			known[sum] = o
+		}
+		o.Name, o.Next = m.Namespace+"/"+name, "kubectl -n "+m.Namespace+" get configmap "+name+" -o yaml"
 		if m.Immutable != nil && *m.Immutable { // else kube-controller-manager updates it
 			o.Next = "kubectl -n " + m.Namespace + " delete configmap " + name + " # kube-controller-manager creates it again"
 		}
-		sum := sha256.Sum256(content)
-		same, found := known[sum]
-		if !found {
-			b := l.bundle(o.Kind, o.Name, o.Next, content)
-			same = seen{b.Trusts, b.Unseen}
-			known[sum] = same
-		}
-		o.Trusts, o.Unseen = same.trusts, same.unseen
 		l.add(o)
 		if m.Namespace == metav1.NamespaceSystem && !l.behind(o) {
 			system = m
 		}
-		return nil
 	})
 	if err != nil {
 		l.failed(rotation.KindRootCA, name, "list on configmaps "+name, err)
@@ -116,14 +107,11 @@ func (l *look) readers(ctx context.Context, root *corev1.ConfigMap) {
 		ready[h.name] = h.ready
 	}
 	selector := "k8s-app in (" + strings.Join(slices.Sorted(maps.Keys(addOns)), ",") + ")"
-	err := each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return l.Client.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, o)
-	}, metav1.ListOptions{LabelSelector: selector}, func(p *corev1.Pod) error {
+	err := each(ctx, l.Client.CoreV1().Pods(metav1.NamespaceSystem).List, metav1.ListOptions{LabelSelector: selector}, func(p *corev1.Pod) {
 		a, known := addOns[p.Labels["k8s-app"]]
 		if known && p.Status.Phase == corev1.PodRunning && mounts(p, root.Name) && imagetag.Before(p.Spec.Containers[0].Image, a.rereads) && !p.CreationTimestamp.After(changed) {
 			l.add(rotation.Observation{Kind: rotation.KindProcess, Name: p.Name + " on " + p.Spec.NodeName, Node: p.Spec.NodeName, Off: !ready[p.Spec.NodeName], Next: a.restart})
 		}
-		return nil
 	})
 	if err != nil {
 		l.failed(rotation.KindRootCA, "pods of kube-proxy and CoreDNS", "list on pods in kube-system", err)
@@ -161,34 +149,9 @@ func (l *look) authentication(ctx context.Context) {
 
 // caBundles observes the CAs of webhooks, aggregated API servers and ClusterTrustBundles. It leaves out those of other CAs.
 func (l *look) caBundles(ctx context.Context) {
-	webhooks := l.Client.AdmissionregistrationV1()
-	err := each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return webhooks.ValidatingWebhookConfigurations().List(ctx, o)
-	}, metav1.ListOptions{Limit: bundlesPage}, func(c *admissionregistration.ValidatingWebhookConfiguration) error {
-		var all [][]byte
-		for _, w := range c.Webhooks {
-			all = append(all, w.ClientConfig.CABundle)
-		}
-		l.addBundles("validatingwebhookconfiguration", c.Name, all)
-		return nil
-	})
-	if err != nil {
-		l.failed(rotation.KindCABundle, "validatingwebhookconfigurations", "list on validatingwebhookconfigurations", err)
-	}
-	err = each(ctx, func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		return webhooks.MutatingWebhookConfigurations().List(ctx, o)
-	}, metav1.ListOptions{Limit: bundlesPage}, func(c *admissionregistration.MutatingWebhookConfiguration) error {
-		var all [][]byte
-		for _, w := range c.Webhooks {
-			all = append(all, w.ClientConfig.CABundle)
-		}
-		l.addBundles("mutatingwebhookconfiguration", c.Name, all)
-		return nil
-	})
-	if err != nil {
-		l.failed(rotation.KindCABundle, "mutatingwebhookconfigurations", "list on mutatingwebhookconfigurations", err)
-	}
 	for _, resource := range []struct{ kind, path string }{
+		{"validatingwebhookconfiguration", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"},
+		{"mutatingwebhookconfiguration", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"},
 		{"apiservice", "/apis/apiregistration.k8s.io/v1/apiservices"},
 		{"customresourcedefinition", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"},
 		{"clustertrustbundle", "/apis/certificates.k8s.io/v1/clustertrustbundles"}, // from Kubernetes 1.37 on
@@ -202,8 +165,13 @@ func (l *look) caBundles(ctx context.Context) {
 // bundlesPage is how many objects with a caBundle a list returns: those with schemas are large.
 const bundlesPage = 50
 
-// rawBundles reads the CAs of APIServices, CustomResourceDefinitions and ClusterTrustBundles. client-go lacks types of the
-// first two, and the oldest supported version of Kubernetes lacks the last.
+// A bundled is a webhook.
+type bundled struct {
+	ClientConfig admissionregistration.WebhookClientConfig `json:"clientConfig"`
+}
+
+// rawBundles reads the CAs of objects of any kind that has some. client-go lacks the types of APIServices and
+// CustomResourceDefinitions, and the oldest supported version of Kubernetes lacks ClusterTrustBundles.
 func (l *look) rawBundles(ctx context.Context, kind, path string) error {
 	if fakeclient.Is(l.Client.CoreV1()) {
 		return errors.New("a fake client has no " + kind)
@@ -217,18 +185,13 @@ func (l *look) rawBundles(ctx context.Context, kind, path string) error {
 		var list struct {
 			Metadata metav1.ListMeta `json:"metadata"`
 			Items    []struct {
-				Metadata struct {
-					Name string `json:"name"`
-				} `json:"metadata"`
-				Spec struct {
+				Metadata metav1.ObjectMeta `json:"metadata"`
+				Webhooks []bundled         `json:"webhooks"`
+				Spec     struct {
 					CABundle    []byte `json:"caBundle"`
 					TrustBundle string `json:"trustBundle"`
 					Conversion  struct {
-						Webhook struct {
-							ClientConfig struct {
-								CABundle []byte `json:"caBundle"`
-							} `json:"clientConfig"`
-						} `json:"webhook"`
+						Webhook bundled `json:"webhook"`
 					} `json:"conversion"`
 				} `json:"spec"`
 			} `json:"items"`
@@ -237,7 +200,11 @@ func (l *look) rawBundles(ctx context.Context, kind, path string) error {
 			return err
 		}
 		for _, item := range list.Items {
-			l.addBundles(kind, item.Metadata.Name, [][]byte{item.Spec.CABundle, []byte(item.Spec.TrustBundle), item.Spec.Conversion.Webhook.ClientConfig.CABundle})
+			all := [][]byte{item.Spec.CABundle, []byte(item.Spec.TrustBundle)}
+			for _, w := range append(item.Webhooks, item.Spec.Conversion.Webhook) {
+				all = append(all, w.ClientConfig.CABundle)
+			}
+			l.addBundles(kind, item.Metadata.Name, all)
 		}
 		if next = list.Metadata.Continue; next == "" {
 			return nil
