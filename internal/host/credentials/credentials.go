@@ -104,25 +104,35 @@ func (id Identity) IssueFor(ctx context.Context, key *ecdsa.PrivateKey, sign Sig
 	if err != nil {
 		return Credential{}, err
 	}
-	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: id.User, Organization: id.Groups}}, key)
+	names := &x509.CertificateRequest{Subject: pkix.Name{CommonName: id.User, Organization: id.Groups}}
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
+	chain, certs, err := sign.For(ctx, key, names, Request{Signer: id.Signer, Usages: usages, Duration: duration})
 	if err != nil {
 		return Credential{}, err
 	}
-	chain, err := sign(ctx, Request{
-		Signer: id.Signer, CSR: pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: csr}),
-		Usages: []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}, Duration: duration,
-	})
+	return Credential{certs[0], chain, encoded}, nil
+}
+
+// For makes the CSR of a request for a key, with the names of a template, and returns the certificate and its intermediates,
+// in PEM and parsed.
+func (sign SignFunc) For(ctx context.Context, key crypto.Signer, names *x509.CertificateRequest, r Request) ([]byte, []*x509.Certificate, error) {
+	der, err := x509.CreateCertificateRequest(rand.Reader, names, key)
 	if err != nil {
-		return Credential{}, err
+		return nil, nil, err
 	}
-	leaf, _, err := parseChain(chain)
+	r.CSR = pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der})
+	chain, err := sign(ctx, r)
 	if err != nil {
-		return Credential{}, fmt.Errorf("the signer returned no valid certificate: %w", err)
+		return nil, nil, err
 	}
-	if !key.PublicKey.Equal(leaf.PublicKey) {
-		return Credential{}, errors.New("the signer returned a certificate for another key")
+	certs, err := pemfile.Certificates(chain)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the signer returned no valid certificate: %w", err)
 	}
-	return Credential{leaf, chain, encoded}, nil
+	if !matches(key, certs[0].PublicKey) {
+		return nil, nil, errors.New("the signer returned a certificate for another key")
+	}
+	return chain, certs, nil
 }
 
 // EncodeKey returns a private key in PEM.

@@ -5,11 +5,9 @@ import (
 	"cmp"
 	"context"
 	"crypto"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -200,6 +198,32 @@ var parts = []part{
 	{"super-admin.conf", "super-admin.conf", clusterCA, false, true, "kubernetes-super-admin", []string{mastersGroup}, nil},
 }
 
+// CertificateIn returns the name of the certificate in a file below the folder of kubeadm.
+func CertificateIn(file string) string {
+	return parts[slices.IndexFunc(parts, func(p part) bool { return p.certificate() == file })].name
+}
+
+// A Kubeconfig is a kubeconfig with the cluster and the user of its current context.
+type Kubeconfig struct {
+	*clientcmdapi.Config
+	Cluster *clientcmdapi.Cluster
+	User    *clientcmdapi.AuthInfo
+}
+
+// ParseKubeconfig parses a kubeconfig. The errors have no part of the file, as those of the parser may.
+func ParseKubeconfig(content []byte) (k Kubeconfig, err error) {
+	if k.Config, err = clientcmd.Load(content); err != nil {
+		return k, errors.New("want a kubeconfig")
+	}
+	if at := k.Contexts[k.CurrentContext]; at != nil {
+		k.Cluster, k.User = k.Clusters[at.Cluster], k.AuthInfos[at.AuthInfo]
+	}
+	if k.Cluster == nil || k.User == nil {
+		return k, errors.New("want a kubeconfig with a current context, a cluster and a user")
+	}
+	return k, nil
+}
+
 // A Host is a control plane with its files in a folder, usually /etc/kubernetes.
 type Host struct {
 	Dir string
@@ -234,7 +258,7 @@ func (h Host) content(path string) ([]byte, error) {
 // A loaded is what the folder has of a part.
 type loaded struct {
 	part
-	config *clientcmdapi.Config // of a kubeconfig
+	config Kubeconfig // of a kubeconfig
 	user   *clientcmdapi.AuthInfo
 	key    crypto.Signer
 	leaf   *x509.Certificate   // nil if the folder has no certificate of it
@@ -268,15 +292,10 @@ func (h Host) read(p part) (*loaded, error) {
 		} else if err != nil {
 			return nil, err
 		}
-		// Errors of the parser may have parts of the file.
-		if l.config, err = clientcmd.Load(content); err != nil {
-			return nil, fmt.Errorf("%s: want a kubeconfig", h.file(p.path))
+		if l.config, err = ParseKubeconfig(content); err != nil {
+			return nil, fmt.Errorf("%s: %w", h.file(p.path), err)
 		}
-		at := l.config.Contexts[l.config.CurrentContext]
-		if at == nil || l.config.AuthInfos[at.AuthInfo] == nil || l.config.Clusters[at.Cluster] == nil {
-			return nil, fmt.Errorf("%s: want a current context with a cluster and a user", h.file(p.path))
-		}
-		l.user = l.config.AuthInfos[at.AuthInfo]
+		l.user = l.config.User
 		if chain, err = contentOf(h.Dir, l.user.ClientCertificateData, l.user.ClientCertificate); err != nil {
 			return l, fmt.Errorf("%s: client-certificate: %w", h.file(p.path), err)
 		}
@@ -406,29 +425,15 @@ type signed struct {
 // sign requests a certificate of a part, and checks it.
 func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, request *x509.CertificateRequest) (signed, error) {
 	fail := func(err error) (signed, error) { return signed{}, fmt.Errorf("%s: %w", l.name, err) }
-	der, err := x509.CreateCertificateRequest(rand.Reader, request, l.key)
+	chain, certs, err := sign.For(ctx, l.key, request, Request{Signer: KubeadmSigners + l.name, Usages: l.usages()})
 	if err != nil {
 		return fail(err)
 	}
-	csr, err := x509.ParseCertificateRequest(der)
-	if err != nil {
-		return fail(err)
-	}
-	chain, err := sign(ctx, Request{
-		Signer: KubeadmSigners + l.name, Usages: l.usages(),
-		CSR: pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: csr.Raw}),
-	})
-	if err != nil {
-		return fail(err)
-	}
-	leaf, others, err := parseChain(chain)
-	if err != nil {
-		return fail(fmt.Errorf("the signer returned no valid certificate: %w", err))
-	}
-	if err := l.problem(leaf, others, h.now()); err != nil {
+	leaf := certs[0]
+	if err := l.problem(leaf, certs[1:], h.now()); err != nil {
 		return fail(fmt.Errorf("the signer returned a certificate that this host cannot use: %w", err))
 	}
-	if leaf.Subject.String() != csr.Subject.String() || !slices.Equal(leaf.DNSNames, csr.DNSNames) || !slices.EqualFunc(leaf.IPAddresses, csr.IPAddresses, net.IP.Equal) {
+	if leaf.Subject.String() != request.Subject.String() || !slices.Equal(leaf.DNSNames, request.DNSNames) || !slices.EqualFunc(leaf.IPAddresses, request.IPAddresses, net.IP.Equal) {
 		return fail(errors.New("the signer returned a certificate with another subject or other names"))
 	}
 	return signed{l, chain}, nil
@@ -440,8 +445,8 @@ func (s signed) content() ([]byte, error) {
 		return s.chain, nil
 	}
 	s.user.ClientCertificateData = s.chain
-	s.config.Clusters[s.config.Contexts[s.config.CurrentContext].Cluster].CertificateAuthorityData = s.caPEM
-	return clientcmd.Write(*s.config)
+	s.config.Cluster.CertificateAuthorityData = s.caPEM
+	return clientcmd.Write(*s.config.Config)
 }
 
 // write replaces the certificate of a part. The key does not change, so one file changes, completely or not at all.
@@ -649,8 +654,8 @@ func (h Host) AdminConfig(chain []byte) (*rest.Config, error) {
 	case len(chain) > 0:
 		l.user.ClientCertificateData = chain
 	}
-	l.config.Clusters[l.config.Contexts[l.config.CurrentContext].Cluster].CertificateAuthorityData = l.caPEM
-	return clientcmd.NewDefaultClientConfig(*l.config, nil).ClientConfig()
+	l.config.Cluster.CertificateAuthorityData = l.caPEM
+	return clientcmd.NewDefaultClientConfig(*l.config.Config, nil).ClientConfig()
 }
 
 // Renewable returns the names that [Host.Renew] accepts.

@@ -123,7 +123,7 @@ func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 		}, anything(ca), "not for the key beside it"},
 		{"malformed key", func(dir string) { write(t, dir, "pki/apiserver.key", []byte("secret-0123456789")) }, anything(ca), "no private key"},
 		{"malformed kubeconfig", func(dir string) { write(t, dir, "scheduler.conf", []byte("{secret-0123456789")) }, anything(ca), "want a kubeconfig"},
-		{"kubeconfig without context", func(dir string) { write(t, dir, "scheduler.conf", []byte("kind: Config\n")) }, anything(ca), "want a current context"},
+		{"kubeconfig without context", func(dir string) { write(t, dir, "scheduler.conf", []byte("kind: Config\n")) }, anything(ca), "with a current context"},
 		{"another CA", func(string) {}, anything(newCA(t)), "not of CA pki/ca"},
 		{"the last one fails", func(string) {}, func(ctx context.Context, r credentials.Request) ([]byte, error) {
 			if strings.HasSuffix(r.Signer, "/scheduler.conf") {
@@ -133,7 +133,7 @@ func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 		}, "scheduler.conf: no longer"},
 		{"certificate of another key", func(string) {}, func(context.Context, credentials.Request) ([]byte, error) {
 			return pemOf(certtest.Issue(t, nodeTemplate(), nil)), nil
-		}, "certificate and key differ"},
+		}, "for another key"},
 		{"other names", func(string) {}, func(_ context.Context, r credentials.Request) ([]byte, error) {
 			return issueFor(t, ca, r.CSR, &x509.Certificate{Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: []string{"kubernetes", "more"}}), nil
 		}, "with another subject or other names"},

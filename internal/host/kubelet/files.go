@@ -169,15 +169,20 @@ func (r *Renewal) Write(content []byte) error {
 	if err := r.Replacement.Write(content, 0o600); err != nil {
 		return err
 	}
-	updated := strings.TrimSuffix(r.files.Current, currentSuffix) + "-updated.pem"
-	if err := os.Remove(updated); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.Symlink(r.file, updated); err != nil {
-		return err
-	}
-	if err := os.Rename(updated, r.files.Current); err != nil {
+	if err := Link(r.file, r.files.Current); err != nil {
 		return err
 	}
 	return os.Remove(r.files.pending())
+}
+
+// Link replaces a link to the certificate of the kubelet atomically by one to another file.
+func Link(file, link string) error {
+	updated := strings.TrimSuffix(link, currentSuffix) + "-updated.pem"
+	if err := os.Remove(updated); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(file, updated); err != nil {
+		return err
+	}
+	return os.Rename(updated, link)
 }

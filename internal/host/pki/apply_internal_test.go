@@ -160,7 +160,7 @@ func TestRequestsCertificatesOfKubelet(t *testing.T) {
 	}
 	for want, sign := range map[string]credentials.SignFunc{
 		"no signer":                  func(context.Context, credentials.Request) ([]byte, error) { return nil, errors.New("no signer") },
-		"no certificate for the key": func(context.Context, credentials.Request) ([]byte, error) { return f.fresh.cert, nil },
+		"for another key": func(context.Context, credentials.Request) ([]byte, error) { return f.fresh.cert, nil },
 		"kubejoin does not sign with the new CA yet": func(_ context.Context, r credentials.Request) ([]byte, error) {
 			return f.old.sign(t, r.CSR, time.Hour), nil
 		},
@@ -219,15 +219,15 @@ const mebibyte = 1 << 20
 func TestHolds(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	l := &looking{Rotation: f.rotation}
-	config, _, err := loadKubeconfig([]byte(f.before[kubeletConf]))
+	config, err := credentials.ParseKubeconfig([]byte(f.before[kubeletConf]))
 	must.OK(t, err)
 	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificateData: f.old.kubelet(t, time.Hour), ClientKeyData: f.old.key}
-	embedded := must.Value(clientcmd.Write(*config))(t)
+	embedded := must.Value(clientcmd.Write(*config.Config))(t)
 	third := newCA(t, "third")
 	config.Clusters["kubernetes"].CertificateAuthorityData, config.AuthInfos["me"] = third.cert, &clientcmdapi.AuthInfo{}
-	other := must.Value(clientcmd.Write(*config))(t)
+	other := must.Value(clientcmd.Write(*config.Config))(t)
 	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificateData: slices.Concat(f.fresh.kubelet(t, time.Hour), f.old.cert), ClientKeyData: f.fresh.key}
-	chained := must.Value(clientcmd.Write(*config))(t)
+	chained := must.Value(clientcmd.Write(*config.Config))(t)
 	intermediate := f.fresh.crossed(t, newCA(t, "intermediate").Certificate())
 	trusts := func(old, fresh bool) *rotation.Trusted { return &rotation.Trusted{Old: old, New: fresh} }
 	for name, test := range map[string]struct {
@@ -282,10 +282,10 @@ func TestHostThatJoinedDuringRotation(t *testing.T) {
 		f := newFixture(t, rotation.Cluster, true)
 		both := slices.Concat(f.old.cert, f.fresh.cert)
 		f.write(t, "pki/ca.crt", both)
-		config, _, err := loadKubeconfig([]byte(f.before[kubeletConf]))
+		config, err := credentials.ParseKubeconfig([]byte(f.before[kubeletConf]))
 		must.OK(t, err)
 		config.Clusters["kubernetes"].CertificateAuthorityData = both
-		f.write(t, kubeletConf, must.Value(clientcmd.Write(*config))(t))
+		f.write(t, kubeletConf, must.Value(clientcmd.Write(*config.Config))(t))
 		must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 		r := f.at(end.Stage)
 		r.Aborting, r.Ended = end.Aborting, time.Now()
@@ -466,14 +466,14 @@ func TestServesCrossCertificate(t *testing.T) {
 // A kubeconfig keeps the CA of another cluster in it.
 func TestKubeconfigKeepsOtherClusters(t *testing.T) {
 	f, third := newFixture(t, rotation.Cluster, false), newCA(t, "third")
-	config, _, err := loadKubeconfig([]byte(f.before["admin.conf"]))
+	config, err := credentials.ParseKubeconfig([]byte(f.before["admin.conf"]))
 	must.OK(t, err)
 	other := config.Clusters["kubernetes"].DeepCopy()
 	other.CertificateAuthorityData = third.cert
 	config.Clusters["other"] = other
-	f.write(t, "admin.conf", must.Value(clientcmd.Write(*config))(t))
+	f.write(t, "admin.conf", must.Value(clientcmd.Write(*config.Config))(t))
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
-	config, _, err = loadKubeconfig(must.Value(os.ReadFile(f.file("admin.conf")))(t))
+	config, err = credentials.ParseKubeconfig(must.Value(os.ReadFile(f.file("admin.conf")))(t))
 	must.OK(t, err)
 	if string(config.Clusters["other"].CertificateAuthorityData) != string(third.cert) || !strings.Contains(string(config.Clusters["kubernetes"].CertificateAuthorityData), string(f.fresh.cert)) {
 		t.Errorf("got %+v", config.Clusters)

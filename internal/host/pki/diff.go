@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/pmezard/go-difflib/difflib"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
 // compare fills the result of a dry run.
@@ -60,7 +60,7 @@ func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Ro
 
 // render returns a file as text that has no secret: each certificate is a line, and nothing of a key is left.
 func render(content []byte) string {
-	if config, _, err := loadKubeconfig(content); err == nil {
+	if config, err := credentials.ParseKubeconfig(content); err == nil {
 		return renderKubeconfig(config)
 	}
 	if !bytes.Contains(content, []byte("-----BEGIN")) {
@@ -87,10 +87,9 @@ func renderPEM(content []byte) string {
 }
 
 // renderKubeconfig returns only the fields that have no secret.
-func renderKubeconfig(config *clientcmdapi.Config) string {
+func renderKubeconfig(config credentials.Kubeconfig) string {
 	var text strings.Builder
-	at := config.Contexts[config.CurrentContext]
-	cluster, user := config.Clusters[at.Cluster], config.AuthInfos[at.AuthInfo]
+	cluster, user := config.Cluster, config.User
 	line := func(name, value string) {
 		if value != "" {
 			fmt.Fprintf(&text, "%s: %s\n", name, safetext.Text(value, safetext.MaxName))

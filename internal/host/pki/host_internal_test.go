@@ -389,15 +389,15 @@ func (f *fixture) works(t testing.TB) string {
 				return fmt.Sprintf("%s: %v", name, err)
 			}
 		case strings.HasSuffix(name, ".conf"):
-			config, user, err := loadKubeconfig(content)
+			config, err := credentials.ParseKubeconfig(content)
 			must.OK(t, err)
 			trusts[name] = config.Clusters["kubernetes"].CertificateAuthorityData
 			if file := config.Clusters["kubernetes"].CertificateAuthority; file != "" {
 				trusts[name] = must.Value(os.ReadFile(file))(t)
 			}
 			if name != kubeletConf {
-				presents[name] = user.ClientCertificateData
-				if _, err := pemfile.KeyPair(user.ClientCertificateData, user.ClientKeyData); err != nil {
+				presents[name] = config.User.ClientCertificateData
+				if _, err := pemfile.KeyPair(config.User.ClientCertificateData, config.User.ClientKeyData); err != nil {
 					return fmt.Sprintf("%s: %v", name, err)
 				}
 			}
@@ -637,7 +637,7 @@ func TestTakesKubeletConfOfKubelet(t *testing.T) {
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 	f.write(t, kubeletConf, []byte(strings.ReplaceAll(f.before[kubeletConf], "192.0.2.1", "192.0.2.9")))
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
-	config, _, err := loadKubeconfig([]byte(tree(t, f.Dir)[kubeletConf]))
+	config, err := credentials.ParseKubeconfig([]byte(tree(t, f.Dir)[kubeletConf]))
 	must.OK(t, err)
 	if c := config.Clusters["kubernetes"]; c.Server != "https://192.0.2.9:6443" || !strings.Contains(string(c.CertificateAuthorityData), string(f.fresh.cert)) {
 		t.Errorf("got %+v, want the server of the kubelet and both CAs", c)

@@ -541,8 +541,8 @@ func TestFindsContainerByItsMounts(t *testing.T) {
 	})
 }
 
-// kubelet starts a process with the name of the kubelet and a listener, which it takes over.
-func kubelet(t *testing.T, user uint32, listener net.Listener) int {
+// startKubelet starts a process with the name of the kubelet and a listener, which it takes over.
+func startKubelet(t *testing.T, user uint32, listener net.Listener) int {
 	t.Helper()
 	dir := t.TempDir()
 	must.OK(t, os.Chmod(filepath.Dir(dir), 0o755)) // for other users
@@ -568,7 +568,7 @@ func TestFindsProcessThatGetsConnections(t *testing.T) {
 	}
 	four := must.Value(net.Listen("tcp4", "0.0.0.0:0"))(t)
 	if six, err := net.Listen("tcp6", fmt.Sprintf("[::]:%d", four.Addr().(*net.TCPAddr).Port)); err == nil { // with IPv6
-		for host, want := range map[string]int{"127.0.0.1": kubelet(t, uint32(os.Getuid()), four), "[::1]": kubelet(t, uint32(os.Getuid()), six)} {
+		for host, want := range map[string]int{"127.0.0.1": startKubelet(t, uint32(os.Getuid()), four), "[::1]": startKubelet(t, uint32(os.Getuid()), six)} {
 			if p, err := (machine{}).listenerNow(at(four, host)); err != nil || p.pid != want {
 				t.Errorf("%s: got process %d, %v, want %d", host, p.pid, err, want)
 			}
@@ -588,7 +588,7 @@ func TestFindsProcessThatGetsConnections(t *testing.T) {
 	need.Root(t) // starts a process of another user
 	const nobody = 65534
 	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
-	kubelet(t, nobody, listener)
+	startKubelet(t, nobody, listener)
 	if p, err := (machine{}).listenerNow(at(listener, "127.0.0.1")); err == nil || !strings.Contains(err.Error(), "of user 65534, listens") {
 		t.Errorf("a kubelet of nobody: got process %d, %v", p.pid, err)
 	}

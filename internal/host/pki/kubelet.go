@@ -3,9 +3,7 @@ package pki
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,8 +15,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/host/kubelet"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
-	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/tools/clientcmd"
@@ -187,26 +185,14 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if err != nil {
 		return err
 	}
-	leaf := chain[0]
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: leaf.Subject, DNSNames: leaf.DNSNames, IPAddresses: leaf.IPAddresses}, key)
-	if err != nil {
-		return err
-	}
+	names := &x509.CertificateRequest{Subject: chain[0].Subject, DNSNames: chain[0].DNSNames, IPAddresses: chain[0].IPAddresses}
 	h.Log("requesting a " + c.what + " certificate for the kubelet")
 	const patience = 30 * time.Second
 	wait, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	issued, err := h.Sign(wait, credentials.Request{
-		Signer: c.signer, CSR: pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der}),
-		Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, c.usage},
-	})
+	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, c.usage}
+	issued, chain, err := h.Sign.For(wait, key, names, credentials.Request{Signer: c.signer, Usages: usages})
 	if err != nil {
-		return err
-	}
-	if _, err := pemfile.KeyPair(issued, encoded); err != nil {
-		return fmt.Errorf("the signer returned no certificate for the key: %w", err)
-	}
-	if chain, err = pemfile.Certificates(issued); err != nil {
 		return err
 	}
 	if r.Find(chain) != want {
@@ -241,24 +227,17 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if err := h.fault(link); err != nil {
 		return err
 	}
-	temporary := link + ".kubejoin"
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.Symlink(file, temporary); err != nil {
-		return err
-	}
-	return os.Rename(temporary, link)
+	return kubelet.Link(file, link)
 }
 
 // embed writes a certificate of the kubelet with its key into kubelet.conf, and keeps them as what the CA signed again.
 func (h Host) embed(b *backup, r rotation.Rotation, chain, key []byte) error {
-	config, user, err := loadKubeconfig(b.originals[kubeletConf])
+	config, err := credentials.ParseKubeconfig(b.originals[kubeletConf])
 	if err != nil {
 		return err
 	}
-	user.ClientCertificateData, user.ClientKeyData = chain, key
-	content, err := clientcmd.Write(*config)
+	config.User.ClientCertificateData, config.User.ClientKeyData = chain, key
+	content, err := clientcmd.Write(*config.Config)
 	if err != nil {
 		return err
 	}
@@ -270,7 +249,8 @@ func (h Host) embed(b *backup, r rotation.Rotation, chain, key []byte) error {
 		b.signed[of] = contents{}
 	}
 	b.signed[of][kubeletConf] = content
-	want, err := authorities[r.CA].wanted(contents{authorities[r.CA].bundle: b.originals[authorities[r.CA].bundle], kubeletConf: b.originals[kubeletConf]}, b.signed, r)
+	a := authorities[r.CA]
+	want, err := a.wanted(contents{a.bundle: b.originals[a.bundle], kubeletConf: b.originals[kubeletConf]}, b.signed, r)
 	if err != nil {
 		return err
 	}
@@ -290,16 +270,16 @@ func (h Host) clientCertificate() (link string, chain []*x509.Certificate, err e
 	if err != nil {
 		return "", nil, err
 	}
-	_, user, err := loadKubeconfig(content)
+	config, err := credentials.ParseKubeconfig(content)
 	if err != nil {
 		return "", nil, fmt.Errorf("%s: %w", h.file(kubeletConf), err)
 	}
-	link = user.ClientCertificate
+	link = config.User.ClientCertificate
 	switch {
 	case link == "":
-		chain, err = pemfile.Certificates(user.ClientCertificateData)
+		chain, err = pemfile.Certificates(config.User.ClientCertificateData)
 		return h.file(kubeletConf), chain, err
-	case link != user.ClientKey:
+	case link != config.User.ClientKey:
 		_, chain, _ = linked(absolute(h.Dir, link)) // for the name of the node
 		return "", chain, fmt.Errorf("%s: client-certificate and client-key are different files, want one for both, as the kubelet writes it: put both into one file, and name it twice", h.file(kubeletConf))
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/host/trustedpath"
 	"github.com/kubejoin/kubejoin/internal/kube/imagetag"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
@@ -66,12 +67,12 @@ func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 		if err != nil {
 			return a, err
 		}
-		config, user, err := loadKubeconfig(content)
-		if name != kubeletConf && (err != nil || len(user.ClientCertificateData) > 0) { // wanted reports the error
+		config, err := credentials.ParseKubeconfig(content)
+		if name != kubeletConf && (err != nil || len(config.User.ClientCertificateData) > 0) { // wanted reports the error
 			l.kubeconfigs = append(l.kubeconfigs, name) // those with files, or with a plugin, get no certificate
 		}
 		if err == nil {
-			l.named = append(l.named, absolute(h.Dir, config.Clusters[config.Contexts[config.CurrentContext].Cluster].CertificateAuthority))
+			l.named = append(l.named, absolute(h.Dir, config.Cluster.CertificateAuthority))
 		}
 	}
 	config, err := h.kubeletConfig()
@@ -543,17 +544,4 @@ func manifest(file string) (object corev1.Pod, err error) {
 		return object, fmt.Errorf("%s: want the manifest of a pod", file)
 	}
 	return object, nil
-}
-
-// loadKubeconfig parses a kubeconfig and returns its current user. Errors of the parser may have parts of the file.
-func loadKubeconfig(content []byte) (*clientcmdapi.Config, *clientcmdapi.AuthInfo, error) {
-	config, err := clientcmd.Load(content)
-	if err != nil {
-		return nil, nil, fmt.Errorf("want a kubeconfig")
-	}
-	at := config.Contexts[config.CurrentContext]
-	if at == nil || config.AuthInfos[at.AuthInfo] == nil || config.Clusters[at.Cluster] == nil {
-		return nil, nil, fmt.Errorf("want a kubeconfig with a current context, a cluster and a user")
-	}
-	return config, config.AuthInfos[at.AuthInfo], nil
 }

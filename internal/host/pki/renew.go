@@ -186,7 +186,7 @@ func (h Host) renewable(r Renewal) (all authority, due, held []string, err error
 			}
 		}
 		for _, file := range a.signed() {
-			of = append(of, certificate(file))
+			of = append(of, credentials.CertificateIn(file))
 		}
 	}
 	l, err := h.newLook(all)

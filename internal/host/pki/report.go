@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -46,13 +47,12 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 		if present[name] == nil {
 			continue
 		}
-		config, user, err := loadKubeconfig(present[name])
+		config, err := credentials.ParseKubeconfig(present[name])
 		if err != nil {
 			continue
 		}
-		cluster := config.Clusters[config.Contexts[config.CurrentContext].Cluster]
-		trusts, _ := pemfile.Certificates(cluster.CertificateAuthorityData)
-		if file := cluster.CertificateAuthority; file != "" && len(trusts) == 0 {
+		trusts, _ := pemfile.Certificates(config.Cluster.CertificateAuthorityData)
+		if file := config.Cluster.CertificateAuthority; file != "" && len(trusts) == 0 {
 			if real, err := resolve("", absolute(filepath.Dir(h.file(name)), file)); err == nil {
 				content, _ := readFile(real)
 				trusts, _ = pemfile.Certificates(content)
@@ -62,7 +62,7 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 		if name == kubeletConf {
 			_, presents, _ = h.clientCertificate()
 		} else if !slices.Contains(a.trusting, name) {
-			presents, _ = pemfile.Certificates(user.ClientCertificateData)
+			presents, _ = pemfile.Certificates(config.User.ClientCertificateData)
 		}
 		add(name, trusts, presents)
 	}

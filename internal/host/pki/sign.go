@@ -160,7 +160,7 @@ func (h Host) signWith(ctx context.Context, b *backup, a authority, files []stri
 	var names []string
 	for _, file := range files {
 		instead[file] = b.originals[file]
-		names = append(names, certificate(file))
+		names = append(names, credentials.CertificateIn(file))
 	}
 	host := credentials.Host{Dir: h.Dir, Instead: instead}
 	all, done, err := host.Renew(ctx, credentials.SignLocally(signers), credentials.Renewal{Names: names})

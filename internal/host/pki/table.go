@@ -2,9 +2,7 @@ package pki
 
 import (
 	"bytes"
-	"path"
 	"slices"
-	"strings"
 
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	corev1 "k8s.io/api/core/v1"
@@ -71,23 +69,6 @@ var authorities = map[rotation.CA]authority{
 		leaves: []string{"pki/etcd/server.crt", "pki/etcd/peer.crt", "pki/etcd/healthcheck-client.crt", "pki/apiserver-etcd-client.crt"},
 		pods:   []pod{{name: "etcd", bundle: true}, {name: "kube-apiserver", bundle: true}},
 	},
-}
-
-// certificates maps a file to the name of its certificate in 'kubeadm certs check-expiration', if that differs from the
-// base name.
-var certificates = map[string]string{
-	"pki/etcd/server.crt": "etcd-server", "pki/etcd/peer.crt": "etcd-peer", "pki/etcd/healthcheck-client.crt": "etcd-healthcheck-client",
-}
-
-// certificate returns kubeadm's name of the certificate in a file.
-func certificate(file string) string {
-	if name := certificates[file]; name != "" {
-		return name
-	}
-	if name, found := strings.CutSuffix(path.Base(file), ".crt"); found {
-		return name
-	}
-	return file
 }
 
 // changed returns the files whose present content is not the wanted one.

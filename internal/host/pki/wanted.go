@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"k8s.io/client-go/tools/clientcmd"
@@ -84,11 +85,11 @@ func (a authority) signer(name string, original []byte, r rotation.Rotation) (ro
 	case slices.Contains(a.signed(), name):
 		presented := original
 		if slices.Contains(a.kubeconfigs, name) {
-			_, user, err := loadKubeconfig(original)
+			config, err := credentials.ParseKubeconfig(original)
 			if err != nil {
 				return "", err
 			}
-			presented = user.ClientCertificateData
+			presented = config.User.ClientCertificateData
 		}
 		certs, err := pemfile.Certificates(presented)
 		if err != nil {
@@ -145,12 +146,12 @@ func kubeconfig(original, bundle, signed []byte, r rotation.Rotation) ([]byte, e
 		return original, nil
 	}
 	if signed != nil {
-		_, user, err := loadKubeconfig(signed)
+		again, err := credentials.ParseKubeconfig(signed)
 		if err != nil {
 			return nil, err
 		}
 		own := config.AuthInfos[config.Contexts[config.CurrentContext].AuthInfo]
-		own.ClientCertificateData, own.ClientKeyData = user.ClientCertificateData, user.ClientKeyData
+		own.ClientCertificateData, own.ClientKeyData = again.User.ClientCertificateData, again.User.ClientKeyData
 	}
 	return clientcmd.Write(*config)
 }
