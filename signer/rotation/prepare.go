@@ -58,7 +58,7 @@ func (p PrepareRequest) certify(r Rotation, old []*x509.Certificate) (Rotation, 
 	subject := r.New[0]
 	if p.DryRun {
 		var err error
-		if subject, err = withoutKey(subject); err != nil {
+		if subject, _, err = Lookalike(subject); err != nil {
 			return r, err
 		}
 	}
@@ -75,19 +75,20 @@ func (p PrepareRequest) certify(r Rotation, old []*x509.Certificate) (Rotation, 
 	return r, nil
 }
 
-// withoutKey returns a copy of a CA with a key that nobody has.
-func withoutKey(c *x509.Certificate) (*x509.Certificate, error) {
+// Lookalike returns a copy of a CA with a new key, which a dry run signs with.
+func Lookalike(c *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	template := *c
-	template.SignatureAlgorithm, template.PublicKey = 0, key.Public()
+	template.SerialNumber, template.SignatureAlgorithm, template.PublicKey = big.NewInt(1), 0, key.Public()
 	der, err := x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return x509.ParseCertificate(der)
+	alike, err := x509.ParseCertificate(der)
+	return alike, key, err
 }
 
 // Matches reports whether a key is that of a certificate.

@@ -175,7 +175,7 @@ func (h Host) apply(ctx context.Context, r rotation.Rotation, done *Result) (err
 		return h.compare(ctx, b, a, r, done)
 	}
 	for _, stage := range walk {
-		if err := h.step(ctx, b, a, r.At(stage), done); err != nil {
+		if err := h.enter(ctx, b, a, r.At(stage), done); err != nil {
 			return fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
 		}
 	}
@@ -330,10 +330,10 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 		}
 	}
 	if r.Stage == rotation.Prepare && !r.Aborting { // what a later stage would refuse must be known before the first one
-		trial := *b
-		trial.signed = maps.Clone(b.signed)
+		try, trial := h, *b
+		try.DryRun, trial.signed = true, maps.Clone(b.signed)
 		for _, stage := range stages {
-			err := h.sign(ctx, &trial, a, r.At(stage), true)
+			err := try.sign(ctx, &trial, a, r.At(stage))
 			if err == nil {
 				_, err = a.wanted(trial.originals, trial.signed, r.At(stage))
 			}
@@ -343,7 +343,7 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 		}
 	}
 	for _, stage := range walk {
-		if err := h.sign(ctx, b, a, r.At(stage), h.DryRun); err != nil {
+		if err := h.sign(ctx, b, a, r.At(stage)); err != nil {
 			return err
 		}
 	}
@@ -387,8 +387,8 @@ func onlyOf(bundle []byte, before []*x509.Certificate, r rotation.Rotation) bool
 	return err == nil && !slices.ContainsFunc(certs, func(c *x509.Certificate) bool { return !slices.ContainsFunc(known, c.Equal) })
 }
 
-// step brings the host to a stage that is next to the one that it reached.
-func (h Host) step(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
+// enter brings the host to a stage that is next to the one that it reached.
+func (h Host) enter(ctx context.Context, b *backup, a authority, r rotation.Rotation, done *Result) error {
 	want, err := a.wanted(b.originals, b.signed, r)
 	if err != nil {
 		return err

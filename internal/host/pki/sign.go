@@ -3,13 +3,11 @@ package pki
 import (
 	"context"
 	"crypto"
-	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
-	"math/big"
 	"path/filepath"
 	"slices"
 	"time"
@@ -21,32 +19,24 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// again returns the files that the CA of a stage has to sign again for this host.
-func (a authority) again(originals contents, r rotation.Rotation) (names []string, key bool, err error) {
-	for name, original := range originals {
-		by, err := a.signer(name, original, r)
-		switch {
-		case err != nil:
-			return nil, false, fmt.Errorf("%s: %w", name, err)
-		case by != "" && name == a.key:
-			key = true
-		case by != "":
-			names = append(names, name)
-		}
-	}
-	return names, key, nil
-}
-
 // sign fills b.signed for a stage: certificates for the same keys, signed with the key of the CA of the stage. They are kept, so
-// that the next Apply writes the same bytes. A trial signs with a CA that looks like the one of the stage, and keeps nothing.
-func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotation, trial bool) error {
+// that the next Apply writes the same bytes. A dry run signs with a CA that looks like the one of the stage, and keeps nothing.
+func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotation) error {
 	of, ca := side(r), r.New
 	if of == rotation.FromOld {
 		ca = r.Old
 	}
-	names, needed, err := a.again(b.originals, r)
-	if err != nil {
-		return err
+	var names []string
+	needed := false // the key
+	for name, original := range b.originals {
+		switch by, err := a.signer(name, original, r); {
+		case err != nil:
+			return fmt.Errorf("%s: %w", name, err)
+		case by != "" && name == a.key:
+			needed = true
+		case by != "" && b.signed[of][name] == nil:
+			names = append(names, name)
+		}
 	}
 	present, err := readAll(h.Dir, []string{a.key})
 	if err != nil {
@@ -55,13 +45,12 @@ func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	if matches(present[a.key], ca[:1]) || pemfile.IsEncrypted(present[a.key]) && side(r.At(b.index.Stage)) == of { // it was encrypted since
 		needed = false
 	}
-	names = slices.DeleteFunc(names, func(name string) bool { return b.signed[of][name] != nil })
 	if len(names) == 0 && !needed {
 		return nil
 	}
 	cert, key := ca[0], crypto.Signer(nil)
-	if trial {
-		cert, key, err = lookAlike(cert)
+	if h.DryRun {
+		cert, key, err = rotation.Lookalike(cert)
 	} else {
 		key, err = h.keyOf(ctx, of, cert, present[a.key], b.originals[a.key])
 	}
@@ -84,7 +73,7 @@ func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	maps.Copy(all, b.signed[of])
 	maps.Copy(all, done)
 	b.signed[of] = all
-	if trial {
+	if h.DryRun {
 		return nil
 	}
 	dir := filepath.Join(b.dir, signedDirs[of])
@@ -124,23 +113,6 @@ func (h Host) keyOf(ctx context.Context, of rotation.From, ca *x509.Certificate,
 		return nil, fmt.Errorf("the key is not that of the %s CA, whose copy this needs: --ca-key-file FILE", of)
 	}
 	return key, nil
-}
-
-// lookAlike returns a CA with another key that looks like one.
-func lookAlike(ca *x509.Certificate) (*x509.Certificate, crypto.Signer, error) {
-	key, err := credentials.NewKey()
-	if err != nil {
-		return nil, nil, err
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(1), RawSubject: ca.RawSubject, NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}, &x509.Certificate{RawSubject: ca.RawSubject}, key.Public(), key)
-	if err != nil {
-		return nil, nil, err
-	}
-	cert, err := x509.ParseCertificate(der)
-	return cert, key, err
 }
 
 // signWith has files of the host signed again.
