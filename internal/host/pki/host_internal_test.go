@@ -651,6 +651,14 @@ func TestRefusesLongChain(t *testing.T) {
 	if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), "pki/apiserver.crt: its chain has 11 certificates") {
 		t.Errorf("got %v, want a refusal", err)
 	}
+	f = newFixture(t, rotation.Cluster, true)
+	f.Sign = func(context.Context, credentials.Request) ([]byte, error) { return nil, errors.New("asked") }
+	file := must.Value(filepath.EvalSymlinks(filepath.Join(f.KubeletDir, "pki", "kubelet-client-current.pem")))(t)
+	must.OK(t, os.WriteFile(file, bytes.Repeat(f.old.kubelet(t, time.Hour), 11), 0o600))
+	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
+	if logged := strings.Join(f.logged, "\n"); !strings.Contains(logged, "the kubelet got no new client certificate: its chain has 11 certificates") {
+		t.Errorf("got %q, want a warning", logged)
+	}
 }
 
 // The state is public and others may change it. A host takes from it only a CA that it can prove.

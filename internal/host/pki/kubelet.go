@@ -170,11 +170,11 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if err != nil || link == "" {
 		return err
 	}
-	want, other := rotation.FromOld, rotation.FromNew
-	if r.SignsNew() {
-		want, other = other, want
-	}
-	if r.Find(chain) != other {
+	want := side(r)
+	switch r.Find(chain) {
+	case "":
+		return longChain(chain)
+	case want, rotation.FromOther:
 		return nil
 	}
 	key, err := credentials.NewKey()
@@ -205,11 +205,7 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if err != nil {
 		return err
 	}
-	prefix := "kubelet-client-"
-	if c.usage == certificatesv1.UsageServerAuth {
-		prefix = "kubelet-server-"
-	}
-	file := filepath.Join(filepath.Dir(link), prefix+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
+	file := filepath.Join(filepath.Dir(link), cmp.Or(c.prefix, "kubelet-client-")+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
 	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                    // API servers may need 5 minutes to read the new CA
 		issued = slices.Concat(issued, r.Cross.PEM())
 	}

@@ -97,7 +97,7 @@ func (a authority) signer(name string, original []byte, r rotation.Rotation) (ro
 		}
 		from := r.Find(certs)
 		if from == "" {
-			return "", fmt.Errorf("its chain has %d certificates, want 1 to 10", len(certs))
+			return "", longChain(certs)
 		}
 		isNew = from == rotation.FromNew
 	default:
@@ -107,6 +107,11 @@ func (a authority) signer(name string, original []byte, r rotation.Rotation) (ro
 		return side(r), nil
 	}
 	return "", nil
+}
+
+// longChain is the error of a chain for which Find returns nothing.
+func longChain(chain []*x509.Certificate) error {
+	return fmt.Errorf("its chain has %d certificates, want 1 to 10", len(chain))
 }
 
 // bundleOf returns what a host trusts in a stage, in PEM, and whatever else it trusted before. The CA that signs comes
