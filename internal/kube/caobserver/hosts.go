@@ -318,11 +318,9 @@ func unusable(name string) bool {
 func (l *look) reports(context.Context) {
 	for i := range l.hosts {
 		h := &l.hosts[i]
-		switch {
-		case !l.InProgress():
-			l.add(h.reported...)
-		case !h.ready && l.CA == rotation.Cluster:
-		case !h.ready:
+		switch off := l.InProgress() && !h.ready; {
+		case off && l.CA == rotation.Cluster:
+		case off:
 			l.add(rotation.Observation{Kind: rotation.KindFile, Name: caFile[l.CA] + " on " + h.name, Node: h.name, Off: true, Next: "kubectl describe node " + h.name})
 		default:
 			l.add(h.reported...)

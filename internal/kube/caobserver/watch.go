@@ -37,11 +37,11 @@ const reportedFor = time.Hour
 
 // Run watches until ctx ends. It always returns nil. Only the leader runs it.
 func (w Watch) Run(ctx context.Context) error {
-	return loop.Loop{Name: "ca-rotation", Step: w.step(), Hint: w.Changed, Logger: w.Logger, Registerer: w.Registerer}.Run(ctx)
+	return loop.Loop{Name: "ca-rotation", Step: w.observing(), Hint: w.Changed, Logger: w.Logger, Registerer: w.Registerer}.Run(ctx)
 }
 
-// step returns a step of the loop, which knows when each rotation was last observed.
-func (w Watch) step() func(context.Context) (time.Time, error) {
+// observing returns a step of the loop, which knows when each rotation was last observed.
+func (w Watch) observing() func(context.Context) (time.Time, error) {
 	stage := metrics.Gauge(w.Registerer, "kubejoin_ca_rotation_stage", "1 for the stage of a rotation of a CA in progress, else 0.", "ca", "stage")
 	began := metrics.Gauge(w.Registerer, "kubejoin_ca_rotation_stage_timestamp_seconds", "When the stage of a rotation of a CA in progress began, in Unix seconds.", "ca")
 	behind := metrics.Gauge(w.Registerer, "kubejoin_ca_rotation_behind", "Things that keep the next step of a rotation of a CA from success, by kind.", "ca", "kind")

@@ -47,7 +47,7 @@ func TestWatchObservesOnlyRotationsInProgress(t *testing.T) {
 			}, broken
 		},
 		Logger: slog.New(slog.DiscardHandler), Registerer: registry,
-	}.step()
+	}.observing()
 	expect := func(observations int, behind string, stages string) {
 		t.Helper()
 		if observed != observations {
@@ -131,7 +131,7 @@ func TestWatchReportsEachChangeOnce(t *testing.T) {
 			},
 			Logger: slog.New(slog.DiscardHandler),
 		}
-		step := w.step()
+		step := w.observing()
 		expect := func(what string, failure error, want ...string) {
 			t.Helper()
 			if _, err := step(t.Context()); !errors.Is(err, failure) {
@@ -154,7 +154,7 @@ func TestWatchReportsEachChangeOnce(t *testing.T) {
 		r.Ended = time.Now().Add(2 * time.Second)
 		expect("the end", nil, "ended")
 		expect("after the end", nil)
-		step = w.step()
+		step = w.observing()
 		expect("the next leader", nil, "ended")
 	})
 }
