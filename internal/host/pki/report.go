@@ -20,6 +20,38 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
+// maxUnfit is how many lines [Result.Unfit] has.
+const maxUnfit = 1000
+
+// complete completes the result, and removes the backup of a rotation that has ended; b is nil without one.
+func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done *Result) error {
+	a, err := h.look(authorities[r.CA], r) // again
+	if err != nil {
+		return err
+	}
+	node, err := h.NodeName()
+	if err != nil {
+		return err
+	}
+	whole := h.report(ctx, b, a, r)
+	done.Unfit = r.Unfit(node, whole)
+	if rest := len(done.Unfit) - maxUnfit; rest > 0 {
+		done.Unfit = append(done.Unfit[:maxUnfit], fmt.Sprintf("%d more; change or leave these first", rest))
+	}
+	done.Report = cut(whole, r, node)
+	if r.InProgress() || h.DryRun {
+		return nil
+	}
+	if err := h.removeBackup(r); err != nil {
+		return err
+	}
+	done.Backup, done.Report.Ended = "", true
+	if r.Stage != rotation.Finish {
+		return nil
+	}
+	return h.removeFormer(r)
+}
+
 // report looks at the present files and processes. It leaves out what cannot be read.
 func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rotation) rotation.Report {
 	report := rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since}

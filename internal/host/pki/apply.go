@@ -68,9 +68,6 @@ type Result struct {
 	Report *rotation.Report `json:"report,omitempty"`
 }
 
-// maxUnfit is how many lines [Result.Unfit] has.
-const maxUnfit = 1000
-
 var stages = []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Switch, rotation.Finish}
 
 func (h Host) file(path ...string) string {
@@ -243,35 +240,6 @@ func (h Host) ended(a authority, r rotation.Rotation) (bool, error) {
 		return !in.Old && !in.Replaced, nil
 	}
 	return !in.New && !in.Replaced, nil
-}
-
-// complete completes the result, and removes the backup of a rotation that has ended; b is nil without one.
-func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done *Result) error {
-	a, err := h.look(authorities[r.CA], r) // again
-	if err != nil {
-		return err
-	}
-	node, err := h.NodeName()
-	if err != nil {
-		return err
-	}
-	whole := h.report(ctx, b, a, r)
-	done.Unfit = r.Unfit(node, whole)
-	if rest := len(done.Unfit) - maxUnfit; rest > 0 {
-		done.Unfit = append(done.Unfit[:maxUnfit], fmt.Sprintf("%d more; change or leave these first", rest))
-	}
-	done.Report = cut(whole, r, node)
-	if r.InProgress() || h.DryRun {
-		return nil
-	}
-	if err := h.removeBackup(r); err != nil {
-		return err
-	}
-	done.Backup, done.Report.Ended = "", true
-	if r.Stage != rotation.Finish {
-		return nil
-	}
-	return h.removeFormer(r)
 }
 
 // crosses reports whether a rotation has ended, and kube-apiserver of this host may still present its cross certificate.
