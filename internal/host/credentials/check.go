@@ -291,11 +291,12 @@ func (c *checking) checkUser() {
 		c.find("no-key", remedyNew, "the user has a client certificate and no key")
 		return
 	}
-	leaf, others, err := parseChain(chain)
+	certs, err := pemfile.Certificates(chain)
 	if err != nil {
 		c.find("malformed-certificate", remedyNew, "the client certificate cannot be read: %v", err)
 		return
 	}
+	leaf := certs[0]
 	c.leaf, c.report.User, c.report.NotAfter = leaf, leaf.Subject.CommonName, leaf.NotAfter.UTC().Format(time.RFC3339)
 	private, err := pemfile.Key(key)
 	switch {
@@ -313,7 +314,7 @@ func (c *checking) checkUser() {
 	c.checkNode()
 	if len(c.roots) > 0 {
 		// The times of the certificate have findings of their own.
-		_, err := (&loaded{roots: c.roots}).verify(leaf, others, leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore)/2))
+		_, err := (&loaded{roots: c.roots}).verify(leaf, certs[1:], leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore)/2))
 		var unknown x509.UnknownAuthorityError
 		c.wrongCA = errors.As(err, &unknown)
 	}

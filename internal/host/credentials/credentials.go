@@ -141,15 +141,6 @@ func EncodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: ecKeyBlock, Bytes: der}), err
 }
 
-// parseChain parses PEM. It ignores blocks of other types, since a kubelet keeps certificate and key in one file.
-func parseChain(content []byte) (leaf *x509.Certificate, others []*x509.Certificate, err error) {
-	all, err := pemfile.Certificates(content)
-	if err != nil {
-		return nil, nil, err
-	}
-	return all[0], all[1:], nil
-}
-
 // matches reports whether a key belongs to a certificate or a request.
 func matches(key crypto.Signer, public any) bool {
 	own, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })

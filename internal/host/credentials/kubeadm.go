@@ -317,9 +317,11 @@ func (h Host) read(p part) (*loaded, error) {
 		return l, fmt.Errorf("%s: %w", h.file(p.path), err)
 	}
 	if len(chain) > 0 {
-		if l.leaf, l.chain, err = parseChain(chain); err != nil {
+		certs, err := pemfile.Certificates(chain)
+		if err != nil {
 			return l, fmt.Errorf("%s: certificate: %w", h.file(p.path), err)
 		}
+		l.leaf, l.chain = certs[0], certs[1:]
 	}
 	if l.caPEM, err = h.content(p.ca + ".crt"); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -327,12 +329,10 @@ func (h Host) read(p part) (*loaded, error) {
 		}
 		return l, fmt.Errorf("%s needs the certificate of its CA, not the key: %w", p.name, err)
 	}
-	first, others, err := parseChain(l.caPEM)
-	if err != nil {
-		return l, fmt.Errorf("%s: %w", h.file(p.ca+".crt"), err)
+	if l.roots, err = pemfile.Certificates(l.caPEM); err != nil {
+		err = fmt.Errorf("%s: %w", h.file(p.ca+".crt"), err)
 	}
-	l.roots = append(others, first)
-	return l, nil
+	return l, err
 }
 
 // problem returns what is wrong with a certificate of the part, or nil.
