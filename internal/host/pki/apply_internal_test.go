@@ -159,7 +159,7 @@ func TestRequestsCertificatesOfKubelet(t *testing.T) {
 		}
 	}
 	for want, sign := range map[string]credentials.SignFunc{
-		"no signer":                  func(context.Context, credentials.Request) ([]byte, error) { return nil, errors.New("no signer") },
+		"no signer":       func(context.Context, credentials.Request) ([]byte, error) { return nil, errors.New("no signer") },
 		"for another key": func(context.Context, credentials.Request) ([]byte, error) { return f.fresh.cert, nil },
 		"kubejoin does not sign with the new CA yet": func(_ context.Context, r credentials.Request) ([]byte, error) {
 			return f.old.sign(t, r.CSR, time.Hour), nil

@@ -206,7 +206,7 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 		return err
 	}
 	file := filepath.Join(filepath.Dir(link), cmp.Or(c.prefix, "kubelet-client-")+time.Now().Format("2006-01-02-15-04-05")+".pem") // as the kubelet names it
-	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                    // API servers may need 5 minutes to read the new CA
+	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                                                 // API servers may need 5 minutes to read the new CA
 		issued = slices.Concat(issued, r.Cross.PEM())
 	}
 	regular := info.Mode().IsRegular() // the kubelet does not maintain it
