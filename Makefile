@@ -114,7 +114,7 @@ prose: ## check the words of docs and comments
 	$(GO) run github.com/vale-cli/vale/v3/cmd/vale@v3.21.0 --config test/prose/vale.ini $$(git ls-files '*.md' '*.go')
 
 # Without test/kube and test/specs, which have the versions of Kubernetes.
-FOLLOWING := . test/importer test/chart test/cfssl test/containers test/etcdctl test/ignition deploy/image cmd/kubejoin-pkcs11
+FOLLOWING := . test/importer test/chart test/containers test/etcdctl test/ignition deploy/image cmd/kubejoin-pkcs11
 NEWER := '{{with .Update}}{{printf "%-70s %-36s %s" $$.Path $$.Version .Version}}{{end}}'
 outdated: ## list direct requirements and tools that have a newer version: module, ours, newest
 	@found=$$(for dir in $(FOLLOWING); do \
@@ -123,11 +123,11 @@ outdated: ## list direct requirements and tools that have a newer version: modul
 	  done; \
 	  $(GO) list -m -u -f $(NEWER) $$(sed -n 's,.*run \([^ ]*\)/cmd/[^ ]*\(@v[^ ]*\).*,\1\2,p' Makefile)) && echo "$$found" | sort -u
 
-# QUICK=1 runs a short trial. ROUNDS, CSRS, TOKENS, ENTRIES and WAVE set sizes. ONLY selects one subject: csr, tokens, join,
-# size, certificate, api, revocation, store, record, go, wave or memory. INTO=docs/benchmarks.md also writes the main rows to
-# this file. test/bench/README.md explains the subjects and rows.
-BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-csrs $(CSRS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(ENTRIES),-entries $(ENTRIES)) $(if $(ONLY),-only $(ONLY)) $(if $(WAVE),-wave-for $(WAVE)) $(if $(PROFILE),-profile $(PROFILE)) $(if $(INTO),-into $(INTO))
-bench: build ## compare the speed of kubejoin, kube-controller-manager and cfssl (an hour; the first run builds Kubernetes)
+# QUICK=1 runs a short trial. ROUNDS, CSRS, TOKENS and ENTRIES set sizes. ONLY selects one subject: csr, tokens, join, start,
+# certificate, store, record or memory. INTO=docs/benchmarks.md also writes the main rows to this file.
+# test/bench/README.md explains the subjects and rows.
+BENCH := $(if $(QUICK),-quick) $(if $(ROUNDS),-rounds $(ROUNDS)) $(if $(CSRS),-csrs $(CSRS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(ENTRIES),-entries $(ENTRIES)) $(if $(ONLY),-only $(ONLY)) $(if $(INTO),-into $(INTO))
+bench: build ## compare the speed of kubejoin and kube-controller-manager (an hour; the first run builds Kubernetes)
 	@$(GO) build -o bin/bench ./test/bench
 	@bin/bench $(BENCH)
 
@@ -147,4 +147,4 @@ mutate: kube ## switch off each guard of tokens, minting, signer and server, and
 	@$(GO) run ./test/mutate $(if $(ONLY),-only '$(ONLY)') $(if $(TESTS),-tests '$(TESTS)') $(if $(RUN),-run '$(RUN)')
 
 clean: ## remove build results (not kubejoin-data and kubejoin-ha-data)
-	rm -rf bin dist test/kube/bin test/containers/bin test/cfssl/bin test/etcdctl/bin test/specs/bin
+	rm -rf bin dist test/kube/bin test/containers/bin test/etcdctl/bin test/specs/bin

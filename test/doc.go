@@ -23,7 +23,7 @@
 //
 // The tests share three packages: cluster runs Kubernetes, etcd runs etcd alone, harness runs kubejoin and has the common
 // requests, waits and checks. The other folders are tools: bench, demo, mutate, suite and fuzz.sh for the Makefile, and
-// the modules kube, containers, cfssl, etcdctl and ignition, which build programs that the tests run.
+// the modules kube, containers, etcdctl and ignition, which build programs that the tests run.
 //
 // Run one subject with:
 //

@@ -54,10 +54,6 @@ func (b *bench) start(ctx context.Context, who contender) (running, error) {
 		return running{}, err
 	}
 	b.report.add(rowStart, who, at.Sub(started).Seconds()*1000)
-	if err := b.size(who); err != nil {
-		p.Stop(0)
-		return running{}, err
-	}
 	time.Sleep(2 * time.Second) // so that work after the start does not count as idle
 	if err := b.memory(rowIdle, who, p); err != nil {
 		p.Stop(0)
@@ -73,7 +69,7 @@ func (b *bench) launchSigning(ctx context.Context, who contender, server string)
 	if err := b.load[0].createToken(ctx, token, time.Time{}); err != nil {
 		return running{}, time.Time{}, err
 	}
-	p, err := b.launch(ctx, who, server, false)
+	p, err := b.launch(ctx, who, server)
 	if err != nil {
 		return running{}, time.Time{}, err
 	}
@@ -92,19 +88,6 @@ func (p running) end(err *error) {
 	}
 }
 
-func (b *bench) size(who contender) error {
-	file := b.kubejoin
-	if who != ours {
-		file = filepath.Join(b.cluster.Bin, "kube-controller-manager")
-	}
-	info, err := os.Stat(file)
-	if err != nil {
-		return err
-	}
-	b.report.add(rowBinary, who, float64(info.Size())/1e6)
-	return nil
-}
-
 func (b *bench) memory(row string, who contender, p running) error {
 	rss, err := resident(p.PID())
 	if err != nil {
@@ -114,9 +97,8 @@ func (b *bench) memory(row string, who contender, p running) error {
 	return nil
 }
 
-// launch starts a contender on the API server at an address. With advertise, machines discover through kubejoin, not
-// through the API server.
-func (b *bench) launch(ctx context.Context, who contender, server string, advertise bool) (running, error) {
+// launch starts a contender on the API server at an address.
+func (b *bench) launch(ctx context.Context, who contender, server string) (running, error) {
 	switch who {
 	case theirs:
 		p, err := b.cluster.StartKCM(ctx, "--master=https://"+server, "--kube-api-qps=5000", "--kube-api-burst=5000")
@@ -134,14 +116,6 @@ func (b *bench) launch(ctx context.Context, who contender, server string, advert
 		return running{}, err
 	}
 	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-	if b.profiles != "" {
-		cmd, err := b.profiledControllers(kubeconfig)
-		if err != nil {
-			return running{}, err
-		}
-		p, err := b.cluster.StartProcess("kubejoin", cmd)
-		return running{Process: p}, err
-	}
 	bearer := rand.Text()
 	operators := filepath.Join(b.cluster.Dir, "operators.csv")
 	curlrc := fmt.Sprintf("cacert = %q\nheader = \"Authorization: Bearer %s\"\nsilent\nshow-error\nfail-with-body\n", b.cluster.CAFile(), bearer)
@@ -150,16 +124,9 @@ func (b *bench) launch(ctx context.Context, who contender, server string, advert
 			return running{}, err
 		}
 	}
-	flags := []string{
-		"serve",
-		"--kubeconfig=" + kubeconfig,
-		"--cluster-signing-cert-file=" + b.cluster.CAFile(), "--cluster-signing-key-file=" + b.cluster.CAKeyFile(),
-		"--token-auth-file=" + operators, "--listen=" + address, "--leader-elect=false",
-	}
-	if advertise {
-		flags = append(flags, "--advertise="+address)
-	}
-	p, err := b.cluster.StartProcess("kubejoin", exec.Command(b.kubejoin, flags...))
+	p, err := b.cluster.StartProcess("kubejoin", exec.Command(b.kubejoin, "serve", "--kubeconfig="+kubeconfig,
+		"--cluster-signing-cert-file="+b.cluster.CAFile(), "--cluster-signing-key-file="+b.cluster.CAKeyFile(),
+		"--token-auth-file="+operators, "--listen="+address, "--leader-elect=false"))
 	return running{p, address, bearer}, err
 }
 

@@ -5,9 +5,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"sync"
 	"time"
@@ -136,16 +133,14 @@ func kubeletRequest(i int) (*certificates.CertificateSigningRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{Organization: []string{"system:nodes"}, CommonName: fmt.Sprintf("system:node:worker-%d", i)},
-	}, key)
+	request, err := nodeRequest(fmt.Sprintf("worker-%d", i), key)
 	if err != nil {
 		return nil, err
 	}
 	return &certificates.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "csr-"},
 		Spec: certificates.CertificateSigningRequestSpec{
-			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			Request:    request,
 			SignerName: certificates.KubeAPIServerClientKubeletSignerName,
 			Usages:     []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth},
 		},

@@ -140,10 +140,6 @@ func (c client) createLimited(ctx context.Context, t tokens.Token, nodes int) er
 	return err
 }
 
-func (c client) deleteToken(ctx context.Context, t tokens.Token) error {
-	return c.CoreV1().Secrets(metav1.NamespaceSystem).Delete(ctx, secretName(t), metav1.DeleteOptions{})
-}
-
 func secretName(t tokens.Token) string { return "bootstrap-token-" + t.ID() }
 
 var tokenSecrets = metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)}

@@ -35,18 +35,11 @@ type sizes struct {
 	rounds  int
 	csrs    int
 	tokens  []int
-	calls   int // of print-join-command, one after the other
 	clients int // that request join commands at the same time
-	small   bool
-	entries int           // of the issuance record in etcd
-	stock   int           // CSRs of each burst for kube-controller-manager with its default limits
-	signFor time.Duration // for each server of certificates over HTTPS
-	askFor  time.Duration // for each route of the HTTPS API
-
-	slow int // CSRs of each burst with a slow API server
-
-	hosts   int           // that follow a CA rotation
-	waveFor time.Duration // in which hosts take turns
+	entries int // of the issuance record in etcd
+	stock   int // CSRs of each burst for kube-controller-manager with its default limits
+	signs   int // certificates of each kind over HTTPS
+	slow    int // CSRs of each burst with a slow API server
 
 	// For the subject memory: requests that wait, numbers of Nodes one after the other, and the pause before measuring.
 	waiting int
@@ -59,17 +52,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	program := flags.String("kubejoin", "bin/kubejoin", "the kubejoin to measure")
 	rounds := flags.Int("rounds", 0, "how often each is measured; the table has the medians; 0 is 5 for csr alone, and otherwise 3")
 	csrs := flags.Int("csrs", 2000, "certificate requests of a burst")
-	list := flags.String("tokens", "1,500,5000,12000", "tokens of each burst")
+	list := flags.String("tokens", "500,5000,12000", "tokens of each burst")
 	entries := flags.Int("entries", 1_000_000, "entries of the issuance record in etcd")
 	only := flags.String("only", "", "subjects to measure: "+strings.Join(subjects, ", ")+"; empty is all but memory")
-	waveFor := flags.Duration("wave-for", time.Minute, "how long hosts of the subject wave take turns; all have had theirs after 1000s")
 	against := flags.String("against", "kubejoin,kcm,stock", "whom to measure")
 	quick := flags.Bool("quick", false, "one round of small bursts, to see that it works")
-	profiles := flags.String("profile", "", "folder for CPU and allocation profiles of kubejoin's controllers, which then run in a process of this program's instead of the real one")
 	into := flags.String("into", "", "files, separated by commas, to write the table into, between the lines '"+figuresBegin+"' and '"+figuresEnd+"'; only the main rows after the line '"+headlinesBegin+"'")
-	if len(args) > 0 && args[0] == controllersCommand {
-		return runControllers(ctx, args[1:])
-	}
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -80,15 +68,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 	}
 	s := sizes{
-		rounds: *rounds, csrs: *csrs, calls: 20, clients: 32, entries: *entries, stock: 200, signFor: 4 * time.Second, askFor: 30 * time.Second,
-		slow: 500, hosts: 10_000, waveFor: *waveFor, waiting: 20_000, nodes: []int{20_000, 100_000}, settle: 30 * time.Second,
+		rounds: *rounds, csrs: *csrs, clients: 32, entries: *entries, stock: 200, signs: 20_000, slow: 500,
+		waiting: 20_000, nodes: []int{20_000, 100_000}, settle: 30 * time.Second,
 	}
 	if *quick {
 		s = sizes{
-			rounds: 1, csrs: 200, calls: 5, clients: 32, entries: 10_000, stock: 50, small: true, signFor: time.Second, askFor: 2 * time.Second,
-			slow: 50, hosts: 500, waveFor: 5 * time.Second, waiting: 500, nodes: []int{500, 2000}, settle: 3 * time.Second,
+			rounds: 1, csrs: 200, clients: 32, entries: 10_000, stock: 50, signs: 1000, slow: 50,
+			waiting: 500, nodes: []int{500, 2000}, settle: 3 * time.Second,
 		}
-		*list = "1,200"
+		*list = "200"
 	}
 	for text := range strings.SplitSeq(*list, ",") {
 		n, err := strconv.Atoi(text)
@@ -102,9 +90,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return fmt.Errorf("invalid -only %q: want a list of %s", *only, strings.Join(subjects, ","))
 		}
 	}
-	if all := time.Duration(s.hosts) * turnEvery; s.waveFor <= 0 || s.waveFor > all {
-		return fmt.Errorf("invalid -wave-for %s: want up to %s", s.waveFor, all)
-	}
 	if s.rounds < 1 || s.csrs < 1 || s.entries < 1 {
 		return errors.New("invalid -rounds, -csrs or -entries: want at least 1")
 	}
@@ -115,7 +100,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if _, err := os.Stat(binary); err != nil {
 		return fmt.Errorf("kubejoin is missing; build it with 'make build': %w", err)
 	}
-	b := &bench{sizes: s, kubejoin: binary, profiles: *profiles, only: *only, against: *against, progress: stderr, report: &report{}}
+	b := &bench{sizes: s, kubejoin: binary, only: *only, against: *against, progress: stderr, report: &report{}}
 	began := time.Now()
 	if err := b.run(ctx); err != nil {
 		return err
@@ -133,13 +118,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return nil
 }
 
-var subjects = []string{"csr", "tokens", "join", "start", "size", "certificate", "api", "revocation", "store", "record", "go", "wave", "memory"}
+var subjects = []string{"csr", "tokens", "join", "start", "certificate", "store", "record", "memory"}
 
 // A bench is one run.
 type bench struct {
 	sizes
 	kubejoin string
-	profiles string
 	only     string
 	against  string
 	progress io.Writer
@@ -167,16 +151,15 @@ func (b *bench) run(ctx context.Context) error {
 		subject string
 		measure func(context.Context) error
 	}{
-		{"go", b.inProcess}, {"certificate", inDir(b.signCertificates)}, {"api", inDir(b.measureAPI)}, {"revocation", b.measureRevocation},
-		{"store", inDir(b.measureStores)}, {"record", inDir(b.measureRecord)}, {"wave", b.measureWave}, {"memory", b.measureMemory},
+		{"certificate", inDir(b.signCertificates)}, {"store", inDir(b.measureStores)}, {"record", inDir(b.measureRecord)}, {"memory", b.measureMemory},
 	} {
-		if b.wants(one.subject) && (b.profiles == "" || one.subject == "go") {
+		if b.wants(one.subject) {
 			if err := one.measure(ctx); err != nil {
 				return err
 			}
 		}
 	}
-	if !slices.ContainsFunc([]string{"csr", "tokens", "join", "start", "size"}, b.wants) {
+	if !slices.ContainsFunc([]string{"csr", "tokens", "join", "start"}, b.wants) {
 		return nil
 	}
 	return b.onCluster(ctx, b.runRounds)
@@ -218,14 +201,6 @@ func (b *bench) onCluster(ctx context.Context, do func(context.Context) error) e
 }
 
 func (b *bench) runRounds(ctx context.Context) error {
-	if b.wants("size") && b.profiles == "" {
-		if err := b.manyTokens(ctx); err != nil {
-			return err
-		}
-	}
-	if b.only == "size" {
-		return nil
-	}
 	for round := range b.rounds {
 		order := []contender{ours, theirs}
 		if round%2 == 1 { // alternate, because the second run has an etcd with more history
@@ -276,12 +251,6 @@ func (b *bench) measure(ctx context.Context, who contender, round int) (err erro
 	}
 	if b.wants("tokens") {
 		for _, n := range b.tokens {
-			if n == 1 {
-				if err := b.tokenSingles(ctx, who, p); err != nil {
-					return err
-				}
-				continue
-			}
 			if err := b.tokenBurst(ctx, who, p, n); err != nil {
 				return err
 			}

@@ -53,11 +53,8 @@ func memoryOf(pid int, name string) (float64, error) {
 }
 
 // controlPlaneCPU returns the processor time of kube-apiserver and etcd together.
-func controlPlaneCPU() (time.Duration, error) { return processCPU("kube-apiserver", "etcd") }
-
-// processCPU returns the processor time of the child processes with these names together.
-func processCPU(names ...string) (sum time.Duration, err error) {
-	pids, err := childrenNamed(names...)
+func controlPlaneCPU() (sum time.Duration, err error) {
+	pids, err := childrenNamed("kube-apiserver", "etcd")
 	for _, pid := range pids {
 		if s, err := cluster.ReadStat(pid); err == nil { // otherwise it has ended
 			sum += s.CPU

@@ -45,7 +45,7 @@ type recordWorld struct {
 
 // measureRecord measures a kubejoin on etcd without a record, and with one of many entries.
 func (b *bench) measureRecord(ctx context.Context, dir string) (err error) {
-	world, err := newSigningWorld(dir, b.kubejoin, "", 0)
+	world, err := newSigningWorld(dir)
 	if err != nil {
 		return err
 	}
@@ -266,7 +266,7 @@ func (w *recordWorld) query(ctx context.Context, s *storeWorld, store backend, t
 		if err != nil {
 			return fmt.Errorf("%s: %w", q.name, err)
 		}
-		line := fmt.Sprintf("| %s | %.1f ms | %.1f ms | %.1f | %.2f ms | %.2f ms |\n", q.name, one.p50[0], one.p99[0], one.calls[0], one.cpu[0], one.storeCPU[0])
+		line := fmt.Sprintf("| %s | %.1f ms | %.1f ms | %.1f | %.2f ms | %.2f ms |\n", q.name, one.p50, one.p99, one.calls, one.cpu, one.storeCPU)
 		w.say("%s", strings.TrimSpace(line))
 		table.WriteString(line)
 	}

@@ -13,14 +13,9 @@ import (
 
 // Rows of the table that belong to no burst.
 const (
-	rowStart      = "start to first signature"
-	rowIdle       = "resident memory, idle"
-	rowBinary     = "size of the program"
-	rowJoinOne    = "join command, one after the other: p50"
-	rowJoinUsable = "… until its token is signed: p50"
-	rowJoinRate   = "join commands, 32 clients"
-	rowJoinMany   = "… until signed: p50"
-	rowJoinMany99 = "… until signed: p99"
+	rowStart    = "start to first signature"
+	rowIdle     = "resident memory, idle"
+	rowJoinRate = "join commands, 32 clients"
 )
 
 type csrRow struct{ rate, p50, p99, cpu, calls, plane, rss string }
@@ -35,19 +30,14 @@ func csrRows(l csrLoad) csrRow {
 
 type tokenRow struct {
 	p50, p99, writes, cpu, rss                        string
-	deleteP99, deleteWrites, deleteCPU                string
 	expireP99, expireDeleted, expireWrites, expireCPU string
 }
 
 func tokenRows(n int) tokenRow {
 	of := thousands(n) + " tokens "
-	if n == 1 {
-		of = "1 token "
-	}
 	return tokenRow{
 		p50: of + "created: to signed, p50", p99: of + "created: to signed, p99", writes: of + "created: writes of cluster-info",
 		cpu: of + "created: CPU", rss: of + "created: resident memory",
-		deleteP99: of + "deleted: to unsigned, p99", deleteWrites: of + "deleted: writes", deleteCPU: of + "deleted: CPU",
 		expireP99: of + "expired: to unsigned, p99", expireDeleted: of + "expired: until all are deleted", expireWrites: of + "expired: writes", expireCPU: of + "expired: CPU",
 	}
 }
@@ -96,18 +86,14 @@ func (b *bench) defineRows() {
 		r.define("", row.writes)
 		r.define("s", row.cpu)
 		r.define("MB", row.rss)
-		r.define("ms", row.deleteP99)
-		r.define("", row.deleteWrites)
-		r.define("s", row.deleteCPU)
 		r.define("ms", row.expireP99)
 		r.define("s", row.expireDeleted)
 		r.define("", row.expireWrites)
 		r.define("s", row.expireCPU)
 	}
-	r.define("ms", rowJoinOne, rowJoinUsable)
 	r.define("/s", rowJoinRate)
-	r.define("ms", rowJoinMany, rowJoinMany99, rowStart)
-	r.define("MB", rowIdle, rowBinary)
+	r.define("ms", rowStart)
+	r.define("MB", rowIdle)
 	for _, tokens := range []string{"one token", "a token each"} {
 		row := waitingRows(b.waiting, tokens)
 		r.define("MB", row.resident, row.most)

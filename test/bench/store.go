@@ -42,11 +42,14 @@ type backend struct {
 	close func() error
 }
 
-// storeBackends are the stores, in the order of the table.
-var storeBackends = []struct {
+// A storeBackend starts a store.
+type storeBackend struct {
 	name string
 	open func(b *bench, ctx context.Context, dir string) (backend, error)
-}{
+}
+
+// storeBackends are the stores, in the order of the table.
+var storeBackends = []storeBackend{
 	{"file", func(_ *bench, _ context.Context, dir string) (backend, error) {
 		return backend{flags: []string{"--data-dir=" + filepath.Join(dir, "data")}, close: func() error { return nil }}, nil
 	}},
@@ -159,15 +162,19 @@ type storeWorld struct {
 	process *cluster.Process
 	address string
 	client  *http.Client
+	renewer *http.Client // with the client certificate of a node
 	tokens  []tokens.Token
 	key     *ecdsa.PrivateKey
 }
 
-// storeLoads are the loads, in this order: each machine of the second uses a token of the first.
-var storeLoads = []struct {
+// A storeLoad is one request over HTTPS, sent many times.
+type storeLoad struct {
 	name    string
 	request func(w *storeWorld, n int) (*http.Request, error)
-}{
+}
+
+// storeLoads are the loads, in this order: each machine of the second uses a token of the first.
+var storeLoads = []storeLoad{
 	{"tokens created", func(w *storeWorld, n int) (*http.Request, error) {
 		body, err := json.Marshal(api.CreateToken{Token: api.Secret(w.tokens[n].Reveal()), TokenSpec: api.TokenSpec{TTL: "1h", MaxNodes: 1}})
 		if err != nil {
@@ -187,65 +194,80 @@ var storeLoads = []struct {
 	}},
 }
 
-// stored has the measurements of a load on a backend, one value for each round.
-type stored struct{ rate, p50, p99, cpu, storeCPU, calls []float64 }
+// renewedNode is the node that renews its certificate.
+const renewedNode = "renewed"
+
+// renewal is a node that renews its certificate with the old one.
+var renewal = storeLoad{"certificates, a node renews", func(w *storeWorld, _ int) (*http.Request, error) {
+	return postNode(certificatePath, renewedNode, w.key, "")
+}}
+
+// stored has the measurements of a load on a backend in a round.
+type stored struct{ rate, p50, p99, cpu, storeCPU, calls, rss float64 }
 
 // measureStores compares the stores of tokens, over HTTPS.
-func (b *bench) measureStores(ctx context.Context, dir string) (err error) {
-	world, err := newSigningWorld(dir, b.kubejoin, "", 0)
+func (b *bench) measureStores(ctx context.Context, dir string) error {
+	return b.overHTTPS(ctx, dir, storeBackends, storeLoads, b.csrs)
+}
+
+// signCertificates measures certificates over HTTPS of a standalone kubejoin with a file.
+func (b *bench) signCertificates(ctx context.Context, dir string) error {
+	return b.overHTTPS(ctx, dir, storeBackends[:1], append(slices.Clip(storeLoads), renewal), b.signs)
+}
+
+// overHTTPS measures loads on backends, each with a number of requests.
+func (b *bench) overHTTPS(ctx context.Context, dir string, backends []storeBackend, loads []storeLoad, requests int) error {
+	world, err := newSigningWorld(dir)
 	if err != nil {
 		return err
 	}
-	found := make([][]stored, len(storeBackends)) // by backend and load
-	for i := range found {
-		found[i] = make([]stored, len(storeLoads))
-	}
+	found := make([][][]stored, len(backends)) // by backend, round and load
 	for round := range b.rounds {
-		for i := range storeBackends {
+		for i := range backends {
 			if round%2 == 1 {
-				i = len(storeBackends) - 1 - i
+				i = len(backends) - 1 - i
 			}
-			if err := b.measureStore(ctx, world, i, filepath.Join(dir, fmt.Sprintf("store-%d-%d", round, i)), found[i]); err != nil {
-				return fmt.Errorf("%s: %w", storeBackends[i].name, err)
+			one, err := b.measureStore(ctx, world, backends[i], filepath.Join(dir, fmt.Sprintf("store-%d-%d", round, i)), loads, requests)
+			if err != nil {
+				return fmt.Errorf("%s: %w", backends[i].name, err)
 			}
+			found[i] = append(found[i], one)
 		}
 	}
-	b.report.notes = append(b.report.notes, storeTable(found))
+	b.report.notes = append(b.report.notes, storeTable(backends, loads, found))
 	return nil
 }
 
-// measureStore adds the measurements of one round on a backend.
-func (b *bench) measureStore(ctx context.Context, world *signingWorld, number int, dir string, found []stored) (err error) {
+// measureStore returns the measurements of one round on a backend, one for each load.
+func (b *bench) measureStore(ctx context.Context, world *signingWorld, on storeBackend, dir string, loads []storeLoad, requests int) (found []stored, err error) {
 	if err := os.MkdirAll(filepath.Join(dir, "data"), 0o700); err != nil {
-		return err
+		return nil, err
 	}
-	store, err := storeBackends[number].open(b, ctx, dir)
+	store, err := on.open(b, ctx, dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, store.close()) }()
 	w, stop, err := b.startStore(ctx, world, store, dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = stop(err) }()
 	ready, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := w.process.WaitFor(ready, func(ctx context.Context) error { return w.send(ctx, http.MethodGet, "/readyz") }); err != nil {
-		return err
+		return nil, err
 	}
-	for i, load := range storeLoads {
-		one, err := runStoreLoad(ctx, w, store, load.request, b.csrs, storeConnections)
+	for _, load := range loads {
+		one, err := runStoreLoad(ctx, w, store, load.request, requests, storeConnections)
 		if err != nil {
-			return fmt.Errorf("%s: %w", load.name, err)
+			return nil, fmt.Errorf("%s: %w", load.name, err)
 		}
-		b.say("%s, %s: %.0f/s, p50 %.1f ms, p99 %.1f ms, %.2f ms CPU of kubejoin and %.2f ms of the store, %.2f calls each", storeBackends[number].name, load.name,
-			one.rate[0], one.p50[0], one.p99[0], one.cpu[0], one.storeCPU[0], one.calls[0])
-		f := &found[i]
-		f.rate, f.p50, f.p99 = append(f.rate, one.rate...), append(f.p50, one.p50...), append(f.p99, one.p99...)
-		f.cpu, f.storeCPU, f.calls = append(f.cpu, one.cpu...), append(f.storeCPU, one.storeCPU...), append(f.calls, one.calls...)
+		b.say("%s, %s: %.0f/s, p50 %.1f ms, p99 %.1f ms, %.2f ms CPU of kubejoin and %.2f ms of the store, %.2f calls each", on.name, load.name,
+			one.rate, one.p50, one.p99, one.cpu, one.storeCPU, one.calls)
+		found = append(found, one)
 	}
-	return nil
+	return found, nil
 }
 
 // startStore starts a kubejoin on a backend, without waiting for it. stop ends it, and adds its log to an error.
@@ -258,22 +280,23 @@ func (b *bench) startStore(ctx context.Context, world *signingWorld, store backe
 	if err != nil {
 		return nil, nil, err
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(world.root)
-	w = &storeWorld{
-		signingWorld: world, address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
-		client: &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, MaxConnsPerHost: storeConnections, MaxIdleConnsPerHost: storeConnections}, Timeout: time.Minute},
-	}
+	w = &storeWorld{signingWorld: world, address: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), client: world.client()}
 	if w.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return nil, nil, err
 	}
-	w.tokens, _ = generate(b.csrs)
+	old, err := world.certificate(&x509.Certificate{Subject: nodeSubject(renewedNode), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, w.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	w.renewer = world.client(old)
+	w.tokens, _ = generate(max(b.csrs, b.signs))
 	w.process, err = cluster.StartProcess("kubejoin", filepath.Join(dir, "log"), exec.Command(b.kubejoin, append(store.flags, "serve",
 		"--cluster-signing-cert-file="+world.path("ca.crt"), "--cluster-signing-key-file="+world.path("ca.key"),
 		"--tls-cert-file="+world.path("serving.crt"), "--tls-private-key-file="+world.path("serving.key"),
-		"--token-auth-file="+operators, "--listen="+w.address, "--client-qps=0", "--user-qps=0", "--user-tokens=0")...))
+		"--token-auth-file="+operators, "--client-ca-file="+world.path("ca.crt"), "--listen="+w.address, "--client-qps=0", "--user-qps=0", "--user-tokens=0")...))
 	return w, func(err error) error {
 		w.client.CloseIdleConnections()
+		w.renewer.CloseIdleConnections()
 		w.process.Stop(10 * time.Second)
 		if err != nil {
 			err = fmt.Errorf("%w\n%s", err, lastLines(w.process.Log(), 20))
@@ -326,9 +349,13 @@ func runStoreLoad(ctx context.Context, w *storeWorld, store backend, request fun
 	}
 	ownAfter, otherAfter, callsAfter, err := used()
 	all, n := slices.Concat(took...), float64(requests)
+	if err != nil {
+		return s, err
+	}
+	rss, err := resident(w.process.PID())
 	return stored{
-		rate: []float64{n / elapsed}, p50: []float64{percentile(all, 50)}, p99: []float64{percentile(all, 99)},
-		cpu: []float64{(ownAfter - own).Seconds() * 1000 / n}, storeCPU: []float64{(otherAfter - other).Seconds() * 1000 / n}, calls: []float64{(callsAfter - calls) / n},
+		rate: n / elapsed, p50: percentile(all, 50), p99: percentile(all, 99), rss: rss,
+		cpu: (ownAfter - own).Seconds() * 1000 / n, storeCPU: (otherAfter - other).Seconds() * 1000 / n, calls: (callsAfter - calls) / n,
 	}, err
 }
 
@@ -340,32 +367,51 @@ func (w *storeWorld) send(ctx context.Context, method, path string) error {
 	return w.do(r)
 }
 
+// do sends a request. One without a bearer token is sent with the client certificate of a node.
 func (w *storeWorld) do(r *http.Request) error {
-	_, err := exchange(w.client, "https://"+w.address, r)
+	client := w.client
+	if r.Method == http.MethodPost && r.Header.Get("Authorization") == "" {
+		client = w.renewer
+	}
+	_, err := exchange(client, "https://"+w.address, r)
 	return err
 }
 
-func storeTable(found [][]stored) string {
+// client returns a client that trusts the CA, with connections of HTTP/1.1.
+func (w *signingWorld) client(certificates ...tls.Certificate) *http.Client {
+	roots := x509.NewCertPool()
+	roots.AddCert(w.root)
+	return &http.Client{Timeout: time.Minute, Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certificates}, MaxConnsPerHost: storeConnections, MaxIdleConnsPerHost: storeConnections,
+	}}
+}
+
+func storeTable(backends []storeBackend, loads []storeLoad, found [][][]stored) string {
 	var table strings.Builder
-	fmt.Fprintf(&table, "| stores of tokens, over HTTPS, %d connections |", storeConnections)
-	for _, s := range storeBackends {
+	fmt.Fprintf(&table, "| over HTTPS, %d connections |", storeConnections)
+	for _, s := range backends {
 		fmt.Fprintf(&table, " %s |", s.name)
 	}
-	table.WriteString("\n|---|" + strings.Repeat("---:|", len(storeBackends)) + "\n")
-	for i, load := range storeLoads {
-		row := func(name, format string, values func(stored) []float64) {
+	table.WriteString("\n|---|" + strings.Repeat("---:|", len(backends)) + "\n")
+	for i, load := range loads {
+		row := func(name, format string, value func(stored) float64) {
 			fmt.Fprintf(&table, "| %s |", name)
-			for _, backend := range found {
-				fmt.Fprintf(&table, " "+format+" |", percentile(values(backend[i]), 50))
+			for _, rounds := range found {
+				var values []float64
+				for _, loads := range rounds {
+					values = append(values, value(loads[i]))
+				}
+				fmt.Fprintf(&table, " "+format+" |", percentile(values, 50))
 			}
 			table.WriteString("\n")
 		}
-		row(load.name, "%.0f /s", func(s stored) []float64 { return s.rate })
-		row("… p50", "%.1f ms", func(s stored) []float64 { return s.p50 })
-		row("… p99", "%.1f ms", func(s stored) []float64 { return s.p99 })
-		row("… CPU of kubejoin for one", "%.2f ms", func(s stored) []float64 { return s.cpu })
-		row("… CPU of the store for one", "%.2f ms", func(s stored) []float64 { return s.storeCPU })
-		row("… calls to the store for one", "%.2f", func(s stored) []float64 { return s.calls })
+		row(load.name, "%.0f /s", func(s stored) float64 { return s.rate })
+		row("… p50", "%.1f ms", func(s stored) float64 { return s.p50 })
+		row("… p99", "%.1f ms", func(s stored) float64 { return s.p99 })
+		row("… CPU of kubejoin for one", "%.2f ms", func(s stored) float64 { return s.cpu })
+		row("… CPU of the store for one", "%.2f ms", func(s stored) float64 { return s.storeCPU })
+		row("… calls to the store for one", "%.2f", func(s stored) float64 { return s.calls })
+		row("… resident memory of kubejoin", "%.1f MB", func(s stored) float64 { return s.rss / 1e6 })
 	}
 	return table.String()
 }

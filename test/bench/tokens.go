@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -9,55 +10,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// singles is how many tokens are created one after another for a "burst" of one. A p99 needs more than one sample.
-const singles = 100
-
-// tokenSingles creates and deletes tokens one at a time, with pauses. It reports writes and CPU per token.
-func (b *bench) tokenSingles(ctx context.Context, who contender, p running) error {
-	row := tokenRows(1)
-	made, ids := generate(singles)
-	var created, deleted outcome
-	var signed, gone []float64
-	for i := range made {
-		for _, step := range []struct {
-			what    string
-			effects map[string]time.Time
-			do      func(context.Context, client, int) error
-			sum     *outcome
-			all     *[]float64
-		}{
-			{"signed", b.info.signed, func(ctx context.Context, c client, _ int) error { return c.createToken(ctx, made[i], time.Time{}) }, &created, &signed},
-			{"unsigned", b.info.gone, func(ctx context.Context, c client, _ int) error { return c.deleteToken(ctx, made[i]) }, &deleted, &gone},
-		} {
-			o, err := b.burst(ctx, p, step.what, ids[i:i+1], step.effects, 50*time.Millisecond, step.do)
-			if err != nil {
-				return err
-			}
-			*step.all = append(*step.all, o.p50)
-			step.sum.writes += o.writes
-			step.sum.cpu += o.cpu
-		}
-	}
-	b.say("%d tokens one by one: signed p50 %.1f ms, p99 %.1f ms, unsigned p99 %.1f ms, %d and %d writes", singles,
-		percentile(signed, 50), percentile(signed, 99), percentile(gone, 99), created.writes, deleted.writes)
-	b.report.add(row.p50, who, percentile(signed, 50))
-	b.report.add(row.p99, who, percentile(signed, 99))
-	b.report.add(row.writes, who, float64(created.writes)/singles)
-	b.report.add(row.cpu, who, created.cpu.Seconds()/singles)
-	b.report.add(row.deleteP99, who, percentile(gone, 99))
-	b.report.add(row.deleteWrites, who, float64(deleted.writes)/singles)
-	b.report.add(row.deleteCPU, who, deleted.cpu.Seconds()/singles)
-	return b.memory(row.rss, who, p)
-}
-
-// tokenBurst creates n tokens as fast as the API server accepts them, and deletes them.
+// tokenBurst creates n tokens as fast as the API server accepts them.
 func (b *bench) tokenBurst(ctx context.Context, who contender, p running, n int) error {
 	row := tokenRows(n)
 	made, ids := generate(n)
 
-	created, err := b.burst(ctx, p, "signed", ids, b.info.signed, lastWrite, func(ctx context.Context, c client, i int) error {
-		return c.createToken(ctx, made[i], time.Time{})
-	})
+	created, err := b.burst(ctx, p, made, ids)
 	if err != nil {
 		return err
 	}
@@ -66,23 +24,8 @@ func (b *bench) tokenBurst(ctx context.Context, who contender, p running, n int)
 	b.report.add(row.p99, who, created.p99)
 	b.report.add(row.writes, who, float64(created.writes))
 	b.report.add(row.cpu, who, created.cpu.Seconds())
-	if err := b.memory(row.rss, who, p); err != nil {
-		return err
-	}
-
-	deleted, err := b.burst(ctx, p, "unsigned", ids, b.info.gone, lastWrite, func(ctx context.Context, c client, i int) error {
-		return c.deleteToken(ctx, made[i])
-	})
-	if err != nil {
-		return err
-	}
-	b.say("%d tokens: deleted in %.2f s, unsigned p99 %.0f ms, %d writes, %.2f s CPU", n, deleted.took.Seconds(), deleted.p99, deleted.writes, deleted.cpu.Seconds())
-	b.report.add(row.deleteP99, who, deleted.p99)
-	b.report.add(row.deleteWrites, who, float64(deleted.writes))
-	b.report.add(row.deleteCPU, who, deleted.cpu.Seconds())
-
 	b.creation = created.took
-	return nil
+	return errors.Join(b.memory(row.rss, who, p), b.clear(ctx))
 }
 
 func generate(n int) (made []tokens.Token, ids []string) {
@@ -107,9 +50,9 @@ type outcome struct {
 // lastWrite is how long to wait after a burst for another, redundant write.
 const lastWrite = 500 * time.Millisecond
 
-// burst calls do for each token and waits until cluster-info shows the effect for all of them. Then it waits for
-// after, so that later writes and CPU time count.
-func (b *bench) burst(ctx context.Context, p running, what string, ids []string, effects map[string]time.Time, after time.Duration, do func(context.Context, client, int) error) (outcome, error) {
+// burst creates tokens and waits until cluster-info has the signatures of all of them. Then it waits for lastWrite, so
+// that later writes and CPU time count.
+func (b *bench) burst(ctx context.Context, p running, made []tokens.Token, ids []string) (outcome, error) {
 	used, err := p.used()
 	if err != nil {
 		return outcome{}, err
@@ -118,7 +61,7 @@ func (b *bench) burst(ctx context.Context, p running, what string, ids []string,
 	answered := make([]time.Time, len(ids))
 	start := time.Now()
 	err = b.each(ctx, len(ids), func(ctx context.Context, c client, i int) error {
-		err := do(ctx, c, i)
+		err := c.createToken(ctx, made[i], time.Time{})
 		answered[i] = time.Now()
 		return err
 	})
@@ -126,11 +69,11 @@ func (b *bench) burst(ctx context.Context, p running, what string, ids []string,
 		return outcome{}, err
 	}
 	o := outcome{took: time.Since(start)}
-	seen, err := b.info.waitAll(ctx, fmt.Sprintf("%d tokens to be %s", len(ids), what), ids, effects)
+	seen, err := b.info.waitAll(ctx, fmt.Sprintf("%d tokens to be signed", len(ids)), ids, b.info.signed)
 	if err != nil {
 		return outcome{}, err
 	}
-	time.Sleep(after)
+	time.Sleep(lastWrite)
 	if o.cpu, _, err = used(); err != nil {
 		return outcome{}, err
 	}

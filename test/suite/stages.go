@@ -170,7 +170,7 @@ var nested = []struct {
 	dir  string
 	code bool
 }{
-	{"test/kube", false}, {"test/containers", false}, {"test/cfssl", false}, {"test/etcdctl", false}, {"test/specs", false}, {"test/ignition", true},
+	{"test/kube", false}, {"test/containers", false}, {"test/etcdctl", false}, {"test/specs", false}, {"test/ignition", true},
 	{"test/chart", true}, {"test/importer", false}, {"deploy/image", true}, {"cmd/kubejoin-pkcs11", true},
 }
 
