@@ -116,6 +116,8 @@ func (r *rotationTest) pasted(line string) []string {
 	return []string{"bash", "-euc", `cd /run; sudo() { "$@"; }; PATH=` + filepath.Dir(harness.Kubejoin()) + ":$PATH; " + line}
 }
 
+const image = "ghcr.io/kubejoin/kubejoin:test"
+
 func newRotationTest(t *testing.T) *rotationTest {
 	t.Helper()
 	began := time.Now()
@@ -127,7 +129,6 @@ func newRotationTest(t *testing.T) *rotationTest {
 	r.network(r.first)
 	r.network(r.second)
 	r.must(c.Init(t.Context(), patches))
-	const image = "ghcr.io/kubejoin/kubejoin:test"
 	for _, m := range r.nodes {
 		r.must(m.ImportProgram(t.Context(), image, harness.Kubejoin()))
 	}

@@ -14,12 +14,6 @@ func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(probeChild) != "":
 		err = playProbe()
-	case os.Getenv(killerChild) != "":
-		err = playKiller(os.Getenv(killerChild))
-	case os.Getenv(tracerChild) != "":
-		err = playTracer(os.Getenv(tracerChild), os.Args[1:])
-	case os.Getenv(writerChild) != "":
-		err = playWrites(os.Getenv(writerChild))
 	case os.Getenv(nodeChild) != "":
 		err = playNode(context.Background(), os.Getenv(nodeChild))
 	default:
