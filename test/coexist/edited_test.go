@@ -8,15 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
-	"github.com/kubejoin/kubejoin/tokens"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestRepairsEditedClusterInfo edits and deletes cluster-info. It catches an edit that kubejoin neither repairs nor
@@ -104,82 +100,4 @@ func TestRepairsEditedClusterInfo(t *testing.T) {
 func tokenSecrets(t *testing.T, s *harness.Site) string {
 	t.Helper()
 	return s.RunKubectl(t, "-n", "kube-system", "get", "secrets", "--field-selector=type=bootstrap.kubernetes.io/token", "-o", "name")
-}
-
-// TestHandlesForeignTokenSecrets creates token Secrets as others do: malformed, expired, with unknown fields, replaced.
-// It catches a Secret that stops kubejoin, loses fields, or signs although it must not.
-func TestHandlesForeignTokenSecrets(t *testing.T) {
-	harness.Parallel(t)
-	s := harness.NewSite(t, cluster.Options{})
-	args, _ := s.JoinArgs(t, "")
-	pin := args[len(args)-1]
-	secrets := s.Client().CoreV1().Secrets("kube-system")
-	create := func(token tokens.Token, change func(*corev1.Secret)) {
-		t.Helper()
-		secret := &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-" + token.ID(), Labels: map[string]string{"made-by": "hand"}},
-			Type:       corev1.SecretTypeBootstrapToken,
-			StringData: map[string]string{
-				"token-id": token.ID(), "token-secret": token.RevealSecret(), "usage-bootstrap-signing": "true", "usage-bootstrap-authentication": "true",
-			},
-		}
-		if change != nil {
-			change(secret)
-		}
-		must.Value(secrets.Create(t.Context(), secret, metav1.CreateOptions{}))(t)
-		s.Secrets.Add("token "+token.ID(), token.RevealSecret())
-	}
-	discovers := func(token tokens.Token) {
-		t.Helper()
-		discovery := clusterinfo.Discovery{Endpoint: s.Endpoint, Token: token, Pins: []string{pin}, Retry: 50 * time.Millisecond}
-		if _, err := discovery.Run(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
-	missing, malformed, past, foreign := tokens.Generate(), tokens.Generate(), tokens.Generate(), tokens.Generate()
-	create(missing, func(s *corev1.Secret) { delete(s.StringData, "token-secret") })
-	create(malformed, func(s *corev1.Secret) { s.StringData["expiration"] = "next week" })
-	create(past, func(s *corev1.Secret) { s.StringData["expiration"] = "2020-01-01T00:00:00Z" })
-	create(foreign, func(s *corev1.Secret) {
-		s.StringData["note"] = "kept"
-		s.StringData["usage-bootstrap-whatever"] = "true"
-	})
-	discovers(foreign)
-	harness.Wait(t, "expired tokens to be deleted", func() error {
-		names := tokenSecrets(t, s)
-		for _, token := range []tokens.Token{malformed, past} {
-			if strings.Contains(names, token.ID()) {
-				return fmt.Errorf("token %s still exists", token.ID())
-			}
-		}
-		return nil
-	})
-	for token, problem := range map[tokens.Token]string{missing: "token-secret is missing", malformed: "expiration is not an RFC 3339 time"} {
-		if !slices.ContainsFunc(strings.Split(s.Log(), "\n"), func(line string) bool {
-			return strings.Contains(line, "token="+token.ID()) && strings.Contains(line, problem)
-		}) {
-			t.Errorf("the log has no line about token %s with %q", token.ID(), problem)
-		}
-	}
-	secret, err := secrets.Get(t.Context(), "bootstrap-token-"+foreign.ID(), metav1.GetOptions{})
-	if err != nil || string(secret.Data["note"]) != "kept" || secret.Labels["made-by"] != "hand" {
-		t.Errorf("kubejoin changed unknown fields or labels: %v, %v", slices.Sorted(maps.Keys(secret.Data)), err)
-	}
-	if !strings.Contains(tokenSecrets(t, s), missing.ID()) || s.ClusterInfo(t)[clusterinfo.SignatureKey(missing.ID())] != "" {
-		t.Errorf("token %s without a secret was deleted or has a signature, want neither", missing.ID())
-	}
-
-	// The Secret is deleted and created again with another token secret.
-	again := must.Value(tokens.New(foreign.ID(), tokens.Generate().RevealSecret()))(t)
-	must.OK(t, secrets.Delete(t.Context(), "bootstrap-token-"+foreign.ID(), metav1.DeleteOptions{}))
-	create(again, nil)
-	harness.Wait(t, "signature with the new secret", func() error {
-		data := s.ClusterInfo(t)
-		return clusterinfo.Verify([]byte(data["kubeconfig"]), data[clusterinfo.SignatureKey(again.ID())], again)
-	})
-	discovers(again)
-	if _, err := clusterinfo.Discover(t.Context(), s.Endpoint, foreign, []string{pin}); err == nil {
-		t.Error("discovery succeeds with the old secret, want an error")
-	}
-	s.JoinArgs(t, "") // kubejoin still makes join commands
 }

@@ -25,6 +25,9 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
+// inFlight is how many clients send requests at once.
+const inFlight = 40
+
 // A service is several kubejoins with the same CA, operators and etcd.
 type service struct {
 	dir    datadir.Dir // the CA and the operators

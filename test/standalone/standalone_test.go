@@ -6,13 +6,9 @@ import (
 	"crypto/elliptic"
 	"crypto/tls"
 	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,7 +16,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
-	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // TestStandaloneDiscoveryWorksWithKubeadm catches a join command or cluster-info of a standalone kubejoin that the real
@@ -62,23 +57,6 @@ func TestStandaloneDiscoveryWorksWithKubeadm(t *testing.T) {
 	p.CheckSecrets(t)
 }
 
-// TestStandaloneDiscoveryFailsWithWrongSecret catches a cluster-info that verifies with a token secret that kubejoin
-// does not have.
-func TestStandaloneDiscoveryFailsWithWrongSecret(t *testing.T) {
-	harness.Parallel(t)
-	dataDir := filepath.Join(t.TempDir(), "data")
-	p := harness.ServeStandalone(t, dataDir)
-	args, token := p.JoinArgs(t, "")
-	pins := []string{args[len(args)-1]}
-	if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, token, pins); err != nil {
-		t.Fatalf("with the right token: %v", err)
-	}
-	forged := must.Value(tokens.New(token.ID(), tokens.Generate().RevealSecret()))(t)
-	if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, forged, pins); err == nil {
-		t.Error("discovery succeeds with another secret, want an error")
-	}
-}
-
 // TestStandaloneCertificatesFollowRFCs catches a generated CA or serving certificate that violates the RFCs, and TLS
 // 1.2 by default.
 func TestStandaloneCertificatesFollowRFCs(t *testing.T) {
@@ -97,75 +75,6 @@ func TestStandaloneCertificatesFollowRFCs(t *testing.T) {
 	if _, err := tls.Dial("tcp", p.Endpoint, &tls.Config{RootCAs: p.Roots, MaxVersion: tls.VersionTLS12}); err == nil {
 		t.Error("a TLS 1.2 handshake succeeds, want an error")
 	}
-}
-
-// TestStandaloneKeepsTokensWhenKilled catches a token that is lost by kill -9 although its join command was sent.
-func TestStandaloneKeepsTokensWhenKilled(t *testing.T) {
-	harness.Parallel(t)
-	dataDir := filepath.Join(t.TempDir(), "data")
-	p := harness.ServeStandalone(t, dataDir)
-	bearer := p.Bearer(t)
-	var mu sync.Mutex
-	acknowledged := map[string]tokens.Token{}
-	enough := make(chan struct{})
-	var clients sync.WaitGroup
-	for range 8 {
-		clients.Go(func() {
-			for {
-				r, err := http.NewRequestWithContext(t.Context(), "POST", "https://"+p.Endpoint+"/v1/token/print-join-command", nil)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				r.Header.Set("Authorization", "Bearer "+bearer)
-				response, err := p.HTTP.Do(r)
-				if err != nil {
-					return // killed
-				}
-				line := make([]byte, 4096)
-				n, _ := response.Body.Read(line)
-				_ = response.Body.Close()
-				args, err := cluster.JoinArgs(string(line[:n]))
-				if err != nil {
-					return // killed in the middle of the response
-				}
-				token, err := tokens.Parse(args[2])
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				acknowledged[token.ID()] = token
-				if len(acknowledged) == 200 {
-					close(enough)
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	<-enough
-	p.Kill(t)
-	clients.Wait()
-
-	p = harness.ServeStandalone(t, dataDir)
-	args, _ := p.JoinArgs(t, "")
-	pin := args[len(args)-1]
-	status, info, err := p.Get(t.Context(), harness.ClusterInfoPath, "")
-	if err != nil || status != 200 {
-		t.Fatal(status, err)
-	}
-	for id := range acknowledged {
-		if !strings.Contains(info, `"`+clusterinfo.SignatureKey(id)+`"`) {
-			t.Errorf("acknowledged token %s is lost, want it in cluster-info", id)
-		}
-	}
-	for _, token := range acknowledged { // full discovery with one of them
-		if _, err := clusterinfo.Discover(t.Context(), p.Endpoint, token, []string{pin}); err != nil {
-			t.Error(err)
-		}
-		break
-	}
-	t.Logf("%d tokens acknowledged before the kill", len(acknowledged))
 }
 
 // TestStandaloneKeepsStateAcrossRestart catches a restart that loses or changes the CA, the operators or the tokens,
@@ -203,23 +112,4 @@ func readAll(t *testing.T, dir string, names ...string) string {
 		all.Write(content)
 	}
 	return all.String()
-}
-
-// TestStandaloneRefusesDataFolderInUse catches two processes with one data folder, and an error that does not name the
-// database and the first process.
-func TestStandaloneRefusesDataFolderInUse(t *testing.T) {
-	harness.Parallel(t)
-	dataDir := filepath.Join(t.TempDir(), "data")
-	p := harness.ServeStandalone(t, dataDir)
-	second := exec.CommandContext(t.Context(), harness.Kubejoin(), "serve", "--data-dir="+dataDir, "--listen=127.0.0.1:0")
-	output, err := second.CombinedOutput()
-	if err == nil {
-		t.Fatal("the second process started, want an error")
-	}
-	for _, want := range []string{"kubejoin.db", strconv.Itoa(p.PID())} {
-		if !strings.Contains(string(output), want) {
-			t.Errorf("the error of the second process does not contain %s:\n%s", want, output)
-		}
-	}
-	p.JoinArgs(t, "") // the first process still works
 }
