@@ -204,22 +204,3 @@ func TestMergeWithinLimit(t *testing.T) {
 		}
 	}
 }
-
-// Adding one token to 12,000 must compute one signature.
-func BenchmarkDocumentOneMore(b *testing.B) {
-	records := make([]tokens.Record, 12_000)
-	for i := range records {
-		records[i] = tokens.Record{Token: tokens.Generate(), Signing: true}
-	}
-	var d clusterinfo.Document
-	d = update(b, d, kubeconfig, start, records...)
-	current := d.Data()
-	b.ReportAllocs()
-	for b.Loop() {
-		records[0].Token = tokens.Generate()
-		d = update(b, d, kubeconfig, start, records...)
-		if m := d.Merge(current, 0); !m.Changed {
-			b.Fatal("unchanged")
-		}
-	}
-}

@@ -125,20 +125,3 @@ func FuzzVerify(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkSign(b *testing.B) {
-	content := []byte(strings.Repeat("0123456789abcdef", 100)) // a kubeconfig with one CA
-	token := mustToken(b, "abcdef.9876543210fedcba")
-	b.Run("kubejoin", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			must.Value(clusterinfo.Sign(content, token))(b)
-		}
-	})
-	b.Run("cluster-bootstrap", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			must.Value(jws.ComputeDetachedSignature(string(content), "abcdef", "9876543210fedcba"))(b)
-		}
-	})
-}

@@ -13,17 +13,6 @@ import (
 	"syscall"
 )
 
-// KillKubelet waits for the kubelet and kills it with SIGKILL. node.sh restarts it a second later.
-func (n *Node) KillKubelet(ctx context.Context) error {
-	return n.machine.WaitFor(ctx, func(context.Context) error {
-		pid, err := n.kubelet()
-		if err == nil {
-			err = syscall.Kill(pid, syscall.SIGKILL)
-		}
-		return err
-	})
-}
-
 // kubelet returns the process ID of the kubelet, in the PID namespace of this program.
 func (n *Node) kubelet() (int, error) {
 	machine, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", n.machine.PID()))

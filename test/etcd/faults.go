@@ -83,13 +83,6 @@ func (c *Cluster) Faults(n *Network, user string, seed uint64, rate float64) (*F
 // Endpoints returns the URLs of the proxies.
 func (f *Faults) Endpoints() []string { return f.endpoints }
 
-// SetRate changes the fraction of calls that fail.
-func (f *Faults) SetRate(rate float64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.rate = rate
-}
-
 // FailTransactions makes the next transactions fail before they take effect, as if their member stopped.
 func (f *Faults) FailTransactions(n int) {
 	f.mu.Lock()

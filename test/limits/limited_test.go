@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -67,47 +66,6 @@ func TestTokenForOneNodeAdmitsOne(t *testing.T) {
 	must.Value(asNode(t, s, first).CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: first.Name}}, metav1.CreateOptions{}))(t)
 	must.OK(t, harness.CreateRequest(ctx, asNode(t, s, first), "renewal-2", certificates.KubeAPIServerClientKubeletSignerName, first.Name))
 	harness.CheckKubeletCertificate(t, s, s.WaitIssued(t, "renewal-2"), first.Name, 36*time.Hour)
-}
-
-// TestKilledKubeletJoinsWithNewKey kills a kubelet before it has its certificate. It catches a token for one node that
-// refuses the restarted kubelet because of its new key.
-func TestKilledKubeletJoinsWithNewKey(t *testing.T) {
-	harness.Parallel(t)
-	cluster.NeedRoot(t)
-	s := harness.NewSite(t, cluster.Options{})
-	l := harness.NewLedger(t, s.Cluster)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
-	defer cancel()
-	args, token := s.JoinArgsByCLI(t, "--max-nodes=1")
-	s.Stop(20 * time.Second) // nobody issues certificates
-	node := must.Value(s.StartNode("worker-1", args))(t)
-	waitRequests := func(times int) {
-		t.Helper()
-		harness.Wait(t, "request "+strconv.Itoa(times), func() error {
-			list, err := s.Client().CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
-			if err == nil && len(list.Items) < times {
-				err = fmt.Errorf("got %d requests\n%s", len(list.Items), node.Output())
-			}
-			return err
-		})
-	}
-	waitRequests(1)
-	must.OK(t, node.KillKubelet(ctx))
-	waitRequests(2)
-	s.Start(t)
-	must.OK(t, errors.Join(node.WaitJoined(ctx), node.WaitRegistered(ctx)))
-	keys, err := strconv.Atoi(s.CLI(t, "claim", "list", "-o", "jsonpath={.items[?(@.node=='worker-1')].keys}"))
-	if err != nil || keys < 2 || keys > tokens.MaxKeys {
-		t.Errorf("got a claim with %d keys, want 2 to %d: %v", keys, tokens.MaxKeys, err)
-	}
-	harness.Wait(t, "Event AnotherKey", func() error {
-		if events := s.RunKubectl(t, "get", "events", "--field-selector=reason=AnotherKey", "-o", "name"); events == "" {
-			return errors.New("not yet")
-		}
-		return nil
-	})
-	checkDenied(t, s, token, "worker-2", "TokenSpent", "worker-1 has joined with it")
-	checkClaims(t, l, s)
 }
 
 // TestReplaceNodeTokenReplacesOneMachine catches a token with --replace-node that cannot replace a NotReady Node, or

@@ -216,58 +216,6 @@ func TestServesBesideIdleConnections(t *testing.T) {
 	}
 }
 
-// TestDiscardsUnauthenticatedBodies lets a thousand clients without credentials send 1 MiB each. It catches a kubejoin
-// that buffers these bodies.
-func TestDiscardsUnauthenticatedBodies(t *testing.T) {
-	need.Long(t)
-	const clients, size = 1000, 1 << 20
-	p := serveWithTokens(t, 0)
-	before, memory := descriptors(t, p), resident(t, p)
-	most := memory
-	payload := make([]byte, 64<<10)
-	start := make(chan struct{})
-	var all sync.WaitGroup
-	var answered atomic.Int64
-	for range clients {
-		c := must.Value(dial(t.Context(), p, 2))(t)
-		all.Go(func() {
-			defer func() { _ = c.NetConn().Close() }()
-			<-start
-			_ = c.SetDeadline(time.Now().Add(time.Minute))
-			_, err := fmt.Fprintf(c, "POST /v1/token/print-join-command HTTP/1.1\r\nHost: kubejoin\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", size)
-			for sent := 0; err == nil && sent < size; sent += len(payload) {
-				_, err = c.Write(payload) // kubejoin closes the connection at some point
-			}
-			answer := make([]byte, 12)
-			if _, err := io.ReadFull(c, answer); err == nil {
-				if string(answer) != "HTTP/1.1 401" {
-					t.Errorf("got response %q, want 401", answer)
-				}
-				answered.Add(1)
-			}
-		})
-	}
-	connected := resident(t, p)
-	close(start)
-	done := make(chan struct{})
-	go func() { all.Wait(); close(done) }()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for running := true; running; {
-		select {
-		case <-done:
-			running = false
-		case <-tick.C:
-			most = max(most, resident(t, p))
-		}
-	}
-	waitDescriptors(t, p, before)
-	t.Logf("%d clients sent 1 MiB each and %d read a 401: %.0f MiB resident at most, %.0f with all connected, %.0f before", clients, answered.Load(), most, connected, memory)
-	if most-memory > 200 {
-		t.Errorf("got %.0f MiB more than before, want at most 200", most-memory)
-	}
-}
-
 // TestDiscoveryFloodDoesNotBlockJoinCommands requests cluster-info as fast as possible. It catches join commands that
 // fail meanwhile: they have separate slots, even if clients have no rate limit.
 func TestDiscoveryFloodDoesNotBlockJoinCommands(t *testing.T) {
