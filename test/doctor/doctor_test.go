@@ -436,17 +436,11 @@ func (p *patient) withoutKubejoin(t *testing.T) {
 func (p *patient) onlyReads(t *testing.T) {
 	t.Helper()
 	seen := map[string]int{}
-	for line := range bytes.Lines(p.audit.Content(t)) {
-		var call struct {
-			Verb, RequestURI string
-			User             struct{ Username string }
-			UserAgent        string
-			ResponseStatus   struct{ Code int }
-		}
-		if !bytes.HasSuffix(line, []byte("\n")) {
-			continue
-		}
-		must.OK(t, json.Unmarshal(line, &call))
+	calls, malformed := p.audit.Calls(t)
+	if len(malformed) > 0 {
+		t.Errorf("malformed lines in the audit log: %q", malformed)
+	}
+	for _, call := range calls {
 		if call.User.Username == "system:anonymous" && !strings.HasPrefix(call.UserAgent, "kubejoin") && call.Verb == "get" {
 			continue // probes
 		}

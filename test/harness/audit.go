@@ -1,6 +1,8 @@
 package harness
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"testing"
@@ -39,4 +41,29 @@ func (a AuditLog) Flags() []string {
 func (a AuditLog) Content(t *testing.T) []byte {
 	t.Helper()
 	return ReadFile(t, a.file)
+}
+
+// A Call is a request to kube-apiserver, as an audit.k8s.io/v1 log has it.
+type Call struct {
+	Verb, RequestURI, UserAgent string
+	User                        struct{ Username string }
+	ObjectRef                   struct{ APIGroup, Resource, Namespace, Name, Subresource string }
+	ResponseStatus              struct{ Code int }
+}
+
+// Calls returns what kube-apiserver recorded so far, without a last line that is not complete yet. Malformed are the lines
+// that a killed kube-apiserver has cut off.
+func (a AuditLog) Calls(t *testing.T) (all []Call, malformed []string) {
+	t.Helper()
+	for line := range bytes.Lines(a.Content(t)) {
+		var c Call
+		switch err := json.Unmarshal(line, &c); {
+		case !bytes.HasSuffix(line, []byte("\n")):
+		case err != nil:
+			malformed = append(malformed, string(line))
+		default:
+			all = append(all, c)
+		}
+	}
+	return all, malformed
 }

@@ -1,8 +1,6 @@
 package outage
 
 import (
-	"bytes"
-	"encoding/json"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -17,36 +15,14 @@ const writesOfKubejoin = `- level: Metadata
 - level: None
 `
 
-// A write is a write request, as recorded by an audit.k8s.io/v1 log.
-type write struct {
-	Verb string
-	User struct{ Username string }
-	// ObjectRef is the written object.
-	ObjectRef      struct{ Resource, Namespace, Name, Subresource string }
-	ResponseStatus struct{ Code int }
-}
-
-func writes(t *testing.T, a harness.AuditLog) []write {
-	t.Helper()
-	var all []write
-	for line := range bytes.Lines(a.Content(t)) {
-		var w write
-		if err := json.Unmarshal(line, &w); err != nil {
-			t.Logf("audit log: %v", err) // cut off when kube-apiserver was killed
-			continue
-		}
-		all = append(all, w)
-	}
-	return all
-}
-
 // checkRequests fails the test if a CSR was approved or issued more than once, or if the API server refused such a
 // write for another reason than a conflict.
 func checkRequests(t *testing.T, a harness.AuditLog) {
 	t.Helper()
 	done := map[string]int{}
 	refused := 0
-	for _, w := range writes(t, a) {
+	writes, _ := a.Calls(t) // it may have been killed
+	for _, w := range writes {
 		if w.ObjectRef.Resource != "certificatesigningrequests" || w.ObjectRef.Subresource == "" {
 			continue
 		}
