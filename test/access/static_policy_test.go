@@ -76,7 +76,7 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 	config := filepath.Join(dir, "config.yaml")
 	must.OK(t, os.WriteFile(config, []byte(inDir(string(harness.ReadFile(t, config)))), 0o600))
 	mustPaste(read)
-	appendLists(t, filepath.Join(work, "cluster.yaml"), lists)
+	harness.AppendLists(t, filepath.Join(work, "cluster.yaml"), []byte(lists))
 	mustPaste(store)
 	mustPaste(manifest)
 	policies, flag := filepath.Join(dir, "policies"), "--admission-control-config-file="+filepath.Join(dir, "config.yaml")
@@ -134,19 +134,4 @@ exec ` + filepath.Join(s.Bin, "kubeadm") + ` "$@"`,
 		_, err := paste(check)
 		return err
 	})
-}
-
-// appendLists appends lists of apiServer to those of a ClusterConfiguration.
-func appendLists(t *testing.T, file, lists string) {
-	t.Helper()
-	var into, from map[string]any
-	must.OK(t, yaml.Unmarshal(harness.ReadFile(t, file), &into))
-	must.OK(t, yaml.Unmarshal([]byte(lists), &from))
-	server := into["apiServer"].(map[string]any)
-	for name, list := range from["apiServer"].(map[string]any) {
-		old, _ := server[name].([]any)
-		server[name] = append(old, list.([]any)...)
-	}
-	merged := must.Value(yaml.Marshal(into))(t)
-	must.OK(t, os.WriteFile(file, merged, 0o600))
 }

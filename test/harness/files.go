@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"sigs.k8s.io/yaml"
 )
 
 // ReadFile is [os.ReadFile] that must succeed.
@@ -27,4 +28,18 @@ func RepositoryFile(t *testing.T, name string) string {
 	t.Helper()
 	root := must.Value(cluster.Repository())(t)
 	return filepath.Join(root, name)
+}
+
+// AppendLists appends the lists of apiServer to those in the file of a ClusterConfiguration.
+func AppendLists(t *testing.T, file string, lists []byte) {
+	t.Helper()
+	var into, from map[string]any
+	must.OK(t, yaml.Unmarshal(ReadFile(t, file), &into))
+	must.OK(t, yaml.Unmarshal(lists, &from))
+	server, _ := into["apiServer"].(map[string]any)
+	for name, list := range from["apiServer"].(map[string]any) {
+		old, _ := server[name].([]any)
+		server[name] = append(old, list.([]any)...)
+	}
+	must.OK(t, os.WriteFile(file, must.Value(yaml.Marshal(into))(t), 0o600))
 }

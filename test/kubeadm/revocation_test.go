@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/test/harness"
-	"sigs.k8s.io/yaml"
 )
 
 // webhookFlags are the flags of kubejoin serve in docs/revocation.md.
@@ -114,7 +113,9 @@ func (l *lockout) setUp(clone, bin string) {
 		l.t.Fatalf("%d blocks of commands, want 3: the merge comes after the first, the rest is for each control plane", len(blocks))
 	}
 	paste(l.t, l.first, bin, clone, blocks[0])
-	l.merge(filepath.Join(clone, "cluster.yaml"))
+	lists, err := l.first.ReadFile(l.t.Context(), "/etc/kubernetes/kubejoin/kubeadm.yaml")
+	l.must(err)
+	harness.AppendLists(l.t, filepath.Join(clone, "cluster.yaml"), lists)
 	paste(l.t, l.first, bin, clone, blocks[1])
 	for _, m := range l.both {
 		paste(l.t, m, bin, clone, blocks[2])
@@ -125,25 +126,6 @@ func (l *lockout) setUp(clone, bin string) {
 			return err
 		})
 	}
-}
-
-// merge appends the lists of kubeadm.yaml to those of a ClusterConfiguration.
-func (l *lockout) merge(file string) {
-	l.t.Helper()
-	const lists = "apiServer"
-	more, err := l.first.ReadFile(l.t.Context(), "/etc/kubernetes/kubejoin/kubeadm.yaml")
-	l.must(err)
-	var into, from map[string]any
-	l.must(yaml.Unmarshal(harness.ReadFile(l.t, file), &into))
-	l.must(yaml.Unmarshal(more, &from))
-	server, _ := into[lists].(map[string]any)
-	for name, list := range from[lists].(map[string]any) {
-		old, _ := server[name].([]any)
-		server[name] = append(old, list.([]any)...)
-	}
-	merged, err := yaml.Marshal(into)
-	l.must(err)
-	l.must(os.WriteFile(file, merged, 0o600))
 }
 
 // configure writes the files for both API servers again, which notice it.

@@ -40,7 +40,6 @@ func TestControlPlanesJoinAtTheSameMoment(t *testing.T) {
 	const takeEndpoint = "ip address add " + network + ".100/32 dev eth0"
 	r.run(r.first, takeEndpoint)
 	r.must(r.Init(t.Context(), ""))
-	const image = "ghcr.io/kubejoin/kubejoin:test"
 	r.must(r.first.ImportProgram(t.Context(), image, harness.Kubejoin()))
 	r.must(r.Install(t.Context(), image))
 	r.must(r.permitControlPlanes(t.Context()))
