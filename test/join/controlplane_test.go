@@ -6,25 +6,20 @@ import (
 	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
-	"sigs.k8s.io/yaml"
 )
 
 // stacked are the files that control planes with stacked etcd share.
@@ -98,115 +93,12 @@ func (u uploads) refused(key, why string) {
 	}
 }
 
-// TestUploadedFilesDownloadUnchanged catches an upload that the real kubeadm cannot download, and a key that still works
-// after its upload was replaced, was deleted or has expired.
-func TestUploadedFilesDownloadUnchanged(t *testing.T) {
-	harness.Parallel(t)
-	cluster.NeedRoot(t)
-	s := harness.NewSite(t, cluster.Options{})
-	u := uploads{t, s, filepath.Join(s.Dir, "pki")}
-	first, warnings := u.upload()
-	if warnings != "" {
-		t.Errorf("got warnings for the first upload: %s", warnings)
-	}
-	u.downloaded(first, stacked)
-	if list := s.CLI(t, "certs", "list"); !strings.Contains(list, "ca.crt,ca.key,etcd-ca.crt,etcd-ca.key,front-proxy-ca.crt,front-proxy-ca.key,sa.key,sa.pub") || !strings.Contains(list, " 1h ") {
-		t.Errorf("certs list: got\n%s", list)
-	}
-	if again, warnings := u.upload(); again != first || warnings != "" {
-		t.Errorf("the second upload has another key, or warnings: %s", warnings)
-	}
-	u.downloaded(first, stacked)
-
-	theirs := joinformat.GenerateCertificateKey().Reveal()
-	must.OK(t, s.KubeadmUploadCerts(t.Context(), theirs))
-	u.refused(first, "message authentication failed")
-	second, warnings := u.upload()
-	if !strings.Contains(warnings, "replaced another one") {
-		t.Errorf("got no warning for a replaced upload: %s", warnings)
-	}
-	u.downloaded(second, stacked)
-	u.refused(theirs, "message authentication failed")
-
-	if out := s.CLI(t, "certs", "delete"); !strings.Contains(out, "deleted") {
-		t.Errorf("certs delete: got %s", out)
-	}
-	u.refused(second, "This Secret might have expired")
-	if list := s.CLI(t, "certs", "list", "-o", "json"); !strings.Contains(list, `"items": []`) {
-		t.Errorf("certs list: got\n%s", list)
-	}
-
-	// kubejoin deletes the owner token once it has expired, and kube-controller-manager then deletes the Secret.
-	third, warnings := u.upload()
-	if warnings != "" {
-		t.Errorf("got warnings for an upload after the last one was deleted: %s", warnings)
-	}
-	must.Value(s.StartKCM(t.Context(), "--controllers=garbage-collector-controller"))(t)
-	owner := s.RunKubectl(t, "-n", "kube-system", "get", "secret", "kubeadm-certs", "-o", "jsonpath={.metadata.ownerReferences[0].name}")
-	soon := base64.StdEncoding.EncodeToString([]byte(time.Now().Add(2 * time.Second).UTC().Format(time.RFC3339)))
-	s.RunKubectl(t, "-n", "kube-system", "patch", "secret", owner, "-p", `{"data":{"expiration":"`+soon+`"}}`)
-	harness.Wait(t, "end of the upload", func() error {
-		if list := s.CLI(t, "certs", "list", "-o", "name"); list != "" {
-			return errors.New("it is still there: " + list)
-		}
-		return nil
-	})
-	u.refused(third, "This Secret might have expired")
-	fourth, warnings := u.upload()
-	if fourth == third || warnings != "" {
-		t.Errorf("an upload that expired is made again with the same key, or with warnings: %s", warnings)
-	}
-	u.downloaded(fourth, stacked)
-
-	// Another process, which prints a whole join command, has the same key.
-	s.WaitLeader(t) // without a leader, the command prints a warning
-	stdout, stderr, code := s.RunKubejoin(t, "token", "create", "--print-join-command", "--control-plane", "--pki-dir="+u.pki)
-	if line := keyOfLine.FindStringSubmatch(stdout); code != 0 || line == nil || line[1] != fourth || strings.Contains(stderr, "no longer work") {
-		t.Fatalf("exit code %d, want a join command with the key of the upload: %s", code, stderr)
-	}
-	u.withExternal()
-	s.CheckSecrets(t)
-}
-
-// withExternal uploads the files of control planes with external etcd, and of those without CA keys.
-func (u uploads) withExternal() {
-	u.Helper()
-	dir := filepath.Join(u.TempDir(), "pki")
-	must.OK(u, os.CopyFS(dir, os.DirFS(u.pki)))
-	u.pki = dir
-	without := stacked
-	for _, key := range []string{"ca.key", "front-proxy-ca.key", "etcd/ca.key"} {
-		must.OK(u, os.Remove(filepath.Join(dir, key)))
-		without = slices.DeleteFunc(slices.Clone(without), func(file string) bool { return file == key })
-	}
-	key, warnings := u.upload()
-	if !strings.Contains(warnings, "replaced another one") {
-		u.Errorf("got no warning for an upload of other files: %s", warnings)
-	}
-	u.downloaded(key, without)
-
-	for from, to := range map[string]string{"ca.crt": "etcd/etcd.crt", "sa.key": "etcd/etcd.key"} { // any certificate and key
-		must.OK(u, os.WriteFile(filepath.Join(dir, to), harness.ReadFile(u.T, filepath.Join(dir, from)), 0o600))
-	}
-	const folder = "/etc/kubernetes/pki/etcd/"
-	config := u.RunKubectl(u.T, "-n", "kube-system", "get", "configmap", "kubeadm-config", "-o", "jsonpath={.data.ClusterConfiguration}")
-	var edited map[string]any
-	must.OK(u, yaml.Unmarshal([]byte(config), &edited))
-	edited["etcd"] = map[string]any{"external": map[string]any{
-		"endpoints": []string{"https://192.0.2.9:2379"}, "caFile": folder + "ca.crt", "certFile": folder + "etcd.crt", "keyFile": folder + "etcd.key",
-	}}
-	content := must.Value(yaml.Marshal(edited))(u)
-	patch := must.Value(json.Marshal(map[string]any{"data": map[string]string{"ClusterConfiguration": string(content)}}))(u)
-	u.RunKubectl(u.T, "-n", "kube-system", "patch", "configmap", "kubeadm-config", "-p", string(patch))
-	key, _ = u.upload()
-	u.downloaded(key, append(without, "etcd/etcd.crt", "etcd/etcd.key"))
-}
-
 var keyOfLine = regexp.MustCompile(`--control-plane --certificate-key ([0-9a-f]{64})\n$`)
 
 // TestControlPlaneByOneCall requests the join command of a control plane with curl and with kubejoin --curlrc. kubejoin
 // has the rights of deploy/manifests and deploy/control-planes.yaml, and the admission policy. The test catches a missing
-// right, a policy that refuses the upload, a call that ends the key of an earlier call, and a key that is left behind.
+// right, a policy that refuses the upload, a call that ends the key of an earlier call, and a key that is left behind. The
+// real kubeadm downloads each upload, and refuses the key of one that was deleted or replaced.
 func TestControlPlaneByOneCall(t *testing.T) {
 	harness.Parallel(t)
 	cluster.NeedRoot(t)
@@ -247,16 +139,32 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	if owners := s.RunKubectl(t, "-n", "kube-system", "get", "secret", "--field-selector=type=bootstrap.kubernetes.io/token", "-o", `jsonpath={range .items[?(@.data.description)]}{.metadata.name}{"\n"}{end}`); len(strings.Fields(owners)) != 1 {
 		t.Errorf("got owner tokens %q, want only the last one", owners)
 	}
-	s.RunKubectl(t, "-n", "kube-system", "delete", "secret", "kubeadm-certs") // as when it expires
+	if list := s.CLI(t, "certs", "list"); !strings.Contains(list, "ca.crt,ca.key,etcd-ca.crt,etcd-ca.key,front-proxy-ca.crt,front-proxy-ca.key,sa.key,sa.pub") || !strings.Contains(list, " 1h ") {
+		t.Errorf("certs list: got\n%s", list)
+	}
+	if out := s.CLI(t, "certs", "delete"); !strings.Contains(out, "deleted") {
+		t.Errorf("certs delete: got %s", out)
+	}
+	u.refused(first, "This Secret might have expired")
+	if list := s.CLI(t, "certs", "list", "-o", "json"); !strings.Contains(list, `"items": []`) {
+		t.Errorf("certs list: got\n%s", list)
+	}
 	second := call()
 	if second == first {
 		t.Error("got the key of an upload that is gone")
 	}
 	u.checkKubeletClientWarnings()
 	u.downloaded(second, stacked)
+	must.OK(t, s.KubeadmUploadCerts(t.Context(), joinformat.GenerateCertificateKey().Reveal()))
+	u.refused(second, "message authentication failed")
+	third, warnings := u.upload()
+	if !strings.Contains(warnings, "replaced another one") {
+		t.Errorf("got no warning for a replaced upload: %s", warnings)
+	}
+	u.downloaded(third, stacked)
 	_, token := s.JoinArgs(t, "?maxNodes=1")
 	text := s.CheckSecrets(t) + s.Log() + string(audit.Content(t)) + s.RunKubectl(t, "get", "secrets,configmaps,events,leases,csr", "--all-namespaces", "-o", "json")
-	u.checkAbsent(text, token.RevealSecret(), first, second)
+	u.checkAbsent(text, token.RevealSecret(), first, second, third)
 }
 
 // checkKubeletClientWarnings deletes the binding that certificates of new control planes need. It fails unless only then
