@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,14 +18,9 @@ var (
 	ErrUnsigned = errors.New("not signed")
 )
 
-const (
-	// mostRest limits the pause after a computation. A slow store must not make later callers wait for
-	// longer than that.
-	mostRest = 50 * time.Millisecond
-	// mostEarly is how many tokens that are missing in the list are cached before WaitSigned lists all
-	// tokens. This only happens if no client requests cluster-info.
-	mostEarly = 1000
-)
+// mostRest limits the pause after a computation. A slow store must not make later callers wait for
+// longer than that.
+const mostRest = 50 * time.Millisecond
 
 // Computed is a cluster-info of unlimited size that is not stored. It is signed on request by the tokens
 // that are live then. The result is cached while it is valid, so a request costs almost nothing while no
@@ -35,10 +28,6 @@ const (
 type Computed struct {
 	// Tokens sign. They are listed again after each hint from Watch.
 	Tokens tokens.Store
-	// Lag is how far the list of Tokens usually lags. If WaitSigned found a token that is not in the list,
-	// the token is read again after this time, in case it was deleted. Zero is for a store whose List never
-	// lags.
-	Lag time.Duration
 	// Kubeconfig is the document to sign; see [Kubeconfig].
 	Kubeconfig []byte
 	// Follow, if set, returns the kubeconfig to sign in place of Kubeconfig. It is called for each request
@@ -52,7 +41,6 @@ type Computed struct {
 	hint    <-chan struct{}
 	changes int // number of known changes: hints received, and tokens that WaitSigned found
 	last    *computation
-	early   map[string]unlisted
 
 	calls batch.Queue[struct{}, *result]
 	rest  time.Time // no computation before this time; only calls use it
@@ -68,17 +56,10 @@ type result struct {
 type computation struct {
 	document Document
 	at       time.Time
-	until    time.Time // it is invalid from then on; zero means never
-	changes  int       // known changes when the tokens were listed
+	changes  int // known changes when the tokens were listed
 	data     func() map[string]string
 	json     []byte
 	jsonErr  error
-}
-
-// unlisted is a token that was found in the store and is not in its list yet.
-type unlisted struct {
-	record tokens.Record
-	seen   time.Time
 }
 
 // Data returns the data of the ConfigMap at this time. The map is shared and must not be changed.
@@ -107,8 +88,8 @@ func (c *Computed) Config(ctx context.Context) (kubeconfig []byte, err error) {
 }
 
 // WaitSigned returns the signed kubeconfig if the token signs it now; Data and JSON then have the
-// signature. It does not wait for a signer. If the token does not sign, the error wraps [ErrUnsigned] or
-// [ErrSignature]. The bytes are shared and must not be changed.
+// signature. It waits for the list of Tokens, which may lag, and for no signer. If the token does not sign,
+// the error wraps [ErrUnsigned] or [ErrSignature]. The bytes are shared and must not be changed.
 func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
 	if kubeconfig, err = c.kubeconfig(ctx); err != nil {
 		return nil, err
@@ -123,26 +104,22 @@ func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 	case !record.Token.Equal(t):
 		return nil, fmt.Errorf("cluster-info for token %s: %w", t, ErrSignature)
 	}
-	if c.addStored(record) > mostEarly {
-		_, err = c.compute(ctx)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	for changed := c.Tokens.Watch(ctx); ; {
+		if listed, err := c.Tokens.Get(ctx, t.ID(), tokens.Cached); err == nil && listed.Token.Equal(t) && listed.Signs(c.now()) {
+			break
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("token %s is not in the list of tokens yet: %w", t, context.Cause(ctx))
+		}
 	}
-	return kubeconfig, err
-}
-
-// addStored adds a record from the store to all computations that start after this. It returns how many such
-// records are not in the list yet.
-func (c *Computed) addStored(r tokens.Record) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last != nil && c.last.document.signedBy(r.Token) {
-		return 0
-	}
 	c.changes++ // the hint may not have arrived yet
-	if c.early == nil {
-		c.early = map[string]unlisted{}
-	}
-	c.early[r.Token.ID()] = unlisted{r, c.now()}
-	return len(c.early)
+	return kubeconfig, nil
 }
 
 // compute returns a computation that contains all changes known when it was called: the cached one or a new
@@ -194,80 +171,22 @@ func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, e
 	if err != nil {
 		return nil, fmt.Errorf("tokens for cluster-info: %w", err)
 	}
-	all := [][]tokens.Record{records, nil} // two lists, because copying thousands of records for a few is slow
-	all[1], n.until = c.missing(ctx, records, n.at)
-	var last computation
+	var last Document
 	if c.last != nil {
-		last = *c.last
+		last = c.last.document
 	}
-	if n.document, err = last.document.update(kubeconfig, all, n.at); err != nil {
+	if n.document, err = last.Update(kubeconfig, records, n.at); err != nil {
 		return nil, err
-	}
-	if next := n.document.Next(); n.until.IsZero() || !next.IsZero() && next.Before(n.until) {
-		n.until = next
-	}
-	if n.document.sameContent(last.document) { // for example when expired tokens are deleted
-		n.data, n.json, n.jsonErr = last.data, last.json, last.jsonErr
-		return n, nil
 	}
 	n.data = sync.OnceValue(n.document.Data)
 	if c.Follow != nil {
-		if last.document.kubeconfig == n.document.kubeconfig {
-			n.jsonErr = last.jsonErr
-		} else if _, _, err := ParseKubeconfig(kubeconfig); err != nil {
+		if _, _, err := ParseKubeconfig(kubeconfig); err != nil {
 			n.jsonErr = fmt.Errorf("cluster-info: %w", err)
+			return n, nil
 		}
 	}
-	if n.jsonErr == nil {
-		n.json, n.jsonErr = n.document.json(all)
-	}
+	n.json, n.jsonErr = n.document.json(records)
 	return n, nil
-}
-
-// missing returns the early tokens that the list does not have yet, and when they must be checked again.
-func (c *Computed) missing(ctx context.Context, list []tokens.Record, now time.Time) (records []tokens.Record, again time.Time) {
-	c.mu.Lock()
-	var missing []unlisted
-	for id, e := range c.early {
-		at, found := slices.BinarySearchFunc(list, id, func(r tokens.Record, id string) int { return strings.Compare(r.Token.ID(), id) })
-		if found && list[at].UID == e.record.UID {
-			delete(c.early, id)
-		} else {
-			missing = append(missing, e)
-		}
-	}
-	c.mu.Unlock()
-	for _, e := range missing {
-		if now.Sub(e.seen) >= c.Lag && !c.lookAgain(ctx, &e, now) {
-			continue
-		}
-		records = append(records, e.record)
-		if c.Lag <= 0 {
-			continue // the token is newer than the list: any change of it sends a hint
-		}
-		if at := e.seen.Add(c.Lag); again.IsZero() || at.Before(again) {
-			again = at
-		}
-	}
-	return records, again
-}
-
-// lookAgain reports whether an early token is or may still be in the store.
-func (c *Computed) lookAgain(ctx context.Context, e *unlisted, now time.Time) bool {
-	id := e.record.Token.ID()
-	r, err := c.Tokens.Get(ctx, id, tokens.Live)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
-		delete(c.early, id)
-		return false
-	case err == nil:
-		e.record = r
-	}
-	e.seen = now
-	c.early[id] = *e
-	return true
 }
 
 // known returns the number of changes known now.
@@ -298,7 +217,7 @@ func (c *Computed) cached(ctx context.Context) (*computation, error) {
 	if c.last == nil || c.last.changes < changes || c.last.document.kubeconfig != string(kubeconfig) {
 		return nil, nil
 	}
-	now, until := c.now(), c.last.until
+	now, until := c.now(), c.last.document.Next()
 	if now.Before(c.last.at) || !until.IsZero() && !now.Before(until) {
 		return nil, nil
 	}

@@ -44,6 +44,7 @@ func (l *listed) Get(_ context.Context, id string, _ tokens.Read) (tokens.Record
 	return tokens.Record{}, errors.Join(tokens.ErrNotFound, l.err)
 }
 
+
 func (l *listed) Watch(ctx context.Context) <-chan struct{} { return l.Hints.Watch(ctx) }
 
 func TestComputed(t *testing.T) {
@@ -133,127 +134,54 @@ func TestComputedJSONEqualsEncodingJSON(t *testing.T) {
 	store := newMany(50)
 	config := []byte("a \"kubeconfig\": <&> \u2028 {\"data\":{\"kubeconfig\":1}}\n")
 	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: config}
-	for range 3 {
+	for range 2 {
 		data := must.Value(c.Data(t.Context()))(t)
 		want := must.Value(clusterinfo.MarshalConfigMap(data))(t)
 		if got, err := c.JSON(t.Context()); err != nil || string(got) != string(want) {
 			t.Errorf("%v\n%s\nwant\n%s", err, got, want)
 		}
-		switch len(store.records) {
-		case 50: // out of order, which a store should not return
-			store.records[0], store.records[7] = store.records[7], store.records[0]
-		default:
-			store.records = nil
-		}
+		store.records = nil
 		store.Send()
 	}
 }
 
-// Removing expired tokens from the store must not encode the JSON again.
-func TestComputedKeepsJSONOfExpiredTokens(t *testing.T) {
-	a, b := record(t, "aaaaaa.9876543210fedcba"), record(t, "bbbbbb.9876543210fedcba")
-	a.Expires = start
-	store := &listed{records: []tokens.Record{a, b}}
-	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig, Now: func() time.Time { return start }}
-	before := must.Value(c.JSON(t.Context()))(t)
-	store.records = store.records[1:]
-	store.Send()
-	after, err := c.JSON(t.Context())
-	if err != nil || &before[0] != &after[0] || store.lists != 2 {
-		t.Errorf("got error %v, new JSON bytes or %d calls of List, want the same bytes and 2 calls", err, store.lists)
-	}
-}
-
-// If List lags behind Get, a token that WaitSigned found must be in cluster-info until the store deletes it.
-func TestComputedSignsBeforeListHasToken(t *testing.T) {
-	const lag = time.Second
-	early, renewed := record(t, "aaaaaa.9876543210fedcba"), record(t, "aaaaaa.9876543210fedcbb")
-	early.UID, renewed.UID = "1", "2"
-	behind := &lagging{listed: &listed{}, live: map[string]tokens.Record{"aaaaaa": early}}
-	now := start
-	c := &clusterinfo.Computed{Tokens: behind, Lag: lag, Kubeconfig: kubeconfig, Now: func() time.Time { return now }}
-	signed := func(by *tokens.Record) {
-		t.Helper()
-		data := must.Value(c.Data(t.Context()))(t)
-		jws := data[clusterinfo.SignatureKey("aaaaaa")]
-		if by == nil && jws != "" {
-			t.Error("got a signature, want none")
-		}
-		if by != nil {
-			if err := clusterinfo.Verify(kubeconfig, jws, by.Token); err != nil {
-				t.Error(err)
+// If the list lags behind Get, WaitSigned must wait until the list has the token with this secret and its usage.
+func TestComputedWaitsUntilListHasToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		replaced, token := record(t, "aaaaaa.9876543210fedcba"), record(t, "aaaaaa.9876543210fedcbb")
+		behind := &lagging{listed: &listed{}, live: token}
+		c := &clusterinfo.Computed{Tokens: behind, Kubeconfig: kubeconfig, Now: func() time.Time { return start }}
+		unsigned := token
+		unsigned.Signing = false
+		for _, before := range []tokens.Record{replaced, unsigned} {
+			behind.records = []tokens.Record{before}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			if _, err := c.WaitSigned(ctx, token.Token); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, clusterinfo.ErrUnsigned) {
+				t.Errorf("got %v, want the end of the context", err)
 			}
+			cancel()
 		}
-		body := must.Value(c.JSON(t.Context()))(t)
-		if want, err := clusterinfo.MarshalConfigMap(data); err != nil || string(body) != string(want) {
-			t.Errorf("got %s, want %s (%v)", body, want, err)
-		}
-	}
-	wait := func(r tokens.Record) {
-		t.Helper()
-		must.Value(c.WaitSigned(t.Context(), r.Token))(t)
-	}
-	signed(nil)
-	wait(early)
-	signed(&early)
-	now = now.Add(2 * lag)
-	behind.failure = errors.New("API server away")
-	signed(&early) // Get fails, so the token may still exist
-	behind.failure = nil
-	now = now.Add(lag)
-	signed(&early)
-	// Another token replaces it, and List then returns the first.
-	behind.live["aaaaaa"] = renewed
-	behind.records = []tokens.Record{early}
-	behind.Send()
-	wait(renewed)
-	signed(&renewed)
-	behind.records = []tokens.Record{renewed}
-	behind.Send()
-	signed(&renewed)
-	behind.records = nil // List has had the token, so List decides from now on
-	delete(behind.live, "aaaaaa")
-	behind.Send()
-	signed(nil)
-	// A token that is deleted before List has it.
-	behind.live["aaaaaa"] = early
-	wait(early)
-	delete(behind.live, "aaaaaa")
-	signed(&early)
-	now = now.Add(lag)
-	signed(nil)
+		time.AfterFunc(time.Second, func() {
+			behind.records = []tokens.Record{token}
+			behind.Send()
+		})
+		must.Value(c.WaitSigned(t.Context(), token.Token))(t)
+		data := must.Value(c.Data(t.Context()))(t)
+		must.OK(t, clusterinfo.Verify(kubeconfig, data[clusterinfo.SignatureKey("aaaaaa")], token.Token))
+	})
 }
 
-// lagging is a store whose List lags behind Get.
+// lagging is a store whose List and cache lag behind a live Get.
 type lagging struct {
 	*listed
-	live    map[string]tokens.Record
-	failure error
+	live tokens.Record
 }
 
-func (l *lagging) Get(_ context.Context, id string, _ tokens.Read) (tokens.Record, error) {
-	if l.failure != nil {
-		return tokens.Record{}, l.failure
+func (l *lagging) Get(ctx context.Context, id string, read tokens.Read) (tokens.Record, error) {
+	if read == tokens.Live {
+		return l.live, nil
 	}
-	if r, found := l.live[id]; found {
-		return r, nil
-	}
-	return tokens.Record{}, tokens.ErrNotFound
-}
-
-// Without requests for cluster-info, Computed must not keep thousands of tokens that List already has.
-func TestComputedDropsListedTokens(t *testing.T) {
-	store := &listed{}
-	c := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
-	for i := range 2500 {
-		r := record(t, fmt.Sprintf("tok%03d.%016d", i%1000, i/1000))
-		r.UID = fmt.Sprint(i)
-		store.records = []tokens.Record{r}
-		must.Value(c.WaitSigned(t.Context(), r.Token))(t)
-	}
-	if n := c.Early(); n > 1001 {
-		t.Errorf("got %d kept tokens", n)
-	}
+	return l.listed.Get(ctx, id, read)
 }
 
 // Computed must follow the kubeconfig, which may change at any time, be malformed or missing.

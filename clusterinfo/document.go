@@ -22,7 +22,6 @@ type Document struct {
 	signatures map[string]signature // by token ID
 	elsewhere  map[string]bool      // IDs of live tokens whose secret is unknown: only others can sign with them
 	next       time.Time
-	revision   int // counts the Updates that have changed kubeconfig or signatures
 }
 
 type signature struct {
@@ -36,54 +35,41 @@ type signature struct {
 // whose token or kubeconfig has changed. With [ErrNoKubeconfig] it returns d itself. Any other error is
 // about single records; the Document then contains all others.
 func (d Document) Update(kubeconfig []byte, records []tokens.Record, now time.Time) (Document, error) {
-	return d.update(kubeconfig, [][]tokens.Record{records}, now)
-}
-
-// update is Update with several lists. If records have the same ID, the last one counts.
-func (d Document) update(kubeconfig []byte, lists [][]tokens.Record, now time.Time) (Document, error) {
 	if len(kubeconfig) == 0 {
 		return d, ErrNoKubeconfig
 	}
 	n := Document{
 		kubeconfig: string(kubeconfig),
-		signatures: make(map[string]signature, len(lists[0])),
+		signatures: make(map[string]signature, len(records)),
 		elsewhere:  map[string]bool{},
 	}
 	same := d.kubeconfig == n.kubeconfig
-	resigned := 0
 	var errs []error
-	for _, records := range lists {
-		for i := range records {
-			r := &records[i]
-			if !r.Signing || r.Expired(now) {
-				continue
-			}
-			if !r.Expires.IsZero() && (n.next.IsZero() || r.Expires.Before(n.next)) {
-				n.next = r.Expires
-			}
-			id := r.Token.ID()
-			if !r.Signs(now) {
-				n.elsewhere[id] = true
-				continue
-			}
-			s := signature{token: r.Token, created: r.Created}
-			if before := d.signatures[id]; same && before.token == r.Token {
-				s.key, s.jws = before.key, before.jws
-			} else {
-				var err error
-				resigned++
-				s.key = SignatureKey(id)
-				if s.jws, err = Sign(kubeconfig, r.Token); err != nil {
-					errs = append(errs, err)
-					continue
-				}
-			}
-			n.signatures[id] = s
+	for i := range records {
+		r := &records[i]
+		if !r.Signing || r.Expired(now) {
+			continue
 		}
-	}
-	n.revision = d.revision
-	if !same || resigned > 0 || len(n.signatures) != len(d.signatures) {
-		n.revision++
+		if !r.Expires.IsZero() && (n.next.IsZero() || r.Expires.Before(n.next)) {
+			n.next = r.Expires
+		}
+		id := r.Token.ID()
+		if !r.Signs(now) {
+			n.elsewhere[id] = true
+			continue
+		}
+		s := signature{token: r.Token, created: r.Created}
+		if before := d.signatures[id]; same && before.token == r.Token {
+			s.key, s.jws = before.key, before.jws
+		} else {
+			var err error
+			s.key = SignatureKey(id)
+			if s.jws, err = Sign(kubeconfig, r.Token); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+		}
+		n.signatures[id] = s
 	}
 	return n, errors.Join(errs...)
 }
@@ -97,14 +83,6 @@ func (d Document) Has(id string) bool {
 	_, found := d.signatures[id]
 	return found || d.elsewhere[id]
 }
-
-func (d Document) signedBy(t tokens.Token) bool {
-	s, found := d.signatures[t.ID()]
-	return found && s.token.Equal(t)
-}
-
-// sameContent reports whether d has the same content as another Document that d was updated from.
-func (d Document) sameContent(same Document) bool { return d.revision == same.revision }
 
 // Data returns the Document as the data of a new ConfigMap, in a new map.
 func (d Document) Data() map[string]string { return d.Merge(nil, 0).Data }
@@ -192,36 +170,28 @@ func (d Document) byPriority(current map[string]string) []signature {
 	return append(there, others...)
 }
 
-// json returns what [MarshalConfigMap] returns for Data, in a tenth of the time. lists are those that the
-// Document was made from; the first is sorted by ID.
-func (d Document) json(lists [][]tokens.Record) ([]byte, error) {
+// json returns what [MarshalConfigMap] returns for Data, in a tenth of the time. records are those that the
+// Document was made from, sorted by ID.
+func (d Document) json(records []tokens.Record) ([]byte, error) {
 	frame, err := MarshalConfigMap(map[string]string{KubeconfigKey: d.kubeconfig})
 	if err != nil {
 		return nil, err
 	}
-	ids, size := make([]string, 0, len(d.signatures)), len(frame)
-	for _, records := range lists {
-		for i := range records {
-			id := records[i].Token.ID()
-			if s, found := d.signatures[id]; found {
-				ids = append(ids, id)
-				size += len(`"":"",`) + len(s.key) + len(s.jws)
-			}
-		}
-	}
-	if !slices.IsSorted(ids) {
-		slices.Sort(ids)
+	size := len(frame)
+	for _, s := range d.signatures {
+		size += len(`"":"",`) + len(s.key) + len(s.jws)
 	}
 	// The keys of signatures sort before the key in the frame.
 	at := bytes.Index(frame, []byte(`{"`+KubeconfigKey+`":`)) + 1
 	all := append(make([]byte, 0, size), frame[:at]...)
-	for _, id := range slices.Compact(ids) {
-		s := d.signatures[id] // of characters that JSON does not escape
-		all = append(all, '"')
-		all = append(all, s.key...)
-		all = append(all, `":"`...)
-		all = append(all, s.jws...)
-		all = append(all, `",`...)
+	for i := range records {
+		if s, found := d.signatures[records[i].Token.ID()]; found { // JSON needs no escapes in s
+			all = append(all, '"')
+			all = append(all, s.key...)
+			all = append(all, `":"`...)
+			all = append(all, s.jws...)
+			all = append(all, `",`...)
+		}
 	}
 	return append(all, frame[at:]...), nil
 }

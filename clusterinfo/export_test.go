@@ -14,6 +14,3 @@ func ReadAnswer(body []byte, t tokens.Token) (string, error) { return readAnswer
 
 // Rested lets the next computation begin immediately.
 func (c *Computed) Rested() { c.rest = time.Time{} }
-
-// Early returns the number of kept tokens that List may not have yet.
-func (c *Computed) Early() int { return len(c.early) }

@@ -10,12 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-const (
-	// listLag is much longer than a watch of Secrets usually lags.
-	listLag = time.Second
-	// retry is the pause between two tries after a temporary error.
-	retry = 200 * time.Millisecond
-)
+// retry is the pause between two tries after a temporary error.
+const retry = 200 * time.Millisecond
 
 // A Complete is cluster-info with the signatures of all live tokens of a store. It includes those that do
 // not fit into the ConfigMap or are not written yet. It is for servers that replace the API server for
@@ -27,7 +23,7 @@ type Complete struct {
 
 // Complete returns the kubeconfig of the ConfigMap, kept current and signed by the tokens of a store.
 func (c *ConfigMap) Complete(store tokens.Store) *Complete {
-	return &Complete{clusterinfo.Computed{Tokens: store, Lag: listLag, Follow: c.Config}, c}
+	return &Complete{clusterinfo.Computed{Tokens: store, Follow: c.Config}, c}
 }
 
 // JSON calls [clusterinfo.Computed.JSON]. The error wraps [clusterinfo.ErrNotFound] if there is no
