@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -104,11 +105,7 @@ func (d Discovery) run(ctx context.Context) (Discovered, error) {
 		if cas = pinned(cas, pins); len(cas) == 0 {
 			return Discovered{}, fmt.Errorf("%w: no CA in its kubeconfig has one of the %d pins given", ErrUntrusted, len(pins))
 		}
-		roots := x509.NewCertPool()
-		for _, ca := range cas {
-			roots.AddCert(ca)
-		}
-		second, err := d.fetch(ctx, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots})
+		second, err := d.fetch(ctx, &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pemfile.PoolOf(cas)})
 		if err != nil {
 			return Discovered{}, err
 		}

@@ -85,11 +85,7 @@ func (c *Certificates) NodeCAs() (*x509.CertPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	roots := x509.NewCertPool()
-	for _, cert := range ca.Bundle() {
-		roots.AddCert(cert)
-	}
-	return roots, nil
+	return pemfile.PoolOf(ca.Bundle()), nil
 }
 
 // provesMachine reports whether the client certificate of a request is valid, or lets its node rejoin. Such a request is

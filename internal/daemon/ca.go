@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/reload"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
@@ -196,10 +197,7 @@ func (r *rotationState) trusting(get func() []*x509.Certificate) func() *x509.Ce
 		if m := last.Load(); m != nil && slices.Equal(m.of, of) {
 			return m.pool // callers know by the pool what they have verified with it
 		}
-		m := &made{of, x509.NewCertPool()}
-		for _, c := range of {
-			m.pool.AddCert(c)
-		}
+		m := &made{of, pemfile.PoolOf(of)}
 		last.Store(m)
 		return m.pool
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -345,11 +346,7 @@ func pool(cas []*x509.Certificate) *x509.CertPool {
 	if len(cas) == 0 {
 		return nil
 	}
-	p := x509.NewCertPool()
-	for _, ca := range cas {
-		p.AddCert(ca)
-	}
-	return p
+	return pemfile.PoolOf(cas)
 }
 
 // revocations reads whether nodes are revoked, and whether the admission policy about them is bound.

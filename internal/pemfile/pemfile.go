@@ -132,11 +132,16 @@ func Pool(data []byte) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, err
 	}
+	return PoolOf(certs), nil
+}
+
+// PoolOf returns a pool of these certificates.
+func PoolOf(certs []*x509.Certificate) *x509.CertPool {
 	pool := x509.NewCertPool()
 	for _, cert := range certs {
 		pool.AddCert(cert)
 	}
-	return pool, nil
+	return pool
 }
 
 // Presented returns the certificates in what a signer issued, up to the first that is malformed. Like the TLS client

@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -178,14 +179,7 @@ func Trust(info *configmap.ConfigMap, ca func() *signer.CA) Warning {
 
 // Trusted reports whether clients that trust cas trust certificates that ca signs.
 func Trusted(ca *signer.CA, cas []*x509.Certificate) bool {
-	roots, intermediates := x509.NewCertPool(), x509.NewCertPool()
-	for _, c := range cas {
-		roots.AddCert(c)
-	}
-	for _, c := range ca.Bundle() {
-		intermediates.AddCert(c)
-	}
-	_, err := ca.Certificate().Verify(x509.VerifyOptions{Roots: roots, Intermediates: intermediates, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	_, err := ca.Certificate().Verify(x509.VerifyOptions{Roots: pemfile.PoolOf(cas), Intermediates: pemfile.PoolOf(ca.Bundle()), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	return err == nil
 }
 

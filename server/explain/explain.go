@@ -49,7 +49,7 @@ func Explain(f Facts, now time.Time) api.NodeExplanation {
 	v.turn()
 	v.e.Sentence = f.Node + ": " + v.e.Sentence
 	if len(v.missing) > 0 {
-		v.e.Sentence += fmt.Sprintf(" (could not be read: %s)", joinFacts(v.missing))
+		v.e.Sentence += fmt.Sprintf(" (could not be read: %s)", strings.Join(v.missing, ", "))
 	}
 	return cleaned(v.e)
 }
@@ -59,7 +59,7 @@ type view struct {
 	Facts
 	now             time.Time
 	client, serving []api.RequestEvidence // newest first
-	missing         []api.Fact
+	missing         []string              // facts
 	e               api.NodeExplanation
 }
 
@@ -68,8 +68,8 @@ func (v *view) readable(f api.Fact) bool {
 	if !v.isUnread(f) {
 		return true
 	}
-	if !slices.Contains(v.missing, f) {
-		v.missing = append(v.missing, f)
+	if !slices.Contains(v.missing, string(f)) {
+		v.missing = append(v.missing, string(f))
 	}
 	return false
 }
@@ -77,14 +77,6 @@ func (v *view) readable(f api.Fact) bool {
 // isUnread reports whether a fact could not be read. Unlike readable, it does not mention that in the sentence.
 func (v *view) isUnread(f api.Fact) bool {
 	return slices.ContainsFunc(v.Unread, func(u api.UnreadFact) bool { return u.Fact == f })
-}
-
-func joinFacts(facts []api.Fact) string {
-	words := make([]string, len(facts))
-	for i, f := range facts {
-		words[i] = string(f)
-	}
-	return strings.Join(words, ", ")
 }
 
 // say sets state and sentence. Commands may follow with [view.next].

@@ -93,11 +93,8 @@ func active(all []api.TokenEvidence) (n int) {
 
 // discovery returns words that name the address that the machine must reach; empty if it is unknown.
 func (v *view) discovery() string {
-	if !v.readable(FactClusterInfo) {
-		return ""
-	}
-	server, _, err := clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]))
-	if err != nil {
+	server, _ := v.cluster()
+	if server == "" {
 		return ""
 	}
 	return fmt.Sprintf(", and whether it reaches %s and the HOST:PORT of its join command", clean(server))

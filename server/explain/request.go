@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -178,41 +179,36 @@ func (v *view) issued(r api.RequestEvidence) {
 		v.say(CertificateIssued, c.At, "its certificate was issued %s and there is no Node; on the machine, check whether the kubelet runs%s: %s", ago(c.At, v.now), v.reaching(), onMachine)
 		v.next("", onMachine)
 	}
-	if slices.Contains(v.missing, FactNode) {
+	if slices.Contains(v.missing, string(FactNode)) {
 		v.e.Sentence = strings.Replace(v.e.Sentence, "there is no Node", "no Node is known", 1)
 	}
 }
 
 // reaching returns words that name the API server that kubelets must reach; empty if it is unknown.
 func (v *view) reaching() string {
-	if !v.readable(FactClusterInfo) {
-		return ""
-	}
-	server, _, err := clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]))
-	if err != nil {
+	server, _ := v.cluster()
+	if server == "" {
 		return ""
 	}
 	return " and reaches " + clean(server)
 }
 
+// cluster returns the server and the CAs in cluster-info; empty if they are unknown.
+func (v *view) cluster() (server string, cas []*x509.Certificate) {
+	if v.readable(FactClusterInfo) {
+		server, cas, _ = clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey])) // empty with an error
+	}
+	return server, cas
+}
+
 // trusts reports whether a CA in cluster-info issued the chain, or cluster-info names no CA. It ignores expiration.
 func (v *view) trusts(chain []*x509.Certificate) bool {
-	if !v.readable(FactClusterInfo) {
+	_, cas := v.cluster()
+	if len(cas) == 0 {
 		return true
 	}
-	_, cas, err := clusterinfo.ParseKubeconfig([]byte(v.ClusterInfo[clusterinfo.KubeconfigKey]))
-	if err != nil || len(cas) == 0 {
-		return true
-	}
-	roots, intermediates := x509.NewCertPool(), x509.NewCertPool()
-	for _, c := range cas {
-		roots.AddCert(c)
-	}
-	for _, c := range chain[1:] {
-		intermediates.AddCert(c)
-	}
-	_, err = chain[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: intermediates, CurrentTime: chain[0].NotAfter, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	_, err := chain[0].Verify(x509.VerifyOptions{
+		Roots: pemfile.PoolOf(cas), Intermediates: pemfile.PoolOf(chain[1:]), CurrentTime: chain[0].NotAfter, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	})
 	return err == nil
 }

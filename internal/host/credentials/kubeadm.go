@@ -377,14 +377,7 @@ func notNow(cert *x509.Certificate, now time.Time) string {
 
 // verify returns the chains of a certificate to the CAs of the part.
 func (l *loaded) verify(leaf *x509.Certificate, others []*x509.Certificate, now time.Time) ([][]*x509.Certificate, error) {
-	roots, between := x509.NewCertPool(), x509.NewCertPool()
-	for _, ca := range l.roots {
-		roots.AddCert(ca)
-	}
-	for _, cert := range others {
-		between.AddCert(cert)
-	}
-	return leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	return leaf.Verify(x509.VerifyOptions{Roots: pemfile.PoolOf(l.roots), Intermediates: pemfile.PoolOf(others), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 }
 
 // issuer returns the CA that issued a certificate, also if it is not valid now; nil if it is unknown.
