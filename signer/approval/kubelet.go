@@ -55,16 +55,21 @@ func ifAllowed(ctx context.Context, r Request, f Facts, subresource, message str
 		return Decision{}, fmt.Errorf("check whether %q may %s: %w", userName(r), permission, err)
 	}
 	if !allowed {
-		return Decision{
-			Reason:   ReasonNotPermitted,
-			Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so kubejoin does not approve the request automatically; %s", userName(r), permission, byHand(r)),
-			Evidence: []string{fmt.Sprintf("%q may not %s", userName(r), permission)},
-		}, nil
+		return notPermitted(r, permission.String()), nil
 	}
 	return Decision{
 		Verdict: Approve, Reason: ReasonAutoApproved, Message: message,
 		Evidence: []string{fmt.Sprintf("%q may %s", userName(r), permission)},
 	}, nil
+}
+
+// notPermitted leaves a request alone, because its requester may not do what.
+func notPermitted(r Request, what string) Decision {
+	return Decision{
+		Reason:   ReasonNotPermitted,
+		Message:  fmt.Sprintf("%q may not %s in certificates.k8s.io, so kubejoin does not approve the request automatically; %s", userName(r), what, byHand(r)),
+		Evidence: []string{fmt.Sprintf("%q may not %s", userName(r), what)},
+	}
 }
 
 // userName returns the requester for a sentence: redacted, printable and short.
@@ -120,15 +125,12 @@ func CheckNodeSubject(r Request) error {
 // CheckUsages returns an error unless a request has exactly the required usages, with or without key encipherment.
 // RSA keys use key encipherment in TLS 1.2, others do not need it. Kubernetes allows it for every key.
 func CheckUsages(r Request, required ...certificates.KeyUsage) error {
-	for _, u := range required {
-		if !slices.Contains(r.Usages, u) {
-			return fmt.Errorf("usages are %q, want %q and optionally \"key encipherment\"", r.Usages, required)
-		}
+	missing := func(u certificates.KeyUsage) bool { return !slices.Contains(r.Usages, u) }
+	other := func(u certificates.KeyUsage) bool {
+		return u != certificates.UsageKeyEncipherment && !slices.Contains(required, u)
 	}
-	for _, u := range r.Usages {
-		if u != certificates.UsageKeyEncipherment && !slices.Contains(required, u) {
-			return fmt.Errorf("usages are %q, want %q and optionally \"key encipherment\"", r.Usages, required)
-		}
+	if slices.ContainsFunc(required, missing) || slices.ContainsFunc(r.Usages, other) {
+		return fmt.Errorf("usages are %q, want %q and optionally \"key encipherment\"", r.Usages, required)
 	}
 	return nil
 }

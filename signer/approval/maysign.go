@@ -44,11 +44,7 @@ func (MaySign) Decide(ctx context.Context, r Request, f Facts) (Decision, error)
 			}
 		}
 		if !allowed {
-			return Decision{
-				Reason:   ReasonNotPermitted,
-				Message:  fmt.Sprintf("%q may not %s signers %s in certificates.k8s.io, so kubejoin does not approve the request automatically; %s", userName(r), verb, r.SignerName, byHand(r)),
-				Evidence: []string{fmt.Sprintf("%q may not %s signers %s", userName(r), verb, r.SignerName)},
-			}, nil
+			return notPermitted(r, verb+" signers "+r.SignerName), nil
 		}
 	}
 	return Decision{
