@@ -42,7 +42,13 @@ func plan(live stored, files Files, now time.Time) (upload, error) {
 		if end.Sub(now) < minKeyLeft {
 			return upload{}, &joinformat.KeyEndsError{Expires: end}
 		}
-		next.expires = earlier(end, later(now.Add(joinformat.UploadTTL), live.expires)) // clocks of control planes differ
+		next.expires = now.Add(joinformat.UploadTTL)
+		if live.expires.After(next.expires) { // clocks of control planes differ
+			next.expires = live.expires
+		}
+		if end.Before(next.expires) {
+			next.expires = end
+		}
 		return next, nil
 	}
 	salt := now.Format(time.RFC3339) + "/" + rand.Text()
@@ -65,20 +71,6 @@ func (s stored) share(files Files) (next upload, end time.Time, ok bool) {
 	key := files.key(salt)
 	inside, err := Decrypt(s.secret.Data, key)
 	return upload{salt: salt, key: key, data: s.secret.Data, shared: true}, made.Add(joinformat.KeyTTL), err == nil && inside.equal(files)
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 // key derives the certificate key of an upload of these files.
