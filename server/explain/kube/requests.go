@@ -8,6 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -138,10 +139,7 @@ func (g *gathering) permission(ctx context.Context) error {
 		if len(o.Status.Conditions) > 0 {
 			continue
 		}
-		r := approval.Request{User: o.Spec.Username, UserUID: o.Spec.UID, Groups: o.Spec.Groups, Extra: make(map[string][]string, len(o.Spec.Extra))}
-		for k, v := range o.Spec.Extra {
-			r.Extra[k] = v
-		}
+		r, _ := csr.Request(o) // with its requester, also if it is malformed
 		subresource := "nodeclient"
 		if o.Spec.Username == tokens.NodeUserPrefix+g.facts.Node {
 			subresource = "selfnodeclient"

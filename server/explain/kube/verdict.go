@@ -10,7 +10,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -58,20 +57,15 @@ func (r Requests) object(ctx context.Context, object *certificates.CertificateSi
 }
 
 func status(object *certificates.CertificateSigningRequest) string {
-	if len(object.Status.Certificate) > 0 {
+	switch r := request(object); {
+	case r.Certificate != nil:
 		return api.RequestIssued
+	case r.Failed != nil:
+		return api.RequestFailed
+	case r.Denied != nil:
+		return api.RequestDenied
+	case r.Approved != nil:
+		return api.RequestApproved
 	}
-	is := api.RequestPending
-	for _, c := range object.Status.Conditions {
-		switch {
-		case c.Status != "" && c.Status != corev1.ConditionTrue:
-		case c.Type == certificates.CertificateFailed:
-			return api.RequestFailed
-		case c.Type == certificates.CertificateDenied:
-			is = api.RequestDenied
-		case c.Type == certificates.CertificateApproved:
-			is = api.RequestApproved
-		}
-	}
-	return is
+	return api.RequestPending
 }
