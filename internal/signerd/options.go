@@ -34,20 +34,30 @@ type Options struct {
 type Flag struct {
 	Name, Help string
 	Value      *string
+	needs      need
 }
+
+// A need says when a flag that names a file is required.
+type need int
+
+const (
+	optional need = iota
+	always
+	withHTTPS // and excluded with a Unix socket
+)
 
 // Flags returns the flags in the order of the help text.
 func (o *Options) Flags() []Flag {
 	return []Flag{
-		{"listen", "HOST:PORT to serve HTTPS on, or unix:///PATH of a socket", &o.Listen},
-		{"policy", "file that says who gets which certificates; see 'kubejoin signer default-policy'", &o.Policy},
-		{"issuance-record", "file to append a JSON line to for each certificate that is signed or refused", &o.Record},
-		{"cluster-signing-cert-file", "certificate of the cluster CA; of several, the one that matches the key signs", &o.CertFile},
-		{"cluster-signing-key-file", "private key of --cluster-signing-cert-file; kubejoin-pkcs11 also takes a URI such as pkcs11:token=ca;object=kubernetes-ca?module-path=/PATH&pin-source=file:/PATH", &o.KeyFile},
-		{"cluster-signing-key-passphrase-file", "passphrase of --cluster-signing-key-file, in one line (default: the key is not encrypted)", &o.PassphraseFile},
-		{"tls-cert-file", "serving certificate and its chain, for HTTPS", &o.TLSCertFile},
-		{"tls-private-key-file", "private key of --tls-cert-file", &o.TLSKeyFile},
-		{"client-ca-file", "CA of requesters' client certificates, for HTTPS", &o.ClientCAFile},
+		{"listen", "HOST:PORT to serve HTTPS on, or unix:///PATH of a socket", &o.Listen, optional},
+		{"policy", "file that says who gets which certificates; see 'kubejoin signer default-policy'", &o.Policy, always},
+		{"issuance-record", "file to append a JSON line to for each certificate that is signed or refused", &o.Record, always},
+		{"cluster-signing-cert-file", "certificate of the cluster CA; of several, the one that matches the key signs", &o.CertFile, always},
+		{"cluster-signing-key-file", "private key of --cluster-signing-cert-file; kubejoin-pkcs11 also takes a URI such as pkcs11:token=ca;object=kubernetes-ca?module-path=/PATH&pin-source=file:/PATH", &o.KeyFile, always},
+		{"cluster-signing-key-passphrase-file", "passphrase of --cluster-signing-key-file, in one line (default: the key is not encrypted)", &o.PassphraseFile, optional},
+		{"tls-cert-file", "serving certificate and its chain, for HTTPS", &o.TLSCertFile, withHTTPS},
+		{"tls-private-key-file", "private key of --tls-cert-file", &o.TLSKeyFile, withHTTPS},
+		{"client-ca-file", "CA of requesters' client certificates, for HTTPS", &o.ClientCAFile, withHTTPS},
 	}
 }
 
@@ -78,22 +88,12 @@ func (o Options) Check() error {
 	if o.Record == "-" { // standard output for other commands
 		fail("issuance-record", "%q given, want a file", o.Record)
 	}
-	for _, file := range []struct {
-		flag, value string
-		want        bool
-	}{
-		{"policy", o.Policy, true},
-		{"issuance-record", o.Record, true},
-		{"cluster-signing-cert-file", o.CertFile, true},
-		{"cluster-signing-key-file", o.KeyFile, true},
-		{"tls-cert-file", o.TLSCertFile, socket == ""},
-		{"tls-private-key-file", o.TLSKeyFile, socket == ""},
-		{"client-ca-file", o.ClientCAFile, socket == ""},
-	} {
-		if given := file.value != ""; given && !file.want {
-			fail(file.flag, "excludes a Unix socket, whose user the policy names")
-		} else if !given && file.want {
-			fail(file.flag, "missing, want a file")
+	for _, file := range o.Flags() {
+		given := *file.Value != ""
+		if given && file.needs == withHTTPS && socket != "" {
+			fail(file.Name, "excludes a Unix socket, whose user the policy names")
+		} else if !given && (file.needs == always || file.needs == withHTTPS && socket == "") {
+			fail(file.Name, "missing, want a file")
 		}
 	}
 	switch {
