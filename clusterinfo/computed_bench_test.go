@@ -44,7 +44,6 @@ func (m *many) Get(_ context.Context, id string, _ tokens.Read) (tokens.Record, 
 	return m.records[at], nil
 }
 
-
 func (m *many) List(context.Context) ([]tokens.Record, error) {
 	all := slices.Clone(m.records)
 	for i := range all {

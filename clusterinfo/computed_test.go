@@ -44,7 +44,6 @@ func (l *listed) Get(_ context.Context, id string, _ tokens.Read) (tokens.Record
 	return tokens.Record{}, errors.Join(tokens.ErrNotFound, l.err)
 }
 
-
 func (l *listed) Watch(ctx context.Context) <-chan struct{} { return l.Hints.Watch(ctx) }
 
 func TestComputed(t *testing.T) {

@@ -174,15 +174,21 @@ func (d *Desk) Prepare(ctx context.Context, p PrepareRequest) (Prepared, error) 
 	if err := p.CA.check(); err != nil {
 		return Prepared{}, err
 	}
-	for n := 0; ; n++ {
-		prepared, err := d.prepareOnce(ctx, p)
-		if !errors.Is(err, ErrConflict) || n == maxConflicts {
-			return prepared, err
-		}
-	}
+	return repeated(maxConflicts, func() (Prepared, error) { return d.prepare(ctx, p) })
 }
 
-func (d *Desk) prepareOnce(ctx context.Context, p PrepareRequest) (Prepared, error) {
+// repeated repeats what conflicts with another writer.
+func repeated[T any](repeats int, do func() (T, error)) (done T, err error) {
+	for range repeats + 1 {
+		if done, err = do(); !errors.Is(err, ErrConflict) {
+			break
+		}
+	}
+	return done, err
+}
+
+// prepare is Prepare without repeats.
+func (d *Desk) prepare(ctx context.Context, p PrepareRequest) (Prepared, error) {
 	before, version, err := d.Store.Get(ctx, p.CA)
 	if err != nil {
 		return Prepared{}, err
@@ -251,38 +257,38 @@ func (d *Desk) Advance(ctx context.Context, ca CA, to Stage, o Options) (Status,
 	if !slices.Contains(stages, to) || to == Prepare {
 		return Status{}, fmt.Errorf("invalid stage %q: want one of %q", to, stages[1:])
 	}
-	return d.step(ctx, ca, o, maxConflicts, func(r Rotation) bool { return to == Finish && r.Stage == Finish && !r.Aborting },
-		func(r Rotation, seen []Observation) (Rotation, error) { return r.Advance(to, seen, d.now()) })
+	return d.take(ctx, ca, step{string(to), maxConflicts, func(r Rotation, seen []Observation) (Rotation, error) { return r.Advance(to, seen, d.now()) }}, o)
 }
 
 // Abort goes back by one stage, or ends the rotation in stage Prepare. After an error, the Status is the one before if it
 // is known. Of two writers that abort at the same moment, one gets ErrConflict, so that they go back by one stage together.
 func (d *Desk) Abort(ctx context.Context, ca CA, o Options) (Status, error) {
-	return d.step(ctx, ca, o, 0, func(r Rotation) bool { return r.Aborting },
-		func(r Rotation, seen []Observation) (Rotation, error) { return r.Abort(seen, d.now()) })
+	return d.take(ctx, ca, step{abort, 0, func(r Rotation, seen []Observation) (Rotation, error) { return r.Abort(seen, d.now()) }}, o)
 }
 
 // maxConflicts is how often a step is repeated because another writer was faster.
 const maxConflicts = 5
 
-// step decides and writes, and repeats that some times after a conflict. done reports whether a rotation that has ended
-// did so by this step.
-func (d *Desk) step(ctx context.Context, ca CA, o Options, repeats int, done func(Rotation) bool, decide func(Rotation, []Observation) (Rotation, error)) (Status, error) {
+// A step is one subcommand of 'kubejoin ca' that changes a rotation.
+type step struct {
+	name    string
+	repeats int // after a conflict
+	decide  func(Rotation, []Observation) (Rotation, error)
+}
+
+// take takes a step.
+func (d *Desk) take(ctx context.Context, ca CA, s step, o Options) (Status, error) {
 	if err := ca.check(); err != nil {
 		return Status{}, err
 	}
 	if o.ExpireTokens && d.ExpireTokens == nil {
 		return Status{}, invalid("expireTokens", "there are no tokens here to expire")
 	}
-	for n := 0; ; n++ {
-		s, err := d.stepOnce(ctx, ca, o, done, decide)
-		if !errors.Is(err, ErrConflict) || n == repeats {
-			return s, err
-		}
-	}
+	return repeated(s.repeats, func() (Status, error) { return d.try(ctx, ca, s, o) })
 }
 
-func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotation) bool, decide func(Rotation, []Observation) (Rotation, error)) (Status, error) {
+// try decides a step once, and writes the result.
+func (d *Desk) try(ctx context.Context, ca CA, s step, o Options) (Status, error) {
 	before, version, err := d.Store.Get(ctx, ca)
 	if err != nil {
 		return Status{}, err
@@ -293,7 +299,7 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 		}
 	}
 	if !before.InProgress() {
-		if before.ID == "" || !done(before) {
+		if before.ID == "" || s.name != before.last() {
 			return status(before, nil), ErrNone
 		}
 		return d.clean(ctx, before, o)
@@ -306,7 +312,7 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 	if err != nil {
 		return status(before, seen), err
 	}
-	after, err := decide(r, seen)
+	after, err := s.decide(r, seen)
 	for _, last := range []struct { // what a step does itself if nothing else is behind
 		kind    Kind
 		allowed bool
@@ -326,7 +332,7 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 		} else if seen, err = d.observe(ctx, before); err != nil {
 			return status(before, nil), err
 		}
-		after, err = decide(r, seen)
+		after, err = s.decide(r, seen)
 	}
 	if err != nil {
 		if after.Settled != before.Settled && !o.DryRun {
@@ -345,7 +351,7 @@ func (d *Desk) stepOnce(ctx context.Context, ca CA, o Options, done func(Rotatio
 			return status(before, seen), fmt.Errorf("key of the new CA: %w", err)
 		}
 		if after.HasKey && !found && !after.Aborting && after.Stage != Finish { // from Finish on, hosts have it
-			return status(before, seen), wrongStep("the key of the new CA is not stored any more; next: %s", ca.Command("abort"))
+			return status(before, seen), wrongStep("the key of the new CA is not stored any more; next: %s", ca.Command(abort))
 		}
 	}
 	if !o.DryRun && !reflect.DeepEqual(before, after) {

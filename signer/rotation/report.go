@@ -141,11 +141,7 @@ func (r Rotation) orLeave(name string) string {
 	if !r.InProgress() {
 		return ""
 	}
-	step := r.Next()
-	if r.Aborting {
-		step = "abort"
-	}
-	return "; or " + r.CA.Command(step) + " --leave-behind-file " + safetext.Quote(name)
+	return "; or " + r.CA.Command(r.Next()) + " --leave-behind-file " + safetext.Quote(name)
 }
 
 // Unfit returns what of a host does not fit the stage of the rotation, by its report: one line each, with the next step.

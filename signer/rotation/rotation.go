@@ -329,7 +329,7 @@ func (r Rotation) Advance(to Stage, seen []Observation, now time.Time) (Rotation
 	case !r.InProgress():
 		return r, ErrNone
 	case r.Aborting:
-		return r, wrongStep("cannot %s: the rotation is being aborted; next: %s", to, r.CA.Command("abort"))
+		return r, wrongStep("cannot %s: the rotation is being aborted; next: %s", to, r.CA.Command(abort))
 	case to == r.Stage && to != Finish:
 		return r, nil
 	case string(to) != r.Next():
@@ -397,11 +397,11 @@ func (r Rotation) Abort(seen []Observation, now time.Time) (Rotation, error) {
 	if !r.InProgress() {
 		return r, ErrNone
 	}
-	if behind := r.behind("abort", r.abortNeeds(), seen); len(behind) > 0 {
-		return r, &NotReady{"abort", behind}
+	if behind := r.behind(abort, r.abortNeeds(), seen); len(behind) > 0 {
+		return r, &NotReady{abort, behind}
 	}
 	if r.Stage == Switch && r.Aborting { // hosts were in finish, and the new CA has not certified the old one
-		if err := r.settle("abort", now); err != nil {
+		if err := r.settle(abort, now); err != nil {
 			return r, err
 		}
 	}
@@ -422,7 +422,7 @@ func (r Rotation) Pending(seen []Observation) []Behind {
 		done := r.Stage == Finish
 		return r.behind(r.Next(), needs{seen: true, notOld: done, fromNew: done, notNew: !done, fromOld: !done}, seen)
 	case r.Aborting:
-		return r.behind("abort", r.abortNeeds(), seen)
+		return r.behind(abort, r.abortNeeds(), seen)
 	}
 	return r.behind(r.Next(), map[Stage]needs{
 		Prepare: {noOther: true, seenServers: true},                                                                                       // to Trust
@@ -449,11 +449,22 @@ func (r Rotation) Next() string {
 	case !r.InProgress():
 		return string(Prepare)
 	case r.Aborting:
-		return "abort"
+		return abort
 	case r.Stage == Finish:
 		return string(Finish)
 	}
 	return string(stages[slices.Index(stages, r.Stage)+1])
+}
+
+// abort is the subcommand that goes back.
+const abort = "abort"
+
+// last returns the subcommand that ends, or has ended, the rotation.
+func (r Rotation) last() string {
+	if r.Aborting {
+		return abort
+	}
+	return string(Finish)
 }
 
 // needs are the conditions of a step, on every observation.
