@@ -47,24 +47,23 @@ func signsNodes(f flags) bool {
 const controllersOff = "*,-csrapproving,-csrsigning,-csrcleaner"
 
 func checkControllerManager(f *Facts) []Finding {
-	all := f.unseenOf(kubeControllerManager)
-	mend := setFlag(kubeControllerManager, "controllers", controllersOff, "")
-	for _, c := range f.componentsOf(kubeControllerManager) {
-		on := c.flags.list("controllers")
-		if kcmSigner.in(on) && signsNodes(c.flags) {
-			all = append(all, found("kcm-signs", mend, "kube-controller-manager on %s signs certificates of nodes, so the limits of tokens do not hold", c.machine).on(c.machine))
+	return f.onEach(kubeControllerManager, func(machine string, flags flags) (all []Finding) {
+		on := flags.list("controllers")
+		for _, one := range []struct {
+			runs     bool
+			id, does string
+		}{
+			{kcmSigner.in(on) && signsNodes(flags), "kcm-signs", "signs certificates of nodes, so the limits of tokens do not hold"},
+			{kcmApprover.in(on), "kcm-approves", "approves requests of nodes without checking the limits of tokens"},
+			{kcmBootstrapSigner.in(on), "kcm-signs-cluster-info", "signs cluster-info too, and removes signatures of tokens that it does not know"},
+			{kcmTokenCleaner.in(on), "kcm-cleans-tokens", "deletes expired tokens too, and may delete a token that was just renewed"},
+		} {
+			if one.runs {
+				all = append(all, found(one.id, setFlag(kubeControllerManager, "controllers", controllersOff, ""), "kube-controller-manager on %s %s", machine, one.does))
+			}
 		}
-		if kcmApprover.in(on) {
-			all = append(all, found("kcm-approves", mend, "kube-controller-manager on %s approves requests of nodes without checking the limits of tokens", c.machine).on(c.machine))
-		}
-		if kcmBootstrapSigner.in(on) {
-			all = append(all, found("kcm-signs-cluster-info", mend, "kube-controller-manager on %s signs cluster-info too, and removes signatures of tokens that it does not know", c.machine).on(c.machine))
-		}
-		if kcmTokenCleaner.in(on) {
-			all = append(all, found("kcm-cleans-tokens", mend, "kube-controller-manager on %s deletes expired tokens too, and may delete a token that was just renewed", c.machine).on(c.machine))
-		}
-	}
-	return all
+		return all
+	})
 }
 
 // OtherSigners returns a finding for each kube-controller-manager among the static pods of control planes that signs any
@@ -105,57 +104,50 @@ func (f flags) signs() bool {
 }
 
 func checkBootstrapTokens(f *Facts) []Finding {
-	all := f.unseenOf(kubeAPIServer)
-	for _, c := range f.componentsOf(kubeAPIServer) {
-		if c.flags.last("enable-bootstrap-token-auth") == "true" {
-			continue
+	return f.onEach(kubeAPIServer, func(machine string, flags flags) []Finding {
+		if flags.last("enable-bootstrap-token-auth") == "true" {
+			return nil
 		}
-		if file := c.flags.last("authentication-token-webhook-config-file"); file != "" {
-			all = append(all, unseen("kube-apiserver on %s has bootstrap tokens reviewed by the webhook in %s", c.machine, file))
-			continue
+		if file := flags.last("authentication-token-webhook-config-file"); file != "" {
+			return []Finding{unseen("kube-apiserver on %s has bootstrap tokens reviewed by the webhook in %s", machine, file)}
 		}
-		all = append(all, found("apiserver-bootstrap-tokens-off", setFlag(kubeAPIServer, "enable-bootstrap-token-auth", "true", ""),
-			"kube-apiserver on %s lacks --enable-bootstrap-token-auth, so it refuses every bootstrap token", c.machine).on(c.machine))
-	}
-	return all
+		return []Finding{found("apiserver-bootstrap-tokens-off", setFlag(kubeAPIServer, "enable-bootstrap-token-auth", "true", ""),
+			"kube-apiserver on %s lacks --enable-bootstrap-token-auth, so it refuses every bootstrap token", machine)}
+	})
 }
 
 func checkKubeletCA(f *Facts) []Finding {
-	all := f.unseenOf(kubeAPIServer)
-	for _, c := range f.componentsOf(kubeAPIServer) {
-		if c.flags.last("kubelet-certificate-authority") == "" {
-			all = append(all, found("apiserver-trusts-any-kubelet", setFlag(kubeAPIServer, "kubelet-certificate-authority", "/etc/kubernetes/pki/ca.crt", ""),
-				"kube-apiserver on %s lacks --kubelet-certificate-authority, so it verifies no certificate of a kubelet for logs and exec", c.machine).on(c.machine))
+	return f.onEach(kubeAPIServer, func(machine string, flags flags) []Finding {
+		if flags.last("kubelet-certificate-authority") != "" {
+			return nil
 		}
-	}
-	return all
+		return []Finding{found("apiserver-trusts-any-kubelet", setFlag(kubeAPIServer, "kubelet-certificate-authority", "/etc/kubernetes/pki/ca.crt", ""),
+			"kube-apiserver on %s lacks --kubelet-certificate-authority, so it verifies no certificate of a kubelet for logs and exec", machine)}
+	})
 }
 
 func checkAuthorizers(f *Facts) []Finding {
-	all := f.unseenOf(kubeAPIServer)
-	for _, c := range f.componentsOf(kubeAPIServer) {
-		if file := c.flags.last("authorization-config"); file != "" {
-			all = append(all, unseen("kube-apiserver on %s reads its authorizers from %s", c.machine, file))
-			continue
-		}
-		modes := c.flags.list("authorization-mode")
+	return f.onEach(kubeAPIServer, func(machine string, flags flags) []Finding {
+		modes := flags.list("authorization-mode")
 		set := func(value string) string { return setFlag(kubeAPIServer, "authorization-mode", value, "Node,RBAC") }
-		if len(modes) == 0 || slices.Contains(modes, "AlwaysAllow") { // the default
-			all = append(all, found("apiserver-always-allow", set("Node,RBAC"),
-				"kube-apiserver on %s authorizes every request, because --authorization-mode is AlwaysAllow", c.machine).on(c.machine))
-		} else if !slices.Contains(modes, "Node") {
-			all = append(all, found("apiserver-node-authorizer-off", set("Node,"+strings.Join(modes, ",")),
-				"kube-apiserver on %s lacks Node in --authorization-mode, so a node that joined cannot register", c.machine).on(c.machine))
+		switch file := flags.last("authorization-config"); {
+		case file != "":
+			return []Finding{unseen("kube-apiserver on %s reads its authorizers from %s", machine, file)}
+		case len(modes) == 0 || slices.Contains(modes, "AlwaysAllow"): // the default
+			return []Finding{found("apiserver-always-allow", set("Node,RBAC"),
+				"kube-apiserver on %s authorizes every request, because --authorization-mode is AlwaysAllow", machine)}
+		case !slices.Contains(modes, "Node"):
+			return []Finding{found("apiserver-node-authorizer-off", set("Node,"+strings.Join(modes, ",")),
+				"kube-apiserver on %s lacks Node in --authorization-mode, so a node that joined cannot register", machine)}
 		}
-	}
-	return all
+		return nil
+	})
 }
 
 func checkNodeRestriction(f *Facts) []Finding {
 	const name = "NodeRestriction"
-	all := f.unseenOf(kubeAPIServer)
-	for _, c := range f.componentsOf(kubeAPIServer) {
-		enabled, disabled := c.flags.list("enable-admission-plugins"), c.flags.list("disable-admission-plugins")
+	return f.onEach(kubeAPIServer, func(machine string, flags flags) []Finding {
+		enabled, disabled := flags.list("enable-admission-plugins"), flags.list("disable-admission-plugins")
 		mend := ""
 		switch {
 		case slices.Contains(disabled, name):
@@ -164,12 +156,11 @@ func checkNodeRestriction(f *Facts) []Finding {
 		case !slices.Contains(enabled, name):
 			mend = setFlag(kubeAPIServer, "enable-admission-plugins", strings.Join(append(slices.Clone(enabled), name), ","), name)
 		default:
-			continue
+			return nil
 		}
-		all = append(all, found("apiserver-node-restriction-off", mend,
-			"kube-apiserver on %s runs without the admission plugin NodeRestriction, so each node can change other Nodes and Pods", c.machine).on(c.machine))
-	}
-	return all
+		return []Finding{found("apiserver-node-restriction-off", mend,
+			"kube-apiserver on %s runs without the admission plugin NodeRestriction, so each node can change other Nodes and Pods", machine)}
+	})
 }
 
 // checkRevocations finds revocations that no kube-apiserver enforces.
@@ -177,16 +168,13 @@ func checkRevocations(f *Facts) []Finding {
 	if f.Revoked == 0 || f.RevocationPolicy {
 		return nil
 	}
-	all := f.unseenOf(kubeAPIServer)
-	for _, c := range f.componentsOf(kubeAPIServer) {
-		if file := c.flags.last("authorization-config"); file != "" {
-			all = append(all, unseen("kube-apiserver on %s reads its authorizers from %s, which may lack kubejoin", c.machine, file))
-		} else {
-			all = append(all, found("revocations-not-enforced", "kubejoin authorization-config --ca-file /etc/kubernetes/pki/ca.crt",
-				"nodes or certificates are revoked, but kube-apiserver on %s lacks --authorization-config, and ValidatingAdmissionPolicy kubejoin-revocation is not bound: revoked certificates still work there", c.machine).on(c.machine))
+	return f.onEach(kubeAPIServer, func(machine string, flags flags) []Finding {
+		if file := flags.last("authorization-config"); file != "" {
+			return []Finding{unseen("kube-apiserver on %s reads its authorizers from %s, which may lack kubejoin", machine, file)}
 		}
-	}
-	return all
+		return []Finding{found("revocations-not-enforced", "kubejoin authorization-config --ca-file /etc/kubernetes/pki/ca.crt",
+			"nodes or certificates are revoked, but kube-apiserver on %s lacks --authorization-config, and ValidatingAdmissionPolicy kubejoin-revocation is not bound: revoked certificates still work there", machine)}
+	})
 }
 
 // checkRevocationsFill finds a list of revocations that is nearly full.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -107,9 +108,20 @@ func (f *Facts) unseenOf(name string) []Finding {
 	case len(all) == 0:
 		return []Finding{unseen("no Node has the label %s, so the flags of %s are not visible", controlPlaneLabel, name)}
 	case len(without) > 0:
-		return []Finding{unseen("%s has no visible static Pod on %s", name, few(without))}
+		return []Finding{unseen("%s has no visible static Pod on %s", name, safetext.Few(without))}
 	}
 	return nil
+}
+
+// onEach returns what find finds in the flags of each static pod of a component, and the control planes without one.
+func (f *Facts) onEach(name string, find func(machine string, flags flags) []Finding) []Finding {
+	all := f.unseenOf(name)
+	for _, c := range f.componentsOf(name) {
+		for _, one := range find(c.machine, c.flags) {
+			all = append(all, one.on(c.machine))
+		}
+	}
+	return all
 }
 
 // plain are values that a command may repeat from a Pod.

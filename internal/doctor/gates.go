@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
@@ -41,10 +42,9 @@ func checkFeatureGates(f *Facts) []Finding {
 	}
 	var all []Finding
 	for _, name := range []string{kubeAPIServer, kubeControllerManager, kubeScheduler} {
-		all = append(all, f.unseenOf(name)...)
-		for _, c := range f.componentsOf(name) {
+		all = append(all, f.onEach(name, func(machine string, flags flags) []Finding {
 			var removed, kept []string
-			for _, setting := range c.flags.list("feature-gates") {
+			for _, setting := range flags.list("feature-gates") {
 				gate, _, _ := strings.Cut(setting, "=")
 				gate = strings.TrimSpace(gate[strings.LastIndex(gate, ":")+1:]) // COMPONENT:GATE=VALUE
 				if slices.Contains(removedGates[v.Minor()], gate) {
@@ -53,11 +53,12 @@ func checkFeatureGates(f *Facts) []Finding {
 					kept = append(kept, setting)
 				}
 			}
-			if len(removed) > 0 {
-				all = append(all, found("feature-gate-removed", setFlag(name, "feature-gates", strings.Join(kept, ","), ""),
-					"%s on %s sets --feature-gates=%s, which Kubernetes 1.%d lacks, so it will not start after an upgrade", name, c.machine, few(removed), v.Minor()+1).on(c.machine))
+			if len(removed) == 0 {
+				return nil
 			}
-		}
+			return []Finding{found("feature-gate-removed", setFlag(name, "feature-gates", strings.Join(kept, ","), ""),
+				"%s on %s sets --feature-gates=%s, which Kubernetes 1.%d lacks, so it will not start after an upgrade", name, machine, safetext.Few(removed), v.Minor()+1)}
+		})...)
 	}
 	return all
 }

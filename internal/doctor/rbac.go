@@ -184,7 +184,7 @@ func checkImpersonation(f *Facts) []Finding {
 		}
 		if len(wrong) > 0 {
 			all = append(all, found("impersonates-nodes", withoutSubjects(binding, wrong),
-				"ClusterRoleBinding %s lets %s impersonate nodes, so they can do what a node may without its certificate", binding.Name, few(who)))
+				"ClusterRoleBinding %s lets %s impersonate nodes, so they can do what a node may without its certificate", binding.Name, safetext.Few(who)))
 		}
 	}
 	return all
@@ -207,16 +207,7 @@ func checkRights(f *Facts) []Finding {
 	if len(missing) == 0 {
 		return nil
 	}
-	return []Finding{found("rights-missing", applyManifests, "the service account %s/%s may not %s", kubejoinNamespace, kubejoinAccount, few(missing))}
-}
-
-// few returns the first three of a list, and the number of the others.
-func few(all []string) string {
-	text := strings.Join(all[:min(len(all), 3)], ", ")
-	if more := len(all) - 3; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
+	return []Finding{found("rights-missing", applyManifests, "the service account %s/%s may not %s", kubejoinNamespace, kubejoinAccount, safetext.Few(missing))}
 }
 
 // checkObjects finds missing objects of the manifests.

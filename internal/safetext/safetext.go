@@ -154,3 +154,12 @@ func ShowCSR(name, uid string) string {
 	}
 	return "kubectl get csr"
 }
+
+// Few returns the first three of a list, and the number of the others.
+func Few(all []string) string {
+	text := strings.Join(all[:min(len(all), 3)], ", ")
+	if more := len(all) - 3; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}

@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -52,20 +52,11 @@ func tokenWords(t api.TokenEvidence, now time.Time) string {
 		}
 		return fmt.Sprintf("%s (%s, expires in %s)", t.ID, signed, span(t.Expires.Sub(now)))
 	case api.StatusSpent:
-		return fmt.Sprintf("%s (spent by %s)", t.ID, firstNames(t.Nodes))
+		return fmt.Sprintf("%s (spent by %s)", t.ID, safetext.Few(t.Nodes))
 	case api.StatusExpired:
 		return fmt.Sprintf("%s (expired %s)", t.ID, ago(t.Expires, now))
 	}
 	return fmt.Sprintf("%s (%s)", t.ID, t.Status)
-}
-
-// firstNames lists a few of the names.
-func firstNames(names []string) string {
-	const few = 3
-	if len(names) <= few {
-		return strings.Join(names, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
 }
 
 // usable returns the tokens that allow the name: those limited to it (bound), and those for any name (general). Each
@@ -121,9 +112,9 @@ func (v *view) diagnose(r api.RequestEvidence) (api.NodeState, string) {
 		if t.Limits.Replaces != (tokens.NodeRef{}) {
 			allowed = []string{t.Limits.Replaces.Name}
 		}
-		return NodeNameNotAllowed, fmt.Sprintf("its token %s is limited to other names (%s)", id, firstNames(allowed))
+		return NodeNameNotAllowed, fmt.Sprintf("its token %s is limited to other names (%s)", id, safetext.Few(allowed))
 	case t.Spent() && !slices.Contains(t.Nodes, v.Node):
-		return TokenSpent, fmt.Sprintf("its token %s is spent: it was for %s, and %s used it", id, nodeCount(t.Limits.NodeLimit()), firstNames(t.Nodes))
+		return TokenSpent, fmt.Sprintf("its token %s is spent: it was for %s, and %s used it", id, nodeCount(t.Limits.NodeLimit()), safetext.Few(t.Nodes))
 	}
 	return v.diagnoseName(r, t)
 }
