@@ -13,20 +13,6 @@ import (
 // deleted when the machine has joined, and at the next boot.
 const CloudConfigScript = "/run/kubejoin/join.sh"
 
-// cloudConfig is the part of a "#cloud-config" document that this package uses.
-type cloudConfig struct {
-	WriteFiles []cloudFile `json:"write_files"`
-	RunCmd     []string    `json:"runcmd"`
-}
-
-type cloudFile struct {
-	Path        string `json:"path"`
-	Owner       string `json:"owner"`
-	Permissions string `json:"permissions"`
-	Encoding    string `json:"encoding"`
-	Content     string `json:"content"`
-}
-
 // CloudConfig returns user data for cloud-init that runs [Join.Script] at the first boot, after the modules
 // that install packages. Nothing restarts the script, so it waits for the cluster for the default TTL of a
 // token, a day. The script is compressed, because some clouds limit user data to 16 KiB.
@@ -39,9 +25,9 @@ func (j Join) CloudConfig() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	document, err := yaml.Marshal(cloudConfig{
-		WriteFiles: []cloudFile{{CloudConfigScript, "root:root", "0700", "gz+b64", content}},
-		RunCmd:     []string{fmt.Sprintf("sh %s --timeout %d && rm -f %[1]s", CloudConfigScript, tokens.DefaultTTL/time.Second)},
+	document, err := yaml.Marshal(object{
+		"write_files": []object{{"path": CloudConfigScript, "owner": "root:root", "permissions": "0700", "encoding": "gz+b64", "content": content}},
+		"runcmd":      []string{fmt.Sprintf("sh %s --timeout %d && rm -f %[1]s", CloudConfigScript, tokens.DefaultTTL/time.Second)},
 	})
 	return bytes.Join([][]byte{[]byte("#cloud-config\n"), document}, nil), err
 }

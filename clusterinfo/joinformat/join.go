@@ -54,27 +54,8 @@ func (j Join) Line() ([]byte, error) {
 // give it to the kubeadm of each supported version.
 const ConfigAPIVersion = "kubeadm.k8s.io/v1beta4"
 
-// joinConfiguration is what kubeadm reads in [ConfigAPIVersion].
-type joinConfiguration struct {
-	APIVersion   string        `json:"apiVersion"`
-	Kind         string        `json:"kind"`
-	ControlPlane *controlPlane `json:"controlPlane,omitempty"`
-	Discovery    discovery     `json:"discovery"`
-}
-
-type controlPlane struct {
-	CertificateKey string `json:"certificateKey"`
-}
-
-type discovery struct {
-	BootstrapToken bootstrapToken `json:"bootstrapToken"`
-}
-
-type bootstrapToken struct {
-	APIServerEndpoint string   `json:"apiServerEndpoint"`
-	CACertHashes      []string `json:"caCertHashes"`
-	Token             string   `json:"token"` // also kubeadm's tlsBootstrapToken
-}
+// An object is a document in YAML, or a part of one. The encoder sorts its keys.
+type object = map[string]any
 
 // Configuration returns a JoinConfiguration for 'kubeadm join --config'. It has no fields about the
 // machine, such as nodeRegistration; they can be added.
@@ -82,52 +63,17 @@ func (j Join) Configuration() ([]byte, error) {
 	if _, err := j.Line(); err != nil { // checks the same fields
 		return nil, fmt.Errorf("join configuration: %w", err)
 	}
-	c := joinConfiguration{
-		APIVersion: ConfigAPIVersion, Kind: "JoinConfiguration",
-		Discovery: discovery{bootstrapToken{j.Endpoint, clusterinfo.Pins(j.CAs), j.Token.Reveal()}},
+	c := object{
+		"apiVersion": ConfigAPIVersion, "kind": "JoinConfiguration",
+		"discovery": object{"bootstrapToken": object{
+			"apiServerEndpoint": j.Endpoint, "caCertHashes": clusterinfo.Pins(j.CAs),
+			"token": j.Token.Reveal(), // also kubeadm's tlsBootstrapToken
+		}},
 	}
 	if !j.CertificateKey.IsZero() {
-		c.ControlPlane = &controlPlane{j.CertificateKey.Reveal()}
+		c["controlPlane"] = object{"certificateKey": j.CertificateKey.Reveal()}
 	}
 	return yaml.Marshal(c)
-}
-
-type kubeconfig struct {
-	APIVersion     string         `json:"apiVersion"`
-	Kind           string         `json:"kind"`
-	Clusters       []namedCluster `json:"clusters"`
-	Contexts       []namedContext `json:"contexts"`
-	CurrentContext string         `json:"current-context"`
-	Users          []namedUser    `json:"users"`
-}
-
-type namedCluster struct {
-	Name    string  `json:"name"`
-	Cluster cluster `json:"cluster"`
-}
-
-type cluster struct {
-	CAData []byte `json:"certificate-authority-data"`
-	Server string `json:"server"`
-}
-
-type namedContext struct {
-	Name    string        `json:"name"`
-	Context configContext `json:"context"`
-}
-
-type configContext struct {
-	Cluster string `json:"cluster"`
-	User    string `json:"user"`
-}
-
-type namedUser struct {
-	Name string `json:"name"`
-	User user   `json:"user"`
-}
-
-type user struct {
-	Token string `json:"token"`
 }
 
 // Names that kubeadm uses.
@@ -148,11 +94,11 @@ func (j Join) Kubeconfig() ([]byte, error) {
 	if !j.CertificateKey.IsZero() {
 		return nil, errors.New("certificate key: a kubeconfig cannot contain it")
 	}
-	k := kubeconfig{
-		APIVersion: "v1", Kind: "Config",
-		Clusters:       []namedCluster{{clusterName, cluster{[]byte(j.Bundle()), j.Server}}},
-		Contexts:       []namedContext{{contextName, configContext{clusterName, userName}}},
-		CurrentContext: contextName,
+	k := object{
+		"apiVersion": "v1", "kind": "Config",
+		"clusters":        []object{{"name": clusterName, "cluster": object{"certificate-authority-data": []byte(j.Bundle()), "server": j.Server}}},
+		"contexts":        []object{{"name": contextName, "context": object{"cluster": clusterName, "user": userName}}},
+		"current-context": contextName,
 	}
 	// Apply the checks of a discovery kubeconfig, which has no user. The server may be one that no join command can name.
 	public, err := yaml.Marshal(k)
@@ -162,7 +108,7 @@ func (j Join) Kubeconfig() ([]byte, error) {
 	if _, _, err := clusterinfo.ParseKubeconfig(public); err != nil {
 		return nil, err
 	}
-	k.Users = []namedUser{{userName, user{j.Token.Reveal()}}}
+	k["users"] = []object{{"name": userName, "user": object{"token": j.Token.Reveal()}}}
 	return yaml.Marshal(k)
 }
 
