@@ -84,14 +84,23 @@ func (c *Computed) JSON(ctx context.Context) ([]byte, error) {
 // Config returns the kubeconfig that is signed at this time, from Kubeconfig or Follow. The bytes are
 // shared and must not be changed.
 func (c *Computed) Config(ctx context.Context) (kubeconfig []byte, err error) {
-	return c.kubeconfig(ctx)
+	kubeconfig = c.Kubeconfig
+	if c.Follow != nil {
+		if kubeconfig, err = c.Follow(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if len(kubeconfig) == 0 {
+		return nil, ErrNoKubeconfig
+	}
+	return kubeconfig, nil
 }
 
 // WaitSigned returns the signed kubeconfig if the token signs it now; Data and JSON then have the
 // signature. It waits for the list of Tokens, which may lag, and for no signer. If the token does not sign,
 // the error wraps [ErrUnsigned] or [ErrSignature]. The bytes are shared and must not be changed.
 func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig []byte, err error) {
-	if kubeconfig, err = c.kubeconfig(ctx); err != nil {
+	if kubeconfig, err = c.Config(ctx); err != nil {
 		return nil, err
 	}
 	// Read this token only. With thousands of tokens, a new one must not cost a pass over the list.
@@ -150,7 +159,7 @@ func (c *Computed) renew(ctx context.Context) (*computation, error) {
 	time.Sleep(time.Until(c.rest))
 	began := time.Now()
 	defer func() { c.rest = time.Now().Add(min(time.Since(began), mostRest)) }()
-	kubeconfig, err := c.kubeconfig(ctx) // it may have changed during the pause
+	kubeconfig, err := c.Config(ctx) // it may have changed during the pause
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +216,7 @@ func (c *Computed) known() int {
 // cached returns the latest computation if it has the current kubeconfig, contains all known changes and is still
 // valid at this time; otherwise nil. It is invalid after an expiry, and if the clock was set back.
 func (c *Computed) cached(ctx context.Context) (*computation, error) {
-	kubeconfig, err := c.kubeconfig(ctx)
+	kubeconfig, err := c.Config(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -222,20 +231,6 @@ func (c *Computed) cached(ctx context.Context) (*computation, error) {
 		return nil, nil
 	}
 	return c.last, nil
-}
-
-func (c *Computed) kubeconfig(ctx context.Context) ([]byte, error) {
-	kubeconfig := c.Kubeconfig
-	if c.Follow != nil {
-		var err error
-		if kubeconfig, err = c.Follow(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if len(kubeconfig) == 0 {
-		return nil, ErrNoKubeconfig
-	}
-	return kubeconfig, nil
 }
 
 func (c *Computed) now() time.Time {
