@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,15 +37,10 @@ type Retention struct {
 }
 
 func (r Retention) withDefaults() Retention {
-	for _, d := range []struct {
-		value    *time.Duration
-		standard time.Duration
-	}{{&r.Issued, time.Hour}, {&r.Denied, 5 * time.Minute}, {&r.Failed, time.Hour}, {&r.Pending, 24 * time.Hour}, {&r.Unissued, 24 * time.Hour}} {
-		if *d.value <= 0 {
-			*d.value = d.standard
-		}
+	return Retention{
+		Issued: cmp.Or(r.Issued, time.Hour), Denied: cmp.Or(r.Denied, 5*time.Minute), Failed: cmp.Or(r.Failed, time.Hour),
+		Pending: cmp.Or(r.Pending, 24*time.Hour), Unissued: cmp.Or(r.Unissued, 24*time.Hour),
 	}
-	return r
 }
 
 // Due returns when a request is to be deleted, and because of which state: "issued", "expired", "denied",

@@ -25,10 +25,10 @@ import (
 	"k8s.io/client-go/util/workqueue"
 )
 
-// DefaultWorkers limits the requests in progress if Controller.Workers is zero. By default, kube-apiserver handles
+// maxInProgress limits the requests in progress at any latency. By default, kube-apiserver handles
 // about 245 requests of service accounts at once, and queues 300 more of one service account (API Priority and
 // Fairness). Beyond that it returns status 429.
-const DefaultWorkers = 512
+const maxInProgress = 512
 
 // Backoff and timeouts of a request.
 const (
@@ -71,8 +71,6 @@ type Controller struct {
 	// SignedByOther, if set, is called for each certificate that another signer issued for one of the
 	// authority's signers. The authority's checks did not apply to it.
 	SignedByOther func(signerName, writer string)
-	// Workers limits the requests in progress at any latency; zero is [DefaultWorkers].
-	Workers int
 	// Logger logs what happens to requests; nil disables logging.
 	Logger *slog.Logger
 	// Registerer registers the kubejoin_csr_* metrics; nil disables them.
@@ -140,11 +138,7 @@ func (c Controller) Run(ctx context.Context) error {
 		h.log = slog.New(slog.DiscardHandler)
 	}
 	defer h.queue.ShutDown()
-	workers := c.Workers
-	if workers <= 0 {
-		workers = DefaultWorkers
-	}
-	h.fair = newFairQueue(workers, func(i item) { running.Go(func() { h.work(ctx, i) }) })
+	h.fair = newFairQueue(maxInProgress, func(i item) { running.Go(func() { h.work(ctx, i) }) })
 
 	if _, found := h.byNode.GetIndexers()[byNode]; !found { // the caller's informer
 		_ = informer.AddIndexers(nodeIndex) // fails on a stopped informer, and so does AddEventHandler

@@ -226,7 +226,7 @@ func TestRequestsShareProbe(t *testing.T) {
 		const outage = time.Minute
 		h, began := newTestHandler(t), time.Now()
 		defer h.fair.close()
-		h.fair.pace = pace{most: DefaultWorkers, limit: DefaultWorkers}
+		h.fair.pace = pace{most: maxInProgress, limit: maxInProgress}
 		var probes atomic.Int32
 		h.client.PrependReactor("list", "certificatesigningrequests", func(kubetesting.Action) (bool, runtime.Object, error) {
 			probes.Add(1)
@@ -236,7 +236,7 @@ func TestRequestsShareProbe(t *testing.T) {
 			return false, nil, nil
 		})
 		var waiting sync.WaitGroup
-		for range DefaultWorkers {
+		for range maxInProgress {
 			waiting.Go(func() { h.awaitServer(t.Context()) })
 		}
 		waiting.Wait()
@@ -456,7 +456,7 @@ func TestWaitingRenewalsIgnoreOtherUsers(t *testing.T) {
 	person.Spec.Request = requestFor(t, "jane")
 	unreadable := nodeRequest(t, 1, client, tokens.NodeUserPrefix+"worker-2", "worker-2", "")
 	unreadable.Spec.Request = []byte("x")
-	if got := WaitingRenewals([]*certificates.CertificateSigningRequest{person, unreadable}); len(got) > 0 {
+	if got := waitingRenewals([]*certificates.CertificateSigningRequest{person, unreadable}, map[renewal]time.Time{}); len(got) > 0 {
 		t.Errorf("got waiting renewals %+v", got)
 	}
 }

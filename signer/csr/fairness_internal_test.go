@@ -49,7 +49,7 @@ func (c *controlPlane) call() {
 func (c *controlPlane) serve(done func(item)) *fairQueue {
 	c.random = rand.New(rand.NewPCG(1, 2))
 	var q *fairQueue
-	q = newFairQueue(DefaultWorkers, func(i item) {
+	q = newFairQueue(maxInProgress, func(i item) {
 		go func() {
 			for n := range callsOfRequest {
 				began := time.Now()
@@ -120,7 +120,7 @@ func TestThroughputDoesNotFollowLatency(t *testing.T) {
 		{0, leastInProgress},
 		{20 * time.Millisecond, 84},
 		{50 * time.Millisecond, 204},
-		{200 * time.Millisecond, DefaultWorkers},
+		{200 * time.Millisecond, maxInProgress},
 	} {
 		for _, tokens := range []int{1, machines} {
 			t.Run(fmt.Sprintf("latency %s, %d tokens", test.latency, tokens), func(t *testing.T) {

@@ -77,10 +77,7 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 			if err != nil {
 				return noRetry, err
 			}
-			if csr.UID != cached.UID {
-				return noRetry, nil
-			}
-			if !h.needsWork(csr) {
+			if csr.UID != cached.UID || !h.needsWork(csr) {
 				return noRetry, nil
 			}
 		}

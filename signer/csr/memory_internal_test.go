@@ -53,7 +53,7 @@ func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nodeIndex)
 	h := &handler{
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour)),
-		fair:  newFairQueue(DefaultWorkers, func(item) {}), steps: map[types.UID]step{},
+		fair:  newFairQueue(maxInProgress, func(item) {}), steps: map[types.UID]step{},
 	}
 	var feeding sync.WaitGroup
 	feeding.Go(h.feed)

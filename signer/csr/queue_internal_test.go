@@ -122,7 +122,7 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				o := simulate(t, DefaultWorkers, func(string) time.Duration { return took })
+				o := simulate(t, maxInProgress, func(string) time.Duration { return took })
 				steady := time.NewTicker(ask.every)
 				defer steady.Stop()
 				o.ask("steady", ask.n)
@@ -155,7 +155,7 @@ func TestServesRackBesideSteadyRequester(t *testing.T) {
 func TestHoldsBackFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const took = 20 * time.Millisecond
-		o := simulate(t, DefaultWorkers, func(string) time.Duration { return took })
+		o := simulate(t, maxInProgress, func(string) time.Duration { return took })
 		o.ask("flood", 50_000)
 		time.Sleep(time.Second)
 		if o.busiest("flood") != crowdMost {
@@ -188,7 +188,7 @@ func TestHoldsBackFlood(t *testing.T) {
 func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const slow, took = 5 * time.Second, 20 * time.Millisecond
-		o := simulate(t, DefaultWorkers, func(requester string) time.Duration {
+		o := simulate(t, maxInProgress, func(requester string) time.Duration {
 			if requester == "slow" {
 				return slow
 			}
@@ -211,7 +211,7 @@ func TestHoldsBackFloodDuringSlowRequest(t *testing.T) {
 // the cooldown.
 func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := simulate(t, DefaultWorkers, func(requester string) time.Duration {
+		o := simulate(t, maxInProgress, func(requester string) time.Duration {
 			if requester == "rack" {
 				return time.Minute
 			}
@@ -231,7 +231,7 @@ func TestCooldownEndsDuringSlowRequest(t *testing.T) {
 // Two crowded requesters must not hold back each other.
 func TestTwoRacksTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := simulate(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
+		o := simulate(t, maxInProgress, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("rack-1", 500)
 		o.ask("rack-2", 500)
 		time.Sleep(time.Second / 2)
@@ -246,7 +246,7 @@ func TestTwoRacksTakeTurns(t *testing.T) {
 // A requester with slow requests counts as crowded although none of them waits to start.
 func TestLimitsSlowRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := simulate(t, DefaultWorkers, func(requester string) time.Duration {
+		o := simulate(t, maxInProgress, func(requester string) time.Duration {
 			if requester == "slow" {
 				return time.Minute
 			}
@@ -270,7 +270,7 @@ func TestLimitsSlowRequests(t *testing.T) {
 // While others are served, each of several crowded requesters has a request in progress.
 func TestServesEachOfManyCrowdedRequesters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := simulate(t, DefaultWorkers, func(string) time.Duration { return 20 * time.Millisecond })
+		o := simulate(t, maxInProgress, func(string) time.Duration { return 20 * time.Millisecond })
 		o.ask("steady", 1)
 		o.ask("flood-1", 5000)
 		o.ask("flood-2", 5000)
@@ -303,7 +303,7 @@ func TestRequestersShareOneSlot(t *testing.T) {
 // Crowded requesters leave slots to a new one, even if their requests take long.
 func TestNewRequesterStartsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := simulate(t, DefaultWorkers, func(string) time.Duration { return time.Minute })
+		o := simulate(t, maxInProgress, func(string) time.Duration { return time.Minute })
 		o.ask("flood-1", 1000)
 		o.ask("flood-2", 1000) // its first ten start before it is crowded
 		time.Sleep(2 * crowdedCooldown)
@@ -320,7 +320,7 @@ func TestNewRequesterStartsAtOnce(t *testing.T) {
 
 // A controller without requests in progress returns to the smallest limit, because it then has few connections.
 func TestIdleQueueRestartsPace(t *testing.T) {
-	q := newFairQueue(DefaultWorkers, func(item) {})
+	q := newFairQueue(maxInProgress, func(item) {})
 	defer q.close()
 	for name, end := range map[string]func(){
 		"idle":                        func() { q.fill("a", 1); q.done(item{"a", "a0"}) },

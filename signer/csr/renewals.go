@@ -1,9 +1,11 @@
 package csr
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -29,16 +31,11 @@ type WaitingRenewal struct {
 // A renewal identifies a certificate that a node requests repeatedly.
 type renewal struct{ user, signer string }
 
-// WaitingRenewals finds waiting renewals among CSR objects: client and serving certificates that a kubelet
+// waitingRenewals finds waiting renewals among CSR objects: client and serving certificates that a kubelet
 // requests as its node. A request waits if it is neither issued, denied nor failed, and no later request
 // for the same certificate was issued. A kubelet that restarts creates a new request. The result has the
-// first waiting request for each node and signer, sorted by age, the oldest first.
-func WaitingRenewals(requests []*certificates.CertificateSigningRequest) []WaitingRenewal {
-	return waitingRenewals(requests, map[renewal]time.Time{})
-}
-
-// waitingRenewals is WaitingRenewals across calls. It keeps in got when the last issued request was created,
-// because an issued request is deleted long before a waiting one.
+// first waiting request for each node and signer, sorted by age, the oldest first. It keeps in got when the last
+// issued request was created, because an issued request is deleted long before a waiting one.
 func waitingRenewals(requests []*certificates.CertificateSigningRequest, got map[renewal]time.Time) []WaitingRenewal {
 	for _, r := range requests {
 		if of := (renewal{r.Spec.Username, r.Spec.SignerName}); ofNode(r) && issued(r) && r.CreationTimestamp.After(got[of]) {
@@ -56,17 +53,9 @@ func waitingRenewals(requests []*certificates.CertificateSigningRequest, got map
 		}
 		first[of] = WaitingRenewal{Node: strings.TrimPrefix(of.user, tokens.NodeUserPrefix), Signer: of.signer, Request: r.Name, UID: string(r.UID), Since: since}
 	}
-	all := make([]WaitingRenewal, 0, len(first))
-	for _, w := range first {
-		all = append(all, w)
-	}
-	slices.SortFunc(all, func(a, b WaitingRenewal) int {
-		if c := a.Since.Compare(b.Since); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Signer+a.Node, b.Signer+b.Node)
+	return slices.SortedFunc(maps.Values(first), func(a, b WaitingRenewal) int {
+		return cmp.Or(a.Since.Compare(b.Since), strings.Compare(a.Signer+a.Node, b.Signer+b.Node))
 	})
-	return all
 }
 
 // ofNode reports whether a node created the request, for one of the kubelet signers.

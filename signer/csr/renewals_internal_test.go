@@ -96,7 +96,7 @@ func TestWaitingRenewalsFindsOldestPerNodeAndSigner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var names []string
-			for _, w := range WaitingRenewals(test.requests) {
+			for _, w := range waitingRenewals(test.requests, map[renewal]time.Time{}) {
 				names = append(names, w.Request)
 				if want := strings.Split(w.Request, "-")[0]; w.Node != want || w.Signer == "" || w.Since.Before(renewalStart) {
 					t.Errorf("got %+v", w)
