@@ -84,8 +84,7 @@ func (r Retention) Due(csr *certificates.CertificateSigningRequest) (due time.Ti
 type Cleaner struct {
 	// Client talks to the API server.
 	Client kubernetes.Interface
-	// Informer caches CSR objects, see [NewInformer]. The caller runs it. If it is nil, the cleaner runs
-	// its own.
+	// Informer caches CSR objects, see [NewInformer]. The caller runs it.
 	Informer cache.SharedIndexInformer
 	// Retention is how long requests are kept.
 	Retention Retention
@@ -97,30 +96,21 @@ type Cleaner struct {
 
 // Run cleans until ctx ends, and then returns nil.
 func (c Cleaner) Run(ctx context.Context) error {
-	if c.Client == nil {
-		return errors.New("CSR cleaner: want a client")
+	if c.Client == nil || c.Informer == nil {
+		return errors.New("CSR cleaner: want a client and an informer")
 	}
 	log := c.Logger
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	informer := c.Informer
-	if informer == nil {
-		informer = NewInformer(c.Client)
-		stopped := make(chan struct{})
-		go func() { defer close(stopped); informer.RunWithContext(ctx) }()
-		defer func() { <-stopped }()
-	}
-	defer stop()
-	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+	if !cache.WaitForCacheSync(ctx.Done(), c.Informer.HasSynced) {
 		return nil
 	}
 	cleaned := metrics.Counter(c.Registerer, "kubejoin_csr_cleaned_total", "CSRs that kubejoin deleted, by their state.", "state")
 	r := c.Retention.withDefaults()
 	return loop.Loop{
 		Name: "csr-cleaner",
-		Step: func(ctx context.Context) (time.Time, error) { return c.step(ctx, informer.GetStore(), log, cleaned) },
+		Step: func(ctx context.Context) (time.Time, error) { return c.step(ctx, c.Informer.GetStore(), log, cleaned) },
 		// The loop needs no hint. A request is kept for at least one sweep after each change, so the next
 		// sweep sees it in time.
 		Sweep:      min(loop.DefaultSweep, r.Issued, r.Denied, r.Failed, r.Pending, r.Unissued),

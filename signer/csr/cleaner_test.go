@@ -1,6 +1,7 @@
 package csr_test
 
 import (
+	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"testing"
@@ -85,8 +86,10 @@ func TestCleanerDeletesOnlyDueRequests(t *testing.T) {
 	approved := w.ask(w.bootstrap(), serving, "worker-1", &x509.CertificateRequest{DNSNames: []string{"a"}}, nil)
 	w.approve(approved.Name)
 	pending := w.ask(w.bootstrap(), serving, "worker-1", &x509.CertificateRequest{DNSNames: []string{"a"}}, nil)
+	informer := csr.NewInformer(w.restrict)
+	w.run(func(ctx context.Context) error { informer.RunWithContext(ctx); return nil })
 	w.run(csr.Cleaner{
-		Client: w.restrict, Registerer: w.metrics,
+		Client: w.restrict, Informer: informer, Registerer: w.metrics,
 		Retention: csr.Retention{Denied: time.Second, Unissued: time.Hour, Pending: 3 * time.Second},
 	}.Run)
 	exists := func(name string) bool {

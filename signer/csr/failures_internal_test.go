@@ -367,7 +367,8 @@ func TestRunRefusesIncompleteConfig(t *testing.T) {
 		"a controller without an authority": Controller{Client: fake.NewClientset()}.Run,
 		"renewals without an informer":      Renewals{Lifetime: lifetime}.Run,
 		"renewals without lifetimes":        Renewals{Informer: informer}.Run,
-		"a cleaner without a client":        Cleaner{}.Run,
+		"a cleaner without a client":        Cleaner{Informer: informer}.Run,
+		"a cleaner without an informer":     Cleaner{Client: fake.NewClientset()}.Run,
 	} {
 		if err := run(ctx); err == nil {
 			t.Errorf("%s: got no error from Run", name)

@@ -12,8 +12,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Controllers must leave no goroutines when Run returns, with an informer of their own or a shared one that keeps
-// running.
+// Controllers must leave no goroutines when Run returns, with a shared informer that keeps running. Controller may also
+// have one of its own.
 func TestRunLeavesNoGoroutines(t *testing.T) {
 	w := newWorld(t)
 	w.startController()
@@ -24,9 +24,9 @@ func TestRunLeavesNoGoroutines(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	start := func(i int) {
 		controller := csr.Controller{Client: w.restrict, Authority: w.authority(signer.Fixed(w.ca)), Approve: true, Sign: true}
-		cleaner := csr.Cleaner{Client: w.restrict}
+		cleaner := csr.Cleaner{Client: w.restrict, Informer: shared}
 		if i%2 == 0 {
-			controller.Informer, cleaner.Informer = shared, shared
+			controller.Informer = shared
 		}
 		// Stop at various points of the start, or when everything runs.
 		stop := time.Duration(i%10) * time.Millisecond
