@@ -3,6 +3,7 @@ package approval
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
@@ -56,13 +57,8 @@ func forbiddenName(name string) string {
 		return "the local machine"
 	case labels[0] == "kubernetes":
 		return "the API server"
-	case strings.HasSuffix("."+name, ".cluster.local"):
+	case strings.HasSuffix("."+name, ".cluster.local"), slices.Contains(labels[1:], "svc"): // NAME.NAMESPACE.svc of any cluster domain
 		return "Services"
-	}
-	for _, label := range labels[1:] { // NAME.NAMESPACE.svc of any cluster domain
-		if label == "svc" {
-			return "Services"
-		}
 	}
 	return ""
 }

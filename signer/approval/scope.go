@@ -128,17 +128,6 @@ func (s ServingScope) cidr(a netip.Addr) (netip.Prefix, bool) {
 	return s.CIDRs[i], true
 }
 
-// suffix returns the longest suffix that a name is below. The name must be in lower case.
-func (s ServingScope) suffix(name string) (string, bool) {
-	longest := ""
-	for _, suffix := range s.DNSSuffixes {
-		if len(suffix) > len(longest) && strings.HasSuffix(name, "."+suffix) {
-			longest = suffix
-		}
-	}
-	return longest, longest != ""
-}
-
 // labels returns, for each suffix that a name is below, the part before the suffix. The name must be in lower case.
 func (s ServingScope) labels(name string) []string {
 	var labels []string

@@ -148,14 +148,6 @@ func (e *evidence) saw(format string, args ...any) {
 	e.seen = append(e.seen, fmt.Sprintf(format, args...))
 }
 
-func (e *evidence) texts() []string {
-	texts := make([]string, len(e.names))
-	for i, n := range e.names {
-		texts[i] = n.text
-	}
-	return texts
-}
-
 // deny returns a denial. kubejoin denies only what the machine has to change.
 func deny(reason, format string, args ...any) *Decision {
 	message := fmt.Sprintf(format, args...) + "; remove it on the machine, and restart its kubelet, which then requests another certificate"
@@ -269,12 +261,16 @@ func (k KubeletServing) allows(node string, n servingName) (string, error) {
 	if err := checkDNSName(n.text); err != nil && n.text != node { // a Node is named as Kubernetes allows
 		return "", err
 	}
-	suffix, below := k.scope.suffix(n.text)
-	label := strings.TrimSuffix(n.text, "."+suffix)
+	label, suffix := n.text, ""
+	for _, l := range k.scope.labels(n.text) { // the longest suffix counts
+		if len(l) < len(label) {
+			label, suffix = l, n.text[len(l)+1:]
+		}
+	}
 	switch {
 	case strings.HasPrefix(label, "xn--"), strings.Contains(label, ".xn--"):
 		return "", fmt.Errorf("DNS name %s has a label that begins with xn-- and may look like another name; such labels are allowed only in a configured DNS suffix", n)
-	case below:
+	case suffix != "":
 		return fmt.Sprintf("below the configured DNS suffix %s", suffix), nil
 	case n.text == node:
 		return "the node's name", nil
@@ -311,9 +307,9 @@ func (k KubeletServing) ofCluster(ctx context.Context, node string, _ Request, f
 // others leaves alone what another Node reports, until that Node is gone. It does the same for another Node's name below
 // a suffix, even if that Node does not report it.
 func (k KubeletServing) others(ctx context.Context, node string, r Request, f Facts, e *evidence) (Decision, error) {
-	asked := e.texts()
+	var asked []string
 	for _, n := range e.names {
-		asked = append(asked, slices.DeleteFunc(k.scope.labels(n.text), func(label string) bool { return label == node })...)
+		asked = append(append(asked, n.text), slices.DeleteFunc(k.scope.labels(n.text), func(label string) bool { return label == node })...)
 	}
 	reporters, err := f.Reporters(ctx, node, asked)
 	if err != nil {
