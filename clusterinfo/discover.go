@@ -1,6 +1,7 @@
 package clusterinfo
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -76,6 +77,7 @@ func (d Discovery) Run(ctx context.Context) (Discovered, error) {
 }
 
 func (d Discovery) run(ctx context.Context) (Discovered, error) {
+	d.Retry, d.Timeout = cmp.Or(d.Retry, discoveryRetry), cmp.Or(d.Timeout, discoveryTimeout)
 	if err := CheckEndpoint(d.Endpoint); err != nil {
 		return Discovered{}, err
 	}
@@ -130,25 +132,21 @@ func (d Discovery) fetch(ctx context.Context, config *tls.Config) (string, error
 		Proxy:               http.ProxyFromEnvironment,
 		TLSClientConfig:     config,
 		DisableKeepAlives:   true, // each try may reach another server that works
-		TLSHandshakeTimeout: d.timeout(),
+		TLSHandshakeTimeout: d.Timeout,
 	}
 	client := &http.Client{
 		Transport:     transport,
-		Timeout:       d.timeout(),
+		Timeout:       d.Timeout,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-	retry := d.Retry
-	if retry <= 0 {
-		retry = discoveryRetry
 	}
 	for {
 		kubeconfig, err := d.try(ctx, client)
 		if err == nil || errors.Is(err, ErrUntrusted) {
 			return kubeconfig, err
 		}
-		pause := retry
+		pause := d.Retry
 		if status := (*statusError)(nil); errors.As(err, &status) {
-			pause = max(retry, status.retryAfter)
+			pause = max(d.Retry, status.retryAfter)
 		}
 		select {
 		case <-ctx.Done():
@@ -223,11 +221,4 @@ func readAnswer(body []byte, t tokens.Token) (string, error) {
 		return "", fmt.Errorf("%w: %w", ErrUntrusted, err)
 	}
 	return kubeconfig, nil
-}
-
-func (d Discovery) timeout() time.Duration {
-	if d.Timeout > 0 {
-		return d.Timeout
-	}
-	return discoveryTimeout
 }
