@@ -3,7 +3,6 @@ package clusterinfo
 import (
 	"bytes"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
@@ -87,7 +86,6 @@ func kubeconfigOf(server string, cas []*x509.Certificate) ([]byte, error) {
 	if len(cas) == 0 {
 		return nil, errors.New("kubeconfig: certificate-authority-data: no CA certificate given, want at least one")
 	}
-	var bundle []byte
 	for i, ca := range cas {
 		if ca == nil || len(ca.Raw) == 0 {
 			return nil, fmt.Errorf("kubeconfig: certificate-authority-data: certificate %d is empty", i)
@@ -95,12 +93,11 @@ func kubeconfigOf(server string, cas []*x509.Certificate) ([]byte, error) {
 		if ca.BasicConstraintsValid && !ca.IsCA {
 			return nil, fmt.Errorf("kubeconfig: certificate-authority-data: certificate %d (%s) is not a CA", i, ca.Subject)
 		}
-		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
 	}
 	b, err := yaml.Marshal(discoveryKubeconfig{
 		APIVersion: "v1",
 		Kind:       "Config",
-		Clusters:   []namedCluster{{Cluster: cluster{CAData: bundle, Server: server}}},
+		Clusters:   []namedCluster{{Cluster: cluster{CAData: pemfile.Encode(cas...), Server: server}}},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)

@@ -2,12 +2,12 @@ package joinformat
 
 import (
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/tokens"
 	"sigs.k8s.io/yaml"
 )
@@ -113,10 +113,4 @@ func (j Join) Kubeconfig() ([]byte, error) {
 }
 
 // Bundle returns the CAs in PEM.
-func (j Join) Bundle() string {
-	var bundle []byte
-	for _, ca := range j.CAs {
-		bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw})...)
-	}
-	return string(bundle)
-}
+func (j Join) Bundle() string { return string(pemfile.Encode(j.CAs...)) }

@@ -3,7 +3,6 @@ package signerd
 import (
 	"context"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -90,7 +89,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request) (web.Response, e
 	}
 	switch route {
 	case "GET " + remote.CAPath:
-		return web.Response{ContentType: "application/pem-certificate-chain", Body: pem.EncodeToMemory(&pem.Block{Type: pemfile.Certificate, Bytes: h.ca().Certificate().Raw})}, nil
+		return web.Response{ContentType: "application/pem-certificate-chain", Body: pemfile.Encode(h.ca().Certificate())}, nil
 	case "GET /metrics":
 		return web.Response{Serve: h.metrics}, nil
 	}
