@@ -74,7 +74,7 @@ func countedOnKubernetes(t *testing.T) *counted {
 	})
 	store := must.Get(secretstore.Open(t.Context(), client, nil))
 	claims := must.Get(secretstore.OpenClaims(t.Context(), client, store, secretstore.ClaimNamespace, nil))
-	nodes := must.Get(kubefacts.OpenNodes(t.Context(), client))
+	nodes := kubefacts.OpenNodes(t.Context(), client)
 	return &counted{
 		T: t, store: store, claims: claims, Authority: signer.Authority{Nodes: &admission.Nodes{Node: nodes.Node, Ready: nodes.Ready}},
 		addNode: func(name string) string {

@@ -61,10 +61,7 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	if err != nil {
 		return err
 	}
-	nodes, err := kubefacts.OpenNodes(ctx, client)
-	if err != nil {
-		return err
-	}
+	nodes := kubefacts.OpenNodes(ctx, client)
 	signers, err := signer.KubernetesSigners(signer.Fixed(ca), signer.DefaultDuration)
 	if err != nil {
 		return err

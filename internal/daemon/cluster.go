@@ -62,7 +62,7 @@ type connection struct {
 type cluster struct {
 	*connection
 	stores
-	nodes    *kubefacts.Nodes
+	nodes    *kubefacts.NodeCache
 	rotation *clusterRotation
 	revoked  *configmaps.List
 	trust    trust
@@ -191,10 +191,7 @@ func (c *connection) recordEvents() events {
 
 // open opens the caches, files and stores.
 func (c *connection) open() (*cluster, error) {
-	nodes, err := kubefacts.OpenNodes(c.watch, c.client)
-	if err != nil {
-		return nil, err
-	}
+	nodes := kubefacts.OpenNodes(c.watch, c.client)
 	rotation := c.watchRotation(nodes.Len)
 	ca, err := c.loadClusterCA(&rotation.rotationState)
 	if err != nil {

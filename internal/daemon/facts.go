@@ -74,7 +74,7 @@ type clusterInfo interface {
 }
 
 // facts returns the facts about the cluster that rules need.
-func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *kubefacts.Nodes, info clusterInfo, certificate servingCertificate) *kubefacts.Facts {
+func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *kubefacts.NodeCache, info clusterInfo, certificate servingCertificate) *kubefacts.Facts {
 	return &kubefacts.Facts{
 		Client: client, Nodes: nodes, ServiceCIDRs: s.options.Serving.ServiceCIDRs,
 		APIServers: func(ctx context.Context) ([]string, error) {

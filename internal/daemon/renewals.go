@@ -25,7 +25,7 @@ const eventRenewalsWait = "RenewalsWait"
 const reportAgain = time.Hour
 
 // watchRenewals returns a function that reports nodes that wait too long for a renewed certificate.
-func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *kubefacts.Nodes, events events) func(context.Context) error {
+func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *kubefacts.NodeCache, events events) func(context.Context) error {
 	late := &lateRenewals{log: s.log, events: events}
 	s.check("renewals", func(context.Context) error {
 		if text := late.text(time.Now()); text != "" {

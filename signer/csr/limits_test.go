@@ -27,7 +27,7 @@ type limitedWorld struct {
 	*world
 	store  *secretstore.Store
 	claims *secretstore.Claims
-	nodes  *kubefacts.Nodes
+	nodes  *kubefacts.NodeCache
 }
 
 func newLimitedWorld(t *testing.T) *limitedWorld {
@@ -36,7 +36,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 
 	w.store = must.Value(secretstore.Open(t.Context(), w.admin, nil))(t)
 	w.claims = must.Value(secretstore.OpenClaims(t.Context(), w.admin, w.store, "kubejoin-system", nil))(t)
-	w.nodes = must.Value(kubefacts.OpenNodes(t.Context(), w.admin))(t)
+	w.nodes = kubefacts.OpenNodes(t.Context(), w.admin)
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Nodes = &admission.Nodes{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Ready: w.nodes.Ready, Reserved: []string{"cp-*"}}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)

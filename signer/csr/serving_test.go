@@ -64,7 +64,7 @@ func TestApprovesServingCertificatesOnEvidence(t *testing.T) {
 	w := newWorld(t)
 	w.createNode("serving-1", "198.51.100.1", "serving-1")
 	w.createNode("serving-2", "198.51.100.2", "serving-2")
-	nodes := must.Value(kubefacts.OpenNodes(t.Context(), w.restrict))(t)
+	nodes := kubefacts.OpenNodes(t.Context(), w.restrict)
 	facts := &kubefacts.Facts{Client: w.restrict, Nodes: nodes, APIServers: func(context.Context) ([]string, error) { return []string{"198.51.100.10"}, nil }}
 	rule := must.Get(approval.NewKubeletServing(approval.ServingScope{CIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("10.0.0.0/8")}}))
 	signers := must.Get(signer.KubernetesSigners(signer.Fixed(w.ca), time.Hour))

@@ -51,7 +51,7 @@ func (f *Facts) Reporters(ctx context.Context, name string, addresses []string) 
 	return f.Nodes.reporters(ctx, name, addresses)
 }
 
-func (n *Nodes) reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
+func (n *NodeCache) reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
 	all := map[string][]string{}
 	for _, address := range addresses {
 		nodes, err := n.cache.Grouped(ctx, approval.Host(address))

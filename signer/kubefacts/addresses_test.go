@@ -32,7 +32,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 			node("facts-2", "198.51.100.2", "2001:db8:0:0::2", "facts-2.example.com", "shared.example.com"),
 			node("facts-3", "198.51.100.3", "shared.example.com"),
 		)
-		nodes := must.Value(kubefacts.OpenNodes(t.Context(), client))(t)
+		nodes := kubefacts.OpenNodes(t.Context(), client)
 		synctest.Wait() // a fake watch has no earlier changes
 		facts := &kubefacts.Facts{Client: client, Nodes: nodes}
 
@@ -77,7 +77,7 @@ func TestFactsFollowAddressesOfNodes(t *testing.T) {
 		}
 		stopped, stop := context.WithCancel(context.Background())
 		stop()
-		unread := must.Value(kubefacts.OpenNodes(stopped, client))(t)
+		unread := kubefacts.OpenNodes(stopped, client)
 		if _, err := (&kubefacts.Facts{Client: client, Nodes: unread}).Reporters(stopped, "facts-1", asked); !errors.Is(err, context.Canceled) {
 			t.Errorf("Nodes before the first list: got %v", err)
 		}

@@ -1,5 +1,5 @@
 // Package kubefacts reads the facts about a cluster that approval rules need. [Facts] implements [approval.Facts], and
-// [Nodes] caches Node objects.
+// [NodeCache] caches Node objects.
 package kubefacts
 
 import (
@@ -27,7 +27,7 @@ type Facts struct {
 	// Client talks to the API server.
 	Client kubernetes.Interface
 	// Nodes are the Nodes of the cluster. If it is nil, questions about Nodes fail.
-	Nodes *Nodes
+	Nodes *NodeCache
 	// APIServers returns names and addresses that no node may have in a serving certificate, in addition to
 	// those of the Service default/kubernetes. Nil adds none.
 	APIServers func(context.Context) ([]string, error)

@@ -101,7 +101,7 @@ func TestFailedReadOfNodeIsAnError(t *testing.T) {
 	stop()
 	c := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}})
 	fails(c, "get", "nodes")
-	nodes := must.Value(OpenNodes(ctx, c))(t)
+	nodes := OpenNodes(ctx, c)
 	_, factErr := (&Facts{Client: c, Nodes: nodes}).Node(t.Context(), approval.Request{}, "worker-1")
 	_, uidErr := nodes.Node(t.Context(), "worker-1")
 	_, readyErr := nodes.Ready(t.Context(), "worker-1")
@@ -135,7 +135,7 @@ func TestListsNodesOnlyIfFew(t *testing.T) {
 		if !test.filled {
 			fails(c, "list", "nodes")
 		}
-		n := must.Value(OpenNodes(t.Context(), c))(t)
+		n := OpenNodes(t.Context(), c)
 		if test.filled {
 			must.Value(n.Nodes(t.Context()))(t)
 		}

@@ -42,7 +42,7 @@ type lookups struct {
 
 // Node returns the UID of a Node, read after the call began. The error wraps [tokens.ErrNotFound] if the
 // Node does not exist.
-func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
+func (n *NodeCache) Node(ctx context.Context, name string) (string, error) {
 	asking := n.inFlight.Add(1)
 	defer n.inFlight.Add(-1)
 	if asking <= fewLookups || !n.isFew(int(asking)) {
@@ -62,7 +62,7 @@ func (n *Nodes) Node(ctx context.Context, name string) (string, error) {
 }
 
 // join adds a lookup to those of the next list. It returns a channel that is closed when the lookup is complete.
-func (n *Nodes) join(ctx context.Context, q *uidLookup) <-chan struct{} {
+func (n *NodeCache) join(ctx context.Context, q *uidLookup) <-chan struct{} {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.next == nil {
@@ -84,13 +84,13 @@ func (n *Nodes) join(ctx context.Context, q *uidLookup) <-chan struct{} {
 }
 
 // isFew reports whether the cached number of Nodes is small compared to the number of lookups.
-func (n *Nodes) isFew(lookups int) bool {
+func (n *NodeCache) isFew(lookups int) bool {
 	cached, filled := n.cache.Len()
 	return filled && cached <= nodesPerLookup*lookups
 }
 
 // lookUp completes lookups with reads of the API server that begin now.
-func (n *Nodes) lookUp(ctx context.Context, all []*uidLookup) {
+func (n *NodeCache) lookUp(ctx context.Context, all []*uidLookup) {
 	if len(all) > 1 && n.isFew(len(all)) && !fakeclient.Is(n.client.CoreV1()) {
 		n.list(ctx, all)
 		return
@@ -108,7 +108,7 @@ func (n *Nodes) lookUp(ctx context.Context, all []*uidLookup) {
 }
 
 // list reads all Nodes. Without a resourceVersion the API server returns the newest state.
-func (n *Nodes) list(ctx context.Context, all []*uidLookup) {
+func (n *NodeCache) list(ctx context.Context, all []*uidLookup) {
 	var nodes metav1.PartialObjectMetadataList
 	err := n.client.CoreV1().RESTClient().Get().Resource("nodes").SetHeader("Accept", kubecache.MetadataList).Do(ctx).Into(&nodes)
 	if err != nil {

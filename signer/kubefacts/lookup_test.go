@@ -86,7 +86,7 @@ type lookups struct {
 	errs    map[string]error
 }
 
-func (a *lookups) start(ctx context.Context, nodes *kubefacts.Nodes, names ...string) {
+func (a *lookups) start(ctx context.Context, nodes *kubefacts.NodeCache, names ...string) {
 	for _, name := range names {
 		a.running.Go(func() {
 			uid, err := nodes.Node(ctx, name)
@@ -107,14 +107,14 @@ func numbered(from, to int) (names []string) {
 }
 
 // gatedNodes returns Nodes behind an open gate, and a function that creates a Node and returns its UID.
-func gatedNodes(t *testing.T) (*kubefacts.Nodes, *gate, func(name string) string) {
+func gatedNodes(t *testing.T) (*kubefacts.NodeCache, *gate, func(name string) string) {
 	t.Helper()
 	g := &gate{open: make(chan struct{})}
 	close(g.open)
 	client := newClient(t, func(config *rest.Config) {
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper { g.next = next; return g })
 	})
-	nodes := must.Value(kubefacts.OpenNodes(t.Context(), client))(t)
+	nodes := kubefacts.OpenNodes(t.Context(), client)
 	if _, err := nodes.Nodes(t.Context()); err != nil { // wait for the first list
 		t.Fatal(err)
 	}

@@ -15,9 +15,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Nodes reads Node objects of a cluster: their names, UIDs, addresses and readiness. Only the existence of
-// a Node may allow anything, because its kubelet writes the rest.
-type Nodes struct {
+// A NodeCache reads Node objects of a cluster, live or from a cache: their names, UIDs, addresses and readiness.
+// Only the existence of a Node may allow anything, because its kubelet writes the rest.
+type NodeCache struct {
 	client kubernetes.Interface
 	cache  *kubecache.Cache[*corev1.Node, *cachedNode]
 
@@ -41,17 +41,17 @@ func decodeNode(node *corev1.Node) (*cachedNode, error) {
 
 // OpenNodes watches the Nodes of a cluster until ctx ends. It returns at once. The client needs get, list
 // and watch on nodes. Failures of the watch go to klog.
-func OpenNodes(ctx context.Context, client kubernetes.Interface) (*Nodes, error) {
-	return &Nodes{client: client, cache: kubecache.Open(ctx, client, client.CoreV1().Nodes(), "", kubecache.Config[*corev1.Node, *cachedNode]{
+func OpenNodes(ctx context.Context, client kubernetes.Interface) *NodeCache {
+	return &NodeCache{client: client, cache: kubecache.Open(ctx, client, client.CoreV1().Nodes(), "", kubecache.Config[*corev1.Node, *cachedNode]{
 		What:   "nodes",
 		Decode: decodeNode,
 		Groups: func(n *cachedNode) []string { return n.hosts },
 		// The UID differs if the Node was deleted and created again between two watch events.
 		Same: func(before, now *cachedNode) bool { return before.uid == now.uid && before.ready == now.ready },
-	})}, nil
+	})}
 }
 
-func (n *Nodes) get(ctx context.Context, name string) (*corev1.Node, error) {
+func (n *NodeCache) get(ctx context.Context, name string) (*corev1.Node, error) {
 	node, err := n.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil, notFound(name)
@@ -62,7 +62,7 @@ func (n *Nodes) get(ctx context.Context, name string) (*corev1.Node, error) {
 // Ready identifies the current period for which a Node has been Ready; empty if it is not Ready. A period
 // ends when the condition changes and when the machine boots. The boot ID counts because a machine that
 // replaces a dead one may find the condition unchanged. Errors are as with Node.
-func (n *Nodes) Ready(ctx context.Context, name string) (period string, err error) {
+func (n *NodeCache) Ready(ctx context.Context, name string) (period string, err error) {
 	node, err := n.get(ctx, name)
 	if err != nil {
 		return "", err
@@ -87,7 +87,7 @@ func readyPeriod(node *corev1.Node) (period [16]byte) {
 
 // Nodes returns the UIDs of all Nodes by name, from a cache that may lag. It waits until the cache is
 // filled or ctx ends.
-func (n *Nodes) Nodes(ctx context.Context) (map[string]string, error) {
+func (n *NodeCache) Nodes(ctx context.Context) (map[string]string, error) {
 	cached, err := n.cache.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list Nodes: %w", err)
@@ -100,10 +100,10 @@ func (n *Nodes) Nodes(ctx context.Context) (map[string]string, error) {
 }
 
 // Len returns the number of Nodes in the cache.
-func (n *Nodes) Len() int {
+func (n *NodeCache) Len() int {
 	nodes, _ := n.cache.Len()
 	return nodes
 }
 
 // Watch sends a hint when a Node was created or deleted, or when its condition Ready has changed.
-func (n *Nodes) Watch(ctx context.Context) <-chan struct{} { return n.cache.Watch(ctx) }
+func (n *NodeCache) Watch(ctx context.Context) <-chan struct{} { return n.cache.Watch(ctx) }

@@ -76,7 +76,7 @@ func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}
 		client := fake.NewClientset(node)
-		nodes := must.Value(OpenNodes(t.Context(), client))(t)
+		nodes := OpenNodes(t.Context(), client)
 		synctest.Wait()
 		hints := nodes.Watch(t.Context())
 		<-hints
@@ -111,7 +111,7 @@ func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 
 // Catches a panic in the tests of an importer, whose fake client has no RESTClient.
 func TestManyLookupsWithFakeClient(t *testing.T) {
-	n := must.Value(OpenNodes(t.Context(), fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}})))(t)
+	n := OpenNodes(t.Context(), fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}))
 	if _, err := n.Nodes(t.Context()); err != nil { // waits for the cache
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func TestThrottledNodeIsNotAbsent(t *testing.T) {
 				}
 				apitest.Write(w, http.StatusOK, map[string]any{"kind": "Node", "apiVersion": "v1", "metadata": node})
 			})
-			n := &Nodes{client: client}
+			n := &NodeCache{client: client}
 			one := func() error { _, err := n.Node(t.Context(), "worker-1"); return err }
 			for what, read := range map[string]func() error{
 				"get":   one,

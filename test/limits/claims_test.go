@@ -241,7 +241,7 @@ func TestLimitsHoldWithTwoLeaders(t *testing.T) {
 		log := slog.New(slog.DiscardHandler)
 		store := must.Value(secretstore.Open(ctx, client, log))(t)
 		claims := must.Value(secretstore.OpenClaims(ctx, client, store, "kubejoin-system", log))(t)
-		nodes := must.Value(kubefacts.OpenNodes(ctx, client))(t)
+		nodes := kubefacts.OpenNodes(ctx, client)
 		authority := &signer.Authority{
 			Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))),
 			Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready}, Record: &harness.InProcess,

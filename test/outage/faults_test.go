@@ -61,7 +61,7 @@ func newFaultyKubejoin(t *testing.T) *faultyKubejoin {
 	w.info = configmap.Open(t.Context(), client)
 	ca := must.Value(signer.LoadCA(w.CAFile(), w.CAKeyFile()))(t)
 	claims := must.Value(secretstore.OpenClaims(t.Context(), client, store, "kubejoin-system", log))(t)
-	nodes := must.Value(kubefacts.OpenNodes(t.Context(), client))(t)
+	nodes := kubefacts.OpenNodes(t.Context(), client)
 	authority := &signer.Authority{
 		Facts: &kubefacts.Facts{Client: client}, Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 24*time.Hour))),
 		Nodes: &admission.Nodes{Tokens: store, Claims: claims, Node: nodes.Node, Ready: nodes.Ready, Logger: log}, Record: &harness.InProcess,

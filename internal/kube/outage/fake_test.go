@@ -49,10 +49,7 @@ func TestCachesFillFromFakeClient(t *testing.T) {
 			return err
 		},
 		"nodes": func(ctx context.Context, client kubernetes.Interface) error {
-			nodes, err := kubefacts.OpenNodes(ctx, client)
-			if err == nil {
-				_, err = nodes.Nodes(ctx)
-			}
+			_, err := kubefacts.OpenNodes(ctx, client).Nodes(ctx)
 			return err
 		},
 		"requests": func(ctx context.Context, client kubernetes.Interface) error {

@@ -24,7 +24,7 @@ func TestExplainsRefusalsOfKubejoin(t *testing.T) {
 	w := newWorld(t)
 	// The controllers would decide the requests of other tests.
 	must.OK(t, w.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
-	nodes := must.Value(kubefacts.OpenNodes(t.Context(), w.admin))(t)
+	nodes := kubefacts.OpenNodes(t.Context(), w.admin)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
