@@ -41,7 +41,7 @@ func revoking(t testing.TB) (*site, *revocation.Guard) {
 	}}
 	s.Certificates.ClientCertificate = way.Authenticate
 	s.Callers.Authenticate = auth.HeaderOrCertificate(s.Callers.Authenticate, way.Authenticate)
-	s.Revocations = &desk.Desk{
+	s.Revocations = &desk.Revoker{
 		Guard: guard, Tokens: s.store, ClusterInfo: s.ClusterInfo, Claims: s.store.Claims(), IssuanceRecord: s.IssuanceRecord, Lifetime: s.Certificates.Authority.MaxRemainingLifetime,
 	}
 	s.Webhooks.Authorization = &server.Authorization{Authenticate: reviewer(), Revoked: guard.Known}

@@ -51,7 +51,7 @@ type Server struct {
 	IssuanceRecord issuance.Store
 	// Revocations revokes nodes and certificates. If it is nil, /v1/revocation returns 404. It usually has the Tokens,
 	// Claims, ClusterInfo, IssuanceRecord and Node of the Server.
-	Revocations *desk.Desk
+	Revocations *desk.Revoker
 	// Rotations rotates CAs. If it is nil, /v1/ca/CA/rotation returns 404. The ExpireTokens of its Desk is usually
 	// [operations.ExpireTokens].
 	Rotations *operations.Rotations

@@ -303,7 +303,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 			Node: node, Turns: turns, Explain: reader.Explain,
 			ExplainRequest: kube.Requests{Client: c.client, Authority: func() (*signer.Authority, error) { return authority, nil }}.Explain,
 		},
-		Revocations: &desk.Desk{
+		Revocations: &desk.Revoker{
 			Guard: c.trust.revocations, Tokens: c.tokens, Claims: c.claims, ClusterInfo: discovered, IssuanceRecord: c.record, Node: node,
 			Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, c.client) },
 			ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) },

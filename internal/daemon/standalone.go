@@ -83,7 +83,7 @@ func (s *service) withoutCluster(_ context.Context, lines issuance.Log) (*site, 
 			Callers:      ownCallers(operators, byCertificate),
 			Minting:      server.Minting{Advertise: s.options.Advertise, Warnings: s.warningsOf},
 			Certificates: &server.Certificates{Authority: authority, ClientCertificate: byCertificate}, Webhooks: webhooks,
-			Revocations: &desk.Desk{
+			Revocations: &desk.Revoker{
 				Guard: alone.trust.revocations, Tokens: alone.tokens, Claims: alone.claims, ClusterInfo: alone.info, IssuanceRecord: alone.record,
 				Lifetime: authority.MaxRemainingLifetime, RejoinWindow: s.options.NodeRules.RejoinWindow,
 			},

@@ -25,7 +25,7 @@ type Operations struct {
 	// Claims are the claims of node names; nil without them.
 	Claims tokens.Claims
 	// Revocations revokes; nil without revocations.
-	Revocations *desk.Desk
+	Revocations *desk.Revoker
 	// Node reads a Node that a token replaces; nil without a cluster.
 	Node NodeReader
 	// ExplainNode explains why a machine has or has not joined; nil without a cluster.

@@ -1,5 +1,5 @@
 // Package desk has the policy of revoking: what a request to revoke a node, a certificate or a token is about, until
-// when, and in which order. A [Desk] stores the entries in a [revocation.Guard]. docs/revocation.md describes the policy.
+// when, and in which order. A [Revoker] stores the entries in a [revocation.Guard]. docs/revocation.md describes the policy.
 package desk
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A Desk revokes nodes, certificates, and what was issued on a token. It may be used concurrently.
-type Desk struct {
+// A Revoker revokes nodes, certificates, and what was issued on a token. It may be used concurrently.
+type Revoker struct {
 	// Guard has the revocations. It is required.
 	Guard *revocation.Guard
 	// Tokens stores the tokens. It is required.
@@ -29,10 +29,10 @@ type Desk struct {
 	ClusterInfo interface {
 		Config(ctx context.Context) (kubeconfig []byte, err error)
 	}
-	// Claims stores the claims, by which the nodes of a token are found. With nil, the Desk finds nodes by their
+	// Claims stores the claims, by which the nodes of a token are found. With nil, the Revoker finds nodes by their
 	// certificates alone.
 	Claims tokens.Claims
-	// IssuanceRecord is the issuance record. With nil, the Desk knows only certificates that Requested returns.
+	// IssuanceRecord is the issuance record. With nil, the Revoker knows only certificates that Requested returns.
 	IssuanceRecord issuance.Store
 	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
 	// the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. Nil knows none.
@@ -64,13 +64,13 @@ type Order struct {
 	DryRun bool
 }
 
-// A Result is what [Desk.Revoke] has revoked.
+// A Result is what [Revoker.Revoke] has revoked.
 type Result struct {
 	// Entries are as stored, sorted by key. If Revoke fails, they are those that were stored nevertheless.
 	Entries []revocation.Entry
 	// Warnings are for the person who revokes. [NoEnd] is one of them if an entry has no end.
 	Warnings []string
-	// EndUnknown is why the Desk could not read when the last certificate ends. The entries then have no end. It is
+	// EndUnknown is why the Revoker could not read when the last certificate ends. The entries then have no end. It is
 	// nil if the end is known.
 	EndUnknown error
 }
@@ -119,7 +119,7 @@ func (r Order) Check() error {
 // Revoke revokes a node, a certificate, or everything that was issued on a token. The error of an invalid request is a
 // [*tokens.FieldError] with a field of the HTTPS API. All others wrap a [*tokens.Refusal]. If a token was disabled before the
 // failure, the error is an [*Incomplete].
-func (d *Desk) Revoke(ctx context.Context, r Order) (Result, error) {
+func (d *Revoker) Revoke(ctx context.Context, r Order) (Result, error) {
 	if err := r.Check(); err != nil {
 		return Result{}, err
 	}
@@ -131,7 +131,7 @@ func (d *Desk) Revoke(ctx context.Context, r Order) (Result, error) {
 	return result, refusal(err)
 }
 
-// refusal returns an error of a Desk, with an error of the stores of tokens and claims as a refusal.
+// refusal returns an error of a Revoker, with an error of the stores of tokens and claims as a refusal.
 func refusal(err error) error {
 	// Errors of stores may wrap a FieldError: that is about a stored record.
 	if _, invalid := err.(*tokens.FieldError); err == nil || invalid || errors.As(err, new(*tokens.Refusal)) {
@@ -140,7 +140,7 @@ func refusal(err error) error {
 	return mint.StoreError(err)
 }
 
-func (d *Desk) revokeOne(ctx context.Context, r Order) (Result, error) {
+func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	e, err := d.entryOf(ctx, r)
 	if err != nil {
 		return Result{}, err
@@ -154,7 +154,7 @@ func (d *Desk) revokeOne(ctx context.Context, r Order) (Result, error) {
 }
 
 // Undo removes an entry and returns it. With dryRun, it only returns it. The error is a [*tokens.Refusal].
-func (d *Desk) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revocation.Entry, error) {
+func (d *Revoker) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revocation.Entry, error) {
 	remove := d.Guard.Undo
 	if dryRun {
 		remove = d.Guard.Store.Get
@@ -170,7 +170,7 @@ func (d *Desk) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revoc
 }
 
 // List returns the entries that have not ended, sorted by key. The error is a [*tokens.Refusal].
-func (d *Desk) List(ctx context.Context) ([]revocation.Entry, error) {
+func (d *Revoker) List(ctx context.Context) ([]revocation.Entry, error) {
 	entries, err := d.Guard.List(ctx)
 	if err != nil {
 		return nil, listError(err)
@@ -190,7 +190,7 @@ func listError(err error) error {
 }
 
 // entryOf returns the entry that a request for a node or a certificate describes.
-func (d *Desk) entryOf(ctx context.Context, r Order) (e revocation.Entry, err error) {
+func (d *Revoker) entryOf(ctx context.Context, r Order) (e revocation.Entry, err error) {
 	switch {
 	case r.Node != "":
 		if err := tokens.CheckNodeName(r.Node); err != nil {
@@ -213,7 +213,7 @@ func (d *Desk) entryOf(ctx context.Context, r Order) (e revocation.Entry, err er
 
 // nodeWarnings warns of a node name that no Node has, or without a cluster no claim and no certificate. It may be
 // misspelt, or its Node was deleted.
-func (d *Desk) nodeWarnings(ctx context.Context, node string) []string {
+func (d *Revoker) nodeWarnings(ctx context.Context, node string) []string {
 	if d.Node == nil {
 		if d.Claims == nil || d.IssuanceRecord == nil {
 			return nil
@@ -235,7 +235,7 @@ func (d *Desk) nodeWarnings(ctx context.Context, node string) []string {
 // store stores entries and returns what is stored. Those that kept has as well stay as they are. known are certificates
 // that may be among those that the entries bar; unknown is why they could not be read. If an entry cannot be stored, the
 // others are stored nevertheless.
-func (d *Desk) store(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
+func (d *Revoker) store(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
 	if len(entries) == 0 {
 		return Result{}, nil
 	}
@@ -272,7 +272,7 @@ const endTimeout = 5 * time.Second
 
 // lastEnd returns when the last CA ends that may have signed a certificate of a node: those of cluster-info, of
 // kube-apiserver's clients and of kubejoin's signers.
-func (d *Desk) lastEnd(ctx context.Context) (end time.Time, err error) {
+func (d *Revoker) lastEnd(ctx context.Context) (end time.Time, err error) {
 	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	kubeconfig, err := d.ClusterInfo.Config(ctx)

@@ -35,9 +35,9 @@ import (
 
 var errAway = errors.New("away")
 
-// site is a Desk beside an Authority, with their stores in memory.
+// site is a Revoker beside an Authority, with their stores in memory.
 type site struct {
-	*desk.Desk
+	*desk.Revoker
 	db        *rowstore.Store
 	authority *signer.Authority
 	ca        *x509.Certificate
@@ -60,7 +60,7 @@ func newSite(t *testing.T) *site {
 			Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 12*time.Hour))), Facts: signer.Standalone{Claims: db.Claims()},
 			Nodes: &admission.Nodes{Tokens: slowest().Store(db), Claims: db.Claims()}, Revocations: guard, Record: kept,
 		},
-		Desk: &desk.Desk{Guard: guard, Tokens: db, Claims: db.Claims(), ClusterInfo: config(kubeconfig), IssuanceRecord: kept},
+		Revoker: &desk.Revoker{Guard: guard, Tokens: db, Claims: db.Claims(), ClusterInfo: config(kubeconfig), IssuanceRecord: kept},
 	}
 }
 
@@ -414,7 +414,7 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 			s := newSite(t)
 			token := s.token(t, tokens.Limits{MaxNodes: 5})
 			one, two := s.join(t, token, "worker-1"), s.join(t, token, "worker-2")
-			works, guard := *s.Desk, s.Guard.Store
+			works, guard := *s.Revoker, s.Guard.Store
 			test.fail(s)
 			_, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()})
 			var incomplete *desk.Incomplete
@@ -423,7 +423,7 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 				!errors.As(err, &failed) || failed.Reason != test.want {
 				t.Errorf("%s: got %v, want reason %q and what was done", name, err, test.want)
 			}
-			*s.Desk, s.Guard.Store = works, guard
+			*s.Revoker, s.Guard.Store = works, guard
 			time.Sleep(admission.MaxAge)
 			if _, err := s.authority.Issue(t.Context(), request(t, token, "worker-3")); approval.Refused(err) == nil {
 				t.Errorf("%s: a machine with the token: got %v, want it denied", name, err)

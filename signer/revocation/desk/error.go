@@ -1,6 +1,6 @@
 package desk
 
-// Reasons of the [tokens.Refusal] of a [Desk]. Errors of the stores of tokens and claims have those of package mint.
+// Reasons of the [tokens.Refusal] of a [Revoker]. Errors of the stores of tokens and claims have those of package mint.
 const (
 	// NotIssued: no certificate with the serial number is known.
 	NotIssued = "not-issued"
@@ -20,7 +20,7 @@ const (
 	NoRequests = "cluster-unavailable"
 )
 
-// An Incomplete is the error of a [Desk] that has made a token unusable, but has not revoked all that was issued on it.
+// An Incomplete is the error of a [Revoker] that has made a token unusable, but has not revoked all that was issued on it.
 // To complete the revocation, revoke the token again.
 type Incomplete struct {
 	TokenID string

@@ -21,7 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
-// failsOnce makes one call of a Desk fail.
+// failsOnce makes one call of a Revoker fail.
 type failsOnce struct {
 	left   int // calls up to the failed one; 0 or less: no call fails
 	method string
@@ -35,8 +35,8 @@ func (f *failsOnce) call(method string) error {
 	return nil
 }
 
-// in makes all calls of a Desk count.
-func (f *failsOnce) in(d *desk.Desk) {
+// in makes all calls of a Revoker count.
+func (f *failsOnce) in(d *desk.Revoker) {
 	faulty := storetest.Faulty(func(c *storetest.Call, do func() error) error {
 		if err := f.call(c.Method); err != nil {
 			return err
@@ -132,7 +132,7 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 				if test.set != nil {
 					test.set(t, s, token)
 				}
-				fault.in(s.Desk)
+				fault.in(s.Revoker)
 				fault.left = n
 				r := test.of(token, seen.Serial)
 				result, err := s.Revoke(t.Context(), r)

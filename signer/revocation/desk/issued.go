@@ -13,7 +13,7 @@ import (
 )
 
 // bySerial returns the certificate of a serial number, from the issuance record or from those that were issued recently.
-func (d *Desk) bySerial(ctx context.Context, serial string) (revocation.Fingerprint, error) {
+func (d *Revoker) bySerial(ctx context.Context, serial string) (revocation.Fingerprint, error) {
 	if d.IssuanceRecord != nil {
 		e, err := d.IssuanceRecord.Get(ctx, serial)
 		if err == nil {
@@ -38,7 +38,7 @@ func (d *Desk) bySerial(ctx context.Context, serial string) (revocation.Fingerpr
 
 // known returns the certificates that match and have not ended, from the issuance record and from those that were
 // issued recently.
-func (d *Desk) known(ctx context.Context, q issuance.Query, match func(revocation.Certificate) bool) ([]revocation.Certificate, error) {
+func (d *Revoker) known(ctx context.Context, q issuance.Query, match func(revocation.Certificate) bool) ([]revocation.Certificate, error) {
 	all, err := d.requested(ctx)
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (d *Desk) known(ctx context.Context, q issuance.Query, match func(revocatio
 	return slices.DeleteFunc(all, func(c revocation.Certificate) bool { return time.Now().After(c.NotAfter) || !match(c) }), nil
 }
 
-func (d *Desk) requested(ctx context.Context) ([]revocation.Certificate, error) {
+func (d *Revoker) requested(ctx context.Context) ([]revocation.Certificate, error) {
 	if d.Requested == nil {
 		return nil, nil
 	}

@@ -24,7 +24,7 @@ const settles = tokens.MaxAge + admission.MaxAge + time.Second/2
 // It revokes what it finds at once, and what was issued until the token has settled after that. A token that was
 // deleted before may not have settled either. But without a token and without a certificate, the ID is probably
 // misspelt.
-func (d *Desk) revokeToken(ctx context.Context, r Order) (Result, error) {
+func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 	existed, err := d.disable(ctx, r.TokenID, r.DryRun)
 	if err != nil {
 		return Result{}, err
@@ -61,7 +61,7 @@ func (d *Desk) revokeToken(ctx context.Context, r Order) (Result, error) {
 
 // disable makes a token unusable, and reports whether it existed. A token that is malformed, or invalid as another tool
 // has written it, cannot be changed. Kubernetes may still accept it, so disable deletes it.
-func (d *Desk) disable(ctx context.Context, id string, dryRun bool) (existed bool, err error) {
+func (d *Revoker) disable(ctx context.Context, id string, dryRun bool) (existed bool, err error) {
 	record, err := d.Tokens.Get(ctx, id, tokens.Live)
 	disabled := record.Clone()
 	disabled.Disable()
@@ -82,7 +82,7 @@ func (d *Desk) disable(ctx context.Context, id string, dryRun bool) (existed boo
 const endAttempts = 20
 
 // end deletes a token, and reports whether it existed.
-func (d *Desk) end(ctx context.Context, id string) (bool, error) {
+func (d *Revoker) end(ctx context.Context, id string) (bool, error) {
 	for range endAttempts {
 		record, err := d.Tokens.Get(ctx, id, tokens.Live)
 		if err == nil {
@@ -103,7 +103,7 @@ func (d *Desk) end(ctx context.Context, id string) (bool, error) {
 // revokeIssued revokes each node that a token admitted. If another token holds the node's name now, it only revokes the
 // certificates that are known to be issued on the token. With again, it does not write entries that allow no
 // certificate: nothing was issued since they were stored.
-func (d *Desk) revokeIssued(ctx context.Context, r Order, again bool) (Result, error) {
+func (d *Revoker) revokeIssued(ctx context.Context, r Order, again bool) (Result, error) {
 	id, entries := r.TokenID, map[revocation.Key]revocation.Entry{}
 	add := func(e revocation.Entry) { entries[e.Key()] = e }
 	if d.Claims != nil {
@@ -156,7 +156,7 @@ func (d *Desk) revokeIssued(ctx context.Context, r Order, again bool) (Result, e
 
 // heldByOther reports whether a certificate of a node name bars only itself: another token holds the name, or there is
 // no name.
-func (d *Desk) heldByOther(ctx context.Context, node, id string) (bool, error) {
+func (d *Revoker) heldByOther(ctx context.Context, node, id string) (bool, error) {
 	if node == "" || d.Claims == nil {
 		return node == "", nil
 	}
