@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/auth"

@@ -10,7 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
-	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
 	"github.com/kubejoin/kubejoin/server/api"
 	corev1 "k8s.io/api/core/v1"
 )

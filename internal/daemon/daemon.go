@@ -11,7 +11,7 @@ import (
 	"runtime"
 	"sync/atomic"
 
-	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"

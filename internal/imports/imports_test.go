@@ -55,7 +55,7 @@ var arrows = []struct {
 	},
 	{
 		"not the server that calls it",
-		[]string{"server/auth/...", "server/operations", "internal/web", "internal/doctor", "internal/tokenwarning"},
+		[]string{"server/auth/...", "server/operations", "internal/web", "internal/doctor", "internal/kube/tokenwarning"},
 		func(imported string) bool { return imported == module+"server" },
 		"cmd/kubejoin",
 	},

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kubejoin/kubejoin/internal/tokenwarning"
+	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	coordinationv1 "k8s.io/api/coordination/v1"
