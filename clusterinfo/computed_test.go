@@ -160,11 +160,15 @@ func TestComputedWaitsUntilListHasToken(t *testing.T) {
 			}
 			cancel()
 		}
-		time.AfterFunc(time.Second, func() {
-			behind.records = []tokens.Record{token}
-			behind.Send()
-		})
-		must.Value(c.WaitSigned(t.Context(), token.Token))(t)
+		signed := make(chan error)
+		go func() {
+			_, err := c.WaitSigned(t.Context(), token.Token)
+			signed <- err
+		}()
+		synctest.Wait()
+		behind.records = []tokens.Record{token}
+		behind.Send()
+		must.OK(t, <-signed)
 		data := must.Value(c.Data(t.Context()))(t)
 		must.OK(t, clusterinfo.Verify(kubeconfig, data[clusterinfo.SignatureKey("aaaaaa")], token.Token))
 	})
