@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/kubejoin/kubejoin/internal/kube/fakeclient"
 	"github.com/kubejoin/kubejoin/internal/kube/outage"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -19,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -53,6 +55,8 @@ type Cache[O metav1.Object, T any] struct {
 	filled chan struct{} // closed when the cache is filled for the first time
 	ended  <-chan struct{}
 
+	shared bool // others may read the objects of the watch
+
 	mu      sync.Mutex
 	index   index[T]
 	version string // as Version returns it
@@ -73,9 +77,15 @@ func Open[L runtime.Object, O metav1.Object, T any](ctx context.Context, client 
 	if config.Log == nil {
 		config.Log = slog.New(logr.ToSlogHandler(klog.Background()))
 	}
-	c := &Cache[O, T]{config: config, filled: make(chan struct{}), ended: ctx.Done(), index: index[T]{groupsOf: config.Groups}}
+	c := &Cache[O, T]{shared: isFake(client), config: config, filled: make(chan struct{}), ended: ctx.Done(), index: index[T]{groupsOf: config.Groups}}
 	go c.follow(ctx, outage.Follow(client, resource, fieldSelector, c.outage))
 	return c
+}
+
+// isFake reports whether client is a fake one of client-go. A watch of a fake starts with the objects that it stores.
+func isFake(client any) bool {
+	c, ok := client.(kubernetes.Interface)
+	return ok && fakeclient.Is(c.CoreV1())
 }
 
 // follow lists and watches until ctx ends. It backs off like the loop of client-go, which would report errors to klog

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -35,6 +36,9 @@ func (s store[O, T]) decode(object any) (*Entry[T], error) {
 	}
 	if e := s.Peek(o.GetName()); e != nil && e.Version != "" && e.Version == o.GetResourceVersion() {
 		return e, nil
+	}
+	if shared, ok := object.(runtime.Object); ok && s.shared {
+		o, _ = shared.DeepCopyObject().(O)
 	}
 	o.SetManagedFields(nil) // about a third of the memory of an object
 	e := &Entry[T]{Name: o.GetName(), Version: o.GetResourceVersion()}
