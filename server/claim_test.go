@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // claimed returns a site with a token for three nodes, two of which have joined.
@@ -25,7 +26,7 @@ func claimed(t *testing.T) (*site, tokens.Record) {
 	r := s.stored(t, func(r *tokens.Record) { r.Limits.MaxNodes, r.Nodes = 3, []string{"worker-1", "worker-2"} })
 	for _, node := range r.Nodes {
 		c := tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
-		must.Value(s.Claims.Create(t.Context(), c))(t)
+		must.Value(storetest.CreateClaim(t.Context(), s.Claims, c))(t)
 	}
 	return s, r
 }
@@ -33,7 +34,7 @@ func claimed(t *testing.T) (*site, tokens.Record) {
 // Catches a released claim being listed, or shown with its token. Package tokens tests releases.
 func TestClaimsAreListedAndReleased(t *testing.T) {
 	s, r := claimed(t)
-	must.Value(s.Claims.Update(t.Context(), "worker-2", func(c *tokens.Claim) error { c.NodeUID = "u2"; return nil }))(t)
+	must.Value(storetest.UpdateClaim(t.Context(), s.Claims, "worker-2", func(c *tokens.Claim) error { c.NodeUID = "u2"; return nil }))(t)
 	s.MaxRemainingLifetime = func() time.Duration { return 24 * time.Hour }
 	s.start(t)
 	wantList := func(nodes ...string) api.ClaimList {
@@ -107,11 +108,11 @@ func TestPagesListEachItemOnce(t *testing.T) {
 	put := func(id string) string {
 		token := must.Get(tokens.New(id, tokens.Generate().RevealSecret()))
 		must.Get(s.store.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now())))
-		must.Get(s.Claims.Create(t.Context(), tokens.Claim{Node: "node-" + id, TokenID: id, TokenUID: "u"}))
+		must.Get(storetest.CreateClaim(t.Context(), s.Claims, tokens.Claim{Node: "node-" + id, TokenID: id, TokenUID: "u"}))
 		return id
 	}
 	remove := func(id string) {
-		must.OK(t, errors.Join(s.store.Delete(t.Context(), s.record(t, id)), s.Claims.Delete(t.Context(), must.Get(s.Claims.Get(t.Context(), "node-"+id, tokens.Live)))))
+		must.OK(t, errors.Join(s.store.Delete(t.Context(), s.record(t, id)), storetest.DeleteClaim(t.Context(), s.Claims, must.Get(s.Claims.Get(t.Context(), "node-"+id, tokens.Live)))))
 	}
 	var stay []string
 	for i := range 25 {

@@ -372,7 +372,7 @@ func TestRevocationDuringRejoinBarsMachine(t *testing.T) {
 					do()
 				}
 				return nil
-			}, "Claims.Commit").Claims(n.Claims)
+			}, "Claims.Update").Claims(n.Claims)
 			s.start(t)
 			m := s.machine(t, "worker-1")
 			shown := m.expired(t, s.ca, nil)

@@ -34,7 +34,7 @@ func TestTokenStatusAndFields(t *testing.T) {
 	s := newSite(t)
 	s.Claims = s.store.Claims()
 	r := s.stored(t, func(r *tokens.Record) { r.Description, r.Limits.MaxNodes, r.Nodes = "rack 7", 1, []string{"b"} })
-	must.Value(s.Claims.Create(t.Context(), tokens.Claim{Node: "a", TokenID: r.Token.ID(), TokenUID: r.UID}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), s.Claims, tokens.Claim{Node: "a", TokenID: r.Token.ID(), TokenUID: r.UID}))(t)
 	s.start(t)
 	list, _, got := askFor[api.TokenList](t, s, "GET", tokenPath, "")
 	one, _, again := askFor[api.Token](t, s, "GET", tokenPath+"/"+r.Token.ID(), "")
@@ -157,10 +157,10 @@ func TestErrorsOfStoresAreProblems(t *testing.T) {
 			return storetest.Before(func() error {
 				c, err := s.store.Claims().Get(context.Background(), "worker-1", tokens.Live)
 				if err == nil {
-					err = s.store.Claims().Delete(context.Background(), c)
+					err = storetest.DeleteClaim(context.Background(), s.store.Claims(), c)
 				}
 				if err == nil {
-					_, err = s.store.Claims().Create(context.Background(), c)
+					_, err = storetest.CreateClaim(context.Background(), s.store.Claims(), c)
 				}
 				return err
 			}, "Claims.Commit")
@@ -178,7 +178,7 @@ func TestErrorsOfStoresAreProblems(t *testing.T) {
 		s := newSite(t)
 		s.Claims = s.store.Claims()
 		r := s.stored(t, test.record)
-		must.Value(s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: r.Token.ID(), TokenUID: r.UID}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), s.Claims, tokens.Claim{Node: "worker-1", TokenID: r.Token.ID(), TokenUID: r.UID}))(t)
 		if test.faulty != nil {
 			f := test.faulty(s, r)
 			s.Tokens, s.Claims = f.Store(s.store), f.Claims(s.Claims)

@@ -200,7 +200,7 @@ func TestMaxRemainingLifetimeIsThatOfTheCA(t *testing.T) {
 // A certificate whose key could not be stored must not leave: the machine could not rejoin with it.
 func TestCertificateIsIssuedOnlyIfItsKeyIsStored(t *testing.T) {
 	store := memdb.Open()
-	nodes := &admission.Nodes{Tokens: store, Claims: storetest.Fail(errNotStored, "Claims.Commit").Claims(store.Claims()), RejoinWindow: time.Hour}
+	nodes := &admission.Nodes{Tokens: store, Claims: storetest.Fail(errNotStored, "Claims.Create").Claims(store.Claims()), RejoinWindow: time.Hour}
 	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
 	a := &signer.Authority{Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 0))), Nodes: nodes}
 	r := nodeRequest(t, "jane", "worker-1")

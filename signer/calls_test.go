@@ -189,7 +189,7 @@ func TestCallsOfEachOperation(t *testing.T) {
 			return id
 		}, do: joins("worker-1"), kube: "get leases, get nodes, 2 get secrets, patch leases", rows: "Claims.Commit, Claims.Get, Store.Get"},
 		{name: "spent token", before: joined(one), do: joins("worker-2"), refused: "TokenSpent", kube: "get secrets", rows: "Store.Get"},
-		{name: "renewal", before: joined(one), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes", rows: "Claims.Commit"},
+		{name: "renewal", before: joined(one), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes", rows: "Claims.Update"},
 		{name: "renewal, without limits", before: joined(tokens.Limits{}), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get leases, get nodes", rows: "Claims.Get"},
 		{name: "renewal of a name that can have no claim", before: func(c *counted) string { c.addNode("Worker_1"); return "" },
 			do: func(c *counted, _ string) error { return c.renew("Worker_1") }, kube: "get nodes", rows: ""},
@@ -197,23 +197,23 @@ func TestCallsOfEachOperation(t *testing.T) {
 			return c.own("worker-1", func(r *approval.Request) {
 				r.SignerName, r.Usages, r.CSR = certificates.KubeletServingSignerName, servingUsages, kubernetesRequest(c, certificates.KubeletServingSignerName, nil).CSR
 			})
-		}, kube: "", rows: "Claims.Commit"},
-		{name: "first certificate with identity, without limits", identities: true, before: withToken(tokens.Limits{}), do: joins("worker-1"), kube: "create leases, get leases, get nodes, get secrets, list leases", rows: "Claims.Commit, Claims.Get.recent, Claims.HeldBy.recent, Store.Get.recent"},
-		{name: "first certificate with identity, one node", identities: true, before: withToken(one), do: joins("worker-1"), kube: "create leases, get nodes, get secrets, list leases, patch leases, update secrets", rows: "2 Claims.Commit, Claims.HeldBy"},
-		{name: "renewal with identity", identities: true, before: joined(one), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes, patch leases", rows: "2 Claims.Commit"},
+		}, kube: "", rows: "Claims.Update"},
+		{name: "first certificate with identity, without limits", identities: true, before: withToken(tokens.Limits{}), do: joins("worker-1"), kube: "create leases, get leases, get nodes, get secrets, list leases", rows: "Claims.Create, Claims.Get.recent, Claims.HeldBy.recent, Store.Get.recent"},
+		{name: "first certificate with identity, one node", identities: true, before: withToken(one), do: joins("worker-1"), kube: "create leases, get nodes, get secrets, list leases, patch leases, update secrets", rows: "Claims.Commit, Claims.HeldBy, Claims.Update"},
+		{name: "renewal with identity", identities: true, before: joined(one), do: func(c *counted, _ string) error { return c.renew("worker-1") }, kube: "get nodes, patch leases", rows: "2 Claims.Update"},
 		{name: "rejoin", identities: true, before: func(c *counted) (key string) {
 			if err := c.first(c.token(one), "worker-1"); err != nil {
 				c.Fatal(err)
 			}
 			uid := c.addNode("worker-1")
-			claim := must.Get(c.claims.Update(c.Context(), "worker-1", func(c *tokens.Claim) error { c.Identity.NodeUID = uid; return nil }))
+			claim := must.Get(storetest.UpdateClaim(c.Context(), c.claims, "worker-1", func(c *tokens.Claim) error { c.Identity.NodeUID = uid; return nil }))
 			return claim.Identity.Last().Key
 		}, do: func(c *counted, key string) error {
 			c.now = c.now.Add(2 * time.Hour)
 			return c.own("worker-1", func(r *approval.Request) {
 				r.Rejoin = &approval.Rejoin{Key: key, NotAfter: c.now.Add(-time.Hour)}
 			})
-		}, kube: "get leases, get nodes, patch leases", rows: "Claims.Commit, Claims.Get"},
+		}, kube: "get leases, get nodes, patch leases", rows: "Claims.Get, Claims.Update"},
 		{name: "create a token", before: func(*counted) string { return "" }, do: func(c *counted, _ string) error { c.token(one); return nil },
 			kube: "create secrets", rows: "Store.Create"},
 		{name: "delete a token", before: joined(one), do: func(c *counted, id string) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -104,7 +105,7 @@ func TestStandaloneAllowsOnlyPermissionsOfKubeadm(t *testing.T) {
 // A claim of a node name that looks like an IP address does not show which machine has that address.
 func TestStandaloneReportersIgnoreAddresses(t *testing.T) {
 	claims := memdb.Open().Claims()
-	must.Value(claims.Create(t.Context(), tokens.Claim{Node: "10.0.0.5", TokenID: "abc123"}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), claims, tokens.Claim{Node: "10.0.0.5", TokenID: "abc123"}))(t)
 	facts := signer.Standalone{Claims: claims}
 	if reporters, err := facts.Reporters(t.Context(), "worker-1", []string{"10.0.0.5"}); err != nil || len(reporters) > 0 {
 		t.Errorf("Reporters = %q, %v, want none", reporters, err)

@@ -75,7 +75,7 @@ func TestStandaloneNodeHasAddressOfConnectionAndSuffixes(t *testing.T) {
 func TestStandaloneReportersComeFromClaims(t *testing.T) {
 	file := memdb.Open()
 	for _, name := range []string{"w", "v", "u.example.com"} {
-		must.Get(file.Claims().Create(t.Context(), tokens.Claim{Node: name, TokenID: "abcdef"}))
+		must.Get(storetest.CreateClaim(t.Context(), file.Claims(), tokens.Claim{Node: name, TokenID: "abcdef"}))
 	}
 	facts := signer.Standalone{Claims: file.Claims(), DNSSuffixes: []string{".example.com"}}
 	got, err := facts.Reporters(t.Context(), "w", []string{"w", "w.example.com", "V", "v.EXAMPLE.com.", "v.example.org", "u", "u.example.com", "192.0.2.1", "2001:db8::1", "*.example.com"})

@@ -69,23 +69,6 @@ type Claims interface {
 	// them. Unless it reads from a cache that may lag, it fails if it cannot decode one of the claims.
 	HeldBy(ctx context.Context, id string, read Read) ([]Claim, error)
 
-	// Create stores a new claim, which must pass [Claim.Check]. It returns the claim with new values of
-	// Created, UID and Version. Create is atomic: of concurrent calls for one name, one succeeds.
-	Create(ctx context.Context, c Claim) (Claim, error)
-
-	// Update reads the current claim, calls change on it and writes it back. If the claim has changed
-	// in the meantime, Update starts over and calls change again with the new claim. For the first
-	// call of change, Claims may use a claim that it cached or last wrote, instead of a read. What change
-	// returns for it counts only if the write finds the claim unchanged.
-	//
-	// Update returns an error of change unwrapped. It also fails if the changed claim does not pass
-	// [Claim.Check], or if change alters Node, Created or UID. If nothing changes, it writes nothing.
-	Update(ctx context.Context, node string, change func(*Claim) error) (Claim, error)
-
-	// Delete deletes the claim only if it still has the UID and Version of c. Otherwise the error wraps
-	// ErrConflict.
-	Delete(ctx context.Context, c Claim) error
-
 	// Ended reports whether a token counts the name of c but admits no machine under it any more, because its claim on the
 	// name has ended. c is the current claim, or a Claim with only Node if the name has no claim. Ended reads nothing.
 	Ended(r Record, c Claim) bool
@@ -94,12 +77,13 @@ type Claims interface {
 	// change no token. Each claim that a token with a node limit holds afterwards is counted in after, so no machine can be
 	// admitted without a slot. If a claim changes its holder or is released, its old token admits nobody under the name
 	// any more, but counts it. If after lacks a name that before counts, the slot is free when the token has no claim on the
-	// name. No name occurs in two changes. A change with the same Before and After writes nothing. A Commit that
+	// name. No name occurs in two changes. A change with the same Before and After writes nothing, unless it deletes the claim. A Commit that
 	// writes nothing may compare nothing.
 	//
 	// If no claim may have changed, the outcomes are nil and the error is that of the token. It wraps ErrConflict or
 	// ErrNotFound if the token has changed since it was read. An error beside outcomes means that a slot may not be free
-	// yet. Commit checks and sets the same as [Store.Update], Create and Update. A new holder gets a new Created.
+	// yet. Commit checks the token like [Store.Update], and claims with [Claim.Check] and [Claim.Edit]. A new claim gets new
+	// values of Created, UID and Version, a changed one another Version, and a new holder another Created.
 	Commit(ctx context.Context, before, after Record, changes []ClaimChange) ([]Outcome, error)
 
 	// Watch sends hints about changes, like [Store.Watch].
@@ -183,7 +167,7 @@ func (c Claim) Clone() Claim {
 }
 
 // Edit calls change on a copy of c and returns the copy, with the Version of c. It fails if a store
-// must not accept the copy in place of c. Implementations of [Claims] use it in Update.
+// must not accept the copy in place of c. Implementations of [Claims] use it in Commit.
 func (c Claim) Edit(change func(*Claim) error) (Claim, error) {
 	after := c.Clone()
 	if err := change(&after); err != nil {

@@ -49,7 +49,7 @@ func (n *names) faulty(f storetest.Faulty) {
 func (n *names) claim(t *testing.T, node string) {
 	t.Helper()
 	c := tokens.Claim{Node: node, TokenID: n.record.Token.ID(), TokenUID: n.record.UID, Limits: n.record.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
-	must.Value(n.claims.Create(t.Context(), c))(t)
+	must.Value(storetest.CreateClaim(t.Context(), n.claims, c))(t)
 }
 
 // release releases worker-1.
@@ -101,7 +101,7 @@ func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
 	n := twoJoined(t)
 	c, err := n.claims.Get(t.Context(), "worker-1", tokens.Live)
 	if err == nil {
-		err = n.claims.Delete(t.Context(), c)
+		err = storetest.DeleteClaim(t.Context(), n.claims, c)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestReleaseLeavesPast(t *testing.T) {
 	} {
 		n := twoJoined(t)
 		n.MaxRemainingLifetime = func() time.Duration { return test.longest }
-		must.Value(n.claims.Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.Limits.CertificateDuration = test.duration; return nil }))(t)
+		must.Value(storetest.UpdateClaim(t.Context(), n.claims, "worker-1", func(c *tokens.Claim) error { c.Limits.CertificateDuration = test.duration; return nil }))(t)
 		if _, _, err := n.release(t); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -155,7 +155,7 @@ func TestReleaseEndsIdentity(t *testing.T) {
 	n := twoJoined(t)
 	until := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	alone := tokens.Claim{Node: "worker-3", Past: tokens.ReleasedClaim{Until: until}, Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "sha256:" + strings.Repeat("1", 64), Fingerprint: strings.Repeat("a", 64)}}, NotAfter: until}}
-	must.Value(n.claims.Create(t.Context(), alone))(t)
+	must.Value(storetest.CreateClaim(t.Context(), n.claims, alone))(t)
 	if c, warnings, err := n.Release(t.Context(), "worker-3", false); err != nil || c.Node != "worker-3" || len(warnings) > 0 {
 		t.Errorf("got %+v, %q, %v", c, warnings, err)
 	}
@@ -267,7 +267,7 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 		if call > 1 {
 			return nil
 		}
-		_, err := n.claims.Update(ctx, c.Node, func(c *tokens.Claim) error { c.Keys = append(c.Keys, "sha256:"+strings.Repeat("1", 64)); return nil })
+		_, err := storetest.UpdateClaim(ctx, n.claims, c.Node, func(c *tokens.Claim) error { c.Keys = append(c.Keys, "sha256:"+strings.Repeat("1", 64)); return nil })
 		return err
 	})
 	if c, _, err := n.release(t); err != nil || len(c.Keys) != 2 {
@@ -280,7 +280,7 @@ func TestReleaseRereadsChangedClaim(t *testing.T) {
 func TestFailedReleaseFreesNoSlot(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(ctx context.Context, _ int, c tokens.Claim) error {
-		_, err := n.claims.Update(ctx, c.Node, func(c *tokens.Claim) error { c.TokenID = "other1"; return nil })
+		_, err := storetest.UpdateClaim(ctx, n.claims, c.Node, func(c *tokens.Claim) error { c.TokenID = "other1"; return nil })
 		return err
 	})
 	if _, _, err := n.release(t); !errors.Is(err, tokens.ErrReplaced) {
@@ -303,7 +303,7 @@ func TestReleaseGivesUpOnChangingClaim(t *testing.T) {
 func TestReleaseKeepsReplacedClaim(t *testing.T) {
 	n := twoJoined(t)
 	n.deleting(func(ctx context.Context, call int, c tokens.Claim) error {
-		err := n.claims.Delete(ctx, c)
+		err := storetest.DeleteClaim(ctx, n.claims, c)
 		n.claim(t, c.Node)
 		return err
 	})
@@ -326,7 +326,7 @@ func TestReleaseReportsNewClaimOfToken(t *testing.T) {
 // Catches a release that fails because somebody else has just done the same.
 func TestReleasesWhatOthersDelete(t *testing.T) {
 	n := twoJoined(t)
-	n.deleting(func(ctx context.Context, _ int, c tokens.Claim) error { return n.claims.Delete(ctx, c) })
+	n.deleting(func(ctx context.Context, _ int, c tokens.Claim) error { return storetest.DeleteClaim(ctx, n.claims, c) })
 	if _, _, err := n.release(t); err != nil {
 		t.Errorf("the claim was deleted: %v", err)
 	}

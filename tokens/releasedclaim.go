@@ -1,6 +1,7 @@
 package tokens
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -113,9 +114,15 @@ func (c Claim) Empty() bool {
 // Release releases a claim, so that its name is free, and stores the Past that it leaves, without the Identity. The token
 // keeps counting the name. If the claim has changed, the error wraps [ErrConflict].
 func Release(ctx context.Context, claims Claims, c Claim, leaves ReleasedClaim) error {
-	outcomes, err := claims.Commit(ctx, Record{}, Record{}, []ClaimChange{{Before: c, After: c.AfterRelease(leaves)}})
-	if err == nil {
-		err = outcomes[0].Err
-	}
+	_, err := CommitClaim(ctx, claims, c, c.AfterRelease(leaves))
 	return err
+}
+
+// CommitClaim commits the change of one claim, and of no token. It returns the claim as stored.
+func CommitClaim(ctx context.Context, claims Claims, before, after Claim) (Claim, error) {
+	outcomes, err := claims.Commit(ctx, Record{}, Record{}, []ClaimChange{{before, after}})
+	if len(outcomes) == 0 {
+		return Claim{}, err
+	}
+	return outcomes[0].Claim, cmp.Or(outcomes[0].Err, err)
 }

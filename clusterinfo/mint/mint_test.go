@@ -20,6 +20,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 const (
@@ -372,7 +373,7 @@ func TestRefusesIDOfDeletedTokenWithClaims(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	must.Value(claims.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: old.Token.ID(), TokenUID: old.UID}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), claims, tokens.Claim{Node: "worker-1", TokenID: old.Token.ID(), TokenUID: old.UID}))(t)
 	if made, err := s.Create(t.Context(), mint.Creation{Record: record, Chosen: true}); err != nil || !made.Existing {
 		t.Errorf("the token exists: got %+v, %v", made, err)
 	}

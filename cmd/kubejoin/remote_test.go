@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -178,7 +179,7 @@ func TestTokensOfCluster(t *testing.T) {
 	// A claim is listed and released, and its slot is free again.
 	record := must.Value(store.Update(ctx, limited.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1", "worker-2"}; return nil }))(t)
 	for _, name := range record.Nodes {
-		must.Value(claims.Create(ctx, tokens.Claim{Node: name, TokenID: limited.ID(), TokenUID: record.UID, Limits: record.Limits}))(t)
+		must.Value(storetest.CreateClaim(ctx, claims, tokens.Claim{Node: name, TokenID: limited.ID(), TokenUID: record.UID, Limits: record.Limits}))(t)
 	}
 	kube.run("claim", "list").ok().has("worker-1", "worker-2", limited.ID())
 	kube.run("token", "get", limited.ID(), "-o", "wide").ok().has("spent", "2/2", "worker-1,worker-2")

@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -82,10 +83,10 @@ func TestLifetimeOfRenewals(t *testing.T) {
 	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "tokens.db")))(t)
 	defer func() { _ = store.Close() }() // used only by this test
 	for node, d := range map[string]time.Duration{"short": time.Hour, "long": 48 * time.Hour, "as-it-is": 0} {
-		must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abcdef", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: d}}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), store.Claims(), tokens.Claim{Node: node, TokenID: "abcdef", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: d}}))(t)
 	}
 	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second), CertificateDuration: 2 * time.Hour}
-	must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: past}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), store.Claims(), tokens.Claim{Node: "released", Past: past}))(t)
 	const day = 24 * time.Hour
 	of := renewedFor{&signer.Authority{
 		Signers: signer.FixedSigners(must.Get(signer.KubernetesSigners(func() (*signer.CA, error) { return nil, errors.New("no CA") }, day))),

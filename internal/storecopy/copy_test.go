@@ -25,6 +25,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	"go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -46,11 +47,11 @@ func fill(t *testing.T, store tokens.Store, claims tokens.Claims, revocations re
 		r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
 		r.Limits, r.Nodes, r.Description = tokens.Limits{MaxNodes: 2, NodeNames: []string{"worker-*"}}, []string{fmt.Sprintf("worker-%d", i)}, "rack 7"
 		r = must.Value(store.Create(t.Context(), r))(t)
-		must.Value(claims.Create(t.Context(), tokens.Claim{
+		must.Value(storetest.CreateClaim(t.Context(), claims, tokens.Claim{
 			Node: fmt.Sprintf("worker-%d", i), TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits, Keys: []string{"sha256:" + strings.Repeat("a", 64)},
 		}))(t)
 	}
-	must.Value(claims.Create(t.Context(), tokens.Claim{Node: "gone", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), claims, tokens.Claim{Node: "gone", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}))(t)
 	guard := revocation.Guard{Store: revocations}
 	must.Value(guard.Revoke(t.Context(), revocation.Entry{Node: "lost", Reason: "stolen"}))(t)
 	for i := range 50 {

@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	"go.etcd.io/bbolt"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -67,7 +68,7 @@ func TestFailsIfSourceChangesDuringCopy(t *testing.T) {
 		return errors.Join(err, s.Delete(t.Context(), all[0]))
 	}
 	change := func(s *etcdstore.Store) error {
-		_, err := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "1"; return nil })
+		_, err := storetest.UpdateClaim(t.Context(), s.Claims(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "1"; return nil })
 		return err
 	}
 	entry := func(s *etcdstore.Store) error {

@@ -26,6 +26,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 const bearer = "admin-bearer-0123456789"
@@ -87,7 +88,7 @@ func TestTokenAndClaim(t *testing.T) {
 		t.Errorf("renewed %+v, %v", renewed, err)
 	}
 	record := must.Value(store.Update(ctx, own.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1"}; return nil }))(t)
-	must.Value(store.Claims().Create(ctx, tokens.Claim{Node: "worker-1", TokenID: own.ID(), TokenUID: record.UID, Limits: record.Limits}))(t)
+	must.Value(storetest.CreateClaim(ctx, store.Claims(), tokens.Claim{Node: "worker-1", TokenID: own.ID(), TokenUID: record.UID, Limits: record.Limits}))(t)
 	claims, err := c.ListClaims(ctx)
 	if err != nil || len(claims.Items) != 1 || claims.Items[0].Node != "worker-1" || claims.Items[0].Token != own.ID() {
 		t.Errorf("claims %+v, %v", claims, err)

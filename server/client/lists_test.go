@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // Catches a list that ends after its first page.
@@ -31,7 +32,7 @@ func TestListReadsAllPages(t *testing.T) {
 				t.Error(err)
 			}
 			if i < 3 {
-				if _, err := store.Claims().Create(t.Context(), tokens.Claim{Node: "worker-" + string(rune('1'+i)), TokenID: "qwertz", TokenUID: "u"}); err != nil {
+				if _, err := storetest.CreateClaim(t.Context(), store.Claims(), tokens.Claim{Node: "worker-" + string(rune('1'+i)), TokenID: "qwertz", TokenUID: "u"}); err != nil {
 					t.Error(err)
 				}
 			}

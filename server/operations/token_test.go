@@ -97,9 +97,9 @@ func TestTokenHasClaimedNodes(t *testing.T) {
 	store := memdb.Open()
 	r := must.Value(store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)
 	for node, uid := range map[string]string{"a": r.UID, "b": r.UID, "c": "of an earlier token"} {
-		must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: uid}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), store.Claims(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: uid}))(t)
 	}
-	must.Value(store.Claims().Create(t.Context(), tokens.Claim{Node: "released", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), store.Claims(), tokens.Claim{Node: "released", Past: tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}}))(t)
 	r.Nodes = []string{"b"}
 	if got := operations.ReadView(t.Context(), signedBy(t), store.Claims()).Token(r).Nodes; !slices.Equal(got, []string{"b", "a"}) {
 		t.Errorf("got nodes %q, want b and a", got)

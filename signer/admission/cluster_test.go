@@ -346,68 +346,12 @@ func (s claims) HeldBy(ctx context.Context, id string, read tokens.Read) (all []
 
 func (s claims) Watch(context.Context) <-chan struct{} { return nil }
 
-func (s claims) Create(_ context.Context, c tokens.Claim) (tokens.Claim, error) {
-	err := s.call("claim", func() error {
-		if _, ok := s.cluster.claims[c.Node]; ok {
-			return tokens.ErrExists
-		}
-		c.UID, c.Version, c.Created = "uid-"+s.next(), s.next(), time.Now()
-		s.cluster.claims[c.Node] = c.Clone()
-		return nil
-	})
-	return c, err
-}
-
-func (s claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	for {
-		before, err := s.Get(ctx, node, tokens.Live)
-		if err != nil {
-			return before, err
-		}
-		after := before.Clone()
-		if err := change(&after); err != nil {
-			return tokens.Claim{}, err
-		}
-		if after.Equal(before) {
-			return after, nil
-		}
-		err = s.call("claim", func() error {
-			if s.cluster.claims[node].Version != before.Version {
-				return tokens.ErrConflict
-			}
-			if before.TokenID != after.TokenID && !after.Released() {
-				after.Created = time.Now()
-			}
-			after.Version = s.next()
-			s.cluster.claims[node] = after.Clone()
-			return nil
-		})
-		if !errors.Is(err, tokens.ErrConflict) {
-			return after, err
-		}
-	}
-}
-
-func (s claims) Delete(_ context.Context, c tokens.Claim) error {
-	return s.call("claim", func() error {
-		now, ok := s.cluster.claims[c.Node]
-		switch {
-		case !ok:
-			return tokens.ErrNotFound
-		case now.UID != c.UID || now.Version != c.Version:
-			return tokens.ErrConflict
-		}
-		delete(s.cluster.claims, c.Node)
-		return nil
-	})
-}
-
 // Ended is for one database.
 func (s claims) Ended(r tokens.Record, c tokens.Claim) bool {
 	return c.TokenID != r.Token.ID() && slices.Contains(r.Nodes, c.Node)
 }
 
-// Commit is for one database.
+// Commit is for one database, or for one claim without a token.
 func (s claims) Commit(_ context.Context, before, after tokens.Record, changes []tokens.ClaimChange) (outcomes []tokens.Outcome, err error) {
 	if err := after.Check(); after.Token.ID() != "" && err != nil {
 		return nil, err
@@ -423,12 +367,16 @@ func (s claims) Commit(_ context.Context, before, after tokens.Record, changes [
 	if same && !counts {
 		return outcomes, nil
 	}
-	err = s.call("commit", func() error {
+	kind := "commit"
+	if id == "" {
+		kind = "claim"
+	}
+	err = s.call(kind, func() error {
 		if s.records[id].Version != before.Version {
 			return tokens.ErrConflict
 		}
 		for _, c := range changes {
-			if now[c.After.Node].Version != c.Before.Version {
+			if is := now[c.After.Node]; is.Version != c.Before.Version || is.UID != c.Before.UID {
 				return tokens.ErrConflict
 			}
 		}
@@ -437,7 +385,7 @@ func (s claims) Commit(_ context.Context, before, after tokens.Record, changes [
 			if change.Before.Version == "" {
 				c.UID = "uid-" + s.next()
 			}
-			if change.Before.TokenID != c.TokenID {
+			if change.Before.Version == "" || change.Before.TokenID != c.TokenID && !c.Released() {
 				c.Created = time.Now()
 			}
 			c.Version = s.next()

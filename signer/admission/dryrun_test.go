@@ -57,7 +57,7 @@ func TestDryRunPredictsReasonAndWritesNothing(t *testing.T) {
 
 	// The Node of a claim registered and was deleted, so its name is free again.
 	uid := c.node("worker-1")
-	must.Value(real.Claims.Update(t.Context(), "worker-1", func(claim *tokens.Claim) error { claim.NodeUID = uid; return nil }))(t)
+	must.Value(storetest.UpdateClaim(t.Context(), real.Claims, "worker-1", func(claim *tokens.Claim) error { claim.NodeUID = uid; return nil }))(t)
 	c.deleteNode("worker-1")
 	both(other, "worker-1", "")
 	// The cache does not have this claim yet.

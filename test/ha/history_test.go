@@ -1,6 +1,7 @@
 package ha
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -295,32 +296,6 @@ func (s recordedClaims) HeldBy(ctx context.Context, id string, read tokens.Read)
 	return all, err
 }
 
-func (s recordedClaims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	began := s.h.now()
-	made, err := s.Claims.Create(ctx, c)
-	s.h.created(began, "claim "+c.Node, claimText(c), err)
-	return made, err
-}
-
-func (s recordedClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	a := attempts{h: s.h, key: "claim " + node, began: s.h.now()}
-	c, err := s.Claims.Update(ctx, node, func(c *tokens.Claim) error {
-		before := claimText(*c)
-		err := change(c)
-		a.try(before, claimText(*c), err)
-		return err
-	})
-	a.end(err)
-	return c, err
-}
-
-func (s recordedClaims) Delete(ctx context.Context, c tokens.Claim) error {
-	began := s.h.now()
-	err := s.Claims.Delete(ctx, c)
-	s.h.deleted(began, "claim "+c.Node, claimText(c), err)
-	return err
-}
-
 func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) ([]tokens.Outcome, error) {
 	began := s.h.now()
 	outcomes, err := s.Claims.Commit(ctx, before, after, changes)
@@ -337,7 +312,14 @@ func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record,
 		if c.Before.Version != "" {
 			was = claimText(c.Before)
 		}
-		s.h.add(began, operation{key: "claim " + c.After.Node, before: was, after: claimText(c.After), unknown: unknown})
+		is := claimText(c.After)
+		if c.After.Empty() {
+			is = ""
+		}
+		s.h.add(began, operation{key: "claim " + c.After.Node, before: was, after: is, unknown: unknown})
+		if before.Token.ID() == "" && was == "" && errors.Is(cmp.Or(err, outcomes[0].Err), tokens.ErrConflict) {
+			s.h.add(began, operation{key: "claim " + c.After.Node, any: true})
+		}
 	}
 	return outcomes, err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/etcd"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // TestTokensAndClaimsAreLinearizable calls all methods that write, at three replicas with few keys, while 30 % of the calls
@@ -83,12 +84,12 @@ func call(t *testing.T, r *replica, random *rand.Rand, token tokens.Token, node,
 			_ = r.tokens.Delete(ctx, now)
 		}
 	case 5:
-		_, _ = r.claims.Create(ctx, claim)
+		_, _ = storetest.CreateClaim(ctx, r.claims, claim)
 	case 6:
-		_, _ = r.claims.Update(ctx, node, func(c *tokens.Claim) error { c.Requests = []string{mark}; return nil })
+		_, _ = storetest.UpdateClaim(ctx, r.claims, node, func(c *tokens.Claim) error { c.Requests = []string{mark}; return nil })
 	case 7:
 		if now, err := r.claims.Get(ctx, node, tokens.Live); err == nil {
-			_ = r.claims.Delete(ctx, now)
+			_ = storetest.DeleteClaim(ctx, r.claims, now)
 		}
 	case 8:
 		_, _ = r.claims.HeldBy(ctx, id, tokens.Live)

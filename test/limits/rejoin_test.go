@@ -27,6 +27,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/harness"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -77,7 +78,7 @@ func newReturner(ctx context.Context, s *harness.Site, ca *tls.Certificate, clai
 	if err != nil {
 		return nil, err
 	}
-	_, err = claims.Create(ctx, tokens.Claim{Node: node, Identity: tokens.Identity{
+	_, err = storetest.CreateClaim(ctx, claims, tokens.Claim{Node: node, Identity: tokens.Identity{
 		NodeUID: string(object.UID), Credentials: []tokens.Credential{{Key: pkcs10.IDOfKey(public), Fingerprint: string(revocation.FingerprintOf(leaf))}}, NotAfter: time.Now().Add(-time.Second).UTC().Truncate(time.Second),
 	}})
 	if err != nil {

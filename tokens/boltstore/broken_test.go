@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance/rowrecord"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/boltstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 var errBroken = fmt.Errorf("page 7: %w", boltstore.ErrDamaged)
@@ -26,17 +27,17 @@ func TestBrokenStoreRefusesWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokens.db")
 	s := open(t, path)
 	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
-	c := must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"}))(t)
+	c := must.Value(storetest.CreateClaim(t.Context(), s.Claims(), tokens.Claim{Node: "worker-1", TokenID: "abc123"}))(t)
 	s.Break(errBroken)
 	_, createErr := s.Create(t.Context(), tokens.Record{Token: tokens.Generate()})
 	_, updateErr := s.Update(t.Context(), r.Token.ID(), func(r *tokens.Record) error { r.Description = "x"; return nil })
-	_, claimErr := s.Claims().Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "u"; return nil })
+	_, claimErr := storetest.UpdateClaim(t.Context(), s.Claims(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "u"; return nil })
 	for what, err := range map[string]error{
 		"Create":       createErr,
 		"Update":       updateErr,
 		"Delete":       s.Delete(t.Context(), r),
 		"claim Update": claimErr,
-		"claim Delete": s.Claims().Delete(t.Context(), c),
+		"claim Delete": storetest.DeleteClaim(t.Context(), s.Claims(), c),
 		"Append":       rowrecord.New(s.Issued()).Append(t.Context(), issuancetest.Issued(time.Now(), newSerial(), time.Hour)),
 		"Close":        s.Close(),
 	} {

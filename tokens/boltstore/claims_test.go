@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // Changes of claims must not wake listeners of tokens, nor the other way round.
@@ -26,7 +27,7 @@ func TestSeparateHintsForTokensAndClaims(t *testing.T) {
 		}
 	}
 	// The hint is sent before the write returns.
-	must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123"}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), s.Claims(), tokens.Claim{Node: "worker-1", TokenID: "abc123"}))(t)
 	if !hinted(ofClaims) || hinted(ofTokens) {
 		t.Error("after a new claim: got a hint about tokens, or none about claims")
 	}
@@ -49,8 +50,8 @@ func TestConcurrentClaimsAndTokens(t *testing.T) {
 				return
 			}
 			node := "worker-" + strconv.Itoa(i/2) // two goroutines per name
-			_, err = s.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits})
-			if err != nil && !errors.Is(err, tokens.ErrExists) {
+			_, err = storetest.CreateClaim(t.Context(), s.Claims(), tokens.Claim{Node: node, TokenID: r.Token.ID(), TokenUID: r.UID, Limits: r.Limits})
+			if err != nil && !errors.Is(err, tokens.ErrConflict) {
 				t.Errorf("Create of a claim: %v", err)
 			}
 		})

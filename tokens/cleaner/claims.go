@@ -194,7 +194,7 @@ func (c *claimLoop) forget(ctx context.Context, claims []tokens.Claim) (next tim
 				next = end
 			}
 		default:
-			if err := c.Store.Delete(ctx, claim); err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
+			if err := tokens.Release(ctx, c.Store, claim, tokens.ReleasedClaim{}); err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
 				errs = append(errs, fmt.Errorf("delete released claim of node %s: %w", claim.Node, err))
 			}
 		}
@@ -275,7 +275,7 @@ func (c *claimLoop) readyAgain(ctx context.Context, claim tokens.Claim) error {
 	case period == "" || period == claim.ReadyBefore:
 		return nil
 	}
-	return c.note(ctx, claim, func(now *tokens.Claim) { now.ReadyAgain = now.ReadyAgain || period != now.ReadyBefore })
+	return c.note(ctx, claim, func(now *tokens.Claim) { now.ReadyAgain = true })
 }
 
 func (c *claimLoop) registered(ctx context.Context, claim tokens.Claim, uid string) error {
@@ -285,16 +285,11 @@ func (c *claimLoop) registered(ctx context.Context, claim tokens.Claim, uid stri
 	})
 }
 
-// note updates a claim, unless it was replaced by another claim.
+// note updates a claim, unless it has changed: then a hint will follow.
 func (c *claimLoop) note(ctx context.Context, claim tokens.Claim, change func(*tokens.Claim)) error {
-	_, err := c.Store.Update(ctx, claim.Node, func(now *tokens.Claim) error {
-		if !now.Same(claim) {
-			return tokens.ErrConflict // a hint will follow
-		}
-		change(now)
-		return nil
-	})
-	if err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
+	after := claim.Clone()
+	change(&after)
+	if _, err := tokens.CommitClaim(ctx, c.Store, claim, after); err != nil && !errors.Is(err, tokens.ErrNotFound) && !errors.Is(err, tokens.ErrConflict) {
 		return fmt.Errorf("claim of node %s: %w", claim.Node, err)
 	}
 	return nil

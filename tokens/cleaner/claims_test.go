@@ -23,7 +23,7 @@ func openClaims(t *testing.T, all ...tokens.Claim) *rowstore.Store {
 	t.Helper()
 	store := memdb.Open()
 	for _, claim := range all {
-		must.Value(store.Claims().Create(t.Context(), claim))(t)
+		must.Value(storetest.CreateClaim(t.Context(), store.Claims(), claim))(t)
 	}
 	return store
 }
@@ -217,7 +217,7 @@ func TestClaimsReportsIdentitiesNotCleaned(t *testing.T) {
 			store := openClaims(t, tokens.Claim{Node: "worker-1", Identity: tokens.Identity{Credentials: []tokens.Credential{{Key: "k"}}, NodeUID: "uid", NotAfter: time.Now().Add(time.Hour).UTC().Truncate(time.Second)}})
 			var log bytes.Buffer
 			left := cleanClaims(t, cleaner.Claims{
-				Store:  storetest.Before(func() error { return test.deletion }, "Claims.Commit").Claims(store.Claims()),
+				Store:  storetest.Before(func() error { return test.deletion }, "Claims.Delete").Claims(store.Claims()),
 				Tokens: store, RejoinWindow: time.Hour, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 				Node: func(context.Context, string) (string, error) { return "", test.node },
 			})

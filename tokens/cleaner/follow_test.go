@@ -99,7 +99,7 @@ func TestClaimsFollowTheirNodes(t *testing.T) {
 					}
 					err := do()
 					if test.other && c.Method == "Claims.List" {
-						c.Claims[0].TokenUID = "another"
+						c.Claims[0].TokenUID, c.Claims[0].Version = "another", "0"
 					}
 					return err
 				})

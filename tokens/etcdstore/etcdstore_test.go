@@ -53,7 +53,7 @@ func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 	for i := range 50 {
 		node := "worker-" + strconv.Itoa(i)
 		hints := reader.Watch(t.Context())
-		must.Value(writer.Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), writer, tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}))(t)
 		_, err := reader.Get(t.Context(), node, tokens.Cached)
 		for ; errors.Is(err, tokens.ErrNotFound); _, err = reader.Get(t.Context(), node, tokens.Cached) {
 			<-hints
@@ -71,7 +71,7 @@ func TestCacheListsNothingOlderThanItsReads(t *testing.T) {
 		prefix := "/older/" + strconv.Itoa(i)
 		writer := c.StoreAt(t, prefix).Claims()
 		reader := c.StoreAt(t, prefix).Claims()
-		must.Value(writer.Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u"}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), writer, tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: "u"}))(t)
 		seen := false
 		for range 200 {
 			_, err := reader.Get(t.Context(), "worker-1", tokens.Cached)
@@ -140,7 +140,7 @@ func TestRetriesReadOfSeveralKeys(t *testing.T) {
 	s := must.Value(etcdstore.Open(t.Context(), config))(t)
 	t.Cleanup(func() { _ = s.Close() }) // only reads are left
 	for _, node := range []string{"worker-1", "worker-2"} {
-		must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), s.Claims(), tokens.Claim{Node: node, TokenID: "abc123", TokenUID: "u"}))(t)
 	}
 	f.FailTransactions(1)
 	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 2 {

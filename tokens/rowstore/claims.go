@@ -98,19 +98,6 @@ func (s *Claims) held(ctx context.Context, from Reader, id string, missing func(
 	return all, nil
 }
 
-// Create implements [tokens.Claims].
-func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
-	return s.table.create(ctx, c)
-}
-
-// Update implements [tokens.Claims].
-func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	return s.table.update(ctx, node, change)
-}
-
-// Delete implements [tokens.Claims].
-func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error { return s.table.delete(ctx, c) }
-
 // Watch implements [tokens.Claims].
 func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.db.Watch(ctx, claimsFolder) }
 
@@ -180,16 +167,23 @@ func (s *Claims) commit(ctx context.Context, before *tokens.Record, after tokens
 	// its UID and all its values, too.
 	outcomes, stored := make([]tokens.Outcome, len(changes)), make([]bool, len(changes))
 	for i, c := range changes {
+		if c.Before.Version != "" && !c.After.Empty() {
+			after, err := c.Before.Edit(func(now *tokens.Claim) error { *now = c.After.Clone(); return nil })
+			if err != nil {
+				return nil, err
+			}
+			c.After = after
+		}
 		outcomes[i].Claim = c.After
 		switch {
-		case c.Before.Version != "" && c.Before.Equal(c.After):
-			continue
 		case c.After.Empty():
 			if err := tokens.CheckNodeName(c.After.Node); err != nil {
 				return nil, err
 			}
 			key := claimsFolder + c.After.Node
 			conditions, writes = append(conditions, Condition{key, c.Before.Version}), append(append(writes, holders(c.Before, tokens.Claim{})...), Change{Key: key})
+			continue
+		case c.Before.Version != "" && c.Before.Equal(c.After):
 			continue
 		}
 		w, err := s.table.write(c.Before, s.table.stamp(c.Before, c.After))
@@ -204,7 +198,11 @@ func (s *Claims) commit(ctx context.Context, before *tokens.Record, after tokens
 	}
 	version, err := s.db.Commit(ctx, conditions, writes)
 	if err != nil {
-		return nil, fmt.Errorf("claims of token %s: %w", before.Token.ID(), err)
+		what := "claims of token " + before.Token.ID()
+		if before.Token.ID() == "" {
+			what = "claim " + tokens.Redact(changes[0].After.Node)
+		}
+		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	for i := range outcomes {
 		if stored[i] {

@@ -13,6 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // faulty is a database whose commits can fail, and whose cache can be another database.
@@ -45,7 +46,7 @@ func fill(t *testing.T, s *rowstore.Store) (tokens.Record, tokens.Claim) {
 	t.Helper()
 	token := must.Value(tokens.New("abc123", "0123456789abcdef"))(t)
 	r := must.Value(s.Create(t.Context(), tokens.NewRecord(token, time.Hour, time.Now())))(t)
-	c := must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: r.UID}))(t)
+	c := must.Value(storetest.CreateClaim(t.Context(), s.Claims(), tokens.Claim{Node: "worker-1", TokenID: "abc123", TokenUID: r.UID}))(t)
 	must.OK(t, s.Revocations().Update(t.Context(), "k", func([]byte) ([]byte, error) { return []byte("v"), nil }))
 	return r, c
 }
@@ -59,8 +60,11 @@ func TestRetriesAfterConflict(t *testing.T) {
 	s := rowstore.New(db)
 	r, c := fill(t, s)
 	for what, write := range map[string]func() error{
-		"Store.Update":  func() (err error) { r, err = s.Update(t.Context(), "abc123", edit); return err },
-		"Claims.Update": func() (err error) { c, err = s.Claims().Update(t.Context(), "worker-1", editClaim); return err },
+		"Store.Update": func() (err error) { r, err = s.Update(t.Context(), "abc123", edit); return err },
+		"Claims.Update": func() (err error) {
+			c, err = storetest.UpdateClaim(t.Context(), s.Claims(), "worker-1", editClaim)
+			return err
+		},
 		"Revocations.Update": func() error {
 			return s.Revocations().Update(t.Context(), "k", func(v []byte) ([]byte, error) { return append(v, '.'), nil })
 		},
@@ -71,7 +75,7 @@ func TestRetriesAfterConflict(t *testing.T) {
 		}
 	}
 	db.failCommits = 2
-	if err := errors.Join(s.Delete(t.Context(), r), s.Claims().Delete(t.Context(), c)); err != nil || db.failCommits != 0 {
+	if err := errors.Join(s.Delete(t.Context(), r), storetest.DeleteClaim(t.Context(), s.Claims(), c)); err != nil || db.failCommits != 0 {
 		t.Errorf("Delete = %v with %d conflicts left", err, db.failCommits)
 	}
 }
@@ -88,7 +92,6 @@ func TestReportsDamagedRow(t *testing.T) {
 	_, errs["list tokens/abc123"] = s.List(t.Context())
 	_, errs["get claims/worker-1"] = s.Claims().Get(t.Context(), "worker-1", tokens.Live)
 	_, errs["held claims/worker-1"] = s.Claims().HeldBy(t.Context(), "abc123", tokens.Live)
-	_, errs["create claims/worker-1"] = s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1"})
 	for what, err := range errs {
 		_, key, _ := strings.Cut(what, " ")
 		if !errors.Is(err, memdb.ErrDamaged) || !strings.Contains(err.Error(), key) || strings.Contains(err.Error(), "hunter2") {
@@ -114,10 +117,10 @@ func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
 	for name, do := range map[string]func(*rowstore.Store) error{
 		"deleted": func(s *rowstore.Store) error {
 			c, err := s.Claims().Get(t.Context(), "worker-1", tokens.Live)
-			return errors.Join(err, s.Claims().Delete(t.Context(), c))
+			return errors.Join(err, storetest.DeleteClaim(t.Context(), s.Claims(), c))
 		},
 		"taken": func(s *rowstore.Store) error {
-			_, err := s.Claims().Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.TokenID = "fedcba"; return nil })
+			_, err := storetest.UpdateClaim(t.Context(), s.Claims(), "worker-1", func(c *tokens.Claim) error { c.TokenID = "fedcba"; return nil })
 			return err
 		},
 	} {
@@ -263,7 +266,7 @@ func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
 			c := tokens.Claim{Node: node, TokenID: before.Token.ID(), TokenUID: before.UID, Limits: before.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
 			change := tokens.ClaimChange{After: c}
 			if slices.Contains(test.held, node) {
-				c = must.Value(s.Claims().Create(t.Context(), c))(t)
+				c = must.Value(storetest.CreateClaim(t.Context(), s.Claims(), c))(t)
 				change = tokens.ClaimChange{Before: c, After: c}
 			}
 			changes = append(changes, change)
@@ -372,7 +375,7 @@ func TestReadsClaimsOfTokenAtOnce(t *testing.T) {
 	s := rowstore.New(db)
 	fill(t, s)
 	for i := range 5 {
-		must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: fmt.Sprint("node-", i), TokenID: "abc123"}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), s.Claims(), tokens.Claim{Node: fmt.Sprint("node-", i), TokenID: "abc123"}))(t)
 	}
 	db.gets = 0
 	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 6 || db.gets != 1 {

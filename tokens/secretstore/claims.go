@@ -32,7 +32,7 @@ const ClaimNamespace = "kubejoin-system"
 // calls send requests to the API server. When Watch sends a hint, the change is already in the cache.
 //
 // A Lease without this label is not a claim, but nobody can claim its name. The same is true for a malformed
-// claim: List and a cached HeldBy omit it, and Get, HeldBy and Update return an error that does not wrap
+// claim: List and a cached HeldBy omit it, and Get and HeldBy return an error that does not wrap
 // [tokens.ErrNotFound].
 type Claims struct {
 	tokens    tokens.Store
@@ -138,7 +138,10 @@ func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens
 	}
 	lease, err := s.leases.Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
-		return tokens.Claim{}, s.failure("get", node, err)
+		if apierrors.IsNotFound(err) {
+			err = fmt.Errorf("%w: no such Lease in %s", tokens.ErrNotFound, s.namespace)
+		}
+		return tokens.Claim{}, fmt.Errorf("get claim %s: %w", node, err)
 	}
 	c, err := decodeLease(lease)
 	switch {
@@ -262,8 +265,27 @@ func cloned(cached []cachedClaim, err error) ([]tokens.Claim, error) {
 	return all, nil
 }
 
-// Create implements [tokens.Claims].
-func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
+// leases is the Claims that [Steps] writes to. Its Commit writes one Lease and no token.
+type leases struct{ *Claims }
+
+func (s leases) Commit(ctx context.Context, _, _ tokens.Record, changes []tokens.ClaimChange) ([]tokens.Outcome, error) {
+	var o tokens.Outcome
+	switch c := changes[0]; {
+	case c.Before.Version == "":
+		o.Claim, o.Err = s.create(ctx, c.After)
+	case c.After.Empty():
+		o.Claim, o.Err = c.After, s.delete(ctx, c.Before)
+	default:
+		after, err := c.Before.Edit(func(now *tokens.Claim) error { *now = c.After.Clone(); return nil })
+		if o.Err = err; err == nil {
+			o.Claim, o.Err = s.patch(ctx, c.Before, after)
+		}
+	}
+	return []tokens.Outcome{o}, nil
+}
+
+// create creates a Lease. The error wraps ErrExists if there is one, which may not be a claim.
+func (s *Claims) create(ctx context.Context, c tokens.Claim) (tokens.Claim, error) {
 	if err := c.Check(); err != nil {
 		return tokens.Claim{}, fmt.Errorf("create claim %.253s: %w", c.Node, err)
 	}
@@ -278,36 +300,8 @@ func (s *Claims) Create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	return decodeLease(lease)
 }
 
-// Update implements [tokens.Claims]. It does not change labels, annotations and fields that others have set. It first tries
-// a cached claim, which saves a request.
-func (s *Claims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	if cached := s.cache.Peek(node); cached != nil && cached.Value.problem == nil {
-		before := cached.Value.Claim
-		if after, err := before.Edit(change); err == nil && !after.Equal(before) {
-			if c, err := s.patch(ctx, before, after); err == nil {
-				return c, nil
-			}
-		}
-	}
-	for {
-		before, err := s.Get(ctx, node, tokens.Live)
-		if err != nil {
-			return tokens.Claim{}, err
-		}
-		after, err := before.Edit(change)
-		if err != nil {
-			return tokens.Claim{}, err
-		}
-		if after.Equal(before) {
-			return before, nil
-		}
-		if c, err := s.patch(ctx, before, after); !errors.Is(err, tokens.ErrConflict) {
-			return c, err
-		}
-	}
-}
-
-// patch writes a claim over the version before. The error wraps ErrConflict if the claim has changed or is gone.
+// patch writes a claim over the version before. It does not change labels, annotations and fields that others have set. The
+// error wraps ErrConflict if the claim has changed or is gone.
 func (s *Claims) patch(ctx context.Context, before, after tokens.Claim) (tokens.Claim, error) {
 	patch, err := patchLease(before, after)
 	if err != nil {
@@ -331,8 +325,8 @@ func hasOtherUID(err error) bool {
 		slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool { return c.Field == "metadata.uid" })
 }
 
-// Delete implements [tokens.Claims].
-func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
+// delete deletes the Lease of a claim. The error wraps ErrConflict if the claim has changed or is gone.
+func (s *Claims) delete(ctx context.Context, c tokens.Claim) error {
 	if err := tokens.CheckNodeName(c.Node); err != nil {
 		return fmt.Errorf("delete claim: %w", err)
 	}
@@ -341,8 +335,11 @@ func (s *Claims) Delete(ctx context.Context, c tokens.Claim) error {
 	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Version},
 	})
-	if err != nil {
-		return s.failure("delete", c.Node, err)
+	switch {
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return fmt.Errorf("delete claim %s: %w: %w", c.Node, tokens.ErrConflict, err)
+	case err != nil:
+		return fmt.Errorf("delete claim %s: %w", c.Node, err)
 	}
 	return nil
 }
@@ -355,20 +352,8 @@ func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, change
 	if s.tokens == nil {
 		return nil, errors.New("commit claims: opened without a store of tokens")
 	}
-	return Steps{s, s.tokens}.Commit(ctx, before, after, changes)
+	return Steps{leases{s}, s.tokens}.Commit(ctx, before, after, changes)
 }
 
 // Watch implements [tokens.Claims].
 func (s *Claims) Watch(ctx context.Context) <-chan struct{} { return s.cache.Watch(ctx) }
-
-// failure returns an error of the API server about one claim as an error of package tokens. It wraps
-// ErrNotFound or ErrConflict where these apply.
-func (s *Claims) failure(verb, node string, err error) error {
-	switch {
-	case apierrors.IsNotFound(err):
-		return fmt.Errorf("%s claim %s: %w: no such Lease in %s", verb, node, tokens.ErrNotFound, s.namespace)
-	case apierrors.IsConflict(err):
-		return fmt.Errorf("%s claim %s: %w: %w", verb, node, tokens.ErrConflict, err)
-	}
-	return fmt.Errorf("%s claim %s: %w", verb, node, err)
-}

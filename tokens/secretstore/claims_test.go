@@ -99,17 +99,16 @@ func TestIgnoresOtherLease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	must.Value(s.Create(t.Context(), claim("worker-1")))(t)
+	must.Value(storetest.CreateClaim(t.Context(), s, claim("worker-1")))(t)
 	waitClaims(t, s, "worker-1", func(all []tokens.Claim) bool { return len(all) == 1 && all[0].Node == "worker-1" })
 	_, getErr := s.Get(t.Context(), "worker-2", tokens.Live)
 	_, findErr := s.Get(t.Context(), "worker-2", tokens.Cached)
-	_, updateErr := s.Update(t.Context(), "worker-2", func(*tokens.Claim) error { return nil })
-	for what, err := range map[string]error{"Get": getErr, "cached Get": findErr, "Update": updateErr} {
+	for what, err := range map[string]error{"Get": getErr, "cached Get": findErr} {
 		if !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("%s = %v, want ErrNotFound", what, err)
 		}
 	}
-	_, err = s.Create(t.Context(), claim("worker-2"))
+	_, err = storetest.CreateClaim(t.Context(), s, claim("worker-2"))
 	if !errors.Is(err, tokens.ErrExists) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/worker-2") {
 		t.Errorf("Create = %v, want ErrExists that names the Lease", err)
 	}
@@ -130,7 +129,7 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 		"keys":     func(l *coordinationv1.Lease) { l.Annotations["kubejoin.io/keys"] = "a,,b" },
 		"requests": func(l *coordinationv1.Lease) { l.Annotations["kubejoin.io/requests"] = "a b" },
 	} {
-		must.Value(s.Create(t.Context(), claim(node)))(t)
+		must.Value(storetest.CreateClaim(t.Context(), s, claim(node)))(t)
 		lease, err := leases.Get(t.Context(), node, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -143,15 +142,11 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 		})
 		_, getErr := s.Get(t.Context(), node, tokens.Live)
 		_, findErr := s.Get(t.Context(), node, tokens.Cached)
-		_, updateErr := s.Update(t.Context(), node, func(*tokens.Claim) error { return nil })
-		for what, err := range map[string]error{"Get": getErr, "cached Get": findErr, "Update": updateErr} {
-			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/"+node+" is ") {
+		_, createErr := storetest.CreateClaim(t.Context(), s, claim(node))
+		for what, err := range map[string]error{"Get": getErr, "cached Get": findErr, "Create": createErr} {
+			if err == nil || errors.Is(err, tokens.ErrNotFound) || errors.Is(err, tokens.ErrConflict) || !strings.Contains(err.Error(), "Lease "+lease.Namespace+"/"+node+" is ") {
 				t.Errorf("%s of %s = %v, want an error other than ErrNotFound that names the Lease", what, node, err)
 			}
-		}
-		_, err = s.Create(t.Context(), claim(node))
-		if !errors.Is(err, tokens.ErrExists) {
-			t.Errorf("Create of %s = %v, want ErrExists", node, err)
 		}
 	}
 	if of, err := s.HeldBy(t.Context(), "abc123", tokens.Cached); err != nil || len(of) > 0 {
@@ -165,7 +160,7 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 		t.Errorf("HeldBy of another token = %+v, %v, want none", held, err)
 	}
 	// Make another change: the warning about the first one is logged shortly after List shows it.
-	must.Value(s.Create(t.Context(), claim("worker-1")))(t)
+	must.Value(storetest.CreateClaim(t.Context(), s, claim("worker-1")))(t)
 	waitClaims(t, s, "worker-1", func(all []tokens.Claim) bool { return len(all) == 1 })
 	for _, part := range []string{"/holder ", "/max ", "/unknown ", "/keys ", "/requests ", `max-nodes: \"many\" given, want 1 to 1000`} {
 		if strings.Count(log.String(), part) != 1 {
@@ -181,18 +176,18 @@ func TestMalformedClaimKeepsName(t *testing.T) {
 	if _, err := s.Get(t.Context(), "worker-1", tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("cached Get of a Lease without the label = %v, want ErrNotFound", err)
 	}
-	if _, err := s.Create(t.Context(), claim("worker-1")); !errors.Is(err, tokens.ErrExists) {
+	if _, err := storetest.CreateClaim(t.Context(), s, claim("worker-1")); !errors.Is(err, tokens.ErrExists) {
 		t.Errorf("Create of a Lease without the label = %v, want ErrExists", err)
 	}
 }
 
-// The API server must compare the version and the UID in a patch: otherwise a claim could overwrite that of another token.
+// The API server must compare the version and the UID in a patch and in a deletion: otherwise a claim could overwrite that of another token.
 // An API server that was restored from a backup may assign a version twice.
-func TestPatchChangesOnlyVersionBefore(t *testing.T) {
+func TestWritesOnlyVersionBefore(t *testing.T) {
 	s, leases := openClaims(t, nil)
 	first := claim("worker-1")
 	first.NodeUID = "n"
-	before := must.Value(s.Create(t.Context(), first))(t)
+	before := must.Value(storetest.CreateClaim(t.Context(), s, first))(t)
 	after := before.Clone()
 	after.NodeUID, after.Limits, after.Keys = "", tokens.Limits{}, []string{"sha256:3"}
 	stale, uid, gone := before.Clone(), before.Clone(), after.Clone()
@@ -204,8 +199,13 @@ func TestPatchChangesOnlyVersionBefore(t *testing.T) {
 			t.Errorf("%s: Patch = %+v, %v, want ErrConflict", name, got, err)
 		}
 	}
+	for name, other := range map[string]tokens.Claim{"another version": stale, "another UID": uid} {
+		if err := storetest.DeleteClaim(t.Context(), s, other); !errors.Is(err, tokens.ErrConflict) {
+			t.Errorf("%s: deletion = %v, want ErrConflict", name, err)
+		}
+	}
 	if got := must.Value(s.Get(t.Context(), "worker-1", tokens.Live))(t); !got.Equal(before) {
-		t.Errorf("after refused patches: got %+v, want %+v", got, before)
+		t.Errorf("after refused writes: got %+v, want %+v", got, before)
 	}
 	got := must.Value(s.Patch(t.Context(), before, after))(t)
 	if after.Version = got.Version; !got.Equal(after) {
@@ -238,8 +238,8 @@ func awaitForbidden(t *testing.T, read func(context.Context) error) {
 // If the namespace does not exist, Create must return the command that creates it. The error must not wrap
 // ErrNotFound, which means that the name is free.
 func TestReportsMissingNamespace(t *testing.T) {
-	s := must.Value(secretstore.OpenClaims(t.Context(), cluster.Shared(t).Client(), nil, "no-such-namespace", nil))(t)
-	_, createErr := s.Create(t.Context(), claim("worker-7"))
+	s := must.Value(secretstore.OpenClaims(t.Context(), cluster.Shared(t).Client(), open(t, nil), "no-such-namespace", nil))(t)
+	_, createErr := storetest.CreateClaim(t.Context(), s, claim("worker-7"))
 	for what, err := range map[string]error{"Ready": s.Ready(t.Context()), "Create": createErr} {
 		if !errors.Is(err, secretstore.ErrNoNamespace) || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "kubectl create namespace no-such-namespace") {
 			t.Errorf("%s = %v, want ErrNoNamespace with the command", what, err)

@@ -130,17 +130,17 @@ func TestHeldByFailsIfListFails(t *testing.T) {
 	}
 }
 
-// Update must retry after a conflict, and return every other error.
+// Update of a token must retry after a conflict, and return every other error. The patch of a claim returns both.
 func TestUpdateRetriesOnlyConflicts(t *testing.T) {
-	for err, want := range map[error]error{errDown: errDown, conflict(): nil} {
+	for err, want := range map[error]struct{ claim, token error }{errDown: {errDown, errDown}, conflict(): {claim: tokens.ErrConflict}} {
 		secret := encode(tokens.Record{Token: tokens.Generate()})
 		c := fake.NewClientset(encodeLease("ns", worker), secret)
 		failsOnce(c, "patch", "leases", err)
 		failsOnce(c, "update", "secrets", err)
 		s := &Store{secrets: c.CoreV1().Secrets("kube-system")}
-		_, claimErr := claimsOn(c).Update(t.Context(), "worker-1", func(c *tokens.Claim) error { c.NodeUID = "n"; return nil })
+		_, claimErr := claimsOn(c).patch(t.Context(), worker, worker)
 		_, tokenErr := s.Update(t.Context(), secret.Name[len(secret.Name)-6:], func(r *tokens.Record) error { r.Description = "d"; return nil })
-		if !errors.Is(claimErr, want) || !errors.Is(tokenErr, want) {
+		if !errors.Is(claimErr, want.claim) || !errors.Is(tokenErr, want.token) {
 			t.Errorf("after %v: claim %v, token %v; want %v", err, claimErr, tokenErr, want)
 		}
 	}

@@ -251,7 +251,7 @@ func TestProofIsNoHint(t *testing.T) {
 		if seen := s.cache.Peek(ProofLease); seen == nil {
 			t.Fatal("the watch has brought no proof")
 		}
-		if _, err := s.Create(ctx, worker); err != nil || !hinted() {
+		if _, err := s.create(ctx, worker); err != nil || !hinted() {
 			t.Errorf("a claim, %v, was no hint", err)
 		}
 		if all, err := s.List(ctx); err != nil || len(all) != 1 {

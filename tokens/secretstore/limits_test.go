@@ -14,6 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cluster-bootstrap/token/api"
@@ -181,7 +182,7 @@ func TestTokenForManyLongNames(t *testing.T) {
 	for i, node := range names[:len(held)] {
 		c := claim(node)
 		c.TokenID, c.TokenUID, c.Limits = id, r.UID, r.Limits
-		if held[i], err = claims.Create(ctx, c); err != nil {
+		if held[i], err = storetest.CreateClaim(ctx, claims, c); err != nil {
 			t.Fatalf("claim %d: %v", i, err)
 		}
 	}

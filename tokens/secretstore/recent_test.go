@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -208,7 +209,7 @@ func testRecent(t *testing.T, l *link, cached []string) {
 	for i := range rounds {
 		settle()
 		must.Value(writer.Update(t.Context(), ids[0], func(r *tokens.Record) error { r.Description = strconv.Itoa(i + 1); return nil }))(t)
-		must.Value(claimer.Create(t.Context(), tokens.Claim{Node: node(i + 1), TokenID: ids[0], Limits: tokens.Limits{MaxNodes: rounds}}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), claimer, tokens.Claim{Node: node(i + 1), TokenID: ids[0], Limits: tokens.Limits{MaxNodes: rounds}}))(t)
 		at := time.Now()
 		wrote[i].Store(&at)
 		// The writes of a store count for it at once, no matter how much the watch lags.

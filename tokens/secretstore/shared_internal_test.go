@@ -103,39 +103,3 @@ func TestUpdateStartsFromCache(t *testing.T) {
 		}
 	}
 }
-
-// Update of a claim starts from the cache. It reads only if the claim has changed since, or change fails or changes nothing.
-// A renewal would otherwise cost one more request.
-func TestUpdateStartsFromCachedClaim(t *testing.T) {
-	for name, test := range map[string]struct {
-		change        func(*tokens.Claim)
-		fail          error // error of the first write
-		reads, writes int
-		fails         bool
-	}{
-		"another UID of the Node": {change: func(c *tokens.Claim) { c.NodeUID = "n" }, writes: 1},
-		"after a conflict":        {change: func(c *tokens.Claim) { c.NodeUID = "n" }, fail: conflict(), reads: 1, writes: 2},
-		"nothing":                 {change: func(*tokens.Claim) {}, reads: 1},
-		"another Node":            {change: func(c *tokens.Claim) { c.Node, c.NodeUID = "worker-2", "n" }, reads: 1, fails: true},
-		"another UID":             {change: func(c *tokens.Claim) { c.UID, c.NodeUID = "another", "n" }, reads: 1, fails: true},
-		"another time":            {change: func(c *tokens.Claim) { c.Created, c.NodeUID = c.Created.AddDate(1, 0, 0), "n" }, reads: 1, fails: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				client := fake.NewClientset(encodeLease("ns", worker))
-				s := must.Value(OpenClaims(t.Context(), client, nil, "ns", nil))(t)
-				synctest.Wait()
-				client.ClearActions()
-				if test.fail != nil {
-					failsOnce(client, "patch", "leases", test.fail)
-				}
-				_, err := s.Update(t.Context(), worker.Node, func(c *tokens.Claim) error { test.change(c); return nil })
-				reads, writes := calls(client, "get"), calls(client, "patch")
-				got := must.Value(s.Get(t.Context(), worker.Node, tokens.Live))(t)
-				if (err != nil) != test.fails || reads != test.reads || writes != test.writes || got.NodeUID == "n" != (writes > 0) {
-					t.Errorf("%v, %d reads and %d writes leave %+v, want %d reads and %d writes", err, reads, writes, got, test.reads, test.writes)
-				}
-			})
-		})
-	}
-}

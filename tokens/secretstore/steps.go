@@ -22,7 +22,8 @@ import (
 // the read that admitted it. A token that replaces a Node is for one name, which it cannot lose to another one. There
 // step 2 comes before step 1, which shows that the token has had its claim.
 //
-// Only Commit and Ended are those of Steps. All other methods are those of Claims.
+// Only Commit and Ended are those of Steps. All other methods are those of Claims, whose Commit writes one claim and no
+// token at a time. If an object that is not a claim has the name of a new claim, its error wraps [tokens.ErrExists].
 type Steps struct {
 	tokens.Claims
 	Tokens tokens.Store
@@ -121,7 +122,7 @@ func (s Steps) swap(ctx context.Context, before, after tokens.Record) (tokens.Re
 func (s Steps) write(ctx context.Context, changes []tokens.ClaimChange, outcomes []tokens.Outcome) {
 	var writing sync.WaitGroup
 	for i, c := range changes {
-		if outcomes[i].Claim = c.After; c.Before.Version == "" || !c.Before.Equal(c.After) {
+		if outcomes[i].Claim = c.Before; c.Before.Version == "" || c.After.Empty() || !c.Before.Equal(c.After) {
 			writing.Go(func() {
 				if outcomes[i].Claim, outcomes[i].Err = s.writeClaim(ctx, c); outcomes[i].Err != nil {
 					outcomes[i].Err = fmt.Errorf("claim of node %s: %w", tokens.Redact(c.After.Node), outcomes[i].Err)
@@ -144,28 +145,14 @@ func (s Steps) writeClaim(ctx context.Context, c tokens.ClaimChange) (after toke
 			return after, err
 		}
 	}
-	if after = c.After; after.Empty() {
-		err = s.Claims.Delete(ctx, c.Before)
-	} else {
-		after, err = s.Claims.Update(ctx, c.Before.Node, func(now *tokens.Claim) error {
-			if now.UID != c.Before.UID || now.Version != c.Before.Version {
-				return tokens.ErrConflict
-			}
-			*now = c.After.Clone()
-			return nil
-		})
-	}
-	if errors.Is(err, tokens.ErrNotFound) {
-		err = fmt.Errorf("%w: %w", tokens.ErrConflict, err)
-	}
-	return after, err
+	return tokens.CommitClaim(ctx, s.Claims, c.Before, c.After)
 }
 
 // create creates a claim. If the name exists, another request was faster, or an earlier attempt succeeded and its response
 // was lost. If there is no claim, also after a retry, the error wraps ErrExists: an object that is not a claim has the name.
 func (s Steps) create(ctx context.Context, c tokens.Claim) (after tokens.Claim, err error) {
 	for range 2 {
-		if after, err = s.Claims.Create(ctx, c); !errors.Is(err, tokens.ErrExists) {
+		if after, err = tokens.CommitClaim(ctx, s.Claims, tokens.Claim{}, c); !errors.Is(err, tokens.ErrExists) {
 			return after, err
 		}
 		switch _, getErr := s.Claims.Get(ctx, c.Node, tokens.Live); {

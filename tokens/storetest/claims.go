@@ -195,7 +195,7 @@ func testHeldBy(t *testing.T, s tokens.Claims) {
 		wantHeld("created", id, made...)
 	}
 	wantHeld("created for another token", other)
-	moved, err := s.Update(t.Context(), made[1].Node, func(c *tokens.Claim) error { c.TokenID = other; return nil })
+	moved, err := UpdateClaim(t.Context(), s, made[1].Node, func(c *tokens.Claim) error { c.TokenID = other; return nil })
 	if err != nil {
 		t.Fatalf("Update: %v", err)
 	}
@@ -206,7 +206,7 @@ func testHeldBy(t *testing.T, s tokens.Claims) {
 		t.Fatalf("Release: %v", err)
 	}
 	wantHeld("released", other)
-	if err := s.Delete(t.Context(), made[0]); err != nil {
+	if err := DeleteClaim(t.Context(), s, made[0]); err != nil {
 		t.Fatalf("Delete: %v", err)
 	}
 	made = made[1:]
@@ -260,9 +260,9 @@ func testMalformedClaim(t *testing.T, s tokens.Claims) {
 	for _, node := range []string{"", "Worker", "a/b", "../kube-system/x", "a b", "a\n", "-a", strings.Repeat("a", 254)} {
 		_, getErr := s.Get(ctx, node, tokens.Live)
 		_, findErr := s.Get(ctx, node, tokens.Cached)
-		_, updateErr := s.Update(ctx, node, func(*tokens.Claim) error { return nil })
+		_, updateErr := UpdateClaim(ctx, s, node, func(*tokens.Claim) error { return nil })
 		for what, err := range map[string]error{
-			"Get": getErr, "cached Get": findErr, "Update": updateErr, "Delete": s.Delete(ctx, tokens.Claim{Node: node, UID: "u", Version: "1"}),
+			"Get": getErr, "cached Get": findErr, "Update": updateErr, "Delete": DeleteClaim(ctx, s, tokens.Claim{Node: node, TokenID: "abcdef", UID: "u", Version: "1"}),
 		} {
 			if err == nil || errors.Is(err, tokens.ErrNotFound) || !strings.Contains(err.Error(), "node name") {
 				t.Errorf("%s of %q = %v, want what is wrong with the name", what, node, err)
@@ -352,8 +352,42 @@ func claimsOf(s tokens.Claims) kind[tokens.Claim] {
 			"cached HeldBy": func(ctx context.Context) error { _, err := s.HeldBy(ctx, "abcdef", tokens.Cached); return err },
 			"HeldBy":        func(ctx context.Context) error { _, err := s.HeldBy(ctx, "abcdef", tokens.Live); return err },
 		},
-		read: s.Get, list: s.List, create: s.Create, update: s.Update, delete: s.Delete, watch: s.Watch,
+		exists: tokens.ErrConflict, gone: tokens.ErrConflict,
+		read: s.Get, list: s.List, watch: s.Watch,
+		create: func(ctx context.Context, c claim) (claim, error) { return CreateClaim(ctx, s, c) },
+		update: func(ctx context.Context, node string, change func(*claim) error) (claim, error) {
+			return UpdateClaim(ctx, s, node, change)
+		},
+		delete: func(ctx context.Context, c claim) error { return DeleteClaim(ctx, s, c) },
 	}
+}
+
+// CreateClaim commits a new claim.
+func CreateClaim(ctx context.Context, s tokens.Claims, c tokens.Claim) (tokens.Claim, error) {
+	return tokens.CommitClaim(ctx, s, tokens.Claim{}, c)
+}
+
+// UpdateClaim reads a claim, calls change on it and commits the change. If the claim has changed meanwhile, UpdateClaim
+// starts over.
+func UpdateClaim(ctx context.Context, s tokens.Claims, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
+	for {
+		before, err := s.Get(ctx, node, tokens.Live)
+		if err != nil {
+			return tokens.Claim{}, err
+		}
+		after := before.Clone()
+		if err := change(&after); err != nil {
+			return tokens.Claim{}, err
+		}
+		if c, err := tokens.CommitClaim(ctx, s, before, after); !errors.Is(err, tokens.ErrConflict) {
+			return c, err
+		}
+	}
+}
+
+// DeleteClaim commits the deletion of a claim.
+func DeleteClaim(ctx context.Context, s tokens.Claims, c tokens.Claim) error {
+	return tokens.Release(ctx, s, c, tokens.ReleasedClaim{})
 }
 
 func createClaim(t *testing.T, s tokens.Claims, c tokens.Claim) tokens.Claim {
@@ -374,7 +408,7 @@ func testUpdateClaimNothing(t *testing.T, s tokens.Claims) {
 		"what it was":  func(mine *tokens.Claim) { *mine = c.Clone() },
 		"another zone": func(c *tokens.Claim) { c.Created = c.Created.In(time.FixedZone("", 3600)) },
 	} {
-		got, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { change(c); return nil })
+		got, err := UpdateClaim(t.Context(), s, c.Node, func(c *tokens.Claim) error { change(c); return nil })
 		if err != nil {
 			t.Errorf("Update of %s: %v", what, err)
 		}
@@ -386,7 +420,7 @@ func testUpdateClaimNothing(t *testing.T, s tokens.Claims) {
 // testReleaseClaim releases a claim, then takes its name with another token.
 func testReleaseClaim(t *testing.T, s tokens.Claims) {
 	c := createClaim(t, s, sampleClaim())
-	changed, err := s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
+	changed, err := UpdateClaim(t.Context(), s, c.Node, func(c *tokens.Claim) error { c.NodeUID = "changed"; return nil })
 	if err != nil {
 		t.Fatalf("Update: %v", err)
 	}
@@ -407,9 +441,9 @@ func testReleaseClaim(t *testing.T, s tokens.Claims) {
 	// Another token takes the name, then releases it without a Past.
 	again := c.Clone()
 	again.TokenID = tokens.Generate().ID()
-	_, err = s.Create(t.Context(), again)
-	wantError(t, "Create where a claim was released", err, tokens.ErrExists)
-	again, err = s.Update(t.Context(), c.Node, func(now *tokens.Claim) error {
+	_, err = CreateClaim(t.Context(), s, again)
+	wantError(t, "Create where a claim was released", err, tokens.ErrConflict)
+	again, err = UpdateClaim(t.Context(), s, c.Node, func(now *tokens.Claim) error {
 		uid, version, created := now.UID, now.Version, now.Created
 		*now = again.Clone()
 		now.UID, now.Version, now.Created = uid, version, created
@@ -477,12 +511,12 @@ func testRecentClaims(t *testing.T, s tokens.Claims) {
 		}
 		other := made
 		other.TokenID, other.TokenUID = "abcdef", "another"
-		if other, err = s.Update(t.Context(), c.Node, func(c *tokens.Claim) error { *c = other; return nil }); err != nil {
+		if other, err = UpdateClaim(t.Context(), s, c.Node, func(c *tokens.Claim) error { *c = other; return nil }); err != nil {
 			t.Fatalf("Update: %v", err)
 		}
 		wantHeld(t, s, c.TokenID)
 		wantHeld(t, s, other.TokenID, other)
-		if err := s.Delete(t.Context(), other); err != nil {
+		if err := DeleteClaim(t.Context(), s, other); err != nil {
 			t.Fatalf("Delete: %v", err)
 		}
 		wantHeld(t, s, other.TokenID)

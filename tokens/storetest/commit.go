@@ -158,16 +158,18 @@ func testCommitConflicts(t *testing.T, s tokens.Store, c tokens.Claims) {
 			createClaim(t, c, tokens.Claim{Node: change.After.Node, TokenID: "abcdef"})
 		},
 		"the claim has changed": func(t *testing.T, r *tokens.Record, change *tokens.ClaimChange) {
-			change.After.Node = unique(*r, "changed")
-			change.Before = createClaim(t, c, tokens.Claim{Node: change.After.Node, TokenID: "abcdef"})
-			if _, err := c.Update(t.Context(), change.After.Node, func(c *tokens.Claim) error { c.Keys = []string{key("c")}; return nil }); err != nil {
+			change.Before = createClaim(t, c, tokens.Claim{Node: unique(*r, "changed"), TokenID: "abcdef"})
+			change.After = change.Before.Clone()
+			change.After.TokenID = r.Token.ID()
+			if _, err := UpdateClaim(t.Context(), c, change.After.Node, func(c *tokens.Claim) error { c.Keys = []string{key("c")}; return nil }); err != nil {
 				t.Fatal(err)
 			}
 		},
 		"the claim is gone": func(t *testing.T, r *tokens.Record, change *tokens.ClaimChange) {
-			change.After.Node = unique(*r, "gone")
-			change.Before = createClaim(t, c, tokens.Claim{Node: change.After.Node, TokenID: "abcdef"})
-			if err := c.Delete(t.Context(), change.Before); err != nil {
+			change.Before = createClaim(t, c, tokens.Claim{Node: unique(*r, "gone"), TokenID: "abcdef"})
+			change.After = change.Before.Clone()
+			change.After.TokenID = r.Token.ID()
+			if err := DeleteClaim(t.Context(), c, change.Before); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -276,9 +278,10 @@ func testCommitFreesSlot(t *testing.T, s tokens.Store, c tokens.Claims) {
 	if now = get(t, s, id); !slices.Equal(now.Nodes, after.Nodes) {
 		t.Errorf("got nodes %v while the claim exists, want %v", now.Nodes, after.Nodes)
 	}
-	if err := c.Delete(t.Context(), claim); err != nil {
+	if err := DeleteClaim(t.Context(), c, claim); err != nil {
 		t.Fatal(err)
 	}
+	now = get(t, s, id)
 	if _, err := c.Commit(t.Context(), now, uncounted(now, node), nil); err != nil {
 		t.Errorf("Commit after the claim was deleted: %v", err)
 	}

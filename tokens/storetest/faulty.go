@@ -14,13 +14,14 @@ import (
 type Call struct {
 	Context context.Context
 	// Method is the name of the method, as in "Store.Get", "Claims.Get" or "Claims.Commit". Reads that are not live have
-	// a suffix, as in "Store.Get.cached". The function that is passed to Update is a call, too: "Store.Update.change" or
-	// "Claims.Update.change".
+	// a suffix, as in "Store.Get.cached". The function that is passed to Update is a call, too: "Store.Update.change". A
+	// Commit of one claim without a token is "Claims.Create", "Claims.Update" or "Claims.Delete".
 	Method string
 	// Key is the token ID or the node name. It is empty for List, and for a Commit that changes no token.
 	Key string
-	// Records and Claims are what the call returns, and before do the argument of Create and Delete. In the call of a
-	// change, they contain the value before and after it. A Faulty can alter what the call returns, and a value to change.
+	// Records and Claims are what the call returns. Before do, they are the argument of Create and Delete, and the claim that
+	// Claims.Update changes. In the call of a change, they contain the value before and after it. A Faulty can alter what the
+	// call returns, and a value to change.
 	Records []tokens.Record
 	Claims  []tokens.Claim
 }
@@ -188,20 +189,6 @@ type faultyClaims struct {
 	fault Faulty
 }
 
-// one runs a call that returns one claim. Arguments are the Claims before it.
-func (s faultyClaims) one(ctx context.Context, method, node string, do func() (tokens.Claim, error), arguments ...tokens.Claim) (claim tokens.Claim, err error) {
-	c := &Call{Context: ctx, Method: "Claims." + method, Key: node, Claims: arguments}
-	err = s.fault(c, func() error {
-		claim, err := do()
-		c.Claims = []tokens.Claim{claim}
-		return err
-	})
-	if len(c.Claims) == 1 {
-		claim = c.Claims[0]
-	}
-	return claim, err
-}
-
 // many runs a call that returns claims.
 func (s faultyClaims) many(ctx context.Context, method, key string, do func() ([]tokens.Claim, error)) ([]tokens.Claim, error) {
 	c := &Call{Context: ctx, Method: method, Key: key}
@@ -210,7 +197,16 @@ func (s faultyClaims) many(ctx context.Context, method, key string, do func() ([
 }
 
 func (s faultyClaims) Get(ctx context.Context, node string, read tokens.Read) (tokens.Claim, error) {
-	return s.one(ctx, method("Get", read), node, func() (tokens.Claim, error) { return s.Claims.Get(ctx, node, read) })
+	c := &Call{Context: ctx, Method: "Claims." + method("Get", read), Key: node}
+	err := s.fault(c, func() error {
+		claim, err := s.Claims.Get(ctx, node, read)
+		c.Claims = []tokens.Claim{claim}
+		return err
+	})
+	if len(c.Claims) == 0 {
+		return tokens.Claim{}, err
+	}
+	return c.Claims[0], err
 }
 
 func (s faultyClaims) List(ctx context.Context) ([]tokens.Claim, error) {
@@ -221,31 +217,30 @@ func (s faultyClaims) HeldBy(ctx context.Context, id string, read tokens.Read) (
 	return s.many(ctx, "Claims."+method("HeldBy", read), id, func() ([]tokens.Claim, error) { return s.Claims.HeldBy(ctx, id, read) })
 }
 
-func (s faultyClaims) Create(ctx context.Context, claim tokens.Claim) (tokens.Claim, error) {
-	return s.one(ctx, "Create", claim.Node, func() (tokens.Claim, error) { return s.Claims.Create(ctx, claim) }, claim)
-}
-
-func (s faultyClaims) Update(ctx context.Context, node string, change func(*tokens.Claim) error) (tokens.Claim, error) {
-	return s.one(ctx, "Update", node, func() (tokens.Claim, error) {
-		return s.Claims.Update(ctx, node, func(claim *tokens.Claim) error {
-			c := &Call{Context: ctx, Method: "Claims.Update.change", Key: node, Claims: []tokens.Claim{*claim}}
-			err := s.fault(c, func() error { return change(&c.Claims[0]) })
-			*claim = c.Claims[0]
-			return err
-		})
-	})
-}
-
-func (s faultyClaims) Delete(ctx context.Context, claim tokens.Claim) error {
-	c := &Call{Context: ctx, Method: "Claims.Delete", Key: claim.Node, Claims: []tokens.Claim{claim}}
-	return s.fault(c, func() error { return s.Claims.Delete(ctx, claim) })
-}
-
 func (s faultyClaims) Commit(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) (outcomes []tokens.Outcome, err error) {
 	c := &Call{Context: ctx, Method: "Claims.Commit", Key: before.Token.ID()}
+	one := c.Key == "" && len(changes) == 1
+	if one {
+		c.Key = changes[0].After.Node
+		switch change := changes[0]; {
+		case change.Before.Version == "":
+			c.Method, c.Claims = "Claims.Create", []tokens.Claim{change.After}
+		case change.After.Empty():
+			c.Method, c.Claims = "Claims.Delete", []tokens.Claim{change.Before}
+		default:
+			c.Method, c.Claims = "Claims.Update", []tokens.Claim{change.Before}
+		}
+	}
 	err = s.fault(c, func() error {
 		outcomes, err = s.Claims.Commit(ctx, before, after, changes)
+		if one && len(outcomes) > 0 {
+			c.Claims = []tokens.Claim{outcomes[0].Claim}
+			return cmp.Or(outcomes[0].Err, err)
+		}
 		return err
 	})
+	if one && len(outcomes) > 0 {
+		return []tokens.Outcome{{Claim: c.Claims[0], Err: err}}, nil
+	}
 	return outcomes, err
 }

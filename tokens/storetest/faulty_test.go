@@ -37,6 +37,8 @@ func TestFailEachMethod(t *testing.T) {
 	healthy := memdb.Open()
 	r := must.Value(healthy.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	id, claim := r.Token.ID(), tokens.Claim{Node: "worker-1", TokenID: r.Token.ID()}
+	held := claim
+	held.Version = "1"
 	for method, call := range map[string]func(tokens.Store, tokens.Claims) error{
 		"Store.Get": func(s tokens.Store, _ tokens.Claims) error { _, err := s.Get(t.Context(), id, tokens.Live); return err },
 		"Store.Get.cached": func(s tokens.Store, _ tokens.Claims) error {
@@ -83,12 +85,15 @@ func TestFailEachMethod(t *testing.T) {
 			_, err := c.HeldBy(t.Context(), id, tokens.Live)
 			return err
 		},
-		"Claims.Create": func(_ tokens.Store, c tokens.Claims) error { _, err := c.Create(t.Context(), claim); return err },
-		"Claims.Update": func(_ tokens.Store, c tokens.Claims) error {
-			_, err := c.Update(t.Context(), "worker-1", func(*tokens.Claim) error { return nil })
+		"Claims.Create": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := storetest.CreateClaim(t.Context(), c, claim)
 			return err
 		},
-		"Claims.Delete": func(_ tokens.Store, c tokens.Claims) error { return c.Delete(t.Context(), claim) },
+		"Claims.Update": func(_ tokens.Store, c tokens.Claims) error {
+			_, err := tokens.CommitClaim(t.Context(), c, held, claim)
+			return err
+		},
+		"Claims.Delete": func(_ tokens.Store, c tokens.Claims) error { return storetest.DeleteClaim(t.Context(), c, held) },
 		"Claims.Commit": func(_ tokens.Store, c tokens.Claims) error {
 			_, err := c.Commit(t.Context(), r, r, nil)
 			return err
@@ -156,10 +161,10 @@ func TestStaleShowsEarlierState(t *testing.T) {
 	s := memdb.Open()
 	r := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
 	id := r.Token.ID()
-	claim := must.Value(s.Claims().Create(t.Context(), tokens.Claim{Node: "worker-1", TokenID: id}))(t)
+	claim := must.Value(storetest.CreateClaim(t.Context(), s.Claims(), tokens.Claim{Node: "worker-1", TokenID: id}))(t)
 	f := storetest.Stale(t, s, s.Claims())
 	later := must.Value(s.Create(t.Context(), tokens.Record{Token: tokens.Generate()}))(t)
-	must.OK(t, errors.Join(s.Delete(t.Context(), r), s.Claims().Delete(t.Context(), claim)))
+	must.OK(t, errors.Join(s.Delete(t.Context(), r), storetest.DeleteClaim(t.Context(), s.Claims(), claim)))
 	store, claims := f.Store(s), f.Claims(s.Claims())
 	found, err := store.Get(t.Context(), id, tokens.Cached)
 	list, listErr := store.List(t.Context())

@@ -98,8 +98,9 @@ func recordsOf(s tokens.Store) kind[tokens.Record] {
 			"Created": func(r *record) { r.Created = r.Created.Add(time.Second) },
 			"UID":     func(r *record) { r.UID = "another" },
 		},
-		shows: func(t *testing.T, want ...record) { t.Helper(); wantList(t, s, want...) },
-		read:  s.Get, list: s.List, create: s.Create, update: s.Update, delete: s.Delete, watch: s.Watch,
+		shows:  func(t *testing.T, want ...record) { t.Helper(); wantList(t, s, want...) },
+		exists: tokens.ErrExists, gone: tokens.ErrNotFound, comparesUID: true,
+		read: s.Get, list: s.List, create: s.Create, update: s.Update, delete: s.Delete, watch: s.Watch,
 	}
 }
 

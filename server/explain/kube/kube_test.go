@@ -15,6 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/explain/kube"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 	certificates "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -131,7 +132,7 @@ func TestExplainsByLiveToken(t *testing.T) {
 	w.explain("token-4", explain.NodeNameNotAllowed, "is limited to other names (other-*)")
 
 	free := w.token()
-	must.Value(w.claims.Create(t.Context(), tokens.Claim{Node: "token-5", TokenID: used.Token.ID(), TokenUID: used.UID, Limits: used.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}))(t)
+	must.Value(storetest.CreateClaim(t.Context(), w.claims, tokens.Claim{Node: "token-5", TokenID: used.Token.ID(), TokenUID: used.UID, Limits: used.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}))(t)
 	w.explain("token-5", explain.Claimed, "token "+used.Token.ID()+" claimed the name ")
 	w.ask(w.holder(free), kubelet, "token-5")
 	e := w.explain("token-5", explain.NodeNameClaimed, "another token, "+used.Token.ID(), "kubejoin claim release token-5")

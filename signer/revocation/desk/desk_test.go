@@ -367,7 +367,7 @@ func TestRevokeTokenUsesWhatIsKnown(t *testing.T) {
 			e.Time = now
 			must.OK(t, s.IssuanceRecord.Append(t.Context(), e))
 		}
-		must.Value(s.Claims.Create(t.Context(), tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}}))(t)
+		must.Value(storetest.CreateClaim(t.Context(), s.Claims, tokens.Claim{Node: "worker-1", Past: tokens.ReleasedClaim{Until: now.Add(time.Hour)}}))(t)
 		result, err := s.Revoke(t.Context(), desk.Order{TokenID: id})
 		if want := print(4).String() + " " + print(6).String() + " worker-1 worker-5"; err != nil || keys(result) != want {
 			t.Errorf("got %s, %v, want %s", keys(result), err, want)
