@@ -77,8 +77,8 @@ type Claims interface {
 	// change no token. Each claim that a token with a node limit holds afterwards is counted in after, so no machine can be
 	// admitted without a slot. If a claim changes its holder or is released, its old token admits nobody under the name
 	// any more, but counts it. If after lacks a name that before counts, the slot is free when the token has no claim on the
-	// name. No name occurs in two changes. A change with the same Before and After writes nothing, unless it deletes the claim. A Commit that
-	// writes nothing may compare nothing.
+	// name. No name occurs in two changes. A change with the same Before and After writes nothing, unless it deletes the
+	// claim. A Commit that writes nothing may compare nothing.
 	//
 	// If no claim may have changed, the outcomes are nil and the error is that of the token. It wraps ErrConflict or
 	// ErrNotFound if the token has changed since it was read. An error beside outcomes means that a slot may not be free
