@@ -1,7 +1,6 @@
 package ha
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -303,6 +302,7 @@ func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record,
 	if len(changes) == 0 && recordText(before) == recordText(after) { // nothing was written, so nothing was compared
 		return outcomes, err
 	}
+	exists := errors.Is(err, tokens.ErrConflict) || slices.ContainsFunc(outcomes, func(o tokens.Outcome) bool { return errors.Is(o.Err, tokens.ErrConflict) })
 	unknown := err != nil || slices.ContainsFunc(outcomes, func(o tokens.Outcome) bool { return o.Err != nil })
 	if id := before.Token.ID(); id != "" {
 		s.h.add(began, operation{key: "token " + id, before: recordText(before), after: recordText(after), unknown: unknown})
@@ -317,7 +317,7 @@ func (s recordedClaims) Commit(ctx context.Context, before, after tokens.Record,
 			is = ""
 		}
 		s.h.add(began, operation{key: "claim " + c.After.Node, before: was, after: is, unknown: unknown})
-		if before.Token.ID() == "" && was == "" && errors.Is(cmp.Or(err, outcomes[0].Err), tokens.ErrConflict) {
+		if before.Token.ID() == "" && was == "" && exists {
 			s.h.add(began, operation{key: "claim " + c.After.Node, any: true})
 		}
 	}
