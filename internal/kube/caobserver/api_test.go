@@ -96,7 +96,7 @@ func (a *apiServer) start(t testing.TB, network *network) *Observer {
 	a.largest = map[string]int{}
 	for _, path := range []string{
 		"/api/v1/nodes", "/api/v1/namespaces/kube-system/pods", "/api/v1/configmaps", "/api/v1/namespaces/kube-system/secrets",
-		"/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+		validating, mutating, apiServices, definitions,
 	} {
 		if a.lists == nil {
 			a.lists = map[string][]any{}

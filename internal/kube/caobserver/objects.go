@@ -149,14 +149,16 @@ func (l *look) authentication(ctx context.Context) {
 
 // caBundles observes the CAs of webhooks, aggregated API servers and ClusterTrustBundles. It leaves out those of other CAs.
 func (l *look) caBundles(ctx context.Context) {
+	const trustBundles = "clustertrustbundle" // from Kubernetes 1.37 on; each API server has the other kinds
 	for _, resource := range []struct{ kind, path string }{
 		{"validatingwebhookconfiguration", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"},
 		{"mutatingwebhookconfiguration", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"},
 		{"apiservice", "/apis/apiregistration.k8s.io/v1/apiservices"},
 		{"customresourcedefinition", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"},
-		{"clustertrustbundle", "/apis/certificates.k8s.io/v1/clustertrustbundles"}, // from Kubernetes 1.37 on
+		{trustBundles, "/apis/certificates.k8s.io/v1/clustertrustbundles"},
 	} {
-		if err := l.rawBundles(ctx, resource.kind, resource.path); err != nil && !apierrors.IsNotFound(err) {
+		err := l.rawBundles(ctx, resource.kind, resource.path)
+		if err != nil && !(resource.kind == trustBundles && apierrors.IsNotFound(err)) {
 			l.failed(rotation.KindCABundle, resource.kind+"s", "list on "+resource.kind+"s", err)
 		}
 	}

@@ -58,6 +58,23 @@ func objects(t testing.TB, all ...any) []any {
 	return fields
 }
 
+// An API that is not found may be one that a proxy does not pass on, so its objects count as unseen.
+func TestObjectsOfMissingAPIAreUnseen(t *testing.T) {
+	server := &apiServer{}
+	o := server.start(t, &network{})
+	delete(server.lists, definitions)
+	seen := must.Value(o.Observe(t.Context(), begun(t, rotation.Trust, certtest.CA(t, "old"), certtest.CA(t, "new"))))(t)
+	var unseen []string
+	for _, s := range seen {
+		if s.Kind == rotation.KindCABundle {
+			unseen = append(unseen, s.Name)
+		}
+	}
+	if want := []string{"customresourcedefinitions"}; !slices.Equal(unseen, want) {
+		t.Errorf("got %q unseen, want %q", unseen, want)
+	}
+}
+
 // TestObserveShowsWhatIsBehind looks at a cluster in stage Trust in which half of everything has the new CA.
 func TestObserveShowsWhatIsBehind(t *testing.T) {
 	old, fresh, other := certtest.CA(t, "kubernetes"), certtest.CA(t, "kubernetes 2"), certtest.CA(t, "another")
