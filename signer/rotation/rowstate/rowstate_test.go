@@ -175,6 +175,30 @@ func TestRowsAndOldKeyDoNotGiveNewKey(t *testing.T) {
 	}
 }
 
+// A data folder that was restored without the file can go back, as the error says.
+func TestRotationThatLostItsSecretGoesBack(t *testing.T) {
+	a, _ := newReplicas(t)
+	a.Files.Rows = filepath.Join(t.TempDir(), "rows")
+	before, d := a.load(t), desk(t, a)
+	prepare(t, d, a)
+	for _, stage := range []rotation.Stage{rotation.Trust, rotation.Switch} {
+		must.Value(a.followed(t))(t)
+		must.Value(d.Advance(t.Context(), rotation.Cluster, stage, rotation.Options{}))(t)
+	}
+	secret := a.Files.Rows + ".secret-" + a.state(t).ID
+	must.OK(t, os.Remove(secret))
+	if changed, err := a.followed(t); err == nil || changed || !strings.Contains(err.Error(), secret) || !strings.Contains(err.Error(), "kubejoin ca abort") {
+		t.Errorf("got %t, %v, want an error with the file and how to go back", changed, err)
+	}
+	for a.state(t).InProgress() {
+		must.Value(d.Abort(t.Context(), rotation.Cluster, rotation.Options{}))(t)
+		must.Value(a.followed(t))(t)
+	}
+	if now := a.load(t); !now.Certificate().Equal(before.Certificate()) || len(now.Bundle()) != 1 {
+		t.Errorf("got %v of %d trusted CAs after the abort, want the old CA alone", now, len(now.Bundle()))
+	}
+}
+
 // Catches CA files that lack a CA of the stage, sign with the wrong key, or are not what they were after an abort. The second
 // replica did not store the key.
 func TestFollowChangesFilesForStage(t *testing.T) {
