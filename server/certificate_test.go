@@ -480,7 +480,7 @@ type fullDisk struct{}
 
 func (fullDisk) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
-// Without a CSR object nobody can approve later. Catches a request that waits for approval.
+// No person can approve a request without a CSR object. Catches such a request that waits for approval.
 func TestRefusesWhatOnlyAPersonCouldApprove(t *testing.T) {
 	s, kept := certifying(t)
 	all := maps.Clone(s.Certificates.Authority.Signers())

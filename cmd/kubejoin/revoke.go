@@ -26,7 +26,7 @@ func revokeCommand() *cobra.Command {
 		Use:   "revoke [NODE]",
 		Short: "Lock out a node, a certificate, or all nodes of a token",
 		Long: `Lock out a node, one certificate, or all nodes of a token. NODE revokes every certificate
-of a node, whoever issued it, except those that kubejoin issues afterwards. So the machine
+of a node, from any issuer, except those that kubejoin issues afterwards. So the machine
 can join again with a new token. To revoke a node that has come back, run the command
 again.
 

@@ -200,7 +200,7 @@ func (o *tokenListOptions) reveal(ctx context.Context, r *remote, items []api.To
 	return nil
 }
 
-// tokenIDs returns the token IDs in args. It fails if there are none.
+// tokenIDs returns the token IDs in args, of which it needs one or more.
 func tokenIDs(args []string) ([]string, error) {
 	if len(args) == 0 {
 		return nil, usagef("ID: none given, want one token ID or several")

@@ -91,7 +91,7 @@ func usable[T any](value *reload.Value[T], flag string) func(context.Context) er
 	}
 }
 
-// byClientCA authenticates callers by client certificates of the client CA. It returns nil if there is none.
+// byClientCA authenticates callers by client certificates of the client CA. Without a client CA, it returns nil.
 func (s *service) byClientCA(t trust) (auth.Authenticate, error) {
 	file := s.options.Callers.ClientCAFile
 	if file == "" {

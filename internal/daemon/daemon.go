@@ -57,7 +57,7 @@ type service struct {
 	stopping atomic.Bool
 }
 
-// A site is what a service serves.
+// A site is the HTTPS API of a service, with the serving certificate and the text that it prints when it is ready.
 type site struct {
 	api         server.Server
 	certificate servingCertificate

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// openLines opens the line-based issuance record. It returns nil if there is none.
+// openLines opens the issuance record that has a line for each entry, in a file or on standard output. Without
+// --issuance-record, it returns nil.
 func (s *service) openLines() (issuance.Log, error) {
 	switch file := s.options.IssuanceRecord; file {
 	case "":

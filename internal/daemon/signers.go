@@ -47,7 +47,7 @@ type signerFile struct {
 	nodeCAs []*x509.Certificate
 }
 
-// loadSigners loads and reloads the signer configuration. It returns nil if there is none.
+// loadSigners loads and reloads the signer configuration. Without --signer-config, it returns nil.
 func (s *service) loadSigners(ca *clusterCA, events events) (*configured, error) {
 	file := s.options.SignerConfig
 	if file == "" {

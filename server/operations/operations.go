@@ -30,7 +30,7 @@ type Operations struct {
 	Node NodeReader
 	// ExplainNode explains why a machine has or has not joined; nil without a cluster.
 	ExplainNode func(ctx context.Context, node string) (api.NodeExplanation, error)
-	// ExplainCSR explains a certificate request, which has a name or is given; nil without a cluster. If there is none of the name,
+	// ExplainCSR explains the certificate request with a name, or a given one; nil without a cluster. If no request has the name,
 	// the error wraps [tokens.ErrNotFound].
 	ExplainCSR func(ctx context.Context, name string, given *certificates.CertificateSigningRequest) (api.RequestExplanation, error)
 	// MaxRemainingLifetime is that of a [tokens.Releaser].

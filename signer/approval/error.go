@@ -33,7 +33,8 @@ func (e *Error) Error() string {
 	return e.Message
 }
 
-// problems are the reasons of the [tokens.Refusal] of an Error. Without a CertificateSigningRequest, nobody can approve later.
+// problems are the reasons of the [tokens.Refusal] of an Error. They are for requests over HTTPS, which no person can approve
+// later.
 var problems = map[Verdict]string{None: "certificate-not-permitted", Deny: "certificate-refused", Wait: "certificate-waits"}
 
 // Unwrap returns the [*tokens.Refusal], which wraps Err. Its message does not repeat Err, which may name internals.

@@ -37,8 +37,8 @@ type kind[T any] struct {
 	shows func(*testing.T, ...T)
 	reads map[string]func(context.Context) error
 
-	// create fails with exists if there is a value with the key, and delete fails with gone if there is none. Delete of a
-	// token compares the UID, too. Commit of a claim need not, because no two claims have the same Version.
+	// create fails with exists if a value has the key, and delete fails with gone if no value has it. Delete of a token
+	// compares the UID, too. Commit of a claim need not, because no two claims have the same Version.
 	exists, gone error
 	comparesUID  bool
 
