@@ -150,7 +150,7 @@ func (f Files) follow(r rotation.Rotation, open func(oldKey []byte) ([]byte, err
 	case finished && !copied && r.InProgress() && !r.Aborting:
 		return false, nil // the store is older than the files: the steps that it repeats have nothing to change
 	case followed:
-		return false, f.dropAdded()
+		return false, f.dropCopies()
 	case !copied && !r.InProgress() && !known:
 		return false, nil // replaced after the rotation
 	case !copied && !r.InProgress():
@@ -242,34 +242,47 @@ func (f Files) copy(c content, suffix string) error {
 	return f.write(f.Cert+suffix, c.cert)
 }
 
-// dropAdded deletes the files that all rotations have added, and what a killed kubejoin did not complete: both may have a key.
-func (f Files) dropAdded() error {
-	for _, path := range slices.DeleteFunc([]string{f.Cert, f.Key, f.Rows}, func(path string) bool { return path == "" }) {
-		base := filepath.Base(path)
-		if err := atomicfile.Sweep(filepath.Dir(path), func(name string) bool { return name == base || IsAdded(name, base) }); err != nil {
-			return err
+// dropCopies deletes the copies of all rotations.
+func (f Files) dropCopies() error {
+	return errors.Join(drop(f.Cert, copySuffix, ""), drop(f.Key, copySuffix, ""))
+}
+
+// drop deletes the files that rotations have added beside a file, but those of the rotation with the ID keep. It also deletes what
+// a killed kubejoin did not complete, which may have a key.
+func drop(path, suffix, keep string) error {
+	base, dir := filepath.Base(path), filepath.Dir(path)
+	added := func(name string) bool {
+		id := addedBy(name, base, suffix)
+		return id != "" && id != keep
+	}
+	if err := atomicfile.Sweep(dir, func(name string) bool { return name == base || added(name) }); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !added(e.Name()) {
+			continue
 		}
-		entries, err := os.ReadDir(filepath.Dir(path))
-		if err != nil {
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // replicas may share files
 			return err
-		}
-		for _, e := range entries {
-			if !IsAdded(e.Name(), base) {
-				continue
-			}
-			if err := os.Remove(filepath.Join(filepath.Dir(path), e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // replicas may share files
-				return err
-			}
 		}
 	}
 	return nil
 }
 
+// addedBy returns the ID of the rotation that has added a file with a suffix beside file; empty if no rotation has.
+func addedBy(name, file, suffix string) string {
+	id, found := strings.CutPrefix(name, file+suffix)
+	if !found || len(id) != 16 || strings.Trim(id, "0123456789abcdef") != "" {
+		return ""
+	}
+	return id
+}
+
 // IsAdded reports whether name is that of a file which a rotation has added beside file.
 func IsAdded(name, file string) bool {
-	id, found := strings.CutPrefix(name, file+copySuffix)
-	if !found {
-		id, found = strings.CutPrefix(name, file+secretSuffix)
-	}
-	return found && len(id) == 16 && strings.Trim(id, "0123456789abcdef") == ""
+	return addedBy(name, file, copySuffix)+addedBy(name, file, secretSuffix) != ""
 }

@@ -3,6 +3,7 @@ package rowstate_test
 import (
 	"bytes"
 	"context"
+	"crypto"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -10,10 +11,12 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/rotationtest"
@@ -172,6 +175,32 @@ func TestRowsAndOldKeyDoNotGiveNewKey(t *testing.T) {
 	}
 	if left := must.Value(os.ReadDir(filepath.Dir(a.Files.Rows)))(t); len(left) > 0 {
 		t.Errorf("%v are left after the end", left)
+	}
+}
+
+// Catches a replica that follows the end of a rotation while the next one is prepared, and deletes what that needs.
+func TestFollowKeepsSecretOfNextRotation(t *testing.T) {
+	a, _ := newReplicas(t)
+	a.Files.Rows = filepath.Join(t.TempDir(), "rows")
+	d := desk(t, a)
+	prepare(t, d, a)
+	for _, stage := range []rotation.Stage{rotation.Trust, rotation.Switch, rotation.Finish, rotation.Finish} {
+		must.Value(a.followed(t))(t)
+		must.Value(d.Advance(t.Context(), rotation.Cluster, stage, rotation.Options{}))(t)
+	}
+	ended, version, err := a.Get(t.Context(), rotation.Cluster)
+	must.OK(t, err)
+	fresh := certtest.CA(t, "third")
+	next := must.Value(rotation.New(rotation.Cluster, a.load(t).Bundle(), []*x509.Certificate{fresh.Leaf}, nil, time.Now()))(t)
+	must.Value(a.PutKey(t.Context(), next, fresh.PrivateKey.(crypto.Signer)))(t)
+	must.Value(a.Follow(t.Context(), ended))(t)
+	next.HasKey = true
+	must.OK(t, a.Put(t.Context(), next, version))
+	must.Value(a.followed(t))(t)
+	must.Value(d.Advance(t.Context(), rotation.Cluster, rotation.Trust, rotation.Options{}))(t)
+	must.Value(a.followed(t))(t)
+	if trusted := a.load(t).Bundle(); !slices.ContainsFunc(trusted, fresh.Leaf.Equal) {
+		t.Errorf("got %d trusted CAs, want that of the second rotation among them", len(trusted))
 	}
 }
 

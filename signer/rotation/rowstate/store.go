@@ -175,25 +175,30 @@ func (s Store) open(ctx context.Context, r rotation.Rotation, oldKey []byte) ([]
 	return content, nil
 }
 
-// KeepKey implements [rotation.Keys].
+// KeepKey implements [rotation.Keys]. A secret file goes before its row, which then cannot be decrypted any more.
 func (s Store) KeepKey(ctx context.Context, ca rotation.CA, id string) (found bool, err error) {
 	if ca != rotation.Cluster {
 		return false, errOnlyCluster
 	}
-	var drop []string
+	var others []string
 	if err := s.Visit(ctx, func(key string, _ []byte) error {
 		switch other, isKey := strings.CutPrefix(key, sealedRows); {
 		case !isKey:
 		case other == id:
 			found = true
 		default:
-			drop = append(drop, key)
+			others = append(others, key)
 		}
 		return nil
 	}); err != nil {
 		return false, err
 	}
-	for _, key := range drop {
+	if s.Files.Rows != "" {
+		if err := drop(s.Files.Rows, secretSuffix, id); err != nil {
+			return found, err
+		}
+	}
+	for _, key := range others {
 		if err := s.Update(ctx, key, func([]byte) ([]byte, error) { return nil, nil }); err != nil {
 			return found, err
 		}
