@@ -149,16 +149,21 @@ func (l *look) authentication(ctx context.Context) {
 
 // caBundles observes the CAs of webhooks, aggregated API servers and ClusterTrustBundles. It leaves out those of other CAs.
 func (l *look) caBundles(ctx context.Context) {
-	const trustBundles = "clustertrustbundle" // from Kubernetes 1.37 on; each API server has the other kinds
-	for _, resource := range []struct{ kind, path string }{
-		{"validatingwebhookconfiguration", "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"},
-		{"mutatingwebhookconfiguration", "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"},
-		{"apiservice", "/apis/apiregistration.k8s.io/v1/apiservices"},
-		{"customresourcedefinition", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"},
-		{trustBundles, "/apis/certificates.k8s.io/v1/clustertrustbundles"},
+	for _, resource := range []struct{ kind, group, versions string }{
+		{"validatingwebhookconfiguration", "admissionregistration.k8s.io", "v1"},
+		{"mutatingwebhookconfiguration", "admissionregistration.k8s.io", "v1"},
+		{"apiservice", "apiregistration.k8s.io", "v1"},
+		{"customresourcedefinition", "apiextensions.k8s.io", "v1"},
+		{"clustertrustbundle", "certificates.k8s.io", "v1 v1beta1 v1alpha1"}, // v1 needs Kubernetes 1.37
 	} {
-		err := l.rawBundles(ctx, resource.kind, resource.path)
-		if err != nil && !(resource.kind == trustBundles && apierrors.IsNotFound(err)) {
+		var err error
+		for version := range strings.FieldsSeq(resource.versions) {
+			if err = l.rawBundles(ctx, resource.kind, "/apis/"+resource.group+"/"+version+"/"+resource.kind+"s"); !apierrors.IsNotFound(err) {
+				break
+			}
+		}
+		// An API server may serve no version of ClusterTrustBundles. It serves the other kinds.
+		if err != nil && (resource.versions == "v1" || !apierrors.IsNotFound(err)) {
 			l.failed(rotation.KindCABundle, resource.kind+"s", "list on "+resource.kind+"s", err)
 		}
 	}
@@ -167,12 +172,12 @@ func (l *look) caBundles(ctx context.Context) {
 // bundlesPage is how many objects with a caBundle a list returns: those with schemas are large.
 const bundlesPage = 50
 
-// A bundled is a webhook.
+// A bundled is the part of a webhook that has a CA bundle.
 type bundled struct {
 	ClientConfig admissionregistration.WebhookClientConfig `json:"clientConfig"`
 }
 
-// rawBundles reads the CAs of objects of any kind that has some. client-go lacks the types of APIServices and
+// rawBundles reads the CA bundles in all objects of a kind. client-go lacks the types of APIServices and
 // CustomResourceDefinitions, and the oldest supported version of Kubernetes lacks ClusterTrustBundles.
 func (l *look) rawBundles(ctx context.Context, kind, path string) error {
 	if fakeclient.Is(l.Client.CoreV1()) {
