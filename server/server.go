@@ -276,6 +276,8 @@ func (s Server) check() error {
 		need("Revocations.Guard", d.Guard != nil)
 		need("Revocations.Tokens", d.Tokens != nil)
 		need("Revocations.ClusterInfo", d.ClusterInfo != nil)
+		need("Revocations.Claims", d.Claims != nil || s.Claims == nil)
+		need("Revocations.IssuanceRecord", d.IssuanceRecord != nil || s.IssuanceRecord == nil)
 	}
 	if r := s.Rotations; r != nil {
 		d := cmp.Or(r.Desk, &rotation.Desk{})

@@ -94,9 +94,9 @@ func TestHandlerRefusesServerThatLacksAPart(t *testing.T) {
 		"Certificates.Authority":         func(s *server.Server) { s.Certificates = &server.Certificates{} },
 		"Certificates.Authority.Facts":   func(s *server.Server) { s.Certificates = &server.Certificates{Authority: &signer.Authority{}} },
 		"Webhooks.Authorization.Revoked": func(s *server.Server) { s.Webhooks.Authorization = &server.Authorization{} },
-		"Revocations.Guard, Revocations.Tokens, Revocations.ClusterInfo":                             func(s *server.Server) { s.Revocations = &desk.Revoker{} },
-		"Rotations.Desk.Store, Rotations.Desk.Keys, Rotations.Desk.Observer, Rotations.Desk.Trusted": func(s *server.Server) { s.Rotations = &operations.Rotations{} },
-		"Status.Checks: Ready of tokens":                                                             func(s *server.Server) { s.Status.Checks = []server.Check{{Name: "tokens"}} },
+		"Revocations.Guard, Revocations.Tokens, Revocations.ClusterInfo, Revocations.Claims, Revocations.IssuanceRecord": func(s *server.Server) { s.Revocations = &desk.Revoker{} },
+		"Rotations.Desk.Store, Rotations.Desk.Keys, Rotations.Desk.Observer, Rotations.Desk.Trusted":                     func(s *server.Server) { s.Rotations = &operations.Rotations{} },
+		"Status.Checks: Ready of tokens": func(s *server.Server) { s.Status.Checks = []server.Check{{Name: "tokens"}} },
 	} {
 		lacking := whole
 		remove(&lacking)
