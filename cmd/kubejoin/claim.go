@@ -92,17 +92,16 @@ renewals.` + remoteHelp,
 }
 
 func releaseClaims(ctx context.Context, cmd *cobra.Command, r *remote, nodes []string, dryRun bool) error {
-	return each(cmd, nodes, func(node string) error {
+	return each(cmd, nodes, func(node string) (string, error) {
 		c, err := r.ReleaseClaim(ctx, node, api.ReleaseClaim{DryRun: dryRun})
 		if err != nil {
-			return err
+			return "", err
 		}
 		warn(cmd, c.Warnings...)
 		what := "claim of token " + c.Token + " on"
 		if c.Token == "" {
 			what = "identity of"
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s node name %q %s\n", what, node, did(dryRun, "released"))
-		return err
+		return fmt.Sprintf("%s node name %q %s", what, node, did(dryRun, "released")), nil
 	})
 }

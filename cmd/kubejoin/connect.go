@@ -58,7 +58,7 @@ type remoteOptions struct {
 	ownServer bool
 }
 
-// remoteOutput are the flags of a command that prints what a cluster or a kubejoin server has.
+// remoteOutput has the flags of commands that read a cluster or a kubejoin server and print the result.
 type remoteOutput struct {
 	remoteOptions
 	output

@@ -35,14 +35,14 @@ func usageOf(cmd *cobra.Command, err error) error {
 // mistakes are what is wrong with a command line.
 type mistakes []error
 
-// when adds a mistake if it was made.
+// when adds a mistake if made is true.
 func (m *mistakes) when(made bool, format string, args ...any) {
 	if made {
 		*m = append(*m, fmt.Errorf(format, args...))
 	}
 }
 
-// in adds what is wrong with a flag or an argument, if anything is.
+// in adds err, unless it is nil, under the name of a flag or an argument.
 func (m *mistakes) in(name string, err error) { m.when(err != nil, "%s: %w", name, err) }
 
 // url adds a mistake if the value of a flag is not the URL of a server. It may be empty.
@@ -61,7 +61,7 @@ func (m *mistakes) pins(name string, list []string) {
 	}
 }
 
-// excludes adds a mistake for each flag that is given although why excludes it.
+// excludes adds a mistake for each of the flags that is given. why is its text.
 func (m *mistakes) excludes(given func(flag string) bool, why string, flags ...string) {
 	for _, flag := range flags {
 		m.when(given(flag), "--%s: %s", flag, why)
@@ -76,15 +76,21 @@ func (m mistakes) err() error {
 	return &usageError{err: errors.Join(m...)}
 }
 
-// first returns a usage error with the first mistake, for commands whose mistakes follow from each other.
+// first returns a usage error with the first mistake, for commands where one mistake causes others.
 func (m mistakes) first() error { return m[:min(len(m), 1)].err() }
 
-// each calls do with each name, and goes on after errors. With several names it prints each error on a line and returns a count.
-func each(cmd *cobra.Command, names []string, do func(name string) error) error {
+// each calls do with each name and prints the line that do returns, unless it is empty. It goes on after errors of do. With
+// several names it prints each error on a line and returns a count. If a line cannot be printed, each ends.
+func each(cmd *cobra.Command, names []string, do func(name string) (line string, err error)) error {
 	var errs []error
 	for _, name := range names {
-		if err := do(name); err != nil {
+		line, err := do(name)
+		if err != nil {
 			errs = append(errs, err)
+		} else if line != "" {
+			if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
+				return errors.Join(append(errs, err)...)
+			}
 		}
 	}
 	if len(names) == 1 || len(errs) == 0 {

@@ -22,8 +22,9 @@ var mayBeEmpty = []string{"description", "groups"}
 
 var errEmpty = errors.New("is empty; leave it out for the default")
 
-// strict makes commands and their subcommands refuse arguments unless they have a check of them, and flags with an empty value, for example from an unset shell
-// variable. Otherwise kubejoin would use the default: --role "" would create a token for workers. Lists do so themselves.
+// strict makes commands without Args refuse arguments. It also makes flags refuse an empty value, for example from an unset
+// shell variable. Otherwise kubejoin would use the default: --role "" would create a token for workers. List flags check this
+// in listValue.
 func strict(commands ...*cobra.Command) []*cobra.Command {
 	for _, c := range commands {
 		c.Flags().SortFlags = false // help shows them as they were registered
@@ -218,8 +219,11 @@ func noArgs(cmd *cobra.Command, args []string) error {
 // oneArg accepts one argument that is not empty.
 func oneArg(name, want string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
-		if len(args) != 1 || args[0] == "" {
+		switch {
+		case len(args) != 1:
 			return usagef("%s: %d given, want %s", name, len(args), want)
+		case args[0] == "":
+			return usagef("%s: is empty, want %s", name, want)
 		}
 		return nil
 	}

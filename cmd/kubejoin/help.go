@@ -22,7 +22,7 @@ func heading(f *pflag.FlagSet, title string, names ...string) {
 	})
 }
 
-// noun completes a command that only has subcommands.
+// noun adds subcommands to a command that does nothing itself.
 func noun(cmd *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	cmd.AddCommand(commands...)

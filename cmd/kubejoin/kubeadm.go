@@ -27,7 +27,8 @@ const kubeadmDir = "/etc/kubernetes"
 func dirArgs(_ *cobra.Command, args []string) error {
 	var m mistakes
 	dir := dirOf(args)
-	m.when(len(args) > 1 || dir == "", "DIR: %d given, want one, or none for %s", len(args), kubeadmDir)
+	m.when(len(args) > 1, "DIR: %d given, want one, or none for %s", len(args), kubeadmDir)
+	m.when(dir == "", "DIR: is empty; leave it out for %s", kubeadmDir)
 	m.when(slices.Contains(credentials.Renewable(), dir) && !exists(dir), "DIR: %q given, which is a certificate; want a folder, and --name %[1]s to renew only this certificate", dir)
 	return m.first()
 }
@@ -50,8 +51,8 @@ func (k *caKeys) check(m *mistakes) {
 	m.when(k.passphraseFile != "" && k.dir == "", "--pki-passphrase-file: needs --pki-dir, the folder with the keys that it decrypts")
 }
 
-// signing returns who signs certificates of kubeadm in a folder, and the names that kubeadm-config adds. given are the certificates
-// that the caller named; none is all.
+// signing returns the signer of kubeadm's certificates in dir, and the names in kubeadm-config. given are the certificates that
+// the caller named; nil means all.
 func (o *remoteOptions) signing(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration, given []string) (pki.Signing, error) {
 	host, sign, stop, err := o.kubeadmSigner(cmd, dir, keys, wait)
 	if err != nil {
@@ -158,7 +159,7 @@ func adminClient(host credentials.Host, chain []byte) (kubernetes.Interface, err
 // apiserver is the certificate that --add-san changes.
 const apiserver = "apiserver"
 
-// namesOfKubeadm returns the names to add to certificates that kubeadm-config has. With an external etcd, the host has no CA for its
+// namesOfKubeadm returns the names in kubeadm-config to add to certificates. With an external etcd, the host has no CA for its
 // certificates, except for those that are given.
 func namesOfKubeadm(ctx context.Context, host *credentials.Host, given []string) (map[string][]string, error) {
 	stored, err := readKubeadmConfig(ctx, *host)

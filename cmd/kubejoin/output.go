@@ -102,7 +102,7 @@ func tableText(rows [][]string) string {
 	return b.String()
 }
 
-// text prints an object, or its text if --output is another format.
+// text prints an object if --output is a format of objects, and otherwise the text.
 func (o *output) text(w io.Writer, object any, text string) error {
 	done, err := o.object(w, object)
 	if !done {
@@ -111,7 +111,8 @@ func (o *output) text(w io.Writer, object any, text string) error {
 	return err
 }
 
-// list prints a list object, or if --output is another format the name of each item or a table of them.
+// list prints a list in the format of --output: as an object, as the names of its items, or as a table. An item without a name
+// is not among the names.
 func list[T any](o *output, w io.Writer, object any, items []T, name func(T) string, columns []string, row func(T) []string) error {
 	if done, err := o.object(w, object); done || len(items) == 0 {
 		return err
@@ -124,7 +125,7 @@ func list[T any](o *output, w io.Writer, object any, items []T, name func(T) str
 		rows = append(rows, columns)
 	}
 	for _, item := range items {
-		if cells := row(item); cells[0] != "" {
+		if cells := row(item); o.format != "name" || cells[0] != "" {
 			rows = append(rows, cells)
 		}
 	}
@@ -139,7 +140,7 @@ func did(dryRun bool, done string) string {
 	return done
 }
 
-// stamp formats a time. The zero time is otherwise.
+// stamp formats a time. For the zero time, it returns otherwise.
 func stamp(t time.Time, otherwise string) string {
 	if t.IsZero() {
 		return otherwise

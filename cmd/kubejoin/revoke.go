@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"slices"
 	"strconv"
@@ -130,12 +129,12 @@ certificate, you need not undo its revocation: create a token for it.` + remoteH
 				return m.err()
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				return each(cmd, args, func(arg string) error {
+				return each(cmd, args, func(arg string) (string, error) {
 					undone, err := r.UndoRevocation(ctx, arg, api.UndoRevocation{DryRun: o.dryRun})
-					if err == nil {
-						_, err = fmt.Fprintf(cmd.OutOrStdout(), "revocation of %s %s\n", revokedName(undone), did(o.dryRun, "removed"))
+					if err != nil {
+						return "", err
 					}
-					return err
+					return "revocation of " + revokedName(undone) + " " + did(o.dryRun, "removed"), nil
 				})
 			})
 		},

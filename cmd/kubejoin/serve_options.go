@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -114,7 +115,9 @@ func (o *serveOptions) checkRemoteKey(m *mistakes) {
 }
 
 func (o *serveOptions) checkLimits(m *mistakes) {
-	for flag, rate := range map[string]server.Rate{"client": o.clients, "user": o.users, "kube-api": {QPS: float64(o.cluster.QPS), Burst: o.cluster.Burst}} {
+	qps, err := strconv.ParseFloat(fmt.Sprint(o.cluster.QPS), 64) // as the user typed it
+	m.in("--kube-api-qps", err)
+	for flag, rate := range map[string]server.Rate{"client": o.clients, "user": o.users, "kube-api": {QPS: qps, Burst: o.cluster.Burst}} {
 		ok := rate.QPS >= 0 && rate.QPS <= 1e6 && rate.Burst >= 0 // NaN fails the first comparison
 		m.when(!ok, "--%s-qps: %g and --%[1]s-burst %[3]d given, want 0 or more, and at most 1000000 per second", flag, rate.QPS, rate.Burst)
 	}

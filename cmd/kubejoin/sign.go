@@ -170,11 +170,14 @@ func (o *signOptions) check(_ *cobra.Command, args []string) error {
 // readCSR reads a CSR. It refuses a malformed one before any server is called.
 func readCSR(stdin io.Reader, file string) ([]byte, error) {
 	content, err := readInput(stdin, file, server.MaxBody+1)
-	if err != nil {
-		return nil, err
-	}
 	if file == "-" {
 		file = "standard input"
+		if err != nil {
+			err = fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	if _, err := pkcs10.Parse(content); err != nil {
 		return nil, fmt.Errorf("%s: %w; create a CSR with: openssl req -new -key KEY -subj SUBJECT", file, err)

@@ -128,10 +128,10 @@ is 1 if one of them does not exist.` + remoteHelp,
 func (o *tokenListOptions) get(ctx context.Context, cmd *cobra.Command, r *remote, ids []string) error {
 	found := api.TokenList{APIVersion: api.GroupVersion, Kind: api.KindTokenList}
 	told := map[string]bool{}
-	failed := each(cmd, ids, func(id string) error {
+	failed := each(cmd, ids, func(id string) (string, error) {
 		t, err := r.GetToken(ctx, id)
 		if err != nil {
-			return err
+			return "", err
 		}
 		for _, w := range t.Warnings {
 			if !told[w] {
@@ -141,7 +141,7 @@ func (o *tokenListOptions) get(ctx context.Context, cmd *cobra.Command, r *remot
 		}
 		t.Warnings = nil
 		found.Items = append(found.Items, t)
-		return nil
+		return "", nil
 	})
 	if err := o.reveal(ctx, r, found.Items); err != nil {
 		return err

@@ -71,14 +71,11 @@ func expiredTokens(ctx context.Context, r *remote) ([]string, error) {
 }
 
 func deleteTokens(ctx context.Context, cmd *cobra.Command, r *remote, ids []string, asked api.DeleteToken) error {
-	return each(cmd, ids, func(id string) error {
+	return each(cmd, ids, func(id string) (string, error) {
 		_, err := r.DeleteToken(ctx, id, asked)
 		if asked.OnlyExpired && (named(err, mint.NoToken) || named(err, api.ProblemNotExpired)) {
-			return nil // deleted or renewed since it was listed
+			return "", nil // deleted or renewed since it was listed
 		}
-		if err == nil {
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "bootstrap token %q %s\n", id, did(asked.DryRun, "deleted"))
-		}
-		return err
+		return fmt.Sprintf("bootstrap token %q %s", id, did(asked.DryRun, "deleted")), err
 	})
 }
