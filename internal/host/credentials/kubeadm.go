@@ -198,9 +198,13 @@ var parts = []part{
 	{"super-admin.conf", "super-admin.conf", clusterCA, false, true, "kubernetes-super-admin", []string{mastersGroup}, nil},
 }
 
-// CertificateIn returns the name of the certificate in a file below the folder of kubeadm.
+// CertificateIn returns the name of the certificate in a file below the folder of kubeadm, or the file if kubeadm has no
+// certificate there.
 func CertificateIn(file string) string {
-	return parts[slices.IndexFunc(parts, func(p part) bool { return p.certificate() == file })].name
+	if i := slices.IndexFunc(parts, func(p part) bool { return p.certificate() == file }); i >= 0 {
+		return parts[i].name
+	}
+	return file
 }
 
 // A Kubeconfig is a kubeconfig with the cluster and the user of its current context.
@@ -210,7 +214,7 @@ type Kubeconfig struct {
 	User    *clientcmdapi.AuthInfo
 }
 
-// ParseKubeconfig parses a kubeconfig. The errors have no part of the file, as those of the parser may.
+// ParseKubeconfig parses a kubeconfig. Its errors quote nothing from the file, which may have secrets.
 func ParseKubeconfig(content []byte) (k Kubeconfig, err error) {
 	if k.Config, err = clientcmd.Load(content); err != nil {
 		return k, errors.New("want a kubeconfig")

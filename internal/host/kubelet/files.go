@@ -175,7 +175,7 @@ func (r *Renewal) Write(content []byte) error {
 	return os.Remove(r.files.pending())
 }
 
-// Link replaces a link to the certificate of the kubelet atomically by one to another file.
+// Link atomically points the link to the kubelet's certificate to another file.
 func Link(file, link string) error {
 	updated := strings.TrimSuffix(link, currentSuffix) + "-updated.pem"
 	if err := os.Remove(updated); err != nil && !errors.Is(err, fs.ErrNotExist) {

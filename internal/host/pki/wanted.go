@@ -83,17 +83,17 @@ func (a authority) signer(name string, original []byte, r rotation.Rotation) (ro
 	case name == a.key:
 		isNew = matches(original, r.New)
 	case slices.Contains(a.signed(), name):
-		presented := original
+		presented, field := original, ""
 		if slices.Contains(a.kubeconfigs, name) {
 			config, err := credentials.ParseKubeconfig(original)
 			if err != nil {
 				return "", err
 			}
-			presented = config.User.ClientCertificateData
+			presented, field = config.User.ClientCertificateData, "client-certificate-data: "
 		}
 		certs, err := pemfile.Certificates(presented)
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("%s%w", field, err)
 		}
 		from := r.Find(certs)
 		if from == "" {
@@ -142,7 +142,7 @@ func kubeconfig(original, bundle, signed []byte, r rotation.Rotation) ([]byte, e
 		if err != nil {
 			continue // it names a file, or trusts the CAs of the machine
 		}
-		if r.In(certs) == (rotation.Trusted{}) || unchanged(certs, r) { // of another cluster, or as it was
+		if r.In(certs) == (rotation.Trusted{}) || unchanged(certs, r) { // it is of another cluster, or stays as it is
 			continue
 		}
 		cluster.CertificateAuthorityData, changed = bundle, true
