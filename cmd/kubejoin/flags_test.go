@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"slices"
 	"testing"
 	"time"
@@ -139,5 +141,20 @@ func TestParseList(t *testing.T) {
 	}
 	if list, err := parseList("", true); err != nil || list == nil || len(list) > 0 {
 		t.Errorf("an empty list that is allowed: got %q, %v", list, err)
+	}
+}
+
+// closed is a standard output that was closed.
+type closed struct{}
+
+func (closed) Write([]byte) (int, error) { return 0, fs.ErrClosed }
+
+// Catches a command that goes on to delete after it could not print what it has deleted.
+func TestEachEndsIfALineCannotBePrinted(t *testing.T) {
+	cmd, calls := &cobra.Command{}, 0
+	cmd.SetOut(closed{})
+	err := each(cmd, []string{"a", "b"}, func(string) (string, error) { calls++; return "done", nil })
+	if !errors.Is(err, fs.ErrClosed) || calls != 1 {
+		t.Errorf("got %v after %d calls, want %v after one", err, calls, fs.ErrClosed)
 	}
 }
