@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
+	"github.com/kubejoin/kubejoin/internal/kube/freshness"
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -41,7 +42,7 @@ type Claims struct {
 	cache     *kubecache.Cache[*coordinationv1.Lease, cachedClaim]
 
 	heldByCalls batch.Queue[struct{}, *heldBy]
-	fresh       freshness
+	fresh       freshness.Freshness
 	proof       *coordinationv1.Lease // the last one that touchProof wrote
 	proofs      tokens.Hints          // sent when the watch shows one
 	restored    bool                  // writeProof has found errRestored
@@ -103,10 +104,10 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, store tokens.S
 		},
 		Log: log,
 	})
-	s.fresh = freshness{
-		what: "claims", log: log,
-		prove: func() (func(name, version string) bool, error) { return s.writeProof(ctx) },
-		price: func() int { return 4 },
+	s.fresh = freshness.Freshness{
+		What: "claims", Log: log,
+		Prove: func() (freshness.Current, error) { return s.writeProof(ctx) },
+		Price: func() int { return 4 },
 	}
 	return s, nil
 }
@@ -130,7 +131,7 @@ func (l labelled) Watch(ctx context.Context, options metav1.ListOptions) (watch.
 
 // Get implements [tokens.Claims]. With [tokens.Cached] it waits, like List, until the cache is filled or ctx ends.
 func (s *Claims) Get(ctx context.Context, node string, read tokens.Read) (tokens.Claim, error) {
-	if read == tokens.Cached || read == tokens.Recent && s.fresh.proves(node, "") { // the cache is now at least as new as the proof
+	if read == tokens.Cached || read == tokens.Recent && s.fresh.Proves(node, "") { // the cache is now at least as new as the proof
 		return s.find(ctx, node)
 	}
 	if err := tokens.CheckNodeName(node); err != nil {
@@ -188,7 +189,7 @@ func (s *Claims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tok
 	if err := tokens.CheckID(id); err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
 	}
-	if read == tokens.Cached || read == tokens.Recent && s.fresh.proves(holderKey(id), "") {
+	if read == tokens.Cached || read == tokens.Recent && s.fresh.Proves(holderKey(id), "") {
 		cached, err := s.ofToken(ctx, id)
 		if read == tokens.Cached || err == nil && !slices.ContainsFunc(cached, func(c cachedClaim) bool { return c.problem != nil }) {
 			return cloned(cached, err)
@@ -197,7 +198,7 @@ func (s *Claims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tok
 	return s.heldBy(ctx, id)
 }
 
-// holderKey returns the key of a token ID in freshness. No node name has a space.
+// holderKey returns the key of a token ID in Claims.fresh. No node name has a space.
 func holderKey(id string) string { return "token " + id }
 
 // A heldBy is one call of HeldBy with its result.
@@ -289,7 +290,7 @@ func (s *Claims) create(ctx context.Context, c tokens.Claim) (tokens.Claim, erro
 	if err := c.Check(); err != nil {
 		return tokens.Claim{}, fmt.Errorf("create claim %.253s: %w", c.Node, err)
 	}
-	defer s.fresh.wrote(c.Node, holderKey(c.TokenID))
+	defer s.fresh.Wrote(c.Node, holderKey(c.TokenID))
 	lease, err := s.leases.Create(ctx, encodeLease(s.namespace, c), metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
@@ -307,7 +308,7 @@ func (s *Claims) patch(ctx context.Context, before, after tokens.Claim) (tokens.
 	if err != nil {
 		return tokens.Claim{}, fmt.Errorf("update claim %s: %w", after.Node, err)
 	}
-	defer s.fresh.wrote(after.Node, holderKey(before.TokenID), holderKey(after.TokenID))
+	defer s.fresh.Wrote(after.Node, holderKey(before.TokenID), holderKey(after.TokenID))
 	lease, err := s.leases.Patch(ctx, after.Node, types.MergePatchType, patch, metav1.PatchOptions{})
 	switch {
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), hasOtherUID(err):
@@ -330,7 +331,7 @@ func (s *Claims) delete(ctx context.Context, c tokens.Claim) error {
 	if err := tokens.CheckNodeName(c.Node); err != nil {
 		return fmt.Errorf("delete claim: %w", err)
 	}
-	defer s.fresh.wrote(c.Node, holderKey(c.TokenID))
+	defer s.fresh.Wrote(c.Node, holderKey(c.TokenID))
 	uid := types.UID(c.UID)
 	err := s.leases.Delete(ctx, c.Node, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &c.Version},

@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"github.com/kubejoin/kubejoin/internal/batch"
+	"github.com/kubejoin/kubejoin/internal/kube/freshness"
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -35,7 +36,7 @@ type Store struct {
 	cache   *kubecache.Cache[*corev1.Secret, cachedToken]
 
 	getCalls batch.Queue[struct{}, *getCall]
-	fresh    freshness
+	fresh    freshness.Freshness
 }
 
 // A cachedToken is a token with its Secret. The Secret is nil unless the token limits the number of nodes: those tokens
@@ -72,10 +73,12 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 		Changed: func(name string, c cachedToken, err error) { report(log, name, c.Record, err) },
 		Log:     log,
 	})
-	return &Store{secrets: secrets, cache: c, fresh: freshness{
-		what: "bootstrap tokens", log: log,
-		prove: func() (func(name, version string) bool, error) { return listVersions(ctx, client) },
-		price: func() int { n, _ := c.Len(); return 4 + n/tokensPerRead },
+	return &Store{secrets: secrets, cache: c, fresh: freshness.Freshness{
+		What: "bootstrap tokens", Log: log,
+		Prove: func() (freshness.Current, error) {
+			return freshness.ListVersions(ctx, client, metav1.NamespaceSystem, "secrets", "fieldSelector", onlyTokens)
+		},
+		Price: func() int { n, _ := c.Len(); return 4 + n/tokensPerRead },
 	}}, nil
 }
 
@@ -126,7 +129,7 @@ func (s *Store) Get(ctx context.Context, id string, read tokens.Read) (tokens.Re
 		}
 		return found.Value.Clone(), nil
 	case tokens.Recent:
-		if found := s.cache.Peek(name); found != nil && found.Err == nil && s.fresh.proves(name, found.Version) {
+		if found := s.cache.Peek(name); found != nil && found.Err == nil && s.fresh.Proves(name, found.Version) {
 			return found.Value.Clone(), nil
 		}
 	}
@@ -212,7 +215,7 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	if err := r.Check(); err != nil {
 		return tokens.Record{}, fmt.Errorf("create token %s: %w", id, err)
 	}
-	defer s.fresh.wrote(util.BootstrapTokenSecretName(id))
+	defer s.fresh.Wrote(util.BootstrapTokenSecretName(id))
 	secret, err := s.secrets.Create(ctx, encode(r), metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
@@ -264,7 +267,7 @@ func (s *Store) write(ctx context.Context, secret *corev1.Secret, before tokens.
 	if err := errors.Join(err, r.Problem, r.Limits.Problem); err != nil {
 		return tokens.Record{}, fmt.Errorf("update token %s: still invalid after the change: %w", id, err)
 	}
-	defer s.fresh.wrote(secret.Name)
+	defer s.fresh.Wrote(secret.Name)
 	// The resourceVersion in secret makes the update conditional.
 	updated, err := s.secrets.Update(ctx, secret, metav1.UpdateOptions{})
 	switch {
@@ -282,7 +285,7 @@ func (s *Store) Delete(ctx context.Context, r tokens.Record) error {
 	if err := tokens.CheckID(id); err != nil {
 		return err
 	}
-	defer s.fresh.wrote(util.BootstrapTokenSecretName(id))
+	defer s.fresh.Wrote(util.BootstrapTokenSecretName(id))
 	uid := types.UID(r.UID)
 	err := s.secrets.Delete(ctx, util.BootstrapTokenSecretName(id), metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid, ResourceVersion: &r.Version},

@@ -1,8 +1,7 @@
-package secretstore
+package freshness
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,16 +11,11 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/tokens"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	kubetesting "k8s.io/client-go/testing"
 )
 
-// A prover is a freshness whose proofs begin at the second read, and succeed unless the test sets err or lost.
+// A prover is a Freshness whose proofs begin at the second read, and succeed unless the test sets err or lost.
 type prover struct {
-	freshness
+	Freshness
 	began int
 	takes time.Duration
 	err   error
@@ -32,9 +26,9 @@ type prover struct {
 
 func newProver() *prover {
 	p := &prover{lost: map[string]bool{}}
-	p.freshness = freshness{
-		what: "tokens", log: slog.New(slog.NewTextHandler(&p.buf, nil)), price: func() int { return 2 },
-		prove: func() (func(name, version string) bool, error) {
+	p.Freshness = Freshness{
+		What: "tokens", Log: slog.New(slog.NewTextHandler(&p.buf, nil)), Price: func() int { return 2 },
+		Prove: func() (Current, error) {
 			p.began++
 			time.Sleep(p.takes)
 			if p.hang != nil {
@@ -49,7 +43,7 @@ func newProver() *prover {
 // read reads an entry at once, and reports whether it was proven.
 func (p *prover) read(name, version string) bool {
 	defer synctest.Wait()
-	return p.proves(name, version)
+	return p.Proves(name, version)
 }
 
 // want reads an entry a few times, so that a proof begins if none is valid, and checks whether it is proven then.
@@ -120,7 +114,7 @@ func TestFreshness(t *testing.T) {
 		},
 		"an own write": func(t *testing.T, p *prover) {
 			p.want(t, "before the write", true)
-			p.wrote("a", "group")
+			p.Wrote("a", "group")
 			if p.read("a", "1") || p.read("group", "1") {
 				t.Error("an entry was proven by a proof from before the write")
 			}
@@ -138,7 +132,7 @@ func TestFreshness(t *testing.T) {
 			p.read("a", "1")
 			p.read("a", "1")
 			time.Sleep(time.Nanosecond)
-			p.wrote("a")
+			p.Wrote("a")
 			close(p.hang)
 			p.hang = nil
 			synctest.Wait()
@@ -149,7 +143,7 @@ func TestFreshness(t *testing.T) {
 		"more own writes than are recorded": func(t *testing.T, p *prover) {
 			p.want(t, "before the writes", true)
 			for i := range maxOwnWrites + 1 {
-				p.wrote(fmt.Sprint(i))
+				p.Wrote(fmt.Sprint(i))
 			}
 			if len(p.written) > maxOwnWrites || p.read("0", "1") {
 				t.Errorf("%d writes are recorded, and an old proof still proves the first entry", len(p.written))
@@ -185,82 +179,6 @@ func TestFreshness(t *testing.T) {
 			})
 		})
 	}
-}
-
-// After a restore of etcd, the watch omits all changes up to the version of the cache.
-func TestRestoredEtcdEndsProofs(t *testing.T) {
-	c := fake.NewClientset()
-	c.PrependReactor("list", "leases", func(kubetesting.Action) (bool, runtime.Object, error) {
-		return true, &coordinationv1.LeaseList{ListMeta: metav1.ListMeta{ResourceVersion: "5000"}}, nil
-	})
-	var version string
-	write := func(kubetesting.Action) (bool, runtime.Object, error) {
-		return true, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: ProofLease, ResourceVersion: version}}, nil
-	}
-	c.PrependReactor("create", "leases", write)
-	c.PrependReactor("update", "leases", write)
-	s, err := OpenClaims(t.Context(), c, nil, "ns", nil)
-	if err == nil {
-		_, err = s.List(t.Context())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, version = range []string{"1000", "6000"} {
-		if _, err := s.writeProof(t.Context()); !errors.Is(err, errRestored) {
-			t.Errorf("a proof of version %s beside a cache of version 5000: %v, want %v", version, err, errRestored)
-		}
-	}
-}
-
-// A proof changes no claim, so it must not send hints to those that watch claims.
-func TestProofIsNoHint(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		c := fake.NewClientset()
-		s, err := OpenClaims(ctx, c, nil, "ns", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		hints := s.Watch(ctx)
-		hinted := func() bool {
-			synctest.Wait()
-			select {
-			case <-hints:
-				return true
-			default:
-				return false
-			}
-		}
-		for i := range 3 {
-			lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: ProofLease, Labels: map[string]string{claimLabel: proof}, ResourceVersion: fmt.Sprint(i + 1)}}
-			if i == 0 {
-				_, err = c.CoordinationV1().Leases("ns").Create(ctx, lease, metav1.CreateOptions{})
-			} else {
-				_, err = c.CoordinationV1().Leases("ns").Update(ctx, lease, metav1.UpdateOptions{})
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if hinted() && i > 0 {
-				t.Errorf("proof %d was a hint", i+1)
-			}
-		}
-		if seen := s.cache.Peek(ProofLease); seen == nil {
-			t.Fatal("the watch has brought no proof")
-		}
-		if _, err := s.create(ctx, worker); err != nil || !hinted() {
-			t.Errorf("a claim, %v, was no hint", err)
-		}
-		if all, err := s.List(ctx); err != nil || len(all) != 1 {
-			t.Errorf("List gives %+v, %v, want the claim alone", all, err)
-		}
-		if _, err := s.Get(ctx, ProofLease, tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
-			t.Errorf("cached Get of the proof gives %v", err)
-		}
-	})
 }
 
 // A wall clock that goes back may hide how long a paused machine stood still.
