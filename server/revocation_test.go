@@ -239,18 +239,9 @@ func TestIssuesNothingWhileRevocationsAreUnavailable(t *testing.T) {
 	}
 }
 
-// unanswered is a store of revocations whose lists fail.
-type unanswered struct {
-	revocation.Store
-	err error
-}
-
-func (s unanswered) List(context.Context) ([]revocation.Entry, error)   { return nil, s.err }
-func (s unanswered) Cached(context.Context) ([]revocation.Entry, error) { return nil, s.err }
-
 // noResponse returns a store of revocations whose calls fail.
 func noResponse(err error) revocation.Store {
-	return unanswered{revocationtest.Before(nil, func(string, revocation.Key) error { return err }), err}
+	return revocationtest.Before(nil, func(string, revocation.Key) error { return err })
 }
 
 var errAway = errors.New("away")

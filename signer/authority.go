@@ -321,25 +321,48 @@ func (a *Authority) SignAdmitted(ctx context.Context, m *Admission) ([]byte, err
 }
 
 func (a *Authority) sign(ctx context.Context, r approval.Request, m Admission) ([]byte, error) {
-	done, err := a.issue(ctx, r, m)
+	done, err := a.issue(ctx, r, &m)
 	if errors.Is(err, ErrUnknownSigner) || errors.Is(err, context.Canceled) {
 		return nil, err
 	}
 	if recordErr := a.record(ctx, r, m.decision, done, err); recordErr != nil {
 		return nil, recordErr
 	}
-	return done.chain, err
+	if err != nil {
+		return nil, err
+	}
+	if err := a.checkDelivery(ctx, r, m.admitted, done); err != nil {
+		if refused := approval.Refused(err); refused != nil {
+			err = a.Refuse(ctx, r, refused)
+		}
+		return nil, err
+	}
+	return done.chain, nil
+}
+
+// checkDelivery is the last step before a certificate leaves: it fails if the requester was revoked meanwhile. Nothing is
+// written after it. So those who revoke find in the record what it has passed, see [desk.Revoker]. The stores
+// already have a certificate that it refuses, so that is revoked, too.
+func (a *Authority) checkDelivery(ctx context.Context, r approval.Request, admitted admission.Admitted, done issued) error {
+	e, err := a.Revocations.Revoked(ctx, done.requester)
+	if e != nil && e.Node == "" {
+		_, err = a.Revocations.Revoke(ctx, revocation.Entry{Fingerprint: revocation.FingerprintOf(done.cert), Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID})
+	}
+	if err := unlessRevoked(e, err); err != nil {
+		return err
+	}
+	return a.checkBound(ctx, r, admitted)
 }
 
 // issue does the work of sign, without the record: it admits the request, proves the requester, charges its rate, makes the
 // certificate and stores it.
-func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) (issued, error) {
+func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission) (issued, error) {
 	if err := ctx.Err(); err != nil {
 		return issued{}, err
 	}
 	age := a.now().Sub(m.at)
 	recent := age >= 0 && age < admission.MaxAge
-	ca, err := a.readmit(ctx, r, &m, recent)
+	ca, err := a.readmit(ctx, r, m, recent)
 	if err != nil {
 		return issued{}, err
 	}
@@ -363,7 +386,12 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m Admission) 
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	if err := a.store(ctx, r, m, requester, done.cert); err != nil {
+	done.requester = requester
+	// If the node is revoked, this certificate is an exception.
+	if err := unlessRevoked(a.Revocations.Issue(ctx, requester, done.cert)); err != nil {
+		return issued{}, err
+	}
+	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, &m.admitted, done.cert); err != nil {
 		return issued{}, err
 	}
 	return done, nil
@@ -399,23 +427,6 @@ func (a *Authority) readmit(ctx context.Context, r approval.Request, m *Admissio
 	return ca, err
 }
 
-// store stores a certificate that was made, and fails if its requester was revoked meanwhile.
-func (a *Authority) store(ctx context.Context, r approval.Request, m Admission, requester revocation.Subject, cert *x509.Certificate) error {
-	// If the node is revoked, this certificate is an exception.
-	if err := unlessRevoked(a.Revocations.Issue(ctx, requester, cert)); err != nil {
-		return err
-	}
-	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, &m.admitted, cert); err != nil {
-		return err
-	}
-	if r.Rejoin != nil {
-		if err := a.checkRejoin(ctx, requester, m.admitted.Fingerprint, cert); err != nil {
-			return err
-		}
-	}
-	return a.checkBound(ctx, r, m.admitted)
-}
-
 // lifetime returns the lifetime for an admitted request, before the limits of the profile; zero leaves it to the profile.
 func (a *Authority) lifetime(s Signer, ca *CA, r approval.Request, admitted admission.Admitted) time.Duration {
 	asked := r.Expiration
@@ -449,21 +460,6 @@ func (a *Authority) NodeLifetime(signer, node string) (time.Duration, bool) {
 		normal = min(normal, most)
 	}
 	return normal, found
-}
-
-// checkRejoin returns an error if the machine of a rejoin was revoked while its claim was written. last is the fingerprint
-// of the certificate that the new one has replaced. A retry would only find the new one in the claim, so checkRejoin
-// revokes that, too.
-func (a *Authority) checkRejoin(ctx context.Context, requester revocation.Subject, last string, cert *x509.Certificate) error {
-	requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(last))
-	e, err := a.Revocations.Revoked(ctx, requester)
-	if e == nil || err != nil {
-		return err
-	}
-	if e.Node == "" {
-		_, err = a.Revocations.Revoke(ctx, revocation.Entry{Fingerprint: revocation.FingerprintOf(cert), Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID})
-	}
-	return unlessRevoked(e, err)
 }
 
 // checkBound unbinds the key of a node if the certificate that has bound it is revoked, and then refuses a request that the key

@@ -19,6 +19,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	certificates "k8s.io/api/certificates/v1"
 )
 
@@ -65,6 +66,8 @@ type issued struct {
 	own   int               // length of the certificate itself, in bytes of chain
 	cert  *x509.Certificate // the certificate, parsed
 	ca    *x509.Certificate // the CA that signed it
+	// requester has the credentials that were proven, and that of the last certificate in a rejoin.
+	requester revocation.Subject
 }
 
 // issue makes the certificate of a request that the profile does not refuse; zero leaves the lifetime to the profile.
@@ -101,7 +104,7 @@ func (ca *CA) issue(r approval.Request, notBefore, notAfter time.Time) (issued, 
 	if err != nil {
 		return issued{}, fmt.Errorf("the finished certificate differs from the request and was discarded: %w", err)
 	}
-	return issued{append(certificate, ca.chain...), len(certificate), cert, ca.cert}, nil
+	return issued{chain: append(certificate, ca.chain...), own: len(certificate), cert: cert, ca: ca.cert}, nil
 }
 
 // cfssl reads the level without synchronization, so it must be set at the start.

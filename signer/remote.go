@@ -132,7 +132,7 @@ func (e *elsewhere) check(o Order, certificate []byte) (issued, error) {
 		}
 		e.last.Store(by)
 		own := encodeCertificate(cert.Raw) // what was checked, and not what came with it
-		return issued{append(own, by.chain...), len(own), cert, by.cert}, nil
+		return issued{chain: append(own, by.chain...), own: len(own), cert: cert, ca: by.cert}, nil
 	}
 	return issued{}, fmt.Errorf("issuer %q: none of the %d CAs here has signed it", cert.Issuer, len(e.issuers))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -49,7 +50,7 @@ func (c *connection) openRevocations() (*configmaps.List, error) {
 		return nil, err
 	}
 	c.check("revocations", func(ctx context.Context) error {
-		if _, err := list.Cached(ctx); err != nil {
+		if _, err := list.List(ctx, tokens.Cached); err != nil {
 			return errors.New("kubejoin has not listed the revocations in " + secretstore.ClaimNamespace + " yet; see the log")
 		}
 		return nil
@@ -72,7 +73,7 @@ func (c *cluster) reportRevocations() func(context.Context) error {
 			case <-hints:
 			case <-hourly.C:
 			}
-			entries, err := c.revoked.Cached(ctx)
+			entries, err := c.revoked.List(ctx, tokens.Cached)
 			if err != nil {
 				return nil // ctx has ended
 			}

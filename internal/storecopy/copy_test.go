@@ -77,7 +77,7 @@ func content(t *testing.T, store tokens.Store, claims tokens.Claims, revocations
 		c.Version = ""
 		fmt.Fprintf(&b, "%+v\n", c)
 	}
-	entries := must.Value(revocations.List(t.Context()))(t)
+	entries := must.Value(revocations.List(t.Context(), tokens.Live))(t)
 	fmt.Fprintf(&b, "%+v\n", entries)
 	page := must.Value(record.List(t.Context(), issuance.Query{Limit: issuance.MaxLimit}))(t)
 	var lines []string

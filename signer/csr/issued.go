@@ -24,7 +24,9 @@ func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.
 			return nil
 		}
 		if cert := leaf(csr); cert != nil { // another signer may have issued what is malformed
-			all = append(all, revocation.CertificateOf(tokens.IDOfUser(csr.Spec.Username), cert))
+			r, _ := Request(csr) // the requester can be read in any case
+			credentials := revocation.SubjectOf(r.User, r.Groups, r.Extra).Fingerprints
+			all = append(all, revocation.CertificateOf(tokens.IDOfUser(csr.Spec.Username), credentials, cert))
 		}
 		return nil
 	})

@@ -19,14 +19,11 @@ var ErrFull = errors.New("the list of revocations is full")
 
 // A Store stores entries. Its methods may be called concurrently.
 type Store interface {
-	// Get returns an entry, read live. The error wraps [ErrNotFound] if there is none.
-	Get(ctx context.Context, key Key) (Entry, error)
-	// Find is Get from a cache that may lag. It fails if the cache has never been filled.
-	Find(ctx context.Context, key Key) (Entry, error)
-	// List returns all entries, read live and sorted by key.
-	List(ctx context.Context) ([]Entry, error)
-	// Cached is List from the cache of Find.
-	Cached(ctx context.Context) ([]Entry, error)
+	// Get returns an entry. The error wraps [ErrNotFound] if there is none. A cached read fails if the cache has never
+	// been filled.
+	Get(ctx context.Context, key Key, read tokens.Read) (Entry, error)
+	// List returns all entries, sorted by key.
+	List(ctx context.Context, read tokens.Read) ([]Entry, error)
 	// Update replaces the entry of a key by what change returns, and returns that. The argument and the result of
 	// change are nil for no entry. Nothing is written if change returns its argument unchanged. Change may be called
 	// several times, each time with a newer entry, and must not change the entry in place. If change fails, Update
@@ -38,6 +35,8 @@ type Store interface {
 type Certificate struct {
 	// TokenID is the token that requested it; empty if none did.
 	TokenID string
+	// Credentials are the client certificates by which the requester was authenticated, or had before it rejoined.
+	Credentials []Fingerprint
 	// Node is the node that it is for, as a client or a server; empty for others.
 	Node string
 	// Serial is the serial number in lower-case hexadecimal digits.
@@ -47,12 +46,12 @@ type Certificate struct {
 }
 
 // CertificateOf returns what revocations need of a certificate.
-func CertificateOf(tokenID string, cert *x509.Certificate) Certificate {
+func CertificateOf(tokenID string, credentials []Fingerprint, cert *x509.Certificate) Certificate {
 	node, found := strings.CutPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
 	if !found || tokens.CheckNodeName(node) != nil {
 		node = ""
 	}
-	return Certificate{TokenID: tokenID, Node: node, Serial: cert.SerialNumber.Text(16), Fingerprint: FingerprintOf(cert), NotAfter: cert.NotAfter}
+	return Certificate{TokenID: tokenID, Credentials: credentials, Node: node, Serial: cert.SerialNumber.Text(16), Fingerprint: FingerprintOf(cert), NotAfter: cert.NotAfter}
 }
 
 // A Guard decides which credentials are revoked. A nil Guard revokes none.
@@ -69,20 +68,15 @@ func (g *Guard) now() time.Time {
 	return time.Now()
 }
 
-// Revoked returns the entry that bars the credential of a subject, read live, or nil.
+// Revoked returns the entry that bars the credential of a subject, or nil. An entry may be missing for [tokens.MaxAge]
+// after it was stored. Those who revoke wait that long.
 func (g *Guard) Revoked(ctx context.Context, s Subject) (*Entry, error) {
-	if g == nil {
-		return nil, nil
-	}
-	return barring(ctx, g.Store.Get, s, s.keys(), g.now())
+	return g.barring(ctx, s, tokens.Recent)
 }
 
-// Known is [Guard.Revoked] from the cache of the store.
+// Known is [Guard.Revoked] from the cache of the store, which may lag.
 func (g *Guard) Known(ctx context.Context, s Subject) (*Entry, error) {
-	if g == nil {
-		return nil, nil
-	}
-	return barring(ctx, g.Store.Find, s, s.keys(), g.now())
+	return g.barring(ctx, s, tokens.Cached)
 }
 
 // RevokedCertificate is [Guard.Revoked] for the user of a client certificate.
@@ -90,52 +84,38 @@ func (g *Guard) RevokedCertificate(ctx context.Context, cert *x509.Certificate) 
 	return g.Revoked(ctx, SubjectOfCertificate(cert))
 }
 
-func barring(ctx context.Context, get func(context.Context, Key) (Entry, error), s Subject, keys []Key, now time.Time) (*Entry, error) {
-	for _, key := range keys {
-		e, err := get(ctx, key)
+func (g *Guard) barring(ctx context.Context, s Subject, read tokens.Read) (*Entry, error) {
+	if g == nil {
+		return nil, nil
+	}
+	for _, key := range s.keys() {
+		e, err := g.Store.Get(ctx, key, read)
 		switch {
 		case errors.Is(err, ErrNotFound):
 		case err != nil:
 			return nil, fmt.Errorf("revocation of %s: %w", key, err)
-		case e.Bars(s, now):
+		case e.Bars(s, g.now()):
 			return &e, nil
 		}
 	}
 	return nil, nil
 }
 
-// Issue must be called with each new client certificate of a node, before the certificate leaves. It returns the entry
-// that bars the requester, or nil. If the node of the certificate is revoked, Issue allows the certificate: it adds its
-// fingerprint to the entry, and only if the entry does not bar the requester at that moment. If an error is returned,
-// the certificate must not leave.
+// Issue must be called with each new client certificate of a node, before the certificate leaves. If the node is revoked,
+// Issue allows the certificate: it adds its fingerprint to the entry. If the entry bars the requester at that moment,
+// Issue returns it instead. If an error is returned, the certificate must not leave.
 //
-// An entry that is made later bars the certificate. So does an entry that was made a moment before, if the cache lacks it
-// and the requester is no node.
+// An entry that Issue does not see bars the certificate, because it does not allow it.
 func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certificate) (*Entry, error) {
 	if g == nil {
 		return nil, nil
 	}
-	node := SubjectOfCertificate(cert).Node
-	key, err := NodeKey(node)
+	key, err := NodeKey(SubjectOfCertificate(cert).Node)
 	if err != nil || !authenticates(cert) { // the API server does not accept it as a node
-		return g.Revoked(ctx, requester)
+		return nil, nil
 	}
-	if requester.Node == "" && len(requester.Fingerprints) == 0 {
-		// No entry bars a requester that is no node and has no certificate, for example a bootstrap token. If the cache
-		// lacks an entry that exists, the entry bars this certificate, because it does not allow it. So the cache
-		// suffices, and saves a request.
-		if _, err := g.Store.Find(ctx, key); errors.Is(err, ErrNotFound) {
-			return nil, nil
-		}
-	}
-	var others []Key // Update reads the entry of the node itself
-	for _, k := range requester.keys() {
-		if k != key {
-			others = append(others, k)
-		}
-	}
-	if bars, err := barring(ctx, g.Store.Get, requester, others, g.now()); bars != nil || err != nil {
-		return bars, err
+	if _, err := g.Store.Get(ctx, key, tokens.Recent); errors.Is(err, ErrNotFound) {
+		return nil, nil
 	}
 	var bars *Entry
 	_, err = g.Store.Update(ctx, key, func(e *Entry) (*Entry, error) {
@@ -153,7 +133,7 @@ func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certifi
 		return &allowed, nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("revocation of node %s: %w", node, err)
+		return nil, fmt.Errorf("revocation of %s: %w", key, err)
 	}
 	return bars, nil
 }
@@ -209,7 +189,9 @@ func (g *Guard) Undo(ctx context.Context, key Key) (Entry, error) {
 }
 
 // List returns the entries that have not ended, sorted by key.
-func (g *Guard) List(ctx context.Context) ([]Entry, error) { return g.inForce(g.Store.List(ctx)) }
+func (g *Guard) List(ctx context.Context) ([]Entry, error) {
+	return g.inForce(g.Store.List(ctx, tokens.Live))
+}
 
 // cachedNodesTimeout limits how long CachedNodes waits for the cache.
 const cachedNodesTimeout = 2 * time.Second
@@ -218,7 +200,7 @@ const cachedNodesTimeout = 2 * time.Second
 func (g *Guard) CachedNodes(ctx context.Context) (map[string]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, cachedNodesTimeout)
 	defer cancel()
-	entries, err := g.inForce(g.Store.Cached(ctx))
+	entries, err := g.inForce(g.Store.List(ctx, tokens.Cached))
 	nodes := map[string]bool{}
 	for _, e := range entries {
 		if e.Node != "" {

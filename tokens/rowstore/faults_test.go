@@ -125,7 +125,7 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 			c, r := s.Claims(), s.Revocations()
 			return errors.Join(second(s.Get(ctx, "abc123", tokens.Live)), second(s.Get(ctx, "abc123", tokens.Cached)), second(s.List(ctx)),
 				second(c.Get(ctx, "worker-1", tokens.Live)), second(c.Get(ctx, "worker-1", tokens.Cached)), second(c.List(ctx)),
-				second(r.Get(ctx, "k")), second(r.Find(ctx, "k")), r.Visit(ctx, visit), r.VisitCached(ctx, visit))
+				second(r.Get(ctx, "k", tokens.Live)), second(r.Get(ctx, "k", tokens.Cached)), r.Visit(ctx, tokens.Live, visit), r.Visit(ctx, tokens.Cached, visit))
 		}},
 		"writes without a read": {calls: 3, run: func(s *rowstore.Store) error {
 			return errors.Join(second(s.Create(ctx, tokens.NewRecord(tokens.Generate(), time.Hour, noon))),

@@ -311,12 +311,12 @@ func TestReadsCacheOnlyIfAllowed(t *testing.T) {
 	if _, err := s.Claims().Get(ctx, "worker-1", tokens.Cached); !errors.Is(err, tokens.ErrNotFound) {
 		t.Errorf("cached Get = %v, want ErrNotFound", err)
 	}
-	if v, err := s.Revocations().Find(ctx, "k"); v != nil || err != nil {
-		t.Errorf("Find = %q, %v, want no revocation", v, err)
+	if v, err := s.Revocations().Get(ctx, "k", tokens.Cached); v != nil || err != nil {
+		t.Errorf("cached Get = %q, %v, want no revocation", v, err)
 	}
 	_, err = s.Get(ctx, "abc123", tokens.Live)
 	_, claimErr := s.Claims().Get(ctx, "worker-1", tokens.Live)
-	v, revocationErr := s.Revocations().Get(ctx, "k")
+	v, revocationErr := s.Revocations().Get(ctx, "k", tokens.Live)
 	if held, heldErr := s.Claims().HeldBy(ctx, "abc123", tokens.Live); len(held) != 1 || string(v) != "v" || errors.Join(err, claimErr, heldErr, revocationErr) != nil {
 		t.Errorf("got %v, %q, %v, want what is stored", held, v, errors.Join(err, claimErr, heldErr, revocationErr))
 	}

@@ -22,25 +22,14 @@ func (s *Store) Revocations() *Values { return &Values{s.db, revocationsFolder} 
 func (s *Store) Rotations() *Values { return &Values{s.db, rotationsFolder} }
 
 // Get returns the value of a key, or nil if the key does not exist. The caller must not change the value.
-func (r *Values) Get(ctx context.Context, key string) ([]byte, error) {
-	row, err := get(ctx, r.db, r.folder+key)
-	return row.Value, err
-}
-
-// Find is like Get, but may lag behind writes. It is very cheap.
-func (r *Values) Find(ctx context.Context, key string) ([]byte, error) {
-	row, err := get(ctx, r.db.Cached(), r.folder+key)
+func (r *Values) Get(ctx context.Context, key string, read tokens.Read) ([]byte, error) {
+	row, err := get(ctx, reader(r.db, read), r.folder+key)
 	return row.Value, err
 }
 
 // Visit calls visit with each row, sorted by key. visit must not keep the value.
-func (r *Values) Visit(ctx context.Context, visit func(key string, value []byte) error) error {
-	return scan(ctx, r.db, r.folder, func(key string, row Row) error { return visit(key, row.Value) })
-}
-
-// VisitCached is like Visit, but may lag behind writes.
-func (r *Values) VisitCached(ctx context.Context, visit func(key string, value []byte) error) error {
-	return scan(ctx, r.db.Cached(), r.folder, func(key string, row Row) error { return visit(key, row.Value) })
+func (r *Values) Visit(ctx context.Context, read tokens.Read, visit func(key string, value []byte) error) error {
+	return scan(ctx, reader(r.db, read), r.folder, func(key string, row Row) error { return visit(key, row.Value) })
 }
 
 // Watch sends hints about changes, like [tokens.Store.Watch].

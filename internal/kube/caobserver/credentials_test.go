@@ -240,7 +240,10 @@ func TestEachLiveCertificateOfAUserCounts(t *testing.T) {
 // listed are revocations: of the certificate with a number, or of a node. With the number 0, they cannot be read.
 type listed map[int]string
 
-func (l listed) Find(_ context.Context, key revocation.Key) (revocation.Entry, error) {
+func (l listed) Get(_ context.Context, key revocation.Key, read tokens.Read) (revocation.Entry, error) {
+	if read != tokens.Cached {
+		panic("an observer reads the cache")
+	}
 	for n, node := range l {
 		e := revocation.Entry{Node: node, Since: time.Now()}
 		if node == "" {
@@ -256,15 +259,9 @@ func (l listed) Find(_ context.Context, key revocation.Key) (revocation.Entry, e
 	return revocation.Entry{}, revocation.ErrNotFound
 }
 
-func (listed) Get(context.Context, revocation.Key) (revocation.Entry, error) {
-	panic("an observer reads the cache")
+func (listed) List(context.Context, tokens.Read) ([]revocation.Entry, error) {
+	panic("an observer finds")
 }
-
-func (listed) List(context.Context) ([]revocation.Entry, error) {
-	panic("an observer reads the cache")
-}
-
-func (listed) Cached(context.Context) ([]revocation.Entry, error) { panic("an observer finds") }
 
 func (listed) Update(context.Context, revocation.Key, func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
 	panic("an observer only reads")

@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/csr"
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -44,7 +45,7 @@ func TestCachesFillFromFakeClient(t *testing.T) {
 		"revocations": func(ctx context.Context, client kubernetes.Interface) error {
 			list, err := configmaps.Open(ctx, client, secretstore.ClaimNamespace, nil)
 			if err == nil {
-				_, err = list.Cached(ctx)
+				_, err = list.List(ctx, tokens.Cached)
 			}
 			return err
 		},

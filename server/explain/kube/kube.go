@@ -207,7 +207,7 @@ func (g *gathering) revocation(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e, err := g.Revocations.Get(ctx, key)
+	e, err := g.Revocations.Get(ctx, key, tokens.Live)
 	now := time.Now()
 	if errors.Is(err, revocation.ErrNotFound) || err == nil && e.Ended(now) {
 		return nil

@@ -12,9 +12,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/kube/freshness"
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,13 +67,13 @@ func (l *List) Fill() (most float64) {
 // maxConflicts is how often Update retries.
 const maxConflicts = 20
 
-// A List is a [revocation.Store] of the ConfigMaps in one namespace. Find reads from a cache that watches the API
-// server. All other methods send requests to it.
+// A List is a [revocation.Store] of the ConfigMaps in one namespace. It watches them.
 type List struct {
 	maps  typedcorev1.ConfigMapInterface
 	log   *slog.Logger
 	now   func() time.Time
 	cache *kubecache.Cache[*corev1.ConfigMap, cachedMap]
+	fresh freshness.Freshness
 }
 
 // A cachedMap is a ConfigMap with its entries.
@@ -98,6 +100,13 @@ func Open(ctx context.Context, client kubernetes.Interface, namespace string, lo
 		},
 		Log: log,
 	})
+	l.fresh = freshness.Freshness{
+		What: "revocations", Log: log,
+		Prove: func() (freshness.Current, error) {
+			return freshness.ListVersions(ctx, client, namespace, "configmaps", "labelSelector", selector)
+		},
+		Price: func() int { return 2 },
+	}
 	return l, nil
 }
 
@@ -141,42 +150,61 @@ func shard(key revocation.Key) string {
 	return fmt.Sprintf("%s%x", Prefix, sum[0]%Shards)
 }
 
-// Get implements [revocation.Store].
-func (l *List) Get(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
-	m, err := l.maps.Get(ctx, shard(key), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return revocation.Entry{}, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
-	} else if err != nil {
-		return revocation.Entry{}, err
-	}
-	value, found := m.Data[string(key)]
-	if !found {
-		return revocation.Entry{}, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
-	}
-	return revocation.Decode(string(key), []byte(value))
-}
-
-// Find implements [revocation.Store]. It waits until the cache is filled for the first time or ctx ends.
-func (l *List) Find(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
-	cached, err := l.cache.Get(ctx, shard(key))
+// Get implements [revocation.Store]. With [tokens.Cached] it waits until the cache is filled for the first time or ctx
+// ends.
+func (l *List) Get(ctx context.Context, key revocation.Key, read tokens.Read) (revocation.Entry, error) {
+	entries, err := l.shard(ctx, shard(key), read)
 	if err != nil {
 		return revocation.Entry{}, fmt.Errorf("revocations: %w", err)
 	}
-	if cached != nil {
-		if e, found := cached.Value.entries[key]; found {
-			return e, nil
-		}
+	if e, found := entries[key]; found {
+		return e, nil
 	}
 	return revocation.Entry{}, fmt.Errorf("%s: %w", key, revocation.ErrNotFound)
 }
 
-// Cached implements [revocation.Store]. It waits like Find.
-func (l *List) Cached(ctx context.Context) ([]revocation.Entry, error) {
+// shard returns the entries of the ConfigMap with that name.
+func (l *List) shard(ctx context.Context, name string, read tokens.Read) (map[revocation.Key]revocation.Entry, error) {
+	switch read {
+	case tokens.Cached:
+		cached, err := l.cache.Get(ctx, name)
+		if err != nil || cached == nil {
+			return nil, err
+		}
+		return cached.Value.entries, nil
+	case tokens.Recent:
+		if cached := l.cache.Peek(name); cached == nil && l.fresh.Proves(name, "") {
+			return nil, nil
+		} else if cached != nil && l.fresh.Proves(name, cached.Version) {
+			return cached.Value.entries, nil
+		}
+	}
+	m, err := l.maps.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	return l.decode(m, false), nil
+}
+
+// List implements [revocation.Store]. With [tokens.Cached] it waits like Get.
+func (l *List) List(ctx context.Context, read tokens.Read) ([]revocation.Entry, error) {
+	var all []revocation.Entry
+	if read != tokens.Cached {
+		list, err := l.maps.List(ctx, metav1.ListOptions{LabelSelector: selector})
+		if err != nil {
+			return nil, err
+		}
+		for i := range list.Items {
+			all = slices.AppendSeq(all, maps.Values(l.decode(&list.Items[i], false)))
+		}
+		return sorted(all), nil
+	}
 	cached, err := l.cache.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("revocations: %w", err)
 	}
-	var all []revocation.Entry
 	for _, m := range cached {
 		all = slices.AppendSeq(all, maps.Values(m.entries))
 	}
@@ -185,19 +213,6 @@ func (l *List) Cached(ctx context.Context) ([]revocation.Entry, error) {
 
 // Watch returns a channel that receives a value after each change of the cache, until ctx ends.
 func (l *List) Watch(ctx context.Context) <-chan struct{} { return l.cache.Watch(ctx) }
-
-// List implements [revocation.Store].
-func (l *List) List(ctx context.Context) ([]revocation.Entry, error) {
-	list, err := l.maps.List(ctx, metav1.ListOptions{LabelSelector: selector})
-	if err != nil {
-		return nil, err
-	}
-	var all []revocation.Entry
-	for i := range list.Items {
-		all = slices.AppendSeq(all, maps.Values(l.decode(&list.Items[i], false)))
-	}
-	return sorted(all), nil
-}
 
 func sorted(all []revocation.Entry) []revocation.Entry {
 	slices.SortFunc(all, func(a, b revocation.Entry) int { return strings.Compare(string(a.Key()), string(b.Key())) })
@@ -216,6 +231,7 @@ func (l *List) Update(ctx context.Context, key revocation.Key, change func(*revo
 
 func (l *List) updateOnce(ctx context.Context, key revocation.Key, change func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
 	name := shard(key)
+	defer l.fresh.Wrote(name)
 	m, err := l.maps.Get(ctx, name, metav1.GetOptions{})
 	exists := err == nil
 	if apierrors.IsNotFound(err) {

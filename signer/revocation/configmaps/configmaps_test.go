@@ -5,9 +5,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,8 +20,10 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
 	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/tokens"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 )
@@ -62,7 +67,7 @@ func TestMalformedEntryBars(t *testing.T) {
 	}); err == nil {
 		t.Error("a malformed entry was written back")
 	}
-	if listed, err := l.List(t.Context()); err != nil || len(listed) != 1 {
+	if listed, err := l.List(t.Context(), tokens.Live); err != nil || len(listed) != 1 {
 		t.Errorf("List = %+v, %v, want the malformed entry", listed, err)
 	}
 	if _, err := g.Undo(t.Context(), "worker-1"); err != nil {
@@ -152,4 +157,92 @@ func TestFill(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, got, test.want)
 		}
 	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Many reads share one list of versions, also those of entries and ConfigMaps that do not exist. Catches a view that is
+// older than [tokens.MaxAge] although the watch hangs.
+func TestRecentSharesAProof(t *testing.T) {
+	for name, hangs := range map[string]bool{"the watch works": false, "the watch hangs": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			other, maps := open(t, nil)
+			const first, second, third = "worker-1", "worker-2", "worker-16" // second is in another ConfigMap, third in that of first
+			g := revocation.Guard{Store: other}
+			must.Value(g.Revoke(t.Context(), revocation.Entry{Node: first}))(t)
+			namespace := must.Value(maps.List(t.Context(), metav1.ListOptions{}))(t).Items[0].Namespace
+			var gets, lists atomic.Int64
+			var hanging atomic.Bool
+			config := cluster.Shared(t).AdminConfig()
+			config.QPS = -1
+			config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+				return roundTripper(func(r *http.Request) (*http.Response, error) {
+					watch := r.URL.Query().Has("watch")
+					switch {
+					case watch:
+						response, err := next.RoundTrip(r)
+						if err == nil {
+							response.Body = hangingBody{response.Body, &hanging, r.Context().Done()}
+						}
+						return response, err
+					case strings.HasSuffix(r.URL.Path, "/configmaps"):
+						lists.Add(1)
+					default:
+						gets.Add(1)
+					}
+					return next.RoundTrip(r)
+				})
+			})
+			l := must.Value(configmaps.Open(t.Context(), must.Value(kubernetes.NewForConfig(config))(t), namespace, nil))(t)
+			must.Value(l.List(t.Context(), tokens.Cached))(t)
+			hanging.Store(hangs)
+			asked := int64(0)
+			revoked := func(node string) bool {
+				asked++
+				_, err := l.Get(t.Context(), revocation.Key(node), tokens.Recent)
+				if err != nil && !errors.Is(err, revocation.ErrNotFound) {
+					t.Fatal(err)
+				}
+				return err == nil
+			}
+			wait.Until(t, "a proof", func() bool {
+				before := gets.Load()
+				return revoked(first) && !revoked(second) && gets.Load() == before
+			})
+			for _, node := range []string{second, third} {
+				must.Value(g.Revoke(t.Context(), revocation.Entry{Node: node}))(t)
+				for wrote := time.Now(); ; {
+					began := time.Now()
+					if seen := revoked(node); !seen && began.Sub(wrote) >= tokens.MaxAge {
+						t.Errorf("%s is not revoked %s after the write", node, began.Sub(wrote))
+					}
+					if began.Sub(wrote) > 2*tokens.MaxAge {
+						break
+					}
+				}
+			}
+			if n := gets.Load(); !hangs && n > asked/20 || lists.Load() > 30 {
+				t.Errorf("%d reads and %d lists within 4 s for %d questions, want a few", n, lists.Load(), asked)
+			}
+		})
+	}
+}
+
+// A hangingBody receives nothing while it hangs.
+type hangingBody struct {
+	io.ReadCloser
+	hanging *atomic.Bool
+	gone    <-chan struct{}
+}
+
+func (b hangingBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.hanging.Load() {
+		<-b.gone
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
 }

@@ -73,6 +73,9 @@ type Result struct {
 	// EndUnknown is why the Revoker could not read when the last certificate ends. The entries then have no end. It is
 	// nil if the end is known.
 	EndUnknown error
+
+	before  []revocation.Certificate // issued on the certificates of Entries before these were stored
+	unknown error                    // why before is incomplete
 }
 
 // NoEnd is the warning of a [Result] with an entry that has no end.
@@ -87,6 +90,7 @@ func (r *Result) add(late Result) {
 		r.Warnings = late.Warnings
 	}
 	r.EndUnknown = cmp.Or(r.EndUnknown, late.EndUnknown)
+	r.before, r.unknown = append(r.before, late.before...), cmp.Or(r.unknown, late.unknown)
 }
 
 func invalid(field, format string, args ...any) error {
@@ -146,7 +150,12 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 		return Result{}, err
 	}
 	known, unknown := d.known(ctx, issuance.Query{Node: e.Node}, e.Covers) // they only tell when the revocation ends
-	result, err := d.store(ctx, r, []revocation.Entry{e}, nil, known, unknown)
+	result, err := d.revoke(ctx, r, []revocation.Entry{e}, nil, known, unknown)
+	if err == nil && !r.DryRun {
+		if err = d.settle(ctx, r, &result, result.Entries); err != nil && r.Node == "" {
+			err = &Incomplete{Err: refusal(err)}
+		}
+	}
 	if err == nil && r.Node != "" {
 		result.Warnings = append(result.Warnings, d.nodeWarnings(ctx, r.Node)...)
 	}
@@ -157,7 +166,9 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 func (d *Revoker) Undo(ctx context.Context, key revocation.Key, dryRun bool) (revocation.Entry, error) {
 	remove := d.Guard.Undo
 	if dryRun {
-		remove = d.Guard.Store.Get
+		remove = func(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
+			return d.Guard.Store.Get(ctx, key, tokens.Live)
+		}
 	}
 	e, err := remove(ctx, key)
 	switch {
@@ -232,6 +243,14 @@ func (d *Revoker) nodeWarnings(ctx context.Context, node string) []string {
 	return nil
 }
 
+// revoke is store, and remembers what was issued on the certificates of the entries before.
+func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
+	before, beforeUnknown := d.issuedOn(ctx, entries)
+	result, err := d.store(ctx, r, entries, kept, known, unknown)
+	result.before, result.unknown = before, beforeUnknown
+	return result, err
+}
+
 // store stores entries and returns what is stored. Those that kept has as well stay as they are. known are certificates
 // that may be among those that the entries bar; unknown is why they could not be read. If an entry cannot be stored, the
 // others are stored nevertheless.
@@ -265,6 +284,39 @@ func (d *Revoker) store(ctx context.Context, r Order, entries []revocation.Entry
 		return result, listError(errors.Join(errs...))
 	}
 	return result, nil
+}
+
+// views is how long after an entry was stored a certificate may still be issued on its credential: a replica may not see
+// the entry yet, and it takes up to half a second to store the certificate.
+const views = tokens.MaxAge + time.Second/2
+
+// settle waits until all replicas see these entries. Then it revokes what was issued on their certificates meanwhile,
+// until there is no more. A node needs no second look: its entry bars all that it does not allow.
+func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries []revocation.Entry) error {
+	for len(entries) > 0 {
+		select {
+		case <-time.After(views):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		issued, err := d.issuedOn(ctx, entries)
+		if err = cmp.Or(result.unknown, err); err != nil {
+			return err
+		}
+		var late []revocation.Entry
+		for _, c := range issued {
+			if !slices.ContainsFunc(result.before, func(b revocation.Certificate) bool { return b.Fingerprint == c.Fingerprint }) {
+				late = append(late, revocation.Entry{Fingerprint: c.Fingerprint})
+			}
+		}
+		more, err := d.store(ctx, r, late, nil, issued, nil)
+		result.add(more)
+		if err != nil {
+			return err
+		}
+		entries = more.Entries
+	}
+	return nil
 }
 
 // endTimeout limits how long a revocation waits for the CAs: the cache of an object that the user may not read never fills.

@@ -401,9 +401,9 @@ func TestRevokeTokenMakesItUnusableFirst(t *testing.T) {
 		fail func(*site)
 		want string
 	}{
-		"the list is full":              {func(s *site) { s.Guard.Store = noResponse{full} }, desk.Full},
-		"the list cannot be read":       {func(s *site) { s.Guard.Store = noResponse{errAway} }, desk.Unavailable},
-		"the list cannot be written":    {func(s *site) { s.Guard.Store = noResponse{tokens.ErrRefused} }, desk.Refused},
+		"the list is full":              {func(s *site) { s.Guard.Store = noResponse(full) }, desk.Full},
+		"the list cannot be read":       {func(s *site) { s.Guard.Store = noResponse(errAway) }, desk.Unavailable},
+		"the list cannot be written":    {func(s *site) { s.Guard.Store = noResponse(tokens.ErrRefused) }, desk.Refused},
 		"the requests cannot be read":   {func(s *site) { s.Requested = failedRequested }, desk.NoRequests},
 		"the record cannot be read":     {func(s *site) { s.IssuanceRecord = noRecord{} }, desk.NoRecord},
 		"the claims cannot be read":     {func(s *site) { s.Claims = storetest.Fail(errAway).Claims(s.Claims) }, mint.Unavailable},
@@ -484,24 +484,10 @@ func (s lackingSpace) Update(ctx context.Context, key revocation.Key, change fun
 	return s.Store.Update(ctx, key, change)
 }
 
-// noResponse is a store that does not respond.
-type noResponse struct{ err error }
-
-func (s noResponse) Get(context.Context, revocation.Key) (revocation.Entry, error) {
-	return revocation.Entry{}, s.err
+// noResponse returns a store whose calls fail.
+func noResponse(err error) revocation.Store {
+	return revocationtest.Before(nil, func(string, revocation.Key) error { return err })
 }
-
-func (s noResponse) Find(context.Context, revocation.Key) (revocation.Entry, error) {
-	return revocation.Entry{}, s.err
-}
-
-func (s noResponse) Update(context.Context, revocation.Key, func(*revocation.Entry) (*revocation.Entry, error)) (*revocation.Entry, error) {
-	return nil, s.err
-}
-
-func (s noResponse) List(context.Context) ([]revocation.Entry, error) { return nil, s.err }
-
-func (s noResponse) Cached(context.Context) ([]revocation.Entry, error) { return nil, s.err }
 
 // Catches a malformed token that Kubernetes accepts and that cannot be changed: a failed revocation must end it, too.
 func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
@@ -516,7 +502,7 @@ func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
 			s := newSite(t)
 			token := s.token(t, tokens.Limits{})
 			s.join(t, token, "worker-1")
-			s.Tokens, s.Guard.Store = storetest.Alter(change).Store(s.Tokens), noResponse{errAway}
+			s.Tokens, s.Guard.Store = storetest.Alter(change).Store(s.Tokens), noResponse(errAway)
 			if _, err := s.Revoke(t.Context(), desk.Order{TokenID: token.ID()}); !errors.Is(err, errAway) {
 				t.Errorf("%s: got %v, want %v", name, err, errAway)
 			}
@@ -527,63 +513,67 @@ func TestRevokeMalformedTokenDeletesItFirst(t *testing.T) {
 
 // Catches a certificate that is revoked by its serial number or fingerprint and works, or one that is revoked with it.
 func TestRevokeCertificate(t *testing.T) {
-	s := newSite(t)
-	token := s.token(t, tokens.Limits{})
-	one, two, three := s.join(t, token, "worker-1"), s.join(t, token, "worker-1"), s.join(t, token, "worker-1")
-	// A certificate of a user ends with itself. One of a node may come back for as long as the node can rejoin.
-	s.RejoinWindow = time.Hour
-	s.Requested = func(context.Context) ([]revocation.Certificate, error) {
-		return []revocation.Certificate{{Serial: "abc", Fingerprint: revocationtest.Fingerprint(1), NotAfter: one.NotAfter}}, nil
-	}
-	for _, test := range []struct {
-		request desk.Order
-		want    revocation.Fingerprint
-		until   time.Time
-	}{
-		{desk.Order{Serial: strings.ToUpper(one.SerialNumber.Text(16))}, revocation.FingerprintOf(one), s.ca.NotAfter.Add(time.Hour)},
-		{desk.Order{Fingerprint: revocation.FingerprintOf(two).String()}, revocation.FingerprintOf(two), s.ca.NotAfter.Add(time.Hour)},
-		{desk.Order{Serial: "0ABC"}, revocationtest.Fingerprint(1), one.NotAfter},
-	} {
-		result, err := s.Revoke(t.Context(), test.request)
-		if err != nil || len(result.Entries) != 1 || result.Entries[0].Fingerprint != test.want || !result.Entries[0].Until.Equal(test.until) {
-			t.Errorf("%+v: got %+v, %v, want certificate %s until %s", test.request, result, err, test.want, test.until)
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		token := s.token(t, tokens.Limits{})
+		one, two, three := s.join(t, token, "worker-1"), s.join(t, token, "worker-1"), s.join(t, token, "worker-1")
+		// A certificate of a user ends with itself. One of a node may come back for as long as the node can rejoin.
+		s.RejoinWindow = time.Hour
+		s.Requested = func(context.Context) ([]revocation.Certificate, error) {
+			return []revocation.Certificate{{Serial: "abc", Fingerprint: revocationtest.Fingerprint(1), NotAfter: one.NotAfter}}, nil
 		}
-	}
-	for cert, revoked := range map[*x509.Certificate]bool{one: true, two: true, three: false} {
-		s.wantRevoked(t, cert, revoked)
-	}
+		for _, test := range []struct {
+			request desk.Order
+			want    revocation.Fingerprint
+			until   time.Time
+		}{
+			{desk.Order{Serial: strings.ToUpper(one.SerialNumber.Text(16))}, revocation.FingerprintOf(one), s.ca.NotAfter.Add(time.Hour)},
+			{desk.Order{Fingerprint: revocation.FingerprintOf(two).String()}, revocation.FingerprintOf(two), s.ca.NotAfter.Add(time.Hour)},
+			{desk.Order{Serial: "0ABC"}, revocationtest.Fingerprint(1), one.NotAfter},
+		} {
+			result, err := s.Revoke(t.Context(), test.request)
+			if err != nil || len(result.Entries) != 1 || result.Entries[0].Fingerprint != test.want || !result.Entries[0].Until.Equal(test.until) {
+				t.Errorf("%+v: got %+v, %v, want certificate %s until %s", test.request, result, err, test.want, test.until)
+			}
+		}
+		for cert, revoked := range map[*x509.Certificate]bool{one: true, two: true, three: false} {
+			s.wantRevoked(t, cert, revoked)
+		}
+	})
 }
 
 // Catches an undo that removes nothing, a dry run that removes, and a list with other entries.
 func TestListAndUndo(t *testing.T) {
-	s := newSite(t)
-	for _, node := range []string{"worker-2", "worker-1"} {
-		must.Value(s.Revoke(t.Context(), desk.Order{Node: node, By: "ada"}))(t)
-	}
-	for _, step := range []struct {
-		dryRun bool
-		left   int
-		want   string
-	}{{true, 2, ""}, {false, 1, ""}, {true, 1, desk.NotRevoked}, {false, 1, desk.NotRevoked}} {
-		e, err := s.Undo(t.Context(), "worker-1", step.dryRun)
-		var failed *tokens.Refusal
-		if errors.As(err, &failed); step.want == "" && (err != nil || e.By != "ada") || step.want != "" && (failed == nil || failed.Reason != step.want) {
-			t.Errorf("%+v: got %+v, %v", step, e, err)
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		for _, node := range []string{"worker-2", "worker-1"} {
+			must.Value(s.Revoke(t.Context(), desk.Order{Node: node, By: "ada"}))(t)
 		}
-		if left, err := s.List(t.Context()); err != nil || len(left) != step.left {
-			t.Errorf("%+v: got list %+v, %v", step, left, err)
+		for _, step := range []struct {
+			dryRun bool
+			left   int
+			want   string
+		}{{true, 2, ""}, {false, 1, ""}, {true, 1, desk.NotRevoked}, {false, 1, desk.NotRevoked}} {
+			e, err := s.Undo(t.Context(), "worker-1", step.dryRun)
+			var failed *tokens.Refusal
+			if errors.As(err, &failed); step.want == "" && (err != nil || e.By != "ada") || step.want != "" && (failed == nil || failed.Reason != step.want) {
+				t.Errorf("%+v: got %+v, %v", step, e, err)
+			}
+			if left, err := s.List(t.Context()); err != nil || len(left) != step.left {
+				t.Errorf("%+v: got list %+v, %v", step, left, err)
+			}
 		}
-	}
-	s.Guard.Store = noResponse{errAway}
-	_, undone := s.Undo(t.Context(), "worker-1", false)
-	_, tried := s.Undo(t.Context(), "worker-1", true)
-	_, listed := s.List(t.Context())
-	for _, err := range []error{undone, tried, listed} {
-		var failed *tokens.Refusal
-		if !errors.As(err, &failed) || failed.Reason != desk.Unavailable || !errors.Is(err, errAway) {
-			t.Errorf("got %v, want reason %s", err, desk.Unavailable)
+		s.Guard.Store = noResponse(errAway)
+		_, undone := s.Undo(t.Context(), "worker-1", false)
+		_, tried := s.Undo(t.Context(), "worker-1", true)
+		_, listed := s.List(t.Context())
+		for _, err := range []error{undone, tried, listed} {
+			var failed *tokens.Refusal
+			if !errors.As(err, &failed) || failed.Reason != desk.Unavailable || !errors.Is(err, errAway) {
+				t.Errorf("got %v, want reason %s", err, desk.Unavailable)
+			}
 		}
-	}
+	})
 }
 
 // Catches a revocation that ends while a CA of kube-apiserver still accepts the node, and one that ends although kubejoin
@@ -633,36 +623,40 @@ func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
 			})
 		})
 	}
-	s := newSite(t)
-	s.Lifetime = func() time.Duration { return 72 * time.Hour }
-	if result, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"}); err != nil || result.Entries[0].Until.Before(time.Now().Add(71*time.Hour)) {
-		t.Errorf("the signers end later: got %+v, %v, want 72 h", result, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.Lifetime = func() time.Duration { return 72 * time.Hour }
+		if result, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"}); err != nil || result.Entries[0].Until.Before(time.Now().Add(71*time.Hour)) {
+			t.Errorf("the signers end later: got %+v, %v, want 72 h", result, err)
+		}
+	})
 }
 
 // Catches a misspelt node name without a warning.
 func TestRevokeWarnsOfUnknownNode(t *testing.T) {
-	s := newSite(t)
-	s.join(t, s.token(t, tokens.Limits{}), "worker-1")
-	s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-2")
-	warns := func(what, node, want string) {
-		t.Helper()
-		result, err := s.Revoke(t.Context(), desk.Order{Node: node})
-		if got := strings.Join(result.Warnings, "; "); err != nil || (got != "") != (want != "") || !strings.Contains(got, want) {
-			t.Errorf("%s, %s: got warnings %q, %v, want %q", what, node, got, err, want)
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.join(t, s.token(t, tokens.Limits{}), "worker-1")
+		s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-2")
+		warns := func(what, node, want string) {
+			t.Helper()
+			result, err := s.Revoke(t.Context(), desk.Order{Node: node})
+			if got := strings.Join(result.Warnings, "; "); err != nil || (got != "") != (want != "") || !strings.Contains(got, want) {
+				t.Errorf("%s, %s: got warnings %q, %v, want %q", what, node, got, err, want)
+			}
 		}
-	}
-	warns("without a cluster", "worker-1", "")
-	warns("without a cluster", "worker-2", "")
-	warns("without a cluster", "wroker-1", "kubejoin has no claim and no certificate of node wroker-1")
-	s.Node = func(_ context.Context, name string) (tokens.NodeRef, error) {
-		if name == "worker-1" {
-			return tokens.NodeRef{Name: name}, nil
+		warns("without a cluster", "worker-1", "")
+		warns("without a cluster", "worker-2", "")
+		warns("without a cluster", "wroker-1", "kubejoin has no claim and no certificate of node wroker-1")
+		s.Node = func(_ context.Context, name string) (tokens.NodeRef, error) {
+			if name == "worker-1" {
+				return tokens.NodeRef{Name: name}, nil
+			}
+			return tokens.NodeRef{}, tokens.ErrNotFound
 		}
-		return tokens.NodeRef{}, tokens.ErrNotFound
-	}
-	warns("in a cluster", "worker-1", "")
-	warns("in a cluster", "worker-2", "there is no Node worker-2")
+		warns("in a cluster", "worker-1", "")
+		warns("in a cluster", "worker-2", "there is no Node worker-2")
+	})
 }
 
 // Catches a revocation that stands for anything but what the caller asked.

@@ -20,14 +20,17 @@ const (
 	NoRequests = "cluster-unavailable"
 )
 
-// An Incomplete is the error of a [Revoker] that has made a token unusable, but has not revoked all that was issued on it.
-// To complete the revocation, revoke the token again.
+// An Incomplete is the error of a [Revoker] that has made a token or a certificate unusable, but has not revoked all that
+// was issued on it. To complete the revocation, revoke the token again, or the node of the certificate.
 type Incomplete struct {
-	TokenID string
+	TokenID string // empty for a certificate
 	Err     error
 }
 
 func (e *Incomplete) Error() string {
+	if e.TokenID == "" {
+		return "the certificate is revoked, but not what it may have requested in this moment: " + e.Err.Error() + "; then revoke the node of the certificate"
+	}
 	return "token " + e.TokenID + " can no longer be used, but its revocation is incomplete: " + e.Err.Error() + "; then revoke the token again"
 }
 

@@ -45,7 +45,7 @@ func (f *failsOnce) in(d *desk.Revoker) {
 	})
 	d.Tokens, d.Claims = faulty.Store(d.Tokens), faulty.Claims(d.Claims)
 	before := revocationtest.Before(d.Guard.Store, func(method string, _ revocation.Key) error { return f.call("Guard." + method) })
-	d.Guard.Store, d.IssuanceRecord, d.ClusterInfo = faultyList{before, f}, faultyRecord{d.IssuanceRecord, f}, faultyConfig{d.ClusterInfo.(config), f}
+	d.Guard.Store, d.IssuanceRecord, d.ClusterInfo = before, faultyRecord{d.IssuanceRecord, f}, faultyConfig{d.ClusterInfo.(config), f}
 	requested, clientCAs, node := d.Requested, d.ClientCAs, d.Node
 	d.Requested = func(ctx context.Context) ([]revocation.Certificate, error) {
 		all, err := requested(ctx)
@@ -61,16 +61,6 @@ func (f *failsOnce) in(d *desk.Revoker) {
 			return ref, cmp.Or(f.call("Node"), err)
 		}
 	}
-}
-
-type faultyList struct {
-	revocation.Store
-	f *failsOnce
-}
-
-func (l faultyList) List(ctx context.Context) ([]revocation.Entry, error) {
-	all, err := l.Store.List(ctx)
-	return all, cmp.Or(l.f.call("Guard.List"), err)
 }
 
 type faultyRecord struct {
@@ -126,7 +116,7 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 				s, fault := newSite(t), &failsOnce{}
 				token := s.token(t, tokens.Limits{MaxNodes: 5})
 				certs := []*x509.Certificate{s.join(t, token, "worker-1"), s.join(t, token, "worker-2")}
-				seen := revocation.CertificateOf(token.ID(), certs[0])
+				seen := revocation.CertificateOf(token.ID(), nil, certs[0])
 				s.Requested = func(context.Context) ([]revocation.Certificate, error) { return []revocation.Certificate{seen}, nil }
 				s.ClientCAs = func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{s.ca}, nil }
 				if test.set != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// settles is how long after a token was disabled a certificate may still be issued on it: a replica uses a cached
-// token, its signer uses the admission, and it takes up to half a second to store the certificate.
-const settles = tokens.MaxAge + admission.MaxAge + time.Second/2
+// settles is how long after a token was disabled a certificate may still be issued on it: a replica uses a cached token,
+// its signer uses the admission, and it takes time to store the certificate.
+const settles = admission.MaxAge + views
 
 // revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the
 // token keeps its claims, by which a retry finds the nodes. Each step may be repeated.
@@ -39,6 +39,9 @@ func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 			var late Result
 			late, err = d.revokeIssued(ctx, r, true)
 			result.add(late)
+			if err == nil {
+				err = d.settle(ctx, r, &result, slices.DeleteFunc(slices.Clone(result.Entries), func(e revocation.Entry) bool { return e.Node != "" }))
+			}
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
@@ -151,7 +154,7 @@ func (d *Revoker) revokeIssued(ctx context.Context, r Order, again bool) (Result
 			}
 		}
 	}
-	return d.store(ctx, r, all, kept, known, nil)
+	return d.revoke(ctx, r, all, kept, known, nil)
 }
 
 // heldByOther reports whether a certificate of a node name bars only itself: another token holds the name, or there is

@@ -13,9 +13,10 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// lag is how long it may take until Find shows a change, on a busy machine.
+// lag is how long it may take until a cached read shows a change, on a busy machine.
 const lag = time.Minute
 
 // Run runs the suite. Each test calls open once. open must return a store without entries that stays usable until the
@@ -35,6 +36,8 @@ func Run(t *testing.T, open func(t *testing.T) revocation.Store) {
 		t.Run(test.name, func(t *testing.T) { test.run(t, open(t)) })
 	}
 }
+
+var reads = []tokens.Read{tokens.Live, tokens.Recent, tokens.Cached}
 
 // Fingerprint returns a fingerprint of n.
 func Fingerprint(n int) revocation.Fingerprint {
@@ -64,12 +67,12 @@ func put(t *testing.T, s revocation.Store, e revocation.Entry) {
 }
 
 func testEmpty(t *testing.T, s revocation.Store) {
-	if all, err := s.List(t.Context()); err != nil || len(all) > 0 {
-		t.Errorf("List = %+v, %v, want none", all, err)
-	}
-	for name, get := range map[string]func(context.Context, revocation.Key) (revocation.Entry, error){"Get": s.Get, "Find": s.Find} {
-		if _, err := get(t.Context(), "worker-1"); !errors.Is(err, revocation.ErrNotFound) {
-			t.Errorf("%s = %v, want %v", name, err, revocation.ErrNotFound)
+	for _, read := range reads {
+		if all, err := s.List(t.Context(), read); err != nil || len(all) > 0 {
+			t.Errorf("%s List = %+v, %v, want none", read, all, err)
+		}
+		if _, err := s.Get(t.Context(), "worker-1", read); !errors.Is(err, revocation.ErrNotFound) {
+			t.Errorf("%s Get = %v, want %v", read, err, revocation.ErrNotFound)
 		}
 	}
 	e, err := s.Update(t.Context(), "worker-1", func(e *revocation.Entry) (*revocation.Entry, error) { return e, nil })
@@ -82,25 +85,30 @@ func testKeepsFields(t *testing.T, s revocation.Store) {
 	all := samples()
 	for _, e := range all {
 		put(t, s, e)
-		if got, err := s.Get(t.Context(), e.Key()); err != nil || !reflect.DeepEqual(got, e) {
-			t.Errorf("Get = %+v, %v, want %+v", got, err, e)
-		}
-		waitFind(t, s, e.Key(), func(got revocation.Entry, err error) bool { return err == nil && reflect.DeepEqual(got, e) })
+		wantGet(t, s, e.Key(), func(got revocation.Entry, err error) bool { return err == nil && reflect.DeepEqual(got, e) })
 	}
-	if got, err := s.List(t.Context()); err != nil || !reflect.DeepEqual(got, all) {
-		t.Errorf("List = %+v, %v, want %+v", got, err, all)
+	for _, read := range reads {
+		if got, err := s.List(t.Context(), read); err != nil || !reflect.DeepEqual(got, all) {
+			t.Errorf("%s List = %+v, %v, want %+v", read, got, err, all)
+		}
 	}
 }
 
-func waitFind(t *testing.T, s revocation.Store, key revocation.Key, done func(revocation.Entry, error) bool) {
+// wantGet checks what each read says of a key: the cached one after a while, the others at once.
+func wantGet(t *testing.T, s revocation.Store, key revocation.Key, done func(revocation.Entry, error) bool) {
 	t.Helper()
+	for _, read := range []tokens.Read{tokens.Live, tokens.Recent, tokens.Recent, tokens.Recent} {
+		if e, err := s.Get(t.Context(), key, read); !done(e, err) {
+			t.Errorf("%s Get = %+v, %v", read, e, err)
+		}
+	}
 	for end := time.Now().Add(lag); ; {
-		e, err := s.Find(t.Context(), key)
+		e, err := s.Get(t.Context(), key, tokens.Cached)
 		if done(e, err) {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("after %s Find = %+v, %v", lag, e, err)
+			t.Fatalf("after %s cached Get = %+v, %v", lag, e, err)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -118,10 +126,7 @@ func testRemove(t *testing.T, s revocation.Store) {
 	if left != nil || err != nil {
 		t.Fatalf("Update = %+v, %v, want nothing", left, err)
 	}
-	if _, err := s.Get(t.Context(), e.Key()); !errors.Is(err, revocation.ErrNotFound) {
-		t.Errorf("Get = %v, want %v", err, revocation.ErrNotFound)
-	}
-	waitFind(t, s, e.Key(), func(_ revocation.Entry, err error) bool { return errors.Is(err, revocation.ErrNotFound) })
+	wantGet(t, s, e.Key(), func(_ revocation.Entry, err error) bool { return errors.Is(err, revocation.ErrNotFound) })
 }
 
 func testChangeFails(t *testing.T, s revocation.Store) {
@@ -130,7 +135,7 @@ func testChangeFails(t *testing.T, s revocation.Store) {
 	if _, err := s.Update(t.Context(), e.Key(), func(*revocation.Entry) (*revocation.Entry, error) { return nil, failure }); !errors.Is(err, failure) {
 		t.Errorf("Update = %v, want %v", err, failure)
 	}
-	if got, err := s.Get(t.Context(), e.Key()); err != nil || !reflect.DeepEqual(got, e) {
+	if got, err := s.Get(t.Context(), e.Key(), tokens.Live); err != nil || !reflect.DeepEqual(got, e) {
 		t.Errorf("Get = %+v, %v, want %+v", got, err, e)
 	}
 }
@@ -156,7 +161,7 @@ func testUpdateAtOnce(t *testing.T, s revocation.Store) {
 		})
 	}
 	group.Wait()
-	if e, err := s.Get(t.Context(), "worker-1"); err != nil || len(e.Allowed) != at {
+	if e, err := s.Get(t.Context(), "worker-1", tokens.Live); err != nil || len(e.Allowed) != at {
 		t.Errorf("Get = %+v, %v, want %d allowed certificates", e, err, at)
 	}
 }
@@ -164,8 +169,8 @@ func testUpdateAtOnce(t *testing.T, s revocation.Store) {
 func testCanceled(t *testing.T, s revocation.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, getErr := s.Get(ctx, "worker-1")
-	_, listErr := s.List(ctx)
+	_, getErr := s.Get(ctx, "worker-1", tokens.Live)
+	_, listErr := s.List(ctx, tokens.Live)
 	_, updateErr := s.Update(ctx, "worker-1", func(*revocation.Entry) (*revocation.Entry, error) {
 		return &revocation.Entry{Node: "worker-1", Since: time.Now()}, nil
 	})

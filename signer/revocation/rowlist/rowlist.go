@@ -7,16 +7,14 @@ import (
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Rows are the rows of a store. A value is nil if there is none. Find and VisitCached may lag behind writes, and must be
-// very cheap.
+// Rows are the rows of a store. A value is nil if there is none.
 type Rows interface {
-	Get(ctx context.Context, key string) (value []byte, err error)
-	Find(ctx context.Context, key string) (value []byte, err error)
-	// Visit and VisitCached call visit with each row, sorted by key. visit must not keep the value.
-	Visit(ctx context.Context, visit func(key string, value []byte) error) error
-	VisitCached(ctx context.Context, visit func(key string, value []byte) error) error
+	Get(ctx context.Context, key string, read tokens.Read) (value []byte, err error)
+	// Visit calls visit with each row, sorted by key. visit must not keep the value.
+	Visit(ctx context.Context, read tokens.Read, visit func(key string, value []byte) error) error
 	// Update replaces the value of a key by what change returns, if it has not changed meanwhile. It may call change
 	// several times. It writes nothing if change returns the same value or fails.
 	Update(ctx context.Context, key string, change func(value []byte) ([]byte, error)) error
@@ -31,17 +29,8 @@ var _ revocation.Store = (*List)(nil)
 func New(rows Rows) *List { return &List{rows} }
 
 // Get implements [revocation.Store].
-func (l *List) Get(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
-	return entry(ctx, key, l.rows.Get)
-}
-
-// Find implements [revocation.Store].
-func (l *List) Find(ctx context.Context, key revocation.Key) (revocation.Entry, error) {
-	return entry(ctx, key, l.rows.Find)
-}
-
-func entry(ctx context.Context, key revocation.Key, get func(context.Context, string) ([]byte, error)) (revocation.Entry, error) {
-	value, err := get(ctx, string(key))
+func (l *List) Get(ctx context.Context, key revocation.Key, read tokens.Read) (revocation.Entry, error) {
+	value, err := l.rows.Get(ctx, string(key), read)
 	switch {
 	case err != nil:
 		return revocation.Entry{}, err
@@ -52,17 +41,8 @@ func entry(ctx context.Context, key revocation.Key, get func(context.Context, st
 }
 
 // List implements [revocation.Store].
-func (l *List) List(ctx context.Context) ([]revocation.Entry, error) {
-	return entries(ctx, l.rows.Visit)
-}
-
-// Cached implements [revocation.Store].
-func (l *List) Cached(ctx context.Context) ([]revocation.Entry, error) {
-	return entries(ctx, l.rows.VisitCached)
-}
-
-func entries(ctx context.Context, visit func(context.Context, func(string, []byte) error) error) (all []revocation.Entry, err error) {
-	err = visit(ctx, func(key string, value []byte) error {
+func (l *List) List(ctx context.Context, read tokens.Read) (all []revocation.Entry, err error) {
+	err = l.rows.Visit(ctx, read, func(key string, value []byte) error {
 		e, err := revocation.Decode(key, value)
 		all = append(all, e)
 		return err

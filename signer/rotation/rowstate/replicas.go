@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // A Replica is the report of a replica, which the other replicas read.
@@ -62,7 +63,7 @@ func (s Store) Replicas(ctx context.Context, now time.Time) (all []Replica, err 
 }
 
 func (s Store) each(ctx context.Context, do func(Replica)) error {
-	return s.Visit(ctx, func(key string, value []byte) error {
+	return s.Visit(ctx, tokens.Live, func(key string, value []byte) error {
 		name, found := strings.CutPrefix(key, replicaRows)
 		if !found {
 			return nil

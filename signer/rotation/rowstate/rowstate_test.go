@@ -127,7 +127,7 @@ func TestKeyIsStoredEncrypted(t *testing.T) {
 	d := desk(t, a)
 	prepare(t, d, a)
 	var stored []byte
-	must.OK(t, a.Visit(t.Context(), func(key string, value []byte) error {
+	must.OK(t, a.Visit(t.Context(), tokens.Live, func(key string, value []byte) error {
 		if key == "key/"+a.state(t).ID {
 			stored = bytes.Clone(value)
 		}
@@ -368,7 +368,7 @@ func TestStoreThatIsOlderThanFilesEndsAgain(t *testing.T) {
 		backup := map[string][]byte{}
 		for j, stage := range stages {
 			if must.Value(a.followed(t))(t); i == j {
-				must.OK(t, a.Visit(t.Context(), func(key string, value []byte) error { backup[key] = bytes.Clone(value); return nil }))
+				must.OK(t, a.Visit(t.Context(), tokens.Live, func(key string, value []byte) error { backup[key] = bytes.Clone(value); return nil }))
 			}
 			must.Value(d.Advance(t.Context(), rotation.Cluster, stage, rotation.Options{}))(t)
 		}

@@ -28,9 +28,9 @@ import (
 
 // Rows are the rows of a store. The value of a missing row is nil.
 type Rows interface {
-	Get(ctx context.Context, key string) (value []byte, err error)
+	Get(ctx context.Context, key string, read tokens.Read) (value []byte, err error)
 	// Visit calls visit with each row, sorted by key. visit must not keep the value.
-	Visit(ctx context.Context, visit func(key string, value []byte) error) error
+	Visit(ctx context.Context, read tokens.Read, visit func(key string, value []byte) error) error
 	// Update replaces the value of a key by what change returns, if it has not changed meanwhile.
 	Update(ctx context.Context, key string, change func(value []byte) ([]byte, error)) error
 	// Watch sends hints about changes.
@@ -62,7 +62,7 @@ func (s Store) Get(ctx context.Context, ca rotation.CA) (rotation.Rotation, stri
 	if ca != rotation.Cluster {
 		return rotation.Rotation{}, "", errOnlyCluster
 	}
-	value, err := s.Rows.Get(ctx, string(ca))
+	value, err := s.Rows.Get(ctx, string(ca), tokens.Live)
 	if err != nil || value == nil {
 		return rotation.Rotation{}, "", err
 	}
@@ -150,7 +150,7 @@ func (s Store) aead(oldKey []byte, id string) (cipher.AEAD, error) {
 
 // open returns the new key of a rotation in PEM.
 func (s Store) open(ctx context.Context, r rotation.Rotation, oldKey []byte) ([]byte, error) {
-	sealed, err := s.Rows.Get(ctx, sealedRows+r.ID)
+	sealed, err := s.Rows.Get(ctx, sealedRows+r.ID, tokens.Live)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +181,7 @@ func (s Store) KeepKey(ctx context.Context, ca rotation.CA, id string) (found bo
 		return false, errOnlyCluster
 	}
 	var others []string
-	if err := s.Visit(ctx, func(key string, _ []byte) error {
+	if err := s.Visit(ctx, tokens.Live, func(key string, _ []byte) error {
 		switch other, isKey := strings.CutPrefix(key, sealedRows); {
 		case !isKey:
 		case other == id:
