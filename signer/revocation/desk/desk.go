@@ -243,7 +243,7 @@ func (d *Revoker) nodeWarnings(ctx context.Context, node string) []string {
 	return nil
 }
 
-// revoke is store, and remembers what was issued on the certificates of the entries before.
+// revoke stores entries like store. The result also has what was issued on their certificates before.
 func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
 	before, beforeUnknown := d.issuedOn(ctx, entries)
 	result, err := d.store(ctx, r, entries, kept, known, unknown)
