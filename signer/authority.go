@@ -208,13 +208,13 @@ func (a *Authority) Signer(name string) (Signer, bool) {
 // else.
 type validRequest struct {
 	signer  Signer
-	request admission.Request
+	checked admission.CheckedRequest
 }
 
 // validate checks a request. It returns an [*approval.Error] if this signer does not sign the request.
 func (s Signer) validate(r approval.Request) (validRequest, error) {
 	// Check first what no signer signs: these are the most serious reasons for a refusal.
-	request, err := admission.Check(r)
+	checked, err := admission.Check(r)
 	if err != nil {
 		return validRequest{}, err
 	}
@@ -229,7 +229,7 @@ func (s Signer) validate(r approval.Request) (validRequest, error) {
 	if err := s.profile.refuses(r); err != nil {
 		return validRequest{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
-	return validRequest{s, request}, nil
+	return validRequest{s, checked}, nil
 }
 
 // Values of Decision.Rule if it was not a rule that decided.
@@ -283,7 +283,7 @@ func (a *Authority) decide(ctx context.Context, r approval.Request) (*Admission,
 	if err != nil {
 		return nil, because(err, ruleSigner, d.Evidence)
 	}
-	admitted, err := a.Nodes.Admit(ctx, v.request)
+	admitted, err := a.Nodes.Admit(ctx, v.checked)
 	if err == nil {
 		return &Admission{v, *admitted, at, d}, nil
 	}
@@ -317,7 +317,7 @@ func (a *Authority) Sign(ctx context.Context, r approval.Request) ([]byte, error
 // SignAdmitted is [Authority.Sign] for an admitted request. For [admission.MaxAge] after the admission it neither
 // validates the request nor asks Nodes again.
 func (a *Authority) SignAdmitted(ctx context.Context, m *Admission) ([]byte, error) {
-	return a.sign(ctx, m.valid.request.Asked(), *m)
+	return a.sign(ctx, m.valid.checked.Request(), *m)
 }
 
 func (a *Authority) sign(ctx context.Context, r approval.Request, m Admission) ([]byte, error) {
@@ -382,7 +382,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 	if err != nil {
 		return issued{}, err
 	}
-	done, err := m.valid.signer.profile.issue(ctx, ca, m.valid.request.Asked(), a.lifetime(m.valid.signer, ca, r, m.admitted), a.now())
+	done, err := m.valid.signer.profile.issue(ctx, ca, m.valid.checked.Request(), a.lifetime(m.valid.signer, ca, r, m.admitted), a.now())
 	if err != nil {
 		return issued{}, fmt.Errorf("signer %s: %w", r.SignerName, err)
 	}
@@ -391,7 +391,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 	if err := unlessRevoked(a.Revocations.Issue(ctx, requester, done.cert)); err != nil {
 		return issued{}, err
 	}
-	if err := a.Nodes.StoreIdentity(ctx, m.valid.request, &m.admitted, done.cert); err != nil {
+	if err := a.Nodes.StoreIdentity(ctx, m.valid.checked, &m.admitted, done.cert); err != nil {
 		return issued{}, err
 	}
 	return done, nil
@@ -420,7 +420,7 @@ func (a *Authority) readmit(ctx context.Context, r approval.Request, m *Admissio
 	if err = a.rates.check(r.User, a.allowances(r, nil, false), a.now()); err != nil {
 		return nil, err
 	}
-	admitted, err := a.Nodes.Admit(ctx, m.valid.request)
+	admitted, err := a.Nodes.Admit(ctx, m.valid.checked)
 	if err == nil {
 		m.admitted = *admitted
 	}

@@ -63,7 +63,7 @@ func (a *Authority) Explain(ctx context.Context, r approval.Request) Explanation
 		e.Steps = append(e.Steps, outcome(ruleRevoke, err, "", ""))
 		return e
 	}
-	admitted, err := dry.Nodes.Admit(ctx, v.request)
+	admitted, err := dry.Nodes.Admit(ctx, v.checked)
 	e.Steps = append(e.Steps, outcome(ruleNodes, err, ReasonAdmitted, "the requester may have the node name: no token limit, claim or Node prevents it"))
 	if err != nil {
 		return e

@@ -48,15 +48,15 @@ type Template struct {
 //
 // Issue does not check whether the requester may have the certificate: [Authority] does.
 func (p Profile) Issue(ca *CA, t Template, now time.Time) ([]byte, error) {
-	request, err := admission.Check(approval.Request{SignerName: t.SignerName, CSR: t.CSR, Usages: t.Usages, Expiration: t.Duration})
+	checked, err := admission.Check(approval.Request{SignerName: t.SignerName, CSR: t.CSR, Usages: t.Usages, Expiration: t.Duration})
 	if err != nil {
 		return nil, err
 	}
-	if err := p.refuses(request.Asked()); err != nil {
+	if err := p.refuses(checked.Request()); err != nil {
 		return nil, err
 	}
 	// There is no caller to cancel: a Remote limits the time itself.
-	done, err := p.issue(context.Background(), ca, request.Asked(), t.Duration, now)
+	done, err := p.issue(context.Background(), ca, checked.Request(), t.Duration, now)
 	return done.chain, err
 }
 

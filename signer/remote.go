@@ -177,5 +177,5 @@ func (a *Authority) signOrder(s Signer, o Order) (issued, error) {
 	if !notAfter.After(a.now()) {
 		return issued{}, approval.Refuse("the certificate would end at %s, want a time in the future", notAfter.UTC().Format(time.RFC3339))
 	}
-	return ca.issue(v.request.Asked(), o.notBefore(), notAfter)
+	return ca.issue(v.checked.Request(), o.notBefore(), notAfter)
 }

@@ -130,24 +130,24 @@ func (n *Nodes) DryRun() *Nodes {
 	}
 }
 
-// A Request is a request that has passed [Check]. The zero Request is refused.
-type Request struct{ asked approval.Request }
+// A CheckedRequest is a request that has passed [Check]. The zero CheckedRequest is refused.
+type CheckedRequest struct{ request approval.Request }
 
 // Check validates what every signer requires of a request. Its error is an [*approval.Error]. No later step repeats
 // these checks.
-func Check(r approval.Request) (Request, error) {
+func Check(r approval.Request) (CheckedRequest, error) {
 	if err := pkcs10.Check(r.CSR); err != nil {
-		return Request{}, err
+		return CheckedRequest{}, err
 	}
 	if err := approval.CheckSubject(r, approval.ReasonValidation); err != nil {
-		return Request{}, err
+		return CheckedRequest{}, err
 	}
 	r.Groups, r.Usages = slices.Clone(r.Groups), slices.Clone(r.Usages)
-	return Request{r}, nil
+	return CheckedRequest{r}, nil
 }
 
-// Asked returns the request that was checked. The caller must not change it.
-func (r Request) Asked() approval.Request { return r.asked }
+// Request returns the request that was checked. The caller must not change it.
+func (r CheckedRequest) Request() approval.Request { return r.request }
 
 // An Admitted is the result of [Nodes.Admit] for the certificate of a request.
 type Admitted struct {
@@ -175,12 +175,12 @@ type Admitted struct {
 // Admit allows or refuses the certificate of a request. If the token has limits, it also claims the node name. It may
 // be called any number of times for the same request. If the request exceeds a limit or waits for its Node, the error
 // wraps an [*approval.Error]. Any other error may be temporary.
-func (n *Nodes) Admit(ctx context.Context, request Request) (*Admitted, error) {
+func (n *Nodes) Admit(ctx context.Context, checked CheckedRequest) (*Admitted, error) {
 	if n == nil {
 		n = &Nodes{}
 	}
 	n.once.Do(n.start)
-	a, err := n.admit(ctx, request.asked)
+	a, err := n.admit(ctx, checked.request)
 	if err != nil {
 		return nil, err
 	}

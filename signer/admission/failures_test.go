@@ -111,7 +111,7 @@ func (c *cluster) mustAdmit(t *testing.T, r approval.Request) {
 }
 
 func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {
-	if _, err := (&admission.Nodes{}).Admit(t.Context(), admission.Request{}); approval.Refused(err) == nil {
+	if _, err := (&admission.Nodes{}).Admit(t.Context(), admission.CheckedRequest{}); approval.Refused(err) == nil {
 		t.Errorf("without a certificate request: %v", err)
 	}
 	c := newCluster()

@@ -102,8 +102,8 @@ func (n *Nodes) settle(ctx context.Context, f facts, decide func(facts) plan) (a
 //
 // If the certificate that authenticated the request is not of the claim's identity, StoreIdentity leaves the identity as it
 // is. A node without a claim gets a released one, which leaves the name free.
-func (n *Nodes) StoreIdentity(ctx context.Context, request Request, a *Admitted, cert *x509.Certificate) error {
-	r := request.asked
+func (n *Nodes) StoreIdentity(ctx context.Context, checked CheckedRequest, a *Admitted, cert *x509.Certificate) error {
+	r := checked.request
 	if n == nil || n.RejoinWindow <= 0 || n.Claims == nil || n.dry || r.CSR == nil {
 		return nil
 	}
