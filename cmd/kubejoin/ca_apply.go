@@ -318,7 +318,7 @@ func (a *caApplier) sign(kubelet kubernetes.Interface, r rotation.Rotation, cont
 	if controlPlane {
 		wave = 0
 	}
-	return func(ctx context.Context, one credentials.Request) ([]byte, error) {
+	return func(ctx context.Context, one credentials.SigningRequest) ([]byte, error) {
 		a.requests[stage] = request{time.Now(), max(watchInterval, wave, min(2*last.wait, maxRequestInterval))}
 		return sign(ctx, one)
 	}

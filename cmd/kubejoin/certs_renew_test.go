@@ -170,7 +170,7 @@ func TestRenewReadsKubeadmConfig(t *testing.T) {
 func TestServerWithoutSignerHasNoCA(t *testing.T) {
 	for field, want := range map[string]bool{"signer": true, "csr": false} {
 		problem := &api.Problem{Status: http.StatusBadRequest, Errors: []api.FieldProblem{{Field: field, Detail: "x"}}}
-		_, err := orNoCA(func(context.Context, credentials.Request) ([]byte, error) { return nil, problem })(t.Context(), credentials.Request{})
+		_, err := orNoCA(func(context.Context, credentials.SigningRequest) ([]byte, error) { return nil, problem })(t.Context(), credentials.SigningRequest{})
 		if errors.Is(err, credentials.ErrNoCA) != want || !errors.As(err, &problem) {
 			t.Errorf("%s: got %v, want ErrNoCA: %v", field, err, want)
 		}

@@ -110,7 +110,7 @@ func withoutFile(err error) error {
 
 // orNoCA marks the error of a server that has no signer for a certificate.
 func orNoCA(sign credentials.SignFunc) credentials.SignFunc {
-	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
+	return func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 		chain, err := sign(ctx, r)
 		if p := (*api.Problem)(nil); errors.As(err, &p) && slices.ContainsFunc(p.Errors, func(e api.FieldProblem) bool { return e.Field == "signer" }) {
 			err = fmt.Errorf("%w: %w", credentials.ErrNoCA, err)
@@ -123,7 +123,7 @@ func orNoCA(sign credentials.SignFunc) credentials.SignFunc {
 // It asks the cluster with admin.conf, because the kubejoin that signs is often outside of it.
 func warnOfKubeletClient(cmd *cobra.Command, host credentials.Host, sign credentials.SignFunc) credentials.SignFunc {
 	var admin []byte // the new certificate of admin.conf, which is signed first and written last
-	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
+	return func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 		chain, err := sign(ctx, r)
 		switch {
 		case err != nil:

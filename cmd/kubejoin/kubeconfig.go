@@ -219,7 +219,7 @@ func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sig
 
 // overHTTPS returns a SignFunc that asks a kubejoin server, and retries until the certificate can be issued.
 func overHTTPS(cmd *cobra.Command, r *remote, wait time.Duration) credentials.SignFunc {
-	return func(ctx context.Context, asked credentials.Request) ([]byte, error) {
+	return func(ctx context.Context, asked credentials.SigningRequest) ([]byte, error) {
 		one := signOptions{signer: asked.Signer, duration: asked.Duration, wait: wait}
 		for _, u := range asked.Usages {
 			one.usages = append(one.usages, string(u))

@@ -262,7 +262,7 @@ func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, files 
 	if err != nil {
 		return err
 	}
-	made, err := id.IssueFor(cmd.Context(), key, func(ctx context.Context, r credentials.Request) ([]byte, error) {
+	made, err := id.IssueFor(cmd.Context(), key, func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 		return retry(cmd, o.wait, func() ([]byte, error) { return server.Certificate(ctx, api.SignCertificate{CSR: r.CSR}) })
 	}, 0)
 	if err != nil {

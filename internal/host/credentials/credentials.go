@@ -26,8 +26,8 @@ import (
 // ecKeyBlock is the PEM block type of new keys.
 const ecKeyBlock = "EC PRIVATE KEY"
 
-// A Request asks for one certificate.
-type Request struct {
+// A SigningRequest asks for one certificate.
+type SigningRequest struct {
 	// Signer is the signer name, for example "kubernetes.io/kube-apiserver-client".
 	Signer string
 	// CSR is one PKCS #10 request in PEM.
@@ -39,12 +39,12 @@ type Request struct {
 }
 
 // A SignFunc returns the certificate of a request in PEM, followed by its intermediates.
-type SignFunc func(context.Context, Request) ([]byte, error)
+type SignFunc func(context.Context, SigningRequest) ([]byte, error)
 
 // SignLocally returns a SignFunc with CA keys on this machine. The rules of the signers apply as in a kubejoin server.
 func SignLocally(signers map[string]signer.Signer) SignFunc {
 	authority := signer.Authority{Signers: signer.FixedSigners(signers), Unthrottled: true}
-	return func(ctx context.Context, r Request) ([]byte, error) {
+	return func(ctx context.Context, r SigningRequest) ([]byte, error) {
 		csr, err := pkcs10.Parse(r.CSR)
 		if err != nil {
 			return nil, err
@@ -106,7 +106,7 @@ func (id Identity) IssueFor(ctx context.Context, key *ecdsa.PrivateKey, sign Sig
 	}
 	names := &x509.CertificateRequest{Subject: pkix.Name{CommonName: id.User, Organization: id.Groups}}
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
-	chain, certs, err := sign.For(ctx, key, names, Request{Signer: id.Signer, Usages: usages, Duration: duration})
+	chain, certs, err := sign.For(ctx, key, names, SigningRequest{Signer: id.Signer, Usages: usages, Duration: duration})
 	if err != nil {
 		return Credential{}, err
 	}
@@ -115,7 +115,7 @@ func (id Identity) IssueFor(ctx context.Context, key *ecdsa.PrivateKey, sign Sig
 
 // For makes the CSR of a request for a key, with the names of a template, and returns the certificate and its intermediates,
 // in PEM and parsed.
-func (sign SignFunc) For(ctx context.Context, key crypto.Signer, names *x509.CertificateRequest, r Request) ([]byte, []*x509.Certificate, error) {
+func (sign SignFunc) For(ctx context.Context, key crypto.Signer, names *x509.CertificateRequest, r SigningRequest) ([]byte, []*x509.Certificate, error) {
 	der, err := x509.CreateCertificateRequest(rand.Reader, names, key)
 	if err != nil {
 		return nil, nil, err

@@ -64,7 +64,7 @@ func TestKeyDoesNotLeave(t *testing.T) {
 	local := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), 0)))
 	var first []byte
 	id := must.Value(credentials.User("jane", nil))(t)
-	sign := func(ctx context.Context, r credentials.Request) ([]byte, error) {
+	sign := func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 		if strings.Contains(string(r.CSR), "PRIVATE") {
 			t.Error("the request has a private key")
 		}
@@ -139,7 +139,7 @@ func signsApproved(t *testing.T, ca *signer.CA) func(*fake.Clientset) {
 			if *csr.Spec.ExpirationSeconds != 3600 || !slices.Contains(csr.Spec.Usages, certificates.UsageClientAuth) {
 				t.Errorf("got %+v", csr.Spec)
 			}
-			chain, err := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 0)))(t.Context(), credentials.Request{Signer: csr.Spec.SignerName, CSR: csr.Spec.Request, Usages: csr.Spec.Usages})
+			chain, err := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(ca), 0)))(t.Context(), credentials.SigningRequest{Signer: csr.Spec.SignerName, CSR: csr.Spec.Request, Usages: csr.Spec.Usages})
 			if err != nil {
 				t.Error(err)
 			}

@@ -26,7 +26,7 @@ const poll = 500 * time.Millisecond
 // deletes the object, because nobody has its key any more.
 func SignByCSRObject(client kubernetes.Interface, notify func(message string)) SignFunc {
 	objects := client.CertificatesV1().CertificateSigningRequests()
-	return func(ctx context.Context, r Request) (chain []byte, err error) {
+	return func(ctx context.Context, r SigningRequest) (chain []byte, err error) {
 		name := "kubejoin-" + strings.ToLower(rand.Text())
 		object := &certificates.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: name},

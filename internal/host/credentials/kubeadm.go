@@ -422,7 +422,7 @@ type signed struct {
 // sign requests a certificate of a part, and checks it.
 func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, request *x509.CertificateRequest) (signed, error) {
 	fail := func(err error) (signed, error) { return signed{}, fmt.Errorf("%s: %w", l.name, err) }
-	chain, certs, err := sign.For(ctx, l.key, request, Request{Signer: KubeadmSigners + l.name, Usages: l.usages()})
+	chain, certs, err := sign.For(ctx, l.key, request, SigningRequest{Signer: KubeadmSigners + l.name, Usages: l.usages()})
 	if err != nil {
 		return fail(err)
 	}

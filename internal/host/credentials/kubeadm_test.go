@@ -38,7 +38,7 @@ import (
 // anything is a SignFunc that issues what is requested, from one CA.
 func anything(ca *signer.CA) credentials.SignFunc {
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth}
-	return func(ctx context.Context, r credentials.Request) ([]byte, error) {
+	return func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 		one, err := signer.NewSigner(r.Signer, signer.Fixed(ca), signer.ProfileConfig{Usages: usages}, func(approval.Request) error { return nil })
 		if err != nil {
 			return nil, err
@@ -125,19 +125,19 @@ func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 		{"malformed kubeconfig", func(dir string) { write(t, dir, "scheduler.conf", []byte("{secret-0123456789")) }, anything(ca), "want a kubeconfig"},
 		{"kubeconfig without context", func(dir string) { write(t, dir, "scheduler.conf", []byte("kind: Config\n")) }, anything(ca), "with a current context"},
 		{"another CA", func(string) {}, anything(newCA(t)), "not of CA pki/ca"},
-		{"the last one fails", func(string) {}, func(ctx context.Context, r credentials.Request) ([]byte, error) {
+		{"the last one fails", func(string) {}, func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 			if strings.HasSuffix(r.Signer, "/scheduler.conf") {
 				return nil, errors.New("no longer")
 			}
 			return anything(ca)(ctx, r)
 		}, "scheduler.conf: no longer"},
-		{"certificate of another key", func(string) {}, func(context.Context, credentials.Request) ([]byte, error) {
+		{"certificate of another key", func(string) {}, func(context.Context, credentials.SigningRequest) ([]byte, error) {
 			return pemOf(certtest.Issue(t, nodeTemplate(), nil)), nil
 		}, "for another key"},
-		{"other names", func(string) {}, func(_ context.Context, r credentials.Request) ([]byte, error) {
+		{"other names", func(string) {}, func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 			return issueFor(t, ca, r.CSR, &x509.Certificate{Subject: pkix.Name{CommonName: "kube-apiserver"}, DNSNames: []string{"kubernetes", "more"}}), nil
 		}, "with another subject or other names"},
-		{"other subject", func(string) {}, func(_ context.Context, r credentials.Request) ([]byte, error) {
+		{"other subject", func(string) {}, func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 			return issueFor(t, ca, r.CSR, &x509.Certificate{Subject: pkix.Name{CommonName: "root"}, DNSNames: []string{"kubernetes"}}), nil
 		}, "with another subject or other names"},
 		{"nothing", func(dir string) { _ = os.RemoveAll(dir) }, anything(ca), "has no keys of kubeadm"},
@@ -322,7 +322,7 @@ func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
 		write(t, h.Dir, "pki/apiserver-etcd-client.crt", issueFor(t, newCA(t), request, &x509.Certificate{Subject: pkix.Name{CommonName: "root"}}))
 		return h
 	}
-	noSigner := func(ctx context.Context, r credentials.Request) ([]byte, error) {
+	noSigner := func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 		if r.Signer == "kubeadm.kubejoin.io/scheduler.conf" {
 			return nil, fmt.Errorf("%w: not configured", credentials.ErrNoCA)
 		}

@@ -101,7 +101,7 @@ func TestRequestsCertificatesOfKubelet(t *testing.T) {
 	must.OK(t, os.WriteFile(filepath.Join(pki, "kubelet-server-1.pem"), f.old.kubelet(t, 24*time.Hour), 0o600))
 	must.OK(t, os.Symlink("kubelet-server-1.pem", filepath.Join(pki, "kubelet-server-current.pem")))
 	signs, asked := f.old, []string{}
-	f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+	f.Sign = func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 		asked = append(asked, r.Signer)
 		csr := must.Value(pkcs10.Parse(r.CSR))(t)
 		if csr.Subject.CommonName != "system:node:worker-1" || len(csr.IPAddresses) != 1 {
@@ -159,9 +159,9 @@ func TestRequestsCertificatesOfKubelet(t *testing.T) {
 		}
 	}
 	for want, sign := range map[string]credentials.SignFunc{
-		"no signer":       func(context.Context, credentials.Request) ([]byte, error) { return nil, errors.New("no signer") },
-		"for another key": func(context.Context, credentials.Request) ([]byte, error) { return f.fresh.cert, nil },
-		"kubejoin does not sign with the new CA yet": func(_ context.Context, r credentials.Request) ([]byte, error) {
+		"no signer":       func(context.Context, credentials.SigningRequest) ([]byte, error) { return nil, errors.New("no signer") },
+		"for another key": func(context.Context, credentials.SigningRequest) ([]byte, error) { return f.fresh.cert, nil },
+		"kubejoin does not sign with the new CA yet": func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 			return f.old.sign(t, r.CSR, time.Hour), nil
 		},
 	} {

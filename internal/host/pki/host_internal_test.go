@@ -652,7 +652,7 @@ func TestRefusesLongChain(t *testing.T) {
 		t.Errorf("got %v, want a refusal", err)
 	}
 	f = newFixture(t, rotation.Cluster, true)
-	f.Sign = func(context.Context, credentials.Request) ([]byte, error) { return nil, errors.New("asked") }
+	f.Sign = func(context.Context, credentials.SigningRequest) ([]byte, error) { return nil, errors.New("asked") }
 	file := must.Value(filepath.EvalSymlinks(filepath.Join(f.KubeletDir, "pki", "kubelet-client-current.pem")))(t)
 	must.OK(t, os.WriteFile(file, bytes.Repeat(f.old.kubelet(t, time.Hour), 11), 0o600))
 	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)

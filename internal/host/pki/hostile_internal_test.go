@@ -237,7 +237,7 @@ func TestKubeletPresentsNewCA(t *testing.T) {
 			current := filepath.Join(f.KubeletDir, "pki/kubelet-client-current.pem")
 			test.make(t, f, current)
 			regular := must.Value(os.Lstat(current))(t).Mode().IsRegular()
-			for _, sign := range []credentials.SignFunc{nil, func(_ context.Context, r credentials.Request) ([]byte, error) {
+			for _, sign := range []credentials.SignFunc{nil, func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 				return f.fresh.sign(t, r.CSR, time.Hour), nil
 			}} {
 				f.Sign = sign
@@ -263,7 +263,7 @@ func TestKeepsNewCredentialOfNode(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	must.OK(t, os.RemoveAll(filepath.Join(f.KubeletDir, "pki")))
 	f.pairInKubeletConf(t, f.old.kubelet(t, time.Hour))
-	f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+	f.Sign = func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 		return f.fresh.sign(t, r.CSR, time.Hour), nil
 	}
 	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
@@ -604,7 +604,7 @@ func TestKubeletRestartsForItsCertificate(t *testing.T) {
 			must.OK(t, os.Remove(current))
 		}
 		sign := func(ca testCA) {
-			f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+			f.Sign = func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 				return ca.sign(t, r.CSR, time.Hour), nil
 			}
 		}

@@ -191,7 +191,7 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	wait, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, c.usage}
-	issued, chain, err := h.Sign.For(wait, key, names, credentials.Request{Signer: c.signer, Usages: usages})
+	issued, chain, err := h.Sign.For(wait, key, names, credentials.SigningRequest{Signer: c.signer, Usages: usages})
 	if err != nil {
 		return err
 	}

@@ -299,7 +299,7 @@ func TestRenewsCertificateInKubeletConf(t *testing.T) {
 	pair := must.Value(os.ReadFile(config.AuthInfos["me"].ClientCertificate))(t)
 	config.AuthInfos["me"] = &clientcmdapi.AuthInfo{ClientCertificateData: pair, ClientKeyData: pair}
 	f.write(t, kubeletConf, must.Value(clientcmd.Write(*config))(t))
-	f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+	f.Sign = func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 		return f.fresh.sign(t, r.CSR, time.Hour), nil
 	}
 	for _, stage := range []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Switch, rotation.Finish} {
@@ -316,7 +316,7 @@ func TestRenewsCertificateInKubeletConf(t *testing.T) {
 	if err := leaf.CheckSignatureFrom(f.fresh.Certificate()); err != nil {
 		t.Error(err)
 	}
-	f.Sign = func(_ context.Context, r credentials.Request) ([]byte, error) {
+	f.Sign = func(_ context.Context, r credentials.SigningRequest) ([]byte, error) {
 		return f.old.sign(t, r.CSR, time.Hour), nil
 	}
 	for _, stage := range []rotation.Stage{rotation.Switch, rotation.Trust, rotation.Prepare} {
