@@ -213,13 +213,13 @@ const turnPath = "/v1/controlplane/turn"
 // A fakeTurns keeps the turn in memory. It never expires.
 type fakeTurns struct {
 	mu    sync.Mutex
-	state controlplane.Turn
+	state controlplane.State
 	// learner is in etcd.
 	learner string
 	err     error
 }
 
-func (f *fakeTurns) Take(_ context.Context, m controlplane.Machine) (controlplane.Turn, bool, error) {
+func (f *fakeTurns) Take(_ context.Context, m controlplane.Machine) (controlplane.State, bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var granted bool
@@ -267,7 +267,7 @@ func TestControlPlanesTakeTurns(t *testing.T) {
 	if got := s.do(t, "POST", turnPath, second, "application/json", turnBody("control-3", "3")); got.status != 200 {
 		t.Errorf("%d %s", got.status, got.body)
 	}
-	turns.state, turns.learner = controlplane.Turn{}, "https://192.0.2.9:2380"
+	turns.state, turns.learner = controlplane.State{}, "https://192.0.2.9:2380"
 	if got := s.do(t, "POST", turnPath, second, "application/json", turnBody("control-3", "3")); got.status != 409 || !strings.Contains(got.body, "the etcd member https://192.0.2.9:2380 is still a learner; control-3 waits") {
 		t.Errorf("%d %s", got.status, got.body)
 	}

@@ -23,7 +23,7 @@ const turnTimeout = 6 * time.Second
 
 // Turns stores whose turn it is to join as a control plane. It is usually a leases.Turns.
 type Turns interface {
-	Take(ctx context.Context, m controlplane.Machine) (after controlplane.Turn, granted bool, err error)
+	Take(ctx context.Context, m controlplane.Machine) (after controlplane.State, granted bool, err error)
 	GiveBack(ctx context.Context, m controlplane.Machine) error
 }
 

@@ -14,7 +14,7 @@ const (
 	RenewEvery = 10 * time.Second
 	// RetryEvery is how often a waiting machine should retry.
 	RetryEvery = 5 * time.Second
-	// MaxWaiting is the maximum length of Turn.Waiting. More machines may wait.
+	// MaxWaiting is the maximum length of State.Waiting. More machines may wait.
 	MaxWaiting = 20
 )
 
@@ -32,8 +32,8 @@ type Machine struct {
 	Address string `json:"address,omitempty"`
 }
 
-// A Turn says who has the turn and who waits for it.
-type Turn struct {
+// A State says who has the turn and who waits for it.
+type State struct {
 	// Holder is the machine that has the turn. It took it at Since and last renewed it at Renewed. The zero Machine means
 	// that the turn is free.
 	Holder         Machine
@@ -54,62 +54,62 @@ type Waiter struct {
 
 // Free reports whether a machine that asks now gets a turn that it does not have. expired says that the holder has not
 // renewed the turn for TurnDuration.
-func (t Turn) Free(m Machine, expired bool) bool {
-	return t.Holder != m && (t.Holder == Machine{} || expired)
+func (s State) Free(m Machine, expired bool) bool {
+	return s.Holder != m && (s.Holder == Machine{} || expired)
 }
 
 // Take returns the state after a machine has asked for the turn or has renewed it, and whether the machine has it.
 // Nobody gets a free turn as long as etcd has a learner: its peer URL, or empty. Until another machine takes an expired
 // turn, its holder can renew it.
-func (t Turn) Take(m Machine, expired bool, learner string, now time.Time) (Turn, bool) {
-	free := t.Free(m, expired)
+func (s State) Take(m Machine, expired bool, learner string, now time.Time) (State, bool) {
+	free := s.Free(m, expired)
 	switch {
-	case t.Holder == m:
-		t.Renewed, t.Learner = now, ""
-		return t, true
+	case s.Holder == m:
+		s.Renewed, s.Learner = now, ""
+		return s, true
 	case free && learner == "":
-		t.Waiting = t.without(m, now)
-		t.Holder, t.Since, t.Renewed, t.Learner = m, now, now, ""
-		return t, true
+		s.Waiting = s.without(m, now)
+		s.Holder, s.Since, s.Renewed, s.Learner = m, now, now, ""
+		return s, true
 	case free:
-		t.Learner = learner
+		s.Learner = learner
 	default:
-		t.Learner = ""
+		s.Learner = ""
 	}
-	t.Waiting = slices.Clone(t.Waiting)
-	i := slices.IndexFunc(t.Waiting, func(w Waiter) bool { return w.Machine == m })
+	s.Waiting = slices.Clone(s.Waiting)
+	i := slices.IndexFunc(s.Waiting, func(w Waiter) bool { return w.Machine == m })
 	switch {
 	case i < 0:
-		if t.Waiting = t.without(m, now); len(t.Waiting) < MaxWaiting {
-			t.Waiting = append(t.Waiting, Waiter{Machine: m, Since: now, Seen: now})
+		if s.Waiting = s.without(m, now); len(s.Waiting) < MaxWaiting {
+			s.Waiting = append(s.Waiting, Waiter{Machine: m, Since: now, Seen: now})
 		}
-	case now.Sub(t.Waiting[i].Seen) >= seenEvery:
-		t.Waiting[i].Seen = now
+	case now.Sub(s.Waiting[i].Seen) >= seenEvery:
+		s.Waiting[i].Seen = now
 	}
-	return t, false
+	return s, false
 }
 
 // GiveBack returns the state after a machine has given back its turn or has stopped waiting.
-func (t Turn) GiveBack(m Machine, now time.Time) Turn {
-	if t.Holder == m {
-		t.Holder, t.Since, t.Renewed = Machine{}, time.Time{}, time.Time{}
+func (s State) GiveBack(m Machine, now time.Time) State {
+	if s.Holder == m {
+		s.Holder, s.Since, s.Renewed = Machine{}, time.Time{}, time.Time{}
 	}
-	t.Waiting = t.without(m, now)
-	return t
+	s.Waiting = s.without(m, now)
+	return s
 }
 
 // StillWaiting returns the machines that still wait at the time now.
-func (t Turn) StillWaiting(now time.Time) []Waiter { return t.without(Machine{}, now) }
+func (s State) StillWaiting(now time.Time) []Waiter { return s.without(Machine{}, now) }
 
 // without returns the machines, except m, that have asked for the turn lately.
-func (t Turn) without(m Machine, now time.Time) []Waiter {
-	return slices.DeleteFunc(slices.Clone(t.Waiting), func(w Waiter) bool { return w.Machine == m || now.Sub(w.Seen) > seenFor })
+func (s State) without(m Machine, now time.Time) []Waiter {
+	return slices.DeleteFunc(slices.Clone(s.Waiting), func(w Waiter) bool { return w.Machine == m || now.Sub(w.Seen) > seenFor })
 }
 
-// Equal reports whether two turns are the same.
-func (t Turn) Equal(u Turn) bool {
-	return t.Holder == u.Holder && t.Learner == u.Learner && t.Since.Equal(u.Since) && t.Renewed.Equal(u.Renewed) &&
-		slices.EqualFunc(t.Waiting, u.Waiting, func(a, b Waiter) bool {
+// Equal reports whether two states are the same.
+func (s State) Equal(o State) bool {
+	return s.Holder == o.Holder && s.Learner == o.Learner && s.Since.Equal(o.Since) && s.Renewed.Equal(o.Renewed) &&
+		slices.EqualFunc(s.Waiting, o.Waiting, func(a, b Waiter) bool {
 			return a.Machine == b.Machine && a.Since.Equal(b.Since) && a.Seen.Equal(b.Seen)
 		})
 }

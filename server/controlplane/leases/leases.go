@@ -56,13 +56,13 @@ type Etcd interface {
 const maxGap = 3 * controlplane.RetryEvery
 
 // Take asks for the turn, or renews it. It returns the state after that, and whether the machine has the turn.
-func (t *Turns) Take(ctx context.Context, m controlplane.Machine) (controlplane.Turn, bool, error) {
+func (t *Turns) Take(ctx context.Context, m controlplane.Machine) (controlplane.State, bool, error) {
 	var granted bool
-	after, err := t.update(ctx, func(s controlplane.Turn, now time.Time) (after controlplane.Turn, err error) {
+	after, err := t.update(ctx, func(s controlplane.State, now time.Time) (after controlplane.State, err error) {
 		expired, learner := t.expired(s, now), ""
 		if t.Etcd != nil && s.Free(m, expired) {
 			if learner, err = t.Etcd.RemoveLearner(ctx, s.Holder, false); err != nil {
-				return controlplane.Turn{}, err
+				return controlplane.State{}, err
 			}
 		}
 		after, granted = s.Take(m, expired, learner, now)
@@ -74,10 +74,10 @@ func (t *Turns) Take(ctx context.Context, m controlplane.Machine) (controlplane.
 // GiveBack gives back the turn of a machine on which kubeadm has ended, or removes it from the machines that wait.
 // Neither need exist. If kubeadm failed, its learner is removed, or the turn expires instead.
 func (t *Turns) GiveBack(ctx context.Context, m controlplane.Machine) error {
-	_, err := t.update(ctx, func(s controlplane.Turn, now time.Time) (controlplane.Turn, error) {
+	_, err := t.update(ctx, func(s controlplane.State, now time.Time) (controlplane.State, error) {
 		if t.Etcd != nil && s.Holder == m {
 			if _, err := t.Etcd.RemoveLearner(ctx, m, true); err != nil {
-				return controlplane.Turn{}, err
+				return controlplane.State{}, err
 			}
 		}
 		return s.GiveBack(m, now), nil
@@ -86,14 +86,14 @@ func (t *Turns) GiveBack(ctx context.Context, m controlplane.Machine) error {
 }
 
 // Read returns the current state.
-func (t *Turns) Read(ctx context.Context) (controlplane.Turn, error) {
+func (t *Turns) Read(ctx context.Context) (controlplane.State, error) {
 	_, s, err := t.read(ctx)
 	return s, err
 }
 
 // expired reports whether this replica has not seen a renewal for controlplane.TurnDuration. As in a leader election, it
 // does not compare times of two machines, because their clocks may differ.
-func (t *Turns) expired(s controlplane.Turn, now time.Time) bool {
+func (t *Turns) expired(s controlplane.State, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if renewal := encodeMachine(s.Holder) + s.Renewed.Format(time.RFC3339Nano); renewal != t.renewal {
@@ -106,11 +106,11 @@ func (t *Turns) expired(s controlplane.Turn, now time.Time) bool {
 }
 
 // update changes the state with compare-and-swap.
-func (t *Turns) update(ctx context.Context, change func(controlplane.Turn, time.Time) (controlplane.Turn, error)) (controlplane.Turn, error) {
+func (t *Turns) update(ctx context.Context, change func(controlplane.State, time.Time) (controlplane.State, error)) (controlplane.State, error) {
 	for {
 		lease, before, err := t.read(ctx)
 		if err != nil {
-			return controlplane.Turn{}, err
+			return controlplane.State{}, err
 		}
 		now := time.Now
 		if t.Now != nil {
@@ -118,13 +118,13 @@ func (t *Turns) update(ctx context.Context, change func(controlplane.Turn, time.
 		}
 		after, err := change(before, now().UTC().Truncate(time.Microsecond))
 		if err != nil {
-			return controlplane.Turn{}, fmt.Errorf("turn of control planes: %w", err)
+			return controlplane.State{}, fmt.Errorf("turn of control planes: %w", err)
 		}
 		if after.Equal(before) {
 			return after, nil
 		}
 		if err := encode(lease, after); err != nil {
-			return controlplane.Turn{}, err
+			return controlplane.State{}, err
 		}
 		leases := t.Client.CoordinationV1().Leases(lease.Namespace)
 		if lease.ResourceVersion == "" {
@@ -138,28 +138,28 @@ func (t *Turns) update(ctx context.Context, change func(controlplane.Turn, time.
 		case ctx.Err() == nil && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)):
 			continue // another request was faster
 		}
-		return controlplane.Turn{}, fmt.Errorf("turn of control planes: %w", err)
+		return controlplane.State{}, fmt.Errorf("turn of control planes: %w", err)
 	}
 }
 
 // read returns the Lease and its state. A missing Lease has no version.
-func (t *Turns) read(ctx context.Context) (*coordinationv1.Lease, controlplane.Turn, error) {
+func (t *Turns) read(ctx context.Context) (*coordinationv1.Lease, controlplane.State, error) {
 	namespace := t.Namespace
 	if namespace == "" {
 		namespace = secretstore.ClaimNamespace
 	}
 	lease, err := t.Client.CoordinationV1().Leases(namespace).Get(ctx, Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: Name}}, controlplane.Turn{}, nil
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: Name}}, controlplane.State{}, nil
 	}
 	if err != nil {
-		return nil, controlplane.Turn{}, fmt.Errorf("turn of control planes: %w", err)
+		return nil, controlplane.State{}, fmt.Errorf("turn of control planes: %w", err)
 	}
 	return lease, decode(lease), nil
 }
 
 // decode returns the state in a Lease. It ignores malformed parts: a person who edits the Lease must not stop joins.
-func decode(lease *coordinationv1.Lease) (s controlplane.Turn) {
+func decode(lease *coordinationv1.Lease) (s controlplane.State) {
 	if holder := lease.Spec.HolderIdentity; holder != nil {
 		var rest string
 		s.Holder.Node, rest, _ = strings.Cut(*holder, "/")
@@ -180,7 +180,7 @@ func decode(lease *coordinationv1.Lease) (s controlplane.Turn) {
 }
 
 // encode writes a state to a Lease.
-func encode(lease *coordinationv1.Lease, s controlplane.Turn) error {
+func encode(lease *coordinationv1.Lease, s controlplane.State) error {
 	lease.Spec.HolderIdentity, lease.Spec.AcquireTime, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = nil, nil, nil, nil
 	if s.Holder != (controlplane.Machine{}) {
 		holder, seconds := encodeMachine(s.Holder), int32(controlplane.TurnDuration/time.Second)
