@@ -199,7 +199,7 @@ certificates.`,
   kubejoin certs check -o jsonpath='{.certificates[?(@.problem)].name}'`,
 		Args: dirArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			certs, err := credentials.Host{Dir: dirOf(args)}.Check(cmd.Context())
+			certs, err := credentials.KubeadmFiles{Dir: dirOf(args)}.Check(cmd.Context())
 			if err != nil {
 				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
 				return exitUnchecked

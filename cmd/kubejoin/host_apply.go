@@ -211,7 +211,7 @@ func (h *hostApplier) writeMetrics(left int, succeeded bool) error {
 	ends := gauges.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "kubejoin_host_certificate_expiration_timestamp_seconds", Help: "End of a certificate or CA of kubeadm on this host.",
 	}, []string{"certificate"})
-	list, err := credentials.Host{Dir: h.dir}.List()
+	list, err := credentials.KubeadmFiles{Dir: h.dir}.List()
 	for _, c := range list {
 		if c.NotAfter != nil {
 			ends.WithLabelValues(c.Name).Set(float64(c.NotAfter.Unix()))

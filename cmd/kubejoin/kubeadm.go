@@ -54,42 +54,42 @@ func (k *caKeys) check(m *mistakes) {
 // signing returns the signer of kubeadm's certificates in dir, and the names in kubeadm-config. given are the certificates that
 // the caller named; nil means all.
 func (o *remoteOptions) signing(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration, given []string) (pki.Signing, error) {
-	host, sign, stop, err := o.kubeadmSigner(cmd, dir, keys, wait)
+	files, sign, stop, err := o.kubeadmSigner(cmd, dir, keys, wait)
 	if err != nil {
 		return pki.Signing{}, err
 	}
 	s := pki.Signing{Sign: sign, Stop: stop, Add: map[string][]string{}}
 	if len(given) == 0 || slices.ContainsFunc(append(credentials.OfEtcd(), apiserver), func(name string) bool { return slices.Contains(given, name) }) {
-		if s.Add, err = namesOfKubeadm(cmd.Context(), &host, given); err != nil {
+		if s.Add, err = namesOfKubeadm(cmd.Context(), &files, given); err != nil {
 			warn(cmd, "could not read kubeadm-config with admin.conf ("+err.Error()+"); certificates get no new names from it, "+
 				"want 'kubejoin certs renew --add-san' for apiserver; with external etcd, select the other certificates with --name")
 		}
 	}
-	s.Missing = host.NoCA
+	s.Missing = files.NoCA
 	return s, nil
 }
 
 // kubeadmSigner returns the control plane in dir, and who signs its certificates: a server, or the CA keys.
-func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration) (host credentials.Host, sign credentials.SignFunc, stop func(), err error) {
-	host = credentials.Host{Dir: dir}
+func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKeys, wait time.Duration) (files credentials.KubeadmFiles, sign credentials.SignFunc, stop func(), err error) {
+	files = credentials.KubeadmFiles{Dir: dir}
 	if keys.dir == "" {
 		r, stop, err := o.connect(cmd.Context())
 		if err != nil {
-			return host, nil, nil, err
+			return files, nil, nil, err
 		}
-		return host, warnOfKubeletClient(cmd, host, orNoCA(overHTTPS(cmd, r, wait))), stop, nil
+		return files, warnOfKubeletClient(cmd, files, orNoCA(overHTTPS(cmd, r, wait))), stop, nil
 	}
 	for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
 		if o.given(flag) {
-			return host, nil, nil, usagef("--%s: excludes --pki-dir, which signs on this machine", flag)
+			return files, nil, nil, usagef("--%s: excludes --pki-dir, which signs on this machine", flag)
 		}
 	}
 	signers, missing, err := credentials.SignersOf(keys.dir, keys.passphraseFile)
 	if err != nil {
-		return host, nil, nil, fmt.Errorf("--pki-dir: %w", withoutFile(err))
+		return files, nil, nil, fmt.Errorf("--pki-dir: %w", withoutFile(err))
 	}
-	host.NoCA = missing
-	return host, warnOfKubeletClient(cmd, host, credentials.SignLocally(signers)), func() {}, nil
+	files.NoCA = missing
+	return files, warnOfKubeletClient(cmd, files, credentials.SignLocally(signers)), func() {}, nil
 }
 
 // withoutFile returns the messages of errors in a signer configuration, each once. The user has no such file: the configuration
@@ -121,7 +121,7 @@ func orNoCA(sign credentials.SignFunc) credentials.SignFunc {
 
 // warnOfKubeletClient warns of a certificate that the cluster of the control plane gives no rights, before it is written.
 // It asks the cluster with admin.conf, because the kubejoin that signs is often outside of it.
-func warnOfKubeletClient(cmd *cobra.Command, host credentials.Host, sign credentials.SignFunc) credentials.SignFunc {
+func warnOfKubeletClient(cmd *cobra.Command, files credentials.KubeadmFiles, sign credentials.SignFunc) credentials.SignFunc {
 	var admin []byte // the new certificate of admin.conf, which is signed first and written last
 	return func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
 		chain, err := sign(ctx, r)
@@ -130,7 +130,7 @@ func warnOfKubeletClient(cmd *cobra.Command, host credentials.Host, sign credent
 		case r.Signer == credentials.AdminSigner:
 			admin = chain
 		case r.Signer == credentials.KubeletClientSigner:
-			if text := kubeletClientWarning(ctx, host, admin); text != "" {
+			if text := kubeletClientWarning(ctx, files, admin); text != "" {
 				warn(cmd, text)
 			}
 		}
@@ -138,8 +138,8 @@ func warnOfKubeletClient(cmd *cobra.Command, host credentials.Host, sign credent
 	}
 }
 
-func kubeletClientWarning(ctx context.Context, host credentials.Host, admin []byte) string {
-	client, err := adminClient(host, admin)
+func kubeletClientWarning(ctx context.Context, files credentials.KubeadmFiles, admin []byte) string {
+	client, err := adminClient(files, admin)
 	if err != nil {
 		return accessreview.KubeletClientUnchecked(err)
 	}
@@ -147,8 +147,8 @@ func kubeletClientWarning(ctx context.Context, host credentials.Host, admin []by
 }
 
 // adminClient returns a client with admin.conf of a control plane, or with its new certificate in chain.
-func adminClient(host credentials.Host, chain []byte) (kubernetes.Interface, error) {
-	config, err := host.AdminConfig(chain)
+func adminClient(files credentials.KubeadmFiles, chain []byte) (kubernetes.Interface, error) {
+	config, err := files.AdminConfig(chain)
 	if err != nil {
 		return nil, err
 	}
@@ -161,8 +161,8 @@ const apiserver = "apiserver"
 
 // namesOfKubeadm returns the names in kubeadm-config to add to certificates. With an external etcd, the host has no CA for its
 // certificates, except for those that are given.
-func namesOfKubeadm(ctx context.Context, host *credentials.Host, given []string) (map[string][]string, error) {
-	stored, err := readKubeadmConfig(ctx, *host)
+func namesOfKubeadm(ctx context.Context, files *credentials.KubeadmFiles, given []string) (map[string][]string, error) {
+	stored, err := readKubeadmConfig(ctx, *files)
 	add := map[string][]string{apiserver: stored.APIServer.CertSANs}
 	if local := stored.Etcd.Local; local != nil {
 		add["etcd-server"], add["etcd-peer"] = local.ServerCertSANs, local.PeerCertSANs
@@ -170,20 +170,20 @@ func namesOfKubeadm(ctx context.Context, host *credentials.Host, given []string)
 	if stored.Etcd.External == nil {
 		return add, err
 	}
-	if host.NoCA == nil {
-		host.NoCA = map[string]string{}
+	if files.NoCA == nil {
+		files.NoCA = map[string]string{}
 	}
 	for _, name := range credentials.OfEtcd() {
 		if !slices.Contains(given, name) {
-			host.NoCA[name] = "kubeadm-config has etcd.external"
+			files.NoCA[name] = "kubeadm-config has etcd.external"
 		}
 	}
 	return add, err
 }
 
 // readKubeadmConfig reads kubeadm's ClusterConfiguration with admin.conf of a control plane.
-func readKubeadmConfig(ctx context.Context, host credentials.Host) (kubeadmcerts.Configuration, error) {
-	client, err := adminClient(host, nil)
+func readKubeadmConfig(ctx context.Context, files credentials.KubeadmFiles) (kubeadmcerts.Configuration, error) {
+	client, err := adminClient(files, nil)
 	if err != nil {
 		return kubeadmcerts.Configuration{}, err
 	}

@@ -39,7 +39,7 @@ func TestHostsRenewByThemselves(t *testing.T) {
 	r.installHost("[host, apply, --watch]", "[host, apply, --watch, --restart=vip]")
 	harness.WaitFor(t, 6*time.Minute, "new certificates", func() error {
 		for _, m := range r.nodes {
-			list, err := credentials.Host{Dir: filepath.Join(m.root(), "etc/kubernetes")}.List()
+			list, err := credentials.KubeadmFiles{Dir: filepath.Join(m.root(), "etc/kubernetes")}.List()
 			if err != nil {
 				return err
 			}

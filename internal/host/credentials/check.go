@@ -84,15 +84,15 @@ type Checker struct {
 	Now func() time.Time
 }
 
-// Check returns the list of [Host.List], in which kubeconfigs also have the problems that a Checker finds: for example, the
-// CA of a kubeconfig may be another one than that in pki/ca.crt.
-func (h Host) Check(ctx context.Context) ([]CertificateStatus, error) {
-	list, err := h.List()
+// Check returns the list of [KubeadmFiles.List], in which kubeconfigs also have the problems that a Checker finds: for
+// example, the CA of a kubeconfig may be another one than that in pki/ca.crt.
+func (k KubeadmFiles) Check(ctx context.Context) ([]CertificateStatus, error) {
+	list, err := k.List()
 	for i, status := range list {
 		if status.Problem != "" || !strings.HasSuffix(status.Name, ".conf") {
 			continue
 		}
-		report, err := Checker{Offline: true, Now: h.Now}.Check(ctx, h.file(status.Name))
+		report, err := Checker{Offline: true, Now: k.Now}.Check(ctx, k.file(status.Name))
 		if err != nil {
 			return nil, err
 		}

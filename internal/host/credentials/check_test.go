@@ -126,7 +126,7 @@ func TestCheckOfHostComparesCAInKubeconfigs(t *testing.T) {
 		config := kubeconfigOf(cluster, &clientcmdapi.AuthInfo{ClientCertificateData: pemOf(kubelet), ClientKeyData: keyOf(t, kubelet)})
 		write(t, dir, "kubelet.conf", must.Value(clientcmd.Write(*config))(t))
 		must.OK(t, os.Chmod(filepath.Join(dir, "kubelet.conf"), test.mode))
-		list := must.Value(credentials.Host{Dir: dir}.Check(t.Context()))(t)
+		list := must.Value(credentials.KubeadmFiles{Dir: dir}.Check(t.Context()))(t)
 		if got := list[0].Problem; list[0].Name != "kubelet.conf" || !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
 			t.Errorf("%s: got %+v, want problem %q", name, list[0], test.want)
 		}
@@ -134,10 +134,10 @@ func TestCheckOfHostComparesCAInKubeconfigs(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "pki/ca.crt", pemOf(ca))
 	write(t, dir, "admin.conf", []byte("{"))
-	if list := must.Value(credentials.Host{Dir: dir}.Check(t.Context()))(t); !strings.HasSuffix(list[0].Problem, "admin.conf: want a kubeconfig") {
+	if list := must.Value(credentials.KubeadmFiles{Dir: dir}.Check(t.Context()))(t); !strings.HasSuffix(list[0].Problem, "admin.conf: want a kubeconfig") {
 		t.Errorf("got %q, want the problem of List", list[0].Problem)
 	}
-	if _, err := (credentials.Host{Dir: t.TempDir()}).Check(t.Context()); err == nil {
+	if _, err := (credentials.KubeadmFiles{Dir: t.TempDir()}).Check(t.Context()); err == nil {
 		t.Error("an empty folder: got no error")
 	}
 }

@@ -228,8 +228,8 @@ func ParseKubeconfig(content []byte) (k Kubeconfig, err error) {
 	return k, nil
 }
 
-// A Host is a control plane with its files in a folder, usually /etc/kubernetes.
-type Host struct {
+// KubeadmFiles are the certificates and kubeconfigs of a control plane in a folder, usually /etc/kubernetes.
+type KubeadmFiles struct {
 	Dir string
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
@@ -242,20 +242,20 @@ type Host struct {
 // ErrNoCA is wrapped by a [SignFunc] that has no CA for a certificate.
 var ErrNoCA = errors.New("no CA")
 
-func (h Host) now() time.Time {
-	if h.Now != nil {
-		return h.Now()
+func (k KubeadmFiles) now() time.Time {
+	if k.Now != nil {
+		return k.Now()
 	}
 	return time.Now()
 }
 
-func (h Host) file(path string) string { return filepath.Join(h.Dir, filepath.FromSlash(path)) }
+func (k KubeadmFiles) file(path string) string { return filepath.Join(k.Dir, filepath.FromSlash(path)) }
 
-func (h Host) content(path string) ([]byte, error) {
-	if content, found := h.Instead[path]; found {
+func (k KubeadmFiles) content(path string) ([]byte, error) {
+	if content, found := k.Instead[path]; found {
 		return content, nil
 	}
-	content, _, err := readSmall(h.file(path))
+	content, _, err := readSmall(k.file(path))
 	return content, err
 }
 
@@ -273,68 +273,68 @@ type loaded struct {
 
 // load reads a part that kubejoin can replace. It returns nil if the folder has no key for it, and for a kubeconfig that
 // names files: another program owns them, for example the kubelet.
-func (h Host) load(p part) (*loaded, error) {
-	l, err := h.read(p)
+func (k KubeadmFiles) load(p part) (*loaded, error) {
+	l, err := k.read(p)
 	if l != nil && l.user != nil && l.user.ClientKey != "" {
 		return nil, nil
 	}
-	if info, missing := os.Lstat(h.file(p.certificate())); err == nil && missing == nil {
-		err = atomicfile.NoLink(h.file(p.certificate()), info)
+	if info, missing := os.Lstat(k.file(p.certificate())); err == nil && missing == nil {
+		err = atomicfile.NoLink(k.file(p.certificate()), info)
 	}
 	return l, err
 }
 
 // read reads a part, with the files that a kubeconfig names. It returns nil if the folder has no key for it.
-func (h Host) read(p part) (*loaded, error) {
+func (k KubeadmFiles) read(p part) (*loaded, error) {
 	l := &loaded{part: p}
 	var chain, key []byte
 	var err error
 	if p.kubeconfig() {
-		content, err := h.content(p.path)
+		content, err := k.content(p.path)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		} else if err != nil {
 			return nil, err
 		}
 		if l.config, err = ParseKubeconfig(content); err != nil {
-			return nil, fmt.Errorf("%s: %w", h.file(p.path), err)
+			return nil, fmt.Errorf("%s: %w", k.file(p.path), err)
 		}
 		l.user = l.config.User
-		if chain, err = contentOf(h.Dir, l.user.ClientCertificateData, l.user.ClientCertificate); err != nil {
-			return l, fmt.Errorf("%s: client-certificate: %w", h.file(p.path), err)
+		if chain, err = contentOf(k.Dir, l.user.ClientCertificateData, l.user.ClientCertificate); err != nil {
+			return l, fmt.Errorf("%s: client-certificate: %w", k.file(p.path), err)
 		}
-		if key, err = contentOf(h.Dir, l.user.ClientKeyData, l.user.ClientKey); err != nil {
-			return l, fmt.Errorf("%s: client-key: %w", h.file(p.path), err)
+		if key, err = contentOf(k.Dir, l.user.ClientKeyData, l.user.ClientKey); err != nil {
+			return l, fmt.Errorf("%s: client-key: %w", k.file(p.path), err)
 		}
 	} else {
-		key, err = h.content(p.path + ".key")
+		key, err = k.content(p.path + ".key")
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
 		} else if err != nil {
 			return nil, err
 		}
-		if chain, err = h.content(p.path + ".crt"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if chain, err = k.content(p.path + ".crt"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
 	if l.key, err = pemfile.Key(key); err != nil {
-		return l, fmt.Errorf("%s: %w", h.file(p.path), err)
+		return l, fmt.Errorf("%s: %w", k.file(p.path), err)
 	}
 	if len(chain) > 0 {
 		certs, err := pemfile.Certificates(chain)
 		if err != nil {
-			return l, fmt.Errorf("%s: certificate: %w", h.file(p.path), err)
+			return l, fmt.Errorf("%s: certificate: %w", k.file(p.path), err)
 		}
 		l.leaf, l.chain = certs[0], certs[1:]
 	}
-	if l.caPEM, err = h.content(p.ca + ".crt"); err != nil {
+	if l.caPEM, err = k.content(p.ca + ".crt"); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", ErrNoCA, err)
 		}
 		return l, fmt.Errorf("%s needs the certificate of its CA, not the key: %w", p.name, err)
 	}
 	if l.roots, err = pemfile.Certificates(l.caPEM); err != nil {
-		err = fmt.Errorf("%s: %w", h.file(p.ca+".crt"), err)
+		err = fmt.Errorf("%s: %w", k.file(p.ca+".crt"), err)
 	}
 	return l, err
 }
@@ -420,14 +420,14 @@ type signed struct {
 }
 
 // sign requests a certificate of a part, and checks it.
-func (h Host) sign(ctx context.Context, sign SignFunc, l *loaded, request *x509.CertificateRequest) (signed, error) {
+func (k KubeadmFiles) sign(ctx context.Context, sign SignFunc, l *loaded, request *x509.CertificateRequest) (signed, error) {
 	fail := func(err error) (signed, error) { return signed{}, fmt.Errorf("%s: %w", l.name, err) }
 	chain, certs, err := sign.For(ctx, l.key, request, SigningRequest{Signer: KubeadmSigners + l.name, Usages: l.usages()})
 	if err != nil {
 		return fail(err)
 	}
 	leaf := certs[0]
-	if err := l.problem(leaf, certs[1:], h.now()); err != nil {
+	if err := l.problem(leaf, certs[1:], k.now()); err != nil {
 		return fail(fmt.Errorf("the signer returned a certificate that this host cannot use: %w", err))
 	}
 	if leaf.Subject.String() != request.Subject.String() || !slices.Equal(leaf.DNSNames, request.DNSNames) || !slices.EqualFunc(leaf.IPAddresses, request.IPAddresses, net.IP.Equal) {
@@ -447,7 +447,7 @@ func (s signed) content() ([]byte, error) {
 }
 
 // write replaces the certificate of a part. The key does not change, so one file changes, completely or not at all.
-func (h Host) write(s signed) error {
+func (k KubeadmFiles) write(s signed) error {
 	mode := fs.FileMode(0o644) // as kubeadm has it
 	if s.kubeconfig() {
 		mode = 0o600
@@ -456,7 +456,7 @@ func (h Host) write(s signed) error {
 	if err != nil {
 		return err
 	}
-	to, err := atomicfile.Prepare(h.file(s.certificate()))
+	to, err := atomicfile.Prepare(k.file(s.certificate()))
 	if err != nil {
 		return err
 	}
@@ -469,11 +469,11 @@ func (h Host) write(s signed) error {
 
 // Sign has everything signed that 'kubeadm certs generate-csr' wrote and that has no valid certificate yet. It returns
 // the names of what it wrote. It writes nothing unless all certificates were issued.
-func (h Host) Sign(ctx context.Context, sign SignFunc) ([]string, error) {
+func (k KubeadmFiles) Sign(ctx context.Context, sign SignFunc) ([]string, error) {
 	var all []signed
 	found := false
 	for _, p := range parts {
-		l, err := h.load(p)
+		l, err := k.load(p)
 		if err != nil {
 			return nil, err
 		}
@@ -481,10 +481,10 @@ func (h Host) Sign(ctx context.Context, sign SignFunc) ([]string, error) {
 			continue
 		}
 		found = true
-		if l.problem(l.leaf, l.chain, h.now()) == nil {
+		if l.problem(l.leaf, l.chain, k.now()) == nil {
 			continue
 		}
-		file := h.file(p.path + ".csr")
+		file := k.file(p.path + ".csr")
 		content, _, err := readSmall(file)
 		if err != nil {
 			return nil, fmt.Errorf("%w; create it with: kubeadm certs generate-csr", err)
@@ -496,14 +496,14 @@ func (h Host) Sign(ctx context.Context, sign SignFunc) ([]string, error) {
 		if !matches(l.key, csr.PublicKey) {
 			return nil, fmt.Errorf("%s: %s: the certificate request is not for the key beside it", p.name, file)
 		}
-		if reason := h.NoCA[p.name]; reason != "" {
+		if reason := k.NoCA[p.name]; reason != "" {
 			return nil, fmt.Errorf("%s: %s", p.name, reason)
 		}
 		subject, err := p.subject(csr.Subject)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", p.name, file, err)
 		}
-		one, err := h.sign(ctx, sign, l, &x509.CertificateRequest{
+		one, err := k.sign(ctx, sign, l, &x509.CertificateRequest{
 			Subject: subject, DNSNames: csr.DNSNames, IPAddresses: csr.IPAddresses, EmailAddresses: csr.EmailAddresses, URIs: csr.URIs,
 		})
 		if err != nil {
@@ -512,14 +512,14 @@ func (h Host) Sign(ctx context.Context, sign SignFunc) ([]string, error) {
 		all = append(all, one)
 	}
 	if !found {
-		return nil, fmt.Errorf("%s has no keys of kubeadm; create them with: kubeadm certs generate-csr", h.Dir)
+		return nil, fmt.Errorf("%s has no keys of kubeadm; create them with: kubeadm certs generate-csr", k.Dir)
 	}
-	return h.writeAll(all)
+	return k.writeAll(all)
 }
 
-func (h Host) writeAll(all []signed) (names []string, err error) {
+func (k KubeadmFiles) writeAll(all []signed) (names []string, err error) {
 	for _, one := range all {
-		if err := h.write(one); err != nil {
+		if err := k.write(one); err != nil {
 			return names, fmt.Errorf("%s: %w", one.name, err)
 		}
 		names = append(names, one.name)
@@ -527,7 +527,7 @@ func (h Host) writeAll(all []signed) (names []string, err error) {
 	return names, nil
 }
 
-// A Renewal says what [Host.Renew] renews.
+// A Renewal says what [KubeadmFiles.Renew] renews.
 type Renewal struct {
 	// Names are certificates; none means all whose CA is there.
 	Names []string
@@ -543,7 +543,7 @@ type Note struct {
 	Text string `json:"text"`
 }
 
-// Renewed is what [Host.Renew] did.
+// Renewed is what [KubeadmFiles.Renew] did.
 type Renewed struct {
 	Names []string `json:"renewed"`
 	// SetAside are the certificates that were left out because their CA is not there.
@@ -555,8 +555,8 @@ type Renewed struct {
 // Renew has new certificates signed for the keys that the folder has, with the names of the old ones and with the subjects
 // that kubeadm gives them today. It leaves out kubelet.conf, which the kubelet renews, and certificates whose CA is not
 // there, unless r.Names has them. It returns the content of the new files, by path below Dir, and writes nothing.
-func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (map[string][]byte, Renewed, error) {
-	all, done, err := h.issue(ctx, sign, r)
+func (k KubeadmFiles) Renew(ctx context.Context, sign SignFunc, r Renewal) (map[string][]byte, Renewed, error) {
+	all, done, err := k.issue(ctx, sign, r)
 	files := map[string][]byte{}
 	for _, one := range all {
 		content, failed := one.content()
@@ -567,9 +567,9 @@ func (h Host) Renew(ctx context.Context, sign SignFunc, r Renewal) (map[string][
 }
 
 // Due returns the names of the certificates that is reports as due. It leaves out kubelet.conf, which the kubelet renews.
-func (h Host) Due(is func(leaf *x509.Certificate) bool) (names []string, err error) {
+func (k KubeadmFiles) Due(is func(leaf *x509.Certificate) bool) (names []string, err error) {
 	for _, p := range parts {
-		l, err := h.load(p)
+		l, err := k.load(p)
 		if err != nil && (l == nil || l.leaf == nil) {
 			return nil, err
 		}
@@ -580,7 +580,7 @@ func (h Host) Due(is func(leaf *x509.Certificate) bool) (names []string, err err
 	return names, nil
 }
 
-func (h Host) issue(ctx context.Context, sign SignFunc, r Renewal) (all []signed, done Renewed, err error) {
+func (k KubeadmFiles) issue(ctx context.Context, sign SignFunc, r Renewal) (all []signed, done Renewed, err error) {
 	for _, name := range r.Names {
 		if !slices.Contains(Renewable(), name) {
 			return nil, done, fmt.Errorf("%q is not a certificate that can be renewed, want one of %s", name, strings.Join(Renewable(), ", "))
@@ -591,7 +591,7 @@ func (h Host) issue(ctx context.Context, sign SignFunc, r Renewal) (all []signed
 		if p.name == kubeletConf || len(r.Names) > 0 && !wanted {
 			continue
 		}
-		l, err := h.load(p)
+		l, err := k.load(p)
 		if err == nil && (l == nil || l.leaf == nil) {
 			if wanted {
 				return nil, done, fmt.Errorf("%s: there is no certificate to renew", p.name)
@@ -600,9 +600,9 @@ func (h Host) issue(ctx context.Context, sign SignFunc, r Renewal) (all []signed
 		}
 		var one signed
 		var changes []string
-		reason := h.NoCA[p.name]
+		reason := k.NoCA[p.name]
 		if err == nil && reason == "" {
-			one, changes, err = h.renew(ctx, sign, l, r.Add[p.name])
+			one, changes, err = k.renew(ctx, sign, l, r.Add[p.name])
 		}
 		if reason == "" && errors.Is(err, ErrNoCA) {
 			reason = strings.TrimPrefix(err.Error(), p.name+": ")
@@ -625,29 +625,29 @@ func (h Host) issue(ctx context.Context, sign SignFunc, r Renewal) (all []signed
 	case len(all) == 0 && len(done.SetAside) > 0:
 		return nil, done, fmt.Errorf("nothing to renew without these CAs: %s: %s", done.SetAside[0].Name, done.SetAside[0].Text)
 	case len(all) == 0:
-		return nil, done, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
+		return nil, done, fmt.Errorf("%s has no certificates of kubeadm", k.Dir)
 	}
 	return all, done, nil
 }
 
 // renew has the certificate of a part signed again.
-func (h Host) renew(ctx context.Context, sign SignFunc, l *loaded, names []string) (signed, []string, error) {
+func (k KubeadmFiles) renew(ctx context.Context, sign SignFunc, l *loaded, names []string) (signed, []string, error) {
 	request, changes, err := l.renewal(l.leaf, names)
 	if err != nil {
-		return signed{}, nil, fmt.Errorf("%s: %s: %w", l.name, h.file(l.certificate()), err)
+		return signed{}, nil, fmt.Errorf("%s: %s: %w", l.name, k.file(l.certificate()), err)
 	}
-	one, err := h.sign(ctx, sign, l, request)
+	one, err := k.sign(ctx, sign, l, request)
 	return one, changes, err
 }
 
 // AdminConfig returns the client configuration in admin.conf. chain replaces its certificate, unless it is empty.
-func (h Host) AdminConfig(chain []byte) (*rest.Config, error) {
-	l, err := h.load(parts[0])
+func (k KubeadmFiles) AdminConfig(chain []byte) (*rest.Config, error) {
+	l, err := k.load(parts[0])
 	switch {
 	case err != nil:
 		return nil, err
 	case l == nil:
-		return nil, fmt.Errorf("%s has no %s", h.Dir, parts[0].name)
+		return nil, fmt.Errorf("%s has no %s", k.Dir, parts[0].name)
 	case len(chain) > 0:
 		l.user.ClientCertificateData = chain
 	}
@@ -655,7 +655,7 @@ func (h Host) AdminConfig(chain []byte) (*rest.Config, error) {
 	return clientcmd.NewDefaultClientConfig(*l.config.Config, nil).ClientConfig()
 }
 
-// Renewable returns the names that [Host.Renew] accepts.
+// Renewable returns the names that [KubeadmFiles.Renew] accepts.
 func Renewable() (names []string) {
 	for _, p := range parts {
 		if p.name != kubeletConf {

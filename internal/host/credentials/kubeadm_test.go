@@ -149,7 +149,7 @@ func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 			if _, err := os.Stat(dir); err == nil {
 				before = files(t, dir)
 			}
-			names, err := credentials.Host{Dir: dir}.Sign(t.Context(), test.sign)
+			names, err := credentials.KubeadmFiles{Dir: dir}.Sign(t.Context(), test.sign)
 			if err == nil || !strings.Contains(err.Error(), test.want) || len(names) > 0 {
 				t.Errorf("got %q, %v, want %q", names, err, test.want)
 			}
@@ -270,7 +270,7 @@ func TestCertificatesLoseOtherAttributes(t *testing.T) {
 }
 
 // renew renews certificates, and writes them.
-func renew(t *testing.T, h credentials.Host, sign credentials.SignFunc, r credentials.Renewal) (credentials.Renewed, error) {
+func renew(t *testing.T, h credentials.KubeadmFiles, sign credentials.SignFunc, r credentials.Renewal) (credentials.Renewed, error) {
 	t.Helper()
 	before := files(t, h.Dir)
 	all, done, err := h.Renew(t.Context(), sign, r)
@@ -286,7 +286,7 @@ func renew(t *testing.T, h credentials.Host, sign credentials.SignFunc, r creden
 }
 
 // note returns the note of a certificate in the list.
-func note(t *testing.T, h credentials.Host, name string) string {
+func note(t *testing.T, h credentials.KubeadmFiles, name string) string {
 	t.Helper()
 	list := must.Value(h.List())(t)
 	for _, status := range list {
@@ -312,8 +312,8 @@ func TestListShowsSubjectThatCannotBeRenewed(t *testing.T) {
 // A certificate without its CA does not keep the others from being renewed. One that was asked for is an error.
 func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
 	ca := newCA(t)
-	newFolder := func() credentials.Host {
-		h := credentials.Host{Dir: newHost(t, ca)}
+	newFolder := func() credentials.KubeadmFiles {
+		h := credentials.KubeadmFiles{Dir: newHost(t, ca)}
 		must.Value(h.Sign(t.Context(), anything(ca)))(t)
 		request := must.Value(os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.csr")))(t)
 		key := must.Value(os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.key")))(t)
@@ -412,7 +412,7 @@ func TestRenewAddsAndDropsNames(t *testing.T) {
 }
 
 // hostOf returns a folder with the key and request of one certificate.
-func hostOf(t *testing.T, ca *signer.CA, file string, subject pkix.Name) credentials.Host {
+func hostOf(t *testing.T, ca *signer.CA, file string, subject pkix.Name) credentials.KubeadmFiles {
 	t.Helper()
 	dir := t.TempDir()
 	certs, _, err := ca.PEM()
@@ -427,15 +427,15 @@ func hostOf(t *testing.T, ca *signer.CA, file string, subject pkix.Name) credent
 	content := must.Value(keyutil.MarshalPrivateKeyToPEM(key))(t)
 	if !strings.HasSuffix(file, ".conf") {
 		write(t, dir, file+".key", content)
-		return credentials.Host{Dir: dir}
+		return credentials.KubeadmFiles{Dir: dir}
 	}
 	config := must.Value(clientcmd.Write(*kubeconfigOf(&clientcmdapi.Cluster{Server: "https://127.0.0.1:6443"}, &clientcmdapi.AuthInfo{ClientKeyData: content})))(t)
 	write(t, dir, file, config)
-	return credentials.Host{Dir: dir}
+	return credentials.KubeadmFiles{Dir: dir}
 }
 
 // setCertificate writes the certificate of a file of hostOf.
-func setCertificate(t *testing.T, h credentials.Host, file string, certificate []byte) {
+func setCertificate(t *testing.T, h credentials.KubeadmFiles, file string, certificate []byte) {
 	t.Helper()
 	if !strings.HasSuffix(file, ".conf") {
 		write(t, h.Dir, file+".crt", certificate)
@@ -447,7 +447,7 @@ func setCertificate(t *testing.T, h credentials.Host, file string, certificate [
 }
 
 // checkSubject checks the certificate of a file of hostOf, or an error that names the file.
-func checkSubject(t *testing.T, what string, h credentials.Host, file string, err error, named, cn string, groups []string, want string) {
+func checkSubject(t *testing.T, what string, h credentials.KubeadmFiles, file string, err error, named, cn string, groups []string, want string) {
 	t.Helper()
 	if want != "" {
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), named+": ") {
@@ -485,7 +485,7 @@ func TestAdminConfigTakesNewCertificate(t *testing.T) {
 	if err != nil || config.Host != "https://127.0.0.1:6443" || string(config.CertData) != "chain" || len(config.KeyData) == 0 || string(config.CAData) != string(want) {
 		t.Errorf("got %v, %v", config, err)
 	}
-	if _, err := (credentials.Host{Dir: t.TempDir()}).AdminConfig(nil); err == nil || !strings.Contains(err.Error(), "has no admin.conf") {
+	if _, err := (credentials.KubeadmFiles{Dir: t.TempDir()}).AdminConfig(nil); err == nil || !strings.Contains(err.Error(), "has no admin.conf") {
 		t.Errorf("without the file: got %v", err)
 	}
 }
@@ -493,7 +493,7 @@ func TestAdminConfigTakesNewCertificate(t *testing.T) {
 // Renewal is complete or does not happen, and leaves kubelet.conf to the kubelet.
 func TestRenewIsCompleteOrDoesNotHappen(t *testing.T) {
 	ca := newCA(t)
-	h := credentials.Host{Dir: newHost(t, ca)}
+	h := credentials.KubeadmFiles{Dir: newHost(t, ca)}
 	if _, err := renew(t, h, anything(ca), credentials.Renewal{}); err == nil || !strings.Contains(err.Error(), "has no certificates of kubeadm") {
 		t.Errorf("before the first certificate: %v", err)
 	}
@@ -531,7 +531,7 @@ func TestRenewIsCompleteOrDoesNotHappen(t *testing.T) {
 // The list names what is wrong, and each CA whose key is on the host.
 func TestListNamesProblems(t *testing.T) {
 	ca := newCA(t)
-	h := credentials.Host{Dir: newHost(t, ca)}
+	h := credentials.KubeadmFiles{Dir: newHost(t, ca)}
 	problems := func() string {
 		t.Helper()
 		list := must.Value(h.List())(t)
@@ -559,7 +559,7 @@ func TestListNamesProblems(t *testing.T) {
 	if got := problems(); strings.Count(got, "not of CA pki/ca") != 3 || !strings.HasSuffix(got, "; ca") {
 		t.Errorf("got %q, want three of another CA, and the CA key", got)
 	}
-	if _, err := (credentials.Host{Dir: t.TempDir()}).List(); err == nil {
+	if _, err := (credentials.KubeadmFiles{Dir: t.TempDir()}).List(); err == nil {
 		t.Error("an empty folder: got no error")
 	}
 }
@@ -637,7 +637,7 @@ func TestListShowsWhatCannotBeUsed(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, "pki/ca.crt", pemOf(ca))
 			test.change(dir)
-			list := must.Value(credentials.Host{Dir: dir}.List())(t)
+			list := must.Value(credentials.KubeadmFiles{Dir: dir}.List())(t)
 			var got []string
 			for _, status := range list {
 				end := "-"
@@ -675,7 +675,7 @@ func FuzzHost(f *testing.F) {
 		write(t, dir, "pki/apiserver.csr", csr)
 		write(t, dir, "pki/apiserver.key", key)
 		write(t, dir, "pki/ca.crt", roots)
-		h := credentials.Host{Dir: dir}
+		h := credentials.KubeadmFiles{Dir: dir}
 		list, err := h.List()
 		if err != nil || len(list) == 0 {
 			t.Fatal(list, err)
@@ -700,7 +700,7 @@ func TestIntermediatesBesideCertificateCount(t *testing.T) {
 	ca := must.Value(signer.NewCA([]*x509.Certificate{intermediate, root.Leaf}, key))(t)
 	dir := newHost(t, newCA(t))
 	write(t, dir, "pki/ca.crt", pemOf(root))
-	host := credentials.Host{Dir: dir}
+	host := credentials.KubeadmFiles{Dir: dir}
 	for _, want := range []int{3, 0} {
 		if names, err := host.Sign(t.Context(), anything(ca)); err != nil || len(names) != want {
 			t.Fatalf("signed %q, %v, want %d", names, err, want)
@@ -732,7 +732,7 @@ func TestListSaysWhenCAExpiresSoon(t *testing.T) {
 	write(t, dir, "pki/etcd/ca.crt", bundle(20*day, 10*day))
 	write(t, dir, "pki/front-proxy-ca.crt", bundle(20*day, 3650*day))
 	got := map[string]string{}
-	for _, held := range must.Value(credentials.Host{Dir: dir}.List())(t) {
+	for _, held := range must.Value(credentials.KubeadmFiles{Dir: dir}.List())(t) {
 		if held.CA == "" {
 			got[held.Name] = held.Note
 		}
@@ -750,7 +750,7 @@ func TestListSaysWhenCAExpiresSoon(t *testing.T) {
 // Catches a new certificate that the owner of the old one cannot read.
 func TestHostKeepsOwnersAndModes(t *testing.T) {
 	ca := newCA(t)
-	h := credentials.Host{Dir: newHost(t, ca)}
+	h := credentials.KubeadmFiles{Dir: newHost(t, ca)}
 	config := filepath.Join(h.Dir, "scheduler.conf")
 	must.OK(t, os.Chmod(config, 0o640))
 	must.Value(h.Sign(t.Context(), anything(ca)))(t)
@@ -769,7 +769,7 @@ func TestHostReadsOnlySmallRegularFiles(t *testing.T) {
 			"a large file": func(file string) error { return os.WriteFile(file, make([]byte, 1<<20+1), 0o600) },
 		} {
 			ca := newCA(t)
-			h := credentials.Host{Dir: newHost(t, ca)}
+			h := credentials.KubeadmFiles{Dir: newHost(t, ca)}
 			file := filepath.Join(h.Dir, name)
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				t.Fatal(err)

@@ -16,7 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// A CertificateStatus is the state of one certificate in the folder of a Host.
+// A CertificateStatus is the state of one certificate in a folder of KubeadmFiles.
 type CertificateStatus struct {
 	Name string `json:"name"`
 	CA   string `json:"certificateAuthority,omitempty"` // empty for a CA
@@ -33,12 +33,12 @@ type CertificateStatus struct {
 
 // List returns the certificates and then the CAs in the folder, like 'kubeadm certs check-expiration'. It also returns
 // kubeconfigs that name files, and every CA of a bundle: the second one of ca.crt has the name ca-2.
-func (h Host) List() ([]CertificateStatus, error) {
+func (k KubeadmFiles) List() ([]CertificateStatus, error) {
 	list := []CertificateStatus{}
 	var leaves []*x509.Certificate
 	for _, p := range parts {
 		status := CertificateStatus{Name: p.name, CA: caName(p.ca)}
-		l, err := h.read(p)
+		l, err := k.read(p)
 		if l != nil && l.leaf != nil {
 			leaves = append(leaves, l.leaf)
 		}
@@ -51,16 +51,16 @@ func (h Host) List() ([]CertificateStatus, error) {
 		case err != nil:
 			status.Problem = err.Error()
 		case l == nil:
-			if _, err := os.Stat(h.file(p.certificate())); err != nil {
+			if _, err := os.Stat(k.file(p.certificate())); err != nil {
 				continue
 			}
-			status.Problem = "there is no key " + h.file(p.path+".key")
+			status.Problem = "there is no key " + k.file(p.path+".key")
 		default:
 			if l.leaf != nil {
-				end := l.end(h.now())
+				end := l.end(k.now())
 				status.NotAfter, status.Note = &end, l.note()
 			}
-			if err := l.problem(l.leaf, l.chain, h.now()); err != nil {
+			if err := l.problem(l.leaf, l.chain, k.now()); err != nil {
 				status.Problem = err.Error()
 			}
 		}
@@ -71,7 +71,7 @@ func (h Host) List() ([]CertificateStatus, error) {
 		ca   rotation.CA
 	}{{clusterCA, rotation.Cluster}, {etcdCA, rotation.Etcd}, {frontProxyCA, rotation.FrontProxy}} {
 		path := of.path
-		content, _, err := readSmall(h.file(path + ".crt"))
+		content, _, err := readSmall(k.file(path + ".crt"))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -80,15 +80,15 @@ func (h Host) List() ([]CertificateStatus, error) {
 			cas, err = pemfile.Certificates(content)
 		}
 		if err != nil {
-			list = append(list, CertificateStatus{Name: caName(path), Problem: fmt.Sprintf("%s: %v", h.file(path+".crt"), err)})
+			list = append(list, CertificateStatus{Name: caName(path), Problem: fmt.Sprintf("%s: %v", k.file(path+".crt"), err)})
 		}
-		_, noKey := os.Stat(h.file(path + ".key"))
-		content, _, _ = readSmall(h.file(path + ".key"))
+		_, noKey := os.Stat(k.file(path + ".key"))
+		content, _, _ = readSmall(k.file(path + ".key"))
 		key, _ := pemfile.Key(content)
 		ofKey := func(ca *x509.Certificate) bool { return key != nil && matches(key, ca.PublicKey) }
 		ofOne := slices.ContainsFunc(cas, ofKey) // otherwise nobody knows which CA it is for
 		for i, ca := range cas {
-			status := CertificateStatus{Name: caName(path), NotAfter: &ca.NotAfter, Problem: notNow(ca, h.now())}
+			status := CertificateStatus{Name: caName(path), NotAfter: &ca.NotAfter, Problem: notNow(ca, k.now())}
 			if i > 0 {
 				status.Name += fmt.Sprintf("-%d", i+1)
 			}
@@ -104,14 +104,14 @@ func (h Host) List() ([]CertificateStatus, error) {
 			status.KeyOnHost = noKey == nil && (!ofOne || ofKey(ca))
 			// During a rotation, the file also has a CA that expires later.
 			last := !slices.ContainsFunc(cas, func(other *x509.Certificate) bool { return other.NotAfter.After(ca.NotAfter) })
-			if days, _ := caexpiry.Within(ca.NotAfter, h.now()); days > 0 && last {
+			if days, _ := caexpiry.Within(ca.NotAfter, k.now()); days > 0 && last {
 				status.Note = fmt.Sprintf("expires within %d days; %s", days, caexpiry.Prepare(of.ca))
 			}
 			list = append(list, status)
 		}
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("%s has no certificates of kubeadm", h.Dir)
+		return nil, fmt.Errorf("%s has no certificates of kubeadm", k.Dir)
 	}
 	return list, nil
 }

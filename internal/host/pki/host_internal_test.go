@@ -179,7 +179,7 @@ func (f *fixture) controlPlane(t testing.TB, rotated rotation.CA) {
 	}
 	signers, _, err := credentials.SignersOf(f.file("pki"), "")
 	must.OK(t, err)
-	must.Value(credentials.Host{Dir: f.Dir}.Sign(t.Context(), credentials.SignLocally(signers)))(t)
+	must.Value(credentials.KubeadmFiles{Dir: f.Dir}.Sign(t.Context(), credentials.SignLocally(signers)))(t)
 	for _, a := range authorities {
 		for _, name := range a.signed() {
 			must.OK(t, os.RemoveAll(f.file(strings.TrimSuffix(name, ".crt")+".csr")))

@@ -196,7 +196,7 @@ func (h Host) renewable(r Renewal) (all authority, due, held []string, err error
 	l.readPods()
 	names := r.Names
 	if len(names) == 0 {
-		names, err = credentials.Host{Dir: h.Dir}.Due(r.due)
+		names, err = credentials.KubeadmFiles{Dir: h.Dir}.Due(r.due)
 	}
 	for _, name := range names {
 		if slices.Contains(of, name) || !slices.Contains(credentials.Renewable(), name) {
@@ -228,7 +228,7 @@ func (h Host) renew(ctx context.Context, r Renewal, due []string, dir string, be
 	if with.Stop != nil {
 		defer with.Stop()
 	}
-	all, done, err := credentials.Host{Dir: h.Dir, NoCA: with.Missing}.Renew(ctx, with.Sign, credentials.Renewal{Names: due, Add: with.Add, LeaveOut: len(r.Names) == 0})
+	all, done, err := credentials.KubeadmFiles{Dir: h.Dir, NoCA: with.Missing}.Renew(ctx, with.Sign, credentials.Renewal{Names: due, Add: with.Add, LeaveOut: len(r.Names) == 0})
 	if err != nil {
 		return done, err
 	}

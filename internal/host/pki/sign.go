@@ -134,7 +134,7 @@ func (h Host) signWith(ctx context.Context, b *backup, a authority, files []stri
 		instead[file] = b.originals[file]
 		names = append(names, credentials.CertificateIn(file))
 	}
-	host := credentials.Host{Dir: h.Dir, Instead: instead}
+	host := credentials.KubeadmFiles{Dir: h.Dir, Instead: instead}
 	all, done, err := host.Renew(ctx, credentials.SignLocally(signers), credentials.Renewal{Names: names})
 	if err != nil {
 		return nil, fmt.Errorf("sign again: %w", err)
