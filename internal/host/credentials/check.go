@@ -35,8 +35,8 @@ const maxKubeconfig = 1 << 20
 // callTimeout limits each request to the API server.
 const callTimeout = 10 * time.Second
 
-// A Finding is one fault of a kubeconfig.
-type Finding struct {
+// A KubeconfigFinding is one fault of a kubeconfig.
+type KubeconfigFinding struct {
 	// ID is stable, for example "expired".
 	ID string `json:"id"`
 	// Message says what is wrong, Remedy what to do.
@@ -44,19 +44,19 @@ type Finding struct {
 	Remedy  string `json:"remedy"`
 }
 
-// A Report is the result of a check of one file.
-type Report struct {
-	File     string    `json:"file"`
-	User     string    `json:"user,omitempty"`
-	Server   string    `json:"server,omitempty"`
-	NotAfter string    `json:"notAfter,omitempty"`
-	Findings []Finding `json:"findings"`
+// A KubeconfigReport is the result of a check of one kubeconfig.
+type KubeconfigReport struct {
+	File     string              `json:"file"`
+	User     string              `json:"user,omitempty"`
+	Server   string              `json:"server,omitempty"`
+	NotAfter string              `json:"notAfter,omitempty"`
+	Findings []KubeconfigFinding `json:"findings"`
 	// Unchecked says which checks could not be made, and why.
 	Unchecked []string `json:"unchecked,omitempty"`
 }
 
 // Text returns the report with one line for each finding.
-func (r Report) Text() string {
+func (r KubeconfigReport) Text() string {
 	var b strings.Builder
 	for _, f := range r.Findings {
 		fmt.Fprintf(&b, "%s: %s; to mend it: %s\n", f.ID, f.Message, f.Remedy)
@@ -114,7 +114,7 @@ const (
 // checking is the state of one check.
 type checking struct {
 	Checker
-	report Report
+	report KubeconfigReport
 	dir    string // of the file, for relative paths
 	now    time.Time
 
@@ -131,12 +131,12 @@ type checking struct {
 }
 
 func (c *checking) find(id, remedy, format string, args ...any) {
-	c.report.Findings = append(c.report.Findings, Finding{id, fmt.Sprintf(format, args...), remedy})
+	c.report.Findings = append(c.report.Findings, KubeconfigFinding{id, fmt.Sprintf(format, args...), remedy})
 }
 
 // Check checks a kubeconfig and the API server in it. The error means that the file could not be read.
-func (o Checker) Check(ctx context.Context, file string) (Report, error) {
-	c := &checking{Checker: o, dir: filepath.Dir(file), now: time.Now(), report: Report{File: file, Findings: []Finding{}}}
+func (o Checker) Check(ctx context.Context, file string) (KubeconfigReport, error) {
+	c := &checking{Checker: o, dir: filepath.Dir(file), now: time.Now(), report: KubeconfigReport{File: file, Findings: []KubeconfigFinding{}}}
 	if o.Now != nil {
 		c.now = o.Now()
 	}
