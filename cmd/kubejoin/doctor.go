@@ -127,25 +127,25 @@ func exitOf(findings, unchecked int) error {
 }
 
 // diagnose checks the cluster of the kubeconfig, and the kubejoin server of --url.
-func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Report, error) {
+func (o *doctorOptions) diagnose(ctx context.Context) (doctor.Diagnosis, error) {
 	rules, found := (&remoteOptions{kubeconfig: o.kubeconfig}).findKubeconfig()
 	if !found {
-		return doctor.Report{}, errors.New("no kubeconfig found: want --kubeconfig FILE")
+		return doctor.Diagnosis{}, errors.New("no kubeconfig found: want --kubeconfig FILE")
 	}
 	config, err := clusterConfig(rules)
 	if err != nil {
-		return doctor.Report{}, err
+		return doctor.Diagnosis{}, err
 	}
 	config.QPS = -1 // about thirty requests
 	options := doctor.Options{Cluster: config, Version: buildVersion().Version, Advertise: o.advertise, Pins: o.pins, URL: o.url}
 	if o.caFile != "" {
 		if options.CAs, err = readCAs(o.caFile); err != nil {
-			return doctor.Report{}, err
+			return doctor.Diagnosis{}, err
 		}
 	}
 	facts, err := doctor.Read(ctx, options)
 	if err != nil {
-		return doctor.Report{}, (&remoteOptions{cluster: true, kubeconfigFile: kubeconfigFiles(rules)}).hint(err)
+		return doctor.Diagnosis{}, (&remoteOptions{cluster: true, kubeconfigFile: kubeconfigFiles(rules)}).hint(err)
 	}
 	return doctor.Diagnose(facts), nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// Kind is the kind of a [Report]; its apiVersion is [api.GroupVersion].
+// Kind is the kind of a [Diagnosis]; its apiVersion is [api.GroupVersion].
 const Kind = "DoctorReport"
 
 // A Severity says how bad a finding is.
@@ -47,8 +47,8 @@ type Unchecked struct {
 	Reason string `json:"reason"`
 }
 
-// A Report is the result of all checks. It contains no secrets.
-type Report struct {
+// A Diagnosis is the result of all checks. It contains no secrets.
+type Diagnosis struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	// Checks is how many checks there are, with those that could not be made.
@@ -65,27 +65,27 @@ type check struct {
 }
 
 // Diagnose makes all checks. Errors come first, each group in the order of the checks.
-func Diagnose(f *Facts) Report {
-	r := Report{APIVersion: api.GroupVersion, Kind: Kind, Findings: []Finding{}, Unchecked: []Unchecked{}}
+func Diagnose(f *Facts) Diagnosis {
+	d := Diagnosis{APIVersion: api.GroupVersion, Kind: Kind, Findings: []Finding{}, Unchecked: []Unchecked{}}
 	for _, c := range checks {
-		r.Checks++
+		d.Checks++
 		if at := slices.IndexFunc(c.needs, func(need Fact) bool { return f.Unread[need] != "" }); at >= 0 {
-			r.Unchecked = append(r.Unchecked, Unchecked{c.name, safetext.Text(f.Unread[c.needs[at]], safetext.MaxMessage)})
+			d.Unchecked = append(d.Unchecked, Unchecked{c.name, safetext.Text(f.Unread[c.needs[at]], safetext.MaxMessage)})
 			continue
 		}
 		for _, one := range capped(c.find(f)) {
 			if one.Severity == unknown {
-				r.Unchecked = append(r.Unchecked, Unchecked{c.name, one.Message})
+				d.Unchecked = append(d.Unchecked, Unchecked{c.name, one.Message})
 			} else {
-				r.Findings = append(r.Findings, one)
+				d.Findings = append(d.Findings, one)
 			}
 		}
 	}
-	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
-	return r
+	slices.SortStableFunc(d.Findings, func(a, b Finding) int { return cmp.Compare(a.Severity, b.Severity) })
+	return d
 }
 
-// most is how many findings of one ID a report has.
+// most is how many findings of one ID a Diagnosis has.
 const most = 5
 
 // capped leaves out findings of an ID that has more than most. The last one that stays names their number.
@@ -144,18 +144,18 @@ func CheckNames(names []string) error {
 	return nil
 }
 
-// Without returns the report without these findings and checks that could not be made.
-func (r Report) Without(names []string) Report {
-	r.Findings = slices.DeleteFunc(slices.Clone(r.Findings), func(f Finding) bool { return slices.Contains(names, f.ID) })
-	r.Unchecked = slices.DeleteFunc(slices.Clone(r.Unchecked), func(u Unchecked) bool { return slices.Contains(names, u.Check) })
-	return r
+// Without returns the diagnosis without these findings and checks that could not be made.
+func (d Diagnosis) Without(names []string) Diagnosis {
+	d.Findings = slices.DeleteFunc(slices.Clone(d.Findings), func(f Finding) bool { return slices.Contains(names, f.ID) })
+	d.Unchecked = slices.DeleteFunc(slices.Clone(d.Unchecked), func(u Unchecked) bool { return slices.Contains(names, u.Check) })
+	return d
 }
 
-// Text returns the report for people. Each finding has a line for its sentence and one for its command.
-func (r Report) Text() string {
+// Text returns the diagnosis for people. Each finding has a line for its sentence and one for its command.
+func (d Diagnosis) Text() string {
 	var b strings.Builder
 	count := map[Severity]int{}
-	for _, f := range r.Findings {
+	for _, f := range d.Findings {
 		count[f.Severity]++
 		fmt.Fprintf(&b, "%-8s %s: %s\n", f.Severity, f.ID, f.Message)
 		where := ""
@@ -164,17 +164,17 @@ func (r Report) Text() string {
 		}
 		fmt.Fprintf(&b, "  %s%s\n", where, f.Command)
 	}
-	for _, u := range r.Unchecked {
+	for _, u := range d.Unchecked {
 		fmt.Fprintf(&b, "%-8s %s: could not check: %s\n", unknown, u.Check, u.Reason)
 	}
-	fmt.Fprintf(&b, "checks: %d, errors: %d, warnings: %d, not checked: %d\n", r.Checks, count[Error], count[Warning], len(r.Unchecked))
+	fmt.Fprintf(&b, "checks: %d, errors: %d, warnings: %d, not checked: %d\n", d.Checks, count[Error], count[Warning], len(d.Unchecked))
 	return b.String()
 }
 
 // Commands returns the commands of all findings, each once. A comment names the machine of a command.
-func (r Report) Commands() string {
+func (d Diagnosis) Commands() string {
 	var lines []string
-	for _, f := range r.Findings {
+	for _, f := range d.Findings {
 		line := f.Command
 		if f.Machine != "" {
 			line += " # on " + f.Machine + ", as root"

@@ -783,7 +783,7 @@ func TestShowsNoSecret(t *testing.T) {
 }
 
 func TestTextAndCommands(t *testing.T) {
-	r := Report{
+	r := Diagnosis{
 		Checks: 3,
 		Findings: []Finding{
 			{"a", Error, "it is bad", "mend it", "cp-1"}, {"b", Warning, "it is not good", "mend it", "cp-1"}, {"c", Warning, "it is odd", "see", ""},
@@ -808,7 +808,7 @@ checks: 3, errors: 1, warnings: 2, not checked: 1
 	if got := r.Without([]string{"a", "tokens"}); len(got.Findings) != 2 || len(got.Unchecked) != 0 || len(r.Findings) != 3 {
 		t.Errorf("got %+v of %+v", got, r)
 	}
-	if (Report{}).Commands() != "" {
+	if (Diagnosis{}).Commands() != "" {
 		t.Error("commands of no findings")
 	}
 	if CheckNames([]string{"kcm-signs", "tokens"}) != nil || CheckNames([]string{"kcm"}) == nil {

@@ -213,7 +213,7 @@ func (p *patient) healthy(t *testing.T, args ...string) {
 }
 
 // finds checks that doctor has exactly these findings.
-func (p *patient) finds(t *testing.T, args []string, want ...string) doctor.Report {
+func (p *patient) finds(t *testing.T, args []string, want ...string) doctor.Diagnosis {
 	t.Helper()
 	r := p.report(t, args...)
 	if !slices.Equal(ids(r), want) {

@@ -134,10 +134,10 @@ func (p *patient) run(t *testing.T, kubeconfig string, args ...string) (stdout, 
 }
 
 // report is the report of doctor in JSON.
-func (p *patient) report(t *testing.T, args ...string) doctor.Report {
+func (p *patient) report(t *testing.T, args ...string) doctor.Diagnosis {
 	t.Helper()
 	stdout, stderr, code := p.run(t, p.reader, append(args, "-o", "json")...)
-	var r doctor.Report
+	var r doctor.Diagnosis
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || stderr != "" {
 		t.Fatalf("%v, %d\n%s%s", err, code, stdout, stderr)
 	}
@@ -155,7 +155,7 @@ func (p *patient) report(t *testing.T, args ...string) doctor.Report {
 }
 
 // ids returns the IDs of findings, sorted, each once.
-func ids(r doctor.Report) []string {
+func ids(r doctor.Diagnosis) []string {
 	var all []string
 	for _, f := range r.Findings {
 		all = append(all, f.ID)
