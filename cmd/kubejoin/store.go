@@ -173,7 +173,7 @@ The exit code is 0 without findings, 1 with findings, and 2 if the store could n
 	return cmd
 }
 
-func checkStore(ctx context.Context, spec string, config etcdstore.Config) (counts storecopy.Counts, found []storecopy.Finding, err error) {
+func checkStore(ctx context.Context, spec string, config etcdstore.Config) (counts storecopy.Counts, found []storecopy.Violation, err error) {
 	s, err := storecopy.Open(ctx, spec, config, storecopy.ReadOnly)
 	if err != nil {
 		return counts, nil, err
@@ -183,7 +183,7 @@ func checkStore(ctx context.Context, spec string, config etcdstore.Config) (coun
 }
 
 // findings prints findings, and returns the exit code.
-func (o *output) findings(cmd *cobra.Command, counts storecopy.Counts, found []storecopy.Finding) error {
+func (o *output) findings(cmd *cobra.Command, counts storecopy.Counts, found []storecopy.Violation) error {
 	text := ""
 	for _, f := range found {
 		text += fmt.Sprintf("%s: %s\n  %s\n", f.ID, f.Message, f.Advice)
@@ -195,7 +195,7 @@ func (o *output) findings(cmd *cobra.Command, counts storecopy.Counts, found []s
 		APIVersion string `json:"apiVersion"`
 		Kind       string `json:"kind"`
 		storecopy.Counts
-		Findings []storecopy.Finding `json:"findings"`
-	}{api.GroupVersion, "StoreCheck", counts, append([]storecopy.Finding{}, found...)}, text)
+		Findings []storecopy.Violation `json:"findings"`
+	}{api.GroupVersion, "StoreCheck", counts, append([]storecopy.Violation{}, found...)}, text)
 	return cmp.Or(err, exitOf(len(found), 0))
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
-// A Finding is an invariant of a store that does not hold.
-type Finding struct {
+// A Violation is an invariant of a store that does not hold.
+type Violation struct {
 	// ID is one of damaged, too-many-nodes and not-counted.
 	ID string `json:"id"`
 	// Message says what is wrong, and Advice what to do.
@@ -32,36 +32,36 @@ const damagedAdvice = "restore a backup, or delete the row; 'kubejoin store copy
 
 // Check reads a whole store and returns which invariants do not hold: rows can be decoded, indexes agree with rows, no
 // token counts more nodes than its limit, and each claim is counted by its token. The counts are zero if a row is damaged.
-func (s *Store) Check(ctx context.Context) (counts Counts, found []Finding, err error) {
+func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, err error) {
 	more := 0
 	damaged := func(err error) {
 		if len(found) < maxDamaged {
-			found = append(found, Finding{"damaged", err.Error(), damagedAdvice})
+			found = append(found, Violation{"damaged", err.Error(), damagedAdvice})
 		} else {
 			more++
 		}
 	}
-	report := func(key string, err error) { damaged(s.rows.DB().Damaged(key, err)) }
-	err = rowstore.Check(ctx, s.rows.DB(), decoders(true, time.Time{}), report)
+	report := func(key string, err error) { damaged(b.rows.DB().Damaged(key, err)) }
+	err = rowstore.Check(ctx, b.rows.DB(), decoders(true, time.Time{}), report)
 	if errors.Is(err, boltstore.ErrDamaged) { // a page
 		damaged(err)
 	} else if err != nil {
 		return counts, nil, err
 	}
 	if more > 0 {
-		found = append(found, Finding{"damaged", fmt.Sprintf("%d more rows are damaged", more), damagedAdvice})
+		found = append(found, Violation{"damaged", fmt.Sprintf("%d more rows are damaged", more), damagedAdvice})
 	}
 	if len(found) > 0 {
 		return counts, found, nil // lists fail while a row is damaged
 	}
-	if counts, err = s.count(ctx, decoders(true, time.Time{})); err != nil {
+	if counts, err = b.count(ctx, decoders(true, time.Time{})); err != nil {
 		return counts, nil, err
 	}
-	records, err := s.rows.List(ctx)
+	records, err := b.rows.List(ctx)
 	if err != nil {
 		return counts, nil, err
 	}
-	claims, err := s.rows.Claims().List(ctx)
+	claims, err := b.rows.Claims().List(ctx)
 	if err != nil {
 		return counts, nil, err
 	}
@@ -69,7 +69,7 @@ func (s *Store) Check(ctx context.Context) (counts Counts, found []Finding, err 
 	for _, r := range records {
 		byID[r.Token.ID()] = r
 		if most := r.Limits.NodeLimit(); most > 0 && len(r.Nodes) > most {
-			found = append(found, Finding{
+			found = append(found, Violation{
 				"too-many-nodes", fmt.Sprintf("token %s is for %d nodes and counts %d", r.Token.ID(), most, len(r.Nodes)),
 				"delete the token, and revoke nodes that you do not know: kubejoin token delete " + r.Token.ID(),
 			})
@@ -81,7 +81,7 @@ func (s *Store) Check(ctx context.Context) (counts Counts, found []Finding, err 
 		case c.Released():
 		case !exists || r.UID != c.TokenUID || r.Limits.NodeLimit() == 0:
 		case !slices.Contains(r.Nodes, c.Node):
-			found = append(found, Finding{
+			found = append(found, Violation{
 				"not-counted", fmt.Sprintf("token %s holds node name %s and does not count it", c.TokenID, c.Node),
 				"kubejoin counts it at the next request with the token; if the machine will not join: kubejoin claim release " + c.Node,
 			})
@@ -115,11 +115,11 @@ func (c *Counts) of(kind rowstore.Kind) *int {
 }
 
 // count returns the numbers of rows that are not left out. It fails if a row cannot be copied.
-func (s *Store) count(ctx context.Context, d rowstore.Decoders) (counts Counts, err error) {
+func (b *Backend) count(ctx context.Context, d rowstore.Decoders) (counts Counts, err error) {
 	for _, kind := range d.Kinds() {
-		if err := rowstore.EachPage(ctx, s.rows.DB(), kind.Folder, func(page []rowstore.Row) (err error) {
+		if err := rowstore.EachPage(ctx, b.rows.DB(), kind.Folder, func(page []rowstore.Row) (err error) {
 			for _, row := range page {
-				changes, changesErr := s.changes(kind, row.Key, row.Value)
+				changes, changesErr := b.changes(kind, row.Key, row.Value)
 				*counts.of(kind) += min(1, len(changes))
 				err = errors.Join(err, changesErr)
 			}
@@ -132,10 +132,10 @@ func (s *Store) count(ctx context.Context, d rowstore.Decoders) (counts Counts, 
 }
 
 // changes returns what must be stored for a row. The error names the row.
-func (s *Store) changes(kind rowstore.Kind, key string, value []byte) ([]rowstore.Change, error) {
+func (b *Backend) changes(kind rowstore.Kind, key string, value []byte) ([]rowstore.Change, error) {
 	changes, err := kind.Rows(key, value)
 	if err != nil {
-		err = s.rows.DB().Damaged(key, err)
+		err = b.rows.DB().Damaged(key, err)
 	}
 	return changes, err
 }

@@ -48,7 +48,7 @@ var (
 // Copy copies all rows of one revision of a store to another store, reads them back and compares them. It fails if the
 // source has another revision in the end. Created and UID stay, Version is the destination's own. It leaves out refusals
 // and failures that are old enough to be deleted. A record in etcd has no certificates.
-func Copy(ctx context.Context, from, to *Store, o Options) (counts Counts, err error) {
+func Copy(ctx context.Context, from, to *Backend, o Options) (counts Counts, err error) {
 	if err := to.mustBeEmpty(ctx); err != nil {
 		return counts, err
 	}
@@ -82,22 +82,22 @@ func Copy(ctx context.Context, from, to *Store, o Options) (counts Counts, err e
 }
 
 // mustBeEmpty returns an error if a destination has rows.
-func (s *Store) mustBeEmpty(ctx context.Context) error {
-	empty, err := s.empty(ctx)
+func (b *Backend) mustBeEmpty(ctx context.Context) error {
+	empty, err := b.empty(ctx)
 	if err == nil && !empty {
-		err = fmt.Errorf("%s: %w", s.name, ErrNotEmpty)
+		err = fmt.Errorf("%s: %w", b.name, ErrNotEmpty)
 	}
 	return err
 }
 
 // empty reports whether a store has no rows.
-func (s *Store) empty(ctx context.Context) (bool, error) {
-	if s.rows == nil { // a dry run has not created the file
+func (b *Backend) empty(ctx context.Context) (bool, error) {
+	if b.rows == nil { // a dry run has not created the file
 		return true, nil
 	}
 	n := 0
 	for _, kind := range decoders(true, time.Time{}).Kinds() {
-		rows, err := s.rows.DB().Count(ctx, kind.Folder)
+		rows, err := b.rows.DB().Count(ctx, kind.Folder)
 		if err != nil {
 			return false, err
 		}
@@ -108,7 +108,7 @@ func (s *Store) empty(ctx context.Context) (bool, error) {
 
 // A copyRun is a copy that runs.
 type copyRun struct {
-	from, to *Store
+	from, to *Backend
 	Options
 	kinds    []rowstore.Kind
 	copied   map[string]revision // of the source, by folder

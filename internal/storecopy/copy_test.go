@@ -96,7 +96,7 @@ func fileContent(t *testing.T, path string) string {
 	return content(t, s, s.Claims(), rowlist.New(s.Revocations()), rowrecord.New(s.Issued()))
 }
 
-func open(t *testing.T, spec string, config etcdstore.Config, use storecopy.Use) *storecopy.Store {
+func open(t *testing.T, spec string, config etcdstore.Config, use storecopy.Use) *storecopy.Backend {
 	t.Helper()
 	return must.Value(storecopy.Open(t.Context(), spec, config, use))(t)
 }
@@ -283,7 +283,7 @@ func TestCheckFindsEachViolation(t *testing.T) {
 	}
 }
 
-func wantFinding(t *testing.T, found []storecopy.Finding, err error, want string) {
+func wantFinding(t *testing.T, found []storecopy.Violation, err error, want string) {
 	t.Helper()
 	must.OK(t, err)
 	if want == "" {

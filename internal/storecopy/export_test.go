@@ -7,13 +7,13 @@ import (
 )
 
 // BeforeBegin runs a function before a copy to the store begins.
-func (s *Store) BeforeBegin(run func()) {
-	begin := s.begin
-	s.begin = func(ctx context.Context) error {
+func (b *Backend) BeforeBegin(run func()) {
+	begin := b.begin
+	b.begin = func(ctx context.Context) error {
 		run()
 		return begin(ctx)
 	}
 }
 
 // DB returns the rows of the store.
-func (s *Store) DB() rowstore.DB { return s.rows.DB() }
+func (b *Backend) DB() rowstore.DB { return b.rows.DB() }

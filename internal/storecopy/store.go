@@ -19,8 +19,8 @@ import (
 	"github.com/kubejoin/kubejoin/tokens/rowstore"
 )
 
-// A Store is an open file or etcd.
-type Store struct {
+// A Backend is an open file or etcd.
+type Backend struct {
 	name         string
 	giveUp       string // what to delete to give up a copy to this store
 	rows         *rowstore.Store
@@ -30,8 +30,8 @@ type Store struct {
 	close           func() error
 }
 
-// Close closes the store.
-func (s *Store) Close() error { return s.close() }
+// Close closes the file, or the connections to etcd.
+func (b *Backend) Close() error { return b.close() }
 
 var (
 	// ErrSpec means that the argument of Open is invalid.
@@ -53,7 +53,7 @@ const (
 
 // Open opens the store that spec names: file:PATH or etcd:URLS. The word bolt means file. For etcd, config has the other
 // fields.
-func Open(ctx context.Context, spec string, config etcdstore.Config, use Use) (*Store, error) {
+func Open(ctx context.Context, spec string, config etcdstore.Config, use Use) (*Backend, error) {
 	kind, where, _ := strings.Cut(spec, ":")
 	switch {
 	case where == "":
@@ -70,7 +70,7 @@ func Open(ctx context.Context, spec string, config etcdstore.Config, use Use) (*
 // copying is the suffix of a file that is not complete.
 const copying = ".copying"
 
-func openFile(path string, use Use) (*Store, error) {
+func openFile(path string, use Use) (*Backend, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, datadir.Store)
 	}
@@ -88,7 +88,7 @@ func openFile(path string, use Use) (*Store, error) {
 	var err error
 	switch use {
 	case DryDestination:
-		return &Store{name: name, close: func() error { return nil }}, nil
+		return &Backend{name: name, close: func() error { return nil }}, nil
 	case ReadOnly:
 		s, err = boltstore.OpenReadOnly(open)
 	case Destination:
@@ -97,7 +97,7 @@ func openFile(path string, use Use) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{
+	return &Backend{
 		name: name, giveUp: open, rows: s.Store, certificates: true,
 		begin: func(context.Context) error { return nil },
 		close: s.Close,
@@ -133,7 +133,7 @@ func syncFolder(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-func openEtcd(ctx context.Context, config etcdstore.Config, use Use) (*Store, error) {
+func openEtcd(ctx context.Context, config etcdstore.Config, use Use) (*Backend, error) {
 	s, err := etcdstore.Open(ctx, config)
 	if err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func openEtcd(ctx context.Context, config etcdstore.Config, use Use) (*Store, er
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	return &Store{
+	return &Backend{
 		name: "etcd:" + strings.Join(config.Endpoints, ","), giveUp: "all keys below " + prefix + "/ in etcd", rows: s.Store,
 		begin: s.Begin, complete: s.Complete, close: s.Close,
 	}, nil
