@@ -42,7 +42,7 @@ func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, 
 		}
 	}
 	report := func(key string, err error) { damaged(b.rows.DB().Damaged(key, err)) }
-	err = rowstore.Check(ctx, b.rows.DB(), decoders(true, time.Time{}), report)
+	err = rowstore.Check(ctx, b.rows.DB(), allRows(), report)
 	if errors.Is(err, boltstore.ErrDamaged) { // a page
 		damaged(err)
 	} else if err != nil {
@@ -54,7 +54,7 @@ func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, 
 	if len(found) > 0 {
 		return counts, found, nil // lists fail while a row is damaged
 	}
-	if counts, err = b.count(ctx, decoders(true, time.Time{})); err != nil {
+	if counts, err = b.count(ctx, allRows()); err != nil {
 		return counts, nil, err
 	}
 	records, err := b.rows.List(ctx)
@@ -89,6 +89,9 @@ func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, 
 	}
 	return counts, found, nil
 }
+
+// allRows returns decoders that leave out no row.
+func allRows() rowstore.Decoders { return decoders(true, time.Time{}) }
 
 // decoders returns the decoders of all rows. They leave out certificates, if the copy has none, and refusals and failures
 // from before a time.

@@ -96,7 +96,7 @@ func (b *Backend) empty(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	n := 0
-	for _, kind := range decoders(true, time.Time{}).Kinds() {
+	for _, kind := range allRows().Kinds() {
 		rows, err := b.rows.DB().Count(ctx, kind.Folder)
 		if err != nil {
 			return false, err
