@@ -103,7 +103,7 @@ func (m *Minter) Join(ctx context.Context, record tokens.Record, complete ...fun
 	ctx, cancel := context.WithTimeout(ctx, m.signTimeout())
 	defer cancel()
 	start := time.Now()
-	record, err = m.create(ctx, record, false)
+	record, err = m.create(ctx, Creation{Record: record})
 	made := Minted{Record: record, Storing: time.Since(start)}
 	if own := (*Error)(nil); errors.As(err, &own) {
 		return made, own
@@ -177,7 +177,7 @@ func (m *Minter) Create(ctx context.Context, r Creation) (Minted, error) {
 	if r.DryRun {
 		return m.tryCreate(ctx, r, now)
 	}
-	record, err := m.create(ctx, r.Record, r.Chosen)
+	record, err := m.create(ctx, r)
 	made := Minted{Record: record}
 	var limit *Error
 	switch {
@@ -236,7 +236,7 @@ func (m *Minter) tryCreate(ctx context.Context, r Creation, now time.Time) (Mint
 	case !errors.Is(err, tokens.ErrNotFound):
 		return Minted{}, StoreError(err)
 	default:
-		if err := m.reserve(ctx, r.Record, true); err != nil {
+		if err := m.reserve(ctx, r); err != nil {
 			return Minted{}, err
 		}
 	}

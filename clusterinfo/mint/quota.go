@@ -29,8 +29,8 @@ type tokenCounts struct {
 
 // checkTokenQuota returns an error if the user who creates the token has reached UserTokens. With several
 // replicas a user can exceed it by what the others create within countInterval. A dry run counts nothing.
-func (m *Minter) checkTokenQuota(ctx context.Context, record tokens.Record, dryRun bool) error {
-	who, most := record.Creator, cmp.Or(m.UserTokens, DefaultUserTokens)
+func (m *Minter) checkTokenQuota(ctx context.Context, c Creation) error {
+	who, most := c.Record.Creator, cmp.Or(m.UserTokens, DefaultUserTokens)
 	if who == "" || m.UserTokens < 0 {
 		return nil
 	}
@@ -45,7 +45,7 @@ func (m *Minter) checkTokenQuota(ctx context.Context, record tokens.Record, dryR
 	if m.counts.tokens[who] >= most {
 		return errorf(TooManyTokens, "this user has created %d tokens that have not expired, and at most %d are allowed; delete some with 'kubejoin token delete ID', or wait until some expire", m.counts.tokens[who], most)
 	}
-	if !dryRun {
+	if !c.DryRun {
 		m.counts.tokens[who]++
 	}
 	return nil
@@ -96,12 +96,12 @@ const maxUnsigned = 512
 
 // reserve reserves space in cluster-info for the signature of a new token. It returns an error if cluster-info is
 // full, because no signature would come, or if the user has too many tokens. A dry run reserves nothing.
-func (m *Minter) reserve(ctx context.Context, record tokens.Record, dryRun bool) error {
-	if err := m.checkTokenQuota(ctx, record, dryRun); err != nil {
+func (m *Minter) reserve(ctx context.Context, c Creation) error {
+	if err := m.checkTokenQuota(ctx, c); err != nil {
 		return err
 	}
 	info, isBounded := m.ClusterInfo.(Bounded)
-	if !isBounded || !record.Signing {
+	if !isBounded || !c.Record.Signing {
 		return nil
 	}
 	m.unsigned.mu.Lock()
@@ -120,8 +120,8 @@ func (m *Minter) reserve(ctx context.Context, record tokens.Record, dryRun bool)
 	if len(m.unsigned.created) >= free {
 		return fullError(signatures)
 	}
-	if !dryRun {
-		m.unsigned.created[record.Token.ID()] = time.Now()
+	if !c.DryRun {
+		m.unsigned.created[c.Record.Token.ID()] = time.Now()
 	}
 	return nil
 }

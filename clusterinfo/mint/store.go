@@ -28,8 +28,9 @@ const (
 // the store [refused] that, it may have been stored nevertheless. If the store had the token before the call, or the
 // caller chose the token and its ID is taken, the error wraps tokens.ErrExists. An [Error] means that this call stored
 // nothing.
-func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) (_ tokens.Record, err error) {
-	if err := m.reserve(ctx, record, false); err != nil {
+func (m *Minter) create(ctx context.Context, c Creation) (_ tokens.Record, err error) {
+	record := c.Record
+	if err := m.reserve(ctx, c); err != nil {
 		return record, err
 	}
 	defer func() {
@@ -50,7 +51,7 @@ func (m *Minter) create(ctx context.Context, record tokens.Record, chosen bool) 
 			switch {
 			case err != nil: // deleted meanwhile, or the store is unavailable
 			case same && lost && stored.Expires.Equal(record.Expires): // an earlier attempt of this call stored it
-			case same || chosen:
+			case same || c.Chosen:
 				return record, exists
 			default:
 				// The probability is one in two billion, unless the store has very many tokens.
