@@ -38,7 +38,7 @@ func (s *signing) write(ctx context.Context, current *corev1.ConfigMap, m cluste
 	switch {
 	case err == nil:
 		// A removal that did not wait for its gap lets the next write wait for both, so a burst of removals has gaps.
-		s.lastWrite = notBefore(s.lastWrite, s.signed, true)
+		s.lastWrite = s.lastWrite.Add(writeGap(s.signed))
 		if now := time.Now(); now.After(s.lastWrite) {
 			s.lastWrite = now
 		}
