@@ -74,7 +74,7 @@ func (c counted) Count(ctx context.Context, folder string) (int, error) {
 func (s *sweeper) sweep(tx *bbolt.Tx, most int, atLeast int64) (out sweepResult, err error) {
 	skip := func(string, error) {} // a damaged row of an index must not stop the store
 	t, taken := transaction{tx: tx, report: skip}, 0
-	err = rowstore.Victims(context.Background(), counted{t}, s.now(), s.retention, 0, atLeast > 0, func(v rowstore.Victim) (bool, error) {
+	err = rowstore.Victims(context.Background(), counted{t}, rowstore.SweepOptions{Now: s.now(), Retention: s.retention, Early: atLeast > 0}, func(v rowstore.Victim) (bool, error) {
 		due := v.Due || v.Beyond
 		if (!due || taken >= most) && out.bytes >= atLeast {
 			return false, nil

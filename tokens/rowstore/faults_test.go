@@ -215,7 +215,7 @@ func TestVisitorEndsWalk(t *testing.T) {
 	}
 	for _, want := range []error{nil, errAway} {
 		visited = 0
-		err := rowstore.Victims(t.Context(), stored(t, 40), begin, 0, 0, true, func(rowstore.Victim) (bool, error) { visited++; return want != nil, want })
+		err := rowstore.Victims(t.Context(), stored(t, 40), rowstore.SweepOptions{Now: begin, Early: true}, func(rowstore.Victim) (bool, error) { visited++; return want != nil, want })
 		if !errors.Is(err, want) || visited != 2 {
 			t.Errorf("Victims: got %v after %d entries, want %v after one of each kind", err, visited, want)
 		}

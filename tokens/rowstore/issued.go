@@ -276,18 +276,28 @@ type Victim struct {
 	Due, Beyond bool
 }
 
+// SweepOptions say which entries [Victims] visits.
+type SweepOptions struct {
+	Now time.Time
+	// Retention is how long the entry of a certificate stays after its end.
+	Retention time.Duration
+	// MaxCertificates is how many of them stay; 0 is unlimited.
+	MaxCertificates int
+	// Early also visits entries that are neither due nor beyond a maximum.
+	Early bool
+}
+
 // Victims calls take with entries in the order in which they are deleted: refusals and failures, the oldest first, and
-// then the certificates, the first to end first. It continues with the other kind, or ends, when take returns false. It
-// stops after those that are due or beyond a maximum, unless early is set. A maximum of 0 certificates is unlimited. After
+// then the certificates, the first to end first. It continues with the other kind, or ends, when take returns false. After
 // an error it continues with the other kind.
-func Victims(ctx context.Context, r Reader, now time.Time, retention time.Duration, maxCertificates int, early bool, take func(Victim) (more bool, err error)) error {
+func Victims(ctx context.Context, r Reader, o SweepOptions, take func(Victim) (more bool, err error)) error {
 	var errs []error
 	for _, kind := range []struct {
 		folder string
 		keep   time.Duration
 		most   int
-	}{{unissuedFolder, KeepUnissued, MaxUnissued}, {issuedEndsFolder, retention, maxCertificates}} {
-		extra, due := 0, now.Add(-kind.keep)
+	}{{unissuedFolder, KeepUnissued, MaxUnissued}, {issuedEndsFolder, o.Retention, o.MaxCertificates}} {
+		extra, due := 0, o.Now.Add(-kind.keep)
 		if kind.most > 0 {
 			count, err := r.Count(ctx, kind.folder)
 			if err != nil {
@@ -297,7 +307,7 @@ func Victims(ctx context.Context, r Reader, now time.Time, retention time.Durati
 			extra = count - kind.most
 		}
 		end := nanos(due)
-		if extra > 0 || early {
+		if extra > 0 || o.Early {
 			end = math.MaxInt64
 		}
 		errs = append(errs, timed(ctx, r, kind.folder, "", nanos(due), end, sweptAtOnce, func(rows []Row) (bool, error) {
@@ -305,7 +315,7 @@ func Victims(ctx context.Context, r Reader, now time.Time, retention time.Durati
 				v := victim(row)
 				v.Due, v.Beyond = row.Key[len(kind.folder):] < timeText(due), extra > 0
 				extra--
-				if !v.Due && !v.Beyond && !early {
+				if !v.Due && !v.Beyond && !o.Early {
 					return false, nil
 				}
 				if more, err := take(v); err != nil || !more {
@@ -368,7 +378,7 @@ func (s *Issued) sweep(ctx context.Context, now time.Time, retention time.Durati
 		out.Deleted, out.Dropped = out.Deleted+swept, out.Dropped+dropped
 		return nil
 	}
-	err = Victims(ctx, s.db, now, retention, maxCertificates, false, func(v Victim) (bool, error) {
+	err = Victims(ctx, s.db, SweepOptions{Now: now, Retention: retention, MaxCertificates: maxCertificates}, func(v Victim) (bool, error) {
 		if batch = append(batch, v); len(batch) < sweptAtOnce {
 			return true, nil
 		}
