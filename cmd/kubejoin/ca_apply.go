@@ -150,7 +150,7 @@ type caApplier struct {
 	dir       string
 	published map[rotation.CA]report    // the last of each CA
 	reloads   bool                      // the kubelet reads a changed client CA file again
-	turns     map[rotation.CA]time.Time // which were logged
+	starts    map[rotation.CA]time.Time // which were logged
 	requests  map[string]request        // of certificates for the kubelet, by stage
 }
 
@@ -171,7 +171,7 @@ type request struct {
 const watchInterval, maxRequestInterval, reportInterval = time.Minute, 30 * time.Minute, 10 * time.Minute
 
 func newCAApplier(o *caApplyOptions, dir string) *caApplier {
-	return &caApplier{caApplyOptions: o, dir: dir, published: map[rotation.CA]report{}, turns: map[rotation.CA]time.Time{}, requests: map[string]request{}}
+	return &caApplier{caApplyOptions: o, dir: dir, published: map[rotation.CA]report{}, starts: map[rotation.CA]time.Time{}, requests: map[string]request{}}
 }
 
 // An unfitError is what of this host does not fit its stage although nothing failed.
@@ -294,13 +294,13 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []pki.Result, unfit unfi
 // waits reports whether it is not yet the turn of this host. Control planes do not wait: they sign for the others, and the
 // Lease lets one after the other restart.
 func (a *caApplier) waits(host pki.Host, node string, r rotation.Rotation) bool {
-	turn := r.Turn(node, a.qps)
-	if !a.watch || !time.Now().Before(turn) || host.ControlPlane() {
+	start := r.Start(node, a.qps)
+	if !a.watch || !time.Now().Before(start) || host.ControlPlane() {
 		return false
 	}
-	if !a.turns[r.CA].Equal(turn) {
-		a.turns[r.CA] = turn
-		host.Log(fmt.Sprintf("CA %s: the turn of this host in stage %s is at %s, because %d nodes take turns", r.CA, r.Stage, turn.Format(time.RFC3339), r.Nodes))
+	if !a.starts[r.CA].Equal(start) {
+		a.starts[r.CA] = start
+		host.Log(fmt.Sprintf("CA %s: the turn of this host in stage %s is at %s, because %d nodes take turns", r.CA, r.Stage, start.Format(time.RFC3339), r.Nodes))
 	}
 	return true
 }

@@ -310,7 +310,7 @@ func TestCAApplyWaitsForItsTurn(t *testing.T) {
 	w := newCAWorker(t)
 	must.OK(t, os.Symlink("kubelet-client-1.pem", filepath.Join(w.kubelet, "pki", "kubelet-server-current.pem")))
 	w.rotation.Nodes = 10_000
-	wait := w.rotation.Turn("worker-1", defaultRotationQPS).Sub(w.rotation.Since)
+	wait := w.rotation.Start("worker-1", defaultRotationQPS).Sub(w.rotation.Since)
 	a, cmd, _, errOut := w.watch()
 	cmd.SetContext(t.Context())
 	apply := func(began time.Time, requests, patches int) {

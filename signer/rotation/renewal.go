@@ -43,16 +43,16 @@ const (
 // the time that all renewals need at the rate perSecond. The share depends on the name of the node, so that the nodes renew
 // one after the other, even if all of them got their certificates at once.
 func ShortLifetime(node string, nodes int, perSecond float64) time.Duration {
-	return shortest + turn(node, spread(nodes, perSecond))
+	return shortest + share(node, spread(nodes, perSecond))
 }
 
 // Wave returns how long the nodes need for a stage if they follow the rotation by themselves, at perSecond renewals.
 func (r Rotation) Wave(perSecond float64) time.Duration { return spread(r.Nodes, perSecond) }
 
-// Turn returns when a node begins with the stage if it follows the rotation by itself. Each node has a turn within the Wave,
-// so that not all of them restart their kubelets and renew their certificates at once.
-func (r Rotation) Turn(node string, perSecond float64) time.Time {
-	return r.Since.Add(turn(node, r.Wave(perSecond)))
+// Start returns when a node begins with the stage if it follows the rotation by itself. The nodes begin at different times
+// within the Wave, so that not all of them restart their kubelets and renew their certificates at once.
+func (r Rotation) Start(node string, perSecond float64) time.Time {
+	return r.Since.Add(share(node, r.Wave(perSecond)))
 }
 
 // spread returns over how long the renewals of the nodes spread. A kubelet counts in parts of the lifetime, which makes the
@@ -61,8 +61,8 @@ func spread(nodes int, perSecond float64) time.Duration {
 	return time.Duration(min(float64(nodes*ofNode)/perSecond/earliest, maxSpread.Seconds()) * float64(time.Second))
 }
 
-// turn returns the share of a node in a time, in whole seconds. It depends on the name of the node only.
-func turn(node string, all time.Duration) time.Duration {
+// share returns the share of a node in a time, in whole seconds. It depends on the name of the node only.
+func share(node string, all time.Duration) time.Duration {
 	sum := sha256.Sum256([]byte(node))
 	share := float64(binary.BigEndian.Uint64(sum[:])>>11) / (1 << 53)
 	return time.Duration(share * float64(all)).Truncate(time.Second)

@@ -136,12 +136,12 @@ func TestRenewalsOf10000NodesStayWithinTheRate(t *testing.T) {
 }
 
 // 10,000 hosts see the stage at one moment. Each renews two certificates and restarts its kubelet.
-func TestTurnsOf10000NodesStayWithinTheRate(t *testing.T) {
+func TestStartsOf10000NodesStayWithinTheRate(t *testing.T) {
 	const nodes, perSecond, window = 10_000, 20.0, 60
 	r := rotation.Rotation{Nodes: nodes, Since: time.Unix(1e9, 0)}
 	counts, last := map[int64]int{}, r.Since
 	for i := range nodes {
-		at := r.Turn(fmt.Sprintf("worker-%d", i), perSecond)
+		at := r.Start(fmt.Sprintf("worker-%d", i), perSecond)
 		counts[int64(at.Sub(r.Since)/time.Second)/window] += 2
 		last = latest(last, at)
 	}

@@ -82,7 +82,7 @@ type Rotation struct {
 	Started time.Time `json:"started"`
 	// Since is when the stage began.
 	Since time.Time `json:"since"`
-	// Nodes is how many nodes the cluster had when the stage began; zero without a cluster. See [Rotation.Turn].
+	// Nodes is how many nodes the cluster had when the stage began; zero without a cluster. See [Rotation.Start].
 	Nodes int `json:"nodes,omitempty"`
 	// Settled is when clients were first seen with the files of this stage. Without a cross certificate, the next stage waits
 	// from then on until clients have read them. It is zero until a step needs it.
