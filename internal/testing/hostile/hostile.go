@@ -22,8 +22,8 @@ import (
 // CustomSigner is the name of a signer that adds no check of its own. The test configures it.
 const CustomSigner = "example.com/etcd-peer"
 
-// A Request must never get a certificate, even if someone approves it.
-type Request struct {
+// A Case is a request that must never get a certificate, even if someone approves it.
+type Case struct {
 	Name     string
 	Signer   string
 	PEM      []byte
@@ -32,8 +32,8 @@ type Request struct {
 	Want     string        // part of the refusal
 }
 
-// Corpus returns all requests.
-func Corpus() []Request {
+// Corpus returns all cases.
+func Corpus() []Case {
 	const kubelet, serving, user = certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName
 	key := newKey(elliptic.P256())
 	request := func(subject []byte, extensions ...pkix.Extension) []byte {
@@ -56,7 +56,7 @@ func Corpus() []Request {
 		many = append(many, crafted.DNSName(fmt.Sprintf("%02x", i%256)))
 		tooMany = append(tooMany, crafted.DNSName(fmt.Sprintf("worker-%d.example.com", i)))
 	}
-	corpus := []Request{
+	corpus := []Case{
 		{Name: "CA", PEM: request(jane(), crafted.BasicConstraints()), Want: "is for a CA certificate"},
 		{Name: "two common names", PEM: request(jane(crafted.UTF8(cn, "admin"))), Want: "attribute 2.5.4.3 more than once"},
 		{Name: "two common names of a node", Signer: kubelet, Want: "attribute 2.5.4.3 more than once",
@@ -122,7 +122,7 @@ func Corpus() []Request {
 	}
 	for _, signerName := range []string{kubelet, serving, user, CustomSigner} {
 		for encoding, subject := range mastersSubjects() {
-			corpus = append(corpus, Request{
+			corpus = append(corpus, Case{
 				Name: "masters/" + signerName + "/" + encoding, Signer: signerName, PEM: request(subject, crafted.SAN(crafted.DNSName("worker-1"))), Want: "system:masters",
 			})
 		}
@@ -132,7 +132,7 @@ func Corpus() []Request {
 		"254 characters": strings.Repeat("a.", 126) + "aa", "slash": "../worker-1", "accent": "w\u00f6rker-1",
 	} {
 		for _, signerName := range []string{kubelet, serving} {
-			h := Request{Name: "node name/" + signerName + "/" + what, Signer: signerName, PEM: request(node(name)), Want: "invalid subject: node name"}
+			h := Case{Name: "node name/" + signerName + "/" + what, Signer: signerName, PEM: request(node(name)), Want: "invalid subject: node name"}
 			if signerName == serving {
 				h.PEM = request(node(name), crafted.SAN(crafted.DNSName("worker-1")))
 			}

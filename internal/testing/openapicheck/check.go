@@ -33,8 +33,8 @@ type Exchange struct {
 	NoBody bool
 }
 
-// A Finding is the result of checking an exchange.
-type Finding struct {
+// A Result is the result of checking an exchange.
+type Result struct {
 	// Operation is the operation ID, or "elsewhere" if the path and method are no operation.
 	Operation string `json:"operation"`
 	Status    int    `json:"status"`
@@ -50,9 +50,9 @@ var always = []string{"Content-Type", "Content-Length", "X-Content-Type-Options"
 const problemMedia = "application/problem+json"
 
 // Check compares an exchange with the description.
-func (d *Document) Check(x Exchange) Finding {
+func (d *Document) Check(x Exchange) Result {
 	op := d.find(x.Method, x.URL.EscapedPath())
-	f := Finding{Operation: "elsewhere", Status: x.Status}
+	f := Result{Operation: "elsewhere", Status: x.Status}
 	var candidates []*response
 	if op != nil {
 		f.Operation = op.ID

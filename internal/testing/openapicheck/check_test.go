@@ -132,7 +132,7 @@ func TestCheck(t *testing.T) {
 		{name: "answer that is not described", method: "POST", path: "/v1/thing/all", body: "{}", operation: "make-thing", wrong: "none is described"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var found openapicheck.Finding
+			var found openapicheck.Result
 			h := d.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				var sent bytes.Buffer
 				if _, err := sent.ReadFrom(r.Body); err != nil || sent.String() != test.sent {
@@ -151,7 +151,7 @@ func TestCheck(t *testing.T) {
 					w.WriteHeader(test.status)
 				}
 				_, _ = w.Write([]byte(test.body))
-			}), func(f openapicheck.Finding) { found = f })
+			}), func(f openapicheck.Result) { found = f })
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), or(test.method, "GET"), or(test.path, "/v1/thing/a"), strings.NewReader(test.sent)))
 			if w.Body.String() != test.body {
@@ -185,7 +185,7 @@ func TestLargeAnswers(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write([]byte(body[:100]))
 		_, _ = w.Write([]byte(body[100:]))
-	}), func(f openapicheck.Finding) {
+	}), func(f openapicheck.Result) {
 		if f.Wrong != "" {
 			wrong++
 		}
@@ -209,7 +209,7 @@ func TestTally(t *testing.T) {
 		report := must.Value(openapicheck.Append(file))(t)
 		all.Go(func() {
 			for range 100 {
-				report(openapicheck.Finding{Operation: "get-thing", Status: 404, Problem: "no-thing"})
+				report(openapicheck.Result{Operation: "get-thing", Status: 404, Problem: "no-thing"})
 			}
 		})
 	}
@@ -225,7 +225,7 @@ func TestTally(t *testing.T) {
 		t.Errorf("unseen problems %q", unseen)
 	}
 	for range 40 {
-		tally.Add(openapicheck.Finding{Operation: "make-thing", Status: 200, Wrong: "the sky"})
+		tally.Add(openapicheck.Result{Operation: "make-thing", Status: 200, Wrong: "the sky"})
 	}
 	if err := tally.Err(); err == nil || !strings.Contains(err.Error(), "the sky") || !strings.Contains(err.Error(), "and 10 more") {
 		t.Errorf("%v", err)

@@ -17,7 +17,7 @@ const (
 
 // Handler wraps next and checks every exchange against the description after the response. It calls report from many
 // goroutines at once.
-func (d *Document) Handler(next http.Handler, report func(Finding)) http.Handler {
+func (d *Document) Handler(next http.Handler, report func(Result)) http.Handler {
 	var mu sync.Mutex
 	largeSeen := map[string]int{}
 	keep := func(path string) bool {

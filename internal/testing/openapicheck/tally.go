@@ -27,7 +27,7 @@ type Tally struct {
 const mostWrong = 30
 
 // Add counts a finding.
-func (t *Tally) Add(f Finding) {
+func (t *Tally) Add(f Result) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.seen == nil {
@@ -58,7 +58,7 @@ func (t *Tally) AddFile(path string) error {
 	lines := bufio.NewScanner(bytes.NewReader(content))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var f Finding
+		var f Result
 		if err := json.Unmarshal(lines.Bytes(), &f); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
@@ -69,12 +69,12 @@ func (t *Tally) AddFile(path string) error {
 
 // Append returns a function that appends findings to a file. It writes each line at once, so that many processes can
 // append to the same file.
-func Append(path string) (func(Finding), error) {
+func Append(path string) (func(Result), error) {
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
 	if err != nil {
 		return nil, err
 	}
-	return func(f Finding) {
+	return func(f Result) {
 		line, err := json.Marshal(f)
 		if err == nil {
 			_, err = file.Write(append(line, '\n'))
