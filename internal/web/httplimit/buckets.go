@@ -43,17 +43,26 @@ type bucket struct {
 	*rate.Limiter
 }
 
-// reserve takes one event. If none is left, it does so on credit only.
-func (b *bucket) reserve(now time.Time, credit bool) bool {
+// take takes one event, and reports whether one was left.
+func (b *bucket) take(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	return b.AllowN(b.clock(now), 1)
+}
+
+// charge takes one event, on credit if none is left.
+func (b *bucket) charge(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ReserveN(b.clock(now), 1)
+}
+
+// clock returns the latest time so far. The caller holds the lock.
+func (b *bucket) clock(now time.Time) time.Time {
 	if now.After(b.latest) {
 		b.latest = now
 	}
-	if credit {
-		return b.ReserveN(b.latest, 1).OK()
-	}
-	return b.AllowN(b.latest, 1)
+	return b.latest
 }
 
 // newBuckets returns nil, which means unlimited, for a negative rate.
@@ -87,7 +96,7 @@ func (b *buckets) take(key string, now time.Time) bool {
 	}
 	taken := false
 	for _, l := range b.of(key) {
-		taken = l.reserve(now, false) || taken
+		taken = l.take(now) || taken
 	}
 	return taken
 }
@@ -112,6 +121,6 @@ func (b *buckets) charge(key string, now time.Time) {
 		return
 	}
 	for _, l := range b.of(key) {
-		l.reserve(now, true)
+		l.charge(now)
 	}
 }
