@@ -43,7 +43,7 @@ const (
 	replicaRows = "replica/" // NAME: a Replica
 )
 
-// A Store is a [rotation.Store] and [rotation.Keys] of the cluster CA alone, and changes its files.
+// A Store keeps the rotation of the cluster CA in rows, and updates the files of the CA. It has no other CA.
 type Store struct {
 	Rows
 	Files
