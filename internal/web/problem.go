@@ -186,7 +186,7 @@ func fieldShown(name string) string {
 var ErrRefused = errors.New("too many requests")
 
 // Exceeds returns the problem of a request that exceeds a limit, or nil.
-func Exceeds(r *httplimit.Refusal) *Problem {
+func Exceeds(r *httplimit.Exceeded) *Problem {
 	switch {
 	case r == nil:
 		return nil

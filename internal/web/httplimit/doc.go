@@ -1,5 +1,5 @@
 // Package httplimit limits the use of an HTTP server: by one client, by one user, and by all of them together. It
-// does not depend on the server's API: the server classifies each request, and turns a [Refusal] into a response.
+// does not depend on the server's API: the server classifies each request, and turns an [Exceeded] into a response.
 //
 // # Who is limited
 //

@@ -36,13 +36,13 @@ const (
 
 var reasons = []string{Overloaded, clientInFlight, userInFlight, clientRate, failures, userRate, certificateRate}
 
-// A Refusal is the error of a request that exceeds a limit.
-type Refusal struct {
+// Exceeded is the error of a request that exceeds a limit.
+type Exceeded struct {
 	Reason string
 	user   string
 }
 
-func (r *Refusal) Error() string {
+func (r *Exceeded) Error() string {
 	switch r.Reason {
 	case Overloaded:
 		return "too many requests of this kind are in flight; try again"
@@ -139,7 +139,7 @@ func (l *Limiter) Use(class Class, kind Kind, remote, credential string) *Usage 
 // Enter charges the client and takes a slot, or returns why the request is refused. Call it before any work for the
 // request. known reports whether the credential is valid according to a cache. Enter calls known only for a client
 // that has sent too many unaccepted credentials.
-func (r *Usage) Enter(known func() bool) *Refusal {
+func (r *Usage) Enter(known func() bool) *Exceeded {
 	l, now := r.limiter, time.Now()
 	requests := l.clients
 	if r.kind == Probe {
@@ -169,7 +169,7 @@ func (r *Usage) Leave() {
 // that one holder of a credential does not block the others. With a credential, it charges only that one: it may not be
 // current, and must not use up what the user has. Without a client, the slot counts for the user. With one, the share of
 // the client bounds the user, too.
-func (r *Usage) User(name, credential string) *Refusal {
+func (r *Usage) User(name, credential string) *Exceeded {
 	users, key := r.limiter.users, strconv.Quote(name)+credential
 	switch {
 	case !users.take(r.client+key, time.Now()):
@@ -204,7 +204,7 @@ func (r *Usage) Rejected() {
 func (r *Usage) TooManyCertificates(user string) { r.refuse(certificateRate, user) }
 
 // refuse counts a refusal and sometimes logs a warning.
-func (r *Usage) refuse(reason, who string) *Refusal {
+func (r *Usage) refuse(reason, who string) *Exceeded {
 	r.slots.refused[reason].Inc()
 	l, class := r.limiter, string(r.slots.class)
 	if reason == Overloaded {
@@ -216,5 +216,5 @@ func (r *Usage) refuse(reason, who string) *Refusal {
 			l.log.Warn("refusing requests, client or user over its limit", "reason", reason, "from", safetext.Text(who, safetext.MaxName), "class", class, "client", r.client)
 		})
 	}
-	return &Refusal{Reason: reason, user: who}
+	return &Exceeded{Reason: reason, user: who}
 }
