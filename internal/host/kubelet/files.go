@@ -139,15 +139,15 @@ func (k Files) pending() string {
 	return strings.TrimSuffix(k.Current, currentSuffix) + "-rejoin.key"
 }
 
-// A Renewal is a new file behind the link of a kubelet, before it is written.
-type Renewal struct {
+// A NextFile is a new file behind the link of a kubelet, before it is written.
+type NextFile struct {
 	*atomicfile.Replacement
 	file  string
 	files Files
 }
 
 // Prepare checks that the link can get a new file. Its name has the date, as the kubelet names it.
-func (k Files) Prepare() (*Renewal, error) {
+func (k Files) Prepare() (*NextFile, error) {
 	info, err := os.Lstat(k.Current)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -160,12 +160,12 @@ func (k Files) Prepare() (*Renewal, error) {
 	}
 	file := strings.TrimSuffix(k.Current, currentSuffix) + time.Now().Format("-2006-01-02-15-04-05.pem")
 	replacement, err := atomicfile.Prepare(file)
-	return &Renewal{replacement, file, k}, err
+	return &NextFile{replacement, file, k}, err
 }
 
-// Write writes certificate and key to the new file, replaces the link atomically, and removes the file of Key. The old file stays. If Write is
-// interrupted, so does the old link.
-func (r *Renewal) Write(content []byte) error {
+// Write writes certificate and key to the new file, replaces the link atomically, and removes the file of Key. The old
+// file stays. If Write is interrupted, so does the old link.
+func (r *NextFile) Write(content []byte) error {
 	if err := r.Replacement.Write(content, 0o600); err != nil {
 		return err
 	}
