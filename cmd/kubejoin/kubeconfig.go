@@ -63,7 +63,7 @@ calls this custom kubelet credentials. The name of an existing Node is refused.`
   kubejoin kubeconfig node worker-7 --ca-file ca.crt --ca-key ca.key \
     --api-server https://api.example.com:6443 --output-file kubelet.conf`,
 	}
-	return o.complete(cmd, func(name string) (credentials.Identity, error) { return credentials.Node(name) })
+	return o.complete(cmd, func(name string) (credentials.ClientIdentity, error) { return credentials.Node(name) })
 }
 
 func userKubeconfigCommand() *cobra.Command {
@@ -80,11 +80,11 @@ revoked, so prefer a short --duration.` + credentialHelp,
     --ca-key ca.key --api-server https://api.example.com:6443 --output-file jane.conf`,
 	}
 	listVar(cmd.Flags(), &o.groups, "group", nil, "group of the user (repeatable; default: none)")
-	return o.complete(cmd, func(name string) (credentials.Identity, error) { return credentials.User(name, o.groups) })
+	return o.complete(cmd, func(name string) (credentials.ClientIdentity, error) { return credentials.User(name, o.groups) })
 }
 
 // complete adds what both commands have.
-func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name string) (credentials.Identity, error)) *cobra.Command {
+func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name string) (credentials.ClientIdentity, error)) *cobra.Command {
 	cmd.Args = cobra.ArbitraryArgs
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := o.check(args, identity)
@@ -106,9 +106,9 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 	return cmd
 }
 
-func (o *credentialOptions) check(args []string, identity func(name string) (credentials.Identity, error)) (credentials.Identity, error) {
+func (o *credentialOptions) check(args []string, identity func(name string) (credentials.ClientIdentity, error)) (credentials.ClientIdentity, error) {
 	var m mistakes
-	var id credentials.Identity
+	var id credentials.ClientIdentity
 	var err error
 	m.when(len(args) != 1, "NAME: %d given, want one", len(args))
 	if len(args) == 1 {
@@ -128,7 +128,7 @@ func (o *credentialOptions) check(args []string, identity func(name string) (cre
 	return id, m.err()
 }
 
-func (o *credentialOptions) run(cmd *cobra.Command, id credentials.Identity) error {
+func (o *credentialOptions) run(cmd *cobra.Command, id credentials.ClientIdentity) error {
 	toFile := !isStdout(o.outputFile)
 	if toFile && !o.force && exists(o.outputFile) {
 		return fmt.Errorf("--output-file: %s exists; replace it with --force", o.outputFile)

@@ -55,8 +55,8 @@ func SignLocally(signers map[string]signer.Signer) SignFunc {
 	}
 }
 
-// An Identity is the user of a client certificate.
-type Identity struct {
+// A ClientIdentity is the user of a client certificate.
+type ClientIdentity struct {
 	// Signer is the signer that issues certificates for this identity.
 	Signer string
 	// User is the common name, Groups are the organizations.
@@ -65,32 +65,32 @@ type Identity struct {
 }
 
 // Node returns the identity of the kubelet on a node.
-func Node(name string) (Identity, error) {
+func Node(name string) (ClientIdentity, error) {
 	if err := tokens.CheckNodeName(name); err != nil {
-		return Identity{}, err
+		return ClientIdentity{}, err
 	}
-	return Identity{certificates.KubeAPIServerClientKubeletSignerName, tokens.NodeUserPrefix + name, []string{tokens.NodesGroup}}, nil
+	return ClientIdentity{certificates.KubeAPIServerClientKubeletSignerName, tokens.NodeUserPrefix + name, []string{tokens.NodesGroup}}, nil
 }
 
 // User returns the identity of a user. The signer refuses names that it does not issue.
-func User(name string, groups []string) (Identity, error) {
+func User(name string, groups []string) (ClientIdentity, error) {
 	if name == "" {
-		return Identity{}, errors.New("the name is empty")
+		return ClientIdentity{}, errors.New("the name is empty")
 	}
-	return Identity{certificates.KubeAPIServerClientSignerName, name, groups}, nil
+	return ClientIdentity{certificates.KubeAPIServerClientSignerName, name, groups}, nil
 }
 
-// A Credential is a client certificate with its key, both in PEM.
-type Credential struct {
+// A KeyPair is a client certificate with its key, both in PEM.
+type KeyPair struct {
 	Certificate *x509.Certificate
 	Chain, Key  []byte
 }
 
 // Issue makes a key on P-256 and has a client certificate signed for it.
-func (id Identity) Issue(ctx context.Context, sign SignFunc, duration time.Duration) (Credential, error) {
+func (id ClientIdentity) Issue(ctx context.Context, sign SignFunc, duration time.Duration) (KeyPair, error) {
 	key, err := NewKey()
 	if err != nil {
-		return Credential{}, err
+		return KeyPair{}, err
 	}
 	return id.IssueFor(ctx, key, sign, duration)
 }
@@ -99,18 +99,18 @@ func (id Identity) Issue(ctx context.Context, sign SignFunc, duration time.Durat
 func NewKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
 // IssueFor is Issue for a given key.
-func (id Identity) IssueFor(ctx context.Context, key *ecdsa.PrivateKey, sign SignFunc, duration time.Duration) (Credential, error) {
+func (id ClientIdentity) IssueFor(ctx context.Context, key *ecdsa.PrivateKey, sign SignFunc, duration time.Duration) (KeyPair, error) {
 	encoded, err := EncodeKey(key)
 	if err != nil {
-		return Credential{}, err
+		return KeyPair{}, err
 	}
 	names := &x509.CertificateRequest{Subject: pkix.Name{CommonName: id.User, Organization: id.Groups}}
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
 	chain, certs, err := sign.For(ctx, key, names, SigningRequest{Signer: id.Signer, Usages: usages, Duration: duration})
 	if err != nil {
-		return Credential{}, err
+		return KeyPair{}, err
 	}
-	return Credential{certs[0], chain, encoded}, nil
+	return KeyPair{certs[0], chain, encoded}, nil
 }
 
 // For makes the CSR of a request for a key, with the names of a template, and returns the certificate and its intermediates,
