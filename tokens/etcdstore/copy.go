@@ -44,7 +44,7 @@ func (s *Store) Begin(ctx context.Context) error {
 	if err := s.prepare(ctx); err != nil && !errors.Is(err, ErrIncomplete) {
 		return err
 	}
-	s.schema.set(incomplete, false)
+	s.schema.Store(&schema{want: incomplete})
 	return s.mark(ctx, incomplete, schemaVersion, incomplete)
 }
 
@@ -53,7 +53,7 @@ func (s *Store) Complete(ctx context.Context) error {
 	if err := s.mark(ctx, schemaVersion, incomplete); err != nil {
 		return err
 	}
-	s.schema.set(schemaVersion, false)
+	s.schema.Store(&schema{want: schemaVersion})
 	return nil
 }
 
@@ -70,7 +70,6 @@ func (s *Store) mark(ctx context.Context, value string, earlier ...string) error
 
 // changed returns why the key "schema" has another value.
 func (s *Store) changed(ctx context.Context) error {
-	want, _ := s.schema.get()
-	s.schema.set(want, false)
+	s.schema.Store(&schema{want: s.schema.Load().want})
 	return cmp.Or(s.prepare(ctx), errors.New("the schema changed; retry"))
 }

@@ -22,7 +22,7 @@ type Store struct {
 	*rowstore.Store
 	kv     kv
 	log    *slog.Logger
-	schema schema
+	schema atomic.Pointer[schema]
 
 	stop      context.CancelFunc // ends the mirrors
 	following sync.WaitGroup     // the mirrors

@@ -233,18 +233,18 @@ func (s *Store) write(ctx context.Context, conditions []clientv3.Cmp, then []cli
 		if err := s.prepare(ctx); err != nil {
 			return "", err
 		}
-		want, _ := s.schema.get()
-		version, schema, err := s.kv.txn(ctx, append([]clientv3.Cmp{s.kv.schemaIs(want)}, conditions...), then)
+		want := s.schema.Load().want
+		version, stored, err := s.kv.txn(ctx, append([]clientv3.Cmp{s.kv.schemaIs(want)}, conditions...), then)
 		if err == nil || errors.Is(err, tokens.ErrRefused) {
 			s.refusing.Store(&err)
 		}
 		switch {
 		case err != nil || version != "":
 			return version, err
-		case schema == want:
+		case stored == want:
 			return "", tokens.ErrConflict
 		}
-		s.schema.set(want, false)
+		s.schema.Store(&schema{want: want})
 	}
 }
 

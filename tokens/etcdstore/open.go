@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
@@ -132,7 +131,8 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	if prefix == "" {
 		prefix = DefaultPrefix
 	}
-	s := &Store{schema: schema{want: schemaVersion}, kv: kv{client: client, servers: strings.Join(c.Endpoints, ","), prefix: prefix + "/"}, log: log}
+	s := &Store{kv: kv{client: client, servers: strings.Join(c.Endpoints, ","), prefix: prefix + "/"}, log: log}
+	s.schema.Store(&schema{want: schemaVersion})
 	s.Store, s.mirrors = rowstore.New(rowDB{s}), newMirrors(s)
 	follow, stop := context.WithCancel(context.WithoutCancel(ctx))
 	s.stop = stop
@@ -164,8 +164,8 @@ func (s *Store) Ready(ctx context.Context) error {
 // prepare writes the schema version unless it is there, and fails if another one is. Every write requires the version
 // that this Store knows: see [Store.write]. The version is missing in a new store.
 func (s *Store) prepare(ctx context.Context) error {
-	want, prepared := s.schema.get()
-	if prepared {
+	last := s.schema.Load()
+	if last.prepared {
 		return nil
 	}
 	row, err := s.kv.get(ctx, schemaKey)
@@ -177,8 +177,8 @@ func (s *Store) prepare(ctx context.Context) error {
 	switch value := string(row.Value); {
 	case err != nil:
 		return err
-	case value == want:
-		s.schema.set(want, true)
+	case value == last.want:
+		s.schema.Store(&schema{want: last.want, prepared: true})
 		return nil
 	case value == incomplete:
 		return fmt.Errorf("%w: %s", ErrIncomplete, s.kv.prefix)
@@ -189,19 +189,6 @@ func (s *Store) prepare(ctx context.Context) error {
 
 // A schema is the value of the key "schema" that the writes of a Store require.
 type schema struct {
-	mu       sync.Mutex
 	want     string
 	prepared bool // the key had this value at the last look
-}
-
-func (s *schema) get() (want string, prepared bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.want, s.prepared
-}
-
-func (s *schema) set(want string, prepared bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.want, s.prepared = want, prepared
 }
