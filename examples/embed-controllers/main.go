@@ -77,7 +77,7 @@ func run(ctx context.Context, client kubernetes.Interface, ca *signer.CA, log *s
 	})
 	group.Go(func() error { return cleaner.Tokens{Store: store, Logger: log}.Run(ctx) })
 	group.Go(func() error {
-		return cleaner.Claims{Store: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(ctx), Logger: log}.Run(ctx)
+		return cleaner.Claims{Store: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch, Logger: log}.Run(ctx)
 	})
 	return group.Wait()
 }

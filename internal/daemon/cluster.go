@@ -337,7 +337,7 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 		controllers = append(controllers, c.csrControllers(authority)...)
 	}
 	controllers = append(controllers, c.cleaners(c.stores, cleaner.Claims{
-		Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch(c.watch),
+		Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch,
 	})...)
 	c.runWhileLeading(controllers)
 	public, err := c.watchPublicAccess(c.config)

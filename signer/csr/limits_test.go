@@ -40,7 +40,7 @@ func newLimitedWorld(t *testing.T) *limitedWorld {
 	authority := w.authority(signer.Fixed(w.ca))
 	authority.Nodes = &admission.Nodes{Tokens: w.store, Claims: w.claims, Node: w.nodes.Node, Ready: w.nodes.Ready, Reserved: []string{"cp-*"}}
 	w.run(csr.Controller{Client: w.restrict, Authority: authority, Approve: true, Sign: true, Registerer: w.metrics}.Run)
-	w.run(cleaner.Claims{Store: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, Ready: w.nodes.Ready, NodesChanged: w.nodes.Watch(t.Context())}.Run)
+	w.run(cleaner.Claims{Store: w.claims, Tokens: w.store, Node: w.nodes.Node, Nodes: w.nodes.Nodes, Ready: w.nodes.Ready, NodesChanged: w.nodes.Watch}.Run)
 	return w
 }
 

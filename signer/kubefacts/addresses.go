@@ -54,7 +54,7 @@ func (f *Facts) Reporters(ctx context.Context, name string, addresses []string) 
 func (n *NodeCache) reporters(ctx context.Context, name string, addresses []string) (map[string][]string, error) {
 	all := map[string][]string{}
 	for _, address := range addresses {
-		nodes, err := n.cache.Grouped(ctx, approval.Host(address))
+		nodes, err := n.cache().Grouped(ctx, approval.Host(address))
 		if err != nil {
 			return nil, fmt.Errorf("find Nodes by address: %w", err)
 		}

@@ -85,7 +85,7 @@ func (n *NodeCache) join(ctx context.Context, q *uidLookup) <-chan struct{} {
 
 // isFew reports whether the cached number of Nodes is small compared to the number of lookups.
 func (n *NodeCache) isFew(lookups int) bool {
-	cached, filled := n.cache.Len()
+	cached, filled := n.cache().Len()
 	return filled && cached <= nodesPerLookup*lookups
 }
 

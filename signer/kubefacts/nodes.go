@@ -19,7 +19,8 @@ import (
 // Only the existence of a Node may allow anything, because its kubelet writes the rest.
 type NodeCache struct {
 	client kubernetes.Interface
-	cache  *kubecache.Cache[*corev1.Node, *cachedNode]
+	// cache begins to watch at the first call: a standby replica may never need it.
+	cache func() *kubecache.Cache[*corev1.Node, *cachedNode]
 
 	inFlight atomic.Int64 // calls of Node in progress
 
@@ -39,15 +40,17 @@ func decodeNode(node *corev1.Node) (*cachedNode, error) {
 	return &cachedNode{node.Name, string(node.UID), readyPeriod(node), hostsOf(node)}, nil
 }
 
-// OpenNodes watches the Nodes of a cluster until ctx ends. It returns at once. The client needs get, list
-// and watch on nodes. Failures of the watch go to klog.
+// OpenNodes returns the Nodes of a cluster. The first use of the cache begins to watch them, until ctx ends. Most calls of
+// Node and Ready need no cache. The client needs get, list and watch on nodes. Failures of the watch go to klog.
 func OpenNodes(ctx context.Context, client kubernetes.Interface) *NodeCache {
-	return &NodeCache{client: client, cache: kubecache.Open(ctx, client, client.CoreV1().Nodes(), "", kubecache.Config[*corev1.Node, *cachedNode]{
-		What:   "nodes",
-		Decode: decodeNode,
-		Groups: func(n *cachedNode) []string { return n.hosts },
-		// The UID differs if the Node was deleted and created again between two watch events.
-		Same: func(before, now *cachedNode) bool { return before.uid == now.uid && before.ready == now.ready },
+	return &NodeCache{client: client, cache: sync.OnceValue(func() *kubecache.Cache[*corev1.Node, *cachedNode] {
+		return kubecache.Open(ctx, client, client.CoreV1().Nodes(), "", kubecache.Config[*corev1.Node, *cachedNode]{
+			What:   "nodes",
+			Decode: decodeNode,
+			Groups: func(n *cachedNode) []string { return n.hosts },
+			// The UID differs if the Node was deleted and created again between two watch events.
+			Same: func(before, now *cachedNode) bool { return before.uid == now.uid && before.ready == now.ready },
+		})
 	})}
 }
 
@@ -88,7 +91,7 @@ func readyPeriod(node *corev1.Node) (period [16]byte) {
 // Nodes returns the UIDs of all Nodes by name, from a cache that may lag. It waits until the cache is
 // filled or ctx ends.
 func (n *NodeCache) Nodes(ctx context.Context) (map[string]string, error) {
-	cached, err := n.cache.List(ctx)
+	cached, err := n.cache().List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list Nodes: %w", err)
 	}
@@ -101,9 +104,9 @@ func (n *NodeCache) Nodes(ctx context.Context) (map[string]string, error) {
 
 // Len returns the number of Nodes in the cache.
 func (n *NodeCache) Len() int {
-	nodes, _ := n.cache.Len()
+	nodes, _ := n.cache().Len()
 	return nodes
 }
 
 // Watch sends a hint when a Node was created or deleted, or when its condition Ready has changed.
-func (n *NodeCache) Watch(ctx context.Context) <-chan struct{} { return n.cache.Watch(ctx) }
+func (n *NodeCache) Watch(ctx context.Context) <-chan struct{} { return n.cache().Watch(ctx) }

@@ -77,8 +77,8 @@ func TestNodesHintChangesOfUIDAndReadyPeriod(t *testing.T) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1"}}
 		client := fake.NewClientset(node)
 		nodes := OpenNodes(t.Context(), client)
-		synctest.Wait()
 		hints := nodes.Watch(t.Context())
+		synctest.Wait()
 		<-hints
 		ready := func(heartbeat int64) []corev1.NodeCondition {
 			return []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Unix(heartbeat, 0)}}

@@ -248,7 +248,7 @@ func TestLimitsHoldWithTwoLeaders(t *testing.T) {
 		}
 		for _, run := range []func(context.Context) error{
 			csr.Controller{Client: client, Authority: authority, Approve: true, Sign: true, Logger: log}.Run,
-			cleaner.Claims{Store: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch(ctx), Logger: log}.Run,
+			cleaner.Claims{Store: claims, Tokens: store, Node: nodes.Node, Nodes: nodes.Nodes, Ready: nodes.Ready, NodesChanged: nodes.Watch, Logger: log}.Run,
 		} {
 			running.Go(func() {
 				if err := run(ctx); err != nil {

@@ -40,8 +40,8 @@ type Claims struct {
 	// RejoinWindow is how long after the end of its certificate a node may rejoin, see [tokens.Identity].
 	// Zero means never.
 	RejoinWindow time.Duration
-	// NodesChanged receives a hint after a Node or its Ready condition changes. It may be nil.
-	NodesChanged <-chan struct{}
+	// NodesChanged sends hints until ctx ends, one after a Node or its Ready condition changes. It may be nil.
+	NodesChanged func(ctx context.Context) <-chan struct{}
 	// Sweep is the longest time between two lists of all claims; zero means one minute.
 	Sweep time.Duration
 	// Logger logs releases and failures; nil logs nothing.
@@ -71,7 +71,11 @@ func (c Claims) Run(ctx context.Context) error {
 	}
 	var hint <-chan struct{} // without Nodes nothing is urgent
 	if c.Node != nil {
-		hint = loop.Either(ctx, c.Store.Watch(ctx), c.Tokens.Watch(ctx), c.NodesChanged)
+		var nodes <-chan struct{}
+		if c.NodesChanged != nil {
+			nodes = c.NodesChanged(ctx)
+		}
+		hint = loop.Either(ctx, c.Store.Watch(ctx), c.Tokens.Watch(ctx), nodes)
 	}
 	return loop.Loop{
 		Name:       "claim-cleaner",
