@@ -49,7 +49,7 @@ type connection struct {
 	config    *rest.Config
 	apiServer *apiServer
 	client    kubernetes.Interface
-	// watch is the context of watches. It ends with the program, because a standby replica watches, too.
+	// watch is the context of the watches behind the HTTPS API, which a standby replica serves, too.
 	watch context.Context
 	// election is nil without leader election.
 	election *leader.Election
@@ -334,7 +334,7 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 		controllers = append(controllers, loop.Run)
 	}
 	if decides || enabled[CSRCleaner] {
-		controllers = append(controllers, c.csrControllers(authority)...)
+		controllers = append(controllers, c.csrControllers(authority))
 	}
 	controllers = append(controllers, c.cleaners(c.stores, cleaner.Claims{
 		Node: c.nodes.Node, Nodes: c.nodes.Nodes, Ready: c.nodes.Ready, NodesChanged: c.nodes.Watch,
@@ -348,28 +348,37 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 	return nil
 }
 
-// csrControllers returns the controllers that share an informer of CertificateSigningRequests.
-func (c *cluster) csrControllers(authority *signer.Authority) (controllers []func(context.Context) error) {
+// csrControllers returns the controllers of CertificateSigningRequests. They share an informer, which runs while they do:
+// nothing else reads these objects from a cache.
+func (c *cluster) csrControllers(authority *signer.Authority) func(context.Context) error {
 	enabled := c.options.Controllers
-	requests := csr.NewInformer(c.client)
-	go requests.Run(c.watch.Done())
-	if enabled[CSRApprover] || enabled[CSRSigner] {
-		loop := csr.Controller{
-			Client: c.working, Informer: requests, Authority: authority, Approve: enabled[CSRApprover], Sign: enabled[CSRSigner], Shadow: c.Shadow,
-			Again:  c.configured.changed(),
-			Logger: c.log, Registerer: c.registry,
-		}
-		if enabled[CSRSigner] && !c.Shadow {
-			loop.SignedByOther = c.watchOtherSigner()
-			controllers = append(controllers, c.watchRenewals(requests, authority, c.nodes, c.events))
-		}
-		controllers = append(controllers, loop.Run)
+	signs := enabled[CSRSigner] && !c.Shadow
+	decider := csr.Controller{
+		Client: c.working, Authority: authority, Approve: enabled[CSRApprover], Sign: enabled[CSRSigner], Shadow: c.Shadow,
+		Again:  c.configured.changed(),
+		Logger: c.log, Registerer: c.registry,
 	}
-	if enabled[CSRCleaner] && !c.Shadow {
-		loop := csr.Cleaner{Client: c.working, Informer: requests, Logger: c.log, Registerer: c.registry}
-		controllers = append(controllers, loop.Run)
+	cleaner := csr.Cleaner{Client: c.working, Logger: c.log, Registerer: c.registry}
+	var renewals csr.Renewals
+	if signs {
+		decider.SignedByOther = c.watchOtherSigner()
+		renewals = c.watchRenewals(authority, c.nodes, c.events)
 	}
-	return controllers
+	return func(ctx context.Context) error {
+		requests := csr.NewInformer(c.client)
+		decider.Informer, cleaner.Informer, renewals.Informer = requests, requests, requests
+		controllers := []func(context.Context) error{func(ctx context.Context) error { requests.RunWithContext(ctx); return nil }}
+		if decider.Approve || decider.Sign {
+			controllers = append(controllers, decider.Run)
+		}
+		if signs {
+			controllers = append(controllers, renewals.Run)
+		}
+		if enabled[CSRCleaner] && !c.Shadow {
+			controllers = append(controllers, cleaner.Run)
+		}
+		return together(controllers)(ctx)
+	}
 }
 
 // runWhileLeading runs all controllers: always, or with leader election only while this replica leads.

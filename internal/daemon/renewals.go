@@ -15,7 +15,6 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 )
 
 // eventRenewalsWait is the Event reason for late renewals.
@@ -24,8 +23,8 @@ const eventRenewalsWait = "RenewalsWait"
 // reportAgain is how often an unchanged state is reported again: an Event expires after that time.
 const reportAgain = time.Hour
 
-// watchRenewals returns a function that reports nodes that wait too long for a renewed certificate.
-func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *signer.Authority, nodes *kubefacts.NodeCache, events events) func(context.Context) error {
+// watchRenewals reports nodes that wait too long for a renewed certificate, while the result runs with an informer.
+func (s *service) watchRenewals(authority *signer.Authority, nodes *kubefacts.NodeCache, events events) csr.Renewals {
 	late := &lateRenewals{log: s.log, events: events}
 	s.check("renewals", func(context.Context) error {
 		if text := late.text(time.Now()); text != "" {
@@ -34,10 +33,10 @@ func (s *service) watchRenewals(requests cache.SharedIndexInformer, authority *s
 		return nil
 	})
 	return csr.Renewals{
-		Informer: requests, Nodes: nodes.Nodes, Late: func(waiting []csr.WaitingRenewal) { late.report(waiting, time.Now()) },
+		Nodes: nodes.Nodes, Late: func(waiting []csr.WaitingRenewal) { late.report(waiting, time.Now()) },
 		Lifetime: renewedFor{authority}.lifetime,
 		Logger:   s.log, Registerer: s.registry,
-	}.Run
+	}
 }
 
 // renewedFor looks up the lifetime of node certificates.

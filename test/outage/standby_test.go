@@ -1,0 +1,67 @@
+package outage
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/kubejoin/kubejoin/test/cluster"
+	"github.com/kubejoin/kubejoin/test/harness"
+	certificates "k8s.io/api/certificates/v1"
+)
+
+// watchesOfKubejoin are audit rules that record the watches of kubejoin.
+const watchesOfKubejoin = `- level: Metadata
+  users: ["system:serviceaccount:kubejoin-system:kubejoin"]
+  verbs: [watch]
+- level: None
+`
+
+// TestStandbyWatchesOnlyWhatItServes hands leadership over to a standby replica. It catches watches of a standby that only a
+// leader needs, and a new leader that is slow to begin with them.
+func TestStandbyWatchesOnlyWhatItServes(t *testing.T) {
+	harness.Parallel(t)
+	audit := harness.NewAuditLog(t, watchesOfKubejoin)
+	s := harness.NewSite(t, cluster.Options{APIServerFlags: audit.Flags()})
+	served := []string{"configmaps kube-public/cluster-info", "configmaps kube-public/kubejoin-ca", "configmaps kubejoin-system/", "leases kubejoin-system/", "secrets kube-system/", "secrets kube-system/kubejoin-ca-key"}
+	leading := slices.Sorted(slices.Values(slices.Concat(served, []string{"certificatesigningrequests /", "nodes /"})))
+	first := s.Program
+	waitWatches(t, audit, 0, leading)
+	calls, _ := audit.Calls(t)
+
+	s.Start(t)
+	second := s.Program
+	created := time.Now()
+	s.RequestCertificate(t, "before", certificates.KubeAPIServerClientKubeletSignerName)
+	s.WaitIssued(t, "before")
+	usual := time.Since(created)
+	waitWatches(t, audit, len(calls), served)
+
+	first.Stop(20 * time.Second)
+	s.RequestCertificate(t, "after", certificates.KubeAPIServerClientKubeletSignerName)
+	second.WaitLeader(t)
+	led := time.Now()
+	s.WaitIssued(t, "after")
+	if took, most := time.Since(led), 5*time.Second+5*usual; took > most { // on a busy machine
+		t.Errorf("the new leader issued a certificate after %s, want at most %s", took, most)
+	}
+	waitWatches(t, audit, len(calls), leading)
+}
+
+// waitWatches waits until kubejoin has watched exactly these resources after the first calls of the audit log.
+func waitWatches(t *testing.T, audit harness.AuditLog, first int, want []string) {
+	t.Helper()
+	harness.Wait(t, "watches", func() error {
+		calls, _ := audit.Calls(t)
+		seen := map[string]bool{}
+		for _, c := range calls[first:] {
+			seen[fmt.Sprintf("%s %s/%s", c.ObjectRef.Resource, c.ObjectRef.Namespace, c.ObjectRef.Name)] = true
+		}
+		if got := slices.Sorted(maps.Keys(seen)); !slices.Equal(got, want) {
+			return fmt.Errorf("got %q, want %q", got, want)
+		}
+		return nil
+	})
+}
