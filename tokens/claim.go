@@ -114,9 +114,11 @@ func IsOwnName(name string) bool { return name == OwnName || strings.HasPrefix(n
 // Check returns an error if a store must not accept the claim. It joins all errors.
 func (c Claim) Check() error {
 	errs := []error{CheckNodeName(c.Node), checkNotOwn(c.Node), c.Limits.Check(), c.Past.check(), c.Identity.check()}
+	rest := c.AfterRelease(c.Past)
+	rest.Identity = c.Identity
 	if !c.Released() {
 		errs = append(errs, CheckID(c.TokenID))
-	} else if c.TokenUID != "" || !c.Limits.IsZero() || len(c.Keys) > 0 || len(c.Requests) > 0 || c.NodeUID != "" || c.ReadyBefore != "" || c.ReadyAgain {
+	} else if !c.Equal(rest) {
 		errs = append(errs, errors.New("want no other fields than past and identity in a released claim"))
 	}
 	for what, words := range map[string][]string{"keys": c.Keys, "requests": c.Requests} {

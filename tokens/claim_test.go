@@ -27,6 +27,7 @@ func TestDifferentClaimsAreNotEqual(t *testing.T) {
 		"ReadyAgain":               {ReadyAgain: true},
 		"Past.Until":               {Past: tokens.ReleasedClaim{Until: noon}},
 		"Past.CertificateDuration": {Past: tokens.ReleasedClaim{CertificateDuration: time.Hour}},
+		"Past.Rejoin":              {Past: tokens.ReleasedClaim{Rejoin: tokens.RejoinDeny}},
 		"Identity":                 {Identity: tokens.Identity{NodeUID: "u"}},
 		"Created":                  {Created: noon},
 		"UID":                      {UID: "u"},
@@ -74,6 +75,7 @@ func TestClaimCheck(t *testing.T) {
 		"key with comma":        func(c *tokens.Claim) { c.Keys = []string{"a,b"} },
 		"empty request":         func(c *tokens.Claim) { c.Requests = []string{""} },
 		"request with space":    func(c *tokens.Claim) { c.Requests = []string{"a b"} },
+		"ready before, comma":   func(c *tokens.Claim) { c.ReadyBefore = "a,b" },
 		"identity, long word":   func(c *tokens.Claim) { c.Identity.NodeUID = strings.Repeat("u", 129) },
 		"identity, five keys": func(c *tokens.Claim) {
 			c.Identity.Credentials = append(c.Identity.Credentials, tokens.Credential{Key: "c"}, tokens.Credential{Key: "d"}, tokens.Credential{Key: "e"})
@@ -98,6 +100,12 @@ func TestClaimCheck(t *testing.T) {
 		if claim.Check() == nil {
 			t.Errorf("%s: got Check = nil, want an error", name)
 		}
+	}
+}
+
+func TestClaimEditReturnsErrorOfChange(t *testing.T) {
+	if _, err := (tokens.Claim{}).Edit(func(*tokens.Claim) error { return errReset }); !errors.Is(err, errReset) {
+		t.Errorf("got %v, want %v", err, errReset)
 	}
 }
 
@@ -174,11 +182,13 @@ func TestFindMatchesNothingEmpty(t *testing.T) {
 
 func TestReleasedClaimHasOnlyPast(t *testing.T) {
 	for name, claim := range map[string]tokens.Claim{
-		"token UID": {TokenUID: "u"},
-		"limits":    {Limits: tokens.Limits{MaxNodes: 1}},
-		"keys":      {Keys: []string{"sha256:00"}},
-		"requests":  {Requests: []string{"u"}},
-		"node UID":  {NodeUID: "u"},
+		"token UID":    {TokenUID: "u"},
+		"limits":       {Limits: tokens.Limits{MaxNodes: 1}},
+		"keys":         {Keys: []string{"sha256:00"}},
+		"requests":     {Requests: []string{"u"}},
+		"node UID":     {NodeUID: "u"},
+		"ready before": {ReadyBefore: "r"},
+		"ready again":  {ReadyAgain: true},
 	} {
 		claim.Node, claim.Past.Until = "worker-1", noon
 		if claim.Check() == nil {
