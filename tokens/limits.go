@@ -180,11 +180,8 @@ func MatchNodeName(pattern, name string) bool {
 // CheckNodeName returns an error if name is not a valid Node name in Kubernetes, which is an RFC 1123
 // subdomain.
 func CheckNodeName(name string) error {
-	switch {
-	case len(name) > dnsname.MaxLength:
-		return fmt.Errorf("node name of %d characters, want at most %d", len(name), dnsname.MaxLength)
-	case !dnsname.IsSubdomain(name):
-		return fmt.Errorf("node name %q, want parts of [a-z0-9-] separated by dots, each starting and ending with a letter or digit", Redact(name))
+	if !dnsname.IsSubdomain(name) {
+		return fmt.Errorf("node name %.300q, want parts of [a-z0-9-] separated by dots, each starting and ending with a letter or digit, and at most %d characters", Redact(name), dnsname.MaxLength)
 	}
 	return nil
 }
