@@ -76,6 +76,23 @@ func TestSpent(t *testing.T) {
 	}
 }
 
+// Catches a token that cannot be deleted because of its description: anyone who creates a token chooses that.
+func TestOwnsUpload(t *testing.T) {
+	for _, test := range []struct {
+		r    tokens.Record
+		want bool
+	}{
+		{tokens.Record{Description: tokens.UploadDescription}, true},
+		{tokens.Record{Description: "ci"}, false},
+		{tokens.Record{Description: tokens.UploadDescription, Signing: true}, false},
+		{tokens.Record{Description: tokens.UploadDescription, Authentication: true}, false},
+	} {
+		if test.r.OwnsUpload() != test.want {
+			t.Errorf("%+v: got OwnsUpload = %t, want %t", test.r, !test.want, test.want)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	onlyID := must.Value(tokens.OnlyID(id))(t)
 	short := must.Value(tokens.ForSigning(id, "x"))(t)

@@ -52,6 +52,25 @@ func (n *names) claim(t *testing.T, node string) {
 	must.Value(storetest.CreateClaim(t.Context(), n.claims, c))(t)
 }
 
+// failingOnce makes the first call of a method fail.
+func (n *names) failingOnce(method string) {
+	failed := false
+	n.faulty(storetest.Before(func() error {
+		if failed {
+			return nil
+		}
+		failed = true
+		return errReset
+	}, method))
+}
+
+// unclaim deletes the claim on worker-1. The token still counts the name.
+func (n *names) unclaim(t *testing.T) {
+	t.Helper()
+	c := must.Value(n.claims.Get(t.Context(), "worker-1", tokens.Live))(t)
+	must.OK(t, storetest.DeleteClaim(t.Context(), n.claims, c))
+}
+
 // release releases worker-1.
 func (n *names) release(t *testing.T) (tokens.Claim, string, error) {
 	t.Helper()
@@ -99,13 +118,7 @@ func TestReleaseFreesNameAndSlot(t *testing.T) {
 // Catches a slot that is lost because kubejoin stopped before the claim, or somebody deleted the claim.
 func TestReleaseFreesSlotWithoutClaim(t *testing.T) {
 	n := twoJoined(t)
-	c, err := n.claims.Get(t.Context(), "worker-1", tokens.Live)
-	if err == nil {
-		err = storetest.DeleteClaim(t.Context(), n.claims, c)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	n.unclaim(t)
 	if c, _, err := n.Release(t.Context(), "worker-1", true); err != nil || c.TokenID != n.record.Token.ID() {
 		t.Errorf("dry run: got %+v, %v", c, err)
 	}
@@ -232,15 +245,16 @@ func TestFailedReleaseIsRepeated(t *testing.T) {
 				return nil
 			})
 		},
-		"token is not written": func(n *names) {
-			failed := false
-			n.faulty(storetest.Before(func() error {
-				if failed {
-					return nil
-				}
-				failed = true
-				return errReset
-			}, "Store.Update"))
+		"claim is not read":    func(n *names) { n.failingOnce("Claims.Get") },
+		"token is not read":    func(n *names) { n.failingOnce("Store.Get") },
+		"token is not written": func(n *names) { n.failingOnce("Store.Update") },
+		"without a claim, tokens are not listed": func(n *names) {
+			n.unclaim(t)
+			n.failingOnce("Store.List")
+		},
+		"without a claim, token is not written": func(n *names) {
+			n.unclaim(t)
+			n.failingOnce("Store.Update")
 		},
 	} {
 		n := twoJoined(t)
@@ -342,4 +356,22 @@ func TestReleasesWhatOthersDelete(t *testing.T) {
 		t.Errorf("the token was deleted: %v", err)
 	}
 	n.want(t, "worker-2", "")
+}
+
+// List may lag behind, and others may free the slot after it. Catches a release that reports a slot that it has not freed.
+func TestReleaseOfFreedSlotFindsNothing(t *testing.T) {
+	for name, free := range map[string]func(n *names) error{
+		"token is deleted": func(n *names) error { return n.store.Delete(t.Context(), n.record) },
+		"slot is free": func(n *names) error {
+			_, err := n.store.Update(t.Context(), n.record.Token.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-2"}; return nil })
+			return err
+		},
+	} {
+		n := twoJoined(t)
+		n.unclaim(t)
+		n.faulty(storetest.After(func() error { return free(n) }, "Store.List"))
+		if c, _, err := n.release(t); !errors.Is(err, tokens.ErrNotFound) || err.Error() != "there is no claim on node name worker-1" {
+			t.Errorf("%s: got %+v, %v, want ErrNotFound", name, c, err)
+		}
+	}
 }

@@ -114,6 +114,18 @@ func TestOnlyID(t *testing.T) {
 	}
 }
 
+func TestForSigning(t *testing.T) {
+	for _, test := range []struct {
+		id, secret string
+		want       error
+	}{{id, "x", nil}, {"ABC123", "x", tokens.ErrMalformed}, {id, "", tokens.ErrMalformed}} {
+		token, err := tokens.ForSigning(test.id, test.secret)
+		if !errors.Is(err, test.want) || token.HasSecret() != (test.want == nil) {
+			t.Errorf("ForSigning(%q, %q) = %v, %v, want %v", test.id, test.secret, token, err, test.want)
+		}
+	}
+}
+
 func TestEqual(t *testing.T) {
 	a, again := parse(t, id+"."+secret), parse(t, strings.Clone(id+"."+secret))
 	otherID, otherSecret := parse(t, "abc124."+secret), parse(t, id+".t"+secret[1:])
