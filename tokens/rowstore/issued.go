@@ -132,10 +132,10 @@ func (s *Issued) NewestFirst(ctx context.Context, name, after string, since time
 	keys := Range{From: behind(folder, after), To: folder + inverted(since) + last, Limit: some}
 	for {
 		rows, err := page(ctx, s.db, keys)
-		if err != nil || len(rows) == 0 {
+		if err != nil {
 			return wrapIssued(err)
 		}
-		if more, err := s.visit(ctx, rows, func(row Row) string { return placeIn(row.Key) }, visit); err != nil || !more || len(rows) < keys.Limit {
+		if more, err := s.visit(ctx, rows, func(row Row) string { return placeIn(row.Key) }, visit); !more || len(rows) < keys.Limit {
 			return wrapIssued(err)
 		}
 		keys.From, keys.Limit = rows[len(rows)-1].Key+"\x00", min(2*keys.Limit, maxPage)
@@ -164,14 +164,14 @@ func (s *Issued) SoonestFirst(ctx context.Context, name, after string, from time
 	}
 	slices.SortFunc(all, func(a, b Row) int { return strings.Compare(place(a), place(b)) })
 	for rows := range slices.Chunk(all, some) {
-		if more, err := s.visit(ctx, rows, place, visit); err != nil || !more {
+		if more, err := s.visit(ctx, rows, place, visit); !more {
 			return wrapIssued(err)
 		}
 	}
 	return nil
 }
 
-// visit visits the entries of rows of an index. place returns where a walk can continue.
+// visit visits the entries of rows of an index. place returns where a walk can continue. An error ends the walk: more is false.
 func (s *Issued) visit(ctx context.Context, index []Row, place func(Row) string, visit Visitor) (more bool, err error) {
 	keys := make([]string, len(index))
 	for i, row := range index {
