@@ -113,7 +113,6 @@ func TestReturnsErrorOfEachCall(t *testing.T) {
 		}
 		return nil
 	}
-	decoders := rowstore.Decoders{Revocation: visit, Rotation: func(string, []byte) (bool, error) { return false, nil }, Issued: func(v []byte) (rowstore.IssuedRow, error) { n, err := strconv.Atoi(string(v)); return entry(n), err }}
 	for name, test := range map[string]struct {
 		calls   int   // of the database; 0: not checked
 		want    error // if no call fails

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
@@ -138,7 +139,6 @@ func TestSkipsClaimsThatTokenNoLongerHolds(t *testing.T) {
 	}
 }
 
-// If the row of a claim is missing, HeldBy must fail: the token could claim more names than its limit.
 // What no store writes must be an error, not another value: a damaged claim keeps its name taken. No error may have the secret.
 func TestDecodeReportsDamage(t *testing.T) {
 	const secret = "s3cr3ts3cr3ts3cr"
@@ -188,6 +188,7 @@ func TestDecodeReportsDamage(t *testing.T) {
 	}
 }
 
+// If the row of a claim is missing, HeldBy must fail: the token could claim more names than its limit.
 func TestMissingClaimIsDamage(t *testing.T) {
 	db := &memdb.DB{}
 	s := rowstore.New(db)
@@ -213,6 +214,42 @@ func TestIndexesNewClaimWithFieldsBefore(t *testing.T) {
 	must.Value(s.Claims().Commit(t.Context(), r, r, []tokens.ClaimChange{{Before: c, After: c}}))(t)
 	if held, err := s.Claims().HeldBy(t.Context(), "abc123", tokens.Live); err != nil || len(held) != 2 {
 		t.Errorf("HeldBy = %+v, %v, want both claims", held, err)
+	}
+}
+
+// Created says since when the token holds the name.
+func TestOnlyNewHolderChangesCreated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := memdb.Open()
+		_, c := fill(t, s)
+		time.Sleep(time.Minute)
+		changed := must.Value(storetest.UpdateClaim(t.Context(), s.Claims(), c.Node, editClaim))(t)
+		must.OK(t, tokens.Release(t.Context(), s.Claims(), changed, tokens.ReleasedClaim{Until: noon}))
+		if left, err := s.Claims().Get(t.Context(), c.Node, tokens.Live); err != nil || !changed.Created.Equal(c.Created) || !left.Created.Equal(c.Created) {
+			t.Errorf("got %+v, released %+v, %v, want both created %s", changed, left, err, c.Created)
+		}
+		taken := must.Value(storetest.UpdateClaim(t.Context(), s.Claims(), c.Node, func(c *tokens.Claim) error { c.TokenID = "fedcba"; return nil }))(t)
+		if !taken.Created.After(c.Created) {
+			t.Errorf("taken by another token: got %+v, want it created after %s", taken, c.Created)
+		}
+	})
+}
+
+// A value that does not change must cost no write. An empty value is not the same as no row.
+func TestUpdateWritesOnlyChanges(t *testing.T) {
+	db := &faulty{DB: &memdb.DB{}, commits: errAway}
+	s := rowstore.New(db)
+	fill(t, s)
+	for _, test := range []struct {
+		key    string
+		after  []byte
+		writes bool
+	}{{"k", []byte("v"), false}, {"k", []byte("w"), true}, {"k", nil, true}, {"none", nil, false}, {"none", []byte{}, true}} {
+		db.failCommits = 1
+		err := s.Revocations().Update(t.Context(), test.key, func([]byte) ([]byte, error) { return test.after, nil })
+		if errors.Is(err, errAway) != test.writes || err != nil && !test.writes {
+			t.Errorf("update %s to %q: got %v, want a write: %t", test.key, test.after, err, test.writes)
+		}
 	}
 }
 
@@ -252,17 +289,19 @@ func (d *oneCommit) Commit(ctx context.Context, conditions []rowstore.Condition,
 // A commit of two claims fails half-way. Catches restored names that are missing in the count although their claims exist.
 // Also catches a name that counts before its claim exists, and a token that ends before its last slot is taken.
 func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
-	for name, test := range map[string]struct{ held, want []string }{
-		"restored": {[]string{"worker-1", "worker-2"}, []string{"worker-1", "worker-2"}},
-		"new":      {nil, []string{"worker-1"}},
+	both := []string{"worker-1", "worker-2"}
+	for name, test := range map[string]struct{ held, counted, want []string }{
+		"restored":                     {held: both, want: both},
+		"new":                          {want: []string{"worker-1"}},
+		"released, and counted before": {counted: both, want: both},
 	} {
 		db := &oneCommit{smallDB: smallDB{maxChanges: 4}}
 		s := rowstore.New(db)
 		r := tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())
-		r.Limits.MaxNodes = 2
+		r.Limits.MaxNodes, r.Nodes = 2, test.counted
 		before := must.Value(s.Create(t.Context(), r))(t)
 		var changes []tokens.ClaimChange
-		for _, node := range []string{"worker-1", "worker-2"} {
+		for _, node := range both {
 			c := tokens.Claim{Node: node, TokenID: before.Token.ID(), TokenUID: before.UID, Limits: before.Limits, Keys: []string{"sha256:" + strings.Repeat("0", 64)}}
 			change := tokens.ClaimChange{After: c}
 			if slices.Contains(test.held, node) {
@@ -272,7 +311,7 @@ func TestInterruptedCommitCountsNamesWithClaims(t *testing.T) {
 			changes = append(changes, change)
 		}
 		after := before.Clone()
-		after.Nodes, after.Expires = []string{"worker-1", "worker-2"}, before.Expires.Add(-time.Minute)
+		after.Nodes, after.Expires = both, before.Expires.Add(-time.Minute)
 		db.begun = true
 		outcomes, err := s.Claims().Commit(t.Context(), before, after, changes)
 		if err != nil || len(outcomes) != 2 || outcomes[0].Err != nil || outcomes[1].Err == nil {
