@@ -226,8 +226,8 @@ func TestMissingTokenAndFailedStore(t *testing.T) {
 		}
 	}
 	m := &mint.Minter{Tokens: storetest.Fail(errReset, "Store.Delete").Store(store)}
-	if _, err := m.Delete(t.Context(), r.Token.ID(), mint.Deletion{}); reason(t, err) != mint.Unavailable {
-		t.Errorf("failed deletion: got %v, want %q", err, mint.Unavailable)
+	if _, err := m.Delete(t.Context(), r.Token.ID(), mint.Deletion{}); reason(t, err) != mint.Unavailable || !errors.Is(err, errReset) {
+		t.Errorf("failed deletion: got %v, want %q and %v", err, mint.Unavailable, errReset)
 	}
 	m = &mint.Minter{Tokens: storetest.Fail(tokens.ErrConflict, "Store.Delete").Store(store)}
 	if _, err := m.Delete(t.Context(), r.Token.ID(), mint.Deletion{}); reason(t, err) != mint.Unavailable {

@@ -51,11 +51,8 @@ func (r *Rotations) PrepareCA(ctx context.Context, ca string, req api.PrepareCA)
 	p := rotation.PrepareRequest{CA: rotation.CA(ca), DryRun: req.DryRun}
 	var err error
 	if req.Lifetime != "" {
-		if p.Lifetime, err = api.ParseDuration(req.Lifetime); err == nil && p.Lifetime <= 0 {
-			err = errors.New("want a duration such as 3650d")
-		}
-		if err != nil {
-			return api.CARotation{}, api.InvalidField("lifetime", "%.40q given, %v", req.Lifetime, err)
+		if p.Lifetime, err = api.ParseDuration(req.Lifetime); err != nil || p.Lifetime <= 0 {
+			return api.CARotation{}, api.InvalidField("lifetime", "%.40q given, want a duration such as 3650d", req.Lifetime)
 		}
 	}
 	if req.NewCA != "" {
