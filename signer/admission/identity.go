@@ -66,7 +66,7 @@ func (f facts) provesNode(proof approval.Rejoin, by string) error {
 		return approval.RefuseFor(reason, format+"; to let the machine join again: kubejoin token create --replace-node %s", append(args, node)...)
 	}
 	bound := proof.NotAfter.IsZero()
-	_, current := i.Find(proof.Key, by)
+	_, current := authenticated(i, &proof, by)
 	switch notAfter := proof.NotAfter; {
 	case f.window <= 0:
 		return refuse(ReasonRejoinOff, "nodes cannot rejoin: kubejoin runs without --rejoin-window")
@@ -76,7 +76,7 @@ func (f facts) provesNode(proof approval.Rejoin, by string) error {
 		return refuse(ReasonRejoinTooLate, "the certificate of node %s expired at %s, more than %s ago (--rejoin-window)", node, notAfter.UTC().Format(time.RFC3339), f.window)
 	case len(i.Credentials) == 0:
 		return refuse(ReasonKeyNotCurrent, "kubejoin knows no key of node %s: its last certificate is from before --rejoin-window was set or by another signer, or its claim was released", node)
-	case bound && proof.Key != i.Bound.Key:
+	case bound && !current:
 		return refuse(ReasonKeyNotCurrent, "the key is not bound to node %s", node)
 	case !bound && !current:
 		return refuse(ReasonKeyNotCurrent, "the key is not a current one of node %s: this machine has an old copy of the disk, or is another machine", node)
@@ -179,7 +179,7 @@ var errClaimLost = errors.New("another token has taken the claim")
 // it as it is: it may be that of a machine that was replaced. Any other requester, for example a token, brings a new machine.
 // The identity then starts with first, and the machine that had the name before cannot rejoin.
 func withCertificate(c tokens.Claim, first tokens.Identity, r approval.Request) tokens.Claim {
-	by, own := authenticated(c.Identity, r)
+	by, own := authenticated(c.Identity, r.Rejoin, fingerprintOf(r))
 	switch {
 	case c.Remaining().Rejoin == tokens.RejoinDeny:
 		// The claim must last as long as any certificate of the machine: see [tokens.Claim.PastAfterRelease].
@@ -205,16 +205,16 @@ func withCertificate(c tokens.Claim, first tokens.Identity, r approval.Request) 
 	return c
 }
 
-// authenticated returns the credential of an identity that authenticated a request.
-func authenticated(i tokens.Identity, r approval.Request) (by tokens.Credential, found bool) {
-	if p := r.Rejoin; p != nil && p.NotAfter.IsZero() {
-		return i.Bound, p.Key != "" && p.Key == i.Bound.Key
+// authenticated returns the credential of an identity that authenticated a request: the key of a proof, or the certificate
+// with a fingerprint.
+func authenticated(i tokens.Identity, proof *approval.Rejoin, fingerprint string) (by tokens.Credential, found bool) {
+	switch {
+	case proof == nil:
+		return i.Find("", fingerprint)
+	case proof.NotAfter.IsZero():
+		return i.Bound, proof.Key != "" && proof.Key == i.Bound.Key
 	}
-	key := ""
-	if r.Rejoin != nil {
-		key = r.Rejoin.Key
-	}
-	return i.Find(key, fingerprintOf(r))
+	return i.Find(proof.Key, fingerprint)
 }
 
 // fingerprintOf returns the fingerprint of the certificate that authenticated a request; empty if it is not known.
@@ -227,8 +227,9 @@ func fingerprintOf(r approval.Request) string {
 
 // isStranger reports whether kubejoin knows which certificate authenticated a node, and the identity does not have it.
 func isStranger(i tokens.Identity, r approval.Request) bool {
-	_, own := authenticated(i, r)
-	return !own && len(i.Credentials) > 0 && fingerprintOf(r) != ""
+	by := fingerprintOf(r)
+	_, own := authenticated(i, r.Rejoin, by)
+	return !own && len(i.Credentials) > 0 && by != ""
 }
 
 // continued returns an identity with another certificate. It keeps the certificate that authenticated the request, and those

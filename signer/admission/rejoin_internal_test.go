@@ -12,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -100,6 +101,7 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 		"only a bound key":                  {change: func(c *claim, f *rejoining) { c.Identity.Credentials = nil; f.bound() }, reason: ReasonKeyNotCurrent, text: "knows no key"},
 		"another bound key":                 {change: func(c *claim, f *rejoining) { f.bound(); c.Identity.Bound.Key = oldKey }, reason: ReasonKeyNotCurrent, text: "not bound"},
 		"unbound by now":                    {change: func(c *claim, f *rejoining) { f.bound(); c.Identity.Bound.Key = "" }, reason: ReasonKeyNotCurrent, text: "not bound"},
+		"unbound by now, no key":            {change: func(c *claim, f *rejoining) { f.proof, c.Identity.Bound.Key = approval.Rejoin{}, "" }, reason: ReasonKeyNotCurrent, text: "not bound"},
 		"key of a certificate, self-signed": {change: func(_ *claim, f *rejoining) { f.proof.NotAfter = time.Time{} }, reason: ReasonKeyNotCurrent, text: "not bound"},
 		"bound key in a certificate":        {change: func(_ *claim, f *rejoining) { f.proof.Key = boundKey }, reason: ReasonKeyNotCurrent, text: "not a current one"},
 
@@ -192,5 +194,25 @@ func TestRejoinKeepsPastAlive(t *testing.T) {
 	f.claim, f.now = p.next, f.now.Add(time.Hour)
 	if p := planRenewal(f.facts, r); p.err != nil || p.admitted.Duration != 2*time.Hour {
 		t.Errorf("renewal after the rejoin: got lifetime %s, %v, want 2h", p.admitted.Duration, p.err)
+	}
+}
+
+func TestStrangerHasAnotherCertificate(t *testing.T) {
+	own, other := revocation.FingerprintOf(&x509.Certificate{Raw: []byte("own")}), revocation.FingerprintOf(&x509.Certificate{Raw: []byte("other")})
+	known := tokens.Identity{Credentials: []tokens.Credential{{Fingerprint: string(own)}}}
+	for name, test := range map[string]struct {
+		identity tokens.Identity
+		by       []string // credential IDs
+		want     bool
+	}{
+		"own certificate":     {known, []string{own.CredentialID()}, false},
+		"another certificate": {known, []string{other.CredentialID()}, true},
+		"unknown certificate": {known, nil, false},
+		"unknown node":        {tokens.Identity{}, []string{other.CredentialID()}, false},
+	} {
+		r := approval.Request{User: "system:node:worker-1", Groups: []string{"system:nodes"}, Extra: map[string][]string{revocation.CredentialIDKey: test.by}}
+		if got := isStranger(test.identity, r); got != test.want {
+			t.Errorf("%s: got %t, want %t", name, got, test.want)
+		}
 	}
 }
