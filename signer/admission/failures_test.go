@@ -1,6 +1,7 @@
 package admission_test
 
 import (
+	"context"
 	"crypto/elliptic"
 	"errors"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/storetest"
 )
 
 // An error means wait: if any call of an admission fails, the request is neither admitted nor refused.
@@ -122,5 +124,34 @@ func TestAdmitsNothingWithoutARequestOrTokens(t *testing.T) {
 	} {
 		_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
 		wantRefused(t, name, err, "TokenRevoked")
+	}
+}
+
+// The decision about a token may outlast the request. Catches a request that is admitted without a decision.
+func TestCanceledRequestIsNotAdmitted(t *testing.T) {
+	c := newCluster()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	defer close(ended)
+	n := c.admissionWith(func(call *storetest.Call, do func() error) error {
+		if call.Method == "Store.Update" || call.Method == "Claims.Create" {
+			cancel()
+			<-ended
+		}
+		return do()
+	})
+	a, err := admit(ctx, n, firstRequest(t, bootstrapUser(c.createToken(tokens.Limits{MaxNodes: 1})), "worker-1", nil))
+	if a != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %+v, %v, want %v", a, err, context.Canceled)
+	}
+}
+
+// A kubelet with a deleted token retries about a hundred times an hour.
+func TestDeletedTokenCostsOneRead(t *testing.T) {
+	c := newCluster()
+	_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(tokens.Generate()), "worker-1", nil))
+	wantRefused(t, "deleted", err, "TokenRevoked")
+	if c.calls != 1 {
+		t.Errorf("got %d reads, want 1", c.calls)
 	}
 }

@@ -261,3 +261,25 @@ func TestRefusesTokenReplacedMeanwhile(t *testing.T) {
 		}
 	}
 }
+
+// What a cache shows may have ended. Catches a refusal by a cache, and an error that hides a refusal.
+func TestStaleCachesRefuseNothing(t *testing.T) {
+	c := newCluster()
+	past := tokens.ReleasedClaim{Until: time.Now().Add(time.Hour).Truncate(time.Second)}
+	c.claims["worker-1"] = tokens.Claim{Node: "worker-1", UID: "1", Version: "1", Created: time.Now(), Past: past}
+	deleted := c.createToken(tokens.Limits{})
+	c.freezeCaches()
+	delete(c.records, deleted.ID())
+	token, holder := c.createToken(tokens.Limits{MaxNodes: 1}), c.createToken(tokens.Limits{MaxNodes: 1})
+	c.change("worker-1", func(claim *tokens.Claim) { claim.TokenID, claim.Past = holder.ID(), tokens.ReleasedClaim{} })
+	if _, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(token), "worker-2", nil)); err != nil {
+		t.Errorf("a new token: %v", err)
+	}
+	n := c.admission()
+	n.Node = nil
+	if _, err := admit(t.Context(), n, renewal(t, "worker-1")); err != nil {
+		t.Errorf("a name that was released and claimed again: %v", err)
+	}
+	_, err := admit(t.Context(), c.admission(), firstRequest(t, bootstrapUser(deleted), "worker-3", nil))
+	wantRefused(t, "a deleted token", err, "TokenRevoked")
+}

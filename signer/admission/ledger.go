@@ -267,7 +267,7 @@ func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Reques
 	}
 	record, err := n.Tokens.Get(ctx, id, tokens.Recent)
 	switch {
-	case errors.Is(err, tokens.ErrNotFound), errors.Is(err, tokens.ErrMalformed):
+	case errors.Is(err, tokens.ErrNotFound):
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("token %s: %w", id, err)

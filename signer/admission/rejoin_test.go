@@ -231,6 +231,9 @@ func TestBindsOneKey(t *testing.T) {
 		if err := n.Bound(t.Context(), "worker-1", bound); !errors.Is(err, tokens.ErrNotFound) {
 			t.Errorf("%s: got %v, want the key not bound", what, err)
 		}
+		if by, err := n.BoundBy(t.Context(), "worker-1"); by != "" || err != nil {
+			t.Errorf("%s: bound by %q, %v, want by none", what, by, err)
+		}
 	}
 }
 
