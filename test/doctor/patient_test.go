@@ -29,7 +29,7 @@ const reader = "system:serviceaccount:doctors:reader"
 // kube-controller-manager themselves run without Pods.
 type patient struct {
 	*harness.Site
-	audit     harness.AuditLog
+	audit     cluster.AuditLog
 	reader    string // kubeconfig
 	manifests string // folder of the static pods
 	pki       string // folder for /etc/kubernetes/pki of its commands

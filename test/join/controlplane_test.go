@@ -163,7 +163,7 @@ func TestControlPlaneByOneCall(t *testing.T) {
 	}
 	u.downloaded(third, stacked)
 	_, token := s.JoinArgs(t, "?maxNodes=1")
-	text := s.CheckSecrets(t) + s.Log() + string(audit.Content(t)) + s.RunKubectl(t, "get", "secrets,configmaps,events,leases,csr", "--all-namespaces", "-o", "json")
+	text := s.CheckSecrets(t) + s.Log() + string(must.Value(audit.Content())(t)) + s.RunKubectl(t, "get", "secrets,configmaps,events,leases,csr", "--all-namespaces", "-o", "json")
 	u.checkAbsent(text, token.RevealSecret(), first, second, third)
 }
 
