@@ -25,6 +25,7 @@ type results struct {
 	Intruders         int               `json:"intruders"`
 	Denied            int               `json:"denied"`
 	Processes         []use             `json:"processesPerMachine"`
+	Calls             []calls           `json:"callsPerMachine"`
 	Marks             []mark            `json:"marks"`
 	readyAt           []float64
 }
@@ -80,6 +81,12 @@ func (r *results) print(to io.Writer) {
 	fmt.Fprintln(table, "for each machine\tcalls\tCPU ms\t")
 	for _, p := range r.Processes {
 		fmt.Fprintf(table, "%s\t%.2f\t%.1f\t\n", p.Name, p.Calls, p.CPU*1000)
+	}
+	fmt.Fprintln(table, "\t\t\t\ncalls for each machine\tkubejoin\tkubelets\t")
+	for _, c := range r.Calls {
+		if c.Kubejoin+c.Kubelets >= 0.05 { // JSON has all
+			fmt.Fprintf(table, "%s\t%.2f\t%.2f\t\n", c.Kind, c.Kubejoin, c.Kubelets)
+		}
 	}
 	_ = table.Flush() // an error of standard output
 }

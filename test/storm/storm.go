@@ -46,7 +46,7 @@ type options struct {
 type world struct {
 	options
 	*cluster.Cluster
-	audit    string // kube-apiserver's log of requests of kubejoin
+	audit    cluster.AuditLog
 	pins     []string
 	replicas []*replica
 	machines []*machine
@@ -90,13 +90,11 @@ func storm(ctx context.Context, o options) (r *results, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	w := &world{options: o, audit: filepath.Join(dir, "audit.log"), senders: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
-	policy := filepath.Join(dir, "policy.yaml")
-	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
+	w := &world{options: o, senders: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
+	if w.audit, err = cluster.NewAuditLog(dir, auditRules); err != nil {
 		return nil, err
 	}
-	flags := []string{"--audit-policy-file=" + policy, "--audit-log-path=" + w.audit, "--audit-log-maxsize=100000"}
-	if w.Cluster, err = cluster.Start(ctx, cluster.Options{Progress: o.progress, APIServerFlags: flags}); err != nil {
+	if w.Cluster, err = cluster.Start(ctx, cluster.Options{Progress: o.progress, APIServerFlags: w.audit.Flags()}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -119,16 +117,6 @@ func storm(ctx context.Context, o options) (r *results, err error) {
 	w.finish(e)
 	return &w.results, nil
 }
-
-// auditPolicy makes kube-apiserver record the requests of kubejoin, which no metric counts by process.
-const auditPolicy = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived, ResponseStarted]
-rules:
-- level: Metadata
-  users: ["system:serviceaccount:kubejoin-system:kubejoin"]
-- level: None
-`
 
 func (w *world) say(format string, args ...any) {
 	fmt.Fprintf(w.progress, time.Now().Format("15:04:05 ")+format+"\n", args...)
@@ -289,11 +277,22 @@ func (w *world) run(ctx context.Context) error {
 		return err
 	}
 	after, err := w.use(ctx)
+	if err != nil {
+		return err
+	}
+	var from map[string]float64
+	if w.Calls, from, err = tally(w.audit.Calls(), w.began, len(w.machines)); err != nil {
+		return err
+	}
+	sent := map[string]float64{"simulator": from["127.0.0.1"]}
+	for _, r := range w.replicas {
+		sent[r.name] = from[r.from]
+	}
 	for _, name := range slices.Sorted(maps.Keys(after)) {
 		each := float64(len(w.machines))
-		w.Processes = append(w.Processes, use{name, (after[name].Calls - before[name].Calls) / each, (after[name].CPU - before[name].CPU) / each})
+		w.Processes = append(w.Processes, use{name, sent[name] + (after[name].Calls-before[name].Calls)/each, (after[name].CPU - before[name].CPU) / each})
 	}
-	return err
+	return nil
 }
 
 // sleep returns when the time is over, or the error of ctx.
@@ -376,7 +375,7 @@ func (w *world) leader(ctx context.Context) (*replica, error) {
 	}
 }
 
-// use returns what each process has used so far.
+// use returns the processor time of each process so far, and the requests that kube-apiserver and etcd received.
 func (w *world) use(ctx context.Context) (map[string]use, error) {
 	cpu, err := w.CPU()
 	if err != nil {
@@ -386,20 +385,11 @@ func (w *world) use(ctx context.Context) (map[string]use, error) {
 	if err != nil {
 		return nil, err
 	}
-	log, err := os.ReadFile(w.audit)
-	if err != nil {
-		return nil, err
-	}
 	simulator, err := cluster.ReadStat(os.Getpid())
 	if err != nil {
 		return nil, err
 	}
-	all := sum(string(metrics), "apiserver_request_total{")
-	calls := map[string]float64{"kube-apiserver": all, "etcd": sum(string(metrics), "etcd_requests_total{"), "simulator": all}
-	for _, r := range w.replicas {
-		calls[r.name] = float64(bytes.Count(log, []byte(`"sourceIPs":["`+r.from+`"]`)))
-		calls["simulator"] -= calls[r.name] // nobody else sends requests
-	}
+	calls := map[string]float64{"kube-apiserver": sum(string(metrics), "apiserver_request_total{"), "etcd": sum(string(metrics), "etcd_requests_total{")}
 	cpu["simulator"] = simulator.CPU
 	used := map[string]use{}
 	for name, c := range cpu {
