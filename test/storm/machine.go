@@ -2,9 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/ecdsa"
 	"crypto/elliptic"
-	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
@@ -39,6 +38,7 @@ type machine struct {
 	id, node string
 	number   int
 	token    *token
+	newKey   newKey
 	intruder bool
 }
 
@@ -115,7 +115,8 @@ func (w *world) attack(ctx context.Context, m *machine) {
 		{id: m.id + "-with-used-token", node: m.node + "-intruder", token: m.token},
 		{id: m.id + "-with-its-name", node: m.node, token: m.token.spare},
 	} {
-		intruder.number, intruder.intruder = m.number, true
+		// With an RSA key of its victim, its request would have the same bytes.
+		intruder.number, intruder.intruder, intruder.newKey = m.number, true, onCurve(elliptic.P256())
 		w.joining.Go(func() { _, _, _ = w.boot(ctx, intruder) }) // the evidence shows whether it was admitted
 	}
 }
@@ -153,14 +154,14 @@ func connect(found clusterinfo.Discovered, credential func(*rest.Config)) (*kube
 // another key, after the pauses of a kubelet. An intruder gives up when it is denied.
 func (w *world) certificate(ctx context.Context, c kubernetes.Interface, m *machine, signer string) (issued, keyPEM []byte, err error) {
 	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + m.node, Organization: []string{"system:nodes"}}}
-	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth}
+	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageClientAuth, certificates.UsageKeyEncipherment} // the last only for RSA
 	if signer == certificates.KubeletServingSignerName {
 		usages[1] = certificates.UsageServerAuth
 		template.DNSNames, template.IPAddresses = []string{m.node}, []net.IP{m.address()}
 	}
 	pauses := wait.Backoff{Duration: 2 * time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 32 * time.Second}
 	for {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		key, err := m.newKey()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -171,7 +172,11 @@ func (w *world) certificate(ctx context.Context, c kubernetes.Interface, m *mach
 		w.mu.Lock()
 		w.senders[string(request)] = m.id
 		w.mu.Unlock()
-		name, uid, err := csr.RequestCertificateWithContext(ctx, c, request, "", signer, nil, usages, key)
+		use := usages[:2]
+		if _, isRSA := key.(*rsa.PrivateKey); isRSA {
+			use = usages
+		}
+		name, uid, err := csr.RequestCertificateWithContext(ctx, c, request, "", signer, nil, use, key)
 		if err == nil {
 			patience, cancel := context.WithTimeout(ctx, 15*time.Minute)
 			issued, err = csr.WaitForCertificate(patience, c, name, uid)

@@ -41,6 +41,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.IntVar(&o.machines, "machines", 1000, "machines that join")
 	flags.IntVar(&o.replicas, "replicas", 3, "replicas of kubejoin")
 	flags.StringVar(&o.tokens, "tokens", "both", "each: a token for each machine; one: a token for up to 1000 machines; both: half of the machines each")
+	flags.StringVar(&o.keys, "keys", "P-256", "kinds of keys, which machines use in turn: P-256, P-384, RSA-2048, RSA-4096")
 	flags.DurationVar(&o.ramp, "ramp", 0, "time within which the machines power on")
 	flags.IntVar(&o.atOnce, "at-once", 1000, "machines between power-on and Ready at one time; others power on later")
 	flags.DurationVar(&o.heartbeat, "heartbeat", 10*time.Second, "pause between heartbeats of a Ready machine; 0: none (default above 2000 machines)")

@@ -34,7 +34,7 @@ import (
 type options struct {
 	kubejoin                 string
 	machines, replicas       int
-	tokens                   string
+	tokens, keys             string
 	ramp                     time.Duration
 	atOnce                   int
 	heartbeat                time.Duration
@@ -47,6 +47,7 @@ type world struct {
 	options
 	*cluster.Cluster
 	audit    cluster.AuditLog
+	newKey   []newKey // machines use them in turn
 	pins     []string
 	replicas []*replica
 	machines []*machine
@@ -91,6 +92,13 @@ func storm(ctx context.Context, o options) (r *results, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	w := &world{options: o, senders: map[string]string{}, slots: make(chan struct{}, o.atOnce)}
+	for kind := range strings.SplitSeq(o.keys, ",") {
+		newKey, err := keysOf(kind)
+		if err != nil {
+			return nil, err
+		}
+		w.newKey = append(w.newKey, newKey)
+	}
 	if w.audit, err = cluster.NewAuditLog(dir, auditRules); err != nil {
 		return nil, err
 	}
@@ -129,7 +137,7 @@ const attacked = 100
 func (w *world) plan() {
 	var shared []*machine
 	for i := range w.options.machines {
-		m := &machine{id: fmt.Sprintf("machine-%d", i), node: fmt.Sprintf("storm-%05d", i), number: i}
+		m := &machine{id: fmt.Sprintf("machine-%d", i), node: fmt.Sprintf("storm-%05d", i), number: i, newKey: w.newKey[i/2%len(w.newKey)]}
 		w.machines = append(w.machines, m)
 		if w.options.tokens == "one" || w.options.tokens == "both" && i%2 == 1 {
 			shared = append(shared, m)

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"crypto/ecdsa"
+	"crypto/rsa"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os/exec"
@@ -22,8 +26,8 @@ import (
 // With 300 machines, these are fewer for each.
 const mostCalls = 10.5
 
-// TestStormLosesNoMachine lets 300 machines join and kills the leader. It catches machines that never become Ready,
-// tokens and names that admit two, and requests to kube-apiserver that a machine does not need.
+// TestStormLosesNoMachine lets 300 machines with all kinds of keys join, and kills the leader. It catches machines that
+// never become Ready, tokens and names that admit two, and requests to kube-apiserver that a machine does not need.
 func TestStormLosesNoMachine(t *testing.T) {
 	need.Long(t)
 	harness.Parallel(t)
@@ -32,7 +36,7 @@ func TestStormLosesNoMachine(t *testing.T) {
 		t.Fatalf("building kubejoin: %v\n%s", err, output)
 	}
 	r := must.Value(storm(t.Context(), options{
-		kubejoin: kubejoin, machines: 300, replicas: 2, tokens: "both", atOnce: 300, heartbeat: 10 * time.Second,
+		kubejoin: kubejoin, machines: 300, replicas: 2, tokens: "both", keys: "P-256,P-384,RSA-2048,RSA-4096", atOnce: 300, heartbeat: 10 * time.Second,
 		down: 2 * time.Second, timeout: 5 * time.Minute, progress: t.Output(),
 	}))(t)
 	r.print(t.Output())
@@ -87,6 +91,35 @@ func TestTallyCountsCallsForMachine(t *testing.T) {
 	}
 	if _, _, err := tally(func(yield func(cluster.Call, error) bool) { yield(cluster.Call{}, io.ErrUnexpectedEOF) }, began, 2); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v for a cut line, want the error", err)
+	}
+}
+
+// TestKeysAreOfTheirKind catches a storm whose machines have other keys than its flag says, and ECDSA keys that machines
+// share.
+func TestKeysAreOfTheirKind(t *testing.T) {
+	for kind, want := range map[string]int{"P-256": 20, "P-384": 20, "RSA-2048": 4} { // different keys in 20 calls
+		newKey := must.Value(keysOf(kind))(t)
+		seen := map[string]bool{}
+		for range 20 {
+			public := must.Value(newKey())(t).Public()
+			seen[string(must.Value(x509.MarshalPKIXPublicKey(public))(t))] = true
+			got := ""
+			switch key := public.(type) {
+			case *ecdsa.PublicKey:
+				got = key.Params().Name
+			case *rsa.PublicKey:
+				got = fmt.Sprintf("RSA-%d", key.N.BitLen())
+			}
+			if got != kind {
+				t.Errorf("got a key of kind %s, want %s", got, kind)
+			}
+		}
+		if len(seen) != want {
+			t.Errorf("%s: got %d different keys in 20 calls, want %d", kind, len(seen), want)
+		}
+	}
+	if _, err := keysOf("RSA-1024"); err == nil {
+		t.Error("got keys of RSA-1024, want an error")
 	}
 }
 
