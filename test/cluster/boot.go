@@ -26,7 +26,7 @@ func (c *Cluster) Boot(name string, withKubeadm bool, command ...string) (*Node,
 	if !withKubeadm {
 		flags := fmt.Sprintf("KUBELET_KUBEADM_ARGS=\"--hostname-override=%s --container-runtime-endpoint=unix://%s\"\n", name, filepath.Join(dir, "cri.sock"))
 		if err := errors.Join(
-			c.writeKubeletConfig(dir),
+			c.writeKubeletConfig(dir, true),
 			os.WriteFile(filepath.Join(dir, "kubelet.flags"), []byte(flags), 0o600),
 			os.Symlink(filepath.Join(c.Bin, "kubelet"), filepath.Join(bin, "kubelet")),
 		); err != nil {

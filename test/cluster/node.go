@@ -82,7 +82,10 @@ func (c *Cluster) StartNodeWith(name string, kubeletConf []byte, args []string) 
 
 // StartKubelet starts a machine with a kubelet and a bootstrap kubeconfig but no kubeadm, like an installation
 // from binaries. It does not wait, and needs root.
-func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string) (*Node, error) {
+//
+// A kubelet before Kubernetes 1.38 makes keys on P-256 only. With keyPEM, its client certificate has this key, and it does
+// not renew it.
+func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string, keyPEM []byte) (*Node, error) {
 	dir, err := c.nodeDir(name)
 	if err != nil {
 		return nil, err
@@ -93,7 +96,8 @@ func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string) (*Node, error) 
 	}
 	if err := errors.Join(
 		os.WriteFile(filepath.Join(dir, "bootstrap.conf"), bootstrap, 0o600),
-		c.writeKubeletConfig(dir),
+		os.WriteFile(filepath.Join(dir, "client.key"), keyPEM, 0o600),
+		c.writeKubeletConfig(dir, keyPEM == nil),
 	); err != nil {
 		return nil, err
 	}
@@ -103,12 +107,12 @@ func (c *Cluster) StartKubelet(name, bootstrapKubeconfig string) (*Node, error) 
 }
 
 // writeKubeletConfig writes the configuration of a kubelet without kubeadm.
-func (c *Cluster) writeKubeletConfig(dir string) error {
+func (c *Cluster) writeKubeletConfig(dir string, rotate bool) error {
 	settings, err := c.kubeletSettings()
 	if err != nil {
 		return err
 	}
-	config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nrotateCertificates: true\n" + settings
+	config := fmt.Sprintf("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nrotateCertificates: %t\n%s", rotate, settings)
 	return os.WriteFile(filepath.Join(dir, "kubelet.yaml"), []byte(config), 0o600)
 }
 

@@ -37,6 +37,9 @@ fi
 if [ "$KUBEJOIN_KUBELET" = alone ]; then
 	cp "$dir/kubelet.yaml" /var/lib/kubelet/config.yaml
 	cp "$dir/bootstrap.conf" /etc/kubernetes/bootstrap-kubelet.conf
+	if [ -s "$dir/client.key" ]; then # a kubelet that does not rotate its key takes it from there
+		install -D -m 0600 "$dir/client.key" /var/lib/kubelet/pki/kubelet-client.key.tmp
+	fi
 	echo "KUBELET_KUBEADM_ARGS=\"$*\"" >/var/lib/kubelet/kubeadm-flags.env
 fi
 
