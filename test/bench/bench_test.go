@@ -94,7 +94,7 @@ func TestWorkerNodeHasRealSize(t *testing.T) {
 	}
 }
 
-// TestPageOfFiguresIsShort catches main rows that squeeze docs/benchmarks.md, which may have 80 lines.
+// TestPageOfFiguresIsShort catches main rows that squeeze docs/benchmarks.md, which may have 110 lines.
 func TestPageOfFiguresIsShort(t *testing.T) {
 	text := must.Value(os.ReadFile("../../docs/benchmarks.md"))(t)
 	page := string(text)
@@ -108,8 +108,8 @@ func TestPageOfFiguresIsShort(t *testing.T) {
 			t.Errorf("docs/benchmarks.md has row %q more than once", row)
 		}
 	}
-	if lines := strings.Count(page, "\n") + missing; lines >= 75 {
-		t.Errorf("docs/benchmarks.md has %d lines with all rows, want fewer than 75", lines)
+	if lines := strings.Count(page, "\n") + missing; lines >= 105 {
+		t.Errorf("docs/benchmarks.md has %d lines with all rows, want fewer than 105", lines)
 	}
 	if missing == len(headlineRows()) {
 		t.Error("docs/benchmarks.md has none of the main rows")
