@@ -8,25 +8,31 @@ const (
 	MaxLength = 253
 	// MaxLabel is the maximum length of a label of a host name, between two dots.
 	MaxLabel = 63
-
-	lower = "abcdefghijklmnopqrstuvwxyz0123456789-"
-	upper = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 )
 
 // IsSubdomain reports whether name is an RFC 1123 subdomain as Kubernetes defines it: lower case, with labels of any
 // length. Names of Nodes and of most other objects have this form.
-func IsSubdomain(name string) bool { return is(name, lower, MaxLength) }
+func IsSubdomain(name string) bool { return is(name, false, MaxLength) }
 
 // IsHost reports whether name has the form of a host name, in upper or lower case. IPv4 addresses have it, too.
-func IsHost(name string) bool { return is(name, lower+upper, MaxLabel) }
+func IsHost(name string) bool { return is(name, true, MaxLabel) }
 
-func is(name, characters string, maxLabel int) bool {
-	for label := range strings.SplitSeq(name, ".") {
-		if label == "" || len(label) > maxLabel || strings.Trim(label, characters) != "" || label[0] == '-' || label[len(label)-1] == '-' {
+func is(name string, upper bool, maxLabel int) bool {
+	label := 0 // length of the label so far
+	for i, c := range []byte(name) {
+		switch {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', upper && 'A' <= c && c <= 'Z', c == '-' && label > 0:
+			label++
+		case c == '.' && label > 0 && name[i-1] != '-':
+			label = 0
+		default:
+			return false
+		}
+		if label > maxLabel {
 			return false
 		}
 	}
-	return len(name) <= MaxLength
+	return label > 0 && name[len(name)-1] != '-' && len(name) <= MaxLength
 }
 
 // EndsInNumber reports whether the last label of a host is a number: decimal, or hexadecimal after 0x. RFC 1123,
