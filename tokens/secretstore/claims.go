@@ -39,7 +39,7 @@ type Claims struct {
 	tokens    tokens.Store
 	leases    typedcoordinationv1.LeaseInterface
 	namespace string
-	cache     *kubecache.Cache[*coordinationv1.Lease, cachedClaim]
+	cache     *kubecache.Cache[*coordinationv1.Lease, *cachedClaim]
 
 	heldByCalls batch.Queue[struct{}, *heldBy]
 	fresh       freshness.Freshness
@@ -55,9 +55,9 @@ type cachedClaim struct {
 	tokenID string // from the label; set for a malformed claim, too
 }
 
-func decodeCached(lease *coordinationv1.Lease) (cachedClaim, error) {
+func decodeCached(lease *coordinationv1.Lease) (*cachedClaim, error) {
 	c, err := decodeLease(lease)
-	return cachedClaim{c, err, lease.Labels[tokenIDLabel]}, nil
+	return &cachedClaim{c, err, lease.Labels[tokenIDLabel]}, nil
 }
 
 var _ tokens.Claims = (*Claims)(nil)
@@ -82,19 +82,19 @@ func OpenClaims(ctx context.Context, client kubernetes.Interface, store tokens.S
 	}
 	leases := client.CoordinationV1().Leases(namespace)
 	s := &Claims{tokens: store, leases: leases, namespace: namespace}
-	s.cache = kubecache.Open(ctx, client, labelled{leases}, "", kubecache.Config[*coordinationv1.Lease, cachedClaim]{
+	s.cache = kubecache.Open(ctx, client, labelled{leases}, "", kubecache.Config[*coordinationv1.Lease, *cachedClaim]{
 		What:   "claims",
 		Decode: decodeCached,
-		Groups: func(c cachedClaim) []string {
+		Groups: func(c *cachedClaim) []string {
 			if c.tokenID == "" { // a released claim, or no claim
 				return nil
 			}
 			return []string{c.tokenID}
 		},
-		Same: func(before, now cachedClaim) bool {
+		Same: func(before, now *cachedClaim) bool {
 			return errors.Is(before.problem, errNoClaim) && errors.Is(now.problem, errNoClaim)
 		},
-		Changed: func(_ string, c cachedClaim, _ error) {
+		Changed: func(_ string, c *cachedClaim, _ error) {
 			switch {
 			case errors.Is(c.problem, errNoClaim):
 				s.proofs.Send()
@@ -179,9 +179,9 @@ func (s *Claims) List(ctx context.Context) ([]tokens.Claim, error) {
 }
 
 // ofToken returns the cached Leases with the label of a token: its claims, and malformed claims.
-func (s *Claims) ofToken(ctx context.Context, id string) ([]cachedClaim, error) {
+func (s *Claims) ofToken(ctx context.Context, id string) ([]*cachedClaim, error) {
 	cached, err := s.cache.Grouped(ctx, id)
-	return slices.DeleteFunc(cached, func(c cachedClaim) bool { return c.problem == nil && c.TokenID != id }), err
+	return slices.DeleteFunc(cached, func(c *cachedClaim) bool { return c.problem == nil && c.TokenID != id }), err
 }
 
 // HeldBy implements [tokens.Claims].
@@ -191,7 +191,7 @@ func (s *Claims) HeldBy(ctx context.Context, id string, read tokens.Read) ([]tok
 	}
 	if read == tokens.Cached || read == tokens.Recent && s.fresh.Proves(holderKey(id), "") {
 		cached, err := s.ofToken(ctx, id)
-		if read == tokens.Cached || err == nil && !slices.ContainsFunc(cached, func(c cachedClaim) bool { return c.problem != nil }) {
+		if read == tokens.Cached || err == nil && !slices.ContainsFunc(cached, func(c *cachedClaim) bool { return c.problem != nil }) {
 			return cloned(cached, err)
 		}
 	}
@@ -253,7 +253,7 @@ func (s *Claims) listHeldBy(ctx context.Context, all []*heldBy) {
 }
 
 // cloned returns copies of the valid claims among cached Leases.
-func cloned(cached []cachedClaim, err error) ([]tokens.Claim, error) {
+func cloned(cached []*cachedClaim, err error) ([]tokens.Claim, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list claims: %w", err)
 	}

@@ -77,16 +77,16 @@ func (fixedSecrets) Watch(context.Context, metav1.ListOptions) (watch.Interface,
 }
 
 // tokenCache is a cache of Secrets. It is filled when the channel is closed.
-func tokenCache(t testing.TB, open <-chan struct{}, secrets ...*corev1.Secret) *kubecache.Cache[*corev1.Secret, cachedToken] {
+func tokenCache(t testing.TB, open <-chan struct{}, secrets ...*corev1.Secret) *kubecache.Cache[*corev1.Secret, *cachedToken] {
 	source := fixedSecrets{open: open}
 	for _, s := range secrets {
 		source.items = append(source.items, *s)
 	}
-	return kubecache.Open(t.Context(), fake.NewClientset(), source, "", kubecache.Config[*corev1.Secret, cachedToken]{What: "tokens", Decode: decodeCachedToken})
+	return kubecache.Open(t.Context(), fake.NewClientset(), source, "", kubecache.Config[*corev1.Secret, *cachedToken]{What: "tokens", Decode: decodeCachedToken})
 }
 
 // filledTokenCache is a cache that is filled.
-func filledTokenCache(t testing.TB, secrets ...*corev1.Secret) *kubecache.Cache[*corev1.Secret, cachedToken] {
+func filledTokenCache(t testing.TB, secrets ...*corev1.Secret) *kubecache.Cache[*corev1.Secret, *cachedToken] {
 	t.Helper()
 	open := make(chan struct{})
 	close(open)

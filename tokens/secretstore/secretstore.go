@@ -33,7 +33,7 @@ import (
 // other calls send requests to the API server. When Watch sends a hint, the change is already in the cache.
 type Store struct {
 	secrets typedcorev1.SecretInterface
-	cache   *kubecache.Cache[*corev1.Secret, cachedToken]
+	cache   *kubecache.Cache[*corev1.Secret, *cachedToken]
 
 	getCalls batch.Queue[struct{}, *getCall]
 	fresh    freshness.Freshness
@@ -46,12 +46,12 @@ type cachedToken struct {
 	secret *corev1.Secret
 }
 
-func decodeCachedToken(secret *corev1.Secret) (cachedToken, error) {
+func decodeCachedToken(secret *corev1.Secret) (*cachedToken, error) {
 	r, err := decode(secret)
 	if err != nil || r.Limits.NodeLimit() == 0 {
 		secret = nil
 	}
-	return cachedToken{r, secret}, err
+	return &cachedToken{r, secret}, err
 }
 
 var _ tokens.Store = (*Store)(nil)
@@ -67,10 +67,10 @@ func Open(ctx context.Context, client kubernetes.Interface, log *slog.Logger) (*
 		log = slog.New(slog.DiscardHandler)
 	}
 	secrets := client.CoreV1().Secrets(metav1.NamespaceSystem)
-	c := kubecache.Open(ctx, client, secrets, onlyTokens, kubecache.Config[*corev1.Secret, cachedToken]{
+	c := kubecache.Open(ctx, client, secrets, onlyTokens, kubecache.Config[*corev1.Secret, *cachedToken]{
 		What:    "bootstrap tokens",
 		Decode:  decodeCachedToken,
-		Changed: func(name string, c cachedToken, err error) { report(log, name, c.Record, err) },
+		Changed: func(name string, c *cachedToken, err error) { report(log, name, c.Record, err) },
 		Log:     log,
 	})
 	return &Store{secrets: secrets, cache: c, fresh: freshness.Freshness{
