@@ -110,6 +110,20 @@ func (r Record) Spent() bool {
 	return most > 0 && len(r.Nodes) >= most
 }
 
+// NodesBeyond returns the names that r counts and other does not, in the order of r. It costs little while one record has
+// all names of the other, in the same order. That is so after a token has admitted more nodes.
+func (r Record) NodesBeyond(other Record) []string {
+	names, others := r.Nodes, other.Nodes // no record counts a name twice
+	for len(names) > 0 && len(others) > 0 && names[0] == others[0] {
+		names, others = names[1:], others[1:]
+	}
+	counted := map[string]bool{}
+	for _, name := range others {
+		counted[name] = true
+	}
+	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return counted[name] })
+}
+
 // ProblemText returns in one line why the record or its limits are malformed, or "".
 func (r Record) ProblemText() string {
 	err := errors.Join(r.Problem, r.Limits.Problem)

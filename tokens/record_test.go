@@ -191,6 +191,26 @@ func TestNewRecordsHaveLowerLimits(t *testing.T) {
 	}
 }
 
+func TestNodesBeyond(t *testing.T) {
+	for _, test := range []struct{ nodes, other, want string }{
+		{"", "", ""}, {"a b", "a b", ""}, {"a b c d", "a b", "c d"}, {"a b", "a b c d", ""}, {"a b", "", "a b"}, {"", "a", ""},
+		{"a b c", "a c", "b"}, {"a c", "a b c", ""}, {"c a b", "b a", "c"}, {"a x b y", "a b z", "x y"},
+	} {
+		r, other := tokens.Record{Nodes: strings.Fields(test.nodes)}, tokens.Record{Nodes: strings.Fields(test.other)}
+		got := r.NodesBeyond(other)
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("names of %q beyond %q: got %q, want %q", test.nodes, test.other, got, test.want)
+		}
+		// Catches a result that shares memory with the record.
+		for i := range got {
+			got[i] = "changed"
+		}
+		if strings.Join(r.Nodes, " ") != test.nodes {
+			t.Errorf("the record now has nodes %q, want %q", r.Nodes, test.nodes)
+		}
+	}
+}
+
 func TestCheckJoinsAllErrors(t *testing.T) {
 	known := errors.New("known")
 	err := tokens.Record{Problem: known, Groups: []string{"x"}, Description: "\n", Expires: time.Unix(-1, 0)}.Check()

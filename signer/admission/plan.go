@@ -198,9 +198,13 @@ func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 	// If there are more claims than the limit allows, one of them was never counted. It is not known which, so all of them
 	// count, and the token admits no more machine.
 	lost := len(record.Nodes) == 0
+	counted := make(map[string]bool, len(record.Nodes))
+	for _, name := range record.Nodes {
+		counted[name] = true
+	}
 	for _, registered := range []bool{true, false} {
 		for _, c := range claims {
-			if registered == (c.NodeUID != "") && (lost || !record.Spent()) && !slices.Contains(record.Nodes, c.Node) {
+			if registered == (c.NodeUID != "") && (lost || !record.Spent()) && !counted[c.Node] {
 				record.Nodes = append(record.Nodes, c.Node)
 				changed = true
 			}

@@ -115,8 +115,9 @@ func (s *Claims) Commit(ctx context.Context, before, after tokens.Record, change
 		now := after.Clone()
 		if len(rest) > 0 { // without names whose claims are not written yet
 			now.Expires = before.Expires
+			added := now.NodesBeyond(before)
 			now.Nodes = slices.DeleteFunc(now.Nodes, func(name string) bool {
-				return !slices.Contains(before.Nodes, name) && slices.ContainsFunc(rest, func(c tokens.ClaimChange) bool {
+				return slices.Contains(added, name) && slices.ContainsFunc(rest, func(c tokens.ClaimChange) bool {
 					return c.After.Node == name && c.Before.TokenID != c.After.TokenID
 				})
 			})
@@ -219,8 +220,8 @@ func (s *Claims) commit(ctx context.Context, before *tokens.Record, after tokens
 // checkFree returns an error that wraps ErrConflict if a token holds a claim of a name that it is about to uncount. The
 // caller writes the token only if it has not changed since before, and so has no new claim.
 func (s *Claims) checkFree(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) error {
-	free := slices.DeleteFunc(slices.Clone(before.Nodes), func(name string) bool {
-		return slices.Contains(after.Nodes, name) || slices.ContainsFunc(changes, func(c tokens.ClaimChange) bool { return c.After.Node == name })
+	free := slices.DeleteFunc(before.NodesBeyond(after), func(name string) bool {
+		return slices.ContainsFunc(changes, func(c tokens.ClaimChange) bool { return c.After.Node == name })
 	})
 	claims, err := s.table.getAll(ctx, s.db, free...)
 	for _, c := range claims {

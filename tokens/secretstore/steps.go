@@ -69,9 +69,9 @@ func (s Steps) Commit(ctx context.Context, before, after tokens.Record, changes 
 	if after.Limits.NodeLimit() > 0 {
 		s.recheck(ctx, before, changes, outcomes)
 	}
-	for _, node := range before.Nodes {
+	for _, node := range before.NodesBeyond(after) {
 		i := slices.IndexFunc(changes, func(c tokens.ClaimChange) bool { return c.After.Node == node })
-		if slices.Contains(after.Nodes, node) || i >= 0 && outcomes[i].Err != nil {
+		if i >= 0 && outcomes[i].Err != nil {
 			continue
 		}
 		if err := s.free(ctx, before.Token.ID(), node, i >= 0 || before.Marks[node] == leftMark); err != nil {
@@ -84,18 +84,13 @@ func (s Steps) Commit(ctx context.Context, before, after tokens.Record, changes 
 // count is step 1. Names that after does not count any more stay until their claims are released.
 func (s Steps) count(ctx context.Context, before, after tokens.Record, changes []tokens.ClaimChange) error {
 	id, want := before.Token.ID(), after.Clone()
-	want.Nodes, want.Marks = slices.Clone(before.Nodes), maps.Clone(before.Marks)
-	for _, node := range after.Nodes {
-		if !slices.Contains(want.Nodes, node) {
-			want.Nodes = append(want.Nodes, node)
-		}
-	}
+	want.Nodes, want.Marks = slices.Concat(before.Nodes, after.NodesBeyond(before)), maps.Clone(before.Marks)
 	for _, c := range changes {
 		if c.After.TokenID == id && want.Marks[c.After.Node] == lostMark {
 			delete(want.Marks, c.After.Node)
 		}
 	}
-	if reflect.DeepEqual(before, want) {
+	if len(want.Nodes) == len(before.Nodes) && reflect.DeepEqual(before, want) {
 		return nil
 	}
 	_, err := s.swap(ctx, before, want)
