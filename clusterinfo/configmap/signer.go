@@ -69,13 +69,25 @@ func (s Signer) Run(ctx context.Context) error {
 			return fmt.Errorf("cluster-info: server: %w", err)
 		}
 	}
+	run := s.start()
+	return loop.Loop{
+		Name:       "bootstrap-signer",
+		Step:       run.step,
+		Hint:       loop.Either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx), s.Follow.watch(ctx)),
+		Gap:        gap,
+		Logger:     run.Logger,
+		Registerer: s.Registerer,
+	}.Run(ctx)
+}
+
+func (s Signer) start() *signing {
 	if s.Logger == nil {
 		s.Logger = slog.New(slog.DiscardHandler)
 	}
 	if s.Now == nil {
 		s.Now = time.Now
 	}
-	run := &signing{
+	return &signing{
 		Signer:     s,
 		limit:      clusterinfo.MaxData,
 		writes:     metrics.Counter(s.Registerer, "kubejoin_clusterinfo_writes_total", "Writes of cluster-info, by result.", "result"),
@@ -83,14 +95,6 @@ func (s Signer) Run(ctx context.Context) error {
 		unsigned:   metrics.Gauge(s.Registerer, "kubejoin_clusterinfo_unsigned_tokens", "Tokens without a signature because cluster-info is full.").WithLabelValues(),
 		bytes:      metrics.Gauge(s.Registerer, "kubejoin_clusterinfo_bytes", "Size of all values in cluster-info in bytes; the maximum is 1 MiB.").WithLabelValues(),
 	}
-	return loop.Loop{
-		Name:       "bootstrap-signer",
-		Step:       run.step,
-		Hint:       loop.Either(ctx, s.Tokens.Watch(ctx), s.ConfigMap.Watch(ctx), s.Follow.watch(ctx)),
-		Gap:        gap,
-		Logger:     s.Logger,
-		Registerer: s.Registerer,
-	}.Run(ctx)
 }
 
 // signing is the state of a running Signer.
@@ -111,6 +115,8 @@ type signing struct {
 	lastWrite time.Time
 	// late are the IDs of existing tokens that were not in the list of the last step.
 	late map[string]bool
+	// done is the last step that left nothing to do.
+	done settled
 	// checkedKubeconfig is the last kubeconfig that was checked for joining nodes.
 	checkedKubeconfig string
 	// followed is the stage of a rotation whose CAs were in cluster-info at the last step; empty if there was none.
@@ -169,7 +175,7 @@ func onlyAdds(current, next map[string]string) bool {
 
 // sign reads, computes and, if there is a difference, writes. With errEarly, next is when that write is due.
 func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
-	records, err := s.Tokens.List(ctx)
+	listed, err := s.list(ctx)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("cluster-info: list tokens: %w", err)
 	}
@@ -191,11 +197,20 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	if len(kubeconfig) == 0 {
 		return time.Time{}, kubeconfigErr
 	}
+	if kubeconfigErr == nil && current != nil && s.done.still(current.ResourceVersion, string(kubeconfig), listed, s.Now()) {
+		s.corrected(followed)
+		return s.done.until, nil
+	}
+	s.done = settled{}
 	if s.checkedKubeconfig != string(kubeconfig) {
 		s.checkedKubeconfig = string(kubeconfig)
 		if _, _, err := clusterinfo.ParseKubeconfig(kubeconfig); err != nil && kubeconfigErr == nil {
 			s.Logger.Warn("kubeconfig in cluster-info is malformed, nodes cannot join with it", "error", err)
 		}
+	}
+	records := make([]tokens.Record, len(listed))
+	for i, r := range listed {
+		records[i] = *r
 	}
 	if records, err = s.confirmed(ctx, records, data); err != nil {
 		return time.Time{}, err
@@ -215,6 +230,9 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	}
 	s.corrected(followed)
 	s.report(merged)
+	if kubeconfigErr == nil && documentErr == nil && !merged.Changed && len(s.late) == 0 {
+		s.done = settled{current.ResourceVersion, string(kubeconfig), listed, document.Next()}
+	}
 	return document.Next(), errors.Join(kubeconfigErr, documentErr)
 }
 

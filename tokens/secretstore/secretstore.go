@@ -209,6 +209,20 @@ func (s *Store) List(ctx context.Context) ([]tokens.Record, error) {
 	return records, nil
 }
 
+// Shared returns all records, sorted by ID, like List. They are those of the cache: the caller must not change them. A
+// record with the same address as before has not changed.
+func (s *Store) Shared(ctx context.Context) ([]*tokens.Record, error) {
+	all, err := s.cache.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list tokens: %w", err)
+	}
+	records := make([]*tokens.Record, len(all))
+	for i, c := range all {
+		records[i] = &c.Record
+	}
+	return records, nil
+}
+
 // Create implements [tokens.Store].
 func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, error) {
 	id := r.Token.ID()

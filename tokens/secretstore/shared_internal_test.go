@@ -103,3 +103,28 @@ func TestUpdateStartsFromCache(t *testing.T) {
 		}
 	}
 }
+
+// The signer of cluster-info takes a record with the same address for unchanged.
+func TestSharedRecordsKeepTheirAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		same, counted := limitedToken(), limitedToken()
+		s := must.Value(Open(t.Context(), fake.NewClientset(same, counted), nil))(t)
+		shared := func() map[string]*tokens.Record {
+			synctest.Wait()
+			all := map[string]*tokens.Record{}
+			for _, r := range must.Value(s.Shared(t.Context()))(t) {
+				all[r.Token.ID()] = r
+			}
+			return all
+		}
+		before := shared()
+		must.Value(s.Update(t.Context(), idOf(counted), func(r *tokens.Record) error { r.Nodes = []string{"worker-1"}; return nil }))(t)
+		after := shared()
+		if id := idOf(same); len(after) != 2 || after[id] == nil || after[id] != before[id] {
+			t.Errorf("unchanged token: got addresses %p and %p of %d tokens, want one address", before[id], after[id], len(after))
+		}
+		if id := idOf(counted); after[id] == before[id] || !slices.Equal(after[id].Nodes, []string{"worker-1"}) || len(before[id].Nodes) > 0 {
+			t.Errorf("changed token: got %+v at %p after %+v at %p, want another record", after[id], after[id], before[id], before[id])
+		}
+	})
+}
