@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	corev1 "k8s.io/api/core/v1"
@@ -32,12 +33,13 @@ type NodeCache struct {
 // 100,000 Nodes.
 type cachedNode struct {
 	name, uid string
+	created   time.Time
 	ready     [16]byte // its readyPeriod
 	hosts     []string // its name and addresses, in the form of approval.Host
 }
 
 func decodeNode(node *corev1.Node) (*cachedNode, error) {
-	return &cachedNode{node.Name, string(node.UID), readyPeriod(node), hostsOf(node)}, nil
+	return &cachedNode{node.Name, string(node.UID), node.CreationTimestamp.Time, readyPeriod(node), hostsOf(node)}, nil
 }
 
 // OpenNodes returns the Nodes of a cluster. The first use of the cache begins to watch them, until ctx ends. Most calls of
@@ -100,6 +102,16 @@ func (n *NodeCache) Nodes(ctx context.Context) (map[string]string, error) {
 		all[node.name] = node.uid
 	}
 	return all, nil
+}
+
+// Registered returns when the Node with this name and UID was created, from a cache that may lag. The time is zero if the
+// cache has no such Node. It waits until the cache is filled or ctx ends.
+func (n *NodeCache) Registered(ctx context.Context, name, uid string) (time.Time, error) {
+	e, err := n.cache().Get(ctx, name)
+	if err != nil || e == nil || e.Value.uid != uid {
+		return time.Time{}, err
+	}
+	return e.Value.created, nil
 }
 
 // Len returns the number of Nodes in the cache.

@@ -65,10 +65,26 @@ func TestCacheKeepsNothingOfNode(t *testing.T) {
 	if whole.Value() != nil || addresses.Value() != nil {
 		t.Error("decoded Node keeps the object in memory")
 	}
-	want := &cachedNode{"worker-1", "u1", cached.ready, []string{"10.0.0.1", "worker-1"}}
+	want := &cachedNode{"worker-1", "u1", time.Time{}, cached.ready, []string{"10.0.0.1", "worker-1"}}
 	if !reflect.DeepEqual(cached, want) || cached.ready == [16]byte{} || cap(cached.hosts) != 2 {
 		t.Errorf("got %+v, want %+v", cached, want)
 	}
+}
+
+// A Node of another UID is another one: its time must not count for the claim of an earlier Node.
+func TestRegisteredIsTimeOfThisNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		created := metav1.NewTime(time.Now().Truncate(time.Second))
+		nodes := OpenNodes(t.Context(), fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1", UID: "u1", CreationTimestamp: created}}))
+		for _, test := range []struct {
+			name, uid string
+			want      time.Time
+		}{{"worker-1", "u1", created.Time}, {"worker-1", "u0", time.Time{}}, {"worker-2", "u1", time.Time{}}} {
+			if got, err := nodes.Registered(t.Context(), test.name, test.uid); err != nil || !got.Equal(test.want) {
+				t.Errorf("%s with UID %s: got %s, %v, want %s", test.name, test.uid, got, err, test.want)
+			}
+		}
+	})
 }
 
 // Catches a hint for each heartbeat, and a Node that was created again without a hint.
