@@ -215,7 +215,7 @@ func readAnswer(body []byte, t tokens.Token) (string, error) {
 	}
 	jws, kubeconfig := configMap.Data[SignatureKey(t.ID())], configMap.Data[KubeconfigKey]
 	if jws == "" || kubeconfig == "" {
-		return "", fmt.Errorf("cluster-info has no signature by token %s: the token may be unknown, expired or not signed yet", t)
+		return "", fmt.Errorf("cluster-info has no signature by token %s: the token may be unknown, expired, spent or not signed yet", t)
 	}
 	if err := Verify([]byte(kubeconfig), jws, t); err != nil {
 		return "", fmt.Errorf("%w: %w", ErrUntrusted, err)

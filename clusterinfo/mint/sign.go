@@ -46,9 +46,10 @@ func (m *Minter) signed(wait, client context.Context, record tokens.Record, afte
 }
 
 // awaitSigned waits for the signature of a stored token, if it has the usage signing. It returns how to join, which is
-// zero unless the token has both usages. If wait is zero it does not wait.
+// zero unless the token has both usages. If wait is zero it does not wait, nor for a spent token, which may have no
+// signature any more.
 func (m *Minter) awaitSigned(ctx context.Context, record tokens.Record, wait time.Duration) (joinformat.Join, error) {
-	if !record.Signing || wait == 0 {
+	if !record.Signing || record.Spent() || wait == 0 {
 		return m.unsignedJoin(ctx, record), nil
 	}
 	waiting, cancel := context.WithTimeout(ctx, wait)

@@ -309,6 +309,16 @@ func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 		if _, err := s.Create(t.Context(), mint.Creation{Record: authenticates, Wait: time.Second}); err != nil {
 			t.Error(err)
 		}
+		// The signature of a spent token may have been removed.
+		spent := newRecord(time.Hour)
+		spent.Limits.MaxNodes = 1
+		request := mint.Creation{Record: spent, Chosen: true}
+		must.Value(s.Create(t.Context(), request))(t)
+		must.Value(s.store.Update(t.Context(), spent.Token.ID(), func(r *tokens.Record) error { r.Nodes = []string{"worker-1"}; return nil }))(t)
+		request.Wait = time.Second
+		if again, err := s.Create(t.Context(), request); err != nil || !again.Existing || again.Join.Token != spent.Token {
+			t.Errorf("spent token: got %+v, %v, want how to join", again, err)
+		}
 	})
 }
 

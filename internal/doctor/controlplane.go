@@ -55,7 +55,7 @@ func checkControllerManager(f *Facts) []Finding {
 		}{
 			{kcmSigner.in(on) && signsNodes(flags), "kcm-signs", "signs certificates of nodes, so the limits of tokens do not hold"},
 			{kcmApprover.in(on), "kcm-approves", "approves requests of nodes without checking the limits of tokens"},
-			{kcmBootstrapSigner.in(on), "kcm-signs-cluster-info", "signs cluster-info too, and removes signatures of tokens that it does not know"},
+			{kcmBootstrapSigner.in(on), "kcm-signs-cluster-info", "signs cluster-info too: it keeps signatures of spent tokens, and removes those of tokens that it does not know"},
 			{kcmTokenCleaner.in(on), "kcm-cleans-tokens", "deletes expired tokens too, and may delete a token that was just renewed"},
 		} {
 			if one.runs {

@@ -58,10 +58,11 @@ func checkSignatures(f *Facts) []Finding {
 	kubeconfig := []byte(f.ClusterInfo[clusterinfo.KubeconfigKey])
 	for _, r := range f.Tokens {
 		id := r.Token.ID()
-		if r.Problem != nil || !r.Signs(f.Time) || f.Time.Sub(r.Created) < signingDelay {
+		jws := f.ClusterInfo[clusterinfo.SignatureKey(id)]
+		if r.Problem != nil || !r.Signs(f.Time) || f.Time.Sub(r.Created) < signingDelay || r.Spent() && jws == "" {
 			continue
 		}
-		if clusterinfo.Verify(kubeconfig, f.ClusterInfo[clusterinfo.SignatureKey(id)], r.Token) != nil {
+		if clusterinfo.Verify(kubeconfig, jws, r.Token) != nil {
 			all = append(all, found("cluster-info-unsigned", "kubectl -n kubejoin-system get lease kubejoin -o yaml",
 				"cluster-info has no valid signature of token %s, so no machine joins with it: no bootstrap-signer works, or cluster-info is full", id))
 		}

@@ -498,6 +498,14 @@ var diagnoses = map[string]struct {
 		f.ClusterInfo[clusterinfo.KubeconfigKey] = "?"
 	}, []string{"cluster-info-malformed", "cluster-info-unsigned"}},
 	"unsigned": {func(_ *testing.T, f *Facts) { delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID())) }, []string{"cluster-info-unsigned"}},
+	"unsigned spent token": {func(_ *testing.T, f *Facts) {
+		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
+		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes = 1, []string{"worker-1"}
+	}, nil},
+	"wrong signature of a spent token": {func(_ *testing.T, f *Facts) {
+		f.ClusterInfo[clusterinfo.SignatureKey(f.Tokens[0].Token.ID())] = "e30..e30"
+		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes = 1, []string{"worker-1"}
+	}, []string{"cluster-info-unsigned"}},
 	"unsigned new token": {func(_ *testing.T, f *Facts) {
 		f.ClusterInfo = map[string]string{clusterinfo.KubeconfigKey: f.ClusterInfo[clusterinfo.KubeconfigKey]}
 		f.Tokens[0].Created = noon

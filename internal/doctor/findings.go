@@ -15,7 +15,7 @@ var Findings = map[string]Known{
 	// kube-controller-manager
 	"kcm-signs":              {Error, "kube-controller-manager signs certificates of nodes, so limits of tokens do not hold", "switch its controllers off: docs/migrate-from-kube-controller-manager.md"},
 	"kcm-approves":           {Warning, "kube-controller-manager approves requests of nodes", "switch its csrapproving controller off: docs/migrate-from-kube-controller-manager.md"},
-	"kcm-signs-cluster-info": {Warning, "bootstrapsigner of kube-controller-manager runs, and removes signatures of tokens that it does not know", "switch its bootstrapsigner off: docs/migrate-from-kube-controller-manager.md"},
+	"kcm-signs-cluster-info": {Warning, "bootstrapsigner of kube-controller-manager runs: it keeps signatures of spent tokens, and removes those of tokens that it does not know", "switch its bootstrapsigner off: docs/migrate-from-kube-controller-manager.md"},
 	"kcm-cleans-tokens":      {Warning, "tokencleaner of kube-controller-manager runs, and may delete a token that was just renewed", "switch its tokencleaner off: docs/migrate-from-kube-controller-manager.md"},
 	// kube-apiserver
 	"apiserver-bootstrap-tokens-off": {Error, "`--enable-bootstrap-token-auth` is missing, and no webhook reviews tokens", "add the flag to the manifest of kube-apiserver"},

@@ -387,6 +387,13 @@ func TestExplain(t *testing.T) {
 			sentence: "there is no certificate request for this name, and no token for this name is usable; tokens limited to it: dddddd (expired 2 h ago); create another token with: " + another,
 			next:     []string{another},
 		},
+		"spent token whose signature was removed": {
+			facts: explain.Facts{Tokens: []tokens.Record{token(t, "dddddd", forNames("worker-*"), usedUp("worker-1", name))}, ClusterInfo: unsigned},
+			state: explain.TokenSpent,
+			sentence: "there is no certificate request for this name, and no token for this name is usable; " +
+				"tokens limited to it: dddddd (spent by worker-1, " + name + "); create another token with: " + another,
+			next: []string{another},
+		},
 		"spent token for it": {
 			facts: explain.Facts{Tokens: []tokens.Record{token(t, "dddddd", forNames("worker-*"), usedUp("worker-1", "worker-2"))}, ClusterInfo: signed},
 			state: explain.TokenSpent,
