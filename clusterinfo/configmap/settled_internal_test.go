@@ -22,10 +22,11 @@ import (
 func TestStillSettled(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	a, b, unused, ended := tokens.Generate(), tokens.Generate(), tokens.Generate(), tokens.Generate()
+	retired := tokens.Generate()
 	records := func() []*tokens.Record {
 		return []*tokens.Record{
 			{Token: a, Signing: true, Expires: now.Add(time.Hour), Created: now}, {Token: b, Signing: true, Created: now}, {Token: unused, Created: now},
-			{Token: ended, Signing: true, Created: now, Expires: now.Add(-time.Hour)},
+			{Token: ended, Signing: true, Created: now, Expires: now.Add(-time.Hour)}, {Token: retired, Signing: true, Created: now},
 		}
 	}
 	for _, test := range []struct {
@@ -42,6 +43,7 @@ func TestStillSettled(t *testing.T) {
 		{name: "expires later", change: edit(0, func(r *tokens.Record) { r.Expires = now.Add(2 * time.Hour) }), want: true},
 		{name: "a token that does not sign expires", change: edit(2, func(r *tokens.Record) { r.Expires = now.Add(time.Minute) }), want: true},
 		{name: "an expired token", change: edit(3, func(r *tokens.Record) { r.Expires = now.Add(-time.Minute) }), want: true},
+		{name: "a retired token", change: edit(4, func(r *tokens.Record) { r.Nodes = nil })},
 		{name: "the end of a token", after: time.Hour},
 		{name: "another version of cluster-info", version: "8"},
 		{name: "another kubeconfig", settings: "other"},
@@ -56,7 +58,7 @@ func TestStillSettled(t *testing.T) {
 		{name: "expired", change: edit(1, func(r *tokens.Record) { r.Expires = now })},
 	} {
 		before := records()
-		s := settled{"7", "same", before, now.Add(time.Hour)}
+		s := settled{"7", "same", before, now.Add(time.Hour), map[string]*retirement{retired.ID(): {}}}
 		after := slices.Clone(before)
 		if test.change != nil {
 			after = test.change(after)

@@ -49,6 +49,8 @@ type Signer struct {
 	// Follow keeps the CAs in cluster-info those of a CA rotation; nil leaves them. The kubeconfig and all signatures
 	// change in one write.
 	Follow *Follower
+	// Spent finds the tokens whose signatures are not needed any more. With nil, all live tokens sign.
+	Spent *Spent
 
 	// Logger logs changes and failures; nil disables logging.
 	Logger *slog.Logger
@@ -115,6 +117,9 @@ type signing struct {
 	lastWrite time.Time
 	// late are the IDs of existing tokens that were not in the list of the last step.
 	late map[string]bool
+	// retired are the tokens that Spent has found; judged is when.
+	retired map[string]*retirement
+	judged  time.Time
 	// done is the last step that left nothing to do.
 	done settled
 	// checkedKubeconfig is the last kubeconfig that was checked for joining nodes.
@@ -179,6 +184,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	if err != nil {
 		return time.Time{}, fmt.Errorf("cluster-info: list tokens: %w", err)
 	}
+	retireErr := s.retire(ctx, listed)
 	current, err := s.current(ctx)
 	if err != nil {
 		return time.Time{}, err
@@ -197,7 +203,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	if len(kubeconfig) == 0 {
 		return time.Time{}, kubeconfigErr
 	}
-	if kubeconfigErr == nil && current != nil && s.done.still(current.ResourceVersion, string(kubeconfig), listed, s.Now()) {
+	if kubeconfigErr == nil && retireErr == nil && current != nil && s.done.still(current.ResourceVersion, string(kubeconfig), listed, s.Now()) {
 		s.corrected(followed)
 		return s.done.until, nil
 	}
@@ -210,7 +216,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	}
 	records := make([]tokens.Record, len(listed))
 	for i, r := range listed {
-		records[i] = *r
+		records[i] = s.signer(*r)
 	}
 	if records, err = s.confirmed(ctx, records, data); err != nil {
 		return time.Time{}, err
@@ -230,10 +236,13 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	}
 	s.corrected(followed)
 	s.report(merged)
-	if kubeconfigErr == nil && documentErr == nil && !merged.Changed && len(s.late) == 0 {
-		s.done = settled{current.ResourceVersion, string(kubeconfig), listed, document.Next()}
+	for _, r := range s.retired {
+		r.removed = true
 	}
-	return document.Next(), errors.Join(kubeconfigErr, documentErr)
+	if kubeconfigErr == nil && documentErr == nil && !merged.Changed && len(s.late) == 0 {
+		s.done = settled{current.ResourceVersion, string(kubeconfig), listed, document.Next(), s.retired}
+	}
+	return document.Next(), errors.Join(kubeconfigErr, documentErr, retireErr)
 }
 
 // current returns the newest known cluster-info; nil if there is none.

@@ -330,7 +330,10 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 		if first == nil {
 			c.log.Warn("kubejoin cannot create a missing cluster-info: --api-server is missing, or the CA in the kubeconfig or the pod")
 		}
-		loop := configmap.Signer{ConfigMap: c.info, Tokens: c.tokens, Default: first, Server: c.options.APIServer, Follow: c.rotation.follower(), Logger: c.log, Registerer: c.registry}
+		loop := configmap.Signer{
+			ConfigMap: c.info, Tokens: c.tokens, Default: first, Server: c.options.APIServer, Follow: c.rotation.follower(),
+			Spent: &configmap.Spent{Claims: c.claims, Registered: c.nodes.Registered}, Logger: c.log, Registerer: c.registry,
+		}
 		controllers = append(controllers, loop.Run)
 	}
 	if decides || enabled[CSRCleaner] {
