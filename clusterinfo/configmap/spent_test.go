@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The signature of a spent token must stay while a machine may repeat its join, and go after that. If another signer adds it
-// again, it stays. It must come back with a free slot.
+// The signature of a spent token must stay while a machine may repeat its join, and go after that. If
+// kube-controller-manager adds it again, it stays. It must come back with a free slot.
 func TestSignatureOfSpentToken(t *testing.T) {
 	f, ctx := setUp(t), t.Context()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: secretstore.ClaimNamespace}}
@@ -92,13 +92,14 @@ func TestSignatureOfSpentToken(t *testing.T) {
 		t.Error("registered for 12 minutes: got a signature")
 	}
 
-	data := must.Value(f.live.Data(ctx))(t)
-	jws := must.Value(clusterinfo.Sign([]byte(data[clusterinfo.KubeconfigKey]), token.Token))(t)
-	f.edit(t, func(data map[string]string) { data[key] = jws })
+	kcm := must.Value(f.StartKCM(ctx, "--controllers=bootstrap-signer-controller"))(t)
+	t.Cleanup(func() { kcm.Stop(0) })
 	f.waitSigned(t, token.Token)
 	if !at(14*time.Minute) || !at(16*time.Minute) {
-		t.Error("another signer has added the signature: got none")
+		t.Error("kube-controller-manager has added the signature: got none")
 	}
+	f.quiet(t, "beside kube-controller-manager")
+	kcm.Stop(0)
 	f.edit(t, func(data map[string]string) { delete(data, key) })
 	f.eventually(t, "no signature", func(data map[string]string) bool { return data[key] == "" })
 	if at(18 * time.Minute) {
