@@ -192,7 +192,7 @@ func (c *connection) recordEvents() events {
 // open opens the caches, files and stores.
 func (c *connection) open() (*cluster, error) {
 	nodes := kubefacts.OpenNodes(c.watch, c.client)
-	rotation := c.watchRotation(nodes.Len)
+	rotation := c.watchRotation()
 	ca, err := c.loadClusterCA(&rotation.rotationState)
 	if err != nil {
 		return nil, err

@@ -32,6 +32,8 @@ type rotating struct {
 	info *configmap.Rotation
 	// leaving are the pins of the CA whose certificates must be renewed early.
 	leaving []string
+	// nodes is how many nodes renew certificates early.
+	nodes int
 	// cross is for clients that know only the old CA; nil if none may need it.
 	cross *x509.Certificate
 	// gone are the pins of CAs that rotations took out of use.
@@ -49,7 +51,7 @@ func newRotating(r rotation.Rotation) rotating {
 		return rotating{gone: r.Gone()}
 	}
 	info := &configmap.Rotation{Stage: r.ID + "/" + string(r.Stage), Trusted: r.Trusted(), All: slices.Concat(r.Old, r.New)}
-	return rotating{info, clusterinfo.Pins(r.Leaving()), r.CrossCert(), r.Gone()}
+	return rotating{info, clusterinfo.Pins(r.Leaving()), r.Nodes, r.CrossCert(), r.Gone()}
 }
 
 // A storedRotation is what this kubejoin needs of the Secret of rotations.
@@ -69,7 +71,7 @@ type clusterRotation struct {
 
 // watchRotation follows the stored rotation, and the copy of it for hosts. Reads during a request come from a cache. Its watch
 // notices within 15 s if the API server is gone, see pingSoon. Until then, it may lag by less than a second.
-func (k *connection) watchRotation(liveNodes func() int) *clusterRotation {
+func (k *connection) watchRotation() *clusterRotation {
 	named := func(name string) string {
 		return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 	}
@@ -92,7 +94,7 @@ func (k *connection) watchRotation(liveNodes func() int) *clusterRotation {
 			}
 			return rotating{}
 		},
-		liveNodes: liveNodes, changed: c.stored.Watch(k.watch), renewals: k.options.CA.RotationQPS,
+		changed: c.stored.Watch(k.watch), renewals: k.options.CA.RotationQPS,
 	}
 	k.check("ca-rotation", func(context.Context) error {
 		if _, filled := c.stored.Len(); !filled {
@@ -178,8 +180,7 @@ func (c *clusterRotation) publish(ctx context.Context) error {
 
 // A rotationState is what kubejoin knows of the stored rotation of the cluster's CA, from a cache.
 type rotationState struct {
-	now       func() rotating
-	liveNodes func() int // how many Nodes renew certificates early
+	now func() rotating
 	// changed hints that the rotation has changed; nil never does.
 	changed <-chan struct{}
 	// renewals limits renewals of kubelets, for each second.
@@ -192,8 +193,9 @@ func (r *rotationState) cross() *x509.Certificate { return r.now().cross }
 // maxLifetime returns the longest lifetime of a certificate that ca signs for a kubelet. It is zero unless ca will not be
 // trusted at the end of a rotation.
 func (r *rotationState) maxLifetime(ca *x509.Certificate, node string) time.Duration {
-	if leaving := r.now().leaving; len(leaving) == 0 || !slices.Contains(leaving, clusterinfo.Pin(ca)) {
+	now := r.now()
+	if len(now.leaving) == 0 || !slices.Contains(now.leaving, clusterinfo.Pin(ca)) {
 		return 0
 	}
-	return rotation.ShortLifetime(node, r.liveNodes(), r.renewals)
+	return rotation.ShortLifetime(node, now.nodes, r.renewals)
 }

@@ -40,9 +40,8 @@ type caFollower struct {
 	mu sync.Mutex // held by follow
 	// failure is why the CA files are not those of the stage; nil if they are.
 	failure atomic.Pointer[error]
-	// state is the rotation in use, and nodes how many nodes renew certificates early.
+	// state is the rotation in use.
 	state atomic.Pointer[rotating]
-	nodes atomic.Int64
 }
 
 // An ownRotation rotates the CA of a kubejoin without a cluster. It and its replicas are the only hosts.
@@ -242,8 +241,9 @@ func (o *caFollower) use(ctx context.Context) (rotation.Rotation, error) {
 	}
 	now := newRotating(r)
 	if len(now.leaving) > 0 {
+		now.nodes = o.state.Load().nodes
 		if claims, err := o.claims.List(ctx); err == nil { // otherwise the last count is good enough
-			o.nodes.Store(int64(len(claims)))
+			now.nodes = len(claims)
 		}
 	}
 	o.state.Store(&now)

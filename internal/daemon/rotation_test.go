@@ -81,7 +81,7 @@ func TestFollowsStoredRotation(t *testing.T) {
 		c := (&connection{
 			service: s, client: client, working: client, watch: t.Context(),
 			events: func(_ *corev1.ObjectReference, _, reason, _ string) { events = append(events, reason) },
-		}).watchRotation(func() int { return 7000 })
+		}).watchRotation()
 		follow := c.follower()
 		if now := must.Value(follow.Rotation())(t); now != nil {
 			t.Error("a rotation before anything was read: cluster-info could not be signed without the permission to read it")
@@ -121,7 +121,7 @@ func TestFollowsStoredRotation(t *testing.T) {
 			{stage: rotation.Finish, ended: true},
 		} {
 			r := r
-			r.Stage, r.Aborting = test.stage, test.aborting
+			r.Stage, r.Aborting, r.Nodes = test.stage, test.aborting, 7000
 			if test.ended {
 				r.Ended = time.Now()
 			}

@@ -107,7 +107,7 @@ func (s *service) openStandalone() (*standalone, error) {
 	}
 	follower := s.resumeRotation(own, files)
 	state := &rotationState{
-		now: func() rotating { return *follower.state.Load() }, liveNodes: func() int { return int(follower.nodes.Load()) }, renewals: files.RotationQPS,
+		now: func() rotating { return *follower.state.Load() }, renewals: files.RotationQPS,
 	}
 	ca, err := s.loadCA(files, files.Duration, state, noEvents)
 	if err != nil {

@@ -114,11 +114,5 @@ func (n *NodeCache) Registered(ctx context.Context, name, uid string) (time.Time
 	return e.Value.created, nil
 }
 
-// Len returns the number of Nodes in the cache.
-func (n *NodeCache) Len() int {
-	nodes, _ := n.cache().Len()
-	return nodes
-}
-
 // Watch sends a hint when a Node was created or deleted, or when its condition Ready has changed.
 func (n *NodeCache) Watch(ctx context.Context) <-chan struct{} { return n.cache().Watch(ctx) }
