@@ -331,7 +331,7 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, m Admission) (
 	if err != nil {
 		return nil, err
 	}
-	if err := a.checkDelivery(ctx, r, m.admitted, done); err != nil {
+	if err := a.checkDelivery(ctx, r, m, done); err != nil {
 		if refused := approval.Refused(err); refused != nil {
 			err = a.Refuse(ctx, r, refused)
 		}
@@ -340,18 +340,43 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, m Admission) (
 	return done.chain, nil
 }
 
-// checkDelivery is the last step before a certificate leaves: it fails if the requester was revoked meanwhile. Nothing is
-// written after it. So those who revoke find in the record what it has passed, see [desk.Revoker]. The stores
-// already have a certificate that it refuses, so that is revoked, too.
-func (a *Authority) checkDelivery(ctx context.Context, r approval.Request, admitted admission.Admitted, done issued) error {
-	e, err := a.Revocations.Revoked(ctx, done.requester)
-	if e != nil && e.Node == "" {
-		_, err = a.Revocations.Revoke(ctx, revocation.Entry{Fingerprint: revocation.FingerprintOf(done.cert), Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID})
+// checkDelivery is the last step before a certificate leaves, after the last write: it fails if the requester was revoked
+// meanwhile, or if a bootstrap token was and signing took long.
+func (a *Authority) checkDelivery(ctx context.Context, r approval.Request, m Admission, done issued) error {
+	if tokens.IDOfUser(r.User) != "" && a.now().Sub(m.at) > admission.MaxDelivery {
+		if _, err := a.Nodes.Admit(ctx, m.valid.checked); err != nil {
+			return err
+		}
 	}
-	if err := unlessRevoked(e, err); err != nil {
+	if err := a.refuseRevoked(ctx, r, done); err != nil {
 		return err
 	}
-	return a.checkBound(ctx, r, admitted)
+	return a.checkBound(ctx, r, m.admitted)
+}
+
+// refuseRevoked fails if the requester of a certificate is revoked. The stores already have this certificate, and a retry
+// may only find that one, so refuseRevoked revokes it, too, even if the client has gone.
+func (a *Authority) refuseRevoked(ctx context.Context, r approval.Request, done issued) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
+	defer cancel()
+	e, err := a.revoked(ctx, r, done.requester)
+	if e != nil && e.Node == "" {
+		own := revocation.Entry{Fingerprint: revocation.FingerprintOf(done.cert), Until: e.Until, Reason: e.Reason, By: e.By, TokenID: e.TokenID}
+		if !own.Until.IsZero() && own.Until.Before(done.cert.NotAfter) {
+			own.Until = done.cert.NotAfter
+		}
+		_, err = a.Revocations.Revoke(ctx, own)
+	}
+	return unlessRevoked(e, err)
+}
+
+// revoked returns the entry that bars a subject, or nil. For a request with an object, it may lack an entry for
+// [tokens.MaxAge]: those who revoke wait that long, and then find among the objects what was issued meanwhile.
+func (a *Authority) revoked(ctx context.Context, r approval.Request, s revocation.Subject) (*revocation.Entry, error) {
+	if r.UID != "" {
+		return a.Revocations.RevokedRecently(ctx, s)
+	}
+	return a.Revocations.Revoked(ctx, s)
 }
 
 // issue does the work of sign, without the record: it admits the request, proves the requester, charges its rate, makes the
@@ -374,7 +399,7 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 	// Decide may not have checked the requester, or not the last certificate of a node that rejoins. A revoked credential
 	// must not use up the rate of its name.
 	if err == nil && (!recent || r.Rejoin != nil) {
-		err = unlessRevoked(a.Revocations.Revoked(ctx, requester))
+		err = unlessRevoked(a.revoked(ctx, r, requester))
 	}
 	if err == nil {
 		err = a.rates.take(r.User, a.allowances(r, nil, m.admitted.Stranger), a.now())
@@ -391,7 +416,16 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 	if err := unlessRevoked(a.Revocations.Issue(ctx, requester, done.cert)); err != nil {
 		return issued{}, err
 	}
-	if err := a.Nodes.StoreIdentity(ctx, m.valid.checked, &m.admitted, done.cert); err != nil {
+	err = a.Nodes.StoreIdentity(ctx, m.valid.checked, &m.admitted, done.cert)
+	if r.Rejoin != nil { // it may have read a later certificate, and stored this one without an answer
+		if f := m.admitted.Fingerprint; f != "" {
+			done.requester.Fingerprints = append(done.requester.Fingerprints, revocation.Fingerprint(f))
+		}
+		if err := a.refuseRevoked(ctx, r, done); err != nil {
+			return issued{}, err
+		}
+	}
+	if err != nil {
 		return issued{}, err
 	}
 	return done, nil
@@ -420,6 +454,7 @@ func (a *Authority) readmit(ctx context.Context, r approval.Request, m *Admissio
 	if err = a.rates.check(r.User, a.allowances(r, nil, false), a.now()); err != nil {
 		return nil, err
 	}
+	m.at = a.now()
 	admitted, err := a.Nodes.Admit(ctx, m.valid.checked)
 	if err == nil {
 		m.admitted = *admitted
@@ -507,7 +542,7 @@ func (a *Authority) checkRevoked(ctx context.Context, r approval.Request) error 
 	if r.Rejoin != nil && len(s.Fingerprints) == 0 {
 		return nil // a bound key: issue checks the last certificate of the node, which may be allowed
 	}
-	return unlessRevoked(a.Revocations.Revoked(ctx, s))
+	return unlessRevoked(a.revoked(ctx, r, s))
 }
 
 // unlessRevoked returns an [*approval.Error] if a credential is revoked. Its arguments are the results of a

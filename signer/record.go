@@ -51,9 +51,6 @@ func (a *Authority) recordIssued(ctx context.Context, e issuance.Entry, done iss
 	e.Outcome = issuance.Issued
 	e.Serial, e.NotBefore, e.NotAfter = done.cert.SerialNumber.Text(16), done.cert.NotBefore, done.cert.NotAfter
 	e.Certificate, e.Fingerprint = string(done.chain[:done.own]), revocation.FingerprintOf(done.cert).String()
-	for _, f := range done.requester.Fingerprints {
-		e.Credentials = append(e.Credentials, f.String())
-	}
 	e.CA = pkcs10.IDOfKey(done.ca.RawSubjectPublicKeyInfo)
 	if err := a.append(ctx, e); err != nil {
 		return err
@@ -169,7 +166,7 @@ func bounded(e issuance.Entry) issuance.Entry {
 	for _, text := range []*string{&e.Signer, &e.Request, &e.Requester, &e.Node, &e.Subject, &e.Approver, &e.Message} {
 		*text, _ = short(*text, most)
 	}
-	for _, list := range []*[]string{&e.Credentials, &e.Evidence, &e.Usages, &e.DNSNames, &e.IPAddresses, &e.EmailAddresses, &e.URIs} {
+	for _, list := range []*[]string{&e.Evidence, &e.Usages, &e.DNSNames, &e.IPAddresses, &e.EmailAddresses, &e.URIs} {
 		var kept []string
 		for i, text := range *list {
 			if i == maxList || left <= 0 {

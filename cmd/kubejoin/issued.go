@@ -204,7 +204,6 @@ func (o *output) entry(w io.Writer, e api.IssuanceEntry) error {
 		{"Public key", []string{e.SPKI}},
 		{"Node", []string{e.Node}},
 		{"Requester", []string{e.Requester}},
-		{"Credentials", e.Credentials},
 		{"From", []string{e.From}},
 		{"Token", []string{e.TokenID}},
 		{"Request", []string{strings.TrimSpace(e.Request + " " + e.RequestUID)}},

@@ -67,6 +67,9 @@ const DefaultRetention = time.Hour
 // admits. After such a token was disabled or deleted, a machine may get a certificate for the sum of both times.
 const MaxAge = time.Second
 
+// MaxDelivery is how long after an admission the certificate of a bootstrap token may leave without another one.
+const MaxDelivery = 3 * time.Second
+
 // A Nodes decides which requester may have which node name. It checks every request for a node's client certificate
 // between approval and signing, regardless of who approved it. The zero Nodes allows renewals and refuses every
 // bootstrap token. A Nodes must not be copied after first use.

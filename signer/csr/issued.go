@@ -25,8 +25,7 @@ func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.
 		}
 		if cert := leaf(csr); cert != nil { // another signer may have issued what is malformed
 			r, _ := Request(csr) // the requester can be read in any case
-			credentials := revocation.SubjectOf(r.User, r.Groups, r.Extra).Fingerprints
-			all = append(all, revocation.CertificateOf(tokens.IDOfUser(csr.Spec.Username), credentials, cert))
+			all = append(all, revocation.CertificateOf(tokens.IDOfUser(r.User), revocation.SubjectOf(r.User, r.Groups, r.Extra), cert))
 		}
 		return nil
 	})

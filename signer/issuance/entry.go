@@ -34,9 +34,6 @@ type Entry struct {
 	// Requester is the user of the request, and TokenID the bootstrap token that authenticated it.
 	Requester string `json:"requester"`
 	TokenID   string `json:"tokenID,omitempty"`
-	// Credentials are the client certificates by which the requester was authenticated, or had before it rejoined, as
-	// Fingerprint. Only issued certificates have them.
-	Credentials []string `json:"credentials,omitempty"`
 	// From is the client's address, if the request was made to kubejoin itself.
 	From string `json:"from,omitempty"`
 

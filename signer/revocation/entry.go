@@ -99,8 +99,8 @@ func SubjectOfCertificate(cert *x509.Certificate) Subject {
 	return s
 }
 
-// keys returns the keys of all entries that may bar the subject.
-func (s Subject) keys() []Key {
+// Keys returns the keys of all entries that may bar the subject.
+func (s Subject) Keys() []Key {
 	var keys []Key
 	for _, f := range s.Fingerprints {
 		keys = append(keys, f.Key())

@@ -35,8 +35,8 @@ type Store interface {
 type Certificate struct {
 	// TokenID is the token that requested it; empty if none did.
 	TokenID string
-	// Credentials are the client certificates by which the requester was authenticated, or had before it rejoined.
-	Credentials []Fingerprint
+	// Requester is the node or the client certificate that requested it.
+	Requester Subject
 	// Node is the node that it is for, as a client or a server; empty for others.
 	Node string
 	// Serial is the serial number in lower-case hexadecimal digits.
@@ -46,12 +46,12 @@ type Certificate struct {
 }
 
 // CertificateOf returns what revocations need of a certificate.
-func CertificateOf(tokenID string, credentials []Fingerprint, cert *x509.Certificate) Certificate {
+func CertificateOf(tokenID string, requester Subject, cert *x509.Certificate) Certificate {
 	node, found := strings.CutPrefix(cert.Subject.CommonName, tokens.NodeUserPrefix)
 	if !found || tokens.CheckNodeName(node) != nil {
 		node = ""
 	}
-	return Certificate{TokenID: tokenID, Credentials: credentials, Node: node, Serial: cert.SerialNumber.Text(16), Fingerprint: FingerprintOf(cert), NotAfter: cert.NotAfter}
+	return Certificate{TokenID: tokenID, Requester: requester, Node: node, Serial: cert.SerialNumber.Text(16), Fingerprint: FingerprintOf(cert), NotAfter: cert.NotAfter}
 }
 
 // A Guard decides which credentials are revoked. A nil Guard revokes none.
@@ -68,9 +68,13 @@ func (g *Guard) now() time.Time {
 	return time.Now()
 }
 
-// Revoked returns the entry that bars the credential of a subject, or nil. An entry may be missing for [tokens.MaxAge]
-// after it was stored. Those who revoke wait that long.
+// Revoked returns the entry that bars the credential of a subject, read live, or nil.
 func (g *Guard) Revoked(ctx context.Context, s Subject) (*Entry, error) {
+	return g.barring(ctx, s, tokens.Live)
+}
+
+// RevokedRecently is [Guard.Revoked], but may lack an entry for [tokens.MaxAge] after it was stored.
+func (g *Guard) RevokedRecently(ctx context.Context, s Subject) (*Entry, error) {
 	return g.barring(ctx, s, tokens.Recent)
 }
 
@@ -88,7 +92,7 @@ func (g *Guard) barring(ctx context.Context, s Subject, read tokens.Read) (*Entr
 	if g == nil {
 		return nil, nil
 	}
-	for _, key := range s.keys() {
+	for _, key := range s.Keys() {
 		e, err := g.Store.Get(ctx, key, read)
 		switch {
 		case errors.Is(err, ErrNotFound):

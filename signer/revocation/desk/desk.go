@@ -74,12 +74,16 @@ type Result struct {
 	// nil if the end is known.
 	EndUnknown error
 
-	before  []revocation.Certificate // issued on the certificates of Entries before these were stored
-	unknown error                    // why before is incomplete
+	end    time.Time                       // of the last certificate of a node; zero if it is unknown
+	before map[revocation.Fingerprint]bool // issued to the requesters that Entries bar before these were stored
+	unseen error                           // why before could not be read
 }
 
 // NoEnd is the warning of a [Result] with an entry that has no end.
 const NoEnd = "kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'"
+
+// notLooked is the warning of a revoked node whose requests cannot be read.
+const notLooked = "kubejoin cannot read the certificate requests now: a certificate of another name that the node has just got stays valid"
 
 // add adds a later Result. Its entries replace those of the same key.
 func (r *Result) add(late Result) {
@@ -90,7 +94,10 @@ func (r *Result) add(late Result) {
 		r.Warnings = late.Warnings
 	}
 	r.EndUnknown = cmp.Or(r.EndUnknown, late.EndUnknown)
-	r.before, r.unknown = append(r.before, late.before...), cmp.Or(r.unknown, late.unknown)
+	for f := range late.before {
+		r.before[f] = true
+	}
+	r.unseen = cmp.Or(r.unseen, late.unseen)
 }
 
 func invalid(field, format string, args ...any) error {
@@ -152,7 +159,11 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 	known, unknown := d.known(ctx, issuance.Query{Node: e.Node}, e.Covers) // they only tell when the revocation ends
 	result, err := d.revoke(ctx, r, []revocation.Entry{e}, nil, known, unknown)
 	if err == nil && !r.DryRun {
-		if err = d.settle(ctx, r, &result, result.Entries); err != nil && r.Node == "" {
+		switch err = d.settle(ctx, r, &result, result.Entries); {
+		case err == nil:
+		case r.Node != "" && ctx.Err() == nil: // the entry bars all client certificates of the node that it does not allow
+			result.Warnings, err = append(result.Warnings, notLooked), nil
+		default:
 			err = &Incomplete{Err: refusal(err)}
 		}
 	}
@@ -243,29 +254,35 @@ func (d *Revoker) nodeWarnings(ctx context.Context, node string) []string {
 	return nil
 }
 
-// revoke stores entries like store. The result also has what was issued on their certificates before.
+// revoke stores entries and returns what is stored. Those that kept has as well stay as they are. known are certificates
+// that may be among those that the entries bar; unknown is why they could not be read.
 func (d *Revoker) revoke(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
-	before, beforeUnknown := d.issuedOn(ctx, entries)
-	result, err := d.store(ctx, r, entries, kept, known, unknown)
-	result.before, result.unknown = before, beforeUnknown
-	return result, err
-}
-
-// store stores entries and returns what is stored. Those that kept has as well stay as they are. known are certificates
-// that may be among those that the entries bar; unknown is why they could not be read. If an entry cannot be stored, the
-// others are stored nevertheless.
-func (d *Revoker) store(ctx context.Context, r Order, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate, unknown error) (Result, error) {
+	result := Result{before: map[revocation.Fingerprint]bool{}}
 	if len(entries) == 0 {
-		return Result{}, nil
+		return result, nil
 	}
 	end, err := d.lastEnd(ctx)
-	result := Result{EndUnknown: errors.Join(unknown, err)}
-	if result.EndUnknown != nil {
-		end = time.Time{}
+	if result.EndUnknown = errors.Join(unknown, err); result.EndUnknown == nil {
+		result.end = end
 	}
+	stored, err := d.Guard.List(ctx)
+	first := slices.DeleteFunc(slices.Clone(entries), func(e revocation.Entry) bool {
+		return slices.ContainsFunc(stored, func(s revocation.Entry) bool { return s.Key() == e.Key() })
+	})
+	before, beforeErr := d.requestedBy(ctx, first)
+	for _, c := range before {
+		result.before[c.Fingerprint] = true
+	}
+	result.unseen = cmp.Or(err, beforeErr)
+	return result, d.store(ctx, r, &result, entries, kept, known)
+}
+
+// store stores entries and adds what is stored to the result. If an entry cannot be stored, the others are stored
+// nevertheless.
+func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []revocation.Entry, kept map[revocation.Key]revocation.Entry, known []revocation.Certificate) (err error) {
 	var errs []error
 	for _, e := range entries {
-		e.Reason, e.By, e.TokenID, e.Until = safetext.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(end, d.RejoinWindow, known)
+		e.Reason, e.By, e.TokenID, e.Until = safetext.Text(r.Reason, revocation.MaxReason), r.By, r.TokenID, e.End(result.end, d.RejoinWindow, known)
 		old, found := kept[e.Key()]
 		if found && (old.Until.IsZero() || !e.Until.IsZero() && !old.Until.Before(e.Until)) { // zero is no end
 			e = old
@@ -281,35 +298,36 @@ func (d *Revoker) store(ctx context.Context, r Order, entries []revocation.Entry
 		result.Entries = append(result.Entries, e)
 	}
 	if len(errs) > 0 {
-		return result, listError(errors.Join(errs...))
+		return listError(errors.Join(errs...))
 	}
-	return result, nil
+	return nil
 }
 
 // views is how long after an entry was stored a certificate may still be issued on its credential: a replica may not see
 // the entry yet, and it takes up to half a second to store the certificate.
 const views = tokens.MaxAge + time.Second/2
 
-// settle waits until all replicas see these entries. Then it revokes what was issued on their certificates meanwhile,
-// until there is no more. A node needs no second look: its entry bars all that it does not allow.
+// settle waits until all replicas see these entries. Then it revokes what was issued meanwhile to the requesters that they
+// bar, until there is no more. Without requests in a cluster, replicas read live.
 func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries []revocation.Entry) error {
-	for len(entries) > 0 {
+	for len(entries) > 0 && d.Requested != nil {
 		select {
 		case <-time.After(views):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		issued, err := d.issuedOn(ctx, entries)
-		if err = cmp.Or(result.unknown, err); err != nil {
+		issued, err := d.requestedBy(ctx, entries)
+		if err = cmp.Or(result.unseen, err); err != nil {
 			return err
 		}
 		var late []revocation.Entry
 		for _, c := range issued {
-			if !slices.ContainsFunc(result.before, func(b revocation.Certificate) bool { return b.Fingerprint == c.Fingerprint }) {
+			if !result.before[c.Fingerprint] {
 				late = append(late, revocation.Entry{Fingerprint: c.Fingerprint})
 			}
 		}
-		more, err := d.store(ctx, r, late, nil, issued, nil)
+		more := Result{EndUnknown: result.EndUnknown, end: result.end}
+		err = d.store(ctx, r, &more, late, nil, issued)
 		result.add(more)
 		if err != nil {
 			return err

@@ -20,16 +20,17 @@ const (
 	NoRequests = "cluster-unavailable"
 )
 
-// An Incomplete is the error of a [Revoker] that has made a token or a certificate unusable, but has not revoked all that
-// was issued on it. To complete the revocation, revoke the token again, or the node of the certificate.
+// An Incomplete is the error of a [Revoker] that has stored a revocation or made a token unusable, but may not have revoked
+// all that was issued meanwhile. To complete it, revoke again. What was issued on a certificate in the last hour is then
+// revoked, too.
 type Incomplete struct {
-	TokenID string // empty for a certificate
+	TokenID string // empty for a node or a certificate
 	Err     error
 }
 
 func (e *Incomplete) Error() string {
 	if e.TokenID == "" {
-		return "the certificate is revoked, but not what it may have requested in this moment: " + e.Err.Error() + "; then revoke the node of the certificate"
+		return "the revocation is stored, but incomplete: " + e.Err.Error() + "; then revoke again"
 	}
 	return "token " + e.TokenID + " can no longer be used, but its revocation is incomplete: " + e.Err.Error() + "; then revoke the token again"
 }

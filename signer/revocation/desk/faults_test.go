@@ -116,7 +116,7 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 				s, fault := newSite(t), &failsOnce{}
 				token := s.token(t, tokens.Limits{MaxNodes: 5})
 				certs := []*x509.Certificate{s.join(t, token, "worker-1"), s.join(t, token, "worker-2")}
-				seen := revocation.CertificateOf(token.ID(), nil, certs[0])
+				seen := revocation.CertificateOf(token.ID(), revocation.Subject{}, certs[0])
 				s.Requested = func(context.Context) ([]revocation.Certificate, error) { return []revocation.Certificate{seen}, nil }
 				s.ClientCAs = func(context.Context) ([]*x509.Certificate, error) { return []*x509.Certificate{s.ca}, nil }
 				if test.set != nil {
@@ -128,7 +128,9 @@ func TestRevokeReportsEachFailedCall(t *testing.T) {
 				result, err := s.Revoke(t.Context(), r)
 				more, fault.left = fault.left <= 0, 0
 				ends, hints := strings.Contains(test.ends, fault.method), strings.Contains(test.hints, fault.method)
+				unlooked := slices.ContainsFunc(result.Warnings, func(w string) bool { return strings.Contains(w, "of another name") })
 				switch {
+				case err == nil && unlooked && r.Node != "" && strings.Contains("Guard.List.live Requested", fault.method):
 				case !more:
 					if err != nil || len(result.Warnings) > 0 || n < 6 {
 						t.Errorf("%s: got %+v, %v after %d calls, want success after 5 or more", name, result, err, n-1)

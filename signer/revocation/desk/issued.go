@@ -44,10 +44,7 @@ func (d *Revoker) known(ctx context.Context, q issuance.Query, match func(revoca
 		return nil, err
 	}
 	if d.IssuanceRecord != nil {
-		q.Outcome, q.Limit = issuance.Issued, issuance.MaxLimit
-		if q.Since.IsZero() {
-			q.EndsAfter = time.Now()
-		}
+		q.Outcome, q.EndsAfter, q.Limit = issuance.Issued, time.Now(), issuance.MaxLimit
 		for {
 			page, err := d.IssuanceRecord.List(ctx, q)
 			if err != nil {
@@ -66,24 +63,23 @@ func (d *Revoker) known(ctx context.Context, q issuance.Query, match func(revoca
 	return slices.DeleteFunc(all, func(c revocation.Certificate) bool { return time.Now().After(c.NotAfter) || !match(c) }), nil
 }
 
-// recently is how long before a look the certificates were issued that it looks at. It is more than clocks differ and
-// kubejoin takes to issue one.
-const recently = time.Hour
-
-// issuedOn returns the certificates that were issued recently to requesters with a certificate of these entries.
-func (d *Revoker) issuedOn(ctx context.Context, entries []revocation.Entry) ([]revocation.Certificate, error) {
-	on := map[revocation.Fingerprint]bool{}
+// requestedBy returns the certificates that were issued recently to requesters that these entries bar. Those that the
+// entries bar as well are not among them.
+func (d *Revoker) requestedBy(ctx context.Context, entries []revocation.Entry) ([]revocation.Certificate, error) {
+	all, err := d.requested(ctx)
+	byKey := map[revocation.Key]revocation.Entry{}
 	for _, e := range entries {
-		if e.Node == "" {
-			on[e.Fingerprint] = true
-		}
+		byKey[e.Key()] = e
 	}
-	if len(on) == 0 {
-		return nil, nil
+	bars := func(s revocation.Subject) bool {
+		return slices.ContainsFunc(s.Keys(), func(key revocation.Key) bool {
+			e, found := byKey[key]
+			return found && e.Bars(s, time.Now())
+		})
 	}
-	return d.known(ctx, issuance.Query{Since: time.Now().Add(-recently)}, func(c revocation.Certificate) bool {
-		return slices.ContainsFunc(c.Credentials, func(f revocation.Fingerprint) bool { return on[f] })
-	})
+	return slices.DeleteFunc(all, func(c revocation.Certificate) bool {
+		return !bars(c.Requester) || bars(revocation.Subject{Node: c.Node, Fingerprints: []revocation.Fingerprint{c.Fingerprint}})
+	}), err
 }
 
 func (d *Revoker) requested(ctx context.Context) ([]revocation.Certificate, error) {
@@ -104,20 +100,14 @@ func recordError(err error) error {
 // issuedOf returns the certificate of an entry in the issuance record. It is not ok for an entry that has neither the
 // certificate nor its fingerprint.
 func issuedOf(e issuance.Entry) (c revocation.Certificate, ok bool) {
-	var credentials []revocation.Fingerprint
-	for _, s := range e.Credentials {
-		if f, err := revocation.ParseFingerprint(s); err == nil {
-			credentials = append(credentials, f)
-		}
-	}
 	if chain := pemfile.Presented([]byte(e.Certificate)); len(chain) > 0 {
-		return revocation.CertificateOf(e.TokenID, credentials, chain[0]), true
+		return revocation.CertificateOf(e.TokenID, revocation.Subject{}, chain[0]), true
 	}
 	fingerprint, err := revocation.ParseFingerprint(e.Fingerprint)
 	if err != nil {
 		return c, false
 	}
-	c = revocation.Certificate{TokenID: e.TokenID, Credentials: credentials, Node: e.Node, Serial: e.Serial, Fingerprint: fingerprint, NotAfter: e.NotAfter}
+	c = revocation.Certificate{TokenID: e.TokenID, Node: e.Node, Serial: e.Serial, Fingerprint: fingerprint, NotAfter: e.NotAfter}
 	if tokens.CheckNodeName(c.Node) != nil {
 		c.Node = ""
 	}

@@ -15,8 +15,8 @@ import (
 )
 
 // settles is how long after a token was disabled a certificate may still be issued on it: a replica uses a cached token,
-// its signer uses the admission, and it takes time to store the certificate.
-const settles = admission.MaxAge + views
+// and the certificate leaves some time after the admission.
+const settles = admission.MaxDelivery + views
 
 // revokeToken makes a token unusable, revokes the nodes that it admitted, and deletes it. Until it is deleted, the
 // token keeps its claims, by which a retry finds the nodes. Each step may be repeated.
@@ -40,7 +40,7 @@ func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 			late, err = d.revokeIssued(ctx, r, true)
 			result.add(late)
 			if err == nil {
-				err = d.settle(ctx, r, &result, slices.DeleteFunc(slices.Clone(result.Entries), func(e revocation.Entry) bool { return e.Node != "" }))
+				err = d.settle(ctx, r, &result, result.Entries)
 			}
 		case <-ctx.Done():
 			err = ctx.Err()

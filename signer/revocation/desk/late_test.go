@@ -1,0 +1,186 @@
+package desk_test
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// lagging makes the replica of a site see no revocation until a time, in requests with an object.
+func (s *site) lagging(until time.Time) {
+	s.authority.Revocations = &revocation.Guard{Store: revocationtest.Before(s.Guard.Store, func(method string, _ revocation.Key) error {
+		if method == "Get.recent" && time.Now().Before(until) {
+			return revocation.ErrNotFound
+		}
+		return nil
+	})}
+}
+
+// renew issues a certificate to a node with a certificate. With objects, it has an object among them.
+func (s *site) renew(t *testing.T, cert *x509.Certificate, objects *[]revocation.Certificate) (*x509.Certificate, error) {
+	t.Helper()
+	r := request(t, tokens.Generate(), "worker-1")
+	r.User, r.Groups = tokens.NodeUserPrefix+"worker-1", []string{tokens.NodesGroup}
+	r.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.FingerprintOf(cert).CredentialID()}}
+	if objects != nil {
+		r.UID = "an object"
+	}
+	chain, err := s.authority.Issue(t.Context(), r)
+	if err != nil {
+		return nil, err
+	}
+	renewed := pemfile.Presented(chain)[0]
+	if objects != nil {
+		*objects = append(*objects, revocation.CertificateOf("", revocation.SubjectOf(r.User, r.Groups, r.Extra), renewed))
+	}
+	return renewed, nil
+}
+
+// A replica lags behind a revocation. Catches a certificate that it issues then and that stays valid: by an object, whether
+// the first run revoked it, the second look at a token did, or a repeat of a run that was cut off. Over HTTPS it issues none.
+func TestRevokeFindsWhatLaggingReplicaIssues(t *testing.T) {
+	for name, test := range map[string]struct {
+		object bool
+		moved  bool // another token has the name; the order is about the first token
+		cutOff bool
+	}{
+		"by an object": {object: true}, "by an object, moved": {object: true, moved: true}, "by an object, again": {object: true, cutOff: true}, "over HTTPS": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				objects := []revocation.Certificate{}
+				s.Requested = func(context.Context) ([]revocation.Certificate, error) { return slices.Clone(objects), nil }
+				token := s.token(t, tokens.Limits{MaxNodes: 1})
+				stolen := s.join(t, token, "worker-1")
+				order := desk.Order{Fingerprint: revocation.FingerprintOf(stolen).String()}
+				if test.moved {
+					order = desk.Order{TokenID: token.ID()}
+					c := must.Value(s.Claims.Get(t.Context(), "worker-1", tokens.Live))(t)
+					after := c.Clone()
+					after.TokenID, after.Identity = "zzzzzz", tokens.Identity{}
+					must.Value(tokens.CommitClaim(t.Context(), s.Claims, c, after))(t)
+				}
+				s.lagging(time.Now().Add(900 * time.Millisecond))
+				var renewed *x509.Certificate
+				time.AfterFunc(300*time.Millisecond, func() {
+					var err error
+					if test.object {
+						renewed, err = s.renew(t, stolen, &objects)
+						must.OK(t, err)
+					} else if renewed, err = s.renew(t, stolen, nil); err == nil {
+						t.Error("over HTTPS: got a certificate")
+					}
+				})
+				if test.cutOff {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+					defer cancel()
+					if _, err := s.Revoke(ctx, order); !errors.As(err, new(*desk.Incomplete)) {
+						t.Errorf("cut off: got %v, want an Incomplete", err)
+					}
+				}
+				must.Value(s.Revoke(t.Context(), order))(t)
+				s.wantRevoked(t, stolen, true)
+				if test.object {
+					s.wantRevoked(t, renewed, true)
+				}
+			})
+		})
+	}
+}
+
+// A custom signer issues a certificate of another name to a node that is revoked. Catches one that the entry of the node
+// cannot bar.
+func TestRevokeNodeFindsCertificateOfAnotherName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		requester := revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{revocationtest.Fingerprint(1)}}
+		began := time.Now()
+		s.Requested = func(context.Context) ([]revocation.Certificate, error) {
+			all := []revocation.Certificate{
+				{Requester: requester, Fingerprint: revocationtest.Fingerprint(2), NotAfter: began.Add(time.Hour)}, // before
+			}
+			if time.Now().After(began) {
+				all = append(all, revocation.Certificate{Requester: requester, Fingerprint: revocationtest.Fingerprint(4), NotAfter: began.Add(time.Hour)},
+					revocation.Certificate{Requester: requester, Node: "worker-1", Fingerprint: revocationtest.Fingerprint(3), NotAfter: began.Add(time.Hour)}) // the entry of the node bars it
+			}
+			return all, nil
+		}
+		result, err := s.Revoke(t.Context(), desk.Order{Node: "worker-1"})
+		if want := revocationtest.Fingerprint(4).String() + " worker-1"; err != nil || keys(result) != want {
+			t.Errorf("got %s, %v, want %s", keys(result), err, want)
+		}
+	})
+}
+
+// brokenRecord is a record that fails or takes long.
+type brokenRecord struct {
+	issuance.Store
+	takes time.Duration
+	err   error
+}
+
+func (r *brokenRecord) Append(ctx context.Context, e issuance.Entry) error {
+	time.Sleep(r.takes)
+	if r.err != nil {
+		return r.err
+	}
+	return r.Store.Append(ctx, e)
+}
+
+// A machine rejoins while its last certificate is revoked, and the record fails. The claim then has the new certificate.
+// Catches a retry for which only that counts.
+func TestRejoinWithoutRecordForgetsNoRevocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.authority.Nodes.RejoinWindow = 20 * time.Hour
+		first := s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-1")
+		must.OK(t, s.authority.BindKey(t.Context(), first, "sha256:bound"))
+		last := must.Value(s.renew(t, first, nil))(t)
+		r := request(t, tokens.Generate(), "worker-1")
+		r.User, r.Groups, r.Rejoin = tokens.NodeUserPrefix+"worker-1", []string{tokens.NodesGroup}, &approval.Rejoin{Key: "sha256:bound"}
+		s.authority.Record = &brokenRecord{Store: s.IssuanceRecord, err: errAway}
+		reads := 0 // the revocation comes between the last check before the claim is written and the next one
+		s.authority.Revocations = &revocation.Guard{Store: revocationtest.Before(s.Guard.Store, func(method string, key revocation.Key) error {
+			if reads++; method == "Get.recent" { // of Issue
+				must.Value(s.Guard.Revoke(t.Context(), revocation.Entry{Fingerprint: revocation.FingerprintOf(last)}))(t)
+			}
+			return nil
+		})}
+		if _, err := s.authority.Issue(t.Context(), r); err == nil {
+			t.Fatal("got a certificate without a record")
+		}
+		s.authority.Record, s.authority.Revocations = s.IssuanceRecord, s.Guard
+		if _, err := s.authority.Issue(t.Context(), r); approval.Refused(err) == nil || approval.Refused(err).Reason != revocation.Reason {
+			t.Errorf("the retry after %d reads: got %v, want reason %s", reads, err, revocation.Reason)
+		}
+	})
+}
+
+// Catches a certificate of a token that leaves long after the token was revoked, because signing took long.
+func TestSlowSigningDoesNotOutlastRevokedToken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		token := s.token(t, tokens.Limits{MaxNodes: 1})
+		s.authority.Record = &brokenRecord{Store: s.IssuanceRecord, takes: admission.MaxDelivery + 3*time.Second}
+		time.AfterFunc(100*time.Millisecond, func() { must.Value(s.Revoke(t.Context(), desk.Order{TokenID: token.ID()}))(t) })
+		_, err := s.authority.Issue(t.Context(), request(t, token, "worker-1"))
+		if refused := approval.Refused(err); refused == nil || refused.Reason != admission.ReasonTokenRevoked {
+			t.Errorf("got %v, want reason %s", err, admission.ReasonTokenRevoked)
+		}
+	})
+}
