@@ -22,7 +22,7 @@ const (
 // A Spent finds the tokens that admit nobody any more. Without their signatures, nobody can use cluster-info to guess
 // their secrets.
 type Spent struct {
-	// Claims has the claims of the tokens. They are read from the cache.
+	// Claims has the claims of the tokens.
 	Claims tokens.Claims
 	// Registered returns when the Node with this name and UID was created. It may lag. The time is zero if there is no
 	// such Node.
@@ -30,12 +30,12 @@ type Spent struct {
 }
 
 // find reports whether a token needs no signature.
-func (s *Spent) find(ctx context.Context, r *tokens.Record, now time.Time) (bool, error) {
+func (s *Spent) find(ctx context.Context, r *tokens.Record, read tokens.Read, now time.Time) (bool, error) {
 	// The Node that a token replaces was registered before.
 	if !r.Signs(now) || !r.Spent() || r.Limits.Problem != nil || r.Limits.Replaces != (tokens.NodeRef{}) {
 		return false, nil
 	}
-	held, err := s.Claims.HeldBy(ctx, r.Token.ID(), tokens.Cached)
+	held, err := s.Claims.HeldBy(ctx, r.Token.ID(), read)
 	if err != nil {
 		return false, fmt.Errorf("claims of token %s: %w", r.Token.ID(), err)
 	}
@@ -45,9 +45,14 @@ func (s *Spent) find(ctx context.Context, r *tokens.Record, now time.Time) (bool
 		if c.NodeUID == "" {
 			continue
 		}
-		if since[c.Node], err = s.Registered(ctx, c.Node, c.NodeUID); err != nil {
+		at, err := s.Registered(ctx, c.Node, c.NodeUID)
+		if err != nil {
 			return false, fmt.Errorf("node %s: %w", tokens.Redact(c.Node), err)
 		}
+		if !at.IsZero() && at.Before(c.Created) {
+			at = c.Created // with --existing-nodes=allow, the machine joins again beside its Node
+		}
+		since[c.Node] = at
 	}
 	ended := func(name string) bool { return s.Claims.Ended(*r, tokens.Claim{Node: name}) }
 	return needsNone(r.Nodes, since, ended, now), nil
@@ -85,12 +90,18 @@ func (s *signing) retire(ctx context.Context, all []*tokens.Record) error {
 	found := map[string]*retirement{}
 	for _, r := range all {
 		id := r.Token.ID()
-		switch spent, err := s.Spent.find(ctx, r, now); {
+		before := s.retired[id]
+		same := before != nil && before.uid == r.UID && before.version == r.Version
+		spent, err := s.Spent.find(ctx, r, tokens.Cached, now)
+		if err == nil && spent && !same { // the cache may lack a claim that the record counts
+			spent, err = s.Spent.find(ctx, r, tokens.Live, now)
+		}
+		switch {
 		case err != nil:
 			return fmt.Errorf("cluster-info keeps the signatures of spent tokens: %w", err)
 		case spent:
 			found[id] = &retirement{uid: r.UID, version: r.Version}
-			if before := s.retired[id]; before != nil && before.uid == r.UID {
+			if before != nil && before.uid == r.UID {
 				found[id].removed = before.removed
 			}
 		}
@@ -104,6 +115,8 @@ func (s *signing) retire(ctx context.Context, all []*tokens.Record) error {
 func (s *signing) signer(r tokens.Record) tokens.Record {
 	id := r.Token.ID()
 	switch now := s.retired[id]; {
+	case s.retired == nil && s.Spent != nil && r.Spent(): // before the first look
+		r.Token, _ = tokens.OnlyID(id)
 	case now == nil:
 	case now.uid != r.UID || now.version != r.Version:
 		delete(s.retired, id) // until the next look

@@ -45,12 +45,16 @@ func TestNeedsNoSignature(t *testing.T) {
 type held struct {
 	tokens.Claims
 	claims []tokens.Claim
+	live   []tokens.Claim // if the cache is old
 	err    error
 	reads  int
 }
 
-func (h *held) HeldBy(context.Context, string, tokens.Read) ([]tokens.Claim, error) {
+func (h *held) HeldBy(_ context.Context, _ string, read tokens.Read) ([]tokens.Claim, error) {
 	h.reads++
+	if read == tokens.Live && h.live != nil {
+		return h.live, h.err
+	}
 	return h.claims, h.err
 }
 
@@ -74,6 +78,8 @@ func TestFindsSpentTokens(t *testing.T) {
 		}},
 		{name: "does not sign", change: func(r *tokens.Record, _ *tokens.Claim) { r.Signing = false }},
 		{name: "not registered", change: func(_ *tokens.Record, c *tokens.Claim) { c.NodeUID = "" }},
+		{name: "joins again beside its Node", change: func(_ *tokens.Record, c *tokens.Claim) { c.Created = now.Add(1 - retireAfter) }},
+		{name: "joined again beside its Node", change: func(_ *tokens.Record, c *tokens.Claim) { c.Created = now.Add(-retireAfter) }, want: true},
 		{name: "another Node", change: func(_ *tokens.Record, c *tokens.Claim) { c.NodeUID = "u0" }},
 		{name: "no answer about the Node", change: func(_ *tokens.Record, c *tokens.Claim) { c.NodeUID = "unread" }, err: noNodes},
 	} {
@@ -93,12 +99,12 @@ func TestFindsSpentTokens(t *testing.T) {
 			}
 			return time.Time{}, nil
 		}}
-		if got, err := s.find(t.Context(), &r, now); got != test.want || !errors.Is(err, test.err) {
+		if got, err := s.find(t.Context(), &r, tokens.Cached, now); got != test.want || !errors.Is(err, test.err) {
 			t.Errorf("%s: got %t, %v, want %t, %v", test.name, got, err, test.want, test.err)
 		}
 	}
 	s := Spent{Claims: &held{err: noNodes}}
-	if got, err := s.find(t.Context(), &tokens.Record{Token: tokens.Generate(), Signing: true, Limits: tokens.Limits{MaxNodes: 1}, Nodes: []string{"worker-1"}}, now); got || !errors.Is(err, noNodes) {
+	if got, err := s.find(t.Context(), &tokens.Record{Token: tokens.Generate(), Signing: true, Limits: tokens.Limits{MaxNodes: 1}, Nodes: []string{"worker-1"}}, tokens.Cached, now); got || !errors.Is(err, noNodes) {
 		t.Errorf("got %t, %v, want the error of the claims", got, err)
 	}
 }
@@ -127,8 +133,15 @@ func TestRetires(t *testing.T) {
 			t.Errorf("%s later: looked %t, and the next step is a whole one: %t, want %t", after, looked, s.done.version == "", due)
 		}
 	}
-	want("before the first look", r, true, true)
+	want("before the first look", r, true, false)
+	joining := r
+	joining.Nodes = nil
+	want("not spent, before the first look", joining, true, true)
+	claims.live = []tokens.Claim{{Node: "worker-1"}}
 	look(0, nil)
+	want("spent according to an old cache", r, true, true)
+	claims.live = nil
+	look(retireEvery, nil)
 	want("spent", r, false, true)
 	s.retired[r.Token.ID()].removed = true
 	want("removed", r, true, false)
