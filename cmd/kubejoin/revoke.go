@@ -41,10 +41,9 @@ only if you set that up: see 'kubejoin authorization-config' and docs/revocation
 				return err
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				if !o.asked.DryRun {
-					cmd.PrintErrln("kubejoin: revoking, and waiting a few seconds until every replica knows")
-				}
+				slow := time.AfterFunc(2*time.Second, func() { cmd.PrintErrln("kubejoin: waiting until every replica knows the revocation") })
 				list, err := r.Revoke(ctx, o.asked)
+				slow.Stop()
 				if err != nil {
 					return err
 				}

@@ -27,11 +27,12 @@ func (s *Site) RunKubejoin(t *testing.T, args ...string) (stdout, stderr string,
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
 }
 
-// CLI is [Site.RunKubejoin] that must succeed without a warning. It returns the output.
+// CLI is [Site.RunKubejoin] that must succeed without a warning. On a busy machine, it may report that it waits. CLI returns
+// the output.
 func (s *Site) CLI(t *testing.T, args ...string) string {
 	t.Helper()
 	stdout, stderr, code := s.RunKubejoin(t, args...)
-	if code != 0 || stderr != "" {
+	if code != 0 || strings.TrimPrefix(stderr, "kubejoin: waiting until every replica knows the revocation\n") != "" {
 		t.Fatalf("kubejoin %q: exit code %d\n%s", args, code, stderr)
 	}
 	return stdout

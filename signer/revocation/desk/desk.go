@@ -35,7 +35,8 @@ type Revoker struct {
 	// IssuanceRecord is the issuance record. With nil, the Revoker knows only certificates that Requested returns.
 	IssuanceRecord issuance.Store
 	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
-	// the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. Nil knows none.
+	// the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. It is required if an Authority
+	// signs requests with objects. Nil knows none.
 	Requested func(ctx context.Context) ([]revocation.Certificate, error)
 	// Node reads the current Node of a name, for warnings. The error wraps [tokens.ErrNotFound] if there is no such
 	// Node. It is nil without a cluster.
