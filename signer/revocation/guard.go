@@ -118,7 +118,11 @@ func (g *Guard) Issue(ctx context.Context, requester Subject, cert *x509.Certifi
 	if err != nil || !authenticates(cert) { // the API server does not accept it as a node
 		return nil, nil
 	}
-	if _, err := g.Store.Get(ctx, key, tokens.Recent); errors.Is(err, ErrNotFound) {
+	read := tokens.Recent
+	if len(requester.Keys()) == 0 { // no entry bars a bootstrap token, so only a machine that comes back needs an entry
+		read = tokens.Cached
+	}
+	if _, err := g.Store.Get(ctx, key, read); errors.Is(err, ErrNotFound) {
 		return nil, nil
 	}
 	var bars *Entry
