@@ -22,8 +22,8 @@ func (s *signing) list(ctx context.Context) ([]*tokens.Record, error) {
 	return listed, err
 }
 
-// settled is what a step read that had nothing to write. With many tokens, most changes of tokens are counts of nodes: then
-// the next step does not compute all signatures, and compares only the tokens that have changed.
+// settled is what the last step read, if it had nothing to write. Most changes of tokens only count a node. Then the next
+// step computes no signatures, and compares only the tokens that have changed.
 type settled struct {
 	version    string // of cluster-info
 	kubeconfig string

@@ -19,8 +19,7 @@ const (
 	retireTimeout = 2 * time.Second
 )
 
-// A Spent finds the tokens that admit nobody any more. Without their signatures, nobody can use cluster-info to guess
-// their secrets.
+// A Spent finds the tokens that can admit no other node. Their signatures only help to guess their secrets.
 type Spent struct {
 	// Claims has the claims of the tokens.
 	Claims tokens.Claims

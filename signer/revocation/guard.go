@@ -19,8 +19,8 @@ var ErrFull = errors.New("the list of revocations is full")
 
 // A Store stores entries. Its methods may be called concurrently.
 type Store interface {
-	// Get returns an entry. The error wraps [ErrNotFound] if there is none. A cached read fails if the cache has never
-	// been filled.
+	// Get returns the entry of a key. Without one, the error wraps [ErrNotFound]. A cached read fails until the cache was
+	// filled for the first time.
 	Get(ctx context.Context, key Key, read tokens.Read) (Entry, error)
 	// List returns all entries, sorted by key.
 	List(ctx context.Context, read tokens.Read) ([]Entry, error)

@@ -30,7 +30,7 @@ type Incomplete struct {
 
 func (e *Incomplete) Error() string {
 	if e.TokenID == "" {
-		return "the revocation is stored, but incomplete: " + e.Err.Error() + "; then revoke again"
+		return "the revocation is stored, but kubejoin cannot tell what was issued in this moment; revoke again: " + e.Err.Error()
 	}
 	return "token " + e.TokenID + " can no longer be used, but its revocation is incomplete: " + e.Err.Error() + "; then revoke the token again"
 }

@@ -209,5 +209,4 @@ func TestNothingLeavesAfterRevokeReturned(t *testing.T) {
 	if least := schedules / 50; left < least || renewed < least {
 		t.Errorf("%d certificates left after a revocation, and %d were revoked because of their credential: want %d of both, or the schedules show nothing", left, renewed, least)
 	}
-	t.Log(left, renewed)
 }

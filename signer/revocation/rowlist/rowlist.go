@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// Rows are the rows of a store. A value is nil if there is none.
+// Rows are the rows of a store. The value of a missing row is nil.
 type Rows interface {
 	Get(ctx context.Context, key string, read tokens.Read) (value []byte, err error)
 	// Visit calls visit with each row, sorted by key. visit must not keep the value.
