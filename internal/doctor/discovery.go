@@ -50,6 +50,9 @@ func checkClusterInfo(f *Facts) []Finding {
 // signingDelay is how long a new token may have no signature.
 const signingDelay = 30 * time.Second
 
+// spentDelay is how long the signature of a spent token stays at least: ten minutes after its last node has registered.
+const spentDelay = 10 * time.Minute
+
 func checkSignatures(f *Facts) []Finding {
 	if f.ClusterInfo == nil {
 		return nil
@@ -59,7 +62,7 @@ func checkSignatures(f *Facts) []Finding {
 	for _, r := range f.Tokens {
 		id := r.Token.ID()
 		jws := f.ClusterInfo[clusterinfo.SignatureKey(id)]
-		if r.Problem != nil || !r.Signs(f.Time) || f.Time.Sub(r.Created) < signingDelay || r.Spent() && jws == "" {
+		if r.Problem != nil || !r.Signs(f.Time) || f.Time.Sub(r.Created) < signingDelay || r.Spent() && jws == "" && f.Time.Sub(r.Created) >= spentDelay {
 			continue
 		}
 		if clusterinfo.Verify(kubeconfig, jws, r.Token) != nil {

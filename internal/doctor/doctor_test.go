@@ -500,8 +500,12 @@ var diagnoses = map[string]struct {
 	"unsigned": {func(_ *testing.T, f *Facts) { delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID())) }, []string{"cluster-info-unsigned"}},
 	"unsigned spent token": {func(_ *testing.T, f *Facts) {
 		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
-		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes = 1, []string{"worker-1"}
+		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes, f.Tokens[0].Created = 1, []string{"worker-1"}, f.Time.Add(-spentDelay)
 	}, nil},
+	"unsigned spent token, created a moment ago": {func(_ *testing.T, f *Facts) {
+		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
+		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes, f.Tokens[0].Created = 1, []string{"worker-1"}, f.Time.Add(1-spentDelay)
+	}, []string{"cluster-info-unsigned"}},
 	"wrong signature of a spent token": {func(_ *testing.T, f *Facts) {
 		f.ClusterInfo[clusterinfo.SignatureKey(f.Tokens[0].Token.ID())] = "e30..e30"
 		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes = 1, []string{"worker-1"}
