@@ -220,7 +220,7 @@ func (n *Nodes) admit(ctx context.Context, r approval.Request) (a Admitted, err 
 	if bootstrap {
 		return n.admitToken(ctx, r, id, node)
 	}
-	if n.facts(node).isReserved(node) {
+	if n.rules().isReserved(node) {
 		return a, refuseReserved(node)
 	}
 	return n.admitFree(ctx, node)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/elliptic"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -153,5 +154,27 @@ func TestDeletedTokenCostsOneRead(t *testing.T) {
 	wantRefused(t, "deleted", err, "TokenRevoked")
 	if c.calls != 1 {
 		t.Errorf("got %d reads, want 1", c.calls)
+	}
+}
+
+// A token may expire while its claim and the Node are read: after the check of the token, before the claim is written.
+func TestTokenThatExpiresDuringReadsAdmitsNobody(t *testing.T) {
+	c := newCluster()
+	token := c.createToken(tokens.Limits{MaxNodes: 1})
+	n, read := c.admission(), atomic.Bool{}
+	n.Node = func(ctx context.Context, name string) (string, error) {
+		read.Store(true)
+		return c.Node(ctx, name)
+	}
+	n.Now = func() time.Time {
+		if read.Load() {
+			return c.records[token.ID()].Expires
+		}
+		return time.Now()
+	}
+	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+	wantRefused(t, "a token that expired meanwhile", err, "TokenExpired")
+	if len(c.claims) > 0 {
+		t.Errorf("got claims %v, want none", c.claims)
 	}
 }

@@ -39,14 +39,19 @@ type facts struct {
 
 // facts returns the facts about a name of which nothing was read.
 func (n *Nodes) facts(node string) facts {
-	f := facts{claim: tokens.Claim{Node: node}, rules: rules{
+	return facts{claim: tokens.Claim{Node: node}, rules: n.rules()}
+}
+
+// rules returns the rules at this moment.
+func (n *Nodes) rules() rules {
+	r := rules{
 		nodes: n.Node != nil, existing: n.AllowExisting, reserved: n.Reserved, retention: cmp.Or(max(n.Retention, 0), DefaultRetention),
 		window: n.RejoinWindow, budget: min(cmp.Or(n.RejoinBudget, DefaultRejoinBudget), tokens.MaxRejoins), now: time.Now(),
-	}}
-	if n.Now != nil {
-		f.now = n.Now()
 	}
-	return f
+	if n.Now != nil {
+		r.now = n.Now()
+	}
+	return r
 }
 
 // startOver calls decide until it returns another error than one for which changed is true.
@@ -185,7 +190,7 @@ func (n *Nodes) try(ctx context.Context, id string, all []*bid, try int) (again 
 		}
 	}
 	reading.Wait()
-	after, plans := planAll(t.restored, all, seen)
+	after, plans := planAll(n.rules(), t.restored, all, seen)
 	if cached && slices.ContainsFunc(plans, func(p plan) bool { return approval.Refused(p.err) != nil }) {
 		return nil, errStale
 	}
@@ -271,7 +276,7 @@ func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Reques
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("token %s: %w", id, err)
-	case !record.Limits.IsZero() || n.facts(node).check(record, r, node) != nil:
+	case !record.Limits.IsZero() || n.rules().check(record, r, node) != nil:
 		return false, nil
 	}
 	claims, err := n.Claims.HeldBy(ctx, id, tokens.Recent)

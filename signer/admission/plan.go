@@ -45,10 +45,9 @@ const (
 // planAll decides about the bids for a token whose facts were read, and returns the token with their names in its count. A
 // name that is already counted keeps its slot: another replica may handle the same request. The last slot brings the
 // token's expiration forward. A bid that has lost its name to another token, or to an object that is not a claim, gives its
-// slot back.
-func planAll(record tokens.Record, all []*bid, seen []facts) (after tokens.Record, plans []plan) {
+// slot back. r is from after the reads, during which the token may have expired.
+func planAll(r rules, record tokens.Record, all []*bid, seen []facts) (after tokens.Record, plans []plan) {
 	after = record.Clone()
-	r := seen[0].rules
 	var lost []string
 	for i, f := range seen {
 		node, counts := f.claim.Node, slices.Contains(after.Nodes, f.claim.Node)
@@ -60,9 +59,9 @@ func planAll(record tokens.Record, all []*bid, seen []facts) (after tokens.Recor
 			p = planFree(f)
 		default:
 			p = planClaim(f, record, all[i].request)
-			switch {
-			case p.err == nil && record.Expired(r.now): // since allows
-				p = plan{next: f.claim, err: f.check(record, all[i].request, node)}
+			switch err := r.check(record, all[i].request, node); {
+			case p.err == nil && err != nil: // since allows
+				p = plan{next: f.claim, err: err}
 			case p.err == nil && !counts && after.Spent(): // by another bid
 				p = plan{next: f.claim, err: refuseSpent(after, node)}
 			case p.err == nil && !counts && record.Limits.NodeLimit() > 0:

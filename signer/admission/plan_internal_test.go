@@ -208,9 +208,10 @@ func TestPlanCountsNamesUpToTheLimit(t *testing.T) {
 		var all []*bid
 		for i := range seen {
 			seen[i].rules = at
+			seen[i].now = noon.Add(-time.Second) // the reads took a second
 			all = append(all, &bid{request: approval.Request{CSR: &x509.CertificateRequest{RawSubjectPublicKeyInfo: []byte("key")}}})
 		}
-		after, plans := planAll(record, all, seen)
+		after, plans := planAll(at, record, all, seen)
 		spent := 0
 		for _, p := range plans[1:] {
 			if p.err != nil {
