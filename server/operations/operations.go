@@ -1,6 +1,7 @@
 package operations
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -42,7 +43,8 @@ type Operations struct {
 // CreateToken creates req.Token, or a new one. existing reports that the token was there already. After an error, the returned token
 // has the ID of one that exists, or may exist.
 func (o *Operations) CreateToken(ctx context.Context, req api.CreateToken, permit Permit) (t api.Token, existing bool, err error) {
-	request, err := Creation(ctx, req, time.Now(), o.Minter.SignTimeout, permit, o.Node)
+	usual := cmp.Or(max(o.Minter.SignTimeout, 0), mint.DefaultSignTimeout)
+	request, err := Creation(ctx, req, time.Now(), usual, permit, o.Node)
 	if err != nil {
 		return api.Token{}, false, err
 	}

@@ -101,6 +101,11 @@ func TestNamesTokenThatExists(t *testing.T) {
 		if unsigned, err := c.CreateToken(t.Context(), req); err == nil || unsigned.ID == "" || !strings.HasPrefix(req.Token.Reveal(), unsigned.ID) {
 			t.Errorf("without a signer: got ID %q, %v", unsigned.ID, err)
 		}
+		start := time.Now()
+		_, err = c.CreateToken(t.Context(), api.CreateToken{})
+		if e := (*mint.Error)(nil); !errors.As(err, &e) || e.Reason != mint.NotSigned || time.Since(start) != mint.DefaultSignTimeout {
+			t.Errorf("without a signer, by default: got %v after %s, want %s after %s", err, time.Since(start), mint.NotSigned, mint.DefaultSignTimeout)
+		}
 	})
 }
 
