@@ -12,9 +12,9 @@ import (
 	"k8s.io/client-go/tools/pager"
 )
 
-// Issued returns the certificates in the CertificateSigningRequests of a cluster. Cleaners delete these an hour after they
-// were issued, so there are no older certificates.
-func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.Certificate, err error) {
+// Requested returns the certificates in the CertificateSigningRequests of a cluster, and those that may be about to be issued.
+// Cleaners delete the objects an hour after they were issued, so there are no older certificates.
+func Requested(ctx context.Context, client kubernetes.Interface) (all []revocation.Certificate, err error) {
 	list := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return client.CertificatesV1().CertificateSigningRequests().List(ctx, options)
 	})
@@ -23,9 +23,12 @@ func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.
 		if !ok {
 			return nil
 		}
+		r, _ := Request(csr) // the requester can be read in any case
+		asked := revocation.Certificate{TokenID: tokens.IDOfUser(r.User), Requester: revocation.SubjectOf(r.User, r.Groups, r.Extra)}
 		if cert := leaf(csr); cert != nil { // another signer may have issued what is malformed
-			r, _ := Request(csr) // the requester can be read in any case
-			all = append(all, revocation.CertificateOf(tokens.IDOfUser(r.User), revocation.SubjectOf(r.User, r.Groups, r.Extra), cert))
+			all = append(all, revocation.CertificateOf(asked.TokenID, asked.Requester, cert))
+		} else if len(csr.Status.Certificate) == 0 && has(csr, certificates.CertificateApproved) && !has(csr, certificates.CertificateFailed) {
+			all = append(all, asked)
 		}
 		return nil
 	})

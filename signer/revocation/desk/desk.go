@@ -34,9 +34,9 @@ type Revoker struct {
 	Claims tokens.Claims
 	// IssuanceRecord is the issuance record. With nil, the Revoker knows only certificates that Requested returns.
 	IssuanceRecord issuance.Store
-	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
-	// the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. It is required if an Authority
-	// signs requests with objects. Nil knows none.
+	// Requested returns certificates that were issued recently or may be about to be, and the tokens that requested them:
+	// usually those of the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. It is required if
+	// an Authority signs requests with objects. Nil knows none.
 	Requested func(ctx context.Context) ([]revocation.Certificate, error)
 	// Node reads the current Node of a name, for warnings. The error wraps [tokens.ErrNotFound] if there is no such
 	// Node. It is nil without a cluster.
@@ -304,21 +304,23 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 	return nil
 }
 
-// views is how long after an entry was stored a certificate may still be issued on its credential: a replica may not see
-// the entry yet, and it takes up to half a second to store the certificate.
+// views is how long after an entry was stored a replica may not see it yet, with half a second to spare. A request that a
+// replica signs then is approved, so settle finds it.
 const views = tokens.MaxAge + time.Second/2
 
 // settle waits until all replicas see these entries. Then it revokes what was issued meanwhile to the requesters that they
 // bar, until there is no more. Without requests in a cluster, replicas read live.
 func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries []revocation.Entry) error {
 	for len(entries) > 0 && d.Requested != nil {
-		select {
-		case <-time.After(views):
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := cmp.Or(sleep(ctx, views), result.unseen); err != nil {
+			return err
+		}
+		barred := barredBy(entries)
+		if err := d.written(ctx, func(c revocation.Certificate) bool { return barred(c.Requester) }); err != nil {
+			return err
 		}
 		issued, err := d.requestedBy(ctx, entries)
-		if err = cmp.Or(result.unseen, err); err != nil {
+		if err != nil {
 			return err
 		}
 		var late []revocation.Entry

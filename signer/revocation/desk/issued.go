@@ -63,26 +63,40 @@ func (d *Revoker) known(ctx context.Context, q issuance.Query, match func(revoca
 	return slices.DeleteFunc(all, func(c revocation.Certificate) bool { return time.Now().After(c.NotAfter) || !match(c) }), nil
 }
 
-// requestedBy returns the certificates that were issued recently to requesters that these entries bar. Those that the
-// entries bar as well are not among them.
-func (d *Revoker) requestedBy(ctx context.Context, entries []revocation.Entry) ([]revocation.Certificate, error) {
-	all, err := d.requested(ctx)
+// barredBy returns whether one of these entries bars a subject.
+func barredBy(entries []revocation.Entry) func(revocation.Subject) bool {
 	byKey := map[revocation.Key]revocation.Entry{}
 	for _, e := range entries {
 		byKey[e.Key()] = e
 	}
-	bars := func(s revocation.Subject) bool {
+	return func(s revocation.Subject) bool {
 		return slices.ContainsFunc(s.Keys(), func(key revocation.Key) bool {
 			e, found := byKey[key]
 			return found && e.Bars(s, time.Now())
 		})
 	}
+}
+
+// requestedBy returns the certificates that were issued recently to requesters that these entries bar. Those that the
+// entries bar as well are not among them.
+func (d *Revoker) requestedBy(ctx context.Context, entries []revocation.Entry) ([]revocation.Certificate, error) {
+	all, err := d.requested(ctx)
+	bars := barredBy(entries)
 	return slices.DeleteFunc(all, func(c revocation.Certificate) bool {
 		return !bars(c.Requester) || bars(revocation.Subject{Node: c.Node, Fingerprints: []revocation.Fingerprint{c.Fingerprint}})
 	}), err
 }
 
+// requested returns the certificates that were issued recently.
 func (d *Revoker) requested(ctx context.Context) ([]revocation.Certificate, error) {
+	all, err := d.requests(ctx)
+	return slices.DeleteFunc(all, unwritten), err
+}
+
+// unwritten reports whether a request is approved and has no certificate.
+func unwritten(c revocation.Certificate) bool { return c.Fingerprint == "" }
+
+func (d *Revoker) requests(ctx context.Context) ([]revocation.Certificate, error) {
 	if d.Requested == nil {
 		return nil, nil
 	}
@@ -91,6 +105,37 @@ func (d *Revoker) requested(ctx context.Context) ([]revocation.Certificate, erro
 		return nil, &tokens.Refusal{Reason: NoRequests, Message: "the certificate requests of the cluster cannot be read now; retry", Err: err, Retry: true}
 	}
 	return all, nil
+}
+
+// maxWrite limits how long written waits. kubejoin refuses an approved request of a revoked requester at its next try, so one
+// that has no outcome for longer has no signer, or the write of its certificate hangs.
+const maxWrite = 15 * time.Second
+
+// written waits until no request that matches is approved and without a certificate: a replica that has looked for
+// revocations before these were stored may be writing it.
+func (d *Revoker) written(ctx context.Context, match func(revocation.Certificate) bool) error {
+	for waited := time.Duration(0); ; waited += views {
+		all, err := d.requests(ctx)
+		if err != nil || !slices.ContainsFunc(all, func(c revocation.Certificate) bool { return unwritten(c) && match(c) }) {
+			return err
+		}
+		if waited >= maxWrite {
+			return &tokens.Refusal{Reason: NoRequests, Retry: true,
+				Message: "an approved certificate request has neither a certificate nor condition Failed; find out why with 'kubectl get csr', or deny it with 'kubectl delete csr NAME'"}
+		}
+		if err := sleep(ctx, views); err != nil {
+			return err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func recordError(err error) error {

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -147,10 +148,12 @@ type brokenRecord struct {
 	issuance.Store
 	takes time.Duration
 	err   error
+	used  bool
 }
 
 func (r *brokenRecord) Append(ctx context.Context, e issuance.Entry) error {
 	time.Sleep(r.takes)
+	r.used = true
 	if r.err != nil {
 		return r.err
 	}
@@ -196,6 +199,80 @@ func TestSlowSigningDoesNotOutlastRevokedToken(t *testing.T) {
 		_, err := s.authority.Issue(t.Context(), request(t, token, "worker-1"))
 		if refused := approval.Refused(err); refused == nil || refused.Reason != admission.ReasonTokenRevoked {
 			t.Errorf("got %v, want reason %s", err, admission.ReasonTokenRevoked)
+		}
+	})
+}
+
+// The write of a certificate hangs while its requester is revoked. Catches a revocation that returns before the request has an
+// outcome, and one that says nothing of a request that never has one.
+func TestRevokeWaitsForApprovedRequests(t *testing.T) {
+	for name, test := range map[string]struct {
+		order   func(id string, stolen revocation.Fingerprint) desk.Order
+		hangs   time.Duration
+		want    error
+		warning string
+	}{
+		"of a token":       {order: func(id string, _ revocation.Fingerprint) desk.Order { return desk.Order{TokenID: id} }, hangs: 8 * time.Second},
+		"of a certificate": {order: func(_ string, f revocation.Fingerprint) desk.Order { return desk.Order{Fingerprint: f.String()} }, hangs: 8 * time.Second},
+		"for ever":         {order: func(_ string, f revocation.Fingerprint) desk.Order { return desk.Order{Fingerprint: f.String()} }, hangs: time.Hour, want: &desk.Incomplete{}},
+		"of a node, for ever": {order: func(string, revocation.Fingerprint) desk.Order { return desk.Order{Node: "worker-1"} }, hangs: time.Hour,
+			warning: "kubejoin cannot read the certificate requests now"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				token := s.token(t, tokens.Limits{MaxNodes: 1})
+				stolen := revocation.FingerprintOf(s.join(t, token, "worker-1"))
+				order := test.order(token.ID(), stolen)
+				waits := revocation.Certificate{TokenID: order.TokenID}
+				if order.TokenID == "" {
+					waits.Requester = revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{stolen}}
+				}
+				written := waits
+				written.Fingerprint, written.NotAfter = revocationtest.Fingerprint(2), time.Now().Add(time.Hour)
+				began := time.Now()
+				s.Requested = func(context.Context) ([]revocation.Certificate, error) {
+					if time.Since(began) < test.hangs {
+						return []revocation.Certificate{waits}, nil
+					}
+					return []revocation.Certificate{written}, nil
+				}
+				result, err := s.Revoke(t.Context(), order)
+				switch {
+				case test.want != nil && !errors.As(err, new(*desk.Incomplete)), test.want == nil && err != nil:
+					t.Errorf("got %v, want %T", err, test.want)
+				case test.warning != "" && !strings.Contains(strings.Join(result.Warnings, "\n"), test.warning):
+					t.Errorf("warnings %q, want %q", result.Warnings, test.warning)
+				case test.hangs < time.Hour && !strings.Contains(keys(result), written.Fingerprint.String()):
+					t.Errorf("revoked %s, want %s among them", keys(result), written.Fingerprint)
+				}
+			})
+		})
+	}
+}
+
+// The last look for revocations takes long and reads what was there when it began. Catches a certificate that leaves over HTTPS
+// after the revocation of its requester has returned.
+func TestSlowLookIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		first := s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-1")
+		recorded := &brokenRecord{Store: s.IssuanceRecord, takes: time.Millisecond}
+		s.authority.Record = recorded
+		var once sync.Once
+		s.authority.Revocations = &revocation.Guard{Store: revocationtest.Before(s.Guard.Store, func(string, revocation.Key) (err error) {
+			if !recorded.used {
+				return nil
+			}
+			once.Do(func() {
+				must.Value(s.Revoke(t.Context(), desk.Order{Fingerprint: revocation.FingerprintOf(first).String()}))(t)
+				time.Sleep(2 * time.Second)
+				err = revocation.ErrNotFound
+			})
+			return err
+		})}
+		if _, err := s.renew(t, first, nil); approval.Refused(err) == nil || approval.Refused(err).Reason != revocation.Reason {
+			t.Errorf("got %v, want reason %s", err, revocation.Reason)
 		}
 	})
 }

@@ -29,21 +29,20 @@ func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	settled := time.NewTimer(settles)
-	defer settled.Stop()
+	settled := time.Now().Add(settles)
 	result, err := d.revokeIssued(ctx, r, false)
 	disabled := !r.DryRun && (existed || len(result.Entries) > 0)
 	if err == nil && disabled {
-		select {
-		case <-settled.C:
+		if err = sleep(ctx, time.Until(settled)); err == nil {
+			err = d.written(ctx, func(c revocation.Certificate) bool { return c.TokenID == r.TokenID })
+		}
+		if err == nil {
 			var late Result
 			late, err = d.revokeIssued(ctx, r, true)
 			result.add(late)
-			if err == nil {
-				err = d.settle(ctx, r, &result, result.Entries)
-			}
-		case <-ctx.Done():
-			err = ctx.Err()
+		}
+		if err == nil {
+			err = d.settle(ctx, r, &result, result.Entries)
 		}
 	}
 	if err == nil && !r.DryRun {
