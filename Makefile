@@ -131,9 +131,9 @@ bench: build ## compare the speed of kubejoin and kube-controller-manager (an ho
 	@$(GO) build -o bin/bench ./test/bench
 	@bin/bench $(BENCH)
 
-# MACHINES, REPLICAS, TOKENS (each, one, both), KEYS (P-256,RSA-4096), RAMP, ATONCE and HEARTBEAT set what joins. PLOT=FILE
-# and OUTPUT=json change what it writes; with json, run make -s. 'bin/storm -help' explains all flags.
-STORM := $(if $(MACHINES),-machines $(MACHINES)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(KEYS),-keys $(KEYS)) $(if $(RAMP),-ramp $(RAMP)) $(if $(ATONCE),-at-once $(ATONCE)) $(if $(HEARTBEAT),-heartbeat $(HEARTBEAT)) $(if $(PLOT),-plot $(PLOT)) $(if $(OUTPUT),-o $(OUTPUT))
+# MACHINES, REPLICAS, TOKENS (each, one, both), KEYS (P-256,RSA-4096), RAMP, ATONCE, HEARTBEAT, REJOIN=24h and REVOKED=100 set
+# what joins. PLOT=FILE and OUTPUT=json change what it writes; with json, run make -s. 'bin/storm -help' explains all flags.
+STORM := $(if $(MACHINES),-machines $(MACHINES)) $(if $(REPLICAS),-replicas $(REPLICAS)) $(if $(TOKENS),-tokens $(TOKENS)) $(if $(KEYS),-keys $(KEYS)) $(if $(RAMP),-ramp $(RAMP)) $(if $(ATONCE),-at-once $(ATONCE)) $(if $(HEARTBEAT),-heartbeat $(HEARTBEAT)) $(if $(REJOIN),-rejoin-window $(REJOIN)) $(if $(REVOKED),-revoked $(REVOKED)) $(if $(PLOT),-plot $(PLOT)) $(if $(OUTPUT),-o $(OUTPUT))
 storm: build ## let MACHINES (1000) simulated kubelets join REPLICAS (3) at once, while a leader dies and a network breaks
 	@$(GO) build -o bin/storm ./test/storm
 	@bin/storm $(STORM)

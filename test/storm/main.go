@@ -47,6 +47,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	flags.DurationVar(&o.heartbeat, "heartbeat", 10*time.Second, "pause between heartbeats of a Ready machine; 0: none (default above 2000 machines)")
 	flags.DurationVar(&o.down, "down", 5*time.Second, "when a third is Ready: time between the SIGKILL of the leader and its restart; 0: no kill")
 	flags.DurationVar(&o.partition, "partition", 10*time.Second, "when two thirds are Ready: time for which the leader does not reach the API server; 0: no partition")
+	flags.DurationVar(&o.rejoin, "rejoin-window", 0, "--rejoin-window of kubejoin; 0: off")
+	flags.IntVar(&o.revoked, "revoked", 0, "other machines that are revoked before")
 	flags.DurationVar(&o.timeout, "timeout", 2*time.Hour, "time after which machines that are not Ready are lost")
 	format := flags.String("o", "text", "output format: text or json")
 	plot := flags.String("plot", "dist/storm.svg", "file for the plot of Ready machines over time; empty: none")

@@ -39,6 +39,8 @@ type options struct {
 	atOnce                   int
 	heartbeat                time.Duration
 	down, partition, timeout time.Duration
+	rejoin                   time.Duration
+	revoked                  int
 	progress                 io.Writer
 }
 
@@ -197,7 +199,7 @@ func (w *world) start(ctx context.Context) error {
 		r.cmd = func() *exec.Cmd {
 			return exec.Command(w.options.kubejoin, "serve", "--kubeconfig="+through, "--listen="+r.listen,
 				"--cluster-signing-cert-file="+w.CAFile(), "--cluster-signing-key-file="+w.CAKeyFile(),
-				"--token-auth-file="+operators, "--serving-allowed-cidr="+machineNet,
+				"--token-auth-file="+operators, "--serving-allowed-cidr="+machineNet, "--rejoin-window="+w.options.rejoin.String(),
 				"--client-qps=0",                                              // all machines have one address
 				"--controllers=*,-csr-cleaner", "--spent-token-retention=24h") // keep the evidence
 		}
@@ -214,6 +216,9 @@ func (w *world) start(ctx context.Context) error {
 		w.replicas = append(w.replicas, r)
 	}
 	if err := w.createTokens(ctx); err != nil {
+		return err
+	}
+	if err := w.revokeOthers(ctx); err != nil {
 		return err
 	}
 	cas, err := cert.CertsFromFile(w.CAFile())
@@ -247,6 +252,19 @@ func (w *world) createTokens(ctx context.Context) error {
 		})
 	}
 	return creating.Wait()
+}
+
+// revokeOthers revokes nodes that do not join.
+func (w *world) revokeOthers(ctx context.Context) error {
+	revoking, limited := errgroup.WithContext(ctx)
+	revoking.SetLimit(16)
+	for i := range w.options.revoked {
+		revoking.Go(func() error {
+			order := fmt.Appendf(nil, `{"node": "stolen-%d"}`, i+1)
+			return w.replicas[0].operator.Post().AbsPath("/v1/revocation").SetHeader("Content-Type", "application/json").Body(order).Do(limited).Error()
+		})
+	}
+	return revoking.Wait()
 }
 
 // run powers on the machines, kills and partitions leaders, and returns when all machines are Ready or time is up.
