@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,6 +35,8 @@ type Computed struct {
 	// and should not block. Its errors are returned. JSON returns [ErrKubeconfig] for a kubeconfig that
 	// must not be passed on. The returned bytes are not changed.
 	Follow func(context.Context) ([]byte, error)
+	// Spent finds the tokens whose signatures are not needed any more. With nil, all live tokens sign.
+	Spent *Spent
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
@@ -55,8 +58,10 @@ type result struct {
 // A computation is one Document and its input.
 type computation struct {
 	document Document
+	retired  Retired
 	at       time.Time
-	changes  int // known changes when the tokens were listed
+	until    time.Time // when the Document may change; zero means never
+	changes  int       // known changes when the tokens were listed
 	data     func() map[string]string
 	json     []byte
 	jsonErr  error
@@ -112,6 +117,8 @@ func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 		return nil, fmt.Errorf("token for cluster-info: %w", err)
 	case !record.Token.Equal(t):
 		return nil, fmt.Errorf("cluster-info for token %s: %w", t, ErrSignature)
+	case c.retires(&record):
+		return nil, fmt.Errorf("%w: token %s is spent", ErrUnsigned, t.ID())
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -129,6 +136,13 @@ func (c *Computed) WaitSigned(ctx context.Context, t tokens.Token) (kubeconfig [
 	defer c.mu.Unlock()
 	c.changes++ // the hint may not have arrived yet
 	return kubeconfig, nil
+}
+
+// retires reports whether the cached computation has no signature by a token because it needs none.
+func (c *Computed) retires(r *tokens.Record) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last != nil && c.last.retired.Has(r)
 }
 
 // compute returns a computation that contains all changes known when it was called: the cached one or a new
@@ -180,12 +194,17 @@ func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, e
 	if err != nil {
 		return nil, fmt.Errorf("tokens for cluster-info: %w", err)
 	}
+	var look time.Time
+	n.retired, look = c.retire(ctx, records, n.at)
 	var last Document
 	if c.last != nil {
 		last = c.last.document
 	}
 	if n.document, err = last.Update(kubeconfig, records, n.at); err != nil {
 		return nil, err
+	}
+	if n.until = n.document.Next(); n.until.IsZero() || !look.IsZero() && look.Before(n.until) {
+		n.until = look
 	}
 	n.data = sync.OnceValue(n.document.Data)
 	if c.Follow != nil {
@@ -196,6 +215,30 @@ func (c *Computed) next(ctx context.Context, kubeconfig []byte) (*computation, e
 	}
 	n.json, n.jsonErr = n.document.json(records)
 	return n, nil
+}
+
+// retire takes the usage signing from the tokens that need no signature. It returns when to look for them again; zero
+// without spent tokens. If it cannot look, tokens go on signing: the next look follows.
+func (c *Computed) retire(ctx context.Context, records []tokens.Record, now time.Time) (retired Retired, again time.Time) {
+	if c.Spent == nil || !slices.ContainsFunc(records, tokens.Record.Spent) {
+		return Retired{}, time.Time{}
+	}
+	if c.last != nil {
+		retired = c.last.retired
+	}
+	if retired.Due(now) {
+		all := make([]*tokens.Record, len(records))
+		for i := range records {
+			all[i] = &records[i]
+		}
+		retired, _ = c.Spent.Look(ctx, retired, all, now)
+	}
+	for i := range records {
+		if r := &records[i]; retired.Has(r) {
+			r.Signing = false
+		}
+	}
+	return retired, retired.at.Add(retireEvery)
 }
 
 // known returns the number of changes known now.
@@ -214,7 +257,8 @@ func (c *Computed) known() int {
 }
 
 // cached returns the latest computation if it has the current kubeconfig, contains all known changes and is still
-// valid at this time; otherwise nil. It is invalid after an expiry, and if the clock was set back.
+// valid at this time; otherwise nil. It is invalid after an expiry, when a look for spent tokens is due, and if the clock was
+// set back.
 func (c *Computed) cached(ctx context.Context) (*computation, error) {
 	kubeconfig, err := c.Config(ctx)
 	if err != nil {
@@ -226,7 +270,7 @@ func (c *Computed) cached(ctx context.Context) (*computation, error) {
 	if c.last == nil || c.last.changes < changes || c.last.document.kubeconfig != string(kubeconfig) {
 		return nil, nil
 	}
-	now, until := c.now(), c.last.document.Next()
+	now, until := c.now(), c.last.until
 	if now.Before(c.last.at) || !until.IsZero() && !now.Before(until) {
 		return nil, nil
 	}

@@ -9,11 +9,15 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
+	"github.com/kubejoin/kubejoin/signer/admission"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // Catches a kubeconfig that changes on its way to a client, and a CA that differs between the two formats.
@@ -126,6 +130,72 @@ func TestPublishesCurrentClusterInfo(t *testing.T) {
 	if third := get(t, h, "/v1/cluster-info", "If-None-Match", second.Header().Get("ETag")); third.Code != http.StatusNotModified {
 		t.Errorf("%d", third.Code)
 	}
+}
+
+// While a machine may repeat its join with a spent token, the served cluster-info must have the signature. Once the machine
+// has used its certificate, the token admits nobody: the signature must go, and come back at once with a free slot.
+func TestServesNoSignatureOfSpentToken(t *testing.T) {
+	s, _ := certifying(t)
+	ahead := time.Duration(0) // of the clock of cluster-info
+	s.ClusterInfo = &clusterinfo.Computed{
+		Tokens: s.store, Spent: &clusterinfo.Spent{Claims: s.Claims}, Kubeconfig: must.Value(s.ClusterInfo.Config(t.Context()))(t),
+		Now: func() time.Time { return time.Now().Add(ahead) },
+	}
+	s.Certificates.Authority.Nodes.Retention = 24 * time.Hour
+	lasting := func(r *tokens.Record) { r.Expires = time.Time{} }
+	token := must.Value(tokens.Parse(s.token(t, func(r *tokens.Record) { lasting(r); once(r) })))(t)
+	other := must.Value(tokens.Parse(s.token(t, lasting)))(t)
+	s.start(t)
+	signed := func(what string, want bool) {
+		t.Helper()
+		body := s.do(t, "GET", infoPath, "", "", "").body
+		if got := strings.Contains(body, clusterinfo.SignatureKey(token.ID())); got != want {
+			t.Errorf("%s: got a signature: %t, want %t", what, got, want)
+		}
+		if !strings.Contains(body, clusterinfo.SignatureKey(other.ID())) {
+			t.Errorf("%s: got no signature of another token", what)
+		}
+	}
+	change := func(change func(*tokens.Record)) {
+		t.Helper()
+		must.Value(s.store.Update(t.Context(), token.ID(), func(r *tokens.Record) error { change(r); return nil }))(t)
+	}
+	signed("new", true)
+	m := machine{node: "worker-1", key: csrtest.NewKey()}
+	join := signing("", csr(t, ofNode(m.node), m.key))
+	m.chain = must.Value(s.by(token.Reveal()).Certificate(t.Context(), join))(t)
+	signed("spent", true)
+	ahead = 10 * time.Hour
+	signed("spent for long, and the machine has not used its certificate", true)
+	must.Value(s.by(token.Reveal()).Certificate(t.Context(), join))(t) // the machine repeats its join
+
+	ahead = 0
+	if got, p := s.post(t, s.showing(t, m.valid(t)), certificatePath, "", csr(t, ofNode(m.node), m.key)); got.status != 200 {
+		t.Fatalf("got %d %+v, want a renewed certificate", got.status, p)
+	}
+	_, err := s.by(token.Reveal()).Certificate(t.Context(), join)
+	wantProblem(t, err, 403, api.ProblemCertificateRefused, admission.ReasonNodeExists)
+	ahead = 9 * time.Minute
+	signed("joined less than 10 minutes ago", true)
+	ahead = 11 * time.Minute
+	signed("joined 10 minutes ago", false)
+	if _, err := s.ClusterInfo.WaitSigned(t.Context(), token); !errors.Is(err, clusterinfo.ErrUnsigned) || !strings.Contains(err.Error(), "is spent") {
+		t.Errorf("got %v, want an error that says that the token is spent", err)
+	}
+	change(func(r *tokens.Record) { r.Limits.MaxNodes = 2 })
+	signed("a slot is free", true)
+	change(once)
+	ahead += time.Minute
+	signed("spent again", false)
+	change(func(r *tokens.Record) { r.Description = "rack 7" })
+	signed("changed, before a look", true)
+	ahead += time.Minute
+	signed("changed", false)
+	must.OK(t, tokens.Release(t.Context(), s.Claims, must.Value(s.Claims.Get(t.Context(), m.node, tokens.Live))(t), tokens.ReleasedClaim{}))
+	ahead += time.Minute
+	signed("its claim has ended", false)
+	change(func(r *tokens.Record) { r.Nodes = nil })
+	signed("its slot is free", true)
 }
 
 var _ server.ClusterInfo = (*fixedClusterInfo)(nil)

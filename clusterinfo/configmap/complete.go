@@ -13,15 +13,15 @@ import (
 // retry is the pause between two tries after a temporary error.
 const retry = 200 * time.Millisecond
 
-// A Complete is cluster-info with the signatures of all live tokens of a store. It includes those that do
+// A Complete is cluster-info with the signatures of all live tokens of a store that need one. It includes those that do
 // not fit into the ConfigMap or are not written yet. It is for servers that replace the API server for
 // discovery. Machines that use the API server see only the ConfigMap.
 type Complete struct{ clusterinfo.Computed }
 
-// Complete returns the kubeconfig of the ConfigMap, kept current and signed by the tokens of a store. Errors of
-// its methods wrap [clusterinfo.ErrNotFound] if there is no ConfigMap.
-func (c *ConfigMap) Complete(store tokens.Store) *Complete {
-	return &Complete{clusterinfo.Computed{Tokens: store, Follow: c.Config}}
+// Complete returns the kubeconfig of the ConfigMap, kept current and signed by the tokens of a store. spent is as in
+// [clusterinfo.Computed]. Errors of its methods wrap [clusterinfo.ErrNotFound] if there is no ConfigMap.
+func (c *ConfigMap) Complete(store tokens.Store, spent *clusterinfo.Spent) *Complete {
+	return &Complete{clusterinfo.Computed{Tokens: store, Spent: spent, Follow: c.Config}}
 }
 
 // WaitSigned is [clusterinfo.Computed.WaitSigned] with retries. Until ctx ends it waits for a kubeconfig in

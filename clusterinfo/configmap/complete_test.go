@@ -18,7 +18,7 @@ import (
 func TestCompleteFollowsConfigMap(t *testing.T) {
 	f := setUp(t)
 	store := must.Value(secretstore.Open(t.Context(), f.client, nil))(t)
-	info := f.live.Complete(store)
+	info := f.live.Complete(store, nil)
 	mint := func() tokens.Record {
 		t.Helper()
 		r := must.Value(store.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())))(t)

@@ -29,7 +29,7 @@ type settled struct {
 	kubeconfig string
 	records    []*tokens.Record
 	until      time.Time // when a token expires; zero if none does
-	retired    map[string]*retirement
+	retired    removed
 }
 
 // still reports whether a step that reads this has nothing to write either. If so, it keeps these records.
@@ -46,7 +46,7 @@ func (s *settled) still(version, kubeconfig string, records []*tokens.Record, no
 		if r == before {
 			continue
 		}
-		if r.Token != before.Token || r.Signing != before.Signing || !r.Created.Equal(before.Created) || r.Expired(now) != before.Expired(now) || s.retired[r.Token.ID()] != nil {
+		if r.Token != before.Token || r.Signing != before.Signing || !r.Created.Equal(before.Created) || r.Expired(now) != before.Expired(now) || s.retired.has(before) {
 			return false
 		}
 		if end := r.Expires; r.Signing && !end.IsZero() && !r.Expired(now) && (until.IsZero() || end.Before(until)) {

@@ -58,7 +58,7 @@ func TestStillSettled(t *testing.T) {
 		{name: "expired", change: edit(1, func(r *tokens.Record) { r.Expires = now })},
 	} {
 		before := records()
-		s := settled{"7", "same", before, now.Add(time.Hour), map[string]*retirement{retired.ID(): {}}}
+		s := settled{"7", "same", before, now.Add(time.Hour), removed{retired.ID(): ""}}
 		after := slices.Clone(before)
 		if test.change != nil {
 			after = test.change(after)

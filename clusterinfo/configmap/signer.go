@@ -50,7 +50,7 @@ type Signer struct {
 	// change in one write.
 	Follow *Follower
 	// Spent finds the tokens whose signatures are not needed any more. With nil, all live tokens sign.
-	Spent *Spent
+	Spent *clusterinfo.Spent
 
 	// Logger logs changes and failures; nil disables logging.
 	Logger *slog.Logger
@@ -117,9 +117,9 @@ type signing struct {
 	lastWrite time.Time
 	// late are the IDs of existing tokens that were not in the list of the last step.
 	late map[string]bool
-	// retired are the tokens that Spent has found; judged is when.
-	retired map[string]*retirement
-	judged  time.Time
+	// retired are the tokens that Spent has found, and removed those whose signatures the last step has removed.
+	retired clusterinfo.Retired
+	removed removed
 	// done is the last step that left nothing to do.
 	done settled
 	// checkedKubeconfig is the last kubeconfig that was checked for joining nodes.
@@ -214,10 +214,7 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 			s.Logger.Warn("kubeconfig in cluster-info is malformed, nodes cannot join with it", "error", err)
 		}
 	}
-	records := make([]tokens.Record, len(listed))
-	for i, r := range listed {
-		records[i] = s.signer(*r)
-	}
+	records, retired := s.signers(listed)
 	if records, err = s.confirmed(ctx, records, data); err != nil {
 		return time.Time{}, err
 	}
@@ -236,11 +233,9 @@ func (s *signing) sign(ctx context.Context) (next time.Time, err error) {
 	}
 	s.corrected(followed)
 	s.report(merged)
-	for _, r := range s.retired {
-		r.removed = true
-	}
+	s.removed = retired
 	if kubeconfigErr == nil && documentErr == nil && !merged.Changed && len(s.late) == 0 {
-		s.done = settled{current.ResourceVersion, string(kubeconfig), listed, document.Next(), s.retired}
+		s.done = settled{current.ResourceVersion, string(kubeconfig), listed, document.Next(), retired}
 	}
 	return document.Next(), errors.Join(kubeconfigErr, documentErr, retireErr)
 }

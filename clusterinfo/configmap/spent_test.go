@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
-	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/internal/testing/wait"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -36,7 +35,7 @@ func TestSignatureOfSpentToken(t *testing.T) {
 	var ahead atomic.Int64 // of the clock of the signer
 	s := f.signer()
 	s.Tokens, s.Now = store, func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
-	s.Spent = &configmap.Spent{Claims: claims, Registered: func(ctx context.Context, name, uid string) (time.Time, error) {
+	s.Spent = &clusterinfo.Spent{Claims: claims, Registered: func(ctx context.Context, name, uid string) (time.Time, error) {
 		found, err := f.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		if err != nil || string(found.UID) != uid {
 			return time.Time{}, err

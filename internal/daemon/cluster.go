@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
@@ -271,7 +272,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 	// Through kubejoin, cluster-info has the signatures of all tokens. At the API server it has only those that fit.
 	var discovered server.ClusterInfo = c.info
 	if c.options.Advertise != "" {
-		complete := c.info.Complete(c.tokens)
+		complete := c.info.Complete(c.tokens, c.spent())
 		discovered, reader.ClusterInfo = complete, complete
 	}
 	node := func(ctx context.Context, name string) (tokens.NodeRef, error) {
@@ -314,6 +315,11 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 	}, nil
 }
 
+// spent finds the tokens that need no signature, in the ConfigMap and in what kubejoin serves.
+func (c *cluster) spent() *clusterinfo.Spent {
+	return &clusterinfo.Spent{Claims: c.claims, Registered: c.nodes.Registered}
+}
+
 // startControllers starts the controllers, and the watches behind readiness checks.
 func (c *cluster) startControllers(authority *signer.Authority) error {
 	enabled := c.options.Controllers
@@ -332,7 +338,7 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 		}
 		loop := configmap.Signer{
 			ConfigMap: c.info, Tokens: c.tokens, Default: first, Server: c.options.APIServer, Follow: c.rotation.follower(),
-			Spent: &configmap.Spent{Claims: c.claims, Registered: c.nodes.Registered}, Logger: c.log, Registerer: c.registry,
+			Spent: c.spent(), Logger: c.log, Registerer: c.registry,
 		}
 		controllers = append(controllers, loop.Run)
 	}

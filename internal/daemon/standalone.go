@@ -25,7 +25,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
-	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/cleaner"
 	"github.com/kubejoin/kubejoin/tokens/etcdstore"
 )
@@ -123,7 +122,7 @@ func (s *service) openStandalone() (*standalone, error) {
 		return nil, fmt.Errorf("--advertise: %w", err)
 	}
 	apiServer := cmp.Or(s.options.APIServer, "https://"+net.JoinHostPort(host, "6443"))
-	info, err := computedClusterInfo(own.tokens, apiServer, ca)
+	info, err := computedClusterInfo(own, apiServer, ca)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +180,7 @@ func (s *standalone) newAuthority(c *configured, certificate servingCertificate,
 }
 
 // computedClusterInfo returns a cluster-info that is computed from the tokens and the current CA.
-func computedClusterInfo(store tokens.Store, apiServer string, ca *clusterCA) (*clusterinfo.Computed, error) {
+func computedClusterInfo(own stores, apiServer string, ca *clusterCA) (*clusterinfo.Computed, error) {
 	var current atomic.Pointer[[]byte]
 	err := ca.follow(func(ca *signer.CA) error {
 		kubeconfig, err := clusterinfo.Kubeconfig(apiServer, ca.Bundle())
@@ -190,7 +189,10 @@ func computedClusterInfo(store tokens.Store, apiServer string, ca *clusterCA) (*
 		}
 		return err
 	})
-	return &clusterinfo.Computed{Tokens: store, Follow: func(context.Context) ([]byte, error) { return *current.Load(), nil }}, err
+	return &clusterinfo.Computed{
+		Tokens: own.tokens, Spent: &clusterinfo.Spent{Claims: own.claims},
+		Follow: func(context.Context) ([]byte, error) { return *current.Load(), nil },
+	}, err
 }
 
 // openOperators loads the operators. Without --token-auth-file it creates an admin, and a curlrc as soon as kubejoin listens.
