@@ -394,6 +394,13 @@ func TestExplain(t *testing.T) {
 				"tokens limited to it: dddddd (spent by worker-1, " + name + "); create another token with: " + another,
 			next: []string{another},
 		},
+		"spent token that signs for others, and its claim has ended": {
+			facts: explain.Facts{Tokens: []tokens.Record{token(t, "bbbbbb", forNames("worker-*"), usedUp("worker-1", name))}, ClusterInfo: signed},
+			state: explain.TokenSpent,
+			sentence: "there is no certificate request for this name, and no token for this name is usable; " +
+				"tokens limited to it: bbbbbb (spent by worker-1, " + name + "); create another token with: " + another,
+			next: []string{another},
+		},
 		"spent token for it": {
 			facts: explain.Facts{Tokens: []tokens.Record{token(t, "dddddd", forNames("worker-*"), usedUp("worker-1", "worker-2"))}, ClusterInfo: signed},
 			state: explain.TokenSpent,

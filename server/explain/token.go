@@ -29,7 +29,8 @@ func (v *view) token(r tokens.Record) api.TokenEvidence {
 		t.Status = api.StatusInvalid
 	case r.Expired(v.now):
 		t.Status = api.StatusExpired
-	case r.Spent() && (!slices.Contains(r.Nodes, v.Node) || t.Signed != nil && !*t.Signed): // its signature was removed
+	// The signature may have been removed, or stay for other names.
+	case r.Spent() && (!slices.Contains(r.Nodes, v.Node) || t.Signed != nil && !*t.Signed || v.Claim == nil && !v.isUnread(FactClaim)):
 		t.Status = api.StatusSpent
 	case t.Signed != nil && !*t.Signed:
 		t.Status = api.StatusUnsigned
