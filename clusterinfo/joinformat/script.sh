@@ -289,6 +289,7 @@ main() {
     cluster_info=https://$endpoint/api/v1/namespaces/kube-public/configmaps/cluster-info
     pins={{QUOTED_PINS}}
     token={{QUOTED_TOKEN}}
+    unsigned="cluster-info has no signature by token ${token%%.*}: the token does not sign yet, is spent, or lacks the usage signing"
     control_plane={{QUOTED_CONTROL_PLANE}}
     bootstrap=${KUBEJOIN_BOOTSTRAP_KUBECONFIG:-/etc/kubernetes/bootstrap-kubelet.conf}
     ca_file=${KUBEJOIN_CA_FILE:-/etc/kubernetes/pki/ca.crt}
@@ -366,6 +367,7 @@ main() {
     discover
     say "verified the cluster CA of $endpoint"
     if [ "$kubeadm" = yes ]; then
+        [ -n "$(json_string "$tmp/info" "jws-kubeconfig-${token%%.*}")" ] || say "waiting for a signature: $unsigned"
         with_kubeadm "$@"
     else
         without_kubeadm

@@ -244,6 +244,32 @@ func TestScriptRunsKubeadm(t *testing.T) {
 	}
 }
 
+// kubeadm waits minutes for a signature of its token, and does not say why there may be none. kubejoin and the API server
+// serve the same form, with one difference: the spaces.
+func TestScriptNamesSpentToken(t *testing.T) {
+	t.Parallel()
+	ca := certtest.CA(t, "cluster")
+	const spent = "cluster-info has no signature by token abcdef: the token does not sign yet, is spent, or lacks the usage signing"
+	for name, body := range map[string][]byte{
+		"":        configMap(t, kubeconfigOf(t, ca)),
+		"missing": bytes.Replace(configMap(t, kubeconfigOf(t, ca)), []byte("abcdef"), []byte("bbbbbb"), 1),
+	} {
+		var indented bytes.Buffer
+		must.OK(t, json.Indent(&indented, body, "", "  "))
+		for _, body := range [][]byte{body, indented.Bytes()} {
+			s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(body))
+			m := newMachine(t, joinOf(t, s, ca))
+			m.kubeadm(t, 0)
+			if output, code := m.run(t); code != 0 || strings.Contains(output, "waiting for a signature: "+spent+"\n") != (name != "") {
+				t.Errorf("%s: got exit code %d:\n%s", name, code, output)
+			}
+			if output, _ := m.run(t, "--diagnose"); strings.Contains(output, "\nerror    signature: "+spent+"; ") != (name != "") {
+				t.Errorf("%s: --diagnose: got\n%s", name, output)
+			}
+		}
+	}
+}
+
 func TestScriptReportsFailureOfKubeadm(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")

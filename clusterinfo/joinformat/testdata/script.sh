@@ -510,7 +510,7 @@ check_signature() {
     case $signed in
     yes) report ok signature "cluster-info is signed with token $id" ;;
     no) report error signature "the signature of cluster-info by token $id is invalid" "on the cluster, run: kubejoin doctor" ;;
-    *) report error signature "cluster-info has no signature by token $id: it is not signed yet, is spent, or lacks the usage signing" "on the cluster, run: kubejoin token list -o wide" ;;
+    *) report error signature "$unsigned" 'on the cluster, run: kubejoin token list -o wide' ;;
     esac
 }
 
@@ -780,6 +780,7 @@ main() {
     cluster_info=https://$endpoint/api/v1/namespaces/kube-public/configmaps/cluster-info
     pins='sha256:b12154dc4ae9e074899d4a6da1b72f0bea0d4f2ca01bd9289b44d01b2b3435fd'
     token='abcdef.9876543210fedcba'
+    unsigned="cluster-info has no signature by token ${token%%.*}: the token does not sign yet, is spent, or lacks the usage signing"
     control_plane=''
     bootstrap=${KUBEJOIN_BOOTSTRAP_KUBECONFIG:-/etc/kubernetes/bootstrap-kubelet.conf}
     ca_file=${KUBEJOIN_CA_FILE:-/etc/kubernetes/pki/ca.crt}
@@ -857,6 +858,7 @@ main() {
     discover
     say "verified the cluster CA of $endpoint"
     if [ "$kubeadm" = yes ]; then
+        [ -n "$(json_string "$tmp/info" "jws-kubeconfig-${token%%.*}")" ] || say "waiting for a signature: $unsigned"
         with_kubeadm "$@"
     else
         without_kubeadm
