@@ -231,6 +231,25 @@ func TestRecentSharesAProof(t *testing.T) {
 	}
 }
 
+// Catches a ConfigMap that counts as proven to be missing because somebody took its label from it.
+func TestRecentFindsEntryWithoutLabel(t *testing.T) {
+	l, maps := open(t, nil)
+	g := revocation.Guard{Store: l}
+	must.Value(g.Revoke(t.Context(), revocation.Entry{Node: "worker-1"}))(t)
+	m := must.Value(maps.List(t.Context(), metav1.ListOptions{LabelSelector: configmaps.Label + "=true"}))(t).Items[0]
+	delete(m.Labels, configmaps.Label)
+	must.Value(maps.Update(t.Context(), &m, metav1.UpdateOptions{}))(t)
+	wait.Until(t, "the cache lacks the entry", func() bool {
+		_, err := l.Get(t.Context(), "worker-1", tokens.Cached)
+		return errors.Is(err, revocation.ErrNotFound)
+	})
+	for began := time.Now(); time.Since(began) < 2*tokens.MaxAge; { // for several proofs
+		if _, err := l.Get(t.Context(), "worker-1", tokens.Recent); err != nil {
+			t.Fatalf("got %v, want the entry", err)
+		}
+	}
+}
+
 // A hangingBody receives nothing while it hangs.
 type hangingBody struct {
 	io.ReadCloser
