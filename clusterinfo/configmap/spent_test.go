@@ -43,6 +43,8 @@ func TestSignatureOfSpentToken(t *testing.T) {
 		return found.CreationTimestamp.Time, nil
 	}}
 	run(t, s)
+	complete := f.live.Complete(store, s.Spent)
+	complete.Now = s.Now
 	mint := func(limits tokens.Limits) tokens.Record {
 		t.Helper()
 		r := tokens.NewRecord(tokens.Generate(), 0, time.Now())
@@ -65,6 +67,7 @@ func TestSignatureOfSpentToken(t *testing.T) {
 		mint(tokens.Limits{})
 		return must.Value(f.live.Data(ctx))(t)[key] != ""
 	}
+	served := func() bool { return must.Value(complete.Data(ctx))(t)[key] != "" }
 
 	counted := token.Clone()
 	counted.Nodes = []string{node.Name}
@@ -84,10 +87,10 @@ func TestSignatureOfSpentToken(t *testing.T) {
 		}
 		return err
 	})
-	if !at(9 * time.Minute) {
+	if !at(9*time.Minute) || !served() {
 		t.Error("registered for 9 minutes: got no signature")
 	}
-	if at(12 * time.Minute) {
+	if at(12*time.Minute) || served() {
 		t.Error("registered for 12 minutes: got a signature")
 	}
 
@@ -108,8 +111,11 @@ func TestSignatureOfSpentToken(t *testing.T) {
 	// A free slot: a higher limit, and a released claim.
 	must.Value(store.Update(ctx, token.Token.ID(), func(r *tokens.Record) error { r.Limits.MaxNodes = 2; return nil }))(t)
 	f.waitSigned(t, token.Token)
+	if !served() {
+		t.Error("a slot is free: got no signature from kubejoin")
+	}
 	must.Value(store.Update(ctx, token.Token.ID(), func(r *tokens.Record) error { r.Limits.MaxNodes = 1; return nil }))(t)
-	if at(20 * time.Minute) {
+	if at(20*time.Minute) || served() {
 		t.Error("spent again: got a signature")
 	}
 	counted = must.Value(store.Get(ctx, token.Token.ID(), tokens.Live))(t)
