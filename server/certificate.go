@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web"
@@ -90,7 +91,7 @@ func (h *handler) certificate(r *call) (a web.Response, err error) {
 	defer cancel()
 	chain, err := h.issue(ctx, r, user, request)
 	if rejoin != nil {
-		h.rejoined(user.Name, err, "issued", eventRejoined, "The machine proved with its key that it is this Node, and got another certificate.")
+		h.rejoined(user.Name, err, "issued", codes.Rejoined.Reason(), "The machine proved with its key that it is this Node, and got another certificate.")
 	}
 	if err != nil {
 		if p := (*web.Problem)(nil); errors.As(err, &p) && p.Reason == signer.ReasonTooManyCertificates {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -22,12 +23,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-)
-
-// Reasons of Events on a Node, besides those of refusals.
-const (
-	eventRejoined = "Rejoined"
-	eventKeyBound = "KeyBound"
 )
 
 // returning authenticates a machine by what its TLS handshake has proven although its certificate is not valid: the key of
@@ -137,7 +132,7 @@ func (h *handler) bindKey(r *call) (web.Response, error) {
 	r.log(slog.String("key", key))
 	err = undecided(h.Certificates.Authority.BindKey(ctx, r.TLS.PeerCertificates[0], key))
 	// A thief with a copy of a valid certificate could bind a key, and rejoin with it for as long as the node renews.
-	h.rejoined(user.Name, err, "bound", eventKeyBound, "The machine bound key "+key+" to this Node, and can rejoin with it. To unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
+	h.rejoined(user.Name, err, "bound", codes.KeyBound.Reason(), "The machine bound key "+key+" to this Node, and can rejoin with it. To unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
 	if err != nil {
 		return web.Response{}, err
 	}

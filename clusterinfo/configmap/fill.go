@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/prometheus/client_golang/prometheus"
@@ -104,12 +105,6 @@ type FillMonitor struct {
 	Registerer prometheus.Registerer
 }
 
-// Reasons of Events.
-const (
-	eventFillsUp = "ClusterInfoFillsUp"
-	eventFull    = "ClusterInfoFull"
-)
-
 // Run checks cluster-info after each change until ctx ends, and then returns nil.
 func (g FillMonitor) Run(ctx context.Context) error {
 	if g.Logger == nil {
@@ -128,10 +123,10 @@ func (g FillMonitor) Run(ctx context.Context) error {
 			switch {
 			case f.Free() == 0 && warned < 2:
 				warned = 2
-				g.report(eventFull, "cluster-info is full", f)
+				g.report(codes.ClusterInfoFull, "cluster-info is full", f)
 			case f.High() && warned < 1:
 				warned = 1
-				g.report(eventFillsUp, "cluster-info is nearly full", f)
+				g.report(codes.ClusterInfoFillsUp, "cluster-info is nearly full", f)
 			case f.Ratio() < resetBelow && warned > 0:
 				warned = 0
 				g.Logger.Info("cluster-info has space again", "signatures", f.Signatures, "bytes", f.Bytes, "limit", f.Limit)
@@ -145,7 +140,7 @@ func (g FillMonitor) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-func (g FillMonitor) report(reason, log string, f Fill) {
+func (g FillMonitor) report(e codes.Event, log string, f Fill) {
 	g.Logger.Warn(log, "signatures", f.Signatures, "free", f.Free(), "bytes", f.Bytes, "limit", f.Limit, "advice", g.Advice)
-	g.Event(reason, f.String()+"; "+g.Advice)
+	g.Event(e.Reason(), f.String()+"; "+g.Advice)
 }

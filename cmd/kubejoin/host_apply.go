@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
 )
 
 func hostCommand() *cobra.Command {
@@ -163,7 +163,7 @@ func (h *hostApplier) renew(cmd *cobra.Command) (pki.Renewed, error) {
 		host.Log(n.Name + ": " + n.Text)
 	}
 	for _, name := range done.Changed {
-		h.event(cmd, host, "CertificateRenewed", "kubejoin renewed the certificate in "+filepath.Join(h.dir, name))
+		h.event(cmd, host, codes.CertificateRenewed, "kubejoin renewed the certificate in "+filepath.Join(h.dir, name))
 	}
 	return done, nil
 }
@@ -182,14 +182,14 @@ func (h *hostApplier) signing(cmd *cobra.Command) (pki.Signing, error) {
 }
 
 // event leaves an Event of the Node. Without an API server, the line in the log remains.
-func (h *hostApplier) event(cmd *cobra.Command, host pki.Host, reason, message string) {
+func (h *hostApplier) event(cmd *cobra.Command, host pki.Host, e codes.Event, message string) {
 	client, err := h.client()
 	node, failed := host.NodeName()
 	if err = errors.Join(err, failed); err == nil {
 		const timeout = 10 * time.Second
 		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 		defer cancel()
-		err = pki.Event(ctx, client, node, corev1.EventTypeNormal, reason, message)
+		err = pki.Event(ctx, client, node, e, message)
 	}
 	if err != nil {
 		host.Log("no Event of this: " + err.Error())

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -176,8 +177,8 @@ type events struct{ reasons, messages []string }
 func watch(ca *signer.CA, lifetime time.Duration, e *events) *Watch {
 	return &Watch{
 		CA: func() *signer.CA { return ca }, Trust: func(*signer.CA) error { return nil }, Lifetime: lifetime, Logger: slog.New(slog.DiscardHandler),
-		Event: func(_, reason, message string) {
-			e.reasons, e.messages = append(e.reasons, reason), append(e.messages, message)
+		Event: func(about codes.Event, message string) {
+			e.reasons, e.messages = append(e.reasons, about.Reason()), append(e.messages, message)
 		},
 		Todo:     Prepare(rotation.Cluster),
 		NotAfter: prometheus.NewGauge(prometheus.GaugeOpts{}), Certificates: prometheus.NewGauge(prometheus.GaugeOpts{}),

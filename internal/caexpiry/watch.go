@@ -8,18 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
-)
-
-// Reasons of Events about a CA.
-const (
-	eventReplaced    = "CAReplaced"
-	eventShortens    = "CAShortensCertificates"
-	eventExpiresSoon = "CAExpiresSoon"
-	eventExpired     = "CAExpired"
-	eventNotTrusted  = "CANotTrusted"
 )
 
 // A Watch reports when a CA is replaced or its state changes.
@@ -29,7 +20,7 @@ type Watch struct {
 	// Trust returns why clients would refuse certificates of the CA, as signer.CheckTrust does.
 	Trust  func(*signer.CA) error
 	Logger *slog.Logger
-	Event  func(kind, reason, message string)
+	Event  func(e codes.Event, message string)
 	// Todo is what to do before the CA expires, from Prepare or Replace.
 	Todo string
 	// NotAfter is the expiration of the CA in Unix seconds. Certificates is the number of certificates in its bundle.
@@ -67,27 +58,27 @@ func (w *Watch) Step(context.Context) (next time.Time, err error) {
 	log := w.Logger.With("subject", ca.Certificate().Subject.String(), "serial", ca.Certificate().SerialNumber.Text(16), "expires", end, "certificates", len(ca.Bundle()))
 	if replaced {
 		log.Info("CA replaced")
-		w.Event(corev1.EventTypeNormal, eventReplaced, fmt.Sprintf("kubejoin uses the new CA files: %s signs and expires at %s, and %d certificates are trusted",
+		w.Event(codes.CAReplaced, fmt.Sprintf("kubejoin uses the new CA files: %s signs and expires at %s, and %d certificates are trusted",
 			ca, end.UTC().Format(time.RFC3339), len(ca.Bundle())))
 	}
 	if isNew {
 		if err := w.Trust(ca); err != nil {
 			log.Warn("clients refuse certificates of the CA", "error", err)
-			w.Event(corev1.EventTypeWarning, eventNotTrusted, fmt.Sprintf("Replace the CA: %v", err))
+			w.Event(codes.CANotTrusted, fmt.Sprintf("Replace the CA: %v", err))
 		}
 	}
 	if nextStep {
 		log.Warn("CA expires soon", "days", days, "next", w.Todo)
-		w.Event(corev1.EventTypeWarning, eventExpiresSoon, fmt.Sprintf("The CA expires at %s, within %d days, and cannot sign after that; %s", end.UTC().Format(time.RFC3339), days, w.Todo))
+		w.Event(codes.CAExpiresSoon, fmt.Sprintf("The CA expires at %s, within %d days, and cannot sign after that; %s", end.UTC().Format(time.RFC3339), days, w.Todo))
 	}
 	switch {
 	case !changed:
 	case state == shortens:
 		log.Warn("CA expires before the certificates that it signs, shortening them", "lifetime", w.Lifetime, "next", w.Todo)
-		w.Event(corev1.EventTypeWarning, eventShortens, "kubejoin shortens certificates: "+shortened(end, w.Lifetime)+"; "+w.Todo)
+		w.Event(codes.CAShortensCertificates, "kubejoin shortens certificates: "+shortened(end, w.Lifetime)+"; "+w.Todo)
 	case state == expired:
 		log.Error("CA expired, cannot sign", "next", renew)
-		w.Event(corev1.EventTypeWarning, eventExpired, fmt.Sprintf("The CA expired at %s, and kubejoin cannot sign with it: %s", end.UTC().Format(time.RFC3339), renew))
+		w.Event(codes.CAExpired, fmt.Sprintf("The CA expired at %s, and kubejoin cannot sign with it: %s", end.UTC().Format(time.RFC3339), renew))
 	}
 	return next, nil
 }

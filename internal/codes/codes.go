@@ -1,5 +1,5 @@
-// Package codes has the HTTP status of each reason of a refusal. Reasons are the names of problem types, which server/openapi.yaml
-// describes but for those of the signer process: a test compares the two.
+// Package codes has the HTTP status of each reason of a refusal, and the type of each Event. Reasons of refusals are the names of
+// problem types, which server/openapi.yaml describes but for those of the signer process: a test compares the two.
 package codes
 
 import "net/http"

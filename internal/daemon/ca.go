@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/kubejoin/kubejoin/internal/loop"
@@ -21,11 +22,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/remote"
 	"github.com/kubejoin/kubejoin/signer/rotation"
-	corev1 "k8s.io/api/core/v1"
 )
-
-// eventCAFilesUnusable is an Event reason. Package caexpiry has the other reasons about a CA.
-const eventCAFilesUnusable = "CAFilesUnusable"
 
 // A clusterCA is the CA of the cluster in its files.
 type clusterCA struct {
@@ -75,7 +72,7 @@ func (s *service) loadCA(o CA, lifetime time.Duration, rotating *rotationState, 
 			return errors.Join(errs...)
 		},
 		Failed: func(err error) {
-			events.own(corev1.EventTypeWarning, eventCAFilesUnusable, fmt.Sprintf("kubejoin cannot use the new CA files and keeps the last valid ones: %v", err))
+			events.own(codes.CAFilesUnusable, fmt.Sprintf("kubejoin cannot use the new CA files and keeps the last valid ones: %v", err))
 		},
 		Logger: s.log, Registerer: s.registry,
 	}.Open()

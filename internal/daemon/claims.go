@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
@@ -20,9 +21,6 @@ const (
 	namespaceLook, namespaceRetry = time.Minute, 5 * time.Second
 	namespaceTimeout              = 10 * time.Second
 )
-
-// eventClaimsUnavailable is the reason of an Event on the namespace of claims.
-const eventClaimsUnavailable = "ClaimsUnavailable"
 
 // claimSpace tracks whether claims can be created. Without claims, no machine can join with a limited token.
 type claimSpace struct {
@@ -75,7 +73,7 @@ func (c *claimSpace) look(ctx context.Context) (time.Time, error) {
 	case c.problem != nil && before == nil:
 		c.log.Error("cannot create claims of node names", "error", err)
 		// Not on the Lease: its namespace may be the one that is missing.
-		c.events(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: secretstore.ClaimNamespace}, corev1.EventTypeWarning, eventClaimsUnavailable,
+		c.events(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: secretstore.ClaimNamespace}, codes.ClaimsUnavailable,
 			"kubejoin cannot create claims of node names, so no machine joins with a limited token: "+c.problem.Error())
 	}
 	if c.problem != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
 	corev1 "k8s.io/api/core/v1"
@@ -24,8 +25,8 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 	var log bytes.Buffer
 	var answer error
 	var events []string
-	created := func(on *corev1.ObjectReference, kind, reason, message string) {
-		events = append(events, strings.Join([]string{on.Kind, on.Namespace + on.Name, kind, reason, message}, " "))
+	created := func(on *corev1.ObjectReference, e codes.Event, message string) {
+		events = append(events, strings.Join([]string{on.Kind, on.Namespace + on.Name, e.Type(), e.Reason(), message}, " "))
 	}
 	c := &claimSpace{log: slog.New(slog.NewTextHandler(&log, nil)), events: created, ready: func(context.Context) error { return answer }}
 	for i, step := range []struct {

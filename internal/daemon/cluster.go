@@ -11,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
 	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
 	"github.com/kubejoin/kubejoin/internal/kube/leader"
@@ -185,8 +186,8 @@ func (c *connection) recordEvents() events {
 	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.client.CoreV1().Events("")})
 	recorder := events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: eventComponent})
 	c.closers = append(c.closers, func() error { events.Shutdown(); return nil })
-	return func(object *corev1.ObjectReference, kind, reason, message string) {
-		recorder.Event(cmp.Or(object, c.lease()), kind, reason, safetext.Text(message, safetext.MaxMessage))
+	return func(object *corev1.ObjectReference, e codes.Event, message string) {
+		recorder.Event(cmp.Or(object, c.lease()), e.Type(), e.Reason(), safetext.Text(message, safetext.MaxMessage))
 	}
 }
 

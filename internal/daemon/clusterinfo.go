@@ -10,9 +10,9 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
 	"github.com/kubejoin/kubejoin/server/api"
-	corev1 "k8s.io/api/core/v1"
 )
 
 // firstKubeconfig returns the content of a new cluster-info, or nil if it is unknown. A pod only knows the address of
@@ -55,13 +55,9 @@ func (c *cluster) sizeAdvice() string {
 
 // watchSize returns a function that reports a ConfigMap that is nearly full.
 func (c *cluster) watchSize() func(context.Context) error {
-	kind := corev1.EventTypeWarning
-	if c.options.Advertise != "" {
-		kind = corev1.EventTypeNormal
-	}
 	return configmap.FillMonitor{
 		ConfigMap: c.info, Advice: c.sizeAdvice(),
-		Event:  func(reason, message string) { c.events.own(kind, reason, message) },
+		Event:  func(reason, message string) { c.events.own(codes.Events[reason], message) },
 		Logger: c.log, Registerer: c.registry,
 	}.Run
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
@@ -14,11 +15,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/kubefacts"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 )
-
-// eventRenewalsWait is the Event reason for late renewals.
-const eventRenewalsWait = "RenewalsWait"
 
 // reportAgain is how often an unchanged state is reported again: an Event expires after that time.
 const reportAgain = time.Hour
@@ -77,7 +74,7 @@ func (l *lateRenewals) report(waiting []csr.WaitingRenewal, now time.Time) {
 	case len(waiting) > 0 && now.Sub(l.reported) >= reportAgain:
 		text := l.words(now)
 		l.log.Warn("renewals are late", "nodes", len(waiting), "node", safetext.Text(waiting[0].Node, safetext.MaxName), "csr", safetext.Text(waiting[0].Request, safetext.MaxName), "signer", waiting[0].Signer, "since", waiting[0].Since)
-		l.events.own(corev1.EventTypeWarning, eventRenewalsWait, text)
+		l.events.own(codes.RenewalsWait, text)
 		l.reported = now
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
@@ -25,8 +26,8 @@ import (
 // Readiness has a notice while renewals are late.
 func TestReportsLateRenewalsOnceAnHour(t *testing.T) {
 	var events []string
-	late := &lateRenewals{log: slog.New(slog.DiscardHandler), events: func(_ *corev1.ObjectReference, kind, reason, message string) {
-		events = append(events, kind+" "+reason+" "+message)
+	late := &lateRenewals{log: slog.New(slog.DiscardHandler), events: func(_ *corev1.ObjectReference, e codes.Event, message string) {
+		events = append(events, e.Type()+" "+e.Reason()+" "+message)
 	}}
 	start := time.Now()
 	one := csr.WaitingRenewal{Node: "worker-1", Signer: "kubernetes.io/kubelet-serving", Request: "csr-1", Since: start.Add(-2 * time.Hour)}
@@ -64,7 +65,7 @@ func TestLateRenewalsKeepHostileNamesOutOfCommands(t *testing.T) {
 	for _, hostile := range []string{"x >&2;id>pwned;\x1b[31m", "two\nlines", "$(id)", "-f", "8w4usg.qwertzuiopasdfgh"} {
 		said := ""
 		log.Reset()
-		late := &lateRenewals{log: slog.New(slog.NewJSONHandler(log, nil)), events: func(_ *corev1.ObjectReference, _, _, message string) { said = message }}
+		late := &lateRenewals{log: slog.New(slog.NewJSONHandler(log, nil)), events: func(_ *corev1.ObjectReference, _ codes.Event, message string) { said = message }}
 		late.report([]csr.WaitingRenewal{{Node: "worker-1" + hostile, Signer: "kubernetes.io/kubelet-serving", Request: hostile, UID: "0c0ffee0-1", Since: now.Add(-2 * time.Hour)}}, now)
 		for _, text := range []string{said, late.text(now)} {
 			if !strings.HasSuffix(text, `certificate expires: kubectl get csr -o jsonpath='{.items[?(@.metadata.uid=="0c0ffee0-1")]}'`) ||

@@ -6,16 +6,14 @@ import (
 	"errors"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
-	corev1 "k8s.io/api/core/v1"
 )
-
-const eventNodeRevoked = "NodeRevoked"
 
 // revokedTimeout limits how long a caller waits for revocations that have not been listed yet.
 const revokedTimeout = 2 * time.Second
@@ -83,7 +81,7 @@ func (c *cluster) reportRevocations() func(context.Context) error {
 					continue
 				}
 				reported[e.Key()] = e.Since
-				c.events.onNode(e.Node, corev1.EventTypeWarning, eventNodeRevoked,
+				c.events.onNode(e.Node, codes.NodeRevoked,
 					"kubejoin refuses the certificates of this node: "+e.Message()+". To let the machine come back, create a token for it: kubejoin token create --replace-node "+e.Node)
 			}
 		}

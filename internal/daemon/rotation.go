@@ -9,6 +9,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/kube/kubecache"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -18,12 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 )
-
-// eventClusterInfoEdited is the Event reason for a person who changes the CAs in cluster-info during a rotation.
-const eventClusterInfoEdited = "ClusterInfoEdited"
-
-// eventCARotationEdited is the Event reason for a copy of a rotation that was not the stored state.
-const eventCARotationEdited = "CARotationEdited"
 
 // A rotating has what this kubejoin needs of a stored rotation of the cluster's CA. It is computed once for each change. The
 // zero rotating means that there was no rotation.
@@ -159,7 +154,7 @@ func (c *clusterRotation) follower() *configmap.Follower {
 			return e.Value.info, nil
 		},
 		Watch:  c.hints,
-		Edited: func(message string) { c.conn.events.own(corev1.EventTypeWarning, eventClusterInfoEdited, message) },
+		Edited: func(message string) { c.conn.events.own(codes.ClusterInfoEdited, message) },
 	}
 }
 
@@ -174,7 +169,7 @@ func (c *clusterRotation) publish(ctx context.Context) error {
 		return store.Check(ctx)
 	}
 	c.conn.log.Warn("copy of the CA rotation corrected", "problem", wrong)
-	c.conn.events.own(corev1.EventTypeWarning, eventCARotationEdited, "kubejoin corrected the state of CA rotations that hosts read. Before, "+wrong.Error()+". Next: kubejoin ca status")
+	c.conn.events.own(codes.CARotationEdited, "kubejoin corrected the state of CA rotations that hosts read. Before, "+wrong.Error()+". Next: kubejoin ca status")
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -80,7 +81,7 @@ func TestFollowsStoredRotation(t *testing.T) {
 		var events []string
 		c := (&connection{
 			service: s, client: client, working: client, watch: t.Context(),
-			events: func(_ *corev1.ObjectReference, _, reason, _ string) { events = append(events, reason) },
+			events: func(_ *corev1.ObjectReference, e codes.Event, _ string) { events = append(events, e.Reason()) },
 		}).watchRotation()
 		follow := c.follower()
 		if now := must.Value(follow.Rotation())(t); now != nil {

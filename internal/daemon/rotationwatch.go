@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/kube/caobserver"
 	"github.com/kubejoin/kubejoin/server/operations"
 	"github.com/kubejoin/kubejoin/server/operations/kube"
@@ -58,9 +59,6 @@ func (c *cluster) watchRotations() func(context.Context) error {
 	}.Run
 }
 
-// eventCARotation is the Event reason for a stage of a rotation that began, and for a rotation that ended.
-const eventCARotation = "CARotation"
-
 // rotationEvent creates the Event of the last change of a rotation. Its name is that of the change, so that the next leader
 // does not repeat it. The recorder would choose another name.
 func (c *connection) rotationEvent(ctx context.Context, r rotation.Rotation) error {
@@ -68,7 +66,7 @@ func (c *connection) rotationEvent(ctx context.Context, r rotation.Rotation) err
 	_, err := c.client.CoreV1().Events(c.LeaseNamespace).Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Namespace: c.LeaseNamespace, Name: fmt.Sprintf("%s.ca-%s.%x", c.LeaseName, r.ID, at.UnixNano())},
 		InvolvedObject: *c.lease(), Source: corev1.EventSource{Component: eventComponent},
-		Type: corev1.EventTypeNormal, Reason: eventCARotation, Message: rotationMessage(r),
+		Type: codes.CARotation.Type(), Reason: codes.CARotation.Reason(), Message: rotationMessage(r),
 		FirstTimestamp: at, LastTimestamp: at, Count: 1,
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {

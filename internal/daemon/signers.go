@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/metrics"
 	"github.com/kubejoin/kubejoin/internal/reload"
@@ -21,13 +22,6 @@ import (
 	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-)
-
-// Event reasons about --signer-config.
-const (
-	eventSignersUnusable = "SignerConfigUnusable"
-	eventSignersReplaced = "SignerConfigReplaced"
 )
 
 // configured is the current signer configuration, with the CAs that it names.
@@ -78,7 +72,7 @@ func (s *service) loadSigners(ca *clusterCA, events events) (*configured, error)
 			return f, nil
 		},
 		Changed: func(f signerFile) error {
-			events.own(corev1.EventTypeNormal, eventSignersReplaced, "The signer configuration, or a CA that it names, has changed and is in use now: "+f.names())
+			events.own(codes.SignerConfigReplaced, "The signer configuration, or a CA that it names, has changed and is in use now: "+f.names())
 			for _, hint := range []chan struct{}{again, watch} {
 				select {
 				case hint <- struct{}{}:
@@ -88,7 +82,7 @@ func (s *service) loadSigners(ca *clusterCA, events events) (*configured, error)
 			return nil
 		},
 		Failed: func(err error) {
-			events.own(corev1.EventTypeWarning, eventSignersUnusable, "kubejoin cannot use the new signer configuration and keeps the last valid one: "+firstOf(err))
+			events.own(codes.SignerConfigUnusable, "kubejoin cannot use the new signer configuration and keeps the last valid one: "+firstOf(err))
 		},
 		Logger: s.log, Registerer: s.registry,
 	}.Open()
@@ -211,7 +205,7 @@ func firstOf(err error) string {
 type signerCAs struct {
 	files     *reload.Value[signerFile]
 	log       *slog.Logger
-	event     func(kind, reason, message string)
+	event     func(e codes.Event, message string)
 	end, many *prometheus.GaugeVec
 	known     map[string]*caexpiry.Watch
 }
@@ -231,7 +225,7 @@ func (w *signerCAs) watch(ctx context.Context) (next time.Time, err error) {
 		one := w.known[name]
 		if one == nil {
 			one = &caexpiry.Watch{Logger: w.log.With("signer", name), NotAfter: w.end.WithLabelValues(name), Certificates: w.many.WithLabelValues(name)}
-			one.Event = func(kind, reason, message string) { w.event(kind, reason, "Signer "+name+": "+message) }
+			one.Event = func(e codes.Event, message string) { w.event(e, "Signer "+name+": "+message) }
 			w.known[name] = one
 		}
 		one.CA, one.Lifetime, one.Todo = func() *signer.CA { return ca }, now.signers[name].Profile().Default, now.todo(name)

@@ -25,12 +25,18 @@ var arrows = []struct {
 }{
 	{
 		"the standard library alone",
-		[]string{"tokens", "server/api", "signer/issuance"},
+		[]string{"tokens", "server/api", "signer/issuance", "internal/codes"},
 		func(imported string) bool {
 			host, _, _ := strings.Cut(imported, "/")
 			return strings.Contains(host, ".") && !strings.HasPrefix(imported, module)
 		},
 		"signer/approval",
+	},
+	{
+		"nothing of the module: every package may import the table of codes",
+		[]string{"internal/codes"},
+		func(imported string) bool { return strings.HasPrefix(imported, module) },
+		"internal/codes/codepage",
 	},
 	{
 		"no client-go: only adapters talk to the API server",

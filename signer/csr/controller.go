@@ -126,7 +126,7 @@ func (c Controller) Run(ctx context.Context) error {
 		Controller:        c,
 		log:               c.Logger,
 		counts:            newInstruments(c.Registerer),
-		recorder:          cleanEvents{events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager})},
+		recorder:          events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager}),
 		store:             informer.GetStore(),
 		byNode:            informer.GetIndexer(),
 		queue:             workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry)),

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -32,15 +33,6 @@ const (
 // attempts is how often a request is re-read after a conflict with other writers. After that it backs off
 // like any failure.
 const attempts = 5
-
-// Reasons of Events.
-const (
-	eventSigningFailed  = "SigningFailed"
-	eventApprovalFailed = "ApprovalFailed"
-	eventSignedByOther  = "SignedByOther"
-	eventAnotherKey     = "AnotherKey"
-	eventSharedNodeName = "SharedNodeName"
-)
 
 // sync does the remaining work for one request.
 func (h *handler) sync(ctx context.Context, name string) (retry, error) {
@@ -165,7 +157,7 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 			return nil, noRetry, errGone
 		}
 		if !apierrors.IsConflict(err) && !stopped(ctx) {
-			h.recorder.Eventf(csr, corev1.EventTypeWarning, eventApprovalFailed, "kubejoin could not write its decision (%s): %v", d.Verdict, err)
+			h.event(csr, codes.ApprovalFailed, "kubejoin could not write its decision (%s): %v", d.Verdict, err)
 		}
 		return nil, noRetry, fmt.Errorf("write decision (%s): %w", d.Verdict, err)
 	}
@@ -174,13 +166,13 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 	if d.Verdict == approval.Deny {
 		log.Info("certificate request denied", "message", d.Message)
 		h.mark(csr.UID, finished)
-		h.recorder.Event(csr, corev1.EventTypeWarning, d.Reason, d.Message)
+		h.event(csr, codes.Refused(d.Reason), "%s", d.Message)
 		return nil, noRetry, nil
 	}
 	log.Info("certificate request approved", "message", d.Message)
 	h.mark(csr.UID, approved)
 	if keys, tokenID := admission.Keys(); keys > 1 {
-		h.recorder.Eventf(updated, corev1.EventTypeWarning, eventAnotherKey, "This is key %d of at most %d for this node with token %s. The kubelet restarted without its key, or another machine uses this name and token; see: kubejoin claim list", keys, tokens.MaxKeys, tokenID)
+		h.event(updated, codes.AnotherKey, "This is key %d of at most %d for this node with token %s. The kubelet restarted without its key, or another machine uses this name and token; see: kubejoin claim list", keys, tokens.MaxKeys, tokenID)
 	}
 	updated.ManagedFields = nil
 	*csr = *updated // the spec was validated and is immutable
@@ -210,7 +202,7 @@ func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.D
 	deadline := csr.CreationTimestamp.Add(maxWait)
 	if !time.Now().Before(deadline) {
 		d.Message += fmt.Sprintf("; kubejoin stopped retrying after %s", maxWait)
-		h.recorder.Event(csr, corev1.EventTypeWarning, d.Reason, d.Message)
+		h.event(csr, codes.Refused(d.Reason), "%s", d.Message)
 		log.Warn("certificate request waited too long, no more retries", "message", d.Message)
 		return noRetry
 	}
@@ -228,7 +220,7 @@ func (h *handler) leaveAlone(csr *certificates.CertificateSigningRequest, why er
 	}
 	h.logOf(csr).Info("certificate request not decided", "message", why)
 	if _, known := h.Authority.Signer(csr.Spec.SignerName); known {
-		h.recorder.Eventf(csr, corev1.EventTypeWarning, approval.ReasonValidation, "kubejoin neither approves nor denies this request: %v", why)
+		h.event(csr, codes.Refused(approval.ReasonValidation), "kubejoin neither approves nor denies this request: %v", why)
 	}
 }
 
@@ -237,7 +229,7 @@ func (h *handler) leaveAlone(csr *certificates.CertificateSigningRequest, why er
 func (h *handler) reportOnce(csr *certificates.CertificateSigningRequest, d approval.Decision) bool {
 	changed := h.reasonChanged(csr, d.Reason)
 	if changed {
-		h.recorder.Event(csr, corev1.EventTypeNormal, d.Reason, d.Message)
+		h.event(csr, codes.Undecided(d.Reason), "%s", d.Message)
 	}
 	return changed
 }
@@ -261,7 +253,7 @@ func (h *handler) refuse(ctx context.Context, csr *certificates.CertificateSigni
 	if refused := approval.Refused(err); refused != nil {
 		return h.fail(ctx, csr, refused)
 	}
-	return h.failed(ctx, csr, eventSigningFailed, err)
+	return h.failed(ctx, csr, codes.SigningFailed.Reason(), err)
 }
 
 // sign issues and writes the certificate of an approved request, regardless of who approved it. The request waits if
@@ -281,7 +273,7 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	case found:
 		return h.wait(csr, no.Decision, h.logOf(csr).With("reason", no.Reason)), nil
 	case err != nil:
-		return noRetry, h.failed(ctx, csr, eventSigningFailed, err)
+		return noRetry, h.failed(ctx, csr, codes.SigningFailed.Reason(), err)
 	}
 	csr.Status.Certificate = chain
 	h.wrote(csr)
@@ -316,7 +308,7 @@ func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigning
 	}
 	if h.finish(csr) {
 		h.counts.failures.WithLabelValues(csr.Spec.SignerName, reason).Inc()
-		h.recorder.Event(csr, corev1.EventTypeWarning, reason, message)
+		h.event(csr, codes.Refused(reason), "%s", message)
 		h.logOf(csr).Warn("certificate request failed permanently", "reason", reason, "message", message)
 	}
 	return nil
@@ -348,7 +340,7 @@ func (h *handler) failed(ctx context.Context, csr *certificates.CertificateSigni
 		return err
 	}
 	h.counts.failures.WithLabelValues(csr.Spec.SignerName, reason).Inc()
-	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSigningFailed, "kubejoin could not issue the certificate and will retry: %v", err)
+	h.event(csr, codes.SigningFailed, "kubejoin could not issue the certificate and will retry: %v", err)
 	return err
 }
 
@@ -403,7 +395,7 @@ func (h *handler) noticeIssued(csr *certificates.CertificateSigningRequest) {
 	if h.SignedByOther != nil {
 		h.SignedByOther(csr.Spec.SignerName, writer)
 	}
-	h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSignedByOther,
+	h.event(csr, codes.SignedByOther,
 		"Another signer (%s) issued this certificate, so kubejoin's checks at signing did not apply; run only one signer for %s", writer, csr.Spec.SignerName)
 	h.logOf(csr).Warn("certificate issued by another signer", "writer", writer)
 }

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -79,7 +79,7 @@ func (h *handler) noticeShared(csr *certificates.CertificateSigningRequest) {
 		}
 		otherName, otherUser := safetext.Text(other.Name, safetext.MaxName), safetext.Text(other.Spec.Username, safetext.MaxName)
 		h.counts.shared.WithLabelValues(csr.Spec.SignerName).Inc()
-		h.recorder.Eventf(csr, corev1.EventTypeWarning, eventSharedNodeName,
+		h.event(csr, codes.SharedNodeName,
 			"Another certificate for node %s, with another key, is valid until %s (request %q of user %q). Two machines use this name, or one machine made a second request; see: kubejoin explain %s",
 			node, known.NotAfter.UTC().Format(time.RFC3339), otherName, otherUser, node)
 		h.logOf(csr).Warn("node name has two valid certificates with different keys", "node", node, "other_csr", otherName, "other_user", otherUser)

@@ -4,10 +4,9 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	certificates "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/tools/record"
 )
 
 // logOf returns a logger with the fields that identify a request. The requester chose all of them:
@@ -17,13 +16,7 @@ func (h *handler) logOf(csr *certificates.CertificateSigningRequest) *slog.Logge
 		"user", safetext.Text(csr.Spec.Username, safetext.MaxName))
 }
 
-// cleanEvents records Events whose messages repeat text from other parties.
-type cleanEvents struct{ record.EventRecorder }
-
-func (e cleanEvents) Event(about runtime.Object, kind, reason, message string) {
-	e.EventRecorder.Event(about, kind, reason, safetext.Text(message, safetext.MaxMessage))
-}
-
-func (e cleanEvents) Eventf(about runtime.Object, kind, reason, format string, args ...any) {
-	e.Event(about, kind, reason, fmt.Sprintf(format, args...))
+// event records an Event. Its message may repeat text from other parties.
+func (h *handler) event(csr *certificates.CertificateSigningRequest, e codes.Event, format string, args ...any) {
+	h.recorder.Event(csr, e.Type(), e.Reason(), safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kubejoin/kubejoin/deploy"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/codes/codepage"
 	"github.com/kubejoin/kubejoin/test/harness"
 	"sigs.k8s.io/yaml"
@@ -42,7 +43,8 @@ func TestNoCodeSaysToUndoARevocation(t *testing.T) {
 var (
 	declaredReason = regexp.MustCompile(`\bReason[A-Za-z]* *= "([A-Za-z]+)"`)
 	declaredState  = regexp.MustCompile(`\bNodeState *= "([A-Za-z]+)"`)
-	declaredEvent  = regexp.MustCompile(`(?:\bevent[A-Z][A-Za-z]* *= |\bEventType(?:Normal|Warning), )"([A-Z][A-Za-z]+)"`)
+	recordedEvent  = regexp.MustCompile(`\bcodes\.([A-Z][A-Za-z]+)`)
+	typeOfEvent    = regexp.MustCompile(`\b(EventType(?:Normal|Warning))\b`)
 	declaredCheck  = regexp.MustCompile(`\.check\("([a-z-]+)"`)
 	declaredExit   = regexp.MustCompile(`\bexit[A-Z][A-Za-z]* +(?:exitCode )?= (\d)|\bdie (\d) |\|\| return (\d)|trap '(?:stop|exit) (\d+)'`)
 	diagnoseChecks = regexp.MustCompile("(?s)\nchecks='([^']*)'")
@@ -74,7 +76,19 @@ func TestEachCodeHasAnEntry(t *testing.T) {
 	states := in([]string{"server"}, declaredState)
 	maps.DeleteFunc(states, func(name string, _ bool) bool { return explained[codepage.Reason][name] })
 	compareNames(t, "state", states, explained[codepage.State])
-	compareNames(t, "event", in([]string{"clusterinfo", "internal", "server", "signer"}, declaredEvent), explained[codepage.Event])
+	events, recorders := map[string]bool{}, []string{"clusterinfo", "cmd", "internal/caexpiry", "internal/daemon", "internal/host", "server", "signer"}
+	for name := range codes.Events {
+		events[name] = true
+	}
+	compareNames(t, "event", events, explained[codepage.Event])
+	recorded := in(recorders, recordedEvent)
+	maps.DeleteFunc(recorded, func(name string, _ bool) bool {
+		return slices.Contains([]string{"Event", "Events", "Exits", "Refused", "Undecided"}, name)
+	})
+	compareNames(t, "recorded event", recorded, events)
+	for name := range in(recorders, typeOfEvent) {
+		t.Errorf("%s is used: take the type of an Event from package codes", name)
+	}
 	compareNames(t, "check of /readyz", in([]string{"internal/daemon"}, declaredCheck), explained[codepage.Readiness])
 	m := diagnoseChecks.FindStringSubmatch(read(t, "clusterinfo/joinformat/diagnose.sh"))
 	if m == nil {

@@ -38,7 +38,8 @@ const (
 type Entry struct {
 	Kind Kind   `json:"kind"`
 	Code string `json:"code"`
-	// Class says more about a code, as the kind has it: an HTTP status, a severity, a verdict, an object or a command.
+	// Class says more about a code, as the kind has it: an HTTP status, a severity, a verdict, an object and the type of its Event,
+	// or a command.
 	Class   string `json:"class,omitempty"`
 	Meaning string `json:"meaning"`
 	// Next is what to do, a command if possible. It is empty if there is nothing to do.

@@ -1,6 +1,7 @@
 package codepage
 
 import (
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/signer"
@@ -105,31 +106,36 @@ var states = []Entry{
 	{State, string(explain.Unknown), "", "you may not read a fact that decides", "ask for the permission that the sentence names"},
 }
 
-// events are those whose reason is not also the reason of a refused or waiting request.
+// on returns the entry of an Event on a kind of object. The class also has its type.
+func on(object string, e codes.Event, meaning, next string) Entry {
+	return Entry{Event, e.Reason(), object + ", " + e.Type(), meaning, next}
+}
+
 var events = []Entry{
-	{Event, "SigningFailed", "request", "signing or writing failed; kubejoin retries, at most 15 s apart", "read the message"},
-	{Event, "ApprovalFailed", "request", "kubejoin could not write its decision; it retries", "check RBAC and admission policies"},
-	{Event, "SignedByOther", "request", "another signer wrote the certificate", otherSigner},
-	{Event, "AnotherKey", "request", "a kubelet started over, or another machine uses name and token", "`kubejoin claim list`"},
-	{Event, "SharedNodeName", "request", "a certificate of this name with another key is still valid", "docs/security.md#two-certificates-of-one-node-name"},
-	{Event, "Rejoined", "Node", "the machine came back with an expired certificate or a bound key", "look at a machine that you do not expect"},
-	{Event, "KeyBound", "Node", "the machine bound a key for rejoining", "`kubejoin claim release NODE`, if you do not expect it"},
-	{Event, "NodeRevoked", "Node", "the node is revoked", comeBack},
-	{Event, "RenewalsWait", "Lease", "nodes wait too long for a renewal", "`kubectl describe csr NAME`, with the request that it names"},
-	{Event, "CAReplaced", "Lease", "kubejoin uses new CA files", ""},
-	{Event, "CAFilesUnusable", "Lease", "new CA files are unusable, and the last valid ones stay in use", restoreFiles},
-	{Event, "CAShortensCertificates", "Lease", "the CA ends before its certificates would", rotateCA},
-	{Event, "CAExpiresSoon", "Lease", "the CA ends within 90, 30 or 7 days; one Event for each step", "`kubejoin ca prepare`; the own CA of a signer: replace its files"},
-	{Event, "CANotTrusted", "Lease", "clients refuse certificates of the CA, for example because of name constraints", rotateCA},
-	{Event, "CAExpired", "Lease", "the CA has expired; kubejoin signs nothing", renewCA},
-	{Event, "SignerConfigReplaced", "Lease", "the signer file or one of its CAs changed, and is in use", ""},
-	{Event, "SignerConfigUnusable", "Lease", "the new signer file is unusable, and the last valid one stays in use", signerFile},
-	{Event, "ClusterInfoFillsUp", "Lease", "cluster-info is 80 % full", fewerTokens},
-	{Event, "ClusterInfoFull", "Lease", "cluster-info has no space for another signature", fewerTokens},
-	{Event, "CARotation", "Lease", "a stage of a CA rotation began, or the rotation ended", "`kubejoin ca status`"},
-	{Event, "CARotationEdited", "Lease", "kubejoin corrected the state of a CA rotation that hosts read", "`kubejoin ca status`"},
-	{Event, "ClusterInfoEdited", "Lease", "somebody changed the CAs in cluster-info during a CA rotation; kubejoin corrected them", "`kubejoin ca status`"},
-	{Event, "ClaimsUnavailable", "Namespace", "no namespace `kubejoin-system`, or no right to create Leases in it", applyAll},
+	on("request", codes.SigningFailed, "signing or writing failed; kubejoin retries, at most 15 s apart", "read the message"),
+	on("request", codes.ApprovalFailed, "kubejoin could not write its decision; it retries", "check RBAC and admission policies"),
+	on("request", codes.SignedByOther, "another signer wrote the certificate", otherSigner),
+	on("request", codes.AnotherKey, "a kubelet started over, or another machine uses name and token", "`kubejoin claim list`"),
+	on("request", codes.SharedNodeName, "a certificate of this name with another key is still valid", "docs/security.md#two-certificates-of-one-node-name"),
+	on("Node", codes.CertificateRenewed, "`kubejoin host apply` renewed a certificate of the host", ""),
+	on("Node", codes.Rejoined, "the machine came back with an expired certificate or a bound key", "look at a machine that you do not expect"),
+	on("Node", codes.KeyBound, "the machine bound a key for rejoining", "`kubejoin claim release NODE`, if you do not expect it"),
+	on("Node", codes.NodeRevoked, "the node is revoked", comeBack),
+	on("Lease", codes.RenewalsWait, "nodes wait too long for a renewal", "`kubectl describe csr NAME`, with the request that it names"),
+	on("Lease", codes.CAReplaced, "kubejoin uses new CA files", ""),
+	on("Lease", codes.CAFilesUnusable, "new CA files are unusable, and the last valid ones stay in use", restoreFiles),
+	on("Lease", codes.CAShortensCertificates, "the CA ends before its certificates would", rotateCA),
+	on("Lease", codes.CAExpiresSoon, "the CA ends within 90, 30 or 7 days; one Event for each step", "`kubejoin ca prepare`; the own CA of a signer: replace its files"),
+	on("Lease", codes.CANotTrusted, "clients refuse certificates of the CA, for example because of name constraints", rotateCA),
+	on("Lease", codes.CAExpired, "the CA has expired; kubejoin signs nothing", renewCA),
+	on("Lease", codes.SignerConfigReplaced, "the signer file or one of its CAs changed, and is in use", ""),
+	on("Lease", codes.SignerConfigUnusable, "the new signer file is unusable, and the last valid one stays in use", signerFile),
+	on("Lease", codes.ClusterInfoFillsUp, "cluster-info is 80 % full", fewerTokens),
+	on("Lease", codes.ClusterInfoFull, "cluster-info has no space for another signature", fewerTokens),
+	on("Lease", codes.CARotation, "a stage of a CA rotation began, or the rotation ended", "`kubejoin ca status`"),
+	on("Lease", codes.CARotationEdited, "kubejoin corrected the state of a CA rotation that hosts read", "`kubejoin ca status`"),
+	on("Lease", codes.ClusterInfoEdited, "somebody changed the CAs in cluster-info during a CA rotation; kubejoin corrected them", "`kubejoin ca status`"),
+	on("Namespace", codes.ClaimsUnavailable, "no namespace `kubejoin-system`, or no right to create Leases in it", applyAll),
 }
 
 var readiness = []Entry{

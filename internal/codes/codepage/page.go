@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/kubejoin/kubejoin/internal/codes"
 )
 
 //go:generate go run ./write ../../../docs/codes.md
@@ -35,9 +37,10 @@ the issuance record and of ` + "`kubejoin explain --csr`" + `. The verdict says 
 - **rejoin refused**: a machine that has proven a key may not [rejoin](rejoin.md). The log, an Event on the Node and
   ` + "`kubejoin_rejoins_total`" + ` have the reason.`},
 	{State, "States of explain", "state", "", "the machine", "`kubejoin explain NODE -o jsonpath={.state}` prints one of these, or one of the [reasons](#reasons)."},
-	{Event, "Events and conditions", "event", "on", "cause", "`kubectl describe csr NAME` shows Events on a request, and `kubectl -n kubejoin-system get events` those on the Lease.\n" +
-		"The [reasons](#reasons) are also reasons of conditions and of Events on requests and Nodes. Standalone there are no\n" +
-		"Events. Any node can write an Event that looks like kubejoin's; its log cannot be forged so."},
+	{Event, "Events and conditions", "event", "on, type", "cause", "`kubectl describe csr NAME` shows Events on a request, and `kubectl -n kubejoin-system get events` those on the Lease.\n" +
+		"The [reasons](#reasons) are also reasons of conditions and of Events on requests and Nodes. Such an Event has type\n" +
+		codes.Refused("").Type() + " if the request was denied, has failed or is no longer retried, and " + codes.Undecided("").Type() + " if it may still be granted.\n\n" +
+		"Standalone there are no Events. Any node can write an Event that looks like kubejoin's; its log cannot be forged so."},
 	{Readiness, "Readiness checks", "check", "result", "cause", "`/readyz` returns 503 if a check has a failure. `/readyz?verbose` also shows notices. A check exists only where kubejoin\n" +
 		"runs that part. The last valid files stay in use if new ones are unusable."},
 	{Exit, "Exit codes", "exit code", "command", "meaning", ""},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/kube/imagetag"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -74,10 +75,10 @@ func Publish(ctx context.Context, client kubernetes.Interface, node string, repo
 }
 
 // Event leaves an Event of a Node.
-func Event(ctx context.Context, client kubernetes.Interface, node, kind, reason, message string) error {
+func Event(ctx context.Context, client kubernetes.Interface, node string, e codes.Event, message string) error {
 	now := metav1.Now()
 	_, err := client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "."}, Type: kind, Reason: reason, Message: safetext.Text(message, safetext.MaxMessage),
+		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "."}, Type: e.Type(), Reason: e.Reason(), Message: safetext.Text(message, safetext.MaxMessage),
 		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}, // as the kubelet names it
 		Source:         corev1.EventSource{Component: "kubejoin", Host: node}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})
