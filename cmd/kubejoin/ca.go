@@ -15,9 +15,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// exitNotReady is the exit code of a step that something keeps from its stage.
-const exitNotReady exitCode = 3
-
 func caCommand() *cobra.Command {
 	return noun(&cobra.Command{
 		Use:   "ca",
@@ -71,11 +68,7 @@ behind.` + remoteHelp}
 		return o.run(cmd, func(ctx context.Context, r *remote) error {
 			done, err := r.StepCA(ctx, o.ca, cmd.Name(), asked)
 			if behind := notReady(err); behind != nil {
-				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
-				if err := table(cmd.ErrOrStderr(), behindRows(behind)); err != nil {
-					return err
-				}
-				return exitNotReady
+				return fmt.Errorf("%w\n%s", err, strings.TrimSuffix(tableText(behindRows(behind)), "\n"))
 			}
 			if err != nil {
 				return err

@@ -174,6 +174,9 @@ func newCAApplier(o *caApplyOptions, dir string) *caApplier {
 	return &caApplier{caApplyOptions: o, dir: dir, published: map[rotation.CA]report{}, starts: map[rotation.CA]time.Time{}, requests: map[string]request{}}
 }
 
+// exitUnfit is the exit code if something of this host does not fit its stage.
+const exitUnfit exitCode = 3
+
 // An unfitError is what of this host does not fit its stage although nothing failed.
 type unfitError []string
 
@@ -201,7 +204,7 @@ func (o *caApplyOptions) run(cmd *cobra.Command, work func(*cobra.Command) error
 		for _, line := range unfit {
 			warn(cmd, line)
 		}
-		return exitNotReady
+		return exitUnfit
 	}
 	return err
 }

@@ -152,7 +152,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 	var list struct{ Items []pki.Result }
 	unfit := func(err error) bool { // no kubelet runs that has read the files
 		code := exitCode(0)
-		return errors.As(err, &code) && code == exitNotReady
+		return errors.As(err, &code) && code == exitUnfit
 	}
 	if !unfit(err) || json.Unmarshal([]byte(stdout), &list) != nil || len(list.Items) != 1 || strings.Join(list.Items[0].Changed, " ") != "pki/ca.crt kubelet.conf" {
 		t.Errorf("got %v\n%s", err, stdout)
@@ -192,7 +192,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 // applied fails the test if the error is not that no kubelet runs which reads the files.
 func applied(t *testing.T, err error) {
 	t.Helper()
-	if unfit, code := (unfitError{}), exitCode(0); err != nil && !errors.As(err, &unfit) && (!errors.As(err, &code) || code != exitNotReady) {
+	if unfit, code := (unfitError{}), exitCode(0); err != nil && !errors.As(err, &unfit) && (!errors.As(err, &code) || code != exitUnfit) {
 		t.Error(err)
 	}
 }

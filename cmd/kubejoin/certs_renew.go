@@ -34,8 +34,8 @@ It replaces nothing unless all other certificates were issued, replaces each fil
 atomically, and copies the old files to DIR/` + pki.Backups + `/renewal. A kubejoin server signs, or
 this machine with the CA keys in --pki-dir.
 
-The exit code is 0 if the command renewed everything whose CA is there. It is 1 if it
-renewed nothing.
+The exit code is 0 if the command renewed everything whose CA is there. It is 3 if
+the server refuses a certificate, and 1 for other errors. Then it renewed nothing.
 
 Like 'kubeadm certs renew', it restarts nothing. It names the static pods that have not read
 their new files, and 'kubejoin host apply' restarts them.`,

@@ -62,8 +62,8 @@ func claimReleaseCommand() *cobra.Command {
 		Short: "Release node names, so that other machines can use them",
 		Long: `Release node names: another machine can use the name, and its token gets a free slot.
 A token may count a name that has no claim, for example because its Node was deleted. The
-command then frees the slot. It prints a line for each name. The exit code is 1 if one
-cannot be released.
+command then frees the slot. It prints a line for each name. The exit code is not 0 if
+one cannot be released.
 
 Certificates with the name stay valid, so release only names of machines that must not
 join. The machine of a released name cannot rejoin. Until another token claims the name,

@@ -75,11 +75,13 @@ const (
   5. ` + defaultCurlrc + `, which 'kubejoin serve' wrote: a kubejoin server`
 	remoteHelp = `
 
-The command works on a cluster or on a kubejoin server: 'kubejoin --help' says on which.`
+The command works on a cluster or on a kubejoin server: 'kubejoin --help' says on which.
+The exit code is 3 if the server refuses the caller.`
 	serverHelp = `
 
 The command needs a kubejoin server: --url or --curlrc, else $KUBEJOIN_URL or
-$KUBEJOIN_CURLRC, else ` + defaultCurlrc + `.`
+$KUBEJOIN_CURLRC, else ` + defaultCurlrc + `. The
+exit code is 3 if the server refuses the caller.`
 	clusterHelp = `
 
 The command works on a cluster: the first of --kubeconfig, $KUBECONFIG, ~/.kube/config,

@@ -57,7 +57,8 @@ others. A CA in whose rotation the host takes part is left to the rotation.
 change is one line on standard error and one Event of the Node.
 
 The exit code is 0 if the host is as it should be. It is 3 if the command did its part and
-something is left to do, and 1 if it failed. In both cases it says what to do.`,
+something is left to do, or if the server refuses a certificate, and 1 for other errors. In
+each case it says what to do.`,
 		Example: `  # what would change
   kubejoin host apply --dry-run
 

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 )
@@ -23,7 +25,7 @@ const (
 	exitUsage   = 2
 )
 
-// An exitCode is the exit code of a command that has already printed why it failed.
+// An exitCode is an exit code that a command has chosen. If it is the whole error, the command has already printed why it failed.
 type exitCode int
 
 func (c exitCode) Error() string { return fmt.Sprintf("exit code %d", int(c)) }
@@ -35,18 +37,25 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		var code exitCode
-		if errors.As(err, &code) {
-			os.Exit(int(code))
-		}
-		fmt.Fprintln(os.Stderr, "kubejoin:", sanitize(err.Error()))
-		var usage *usageError
-		if errors.As(err, &usage) {
-			fmt.Fprintf(os.Stderr, "hint: %s --help\n", usage.command)
-			os.Exit(exitUsage)
-		}
-		os.Exit(exitFailure)
+		os.Exit(fail(os.Stderr, err))
 	}
+}
+
+// fail prints why a command failed, and returns the exit code. That of a refusal is in package codes.
+func fail(w io.Writer, err error) int {
+	if _, printed := err.(exitCode); !printed {
+		fmt.Fprintln(w, "kubejoin:", sanitize(err.Error()))
+	}
+	var code exitCode
+	var usage *usageError
+	switch {
+	case errors.As(err, &code):
+		return int(code)
+	case errors.As(err, &usage):
+		fmt.Fprintf(w, "hint: %s --help\n", usage.command)
+		return exitUsage
+	}
+	return cmp.Or(codes.Exits[reasonOf(err)], exitFailure)
 }
 
 // run runs the command in args. main adds signals and the exit code.

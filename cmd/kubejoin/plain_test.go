@@ -45,6 +45,9 @@ func TestSanitizesProblemsOfServer(t *testing.T) {
 		status, name = test.status, test.name
 		var out, errs bytes.Buffer
 		err := run(t.Context(), append(test.args, "--url", web.url, "--ca-file", filepath.Join(web.dir, "ca"), "--bearer-file", filepath.Join(web.dir, "bearer")), &out, &errs)
+		if err != nil {
+			fail(&errs, err)
+		}
 		got := strings.ReplaceAll(errs.String(), "\n", "")
 		if err == nil || !strings.Contains(got, "8w4usg.<redacted>") || strings.Contains(got, "qwertz") || strings.ContainsFunc(got, unicode.IsControl) {
 			t.Errorf("%s: %v, %q", test.args, err, got)

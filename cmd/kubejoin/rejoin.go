@@ -27,14 +27,8 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Exit codes of rejoin.
-const (
-	exitRejoinRefused exitCode = 3
-	exitRejoinTimeout exitCode = 4
-)
-
-// errRejoinTimeout is wrapped if the server did not decide within --wait.
-var errRejoinTimeout = errors.New("no decision in time")
+// exitRejoinTimeout is the exit code if the server did not decide within --wait.
+const exitRejoinTimeout exitCode = 4
 
 // minRejoinRetry is the shortest delay before a retry.
 const minRejoinRetry = 2 * time.Second
@@ -90,22 +84,10 @@ and 1 for all other errors.`,
     --key /boot/node.key --node worker-7`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := o.run(cmd)
-			var p *api.Problem
-			var code exitCode
-			switch {
-			case errors.As(err, &p) && (p.Status == http.StatusUnauthorized || p.Status == http.StatusForbidden):
-				code = exitRejoinRefused
-				if p.Reason != "" { // the detail has the next command
-					err = fmt.Errorf("%s: %w (%s)", p.Reason, err, o.shown)
-				}
-			case errors.Is(err, errRejoinTimeout):
-				code = exitRejoinTimeout
+			if p := (*api.Problem)(nil); errors.As(err, &p) && p.Reason != "" && p.Status == http.StatusForbidden {
+				err = fmt.Errorf("%s: %w (%s)", p.Reason, err, o.shown) // the detail has the next command
 			}
-			if err = o.hint(err); code == 0 {
-				return err
-			}
-			cmd.PrintErrln("kubejoin:", sanitize(err.Error()))
-			return code
+			return o.hint(err)
 		},
 	}
 	f := cmd.Flags()
@@ -302,7 +284,7 @@ func retry[T any](cmd *cobra.Command, wait time.Duration, try func() (T, error))
 		case err == nil, errors.As(err, &untrusted), p != nil && p.Status != http.StatusTooManyRequests && p.Status < http.StatusInternalServerError:
 			return result, err
 		case time.Now().Add(delay).After(deadline):
-			return result, fmt.Errorf("%w: %w", errRejoinTimeout, err)
+			return result, fmt.Errorf("no decision in time (%w): %w", exitRejoinTimeout, err)
 		}
 		if text := err.Error(); text != told {
 			cmd.PrintErrln("kubejoin: waiting:", sanitize(text))

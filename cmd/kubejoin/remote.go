@@ -99,9 +99,13 @@ func explain(err error) error {
 	return &usageError{err: errors.New(strings.Join(lines, "; "))}
 }
 
-// named reports whether a server or the library returned the error of this name.
-func named(err error, name string) bool {
-	var p *api.Problem
-	var e *tokens.Refusal
-	return errors.As(err, &p) && p.Named(name) || errors.As(err, &e) && e.Reason == name
+// reasonOf returns the reason of a refusal by a server, which is its problem type, or by the library; empty for other errors.
+func reasonOf(err error) string {
+	if p := (*api.Problem)(nil); errors.As(err, &p) {
+		return strings.TrimPrefix(p.Type, api.ProblemType)
+	}
+	if refused := (*tokens.Refusal)(nil); errors.As(err, &refused) {
+		return refused.Reason
+	}
+	return ""
 }

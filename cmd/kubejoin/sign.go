@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/kubejoin/kubejoin/server"
@@ -203,14 +202,14 @@ func (o *signOptions) sign(ctx context.Context, cmd *cobra.Command, r *remote, r
 		}
 		left := o.wait - time.Since(start)
 		if p.Status != http.StatusServiceUnavailable && p.Status != http.StatusTooManyRequests || left <= 0 {
-			return nil, o.refused(cmd, p)
+			return nil, o.refused(p)
 		}
 		delay := min(max(p.RetryAfter, minRetry), maxRetry, left)
-		if silence := max(0, longWait-time.Since(start)); reasonOf(p) != told && silence < delay {
+		if silence := max(0, longWait-time.Since(start)); withReason(p) != told && silence < delay {
 			if err := sleep(ctx, silence); err != nil {
 				return nil, err
 			}
-			told, delay = reasonOf(p), delay-silence
+			told, delay = withReason(p), delay-silence
 			cmd.PrintErrln("kubejoin: waiting:", sanitize(told))
 		}
 		if err := sleep(ctx, delay); err != nil {
@@ -228,22 +227,22 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func reasonOf(p *api.Problem) string {
+func withReason(p *api.Problem) string {
 	if p.Reason == "" {
 		return p.Detail
 	}
 	return p.Detail + " (" + p.Reason + ")"
 }
 
-// refused prints why the server issued no certificate, and what to do next.
-func (o *signOptions) refused(cmd *cobra.Command, p *api.Problem) error {
+// refused returns why the server issued no certificate, and what to do next.
+func (o *signOptions) refused(p *api.Problem) error {
 	next := ""
 	switch {
 	case p.Named(api.ProblemCertificateRefused):
 	case p.Named(api.ProblemCertificateNotPermitted):
-		next = "a user who may sign for the signer can run the same command with their own credential"
+		next = "\nhint: a user who may sign for the signer can run the same command with their own credential"
 	case p.Named(api.ProblemCertificateWaits):
-		next = "retry until the certificate can be issued: kubejoin sign --wait 5m"
+		next = "\nhint: retry until the certificate can be issued: kubejoin sign --wait 5m"
 	case p.Status == http.StatusNotFound:
 		return errors.New("the server has no CA and signs no certificates; start it with --cluster-signing-cert-file and --cluster-signing-key-file")
 	default:
@@ -254,12 +253,6 @@ func (o *signOptions) refused(cmd *cobra.Command, p *api.Problem) error {
 		}
 		return p
 	}
-	cmd.PrintErrln("kubejoin: no certificate:", strings.TrimSpace(sanitize(reasonOf(p))))
-	if next != "" {
-		cmd.PrintErrln("hint:", next)
-	}
-	return exitNoCertificate
+	p.Detail = "no certificate: " + withReason(p) + next
+	return p
 }
-
-// exitNoCertificate is the exit code if the server refused the certificate or has not issued it yet.
-const exitNoCertificate exitCode = 3

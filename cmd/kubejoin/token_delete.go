@@ -19,7 +19,7 @@ func tokenDeleteCommand() *cobra.Command {
 		Use:   "delete ID|TOKEN… | --all-expired",
 		Short: "Delete bootstrap tokens",
 		Long: `Delete bootstrap tokens, given by ID or as whole tokens, and print a line for each. The
-exit code is 1 if one of them cannot be deleted. Nodes that have joined stay joined.
+exit code is not 0 if one of them cannot be deleted. Nodes that have joined stay joined.
 
 --all-expired deletes the expired tokens. A running kubejoin or
 kube-controller-manager also deletes them by itself.` + remoteHelp,
@@ -73,7 +73,7 @@ func expiredTokens(ctx context.Context, r *remote) ([]string, error) {
 func deleteTokens(ctx context.Context, cmd *cobra.Command, r *remote, ids []string, asked api.DeleteToken) error {
 	return each(cmd, ids, func(id string) (string, error) {
 		_, err := r.DeleteToken(ctx, id, asked)
-		if asked.OnlyExpired && (named(err, mint.NoToken) || named(err, api.ProblemNotExpired)) {
+		if reason := reasonOf(err); asked.OnlyExpired && (reason == mint.NoToken || reason == api.ProblemNotExpired) {
 			return "", nil // deleted or renewed since it was listed
 		}
 		return fmt.Sprintf("bootstrap token %q %s", id, did(asked.DryRun, "deleted")), err

@@ -103,7 +103,7 @@ func TestEachCodeHasAnEntry(t *testing.T) {
 	exits := map[string]bool{"0": true}
 	for file, command := range map[string]string{
 		"cmd/kubejoin/main.go": "all commands", "cmd/kubejoin/doctor.go": "doctor", "cmd/kubejoin/explain.go": "explain",
-		"cmd/kubejoin/rejoin.go": "rejoin", "cmd/kubejoin/sign.go": "sign", "clusterinfo/joinformat/script.sh": "join.sh",
+		"cmd/kubejoin/rejoin.go": "rejoin", "cmd/kubejoin/ca_apply.go": "ca apply", "clusterinfo/joinformat/script.sh": "join.sh",
 		"clusterinfo/joinformat/diagnose.sh": "join.sh --diagnose", "deploy/systemd/rejoin.sh": "rejoin.sh",
 	} {
 		found := declaredExit.FindAllStringSubmatch(read(t, file), -1)

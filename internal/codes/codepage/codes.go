@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/kubejoin/kubejoin/deploy"
+	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/doctor"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -88,7 +89,11 @@ func problems() ([]Entry, error) {
 	err := yaml.Unmarshal(server.OpenAPI(), &described)
 	var all []Entry
 	for _, one := range described.Components.Schemas.ProblemType.OneOf {
-		all = append(all, Entry{Problem, strings.TrimPrefix(one.Const, api.ProblemType), fmt.Sprint(one.Status), one.Description, one.Next})
+		name, class := strings.TrimPrefix(one.Const, api.ProblemType), fmt.Sprint(one.Status)
+		if exit := codes.Exits[name]; exit != 1 {
+			class += fmt.Sprintf(", exit code %d", exit)
+		}
+		all = append(all, Entry{Problem, name, class, one.Description, one.Next})
 	}
 	return all, err
 }
