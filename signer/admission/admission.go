@@ -232,10 +232,13 @@ func (n *Nodes) admitToken(ctx context.Context, r approval.Request, id, node str
 		return a, approval.RefuseFor(ReasonTokenRevoked, "this server does not accept bootstrap tokens")
 	}
 	if !n.dry { // the proof of a cache may be a write
-		if allows, err := n.recentlyAllows(ctx, id, r, node); err != nil {
+		if record, err := n.recentlyAllows(ctx, id, r, node); err != nil {
 			return a, err
-		} else if allows {
-			return n.admitFree(ctx, node)
+		} else if record != nil {
+			if a, err = n.admitFree(ctx, node); err == nil {
+				err = n.rules().check(*record, r, node) // it may have expired during the reads
+			}
+			return a, err
 		}
 	}
 	// Check this before the claim: a request that cannot be signed leaves no claim.

@@ -159,22 +159,26 @@ func TestDeletedTokenCostsOneRead(t *testing.T) {
 
 // A token may expire while its claim and the Node are read: after the check of the token, before the claim is written.
 func TestTokenThatExpiresDuringReadsAdmitsNobody(t *testing.T) {
-	c := newCluster()
-	token := c.createToken(tokens.Limits{MaxNodes: 1})
-	n, read := c.admission(), atomic.Bool{}
-	n.Node = func(ctx context.Context, name string) (string, error) {
-		read.Store(true)
-		return c.Node(ctx, name)
-	}
-	n.Now = func() time.Time {
-		if read.Load() {
-			return c.records[token.ID()].Expires
-		}
-		return time.Now()
-	}
-	_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
-	wantRefused(t, "a token that expired meanwhile", err, "TokenExpired")
-	if len(c.claims) > 0 {
-		t.Errorf("got claims %v, want none", c.claims)
+	for name, limits := range map[string]tokens.Limits{"limited": {MaxNodes: 1}, "without limits": {}} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster()
+			token := c.createToken(limits)
+			n, read := c.admission(), atomic.Bool{}
+			n.Node = func(ctx context.Context, name string) (string, error) {
+				read.Store(true)
+				return c.Node(ctx, name)
+			}
+			n.Now = func() time.Time {
+				if read.Load() {
+					return c.records[token.ID()].Expires
+				}
+				return time.Now()
+			}
+			_, err := admit(t.Context(), n, firstRequest(t, bootstrapUser(token), "worker-1", nil))
+			wantRefused(t, "a token that expired meanwhile", err, "TokenExpired")
+			if len(c.claims) > 0 {
+				t.Errorf("got claims %v, want none", c.claims)
+			}
+		})
 	}
 }

@@ -262,28 +262,31 @@ func needsLive(cached tokens.Record, all []*bid) bool {
 		slices.ContainsFunc(all, func(b *bid) bool { return slices.Contains(cached.Nodes, b.node) })
 }
 
-// recentlyAllows reports whether a token allows the request and has no limits, neither by its record nor by its claims.
-// A token without limits reserves nothing, so record and claims may be up to [tokens.MaxAge] old. If the result is
-// false, the caller decides by live reads.
-func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Request, node string) (bool, error) {
+// recentlyAllows returns the record of a token that allows the request and has no limits, neither by its record nor by its
+// claims. A token without limits reserves nothing, so record and claims may be up to [tokens.MaxAge] old. If the record is
+// nil, the caller decides by live reads.
+func (n *Nodes) recentlyAllows(ctx context.Context, id string, r approval.Request, node string) (*tokens.Record, error) {
 	// The cached record only selects where to start.
 	if record, err := n.Tokens.Get(ctx, id, tokens.Cached); err != nil || !record.Limits.IsZero() {
-		return false, nil
+		return nil, nil
 	}
 	record, err := n.Tokens.Get(ctx, id, tokens.Recent)
 	switch {
 	case errors.Is(err, tokens.ErrNotFound):
-		return false, nil
+		return nil, nil
 	case err != nil:
-		return false, fmt.Errorf("token %s: %w", id, err)
+		return nil, fmt.Errorf("token %s: %w", id, err)
 	case !record.Limits.IsZero() || n.rules().check(record, r, node) != nil:
-		return false, nil
+		return nil, nil
 	}
 	claims, err := n.Claims.HeldBy(ctx, id, tokens.Recent)
 	if err != nil {
-		return false, fmt.Errorf("claims of token %s: %w", id, err)
+		return nil, fmt.Errorf("claims of token %s: %w", id, err)
 	}
-	return !restrict(&record, claims), nil
+	if restrict(&record, claims) {
+		return nil, nil
+	}
+	return &record, nil
 }
 
 // look reads the facts about a name that a token requests: its claim, then its Node.

@@ -59,16 +59,16 @@ func planAll(r rules, record tokens.Record, all []*bid, seen []facts) (after tok
 			p = planFree(f)
 		default:
 			p = planClaim(f, record, all[i].request)
-			switch err := r.check(record, all[i].request, node); {
-			case p.err == nil && err != nil: // since allows
-				p = plan{next: f.claim, err: err}
-			case p.err == nil && !counts && after.Spent(): // by another bid
-				p = plan{next: f.claim, err: refuseSpent(after, node)}
-			case p.err == nil && !counts && record.Limits.NodeLimit() > 0:
-				after.Nodes = append(after.Nodes, node)
-			case p.err != nil && counts && !f.ended && (f.foreign && f.claim.UID == "" && f.nodeUID == "" || !f.claim.Released() && f.claim.TokenID != record.Token.ID()):
-				p.lost, lost = true, append(lost, node)
-			}
+		}
+		switch err := r.check(record, all[i].request, node); {
+		case p.err == nil && err != nil: // since allows
+			p = plan{next: f.claim, err: err}
+		case p.err == nil && !counts && after.Spent(): // by another bid
+			p = plan{next: f.claim, err: refuseSpent(after, node)}
+		case p.err == nil && !counts && record.Limits.NodeLimit() > 0:
+			after.Nodes = append(after.Nodes, node)
+		case p.err != nil && counts && !f.ended && (f.foreign && f.claim.UID == "" && f.nodeUID == "" || !f.claim.Released() && f.claim.TokenID != record.Token.ID()):
+			p.lost, lost = true, append(lost, node)
 		}
 		plans = append(plans, p)
 	}
