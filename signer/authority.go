@@ -341,8 +341,8 @@ func (a *Authority) sign(ctx context.Context, r approval.Request, m Admission) (
 }
 
 // checkDelivery is the last step before a certificate leaves, after the last write: it fails if the requester was revoked
-// meanwhile, or if a bootstrap token was and signing took long. Those who revoke wait until a certificate is in its object.
-// They cannot see a response, so without an object checkDelivery repeats checks that took a second.
+// meanwhile, or if a bootstrap token was and signing took long. Those who revoke withdraw an object without its certificate.
+// They cannot withdraw a response, so without an object checkDelivery repeats checks that took a second.
 func (a *Authority) checkDelivery(ctx context.Context, r approval.Request, m Admission, done issued) error {
 	for {
 		began := a.now()

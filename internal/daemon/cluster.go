@@ -307,7 +307,10 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 		},
 		Revocations: &desk.Revoker{
 			Guard: c.trust.revocations, Tokens: c.tokens, Claims: c.claims, ClusterInfo: discovered, IssuanceRecord: c.record, Node: node,
-			Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Requested(ctx, c.client) },
+			Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, c.client) },
+			Withdraw: func(ctx context.Context, revoked func(revocation.Certificate) bool) error {
+				return csr.Withdraw(ctx, c.client, revoked)
+			},
 			ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) },
 			Lifetime:  authority.MaxRemainingLifetime, RejoinWindow: c.options.NodeRules.RejoinWindow,
 		},

@@ -299,10 +299,7 @@ func (h *handler) countIssued(csr *certificates.CertificateSigningRequest) {
 // fail sets the condition Failed: the request will never be signed.
 func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigningRequest, refused *approval.Error) error {
 	reason, message := refused.Reason, refused.Message
-	csr.Status.Conditions = append(csr.Status.Conditions, certificates.CertificateSigningRequestCondition{
-		Type: certificates.CertificateFailed, Status: corev1.ConditionTrue, Reason: reason, Message: message,
-		LastUpdateTime: metav1.Now(),
-	})
+	csr.Status.Conditions = append(csr.Status.Conditions, failedBy(reason, message))
 	if err := h.writeStatus(ctx, csr, "write condition Failed"); err != nil {
 		return err
 	}
@@ -312,6 +309,13 @@ func (h *handler) fail(ctx context.Context, csr *certificates.CertificateSigning
 		h.logOf(csr).Warn("certificate request failed permanently", "reason", reason, "message", message)
 	}
 	return nil
+}
+
+// failedBy returns the condition Failed.
+func failedBy(reason, message string) certificates.CertificateSigningRequestCondition {
+	return certificates.CertificateSigningRequestCondition{
+		Type: certificates.CertificateFailed, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastUpdateTime: metav1.Now(),
+	}
 }
 
 // errGone means that the object was deleted meanwhile.

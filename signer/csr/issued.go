@@ -2,35 +2,93 @@ package csr
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
+	"golang.org/x/sync/errgroup"
 	certificates "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
+	utilretry "k8s.io/client-go/util/retry"
 )
 
-// Requested returns the certificates in the CertificateSigningRequests of a cluster, and those that may be about to be issued.
-// Cleaners delete the objects an hour after they were issued, so there are no older certificates.
-func Requested(ctx context.Context, client kubernetes.Interface) (all []revocation.Certificate, err error) {
+// Issued returns the certificates in the CertificateSigningRequests of a cluster. Cleaners delete these an hour after they
+// were issued, so there are no older certificates.
+func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.Certificate, err error) {
+	return all, each(ctx, client, func(csr *certificates.CertificateSigningRequest, c revocation.Certificate) {
+		if cert := leaf(csr); cert != nil { // another signer may have issued what is malformed
+			all = append(all, revocation.CertificateOf(c.TokenID, c.Requester, cert))
+		}
+	})
+}
+
+// Withdraw sets condition Failed on the approved requests of revoked requesters that have no certificate. A signer that is
+// about to write one then gets a conflict. Only the TokenID and Requester of what is revoked are set.
+func Withdraw(ctx context.Context, client kubernetes.Interface, revoked func(revocation.Certificate) bool) error {
+	var open []*certificates.CertificateSigningRequest
+	if err := each(ctx, client, func(csr *certificates.CertificateSigningRequest, c revocation.Certificate) {
+		if revoked(c) {
+			open = append(open, csr)
+		}
+	}); err != nil {
+		return err
+	}
+	var failing errgroup.Group
+	failing.SetLimit(withdrawing)
+	for _, csr := range open {
+		failing.Go(func() error {
+			if err := withdraw(ctx, client, csr); err != nil {
+				return fmt.Errorf("certificate request %s is approved, and kubejoin cannot withdraw it: %w", safetext.Text(csr.Name, safetext.MaxName), err)
+			}
+			return nil
+		})
+	}
+	return failing.Wait()
+}
+
+// withdrawing is how many requests Withdraw changes at the same time.
+const withdrawing = 10
+
+func withdraw(ctx context.Context, client kubernetes.Interface, csr *certificates.CertificateSigningRequest) error {
+	requests := client.CertificatesV1().CertificateSigningRequests()
+	err := utilretry.RetryOnConflict(utilretry.DefaultRetry, func() error {
+		if len(csr.Status.Certificate) > 0 || !has(csr, certificates.CertificateApproved) || has(csr, certificates.CertificateFailed) {
+			return nil
+		}
+		csr.Status.Conditions = append(csr.Status.Conditions, failedBy(revocation.Reason, "the requester was revoked before the certificate was issued"))
+		_, err := requests.UpdateStatus(ctx, csr, metav1.UpdateOptions{FieldManager: FieldManager})
+		if apierrors.IsConflict(err) {
+			current, getErr := requests.Get(ctx, csr.Name, metav1.GetOptions{})
+			if getErr != nil {
+				return getErr
+			}
+			csr = current
+		}
+		return err
+	})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// each calls do with each request of a cluster. Of the certificate, only TokenID and Requester are set.
+func each(ctx context.Context, client kubernetes.Interface, do func(*certificates.CertificateSigningRequest, revocation.Certificate)) error {
 	list := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return client.CertificatesV1().CertificateSigningRequests().List(ctx, options)
 	})
-	err = list.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+	return list.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		csr, ok := object.(*certificates.CertificateSigningRequest)
 		if !ok {
 			return nil
 		}
 		r, _ := Request(csr) // the requester can be read in any case
-		asked := revocation.Certificate{TokenID: tokens.IDOfUser(r.User), Requester: revocation.SubjectOf(r.User, r.Groups, r.Extra)}
-		if cert := leaf(csr); cert != nil { // another signer may have issued what is malformed
-			all = append(all, revocation.CertificateOf(asked.TokenID, asked.Requester, cert))
-		} else if len(csr.Status.Certificate) == 0 && has(csr, certificates.CertificateApproved) && !has(csr, certificates.CertificateFailed) {
-			all = append(all, asked)
-		}
+		do(csr, revocation.Certificate{TokenID: tokens.IDOfUser(r.User), Requester: revocation.SubjectOf(r.User, r.Groups, r.Extra)})
 		return nil
 	})
-	return all, err
 }

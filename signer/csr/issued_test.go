@@ -1,38 +1,48 @@
-package csr
+package csr_test
 
 import (
-	"slices"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/csr"
+	"github.com/kubejoin/kubejoin/signer/revocation"
 	certificates "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/fake"
 )
 
-// Catches a request whose certificate another replica may be writing, and that Requested leaves out, or one that can get no
-// certificate any more and that Requested returns.
-func TestRequestedReturnsApprovedRequestsWithoutCertificate(t *testing.T) {
-	request := func(name string, conditions ...certificates.RequestConditionType) *certificates.CertificateSigningRequest {
-		csr := &certificates.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: certificates.CertificateSigningRequestSpec{
-			Username: "system:bootstrap:" + name, Groups: []string{"system:bootstrappers"}}}
-		for _, kind := range conditions {
-			csr.Status.Conditions = append(csr.Status.Conditions, certificates.CertificateSigningRequestCondition{Type: kind, Status: corev1.ConditionTrue})
-		}
-		return csr
+// A replica has made a certificate before its requester is revoked, and writes it afterwards. Catches an API server that still
+// takes it, a request that changes or goes meanwhile, one of somebody else that is withdrawn, and a right that kubejoin lacks.
+func TestWithdrawnRequestGetsNoCertificate(t *testing.T) {
+	w := newWorld(t)
+	requests := w.admin.CertificatesV1().CertificateSigningRequests()
+	revoked, other := w.as("system:bootstrap:fffff1", "system:bootstrappers", bootstrapGroup), w.as("system:bootstrap:fffff2", "system:bootstrappers", bootstrapGroup)
+	approved, deleted, free := w.ask(revoked, kubelet, "worker-1", nil, nil), w.ask(revoked, kubelet, "worker-1", nil, nil), w.ask(other, kubelet, "worker-1", nil, nil)
+	for _, object := range []*certificates.CertificateSigningRequest{approved, deleted, free} {
+		w.approve(object.Name)
 	}
-	malformed := request("fffff4", certificates.CertificateApproved)
-	malformed.Status.Certificate = []byte("by another signer")
-	client := fake.NewClientset(request("fffff0"), request("fffff1", certificates.CertificateApproved), malformed,
-		request("fffff2", certificates.CertificateDenied), request("fffff3", certificates.CertificateApproved, certificates.CertificateFailed))
-	var open []string
-	for _, c := range must.Value(Requested(t.Context(), client))(t) {
-		if c.Fingerprint == "" {
-			open = append(open, c.TokenID)
+	pending := w.ask(revoked, kubelet, "worker-1", nil, nil)
+	late := must.Value(requests.Get(t.Context(), approved.Name, metav1.GetOptions{}))(t)
+	must.OK(t, csr.Withdraw(t.Context(), w.controllerIdentity(), func(c revocation.Certificate) bool {
+		if c.TokenID != "fffff1" {
+			return false
 		}
+		current := must.Value(requests.Get(t.Context(), approved.Name, metav1.GetOptions{}))(t)
+		current.Labels["kept"] += "!"
+		must.Value(requests.Update(t.Context(), current, metav1.UpdateOptions{}))(t)
+		if err := requests.Delete(t.Context(), deleted.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+		return true
+	}))
+	late.Status.Certificate = []byte("any")
+	if _, err := requests.UpdateStatus(t.Context(), late, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
+		t.Errorf("the certificate: got %v, want a conflict", err)
 	}
-	if !slices.Equal(open, []string{"fffff1"}) {
-		t.Errorf("got %q, want the approved request without a certificate", open)
+	for name, want := range map[string]int{approved.Name: 2, free.Name: 1, pending.Name: 0} {
+		object := must.Value(requests.Get(t.Context(), name, metav1.GetOptions{}))(t)
+		if conditions := object.Status.Conditions; len(conditions) != want || want == 2 && (conditions[1].Type != certificates.CertificateFailed || conditions[1].Reason != revocation.Reason) {
+			t.Errorf("%s: got conditions %+v, want %d", name, conditions, want)
+		}
 	}
 }

@@ -40,8 +40,7 @@ type Certificate struct {
 	// Node is the node that it is for, as a client or a server; empty for others.
 	Node string
 	// Serial is the serial number in lower-case hexadecimal digits.
-	Serial string
-	// Fingerprint is empty if the request is approved, and a signer may be writing the certificate.
+	Serial      string
 	Fingerprint Fingerprint
 	NotAfter    time.Time
 }

@@ -83,7 +83,10 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 	c.Node = c.node
 	c.Revocations = &desk.Revoker{
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
-		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Requested(ctx, client) },
+		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
+		Withdraw: func(ctx context.Context, revoked func(revocation.Certificate) bool) error {
+			return csr.Withdraw(ctx, client, revoked)
+		},
 		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, client) },
 	}
 	c.Desk.ExpireTokens = operations.ExpireTokens(c.Minter)

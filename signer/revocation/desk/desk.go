@@ -34,10 +34,13 @@ type Revoker struct {
 	Claims tokens.Claims
 	// IssuanceRecord is the issuance record. With nil, the Revoker knows only certificates that Requested returns.
 	IssuanceRecord issuance.Store
-	// Requested returns certificates that were issued recently or may be about to be, and the tokens that requested them:
-	// usually those of the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. It is required if
-	// an Authority signs requests with objects. Nil knows none.
+	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
+	// the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. It is required if an Authority
+	// signs requests with objects. Nil knows none.
 	Requested func(ctx context.Context) ([]revocation.Certificate, error)
+	// Withdraw makes the approved requests that are revoked and have no certificate get none: a replica may have looked for
+	// revocations earlier, and be writing it. It is required with Requested, and knows only the TokenID and Requester.
+	Withdraw func(ctx context.Context, revoked func(revocation.Certificate) bool) error
 	// Node reads the current Node of a name, for warnings. The error wraps [tokens.ErrNotFound] if there is no such
 	// Node. It is nil without a cluster.
 	Node func(ctx context.Context, name string) (tokens.NodeRef, error)
@@ -84,7 +87,7 @@ type Result struct {
 const NoEnd = "kubejoin cannot read now when the last certificate ends, so the revocation stays until 'kubejoin revoke undo'"
 
 // notLooked is the warning of a revoked node whose requests cannot be read.
-const notLooked = "kubejoin cannot read the certificate requests now: a certificate of another name that the node has just got stays valid"
+const notLooked = "kubejoin cannot read or withdraw the certificate requests now: a certificate of another name that the node has just got stays valid"
 
 // add adds a later Result. Its entries replace those of the same key.
 func (r *Result) add(late Result) {
@@ -129,7 +132,7 @@ func (r Order) Check() error {
 }
 
 // Revoke revokes a node, a certificate, or everything that was issued on a token. The error of an invalid request is a
-// [*tokens.FieldError] with a field of the HTTPS API. All others wrap a [*tokens.Refusal]. If a token was disabled before the
+// [*tokens.FieldError] with a field of the HTTPS API. All others wrap a [*tokens.Refusal], or the error of ctx. If a token was disabled before the
 // failure, the error is an [*Incomplete].
 func (d *Revoker) Revoke(ctx context.Context, r Order) (Result, error) {
 	if err := r.Check(); err != nil {
@@ -143,10 +146,11 @@ func (d *Revoker) Revoke(ctx context.Context, r Order) (Result, error) {
 	return result, refusal(err)
 }
 
-// refusal returns an error of a Revoker, with an error of the stores of tokens and claims as a refusal.
+// refusal returns an error of a Revoker, with an error of the stores of tokens and claims as a refusal. One of a caller who has
+// gone says nothing about the stores.
 func refusal(err error) error {
 	// Errors of stores may wrap a FieldError: that is about a stored record.
-	if _, invalid := err.(*tokens.FieldError); err == nil || invalid || errors.As(err, new(*tokens.Refusal)) {
+	if _, invalid := err.(*tokens.FieldError); err == nil || invalid || errors.As(err, new(*tokens.Refusal)) || errors.Is(err, context.Canceled) {
 		return err
 	}
 	return mint.StoreError(err)
@@ -304,35 +308,37 @@ func (d *Revoker) store(ctx context.Context, r Order, result *Result, entries []
 	return nil
 }
 
-// views is how long after an entry was stored a replica may not see it yet, with half a second to spare. A request that a
-// replica signs then is approved, so settle finds it.
+// views is how long after an entry was stored a replica may not see it yet, or a response may be on its way whose last look
+// took a second: half a second more.
 const views = tokens.MaxAge + time.Second/2
 
-// settle waits until all replicas see these entries. Then it revokes what was issued meanwhile to the requesters that they
-// bar, until there is no more. Without requests in a cluster, replicas read live.
+// settle waits until all replicas see these entries. Then it withdraws the requests of the requesters that they bar, and revokes
+// what was issued to them meanwhile, until there is no more.
 func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries []revocation.Entry) error {
-	for len(entries) > 0 && d.Requested != nil {
-		if err := cmp.Or(sleep(ctx, views), result.unseen); err != nil {
+	for len(entries) > 0 {
+		if err := cmp.Or(sleep(ctx, views), result.unseen); err != nil || d.Requested == nil {
 			return err
 		}
-		barred := barredBy(entries)
-		if err := d.written(ctx, func(c revocation.Certificate) bool { return barred(c.Requester) }); err != nil {
-			return err
-		}
-		issued, err := d.requestedBy(ctx, entries)
+		bars := barredBy(entries)
+		withdrawn := d.withdraw(ctx, func(c revocation.Certificate) bool { return bars(c.Requester) })
+		issued, err := d.requested(ctx)
 		if err != nil {
 			return err
 		}
 		var late []revocation.Entry
-		for _, c := range issued {
-			if !result.before[c.Fingerprint] {
-				late = append(late, revocation.Entry{Fingerprint: c.Fingerprint})
+		for all := entries; ; { // what was issued on these in turn, too
+			next := slices.DeleteFunc(notBarred(issued, all), func(c revocation.Certificate) bool { return result.before[c.Fingerprint] })
+			if len(next) == 0 {
+				break
+			}
+			for _, c := range next {
+				late, all = append(late, revocation.Entry{Fingerprint: c.Fingerprint}), append(slices.Clip(all), revocation.Entry{Fingerprint: c.Fingerprint})
 			}
 		}
 		more := Result{EndUnknown: result.EndUnknown, end: result.end}
 		err = d.store(ctx, r, &more, late, nil, issued)
 		result.add(more)
-		if err != nil {
+		if err = cmp.Or(withdrawn, err); err != nil {
 			return err
 		}
 		entries = more.Entries

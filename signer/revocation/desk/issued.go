@@ -81,52 +81,40 @@ func barredBy(entries []revocation.Entry) func(revocation.Subject) bool {
 // entries bar as well are not among them.
 func (d *Revoker) requestedBy(ctx context.Context, entries []revocation.Entry) ([]revocation.Certificate, error) {
 	all, err := d.requested(ctx)
+	return notBarred(all, entries), err
+}
+
+// notBarred returns the certificates that these entries do not bar, although they bar who requested them.
+func notBarred(all []revocation.Certificate, entries []revocation.Entry) (free []revocation.Certificate) {
 	bars := barredBy(entries)
-	return slices.DeleteFunc(all, func(c revocation.Certificate) bool {
-		return !bars(c.Requester) || bars(revocation.Subject{Node: c.Node, Fingerprints: []revocation.Fingerprint{c.Fingerprint}})
-	}), err
+	for _, c := range all {
+		if bars(c.Requester) && !bars(revocation.Subject{Node: c.Node, Fingerprints: []revocation.Fingerprint{c.Fingerprint}}) {
+			free = append(free, c)
+		}
+	}
+	return free
 }
 
-// requested returns the certificates that were issued recently.
 func (d *Revoker) requested(ctx context.Context) ([]revocation.Certificate, error) {
-	all, err := d.requests(ctx)
-	return slices.DeleteFunc(all, unwritten), err
-}
-
-// unwritten reports whether a request is approved and has no certificate.
-func unwritten(c revocation.Certificate) bool { return c.Fingerprint == "" }
-
-func (d *Revoker) requests(ctx context.Context) ([]revocation.Certificate, error) {
 	if d.Requested == nil {
 		return nil, nil
 	}
 	all, err := d.Requested(ctx)
-	if err != nil {
-		return nil, &tokens.Refusal{Reason: NoRequests, Message: "the certificate requests of the cluster cannot be read now; retry", Err: err, Retry: true}
-	}
-	return all, nil
+	return all, requestsError("read", err)
 }
 
-// maxWrite limits how long written waits. kubejoin refuses an approved request of a revoked requester at its next try, so one
-// that has no outcome for longer has no signer, or the write of its certificate hangs.
-const maxWrite = 15 * time.Second
-
-// written waits until no request that matches is approved and without a certificate: a replica that has looked for
-// revocations before these were stored may be writing it.
-func (d *Revoker) written(ctx context.Context, match func(revocation.Certificate) bool) error {
-	for waited := time.Duration(0); ; waited += views {
-		all, err := d.requests(ctx)
-		if err != nil || !slices.ContainsFunc(all, func(c revocation.Certificate) bool { return unwritten(c) && match(c) }) {
-			return err
-		}
-		if waited >= maxWrite {
-			return &tokens.Refusal{Reason: NoRequests, Retry: true,
-				Message: "an approved certificate request has neither a certificate nor condition Failed; find out why with 'kubectl get csr', or deny it with 'kubectl delete csr NAME'"}
-		}
-		if err := sleep(ctx, views); err != nil {
-			return err
-		}
+func (d *Revoker) withdraw(ctx context.Context, revoked func(revocation.Certificate) bool) error {
+	if d.Withdraw == nil {
+		return nil
 	}
+	return requestsError("withdrawn", d.Withdraw(ctx, revoked))
+}
+
+func requestsError(done string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &tokens.Refusal{Reason: NoRequests, Message: "the certificate requests of the cluster cannot be " + done + " now; retry", Err: err, Retry: true}
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

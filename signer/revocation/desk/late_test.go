@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -203,52 +204,123 @@ func TestSlowSigningDoesNotOutlastRevokedToken(t *testing.T) {
 	})
 }
 
-// The write of a certificate hangs while its requester is revoked. Catches a revocation that returns before the request has an
-// outcome, and one that says nothing of a request that never has one.
-func TestRevokeWaitsForApprovedRequests(t *testing.T) {
-	for name, test := range map[string]struct {
-		order   func(id string, stolen revocation.Fingerprint) desk.Order
-		hangs   time.Duration
-		want    error
-		warning string
-	}{
-		"of a token":       {order: func(id string, _ revocation.Fingerprint) desk.Order { return desk.Order{TokenID: id} }, hangs: 8 * time.Second},
-		"of a certificate": {order: func(_ string, f revocation.Fingerprint) desk.Order { return desk.Order{Fingerprint: f.String()} }, hangs: 8 * time.Second},
-		"for ever":         {order: func(_ string, f revocation.Fingerprint) desk.Order { return desk.Order{Fingerprint: f.String()} }, hangs: time.Hour, want: &desk.Incomplete{}},
-		"of a node, for ever": {order: func(string, revocation.Fingerprint) desk.Order { return desk.Order{Node: "worker-1"} }, hangs: time.Hour,
-			warning: "kubejoin cannot read the certificate requests now"},
+// Requests of a revoked requester are approved and have no certificate. Catches a request that stays, one of somebody else that
+// is withdrawn, and a failure that hides a certificate or is not reported.
+func TestRevokeWithdrawsApprovedRequests(t *testing.T) {
+	for name, order := range map[string]func(id string, stolen revocation.Fingerprint) desk.Order{
+		"of a token":       func(id string, _ revocation.Fingerprint) desk.Order { return desk.Order{TokenID: id} },
+		"of a certificate": func(_ string, f revocation.Fingerprint) desk.Order { return desk.Order{Fingerprint: f.String()} },
+		"of a node":        func(string, revocation.Fingerprint) desk.Order { return desk.Order{Node: "worker-1"} },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := newSite(t)
-				token := s.token(t, tokens.Limits{MaxNodes: 1})
-				stolen := revocation.FingerprintOf(s.join(t, token, "worker-1"))
-				order := test.order(token.ID(), stolen)
-				waits := revocation.Certificate{TokenID: order.TokenID}
-				if order.TokenID == "" {
-					waits.Requester = revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{stolen}}
-				}
-				written := waits
-				written.Fingerprint, written.NotAfter = revocationtest.Fingerprint(2), time.Now().Add(time.Hour)
-				began := time.Now()
-				s.Requested = func(context.Context) ([]revocation.Certificate, error) {
-					if time.Since(began) < test.hangs {
-						return []revocation.Certificate{waits}, nil
+		for _, fails := range []error{nil, errAway} {
+			t.Run(fmt.Sprintf("%s, error %v", name, fails), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newSite(t)
+					token := s.token(t, tokens.Limits{MaxNodes: 1})
+					stolen := revocation.FingerprintOf(s.join(t, token, "worker-1"))
+					order := order(token.ID(), stolen)
+					asked := revocation.Certificate{TokenID: order.TokenID}
+					if order.TokenID == "" {
+						asked.Requester = revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{stolen}}
 					}
-					return []revocation.Certificate{written}, nil
-				}
-				result, err := s.Revoke(t.Context(), order)
-				switch {
-				case test.want != nil && !errors.As(err, new(*desk.Incomplete)), test.want == nil && err != nil:
-					t.Errorf("got %v, want %T", err, test.want)
-				case test.warning != "" && !strings.Contains(strings.Join(result.Warnings, "\n"), test.warning):
-					t.Errorf("warnings %q, want %q", result.Warnings, test.warning)
-				case test.hangs < time.Hour && !strings.Contains(keys(result), written.Fingerprint.String()):
-					t.Errorf("revoked %s, want %s among them", keys(result), written.Fingerprint)
-				}
+					late, other := asked, revocation.Certificate{TokenID: "zzzzzz", Requester: revocation.Subject{Node: "worker-2"}}
+					late.Fingerprint, late.NotAfter = revocationtest.Fingerprint(2), time.Now().Add(time.Hour)
+					began := time.Now()
+					s.Requested = func(context.Context) ([]revocation.Certificate, error) {
+						if time.Since(began) < time.Second {
+							return nil, nil
+						}
+						return []revocation.Certificate{late}, nil
+					}
+					withdrawn := false
+					s.Withdraw = func(_ context.Context, revoked func(revocation.Certificate) bool) error {
+						withdrawn = withdrawn || revoked(asked)
+						if revoked(other) {
+							t.Error("withdrew a request of somebody else")
+						}
+						return fails
+					}
+					result, err := s.Revoke(t.Context(), order)
+					if !withdrawn || !strings.Contains(keys(result), late.Fingerprint.String()) {
+						t.Errorf("withdrawn: %t; revoked %s, want %s among them", withdrawn, keys(result), late.Fingerprint)
+					}
+					switch incomplete := errors.As(err, new(*desk.Incomplete)); {
+					case order.Node != "" && fails != nil:
+						if err != nil || !strings.Contains(strings.Join(result.Warnings, " "), "cannot read or withdraw the certificate requests") {
+							t.Errorf("got %v and warnings %q, want a warning", err, result.Warnings)
+						}
+					case incomplete != (fails != nil), !incomplete && err != nil:
+						t.Errorf("got %v, incomplete: %t", err, incomplete)
+					}
+				})
 			})
-		})
+		}
 	}
+}
+
+// A machine renews in a chain, and a first revocation is cut off. Catches one that takes longer than a server waits.
+func TestChainOfRenewalsIsRevokedInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		const links = 300 // one replica issues so many in an hour
+		began := time.Now()
+		s.Requested = func(context.Context) (all []revocation.Certificate, err error) {
+			for i := range links {
+				on := revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{revocationtest.Fingerprint(i + 1)}}
+				all = append(all, revocation.Certificate{Requester: on, Node: "worker-1", Fingerprint: revocationtest.Fingerprint(i + 2), NotAfter: began.Add(time.Hour)})
+			}
+			return all, nil
+		}
+		order := desk.Order{Fingerprint: string(revocationtest.Fingerprint(1))}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := s.Revoke(ctx, order); !errors.As(err, new(*desk.Incomplete)) {
+			t.Errorf("cut off: got %v, want an Incomplete", err)
+		}
+		interrupted, interrupt := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, interrupt)
+		if _, err := s.Revoke(interrupted, order); err == nil || errors.As(err, new(*tokens.Refusal)) {
+			t.Errorf("interrupted: got %v, want no fault of a store", err)
+		}
+		began = time.Now()
+		result := must.Value(s.Revoke(t.Context(), order))(t)
+		if took := time.Since(began); len(result.Entries) != links+1 || took > 10*time.Second {
+			t.Errorf("%d entries after %s, want %d within 10 s", len(result.Entries), took, links+1)
+		}
+	})
+}
+
+// Without requests in a cluster. Catches a certificate that leaves after the revocation of its requester has returned, because
+// the last look was before it.
+func TestNothingLeavesStandaloneAfterRevokeReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		first := s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-1")
+		recorded := &brokenRecord{Store: s.IssuanceRecord, takes: time.Millisecond}
+		s.authority.Record = recorded
+		var once sync.Once
+		var returned time.Time
+		s.authority.Revocations = &revocation.Guard{Store: revocationtest.Before(s.Guard.Store, func(string, revocation.Key) error {
+			if !recorded.used {
+				return nil
+			}
+			once.Do(func() {
+				go func() {
+					must.Value(s.Revoke(t.Context(), desk.Order{Fingerprint: revocation.FingerprintOf(first).String()}))(t)
+					returned = time.Now()
+				}()
+				synctest.Wait()
+			})
+			time.Sleep(400 * time.Millisecond) // the response is on its way
+			return revocation.ErrNotFound
+		})}
+		_, err := s.renew(t, first, nil)
+		left := time.Now()
+		time.Sleep(time.Minute)
+		if err == nil && left.After(returned) {
+			t.Errorf("a certificate left %s after the revocation had returned", left.Sub(returned))
+		}
+	})
 }
 
 // The last look for revocations takes long and reads what was there when it began. Catches a certificate that leaves over HTTPS

@@ -1,6 +1,7 @@
 package desk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,16 +34,16 @@ func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 	result, err := d.revokeIssued(ctx, r, false)
 	disabled := !r.DryRun && (existed || len(result.Entries) > 0)
 	if err == nil && disabled {
-		if err = sleep(ctx, time.Until(settled)); err == nil {
-			err = d.written(ctx, func(c revocation.Certificate) bool { return c.TokenID == r.TokenID })
-		}
+		err = sleep(ctx, time.Until(settled))
+		var withdrawn error
 		if err == nil {
+			withdrawn = d.withdraw(ctx, func(c revocation.Certificate) bool { return c.TokenID == r.TokenID })
 			var late Result
 			late, err = d.revokeIssued(ctx, r, true)
 			result.add(late)
 		}
 		if err == nil {
-			err = d.settle(ctx, r, &result, result.Entries)
+			err = cmp.Or(d.settle(ctx, r, &result, result.Entries), withdrawn)
 		}
 	}
 	if err == nil && !r.DryRun {
