@@ -13,6 +13,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/tokens"
+	"github.com/kubejoin/kubejoin/tokens/secretstore"
 )
 
 const editClusterInfo = "kubectl -n kube-public edit configmap cluster-info"
@@ -50,7 +52,8 @@ func checkClusterInfo(f *Facts) []Finding {
 // signingDelay is how long a new token may have no signature.
 const signingDelay = 30 * time.Second
 
-// spentDelay is how long the signature of a spent token stays at least: ten minutes after its last node has registered.
+// spentDelay is how long the signature of a spent token stays at least: ten minutes after its last node has registered. If
+// all its nodes have left, kubejoin removes the signature earlier.
 const spentDelay = 10 * time.Minute
 
 func checkSignatures(f *Facts) []Finding {
@@ -62,7 +65,11 @@ func checkSignatures(f *Facts) []Finding {
 	for _, r := range f.Tokens {
 		id := r.Token.ID()
 		jws := f.ClusterInfo[clusterinfo.SignatureKey(id)]
-		if r.Problem != nil || !r.Signs(f.Time) || f.Time.Sub(r.Created) < signingDelay || r.Spent() && jws == "" && f.Time.Sub(r.Created) >= spentDelay {
+		stays := func(name string) bool { return !secretstore.Steps{}.Ended(r, tokens.Claim{Node: name, TokenID: id}) }
+		switch {
+		case r.Problem != nil, !r.Signs(f.Time), f.Time.Sub(r.Created) < signingDelay:
+			continue
+		case r.Spent() && jws == "" && (f.Time.Sub(r.Created) >= spentDelay || !slices.ContainsFunc(r.Nodes, stays)):
 			continue
 		}
 		if clusterinfo.Verify(kubeconfig, jws, r.Token) != nil {

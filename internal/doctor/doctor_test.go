@@ -506,6 +506,16 @@ var diagnoses = map[string]struct {
 		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
 		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes, f.Tokens[0].Created = 1, []string{"worker-1"}, f.Time.Add(1-spentDelay)
 	}, []string{"cluster-info-unsigned"}},
+	"unsigned spent token, created a moment ago, whose nodes have left": {func(_ *testing.T, f *Facts) {
+		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
+		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes, f.Tokens[0].Created = 1, []string{"worker-1"}, f.Time.Add(1-spentDelay)
+		f.Tokens[0].Marks = map[string]string{"worker-1": "-"}
+	}, nil},
+	"unsigned spent token, created a moment ago, one of whose nodes has left": {func(_ *testing.T, f *Facts) {
+		delete(f.ClusterInfo, clusterinfo.SignatureKey(f.Tokens[0].Token.ID()))
+		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes, f.Tokens[0].Created = 2, []string{"worker-1", "worker-2"}, f.Time.Add(1-spentDelay)
+		f.Tokens[0].Marks = map[string]string{"worker-1": "-"}
+	}, []string{"cluster-info-unsigned"}},
 	"wrong signature of a spent token": {func(_ *testing.T, f *Facts) {
 		f.ClusterInfo[clusterinfo.SignatureKey(f.Tokens[0].Token.ID())] = "e30..e30"
 		f.Tokens[0].Limits.MaxNodes, f.Tokens[0].Nodes = 1, []string{"worker-1"}
