@@ -81,6 +81,17 @@ func (s *Site) WaitOutput(t *testing.T, args []string, texts ...string) {
 	})
 }
 
+// WaitUnclaimed waits until no token holds a node name.
+func (s *Site) WaitUnclaimed(t *testing.T, node string) {
+	t.Helper()
+	Wait(t, "the end of the claim of "+node, func() error {
+		if claims := strings.Fields(s.CLI(t, "claim", "list", "-o", "name")); slices.Contains(claims, node) {
+			return fmt.Errorf("got claims %q", claims)
+		}
+		return nil
+	})
+}
+
 func containsAll(s string, texts []string) bool {
 	return !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(s, text) })
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/test/cluster"
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -57,12 +58,7 @@ func TestTokenForOneNodeAdmitsOne(t *testing.T) {
 
 	// The node creates its deleted Node again. Its renewals keep the duration that the token set.
 	s.RunKubectl(t, "delete", "node", first.Name)
-	harness.Wait(t, "release of the claim", func() error {
-		if claims := s.CLI(t, "claim", "list", "-o", "name"); strings.Contains(claims, first.Name) {
-			return fmt.Errorf("got claims %q, want none of %s", claims, first.Name)
-		}
-		return nil
-	})
+	s.WaitUnclaimed(t, first.Name)
 	must.Value(asNode(t, s, first).CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: first.Name}}, metav1.CreateOptions{}))(t)
 	must.OK(t, harness.CreateRequest(ctx, asNode(t, s, first), "renewal-2", certificates.KubeAPIServerClientKubeletSignerName, first.Name))
 	harness.CheckKubeletCertificate(t, s, s.WaitIssued(t, "renewal-2"), first.Name, 36*time.Hour)
@@ -134,6 +130,41 @@ func TestDeletedNodeJoinsAgainWithNewToken(t *testing.T) {
 	if list, err := s.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) > 0 {
 		t.Errorf("got %d Nodes, want none: %v", len(list.Items), err)
 	}
+}
+
+// TestReleasedSlotAdmitsAnotherMachine catches a spent token that signs no more after its slot is free again, so that no
+// machine discovers the cluster with it.
+func TestReleasedSlotAdmitsAnotherMachine(t *testing.T) {
+	harness.Parallel(t)
+	cluster.NeedRoot(t)
+	s := harness.NewSite(t, cluster.Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	args, token := s.JoinArgsByCLI(t, "--max-nodes=1")
+	signs := func(want bool) func() error {
+		return func() error {
+			if got := s.ClusterInfo(t)[clusterinfo.SignatureKey(token.ID())] != ""; got != want {
+				return fmt.Errorf("cluster-info has a signature of the token: %t", got)
+			}
+			return nil
+		}
+	}
+	lost := must.Value(s.Join(ctx, "worker-1", args))(t)
+	s.WaitOutput(t, []string{"claim", "list"}, "worker-1", token.ID(), "yes")
+	lost.Stop()
+	s.RunKubectl(t, "delete", "node", "worker-1")
+	s.WaitUnclaimed(t, "worker-1")
+	s.WaitOutput(t, []string{"token", "list", "-o", "wide"}, token.ID(), "spent", "1/1")
+	s.Stop(20 * time.Second)
+	s.Start(t) // it looks for spent tokens at its start, and then once a minute
+	harness.Wait(t, "no signature of a spent token", signs(false))
+
+	if _, stderr, code := s.RunKubejoin(t, "claim", "release", "worker-1"); code != 0 || !strings.Contains(stderr, "has a free slot again") {
+		t.Fatalf("exit code %d: %s", code, stderr)
+	}
+	harness.WaitFor(t, 20*time.Second, "the signature before the next look", signs(true))
+	must.Value(s.Join(ctx, "worker-2", args))(t)
+	s.WaitOutput(t, []string{"claim", "list"}, "worker-2", token.ID(), "yes")
 }
 
 // TestJoinsAfterKubeadmReset runs 'kubeadm reset' and 'kubeadm join' on the same machine. It catches a documented way
