@@ -33,7 +33,7 @@ func TestNodesJoinWithBothControllersActive(t *testing.T) {
 	for i := range 2 {
 		must.Value(s.Join(ctx, fmt.Sprintf("worker-%d", i), args))(t)
 	}
-	waitClusterInfoUnchanged(t, s)
+	s.WaitClusterInfoUnchanged(t)
 	info := s.ClusterInfo(t)
 	delete(info, clusterinfo.KubeconfigKey)
 	if len(info) != 1 || info[clusterinfo.SignatureKey(token.ID())] == "" {
@@ -103,25 +103,7 @@ func TestReportsCertificatesOfOtherSigner(t *testing.T) {
 		return err
 	})
 	kcm.Stop(0)
-	waitClusterInfoUnchanged(t, s)
-}
-
-// waitClusterInfoUnchanged waits until nobody has written cluster-info for ten seconds.
-func waitClusterInfoUnchanged(t *testing.T, s *harness.Site) {
-	t.Helper()
-	version := func() string {
-		return s.RunKubectl(t, "-n", "kube-public", "get", "configmap", "cluster-info", "-o", "jsonpath={.metadata.resourceVersion}")
-	}
-	last, since := version(), time.Now()
-	harness.Wait(t, "ten seconds without writes to cluster-info", func() error {
-		if now := version(); now != last {
-			last, since = now, time.Now()
-		}
-		if quiet := time.Since(since); quiet < 10*time.Second {
-			return fmt.Errorf("last written %v ago", quiet)
-		}
-		return nil
-	})
+	s.WaitClusterInfoUnchanged(t)
 }
 
 // TestJoinCommandFailsWithoutBootstrapSigner catches a join command that cannot work because nobody signs cluster-info,

@@ -157,6 +157,7 @@ func TestDoctor(t *testing.T) {
 		{"less rights", p.lessRights},
 		{"no cluster", p.noCluster},
 		{"no namespace", p.noNamespace},
+		{"spent token", p.spentToken}, // kubejoin stops with this part
 		{"without kubejoin", p.withoutKubejoin},
 	} {
 		if !t.Run(part.name, part.run) {
@@ -287,6 +288,40 @@ func (p *patient) nodes(t *testing.T) {
 	must.Value(nodes.UpdateStatus(t.Context(), node, metav1.UpdateOptions{}))(t)
 	p.finds(t, nil, "node-not-ready")
 	p.RunKubectl(t, "delete", "node", "gone-1")
+	p.healthy(t)
+}
+
+// spentToken lets kube-controller-manager add a signature that kubejoin has removed. Then neither of the two writes, and
+// doctor reports it.
+func (p *patient) spentToken(t *testing.T) {
+	token := p.CreateToken(t, tokens.Limits{MaxNodes: 1})
+	must.OK(t, harness.CreateRequest(t.Context(), harness.AsToken(t, p.Cluster, token.ID()), "spends", certificates.KubeAPIServerClientKubeletSignerName, "left-1"))
+	p.WaitIssued(t, "spends")
+	must.Value(p.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "left-1"}}, metav1.CreateOptions{}))(t)
+	p.WaitOutput(t, []string{"claim", "list"}, "left-1", token.ID(), "yes")
+	p.RunKubectl(t, "delete", "node", "left-1")
+	p.WaitUnclaimed(t, "left-1")
+	signs := func(want bool) {
+		t.Helper()
+		harness.Wait(t, fmt.Sprintf("a signature of the spent token: %t", want), func() error {
+			if (p.ClusterInfo(t)[clusterinfo.SignatureKey(token.ID())] != "") != want {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+	}
+	p.Stop(20 * time.Second)
+	p.Site.Start(t, "--kubeconfig="+p.Kubeconfig()) // it looks for spent tokens at its start, and then once a minute
+	signs(false)
+	p.healthy(t)
+	p.controlPlane(t, good, `  - {name: controllers, value: "*,bootstrapsigner,-csrapproving,-csrsigning,-csrcleaner"}`+"\n")
+	kcm := must.Value(p.StartKCM(t.Context(), "--controllers=bootstrap-signer-controller"))(t)
+	signs(true)
+	p.WaitClusterInfoUnchanged(t)
+	signs(true)
+	p.finds(t, nil, "kcm-signs-cluster-info")
+	kcm.Stop(0)
+	p.mend(t)
 	p.healthy(t)
 }
 

@@ -194,3 +194,21 @@ func (s *Site) ClusterInfo(t *testing.T) map[string]string {
 	}
 	return object.Data
 }
+
+// WaitClusterInfoUnchanged waits until nobody has written cluster-info for ten seconds.
+func (s *Site) WaitClusterInfoUnchanged(t *testing.T) {
+	t.Helper()
+	version := func() string {
+		return s.RunKubectl(t, "-n", "kube-public", "get", "configmap", "cluster-info", "-o", "jsonpath={.metadata.resourceVersion}")
+	}
+	last, since := version(), time.Now()
+	Wait(t, "ten seconds without writes to cluster-info", func() error {
+		if now := version(); now != last {
+			last, since = now, time.Now()
+		}
+		if quiet := time.Since(since); quiet < 10*time.Second {
+			return fmt.Errorf("last written %v ago", quiet)
+		}
+		return nil
+	})
+}
