@@ -43,6 +43,7 @@ type Cluster struct {
 	images                      []string // of the control plane
 	pauseImage, proxyImage      string
 	endpoint                    string // address of the API servers; empty is that of the first machine
+	more                        string // of the ClusterConfiguration for kubeadm, in YAML
 }
 
 // New makes a cluster without machines. It writes lines of progress to progress. It first removes what clusters of dead

@@ -71,11 +71,11 @@ func (c *Cluster) configure(ctx context.Context, patches string) error {
 	if patches != "" {
 		patches = fmt.Sprintf("patches:\n  directory: %q\n", patches)
 	}
-	var fast string
+	more := c.more
 	if c.olderThan("1.36") {
-		fast = fastShutdown
+		more = fastShutdown + more
 	}
-	return c.machines[0].writeFile(ctx, Config, fmt.Sprintf(config, c.machines[0].Address, c.Version, patches, cmp.Or(c.endpoint, c.machines[0].Address), fast))
+	return c.machines[0].writeFile(ctx, Config, fmt.Sprintf(config, c.machines[0].Address, c.Version, patches, cmp.Or(c.endpoint, c.machines[0].Address), more))
 }
 
 // fastShutdown lets API servers stop within 2 s: each rotation of the CA restarts those before Kubernetes 1.36. Otherwise they
