@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// A guard is one condition under which a function refuses or fails. Each operand of || is a separate guard.
+// A guard is one condition under which a function refuses, fails or sets an error. Each operand of || is a separate guard.
 type guard struct {
 	number   int
 	pkg      string
@@ -107,7 +107,7 @@ func (f *finder) function(name string, typ *ast.FuncType, body *ast.BlockStmt) {
 				f.before[n.List[i+1]] = n.List[i]
 			}
 		case *ast.IfStmt:
-			if refuses(typ, n.Body.List) {
+			if refuses(typ, n.Body.List) || f.passesOn(n) {
 				about := n.Init
 				if about == nil {
 					about = f.before[n]
@@ -161,8 +161,11 @@ func (f *finder) operands(function string, about ast.Stmt, cond ast.Expr, op tok
 	f.insertions = append(f.insertions, insertion{position.Offset, "(("}, insertion{f.set.Position(cond.End()).Offset, call})
 }
 
-// refuses reports whether statements end in what a function does to refuse, fail or leave something out.
+// refuses reports whether statements set an error, or end in what a function does to refuse, fail or leave something out.
 func refuses(typ *ast.FuncType, body []ast.Stmt) bool {
+	if slices.ContainsFunc(body, setsError) {
+		return true
+	}
 	switch s := last(body).(type) {
 	case *ast.AssignStmt: // errs = append(errs, …)
 		return is(s.Lhs[0], "errs")
@@ -182,6 +185,40 @@ func refuses(typ *ast.FuncType, body []ast.Stmt) bool {
 		return (returns(typ, "error") || pointer) && !is(value, "nil")
 	}
 	return false
+}
+
+// setsError reports whether a statement assigns one error: err = e, p.err = e or p = plan{err: e}.
+func setsError(s ast.Stmt) bool {
+	a, ok := s.(*ast.AssignStmt)
+	if !ok || a.Tok != token.ASSIGN || len(a.Lhs) != len(a.Rhs) { // v, err = f() does something that can fail
+		return false
+	}
+	for i, value := range a.Rhs {
+		fields := []ast.Expr{&ast.KeyValueExpr{Key: a.Lhs[i], Value: value}}
+		if literal, ok := value.(*ast.CompositeLit); ok {
+			fields = append(fields, literal.Elts...)
+		}
+		for _, field := range fields {
+			if f, ok := field.(*ast.KeyValueExpr); ok && isError(f.Key) && !is(f.Value, "nil") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// passesOn reports whether a statement returns what has an error: if p.err != nil { return p }.
+func (f *finder) passesOn(n *ast.IfStmt) bool {
+	s, ok := last(n.Body.List).(*ast.ReturnStmt)
+	return ok && len(s.Results) == 1 && f.print(n.Cond) == f.print(s.Results[0])+".err != nil"
+}
+
+// isError reports whether the name of a variable or field is that of an error.
+func isError(e ast.Expr) bool {
+	if s, ok := e.(*ast.SelectorExpr); ok {
+		e = s.Sel
+	}
+	return is(e, "err") || is(e, "Err")
 }
 
 func returns(typ *ast.FuncType, name string) bool {
