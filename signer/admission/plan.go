@@ -146,14 +146,14 @@ func planClaim(f facts, record tokens.Record, r approval.Request) (p plan) {
 // planFree decides about a name for a requester that holds no claim. The name then belongs to it: the past of an old claim
 // does not bind its renewals.
 func planFree(f facts) (p plan) {
-	p.next = f.claim
-	if _, p.err = f.replaces(tokens.NodeRef{}); p.err != nil {
-		return p
-	}
-	if p.vacates = f.vacates(); p.vacates || f.claim.Released() {
-		p.next = f.claim.AfterRelease(tokens.ReleasedClaim{})
-	} else {
+	p.next, p.vacates = f.claim, f.vacates()
+	switch _, err := f.replaces(tokens.NodeRef{}); {
+	case err != nil:
+		p.err = err
+	case !p.vacates && !f.claim.Released():
 		p.err = refuseClaimed(f.claim)
+	default:
+		p.next = f.claim.AfterRelease(tokens.ReleasedClaim{})
 	}
 	return p
 }
