@@ -162,6 +162,9 @@ func TestRejoinNeedsCurrentKeyWindowAndBudget(t *testing.T) {
 				if !errors.As(err, &refused) || refused.Verdict != approval.Deny || refused.Reason != test.reason || !strings.Contains(refused.Message, test.text) {
 					t.Errorf("got %v, want a refusal with reason %s and %q", err, test.reason, test.text)
 				}
+				if !got.Equal(before) {
+					t.Errorf("the refusal changes the claim to %+v", got)
+				}
 				return
 			}
 			if err != nil {
