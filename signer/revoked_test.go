@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,7 +37,7 @@ func renewal(t *testing.T, credential revocation.Fingerprint) approval.Request {
 // of the request.
 func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 	stolen := must.Get(revocation.ParseFingerprint("aa00000000000000000000000000000000000000000000000000000000000000"))
-	entries := map[string]revocation.Entry{"node": {Node: "worker-1", Reason: "stolen"}, "certificate": {Fingerprint: stolen}}
+	causes := map[string]revocation.Entry{"node": {Node: "worker-1", Reason: "stolen"}, "certificate": {Fingerprint: stolen}}
 	authority := func(t *testing.T, store revocation.Store) *signer.Authority {
 		signers := must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), time.Hour))
 		return &signer.Authority{Signers: signer.FixedSigners(signers), Facts: allowsAll{}, Revocations: &revocation.Guard{Store: store}}
@@ -47,7 +48,7 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 			t.Errorf("got %v, want reason %s", err, revocation.Reason)
 		}
 	}
-	for name, entry := range entries {
+	for name, entry := range causes {
 		t.Run(name, func(t *testing.T) {
 			revoked := rowlist.New(memdb.Open().Revocations())
 			must.Get((&revocation.Guard{Store: revoked}).Revoke(t.Context(), entry))
@@ -81,7 +82,12 @@ func TestRevokedCredentialGetsNoCertificate(t *testing.T) {
 					}
 					return nil
 				})
-				chain, err := authority(t, store).Issue(t.Context(), renewal(t, stolen))
+				a, log := authority(t, store), &entries{}
+				a.Record = log
+				chain, err := a.Issue(t.Context(), renewal(t, stolen))
+				if approval.Refused(err) != nil && !strings.HasSuffix(log.outcomes(), "refused") {
+					t.Errorf("revoked before call %d: recorded %q, want the refusal, too", at, log.outcomes())
+				}
 				if calls < at {
 					if err != nil || chain == nil {
 						t.Fatalf("not revoked: %v", err)
