@@ -84,11 +84,12 @@ func TestRetriesAfterConflict(t *testing.T) {
 func TestReportsDamagedRow(t *testing.T) {
 	db := &memdb.DB{}
 	s := rowstore.New(db)
-	fill(t, s)
+	r, _ := fill(t, s)
 	must.Value(db.Commit(t.Context(), nil, []rowstore.Change{
 		{Key: "tokens/abc123", Value: []byte(`{"secret":"hunter2"}`)}, {Key: "claims/worker-1", Value: []byte(`hunter2`)},
 	}))(t)
 	errs := map[string]error{}
+	_, errs["create tokens/abc123"] = s.Create(t.Context(), r)
 	_, errs["get tokens/abc123"] = s.Get(t.Context(), "abc123", tokens.Live)
 	_, errs["list tokens/abc123"] = s.List(t.Context())
 	_, errs["get claims/worker-1"] = s.Claims().Get(t.Context(), "worker-1", tokens.Live)
