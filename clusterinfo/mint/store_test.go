@@ -300,6 +300,13 @@ func TestUnsignedTokenIsKeptForItsCaller(t *testing.T) {
 		if s.record(t, r.Token.ID()).Token != r.Token {
 			t.Error("the store has another token than that of the request")
 		}
+		s.ClusterInfo = fixed{err: errReset}
+		unread := newRecord(time.Hour)
+		_, err = s.Create(t.Context(), mint.Creation{Record: unread, Chosen: true, Wait: time.Second})
+		if e = nil; !errors.As(err, &e) || e.Reason != mint.NotSigned || e.TokenID != unread.Token.ID() || !errors.Is(err, errReset) {
+			t.Errorf("cluster-info cannot be read: got %v", err)
+		}
+		s.ClusterInfo = pending{s.info}
 		// A caller that does not wait, or that needs no signature, gets no error.
 		if _, err := s.Create(t.Context(), mint.Creation{Record: newRecord(time.Hour)}); err != nil {
 			t.Error(err)
