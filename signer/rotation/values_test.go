@@ -73,6 +73,10 @@ func TestDecodeRefusesWhatEncodeDoesNotWrite(t *testing.T) {
 			t.Errorf("%s: got %+v, %v, want %q", name, got, err, test.want)
 		}
 	}
+	r.LeftFiles = slices.Repeat([]string{"worker-1:/" + strings.Repeat("x", 600)}, 500)
+	if data, err := rotation.Encode(r); err == nil || !strings.Contains(err.Error(), "want at most 262144") {
+		t.Errorf("got %d bytes, %v, want them refused", len(data), err)
+	}
 }
 
 func TestReportIsEvidenceOfOneStateOnly(t *testing.T) {

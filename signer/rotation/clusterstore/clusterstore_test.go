@@ -184,6 +184,9 @@ func TestRefusesEditedRotation(t *testing.T) {
 		if got, _, err := clusterstore.New(client).Get(t.Context(), ca); err == nil || got.ID != "" || !strings.Contains(err.Error(), "secret kube-system/kubejoin-ca-key: stored rotation of the "+string(ca)+" CA") {
 			t.Errorf("%s: got %+v, %v, want an error that names the Secret", name, got, err)
 		}
+		if got, err := clusterstore.FromConfigMap(&corev1.ConfigMap{Data: data}, ca); err == nil || got.ID != "" || !strings.HasPrefix(err.Error(), "ConfigMap kube-public/kubejoin-ca: stored rotation of the ") {
+			t.Errorf("%s: got %+v, %v, want an error that names the ConfigMap", name, got, err)
+		}
 	}
 }
 
