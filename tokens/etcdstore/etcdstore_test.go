@@ -46,6 +46,18 @@ func TestInvalidVersionIsConflict(t *testing.T) {
 	}
 }
 
+// Catches an incomplete copy that serves, and an empty name in place of the error that no replica leads.
+func TestReportsIncompleteCopyAndMissingLeader(t *testing.T) {
+	s := etcd.ForTest(t, etcd.Options{}).Store(t)
+	if leader, err := s.Leader(t.Context()); !errors.Is(err, etcdstore.ErrNoLeader) {
+		t.Errorf("got leader %q, %v, want %v", leader, err, etcdstore.ErrNoLeader)
+	}
+	must.OK(t, s.Begin(t.Context()))
+	if err := s.Ready(t.Context()); !errors.Is(err, etcdstore.ErrIncomplete) {
+		t.Errorf("got %v, want %v", err, etcdstore.ErrIncomplete)
+	}
+}
+
 // Catches a cache that has a claim before the index has it: a caller that got a hint would miss the claim until the next.
 func TestCacheHasClaimAndItsIndexAtOnce(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
