@@ -185,6 +185,9 @@ func testCommitConflicts(t *testing.T, s tokens.Store, c tokens.Claims) {
 			outcomes, err := c.Commit(t.Context(), r, after, []tokens.ClaimChange{good, bad})
 			if err == nil && len(outcomes) == 2 {
 				wantError(t, "outcome", outcomes[1].Err, tokens.ErrConflict)
+				if text := fmt.Sprint(outcomes[1].Err); !strings.Contains(text, bad.After.Node) {
+					t.Errorf("outcome: got %s, want it to name node %s", text, bad.After.Node)
+				}
 			} else if len(outcomes) > 0 || !errors.Is(err, tokens.ErrConflict) && !errors.Is(err, tokens.ErrNotFound) {
 				t.Errorf("Commit = %+v, %v, want ErrConflict", outcomes, err)
 			}
