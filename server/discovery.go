@@ -65,8 +65,8 @@ func (h *handler) publish(r *call) (*publicKubeconfig, error) {
 	p := &publicKubeconfig{kubeconfig: kubeconfig}
 	if _, cas, err := clusterinfo.ParseKubeconfig(kubeconfig); err != nil {
 		p.err = malformed(err)
-	} else if p.pem, p.json, err = bundle(cas); err != nil {
-		p.err = err
+	} else {
+		p.pem, p.json, p.err = bundle(cas)
 	}
 	h.documents.published.Store(p)
 	return p, p.err
