@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web"
 	"github.com/kubejoin/kubejoin/server/auth"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -130,9 +131,9 @@ func (l Limits) extraPermissions(r tokens.Record, lifetime string, now time.Time
 	}
 	switch nodes, most := r.Limits.NodeLimit(), cmp.Or(l.MaxTokenNodes, DefaultMaxTokenNodes); {
 	case nodes == 0:
-		add("maxNodes", "unlimited", "", "which a token without a node limit requires; set maxNodes")
+		add("maxNodes", "unlimited", "", "which a token without a node limit requires; give the token a node limit")
 	case most >= 0 && nodes > most:
-		add("maxNodes", "unlimited", "", fmt.Sprintf("which a token for %d nodes requires; set maxNodes to at most %d (--max-token-nodes)", nodes, most))
+		add("maxNodes", "unlimited", "", fmt.Sprintf("which a token for %d nodes requires; give the token at most %d nodes (--max-token-nodes)", nodes, most))
 	}
 	all = append(all, l.lifetimePermissions("create", r.Expires, lifetime, now)...)
 	for _, group := range r.Groups {
@@ -179,9 +180,9 @@ func (l Limits) lifetimePermissions(verb string, expires time.Time, field string
 	hint := ""
 	switch {
 	case expires.IsZero():
-		hint = "which a token that never expires requires; set a ttl other than 0, or expires"
+		hint = "which a token that never expires requires; give the token a lifetime"
 	case most >= 0 && lifetime > most:
-		hint = fmt.Sprintf("which a lifetime of %s requires; give the token at most %s (--max-token-ttl)", lifetime, most)
+		hint = fmt.Sprintf("which a lifetime of %s requires; give the token at most %s (--max-token-ttl)", safetext.Duration(lifetime), safetext.Duration(most))
 	default:
 		return nil
 	}

@@ -101,12 +101,12 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	}{
 		{query: "maxNodes=100&ttl=168h&usages=signing,authentication&description=x&nodeNames=w-*,v&certificateDuration=10m"},
 		{query: "maxNodes=1&groups=" + tokens.DefaultGroup},
-		{query: "", needs: []string{unlimited}, field: "maxNodes", detail: "set maxNodes"},
+		{query: "", needs: []string{unlimited}, field: "maxNodes", detail: "give the token a node limit"},
 		{query: "nodeNames=w-1", needs: []string{unlimited}, field: "maxNodes"},
-		{query: "maxNodes=1&ttl=0", needs: []string{unlimited}, field: "ttl", detail: "set a ttl other than 0, or expires"},
-		{query: "maxNodes=101", needs: []string{unlimited}, field: "maxNodes", detail: "which a token for 101 nodes requires; set maxNodes to at most 100 (--max-token-nodes)"},
-		{query: "maxNodes=1&ttl=168h1s", needs: []string{unlimited}, field: "ttl", detail: "which a lifetime of 168h0m1s requires; give the token at most 168h0m0s (--max-token-ttl)"},
-		{query: "maxNodes=1&expires=" + inADecade, needs: []string{unlimited}, field: "expires", detail: "give the token at most 168h0m0s (--max-token-ttl)"},
+		{query: "maxNodes=1&ttl=0", needs: []string{unlimited}, field: "ttl", detail: "give the token a lifetime"},
+		{query: "maxNodes=101", needs: []string{unlimited}, field: "maxNodes", detail: "which a token for 101 nodes requires; give the token at most 100 nodes (--max-token-nodes)"},
+		{query: "maxNodes=1&ttl=168h1s", needs: []string{unlimited}, field: "ttl", detail: "which a lifetime of 168h0m1s requires; give the token at most 168h (--max-token-ttl)"},
+		{query: "maxNodes=1&expires=" + inADecade, needs: []string{unlimited}, field: "expires", detail: "give the token at most 168h (--max-token-ttl)"},
 		{query: "maxNodes=1000&ttl=87600h", needs: []string{unlimited}, field: "maxNodes"},
 		{query: "maxNodes=1&groups=system:bootstrappers:a," + tokens.DefaultGroup + ",system:bootstrappers:b", needs: []string{group + "a", group + "b"}, field: "groups"},
 		{query: "maxNodes=1&role=control-plane", needs: []string{role}, field: "role"},
@@ -149,10 +149,10 @@ func TestEachTokenPrivilegeNeedsItsPermission(t *testing.T) {
 	for _, test := range []struct{ query, field, detail string }{ // field of the refusal; empty: none
 		{"ttl=2h", "", ""},
 		{"ttl=168h", "", ""},
-		{"ttl=168h1s", "ttl", "which a lifetime of 168h0m1s requires; give the token at most 168h0m0s (--max-token-ttl)"},
+		{"ttl=168h1s", "ttl", "which a lifetime of 168h0m1s requires; give the token at most 168h (--max-token-ttl)"},
 		{"ttl=168h1s&dryRun=true", "ttl", "168h0m1s"},
-		{"expires=" + inADecade, "expires", "give the token at most 168h0m0s (--max-token-ttl)"},
-		{"ttl=0", "ttl", "which a token that never expires requires; set a ttl other than 0, or expires"},
+		{"expires=" + inADecade, "expires", "give the token at most 168h (--max-token-ttl)"},
+		{"ttl=0", "ttl", "which a token that never expires requires; give the token a lifetime"},
 	} {
 		may = nil
 		r := s.do(t, "POST", "/v1/token/"+id+"/renew?"+test.query, viewerBearer, "", "")

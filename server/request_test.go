@@ -97,7 +97,7 @@ func TestRequestErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 		{create, `{"maxNodes":"` + secret.RevealSecret() + `"}`, "maxNodes", "maxNodes: a string given, want a whole number"},
 		{create, `{"maxNodes":-1,"role":"king"}`, "maxNodes", `role: "king" given`}, // two at once
 		{create, `{"ttl":"24"}`, "ttl", `ttl: "24" given; want a duration`},
-		{create, `{"ttl":"-1h"}`, "ttl", "ttl: -1h0m0s given; want 1s to"},
+		{create, `{"ttl":"-1h"}`, "ttl", "ttl: -1h given; want 1s to"},
 		{create, `{"description":"a\nb"}`, "description", "description: want one line"},
 		{create, `{"ttl":"1h","ttl":"2h"}`, "ttl", "ttl: given more than once"},
 		{create, `{"TTL":"1h"}`, "TTL", `unknown field "TTL"; known: token, ttl, `},

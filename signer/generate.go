@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 // GenerateCA makes a self-signed CA with a new ECDSA P-256 key, for a cluster that has none. kubeadm uses the common
@@ -19,7 +21,7 @@ func GenerateCA(commonName string, now time.Time, lifetime time.Duration) (*CA, 
 		return nil, errors.New("CA common name is empty")
 	}
 	if lifetime < shortLived {
-		return nil, fmt.Errorf("CA lifetime is %s, want at least %s", lifetime, shortLived)
+		return nil, fmt.Errorf("CA lifetime is %s, want at least %s", safetext.Duration(lifetime), safetext.Duration(shortLived))
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	certificates "k8s.io/api/certificates/v1"
@@ -80,13 +81,13 @@ func NewProfile(c ProfileConfig) (Profile, error) {
 		}
 	}
 	if c.Default > c.Max {
-		return Profile{}, fmt.Errorf("default duration of certificates is %s, want at most the longest duration %s", c.Default, c.Max)
+		return Profile{}, fmt.Errorf("default duration of certificates is %s, want at most the longest duration %s", safetext.Duration(c.Default), safetext.Duration(c.Max))
 	}
 	if given > c.Max {
-		return Profile{}, fmt.Errorf("shortest duration of certificates is %s, want at most the longest duration %s", given, c.Max)
+		return Profile{}, fmt.Errorf("shortest duration of certificates is %s, want at most the longest duration %s", safetext.Duration(given), safetext.Duration(c.Max))
 	}
 	if given > c.Default { // a Default below DefaultMin is allowed, and used as it is
-		return Profile{}, fmt.Errorf("default duration of certificates is %s, want at least the shortest duration %s", c.Default, given)
+		return Profile{}, fmt.Errorf("default duration of certificates is %s, want at least the shortest duration %s", safetext.Duration(c.Default), safetext.Duration(given))
 	}
 	return Profile{c}, nil
 }

@@ -83,10 +83,10 @@ func TestNewProfileRefusesInvalidDurationsAndUsages(t *testing.T) {
 		{name: "under three minutes", profile: signer.ProfileConfig{Usages: clientUsages, Default: 3*time.Minute - 1}, want: "renew"},
 		{name: "least under three minutes", profile: signer.ProfileConfig{Usages: clientUsages, Min: time.Minute}, want: "shortest"},
 		{name: "negative", profile: signer.ProfileConfig{Usages: clientUsages, Max: -h}, want: "longest"},
-		{name: "default over max", profile: signer.ProfileConfig{Usages: clientUsages, Default: 3 * h, Max: 2 * h}, want: "default duration of certificates is 3h0m0s, want at most the longest duration 2h0m0s"},
-		{name: "least over default", profile: signer.ProfileConfig{Usages: clientUsages, Min: h, Default: 5 * time.Minute, Max: 2 * h}, want: "default duration of certificates is 5m0s, want at least the shortest duration 1h0m0s"},
+		{name: "default over max", profile: signer.ProfileConfig{Usages: clientUsages, Default: 3 * h, Max: 2 * h}, want: "default duration of certificates is 3h, want at most the longest duration 2h"},
+		{name: "least over default", profile: signer.ProfileConfig{Usages: clientUsages, Min: h, Default: 5 * time.Minute, Max: 2 * h}, want: "default duration of certificates is 5m, want at least the shortest duration 1h"},
 		{name: "default under the usual least", profile: signer.ProfileConfig{Usages: clientUsages, Default: 5 * time.Minute, Max: 2 * h}},
-		{name: "least over max", profile: signer.ProfileConfig{Usages: clientUsages, Min: 3 * h, Default: 2 * h}, want: "shortest duration of certificates is 3h0m0s, want at most the longest duration 2h0m0s"},
+		{name: "least over max", profile: signer.ProfileConfig{Usages: clientUsages, Min: 3 * h, Default: 2 * h}, want: "shortest duration of certificates is 3h, want at most the longest duration 2h"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := signer.NewProfile(test.profile)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/dnsname"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 )
 
 const (
@@ -130,10 +131,10 @@ func (l Limits) Check() error {
 	switch d := l.CertificateDuration; {
 	case d == 0:
 	case d < MinCertificateDuration, d > MaxCertificateDuration, d%time.Second != 0:
-		errs = append(errs, fieldErrorf("certificate-duration", "%s given, want whole seconds from %s to %s", d, MinCertificateDuration, MaxCertificateDuration))
+		errs = append(errs, fieldErrorf("certificate-duration", "%s given, want whole seconds from %s to %s", safetext.Duration(d), safetext.Duration(MinCertificateDuration), safetext.Duration(MaxCertificateDuration)))
 	}
 	if l.Role != "" && l.Role != RoleControlPlane {
-		errs = append(errs, fieldErrorf("role", "%q given, want %s or none", l.Role, RoleControlPlane))
+		errs = append(errs, fieldErrorf("role", "%q given, want %s; leave it out for workers", l.Role, RoleControlPlane))
 	}
 	if l.Rejoin != "" && l.Rejoin != RejoinAllow && l.Rejoin != RejoinDeny {
 		errs = append(errs, fieldErrorf("rejoin", "%q given, want %s or %s", l.Rejoin, RejoinAllow, RejoinDeny))

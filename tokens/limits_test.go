@@ -78,7 +78,7 @@ func TestLimitsCheck(t *testing.T) {
 		{name: "patterns for many nodes", limits: tokens.Limits{MaxNodes: 1000, NodeNames: append(manyNames(2600), "*", strings.Repeat("a", 251)+"*")}},
 		{name: "longer patterns for many nodes", limits: tokens.Limits{MaxNodes: 1000, NodeNames: append(manyNames(2600), "*", strings.Repeat("a", 252)+"*")}, want: "node-names: 3049 bytes given, 3048 allowed with patterns and max-nodes 1000"},
 		{name: "longer patterns for fewer nodes", limits: tokens.Limits{MaxNodes: 999, NodeNames: append(manyNames(2600), "*", strings.Repeat("a", 252)+"*")}},
-		{name: "short", limits: tokens.Limits{CertificateDuration: 9 * time.Minute}, want: "certificate-duration: 9m0s given"},
+		{name: "short", limits: tokens.Limits{CertificateDuration: 9 * time.Minute}, want: "certificate-duration: 9m given"},
 		{name: "fraction", limits: tokens.Limits{CertificateDuration: time.Hour + time.Millisecond}, want: "certificate-duration"},
 		{name: "long", limits: tokens.Limits{CertificateDuration: 101 * 365 * 24 * time.Hour}, want: "certificate-duration"},
 		{name: "rejoin", limits: tokens.Limits{Rejoin: "yes"}, want: `rejoin: "yes" given`},

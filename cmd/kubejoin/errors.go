@@ -3,8 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/spf13/cobra"
 )
 
@@ -38,6 +40,11 @@ type mistakes []error
 // when adds a mistake if made is true.
 func (m *mistakes) when(made bool, format string, args ...any) {
 	if made {
+		for i, arg := range args {
+			if d, ok := arg.(time.Duration); ok {
+				args[i] = safetext.Duration(d)
+			}
+		}
 		*m = append(*m, fmt.Errorf(format, args...))
 	}
 }

@@ -163,7 +163,7 @@ func (d *durationValue) String() string {
 	if *d == 0 {
 		return "0"
 	}
-	return time.Duration(*d).String()
+	return safetext.Duration(time.Duration(*d))
 }
 
 func (d *durationValue) Type() string { return "duration" }

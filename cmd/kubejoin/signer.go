@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/logging"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/signerd"
 	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/spf13/cobra"
@@ -99,7 +100,7 @@ with file, line and field, and warns about ranges and names that could be too wi
 			for _, q := range p.Requesters {
 				fmt.Fprintf(&b, "%s: %g a second, %d at once\n", sanitize(q.Name), q.QPS, q.Burst)
 				for _, name := range slices.Sorted(maps.Keys(q.Signers)) {
-					fmt.Fprintf(&b, "  %s, up to %s\n", name, q.Signers[name].Profile().Max.Round(time.Second))
+					fmt.Fprintf(&b, "  %s, up to %s\n", name, safetext.Duration(q.Signers[name].Profile().Max.Round(time.Second)))
 				}
 			}
 			warn(cmd, p.Warnings()...)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/config"
 	"github.com/spf13/cobra"
@@ -195,7 +196,7 @@ func describe(says *config.Configuration, made map[string]signer.Signer) signerL
 		}
 		p := made[s.Name].Profile()
 		v.Keys = p.Keys.String()
-		v.Duration = durationView{Min: hours(min(p.Min, p.Max)), Default: hours(p.Default), Max: hours(p.Max)}
+		v.Duration = durationView{Min: safetext.Duration(min(p.Min, p.Max)), Default: safetext.Duration(p.Default), Max: safetext.Duration(p.Max)}
 		for _, u := range p.Usages {
 			v.Usages = append(v.Usages, string(u))
 		}
@@ -214,18 +215,6 @@ func describe(says *config.Configuration, made map[string]signer.Signer) signerL
 		list.Signers = append(list.Signers, v)
 	}
 	return list
-}
-
-// hours formats a duration without the zeros at its end: 24h, not 24h0m0s.
-func hours(d time.Duration) string {
-	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
 }
 
 // signers prints a list of signers.

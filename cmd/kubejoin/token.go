@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
@@ -227,7 +228,7 @@ func tokenID(argument string) (string, error) {
 // checkTTL applies the server's limits to --ttl, so that the error names the flag.
 func checkTTL(d time.Duration) error {
 	if d != 0 && (d < time.Second || d > api.MaxTTL) {
-		return fmt.Errorf("%s given, want 1s to %s, or 0 for a token that never expires", d, api.MaxTTL)
+		return fmt.Errorf("%s given, want 1s to %s, or 0 for a token that never expires", safetext.Duration(d), safetext.Duration(api.MaxTTL))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
@@ -88,5 +89,5 @@ func Notice(end time.Time, lifetime time.Duration, now time.Time, todo string) s
 }
 
 func shortened(end time.Time, lifetime time.Duration) string {
-	return fmt.Sprintf("the CA expires at %s, so certificates expire then instead of lasting %s", end.UTC().Format(time.RFC3339), lifetime)
+	return fmt.Sprintf("the CA expires at %s, so certificates expire then instead of lasting %s", end.UTC().Format(time.RFC3339), safetext.Duration(lifetime))
 }

@@ -97,10 +97,10 @@ func TestReportsExpiringCAOnce(t *testing.T) {
 		next           time.Duration // from now
 	}{
 		"long":                        {200 * day, 10 * day, nil, told{}, 110 * day},
-		"long, and shortens":          {200 * day, 365 * day, nil, told{"CAShortensCertificates", "so certificates expire then instead of lasting 8760h0m0s; run: kubejoin ca prepare"}, 110 * day},
+		"long, and shortens":          {200 * day, 365 * day, nil, told{"CAShortensCertificates", "so certificates expire then instead of lasting 8760h; run: kubejoin ca prepare"}, 110 * day},
 		"90 days":                     {80 * day, 10 * day, nil, told{"CAExpiresSoon", "within 90 days, and cannot sign after that; run: kubejoin ca prepare"}, 50 * day},
 		"30 days":                     {20 * day, 5 * day, nil, told{"CAExpiresSoon", "within 30 days, and cannot sign after that; run: kubejoin ca prepare"}, 13 * day},
-		"30 days, and shortens":       {20 * day, 365 * day, nil, told{"CAExpiresSoon CAShortensCertificates", "instead of lasting 8760h0m0s; that is within 30 days; run: kubejoin ca prepare"}, 13 * day},
+		"30 days, and shortens":       {20 * day, 365 * day, nil, told{"CAExpiresSoon CAShortensCertificates", "instead of lasting 8760h; that is within 30 days; run: kubejoin ca prepare"}, 13 * day},
 		"soon, and shortens in a day": {day, time.Hour, nil, told{"CAExpiresSoon", "within 7 days"}, 23 * time.Hour},
 		"not trusted":                 {200 * day, 10 * day, errors.New("clients refuse"), told{"CANotTrusted", ""}, 110 * day},
 	} {

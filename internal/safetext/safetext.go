@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -101,9 +102,21 @@ func Printable(text string) string {
 	}, text)
 }
 
+// Duration formats a duration in the form of Go without the zeros at its end: 24h, not 24h0m0s.
+func Duration(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
 // Args redacts the arguments of a fmt call in place: strings, bytes, lists of strings, errors and Stringers. It must
 // run before formatting: a verb with a precision, for example %.40q, could cut a secret so that Redact does not find
-// it.
+// it. It formats durations by [Duration].
 func Args(args []any) {
 	for i, arg := range args {
 		switch v := arg.(type) {
@@ -118,6 +131,8 @@ func Args(args []any) {
 				list[j] = Redact(s)
 			}
 			args[i] = list
+		case time.Duration:
+			args[i] = Duration(v)
 		case error, fmt.Stringer:
 			args[i] = Redact(fmt.Sprint(v)) // Sprint survives a nil pointer
 		default:

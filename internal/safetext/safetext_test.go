@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -95,6 +96,24 @@ type word string
 type stringer struct{ text string }
 
 func (s *stringer) String() string { return s.text }
+
+func TestDurationHasNoZerosAtItsEnd(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0s", 30 * time.Second: "30s", 10 * time.Minute: "10m", time.Hour: "1h", 8760 * time.Hour: "8760h", 90 * time.Minute: "1h30m",
+		time.Hour + 10*time.Second: "1h0m10s", -time.Hour: "-1h", 100 * time.Millisecond: "100ms",
+	} {
+		if got := safetext.Duration(d); got != want {
+			t.Errorf("%s: got %s, want %s", d, got, want)
+		}
+		if back, err := time.ParseDuration(want); err != nil || back != d {
+			t.Errorf("%s: parsed as %s, %v", want, back, err)
+		}
+	}
+	args := []any{time.Hour}
+	if safetext.Args(args); args[0] != "1h" {
+		t.Errorf("Args: got %v", args[0])
+	}
+}
 
 func TestArgsAreRedactedBeforeTheyAreCut(t *testing.T) {
 	long := strings.Repeat("-", 20) + token

@@ -243,7 +243,7 @@ signers:
 	want := strings.ReplaceAll(`FILE:4: signers[0].ca: missing, and no cluster CA is configured: set ca here, or --cluster-signing-cert-file and --cluster-signing-key-file
 FILE:6: signers[1].ca: CA certificate DIR/text: no certificate found: want a PEM block of type CERTIFICATE
 FILE:10: signers[2].ca: CA certificate: open DIR/none: no such file or directory
-FILE:13: signers[2].duration: shortest duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s`, "DIR", dir)
+FILE:13: signers[2].duration: shortest duration of certificates is 48h, want at most the longest duration 24h`, "DIR", dir)
 	if want = strings.ReplaceAll(want, "FILE", file); err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}

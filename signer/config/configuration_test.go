@@ -66,7 +66,7 @@ func TestDefaultFileMatchesDefaults(t *testing.T) {
 
 func TestErrorsNameFileLineAndField(t *testing.T) {
 	const head = "apiVersion: kubejoin.io/v1alpha1\nkind: SignerConfiguration\nsigners:\n"
-	const durationRules = "want a duration such as 720h, from 3m0s to 2562047h"
+	const durationRules = "want a duration such as 720h, from 3m to 2562047h"
 	const dnsRules = "want a DNS name of at most 253 characters: labels of [a-z0-9-] separated by dots, other letters in xn-- form, the last one not a number"
 	const known = head + "- name: kubernetes.io/kube-apiserver-client\n  " // the next line is line 5
 	const custom = head + "- name: example.com/x\n  subject: {commonNames: [x]}\n  usages: [server auth]\n  "
@@ -126,9 +126,9 @@ func TestErrorsNameFileLineAndField(t *testing.T) {
 		{"duration", known + "duration:\n    max: 3y\n    min: 2\n", []string{`:6: signers[0].duration.max: "3y" given, ` + durationRules, `:7: signers[0].duration.min: "2" given, ` + durationRules}},
 		{"short", known + "duration: {min: 2m}\n", []string{`:5: signers[0].duration.min: "2m" given, ` + durationRules}},
 		{"huge", known + "duration: {max: 999999999h}\n", []string{`:5: signers[0].duration.max: "999999999h" given, ` + durationRules}},
-		{"default above max", known + "duration: {default: 48h, max: 24h}\n", []string{":5: signers[0].duration: default duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s"}},
-		{"default below min", known + "duration:\n    min: 1h\n    default: 5m\n    max: 2h\n", []string{":5: signers[0].duration: default duration of certificates is 5m0s, want at least the shortest duration 1h0m0s"}},
-		{"min above max", known + "duration: {min: 48h, max: 24h}\n", []string{":5: signers[0].duration: shortest duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s"}},
+		{"default above max", known + "duration: {default: 48h, max: 24h}\n", []string{":5: signers[0].duration: default duration of certificates is 48h, want at most the longest duration 24h"}},
+		{"default below min", known + "duration:\n    min: 1h\n    default: 5m\n    max: 2h\n", []string{":5: signers[0].duration: default duration of certificates is 5m, want at least the shortest duration 1h"}},
+		{"min above max", known + "duration: {min: 48h, max: 24h}\n", []string{":5: signers[0].duration: shortest duration of certificates is 48h, want at most the longest duration 24h"}},
 
 		{"usage", known + "usages: [client auth, clientAuth]\n", []string{`:5: signers[0].usages[1]: "clientAuth" given, want a usage that a certificate can have, such as "server auth"`}},
 		{"cert sign", known + "usages: [cert sign]\n", []string{`:5: signers[0].usages[0]: "cert sign" given, want a usage that a certificate can have, such as "server auth"`}},
@@ -233,17 +233,17 @@ signers:
 	want := []string{
 		`f:3: unknown field "extra", want one of apiVersion, kind, signers`,
 		`f:6: signers[0]: unknown field "usage", want one of name, ca, duration, usages, subject, names, keys, approval`,
-		`f:7: signers[0].duration: default duration of certificates is 48h0m0s, want at most the longest duration 24h0m0s`,
+		`f:7: signers[0].duration: default duration of certificates is 48h, want at most the longest duration 24h`,
 		`f:8: signers[0].ca: CA certificate: open none.crt: no such file or directory`,
 		`f:10: signers[1].usages[0]: "serving" given, want a usage that a certificate can have, such as "server auth"`,
 		`f:11: signers[1].keys.rsa.min: "5" given, want a number of bits from 2048 to 8192`,
-		`f:12: signers[1].duration.default: "1m" given, want a duration such as 720h, from 3m0s to 2562047h`,
+		`f:12: signers[1].duration.default: "1m" given, want a duration such as 720h, from 3m to 2562047h`,
 		`f:13: signers[1].approval[1]: "5" given, want the name of a rule`,
 		`f:14: signers[2]: unknown field "nome", want one of name, ca, duration, usages, subject, names, keys, approval`,
 		`f:14: signers[2].name: missing`,
 		`f:15: signers[2].ca.keyFile: missing`,
 		`f:19: signers[3].subject: unknown field "commonName", want one of commonNames, organizations`,
-		`f:20: signers[3].duration: shortest duration of certificates is 2h0m0s, want at most the longest duration 1h0m0s`,
+		`f:20: signers[3].duration: shortest duration of certificates is 2h, want at most the longest duration 1h`,
 		`f:21: signers[4].usages: missing`,
 		`f:23: signers[4].approval: rule selfnodeclient only handles requests for signer kubernetes.io/kube-apiserver-client-kubelet`,
 	}

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 	"go.yaml.in/yaml/v3"
@@ -17,7 +18,7 @@ type Lifetime time.Duration
 func (l *Lifetime) UnmarshalYAML(n *yaml.Node) error {
 	d, _ := time.ParseDuration(n.Value) // zero after an error
 	if n.ShortTag() != "!!str" || d < signer.MinDuration {
-		return fmt.Errorf("%s given, want a duration such as 720h, from %s to %dh", describe(n), signer.MinDuration, math.MaxInt64/time.Hour)
+		return fmt.Errorf("%s given, want a duration such as 720h, from %s to %dh", describe(n), safetext.Duration(signer.MinDuration), math.MaxInt64/time.Hour)
 	}
 	*l = Lifetime(d)
 	return nil

@@ -201,7 +201,7 @@ func (h *handler) wait(csr *certificates.CertificateSigningRequest, d approval.D
 	}
 	deadline := csr.CreationTimestamp.Add(maxWait)
 	if !time.Now().Before(deadline) {
-		d.Message += fmt.Sprintf("; kubejoin stopped retrying after %s", maxWait)
+		d.Message += fmt.Sprintf("; kubejoin stopped retrying after %s", safetext.Duration(maxWait))
 		h.event(csr, codes.Refused(d.Reason), "%s", d.Message)
 		log.Warn("certificate request waited too long, no more retries", "message", d.Message)
 		return noRetry

@@ -592,7 +592,7 @@ func TestPrepareChecksRequest(t *testing.T) {
 		"another CA":  {func(p *rotation.PrepareRequest, _ *desk) { p.CA = "Cluster" }, "ca", `is "Cluster", want one of`},
 		"a key alone": {func(p *rotation.PrepareRequest, _ *desk) { p.Certificates = nil }, "certificates", "required with a key"},
 		"a lifetime":  {func(p *rotation.PrepareRequest, _ *desk) { p.Lifetime = time.Hour }, "lifetime", "no effect on a CA that exists"},
-		"short":       {func(p *rotation.PrepareRequest, _ *desk) { p.Certificates, p.Key, p.Lifetime = nil, nil, time.Hour }, "lifetime", "is 1h0m0s, want at least 24h0m0s"},
+		"short":       {func(p *rotation.PrepareRequest, _ *desk) { p.Certificates, p.Key, p.Lifetime = nil, nil, time.Hour }, "lifetime", "is 1h, want at least 24h"},
 		"another key": {func(p *rotation.PrepareRequest, _ *desk) { p.Key = csrtest.NewKey() }, "key", `does not match the first certificate "CN=new"`},
 		"no CA": {func(p *rotation.PrepareRequest, _ *desk) {
 			p.Certificates[0] = broken(func(c *x509.Certificate) { c.IsCA = false })

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
@@ -112,7 +113,7 @@ func (p PrepareRequest) generate(old *x509.Certificate, id string, now time.Time
 		lifetime = DefaultLifetime
 	}
 	if lifetime < minLifetime {
-		return nil, nil, invalid("lifetime", "is %s, want at least %s", lifetime, minLifetime)
+		return nil, nil, invalid("lifetime", "is %s, want at least %s", safetext.Duration(lifetime), safetext.Duration(minLifetime))
 	}
 	key, err := sameKind(old.PublicKey)
 	if err != nil {

@@ -41,7 +41,7 @@ func TestDecodeLimits(t *testing.T) {
 
 		{annotations: "certificate-duration=8h0m0s", want: tokens.Limits{CertificateDuration: 8 * time.Hour}},
 		{annotations: "certificate-duration=1.5h", want: tokens.Limits{CertificateDuration: 90 * time.Minute}},
-		{annotations: "certificate-duration=", problems: []string{`kubejoin.io/certificate-duration: "" given, want whole seconds from 10m0s to 876000h0m0s, such as 8h0m0s`}},
+		{annotations: "certificate-duration=", problems: []string{`kubejoin.io/certificate-duration: "" given, want whole seconds from 10m to 876000h, such as 8h`}},
 		{annotations: "certificate-duration=9m59s", problems: []string{`"9m59s" given`}},
 		{annotations: "certificate-duration=8", problems: []string{`"8" given`}},
 		{annotations: "certificate-duration=1d", problems: []string{`"1d" given`}},

@@ -219,7 +219,7 @@ func readPast(annotations map[string]string) (p tokens.ReleasedClaim, err error)
 	}
 	if value, given := annotations[pastDurationAnnotation]; given {
 		if p.CertificateDuration, err = time.ParseDuration(value); err != nil {
-			return p, fmt.Errorf("%s: %.100q given, want a duration such as 8h0m0s", pastDurationAnnotation, value)
+			return p, fmt.Errorf("%s: %.100q given, want a duration such as 8h", pastDurationAnnotation, value)
 		}
 	}
 	p.Rejoin = annotations[pastRejoinAnnotation]

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/tokens"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -77,7 +78,7 @@ var limitAnnotations = []struct {
 		func(l *tokens.Limits, value string) error {
 			d, _ := time.ParseDuration(value) // 0 on error
 			if d == 0 || (tokens.Limits{CertificateDuration: d}).Check() != nil {
-				return fmt.Errorf("%.100q given, want whole seconds from %s to %s, such as 8h0m0s", tokens.Redact(value), tokens.MinCertificateDuration, tokens.MaxCertificateDuration)
+				return fmt.Errorf("%.100q given, want whole seconds from %s to %s, such as 8h", tokens.Redact(value), safetext.Duration(tokens.MinCertificateDuration), safetext.Duration(tokens.MaxCertificateDuration))
 			}
 			l.CertificateDuration = d
 			return nil

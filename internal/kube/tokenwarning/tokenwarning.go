@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/caexpiry"
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -103,7 +104,7 @@ func Duration(authority *signer.Authority) Warning {
 		if !made.Authentication || d == 0 || d >= p.Min || d > p.Max {
 			return ""
 		}
-		return fmt.Sprintf("certificates of nodes that join with this token last for %s instead of %s: duration.min of signer %s in --signer-config is longer", p.Min, d, name)
+		return fmt.Sprintf("certificates of nodes that join with this token last for %s instead of %s: duration.min of signer %s in --signer-config is longer", safetext.Duration(p.Min), safetext.Duration(d), name)
 	}
 }
 

@@ -118,7 +118,7 @@ func Corpus() []Case {
 		{Name: "usage any for a user", PEM: request(jane()), Usages: []certificates.KeyUsage{certificates.UsageClientAuth, certificates.UsageAny}, Want: `usage "any" is not allowed`},
 		{Name: "usage of a CA", PEM: request(jane()), Usages: []certificates.KeyUsage{certificates.UsageClientAuth, certificates.UsageCertSign}, Want: `usage "cert sign" is not allowed`},
 		{Name: "usage that there is none of", PEM: request(jane()), Signer: CustomSigner, Usages: []certificates.KeyUsage{"root"}, Want: `usage "root" is not allowed`},
-		{Name: "negative duration", PEM: request(jane()), Duration: -time.Hour, Want: "lifetime of -1h0m0s"},
+		{Name: "negative duration", PEM: request(jane()), Duration: -time.Hour, Want: "lifetime of -1h"},
 	}
 	for _, signerName := range []string{kubelet, serving, user, CustomSigner} {
 		for encoding, subject := range mastersSubjects() {
