@@ -78,16 +78,16 @@ type policyFile struct {
 // LoadPolicy reads a policy, whose signers all use ca. An [Errors] holds the mistakes in it. Any other error means that the
 // file could not be read, or wraps [signer.ErrExposed] because every user may write it.
 func LoadPolicy(file string, ca func() (*signer.CA, error)) (*Policy, error) {
+	content, err := read(file)
+	if err != nil {
+		return nil, err
+	}
 	info, err := os.Stat(file)
 	if err != nil {
 		return nil, err
 	}
 	if mode := info.Mode().Perm(); mode&0o002 != 0 {
 		return nil, fmt.Errorf("%s: %w: mode is %04o, want at most %04o", file, signer.ErrExposed, mode, mode&^0o002)
-	}
-	content, err := read(file)
-	if err != nil {
-		return nil, err
 	}
 	return ParsePolicy(file, content, ca)
 }

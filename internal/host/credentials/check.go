@@ -206,7 +206,7 @@ func contentOf(dir string, embedded []byte, file string) ([]byte, error) {
 func readSmall(file string) ([]byte, fs.FileInfo, error) {
 	info, err := os.Stat(file)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("%s: %w", file, errors.Unwrap(err)) // without the name of the system call
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxKubeconfig {
 		return nil, nil, fmt.Errorf("%s: want a regular file of at most %d bytes", file, maxKubeconfig)

@@ -606,7 +606,7 @@ func TestListShowsWhatCannotBeUsed(t *testing.T) {
 			write(t, dir, "kubelet.pem", append(pemOf(c), keyOf(t, c)...))
 			naming(dir, "kubelet.conf", filepath.Join(dir, "kubelet.pem"), filepath.Join(dir, "kubelet.pem"))
 		}, []string{row("kubelet.conf", hour, ""), good}},
-		"missing file of a kubeconfig": {func(dir string) { naming(dir, "admin.conf", "gone.crt", "gone.key") }, []string{"admin.conf - DIR/admin.conf: client-certificate: stat DIR/gone.crt: no such file", good}},
+		"missing file of a kubeconfig": {func(dir string) { naming(dir, "admin.conf", "gone.crt", "gone.key") }, []string{"admin.conf - DIR/admin.conf: client-certificate: DIR/gone.crt: no such file", good}},
 		"client certificate of the API server": {func(dir string) { apiserver(dir, leaf(ca, client, -hour, hour)) },
 			[]string{row("apiserver", hour, `wrong certificate: subject "CN=kube-apiserver", without usage server auth`), good}},
 		"no key":          {func(dir string) { write(t, dir, "pki/apiserver.crt", pemOf(leaf(ca, server, -hour, hour))) }, []string{"apiserver - there is no key DIR/pki/apiserver.key", good}},

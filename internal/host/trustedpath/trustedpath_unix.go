@@ -28,7 +28,7 @@ const maxLinks = 40
 func Check(path string) error {
 	found, err := os.Stat(path)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", show(path), errors.Unwrap(err)) // without the name of the system call
 	}
 	at, rest := "/", parts(path)
 	if !filepath.IsAbs(path) {
