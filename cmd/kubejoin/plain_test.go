@@ -61,3 +61,12 @@ func TestSanitizesErrors(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// A Secret of someone else may have a description of any length, which must not pad the rows of all tokens.
+func TestTokenTableCutsDescriptions(t *testing.T) {
+	var out strings.Builder
+	must.OK(t, (&output{format: "text"}).tokens(&out, nil, []api.Token{{ID: "abcdef", Description: strings.Repeat("x", 100_000)}}))
+	if got := out.String(); len(got) > 1000 || !strings.Contains(got, "xxx… ") {
+		t.Errorf("%d bytes: %.300s", len(got), got)
+	}
+}

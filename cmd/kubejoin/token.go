@@ -23,10 +23,14 @@ func tokenCommand() *cobra.Command {
 		Use:   "token",
 		Short: "Create, list, renew and delete bootstrap tokens",
 		Long: `Create, list, renew and delete bootstrap tokens. A machine joins a cluster with one in
-'kubeadm join'. The commands and flags are those of 'kubeadm token'. In addition, a
-token can have limits, for example one machine with a certain node name.`,
+'kubeadm join'. The commands create, delete, generate and list have the names of those of
+'kubeadm token'. In addition, a token can have limits, for example one machine with a certain
+node name.`,
 	}, tokenCreateCommand(), tokenListCommand(), tokenGetCommand(), tokenRenewCommand(), tokenDeleteCommand(), tokenGenerateCommand())
 }
+
+// maxDescription is the length of a description in a table, in bytes. A longer one would pad each row.
+const maxDescription = 80
 
 // tokens prints items. JSON, YAML and jsonpath show object, which is a list object or a single token.
 func (o *output) tokens(w io.Writer, object any, items []api.Token) error {
@@ -43,7 +47,7 @@ func (o *output) tokens(w io.Writer, object any, items []api.Token) error {
 		if !t.Expires.IsZero() {
 			ttl = duration.ShortHumanDuration(t.Expires.Sub(now))
 		}
-		row := []string{cmp.Or(t.Token.Reveal(), t.ID), ttl, stamp(t.Expires, "<never>"), orNone(t.Usages...), orNone(t.Description), orNone(t.Groups...)}
+		row := []string{cmp.Or(t.Token.Reveal(), t.ID), ttl, stamp(t.Expires, "<never>"), orNone(t.Usages...), orNone(safetext.Text(t.Description, maxDescription)), orNone(t.Groups...)}
 		if o.format == "wide" {
 			row = append(row, t.Status, places(t), orNone(t.Nodes...), orNone(limits(t)...), age(t.Created, now), orNone(t.Problem))
 		}
