@@ -148,7 +148,7 @@ func parseKubeconfig(kubeconfig []byte) (string, []*x509.Certificate, error) {
 		return "", nil, fmt.Errorf("clusters: %d given, want 1", len(c.Clusters))
 	}
 	if name := c.Clusters[0].Name; name != "" && !slices.Contains(c.Contexts, namedContext{c.CurrentContext, kubeContext{name}}) {
-		return "", nil, errors.New("clusters[0].name: want none, or a context of the name in current-context with this cluster")
+		return "", nil, errors.New("clusters[0].name: want no name, or a context of the name in current-context with this cluster")
 	}
 	one := c.Clusters[0].Cluster
 	if field := one.refused(); field != "" {

@@ -49,8 +49,10 @@ starts with them. kube-apiserver reaches kubejoin at --url and shows the certifi
 
 With --failure-policy NoOpinion, revoked certificates work while no kubejoin responds. With
 Deny, no node works then, so kubejoin must not depend on the cluster: run it as a static
-pod or with systemd. See docs/revocation.md.`,
-		Example: `  kubejoin authorization-config --ca-file /etc/kubernetes/pki/ca.crt --output-dir /etc/kubernetes/kubejoin`,
+pod or with systemd. See
+` + docsURL + `revocation.md`,
+		Example: `  kubejoin authorization-config --ca-file /etc/kubernetes/pki/ca.crt \
+    --output-dir /etc/kubernetes/kubejoin`,
 		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return authorizationConfig(o, cmd.OutOrStdout())
@@ -62,10 +64,9 @@ pod or with systemd. See docs/revocation.md.`,
 	f.StringVar(&o.clientCert, "client-certificate", "/etc/kubernetes/pki/apiserver-kubelet-client.crt", "path, on the kube-apiserver machine, of its client certificate")
 	f.StringVar(&o.clientKey, "client-key", "/etc/kubernetes/pki/apiserver-kubelet-client.key", "path, on the kube-apiserver machine, of the private key of --client-certificate")
 	f.StringVar(&o.dir, "dir", "/etc/kubernetes/kubejoin", "folder of the files on the kube-apiserver machine")
-	f.StringVar(&o.failurePolicy, "failure-policy", "NoOpinion", "what kube-apiserver does while kubejoin does not respond: NoOpinion or Deny")
+	choiceVar(f, &o.failurePolicy, "failure-policy", "NoOpinion", "what kube-apiserver does while kubejoin does not respond: %s", "NoOpinion", "Deny")
 	f.StringVar(&o.outputDir, "output-dir", "", "folder to write the files into, with mode 0600 (default: print them)")
 	heading(f, "Output flags", "output-dir")
-	complete(cmd, "failure-policy", "NoOpinion", "Deny")
 	return cmd
 }
 
@@ -76,7 +77,6 @@ func (o *authorizationOptions) check(*cobra.Command, []string) error {
 	for _, given := range []struct{ flag, path string }{{"client-certificate", o.clientCert}, {"client-key", o.clientKey}, {"dir", o.dir}} {
 		m.when(!filepath.IsAbs(given.path), "--%s: %q given, want an absolute path on the kube-apiserver machine", given.flag, given.path)
 	}
-	m.when(o.failurePolicy != "NoOpinion" && o.failurePolicy != "Deny", "--failure-policy: %q given, want NoOpinion or Deny", o.failurePolicy)
 	return m.err()
 }
 

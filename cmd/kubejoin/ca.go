@@ -20,8 +20,9 @@ func caCommand() *cobra.Command {
 		Use:   "ca",
 		Short: "Replace a CA in stages, while machines go on joining",
 		Long: `Replace a CA of the cluster in stages, while machines go on joining. Run the commands in
-this order. After each one, run 'kubejoin ca apply' on the hosts and wait until 'kubejoin
-ca status' says that nothing is behind. A command refuses while something is behind.
+this order. After each one, run 'kubejoin ca apply' on every host, or let 'kubejoin host apply
+--watch' do it, and wait until 'kubejoin ca status' lists nothing that is behind. Until then,
+the next command changes nothing and exits with 3.
 
   command   trusted afterwards   signs afterwards
   prepare   old                  old
@@ -30,7 +31,8 @@ ca status' says that nothing is behind. A command refuses while something is beh
   finish    new                  new
 
 The second 'kubejoin ca finish' ends the rotation. 'kubejoin ca abort' goes back by one
-stage each time, until the rotation has ended. docs/ca.md has the whole session.`,
+stage each time, until the rotation has ended. All steps with their output:
+` + docsURL + `ca.md`,
 	}, // one a line, in the order of use
 		caStatusCommand(),
 		caPrepareCommand(),
@@ -50,7 +52,7 @@ type caOptions struct {
 }
 
 func (o *caOptions) register(cmd *cobra.Command, formats ...string) {
-	caVar(cmd, &o.ca, string(rotation.Cluster), "")
+	caVar(cmd, &o.ca, string(rotation.Cluster), "CA: %s")
 	o.registerFormats(cmd, append([]string{"text"}, append(formats, "json", "yaml")...)...)
 	o.remoteOptions.register(cmd)
 }
@@ -61,9 +63,9 @@ func stepCommand(use, short, long, example string) *cobra.Command {
 	var asked api.StepCA
 	cmd := &cobra.Command{Use: use, Short: short, Example: example, Long: long + `
 
-The command refuses while something is behind, and names it. Then nothing has changed. The
-exit code is 0 after the step, and if the stage had begun before. It is 3 if something is
-behind.` + remoteHelp}
+While a host, a node or a token has not followed the stage before, the command changes
+nothing, names what is behind, and exits with 3. The exit code is 0 if the stage has begun,
+now or before.` + remoteHelp}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return o.run(cmd, func(ctx context.Context, r *remote) error {
 			done, err := r.StepCA(ctx, o.ca, cmd.Name(), asked)
@@ -80,9 +82,9 @@ behind.` + remoteHelp}
 		})
 	}
 	f := cmd.Flags()
-	listVar(f, &asked.LeaveBehind, "leave-behind", nil, "node that need not take part, for example because it is broken (repeatable)")
-	listVar(f, &asked.LeaveBehindFiles, "leave-behind-file", nil, "NODE:PATH of a file that may keep the other CA, as 'kubejoin ca status' names it (repeatable)")
-	f.BoolVar(&asked.ExpireTokens, "expire-tokens", false, "delete tokens whose join commands pin only the CA that the step takes out of use")
+	listVar(f, &asked.LeaveBehind, "leave-behind", nil, "node that the step does not wait for, for example because it is broken (repeatable)")
+	listVar(f, &asked.LeaveBehindFiles, "leave-behind-file", nil, "NODE:PATH of a file that the step does not wait for, as 'kubejoin ca status' prints it (repeatable)")
+	f.BoolVar(&asked.ExpireTokens, "expire-tokens", false, "delete the tokens whose join commands pin only the CA that stops to sign or to be trusted")
 	f.BoolVar(&asked.DryRun, "dry-run", false, "say what would happen, but change nothing")
 	o.register(cmd)
 	o.offerFlag(cmd, "leave-behind", listNodes)
@@ -207,16 +209,10 @@ func caTable(r api.CARotation) [][]string {
 }
 
 // caVar registers --ca.
-func caVar(cmd *cobra.Command, p *string, value, otherwise string) {
+func caVar(cmd *cobra.Command, p *string, value, usage string) {
 	names := make([]string, len(rotation.CAs))
 	for i, ca := range rotation.CAs {
 		names[i] = string(ca)
 	}
-	parsedVar(cmd.Flags(), p, "ca", value, "CA: "+strings.Join(names, ", ")+otherwise, func(s string) (string, error) {
-		if !slices.Contains(names, s) {
-			return "", fmt.Errorf("%.40q given, want one of %q", s, names)
-		}
-		return s, nil
-	})
-	complete(cmd, "ca", names...)
+	choiceVar(cmd.Flags(), p, "ca", value, usage, names...)
 }

@@ -48,7 +48,8 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 		Example: `  kubejoin ca prepare --output-file rotation.key
 
   # an intermediate CA of your own; the first certificate is the one that signs
-  kubejoin ca prepare --new-ca-cert-file new-ca.crt --new-ca-key-file new-ca.key --output-file rotation.key`,
+  kubejoin ca prepare --new-ca-cert-file new-ca.crt --new-ca-key-file new-ca.key \
+    --output-file rotation.key`,
 		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.readFiles(); err != nil {
@@ -62,8 +63,8 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.certFile, "new-ca-cert-file", "", "certificates of a CA of your own in PEM, the one that signs first (default: kubejoin makes a CA)")
-	f.StringVar(&o.keyFile, "new-ca-key-file", "", "private key of the first certificate in --new-ca-cert-file (default: you bring the key to the control planes)")
+	f.StringVar(&o.certFile, "new-ca-cert-file", "", "certificates of your own CA in PEM, the one that signs first (default: kubejoin makes a CA)")
+	f.StringVar(&o.keyFile, "new-ca-key-file", "", "private key of the first certificate in --new-ca-cert-file (default: give it to 'kubejoin ca apply' as --ca-key-file)")
 	durationVar(f, &o.lifetime, "lifetime", 0, "lifetime of a CA that kubejoin makes, for example 3650d (default: 10 years)")
 	f.BoolVar(&o.asked.NoCrossSign, "no-cross-sign", false, "do not let the old CA certify the new one; hosts then need its pin")
 	f.StringVar(&o.pkiDir, "pki-dir", kubeadmcerts.DefaultDir, "with a kubeconfig: folder with the certificate and key of the old CA")

@@ -140,7 +140,7 @@ func TestCAFlags(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"status", "--ca", "sa"}, `--ca: "sa" given, want one of`},
+		{[]string{"status", "--ca", "sa"}, `--ca: "sa" given, want cluster, front-proxy or etcd`},
 		{[]string{"status", "-o", "name"}, "--output: "},
 		{[]string{"prepare", "--new-ca-key-file", keyFile}, "--new-ca-key-file: needs --new-ca-cert-file"},
 		{[]string{"prepare", "--new-ca-cert-file", certFile, "--lifetime", "3650d"}, "--lifetime: is for a CA that kubejoin makes"},

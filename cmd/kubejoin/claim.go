@@ -60,15 +60,16 @@ func claimReleaseCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release NODE…",
 		Short: "Release node names, so that other machines can use them",
-		Long: `Release node names: another machine can use the name, and its token gets a free slot.
-A token may count a name that has no claim, for example because its Node was deleted. The
-command then frees the slot. It prints a line for each name. The exit code is not 0 if
-one cannot be released.
+		Long: `Release node names. Then another machine can take the name, and the token that held the name
+can let one more machine join. This also works for a name that a token counts without a claim,
+for example because the Node was deleted.
 
-Certificates with the name stay valid, so release only names of machines that must not
-join. The machine of a released name cannot rejoin. Until another token claims the name,
-renewals last at most as long as the old token allowed. A standalone kubejoin refuses such
-renewals.` + remoteHelp,
+The certificates of the old machine stay valid, so release only the name of a machine that is
+gone. The old machine cannot rejoin. Until another token claims the name, the old machine can
+renew its certificate, for at most the lifetime that its token allowed. A standalone kubejoin
+refuses such renewals.
+
+The command prints a line for each name. The exit code is not 0 if it could not release one of them.` + remoteHelp,
 		Example: `  kubejoin claim release worker-7`,
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {

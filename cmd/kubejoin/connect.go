@@ -80,8 +80,8 @@ The exit code is 3 if the server refuses the caller.`
 	serverHelp = `
 
 The command needs a kubejoin server: --url or --curlrc, else $KUBEJOIN_URL or
-$KUBEJOIN_CURLRC, else ` + defaultCurlrc + `. The
-exit code is 3 if the server refuses the caller.`
+$KUBEJOIN_CURLRC, else ` + defaultCurlrc + `.
+The exit code is 3 if the server refuses the caller.`
 	clusterHelp = `
 
 The command works on a cluster: the first of --kubeconfig, $KUBECONFIG, ~/.kube/config,
@@ -97,10 +97,10 @@ func (o *remoteOptions) register(cmd *cobra.Command) {
 			_ = f.MarkHidden("kubeconfig") // it is an error that says what to use instead
 		}
 	}
-	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the server (default: as in a given --curlrc, $KUBEJOIN_URL, as in the default --curlrc, or "+defaultURL+")")
-	f.StringVar(&o.curlrc, "curlrc", "", "file of 'kubejoin serve' with server, CA and bearer token (default: $KUBEJOIN_CURLRC or "+defaultCurlrc+")")
-	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --curlrc, else the system's)")
-	f.StringVar(&o.bearerFile, "bearer-file", "", "file with only a bearer token")
+	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server (default, in this order: that of a given --curlrc, $KUBEJOIN_URL, that of the default --curlrc, "+defaultURL+")")
+	f.StringVar(&o.curlrc, "curlrc", "", "file of 'kubejoin serve' with its URL, CA and bearer token (default: $KUBEJOIN_CURLRC or "+defaultCurlrc+")")
+	f.StringVar(&o.caFile, "ca-file", "", "CA certificates of the server (default: those of --curlrc, else the system's)")
+	f.StringVar(&o.bearerFile, "bearer-file", "", "file with a bearer token and nothing else")
 	f.StringVar(&o.clientCert, "client-certificate", "", "client certificate file, instead of a bearer token")
 	f.StringVar(&o.clientKey, "client-key", "", "private key of --client-certificate")
 	heading(f, "Connection flags", "kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate", "client-key")
@@ -121,8 +121,9 @@ func (o *remoteOptions) readEnvironment() {
 // connect selects the cluster or the server and connects to it. close stops the informers or closes the connections.
 func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), err error) {
 	o.readEnvironment()
-	if (o.clientCert == "") != (o.clientKey == "") {
-		return nil, nil, usagef("--client-certificate: certificate and key go together, and one of them is missing")
+	var m mistakes
+	if m.together("client-certificate", o.clientCert, "client-key", o.clientKey); len(m) > 0 {
+		return nil, nil, m.err()
 	}
 	if o.serverOnly && o.kubeconfig != "" {
 		return nil, nil, usagef("--kubeconfig: this command needs a kubejoin server, want --url https://HOST:PORT or --curlrc FILE%s", o.instead)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/doctor"
+	"github.com/kubejoin/kubejoin/internal/host/datadir"
 	"github.com/spf13/cobra"
 )
 
@@ -19,12 +20,12 @@ const (
 // doctorOptions are the flags of doctor.
 type doctorOptions struct {
 	output
-	kubeconfig  string
-	url, caFile string
-	advertise   string
-	pins        []string
-	skip        []string
-	fix         bool
+	kubeconfig          string
+	url, curlrc, caFile string
+	advertise           string
+	pins                []string
+	skip                []string
+	fix                 bool
 }
 
 func doctorCommand() *cobra.Command {
@@ -35,15 +36,15 @@ func doctorCommand() *cobra.Command {
 		Long: `Find what undoes the promises of kubejoin on a cluster, or keeps nodes from joining:
 in kube-controller-manager and kube-apiserver, RBAC, tokens, cluster-info, the CA, clocks,
 versions, Nodes and certificate requests. Each finding has a severity, one sentence, and
-the command that mends it. docs/codes.md lists all findings.
+the command that mends it. All findings:
+` + docsURL + `codes.md
 
-The command reads the cluster with your kubeconfig and changes nothing. It needs no
-running kubejoin. With --url it also checks that one: whether it is ready, its version,
-its clock and its CA pins. It names what you may not read as "could not check".
+The command reads the cluster with your kubeconfig and changes nothing. It needs no running
+kubejoin. With --url, it also checks the kubejoin there: readiness, version, clock and CA pins.
+It lists as "could not check" what you may not read.
 
-With --advertise, machines read cluster-info from kubejoin, and the API server needs no
-anonymous access. Without it, machines read cluster-info at the API server. Give --advertise
-if kubejoin runs with it outside of pods.
+Give --advertise if 'kubejoin serve' has this flag and runs outside of pods. Machines then read
+cluster-info from kubejoin, so the API server needs no anonymous access.
 
 The exit code is 0 if there is no finding. It is 1 if there are findings. It is 2 if no
 finding was made but a check could not run, or if the command cannot reach the cluster.` + clusterHelp,
@@ -83,8 +84,9 @@ finding was made but a check could not run, or if the command cannot reach the c
 	heading(f, "Output flags", "fix")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster to check")
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT of a running kubejoin to check, too")
-	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify --url with (default: those of the kubeconfig)")
-	heading(f, "Connection flags", "kubeconfig", "url", "ca-file")
+	f.StringVar(&o.curlrc, "curlrc", "", "file of 'kubejoin serve' with the URL and CA of a running kubejoin, instead of --url")
+	f.StringVar(&o.caFile, "ca-file", "", "CA certificates of --url (default: those of the kubeconfig)")
+	heading(f, "Connection flags", "kubeconfig", "url", "curlrc", "ca-file")
 	complete(cmd, "skip", doctor.Names()...)
 	return cmd
 }
@@ -92,6 +94,13 @@ finding was made but a check could not run, or if the command cannot reach the c
 func (o *doctorOptions) check() error {
 	var m mistakes
 	m.when(o.fix && o.format != "text", "--fix: prints commands only, and excludes --output")
+	m.when(o.curlrc != "" && o.url != "", "--curlrc: excludes --url, and both are given")
+	if o.curlrc != "" {
+		file, err := datadir.ReadCurlrc(o.curlrc)
+		m.in("--curlrc", err)
+		m.when(err == nil && file.Server == "", "--curlrc: %s names no server; want --url https://HOST:PORT", o.curlrc)
+		o.url, o.caFile = file.Server, cmp.Or(o.caFile, file.CAFile)
+	}
 	m.url("--url", o.url)
 	m.when(o.caFile != "" && o.url == "", "--ca-file: is for --url, which is missing")
 	if o.advertise != "" {

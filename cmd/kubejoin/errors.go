@@ -49,6 +49,12 @@ func (m *mistakes) when(made bool, format string, args ...any) {
 	}
 }
 
+// together adds a mistake if only one of two flags has a value.
+func (m *mistakes) together(flag, value, other, otherValue string) {
+	m.when(value != "" && otherValue == "", "--%s: needs --%s, which is missing", flag, other)
+	m.when(value == "" && otherValue != "", "--%s: needs --%s, which is missing", other, flag)
+}
+
 // in adds err, unless it is nil, under the name of a flag or an argument.
 func (m *mistakes) in(name string, err error) { m.when(err != nil, "%s: %w", name, err) }
 

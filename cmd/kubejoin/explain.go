@@ -44,7 +44,8 @@ approve a request by hand, run 'kubectl certificate approve'.
 
 CODE is a word that kubejoin prints, for example the reason TokenSpent, or the URI of a
 problem. The command says what it means and what to do next, without a cluster or a server.
-docs/codes.md lists all codes. A word in lower case is always the name of a node. For codes
+All codes: ` + docsURL + `codes.md
+A word in lower case is always the name of a node. For codes
 in lower case, for example of 'kubejoin doctor', give --code.
 
 The exit code is 0 if the node has joined, or the request is issued or would be approved.
@@ -204,7 +205,7 @@ func (o *output) explainCode(w io.Writer, code string) error {
 		return err
 	}
 	if len(found) == 0 {
-		near := "docs/codes.md lists all codes"
+		near := docsURL + "codes.md lists all codes"
 		if names := codepage.Nearest(code); len(names) > 0 {
 			near = "the nearest: " + strings.Join(names, ", ")
 		}

@@ -31,6 +31,7 @@ func strict(commands ...*cobra.Command) []*cobra.Command {
 		if c.Args == nil {
 			c.Args = noArgs
 		}
+		completeChoices(c)
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			if f.Value.Type() == "string" && !slices.Contains(mayBeEmpty, f.Name) {
 				f.Value = strictString{f.Value}
@@ -79,7 +80,7 @@ func (v *listValue) String() string {
 	if len(*v.list) == 0 {
 		return ""
 	}
-	return "[" + strings.Join(*v.list, ",") + "]"
+	return strings.Join(*v.list, ",")
 }
 
 // Type returns the name that pflag shows as "strings", and by which cobra completes a flag more than once.
@@ -137,6 +138,45 @@ func (v parsedValue) String() string { return *v.value }
 
 func (v parsedValue) Type() string { return "string" }
 
+// choiceVar registers a flag that takes one of some values. Its help, its error and the completion name all of them: %s
+// in usage is the list.
+func choiceVar(f *pflag.FlagSet, p *string, name, value, usage string, choices ...string) {
+	*p = value
+	shorthand := ""
+	if name == "output" {
+		shorthand = "o"
+	}
+	f.VarP(choiceValue{parsedValue{p, func(s string) (string, error) {
+		if !slices.Contains(choices, s) {
+			return "", fmt.Errorf("%.40q given, want %s", s, or(choices))
+		}
+		return s, nil
+	}}, choices}, name, shorthand, fmt.Sprintf(usage, or(choices)))
+}
+
+type choiceValue struct {
+	parsedValue
+	choices []string
+}
+
+// completeChoices completes the flags of choiceVar.
+func completeChoices(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if v, ok := f.Value.(choiceValue); ok {
+			complete(cmd, f.Name, v.choices...)
+		}
+	})
+}
+
+// or lists names, of which one is expected: a, b or c.
+func or(names []string) string {
+	last := len(names) - 1
+	if last == 0 {
+		return names[0]
+	}
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}
+
 // nodeVar registers a flag for the name of a node.
 func nodeVar(f *pflag.FlagSet, p *string, name, usage string) {
 	parsedVar(f, p, name, "", usage, func(s string) (string, error) { return s, tokens.CheckNodeName(s) })
@@ -168,9 +208,22 @@ func (d *durationValue) String() string {
 
 func (d *durationValue) Type() string { return "duration" }
 
-// flagError rewrites an error of pflag or of Go's parsers in the form of the other flag errors.
-func flagError(err error) error {
+// flagError rewrites an error of pflag or of Go's parsers in the form of the other flag errors. For an unknown flag, it
+// names those that are close.
+func flagError(flags *pflag.FlagSet, err error) error {
 	var invalid *pflag.InvalidValueError
+	var unknown *pflag.NotExistError
+	if errors.As(err, &unknown) {
+		names := &cobra.Command{SuggestionsMinimumDistance: 2} // cobra compares the names of commands
+		flags.VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				names.AddCommand(&cobra.Command{Use: f.Name, Run: func(*cobra.Command, []string) {}})
+			}
+		})
+		if near := names.SuggestionsFor(unknown.GetSpecifiedName()); len(near) > 0 {
+			return fmt.Errorf("%w; want %s", err, "--"+strings.Join(near, " or --"))
+		}
+	}
 	if !errors.As(err, &invalid) {
 		return err
 	}

@@ -2,10 +2,13 @@ package main
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/spf13/cobra"
@@ -71,6 +74,78 @@ func TestServeLimitsTokens(t *testing.T) {
 	}
 }
 
+// The help fits a terminal of 100 columns, and names no page of the source tree.
+func TestHelpFitsTheTerminal(t *testing.T) {
+	lines := 0
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		var out strings.Builder
+		c.SetOut(&out)
+		must.OK(t, c.Help())
+		for line := range strings.Lines(out.String()) {
+			lines++
+			line = strings.TrimSuffix(line, "\n")
+			if strings.Contains(c.CommandPath(), "completion") {
+				continue // of cobra
+			}
+			if utf8.RuneCountInString(line) > helpWidth {
+				t.Errorf("%s: more than %d columns: %s", c.CommandPath(), helpWidth, line)
+			}
+			if strings.Contains(strings.ReplaceAll(line, docsURL, ""), "docs/") || strings.Contains(line, "0m0s") {
+				t.Errorf("%s: a page without its URL, or a duration with zeros at its end: %s", c.CommandPath(), line)
+			}
+		}
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(rootCommand())
+	if lines < 1000 {
+		t.Errorf("%d lines", lines)
+	}
+}
+
+// A text "want a or b" that names a value that the flag refuses sends the user in a circle.
+func TestFlagsTakeWhatTheirErrorsName(t *testing.T) {
+	values := 0
+	eachFlag(rootCommand(), func(c *cobra.Command, f *pflag.Flag) {
+		err := c.Flags().Set(f.Name, "?")
+		if err == nil {
+			return
+		}
+		_, want, _ := strings.Cut(flagError(c.Flags(), err).Error(), "want ")
+		if _, examples, found := strings.Cut(want, " such as "); found {
+			want = examples
+		}
+		for value := range strings.SplitSeq(strings.ReplaceAll(want, " or ", ", "), ", ") {
+			value = strings.Replace(value, "TEMPLATE", "{.id}", 1)
+			if value == "" || strings.Contains(value, " ") {
+				continue // a description
+			}
+			values++
+			if err := c.Flags().Set(f.Name, value); err != nil {
+				t.Errorf("%s --%s: the error names %q: %v", c.CommandPath(), f.Name, value, err)
+			}
+		}
+	})
+	if values < 200 {
+		t.Errorf("%d values", values)
+	}
+}
+
+func TestUnknownFlagNamesTheNearest(t *testing.T) {
+	for args, want := range map[string]string{
+		"token create --max-node 3":       "unknown flag: --max-node; want --max-nodes",
+		"token create --completely-wrong": "unknown flag: --completely-wrong",
+		"serve --datadir x":               "unknown flag: --datadir; want --data-dir",
+		"issued list --kubeconfi x":       "unknown flag: --kubeconfi", // --kubeconfig is hidden there
+	} {
+		if err := run(t.Context(), strings.Fields(args), io.Discard, io.Discard); err == nil || err.Error() != want {
+			t.Errorf("%s: got %v, want %s", args, err, want)
+		}
+	}
+}
+
 func TestDurationValue(t *testing.T) {
 	for s, want := range map[string]time.Duration{"0": 0, "90s": 90 * time.Second, "-1h": -time.Hour, "1d": 24 * time.Hour, "36500d": 36500 * 24 * time.Hour} {
 		var d time.Duration
@@ -94,13 +169,13 @@ func TestListFlagsTakeEachLine(t *testing.T) {
 			return
 		}
 		lists++
-		if err := f.Value.Set("a\nb\n"); err != nil || f.Value.String() != "[a,b]" {
+		if err := f.Value.Set("a\nb\n"); err != nil || f.Value.String() != "a,b" {
 			t.Errorf("%s --%s with two lines: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
 		}
-		if err := f.Value.Set("c,d"); err != nil || f.Value.String() != "[a,b,c,d]" {
+		if err := f.Value.Set("c,d"); err != nil || f.Value.String() != "a,b,c,d" {
 			t.Errorf("%s --%s once more: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
 		}
-		if err := f.Value.Set(""); (err == nil) != slices.Contains(mayBeEmpty, f.Name) || f.Value.String() != "[a,b,c,d]" {
+		if err := f.Value.Set(""); (err == nil) != slices.Contains(mayBeEmpty, f.Name) || f.Value.String() != "a,b,c,d" {
 			t.Errorf("%s --%s without a value: %v, value %s", c.CommandPath(), f.Name, err, f.Value)
 		}
 	})

@@ -13,6 +13,9 @@ import (
 // headingKey is the annotation of a flag with its heading in the help.
 const headingKey = "kubejoin.io/heading"
 
+// helpWidth is the number of columns of the help.
+const helpWidth = 100
+
 // heading lists flags under a heading in the help of their command. Without names, it takes all flags that have none.
 func heading(f *pflag.FlagSet, title string, names ...string) {
 	f.VisitAll(func(flag *pflag.Flag) {
@@ -77,13 +80,18 @@ func writeFlags(b *strings.Builder, flags *pflag.FlagSet) {
 	}
 	flags.VisitAll(func(flag *pflag.Flag) {
 		if !flag.Hidden && flag.Name != "help" {
-			add(strings.Join(flag.Annotations[headingKey], ""), flag)
+			shown := *flag
+			if !slices.Contains([]string{"", "0", "false"}, flag.DefValue) {
+				shown.Usage += " (default: " + flag.DefValue + ")"
+			}
+			shown.DefValue, shown.Value = "", struct{ pflag.Value }{flag.Value} // pflag would quote it
+			add(strings.Join(flag.Annotations[headingKey], ""), &shown)
 		}
 	})
 	add("Help flags", flags.Lookup("help"))
 	for _, title := range titles {
 		if groups[title] != nil {
-			fmt.Fprintf(b, "\n%s\n%s", cmp.Or(title, "Flags")+":", groups[title].FlagUsages())
+			fmt.Fprintf(b, "\n%s\n%s", cmp.Or(title, "Flags")+":", groups[title].FlagUsagesWrapped(helpWidth))
 		}
 	}
 }

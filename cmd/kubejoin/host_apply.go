@@ -46,15 +46,17 @@ kubelets renew by themselves, only follow rotations.
 A certificate is renewed for the same key, user and names, and gets new names that
 kubeadm-config has. The CA keys in DIR/pki sign. Without them, a kubejoin server signs: give
 --url and a credential that may sign for ` + credentials.KubeadmSigners + `*. That of admin.conf is
-worth cluster-admin, so docs/credentials.md says what such a credential may do.
+worth cluster-admin, so see what such a credential may do:
+` + docsURL + `credentials.md
 
 Each file is written atomically, with its owner and mode. DIR/` + pki.Backups + `/renewal has the
 files from before the last renewal. A static pod that reads a file only when it starts is
 restarted, on one control plane after the other, and --restart permits that for those of
 others. A CA in whose rotation the host takes part is left to the rotation.
 
---watch runs until it is stopped: deploy/host has a DaemonSet and a systemd unit for it. Each
-change is one line on standard error and one Event of the Node.
+--watch runs until it is stopped, for example as a DaemonSet or with systemd:
+` + deployURL + `host
+Each change is one line on standard error and one Event of the Node.
 
 The exit code is 0 if the host is as it should be. It is 3 if the command did its part and
 something is left to do, or if the server refuses a certificate, and 1 for other errors. In
@@ -66,7 +68,8 @@ each case it says what to do.`,
   kubejoin host apply --watch --metrics-file /var/lib/prometheus/node-exporter/kubejoin.prom
 
   # the CA key is elsewhere
-  kubejoin host apply --url https://ca.example.com:9443 --ca-file kubejoin-ca.crt --bearer-file host.token`,
+  kubejoin host apply --url https://ca.example.com:9443 --ca-file kubejoin-ca.crt \
+    --bearer-file host.token`,
 		Args:    dirArgs,
 		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -19,9 +19,9 @@ import (
 // issuedHelp ends the help of each issued command.
 const issuedHelp = `
 
-The record needs a kubejoin server with a file store: standalone, or --token-store=file.
-Otherwise read the file of 'kubejoin serve --issuance-record FILE', which has the same
-fields, one JSON object a line:
+A kubejoin server has this record if it runs standalone, or with --token-store=file or
+--token-store=etcd. If tokens are in the cluster, read the file of 'kubejoin serve
+--issuance-record FILE' instead. It has the same fields, one JSON object a line:
   jq 'select(.tokenID == "qwertz")' FILE` + serverHelp
 
 // readRecord ends errors without a kubejoin server.
@@ -32,8 +32,8 @@ func issuedCommand() *cobra.Command {
 		Use:   "issued",
 		Short: "List issued certificates and refused requests",
 		Long: `List issued certificates, and requests that were refused or failed, from the issuance
-record. kubejoin keeps certificates until 90 days after they expire. It keeps refusals
-and failures for 30 days, at most the last 100,000.` + issuedHelp,
+record. kubejoin keeps the record of a certificate until 90 days after it has expired. It
+keeps refusals and failures for 30 days, at most the last 100,000.` + issuedHelp,
 	}, issuedListCommand(), issuedShowCommand())
 }
 
@@ -71,13 +71,12 @@ given, an entry must match all.` + issuedHelp,
 	f.StringVar(&o.asked.Node, "node", "", "name of the node that the certificate is for, or that requested it")
 	f.StringVar(&o.asked.Requester, "requester", "", "user name of the requester")
 	f.StringVar(&o.asked.Signer, "signer", "", "signer name, for example "+certificates.KubeletServingSignerName)
-	f.StringVar(&o.asked.Outcome, "outcome", "", "outcome: issued, refused or failed")
+	choiceVar(f, &o.asked.Outcome, "outcome", "", "outcome: %s", issuance.Issued, issuance.Refused, issuance.Failed)
 	f.StringVar(&o.asked.CA, "ca", "", "pin of the CA that signed the certificate: sha256:HEX")
-	f.StringVar(&o.asked.NotCA, "not-ca", "", "certificates that another CA signed than the one with this pin, or that an earlier kubejoin recorded without a CA")
+	f.StringVar(&o.asked.NotCA, "not-ca", "", "certificates that the CA with this pin has not signed, or whose CA an earlier kubejoin did not record")
 	f.StringVar(&o.asked.EndsWithin, "ends-within", "", "valid certificates that expire within this duration, for example 720h or 30d")
-	f.StringVar(&o.asked.Since, "since", "", "entries recorded since then: a duration ago, for example 24h or 7d, or a time, for example 2026-11-20T00:00:00Z")
+	f.StringVar(&o.asked.Since, "since", "", "only entries after this time, for example 2026-11-20T00:00:00Z, or of the last 24h or 7d")
 	f.IntVar(&o.limit, "limit", issuance.DefaultLimit, "maximum number of entries (0: all)")
-	complete(cmd, "outcome", issuance.Issued, issuance.Refused, issuance.Failed)
 	complete(cmd, "signer", certificates.KubeAPIServerClientKubeletSignerName, certificates.KubeletServingSignerName, certificates.KubeAPIServerClientSignerName)
 	heading(f, "Filter flags")
 	o.offerFlag(cmd, "token", listTokenIDs)

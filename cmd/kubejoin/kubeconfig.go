@@ -41,11 +41,12 @@ type credentialOptions struct {
 const credentialHelp = `
 
 The command makes the key, and sends only a certificate request. One of these signs it:
-  --kubeconfig        the cluster, with a CertificateSigningRequest that you may approve
-  --url or --curlrc   a kubejoin server; you need the permission to sign
-  --ca-file, --ca-key a CA on this machine, by the same rules
+  --kubeconfig        the cluster: the command creates and approves a CertificateSigningRequest,
+                      so you need the permission to approve
+  --url or --curlrc   a kubejoin server, where you need the permission to sign
+  --ca-file, --ca-key a CA on this machine
 
-The signer keeps --duration within its bounds. The command reports a changed duration.` + remoteHelp
+The signer may shorten or extend --duration. The command then warns about it.` + remoteHelp
 
 func nodeKubeconfigCommand() *cobra.Command {
 	o := &credentialOptions{}
@@ -53,7 +54,8 @@ func nodeKubeconfigCommand() *cobra.Command {
 		Use:   "node NAME",
 		Short: "Create the kubeconfig of a kubelet, without TLS bootstrap",
 		Long: `Create /etc/kubernetes/kubelet.conf for a machine that joins without TLS bootstrap. kubeadm
-calls this custom kubelet credentials. The name of an existing Node is refused.` + credentialHelp,
+calls this custom kubelet credentials. If kubejoin signs, it refuses the name of an existing
+Node. With --ca-key, nothing checks whether the Node exists.` + credentialHelp,
 		Example: `  # on the machine that joins, then: kubeadm join … \
   #   --ignore-preflight-errors=FileAvailable--etc-kubernetes-kubelet.conf
   kubejoin kubeconfig node worker-7 --url https://join.example.com:9443 --ca-file ca.crt \

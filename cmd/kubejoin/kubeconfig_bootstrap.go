@@ -73,7 +73,8 @@ and kube-apiserver accepts a removed one until it restarts.
 The credential needs ClusterRole system:node-bootstrapper. For automatic approval it also
 needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remoteHelp,
 		Example: `  # with a new token for this machine
-  kubejoin kubeconfig bootstrap --max-nodes 1 --node-name worker-7 --output-file bootstrap-kubelet.conf
+  kubejoin kubeconfig bootstrap --max-nodes 1 --node-name worker-7 \
+    --output-file bootstrap-kubelet.conf
 
   # with an existing token, without contacting a cluster
   kubejoin kubeconfig bootstrap --token-file token --ca-file ca.crt \
@@ -111,7 +112,9 @@ func (o *bootstrapOptions) check(*cobra.Command, []string) error {
 	old := cmp.Or(o.tokenFile, o.user) != ""
 	both := o.tokenFile != "" && cmp.Or(o.user, o.tokenAuthFile) != ""
 	m.when(both, "--token-file: excludes --user and --token-auth-file")
-	m.when(!both && (o.user == "") != (o.tokenAuthFile == ""), "--user: goes together with --token-auth-file, and one of them is missing")
+	if !both {
+		m.together("user", o.user, "token-auth-file", o.tokenAuthFile)
+	}
 	switch {
 	case len(m) > 0:
 	case o.tokenFile != "":
@@ -119,7 +122,7 @@ func (o *bootstrapOptions) check(*cobra.Command, []string) error {
 	case o.user != "":
 		m.excludes(o.given, "applies only to a new token, and --user gives an existing credential", ofNewToken...)
 	}
-	m.when((o.discovery == "") != (len(o.pins) == 0), "--discovery: goes together with --discovery-token-ca-cert-hash, and one of them is missing")
+	m.together("discovery", o.discovery, "discovery-token-ca-cert-hash", strings.Join(o.pins, ","))
 	if o.discovery != "" {
 		m.in("--discovery", clusterinfo.CheckEndpoint(o.discovery))
 	}

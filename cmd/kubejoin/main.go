@@ -19,6 +19,12 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// Where the help points to.
+const (
+	docsURL   = "https://github.com/kubejoin/kubejoin/blob/main/docs/"
+	deployURL = "https://github.com/kubejoin/kubejoin/tree/main/deploy/"
+)
+
 // Exit codes.
 const (
 	exitFailure = 1
@@ -85,6 +91,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
     --token-auth-file operators.csv
 
 ` + whereHelp,
+		Version:       versionText(buildVersion()),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArgs,
@@ -93,9 +100,10 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 		},
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{err: flagError(err)}
+		return &usageError{err: flagError(cmd.Flags(), err)}
 	})
 	root.SetUsageFunc(usage)
+	root.Flags().Bool("version", false, "print the version of kubejoin") // cobra would add -v, which is --verbosity
 	group := func(id string, commands ...*cobra.Command) {
 		root.AddGroup(&cobra.Group{ID: id, Title: id + ":"})
 		for _, c := range commands {
@@ -110,6 +118,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 	group(run, strict(signerCommand(), signerConfigCommand(), webhookConfigCommand(), authorizationConfigCommand(), manifestCommand(), storeCommand())...)
 	serve := serveCommand() // not strict: some flags are kube-controller-manager's and may be empty
 	serve.GroupID = run
+	completeChoices(serve)
 	root.AddCommand(serve)
 	group("Other commands", strict(versionCommand())...)
 	root.SetHelpCommandGroupID("Other commands")

@@ -45,9 +45,11 @@ func staticPodCommand() *cobra.Command {
 		Long: `Print a static pod that runs 'kubejoin serve' on a control plane. The kubelet starts it
 without a scheduler, a pod network or a Deployment.
 
-A static pod has no service account. It uses a kubeconfig of the same user, which has the
-rights of deploy/manifests and no others. Create the kubeconfig and the
-pod on each control plane:
+A static pod has no service account. It uses a kubeconfig whose user is that service account:
+the user has the rights that the Helm chart or these manifests grant, and no others:
+` + deployURL + `manifests
+
+Create the kubeconfig and the pod on each control plane:
 
   (umask 077; kubeadm kubeconfig user --client-name ` + ownUser + ` \
     > /etc/kubernetes/kubejoin.conf)
@@ -56,9 +58,8 @@ pod on each control plane:
 The certificate in the kubeconfig is valid for a year. Run both commands again before it
 expires. The manifest then names the new expiry, so that the kubelet restarts the pod.
 
-Flags after -- are those of 'kubejoin serve'. The files that they name have to be in
---pki-dir or --mount. The command reads the kubeconfig if it exists, and contacts no
-cluster.`,
+Flags after -- are those of 'kubejoin serve'. The files that they name must be in --pki-dir or
+in a --mount. The command contacts no cluster.`,
 		Example: `  # on a control plane
   kubejoin manifest static-pod > kubejoin.yaml && cp kubejoin.yaml /etc/kubernetes/manifests/
 
@@ -92,18 +93,16 @@ cluster.`,
 	f := cmd.Flags()
 	f.StringVar(&o.image, "image", imageName+":"+buildVersion().Version, "image of kubejoin, with a tag or a digest")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "/etc/kubernetes/kubejoin.conf", "kubeconfig of kubejoin on the machine")
-	f.StringVar(&o.pkiDir, "pki-dir", "/etc/kubernetes/pki", "folder on the machine with ca.crt and ca.key of the cluster, to mount into the pod")
-	listVar(f, &o.mounts, "mount", nil, "folder of the machine to mount read only at the same path (repeatable)")
-	f.StringVarP(&o.format, "output", "o", "yaml", "output format: yaml or json")
+	f.StringVar(&o.pkiDir, "pki-dir", "/etc/kubernetes/pki", "folder on the machine with ca.crt and ca.key of the cluster, which the pod can read")
+	listVar(f, &o.mounts, "mount", nil, "another folder on the machine that the pod can read at the same path (repeatable)")
+	choiceVar(f, &o.format, "output", "yaml", "output format: %s", "yaml", "json")
 	heading(f, "Output flags", "output")
-	complete(cmd, "output", "yaml", "json")
 	return cmd
 }
 
 // pod checks the flags, and those of 'kubejoin serve' as serve does.
 func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 	var m mistakes
-	m.when(o.format != "yaml" && o.format != "json", "--output: %q given, want yaml or json", o.format)
 	folders := append([]string{o.pkiDir}, o.mounts...)
 	for flag, paths := range map[string][]string{"kubeconfig": {o.kubeconfig}, "pki-dir": {o.pkiDir}, "mount": o.mounts} {
 		for _, path := range paths {
@@ -124,7 +123,7 @@ func (o *staticPodOptions) pod(more []string) (manifest.StaticPod, error) {
 	s.register(flags)
 	s.given = flags.Changed
 	if err := flags.Parse(args[1:]); err != nil {
-		return manifest.StaticPod{}, append(m, flagError(err)).err()
+		return manifest.StaticPod{}, &usageError{command: "kubejoin serve", err: flagError(flags, err)}
 	}
 	m.when(flags.NArg() > 0, "%d arguments after --, which are no flags", flags.NArg())
 	_, err := s.options()

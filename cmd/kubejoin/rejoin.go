@@ -94,7 +94,7 @@ and 1 for all other errors.`,
 	f.StringVar(&o.url, "url", "", "https://HOST:PORT[/PATH] of the kubejoin server (default: $KUBEJOIN_URL)")
 	f.StringVar(&o.caFile, "ca-file", "", "CA certificates to verify the server with (default: those of --kubeconfig)")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "/etc/kubernetes/kubelet.conf", "kubeconfig of the kubelet, with its client certificate")
-	f.StringVar(&o.certDir, "cert-dir", "/var/lib/kubelet/pki", "folder for the new certificate, if the file of --kubeconfig does not exist, or has the certificate in it")
+	f.StringVar(&o.certDir, "cert-dir", "/var/lib/kubelet/pki", "folder for the new certificate, if --kubeconfig does not name a file for it")
 	f.StringVar(&o.key, "key", "", "file with the private key that was bound to the node, instead of --kubeconfig")
 	nodeVar(f, &o.node, "node", "with --key: name of the node")
 	f.StringVar(&o.bindKey, "bind-key", "", "bind the public key of this private key file to the node, and do nothing else")

@@ -30,7 +30,8 @@ can join again with a new token. To revoke a node that has come back, run the co
 again.
 
 Revoked certificates cannot renew and cannot use kubejoin. kube-apiserver refuses them
-only if you set that up: see 'kubejoin authorization-config' and docs/revocation.md.` + remoteHelp,
+only if you set that up: see 'kubejoin authorization-config --help' and
+` + docsURL + `revocation.md` + remoteHelp,
 		Example: `  kubejoin revoke worker-7 --reason "stolen from the rack"
   kubejoin revoke --token qwertz
   kubejoin revoke list

@@ -87,9 +87,10 @@ kube-controller-manager:
 Run each controller on one side only. Switch it off here with --controllers='*,-NAME', or
 there with the --controllers flag of kube-controller-manager.
 
-On a cluster, RBAC decides what callers may do; see deploy/manifests for roles. A caller
-presents a service account token ('kubectl create token NAME --audience kubejoin') or a
-client certificate of --client-ca-file. Admins in --token-auth-file may do everything.`,
+On a cluster, RBAC decides what callers may do. The permissions:
+` + docsURL + `http-api.md
+A caller presents a service account token, from 'kubectl create token NAME --audience kubejoin',
+or a client certificate of --client-ca-file. Admins in --token-auth-file may do everything.`,
 		Example: `  # a standalone join service
   kubejoin serve
 
@@ -120,10 +121,6 @@ client certificate of --client-ca-file. Admins in --token-auth-file may do every
 	cmd.Flags().SortFlags = false
 	o.register(cmd.Flags())
 	_ = cmd.MarkFlagFilename("signer-config", "yaml", "yml")
-	complete(cmd, "log-format", "text", "json")
-	complete(cmd, "tls-min-version", tls12, tls13)
-	complete(cmd, "existing-nodes", denyExisting, allowExisting)
-	complete(cmd, "token-store", storeKubernetes, storeFile, storeEtcd)
 	complete(cmd, "controllers", append([]string{"*"}, daemon.ControllerNames...)...)
 	return cmd
 }
@@ -131,12 +128,12 @@ client certificate of --client-ca-file. Admins in --token-auth-file may do every
 // register adds the flags of serve, in groups.
 func (o *serveOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.cluster.Kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default: the service account in a pod, else standalone)")
-	f.StringVar(&o.DataDir, "data-dir", "kubejoin-data", "folder for tokens: standalone, with CA and curlrc, or with --token-store=file; with etcd, for credentials alone")
-	f.StringVar(&o.tokenStore, "token-store", "", "store for tokens and claims: kubernetes (Secrets and Leases), file (in --data-dir, one replica), or etcd (many replicas) (default: kubernetes on a cluster, file standalone)")
+	f.StringVar(&o.DataDir, "data-dir", "kubejoin-data", "folder for kubejoin's own files: credentials, standalone also the CA, and the tokens of --token-store=file")
+	choiceVar(f, &o.tokenStore, "token-store", "", "store for tokens and claims: %s; file allows one replica, etcd many (default: kubernetes on a cluster, file standalone)", storeKubernetes, storeFile, storeEtcd)
 	registerEtcd(f, &o.etcd)
-	listVar(f, &o.controllers, "controllers", []string{"*"}, "controllers to run: '*' means all, NAME switches one on, -NAME switches one off; names: "+strings.Join(daemon.ControllerNames, ", "))
-	f.BoolVar(&o.cluster.Shadow, "shadow", false, "on a cluster: csr-approver and csr-signer write nothing, only log and count their decisions; csr-cleaner is off")
-	f.Float32Var(&o.cluster.QPS, "kube-api-qps", 0, "maximum requests per second to the API server (0: unlimited)")
+	listVar(f, &o.controllers, "controllers", []string{"*"}, "controllers to run: * for all, NAME to switch one on, -NAME to switch one off; names: "+strings.Join(daemon.ControllerNames, ", "))
+	f.BoolVar(&o.cluster.Shadow, "shadow", false, "on a cluster: csr-approver and csr-signer only log and count what they would do; csr-cleaner is off")
+	f.Float32Var(&o.cluster.QPS, "kube-api-qps", 0, "maximum requests per second that kubejoin sends to the API server (0: unlimited)")
 	f.IntVar(&o.cluster.Burst, "kube-api-burst", 0, "burst for --kube-api-qps (0: same as --kube-api-qps)")
 	f.BoolVar(&o.cluster.LeaderElect, "leader-elect", true, "on a cluster: run controllers only while this replica holds a Lease")
 	f.StringVar(&o.cluster.LeaseNamespace, "leader-elect-resource-namespace", secretstore.ClaimNamespace, "namespace of the Lease for leader election")
@@ -145,56 +142,56 @@ func (o *serveOptions) register(f *pflag.FlagSet) {
 
 	f.StringVar(&o.Listen, "listen", "127.0.0.1:9443", "HOST:PORT to serve HTTPS on; :PORT listens on all addresses of this machine")
 	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT for discovery in join commands (default: this server if standalone, else the API server in cluster-info)")
-	f.StringVar(&o.APIServer, "api-server", "", "https://HOST:PORT of the API server in cluster-info (default: the one already in cluster-info, else that of the kubeconfig; standalone: port 6443 on the host of --advertise)")
+	f.StringVar(&o.APIServer, "api-server", "", "https://HOST:PORT of the API server in cluster-info (default: the one already there, else that of the kubeconfig; standalone: port 6443 on the host of --advertise)")
 	f.StringVar(&o.TLS.CertFile, "tls-cert-file", "", "serving certificate and its chain; kubeadm requires that the cluster CA signed it (default: kubejoin issues and renews one)")
 	f.StringVar(&o.TLS.KeyFile, "tls-private-key-file", "", "private key of --tls-cert-file")
 	listVar(f, &o.TLS.SANs, "tls-san", nil, "additional DNS name or IP address in the serving certificate that kubejoin issues (repeatable)")
-	durationVar(f, &o.ShutdownDelay, "shutdown-delay-duration", 0, "how long to serve on after SIGTERM with /readyz failing, so that load balancers notice first")
-	f.StringVar(&o.tlsMinVersion, "tls-min-version", tls13, "oldest accepted TLS version: "+tls12+" or "+tls13)
+	durationVar(f, &o.ShutdownDelay, "shutdown-delay-duration", 0, "how long to go on serving after SIGTERM, with /readyz failing so that load balancers notice")
+	choiceVar(f, &o.tlsMinVersion, "tls-min-version", tls13, "oldest accepted TLS version: %s", tls12, tls13)
 	heading(f, "HTTPS API flags")
 
 	f.StringVar(&o.Callers.TokenFile, "token-auth-file", "", `CSV file of operators' bearer tokens, lines of token,user,uid,"group1,group2"; group `+daemon.AdminGroup+" may do everything (default: standalone operators.csv in --data-dir; on a cluster none)")
-	f.StringVar(&o.Callers.ClientCAFile, "client-ca-file", "", "CA of client certificates of nodes, on a cluster also of users (default: standalone the cluster CA, on a cluster none)")
-	listVar(f, &o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: accepted audiences of the bearer tokens of service accounts and other cluster users (repeatable)")
-	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "CA of kube-apiserver's client certificate, accepted for access reviews (see 'kubejoin authorization-config') and, with --token-store=file or etcd, for token reviews")
+	f.StringVar(&o.Callers.ClientCAFile, "client-ca-file", "", "CA of the client certificates that nodes present, and on a cluster also users (default: standalone the cluster CA, on a cluster none)")
+	listVar(f, &o.cluster.Audiences, "api-audiences", []string{kubeauth.Audience}, "on a cluster: audience that a service account token for kubejoin must have, or one of them (repeatable)")
+	f.StringVar(&o.Webhook.ClientCAFile, "webhook-client-ca-file", "", "CA of the client certificate with which kube-apiserver asks kubejoin; see 'kubejoin authorization-config --help' and 'kubejoin webhook-config --help'")
 	f.StringVar(&o.Webhook.ClientName, "webhook-client-name", "", "common name of kube-apiserver's client certificate, for example kube-apiserver-kubelet-client")
-	listVar(f, &o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file or etcd: accepted audiences of token reviews, as in kube-apiserver's --api-audiences (repeatable; default: only kube-apiserver checks audiences)")
+	listVar(f, &o.Webhook.Audiences, "webhook-audience", nil, "with --token-store=file or etcd: audience for which kube-apiserver may ask about tokens, as in its --api-audiences (repeatable; default: any)")
 	heading(f, "Authentication flags")
 
-	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "maximum requests and new connections per second of one client address (IPv6: one /64); 0 switches off all limits for an address, for example behind a proxy")
+	f.Float64Var(&o.clients.QPS, "client-qps", server.DefaultClientQPS, "maximum requests and new connections per second of one client address, for IPv6 of one /64 (0: no limits for addresses, for example behind a proxy)")
 	f.IntVar(&o.clients.Burst, "client-burst", server.DefaultClientBurst, "burst for --client-qps (0: same as --client-qps)")
-	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "maximum requests per second of one operator, node or bootstrap token at one address; 0 switches off all limits for a user")
+	f.Float64Var(&o.users.QPS, "user-qps", server.DefaultUserQPS, "maximum requests per second of one operator, node or bootstrap token at one address (0: no limits for users)")
 	f.IntVar(&o.users.Burst, "user-burst", server.DefaultUserBurst, "burst for --user-qps (0: same as --user-qps)")
 	f.IntVar(&o.userTokens, "user-tokens", mint.DefaultUserTokens, "maximum live tokens that one user may have created over HTTPS, across all replicas (0: unlimited)")
 	durationVar(f, &o.maxTokenTTL, "max-token-ttl", server.DefaultMaxTokenTTL, "longest lifetime of a token that a user without the permission tokens/unlimited may create or renew (0: unlimited)")
 	f.IntVar(&o.maxTokenNodes, "max-token-nodes", server.DefaultMaxTokenNodes, "highest node limit of a token that a user without the permission tokens/unlimited may create (0: unlimited)")
 	heading(f, "Client limit flags")
 
-	f.StringVar(&o.CA.CertFile, "cluster-signing-cert-file", "", "certificate of the cluster CA; during a CA rotation several, of which the one that matches the key signs")
+	f.StringVar(&o.CA.CertFile, "cluster-signing-cert-file", "", "certificate of the cluster CA; of several, as during a CA rotation, the one that matches the key signs")
 	f.StringVar(&o.CA.KeyFile, "cluster-signing-key-file", "", "private key of --cluster-signing-cert-file")
 	f.StringVar(&o.CA.PassphraseFile, "cluster-signing-key-passphrase-file", "", "passphrase of --cluster-signing-key-file, in one line (default: the key is not encrypted)")
-	f.StringVar(&o.CA.Remote.URL, "cluster-signing-key-url", "", "https://HOST:PORT or unix:///PATH of 'kubejoin signer', which has the key instead of --cluster-signing-key-file; see docs/signer.md")
+	f.StringVar(&o.CA.Remote.URL, "cluster-signing-key-url", "", "https://HOST:PORT or unix:///PATH of 'kubejoin signer', which has the key instead of --cluster-signing-key-file; see 'kubejoin signer --help'")
 	f.StringVar(&o.CA.Remote.CAFile, "cluster-signing-key-ca-file", "", "with an https URL of 'kubejoin signer': CA of its own certificate")
 	f.StringVar(&o.CA.Remote.CertFile, "cluster-signing-key-client-cert-file", "", "with an https URL of 'kubejoin signer': client certificate; re-read for each connection")
 	f.StringVar(&o.CA.Remote.KeyFile, "cluster-signing-key-client-key-file", "", "private key of --cluster-signing-key-client-cert-file")
-	durationVar(f, &o.CA.Duration, "cluster-signing-duration", 365*24*time.Hour, "maximum lifetime of certificates, and the lifetime if a request has none")
-	f.Float64Var(&o.CA.RotationQPS, "ca-rotation-qps", defaultRotationQPS, "maximum renewals per second by which kubelets move to a new CA: kubejoin shortens their certificates during a CA rotation")
-	f.StringVar(&o.cluster.PKIDir, "pki-dir", "", "on a cluster: folder of a control plane's certificates to upload for join commands with controlPlane, and to find failed members of etcd, for example "+kubeadmcerts.DefaultDir+" (default: such join commands are refused)")
+	durationVar(f, &o.CA.Duration, "cluster-signing-duration", 365*24*time.Hour, "longest lifetime of certificates, and the lifetime if a request names none")
+	f.Float64Var(&o.CA.RotationQPS, "ca-rotation-qps", defaultRotationQPS, "during a CA rotation: how many kubelets per second renew; kubejoin issues certificates that are short enough for it")
+	f.StringVar(&o.cluster.PKIDir, "pki-dir", "", "on a cluster: folder with a control plane's certificates and keys, for example "+kubeadmcerts.DefaultDir+", with which control planes join by one request and kubejoin finds failed members of etcd (default: kubejoin refuses such requests)")
 	f.StringVar(&o.SignerConfig, "signer-config", "", "file that configures the signers, re-read when it changes; see 'kubejoin signer-config --help' (default: what 'kubejoin signer-config default' prints)")
-	f.StringVar(&o.existingNodes, "existing-nodes", denyExisting, "deny or allow first client certificates for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'")
+	choiceVar(f, &o.existingNodes, "existing-nodes", denyExisting, "%s a first client certificate for the name of an existing Node; for single nodes use 'kubejoin token create --replace-node'", denyExisting, allowExisting)
 	listVar(f, &o.NodeRules.Reserved, "reserved-node-names", nil, "node name, or a pattern with *, that only tokens with role control-plane may use (repeatable)")
 	durationVar(f, &o.NodeRules.SpentRetention, "spent-token-retention", admission.DefaultRetention, "how long to keep a token after the last node of its limit has joined")
 	durationVar(f, &o.NodeRules.RejoinWindow, "rejoin-window", 0, "how long after the end of its certificate a node may rejoin, for example 720h (0: nodes cannot rejoin)")
 	f.IntVar(&o.NodeRules.RejoinBudget, "rejoin-budget", admission.DefaultRejoinBudget, fmt.Sprintf("with --rejoin-window: how often a node may rejoin within the window, 1 to %d", tokens.MaxRejoins))
-	listVar(f, &o.cidrs, "serving-allowed-cidr", nil, "range of machine addresses allowed in kubelet serving certificates, for example 10.0.0.0/16 (repeatable; without this and --serving-allowed-dns-suffix none is approved)")
+	listVar(f, &o.cidrs, "serving-allowed-cidr", nil, "range of machine addresses allowed in kubelet serving certificates, for example 10.0.0.0/16 (repeatable; without this and --serving-allowed-dns-suffix, kubejoin approves none)")
 	listVar(f, &o.suffixes, "serving-allowed-dns-suffix", nil, "domain allowed in kubelet serving certificates besides the name of the Node, for example node.example.com (repeatable)")
-	listVar(f, &o.leaveAlone, "serving-leave-alone", nil, "reason for which to leave a kubelet serving certificate to a person instead of denying it: "+strings.Join(approval.DenialReasons(), ", ")+" (repeatable)")
+	listVar(f, &o.leaveAlone, "serving-leave-alone", nil, "do not deny kubelet serving certificates for this reason, but wait for a person to approve or deny: "+or(approval.DenialReasons())+" (repeatable)")
 	listVar(f, &o.services, "service-cluster-ip-range", nil, "Service ranges, as in kube-apiserver's flag, never allowed in serving certificates; required before Kubernetes 1.33")
 	f.StringVar(&o.IssuanceRecord, "issuance-record", "", "file to append a JSON line to for each certificate that is issued, refused or failed; - is standard output")
-	durationVar(f, &o.IssuanceRetention, "issuance-retention", boltstore.KeepEnded, "how long the issuance record in --data-dir or etcd keeps a certificate after it has ended")
+	durationVar(f, &o.IssuanceRetention, "issuance-retention", boltstore.KeepEnded, "how long the issuance record in --data-dir or etcd keeps a certificate after it has expired")
 	heading(f, "Node and certificate flags")
 
-	f.StringVar(&o.logFormat, "log-format", "text", "log format: text or json")
+	choiceVar(f, &o.logFormat, "log-format", "text", "log format: %s", "text", "json")
 	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "log level: 0 for operators, 1 adds every request and decision, 4 to 6 add calls to the API server")
 	heading(f, "Other flags")
 }

@@ -93,13 +93,15 @@ func (o *serveOptions) checkAddresses(m *mistakes) {
 }
 
 func (o *serveOptions) checkFiles(m *mistakes) {
-	const pair = "certificate and key go together, and one of them is missing"
-	m.when((o.CA.CertFile == "") != (o.CA.KeyFile+o.CA.Remote.URL == ""), "--cluster-signing-cert-file: "+pair)
-	m.when((o.TLS.CertFile == "") != (o.TLS.KeyFile == ""), "--tls-cert-file: "+pair)
+	key := "cluster-signing-key-file"
+	if o.CA.Remote.URL != "" {
+		key = "cluster-signing-key-url"
+	}
+	m.together("cluster-signing-cert-file", o.CA.CertFile, key, o.CA.KeyFile+o.CA.Remote.URL)
+	m.together("tls-cert-file", o.TLS.CertFile, "tls-private-key-file", o.TLS.KeyFile)
 	m.when(o.CA.PassphraseFile == "" && o.given("cluster-signing-key-passphrase-file"), "--cluster-signing-key-passphrase-file: is empty, want a file")
 	m.when(o.CA.PassphraseFile != "" && o.CA.KeyFile == "", "--cluster-signing-key-passphrase-file: needs --cluster-signing-key-file, the key that it decrypts")
 	o.checkRemoteKey(m)
-	m.when(o.tlsMinVersion != tls12 && o.tlsMinVersion != tls13, "--tls-min-version: %q given, want %s or %s", o.tlsMinVersion, tls12, tls13)
 	m.when(o.SignerConfig == "" && o.given("signer-config"), "--signer-config: is empty, want a file")
 	m.when(o.IssuanceRecord == "" && o.given("issuance-record"), "--issuance-record: is empty, want a file, or - for standard output")
 }
@@ -132,7 +134,6 @@ func (o *serveOptions) checkLimits(m *mistakes) {
 }
 
 func (o *serveOptions) checkNodes(m *mistakes) {
-	m.when(!slices.Contains([]string{denyExisting, allowExisting}, o.existingNodes), "--existing-nodes: %q given, want %s or %s", o.existingNodes, denyExisting, allowExisting)
 	for _, pattern := range o.NodeRules.Reserved {
 		m.in("--reserved-node-names", tokens.CheckNodePattern(pattern))
 	}
@@ -196,7 +197,6 @@ func enabledControllers(list []string) (map[string]bool, error) {
 
 // checkTokenStore refuses flags that the token store does not support, and flags that exclude each other.
 func (o *serveOptions) checkTokenStore(m *mistakes) {
-	m.when(!slices.Contains([]string{"", storeKubernetes, storeFile, storeEtcd}, o.tokenStore), "--token-store: %q given, want %s, %s or %s", o.tokenStore, storeKubernetes, storeFile, storeEtcd)
 	if o.tokenStore == storeEtcd {
 		for _, err := range o.etcd.Check() {
 			m.in("--"+err.Field, err.Err)
@@ -207,11 +207,10 @@ func (o *serveOptions) checkTokenStore(m *mistakes) {
 	m.when(o.IssuanceRetention < 0, "--issuance-retention: %s given, want 0 or more, for example 2160h", o.IssuanceRetention)
 	m.when(o.tokenStore == storeFile && o.cluster.LeaderElect && o.given("leader-elect"), "--leader-elect: excludes --token-store=file, which supports only one replica")
 	m.when(o.cluster.Kubeconfig != "" && (o.tokenStore == "" || o.tokenStore == storeKubernetes) && o.given("data-dir"), "--data-dir: needs standalone mode, --token-store=file or --token-store=etcd; --kubeconfig stores tokens in the cluster")
-	m.when((o.Webhook.ClientCAFile == "") != (o.Webhook.ClientName == ""), "--webhook-client-ca-file: goes together with --webhook-client-name, and one of them is missing")
+	m.together("webhook-client-ca-file", o.Webhook.ClientCAFile, "webhook-client-name", o.Webhook.ClientName)
 }
 
 func (o *serveOptions) checkOutput(m *mistakes) {
-	m.when(!slices.Contains([]string{"text", "json"}, o.logFormat), "--log-format: %q given, want text or json", o.logFormat)
 	m.when(o.verbosity < 0 || o.verbosity > logging.MaxVerbosity, "--verbosity: %d given, want 0 to %d; higher levels would log the contents of Secrets", o.verbosity, logging.MaxVerbosity)
 }
 

@@ -33,7 +33,10 @@ lists its common name. Over a Unix socket, the policy lists the user ID. Use a C
 --client-ca-file that signs nothing else.
 
 The process records each certificate in --issuance-record before the certificate leaves,
-and signs nothing while it cannot write. It re-reads all files when they change.`,
+and signs nothing while it cannot write. It re-reads all files when they change.
+
+The program kubejoin-pkcs11 is this command for a key in a hardware security module:
+` + docsURL + `signer.md#keep-the-key-on-a-pkcs11-token`,
 		Example: `  # on the host that keeps the key
   kubejoin signer default-policy > policy.yaml
   kubejoin signer check-policy policy.yaml
@@ -49,8 +52,8 @@ and signs nothing while it cannot write. It re-reads all files when they change.
 			if err := o.Check(); err != nil {
 				return &usageError{err: err}
 			}
-			if !slices.Contains([]string{"text", "json"}, o.logFormat) || o.verbosity < 0 || o.verbosity > logging.MaxVerbosity {
-				return usagef("--log-format: %q and --verbosity %d given, want text or json and 0 to %d", o.logFormat, o.verbosity, logging.MaxVerbosity)
+			if o.verbosity < 0 || o.verbosity > logging.MaxVerbosity {
+				return usagef("--verbosity: %d given, want 0 to %d", o.verbosity, logging.MaxVerbosity)
 			}
 			log, err := logging.New(cmd.ErrOrStderr(), o.logFormat, o.verbosity)
 			if err != nil {
@@ -63,9 +66,8 @@ and signs nothing while it cannot write. It re-reads all files when they change.
 	for _, flag := range o.Flags() {
 		f.StringVar(flag.Value, flag.Name, "", flag.Help)
 	}
-	f.StringVar(&o.logFormat, "log-format", "text", "log format: text or json")
+	choiceVar(f, &o.logFormat, "log-format", "text", "log format: %s", "text", "json")
 	f.IntVarP(&o.verbosity, "verbosity", "v", 0, "log level: 0 for operators, 1 for debugging")
-	complete(cmd, "log-format", "text", "json")
 	_ = cmd.MarkFlagFilename("policy", "yaml", "yml")
 	cmd.AddCommand(checkPolicyCommand(), defaultPolicyCommand())
 	return cmd
@@ -88,7 +90,8 @@ func checkPolicyCommand() *cobra.Command {
 		Use:   "check-policy FILE",
 		Short: "Check a policy and print what each requester may have signed",
 		Long: `Check a policy and print what each requester may have signed. The command prints all errors
-with file, line and field, and warns about ranges and names that could be too wide. The exit code is 0 if the file is valid, 1 if not.`,
+with file, line and field, and warns about ranges and names that could be too wide. The exit
+code is 0 if the file is valid, 1 if not.`,
 		Example: "  kubejoin signer check-policy policy.yaml",
 		Args:    oneArg("FILE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -86,7 +86,8 @@ exit code is 0 if the file is valid, 1 if not.`,
   sed s/720h/48h/ signers.yaml | kubejoin signer-config check -
 
   # when the CAs expire
-  kubejoin signer-config check signers.yaml -o jsonpath='{range .signers[*]}{.name} {.ca.expires}{"\n"}{end}'`,
+  kubejoin signer-config check signers.yaml \
+    -o jsonpath='{range .signers[*]}{.name} {.ca.expires}{"\n"}{end}'`,
 		Args: oneArg("FILE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var m mistakes

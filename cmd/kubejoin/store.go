@@ -143,10 +143,11 @@ func storeCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check STORE",
 		Short: "Check the invariants of a store",
-		Long: `Check that all rows of a store can be read, that its indexes agree with them, that no token
-counts more nodes than its limit, and that each claim is counted. The command changes nothing,
-and etcd can be in use. A file can be checked only while no kubejoin uses it, and after this
-version of kubejoin has converted it.
+		Long: `Check a store: whether kubejoin can read each row, the indexes agree with the rows, no token
+counts more nodes than its limit, and each claim is counted. The command changes nothing.
+
+A store in etcd may be in use. A file must not be in use: stop kubejoin first. The command
+reads only a file whose schema this version of kubejoin knows, and says which one it found.
 
 The exit code is 0 without findings, 1 with findings, and 2 if the store could not be checked.` + storeHelp,
 		Example: `  kubejoin store check file:kubejoin-data

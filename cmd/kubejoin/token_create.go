@@ -72,7 +72,8 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
   kubejoin token create --curlrc kubejoin-data/curlrc
 
   # for a cluster that does not exist yet
-  kubejoin token create --offline --ca-file ca.crt --api-server https://api.example.com:6443 --output-dir token`,
+  kubejoin token create --offline --ca-file ca.crt \
+    --api-server https://api.example.com:6443 --output-dir token`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			asked, err := o.request(cmd.InOrStdin(), args)
@@ -94,7 +95,7 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	f := cmd.Flags()
 	durationVar(f, &o.ttl, "ttl", tokens.DefaultTTL, "lifetime of the token, for example 90s, 30m, 3h or 1d (0: never expires)")
 	f.StringVar(&o.spec.Expires, "expires", "", "time when the token expires, instead of --ttl, for example 2030-01-31T12:00:00Z")
-	listVar(f, &o.spec.Usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "usages of the token: signing (for discovery), authentication (to request a certificate) or both")
+	listVar(f, &o.spec.Usages, "usages", []string{api.UsageSigning, api.UsageAuthentication}, "usages of the token: signing for discovery, authentication to request a certificate")
 	listVar(f, &o.groups, "groups", []string{tokens.DefaultGroup}, "groups of a machine that authenticates with the token; each begins with system:bootstrappers:")
 	f.StringVar(&o.spec.Description, "description", "", "description of the token")
 	durationVar(f, &o.wait, "wait", mint.DefaultSignTimeout, "how long to wait for the signature in cluster-info (0: do not wait)")
@@ -103,15 +104,15 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	f.IntVar(&o.spec.MaxNodes, "max-nodes", 0, fmt.Sprintf("maximum number of nodes that may join, 1 to %d (default: unlimited)", tokens.MaxNodes))
 	listVar(f, &o.spec.NodeNames, "node-name", nil, "allowed node name, or a pattern such as 'worker-*' (repeatable; default: any)")
 	durationVar(f, &o.duration, "certificate-duration", 0, "lifetime of the node certificates, within the limits of the signer (default: the signer's)")
-	f.StringVar(&o.spec.Role, "role", "", tokens.RoleControlPlane+" allows reserved node names (default: worker)")
-	f.StringVar(&o.spec.Rejoin, "rejoin", "", "allow or deny that nodes rejoin after their certificates have expired, if kubejoin runs with --rejoin-window (default: allow)")
+	choiceVar(f, &o.spec.Role, "role", "", "role of the nodes: %s, which may use reserved node names (default: they may not)", tokens.RoleControlPlane)
+	choiceVar(f, &o.spec.Rejoin, "rejoin", "", "%s that a node rejoins with an expired certificate, if 'kubejoin serve' has --rejoin-window (default: allow)", tokens.RejoinAllow, tokens.RejoinDeny)
 	f.StringVar(&o.spec.ReplaceNode, "replace-node", "", "name of an existing Node that one machine may replace")
 	heading(f, "Limit flags")
 	f.BoolVar(&o.printJoinCommand, "print-join-command", false, "print the join command instead of the token, in the format of --format")
-	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+strings.Join(joinformat.Formats(), ", ")+"; text is the 'kubeadm join' command line; all contain the token")
-	f.StringVar(&o.withRejoin, "with-rejoin", "", "with --format script: https://HOST:PORT of the kubejoin server at which the machine can rejoin after its certificate has expired; the script installs what it needs")
-	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join as control plane, with the key that 'kubejoin certs upload' or 'kubeadm init phase upload-certs --upload-certs' printed")
-	f.BoolVar(&o.controlPlane, "control-plane", false, "with --print-join-command: join as control plane, and upload the certificates that control planes share (default limits: --ttl 2h --max-nodes 1 --role control-plane)")
+	f.StringVar(&o.joinFormat, "format", api.FormatText, "with --print-join-command: "+or(joinformat.Formats())+"; text is the 'kubeadm join' command; all have the secret of the token")
+	f.StringVar(&o.withRejoin, "with-rejoin", "", "with --format script: https://HOST:PORT of a kubejoin server; the script sets the machine up to rejoin there after its certificate has expired")
+	f.StringVar(&o.certificateKey, "certificate-key", "", "with --print-join-command: join as control plane, with this key from 'kubejoin certs upload' or 'kubeadm init phase upload-certs --upload-certs'")
+	f.BoolVar(&o.controlPlane, "control-plane", false, "with --print-join-command: join as control plane, and upload the certificates for it (implies --ttl 2h --max-nodes 1 --role control-plane, unless given)")
 	registerPKIDir(f, &o.pkiDir, "with --control-plane on a cluster: ")
 	heading(f, "Join command flags")
 	o.output.register(cmd, "text", "wide", "csv")
@@ -121,8 +122,6 @@ stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
 	o.offerFlag(cmd, "replace-node", listNodes)
 	complete(cmd, "usages", api.UsageSigning, api.UsageAuthentication)
 	complete(cmd, "format", joinformat.Formats()...)
-	complete(cmd, "role", tokens.RoleControlPlane)
-	complete(cmd, "rejoin", tokens.RejoinAllow, tokens.RejoinDeny)
 	complete(cmd, "groups", tokens.DefaultGroup)
 	return cmd
 }

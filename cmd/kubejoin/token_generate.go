@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"encoding/csv"
 	"fmt"
-	"slices"
 	"strings"
 	"unicode"
 
@@ -55,18 +54,16 @@ kubelet's kubeconfig with 'kubejoin kubeconfig bootstrap --user'.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := cmd.Flags()
-	f.StringVarP(&o.format, "output", "o", "text", "output format: text, or csv for a static token")
+	choiceVar(f, &o.format, "output", "text", "output format: %s, which is for static tokens", "text", "csv")
 	f.StringVar(&o.user, "user", "kubelet-bootstrap", "with -o csv: user name of the token")
 	f.StringVar(&o.uid, "uid", "", "with -o csv: UID of that user")
 	listVar(f, &o.groups, "groups", []string{tokens.BootstrappersGroup}, "with -o csv: groups of that user")
 	heading(f, "Output flags")
-	complete(cmd, "output", "text", "csv")
 	return cmd
 }
 
 func (o *tokenGenerateOptions) check(cmd *cobra.Command, _ []string) error {
 	var m mistakes
-	m.when(!slices.Contains([]string{"text", "csv"}, o.format), "--output: %q given, want text or csv", o.format)
 	if o.format != "csv" {
 		m.excludes(cmd.Flags().Changed, "needs -o csv, since only static tokens have it", "user", "uid", "groups")
 	}

@@ -17,23 +17,24 @@ func versionCommand() *cobra.Command {
 		Short: "Print the version of kubejoin",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := buildVersion()
-			switch output {
-			case "text":
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "kubejoin %s (%s, %s)\n", v.Version, v.GoVersion, v.Platform)
+			if output == "text" {
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), "kubejoin", versionText(v))
 				return err
-			case "json":
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(v)
 			}
-			return &usageError{command: cmd.CommandPath(), err: fmt.Errorf("--output: %q given, want text or json", output)}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(v)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
+	choiceVar(cmd.Flags(), &output, "output", "text", "output format: %s", "text", "json")
 	heading(cmd.Flags(), "Output flags", "output")
 	return cmd
 }
 
 // release is set by the Makefile from git: -ldflags "-X main.release=v1.2.3 -X main.commit=…".
 var release, commit string
+
+func versionText(v api.Version) string {
+	return fmt.Sprintf("%s (%s, %s)", v.Version, v.GoVersion, v.Platform)
+}
 
 func buildVersion() api.Version {
 	v := api.Version{Version: release, Commit: commit, GoVersion: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}

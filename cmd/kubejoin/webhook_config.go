@@ -62,7 +62,8 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
   # with an existing client certificate of kube-apiserver
   kubejoin webhook-config --url https://join.example.com:9443 \
     --client-certificate /etc/kubernetes/pki/apiserver-kubelet-client.crt \
-    --client-key /etc/kubernetes/pki/apiserver-kubelet-client.key --output-file kubejoin-webhook.conf`,
+    --client-key /etc/kubernetes/pki/apiserver-kubelet-client.key \
+    --output-file kubejoin-webhook.conf`,
 		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return webhookConfig(o, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -75,7 +76,7 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 	f.StringVar(&o.tokenFile, "token-file", "", "path, on the kube-apiserver machine, of a file with the bearer token; use it to replace the token later")
 	f.StringVar(&o.clientCert, "client-certificate", "", "path, on the kube-apiserver machine, of a client certificate to use instead of the token")
 	f.StringVar(&o.clientKey, "client-key", "", "path, on the kube-apiserver machine, of the private key of --client-certificate")
-	durationVar(f, &o.cacheTTL, "cache-ttl", 10*time.Second, "how long kube-apiserver may cache a response; the default of kube-apiserver is 2m")
+	durationVar(f, &o.cacheTTL, "cache-ttl", 10*time.Second, "how long kube-apiserver may cache a response; kube-apiserver itself would take 2m")
 	f.StringVar(&o.output, "output-file", "", "file to write, with mode 0600 (- or default: standard output)")
 	heading(f, "Output flags", "output-file")
 	return cmd
@@ -84,7 +85,7 @@ only tokens in Secrets and removes all other signatures from cluster-info.`,
 func (o *webhookOptions) check(*cobra.Command, []string) error {
 	var m mistakes
 	m.url("--url", o.url)
-	m.when((o.clientCert == "") != (o.clientKey == ""), "--client-certificate: certificate and key go together, and one of them is missing")
+	m.together("client-certificate", o.clientCert, "client-key", o.clientKey)
 	m.when(o.clientCert != "" && o.tokenFile != "", "--token-file: excludes --client-certificate, and both are given")
 	for flag, path := range map[string]string{"token-file": o.tokenFile, "client-certificate": o.clientCert, "client-key": o.clientKey} {
 		m.when(path != "" && !filepath.IsAbs(path), "--%s: %q given, want an absolute path on the kube-apiserver machine", flag, path)

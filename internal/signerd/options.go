@@ -53,7 +53,7 @@ func (o *Options) Flags() []Flag {
 		{"policy", "file that says who gets which certificates; see 'kubejoin signer default-policy'", &o.Policy, always},
 		{"issuance-record", "file to append a JSON line to for each certificate that is signed or refused", &o.Record, always},
 		{"cluster-signing-cert-file", "certificate of the cluster CA; of several, the one that matches the key signs", &o.CertFile, always},
-		{"cluster-signing-key-file", "private key of --cluster-signing-cert-file; kubejoin-pkcs11 also takes a URI such as pkcs11:token=ca;object=kubernetes-ca?module-path=/PATH&pin-source=file:/PATH", &o.KeyFile, always},
+		{"cluster-signing-key-file", "private key of --cluster-signing-cert-file; kubejoin-pkcs11 also takes a pkcs11: URI", &o.KeyFile, always},
 		{"cluster-signing-key-passphrase-file", "passphrase of --cluster-signing-key-file, in one line (default: the key is not encrypted)", &o.PassphraseFile, optional},
 		{"tls-cert-file", "serving certificate and its chain, for HTTPS", &o.TLSCertFile, withHTTPS},
 		{"tls-private-key-file", "private key of --tls-cert-file", &o.TLSKeyFile, withHTTPS},

@@ -66,7 +66,7 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 		case api.UsageAuthentication:
 			record.Authentication = true
 		default:
-			return record, api.InvalidField("usages", "%.40q given, want signing, authentication or both", usage)
+			return record, api.InvalidField("usages", "%.40q given, want signing or authentication", usage)
 		}
 	}
 	switch {

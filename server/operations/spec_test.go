@@ -73,7 +73,7 @@ func TestCreateRequest(t *testing.T) {
 		{name: "for authentication", req: api.CreateToken{TokenSpec: spec{Usages: []string{"authentication"}}}, want: func(r mint.Creation) bool {
 			return !r.Record.Signing && r.Record.Authentication && len(r.Record.Groups) == 1
 		}},
-		{name: "unknown usage", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing", "sealing"}}}, field: "usages", detail: `"sealing" given, want signing, authentication or both`},
+		{name: "unknown usage", req: api.CreateToken{TokenSpec: spec{Usages: []string{"signing", "sealing"}}}, field: "usages", detail: `"sealing" given, want signing or authentication`},
 		{name: "own group", req: api.CreateToken{TokenSpec: spec{Groups: []string{"system:bootstrappers:a"}}}, want: func(r mint.Creation) bool {
 			return slices.Equal(r.Record.Groups, []string{"system:bootstrappers:a"})
 		}},

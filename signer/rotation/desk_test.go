@@ -589,7 +589,7 @@ func TestPrepareChecksRequest(t *testing.T) {
 		"with a root": {func(p *rotation.PrepareRequest, _ *desk) {
 			p.Certificates = append(p.Certificates, certtest.CA(t, "root").Leaf)
 		}, "", ""},
-		"another CA":  {func(p *rotation.PrepareRequest, _ *desk) { p.CA = "Cluster" }, "ca", `is "Cluster", want one of`},
+		"another CA":  {func(p *rotation.PrepareRequest, _ *desk) { p.CA = "Cluster" }, "ca", `is "Cluster", want cluster, front-proxy or etcd`},
 		"a key alone": {func(p *rotation.PrepareRequest, _ *desk) { p.Certificates = nil }, "certificates", "required with a key"},
 		"a lifetime":  {func(p *rotation.PrepareRequest, _ *desk) { p.Lifetime = time.Hour }, "lifetime", "no effect on a CA that exists"},
 		"short":       {func(p *rotation.PrepareRequest, _ *desk) { p.Certificates, p.Key, p.Lifetime = nil, nil, time.Hour }, "lifetime", "is 1h, want at least 24h"},

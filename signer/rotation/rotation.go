@@ -32,7 +32,7 @@ var CAs = []CA{Cluster, FrontProxy, Etcd}
 
 func (ca CA) check() error {
 	if !slices.Contains(CAs, ca) {
-		return invalid("ca", "is %.40q, want one of %q", ca, CAs)
+		return invalid("ca", "is %.40q, want %s, %s or %s", ca, Cluster, FrontProxy, Etcd)
 	}
 	return nil
 }

@@ -62,8 +62,11 @@ func (c Config) Check() (errs []*tokens.FieldError) {
 			invalid("etcd-servers", "%.200q given, want either https:// or http:// for all members", e)
 		}
 	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		invalid("etcd-certfile", "certificate and key go together, and one of them is missing")
+	if c.CertFile != "" && c.KeyFile == "" {
+		invalid("etcd-certfile", "needs --etcd-keyfile, which is missing")
+	}
+	if c.CertFile == "" && c.KeyFile != "" {
+		invalid("etcd-keyfile", "needs --etcd-certfile, which is missing")
 	}
 	if c.Prefix != "" && (!strings.HasPrefix(c.Prefix, "/") || path.Clean(c.Prefix) != c.Prefix || c.Prefix == "/" || len(c.Prefix) > MaxPrefix) {
 		invalid("etcd-prefix", "%.200q given, want a path such as %s, of at most %d bytes", c.Prefix, DefaultPrefix, MaxPrefix)

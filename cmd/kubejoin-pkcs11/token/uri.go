@@ -101,7 +101,7 @@ func attributes(part, separator string, into map[string]*string) error {
 		name, value, _ := strings.Cut(attribute, "=")
 		field := into[name]
 		if field == nil {
-			return fmt.Errorf("unknown attribute %.40q, want one of %q", name, sortedKeys(into))
+			return fmt.Errorf("unknown attribute %.40q, want one of %s", name, strings.Join(sortedKeys(into), ", "))
 		}
 		decoded, err := url.PathUnescape(value)
 		if err != nil || decoded == "" || strings.ContainsRune(decoded, 0) {

@@ -24,7 +24,7 @@ func TestParseURI(t *testing.T) {
 		"pkcs11:" + query: "token: missing",
 		"pkcs11:token=t":  "object: missing",
 		"pkcs11:object=k": "token: missing",
-		"pkcs11:token=t;object=k;slot-id=1" + query:                               `unknown attribute "slot-id", want one of ["id" "library-description" "library-manufacturer" "library-version" "manufacturer" "model" "object" "serial" "token" "type"]`,
+		"pkcs11:token=t;object=k;slot-id=1" + query:                               `unknown attribute "slot-id", want one of id, library-description, library-manufacturer, library-version, manufacturer, model, object, serial, token, type`,
 		"pkcs11:token=t;object=k;library-version=2.x" + query:                     `library-version: "2.x" given, want a version such as 2 or 2.6`,
 		"pkcs11:token=t;object=k;model=a;model=b" + query:                         "model: given twice",
 		"pkcs11:token=t;object=k;type=cert" + query:                               `type: "cert" given`,
