@@ -183,7 +183,7 @@ func (h *handler) bootstrapRecord(r *call, shown tokens.Token, now func() time.T
 // isToken reports whether a request has an existing bootstrap token. It reads the cache, which costs little but
 // may lag behind writes.
 func (h *handler) isToken(r *http.Request) bool {
-	bearer, _ := auth.Bearer(r) // empty with an error, which is not a token
+	bearer, _ := auth.Bearer(r) // after an error, bearer is empty and Parse fails
 	shown, err := tokens.Parse(bearer)
 	if err != nil {
 		return false

@@ -245,7 +245,7 @@ func (r *reading) objects(ctx context.Context) error {
 
 func (r *reading) lease(ctx context.Context) error {
 	if r.URL != "" {
-		return nil // that kubejoin reports whether it works
+		return nil // the kubejoin at the URL reports its own health
 	}
 	lease, err := r.client.CoordinationV1().Leases(kubejoinNamespace).Get(ctx, "kubejoin", metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

@@ -187,7 +187,7 @@ func ofCertificate(cas func() *x509.CertPool) func(*http.Request, *config.Policy
 	authenticate := auth.ClientCertificate{CAs: cas, Everybody: true}.Cached()
 	return func(r *http.Request, p *config.Policy) (config.Requester, error) {
 		user, err := authenticate(r)
-		q, found := p.Named(user.Name) // not found after an error
+		q, found := p.Named(user.Name) // after an error, the name is empty, and no requester has it
 		if !found {
 			return q, cmp.Or(err, fmt.Errorf("the policy has no requester %.100q", user.Name))
 		}

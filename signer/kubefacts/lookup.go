@@ -23,7 +23,7 @@ const (
 	fewLookups     = 8
 	nodesPerLookup = 20
 	gather         = 30 * time.Millisecond
-	// listTimeout limits the time of a list. Its lookups may have been canceled.
+	// listTimeout limits the time of a list, which runs on even if all its callers have gone.
 	listTimeout = 10 * time.Second
 )
 

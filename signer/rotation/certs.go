@@ -50,7 +50,7 @@ func New(ca CA, old, fresh []*x509.Certificate, cross *x509.Certificate, now tim
 		case sameName(c, fresh[0]):
 			return Rotation{}, invalid("certificates", "the new CA %q has the subject of the old CA %q (case, spaces and string type do not count): TLS handshakes name CAs by subject, so want another one", fresh[0].Subject, c.Subject)
 		case slices.ContainsFunc(fresh, c.Equal):
-			return Rotation{}, invalid("certificates", "%q is trusted now, and certificates of the old CA could stay valid by it: want only certificates that are not trusted yet", c.Subject)
+			return Rotation{}, invalid("certificates", "%q is trusted already, so certificates of the old CA could stay valid: want only certificates that are not trusted yet", c.Subject)
 		}
 	}
 	r := Rotation{ID: newID(), CA: ca, Stage: Prepare, Old: old, New: fresh, Started: now.UTC(), Since: now.UTC()}

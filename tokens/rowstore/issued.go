@@ -220,7 +220,8 @@ func timeOf(place string) (int64, error) {
 	return int64(t), nil
 }
 
-// Limits of the time that a read of timed covers, in nanoseconds: of the first one, and of any.
+// firstWindow is the time that the first read of timed covers, and minWindow the least that any read covers, both in
+// nanoseconds.
 const firstWindow, minWindow = int64(time.Hour), int64(time.Second)
 
 // timed calls visit with pages of rows of a folder whose keys begin with a time. It starts behind the place after, and

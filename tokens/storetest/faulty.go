@@ -140,7 +140,7 @@ type faultyStore struct {
 	fault Faulty
 }
 
-// one runs a call that returns one record. Arguments are the Records before it.
+// one runs a call that returns one record. arguments are the records that the caller passed.
 func (s faultyStore) one(ctx context.Context, method, id string, do func() (tokens.Record, error), arguments ...tokens.Record) (r tokens.Record, err error) {
 	c := &Call{Context: ctx, Method: "Store." + method, Key: id, Records: arguments}
 	err = s.fault(c, func() error {

@@ -218,8 +218,9 @@ func locks(info pkcs11.TokenInfo, starts bool) bool {
 	return info.Flags&flags != 0
 }
 
-// loginRefused reports whether [crypto11.Configure] could not log in, and the token was there. Tokens differ in their codes
-// for a wrong PIN, so each code counts that does not mean a removal. crypto11 has no type for a failed login.
+// loginRefused reports whether [crypto11.Configure] could not log in, and the token was there. Tokens return
+// different codes for a wrong PIN, so every code counts as a refused login, except those of a removed token. crypto11 has
+// no type for a failed login.
 func loginRefused(err error) bool {
 	if err == nil || !strings.Contains(err.Error(), "failed to log into long term session") {
 		return false

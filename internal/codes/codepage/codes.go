@@ -1,5 +1,5 @@
 // Package codepage explains each code that kubejoin prints: what it means, and what to do next. 'kubejoin explain CODE' and
-// docs/codes.md show the same entries. What the code that prints them already knows is read from there.
+// docs/codes.md show the same entries. Texts that other code already has are read from there, and not repeated here.
 package codepage
 
 import (

@@ -38,7 +38,7 @@ the issuance record and of ` + "`kubejoin explain --csr`" + `. The verdict says 
   ` + "`kubejoin_rejoins_total`" + ` have the reason.`},
 	{State, "States of explain", "state", "", "the machine", "`kubejoin explain NODE -o jsonpath={.state}` prints one of these, or one of the [reasons](#reasons)."},
 	{Event, "Events and conditions", "event", "on, type", "cause", "`kubectl describe csr NAME` shows Events on a request, and `kubectl -n kubejoin-system get events` those on the Lease.\n" +
-		"The [reasons](#reasons) are also reasons of conditions and of Events on requests and Nodes. Such an Event has type\n" +
+		"The same [reasons](#reasons) appear in conditions, and in Events on requests and Nodes. Such an Event has type\n" +
 		codes.Refused("").Type() + " if the request was denied, has failed or is no longer retried, and " + codes.Undecided("").Type() + " if it may still be granted.\n\n" +
 		"Standalone there are no Events. Any node can write an Event that looks like kubejoin's; its log cannot be forged so."},
 	{Readiness, "Readiness checks", "check", "result", "cause", "`/readyz` returns 503 if a check has a failure. `/readyz?verbose` also shows notices. A check exists only where kubejoin\n" +
