@@ -31,7 +31,7 @@ type Spent struct {
 
 // Retired are the tokens that need no signature, as a look of [Spent] found them. It is immutable.
 type Retired struct {
-	at    time.Time // of the look; zero before the first one
+	at    time.Time // when the last look was; zero before the first one
 	found map[string]retirement
 }
 

@@ -23,7 +23,7 @@ func (ca *CA) CrossSign(other *x509.Certificate) (*x509.Certificate, error) {
 	}
 	template := *other
 	template.SerialNumber = newSerial()
-	template.SignatureAlgorithm = 0 // that of the key of this CA
+	template.SignatureAlgorithm = 0 // x509 takes the one of the key of this CA
 	template.AuthorityKeyId = ca.cert.SubjectKeyId
 	template.CRLDistributionPoints, template.OCSPServer, template.IssuingCertificateURL = nil, nil, nil // of the other's issuer
 	template.KeyUsage |= x509.KeyUsageCertSign                                                          // without the extension, every usage is allowed

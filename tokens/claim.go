@@ -90,8 +90,8 @@ type Claims interface {
 	Watch(ctx context.Context) <-chan struct{}
 }
 
-// A ClaimChange is a claim before and after a change. Before is as read, and the zero Claim for a new claim. After that is
-// [Claim.Empty] deletes the claim.
+// A ClaimChange is a claim before and after a change. Before is the claim that was read, or the zero Claim for a new one.
+// An After that is [Claim.Empty] deletes the claim.
 type ClaimChange struct{ Before, After Claim }
 
 // An Outcome is what became of a [ClaimChange] in a Commit.

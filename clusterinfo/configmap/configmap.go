@@ -23,8 +23,8 @@ type ConfigMap struct {
 	client kubernetes.Interface
 	cache  *kubecache.Cache[*corev1.ConfigMap, cached]
 
-	limit  atomic.Int64 // for the sum of values in bytes, as the Signer found it; zero is the default
-	limits tokens.Hints // of changes of limit
+	limit  atomic.Int64 // the most bytes of all values, as the Signer found it; zero means the default
+	limits tokens.Hints // reports changes of limit
 }
 
 // cached is cluster-info with what is computed once for each change. The zero value means that it does not exist.
@@ -76,7 +76,7 @@ func (c *ConfigMap) JSON(ctx context.Context) ([]byte, error) {
 }
 
 // Config returns the cached kubeconfig of cluster-info without checks; empty if it has none. The bytes are
-// shared and must not be changed. Errors are as with Data.
+// shared and must not be changed. Its errors are those of Data.
 func (c *ConfigMap) Config(ctx context.Context) ([]byte, error) {
 	now, err := c.read(ctx)
 	return now.config, err

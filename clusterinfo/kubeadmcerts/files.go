@@ -134,7 +134,7 @@ func readFile(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = file.Close() }() // it was only read
+	defer func() { _ = file.Close() }() // the file was only read
 	content, err := io.ReadAll(io.LimitReader(file, maxFile+1))
 	if err != nil {
 		return nil, err

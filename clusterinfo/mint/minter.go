@@ -42,8 +42,8 @@ type Minter struct {
 	// SignedBy names the component that should sign cluster-info, and where to look. It is in the error after
 	// SignTimeout. Empty names every component that could sign.
 	SignedBy string
-	// UserTokens is how many unexpired tokens each Creator of records may have. Zero is DefaultUserTokens, and
-	// a negative number is unlimited. Records without a Creator have no limit.
+	// UserTokens is how many unexpired tokens each Creator of records may have. Zero means DefaultUserTokens, and
+	// a negative number means unlimited. Records without a Creator have no limit.
 	UserTokens int
 	// Warnings returns warnings for the person who creates a token, for example that nothing enforces its limits.
 	// Nil adds none to those of the Minter. Join calls it while it waits for the signature.

@@ -151,7 +151,7 @@ type caApplier struct {
 	published map[rotation.CA]report    // the last of each CA
 	reloads   bool                      // the kubelet reads a changed client CA file again
 	starts    map[rotation.CA]time.Time // which were logged
-	requests  map[string]request        // of certificates for the kubelet, by stage
+	requests  map[string]request        // requests of certificates for the kubelet, by stage
 }
 
 // A report is the text that the command stored in the Node, and when.

@@ -75,7 +75,7 @@ type CAObservation struct {
 	Trusts *CATrust `json:"trusts,omitempty"`
 	// From is the CA that its certificates are from: "old", "new" or "other"; empty like Trusts.
 	From string `json:"from,omitempty"`
-	// Until is when what is from the old CA ends by itself; zero if unknown.
+	// Until is when the last certificate from the old CA expires; zero if unknown.
 	Until time.Time `json:"until,omitzero"`
 	// Unseen says why it could not be seen, and Next the command that shows or mends it.
 	Unseen string `json:"unseen,omitempty"`

@@ -35,8 +35,8 @@ type Authenticate func(*http.Request) (User, error)
 type Access struct {
 	Verb     string // for example "create"
 	Resource string // for example "tokens", or "tokens/groups" with a subresource, as in RBAC rules
-	Group    string // of the API; empty is kubejoin.io
-	Name     string // of one object; empty: all objects
+	Group    string // the group of the API; empty means kubejoin.io
+	Name     string // the name of one object; empty means all objects
 }
 
 func (a Access) String() string {

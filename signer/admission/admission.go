@@ -171,8 +171,8 @@ type Admitted struct {
 	// example because the machine was replaced.
 	Stranger bool
 
-	nodeUID string       // of the Node that renews or is replaced; empty for a new Node
-	claim   tokens.Claim // of the name, as read or stored
+	nodeUID string       // the UID of the Node that renews or is replaced; empty for a new Node
+	claim   tokens.Claim // the claim of the name, as read or stored
 }
 
 // Admit allows or refuses the certificate of a request. If the token has limits, it also claims the node name. It may

@@ -117,7 +117,7 @@ func planRejoin(f facts, r approval.Request) plan {
 	if p.err != nil {
 		return p
 	}
-	p.admitted = Admitted{nodeUID: f.nodeUID, Fingerprint: i.Last().Fingerprint, Duration: f.claim.Remaining().CertificateDuration} // also if its Past has ended: nodes rejoin for much longer
+	p.admitted = Admitted{nodeUID: f.nodeUID, Fingerprint: i.Last().Fingerprint, Duration: f.claim.Remaining().CertificateDuration} // even if its Past has ended: nodes rejoin for much longer
 	if r.Rejoin.NotAfter.IsZero() {
 		p.admitted.BoundBy = i.Bound.Fingerprint
 	}

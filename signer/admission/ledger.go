@@ -28,11 +28,11 @@ const countTimeout = 30 * time.Second
 // facts are what a decision about a node name depends on.
 type facts struct {
 	rules
-	claim   tokens.Claim // of the name; without one, it has only Node
+	claim   tokens.Claim // the claim of the name; without one, it has only Node
 	cached  bool         // the claim may be old: it is enough for a write, which fails if it is old
 	foreign bool         // an object that is not a claim has the name
 	ended   bool         // the token counts the name, but its claim has ended
-	nodeUID string       // of the Node that has the name, or empty
+	nodeUID string       // the UID of the Node that has the name, or empty
 	ready   string       // result of Nodes.Ready for the Node that the token replaces
 	err     error        // why the facts are missing
 }
@@ -130,12 +130,12 @@ func (n *Nodes) StoreIdentity(ctx context.Context, checked CheckedRequest, a *Ad
 	return nil
 }
 
-// A bid is a request for a node name with a token, and what became of it.
+// A bid is a request for a node name with a token, and its outcome.
 type bid struct {
 	request  approval.Request
 	node     string
 	foreign  bool   // an attempt has found an object that is not a claim under the name
-	tokenUID string // of the token for which a commit was tried
+	tokenUID string // the UID of the token for which a commit was tried
 	admitted Admitted
 	err      error
 }

@@ -212,7 +212,7 @@ func restrict(record *tokens.Record, claims []tokens.Claim) (changed bool) {
 	return changed
 }
 
-// least returns the lesser of two limits. Zero is unlimited.
+// least returns the lesser of two limits. Zero means unlimited.
 func least[T int | time.Duration](a, b T) T {
 	if a == 0 || b != 0 && b < a {
 		return b

@@ -11,7 +11,7 @@ type Permission struct {
 	Verb        string // for example "create"
 	Resource    string // for example "certificatesigningrequests"
 	Subresource string // for example "nodeclient"; empty means the resource itself
-	Name        string // of one object; empty means all objects
+	Name        string // the name of one object; empty means all objects
 }
 
 // String returns the permission for people, for example "create certificatesigningrequests/nodeclient".
@@ -29,7 +29,7 @@ func (p Permission) String() string {
 // ErrNoNode is wrapped by errors of [Facts] if there is no Node of that name.
 var ErrNoNode = errors.New("no such Node")
 
-// A Node is what rules know of a Node object. Its kubelet writes all of it, so it is necessary evidence but never
+// A Node has what rules read from a Node object. Its kubelet writes all of it, so it is necessary evidence but never
 // sufficient.
 type Node struct {
 	Name string

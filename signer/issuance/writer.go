@@ -162,7 +162,7 @@ func endsInPartialLine(path string, info fs.FileInfo) (bool, error) {
 	if err != nil {
 		return true, nil // it may be writable but not readable: an empty line does no harm
 	}
-	defer func() { _ = read.Close() }() // it was only read
+	defer func() { _ = read.Close() }() // the file was only read
 	last := make([]byte, 1)
 	if _, err := read.ReadAt(last, info.Size()-1); err != nil && !errors.Is(err, io.EOF) {
 		return false, err

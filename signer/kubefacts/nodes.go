@@ -66,7 +66,7 @@ func (n *NodeCache) get(ctx context.Context, name string) (*corev1.Node, error) 
 
 // Ready identifies the current period for which a Node has been Ready; empty if it is not Ready. A period
 // ends when the condition changes and when the machine boots. The boot ID counts because a machine that
-// replaces a dead one may find the condition unchanged. Errors are as with Node.
+// replaces a dead one may find the condition unchanged. Its errors are those of Node.
 func (n *NodeCache) Ready(ctx context.Context, name string) (period string, err error) {
 	node, err := n.get(ctx, name)
 	if err != nil {

@@ -228,7 +228,7 @@ func (c *Client) do(ctx context.Context, method, path string, body []byte) ([]by
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	defer func() { _ = response.Body.Close() }() // it was only read
+	defer func() { _ = response.Body.Close() }() // the body was only read
 	content, err := io.ReadAll(io.LimitReader(response.Body, maxResponse+1))
 	switch {
 	case err != nil:

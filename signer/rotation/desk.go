@@ -53,7 +53,7 @@ type Observer interface {
 	Observe(ctx context.Context, r Rotation) ([]Observation, error)
 }
 
-// A Status is a rotation with what was seen of it.
+// A Status is a rotation and the observations of hosts and objects that it has to change.
 type Status struct {
 	// Rotation is the last rotation of the CA, which may have ended. It is the zero Rotation if there has been none.
 	Rotation Rotation `json:"rotation"`

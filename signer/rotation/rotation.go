@@ -202,7 +202,7 @@ type Observation struct {
 	Trusts *Trusted `json:"trusts,omitempty"`
 	// From is the CA that its certificates are from; empty if that does not apply or was not seen.
 	From From `json:"from,omitempty"`
-	// Until is when what is from the old CA ends by itself; zero if unknown.
+	// Until is when the last certificate from the old CA expires; zero if unknown.
 	Until time.Time `json:"until,omitzero"`
 	// Unseen says why it could not be seen, and Next the command that shows or mends it, with its host.
 	Unseen string `json:"unseen,omitempty"`
@@ -576,7 +576,7 @@ func (o Observation) lacks(need needs) string {
 	return ""
 }
 
-// Fits reports whether what an observation shows is as the stage wants it. What it does not show fits.
+// Fits reports whether an observation shows what the stage wants. Fields that it does not show fit.
 func (r Rotation) Fits(o Observation) bool {
 	return r.unfit(o) == ""
 }

@@ -35,7 +35,7 @@ type Claims struct {
 	Nodes func(ctx context.Context) (map[string]string, error)
 	// Ready identifies the Ready period of a Node, read live and not from a cache. It returns a short
 	// word that differs each time the Node becomes Ready, or an empty string while the Node is not Ready.
-	// The error is as in Node. With nil, Claims does not record that a replaced Node is Ready again.
+	// Its errors are those of Node. With nil, Claims does not record that a replaced Node is Ready again.
 	Ready func(ctx context.Context, name string) (period string, err error)
 	// RejoinWindow is how long after the end of its certificate a node may rejoin, see [tokens.Identity].
 	// Zero means never.

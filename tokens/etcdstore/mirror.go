@@ -143,7 +143,7 @@ func (m *mirror) get(keys []string) (rows []rowstore.Row, synced bool) {
 	return m.rows.Get(keys...), m.synced
 }
 
-// in returns a copy of the rows of a range. Synced is as in get.
+// in returns a copy of the rows of a range, and whether the mirror is current, as get does.
 func (m *mirror) in(keys rowstore.Range) (rows rowstore.Sorted, synced bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -35,7 +35,7 @@ type Config struct {
 	// CertFile and KeyFile are the client certificate; empty for none. They are read for each connection, so that a
 	// renewed certificate needs no restart.
 	CertFile, KeyFile string
-	// Prefix is before each key. Empty means [DefaultPrefix].
+	// Prefix begins each key. Empty means [DefaultPrefix].
 	Prefix string
 	// NoCache makes every read ask etcd. Watch then sends no hints.
 	NoCache bool

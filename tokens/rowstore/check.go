@@ -17,7 +17,7 @@ type Kind struct {
 	Indexes []string
 
 	rows  func(key string, value []byte) ([]Change, error)
-	owner func(key string) string // of the row that a row of an index belongs to
+	owner func(key string) string // the key of the row to which a row of an index points
 }
 
 // Decoders decode rows whose meaning other packages define. Their errors must not contain values.

@@ -50,7 +50,7 @@ type IssuedRow struct {
 	Time time.Time
 	// Ends is when the certificate of the entry ends; zero if none was issued.
 	Ends time.Time
-	// Names are what the entry is found by, each once. They have no line break.
+	// Names are the names by which a query finds the entry, each once, without line breaks.
 	Names []string
 	Value []byte
 }
@@ -282,7 +282,7 @@ type SweepOptions struct {
 	Now time.Time
 	// Retention is how long the entry of a certificate stays after its end.
 	Retention time.Duration
-	// MaxCertificates is how many of them stay; 0 is unlimited.
+	// MaxCertificates is how many certificates the record keeps; 0 means unlimited.
 	MaxCertificates int
 	// Early also visits entries that are neither due nor beyond a maximum.
 	Early bool

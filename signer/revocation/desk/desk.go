@@ -36,10 +36,11 @@ type Revoker struct {
 	IssuanceRecord issuance.Store
 	// Requested returns certificates that were issued recently, and the tokens that requested them: usually those of
 	// the cluster's CertificateSigningRequests. They are in addition to IssuanceRecord. It is required if an Authority
-	// signs requests with objects. Nil knows none.
+	// signs requests with objects. Nil means none.
 	Requested func(ctx context.Context) ([]revocation.Certificate, error)
-	// Withdraw makes the approved requests that are revoked and have no certificate get none: a replica may have looked for
-	// revocations earlier, and be writing it. It is required with Requested, and knows only the TokenID and Requester.
+	// Withdraw ends the approved requests for which revoked returns true and that have no certificate: a replica that has
+	// looked for revocations earlier may be about to write it. revoked gets a TokenID and a Requester alone. Withdraw is
+	// required with Requested.
 	Withdraw func(ctx context.Context, revoked func(revocation.Certificate) bool) error
 	// Node reads the current Node of a name, for warnings. The error wraps [tokens.ErrNotFound] if there is no such
 	// Node. It is nil without a cluster.
@@ -78,7 +79,7 @@ type Result struct {
 	// nil if the end is known.
 	EndUnknown error
 
-	end    time.Time                       // of the last certificate of a node; zero if it is unknown
+	end    time.Time                       // when the last certificate of a node expires; zero if it is unknown
 	before map[revocation.Fingerprint]bool // issued to the requesters that Entries bar before these were stored
 	unseen error                           // why before could not be read
 }
