@@ -124,6 +124,35 @@ func TestCreateRequest(t *testing.T) {
 	}
 }
 
+// A text "want a or b" that names a value which the field refuses sends the caller in a circle.
+func TestFieldsTakeWhatTheirErrorsName(t *testing.T) {
+	record := func(set func(*api.TokenSpec, string), value string) error {
+		var spec api.TokenSpec
+		set(&spec, value)
+		_, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node)
+		return err
+	}
+	for field, set := range map[string]func(*api.TokenSpec, string){
+		"usages":              func(s *api.TokenSpec, value string) { s.Usages = []string{value} },
+		"role":                func(s *api.TokenSpec, value string) { s.Role = value },
+		"rejoin":              func(s *api.TokenSpec, value string) { s.Rejoin = value },
+		"certificateDuration": func(s *api.TokenSpec, value string) { s.CertificateDuration = value },
+	} {
+		err := record(set, "?")
+		if err == nil {
+			t.Errorf("%s: accepts anything", field)
+			continue
+		}
+		_, want, _ := strings.Cut(err.Error(), "want ")
+		want, _, _ = strings.Cut(strings.TrimPrefix(want, "a duration from "), ";")
+		for value := range strings.SplitSeq(strings.NewReplacer(" or ", ", ", " to ", ", ").Replace(want), ", ") {
+			if err := record(set, value); err != nil {
+				t.Errorf("%s: the error names %q: %v", field, value, err)
+			}
+		}
+	}
+}
+
 func TestRecordReplacesNodeOnlyOfCluster(t *testing.T) {
 	spec := api.TokenSpec{ReplaceNode: "away"}
 	if _, err := operations.Record(t.Context(), spec, tokens.Generate(), time.Now(), operations.Everything, node); !errors.Is(err, errNode) {

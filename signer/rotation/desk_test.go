@@ -623,7 +623,7 @@ func TestPrepareChecksRequest(t *testing.T) {
 		}, "", ""},
 		"with the old CA": {func(p *rotation.PrepareRequest, d *desk) {
 			p.Certificates = append(p.Certificates, d.old.Leaf)
-		}, "certificates", `"CN=kubernetes" is trusted now`},
+		}, "certificates", `"CN=kubernetes" is trusted already`},
 		"no path length": {func(p *rotation.PrepareRequest, d *desk) {
 			template := &x509.Certificate{Subject: d.old.Leaf.Subject, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign, MaxPathLenZero: true}
 			d.old = certtest.Issue(t, template, nil)
