@@ -33,6 +33,7 @@ func clusterClient(rules *clientcmd.ClientConfigLoadingRules) (kubernetes.Interf
 		return nil, err
 	}
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON
+	config.QPS = -1 // the API server limits each user
 	clientset, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig: %w", err)

@@ -309,7 +309,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 			Guard: c.trust.revocations, Tokens: c.tokens, Claims: c.claims, ClusterInfo: discovered, IssuanceRecord: c.record, Node: node,
 			Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, c.client) },
 			Withdraw: func(ctx context.Context, revoked func(revocation.Certificate) bool) error {
-				return csr.Withdraw(ctx, c.client, revoked)
+				return csr.Withdraw(ctx, c.client, func(name string) bool { _, signs := authority.Signer(name); return signs }, revoked)
 			},
 			ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, c.client) },
 			Lifetime:  authority.MaxRemainingLifetime, RejoinWindow: c.options.NodeRules.RejoinWindow,

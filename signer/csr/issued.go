@@ -28,11 +28,12 @@ func Issued(ctx context.Context, client kubernetes.Interface) (all []revocation.
 }
 
 // Withdraw sets condition Failed on the approved requests of revoked requesters that have no certificate. A signer that is
-// about to write one then gets a conflict. Only the TokenID and Requester of what is revoked are set.
-func Withdraw(ctx context.Context, client kubernetes.Interface, revoked func(revocation.Certificate) bool) error {
+// about to write one then gets a conflict. signs reports whether kubejoin signs for a signer name. revoked gets only a TokenID
+// and a Requester.
+func Withdraw(ctx context.Context, client kubernetes.Interface, signs func(signerName string) bool, revoked func(revocation.Certificate) bool) error {
 	var open []*certificates.CertificateSigningRequest
 	if err := each(ctx, client, func(csr *certificates.CertificateSigningRequest, c revocation.Certificate) {
-		if revoked(c) {
+		if isOpen(csr) && signs(csr.Spec.SignerName) && revoked(c) {
 			open = append(open, csr)
 		}
 	}); err != nil {
@@ -57,7 +58,7 @@ const withdrawing = 10
 func withdraw(ctx context.Context, client kubernetes.Interface, csr *certificates.CertificateSigningRequest) error {
 	requests := client.CertificatesV1().CertificateSigningRequests()
 	err := utilretry.RetryOnConflict(utilretry.DefaultRetry, func() error {
-		if len(csr.Status.Certificate) > 0 || !has(csr, certificates.CertificateApproved) || has(csr, certificates.CertificateFailed) {
+		if !isOpen(csr) {
 			return nil
 		}
 		csr.Status.Conditions = append(csr.Status.Conditions, failedBy(revocation.Reason, "the requester was revoked before the certificate was issued"))
@@ -67,6 +68,9 @@ func withdraw(ctx context.Context, client kubernetes.Interface, csr *certificate
 			if getErr != nil {
 				return getErr
 			}
+			if current.UID != csr.UID { // another request of that name
+				return nil
+			}
 			csr = current
 		}
 		return err
@@ -75,6 +79,11 @@ func withdraw(ctx context.Context, client kubernetes.Interface, csr *certificate
 		return nil
 	}
 	return err
+}
+
+// isOpen reports whether a request is approved and has no outcome.
+func isOpen(csr *certificates.CertificateSigningRequest) bool {
+	return len(csr.Status.Certificate) == 0 && has(csr, certificates.CertificateApproved) && !has(csr, certificates.CertificateFailed)
 }
 
 // each calls do with each request of a cluster. Of the certificate, only TokenID and Requester are set.

@@ -21,14 +21,17 @@ func TestWithdrawnRequestGetsNoCertificate(t *testing.T) {
 	for _, object := range []*certificates.CertificateSigningRequest{approved, deleted, free} {
 		w.approve(object.Name)
 	}
+	signs := func(name string) bool { return name == kubelet }
+	foreign := w.ask(revoked, "example.com/signer", "worker-1", nil, nil)
+	w.approve(foreign.Name)
 	pending := w.ask(revoked, kubelet, "worker-1", nil, nil)
 	late := must.Value(requests.Get(t.Context(), approved.Name, metav1.GetOptions{}))(t)
-	must.OK(t, csr.Withdraw(t.Context(), w.controllerIdentity(), func(c revocation.Certificate) bool {
+	must.OK(t, csr.Withdraw(t.Context(), w.controllerIdentity(), signs, func(c revocation.Certificate) bool {
 		if c.TokenID != "fffff1" {
 			return false
 		}
 		current := must.Value(requests.Get(t.Context(), approved.Name, metav1.GetOptions{}))(t)
-		current.Labels["kept"] += "!"
+		current.Labels["kept"] += "s"
 		must.Value(requests.Update(t.Context(), current, metav1.UpdateOptions{}))(t)
 		if err := requests.Delete(t.Context(), deleted.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
@@ -39,7 +42,7 @@ func TestWithdrawnRequestGetsNoCertificate(t *testing.T) {
 	if _, err := requests.UpdateStatus(t.Context(), late, metav1.UpdateOptions{}); !apierrors.IsConflict(err) {
 		t.Errorf("the certificate: got %v, want a conflict", err)
 	}
-	for name, want := range map[string]int{approved.Name: 2, free.Name: 1, pending.Name: 0} {
+	for name, want := range map[string]int{approved.Name: 2, free.Name: 1, foreign.Name: 1, pending.Name: 0} {
 		object := must.Value(requests.Get(t.Context(), name, metav1.GetOptions{}))(t)
 		if conditions := object.Status.Conditions; len(conditions) != want || want == 2 && (conditions[1].Type != certificates.CertificateFailed || conditions[1].Reason != revocation.Reason) {
 			t.Errorf("%s: got conditions %+v, want %d", name, conditions, want)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -85,7 +86,7 @@ func Open(ctx context.Context, client kubernetes.Interface, pkiDir string) (*Clu
 		Guard: &revocation.Guard{Store: revoked}, Tokens: store, ClusterInfo: info, Node: c.node,
 		Requested: func(ctx context.Context) ([]revocation.Certificate, error) { return csr.Issued(ctx, client) },
 		Withdraw: func(ctx context.Context, revoked func(revocation.Certificate) bool) error {
-			return csr.Withdraw(ctx, client, revoked)
+			return csr.Withdraw(ctx, client, builtin, revoked)
 		},
 		ClientCAs: func(ctx context.Context) ([]*x509.Certificate, error) { return configmaps.ClientCAs(ctx, client) },
 	}
@@ -216,3 +217,6 @@ func (c *Cluster) Revoke(ctx context.Context, req api.Revoke) (api.RevocationLis
 func (c *Cluster) ListRevocations(ctx context.Context) (api.RevocationList, error) {
 	return c.RevocationsPage(ctx, api.ListPage{})
 }
+
+// builtin reports whether a signer is of Kubernetes. A kubeconfig does not say for which others kubejoin signs.
+func builtin(signerName string) bool { return strings.HasPrefix(signerName, "kubernetes.io/") }

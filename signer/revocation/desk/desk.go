@@ -320,6 +320,13 @@ func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries [
 		if err := cmp.Or(sleep(ctx, views), result.unseen); err != nil || d.Requested == nil {
 			return err
 		}
+		stored, err := d.List(ctx) // they may allow certificates now, for a machine that has joined again
+		if err != nil {
+			return err
+		}
+		entries = slices.DeleteFunc(stored, func(s revocation.Entry) bool {
+			return !slices.ContainsFunc(entries, func(e revocation.Entry) bool { return e.Key() == s.Key() })
+		})
 		bars := barredBy(entries)
 		withdrawn := d.withdraw(ctx, func(c revocation.Certificate) bool { return bars(c.Requester) })
 		issued, err := d.requested(ctx)

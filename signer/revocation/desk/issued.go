@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -113,6 +114,9 @@ func (d *Revoker) withdraw(ctx context.Context, revoked func(revocation.Certific
 func requestsError(done string, err error) error {
 	if err == nil {
 		return nil
+	}
+	if mint.StoreError(err).Reason == mint.Refused {
+		return &tokens.Refusal{Reason: Refused, Message: "the API server does not let kubejoin read or withdraw the certificate requests of the cluster", Err: err}
 	}
 	return &tokens.Refusal{Reason: NoRequests, Message: "the certificate requests of the cluster cannot be " + done + " now; retry", Err: err, Retry: true}
 }

@@ -1,0 +1,89 @@
+package desk_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/approval"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/desk"
+	"github.com/kubejoin/kubejoin/tokens"
+)
+
+// A machine comes back with a new token while the revocation of its node, or of its old token, waits. Catches a request of the
+// new machine that is withdrawn: the entry allows its certificate, but not as it was when it was stored.
+func TestRevokeWithdrawsNoRequestOfAllowedMachine(t *testing.T) {
+	for name, order := range map[string]func(id string) desk.Order{
+		"of a node":  func(string) desk.Order { return desk.Order{Node: "worker-1"} },
+		"of a token": func(id string) desk.Order { return desk.Order{TokenID: id} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSite(t)
+				s.Requested = func(context.Context) ([]revocation.Certificate, error) { return nil, nil }
+				first := s.token(t, tokens.Limits{MaxNodes: 1})
+				s.join(t, first, "worker-1")
+				var fresh revocation.Subject
+				time.AfterFunc(time.Second, func() {
+					c := must.Value(s.Claims.Get(t.Context(), "worker-1", tokens.Live))(t)
+					after := c.Clone()
+					after.TokenID, after.Identity = "zzzzzz", tokens.Identity{}
+					must.Value(tokens.CommitClaim(t.Context(), s.Claims, c, after))(t)
+					other := newSite(t)
+					cert := other.join(t, other.token(t, tokens.Limits{MaxNodes: 1}), "worker-1")
+					must.Value(s.Guard.Issue(t.Context(), revocation.Subject{}, cert))(t)
+					fresh = revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{revocation.FingerprintOf(cert)}}
+				})
+				s.Withdraw = func(ctx context.Context, revoked func(revocation.Certificate) bool) error {
+					if e, err := s.Guard.Revoked(ctx, fresh); err != nil || e != nil {
+						t.Errorf("the new machine: got %+v, %v, want it allowed", e, err)
+					}
+					if revoked(revocation.Certificate{Requester: fresh}) {
+						t.Error("withdrew a request of the new machine")
+					}
+					return nil
+				}
+				must.Value(s.Revoke(t.Context(), order(first.ID())))(t)
+			})
+		})
+	}
+}
+
+// A lagging replica stores the certificate of a revoked machine in its claim, and cannot write it because the request was
+// withdrawn. Catches a rejoin for which only that certificate counts, which nothing revoked.
+func TestWithdrawnCertificateForgetsNoRevocation(t *testing.T) {
+	for _, written := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSite(t)
+			s.authority.Nodes.RejoinWindow = 20 * time.Hour
+			first := s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-1")
+			must.OK(t, s.authority.BindKey(t.Context(), first, "sha256:bound"))
+			stolen := must.Value(s.renew(t, first, nil))(t)
+			var seen, hidden objects
+			s.Requested = seen.list
+			withdrawn := false
+			s.Withdraw = func(_ context.Context, revoked func(revocation.Certificate) bool) error {
+				withdrawn = true
+				return nil
+			}
+			s.lagging(time.Now().Add(900 * time.Millisecond))
+			time.AfterFunc(300*time.Millisecond, func() {
+				into := &hidden // its write gets a conflict
+				if written {
+					into = &seen
+				}
+				must.Value(s.renew(t, stolen, into))(t)
+			})
+			must.Value(s.Revoke(t.Context(), desk.Order{Fingerprint: revocation.FingerprintOf(stolen).String()}))(t)
+			s.wantRevoked(t, stolen, true)
+			r := request(t, tokens.Generate(), "worker-1")
+			r.User, r.Groups, r.Rejoin = tokens.NodeUserPrefix+"worker-1", []string{tokens.NodesGroup}, &approval.Rejoin{Key: "sha256:bound"}
+			if _, err := s.authority.Issue(t.Context(), r); approval.Refused(err) == nil || approval.Refused(err).Reason != revocation.Reason {
+				t.Errorf("written %t, withdrawn %t: the revoked machine rejoins: got %v, want reason %s", written, withdrawn, err, revocation.Reason)
+			}
+		})
+	}
+}
