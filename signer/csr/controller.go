@@ -77,6 +77,14 @@ type Controller struct {
 	Registerer prometheus.Registerer
 }
 
+// key identifies an object. client-go's fake client sets no UID, so the name belongs to it.
+type key struct {
+	name string
+	uid  types.UID
+}
+
+func keyOf(csr *certificates.CertificateSigningRequest) key { return key{csr.Name, csr.UID} }
+
 // step is how far this process has handled a request. The cache may lag behind it.
 type step int
 
@@ -99,9 +107,9 @@ type handler struct {
 	probes            batch.Queue[struct{}, struct{}]
 
 	mu         sync.Mutex
-	steps      map[types.UID]step
-	written    map[types.UID][][]byte // certificates whose write may not be confirmed yet
-	lastReason map[types.UID]string   // the last reported reason to wait
+	steps      map[key]step
+	written    map[key][][]byte // certificates whose write may not be confirmed yet
+	lastReason map[key]string   // the last reported reason to wait
 }
 
 // Run handles requests until ctx ends, and then returns nil. It returns an error only if it cannot start.
@@ -131,8 +139,8 @@ func (c Controller) Run(ctx context.Context) error {
 		byNode:            informer.GetIndexer(),
 		queue:             workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstRetry, lastRetry)),
 		permissionBackoff: workqueue.NewTypedItemExponentialFailureRateLimiter[item](firstPermissionRetry, lastPermissionRetry),
-		steps:             map[types.UID]step{},
-		written:           map[types.UID][][]byte{},
+		steps:             map[key]step{},
+		written:           map[key][][]byte{},
 	}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
@@ -170,7 +178,7 @@ func (h *handler) retryAll() {
 	for _, obj := range h.store.List() {
 		if csr, ok := obj.(*certificates.CertificateSigningRequest); ok && h.needsWork(csr) {
 			h.mu.Lock()
-			delete(h.lastReason, csr.UID)
+			delete(h.lastReason, keyOf(csr))
 			h.mu.Unlock()
 			i := itemOf(csr)
 			h.queue.Forget(i)
@@ -308,23 +316,23 @@ func (h *handler) awaitServer(ctx context.Context) {
 // stopped reports whether the controller is stopping. Errors are not failures then.
 func stopped(ctx context.Context) bool { return errors.Is(ctx.Err(), context.Canceled) }
 
-func (h *handler) mark(uid types.UID, s step) {
+func (h *handler) mark(k key, s step) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.steps[uid] = s
+	h.steps[k] = s
 }
 
-func (h *handler) step(uid types.UID) step {
+func (h *handler) step(k key) step {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.steps[uid]
+	return h.steps[k]
 }
 
 func (h *handler) forget(csr *certificates.CertificateSigningRequest) {
 	h.mu.Lock()
-	delete(h.steps, csr.UID)
-	delete(h.written, csr.UID)
-	delete(h.lastReason, csr.UID)
+	delete(h.steps, keyOf(csr))
+	delete(h.written, keyOf(csr))
+	delete(h.lastReason, keyOf(csr))
 	h.mu.Unlock()
 	h.queue.Forget(itemOf(csr))
 	h.permissionBackoff.Forget(itemOf(csr))

@@ -32,7 +32,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
@@ -80,7 +79,7 @@ func newTestHandler(t *testing.T, objects ...*certificates.CertificateSigningReq
 		store: cache.NewStore(cache.MetaNamespaceKeyFunc), byNode: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nodeIndex), fair: newFairQueue(1, nil),
 		queue:             workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour)),
 		permissionBackoff: workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour),
-		steps:             map[types.UID]step{}, written: map[types.UID][][]byte{},
+		steps:             map[key]step{}, written: map[key][][]byte{},
 	}
 	t.Cleanup(h.queue.ShutDown)
 	for _, o := range objects {
@@ -140,7 +139,7 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 		},
 		"the approval": {fail: func(h *testHandler) { fails(h.client, "update", "*", "approval", errDown) }, done: issued},
 		"the re-read of a request that was approved": {
-			prepare: func(h *testHandler, r *certificates.CertificateSigningRequest) { h.mark(r.UID, approved) },
+			prepare: func(h *testHandler, r *certificates.CertificateSigningRequest) { h.mark(keyOf(r), approved) },
 			fail:    func(h *testHandler) { fails(h.client, "get", "*", "", errDown) },
 			done:    issued,
 		},
@@ -174,8 +173,8 @@ func TestRetriesRequestAfterFailedCall(t *testing.T) {
 				t.Helper()
 				return must.Value(h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), r.Name, metav1.GetOptions{}))(t)
 			}
-			if o := now(); isFailed(o) || issued(o) || h.step(r.UID) == finished {
-				t.Errorf("after the failure: got status %+v, finished: %v", o.Status, h.step(r.UID) == finished)
+			if o := now(); isFailed(o) || issued(o) || h.step(keyOf(r)) == finished {
+				t.Errorf("after the failure: got status %+v, finished: %v", o.Status, h.step(keyOf(r)) == finished)
 			}
 			if _, err := h.sync(t.Context(), r.Name); err != nil {
 				t.Errorf("retry: %v", err)
@@ -459,5 +458,19 @@ func TestWaitingRenewalsIgnoreOtherUsers(t *testing.T) {
 	unreadable.Spec.Request = []byte("x")
 	if got := waitingRenewals([]*certificates.CertificateSigningRequest{person, unreadable}, map[renewal]time.Time{}); len(got) > 0 {
 		t.Errorf("got waiting renewals %+v", got)
+	}
+}
+
+// The fake client of client-go sets no UID, so importers' tests have several objects with an empty one.
+func TestSignsEachObjectOfAClientWithoutUIDs(t *testing.T) {
+	first, second := cachedRequest(t, ""), cachedRequest(t, "")
+	first.UID, second.UID, second.Name = "", "", "csr-2"
+	h := newTestHandler(t, first, second)
+	for _, name := range []string{first.Name, second.Name} {
+		_, err := h.sync(t.Context(), name)
+		must.OK(t, err)
+		if o := must.Value(h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{}))(t); !issued(o) {
+			t.Errorf("%s: got status %+v, want a certificate", name, o.Status)
+		}
 	}
 }

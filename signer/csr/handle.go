@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // retry says when to retry a request if it does not change.
@@ -54,7 +53,7 @@ func (h *handler) sync(ctx context.Context, name string) (retry, error) {
 	// The cache lacks labels and annotations of an object that is too large, and an update would write it
 	// without them.
 	stale := cutReason(csr) != nil && has(csr, certificates.CertificateApproved)
-	switch h.step(csr.UID) {
+	switch h.step(keyOf(csr)) {
 	case finished:
 		return noRetry, nil
 	case approved: // the rules need not decide again
@@ -165,12 +164,12 @@ func (h *handler) decide(ctx context.Context, csr *certificates.CertificateSigni
 	count()
 	if d.Verdict == approval.Deny {
 		log.Info("certificate request denied", "message", d.Message)
-		h.mark(csr.UID, finished)
+		h.mark(keyOf(csr), finished)
 		h.event(csr, codes.Refused(d.Reason), "%s", d.Message)
 		return nil, noRetry, nil
 	}
 	log.Info("certificate request approved", "message", d.Message)
-	h.mark(csr.UID, approved)
+	h.mark(keyOf(csr), approved)
 	if keys, tokenID := admission.Keys(); keys > 1 {
 		h.event(updated, codes.AnotherKey, "This is key %d of at most %d for this node with token %s. The kubelet restarted without its key, or another machine uses this name and token; see: kubejoin claim list", keys, tokens.MaxKeys, tokenID)
 	}
@@ -239,10 +238,10 @@ func (h *handler) reasonChanged(csr *certificates.CertificateSigningRequest, rea
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.lastReason == nil {
-		h.lastReason = map[types.UID]string{}
+		h.lastReason = map[key]string{}
 	}
-	before := h.lastReason[csr.UID]
-	h.lastReason[csr.UID] = reason
+	before := h.lastReason[keyOf(csr)]
+	h.lastReason[keyOf(csr)] = reason
 	return before != reason
 }
 
@@ -352,12 +351,12 @@ func (h *handler) failed(ctx context.Context, csr *certificates.CertificateSigni
 func (h *handler) finish(csr *certificates.CertificateSigningRequest) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.steps[csr.UID] == finished {
+	if h.steps[keyOf(csr)] == finished {
 		return false
 	}
-	h.steps[csr.UID] = finished
-	delete(h.written, csr.UID)
-	delete(h.lastReason, csr.UID)
+	h.steps[keyOf(csr)] = finished
+	delete(h.written, keyOf(csr))
+	delete(h.lastReason, keyOf(csr))
 	return true
 }
 
@@ -367,14 +366,14 @@ func (h *handler) wrote(csr *certificates.CertificateSigningRequest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	// There is more than one after a write whose response was lost.
-	h.written[csr.UID] = append(h.written[csr.UID], csr.Status.Certificate)
+	h.written[keyOf(csr)] = append(h.written[keyOf(csr)], csr.Status.Certificate)
 }
 
 // isOurs reports whether this process wrote the certificate.
 func (h *handler) isOurs(csr *certificates.CertificateSigningRequest) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.ContainsFunc(h.written[csr.UID], func(c []byte) bool { return bytes.Equal(c, csr.Status.Certificate) })
+	return slices.ContainsFunc(h.written[keyOf(csr)], func(c []byte) bool { return bytes.Equal(c, csr.Status.Certificate) })
 }
 
 // noticeIssued counts a certificate that has just appeared. It reports a certificate that another signer

@@ -53,7 +53,7 @@ func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nodeIndex)
 	h := &handler{
 		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[item](time.Hour, time.Hour)),
-		fair:  newFairQueue(maxInProgress, func(item) {}), steps: map[types.UID]step{},
+		fair:  newFairQueue(maxInProgress, func(item) {}), steps: map[key]step{},
 	}
 	var feeding sync.WaitGroup
 	feeding.Go(h.feed)
@@ -65,7 +65,7 @@ func TestWaitingRequestsTakeLittleMemory(t *testing.T) {
 		h.queue.Add(itemOf(&o))
 		h.queue.AddRateLimited(itemOf(&o)) // after a failure
 		h.reasonChanged(&o, "AddressNotReported")
-		h.mark(o.UID, approved)
+		h.mark(keyOf(&o), approved)
 	}
 	wait.Until(t, "the fair queue has all requests", func() bool { return h.queue.Len() == 0 })
 	each := (heap() - before) / requests

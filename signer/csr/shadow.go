@@ -38,7 +38,7 @@ func (h *handler) shadow(ctx context.Context, csr *certificates.CertificateSigni
 	default:
 		return retrySoon, err
 	}
-	h.mark(csr.UID, finished)
+	h.mark(keyOf(csr), finished)
 	return noRetry, nil
 }
 
