@@ -260,7 +260,7 @@ check_signature() {
     case $signed in
     yes) report ok signature "cluster-info is signed with token $id" ;;
     no) report error signature "the signature of cluster-info by token $id is invalid" "on the cluster, run: kubejoin doctor" ;;
-    *) report error signature "$unsigned" 'on the cluster, run: kubejoin token list -o wide' ;;
+    *) report error signature "cluster-info has no signature by token $id: it does not sign yet, is spent, or lacks the usage signing" 'on the cluster, run: kubejoin token list -o wide' ;;
     esac
 }
 

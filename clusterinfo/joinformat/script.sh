@@ -13,6 +13,7 @@ cluster CA with its pin, then runs kubeadm join. Without kubeadm, it writes
 the files with which a kubelet joins.
 
   --diagnose       do not join: print why this machine may not join, and the remedies
+                   (not in user data)
   --kubeadm        require kubeadm
   --no-kubeadm     write the files for a kubelet even if kubeadm is installed
   --add-config FILE
@@ -27,7 +28,7 @@ the files with which a kubelet joins.
                    kubeconfig of the kubelet; if it exists, the machine has joined
                    (KUBEJOIN_KUBECONFIG, default /etc/kubernetes/kubelet.conf)
   --timeout SECONDS
-                   time to wait for the cluster (KUBEJOIN_TIMEOUT, default 300)
+                   time to wait for the cluster and the signature (KUBEJOIN_TIMEOUT, default 300)
 
 Exit codes: 0 joined, joined before, or files written; 1 a requirement is missing
 on this machine; 2 invalid options; 3 the endpoint is not the cluster; 4 timeout;
@@ -131,7 +132,8 @@ keep_pinned() {
 }
 
 # discover writes the verified cluster-info to info, and the pinned CAs to ca.crt. From the first response,
-# it trusts only the CAs that match a pin. It sends no secret.
+# it trusts only the CAs that match a pin. It sends no secret. It waits for a signature by the token, but does not verify
+# it: kubeadm does. Without a signature, the token does not work, or not yet.
 discover() {
     end=$(($(seconds) + timeout))
     logged=
@@ -140,7 +142,11 @@ discover() {
         if fetch "$tmp/untrusted" "$cluster_info" --insecure; then
             if keep_pinned "$tmp/untrusted"; then
                 # Without --capath, curl would also trust the CAs of the system.
-                fetch "$tmp/info" "$cluster_info" --cacert "$tmp/ca.crt" --capath "$tmp/none" && return
+                if fetch "$tmp/info" "$cluster_info" --cacert "$tmp/ca.crt" --capath "$tmp/none"; then
+                    grep -q '"jws-kubeconfig-'"${token%%.*}"'": *"[^"]' "$tmp/info" && return
+                    why='no signature by this token: expired, deleted, spent, or the signer is late'
+                    after=5 # as kubeadm
+                fi
                 case $clock$curl in
                 51 | 60 | 77 | 83) die 3 "$endpoint is not trusted: $why: its CA matches the pin, but its certificate does not" ;;
                 esac
@@ -151,7 +157,7 @@ discover() {
             fi
         fi
         left=$((end - $(seconds)))
-        [ "$left" -gt 0 ] || die 4 "no cluster-info from $endpoint in $timeout s: $why$clock"
+        [ "$left" -gt 0 ] || die 4 "waited $timeout s for $endpoint: $why$clock"
         [ "$why" = "$logged" ] || say "waiting for $endpoint: $why$clock"
         logged=$why
         [ "${after:-1}" -le "$left" ] || after=$left
@@ -289,7 +295,6 @@ main() {
     cluster_info=https://$endpoint/api/v1/namespaces/kube-public/configmaps/cluster-info
     pins={{QUOTED_PINS}}
     token={{QUOTED_TOKEN}}
-    unsigned="cluster-info has no signature by token ${token%%.*}: the token does not sign yet, is spent, or lacks the usage signing"
     control_plane={{QUOTED_CONTROL_PLANE}}
     bootstrap=${KUBEJOIN_BOOTSTRAP_KUBECONFIG:-/etc/kubernetes/bootstrap-kubelet.conf}
     ca_file=${KUBEJOIN_CA_FILE:-/etc/kubernetes/pki/ca.crt}
@@ -367,7 +372,6 @@ main() {
     discover
     say "verified the cluster CA of $endpoint"
     if [ "$kubeadm" = yes ]; then
-        [ -n "$(json_string "$tmp/info" "jws-kubeconfig-${token%%.*}")" ] || say "waiting for a signature: $unsigned"
         with_kubeadm "$@"
     else
         without_kubeadm

@@ -244,26 +244,46 @@ func TestScriptRunsKubeadm(t *testing.T) {
 	}
 }
 
-// kubeadm waits minutes for a signature of its token, and does not say why there may be none. kubejoin and the API server
-// serve the same form, with one difference: the spaces.
-func TestScriptNamesSpentToken(t *testing.T) {
+// A token without a signature was deleted, has expired or is spent, or the signer is late. kubeadm waits minutes for it and
+// does not say why, and a kubelet gets only 401. kubejoin and the API server serve the same form but for the spaces.
+func TestScriptWaitsForSignatureOfToken(t *testing.T) {
 	t.Parallel()
 	ca := certtest.CA(t, "cluster")
-	const spent = "cluster-info has no signature by token abcdef: the token does not sign yet, is spent, or lacks the usage signing"
-	for name, body := range map[string][]byte{
-		"":        configMap(t, kubeconfigOf(t, ca)),
-		"missing": bytes.Replace(configMap(t, kubeconfigOf(t, ca)), []byte("abcdef"), []byte("bbbbbb"), 1),
+	const why, found = "no signature by this token: expired, deleted, spent, or the signer is late\n", "\nerror    signature: cluster-info has no signature by token abcdef: "
+	signed := configMap(t, kubeconfigOf(t, ca))
+	for name, form := range map[string]func([]byte) []byte{
+		"kubejoin": func(body []byte) []byte { return body },
+		"API server": func(body []byte) []byte {
+			var indented bytes.Buffer
+			must.OK(t, json.Indent(&indented, body, "", "  "))
+			return indented.Bytes()
+		},
 	} {
-		var indented bytes.Buffer
-		must.OK(t, json.Indent(&indented, body, "", "  "))
-		for _, body := range [][]byte{body, indented.Bytes()} {
-			s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(body))
+		for _, flag := range []string{"--kubeadm", "--no-kubeadm"} {
+			var late atomic.Bool
+			s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), func(w http.ResponseWriter, nth int32) {
+				body := signed
+				if late.Load() && nth < 9 {
+					body = bytes.Replace(signed, []byte("abcdef"), []byte("bbbbbb"), 1)
+				}
+				_, _ = w.Write(form(body))
+			})
 			m := newMachine(t, joinOf(t, s, ca))
 			m.kubeadm(t, 0)
-			if output, code := m.run(t); code != 0 || strings.Contains(output, "waiting for a signature: "+spent+"\n") != (name != "") {
-				t.Errorf("%s: got exit code %d:\n%s", name, code, output)
+			m.hurry(t)
+			late.Store(true)
+			if output, code := m.run(t, flag, "--timeout", "0"); code != 4 || !strings.Contains(output, "waited 0 s for "+s.Listener.Addr().String()+": "+why) {
+				t.Errorf("%s, %s: got exit code %d:\n%s", name, flag, code, output)
 			}
-			if output, _ := m.run(t, "--diagnose"); strings.Contains(output, "\nerror    signature: "+spent+"; ") != (name != "") {
+			m.untouched(t)
+			if output, _ := m.run(t, "--diagnose"); !strings.Contains(output, found) {
+				t.Errorf("%s: --diagnose: got\n%s", name, output)
+			}
+			if output, code := m.run(t, flag); code != 0 || strings.Count(output, "waiting for "+s.Listener.Addr().String()+": "+why) != 1 {
+				t.Errorf("%s, %s: late: got exit code %d:\n%s", name, flag, code, output)
+			}
+			late.Store(false)
+			if output, _ := m.run(t, "--diagnose"); strings.Contains(output, found) {
 				t.Errorf("%s: --diagnose: got\n%s", name, output)
 			}
 		}

@@ -13,6 +13,7 @@ cluster CA with its pin, then runs kubeadm join. Without kubeadm, it writes
 the files with which a kubelet joins.
 
   --diagnose       do not join: print why this machine may not join, and the remedies
+                   (not in user data)
   --kubeadm        require kubeadm
   --no-kubeadm     write the files for a kubelet even if kubeadm is installed
   --add-config FILE
@@ -27,7 +28,7 @@ the files with which a kubelet joins.
                    kubeconfig of the kubelet; if it exists, the machine has joined
                    (KUBEJOIN_KUBECONFIG, default /etc/kubernetes/kubelet.conf)
   --timeout SECONDS
-                   time to wait for the cluster (KUBEJOIN_TIMEOUT, default 300)
+                   time to wait for the cluster and the signature (KUBEJOIN_TIMEOUT, default 300)
 
 Exit codes: 0 joined, joined before, or files written; 1 a requirement is missing
 on this machine; 2 invalid options; 3 the endpoint is not the cluster; 4 timeout;
@@ -129,7 +130,11 @@ discover() {
     while :; do
         if fetch "$tmp/untrusted" "$cluster_info" --insecure; then
             if keep_pinned "$tmp/untrusted"; then
-                fetch "$tmp/info" "$cluster_info" --cacert "$tmp/ca.crt" --capath "$tmp/none" && return
+                if fetch "$tmp/info" "$cluster_info" --cacert "$tmp/ca.crt" --capath "$tmp/none"; then
+                    grep -q '"jws-kubeconfig-'"${token%%.*}"'": *"[^"]' "$tmp/info" && return
+                    why='no signature by this token: expired, deleted, spent, or the signer is late'
+                    after=5 # as kubeadm
+                fi
                 case $clock$curl in
                 51 | 60 | 77 | 83) die 3 "$endpoint is not trusted: $why: its CA matches the pin, but its certificate does not" ;;
                 esac
@@ -140,7 +145,7 @@ discover() {
             fi
         fi
         left=$((end - $(seconds)))
-        [ "$left" -gt 0 ] || die 4 "no cluster-info from $endpoint in $timeout s: $why$clock"
+        [ "$left" -gt 0 ] || die 4 "waited $timeout s for $endpoint: $why$clock"
         [ "$why" = "$logged" ] || say "waiting for $endpoint: $why$clock"
         logged=$why
         [ "${after:-1}" -le "$left" ] || after=$left
@@ -510,7 +515,7 @@ check_signature() {
     case $signed in
     yes) report ok signature "cluster-info is signed with token $id" ;;
     no) report error signature "the signature of cluster-info by token $id is invalid" "on the cluster, run: kubejoin doctor" ;;
-    *) report error signature "$unsigned" 'on the cluster, run: kubejoin token list -o wide' ;;
+    *) report error signature "cluster-info has no signature by token $id: it does not sign yet, is spent, or lacks the usage signing" 'on the cluster, run: kubejoin token list -o wide' ;;
     esac
 }
 
@@ -780,7 +785,6 @@ main() {
     cluster_info=https://$endpoint/api/v1/namespaces/kube-public/configmaps/cluster-info
     pins='sha256:b12154dc4ae9e074899d4a6da1b72f0bea0d4f2ca01bd9289b44d01b2b3435fd'
     token='abcdef.9876543210fedcba'
-    unsigned="cluster-info has no signature by token ${token%%.*}: the token does not sign yet, is spent, or lacks the usage signing"
     control_plane=''
     bootstrap=${KUBEJOIN_BOOTSTRAP_KUBECONFIG:-/etc/kubernetes/bootstrap-kubelet.conf}
     ca_file=${KUBEJOIN_CA_FILE:-/etc/kubernetes/pki/ca.crt}
@@ -858,7 +862,6 @@ main() {
     discover
     say "verified the cluster CA of $endpoint"
     if [ "$kubeadm" = yes ]; then
-        [ -n "$(json_string "$tmp/info" "jws-kubeconfig-${token%%.*}")" ] || say "waiting for a signature: $unsigned"
         with_kubeadm "$@"
     else
         without_kubeadm

@@ -179,7 +179,7 @@ var exits = []Entry{
 	{Exit, "3", "rejoin.sh", "the server refuses", "`kubejoin explain REASON`"},
 	{Exit, "3", "join.sh", "not this cluster: wrong CA, or a certificate by another CA", "`sh join.sh --diagnose`"},
 	{Exit, "4", "rejoin, rejoin.sh", "the server did not decide within `--wait`", "run it again"},
-	{Exit, "4", "join.sh", "no cluster-info, or no certificate valid now, within `--timeout`", "`sh join.sh --diagnose`"},
+	{Exit, "4", "join.sh", "no cluster-info, no signature by the token, or no certificate valid now, within `--timeout`", "`sh join.sh --diagnose`"},
 	{Exit, "5", "join.sh", "kubeadm failed; its output is above the message", "`sh join.sh --diagnose`"},
 	{Exit, "129", "join.sh", "stopped by SIGHUP", "run it again"},
 	{Exit, "130", "join.sh", "stopped by SIGINT", "run it again"},
