@@ -15,13 +15,9 @@ const CloudConfigScript = "/run/kubejoin/join.sh"
 
 // CloudConfig returns user data for cloud-init that runs [Join.Script] at the first boot, after the modules
 // that install packages. Nothing restarts the script, so it waits for the cluster for the default TTL of a
-// token, a day. The script is compressed, because some clouds limit user data to 16 KiB.
+// token, a day. The script is compressed and has no --diagnose, so that the document has at most 12 KiB.
 func (j Join) CloudConfig() ([]byte, error) {
-	script, err := j.Script()
-	if err != nil {
-		return nil, err
-	}
-	content, err := gzipped(script)
+	content, err := j.userData()
 	if err != nil {
 		return nil, err
 	}

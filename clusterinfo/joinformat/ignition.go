@@ -72,13 +72,9 @@ type ignitionService struct {
 }
 
 // Ignition returns an Ignition 3 config that runs [Join.Script] at boot, and again a minute after each
-// failure until the machine has joined. Another config can merge it.
+// failure until the machine has joined. Another config can merge it. Like cloud-config, it has at most 12 KiB.
 func (j Join) Ignition() ([]byte, error) {
-	script, err := j.Script()
-	if err != nil {
-		return nil, err
-	}
-	content, err := gzipped(script)
+	content, err := j.userData()
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package joinformat_test
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -10,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -79,17 +81,23 @@ func TestFormsEqualGoldenFiles(t *testing.T) {
 	}
 }
 
-// cloud-config and Ignition must contain the unchanged script, in a file with mode 0700.
+// cloud-config and Ignition must contain the script without --diagnose, in a file with mode 0700.
 func TestDocumentsContainScript(t *testing.T) {
 	j := example(t)
 	j.CertificateKey = mustKey(t)
-	script := must.Value(j.Script())(t)
+	whole := string(must.Value(j.Script())(t))
+	from, to := strings.Index(whole, "checks='"), strings.Index(whole, "main() {")
+	same := func(script string) bool {
+		begin, rest, found := strings.Cut(script, "diagnose() { die 1 'user data has no room for --diagnose: ")
+		_, end, _ := strings.Cut(rest, "\n")
+		return found && begin == whole[:from] && strings.TrimLeft(end, "\n") == whole[to:]
+	}
 	cloud := must.Value(j.CloudConfig())(t)
 	var config struct {
 		Files []struct{ Path, Content, Encoding, Permissions string } `json:"write_files"`
 	}
 	must.OK(t, yaml.Unmarshal(cloud, &config))
-	if len(config.Files) != 1 || config.Files[0].Encoding != "gz+b64" || gunzip(t, config.Files[0].Content) != string(script) || config.Files[0].Permissions != "0700" || config.Files[0].Path != joinformat.CloudConfigScript {
+	if len(config.Files) != 1 || config.Files[0].Encoding != "gz+b64" || !same(gunzip(t, config.Files[0].Content)) || config.Files[0].Permissions != "0700" || config.Files[0].Path != joinformat.CloudConfigScript {
 		t.Errorf("got files %+v in cloud-config", config.Files)
 	}
 	if !bytes.HasPrefix(cloud, []byte("#cloud-config\n")) {
@@ -110,12 +118,39 @@ func TestDocumentsContainScript(t *testing.T) {
 		t.Fatalf("got files %+v in ignition", machine.Storage.Files)
 	}
 	file := machine.Storage.Files[0]
-	if gunzip(t, strings.TrimPrefix(file.Contents.Source, "data:;base64,")) != string(script) || file.Contents.Compression != "gzip" || file.Mode != 0o700 || file.Path != joinformat.IgnitionScript {
+	if !same(gunzip(t, strings.TrimPrefix(file.Contents.Source, "data:;base64,"))) || file.Contents.Compression != "gzip" || file.Mode != 0o700 || file.Path != joinformat.IgnitionScript {
 		t.Errorf("got file %s with mode %o in ignition", file.Path, file.Mode)
 	}
-	for format, document := range map[string][]byte{"cloud-config": cloud, "ignition": ignition} {
-		if len(document) > 16<<10 { // limit of EC2 user data
-			t.Errorf("got %s of %d bytes, want at most 16 KiB", format, len(document))
+}
+
+// EC2 takes at most 16 KiB of user data, and a part of that is for what others add.
+func TestUserDataIsSmall(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	name := func() string { // hardly compressible, of 253 bytes
+		label := make([]byte, 253)
+		for i := range label {
+			label[i] = "abcdefghijklmnopqrstuvwxyz0123456789"[random.IntN(36)]
+			if i%64 == 63 {
+				label[i] = '.'
+			}
+		}
+		return string(label)
+	}
+	worker := example(t)
+	worker.Endpoint, worker.Server, worker.CAs = name()+":65535", "https://"+name()+":65535", nil
+	for range 3 {
+		worker.CAs = append(worker.CAs, certtest.CA(t, "cluster").Leaf)
+	}
+	controlPlane := worker
+	controlPlane.CertificateKey = must.Value(joinformat.ParseCertificateKey(fmt.Sprintf("%x", sha256.Sum256(nil))))(t)
+	controlPlane.TurnServer = name() + ":65535"
+	for kind, j := range map[string]joinformat.Join{"worker": worker, "control plane": controlPlane} {
+		for _, format := range []string{"cloud-config", "ignition"} {
+			if document := must.Value(j.Write(format))(t); len(document) > 12288 {
+				t.Errorf("%s of a %s: got %d bytes, want at most 12,288", format, kind, len(document))
+			} else {
+				t.Logf("%s of a %s: %d bytes", format, kind, len(document))
+			}
 		}
 	}
 }

@@ -22,15 +22,18 @@ var diagnoseText string
 //go:embed turn.sh
 var turnText string
 
-// User data is limited to 16 KiB on some clouds, so the script has no comments but those of its head.
+// The script has no comments but those of its head.
 var comments = regexp.MustCompile(`(?m)^ *# .*\n`)
 
 // Script returns a POSIX shell script that joins the machine that it runs on, as root. It requests
 // cluster-info from Endpoint with curl, and only trusts a server whose certificate is from a CA with one of
 // the pins. Then it runs kubeadm, or writes files for a kubelet that is installed without kubeadm. With
 // --diagnose it only reports what is wrong. Its option --help has the details. The token is in the text of the script, and in no command line,
-// environment or output.
-func (j Join) Script() ([]byte, error) {
+// environment or output. The script is too large for user data, see [Join.CloudConfig].
+func (j Join) Script() ([]byte, error) { return j.script(comments.ReplaceAllString(diagnoseText, "")) }
+
+// script returns the script with the functions of --diagnose.
+func (j Join) script(diagnosis string) ([]byte, error) {
 	configuration, err := j.Configuration()
 	if err != nil {
 		return nil, fmt.Errorf("script: %w", err)
@@ -50,7 +53,7 @@ func (j Join) Script() ([]byte, error) {
 	// Unquoted values contain only safe characters. All other values are one quoted shell word, or are in a
 	// here-document that the shell does not expand.
 	values := strings.NewReplacer(
-		"{{TURN}}\n", turns, "{{REJOIN}}\n", rejoin, "{{DIAGNOSE}}\n", comments.ReplaceAllString(diagnoseText, ""), "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
+		"{{TURN}}\n", turns, "{{REJOIN}}\n", rejoin, "{{DIAGNOSE}}\n", diagnosis, "{{ID}}", j.Token.ID(), "{{ENDPOINT}}", j.Endpoint, "{{CONFIGURATION}}", string(configuration),
 		"{{QUOTED_ENDPOINT}}", quote(j.Endpoint), "{{QUOTED_PINS}}", quote(strings.Join(clusterinfo.Pins(j.CAs), " ")),
 		"{{QUOTED_TOKEN}}", quote(j.Token.Reveal()), "{{QUOTED_CONTROL_PLANE}}", quote(more),
 	)
@@ -58,8 +61,16 @@ func (j Join) Script() ([]byte, error) {
 	return []byte(values.Replace(head + "\n\n" + comments.ReplaceAllString(code, ""))), nil
 }
 
-// gzipped returns the script in the form that both cloud-config and Ignition accept.
-func gzipped(script []byte) (string, error) {
+// noDiagnosis replaces --diagnose in user data.
+const noDiagnosis = "diagnose() { die 1 'user data has no room for --diagnose: on the cluster, run kubejoin token create --print-join-command --format script, and run that script here'; }\n"
+
+// userData returns the script without --diagnose, in the form that both cloud-config and Ignition accept. EC2 limits user
+// data to 16 KiB, and others add their own to it, so what kubejoin makes of this has at most 12 KiB.
+func (j Join) userData() (string, error) {
+	script, err := j.script(noDiagnosis)
+	if err != nil {
+		return "", err
+	}
 	var compressed bytes.Buffer
 	w, err := gzip.NewWriterLevel(&compressed, gzip.BestCompression)
 	if err != nil {
