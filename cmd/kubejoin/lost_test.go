@@ -47,6 +47,13 @@ func TestCreateRetriesAfterLostResponse(t *testing.T) {
 			if (err != nil) != test.fails || test.fails && !strings.Contains(err.Error(), "may have been created") {
 				t.Errorf("%v", err)
 			}
+			if !test.fails {
+				return
+			}
+			// A script would take a token for a join command.
+			if printed, err := web.run(t, "", "token", "create", "--print-join-command"); printed != "" || err == nil || !strings.Contains(err.Error(), "kubejoin token delete ") {
+				t.Errorf("--print-join-command: got %d printed bytes and %v", len(printed), err)
+			}
 		})
 	}
 }
@@ -66,5 +73,34 @@ func TestCreateEndsAtOnceAfterInterrupt(t *testing.T) {
 	err := run(ctx, web.args("", "token", "create"), &out, &errs)
 	if err == nil || !strings.Contains(err.Error(), "may have been created") || !strings.Contains(out.String(), ".") || requests.Load() != 1 {
 		t.Errorf("got %v, %d printed bytes and %d requests, want the token after one request", err, out.Len(), requests.Load())
+	}
+}
+
+// A script takes what is on standard output for a join command, so a bare token must not be there.
+func TestPrintsJoinCommandOrNothing(t *testing.T) {
+	for format, lost := range map[string]func(http.ResponseWriter, *http.Request, http.Handler){
+		"text": func(w http.ResponseWriter, r *http.Request, api http.Handler) { // no join command
+			made := httptest.NewRecorder()
+			api.ServeHTTP(made, r)
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(made.Code)
+			_, _ = w.Write(bytes.ReplaceAll(made.Body.Bytes(), []byte(`"joinCommand"`), []byte(`"other"`)))
+		},
+		"script": func(w http.ResponseWriter, r *http.Request, api http.Handler) { // no cluster-info
+			if r.Method == http.MethodGet {
+				http.NotFound(w, r)
+				return
+			}
+			api.ServeHTTP(w, r)
+		},
+	} {
+		web := newWebServer(t, func(api http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { lost(w, r, api) })
+		})
+		printed, err := web.run(t, "", "token", "create", "--print-join-command", "--format", format)
+		records, listErr := web.store.List(t.Context())
+		if printed != "" || err == nil || listErr != nil || len(records) != 1 || !strings.HasSuffix(err.Error(), "kubejoin token delete "+records[0].Token.ID()) {
+			t.Errorf("%s: got %d printed bytes and %v, want nothing and how to delete the token", format, len(printed), err)
+		}
 	}
 }

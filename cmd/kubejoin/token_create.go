@@ -52,7 +52,7 @@ number of times. The limits (--max-nodes, --node-name, --certificate-duration, -
 --replace-node) apply when kubejoin issues the certificate. Other signers ignore them.
 
 If cluster-info is not signed within --wait, the command still prints the token, which
-stays stored, and the exit code is 1.` + remoteHelp + offlineHelp,
+stays stored, and the exit code is 1. With --print-join-command it prints no token then.` + remoteHelp + offlineHelp,
 		Example: `  # a join command for any number of workers, valid for a day
   kubejoin token create --print-join-command
 
@@ -187,7 +187,11 @@ func chosenToken(stdin io.Reader, args []string) (tokens.Token, error) {
 func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *remote, asked api.CreateToken) error {
 	made, err := r.CreateToken(ctx, asked)
 	if err != nil {
-		if made.ID != "" { // it exists, or may exist
+		switch {
+		case made.ID == "": // it does not exist
+		case o.printJoinCommand:
+			err = notPrinted(err, made.ID)
+		default:
 			_, printErr := fmt.Fprintln(cmd.OutOrStdout(), asked.Token.Reveal())
 			err = errors.Join(err, printErr)
 		}
@@ -201,10 +205,7 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 	w := cmd.OutOrStdout()
 	switch {
 	case o.printJoinCommand && made.JoinCommand == "":
-		if _, err := fmt.Fprintln(w, made.Token.Reveal()); err != nil {
-			return err
-		}
-		return fmt.Errorf("token %s was created, but there is no join command: cluster-info cannot be read", made.ID)
+		return notPrinted(fmt.Errorf("token %s was created, but there is no join command: cluster-info cannot be read", made.ID), made.ID)
 	case o.printJoinCommand:
 		return o.printJoin(ctx, w, r, made)
 	case o.format == "text":

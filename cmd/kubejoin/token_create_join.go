@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -60,25 +59,28 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 	return err
 }
 
-// printJoin prints the join command of a new token in the requested format. If that fails, it prints the token.
+// notPrinted adds to an error how to remove a token that exists, or may exist, and that nobody has. With
+// --print-join-command, a script would take a token on standard output for a join command.
+func notPrinted(err error, id string) error {
+	return fmt.Errorf("%w; nothing was printed, so remove the token with: kubejoin token delete %s", err, id)
+}
+
+// printJoin prints the join command of a new token in the requested format.
 func (o *tokenCreateOptions) printJoin(ctx context.Context, w io.Writer, r *remote, made api.Token) error {
 	var kubeconfig []byte
 	var err error
 	if o.joinFormat != api.FormatText {
 		kubeconfig, err = r.clusterInfo(ctx)
 	}
-	text := []byte(made.Token.Reveal() + "\n")
+	var join []byte
 	if err == nil {
-		var join []byte
-		if join, err = o.join(made, kubeconfig); err == nil {
-			text = join
-		}
+		join, err = o.join(made, kubeconfig)
 	}
 	if err != nil {
-		err = fmt.Errorf("token %s was created, but cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err)
+		return notPrinted(fmt.Errorf("token %s was created, but cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err), made.ID)
 	}
-	_, printErr := w.Write(text)
-	return errors.Join(err, printErr)
+	_, err = w.Write(join)
+	return err
 }
 
 // join returns the join command of a token in the requested format. The client renders it, so that the server never
