@@ -26,6 +26,37 @@ type Check struct {
 	Ready func(ctx context.Context) error
 }
 
+// Failing runs all checks, and returns name and reason of each one that fails. It returns nothing if /readyz would report
+// that kubejoin is ready.
+func (s Status) Failing(ctx context.Context) []string {
+	var failing []string
+	for i, err := range s.run(ctx) {
+		if fails(err) {
+			failing = append(failing, s.Checks[i].Name+": "+safetext.Text(err.Error(), safetext.MaxMessage))
+		}
+	}
+	return failing
+}
+
+// run runs all checks concurrently. It returns one error or nil for each.
+func (s Status) run(ctx context.Context) []error {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	errs := make([]error, len(s.Checks))
+	var all sync.WaitGroup
+	for i, c := range s.Checks {
+		all.Go(func() { errs[i] = c.Ready(ctx) })
+	}
+	all.Wait()
+	return errs
+}
+
+// fails reports whether the result of a check makes kubejoin not ready.
+func fails(err error) bool {
+	_, notice := errors.AsType[api.Notice](err)
+	return err != nil && !notice
+}
+
 // checkTimeout limits a run of the checks. A request to /readyz waits for at most two runs, which
 // is less than the default period of a Kubernetes probe, 10 s.
 const checkTimeout = 2 * time.Second
@@ -122,21 +153,14 @@ func (h *handler) check(ctx context.Context) ([]error, error) {
 	return errs, nil
 }
 
-// runChecks runs all checks concurrently, for all requests that wait. It goes on if the clients disconnect: the metric has
-// the results as well.
+// runChecks runs all checks, for all requests that wait. It goes on if the clients disconnect: the metric has the results
+// as well.
 func (h *handler) runChecks(ctx context.Context, results []*[]error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkTimeout)
-	defer cancel()
-	errs := make([]error, len(h.Status.Checks))
-	var all sync.WaitGroup
+	errs := h.Status.run(context.WithoutCancel(ctx))
 	for i, c := range h.Status.Checks {
-		all.Go(func() { errs[i] = c.Ready(ctx) })
-	}
-	all.Wait()
-	for i, c := range h.Status.Checks {
-		passes := 0.0
-		if notice := api.Notice(""); errs[i] == nil || errors.As(errs[i], &notice) {
-			passes = 1
+		passes := 1.0
+		if fails(errs[i]) {
+			passes = 0
 		}
 		h.readiness.passes.WithLabelValues(c.Name).Set(passes)
 	}

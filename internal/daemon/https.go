@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/loop"
@@ -83,6 +85,38 @@ func (o *Options) showsCertificates() bool {
 	return o.Cluster == nil || o.Callers.ClientCAFile != "" || o.Webhook.ClientCAFile != "" || o.NodeRules.RejoinWindow > 0
 }
 
+// announce prints the banner as soon as kubejoin is ready. Before, it logs what kubejoin waits for.
+func (s *service) announce(ctx context.Context, banner func() string) {
+	last := ""
+	for pause := firstReadiness; ; pause = min(2*pause, lastReadiness) {
+		waits := strings.Join(s.status().Failing(ctx), "; ")
+		if ctx.Err() != nil {
+			return
+		}
+		if waits == "" {
+			break
+		}
+		if waits != last && pause > firstReadiness*8 {
+			s.log.Warn("not ready yet", "waits_for", waits)
+			last = waits
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+	if s.options.IssuanceRecord != StandardOutput { // otherwise standard output holds only the record
+		if _, err := io.WriteString(s.stdout, banner()); err != nil {
+			s.log.Warn("cannot print startup message", "error", err)
+		}
+	}
+	s.log.Info("ready")
+}
+
+// Pauses between looks at readiness: caches fill within the first second.
+const firstReadiness, lastReadiness = 100 * time.Millisecond, 5 * time.Second
+
 // serve serves requests until ctx ends or a part fails permanently. On shutdown it first reports that it is not ready,
 // and serves on for the shutdown delay, until load balancers have noticed. Then it finishes the requests in flight before
 // it stops the background functions that they may need.
@@ -127,11 +161,11 @@ func (s *service) serve(ctx context.Context, served *site) error {
 		return nil
 	})
 	s.log.Info("serving", "address", listener.Addr().String(), "version", s.options.Version.Version)
-	if s.options.IssuanceRecord != StandardOutput { // otherwise standard output holds only the record
-		if _, err := io.WriteString(s.stdout, served.banner()); err != nil {
-			s.log.Warn("cannot print startup message", "error", err)
-		}
-	}
+	announcing, endAnnouncing := context.WithCancel(ctx)
+	var announced sync.WaitGroup
+	announced.Go(func() { s.announce(announcing, served.banner) })
+	defer announced.Wait()
+	defer endAnnouncing()
 
 	select {
 	case <-ctx.Done():
