@@ -44,6 +44,9 @@ stage each time, until the rotation has ended. All steps with their output:
 	)
 }
 
+// caLooks is what commands of rotations wait for. The observer takes at most two minutes, and then the state is written.
+var caLooks = waiting{"until API servers, kubelets and etcd were looked at", 3 * time.Minute}
+
 // caOptions select a CA and where it is.
 type caOptions struct {
 	remoteOptions
@@ -67,6 +70,7 @@ While a host, a node or a token has not followed the stage before, the command c
 nothing, names what is behind, and exits with 3. The exit code is 0 if the stage has begun,
 now or before.` + remoteHelp}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		o.waits = caLooks
 		return o.run(cmd, func(ctx context.Context, r *remote) error {
 			done, err := r.StepCA(ctx, o.ca, cmd.Name(), asked)
 			if behind := notReady(err); behind != nil {

@@ -59,6 +59,7 @@ Next is 'kubejoin ca trust'.` + remoteHelp,
 				return err
 			}
 			defer o.drop()
+			o.waits = caLooks
 			return o.run(cmd, func(ctx context.Context, r *remote) error { return o.prepare(ctx, cmd, r) })
 		},
 	}

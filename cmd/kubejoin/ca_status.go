@@ -115,6 +115,7 @@ what it cannot see. -o wide lists all of it.` + remoteHelp,
   # the nodes that are behind
   kubejoin ca status -o jsonpath='{.behind[*].node}'`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.waits = caLooks
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				status, err := r.CARotation(ctx, o.ca)
 				if err != nil {

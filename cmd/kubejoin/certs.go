@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,6 +53,7 @@ func (o *certsOptions) run(cmd *cobra.Command, do func(context.Context, *kubeadm
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), certsTimeout)
 	defer cancel()
+	defer waiting{"for the API server of " + cmp.Or(kubeconfigFiles(rules), "this pod"), certsTimeout}.begin(cmd)()
 	return do(ctx, &kubeadmcerts.Uploader{Client: client, CreateRole: true})
 }
 

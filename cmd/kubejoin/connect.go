@@ -54,6 +54,8 @@ type remoteOptions struct {
 	serverOnly bool
 	// instead ends errors of such a command: what to do without a server.
 	instead string
+	// waits is what the command waits for, if not only for a response.
+	waits waiting
 	// ownServer sends the bearer token of a curlrc only to the server that this file names.
 	ownServer bool
 }
@@ -153,9 +155,18 @@ func (o *remoteOptions) run(cmd *cobra.Command, do func(context.Context, *remote
 	r, stop, err := o.connect(cmd.Context())
 	if err == nil {
 		defer stop()
+		defer o.waits.or(o.response()).begin(cmd)()
 		err = explain(do(cmd.Context(), r))
 	}
 	return o.hint(err)
+}
+
+// response is the wait for a response of what connect has chosen.
+func (o *remoteOptions) response() waiting {
+	if o.cluster {
+		return waiting{what: "for the API server of " + cmp.Or(o.kubeconfigFile, "this pod")}
+	}
+	return waiting{"for " + o.server, serverWait}
 }
 
 // hint adds to an error of a connection or a credential which file to check, and the next command.
@@ -302,10 +313,9 @@ func (o *remoteOptions) connectServer() (*remote, func(), error) {
 func newClient(address string, config *tls.Config) (*client.Client, func()) {
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: config, ForceAttemptHTTP2: true,
-		DialContext:         (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
-		TLSHandshakeTimeout: 10 * time.Second,
-		// The longest wait that the server allows, and a margin.
-		ResponseHeaderTimeout: api.MaxWait + time.Minute,
+		DialContext:           (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+		TLSHandshakeTimeout:   10 * time.Second,
+		ResponseHeaderTimeout: serverWait,
 	}
 	web := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse // a kubejoin server never redirects

@@ -112,6 +112,7 @@ func (o *doctorOptions) check() error {
 }
 
 func (o *doctorOptions) run(cmd *cobra.Command) error {
+	defer waiting{what: "for the checks"}.begin(cmd)()
 	report, err := o.diagnose(cmd.Context())
 	if err != nil {
 		return err

@@ -93,6 +93,7 @@ func (o *credentialOptions) complete(cmd *cobra.Command, identity func(name stri
 		if err != nil {
 			return err
 		}
+		defer waiting{"for the certificate", o.wait + serverWait}.begin(cmd)()
 		return o.hint(explain(o.run(cmd, id)))
 	}
 	f := cmd.Flags()
@@ -214,7 +215,7 @@ func (o *credentialOptions) signer(ctx context.Context, cmd *cobra.Command) (sig
 		return nil, nil, nil, err
 	}
 	if r.cluster != nil {
-		return credentials.SignByCSRObject(r.cluster.Client, func(message string) { cmd.PrintErrln("kubejoin:", message) }), kubeconfig, stop, nil
+		return credentials.SignByCSRObject(r.cluster.Client, func(message string) { progress(cmd, "%s", message) }), kubeconfig, stop, nil
 	}
 	return overHTTPS(cmd, r, o.wait), kubeconfig, stop, nil
 }

@@ -27,8 +27,10 @@ const (
 
 // Exit codes.
 const (
-	exitFailure = 1
-	exitUsage   = 2
+	exitFailure   = 1
+	exitUsage     = 2
+	exitInterrupt = 130
+	exitTerminate = 143
 )
 
 // An exitCode is an exit code that a command has chosen. If it is the whole error, the command has already printed why it failed.
@@ -40,10 +42,24 @@ func main() {
 	// klog is global, so its logger is set here and not where a client is created. Commands return what it would
 	// log as errors; serve sets its own logger.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the program at once
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		code := exitInterrupt
+		if <-signals == syscall.SIGTERM {
+			code = exitTerminate
+		}
+		signal.Reset() // a second signal ends the program at once
+		cancel(exitCode(code))
+	}()
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		os.Exit(fail(os.Stderr, err))
+		code := fail(os.Stderr, err)
+		if signaled, ok := context.Cause(ctx).(exitCode); ok {
+			fmt.Fprintln(os.Stderr, "kubejoin: interrupted; what the command has done before remains")
+			code = int(signaled)
+		}
+		os.Exit(code)
 	}
 }
 
@@ -104,6 +120,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 	})
 	root.SetUsageFunc(usage)
 	root.Flags().Bool("version", false, "print the version of kubejoin") // cobra would add -v, which is --verbosity
+	root.PersistentFlags().Bool("quiet", false, "print no lines about progress on standard error")
 	group := func(id string, commands ...*cobra.Command) {
 		root.AddGroup(&cobra.Group{ID: id, Title: id + ":"})
 		for _, c := range commands {

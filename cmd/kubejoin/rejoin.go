@@ -191,7 +191,7 @@ func (o *rejoinOptions) dial(ca []byte, pair tls.Certificate) (*client.Client, f
 		MinVersion: tls.VersionTLS12, RootCAs: roots,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil },
 	})
-	server.HTTP.Timeout = time.Minute // and then it retries
+	server.HTTP.Timeout = rejoinTimeout // and then it retries
 	return server, stop, nil
 }
 
@@ -269,9 +269,13 @@ func (o *rejoinOptions) rejoin(cmd *cobra.Command, server *client.Client, files 
 	return o.print(cmd, done, "node %s has a certificate until %s in %s; %s", done.Node, done.NotAfter.UTC().Format(time.RFC3339), done.File, next)
 }
 
-// retry calls try until it succeeds, is refused, meets a server that is not trusted, or wait is over.
-func retry[T any](cmd *cobra.Command, wait time.Duration, try func() (T, error)) (T, error) {
-	deadline, told := time.Now().Add(wait), ""
+// rejoinTimeout limits one request.
+const rejoinTimeout = time.Minute
+
+// retry calls try until it succeeds, is refused, meets a server that is not trusted, or the time is over.
+func retry[T any](cmd *cobra.Command, most time.Duration, try func() (T, error)) (T, error) {
+	deadline, told := time.Now().Add(most), ""
+	defer waiting{"for the kubejoin server", most + rejoinTimeout}.begin(cmd)()
 	for {
 		result, err := try()
 		var p *api.Problem
@@ -287,7 +291,7 @@ func retry[T any](cmd *cobra.Command, wait time.Duration, try func() (T, error))
 			return result, fmt.Errorf("no decision in time (%w): %w", exitRejoinTimeout, err)
 		}
 		if text := err.Error(); text != told {
-			cmd.PrintErrln("kubejoin: waiting:", sanitize(text))
+			progress(cmd, "waiting: %s", text)
 			told = text
 		}
 		if err := sleep(cmd.Context(), delay); err != nil {

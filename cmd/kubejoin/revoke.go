@@ -41,10 +41,9 @@ only if you set that up: see 'kubejoin authorization-config --help' and
 			if err := revokeArguments(&o.asked, args); err != nil {
 				return err
 			}
+			o.waits.what = "until every replica knows the revocation"
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
-				slow := time.AfterFunc(2*time.Second, func() { cmd.PrintErrln("kubejoin: waiting until every replica knows the revocation") })
 				list, err := r.Revoke(ctx, o.asked)
-				slow.Stop()
 				if err != nil {
 					return err
 				}

@@ -16,9 +16,6 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// longWait is how long sign waits before it prints why it waits.
-const longWait = 2 * time.Second
-
 // The shortest and the longest delay before a retry.
 const (
 	minRetry = time.Second
@@ -88,6 +85,7 @@ if the command cannot reach the server.` + serverHelp,
 				return fmt.Errorf("--output-file: %w", err)
 			}
 			defer to.drop()
+			o.waits = waiting{"for the certificate", o.wait + serverWait}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				chain, err := o.sign(ctx, cmd, r, request)
 				if err != nil {
@@ -210,7 +208,7 @@ func (o *signOptions) sign(ctx context.Context, cmd *cobra.Command, r *remote, r
 				return nil, err
 			}
 			told, delay = withReason(p), delay-silence
-			cmd.PrintErrln("kubejoin: waiting:", sanitize(told))
+			progress(cmd, "waiting: %s", told)
 		}
 		if err := sleep(ctx, delay); err != nil {
 			return nil, err

@@ -29,9 +29,6 @@ etcd. Stores in Kubernetes are not meant: see 'kubejoin doctor'.`,
 	}, storeCopyCommand(), storeCheckCommand())
 }
 
-// storeProgress is how long a copy is silent, and how often it then reports its progress.
-const storeProgress = 2 * time.Second
-
 func storeCopyCommand() *cobra.Command {
 	var o struct {
 		output
@@ -70,6 +67,7 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
 			if o.options.DryRun {
 				destination, did = storecopy.DryDestination, "would copy"
 			}
+			defer waiting{what: "for the stores"}.begin(cmd)()
 			from, err := storecopy.Open(ctx, o.from, o.etcd, storecopy.ReadOnly)
 			if err != nil {
 				return storeError(cmd, "from", err)
@@ -80,7 +78,7 @@ an error, delete the incomplete copy before you repeat the command.` + storeHelp
 				return storeError(cmd, "to", err)
 			}
 			defer func() { err = errors.Join(err, to.Close()) }()
-			o.options.Progress = progress(cmd)
+			o.options.Progress = copied(cmd)
 			counts, err := storecopy.Copy(ctx, from, to, o.options)
 			if err != nil && counts != (storecopy.Counts{}) {
 				return fmt.Errorf("%s %s, then failed: %w", did, rowsOf(counts), err)
@@ -110,18 +108,18 @@ func rowsOf(c storecopy.Counts) string {
 	return fmt.Sprintf("%d tokens, %d claims, %d revocations and %d entries of the issuance record", c.Tokens, c.Claims, c.Revocations, c.IssuanceEntries)
 }
 
-// progress returns a function that prints the numbers of rows to standard error, every few seconds.
-func progress(cmd *cobra.Command) func(storecopy.Counts, int) {
+// copied returns a function that prints the numbers of rows to standard error, every few seconds.
+func copied(cmd *cobra.Command) func(storecopy.Counts, int) {
 	last := time.Now()
 	return func(c storecopy.Counts, compared int) {
-		if time.Since(last) < storeProgress {
+		if time.Since(last) < longWait {
 			return
 		}
 		last = time.Now()
 		if compared > 0 {
-			cmd.PrintErrf("copied %s; compared %d of %d entries\n", rowsOf(c), compared, c.IssuanceEntries)
+			progress(cmd, "copied %s; compared %d of %d entries", rowsOf(c), compared, c.IssuanceEntries)
 		} else {
-			cmd.PrintErrf("copied %s\n", rowsOf(c))
+			progress(cmd, "copied %s", rowsOf(c))
 		}
 	}
 }
@@ -156,6 +154,7 @@ The exit code is 0 without findings, 1 with findings, and 2 if the store could n
     --etcd-cafile ca.crt --etcd-certfile kubejoin.crt --etcd-keyfile kubejoin.key`,
 		Args: oneArg("STORE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			defer waiting{what: "for the store"}.begin(cmd)()
 			counts, found, err := checkStore(cmd.Context(), args[0], o.etcd)
 			if errors.Is(err, storecopy.ErrSpec) {
 				return usagef("STORE: %w", err)

@@ -16,16 +16,16 @@ func TestReportsProgressOfCopy(t *testing.T) {
 		var out strings.Builder
 		cmd := &cobra.Command{}
 		cmd.SetErr(&out)
-		report := progress(cmd)
+		report := copied(cmd)
 		for _, step := range []struct {
 			after    time.Duration
 			compared int
 			want     string
 		}{
-			{storeProgress - 1, 0, ""},
-			{1, 0, "copied 1 tokens, 2 claims, 3 revocations and 4 entries of the issuance record\n"},
-			{storeProgress - 1, 3, ""},
-			{1, 3, "copied 1 tokens, 2 claims, 3 revocations and 4 entries of the issuance record; compared 3 of 4 entries\n"},
+			{longWait - 1, 0, ""},
+			{1, 0, "kubejoin: copied 1 tokens, 2 claims, 3 revocations and 4 entries of the issuance record\n"},
+			{longWait - 1, 3, ""},
+			{1, 3, "kubejoin: copied 1 tokens, 2 claims, 3 revocations and 4 entries of the issuance record; compared 3 of 4 entries\n"},
 		} {
 			out.Reset()
 			time.Sleep(step.after) // of the fake clock

@@ -83,6 +83,9 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
 			if o.withoutCluster.offline {
 				return o.withoutCluster.run(cmd, asked, o.format)
 			}
+			if o.waits = (waiting{"for a signature by the token in cluster-info", o.wait}); o.controlPlane || o.wait == 0 {
+				o.waits = waiting{}
+			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
 				if o.controlPlane {
 					return o.createControlPlane(ctx, cmd, r, asked.TokenSpec)

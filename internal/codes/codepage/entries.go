@@ -182,6 +182,8 @@ var exits = []Entry{
 	{Exit, "4", "join.sh", "no cluster-info, no signature by the token, or no certificate valid now, within `--timeout`", "`sh join.sh --diagnose`"},
 	{Exit, "5", "join.sh", "kubeadm failed; its output is above the message", "`sh join.sh --diagnose`"},
 	{Exit, "129", "join.sh", "stopped by SIGHUP", "run it again"},
+	{Exit, "130", "all commands but serve", "stopped by Ctrl-C (SIGINT); what the command has done before remains", "run it again"},
+	{Exit, "143", "all commands but serve", "stopped by SIGTERM; what the command has done before remains", "run it again"},
 	{Exit, "130", "join.sh", "stopped by SIGINT", "run it again"},
 	{Exit, "130", "rejoin.sh", "stopped by SIGHUP, SIGINT or SIGTERM", "run it again"},
 	{Exit, "143", "join.sh", "stopped by SIGTERM", "run it again"},
