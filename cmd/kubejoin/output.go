@@ -18,6 +18,7 @@ import (
 
 // An output prints objects in the format of --output.
 type output struct {
+	cmd      *cobra.Command
 	format   string
 	known    []string // formats beside jsonpath
 	template *jsonpath.JSONPath
@@ -32,7 +33,7 @@ func (o *output) register(cmd *cobra.Command, known ...string) {
 
 // registerFormats adds --output with the formats known and jsonpath.
 func (o *output) registerFormats(cmd *cobra.Command, known ...string) {
-	o.known, o.format = known, "text"
+	o.cmd, o.known, o.format = cmd, known, "text"
 	cmd.Flags().VarP(parsedValue{&o.format, o.parse}, "output", "o", "output format: "+strings.Join(known, ", ")+" or jsonpath=TEMPLATE")
 	heading(cmd.Flags(), "Output flags", "output")
 	// It fails only if the flag does not exist.
@@ -112,10 +113,16 @@ func (o *output) text(w io.Writer, object any, text string) error {
 }
 
 // list prints a list in the format of --output: as an object, as the names of its items, or as a table. An item without a name
-// is not among the names.
+// is not among the names. It says on standard error that a table would be empty.
 func list[T any](o *output, w io.Writer, object any, items []T, name func(T) string, columns []string, row func(T) []string) error {
-	if done, err := o.object(w, object); done || len(items) == 0 {
+	if done, err := o.object(w, object); done {
 		return err
+	}
+	if len(items) == 0 {
+		if columns != nil && o.format != "name" {
+			progress(o.cmd, "the list is empty")
+		}
+		return nil
 	}
 	var rows [][]string
 	if o.format == "name" {

@@ -38,21 +38,40 @@ func (o *output) tokens(w io.Writer, object any, items []api.Token) error {
 		return tokenCSV(w, items)
 	}
 	now := time.Now()
-	columns := []string{"TOKEN", "TTL", "EXPIRES", "USAGES", "DESCRIPTION", "EXTRA GROUPS"} // those of kubeadm
+	columns := []string{"TOKEN", "TTL", "EXPIRES", "USAGES", "DESCRIPTION", "EXTRA GROUPS", "STATUS"} // but for the last those of kubeadm
 	if o.format == "wide" {
-		columns = append(columns, "STATUS", "NODES", "JOINED", "LIMITS", "AGE", "PROBLEM")
+		columns = append(columns, "NODES", "JOINED", "LIMITS", "AGE", "PROBLEM")
 	}
 	return list(o, w, object, items, func(t api.Token) string { return t.ID }, columns, func(t api.Token) []string {
 		ttl := "<forever>"
 		if !t.Expires.IsZero() {
 			ttl = duration.ShortHumanDuration(t.Expires.Sub(now))
 		}
-		row := []string{cmp.Or(t.Token.Reveal(), t.ID), ttl, stamp(t.Expires, "<never>"), orNone(t.Usages...), orNone(safetext.Text(t.Description, maxDescription)), orNone(t.Groups...)}
+		row := []string{cmp.Or(t.Token.Reveal(), t.ID), ttl, stamp(t.Expires, "<never>"), orNone(t.Usages...), orNone(safetext.Text(t.Description, maxDescription)), orNone(t.Groups...), shownStatus(t, now)}
 		if o.format == "wide" {
-			row = append(row, t.Status, places(t), orNone(t.Nodes...), orNone(limits(t)...), age(t.Created, now), orNone(t.Problem))
+			row = append(row, places(t), orNone(few(t.Nodes, ",")), orNone(limits(t)...), age(t.Created, now), orNone(t.Problem))
 		}
 		return row
 	})
+}
+
+// few returns some of the names in a cell of a table.
+func few(names []string, separator string) string {
+	return strings.ReplaceAll(safetext.Few(names), ", ", separator)
+}
+
+// soon is how long before its end the table says so of a token.
+const soon = 10 * time.Minute
+
+// shownStatus returns the status of a token for a person.
+func shownStatus(t api.Token, now time.Time) string {
+	switch {
+	case t.Status != api.StatusActive:
+		return t.Status
+	case !t.Expires.IsZero() && t.Expires.Sub(now) < soon:
+		return "expires soon"
+	}
+	return "ready"
 }
 
 // tokenCSV prints lines for kube-apiserver's --token-auth-file. They give each token the same user as kube-apiserver's
@@ -90,7 +109,7 @@ func places(t api.Token) string {
 func limits(t api.Token) []string {
 	var list []string
 	if len(t.NodeNames) > 0 {
-		list = append(list, "names="+strings.Join(t.NodeNames, "|"))
+		list = append(list, "names="+few(t.NodeNames, "|"))
 	}
 	if t.ReplacesNode != nil {
 		list = append(list, "replaces="+t.ReplacesNode.Name)
