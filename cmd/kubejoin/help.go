@@ -57,7 +57,11 @@ func usage(cmd *cobra.Command) error {
 		}
 	}
 	cmd.InitDefaultHelpFlag() // cobra adds it only before it parses flags
-	writeFlags(&b, cmd.LocalFlags())
+	flags := cmd.LocalFlags()
+	if quiet := cmd.InheritedFlags().Lookup("quiet"); quiet != nil && cmd.Name() != "serve" {
+		flags.AddFlag(quiet)
+	}
+	writeFlags(&b, flags)
 	if cmd.HasAvailableSubCommands() {
 		fmt.Fprintf(&b, "\nUse \"%s [command] --help\" for more information about a command.\n", cmd.CommandPath())
 	}

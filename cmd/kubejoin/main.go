@@ -121,6 +121,7 @@ Start on a cluster, instead of the bootstrap and CSR controllers of kube-control
 	root.SetUsageFunc(usage)
 	root.Flags().Bool("version", false, "print the version of kubejoin") // cobra would add -v, which is --verbosity
 	root.PersistentFlags().Bool("quiet", false, "print no lines about progress on standard error")
+	heading(root.PersistentFlags(), "Help flags")
 	group := func(id string, commands ...*cobra.Command) {
 		root.AddGroup(&cobra.Group{ID: id, Title: id + ":"})
 		for _, c := range commands {
