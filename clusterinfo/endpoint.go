@@ -55,6 +55,15 @@ func CheckEndpoint(s string) error {
 	return nil
 }
 
+// IsLoopback reports whether an endpoint HOST:PORT is localhost or a loopback address. Each machine that gets it connects to
+// itself.
+func IsLoopback(endpoint string) bool {
+	host, _, err := net.SplitHostPort(endpoint)
+	host = strings.ToLower(host)
+	ip, _ := netip.ParseAddr(host) // the zero value is no loopback address
+	return err == nil && (ip.Unmap().IsLoopback() || host == "localhost" || host == "localhost.localdomain" || strings.HasSuffix(host, ".localhost"))
+}
+
 // parseServer parses the URL of a server that clients can reach. kubeadm and kubectl can use more names in an existing
 // cluster-info than a join command can: for example a name with an underscore or a final dot.
 func parseServer(server string) (*url.URL, error) {

@@ -112,3 +112,14 @@ func TestWritesNoServerThatNoJoinCommandCanName(t *testing.T) {
 		}
 	}
 }
+
+func TestIsLoopback(t *testing.T) {
+	for endpoint, want := range map[string]bool{
+		"localhost:6443": true, "LOCALHOST:6443": true, "a.localhost:6443": true, "localhost.localdomain:6443": true, "127.0.0.1:6443": true, "127.9.9.9:1": true,
+		"[::1]:6443": true, "[::ffff:127.0.0.1]:6443": true, "10.0.0.1:6443": false, "localhost.example.com:6443": false, "notlocalhost:6443": false, "localhost": false, "": false,
+	} {
+		if got := clusterinfo.IsLoopback(endpoint); got != want {
+			t.Errorf("%q: got %t, want %t", endpoint, got, want)
+		}
+	}
+}

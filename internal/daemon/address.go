@@ -30,6 +30,16 @@ func reachable(listen string) (string, error) {
 	return net.JoinHostPort("127.0.0.1", port), nil
 }
 
+// warnOfLoopback logs addresses of the options at which no other machine reaches a server.
+func (s *service) warnOfLoopback() {
+	apiServer, _ := clusterinfo.Endpoint(s.options.APIServer) // empty with an error
+	for flag, endpoint := range map[string]string{"--advertise": s.options.Advertise, "--api-server": apiServer} {
+		if clusterinfo.IsLoopback(endpoint) {
+			s.log.Warn("other machines cannot join at a loopback address", "flag", flag, "address", endpoint)
+		}
+	}
+}
+
 // dialable returns an address at which this machine reaches its own listener.
 func dialable(listen string) string {
 	host, port, err := net.SplitHostPort(listen)

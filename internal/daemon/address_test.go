@@ -1,7 +1,10 @@
 package daemon
 
 import (
+	"bytes"
 	"encoding/pem"
+	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
@@ -38,6 +41,23 @@ func TestReachableRefusesHostThatNoJoinCommandCanName(t *testing.T) {
 	} {
 		if got, err := reachable(listen); got != want || (err != nil) != (want == "") {
 			t.Errorf("%s: got %q, %v, want %q", listen, got, err, want)
+		}
+	}
+}
+
+func TestWarnsOfLoopback(t *testing.T) {
+	for _, test := range []struct {
+		options Options
+		want    string
+	}{
+		{Options{Advertise: "localhost:9443", APIServer: "https://api.example.com"}, "flag=--advertise address=localhost:9443\n"},
+		{Options{APIServer: "https://127.0.0.1:6443"}, "flag=--api-server address=127.0.0.1:6443\n"},
+		{Options{Advertise: "join.example.com:9443"}, ""},
+	} {
+		var log bytes.Buffer
+		newService(test.options, slog.New(slog.NewTextHandler(&log, nil)), nil).warnOfLoopback()
+		if !strings.HasSuffix(log.String(), test.want) || (log.Len() == 0) != (test.want == "") {
+			t.Errorf("%+v: got %q, want %q", test.options, &log, test.want)
 		}
 	}
 }

@@ -25,6 +25,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) err
 	defer runtime.KeepAlive(gcBallast())
 	s := newService(o, log, stdout)
 	defer s.close()
+	s.warnOfLoopback()
 	lines, err := s.openLines()
 	if err != nil {
 		return err

@@ -45,6 +45,8 @@ func checkClusterInfo(f *Facts) []Finding {
 		all = append(all, found("cluster-info-server-unreachable", editClusterInfo, "the API server in cluster-info, %s, is unreachable from here: %s", e.Address, e.Unreachable))
 	case e.Untrusted != "":
 		all = append(all, found("cluster-info-server-untrusted", editClusterInfo, "the API server in cluster-info, %s, has no certificate of a CA in cluster-info: %s", e.Address, e.Untrusted))
+	default:
+		all = append(all, loopback(e.Address, editClusterInfo, "cluster-info names")...)
 	}
 	return all
 }
@@ -105,6 +107,14 @@ func checkAnonymous(f *Facts) []Finding {
 	return all
 }
 
+// loopback finds an endpoint with which no other machine can join. Here it responds.
+func loopback(endpoint, mend, who string) []Finding {
+	if !clusterinfo.IsLoopback(endpoint) {
+		return nil
+	}
+	return []Finding{found("loopback-address", mend, "%s %s, at which each machine connects to itself: give an address that all machines reach", who, endpoint)}
+}
+
 func checkAdvertise(f *Facts) []Finding {
 	e := f.Advertise
 	if e == nil {
@@ -119,7 +129,7 @@ func checkAdvertise(f *Facts) []Finding {
 	case e.Kubeconfig != f.ClusterInfo[clusterinfo.KubeconfigKey]:
 		return []Finding{found("advertise-other-cluster", show, "%s serves another cluster-info than this cluster has", e.Address)}
 	}
-	return nil
+	return loopback(e.Address, "kubejoin serve --advertise HOST:9443 --kubeconfig kubejoin.conf", "join commands name")
 }
 
 func checkPins(f *Facts) []Finding {

@@ -542,6 +542,8 @@ var diagnoses = map[string]struct {
 	"advertised, unreachable":  {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Unreachable = 401, "refused" }, []string{"advertise-unreachable: refused"}},
 	"advertised, untrusted":    {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Untrusted = 401, "unknown" }, []string{"advertise-untrusted: unknown"}},
 	"advertised, another":      {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Kubeconfig = 401, "another" }, []string{"advertise-other-cluster"}},
+	"loopback in cluster-info": {func(_ *testing.T, f *Facts) { f.Discovery.Address = "127.0.0.1:6443" }, []string{"loopback-address: cluster-info names 127.0.0.1:6443"}},
+	"advertised loopback":      {func(_ *testing.T, f *Facts) { f.advertise(); f.Anonymous, f.Advertise.Address = 401, "localhost:9443" }, []string{"loopback-address: join commands name localhost:9443"}},
 	"wrong pin":                {func(_ *testing.T, f *Facts) { f.Pins = []string{"sha256:00"} }, []string{"pin-mismatch: sha256:00"}},
 
 	"CA ends soon":       {func(t *testing.T, f *Facts) { f.rotate(t, newCA(t, 20*24*time.Hour)) }, []string{"ca-expires-soon: within 30 days"}},

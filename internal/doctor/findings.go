@@ -60,6 +60,7 @@ var Findings = map[string]Known{
 	"advertise-unreachable":           {Error, "the address in join commands is unreachable from here", "`curl -vk https://HOST:PORT/readyz?verbose`"},
 	"advertise-untrusted":             {Error, "the certificate at the address in join commands is of a CA that cluster-info lacks", "`curl -vk https://HOST:PORT/readyz?verbose`"},
 	"advertise-other-cluster":         {Error, "the address in join commands serves another cluster-info", "`curl -vk https://HOST:PORT/readyz?verbose`"},
+	"loopback-address":                {Warning, "join commands or cluster-info name localhost or 127.0.0.0/8, so each machine connects to itself", "`kubejoin serve --advertise HOST:PORT`, or `kubectl -n kube-public edit configmap cluster-info`"},
 	"pin-mismatch":                    {Error, "a CA pin is of no CA in cluster-info", "`kubejoin token create --print-join-command`"},
 	// time
 	"ca-expired":         {Error, "the CA has expired", "`kubeadm certs check-expiration`"},
