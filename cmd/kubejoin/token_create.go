@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/joinformat"
+	"github.com/kubejoin/kubejoin/clusterinfo/kubeadmcerts"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -201,6 +202,11 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 		return err
 	}
 	warn(cmd, made.Warnings...)
+	if !o.key.IsZero() && r.cluster != nil {
+		if _, err := (&kubeadmcerts.Uploader{Client: r.cluster.Client}).Get(ctx); errors.Is(err, kubeadmcerts.ErrNotFound) {
+			warn(cmd, "--certificate-key: "+err.Error()+", so no machine can join as control plane with this key; upload the certificates with 'kubejoin certs upload'")
+		}
+	}
 	if o.dryRun {
 		cmd.PrintErrln("kubejoin: dry run: nothing was stored")
 	}
