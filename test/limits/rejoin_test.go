@@ -127,7 +127,8 @@ func TestRejoinsCountOnceEach(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer stop()
 	ca := must.Value(tls.LoadX509KeyPair(s.CAFile(), s.CAKeyFile()))(t)
-	claims := must.Value(secretstore.OpenClaims(ctx, s.Client(), nil, secretstore.ClaimNamespace, nil))(t)
+	store := must.Value(secretstore.Open(ctx, s.Client(), nil))(t)
+	claims := must.Value(secretstore.OpenClaims(ctx, s.Client(), store, secretstore.ClaimNamespace, nil))(t)
 	machines := make([]*returner, returners)
 	each := func(do func(i int)) {
 		next := make(chan int)
