@@ -83,7 +83,7 @@ func (h *handler) accessReview(r *call) (web.Response, error) {
 func readAccessReview(r *call) (accessReviewRequest, error) {
 	var req accessReviewRequest
 	if !web.HasType(r.Request, "application/json") {
-		return req, web.NewProblem("unsupported-media-type", "want a SubjectAccessReview as application/json")
+		return req, web.WrongType(r.Request, "want a SubjectAccessReview as application/json")
 	}
 	body, err := web.ReadAll(r.Request)
 	if err != nil {

@@ -230,7 +230,7 @@ func (h *handler) readCertificateRequest(r *call, user auth.User) (approval.Requ
 		return approval.Request{}, err
 	}
 	if r.Header.Get("Content-Type") != "" && !web.HasType(r.Request, requestTypes...) {
-		return approval.Request{}, web.NewProblem("unsupported-media-type", "want a certificate request in PEM with one of the content types %s", strings.Join(requestTypes, ", "))
+		return approval.Request{}, web.WrongType(r.Request, "want a certificate request in PEM with one of the content types "+strings.Join(requestTypes, ", "))
 	}
 	body, err := web.ReadAll(r.Request)
 	if err != nil {

@@ -140,3 +140,23 @@ func TestRequestErrorsNameFieldAndHoldNoSecret(t *testing.T) {
 		t.Errorf("tokens %v are left, or the secret is in the log", ids)
 	}
 }
+
+// Catches a response that stops at the first kind of mistake: a caller would have to repair a request in several tries.
+func TestBadRequestNamesAllFields(t *testing.T) {
+	s := newSite(t)
+	s.start(t)
+	for _, test := range []struct{ query, body, want string }{
+		{"?nonsense=1&maxNodes=2", `{"TTL":"1h","maxNodes":"1","wait":"","dryRun":true,"dryRun":true,"role":null}`, "dryRun TTL maxNodes role wait nonsense"},
+		{"", `{"ttl":"5x","usages":["sign"],"certificateDuration":"x","replaceNode":"a","wait":"1y","token":"x","role":"king","maxNodes":-1}`,
+			"wait token ttl usages certificateDuration replaceNode maxNodes role"},
+	} {
+		_, p, got := askFor[api.Token](t, s, "POST", tokenPath+test.query, test.body)
+		var fields []string
+		for _, e := range p.Errors {
+			fields = append(fields, e.Field)
+		}
+		if got.status != 400 || strings.Join(fields, " ") != test.want {
+			t.Errorf("%s: got %d, fields %q, want %q", test.body, got.status, fields, test.want)
+		}
+	}
+}

@@ -101,7 +101,7 @@ type reviewRequest struct {
 func readTokenReview(r *call) (reviewRequest, error) {
 	var req reviewRequest
 	if !web.HasType(r.Request, "application/json") {
-		return req, web.NewProblem("unsupported-media-type", "want a TokenReview as application/json")
+		return req, web.WrongType(r.Request, "want a TokenReview as application/json")
 	}
 	body, err := web.ReadAll(r.Request)
 	if err != nil {

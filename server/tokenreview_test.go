@@ -177,7 +177,7 @@ func TestTokenReviewRequests(t *testing.T) {
 		"no JSON":                         {h, reviewPath, reviewerBearer, `{"kind"`, 400, "not a TokenReview in JSON"},
 		"a number":                        {h, reviewPath, reviewerBearer, `{"kind":"TokenReview","apiVersion":"authentication.k8s.io/v1","spec":{"token":1}}`, 400, "not a TokenReview in JSON"},
 		"empty":                           {h, reviewPath, reviewerBearer, "", 400, "not a TokenReview in JSON"},
-		"too large":                       {h, reviewPath, reviewerBearer, `{"spec":{"token":"` + strings.Repeat("x", server.MaxBody) + `"}}`, 413, "more than 65536 bytes"},
+		"too large":                       {h, reviewPath, reviewerBearer, `{"spec":{"token":"` + strings.Repeat("x", server.MaxBody) + `"}}`, 413, "want at most 65536"},
 		"off":                             {newSite(t).Handler(), reviewPath, reviewerBearer, good, 404, ""},
 		"nobody may":                      {open.Handler(), reviewPath, reviewerBearer, good, 403, ""},
 		"authenticator away":              {away.Handler(), reviewPath, reviewerBearer, good, 503, `"retryAfterSeconds"`},

@@ -2,8 +2,10 @@ package web
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"mime"
@@ -16,6 +18,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
+	"github.com/kubejoin/kubejoin/server/api"
 	kjson "sigs.k8s.io/json"
 )
 
@@ -28,10 +31,10 @@ func ReadRequest(r *http.Request, req any) error {
 		return err
 	}
 	inBody, err := readBody(r, fields)
-	if err != nil {
+	if invalid := (api.InvalidFields)(nil); err != nil && !errors.As(err, &invalid) {
 		return err
 	}
-	return fill(inURL(fields), query, inBody)
+	return api.JoinInvalid(err, fill(inURL(fields), query, inBody))
 }
 
 // ReadQuery is ReadRequest without the body, for requests whose body is not JSON or is ignored.
@@ -68,22 +71,18 @@ func parseQuery(r *http.Request) (url.Values, error) {
 
 // fill sets fields from a query. inBody has the fields that the body has set: they must not be in the query too.
 func fill(fields []requestField, query url.Values, inBody map[string]json.RawMessage) error {
+	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(query)) {
 		f, found := find(fields, name)
 		if !found {
-			return unknownField(name, "query parameter", fields)
-		}
-		if _, twice := inBody[name]; twice {
-			return BadField(name, "given more than once")
-		}
-		if err := f.set(query[name]); err != nil {
-			return err
-		}
-		if err := f.check(); err != nil {
-			return err
+			errs = append(errs, unknownField(name, "query parameter", fields))
+		} else if _, twice := inBody[name]; twice {
+			errs = append(errs, api.InvalidField(name, "given more than once"))
+		} else {
+			errs = append(errs, cmp.Or(f.set(query[name]), f.check()))
 		}
 	}
-	return nil
+	return api.JoinInvalid(errs...)
 }
 
 // readBody sets fields from the JSON body of a request, if there is one, and returns the fields that it had.
@@ -95,7 +94,7 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 	}
 	// curl -d without a header declares a form. The body must be JSON nevertheless.
 	if !HasType(r, "application/json", "application/x-www-form-urlencoded") {
-		return nil, NewProblem("unsupported-media-type", "want a JSON body with the content type application/json, or no body")
+		return nil, WrongType(r, "want a JSON body with the content type application/json, or no body")
 	}
 	if !utf8.Valid(body) { // a decoder would replace the invalid bytes
 		return nil, NewProblem("invalid-body", "the body is not valid UTF-8, which JSON requires")
@@ -107,26 +106,29 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 	} else if err != nil || given == nil {
 		return nil, NewProblem("invalid-body", "the body is %s, want a JSON object", kindOf(body))
 	}
-	names := slices.Sorted(maps.Keys(given))
-	for _, name := range names {
-		if _, found := find(fields, name); !found {
-			return nil, unknownField(name, "field", fields)
+	var errs []error
+	for _, err := range repeated {
+		if field := (kjson.FieldError)(nil); errors.As(err, &field) {
+			errs = append(errs, api.InvalidField(field.FieldPath(), "given more than once"))
 		}
 	}
-	var field kjson.FieldError
-	if len(repeated) > 0 && errors.As(repeated[0], &field) {
-		return nil, BadField(field.FieldPath(), "given more than once")
-	}
-	for _, name := range names {
-		f, _ := find(fields, name)
-		if err := f.decode(given[name]); err != nil {
-			return nil, err
-		}
-		if err := f.check(); err != nil {
-			return nil, err
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		if f, found := find(fields, name); found {
+			errs = append(errs, cmp.Or(f.decode(given[name]), f.check()))
+		} else {
+			errs = append(errs, unknownField(name, "field", fields))
 		}
 	}
-	return given, nil
+	return given, api.JoinInvalid(errs...)
+}
+
+// WrongType returns the problem of a body whose Content-Type is none of those that the operation reads. want names them.
+func WrongType(r *http.Request, want string) *Problem {
+	given := "no content type"
+	if header := r.Header.Get("Content-Type"); header != "" {
+		given = fmt.Sprintf("content type %q", safetext.Text(header, MaxField))
+	}
+	return NewProblem("unsupported-media-type", "%s given; %s", given, want)
 }
 
 // HasType reports whether the Content-Type of a request is one of these types.
@@ -135,11 +137,10 @@ func HasType(r *http.Request, types ...string) bool {
 	return err == nil && slices.Contains(types, media)
 }
 
-// unknownField returns the problem of an unknown field name. The name may be anything, for example a pasted secret.
-func unknownField(name, what string, fields []requestField) *Problem {
-	p := NewProblem("invalid-field", "unknown %s %.40q; known: %s", what, name, known(fields))
-	p.Field = name // [Problem.Response] redacts and truncates it
-	return p
+// unknownField returns the error of an unknown field name. The name may be anything, for example a pasted secret:
+// [Problem.Response] redacts and truncates it.
+func unknownField(name, what string, fields []requestField) error {
+	return api.InvalidField(name, "unknown %s %.40q; known: %s", what, name, known(fields))
 }
 
 // kindOf names the kind of a JSON value, for messages.
@@ -164,6 +165,9 @@ func ReadAll(r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
+		if r.ContentLength > tooLarge.Limit {
+			return nil, NewProblem("body-too-large", "the body has %d bytes, want at most %d", r.ContentLength, tooLarge.Limit)
+		}
 		return nil, NewProblem("body-too-large", "the body has more than %d bytes", tooLarge.Limit)
 	} else if err != nil {
 		return nil, NewProblem("invalid-body", "the body ended early")
@@ -230,7 +234,7 @@ func known(fields []requestField) string {
 	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
 }
 
-// check returns a problem for a field that is given but empty, which would mean the same as one left out.
+// check returns an error for a field that is given but empty, which would mean the same as one left out.
 // For example, an empty list of node names, from an unset shell variable, would allow any name. The tag empty:"allowed"
 // of a field allows it, and the tag zero of a number says what is expected instead of 0.
 func (f requestField) check() error {
@@ -238,19 +242,19 @@ func (f requestField) check() error {
 	switch v := f.value.Interface().(type) {
 	case int:
 		if v == 0 {
-			return BadField(f.name, "0 given, %s", f.tag.Get("zero"))
+			return api.InvalidField(f.name, "0 given, %s", f.tag.Get("zero"))
 		}
 	case []string:
 		if len(v) == 0 && !mayBeEmpty {
-			return BadField(f.name, "is empty; leave it out for the default")
+			return api.InvalidField(f.name, "is empty; leave it out for the default")
 		}
 		if slices.Contains(v, "") {
-			return BadField(f.name, "item %d of the list is empty", slices.Index(v, "")+1)
+			return api.InvalidField(f.name, "item %d of the list is empty", slices.Index(v, "")+1)
 		}
 	case bool, json.RawMessage:
 	default: // strings, and a secret
 		if f.value.Len() == 0 && !mayBeEmpty {
-			return BadField(f.name, "is empty; leave it out for the default")
+			return api.InvalidField(f.name, "is empty; leave it out for the default")
 		}
 	}
 	return nil
@@ -259,7 +263,7 @@ func (f requestField) check() error {
 // decode sets the field from JSON. Its problems quote no values except numbers, because a value may be a secret.
 func (f requestField) decode(value json.RawMessage) error {
 	if string(value) == "null" {
-		return BadField(f.name, "is null; leave it out for the default")
+		return api.InvalidField(f.name, "is null; leave it out for the default")
 	}
 	err := json.Unmarshal(value, f.value.Addr().Interface())
 	var kind *json.UnmarshalTypeError
@@ -281,7 +285,7 @@ func (f requestField) decode(value json.RawMessage) error {
 			given += " of other values"
 		}
 	}
-	return BadField(f.name, "%s given, want %s", given, want)
+	return api.InvalidField(f.name, "%s given, want %s", given, want)
 }
 
 // set sets the field from a query parameter. A list may be a repeated parameter, or separated by commas.
@@ -297,7 +301,7 @@ func (f requestField) set(values []string) error {
 		return nil
 	}
 	if len(values) != 1 {
-		return BadField(f.name, "given more than once")
+		return api.InvalidField(f.name, "given more than once")
 	}
 	switch v := f.value.Addr().Interface().(type) {
 	case *string:
@@ -305,7 +309,7 @@ func (f requestField) set(values []string) error {
 	case *int:
 		n, err := strconv.Atoi(values[0])
 		if err != nil {
-			return BadField(f.name, "%.40q is not a number", values[0])
+			return api.InvalidField(f.name, "%.40q is not a number", values[0])
 		}
 		*v = n
 	case *bool:
@@ -315,7 +319,7 @@ func (f requestField) set(values []string) error {
 		case "false":
 			*v = false
 		default:
-			return BadField(f.name, "%.40q given, want true or false", values[0])
+			return api.InvalidField(f.name, "%.40q given, want true or false", values[0])
 		}
 	}
 	return nil

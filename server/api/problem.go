@@ -1,7 +1,9 @@
 package api
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,6 +61,28 @@ func (f InvalidFields) Error() string {
 		details[i] = e.String()
 	}
 	return strings.Join(details, "; ")
+}
+
+// JoinInvalid returns the InvalidFields in errs as one error, or nil if there is none. It leaves out a field that an earlier
+// error has. If an error has no InvalidFields, JoinInvalid returns that error.
+func JoinInvalid(errs ...error) error {
+	var all InvalidFields
+	for _, err := range errs {
+		var invalid InvalidFields
+		if err != nil && !errors.As(err, &invalid) {
+			return err
+		}
+		earlier := all
+		for _, one := range invalid {
+			if !slices.ContainsFunc(earlier, func(e FieldProblem) bool { return e.Field == one.Field }) {
+				all = append(all, one)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
 }
 
 // ProblemType is the prefix of all problem types.

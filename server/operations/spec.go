@@ -26,20 +26,24 @@ func Everything(*tokens.Record, time.Time) error { return nil }
 // default, but at most api.MaxWait. The rest is that of Record.
 func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual time.Duration, permit Permit, node NodeReader) (mint.Creation, error) {
 	wait := min(usual, api.MaxWait)
+	var errs []error
 	if req.Wait != "" {
 		var err error
 		if wait, err = api.ParseDuration(req.Wait); err != nil || wait < 0 || wait > api.MaxWait {
-			return mint.Creation{}, api.InvalidField("wait", "%.40q given; want a duration up to %s, or 0 to return without waiting", req.Wait, api.MaxWait)
+			errs = append(errs, api.InvalidField("wait", "%.40q given; want a duration up to %s, or 0 to return without waiting", req.Wait, api.MaxWait))
 		}
 	}
 	token, chosen := tokens.Generate(), req.Token != ""
 	if chosen {
-		var err error
-		if token, err = tokens.Parse(req.Token.Reveal()); err != nil {
-			return mint.Creation{}, api.InvalidField("token", "%v", err)
+		given, err := tokens.Parse(req.Token.Reveal())
+		if err != nil {
+			errs = append(errs, api.InvalidField("token", "%v", err))
+		} else {
+			token = given
 		}
 	}
 	record, err := Record(ctx, req.TokenSpec, token, now, permit, node)
+	err = api.JoinInvalid(append(errs, err)...)
 	r := mint.Creation{Record: record, Chosen: chosen, Wait: wait, DryRun: req.DryRun}
 	if req.Expires == "" && !record.Expires.IsZero() {
 		r.Lifetime = record.Expires.Sub(now)
@@ -51,10 +55,10 @@ func Creation(ctx context.Context, req api.CreateToken, now time.Time, usual tim
 // that there is no cluster. For invalid fields, the error is an api.InvalidFields. Errors of permit are unwrapped.
 func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Time, permit Permit, node NodeReader) (tokens.Record, error) {
 	record := tokens.Record{Token: t, Description: spec.Description}
+	var errs []error
 	var err error
-	if record.Expires, err = Expires(spec.TTL, spec.Expires, now); err != nil {
-		return record, err
-	}
+	record.Expires, err = Expires(spec.TTL, spec.Expires, now)
+	errs = append(errs, err)
 	usages := spec.Usages
 	if usages == nil {
 		usages = []string{api.UsageSigning, api.UsageAuthentication}
@@ -66,7 +70,7 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 		case api.UsageAuthentication:
 			record.Authentication = true
 		default:
-			return record, api.InvalidField("usages", "%.40q given, want signing or authentication", usage)
+			errs = append(errs, api.InvalidField("usages", "%.40q given, want signing or authentication", usage))
 		}
 	}
 	switch {
@@ -79,14 +83,15 @@ func Record(ctx context.Context, spec api.TokenSpec, t tokens.Token, now time.Ti
 	if s := spec.CertificateDuration; s != "" {
 		d, err := api.ParseDuration(s)
 		if err != nil || d <= 0 {
-			return record, api.InvalidField("certificateDuration", "%.40q given; want a duration from %s to %s", s, tokens.MinCertificateDuration, tokens.MaxCertificateDuration)
+			errs = append(errs, api.InvalidField("certificateDuration", "%.40q given; want a duration from %s to %s", s, tokens.MinCertificateDuration, tokens.MaxCertificateDuration))
+		} else {
+			record.Limits.CertificateDuration = d
 		}
-		record.Limits.CertificateDuration = d
-	}
-	if err := checkReplaced(spec.ReplaceNode, node); err != nil {
-		return record, err
 	}
 	record.Limits.Replaces.Name = spec.ReplaceNode
+	if err := api.JoinInvalid(append(errs, checkReplaced(spec.ReplaceNode, node))...); err != nil {
+		return record, api.JoinInvalid(err, InvalidRecord(record.CheckNew()))
+	}
 	if err := permit(&record, now); err != nil { // without the permission, users must not learn whether the Node exists
 		return record, err
 	}
