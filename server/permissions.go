@@ -86,7 +86,7 @@ func unauthenticated(err error) *web.Problem {
 		p.Reason, p.Cause = revocation.Reason, err
 		return p
 	case errors.Is(err, auth.ErrNoCredentials):
-		return web.NewProblem("unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE")
+		return web.NewProblem("unauthorized", "authentication required: send the header 'Authorization: Bearer TOKEN'; to keep it out of the command line, put it in a file: curl -K FILE").CausedBy(err)
 	case errors.Is(err, auth.ErrBadCredentials):
 		return web.NewProblem("unauthorized", "this server does not accept these credentials").CausedBy(err)
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"net/http"
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
@@ -10,6 +11,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/signer/rotation"
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // problemOf returns the problem of the error of an action. It has what one refusal alone has, beside a [tokens.Refusal].
@@ -30,6 +32,9 @@ func problemOf(err error) *web.Problem {
 	}
 	if errors.As(err, &behind) {
 		p.Behind = operations.Behind(behind.Behind)
+	}
+	if why, found := errors.AsType[*tokens.Refusal](p.Cause); found && (p.Status == http.StatusUnauthorized || p.Status == http.StatusForbidden) {
+		p.Detail += "; " + why.Message
 	}
 	if errors.As(err, &undecided) {
 		if undecided.RetryAfter > 0 {

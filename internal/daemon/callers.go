@@ -149,7 +149,7 @@ func ownCallers(operators, byCertificate auth.Authenticate) server.Callers {
 	return server.Callers{
 		Authenticate: auth.HeaderOrCertificate(operators, byCertificate),
 		Authorize: adminsOr(operators, func(*http.Request, auth.User, auth.Access) error {
-			return fmt.Errorf("%w: only members of group %s in the token file may do this", auth.ErrForbidden, AdminGroup)
+			return auth.Hint(auth.ErrForbidden, "only members of group "+AdminGroup+" in the token file may")
 		}),
 	}
 }

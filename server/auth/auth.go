@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/kubejoin/kubejoin/tokens"
 )
 
 // A User is the sender of a request, in Kubernetes' terms.
@@ -66,6 +68,10 @@ func AllowGroup(group string) Authorize {
 	}
 }
 
+// Hint returns the error err with a text that the server shows to the caller. err is [ErrNoCredentials], [ErrBadCredentials] or
+// [ErrForbidden], or wraps one of them. The text contains nothing of a credential.
+func Hint(err error, text string) error { return &tokens.Refusal{Message: text, Err: err} }
+
 // MaxBearer is the maximum length of a bearer token, in characters. Service account tokens have about a thousand.
 const MaxBearer = 8 << 10
 
@@ -78,16 +84,18 @@ func Bearer(r *http.Request) (string, error) {
 		return "", ErrNoCredentials
 	}
 	if len(headers) > 1 {
-		return "", fmt.Errorf("%w: %d Authorization headers given, want one", ErrBadCredentials, len(headers))
+		return "", Hint(ErrBadCredentials, fmt.Sprintf("%d Authorization headers given, want one", len(headers)))
 	}
 	scheme, token := parseAuthorization(headers[0])
 	switch {
-	case scheme != "bearer":
-		return "", fmt.Errorf("%w: want the Bearer scheme", ErrBadCredentials)
+	case scheme == "basic":
+		return "", Hint(ErrBadCredentials, "the Authorization header has the scheme Basic, want 'Bearer TOKEN'")
+	case scheme != "bearer": // it may be the credential itself
+		return "", Hint(ErrBadCredentials, "the Authorization header has an unknown scheme, want 'Bearer TOKEN'")
 	case token == "":
-		return "", fmt.Errorf("%w: the bearer token is empty", ErrBadCredentials)
+		return "", Hint(ErrBadCredentials, "the bearer token is empty")
 	case len(token) > MaxBearer:
-		return "", fmt.Errorf("%w: the bearer token has %d characters, want at most %d", ErrBadCredentials, len(token), MaxBearer)
+		return "", Hint(ErrBadCredentials, fmt.Sprintf("the bearer token has %d characters, want at most %d", len(token), MaxBearer))
 	}
 	return token, nil
 }

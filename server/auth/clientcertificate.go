@@ -46,7 +46,7 @@ func (c ClientCertificate) authenticate(r *http.Request, known *verified) (User,
 		return User{}, ErrNoCredentials
 	}
 	if err := known.verify(r.TLS.PeerCertificates, c.CAs(), time.Now()); err != nil {
-		return User{}, fmt.Errorf("%w: client certificate: %w", ErrBadCredentials, err)
+		return User{}, Hint(ErrBadCredentials, fmt.Sprintf("client certificate: %v", err))
 	}
 	leaf := r.TLS.PeerCertificates[0]
 	if c.Everybody && leaf.Subject.CommonName == "" {
@@ -118,7 +118,7 @@ func HeaderOrCertificate(header, certificate Authenticate) Authenticate {
 	return func(r *http.Request) (User, error) {
 		switch _, given := r.Header["Authorization"]; {
 		case given && header == nil:
-			return User{}, fmt.Errorf("%w: this server accepts no bearer tokens", ErrBadCredentials)
+			return User{}, Hint(ErrBadCredentials, "this server accepts no bearer tokens")
 		case given:
 			user, err := header(r)
 			if errors.Is(err, ErrNoCredentials) {
@@ -126,7 +126,7 @@ func HeaderOrCertificate(header, certificate Authenticate) Authenticate {
 			}
 			return user, err
 		case certificate == nil:
-			return User{}, ErrNoCredentials
+			return User{}, Hint(ErrNoCredentials, "this server accepts no client certificates: it runs without --client-ca-file")
 		}
 		return certificate(r)
 	}

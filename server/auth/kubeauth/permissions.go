@@ -59,15 +59,38 @@ func (p *Permissions) Authorize(r *http.Request, u auth.User, a auth.Access) err
 		p.reviews.WithLabelValues("access", result(allowed, err)).Inc()
 		return reason, allowed, err
 	})
-	switch {
-	case err != nil:
-		return fmt.Errorf("SubjectAccessReview: %w", err)
-	case !allowed && reason != "":
-		return fmt.Errorf("%w: SubjectAccessReview: user %q may not %s: %s", auth.ErrForbidden, u.Name, a, reason)
-	case !allowed:
-		return fmt.Errorf("%w: SubjectAccessReview: user %q may not %s", auth.ErrForbidden, u.Name, a)
+	if err != nil || allowed {
+		if err != nil {
+			err = fmt.Errorf("SubjectAccessReview: %w", err)
+		}
+		return err
 	}
-	return nil
+	err = fmt.Errorf("%w: SubjectAccessReview: user %q may not %s", auth.ErrForbidden, u.Name, a)
+	if reason != "" {
+		err = fmt.Errorf("%w: %s", err, reason)
+	}
+	if role := clusterRole(a); role != "" {
+		err = auth.Hint(err, "ClusterRole "+role+" allows it")
+	}
+	return err
+}
+
+// clusterRole returns the narrowest ClusterRole of the manifests that has a permission; empty if none has it.
+func clusterRole(a auth.Access) string {
+	read := a.Verb == "get" || a.Verb == "list"
+	switch {
+	case a.Group != "" && a.Group != Group:
+		return ""
+	case a.Resource == "tokens" && a.Verb == "create":
+		return "kubejoin:join-issuer"
+	case read:
+		return "kubejoin:viewer"
+	case a.Resource == "revocations":
+		return "kubejoin:revoker"
+	case a.Resource == "ca-rotations":
+		return "kubejoin:ca-rotator"
+	}
+	return "kubejoin:token-admin"
 }
 
 // accessSpec returns the review of one access of a user.

@@ -2,10 +2,13 @@ package kubeauth
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -82,7 +85,11 @@ func (t *Tokens) Authenticate(r *http.Request) (auth.User, error) {
 	case err != nil:
 		return auth.User{}, fmt.Errorf("TokenReview: %w", err)
 	case !yes:
-		return auth.User{}, fmt.Errorf("%w: TokenReview: %s", auth.ErrBadCredentials, v.why)
+		err := fmt.Errorf("%w: TokenReview: %s", auth.ErrBadCredentials, v.why)
+		if t.forOthers(bearer) {
+			err = auth.Hint(err, fmt.Sprintf("the token is for another audience, want %[1]s: kubectl create token NAME --audience %[1]s", t.audiences()[0]))
+		}
+		return auth.User{}, err
 	}
 	return v.user, nil
 }
@@ -92,6 +99,20 @@ func (t *Tokens) audiences() []string {
 		return []string{Audience}
 	}
 	return t.Audiences
+}
+
+// forOthers reports whether a bearer token is a JWT without any of the wanted audiences. It does not verify the token, and only
+// a hint may depend on it.
+func (t *Tokens) forOthers(bearer string) bool {
+	_, rest, _ := strings.Cut(bearer, ".")
+	payload, _, _ := strings.Cut(rest, ".")
+	text, err := base64.RawURLEncoding.DecodeString(payload)
+	var claims struct {
+		Audiences json.RawMessage `json:"aud"` // a string, or a list of strings
+	}
+	return err == nil && json.Unmarshal(text, &claims) == nil && !slices.ContainsFunc(t.audiences(), func(a string) bool {
+		return strings.Contains(string(claims.Audiences), strconv.Quote(a))
+	})
 }
 
 // review sends a TokenReview. It accepts a token only if the API server confirms one of the wanted audiences.
