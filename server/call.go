@@ -132,7 +132,7 @@ func (h *handler) logRequest(r *call, route, id string, status int, took time.Du
 		slog.String("route", route), slog.String("method", safetext.Text(r.Method, maxMethod)), slog.Int("status", status),
 		slog.String("request", id), slog.String("client", r.RemoteAddr), slog.Duration("took", took.Round(time.Microsecond)),
 	}, r.attrs...)
-	if err != nil {
+	if err != nil && route != "unknown" { // that error has the path
 		attrs = append(attrs, slog.String("error", err.Error()))
 	}
 	for i, a := range attrs { // any field may hold a pasted token

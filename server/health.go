@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -123,9 +124,41 @@ func (h *handler) metrics(r *call) (web.Response, error) {
 	return web.Response{Serve: h.Status.Metrics}, nil
 }
 
-func (h *handler) notFound(*call) (web.Response, error) {
-	return web.Response{}, web.NewProblem("not-found", "there is nothing at this path")
+func (h *handler) notFound(r *call) (web.Response, error) {
+	p := web.NewProblem("not-found", "there is nothing at the path %s", safetext.Text(r.URL.Path, safetext.MaxName))
+	if near := h.nearest(r.URL.Path); near != "" {
+		p.Detail += "; the nearest is " + near
+	}
+	return web.Response{}, p
 }
+
+// nearest returns the method and the path of the route that is most like a path: each part begins alike. It is empty if there is none.
+func (h *handler) nearest(path string) (near string) {
+	given, best := strings.Split(path, "/"), 0
+	for _, on := range h.routes() {
+		parts, alike := strings.Split(on.path, "/"), 1
+		for i, part := range parts {
+			if strings.HasPrefix(part, "{") || part == "" || len(parts) != len(given) {
+				continue
+			}
+			common := 0
+			for common < min(len(part), len(given[i])) && part[common] == given[i][common] {
+				common++
+			}
+			if common < min(3, len(part)) {
+				alike = -len(path)
+			}
+			alike += common
+		}
+		if len(parts) == len(given) && alike > max(best, 1) {
+			best, near = alike, on.method+" "+parameterPattern.ReplaceAllString(on.path, "}")
+		}
+	}
+	return near
+}
+
+// parameterPattern is the pattern after a parameter's name in chi's syntax.
+var parameterPattern = regexp.MustCompile(`:[^}]*}`)
 
 func (h *handler) methodNotAllowed(r *call) (web.Response, error) {
 	p := web.NewProblem("method-not-allowed", "this path does not support the method %q", safetext.Text(r.Method, maxMethod))
@@ -139,6 +172,7 @@ func (h *handler) methodNotAllowed(r *call) (web.Response, error) {
 	if len(p.Allow) == 0 { // for an unknown method, chi does not match the path
 		return h.notFound(r)
 	}
+	p.Detail += ", want " + strings.Join(p.Allow, " or ")
 	return web.Response{}, p
 }
 
