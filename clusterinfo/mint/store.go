@@ -62,6 +62,9 @@ func (m *Minter) create(ctx context.Context, c Creation) (_ tokens.Record, err e
 		if err == nil {
 			return stored, nil
 		}
+		if no, found := errors.AsType[*tokens.Refusal](err); found { // it has no token of this ID
+			return record, &Error{Refusal: *no}
+		}
 		if !refused(err) {
 			select {
 			case <-ctx.Done():

@@ -539,3 +539,22 @@ func TestDryRunOfDeletedTokenIsConflict(t *testing.T) {
 		}
 	}
 }
+
+// Catches retries of a permanent refusal, and its reason in place of "the token store is unavailable now; retry".
+func TestCreateReturnsRefusalOfStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		calls := 0
+		s.Tokens = s.failing(func(int) error {
+			calls++
+			return &tokens.Refusal{Reason: mint.Exists, Message: "another Secret", Err: tokens.ErrRefused}
+		}, nil)
+		for _, chosen := range []bool{true, false} {
+			calls = 0
+			_, err := s.Create(t.Context(), mint.Creation{Record: newRecord(time.Hour), Chosen: chosen})
+			if no, found := errors.AsType[*mint.Error](err); !found || no.Reason != mint.Exists || no.Retry || no.Message != "another Secret" {
+				t.Errorf("chosen %t: got %v after %d calls, want the refusal", chosen, err, calls)
+			}
+		}
+	})
+}

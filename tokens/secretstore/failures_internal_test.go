@@ -170,3 +170,16 @@ func TestUpdateFailsIfCauseOfProblemStays(t *testing.T) {
 		}
 	}
 }
+
+// A Secret of another type keeps the name of a token for ever. Catches an error that asks the caller to retry.
+func TestCreateRefusesNameOfOtherSecret(t *testing.T) {
+	r := tokens.Record{Token: tokens.Generate()}
+	other := encode(r)
+	other.Type = corev1.SecretTypeOpaque
+	s := &Store{secrets: fake.NewClientset(other).CoreV1().Secrets(metav1.NamespaceSystem)}
+	_, err := s.Create(t.Context(), r)
+	no, found := errors.AsType[*tokens.Refusal](err)
+	if !found || no.Retry || !errors.Is(err, tokens.ErrRefused) || errors.Is(err, tokens.ErrExists) || !strings.Contains(no.Message, `the type "Opaque", so it is no bootstrap token`) {
+		t.Errorf("got %v, want a refusal that names the type", err)
+	}
+}

@@ -233,6 +233,13 @@ func (s *Store) Create(ctx context.Context, r tokens.Record) (tokens.Record, err
 	secret, err := s.secrets.Create(ctx, encode(r), metav1.CreateOptions{})
 	switch {
 	case apierrors.IsAlreadyExists(err):
+		name := util.BootstrapTokenSecretName(id)
+		if other, err := s.secrets.Get(ctx, name, metav1.GetOptions{}); err == nil && other.Type != api.SecretTypeBootstrapToken {
+			return tokens.Record{}, &tokens.Refusal{
+				Reason: "token-exists", Err: tokens.ErrRefused,
+				Message: fmt.Sprintf("Secret kube-system/%[1]s has the name of this token and the type %[2]q, so it is no bootstrap token. Choose another token, or see the Secret with: kubectl -n kube-system get secret %[1]s -o yaml", name, other.Type),
+			}
+		}
 		return tokens.Record{}, fmt.Errorf("create token %s: %w: Secret kube-system/%s", id, tokens.ErrExists, util.BootstrapTokenSecretName(id))
 	case err != nil: // a NotFound error here would be about the namespace, not the token
 		return tokens.Record{}, fmt.Errorf("create token %s: %w", id, err)
