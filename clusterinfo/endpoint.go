@@ -31,6 +31,16 @@ func Endpoint(server string) (string, error) {
 	return endpoint, nil
 }
 
+// JoinEndpoint returns the HOST:PORT of a server in a join command. It refuses a URL with a path: kubeadm would not send the
+// path, so that the join command would name another server.
+func JoinEndpoint(server string) (string, error) {
+	endpoint, err := Endpoint(server)
+	if u, _ := url.Parse(server); err == nil && strings.Trim(u.Path, "/") != "" {
+		return "", fmt.Errorf("path %.300q: want a server without a path", u.Path)
+	}
+	return endpoint, err
+}
+
 // CheckEndpoint returns an error if s does not have the form HOST:PORT. HOST is a DNS name, an IPv4 address
 // or an IPv6 address in brackets.
 func CheckEndpoint(s string) error {

@@ -46,6 +46,15 @@ func TestEndpoint(t *testing.T) {
 	}
 }
 
+// kubeadm discovers the cluster at HOST:PORT. Catches a join command that names another server, without the path.
+func TestJoinEndpointRefusesPath(t *testing.T) {
+	for server, want := range map[string]string{"https://lb": "lb:443", "https://lb/": "lb:443", "https://lb/k8s/cluster": "", "http://lb": ""} {
+		if got, err := clusterinfo.JoinEndpoint(server); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v, want %q", server, got, err, want)
+		}
+	}
+}
+
 // A server that no join command can name must not get into cluster-info, for example by --api-server. If it is there
 // already and kubeadm and kubectl can use it, it must stay readable.
 func TestWritesNoServerThatNoJoinCommandCanName(t *testing.T) {

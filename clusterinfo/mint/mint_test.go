@@ -309,16 +309,17 @@ func TestCreatesNoTokenIfClusterInfoIsUnusable(t *testing.T) {
 		advertise string
 		want      string
 	}{
-		"proxy":           {cluster("proxy-url: http://p"), endpoint, "clusters[0].proxy-url: "},
-		"CA file":         {cluster("certificate-authority: /ca.crt"), endpoint, "clusters[0].certificate-authority: "},
-		"not verified":    {cluster("insecure-skip-tls-verify: true"), "", "clusters[0].insecure-skip-tls-verify: "},
-		"server name":     {cluster("tls-server-name: a"), "", "clusters[0].tls-server-name: "},
-		"user":            {edit("users: null", "users: [{name: a, user: {token: hunter2}}]"), "", "users: 1 given"},
-		"two clusters":    {edit("clusters:", "clusters:\n- {name: b, cluster: {server: 'https://b'}}"), "", "clusters: 2 given"},
-		"named cluster":   {edit(`name: ""`, "name: a"), "", "clusters[0].name: "},
-		"no CA":           {edit("certificate-authority-data", "x"), "", "clusters[0].certificate-authority-data: empty"},
-		"http":            {edit("https:", "http:"), "", "clusters[0].server: "},
-		"unusable server": {edit(apiServer, "https://api_1.example.com:6443"), "", "--advertise"},
+		"proxy":              {cluster("proxy-url: http://p"), endpoint, "clusters[0].proxy-url: "},
+		"CA file":            {cluster("certificate-authority: /ca.crt"), endpoint, "clusters[0].certificate-authority: "},
+		"not verified":       {cluster("insecure-skip-tls-verify: true"), "", "clusters[0].insecure-skip-tls-verify: "},
+		"server name":        {cluster("tls-server-name: a"), "", "clusters[0].tls-server-name: "},
+		"user":               {edit("users: null", "users: [{name: a, user: {token: hunter2}}]"), "", "users: 1 given"},
+		"two clusters":       {edit("clusters:", "clusters:\n- {name: b, cluster: {server: 'https://b'}}"), "", "clusters: 2 given"},
+		"named cluster":      {edit(`name: ""`, "name: a"), "", "clusters[0].name: "},
+		"no CA":              {edit("certificate-authority-data", "x"), "", "clusters[0].certificate-authority-data: empty"},
+		"http":               {edit("https:", "http:"), "", "clusters[0].server: "},
+		"unusable server":    {edit(apiServer, "https://api_1.example.com:6443"), "", "--advertise"},
+		"server with a path": {edit(apiServer, "https://lb.example.com/k8s/cluster"), "", `path "/k8s/cluster": want a server without a path; give --advertise`},
 	} {
 		store := storetest.Fail(tokens.ErrRefused, "Store.Create").Store(s.store) // so a call that stores a token has another reason
 		m := &mint.Minter{Tokens: store, ClusterInfo: fixed{config: test.config}, Endpoint: test.advertise}

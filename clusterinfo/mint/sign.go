@@ -139,8 +139,8 @@ func (m *Minter) read(kubeconfig []byte) (*target, error) {
 	}
 	t := &target{kubeconfig: bytes.Clone(kubeconfig), join: joinformat.Join{Endpoint: m.Endpoint, Server: api, CAs: cas}}
 	if t.join.Endpoint == "" {
-		if t.join.Endpoint, err = clusterinfo.Endpoint(api); err != nil {
-			return nil, MalformedError(fmt.Errorf("no join command can name its server: %w; give --advertise or --api-server to kubejoin serve", err))
+		if t.join.Endpoint, err = clusterinfo.JoinEndpoint(api); err != nil {
+			return nil, MalformedError(fmt.Errorf("no join command can name its server: %w; give --advertise HOST:PORT to kubejoin serve, or --api-server with another address", err))
 		}
 	}
 	m.target.Store(t)

@@ -81,8 +81,8 @@ func (s onServer) JoinControlPlane(ctx context.Context, spec api.TokenSpec) (j j
 		return j, err
 	}
 	// Without --advertise, the endpoint is the API server, which has no turns.
-	if apiServer, err := clusterinfo.Endpoint(made.APIServer); err == nil && made.Endpoint == apiServer {
-		j.TurnServer, _ = clusterinfo.Endpoint(s.URL) // empty with an error
+	if apiServer, err := clusterinfo.JoinEndpoint(made.APIServer); err == nil && made.Endpoint == apiServer {
+		j.TurnServer, _ = clusterinfo.JoinEndpoint(s.URL) // empty with an error
 	}
 	return j, nil
 }

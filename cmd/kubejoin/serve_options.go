@@ -87,6 +87,10 @@ func (o *serveOptions) checkAddresses(m *mistakes) {
 		m.in("--advertise", clusterinfo.CheckEndpoint(o.Advertise))
 	}
 	m.url("--api-server", o.APIServer)
+	if _, err := clusterinfo.Endpoint(o.APIServer); err == nil && o.Advertise == "" && o.isOnCluster() {
+		_, err = clusterinfo.JoinEndpoint(o.APIServer)
+		m.when(err != nil, "--api-server: %w; with --advertise HOST:PORT, join commands name kubejoin instead", err)
+	}
 	for _, san := range o.TLS.SANs {
 		m.when(clusterinfo.CheckEndpoint(net.JoinHostPort(san, "1")) != nil, "--tls-san: %q given, want a DNS name or an IP address", san)
 	}

@@ -72,8 +72,8 @@ func (c *cluster) checkClusterInfo(public *publicAccess) {
 			apiServer, cas, err = clusterinfo.ParseKubeconfig([]byte(data[clusterinfo.KubeconfigKey]))
 		}
 		unnamed := ""
-		if _, bad := clusterinfo.Endpoint(apiServer); err == nil && bad != nil && c.options.Advertise == "" {
-			unnamed = fmt.Sprintf("no join command can name the server in cluster-info: %v; give --advertise or --api-server", bad)
+		if _, bad := clusterinfo.JoinEndpoint(apiServer); err == nil && bad != nil && c.options.Advertise == "" {
+			unnamed = fmt.Sprintf("no join command can name the server in cluster-info: %v; give --advertise HOST:PORT, or --api-server with another address", bad)
 		}
 		switch {
 		case err == nil && c.ca != nil && c.options.TLS.CertFile == "" && !tokenwarning.Trusted(c.ca.Get(), cas):
