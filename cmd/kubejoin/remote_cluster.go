@@ -14,12 +14,9 @@ import (
 
 // clusterConfig returns the configuration of a client of the API server in a kubeconfig.
 func clusterConfig(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, error) {
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
-	if err == nil {
-		err = credentials.CheckConfig(config)
-	}
+	config, err := credentials.LoadConfig(rules)
 	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
+		return nil, err
 	}
 	config.UserAgent = "kubejoin/" + buildVersion().Version
 	config.WarningHandler = rest.NoWarnings{}

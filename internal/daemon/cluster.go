@@ -134,16 +134,13 @@ func (s *service) connect(ctx context.Context) (*connection, error) {
 func (c *connection) clientConfig() (*rest.Config, error) {
 	var config *rest.Config
 	var err error
-	if c.Kubeconfig == "" {
-		config, err = rest.InClusterConfig()
-	} else {
-		config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
-	}
-	if err == nil {
+	if c.Kubeconfig != "" {
+		config, err = credentials.LoadConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig})
+	} else if config, err = rest.InClusterConfig(); err == nil {
 		err = credentials.CheckConfig(config)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig: %w", err)
+		return nil, err
 	}
 	config.UserAgent = "kubejoin/" + c.options.Version.Version
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf+","+runtime.ContentTypeJSON

@@ -1,12 +1,49 @@
 package credentials
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 )
+
+// LoadConfig returns the configuration of a client of the API server in a kubeconfig. Its errors name the flag or the variable of
+// the kubeconfig.
+func LoadConfig(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, error) {
+	source, files := "--kubeconfig", []string{rules.ExplicitPath}
+	if rules.ExplicitPath == "" {
+		source, files = "$"+clientcmd.RecommendedConfigPathEnvVar, rules.Precedence
+	}
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		err = without(files)
+	}
+	if err == nil {
+		err = CheckConfig(config)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", source, err)
+	}
+	return config, nil
+}
+
+// without returns the error of files in which client-go found no cluster. Its own error is about another variable.
+func without(files []string) error {
+	var errs []error
+	for _, file := range files {
+		fault := "the file has no current context, or no cluster for it"
+		if info, err := os.Stat(file); err != nil {
+			fault = "there is no such file"
+		} else if info.Size() == 0 {
+			fault = "the file is empty"
+		}
+		errs = append(errs, fmt.Errorf("%s: %s", file, fault))
+	}
+	return errors.Join(errs...)
+}
 
 // CheckConfig returns an error for certificates and a key that client-go would use in part: it skips PEM blocks that it
 // cannot read. The error names the field of the kubeconfig, and the file if there is one.

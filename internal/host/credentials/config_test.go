@@ -1,0 +1,37 @@
+package credentials_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kubejoin/kubejoin/internal/host/credentials"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// client-go reports KUBERNETES_MASTER, a variable that nobody has set. Catches an error without the flag or the variable, the file and
+// its fault.
+func TestLoadConfigNamesSourceFileAndFault(t *testing.T) {
+	empty, other, missing := filepath.Join(t.TempDir(), "empty"), filepath.Join(t.TempDir(), "other"), filepath.Join(t.TempDir(), "missing")
+	must.OK(t, os.WriteFile(empty, nil, 0o600))
+	must.OK(t, os.WriteFile(other, []byte("apiVersion: v1\nkind: Config\n"), 0o600))
+	for files, want := range map[string][]string{
+		missing:               {missing + ": there is no such file"},
+		empty:                 {empty + ": the file is empty"},
+		other:                 {other + ": the file has no current context, or no cluster for it"},
+		missing + ":" + empty: {missing + ": there is no such file", empty + ": the file is empty"},
+	} {
+		t.Setenv("KUBECONFIG", files)
+		_, err := credentials.LoadConfig(clientcmd.NewDefaultClientConfigLoadingRules())
+		for _, text := range want {
+			if err == nil || !strings.HasPrefix(err.Error(), "$KUBECONFIG: ") || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "KUBERNETES_MASTER") {
+				t.Errorf("%s: got %v, want %q", files, err, text)
+			}
+		}
+	}
+	if _, err := credentials.LoadConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: empty}); err == nil || err.Error() != "--kubeconfig: "+empty+": the file is empty" {
+		t.Errorf("got %v, want the flag and the file", err)
+	}
+}
