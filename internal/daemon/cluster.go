@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/configmap"
@@ -14,11 +15,13 @@ import (
 	"github.com/kubejoin/kubejoin/internal/codes"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/kube/accessreview"
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/kube/leader"
 	"github.com/kubejoin/kubejoin/internal/kube/tokenwarning"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/internal/web/servingcert"
 	"github.com/kubejoin/kubejoin/server"
+	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/controlplane/etcd"
 	"github.com/kubejoin/kubejoin/server/controlplane/leases"
 	"github.com/kubejoin/kubejoin/server/explain/kube"
@@ -58,6 +61,7 @@ type connection struct {
 	// working is the client of the controllers. With leader election it sends writes only while this replica leads.
 	working kubernetes.Interface
 	events  events
+	failed  failedwrites.Log
 }
 
 // A cluster has the parts of a service that keeps tokens and cluster-info in Kubernetes and runs the controllers.
@@ -111,6 +115,7 @@ func (s *service) connect(ctx context.Context) (*connection, error) {
 		return nil, err
 	}
 	c.apiServer = newAPIServer(c.config)
+	c.config.Wrap(c.failed.Watch)
 	if c.client, err = kubernetes.NewForConfig(c.config); err != nil {
 		return nil, fmt.Errorf("kubeconfig: %w", err)
 	}
@@ -120,7 +125,12 @@ func (s *service) connect(ctx context.Context) (*connection, error) {
 	c.events = c.recordEvents()
 	c.working = c.client
 	if c.LeaderElect {
-		c.election = &leader.Election{Client: c.client, Namespace: c.LeaseNamespace, Name: c.LeaseName, Logger: c.log, Registerer: c.registry}
+		c.election = &leader.Election{
+			Client: c.client, Namespace: c.LeaseNamespace, Name: c.LeaseName, Logger: c.log, Registerer: c.registry,
+			Annotations: func() map[string]string {
+				return map[string]string{failedwrites.Annotation: c.failed.Encode(time.Now())}
+			},
+		}
 		fenced := rest.CopyConfig(c.config)
 		fenced.Wrap(c.election.Fence)
 		if c.working, err = kubernetes.NewForConfig(fenced); err != nil {
@@ -355,7 +365,18 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 		return err
 	}
 	c.checkClusterInfo(public)
+	c.check("writes", c.checkWrites)
 	return nil
+}
+
+// checkWrites reports writes that the API server does not accept. kubejoin serves on: discovery needs no writes. The notice is
+// public, so it does not say why.
+func (c *cluster) checkWrites(context.Context) error {
+	all := c.failed.Failing(time.Now())
+	if len(all) == 0 {
+		return nil
+	}
+	return api.Notice(fmt.Sprintf("kubejoin cannot %s since %s; see 'kubejoin doctor', or the log", all[0], all[0].At.Format(time.RFC3339)))
 }
 
 // csrControllers returns the controllers of CertificateSigningRequests. They share an informer, which runs while they do:

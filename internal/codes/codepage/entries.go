@@ -156,6 +156,7 @@ var readiness = []Entry{
 	{Readiness, "etcd-writes", "notice", "etcd refused the last write", "read the log: space or permissions"},
 	{Readiness, "cluster-info", "failure", "cluster-info is missing, unread or unusable", "`kubejoin doctor`"},
 	{Readiness, "cluster-info", "notice", "cluster-info is not public, 80 % full, or lacks the CA of kubejoin", "`kubejoin doctor`"},
+	{Readiness, "writes", "notice", "the API server does not accept a write of kubejoin, for example because a webhook is down", "`kubejoin doctor`"},
 	{Readiness, "leader", "failure", "no replica leads: nobody renewed the Lease for 15 s, or none leads in etcd", "`kubectl -n kubejoin-system get lease kubejoin -o yaml`"},
 	{Readiness, "claims", "failure", "no namespace `kubejoin-system`, or no right to create Leases: limited tokens admit nobody", applyAll},
 	{Readiness, "only-signer", "notice", "another signer wrote a certificate in the last hour", otherSigner},

@@ -37,8 +37,10 @@ const (
 type Election struct {
 	Client          kubernetes.Interface
 	Namespace, Name string // of the Lease
-	Logger          *slog.Logger
-	Registerer      prometheus.Registerer
+	// Annotations are annotations that each renewal of the Lease sets, or removes if a value is empty. Nil sets none.
+	Annotations func() map[string]string
+	Logger      *slog.Logger
+	Registerer  prometheus.Registerer
 
 	led     leadership
 	renewed atomic.Pointer[time.Time] // when this replica sent its last renewal; nil: it does not hold the Lease
@@ -68,7 +70,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 			Lock: &lease{client: e.Client, led: &e.led, renewed: &e.renewed, lost: lose, LeaseLock: &resourcelock.LeaseLock{
 				LeaseMeta:  metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
-				Client:     e.Client.CoordinationV1(),
+				Client:     annotating{e.Client.CoordinationV1(), e.Annotations},
 				LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
 			}},
 			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,

@@ -167,3 +167,17 @@ func ago(d time.Duration) *time.Time {
 	at := time.Now().Add(-d)
 	return &at
 }
+
+// Catches annotations that the Lease does not get, that stay when they are empty, or that replace those of others.
+func TestRenewalSetsAnnotations(t *testing.T) {
+	value := "failed"
+	client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l", Annotations: map[string]string{"other": "stays"}}})
+	leases := annotating{client.CoordinationV1(), func() map[string]string { return map[string]string{"a": value} }}.Leases("ns")
+	for _, value = range []string{"failed", ""} {
+		lease := must.Value(leases.Get(t.Context(), "l", metav1.GetOptions{}))(t)
+		lease = must.Value(leases.Update(t.Context(), lease, metav1.UpdateOptions{}))(t)
+		if got, found := lease.Annotations["a"]; got != value || found != (value != "") || lease.Annotations["other"] != "stays" {
+			t.Errorf("got annotations %v, want a=%q and those of others", lease.Annotations, value)
+		}
+	}
+}

@@ -8,10 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
@@ -90,6 +92,32 @@ func (l *lease) note(began time.Time, r resourcelock.LeaderElectionRecord, err e
 	default:
 		l.renewed.Store(nil)
 	}
+}
+
+// annotating is the client of a LeaseLock, which cannot set annotations itself.
+type annotating struct {
+	coordinationclient.LeasesGetter
+	annotations func() map[string]string
+}
+
+func (a annotating) Leases(namespace string) coordinationclient.LeaseInterface {
+	return annotatingLeases{a.LeasesGetter.Leases(namespace), a.annotations}
+}
+
+type annotatingLeases struct {
+	coordinationclient.LeaseInterface
+	annotations func() map[string]string
+}
+
+func (a annotatingLeases) Update(ctx context.Context, lease *coordinationv1.Lease, options metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	if a.annotations != nil {
+		for name, value := range a.annotations() {
+			if delete(lease.Annotations, name); value != "" {
+				metav1.SetMetaDataAnnotation(&lease.ObjectMeta, name, value)
+			}
+		}
+	}
+	return a.LeaseInterface.Update(ctx, lease, options)
 }
 
 // errNotLeading is the error of a write that the fence stops.
