@@ -111,6 +111,9 @@ func (v *view) explain() {
 		return
 	}
 	switch {
+	case v.runsWithoutNode():
+		v.say(NodeDeleted, v.serving[0].Created, "its Node was deleted, and its kubelet runs: its request %s for a serving certificate, created %s, waits for the Node", title(v.serving[0]), ago(v.serving[0].Created, v.now))
+		v.next("a kubelet registers its Node only when it starts; on the machine, run", "systemctl restart kubelet")
 	case len(v.client) > 0:
 		v.explainRequest(v.client[0])
 	case !requests:
@@ -118,6 +121,17 @@ func (v *view) explain() {
 	default:
 		v.noRequest()
 	}
+}
+
+// runsWithoutNode reports whether the last that a machine without a Node requested is a serving certificate. Before that, it has
+// registered the Node.
+func (v *view) runsWithoutNode() bool {
+	if !v.readable(FactNode) || len(v.serving) == 0 || len(v.client) > 0 && !v.serving[0].Created.After(v.client[0].Created) {
+		return false
+	}
+	r := v.serving[0]
+	refusal, _ := refusalOf(r)
+	return r.User == tokens.NodeUserPrefix+v.Node && refusal == nil && r.Certificate == nil && v.now.Sub(r.Created) >= usualDelay
 }
 
 // explainRequest explains a client certificate request.
@@ -162,9 +176,9 @@ func (v *view) joined() {
 	case refusal != nil:
 		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was refused %s: %s", title(r), ago(refusal.At, v.now), conditionWords(*refusal))
 	case r.Approved != nil:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", title(r), ago(r.Approved.At, v.now))
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate was approved %s and is not signed", title(r), ago(r.Approved.At, v.now)) + v.failedWrite(r)
 	default:
-		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate, created %s, waits for approval", title(r), ago(r.Created, v.now))
+		v.e.Sentence += fmt.Sprintf("; its request %s for a serving certificate, created %s, waits for approval", title(r), ago(r.Created, v.now)) + v.failedWrite(r)
 		v.verdict(r)
 		v.approve("approve it with", r)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
@@ -20,6 +21,11 @@ const (
 	another   = "kubejoin token create --max-nodes 1 --node-name worker-7"
 	kubelet   = "journalctl -u kubelet -n 50 --no-pager"
 )
+
+// down is a write that a webhook keeps from succeeding.
+func down(resource, request string) failedwrites.Write {
+	return failedwrites.Write{Verb: "update", Resource: resource, Namespace: "kube-system", Request: request, At: before(9 * time.Second), Message: `failed calling webhook "x.example.com"`}
+}
 
 // Checks each state with its sentence, its time and its next commands.
 func TestExplain(t *testing.T) {
@@ -347,6 +353,40 @@ func TestExplain(t *testing.T) {
 			state: explain.NodeDeleted, since: before(40 * time.Second),
 			sentence: "its Node was deleted: the machine requested the renewal of its certificate 40 s ago, and the request waits for the Node; to let it join again, create a token with: " + another,
 			next:     []string{another},
+		},
+
+		"Node deleted, kubelet runs": {
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, made(time.Hour, "csr-0"), issued("kubejoin", good)), request(itself, serving)}, ClusterInfo: signed},
+			state: explain.NodeDeleted, since: before(40 * time.Second),
+			sentence: "its Node was deleted, and its kubelet runs: its request csr-serving for a serving certificate, created 40 s ago, waits for the Node; " +
+				"a kubelet registers its Node only when it starts; on the machine, run: systemctl restart kubelet",
+			next: []string{"systemctl restart kubelet"},
+		},
+		"just about to register": {
+			facts:    explain.Facts{Requests: []api.RequestEvidence{request(itself, serving, func(r *api.RequestEvidence) { r.Created = before(time.Second) })}, ClusterInfo: signed},
+			state:    explain.NothingKnown,
+			sentence: "there is no certificate request for this name, and there is no token for this name; create one with: " + another,
+			next:     []string{another},
+		},
+
+		// A write of kubejoin fails.
+		"webhook of Secrets down": {
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{plain}, ClusterInfo: signed, FailedWrites: []failedwrites.Write{down("secrets", "")}},
+			state: explain.NotApproved, since: before(40 * time.Second),
+			sentence: "its certificate request was created 40 s ago and is not approved; kubejoin could not update secrets in kube-system 9 s ago: failed calling webhook \"x.example.com\"; find what refuses it with: kubejoin doctor",
+			next:     []string{"kubejoin doctor"},
+		},
+		"webhook of Secrets down, approved": {
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, approved)}, Tokens: []tokens.Record{plain}, ClusterInfo: signed, FailedWrites: []failedwrites.Write{down("secrets", "")}},
+			state: explain.NotSigned, since: before(30 * time.Second),
+			sentence: "its request was approved 30 s ago and is not signed; kubejoin could not update secrets in kube-system 9 s ago: failed calling webhook \"x.example.com\"; find what refuses it with: kubejoin doctor",
+			next:     []string{"kubejoin doctor", "kubectl describe csr csr-1"},
+		},
+		"write for this serving request fails": {
+			facts: explain.Facts{Object: node("True", ""), Requests: []api.RequestEvidence{request(itself, serving)}, FailedWrites: []failedwrites.Write{down("secrets", ""), {Verb: "patch", Resource: "certificatesigningrequests", Request: "csr-other"}, down("certificatesigningrequests", "csr-serving")}},
+			state: api.Joined, since: before(2*time.Hour + time.Minute),
+			sentence: "joined 3 h ago, Ready since 2 h ago; its request csr-serving for a serving certificate, created 40 s ago, waits for approval; kubejoin could not update certificatesigningrequests in kube-system 9 s ago: failed calling webhook \"x.example.com\"; see what kubejoin decides with: kubejoin explain --csr csr-serving; approve it with: kubectl certificate approve csr-serving",
+			next:     []string{"kubejoin explain --csr csr-serving", "kubectl certificate approve csr-serving"},
 		},
 
 		// Nothing has arrived, or nothing is left.

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
@@ -24,6 +25,8 @@ type Facts struct {
 	ClusterInfo map[string]string
 	// Leader is the replica that runs the controllers; nil if there is no Lease.
 	Leader *api.LeaderEvidence
+	// FailedWrites are the last writes of kubejoin that failed, the newest first.
+	FailedWrites []failedwrites.Write
 	// Turn says which control plane joins now, and which wait; nil if none has joined with kubejoin.
 	Turn *api.TurnEvidence
 	// Revocation is the revocation of the node; nil if there is none.

@@ -76,6 +76,9 @@ func (v *view) pending(r api.RequestEvidence) {
 		v.say(NotPermitted, r.Created, "%s: %q may not create certificatesigningrequests/%s, so a person has to approve it", created, clean(r.User), v.subresource(r))
 		v.approve("approve it with", r)
 		v.next("or allow automatic approval with", v.permit(r))
+	case v.failedWrite(r) != "":
+		v.say(NotApproved, r.Created, "%s", created+v.failedWrite(r))
+		v.next("find what refuses it with", "kubejoin doctor")
 	case v.now.Sub(r.Created) < usualDelay:
 		v.say(NotApproved, r.Created, "%s yet", created)
 		v.approve("", r)
@@ -85,6 +88,17 @@ func (v *view) pending(r api.RequestEvidence) {
 		v.approve("approve it with", r)
 	}
 	v.readable(FactPermission)
+}
+
+// failedWrite returns words about a write of kubejoin that fails and that this request needs; empty if there is none. For a client
+// certificate, kubejoin claims the name in a Lease and counts the node in a Secret, also if a person has approved the request.
+func (v *view) failedWrite(r api.RequestEvidence) string {
+	for _, w := range v.FailedWrites {
+		if w.Request == r.Name || r.Signer == clientSigner && (w.Resource == "secrets" || w.Resource == "leases") {
+			return fmt.Sprintf("; kubejoin could not %s %s: %s", w, ago(w.At, v.now), clean(w.Message))
+		}
+	}
+	return ""
 }
 
 // refusedBefore describes how often earlier requests were refused.
@@ -125,6 +139,9 @@ func (v *view) unsigned(r api.RequestEvidence) {
 	if state, why := v.diagnose(r); state != "" {
 		v.say(state, r.Approved.At, "%s: %s", approved, why)
 		v.next(v.remedy(state))
+	} else if why := v.failedWrite(r); why != "" {
+		v.say(NotSigned, r.Approved.At, "%s", approved+why)
+		v.next("find what refuses it with", "kubejoin doctor")
 	} else if v.now.Sub(r.Approved.At) < usualDelay {
 		v.say(NotSigned, r.Approved.At, "%s yet", approved)
 	} else {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/controlplane"
 	"github.com/kubejoin/kubejoin/server/controlplane/leases"
@@ -301,6 +302,10 @@ func (g *gathering) leader(ctx context.Context) error {
 	if s := lease.Spec; s.LeaseDurationSeconds != nil {
 		l.Duration = time.Duration(*s.LeaseDurationSeconds) * time.Second
 	}
-	g.set(func(f *explain.Facts) { f.Leader = l })
+	now := time.Now
+	if g.Now != nil {
+		now = g.Now
+	}
+	g.set(func(f *explain.Facts) { f.Leader, f.FailedWrites = l, failedwrites.Of(lease, now()) })
 	return nil
 }
