@@ -34,14 +34,15 @@ func doctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Find what keeps nodes from joining, or undoes the promises of kubejoin",
 		Long: `Find what undoes the promises of kubejoin on a cluster, or keeps nodes from joining:
-in kube-controller-manager and kube-apiserver, RBAC, tokens, cluster-info, the CA, clocks,
-versions, Nodes and certificate requests. Each finding has a severity, one sentence, and
-the command that mends it. All findings:
+in kube-controller-manager and kube-apiserver, RBAC, webhooks, tokens, cluster-info, the CA,
+clocks, versions, Nodes and certificate requests. Each finding has a severity, one sentence,
+and the command that mends it. All findings:
 ` + docsURL + `codes.md
 
-The command reads the cluster with your kubeconfig and changes nothing. It needs no running
-kubejoin. With --url, it also checks the kubejoin there: readiness, version, clock and CA pins.
-It lists as "could not check" what you may not read.
+The command reads the cluster with your kubeconfig and changes nothing: the writes that it
+sends are dry runs, which find webhooks that are down. It needs no running kubejoin. With
+--url, it also checks the kubejoin there: readiness, version, clock and CA pins. It lists as
+"could not check" what you may not read.
 
 Give --advertise if 'kubejoin serve' has this flag and runs outside of pods. Machines then read
 cluster-info from kubejoin, so the API server needs no anonymous access.

@@ -18,6 +18,7 @@ var checks = []check{
 	{"objects", []Fact{factObjects}, checkObjects},
 	{"rights", []Fact{factClusterRoles, factRoles, factClusterInfo}, checkRights},
 	{"kubejoin", []Fact{factLease}, checkRunning},
+	{"writes", []Fact{factLease}, checkWrites},
 	{"tokens", []Fact{factTokens}, checkTokens},
 	{"cluster-info", []Fact{factClusterInfo}, checkClusterInfo},
 	{"signatures", []Fact{factClusterInfo, factTokens}, checkSignatures},

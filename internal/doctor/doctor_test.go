@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
@@ -23,7 +24,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	kubetesting "k8s.io/client-go/testing"
 )
 
 // noon is the time of all facts. Real signers check the CA against the real clock.
@@ -460,6 +466,18 @@ var diagnoses = map[string]struct {
 	"no Lease, but a kubejoin": {func(_ *testing.T, f *Facts) {
 		f.Lease, f.Kubejoin = nil, &Kubejoin{URL: "https://k:9443", Version: "v1.3.0", Time: noon, Local: noon, Pins: f.Pins}
 	}, nil},
+	"failed writes": {func(_ *testing.T, f *Facts) {
+		f.Lease.Annotations = map[string]string{failedwrites.Annotation: `[{"verb":"update","resource":"secrets","namespace":"kube-system","at":"` + noon.Format(time.RFC3339) + `","message":"failed calling webhook \"x\""},` +
+			`{"verb":"create","resource":"leases","at":"2020-01-01T00:00:00Z","message":"long ago"}]`}
+		f.Refused = []failedwrites.Write{{Verb: "create", Resource: "leases", Namespace: "kubejoin-system", Message: "failed calling webhook \"y\""}}
+	}, []string{`writes-fail: kubejoin could not update secrets in kube-system, last at `, `writes-fail: kubejoin cannot create leases in kubejoin-system, as a dry run shows: failed calling webhook "y"`}},
+	"failed write, without a dry run": {func(_ *testing.T, f *Facts) {
+		f.Lease.Annotations = map[string]string{failedwrites.Annotation: `[{"verb":"update","resource":"secrets","at":"` + noon.Format(time.RFC3339) + `","message":"x"}]`}
+		f.Unread[factDryRun] = "need create on secrets"
+	}, []string{"writes-fail: kubejoin could not update secrets, last at ", "unknown writes: need create on secrets"}},
+	"failed writes of a kubejoin": {func(_ *testing.T, f *Facts) {
+		f.Lease, f.Kubejoin = nil, &Kubejoin{URL: "https://k:9443", Version: "v1.3.0", Time: noon, Local: noon, Pins: f.Pins, Writes: "kubejoin cannot update secrets"}
+	}, []string{"writes-fail: https://k:9443: kubejoin cannot update secrets"}},
 	"unreachable kubejoin": {func(_ *testing.T, f *Facts) {
 		f.Kubejoin = &Kubejoin{URL: "https://k:9443", Unreachable: "refused\x1b[31m"}
 	}, []string{"kubejoin-unreachable: refused\ufffd[31m"}},
@@ -883,5 +901,37 @@ func TestReadChecks(t *testing.T) {
 	k.readChecks("[+]cluster-ca ok: the CA expires\n[+]signer-config ok: signer a: the CA expires\n[-]claims failed: no\nreadyz check failed\n")
 	if !slices.Equal(k.Failing, []string{"claims failed: no"}) || k.Signers != "signer a: the CA expires" {
 		t.Errorf("failing are %q, and the notice about signers is %q", k.Failing, k.Signers)
+	}
+}
+
+// Catches a webhook that is down and not found, and one without dry runs, or a denial of this user, that is taken for a failure.
+func TestDryRunFindsWebhooksThatAreDown(t *testing.T) {
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
+	for text, want := range map[string]struct {
+		refused  int
+		unreadBy string
+	}{
+		forbidden.Error(): {0, ""},
+
+		`failed calling webhook "x": connection refused`:          {2, ""},
+		`admission webhook "x" does not support dry run`:          {0, ""},
+		`admission webhook "x" denied the request: not this user`: {0, "not this user"},
+		`something else`: {0, "something else"},
+	} {
+		client := fake.NewClientset()
+		client.PrependReactor("create", "*", func(a kubetesting.Action) (bool, runtime.Object, error) {
+			if options := a.(kubetesting.CreateActionImpl).CreateOptions; !slices.Equal(options.DryRun, []string{metav1.DryRunAll}) {
+				t.Errorf("got options %+v, want a dry run", options)
+			}
+			if text == forbidden.Error() {
+				return true, nil, forbidden
+			}
+			return true, nil, errors.New(text)
+		})
+		r := &reading{Options: Options{Now: time.Now}, client: client}
+		err := r.dryRun(t.Context())
+		if len(r.Refused) != want.refused || (err != nil) != (want.unreadBy != "") || err != nil && !strings.Contains(err.Error(), want.unreadBy) {
+			t.Errorf("%s: got %+v, %v, want %d and an error with %q", text, r.Refused, err, want.refused, want.unreadBy)
+		}
 	}
 }

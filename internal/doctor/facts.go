@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
 	certificates "k8s.io/api/certificates/v1"
@@ -23,6 +24,7 @@ const (
 	factJoinConfig         Fact = "ConfigMaps of kubeadm"
 	factObjects            Fact = "objects of kubejoin"
 	factLease              Fact = "lease of kubejoin"
+	factDryRun             Fact = "dry run of writes"
 	factTokens             Fact = "tokens"
 	factClusterInfo        Fact = "cluster-info"
 	factAnonymous          Fact = "anonymous access"
@@ -66,8 +68,10 @@ type Facts struct {
 	JoinConfig map[string]map[string]string
 	// Missing are objects of the manifests, beside RBAC, that do not exist: "Kind NAME".
 	Missing []string
-	// Lease is that of kubejoin's leader; nil if there is none.
+	// Lease is that of kubejoin's leader; nil if there is none. It has the failed writes of kubejoin.
 	Lease *coordinationv1.Lease
+	// Refused are dry runs of kubejoin's writes that a webhook keeps from succeeding. Only their Message may name the webhook.
+	Refused []failedwrites.Write
 
 	Tokens []tokens.Record
 	// ClusterInfo is the data of the ConfigMap; nil if there is none.
@@ -116,6 +120,8 @@ type Kubejoin struct {
 	Failing []string
 	// Signers is the notice of its check signer-config, for example that the CA of a signer expires; empty if there is none.
 	Signers string
+	// Writes is the notice of its check writes; empty if there is none.
+	Writes string
 	// Pins are those of the CAs in its join commands, and PinsUnread is why they could not be read.
 	Pins       []string
 	PinsUnread string

@@ -43,6 +43,7 @@ var Findings = map[string]Known{
 	"service-account-missing":  {Warning, "no service account `kubejoin`", "`kubectl apply -f deploy/manifests`"},
 	"rights-missing":           {Error, "the service account lacks rights of `deploy/manifests`", "`kubectl apply -f deploy/manifests`"},
 	"admission-policy-missing": {Warning, "nothing limits kubejoin's writes of Secrets", "`kubectl apply -f deploy/manifests`"},
+	"writes-fail":              {Error, "the API server does not accept a write of kubejoin, for example because a webhook is down", "`kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations`"},
 	"kubejoin-not-running":     {Error, "no kubejoin holds the Lease `kubejoin-system/kubejoin`", "`kubejoin serve`"},
 	// tokens
 	"token-never-expires": {Warning, "a token has no expiration", "`kubejoin token renew ID --ttl 24h --shorten`"},

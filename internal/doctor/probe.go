@@ -172,6 +172,8 @@ func (k *Kubejoin) readChecks(body string) {
 			k.Failing = append(k.Failing, failed)
 		} else if notice, found := strings.CutPrefix(line, "[+]signer-config ok: "); found {
 			k.Signers = notice
+		} else if notice, found := strings.CutPrefix(line, "[+]writes ok: "); found {
+			k.Writes = notice
 		}
 	}
 }

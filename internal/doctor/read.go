@@ -3,6 +3,8 @@ package doctor
 import (
 	"context"
 	"crypto/x509"
+	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"slices"
@@ -11,12 +13,15 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/configmaps"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/signer/rotation/clusterstore"
+	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/secretstore"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -62,7 +67,7 @@ type source struct {
 	read  func(context.Context) error
 }
 
-// Read reads all facts about a cluster. It only gets and lists objects. It fails if the API server does not respond or
+// Read reads all facts about a cluster. It gets and lists objects, and sends dry runs of writes. It fails if the API server does not respond or
 // refuses the credential. Facts that may not be read are in Facts.Unread.
 func Read(ctx context.Context, o Options) (*Facts, error) {
 	if o.Now == nil {
@@ -86,6 +91,7 @@ func Read(ctx context.Context, o Options) (*Facts, error) {
 		{factJoinConfig, "get on configmaps kubeadm-config, kubelet-config and kube-proxy in kube-system", r.joinConfig},
 		{factObjects, "get on namespaces, serviceaccounts in " + kubejoinNamespace + ", validatingadmissionpolicies and validatingadmissionpolicybindings", r.objects},
 		{factLease, "get on leases in " + kubejoinNamespace, r.lease},
+		{factDryRun, "nothing", r.dryRun},
 		{factTokens, "list on secrets in kube-system", r.tokens},
 		{factClusterInfo, "get on configmaps in " + clusterinfo.Namespace, r.clusterInfo},
 		{factAnonymous, "nothing", r.anonymous},
@@ -244,15 +250,41 @@ func (r *reading) objects(ctx context.Context) error {
 }
 
 func (r *reading) lease(ctx context.Context) error {
-	if r.URL != "" {
-		return nil // the kubejoin at the URL reports its own health
-	}
 	lease, err := r.client.CoordinationV1().Leases(kubejoinNamespace).Get(ctx, "kubejoin", metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || err != nil && r.URL != "" { // the kubejoin at URL reports its own health
 		return nil
 	}
 	r.Lease = lease
 	return err
+}
+
+// dryRun finds webhooks that keep kubejoin from writing tokens and claims. A dry run stores nothing. A webhook that does not support
+// dry runs says nothing about a write.
+func (r *reading) dryRun(ctx context.Context) error {
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	token, err := secretstore.Manifest(tokens.NewRecord(tokens.Generate(), time.Hour, r.Now()))
+	if err != nil {
+		return err
+	}
+	_, secretErr := r.client.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, token, dry)
+	claim := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{GenerateName: "kubejoin-doctor-"}}
+	_, leaseErr := r.client.CoordinationV1().Leases(kubejoinNamespace).Create(ctx, claim, dry)
+	for _, write := range []struct {
+		resource, namespace string
+		err                 error
+	}{{"secrets", metav1.NamespaceSystem, secretErr}, {"leases", kubejoinNamespace, leaseErr}} {
+		switch text := fmt.Sprint(write.err); {
+		case write.err == nil, strings.Contains(text, "does not support dry run"), apierrors.IsNotFound(write.err): // the namespace is missing
+		case strings.Contains(text, "failed calling webhook"):
+			r.Refused = append(r.Refused, failedwrites.Write{Verb: "create", Resource: write.resource, Namespace: write.namespace, Message: oneLine(write.err)})
+		case strings.Contains(text, "denied the request"): // for this user, or for good
+			return errors.New(oneLine(write.err))
+		case apierrors.IsForbidden(write.err): // a reader still sees the writes that kubejoin has tried
+		default:
+			return write.err
+		}
+	}
+	return nil
 }
 
 func (r *reading) tokens(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	certificates "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -69,6 +70,25 @@ func checkRunning(f *Facts) []Finding {
 		why = "nobody renews it"
 	}
 	return []Finding{found("kubejoin-not-running", start, "no kubejoin leads by the Lease kubejoin-system/kubejoin: %s; if one runs with --leader-elect=false, give its --url", why)}
+}
+
+// checkWrites reports writes of kubejoin that have failed, and those that would fail: kubejoin may not have tried them yet.
+func checkWrites(f *Facts) []Finding {
+	const show = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
+	var all []Finding
+	for _, w := range failedwrites.Of(f.Lease, f.Time) {
+		all = append(all, found("writes-fail", show, "kubejoin could not %s, last at %s: %s", w, w.At.Format(time.RFC3339), w.Message))
+	}
+	for _, w := range f.Refused {
+		all = append(all, found("writes-fail", show, "kubejoin cannot %s, as a dry run shows: %s", w, w.Message))
+	}
+	if f.Kubejoin != nil && f.Kubejoin.Writes != "" && len(all) == 0 {
+		all = append(all, found("writes-fail", show, "%s: %s", f.Kubejoin.URL, f.Kubejoin.Writes))
+	}
+	if why := f.Unread[factDryRun]; why != "" {
+		all = append(all, unseen("%s", why))
+	}
+	return all
 }
 
 // How long a Node may not be Ready, and a request may wait, before it is a finding.
