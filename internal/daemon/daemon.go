@@ -26,6 +26,9 @@ func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) err
 	s := newService(o, log, stdout)
 	defer s.close()
 	s.warnOfLoopback()
+	if err := s.checkPort(); err != nil {
+		return err
+	}
 	lines, err := s.openLines()
 	if err != nil {
 		return err

@@ -1,46 +1,19 @@
 package daemon
 
 import (
-	"bytes"
-	"context"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
-)
 
-// The banner says that kubejoin is ready, which it was not while etcd did not respond.
-func TestBannerWaitsForReadiness(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var log, out bytes.Buffer
-		s := newService(Options{}, slog.New(slog.NewTextHandler(&log, nil)), &out)
-		started := time.Now()
-		s.check("tokens", func(context.Context) error {
-			if time.Since(started) < time.Minute {
-				return errors.New("kubejoin cannot read etcd")
-			}
-			return nil
-		})
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		done := make(chan struct{})
-		go func() {
-			s.announce(ctx, func() string { return "kubejoin is ready" })
-			close(done)
-		}()
-		time.Sleep(30 * time.Second)
-		synctest.Wait()
-		if out.Len() > 0 || strings.Count(log.String(), `msg="not ready yet" waits_for="tokens: kubejoin cannot read etcd"`) != 1 {
-			t.Errorf("not ready: printed %q and logged\n%s", &out, &log)
-		}
-		<-done
-		if out.String() != "kubejoin is ready" || !strings.Contains(log.String(), "msg=ready\n") || time.Since(started) > 66*time.Second {
-			t.Errorf("ready: printed %q after %s, and logged\n%s", &out, time.Since(started), &log)
-		}
-	})
-}
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+)
 
 func TestBallastOnlyWithDefaultGCSettings(t *testing.T) {
 	for _, test := range []struct {
@@ -52,5 +25,22 @@ func TestBallastOnlyWithDefaultGCSettings(t *testing.T) {
 		if got := len(gcBallast()); got != test.want {
 			t.Errorf("GOGC=%q, GOMEMLIMIT=%q: got a ballast of %d bytes, want %d", test.gogc, test.limit, got, test.want)
 		}
+	}
+}
+
+// Catches a CA and credentials that a kubejoin leaves behind that cannot serve, and an error that does not name the process in the way.
+func TestPortInUseCreatesNothing(t *testing.T) {
+	taken := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	defer func() { _ = taken.Close() }()
+	dir := filepath.Join(t.TempDir(), "data")
+	o := Options{DataDir: dir}
+	o.Listen = taken.Addr().String()
+	err := Run(t.Context(), o, slog.New(slog.DiscardHandler), io.Discard)
+	want := fmt.Sprintf("address already in use: process %d, ", os.Getpid())
+	if err == nil || !strings.Contains(err.Error(), want) || !strings.HasSuffix(err.Error(), "has the port; kubejoin has created nothing") {
+		t.Errorf("got %v, want %q", err, want)
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s: got %v, want no folder", dir, err)
 	}
 }

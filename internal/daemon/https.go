@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -12,8 +13,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/host/pki"
 	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/reload"
@@ -116,6 +119,20 @@ func (s *service) announce(ctx context.Context, banner func() string) {
 
 // Pauses between looks at readiness: caches fill within the first second.
 const firstReadiness, lastReadiness = 100 * time.Millisecond, 5 * time.Second
+
+// checkPort returns an error if another process has the port, before kubejoin creates files. It reports no other error: serve does.
+func (s *service) checkPort() error {
+	listener, err := net.Listen("tcp", s.options.Listen)
+	if err == nil {
+		return listener.Close()
+	}
+	_, port, splitErr := net.SplitHostPort(s.options.Listen)
+	number, portErr := strconv.Atoi(port)
+	if !errors.Is(err, syscall.EADDRINUSE) || splitErr != nil || portErr != nil {
+		return nil
+	}
+	return fmt.Errorf("--listen: %w: %s has the port; kubejoin has created nothing", err, cmp.Or(pki.ListenerOf(number), "a process that this user may not see"))
+}
 
 // serve serves requests until ctx ends or a part fails permanently. On shutdown it first reports that it is not ready,
 // and serves on for the shutdown delay, until load balancers have noticed. Then it finishes the requests in flight before

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"net/http"
 	"net/url"
@@ -82,31 +83,15 @@ func (machine) listenerNow(s service) (process, error) {
 	if err != nil || len(inodes) == 0 {
 		return process{}, err
 	}
-	all, err := filepath.Glob("/proc/[0-9]*/fd/*")
-	if err != nil {
-		return process{}, err
-	}
 	other := ""
-	for _, file := range all {
-		target, err := os.Readlink(file)
-		if err != nil || !slices.Contains(inodes, target) {
-			continue // the process or the file is gone
-		}
-		pid, err := strconv.Atoi(strings.Split(file, "/")[2])
-		if err != nil {
-			continue
-		}
-		comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		if err != nil {
-			continue
-		}
+	for pid, comm := range holders(inodes) {
 		info, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
 		if err != nil {
 			continue
 		}
 		user := info.Sys().(*syscall.Stat_t).Uid //nolint:forcetypeassert // of Linux
-		if s.comm != "" && string(comm) != s.comm+"\n" || s.comm == kubeletComm && user != 0 && int(user) != os.Geteuid() {
-			other = fmt.Sprintf("process %d, %q of user %d, listens on port %d of the %s; see what it is with: ps -fp %d", pid, strings.TrimSpace(string(comm)), user, s.port, s.comm, pid)
+		if s.comm != "" && comm != s.comm || s.comm == kubeletComm && user != 0 && int(user) != os.Geteuid() {
+			other = fmt.Sprintf("process %d, %q of user %d, listens on port %d of the %s; see what it is with: ps -fp %d", pid, comm, user, s.port, s.comm, pid)
 			continue
 		}
 		started, err := startedAt(pid)
@@ -119,6 +104,39 @@ func (machine) listenerNow(s service) (process, error) {
 		return process{}, errors.New(other)
 	}
 	return process{}, fmt.Errorf("the process that listens on port %d %w; run the command as root of the host; a container needs hostPID, hostNetwork, SYS_PTRACE, and no AppArmor profile", s.port, errNotVisible)
+}
+
+// holders yields the processes that have one of the sockets open and that this user may see, with their names.
+func holders(inodes []string) iter.Seq2[int, string] {
+	return func(yield func(int, string) bool) {
+		all, _ := filepath.Glob("/proc/[0-9]*/fd/*") // fails only for a malformed pattern
+		for _, file := range all {
+			target, err := os.Readlink(file)
+			if err != nil || !slices.Contains(inodes, target) {
+				continue // the process or the file is gone
+			}
+			pid, err := strconv.Atoi(strings.Split(file, "/")[2])
+			if err != nil {
+				continue
+			}
+			comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			if err == nil && !yield(pid, strings.TrimSuffix(string(comm), "\n")) {
+				return
+			}
+		}
+	}
+}
+
+// ListenerOf names a process that listens on a port of this machine; empty if this user may see none.
+func ListenerOf(port int) string {
+	inodes, err := listening(nil, port)
+	if err != nil {
+		return ""
+	}
+	for pid, comm := range holders(inodes) {
+		return fmt.Sprintf("process %d, %q", pid, comm)
+	}
+	return ""
 }
 
 // inContainer returns the oldest process of the containers with a name that mount a file of the host; the zero process if there is
