@@ -401,7 +401,9 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 		return issued{}, err
 	}
 	requester := revocation.SubjectOf(r.User, r.Groups, r.Extra)
-	requester.Fingerprints = append(requester.Fingerprints, m.admitted.Fingerprints...)
+	if f := m.admitted.Fingerprint; f != "" {
+		requester.Fingerprints = append(requester.Fingerprints, revocation.Fingerprint(f))
+	}
 	err = a.checkBound(ctx, r, m.admitted)
 	// Decide may not have checked the requester, or not the last certificate of a node that rejoins. A revoked credential
 	// must not use up the rate of its name.
@@ -425,7 +427,9 @@ func (a *Authority) issue(ctx context.Context, r approval.Request, m *Admission)
 	}
 	err = a.Nodes.StoreIdentity(ctx, m.valid.checked, &m.admitted, done.cert)
 	if r.Rejoin != nil { // it may have read a later certificate, and stored this one without an answer
-		done.requester.Fingerprints = append(done.requester.Fingerprints, m.admitted.Fingerprints...)
+		if f := m.admitted.Fingerprint; f != "" {
+			done.requester.Fingerprints = append(done.requester.Fingerprints, revocation.Fingerprint(f))
+		}
 		if err := a.refuseRevoked(ctx, r, done); err != nil {
 			return issued{}, err
 		}

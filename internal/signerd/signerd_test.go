@@ -262,7 +262,7 @@ func TestRefusesHostileOrders(t *testing.T) {
 		{"of the future", order(func(o *remote.Order) { o.Made = now.Add(2 * time.Minute) }), http.StatusConflict, "set the clocks", false},
 		{"from before the start", order(func(o *remote.Order) { o.Made = now.Add(-30 * time.Second) }), http.StatusConflict, "before this process started", false},
 		{"no ID", order(func(o *remote.Order) { o.ID = nil }), http.StatusForbidden, "ID of the order", true},
-		{"oversize", bytes.Repeat([]byte(" "), remote.MaxOrder+1), http.StatusRequestEntityTooLarge, "more than", false},
+		{"oversize", bytes.Repeat([]byte(" "), remote.MaxOrder+1), http.StatusRequestEntityTooLarge, fmt.Sprintf("%d bytes, want at most %d", remote.MaxOrder+1, remote.MaxOrder), false},
 		{"no JSON", []byte("{"), http.StatusBadRequest, "not valid", false},
 		{"unknown field", append(first[:len(first)-1:len(first)-1], `,"ca":true}`...), http.StatusBadRequest, "not valid", false},
 		{"field twice", append(first[:len(first)-1:len(first)-1], `,"signerName":"x"}`...), http.StatusBadRequest, "not valid", false},

@@ -20,7 +20,6 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
-	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/prometheus/client_golang/prometheus"
 	certificates "k8s.io/api/certificates/v1"
@@ -162,9 +161,9 @@ type Admitted struct {
 	// Keys is how many keys have been admitted on the claim. More than one means that the machine started over, or
 	// that two machines use the name and the token.
 	Keys int
-	// Fingerprints are those of the certificates that a node that rejoins may have got last. A revocation of one of them bars
-	// the node.
-	Fingerprints []revocation.Fingerprint
+	// Fingerprint is that of the last certificate of a node that rejoins. A revocation of this certificate bars the
+	// node.
+	Fingerprint string
 	// BoundBy is the fingerprint of the certificate that bound the key of a node. A revocation of this certificate bars the
 	// key: call [Nodes.Unbind].
 	BoundBy string

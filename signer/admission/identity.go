@@ -117,7 +117,7 @@ func planRejoin(f facts, r approval.Request) plan {
 	if p.err != nil {
 		return p
 	}
-	p.admitted = Admitted{nodeUID: f.nodeUID, Fingerprints: fingerprintsOf(i), Duration: f.claim.Remaining().CertificateDuration} // even if its Past has ended: nodes rejoin for much longer
+	p.admitted = Admitted{nodeUID: f.nodeUID, Fingerprint: i.Last().Fingerprint, Duration: f.claim.Remaining().CertificateDuration} // even if its Past has ended: nodes rejoin for much longer
 	if r.Rejoin.NotAfter.IsZero() {
 		p.admitted.BoundBy = i.Bound.Fingerprint
 	}
@@ -256,14 +256,4 @@ func appended(list []tokens.Credential, made tokens.Credential) []tokens.Credent
 		list = slices.Delete(list, 1, 2)
 	}
 	return list
-}
-
-// fingerprintsOf returns those of all certificates of an identity: the last one may never have left.
-func fingerprintsOf(i tokens.Identity) (all []revocation.Fingerprint) {
-	for _, c := range i.Credentials {
-		if c.Fingerprint != "" {
-			all = append(all, revocation.Fingerprint(c.Fingerprint))
-		}
-	}
-	return all
 }

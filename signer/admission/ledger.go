@@ -103,7 +103,7 @@ func (n *Nodes) settle(ctx context.Context, f facts, decide func(facts) plan) (a
 // StoreIdentity stores a certificate with the claim of its node, so that the node can rejoin with its key after the
 // certificate has expired. Call it when the certificate is made, and do not return the certificate if it fails. Without
 // RejoinWindow, or if the certificate is no client certificate of a node, it does nothing. For a node that rejoins, it sets
-// a.Fingerprints to those of the certificates which this one replaces. For each node that has a bound key, it sets a.BoundBy.
+// a.Fingerprint to that of the certificate which this one replaces. For each node that has a bound key, it sets a.BoundBy.
 //
 // If the certificate that authenticated the request is not of the claim's identity, StoreIdentity leaves the identity as it
 // is. A node without a claim gets a released one, which leaves the name free.

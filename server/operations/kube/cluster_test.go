@@ -150,7 +150,7 @@ func TestRevokeSaysWhyTheEndIsUnknown(t *testing.T) {
 		client := fake.NewClientset()
 		refuse(client, "list", "certificatesigningrequests")
 		list, err := open(t, client).Revoke(t.Context(), api.Revoke{Node: "worker-1"})
-		if err != nil || len(list.Items) != 1 || !strings.Contains(list.Warnings[0], "'kubejoin revoke undo'; the certificate requests of the cluster cannot be read now; retry: ") {
+		if err != nil || len(list.Items) != 1 || !strings.Contains(list.Warnings[0], "'kubejoin revoke undo'; the API server does not let kubejoin read or withdraw the certificate requests of the cluster: ") {
 			t.Errorf("got %+v, %v, want worker-1 and the reason", list, err)
 		}
 	})

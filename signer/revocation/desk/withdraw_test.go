@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
-	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -48,42 +47,6 @@ func TestRevokeWithdrawsNoRequestOfAllowedMachine(t *testing.T) {
 				}
 				must.Value(s.Revoke(t.Context(), order(first.ID())))(t)
 			})
-		})
-	}
-}
-
-// A lagging replica stores the certificate of a revoked machine in its claim, and cannot write it because the request was
-// withdrawn. Catches a rejoin for which only that certificate counts, which nothing revoked.
-func TestWithdrawnCertificateForgetsNoRevocation(t *testing.T) {
-	for _, written := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			s := newSite(t)
-			s.authority.Nodes.RejoinWindow = 20 * time.Hour
-			first := s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-1")
-			must.OK(t, s.authority.BindKey(t.Context(), first, "sha256:bound"))
-			stolen := must.Value(s.renew(t, first, nil))(t)
-			var seen, hidden objects
-			s.Requested = seen.list
-			withdrawn := false
-			s.Withdraw = func(_ context.Context, revoked func(revocation.Certificate) bool) error {
-				withdrawn = true
-				return nil
-			}
-			s.lagging(time.Now().Add(900 * time.Millisecond))
-			time.AfterFunc(300*time.Millisecond, func() {
-				into := &hidden // its write gets a conflict
-				if written {
-					into = &seen
-				}
-				must.Value(s.renew(t, stolen, into))(t)
-			})
-			must.Value(s.Revoke(t.Context(), desk.Order{Fingerprint: revocation.FingerprintOf(stolen).String()}))(t)
-			s.wantRevoked(t, stolen, true)
-			r := request(t, tokens.Generate(), "worker-1")
-			r.User, r.Groups, r.Rejoin = tokens.NodeUserPrefix+"worker-1", []string{tokens.NodesGroup}, &approval.Rejoin{Key: "sha256:bound"}
-			if _, err := s.authority.Issue(t.Context(), r); approval.Refused(err) == nil || approval.Refused(err).Reason != revocation.Reason {
-				t.Errorf("written %t, withdrawn %t: the revoked machine rejoins: got %v, want reason %s", written, withdrawn, err, revocation.Reason)
-			}
 		})
 	}
 }
