@@ -45,7 +45,7 @@ stage each time, until the rotation has ended. All steps with their output:
 }
 
 // caLooks is what commands of rotations wait for. The observer takes at most two minutes, and then the state is written.
-var caLooks = waiting{"until API servers, kubelets and etcd were looked at", 3 * time.Minute}
+var caLooks = waiting{"until API servers, kubelets and etcd were looked at", serverWait}
 
 // caOptions select a CA and where it is.
 type caOptions struct {

@@ -147,7 +147,7 @@ func choiceVar(f *pflag.FlagSet, p *string, name, value, usage string, choices .
 		shorthand = "o"
 	}
 	f.VarP(choiceValue{parsedValue{p, func(s string) (string, error) {
-		if !slices.Contains(choices, s) {
+		if s != value && !slices.Contains(choices, s) {
 			return "", fmt.Errorf("%.40q given, want %s", s, or(choices))
 		}
 		return s, nil

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/kubejoin/kubejoin/internal/codes"
@@ -42,7 +43,8 @@ func main() {
 	// klog is global, so its logger is set here and not where a client is created. Commands return what it would
 	// log as errors; serve sets its own logger.
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
-	ctx, cancel := context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
+	var signaled atomic.Int32 // no cause of ctx, which net/http would return as the error of a request
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	go func() {
@@ -51,13 +53,14 @@ func main() {
 			code = exitTerminate
 		}
 		signal.Reset() // a second signal ends the program at once
-		cancel(exitCode(code))
+		signaled.Store(int32(code))
+		cancel()
 	}()
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
 		code := fail(os.Stderr, err)
-		if signaled, ok := context.Cause(ctx).(exitCode); ok {
+		if n := signaled.Load(); n != 0 {
 			fmt.Fprintln(os.Stderr, "kubejoin: interrupted; what the command has done before remains")
-			code = int(signaled)
+			code = int(n)
 		}
 		os.Exit(code)
 	}

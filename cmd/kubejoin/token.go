@@ -68,6 +68,8 @@ func shownStatus(t api.Token, now time.Time) string {
 	switch {
 	case t.Status != api.StatusActive:
 		return t.Status
+	case len(t.Usages) == 0:
+		return "no usages"
 	case !t.Expires.IsZero() && t.Expires.Sub(now) < soon:
 		return "expires soon"
 	}

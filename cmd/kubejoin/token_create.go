@@ -27,7 +27,7 @@ type tokenCreateOptions struct {
 	ttl, duration    time.Duration
 	groups           []string
 	wait             time.Duration
-	dryRun           bool
+	dryRun, chosen   bool // chosen: the caller has given the token
 	printJoinCommand bool
 	joinFormat       string
 	withRejoin       string
@@ -84,7 +84,7 @@ stays stored, and the exit code is 1. With --print-join-command it prints no tok
 			if o.withoutCluster.offline {
 				return o.withoutCluster.run(cmd, asked, o.format)
 			}
-			if o.waits = (waiting{"for a signature by the token in cluster-info", o.wait}); o.controlPlane || o.wait == 0 {
+			if o.waits = (waiting{"for a signature by the token in cluster-info", o.wait + serverWait}); o.controlPlane || o.wait == 0 {
 				o.waits = waiting{}
 			}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
@@ -152,6 +152,7 @@ func (o *tokenCreateOptions) request(stdin io.Reader, args []string) (api.Create
 	if o.controlPlane && len(args) > 0 {
 		return asked, usagef("TOKEN: excludes --control-plane, for which kubejoin generates the token")
 	}
+	o.chosen = len(args) > 0
 	t, err := chosenToken(stdin, args)
 	if err != nil {
 		return asked, &usageError{err: err}
@@ -194,7 +195,7 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 		switch {
 		case made.ID == "": // it does not exist
 		case o.printJoinCommand:
-			err = notPrinted(err, made.ID)
+			err = o.notPrinted(err, made.ID)
 		default:
 			_, printErr := fmt.Fprintln(cmd.OutOrStdout(), asked.Token.Reveal())
 			err = errors.Join(err, printErr)
@@ -214,7 +215,7 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 	w := cmd.OutOrStdout()
 	switch {
 	case o.printJoinCommand && made.JoinCommand == "":
-		return notPrinted(fmt.Errorf("token %s was created, but there is no join command: cluster-info cannot be read", made.ID), made.ID)
+		return o.notPrinted(fmt.Errorf("token %s was created, but there is no join command: cluster-info cannot be read", made.ID), made.ID)
 	case o.printJoinCommand:
 		return o.printJoin(ctx, w, r, made)
 	case o.format == "text":

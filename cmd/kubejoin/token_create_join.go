@@ -61,7 +61,10 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 
 // notPrinted adds to an error how to remove a token that exists, or may exist, and that nobody has. With
 // --print-join-command, a script would take a token on standard output for a join command.
-func notPrinted(err error, id string) error {
+func (o *tokenCreateOptions) notPrinted(err error, id string) error {
+	if o.chosen || o.dryRun { // the caller has the token, and machines may use it; or it does not exist
+		return err
+	}
 	return fmt.Errorf("%w; nothing was printed, so remove the token with: kubejoin token delete %s", err, id)
 }
 
@@ -77,7 +80,7 @@ func (o *tokenCreateOptions) printJoin(ctx context.Context, w io.Writer, r *remo
 		join, err = o.join(made, kubeconfig)
 	}
 	if err != nil {
-		return notPrinted(fmt.Errorf("token %s was created, but cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err), made.ID)
+		return o.notPrinted(fmt.Errorf("token %s was created, but cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err), made.ID)
 	}
 	_, err = w.Write(join)
 	return err

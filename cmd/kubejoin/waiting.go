@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/spf13/cobra"
 )
@@ -27,7 +28,7 @@ const serverWait = api.MaxWait + time.Minute
 func (w waiting) begin(cmd *cobra.Command) (done func()) {
 	limit := "until it responds or you press Ctrl-C"
 	if w.most > 0 {
-		limit = fmt.Sprintf("for at most %s", w.most)
+		limit = "for at most " + safetext.Duration(w.most)
 	}
 	slow := time.AfterFunc(longWait, func() { progress(cmd, "waiting %s, %s", w.what, limit) })
 	return func() { slow.Stop() }

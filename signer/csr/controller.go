@@ -205,6 +205,9 @@ func (h *handler) handlers() cache.ResourceEventHandler {
 			old, ok := before.(*certificates.CertificateSigningRequest)
 			csr, ok2 := now.(*certificates.CertificateSigningRequest)
 			if ok && ok2 {
+				if old.UID != csr.UID { // deleted and created again, of which a relist shows only the result
+					h.forget(old)
+				}
 				h.observe(csr, issued(csr) && (!issued(old) || old.UID != csr.UID))
 			}
 		},
