@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
@@ -377,6 +378,20 @@ func (a *Authority) refuseRevoked(ctx context.Context, r approval.Request, done 
 		_, err = a.Revocations.Revoke(ctx, own)
 	}
 	return unlessRevoked(e, err)
+}
+
+// Undelivered revokes a certificate that could not be written to the object of its request, if its requester is revoked
+// meanwhile: the claim may have it, and a node rejoins by the last certificate there.
+func (a *Authority) Undelivered(ctx context.Context, r approval.Request, chain []byte) error {
+	presented := pemfile.Presented(chain)
+	if len(presented) == 0 {
+		return nil
+	}
+	err := a.refuseRevoked(ctx, r, issued{cert: presented[0], requester: revocation.SubjectOf(r.User, r.Groups, r.Extra)})
+	if approval.Refused(err) != nil {
+		return nil
+	}
+	return err
 }
 
 // revoked returns the entry that bars a subject, or nil. For a request with an object, it may lack an entry for

@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/x509"
@@ -17,12 +18,16 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/issuance"
+	"github.com/kubejoin/kubejoin/signer/revocation"
+	"github.com/kubejoin/kubejoin/signer/revocation/revocationtest"
+	"github.com/kubejoin/kubejoin/signer/revocation/rowlist"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/kubejoin/kubejoin/tokens/rowstore/memdb"
 	"github.com/kubejoin/kubejoin/tokens/storetest"
@@ -472,5 +477,33 @@ func TestSignsEachObjectOfAClientWithoutUIDs(t *testing.T) {
 		if o := must.Value(h.client.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{}))(t); !issued(o) {
 			t.Errorf("%s: got status %+v, want a certificate", name, o.Status)
 		}
+	}
+}
+
+// The requester is revoked and its request withdrawn while kubejoin makes the certificate. Catches a certificate that the claim
+// may have, that was not delivered, and that nothing revokes.
+func TestRevokesCertificateThatWasNotDelivered(t *testing.T) {
+	r := cachedRequest(t, "pending")
+	by := revocationtest.Fingerprint(1)
+	r.Spec.Extra = map[string]certificates.ExtraValue{revocation.CredentialIDKey: {by.CredentialID()}}
+	h := newTestHandler(t, r)
+	guard := &revocation.Guard{Store: rowlist.New(memdb.Open().Revocations())}
+	h.Authority.Revocations = guard
+	var made []byte
+	h.client.PrependReactor("update", "certificatesigningrequests", func(a kubetesting.Action) (bool, runtime.Object, error) {
+		if a.GetSubresource() != "status" {
+			return false, nil, nil
+		}
+		made = append(made, a.(kubetesting.UpdateAction).GetObject().(*certificates.CertificateSigningRequest).Status.Certificate...)
+		_, err := guard.Revoke(t.Context(), revocation.Entry{Fingerprint: by})
+		return true, nil, cmp.Or(err, error(apierrors.NewConflict(certificates.Resource("certificatesigningrequests"), r.Name, errDown)))
+	})
+	_, _ = h.sync(t.Context(), r.Name) // conflicts
+	cert := pemfile.Presented(made)
+	if len(cert) == 0 {
+		t.Fatal("no certificate was made")
+	}
+	if e, err := guard.RevokedCertificate(t.Context(), cert[0]); err != nil || e == nil {
+		t.Errorf("got %+v, %v, want the certificate revoked", e, err)
 	}
 }

@@ -277,7 +277,7 @@ func (h *handler) sign(ctx context.Context, csr *certificates.CertificateSigning
 	csr.Status.Certificate = chain
 	h.wrote(csr)
 	if err := h.writeStatus(ctx, csr, "write certificate"); err != nil {
-		return noRetry, err
+		return noRetry, errors.Join(err, h.Authority.Undelivered(ctx, r, chain))
 	}
 	h.countIssued(csr)
 	return noRetry, nil

@@ -2,11 +2,13 @@ package desk_test
 
 import (
 	"context"
+	"encoding/pem"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/signer/approval"
 	"github.com/kubejoin/kubejoin/signer/revocation"
 	"github.com/kubejoin/kubejoin/signer/revocation/desk"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -49,4 +51,34 @@ func TestRevokeWithdrawsNoRequestOfAllowedMachine(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A lagging replica stores the certificate of a revoked machine in its claim, and cannot write it because the request was
+// withdrawn. Catches a rejoin for which only that certificate counts, which nothing revoked.
+func TestWithdrawnCertificateForgetsNoRevocation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.authority.Nodes.RejoinWindow = 20 * time.Hour
+		first := s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-1")
+		must.OK(t, s.authority.BindKey(t.Context(), first, "sha256:bound"))
+		stolen := must.Value(s.renew(t, first, nil))(t)
+		var seen, hidden objects
+		s.Requested = seen.list
+		s.lagging(time.Now().Add(900 * time.Millisecond))
+		time.AfterFunc(300*time.Millisecond, func() {
+			late := must.Value(s.renew(t, stolen, &hidden))(t)
+			time.Sleep(2 * time.Second) // the write gets a conflict
+			r := request(t, tokens.Generate(), "worker-1")
+			r.User, r.Groups, r.UID = tokens.NodeUserPrefix+"worker-1", []string{tokens.NodesGroup}, "an object"
+			r.Extra = map[string][]string{revocation.CredentialIDKey: {revocation.FingerprintOf(stolen).CredentialID()}}
+			must.OK(t, s.authority.Undelivered(t.Context(), r, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: late.Raw})))
+		})
+		must.Value(s.Revoke(t.Context(), desk.Order{Fingerprint: revocation.FingerprintOf(stolen).String()}))(t)
+		time.Sleep(2 * time.Second)
+		r := request(t, tokens.Generate(), "worker-1")
+		r.User, r.Groups, r.Rejoin = tokens.NodeUserPrefix+"worker-1", []string{tokens.NodesGroup}, &approval.Rejoin{Key: "sha256:bound"}
+		if _, err := s.authority.Issue(t.Context(), r); approval.Refused(err) == nil || approval.Refused(err).Reason != revocation.Reason {
+			t.Errorf("the revoked machine rejoins: got %v, want reason %s", err, revocation.Reason)
+		}
+	})
 }
