@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -9,12 +8,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/logs"
 )
 
 // The banner says that kubejoin is ready, which it was not while etcd did not respond.
 func TestBannerWaitsForReadiness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log, out bytes.Buffer
+		var log, out logs.Buffer
 		s := newService(Options{}, slog.New(slog.NewTextHandler(&log, nil)), &out)
 		started := time.Now()
 		s.check("tokens", func(context.Context) error {
@@ -32,7 +33,7 @@ func TestBannerWaitsForReadiness(t *testing.T) {
 		}()
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
-		if out.Len() > 0 || strings.Count(log.String(), `msg="not ready yet" waits_for="tokens: kubejoin cannot read etcd"`) != 1 {
+		if out.String() != "" || strings.Count(log.String(), `msg="not ready yet" waits_for="tokens: kubejoin cannot read etcd"`) != 1 {
 			t.Errorf("not ready: printed %q and logged\n%s", &out, &log)
 		}
 		<-done

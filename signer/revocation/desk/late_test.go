@@ -299,7 +299,7 @@ func TestNothingLeavesStandaloneAfterRevokeReturned(t *testing.T) {
 		recorded := &brokenRecord{Store: s.IssuanceRecord, takes: time.Millisecond}
 		s.authority.Record = recorded
 		var once sync.Once
-		var returned time.Time
+		returned := make(chan time.Time, 1)
 		s.authority.Revocations = &revocation.Guard{Store: revocationtest.Before(s.Guard.Store, func(string, revocation.Key) error {
 			if !recorded.used {
 				return nil
@@ -307,7 +307,7 @@ func TestNothingLeavesStandaloneAfterRevokeReturned(t *testing.T) {
 			once.Do(func() {
 				go func() {
 					must.Value(s.Revoke(t.Context(), desk.Order{Fingerprint: revocation.FingerprintOf(first).String()}))(t)
-					returned = time.Now()
+					returned <- time.Now()
 				}()
 				synctest.Wait()
 			})
@@ -316,8 +316,7 @@ func TestNothingLeavesStandaloneAfterRevokeReturned(t *testing.T) {
 		})}
 		_, err := s.renew(t, first, nil)
 		left := time.Now()
-		time.Sleep(time.Minute)
-		if err == nil && left.After(returned) {
+		if returned := <-returned; err == nil && left.After(returned) {
 			t.Errorf("a certificate left %s after the revocation had returned", left.Sub(returned))
 		}
 	})

@@ -3,6 +3,7 @@ package desk_test
 import (
 	"context"
 	"encoding/pem"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,7 +28,7 @@ func TestRevokeWithdrawsNoRequestOfAllowedMachine(t *testing.T) {
 				s.Requested = func(context.Context) ([]revocation.Certificate, error) { return nil, nil }
 				first := s.token(t, tokens.Limits{MaxNodes: 1})
 				s.join(t, first, "worker-1")
-				var fresh revocation.Subject
+				var joined atomic.Pointer[revocation.Subject]
 				time.AfterFunc(time.Second, func() {
 					c := must.Value(s.Claims.Get(t.Context(), "worker-1", tokens.Live))(t)
 					after := c.Clone()
@@ -36,9 +37,10 @@ func TestRevokeWithdrawsNoRequestOfAllowedMachine(t *testing.T) {
 					other := newSite(t)
 					cert := other.join(t, other.token(t, tokens.Limits{MaxNodes: 1}), "worker-1")
 					must.Value(s.Guard.Issue(t.Context(), revocation.Subject{}, cert))(t)
-					fresh = revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{revocation.FingerprintOf(cert)}}
+					joined.Store(&revocation.Subject{Node: "worker-1", Fingerprints: []revocation.Fingerprint{revocation.FingerprintOf(cert)}})
 				})
 				s.Withdraw = func(ctx context.Context, revoked func(revocation.Certificate) bool) error {
+					fresh := *joined.Load()
 					if e, err := s.Guard.Revoked(ctx, fresh); err != nil || e != nil {
 						t.Errorf("the new machine: got %+v, %v, want it allowed", e, err)
 					}
