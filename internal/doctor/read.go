@@ -277,7 +277,7 @@ func (r *reading) dryRun(ctx context.Context) error {
 		case write.err == nil, strings.Contains(text, "does not support dry run"), apierrors.IsNotFound(write.err): // the namespace is missing
 		case strings.Contains(text, "failed calling webhook"):
 			r.Refused = append(r.Refused, failedwrites.Write{Verb: "create", Resource: write.resource, Namespace: write.namespace, Message: oneLine(write.err)})
-		case strings.Contains(text, "denied the request"): // for this user, or for good
+		case strings.Contains(text, "denied the request"): // for this user, or permanently
 			return errors.New(oneLine(write.err))
 		case apierrors.IsForbidden(write.err): // a reader still sees the writes that kubejoin has tried
 		default:

@@ -122,7 +122,7 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 	return given, api.JoinInvalid(errs...)
 }
 
-// WrongType returns the problem of a body whose Content-Type is none of those that the operation reads. want names them.
+// WrongType returns the problem of a body whose Content-Type the operation does not read. want names those that it reads.
 func WrongType(r *http.Request, want string) *Problem {
 	given := "no content type"
 	if header := r.Header.Get("Content-Type"); header != "" {

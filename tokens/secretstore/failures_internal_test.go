@@ -171,7 +171,7 @@ func TestUpdateFailsIfCauseOfProblemStays(t *testing.T) {
 	}
 }
 
-// A Secret of another type keeps the name of a token for ever. Catches an error that asks the caller to retry.
+// A Secret of another type has the name of a token, and no retry changes that. Catches an error that asks the caller to retry.
 func TestCreateRefusesNameOfOtherSecret(t *testing.T) {
 	r := tokens.Record{Token: tokens.Generate()}
 	other := encode(r)
