@@ -54,7 +54,7 @@ type remoteOptions struct {
 	serverOnly bool
 	// instead ends errors of such a command: what to do without a server.
 	instead string
-	// waits is what the command waits for, if not only for a response.
+	// waits says what the command waits for besides the response. The zero value says nothing.
 	waits waiting
 	// ownServer sends the bearer token of a curlrc only to the server that this file names.
 	ownServer bool

@@ -18,6 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/host/atomicfile"
 	"github.com/kubejoin/kubejoin/internal/host/credentials"
 	"github.com/kubejoin/kubejoin/internal/host/kubelet"
+	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
@@ -294,7 +295,7 @@ func retry[T any](cmd *cobra.Command, most time.Duration, try func() (T, error))
 			progress(cmd, "waiting: %s", text)
 			told = text
 		}
-		if err := sleep(cmd.Context(), delay); err != nil {
+		if err := loop.Sleep(cmd.Context(), delay); err != nil {
 			return result, err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/server"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
@@ -204,24 +205,15 @@ func (o *signOptions) sign(ctx context.Context, cmd *cobra.Command, r *remote, r
 		}
 		delay := min(max(p.RetryAfter, minRetry), maxRetry, left)
 		if silence := max(0, longWait-time.Since(start)); withReason(p) != told && silence < delay {
-			if err := sleep(ctx, silence); err != nil {
+			if err := loop.Sleep(ctx, silence); err != nil {
 				return nil, err
 			}
 			told, delay = withReason(p), delay-silence
 			progress(cmd, "waiting: %s", told)
 		}
-		if err := sleep(ctx, delay); err != nil {
+		if err := loop.Sleep(ctx, delay); err != nil {
 			return nil, err
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }
 

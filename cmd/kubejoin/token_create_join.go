@@ -59,8 +59,8 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 	return err
 }
 
-// notPrinted adds to an error how to remove a token that exists, or may exist, and that nobody has. With
-// --print-join-command, a script would take a token on standard output for a join command.
+// notPrinted adds the command that removes the token to an error. kubejoin made this token and did not print it: a script would
+// take a token on standard output for a join command.
 func (o *tokenCreateOptions) notPrinted(err error, id string) error {
 	if o.chosen || o.dryRun { // the caller has the token, and machines may use it; or it does not exist
 		return err

@@ -14,8 +14,8 @@ import (
 // commands take less.
 const longWait = 2 * time.Second
 
-// A waiting is what a command waits for, as in "for the API server", and the longest that it may take. Without a limit, it ends
-// when the other side responds.
+// A waiting describes a wait: what for, as in "for the API server", and its limit. The limit 0 means that the command waits until
+// the other side responds.
 type waiting struct {
 	what string
 	most time.Duration

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/clusterinfo/mint"
+	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -317,7 +318,7 @@ const views = tokens.MaxAge + time.Second/2
 // what was issued to them meanwhile, until there is no more.
 func (d *Revoker) settle(ctx context.Context, r Order, result *Result, entries []revocation.Entry) error {
 	for len(entries) > 0 {
-		if err := cmp.Or(sleep(ctx, views), result.unseen); err != nil || d.Requested == nil {
+		if err := cmp.Or(loop.Sleep(ctx, views), result.unseen); err != nil || d.Requested == nil {
 			return err
 		}
 		stored, err := d.List(ctx) // they may allow certificates now, for a machine that has joined again

@@ -121,15 +121,6 @@ func requestsError(done string, err error) error {
 	return &tokens.Refusal{Reason: NoRequests, Message: "the certificate requests of the cluster cannot be " + done + " now; retry", Err: err, Retry: true}
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 func recordError(err error) error {
 	return &tokens.Refusal{Reason: NoRecord, Message: "the issuance record cannot be read now; retry", Err: err, Retry: true}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/kubejoin/kubejoin/internal/loop"
 	"github.com/kubejoin/kubejoin/signer/admission"
 	"github.com/kubejoin/kubejoin/signer/issuance"
 	"github.com/kubejoin/kubejoin/signer/revocation"
@@ -34,7 +35,7 @@ func (d *Revoker) revokeToken(ctx context.Context, r Order) (Result, error) {
 	result, err := d.revokeIssued(ctx, r, false)
 	disabled := !r.DryRun && (existed || len(result.Entries) > 0)
 	if err == nil && disabled {
-		err = sleep(ctx, time.Until(settled))
+		err = loop.Sleep(ctx, time.Until(settled))
 		var withdrawn error
 		if err == nil {
 			withdrawn = d.withdraw(ctx, func(c revocation.Certificate) bool { return c.TokenID == r.TokenID })
