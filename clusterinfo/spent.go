@@ -50,8 +50,8 @@ func (t Retired) Looked() bool { return !t.at.IsZero() }
 // Due reports whether it is time for a look. Several changes share one.
 func (t Retired) Due(now time.Time) bool { return !t.Looked() || now.Sub(t.at).Abs() >= retireEvery }
 
-// Look finds the tokens that need no signature among all tokens. before is what the last look returned. If Look returns an
-// error, the tokens that it did not reach are as before.
+// Look returns the tokens in all that need no signature. before is the result of the last look. With an error, Look keeps that
+// result for the tokens that it did not reach.
 func (s *Spent) Look(ctx context.Context, before Retired, all []*tokens.Record, now time.Time) (Retired, error) {
 	ctx, cancel := context.WithTimeout(ctx, retireTimeout)
 	defer cancel()

@@ -132,7 +132,8 @@ func (h *handler) notFound(r *call) (web.Response, error) {
 	return web.Response{}, p
 }
 
-// nearest returns the method and the path of the route that is most like a path: each part begins alike. It is empty if there is none.
+// nearest returns the method and the path of the route that is most similar to a path: each of its parts begins with the same letters.
+// The result is empty if no route is similar.
 func (h *handler) nearest(path string) (near string) {
 	given, best := strings.Split(path, "/"), 0
 	for _, on := range h.routes() {

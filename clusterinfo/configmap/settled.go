@@ -22,7 +22,7 @@ func (s *signing) list(ctx context.Context) ([]*tokens.Record, error) {
 	return listed, err
 }
 
-// settled is what the last step read, if it had nothing to write. Most changes of tokens only count a node. Then the next
+// settled has what the last step read, if that step had nothing to write. Most changes of tokens only count a node. Then the next
 // step computes no signatures, and compares only the tokens that have changed.
 type settled struct {
 	version    string // of cluster-info

@@ -31,7 +31,7 @@ func TestRetires(t *testing.T) {
 	claims := &held{}
 	s := &signing{Signer: Signer{Now: func() time.Time { return now }, Spent: &clusterinfo.Spent{Claims: claims, Registered: func(context.Context, string, string) (time.Time, error) { return now.Add(-time.Hour), nil }}}}
 	r := tokens.Record{Token: tokens.Generate(), Signing: true, Limits: tokens.Limits{MaxNodes: 1}, Nodes: []string{"worker-1"}, UID: "1", Version: "1"}
-	// step is what a step does before and after its write.
+	// step runs the two halves of a step: which tokens sign, and what it keeps after the write.
 	step := func(what string, r tokens.Record, signing, secret bool) {
 		t.Helper()
 		records, retired := s.signers([]*tokens.Record{&r})

@@ -68,7 +68,7 @@ type Facts struct {
 	JoinConfig map[string]map[string]string
 	// Missing are objects of the manifests, beside RBAC, that do not exist: "Kind NAME".
 	Missing []string
-	// Lease is that of kubejoin's leader; nil if there is none. It has the failed writes of kubejoin.
+	// Lease is the Lease of kubejoin's leader, with its failed writes. It is nil if the Lease is missing.
 	Lease *coordinationv1.Lease
 	// Refused are dry runs of kubejoin's writes that a webhook keeps from succeeding. Only their Message may name the webhook.
 	Refused []failedwrites.Write
@@ -120,7 +120,7 @@ type Kubejoin struct {
 	Failing []string
 	// Signers is the notice of its check signer-config, for example that the CA of a signer expires; empty if there is none.
 	Signers string
-	// Writes is the notice of its check writes; empty if there is none.
+	// Writes is the notice of the readiness check "writes"; empty if all writes succeed.
 	Writes string
 	// Pins are those of the CAs in its join commands, and PinsUnread is why they could not be read.
 	Pins       []string

@@ -63,8 +63,8 @@ func (f InvalidFields) Error() string {
 	return strings.Join(details, "; ")
 }
 
-// JoinInvalid returns the InvalidFields in errs as one error, or nil if there is none. It leaves out a field that an earlier
-// error has. If an error has no InvalidFields, JoinInvalid returns that error.
+// JoinInvalid returns the InvalidFields of all errs as one error; nil if all errs are nil. Of several errors about one field, it
+// keeps the first. If an error has no InvalidFields, JoinInvalid returns that error.
 func JoinInvalid(errs ...error) error {
 	var all InvalidFields
 	for _, err := range errs {

@@ -90,8 +90,8 @@ func (v *view) pending(r api.RequestEvidence) {
 	v.readable(FactPermission)
 }
 
-// failedWrite returns words about a write of kubejoin that fails and that this request needs; empty if there is none. For a client
-// certificate, kubejoin claims the name in a Lease and counts the node in a Secret, also if a person has approved the request.
+// failedWrite describes a write of kubejoin that this request needs and that fails. The text is empty if no such write fails. For a
+// client certificate, kubejoin writes a Lease (the claim) and a Secret (the count), even if a person has approved the request.
 func (v *view) failedWrite(r api.RequestEvidence) string {
 	for _, w := range v.FailedWrites {
 		if w.Request == r.Name || r.Signer == clientSigner && (w.Resource == "secrets" || w.Resource == "leases") {

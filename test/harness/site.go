@@ -195,7 +195,7 @@ func (s *Site) ClusterInfo(t *testing.T) map[string]string {
 	return object.Data
 }
 
-// WaitClusterInfoUnchanged waits until nobody has written cluster-info for ten seconds.
+// WaitClusterInfoUnchanged waits until cluster-info had no write for ten seconds.
 func (s *Site) WaitClusterInfoUnchanged(t *testing.T) {
 	t.Helper()
 	version := func() string {

@@ -27,7 +27,7 @@ import (
 const Annotation = "kubejoin.io/failed-writes"
 
 const (
-	// forget is when a failed write that nobody has repeated is forgotten. kubejoin repeats each within 1000 s.
+	// forget is the age at which a Log drops a failed write. kubejoin repeats a write within 1000 s, if it still needs it.
 	forget = 20 * time.Minute
 	// most limits how many kinds are kept.
 	most = 10
