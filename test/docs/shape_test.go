@@ -86,6 +86,9 @@ func TestPagesAreShortAndNarrow(t *testing.T) {
 				}
 				continue
 			}
+			if chinese[name] != "" { // where a line break inside a paragraph shows as a space
+				continue
+			}
 			if columns := utf8.RuneCountInString(mdLink.ReplaceAllString(line, "]")); columns > maxColumns {
 				t.Errorf("%s:%d has %d columns, want at most %d", name, i+1, columns, maxColumns)
 			}

@@ -3,6 +3,7 @@ package docs
 import (
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/kubejoin/kubejoin/test/harness"
@@ -45,6 +46,11 @@ var chinese = map[string]string{
 // its English one. test/commands runs the commands of the English page.
 func TestChinesePagesFollowTheEnglishOnes(t *testing.T) {
 	t.Parallel()
+	for name := range pages(t) {
+		if strings.Contains(name, "zh-CN") && chinese[name] == "" {
+			t.Errorf("%s is not in the table of pages in Chinese", name)
+		}
+	}
 	for name, english := range chinese {
 		want, got := read(t, english), read(t, name)
 		for what, r := range map[string]*regexp.Regexp{"block": mdFence, "heading": mdLevel, "row": mdRow} {
@@ -64,6 +70,53 @@ func TestChinesePagesFollowTheEnglishOnes(t *testing.T) {
 		}
 		if len(shBlock.FindAllString(want, -1)) == 0 {
 			t.Errorf("%s has no commands: this test could not fail", english)
+		}
+	}
+}
+
+// terms are patterns of words that pages in Chinese must not use, and the words to use. Terms of Kubernetes are those of
+// kubernetes.io.
+var terms = map[*regexp.Regexp]string{
+	regexp.MustCompile(`(?:^|[^动])引导令牌`):              "启动引导令牌",
+	regexp.MustCompile(`(?:每个|一个|各|在)控制平面(?:[^节]|$)`): "控制平面节点",
+	regexp.MustCompile(`CA ?(?:的|及其)?密钥`):             "CA 私钥",
+	regexp.MustCompile(`签发者`):                         "签名者",
+	regexp.MustCompile(`拒之门外`):                        "禁止其访问集群",
+	regexp.MustCompile(`(?:由人|手动|手工)批准`):              "人工批准",
+	regexp.MustCompile(`令牌(?:机密|秘密)`):                 "令牌密钥",
+	regexp.MustCompile(`不匿名访问`):                       "无需匿名访问即可发现",
+}
+
+var (
+	mdStart   = regexp.MustCompile(`^ *(?:[-*#|>]|\d+\.|<!--|!\[|$)`) // of a line that continues no paragraph
+	mdText    = regexp.MustCompile(`^ *(?:[-*>]|\d+\.|[^ #|<!])`)     // of a line that a paragraph may continue
+	tokenWord = regexp.MustCompile(`(?:启动引导)?令牌`)
+)
+
+// TestChinesePagesReadWell catches a line break inside a paragraph, which GitHub shows as a space, and words that differ
+// from page to page.
+func TestChinesePagesReadWell(t *testing.T) {
+	t.Parallel()
+	for name := range chinese {
+		introduced, before := false, ""
+		for i, line := range strings.Split(withoutCode(read(t, name)), "\n") {
+			if mdText.MatchString(before) && !mdStart.MatchString(line) {
+				t.Errorf("%s:%d: the line continues a paragraph; write each paragraph in one line", name, i+1)
+			}
+			before = line
+			for wrong, right := range terms {
+				if found := wrong.FindString(line); found != "" {
+					t.Errorf("%s:%d: %q, want %s", name, i+1, found, right)
+				}
+			}
+			word := tokenWord.FindString(strings.ReplaceAll(line, "持有者令牌", ""))
+			if introduced || word == "" || strings.HasPrefix(line, "#") || strings.HasPrefix(line, "- [") {
+				continue
+			}
+			introduced = true
+			if word == "令牌" {
+				t.Errorf("%s:%d: the first token is 令牌, want 启动引导令牌", name, i+1)
+			}
 		}
 	}
 }
