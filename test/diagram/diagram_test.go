@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,10 +12,12 @@ import (
 
 func TestPictureIsUpToDate(t *testing.T) {
 	t.Parallel()
-	text := must.Value(os.ReadFile("../../docs/join.txt"))(t)
-	want := must.Value(draw(string(text)))(t)
-	if got, err := os.ReadFile("../../docs/join.svg"); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("docs/join.svg is not the drawing of docs/join.txt; run: go run ./test/diagram (%v)", err)
+	for _, name := range pictures {
+		text := must.Value(os.ReadFile("../../" + source(name)))(t)
+		want := must.Value(draw(string(text)))(t)
+		if got, err := os.ReadFile("../../" + name); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s is not the drawing of %s; run: go run ./test/diagram (%v)", name, source(name), err)
+		}
 	}
 }
 
@@ -30,5 +33,14 @@ func TestRejectsInvalidText(t *testing.T) {
 		if svg, err := draw(text); err == nil {
 			t.Errorf("%q is drawn as %s", text, svg)
 		}
+	}
+}
+
+// A Chinese text has no spaces to break at.
+func TestWrapsChineseText(t *testing.T) {
+	t.Parallel()
+	got := must.Value(wrap("把 worker-7 计入令牌（1/1），占用名称", 14))(t)
+	if want := []string{"把 worker-7 计", "入令牌", "（1/1），占用", "名称"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

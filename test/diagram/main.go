@@ -1,4 +1,5 @@
-// Command diagram draws docs/join.svg from docs/join.txt: a sequence diagram of a join. Run it in the top folder:
+// Command diagram draws docs/join.svg from docs/join.txt, a sequence diagram of a join, and the one in docs/zh-CN. Run it
+// in the top folder:
 //
 //	go run ./test/diagram
 //
@@ -18,23 +19,31 @@ import (
 	"fmt"
 	"html"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 )
 
+// pictures are drawn from a text beside them, which has the suffix .txt.
+var pictures = []string{"docs/join.svg", "docs/zh-CN/join.svg"}
+
 func main() {
-	text, err := os.ReadFile("docs/join.txt")
-	if err == nil {
-		text, err = draw(string(text))
-	}
-	if err == nil {
-		err = os.WriteFile("docs/join.svg", text, 0o644)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "diagram:", err)
-		os.Exit(1)
+	for _, name := range pictures {
+		text, err := os.ReadFile(source(name))
+		if err == nil {
+			text, err = draw(string(text))
+		}
+		if err == nil {
+			err = os.WriteFile(name, text, 0o644)
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "diagram: %s: %v\n", name, err)
+			os.Exit(1)
+		}
 	}
 }
+
+func source(picture string) string { return strings.TrimSuffix(picture, "svg") + "txt" }
 
 // Sizes in pixels. charWidth is that of a wide sans-serif font, so that text fits in every font.
 const (
@@ -82,7 +91,7 @@ func draw(text string) ([]byte, error) {
 	d := &diagram{y: margin + boxHeight}
 	for i, line := range strings.Split(text, "\n") {
 		if err := d.line(line); err != nil {
-			return nil, fmt.Errorf("docs/join.txt:%d: %w", i+1, err)
+			return nil, fmt.Errorf("line %d: %w", i+1, err)
 		}
 	}
 	if d.title == "" || d.messages == 0 {
@@ -181,18 +190,33 @@ func (d *diagram) message(from, to int, class, text string) error {
 	return nil
 }
 
-// wrap breaks a text into lines of at most most characters.
+// wrap breaks a text into lines that are at most as wide as most Latin letters. A Chinese character has the width of two,
+// and a line may break before it.
 func wrap(text string, most int) (lines []string, err error) {
-	for _, word := range strings.Fields(text) {
-		last := len(lines) - 1
-		switch {
-		case len(word) > most:
+	last := ""
+	for _, word := range words.FindAllString(text, -1) {
+		switch joined := strings.TrimLeft(last+word, " "); {
+		case size(strings.TrimSpace(word)) > most:
 			return nil, fmt.Errorf("%q is wider than %d characters", word, most)
-		case last < 0 || len(lines[last])+1+len(word) > most:
-			lines = append(lines, word)
+		case size(joined) > most:
+			lines = append(lines, strings.TrimSpace(last))
+			last = word
 		default:
-			lines[last] += " " + word
+			last = joined
 		}
 	}
-	return lines, nil
+	return append(lines, strings.TrimSpace(last)), nil
+}
+
+// words are Latin words, or single Chinese characters with the punctuation after them, with the space before.
+var words = regexp.MustCompile(` *（?(?:[^\x{2e80}-\x{ffff} ]+|.)[，。：；、？）]*`)
+
+func size(text string) (columns int) {
+	for _, r := range text {
+		columns++
+		if r >= 0x2e80 {
+			columns++
+		}
+	}
+	return columns
 }
