@@ -3,6 +3,7 @@ package docs
 import (
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -118,5 +119,31 @@ func TestChinesePagesReadWell(t *testing.T) {
 				t.Errorf("%s:%d: the first token is 令牌, want 启动引导令牌", name, i+1)
 			}
 		}
+	}
+}
+
+var (
+	pictured = regexp.MustCompile(`(?m)^\w+ --?> \w+: `)
+	numbers  = regexp.MustCompile(`(?m)^- \*\*(\d+)(?:, (\d+))?\*\*: `)
+)
+
+// TestStepsHaveNumbersOfPicture catches a step of docs/how-it-works.md that has another number than its message in the
+// picture of a join, or none. The pictures in other languages have the same messages.
+func TestStepsHaveNumbersOfPicture(t *testing.T) {
+	t.Parallel()
+	arrows := pictured.FindAllString(read(t, "docs/join.txt"), -1)
+	if translated := pictured.FindAllString(read(t, "docs/zh-CN/join.txt"), -1); len(arrows) == 0 || !slices.Equal(arrows, translated) {
+		t.Errorf("the picture in Chinese has the messages\n%q\nand the English one\n%q", translated, arrows)
+	}
+	var want, got []string
+	for i := range arrows {
+		want = append(want, strconv.Itoa(i+1))
+	}
+	page := read(t, "docs/how-it-works.md")
+	for _, m := range numbers.FindAllStringSubmatch(page, -1) {
+		got = append(got, slices.DeleteFunc(m[1:], func(n string) bool { return n == "" })...)
+	}
+	if alt := "A join in " + strconv.Itoa(len(arrows)) + " messages"; !slices.Equal(got, want) || !strings.Contains(page, alt) {
+		t.Errorf("docs/how-it-works.md has the steps %q, want %q and %q", got, want, alt)
 	}
 }
