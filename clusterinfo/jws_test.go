@@ -16,6 +16,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/testing/fuzzing"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/tokens"
 	"k8s.io/cluster-bootstrap/token/jws"
 )
@@ -32,6 +33,8 @@ func oracle(content []byte, id, secret string) string {
 // kubeadm join computes the signature with cluster-bootstrap and compares strings, so ours must be identical.
 // KUBEJOIN_TEST_SIGNATURES is how many are compared.
 func TestSignLikeClusterBootstrap(t *testing.T) {
+	published := must.Value(tokens.New("qwertz", "0123456789abcdee"))(t)
+	sample.Check(t, "docs/protocol.md", must.Value(clusterinfo.Sign([]byte("kubeconfig"), published))(t)+"\n")
 	const shards = 4
 	cases := must.Value(strconv.Atoi(cmp.Or(os.Getenv("KUBEJOIN_TEST_SIGNATURES"), "10000")))(t)
 	for shard := range uint64(shards) {

@@ -11,9 +11,17 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/tokens"
 )
+
+func TestProblemNamesField(t *testing.T) {
+	s, _ := certifying(t)
+	s.start(t)
+	got := s.do(t, "POST", tokenPath+"?ttl=1y", adminBearer, "application/json", "")
+	sample.Check(t, "docs/http-api.md", got.body)
+}
 
 // An unset shell variable gives an empty field. Catches an empty field of any operation that is accepted as if it were
 // omitted: an empty limit would mean no limit.

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/testing/certtest"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/sample"
 )
 
 // A joined is a machine on which an earlier join, another cluster or kubeadm init has left something.
@@ -97,6 +99,18 @@ users:
 func (j *joined) listen(t *testing.T) {
 	t.Helper()
 	j.place(t, "root/proc/net/tcp", "   0: 00000000:280A 00000000:0000 0A 00000000:00000000\n")
+}
+
+// The page has some lines of a machine with two mistakes. The others depend on the machine that the test runs on.
+func TestDiagnosePrintsFindings(t *testing.T) {
+	t.Parallel()
+	j := newJoined(t)
+	j.place(t, "bootstrap.conf", "")
+	j.m.write(t, "bin/date", "#!/bin/sh\necho $(($(/bin/date +%s) - 612))\n")
+	output, _ := j.m.run(t, "--diagnose")
+	output = regexp.MustCompile(`127\.0\.0\.1:\d+`).ReplaceAllString(output, "join.example.com:9443")
+	output = regexp.MustCompile(`\b61\d s behind`).ReplaceAllString(output, "612 s behind") // the clock ticks meanwhile
+	sample.Check(t, "docs/diagnose.md", strings.ReplaceAll(output, j.m.file("bootstrap.conf"), "/etc/kubernetes/bootstrap-kubelet.conf"))
 }
 
 // --diagnose said "run 'kubeadm reset -f'" and "kubectl delete node" on every machine that works. A remedy may destroy

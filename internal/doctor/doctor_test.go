@@ -17,6 +17,7 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/signer"
 	"github.com/kubejoin/kubejoin/signer/rotation"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -822,6 +823,14 @@ func TestShowsNoSecret(t *testing.T) {
 	if text := report.Text() + report.Commands(); len(report.Findings) != 2 || strings.Contains(text, token.RevealSecret()) {
 		t.Errorf("got %s", text)
 	}
+}
+
+func TestTextOfDiagnosis(t *testing.T) {
+	f := healthy(t)
+	diagnoses["first name counts"].change(t, f)
+	diagnoses["token without end"].change(t, f)
+	f.Unread[factRequests] = "need list on certificatesigningrequests"
+	sample.Check(t, "docs/doctor.md", Diagnose(f).Text())
 }
 
 func TestTextAndCommands(t *testing.T) {

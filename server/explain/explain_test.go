@@ -10,6 +10,7 @@ import (
 
 	"github.com/kubejoin/kubejoin/internal/kube/failedwrites"
 	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/sample"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/explain"
 	"github.com/kubejoin/kubejoin/tokens"
@@ -17,7 +18,7 @@ import (
 
 const (
 	bootstrap = "system:bootstrap:abcdef"
-	spent     = "token abcdef was for 1 node and worker-3 took it; make another with: kubejoin token create --max-nodes 1 --node-name worker-7"
+	spent     = "token abcdef is spent: it allows 1 node, and worker-3 has joined with it; create another one: kubejoin token create --max-nodes 1 --node-name worker-7"
 	another   = "kubejoin token create --max-nodes 1 --node-name worker-7"
 	kubelet   = "journalctl -u kubelet -n 50 --no-pager"
 )
@@ -549,6 +550,9 @@ func TestExplain(t *testing.T) {
 			}
 			if want := name + ": " + c.sentence; e.Sentence != want {
 				t.Errorf("got sentence\n%s\nwant\n%s", e.Sentence, want)
+			}
+			if page := map[string]string{"spent": "docs/troubleshooting.md", "waits for its turn": "docs/control-planes.md"}[about]; page != "" {
+				sample.Check(t, page, strings.Replace(e.Text(), name+": has", "control-3: has", 1))
 			}
 			if !slices.Equal(e.Next, c.next) {
 				t.Errorf("got next %q, want %q", e.Next, c.next)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,13 +19,15 @@ var (
 	namedFile    = regexp.MustCompile(`\bdeploy/[a-z./-]*[a-z]`)
 )
 
-// declaredTests are the names of all tests of the repository.
-func declaredTests(t *testing.T) map[string]bool {
+// declaredTests returns the folders of each test of the repository, by the name of the test.
+func declaredTests(t *testing.T) map[string][]string {
 	t.Helper()
-	declared := map[string]bool{}
+	declared := map[string][]string{}
 	err := filepath.WalkDir(harness.RepositoryFile(t, ""), func(path string, d fs.DirEntry, err error) error {
 		if err == nil && !d.IsDir() && strings.HasSuffix(path, "_test.go") {
-			maps.Copy(declared, namesIn(string(harness.ReadFile(t, path)), declaredTest))
+			for name := range namesIn(string(harness.ReadFile(t, path)), declaredTest) {
+				declared[name] = append(declared[name], filepath.Dir(path))
+			}
 		}
 		return err
 	})
@@ -45,7 +48,7 @@ func TestSecurityPagesNameWhatExists(t *testing.T) {
 			t.Errorf("%s names no tests", name)
 		}
 		for _, m := range named {
-			if !declared[m[1]] {
+			if declared[m[1]] == nil {
 				t.Errorf("%s: there is no test %s", name, m[1])
 			}
 		}
@@ -76,13 +79,52 @@ func TestCommandsOutsideTheirPageHaveATest(t *testing.T) {
 			run := runComment.FindStringSubmatch(m[1])
 			if run == nil {
 				t.Errorf("%s: comment %q, want 'run by' a test or 'run after' a section", name, m[1])
-			} else if run[1] != "" && !declared[run[1]] {
+			} else if run[1] != "" && declared[run[1]] == nil {
 				t.Errorf("%s: there is no test %s", name, run[1])
 			}
 		}
 	}
 	if comments == 0 {
 		t.Error("no block has a comment: this test could not fail")
+	}
+}
+
+var (
+	anyBlock = regexp.MustCompile("(?ms)^([^\n]*)\n *```(\\w*)\n(.*?)^ *```$")
+	output   = regexp.MustCompile(`^(?:|text|console|json)$`) // languages
+	drawing  = regexp.MustCompile(`(?m)^ *\|[ |]*$`)
+	typed    = regexp.MustCompile(`(?m)^(?:\$ .*\\\n(?:.*\\\n)*.*|\$ .*)\n`)
+)
+
+// TestSamplesAreCompared catches a sample output of English pages that no test compares with an output. The samples of
+// pages in Chinese equal them.
+func TestSamplesAreCompared(t *testing.T) {
+	t.Parallel()
+	declared, samples := declaredTests(t), 0
+	for name, page := range pages(t) {
+		if strings.Contains(name, "zh-CN") || !strings.HasPrefix(name, "README") && !strings.HasPrefix(name, "docs/") {
+			continue
+		}
+		for _, m := range anyBlock.FindAllStringSubmatch(page, -1) {
+			if !output.MatchString(m[2]) || drawing.MatchString(m[3]) || m[2] == "console" && typed.ReplaceAllString(m[3], "") == "" {
+				continue
+			}
+			samples++
+			if run := runComment.FindStringSubmatch(m[1]); run == nil || !slices.ContainsFunc(declared[run[1]], testsName(t, name+`"`)) {
+				t.Errorf("%s: no test compares this output; want <!-- run by TestX --> above it, and sample.Check(t, %q, output) in TestX:\n%s", name, name, m[3])
+			}
+		}
+	}
+	if samples < 5 {
+		t.Errorf("%d samples found: the docs have more", samples)
+	}
+}
+
+// testsName returns a function that reports whether the tests in a folder contain a text.
+func testsName(t *testing.T, text string) func(folder string) bool {
+	return func(folder string) bool {
+		files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))
+		return err == nil && slices.ContainsFunc(files, func(file string) bool { return strings.Contains(string(harness.ReadFile(t, file)), text) })
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 var (
 	block   = regexp.MustCompile("(?ms)^<!-- run by (Test\\w+) -->\n```(?:text|console|json)\n(.*?)^```$")
 	prompt  = regexp.MustCompile(`(?m)^\$ .*\n`)
-	tokenID = regexp.MustCompile(`\b([a-z0-9]{6})(?:\.[a-z0-9]{16}| is spent)\b`)
+	tokenID = regexp.MustCompile(`\b([a-z0-9]{6})(?:\.[a-z0-9]{16}| is spent| never expires)\b`)
 	skipped = regexp.MustCompile(`(?m)^…\n`)
 )
 
