@@ -88,6 +88,9 @@ const limitAnonymous = `printf '%s\n' 'apiVersion: apiserver.config.k8s.io/v1' '
 
 // checkAnonymous checks anonymous access to the API server. Machines need it unless they read cluster-info from kubejoin.
 func checkAnonymous(f *Facts) []Finding {
+	if checkAdvertise(f) != nil {
+		return nil // machines may need the API server until join commands lead to this cluster
+	}
 	var all []Finding
 	switch {
 	case f.Advertise != nil && f.Anonymous == http.StatusOK:
