@@ -133,7 +133,7 @@ func TestExplain(t *testing.T) {
 		"refused after another was signed": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap, denied("TooManyKeys", "three have asked")), request(bootstrap, made(time.Hour, "csr-0"), issued("kubejoin", good))}},
 			state: explain.TooManyKeys, since: before(30 * time.Second),
-			sentence: "refused 30 s ago: three have asked; release the name with: kubejoin claim release worker-7; an earlier request for the name was signed 3 min ago",
+			sentence: "refused 30 s ago: three have asked; if no other machine is to join with this name, release it with: kubejoin claim release worker-7; an earlier request for the name was signed 3 min ago",
 			next:     []string{"kubejoin claim release worker-7", "kubectl describe csr csr-1"},
 		},
 		"refused by hand": {
@@ -244,8 +244,13 @@ func TestExplain(t *testing.T) {
 		"name claimed": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{plain}, Claim: claim("cccccc"), ClusterInfo: signed},
 			state: explain.NodeNameClaimed, since: before(40 * time.Second),
-			sentence: "its certificate request was created 40 s ago and is not approved: another token, cccccc, claimed the name 10 min ago; release the name with: kubejoin claim release worker-7",
+			sentence: "its certificate request was created 40 s ago and is not approved: another token, cccccc, claimed the name 10 min ago; if no other machine is to join with this name, release it with: kubejoin claim release worker-7",
 			next:     []string{"kubejoin claim release worker-7"},
+		},
+		"name claimed, and the Node works": {
+			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{plain}, Claim: claim("cccccc"), Object: node("True", ""), ClusterInfo: signed},
+			state: explain.NodeNameClaimed, since: before(40 * time.Second),
+			sentence: "its certificate request was created 40 s ago and is not approved: another token, cccccc, claimed the name 10 min ago; the Node of that name is Ready since 2 h ago",
 		},
 		"Node exists, not refused yet": {
 			facts: explain.Facts{Requests: []api.RequestEvidence{request(bootstrap)}, Tokens: []tokens.Record{plain}, Object: node("True", ""), ClusterInfo: signed},
@@ -394,7 +399,7 @@ func TestExplain(t *testing.T) {
 		"claimed": {
 			facts: explain.Facts{Claim: claim("abcdef"), ClusterInfo: signed},
 			state: explain.Claimed, since: before(10 * time.Minute),
-			sentence: "token abcdef claimed the name 10 min ago, but there is no certificate request and no Node with this name; release the name with: kubejoin claim release worker-7",
+			sentence: "token abcdef claimed the name 10 min ago, but there is no certificate request and no Node with this name; if no other machine is to join with this name, release it with: kubejoin claim release worker-7",
 			next:     []string{"kubejoin claim release worker-7"},
 		},
 		"claimed and deleted": {

@@ -157,7 +157,10 @@ func (v *view) remedy(s api.NodeState) (words, command string) {
 	case NodeNameReserved:
 		return "create a control-plane token with", v.ofNode("kubejoin token create --role control-plane --max-nodes 1 --node-name")
 	case NodeNameClaimed, Claimed, TooManyKeys:
-		return "release the name with", v.ofNode("kubejoin claim release")
+		if v.Object != nil && v.Object.Ready == "True" { // the machine that holds the name works
+			return "", ""
+		}
+		return "if no other machine is to join with this name, release it with", v.ofNode("kubejoin claim release")
 	case Revoked:
 		if v.Object == nil {
 			return "to let the machine come back, create a token with", another
