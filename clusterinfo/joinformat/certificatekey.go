@@ -73,7 +73,7 @@ type KeyEndsError struct {
 }
 
 func (e *KeyEndsError) Error() string {
-	return fmt.Sprintf("the certificate key of earlier join commands ends at %s and is not extended; retry then, or end it now with: kubejoin certs delete",
+	return fmt.Sprintf("the certificate key of earlier join commands ends at %s and is not extended; retry then, or if nobody needs them any more, end it now with: kubejoin certs delete",
 		e.Expires.UTC().Format(time.RFC3339))
 }
 

@@ -481,7 +481,7 @@ check_leftovers() {
     [ "$kubeadm" = no ] || for file in "$bootstrap" $([ -n "$control_plane" ] || echo "$ca_file"); do
         [ ! -e "$file" ] || left="$left $file"
     done
-    reset="run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods"
+    reset="no kubelet can use this machine: run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods"
     if is_control_plane; then
         report ok leftovers 'this machine is a control plane' 'nothing to do'
     elif [ -z "$unready" ]; then

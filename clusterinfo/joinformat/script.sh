@@ -185,8 +185,8 @@ with_kubeadm() {
     fi
     [ -z "$add_config" ] || cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
     [ -z "$control_plane" ] || take_turn "$@"
-    again="run 'kubeadm reset', then "
-    ! is_control_plane || again= # of another join
+    again=
+    is_control_plane || [ -e "$ca_file" ] || [ -e "$bootstrap" ] || again="run 'kubeadm reset', which removes what this join wrote, then "
     code=0
     pid=starting
     # A shell handles signals during wait, but not while a foreground command runs.
@@ -199,6 +199,7 @@ with_kubeadm() {
     wait "$pid" || code=$?
     pid=
     rm -f "$tmp/join.yaml"
+    [ -e "$ca_file" ] || [ -e "$bootstrap" ] || again=
     [ "$code" = 0 ] || die 5 "kubeadm join failed with exit code $code: fix the problem, ${again}run this script again"
     say 'this machine has joined'
 }
@@ -227,7 +228,7 @@ without_kubeadm() {
     server=$(field "$tmp/info" server)
     check_https "$server" || die 3 "cluster-info contains $why: want https://HOST:PORT"
     if [ -e "$ca_file" ]; then
-        [ "$(cat "$tmp/ca.crt")" = "$(cat "$ca_file")" ] || die 1 "$ca_file exists and differs from the cluster CA: remove it, or use --ca-file"
+        [ "$(cat "$tmp/ca.crt")" = "$(cat "$ca_file")" ] || die 1 "$ca_file exists and differs from the cluster CA: if no other cluster uses it, remove it, or use --ca-file"
     else
         place "$tmp/ca.crt" "$ca_file" 0644
     fi

@@ -123,7 +123,7 @@ func TestDiagnoseOffersResetOnlyForUnusedMachine(t *testing.T) {
 		joins   = "ok       leftovers: this machine has joined as Node worker-7 of https://127.0.0.1:"
 		unseen  = "/kubelet.conf exists, but no Ready Node of this machine is seen: "
 		look    = "; run: journalctl -u kubelet\n"
-		reset   = "; run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods\n"
+		reset   = "; no kubelet can use this machine: run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods\n"
 	)
 	for name, test := range map[string]struct {
 		make func(*testing.T, *joined)

@@ -296,10 +296,22 @@ func TestScriptReportsFailureOfKubeadm(t *testing.T) {
 	s := serve(t, certtest.Serving(t, ca, "127.0.0.1"), with(configMap(t, kubeconfigOf(t, ca))))
 	m := newMachine(t, joinOf(t, s, ca))
 	m.kubeadm(t, 7)
-	if output, code := m.run(t); code != 5 || !strings.Contains(output, "exit code 7") || !strings.Contains(output, "kubeadm reset") || !strings.Contains(output, "with --diagnose") {
-		t.Errorf("got exit code %d:\n%s", code, output)
+	for _, test := range []struct {
+		when, writes, reset string
+	}{
+		{"kubeadm wrote nothing", ":", ""},
+		{"kubeadm wrote the CA", "echo >" + m.file("ca.crt"), "fix the problem, run 'kubeadm reset', which removes what this join wrote, then run this script again"},
+		{"the CA was there before", ":", ""}, // of another join, or of another cluster
+	} {
+		m.write(t, "bin/kubeadm", "#!/bin/sh\n"+test.writes+"\nexit 7\n")
+		output, code := m.run(t)
+		if code != 5 || !strings.Contains(output, "exit code 7") || !strings.Contains(output, test.reset) || strings.Contains(output, "reset") != (test.reset != "") || !strings.Contains(output, "with --diagnose") {
+			t.Errorf("%s: got exit code %d:\n%s", test.when, code, output)
+		}
 	}
 	// On a control plane whose kubelet.conf is gone, a reset would delete what no join has made.
+	must.OK(t, os.Remove(m.file("ca.crt")))
+	m.write(t, "bin/kubeadm", "#!/bin/sh\necho >"+m.file("ca.crt")+"\nexit 7\n")
 	must.OK(t, os.MkdirAll(m.file("root/etc/kubernetes/pki"), 0o700))
 	m.write(t, "root/etc/kubernetes/pki/ca.key", "")
 	m.env = append(m.env, "KUBEJOIN_ROOT="+m.file("root"))

@@ -176,8 +176,8 @@ EOF
     fi
     [ -z "$add_config" ] || cat "$add_config" >>"$tmp/join.yaml" || die 1 "--add-config: cannot read $add_config"
     [ -z "$control_plane" ] || take_turn "$@"
-    again="run 'kubeadm reset', then "
-    ! is_control_plane || again= # of another join
+    again=
+    is_control_plane || [ -e "$ca_file" ] || [ -e "$bootstrap" ] || again="run 'kubeadm reset', which removes what this join wrote, then "
     code=0
     pid=starting
     (umask "$umask" && exec kubeadm join --config "$tmp/join.yaml" "$@") </dev/null &
@@ -189,6 +189,7 @@ EOF
     wait "$pid" || code=$?
     pid=
     rm -f "$tmp/join.yaml"
+    [ -e "$ca_file" ] || [ -e "$bootstrap" ] || again=
     [ "$code" = 0 ] || die 5 "kubeadm join failed with exit code $code: fix the problem, ${again}run this script again"
     say 'this machine has joined'
 }
@@ -214,7 +215,7 @@ without_kubeadm() {
     server=$(field "$tmp/info" server)
     check_https "$server" || die 3 "cluster-info contains $why: want https://HOST:PORT"
     if [ -e "$ca_file" ]; then
-        [ "$(cat "$tmp/ca.crt")" = "$(cat "$ca_file")" ] || die 1 "$ca_file exists and differs from the cluster CA: remove it, or use --ca-file"
+        [ "$(cat "$tmp/ca.crt")" = "$(cat "$ca_file")" ] || die 1 "$ca_file exists and differs from the cluster CA: if no other cluster uses it, remove it, or use --ca-file"
     else
         place "$tmp/ca.crt" "$ca_file" 0644
     fi
@@ -724,7 +725,7 @@ check_leftovers() {
     [ "$kubeadm" = no ] || for file in "$bootstrap" $([ -n "$control_plane" ] || echo "$ca_file"); do
         [ ! -e "$file" ] || left="$left $file"
     done
-    reset="run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods"
+    reset="no kubelet can use this machine: run 'kubeadm reset -f', which deletes the files of Kubernetes and stops its pods"
     if is_control_plane; then
         report ok leftovers 'this machine is a control plane' 'nothing to do'
     elif [ -z "$unready" ]; then
