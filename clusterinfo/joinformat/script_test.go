@@ -368,7 +368,7 @@ func TestScriptWritesFiles(t *testing.T) {
 				t.Errorf("second run: got exit code %d:\n%s", code, output)
 			}
 			m.write(t, "ca.crt", "another")
-			if output, code := m.run(t); code != 1 || !strings.Contains(output, "differs") || m.read(t, "ca.crt") != "another" {
+			if output, code := m.run(t); code != 1 || !strings.Contains(output, "if no other cluster uses it: rm "+m.file("ca.crt")+";") || m.read(t, "ca.crt") != "another" {
 				t.Errorf("with another CA file: got exit code %d:\n%s", code, output)
 			}
 			m.write(t, "kubelet.conf", "")

@@ -215,7 +215,7 @@ without_kubeadm() {
     server=$(field "$tmp/info" server)
     check_https "$server" || die 3 "cluster-info contains $why: want https://HOST:PORT"
     if [ -e "$ca_file" ]; then
-        [ "$(cat "$tmp/ca.crt")" = "$(cat "$ca_file")" ] || die 1 "$ca_file exists and differs from the cluster CA: if no other cluster uses it, remove it, or use --ca-file"
+        [ "$(cat "$tmp/ca.crt")" = "$(cat "$ca_file")" ] || die 1 "$ca_file exists and differs from the cluster CA: if no other cluster uses it: rm $ca_file; otherwise use --ca-file"
     else
         place "$tmp/ca.crt" "$ca_file" 0644
     fi
