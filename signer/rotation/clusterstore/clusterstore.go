@@ -156,10 +156,11 @@ func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
 	if wrong = CheckCopy(states, m.Data); wrong == nil {
 		return nil, nil
 	}
+	whole := true // the Secret has all rotations of the ConfigMap
 	for _, ca := range rotation.CAs {
 		// A rotation that the Secret lacks stays: the Secret may be lost, and only a person knows.
 		if copied, found := m.Data[string(ca)]; found && states[string(ca)] == "" {
-			states[string(ca)] = copied
+			states[string(ca)], whole = copied, false
 		}
 	}
 	if maps.Equal(states, m.Data) {
@@ -171,8 +172,8 @@ func (s *Store) publishOnce(ctx context.Context) (wrong, err error) {
 	} else {
 		_, err = s.maps.Update(ctx, m, metav1.UpdateOptions{}) // conditional by the resourceVersion
 	}
-	if apierrors.IsInvalid(err) { // for example because it is immutable
-		err = fmt.Errorf("%w; to let kubejoin create it again, run: kubectl -n %s delete configmap %s", err, Namespace, Name)
+	if apierrors.IsInvalid(err) && whole { // for example because it is immutable
+		err = fmt.Errorf("%w; Secret %s/%s has all rotations of this ConfigMap, so let kubejoin create it again: kubectl -n %s delete configmap %s", err, KeyNamespace, KeyName, Namespace, Name)
 	}
 	return wrong, err
 }

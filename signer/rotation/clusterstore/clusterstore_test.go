@@ -147,20 +147,28 @@ func TestPublishRemovesOtherData(t *testing.T) {
 	client := open(t)
 	copies := client.CoreV1().ConfigMaps(clusterstore.Namespace)
 	frozen := true
-	create := func(immutable *bool) {
+	create := func(immutable *bool, data map[string]string) {
 		must.Value(copies.Create(t.Context(), &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name, Labels: map[string]string{"team": "x"}}, Immutable: immutable, Data: map[string]string{"note": strings.Repeat("y", 1<<20-1000)},
+			ObjectMeta: metav1.ObjectMeta{Name: clusterstore.Name, Labels: map[string]string{"team": "x"}}, Immutable: immutable, Data: data,
 		}, metav1.CreateOptions{}))(t)
 	}
-	create(&frozen)
+	filled := map[string]string{"note": strings.Repeat("y", 1<<20-1000)}
+	create(&frozen, filled)
 	s := clusterstore.New(client)
 	r := rotationtest.New(t, rotation.Etcd)
-	if err := s.Put(t.Context(), r, ""); err == nil || !strings.Contains(err.Error(), "kubectl -n kube-public delete configmap kubejoin-ca") {
+	if err := s.Put(t.Context(), r, ""); err == nil || !strings.Contains(err.Error(), "has all rotations of this ConfigMap, so let kubejoin create it again: kubectl -n kube-public delete configmap kubejoin-ca") {
 		t.Errorf("immutable: got %v, want an error with the command that helps", err)
 	}
 	must.OK(t, copies.Delete(t.Context(), clusterstore.Name, metav1.DeleteOptions{}))
-	create(nil)
+	create(&frozen, map[string]string{"cluster": string(must.Value(rotation.Encode(rotationtest.New(t, rotation.Cluster)))(t))})
 	_, version, err := s.Get(t.Context(), rotation.Etcd)
+	must.OK(t, err)
+	if err := s.Put(t.Context(), r, version); err == nil || strings.Contains(err.Error(), "has all rotations") {
+		t.Errorf("immutable, with a rotation that the Secret lacks: got %v, want an error that keeps the ConfigMap", err)
+	}
+	must.OK(t, copies.Delete(t.Context(), clusterstore.Name, metav1.DeleteOptions{}))
+	create(nil, filled)
+	_, version, err = s.Get(t.Context(), rotation.Etcd)
 	must.OK(t, err)
 	must.OK(t, s.Put(t.Context(), r, version))
 	if m, err := copies.Get(t.Context(), clusterstore.Name, metav1.GetOptions{}); err != nil || m.Labels["team"] != "x" || len(m.Data) != 1 {
