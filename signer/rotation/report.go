@@ -141,7 +141,7 @@ func (r Rotation) orLeave(name string) string {
 	if !r.InProgress() {
 		return ""
 	}
-	return "; or " + r.CA.Command(r.Next()) + " --leave-behind-file " + safetext.Quote(name)
+	return "; or if nothing needs it: " + r.CA.Command(r.Next()) + " --leave-behind-file " + safetext.Quote(name)
 }
 
 // Unfit returns what of a host does not fit the stage of the rotation, by its report: one line each, with the next step.

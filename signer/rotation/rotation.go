@@ -511,10 +511,10 @@ func (r Rotation) behind(step string, need needs, seen []Observation) []Behind {
 		}
 		if o.Off {
 			off[o.Node] = true // one sentence is enough
-			o.Next = fmt.Sprintf("bring it back, or %s --leave-behind %s", r.CA.Command(step), o.Node)
+			o.Next = fmt.Sprintf("bring it back, or if it is gone for good: %s --leave-behind %s", r.CA.Command(step), o.Node)
 		}
 		if o.Kind == KindToken {
-			o.Next = r.CA.Command(step) + " --expire-tokens"
+			o.Next = "if no machine still joins with it: " + r.CA.Command(step) + " --expire-tokens"
 		}
 		all = append(all, Behind{o, why})
 	}

@@ -65,7 +65,7 @@ func isWrongStep(err error) bool {
 // Each precondition of each step is violated once. Without the violation, the step succeeds.
 func TestEachPrecondition(t *testing.T) {
 	const lacksOld, lacksNew = "kubelet worker-1 does not trust the old CA", "kubelet worker-1 does not trust the new CA"
-	const notReady = "node worker-1 is not ready, so it cannot be seen (next: bring it back, or kubejoin ca %s --leave-behind worker-1)"
+	const notReady = "node worker-1 is not ready, so it cannot be seen (next: bring it back, or if it is gone for good: kubejoin ca %s --leave-behind worker-1)"
 	const notSeen = "kubelet worker-1 was not seen: connection refused (next: curl it)"
 	const notRead = "process kubelet on worker-1 has not read its changed files (next: restart it on worker-1)"
 	const signs = "other-signer kube-controller-manager signs, too"
@@ -99,7 +99,7 @@ func TestEachPrecondition(t *testing.T) {
 			{unseen(kubelet(nil, "")), notSeen},
 			{process, notRead},
 			{off(kubelet(both, rotation.FromNew)), fmt.Sprintf(notReady, "finish")},
-			{token(onlyOld), "the join command of token abcdef pins only the old CA (next: kubejoin ca finish --expire-tokens)"},
+			{token(onlyOld), "the join command of token abcdef pins only the old CA (next: if no machine still joins with it: kubejoin ca finish --expire-tokens)"},
 			{token(both), ""}, {token(nil), ""}, {kubelet(both, rotation.FromOther), ""}, {kubelet(nil, ""), ""},
 			{optional(unseen(kubelet(nil, ""))), ""},
 		}},
@@ -129,12 +129,12 @@ func TestEachPrecondition(t *testing.T) {
 			{unseen(kubelet(nil, "")), notSeen},
 			{process, notRead},
 			{off(kubelet(both, rotation.FromOld)), fmt.Sprintf(notReady, "abort")},
-			{token(onlyNew), "the join command of token abcdef pins only the new CA (next: kubejoin ca abort --expire-tokens)"},
+			{token(onlyNew), "the join command of token abcdef pins only the new CA (next: if no machine still joins with it: kubejoin ca abort --expire-tokens)"},
 			{token(both), ""}, {otherSigner, ""},
 		}},
 		{rotation.Trust, false, "", kubelet(both, rotation.FromOld), []violation{ // hosts cannot have been in switch
 			{kubelet(both, rotation.FromNew), "kubelet worker-1 is from the new CA"},
-			{token(onlyNew), "the join command of token abcdef pins only the new CA (next: kubejoin ca abort --expire-tokens)"},
+			{token(onlyNew), "the join command of token abcdef pins only the new CA (next: if no machine still joins with it: kubejoin ca abort --expire-tokens)"},
 			{unseen(kubelet(nil, "")), ""}, {process, ""}, {off(kubelet(nil, "")), ""},
 		}},
 		{rotation.Prepare, true, "", kubelet(onlyOld, rotation.FromOld), []violation{

@@ -255,7 +255,7 @@ func TestReportHoldsUpSteps(t *testing.T) {
 		{Name: "mine/z", Other: true, Unseen: "permission denied"},
 	}}
 	want := []string{
-		"file mine/x.pem on cp-1 is still from the old CA (next: change it by hand, then on cp-1: kubejoin ca apply; or kubejoin ca finish --leave-behind-file cp-1:mine/x.pem)",
+		"file mine/x.pem on cp-1 is still from the old CA (next: change it by hand, then on cp-1: kubejoin ca apply; or if nothing needs it: kubejoin ca finish --leave-behind-file cp-1:mine/x.pem)",
 		"file mine/y.pem on cp-1 still trusts a CA that an earlier rotation replaced",
 		"file mine/z on cp-1 was not seen: permission denied",
 		"file 3 more files on cp-1 was not seen: the report names only some (next: on cp-1: kubejoin ca apply)",

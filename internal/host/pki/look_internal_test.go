@@ -51,7 +51,7 @@ func TestLooksAtWholeHost(t *testing.T) {
 	}{
 		"nothing": {func(*testing.T, *fixture) error { return nil }, rotation.Trust, ""},
 		"CA": {func(t *testing.T, f *fixture) error { f.write(t, "mine/ca.pem", f.old.cert); return nil }, rotation.Trust,
-			"file mine/ca.pem on worker-1 does not trust the new CA; next: change it by hand, then on worker-1: kubejoin ca apply; or kubejoin ca switch --leave-behind-file worker-1:mine/ca.pem"},
+			"file mine/ca.pem on worker-1 does not trust the new CA; next: change it by hand, then on worker-1: kubejoin ca apply; or if nothing needs it: kubejoin ca switch --leave-behind-file worker-1:mine/ca.pem"},
 		"CA in stage prepare":    {func(t *testing.T, f *fixture) error { f.write(t, "mine/ca.pem", f.old.cert); return nil }, rotation.Prepare, ""},
 		"key":                    {func(t *testing.T, f *fixture) error { f.write(t, "mine/x.key", f.old.key); return nil }, rotation.Switch, "file mine/x.key on worker-1 is still from the old CA"},
 		"certificate":            {func(t *testing.T, f *fixture) error { f.write(t, "mine/x", f.old.kubelet(t, time.Hour)); return nil }, rotation.Switch, "file mine/x on worker-1 is still from the old CA"},
@@ -221,7 +221,7 @@ func TestRestartsOtherStaticPod(t *testing.T) {
 	f.machine.others = map[string]process{"c": {77, f.machine.booted}}
 	f.manifestOf(t, "vip", f.file("admin.conf"), "")
 	f.manifestOf(t, "idle", f.file("unrelated"), "")
-	const want = "process vip on worker-1 has not read its changed files; next: on worker-1: kubejoin ca apply --restart vip; or kubejoin ca switch --leave-behind-file worker-1:vip"
+	const want = "process vip on worker-1 has not read its changed files; next: on worker-1: kubejoin ca apply --restart vip; or if nothing needs it: kubejoin ca switch --leave-behind-file worker-1:vip"
 	if done := must.Value(f.Apply(t.Context(), f.at(rotation.Prepare)))(t); len(done.Unfit) > 0 {
 		t.Errorf("before a file changed: %q", done.Unfit)
 	}

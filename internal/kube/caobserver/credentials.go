@@ -70,9 +70,6 @@ func (l *look) token(r tokens.Record) []rotation.Observation {
 	case rotation.Finish:
 		o.Trusts.Old, o.Trusts.New = !later, true
 	}
-	if l.Stage == rotation.Switch && !o.Trusts.New {
-		o.Next = l.CA.Command("finish") + " --expire-tokens"
-	}
 	return []rotation.Observation{o}
 }
 
@@ -155,7 +152,7 @@ func (l *look) certificates(ctx context.Context) {
 	for key, c := range live {
 		o := rotation.Observation{
 			Kind: rotation.KindCertificate, Name: safetext.Text(key.subject+" of "+key.signer, maxWhy), Node: c.node, From: c.from, Until: c.ends,
-			Next: "kubejoin issued list # renew it, then: kubejoin revoke --fingerprint HEX",
+			Next: "kubejoin issued list # renew it; after its owner has the new one: kubejoin revoke --fingerprint HEX",
 		}
 		if c.more > 0 {
 			o.Name = fmt.Sprintf("%s and %d more", o.Name, c.more)

@@ -38,10 +38,10 @@ func TestTokensPinWhatTheirAuthorSaw(t *testing.T) {
 		"trust":                    {rotation.Trust, now, nil, "trusts:old"},
 		"trust, by kubejoin's API": {rotation.Trust, now, byAPI, "trusts:old,new"},
 		"prepare, by the API":      {rotation.Prepare, now, byAPI, "trusts:old"},
-		"before trust, by the API": {rotation.Switch, since.Add(-2 * time.Hour), byAPI, "trusts:old next:kubejoin ca finish --expire-tokens"},
+		"before trust, by the API": {rotation.Switch, since.Add(-2 * time.Hour), byAPI, "trusts:old"},
 		"in trust, by the API":     {rotation.Switch, since.Add(-10 * time.Minute), byAPI, "trusts:old,new"},
-		"before switch":            {rotation.Switch, since.Add(-time.Second), nil, "trusts:old next:kubejoin ca finish --expire-tokens"},
-		"by a clock that is ahead": {rotation.Switch, since.Add(clockMargin), nil, "trusts:old next:kubejoin ca finish --expire-tokens"},
+		"before switch":            {rotation.Switch, since.Add(-time.Second), nil, "trusts:old"},
+		"by a clock that is ahead": {rotation.Switch, since.Add(clockMargin), nil, "trusts:old"},
 		"in switch":                {rotation.Switch, since.Add(clockMargin + time.Second), nil, "trusts:old,new"},
 		"before finish":            {rotation.Finish, since, nil, "trusts:old,new"},
 		"in finish":                {rotation.Finish, now, nil, "trusts:new"},
@@ -301,7 +301,7 @@ func TestFinishNamesOldCAInPublishedAuthentication(t *testing.T) {
 		r.CA = ca
 		server := &apiServer{objects: map[string]any{authPath: configMap("kube-system", "extension-apiserver-authentication", key, bundleOf(old, fresh))}}
 		got := lines(must.Value(server.start(t, n).Observe(t.Context(), r))(t))
-		const want = "merged configmap extension-apiserver-authentication trusts:old,new next:kubectl -n kube-system delete configmap extension-apiserver-authentication # kube-apiserver creates it again"
+		const want = "merged configmap extension-apiserver-authentication trusts:old,new next:kubectl -n kube-system delete configmap extension-apiserver-authentication # it has a CA that is not trusted now, and kube-apiserver creates it again"
 		if !slices.Contains(got, want) {
 			t.Errorf("%s: got %q", ca, got)
 		}

@@ -68,7 +68,7 @@ func (l *look) rootCAs(ctx context.Context) {
 		}
 		o.Name, o.Next = m.Namespace+"/"+name, "kubectl -n "+m.Namespace+" get configmap "+name+" -o yaml"
 		if m.Immutable != nil && *m.Immutable { // else kube-controller-manager updates it
-			o.Next = "kubectl -n " + m.Namespace + " delete configmap " + name + " # kube-controller-manager creates it again"
+			o.Next = "kubectl -n " + m.Namespace + " delete configmap " + name + " # it is immutable, and kube-controller-manager creates it again"
 		}
 		l.add(o)
 		if m.Namespace == metav1.NamespaceSystem && !l.behind(o) {
@@ -142,7 +142,7 @@ func (l *look) authentication(ctx context.Context) {
 	}
 	o := l.bundle(rotation.KindMerged, "configmap "+name, "kubectl -n kube-system get configmap "+name+" -o yaml", []byte(m.Data[key]))
 	if t := o.Trusts; t != nil && (t.Old && !l.TrustsOld() || t.New && !l.TrustsNew()) {
-		o.Next = "kubectl -n kube-system delete configmap " + name + " # kube-apiserver creates it again"
+		o.Next = "kubectl -n kube-system delete configmap " + name + " # it has a CA that is not trusted now, and kube-apiserver creates it again"
 	}
 	l.add(o)
 }

@@ -178,7 +178,7 @@ other-signer kube-controller-manager on w-1 @w-1 unseen:signs certificates, and 
 root-ca default/kube-root-ca.crt trusts:old next:kubectl -n default get configmap kube-root-ca.crt -o yaml
 root-ca kube-system/kube-root-ca.crt trusts:old,new
 root-ca x/kube-root-ca.crt unseen:its CA certificates are malformed: no certificate found: want a PEM block of type CERTIFICATE next:kubectl -n x get configmap kube-root-ca.crt -o yaml
-root-ca y/kube-root-ca.crt trusts:old next:kubectl -n y delete configmap kube-root-ca.crt # kube-controller-manager creates it again
+root-ca y/kube-root-ca.crt trusts:old next:kubectl -n y delete configmap kube-root-ca.crt # it is immutable, and kube-controller-manager creates it again
 token abcdef trusts:old
 `), "\n")
 	for range 2 { // stable

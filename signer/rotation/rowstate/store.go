@@ -134,7 +134,7 @@ func (s Store) aead(oldKey []byte, id string) (cipher.AEAD, error) {
 	var secret []byte
 	if s.Files.Rows != "" {
 		if secret, err = os.ReadFile(s.secretFile(id)); err != nil {
-			return nil, fmt.Errorf("the new CA key cannot be decrypted without this file: %w; restore it, or go back with: kubejoin ca abort", err)
+			return nil, fmt.Errorf("the new CA key cannot be decrypted without this file: %w; restore it, or if it is lost, go back with: kubejoin ca abort", err)
 		}
 	}
 	key, err := hkdf.Key(sha256.New, der, secret, "kubejoin CA rotation "+id, 32)
