@@ -35,7 +35,10 @@ the issuance record and of ` + "`kubejoin explain --csr`" + `. The verdict says 
   one. It is a day for ` + "`FactsUnavailable`, and for an approved request with `TooManyCertificates`" + `. Over HTTPS it
   is 503 ` + "`certificate-waits`" + `.
 - **rejoin refused**: a machine that has proven a key may not [rejoin](rejoin.md). The log, an Event on the Node and
-  ` + "`kubejoin_rejoins_total`" + ` have the reason.`},
+  ` + "`kubejoin_rejoins_total`" + ` have the reason.
+
+Look before you destroy: ` + "`sh join.sh --diagnose`" + ` shows whether a machine has joined, and ` + "`kubejoin explain NODE`" + ` whether
+the machine of a name works.`},
 	{State, "States of explain", "state", "", "the machine", "`kubejoin explain NODE -o jsonpath={.state}` prints one of these, or one of the [reasons](#reasons)."},
 	{Event, "Events and conditions", "event", "on, type", "cause", "`kubectl describe csr NAME` shows Events on a request, and `kubectl -n kubejoin-system get events` those on the Lease.\n" +
 		"The same [reasons](#reasons) appear in conditions, and in Events on requests and Nodes. Such an Event has type\n" +
