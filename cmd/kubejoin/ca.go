@@ -108,7 +108,8 @@ func caSwitchCommand() *cobra.Command {
 until they are renewed. Without a cross certificate, no live join command may pin the old CA
 alone: --expire-tokens deletes such tokens.
 
-Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca finish'.`, `  kubejoin ca switch`)
+Afterwards run 'kubejoin ca apply' on each host. Once 'kubejoin ca status' lists nothing that
+is behind, run 'kubejoin ca finish'.`, `  kubejoin ca switch`)
 }
 
 func caFinishCommand() *cobra.Command {
@@ -128,8 +129,8 @@ func caAbortCommand() *cobra.Command {
 command ends the rotation and deletes the key of the new CA. After the first abort, only
 further aborts are possible.
 
-Afterwards run 'kubejoin ca apply' on each host. Next is 'kubejoin ca abort', until the
-rotation has ended.`, `  kubejoin ca abort`)
+Afterwards run 'kubejoin ca apply' on each host. If 'kubejoin ca status' still shows a
+rotation, run 'kubejoin ca abort' again.`, `  kubejoin ca abort`)
 }
 
 // notReady returns what keeps a stage from beginning; nil for other errors.

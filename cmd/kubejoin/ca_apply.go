@@ -44,7 +44,7 @@ func caApplyCommand() *cobra.Command {
 		Short: "Change the files of this host for the stage of a CA rotation",
 		Long: `Bring this host to the stage of a CA rotation: what it trusts, what its certificates are
 from, and the key that signs. Run the command as root on each control plane and worker,
-once after each step, and after 'kubejoin ca abort' as well. DIR is ` + kubeadmDir + ` by
+once after each step, and after an abort as well. DIR is ` + kubeadmDir + ` by
 default. The command reads the stage from the cluster, with admin.conf on a control plane
 and with kubelet.conf on a worker.
 

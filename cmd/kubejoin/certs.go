@@ -89,8 +89,8 @@ which is deleted after 2 hours.
 
 If kubejoin uploaded the same files before, the command prints the same key and extends
 the upload to 2 hours from now. A key lasts at most 4 hours. The command replaces any other
-upload, and warns that its key stops working. For a new key, run 'kubejoin certs delete'
-first.
+upload, and warns that its key stops working. If 'kubejoin certs list' shows an upload that
+nobody needs any more, 'kubejoin certs delete' makes the next key a new one.
 
 Anyone with the key and a bootstrap token can become cluster-admin. Run the command on a
 control plane. 'kubejoin token create --print-join-command --control-plane' does the same

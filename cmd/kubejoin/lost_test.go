@@ -102,5 +102,9 @@ func TestPrintsJoinCommandOrNothing(t *testing.T) {
 		if printed != "" || err == nil || listErr != nil || len(records) != 1 || !strings.HasSuffix(err.Error(), "kubejoin token delete "+records[0].Token.ID()) {
 			t.Errorf("%s: got %d printed bytes and %v, want nothing and how to delete the token", format, len(printed), err)
 		}
+		// Machines may use a token that the caller has.
+		if printed, err := web.run(t, "", "token", "create", "s3fk29.dls0w8fjq2s3fk29", "--print-join-command", "--format", format); printed != "" || err == nil || strings.Contains(err.Error(), "token delete") {
+			t.Errorf("%s, token of the caller: got %d printed bytes and %v, want nothing and an error without a deletion", format, len(printed), err)
+		}
 	}
 }
