@@ -132,7 +132,7 @@ func (h *handler) bindKey(r *call) (web.Response, error) {
 	r.log(slog.String("key", key))
 	err = undecided(h.Certificates.Authority.BindKey(ctx, r.TLS.PeerCertificates[0], key))
 	// A thief with a copy of a valid certificate could bind a key, and rejoin with it for as long as the node renews.
-	h.rejoined(user.Name, err, "bound", codes.KeyBound.Reason(), "The machine bound key "+key+" to this Node, and can rejoin with it. To unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
+	h.rejoined(user.Name, err, "bound", codes.KeyBound.Reason(), "The machine bound key "+key+" to this Node, and can rejoin with it. If you do not expect this, unbind it: kubejoin claim release "+strings.TrimPrefix(user.Name, tokens.NodeUserPrefix))
 	if err != nil {
 		return web.Response{}, err
 	}

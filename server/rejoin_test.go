@@ -496,6 +496,8 @@ func TestRejoinCountsOnceAndIsReported(t *testing.T) {
 // A key is bound by a node with a valid certificate, once.
 func TestServerBindsKeys(t *testing.T) {
 	s, _ := certifying(t)
+	var events []string
+	s.Certificates.RejoinEvent = func(_ string, _ bool, reason, message string) { events = append(events, reason+": "+message) }
 	s.start(t)
 	m := s.machine(t, "worker-1")
 	key := csrtest.Ed25519()
@@ -535,6 +537,10 @@ func TestServerBindsKeys(t *testing.T) {
 	s.Certificates.Authority.Nodes.RejoinWindow = 0
 	if got, p := bind(m.valid(t), "", body); got.status != 403 || p.Reason != "RejoinOff" {
 		t.Errorf("no window: got %d %s", got.status, got.body)
+	}
+	const unbind = ". If you do not expect this, unbind it: kubejoin claim release worker-1"
+	if len(events) != 4 || !strings.HasSuffix(events[0], unbind) || events[1] != events[0] || strings.Contains(events[2]+events[3], "unbind it") {
+		t.Errorf("got Events %q, want two that a key was bound, with the command that unbinds it, and two refusals", events)
 	}
 }
 

@@ -103,7 +103,7 @@ func (m *Minter) Delete(ctx context.Context, id string, d Deletion) (tokens.Reco
 		case d.OnlyExpired && !expired:
 			return record, errorf(NotExpired, "token %s has not expired, or was renewed", id)
 		case !expired && record.OwnsUpload():
-			return record, ownsUpload(record, "delete the upload with: kubejoin certs delete")
+			return record, ownsUpload(record, "if no control plane still joins with the upload, end it with: kubejoin certs delete")
 		case d.DryRun:
 			return record, nil
 		}

@@ -133,7 +133,7 @@ func differsError(t tokens.Token, fields ...string) *Error {
 }
 
 func takenError(t tokens.Token, differs string) *Error {
-	return errorf(Exists, "token %s already exists%s. Choose another token, or delete the existing one with: kubejoin token delete %s", t.ID(), differs, t.ID())
+	return errorf(Exists, "token %s already exists%s. Choose another token, or if no machine still joins with the existing one: kubejoin token delete %s", t.ID(), differs, t.ID())
 }
 
 func fullError(signatures int) *Error {

@@ -296,6 +296,6 @@ func (m *Minter) checkUnclaimed(ctx context.Context, id string) error {
 	if _, err := m.Tokens.Get(ctx, id, tokens.Live); !errors.Is(err, tokens.ErrNotFound) {
 		return nil // create handles an existing token
 	}
-	return errorf(Exists, "a deleted token with the ID %s still holds the name of node %s (%d names in total); choose another ID, or release the names with: kubejoin claim release %s",
+	return errorf(Exists, "a deleted token with the ID %s still holds the name of node %s (%d names in total); choose another ID, or if those machines will not join: kubejoin claim release %s",
 		id, held[0].Node, len(held), held[0].Node)
 }

@@ -43,7 +43,7 @@ func (m *Minter) checkTokenQuota(ctx context.Context, c Creation) error {
 		}
 	}
 	if m.counts.tokens[who] >= most {
-		return errorf(TooManyTokens, "this user has created %d tokens that have not expired, and at most %d are allowed; delete some with 'kubejoin token delete ID', or wait until some expire", m.counts.tokens[who], most)
+		return errorf(TooManyTokens, "this user has created %d tokens that have not expired, and at most %d are allowed; delete those that no machine still joins with ('kubejoin token delete ID'), or wait until some expire", m.counts.tokens[who], most)
 	}
 	if !c.DryRun {
 		m.counts.tokens[who]++

@@ -445,7 +445,7 @@ func TestRepeatedCreateReturnsSameToken(t *testing.T) {
 				if !test.secret {
 					differs = "; it differs in " + test.differs
 				}
-				want := fmt.Sprintf("token %s already exists and does not match the request%s. Choose another token, or delete the existing one with: kubejoin token delete %s", own.ID(), differs, own.ID())
+				want := fmt.Sprintf("token %s already exists and does not match the request%s. Choose another token, or if no machine still joins with the existing one: kubejoin token delete %s", own.ID(), differs, own.ID())
 				if reason(t, err) != mint.Exists || err.Error() != want {
 					t.Errorf("dry run %t: got %v, want %s", request.DryRun, err, want)
 				}

@@ -183,5 +183,5 @@ func checkRevocationsFill(f *Facts) []Finding {
 		return nil
 	}
 	return []Finding{found("revocations-nearly-full", "kubejoin revoke list",
-		"a ConfigMap of revocations is %.0f %% full, and a full one takes no new revocations: remove those that are no longer needed with kubejoin revoke undo", 100*f.RevocationsFill)}
+		"a ConfigMap of revocations is %.0f %% full, and a full one takes no new revocations: if machines on it were destroyed, remove their entries with kubejoin revoke undo", 100*f.RevocationsFill)}
 }

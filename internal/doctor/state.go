@@ -111,7 +111,7 @@ func checkNodes(f *Facts) []Finding {
 			continue
 		}
 		all = append(all, found("node-not-ready", "kubejoin token create --replace-node "+safetext.Quote(node.Name)+" --print-join-command",
-			"Node %s is not Ready since %s (%s) and keeps its name from other machines: replace it, or delete the Node", node.Name, since.UTC().Format(time.RFC3339), why))
+			"Node %s is not Ready since %s (%s) and keeps its name from other machines: replace it, or if its machine is gone, delete the Node", node.Name, since.UTC().Format(time.RFC3339), why))
 	}
 	return all
 }

@@ -11,23 +11,22 @@ func checkTokens(f *Facts) []Finding {
 	var all []Finding
 	for _, r := range f.Tokens {
 		id := r.Token.ID()
-		remove := "kubejoin token delete " + id
 		switch {
 		case errors.Is(r.Problem, tokens.ErrPublicExample):
-			all = append(all, found("token-guessable", remove, "the secret of token %s is in public documentation", id))
+			all = append(all, found("token-guessable", "kubejoin token delete "+id, "the secret of token %s is in public documentation", id))
 			continue
 		case r.Problem != nil:
-			all = append(all, found("token-malformed", remove, "token %s is malformed: %s", id, oneLine(r.Problem)))
+			all = append(all, found("token-malformed", "kubejoin token delete "+id, "token %s is malformed: %s", id, oneLine(r.Problem)))
 			continue
 		case r.Expired(f.Time):
 			continue // the token-cleaner deletes it
 		}
 		if why := handPicked(r.Token.RevealSecret()); why != "" {
-			all = append(all, found("token-guessable", remove,
+			all = append(all, found("token-guessable", "kubejoin token delete "+id,
 				"the secret of token %s was picked by hand: %s; cluster-info lets anybody test guesses", id, why))
 		}
 		if r.Limits.Problem != nil {
-			all = append(all, found("token-malformed", remove, "the limits of token %s are malformed, so it admits nobody: %s", id, oneLine(r.Limits.Problem)))
+			all = append(all, found("token-malformed", "kubejoin token delete "+id, "the limits of token %s are malformed, so it admits nobody: %s", id, oneLine(r.Limits.Problem)))
 		}
 		if r.Expires.IsZero() {
 			all = append(all, found("token-never-expires", "kubejoin token renew "+id+" --ttl 24h --shorten", "token %s never expires", id))

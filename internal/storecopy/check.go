@@ -28,7 +28,7 @@ type Violation struct {
 // maxDamaged is how many damaged rows Check describes. It counts the others.
 const maxDamaged = 100
 
-const damagedAdvice = "restore a backup, or delete the row; 'kubejoin store copy --dry-run' shows whether the rest is readable"
+const damagedAdvice = "restore a backup, or if no backup has the row, delete it; 'kubejoin store copy --dry-run' shows whether the rest is readable"
 
 // Check reads a whole store and returns which invariants do not hold: rows can be decoded, indexes agree with rows, no
 // token counts more nodes than its limit, and each claim is counted by its token. The counts are zero if a row is damaged.
@@ -71,7 +71,7 @@ func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, 
 		if most := r.Limits.NodeLimit(); most > 0 && len(r.Nodes) > most {
 			found = append(found, Violation{
 				"too-many-nodes", fmt.Sprintf("token %s is for %d nodes and counts %d", r.Token.ID(), most, len(r.Nodes)),
-				"delete the token, and revoke nodes that you do not know: kubejoin token delete " + r.Token.ID(),
+				"it joined more nodes than allowed, so end it, and revoke nodes that you do not know: kubejoin token delete " + r.Token.ID(),
 			})
 		}
 	}

@@ -142,7 +142,7 @@ func planBinding(f facts, by tokens.Credential, key string) plan {
 		p.err = approval.RefuseFor(ReasonKeyReused, "the key to bind is the key of a certificate of node %s; make a new key", node)
 	case bound == key:
 	case bound != "":
-		p.err = approval.RefuseFor(ReasonKeyNotCurrent, "another key is bound to node %s; to bind this key, run: kubejoin claim release %s, and wait until the node has renewed its certificate", node, node)
+		p.err = approval.RefuseFor(ReasonKeyNotCurrent, "another key is bound to node %s; if that key is lost, run: kubejoin claim release %s, and wait until the node has renewed its certificate", node, node)
 	default:
 		p.next.Identity.Bound = tokens.Credential{Key: key, Fingerprint: by.Fingerprint}
 	}

@@ -95,7 +95,7 @@ func decodeLease(lease *coordinationv1.Lease) (tokens.Claim, error) {
 	var identityErr error
 	c.Identity, identityErr = readIdentity(lease.Annotations)
 	if err := errors.Join(c.Check(), err, identityErr); err != nil {
-		return tokens.Claim{}, fmt.Errorf("the Lease %s is a malformed claim, and its node name stays taken: repair or delete the Lease with kubectl: %w", name, err)
+		return tokens.Claim{}, fmt.Errorf("the Lease %s is a malformed claim, and its node name stays taken: repair the Lease, or if no machine uses the name, delete the Lease with kubectl: %w", name, err)
 	}
 	return c, nil
 }

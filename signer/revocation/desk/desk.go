@@ -211,7 +211,7 @@ func (d *Revoker) List(ctx context.Context) ([]revocation.Entry, error) {
 func listError(err error) error {
 	switch {
 	case errors.Is(err, revocation.ErrFull):
-		return &tokens.Refusal{Reason: Full, Message: "the list of revocations is full; remove revocations that are no longer needed with 'kubejoin revoke undo'", Err: err}
+		return &tokens.Refusal{Reason: Full, Message: "the list of revocations is full; if machines on it were destroyed, remove their entries with 'kubejoin revoke undo'", Err: err}
 	case mint.StoreError(err).Reason == mint.Refused:
 		return &tokens.Refusal{Reason: Refused, Message: "the store of revocations refused this request", Err: err}
 	}
