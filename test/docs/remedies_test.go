@@ -126,6 +126,17 @@ var remedies = []remedy{
 	{"docs/troubleshooting.md", "If the machine has no Ready Node (`kubectl get node NODE`), run `kubeadm reset -f` on it, then the printed command", "kubectl get node NODE"},
 	{"docs/troubleshooting.md", "If its machine is gone", "kubectl get node NODE"},
 	{"docs/troubleshooting.md", "shows no joined node, and the other machine is gone", "kubejoin explain NODE"},
+	{"docs/zh-CN/install.md", "如果此后 `kubejoin doctor` 报告 `cluster-info-public`", "kubejoin doctor"},
+	{"docs/zh-CN/tokens.md", "如果不再有机器用某个令牌加入", "kubejoin token list"},
+	{"docs/zh-CN/tokens.md", "只有不再有机器用它加入时", "kubejoin token list"},
+	{"docs/zh-CN/tokens.md", "没有显示 Ready 的 Node，或者机器要离开集群", "kubectl get node NODE"},
+	{"docs/zh-CN/tokens.md", "机器已经不存在，Node 已被删除", "kubectl get node NODE"},
+	{"docs/zh-CN/tokens.md", "如果那台机器已经不存在", "kubejoin claim list"},
+	{"docs/zh-CN/troubleshooting.md", "如果它没有说机器已经加入", "kubejoin explain"},
+	{"docs/zh-CN/troubleshooting.md", "再次执行 `kubeadm join` 之前", "kubectl get node NODE"},
+	{"docs/zh-CN/troubleshooting.md", "先在机器上执行 `kubeadm reset -f`，再执行输出的命令", "kubectl get node NODE"},
+	{"docs/zh-CN/troubleshooting.md", "如果机器已经不存在", "kubectl get node NODE"},
+	{"docs/zh-CN/troubleshooting.md", "没有显示已加入的节点，而且另一台机器已经不存在", "kubejoin explain NODE"},
 }
 
 var (
@@ -217,7 +228,7 @@ func textsIn(t *testing.T, name, content string) (texts []text) {
 func TestRemediesThatDestroyStateWhatWasChecked(t *testing.T) {
 	t.Parallel()
 	declared, files := declaredTests(t), pages(t)
-	for _, name := range []string{"CHANGELOG.md", "CONTRIBUTING.md", "docs/zh-CN/install.md", "docs/zh-CN/tokens.md", "docs/zh-CN/troubleshooting.md"} {
+	for _, name := range []string{"CHANGELOG.md", "CONTRIBUTING.md"} {
 		delete(files, name)
 	}
 	root := harness.RepositoryFile(t, "")
