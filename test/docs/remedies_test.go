@@ -94,6 +94,8 @@ var remedies = []remedy{
 	{"docs/codes.md", "if you do not expect it", "TestServerBindsKeys"},
 	{"docs/codes.md", "a token secret was picked by hand, or is in public documentation", "TestHandPicked"},
 	{"docs/codes.md", "a token or its limits are malformed", "TestDiagnose"},
+	{"docs/codes.md", "507 | The list of revocations is full", "TestRevokeTokenMakesItUnusableFirst"},
+	{"docs/codes.md", "and remove entries of destroyed machines, see", "kubejoin revoke list"},
 	// pages
 	{"docs/ca.md", "if no machine joins with an old join command any more", "kubejoin ca status"},
 	{"docs/ca.md", "If `kubejoin ca status` shows a rotation", "kubejoin ca status"},
@@ -143,7 +145,7 @@ var (
 	// destroys matches commands that destroy something, in source code as well. The rest is for sentences.
 	destroys = regexp.MustCompile(`kubeadm reset|kubectl( [^ ]+){0,8} delete\b|kubejoin (token|certs) delete|kubejoin claim release|revoke undo|ca (finish|abort)\b|` +
 		`[.]Command[(](abort|"abort"|"finish")|(%s|") ?--(expire-tokens|leave-behind)|([` + "`'" + `]|: |sudo )rm |(?m:^rm )|` +
-		`[Rr]emove those|([Rr]emove|[Dd]elete) (the (member|Lease|row|Node|token|upload|ConfigMap)\b|it with)`)
+		`[Rr]emove (those|entries)|([Rr]emove|[Dd]elete) (the (member|Lease|row|Node|token|upload|ConfigMap)\b|it with)`)
 	// ownHelp are the fields of a cobra.Command that show the command itself.
 	ownHelp = []string{"Use", "Short", "Example"}
 	mdItem  = regexp.MustCompile(`^(?: *- | *\d+\. |\|)`)
