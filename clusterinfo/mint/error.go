@@ -138,5 +138,5 @@ func takenError(t tokens.Token, differs string) *Error {
 
 func fullError(signatures int) *Error {
 	return errorf(Full, "cluster-info is full: the ConfigMap holds the signatures of %d tokens and has no space for another one. "+
-		"Delete tokens, wait until some expire, or start kubejoin with --advertise HOST:PORT: machines then join through kubejoin, whose cluster-info has no such limit", signatures)
+		"Delete tokens that no machine joins with, wait until some expire, or start kubejoin with --advertise HOST:PORT: machines then join through kubejoin, whose cluster-info has no such limit", signatures)
 }

@@ -208,7 +208,7 @@ func TestRefusesTokensWhenClusterInfoIsFull(t *testing.T) {
 				}
 			}
 			err := ask()
-			for _, want := range []string{"signatures of 20 tokens", "Delete tokens, wait until some expire", "--advertise"} {
+			for _, want := range []string{"signatures of 20 tokens", "Delete tokens that no machine joins with, wait until some expire", "--advertise"} {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("got %v, want %q", err, want)
 				}

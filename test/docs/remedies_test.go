@@ -36,6 +36,7 @@ var remedies = []remedy{
 	{"clusterinfo/mint/change.go", "is malformed, and renewing it does not help", "TestRenew"},
 	{"clusterinfo/mint/change.go", "if no control plane still joins with the upload", "TestDelete"},
 	{"clusterinfo/mint/error.go", "if no machine still joins with the existing one", "TestRepeatedCreateReturnsSameToken"},
+	{"clusterinfo/mint/error.go", "cluster-info is full", "TestRefusesTokensWhenClusterInfoIsFull"},
 	{"clusterinfo/mint/minter.go", "if those machines will not join", "TestRefusesIDOfDeletedTokenWithClaims"},
 	{"clusterinfo/mint/quota.go", "those that no machine still joins with", "TestBoundsTokensOfOneUser"},
 	{"cmd/kubejoin/ca.go", "wait until 'kubejoin ca status' lists nothing that is behind", "kubejoin ca status"},
@@ -53,9 +54,13 @@ var remedies = []remedy{
 	{"internal/doctor/tokens.go", "was picked by hand", "TestHandPicked"},
 	{"internal/doctor/tokens.go", "token %s is malformed", "TestDiagnose"},
 	{"internal/doctor/tokens.go", "so it admits nobody", "TestDiagnose"},
+	{"internal/host/datadir/datadir.go", "is empty, although %s exists: restore a backup, or if there is none", "TestCheckStoreRefusesEmptyFileBesideOthers"},
 	{"internal/host/pki/cluster.go", "if it is gone", "TestLockBelievesNoLeaseForLong"},
 	{"internal/kube/caobserver/objects.go", "it is immutable", "TestObserveShowsWhatIsBehind"},
 	{"internal/kube/caobserver/objects.go", "it has a CA that is not trusted now", "TestFinishNamesOldCAInPublishedAuthentication"},
+	{"internal/kube/tokenwarning/tokenwarning.go", "when it is full", "TestFillMonitorWarnsOnce"},
+	{"internal/storecopy/check.go", "if no backup has the row", "TestCheckFindsEachViolation"},
+	{"internal/storecopy/copy.go", "the copy cannot be used", "TestIncompleteCopyCannotBeUsed"},
 	{"internal/storecopy/check.go", "it joined more nodes than allowed", "TestCheckFindsEachViolation"},
 	{"internal/storecopy/check.go", "if the machine will not join", "TestCheckFindsEachViolation"},
 	{"server/explain/token.go", "if no other machine is to join with this name", "TestExplain"},
@@ -94,12 +99,17 @@ var remedies = []remedy{
 	{"docs/codes.md", "if you do not expect it", "TestServerBindsKeys"},
 	{"docs/codes.md", "a token secret was picked by hand, or is in public documentation", "TestHandPicked"},
 	{"docs/codes.md", "a token or its limits are malformed", "TestDiagnose"},
+	{"docs/codes.md", "because the ConfigMap has no space for its signature. | delete tokens that no machine joins with", "TestRefusesTokensWhenClusterInfoIsFull"},
+	{"docs/codes.md", "because the user has `--user-tokens` live tokens. | delete tokens that no machine joins with", "TestBoundsTokensOfOneUser"},
+	{"docs/codes.md", "cluster-info is 80 % full | delete tokens that no machine joins with", "TestFillMonitorWarnsOnce"},
+	{"docs/codes.md", "cluster-info has no space for another signature | delete tokens that no machine joins with", "TestFillMonitorWarnsOnce"},
 	{"docs/codes.md", "507 | The list of revocations is full", "TestRevokeTokenMakesItUnusableFirst"},
 	{"docs/codes.md", "and remove entries of destroyed machines, see", "kubejoin revoke list"},
 	// pages
 	{"docs/ca.md", "if no machine joins with an old join command any more", "kubejoin ca status"},
 	{"docs/ca.md", "If `kubejoin ca status` shows a rotation", "kubejoin ca status"},
 	{"docs/ca.md", "if status lists nothing else that is behind", "kubejoin ca status"},
+	{"docs/configuration.md", "delete tokens that no machine joins with", "kubejoin token list"},
 	{"docs/control-planes.md", "If no control plane joins with it any more", "kubejoin certs list"},
 	{"docs/control-planes.md", "If no machine joins with that address", "kubejoin explain NODE"},
 	{"docs/control-planes.md", "If a join command leaked", "kubejoin token list"},
@@ -111,6 +121,7 @@ var remedies = []remedy{
 	{"docs/migrate-from-kube-controller-manager.md", "If `kubejoin doctor` has reported `kcm-signs` for a control plane", "kubejoin doctor"},
 	{"docs/migrate-from-kube-controller-manager.md", "for which `kubejoin doctor` has reported `kcm-signs`", "kubejoin doctor"},
 	{"docs/migrate-from-kube-controller-manager.md", "If nobody renews the Lease any more", "kubectl -n kubejoin-system get lease kubejoin"},
+	{"docs/operate.md", "because the restored counts lack nodes", "kubejoin token list"},
 	{"docs/protocol.md", "If `kubejoin doctor` says so too", "kubejoin doctor"},
 	{"docs/rejoin.md", "If the bound key is lost", "kubectl get node NODE"},
 	{"docs/revocation.md", "if its machine does not come back", "kubejoin revoke list"},
@@ -128,6 +139,7 @@ var remedies = []remedy{
 	{"docs/troubleshooting.md", "If the machine has no Ready Node (`kubectl get node NODE`), run `kubeadm reset -f` on it, then the printed command", "kubectl get node NODE"},
 	{"docs/troubleshooting.md", "If its machine is gone", "kubectl get node NODE"},
 	{"docs/troubleshooting.md", "shows no joined node, and the other machine is gone", "kubejoin explain NODE"},
+	{"docs/troubleshooting.md", "Then delete tokens that no machine joins with", "kubejoin token list"},
 	{"docs/zh-CN/install.md", "如果此后 `kubejoin doctor` 报告 `cluster-info-public`", "kubejoin doctor"},
 	{"docs/zh-CN/tokens.md", "如果不再有机器用某个令牌加入", "kubejoin token list"},
 	{"docs/zh-CN/tokens.md", "只有不再有机器用它加入时", "kubejoin token list"},
@@ -145,7 +157,7 @@ var (
 	// destroys matches commands that destroy something, in source code as well. The rest is for sentences.
 	destroys = regexp.MustCompile(`kubeadm reset|kubectl( [^ ]+){0,8} delete\b|kubejoin (token|certs) delete|kubejoin claim release|revoke undo|ca (finish|abort)\b|` +
 		`[.]Command[(](abort|"abort"|"finish")|(%s|") ?--(expire-tokens|leave-behind)|([` + "`'" + `]|: |sudo )rm |(?m:^rm )|` +
-		`[Rr]emove (those|entries)|([Rr]emove|[Dd]elete) (the (member|Lease|row|Node|token|upload|ConfigMap)\b|it with)`)
+		`[Rr]emove (those|entries)|([Rr]emove|[Dd]elete) (the (member|Lease|row|Node|token|upload|ConfigMap)\b|it( with|;))|[:,] (or )?delete %|([:,|] |"|Then )[Dd]elete tokens`)
 	// ownHelp are the fields of a cobra.Command that show the command itself.
 	ownHelp = []string{"Use", "Short", "Example"}
 	mdItem  = regexp.MustCompile(`^(?: *- | *\d+\. |\|)`)

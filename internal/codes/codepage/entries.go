@@ -20,7 +20,7 @@ const (
 	comeBack     = "let the machine come back: docs/revocation.md#let-a-machine-come-back"
 	signerFile   = "`kubejoin signer-config check FILE`"
 	applyAll     = "`kubectl apply -f deploy/manifests`"
-	fewerTokens  = "delete tokens, or `kubejoin serve --advertise HOST:PORT`"
+	fewerTokens  = "delete tokens that no machine joins with, or `kubejoin serve --advertise HOST:PORT`"
 	restoreFiles = "restore the files"
 )
 

@@ -95,7 +95,7 @@ func (d Dir) CheckStore() error {
 	}
 	for _, name := range files {
 		if _, err := os.Stat(d.Path(name)); err == nil && name != Store {
-			return fmt.Errorf("--data-dir: %s is empty, although %s exists: restore a backup, or delete %[1]s, which gives up its tokens, claims, revocations and issuance record", store, name)
+			return fmt.Errorf("--data-dir: %s is empty, although %s exists: restore a backup, or if there is none, delete %[1]s, which gives up its tokens, claims, revocations and issuance record", store, name)
 		}
 	}
 	return nil

@@ -109,7 +109,7 @@ func Duration(authority *signer.Authority) Warning {
 }
 
 // SizeAdvice is the advice for a full cluster-info that machines read from the API server.
-const SizeAdvice = "when it is full, no more tokens can be created: delete tokens, or start kubejoin with --advertise HOST:PORT, whose cluster-info has no size limit"
+const SizeAdvice = "when it is full, no more tokens can be created: delete tokens that no machine joins with, or start kubejoin with --advertise HOST:PORT, whose cluster-info has no size limit"
 
 // Size warns if the ConfigMap cluster-info is nearly full.
 func Size(info *configmap.ConfigMap) Warning {
