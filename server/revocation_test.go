@@ -123,6 +123,9 @@ func TestRevokeNode(t *testing.T) {
 		t.Errorf("dry run: got %+v", dry)
 	}
 	wantRevoked(t, handler, first, false)
+	if w := strings.Join(dry.Warnings, "; "); !strings.Contains(w, "token "+token[:6]+", which admitted the node, still works") {
+		t.Errorf("dry run: got warnings %q, want the token that admitted the node", w)
+	}
 	list, _ := revoke(t, handler, 201, `{"node":"worker-1","reason":"stolen\nfrom the rack"}`)
 	r := list.Items[0]
 	if len(list.Items) != 1 || r.Node != "worker-1" || r.By != "ada" || r.Reason != "stolen from the rack" || !r.Until.Equal(s.ca.Certificate().NotAfter) {

@@ -175,7 +175,7 @@ func (d *Revoker) revokeOne(ctx context.Context, r Order) (Result, error) {
 		}
 	}
 	if err == nil && r.Node != "" {
-		result.Warnings = append(result.Warnings, d.nodeWarnings(ctx, r.Node)...)
+		result.Warnings = slices.Concat(result.Warnings, d.tokenWarnings(ctx, r.Node, known), d.nodeWarnings(ctx, r.Node))
 	}
 	return result, err
 }
@@ -238,6 +238,38 @@ func (d *Revoker) entryOf(ctx context.Context, r Order) (e revocation.Entry, err
 	}
 	e.Fingerprint, err = d.bySerial(ctx, serial)
 	return e, err
+}
+
+// tokenWarnings warns of each token that admitted a node and still admits machines. issued has certificates of the node.
+func (d *Revoker) tokenWarnings(ctx context.Context, node string, issued []revocation.Certificate) (warnings []string) {
+	claim, working, err := d.workingTokens(ctx, node)
+	if err != nil {
+		return []string{"kubejoin cannot read the tokens now: delete the token that admitted the node, if 'kubejoin token list -o wide' has it"}
+	}
+	for _, record := range working {
+		id := record.Token.ID()
+		admitted := slices.Contains(record.Nodes, node) || claim.TokenID == id || claim.Identity.TokenID == id ||
+			slices.ContainsFunc(issued, func(c revocation.Certificate) bool { return c.TokenID == id })
+		if again := claim.TokenID == id && claim.NodeUID == ""; admitted && (again || !record.Spent()) {
+			warnings = append(warnings, fmt.Sprintf("token %[1]s, which admitted the node, still works, and the machine may have it; run: kubejoin token delete %[1]s; to revoke all its nodes: kubejoin revoke --token %[1]s", id))
+		}
+	}
+	return warnings
+}
+
+// workingTokens returns the claim on a node name, or a Claim without TokenID, and the tokens that can authenticate.
+func (d *Revoker) workingTokens(ctx context.Context, node string) (claim tokens.Claim, working []tokens.Record, err error) {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	if d.Claims != nil {
+		if claim, err = d.Claims.Get(ctx, node, tokens.Live); err != nil && !errors.Is(err, tokens.ErrNotFound) {
+			return claim, nil, err
+		}
+	}
+	all, err := d.Tokens.List(ctx)
+	return claim, slices.DeleteFunc(all, func(r tokens.Record) bool {
+		return !r.Authentication || r.Expired(time.Now()) || r.ProblemText() != ""
+	}), err
 }
 
 // nodeWarnings warns of a node name that no Node has, or without a cluster no claim and no certificate. It may be

@@ -631,18 +631,34 @@ func TestRevocationEndsAfterTheLastCertificate(t *testing.T) {
 	})
 }
 
-// Catches a misspelt node name without a warning.
-func TestRevokeWarnsOfUnknownNode(t *testing.T) {
+// Catches a misspelt node name without a warning, and a token that a stolen machine can use again without one.
+func TestRevokeNodeWarns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		s.join(t, s.token(t, tokens.Limits{}), "worker-1")
-		s.join(t, s.token(t, tokens.Limits{MaxNodes: 1}), "worker-2")
+		free, rack, spent := s.token(t, tokens.Limits{}), s.token(t, tokens.Limits{MaxNodes: 2}), s.token(t, tokens.Limits{MaxNodes: 1})
+		s.join(t, free, "worker-1")
+		s.join(t, rack, "worker-2")
+		s.join(t, spent, "worker-3")
+		works := func(token tokens.Token) string {
+			return fmt.Sprintf("token %[1]s, which admitted the node, still works, and the machine may have it; run: kubejoin token delete %[1]s;", token.ID())
+		}
 		warns := func(what, node, want string) {
 			t.Helper()
 			result, err := s.Revoke(t.Context(), desk.Order{Node: node})
 			if got := strings.Join(result.Warnings, "; "); err != nil || (got != "") != (want != "") || !strings.Contains(got, want) {
 				t.Errorf("%s, %s: got warnings %q, %v, want %q", what, node, got, err, want)
 			}
+		}
+		warns("unlimited", "worker-1", works(free))
+		warns("free slot", "worker-2", works(rack))
+		warns("unused certificate", "worker-3", works(spent))
+		must.Value(storetest.UpdateClaim(t.Context(), s.db.Claims(), "worker-3", func(c *tokens.Claim) error { c.NodeUID = tokens.ByCertificate; return nil }))(t)
+		warns("spent", "worker-3", "")
+		s.Tokens = storetest.Fail(errAway, "Store.List").Store(s.db)
+		warns("tokens away", "worker-2", "cannot read the tokens now")
+		s.Tokens = s.db
+		for _, token := range []tokens.Token{free, rack} {
+			must.OK(t, s.db.Delete(t.Context(), must.Value(s.db.Get(t.Context(), token.ID(), tokens.Live))(t)))
 		}
 		warns("without a cluster", "worker-1", "")
 		warns("without a cluster", "worker-2", "")
