@@ -98,6 +98,17 @@ func TestClaimsShowRevokedNodes(t *testing.T) {
 	if err := json.Unmarshal([]byte(body), &list); err != nil || len(list.Items) != 2 || !list.Items[0].Revoked || list.Items[1].Revoked {
 		t.Errorf("got %s, %v, want worker-1 revoked", body, err)
 	}
+	// A release gives no slot back to a token that a stolen machine may have.
+	for node, want := range map[string]int{"worker-1": 409, "worker-2": 200} {
+		status, body := served(handler, asAdmin(newRequest("DELETE", "/v1/claim/"+node+"?dryRun", "")))
+		if status != want || want == 409 && (!strings.Contains(body, "problems/token-works") || !strings.Contains(body, "kubejoin token delete "+token[:6])) {
+			t.Errorf("release %s: %d %s, want %d", node, status, body, want)
+		}
+	}
+	s.Revocations.Guard.Store = noResponse(errAway)
+	if status, body := served(handler, asAdmin(newRequest("DELETE", "/v1/claim/worker-2", ""))); status != 503 || !strings.Contains(body, "problems/revocations-unavailable") {
+		t.Errorf("release without revocations: %d %s, want 503", status, body)
+	}
 }
 
 // Catches an item that is on no page or on two because other items were created or deleted between the pages.

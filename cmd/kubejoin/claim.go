@@ -69,7 +69,8 @@ gone. The old machine cannot rejoin. Until another token claims the name, the ol
 renew its certificate, for at most the lifetime that its token allowed. A standalone kubejoin
 refuses such renewals.
 
-The command prints a line for each name. The exit code is not 0 if it could not release one of them.` + remoteHelp,
+The command refuses the name of a revoked node while the token that admitted it still works.
+It prints a line for each name. The exit code is not 0 if it could not release one of them.` + remoteHelp,
 		Example: `  kubejoin claim release worker-7`,
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -18,7 +18,7 @@ var refusals = []struct {
 		"not-revoked", "not-issued", "no-issuance-record", "no-cluster", "no-such-request", "no-cluster-info"}},
 	{http.StatusMethodNotAllowed, 1, []string{"method-not-allowed"}},
 	{http.StatusConflict, 1, []string{"token-exists", "token-spent", "token-invalid", "would-shorten", "token-not-expired",
-		"token-replaced", "token-owns-upload", "turn-taken", "claim-replaced", "no-rotation", "wrong-stage", "rotation-changed",
+		"token-replaced", "token-owns-upload", "turn-taken", "claim-replaced", "token-works", "no-rotation", "wrong-stage", "rotation-changed",
 		"order-not-new"}},
 	{http.StatusConflict, 3, []string{"not-ready"}},
 	{http.StatusRequestEntityTooLarge, 1, []string{"body-too-large"}},

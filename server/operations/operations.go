@@ -164,10 +164,15 @@ func (o *Operations) ClaimsPage(ctx context.Context, page api.ListPage) (api.Cla
 
 var errNoClaims = &tokens.Refusal{Reason: "no-claims", Message: "this kubejoin does not store claims of node names"}
 
-// ReleaseClaim releases a node name, see [tokens.Releaser].
+// ReleaseClaim releases a node name, see [tokens.Releaser] and [desk.Revoker.CheckRelease].
 func (o *Operations) ReleaseClaim(ctx context.Context, node string, req api.ReleaseClaim) (api.Claim, error) {
 	if o.Claims == nil {
 		return api.Claim{}, errNoClaims
+	}
+	if o.Revocations != nil {
+		if err := o.Revocations.CheckRelease(ctx, node); err != nil {
+			return api.Claim{}, err
+		}
 	}
 	claim, warnings, err := tokens.Releaser{Tokens: o.Minter.Tokens, Claims: o.Claims, MaxRemainingLifetime: o.MaxRemainingLifetime}.Release(ctx, node, req.DryRun)
 	released := Claim(claim)

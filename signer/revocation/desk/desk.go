@@ -272,6 +272,33 @@ func (d *Revoker) workingTokens(ctx context.Context, node string) (claim tokens.
 	}), err
 }
 
+// CheckRelease refuses to release the name of a revoked node if that gives a slot back to a token that still works. A claim that was
+// made after the revocation is that of a machine that came back. The error is a [*tokens.Refusal].
+func (d *Revoker) CheckRelease(ctx context.Context, node string) error {
+	key, err := revocation.NodeKey(node)
+	if err != nil {
+		return nil // the release refuses it
+	}
+	e, err := d.Guard.Store.Get(ctx, key, tokens.Live)
+	switch {
+	case errors.Is(err, revocation.ErrNotFound) || err == nil && e.Ended(time.Now()):
+		return nil
+	case err != nil:
+		return listError(err)
+	}
+	claim, working, err := d.workingTokens(ctx, node)
+	if err != nil {
+		return refusal(err)
+	}
+	for _, record := range working {
+		id, held := record.Token.ID(), !claim.Released()
+		if held && claim.TokenID == id && !claim.Created.Truncate(time.Second).After(e.Since) || !held && slices.Contains(record.Nodes, node) {
+			return &tokens.Refusal{Reason: TokenWorks, Message: fmt.Sprintf("node %s is revoked, and a release gives its slot back to token %s, which the machine may have; before it, run: kubejoin token delete %s", node, id, id)}
+		}
+	}
+	return nil
+}
+
 // nodeWarnings warns of a node name that no Node has, or without a cluster no claim and no certificate. It may be
 // misspelt, or its Node was deleted.
 func (d *Revoker) nodeWarnings(ctx context.Context, node string) []string {

@@ -674,6 +674,46 @@ func TestRevokeNodeWarns(t *testing.T) {
 	})
 }
 
+// Catches a release that gives a slot back to the token of a stolen machine, and one that is refused for no such reason.
+func TestCheckRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		first, second := s.token(t, tokens.Limits{MaxNodes: 2}), s.token(t, tokens.Limits{MaxNodes: 2})
+		s.join(t, first, "worker-1")
+		check := func(what string, refused bool) {
+			t.Helper()
+			err := s.CheckRelease(t.Context(), "worker-1")
+			if r := (*tokens.Refusal)(nil); (err != nil) != refused || refused && (!errors.As(err, &r) || r.Reason != desk.TokenWorks || !strings.Contains(r.Message, "run: kubejoin token delete "+first.ID())) {
+				t.Errorf("%s: got %v, want it refused: %t", what, err, refused)
+			}
+		}
+		release := func() {
+			t.Helper()
+			_, _, err := tokens.Releaser{Tokens: s.db, Claims: s.Claims}.Release(t.Context(), "worker-1", false)
+			must.OK(t, err)
+		}
+		check("not revoked", false)
+		must.Value(s.Revoke(t.Context(), desk.Order{Node: "worker-1"}))(t)
+		check("revoked", true)
+		s.Tokens = storetest.Fail(errAway, "Store.List").Store(s.db)
+		if err := s.CheckRelease(t.Context(), "worker-1"); !errors.Is(err, errAway) {
+			t.Errorf("tokens away: got %v, want %v", err, errAway)
+		}
+		s.Tokens = s.db
+		claim := must.Value(s.Claims.Get(t.Context(), "worker-1", tokens.Live))(t)
+		must.OK(t, storetest.DeleteClaim(t.Context(), s.Claims, claim))
+		check("without a claim, counted", true)
+		release()
+		check("released", false)
+		time.Sleep(time.Second)
+		s.join(t, second, "worker-1")
+		check("came back with another token", false)
+		if err := s.CheckRelease(t.Context(), "Worker_1"); err != nil {
+			t.Errorf("invalid name: got %v, want nil, because the release refuses it", err)
+		}
+	})
+}
+
 // Catches a revocation that stands for anything but what the caller asked.
 func TestRevokeRefuses(t *testing.T) {
 	s := newSite(t)

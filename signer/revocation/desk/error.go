@@ -8,6 +8,8 @@ const (
 	NoToken = "no-token"
 	// NotRevoked: there is no such entry.
 	NotRevoked = "not-revoked"
+	// TokenWorks: a release gives a slot back to a token that admitted a revoked node and still works.
+	TokenWorks = "token-works"
 	// Full: the list of revocations has no space.
 	Full = "too-many-revocations"
 	// Unavailable: the list of revocations cannot be read or written now.
