@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -28,6 +29,15 @@ func reachable(listen string) (string, error) {
 		return net.JoinHostPort(ip, port), nil
 	}
 	return net.JoinHostPort("127.0.0.1", port), nil
+}
+
+// shownAddress returns the HOST:PORT at which kubejoin serves, for a person.
+func (o *Options) shownAddress() string {
+	if dialable(o.Listen) == o.Listen {
+		return o.Listen
+	}
+	own, _ := reachable(o.Listen) // never fails for all addresses
+	return cmp.Or(o.Advertise, own)
 }
 
 // warnOfLoopback logs addresses of the options at which no other machine reaches a server.

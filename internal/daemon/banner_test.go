@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"strings"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/testing/logs"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"k8s.io/client-go/rest"
 )
 
 // The banner says that kubejoin is ready, which it was not while etcd did not respond.
@@ -41,4 +44,21 @@ func TestBannerWaitsForReadiness(t *testing.T) {
 			t.Errorf("ready: printed %q after %s, and logged\n%s", &out, time.Since(started), &log)
 		}
 	})
+}
+
+// Catches a banner whose URL has no host.
+func TestBannersHaveHost(t *testing.T) {
+	for _, test := range []struct{ listen, advertise, want string }{
+		{"127.0.0.1:9443", "join.example.com:443", "https://127.0.0.1:9443"},
+		{":9443", "join.example.com:443", "https://join.example.com:443"},
+		{"[::]:9443", "192.0.2.7:9443", "https://192.0.2.7:9443"},
+		{"0.0.0.0:9443", "", "https://" + must.Value(reachable(":9443"))(t)},
+	} {
+		s := newService(Options{Listen: test.listen, Advertise: test.advertise}, slog.New(slog.DiscardHandler), io.Discard)
+		for _, banner := range []string{(&standalone{service: s}).readyBanner(), (&cluster{connection: &connection{service: s, config: &rest.Config{}}}).clusterBanner()} {
+			if !strings.Contains(banner, test.want+" ") && !strings.Contains(banner, test.want+",") {
+				t.Errorf("--listen %s --advertise %s: got %q, want %s", test.listen, test.advertise, banner, test.want)
+			}
+		}
+	}
 }

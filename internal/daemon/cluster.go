@@ -465,5 +465,5 @@ func (c *cluster) clusterBanner() string {
 	if u, err := url.Parse(host); err == nil && u.Host != "" {
 		host = u.Host
 	}
-	return fmt.Sprintf("kubejoin serves https://%s for the cluster at %s\n", c.options.Listen, host)
+	return fmt.Sprintf("kubejoin serves https://%s for the cluster at %s\n", c.options.shownAddress(), host)
 }

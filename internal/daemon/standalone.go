@@ -253,7 +253,7 @@ func (s *standalone) readyBanner() string {
 	if o.Etcd != nil {
 		data = "etcd at " + strings.Join(o.Etcd.Endpoints, ",")
 	}
-	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.Listen, data)
+	fmt.Fprintf(&b, "kubejoin is ready on https://%s, standalone, with its data in %s\n\n", o.shownAddress(), data)
 	if o.Callers.TokenFile == "" {
 		fmt.Fprintf(&b, "Get a join command:\n  curl -K %s -X POST https://%s/v1/token/print-join-command\n\n", safetext.Quote(s.dir.Path(datadir.Curlrc)), dialable(o.Listen))
 	} else {
