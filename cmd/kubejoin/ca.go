@@ -182,9 +182,11 @@ func writeStep(w io.Writer, r api.CARotation) error {
 	rows := [][]string{{"next:"}}
 	apply := "  " + rotation.CA(r.CA).Command("apply")
 	switch {
-	case !r.Ended.IsZero():
-		rows = append(rows, []string{apply, "on each host of a cluster: it removes its backup"}, []string{"  " + rotation.CA(r.CA).Command("status"), "names the hosts that still have one"})
+	case !r.Ended.IsZero() && hasHosts(r):
+		rows = append(rows, []string{apply, "on each host: it removes its backup"}, []string{"  " + rotation.CA(r.CA).Command("status"), "names the hosts that still have one"})
 		return table(w, rows)
+	case !r.Ended.IsZero():
+		return table(w, append(rows, []string{"  " + rotation.CA(r.CA).Command("status")}))
 	case hasHosts(r) && r.Stage == string(rotation.Prepare) && !r.Aborting:
 		rows = append(rows, []string{apply, "on each control plane"})
 	case hasHosts(r) && (r.Stage != string(rotation.Prepare) || r.Aborting):

@@ -302,7 +302,7 @@ func (d *Desk) try(ctx context.Context, ca CA, s step, o Options) (Status, error
 		if before.ID == "" || s.name != before.last() {
 			return status(before, nil), ErrNone
 		}
-		return d.clean(ctx, before, o)
+		return d.clean(ctx, before, nil, o)
 	}
 	seen, err := d.observe(ctx, before)
 	if err != nil {
@@ -360,17 +360,17 @@ func (d *Desk) try(ctx context.Context, ca CA, s step, o Options) (Status, error
 		}
 	}
 	if !after.InProgress() {
-		return d.clean(ctx, after, o)
+		return d.clean(ctx, after, seen, o)
 	}
 	return status(after, seen), nil
 }
 
 // clean deletes the key of a rotation that has ended.
-func (d *Desk) clean(ctx context.Context, ended Rotation, o Options) (Status, error) {
+func (d *Desk) clean(ctx context.Context, ended Rotation, seen []Observation, o Options) (Status, error) {
 	if !o.DryRun {
 		if _, err := d.Keys.KeepKey(ctx, ended.CA, ""); err != nil {
-			return status(ended, nil), fmt.Errorf("the rotation has ended, but the key of the new CA is still stored; run the same command again: %w", err)
+			return status(ended, seen), fmt.Errorf("the rotation has ended, but the key of the new CA is still stored; run the same command again: %w", err)
 		}
 	}
-	return status(ended, nil), nil
+	return status(ended, seen), nil
 }
