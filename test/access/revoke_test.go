@@ -300,6 +300,11 @@ func TestRevocationWebhook(t *testing.T) {
 	// The node is locked out, comes back, and only the certificate issued since works.
 	s.CLI(t, "revoke", "worker-1", "--reason", "stolen from the rack")
 	waitForbidden(t, "the revoked certificate", "stolen from the rack", ask(stolen, "worker-1"))
+	// as docs/revocation.md checks it
+	s.WaitExplain(t, "worker-1", 3, "its certificates were revoked")
+	if out, err := s.Kubectl(ctx, "get", "node", "worker-1", "--as=system:node:worker-1", "--as-group=system:nodes"); err == nil || !strings.Contains(out+err.Error(), "this certificate of node worker-1 is revoked") {
+		t.Errorf("get as the revoked node: got %s, %v, want it refused", out, err)
+	}
 	if err := reads(t, other, "worker-2"); err != nil {
 		t.Errorf("another node: %v", err)
 	}

@@ -103,6 +103,7 @@ kubectl -n kube-system wait --for=create pod/kube-controller-manager --timeout=6
 kubectl create -f - <<END
 {apiVersion: v1, kind: Node, metadata: {name: worker-7}} # which is not Ready
 END
+kubeadm token create abcdef.0123456789abcdef
 `,
 	"docs/tokens.md": `
 kubectl create -f - <<END
