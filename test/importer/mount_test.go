@@ -34,7 +34,7 @@ func (b build) testMountServer(t *testing.T) {
 	}
 	shell := func(block string) string {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), "sh", "-euc", strings.ReplaceAll(strings.ReplaceAll(block, "127.0.0.1:9445", listen), "curl ", "curl -sS "))
+		cmd := exec.CommandContext(t.Context(), "sh", "-euc", strings.ReplaceAll(block, "127.0.0.1:9445", listen))
 		cmd.Dir = dir
 		out, err := cmd.Output()
 		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
