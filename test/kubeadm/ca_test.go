@@ -77,12 +77,12 @@ type step struct {
 // commands are those of the page for one stage: of the administrator, and on each host.
 type commands struct{ step, controlPlane, worker string }
 
-// sessionOf returns the commands of the stages. Comments say where those of hosts run.
+// sessionOf returns the commands of the stages, without looks at the status. Comments say where those of hosts run.
 func sessionOf(block string) (session []commands) {
 	for line := range strings.Lines(block) {
 		line, where, _ := strings.Cut(strings.TrimSpace(line), " # ")
 		switch {
-		case line == "":
+		case line == "" || strings.HasPrefix(line, "kubejoin ca status"):
 		case !strings.HasPrefix(line, "sudo kubejoin ca apply"):
 			session = append(session, commands{step: line})
 		default:

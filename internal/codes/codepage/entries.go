@@ -14,7 +14,7 @@ import (
 const (
 	oneMachine   = "`kubejoin token create --max-nodes 1 --node-name NODE --print-join-command`"
 	replaceNode  = "`kubejoin token create --replace-node NODE`"
-	rotateCA     = "rotate the CA: docs/operate.md#rotate-the-ca"
+	rotateCA     = "rotate the CA: docs/ca.md"
 	renewCA      = "renew the CA: docs/operate.md#renew-an-expired-ca"
 	otherSigner  = "switch one of the two off: docs/migrate-from-kube-controller-manager.md"
 	comeBack     = "let the machine come back: docs/revocation.md#let-a-machine-come-back"
