@@ -61,9 +61,12 @@ kubectl config --kubeconfig /etc/kubernetes/kubejoin.conf set-cluster kubernetes
 
 // before are shell commands that prepare the machine for the commands of a page.
 var before = map[string]string{
-	"docs/ca.md":      systemd + "systemctl start kubejoin\ncp kubejoin-data/ca.crt old.crt\n",
-	"docs/host.md":    unit,
-	"docs/operate.md": systemd + "systemctl start kubejoin\n",
+	"docs/ca.md": systemd + "systemctl start kubejoin\ncp kubejoin-data/ca.crt old.crt\n",
+	// A token as kubeadm makes it, before kubejoin runs.
+	"docs/diagnose.md": "kubeadm token create hx7kq2.4m9zt8cw1v5b6n3r\n",
+	"docs/host.md":     unit,
+	"docs/install.md":  systemd + "export STATE_DIRECTORY=$HOME/state\n",
+	"docs/operate.md":  systemd + "systemctl start kubejoin\n",
 	// main.go is the first Go block of the page. The module cache of go get and go run reads all modules from the usual
 	// one, except kubejoin.
 	"docs/library.md": `
