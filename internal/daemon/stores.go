@@ -105,7 +105,7 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 // etcdReadyTimeout is how long readiness waits for etcd.
 const etcdReadyTimeout = 2 * time.Second
 
-// openEtcd opens the store in etcd. It does not wait for etcd. It refuses an incomplete copy, which lacks tokens.
+// openEtcd opens the store in etcd. It waits for etcdReadyTimeout at most. It refuses an incomplete copy, which lacks tokens.
 func (s *service) openEtcd() (stores, error) {
 	config := *s.options.Etcd
 	config.Logger = s.log
@@ -116,8 +116,11 @@ func (s *service) openEtcd() (stores, error) {
 	s.closers = append(s.closers, store.Close)
 	ctx, cancel := context.WithTimeout(context.Background(), etcdReadyTimeout)
 	defer cancel()
-	if err := store.Ready(ctx); errors.Is(err, etcdstore.ErrIncomplete) {
+	switch err := store.Ready(ctx); {
+	case errors.Is(err, etcdstore.ErrIncomplete):
 		return stores{}, err
+	case err != nil:
+		s.log.Warn("waiting for etcd", "servers", config.Endpoints)
 	}
 	s.check("tokens", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, etcdReadyTimeout)
