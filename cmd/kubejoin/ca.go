@@ -76,6 +76,9 @@ now or before.` + remoteHelp}
 			if behind := notReady(err); behind != nil {
 				return fmt.Errorf("%w\n%s", err, strings.TrimSuffix(tableText(behindRows(behind)), "\n"))
 			}
+			if !asked.DryRun && r.maybeApplied(err) {
+				return fmt.Errorf("%w; the step may have been done: see %s", err, rotation.CA(o.ca).Command("status"))
+			}
 			if err != nil {
 				return err
 			}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/url"
 	"os"
 	"time"
 
@@ -142,7 +141,7 @@ func (o *caPrepareOptions) drop() {
 
 func (o *caPrepareOptions) prepare(ctx context.Context, cmd *cobra.Command, r *remote) error {
 	made, err := r.PrepareCA(ctx, o.ca, o.asked)
-	if sent := (*url.Error)(nil); !o.asked.DryRun && maybeApplied(err) && (r.server != nil || errors.As(err, &sent)) {
+	if !o.asked.DryRun && r.maybeApplied(err) {
 		ca := rotation.CA(o.ca)
 		return fmt.Errorf("%w; if %s shows stage prepare, the certificate key is lost: run %s, and prepare again", err, ca.Command("status"), ca.Command("abort"))
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -58,6 +59,12 @@ func maybeApplied(err error) bool {
 	var p *api.Problem
 	var dial *net.OpError
 	return err != nil && !errors.As(err, &p) && !(errors.As(err, &dial) && dial.Op == "dial") // nothing sent
+}
+
+// maybeApplied reports whether a cluster or a server may have carried out a request although the command got an error.
+func (r *remote) maybeApplied(err error) bool {
+	var sent *url.Error
+	return maybeApplied(err) && (r.server != nil || errors.As(err, &sent))
 }
 
 // JoinControlPlane implements operations. The server generates the token and the certificate key.
