@@ -231,7 +231,7 @@ func (a *caApplier) host(cmd *cobra.Command) pki.Host {
 // apply applies the rotation of each CA, and prints what it did.
 func (a *caApplier) apply(cmd *cobra.Command) error {
 	results, unfit, err := a.rotate(cmd)
-	if err = errors.Join(a.print(cmd, results), err); err != nil || len(unfit) == 0 {
+	if err = errors.Join(a.print(cmd, results, err), err); err != nil || len(unfit) == 0 {
 		return err
 	}
 	return unfit
@@ -246,7 +246,12 @@ func (a *caApplier) rotate(cmd *cobra.Command) (results []pki.Result, unfit unfi
 		return nil, nil, err
 	}
 	ctx := cmd.Context()
+	done := func() {}
+	if !a.watch {
+		done = waiting{what: "for the API server of " + a.stageKubeconfig()}.begin(cmd)
+	}
 	state, err := pki.State(ctx, client)
+	done()
 	if err != nil {
 		return nil, nil, fmt.Errorf("with %s: %w", a.stageKubeconfig(), err)
 	}
@@ -393,7 +398,8 @@ func (o *caApplyOptions) certificateKey(in io.Reader) (joinformat.CertificateKey
 	return joinformat.ParseCertificateKey(strings.TrimSpace(string(content)))
 }
 
-func (o *caApplyOptions) print(cmd *cobra.Command, results []pki.Result) error {
+// print prints what was done. After a failure, no results do not mean that no CA is rotated.
+func (o *caApplyOptions) print(cmd *cobra.Command, results []pki.Result, failed error) error {
 	w := cmd.OutOrStdout()
 	var list struct {
 		Items []pki.Result `json:"items"`
@@ -402,7 +408,7 @@ func (o *caApplyOptions) print(cmd *cobra.Command, results []pki.Result) error {
 	if done, err := o.object(w, list); done || err != nil {
 		return err
 	}
-	if len(results) == 0 && !o.watch {
+	if len(results) == 0 && !o.watch && failed == nil {
 		_, err := fmt.Fprintln(w, "no CA is rotated")
 		return err
 	}

@@ -108,14 +108,14 @@ type hostApplier struct {
 
 // apply renews what is near its end, and applies the rotations. One goes on if the other fails.
 func (h *hostApplier) apply(cmd *cobra.Command) error {
-	renewed, failed := h.renew(cmd)
-	results, unfit, err := h.rotate(cmd)
-	failed = errors.Join(failed, err)
+	renewed, notRenewed := h.renew(cmd)
+	results, unfit, notRotated := h.rotate(cmd)
+	failed := errors.Join(notRenewed, notRotated)
 	left := append(unfitError(renewed.Unfit), unfit...)
 	if h.flags.metricsFile != "" && !h.dryRun {
 		failed = errors.Join(failed, h.writeMetrics(len(left), failed == nil))
 	}
-	failed = errors.Join(failed, h.show(cmd, renewed, results))
+	failed = errors.Join(failed, h.show(cmd, renewed, notRenewed, results, notRotated))
 	switch {
 	case failed != nil && len(left) > 0:
 		return fmt.Errorf("%w\n%s", failed, strings.Join(left, "\n"))
@@ -126,7 +126,7 @@ func (h *hostApplier) apply(cmd *cobra.Command) error {
 }
 
 // show prints what was done.
-func (h *hostApplier) show(cmd *cobra.Command, renewed pki.Renewed, results []pki.Result) error {
+func (h *hostApplier) show(cmd *cobra.Command, renewed pki.Renewed, notRenewed error, results []pki.Result, notRotated error) error {
 	w := cmd.OutOrStdout()
 	done, err := h.object(w, struct {
 		Renewed pki.Renewed  `json:"renewed"`
@@ -135,12 +135,12 @@ func (h *hostApplier) show(cmd *cobra.Command, renewed pki.Renewed, results []pk
 	if done || err != nil {
 		return err
 	}
-	if h.dryRun {
+	if h.dryRun && notRenewed == nil {
 		_, err = fmt.Fprintf(w, "certificates that are due: %s\n", orNone(renewed.Due...))
-	} else if !h.watch || len(renewed.Changed)+len(renewed.Restarted) > 0 {
+	} else if !h.dryRun && !h.watch && notRenewed == nil || len(renewed.Changed)+len(renewed.Restarted) > 0 {
 		_, err = fmt.Fprintf(w, "certificates renewed: %s; restarted: %s\n", orNone(renewed.Changed...), orNone(renewed.Restarted...))
 	}
-	return errors.Join(err, h.print(cmd, results))
+	return errors.Join(err, h.print(cmd, results, notRotated))
 }
 
 // renew renews certificates near their end, and says which.
