@@ -21,6 +21,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/safetext"
 	"github.com/kubejoin/kubejoin/server/api"
 	"github.com/kubejoin/kubejoin/server/client"
+	"github.com/kubejoin/kubejoin/server/operations/kube"
 	"github.com/kubejoin/kubejoin/tokens"
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -56,6 +57,8 @@ type remoteOptions struct {
 	instead string
 	// waits says what the command waits for besides the response. The zero value says nothing.
 	waits waiting
+	// running is the command of run. Other callers of connect say by themselves what they wait for.
+	running *cobra.Command
 	// ownServer sends the bearer token of a curlrc only to the server that this file names.
 	ownServer bool
 }
@@ -139,6 +142,11 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 	}
 	if rules, found := o.findKubeconfig(); found && !o.serverOnly {
 		o.cluster, o.kubeconfigFile = true, kubeconfigFiles(rules)
+		if o.running != nil {
+			reach := o.response()
+			reach.most = kube.ReachTimeout
+			defer reach.begin(o.running)()
+		}
 		return connectCluster(ctx, rules, o.pkiDir)
 	}
 	if exists(defaultCurlrc) {
@@ -152,6 +160,7 @@ func (o *remoteOptions) connect(ctx context.Context) (r *remote, close func(), e
 
 // run connects and calls do. Its errors name flags, not fields of the API.
 func (o *remoteOptions) run(cmd *cobra.Command, do func(context.Context, *remote) error) error {
+	o.running = cmd
 	r, stop, err := o.connect(cmd.Context())
 	if err == nil {
 		defer stop()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -60,7 +61,9 @@ func (o *remoteOptions) signing(cmd *cobra.Command, dir string, keys caKeys, wai
 	}
 	s := pki.Signing{Sign: sign, Stop: stop, Add: map[string][]string{}}
 	if len(given) == 0 || slices.ContainsFunc(append(credentials.OfEtcd(), apiserver), func(name string) bool { return slices.Contains(given, name) }) {
-		if s.Add, err = namesOfKubeadm(cmd.Context(), &files, given); err != nil {
+		done := waiting{"for the API server of " + filepath.Join(dir, "admin.conf"), kubeadmConfigTimeout}.begin(cmd)
+		s.Add, err = namesOfKubeadm(cmd.Context(), &files, given)
+		if done(); err != nil {
 			warn(cmd, "could not read kubeadm-config with admin.conf ("+err.Error()+"); certificates get no new names from it, "+
 				"want 'kubejoin certs renew --add-san' for apiserver; with external etcd, select the other certificates with --name")
 		}
@@ -77,7 +80,11 @@ func (o *remoteOptions) kubeadmSigner(cmd *cobra.Command, dir string, keys caKey
 		if err != nil {
 			return files, nil, nil, err
 		}
-		return files, warnOfKubeletClient(cmd, files, orNoCA(overHTTPS(cmd, r, wait))), stop, nil
+		sign := func(ctx context.Context, asked credentials.SigningRequest) ([]byte, error) {
+			defer waiting{"for a certificate", wait + serverWait}.begin(cmd)()
+			return overHTTPS(cmd, r, wait)(ctx, asked)
+		}
+		return files, warnOfKubeletClient(cmd, files, orNoCA(sign)), stop, nil
 	}
 	for _, flag := range []string{"kubeconfig", "url", "curlrc", "ca-file", "bearer-file", "client-certificate"} {
 		if o.given(flag) {
@@ -181,14 +188,16 @@ func namesOfKubeadm(ctx context.Context, files *credentials.KubeadmFiles, given 
 	return add, err
 }
 
+// kubeadmConfigTimeout limits readKubeadmConfig, without which a certificate gets fewer names.
+const kubeadmConfigTimeout = 5 * time.Second
+
 // readKubeadmConfig reads kubeadm's ClusterConfiguration with admin.conf of a control plane.
 func readKubeadmConfig(ctx context.Context, files credentials.KubeadmFiles) (kubeadmcerts.Configuration, error) {
 	client, err := adminClient(files, nil)
 	if err != nil {
 		return kubeadmcerts.Configuration{}, err
 	}
-	const timeout = 5 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, kubeadmConfigTimeout)
 	defer cancel()
 	return kubeadmcerts.ReadConfiguration(ctx, client)
 }

@@ -276,6 +276,7 @@ finding was made but a check could not run, or if the command cannot read the fi
   kubejoin kubeconfig check jane.conf -o jsonpath='{.findings[*].id}'`,
 		Args: oneArg("FILE", "one"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			defer waiting{what: "for the checks"}.begin(cmd)()
 			report, err := credentials.Checker{Node: o.node, Offline: o.offline}.Check(cmd.Context(), args[0])
 			if err != nil {
 				cmd.PrintErrln("kubejoin:", sanitize(err.Error()))

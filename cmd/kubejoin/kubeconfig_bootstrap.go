@@ -85,7 +85,7 @@ needs system:certificates.k8s.io:certificatesigningrequests:nodeclient.` + remot
     --kubeconfig admin.conf --output-file bootstrap-kubelet.conf`,
 		PreRunE: o.check,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			defer waiting{what: "for cluster-info"}.begin(cmd)()
+			defer waiting{"for cluster-info", discoverTimeout}.begin(cmd)()
 			return o.hint(explain(o.run(cmd)))
 		},
 	}

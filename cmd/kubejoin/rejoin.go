@@ -291,7 +291,7 @@ func retry[T any](cmd *cobra.Command, most time.Duration, try func() (T, error))
 		case time.Now().Add(delay).After(deadline):
 			return result, fmt.Errorf("no decision in time (%w): %w", exitRejoinTimeout, err)
 		}
-		if text := err.Error(); text != told {
+		if text := err.Error(); text != told && cmd.Context().Err() == nil {
 			progress(cmd, "waiting: %s", text)
 			told = text
 		}

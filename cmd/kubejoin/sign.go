@@ -81,13 +81,13 @@ if the command cannot reach the server.` + serverHelp,
 			if err != nil {
 				return err
 			}
-			to, err := o.destination(cmd.OutOrStdout())
-			if err != nil {
-				return fmt.Errorf("--output-file: %w", err)
-			}
-			defer to.drop()
 			o.waits = waiting{"for the certificate", o.wait + serverWait}
 			return o.run(cmd, func(ctx context.Context, r *remote) error {
+				to, err := o.destination(cmd.OutOrStdout())
+				if err != nil {
+					return fmt.Errorf("--output-file: %w", err)
+				}
+				defer to.drop()
 				chain, err := o.sign(ctx, cmd, r, request)
 				if err != nil {
 					return err

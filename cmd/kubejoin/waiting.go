@@ -3,6 +3,8 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"io"
+	"sync"
 	"time"
 
 	"github.com/kubejoin/kubejoin/internal/safetext"
@@ -14,8 +16,7 @@ import (
 // commands take less.
 const longWait = 2 * time.Second
 
-// A waiting describes a wait: what for, as in "for the API server", and its limit. The limit 0 means that the command waits until
-// the other side responds.
+// A waiting describes a wait: what for, as in "for the API server", and its limit. The limit 0 means that there is none.
 type waiting struct {
 	what string
 	most time.Duration
@@ -24,14 +25,50 @@ type waiting struct {
 // serverWait is how long a kubejoin server may take for a response: the longest wait that it allows, and a margin.
 const serverWait = api.MaxWait + time.Minute
 
-// begin prints what a command waits for, if it has not called done after longWait.
+// begin prints what a command waits for, when it has printed nothing for longWait, until it calls done. The line never comes
+// amid the result or after it.
 func (w waiting) begin(cmd *cobra.Command) (done func()) {
-	limit := "until it responds or you press Ctrl-C"
+	limit := "without a time limit; Ctrl-C ends the wait"
 	if w.most > 0 {
 		limit = "for at most " + safetext.Duration(w.most)
 	}
-	slow := time.AfterFunc(longWait, func() { progress(cmd, "waiting %s, %s", w.what, limit) })
-	return func() { slow.Stop() }
+	out := &silence{Writer: cmd.OutOrStdout(), since: time.Now()}
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	out.over = time.AfterFunc(longWait, func() {
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		if !out.ended && time.Since(out.since) >= longWait { // else a write came first
+			progress(cmd, "waiting %s, %s", w.what, limit)
+		}
+	})
+	cmd.SetOut(out)
+	return func() {
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		out.ended = true
+		out.over.Stop()
+		cmd.SetOut(out.Writer)
+	}
+}
+
+// A silence is standard output of a command that waits.
+type silence struct {
+	io.Writer
+	mu    sync.Mutex
+	since time.Time // the end of the last write
+	over  *time.Timer
+	ended bool
+}
+
+func (s *silence) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over.Stop() // a write to a pipe may take long
+	n, err := s.Writer.Write(b)
+	s.since = time.Now()
+	s.over.Reset(longWait)
+	return n, err
 }
 
 // or returns w with the fields of another one where it has none.

@@ -24,13 +24,13 @@ type signerState struct {
 	now   time.Time
 }
 
-// reachTimeout limits how long the first response of an API server may take.
-const reachTimeout = 10 * time.Second
+// ReachTimeout limits how long the first response of an API server may take.
+const ReachTimeout = 10 * time.Second
 
 // findSigner reads the leader Lease. It is also the first request, so it fails if the API server does not respond.
 // forbidden reports that the user may not read Leases.
 func findSigner(ctx context.Context, client kubernetes.Interface) (s signerState, forbidden bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ReachTimeout)
 	defer cancel()
 	lease, err := client.CoordinationV1().Leases(secretstore.ClaimNamespace).Get(ctx, leaderLease, metav1.GetOptions{})
 	s.now = time.Now()

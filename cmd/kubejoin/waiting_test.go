@@ -1,0 +1,164 @@
+package main
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kubejoin/kubejoin/internal/testing/csrtest"
+	"github.com/kubejoin/kubejoin/internal/testing/must"
+	"github.com/kubejoin/kubejoin/internal/testing/wait"
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/keyutil"
+)
+
+// Each command that waits for two seconds says for what, and for how long at most. Ctrl-C ends it with 130, and it says what
+// remains.
+func TestSaysWhatItWaitsFor(t *testing.T) {
+	t.Parallel()
+	silent := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t) // nobody accepts
+	t.Cleanup(func() { _ = silent.Close() })
+	address := silent.Addr().String()
+	url, dir, host := "https://"+address, t.TempDir(), newControlPlane(t)
+	file := func(name string, content []byte) string {
+		name = filepath.Join(dir, name)
+		must.OK(t, os.WriteFile(name, content, 0o600))
+		return name
+	}
+	key := csrtest.NewKey()
+	csr := file("jane.csr", csrtest.PEM(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, key))
+	pem := file("key", must.Value(keyutil.MarshalPrivateKeyToPEM(key))(t))
+	bearer, ca := file("bearer", []byte("bearer-0123456789abcdef")), filepath.Join(host.dir, "pki/ca.crt")
+	cluster := &clientcmdapi.Cluster{Server: url, CertificateAuthority: ca}
+	kubeconfig := file("admin.conf", must.Value(clientcmd.Write(oneCluster("kubernetes", cluster, "me", &clientcmdapi.AuthInfo{Token: "me"})))(t))
+	onServer, onKube := []string{"--url", url, "--ca-file", ca, "--bearer-file", bearer}, []string{"--kubeconfig", kubeconfig}
+	const ctrlC = "without a time limit; Ctrl-C ends the wait"
+	const forCA = "until API servers, kubelets and etcd were looked at, for at most 6m"
+	forServer, ofAdmin := "for "+url+", for at most 6m", "for the API server of "+kubeconfig+", "
+	forKube := ofAdmin + "for at most 10s"
+	unsigned, slow := t.TempDir(), t.TempDir()
+	must.OK(t, errors.Join(os.CopyFS(unsigned, os.DirFS(host.dir)), os.CopyFS(slow, os.DirFS(host.dir))))
+	config := must.Value(clientcmd.LoadFromFile(filepath.Join(slow, "admin.conf")))(t)
+	config.Clusters["c"].Server = url
+	must.OK(t, clientcmd.WriteToFile(*config, filepath.Join(slow, "admin.conf")))
+	must.OK(t, os.Remove(filepath.Join(unsigned, "pki/apiserver.crt")))
+	var commands sync.WaitGroup
+	for _, test := range []struct {
+		command string
+		flags   []string
+		waits   string // empty: it does not say so
+		says    string
+	}{
+		{"token list", onServer, forServer, ""},
+		{"token list", onKube, forKube, ""},
+		{"token create --wait 20s", onServer, "for a signature by the token in cluster-info, for at most 6m20s", "may have been created: check with 'kubejoin token get "},
+		{"token create aaaaaa.bbbbbbbbbbbbbbbb --print-join-command", onServer, "for a signature by the token in cluster-info, for at most 6m30s", "token aaaaaa may have been created"},
+		{"token create --wait 20s", onKube, forKube, ""},
+		{"explain worker-1", onKube, forKube, ""},
+		{"claim list", onKube, forKube, ""},
+		{"ca prepare", onServer, forCA, "run kubejoin ca abort, and prepare again"},
+		{"ca trust", onServer, forCA, "the step may have been done: see kubejoin ca status"},
+		{"ca trust --dry-run", onServer, forCA, ": context canceled\n"},
+		{"ca trust", onKube, forKube, ""},
+		{"ca status", onServer, forCA, ""},
+		{"ca apply " + dir, nil, ofAdmin + ctrlC, ""},
+		{"host apply " + dir, nil, ofAdmin + ctrlC, ""},
+		{"revoke worker-1", onServer, "until every replica knows the revocation, for at most 6m", ""},
+		{"revoke worker-1 --quiet", onServer, "", ""},
+		{"sign --wait 1m --signer kubernetes.io/kube-apiserver-client " + csr, onServer, "for the certificate, for at most 7m", ""},
+		{"sign --kubeadm-dir " + unsigned, onServer, "for a certificate, for at most 6m", ""},
+		{"certs renew " + host.dir, onServer, "for a certificate, for at most 7m", ""},
+		{"certs renew " + slow, onServer, "for the API server of " + slow + "/admin.conf, for at most 5s", ""},
+		{"certs list", onKube, ofAdmin + "for at most 30s", ""},
+		{"kubeconfig bootstrap", onServer, "for cluster-info, for at most 30s", ""},
+		{"kubeconfig user jane", onServer, "for the certificate, for at most 7m", ""},
+		{"kubeconfig check " + kubeconfig, nil, "for the checks, " + ctrlC, ""},
+		{"rejoin --node worker-1 --kubeconfig none --key " + pem, onServer[:4], "for the kubejoin server, for at most 6m", ""},
+		{"doctor", onKube, "for the checks, " + ctrlC, ""},
+		{"store copy --to file:new.db --from etcd:" + url, nil, "for the stores, " + ctrlC, ""},
+		{"store check etcd:" + url, nil, "for the store, " + ctrlC, ""},
+		{"serve --listen 127.0.0.1:0 --advertise join.example.com:443 --token-store etcd --etcd-servers " + url, nil, `for etcd" servers=[` + url + "]", ""},
+	} {
+		var out, errs lines
+		cmd := exec.CommandContext(t.Context(), "kubejoin", append(strings.Fields(test.command), test.flags...)...)
+		cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = t.TempDir(), []string{"HOME=/none"}, &out, &errs
+		began := time.Now()
+		must.OK(t, cmd.Start())
+		ended := make(chan struct{})
+		go func() { _ = cmd.Wait(); close(ended) }() // its code is checked below
+		commands.Go(func() {
+			_ = wait.Poll(20*longWait, func() error { // without a line, the count below fails
+				select {
+				case <-ended:
+				default:
+					if test.waits == "" && time.Since(began) < longWait+time.Second || test.waits != "" && !strings.Contains(errs.String(), "waiting ") {
+						return errors.New("no line yet")
+					}
+				}
+				return nil
+			})
+			code, signal, end := exitInterrupt, syscall.SIGINT, "kubejoin: interrupted; what the command has done before remains\n"
+			switch cmd.Args[1] {
+			case "explain":
+				code, signal = exitTerminate, syscall.SIGTERM
+			case "serve":
+				code, end = 0, "\n"
+			}
+			_ = cmd.Process.Signal(signal) // fails if it has ended
+			<-ended
+			got := errs.String()
+			line := ""
+			if test.waits != "" {
+				line = "waiting " + test.waits + "\n"
+			}
+			if cmd.ProcessState.ExitCode() != code || !strings.Contains(got, line) || strings.Count(got, "waiting") != min(1, len(line)) ||
+				!strings.Contains(got, test.says) || !strings.HasSuffix(got, end) || strings.ContainsAny(got, "\x1b") || strings.Contains(got, "token delete") ||
+				out.String() != "" && !strings.HasPrefix(test.command, "token create --wait") && !strings.HasPrefix(test.command, "kubeconfig check") {
+				t.Errorf("%s: got exit code %d and\n%s", test.command, cmd.ProcessState.ExitCode(), got+out.String())
+			}
+		})
+	}
+	commands.Wait()
+}
+
+// slowPipe is a pipe whose reader takes longer than longWait.
+type slowPipe struct{}
+
+func (slowPipe) Write(b []byte) (int, error) {
+	time.Sleep(longWait + time.Second/2)
+	return len(b), nil
+}
+
+// Catches a line that says that the command waits while it prints the result, and after that.
+func TestWaitEndsWhenResultIsPrinted(t *testing.T) {
+	for want, silent := range map[string]time.Duration{"": 0, "kubejoin: waiting for more, for at most 1m\n": longWait + time.Second/2} {
+		synctest.Test(t, func(t *testing.T) {
+			var errs lines
+			cmd := &cobra.Command{}
+			cmd.SetOut(slowPipe{})
+			cmd.SetErr(&errs)
+			done := waiting{"for more", time.Minute}.begin(cmd)
+			out := cmd.OutOrStdout()
+			must.Value(out.Write([]byte("result")))(t)
+			time.Sleep(silent)
+			done()
+			must.Value(out.Write([]byte("end")))(t)
+			time.Sleep(time.Minute)
+			if got := errs.String(); got != want {
+				t.Errorf("silent for %s after the result: got %q, want %q", silent, got, want)
+			}
+		})
+	}
+}
