@@ -11,9 +11,10 @@ func tokenListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List bootstrap tokens, without their secrets",
-		Long: `List bootstrap tokens, with the columns of kubeadm and the status: ready, expires soon (in
-less than ten minutes), spent, expired, unsigned or invalid. JSON has active for the first
-two. -o wide adds some of the nodes that have joined, and the limits.
+		Long: `List bootstrap tokens, with the columns of kubeadm and the status: ready (each of its usages
+works), expires soon (in less than ten minutes), spent, expired, unsigned, unknown (cluster-info
+cannot be read) or invalid. JSON has active for the first two. -o wide adds some of the nodes
+that have joined, and the limits.
 
 --show-secrets shows whole tokens. It needs a kubeconfig: a kubejoin server returns the
 secret of a token only when it creates the token.` + remoteHelp,

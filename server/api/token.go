@@ -4,7 +4,7 @@ import "time"
 
 // Values of Token.Status.
 const (
-	// StatusActive: the token can be used.
+	// StatusActive: each usage of the token works.
 	StatusActive = "active"
 	// StatusSpent: the token's node limit is used up.
 	StatusSpent = "spent"
@@ -12,6 +12,8 @@ const (
 	StatusExpired = "expired"
 	// StatusUnsigned: the token has the usage signing, and cluster-info has no signature by it.
 	StatusUnsigned = "unsigned"
+	// StatusUnknown: the token has the usage signing, and cluster-info could not be read.
+	StatusUnknown = "unknown"
 	// StatusInvalid: the stored token is malformed; Token.Problem says why.
 	StatusInvalid = "invalid"
 )

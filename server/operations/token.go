@@ -136,6 +136,8 @@ func (v View) status(r tokens.Record) string {
 		return api.StatusExpired
 	case r.Spent():
 		return api.StatusSpent
+	case r.Signing && v.data == nil && len(v.Unread) > 0: // the zero View is of a token whose creation waits for the signature
+		return api.StatusUnknown
 	case r.Signing && v.data != nil && !v.signed(r.Token):
 		return api.StatusUnsigned
 	}

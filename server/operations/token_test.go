@@ -73,7 +73,8 @@ func TestTokenStatus(t *testing.T) {
 		}},
 		{name: "not for signing", change: func(r *tokens.Record) { r.Signing = false }, info: func(t *testing.T, _ tokens.Token) operations.ClusterInfo { return signedBy(t) }, status: api.StatusActive},
 		{name: "no cluster-info", info: func(*testing.T, tokens.Token) operations.ClusterInfo { return info{err: clusterinfo.ErrNotFound} }, status: api.StatusUnsigned},
-		{name: "unreadable cluster-info", info: func(*testing.T, tokens.Token) operations.ClusterInfo { return info{err: errNode} }, status: api.StatusActive},
+		{name: "unreadable cluster-info", info: func(*testing.T, tokens.Token) operations.ClusterInfo { return info{err: errNode} }, status: api.StatusUnknown},
+		{name: "unreadable cluster-info, not for signing", change: func(r *tokens.Record) { r.Signing = false }, info: func(*testing.T, tokens.Token) operations.ClusterInfo { return info{err: errNode} }, status: api.StatusActive},
 		{name: "signed, by data", info: func(t *testing.T, token tokens.Token) operations.ClusterInfo { return live{signedBy(t, token)} }, status: api.StatusActive},
 		{name: "unsigned, by data", info: func(t *testing.T, token tokens.Token) operations.ClusterInfo { return live{signedBy(t)} }, status: api.StatusUnsigned},
 	} {
