@@ -217,7 +217,7 @@ func (o *tokenCreateOptions) create(ctx context.Context, cmd *cobra.Command, r *
 	case o.printJoinCommand && made.JoinCommand == "":
 		return o.notPrinted(fmt.Errorf("token %s was created, but there is no join command: cluster-info cannot be read", made.ID), made.ID)
 	case o.printJoinCommand:
-		return o.printJoin(ctx, w, r, made)
+		return o.printJoin(ctx, cmd, r, made)
 	case o.format == "text":
 		_, err := fmt.Fprintln(w, made.Token.Reveal())
 		return err

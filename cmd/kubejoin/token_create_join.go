@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strings"
 
@@ -49,7 +48,7 @@ func (o *tokenCreateOptions) createControlPlane(ctx context.Context, cmd *cobra.
 	if err != nil {
 		return err
 	}
-	warn(cmd, j.Warnings...)
+	warn(cmd, append(j.Warnings, ofLoopback(j.Endpoint)...)...)
 	j.RejoinURL, j.Warnings = o.withRejoin, nil
 	join, err := j.Write(o.joinFormat)
 	if err != nil {
@@ -69,7 +68,10 @@ func (o *tokenCreateOptions) notPrinted(err error, id string) error {
 }
 
 // printJoin prints the join command of a new token in the requested format.
-func (o *tokenCreateOptions) printJoin(ctx context.Context, w io.Writer, r *remote, made api.Token) error {
+func (o *tokenCreateOptions) printJoin(ctx context.Context, cmd *cobra.Command, r *remote, made api.Token) error {
+	if command, err := clusterinfo.ParseJoinCommand(made.JoinCommand.Reveal()); err == nil {
+		warn(cmd, ofLoopback(command.Endpoint)...)
+	}
 	var kubeconfig []byte
 	var err error
 	if o.joinFormat != api.FormatText {
@@ -82,8 +84,16 @@ func (o *tokenCreateOptions) printJoin(ctx context.Context, w io.Writer, r *remo
 	if err != nil {
 		return o.notPrinted(fmt.Errorf("token %s was created, but cannot be printed as --format=%s: %w", made.ID, o.joinFormat, err), made.ID)
 	}
-	_, err = w.Write(join)
+	_, err = cmd.OutOrStdout().Write(join)
 	return err
+}
+
+// ofLoopback returns a warning of the endpoint of a join command at which each machine connects to itself.
+func ofLoopback(endpoint string) []string {
+	if !clusterinfo.IsLoopback(endpoint) {
+		return nil
+	}
+	return []string{"no other machine can join with this command: " + endpoint + " is a loopback address; to change it, see kubejoin explain --code loopback-address"}
 }
 
 // join returns the join command of a token in the requested format. The client renders it, so that the server never

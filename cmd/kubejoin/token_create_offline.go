@@ -143,7 +143,7 @@ func (o *offlineOptions) prepare(ctx context.Context, asked api.CreateToken) (pr
 		return p, err
 	}
 	p.Token = operations.View{}.Token(made.Record)
-	p.Token.Token, p.JoinCommand, p.Warnings = asked.Token, api.Secret(strings.TrimSuffix(string(line), "\n")), made.Warnings
+	p.Token.Token, p.JoinCommand, p.Warnings = asked.Token, api.Secret(strings.TrimSuffix(string(line), "\n")), append(made.Warnings, ofLoopback(made.Join.Endpoint)...)
 	join, err := o.join(p.Token, kubeconfig)
 	if err != nil {
 		return p, err

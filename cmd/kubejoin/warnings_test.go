@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,6 +16,31 @@ import (
 	"github.com/kubejoin/kubejoin/test/cluster"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// A join command that no other machine can use comes with a warning, but not the token alone.
+func TestWarnsOfLoopbackInJoinCommand(t *testing.T) {
+	endpoint := ""
+	web := newWebServer(t, func(api http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			made := httptest.NewRecorder()
+			r.Header.Del("Accept-Encoding")
+			api.ServeHTTP(made, r)
+			w.Header().Set("Content-Type", made.Header().Get("Content-Type"))
+			w.WriteHeader(made.Code)
+			_, _ = w.Write(bytes.ReplaceAll(made.Body.Bytes(), []byte("kubeadm join api.example.com:6443"), []byte("kubeadm join "+endpoint)))
+		})
+	})
+	for address, want := range map[string]int{"127.0.0.1:9443": 1, "[::1]:9443": 1, "localhost:9443": 1, "api.example.com:6443": 0} {
+		endpoint = address
+		for _, flags := range [][]string{{"--print-join-command"}, {"--print-join-command", "--format", "yaml"}, nil} {
+			var out, errs bytes.Buffer
+			err := run(t.Context(), web.args("", append([]string{"token", "create"}, flags...)...), &out, &errs)
+			if got := strings.Count(errs.String(), address+" is a loopback address"); err != nil || got != min(want, len(flags)) {
+				t.Errorf("%s %q: got %v and\n%s", address, flags, err, errs.String())
+			}
+		}
+	}
+}
 
 // With only a kubeconfig, the caller who creates a token must be warned of a full cluster-info and of expiring CAs.
 func TestWarnsOfFullClusterInfoAndExpiringCA(t *testing.T) {
