@@ -35,7 +35,7 @@ atomically, and copies the old files to DIR/` + pki.Backups + `/renewal. A kubej
 this machine with the CA keys in --pki-dir.
 
 The exit code is 0 if the command renewed everything whose CA is there. It is 3 if
-the server refuses a certificate, and 1 for other errors. Then it renewed nothing.
+the server refuses a certificate: then it renewed nothing. It is 1 for other errors.
 
 Like 'kubeadm certs renew', it restarts nothing. It names the static pods that have not read
 their new files, and 'kubejoin host apply' restarts them.`,

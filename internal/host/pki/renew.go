@@ -110,13 +110,13 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 		if err != nil {
 			return done, err
 		}
-		done.Renewed, done.Backup = issued, filepath.Join(dir, originalsDir)
 		for _, n := range issued.SetAside {
 			result.Unfit = append(result.Unfit, "certificate "+n.Name+" cannot be renewed here: "+n.Text+"; next: kubejoin certs renew --name "+n.Name+" with --url URL or --pki-dir DIR")
 		}
 		if _, err := h.resume(ctx, dir, a, &result); err != nil {
-			return done, err
+			return done, fmt.Errorf("%w; the certificates were issued: repeat the command, which replaces the files that are left", err)
 		}
+		done.Renewed, done.Backup = issued, filepath.Join(dir, originalsDir)
 	}
 	done.Changed, done.Restarted, done.Unfit = append(done.Changed, result.Changed...), result.Restarted, append(done.Unfit, result.Unfit...)
 	if r.Now {

@@ -145,6 +145,30 @@ func TestRenewsNowWithoutRestart(t *testing.T) {
 	}
 }
 
+// Catches certificates that count as renewed although their files could not be replaced.
+func TestRenewClaimsOnlyWhatItReplaced(t *testing.T) {
+	f := newFixture(t, rotation.Cluster, false)
+	now := f.renewal()
+	sign := now.Signer
+	now.Now, now.Names, f.NoRestart = true, []string{"admin.conf"}, true
+	now.Signer = func(ctx context.Context) (Signing, error) {
+		s, err := sign(ctx)
+		s.Stop = func() {
+			must.OK(t, errors.Join(os.Remove(f.file("admin.conf")), os.Mkdir(f.file("admin.conf"), 0o700)))
+		}
+		return s, err
+	}
+	done, err := f.Renew(t.Context(), now)
+	if err == nil || !strings.Contains(err.Error(), "repeat the command") || len(done.Names)+len(done.Changed) > 0 || done.Backup != "" {
+		t.Errorf("got %+v and %v, want no renewed certificate", done, err)
+	}
+	must.OK(t, os.Remove(f.file("admin.conf")))
+	f.write(t, "admin.conf", []byte(f.before["admin.conf"]))
+	if done := must.Value(f.Renew(t.Context(), f.renewal()))(t); !slices.Equal(done.Changed, []string{"admin.conf"}) {
+		t.Errorf("repeated: got %+v, want the file replaced", done)
+	}
+}
+
 // plus returns the files from the beginning, and one more.
 func (f *fixture) plus(t testing.TB, name string) map[string]string {
 	t.Helper()
