@@ -422,7 +422,11 @@ func (o *caApplyOptions) print(cmd *cobra.Command, results []pki.Result, failed 
 		case r.Report == nil:
 			_, err = fmt.Fprintf(w, "CA %s: this host has no file of it\n", r.CA)
 		default:
-			_, err = fmt.Fprintf(w, "CA %s: this host is in stage %s, files changed: %s; restarted: %s\n", r.CA, r.Stage, orNone(r.Changed...), orNone(r.Restarted...))
+			is := "is in"
+			if len(r.Unfit) > 0 {
+				is = "did its part of"
+			}
+			_, err = fmt.Fprintf(w, "CA %s: this host %s stage %s, files changed: %s; restarted: %s\n", r.CA, is, r.Stage, orNone(r.Changed...), orNone(r.Restarted...))
 		}
 		if err != nil {
 			return err

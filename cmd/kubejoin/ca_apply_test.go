@@ -164,7 +164,7 @@ func TestCAApplyOnWorker(t *testing.T) {
 		t.Errorf("got patches %q", w.patches)
 	}
 	stdout, stderr, err = apply()
-	if !unfit(err) || stdout != "CA cluster: this host is in stage trust, files changed: <none>; restarted: <none>\n" ||
+	if !unfit(err) || stdout != "CA cluster: this host did its part of stage trust, files changed: <none>; restarted: <none>\n" ||
 		!strings.Contains(stderr, "process kubelet on worker-1 has not read its changed files; next: on worker-1: systemctl restart kubelet; then kubejoin ca apply") {
 		t.Errorf("the second time: %v, %s%s", err, stdout, stderr)
 	}
