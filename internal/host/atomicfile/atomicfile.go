@@ -29,8 +29,8 @@ type Replacement struct {
 	mode      fs.FileMode
 }
 
-// Prepare checks that a file can be written. The file does not change until Write. Prepare refuses a file that exists
-// and is not a regular one, because Write would replace a device such as /dev/null, or a link such as /dev/stderr.
+// Prepare checks that a file can be written. The file does not change until Write. Prepare refuses an existing file
+// that is not a regular file, because Write would replace a device such as /dev/null, or a link such as /dev/stderr.
 func Prepare(file string) (*Replacement, error) {
 	whole, err := filepath.Abs(file)
 	if err != nil {
@@ -46,8 +46,8 @@ func Prepare(file string) (*Replacement, error) {
 	return &Replacement{file: file, temporary: f}, nil
 }
 
-// Replace writes a file that has the same secrets as the one that it replaces, and keeps that one's owner and mode. A new
-// file has mode 0600.
+// Replace writes a file, and keeps the owner and mode of the file that it replaces. Use it only if both files contain the
+// same secrets. If no file exists, the new file has mode 0600.
 func Replace(file string, content []byte) error {
 	r, err := Prepare(file)
 	if err != nil {
@@ -60,11 +60,11 @@ func Replace(file string, content []byte) error {
 	return r.Write(content, 0o600)
 }
 
-// temporary is the name of a file that Prepare made.
+// temporary matches the name of a file that Prepare created.
 var temporary = regexp.MustCompile(`\A\.(.+)\.[0-9]+\z`)
 
-// Sweep removes the files in a folder that a killed process did not complete, if is reports true for the name of the file
-// that they were to replace. A folder that does not exist has none.
+// Sweep removes temporary files that a killed process left in a folder, if the function is returns true for the name of
+// the file that they should replace. Sweep ignores a missing folder.
 func Sweep(dir string, is func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -81,8 +81,8 @@ func Sweep(dir string, is func(name string) bool) error {
 }
 
 // KeepOwner makes Write keep the owner, the group, the mode and, on Linux, the ACL and other extended attributes of the file
-// that it replaces. It does nothing if there is no such file. Use it only if the old file had the same secrets: its readers read the
-// new content. It refuses a symbolic link, which Write would replace by a file.
+// that it replaces. It does nothing if there is no such file. Use it only if the old file had the same secrets, because the
+// readers of the old file can read the new content. It refuses a symbolic link, because Write would replace the link by a file.
 func (r *Replacement) KeepOwner() error {
 	info, err := os.Lstat(r.file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -12,10 +12,10 @@ import (
 // acl is the attribute with the ACL of a file.
 const acl = "system.posix_acl_access"
 
-// keepAttributes gives a file the ACL, the SELinux label and the user's attributes of another one. Other attributes, such as
-// security.ima, fit only the old content.
+// keepAttributes copies the ACL, the SELinux label and the user's attributes from one file to another. It does not copy
+// attributes that fit only the old content, for example security.ima.
 func keepAttributes(from, to string) error {
-	list := make([]byte, 1<<16) // Linux has no longer list and no longer value
+	list := make([]byte, 1<<16) // Linux limits lists and values to this size
 	n, err := syscall.Listxattr(from, list)
 	if errors.Is(err, syscall.ENOTSUP) {
 		return nil
@@ -26,14 +26,14 @@ func keepAttributes(from, to string) error {
 	names := slices.DeleteFunc(strings.Split(string(list[:n]), "\x00"), func(name string) bool {
 		return !strings.HasPrefix(name, "user.") && name != "security.selinux" && name != acl
 	})
-	if !slices.Contains(names, acl) { // the folder may have a default ACL
-		_ = syscall.Removexattr(to, acl) // fails without an ACL
+	if !slices.Contains(names, acl) { // the new file may have the folder's default ACL
+		_ = syscall.Removexattr(to, acl) // fails if the file has no ACL
 	}
 	value, present := make([]byte, 1<<16), make([]byte, 1<<16)
 	for _, name := range names {
 		n, err := syscall.Getxattr(from, name, value)
 		if err == nil {
-			// SELinux may refuse to set even the label that a file has.
+			// Do not set a label that the file already has: SELinux may refuse even that.
 			if m, err := syscall.Getxattr(to, name, present); err == nil && bytes.Equal(present[:m], value[:n]) {
 				continue
 			}

@@ -29,7 +29,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// maxKubeconfig limits the size of a kubeconfig or of another file, and of a response.
+// maxKubeconfig limits the size of a kubeconfig, of any other file, and of a response, in bytes.
 const maxKubeconfig = 1 << 20
 
 // callTimeout limits each request to the API server.
@@ -51,7 +51,7 @@ type KubeconfigReport struct {
 	Server   string              `json:"server,omitempty"`
 	NotAfter string              `json:"notAfter,omitempty"`
 	Findings []KubeconfigFinding `json:"findings"`
-	// Unchecked says which checks could not be made, and why.
+	// Unchecked lists checks that could not be made, and why.
 	Unchecked []string `json:"unchecked,omitempty"`
 }
 
@@ -66,7 +66,7 @@ func (r KubeconfigReport) Text() string {
 	}
 	if len(r.Findings)+len(r.Unchecked) == 0 {
 		fmt.Fprintf(&b, "no findings: %s is good for %s at %s", r.File, r.User, r.Server)
-		if r.NotAfter != "" { // other credentials than certificates do not say when they end
+		if r.NotAfter != "" { // only certificates have an expiry
 			fmt.Fprintf(&b, " until %s", r.NotAfter)
 		}
 		b.WriteString("\n")
@@ -78,14 +78,14 @@ func (r KubeconfigReport) Text() string {
 type Checker struct {
 	// Node is the node that the file is for; empty if it may be for anyone.
 	Node string
-	// Offline makes no request to the API server.
+	// Offline makes Check send no request to the API server.
 	Offline bool
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 }
 
-// Check returns the list of [KubeadmFiles.List], in which kubeconfigs also have the problems that a Checker finds: for
-// example, the CA of a kubeconfig may be another one than that in pki/ca.crt.
+// Check returns the list of [KubeadmFiles.List], and adds to kubeconfigs the problems that a Checker finds. For
+// example, the CA of a kubeconfig may differ from the CA in pki/ca.crt.
 func (k KubeadmFiles) Check(ctx context.Context) ([]CertificateStatus, error) {
 	list, err := k.List()
 	for i, status := range list {
@@ -96,8 +96,8 @@ func (k KubeadmFiles) Check(ctx context.Context) ([]CertificateStatus, error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, f := range slices.Backward(report.Findings) { // the first one counts
-			if f.ID != "near-end" && f.ID != "readable-by-others" { // it works with these
+		for _, f := range slices.Backward(report.Findings) { // the first finding is reported
+			if f.ID != "near-end" && f.ID != "readable-by-others" { // these findings do not make the kubeconfig unusable
 				list[i].Problem = f.Message
 			}
 		}
@@ -105,7 +105,7 @@ func (k KubeadmFiles) Check(ctx context.Context) ([]CertificateStatus, error) {
 	return list, err
 }
 
-// remedies that several findings share.
+// Remedies that several findings share.
 const (
 	remedyNew = "make a new file: kubejoin kubeconfig node NAME, or kubejoin kubeconfig user NAME"
 	remedyCA  = "copy the CA certificates of the cluster, for example from /etc/kubernetes/pki/ca.crt, into certificate-authority-data"
@@ -125,8 +125,8 @@ type checking struct {
 
 	roots   []*x509.Certificate
 	leaf    *x509.Certificate
-	usable  bool // the credential has no finding that keeps a client from presenting it
-	badCA   bool // the file has a CA that cannot be read
+	usable  bool // no finding prevents a client from presenting the credential
+	badCA   bool // the kubeconfig contains an unreadable CA
 	wrongCA bool
 }
 
@@ -163,8 +163,8 @@ func (o Checker) Check(ctx context.Context, file string) (KubeconfigReport, erro
 	return c.report, nil
 }
 
-// parse reads the current context. It reports false if nothing more can be checked. Errors of the YAML parser may hold
-// parts of the file, so they are not shown.
+// parse reads the current context. It returns false if nothing more can be checked. It does not show errors of the
+// YAML parser, because they may contain parts of the file.
 func (c *checking) parse(content []byte) bool {
 	config, err := clientcmd.Load(content)
 	if err != nil || len(config.Clusters)+len(config.AuthInfos)+len(config.Contexts) == 0 {
@@ -190,7 +190,8 @@ func (c *checking) parse(content []byte) bool {
 	return c.cluster != nil && c.user != nil
 }
 
-// contentOf returns what a kubeconfig in dir has embedded, or the content of the file that it names.
+// contentOf returns the embedded content of a field in a kubeconfig, or the content of the file that the field names,
+// relative to dir.
 func contentOf(dir string, embedded []byte, file string) ([]byte, error) {
 	if len(embedded) > 0 || file == "" {
 		return embedded, nil
@@ -216,7 +217,7 @@ func readSmall(file string) ([]byte, fs.FileInfo, error) {
 		return nil, nil, err
 	}
 	defer func() { _ = f.Close() }()                             // it was only read
-	content, err := io.ReadAll(io.LimitReader(f, maxKubeconfig)) // it may have grown
+	content, err := io.ReadAll(io.LimitReader(f, maxKubeconfig)) // the file may have grown since Stat
 	return content, info, err
 }
 
@@ -231,7 +232,8 @@ func (c *checking) checkCluster() {
 	}
 	if u, err := url.Parse(c.cluster.ProxyURL); c.cluster.ProxyURL != "" && (err != nil || u.Host == "" || !slices.Contains([]string{"http", "https", "socks5"}, u.Scheme)) {
 		c.report.Server = ""
-		c.find("proxy-url", "kubectl config set-cluster CLUSTER --proxy-url http://HOST:PORT --kubeconfig "+c.report.File, "proxy-url is invalid, want http, https or socks5 and a host") // it may have a password
+		// Do not quote the URL: it may contain a password.
+		c.find("proxy-url", "kubectl config set-cluster CLUSTER --proxy-url http://HOST:PORT --kubeconfig "+c.report.File, "proxy-url is invalid, want http, https or socks5 and a host")
 	}
 	content, err := contentOf(c.dir, c.cluster.CertificateAuthorityData, c.cluster.CertificateAuthority)
 	switch {
@@ -278,7 +280,7 @@ func (c *checking) checkUser() {
 	case len(chain)+len(key) == 0 && other && (c.Node != "" || filepath.Base(c.report.File) == kubeletConf):
 		c.find("no-certificate", remedyNew, "the user has another credential and no client certificate; a bootstrap kubeconfig belongs in bootstrap-kubelet.conf")
 		return
-	case len(chain)+len(key) == 0 && other: // only the API server knows whether it is good
+	case len(chain)+len(key) == 0 && other: // only the API server can check a token or password
 		c.usable = true
 		return
 	case len(chain)+len(key) == 0:
@@ -313,7 +315,7 @@ func (c *checking) checkUser() {
 	}
 	c.checkNode()
 	if len(c.roots) > 0 {
-		// The times of the certificate have findings of their own.
+		// Verify at a time when the certificate is valid: checkTimes reports expired certificates.
 		_, err := (&loaded{roots: c.roots}).verify(leaf, certs[1:], leaf.NotBefore.Add(leaf.NotAfter.Sub(leaf.NotBefore)/2))
 		var unknown x509.UnknownAuthorityError
 		c.wrongCA = errors.As(err, &unknown)
@@ -325,7 +327,8 @@ func allows(cert *x509.Certificate, usage x509.ExtKeyUsage) bool {
 	return len(cert.ExtKeyUsage)+len(cert.UnknownExtKeyUsage) == 0 || slices.Contains(cert.ExtKeyUsage, usage) || slices.Contains(cert.ExtKeyUsage, x509.ExtKeyUsageAny)
 }
 
-// checkTimes finds certificates that are not valid now, or not for long: a kubelet renews its own after 70 to 90 percent.
+// checkTimes finds certificates that are not valid now, or expire soon. A kubelet renews its certificate after 70 to 90
+// percent of its lifetime.
 func (c *checking) checkTimes() {
 	begin, end := c.leaf.NotBefore, c.leaf.NotAfter
 	day := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
@@ -353,15 +356,15 @@ func (c *checking) checkNode() {
 }
 
 // client returns an HTTP client that reaches the API server as kubectl does with the same file: with its proxy, server
-// name, token, exec plugin and impersonation. Without a CA in the file, the system's CAs are trusted. If the credential
-// has a finding, the client has none.
+// name, token, exec plugin and impersonation. If the file contains no CA, the client trusts the system's CAs. If the
+// credential is unusable, the client presents none.
 func (c *checking) client() (*http.Client, error) {
 	config := clientcmdapi.NewConfig()
 	cluster, user := *c.cluster, clientcmdapi.AuthInfo{}
 	if c.usable {
 		user = *c.user
 	}
-	// What was read and checked already is not read again.
+	// Use the content that was already read and checked.
 	if len(c.caPEM) > 0 {
 		cluster.CertificateAuthorityData, cluster.CertificateAuthority = c.caPEM, ""
 	}
@@ -396,7 +399,7 @@ func (c *checking) checkServer(ctx context.Context) {
 	case c.report.Server == "" || c.badCA:
 		unchecked("the API server, because its address or CA is missing")
 		return
-	case c.cluster.InsecureSkipTLSVerify: // anyone could pose as it and get the token
+	case c.cluster.InsecureSkipTLSVerify: // anyone could impersonate the API server and get the token
 		unchecked("the API server, because of insecure-skip-tls-verify")
 		return
 	}
@@ -441,11 +444,11 @@ func (c *checking) checkServer(ctx context.Context) {
 		return
 	}
 	if !c.usable {
-		return // there is a finding about it
+		return // a finding already reports the credential
 	}
 	switch status {
 	case http.StatusOK, http.StatusCreated:
-		c.wrongCA = false // the API server trusts another CA for clients
+		c.wrongCA = false // the API server accepts the certificate: it trusts another CA for clients
 	case http.StatusUnauthorized:
 		c.find("not-accepted", remedyNew, "the API server does not accept the %s (401)", credential)
 		return
@@ -456,7 +459,7 @@ func (c *checking) checkServer(ctx context.Context) {
 		unchecked("the user, because the API server returned status %d", status)
 		return
 	}
-	if user := review.Status.UserInfo.Username; user != "" { // a token has no other name, and impersonation has another
+	if user := review.Status.UserInfo.Username; user != "" { // the name of a token's user, or the impersonated name
 		c.report.User = safetext.Text(user, safetext.MaxName)
 	}
 	name, isNode := strings.CutPrefix(c.report.User, tokens.NodeUserPrefix)
@@ -468,13 +471,13 @@ func (c *checking) checkServer(ctx context.Context) {
 		unchecked("node %s: %v", name, err)
 	case status == http.StatusForbidden:
 		c.find("not-permitted", "check that kube-apiserver runs with --authorization-mode=Node,RBAC, and whether the node was revoked", "the API server does not permit %s to read its own Node (403)", c.report.User)
-	case status != http.StatusOK && status != http.StatusNotFound: // not found: it has not registered yet
+	case status != http.StatusOK && status != http.StatusNotFound: // not found: the node has not registered yet
 		unchecked("node %s, because the API server returned status %d", name, status)
 	}
 }
 
-// call makes a request, decodes a response of success unless into is nil, and returns the status. Errors do not repeat
-// the request.
+// call sends a request and returns the status. It decodes a successful response into the value into, unless that is
+// nil. Errors do not contain the request.
 func (c *checking) call(ctx context.Context, web *http.Client, method, path string, body []byte, into any) (int, error) {
 	r, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(c.report.Server, "/")+path, bytes.NewReader(body))
 	if err != nil {
@@ -492,7 +495,7 @@ func (c *checking) call(ctx context.Context, web *http.Client, method, path stri
 	}
 	defer func() { _ = response.Body.Close() }() // it was only read
 	if into != nil && response.StatusCode/100 == 2 {
-		// Without a name in the response, the name in the certificate stays.
+		// If the response has no name, keep the name in the certificate.
 		_ = json.NewDecoder(io.LimitReader(response.Body, maxKubeconfig)).Decode(into)
 	}
 	return response.StatusCode, nil

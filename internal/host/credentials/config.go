@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// LoadConfig returns the configuration of a client of the API server in a kubeconfig. Its errors name the flag or the variable of
-// the kubeconfig.
+// LoadConfig returns the client configuration that a kubeconfig contains. Its errors name the flag or the environment variable
+// that gave the kubeconfig.
 func LoadConfig(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, error) {
 	source, files := "--kubeconfig", []string{rules.ExplicitPath}
 	if rules.ExplicitPath == "" {
@@ -30,7 +30,8 @@ func LoadConfig(rules *clientcmd.ClientConfigLoadingRules) (*rest.Config, error)
 	return config, nil
 }
 
-// without returns the error of files in which client-go found no cluster. Its own error is about another variable.
+// without returns the error for files in which client-go found no cluster. The error of client-go would name a
+// variable that is not used.
 func without(files []string) error {
 	var errs []error
 	for _, file := range files {
@@ -45,8 +46,8 @@ func without(files []string) error {
 	return errors.Join(errs...)
 }
 
-// CheckConfig returns an error for certificates and a key that client-go would use in part: it skips PEM blocks that it
-// cannot read. The error names the field of the kubeconfig, and the file if there is one.
+// CheckConfig returns an error for certificates and a key with unreadable PEM blocks. client-go would skip these blocks
+// and use the rest. The error names the field of the kubeconfig, and the file if there is one.
 func CheckConfig(config *rest.Config) error {
 	certificates := func(content []byte) error { _, err := pemfile.Certificates(content); return err }
 	key := func(content []byte) error { _, err := pemfile.Key(content); return err }

@@ -1,5 +1,5 @@
-// Package credentials makes client certificates and kubeconfigs on the machine that uses them, and finds what is wrong
-// with one. Private keys are made here and are never sent: a [SignFunc] gets only the certificate request.
+// Package credentials creates client certificates and kubeconfigs on the machine that uses them, and finds faults in
+// existing ones. It generates the private keys and never sends them: a [SignFunc] gets only the certificate request.
 package credentials
 
 import (
@@ -38,10 +38,11 @@ type SigningRequest struct {
 	Duration time.Duration
 }
 
-// A SignFunc returns the certificate of a request in PEM, followed by its intermediates.
+// A SignFunc returns the certificate for a request in PEM, followed by its intermediates.
 type SignFunc func(context.Context, SigningRequest) ([]byte, error)
 
-// SignLocally returns a SignFunc with CA keys on this machine. The rules of the signers apply as in a kubejoin server.
+// SignLocally returns a SignFunc that signs with CA keys on this machine. It applies the signers' rules, as a kubejoin
+// server does.
 func SignLocally(signers map[string]signer.Signer) SignFunc {
 	authority := signer.Authority{Signers: signer.FixedSigners(signers), Unthrottled: true}
 	return func(ctx context.Context, r SigningRequest) ([]byte, error) {
@@ -72,7 +73,7 @@ func Node(name string) (ClientIdentity, error) {
 	return ClientIdentity{certificates.KubeAPIServerClientKubeletSignerName, tokens.NodeUserPrefix + name, []string{tokens.NodesGroup}}, nil
 }
 
-// User returns the identity of a user. The signer refuses names that it does not issue.
+// User returns the identity of a user. User does not check the name; the signer refuses names that it does not issue.
 func User(name string, groups []string) (ClientIdentity, error) {
 	if name == "" {
 		return ClientIdentity{}, errors.New("the name is empty")
@@ -86,7 +87,7 @@ type KeyPair struct {
 	Chain, Key  []byte
 }
 
-// Issue makes a key on P-256 and has a client certificate signed for it.
+// Issue generates a P-256 key, and requests a client certificate for it.
 func (id ClientIdentity) Issue(ctx context.Context, sign SignFunc, duration time.Duration) (KeyPair, error) {
 	key, err := NewKey()
 	if err != nil {
@@ -98,7 +99,7 @@ func (id ClientIdentity) Issue(ctx context.Context, sign SignFunc, duration time
 // NewKey returns a new private key for a credential.
 func NewKey() (*ecdsa.PrivateKey, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }
 
-// IssueFor is Issue for a given key.
+// IssueFor is like Issue, but uses the given key.
 func (id ClientIdentity) IssueFor(ctx context.Context, key *ecdsa.PrivateKey, sign SignFunc, duration time.Duration) (KeyPair, error) {
 	encoded, err := EncodeKey(key)
 	if err != nil {
@@ -113,8 +114,8 @@ func (id ClientIdentity) IssueFor(ctx context.Context, key *ecdsa.PrivateKey, si
 	return KeyPair{certs[0], chain, encoded}, nil
 }
 
-// For makes the CSR of a request for a key, with the names of a template, and returns the certificate and its intermediates,
-// in PEM and parsed.
+// For creates a CSR for key with the names of a template, and calls sign with it. It returns the certificate and its
+// intermediates, in PEM and parsed.
 func (sign SignFunc) For(ctx context.Context, key crypto.Signer, names *x509.CertificateRequest, r SigningRequest) ([]byte, []*x509.Certificate, error) {
 	der, err := x509.CreateCertificateRequest(rand.Reader, names, key)
 	if err != nil {

@@ -18,12 +18,12 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// poll is how often SignByCSRObject looks for the certificate.
+// poll is the interval at which SignByCSRObject checks for the certificate.
 const poll = 500 * time.Millisecond
 
-// SignByCSRObject returns a SignFunc that creates a CertificateSigningRequest object and approves it. If the user may not approve
-// it, notify gets a message with the command for a user who may. It waits for the certificate until ctx ends, and then
-// deletes the object, because nobody has its key any more.
+// SignByCSRObject returns a SignFunc that creates a CertificateSigningRequest object and approves it. If the user may not
+// approve the object, notify gets a message with the command for a user who may. The SignFunc waits for the certificate until
+// ctx ends. It then deletes the object, because its key is discarded.
 func SignByCSRObject(client kubernetes.Interface, notify func(message string)) SignFunc {
 	objects := client.CertificatesV1().CertificateSigningRequests()
 	return func(ctx context.Context, r SigningRequest) (chain []byte, err error) {
@@ -43,7 +43,7 @@ func SignByCSRObject(client kubernetes.Interface, notify func(message string)) S
 			if err != nil {
 				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 				defer cancel()
-				// Without the permission to delete it, the cluster deletes it after a day at most.
+				// If the user may not delete the object, the cluster deletes it after at most a day.
 				_ = objects.Delete(ctx, name, metav1.DeleteOptions{})
 			}
 		}()
@@ -76,7 +76,7 @@ func SignByCSRObject(client kubernetes.Interface, notify func(message string)) S
 	}
 }
 
-// approve approves an object, unless kubejoin or another approver was faster.
+// approve approves an object, unless kubejoin or another approver has already done so.
 func approve(ctx context.Context, client kubernetes.Interface, name string) error {
 	objects := client.CertificatesV1().CertificateSigningRequests()
 	return retry.RetryOnConflict(retry.DefaultRetry, func() error {

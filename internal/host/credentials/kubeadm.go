@@ -35,7 +35,8 @@ import (
 // the certificate that it signs, for example apiserver.
 const KubeadmSigners = "kubeadm.kubejoin.io/"
 
-// Signers of the administrator's certificate, and of the one that kube-apiserver presents to kubelets.
+// Names of two signers: for the administrator's certificate, and for the client certificate that kube-apiserver
+// presents to kubelets.
 const (
 	AdminSigner         = KubeadmSigners + "admin.conf"
 	KubeletClientSigner = KubeadmSigners + "apiserver-kubelet-client"
@@ -46,13 +47,13 @@ type part struct {
 	name   string
 	path   string // below the folder of kubeadm, without suffix; a kubeconfig has .conf
 	ca     string
-	server bool // it serves
+	server bool // it is a serving certificate
 	client bool
-	// commonName and groups are the subject that kubeadm gives the certificate today. The name is empty if it is that of
-	// the host.
+	// commonName and groups are the subject that kubeadm gives the certificate today. commonName is empty if the
+	// certificate has the name of the host.
 	commonName string
 	groups     []string
-	// formerly are groups that an older kubeadm gave it instead.
+	// formerly are groups that an older kubeadm gave the certificate instead.
 	formerly []string
 }
 
@@ -61,7 +62,8 @@ type part struct {
 func (p part) subject(old pkix.Name) (pkix.Name, error) {
 	today := pkix.Name{CommonName: cmp.Or(p.commonName, old.CommonName), Organization: p.groups}
 	groups := old.Organization
-	// Only the API server and the kubelet, whose clients are of the cluster's CA, read groups from a certificate.
+	// Only the API server and the kubelet read groups from a client certificate, and the cluster CA issues the
+	// certificates of their clients.
 	known := p.ca != clusterCA || !p.client || slices.Equal(groups, p.groups) || len(groups) == 1 && slices.Contains(p.formerly, groups[0])
 	if old.CommonName == "" || old.CommonName != today.CommonName || !known {
 		return pkix.Name{}, fmt.Errorf("subject %q given, want %q; make it again in an empty folder: kubeadm certs generate-csr --cert-dir DIR/pki --kubeconfig-dir DIR",
@@ -70,7 +72,7 @@ func (p part) subject(old pkix.Name) (pkix.Name, error) {
 	return today, nil
 }
 
-// renewal returns what to request in place of a certificate, with more names, and how that differs from the certificate.
+// renewal returns a request that replaces the certificate old, with additional names, and the differences from old.
 func (p part) renewal(old *x509.Certificate, names []string) (*x509.CertificateRequest, []string, error) {
 	subject, err := p.subject(old.Subject)
 	if err != nil {
@@ -89,7 +91,7 @@ func (p part) renewal(old *x509.Certificate, names []string) (*x509.CertificateR
 	request := &x509.CertificateRequest{Subject: subject, DNSNames: slices.Clone(old.DNSNames), IPAddresses: slices.Clone(old.IPAddresses)}
 	for _, name := range names {
 		switch added, err := addName(request, name); {
-		case err != nil: // kubeadm also warns and goes on
+		case err != nil: // like kubeadm, warn and continue
 			changes = append(changes, fmt.Sprintf("renewal leaves out a name: %v", err))
 		case added:
 			changes = append(changes, fmt.Sprintf("renewal adds the name %q", name))
@@ -104,7 +106,7 @@ func CheckName(name string) error {
 	return err
 }
 
-// addName adds a name in certSANs as kubeadm does. It reports false if the request has the name.
+// addName adds a name from certSANs to the request, as kubeadm does. It returns false if the request already has the name.
 func addName(r *x509.CertificateRequest, name string) (bool, error) {
 	if ip := netutils.ParseIPSloppy(name); ip != nil {
 		if slices.ContainsFunc(r.IPAddresses, ip.Equal) {
@@ -179,7 +181,7 @@ const (
 	etcdCA       = "pki/etcd/ca"
 	kubeletConf  = "kubelet.conf"
 
-	adminGroup   = "kubeadm:cluster-admins" // of admin.conf from kubeadm 1.29 on
+	adminGroup   = "kubeadm:cluster-admins" // the group in admin.conf from kubeadm 1.29 on
 	mastersGroup = "system:masters"
 )
 
@@ -198,8 +200,8 @@ var parts = []part{
 	{"super-admin.conf", "super-admin.conf", clusterCA, false, true, "kubernetes-super-admin", []string{mastersGroup}, nil},
 }
 
-// CertificateIn returns the name of the certificate in a file below the folder of kubeadm, or the file if kubeadm has no
-// certificate there.
+// CertificateIn returns the name of the certificate in a file below the folder of kubeadm. It returns the path of the
+// file if kubeadm stores no certificate in it.
 func CertificateIn(file string) string {
 	if i := slices.IndexFunc(parts, func(p part) bool { return p.certificate() == file }); i >= 0 {
 		return parts[i].name
@@ -214,7 +216,7 @@ type Kubeconfig struct {
 	User    *clientcmdapi.AuthInfo
 }
 
-// ParseKubeconfig parses a kubeconfig. Its errors quote nothing from the file, which may have secrets.
+// ParseKubeconfig parses a kubeconfig. Its errors quote nothing from the file, which may contain secrets.
 func ParseKubeconfig(content []byte) (k Kubeconfig, err error) {
 	if k.Config, err = clientcmd.Load(content); err != nil {
 		return k, errors.New("want a kubeconfig")
@@ -239,7 +241,7 @@ type KubeadmFiles struct {
 	Instead map[string][]byte
 }
 
-// ErrNoCA is wrapped by a [SignFunc] that has no CA for a certificate.
+// ErrNoCA means that a [SignFunc] has no CA for a certificate; its error wraps ErrNoCA.
 var ErrNoCA = errors.New("no CA")
 
 func (k KubeadmFiles) now() time.Time {
@@ -259,20 +261,20 @@ func (k KubeadmFiles) content(path string) ([]byte, error) {
 	return content, err
 }
 
-// A loaded is what the folder has of a part.
+// A loaded is the content of the folder for one part.
 type loaded struct {
 	part
-	config Kubeconfig // of a kubeconfig
+	config Kubeconfig // only for a kubeconfig
 	user   *clientcmdapi.AuthInfo
 	key    crypto.Signer
-	leaf   *x509.Certificate   // nil if the folder has no certificate of it
+	leaf   *x509.Certificate   // nil if the folder has no certificate of the part
 	chain  []*x509.Certificate // intermediates of leaf
 	roots  []*x509.Certificate
 	caPEM  []byte
 }
 
-// load reads a part that kubejoin can replace. It returns nil if the folder has no key for it, and for a kubeconfig that
-// names files: another program owns them, for example the kubelet.
+// load reads a part that kubejoin can replace. It returns nil if the folder has no key for the part. It also returns nil
+// for a kubeconfig that names files, because another program owns these files, for example the kubelet.
 func (k KubeadmFiles) load(p part) (*loaded, error) {
 	l, err := k.read(p)
 	if l != nil && l.user != nil && l.user.ClientKey != "" {
@@ -284,7 +286,7 @@ func (k KubeadmFiles) load(p part) (*loaded, error) {
 	return l, err
 }
 
-// read reads a part, with the files that a kubeconfig names. It returns nil if the folder has no key for it.
+// read reads a part, with the files that a kubeconfig names. It returns nil if the folder has no key for the part.
 func (k KubeadmFiles) read(p part) (*loaded, error) {
 	l := &loaded{part: p}
 	var chain, key []byte
@@ -368,7 +370,7 @@ func (l *loaded) problem(leaf *x509.Certificate, others []*x509.Certificate, now
 	return nil
 }
 
-// notNow returns why a certificate cannot be used at a time; empty if it can.
+// notNow returns why a certificate is not valid at the time now; empty if it is valid.
 func notNow(cert *x509.Certificate, now time.Time) string {
 	switch {
 	case now.Before(cert.NotBefore):
@@ -384,7 +386,7 @@ func (l *loaded) verify(leaf *x509.Certificate, others []*x509.Certificate, now 
 	return leaf.Verify(x509.VerifyOptions{Roots: pemfile.PoolOf(l.roots), Intermediates: pemfile.PoolOf(others), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 }
 
-// issuer returns the CA that issued a certificate, also if it is not valid now; nil if it is unknown.
+// issuer returns the CA that issued a certificate, even if that CA is not valid now; nil if the CA is unknown.
 func (l *loaded) issuer(leaf *x509.Certificate, others []*x509.Certificate) *x509.Certificate {
 	for _, ca := range slices.Concat(l.roots, others) {
 		if bytes.Equal(ca.RawSubject, leaf.RawIssuer) && leaf.CheckSignatureFrom(ca) == nil {
@@ -394,8 +396,8 @@ func (l *loaded) issuer(leaf *x509.Certificate, others []*x509.Certificate) *x50
 	return nil
 }
 
-// end returns when the certificate of the part can be used no longer: at its own end or at that of a CA above it. Of
-// several chains the one that ends last counts.
+// end returns when the certificate of the part becomes unusable: when it expires, or a CA of its chain expires. If
+// there are several chains, end uses the chain that lasts longest.
 func (l *loaded) end(now time.Time) (end time.Time) {
 	chains, err := l.verify(l.leaf, l.chain, now)
 	if err != nil {
@@ -413,7 +415,7 @@ func (l *loaded) end(now time.Time) (end time.Time) {
 	return end
 }
 
-// A signed is a new certificate that was checked and not yet written.
+// A signed is a new certificate that kubejoin has checked, but not yet written.
 type signed struct {
 	*loaded
 	chain []byte
@@ -446,9 +448,9 @@ func (s signed) content() ([]byte, error) {
 	return clientcmd.Write(*s.config.Config)
 }
 
-// write replaces the certificate of a part. The key does not change, so one file changes, completely or not at all.
+// write replaces the certificate of a part. The key stays the same, so write changes only one file, completely or not at all.
 func (k KubeadmFiles) write(s signed) error {
-	mode := fs.FileMode(0o644) // as kubeadm has it
+	mode := fs.FileMode(0o644) // the same mode as kubeadm
 	if s.kubeconfig() {
 		mode = 0o600
 	}
@@ -461,14 +463,14 @@ func (k KubeadmFiles) write(s signed) error {
 		return err
 	}
 	defer to.Drop()
-	if err := to.KeepOwner(); err != nil { // a kubeconfig keeps its key
+	if err := to.KeepOwner(); err != nil { // a kubeconfig keeps its key, so keep its owner and mode too
 		return err
 	}
 	return to.Write(content, mode)
 }
 
-// Sign has everything signed that 'kubeadm certs generate-csr' wrote and that has no valid certificate yet. It returns
-// the names of what it wrote. It writes nothing unless all certificates were issued.
+// Sign requests certificates for all keys that 'kubeadm certs generate-csr' wrote and that have no valid certificate
+// yet. It returns the names of the certificates that it wrote. It writes nothing unless all certificates were issued.
 func (k KubeadmFiles) Sign(ctx context.Context, sign SignFunc) ([]string, error) {
 	var all []signed
 	found := false
@@ -527,13 +529,13 @@ func (k KubeadmFiles) writeAll(all []signed) (names []string, err error) {
 	return names, nil
 }
 
-// A Renewal says what [KubeadmFiles.Renew] renews.
+// A Renewal selects what [KubeadmFiles.Renew] renews.
 type Renewal struct {
-	// Names are certificates; none means all whose CA is there.
+	// Names are names of certificates; empty means all certificates whose CA is available.
 	Names []string
-	// Add are names and addresses to add, by certificate.
+	// Add maps a certificate to the names and addresses to add.
 	Add map[string][]string
-	// LeaveOut also leaves out one of Names if its CA is not there.
+	// LeaveOut skips a certificate in Names if its CA is missing, instead of returning an error.
 	LeaveOut bool
 }
 
@@ -546,15 +548,15 @@ type Note struct {
 // Renewed is what [KubeadmFiles.Renew] did.
 type Renewed struct {
 	Names []string `json:"renewed"`
-	// SetAside are the certificates that were left out because their CA is not there.
+	// SetAside are the certificates that Renew skipped because their CA is missing.
 	SetAside []Note `json:"setAside,omitempty"`
 	// Changes are differences between new and old certificates.
 	Changes []Note `json:"changes,omitempty"`
 }
 
-// Renew has new certificates signed for the keys that the folder has, with the names of the old ones and with the subjects
-// that kubeadm gives them today. It leaves out kubelet.conf, which the kubelet renews, and certificates whose CA is not
-// there, unless r.Names has them. It returns the content of the new files, by path below Dir, and writes nothing.
+// Renew requests new certificates for the keys in the folder. They have the names of the old certificates, and the
+// subjects that kubeadm gives them today. Renew skips kubelet.conf, which the kubelet renews, and certificates whose CA is
+// missing, unless r.Names lists them. It returns the content of the new files, by path below Dir, and writes nothing.
 func (k KubeadmFiles) Renew(ctx context.Context, sign SignFunc, r Renewal) (map[string][]byte, Renewed, error) {
 	all, done, err := k.issue(ctx, sign, r)
 	files := map[string][]byte{}
@@ -566,7 +568,8 @@ func (k KubeadmFiles) Renew(ctx context.Context, sign SignFunc, r Renewal) (map[
 	return files, done, err
 }
 
-// Due returns the names of the certificates that is reports as due. It leaves out kubelet.conf, which the kubelet renews.
+// Due returns the names of the certificates for which the function is returns true. It skips kubelet.conf, which the
+// kubelet renews.
 func (k KubeadmFiles) Due(is func(leaf *x509.Certificate) bool) (names []string, err error) {
 	for _, p := range parts {
 		l, err := k.load(p)
@@ -630,7 +633,7 @@ func (k KubeadmFiles) issue(ctx context.Context, sign SignFunc, r Renewal) (all 
 	return all, done, nil
 }
 
-// renew has the certificate of a part signed again.
+// renew requests a new certificate for the key of a part.
 func (k KubeadmFiles) renew(ctx context.Context, sign SignFunc, l *loaded, names []string) (signed, []string, error) {
 	request, changes, err := l.renewal(l.leaf, names)
 	if err != nil {

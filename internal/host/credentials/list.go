@@ -20,19 +20,19 @@ import (
 type CertificateStatus struct {
 	Name string `json:"name"`
 	CA   string `json:"certificateAuthority,omitempty"` // empty for a CA
-	// NotAfter is the end of the certificate, or that of its CA if it is earlier.
+	// NotAfter is when the certificate or its CA expires, whichever is earlier.
 	NotAfter *time.Time `json:"notAfter,omitempty"`
 	// KeyOnHost is true for a CA whose key is on the host.
 	KeyOnHost bool `json:"keyOnHost,omitempty"`
 	// Problem says why the certificate cannot be used; empty if it can.
 	Problem string `json:"problem,omitempty"`
 	// Note says how a renewed certificate differs, for example in groups of an older kubeadm, or why it cannot be renewed.
-	// For a CA, it says that the last one in the file expires soon.
+	// For a CA, Note warns if the CA that expires last in the file expires soon.
 	Note string `json:"note,omitempty"`
 }
 
 // List returns the certificates and then the CAs in the folder, like 'kubeadm certs check-expiration'. It also returns
-// kubeconfigs that name files, and every CA of a bundle: the second one of ca.crt has the name ca-2.
+// kubeconfigs that name files, and every CA of a bundle: the second CA of ca.crt has the name ca-2.
 func (k KubeadmFiles) List() ([]CertificateStatus, error) {
 	list := []CertificateStatus{}
 	var leaves []*x509.Certificate
@@ -43,7 +43,7 @@ func (k KubeadmFiles) List() ([]CertificateStatus, error) {
 			leaves = append(leaves, l.leaf)
 		}
 		switch {
-		case errors.Is(err, ErrNoCA) && p.ca == etcdCA: // of an external etcd
+		case errors.Is(err, ErrNoCA) && p.ca == etcdCA: // with an external etcd, the host has no CA of etcd
 			status.Note = err.Error()
 			if l.leaf != nil {
 				status.NotAfter = &l.leaf.NotAfter
@@ -86,7 +86,7 @@ func (k KubeadmFiles) List() ([]CertificateStatus, error) {
 		content, _, _ = readSmall(k.file(path + ".key"))
 		key, _ := pemfile.Key(content)
 		ofKey := func(ca *x509.Certificate) bool { return key != nil && matches(key, ca.PublicKey) }
-		ofOne := slices.ContainsFunc(cas, ofKey) // otherwise nobody knows which CA it is for
+		ofOne := slices.ContainsFunc(cas, ofKey) // whether the key belongs to a CA in the file
 		for i, ca := range cas {
 			status := CertificateStatus{Name: caName(path), NotAfter: &ca.NotAfter, Problem: notNow(ca, k.now())}
 			if i > 0 {
@@ -102,7 +102,7 @@ func (k KubeadmFiles) List() ([]CertificateStatus, error) {
 				status.Problem = "not a CA certificate"
 			}
 			status.KeyOnHost = noKey == nil && (!ofOne || ofKey(ca))
-			// During a rotation, the file also has a CA that expires later.
+			// During a rotation, the file contains another CA that expires later. Then no warning is needed.
 			last := !slices.ContainsFunc(cas, func(other *x509.Certificate) bool { return other.NotAfter.After(ca.NotAfter) })
 			if days, _ := caexpiry.Within(ca.NotAfter, k.now()); days > 0 && last {
 				status.Note = fmt.Sprintf("expires within %d days; %s", days, caexpiry.Prepare(of.ca))

@@ -12,8 +12,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/config"
 )
 
-// SignersOf returns the signers of kubeadm's certificates whose CA is in a folder. missing says for each other
-// certificate which file its CA lacks. passphraseFile decrypts all keys; it is empty if they are not encrypted.
+// SignersOf returns the signers of kubeadm's certificates whose CA is in a folder. missing maps each other
+// certificate to the missing file of its CA. passphraseFile decrypts all keys; it is empty if they are not encrypted.
 func SignersOf(dir, passphraseFile string) (signers map[string]signer.Signer, missing map[string]string, err error) {
 	all, err := config.Parse(filepath.Join(dir, "signers.yaml"), []byte(config.Kubeadm))
 	if err != nil {

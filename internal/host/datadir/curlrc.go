@@ -15,13 +15,13 @@ import (
 type CurlConfig struct {
 	// Server is https://HOST:PORT; empty if the file does not name it.
 	Server string
-	// CAFile has the CA certificates; empty trusts the system's.
+	// CAFile contains the trusted CA certificates; empty means the system's CAs.
 	CAFile string
 	Bearer api.Secret
 }
 
 // WriteCurlrc writes a config file for curl -K, which keeps the bearer token off the command line. The server is in a
-// comment, because curl would request an option url in addition to the URL on its command line.
+// comment: if it were an option url, curl would request it in addition to the URL on its command line.
 func (d Dir) WriteCurlrc(server, bearer string) error {
 	ca, err := filepath.Abs(d.Path(Bundle))
 	if err != nil {

@@ -86,12 +86,12 @@ func (d Dir) Open() error {
 	return nil
 }
 
-// CheckStore returns an error if the store is an empty file although the folder has other files: kubejoin makes and fills
-// the store first. Without the error, all tokens and revocations would be gone without a word.
+// CheckStore returns an error if the store is an empty file although the folder has other files: kubejoin creates and fills the
+// store first. Without this error, kubejoin would start with an empty store, and silently lose all tokens and revocations.
 func (d Dir) CheckStore() error {
 	store := d.Path(Store)
 	if info, err := os.Stat(store); err != nil || info.Size() > 0 {
-		return nil // opening the store returns the error
+		return nil // opening the store will return the error of Stat
 	}
 	for _, name := range files {
 		if _, err := os.Stat(d.Path(name)); err == nil && name != Store {
@@ -135,7 +135,7 @@ func (d Dir) AdminBearer(group string) (string, error) {
 		return "", fmt.Errorf("operators: %s: %w", file, err)
 	}
 	rows := csv.NewReader(bytes.NewReader(content))
-	rows.Comment, rows.TrimLeadingSpace, rows.FieldsPerRecord = '#', true, -1 // as ParseTokenFile reads it
+	rows.Comment, rows.TrimLeadingSpace, rows.FieldsPerRecord = '#', true, -1 // same options as in ParseTokenFile
 	first, err := rows.Read()
 	if err != nil {
 		return "", fmt.Errorf("operators: %s: want one at least: %w", file, err)

@@ -1,4 +1,5 @@
-// Package kubelet reads and writes the files of a kubelet whose machine rejoins, as the kubelet itself does.
+// Package kubelet reads and writes the files of a kubelet when its machine rejoins. It uses the same names and
+// formats as the kubelet.
 package kubelet
 
 import (
@@ -25,7 +26,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// currentSuffix ends the name of the symbolic link to the certificate that the kubelet uses.
+// currentSuffix is the suffix of the symbolic link to the certificate that the kubelet uses.
 const currentSuffix = "-current.pem"
 
 // Files are the files of a kubelet that a rejoin needs, as its kubeconfig names them.
@@ -34,17 +35,18 @@ type Files struct {
 	Current string
 	// CA is the CA of the cluster in PEM; it may be empty.
 	CA []byte
-	// embeds is the kubeconfig if it has the certificate and the key in it.
+	// embeds is the kubeconfig if it contains the certificate and the key; otherwise nil.
 	embeds *clientcmdapi.Config
 }
 
-// Read reads the kubeconfig of a kubelet. If that has a certificate in it, certDir is the folder for the next one.
+// Read reads the kubeconfig of a kubelet. If the kubeconfig contains the certificate, certDir is the folder for the
+// next certificate.
 func Read(kubeconfig, certDir string) (k Files, err error) {
 	config, err := clientcmd.LoadFromFile(kubeconfig)
 	if asPath := (*fs.PathError)(nil); errors.As(err, &asPath) {
 		return k, err
 	}
-	// Errors of the YAML parser may hold parts of the file.
+	// Do not wrap err: errors of the YAML parser may contain parts of the file.
 	if err != nil || clientcmd.ResolveLocalPaths(config) != nil || len(config.AuthInfos) != 1 || len(config.Clusters) != 1 {
 		return k, fmt.Errorf("%s: want a kubeconfig of a kubelet, with one cluster and one user", kubeconfig)
 	}
@@ -67,12 +69,13 @@ func Read(kubeconfig, certDir string) (k Files, err error) {
 	return k, err
 }
 
-// Current returns the link to the certificate of the kubelet in a folder.
+// Current returns the path of the link to the kubelet's certificate in a folder.
 func Current(certDir string) (string, error) {
 	return filepath.Abs(filepath.Join(certDir, "kubelet-client"+currentSuffix))
 }
 
-// Kubeconfig returns the kubeconfig that names k.Current in place of the certificate that it has in it; nil if it has none.
+// Kubeconfig returns the kubeconfig with the path k.Current in place of the certificate that it contains; nil if it
+// contains none.
 func (k Files) Kubeconfig() ([]byte, error) {
 	if k.embeds == nil {
 		return nil, nil
@@ -83,8 +86,8 @@ func (k Files) Kubeconfig() ([]byte, error) {
 	return clientcmd.Write(*k.embeds)
 }
 
-// Certificate returns the client certificate of the kubelet and the name of its node. A kubelet prefers k.Current to what its
-// kubeconfig has in it.
+// Certificate returns the client certificate of the kubelet and the name of its node. Like the kubelet, it prefers k.Current
+// to the certificate in the kubeconfig.
 func (k Files) Certificate() (pair tls.Certificate, node string, err error) {
 	pair, err = pemfile.LoadKeyPair(k.Current, k.Current)
 	if k.embeds != nil && errors.Is(err, fs.ErrNotExist) {
@@ -102,7 +105,7 @@ func (k Files) Certificate() (pair tls.Certificate, node string, err error) {
 	return pair, node, err
 }
 
-// SelfSigned returns a certificate for a key that is bound to a node. The server uses only the key, and
+// SelfSigned returns a self-signed certificate for a key that is bound to a node. The server uses only its key, and
 // the node name to find the claim.
 func SelfSigned(node string, key crypto.Signer) (tls.Certificate, error) {
 	now := time.Now()
@@ -114,8 +117,8 @@ func SelfSigned(node string, key crypto.Signer) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
 }
 
-// Key returns the key of the last request, if no certificate was written since, and otherwise a new key. It keeps the key
-// in a file until then: a server counts a rejoin once for each key.
+// Key returns the key of the last request, or a new key if a certificate has been written since. Until a certificate is
+// written, it keeps the key in a file. A server counts a rejoin once for each key, so a retry with the same key costs nothing.
 func (k Files) Key() (*ecdsa.PrivateKey, error) {
 	if content, err := os.ReadFile(k.pending()); err == nil {
 		if key, err := pemfile.Key(content); err == nil {
@@ -146,7 +149,7 @@ type NextFile struct {
 	files Files
 }
 
-// Prepare checks that the link can get a new file. Its name has the date, as the kubelet names it.
+// Prepare checks that a new file can be written and linked. The name of the file contains the date, like the kubelet's files.
 func (k Files) Prepare() (*NextFile, error) {
 	info, err := os.Lstat(k.Current)
 	switch {
@@ -164,7 +167,7 @@ func (k Files) Prepare() (*NextFile, error) {
 }
 
 // Write writes certificate and key to the new file, replaces the link atomically, and removes the file of Key. The old
-// file stays. If Write is interrupted, so does the old link.
+// file stays. If Write is interrupted, the link still points to the old file.
 func (r *NextFile) Write(content []byte) error {
 	if err := r.Replacement.Write(content, 0o600); err != nil {
 		return err

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// ExpiryAnnotation says when the client certificate of the pod's kubeconfig expires. The kubelet restarts a static pod
-// whose manifest changes, so a renewed kubeconfig takes effect with a new manifest.
+// ExpiryAnnotation holds the expiry of the client certificate in the pod's kubeconfig. The kubelet restarts a static
+// pod whose manifest changes. So when the kubeconfig is renewed, the new annotation makes the pod read it.
 const ExpiryAnnotation = "kubejoin.io/kubeconfig-expires"
 
 // A StaticPod describes kubejoin as a static pod.
@@ -21,12 +21,13 @@ type StaticPod struct {
 	Kubeconfig string   // file on the host
 	Expires    string   // when the kubeconfig expires; empty for no annotation
 	Folders    []string // of the host, mounted read only at the same paths
-	Host       string   // that kubejoin listens on; empty for all addresses of the machine
+	Host       string   // address that kubejoin listens on; empty for all addresses
 	Port       int32
 	Version    string
 }
 
-// Pod returns the manifest. Apart from its credential it is the pod of the chart: TestStaticPodIsLikeThePodOfTheChart.
+// Pod returns the manifest. Apart from its credential, the pod is the same as in the chart: see
+// TestStaticPodIsLikeThePodOfTheChart.
 func (s StaticPod) Pod() *corev1.Pod {
 	probe := func(path string, period, timeout, failures int32) *corev1.Probe {
 		return &corev1.Probe{
@@ -46,10 +47,11 @@ func (s StaticPod) Pod() *corev1.Pod {
 			"app.kubernetes.io/part-of":   "kubejoin",
 		}},
 		Spec: corev1.PodSpec{
-			HostNetwork:                   true,
-			DNSPolicy:                     corev1.DNSDefault,
-			EnableServiceLinks:            new(bool),
-			Priority:                      ptr(int32(2000001000)), // of the class, which no API server looks up for a static pod
+			HostNetwork:        true,
+			DNSPolicy:          corev1.DNSDefault,
+			EnableServiceLinks: new(bool),
+			// No API server sets the priority of the class for a static pod.
+			Priority:                      ptr(int32(2000001000)),
 			PriorityClassName:             "system-node-critical",
 			Tolerations:                   []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			TerminationGracePeriodSeconds: ptr(int64(30)),
@@ -84,7 +86,7 @@ func (s StaticPod) Pod() *corev1.Pod {
 		c := &pod.Spec.Containers[0]
 		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: path, ReadOnly: true})
 	}
-	// The kubelet waits for the file.
+	// With this type, the kubelet waits until the file exists.
 	mount("kubeconfig", s.Kubeconfig, corev1.HostPathFile)
 	for i, folder := range s.Folders {
 		mount("mount-"+strconv.Itoa(i), folder, corev1.HostPathDirectory)

@@ -22,30 +22,30 @@ import (
 
 // A Host is a machine with the files of kubeadm.
 type Host struct {
-	// Dir is the folder of kubeadm, usually /etc/kubernetes, and KubeletDir that of the kubelet, /var/lib/kubelet.
+	// Dir is the folder of kubeadm, usually /etc/kubernetes. KubeletDir is the folder of the kubelet, usually /var/lib/kubelet.
 	Dir, KubeletDir string
-	// Pins are CAs that the operator trusts, as kubeadm pins them.
+	// Pins are the pins of CAs that the operator trusts, in kubeadm's form.
 	Pins []string
 	// Key returns the private key of the new CA; nil if there is none.
 	Key func(ctx context.Context) (crypto.Signer, error)
-	// Lock waits until no other control plane restarts anything, and keeps it so until release; nil locks nothing.
+	// Lock waits until no other control plane restarts anything, and stops others from it until release; nil locks nothing.
 	Lock func(ctx context.Context) (release func(), err error)
 	// Sign requests certificates with the kubelet's own credential; nil requests none.
 	Sign credentials.SignFunc
-	// KubeletReloads reports whether the kubelet reads a changed client CA file again; nil is a kubelet that does not.
+	// KubeletReloads reports whether the kubelet re-reads a changed client CA file; nil means that it does not.
 	KubeletReloads func(ctx context.Context) bool
 	// Wait limits how long each restart may take.
 	Wait time.Duration
-	// Also are more files and folders to read. Restart are static pods, beside those of kubeadm, that Apply may end.
+	// Also are more files and folders to read. Restart are static pods that Apply may end in addition to kubeadm's.
 	Also, Restart []string
-	// NoRestart restarts no static pod. Those that have not read a file are reported, and the next call may restart them.
+	// NoRestart restarts no static pod. Apply reports the pods that have not read a file, and the next call may restart them.
 	NoRestart bool
 	// DryRun changes nothing.
 	DryRun bool
 	// Log gets one line for each thing that Apply does.
 	Log func(line string)
 
-	system      system                  // nil: this machine
+	system      system                  // nil means this machine
 	beforeWrite func(path string) error // for tests
 }
 
@@ -54,15 +54,15 @@ type Result struct {
 	CA    rotation.CA    `json:"ca"`
 	ID    string         `json:"id"`
 	Stage rotation.Stage `json:"stage"`
-	// Changed are the files that changed, or would with a dry run.
+	// Changed are the files that changed. With a dry run, they are the files that would change.
 	Changed []string `json:"changed"`
 	// Diff is a dry run's unified diff. Certificates are lines of text in it, and keys and other secrets are redacted.
 	Diff string `json:"diff,omitempty"`
-	// Restarted are the processes that were restarted, or would be with a dry run.
+	// Restarted are the processes that were restarted. With a dry run, they are the processes that would be.
 	Restarted []string `json:"restarted,omitempty"`
 	// Backup is the folder with the original files; empty after the end of the rotation.
 	Backup string `json:"backup,omitempty"`
-	// Unfit says what of this host does not fit the stage, although Apply did its part.
+	// Unfit lists what on this host does not fit the stage, although Apply did its part.
 	Unfit []string `json:"unfit,omitempty"`
 	// Report is for the annotation of the Node; nil if the host has no file of this CA.
 	Report *rotation.Report `json:"report,omitempty"`
@@ -97,12 +97,12 @@ func stageOf(bundle []byte, r rotation.Rotation) (rotation.Stage, error) {
 }
 
 // Apply brings the host to the stage of a rotation. It can be repeated at any time. Once the rotation has ended, it removes
-// the backup and the cross certificate. It waits with that until clients have read their CA files again. Without a rotation of
-// the CA, it only checks that this host has none either.
+// the backup and the cross certificate. It removes them only after clients have re-read their CA files. If the CA has no
+// rotation, Apply only checks that this host has no backup of one.
 func (h Host) Apply(ctx context.Context, r rotation.Rotation) (Result, error) {
 	done := Result{CA: r.CA, ID: r.ID, Stage: r.Stage, Changed: []string{}}
 	err := h.apply(ctx, r, &done)
-	if err != nil && r.InProgress() && !h.DryRun && !errors.Is(err, errBusy) { // an earlier report must not stay
+	if err != nil && r.InProgress() && !h.DryRun && !errors.Is(err, errBusy) { // do not leave an outdated report
 		done.Report = &rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since, Failed: safetext.Text(err.Error(), safetext.MaxMessage)}
 	}
 	return done, err
@@ -155,13 +155,13 @@ func (h Host) apply(ctx context.Context, r rotation.Rotation, done *Result) (err
 	if err != nil {
 		return err
 	}
-	if b.originals[a.bundle] == nil { // a worker has nothing of etcd
+	if b.originals[a.bundle] == nil { // for example, a worker has no files of the etcd CA
 		return nil
 	}
 	done.Backup = b.dir
 	if until := r.Since.Add(rotation.Rereads); b.crosses(a, r) && time.Now().Before(until) {
 		h.Log("clients may need the cross certificate until " + until.UTC().Format(time.RFC3339) + "; apply again after that")
-		r.Ended = time.Time{} // keeps the cross certificate and the backup
+		r.Ended = time.Time{} // as if in progress: keep the cross certificate and the backup
 	}
 	walk := b.walk(r.Stage)
 	if err := h.ready(ctx, b, a, r, walk); err != nil {
@@ -173,7 +173,7 @@ func (h Host) apply(ctx context.Context, r rotation.Rotation, done *Result) (err
 	}
 	for _, stage := range walk {
 		if err := h.enter(ctx, b, a, r.At(stage), done); err != nil {
-			return fmt.Errorf("stage %s: %w", stage, err) // without a report: the files look complete before the processes restart
+			return fmt.Errorf("stage %s: %w", stage, err) // return no report: the files look complete before the processes restart
 		}
 	}
 	return h.complete(ctx, b, r, done)
@@ -187,11 +187,11 @@ func (h Host) ControlPlane() bool {
 	})
 }
 
-// errBusy is the error of an Apply while another one works.
-var errBusy = errors.New("another 'kubejoin ca apply'")
+// errBusy is the error of Apply if another one runs on the same folder.
+var errBusy = errors.New("another 'kubejoin ca apply' is running")
 
-// exclude makes sure that one Apply at a time works on the folder. It locks a folder that only root can open, because anyone
-// can lock what they can open. unlock removes that folder if it is empty.
+// exclude ensures that only one Apply at a time works on the folder. It locks a folder that only root can open, because
+// every user can lock a folder that they can open. unlock removes that folder if it is empty.
 func (h Host) exclude() (unlock func(), err error) {
 	path := h.file(Backups)
 	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -202,7 +202,7 @@ func (h Host) exclude() (unlock func(), err error) {
 		return nil, err
 	}
 	err = syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if err == nil { // another Apply may have removed it meanwhile
+	if err == nil { // another Apply may have removed the folder meanwhile
 		var is, locked fs.FileInfo
 		if locked, err = dir.Stat(); err == nil {
 			if is, err = os.Stat(path); err == nil && !os.SameFile(is, locked) {
@@ -211,10 +211,10 @@ func (h Host) exclude() (unlock func(), err error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("%w works on %s: %w; to see its process: fuser -v %s; then retry", errBusy, h.Dir, err, path), dir.Close())
+		return nil, errors.Join(fmt.Errorf("%w on %s: %w; find its process with: fuser -v %s; then retry", errBusy, h.Dir, err, path), dir.Close())
 	}
 	return func() {
-		_ = os.Remove(path) // fails if it has a backup
+		_ = os.Remove(path) // fails if the folder contains a backup
 		_ = dir.Close()
 	}, nil
 }
@@ -247,8 +247,8 @@ func (b *backup) crosses(a authority, r rotation.Rotation) bool {
 	return !r.InProgress() && r.Stage == rotation.Finish && len(r.Cross) > 0 && b.originals[a.serving] != nil
 }
 
-// walk returns the stages from the one that the host reached to another one. Files of two neighbouring stages work
-// together.
+// walk returns the stages from the stage that the host reached to the given one. Files of two neighbouring stages
+// work together.
 func (b *backup) walk(to rotation.Stage) []rotation.Stage {
 	from, end := slices.Index(stages, b.index.Stage), slices.Index(stages, to)
 	var list []rotation.Stage
@@ -280,7 +280,7 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 	}
 	for _, stage := range walk {
 		if stage == rotation.Prepare && !r.In(before).New {
-			continue // back to the originals, see wanted
+			continue // the way back restores the originals, see wanted
 		}
 		if err := checkTrust(before, b.index.Pins, r.At(stage)); err != nil {
 			return err
@@ -297,7 +297,7 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 			return err
 		}
 	}
-	if r.Stage == rotation.Prepare && !r.Aborting { // what a later stage would refuse must be known before the first one
+	if r.Stage == rotation.Prepare && !r.Aborting { // report what a later stage would refuse before the first stage begins
 		try, trial := h, *b
 		try.DryRun, trial.signed = true, maps.Clone(b.signed)
 		for _, stage := range stages {
@@ -319,7 +319,7 @@ func (h Host) ready(ctx context.Context, b *backup, a authority, r rotation.Rota
 }
 
 // checkEdited refuses a file that is neither the original nor what Apply wrote. The kubelet writes kubelet.conf itself when
-// it bootstraps, so the present one becomes the original.
+// it bootstraps, so the present kubelet.conf becomes the original.
 func (h Host) checkEdited(b *backup, a authority, before []*x509.Certificate, r rotation.Rotation) error {
 	present, err := readAll(h.Dir, a.files())
 	if err != nil {
@@ -329,8 +329,9 @@ func (h Host) checkEdited(b *backup, a authority, before []*x509.Certificate, r 
 		is, was := present[name], b.originals[name]
 		switch {
 		case is == nil && was == nil, is != nil && was != nil && (digest(is) == digest(was) || slices.Contains(b.index.Written[name], digest(is))):
-		case name == a.key && is != nil && was != nil && pemfile.IsEncrypted(is): // docs/certificates.md says to encrypt it again
-		case is != nil && (was == nil || name == kubeletConf || slices.Contains(a.trusting, name)): // the kubelet or an operator made it
+		case name == a.key && is != nil && was != nil && pemfile.IsEncrypted(is): // as docs/certificates.md advises
+		// The kubelet or an operator wrote it.
+		case is != nil && (was == nil || name == kubeletConf || slices.Contains(a.trusting, name)):
 			if err := h.keep(b, name, is); err != nil {
 				return err
 			}
@@ -347,8 +348,7 @@ func (h Host) checkEdited(b *backup, a authority, before []*x509.Certificate, r 
 	return nil
 }
 
-// onlyOf reports whether a bundle has no certificate that the host and the rotation do not know, so that nothing is lost
-// when it is replaced.
+// onlyOf reports whether all certificates of a bundle are in before or in the rotation. Then replacing the bundle loses none.
 func onlyOf(bundle []byte, before []*x509.Certificate, r rotation.Rotation) bool {
 	certs, err := pemfile.Certificates(bundle)
 	known := slices.Concat(before, r.Old, r.New)
@@ -362,13 +362,13 @@ func (h Host) enter(ctx context.Context, b *backup, a authority, r rotation.Rota
 		return err
 	}
 	if side(r.At(b.index.Stage)) == side(r) {
-		delete(want, a.key) // it is in place, and an operator may have encrypted it since
+		delete(want, a.key) // the key is in place, and an operator may have encrypted it since
 	}
 	noted := slices.Clone(b.index.Restart)
 	if err := h.bring(ctx, b, a, want, done); err != nil {
 		return err
 	}
-	if b.signed[side(r)][a.key] != nil { // one copy of a key is enough
+	if b.signed[side(r)][a.key] != nil { // remove the copy in the backup: one copy of a key is enough
 		delete(b.signed[side(r)], a.key)
 		if err := os.Remove(filepath.Join(b.dir, signedDirs[side(r)], a.key)); err != nil {
 			return err
@@ -386,7 +386,7 @@ func (h Host) enter(ctx context.Context, b *backup, a authority, r rotation.Rota
 	return h.saveIndex(b)
 }
 
-// bring changes the files that differ from the wanted ones, and restarts the static pods that read them once.
+// bring changes the files that differ from want, and restarts the static pods that read them only at start.
 func (h Host) bring(ctx context.Context, b *backup, a authority, want contents, done *Result) error {
 	present, err := readAll(h.Dir, a.files())
 	if err != nil {
@@ -409,7 +409,7 @@ func (h Host) bring(ctx context.Context, b *backup, a authority, want contents, 
 			b.index.Restart = append(b.index.Restart, name)
 		}
 	}
-	if len(changed) > 0 { // before the first write, so that a crash does not make these files those of somebody else
+	if len(changed) > 0 { // before the first write: after a crash, the next Apply must recognize these files
 		if err := h.saveIndex(b); err != nil {
 			return err
 		}
@@ -426,7 +426,7 @@ func (h Host) bring(ctx context.Context, b *backup, a authority, want contents, 
 	return h.restartPods(ctx, b, a, done)
 }
 
-// wrote notes that content is what Apply is about to write.
+// wrote records that Apply is about to write content.
 func (h Host) wrote(b *backup, name string, content []byte) (err error) {
 	if sum := digest(content); !slices.Contains(b.index.Written[name], sum) {
 		b.index.Written[name] = append(b.index.Written[name], sum)

@@ -25,7 +25,7 @@ import (
 const Backups = "kubejoin-ca"
 
 const (
-	// unfinished ends the name of a folder that is being made or removed.
+	// unfinished is the suffix of a folder that is being made or removed.
 	unfinished = ".unfinished"
 
 	originalsDir, indexFile = "original", "index.json"
@@ -33,7 +33,7 @@ const (
 	maxFile = 1 << 20
 )
 
-// signedDirs are the folders with what each CA signed again.
+// signedDirs maps each CA to the folder with the files that it signed again.
 var signedDirs = map[rotation.From]string{rotation.FromNew: "signed", rotation.FromOld: "signed-old"}
 
 // A backup has the files from before the rotation, the newly signed files, and how far Apply got.
@@ -46,20 +46,20 @@ type backup struct {
 
 // An index is the part of a backup that changes from stage to stage.
 type index struct {
-	// Stage is the last one that the host reached.
+	// Stage is the last stage that the host reached.
 	Stage rotation.Stage `json:"stage"`
-	// Pins are those of CAs that the operator gave.
+	// Pins are the CA pins that the operator gave.
 	Pins []string `json:"pins,omitempty"`
-	// Written has the SHA-256 of everything that Apply wrote or was about to write, by file. Any other content is of
-	// somebody else.
+	// Written maps each file to the SHA-256 of every content that Apply wrote or was about to write. Somebody else
+	// wrote any other content.
 	Written map[string][]string `json:"written,omitempty"`
 	// Restart are the static pods that may not have read all that Apply wrote.
 	Restart []string `json:"restart,omitempty"`
-	// Boots has, by file, the boot during which Apply last wrote it.
+	// Boots maps each file to the boot during which Apply last wrote it.
 	Boots map[string]boot `json:"boots,omitempty"`
 }
 
-// upToDate notes that a static pod has read all that Apply wrote.
+// upToDate records that a static pod has read all that Apply wrote.
 func (b *backup) upToDate(pod string) {
 	b.index.Restart = slices.DeleteFunc(b.index.Restart, func(name string) bool { return name == pod })
 }
@@ -89,7 +89,7 @@ func (h Host) openBackup(a authority, r rotation.Rotation) (*backup, error) {
 	}
 	present, err := readAll(h.Dir, a.trusting)
 	for name, content := range present {
-		if b.originals[name] == nil && err == nil { // it was made since
+		if b.originals[name] == nil && err == nil { // the file was created after the backup
 			err = h.keep(b, name, content)
 		}
 	}
@@ -126,10 +126,10 @@ func (h Host) readBackup(dir string, a authority) (*backup, error) {
 	return b, nil
 }
 
-// keep makes the content of a file that somebody else wrote the original.
+// keep stores content, which somebody else wrote to a file, as the original of the file.
 func (h Host) keep(b *backup, name string, content []byte) error {
 	b.originals[name] = content
-	for of, again := range b.signed { // it was signed for another one
+	for of, again := range b.signed { // the new signature was made for the previous original
 		delete(again, name)
 		if !h.DryRun {
 			if err := os.Remove(filepath.Join(b.dir, signedDirs[of], name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -191,8 +191,8 @@ func (h Host) backups(ca rotation.CA) (ids []string, err error) {
 	return ids, err
 }
 
-// checkBackups returns an error if there is a backup of a rotation that is neither the last one of the cluster nor an earlier
-// one. Then the state of the cluster or the files of the host are from another time, so that absence shows no end.
+// checkBackups returns an error if there is a backup of a rotation that is neither the cluster's last rotation nor an earlier
+// one. Then the cluster or the host was restored from a backup, so a missing rotation does not prove that it has ended.
 func (h Host) checkBackups(r rotation.Rotation) error {
 	ids, err := h.backups(r.CA)
 	for _, id := range ids {
@@ -209,7 +209,7 @@ func (h Host) checkBackups(r rotation.Rotation) error {
 	return err
 }
 
-// removeBackup removes the backup of a rotation that has ended, and those of earlier ones.
+// removeBackup removes the backup of this rotation, which has ended, and the backups of earlier rotations.
 func (h Host) removeBackup(r rotation.Rotation) error {
 	ids, err := h.backups(r.CA)
 	if err != nil {
@@ -220,7 +220,7 @@ func (h Host) removeBackup(r rotation.Rotation) error {
 			continue
 		}
 		dir := h.file(Backups, string(r.CA)+"-"+id)
-		if err := h.rename(dir, dir+unfinished); err != nil { // so that sweep completes what a crash leaves
+		if err := h.rename(dir, dir+unfinished); err != nil { // so that sweep completes the removal after a crash
 			return err
 		}
 		if err := os.RemoveAll(dir + unfinished); err != nil {
@@ -230,7 +230,7 @@ func (h Host) removeBackup(r rotation.Rotation) error {
 	return nil
 }
 
-// sweep removes what a killed Apply left: unfinished folders, and temporary files, which may have a key.
+// sweep removes what a killed Apply left: unfinished folders, and temporary files, which may contain a key.
 func (h Host) sweep(a authority) error {
 	for _, pattern := range []string{h.file(Backups, "*"+unfinished), h.file(Backups, "*", "*"+unfinished)} {
 		all, err := filepath.Glob(pattern)
@@ -255,7 +255,7 @@ func (h Host) sweep(a authority) error {
 	return atomicfile.Sweep(filepath.Join(h.KubeletDir, "pki"), kubeletFile.MatchString)
 }
 
-// save writes a file of the backup, and makes its folder.
+// save writes a file of the backup, and creates its folder.
 func (h Host) save(file string, content []byte) error {
 	if err := h.fault(file); err != nil {
 		return err
@@ -266,7 +266,7 @@ func (h Host) save(file string, content []byte) error {
 	return atomicfile.Write(file, content)
 }
 
-// rename renames a folder durably.
+// rename renames a folder, and syncs the change to disk.
 func (h Host) rename(from, to string) error {
 	if err := h.fault(to); err != nil {
 		return err
@@ -281,7 +281,7 @@ func (h Host) rename(from, to string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// replace writes a file of the host with the owner and the mode that it has.
+// replace writes a file of the host, and keeps the owner and mode of the file.
 func (h Host) replace(file string, content []byte) error {
 	if err := h.fault(file); err != nil {
 		return err
@@ -289,7 +289,7 @@ func (h Host) replace(file string, content []byte) error {
 	return atomicfile.Replace(file, content)
 }
 
-// readAll reads those of the files that exist.
+// readAll reads the named files below dir; it skips files that do not exist.
 func readAll(dir string, names []string) (contents, error) {
 	all := contents{}
 	for _, name := range names {
@@ -305,8 +305,8 @@ func readAll(dir string, names []string) (contents, error) {
 	return all, nil
 }
 
-// readFile reads a file. It refuses links, which a replacement would lose, pipes, and large files. Another user may exchange the file
-// at any time, so it looks at what it has opened.
+// readFile reads a file. It refuses links, which a replacement would lose, pipes, and large files. Another user may exchange
+// the file at any time, so readFile checks the opened file, not the path.
 func readFile(file string) ([]byte, error) {
 	refused := fmt.Errorf("%s: want a regular file of at most %d bytes, not a link", safetext.Printable(file), maxFile)
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
@@ -316,7 +316,7 @@ func readFile(file string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }() // read-only, so Close loses nothing
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return nil, cmp.Or(err, refused)
 	}

@@ -46,7 +46,7 @@ func State(ctx context.Context, client kubernetes.Interface) (map[rotation.CA]ro
 	return all, nil
 }
 
-// Publish stores a report in the annotation of a Node. It waits for an API server that restarts.
+// Publish stores a report in the annotation of a Node. If the API server is restarting, Publish waits for it.
 func Publish(ctx context.Context, client kubernetes.Interface, node string, report *rotation.Report) error {
 	content, err := report.Encode()
 	if err != nil {
@@ -61,7 +61,7 @@ func Publish(ctx context.Context, client kubernetes.Interface, node string, repo
 		if err == nil {
 			return nil
 		}
-		// The next control plane may restart the API server already.
+		// The next control plane may already be restarting its API server.
 		away := apierrors.ReasonForError(err) == metav1.StatusReasonUnknown || apierrors.IsServiceUnavailable(err) || apierrors.IsForbidden(err) && !first
 		if !away || time.Since(began) > outage {
 			return fmt.Errorf("report to Node %s: %w", node, err)
@@ -74,18 +74,20 @@ func Publish(ctx context.Context, client kubernetes.Interface, node string, repo
 	}
 }
 
-// Event leaves an Event of a Node.
+// Event creates an Event about a Node.
 func Event(ctx context.Context, client kubernetes.Interface, node string, e codes.Event, message string) error {
 	now := metav1.Now()
 	_, err := client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "."}, Type: e.Type(), Reason: e.Reason(), Message: safetext.Text(message, safetext.MaxMessage),
-		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)}, // as the kubelet names it
+		// The kubelet also uses the node name as UID.
+		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node, UID: types.UID(node)},
 		Source:         corev1.EventSource{Component: "kubejoin", Host: node}, FirstTimestamp: now, LastTimestamp: now, Count: 1,
 	}, metav1.CreateOptions{})
 	return err
 }
 
-// KubeletReloads reports whether the kubelet of a node reads a changed client CA file again, as it does from Kubernetes 1.36 on.
+// KubeletReloads reports whether the kubelet of a node re-reads a changed client CA file. Kubelets do so from Kubernetes 1.36
+// on.
 func KubeletReloads(ctx context.Context, client kubernetes.Interface, node string) (bool, error) {
 	n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil {
@@ -94,14 +96,16 @@ func KubeletReloads(ctx context.Context, client kubernetes.Interface, node strin
 	return !imagetag.Before("kubelet:"+n.Status.NodeInfo.KubeletVersion, "1.36"), nil
 }
 
-// longest is how long a Lease of another holder is believed at most. Its times may be wrong, and many may write Leases.
+// longest is the maximum time that take respects a Lease of another holder. Many users can write Leases, so the times
+// in a Lease may be wrong.
 const longest = time.Hour
 
-// outage is how long a Lock and Publish wait for API servers: those of the holder's etcd stop while that restarts.
+// outage is how long Lock and Publish wait for an API server. API servers that use the lock holder's etcd do not
+// respond while that etcd restarts.
 const outage = 2 * time.Minute
 
-// Lock returns a function for Host.Lock. It holds a Lease, so that one control plane after the other restarts. A holder
-// that was killed keeps it for the given time.
+// Lock returns a function for Host.Lock. That function holds a Lease, so that control planes restart one after the
+// other. If the holder was killed, its Lease lasts for the time life.
 func Lock(client kubernetes.Interface, holder string, life time.Duration, log func(string)) func(context.Context) (func(), error) {
 	leases := client.CoordinationV1().Leases(leaseNamespace)
 	return func(ctx context.Context) (func(), error) {
@@ -121,7 +125,8 @@ func Lock(client kubernetes.Interface, holder string, life time.Duration, log fu
 					log(fmt.Sprintf("waiting: %s restarts its control plane, until %s at most; if it is gone: kubectl -n %s delete lease %s", safetext.Text(held.holder, safetext.MaxName), held.until.UTC().Format(time.RFC3339), leaseNamespace, leaseName))
 				}
 			case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
-			// Later, an API server that has just started forbids all until it has read the roles.
+			// After the first request, Forbidden can be temporary: an API server that has just started forbids all
+			// until it has read the roles.
 			case apierrors.IsForbidden(err) && first, time.Since(responded) > outage:
 				return nil, fmt.Errorf("hold Lease %s/%s: %w", leaseNamespace, leaseName, err)
 			default:
@@ -156,18 +161,18 @@ func Lock(client kubernetes.Interface, holder string, life time.Duration, log fu
 	}
 }
 
-// A hold is a version of another holder's Lease; the zero hold is ours.
+// A hold describes one version of a Lease that another host holds. The zero hold means that this host holds the Lease.
 type hold struct {
 	holder, version string
 	until           time.Time
 }
 
-// clock returns the time of the API server: the clocks of two hosts may differ by more than a Lease lasts.
+// clock returns the time of the API server. The clocks of two hosts may differ by more than the duration of a Lease.
 func clock(ctx context.Context, client kubernetes.Interface) (metav1.MicroTime, error) {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{GenerateName: leaseName + "-"}}
 	made, err := client.CoordinationV1().Leases(leaseNamespace).Create(ctx, lease, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 	switch {
-	case apierrors.IsBadRequest(err): // a webhook supports no dry run
+	case apierrors.IsBadRequest(err): // an admission webhook does not support dry run
 		return metav1.NowMicro(), nil
 	case err != nil:
 		return metav1.MicroTime{}, err
@@ -177,8 +182,8 @@ func clock(ctx context.Context, client kubernetes.Interface) (metav1.MicroTime, 
 	return metav1.NewMicroTime(made.CreationTimestamp.Time), nil
 }
 
-// take takes the Lease, unless another holder has it. last is the hold that it returned before. Holders do not renew the Lease,
-// so until is final for a version.
+// take takes the Lease, unless another holder has it. last is the hold that the previous call returned. Holders do not renew
+// the Lease, so until never changes for a version.
 func take(ctx context.Context, client kubernetes.Interface, holder string, life time.Duration, last hold) (hold, error) {
 	leases := client.CoordinationV1().Leases(leaseNamespace)
 	now, err := clock(ctx, client)

@@ -39,7 +39,7 @@ func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Ro
 	for _, name := range a.changed(present, want) {
 		done.Changed = append(done.Changed, name)
 		from, to := render(present[name]), render(want[name])
-		if name == a.key { // the dry run need not have the key of the new CA
+		if name == a.key { // a dry run works without the key of the new CA
 			from, to = "<private key>\n", "<private key of the "+map[bool]string{false: "old", true: "new"}[r.SignsNew()]+" CA>\n"
 		}
 		text, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{
@@ -58,7 +58,7 @@ func (h Host) compare(ctx context.Context, b *backup, a authority, r rotation.Ro
 	return nil
 }
 
-// render returns a file as text that has no secret: each certificate is a line, and nothing of a key is left.
+// render returns a file as text without secrets: it shows each certificate as a line, and drops keys.
 func render(content []byte) string {
 	if config, err := credentials.ParseKubeconfig(content); err == nil {
 		return renderKubeconfig(config)
@@ -86,7 +86,7 @@ func renderPEM(content []byte) string {
 	return text.String()
 }
 
-// renderKubeconfig returns only the fields that have no secret.
+// renderKubeconfig returns only the fields that contain no secret.
 func renderKubeconfig(config credentials.Kubeconfig) string {
 	var text strings.Builder
 	cluster, user := config.Cluster, config.User

@@ -23,7 +23,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kubeletConfig is the part of a KubeletConfiguration that says where its health is, and where it serves.
+// kubeletConfig is the part of a KubeletConfiguration with the addresses of the health endpoint and of the kubelet's
+// API, and the feature gates.
 type kubeletConfig struct {
 	Port               int    `json:"port"`
 	HealthzPort        *int   `json:"healthzPort"`
@@ -39,7 +40,7 @@ type kubeletConfig struct {
 	FeatureGates map[string]bool `json:"featureGates"`
 }
 
-// kubeletConfig reads the configuration of the kubelet; the zero value without a file.
+// kubeletConfig reads the configuration of the kubelet. It returns the zero value if there is no file.
 func (h Host) kubeletConfig() (config kubeletConfig, err error) {
 	file := filepath.Join(h.KubeletDir, "config.yaml")
 	content, err := readFile(file)
@@ -52,7 +53,7 @@ func (h Host) kubeletConfig() (config kubeletConfig, err error) {
 	return config, err
 }
 
-// kubeletService returns the kubelet with no changes. It has no URL if it does not show its health.
+// kubeletService returns the service of the kubelet, with changed unset. url is empty if the kubelet serves no health endpoint.
 func (h Host) kubeletService() (service, error) {
 	const defaultPort, defaultServing, defaultAddress = 10248, 10250, "127.0.0.1"
 	s := service{name: "kubelet", port: defaultPort, comm: kubeletComm, grace: grace, hint: "start it with: systemctl restart kubelet"}
@@ -100,8 +101,8 @@ func (h Host) updateKubelet(ctx context.Context, b *backup, a authority, r rotat
 	return err
 }
 
-// kubeletChanged returns when something changed that the kubelet needs and does not reload; the zero time if nothing did. It
-// reads the CA of its kubeconfig only at the start, also if that names a file.
+// kubeletChanged returns when something changed that the kubelet needs and does not reload; the zero time if nothing did.
+// The kubelet reads the CA of its kubeconfig only when it starts, even if the kubeconfig names a CA file.
 func (h Host) kubeletChanged(ctx context.Context, b *backup, a authority, r rotation.Rotation) (last time.Time, err error) {
 	var names []string
 	if h.kubeletNeedsCA(ctx, r) {
@@ -112,14 +113,15 @@ func (h Host) kubeletChanged(ctx context.Context, b *backup, a authority, r rota
 			names = append(names, name)
 		}
 	}
-	if link, _, err := h.clientCertificate(); err == nil && link == h.file(kubeletConf) { // it has the certificate in it
+	if link, _, err := h.clientCertificate(); err == nil && link == h.file(kubeletConf) { // kubelet.conf contains the certificate
 		names = append(names, kubeletConf)
 	}
 	return h.lastChanged(b, names)
 }
 
-// kubeletNeedsCA reports whether the kubelet has to start with the CAs of the stage. In stage trust it need not if it knows the
-// CA that signed the cross certificate, which API servers will present, and if it reads its client CAs again.
+// kubeletNeedsCA reports whether the kubelet must be restarted to read the CAs of the stage. In stage trust, no restart is
+// needed if the kubelet trusts the CA that signed the cross certificate, and re-reads its client CAs by itself. API servers
+// will present the cross certificate.
 func (h Host) kubeletNeedsCA(ctx context.Context, r rotation.Rotation) bool {
 	if len(r.Old) != 1 || r.Stage != rotation.Trust || len(r.Cross) == 0 {
 		return true
@@ -135,8 +137,8 @@ func (h Host) kubeletNeedsCA(ctx context.Context, r rotation.Rotation) bool {
 	return h.KubeletReloads == nil || !h.KubeletReloads(ctx)
 }
 
-// A kubeletCertificate is a kind of certificate that the kubelet renews by itself. Its file has the prefix in its name; without
-// one, kubelet.conf has it or names it.
+// A kubeletCertificate is a kind of certificate that the kubelet renews by itself. The name of its file begins with prefix. If
+// prefix is empty, kubelet.conf contains the certificate or names its file.
 type kubeletCertificate struct {
 	what, prefix, signer string
 	usage                certificatesv1.KeyUsage
@@ -144,24 +146,25 @@ type kubeletCertificate struct {
 
 var kubeletCertificates = []kubeletCertificate{
 	{"client", "", certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth},
-	// A kubelet that renews by itself prefers this to a certificate in kubelet.conf.
+	// A kubelet that renews its certificate prefers this file to a certificate in kubelet.conf.
 	{"client", "kubelet-client-", certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth},
 	{"serving", "kubelet-server-", certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth},
 }
 
-// find returns the present certificate and the path of its file, or of the link to that file. The path is empty without a certificate.
+// find returns the present certificate and the path of its file, or of the link to that file. The path is empty if there is no
+// certificate.
 func (c kubeletCertificate) find(h Host) (link string, chain []*x509.Certificate, err error) {
 	if c.prefix == "" {
 		return h.clientCertificate()
 	}
 	link = filepath.Join(h.KubeletDir, "pki", c.prefix+"current.pem")
 	if named, _, err := h.clientCertificate(); err == nil && named == link {
-		return "", nil, nil // it is the one that kubelet.conf names
+		return "", nil, nil // the entry with the empty prefix covers this file
 	}
 	return linked(link)
 }
 
-// renewKubelet requests a certificate of the kubelet, if the present one is from the CA that does not sign any more.
+// renewKubelet requests a certificate of the kubelet if the present one is from the CA that no longer signs.
 func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, c kubeletCertificate) error {
 	if h.Sign == nil {
 		return nil
@@ -209,7 +212,7 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	if c.usage == certificatesv1.UsageServerAuth && r.SignsNew() {                                                                 // API servers may need 5 minutes to read the new CA
 		issued = slices.Concat(issued, r.Cross.PEM())
 	}
-	regular := info.Mode().IsRegular() // the kubelet does not maintain it
+	regular := info.Mode().IsRegular() // a regular file instead of a link: the kubelet does not maintain it
 	if regular {
 		file = link
 	}
@@ -226,7 +229,8 @@ func (h Host) renewKubelet(ctx context.Context, b *backup, r rotation.Rotation, 
 	return kubelet.Link(file, link)
 }
 
-// embed writes a certificate of the kubelet with its key into kubelet.conf, and keeps them as what the CA signed again.
+// embed writes a certificate of the kubelet with its key into kubelet.conf. It stores the result among the files that
+// the CA signed again.
 func (h Host) embed(b *backup, r rotation.Rotation, chain, key []byte) error {
 	config, err := credentials.ParseKubeconfig(b.originals[kubeletConf])
 	if err != nil {
@@ -256,8 +260,8 @@ func (h Host) embed(b *backup, r rotation.Rotation, chain, key []byte) error {
 	return h.replace(h.file(kubeletConf), want[kubeletConf])
 }
 
-// clientCertificate is kubeletCertificate.find for the certificate that kubelet.conf names. The link is kubelet.conf itself if
-// that has the certificate in it. The chain is nil without kubelet.conf.
+// clientCertificate returns the certificate that kubelet.conf names, and the path of its file or link. The link is
+// kubelet.conf itself if that file contains the certificate. The chain is nil without kubelet.conf.
 func (h Host) clientCertificate() (link string, chain []*x509.Certificate, err error) {
 	content, err := readFile(h.file(kubeletConf))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -276,13 +280,13 @@ func (h Host) clientCertificate() (link string, chain []*x509.Certificate, err e
 		chain, err = pemfile.Certificates(config.User.ClientCertificateData)
 		return h.file(kubeletConf), chain, err
 	case link != config.User.ClientKey:
-		_, chain, _ = linked(absolute(h.Dir, link)) // for the name of the node
+		_, chain, _ = linked(absolute(h.Dir, link)) // NodeName reads the node name from this chain
 		return "", chain, fmt.Errorf("%s: client-certificate and client-key are different files, want one for both, as the kubelet writes it: put both into one file, and name it twice", h.file(kubeletConf))
 	}
 	return linked(absolute(h.Dir, link))
 }
 
-// linked returns the certificate in a file or behind a link; nothing if it does not exist.
+// linked returns the certificate in a file or behind a link. It returns no path and no chain if the file does not exist.
 func linked(link string) (string, []*x509.Certificate, error) {
 	target, err := filepath.EvalSymlinks(link)
 	if errors.Is(err, fs.ErrNotExist) {

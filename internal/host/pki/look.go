@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Bounds of a look: how many files and bytes it reads, how large a kubeconfig is, and how many files it names.
+// Limits of a look: files and bytes that it reads, bytes of a kubeconfig, and files that it names.
 const (
 	maxLook   = 20_000
 	maxBytes  = 512 << 20
@@ -43,14 +43,15 @@ type looking struct {
 	manifests []corev1.Pod
 	configs   []string           // kubeconfigs below h.Dir
 	named     []string           // files that kubeconfigs name
-	root      string             // of the host's files, if they are not those of this process
+	root      string             // of the host's files, if this process runs in a container
 	seen      map[[2]uint64]bool // device and inode
-	bytes     int64              // that were read
+	bytes     int64              // number read so far
 }
 
-// look completes the table of a CA with what this host has. Nothing is assumed from a list: it reads each file below h.Dir, each
-// file that a static pod mounts, that the flags of the control plane or the configuration of the kubelet name, and h.Also. What
-// has a CA of the rotation, or something from it, and is not in the table is in others.
+// look completes the table of a CA with what this host has. It uses no fixed list of files. It reads each file below h.Dir and
+// h.Also. It also reads the files that static pods mount, and those named by control plane flags or the kubelet's
+// configuration. others gets each file that contains a CA of the rotation, or a certificate or key from it, and is not in the
+// table.
 func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 	l, err := h.newLook(a)
 	if err != nil {
@@ -69,7 +70,8 @@ func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 		}
 		config, err := credentials.ParseKubeconfig(content)
 		if name != kubeletConf && (err != nil || len(config.User.ClientCertificateData) > 0) { // wanted reports the error
-			l.kubeconfigs = append(l.kubeconfigs, name) // those with files, or with a plugin, get no certificate
+			// Other kubeconfigs name files or a plugin, and get no new certificate.
+			l.kubeconfigs = append(l.kubeconfigs, name)
 		}
 		if err == nil {
 			l.named = append(l.named, absolute(h.Dir, config.Cluster.CertificateAuthority))
@@ -105,7 +107,8 @@ func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 	for len(l.named) > 0 {
 		path := l.named[0]
 		l.named = l.named[1:]
-		if info, err := os.Stat(l.root + path); err != nil || !info.IsDir() { // anybody may write a kubeconfig that names a folder
+		// Skip folders: anybody may write a kubeconfig that names one.
+		if info, err := os.Stat(l.root + path); err != nil || !info.IsDir() {
 			l.walk(path)
 		}
 	}
@@ -114,7 +117,7 @@ func (h Host) look(a authority, r rotation.Rotation) (authority, error) {
 	return l.authority, nil
 }
 
-// newLook begins a look with the static pods of the host.
+// newLook returns a look that has read the static pods of the host.
 func (h Host) newLook(a authority) (*looking, error) {
 	root, err := hostRoot()
 	if err != nil {
@@ -131,7 +134,7 @@ func hostRoot() (string, error) {
 		return "", err
 	}
 	first, err := os.Readlink("/proc/1/ns/mnt")
-	if first == own || errors.Is(err, fs.ErrPermission) { // without SYS_PTRACE, no process is visible either: see restartable
+	if first == own || errors.Is(err, fs.ErrPermission) { // without SYS_PTRACE, restartable fails, because no process is visible
 		return "", nil
 	}
 	return "/proc/1/root", err
@@ -145,7 +148,7 @@ func (l *looking) readManifests() error {
 		return err
 	}
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") || e.IsDir() { // as the kubelet does
+		if strings.HasPrefix(e.Name(), ".") || e.IsDir() { // the kubelet skips them too
 			continue
 		}
 		file := filepath.Join(dir, e.Name())
@@ -159,7 +162,7 @@ func (l *looking) readManifests() error {
 	return nil
 }
 
-// short returns the path of a file below h.Dir as the table has it, and others as they are.
+// short returns the path relative to h.Dir of a file below it, as the table names files. It returns any other path unchanged.
 func (l *looking) short(file string) string {
 	if name, err := filepath.Rel(l.Dir, file); err == nil && filepath.IsLocal(name) {
 		return filepath.ToSlash(name)
@@ -172,13 +175,13 @@ func (l *looking) other(f rotation.File) {
 	l.others = append(l.others, f)
 }
 
-// walk reads a file, or all files below a folder. What does not exist has no CA.
+// walk reads a file, or all files below a folder. It ignores what does not exist.
 func (l *looking) walk(path string) {
 	entries := 0
 	l.unseen(path, l.walkNow(path, &entries))
 }
 
-// unseen notes what could not be read, and why.
+// unseen records in others that a path could not be read, and why.
 func (l *looking) unseen(path string, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		l.other(rotation.File{Name: l.short(path), Unseen: err.Error()})
@@ -209,7 +212,7 @@ func (l *looking) walkNow(path string, entries *int) error {
 			return fs.SkipDir
 		case d.Type()&fs.ModeSymlink != 0:
 			if l.unseen(path, l.walkNow(path, entries)); *entries > maxLook {
-				return fs.SkipAll // it was noted
+				return fs.SkipAll // the limit is already recorded in others
 			}
 			return nil
 		case !d.IsDir() && !d.Type().IsRegular():
@@ -220,7 +223,7 @@ func (l *looking) walkNow(path string, entries *int) error {
 			l.unseen(path, err)
 			return nil
 		}
-		if id, ok := info.Sys().(*syscall.Stat_t); ok { // a link may lead to it again
+		if id, ok := info.Sys().(*syscall.Stat_t); ok { // a link may lead to the same file again
 			key := [2]uint64{uint64(id.Dev), id.Ino} //nolint:unconvert // 32 bits on some systems
 			if l.seen[key] && d.IsDir() {
 				return fs.SkipDir
@@ -236,9 +239,9 @@ func (l *looking) walkNow(path string, entries *int) error {
 	})
 }
 
-// resolve follows the links in a path below a root, which may be that of a host as a container sees it.
+// resolve follows the links in a path below a root. The root may be the root of the host's files, seen from a container.
 func resolve(root, path string) (string, error) {
-	const maxLinks = 40 // as Linux
+	const maxLinks = 40 // the same limit as in Linux
 	done, links := "/", 0
 	for left := strings.Split(path, "/"); len(left) > 0; {
 		next := filepath.Join(done, left[0])
@@ -266,7 +269,8 @@ func resolve(root, path string) (string, error) {
 	return done, nil
 }
 
-// read looks at one file. A kubeconfig in a place that only root can change gets other CAs, unless it is behind a link.
+// read looks at one file. Apply changes the CAs in a kubeconfig only if no other user can change the file or its path,
+// and no symbolic link leads to it.
 func (l *looking) read(file, name string, direct bool) error {
 	content, err := readFile(file)
 	if err != nil {
@@ -294,13 +298,13 @@ func (l *looking) read(file, name string, direct bool) error {
 	return nil
 }
 
-// holds returns what a file has of the rotation, which files it names, and whether it is a kubeconfig. A file with a certificate
-// that a CA issued presents it, and does not trust the CAs behind it.
+// holds returns which CAs and certificates of the rotation a file contains, which files it names, and whether it is a
+// kubeconfig. If a file contains a leaf certificate, the CAs after it are its chain, and the file does not trust them.
 func (l *looking) holds(content []byte) (f rotation.File, named []string, kubeconfig bool, err error) {
 	var presents, trusts []*x509.Certificate
 	if bytes.Contains(content, []byte("certificate-authority")) || bytes.Contains(content, []byte("client-certificate")) {
 		config := &clientcmdapi.Config{}
-		if len(content) <= maxConfig { // to parse YAML may take 200 times its size
+		if len(content) <= maxConfig { // parsing YAML may take 200 times its size in memory
 			config, err = clientcmd.Load(content)
 		}
 		embeds := bytes.Contains(content, []byte("certificate-authority-data:")) || bytes.Contains(content, []byte("client-certificate-data:"))
@@ -334,7 +338,7 @@ func (l *looking) holds(content []byte) (f rotation.File, named []string, kubeco
 		case slices.ContainsFunc(l.Old, func(ca *x509.Certificate) bool { return issuedBy(c, ca) }):
 			issued, f.From = issued || !c.IsCA, rotation.FromOld
 		case !kubeconfig:
-			trusts = append(trusts, c) // it may be one that was replaced
+			trusts = append(trusts, c) // it may be a replaced CA
 		}
 	}
 	if key, err := pemfile.Key(content); err == nil {
@@ -358,7 +362,8 @@ var (
 	encoded = regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/]+={0,2}`)
 )
 
-// certificatesIn returns the certificates in a file: PEM, also indented as in YAML or in base64, or DER.
+// certificatesIn returns the certificates in a file: in DER or in PEM. The PEM may be indented as in YAML, or encoded
+// in base64.
 func certificatesIn(content []byte) []*x509.Certificate {
 	const sequence = 0x30 // in DER
 	if len(content) > 0 && content[0] == sequence {
@@ -381,7 +386,7 @@ func issuedBy(c, ca *x509.Certificate) bool {
 	return bytes.Equal(c.RawIssuer, ca.RawSubject) && c.CheckSignatureFrom(ca) == nil
 }
 
-// readPods fills in which files the static pods of this host read once. It drops those that read none.
+// readPods fills in which files the static pods of this host read once. It drops pods that read no file.
 func (l *looking) readPods() {
 	table := l.pods
 	l.pods = nil
@@ -415,7 +420,7 @@ func (l *looking) readPods() {
 	}
 }
 
-// containersOf returns the containers that run as long as a pod.
+// containersOf returns the containers of a pod that run as long as the pod: the containers and the sidecars.
 func containersOf(m corev1.Pod) []corev1.Container {
 	all := slices.Clone(m.Spec.Containers)
 	for _, c := range m.Spec.InitContainers {
@@ -426,11 +431,11 @@ func containersOf(m corev1.Pod) []corev1.Container {
 	return all
 }
 
-// kubeadmPods are the static pods of kubeadm. The table says what they read once.
+// kubeadmPods are the static pods of kubeadm. The table says which files they read only at start.
 var kubeadmPods = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd"}
 
-// once returns the files that a static pod of kubeadm reads only when it starts. client-go reads the CA file that a kubeconfig
-// names again from Kubernetes 1.36 on, and nothing that the kubeconfig itself has.
+// once returns the files that a static pod of kubeadm reads only when it starts. From Kubernetes 1.36 on, client-go re-reads
+// the CA file that a kubeconfig names. It never re-reads CAs or certificates inside the kubeconfig.
 func (l *looking) once(p pod, m corev1.Pod) (names []string) {
 	c := m.Spec.Containers[0]
 	early := imagetag.Before(c.Image, "1.36")
@@ -462,7 +467,8 @@ func (l *looking) once(p pod, m corev1.Pod) (names []string) {
 	return names
 }
 
-// names reports whether the flags of a container name a file of the host, or a file that has its name in the container.
+// names reports whether the flags of a container name a file of the host, directly or by the path at which the
+// container mounts it.
 func (l *looking) names(m corev1.Pod, c corev1.Container, file string) bool {
 	return slices.ContainsFunc(flagPaths(c), func(path string) bool {
 		if onHost(m, c, path) == file {
@@ -495,7 +501,7 @@ func flagPaths(c corev1.Container) (paths []string) {
 	return paths
 }
 
-// onHost returns the path on the host of a path in a container.
+// onHost converts a path in a container to the path on the host.
 func onHost(m corev1.Pod, c corev1.Container, path string) string {
 	longest, result := -1, path
 	for _, mount := range c.VolumeMounts {
@@ -509,13 +515,13 @@ func onHost(m corev1.Pod, c corev1.Container, path string) string {
 	return result
 }
 
-// cutFolder returns the rest of a path below a folder, or of the folder itself.
+// cutFolder returns the path relative to a folder, and whether it is that folder or below it.
 func cutFolder(path, folder string) (rest string, below bool) {
 	rest, err := filepath.Rel(folder, path)
 	return rest, err == nil && filepath.IsLocal(rest)
 }
 
-// mounts reports whether a container mounts a file of the host, by any name.
+// mounts reports whether a container mounts a file of the host, at any path.
 func (l *looking) mounts(m corev1.Pod, c corev1.Container, file string) bool {
 	real := func(path string) string {
 		if followed, err := resolve(l.root, path); err == nil {

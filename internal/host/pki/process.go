@@ -25,24 +25,25 @@ import (
 
 // A system finds processes of the host.
 type system interface {
-	// listener returns the process that listens where the service does; the zero process if there is none.
+	// listener returns the process that listens on the address of the service; the zero process if there is none.
 	listener(s service) (process, error)
 	// healthy returns nil if a GET of the URL succeeds.
 	healthy(ctx context.Context, url string) error
-	// end ends a process, which has the grace period to end by itself.
+	// end terminates a process: it sends SIGTERM, and kills the process after the grace period.
 	end(ctx context.Context, p process, grace time.Duration) error
 	// boot returns the present boot.
 	boot() (boot, error)
 }
 
-// A boot has an ID that no other boot has. At is when it was on the clock as that is now, so two values of At differ by what
-// the clock was changed.
+// A boot has an ID that no other boot has. At is the time of the boot, computed with the current clock. If the clock is
+// changed, a later At of the same boot differs by that change.
 type boot struct {
 	ID string    `json:"id"`
 	At time.Time `json:"at"`
 }
 
-// A process has been running for some time. started is on the present clock, so how long is independent of changes of the clock.
+// A process is a running process. started is computed with the current clock, so the time since started stays right if the
+// clock is changed.
 type process struct {
 	pid     int
 	started time.Time
@@ -54,7 +55,7 @@ type machine struct{}
 // kubeletComm is the name of the kubelet's process. Static pods may run as other users than root.
 const kubeletComm = "kubelet"
 
-// ending is for how long a process that was killed may still listen when /proc does not show its files any more.
+// ending is how long a killed process may still listen after /proc has stopped showing its files.
 const ending = 3 * time.Second
 
 var errNotVisible = errors.New("is not visible")
@@ -139,9 +140,9 @@ func ListenerOf(port int) string {
 	return ""
 }
 
-// inContainer returns the oldest process of the containers with a name that mount a file of the host; the zero process if there is
-// none. The kubelet mounts a file of its own into each container, whose path has that name. A file that was replaced since is
-// mounted under its path with a suffix.
+// inContainer returns the oldest process of the containers with a name that mount a file of the host; the zero process if there
+// is none. The kubelet mounts a file of its own into each container; the path of that file contains the container's name. If a
+// mounted file was replaced since, mountinfo shows its path with a suffix.
 func inContainer(name, file string) (oldest process, err error) {
 	at, err := mounted("self", func(m mount) bool { _, below := cutFolder(file, m.point); return below })
 	if err != nil || at.point == "" {
@@ -160,7 +161,7 @@ func inContainer(name, file string) (oldest process, err error) {
 			continue // in a user namespace of its own, anybody can mount anything
 		}
 		if own, err := mounted(id, func(m mount) bool { return strings.Contains(m.root, "/containers/"+name+"/") }); err != nil || own.point == "" {
-			continue // gone, or of another container
+			continue // the process has ended, or is in another container
 		}
 		has, err := mounted(id, func(m mount) bool {
 			_, below := cutFolder(path, strings.TrimSuffix(m.root, "//deleted"))
@@ -180,7 +181,7 @@ func inContainer(name, file string) (oldest process, err error) {
 // A mount is a line of /proc/PID/mountinfo: see proc_pid_mountinfo(5).
 type mount struct{ device, root, point string }
 
-// mounted returns the mount of a process with the longest path of those that fit; the zero mount if none does.
+// mounted returns the mount of a process that fits and has the longest mount point; the zero mount if none fits.
 func mounted(pid string, fits func(mount) bool) (longest mount, err error) {
 	content, err := os.ReadFile("/proc/" + pid + "/mountinfo")
 	for line := range strings.Lines(string(content)) {
@@ -197,8 +198,8 @@ func mounted(pid string, fits func(mount) bool) (longest mount, err error) {
 }
 
 // listening returns the sockets that accept connections to an address and a port in this network namespace, as /proc/PID/fd
-// names them. A nil address is any. Of several sockets the one that is bound most exactly gets them: that of the address, of all
-// addresses of its family, of all addresses.
+// names them. A nil address matches every address. If several sockets match, the kernel gives connections to the most specific
+// one: bound to the address, else to all addresses of its family, else to all addresses.
 func listening(address net.IP, port int) (inodes []string, err error) {
 	const state, inode, listen = 3, 9, "0A" // columns of /proc/net/tcp
 	const exact, family, any, none = 0, 1, 2, 3
@@ -206,7 +207,7 @@ func listening(address net.IP, port int) (inodes []string, err error) {
 	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		content, err := os.ReadFile(file)
 		if errors.Is(err, os.ErrNotExist) {
-			continue // without IPv6
+			continue // the file is missing without IPv6
 		}
 		if err != nil {
 			return nil, err
@@ -251,7 +252,7 @@ func kernelIP(text string) net.IP {
 	return ip
 }
 
-// startedAt returns when a process started, on the present clock.
+// startedAt returns when a process started, computed with the current clock.
 func startedAt(pid int) (time.Time, error) {
 	const startTime = 19 // field 22 of proc_pid_stat(5); 2 fields are before the last parenthesis, and the first one has number 1
 	const ticks = 100    // a second; the same on all architectures that Go supports
@@ -298,7 +299,7 @@ func (machine) end(ctx context.Context, p process, grace time.Duration) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
-	handle, err := os.FindProcess(p.pid) // on Linux the handle stays with this process
+	handle, err := os.FindProcess(p.pid) // on Linux, the handle cannot refer to a later process with this PID
 	if err != nil {
 		return err
 	}
@@ -329,7 +330,7 @@ func (machine) healthy(ctx context.Context, url string) error {
 	if err != nil {
 		return err
 	}
-	// Like the kubelet's probes, it verifies no certificate: nothing secret is sent or believed.
+	// Like the kubelet's probes, healthy verifies no certificate: it sends no secret, and uses only the status of the response.
 	web := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // see above
 	response, err := web.Do(request)
 	if err != nil {

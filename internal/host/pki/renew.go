@@ -21,12 +21,13 @@ import (
 
 // A Renewal says which certificates of kubeadm [Host.Renew] renews, and who signs them.
 type Renewal struct {
-	// Before is how long before its end a certificate is renewed: at most half of its life; 0 is a third of that.
+	// Before is the remaining lifetime at which a certificate is renewed, at most half of its lifetime; 0 means one
+	// third of its lifetime.
 	Before time.Duration
-	// Now renews certificates whenever they end: those of Names, or all without any.
+	// Now renews the certificates in Names (all if Names is empty), regardless of when they expire.
 	Now   bool
 	Names []string
-	// Signer returns who signs. It is called only if a certificate is due.
+	// Signer returns the way to sign. Renew calls it only if a certificate is due.
 	Signer func(ctx context.Context) (Signing, error)
 }
 
@@ -37,7 +38,7 @@ type Signing struct {
 	Missing map[string]string
 	// Add are names and addresses to add, by certificate.
 	Add map[string][]string
-	// Stop ends what Sign needs.
+	// Stop releases what Sign uses.
 	Stop func()
 }
 
@@ -45,11 +46,12 @@ type Signing struct {
 type Renewed struct {
 	// Due are the certificates that are renewed, or would be with a dry run.
 	Due []string `json:"due"`
-	// The names that are renewed, those that are left out because their CA is not there, and how the new certificates differ.
+	// Renewed lists the renewed certificates, the certificates that were skipped because their CA is missing, and how the new
+	// certificates differ.
 	credentials.Renewed
 	// Backup is the folder with the files from before the last renewal; empty without one.
 	Backup string `json:"backup,omitempty"`
-	// The rest is as in [Result].
+	// Changed, Restarted and Unfit have the same meaning as in [Result].
 	Changed   []string `json:"changed"`
 	Restarted []string `json:"restarted,omitempty"`
 	Unfit     []string `json:"unfit,omitempty"`
@@ -58,9 +60,9 @@ type Renewed struct {
 // renewalDir is the folder in [Backups] with the files from before the last renewal.
 const renewalDir = "renewal"
 
-// Renew renews the certificates of kubeadm that are near their end, for the same keys, and restarts the static pods that read them
-// once. It can be repeated at any time. It leaves out those of a CA in whose rotation this host takes part: that changes
-// them, too. The kubelet renews its own.
+// Renew renews the certificates of kubeadm that expire soon, for the same keys, and restarts the static pods that read them
+// only at start. It can be repeated at any time. Renew skips certificates of a CA whose rotation is in progress on this host,
+// because the rotation replaces them. The kubelet renews its own certificates.
 func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 	done = Renewed{Due: []string{}, Changed: []string{}}
 	if h, err = h.filled(); err != nil {
@@ -96,7 +98,7 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 	}
 	var result Result
 	before := newIndex(rotation.Finish)
-	if earlier { // a kill may have stopped it
+	if earlier { // the earlier renewal may have been killed
 		if before, err = h.resume(ctx, dir, a, &result); err != nil {
 			return done, err
 		}
@@ -131,7 +133,7 @@ func (h Host) Renew(ctx context.Context, r Renewal) (done Renewed, err error) {
 	return done, err
 }
 
-// resume completes the renewal in a backup, also one that a kill stopped.
+// resume completes the renewal whose files are in a backup. The renewal may have been killed.
 func (h Host) resume(ctx context.Context, dir string, a authority, done *Result) (index, error) {
 	b, err := h.readBackup(dir, a)
 	if err != nil {
@@ -142,7 +144,7 @@ func (h Host) resume(ctx context.Context, dir string, a authority, done *Result)
 	if err != nil {
 		return index{}, err
 	}
-	for name, original := range b.originals { // what somebody else has changed since stays
+	for name, original := range b.originals { // keep a file that somebody else has changed since the backup
 		if b.index.Stage == rotation.Prepare && bytes.Equal(present[name], original) {
 			want[name] = b.signed[rotation.FromNew][name]
 		}
@@ -166,8 +168,8 @@ func (h Host) resume(ctx context.Context, dir string, a authority, done *Result)
 	return b.index, nil
 }
 
-// renewable returns all files that can be renewed here, and the names of the certificates that are due. held are due as well, but
-// their CA is rotated here.
+// renewable returns all files that can be renewed here, and the names of the certificates that are due. held are also due, but
+// a rotation of their CA is in progress on this host.
 func (h Host) renewable(r Renewal) (all authority, due, held []string, err error) {
 	var of []string
 	for _, ca := range rotation.CAs {
@@ -218,8 +220,8 @@ func (r Renewal) due(leaf *x509.Certificate) bool {
 	return r.Now || time.Until(leaf.NotAfter) < before
 }
 
-// renew has certificates signed, and keeps them with the present files in a new backup, which goes on with the index of the former
-// one. No file of the host changes yet.
+// renew requests new certificates, and stores them with the present files in a new backup. The new backup takes over the index
+// of the old one. No file of the host changes yet.
 func (h Host) renew(ctx context.Context, r Renewal, due []string, dir string, before index) (done credentials.Renewed, err error) {
 	with, err := r.Signer(ctx)
 	if err != nil {

@@ -20,12 +20,12 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// maxUnfit is how many lines [Result.Unfit] has.
+// maxUnfit is the maximum number of lines in [Result.Unfit].
 const maxUnfit = 1000
 
-// complete completes the result, and removes the backup of a rotation that has ended; b is nil without one.
+// complete completes the result. If the rotation has ended, it removes the backup. b is nil without a backup.
 func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done *Result) error {
-	a, err := h.look(authorities[r.CA], r) // again
+	a, err := h.look(authorities[r.CA], r) // re-read the changed files
 	if err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done
 	whole := h.report(ctx, b, a, r)
 	done.Unfit = r.Unfit(node, whole)
 	if rest := len(done.Unfit) - maxUnfit; rest > 0 {
-		done.Unfit = append(done.Unfit[:maxUnfit], fmt.Sprintf("%d more; change or leave these first", rest))
+		done.Unfit = append(done.Unfit[:maxUnfit], fmt.Sprintf("%d more; first change these files, or leave them behind", rest))
 	}
 	done.Report = cut(whole, r, node)
 	if r.InProgress() || h.DryRun {
@@ -52,7 +52,7 @@ func (h Host) complete(ctx context.Context, b *backup, r rotation.Rotation, done
 	return h.removeFormer(r)
 }
 
-// report looks at the present files and processes. It leaves out what cannot be read.
+// report looks at the present files and processes. It omits what it cannot read.
 func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rotation) rotation.Report {
 	report := rotation.Report{ID: r.ID, CA: r.CA, Stage: r.Stage, Since: r.Since}
 	add := func(name string, trusts, presents []*x509.Certificate) {
@@ -90,7 +90,7 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 				trusts, _ = pemfile.Certificates(content)
 			}
 		}
-		var presents []*x509.Certificate // Apply changes none of the kubeconfigs in trusting: see others
+		var presents []*x509.Certificate // Apply changes no certificate in the kubeconfigs of trusting: others lists them
 		if name == kubeletConf {
 			_, presents, _ = h.clientCertificate()
 		} else if !slices.Contains(a.trusting, name) {
@@ -121,12 +121,14 @@ func (h Host) report(ctx context.Context, b *backup, a authority, r rotation.Rot
 	return report
 }
 
-// cut returns what an annotation of the Node can hold of a report. It counts the files that it drops and that do not fit the stage.
+// cut shortens a report to the size that an annotation of the Node can hold. More counts the dropped files that do not fit the
+// stage.
 func cut(whole rotation.Report, r rotation.Rotation, node string) *rotation.Report {
 	report := whole
-	report.Files, report.Restart = nil, whole.Restart[:min(len(whole.Restart), rotation.MaxRestart)] // the others are named once these have read their files
-	encoded := func(v any) int { text, _ := json.Marshal(v); return len(text) }                      //nolint:errchkjson // they are strings
-	const more = 100                                                                                 // bytes of fields that are set later
+	// A later report names the processes beyond the limit, after these have been restarted.
+	report.Files, report.Restart = nil, whole.Restart[:min(len(whole.Restart), rotation.MaxRestart)]
+	encoded := func(v any) int { text, _ := json.Marshal(v); return len(text) } //nolint:errchkjson // they are strings
+	const more = 100                                                            // bytes of fields that are set later
 	room, others := rotation.MaxReport-encoded(report)-more, 0
 	var fit []rotation.File
 	keep := func(f rotation.File) bool {
@@ -154,7 +156,7 @@ func cut(whole rotation.Report, r rotation.Rotation, node string) *rotation.Repo
 	return &report
 }
 
-// allStale returns the names of the processes that run with old files, or may do so.
+// allStale returns the names of the processes that run, or may run, with old files.
 func (h Host) allStale(ctx context.Context, b *backup, a authority, r rotation.Rotation) (names []string) {
 	if b == nil {
 		return nil // nothing has changed yet

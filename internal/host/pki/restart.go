@@ -18,32 +18,33 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// poll is how often a restart is looked at.
+// poll is the interval at which await checks a restart.
 const poll = 500 * time.Millisecond
 
-// grace is how long a process has to end by itself. With open watches, kube-apiserver would take a minute and etcd 7 seconds, in
-// which they accept no request; kubeadm gives up after 10 seconds. By then, kube-apiserver has responded to most requests, and
-// etcd has handed over its leadership. What etcd confirmed is on its disk.
+// grace is how long a process has to end by itself. With open watches, kube-apiserver would take a minute and etcd 7 seconds,
+// and accept no request in that time; kubeadm gives up after 10 seconds. After grace, kube-apiserver has responded to most
+// requests, and etcd has handed over its leadership. All writes that etcd confirmed are on its disk.
 const grace = 3 * time.Second
 
 // A service is a process that must start after its files changed.
 type service struct {
 	name string
 	port int
-	url  string // of its health; empty if it shows none
-	comm string // in /proc; empty is any
-	// pod and file tell which process it is if it need not listen: that of the container of the pod which mounts the file.
+	url  string // of the health endpoint; empty if the process has none
+	comm string // name in /proc; empty matches any
+	// pod and file identify a process that listens on no port: the process in the pod's container that mounts file.
 	pod  string
 	file string
 	// grace is how long it has to end by itself.
 	grace time.Duration
 	// hint says what to do if it is not healthy.
 	hint string
-	// changed is when a file changed that it does not read again; the zero time if none did.
+	// changed is when a file changed that the process reads only at start; the zero time if none did.
 	changed time.Time
 }
 
-// stale reports whether the process runs with old files. It is true if none listens: then nothing shows the contrary.
+// stale reports whether the process runs with old files. It also returns true if no process listens, because nothing
+// proves that the new files were read.
 func (h Host) stale(s service) (bool, error) {
 	if s.changed.IsZero() {
 		return false, nil
@@ -52,8 +53,8 @@ func (h Host) stale(s service) (bool, error) {
 	return err == nil && (p.pid == 0 || p.started.Before(s.changed)), err
 }
 
-// await waits until the process was started after its files changed, and is healthy. It ends a process that had started before
-// that, and did not listen yet when restart looked.
+// await waits until the process was started after its files changed, and is healthy. It also ends a process that started
+// before the change, and that did not listen yet when restart looked for it.
 func (h Host) await(ctx context.Context, s service) error {
 	began, logged, endedOnce := time.Now(), time.Now(), false
 	for {
@@ -88,8 +89,8 @@ func (h Host) await(ctx context.Context, s service) error {
 	}
 }
 
-// podService returns the process of a static pod. It has the port and the health of the pod's own probe. It has changes if it
-// may not have read all that Apply wrote.
+// podService returns the service of a static pod, with the port and the health URL of the pod's probe. changed is set if the
+// pod may not have read everything that Apply wrote.
 func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 	const maxComm = 15 // bytes in /proc
 	s := service{name: p.name, comm: p.name[:min(len(p.name), maxComm)]}
@@ -119,7 +120,7 @@ func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 	}
 	host := get.Host
 	if host == "" {
-		host = "127.0.0.1" // static pods of kubeadm are in the network of the host
+		host = "127.0.0.1" // kubeadm's static pods use the network of the host
 	}
 	s.url = strings.ToLower(string(get.Scheme))
 	if s.url == "" {
@@ -129,7 +130,7 @@ func (h Host) podService(b *backup, a authority, p pod) (service, error) {
 	return s, h.noteChanged(b, p, &s)
 }
 
-// noteChanged sets when a file changed that a static pod has not read.
+// noteChanged sets s.changed to when a file changed that the static pod has not read.
 func (h Host) noteChanged(b *backup, p pod, s *service) (err error) {
 	if slices.Contains(b.index.Restart, p.name) {
 		s.changed, err = h.lastChanged(b, p.once)
@@ -140,11 +141,11 @@ func (h Host) noteChanged(b *backup, p pod, s *service) (err error) {
 // mayEnd reports whether Apply may end a static pod.
 func (h Host) mayEnd(p pod) bool { return p.container == "" || slices.Contains(h.Restart, p.name) }
 
-// serves returns how long a kube-apiserver goes on serving after SIGTERM, so that load balancers notice.
+// serves returns how long a kube-apiserver continues to serve after SIGTERM, so that load balancers notice.
 func serves(c corev1.Container) time.Duration {
 	for _, arg := range slices.Concat(c.Command, c.Args) {
 		if value, found := strings.CutPrefix(arg, "--shutdown-delay-duration="); found {
-			delay, _ := time.ParseDuration(value) // it would not have started with a malformed one
+			delay, _ := time.ParseDuration(value) // kube-apiserver does not start with a malformed value
 			return delay
 		}
 	}
@@ -173,8 +174,8 @@ func (h Host) lastChanged(b *backup, names []string) (last time.Time, err error)
 	return last, nil
 }
 
-// changedAt returns when a file got its present content, on the present clock, if Apply wrote that. It returns the zero time if
-// that was before the machine booted, so that no process has an older content, or if Apply did not write it.
+// changedAt returns when Apply wrote the present content of a file, in the time of the current clock. It returns the zero time
+// if Apply did not write it, or wrote it before the machine booted. After a boot, no process has older content.
 func (h Host) changedAt(b *backup, file, name string) (time.Time, error) {
 	if len(b.index.Written[name]) == 0 {
 		return time.Time{}, nil
@@ -195,9 +196,9 @@ func (h Host) changedAt(b *backup, file, name string) (time.Time, error) {
 	return info.ModTime().Add(now.At.Sub(then.At)), nil
 }
 
-// restartPods restarts the static pods of b.index.Restart, and removes those from it that are healthy with the new files. They
-// restart at the same time, because kube-apiserver does not work while the etcd of its host restarts. If one may be down, the
-// lock stays until it expires: otherwise the next control plane would stop as well.
+// restartPods restarts the static pods of b.index.Restart, and removes a pod from it when it is healthy with the new files.
+// They restart at the same time, because kube-apiserver does not work while the etcd of its host restarts. If a pod may be
+// down, restartPods keeps the lock until it expires, so that the next control plane does not stop as well.
 func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Result) error {
 	var restarts []service
 	for _, p := range a.pods {
@@ -216,7 +217,7 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 		switch {
 		case !old && (s.url == "" || h.system.healthy(ctx, s.url) == nil):
 			b.upToDate(p.name)
-		case h.mayEnd(p) && (p.container == "" || running.pid != 0): // one of others need not run
+		case h.mayEnd(p) && (p.container == "" || running.pid != 0): // a static pod that kubeadm did not create need not run
 			restarts = append(restarts, s)
 		}
 	}
@@ -233,7 +234,8 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 			return err
 		}
 	}
-	if _, err := h.restartable(b, a); err != nil { // the lock may be from an Apply that ended a process
+	// Check again: the previous holder of the lock may have ended a process of this host.
+	if _, err := h.restartable(b, a); err != nil {
 		return err
 	}
 	if mayBeDown, err := h.restart(ctx, restarts, done); err != nil {
@@ -249,10 +251,11 @@ func (h Host) restartPods(ctx context.Context, b *backup, a authority, done *Res
 	return nil
 }
 
-// restart ends processes that have not read what changed, and waits until their successors are healthy. The kubelet starts
-// static pods again, and a service manager the kubelet. mayBeDown is false if it failed before a process may have ended.
+// restart ends processes that have not read the changed files, and waits until their successors are healthy. The kubelet
+// restarts static pods, and a service manager restarts the kubelet. mayBeDown is false if restart failed before it may
+// have ended a process.
 func (h Host) restart(ctx context.Context, services []service, done *Result) (mayBeDown bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock ends after twice this time
+	ctx, cancel := context.WithTimeout(ctx, h.Wait) // the lock expires after twice this time
 	defer cancel()
 	old := make([]process, len(services))
 	for i, s := range services {
@@ -286,8 +289,8 @@ func (h Host) restart(ctx context.Context, services []service, done *Result) (ma
 	return mayBeDown, nil
 }
 
-// restartable reports whether the kubelet runs. It returns an error if a process is not visible, or if static pods run without
-// the kubelet, which would start them again.
+// restartable reports whether the kubelet runs. It returns an error if a process is not visible. It also returns one if static
+// pods run without the kubelet, because only the kubelet would restart them.
 func (h Host) restartable(b *backup, a authority) (kubelet bool, err error) {
 	if !a.kubelet && len(a.pods) == 0 {
 		return false, nil

@@ -19,15 +19,15 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// sign fills b.signed for a stage: certificates for the same keys, signed with the key of the CA of the stage. They are kept, so
-// that the next Apply writes the same bytes. A dry run signs with a CA that looks like the one of the stage, and keeps nothing.
+// sign fills b.signed for a stage: certificates for the same keys, signed with the key of the CA of the stage. The backup keeps
+// them, so that the next Apply writes the same bytes. A dry run signs with a lookalike of that CA, and keeps nothing.
 func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotation) error {
 	of, ca := side(r), r.New
 	if of == rotation.FromOld {
 		ca = r.Old
 	}
 	var names []string
-	needed := false // the key
+	needed := false // whether the key file must change
 	for name, original := range b.originals {
 		switch by, err := a.signer(name, original, r); {
 		case err != nil:
@@ -42,7 +42,8 @@ func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	if err != nil {
 		return err
 	}
-	if matches(present[a.key], ca[:1]) || pemfile.IsEncrypted(present[a.key]) && side(r.At(b.index.Stage)) == of { // it was encrypted since
+	// Accept an encrypted key: an operator may have encrypted the key that Apply wrote.
+	if matches(present[a.key], ca[:1]) || pemfile.IsEncrypted(present[a.key]) && side(r.At(b.index.Stage)) == of {
 		needed = false
 	}
 	if len(names) == 0 && !needed {
@@ -64,7 +65,7 @@ func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	if needed {
 		private, err := x509.MarshalPKCS8PrivateKey(key)
 		if err != nil {
-			return errors.New("the key of the CA cannot be stored in a file") // the error may have a part of it
+			return errors.New("the key of the CA cannot be stored in a file") // err may contain a part of the key
 		}
 		done[a.key] = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
 	}
@@ -92,7 +93,8 @@ func (h Host) sign(ctx context.Context, b *backup, a authority, r rotation.Rotat
 	return h.rename(to, dir)
 }
 
-// keyOf returns the key of a CA from one of the files, or from h.Key. A host that joined while the CA signed has it.
+// keyOf returns the key of a CA from one of the files, or from h.Key. A control plane that joined while this CA
+// signed has the key in its own files.
 func (h Host) keyOf(ctx context.Context, of rotation.From, ca *x509.Certificate, files ...[]byte) (crypto.Signer, error) {
 	for _, content := range files {
 		if matches(content, []*x509.Certificate{ca}) {
@@ -115,7 +117,7 @@ func (h Host) keyOf(ctx context.Context, of rotation.From, ca *x509.Certificate,
 	return key, nil
 }
 
-// signWith has files of the host signed again.
+// signWith signs files of the host again with ca and key, and returns the signed files.
 func (h Host) signWith(ctx context.Context, b *backup, a authority, files []string, ca *x509.Certificate, key crypto.Signer) (contents, error) {
 	if len(files) == 0 {
 		return contents{}, nil
@@ -145,7 +147,8 @@ func (h Host) signWith(ctx context.Context, b *backup, a authority, files []stri
 	return all, nil
 }
 
-// checkTrust returns an error unless the host may trust everything that a stage trusts.
+// checkTrust returns an error if the stage trusts a CA that is not proven to this host: by the CAs it trusted before,
+// by a pin, or by a cross certificate.
 func checkTrust(before []*x509.Certificate, pins []string, r rotation.Rotation) error {
 	pinned := func(c *x509.Certificate) bool { return slices.Contains(pins, clusterinfo.Pin(c)) }
 	unproven := r.Unproven(before, pinned, time.Now())
@@ -153,7 +156,8 @@ func checkTrust(before []*x509.Certificate, pins []string, r rotation.Rotation) 
 		return nil
 	}
 	c, source := unproven[0], "the one that 'kubejoin ca prepare' showed"
-	// A host that joined in stage finish knows only the new CA, and anybody can certify the key of that.
+	// A host that joined in stage finish knows only the new CA. A cross certificate proves nothing to it, because any
+	// CA can certify the new CA's key.
 	if slices.ContainsFunc(r.Old, c.Equal) {
 		source = "that of the old CA on a host that is older than the rotation"
 	}

@@ -12,41 +12,41 @@ import (
 // have all of it: a worker has the bundle and kubelet.conf of the cluster's CA. [Host.look] completes it.
 type authority struct {
 	bundle, key string
-	// leaves are certificates with a key beside them, and kubeconfigs have a certificate and the bundle in them. Both are
-	// signed again with the new key.
+	// leaves are certificate files that have a key file with the same name. kubeconfigs contain a client certificate, its
+	// key and the CA bundle. The new CA signs both again.
 	leaves, kubeconfigs []string
-	// serving is the leaf that clients verify which may not know the new CA yet.
+	// serving is the serving certificate whose clients may not trust the new CA yet.
 	serving string
 	// kubelet is true if the kubelet's client certificate and kubelet.conf depend on the CA.
 	kubelet bool
 	// pods are in the order in which Apply waits for them: kube-apiserver needs the etcd of its host.
 	pods []pod
 
-	// trusting are kubeconfigs of which only the CAs change, and others the files that Apply does not change.
+	// trusting are kubeconfigs in which only the CAs change. others are files that Apply does not change.
 	trusting []string
 	others   []rotation.File
 }
 
-// A pod is a static pod that does not read a changed file again: the set of certificates in the bundle, or a kubeconfig.
+// A pod is a static pod that reads the certificates of the bundle, or a kubeconfig, only when it starts.
 type pod struct {
-	name       string // of the process, and of its manifest
+	name       string // of the process and of its manifest
 	bundle     bool
 	kubeconfig string
 	// kubelets is true if the pod reads the bundle only to verify kubelets, and only before Kubernetes 1.36.
 	kubelets bool
 
-	// The rest is as the host has it. once are the files that the pod reads only when it starts.
+	// The next fields describe the pod as it is on this host. once are the files that the pod reads only when it starts.
 	once     []string
 	manifest corev1.Pod
-	// container is that of a pod that kubeadm did not make, or empty: it may read again what it mounts, and only the operator knows
-	// whether it may end.
+	// container is the container name of a pod that kubeadm did not create; empty for kubeadm's pods. Such a pod may re-read
+	// its mounted files, and only the operator knows whether it may be restarted.
 	container string
 }
 
 const kubeletConf = "kubelet.conf"
 
-// authorities says which files depend on which CA. No file depends on two of them. kube-apiserver reloads its client CAs
-// and its certificates, but not --etcd-cafile, and --kubelet-certificate-authority only from Kubernetes 1.36 on.
+// authorities says which files depend on which CA. No file depends on two CAs. kube-apiserver reloads its client CAs and
+// its certificates, but not --etcd-cafile, and --kubelet-certificate-authority only from Kubernetes 1.36 on.
 var authorities = map[rotation.CA]authority{
 	rotation.Cluster: {
 		bundle: "pki/ca.crt", key: "pki/ca.key",
@@ -81,13 +81,14 @@ func (a authority) changed(present, want contents) (names []string) {
 	return names
 }
 
-// files returns all paths in the order in which they are written: those that are trusted, what is presented, what signs.
+// files returns all paths in the order in which Apply writes them: first trusted CAs, then certificates that are
+// presented, then the key that signs.
 func (a authority) files() []string {
 	list := slices.Concat([]string{a.bundle}, a.leaves, a.kubeconfigs, a.trusting)
 	if a.kubelet {
 		list = append(list, kubeletConf)
 	}
-	return slices.DeleteFunc(append(list, a.key), func(name string) bool { return name == "" }) // of a renewal, which has no CA
+	return slices.DeleteFunc(append(list, a.key), func(name string) bool { return name == "" }) // a renewal has no CA files
 }
 
 // signed returns the files whose certificate is signed again.

@@ -18,7 +18,7 @@ import (
 // contents maps paths below /etc/kubernetes to the content of files.
 type contents map[string][]byte
 
-// signed are files that were signed again, by the CA that signed them, and its key.
+// signed maps a CA to the files that it signed again, and to its key.
 type signed map[rotation.From]contents
 
 // side returns the CA that signs in a stage.
@@ -29,9 +29,9 @@ func side(r rotation.Rotation) rotation.From {
 	return rotation.FromOld
 }
 
-// wanted returns what the files of originals contain in the stage of a rotation. again has what the CA of the stage signed
-// again, and its key. In a stage in which the old CA signs, it is needed only for what the new one signed before the host was
-// first seen.
+// wanted returns what the files of originals contain in the stage of a rotation. again has the files that the CA of the stage
+// signed again, and its key. While the old CA signs, again is needed only for originals that the new CA had signed before the
+// backup was made.
 func (a authority) wanted(originals contents, again signed, r rotation.Rotation) (contents, error) {
 	before, err := pemfile.Certificates(originals[a.bundle])
 	if err != nil {
@@ -42,12 +42,12 @@ func (a authority) wanted(originals contents, again signed, r rotation.Rotation)
 		all[a.bundle] = bundle
 	}
 	for name, original := range originals {
-		var content []byte // what the CA of the stage signed
+		var content []byte // the file as the CA of the stage signed it
 		if by, err := a.signer(name, original, r); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		} else if by != "" {
 			if content = again[side(r)][name]; content == nil && name == a.key {
-				delete(all, name) // it is there already
+				delete(all, name) // the key file of the host already has this key
 			} else if content == nil {
 				return nil, fmt.Errorf("%s was not signed with the key of the %s CA", name, side(r))
 			}
@@ -69,14 +69,15 @@ func (a authority) wanted(originals contents, again signed, r rotation.Rotation)
 	return all, nil
 }
 
-// unchanged reports whether what a file trusts stays as it was: back in stage prepare, unless it has had the new CA from the
-// beginning, or one that was replaced.
+// unchanged reports whether a file keeps its original CAs. It does in stage prepare, unless the original already contained
+// the new CA or a replaced CA.
 func unchanged(trusts []*x509.Certificate, r rotation.Rotation) bool {
 	in := r.In(trusts)
 	return r.Stage == rotation.Prepare && !in.New && !in.Replaced
 }
 
-// signer returns the CA that has to sign a file again in a stage, or whose key it is: empty if the original is right.
+// signer returns the CA that must sign a file again in a stage; for the key file, the CA whose key it must contain.
+// Empty: the original fits.
 func (a authority) signer(name string, original []byte, r rotation.Rotation) (rotation.From, error) {
 	isNew := false
 	switch {
@@ -109,7 +110,7 @@ func (a authority) signer(name string, original []byte, r rotation.Rotation) (ro
 	return "", nil
 }
 
-// longChain is the error of a chain for which Find returns nothing.
+// longChain is the error for a chain whose signer r.Find cannot determine.
 func longChain(chain []*x509.Certificate) error {
 	return fmt.Errorf("its chain has %d certificates, want 1 to 10", len(chain))
 }
@@ -130,7 +131,7 @@ func bundleOf(before []*x509.Certificate, r rotation.Rotation) []byte {
 }
 
 // kubeconfig returns a kubeconfig with another bundle. signed is the same kubeconfig with a new client certificate, or nil.
-// The errors have no part of the file.
+// The errors quote no part of the file.
 func kubeconfig(original, bundle, signed []byte, r rotation.Rotation) ([]byte, error) {
 	config, err := clientcmd.Load(original)
 	if err != nil {
@@ -140,9 +141,9 @@ func kubeconfig(original, bundle, signed []byte, r rotation.Rotation) ([]byte, e
 	for _, cluster := range config.Clusters {
 		certs, err := pemfile.Certificates(cluster.CertificateAuthorityData)
 		if err != nil {
-			continue // it names a file, or trusts the CAs of the machine
+			continue // the kubeconfig names a CA file, or trusts the CAs of the machine
 		}
-		if r.In(certs) == (rotation.Trusted{}) || unchanged(certs, r) { // it is of another cluster, or stays as it is
+		if r.In(certs) == (rotation.Trusted{}) || unchanged(certs, r) { // this entry is for another cluster, or keeps its CAs
 			continue
 		}
 		cluster.CertificateAuthorityData, changed = bundle, true
@@ -161,7 +162,7 @@ func kubeconfig(original, bundle, signed []byte, r rotation.Rotation) ([]byte, e
 	return clientcmd.Write(*config)
 }
 
-// unread returns the names of the static pods that read something else from one set of files than from another.
+// unread returns the names of the static pods that read different content from before and from after.
 func (a authority) unread(before, after contents) (names []string, err error) {
 	for _, p := range a.pods {
 		was, err := p.reads(before, a.bundle)

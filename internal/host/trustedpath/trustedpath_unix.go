@@ -22,9 +22,9 @@ const maxLinks = 40
 // The error names the unsafe path, its owner and mode, and the command that fixes it. It wraps [fs.ErrNotExist] if
 // nothing exists at path.
 //
-// The file or folder must belong to the caller or root, and no other user may write to it. The same holds for every
-// parent folder and every symbolic link on the way. Two exceptions apply to parent folders: anyone may write to a
-// folder with the sticky bit, for example /tmp, and members of the caller's own groups may write to any.
+// The file or folder must belong to the caller or root, and no other user may write to it. The same holds for every parent
+// folder and every symbolic link on the way. Two exceptions apply to parent folders: anyone may write to a folder with the
+// sticky bit, for example /tmp, and members of the caller's own groups may write to any parent folder.
 func Check(path string) error {
 	found, err := os.Stat(path)
 	if err != nil {
@@ -36,7 +36,7 @@ func Check(path string) error {
 		if err != nil {
 			return err
 		}
-		rest = append(parts(folder), rest...) // not cleaned: the meaning of .. depends on links
+		rest = append(parts(folder), rest...) // keep .. as it is: its meaning depends on links
 	}
 	for links := 0; ; {
 		info, err := os.Lstat(at)
@@ -73,7 +73,7 @@ func Check(path string) error {
 	}
 }
 
-// parts splits a path into its names.
+// parts splits a path into the names between slashes.
 func parts(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(name string) bool { return name == "" || name == "." })
 }
@@ -110,7 +110,7 @@ func checkAbove(path string, info fs.FileInfo) error {
 	return fmt.Errorf("the folder %s has %s, so other users can replace its contents; use another one, or: chmod go-w %s", show(path), describe(info), quote(path))
 }
 
-// checkOwner checks the owner of a file, folder or link. The owner can change its mode.
+// checkOwner checks the owner of a file, folder or link, because the owner can change the mode.
 func checkOwner(path string, info fs.FileInfo) error {
 	caller := os.Geteuid()
 	if owner, _ := ids(info); owner == 0 || owner == caller {
@@ -120,7 +120,7 @@ func checkOwner(path string, info fs.FileInfo) error {
 	if caller != 0 {
 		want += " or " + name(caller)
 	}
-	return fmt.Errorf("%s has %s; want owner %s, since the owner can change it; use another one, or if you trust its content: chown -h %d %s",
+	return fmt.Errorf("%s has %s; want owner %s, because any other owner can change it; use another one, or if you trust its content, run: chown -h %d %s",
 		show(path), describe(info), want, caller, quote(path))
 }
 
