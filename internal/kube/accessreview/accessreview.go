@@ -16,7 +16,7 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// Spec returns the review of a user and a resource.
+// Spec returns the spec of an access review for a user and a resource.
 func Spec(user, uid string, groups []string, extra map[string][]string, resource authorization.ResourceAttributes) authorization.SubjectAccessReviewSpec {
 	spec := authorization.SubjectAccessReviewSpec{User: user, UID: uid, Groups: groups, ResourceAttributes: &resource}
 	for k, values := range extra {
@@ -44,7 +44,7 @@ func Allowed(ctx context.Context, client kubernetes.Interface, spec authorizatio
 	}
 	result := api.RESTClient().Post().Resource("subjectaccessreviews").
 		SetHeader("Accept", runtime.ContentTypeJSON).Body(&authorization.SubjectAccessReview{Spec: spec}).Do(ctx)
-	if err := result.Error(); err != nil { // Raw would not read the reason in the response
+	if err := result.Error(); err != nil { // check first: Raw would lose the reason in the response
 		return "", false, err
 	}
 	body, err := result.Raw()
@@ -54,7 +54,7 @@ func Allowed(ctx context.Context, client kubernetes.Interface, spec authorizatio
 	return read(body)
 }
 
-// read returns the decision in a SubjectAccessReview in JSON. It reads only the status.
+// read returns the decision in a SubjectAccessReview in JSON. It uses only the status.
 func read(body []byte) (reason string, allowed bool, err error) {
 	var review struct {
 		metav1.TypeMeta `json:",inline"`
@@ -78,7 +78,7 @@ func read(body []byte) (reason string, allowed bool, err error) {
 	return decide(s, unknown)
 }
 
-// decide returns the decision in a status, which also has fields that kubejoin does not know.
+// decide returns the decision in a status. unknown has an error for each field that kubejoin does not know.
 func decide(s authorization.SubjectAccessReviewStatus, unknown []error) (reason string, allowed bool, err error) {
 	switch {
 	case !s.Allowed && !s.Denied && s.EvaluationError != "":

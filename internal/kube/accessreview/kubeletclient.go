@@ -13,16 +13,16 @@ import (
 // kubeletClientTimeout limits the review of KubeletClient, whose callers wait for its warning.
 const kubeletClientTimeout = 5 * time.Second
 
-// KubeletClientUser is the user in kubeadm's certificate apiserver-kubelet-client, and BindKubeletClient the command that
-// gives it the rights that [KubeletClient] reviews.
+// KubeletClientUser is the user in kubeadm's certificate apiserver-kubelet-client. BindKubeletClient is the command that
+// gives this user the rights that [KubeletClient] reviews.
 const (
 	KubeletClientUser = "kube-apiserver-kubelet-client"
 	BindKubeletClient = "kubectl create clusterrolebinding kubeadm:apiserver-kubelet-client --clusterrole=system:kubelet-api-admin --user=" + KubeletClientUser
 )
 
 // KubeletClient returns a warning unless the user of kubeadm's certificate apiserver-kubelet-client may use kubelets.
-// kubeadm 1.35.5, 1.36.1, 1.37 and later make this certificate without a group. Only 'kubeadm init' and 'kubeadm upgrade
-// apply' bind its user, so control planes that join an older cluster have no rights.
+// kubeadm 1.35.5, 1.36.1, 1.37 and later create this certificate without a group. Only 'kubeadm init' and 'kubeadm
+// upgrade apply' bind its user. So control planes that join an older cluster lack these rights.
 func KubeletClient(ctx context.Context, client kubernetes.Interface) string {
 	ctx, cancel := context.WithTimeout(ctx, kubeletClientTimeout)
 	defer cancel()
@@ -37,7 +37,7 @@ func KubeletClient(ctx context.Context, client kubernetes.Interface) string {
 	return ""
 }
 
-// KubeletClientUnchecked returns the warning that err kept KubeletClient from its review.
+// KubeletClientUnchecked returns a warning that err prevented the review of KubeletClient.
 func KubeletClientUnchecked(err error) string {
 	return fmt.Sprintf("could not check whether user %s may use kubelets (%s); if kubectl logs and exec fail, run: %s",
 		KubeletClientUser, safetext.Text(err.Error(), safetext.MaxName), BindKubeletClient)

@@ -21,9 +21,8 @@ const MaxCached = 4096
 // MaxCalls is the maximum number of concurrent calls of a Cache. Further callers wait.
 const MaxCalls = 64
 
-// A Cache caches answers by question. Yes and no have separate caches, so that a flood of questions with the answer
-// no, for example bad tokens, evicts no yes. A question may be a secret: the Cache stores only its HMAC under a
-// random key.
+// A Cache caches answers by question. Yes and no have separate caches, so that a flood of questions with the answer no, for
+// example bad tokens, cannot evict a yes. A question may be a secret: the Cache stores only its HMAC under a random key.
 type Cache[T any] struct {
 	yesAge, noAge, timeout time.Duration
 

@@ -31,7 +31,7 @@ func (l *look) tokens(ctx context.Context) {
 	} else {
 		selector := fields.OneTermEqualSelector("type", string(api.SecretTypeBootstrapToken)).String()
 		err = each(ctx, l.Client.CoreV1().Secrets(metav1.NamespaceSystem).List, metav1.ListOptions{FieldSelector: selector}, func(s *corev1.Secret) {
-			if r, err := secretstore.Decode(s); err == nil { // nothing accepts another one
+			if r, err := secretstore.Decode(s); err == nil { // ignore others: no component accepts a malformed token
 				all = append(all, r)
 			}
 		})
@@ -44,17 +44,17 @@ func (l *look) tokens(ctx context.Context) {
 	}
 }
 
-// clockMargin is how far the clock of the API server, which dates tokens, may be ahead of the one that dates stages.
+// clockMargin is the maximum time that the API server's clock, which dates tokens, may be ahead of the clock that dates stages.
 const clockMargin = time.Minute
 
 // token returns the observation of a token, if machines can join with it.
 //
-// A join command pins the CAs that its author saw. Kubejoin's API, whose tokens have a creator, takes those of cluster-info, and
-// kubeadm those of admin.conf. Each admin.conf changes at some time in stage Trust, and has both CAs when Switch begins.
-// Finish begins when no token lives that pins the old CA alone.
+// A join command pins the CAs that its author saw. A join command from kubejoin's API pins the CAs of cluster-info (its token
+// has a creator). A join command from kubeadm pins the CAs of admin.conf. Each admin.conf changes at some time in stage trust,
+// and has both CAs when stage switch begins. Stage finish begins only when no live token pins only the old CA.
 //
-// After an abort in stage Finish, tokens from then on may pin the new CA alone. Each admin.conf has both CAs again when the
-// abort comes to Trust.
+// After an abort in stage finish, tokens created since that stage began may pin only the new CA. When the abort reaches
+// stage trust, each admin.conf has both CAs again.
 func (l *look) token(r tokens.Record) []rotation.Observation {
 	if r.Problem != nil || r.Expired(l.now) || !r.Signing && !r.Authentication {
 		return nil
@@ -73,15 +73,17 @@ func (l *look) token(r tokens.Record) []rotation.Observation {
 	return []rotation.Observation{o}
 }
 
-// settle is how old a certificate is when its subject has it. A kubelet that did not get one requests another one before.
+// settle is the age from which on a certificate is assumed to have reached its kubelet. A kubelet that did not receive it
+// requests another one earlier.
 const settle = 5 * time.Minute
 
-// maxCertificates is how many owners of certificates an observation knows at most.
+// maxCertificates is the maximum number of owners of certificates in one observation.
 const maxCertificates = 200_000
 
-// certificates observes the live certificates in the issuance record that are not revoked. Those of one signer and subject from
-// one CA are one observation. Of a kubelet only the last certificate counts that has settled, or else the last one: it does not
-// use earlier ones, and cannot renew that of a deleted node.
+// certificates observes the live certificates in the issuance record that are not revoked. It combines certificates with the
+// same signer, subject and CA into one observation. For a kubelet, it looks at one certificate: the last one that is older than
+// settle, or else the last one. The kubelet does not use earlier ones. It ignores kubelets of deleted nodes, which cannot
+// renew.
 func (l *look) certificates(ctx context.Context) {
 	if l.Record == nil {
 		l.add(rotation.Observation{
@@ -97,10 +99,10 @@ func (l *look) certificates(ctx context.Context) {
 	type last struct {
 		node         string
 		issued, ends time.Time
-		from         rotation.From // empty: the record does not show it
-		more         int           // from the same CA
+		from         rotation.From // empty if the record does not show it
+		more         int           // number of further certificates from the same CA
 	}
-	counts := func(a, b last) bool { // a rather than b
+	counts := func(a, b last) bool { // whether a is used rather than b
 		if old := l.now.Sub(a.issued) > settle; old != (l.now.Sub(b.issued) > settle) {
 			return old
 		}
@@ -173,14 +175,15 @@ func (l *look) certificates(ctx context.Context) {
 	}
 }
 
-// kubelets are the signers of certificates of kubelets.
+// kubelets contains the signers of kubelet certificates.
 var kubelets = map[string]bool{certificates.KubeAPIServerClientKubeletSignerName: true, certificates.KubeletServingSignerName: true}
 
-// revoked reports whether a recorded certificate is revoked. The entry of a node bars no serving certificates.
+// revoked reports whether a recorded certificate is revoked. An entry for a node does not revoke the node's serving
+// certificates.
 func (l *look) revoked(ctx context.Context, e issuance.Entry) (bool, error) {
 	f, err := revocation.ParseFingerprint(e.Fingerprint)
 	if err != nil {
-		return false, nil // it cannot be looked up
+		return false, nil // a malformed fingerprint cannot be looked up
 	}
 	s := revocation.Subject{Fingerprints: []revocation.Fingerprint{f}}
 	if e.Signer != certificates.KubeletServingSignerName {
@@ -205,7 +208,7 @@ func (l *look) issuer(e issuance.Entry) rotation.From {
 	if from := l.Find(pemfile.Presented([]byte(e.Certificate))); from != "" {
 		return from
 	}
-	if e.Time.Before(l.Started) { // the new CA had not signed
+	if e.Time.Before(l.Started) { // the new CA had not signed yet
 		return rotation.FromOld
 	}
 	return ""

@@ -17,25 +17,25 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// Limits of handshakes: how many at a time, and for how long each.
+// Limits of handshakes: the number at a time, and the time for each.
 const (
 	atATime          = 128
 	handshakeTimeout = 3 * time.Second
 )
 
-// A handshake has what a TLS server shows to a client without a credential.
+// A handshake contains what a TLS server shows to a client without a credential.
 type handshake struct {
 	chain []*x509.Certificate
-	// asks is true if the server requests a client certificate. named counts how often its request names the subject of
-	// a certificate of the rotation, and others the other subjects.
+	// asks is true if the server requests a client certificate. named counts, by subject, how often the server's
+	// certificate request names a certificate of the rotation. others counts all other subjects.
 	asks   bool
 	named  map[string]int
 	others int
 }
 
-// shake connects to a TLS server, and sends nothing but a handshake without a credential. It verifies no certificate on
-// purpose: it asks which CA the server's certificate is from. crypto/tls still verifies that the server has the key of that
-// certificate. crypto/tls limits the certificates to 256 KiB, and the names of CAs to 64 KiB.
+// shake connects to a TLS server, and sends nothing but a handshake without a credential. It deliberately verifies no
+// certificate, because it wants to know which CA issued the server's certificate. crypto/tls still verifies that the server
+// has the key of that certificate. crypto/tls limits the certificates to 256 KiB, and the names of CAs to 64 KiB.
 func (l *look) shake(ctx context.Context, address string) (handshake, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(l.patience, handshakeTimeout))
 	defer cancel()
@@ -63,7 +63,7 @@ func (l *look) shake(ctx context.Context, address string) (handshake, error) {
 					h.others++
 				}
 			}
-			return &tls.Certificate{}, nil // none
+			return &tls.Certificate{}, nil // no certificate
 		},
 	})
 	if err := connection.HandshakeContext(ctx); err != nil {
@@ -73,8 +73,9 @@ func (l *look) shake(ctx context.Context, address string) (handshake, error) {
 	return h, nil
 }
 
-// trusts returns which CAs the server accepts client certificates of, nil if it requests none. A handshake names only
-// subjects. If both sides have a certificate of one subject, its name does not show which of them the server trusts.
+// trusts returns the CAs whose client certificates the server accepts; nil if the server requests no client
+// certificate. A handshake names only subjects. If an old and a new CA have the same subject, the name does not show
+// which CA the server trusts.
 func (l *look) trusts(h handshake) (*rotation.Trusted, error) {
 	names := func(c *x509.Certificate) bool { return h.named[string(c.RawSubject)] > 0 }
 	unnamed := func(c *x509.Certificate) bool { return !names(c) }
@@ -92,24 +93,25 @@ func (l *look) trusts(h handshake) (*rotation.Trusted, error) {
 	return &rotation.Trusted{Old: slices.ContainsFunc(l.Old, names), New: !slices.ContainsFunc(l.New, unnamed)}, nil
 }
 
-// A target is a server to connect to. host is the one that it runs on, and caFile and certFile its files in the report of
-// that host.
+// A target is a server to connect to. host is the host of the server. caFile and certFile are the server's files in the
+// report of that host.
 type target struct {
 	rotation.Observation
 	address          string
 	host             *host
 	caFile, certFile string
-	// refused is why kubejoin does not connect to the address.
+	// refused is the reason why kubejoin does not connect to the address; empty if it does.
 	refused string
-	// clientOnly is true if the CA issues only certificates of clients, so that what the server serves does not matter.
+	// clientOnly is true if the CA issues only client certificates. Then the server's own certificate does not matter.
 	clientOnly bool
-	// own is true for the API server of the kubeconfig, where a proxy may answer. spare is true if other API servers are known:
-	// then the stage need not wait for this one.
+	// own is true for the API server of the kubeconfig, where a proxy may answer. spare is true if other API servers are known.
+	// Then the stage need not wait for this API server.
 	own, spare bool
 }
 
-// probe observes a server. Where its handshake does not show what it trusts, the report of the host counts, if the host has
-// applied the present stage: a network policy must not stop a rotation. Otherwise it is unseen.
+// probe observes a server. If the handshake does not show which CAs the server trusts, probe uses the report of the host,
+// provided that the host has applied the present stage. So a network policy cannot block a rotation. Without a report, the
+// server is unseen.
 func (l *look) probe(ctx context.Context, t target) rotation.Observation {
 	o := t.Observation
 	why := errors.New(t.refused)
@@ -136,7 +138,8 @@ func (l *look) probe(ctx context.Context, t target) rotation.Observation {
 		o.Off = true
 		return o
 	}
-	// A refused connection shows that a server is down. A kubelet whose Node is ready is not: it listens elsewhere.
+	// A refused connection means that the server is down. Exception: a kubelet whose Node is ready runs, and listens
+	// on another address.
 	down := errors.Is(why, syscall.ECONNREFUSED) && t.Kind != rotation.KindKubelet
 	if reported := t.host.file(t.caFile).Trusts; reported != nil && !down {
 		o.Trusts, o.From = reported, cmp.Or(o.From, t.host.file(t.certFile).From)
@@ -146,7 +149,7 @@ func (l *look) probe(ctx context.Context, t target) rotation.Observation {
 	return o
 }
 
-// probeAll observes servers, some at a time.
+// probeAll observes servers, at most atATime at once.
 func (l *look) probeAll(ctx context.Context, all []target) {
 	free := make(chan struct{}, atATime)
 	seen := make([]rotation.Observation, len(all))

@@ -21,27 +21,27 @@ import (
 	"k8s.io/client-go/tools/pager"
 )
 
-// Ports of servers. Those of API servers are in the EndpointSlice, if there is one.
+// Ports of servers. For API servers, an EndpointSlice with ports takes precedence.
 const (
 	kubeletPort   = 10250
 	apiServerPort = 6443
 	etcdPort      = 2379
 )
 
-// controlPlaneLabel marks the Nodes of control planes. The admission plugin NodeRestriction refuses it to kubelets.
+// controlPlaneLabel marks the Nodes of control planes. The admission plugin NodeRestriction prevents kubelets from setting it.
 const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
-// A host is what matters of a Node.
+// A host has the fields of a Node that an observation needs.
 type host struct {
 	name                string
-	address             string // the first InternalIP; empty if it may not be connected to
+	address             string // the first InternalIP; empty if it is not connectable
 	port                int32  // of its kubelet
 	ready, controlPlane bool
-	files               []rotation.File // as it reported them; nil unless it has applied the present stage
+	files               []rotation.File // from its report; nil unless the host has applied the present stage
 	reported            []rotation.Observation
 }
 
-// file returns a file as the host reported it; the zero File if it did not.
+// file returns a file of the host's report; the zero File if the report lacks it.
 func (h *host) file(name string) rotation.File {
 	if h == nil {
 		return rotation.File{}
@@ -53,10 +53,10 @@ func (h *host) file(name string) rotation.File {
 	return h.files[at]
 }
 
-// page is how many objects a list returns at most.
+// page is the maximum number of objects in a page of a list.
 const page = 500
 
-// each calls do for each object of a paged list. At most two pages are in memory.
+// each calls do for each object of a paged list. It keeps at most two pages in memory.
 func each[L, T runtime.Object](ctx context.Context, list func(context.Context, metav1.ListOptions) (L, error), options metav1.ListOptions, do func(T)) error {
 	p := pager.New(func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return list(ctx, o) })
 	p.FullListIfExpired, p.PageBufferSize = false, 0
@@ -73,9 +73,9 @@ func each[L, T runtime.Object](ctx context.Context, list func(context.Context, m
 	})
 }
 
-// listHosts reads the Nodes. The CAs for front-proxy and etcd matter on control planes alone.
+// listHosts reads the Nodes. It skips workers for the front-proxy CA and the etcd CA, which only control planes use.
 func (l *look) listHosts(ctx context.Context) error {
-	// A Node may have 256 KiB of annotations and a list of images, so a page has few of them.
+	// A Node may have 256 KiB of annotations and a list of images, so a page has fewer Nodes than other objects.
 	return each(ctx, l.Client.CoreV1().Nodes().List, metav1.ListOptions{Limit: page / 5}, func(node *corev1.Node) {
 		if h := l.hostOf(node); l.CA == rotation.Cluster || h.controlPlane {
 			l.hosts = append(l.hosts, h)
@@ -104,19 +104,19 @@ func (l *look) hostOf(node *corev1.Node) host {
 
 // connectable reports whether kubejoin connects to an address that a Node claims to have.
 //
-// A kubelet can write any address and port into the status of its Node. A stolen node could so make kubejoin connect to
-// servers that the node itself cannot reach. Therefore kubejoin connects only to IP addresses, never to names, and only to
-// the ports of kubelets, API servers and etcd. It never connects to itself and to link-local addresses, where clouds serve
-// metadata. For members of etcd, it also connects to the names and ports in the flags of control planes and in kubeadm-config,
-// which workers cannot change. It sends a TLS handshake without a credential and closes the connection. The result is in the status of the
-// rotation, which nodes cannot read.
+// A kubelet can write any address and port into the status of its Node. With that, a stolen node could make kubejoin connect to
+// servers that the node itself cannot reach. Therefore kubejoin connects only to IP addresses, never to names, and only to the
+// ports of kubelets, API servers and etcd. It never connects to loopback addresses, nor to link-local addresses, where clouds
+// serve metadata. For members of etcd, it also connects to the names and ports in the flags of control planes and in
+// kubeadm-config, which workers cannot change. It sends a TLS handshake without a credential and closes the connection. The
+// result is in the status of the rotation, which nodes cannot read.
 func connectable(address string) bool {
 	ip, err := netip.ParseAddr(address)
 	ip = ip.Unmap()
 	return err == nil && ip.Zone() == "" && ip.IsValid() && !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && !ip.IsMulticast() && !ip.IsUnspecified()
 }
 
-// target returns a server on a host. Without a name, its address is its name.
+// target returns a server on a host. If name is empty, the address is the name.
 func (l *look) target(h *host, kind rotation.Kind, name string, port uint16, certFile string) target {
 	t := target{
 		Observation: rotation.Observation{Kind: kind, Name: name, Node: h.name, Next: on(h.name, l.CA.Command("apply"))},
@@ -154,8 +154,8 @@ var caFile = map[rotation.CA]string{
 	rotation.Cluster: "pki/ca.crt", rotation.FrontProxy: "pki/front-proxy-ca.crt", rotation.Etcd: "pki/etcd/ca.crt",
 }
 
-// apiServers observes the API servers: those that publish their address, those of control planes, and that of the kubeconfig. An
-// API server that is down publishes none.
+// apiServers observes the API servers: at the published addresses, on control planes, and in the kubeconfig. An API server that
+// is down publishes no address.
 func (l *look) apiServers(ctx context.Context) {
 	port, published := uint16(apiServerPort), []string(nil)
 	slice, err := l.Client.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).Get(ctx, "kubernetes", metav1.GetOptions{})
@@ -177,7 +177,7 @@ func (l *look) apiServers(ctx context.Context) {
 			all = append(all, l.target(h, rotation.KindAPIServer, "", port, "pki/apiserver.crt"))
 		}
 	}
-	for _, address := range published { // API servers publish them, not kubelets
+	for _, address := range published { // trustworthy: API servers publish these addresses, not kubelets
 		t := l.target(&host{address: address}, rotation.KindAPIServer, "", port, "")
 		t.host, t.Next = nil, "kubectl -n default get endpointslice kubernetes -o yaml"
 		all = append(all, t)
@@ -195,8 +195,8 @@ func (l *look) apiServers(ctx context.Context) {
 	l.probeAll(ctx, all)
 }
 
-// ownAPIServer returns the address of the API server in the kubeconfig; empty if that is not one of TLS. The operator wrote it,
-// so it may be a name, and may be of this host.
+// ownAPIServer returns the address of the API server in the kubeconfig; empty if its URL is not https. The operator chose it,
+// so a DNS name or an address of this host is allowed.
 func (l *look) ownAPIServer() string {
 	if fakeclient.Is(l.Client.CoreV1()) {
 		return ""
@@ -208,7 +208,7 @@ func (l *look) ownAPIServer() string {
 	return net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))
 }
 
-// once removes servers whose address an earlier one has.
+// once removes servers with an address that occurs earlier in the list.
 func once(all []target) []target {
 	known := map[string]bool{}
 	return slices.DeleteFunc(all, func(t target) bool {
@@ -223,8 +223,8 @@ func labelControlPlane(node string) string {
 	return "kubectl label node " + safetext.Quote(node) + " " + controlPlaneLabel + "="
 }
 
-// servers observes kubejoin itself. It trusts what its files have, which its own host shows. kubejoin may not list its pods,
-// so it does not find its other replicas.
+// servers observes kubejoin itself. The report of kubejoin's host shows which CAs its files contain. kubejoin has no
+// permission to list its pods, so it does not find its other replicas.
 func (l *look) servers(ctx context.Context) {
 	var all []target
 	others := rotation.Observation{
@@ -241,7 +241,7 @@ func (l *look) servers(ctx context.Context) {
 	l.probeAll(ctx, all)
 }
 
-// etcd observes the members of etcd: static pods, those in the flags of kube-apiserver, and those of kubeadm-config.
+// etcd observes the members of etcd: static pods, and the members in the flags of kube-apiserver and in kubeadm-config.
 func (l *look) etcd(ctx context.Context) {
 	pods := l.staticPods(ctx, rotation.KindEtcd, "etcd")
 	var external []string
@@ -255,7 +255,8 @@ func (l *look) etcd(ctx context.Context) {
 	flags := doctor.EtcdServers(l.controlPlanes(), pods)
 	hosts := l.hosts
 	if len(hosts) == 0 {
-		hosts = []host{{ready: true}} // for the endpoints in kubeadm-config: loopback is then on an unknown host
+		// No hosts seen: check the endpoints in kubeadm-config; the host of a loopback endpoint is then unknown.
+		hosts = []host{{ready: true}}
 	}
 	var all []target
 	for i := range hosts {
@@ -270,16 +271,16 @@ func (l *look) etcd(ctx context.Context) {
 	l.probeAll(ctx, once(all))
 }
 
-// member returns the member of etcd at a URL. client is the host whose kube-apiserver connects to it, which loopback means.
-// Unlike the address of a Node, the host may be a name: workers cannot choose it. What the host reports about its files says
-// nothing about this member.
+// member returns the member of etcd at a URL. client is the host whose kube-apiserver connects to the member. A loopback URL
+// means a member on this host. Unlike the address of a Node, the URL may contain a DNS name, because workers cannot choose
+// it. The host's report about its files says nothing about this member.
 func (l *look) member(server string, client *host) target {
 	t := target{Observation: rotation.Observation{
 		Kind: rotation.KindEtcd, Name: "member of " + cmp.Or(client.name, "kube-apiserver"), Node: client.name,
 		Next: "kubectl -n kube-system get configmap kubeadm-config -o yaml # and the flag --etcd-servers of kube-apiserver",
 	}}
 	u, err := url.Parse(server)
-	if err != nil || u.Hostname() == "" || unusable(u.Hostname()) { // for example a socket
+	if err != nil || u.Hostname() == "" || unusable(u.Hostname()) { // for example the URL of a Unix socket
 		t.refused = "kubejoin connects only to URLs such as https://192.0.2.1:2379"
 		return t
 	}
@@ -299,7 +300,7 @@ func (l *look) member(server string, client *host) target {
 	}
 	t.address = net.JoinHostPort(name, port)
 	t.Name = safetext.Text(t.address, safetext.MaxName)
-	t.Next = "openssl s_client -connect " + safetext.Quote(t.address) + " # its CAs of clients are those of --trusted-ca-file"
+	t.Next = "openssl s_client -connect " + safetext.Quote(t.address) + " # shows the client CAs that etcd read from --trusted-ca-file"
 	return t
 }
 
@@ -308,13 +309,14 @@ func loopback(name string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// unusable reports whether a host is an address to which kubejoin never connects, and no loopback address.
+// unusable reports whether name is an IP address to which kubejoin never connects. It returns false for loopback addresses.
 func unusable(name string) bool {
 	_, err := netip.ParseAddr(name)
 	return err == nil && !loopback(name) && !connectable(name)
 }
 
-// reports observes what hosts reported. A host that is off cannot report: its kubelet is observed as off.
+// reports observes what hosts reported. A host whose Node is not ready cannot report. For the cluster CA, the
+// observation of its kubelet already shows that.
 func (l *look) reports(context.Context) {
 	for i := range l.hosts {
 		h := &l.hosts[i]
@@ -328,8 +330,8 @@ func (l *look) reports(context.Context) {
 	}
 }
 
-// controllerManagers observes whether kube-controller-manager signs certificates. It stops that once its CA file has two
-// certificates, and does not start again while it has.
+// controllerManagers observes whether kube-controller-manager signs certificates. kube-controller-manager stops signing
+// once its CA file has two certificates. If it still has to sign, it then does not start.
 func (l *look) controllerManagers(ctx context.Context) {
 	pods, err := l.controlPlanePods(ctx)
 	if err != nil {
@@ -337,7 +339,7 @@ func (l *look) controllerManagers(ctx context.Context) {
 		return
 	}
 	controlPlanes := l.controlPlanes()
-	for _, p := range pods { // also on a Node without the label of control planes
+	for _, p := range pods { // include Nodes without the label of control planes
 		if node := p.Spec.NodeName; p.Labels["component"] == "kube-controller-manager" && static(p) && !slices.Contains(controlPlanes, node) {
 			controlPlanes = append(controlPlanes, node)
 		}
@@ -346,11 +348,11 @@ func (l *look) controllerManagers(ctx context.Context) {
 	for _, f := range signing {
 		l.add(rotation.Observation{
 			Kind: rotation.KindSigner, Name: "kube-controller-manager on " + f.Machine, Node: f.Machine,
-			Unseen: "signs certificates, and cannot once its CA file has two certificates", Next: on(f.Machine, f.Command),
+			Unseen: "signs certificates, and will fail to sign once its CA file has two certificates", Next: on(f.Machine, f.Command),
 		})
 	}
-	// Nothing could ever show the flags of one that is no static pod, so this keeps no stage from beginning. Where it signs all
-	// the same, it does not start again in stage Trust, and the host waits for it.
+	// kubejoin cannot see the flags of a kube-controller-manager that is not a static pod, so this observation is optional. If
+	// that process signs, it does not start again in stage trust, and 'kubejoin ca apply' on its host waits.
 	hidden := rotation.Observation{
 		Kind: rotation.KindSigner, Name: "kube-controller-manager", Unseen: "it has no static pod that shows its flags", Optional: true,
 		Next: "ps -o args= -C kube-controller-manager # --controllers needs -csrsigning",
@@ -375,11 +377,11 @@ func (l *look) controlPlanes() (names []string) {
 	return names
 }
 
-// static reports whether a pod is the mirror of a static pod.
+// static reports whether a pod is the mirror pod of a static pod.
 func static(p corev1.Pod) bool { return p.Annotations[corev1.MirrorPodAnnotationKey] != "" }
 
-// staticPods returns the pods of control planes. It adds an observation of each static pod of a component on a Node without
-// their label.
+// staticPods returns the pods of control planes. For each static pod of a component on a Node without the control plane
+// label, it adds an observation.
 func (l *look) staticPods(ctx context.Context, kind rotation.Kind, component string) []corev1.Pod {
 	pods, err := l.controlPlanePods(ctx)
 	if err != nil {

@@ -35,7 +35,7 @@ func (l *look) bundle(kind rotation.Kind, name, next string, pem []byte) rotatio
 	return o
 }
 
-// clusterInfo observes the CAs that joining machines get.
+// clusterInfo observes the CAs in cluster-info, which joining machines get.
 func (l *look) clusterInfo(ctx context.Context) {
 	o := rotation.Observation{Kind: rotation.KindClusterInfo, Name: clusterinfo.Namespace + "/" + clusterinfo.Name, Next: "kubectl -n kube-public get configmap cluster-info -o yaml"}
 	m, err := l.Client.CoreV1().ConfigMaps(clusterinfo.Namespace).Get(ctx, clusterinfo.Name, metav1.GetOptions{})
@@ -55,8 +55,8 @@ func (l *look) clusterInfo(ctx context.Context) {
 // rootCAs observes the CAs that Pods get, in each namespace. kube-controller-manager writes them.
 func (l *look) rootCAs(ctx context.Context) {
 	const name = "kube-root-ca.crt"
-	known := map[[sha256.Size]byte]rotation.Observation{} // nearly all of them are equal
-	var system *corev1.ConfigMap                          // that of kube-system, if it is as the stage wants it
+	known := map[[sha256.Size]byte]rotation.Observation{} // cache by content: nearly all ConfigMaps are equal
+	var system *corev1.ConfigMap                          // ConfigMap of kube-system, if it has the CAs that the stage requires
 	selector := fields.OneTermEqualSelector("metadata.name", name).String()
 	err := each(ctx, l.Client.CoreV1().ConfigMaps("").List, metav1.ListOptions{FieldSelector: selector}, func(m *corev1.ConfigMap) {
 		content := []byte(m.Data["ca.crt"])
@@ -67,7 +67,7 @@ func (l *look) rootCAs(ctx context.Context) {
 			known[sum] = o
 		}
 		o.Name, o.Next = m.Namespace+"/"+name, "kubectl -n "+m.Namespace+" get configmap "+name+" -o yaml"
-		if m.Immutable != nil && *m.Immutable { // else kube-controller-manager updates it
+		if m.Immutable != nil && *m.Immutable { // kube-controller-manager updates only mutable ConfigMaps
 			o.Next = "kubectl -n " + m.Namespace + " delete configmap " + name + " # it is immutable, and kube-controller-manager creates it again"
 		}
 		l.add(o)
@@ -83,18 +83,19 @@ func (l *look) rootCAs(ctx context.Context) {
 	}
 }
 
-// addOns are the pods of kubeadm that read kube-root-ca.crt, by their label k8s-app. From the given version on, they have
-// client-go 0.36 or later, which reads it again. Nothing shows the version of client-go in other pods.
+// addOns are kubeadm's pods that read kube-root-ca.crt, by their label k8s-app. From version rereads on, they have
+// client-go 0.36 or later, which re-reads the file. kubejoin cannot see the version of client-go in other pods.
 var addOns = map[string]struct{ rereads, restart string }{
 	"kube-proxy": {"1.36", "kubectl -n kube-system rollout restart daemonset/kube-proxy"},
 	"kube-dns":   {"1.15", "kubectl -n kube-system rollout restart deployment/coredns"},
 }
 
-// readers observes the pods of add-ons that are older than the present CAs in kube-root-ca.crt. The API server dates both, so the
-// clocks of hosts do not matter.
+// readers observes the pods of add-ons that are older than the present CAs in kube-root-ca.crt. The API server sets both times,
+// so the clocks of hosts do not matter.
 func (l *look) readers(ctx context.Context, root *corev1.ConfigMap) {
 	changed := l.Trusting
-	// In the other stages only the order of the CAs changes. They follow stages that have looked, but not at hosts that were off.
+	// In the other stages, only the order of the CAs changes, so pods need not re-read them. The stage before has already
+	// checked the pods, except on hosts that were off.
 	if same := l.Stage == rotation.Switch && !l.Aborting || l.Stage == rotation.Trust && l.Aborting; !same {
 		for _, f := range root.ManagedFields {
 			if f.Time != nil && f.Time.After(changed) {
@@ -118,7 +119,8 @@ func (l *look) readers(ctx context.Context, root *corev1.ConfigMap) {
 	}
 }
 
-// mounts reports whether a pod has a ConfigMap beside the token of its service account. A static pod has neither.
+// mounts reports whether a pod has a ConfigMap in the projected volume of its service account token. A static pod has
+// no such volume.
 func mounts(p *corev1.Pod, name string) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.Projected != nil && slices.ContainsFunc(v.Projected.Sources, func(s corev1.VolumeProjection) bool {
@@ -127,8 +129,8 @@ func mounts(p *corev1.Pod, name string) bool {
 	})
 }
 
-// authentication observes the CAs that API servers publish for aggregated API servers. API servers add to them, and remove
-// only expired ones: to remove the old CA, the last step deletes the ConfigMap, and they create it again.
+// authentication observes the CAs that API servers publish for aggregated API servers. API servers add CAs to the ConfigMap,
+// and remove only expired ones. To remove the old CA, the last step deletes the ConfigMap, and API servers create it again.
 func (l *look) authentication(ctx context.Context) {
 	const name = clusterstore.Merged
 	key := map[rotation.CA]string{rotation.Cluster: "client-ca-file", rotation.FrontProxy: "requestheader-client-ca-file"}[l.CA]
@@ -147,7 +149,8 @@ func (l *look) authentication(ctx context.Context) {
 	l.add(o)
 }
 
-// caBundles observes the CAs of webhooks, aggregated API servers and ClusterTrustBundles. It leaves out those of other CAs.
+// caBundles observes the CAs of webhooks, aggregated API servers and ClusterTrustBundles. It skips bundles without a CA of
+// the rotation.
 func (l *look) caBundles(ctx context.Context) {
 	for _, resource := range []struct{ kind, group, versions string }{
 		{"validatingwebhookconfiguration", "admissionregistration.k8s.io", "v1"},
@@ -162,17 +165,18 @@ func (l *look) caBundles(ctx context.Context) {
 				break
 			}
 		}
-		// An API server may serve no version of ClusterTrustBundles. It serves the other kinds.
+		// Only ClusterTrustBundles may be missing: an API server need not serve any version of them.
 		if err != nil && (resource.versions == "v1" || !apierrors.IsNotFound(err)) {
 			l.failed(rotation.KindCABundle, resource.kind+"s", "list on "+resource.kind+"s", err)
 		}
 	}
 }
 
-// bundlesPage is how many objects with a caBundle a list returns: those with schemas are large.
+// bundlesPage is the page size for lists of objects with a caBundle. CustomResourceDefinitions are large, because
+// they contain schemas.
 const bundlesPage = 50
 
-// A bundled is the part of a webhook that has a CA bundle.
+// A bundled is the part of a webhook that contains its CA bundle.
 type bundled struct {
 	ClientConfig admissionregistration.WebhookClientConfig `json:"clientConfig"`
 }
@@ -219,17 +223,17 @@ func (l *look) rawBundles(ctx context.Context, kind, path string) error {
 	}
 }
 
-// addBundles adds an observation of an object, if one of its bundles has a CA of the rotation.
+// addBundles adds an observation of an object if one of its bundles contains a CA of the rotation.
 func (l *look) addBundles(kind, name string, bundles [][]byte) {
 	next := "kubectl edit " + kind + " " + safetext.Quote(name)
 	if kind == "clustertrustbundle" && strings.HasPrefix(name, "kubernetes.io:kube-apiserver-serving:") {
-		// kube-controller-manager undoes edits. It reads its CA once.
+		// kube-controller-manager reverts edits. It reads its CA only when it starts.
 		next = on("each control plane", "pkill -x kube-controller # the kubelet starts kube-controller-manager again")
 	}
 	all, ours := rotation.Trusted{New: true}, false
 	for _, pem := range bundles {
 		if len(pem) == 0 {
-			continue // the CAs of the API server's machine
+			continue // an empty bundle means the CAs of the API server's machine
 		}
 		o := l.bundle(rotation.KindCABundle, kind+" "+name, next, pem)
 		if o.Trusts == nil { // kube-apiserver refuses malformed bundles of webhooks

@@ -1,5 +1,5 @@
-// Package caobserver observes what a rotation of a CA has to change on a cluster: what API servers and kubelets serve and
-// trust, objects with CA certificates, tokens, the issuance record, and the reports of hosts. [Observer] only reads.
+// Package caobserver observes what a rotation of a CA must change on a cluster: the certificates and CAs of API servers and
+// kubelets, objects with CA certificates, tokens, the issuance record, and the reports of hosts. [Observer] only reads.
 package caobserver
 
 import (
@@ -21,20 +21,20 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// deadline limits an observation. What was not seen by then is unseen.
+// deadline limits the time of an observation. Everything that was not observed by then is unseen.
 const deadline = 2 * time.Minute
 
 // An Observer is a [rotation.Observer] of a cluster. Only Client is required.
 type Observer struct {
-	// Client is nil without a cluster. Then there are no hosts, and only tokens and certificates to observe.
+	// Client is nil without a cluster. Then the Observer observes only tokens and certificates.
 	Client kubernetes.Interface
 	// Tokens lists the bootstrap tokens; nil reads their Secrets.
 	Tokens func(context.Context) ([]tokens.Record, error)
-	// Record is the issuance record; nil if it cannot be searched. NoRecord is then the command that shows it; empty is the
-	// same command with --url.
+	// Record is the issuance record; nil if it cannot be searched. If Record is nil, NoRecord is the command that searches
+	// it; empty means 'kubejoin ca status --url URL'.
 	Record   issuance.Store
 	NoRecord string
-	// Revocations say which certificates in the record are revoked; nil revokes none.
+	// Revocations returns which certificates in the record are revoked; nil means none.
 	Revocations *revocation.Guard
 	// Servers are addresses (HOST:PORT) at which kubejoin serves.
 	Servers []string
@@ -48,9 +48,9 @@ type Observer struct {
 
 var _ rotation.Observer = (*Observer)(nil)
 
-// Observe implements [rotation.Observer]. After the end, it also looks for an API server or a member of etcd that still has the
-// replaced CA, but not at kubelets, of which there are many. The result is sorted by kind and name. The error means that the
-// Nodes could not be listed.
+// Observe implements [rotation.Observer]. After the rotation has ended, it still observes API servers and members of etcd,
+// which may have the replaced CA. It then skips kubelets, because there are many. The result is sorted by kind and name. The
+// error means that the Nodes could not be listed.
 func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()
@@ -71,7 +71,7 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 		parts[1] = l.etcd
 	}
 	switch {
-	case !r.InProgress() && r.Stage != rotation.Finish: // aborted
+	case !r.InProgress() && r.Stage != rotation.Finish: // after an abort
 		parts = parts[:1]
 	case !r.InProgress():
 	case r.CA == rotation.Cluster:
@@ -92,7 +92,7 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 		if !l.behind(*o) {
 			o.Next = ""
 		}
-		// After the end, a server that cannot be seen from here is not an error.
+		// After the rotation has ended, an unreachable server is not an error.
 		o.Optional = o.Optional || !r.InProgress() && o.Kind != rotation.KindFile && o.Unseen != ""
 	}
 	slices.SortFunc(l.seen, func(a, b rotation.Observation) int {
@@ -101,7 +101,8 @@ func (o *Observer) Observe(ctx context.Context, r rotation.Rotation) ([]rotation
 	return l.seen, nil
 }
 
-// need adds an observation if nothing of the kind was seen that each step needs. A complete list of Nodes shows all kubelets.
+// Every step needs an API server, or for etcd a member. If none was seen, need adds an observation that says so. It does not
+// check kubelets, because the list of Nodes is complete.
 func (l *look) need() {
 	none := rotation.Observation{
 		Kind: rotation.KindAPIServer, Name: "addresses", Next: labelControlPlane("NODE") + " # each control plane",
@@ -121,7 +122,7 @@ type look struct {
 	*Observer
 	rotation.Rotation
 	now   time.Time
-	alone bool // there is no cluster
+	alone bool // without a cluster
 	hosts []host
 
 	mu   sync.Mutex
@@ -134,7 +135,7 @@ func (l *look) add(all ...rotation.Observation) {
 	l.seen = append(l.seen, all...)
 }
 
-// behind reports whether an observation is not as the stage wants it, or shows nothing, so that its next command is of use.
+// behind reports whether an observation does not fit the stage or shows nothing. Then the operator needs its next command.
 func (l *look) behind(o rotation.Observation) bool {
 	return o.Trusts == nil && o.From == "" ||
 		o.Unseen != "" || o.Off || !l.Fits(o)
@@ -143,12 +144,12 @@ func (l *look) behind(o rotation.Observation) bool {
 // maxWhy is the maximum length of the reason why something is unseen, in bytes. Servers choose parts of it.
 const maxWhy = 300
 
-// failed adds an observation that could not be made because a request failed. right is the permission that it needs.
+// failed adds an observation for a request that failed. right is the permission that the request needs.
 func (l *look) failed(kind rotation.Kind, name, right string, err error) {
 	o := rotation.Observation{Kind: kind, Name: name, Unseen: safetext.Text(err.Error(), maxWhy), Next: l.CA.Command("status")}
 	if apierrors.IsForbidden(err) {
 		o.Unseen, o.Next = "need "+right, "retry with a kubeconfig of cluster-admin"
-		if l.Tokens != nil { // it is kubejoin itself that needs it
+		if l.Tokens != nil { // kubejoin itself lacks the permission
 			o.Next = "apply the manifests or the chart of this version of kubejoin"
 		}
 	}
@@ -158,7 +159,7 @@ func (l *look) failed(kind rotation.Kind, name, right string, err error) {
 	l.add(o)
 }
 
-// on returns a command with the node where it must run.
+// on returns a command, preceded by the name of the node where it must run.
 func on(node, command string) string {
 	if node == "" {
 		return command

@@ -172,9 +172,9 @@ kubelet w-metadata @w-metadata unseen:its Node has no InternalIP that kubejoin c
 kubelet w-off @w-off off next:kubectl describe node w-off
 kubelet w-port @w-port unseen:its kubelet has port 22, and kubejoin connects only to 10250 next:on w-port: kubejoin ca apply
 merged configmap extension-apiserver-authentication trusts:old,new
-other-signer kube-controller-manager on cp-1 @cp-1 unseen:signs certificates, and cannot once its CA file has two certificates next:on cp-1: sed …
+other-signer kube-controller-manager on cp-1 @cp-1 unseen:signs certificates, and will fail to sign once its CA file has two certificates next:on cp-1: sed …
 other-signer kube-controller-manager on cp-2 @cp-2 unseen:it has no static pod that shows its flags optional next:on cp-2: ps -o args= -C kube-controller-manager # --controllers needs -csrsigning
-other-signer kube-controller-manager on w-1 @w-1 unseen:signs certificates, and cannot once its CA file has two certificates next:on w-1: sed …
+other-signer kube-controller-manager on w-1 @w-1 unseen:signs certificates, and will fail to sign once its CA file has two certificates next:on w-1: sed …
 root-ca default/kube-root-ca.crt trusts:old next:kubectl -n default get configmap kube-root-ca.crt -o yaml
 root-ca kube-system/kube-root-ca.crt trusts:old,new
 root-ca x/kube-root-ca.crt unseen:its CA certificates are malformed: no certificate found: want a PEM block of type CERTIFICATE next:kubectl -n x get configmap kube-root-ca.crt -o yaml
@@ -353,7 +353,7 @@ func TestObservesEachMemberOfEtcd(t *testing.T) {
 	const behind = " trusts:old from:old next:openssl s_client -connect "
 	const shows = " next:kubectl -n kube-system get configmap kubeadm-config -o yaml # and the flag --etcd-servers of kube-apiserver"
 	const refused = " unseen:kubejoin connects only to URLs such as https://192.0.2.1:2379" + shows
-	const note = " # its CAs of clients are those of --trusted-ca-file"
+	const note = " # shows the client CAs that etcd read from --trusted-ca-file"
 	const missing = "etcd members unseen:no member was seen: no Node with the label node-role.kubernetes.io/control-plane has a static pod of etcd or kube-apiserver, and kubeadm-config has no etcd.external next:kubectl label node NODE node-role.kubernetes.io/control-plane= # each control plane"
 	for name, test := range map[string]struct {
 		nodes, pods []any

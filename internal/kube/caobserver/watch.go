@@ -12,27 +12,27 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A Watch shows rotations in metrics and Events, and publishes them. It observes those that are in progress, and no others.
+// A Watch reports rotations in progress in metrics and Events, and copies the stored state to the object that hosts read.
 type Watch struct {
-	// Publish makes what hosts read the stored state. Nil publishes nothing.
+	// Publish copies the stored state to the object that hosts read. Nil publishes nothing.
 	Publish func(ctx context.Context) error
-	// Get returns the last rotation of a CA. Status returns it with what is seen of it.
+	// Get returns the last rotation of a CA. Status returns the rotation with observations.
 	Get    func(ctx context.Context, ca rotation.CA) (rotation.Rotation, error)
 	Status func(ctx context.Context, ca rotation.CA) (rotation.Status, error)
-	// Event reports that a stage began or that the rotation ended. Another Watch may have reported the same. Nil reports
-	// nothing.
+	// Event reports that a stage began or that the rotation ended. Another Watch may have reported the same event
+	// before. Nil reports nothing.
 	Event func(ctx context.Context, r rotation.Rotation) error
-	// Changed hints that a rotation may have changed; nil never does.
+	// Changed receives a hint when a rotation may have changed; nil gives no hints.
 	Changed <-chan struct{}
 
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 }
 
-// observeEvery is how often a rotation in progress is observed. A new stage is observed at once.
+// observeEvery is the interval between observations of a rotation in progress. A Watch observes a new stage at once.
 const observeEvery = 5 * time.Minute
 
-// reportedFor is how long a change is reported after it happened. The API server deletes Events after an hour, too.
+// reportedFor is how long after a change a Watch still reports it. The API server also deletes Events after an hour.
 const reportedFor = time.Hour
 
 // Run watches until ctx ends. It always returns nil. Only the leader runs it.
@@ -40,7 +40,7 @@ func (w Watch) Run(ctx context.Context) error {
 	return loop.Loop{Name: "ca-rotation", Step: w.observing(), Hint: w.Changed, Logger: w.Logger, Registerer: w.Registerer}.Run(ctx)
 }
 
-// observing returns the step of the loop. It keeps when each rotation was last observed.
+// observing returns the step of the loop. The step remembers when each rotation was last observed.
 func (w Watch) observing() func(context.Context) (time.Time, error) {
 	stage := metrics.Gauge(w.Registerer, "kubejoin_ca_rotation_stage", "1 for the stage of a rotation of a CA in progress, else 0.", "ca", "stage")
 	began := metrics.Gauge(w.Registerer, "kubejoin_ca_rotation_stage_timestamp_seconds", "When the stage of a rotation of a CA in progress began, in Unix seconds.", "ca")

@@ -1,6 +1,6 @@
-// Package failedwrites keeps the last failed write of each kind that kubejoin sent to the API server, for example because a webhook
-// is down. The leader publishes them in an annotation of its Lease, which only kubejoin and administrators write. Events would be no
-// evidence: any node can create one.
+// Package failedwrites keeps the last failed write of each kind that kubejoin sent to the API server. A write fails, for
+// example, if a webhook is down. The leader publishes failed writes in an annotation of its Lease, which only kubejoin and
+// administrators can write. Events would prove nothing, because any node can create them.
 package failedwrites
 
 import (
@@ -23,21 +23,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 )
 
-// Annotation of the Lease has the failed writes of its holder, in JSON.
+// Annotation is the name of the annotation with the failed writes of the Lease's holder, in JSON.
 const Annotation = "kubejoin.io/failed-writes"
 
 const (
 	// forget is the age at which a Log drops a failed write. kubejoin repeats a write within 1000 s, if it still needs it.
 	forget = 20 * time.Minute
-	// most limits how many kinds are kept.
+	// most limits how many kinds a Log keeps.
 	most = 10
-	// maxStatus limits how many bytes are read of a response.
+	// maxStatus limits how much of a response message reads, in bytes.
 	maxStatus = 64 << 10
 )
 
 // A Write is a failed write.
 type Write struct {
-	Verb      string `json:"verb"` // of RBAC
+	Verb      string `json:"verb"` // as in RBAC
 	Resource  string `json:"resource"`
 	Namespace string `json:"namespace,omitempty"`
 	// Request is the name of the CertificateSigningRequest; empty for other resources.
@@ -58,7 +58,7 @@ func (w Write) String() string {
 // Log keeps the failed writes of a process. The zero Log is empty.
 type Log struct {
 	mu   sync.Mutex
-	last map[Write]Write // by kind: a Write without At and Message
+	last map[Write]Write // the key is a kind: a Write without At and Message
 }
 
 // Failing returns the last failed write of each kind that has not succeeded since, the newest first.
@@ -109,10 +109,12 @@ func (l *Log) Watch(next http.RoundTripper) http.RoundTripper {
 
 var verbs = map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodPatch: "patch", http.MethodDelete: "delete"}
 
-// path is that of an object or a list of objects, after the path of a proxy: namespace, resource and name.
+// path matches the path of an object or of a list of objects, even behind a proxy's path. Its groups are namespace,
+// resource and name.
 var path = regexp.MustCompile(`/apis?(?:/[a-z0-9.]+\.[a-z0-9.]+)?/v[a-z0-9]+(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?`)
 
-// kindOf returns the kind of a write, or nothing. Reviews and dry runs write nothing, and a failed Event harms nobody.
+// kindOf returns the kind of a write. It returns the zero Write for reads, reviews and dry runs, which write nothing,
+// and for Events, because a failed Event does no harm.
 func kindOf(r *http.Request) Write {
 	parts := path.FindStringSubmatch(r.URL.Path)
 	if parts == nil || verbs[r.Method] == "" || r.URL.Query().Has("dryRun") || parts[2] == "events" || strings.HasSuffix(parts[2], "reviews") {
@@ -125,7 +127,7 @@ func kindOf(r *http.Request) Write {
 	return w
 }
 
-// note keeps the result of a write. Conflicts, missing objects and a busy API server are everyday, and are no result.
+// note records the result of a write. It ignores conflicts, missing objects and a busy API server, because they are normal.
 func (l *Log) note(w Write, response *http.Response) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,23 +137,23 @@ func (l *Log) note(w Write, response *http.Response) {
 		delete(l.last, kind)
 	case code >= 400 && code != http.StatusConflict && code != http.StatusNotFound && code != http.StatusTooManyRequests:
 		w.At, w.Message = time.Now().UTC().Truncate(time.Second), message(response)
-		if len(l.last) >= most || l.last == nil { // what still fails is kept again soon
+		if len(l.last) >= most || l.last == nil { // start again: a write that still fails is soon recorded again
 			l.last = map[Write]Write{}
 		}
 		l.last[kind] = w
 	}
 }
 
-// statuses decodes what the API server returns for a failure, in JSON or protobuf.
+// statuses decodes the Status that the API server returns for a failure, in JSON or protobuf.
 var statuses = func() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, metav1.Unversioned)
 	return serializer.NewCodecFactory(scheme).UniversalDeserializer()
 }()
 
-// message returns why a write failed, and leaves the response readable.
+// message returns why a write failed. Afterwards, the caller can still read the response.
 func message(response *http.Response) string {
-	body, _ := io.ReadAll(io.LimitReader(response.Body, maxStatus)) // a part of it has no message
+	body, _ := io.ReadAll(io.LimitReader(response.Body, maxStatus)) // a truncated body yields no message
 	response.Body = struct {
 		io.Reader
 		io.Closer

@@ -1,10 +1,10 @@
-// Package fakeclient tells the fake clients of client-go from real ones. Importers test with fakes.
+// Package fakeclient distinguishes the fake clients of client-go, which tests use, from real clients.
 package fakeclient
 
 import "k8s.io/client-go/rest"
 
-// Is reports whether an API, for example CoreV1, is that of a fake clientset. A fake has no RESTClient: a request by it
-// would panic.
+// Is reports whether an API, for example CoreV1, belongs to a fake clientset. The RESTClient of a fake is nil, so a
+// request with it would panic.
 func Is(api interface{ RESTClient() rest.Interface }) bool {
 	c, ok := api.RESTClient().(*rest.RESTClient)
 	return ok && c == nil

@@ -17,18 +17,18 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Current reports whether a version of an entry is current. The empty version stands for an entry that is missing.
+// Current reports whether a version of an entry is current. The empty version means that the cache has no such entry.
 type Current func(name, version string) bool
 
-// A Freshness reports which entries of a cache are proven to be less than [tokens.MaxAge] old. A proof counts from its
-// beginning, because it reads or writes the API server only after that. No reader waits for a proof: without one, it
-// reads live. So a watch that lags or hangs, a lost connection and an API server that does not respond need no special
-// case.
+// A Freshness reports which entries of a cache are proven to be less than [tokens.MaxAge] old. The age of a proof is
+// measured from its start, because the proof accesses the API server only after its start. No reader waits for a
+// proof: without a proof, the reader reads live. So a watch that lags or hangs, a lost connection and an API server
+// that does not respond need no special case.
 type Freshness struct {
-	// What is cached, for log messages.
+	// What names the cached objects in log messages.
 	What string
 	Log  *slog.Logger
-	// Prove returns which versions of which entries are current at a moment after it was called.
+	// Prove returns which versions of which entries were current at some moment during the call.
 	Prove func() (current Current, err error)
 	// Price returns how many reads cost as much as a proof. With fewer reads within MaxAge, no proof begins.
 	Price func() int
@@ -39,22 +39,21 @@ type Freshness struct {
 	current Current
 	since   time.Time // when the proof of current began
 	began   time.Time // when the last proof began
-	reads   int       // since counted
+	reads   int       // reads since counted
 	counted time.Time
-	written map[string]time.Time // when writes of this store returned, by entry or group
-	settled time.Time            // a valid proof began after this; replaces written if it is full
+	written map[string]time.Time // by entry or group: when the last write of this store returned
+	settled time.Time            // proofs that began before are not valid; replaces written when it is full
 }
 
 const (
-	// proofAge is the least time between the beginnings of two proofs. It lets a proof finish before the last one
-	// expires.
+	// proofAge is the minimum time between the starts of two proofs. It lets a proof finish before the last one expires.
 	proofAge = tokens.MaxAge / 2
-	// maxOwnWrites is the largest size of Freshness.written.
+	// maxOwnWrites is the maximum number of entries in Freshness.written.
 	maxOwnWrites = 10_000
 )
 
-// Proves reports whether an entry or a group of the cache is proven to be current, and counts a read. After a write of
-// this store, the entry is unproven until a proof that began later.
+// Proves reports whether an entry or a group of the cache is proven to be current, and counts a read. After a write by
+// this store, the entry is unproven until a proof that starts after the write.
 func (f *Freshness) Proves(key, version string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -67,8 +66,8 @@ func (f *Freshness) Proves(key, version string) bool {
 	return !written || f.since.After(at)
 }
 
-// recent reports whether less than [tokens.MaxAge] has passed, by both clocks: the monotonic clock stops while a
-// virtual machine is paused.
+// recent reports whether less than [tokens.MaxAge] has passed, by both clocks. The wall clock may be set, and the
+// monotonic clock stops while a virtual machine is paused.
 func recent(since, now time.Time) bool {
 	wall := now.Round(0).Sub(since.Round(0))
 	return now.Sub(since) < tokens.MaxAge && wall >= 0 && wall < tokens.MaxAge
@@ -130,8 +129,8 @@ func (f *Freshness) Wrote(keys ...string) {
 	}
 }
 
-// ListVersions proves which cached objects are current. One request lists the resourceVersions of the objects that a
-// selector selects. selects is "fieldSelector" or "labelSelector".
+// ListVersions proves which cached objects are current. With one request, it lists the resourceVersions of the
+// objects that match selector. selects is "fieldSelector" or "labelSelector".
 func ListVersions(ctx context.Context, client kubernetes.Interface, namespace, resource, selects, selector string) (Current, error) {
 	if fakeclient.Is(client.CoreV1()) {
 		return nil, errors.New("a fake client lists no metadata")

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// Before reports whether the tag of an image is a version older than the given one, for example "1.36". It is true as well if
-// the tag is no version: then nobody knows.
+// Before reports whether the tag of an image is a version older than the given one, for example "1.36". Before also returns
+// true if the tag is not a version, because then the version is unknown.
 func Before(image, than string) bool {
 	image = image[strings.LastIndex(image, "/")+1:] // a registry may have a port
 	image, _, _ = strings.Cut(image, "@")

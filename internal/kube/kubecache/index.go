@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// An index has all entries, and the entries of each group.
+// An index contains all entries, and for each group a list of its entries.
 type index[T any] struct {
 	groupsOf func(T) []string // nil means no groups
 	all      entries[T]

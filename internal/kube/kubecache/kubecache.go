@@ -1,5 +1,5 @@
-// Package kubecache caches Kubernetes objects of one kind, decoded. A [Cache] keeps values that are smaller than the
-// objects, and no second copy of them. It decodes only objects that have changed.
+// Package kubecache caches decoded Kubernetes objects of one kind. A [Cache] keeps only the decoded values, which are
+// smaller than the objects. It decodes only objects that have changed.
 package kubecache
 
 import (
@@ -55,11 +55,11 @@ type Cache[O metav1.Object, T any] struct {
 	filled chan struct{} // closed when the cache is filled for the first time
 	ended  <-chan struct{}
 
-	shared bool // others may read the objects of the watch
+	shared bool // the objects of the watch belong to a fake client, and others may read them
 
 	mu      sync.Mutex
 	index   index[T]
-	version string // as Version returns it
+	version string // the result of Version
 	trouble error  // the last error of the watch, for wait
 }
 
@@ -72,7 +72,7 @@ type Entry[T any] struct {
 }
 
 // Open returns a cache that watches a resource until ctx ends. After that, only Peek and Len work. Open does not wait
-// for the API server. client and fieldSelector are as for [outage.Follow].
+// for the API server. Open passes client and fieldSelector to [outage.Follow].
 func Open[L runtime.Object, O metav1.Object, T any](ctx context.Context, client any, resource outage.Resource[L], fieldSelector string, config Config[O, T]) *Cache[O, T] {
 	if config.Log == nil {
 		config.Log = slog.New(logr.ToSlogHandler(klog.Background()))
@@ -82,14 +82,15 @@ func Open[L runtime.Object, O metav1.Object, T any](ctx context.Context, client 
 	return c
 }
 
-// isFake reports whether client is a fake one of client-go. A watch of a fake starts with the objects that it stores.
+// isFake reports whether client is a fake clientset of client-go. The cache must copy the objects of a fake before it
+// changes them.
 func isFake(client any) bool {
 	c, ok := client.(kubernetes.Interface)
 	return ok && fakeclient.Is(c.CoreV1())
 }
 
-// follow lists and watches until ctx ends. It backs off like the loop of client-go, which would report errors to klog
-// only.
+// follow lists and watches until ctx ends. It backs off like the loop of client-go. It replaces that loop, which
+// would report errors only to klog.
 func (c *Cache[O, T]) follow(ctx context.Context, source cache.ListerWatcher) {
 	var example O
 	reflector := cache.NewReflectorWithOptions(source, example, store[O, T]{c}, cache.ReflectorOptions{Name: c.config.What, TypeDescription: c.config.What})
@@ -127,8 +128,8 @@ func (c *Cache[O, T]) warn(message string, err error) {
 	c.trouble = err
 }
 
-// Watch returns a channel that receives a hint at once and after each change that needs one, until ctx ends. See
-// [tokens.Hints].
+// Watch returns a channel that receives a hint at once, and a hint after each change that needs one, until ctx ends.
+// See [tokens.Hints].
 func (c *Cache[O, T]) Watch(ctx context.Context) <-chan struct{} { return c.hints.Watch(ctx) }
 
 // List returns the values of all objects without a decode error, sorted by name. They share memory with the cache. Like

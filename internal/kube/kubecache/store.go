@@ -19,7 +19,7 @@ var (
 )
 
 // Transformer returns a function that decodes an object. While the API server streams a list, the reflector keeps the
-// results, so that it does not keep the whole objects.
+// decoded entries instead of whole objects.
 func (s store[O, T]) Transformer() cache.TransformFunc {
 	return func(object any) (any, error) { return s.decode(object) }
 }
@@ -40,7 +40,7 @@ func (s store[O, T]) decode(object any) (*Entry[T], error) {
 	if shared, ok := object.(runtime.Object); ok && s.shared {
 		o, _ = shared.DeepCopyObject().(O)
 	}
-	o.SetManagedFields(nil) // about a third of the memory of an object
+	o.SetManagedFields(nil) // managed fields take about a third of the memory of an object
 	e := &Entry[T]{Name: o.GetName(), Version: o.GetResourceVersion()}
 	e.Value, e.Err = s.config.Decode(o)
 	return e, nil
@@ -90,7 +90,7 @@ func (s store[O, T]) Replace(objects []any, version string) error {
 	}
 	slices.SortFunc(list, func(a, b *Entry[T]) int { return strings.Compare(a.Name, b.Name) })
 	next := index[T]{groupsOf: s.config.Groups, all: make(entries[T], 0, len(list))}
-	for _, e := range list { // sorted, so put appends each
+	for _, e := range list { // sorted by name, so that put appends each entry
 		next.put(e)
 	}
 	s.mu.Lock()

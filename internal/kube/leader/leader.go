@@ -1,5 +1,5 @@
-// Package leader runs work on one of several replicas at a time: on the one that holds a Lease. Each
-// replica also learns whether any of them leads, and an old leader cannot write any more.
+// Package leader runs work on one of several replicas at a time: on the replica that holds a Lease. Each replica also
+// learns whether any replica leads. A former leader can no longer write.
 package leader
 
 import (
@@ -19,8 +19,8 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// Times of the Lease. Another replica sees a renewal up to 2.2 retry periods late, and as late that
-// there was none for leaseDuration: with takeover, it replaces a lost leader within 15 s.
+// Times of the Lease. Another replica may notice a renewal, or the expiry of the Lease, up to 2.2 retry periods late.
+// With takeover, it replaces a lost leader within 15 s.
 const (
 	leaseDuration = 10 * time.Second
 	renewDeadline = 7 * time.Second
@@ -43,11 +43,11 @@ type Election struct {
 	Registerer  prometheus.Registerer
 
 	led     leadership
-	renewed atomic.Pointer[time.Time] // when this replica sent its last renewal; nil: it does not hold the Lease
+	renewed atomic.Pointer[time.Time] // when this replica sent its last renewal; nil if it does not hold the Lease
 }
 
-// Run leads whenever it can until ctx ends, and runs lead while it does. It gives up the Lease only
-// after lead has ended. An error of lead ends Run.
+// Run competes for the Lease until ctx ends, and calls lead while this replica holds the Lease. It gives up the Lease
+// only after lead has returned. If lead returns an error, Run ends.
 func (e *Election) Run(ctx context.Context, lead func(context.Context) error) error {
 	host, err := os.Hostname()
 	if err != nil {
@@ -88,7 +88,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 					err := lead(work)
 					leading.Set(0)
 					ended <- err
-					endTerm() // lead has ended, by itself or because ctx has: give up the Lease
+					endTerm() // lead has returned, maybe because ctx ended: give up the Lease
 				},
 				OnStoppedLeading: func() {},
 				OnNewLeader: func(leader string) {
@@ -103,7 +103,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 			lose()
 			return fmt.Errorf("leader election: %w", err)
 		}
-		// Before lead has started, the end of ctx ends the term at once.
+		// If ctx ends before lead has started, end the term at once.
 		stop := context.AfterFunc(ctx, func() {
 			select {
 			case <-started:
@@ -125,7 +125,7 @@ func (e *Election) Run(ctx context.Context, lead func(context.Context) error) er
 	return failure
 }
 
-// Ready returns an error unless this replica knows that one of them leads.
+// Ready returns an error unless this replica knows that some replica leads.
 func (e *Election) Ready(context.Context) error {
 	if !e.led.known(time.Now()) {
 		return fmt.Errorf("no kubejoin replica leads: the Lease %s/%s was not renewed within %s; see the log if this lasts", e.Namespace, e.Name, leaseDuration+takeover)

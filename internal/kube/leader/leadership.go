@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// takeover is how long another replica may take to lead after the last leader is gone.
+// takeover is the maximum time that another replica needs to lead after the Lease has expired or was released.
 const takeover = 5 * time.Second
 
 // A leadership tracks whether any replica leads, from changes of the Lease. It uses the clock of this machine,
-// because the times in a Lease are from another machine's clock. The zero value has seen no Lease.
+// because the times in a Lease are from another machine's clock. The zero value has read no Lease yet.
 type leadership struct {
 	mu    sync.Mutex
 	raw   []byte    // the Lease of the last read
-	until time.Time // a replica leads until then, unless the Lease changes
+	until time.Time // assume until then that a replica leads, unless the Lease changes
 }
 
-// read records a read of the Lease. A Lease with new content counts as just renewed.
+// read records a read of the Lease. It treats any change of the Lease as a renewal at that moment.
 func (l *leadership) read(holder string, raw []byte, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,7 +43,7 @@ func (l *leadership) changed(holder string, now time.Time) {
 	}
 }
 
-// known reports whether a replica leads.
+// known reports whether this replica knows that a replica leads.
 func (l *leadership) known(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

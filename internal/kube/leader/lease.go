@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// lease is the LeaseLock of one term. In addition to a LeaseLock it
+// lease is the LeaseLock of one term. In addition to a LeaseLock, it
 //   - creates a missing namespace, if RBAC allows it (the manifests create the namespace, and do not
 //     allow it);
 //   - records when this replica last renewed the Lease, and reports to led who holds it;
@@ -32,7 +32,7 @@ type lease struct {
 	renewed *atomic.Pointer[time.Time]
 	lost    func()
 
-	holder string // as of the last read or write
+	holder string // of the last read or write
 }
 
 func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
@@ -51,7 +51,7 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 func (l *lease) Create(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	began := time.Now()
 	err := l.LeaseLock.Create(ctx, r)
-	if apierrors.IsNotFound(err) { // of a create: the namespace is missing
+	if apierrors.IsNotFound(err) { // not found after a create: the namespace is missing
 		if err := l.createNamespace(ctx); err != nil {
 			return err
 		}
@@ -120,12 +120,12 @@ func (a annotatingLeases) Update(ctx context.Context, lease *coordinationv1.Leas
 	return a.LeaseInterface.Update(ctx, lease, options)
 }
 
-// errNotLeading is the error of a write that the fence stops.
+// errNotLeading is the error of a write that Fence stops.
 var errNotLeading = errors.New("write not sent: the Lease was not renewed in time, and another replica may be the leader")
 
-// Fence stops writes unless this replica certainly holds the Lease. A replica that was suspended with its
-// machine resumes where it was. Without a fence it would approve a CSR by what it had read before. A
-// conditional write does not prevent that: a decision also rests on Nodes, tokens and access reviews.
+// Fence stops writes unless this replica certainly holds the Lease. A replica that was suspended with its machine continues
+// where it stopped. Without Fence, it could approve a CSR based on outdated reads. A conditional write does not prevent that,
+// because a decision also depends on Nodes, tokens and access reviews.
 func (e *Election) Fence(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		if r.Method == http.MethodGet || r.Method == http.MethodHead || e.holds() {
@@ -143,7 +143,7 @@ func (e *Election) holds() bool {
 	if renewed == nil {
 		return false
 	}
-	// The monotonic clock may stop while a machine sleeps: the longer time counts.
+	// Use the longer time, because the monotonic clock may stop while a machine sleeps.
 	return max(time.Since(*renewed), time.Since(renewed.Round(0))) < renewDeadline
 }
 

@@ -15,9 +15,9 @@ type Resource[L runtime.Object] interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// Follow returns the list and watch functions of a resource, for a reflector or an informer. They wait during an
-// outage. The reflector itself would back off for up to a minute, which cannot be configured. told is as for [Wait].
-// client is the clientset of the resource: the fake one of client-go tells that it cannot stream a list.
+// Follow returns the list and watch functions of a resource, for a reflector or an informer. They wait during an outage. The
+// reflector itself would back off for up to a minute, which cannot be configured. Follow passes told to [Wait]. client is the
+// clientset of the resource. Follow uses it to detect client-go's fake clientset, which cannot stream a list.
 func Follow[L runtime.Object](client any, resource Resource[L], fieldSelector string, told func(error)) cache.ListerWatcher {
 	return cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (list runtime.Object, err error) {

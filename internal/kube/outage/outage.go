@@ -14,8 +14,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Times between retries. mostWait is also how late the end of an outage is noticed; client-go alone may take a
-// minute.
+// Times between retries. mostWait is also the longest time until Wait notices the end of an outage. Without Wait,
+// client-go may need a minute.
 const (
 	firstWait = 100 * time.Millisecond
 	mostWait  = 5 * time.Second
@@ -25,7 +25,7 @@ const (
 // or without etcd.
 func Is(err error) bool {
 	var request *url.Error
-	var network net.Error // including a context that timed out
+	var network net.Error // includes a context that timed out
 	switch {
 	case err == nil, errors.Is(err, context.Canceled):
 		return false
@@ -36,8 +36,8 @@ func Is(err error) bool {
 		apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err)
 }
 
-// Wait calls try until its error [Is] no outage, and returns that error. It also returns when ctx ends. If told is
-// not nil, Wait calls it with the first error of an outage, and with nil when the outage ends.
+// Wait calls try until [Is] returns false for its error, and returns that error. It also returns when ctx ends. If
+// told is not nil, Wait calls it with the first error of an outage, and with nil when the outage ends.
 func Wait(ctx context.Context, try func(context.Context) error, told func(error)) error {
 	out := false
 	for wait := firstWait; ; wait = min(2*wait, mostWait) {

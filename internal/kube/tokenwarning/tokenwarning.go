@@ -1,5 +1,5 @@
-// Package tokenwarning makes the warnings for callers that create a token: why machines may not be able to join with
-// it, or why its limits may not be enforced. 'kubejoin serve' and the commands that use a kubeconfig share them.
+// Package tokenwarning returns warnings for callers that create a token: why machines may be unable to join with it,
+// or why its limits may not be enforced. 'kubejoin serve' and the commands that use a kubeconfig share them.
 package tokenwarning
 
 import (
@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// A Warning returns a message for the caller that created a token, or an empty text.
+// A Warning returns a message for the caller that created a token, or the empty string.
 type Warning func(ctx context.Context, made tokens.Record) string
 
 // All returns the non-empty warnings about a token.
@@ -42,7 +42,7 @@ func All(ctx context.Context, made tokens.Record, warnings ...Warning) []string 
 // None never warns.
 func None(context.Context, tokens.Record) string { return "" }
 
-// Limits warns if a token has limits, because other signers do not enforce them. why continues the sentence.
+// Limits warns if a token has limits, because other signers do not enforce them. The message ends with why.
 func Limits(why string) Warning {
 	return func(_ context.Context, made tokens.Record) string {
 		if made.Limits.IsZero() {
@@ -52,7 +52,7 @@ func Limits(why string) Warning {
 	}
 }
 
-// OtherSigner warns like Limits while --signer-config leaves node client certificates to another signer.
+// OtherSigner warns like Limits if --signer-config leaves node client certificates to another signer.
 func OtherSigner(authority *signer.Authority) Warning {
 	warning := Limits("and --signer-config leaves " + certificates.KubeAPIServerClientKubeletSignerName + " to another signer")
 	return func(ctx context.Context, made tokens.Record) string {
@@ -63,8 +63,8 @@ func OtherSigner(authority *signer.Authority) Warning {
 	}
 }
 
-// CA warns if the CA expires soon, or before the normal end of certificates issued on the token. While
-// --signer-config leaves those certificates to another signer, otherwise runs instead.
+// CA warns if the CA expires soon, or before the normal end of certificates issued on the token. If --signer-config
+// leaves those certificates to another signer, the warning otherwise replaces CA.
 func CA(authority *signer.Authority, otherwise Warning) Warning {
 	return func(ctx context.Context, made tokens.Record) string {
 		nodes, found := authority.Signer(certificates.KubeAPIServerClientKubeletSignerName)
@@ -76,14 +76,14 @@ func CA(authority *signer.Authority, otherwise Warning) Warning {
 		}
 		ca, err := nodes.CA()
 		if err != nil {
-			return "" // readiness reports it
+			return "" // the readiness check reports this error
 		}
 		return noticeOfCA(ca.Certificate().NotAfter, nodes.Profile().Default, made, time.Now())
 	}
 }
 
-// noticeOfCA is [caexpiry.Notice] for certificates of one token, which last for lifetime or the token's shorter
-// duration.
+// noticeOfCA returns [caexpiry.Notice] for certificates issued on one token. They last for lifetime, or for the
+// token's certificate duration if that is shorter.
 func noticeOfCA(end time.Time, lifetime time.Duration, made tokens.Record, now time.Time) string {
 	lifetime = cmp.Or(lifetime, signer.DefaultDuration)
 	if d := made.Limits.CertificateDuration; d > 0 && d < lifetime {
@@ -125,9 +125,8 @@ func Size(info *configmap.ConfigMap) Warning {
 // readTimeout limits a read of cluster-info.
 const readTimeout = time.Second
 
-// ClusterInfoCAs warns if every CA in cluster-info expires soon or has expired. It is for clusters where another
-// signer has the CA key. One CA near its end is normal: during a rotation, cluster-info has the old CA and the new
-// one.
+// ClusterInfoCAs warns if every CA in cluster-info expires soon or has expired. It is for clusters where another signer has the
+// CA key. One expiring CA is normal: during a rotation, cluster-info contains the old CA and the new CA.
 func ClusterInfoCAs(info *configmap.ConfigMap) Warning {
 	return func(ctx context.Context, _ tokens.Record) string {
 		cas := casIn(ctx, info)
@@ -146,7 +145,7 @@ func ClusterInfoCAs(info *configmap.ConfigMap) Warning {
 	}
 }
 
-// casIn returns the CAs in cluster-info, or none if it cannot be read.
+// casIn returns the CAs in cluster-info, or none if cluster-info cannot be read.
 func casIn(ctx context.Context, info *configmap.ConfigMap) []*x509.Certificate {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -184,7 +183,7 @@ func Trusted(ca *signer.CA, cas []*x509.Certificate) bool {
 	return err == nil
 }
 
-// Leader warns if no replica is known to run the controllers. ready is the Ready method of the election.
+// Leader warns unless some replica is known to run the controllers. ready is the Ready method of the election.
 func Leader(lease string, ready func(context.Context) error) Warning {
 	return func(ctx context.Context, _ tokens.Record) string {
 		if ready(ctx) == nil {
