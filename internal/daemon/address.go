@@ -11,8 +11,8 @@ import (
 	"github.com/kubejoin/kubejoin/clusterinfo"
 )
 
-// reachable returns the HOST:PORT at which other machines can probably reach a server that listens on an address.
-// That is the address itself, or this machine's first global address if it listens on all of them.
+// reachable returns the HOST:PORT at which other machines can probably reach a server that listens on an address. It
+// returns the address itself, or this machine's first global address if the server listens on all addresses.
 func reachable(listen string) (string, error) {
 	host, port, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -42,7 +42,7 @@ func (o *Options) shownAddress() string {
 
 // warnOfLoopback logs addresses of the options at which no other machine reaches a server.
 func (s *service) warnOfLoopback() {
-	apiServer, _ := clusterinfo.Endpoint(s.options.APIServer) // empty with an error
+	apiServer, _ := clusterinfo.Endpoint(s.options.APIServer) // empty after an error
 	for flag, endpoint := range map[string]string{"--advertise": s.options.Advertise, "--api-server": apiServer} {
 		if clusterinfo.IsLoopback(endpoint) {
 			s.log.Warn("other machines cannot join at a loopback address", "flag", flag, "address", endpoint)
@@ -68,7 +68,7 @@ func everyAddress(host string) bool {
 func ownAddresses() []string {
 	addresses, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil // the banner and the join command show the fallback
+		return nil // the caller then uses its fallback
 	}
 	var list []string
 	for _, a := range addresses {

@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/admission"
 )
 
-// orNodes returns byCertificate. If that is nil and nodes may rejoin, it authenticates only nodes, by the CAs of the authority.
-// No other route than POST /v1/certificate and /v1/rejoin/key accepts these certificates.
+// orNodes returns byCertificate if it is not nil, or if nodes may not rejoin. Otherwise it returns an authentication of nodes
+// by the CAs of the authority. Only POST /v1/certificate and /v1/rejoin/key accept these certificates.
 func (s *service) orNodes(byCertificate auth.Authenticate, authority *signer.Authority, t trust) auth.Authenticate {
 	if byCertificate != nil || s.options.NodeRules.RejoinWindow <= 0 {
 		return byCertificate
@@ -31,7 +31,7 @@ func (s *service) orNodes(byCertificate auth.Authenticate, authority *signer.Aut
 	return onlyNodes(auth.ClientCertificate{CAs: nodeCAs, Everybody: true, Revoked: t.checkRevoked}.Authenticate)
 }
 
-// admission returns the admission of node names. Without a cluster, there are no Nodes.
+// admission returns the admission of node names. Without a cluster, node and ready are nil.
 func (s *service) admission(own stores, node, ready func(ctx context.Context, name string) (string, error)) *admission.Nodes {
 	o := s.options.NodeRules
 	return &admission.Nodes{
@@ -41,7 +41,7 @@ func (s *service) admission(own stores, node, ready func(ctx context.Context, na
 	}
 }
 
-// otherSigner is how long readiness reports another signer after its last certificate.
+// otherSigner is how long after the last certificate of another signer readiness reports that signer.
 const otherSigner = time.Hour
 
 // watchOtherSigner returns a function to call for each certificate that another signer wrote. Readiness and token

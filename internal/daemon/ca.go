@@ -24,12 +24,12 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// A clusterCA is the CA of the cluster in its files.
+// A clusterCA is the CA of the cluster, reloaded from its files.
 type clusterCA struct {
 	*reload.Value[*signer.CA]
-	file     string // with the certificate
+	file     string // the certificate file
 	rotation *rotationState
-	// followers are called in order when the CA is replaced. If one fails, all are called again later.
+	// When the CA is replaced, clusterCA calls the followers in order. If one fails, it later calls all again.
 	followers []func(*signer.CA) error
 }
 
@@ -109,8 +109,8 @@ func (s *service) loadCA(o CA, lifetime time.Duration, rotating *rotationState, 
 	return c, nil
 }
 
-// inUse returns the CA without the certificates that a rotation took out of use: somebody else may have the key of such a
-// CA. It fails if the CA itself is one of them, as on a host that comes back with its files of before the rotation.
+// inUse returns the CA without the certificates that a rotation took out of use, because somebody else may have their
+// keys. It fails if a rotation has replaced the CA itself. That happens, for example, on a host that missed the rotation.
 func (c *clusterCA) inUse() (*signer.CA, error) {
 	if c == nil {
 		return nil, errors.New("no CA configured, want --cluster-signing-cert-file and --cluster-signing-key-file")
@@ -122,8 +122,8 @@ func (c *clusterCA) inUse() (*signer.CA, error) {
 	return ca, nil
 }
 
-// signerProcess returns the client of a signer process. Readiness and the log report while it does not respond, and if it
-// signs with a CA that is not in the file here.
+// signerProcess returns the client of a signer process. Readiness and the log report if the process does not respond, or
+// signs with a CA that is not in the file of this host.
 func (s *service) signerProcess(o remote.Config, c *clusterCA) (*remote.Client, error) {
 	o.Logger, o.Registerer = s.log, s.registry
 	client, err := remote.New(o)
@@ -148,10 +148,10 @@ func (s *service) signerProcess(o remote.Config, c *clusterCA) (*remote.Client, 
 	return client, nil
 }
 
-// pingEvery is how often kubejoin asks the signer process whether it is there.
+// pingEvery is how often kubejoin checks that the signer process responds.
 const pingEvery = 15 * time.Second
 
-// checkTrust returns why clients would refuse certificates of the cluster CA: kubejoin's own, and those of kubelets.
+// checkTrust returns why clients would refuse serving certificates of the cluster CA, for kubejoin or for kubelets.
 // NewSigner checks the usages of client certificates.
 func (s *service) checkTrust(ca *signer.CA) error {
 	hosts := sampleHosts(s.options.Serving.Scope)
@@ -182,7 +182,8 @@ func (s *service) keepBundle(ca *clusterCA) error {
 	return nil
 }
 
-// trusting returns a function for a pool of the certificates of get, without those that a rotation took out of use.
+// trusting returns a function that returns a pool of the certificates of get. The pool lacks certificates that a
+// rotation took out of use.
 func (r *rotationState) trusting(get func() []*x509.Certificate) func() *x509.CertPool {
 	type made struct {
 		of   []*x509.Certificate
@@ -192,7 +193,7 @@ func (r *rotationState) trusting(get func() []*x509.Certificate) func() *x509.Ce
 	return func() *x509.CertPool {
 		of := slices.DeleteFunc(slices.Clone(get()), r.now().replaced)
 		if m := last.Load(); m != nil && slices.Equal(m.of, of) {
-			return m.pool // callers know by the pool what they have verified with it
+			return m.pool // return the same pool: callers cache verification results by pool
 		}
 		m := &made{of, pemfile.PoolOf(of)}
 		last.Store(m)

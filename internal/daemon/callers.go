@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/approval"
 )
 
-// loadOperators authenticates the operators in a token file, and reloads them. Without a file it accepts nobody. changed is
-// called after a change of the file; nil does nothing.
+// loadOperators returns the authentication of the operators in a token file, which it reloads. Without a file, nobody is
+// authenticated. It calls changed after the file has changed; nil does nothing.
 func (s *service) loadOperators(file string, changed func() error) (auth.Authenticate, error) {
 	if file == "" {
 		return (&auth.TokenFile{}).Authenticate, nil
@@ -81,7 +81,7 @@ func loadCAs(file string) ([]*x509.Certificate, error) {
 	return cas, nil
 }
 
-// usable returns the readiness check of a file that reloads.
+// usable returns the readiness check for a reloaded file: it fails if the new content cannot be used.
 func usable[T any](value *reload.Value[T], flag string) func(context.Context) error {
 	return func(context.Context) error {
 		if value.Err() != nil {
@@ -115,14 +115,14 @@ func byOwnCAs(t trust, ca *clusterCA, c *configured) auth.Authenticate {
 	return auth.AnyOf(known, onlyNodes(t.clients(func() []*x509.Certificate { return c.files.Get().nodeCAs })))
 }
 
-// onlyNodes accepts only nodes, which must have no group except that of nodes. It ignores intermediates: certificates
-// must be issued by the CA itself, because an intermediate CA may belong to another signer.
+// onlyNodes accepts only nodes, which must have no group except system:nodes. It ignores intermediates: the CA itself
+// must have issued the certificate, because an intermediate CA may belong to another signer.
 func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
 	return func(r *http.Request) (auth.User, error) {
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 1 {
 			alone := *r.TLS
 			alone.PeerCertificates = alone.PeerCertificates[:1]
-			r = r.WithContext(r.Context()) // a copy
+			r = r.WithContext(r.Context()) // copy r
 			r.TLS = &alone
 		}
 		user, err := nodes(r)
@@ -133,7 +133,7 @@ func onlyNodes(nodes auth.Authenticate) auth.Authenticate {
 	}
 }
 
-// callers authenticates operators of the token file and users that the API server accepts. RBAC authorizes them.
+// callers authenticates the operators in the token file, and the users that the API server accepts. RBAC authorizes them.
 func (c *connection) callers(operators, byCertificate auth.Authenticate) server.Callers {
 	reviewed := &kubeauth.Tokens{Client: c.client, Audiences: c.Audiences, Registerer: c.registry}
 	permissions := &kubeauth.Permissions{Client: c.client, Registerer: c.registry}
@@ -143,8 +143,8 @@ func (c *connection) callers(operators, byCertificate auth.Authenticate) server.
 	}
 }
 
-// ownCallers authenticates operators of the token file and callers with a certificate. Only admins of the token file
-// may do everything. A node may send the requests that every node may.
+// ownCallers authenticates the operators in the token file, and callers with a certificate. Only admins in the token
+// file may do everything. A node may send only the requests that every node may send.
 func ownCallers(operators, byCertificate auth.Authenticate) server.Callers {
 	return server.Callers{
 		Authenticate: auth.HeaderOrCertificate(operators, byCertificate),

@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	// namespaceLook is how often kubejoin checks that it can create claims, and namespaceRetry how often while it
-	// cannot.
+	// namespaceLook is how often kubejoin checks that it can create claims. While it cannot, it checks every namespaceRetry.
 	namespaceLook, namespaceRetry = time.Minute, 5 * time.Second
 	namespaceTimeout              = 10 * time.Second
 )
@@ -29,11 +28,11 @@ type claimSpace struct {
 	ready  func(context.Context) error // calls the API server
 
 	mu      sync.Mutex
-	problem error // as readiness and warnings show it
+	problem error // the error that readiness and warnings show
 }
 
-// watchClaims reports why claims cannot be created: in readiness, in the log and as a warning about limited tokens.
-// Only claims in Leases can fail that way.
+// watchClaims reports why kubejoin cannot create claims: in readiness, in the log and as a warning about limited
+// tokens. It watches only claims in Leases, which need a namespace.
 func (s *service) watchClaims(claims tokens.Claims, events events) {
 	leases, ok := claims.(*secretstore.Claims)
 	if !ok {
@@ -72,7 +71,7 @@ func (c *claimSpace) look(ctx context.Context) (time.Time, error) {
 		c.log.Info("claims of node names can be created again")
 	case c.problem != nil && before == nil:
 		c.log.Error("cannot create claims of node names", "error", err)
-		// Not on the Lease: its namespace may be the one that is missing.
+		// Create the Event on the Namespace, not on the Lease: the namespace of the Lease may not exist.
 		c.events(&corev1.ObjectReference{APIVersion: "v1", Kind: "Namespace", Name: secretstore.ClaimNamespace}, codes.ClaimsUnavailable,
 			"kubejoin cannot create claims of node names, so no machine joins with a limited token: "+c.problem.Error())
 	}

@@ -46,7 +46,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// A connection is a service with clients of an API server.
+// A connection is a service with clients for an API server.
 type connection struct {
 	*service
 	ClusterOptions
@@ -54,11 +54,11 @@ type connection struct {
 	config    *rest.Config
 	apiServer *apiServer
 	client    kubernetes.Interface
-	// watch is the context of the watches behind the HTTPS API, which a standby replica serves, too.
+	// watch is the context of the watches behind the HTTPS API. A standby replica also serves this API.
 	watch context.Context
 	// election is nil without leader election.
 	election *leader.Election
-	// working is the client of the controllers. With leader election it sends writes only while this replica leads.
+	// working is the client of the controllers. With leader election, it sends writes only while this replica leads.
 	working kubernetes.Interface
 	events  events
 	failed  failedwrites.Log
@@ -78,7 +78,7 @@ type cluster struct {
 	info       *configmap.ConfigMap
 }
 
-// onCluster builds what kubejoin serves on a cluster.
+// onCluster builds the site of a kubejoin with a cluster.
 func (s *service) onCluster(ctx context.Context, lines issuance.Log) (*site, error) {
 	conn, err := s.connect(ctx)
 	if err != nil {
@@ -161,9 +161,9 @@ func (c *connection) clientConfig() (*rest.Config, error) {
 	return config, pingSoon()
 }
 
-// pingSoon makes client-go ping a silent connection after 10 s and close it 5 s later. Its defaults take 45 s in all,
-// and everything would wait that long for a lost API server. client-go reads these settings only from the
-// environment. Values that are already set stay.
+// pingSoon makes client-go ping a silent connection after 10 s and close it 5 s later. With the defaults, kubejoin
+// would notice a lost API server only after 45 s. client-go reads these settings only from the environment. pingSoon
+// keeps values that are already set.
 func pingSoon() error {
 	for name, seconds := range map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "10", "HTTP2_PING_TIMEOUT_SECONDS": "5"} {
 		if os.Getenv(name) != "" {
@@ -179,7 +179,7 @@ func pingSoon() error {
 // eventComponent is the component that Events name.
 const eventComponent = "kubejoin"
 
-// lease refers to the Lease of the replicas, which Events about kubejoin as a whole are on.
+// lease returns a reference to the Lease of the replicas. Events about kubejoin as a whole refer to it.
 func (c *connection) lease() *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease",
@@ -229,7 +229,7 @@ func (c *connection) open() (*cluster, error) {
 	}, nil
 }
 
-// loadClusterCA loads the CA. It returns nil without a CA key.
+// loadClusterCA loads the CA. It returns nil if no CA is configured.
 func (c *connection) loadClusterCA(rotating *rotationState) (*clusterCA, error) {
 	o := c.options.CA
 	if o.CertFile == "" {
@@ -242,7 +242,8 @@ func (c *connection) loadClusterCA(rotating *rotationState) (*clusterCA, error) 
 	return c.loadCA(o, lifetime, rotating, c.events)
 }
 
-// newAuthority creates the authority that decides on every certificate. It changes and records nothing with --shadow.
+// newAuthority creates the authority that decides on every certificate. With --shadow, the authority changes and
+// records nothing.
 func (c *cluster) newAuthority(certificate servingCertificate, lines issuance.Log) (*signer.Authority, error) {
 	signers, err := c.signers(c.ca, c.configured)
 	nodes, record := c.admission(c.stores, c.nodes.Node, c.nodes.Ready), c.watchRecord(c.stores, lines)
@@ -259,7 +260,7 @@ func (c *cluster) newAuthority(certificate servingCertificate, lines issuance.Lo
 // signs reports whether certificates can be requested over HTTPS.
 func (c *cluster) signs() bool { return !c.Shadow && (c.ca != nil || c.configured != nil) }
 
-// newAPI returns the HTTPS API. The checks must be complete.
+// newAPI returns the HTTPS API. Call it after all readiness checks were added.
 func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 	operators, err := c.loadOperators(c.options.Callers.TokenFile, nil)
 	if err != nil {
@@ -277,7 +278,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 		Client: c.client, Tokens: c.tokens, Claims: c.claims, ClusterInfo: c.info,
 		LeaseNamespace: c.LeaseNamespace, LeaseName: c.LeaseName, Revocations: c.revoked,
 	}
-	// Through kubejoin, cluster-info has the signatures of all tokens. At the API server it has only those that fit.
+	// The cluster-info that kubejoin serves has the signatures of all tokens. The ConfigMap has only the signatures that fit.
 	var discovered server.ClusterInfo = c.info
 	if c.options.Advertise != "" {
 		complete := c.info.Complete(c.tokens, c.spent())
@@ -326,7 +327,7 @@ func (c *cluster) newAPI(authority *signer.Authority) (server.Server, error) {
 	}, nil
 }
 
-// spent finds the tokens that need no signature, in the ConfigMap and in what kubejoin serves.
+// spent finds the tokens that need no signature, in the ConfigMap and in the cluster-info that kubejoin serves.
 func (c *cluster) spent() *clusterinfo.Spent {
 	return &clusterinfo.Spent{Claims: c.claims, Registered: c.nodes.Registered}
 }
@@ -369,8 +370,8 @@ func (c *cluster) startControllers(authority *signer.Authority) error {
 	return nil
 }
 
-// checkWrites reports writes that the API server does not accept. kubejoin serves on: discovery needs no writes. The notice is
-// public, so it does not say why.
+// checkWrites reports writes that the API server does not accept. kubejoin continues to serve, because discovery needs no
+// writes. The notice is public, so it does not include the cause.
 func (c *cluster) checkWrites(context.Context) error {
 	all := c.failed.Failing(time.Now())
 	if len(all) == 0 {
@@ -379,8 +380,8 @@ func (c *cluster) checkWrites(context.Context) error {
 	return api.Notice(fmt.Sprintf("kubejoin cannot %s since %s; see 'kubejoin doctor', or the log", all[0], all[0].At.Format(time.RFC3339)))
 }
 
-// csrControllers returns the controllers of CertificateSigningRequests. They share an informer, which runs while they do:
-// nothing else reads these objects from a cache.
+// csrControllers returns the controllers of CertificateSigningRequests. They share an informer. It runs only while the
+// controllers run, because nothing else reads these objects from a cache.
 func (c *cluster) csrControllers(authority *signer.Authority) func(context.Context) error {
 	enabled := c.options.Controllers
 	signs := enabled[CSRSigner] && !c.Shadow
@@ -412,7 +413,7 @@ func (c *cluster) csrControllers(authority *signer.Authority) func(context.Conte
 	}
 }
 
-// runWhileLeading runs all controllers: always, or with leader election only while this replica leads.
+// runWhileLeading runs all controllers. With leader election, it runs them only while this replica leads.
 func (c *cluster) runWhileLeading(controllers []func(context.Context) error) {
 	all := together(controllers)
 	if c.election == nil {
@@ -449,7 +450,7 @@ func (c *cluster) warn(authority *signer.Authority) {
 	c.warnOf(tokenwarning.KubeletClient(c.client))
 }
 
-// signedBy names the controller that should sign new tokens, for a caller whose token was not signed in time.
+// signedBy names the controller that should sign new tokens. A caller whose token was not signed in time gets this name.
 func (c *cluster) signedBy() string {
 	switch {
 	case !c.options.Controllers[BootstrapSigner]:

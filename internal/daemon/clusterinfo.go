@@ -15,8 +15,8 @@ import (
 	"github.com/kubejoin/kubejoin/server/api"
 )
 
-// firstKubeconfig returns the content of a new cluster-info, or nil if it is unknown. A pod only knows the address of
-// the Service, which joining machines cannot reach, so it needs --api-server.
+// firstKubeconfig returns the content of a new cluster-info, or nil if it is unknown. A pod knows only the address of
+// the Service, which joining machines cannot reach. So kubejoin in a pod needs --api-server.
 func (c *connection) firstKubeconfig() ([]byte, error) {
 	apiServer := c.options.APIServer
 	if apiServer == "" {
@@ -25,7 +25,7 @@ func (c *connection) firstKubeconfig() ([]byte, error) {
 		}
 		apiServer = c.config.Host
 		if _, err := clusterinfo.Endpoint(apiServer); err != nil {
-			return nil, nil // kubejoin can connect to it, and no join command can name it
+			return nil, nil // kubejoin can connect to this address, but a join command cannot contain it
 		}
 	}
 	bundle := c.config.CAData
@@ -45,7 +45,7 @@ func (c *connection) firstKubeconfig() ([]byte, error) {
 	return clusterinfo.Kubeconfig(apiServer, cas)
 }
 
-// sizeAdvice returns the advice for a ConfigMap that is nearly full.
+// sizeAdvice returns the advice for a nearly full ConfigMap cluster-info.
 func (c *cluster) sizeAdvice() string {
 	if c.options.Advertise == "" {
 		return tokenwarning.SizeAdvice
@@ -53,7 +53,7 @@ func (c *cluster) sizeAdvice() string {
 	return fmt.Sprintf("tokens that do not fit work only for discovery at kubejoin (%s), which join commands use, and not at the API server", c.options.Advertise)
 }
 
-// watchSize returns a function that reports a ConfigMap that is nearly full.
+// watchSize returns a function that reports when the ConfigMap cluster-info is nearly full.
 func (c *cluster) watchSize() func(context.Context) error {
 	return configmap.FillMonitor{
 		ConfigMap: c.info, Advice: c.sizeAdvice(),
@@ -62,7 +62,7 @@ func (c *cluster) watchSize() func(context.Context) error {
 	}.Run
 }
 
-// checkClusterInfo adds the readiness check that machines can join with the ConfigMap.
+// checkClusterInfo adds a readiness check: can machines join with the ConfigMap cluster-info?
 func (c *cluster) checkClusterInfo(public *publicAccess) {
 	c.check("cluster-info", func(ctx context.Context) error {
 		data, err := c.info.Data(ctx)
@@ -91,7 +91,7 @@ func (c *cluster) checkClusterInfo(public *publicAccess) {
 	})
 }
 
-// noticed adds a notice to the result of a check. A failure stays as it is.
+// noticed adds a notice to the result of a check. If the check failed, it returns the failure unchanged.
 func noticed(found error, notice string) error {
 	var before api.Notice
 	if notice == "" || found != nil && !errors.As(found, &before) {

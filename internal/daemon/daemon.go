@@ -1,5 +1,5 @@
-// Package daemon is 'kubejoin serve': it opens the stores, builds the authority, starts the controllers and serves
-// the HTTPS API, on a cluster or standalone. It does not parse flags.
+// Package daemon implements 'kubejoin serve': it opens the stores, builds the authority, starts the controllers and
+// serves the HTTPS API, on a cluster or standalone. It does not parse flags.
 package daemon
 
 import (
@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Run serves until ctx ends or a part fails permanently. It prints a banner to stdout.
+// Run serves until ctx ends or a background function fails permanently. It prints a banner to stdout.
 func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) error {
 	defer runtime.KeepAlive(gcBallast())
 	s := newService(o, log, stdout)
@@ -46,7 +46,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger, stdout io.Writer) err
 
 // A service has the options of kubejoin, and collects what its parts add.
 type service struct {
-	options  Options // Listen has the port that is open, once it is
+	options  Options // once the port is open, Listen contains the actual port
 	log      *slog.Logger
 	stdout   io.Writer
 	registry *prometheus.Registry
@@ -65,7 +65,7 @@ type service struct {
 type site struct {
 	api         server.Server
 	certificate servingCertificate
-	// listening is called when the port is open; nil does nothing. Then banner returns what is printed.
+	// serve calls listening when the port is open; nil does nothing. Afterwards, banner returns the text to print.
 	listening func() error
 	banner    func() string
 }
@@ -83,7 +83,7 @@ func newService(o Options, log *slog.Logger, stdout io.Writer) *service {
 	return s
 }
 
-// status returns what the API reports about kubejoin, with the checks up to now.
+// status returns what the API reports about kubejoin, with the checks that were added so far.
 func (s *service) status() server.Status {
 	return server.Status{Checks: s.checks, Version: s.options.Version, Metrics: promhttp.HandlerFor(s.registry, promhttp.HandlerOpts{Registry: s.registry})}
 }
@@ -126,8 +126,8 @@ func (s *service) close() {
 const garbageRoom = 16 << 20
 
 // gcBallast returns memory that is never touched, so it uses no physical memory. The garbage collector counts it
-// as live and therefore lets that much more garbage accumulate. kubejoin has a small heap: otherwise the collector
-// would run fifty times a second while many certificates are requested. GOGC and GOMEMLIMIT disable it.
+// as live, and therefore lets that much more garbage accumulate. kubejoin has a small heap: without ballast, the
+// collector would run fifty times a second while many certificates are requested. GOGC and GOMEMLIMIT disable it.
 func gcBallast() []byte {
 	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
 		if os.Getenv(name) != "" {

@@ -24,7 +24,7 @@ import (
 // An apiServer is the API server that kubejoin uses, with its last serving certificate.
 type apiServer struct {
 	config      *rest.Config
-	certificate atomic.Pointer[x509.Certificate] // the last one that it served
+	certificate atomic.Pointer[x509.Certificate] // the last certificate that the API server presented
 }
 
 // newAPIServer returns an apiServer. It wraps config to record the serving certificate.
@@ -56,8 +56,8 @@ func (a *apiServer) hosts() []string {
 	return hosts
 }
 
-// hostsIn returns the names and addresses in a certificate. It does not expand wildcards, so they reserve nothing:
-// they would reserve the whole domain, including nodes.
+// hostsIn returns the names and addresses in a certificate. It does not expand wildcards, so wildcards reserve no
+// names. An expanded wildcard would reserve the whole domain, including nodes.
 func hostsIn(cert *x509.Certificate) []string {
 	hosts := slices.Clone(cert.DNSNames)
 	for _, ip := range cert.IPAddresses {
@@ -100,8 +100,8 @@ func (s *service) facts(client kubernetes.Interface, api *apiServer, nodes *kube
 	}
 }
 
-// hosts returns the hosts of the API server and of kubejoin in the options. Nodes must not have them in a serving
-// certificate of the cluster CA: clients would trust the node as that host.
+// hosts returns the hosts of the API server and of kubejoin in the options. A node must not get a serving certificate
+// with one of them from the cluster CA, because clients would then trust the node as that host.
 func (o *Options) hosts() []string {
 	return append([]string{hostOf(o.APIServer), hostOf(o.Advertise)}, o.TLS.SANs...)
 }
@@ -117,7 +117,7 @@ func (s *service) ownHosts(certificate servingCertificate) ([]string, error) {
 	return slices.DeleteFunc(hosts, func(host string) bool { return host == "" }), nil
 }
 
-// standaloneFacts are signer.Standalone facts that also reserve kubejoin's own hosts.
+// standaloneFacts are the signer.Standalone facts, and also reserve kubejoin's own hosts.
 type standaloneFacts struct {
 	signer.Standalone
 	ownHosts func() ([]string, error)
@@ -133,7 +133,7 @@ func (f standaloneFacts) ClusterAddresses(context.Context) (approval.ClusterAddr
 	return reserved, nil
 }
 
-// hostOf returns the host of a URL or HOST:PORT: client-go accepts both in kubeconfigs.
+// hostOf returns the host of a URL or HOST:PORT. client-go accepts both in kubeconfigs.
 func hostOf(server string) string {
 	if u, err := url.Parse(server); err == nil && u.Hostname() != "" {
 		return u.Hostname()

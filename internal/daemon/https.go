@@ -43,7 +43,8 @@ func (s *service) openServingCertificate(ca *clusterCA) (servingCertificate, err
 			_, err := issued.Step(context.Background())
 			return err
 		})
-		// Without its signer process, kubejoin has no certificate yet. The loop retries, as the requests of machines wait.
+		// While the signer process is unavailable, kubejoin has no certificate. The loop retries, and requests of machines
+		// wait.
 		if errors.Is(err, remote.ErrRefused) {
 			return nil, fmt.Errorf("%w; allow signer %s in the policy of the signer process, or give --tls-cert-file", err, servingcert.SignerName)
 		} else if err != nil && !errors.Is(err, remote.ErrUnavailable) {
@@ -83,12 +84,12 @@ func (s *service) ownNames() []string {
 	return servingNames(s.options.Listen, slices.Concat(advertised, s.options.TLS.SANs)...)
 }
 
-// showsCertificates reports whether some clients authenticate by a client certificate.
+// showsCertificates reports whether clients may authenticate by a client certificate.
 func (o *Options) showsCertificates() bool {
 	return o.Cluster == nil || o.Callers.ClientCAFile != "" || o.Webhook.ClientCAFile != "" || o.NodeRules.RejoinWindow > 0
 }
 
-// announce prints the banner as soon as kubejoin is ready. Before, it logs what kubejoin waits for.
+// announce prints the banner as soon as kubejoin is ready. Until then, it logs what kubejoin waits for.
 func (s *service) announce(ctx context.Context, banner func() string) {
 	last := ""
 	for pause := firstReadiness; ; pause = min(2*pause, lastReadiness) {
@@ -109,7 +110,7 @@ func (s *service) announce(ctx context.Context, banner func() string) {
 		case <-time.After(pause):
 		}
 	}
-	if s.options.IssuanceRecord != StandardOutput { // otherwise standard output holds only the record
+	if s.options.IssuanceRecord != StandardOutput { // with StandardOutput, print nothing except the record
 		if _, err := io.WriteString(s.stdout, banner()); err != nil {
 			s.log.Warn("cannot print startup message", "error", err)
 		}
@@ -117,10 +118,11 @@ func (s *service) announce(ctx context.Context, banner func() string) {
 	s.log.Info("ready")
 }
 
-// Pauses between looks at readiness: caches fill within the first second.
+// Pauses between checks of readiness, first short: caches fill within the first second.
 const firstReadiness, lastReadiness = 100 * time.Millisecond, 5 * time.Second
 
-// checkPort returns an error if another process has the port, before kubejoin creates files. It reports no other error: serve does.
+// checkPort returns an error if another process has the port, before kubejoin creates files. It ignores all other errors,
+// because serve reports them.
 func (s *service) checkPort() error {
 	listener, err := net.Listen("tcp", s.options.Listen)
 	if err == nil {
@@ -134,15 +136,15 @@ func (s *service) checkPort() error {
 	return fmt.Errorf("--listen: %w: %s has the port; kubejoin has created nothing", err, cmp.Or(pki.ListenerOf(number), "a process that this user may not see"))
 }
 
-// serve serves requests until ctx ends or a part fails permanently. On shutdown it first reports that it is not ready,
-// and serves on for the shutdown delay, until load balancers have noticed. Then it finishes the requests in flight before
-// it stops the background functions that they may need.
+// serve serves requests until ctx ends or a part fails permanently. On shutdown, serve first reports that it is not
+// ready. It continues to serve for the shutdown delay, until load balancers have noticed. Then it finishes the requests
+// in flight, and only then stops the background functions, which requests may need.
 func (s *service) serve(ctx context.Context, served *site) error {
 	listener, err := net.Listen("tcp", s.options.Listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
-	defer func() { _ = listener.Close() }() // usually closed by the server already
+	defer func() { _ = listener.Close() }() // usually the server has already closed it
 	// With port 0, the system has chosen a free port.
 	if host, port, err := net.SplitHostPort(s.options.Listen); err == nil && port == "0" {
 		s.options.Listen = net.JoinHostPort(host, strconv.Itoa(listener.Addr().(*net.TCPAddr).Port))
@@ -164,7 +166,7 @@ func (s *service) serve(ctx context.Context, served *site) error {
 		web.Handler = s.options.Around(web.Handler)
 	}
 
-	// The background functions end after the last request.
+	// The background functions stop only after the last request.
 	back, endBack := context.WithCancel(context.WithoutCancel(ctx))
 	defer endBack()
 	group, back := errgroup.WithContext(back)
@@ -192,13 +194,13 @@ func (s *service) serve(ctx context.Context, served *site) error {
 		case <-time.After(s.options.ShutdownDelay):
 		case <-back.Done():
 		}
-	case <-back.Done(): // a part failed
+	case <-back.Done(): // a background function failed
 	}
 	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if err := web.Shutdown(shutdown); err != nil {
 		s.log.Warn("requests still in flight after grace period, aborting them", "error", err)
-		_ = web.Close() // the log has the reason
+		_ = web.Close() // the reason is already logged
 	}
 	endBack()
 	return group.Wait()

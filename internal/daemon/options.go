@@ -43,7 +43,7 @@ type Options struct {
 	Callers                      Callers
 	Limits                       server.Limits
 	DataDir                      string
-	Etcd                         *etcdstore.Config // instead of a file in DataDir; nil without etcd
+	Etcd                         *etcdstore.Config // replaces the file in DataDir; nil without etcd
 	Webhook                      Webhook
 
 	Controllers    map[string]bool // by name
@@ -52,7 +52,7 @@ type Options struct {
 	NodeRules      NodeRules
 	Serving        Serving
 	IssuanceRecord string // file, StandardOutput or empty
-	// IssuanceRetention is how long the record in DataDir or Etcd keeps a certificate after its end.
+	// IssuanceRetention is how long the record in DataDir or Etcd keeps an entry after its certificate has expired.
 	IssuanceRetention time.Duration
 
 	Version api.Version
@@ -62,12 +62,12 @@ type Options struct {
 
 // ClusterOptions are the options for a Kubernetes cluster.
 type ClusterOptions struct {
-	Kubeconfig string  // empty: the service account of the pod
+	Kubeconfig string  // empty means the service account of the pod
 	QPS        float32 // 0: unlimited
 	Burst      int     // 0: same as QPS
 	OwnTokens  bool    // tokens are in a file in DataDir or in Etcd, instead of Secrets
 	Shadow     bool
-	PKIDir     string   // empty: uploads no certificates of control planes
+	PKIDir     string   // empty: kubejoin uploads no certificates of control planes
 	Audiences  []string // accepted audiences: a bearer token of the cluster must have one of them
 
 	LeaderElect               bool
@@ -76,7 +76,7 @@ type ClusterOptions struct {
 
 // TLS configures serving of the HTTPS API.
 type TLS struct {
-	CertFile, KeyFile string // empty: issued from the cluster CA
+	CertFile, KeyFile string // empty: the cluster CA issues the certificate
 	MinVersion        uint16
 	SANs              []string // extra names in an issued certificate
 }
@@ -86,8 +86,8 @@ type Callers struct {
 	TokenFile, ClientCAFile string
 }
 
-// Webhook configures how kube-apiserver authenticates when it reviews tokens in a file: by client certificate, in
-// addition to the bearer token in DataDir.
+// Webhook configures a client certificate with which kube-apiserver may authenticate to kubejoin's webhooks. The
+// bearer token in DataDir also works.
 type Webhook struct {
 	ClientCAFile, ClientName string
 	Audiences                []string
@@ -97,9 +97,9 @@ type Webhook struct {
 type CA struct {
 	CertFile, KeyFile string
 	PassphraseFile    string        // empty: the key is not encrypted
-	Remote            remote.Config // the key is elsewhere, and KeyFile is empty; without a URL, it is in KeyFile
+	Remote            remote.Config // the signer process with the key; if it has no URL, the key is in KeyFile
 	Duration          time.Duration // of certificates
-	RotationQPS       float64       // of renewals of kubelets during a rotation
+	RotationQPS       float64       // rate limit for renewals of kubelets during a rotation, per second
 }
 
 // NodeRules configures the rules about node names.

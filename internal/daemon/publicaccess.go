@@ -16,15 +16,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// How often publicAccess reads cluster-info: more often after a refusal, because an operator may be fixing it.
+// Intervals at which publicAccess reads cluster-info. After a refusal, it reads more often, because an operator may
+// be fixing the access.
 const (
 	publicAccessInterval = time.Minute
 	publicAccessRetry    = 10 * time.Second
 	publicAccessTimeout  = 10 * time.Second
 )
 
-// A publicAccess checks that anonymous users can read cluster-info at the API server. 'kubeadm join' needs that if
-// join commands name the API server.
+// A publicAccess checks that anonymous users can read cluster-info at the API server. 'kubeadm join' needs this
+// access if join commands name the API server.
 type publicAccess struct {
 	anonymous rest.Interface
 	log       *slog.Logger
@@ -32,12 +33,12 @@ type publicAccess struct {
 }
 
 // watchPublicAccess reports missing public access: in the log, in the readiness check cluster-info and as a warning
-// about new tokens. With --advertise, machines read cluster-info from kubejoin, and it returns nil.
+// about new tokens. With --advertise, it returns nil, because machines read cluster-info from kubejoin.
 func (s *service) watchPublicAccess(config *rest.Config) (*publicAccess, error) {
 	if s.options.Advertise != "" {
 		return nil, nil
 	}
-	// HTTP/1.1, because kubejoin can then close a connection that is still being set up when it stops.
+	// Use HTTP/1.1: with it, kubejoin can stop while a connection is being set up.
 	anonymous := rest.AnonymousClientConfig(config)
 	anonymous.NextProtos = []string{"http/1.1"}
 	web, err := rest.HTTPClientFor(anonymous)
@@ -70,7 +71,7 @@ func (p *publicAccess) read(ctx context.Context) (next time.Time, err error) {
 	switch {
 	case err == nil:
 		_ = body.Close() // only the status matters
-	case apierrors.IsNotFound(err): // reported by the check cluster-info
+	case apierrors.IsNotFound(err): // the readiness check cluster-info reports this error
 	case apierrors.IsForbidden(err):
 		missing = "anonymous users cannot read ConfigMap kube-public/cluster-info, so 'kubeadm join' cannot discover the cluster at the API server: " +
 			"kubectl apply -f deploy/cluster-info-public.yaml, or start kubejoin with --advertise HOST:PORT"
@@ -93,7 +94,7 @@ func (p *publicAccess) read(ctx context.Context) (next time.Time, err error) {
 	return time.Time{}, nil
 }
 
-// notice returns the problem, or an empty text.
+// notice returns the problem, or the empty string.
 func (p *publicAccess) notice() string {
 	if p == nil {
 		return ""

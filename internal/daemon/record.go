@@ -14,7 +14,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// openLines opens the issuance record that has a line for each entry, in a file or on standard output. Without
+// openLines opens the issuance record with one line for each entry, in a file or on standard output. Without
 // --issuance-record, it returns nil.
 func (s *service) openLines() (issuance.Log, error) {
 	switch file := s.options.IssuanceRecord; file {
@@ -32,8 +32,8 @@ func (s *service) openLines() (issuance.Log, error) {
 	}
 }
 
-// watchRecord returns the issuance record of the authority: that of the stores, and lines. It returns nil if there is
-// neither.
+// watchRecord returns the issuance record of the authority. It writes to the record of the stores and to lines, and
+// is nil if both are nil.
 func (s *service) watchRecord(own stores, lines issuance.Log) issuance.Log {
 	w := &watchedRecord{
 		kept: own.record, store: own.dropper, log: s.log,
@@ -51,15 +51,15 @@ func (s *service) watchRecord(own stores, lines issuance.Log) issuance.Log {
 // recordNoticed is how long readiness reports dropped and failed entries.
 const recordNoticed = 24 * time.Hour
 
-// recordWarned is the minimum time between two log lines about them.
+// recordWarned is the minimum time between two log lines about dropped and failed entries.
 const recordWarned = time.Minute
 
-// A dropper is a record that reports entries that it dropped before they were due.
+// A dropper is a record that reports how many entries it dropped before they were due.
 type dropper interface {
 	Dropped() (entries int, last time.Time)
 }
 
-// A watchedRecord is the issuance record, and reports entries that were dropped or could not be written.
+// A watchedRecord writes the issuance record, and reports entries that were dropped or could not be written.
 type watchedRecord struct {
 	copies   issuance.Log
 	kept     issuance.Log
@@ -69,7 +69,7 @@ type watchedRecord struct {
 	dropped  prometheus.Counter
 
 	mu       sync.Mutex
-	counted  int // dropped entries that were reported
+	counted  int // number of dropped entries in the metric so far
 	lastFail time.Time
 
 	warnDropped, warnStore, warnLines rate.Sometimes
@@ -93,7 +93,7 @@ func (w *watchedRecord) Append(ctx context.Context, e issuance.Entry) error {
 func (w *watchedRecord) drops(dropped int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if dropped <= w.counted { // none are new, or another request reported more
+	if dropped <= w.counted { // no new ones, or another request has already reported more
 		return false
 	}
 	w.dropped.Add(float64(dropped - w.counted))

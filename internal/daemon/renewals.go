@@ -17,10 +17,11 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// reportAgain is how often an unchanged state is reported again: an Event expires after that time.
+// reportAgain is how often kubejoin reports an unchanged state again, because an Event expires after an hour.
 const reportAgain = time.Hour
 
-// watchRenewals reports nodes that wait too long for a renewed certificate, while the result runs with an informer.
+// watchRenewals returns a controller that reports nodes that wait too long for a renewed certificate. The caller sets
+// its informer.
 func (s *service) watchRenewals(authority *signer.Authority, nodes *kubefacts.NodeCache, events events) csr.Renewals {
 	late := &lateRenewals{log: s.log, events: events}
 	s.check("renewals", func(context.Context) error {
@@ -39,13 +40,13 @@ func (s *service) watchRenewals(authority *signer.Authority, nodes *kubefacts.No
 // renewedFor looks up the lifetime of node certificates.
 type renewedFor struct{ *signer.Authority }
 
-// lifetime returns the lifetime of certificates of the node, or the token's duration if that is shorter.
+// lifetime returns the lifetime of the node's certificates, or the token's certificate duration if that is shorter.
 func (a renewedFor) lifetime(ctx context.Context, w csr.WaitingRenewal) (time.Duration, bool) {
 	lifetime, found := a.NodeLifetime(w.Signer, w.Node)
 	if w.Signer != certificates.KubeAPIServerClientKubeletSignerName || a.Nodes == nil || a.Nodes.Claims == nil {
 		return lifetime, found
 	}
-	// If the claim cannot be read, use the signer's lifetime: reports then come late, but only for short lifetimes.
+	// If the claim cannot be read, use the signer's lifetime: then a report comes late if the token's duration is shorter.
 	claim, err := a.Nodes.Claims.Get(ctx, w.Node, tokens.Cached)
 	if d := claim.Remaining().CertificateDuration; err == nil && d > 0 && d < lifetime {
 		lifetime = d
@@ -60,7 +61,7 @@ type lateRenewals struct {
 
 	mu       sync.Mutex
 	waiting  []csr.WaitingRenewal
-	reported time.Time // zero while there are none
+	reported time.Time // zero while no renewal waits
 }
 
 func (l *lateRenewals) report(waiting []csr.WaitingRenewal, now time.Time) {

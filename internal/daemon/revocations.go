@@ -18,13 +18,14 @@ import (
 // revokedTimeout limits how long a caller waits for revocations that have not been listed yet.
 const revokedTimeout = 2 * time.Second
 
-// A trust says which client certificates kubejoin trusts.
+// A trust decides which client certificates kubejoin trusts.
 type trust struct {
 	rotation    *rotationState
 	revocations *revocation.Guard
 }
 
-// clients authenticates by client certificates of the CAs of get, without those that a rotation took out of use.
+// clients returns an authentication by client certificates of the CAs that get returns. It does not accept CAs that a
+// rotation took out of use.
 func (t trust) clients(get func() []*x509.Certificate) auth.Authenticate {
 	return auth.ClientCertificate{CAs: t.rotation.trusting(get), Everybody: true, Revoked: t.checkRevoked}.Cached()
 }
@@ -40,8 +41,8 @@ func (t trust) checkRevoked(ctx context.Context, leaf *x509.Certificate) error {
 	return &auth.Revoked{Message: e.Message()}
 }
 
-// openRevocations opens the revocations in ConfigMaps, even if tokens are in a file: the ValidatingAdmissionPolicy
-// reads them.
+// openRevocations opens the revocations in ConfigMaps. It uses ConfigMaps even if tokens are in a file, because the
+// ValidatingAdmissionPolicy reads them.
 func (c *connection) openRevocations() (*configmaps.List, error) {
 	list, err := configmaps.Open(c.watch, c.client, secretstore.ClaimNamespace, c.log)
 	if err != nil {
@@ -56,13 +57,13 @@ func (c *connection) openRevocations() (*configmaps.List, error) {
 	return list, nil
 }
 
-// reportRevocations returns a controller that creates an Event on each Node that is revoked from now on, by whatever
-// replica or command. It also reports how full the list is.
+// reportRevocations returns a controller that creates an Event on each Node that is revoked from now on, by any
+// replica or command. It also reports in a metric how full the list is.
 func (c *cluster) reportRevocations() func(context.Context) error {
 	fill := metrics.Gauge(c.registry, "kubejoin_revocations_fill_ratio", "How full the fullest ConfigMap of revocations is, from 0 to 1.").WithLabelValues()
 	return func(ctx context.Context) error {
 		start, reported := time.Now().Truncate(time.Second), map[revocation.Key]time.Time{}
-		hourly := time.NewTicker(time.Hour) // entries end without a hint
+		hourly := time.NewTicker(time.Hour) // no hint arrives when an entry expires
 		defer hourly.Stop()
 		for hints := c.revoked.Watch(ctx); ; {
 			select {

@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 )
 
-// A rotating has what this kubejoin needs of a stored rotation of the cluster's CA. It is computed once for each change. The
-// zero rotating means that there was no rotation.
+// A rotating contains the parts of a stored rotation of the cluster CA that this kubejoin needs. It is computed once for
+// each change. The zero rotating means that there was no rotation.
 type rotating struct {
 	// info is the state for cluster-info; nil if no rotation is in progress.
 	info *configmap.Rotation
@@ -29,7 +29,7 @@ type rotating struct {
 	leaving []string
 	// nodes is how many nodes renew certificates early.
 	nodes int
-	// cross is for clients that know only the old CA; nil if none may need it.
+	// cross is the cross certificate for clients that trust only the old CA; nil if no client needs it.
 	cross *x509.Certificate
 	// gone are the pins of CAs that rotations took out of use.
 	gone []string
@@ -40,7 +40,7 @@ func (r rotating) replaced(ca *x509.Certificate) bool {
 	return len(r.gone) > 0 && slices.Contains(r.gone, clusterinfo.Pin(ca))
 }
 
-// newRotating returns what a stored rotation means.
+// newRotating computes the rotating of a stored rotation.
 func newRotating(r rotation.Rotation) rotating {
 	if !r.InProgress() {
 		return rotating{gone: r.Gone()}
@@ -49,23 +49,23 @@ func newRotating(r rotation.Rotation) rotating {
 	return rotating{info, clusterinfo.Pins(r.Leaving()), r.Nodes, r.CrossCert(), r.Gone()}
 }
 
-// A storedRotation is what this kubejoin needs of the Secret of rotations.
+// A storedRotation contains the parts of the Secret of CA rotations that this kubejoin needs.
 type storedRotation struct {
 	rotating
 	states map[string]string
 }
 
-// A clusterRotation follows the stored rotation on a cluster, and the copy of it for hosts.
+// A clusterRotation follows the stored rotation on a cluster, and its copy for hosts.
 type clusterRotation struct {
 	rotationState
 	conn *connection
-	// stored is the Secret of CA rotations, and copies the ConfigMap that hosts read.
+	// stored caches the Secret of CA rotations. copies caches the ConfigMap that hosts read.
 	stored *kubecache.Cache[*corev1.Secret, storedRotation]
 	copies *kubecache.Cache[*corev1.ConfigMap, map[string]string]
 }
 
-// watchRotation follows the stored rotation, and the copy of it for hosts. Reads during a request come from a cache. Its watch
-// notices within 15 s if the API server is gone, see pingSoon. Until then, it may lag by less than a second.
+// watchRotation follows the stored rotation, and its copy for hosts. Requests read a cache, which normally lags by less than a
+// second. Its watch notices within 15 s that the API server does not respond, see pingSoon.
 func (k *connection) watchRotation() *clusterRotation {
 	named := func(name string) string {
 		return fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
@@ -85,7 +85,7 @@ func (k *connection) watchRotation() *clusterRotation {
 	c.rotationState = rotationState{
 		now: func() rotating {
 			if e := c.stored.Peek(clusterstore.KeyName); e != nil {
-				return e.Value.rotating // zero with an error, which follower returns
+				return e.Value.rotating // the zero value after an error, which follower returns
 			}
 			return rotating{}
 		},
@@ -103,8 +103,8 @@ func (k *connection) watchRotation() *clusterRotation {
 	return c
 }
 
-// checkCopy returns an error if hosts read another state than the stored one, according to the caches. It returns nil until
-// both are filled.
+// checkCopy returns an error if, according to the caches, the state that hosts read differs from the stored state. It
+// returns nil until both caches are filled.
 func (c *clusterRotation) checkCopy() error {
 	_, stored := c.stored.Len()
 	if _, copied := c.copies.Len(); !stored || !copied {
@@ -120,7 +120,7 @@ func (c *clusterRotation) checkCopy() error {
 	return clusterstore.CheckCopy(states, copied)
 }
 
-// hints returns hints that the stored rotation or its copy may have changed.
+// hints returns a channel that receives a hint when the stored rotation or its copy may have changed.
 func (c *clusterRotation) hints(ctx context.Context) <-chan struct{} {
 	var both tokens.Hints
 	hints := both.Watch(ctx)
@@ -139,14 +139,16 @@ func (c *clusterRotation) hints(ctx context.Context) <-chan struct{} {
 	return hints
 }
 
-// follower returns what keeps the CAs in cluster-info those of the rotation. They stay as they are while hosts read
-// another state.
+// follower returns a Follower that updates the CAs in cluster-info to match the rotation. It does not change them
+// while hosts read a state that differs from the stored state.
 func (c *clusterRotation) follower() *configmap.Follower {
 	return &configmap.Follower{
 		Rotation: func() (*configmap.Rotation, error) {
 			e := c.stored.Peek(clusterstore.KeyName)
 			if e == nil {
-				return nil, nil // none, or not read yet: without the permission, cluster-info must still be signed
+				// No rotation, or not read yet: even without the permission to read it, kubejoin must sign
+				// cluster-info.
+				return nil, nil
 			}
 			if err := cmp.Or(e.Err, c.checkCopy()); err != nil {
 				return nil, err
@@ -158,7 +160,7 @@ func (c *clusterRotation) follower() *configmap.Follower {
 	}
 }
 
-// publish corrects the copy of the stored rotation for hosts. It returns an error for what only a person can correct.
+// publish corrects the hosts' copy of the stored rotation. It returns an error if only a person can correct the copy.
 func (c *clusterRotation) publish(ctx context.Context) error {
 	store := clusterstore.New(c.conn.working)
 	wrong, err := store.Publish(ctx)
@@ -173,20 +175,20 @@ func (c *clusterRotation) publish(ctx context.Context) error {
 	return nil
 }
 
-// A rotationState is what kubejoin knows of the stored rotation of the cluster's CA, from a cache.
+// A rotationState gives access to the cached rotation of the cluster CA.
 type rotationState struct {
 	now func() rotating
-	// changed hints that the rotation has changed; nil never does.
+	// changed receives a hint when the rotation has changed; nil gives no hints.
 	changed <-chan struct{}
-	// renewals limits renewals of kubelets, for each second.
+	// renewals is the maximum number of kubelet renewals per second.
 	renewals float64
 }
 
-// cross returns the certificate that kubejoin serves behind its own, or nil.
+// cross returns the cross certificate that kubejoin presents after its own certificate, or nil.
 func (r *rotationState) cross() *x509.Certificate { return r.now().cross }
 
-// maxLifetime returns the longest lifetime of a certificate that ca signs for a kubelet. It is zero unless ca will not be
-// trusted at the end of a rotation.
+// maxLifetime returns the longest lifetime of a certificate that ca signs for a kubelet. It returns zero (no limit)
+// unless a rotation will end the trust in ca.
 func (r *rotationState) maxLifetime(ca *x509.Certificate, node string) time.Duration {
 	now := r.now()
 	if len(now.leaving) == 0 || !slices.Contains(now.leaving, clusterinfo.Pin(ca)) {

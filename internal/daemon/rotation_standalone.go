@@ -31,35 +31,35 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A caFollower keeps the CA files of a kubejoin without a cluster those of the stage of the stored rotation.
+// A caFollower updates the CA files of a standalone kubejoin to match the stage of the stored rotation.
 type caFollower struct {
 	rowstate.Store
 	claims tokens.Claims
 	log    *slog.Logger
 
-	mu sync.Mutex // held by follow
-	// failure is why the CA files are not those of the stage; nil if they are.
+	mu sync.Mutex // held during follow
+	// failure is the reason why the CA files do not match the stage; nil if they match.
 	failure atomic.Pointer[error]
 	// state is the rotation in use.
 	state atomic.Pointer[rotating]
 }
 
-// An ownRotation rotates the CA of a kubejoin without a cluster. It and its replicas are the only hosts.
+// An ownRotation rotates the CA of a standalone kubejoin. This kubejoin and its replicas are the only hosts.
 type ownRotation struct {
 	*caFollower
-	name        func() string // of this replica, once it listens; empty without etcd
+	name        func() string // of this replica, available once it listens; empty without etcd
 	ca          *clusterCA
 	certificate servingCertificate
 	info        *clusterinfo.Computed
-	others      rotation.Observer // of certificates and tokens
+	others      rotation.Observer // observes certificates and tokens
 
-	// Used by the loop only.
+	// Only the loop uses these fields.
 	reported rowstate.Replica
-	checked  time.Time // when the files were last seen to be writable
+	checked  time.Time // when the files were last found writable
 }
 
-// resumeRotation changes the CA files if kubejoin was killed before that, or was off. It must run before the CA is loaded. A
-// failure does not keep kubejoin from serving with the files that are there.
+// resumeRotation updates the CA files if kubejoin was killed before it could, or did not run. Call it before the CA is
+// loaded. After a failure, kubejoin still serves with the present files.
 func (s *service) resumeRotation(own stores, files CA) *caFollower {
 	f := &caFollower{Store: rowstate.Store{Rows: own.rotationRows, Files: ownFiles(files)}, claims: own.claims, log: s.log}
 	f.state.Store(&rotating{})
@@ -74,7 +74,7 @@ func (s *service) resumeRotation(own stores, files CA) *caFollower {
 	return f
 }
 
-// ownFiles returns the files of the CA.
+// ownFiles returns the CA files, and the reason if kubejoin cannot replace them.
 func ownFiles(c CA) rowstate.Files {
 	files := rowstate.Files{Cert: c.CertFile, Key: c.KeyFile}
 	switch {
@@ -88,7 +88,7 @@ func ownFiles(c CA) rowstate.Files {
 
 // replicaName returns a name for the replica at an address of this host: the host name and the port, as a node name.
 func replicaName(listen string) string {
-	host, _ := os.Hostname() // without a name, the port is enough
+	host, _ := os.Hostname() // if the host has no name, the port is enough
 	_, port, _ := net.SplitHostPort(listen)
 	host = strings.Map(func(c rune) rune {
 		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '.' {
@@ -103,7 +103,7 @@ func replicaName(listen string) string {
 	return name
 }
 
-// rotations rotates the CA over HTTPS, and follows its rotation.
+// rotations returns the CA rotations for the HTTPS API, and starts the loop that follows the rotation.
 func (s *standalone) rotations(certificate servingCertificate) *operations.Rotations {
 	own := &ownRotation{
 		caFollower: s.follower, ca: s.ca, certificate: certificate, info: s.info,
@@ -152,15 +152,16 @@ func (s *standalone) rotations(certificate servingCertificate) *operations.Rotat
 }
 
 const (
-	// followEvery is how often kubejoin looks whether the CA files are those of the stage, and followSoon while they are not.
+	// followEvery is how often kubejoin checks that the CA files match the stage. While they do not, it checks after
+	// followSoon.
 	followEvery = 10 * time.Second
 	followSoon  = 2 * time.Second
-	// followGap limits how often replicas look because others have reported.
+	// followGap is the minimum time between checks that reports of other replicas trigger.
 	followGap = 500 * time.Millisecond
 )
 
-// checkEvery is how often kubejoin looks whether it can still write the CA files, which creates a file beside them for a
-// moment.
+// checkEvery is how often kubejoin checks that it can still write the CA files. Each check creates a temporary file in
+// their folder.
 const checkEvery = 5 * time.Minute
 
 // followAndReport follows the rotation, and reports to the other replicas.
@@ -182,7 +183,7 @@ func (o *ownRotation) followAndReport(ctx context.Context) (next time.Time, err 
 	return next, o.report(ctx, r, seen)
 }
 
-// report stores what this replica reports, if it has changed or is due.
+// report stores the report of this replica if it has changed or is due.
 func (o *ownRotation) report(ctx context.Context, r rotation.Rotation, seen []rotation.Observation) error {
 	now := time.Now().UTC()
 	p := rowstate.Replica{Name: o.name(), ID: r.ID, Since: r.Since, Seen: seen}
@@ -197,7 +198,7 @@ func (o *ownRotation) report(ctx context.Context, r rotation.Rotation, seen []ro
 	if now.Sub(p.Time) < rowstate.Beat && reflect.DeepEqual(p, o.reported) {
 		return nil
 	}
-	if o.reported.Time.IsZero() { // the first one after a start
+	if o.reported.Time.IsZero() { // the first report after a start
 		if err := o.Forget(ctx, now); err != nil {
 			return err
 		}
@@ -210,12 +211,12 @@ func (o *ownRotation) report(ctx context.Context, r rotation.Rotation, seen []ro
 	return nil
 }
 
-// follow changes the CA files if they are not those of the stage, and returns the stored rotation. It logs a failure of the
-// files once. The error means that the rotation could not be read.
+// follow changes the CA files if they do not match the stage, and returns the stored rotation. It logs each failure to
+// change them once. The error means that the rotation could not be read.
 func (o *caFollower) follow(ctx context.Context) (rotation.Rotation, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	r, err := o.use(ctx) // before the CA: the serving certificate changes with the CA
+	r, err := o.use(ctx) // use first: when the CA files change, the serving certificate needs the new state
 	if err != nil {
 		return r, err
 	}
@@ -233,7 +234,8 @@ func (o *caFollower) follow(ctx context.Context) (rotation.Rotation, error) {
 	return r, nil
 }
 
-// use reads the stored rotation, and counts the nodes that renew certificates early: those with a claim.
+// use reads the stored rotation into o.state. It counts the claims, because each node with a claim renews its
+// certificates early.
 func (o *caFollower) use(ctx context.Context) (rotation.Rotation, error) {
 	r, _, err := o.Get(ctx, rotation.Cluster)
 	if err != nil {
@@ -242,7 +244,7 @@ func (o *caFollower) use(ctx context.Context) (rotation.Rotation, error) {
 	now := newRotating(r)
 	if len(now.leaving) > 0 {
 		now.nodes = o.state.Load().nodes
-		if claims, err := o.claims.List(ctx); err == nil { // otherwise the last count is good enough
+		if claims, err := o.claims.List(ctx); err == nil { // after an error, keep the last count
 			now.nodes = len(claims)
 		}
 	}
@@ -250,18 +252,18 @@ func (o *caFollower) use(ctx context.Context) (rotation.Rotation, error) {
 	return r, nil
 }
 
-// followTimeout is how long a step waits until kubejoin uses the CA files of the stage. It looks at the files every
-// reload.Interval.
+// followTimeout is how long a step waits until kubejoin uses the CA files of the stage. kubejoin checks the files
+// every reload.Interval.
 const followTimeout = 15 * time.Second
 
-// Put implements [rotation.Store]. It returns when this kubejoin trusts and signs as the stage says, or after a while: then
-// the next step is not ready.
+// Put implements [rotation.Store]. It returns when this kubejoin trusts and signs as the stage requires, or after
+// followTimeout. After a timeout, the next step returns NotReady.
 func (o *ownRotation) Put(ctx context.Context, r rotation.Rotation, version string) error {
 	if err := o.Store.Put(ctx, r, version); err != nil {
 		return err
 	}
 	if _, err := o.follow(ctx); err != nil || o.failure.Load() != nil || !r.HasKey {
-		return nil // the loop tries again
+		return nil // the loop retries
 	}
 	ctx, cancel := context.WithTimeout(ctx, followTimeout)
 	defer cancel()
@@ -279,16 +281,16 @@ func (o *ownRotation) Put(ctx context.Context, r rotation.Rotation, version stri
 	}
 }
 
-// asStaged reports whether all that was seen is as the stage wants it.
+// asStaged reports whether all observations fit the stage.
 func asStaged(r rotation.Rotation, seen []rotation.Observation) bool {
 	return !slices.ContainsFunc(seen, func(o rotation.Observation) bool { return !r.Fits(o) })
 }
 
-// Observe implements [rotation.Observer]. It returns a [*rotation.NotReady] if r is being prepared, and a replica cannot
+// Observe implements [rotation.Observer]. It returns a [*rotation.NotReady] if r is a new rotation and a replica cannot
 // change its CA files.
 func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
 	if !r.InProgress() {
-		return nil, nil // replicas complete it by themselves
+		return nil, nil // replicas finish their files without an operator
 	}
 	stored, err := o.follow(ctx)
 	if err != nil {
@@ -298,7 +300,8 @@ func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotat
 	if err != nil {
 		return nil, err
 	}
-	replicas = slices.DeleteFunc(replicas, func(p rowstate.Replica) bool { return p.Name == o.name() }) // this one knows it better
+	// This replica observes itself below.
+	replicas = slices.DeleteFunc(replicas, func(p rowstate.Replica) bool { return p.Name == o.name() })
 	if stored.ID != r.ID && r.HasKey {
 		behind := rowstate.Cannot(replicas, time.Now())
 		if err := o.failure.Load(); err != nil {
@@ -318,7 +321,7 @@ func (o *ownRotation) Observe(ctx context.Context, r rotation.Rotation) ([]rotat
 	return slices.Concat(own, rowstate.Observe(r, replicas, time.Now()), others), err
 }
 
-// own observes what this kubejoin itself trusts, signs with and serves.
+// own observes the CAs that this kubejoin trusts and signs with, and its serving certificate.
 func (o *ownRotation) own(ctx context.Context, r rotation.Rotation) ([]rotation.Observation, error) {
 	if !r.InProgress() {
 		return nil, nil

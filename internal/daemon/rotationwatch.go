@@ -26,7 +26,7 @@ func (c *cluster) rotationObserver() *caobserver.Observer {
 	return o
 }
 
-// rotations rotates the CAs of the cluster over HTTPS.
+// rotations returns the rotations of the cluster's CAs for the HTTPS API.
 func (c *cluster) rotations() *operations.Rotations {
 	rotations := kube.Rotations(c.client, c.PKIDir)
 	rotations.Desk.Observer, rotations.Desk.ExpireTokens = c.rotationObserver(), operations.ExpireTokens(&mint.Minter{Tokens: c.tokens, ClusterInfo: c.info})
@@ -41,7 +41,7 @@ func (c *cluster) rotations() *operations.Rotations {
 	return rotations
 }
 
-// watchRotations returns a controller that shows rotations in metrics and Events, and keeps their copy for hosts right.
+// watchRotations returns a controller that reports rotations in metrics and Events, and corrects their copy for hosts.
 func (c *cluster) watchRotations() func(context.Context) error {
 	store := clusterstore.New(c.client)
 	publish := c.rotation.publish
@@ -59,8 +59,8 @@ func (c *cluster) watchRotations() func(context.Context) error {
 	}.Run
 }
 
-// rotationEvent creates the Event of the last change of a rotation. Its name is that of the change, so that the next leader
-// does not repeat it. The recorder would choose another name.
+// rotationEvent creates the Event of the last change of a rotation. The name of the Event identifies the change, so that
+// the next leader does not create the Event again. The recorder would choose another name each time.
 func (c *connection) rotationEvent(ctx context.Context, r rotation.Rotation) error {
 	at := metav1.NewTime(r.Changed())
 	_, err := c.client.CoreV1().Events(c.LeaseNamespace).Create(ctx, &corev1.Event{

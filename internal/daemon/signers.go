@@ -24,7 +24,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// configured is the current signer configuration, with the CAs that it names.
+// configured is the current signer configuration with its CAs.
 type configured struct {
 	files *reload.Value[signerFile]
 	// again hints that the signers have changed, so pending requests may be decided now.
@@ -109,7 +109,7 @@ func (s *service) loadSigners(ca *clusterCA, events events) (*configured, error)
 	return &configured{files: files, again: again}, nil
 }
 
-// signers returns the source of signers for an Authority: the file, or the built-in signers if there is none.
+// signers returns the source of signers for an Authority: the file, or without a file the built-in signers.
 func (s *service) signers(ca *clusterCA, c *configured) (func() map[string]signer.Signer, error) {
 	if c != nil {
 		return func() map[string]signer.Signer { return c.files.Get().signers }, nil
@@ -135,14 +135,14 @@ func (c *configured) changed() <-chan struct{} {
 
 func (f signerFile) names() string { return strings.Join(slices.Sorted(maps.Keys(f.signers)), ", ") }
 
-// todo returns what to do before the separate CA of a signer expires.
+// todo returns the command with which an operator replaces the separate CA of a signer before it expires.
 func (f signerFile) todo(name string) string {
 	i := slices.IndexFunc(f.says.Signers, func(s config.Signer) bool { return s.Name == name })
 	files := f.says.Signers[i].CA
 	return caexpiry.Replace(files.CertFile, files.KeyFile)
 }
 
-// own returns the separate CAs of signers, by signer name.
+// own maps the names of signers to their separate CAs.
 func (f signerFile) own() map[string]*signer.CA {
 	cas := map[string]*signer.CA{}
 	for _, s := range f.says.Signers {
@@ -192,7 +192,7 @@ func (f signerFile) checkTrust(name string, ca *signer.CA) error {
 	return signer.CheckTrust(ca.Certificate(), ca.Bundle(), usages, hosts)
 }
 
-// firstOf returns an error as one line that fits into an Event.
+// firstOf shortens an error to one line that fits into an Event.
 func firstOf(err error) string {
 	var all config.Errors
 	if errors.As(err, &all) && len(all) > 1 {

@@ -32,19 +32,20 @@ import (
 // usualServices are the default Service addresses of kubeadm and of kube-apiserver.
 var usualServices = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12"), netip.MustParsePrefix("10.0.0.0/24")}
 
-// A standalone has the parts of a service that keeps all data in DataDir, or in etcd but for keys and credentials.
+// A standalone has the parts of a service that keeps all data in DataDir. With etcd, it keeps only keys and
+// credentials in DataDir.
 type standalone struct {
 	*service
 	stores
 	dir       datadir.Dir
-	apiServer string // its URL in cluster-info
+	apiServer string // URL of the API server in cluster-info
 	follower  *caFollower
 	trust     trust
 	ca        *clusterCA
 	info      *clusterinfo.Computed
 }
 
-// withoutCluster builds what a standalone kubejoin serves.
+// withoutCluster builds the site of a standalone kubejoin.
 func (s *service) withoutCluster(_ context.Context, lines issuance.Log) (*site, error) {
 	alone, err := s.openStandalone()
 	if err != nil {
@@ -132,7 +133,7 @@ func (s *service) openStandalone() (*standalone, error) {
 	}, nil
 }
 
-// ownCA returns the files of the cluster CA. Without those of the options, it creates a CA in the data folder.
+// ownCA returns the files of the cluster CA. If the options name no files, it creates a CA in the data folder.
 func (s *service) ownCA(dir datadir.Dir) (CA, error) {
 	files := s.options.CA
 	if files.CertFile != "" {
@@ -149,7 +150,7 @@ func (s *service) ownCA(dir datadir.Dir) (CA, error) {
 	return files, nil
 }
 
-// newAuthority creates the authority. Without a cluster there are no Node objects, so only claims show that a node
+// newAuthority creates the authority. Without a cluster, there are no Node objects. So only claims show that a node
 // name is in use.
 func (s *standalone) newAuthority(c *configured, certificate servingCertificate, lines issuance.Log) (*signer.Authority, error) {
 	signers, err := s.signers(s.ca, c)
@@ -195,7 +196,7 @@ func computedClusterInfo(own stores, apiServer string, ca *clusterCA) (*clusteri
 	}, err
 }
 
-// openOperators loads the operators. Without --token-auth-file it creates an admin, and a curlrc as soon as kubejoin listens.
+// openOperators loads the operators. Without --token-auth-file, it creates an admin, and listening writes a curlrc.
 func (s *standalone) openOperators() (operators auth.Authenticate, listening func() error, err error) {
 	if err := s.keepBundle(s.ca); err != nil {
 		return nil, nil, err
@@ -220,7 +221,8 @@ func (s *standalone) writeCurlrc() error {
 	return s.dir.WriteCurlrc("https://"+dialable(s.options.Listen), bearer)
 }
 
-// startControllers starts the controllers that need no cluster. Several replicas elect one that runs them.
+// startControllers starts the controllers that need no cluster. If there are several replicas, they elect the replica
+// that runs the controllers.
 func (s *standalone) startControllers() {
 	controllers := s.cleaners(s.stores, cleaner.Claims{})
 	if s.etcd == nil {
@@ -242,7 +244,7 @@ func (s *standalone) startControllers() {
 		if _, err := s.etcd.Leader(ctx); errors.Is(err, etcdstore.ErrNoLeader) {
 			return errors.New("no kubejoin replica leads, so nothing deletes expired tokens; see the log if this lasts")
 		}
-		return nil // check "tokens" reports that etcd is not available
+		return nil // the readiness check "tokens" reports that etcd is not available
 	})
 }
 

@@ -31,14 +31,14 @@ type stores struct {
 	rotationRows   rowstate.Rows
 	// etcd is nil with other stores.
 	etcd *etcdstore.Store
-	// record is the issuance record, and dropper reports what it dropped; nil with Secrets, which keep none.
+	// record is the issuance record, and dropper reports its dropped entries. Both are nil if tokens are in Secrets.
 	record  issuance.Store
 	dropper dropper
-	// reviewer authenticates kube-apiserver, which cannot read these tokens itself; nil with Secrets.
+	// reviewer authenticates kube-apiserver, which cannot read tokens in kubejoin's own store; nil if tokens are in Secrets.
 	reviewer auth.Authenticate
 }
 
-// openTokens opens the stores of tokens and claims: Secrets and Leases, or kubejoin's own.
+// openTokens opens the stores of tokens and claims: Secrets and Leases, or kubejoin's own store.
 func (c *connection) openTokens() (stores, error) {
 	if c.OwnTokens {
 		return c.openOwnStores()
@@ -105,7 +105,8 @@ func (s *service) openFile(dir datadir.Dir) (stores, error) {
 // etcdReadyTimeout is how long readiness waits for etcd.
 const etcdReadyTimeout = 2 * time.Second
 
-// openEtcd opens the store in etcd. It waits for etcdReadyTimeout at most. It refuses an incomplete copy, which lacks tokens.
+// openEtcd opens the store in etcd. It waits for etcdReadyTimeout at most. It refuses a store that an interrupted copy left
+// incomplete, because tokens are missing.
 func (s *service) openEtcd() (stores, error) {
 	config := *s.options.Etcd
 	config.Logger = s.log
@@ -134,7 +135,8 @@ func (s *service) openEtcd() (stores, error) {
 	s.check("etcd-writes", func(context.Context) error {
 		if err := store.Refusing(); err != nil {
 			s.log.Warn("etcd refuses writes", "error", err)
-			return api.Notice("etcd refuses writes, for example because it has no space; see the log") // reads and deletions work
+			// Reads and deletions still work.
+			return api.Notice("etcd refuses writes, for example because it has no space; see the log")
 		}
 		return nil
 	})
@@ -144,7 +146,7 @@ func (s *service) openEtcd() (stores, error) {
 	}, nil
 }
 
-// cleaners returns the controllers that delete from the stores. claims has what they know of Nodes.
+// cleaners returns the controllers that delete from the stores. claims is the claim cleaner with its access to Nodes.
 func (s *service) cleaners(own stores, claims cleaner.Claims) (controllers []func(context.Context) error) {
 	if s.options.Controllers[TokenCleaner] {
 		loop := cleaner.Tokens{Store: own.tokens, Logger: s.log, Registerer: s.registry}
@@ -161,11 +163,11 @@ func (s *service) cleaners(own stores, claims cleaner.Claims) (controllers []fun
 	return controllers
 }
 
-// sweepEvery is how often the leader deletes entries of the issuance record in etcd that are due.
+// sweepEvery is how often the leader deletes due entries of the issuance record in etcd.
 const sweepEvery = 10 * time.Minute
 
-// sweepRecord returns a controller that deletes entries of the issuance record in etcd. The file store deletes them
-// when it adds others.
+// sweepRecord returns a controller that deletes entries of the issuance record in etcd. The file store deletes due
+// entries when it adds new ones.
 func (s *service) sweepRecord(record *rowstore.Issued) func(context.Context) error {
 	return loop.Loop{
 		Name: "issuance-record", Sweep: sweepEvery, Logger: s.log, Registerer: s.registry,

@@ -8,7 +8,7 @@ import (
 	"github.com/kubejoin/kubejoin/server/auth"
 )
 
-// reviewer authenticates kube-apiserver by its bearer token in the data folder.
+// reviewer returns the authentication of kube-apiserver by its bearer token in the data folder.
 func reviewer(dir datadir.Dir) (auth.Authenticate, error) {
 	bearer, err := dir.WebhookBearer()
 	if err != nil {
@@ -21,9 +21,9 @@ func reviewer(dir datadir.Dir) (auth.Authenticate, error) {
 	return known.Authenticate, nil
 }
 
-// webhooks returns the webhooks of kube-apiserver: token reviews with own stores, and one that refuses revoked
-// certificates. kube-apiserver authenticates by the bearer token of own stores, or by the client certificate of the
-// options. Without both there are no webhooks.
+// webhooks returns the webhooks for kube-apiserver: with own stores, token reviews, and in any case a webhook that
+// refuses revoked certificates. kube-apiserver authenticates by the bearer token of own stores, or by the client
+// certificate in the options. If neither is configured, there are no webhooks.
 func (s *service) webhooks(own stores, t trust) (server.Webhooks, error) {
 	var byCertificate auth.Authenticate
 	if o := s.options.Webhook; o.ClientCAFile != "" {

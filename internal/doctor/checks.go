@@ -1,6 +1,6 @@
 package doctor
 
-// checks are all checks, and the facts that each needs.
+// checks lists all checks, and the facts that each check needs.
 var checks = []check{
 	{"kube-controller-manager", []Fact{factControlPlane, factNodes}, checkControllerManager},
 	{"bootstrap-tokens", []Fact{factControlPlane, factNodes}, checkBootstrapTokens},

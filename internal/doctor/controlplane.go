@@ -8,10 +8,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// A replaced controller of kube-controller-manager does what kubejoin does.
+// A replaced is a controller of kube-controller-manager whose work kubejoin does.
 type replaced struct {
 	long, short string
-	byDefault   bool // '*' switches it on
+	byDefault   bool // whether '*' in --controllers switches it on
 }
 
 var (
@@ -21,7 +21,8 @@ var (
 	kcmTokenCleaner    = replaced{"token-cleaner-controller", "tokencleaner", false}
 )
 
-// in reports whether --controllers switches the controller on. The first name counts, as in kube-controller-manager.
+// in reports whether --controllers switches the controller on. If --controllers names the controller several times,
+// the first entry decides, as in kube-controller-manager.
 func (c replaced) in(controllers []string) bool {
 	if len(controllers) == 0 {
 		controllers = []string{"*"}
@@ -37,7 +38,7 @@ func (c replaced) in(controllers []string) bool {
 	return c.byDefault && slices.Contains(controllers, "*")
 }
 
-// signsNodes reports whether the flags give the signer a CA for client certificates of kubelets.
+// signsNodes reports whether the flags give kube-controller-manager a CA for client certificates of kubelets.
 func signsNodes(f flags) bool {
 	own := f.last("cluster-signing-kubelet-client-cert-file") != "" && f.last("cluster-signing-kubelet-client-key-file") != ""
 	return own || f.last("cluster-signing-cert-file") != "" && f.last("cluster-signing-key-file") != ""
@@ -133,7 +134,7 @@ func checkAuthorizers(f *Facts) []Finding {
 		switch file := flags.last("authorization-config"); {
 		case file != "":
 			return []Finding{unseen("kube-apiserver on %s reads its authorizers from %s", machine, file)}
-		case len(modes) == 0 || slices.Contains(modes, "AlwaysAllow"): // the default
+		case len(modes) == 0 || slices.Contains(modes, "AlwaysAllow"): // an empty list means AlwaysAllow
 			return []Finding{found("apiserver-always-allow", set("Node,RBAC"),
 				"kube-apiserver on %s authorizes every request, because --authorization-mode is AlwaysAllow", machine)}
 		case !slices.Contains(modes, "Node"):

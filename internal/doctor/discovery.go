@@ -54,8 +54,8 @@ func checkClusterInfo(f *Facts) []Finding {
 // signingDelay is how long a new token may have no signature.
 const signingDelay = 30 * time.Second
 
-// spentDelay is how long the signature of a spent token stays at least: ten minutes after its last node has registered. If
-// all its nodes have left, kubejoin removes the signature earlier.
+// spentDelay is the minimum time that kubejoin keeps the signature of a spent token after its last node has registered. If
+// all nodes of the token are deleted, kubejoin removes the signature earlier.
 const spentDelay = 10 * time.Minute
 
 func checkSignatures(f *Facts) []Finding {
@@ -86,7 +86,8 @@ func checkSignatures(f *Facts) []Finding {
 const limitAnonymous = `printf '%s\n' 'apiVersion: apiserver.config.k8s.io/v1' 'kind: AuthenticationConfiguration' ` +
 	`'anonymous: {enabled: true, conditions: [{path: /livez}, {path: /readyz}, {path: /healthz}]}' > /etc/kubernetes/pki/authentication.yaml && `
 
-// checkAnonymous checks anonymous access to the API server. Machines need it unless they read cluster-info from kubejoin.
+// checkAnonymous checks anonymous access to the API server. Machines need this access unless they read cluster-info from
+// kubejoin.
 func checkAnonymous(f *Facts) []Finding {
 	if checkAdvertise(f) != nil {
 		return nil // machines may need the API server until join commands lead to this cluster
@@ -110,7 +111,7 @@ func checkAnonymous(f *Facts) []Finding {
 	return all
 }
 
-// loopback finds an endpoint with which no other machine can join. Here it responds.
+// loopback finds an endpoint that is a loopback address. It responds on this machine, but no other machine can join with it.
 func loopback(endpoint, mend, who string) []Finding {
 	if !clusterinfo.IsLoopback(endpoint) {
 		return nil
@@ -139,7 +140,7 @@ func checkPins(f *Facts) []Finding {
 	const mend = "kubejoin token create --print-join-command"
 	_, cas, err := f.kubeconfig()
 	if err != nil {
-		return nil // checkClusterInfo reports it
+		return nil // checkClusterInfo reports this error
 	}
 	pins := clusterinfo.Pins(cas)
 	var all []Finding
@@ -166,7 +167,7 @@ func checkPins(f *Facts) []Finding {
 func checkTrust(f *Facts) []Finding {
 	_, cas, err := f.kubeconfig()
 	if err != nil {
-		return nil // checkClusterInfo reports it
+		return nil // checkClusterInfo reports this error
 	}
 	var hosts []string
 	for _, node := range f.Nodes {
@@ -185,7 +186,7 @@ func checkTrust(f *Facts) []Finding {
 	return all
 }
 
-// checkCA checks the last CA to expire: during a rotation, cluster-info also has the old one.
+// checkCA checks the CA that expires last. During a rotation, cluster-info also contains the old CA, which may expire earlier.
 func checkCA(f *Facts) []Finding {
 	_, cas, err := f.kubeconfig()
 	if err != nil || len(cas) == 0 {
@@ -223,12 +224,12 @@ func checkClocks(f *Facts) []Finding {
 	return all
 }
 
-// maxStage is how long a stage of a rotation may take. A stage waits for certificates and tokens, which usually live for a day
-// at most.
+// maxStage is how long a stage of a rotation may take before it is a finding. A stage waits for certificates and tokens, which
+// usually expire within a day.
 const maxStage = 3 * 24 * time.Hour
 
-// checkRotations finds rotations of CAs that nobody continues. Meanwhile the cluster trusts two CAs. It also finds a state
-// that somebody else has given to hosts.
+// checkRotations finds abandoned rotations of CAs, during which the cluster trusts two CAs. It also finds a rotation state
+// for hosts that somebody other than kubejoin has written.
 func checkRotations(f *Facts) []Finding {
 	var all []Finding
 	if f.RotationCopy != nil {

@@ -1,5 +1,5 @@
-// Package doctor finds what undoes the promises of kubejoin on a cluster, or keeps nodes from joining. [Read] reads
-// [Facts] from a cluster and writes nothing. [Diagnose] derives the findings from facts alone.
+// Package doctor finds settings of a cluster that break the promises of kubejoin, or prevent nodes from joining.
+// [Read] reads [Facts] from a cluster and writes nothing. [Diagnose] derives the findings from facts alone.
 package doctor
 
 import (
@@ -22,19 +22,19 @@ type Severity string
 const (
 	// Error: a promise of kubejoin does not hold, or nodes cannot join.
 	Error Severity = "error"
-	// Warning: it will or may come to that, or the cluster is more open than it has to be.
+	// Warning: this may become an error, or the cluster is more open than necessary.
 	Warning Severity = "warning"
-	// unknown: a check could not see what it needs. Diagnose makes an Unchecked of it.
+	// unknown: a check could not see what it needs. Diagnose converts the finding to an Unchecked.
 	unknown Severity = "unknown"
 )
 
-// A Finding is one thing that is wrong.
+// A Finding is one problem of the cluster.
 type Finding struct {
 	ID       string   `json:"id"`
 	Severity Severity `json:"severity"`
 	// Message is one sentence for people.
 	Message string `json:"message"`
-	// Command mends it, or shows more where a person has to decide.
+	// Command fixes the problem, or shows more if a person has to decide.
 	Command string `json:"command"`
 	// Machine is where Command must run, as root. Empty means anywhere.
 	Machine string `json:"machine,omitempty"`
@@ -51,7 +51,7 @@ type Unchecked struct {
 type Diagnosis struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
-	// Checks is how many checks there are, with those that could not be made.
+	// Checks is the number of all checks, including unchecked ones.
 	Checks    int         `json:"checks"`
 	Findings  []Finding   `json:"findings"`
 	Unchecked []Unchecked `json:"unchecked"`
@@ -64,7 +64,7 @@ type check struct {
 	find  func(*Facts) []Finding
 }
 
-// Diagnose makes all checks. Errors come first, each group in the order of the checks.
+// Diagnose makes all checks. Errors come before warnings. Findings of one severity are in the order of the checks.
 func Diagnose(f *Facts) Diagnosis {
 	d := Diagnosis{APIVersion: api.GroupVersion, Kind: Kind, Findings: []Finding{}, Unchecked: []Unchecked{}}
 	for _, c := range checks {
@@ -85,10 +85,10 @@ func Diagnose(f *Facts) Diagnosis {
 	return d
 }
 
-// most is how many findings of one ID a Diagnosis has.
+// most is the maximum number of findings with one ID in a Diagnosis.
 const most = 5
 
-// capped leaves out findings of an ID that has more than most. The last one that stays names their number.
+// capped keeps at most most findings of each ID. The last kept finding says how many were dropped.
 func capped(all []Finding) []Finding {
 	count, last := map[string]int{}, map[string]int{}
 	var kept []Finding
@@ -106,12 +106,12 @@ func capped(all []Finding) []Finding {
 	return kept
 }
 
-// found returns a finding. Text from the cluster in args is made printable, and token secrets in it are redacted.
+// found returns a finding. It makes text from the cluster in args printable, and redacts token secrets.
 func found(id, command, format string, args ...any) Finding {
 	return Finding{ID: id, Severity: Findings[id].Severity, Command: command, Message: safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage)}
 }
 
-// unseen says what a check could not see, so that silence always means that it saw all it needs.
+// unseen returns a finding for something that a check could not see. So no finding means that the check saw all it needs.
 func unseen(format string, args ...any) Finding {
 	return Finding{Severity: unknown, Message: safetext.Text(fmt.Sprintf(format, args...), safetext.MaxMessage)}
 }
@@ -144,7 +144,7 @@ func CheckNames(names []string) error {
 	return nil
 }
 
-// Without returns the diagnosis without these findings and checks that could not be made.
+// Without returns the diagnosis without the findings and the unchecked checks in names.
 func (d Diagnosis) Without(names []string) Diagnosis {
 	d.Findings = slices.DeleteFunc(slices.Clone(d.Findings), func(f Finding) bool { return slices.Contains(names, f.ID) })
 	d.Unchecked = slices.DeleteFunc(slices.Clone(d.Unchecked), func(u Unchecked) bool { return slices.Contains(names, u.Check) })
@@ -171,7 +171,7 @@ func (d Diagnosis) Text() string {
 	return b.String()
 }
 
-// Commands returns the commands of all findings, each once. A comment names the machine of a command.
+// Commands returns the commands of all findings without duplicates. A comment names the machine of a command.
 func (d Diagnosis) Commands() string {
 	var lines []string
 	for _, f := range d.Findings {

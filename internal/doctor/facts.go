@@ -36,41 +36,41 @@ const (
 	factVersionsComparable Fact = "version of kubejoin"
 )
 
-// Facts are what the checks know. Only [Read] makes them from a cluster.
+// Facts are the input of the checks. Only [Read] reads them from a cluster.
 type Facts struct {
 	// Unread says why a fact could not be read.
 	Unread map[Fact]string
 
-	// Version is that of this command.
+	// Version is the version of this command.
 	Version string
 	// Pins are CA pins of an existing join command.
 	Pins []string
 
 	// Local is the time of this machine, and Time the time of the API server at the same moment.
 	Local, Time time.Time
-	// KubernetesVersion is that of the API server.
+	// KubernetesVersion is the version of the API server.
 	KubernetesVersion string
-	// Host is the URL of the API server in the kubeconfig, and CAs are the ones that the kubeconfig trusts; none if it
-	// trusts the system's.
+	// Host is the URL of the API server in the kubeconfig. CAs are the CAs that the kubeconfig trusts; empty if it
+	// trusts the system's CAs.
 	Host string
 	CAs  []*x509.Certificate
 
-	// ControlPlane are the Pods that are labelled as kube-apiserver, kube-controller-manager and kube-scheduler. Those of
-	// workers may lie: see componentsOf.
+	// ControlPlane are the Pods that are labelled as kube-apiserver, kube-controller-manager and kube-scheduler. The Pods
+	// of workers may be forged: see componentsOf.
 	ControlPlane []corev1.Pod
 
 	ClusterRoles        []rbacv1.ClusterRole
 	ClusterRoleBindings []rbacv1.ClusterRoleBinding
-	// Roles and RoleBindings are those in the namespaces of the manifests, and in kube-system and kube-public.
+	// Roles and RoleBindings are from the namespaces of the manifests, and from kube-system and kube-public.
 	Roles        []rbacv1.Role
 	RoleBindings []rbacv1.RoleBinding
 	// JoinConfig is the data of the ConfigMaps in kube-system that 'kubeadm join' reads, by name.
 	JoinConfig map[string]map[string]string
-	// Missing are objects of the manifests, beside RBAC, that do not exist: "Kind NAME".
+	// Missing are objects of the manifests that do not exist, except RBAC objects, as "Kind NAME".
 	Missing []string
 	// Lease is the Lease of kubejoin's leader, with its failed writes. It is nil if the Lease is missing.
 	Lease *coordinationv1.Lease
-	// Refused are dry runs of kubejoin's writes that a webhook keeps from succeeding. Only their Message may name the webhook.
+	// Refused are dry runs of kubejoin's writes that failed because of a webhook. Only their Message may name the webhook.
 	Refused []failedwrites.Write
 
 	Tokens []tokens.Record
@@ -78,22 +78,22 @@ type Facts struct {
 	ClusterInfo map[string]string
 	// Anonymous is the status of an anonymous read of cluster-info at the API server.
 	Anonymous int
-	// Discovery is how the server in cluster-info responds; nil if there is no valid cluster-info.
+	// Discovery is the result of a connection to the server in cluster-info; nil if there is no valid cluster-info.
 	Discovery *Endpoint
-	// Advertise is how the address of --advertise responds; nil if join commands name the API server.
+	// Advertise is the result of a connection to the address of --advertise; nil if join commands name the API server.
 	Advertise *Endpoint
 	// Kubejoin is a running kubejoin; nil if none was given.
 	Kubejoin *Kubejoin
 
-	// Revoked is how many nodes and certificates are revoked, and RevocationPolicy reports whether the ValidatingAdmissionPolicy
-	// about them is bound. RevocationsFill is how full their fullest ConfigMap is: at 1 it takes no new ones.
+	// Revoked is the number of revoked nodes and certificates. RevocationsFill is how full their fullest ConfigMap is, from 0
+	// to 1. RevocationPolicy reports whether the ValidatingAdmissionPolicy that enforces revocations is bound.
 	Revoked          int
 	RevocationsFill  float64
 	RevocationPolicy bool
 
 	// Rotations are the last rotations of CAs.
 	Rotations []rotation.Rotation
-	// RotationCopy is why what hosts read of them is not what kubejoin has stored, or nil.
+	// RotationCopy says how the rotations that hosts read differ from the stored rotations; nil if they do not.
 	RotationCopy error
 
 	Nodes    []corev1.Node
@@ -103,28 +103,29 @@ type Facts struct {
 // An Endpoint is an address that joining machines connect to.
 type Endpoint struct {
 	Address string
-	// Unreachable is why no connection is possible, and Untrusted why its certificate does not chain to a CA in
-	// cluster-info.
+	// Unreachable says why no connection is possible. Untrusted says why the server's certificate does not chain to a
+	// CA in cluster-info.
 	Unreachable, Untrusted string
-	// Kubeconfig is the kubeconfig in its cluster-info. Only advertised addresses have it.
+	// Kubeconfig is the kubeconfig in the cluster-info that the server returned. It is set only for the address of --advertise.
 	Kubeconfig string
 }
 
 // A Kubejoin is what a kubejoin server reports about itself.
 type Kubejoin struct {
 	URL string
-	// Unreachable is why it does not respond.
+	// Unreachable says why the server does not respond; empty if it does.
 	Unreachable string
 	Version     string
 	// Failing are the failed checks of /readyz.
 	Failing []string
-	// Signers is the notice of its check signer-config, for example that the CA of a signer expires; empty if there is none.
+	// Signers is the notice of kubejoin's readiness check signer-config, for example that the CA of a signer expires; empty
+	// without a notice.
 	Signers string
 	// Writes is the notice of the readiness check "writes"; empty if all writes succeed.
 	Writes string
-	// Pins are those of the CAs in its join commands, and PinsUnread is why they could not be read.
+	// Pins are the CA pins in kubejoin's join commands. PinsUnread says why they could not be read.
 	Pins       []string
 	PinsUnread string
-	// Local is the time of this machine, and Time the server's at the same moment.
+	// Local is the time of this machine, and Time the time of the server at the same moment.
 	Local, Time time.Time
 }

@@ -1,13 +1,13 @@
 package doctor
 
-// A Known is what every finding of one ID has in common.
+// A Known contains what all findings with one ID have in common.
 type Known struct {
 	Severity Severity
-	// Meaning is a phrase. Next is what to do, in general: a [Finding] has the command for its cluster.
+	// Meaning is a phrase. Next is the general advice. A [Finding] has the exact command for its cluster.
 	Meaning, Next string
 }
 
-// fixPrints is the Next of findings whose command depends on the cluster.
+// fixPrints is the text of Next for findings whose command depends on the cluster.
 const fixPrints = "`kubejoin doctor --fix` prints the command"
 
 // Findings has the explanation of each finding, by ID.

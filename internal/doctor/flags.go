@@ -10,17 +10,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// controlPlaneLabel marks the Nodes of control planes. The admission plugin NodeRestriction refuses it to kubelets.
+// controlPlaneLabel marks the Nodes of control planes. The admission plugin NodeRestriction prevents kubelets from setting it.
 const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
 
-// Names of components: of their containers, and of their files in /etc/kubernetes/manifests.
+// Names of components. Their containers and their files in /etc/kubernetes/manifests have the same names.
 const (
 	kubeAPIServer         = "kube-apiserver"
 	kubeControllerManager = "kube-controller-manager"
 	kubeScheduler         = "kube-scheduler"
 )
 
-// flags are the values of each flag of a command line, in their order.
+// flags maps each flag of a command line to its values, in order.
 type flags map[string][]string
 
 // flagsOf returns the flags in a command line. A flag without a value is true.
@@ -42,7 +42,7 @@ func flagsOf(words []string) flags {
 	return all
 }
 
-// last is the value that counts of a flag that is not a list.
+// last returns the last value of a flag that is not a list: components use only the last one.
 func (f flags) last(name string) string {
 	if all := f[name]; len(all) > 0 {
 		return all[len(all)-1]
@@ -50,7 +50,7 @@ func (f flags) last(name string) string {
 	return ""
 }
 
-// list is the value of a flag that is a list. If such a flag is given twice, its lists are joined.
+// list returns the value of a flag that is a list. If the flag is given several times, it joins the lists.
 func (f flags) list(name string) []string {
 	if len(f[name]) == 0 {
 		return nil
@@ -75,7 +75,8 @@ func (f *Facts) controlPlanes() []string {
 	return all
 }
 
-// isMirror reports whether a kubelet posted a Pod. Each kubelet can post any Pod that it likes, but only about its own Node.
+// isMirror reports whether a kubelet posted the Pod as a mirror of a static pod. A kubelet can post a mirror Pod with any
+// content, but only for its own Node.
 func isMirror(pod corev1.Pod) bool { return pod.Annotations[corev1.MirrorPodAnnotationKey] != "" }
 
 // componentsOf returns the static pods of a component on control planes.
@@ -98,7 +99,7 @@ func componentsOf(name string, controlPlanes []string, pods []corev1.Pod) []comp
 	return all
 }
 
-// unseenOf names the control planes without a visible static pod of a component.
+// unseenOf returns a finding for the control planes without a visible static pod of a component.
 func (f *Facts) unseenOf(name string) []Finding {
 	all, seen := f.controlPlanes(), f.componentsOf(name)
 	without := slices.DeleteFunc(slices.Clone(all), func(node string) bool {
@@ -113,7 +114,8 @@ func (f *Facts) unseenOf(name string) []Finding {
 	return nil
 }
 
-// onEach returns what find finds in the flags of each static pod of a component, and the control planes without one.
+// onEach calls find with the flags of each static pod of a component, and returns all findings. It adds a finding for
+// control planes without a visible pod.
 func (f *Facts) onEach(name string, find func(machine string, flags flags) []Finding) []Finding {
 	all := f.unseenOf(name)
 	for _, c := range f.componentsOf(name) {
@@ -124,11 +126,11 @@ func (f *Facts) onEach(name string, find func(machine string, flags flags) []Fin
 	return all
 }
 
-// plain are values that a command may repeat from a Pod.
+// plain matches values from a Pod that a command may contain.
 var plain = regexp.MustCompile(`^[A-Za-z0-9,.:/*=-]*$`)
 
-// setFlag returns a shell command that replaces a flag in the manifest of a component. The kubelet starts every file
-// in the folder of manifests, so the copy is in another one. A value that is not plain becomes otherwise.
+// setFlag returns a shell command that replaces a flag in the manifest of a component. The copy is in another folder, because
+// the kubelet starts every file in the manifest folder. If value does not match plain, the command uses otherwise.
 func setFlag(component, flag, value, otherwise string) string {
 	if !plain.MatchString(value) {
 		value = otherwise

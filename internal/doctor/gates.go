@@ -8,10 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// removedGates are feature gates of each minor version that the next one lacks. They are the difference between the
-// tables of pkg/features of Kubernetes 1.35.4, 1.36.3 and 1.37.2, and of apiserver, apiextensions-apiserver, client-go,
-// component-base and controller-manager of the same releases. For 1.37 they are the gates whose comment in 1.37.2 says
-// that 1.38 removes them.
+// removedGates maps a minor version to the feature gates that the next minor version removes. The source is the
+// difference between the tables of pkg/features in Kubernetes 1.35.4, 1.36.3 and 1.37.2, and in apiserver,
+// apiextensions-apiserver, client-go, component-base and controller-manager of the same releases. For 1.37, the source
+// is the comments in 1.37.2 that say that 1.38 removes a gate.
 var removedGates = map[uint][]string{
 	35: {
 		"CSIMigrationPortworx", "HonorPVReclaimPolicy", "InPlacePodVerticalScalingAllocatedStatus", "InTreePluginPortworxUnregister",
@@ -34,11 +34,11 @@ var removedGates = map[uint][]string{
 	},
 }
 
-// checkFeatureGates finds feature gates that keep a component from starting after the next upgrade.
+// checkFeatureGates finds feature gates that prevent a component from starting after the next upgrade.
 func checkFeatureGates(f *Facts) []Finding {
 	v, err := version.ParseGeneric(f.KubernetesVersion)
 	if err != nil || v.Major() != 1 {
-		return nil // checkKubernetesVersion reports it
+		return nil // checkKubernetesVersion reports this version
 	}
 	var all []Finding
 	for _, name := range []string{kubeAPIServer, kubeControllerManager, kubeScheduler} {

@@ -25,7 +25,8 @@ type joinConfig struct {
 	mend        string
 }
 
-// fromCluster writes the ClusterConfiguration of the cluster to a file, for the phase of kubeadm that follows.
+// fromCluster is the beginning of a command: it writes the ClusterConfiguration of the cluster to a file, and runs
+// the kubeadm phase that is appended.
 const fromCluster = `kubectl -n kube-system get configmap kubeadm-config -o jsonpath='{.data.ClusterConfiguration}' > /root/kubeadm.yaml && kubeadm init phase `
 
 var joinConfigs = []joinConfig{
@@ -70,7 +71,7 @@ func checkJoinConfig(f *Facts) []Finding {
 	return all
 }
 
-// otherKubeadmVersions returns what kubeadm reads besides v1beta4. kubeadm 1.37 dropped v1beta3.
+// otherKubeadmVersions returns the API versions that kubeadm reads besides v1beta4. kubeadm 1.37 dropped v1beta3.
 func otherKubeadmVersions(kubernetes string) []string {
 	if v, err := version.ParseGeneric(kubernetes); err == nil && v.Minor() < 37 {
 		return []string{"kubeadm.k8s.io/v1beta3"}
@@ -78,7 +79,8 @@ func otherKubeadmVersions(kubernetes string) []string {
 	return []string{"kubeadm.k8s.io/v1"}
 }
 
-// check returns an error if kubeadm cannot decode the first document, or takes no other one.
+// check returns an error if kubeadm cannot decode the first document, or if a further document lacks an API group, a
+// version or a kind.
 func (c joinConfig) check(data map[string]string) error {
 	text, found := data[c.key]
 	if !found {

@@ -25,7 +25,7 @@ const (
 	kubejoinAccount   = "kubejoin"
 )
 
-// A right is one verb on one resource. Without a namespace it holds in the whole cluster.
+// A right is one verb on one resource. If namespace is empty, the right holds in the whole cluster.
 type right struct{ namespace, group, resource, name, verb string }
 
 func (r right) String() string {
@@ -41,15 +41,15 @@ func (r right) String() string {
 
 // wanted is what deploy/manifests creates.
 type wanted struct {
-	namespaces []string // with roles
-	objects    []string // beside RBAC: "Kind NAME"
+	namespaces []string // namespaces with roles
+	objects    []string // all except RBAC objects, as "Kind NAME"
 	rights     []right
 }
 
 // manifests returns what deploy/manifests creates for kubejoin.
 var manifests = sync.OnceValue(func() wanted {
 	w, err := readManifests()
-	if err != nil { // the files are part of the program, and a test reads them
+	if err != nil { // never happens: the files are embedded, and a test reads them
 		panic(err)
 	}
 	return w
@@ -78,7 +78,7 @@ func readManifests() (wanted, error) {
 			if document, err = yaml.ToJSON(document); err != nil {
 				return w, fmt.Errorf("%s: %w", file.Name(), err)
 			}
-			if string(document) == "null" { // only comments
+			if string(document) == "null" { // the document contains only comments
 				continue
 			}
 			object, kind, err := scheme.Codecs.UniversalDeserializer().Decode(document, nil, nil)
@@ -119,7 +119,7 @@ func readManifests() (wanted, error) {
 	return w, nil
 }
 
-// isKubejoin reports whether a binding for this subject also holds for the service account of kubejoin.
+// isKubejoin reports whether a binding for this subject includes the service account of kubejoin.
 func isKubejoin(s rbacv1.Subject) bool {
 	switch s.Kind {
 	case rbacv1.ServiceAccountKind:
@@ -130,7 +130,8 @@ func isKubejoin(s rbacv1.Subject) bool {
 	return s.Name == "system:serviceaccount:"+kubejoinNamespace+":"+kubejoinAccount
 }
 
-// rules returns the rules that hold for a subject in a namespace; empty means only those of the whole cluster.
+// rules returns the rules that hold for a subject in a namespace. If namespace is empty, it returns only the rules
+// for the whole cluster.
 func (f *Facts) rules(namespace string, is func(rbacv1.Subject) bool) []rbacv1.PolicyRule {
 	var all []rbacv1.PolicyRule
 	for _, binding := range f.ClusterRoleBindings {
@@ -183,7 +184,7 @@ func expand(namespace string, rule rbacv1.PolicyRule) []right {
 	return all
 }
 
-// allowed reports whether a rule allows a right, as kube-apiserver decides it.
+// allowed reports whether one of the rules allows the right, by the logic of kube-apiserver.
 func (r right) allowed(rules []rbacv1.PolicyRule) bool {
 	_, sub, hasSub := strings.Cut(r.resource, "/")
 	return slices.ContainsFunc(rules, func(rule rbacv1.PolicyRule) bool {

@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// maxAnswer limits how many bytes are read of a response.
+// maxAnswer limits how much of a response get reads, in bytes.
 const maxAnswer = 32 << 20
 
 const discoveryPath = "/api/v1/namespaces/" + clusterinfo.Namespace + "/configmaps/" + clusterinfo.Name
@@ -88,7 +88,7 @@ func dial(ctx context.Context, address string, cas []*x509.Certificate) *Endpoin
 	return e
 }
 
-// failed sorts an error of a connection.
+// failed records the error of a connection as Untrusted or Unreachable.
 func (e *Endpoint) failed(err error) {
 	var untrusted *tls.CertificateVerificationError
 	switch {
@@ -99,7 +99,7 @@ func (e *Endpoint) failed(err error) {
 	}
 }
 
-// advertisedAt reads cluster-info from an address as a joining machine does.
+// advertisedAt reads cluster-info from an address in the same way as a joining machine.
 func (r *reading) advertisedAt(ctx context.Context, address string, cas []*x509.Certificate) *Endpoint {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -120,7 +120,7 @@ func (r *reading) advertisedAt(ctx context.Context, address string, cas []*x509.
 	return e
 }
 
-// kubejoin reads what a kubejoin reports about itself to everybody.
+// kubejoin reads the public reports of a running kubejoin.
 func (r *reading) kubejoin(ctx context.Context) *Kubejoin {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -178,8 +178,8 @@ func (k *Kubejoin) readChecks(body string) {
 	}
 }
 
-// trusting returns a client that trusts these CAs, or the system's if there are none. Servers of kubejoin never
-// redirect.
+// trusting returns a client that trusts these CAs, or the system's CAs if cas is empty. It follows no redirects,
+// because kubejoin never redirects.
 func trusting(cas []*x509.Certificate) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -189,7 +189,7 @@ func trusting(cas []*x509.Certificate) *http.Client {
 	}
 }
 
-// get returns the response to a request without a credential, and its body.
+// get sends a request without a credential, and returns the response and its body.
 func get(ctx context.Context, client *http.Client, url string) (*http.Response, []byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

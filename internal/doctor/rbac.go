@@ -21,26 +21,26 @@ const (
 	nodesGroup        = "system:nodes"
 )
 
-// inGroups returns whether a subject is one of some groups, or all authenticated users.
+// inGroups returns a function that reports whether a subject is one of the groups, or the group of all authenticated users.
 func inGroups(groups ...string) func(rbacv1.Subject) bool {
 	return func(s rbacv1.Subject) bool {
 		return s.Kind == rbacv1.GroupKind && (slices.Contains(groups, s.Name) || s.Name == "system:authenticated")
 	}
 }
 
-// isToken reports whether a binding for a subject holds for each bootstrap token of the default group.
+// isToken reports whether a binding for a subject includes all bootstrap tokens of the default group.
 var isToken = inGroups(tokens.BootstrappersGroup, tokens.DefaultGroup)
 
-// checkApprovalBindings finds who is approved automatically and should not be.
+// checkApprovalBindings finds subjects whose requests are approved automatically, but should not be.
 func checkApprovalBindings(f *Facts) []Finding {
 	var all []Finding
 	for _, binding := range f.ClusterRoleBindings {
 		rules := slices.DeleteFunc(slices.Clone(f.rulesOf(binding.RoleRef, "")), func(rule rbacv1.PolicyRule) bool {
-			return slices.Contains(rule.Resources, "*") // administrators
+			return slices.Contains(rule.Resources, "*") // skip rules of administrators
 		})
 		first := right{"", certificatesGroup, nodeClient, "", "create"}.allowed(rules)
 		renews := right{"", certificatesGroup, selfNodeClient, "", "create"}.allowed(rules)
-		var wrong []int // subjects to remove
+		var wrong []int // indexes of subjects to remove
 		ofBinding := len(all)
 		for i, subject := range binding.Subjects {
 			before, who := len(all), subject.Kind+" "+subject.Name
@@ -72,7 +72,7 @@ func isFirst(s rbacv1.Subject) bool {
 	return s.Kind == rbacv1.GroupKind && s.Name == tokens.DefaultGroup
 }
 
-// isOther reports whether a subject is limited to some machines: other tokens, or one user.
+// isOther reports whether a subject includes only some machines: tokens of another group, or one user.
 func isOther(s rbacv1.Subject) bool {
 	if s.Kind == rbacv1.GroupKind {
 		return s.Name == tokens.BootstrappersGroup || strings.HasPrefix(s.Name, tokens.BootstrappersGroup+":")
@@ -80,7 +80,7 @@ func isOther(s rbacv1.Subject) bool {
 	return s.Kind == rbacv1.ServiceAccountKind || s.Name != "system:anonymous"
 }
 
-// withoutSubjects returns a command that removes subjects. It fails if the binding has changed since.
+// withoutSubjects returns a command that removes subjects. The command fails if the binding has changed in the meantime.
 func withoutSubjects(binding rbacv1.ClusterRoleBinding, wrong []int) string {
 	type step struct {
 		Op    string `json:"op"`
@@ -88,11 +88,11 @@ func withoutSubjects(binding rbacv1.ClusterRoleBinding, wrong []int) string {
 		Value string `json:"value,omitempty"`
 	}
 	var steps []step
-	for _, i := range slices.Backward(wrong) { // from the last one on, so that the others keep their numbers
+	for _, i := range slices.Backward(wrong) { // remove the last subject first, so that the indexes of the others stay valid
 		path := fmt.Sprintf("/subjects/%d", i)
 		steps = append(steps, step{"test", path + "/name", binding.Subjects[i].Name}, step{"remove", path, ""})
 	}
-	patch, _ := json.Marshal(steps) // strings only
+	patch, _ := json.Marshal(steps) // never fails: all fields are strings
 	return "kubectl patch clusterrolebinding " + safetext.Quote(binding.Name) + " --type=json -p " + safetext.Quote(string(patch))
 }
 
@@ -101,8 +101,8 @@ func bind(name, role, group string) string {
 	return "kubectl create clusterrolebinding " + name + " --clusterrole=" + role + " --group=" + group
 }
 
-// letRead returns a command that lets tokens and nodes read a ConfigMap in kube-system, as kubeadm does. It also mends a
-// Role and a RoleBinding that exist.
+// letRead returns a command that lets tokens and nodes read a ConfigMap in kube-system, as kubeadm does. The command
+// also corrects an existing Role and RoleBinding.
 func letRead(role, name string) string {
 	const create, reconcile = "kubectl -n kube-system create ", " --dry-run=client -o yaml | kubectl auth reconcile -f -"
 	return create + "role " + role + " --verb=get --resource=configmaps --resource-name=" + name + reconcile + " && " +
@@ -138,13 +138,13 @@ func checkJoinRights(f *Facts) []Finding {
 }
 
 // checkKubeletClient finds a missing binding for the certificate apiserver-kubelet-client. kubeadm 1.35.5, 1.36.1, 1.37
-// and later make that certificate without a group. Only 'kubeadm init' and 'kubeadm upgrade apply' bind its user.
+// and later create that certificate without a group. Only 'kubeadm init' and 'kubeadm upgrade apply' bind its user.
 func checkKubeletClient(f *Facts) []Finding {
 	all := f.unseenOf(kubeAPIServer)
 	if !slices.ContainsFunc(f.componentsOf(kubeAPIServer), func(c component) bool {
 		return path.Base(c.flags.last("kubelet-client-certificate")) == "apiserver-kubelet-client.crt"
 	}) {
-		return all // not of kubeadm
+		return all // kubeadm did not set up this control plane
 	}
 	rules := f.rules("", func(s rbacv1.Subject) bool {
 		return s.Kind == rbacv1.UserKind && s.Name == accessreview.KubeletClientUser || s.Kind == rbacv1.GroupKind && s.Name == "system:authenticated"
@@ -158,19 +158,19 @@ func checkKubeletClient(f *Facts) []Finding {
 	return all
 }
 
-// checkImpersonation finds who may act as a node. The Node authorizer needs the group system:nodes. Constrained
-// impersonation (KEP-5284) adds it by itself.
+// checkImpersonation finds subjects that may impersonate a node. For the Node authorizer, they also need the group
+// system:nodes. Constrained impersonation (KEP-5284) adds this group automatically.
 func checkImpersonation(f *Facts) []Finding {
 	var all []Finding
 	for _, binding := range f.ClusterRoleBindings {
 		may := slices.ContainsFunc(f.rulesOf(binding.RoleRef, ""), func(rule rbacv1.PolicyRule) bool {
 			if slices.Contains(rule.Resources, "*") && slices.Contains(rule.Verbs, "*") {
-				return false // administrators
+				return false // skip rules of administrators
 			}
 			if (right{"", "", "groups", nodesGroup, "impersonate"}).allowed([]rbacv1.PolicyRule{rule}) {
 				return true
 			}
-			rule.ResourceNames = nil // one node is enough
+			rule.ResourceNames = nil // a right to impersonate one node is already a finding
 			return slices.ContainsFunc([]string{"impersonate:arbitrary-node", "impersonate:associated-node"}, func(verb string) bool {
 				return right{"", "authentication.k8s.io", "nodes", "", verb}.allowed([]rbacv1.PolicyRule{rule})
 			})
@@ -192,11 +192,11 @@ func checkImpersonation(f *Facts) []Finding {
 
 const applyManifests = "kubectl apply -f deploy/manifests/namespace.yaml -f deploy/manifests"
 
-// checkRights finds rights that kubejoin needs and its service account lacks.
+// checkRights finds rights that kubejoin needs but its service account lacks.
 func checkRights(f *Facts) []Finding {
 	var missing []string
 	for _, r := range manifests().rights {
-		// Only a missing cluster-info has to be created.
+		// kubejoin needs the right to create only if cluster-info is missing.
 		if r.resource == "configmaps" && r.verb == "create" && f.ClusterInfo != nil {
 			continue
 		}

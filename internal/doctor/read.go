@@ -36,15 +36,15 @@ const timeout = 10 * time.Second
 
 // Options select what Read reads.
 type Options struct {
-	// Cluster is the configuration of a client of the API server.
+	// Cluster is the client configuration for the API server.
 	Cluster *rest.Config
-	// Version is that of this command.
+	// Version is the version of this command.
 	Version string
-	// Advertise is the HOST:PORT of kubejoin in join commands; empty means that of kubejoin's pods, if they have one.
+	// Advertise is the HOST:PORT of kubejoin in join commands; empty means the value in kubejoin's pods, if there is one.
 	Advertise string
 	// Pins are CA pins of an existing join command.
 	Pins []string
-	// URL is a running kubejoin; empty means none. CAs verify its certificate; none means those of Cluster.
+	// URL is the URL of a running kubejoin; empty means none. CAs verify its certificate; empty means the CAs of Cluster.
 	URL string
 	CAs []*x509.Certificate
 	// Now is the clock; nil is time.Now.
@@ -55,20 +55,20 @@ type Options struct {
 type reading struct {
 	Options
 	client kubernetes.Interface
-	own    []corev1.Pod // labelled as kubejoin
+	own    []corev1.Pod // pods with kubejoin's label
 	mu     sync.Mutex
 	Facts
 }
 
-// A source reads one fact. right is the permission that it needs.
+// A source reads one fact. right is the permission that the read needs.
 type source struct {
 	fact  Fact
 	right string
 	read  func(context.Context) error
 }
 
-// Read reads all facts about a cluster. It gets and lists objects, and sends dry runs of writes. It fails if the API server does not respond or
-// refuses the credential. Facts that may not be read are in Facts.Unread.
+// Read reads all facts about a cluster. It gets and lists objects, and sends dry runs of writes. It fails if the API server
+// does not respond or refuses the credential. Facts.Unread lists facts that could not be read.
 func Read(ctx context.Context, o Options) (*Facts, error) {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -139,7 +139,7 @@ func (r *reading) trusted() error {
 		}
 	}
 	if len(bundle) == 0 {
-		return nil // it trusts the system's
+		return nil // the kubeconfig trusts the system's CAs
 	}
 	var err error
 	r.Facts.CAs, err = clusterinfo.ParseCAs(bundle)
@@ -258,8 +258,8 @@ func (r *reading) lease(ctx context.Context) error {
 	return err
 }
 
-// dryRun finds webhooks that keep kubejoin from writing tokens and claims. A dry run stores nothing. A webhook that does not support
-// dry runs says nothing about a write.
+// dryRun finds webhooks that prevent kubejoin from writing tokens and claims. A dry run stores nothing. If a webhook does not
+// support dry runs, the result says nothing about a real write.
 func (r *reading) dryRun(ctx context.Context) error {
 	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
 	token, err := secretstore.Manifest(tokens.NewRecord(tokens.Generate(), time.Hour, r.Now()))
@@ -274,12 +274,13 @@ func (r *reading) dryRun(ctx context.Context) error {
 		err                 error
 	}{{"secrets", metav1.NamespaceSystem, secretErr}, {"leases", kubejoinNamespace, leaseErr}} {
 		switch text := fmt.Sprint(write.err); {
-		case write.err == nil, strings.Contains(text, "does not support dry run"), apierrors.IsNotFound(write.err): // the namespace is missing
+		// IsNotFound: the namespace is missing.
+		case write.err == nil, strings.Contains(text, "does not support dry run"), apierrors.IsNotFound(write.err):
 		case strings.Contains(text, "failed calling webhook"):
 			r.Refused = append(r.Refused, failedwrites.Write{Verb: "create", Resource: write.resource, Namespace: write.namespace, Message: oneLine(write.err)})
-		case strings.Contains(text, "denied the request"): // for this user, or permanently
+		case strings.Contains(text, "denied the request"): // a webhook denied the request, for this user or for all
 			return errors.New(oneLine(write.err))
-		case apierrors.IsForbidden(write.err): // a reader still sees the writes that kubejoin has tried
+		case apierrors.IsForbidden(write.err): // without the permission to write, Lease still shows failed writes
 		default:
 			return write.err
 		}
@@ -297,7 +298,7 @@ func (r *reading) tokens(ctx context.Context) error {
 	for i := range list.Items {
 		record, err := secretstore.Decode(&list.Items[i])
 		if err != nil {
-			continue // not a bootstrap token: nothing accepts it
+			continue // skip a malformed token: no component accepts it
 		}
 		r.Tokens = append(r.Tokens, record)
 	}
@@ -318,7 +319,7 @@ func (r *reading) clusterInfo(ctx context.Context) error {
 	return nil
 }
 
-// ownPods reads the pods of kubejoin, whose flags have --advertise.
+// ownPods reads the pods of kubejoin, whose flags may contain --advertise.
 func (r *reading) ownPods(ctx context.Context) error {
 	if r.Options.Advertise != "" {
 		return nil
@@ -330,7 +331,8 @@ func (r *reading) ownPods(ctx context.Context) error {
 	return err
 }
 
-// advertised finds --advertise in the pods of kubejoin. The kubelet of a worker can post a mirror pod with any address.
+// advertised finds --advertise in the pods of kubejoin. It ignores mirror pods of workers, because a kubelet can post a
+// mirror pod with any address.
 func (r *reading) advertised() {
 	for _, pod := range r.own {
 		if isMirror(pod) && !slices.Contains(r.controlPlanes(), pod.Spec.NodeName) {
@@ -373,7 +375,7 @@ func (r *reading) rotations(ctx context.Context) error {
 	return nil
 }
 
-// pool returns the CAs as a pool; nil, which means the system's, if there are none.
+// pool returns the CAs as a pool. It returns nil if cas is empty, which means the system's CAs.
 func pool(cas []*x509.Certificate) *x509.CertPool {
 	if len(cas) == 0 {
 		return nil
@@ -381,7 +383,8 @@ func pool(cas []*x509.Certificate) *x509.CertPool {
 	return pemfile.PoolOf(cas)
 }
 
-// revocations reads whether nodes are revoked, and whether the admission policy about them is bound.
+// revocations reads how many nodes and certificates are revoked, and whether the admission policy that enforces
+// revocations is bound.
 func (r *reading) revocations(ctx context.Context) error {
 	list, err := r.client.CoreV1().ConfigMaps(kubejoinNamespace).List(ctx, metav1.ListOptions{LabelSelector: configmaps.Label + "=true"})
 	if err != nil {

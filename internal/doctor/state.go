@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// The minor versions of Kubernetes 1 that kubejoin supports. A test compares them with those that the tests run.
+// The minor versions of Kubernetes 1 that kubejoin supports. A test compares them with the versions that the test suite runs.
 const (
 	OldestMinor = 35
 	NewestMinor = 37
@@ -72,7 +72,7 @@ func checkRunning(f *Facts) []Finding {
 	return []Finding{found("kubejoin-not-running", start, "no kubejoin leads by the Lease kubejoin-system/kubejoin: %s; if one runs with --leader-elect=false, give its --url", why)}
 }
 
-// checkWrites reports writes of kubejoin that have failed, and those that would fail: kubejoin may not have tried them yet.
+// checkWrites reports writes of kubejoin that have failed, and writes that would fail but that kubejoin may not have tried yet.
 func checkWrites(f *Facts) []Finding {
 	const show = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
 	var all []Finding
@@ -91,7 +91,7 @@ func checkWrites(f *Facts) []Finding {
 	return all
 }
 
-// How long a Node may not be Ready, and a request may wait, before it is a finding.
+// How long a Node may be not Ready, and a request may wait, before the doctor reports a finding.
 const (
 	notReadyFor = 10 * time.Minute
 	pendingFor  = 30 * time.Second

@@ -19,7 +19,7 @@ func checkTokens(f *Facts) []Finding {
 			all = append(all, found("token-malformed", "kubejoin token delete "+id, "token %s is malformed: %s", id, oneLine(r.Problem)))
 			continue
 		case r.Expired(f.Time):
-			continue // the token-cleaner deletes it
+			continue // expired: the token-cleaner deletes it
 		}
 		if why := handPicked(r.Token.RevealSecret()); why != "" {
 			all = append(all, found("token-guessable", "kubejoin token delete "+id,
@@ -65,7 +65,8 @@ func handPicked(secret string) string {
 	return ""
 }
 
-// longestRun returns the length of the longest part whose characters are equal, or follow each other up or down.
+// longestRun returns the length of the longest part of s whose characters are equal, ascending or descending, for
+// example aaa, abc or 321.
 func longestRun(s string) int {
 	longest := min(len(s), 1)
 	for _, step := range []int{-1, 0, 1} {
