@@ -1,12 +1,12 @@
-// Package codes has what each reason of a refusal or an Event means to a program: the HTTP status and the exit code of a refusal, and
-// the type of an Event. Reasons of refusals are the names of problem types, which server/openapi.yaml describes but for those of the
-// signer process: a test compares the two. Package codepage explains all codes to people.
+// Package codes maps the reasons of refusals and Events to values for programs: the HTTP status and the exit code of a refusal,
+// and the type of an Event. Reasons of refusals are the names of problem types. server/openapi.yaml describes these types,
+// except the types of the signer process. A test compares the two. Package codepage explains all codes to people.
 package codes
 
 import "net/http"
 
-// refusals has the reasons by status and exit code. Exit code 3 is for a decision: a retry does not help until somebody changes
-// something, or what is missing is there.
+// refusals lists the reasons by status and exit code. Exit code 3 means a decision: a retry does not help until somebody
+// changes something, or something missing is available.
 var refusals = []struct {
 	status, exit int
 	reasons      []string
@@ -35,7 +35,7 @@ var refusals = []struct {
 	{http.StatusInsufficientStorage, 1, []string{"cluster-info-full", "too-many-tokens", "too-many-revocations"}},
 }
 
-// Statuses has the HTTP status of each problem type, and Exits the exit code of a command that fails because of it.
+// Statuses maps each problem type to its HTTP status. Exits maps it to the exit code of a command that fails because of it.
 var Statuses, Exits = func() (map[string]int, map[string]int) {
 	statuses, exits := map[string]int{}, map[string]int{}
 	for _, r := range refusals {

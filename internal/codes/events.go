@@ -2,10 +2,10 @@ package codes
 
 const normal, warning = "Normal", "Warning" // the types of Events, as in k8s.io/api/core/v1
 
-// An Event is the reason and the type of an Event. Only this package makes one, so what is recorded is in its table.
+// An Event is the reason and the type of an Event. Only this package creates Events, so its table lists all recorded Events.
 type Event struct{ reason, kind string }
 
-// Events are those that are not about a refusal, by reason.
+// Events maps reasons to the Events that are not about a refusal.
 var Events = map[string]Event{}
 
 func event(reason, kind string) Event {
@@ -41,10 +41,10 @@ var (
 	SigningFailed          = event("SigningFailed", warning)
 )
 
-// Refused is the Event of a request that was denied, has failed, or is no longer retried.
+// Refused returns the Event of a request that was denied, has failed, or is no longer retried.
 func Refused(reason string) Event { return Event{reason, warning} }
 
-// Undecided is the Event of a request that kubejoin or somebody else may still grant.
+// Undecided returns the Event of a request that kubejoin or somebody else may still grant.
 func Undecided(reason string) Event { return Event{reason, normal} }
 
 // Reason returns the reason, one word in CamelCase that never changes.

@@ -1,5 +1,5 @@
 // Package codepage explains each code that kubejoin prints: what it means, and what to do next. 'kubejoin explain CODE' and
-// docs/codes.md show the same entries. Texts that other code already has are read from there, and not repeated here.
+// docs/codes.md show the same entries. It reads texts that exist in other code from there, instead of repeating them.
 package codepage
 
 import (
@@ -39,11 +39,11 @@ const (
 type Entry struct {
 	Kind Kind   `json:"kind"`
 	Code string `json:"code"`
-	// Class says more about a code, as the kind has it: an HTTP status, a severity, a verdict, an object and the type of its Event,
-	// or a command.
+	// Class describes a code further. Depending on Kind, it is an HTTP status, a severity, a verdict, an object and the type of
+	// its Event, or a command.
 	Class   string `json:"class,omitempty"`
 	Meaning string `json:"meaning"`
-	// Next is what to do, a command if possible. It is empty if there is nothing to do.
+	// Next says what to do, if possible with a command. It is empty if there is nothing to do.
 	Next string `json:"next,omitempty"`
 }
 
@@ -64,7 +64,7 @@ var All = sync.OnceValues(func() ([]Entry, error) {
 	return all, nil
 })
 
-// number returns an exit code as a number, and 0 for all other codes.
+// number returns an exit code as a number. It returns 0 for codes that are not numbers.
 func number(code string) int {
 	n, _ := strconv.Atoi(code)
 	return n
@@ -98,7 +98,7 @@ func problems() ([]Entry, error) {
 	return all, err
 }
 
-// alerts reads the alerts from the rules for Prometheus. The next step is the description.
+// alerts reads the alerts from the rules for Prometheus. Next is the description of the alert.
 func alerts() ([]Entry, error) {
 	var rules struct {
 		Groups []struct {
@@ -142,7 +142,8 @@ func findings() (all []Entry) {
 	return all
 }
 
-// Find returns the entries of a code, in any case, without the marks of Markdown. A problem type may be a whole URI.
+// Find returns the entries of a code, without the marks of Markdown. It ignores the case of code. A problem type may
+// be a whole URI.
 func Find(code string) (found []Entry, err error) {
 	all, err := All()
 	code = strings.TrimPrefix(code, api.ProblemType)
@@ -155,7 +156,8 @@ func Find(code string) (found []Entry, err error) {
 	return found, err
 }
 
-// unmarked returns a text for a terminal: a command alone, or with commands in single quotes.
+// unmarked converts Markdown to text for a terminal. It drops the backticks around a text that is only a command.
+// Otherwise, it replaces them by single quotes.
 func unmarked(text string) string {
 	if command, found := strings.CutPrefix(text, "`"); found && strings.Index(command, "`") == len(command)-1 {
 		return command[:len(command)-1]
@@ -163,7 +165,7 @@ func unmarked(text string) string {
 	return strings.ReplaceAll(text, "`", "'")
 }
 
-// Nearest returns the codes that a misspelt one may stand for, at most five, the nearest first.
+// Nearest returns at most five codes that are similar to a misspelt code, the nearest first.
 func Nearest(code string) []string {
 	all, _ := All()
 	code = strings.ToLower(strings.TrimPrefix(code, api.ProblemType))
@@ -184,7 +186,7 @@ func Nearest(code string) []string {
 	return near[:min(len(near), 5)]
 }
 
-// distance returns how many characters to add, remove or replace to make b of a.
+// distance returns how many characters to add, remove or replace to change a to b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for i := range row {

@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/revocation"
 )
 
-// Steps that several codes share.
+// Next steps that several codes share.
 const (
 	oneMachine   = "`kubejoin token create --max-nodes 1 --node-name NODE --print-join-command`"
 	replaceNode  = "`kubejoin token create --replace-node NODE`"
@@ -24,7 +24,7 @@ const (
 	restoreFiles = "restore the files"
 )
 
-// Verdicts: what kubejoin does for a reason.
+// Verdicts: what kubejoin does with the request for a reason.
 const (
 	denied      = "denied"
 	deniedHTTPS = "denied over HTTPS"
@@ -38,7 +38,7 @@ var reasons = []Entry{
 	{Reason, admission.ReasonTokenSpent, denied, "the node limit of the token is used up, or this node joined with it before", oneMachine},
 	{Reason, admission.ReasonTokenExpired, denied, "the token has expired", oneMachine},
 	{Reason, admission.ReasonTokenRevoked, denied, "the token was deleted, is malformed, or lacks usage `authentication`", oneMachine},
-	{Reason, admission.ReasonTokenReplaced, denied, "the token is younger than the request, so it is another one", "if the machine has not joined, `kubeadm reset -f`, then join with the new token"},
+	{Reason, admission.ReasonTokenReplaced, denied, "the token was created after the request: another token now has the same ID", "if the machine has not joined, `kubeadm reset -f`, then join with the new token"},
 	{Reason, admission.ReasonTokenLimitsMalformed, denied, "kubejoin cannot read the limits of the token, because somebody edited its Secret", "correct its annotations: docs/protocol.md#limits-on-the-secret-of-a-token"},
 	{Reason, admission.ReasonNodeNameNotAllowed, denied, "the token allows other names, or no Node can have this name", oneMachine},
 	{Reason, admission.ReasonNodeNameReserved, denied, "the name is in `--reserved-node-names`, and the token lacks role control-plane", "`kubejoin token create --role control-plane --max-nodes 1 --node-name NODE`"},
@@ -51,7 +51,7 @@ var reasons = []Entry{
 	{Reason, admission.ReasonNodeNotFound, waits, "a node renews or requests a serving certificate, and has no Node", "wait; if the Node was deleted, " + oneMachine},
 	{Reason, admission.ReasonNodeNotFound, noRejoin, "the Node was deleted", oneMachine},
 	{Reason, admission.ReasonNotForBootstrap, denied, "a bootstrap token requests a certificate that is not a node's", "use a bootstrap token for nodes only"},
-	{Reason, admission.ReasonNotForRejoin, denied, "a rejoin is for the serving certificate of the node", "rejoin first, then request it"},
+	{Reason, admission.ReasonNotForRejoin, denied, "a node without a valid client certificate requests another certificate, for example its serving certificate", "rejoin first, then request it"},
 	{Reason, revocation.Reason, denied, "the certificate, the node or its token is revoked", comeBack},
 
 	{Reason, admission.ReasonRejoinOff, noRejoin, "no `--rejoin-window`, or the token of the node denies it", replaceNode},
@@ -70,7 +70,7 @@ var reasons = []Entry{
 	{Reason, approval.ReasonNotPermitted, notApproved, "the requester lacks the permission for automatic approval, or to `sign`", "`kubectl certificate approve NAME`, or bind the role that `kubejoin explain` names"},
 	{Reason, approval.ReasonNotRecognized, notApproved, "no rule of the signer matches the request", "`kubejoin explain --csr NAME`, then `kubectl certificate approve NAME`"},
 	{Reason, approval.ReasonNotByNode, notApproved, "someone else requests the serving certificate of a node", "let the kubelet request it"},
-	{Reason, approval.ReasonScopeNotConfigured, notApproved, "no flag says what kubelets may serve as; an object waits", "set `--serving-allowed-cidr`: docs/certificates.md"},
+	{Reason, approval.ReasonScopeNotConfigured, notApproved, "no flag allows names or addresses in serving certificates; a CSR object waits", "set `--serving-allowed-cidr`: docs/certificates.md"},
 	{Reason, approval.ReasonNameOutOfScope, notApproved, "the flags do not allow the name or address in a serving certificate", "extend `--serving-allowed-cidr` or `--serving-allowed-dns-suffix`, or `kubectl certificate approve NAME`"},
 	{Reason, approval.ReasonNameOfOther, notApproved, "another Node has the name or address", "delete that Node if its machine is gone, or `kubectl certificate approve NAME`"},
 	{Reason, approval.ReasonAddressNotReported, waits, "the Node has not reported the name or address; standalone, kubejoin cannot verify it and does not approve", "`kubectl get node NODE -o wide`, and check `--node-ip`"},
@@ -83,7 +83,7 @@ var reasons = []Entry{
 	{Reason, signer.ReasonUnknownSigner, noRefusal, "kubejoin has no such signer, and ignores the request", "configure it: docs/certificates.md"},
 }
 
-// states are those that are not also reasons.
+// states are the states that are not also reasons.
 var states = []Entry{
 	{State, string(api.Joined), "", "the Node is Ready", "if it is not your machine, another one has the name: `kubectl get node NODE -o wide`"},
 	{State, string(api.JoinedNotReady), "", "the Node is there and not Ready", "`kubectl describe node NODE`"},
@@ -106,7 +106,7 @@ var states = []Entry{
 	{State, string(explain.Unknown), "", "you may not read a fact that decides", "ask for the permission that the sentence names"},
 }
 
-// on returns the entry of an Event on a kind of object. The class also has its type.
+// on returns the entry of an Event on a kind of object. The class contains the object and the type of the Event.
 func on(object string, e codes.Event, meaning, next string) Entry {
 	return Entry{Event, e.Reason(), object + ", " + e.Type(), meaning, next}
 }
@@ -164,10 +164,10 @@ var readiness = []Entry{
 	{Readiness, "issuance-record", "notice", "a copy failed, or entries were dropped, in the last 24 hours", "free the disk"},
 }
 
-// exits are the exit codes. The class lists commands.
+// exits are the exit codes. The class lists the commands that return them.
 var exits = []Entry{
 	{Exit, "0", "all commands", "done, without a finding", ""},
-	{Exit, "1", "all other commands", "something failed, also for one of several tokens or nodes", "read the message"},
+	{Exit, "1", "all other commands", "the command failed, at least for one of the given tokens or nodes", "read the message"},
 	{Exit, "1", "doctor, kubeconfig check, store check, join.sh --diagnose", "there are findings: errors or warnings", "run the printed commands"},
 	{Exit, "1", "certs check", "a certificate cannot be used", "`kubejoin certs renew`"},
 	{Exit, "1", "join.sh", "something on this machine is missing or in the way", "read the message"},
@@ -219,7 +219,7 @@ var diagnose = []Entry{
 	{Diagnose, "requests", "", "kubejoin refused the newest request of this name and token, or has not answered it", "`kubejoin explain NODE`"},
 }
 
-// startErrors are what 'kubejoin serve' prints if it does not start. The code is a part of the message.
+// startErrors are messages of 'kubejoin serve' if it does not start. The code is a part of the message.
 var startErrors = []Entry{
 	{StartError, "csr-signer needs --cluster-signing-cert-file", "2", "on a cluster, without CA files", "give them, or `--controllers='*,-csr-signer'` with `--tls-cert-file`"},
 	{StartError, "needs a cluster", "2", "the flag is for kubejoin on a cluster", "remove it, or give `--kubeconfig`"},
@@ -235,7 +235,7 @@ var startErrors = []Entry{
 	{StartError, "so other users can replace its contents", "1", "other users could have replaced the files in a folder of kubejoin", "run the printed `chmod`, or use another folder"},
 	{StartError, "the CA is not valid yet", "1", "the clock is wrong, here or where the CA was made", "`date -u`"},
 	{StartError, "the CA has expired", "1", "an old CA, or a wrong clock", "`date -u`, or " + renewCA},
-	{StartError, "file is in use", "1", "another kubejoin has the folder", "stop it, or use another `--data-dir`"},
+	{StartError, "file is in use", "1", "another kubejoin process uses the folder", "stop it, or use another `--data-dir`"},
 	{StartError, "schema version", "1", "another version of kubejoin wrote `kubejoin.db` or the keys in etcd", "run that version: docs/operate.md#upgrade"},
 	{StartError, "file is damaged", "1", "the disk or another program damaged `kubejoin.db`", "restore a backup: docs/operate.md#back-up"},
 	{StartError, "is empty, although", "1", "`kubejoin.db` lost its content", "restore a backup: docs/operate.md#back-up"},

@@ -16,7 +16,7 @@ import (
 type section struct {
 	kind           Kind
 	heading        string
-	code, class    string // titles of columns; without class there is no such column
+	code, class    string // titles of columns; if class is empty, the table has no column for classes
 	meaning, intro string
 }
 
@@ -102,7 +102,7 @@ kubejoin explain --code token-spent
 	return b.String(), err
 }
 
-// row writes a row of a table, without the empty cells.
+// row writes a row of a table, and drops empty cells.
 func row(b *strings.Builder, cells ...string) {
 	cells = slices.DeleteFunc(cells, func(cell string) bool { return cell == "" })
 	for i, cell := range cells {
