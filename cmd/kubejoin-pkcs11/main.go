@@ -1,5 +1,5 @@
 // Command kubejoin-pkcs11 is 'kubejoin signer' for a CA key on a PKCS#11 token, for example in a hardware security module.
-// It is a module of its own, because PKCS#11 needs cgo, which kubejoin does without.
+// It is a separate module, because PKCS#11 needs cgo, which kubejoin does not use.
 package main
 
 import (
@@ -30,7 +30,7 @@ once. While the token is away, requests wait.
 
 `
 
-// errUsage is wrapped by errors about flags.
+// errUsage is the hint that errors about flags wrap.
 var errUsage = errors.New("hint: kubejoin-pkcs11 --help")
 
 func main() {
@@ -52,7 +52,7 @@ func run(ctx context.Context, args []string, stderr io.Writer) error {
 	f := flag.NewFlagSet("kubejoin-pkcs11", flag.ContinueOnError)
 	f.SetOutput(stderr)
 	f.Usage = func() {
-		_, _ = io.WriteString(stderr, usage) // as package flag does
+		_, _ = io.WriteString(stderr, usage) // to stderr, like package flag
 		f.PrintDefaults()
 	}
 	for _, one := range o.Flags() {

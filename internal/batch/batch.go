@@ -1,5 +1,5 @@
-// Package batch combines concurrent calls of the same kind into one, where one call for many items costs about as
-// much as a call for one.
+// Package batch combines concurrent calls of the same kind into one call. Use it if a call for many items costs about
+// as much as a call for one.
 package batch
 
 import (
@@ -12,7 +12,7 @@ import (
 // copy a Queue after its first use.
 type Queue[K comparable, T any] struct {
 	mu   sync.Mutex
-	busy map[K]*round[T] // the next round while a call runs; nil if nobody waits
+	busy map[K]*round[T] // the next round while a call runs; nil if no caller waits for it
 }
 
 // A round is one call and its waiters.
@@ -26,8 +26,8 @@ type round[T any] struct {
 
 // Do runs call with the item and all items that wait with it, in order of arrival. The call starts after Do was
 // called: at once, or when the previous call of the key returns. Do returns nil after the call. If ctx ends first, Do
-// returns its error, and the call may still run, now or later. The context of the call has the values of the first
-// waiter's context. It ends when nobody waits any more.
+// returns the error of ctx, and the call may still run, now or later. The context of the call has the values of the
+// first waiter's context. It ends when no caller waits any more.
 //
 // All callers of a key must pass an equivalent call.
 func (q *Queue[K, T]) Do(ctx context.Context, key K, item T, call func(context.Context, []T)) error {
@@ -63,7 +63,7 @@ func (q *Queue[K, T]) Do(ctx context.Context, key K, item T, call func(context.C
 	return ctx.Err()
 }
 
-// work runs calls until nobody waits.
+// work runs calls until no caller waits.
 func (q *Queue[K, T]) work(key K, call func(context.Context, []T)) {
 	for {
 		runtime.Gosched() // lets goroutines that are about to call Do join this round, if CPUs are scarce

@@ -1,5 +1,5 @@
-// Package caexpiry reports when a CA expires and how that affects certificates. kubejoin shows it in readiness,
-// warnings, Events, logs and metrics.
+// Package caexpiry reports when a CA expires and how that affects certificates. kubejoin shows the reports in
+// readiness, warnings, Events, logs and metrics.
 package caexpiry
 
 import (
@@ -37,13 +37,13 @@ func stateOf(end time.Time, lifetime time.Duration, now time.Time) (s state, nex
 	return shortens, end
 }
 
-// Expired reports whether a CA that expires at end can no longer sign certificates of that lifetime.
+// Expired reports whether a CA that expires at end can no longer sign certificates with this lifetime.
 func Expired(end time.Time, lifetime time.Duration, now time.Time) bool {
 	s, _ := stateOf(end, lifetime, now)
 	return s == expired
 }
 
-// steps are how many days before the expiration of a CA the warnings begin. Each step is reported once.
+// steps are the numbers of days before the expiration of a CA at which warnings begin. Each step is reported once.
 var steps = []int{90, 30, 7}
 
 // Within returns the last step that has begun for a CA that expires at end: 90, 30 or 7 days. It returns 0 before the
@@ -64,12 +64,12 @@ func Within(end, now time.Time) (days int, next time.Time) {
 // Prepare says which command begins the rotation of a CA.
 func Prepare(ca rotation.CA) string { return "run: " + ca.Command("prepare") }
 
-// Replace says which files to replace: those of a CA that 'kubejoin ca' does not rotate.
+// Replace says which files an operator must replace, for a CA that 'kubejoin ca' does not rotate.
 func Replace(files ...string) string {
 	return "replace " + strings.Join(slices.Compact(files), " and ") // certificate and key may be in one file
 }
 
-// renew says what to do about a CA that has expired. A rotation does not help: nothing trusts the old CA any more.
+// renew says what to do about a CA that has expired. A rotation does not help, because no client trusts the old CA any more.
 const renew = "renew it with the same key: docs/operate.md#renew-an-expired-ca"
 
 // Notice returns a notice for operators about a CA that can still sign; empty if there is nothing to report. todo is what

@@ -16,12 +16,12 @@ import (
 // A Watch reports when a CA is replaced or its state changes.
 type Watch struct {
 	CA       func() *signer.CA
-	Lifetime time.Duration // of the certificates that it signs
-	// Trust returns why clients would refuse certificates of the CA, as signer.CheckTrust does.
+	Lifetime time.Duration // normal lifetime of the certificates that the CA signs
+	// Trust returns why clients would refuse certificates of the CA, for example by calling signer.CheckTrust.
 	Trust  func(*signer.CA) error
 	Logger *slog.Logger
 	Event  func(e codes.Event, message string)
-	// Todo is what to do before the CA expires, from Prepare or Replace.
+	// Todo says what an operator must do before the CA expires: the result of Prepare or Replace.
 	Todo string
 	// NotAfter is the expiration of the CA in Unix seconds. Certificates is the number of certificates in its bundle.
 	NotAfter, Certificates prometheus.Gauge

@@ -14,7 +14,7 @@ const (
 // length. Names of Nodes and of most other objects have this form.
 func IsSubdomain(name string) bool { return is(name, false, MaxLength) }
 
-// IsHost reports whether name has the form of a host name, in upper or lower case. IPv4 addresses have it, too.
+// IsHost reports whether name has the form of a host name, in upper or lower case. IPv4 addresses also have this form.
 func IsHost(name string) bool { return is(name, true, MaxLabel) }
 
 func is(name string, upper bool, maxLabel int) bool {
@@ -35,8 +35,8 @@ func is(name string, upper bool, maxLabel int) bool {
 	return label > 0 && name[len(name)-1] != '-' && len(name) <= MaxLength
 }
 
-// EndsInNumber reports whether the last label of a host is a number: decimal, or hexadecimal after 0x. RFC 1123,
-// section 2.1, excludes such names, because clients may parse them as an address. Some parse 0x7f.1 as one.
+// EndsInNumber reports whether the last label of a host is a number: decimal, or hexadecimal after 0x. RFC 1123, section 2.1,
+// excludes such names, because clients may parse them as an address. For example, some parse 0x7f.1 as 127.0.0.1.
 func EndsInNumber(host string) bool {
 	last := strings.ToLower(host[strings.LastIndexByte(host, '.')+1:])
 	hexadecimal, found := strings.CutPrefix(last, "0x")

@@ -14,8 +14,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// MaxVerbosity is the highest verbosity. From 8 on, client-go would log response bodies, and those of Secrets contain
-// tokens.
+// MaxVerbosity is the highest verbosity. From 8 on, client-go would log response bodies, which contain tokens if the
+// object is a Secret.
 const MaxVerbosity = 6
 
 // maxLogged is the maximum size of one logged value, in bytes.
@@ -26,15 +26,15 @@ func cleanAttr(_ []string, a slog.Attr) slog.Attr {
 	switch v := a.Value.Any().(type) {
 	case string:
 		a.Value = slog.StringValue(safetext.Text(v, maxLogged))
-	case slog.Level, time.Time, time.Duration: // safe formats of their own
+	case slog.Level, time.Time, time.Duration: // these types format safely
 	case error, fmt.Stringer:
 		a.Value = slog.StringValue(safetext.Text(fmt.Sprint(v), maxLogged)) // Sprint survives a nil pointer
 	}
 	return a
 }
 
-// New returns a logger. format is text or json. verbosity is klog's: 0 is for operators, 1 and more for debugging,
-// and 4 and more includes API calls.
+// New returns a logger. format is text or json. verbosity has the same levels as in klog: 0 is for operators, 1 and
+// more for debugging. 4 and more includes API calls.
 func New(w io.Writer, format string, verbosity int) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: slog.LevelInfo, ReplaceAttr: cleanAttr}
 	if verbosity > 0 {

@@ -2,7 +2,7 @@ package loop
 
 import "context"
 
-// Either returns a channel that hints when any of the given ones does, until ctx ends. Nil channels are ignored.
+// Either returns a channel that receives a hint when any of the given channels does, until ctx ends. It ignores nil channels.
 func Either(ctx context.Context, hints ...<-chan struct{}) <-chan struct{} {
 	either := make(chan struct{}, 1)
 	for _, hint := range hints {

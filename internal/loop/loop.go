@@ -1,5 +1,5 @@
 // Package loop runs a step repeatedly: on a hint, when the step asked for it, at a maximum interval, and with backoff
-// after a failure. Every controller that processes all of its objects at once is such a step.
+// after a failure. Every controller that processes all its objects at once uses a Loop.
 package loop
 
 import (
@@ -20,21 +20,21 @@ const (
 	maxBackoff   = 10 * time.Second
 )
 
-// DefaultSweep is the maximum time between two steps if Loop.Sweep is zero. Timers ignore changes of the wall clock,
-// so a clock that was set forward is noticed after at most that time.
+// DefaultSweep is the maximum time between two steps if Loop.Sweep is zero. Timers ignore changes of the wall clock.
+// If the clock is set forward, the step notices the change after at most this time.
 const DefaultSweep = time.Minute
 
-// Loop is a step and when to run it.
+// Loop describes a step, and when to run it.
 type Loop struct {
 	// Name is the name in logs and metrics.
 	Name string
-	// Step does all the work that is due. It returns when more work will be due, or zero if unknown. An error is
-	// logged and counted, and the step is retried with backoff, whatever next is.
+	// Step does all the work that is due. It returns when more work will be due, or zero if unknown. After an error,
+	// the Loop logs and counts the error, ignores next, and retries with backoff.
 	Step func(ctx context.Context) (next time.Time, err error)
 	// Hint triggers a step; nil never does.
 	Hint <-chan struct{}
-	// Gap is the minimum time between the end of a step and the start of the next one. Hints during that time lead to
-	// one step.
+	// Gap is the minimum time between the end of a step and the start of the next one. All hints during that time
+	// lead to one step.
 	Gap time.Duration
 	// Sweep is the maximum time between two steps; zero means DefaultSweep.
 	Sweep time.Duration
@@ -79,7 +79,7 @@ func (l Loop) Run(ctx context.Context) error {
 			failures++
 			steps.WithLabelValues(l.Name, "error").Inc()
 			log.Error("control loop step failed, will be retried", "loop", l.Name, "failures", failures, "retry_in", wait.Round(time.Millisecond), "error", safetext.Text(err.Error(), safetext.MaxMessage))
-			// Hints wait, too: otherwise frequent changes would run a failing step without backoff.
+			// During backoff, hints also wait. Otherwise, frequent changes would run a failing step without backoff.
 			hint = nil
 			timer.Reset(wait)
 			continue

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Sleep returns after d, or with the error of ctx as soon as ctx ends.
+// Sleep returns nil after d, or the error of ctx as soon as ctx ends.
 func Sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

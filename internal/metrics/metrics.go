@@ -7,18 +7,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Counter registers a counter vector, or returns the one that is already registered under the name. With a nil
-// Registerer, the vector is not registered.
+// Counter registers a counter vector. If a vector is already registered under the name, Counter returns that vector.
+// With a nil Registerer, it registers nothing.
 func Counter(reg prometheus.Registerer, name, help string, labels ...string) *prometheus.CounterVec {
 	return register(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels))
 }
 
-// Gauge is [Counter] for a gauge vector.
+// Gauge is like [Counter], but for a gauge vector.
 func Gauge(reg prometheus.Registerer, name, help string, labels ...string) *prometheus.GaugeVec {
 	return register(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels))
 }
 
-// Histogram is [Counter] for a histogram vector.
+// Histogram is like [Counter], but for a histogram vector.
 func Histogram(reg prometheus.Registerer, name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
 	return register(reg, prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels))
 }

@@ -22,8 +22,8 @@ import (
 // MaxPassphrase is the maximum length of a passphrase in bytes. OpenSSL has the same limit.
 const MaxPassphrase = 1024
 
-// Bounds of the work and the memory that an encrypted key costs: seconds at most, and 128 MiB. By
-// default, OpenSSL writes 2,048 iterations, or scrypt with N*r*p = 2^17.
+// Limits of the work and memory that the decryption of a key may cost: a few seconds, and 128 MiB. By default,
+// OpenSSL writes 2,048 iterations, or scrypt with N*r*p = 2^17.
 const (
 	maxIterations = 2_000_000
 	maxScrypt     = 1 << 20 // N*r*p
@@ -39,13 +39,13 @@ var (
 
 	// keySizes are the lengths of the keys of AES in CBC mode, in bytes.
 	keySizes = map[string]int{"2.16.840.1.101.3.4.1.2": 16, "2.16.840.1.101.3.4.1.22": 24, "2.16.840.1.101.3.4.1.42": 32}
-	// hashes are those of HMAC in PBKDF2. Without one, it is SHA-1.
+	// hashes are the hash functions of HMAC in PBKDF2. If the file names none, it is SHA-1.
 	hashes = map[string]func() hash.Hash{
 		"": sha1.New, "1.2.840.113549.2.7": sha1.New, "1.2.840.113549.2.9": sha256.New, "1.2.840.113549.2.10": sha512.New384, "1.2.840.113549.2.11": sha512.New,
 	}
 )
 
-// Passphrase returns the passphrase in a file: its only line.
+// Passphrase returns the passphrase in a file, which must be its only line.
 func Passphrase(content []byte) ([]byte, error) {
 	line := bytes.TrimSuffix(bytes.TrimSuffix(content, []byte("\n")), []byte("\r"))
 	switch {
@@ -60,7 +60,7 @@ func Passphrase(content []byte) ([]byte, error) {
 }
 
 // decrypt returns the key in an ENCRYPTED PRIVATE KEY: PBES2 of PKCS #5 with AES in CBC mode, and PBKDF2 or scrypt. It
-// checks all bounds before the costly derivation. Its errors have no part of the key or the passphrase.
+// checks all limits before the costly derivation. Its errors contain no part of the key or the passphrase.
 func decrypt(der, passphrase []byte) (any, error) {
 	var file struct {
 		Algorithm pkix.AlgorithmIdentifier
@@ -106,7 +106,7 @@ func decrypt(der, passphrase []byte) (any, error) {
 	return key, nil
 }
 
-// derive returns the key of a cipher.
+// derive derives the key of a cipher from the passphrase.
 func derive(kdf pkix.AlgorithmIdentifier, passphrase []byte, size int) ([]byte, error) {
 	malformed := errors.New("the encrypted key is malformed")
 	switch {
@@ -145,7 +145,7 @@ func derive(kdf pkix.AlgorithmIdentifier, passphrase []byte, size int) ([]byte, 
 	return nil, fmt.Errorf("the encrypted key derives its key by algorithm %s, want PBKDF2 or scrypt; %s", kdf.Algorithm, convert)
 }
 
-// unmarshal is asn1.Unmarshal of all data.
+// unmarshal is asn1.Unmarshal, but returns an error for trailing data.
 func unmarshal(der []byte, to any) error {
 	rest, err := asn1.Unmarshal(der, to)
 	if err == nil && len(rest) > 0 {
@@ -154,6 +154,6 @@ func unmarshal(der []byte, to any) error {
 	return err
 }
 
-// EncryptedKey is [Key] of an encrypted key: PKCS #8 as 'openssl pkcs8 -topk8' and 'openssl genpkey -aes256' write it. It
-// returns an error for a key that is not encrypted, because its owner believes that it is.
+// EncryptedKey is like [Key] for an encrypted key: PKCS #8 as 'openssl pkcs8 -topk8' and 'openssl genpkey -aes256' write
+// it. It returns an error for an unencrypted key, because its owner believes that it is encrypted.
 func EncryptedKey(data, passphrase []byte) (crypto.Signer, error) { return only(data, passphrase) }

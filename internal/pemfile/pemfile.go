@@ -1,5 +1,5 @@
-// Package pemfile reads PEM: certificates, keys and requests. encoding/pem skips a block that it cannot read, so a
-// certificate can vanish from a bundle without a word. All of kubejoin reads PEM here, where that is an error.
+// Package pemfile reads PEM: certificates, keys and requests. encoding/pem skips a block that it cannot read, so a certificate
+// can silently vanish from a bundle. All of kubejoin reads PEM with this package, which returns an error for such a block.
 package pemfile
 
 import (
@@ -25,15 +25,15 @@ const (
 var begin, end = []byte("-----BEGIN "), []byte("-----END ")
 
 // Blocks returns all blocks. It ignores text between them. It returns an error for empty data, and for each beginning or
-// end of a block that encoding/pem cannot read: behind a space or a byte order mark, without a newline between two
-// blocks, damaged or truncated.
+// end of a block that encoding/pem cannot read. Examples are a space or a byte order mark before it, a missing newline
+// between two blocks, and a damaged or truncated block.
 func Blocks(data []byte) ([]*pem.Block, error) {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil, errors.New("empty, want PEM")
 	}
 	var blocks []*pem.Block
 	offset := 0
-	for i, text := range bytes.Split(data, begin) { // text before the first block, and then one block in each
+	for i, text := range bytes.Split(data, begin) { // first the text before the first block, then one block each
 		rest := text
 		if i > 0 {
 			var block *pem.Block
@@ -55,7 +55,8 @@ func Blocks(data []byte) ([]*pem.Block, error) {
 // line returns the number of the line at an offset.
 func line(data []byte, offset int) int { return bytes.Count(data[:offset], []byte("\n")) + 1 }
 
-// One returns the content of the only block, which has the type and no headers. Only white space may be around it.
+// One returns the content of the only block. The block must have the given type and no headers. Only white space may
+// surround it.
 func One(data []byte, blockType string) ([]byte, error) {
 	data = bytes.TrimSpace(data)
 	blocks, err := Blocks(data)
@@ -78,7 +79,7 @@ func One(data []byte, blockType string) ([]byte, error) {
 }
 
 // Certificates returns all certificates, at least one. It skips blocks of other types, such as keys. It returns an error
-// for a certificate that crypto/tls and client-go would skip: with headers, or of a type of OpenSSL's own.
+// for a certificate that crypto/tls and client-go would skip: one with headers, or with a type that only OpenSSL uses.
 func Certificates(data []byte) ([]*x509.Certificate, error) {
 	blocks, err := Blocks(data)
 	if err != nil {
@@ -112,7 +113,7 @@ func Encode(certs ...*x509.Certificate) (content []byte) {
 	return content
 }
 
-// OnlyCertificates is [Certificates] of data without blocks of other types.
+// OnlyCertificates is like [Certificates], but returns an error for blocks of other types.
 func OnlyCertificates(data []byte) ([]*x509.Certificate, error) {
 	blocks, err := Blocks(data)
 	if err != nil {
@@ -144,8 +145,9 @@ func PoolOf(certs []*x509.Certificate) *x509.CertPool {
 	return pool
 }
 
-// Presented returns the certificates in what a signer issued, up to the first that is malformed. Like the TLS client
-// that presents them, it skips what it cannot read. Use it only to look at certificates of others, never to trust one.
+// Presented returns the certificates in the output of a signer, up to the first malformed one. Like the TLS client
+// that presents them, it skips blocks that it cannot read. Use it only to inspect other parties' certificates, never
+// to decide about trust.
 func Presented(data []byte) (chain []*x509.Certificate) {
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != Certificate {
@@ -234,7 +236,7 @@ func KeyPair(certificate, key []byte) (tls.Certificate, error) {
 	return tls.X509KeyPair(certificate, key)
 }
 
-// LoadKeyPair is [KeyPair] of two files.
+// LoadKeyPair is like [KeyPair], but reads two files.
 func LoadKeyPair(certFile, keyFile string) (tls.Certificate, error) {
 	certificate, err := os.ReadFile(certFile)
 	if err != nil {

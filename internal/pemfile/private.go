@@ -9,14 +9,14 @@ import (
 	"runtime"
 )
 
-// ErrExposed is wrapped if every user of the machine may read or write a file of a CA.
+// ErrExposed means that every user of the machine may read or write a private file.
 var ErrExposed = errors.New("file is accessible to every user")
 
-// Secret are the bits that the mode of a file with a key or a passphrase must not have.
+// Secret are the mode bits that a file with a key or a passphrase must not have.
 const Secret fs.FileMode = 0o006
 
-// ReadPrivate reads a file whose mode has none of the given bits. The group may have access: the files of a Secret in
-// a pod belong to one.
+// ReadPrivate reads a file. It returns an error if the mode has one of the given bits. The group may have access,
+// because the files of a Secret in a pod belong to a group.
 func ReadPrivate(path string, bits fs.FileMode) (content []byte, err error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A description holds what the page shows of openapi.yaml, in the same order.
+// A description holds the parts of openapi.yaml that the page shows, in the same order.
 type description struct {
 	Title, Summary, Text string
 	Style                template.CSS
@@ -31,7 +31,7 @@ type section struct {
 type operationShown struct {
 	ID, Method, Path, Summary, Text string
 	Access                          string
-	Credentials                     []string     // names of Schemes; none: public
+	Credentials                     []string     // names of Schemes; empty means public
 	Fields                          []fieldShown // parameters, and fields of the body
 	BodyTypes                       []string
 	BodyFields                      bool
@@ -60,7 +60,7 @@ type schemaShown struct {
 	Fields     []fieldShown
 }
 
-// A problemShown is one problem type. Name lacks the common prefix.
+// A problemShown is one problem type. Name is without the common prefix.
 type problemShown struct{ Name, Status, Text string }
 
 // problemsShown are the problems of one status.
@@ -310,7 +310,7 @@ func (d described) follow(n *yaml.Node) described {
 	return described{node: n, root: d.root}
 }
 
-// text returns a scalar's value, and anything else as YAML.
+// text returns the value of a scalar. It returns any other node as YAML.
 func (d described) text() string {
 	switch {
 	case d.node == nil:

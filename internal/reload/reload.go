@@ -17,8 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Interval is the time between two checks of the files. A change is used only after two checks with the same content,
-// so that a writer has that long to complete several files.
+// Interval is the time between two checks of the files. A change is used only after two checks have found the same
+// content, so that a writer has this time to complete several files.
 const Interval = 2 * time.Second
 
 // Files describes a value and the files that it is loaded from.
@@ -28,13 +28,13 @@ type Files[T any] struct {
 	// Paths are the files, in any order.
 	Paths []string
 	// Named returns further files that the content of one of Paths names; nil means none. Its result for invalid
-	// content does not matter.
+	// content is irrelevant.
 	Named func(content []byte) []string
 	// Load loads the value. It reads the files itself.
 	Load func() (T, error)
-	// Changed applies each new value of Get; nil does nothing. After an error it is retried at the next check.
+	// Changed is called with each new value of Get; nil does nothing. After an error, it is called again at the next check.
 	Changed func(T) error
-	// Failed is called when the files cannot be used, once for each state of them; nil does nothing.
+	// Failed is called once for each unusable state of the files; nil does nothing.
 	Failed func(error)
 	// Logger logs changes; nil disables logging.
 	Logger *slog.Logger
@@ -49,8 +49,8 @@ type Value[T any] struct {
 	current atomic.Pointer[T]
 	failure atomic.Pointer[error]
 
-	// Used by the loop only: the state of the files that current was loaded from, of the last check, and of the last
-	// reported failure, and whether Changed must still be called.
+	// Only the loop uses these fields. used is the state of the files that current was loaded from, seen that of the
+	// last check, and told that of the last reported failure. pending is true if Changed must still be called.
 	used, seen, told state
 	pending          bool
 }
@@ -79,7 +79,7 @@ func (f Files[T]) Open() (*Value[T], error) {
 		return nil, err
 	}
 	v.current.Store(&value)
-	v.used, v.seen = now, now // if they changed in between, the next check notices
+	v.used, v.seen = now, now // if the files changed during Load, the next check notices
 	v.inUse.Set(1)
 	return v, nil
 }
@@ -109,13 +109,13 @@ func (v *Value[T]) Run(ctx context.Context) error {
 	}.Run(ctx)
 }
 
-// step is one check. It hides errors from the loop, because the next check is due as usual.
+// step is one check. It does not return errors to the loop, so that the next check is due as usual.
 func (v *Value[T]) step() {
 	now, err := v.look()
 	before := v.seen
 	v.seen = now
 	if now != before {
-		return // a writer may not be done
+		return // wait: a writer may not have finished
 	}
 	if err == nil && now != v.used {
 		err = v.load(now)
@@ -150,8 +150,7 @@ func (v *Value[T]) look() (state, error) {
 		}
 		for _, path := range v.files.Named(content) {
 			if _, err := add(path); err != nil {
-				// The state includes the file that names the missing one. So fixing either of them counts as a
-				// change.
+				// The state includes the file that names the missing one. So fixing either file is a change.
 				return state{sum: [sha256.Size]byte(h.Sum(nil)), err: err.Error()}, err
 			}
 		}
@@ -162,7 +161,7 @@ func (v *Value[T]) look() (state, error) {
 // errUnsettled is the error if files changed while they were read.
 var errUnsettled = errors.New("files changed while they were read")
 
-// load loads the value from the files, which are in the state now.
+// load loads the value from the files. now is their state at the last check.
 func (v *Value[T]) load(now state) error {
 	value, err := v.files.Load()
 	// Load has read the files again, so check that they have not changed.
@@ -178,7 +177,8 @@ func (v *Value[T]) load(now state) error {
 	return nil
 }
 
-// report sets the gauge and the failure. It logs a failure once for each state of the files, and logs its end.
+// report sets the gauge and the failure. It logs a failure once for each state of the files, and logs when the
+// failure has ended.
 func (v *Value[T]) report(now state, err error) {
 	if err == nil {
 		v.inUse.Set(1)

@@ -17,10 +17,9 @@ import (
 
 // Limits for [Text], in bytes.
 const (
-	// MaxName limits a name: of an object, a user or a signer, or the subject of a certificate.
+	// MaxName limits the name of an object, a user or a signer, and the subject of a certificate.
 	MaxName = 300
-	// MaxMessage limits a message: of an Event, a condition or an error. An API server accepts 1,024 bytes in an
-	// Event.
+	// MaxMessage limits the message of an Event, a condition or an error. An API server accepts 1,024 bytes in an Event.
 	MaxMessage = 1024
 )
 
@@ -49,9 +48,8 @@ func Text(text string, most int) string {
 	return text[:end] + more
 }
 
-// Redact replaces the secret of everything in text that has the form of a bootstrap token. It keeps the token ID,
-// which is public. It also finds a token with other text directly before or after it, and replaces letters and digits
-// that follow the secret.
+// Redact replaces the secret in everything that has the form of a bootstrap token. It keeps the token ID, which is public. It
+// also finds a token with other text directly before or after it, and replaces letters and digits that follow the secret.
 func Redact(text string) string {
 	var kept strings.Builder
 	copied := 0
@@ -114,9 +112,9 @@ func Duration(d time.Duration) string {
 	return text
 }
 
-// Args redacts the arguments of a fmt call in place: strings, bytes, lists of strings, errors and Stringers. It must
-// run before formatting: a verb with a precision, for example %.40q, could cut a secret so that Redact does not find
-// it. It formats durations by [Duration].
+// Args redacts the arguments of a fmt call in place: strings, bytes, lists of strings, errors and Stringers. Call it
+// before formatting: a verb with a precision, for example %.40q, could cut a secret so that Redact does not find it.
+// Args formats durations with [Duration].
 func Args(args []any) {
 	for i, arg := range args {
 		switch v := arg.(type) {

@@ -23,17 +23,17 @@ import (
 )
 
 const (
-	// maxInFlight is how many orders are signed at once. One requester gets half of them, as many as two replicas of
-	// kubejoin send.
+	// maxInFlight is the maximum number of orders that are signed at once. One requester gets at most half, as many
+	// as two replicas of kubejoin send.
 	maxInFlight = 128
 	// orderTimeout limits the time for one order.
 	orderTimeout = 10 * time.Second
 	// maxDetail limits the text of a problem.
 	maxDetail = 1000
-	// readQPS and readBurst limit what is no order: kubejoin reads the CA every 15 seconds.
+	// readQPS and readBurst limit requests other than orders. kubejoin reads the CA every 15 seconds.
 	readQPS, readBurst = 5, 50
-	// overRate is how long the response to a request over the rate takes. So the number of connections bounds what such
-	// requests cost.
+	// overRate is the delay of the response to a request over the rate. So the number of connections limits the cost of
+	// such requests.
 	overRate = time.Second
 )
 
@@ -43,17 +43,17 @@ type handler struct {
 	ca     func() *signer.CA
 	// authority records what it signs and refuses.
 	authority *signer.Authority
-	// requester returns who sends a request, or an error.
+	// requester returns the requester that sent a request, or an error.
 	requester func(r *http.Request, p *config.Policy) (config.Requester, error)
 	metrics   http.Handler
 	log       *slog.Logger
 	orders    *prometheus.CounterVec
 	now       func() time.Time
 
-	slots *httplimit.Shares // of requesters, by name
+	slots *httplimit.Shares // the holder is the name of a requester
 	seen  *replays
-	rates rates // of orders
-	reads rates // of other requests
+	rates rates // limits orders
+	reads rates // limits other requests
 	warn  rate.Sometimes
 }
 
@@ -75,7 +75,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request) (web.Response, e
 	from, err := h.requester(r, policy)
 	if err != nil {
 		h.refuse(r.RemoteAddr, err)
-		w.Header().Set("Connection", "close") // the next request needs another connection, whose rate is limited
+		w.Header().Set("Connection", "close") // so the next request needs a new connection, and connections are rate-limited
 		return web.Response{}, web.NewProblem("forbidden", "the policy names no such requester")
 	}
 	route := r.Method + " " + r.URL.Path
@@ -96,13 +96,13 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request) (web.Response, e
 	return web.Response{}, web.NewProblem("not-found", "want POST %s, GET %s or GET /metrics", remote.SignPath, remote.CAPath)
 }
 
-// refuse counts and logs a requester that the policy does not have.
+// refuse counts and logs a request from a requester that is not in the policy.
 func (h *handler) refuse(from string, why error) {
 	h.orders.WithLabelValues("unknown_requester").Inc()
 	h.warn.Do(func() { h.log.Warn("requester refused", "from", from, "error", why) })
 }
 
-// limit takes one of a rate. If none is left, it waits and returns a problem.
+// limit takes one request from the requester's rate. If none is left, it waits for overRate and returns a problem.
 func (h *handler) limit(r *http.Request, left *rates, from config.Requester) *web.Problem {
 	if left.take(from, h.now()) {
 		return nil
@@ -114,8 +114,8 @@ func (h *handler) limit(r *http.Request, left *rates, from config.Requester) *we
 	return web.TooMany("requester %q has used up its rate of %g requests a second", from.Name, from.QPS)
 }
 
-// sign signs an order, and counts it. A refused order counts against the rate, too, before anything is read or verified. So
-// the rate also limits how fast the record grows.
+// sign signs an order, and counts it. It charges the rate before it reads or verifies anything, so refused orders are also
+// charged. So the rate also limits how fast the record grows.
 func (h *handler) sign(r *http.Request, from config.Requester) (certificate []byte, err error) {
 	result := "failed"
 	defer func() { h.orders.WithLabelValues(result).Inc() }()
@@ -124,7 +124,7 @@ func (h *handler) sign(r *http.Request, from config.Requester) (certificate []by
 		return nil, p
 	}
 	var order signer.Order
-	body, err := web.ReadAll(r) // before the slot, which a client that sends slowly would hold
+	body, err := web.ReadAll(r) // read before taking a slot: a client that sends slowly would hold it
 	if err == nil {
 		if !h.slots.Take(from.Name) {
 			result = "overloaded"
@@ -167,8 +167,8 @@ func unavailable(cause error, text string) *web.Problem {
 	return p
 }
 
-// read parses an order that is new, and that names a signer of its requester. If it could parse the order, it returns it
-// with the error.
+// read parses an order. It returns an error if the order is not new, or if its requester may not use the signer. If the
+// order could be parsed, read returns it even with an error.
 func (h *handler) read(body []byte, from config.Requester) (signer.Order, error) {
 	var order remote.Order
 	if strict, err := kjson.UnmarshalStrict(body, &order); err != nil || len(strict) > 0 {
@@ -178,7 +178,7 @@ func (h *handler) read(body []byte, from config.Requester) (signer.Order, error)
 	if err != nil {
 		return made, err
 	}
-	same, err := json.Marshal(order) // regardless of white space and the order of fields
+	same, err := json.Marshal(order) // so that white space and the order of fields do not matter
 	if err != nil {
 		return made, err
 	}
@@ -191,13 +191,13 @@ func (h *handler) read(body []byte, from config.Requester) (signer.Order, error)
 	return made, nil
 }
 
-// rates are the rates of requesters. Requesters come from the policy, so they are few.
+// rates limits each requester. Only requesters in the policy have an entry, so there are few.
 type rates struct {
 	mu   sync.Mutex
 	left map[string]*rate.Limiter
 }
 
-// take takes one of the requester's rate, and reports whether one was left.
+// take takes one request from the requester's rate, and reports whether one was left.
 func (l *rates) take(q config.Requester, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,14 +19,14 @@ type Options struct {
 	Listen         string // HOST:PORT, or unix:///PATH
 	Policy         string // file
 	CertFile       string // of the CA
-	KeyFile        string // or a URI of a PKCS#11 key
+	KeyFile        string // file, or URI of a PKCS#11 key
 	PassphraseFile string // empty: the key is not encrypted
 	Record         string // file
 	TLSCertFile    string
 	TLSKeyFile     string
 	ClientCAFile   string
 
-	// OpenKey opens the key that a URI in KeyFile names. It is nil in a program that has no PKCS#11.
+	// OpenKey opens the key that a URI in KeyFile names. It is nil in a program without PKCS#11.
 	OpenKey func(uri string) (crypto.Signer, error)
 }
 
@@ -43,7 +43,7 @@ type need int
 const (
 	optional need = iota
 	always
-	withHTTPS // and excluded with a Unix socket
+	withHTTPS // required with HTTPS, forbidden with a Unix socket
 )
 
 // Flags returns the flags in the order of the help text.
@@ -85,7 +85,7 @@ func (o Options) Check() error {
 	if socket != "" && (!filepath.IsAbs(socket) || filepath.Clean(socket) != socket) {
 		fail("listen", "%q given, want unix:// and an absolute path", o.Listen)
 	}
-	if o.Record == "-" { // standard output for other commands
+	if o.Record == "-" { // in other commands, "-" means standard output
 		fail("issuance-record", "%q given, want a file", o.Record)
 	}
 	for _, file := range o.Flags() {

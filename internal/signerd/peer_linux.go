@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// peerUID returns the user that opened the other end of a connection (unix(7), SO_PEERCRED).
+// peerUID returns the ID of the user that opened the other end of a connection (unix(7), SO_PEERCRED).
 func peerUID(conn *net.UnixConn) (int, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package signerd is 'kubejoin signer': a process that holds the key of a CA and signs what its policy allows. It checks
-// each request itself, so that a stolen 'kubejoin serve' gets no more than the policy allows. Package signer/remote has
-// the client.
+// Package signerd implements 'kubejoin signer': a process that holds the key of a CA and signs what its policy allows.
+// It checks each request itself, so that an attacker who controls 'kubejoin serve' gets no more than the policy allows.
+// Package signer/remote has the client.
 package signerd
 
 import (
@@ -33,9 +33,9 @@ import (
 )
 
 const (
-	// maxConnections is how many connections are open at once. A client that may have more is no kubejoin.
+	// maxConnections is the maximum number of open connections. kubejoin needs far fewer.
 	maxConnections = 256
-	// Rate of new connections of one address, or of one user of a Unix socket.
+	// Rate limit for new connections from one address, or from one user of a Unix socket.
 	connectionQPS, connectionBurst = 20, 100
 
 	// warnEvery is the minimum time between two log lines about unknown requesters.
@@ -53,7 +53,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("--issuance-record: %w", err)
 	}
-	defer func() { _ = record.Close() }() // each line was written or reported
+	defer func() { _ = record.Close() }() // nothing is lost: each line was written or its error reported
 	h, err := s.handler(record)
 	if err != nil {
 		return err
@@ -82,7 +82,7 @@ func open[T any](s *service, name string, load func() (T, error), paths ...strin
 	return value, err
 }
 
-// openCA loads the CA. A key on a token is opened once, and opens the token again by itself.
+// openCA loads the CA. It opens a key on a token only once; after a failure, the key opens the token again by itself.
 func (s *service) openCA() (*reload.Value[*signer.CA], error) {
 	if s.onToken() {
 		key, err := s.OpenKey(s.KeyFile)
@@ -121,7 +121,7 @@ func (s *service) handler(record issuance.Log) (*handler, error) {
 func newHandler(policy func() *config.Policy, ca func() *signer.CA, record issuance.Log, now func() time.Time) *handler {
 	return &handler{
 		policy: policy, ca: ca, log: slog.New(slog.DiscardHandler), metrics: http.NotFoundHandler(), orders: metrics.Counter(nil, "orders", "", "result"), now: now,
-		// The rate of the requester limits refusals, too.
+		// Unthrottled, because the rate of the requester already limits orders and refusals.
 		authority: &signer.Authority{Record: record, Unthrottled: true, Now: now},
 		slots:     httplimit.NewShares(maxInFlight), seen: &replays{started: now()}, warn: rate.Sometimes{Interval: warnEvery},
 	}
@@ -176,18 +176,18 @@ func (s *service) newServer(h *handler, config *tls.Config) *http.Server {
 	}
 	server.Handler, server.WriteTimeout = h, answerTimeout
 	server.Protocols = new(http.Protocols)
-	server.Protocols.SetHTTP1(true) // one request in flight on each connection: see overRate
+	server.Protocols.SetHTTP1(true) // so that each connection has one request in flight: see overRate
 	server.ConnState = httplimit.Connections(maxConnections, httplimit.Rate{QPS: connectionQPS, Burst: connectionBurst}, s.registry)
 	server.ErrorLog = slog.NewLogLogger(s.log.Handler(), slog.LevelDebug) // TLS errors that any client can cause
 	return server
 }
 
-// ofCertificate returns the requester of a client certificate.
+// ofCertificate returns a function that returns the requester of a client certificate.
 func ofCertificate(cas func() *x509.CertPool) func(*http.Request, *config.Policy) (config.Requester, error) {
 	authenticate := auth.ClientCertificate{CAs: cas, Everybody: true}.Cached()
 	return func(r *http.Request, p *config.Policy) (config.Requester, error) {
 		user, err := authenticate(r)
-		q, found := p.Named(user.Name) // after an error, the name is empty, and no requester has it
+		q, found := p.Named(user.Name) // after an error, the name is empty, and no requester has an empty name
 		if !found {
 			return q, cmp.Or(err, fmt.Errorf("the policy has no requester %.100q", user.Name))
 		}
@@ -216,12 +216,12 @@ func (s *service) serve(ctx context.Context, server *http.Server, listener net.L
 	s.log.Info("serving", "address", listener.Addr().String())
 	select {
 	case <-ctx.Done():
-	case <-back.Done(): // a part failed
+	case <-back.Done(): // a background function failed
 	}
 	shutdown, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if err := server.Shutdown(shutdown); err != nil {
-		_ = server.Close() // the requests in flight are aborted
+		_ = server.Close() // abort the requests in flight
 	}
 	end()
 	return group.Wait()

@@ -28,11 +28,11 @@ func (c peerConn) Client() string { return strconv.Itoa(c.uid) }
 type peerListener struct {
 	*net.UnixListener
 	h *handler
-	// overflow is the user that Linux reports for every user without a number in the user namespace of this process.
+	// overflow is the user ID that Linux reports for every user that the user namespace of this process does not map.
 	overflow int
 }
 
-// Accept closes connections of other users at once: they must not take the connections of those in the policy.
+// Accept immediately closes connections of users that are not in the policy, so that they cannot use up connections.
 func (l peerListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.AcceptUnix()
@@ -54,7 +54,7 @@ func (l peerListener) Accept() (net.Conn, error) {
 	}
 }
 
-// overflowUID returns the user that Linux reports instead of users that the user namespace of this process does not map.
+// overflowUID returns the user ID that Linux reports for users that the user namespace of this process does not map.
 func overflowUID() int {
 	content, err := os.ReadFile("/proc/sys/kernel/overflowuid")
 	if uid, parseErr := strconv.Atoi(strings.TrimSpace(string(content))); err == nil && parseErr == nil {
@@ -63,8 +63,8 @@ func overflowUID() int {
 	return config.OverflowUID
 }
 
-// listenUnix opens a socket that every user may connect to, because Accept checks the user. It replaces a socket on which
-// nobody listens.
+// listenUnix opens a socket that every user may connect to, because Accept checks the user. It replaces an old socket on
+// which no process listens.
 func listenUnix(ctx context.Context, path string, h *handler) (net.Listener, error) {
 	switch info, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
@@ -75,7 +75,7 @@ func listenUnix(ctx context.Context, path string, h *handler) (net.Listener, err
 	default:
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err == nil {
-			_ = conn.Close() // it was only a test
+			_ = conn.Close() // it was only a test whether a process listens
 			return nil, fmt.Errorf("another process listens on %s", path)
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) {
@@ -97,7 +97,7 @@ func listenUnix(ctx context.Context, path string, h *handler) (net.Listener, err
 
 type peerKey struct{}
 
-// withPeer is the ConnContext of a server.
+// withPeer implements [http.Server.ConnContext]: it stores the user ID of the peer.
 func withPeer(ctx context.Context, conn net.Conn) context.Context {
 	if p, ok := conn.(peerConn); ok {
 		return context.WithValue(ctx, peerKey{}, p.uid)

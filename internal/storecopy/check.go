@@ -20,18 +20,18 @@ import (
 type Violation struct {
 	// ID is one of damaged, too-many-nodes and not-counted.
 	ID string `json:"id"`
-	// Message says what is wrong, and Advice what to do.
+	// Message says what is wrong. Advice says what to do.
 	Message string `json:"message"`
 	Advice  string `json:"advice"`
 }
 
-// maxDamaged is how many damaged rows Check describes. It counts the others.
+// maxDamaged is the maximum number of damaged rows that Check describes. It only counts the others.
 const maxDamaged = 100
 
 const damagedAdvice = "restore a backup, or if no backup has the row, delete it; 'kubejoin store copy --dry-run' shows whether the rest is readable"
 
-// Check reads a whole store and returns which invariants do not hold: rows can be decoded, indexes agree with rows, no
-// token counts more nodes than its limit, and each claim is counted by its token. The counts are zero if a row is damaged.
+// Check reads a whole store and returns violated invariants. The invariants are: rows can be decoded, indexes agree with rows,
+// no token counts more nodes than its limit, and each token counts its claims. If a row is damaged, the counts are zero.
 func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, err error) {
 	more := 0
 	damaged := func(err error) {
@@ -43,7 +43,7 @@ func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, 
 	}
 	report := func(key string, err error) { damaged(b.rows.DB().Damaged(key, err)) }
 	err = rowstore.Check(ctx, b.rows.DB(), allRows(), report)
-	if errors.Is(err, boltstore.ErrDamaged) { // a page
+	if errors.Is(err, boltstore.ErrDamaged) { // a damaged page of the file
 		damaged(err)
 	} else if err != nil {
 		return counts, nil, err
@@ -52,7 +52,7 @@ func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, 
 		found = append(found, Violation{"damaged", fmt.Sprintf("%d more rows are damaged", more), damagedAdvice})
 	}
 	if len(found) > 0 {
-		return counts, found, nil // lists fail while a row is damaged
+		return counts, found, nil // stop here: lists fail if a row is damaged
 	}
 	if counts, err = b.count(ctx, allRows()); err != nil {
 		return counts, nil, err
@@ -90,11 +90,11 @@ func (b *Backend) Check(ctx context.Context) (counts Counts, found []Violation, 
 	return counts, found, nil
 }
 
-// allRows returns decoders that leave out no row.
+// allRows returns decoders that skip no row.
 func allRows() rowstore.Decoders { return decoders(true, time.Time{}) }
 
-// decoders returns the decoders of all rows. They leave out certificates, if the copy has none, and refusals and failures
-// from before a time.
+// decoders returns the decoders of all rows. Without certificates, they drop the certificates from rows. They skip
+// refusals and failures that were recorded before the given time.
 func decoders(certificates bool, before time.Time) rowstore.Decoders {
 	return rowstore.Decoders{
 		Revocation: func(key string, value []byte) error {
@@ -117,7 +117,7 @@ func (c *Counts) of(kind rowstore.Kind) *int {
 	return map[string]*int{"tokens/": &c.Tokens, "claims/": &c.Claims, "revocations/": &c.Revocations, "ca-rotation/": &c.Rotations, "issued/": &c.IssuanceEntries}[kind.Folder]
 }
 
-// count returns the numbers of rows that are not left out. It fails if a row cannot be copied.
+// count returns the numbers of rows that the decoders do not skip. It fails if a row cannot be copied.
 func (b *Backend) count(ctx context.Context, d rowstore.Decoders) (counts Counts, err error) {
 	for _, kind := range d.Kinds() {
 		if err := rowstore.EachPage(ctx, b.rows.DB(), kind.Folder, func(page []rowstore.Row) (err error) {
@@ -134,7 +134,7 @@ func (b *Backend) count(ctx context.Context, d rowstore.Decoders) (counts Counts
 	return counts, nil
 }
 
-// changes returns what must be stored for a row. The error names the row.
+// changes returns the changes that store a row and its index rows. The error names the row.
 func (b *Backend) changes(kind rowstore.Kind, key string, value []byte) ([]rowstore.Change, error) {
 	changes, err := kind.Rows(key, value)
 	if err != nil {

@@ -29,25 +29,25 @@ type Counts struct {
 type Options struct {
 	// DryRun makes Copy only check both stores and count what it would copy.
 	DryRun bool
-	// Progress is called after each row with the numbers so far, and the number of entries that were read back. Nil is not
-	// called.
+	// Copy calls Progress after each row, with the numbers so far and the number of entries that were read back. It may be nil.
 	Progress func(counts Counts, compared int)
 }
 
 var (
 	// ErrNotEmpty means that the destination has rows.
 	ErrNotEmpty = errors.New("the destination has rows already; give a new file, or another --etcd-prefix")
-	// ErrDiffers means that a row of the destination is not the one of the source.
+	// ErrDiffers means that a row of the destination differs from the source.
 	ErrDiffers = errors.New("differs from the source")
 	// ErrChanged means that the source was written during the copy.
 	ErrChanged = errors.New("was written during the copy; stop its kubejoins, and repeat the command")
-	// ErrRotating means that a CA rotation of the source has not ended. A copy of the new key could not be decrypted.
+	// ErrRotating means that a CA rotation of the source has not ended. The destination could not decrypt a copy of
+	// the new key.
 	ErrRotating = errors.New("a CA rotation is in progress; first start its kubejoin, and end the rotation")
 )
 
-// Copy copies all rows of one revision of a store to another store, reads them back and compares them. It fails if the
-// source has another revision in the end. Created and UID stay, Version is the destination's own. It leaves out refusals
-// and failures that are old enough to be deleted. A record in etcd has no certificates.
+// Copy copies all rows of one revision of a store to another store, reads them back and compares them. It fails if the source
+// has a new revision after that. Created and UID stay the same; the destination assigns Version. Copy skips recorded refusals
+// and failures that are old enough to be deleted. For etcd, it drops the certificates from the issuance record.
 func Copy(ctx context.Context, from, to *Backend, o Options) (counts Counts, err error) {
 	if err := to.mustBeEmpty(ctx); err != nil {
 		return counts, err
@@ -65,13 +65,13 @@ func Copy(ctx context.Context, from, to *Backend, o Options) (counts Counts, err
 	if err := to.begin(ctx); err != nil {
 		return counts, fmt.Errorf("%s: %w", to.name, err)
 	}
-	if err := to.mustBeEmpty(ctx); err != nil { // somebody may have written since
+	if err := to.mustBeEmpty(ctx); err != nil { // check again: somebody may have written in the meantime
 		return counts, errors.Join(err, to.complete(ctx))
 	}
 	c := copyRun{from: from, to: to, Options: o, kinds: d.Kinds(), copied: map[string]revision{}}
 	for _, step := range []func(context.Context) error{c.copy, c.compare, c.unchanged, to.complete} {
 		err := step(ctx)
-		if errors.Is(err, ErrDiffers) { // also if the source has changed
+		if errors.Is(err, ErrDiffers) { // report a changed source instead, which also causes differences
 			err = cmp.Or(c.unchanged(ctx), err)
 		}
 		if err != nil {
@@ -106,17 +106,17 @@ func (b *Backend) empty(ctx context.Context) (bool, error) {
 	return n == 0, nil
 }
 
-// A copyRun is a copy that runs.
+// A copyRun is one call of Copy.
 type copyRun struct {
 	from, to *Backend
 	Options
 	kinds    []rowstore.Kind
-	copied   map[string]revision // of the source, by folder
+	copied   map[string]revision // maps a folder of the source to the revision that was copied
 	counts   Counts
 	compared int
 }
 
-// A revision of a folder changes with each write: a row gets a higher version than all others, or is deleted.
+// A revision of a folder changes with each write, because a written row gets the highest version, and a deleted row is missing.
 type revision struct {
 	rows    int
 	highest uint64 // version
@@ -133,7 +133,7 @@ func (r *revision) add(rows []rowstore.Row) error {
 	return nil
 }
 
-// unchanged returns an error if the source no longer has the revision that was copied.
+// unchanged returns an error if the revision of the source is no longer the copied revision.
 func (c *copyRun) unchanged(ctx context.Context) error {
 	for _, kind := range c.kinds {
 		var now revision
@@ -156,7 +156,8 @@ func (c *copyRun) count(n *int, rows int) {
 	}
 }
 
-// eachPage calls visit with the rows of a kind in the source, in pages. Each row has its rows in indexes.
+// eachPage calls visit with the rows of a kind in the source, in pages. all has for each row the changes that store
+// the row and its index rows.
 func (c *copyRun) eachPage(ctx context.Context, r rowstore.Reader, kind rowstore.Kind, visit func(page []rowstore.Row, all [][]rowstore.Change) error) error {
 	return rowstore.EachPage(ctx, r, kind.Folder, func(page []rowstore.Row) error {
 		var all [][]rowstore.Change
@@ -202,11 +203,11 @@ func (c *copyRun) copy(ctx context.Context) error {
 	return cmp.Or(err, damaged)
 }
 
-// maxBytes is how many bytes of keys and values Copy commits at once, unless one row has more. By default, etcd limits a
-// request to 1.5 MiB.
+// maxBytes is the maximum size of keys and values that Copy commits at once, unless one row is larger. By default, etcd
+// limits a request to 1.5 MiB.
 const maxBytes = 512 << 10
 
-// fitting returns how many of the rows one commit can have. It is at least one.
+// fitting returns how many of the rows fit into one commit, at least one.
 func fitting(all [][]rowstore.Change, maxChanges int) int {
 	changes, bytes := 0, 0
 	for n, row := range all {
@@ -221,7 +222,7 @@ func fitting(all [][]rowstore.Change, maxChanges int) int {
 	return len(all)
 }
 
-// write writes as many of the rows as one commit can have, and returns their number.
+// write writes as many of the rows as fit into one commit, and returns their number.
 func (c *copyRun) write(ctx context.Context, all [][]rowstore.Change) (n int, err error) {
 	n = fitting(all, c.to.rows.DB().MaxChanges())
 	var conditions []rowstore.Condition
@@ -236,7 +237,7 @@ func (c *copyRun) differs(key string) error {
 	return fmt.Errorf("%s: row %s %w", c.to.name, key, ErrDiffers)
 }
 
-// compare reads all rows back, and returns an error if the destination has other rows than the source.
+// compare reads all rows back, and returns an error if the destination differs from the source.
 func (c *copyRun) compare(ctx context.Context) error {
 	for _, kind := range c.kinds {
 		rows := map[string]int{} // by folder

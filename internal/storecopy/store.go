@@ -1,5 +1,5 @@
-// Package storecopy copies tokens, claims, revocations and the issuance record between a file and etcd, and checks such
-// stores.
+// Package storecopy copies tokens, claims, revocations and the issuance record between a file store and etcd. It also
+// checks these stores.
 package storecopy
 
 import (
@@ -22,10 +22,10 @@ import (
 // A Backend is an open file or etcd.
 type Backend struct {
 	name         string
-	giveUp       string // what to delete to give up a copy to this store
+	giveUp       string // says what to delete to give up a copy to this store
 	rows         *rowstore.Store
 	certificates bool // whether the record has certificates
-	// begin and complete enclose a copy to this store. Between them nobody else can use it.
+	// A copy to this store calls begin first and complete last. Between these calls, nobody else can use the store.
 	begin, complete func(context.Context) error
 	close           func() error
 }
@@ -40,19 +40,19 @@ var (
 	ErrUnused = errors.New("etcd has no keys of kubejoin below this prefix; give the --etcd-prefix of 'kubejoin serve'")
 )
 
-// A Use is what a store is opened for.
+// A Use is the purpose for which a store is opened.
 type Use int
 
-// ReadOnly is for a check and for the source of a copy: it changes nothing. Destination must be a new file, or a prefix in
-// etcd that nobody uses. DryDestination is a destination that Open does not create.
+// ReadOnly is for a check and for the source of a copy: it changes nothing. A Destination must be a new file, or an unused
+// prefix in etcd. DryDestination is like Destination, but Open does not create the file.
 const (
 	ReadOnly Use = iota
 	Destination
 	DryDestination
 )
 
-// Open opens the store that spec names: file:PATH or etcd:URLS. The word bolt means file. For etcd, config has the other
-// fields.
+// Open opens the store that spec names: file:PATH or etcd:URLS. bolt:PATH means the same as file:PATH. For etcd, config
+// has the other fields.
 func Open(ctx context.Context, spec string, config etcdstore.Config, use Use) (*Backend, error) {
 	kind, where, _ := strings.Cut(spec, ":")
 	switch {
@@ -67,7 +67,7 @@ func Open(ctx context.Context, spec string, config etcdstore.Config, use Use) (*
 	return nil, fmt.Errorf("%.200q given, %w", tokens.Redact(spec), ErrSpec)
 }
 
-// copying is the suffix of a file that is not complete.
+// copying is the suffix of the destination file until the copy is complete.
 const copying = ".copying"
 
 func openFile(path string, use Use) (*Backend, error) {
@@ -113,7 +113,7 @@ func openFile(path string, use Use) (*Backend, error) {
 	}, nil
 }
 
-// absent returns an error if there is a file that a new store would replace.
+// absent returns an error if a file exists at path, because a new store would replace it.
 func absent(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return fmt.Errorf("%s exists already, want a new file; delete it if it is of an interrupted copy", path)

@@ -21,15 +21,15 @@ const (
 	packMinSize = 512
 )
 
-// A version is a public response body, made once for all clients.
+// A version is one version of a public response body, the same for all clients.
 type version struct {
 	body []byte
 	tag  func() string // strong entity tag, without quotes
 	gzip atomic.Pointer[[]byte]
 }
 
-// A Document is a public document that may change: the same for all clients. It keeps the compressed form and the entity
-// tag of the current version. The zero value is ready to use.
+// A Document is a public document that may change. All clients get the same version. It keeps the compressed form and
+// the entity tag of the current version. The zero value is ready to use.
 type Document struct {
 	mu      sync.Mutex
 	last    *version
@@ -80,7 +80,7 @@ func (p *Document) pack(d *version) {
 	}()
 }
 
-// compressed returns the body in gzip, or nil if that is not smaller.
+// compressed returns the body in gzip, or nil if gzip does not make it smaller.
 func compressed(body []byte) []byte {
 	var b bytes.Buffer
 	w, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
@@ -96,9 +96,9 @@ func compressed(body []byte) []byte {
 	return bytes.Clone(b.Bytes())
 }
 
-// Respond returns the document, with its current body, as a response: compressed if the client accepts that, or 304 if
-// the client has the current version. Caches must revalidate each time (RFC 9111, section 5.2.2.4). vary are the
-// headers beside Accept-Encoding that have selected the document.
+// Respond returns a response with the current body of the document. The body is compressed if the client accepts gzip.
+// The status is 304 if the client has the current version. Caches must revalidate each time (RFC 9111, section
+// 5.2.2.4). vary are the headers that selected the document, in addition to Accept-Encoding.
 func (p *Document) Respond(r *http.Request, body []byte, contentType string, vary ...string) Response {
 	d := p.version(body)
 	identity := `"` + d.tag() + `"`
@@ -176,8 +176,7 @@ func matches(headers []string, tag string) bool {
 	return false
 }
 
-// Accepts reports whether an Accept header names the media type want. A wildcard does not count: curl
-// sends */* by default.
+// Accepts reports whether an Accept header names the media type want. It ignores wildcards, because curl sends */* by default.
 func Accepts(accept []string, want string) bool {
 	for _, header := range accept {
 		for item := range strings.SplitSeq(header, ",") {

@@ -44,14 +44,14 @@ func (p *Problem) CausedBy(err error) *Problem {
 	return p
 }
 
-// Unavailable returns p with a cause that may end soon: the client may retry.
+// Unavailable returns p with a temporary cause, and sets RetryAfter, so that the client may retry.
 func (p *Problem) Unavailable(err error) *Problem {
 	p.RetryAfter = RetryAfter
 	return p.CausedBy(err)
 }
 
-// NewProblem returns a problem. Clients compare its type, which is a URI made of name: do not change a name. Its status is that
-// of package codes.
+// NewProblem returns a problem. Clients compare its type, which is a URI made of name: do not change a name. Package codes
+// defines its status.
 func NewProblem(name, format string, args ...any) *Problem {
 	safetext.Args(args) // redacts secrets before a verb truncates them
 	status := codes.Statuses[name]
@@ -75,8 +75,8 @@ func BadFields(all api.InvalidFields) *Problem {
 	return p
 }
 
-// ProblemOf returns the problem in an error. An error that is neither a Problem nor [api.InvalidFields] nor a [tokens.Refusal]
-// is an internal failure, and its text is not shown.
+// ProblemOf returns the problem in an error. For any error except a Problem, [api.InvalidFields] or a [tokens.Refusal], it
+// returns an internal failure without the text of the error.
 func ProblemOf(err error) *Problem {
 	var p *Problem
 	var invalid api.InvalidFields
@@ -99,7 +99,7 @@ func ProblemOf(err error) *Problem {
 	return NewProblem("internal", "kubejoin failed to handle this request; its log has the reason under this request ID")
 }
 
-// RetryAfter is the Retry-After of responses about something that is temporarily unavailable.
+// RetryAfter is the value of Retry-After if something is temporarily unavailable.
 const RetryAfter = 5 * time.Second
 
 // maxDetail is the maximum size of the detail of a problem, in bytes.
@@ -182,7 +182,7 @@ func fieldShown(name string) string {
 	return fmt.Sprintf("%.40s", safetext.Printable(safetext.Redact(name)))
 }
 
-// ErrRefused is the cause of every problem of a request that exceeds a limit. Such requests may come in floods.
+// ErrRefused is the cause of every problem about a request that exceeds a limit. Such requests may come in floods.
 var ErrRefused = errors.New("too many requests")
 
 // Exceeds returns the problem of a request that exceeds a limit, or nil.
@@ -207,7 +207,7 @@ func TooMany(format string, args ...any) *Problem {
 }
 
 // CrossOrigin returns a problem if a browser sent the request for a page of another site. Such a page could otherwise
-// use the client certificate in the browser. It returns nil for other clients: only browsers send the origin.
+// use the client certificate in the browser. It returns nil for other clients, because only browsers send the origin.
 func CrossOrigin(r *http.Request) *Problem {
 	if err := new(http.CrossOriginProtection).Check(r); err != nil {
 		p := NewProblem("forbidden", "a browser sent this request for a page of another site (see the headers Sec-Fetch-Site and Origin)")

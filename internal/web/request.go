@@ -46,10 +46,10 @@ func ReadQuery(r *http.Request, req any) error {
 	return fill(inURL(fieldsOf(reflect.ValueOf(req).Elem())), query, nil)
 }
 
-// Limits of a query. The limit of NewServer on headers would allow thousands of parameters, and that of an importer's own
-// server a hundred thousand.
+// Limits of a query. The header limit of NewServer would allow thousands of parameters. The default limit of an
+// importer's own server would allow a hundred thousand.
 const (
-	maxQuery      = 8 << 10 // half of maxHeader, so that a long query gets this problem and not an HTTP/2 error
+	maxQuery      = 8 << 10 // half of maxHeader, so that a long query causes this problem and not an HTTP/2 error
 	maxParameters = 1000
 )
 
@@ -69,7 +69,7 @@ func parseQuery(r *http.Request) (url.Values, error) {
 	return query, nil
 }
 
-// fill sets fields from a query. inBody has the fields that the body has set: they must not be in the query too.
+// fill sets fields from a query. inBody has the fields that the body has set. These must not also be in the query.
 func fill(fields []requestField, query url.Values, inBody map[string]json.RawMessage) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(query)) {
@@ -85,14 +85,14 @@ func fill(fields []requestField, query url.Values, inBody map[string]json.RawMes
 	return api.JoinInvalid(errs...)
 }
 
-// readBody sets fields from the JSON body of a request, if there is one, and returns the fields that it had.
-// Names are case-sensitive.
+// readBody sets fields from the JSON body of a request, if there is one, and returns the fields that the body
+// contained. Names are case-sensitive.
 func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessage, error) {
 	body, err := ReadAll(r)
 	if err != nil || len(body) == 0 {
 		return nil, err
 	}
-	// curl -d without a header declares a form. The body must be JSON nevertheless.
+	// curl -d without a header declares a form. Accept this content type, but the body must be JSON.
 	if !HasType(r, "application/json", "application/x-www-form-urlencoded") {
 		return nil, WrongType(r, "want a JSON body with the content type application/json, or no body")
 	}
@@ -122,7 +122,7 @@ func readBody(r *http.Request, fields []requestField) (map[string]json.RawMessag
 	return given, api.JoinInvalid(errs...)
 }
 
-// WrongType returns the problem of a body whose Content-Type the operation does not read. want names those that it reads.
+// WrongType returns the problem of a body whose Content-Type the operation does not accept. want says which types it accepts.
 func WrongType(r *http.Request, want string) *Problem {
 	given := "no content type"
 	if header := r.Header.Get("Content-Type"); header != "" {
@@ -160,7 +160,7 @@ func kindOf(value []byte) string {
 	return "a number"
 }
 
-// ReadAll reads a whole body, which the caller has limited to MaxBody.
+// ReadAll reads a whole body. The caller must have limited it to MaxBody.
 func ReadAll(r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(r.Body)
 	var tooLarge *http.MaxBytesError
@@ -208,7 +208,7 @@ func fieldsOf(v reflect.Value) []requestField {
 	return fields
 }
 
-// inURL returns the fields that may be query parameters. Objects and secrets may not: URLs leak secrets.
+// inURL returns the fields that may be query parameters. It excludes objects, and secrets, because URLs leak secrets.
 func inURL(fields []requestField) []requestField {
 	var allowed []requestField
 	for _, f := range fields {
@@ -234,9 +234,9 @@ func known(fields []requestField) string {
 	return strings.Join(names[:len(names)-1], ", ") + " and " + names[len(names)-1]
 }
 
-// check returns an error for a field that is given but empty, which would mean the same as one left out.
-// For example, an empty list of node names, from an unset shell variable, would allow any name. The tag empty:"allowed"
-// of a field allows it, and the tag zero of a number says what is expected instead of 0.
+// check returns an error for a field that is given but empty, because it would mean the same as a missing field. For
+// example, an empty list of node names, from an unset shell variable, would allow any name. The tag empty:"allowed" of
+// a field allows an empty value. For a number, the tag zero says which value is expected instead of 0.
 func (f requestField) check() error {
 	mayBeEmpty := f.tag.Get("empty") == "allowed"
 	switch v := f.value.Interface().(type) {
@@ -252,7 +252,7 @@ func (f requestField) check() error {
 			return api.InvalidField(f.name, "item %d of the list is empty", slices.Index(v, "")+1)
 		}
 	case bool, json.RawMessage:
-	default: // strings, and a secret
+	default: // strings and secrets
 		if f.value.Len() == 0 && !mayBeEmpty {
 			return api.InvalidField(f.name, "is empty; leave it out for the default")
 		}
@@ -260,7 +260,7 @@ func (f requestField) check() error {
 	return nil
 }
 
-// decode sets the field from JSON. Its problems quote no values except numbers, because a value may be a secret.
+// decode sets the field from JSON. Its errors quote no values except numbers, because a value may be a secret.
 func (f requestField) decode(value json.RawMessage) error {
 	if string(value) == "null" {
 		return api.InvalidField(f.name, "is null; leave it out for the default")
@@ -314,7 +314,7 @@ func (f requestField) set(values []string) error {
 		*v = n
 	case *bool:
 		switch values[0] {
-		case "true", "": // empty for ?dryRun
+		case "true", "": // ?dryRun gives the empty string
 			*v = true
 		case "false":
 			*v = false

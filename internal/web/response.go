@@ -13,11 +13,11 @@ import (
 
 // A Response is a complete response.
 type Response struct {
-	Status      int // zero is 200
+	Status      int // zero means 200
 	ContentType string
 	Header      map[string]string
 	Body        []byte
-	// Serve writes the whole response in place of the fields above, if it is not nil.
+	// If Serve is not nil, it writes the whole response, and the fields above are ignored.
 	Serve http.Handler
 }
 
@@ -62,7 +62,7 @@ func (a Response) Write(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodHead && len(a.Body) > 0 {
 		// If this fails, the client has disconnected.
 		_, _ = w.Write(a.Body)
-		if r.ProtoMajor == 2 { // otherwise a short response is sent only after the slot is released
+		if r.ProtoMajor == 2 { // without Flush, HTTP/2 sends a short response only after the slot is released
 			_ = http.NewResponseController(w).Flush()
 		}
 	}
@@ -72,7 +72,7 @@ func (a Response) Write(w http.ResponseWriter, r *http.Request) {
 func limitResponse(w http.ResponseWriter, r *http.Request) {
 	control := http.NewResponseController(w)
 	// The calls fail for a writer without deadlines, which also has no connection. A server without a WriteTimeout never
-	// resets the write deadline: it would apply to later requests on the connection.
+	// resets the write deadline, so the deadline would apply to later requests on the connection.
 	if s, ok := r.Context().Value(http.ServerContextKey).(*http.Server); ok && s.WriteTimeout > 0 {
 		_ = control.SetWriteDeadline(time.Now().Add(answerTimeout))
 	}
@@ -90,7 +90,7 @@ type Panic struct {
 // Error returns the value of the panic.
 func (p *Panic) Error() string { return fmt.Sprintf("panic: %v", p.Value) }
 
-// Recover calls f and returns a panic of it as a [Panic].
+// Recover calls f. If f panics, it returns the panic as a [Panic].
 func Recover(f func() (Response, error)) (a Response, err error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -1,4 +1,4 @@
-// Package softhsm gives tests a hardware security module in software: SoftHSM 2.
+// Package softhsm provides SoftHSM 2 for tests: a hardware security module in software.
 package softhsm
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/need"
 )
 
-// Module is the library of Debian, and PIN the PIN of each token.
+// Module is the path of the library in Debian. PIN is the PIN of each token.
 const (
 	Module = "/usr/lib/softhsm/libsofthsm2.so"
 	PIN    = "271828"
@@ -22,11 +22,11 @@ const (
 // An HSM is a SoftHSM 2 with its own folder.
 type HSM struct {
 	*testing.T
-	// Dir has the configuration and the tokens. PINFile has the PIN of all tokens.
+	// Dir is the folder with the configuration and the tokens. PINFile is the file with the PIN of all tokens.
 	Dir, PINFile string
 }
 
-// New returns an HSM with tokens of these labels. The environment of the test names it, until the test ends.
+// New returns an HSM with tokens of these labels. It sets the environment variable of SoftHSM until the test ends.
 func New(t *testing.T, labels ...string) HSM {
 	t.Helper()
 	need.Programs(t, "softhsm2-util")
@@ -56,7 +56,7 @@ func (h HSM) WritePIN(pin string) {
 	must.OK(h.T, os.WriteFile(h.PINFile, []byte(pin), 0o600))
 }
 
-// Import puts a key on the token.
+// Import imports a key to a token.
 func (h HSM) Import(token, label, id string, key any) {
 	h.Helper()
 	file := filepath.Join(h.TempDir(), "key.pem")
@@ -69,7 +69,7 @@ func (h HSM) URI(token, object string) string {
 	return "pkcs11:token=" + token + ";object=" + object + "?module-path=" + Module + "&pin-source=file:" + h.PINFile
 }
 
-// Remove takes all tokens out, and returns a function that puts them back.
+// Remove simulates the removal of all tokens, and returns a function that puts them back.
 func (h HSM) Remove() func() {
 	h.Helper()
 	tokens := filepath.Join(h.Dir, "tokens")

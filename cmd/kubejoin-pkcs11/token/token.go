@@ -21,7 +21,7 @@ import (
 
 // Limits of a [Key].
 const (
-	// maxSessions is how many signatures the token makes at once. One more session keeps the login.
+	// maxSessions is the maximum number of concurrent signatures. One more session keeps the login.
 	maxSessions = 8
 	// defaultTimeout is how long a caller waits for a signature.
 	defaultTimeout = 10 * time.Second
@@ -29,20 +29,20 @@ const (
 	reopenAfter = time.Second
 )
 
-// ErrUnavailable is wrapped if the token cannot sign now, for example because it was removed. The caller should retry
-// later. The key opens the token again by itself.
+// ErrUnavailable means that the token cannot sign now, for example because it was removed. The caller should retry
+// later. The [Key] opens the token again by itself.
 var ErrUnavailable = errors.New("the token is unavailable")
 
 // A Key is a private key on a token: RSA, or ECDSA on P-256, P-384 or P-521. It is safe for concurrent use.
 type Key struct {
 	uri    URI
 	public crypto.PublicKey
-	slots  chan struct{} // has an entry for each call into the module
+	slots  chan struct{} // contains an entry for each call into the module in progress
 	// timeout is how long a caller waits for a signature.
 	timeout time.Duration
 
 	mu      sync.Mutex
-	session *session  // nil while the token is not open
+	session *session  // nil if the token is not open
 	closing bool      // the last session is closing
 	next    time.Time // of the next attempt to open the token
 	failure error     // of the last attempt
@@ -66,7 +66,7 @@ func Open(uri URI) (*Key, error) {
 	return k, nil
 }
 
-// Public returns the public key. It stays the same while the token is not there.
+// Public returns the public key, even if the token is unavailable.
 func (k *Key) Public() crypto.PublicKey { return k.public }
 
 // Close logs out. It waits for calls in progress. A closed key must not be used.
@@ -81,7 +81,7 @@ func (k *Key) Close() error {
 	return s.context.Close()
 }
 
-// Sign signs a digest. After a failure it closes the token, and the next call opens it again.
+// Sign signs a digest. After a failure, it closes the token, and the next call opens it again.
 func (k *Key) Sign(rand io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
 	type result struct {
 		signature []byte
@@ -155,7 +155,7 @@ func (k *Key) drop(s *session) {
 		return
 	}
 	k.session, k.closing = nil, true
-	go func() { // it waits for the calls in progress
+	go func() { // Close waits for the calls in progress
 		_ = s.context.Close()
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -163,11 +163,12 @@ func (k *Key) drop(s *session) {
 	}()
 }
 
-// opening is held while a token is opened: the library is a global state, and a second caller must not end it meanwhile.
+// opening is held while a token is opened. The library has global state, and a second caller must not finalize it in the
+// meantime.
 var opening sync.Mutex
 
-// open opens the token and logs in once. It never tries a PIN again that the token has refused, and no PIN at all if it
-// could be the last try before the token locks itself.
+// open opens the token and logs in once. It never retries a PIN that the token has refused. It tries no PIN at all if
+// that could be the last try before the token locks itself.
 func (k *Key) open() (*session, error) {
 	fail := func(err error) (*session, error) { return nil, fmt.Errorf("%s: %w: %w", k.uri, ErrUnavailable, err) }
 	pin, err := readPIN(k.uri.PINFile)
@@ -187,7 +188,8 @@ func (k *Key) open() (*session, error) {
 	if locks(info, k.public == nil) {
 		return fail(fmt.Errorf("a wrong PIN was tried before, and kubejoin tries none that could lock it: log in with the right PIN by another program, for example: pkcs11-tool --module %s --token-label LABEL --login --list-objects", k.uri.Module))
 	}
-	// By the slot: two tokens may have one serial number or one label, and the PIN is only for the token that was found.
+	// Select the token by its slot: two tokens may have the same serial number or label, and the PIN is only for the
+	// token that was found.
 	context, err := crypto11.Configure(&crypto11.Config{Path: k.uri.Module, SlotNumber: &slot, Pin: string(pin), MaxSessions: maxSessions + 1, PoolWaitTimeout: defaultTimeout})
 	if loginRefused(err) {
 		k.refused = &sum
@@ -208,8 +210,8 @@ func (k *Key) open() (*session, error) {
 	return &session{context, keys[0]}, nil
 }
 
-// locks reports whether a wrong PIN could lock the token. When the program starts, that is after the first wrong PIN: a
-// service manager that restarts the program could use up the tries.
+// locks reports whether a wrong PIN could lock the token. When the program starts, locks returns true after one wrong
+// PIN, because a service manager that restarts the program could use up the tries.
 func locks(info pkcs11.TokenInfo, starts bool) bool {
 	flags := uint(pkcs11.CKF_USER_PIN_FINAL_TRY | pkcs11.CKF_USER_PIN_LOCKED)
 	if starts {
@@ -218,7 +220,7 @@ func locks(info pkcs11.TokenInfo, starts bool) bool {
 	return info.Flags&flags != 0
 }
 
-// loginRefused reports whether [crypto11.Configure] could not log in, and the token was there. Tokens return
+// loginRefused reports whether [crypto11.Configure] could not log in although the token was available. Tokens return
 // different codes for a wrong PIN, so every code counts as a refused login, except those of a removed token. crypto11 has
 // no type for a failed login.
 func loginRefused(err error) bool {
@@ -249,7 +251,7 @@ func find(uri URI) (slot int, info pkcs11.TokenInfo, err error) {
 	switch err := module.Initialize(); {
 	case err == nil:
 		defer func() { _ = module.Finalize() }()
-	case !errors.Is(err, pkcs11.Error(pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED)): // by another key
+	case !errors.Is(err, pkcs11.Error(pkcs11.CKR_CRYPTOKI_ALREADY_INITIALIZED)): // another Key has initialized the library
 		return 0, info, fmt.Errorf("%s: %w", uri.Module, err)
 	}
 	library, err := module.GetInfo()
@@ -268,10 +270,10 @@ func find(uri URI) (slot int, info pkcs11.TokenInfo, err error) {
 	for _, id := range slots {
 		one, err := module.GetTokenInfo(id)
 		if err != nil {
-			continue // removed meanwhile
+			continue // the token was removed in the meantime
 		}
 		if uri.namesToken(one) {
-			slot, info, found = int(id), one, found+1 //nolint:gosec // crypto11 takes no larger one
+			slot, info, found = int(id), one, found+1 //nolint:gosec // crypto11 accepts no larger slot
 		}
 	}
 	if found != 1 {
@@ -280,7 +282,7 @@ func find(uri URI) (slot int, info pkcs11.TokenInfo, err error) {
 	return slot, info, nil
 }
 
-// readPIN returns the PIN in a file: its only line. The file must be as private as a key.
+// readPIN returns the PIN in a file, which must be its only line. The file must be as private as a file with a key.
 func readPIN(path string) ([]byte, error) {
 	content, err := pemfile.ReadPrivate(path, pemfile.Secret)
 	if err != nil {

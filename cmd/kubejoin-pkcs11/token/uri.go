@@ -12,16 +12,17 @@ import (
 	"github.com/miekg/pkcs11"
 )
 
-// A URI names a private key on a token, as RFC 7512 defines it. [ParseURI] makes one.
+// A URI names a private key on a token, as defined in RFC 7512. [ParseURI] creates a URI.
 type URI struct {
-	// Token is the label of the token, and Serial its serial number. One of them is set, or both.
+	// Token is the label of the token, and Serial its serial number. At least one of them is set.
 	Token, Serial string
-	// What else the token and the PKCS#11 library must have; empty for any. LibraryVersion is such as "2" or "2.6".
+	// Further attributes that the token and the PKCS#11 library must have; empty matches any value. LibraryVersion
+	// has a form such as "2" or "2.6".
 	Model, Manufacturer                                     string
 	LibraryManufacturer, LibraryDescription, LibraryVersion string
-	// Object is the label of the key, and ID its CKA_ID. One of them is set, or both.
+	// Object is the label of the key, and ID its CKA_ID. At least one of them is set.
 	Object, ID string
-	// Module is the path of the PKCS#11 library, and PINFile that of the file with the PIN.
+	// Module is the path of the PKCS#11 library. PINFile is the path of the file with the PIN.
 	Module, PINFile string
 }
 
@@ -31,8 +32,8 @@ type URI struct {
 //
 // The path has token or serial, and object or id. It may also have model, manufacturer, library-manufacturer,
 // library-description and library-version, as p11tool prints them. The query has module-path and pin-source, both with
-// absolute paths. All other attributes are errors, and so is pin-value: a command line is no place for a PIN. Errors have no
-// value of the query.
+// absolute paths. All other attributes are errors. pin-value is also an error, because a PIN must not be on a command line.
+// Errors contain no value of the query.
 func ParseURI(text string) (URI, error) {
 	var u URI
 	rest, found := strings.CutPrefix(text, "pkcs11:")
@@ -70,7 +71,7 @@ func ParseURI(text string) (URI, error) {
 	return u, nil
 }
 
-// version is a library-version.
+// version matches a library-version.
 var version = regexp.MustCompile(`^[0-9]{1,3}(\.[0-9]{1,3})?$`)
 
 // namesToken reports whether the URI names this token.
@@ -78,7 +79,7 @@ func (u URI) namesToken(token pkcs11.TokenInfo) bool {
 	return isOrAny(u.Token, token.Label) && isOrAny(u.Serial, token.SerialNumber) && isOrAny(u.Model, token.Model) && isOrAny(u.Manufacturer, token.ManufacturerID)
 }
 
-// namesLibrary reports whether the URI names this library. A library-version without a minor version has 0.
+// namesLibrary reports whether the URI names this library. A library-version without a minor version means minor version 0.
 func (u URI) namesLibrary(library pkcs11.Info) bool {
 	wanted := u.LibraryVersion
 	if wanted != "" && !strings.Contains(wanted, ".") {
@@ -89,10 +90,10 @@ func (u URI) namesLibrary(library pkcs11.Info) bool {
 
 func versionText(v pkcs11.Version) string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }
 
-// isOrAny reports whether a token or a library has the value of an attribute. The URI need not have the attribute.
+// isOrAny reports whether value is the wanted value of an attribute. An empty wanted value matches any value.
 func isOrAny(wanted, value string) bool { return wanted == "" || wanted == value }
 
-// attributes writes the attributes of one part of a URI into their fields.
+// attributes parses the attributes of one part of a URI into their fields.
 func attributes(part, separator string, into map[string]*string) error {
 	for attribute := range strings.SplitSeq(part, separator) {
 		if attribute == "" {
@@ -124,7 +125,7 @@ func sortedKeys(m map[string]*string) []string {
 	return names
 }
 
-// String names the key without the paths.
+// String describes the key, without the paths.
 func (u URI) String() string {
 	text := "key"
 	for _, part := range []struct{ name, value string }{{"object", u.Object}, {"id", fmt.Sprintf("%x", u.ID)}, {"token", u.Token}, {"serial", u.Serial}} {

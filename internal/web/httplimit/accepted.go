@@ -9,13 +9,12 @@ import (
 	"sync/atomic"
 )
 
-// acceptedOfUser is how many credentials of one user are cached, the latest ones. So a user with many credentials
-// evicts only their own.
+// acceptedOfUser is how many of a user's latest credentials are cached. So a user with many credentials evicts only their own.
 const acceptedOfUser = 16
 
-// accepted caches which credentials were accepted from which client, by kind of request. It stores hashes under a key
-// of this process, in a table of fixed size. Each hash has two slots, and evicts another hash only if both are taken.
-// Users with the same hash share a list of latest credentials.
+// accepted caches which credentials were accepted from which client, by kind of request. It stores keyed hashes in a
+// table of fixed size; the key is random for each process. Each hash has two slots, and evicts another hash only if
+// both are taken. Users with the same hash share a list of latest credentials.
 type accepted struct {
 	seed  maphash.Seed
 	table [bucketRows][bucketSlots]atomic.Uint64

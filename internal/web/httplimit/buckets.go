@@ -23,11 +23,11 @@ const (
 	bucketSlots = 8192
 )
 
-// buckets are token buckets by key, in a table that never grows. Nothing is evicted, because an attacker with many
-// addresses would then get fresh buckets. Instead, keys share buckets: each key has one bucket in each row, chosen by
-// a secret hash. An event takes from both buckets and is refused only if both are empty. Another key shares both with
-// a probability of 1 in 67 million. To keep one bucket in a hundred empty in both rows, attackers need 800 times the
-// rate of one client, and as many addresses.
+// buckets are token buckets by key, in a table that never grows. The table evicts nothing: otherwise, an attacker
+// with many addresses would get fresh buckets. Instead, keys share buckets: each key has one bucket in each row,
+// chosen by a secret hash. An event takes from both buckets and is refused only if both are empty. The probability
+// that another key shares both buckets is 1 in 67 million. To keep one bucket in a hundred empty in both rows,
+// attackers need 800 times the rate of one client, and as many addresses.
 type buckets struct {
 	limit rate.Limit
 	burst int
@@ -35,8 +35,8 @@ type buckets struct {
 	table [bucketRows][bucketSlots]atomic.Pointer[bucket]
 }
 
-// A bucket is a limiter whose time does not go back. A rate.Limiter fills up again from an earlier time, which the
-// slowest of concurrent requests has.
+// A bucket is a limiter whose time does not go back. A slow concurrent request may pass an earlier time. A plain
+// rate.Limiter would then refill again from that time.
 type bucket struct {
 	mu     sync.Mutex
 	latest time.Time
@@ -114,8 +114,8 @@ func (b *buckets) left(key string, now time.Time) bool {
 	return false
 }
 
-// charge takes one event of the key, on credit if none is left: many concurrent requests may have passed the check of
-// left.
+// charge takes one event of the key, on credit if none is left, because many concurrent requests may have passed the
+// check by left.
 func (b *buckets) charge(key string, now time.Time) {
 	if b == nil {
 		return

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// A Class is a group of requests with slots of its own: a flood of one class leaves the other classes theirs.
+// A Class is a group of requests with its own slots. So a flood in one class does not use up the slots of other classes.
 type Class string
 
 // The classes, as metrics and logs name them.
@@ -22,7 +22,7 @@ const (
 	AccessReviews Class = "access-review"
 )
 
-// Maximum numbers of concurrent requests by class. Each costs a goroutine and at most its body in memory.
+// Maximum numbers of concurrent requests by class. Each request costs a goroutine and at most its body in memory.
 const (
 	MaxDiscovery     = 1024 // public, with shared responses
 	MaxJoinCommands  = 512  // each may wait for its signature
@@ -44,7 +44,7 @@ type slots struct {
 	*Shares
 	class    Class
 	inFlight prometheus.Gauge
-	refused  map[string]prometheus.Counter // by reason
+	refused  map[string]prometheus.Counter // counters by reason
 	// overloaded limits the warnings about this class.
 	overloaded rate.Sometimes
 }
@@ -67,7 +67,8 @@ func newSlots(classes []Class, reg prometheus.Registerer) map[Class]*slots {
 	return all
 }
 
-// enter takes a slot, counted for the client if there is one, or returns the reason to refuse the request.
+// enter takes a slot for the client, or for nobody if client is empty. If it gets none, it returns the reason to
+// refuse the request.
 func (s *slots) enter(client string) (reason string) {
 	if reason = s.take(client); reason == "" {
 		s.inFlight.Inc()
@@ -81,9 +82,9 @@ func (s *slots) leave(holder string) {
 	s.inFlight.Dec()
 }
 
-// fair reports whether a holder of has slots may take one more when taken of most slots are in use: no holder gets
-// more slots than are free. A rate limit does not suffice, because a client that sends slowly or does not read holds
-// each slot for seconds.
+// fair reports whether a holder may take one more slot. has is the number of slots that it holds. Of most slots,
+// taken are in use. No holder gets more slots than are free. A rate limit is not enough, because a client that sends
+// slowly or does not read holds each slot for seconds.
 func fair(most, taken, has int) bool { return has < most-taken }
 
 func less(count map[string]int, key string) {

@@ -12,23 +12,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// mostConnections is the maximum number of open connections, about 30 KB each, if the limit of file descriptors
-// allows it.
+// mostConnections is the maximum number of open connections, unless the limit of file descriptors is lower. A
+// connection takes about 30 KB.
 const mostConnections = 16_384
 
-// sendBuffer is how many bytes of a response the kernel may buffer for a client that does not read. The default is up
-// to 4 MiB. Linux doubles the configured value.
+// sendBuffer limits the bytes of a response that the kernel buffers for a client that does not read. The default of
+// the kernel is up to 4 MiB. Linux doubles the configured value.
 const sendBuffer = 64 << 10
 
-// connections limits open connections. If there are too many, it closes the one that has been without a request for
-// longest, idle or never used: a new client matters more than one that may come back. If all have requests in flight,
-// it closes the new one.
+// connections limits open connections. If there are too many, it closes the connection that has had no request for
+// the longest time. A new client is more important than an idle connection. If all connections have requests in
+// flight, it closes the new one.
 //
-// It closes a new connection before TLS if its client opens connections too fast, or already has its share and as
-// many as are free. The client could keep a request in flight on each of them for as long as it likes.
+// It closes a new connection before TLS in two cases: the client opens connections too fast, or the client has its
+// share of all connections, and at least as many as are free. Without this limit, a client could keep a request in
+// flight on each connection for any time.
 type connections struct {
 	most    int
-	rate    *buckets // by client; nil: no limits per client
+	rate    *buckets // by client; nil means no limits per client
 	open    prometheus.Gauge
 	shed    prometheus.Counter
 	refused prometheus.Counter
@@ -40,9 +41,9 @@ type connections struct {
 	entries map[net.Conn]*list.Element
 }
 
-// Connections returns the ConnState of an http.Server. It limits the open connections, the open connections per
-// client, and the rate at which a client opens them. A negative rate disables the limits per client. The client is that
-// of the remote address, or the result of the method Client() string of the connection if it has one.
+// Connections returns the ConnState of an http.Server. It limits the open connections, the open connections per client,
+// and the rate at which a client opens them. A negative rate disables the limits per client. If the connection has a
+// method Client() string, its result is the client. Otherwise, the client is derived from the remote address.
 func Connections(most int, clients Rate, reg prometheus.Registerer) func(net.Conn, http.ConnState) {
 	c := &connections{
 		most:    most,
@@ -69,7 +70,7 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 		free, refused := c.add(c.client(conn))
 		if refused {
 			c.refused.Inc()
-			_ = underlying(conn).Close() // reported as StateClosed by the server
+			_ = underlying(conn).Close() // the server then reports StateClosed
 			break
 		}
 		c.entries[conn] = c.unused.PushBack(conn)
@@ -90,7 +91,7 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	c.open.Set(float64(c.count))
 }
 
-// client returns the client of a connection. It is empty without limits per client.
+// client returns the client of a connection; empty if there are no limits per client.
 func (c *connections) client(conn net.Conn) string {
 	if c.rate == nil {
 		return ""
@@ -101,10 +102,10 @@ func (c *connections) client(conn net.Conn) string {
 	return clientOf(conn.RemoteAddr().String())
 }
 
-// add counts a connection. free reports whether its client had fewer connections than were free. refused reports that
-// the caller must close it: its client opens them too fast, or the connection is not free and the client has its
-// share of all. A connection that is neither free nor refused replaces another one, so that a newcomer does not wait
-// for the idle connections of others.
+// add counts a connection. free reports whether the client had fewer connections than were free. refused reports that
+// the caller must close the connection. That is the case if the client opens connections too fast, or if free is
+// false and the client already has its share of all connections. A connection that is neither free nor refused
+// replaces another one, so that a newcomer need not wait for the idle connections of others.
 func (c *connections) add(client string) (free, refused bool) {
 	taken, has := c.count, c.clients[client]
 	c.count++
@@ -124,15 +125,15 @@ func (c *connections) forget(conn net.Conn) {
 	}
 }
 
-// closeOldest closes one connection. Its goroutine notices and reports StateClosed.
+// closeOldest closes the connection that has had no request for the longest time. The server then reports StateClosed.
 func (c *connections) closeOldest() {
-	conn, ok := c.unused.Front().Value.(net.Conn) // the new connection at least
+	conn, ok := c.unused.Front().Value.(net.Conn) // the list has at least the new connection
 	if !ok {
 		return
 	}
 	c.forget(conn)
 	c.shed.Inc()
-	// Closing the TLS connection would write to it, which a client can make slow.
+	// Do not close the TLS connection itself: that would write to it, and a client can make the write slow.
 	_ = underlying(conn).Close()
 }
 

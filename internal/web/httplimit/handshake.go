@@ -11,17 +11,17 @@ import (
 	"sync/atomic"
 )
 
-// Limits of the certificates that a client sends. crypto/tls accepts 256 KiB of them and parses them into up to 10
-// MB. It keeps that as long as the connection is open, even if no known CA signed them.
+// Limits of the certificates that a client sends. crypto/tls accepts 256 KiB of certificates and parses them into up to 10 MB.
+// It keeps the parsed certificates in memory while the connection is open, even if no trusted CA signed them.
 const (
 	maxChain       = 4        // certificates
 	maxChainBytes  = 16 << 10 // DER
 	maxChainParsed = 32 << 10 // estimated
-	maxRSABits     = 4096     // checking one signature of a larger key takes milliseconds
+	maxRSABits     = 4096     // for larger keys, checking one signature takes milliseconds
 )
 
-// maxBeforeRequest is how many bytes a connection may send before its first request was read: the limits of
-// certificates and of a request header, doubled.
+// maxBeforeRequest is the maximum number of bytes that a connection may send until its first request has been read.
+// It is twice the limits of certificates and of a request header.
 const maxBeforeRequest = 64 << 10
 
 // CheckChain returns an error if certificates would take too much memory to keep or too much time to verify. It
@@ -71,7 +71,7 @@ func parsedSize(v reflect.Value) (n int) {
 			n += parsedSize(v.Field(i))
 		}
 	case reflect.Slice:
-		if v.Type().Elem().Kind() == reflect.Uint8 { // most share the memory of Raw
+		if v.Type().Elem().Kind() == reflect.Uint8 { // most byte slices share the memory of Raw
 			return 0
 		}
 		n = v.Cap() * int(v.Type().Elem().Size())
@@ -84,8 +84,8 @@ func parsedSize(v reflect.Value) (n int) {
 	return n
 }
 
-// LimitCertificates makes handshakes fail if CheckChain refuses the client's certificates. It uses VerifyConnection,
-// which crypto/tls calls before it uses the client's key, and also for resumed sessions.
+// LimitCertificates makes handshakes fail if CheckChain refuses the client's certificates. It uses VerifyConnection.
+// crypto/tls calls this function before it uses the client's key, and also for resumed sessions.
 func LimitCertificates(config *tls.Config) *tls.Config {
 	config = config.Clone()
 	verify := config.VerifyConnection
@@ -117,9 +117,9 @@ func LimitCertificates(config *tls.Config) *tls.Config {
 	return config
 }
 
-// LimitHandshakes limits connections of a listener to 64 KiB before their first request was read. crypto/tls would
-// read 256 KiB of certificates into memory before any check. The server's ConnState must be [Connections], which
-// lifts the limit. Without it, a connection fails after 64 KiB.
+// LimitHandshakes limits connections of a listener to 64 KiB until their first request has been read. crypto/tls
+// would read 256 KiB of certificates into memory before any check. The server's ConnState must be [Connections],
+// which lifts the limit. Without it, a connection fails after 64 KiB.
 func LimitHandshakes(l net.Listener) net.Listener { return limitedListener{l} }
 
 type limitedListener struct{ net.Listener }
@@ -136,7 +136,7 @@ func (l limitedListener) Accept() (net.Conn, error) {
 
 type limitedConn struct {
 	net.Conn
-	left atomic.Int64 // bytes that may still be read; negative: unlimited
+	left atomic.Int64 // bytes that may still be read; negative means unlimited
 }
 
 var errTooMuchHandshake = errors.New("client sent too many bytes before the first request")

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of credentials that are not accepted, per client: FailureBurst at once, then FailureQPS per second. Machines
-// with an old token stay below them, and no attacker can guess a credential at that rate.
+// Limits of unaccepted credentials per client: FailureBurst at once, then FailureQPS per second. Machines with an old
+// token stay below these limits, and no attacker can guess a credential at that rate.
 const (
 	FailureQPS   = 10
 	FailureBurst = 100
@@ -71,17 +71,17 @@ const (
 
 // A Limiter limits the rate and the concurrency of requests, per client and per user.
 type Limiter struct {
-	clients  *buckets // requests by client; nil: no limits per client
+	clients  *buckets // requests by client; nil means no limits per client
 	probes   *buckets // probes by client
 	failures *buckets // unaccepted credentials by client
-	users    *buckets // requests by client and user; nil: no limits per user
+	users    *buckets // requests by client and user; nil means no limits per user
 	accepted accepted
 	slots    map[Class]*slots
 	log      *slog.Logger
 	warnings map[string]*rate.Sometimes // by reason
 }
 
-// New returns a Limiter with these rates per client and per user. It has slots only for the given classes.
+// New returns a Limiter with these rates per client and per user, and with slots for the given classes.
 func New(clients, users Rate, classes []Class, reg prometheus.Registerer, log *slog.Logger) *Limiter {
 	l := &Limiter{clients: newBuckets(clients), users: newBuckets(users), slots: newSlots(classes, reg), log: log, warnings: map[string]*rate.Sometimes{}}
 	for _, reason := range reasons {
@@ -94,7 +94,7 @@ func New(clients, users Rate, classes []Class, reg prometheus.Registerer, log *s
 	return l
 }
 
-// clientOf returns the client of a remote HOST:PORT. It is empty for a request that came over no network.
+// clientOf returns the client of a remote HOST:PORT; empty if the request did not come over a network.
 func clientOf(remote string) string {
 	from, err := netip.ParseAddrPort(remote)
 	if err != nil {
@@ -119,12 +119,12 @@ type Usage struct {
 	client     string // empty without an address or without limits per client
 	counted    string // the client to charge; empty for kube-apiserver
 	credential string
-	holder     string // whose slot it is: the counted client, or the user without a client
+	holder     string // of the slot: the counted client, or the user of a request without a client
 	entered    bool
 }
 
-// Use returns the Usage for a class that New was given, a kind, the remote HOST:PORT and the credential. The
-// credential is empty if the request has none.
+// Use returns the Usage of a request. New must have been called with class. remote is HOST:PORT. credential is empty
+// if the request has none.
 func (l *Limiter) Use(class Class, kind Kind, remote, credential string) *Usage {
 	r := &Usage{limiter: l, slots: l.slots[class], kind: kind, credential: credential}
 	if l.clients != nil {
@@ -166,9 +166,9 @@ func (r *Usage) Leave() {
 }
 
 // User charges the user of a request, or returns why the request is refused. It charges the user at this client only, so
-// that one holder of a credential does not block the others. With a credential, it charges only that one: it may not be
-// current, and must not use up what the user has. Without a client, the slot counts for the user. With one, the share of
-// the client bounds the user, too.
+// that one holder of a credential does not block the others. If credential is set, User charges only this credential: it
+// may be outdated, and must not use up the user's rate. Without a client, the slot counts towards the user's share. With
+// a client, the client's share also limits the user.
 func (r *Usage) User(name, credential string) *Exceeded {
 	users, key := r.limiter.users, strconv.Quote(name)+credential
 	switch {
@@ -183,9 +183,9 @@ func (r *Usage) User(name, credential string) *Exceeded {
 	return nil
 }
 
-// Accepted caches the credential as accepted for the user. It caches none for a client over its limit of unaccepted
-// credentials. Otherwise that client could continue: with one good credential, and guesses in another header of the
-// same requests.
+// Accepted caches the credential as accepted for the user. It caches nothing for a client over its limit of
+// unaccepted credentials. Otherwise, that client could continue to guess: it would send one good credential, and
+// guesses in another header of the same requests.
 func (r *Usage) Accepted(user string) {
 	if r.client != "" && r.kind >= Authenticated && r.credential != "" && r.limiter.failures.left(r.client, time.Now()) {
 		r.limiter.accepted.add(r.client, r.kind, r.credential, user)
@@ -203,7 +203,7 @@ func (r *Usage) Rejected() {
 // TooManyCertificates counts a request that the signer refused because of the user's certificate rate.
 func (r *Usage) TooManyCertificates(user string) { r.refuse(certificateRate, user) }
 
-// refuse counts a refusal and sometimes logs a warning.
+// refuse counts a refusal, and logs at most one warning per warnEvery and reason.
 func (r *Usage) refuse(reason, who string) *Exceeded {
 	r.slots.refused[reason].Inc()
 	l, class := r.limiter, string(r.slots.class)

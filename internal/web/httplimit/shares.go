@@ -2,24 +2,24 @@ package httplimit
 
 import "sync"
 
-// Shares are slots that holders share: none gets more than are free. A slot without a holder counts for nobody's share. Use
-// [NewShares].
+// Shares are slots that holders share. A holder never has more slots than are free. A slot that was taken without a holder
+// counts towards no share. Create them with [NewShares].
 type Shares struct {
 	most int
 
 	mu    sync.Mutex
 	taken int
-	has   map[string]int // by holder
+	has   map[string]int // number of slots by holder
 }
 
 // NewShares returns this many free slots.
 func NewShares(most int) *Shares { return &Shares{most: most, has: map[string]int{}} }
 
-// Take takes a slot for a holder, and reports whether the holder's share allows it. With an empty holder, it takes any slot
-// that is free.
+// Take takes a slot for a holder, and reports whether the holder's share allows it. With an empty holder, it takes a slot
+// if one is free.
 func (s *Shares) Take(holder string) bool { return s.take(holder) == "" }
 
-// take is Take with the reason to refuse.
+// take is like Take, but returns the reason to refuse; empty if it took a slot.
 func (s *Shares) take(holder string) (reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +34,7 @@ func (s *Shares) take(holder string) (reason string) {
 	return ""
 }
 
-// seat counts a slot that was taken without a holder for this one, and reports whether the share allows it.
+// seat assigns a slot that was taken without a holder to this holder, and reports whether the holder's share allows it.
 func (s *Shares) seat(holder string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

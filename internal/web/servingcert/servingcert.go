@@ -25,7 +25,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// Lifetime is the validity of a certificate. It is renewed after two thirds of that, and at every start.
+// Lifetime is the validity of a certificate. kubejoin renews the certificate after two thirds of Lifetime, and at every start.
 const Lifetime = 90 * 24 * time.Hour
 
 // SignerName is the name under which the policy of a signer process allows these certificates.
@@ -34,20 +34,20 @@ const SignerName = "kubejoin.io/serving"
 // commonName is the subject. Clients only check the subject alternative names.
 const commonName = "kubejoin"
 
-// A Source issues a serving certificate that is renewed. The zero value has no certificate yet: call Step first.
+// A Source issues and renews a serving certificate. The zero value has no certificate yet: call Step first.
 type Source struct {
-	// CA returns the current CA. Step calls it each time: a new CA leads to a new certificate.
+	// CA returns the current CA. Step calls it each time, and issues a new certificate for a new CA.
 	CA func() *signer.CA
 	// Names are DNS names and IP addresses, at least one. This package does not refuse wildcards.
 	Names []string
-	// Cross returns a certificate of the CA's key by another CA, for clients that know only that one; it may be nil, and so
-	// may Cross. It is served behind the certificate, if it is of the CA that signs.
+	// Cross returns a cross certificate: another CA has signed the CA's key, for clients that trust only that other CA. Cross
+	// and its result may be nil. The Source presents it after the serving certificate, if its key is the key of the present CA.
 	Cross func() *x509.Certificate
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
 
-	mu      sync.Mutex       // of Step
-	issued  *tls.Certificate // without Cross; of Step
+	mu      sync.Mutex       // held during Step
+	issued  *tls.Certificate // without the cross certificate; guarded by mu
 	current atomic.Pointer[tls.Certificate]
 }
 
@@ -60,9 +60,8 @@ func (s *Source) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) 
 	return c, nil
 }
 
-// Step issues a certificate if there is none by the current CA, or if the current one is in its last third. A
-// certificate that expires with the CA is kept until then. Step returns when it is due again. It is safe for
-// concurrent use.
+// Step issues a certificate if the current CA has issued none, or if the certificate is in the last third of its lifetime. It
+// keeps a certificate that expires with the CA until then. Step returns when to call it again. It is safe for concurrent use.
 func (s *Source) Step(context.Context) (next time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +71,7 @@ func (s *Source) Step(context.Context) (next time.Time, err error) {
 	}
 	ca := s.CA()
 	if c := s.issued; c != nil {
-		// After the clock was set back, a certificate may not be valid yet. It is replaced, too.
+		// Also replace a certificate that is not valid yet, because the clock was set back.
 		renew := renewAt(c.Leaf, ca)
 		if now().Before(renew) && !now().Before(c.Leaf.NotBefore) && bytes.Equal(c.Leaf.RawIssuer, ca.Certificate().RawSubject) && c.Leaf.CheckSignatureFrom(ca.Certificate()) == nil {
 			s.serve(ca)
@@ -88,7 +87,7 @@ func (s *Source) Step(context.Context) (next time.Time, err error) {
 	return renewAt(c.Leaf, ca), nil
 }
 
-// serve sets the certificate that is served, with the cross certificate if there is one.
+// serve sets the presented certificate, with the cross certificate if there is one.
 func (s *Source) serve(ca *signer.CA) {
 	c := *s.issued
 	if s.Cross != nil {
@@ -99,8 +98,8 @@ func (s *Source) serve(ca *signer.CA) {
 	s.current.Store(&c)
 }
 
-// renewAt returns when to renew a certificate of ca. One that expires with the CA is not renewed earlier: a new one
-// would expire at the same time.
+// renewAt returns when to renew a certificate of ca. A certificate that expires with the CA need not be renewed
+// earlier, because a new one would expire at the same time.
 func renewAt(c *x509.Certificate, ca *signer.CA) time.Time {
 	if !c.NotAfter.Before(ca.Certificate().NotAfter) {
 		return c.NotAfter
