@@ -31,7 +31,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// asProgram makes the test binary the program. A module can be loaded once in a process, for one SoftHSM.
+// asProgram makes the test binary run as the program. A process can load the PKCS#11 module only once, for one SoftHSM.
 const asProgram = "KUBEJOIN_PKCS11_TEST"
 
 func TestMain(m *testing.M) {
@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// The signer process signs with the key on the token. While the token is away, requests wait.
+// The signer process must sign with the key on the token. While the token is unavailable, requests must wait.
 func TestSignsForNodes(t *testing.T) {
 	h := softhsm.New(t, "ca")
 	key := csrtest.RSA2048()
@@ -72,7 +72,7 @@ func TestSignsForNodes(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	defer func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
+		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if the process has ended
 		if err := <-ended; err != nil {
 			t.Errorf("%v\n%s", err, log.String())
 		}
@@ -141,7 +141,7 @@ func TestRunNamesWhatIsWrong(t *testing.T) {
 
 var ownBlock = regexp.MustCompile("(?ms)^<!-- run by TestCommandsOfTheDocs -->\n```sh\n(.*?)^```$")
 
-// It runs the commands of docs/signer.md about PKCS#11, in a folder with a CA and a policy.
+// TestCommandsOfTheDocs runs the PKCS#11 commands of docs/signer.md in a folder with a CA and a policy.
 func TestCommandsOfTheDocs(t *testing.T) {
 	softhsm.New(t)
 	blocks := ownBlock.FindAllStringSubmatch(string(must.Value(os.ReadFile("../../docs/signer.md"))(t)), -1)
@@ -157,7 +157,7 @@ func TestCommandsOfTheDocs(t *testing.T) {
 		must.OK(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	here := must.Value(os.Getwd())(t)
-	// The first argument of go is -C, and the second one is this folder.
+	// In the docs, the first two arguments of go are -C and a folder. Replace them by this folder.
 	script := "go() { command go -C '" + here + "' \"${@:3}\"; }\n" + blocks[0][1] + "exec " + blocks[1][1]
 	ctx, stop := context.WithCancel(t.Context())
 	cmd := exec.CommandContext(ctx, "bash", "-euc", script)

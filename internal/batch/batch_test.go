@@ -18,7 +18,7 @@ type calls struct {
 	leave  chan struct{}
 	given  []error // context errors at the end of each call
 	mu     sync.Mutex
-	result map[int]error // guarded by mu while callers run
+	result map[int]error // mu guards it while callers run
 }
 
 func newCalls() *calls { return &calls{leave: make(chan struct{}), result: map[int]error{}} }
@@ -100,7 +100,7 @@ func TestCanceledCallerDoesNotStopOthers(t *testing.T) {
 				t.Errorf("%d has given up: %v", item, err)
 			}
 		}
-		// All callers of the first call are gone. The second call continues for caller 3.
+		// No caller of the first call waits any more. The second call continues for caller 3.
 		if len(c.given) != 1 || !errors.Is(c.given[0], context.Canceled) {
 			t.Errorf("contexts of calls that ended: %v, want the first one's, canceled", c.given)
 		}
@@ -111,7 +111,7 @@ func TestCanceledCallerDoesNotStopOthers(t *testing.T) {
 	})
 }
 
-// A call must not start if all its callers were canceled before. A later caller must get a call of its own.
+// A call must not start if all its callers were canceled before. A later caller must get its own call.
 func TestSkipsCallThatAllCallersCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCalls()

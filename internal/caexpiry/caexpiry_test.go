@@ -26,7 +26,8 @@ func TestState(t *testing.T) {
 		state    state
 		next     time.Duration // before the end; negative: never
 	}{
-		{"long", year, 10 * year, good, year - 5*time.Minute}, // certificates of 8h or more begin 5min ago
+		// The validity of certificates of 8h or more begins 5min before issue.
+		{"long", year, 10 * year, good, year - 5*time.Minute},
 		{"just enough", year, year, good, year - 5*time.Minute},
 		{"enough by a second", year, year - 5*time.Minute + time.Second, good, year - 5*time.Minute},
 		{"to the end", year, year - 5*time.Minute, shortens, 0},
@@ -46,7 +47,7 @@ func TestState(t *testing.T) {
 			if state != test.state || !next.Equal(want) {
 				t.Errorf("state %d until %s, want %d until %s", state, next, test.state, want)
 			}
-			// The state must be worse at that time, or Step would return the same time forever.
+			// At that time, the state must be worse. Otherwise, Step would return the same time forever.
 			if !next.IsZero() {
 				if then, _ := stateOf(end, test.lifetime, next); then <= state {
 					t.Errorf("state %d at %s, want a worse one than %d", then, next, state)
@@ -56,7 +57,8 @@ func TestState(t *testing.T) {
 	}
 }
 
-// Each step begins at its second, and the next one is never in the past: Watch would report nothing or the same forever.
+// Each step must begin exactly at its second, and the next step must never be in the past. Otherwise, Watch would report
+// nothing, or the same step forever.
 func TestWithin(t *testing.T) {
 	const day = 24 * time.Hour
 	end := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -86,7 +88,7 @@ func TestWithin(t *testing.T) {
 	}
 }
 
-// An Event for each check of the CA would flood the cluster: each state and each step must give one Event.
+// Each state and each step must cause exactly one Event. An Event for each check of the CA would flood the cluster.
 func TestReportsExpiringCAOnce(t *testing.T) {
 	const day = 24 * time.Hour
 	type told struct{ events, notice string }
@@ -126,7 +128,7 @@ func TestReportsExpiringCAOnce(t *testing.T) {
 	}
 }
 
-// The same CA goes through all steps: each has one Event and one log line, with the next command.
+// One CA goes through all steps. Each step must cause one Event and one log line, with the next command.
 func TestReportsEachStepOnce(t *testing.T) {
 	const day = 24 * time.Hour
 	ca := must.Value(signer.GenerateCA("kubernetes", time.Now(), 200*day))(t)

@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// kubejoin can use a kubeconfig whose server no join command can name. It must start, and not create a cluster-info
-// with that server.
+// A join command cannot contain every server address that a kubeconfig may contain. kubejoin must start with such a
+// kubeconfig, but not create a cluster-info with that server.
 func TestCreatesNoClusterInfoWithServerThatNoJoinCommandCanName(t *testing.T) {
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certtest.CA(t, "a").Leaf.Raw})
 	for host, want := range map[string]string{

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The banner says that kubejoin is ready, which it was not while etcd did not respond.
+// The banner says that kubejoin is ready. Catches a banner that is printed while etcd does not respond.
 func TestBannerWaitsForReadiness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log, out logs.Buffer

@@ -25,7 +25,7 @@ import (
 
 var notRotating = &rotationState{now: func() rotating { return rotating{} }}
 
-// Catches a CA with name constraints whose certificates no client accepts, while /readyz only says ok.
+// A CA may have name constraints, so that no client accepts its certificates. Catches a /readyz that does not report this.
 func TestNoticesCAThatClientsRefuse(t *testing.T) {
 	made := must.Value(signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour))(t)
 	key := must.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
@@ -62,8 +62,8 @@ func TestNoticesCAThatClientsRefuse(t *testing.T) {
 	}
 }
 
-// A host comes back with the CA of before a rotation, whose key somebody else may have. kubejoin must neither sign with it nor
-// believe its certificates, also where a bundle has it beside the new CA.
+// A host that missed a rotation still has the replaced CA, and somebody else may have its key. kubejoin must neither sign with
+// this CA nor trust its certificates, even if a bundle contains it with the new CA.
 func TestRefusesCAThatARotationReplaced(t *testing.T) {
 	old := must.Value(signer.GenerateCA("kubernetes", time.Now(), 10*365*24*time.Hour))(t)
 	fresh := must.Value(signer.GenerateCA("kubernetes-2", time.Now(), 10*365*24*time.Hour))(t)
@@ -79,7 +79,7 @@ func TestRefusesCAThatARotationReplaced(t *testing.T) {
 	for name, test := range map[string]struct {
 		signs, also *signer.CA
 		rotating    rotating
-		want        *x509.Certificate // nil: none
+		want        *x509.Certificate // nil means none
 		trusted     int
 	}{
 		"before the end":  {old, fresh, state(rotation.Switch, time.Time{}), old.Certificate(), 2},

@@ -17,7 +17,7 @@ func TestOnlyTheTokenFileMakesAdmins(t *testing.T) {
 	for _, test := range []struct {
 		name, bearer string
 		user         auth.User
-		asked        bool // the others
+		asked        bool // whether the authorizer of other callers was called
 	}{
 		{"an admin of the file", admin, auth.User{Name: "ada", Groups: []string{AdminGroup}}, false},
 		{"another of the file", other, auth.User{Name: "vic"}, true},

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// A change must be logged once. An unreachable API server must not change the result.
+// kubejoin must log each change once. An unreachable API server must not change the result.
 func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 	missing := fmt.Errorf("%w: kubejoin-system", secretstore.ErrNoNamespace)
 	forbidden := fmt.Errorf("create: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("user-7 may not")))
@@ -31,7 +31,7 @@ func TestReportsWhetherClaimsCanBeCreated(t *testing.T) {
 	c := &claimSpace{log: slog.New(slog.NewTextHandler(&log, nil)), events: created, ready: func(context.Context) error { return answer }}
 	for i, step := range []struct {
 		answer          error
-		problem, logged string // empty: none
+		problem, logged string // empty means none
 	}{
 		{},
 		{answer: errors.New("connection refused")},

@@ -13,8 +13,8 @@ import (
 	"k8s.io/client-go/transport"
 )
 
-// TestClientReloadsItsCAFile catches a client that keeps the CA that its file had at start. client-go reads the file
-// again only if the configuration names the file and does not hold its content.
+// TestClientReloadsItsCAFile catches a client that keeps the CA that its file contained at start. client-go re-reads
+// the file only if the configuration names the file and does not contain its content.
 func TestClientReloadsItsCAFile(t *testing.T) {
 	dir := t.TempDir()
 	ca, kubeconfig := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "kubejoin.conf")

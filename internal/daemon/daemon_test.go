@@ -28,7 +28,8 @@ func TestBallastOnlyWithDefaultGCSettings(t *testing.T) {
 	}
 }
 
-// Catches a CA and credentials that a kubejoin leaves behind that cannot serve, and an error that does not name the process in the way.
+// The port is in use. Catches a kubejoin that creates a CA and credentials before it fails, and an error that does not name the
+// process on the port.
 func TestPortInUseCreatesNothing(t *testing.T) {
 	taken := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = taken.Close() }()

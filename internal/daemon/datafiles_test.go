@@ -14,7 +14,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// A file that Open does not check could belong to another user.
+// Catches a file that Open does not check: it could belong to another user.
 func TestOpenChecksEveryFileOfTheDataFolder(t *testing.T) {
 	o := Options{Listen: "127.0.0.1:0", DataDir: filepath.Join(t.TempDir(), "data"), CA: CA{Duration: 24 * time.Hour}}
 	s := newService(o, slog.New(slog.DiscardHandler), t.Output())

@@ -62,7 +62,7 @@ func TestAPIServerHosts(t *testing.T) {
 	}
 }
 
-// A kubelet with a name of kubejoin's serving certificate could impersonate kubejoin.
+// A kubelet whose certificate contains a name of kubejoin could impersonate kubejoin.
 func TestReservesOwnHosts(t *testing.T) {
 	var served atomic.Pointer[tls.Certificate]
 	s := &service{options: Options{APIServer: "https://api.example.com:6443", Advertise: "join.example.com:9443"}}
@@ -75,7 +75,7 @@ func TestReservesOwnHosts(t *testing.T) {
 	authority := must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
 	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://10.0.0.2:6443", authority.Bundle()))(t)
 	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "tokens.db")))(t)
-	defer func() { _ = store.Close() }() // used only by this test
+	defer func() { _ = store.Close() }() // only this test uses the store
 	info := &clusterinfo.Computed{Tokens: store, Kubeconfig: kubeconfig}
 	hosts := map[string]func() ([]string, error){
 		"standalone": func() ([]string, error) {

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// Two requests read the number of dropped entries, and the second one reports first. A counter panics if
-// it decreases.
+// Two requests read the number of dropped entries, and the second request reports first. A Prometheus counter panics
+// on a negative increment.
 func TestCountsDroppedEntriesInAnyOrder(t *testing.T) {
 	w := &watchedRecord{dropped: metrics.Counter(nil, "dropped_total", "").WithLabelValues()}
 	w.drops(6)

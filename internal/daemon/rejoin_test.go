@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// kubectl describe node shows an Event only if it has the name of the Node as UID, or the Node's own.
+// kubectl describe node shows an Event only if its UID is the name or the UID of the Node.
 func TestRejoinEventIsOnTheNode(t *testing.T) {
 	var on *corev1.ObjectReference
 	var kinds, messages []string

@@ -22,8 +22,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// An Event comes with the first late renewal, then once an hour, and again for the next one after all were done.
-// Readiness has a notice while renewals are late.
+// kubejoin must create an Event at the first late renewal, then once an hour, and again at the next late renewal
+// after all were done. While renewals are late, readiness must have a notice.
 func TestReportsLateRenewalsOnceAnHour(t *testing.T) {
 	var events []string
 	late := &lateRenewals{log: slog.New(slog.DiscardHandler), events: func(_ *corev1.ObjectReference, e codes.Event, message string) {
@@ -79,10 +79,10 @@ func TestLateRenewalsKeepHostileNamesOutOfCommands(t *testing.T) {
 	}
 }
 
-// The lifetime of the token counts if it is shorter than the signer's.
+// If the token's certificate duration is shorter than the signer's lifetime, lifetime must return it.
 func TestLifetimeOfRenewals(t *testing.T) {
 	store := must.Value(boltstore.Open(filepath.Join(t.TempDir(), "tokens.db")))(t)
-	defer func() { _ = store.Close() }() // used only by this test
+	defer func() { _ = store.Close() }() // only this test uses the store
 	for node, d := range map[string]time.Duration{"short": time.Hour, "long": 48 * time.Hour, "as-it-is": 0} {
 		must.Value(storetest.CreateClaim(t.Context(), store.Claims(), tokens.Claim{Node: node, TokenID: "abcdef", Limits: tokens.Limits{MaxNodes: 1, CertificateDuration: d}}))(t)
 	}

@@ -30,7 +30,7 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// openStandalone opens the stores of a kubejoin without a cluster, in a folder with a CA.
+// openStandalone opens the stores of a standalone kubejoin, in a folder with a CA.
 func openStandalone(t *testing.T, data datadir.Dir, o Options) *standalone {
 	t.Helper()
 	o.DataDir, o.Listen = string(data), "127.0.0.1:9443"
@@ -40,7 +40,7 @@ func openStandalone(t *testing.T, data datadir.Dir, o Options) *standalone {
 	return s
 }
 
-// servesNothing returns a serving certificate of no CA of a rotation.
+// servesNothing returns a serving certificate that no CA of the rotation has issued.
 func servesNothing(t *testing.T) servingCertificate {
 	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certtest.CA(t, "other"), nil }
 }
@@ -53,8 +53,8 @@ func newData(t *testing.T) datadir.Dir {
 	return data
 }
 
-// Catches a kubejoin that was killed between the state of a stage and its CA files, and does not resume when it starts: with the
-// CA in its folder, and with files of the operator.
+// A kubejoin was killed after it stored a stage, but before it changed the CA files. Catches a kubejoin that does not resume
+// when it starts, with a CA in its folder or in the operator's files.
 func TestStandaloneResumesRotation(t *testing.T) {
 	data := newData(t)
 	file := data.Path(datadir.CA)
@@ -100,7 +100,7 @@ func TestStandaloneResumesRotation(t *testing.T) {
 	}
 	s.close()
 
-	// Somebody changes the file: kubejoin serves with it, reports it, and makes no step.
+	// If somebody changes the file, kubejoin must serve with it, report the change, and refuse the next step.
 	good := must.Value(os.ReadFile(file))(t)
 	edited := append([]byte(rotationtest.PEM(certtest.CA(t, "mine").Leaf)), good...)
 	must.OK(t, os.WriteFile(file, edited, 0o600))
@@ -130,8 +130,8 @@ func TestStandaloneResumesRotation(t *testing.T) {
 	}
 }
 
-// Catches a prepare that begins a rotation which kubejoin, or a replica, cannot follow, and one that refuses a CA whose key
-// the operator brings.
+// Catches a prepare that begins a rotation although kubejoin or a replica cannot change its files. Also catches a prepare
+// that refuses a CA whose key the operator provides.
 func TestPrepareRefusesCAThatItCannotWrite(t *testing.T) {
 	data := newData(t)
 	readOnly := filepath.Join(t.TempDir(), "missing", "ca.pem")
@@ -168,7 +168,8 @@ func TestPrepareRefusesCAThatItCannotWrite(t *testing.T) {
 	}
 }
 
-// Catches a rotation with a key that the operator brings in which kubejoin writes files, or does not say what to write.
+// The operator provides the key of the new CA. Catches a kubejoin that writes the files itself, or does not say what
+// the operator must write.
 func TestStatusSaysWhatToWriteWithoutKey(t *testing.T) {
 	data := newData(t)
 	s := openStandalone(t, data, Options{CA: CA{Duration: time.Hour}})

@@ -22,7 +22,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// Catches two leaders that report the same change, and a sentence that is wrong for the change.
+// Catches two leaders that both report the same change, and a wrong sentence for a change.
 func TestRotationHasOneEventForEachChange(t *testing.T) {
 	client := fake.NewClientset()
 	oldCA := must.Value(signer.GenerateCA("old", time.Now(), 24*time.Hour))(t)
@@ -65,8 +65,9 @@ func TestRotationHasOneEventForEachChange(t *testing.T) {
 	}
 }
 
-// A replica must follow the stored rotation of the cluster's CA without a read for each certificate: what cluster-info has,
-// what is served, and which certificates are short. A malformed state must change nothing, and be reported.
+// A replica must follow the stored rotation of the cluster CA without a read for each certificate. The rotation decides the
+// CAs in cluster-info, the served certificates, and which certificates are short-lived. A malformed state must change
+// nothing, and must be reported.
 func TestFollowsStoredRotation(t *testing.T) {
 	oldCA := must.Value(signer.GenerateCA("old", time.Now(), 24*time.Hour))(t)
 	newCA := must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
@@ -110,7 +111,7 @@ func TestFollowsStoredRotation(t *testing.T) {
 		for _, test := range []struct {
 			stage              rotation.Stage
 			aborting, ended    bool
-			trusted            []*x509.Certificate // nil: cluster-info stays
+			trusted            []*x509.Certificate // nil if cluster-info stays the same
 			cross              bool
 			shortOld, shortNew bool
 		}{

@@ -91,7 +91,7 @@ func clusterRole(name, group, resource string, verbs ...string) rbacv1.ClusterRo
 	return rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{group}, Resources: []string{resource}, Verbs: verbs}}}
 }
 
-// sign puts the signatures of all tokens into cluster-info, for a server and CAs.
+// sign sets a cluster-info with these CAs and the signatures of all tokens.
 func (f *Facts) sign(t *testing.T, cas ...*x509.Certificate) {
 	t.Helper()
 	kubeconfig := must.Value(clusterinfo.Kubeconfig("https://api.example.com:6443", cas))(t)
@@ -143,7 +143,7 @@ func healthy(t *testing.T) *Facts {
 	for _, c := range joinConfigs {
 		f.JoinConfig[c.name] = map[string]string{c.key: "apiVersion: " + c.apiVersions[0] + "\nkind: " + c.kind + "\n"}
 	}
-	// The rights of the manifests.
+	// Grant the rights of the manifests.
 	for i, r := range manifests().rights {
 		rule := rbacv1.PolicyRule{APIGroups: []string{r.group}, Resources: []string{r.resource}, Verbs: []string{r.verb}}
 		if r.name != "" {
@@ -177,7 +177,7 @@ func picked(t *testing.T, secret string) tokens.Token {
 	return must.Value(tokens.New("picked", secret))(t)
 }
 
-// controlPlane replaces the pod of a component.
+// controlPlane replaces the pod of a component on cp-1.
 func (f *Facts) controlPlane(component string, flags ...string) {
 	f.ControlPlane = slices.DeleteFunc(f.ControlPlane, func(p corev1.Pod) bool { return p.Spec.Containers[0].Name == component })
 	f.ControlPlane = append(f.ControlPlane, staticPod(component, "cp-1", flags...))
@@ -210,8 +210,7 @@ var (
 	secure  = []string{"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--enable-bootstrap-token-auth", "--kubelet-certificate-authority=/ca.crt"}
 )
 
-// diagnoses are changes of a healthy cluster and the findings that follow: "ID" or "ID: part of the message or
-// command".
+// diagnoses are changes of a healthy cluster and the expected findings: "ID" or "ID: part of the message or command".
 var diagnoses = map[string]struct {
 	change func(*testing.T, *Facts)
 	want   []string
@@ -647,12 +646,12 @@ func (f *Facts) addMachine(name string, flags ...string) {
 	f.ControlPlane = append(f.ControlPlane, staticPod(kubeAPIServer, name, flags...), staticPod(kubeControllerManager, name, "--controllers=-csrapproving"), staticPod(kubeScheduler, name))
 }
 
-// roguePods are the Pods of a control plane under another Node, with the flags that hide every finding.
+// roguePods returns Pods of a control plane on another Node, with flags that would hide every finding.
 func (f *Facts) roguePods(node string) []corev1.Pod {
 	return []corev1.Pod{staticPod(kubeAPIServer, node, secure...), staticPod(kubeControllerManager, node, "--controllers=-csrapproving"), staticPod(kubeScheduler, node)}
 }
 
-// unseenOn has each check of flags as unknown: for feature gates, once for each component.
+// unseenOn returns an unknown result for each check of flags. For feature gates, it returns one for each component.
 func unseenOn(part string) []string {
 	var all []string
 	for _, check := range []string{"kube-controller-manager", "bootstrap-tokens", "authorizers", "node-restriction", "kubelet-ca", "kubelet-client", "feature-gates", "feature-gates", "feature-gates"} {
@@ -672,7 +671,7 @@ func (f *Facts) advertise() {
 	f.Advertise = &Endpoint{Address: "join.example.com:9443", Kubeconfig: f.ClusterInfo[clusterinfo.KubeconfigKey]}
 }
 
-// rotate makes other CAs those of the cluster.
+// rotate replaces the CAs of the cluster.
 func (f *Facts) rotate(t *testing.T, cas ...*x509.Certificate) {
 	t.Helper()
 	f.CAs, f.Pins = cas, nil
@@ -726,7 +725,7 @@ func TestDiagnose(t *testing.T) {
 	}
 }
 
-// Each step before the CA expires has a warning with the next command.
+// At each step before the CA expires, the doctor must warn, with the next command.
 func TestWarnsBeforeCAExpires(t *testing.T) {
 	for left, days := range map[time.Duration]int{80: 90, 20: 30, 6: 7} {
 		f, ca := healthy(t), newCA(t, left*24*time.Hour)
@@ -752,7 +751,7 @@ func TestUnreadFactIsNeverSilent(t *testing.T) {
 	}
 }
 
-// TestIgnoresAdvertiseOfWorkers catches a worker that posts a Pod of kubejoin with an address of its own.
+// TestIgnoresAdvertiseOfWorkers catches a doctor that uses the address in a forged kubejoin Pod, which a worker has posted.
 func TestIgnoresAdvertiseOfWorkers(t *testing.T) {
 	pod := func(machine string, mirror bool) corev1.Pod {
 		p := staticPod("kubejoin", machine, "serve", "--advertise="+machine+":9443")
@@ -797,7 +796,7 @@ func TestHandPicked(t *testing.T) {
 			t.Errorf("%s looks random", secret)
 		}
 	}
-	// A fixed seed: the test must not fail for one secret in a million.
+	// Use a fixed seed, because one random secret in a million looks picked by hand.
 	const alphabet = "abcdefghijklmnopqrstuvwxyz0123456789"
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 100_000 {
@@ -809,7 +808,7 @@ func TestHandPicked(t *testing.T) {
 			t.Errorf("%s: %s", secret, why)
 		}
 	}
-	for range 1000 { // as of 'openssl rand -hex 8'
+	for range 1000 { // like the output of 'openssl rand -hex 8'
 		if secret := fmt.Sprintf("%016x", random.Uint64()); handPicked(secret) != "" {
 			t.Errorf("%s: %s", secret, handPicked(secret))
 		}
@@ -873,12 +872,13 @@ checks: 3, errors: 1, warnings: 2, not checked: 1
 
 func ptr[T any](v T) *T { return &v }
 
-// rotated returns a rotation that has been in a stage for a time.
+// rotated returns a rotation that has been in stage trust for a time.
 func rotated(stage time.Duration, ended time.Time) []rotation.Rotation {
 	return []rotation.Rotation{{ID: "0123456789abcdef", CA: rotation.Cluster, Stage: rotation.Trust, Since: noon.Add(-stage), Ended: ended}}
 }
 
-// TestOtherSigners catches a kube-controller-manager that stops, because it signs with a CA file that gets a second certificate.
+// TestOtherSigners catches a kube-controller-manager that signs but is not found. It would fail when its CA file gets a second
+// certificate.
 func TestOtherSigners(t *testing.T) {
 	for name, test := range map[string]struct {
 		pods            []corev1.Pod
@@ -917,7 +917,8 @@ func TestReadChecks(t *testing.T) {
 	}
 }
 
-// Catches a webhook that is down and not found, and one without dry runs, or a denial of this user, that is taken for a failure.
+// Catches a webhook that is down but not reported. Also catches a report about a webhook that only lacks dry runs or denies
+// this user.
 func TestDryRunFindsWebhooksThatAreDown(t *testing.T) {
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "secrets"}, "x", nil)
 	for text, want := range map[string]struct {

@@ -16,7 +16,7 @@ import (
 const module = "github.com/kubejoin/kubejoin/"
 
 // arrows lists imports that packages must not have, directly or indirectly. "/..." includes all packages below. The
-// package control has the import, which shows that the test can detect it.
+// package control has the forbidden import, and so shows that the test can detect it.
 var arrows = []struct {
 	name     string
 	packages []string
@@ -131,8 +131,8 @@ func dependencies(t *testing.T) map[string][]string {
 	return deps
 }
 
-// TestPackagesImportNoTemplates keeps templates out of the program. Templates call methods by name, so the linker would
-// keep every method of every type, and the program would be half as large again.
+// TestPackagesImportNoTemplates keeps templates out of the program. Templates call methods by name. So the linker would
+// keep every method of every type, and the program would be 50 % larger.
 func TestPackagesImportNoTemplates(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, module+"cmd/kubejoin").CombinedOutput()
 	if err != nil {
@@ -141,7 +141,7 @@ func TestPackagesImportNoTemplates(t *testing.T) {
 	seen := false
 	for line := range strings.Lines(string(out)) {
 		pkg, imports, _ := strings.Cut(line, ": ")
-		if !strings.HasPrefix(pkg, module) { // of others the linker knows what is used
+		if !strings.HasPrefix(pkg, module) { // skip packages outside of this module
 			continue
 		}
 		seen = seen || pkg == module+"cmd/kubejoin"
@@ -156,8 +156,8 @@ func TestPackagesImportNoTemplates(t *testing.T) {
 	}
 }
 
-// TestOnlyPemfileReadsPEM keeps functions that skip what they cannot read in one package. With them, a certificate can
-// vanish from a bundle without a word. Programs to copy and tests may use them.
+// TestOnlyPemfileReadsPEM allows functions that skip unreadable PEM blocks only in package pemfile. With them, a
+// certificate can silently vanish from a bundle. Example programs and tests may use them.
 func TestOnlyPemfileReadsPEM(t *testing.T) {
 	skips := regexp.MustCompile(`\b(pem\.Decode|\w*\.AppendCertsFromPEM|tls\.(Load)?X509KeyPair|(cert|certutil)\.(ParseCertsPEM|CertsFromFile|NewPool\w*))\(`)
 	seen := false
@@ -193,7 +193,7 @@ func eachFile(t *testing.T, skipped []string, visit func(name, source string)) {
 	}))
 }
 
-// TestNoFlagIsListOfPflag keeps the lists of pflag out. They read one CSV record, and drop all other lines.
+// TestNoFlagIsListOfPflag forbids the list types of pflag. They read one CSV record, and silently drop all other lines.
 func TestNoFlagIsListOfPflag(t *testing.T) {
 	list := regexp.MustCompile(`\.String(Slice|Array)(Var)?P?\(`)
 	if !list.MatchString("f.StringSliceVar(") || !list.MatchString("f.StringArrayP(") {
@@ -206,8 +206,8 @@ func TestNoFlagIsListOfPflag(t *testing.T) {
 	})
 }
 
-// TestSleepsOnlyWithSynctest keeps sleeps out of tests with a real clock. On a busy machine, they are too short. Such tests
-// wait for a state with internal/testing/wait. Tests of whole programs are below test/.
+// TestSleepsOnlyWithSynctest forbids sleeps in tests with a real clock, because sleeps are too short on a busy machine.
+// Such tests wait for a state with internal/testing/wait. Tests of whole programs are below test/.
 func TestSleepsOnlyWithSynctest(t *testing.T) {
 	sleep := regexp.MustCompile(`\btime\.Sleep\(`)
 	seen := false

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A loop must leave no goroutine when it returns, no matter what it was waiting for.
+// When a loop returns, it must leave no goroutine, whatever it was waiting for.
 func TestRunLeaksNoGoroutines(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	hint := make(chan struct{}, 1)
@@ -20,12 +20,12 @@ func TestRunLeaksNoGoroutines(t *testing.T) {
 		l := loop.Loop{Name: "x", Hint: hint, Step: func(context.Context) (time.Time, error) {
 			stepped <- struct{}{}
 			if i%3 == 0 {
-				return time.Time{}, errors.New("no") // stopped in its backoff
+				return time.Time{}, errors.New("no") // the test stops the loop during backoff
 			}
 			return time.Time{}, nil
 		}}
 		if i%3 == 1 {
-			l.Gap = time.Hour // stopped in its gap
+			l.Gap = time.Hour // the test stops the loop during the gap
 		}
 		done := make(chan error)
 		go func() { done <- l.Run(ctx) }()

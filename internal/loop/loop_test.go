@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
-// run starts l and returns a function that stops it and waits until it has returned.
+// run starts l. When the test ends, it stops l and waits until l has returned.
 func run(t *testing.T, l loop.Loop) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
@@ -38,8 +38,8 @@ func TestSteps(t *testing.T) {
 			}
 			return time.Time{}, nil
 		}})
-		time.Sleep(11 * time.Minute) // first at once, then when it asked for it
-		hint <- struct{}{}           // then when hinted at
+		time.Sleep(11 * time.Minute) // steps: at once, then at the time that the step returned
+		hint <- struct{}{}           // then on the hint
 		synctest.Wait()
 		time.Sleep(2*time.Hour + time.Minute) // then by the sweep
 		synctest.Wait()
@@ -97,7 +97,7 @@ func TestBacksOff(t *testing.T) {
 			}
 			return time.Time{}, nil
 		}})
-		// It must back off even if hints never stop.
+		// The loop must back off even if hints never stop.
 		for range 10000 {
 			select {
 			case hint <- struct{}{}:

@@ -23,7 +23,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// passphrase is the one of the keys in testdata, which OpenSSL 3.0 wrote. The keys on P-256 are the same key.
+// passphrase is the passphrase of the keys in testdata, which OpenSSL 3.0 wrote. All P-256 files contain the same key.
 const passphrase = "correct horse"
 
 func TestReadsKeysThatOpenSSLEncrypts(t *testing.T) {
@@ -96,8 +96,8 @@ type scryptParameters struct {
 	N, R, P int
 }
 
-// A hostile file must cost neither minutes nor gigabytes, and must not panic. The case "good"
-// shows that the others fail for their own reason.
+// A hostile file must cost neither minutes nor gigabytes, and must not cause a panic. The case "good" shows that each
+// other case fails only because of its parameter.
 func TestRefusesHostileParameters(t *testing.T) {
 	oid := func(last ...int) asn1.ObjectIdentifier {
 		return append(asn1.ObjectIdentifier{1, 2, 840, 113549}, last...)

@@ -9,7 +9,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/pemfile"
 )
 
-// A file of somebody else must neither panic nor cost more than its bounds.
+// A hostile file must not cause a panic, nor cost more than the limits.
 func FuzzEncryptedKey(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.pem")
 	if err != nil || len(files) == 0 {

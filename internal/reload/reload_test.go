@@ -31,7 +31,7 @@ type pair struct {
 	log     bytes.Buffer
 	failed  []string
 	changed []string
-	broken  atomic.Bool // is Changed
+	broken  atomic.Bool // whether Changed fails
 	onLoad  atomic.Pointer[func()]
 	value   *reload.Value[string]
 }
@@ -63,7 +63,7 @@ func (p *pair) load() (string, error) {
 	return string(a), nil
 }
 
-// open writes a pair of files and follows them until the test ends. Call it in a bubble of synctest.
+// open writes a pair of files and follows them until the test ends. Call open in a synctest bubble.
 func open(t *testing.T, content string) *pair {
 	t.Helper()
 	dir := t.TempDir()
@@ -162,7 +162,7 @@ func TestReload(t *testing.T) {
 		if want := []string{"2", "3", "4"}; !slices.Equal(p.changed, want) {
 			t.Errorf("changes told: %q, want %q", p.changed, want)
 		}
-		// The error contains the time, but must be reported only once.
+		// The error contains the time. It must still be reported only once.
 		if len(p.failed) != 3 || strings.Count(p.log.String(), "level=ERROR") != 3 || strings.Count(p.log.String(), "files are valid again") != 3 {
 			t.Errorf("want 3 failures and their ends, have %q:\n%s", p.failed, &p.log)
 		}
@@ -189,7 +189,7 @@ func TestReloadWaitsUntilFilesAreComplete(t *testing.T) {
 	})
 }
 
-// Files that change between two checks and back again must be loaded as changed files.
+// If files change and change back between two checks, the loader must treat them as changed.
 func TestReloadNoticesChangeBetweenChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := open(t, "1")
@@ -271,7 +271,7 @@ func TestReloadNamed(t *testing.T) {
 		write("a", "2")
 		want("2", true)
 		write("list", "a b")
-		want("2", false) // there is no b
+		want("2", false) // b does not exist
 		write("b", "3")
 		want("23", true)
 		write("b", "4")

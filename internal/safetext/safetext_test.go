@@ -49,7 +49,7 @@ func TestTextIsShortPrintableAndWithoutSecrets(t *testing.T) {
 	}
 }
 
-// A token that is cut off does not look like a token any more, so it must be redacted before cutting.
+// Once a token is cut off, Redact does not recognize it. So Text must redact before cutting.
 func TestRedactsTokenBeforeCutting(t *testing.T) {
 	for before := range 40 {
 		text := strings.Repeat("-", before) + token + strings.Repeat("-", 40)
@@ -61,7 +61,7 @@ func TestRedactsTokenBeforeCutting(t *testing.T) {
 	}
 }
 
-// tokenShape matches a token. No result may match it.
+// tokenShape matches a token. No result may contain a match.
 var tokenShape = regexp.MustCompile(`[a-z0-9]{6}\.[a-z0-9]{16}`)
 
 func FuzzText(f *testing.F) {

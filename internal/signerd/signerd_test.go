@@ -48,7 +48,8 @@ import (
 
 const kubelet = certificates.KubeAPIServerClientKubeletSignerName
 
-// policyOf allows node certificates to kubejoin and to the user of this test.
+// policyOf returns a policy that allows node certificates to the requester kubejoin, identified by a client
+// certificate or by the user ID uid.
 func policyOf(uid int) string {
 	return fmt.Sprintf(`
 apiVersion: kubejoin.io/v1alpha1
@@ -69,9 +70,9 @@ type world struct {
 	t       testing.TB
 	dir     string
 	clients *tls.Certificate // the CA of clients
-	made    int              // client certificates
+	made    int              // number of client certificates so far
 	address string
-	// policy replaces that of the file, unless it is nil.
+	// policy replaces the policy in the file, unless it is nil.
 	policy atomic.Pointer[config.Policy]
 }
 
@@ -120,7 +121,7 @@ func (w *world) write(name string, content []byte) string {
 	return file
 }
 
-// pair writes a certificate and its key.
+// pair writes a certificate and its key to files.
 func (w *world) pair(name string, c *tls.Certificate) (certFile, keyFile string) {
 	w.t.Helper()
 	key := must.Value(x509.MarshalPKCS8PrivateKey(c.PrivateKey))(w.t)
@@ -128,7 +129,7 @@ func (w *world) pair(name string, c *tls.Certificate) (certFile, keyFile string)
 		w.write(name+".key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}))
 }
 
-// clientOf returns a client with a certificate of that name and CA.
+// clientOf returns a client whose certificate has this name and CA.
 func (w *world) clientOf(name string, ca *tls.Certificate) *remote.Client {
 	w.t.Helper()
 	c := remote.Config{URL: w.Listen}
@@ -142,7 +143,7 @@ func (w *world) clientOf(name string, ca *tls.Certificate) *remote.Client {
 	return must.Value(remote.New(c))(w.t)
 }
 
-// authority returns kubejoin's authority, which signs with the CAs by a client.
+// authorityOf returns an authority as in kubejoin. It signs through client, which has the key of certs.
 func authorityOf(t testing.TB, client signer.Remote, certs []*x509.Certificate) *signer.Authority {
 	t.Helper()
 	ca := must.Value(signer.NewRemoteCA(certs, client))(t)
@@ -193,7 +194,7 @@ func TestSigns(t *testing.T) {
 	}
 }
 
-// A certificate of another CA, or of a name that the policy does not have, gets nothing, and neither does another user.
+// The signer process must refuse a client certificate of another CA, a name that is not in the policy, and another user.
 func TestRefusesUnknownRequesters(t *testing.T) {
 	w := newWorld(t, false, 1)
 	for name, client := range map[string]*remote.Client{
@@ -230,7 +231,7 @@ func (w *world) post(body []byte) (int, string) {
 	return r.StatusCode, string(must.Value(io.ReadAll(r.Body))(w.t))
 }
 
-// Whatever a stolen kubejoin sends, it gets what the policy allows.
+// Whatever a compromised kubejoin sends, it must get only what the policy allows.
 func TestRefusesHostileOrders(t *testing.T) {
 	w := newWorld(t, true, os.Getuid())
 	now := time.Now()
@@ -294,7 +295,7 @@ func TestRefusesHostileOrders(t *testing.T) {
 	}
 }
 
-// Each file or address that cannot be used is an error that names it.
+// For each unusable file or address, the start must fail with an error that names it.
 func TestStartErrors(t *testing.T) {
 	w := newWorld(t, false, 1)
 	text := w.write("text", []byte("text"))
@@ -313,7 +314,7 @@ func TestStartErrors(t *testing.T) {
 		{func(o *Options) { o.TLSCertFile = text }, "--tls-cert-file: "},
 		{func(o *Options) { o.ClientCAFile = text }, "--client-ca-file: "},
 		{func(o *Options) { o.ClientCAFile = "missing" }, "--client-ca-file: "},
-		{func(o *Options) { o.Listen = w.address }, "--listen: "}, // in use
+		{func(o *Options) { o.Listen = w.address }, "--listen: "}, // the address is in use
 		{func(o *Options) { o.Listen = sock + "/a" }, "--listen: "},
 	} {
 		o := w.Options
@@ -324,7 +325,7 @@ func TestStartErrors(t *testing.T) {
 	}
 }
 
-// A requester that leaves the policy gets nothing any more, on open connections, too.
+// A requester that was removed from the policy must get no more certificates, even on open connections.
 func TestFollowsPolicy(t *testing.T) {
 	w := newWorld(t, true, os.Getuid())
 	authority := authorityOf(t, w.clientOf("", nil), w.h.ca().Bundle())
@@ -338,7 +339,7 @@ func TestFollowsPolicy(t *testing.T) {
 	must.Value(authority.Sign(t.Context(), nodeRequest(t, "worker-1")))(t)
 }
 
-// A socket that a killed process has left is replaced, and nothing else is.
+// listenUnix must replace a socket that a killed process left, and no other file.
 func TestListensOnSocket(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sock")
 	left := must.Value(net.ListenUnix("unix", &net.UnixAddr{Name: file, Net: "unix"}))(t)
@@ -363,7 +364,7 @@ func TestListensOnSocket(t *testing.T) {
 	}
 }
 
-// Linux reports one user for all those of another user namespace, so this user is nobody whom a policy could name.
+// Linux reports the same user ID for all users of another user namespace. So a policy must not be able to allow this ID.
 func TestRefusesUserOfAnotherNamespace(t *testing.T) {
 	var logged bytes.Buffer
 	w := newWorld(t, false, os.Getuid())
@@ -371,12 +372,12 @@ func TestRefusesUserOfAnotherNamespace(t *testing.T) {
 	file := filepath.Join(w.dir, "sock")
 	l := must.Value(listenUnix(t.Context(), file, w.h))(t).(peerListener)
 	conn := must.Value(net.Dial("unix", file))(t)
-	must.OK(t, must.Value(l.Accept())(t).Close()) // the policy has the user
+	must.OK(t, must.Value(l.Accept())(t).Close()) // the policy contains the user
 	must.OK(t, conn.Close())
 
 	l.overflow = os.Getuid()
 	done := make(chan struct{})
-	go func() { defer close(done); _, _ = l.Accept() }() // ends with the listener
+	go func() { defer close(done); _, _ = l.Accept() }() // Accept returns when the listener is closed
 	conn = must.Value(net.Dial("unix", file))(t)
 	if n, err := conn.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
 		t.Errorf("got %d bytes, %v, want a closed connection", n, err)
@@ -388,7 +389,7 @@ func TestRefusesUserOfAnotherNamespace(t *testing.T) {
 	}
 }
 
-// Without a record nothing is signed.
+// If the record cannot be written, the signer process must sign nothing.
 func TestSignsNothingWithoutRecord(t *testing.T) {
 	w := newWorld(t, true, os.Getuid())
 	w.h.authority.Record = full{}
@@ -406,8 +407,8 @@ func (allowing) Allowed(context.Context, approval.Request, approval.Permission) 
 	return true, nil
 }
 
-// While the signer process is away, a CSR object gets neither Failed nor Denied, which are final. This test catches a
-// controller that gives up, because the process signs the object when it is back.
+// While the signer process is unavailable, a CSR object must get neither Failed nor Denied, which are final. When the
+// process is available again, it must sign the object. This test catches a controller that gives up.
 func TestCSRObjectWaitsForSigner(t *testing.T) {
 	w := newWorld(t, true, os.Getuid())
 	must.OK(t, os.Rename(w.Socket(), w.Socket()+".away"))
@@ -457,7 +458,7 @@ func TestLimitsOrders(t *testing.T) {
 	if status, text := w.post([]byte("{")); status != http.StatusServiceUnavailable || !strings.Contains(text, "in flight") {
 		t.Errorf("with all slots taken: got %d %s", status, text)
 	}
-	// A client that sends slowly holds no slot.
+	// A client that sends slowly must hold no slot.
 	slow := httptest.NewRequest(http.MethodPost, remote.SignPath, readerFunc(func([]byte) (int, error) {
 		w.h.slots.Free("0")
 		return 0, io.EOF
@@ -470,14 +471,15 @@ func TestLimitsOrders(t *testing.T) {
 		w.h.slots.Free(strconv.Itoa(i + 1))
 	}
 	w.h.rates = rates{}
-	for i, want := range []int{http.StatusBadRequest, http.StatusBadRequest, http.StatusTooManyRequests} { // an invalid order counts, too
+	// The rate also counts invalid orders.
+	for i, want := range []int{http.StatusBadRequest, http.StatusBadRequest, http.StatusTooManyRequests} {
 		if status, text := w.post([]byte("{")); status != want {
 			t.Errorf("order %d: got %d %s, want %d", i+1, status, text, want)
 		}
 	}
 }
 
-// A requester with as many orders in flight as it gets leaves some to another one.
+// If a requester has all orders in flight that it can get, slots must remain for another requester.
 func TestRequesterLeavesOrdersInFlight(t *testing.T) {
 	w := newWorld(t, true, os.Getuid())
 	sign := func() (int, string) {
@@ -498,7 +500,7 @@ func TestRequesterLeavesOrdersInFlight(t *testing.T) {
 	}
 }
 
-// A requester over its rate takes nothing from another one. This test catches a rate that the requesters share.
+// A requester over its rate must not use up the rate of another requester. This test catches a rate that requesters share.
 func TestLimitsEachRequesterByItself(t *testing.T) {
 	w := newWorld(t, false, 1)
 	one := strings.Replace(policyOf(1), "qps: 1000, burst: 100000", "qps: 0.001, burst: 1", 1)
@@ -506,7 +508,7 @@ func TestLimitsEachRequesterByItself(t *testing.T) {
 	both := one + strings.NewReplacer("name: kubejoin\n", "name: second\n", "uid: 1\n", "uid: 2\n").Replace(entry)
 	w.policy.Store(must.Value(config.ParsePolicy("policy.yaml", []byte(both), signer.Fixed(w.h.ca())))(t))
 	now := time.Now()
-	w.h.now = func() time.Time { return now } // no rate recovers
+	w.h.now = func() time.Time { return now } // fixed clock: no rate recovers
 	bundle := w.h.ca().Bundle()
 	first, second := w.clientOf("kubejoin", w.clients), w.clientOf("second", w.clients)
 	want429 := func(err error) {
@@ -534,14 +536,14 @@ func TestLimitsEachRequesterByItself(t *testing.T) {
 	must.Value(second.Ping(t.Context(), bundle))(t)
 }
 
-// A requester over its rate costs little: the response takes its time, and so does that to reads. Over HTTP/2, one
-// connection could have many requests in flight.
+// A requester over its rate must cost little, so responses to its orders and reads are delayed. HTTP/2 must be off,
+// because one connection could then have many requests in flight.
 func TestRequestsOverTheRateTakeTheirTime(t *testing.T) {
 	w := newWorld(t, false, 1)
 	policy := must.Value(config.ParsePolicy("policy.yaml", []byte(strings.Replace(policyOf(1), "qps: 1000, burst: 100000", "qps: 0.001, burst: 1", 1)), signer.Fixed(w.h.ca())))(t)
 	w.policy.Store(policy)
 	now := time.Now()
-	w.h.now = func() time.Time { return now } // no rate recovers
+	w.h.now = func() time.Time { return now } // fixed clock: no rate recovers
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(must.Value(os.ReadFile(filepath.Join(w.dir, "servers.crt")))(t))
 	leaf := certtest.Issue(t, &x509.Certificate{Subject: pkix.Name{CommonName: "kubejoin"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, w.clients)
@@ -549,15 +551,15 @@ func TestRequestsOverTheRateTakeTheirTime(t *testing.T) {
 	defer client.CloseIdleConnections()
 	for _, route := range []struct {
 		method, path string
-		first        int // status within the rate
+		first        int // status while within the rate
 		burst        int
 	}{
 		{http.MethodPost, remote.SignPath, http.StatusBadRequest, 1},
 		{http.MethodGet, remote.CAPath, http.StatusOK, readBurst},
-		{http.MethodGet, "/metrics", http.StatusOK, 0}, // the same rate
+		{http.MethodGet, "/metrics", http.StatusOK, 0}, // has the same rate
 	} {
 		over := false
-		for i := 0; !over && i < 10*(route.burst+1); i++ { // the rate allows some more on a slow machine
+		for i := 0; !over && i < 10*(route.burst+1); i++ { // on a slow machine, the rate allows some more requests
 			began := time.Now()
 			r := must.Value(client.Do(must.Value(http.NewRequestWithContext(t.Context(), route.method, "https://"+w.address+route.path, strings.NewReader("{")))(t)))(t)
 			must.OK(t, r.Body.Close())
@@ -580,7 +582,7 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 
-// Many connections of one client leave the process with a bounded number.
+// If one client opens many connections, the number of open connections must stay limited.
 func TestLimitsConnections(t *testing.T) {
 	w := newWorld(t, false, 1)
 	for range 2 * maxConnections {
@@ -595,7 +597,7 @@ func TestLimitsConnections(t *testing.T) {
 	})
 }
 
-// connections returns how many connections are open, and how many were refused, or closed for others.
+// connections returns how many connections are open, how many were refused, and how many were closed in favour of others.
 func (w *world) connections() (open, refused, shed int) {
 	w.t.Helper()
 	open = -1
@@ -612,7 +614,7 @@ func (w *world) connections() (open, refused, shed int) {
 	return open, refused, shed
 }
 
-// A listenerOf accepts connections as those of another user, which only root could open.
+// A listenerOf reports another user for each accepted connection. A real connection of another user would need root.
 type listenerOf struct {
 	net.Listener
 	uid int
@@ -626,8 +628,8 @@ func (l listenerOf) Accept() (net.Conn, error) {
 	return peerConn{conn, l.uid}, nil
 }
 
-// A user that holds all connections of the socket that it gets keeps no other user out. This test catches users that
-// share one number of connections.
+// If a user holds all connections that it can get, other users must still be able to connect. This test catches a
+// limit that all users share.
 func TestUserOfSocketKeepsNoOtherOut(t *testing.T) {
 	w := newWorld(t, true, os.Getuid())
 	policy := strings.NewReplacer("name: kubejoin\n", "name: second\n", "qps: 1000, burst: 100000", "qps: 1, burst: 1000").Replace(policyOf(os.Getuid() + 1))
@@ -641,7 +643,8 @@ func TestUserOfSocketKeepsNoOtherOut(t *testing.T) {
 	for range sent {
 		conn := must.Value(net.Dial("unix", second))(t)
 		defer func() { _ = conn.Close() }()
-		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: signer\r\nContent-Length: 1\r\n\r\n", remote.SignPath) // fails if it was closed
+		// Fails if the connection was closed.
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: signer\r\nContent-Length: 1\r\n\r\n", remote.SignPath)
 	}
 	wait.OK(t, "the process has seen all connections", func() error {
 		if open, refused, shed := w.connections(); open+refused+shed != sent {
@@ -650,7 +653,7 @@ func TestUserOfSocketKeepsNoOtherOut(t *testing.T) {
 		return nil
 	})
 	for i := range 10 {
-		client := w.clientOf("", nil) // with a connection of its own
+		client := w.clientOf("", nil) // uses a new connection
 		if _, err := authorityOf(t, client, w.h.ca().Bundle()).Sign(t.Context(), nodeRequest(t, "worker-1")); err != nil {
 			t.Errorf("order %d of the other user: %v", i+1, err)
 		}
@@ -670,13 +673,13 @@ func TestReplays(t *testing.T) {
 		if r.take([]byte("a"), start, now) == nil {
 			t.Errorf("after %s: the order was accepted again", after)
 		}
-		// An order of the future is valid for longer than the others.
+		// An order with a time in the future is valid for longer than other orders.
 		must.OK(t, asError(r.take([]byte(after.String()), now.Add(remote.MaxSkew), now)))
 		if r.take([]byte(after.String()), now.Add(remote.MaxSkew), now.Add(2*remote.MaxSkew)) == nil {
 			t.Errorf("after %s: an order of the future was accepted twice", after)
 		}
 	}
-	// The clock jumps, so that the first order is forgotten, and is set back.
+	// The clock jumps ahead, so that replays forgets the first order. Then the clock is set back.
 	for _, at := range []time.Duration{time.Hour, 2 * time.Hour, 3 * time.Hour} {
 		must.OK(t, asError(r.take([]byte(at.String()), start.Add(at), start.Add(at))))
 	}
@@ -694,10 +697,11 @@ func TestReplays(t *testing.T) {
 	}
 }
 
-// Requesters that send as many orders as a policy can allow do not fill the memory. This test catches a policy that allows
-// more orders than replays keeps.
+// If requesters send as many orders as any policy can allow, replays must keep all of them in limited memory. This test
+// catches a policy that allows more orders than replays keeps.
 func TestReplaysKeepAllOrdersOfPolicy(t *testing.T) {
-	const rates1, rates2 = "qps: 1000, burst: 100000", "qps: 100, burst: 30144" // in two minutes together config.MaxOrders
+	// Together, they allow config.MaxOrders orders in two minutes.
+	const rates1, rates2 = "qps: 1000, burst: 100000", "qps: 100, burst: 30144"
 	ca := must.Value(signer.GenerateCA("ca", time.Now(), 240*time.Hour))(t)
 	_, entry, _ := strings.Cut(strings.NewReplacer("name: kubejoin\n", "name: second\n", rates1, rates2).Replace(policyOf(2)), "requesters:\n")
 	policy := must.Value(config.ParsePolicy("policy.yaml", []byte(policyOf(1)+entry), signer.Fixed(ca)))(t)
@@ -707,7 +711,7 @@ func TestReplaysKeepAllOrdersOfPolicy(t *testing.T) {
 		sent++
 		must.OK(t, asError(seen.take(binary.BigEndian.AppendUint64(nil, sent), now, now)))
 	}
-	for range maxConnections { // the rates allowed them before
+	for range maxConnections { // orders that were in flight before, allowed by the rates
 		take(start)
 	}
 	for now := start; len(seen.earlier) == 0; now = now.Add(time.Second) {
@@ -733,8 +737,8 @@ func asError[E interface {
 	return e
 }
 
-// While the signer process changes its CA all the time, each certificate comes from one of them, with all that belongs to
-// it. KUBEJOIN_TEST_SIGNATURES is how many certificates are signed.
+// While the signer process keeps changing its CA, each certificate must come from exactly one CA, with the chain of that
+// CA. KUBEJOIN_TEST_SIGNATURES is the number of certificates to sign.
 func TestSwapsCAWhileItSigns(t *testing.T) {
 	total := must.Value(strconv.Atoi(cmp.Or(os.Getenv("KUBEJOIN_TEST_SIGNATURES"), "200")))(t)
 	const n = 3

@@ -30,7 +30,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// storeAt opens a store whose lists do not lag.
+// storeAt opens a store without a cache, so that lists do not lag.
 func storeAt(t *testing.T, c *etcd.Cluster, prefix string) *etcdstore.Store {
 	t.Helper()
 	config := c.StoreConfig(t, prefix)
@@ -58,12 +58,12 @@ func fill(t *testing.T, store tokens.Store, claims tokens.Claims, revocations re
 		e := issuancetest.Issued(time.Now(), fmt.Sprintf("a%02x", i), time.Hour)
 		issuancetest.Add(t, record, e, issuancetest.Refused(time.Now(), i))
 	}
-	issuancetest.Add(t, record, issuancetest.Issued(time.Now().Add(-5000*time.Hour), "ff", time.Hour)) // ended long ago
+	issuancetest.Add(t, record, issuancetest.Issued(time.Now().Add(-5000*time.Hour), "ff", time.Hour)) // expired long ago
 	same := issuancetest.Refused(time.Now(), 99)
 	issuancetest.Add(t, record, same, same)
 }
 
-// content is everything in a store, without versions and certificates.
+// content returns everything in a store, without versions and certificates.
 func content(t *testing.T, store tokens.Store, claims tokens.Claims, revocations revocation.Store, record issuance.Store) string {
 	t.Helper()
 	var b strings.Builder
@@ -101,7 +101,7 @@ func open(t *testing.T, spec string, config etcdstore.Config, use storecopy.Use)
 	return must.Value(storecopy.Open(t.Context(), spec, config, use))(t)
 }
 
-// copyAll copies from a spec to another one.
+// copyAll copies from one store to another.
 func copyAll(t *testing.T, ctx context.Context, from, to string, config etcdstore.Config, o storecopy.Options) (storecopy.Counts, error) {
 	t.Helper()
 	source, destination := open(t, from, config, storecopy.ReadOnly), open(t, to, config, storecopy.Destination)
@@ -140,13 +140,13 @@ func TestCopyThereAndBack(t *testing.T) {
 	if got := fileContent(t, back); got != want {
 		t.Errorf("the file has\n%s\nwant\n%s", got, want)
 	}
-	// The source can be written again.
+	// After the copy, the source must be writable again.
 	if _, err := s.Create(t.Context(), tokens.NewRecord(tokens.Generate(), time.Hour, time.Now())); err != nil {
 		t.Errorf("after the copy: %v", err)
 	}
 }
 
-// Catches a copy with refusals that kubejoin will delete, and with more refusals than it reads back.
+// Catches a copy that includes refusals that kubejoin would soon delete, or that counts more refusals than it reads back.
 func TestLeavesOutOldRefusals(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	path := filepath.Join(t.TempDir(), "kubejoin.db")
@@ -160,7 +160,7 @@ func TestLeavesOutOldRefusals(t *testing.T) {
 	}
 }
 
-// Nobody can use an incomplete copy. Catches a kubejoin that refuses machines whose tokens were not copied yet.
+// An incomplete copy must be unusable. Catches a kubejoin that uses it, and refuses machines whose tokens were not copied yet.
 func TestIncompleteCopyCannotBeUsed(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	toEtcd, config := "etcd:"+strings.Join(c.Endpoints(), ","), c.StoreConfig(t, "/incomplete")
@@ -301,10 +301,11 @@ func wantFinding(t *testing.T, found []storecopy.Violation, err error, want stri
 // versioned returns a row of a file with version 1.
 func versioned(value string) []byte { return append([]byte{7: 1}, value...) }
 
-// TestCheckFindsEachViolation has the rows of all stores. Here is how a file names them, and what only a file can have.
+// TestCheckFindsEachViolation tests violations in all stores. This test checks the messages for a file, and damages
+// that only a file can have.
 func TestCheckFindsDamagedFile(t *testing.T) {
 	first := func(b *bbolt.Bucket) []byte { k, _ := b.Cursor().First(); return slices.Clone(k) }
-	later := func(bucket string) func(*bbolt.Tx) error { // a commit would use the version of the row again
+	later := func(bucket string) func(*bbolt.Tx) error { // later, because a commit would otherwise reuse the version of the row
 		return func(tx *bbolt.Tx) error {
 			b := tx.Bucket([]byte(bucket))
 			v := binary.BigEndian.AppendUint64(nil, tx.Bucket([]byte("tokens")).Sequence()+1)
@@ -374,7 +375,7 @@ func TestOpenRefusesInvalidSpec(t *testing.T) {
 	}
 }
 
-// bare fills a file with tokens only, which have no rows in indexes.
+// bare fills a file only with tokens, which have no index rows.
 func bare(t *testing.T, n int, change func(i int, r *tokens.Record)) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bare.db")

@@ -59,7 +59,7 @@ func folder(t *testing.T, path string) string {
 	return b.String()
 }
 
-// A copy fails if a kubejoin writes to the source at any time meanwhile, and names the source.
+// If a kubejoin writes to the source during the copy, the copy must fail, and the error must name the source.
 func TestFailsIfSourceChangesDuringCopy(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	create := func(s *etcdstore.Store) error { _, err := s.Create(t.Context(), newToken()); return err }
@@ -108,7 +108,7 @@ func TestFailsIfSourceChangesDuringCopy(t *testing.T) {
 	}
 }
 
-// Catches a copy that makes a store incomplete which kubejoins use: all of them would stop.
+// Catches a copy that marks a store as incomplete while kubejoins use it: all of them would stop.
 func TestLeavesStoreInUseAlone(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	config := c.StoreConfig(t, "/live")
@@ -126,7 +126,7 @@ func TestLeavesStoreInUseAlone(t *testing.T) {
 	must.Value(live.Create(t.Context(), newToken()))(t)
 }
 
-// Catches a copy in a CA rotation: the new key needs a file that is not copied.
+// Catches a copy during a CA rotation: decrypting the new key needs a file that is not copied.
 func TestRefusesCopyInCARotation(t *testing.T) {
 	path := filled(t)
 	db := must.Value(boltstore.Open(path))(t)
@@ -161,7 +161,7 @@ func TestLeavesDestinationAloneThatGotRows(t *testing.T) {
 	must.Value(live.Create(t.Context(), newToken()))(t)
 }
 
-// Catches a copy of nothing, and a check without findings, because of a typing error in --etcd-prefix.
+// Catches an empty copy, or a check without findings, after a typing error in --etcd-prefix.
 func TestRefusesPrefixWithoutStore(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	config := c.StoreConfig(t, "/nothing")
@@ -189,7 +189,8 @@ func TestReplacesNoFile(t *testing.T) {
 	}
 }
 
-// Catches lost and changed rows of each kind: the destination damages them when the copy is read back.
+// Catches a copy that misses lost or changed rows of any kind. The test damages rows of the destination before the
+// copy reads them back.
 func TestFindsWrongCopy(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	path := filled(t)
@@ -198,7 +199,7 @@ func TestFindsWrongCopy(t *testing.T) {
 		return string(got.Kvs[0].Key)
 	}
 	for name, spoil := range map[string]struct {
-		at    storecopy.Counts // when to spoil
+		at    storecopy.Counts // counts at which the test damages the row
 		spoil func(prefix string)
 	}{
 		"lost token":      {storecopy.Counts{Tokens: 5}, func(p string) { must.Value(c.Client().Delete(t.Context(), first(p+"/tokens/")))(t) }},
@@ -236,7 +237,7 @@ func TestFindsWrongCopy(t *testing.T) {
 	}
 }
 
-// A copy from file to file keeps certificates, and compares them.
+// A copy from file to file must keep certificates, and compare them.
 func TestFileCopyKeepsCertificates(t *testing.T) {
 	path := filled(t)
 	s := must.Value(boltstore.Open(path))(t)
@@ -275,7 +276,7 @@ func TestFileCopyKeepsCertificates(t *testing.T) {
 	}
 }
 
-// A dry run counts what a copy would copy, and changes neither side.
+// A dry run must count the rows that a copy would copy, and change neither side.
 func TestDryRunChangesNothing(t *testing.T) {
 	c := etcd.ForTest(t, etcd.Options{})
 	path, config := filled(t), c.StoreConfig(t, "/dry")
@@ -310,7 +311,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	}
 }
 
-// A dry run fails at what a copy would fail at.
+// A dry run must fail at a row at which a copy would fail.
 func TestDryRunFindsRowThatCannotBeCopied(t *testing.T) {
 	path := filled(t)
 	db, err := bbolt.Open(path, 0o600, nil)
@@ -326,7 +327,7 @@ func TestDryRunFindsRowThatCannotBeCopied(t *testing.T) {
 	}
 }
 
-// A check changes no file, also if the caller may not write it.
+// A check must change no file, and must work even if the caller may not write the file.
 func TestCheckChangesNoFile(t *testing.T) {
 	path := filled(t)
 	must.OK(t, os.Chmod(path, 0o400))
@@ -334,7 +335,7 @@ func TestCheckChangesNoFile(t *testing.T) {
 	store := open(t, "file:"+path, etcdstore.Config{}, storecopy.ReadOnly)
 	counts, found, err := store.Check(t.Context())
 	must.OK(t, errors.Join(err, store.Close()))
-	if len(found) > 0 || counts.IssuanceEntries != 103 { // 1 ended long ago
+	if len(found) > 0 || counts.IssuanceEntries != 103 { // includes 1 certificate that expired long ago
 		t.Errorf("got %+v, %+v, want no findings in 103 entries", counts, found)
 	}
 	if after := folder(t, filepath.Dir(path)); after != before {
@@ -360,7 +361,7 @@ func TestCheckDescribesSomeDamagedRows(t *testing.T) {
 	}
 }
 
-// A file that kubejoin serves cannot be checked. A damaged page and an earlier schema are reported.
+// A check of a file that a running kubejoin uses must fail. It must report a damaged page and an earlier schema.
 func TestCheckOfUnusableFile(t *testing.T) {
 	path := filled(t)
 	s := must.Value(boltstore.Open(path))(t)

@@ -60,7 +60,7 @@ func keys(t *testing.T) map[string]crypto.Signer {
 	}
 }
 
-// A CA with its key on a token signs certificates, and the key is the one that was imported.
+// A CA with its key on a token must sign certificates with the imported key.
 func TestSignsCertificates(t *testing.T) {
 	h := softhsm.New(t, "other", "ca")
 	id := 0
@@ -112,7 +112,8 @@ func TestSignsConcurrently(t *testing.T) {
 	}
 }
 
-// While the token is away, each call fails with ErrUnavailable, and kubejoin goes on asking. It signs again by itself.
+// While the token is removed, each call must fail with ErrUnavailable. When the token is back, the Key must sign again
+// by itself.
 func TestComesBackAfterTokenWasRemoved(t *testing.T) {
 	h := softhsm.New(t, "ca")
 	key := keys(t)["p256"]
@@ -123,7 +124,7 @@ func TestComesBackAfterTokenWasRemoved(t *testing.T) {
 
 	putBack := h.Remove()
 	var err error
-	for range 100 { // SoftHSM may have read the key before
+	for range 100 { // SoftHSM may still have the key in memory
 		if _, err = k.Sign(rand.Reader, digest[:], crypto.SHA256); err != nil {
 			break
 		}
@@ -151,12 +152,12 @@ func TestComesBackAfterTokenWasRemoved(t *testing.T) {
 	}
 }
 
-// Another key under the same name would sign certificates that no client trusts.
+// A token may return with another key under the same name. Its signatures would make certificates that no client trusts.
 func TestRefusesAnotherKeyOnReturn(t *testing.T) {
 	h := softhsm.New(t, "ca")
 	h.Import("ca", "k", "01", keys(t)["p256"])
 	k := open(t, uri(t, h, "ca", "k"))
-	must.OK(t, k.session.context.Close()) // as after a failure
+	must.OK(t, k.session.context.Close()) // simulates a failure
 	k.session = nil
 	h.Util("--delete-token", "--token", "ca")
 	h.Util("--init-token", "--free", "--label", "ca", "--so-pin", "314159", "--pin", softhsm.PIN)
@@ -167,14 +168,14 @@ func TestRefusesAnotherKeyOnReturn(t *testing.T) {
 	}
 }
 
-// A token locks itself after some wrong PINs. kubejoin tries a PIN once.
+// A token locks itself after some wrong PINs. So kubejoin must try a PIN only once.
 func TestTriesWrongPINOnce(t *testing.T) {
 	const wrongPIN = "161803"
 	h := softhsm.New(t, "ca")
 	h.Import("ca", "k", "01", keys(t)["p256"])
 	uri := uri(t, h, "ca", "k")
 	h.WritePIN(wrongPIN)
-	k := &Key{uri: uri, slots: make(chan struct{}, maxSessions), public: keys(t)["p256"].Public()} // as after Open
+	k := &Key{uri: uri, slots: make(chan struct{}, maxSessions), public: keys(t)["p256"].Public()} // the same state as after Open
 	var messages []string
 	for range 3 {
 		_, err := k.open()
@@ -188,7 +189,7 @@ func TestTriesWrongPINOnce(t *testing.T) {
 		t.Errorf("got %q", messages)
 	}
 	h.WritePIN(softhsm.PIN)
-	// A service manager restarts the program, but each start must not use up a try.
+	// A service manager restarts the program. The starts must not use up the tries.
 	if _, err := Open(uri); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "a wrong PIN was tried before") {
 		t.Errorf("at the start after a wrong PIN: got %v", err)
 	}
@@ -228,7 +229,8 @@ func TestOpenNamesWhatIsWrong(t *testing.T) {
 	}
 }
 
-// Catches attributes that p11tool prints and kubejoin refuses or ignores: the PIN could go to another token.
+// Catches a kubejoin that refuses or ignores attributes that p11tool prints. If it ignores one, it could send the PIN
+// to another token.
 func TestOpensOnlyWhatAllAttributesName(t *testing.T) {
 	h := softhsm.New(t, "ca")
 	h.Import("ca", "k", "01", keys(t)["p256"])
@@ -251,7 +253,8 @@ func TestOpensOnlyWhatAllAttributesName(t *testing.T) {
 	}
 }
 
-// oneSerial is a library in front of SoftHSM whose tokens all have one serial number, also the free one.
+// oneSerial is the source of a library in front of SoftHSM. It reports the same serial number for all tokens,
+// including the free one.
 const oneSerial = `#include <dlfcn.h>
 #include <string.h>
 typedef struct { unsigned char version[2]; void *functions[68]; } list; // CK_FUNCTION_LIST
@@ -273,7 +276,8 @@ unsigned long C_GetFunctionList(list **out) {
 }
 `
 
-// Catches a PIN that goes to another token with the serial number of the one that the URI names by its label.
+// Two tokens have the same serial number, and the URI names one of them by its label. Catches a PIN that is sent to
+// the other token.
 func TestOpensTokenOfLabelAmongTokensOfOneSerial(t *testing.T) {
 	need.Programs(t, "gcc")
 	h := softhsm.New(t, "ca", "backup")
@@ -298,7 +302,7 @@ func TestOpensTokenOfLabelAmongTokensOfOneSerial(t *testing.T) {
 	}
 }
 
-// A library that does not answer must not block its callers without a limit.
+// If the library does not return, its callers must not wait without a limit.
 func TestSignGivesUpWhenAllSessionsAreBusy(t *testing.T) {
 	k := &Key{slots: make(chan struct{}, 1), timeout: time.Millisecond}
 	k.slots <- struct{}{}
@@ -309,7 +313,7 @@ func TestSignGivesUpWhenAllSessionsAreBusy(t *testing.T) {
 }
 
 func TestLocks(t *testing.T) {
-	for flags, want := range map[uint][2]bool{ // at the start, and later
+	for flags, want := range map[uint][2]bool{ // results at the start and later
 		0: {}, pkcs11.CKF_USER_PIN_INITIALIZED: {}, pkcs11.CKF_SO_PIN_FINAL_TRY: {},
 		pkcs11.CKF_USER_PIN_COUNT_LOW:                                 {true, false},
 		pkcs11.CKF_USER_PIN_COUNT_LOW | pkcs11.CKF_USER_PIN_FINAL_TRY: {true, true},
@@ -335,7 +339,7 @@ func TestLoginRefused(t *testing.T) {
 		{login(errors.New("other")), true},
 		{login(pkcs11.Error(pkcs11.CKR_TOKEN_NOT_PRESENT)), false},
 		{login(pkcs11.Error(pkcs11.CKR_DEVICE_REMOVED)), false},
-		{pkcs11.Error(pkcs11.CKR_GENERAL_ERROR), false}, // before the login
+		{pkcs11.Error(pkcs11.CKR_GENERAL_ERROR), false}, // fails before the login
 	} {
 		if got := loginRefused(test.err); got != test.want {
 			t.Errorf("%v: got %t, want %t", test.err, got, test.want)

@@ -12,7 +12,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// Catches that a command of root with an output such as /dev/null replaces the device with a file that has a key.
+// Catches a command of root whose output is /dev/null, and that replaces the device by a file with a key.
 func TestPrepareRefusesWhatIsNoRegularFile(t *testing.T) {
 	dir := t.TempDir()
 	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
@@ -27,7 +27,8 @@ func TestPrepareRefusesWhatIsNoRegularFile(t *testing.T) {
 			t.Errorf("%s: got %v, %v, want it unchanged", file, after, err)
 		}
 	}
-	for _, file := range []string{filepath.Join(dir, "file"), filepath.Join(dir, "file")} { // new, then replaced
+	// First a new file, then a replaced one.
+	for _, file := range []string{filepath.Join(dir, "file"), filepath.Join(dir, "file")} {
 		must.OK(t, atomicfile.Write(file, []byte("secret")))
 		if info, err := os.Stat(file); err != nil || info.Mode() != fs.FileMode(0o600) {
 			t.Errorf("got %v, %v, want mode 0600", info, err)
@@ -38,7 +39,7 @@ func TestPrepareRefusesWhatIsNoRegularFile(t *testing.T) {
 	}
 }
 
-// Catches a renewal after which a program that reads the file as another user, such as etcd, cannot read it any more.
+// Another user, for example of etcd, may read the file. Catches a renewal after which that user cannot read the file.
 func TestKeepOwnerKeepsOwnerGroupAndMode(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write := func(content string) {
@@ -58,7 +59,7 @@ func TestKeepOwnerKeepsOwnerGroupAndMode(t *testing.T) {
 	write("new")
 	check(owner, group, 0o600)
 	must.OK(t, os.Chmod(file, 0o640))
-	if owner == 0 { // others may not change owners
+	if owner == 0 { // only root may change owners
 		owner, group = 12, 34
 		must.OK(t, os.Chown(file, int(owner), int(group)))
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// aclOf returns the ACL of mode 0640 in which user 1234 may read, as Linux stores it.
+// aclOf returns, in the format of Linux, an ACL for mode 0640 that also lets user 1234 read.
 func aclOf() []byte {
 	const owner, user, group, mask, others, nobody = 1, 2, 4, 0x10, 0x20, 0xffffffff
 	value := binary.LittleEndian.AppendUint32(nil, 2) // version
@@ -28,7 +28,7 @@ func aclOf() []byte {
 	return value
 }
 
-// setAttribute sets an extended attribute, or skips the test on a file system that has none.
+// setAttribute sets an extended attribute. It skips the test if the file system does not support attributes.
 func setAttribute(t *testing.T, file, name string, value []byte) {
 	t.Helper()
 	if err := syscall.Setxattr(file, name, value, 0); errors.Is(err, syscall.ENOTSUP) {
@@ -67,7 +67,7 @@ func TestReplaceKeepsExtendedAttributes(t *testing.T) {
 	if info := must.Value(os.Stat(file))(t); info.Mode() != 0o640 {
 		t.Errorf("got mode %v, want 0640", info.Mode())
 	}
-	// Another file with other secrets must not give others what the old one did.
+	// Write is for new secrets: it must not give other users the access that they had to the old file.
 	must.OK(t, atomicfile.Write(file, []byte("secret")))
 	for _, name := range []string{accessACL, label} {
 		if got := attribute(file, name); got != syscall.ENODATA.Error() {
@@ -76,7 +76,7 @@ func TestReplaceKeepsExtendedAttributes(t *testing.T) {
 	}
 }
 
-// Catches a replacement that users of the folder's default ACL can read, and that nobody else but the owner could read before.
+// Catches a replacement that gets the folder's default ACL, so that more users can read it than the old file.
 func TestReplaceTakesNoACLOfFolder(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -88,7 +88,7 @@ func TestReplaceTakesNoACLOfFolder(t *testing.T) {
 	}
 }
 
-// Catches a file that loses its attributes although they cannot be kept.
+// Catches a replacement without the old attributes: if attributes cannot be kept, KeepOwner must return an error.
 func TestKeepOwnerRefusesToLoseAttributes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must.OK(t, os.WriteFile(file, []byte("old"), 0o600))

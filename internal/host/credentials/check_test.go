@@ -26,11 +26,11 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// An apiServer answers as kube-apiserver does to the requests of a check.
+// An apiServer responds to the requests of a check like kube-apiserver.
 type apiServer struct {
 	*httptest.Server
-	trusts         *tls.Certificate // CA of clients
-	review, ofNode int              // statuses of other than 401; zero is success
+	trusts         *tls.Certificate // client CA
+	review, ofNode int              // statuses of the responses if the user is authenticated; zero means success
 	authorization  string           // accepted header of a client without a certificate
 }
 
@@ -95,7 +95,7 @@ func nodeTemplate() *x509.Certificate {
 	}
 }
 
-// Catches a kubeconfig of a control plane whose client does not trust the API server, and a false problem.
+// Catches a check that misses a kubeconfig of a control plane with the wrong CA, or reports a problem for the right CA.
 func TestCheckOfHostComparesCAInKubeconfigs(t *testing.T) {
 	ca, other, now := certtest.CA(t, "kubernetes"), certtest.CA(t, "other"), time.Now()
 	for name, test := range map[string]struct {
@@ -119,7 +119,7 @@ func TestCheckOfHostComparesCAInKubeconfigs(t *testing.T) {
 		write(t, dir, "pki/ca.crt", pemOf(ca))
 		write(t, dir, "pki/other.crt", pemOf(other))
 		template := nodeTemplate()
-		template.NotBefore, template.NotAfter = now.Add(-100*time.Hour), now.Add(time.Hour) // near its end
+		template.NotBefore, template.NotAfter = now.Add(-100*time.Hour), now.Add(time.Hour) // expires soon
 		kubelet := certtest.Issue(t, template, ca)
 		cluster := &clientcmdapi.Cluster{Server: "https://127.0.0.1:6443", CertificateAuthorityData: pemOf(ca)}
 		test.change(cluster)
@@ -142,7 +142,7 @@ func TestCheckOfHostComparesCAInKubeconfigs(t *testing.T) {
 	}
 }
 
-// Each fault has its finding and no other, and a file without a fault has none.
+// Check must report exactly one finding for each fault, and none for a file without a fault.
 func TestCheckFindsFaults(t *testing.T) {
 	ca, other := certtest.CA(t, "kubernetes"), certtest.CA(t, "other")
 	now := time.Now()
@@ -253,7 +253,7 @@ func TestCheckFindsFaults(t *testing.T) {
 	}
 }
 
-// Catches a check that reaches the API server in another way than kubectl, and so has another verdict.
+// Catches a check that connects to the API server in another way than kubectl, and so gets another result.
 func TestCheckReachesServerAsKubectlDoes(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")
 	for name, test := range map[string]struct {
@@ -317,7 +317,7 @@ func plugin(script string) *clientcmdapi.ExecConfig {
 	return &clientcmdapi.ExecConfig{APIVersion: "client.authentication.k8s.io/v1", Command: "sh", Args: []string{"-c", script}, InteractiveMode: clientcmdapi.NeverExecInteractiveMode}
 }
 
-// A state of the API server that passes is no finding: nobody can mend it in the file.
+// A temporary state of the API server must not be a finding, because nobody can fix it in the file.
 func TestUnavailableServerIsUnchecked(t *testing.T) {
 	ca := certtest.CA(t, "kubernetes")
 	server := &apiServer{trusts: ca, review: http.StatusServiceUnavailable}
@@ -332,7 +332,7 @@ func TestUnavailableServerIsUnchecked(t *testing.T) {
 	}
 }
 
-// FuzzCheck shows that no file stops a check, and that the report never has the file's key.
+// FuzzCheck checks that no file makes Check hang or panic, and that the report never contains the file's key.
 func FuzzCheck(f *testing.F) {
 	ca := certtest.CA(f, "kubernetes")
 	client := certtest.Issue(f, nodeTemplate(), ca)
@@ -349,7 +349,7 @@ func FuzzCheck(f *testing.F) {
 	})
 }
 
-// Catches a check that reads a device without an end, or waits for a writer of a pipe, because the file names it.
+// A kubeconfig may name a device or a pipe. Catches a check that reads an endless device, or waits for a writer of a pipe.
 func TestCheckReadsOnlySmallRegularFilesThatTheKubeconfigNames(t *testing.T) {
 	dir := t.TempDir()
 	pipe, large := filepath.Join(dir, "pipe"), filepath.Join(dir, "large")

@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// The text of client-go names KUBERNETES_MASTER, which no user has set. Catches an error that does not name the flag or variable,
-// the file, and the fault of the file.
+// The error of client-go names KUBERNETES_MASTER, which no user has set. Catches an error that lacks the flag or variable, the
+// file, or the fault of the file.
 func TestLoadConfigNamesSourceFileAndFault(t *testing.T) {
 	empty, other, missing := filepath.Join(t.TempDir(), "empty"), filepath.Join(t.TempDir(), "other"), filepath.Join(t.TempDir(), "missing")
 	must.OK(t, os.WriteFile(empty, nil, 0o600))

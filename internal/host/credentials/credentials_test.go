@@ -33,7 +33,7 @@ func newCA(t testing.TB) *signer.CA {
 	return must.Value(signer.NewCA([]*x509.Certificate{made.Leaf}, made.PrivateKey.(crypto.Signer)))(t)
 }
 
-// Locally, the rules of the signers apply as in a kubejoin server, and the key is that of the certificate.
+// SignLocally must apply the signers' rules like a kubejoin server, and the key must belong to the certificate.
 func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
 	sign := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), 24*time.Hour)))
 	node := must.Value(credentials.Node("worker-1"))(t)
@@ -59,7 +59,7 @@ func TestLocalIssuesByTheRulesOfSigners(t *testing.T) {
 	}
 }
 
-// Nobody but this process gets the key, and a certificate for another key is refused.
+// The key must not leave this process. Issue must refuse a certificate for another key.
 func TestKeyDoesNotLeave(t *testing.T) {
 	local := credentials.SignLocally(must.Get(signer.KubernetesSigners(signer.Fixed(newCA(t)), 0)))
 	var first []byte
@@ -81,7 +81,8 @@ func TestKeyDoesNotLeave(t *testing.T) {
 	}
 }
 
-// An object is approved by its requester, and deleted if no certificate comes: nobody has its key then.
+// SignByCSRObject must approve its object. If no certificate is issued, it must delete the object, because the key is
+// discarded.
 func TestOverCSRApprovesAndCleansUp(t *testing.T) {
 	for _, test := range []struct {
 		what    string
@@ -128,7 +129,7 @@ func TestOverCSRApprovesAndCleansUp(t *testing.T) {
 	}
 }
 
-// signsApproved signs what was approved, like a signer of the cluster.
+// signsApproved makes a fake client sign approved requests, like a signer of the cluster.
 func signsApproved(t *testing.T, ca *signer.CA) func(*fake.Clientset) {
 	return func(c *fake.Clientset) {
 		c.PrependReactor("update", "certificatesigningrequests", func(a clienttesting.Action) (bool, runtime.Object, error) {

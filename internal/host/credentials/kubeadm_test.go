@@ -35,7 +35,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// anything is a SignFunc that issues what is requested, from one CA.
+// anything returns a SignFunc that issues every requested certificate from one CA.
 func anything(ca *signer.CA) credentials.SignFunc {
 	usages := []certificates.KeyUsage{certificates.UsageDigitalSignature, certificates.UsageKeyEncipherment, certificates.UsageServerAuth, certificates.UsageClientAuth}
 	return func(ctx context.Context, r credentials.SigningRequest) ([]byte, error) {
@@ -61,7 +61,7 @@ func issueFor(t testing.TB, ca *signer.CA, request []byte, template *x509.Certif
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// write writes a file of a host, and makes its folder.
+// write writes a file of a host, and creates its folder.
 func write(t testing.TB, dir, name string, content []byte) {
 	t.Helper()
 	file := filepath.Join(dir, filepath.FromSlash(name))
@@ -105,7 +105,7 @@ func files(t testing.TB, dir string) map[string]string {
 	return all
 }
 
-// If one certificate is not issued, or cannot be used on this host, no file changes.
+// If one certificate is not issued, or is unusable on this host, Sign must change no file.
 func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 	ca := newCA(t)
 	for _, test := range []struct {
@@ -163,8 +163,8 @@ func TestSignWritesNothingUnlessAllIsIssued(t *testing.T) {
 	}
 }
 
-// Hosts that an older kubeadm made get the groups of today. Catches a group that gets rights for no reason, and a subject
-// that somebody chose and that kubejoin drops.
+// Certificates that an older kubeadm created must get today's groups. Catches a group that gets rights by mistake, and a
+// subject that an operator chose and kubejoin silently replaces.
 func TestCertificatesGetTodaysGroups(t *testing.T) {
 	const admins, masters = "kubeadm:cluster-admins", "system:masters"
 	groups := func(groups ...string) []string { return groups }
@@ -184,7 +184,7 @@ func TestCertificatesGetTodaysGroups(t *testing.T) {
 		{file: "super-admin.conf", cn: "kubernetes-super-admin", old: groups(masters), now: groups(masters)},
 		{file: "pki/etcd/peer", cn: "control-1"},
 		{file: "kubelet.conf", cn: "system:node:control-1", old: groups("system:nodes"), now: groups("system:nodes")},
-		// Nobody reads groups from these.
+		// No component reads groups from these certificates.
 		{file: "pki/front-proxy-client", cn: "front-proxy-client", old: groups(admins)},
 		{file: "pki/apiserver", cn: "kube-apiserver", old: groups(masters, "dev")},
 		{file: "pki/etcd/server", cn: "control-1", old: groups("etcd", "dev")},
@@ -207,13 +207,13 @@ func TestCertificatesGetTodaysGroups(t *testing.T) {
 			_, err := h.Sign(t.Context(), anything(ca))
 			checkSubject(t, "sign", h, test.file, err, file+".csr", test.cn, test.now, test.want)
 
-			// The same with a certificate of the old subject.
+			// Renewal of a certificate with the old subject must give the same result.
 			h = hostOf(t, ca, test.file, subject)
 			file = filepath.Join(h.Dir, test.file)
 			request := must.Value(os.ReadFile(file + ".csr"))(t)
 			setCertificate(t, h, test.file, issueFor(t, ca, request, &x509.Certificate{Subject: subject, DNSNames: []string{"kubernetes"}}))
 			if test.file == "kubelet.conf" {
-				return // the kubelet renews it
+				return // the kubelet renews kubelet.conf
 			}
 			if _, err := os.Stat(file); err != nil {
 				file += ".crt"
@@ -224,7 +224,7 @@ func TestCertificatesGetTodaysGroups(t *testing.T) {
 	}
 }
 
-// Certificates lose what kubeadm does not write into a subject, as with 'kubeadm certs renew', and the list says so before.
+// Renewal drops subject attributes that kubeadm does not write, like 'kubeadm certs renew'. The list must announce this before.
 func TestCertificatesLoseOtherAttributes(t *testing.T) {
 	for _, name := range append(credentials.Renewable(), "kubelet.conf") {
 		t.Run(name, func(t *testing.T) {
@@ -269,7 +269,7 @@ func TestCertificatesLoseOtherAttributes(t *testing.T) {
 	}
 }
 
-// renew renews certificates, and writes them.
+// renew renews certificates, and writes the new files.
 func renew(t *testing.T, h credentials.KubeadmFiles, sign credentials.SignFunc, r credentials.Renewal) (credentials.Renewed, error) {
 	t.Helper()
 	before := files(t, h.Dir)
@@ -298,7 +298,7 @@ func note(t *testing.T, h credentials.KubeadmFiles, name string) string {
 	return ""
 }
 
-// The list also shows a certificate that cannot be renewed.
+// The list must also show a certificate that cannot be renewed.
 func TestListShowsSubjectThatCannotBeRenewed(t *testing.T) {
 	ca := newCA(t)
 	h := hostOf(t, ca, "admin.conf", pkix.Name{})
@@ -309,7 +309,8 @@ func TestListShowsSubjectThatCannotBeRenewed(t *testing.T) {
 	}
 }
 
-// A certificate without its CA does not keep the others from being renewed. One that was asked for is an error.
+// If the CA of a certificate is missing, Renew must still renew the other certificates. If the caller named the
+// certificate, Renew must return an error.
 func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
 	ca := newCA(t)
 	newFolder := func() credentials.KubeadmFiles {
@@ -318,7 +319,7 @@ func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
 		request := must.Value(os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.csr")))(t)
 		key := must.Value(os.ReadFile(filepath.Join(h.Dir, "pki/apiserver.key")))(t)
 		write(t, h.Dir, "pki/apiserver-etcd-client.key", key)
-		// An external etcd has names of its own.
+		// With an external etcd, the certificate has another subject than kubeadm's.
 		write(t, h.Dir, "pki/apiserver-etcd-client.crt", issueFor(t, newCA(t), request, &x509.Certificate{Subject: pkix.Name{CommonName: "root"}}))
 		return h
 	}
@@ -368,7 +369,7 @@ func TestRenewLeavesOutCertificatesWithoutCA(t *testing.T) {
 	}
 }
 
-// Renewal adds names as kubeadm reads them in certSANs, each once, and reports names that it drops.
+// Renewal must add names as kubeadm reads them from certSANs, each once, and report names that it drops.
 func TestRenewAddsAndDropsNames(t *testing.T) {
 	ca := newCA(t)
 	h := hostOf(t, ca, "pki/apiserver", pkix.Name{CommonName: "kube-apiserver"})
@@ -473,7 +474,7 @@ func checkSubject(t *testing.T, what string, h credentials.KubeadmFiles, file st
 	}
 }
 
-// Before 'kubejoin sign' writes admin.conf, the command asks the cluster with the new certificate.
+// 'kubejoin sign' uses the new certificate for a request to the cluster before it writes admin.conf.
 func TestAdminConfigTakesNewCertificate(t *testing.T) {
 	ca := newCA(t)
 	h := hostOf(t, ca, "admin.conf", pkix.Name{CommonName: "kubernetes-admin", Organization: []string{"kubeadm:cluster-admins"}})
@@ -490,7 +491,7 @@ func TestAdminConfigTakesNewCertificate(t *testing.T) {
 	}
 }
 
-// Renewal is complete or does not happen, and leaves kubelet.conf to the kubelet.
+// Renewal must change all files or none. It must not change kubelet.conf, which the kubelet renews.
 func TestRenewIsCompleteOrDoesNotHappen(t *testing.T) {
 	ca := newCA(t)
 	h := credentials.KubeadmFiles{Dir: newHost(t, ca)}
@@ -520,7 +521,7 @@ func TestRenewIsCompleteOrDoesNotHappen(t *testing.T) {
 	if !maps.Equal(before, after) {
 		t.Error("another file would change")
 	}
-	must.OK(t, os.Rename(old, old+".real")) // the link would become a file
+	must.OK(t, os.Rename(old, old+".real")) // Renew would replace a link by a file
 	must.OK(t, os.Symlink(old+".real", old))
 	before = files(t, h.Dir)
 	if _, err := renew(t, h, anything(ca), credentials.Renewal{}); err == nil || !strings.Contains(err.Error(), old+" is a symbolic link, want a regular file") || !maps.Equal(before, files(t, h.Dir)) {
@@ -528,7 +529,7 @@ func TestRenewIsCompleteOrDoesNotHappen(t *testing.T) {
 	}
 }
 
-// The list names what is wrong, and each CA whose key is on the host.
+// The list must show all problems, and each CA whose key is on the host.
 func TestListNamesProblems(t *testing.T) {
 	ca := newCA(t)
 	h := credentials.KubeadmFiles{Dir: newHost(t, ca)}
@@ -564,7 +565,7 @@ func TestListNamesProblems(t *testing.T) {
 	}
 }
 
-// Catches an unusable certificate without a row, for which the exit code would be 0.
+// Catches an unusable certificate that has no row in the list. The exit code would then be 0.
 func TestListShowsWhatCannotBeUsed(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	authority := func(name string, from, to time.Duration) *tls.Certificate {
@@ -662,7 +663,7 @@ func TestListShowsWhatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// FuzzHost shows that no file of a host stops the list or the signing, and that errors have no part of a key.
+// FuzzHost checks that no file of a host makes List or Sign hang or panic, and that errors contain no part of a key.
 func FuzzHost(f *testing.F) {
 	ca := newCA(f)
 	dir := newHost(f, ca)
@@ -686,8 +687,8 @@ func FuzzHost(f *testing.F) {
 	})
 }
 
-// An intermediate CA signs, and pki/ca.crt has the root. Catches a check that ignores the intermediates beside the
-// certificate: it reports a certificate that kubejoin has just written, and Sign has it signed again and again.
+// An intermediate CA signs, and pki/ca.crt contains the root. Catches a check that ignores the intermediates in the certificate
+// file. It would report a certificate that kubejoin has just written, and Sign would request the certificate again each time.
 func TestIntermediatesBesideCertificateCount(t *testing.T) {
 	root := certtest.CA(t, "root")
 	key := csrtest.NewKey()
@@ -714,7 +715,7 @@ func TestIntermediatesBesideCertificateCount(t *testing.T) {
 	}
 }
 
-// The note is about the last CA in a file: during a rotation, it is normal that the old one expires.
+// The note must be about the CA that expires last. During a rotation, it is normal that the old CA expires soon.
 func TestListSaysWhenCAExpiresSoon(t *testing.T) {
 	const day = 24 * time.Hour
 	dir := newHost(t, newCA(t))
@@ -761,7 +762,7 @@ func TestHostKeepsOwnersAndModes(t *testing.T) {
 	}
 }
 
-// Catches a command of root that reads a pipe without an end, or a file that fills the memory.
+// Catches a command of root that reads an endless pipe, or a file that fills the memory.
 func TestHostReadsOnlySmallRegularFiles(t *testing.T) {
 	for _, name := range []string{"scheduler.conf", "pki/apiserver.key", "pki/apiserver.csr", "pki/apiserver.crt", "pki/ca.crt"} {
 		for what, replace := range map[string]func(file string) error{

@@ -38,7 +38,7 @@ func TestOpenRefusesAFolderThatOthersCanRead(t *testing.T) {
 	}
 }
 
-// Catches a kubejoin that makes a new store from a file that has lost its content.
+// Catches a kubejoin that creates a new store in a file that has lost its content.
 func TestCheckStoreRefusesEmptyFileBesideOthers(t *testing.T) {
 	for _, other := range []string{datadir.CA, datadir.Bundle, ""} {
 		for _, content := range []string{"", "x", "none"} {

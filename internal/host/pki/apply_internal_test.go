@@ -31,12 +31,12 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// A dry run changes nothing, names each file, and shows no secret.
+// A dry run must change nothing, name each file, and show no secret.
 func TestDryRun(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
-	f.Key = nil // it needs none
+	f.Key = nil // a dry run needs no key
 	f.DryRun = true
-	f.beforeWrite = func(file string) error { // keys, which sweep has to find after a crash
+	f.beforeWrite = func(file string) error { // count writes of keys: sweep would have to find them after a crash
 		name, below := strings.CutPrefix(file, f.file(Backups)+"/")
 		if first, _, _ := strings.Cut(name, "/"); !below || !strings.HasSuffix(first, unfinished) {
 			t.Errorf("wrote %s", file)
@@ -76,7 +76,7 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
-// Without the key of the new CA, a control plane cannot switch. It says so before any file changes.
+// Without the key of the new CA, a control plane cannot switch. Apply must say so before any file changes.
 func TestSwitchNeedsKeyOfNewCA(t *testing.T) {
 	for name, key := range map[string]func(context.Context) (crypto.Signer, error){
 		"--certificate-key-file":            nil,
@@ -89,12 +89,12 @@ func TestSwitchNeedsKeyOfNewCA(t *testing.T) {
 			t.Errorf("got %v, want %q and no change", err, name)
 		}
 		f.Key = nil
-		must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t) // which needs no key
+		must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t) // stage trust needs no key
 	}
 }
 
-// After the switch, the kubelet gets certificates of the new CA with its own credential, and on the way back of the old
-// one.
+// After the switch, Apply must request certificates of the new CA with the kubelet's credential. On the way back, it
+// must request certificates of the old CA.
 func TestRequestsCertificatesOfKubelet(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	pki := filepath.Join(f.KubeletDir, "pki")
@@ -175,8 +175,8 @@ func TestRequestsCertificatesOfKubelet(t *testing.T) {
 	}
 }
 
-// After the end, files that still have something of the replaced CA are named, and former certificates of the kubelet are
-// removed.
+// After the rotation has ended, Apply must report files that still contain something of the replaced CA. It must remove
+// former certificates of the kubelet.
 func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
@@ -192,9 +192,11 @@ func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 	f.write(t, "mine/bundle.pem", append([]byte("text\n"), f.old.cert...))
 	f.write(t, "mine/other.pem", f.fresh.cert)
 	f.write(t, "mine/large.pem", f.old.cert)
-	must.OK(t, os.Truncate(f.file("mine/large.pem"), mebibyte+1))                                      // not read
-	f.write(t, "mine/cross.pem", slices.Concat(f.fresh.kubelet(t, time.Hour), f.rotation.Cross.PEM())) // as the kubelet serves
-	must.OK(t, os.WriteFile(filepath.Join(pki, "mine.pem"), f.old.kubelet(t, time.Hour), 0o600))       // not of the kubelet
+	must.OK(t, os.Truncate(f.file("mine/large.pem"), mebibyte+1)) // not read
+	// The chain that the kubelet serves.
+	f.write(t, "mine/cross.pem", slices.Concat(f.fresh.kubelet(t, time.Hour), f.rotation.Cross.PEM()))
+	// The kubelet did not write this file.
+	must.OK(t, os.WriteFile(filepath.Join(pki, "mine.pem"), f.old.kubelet(t, time.Hour), 0o600))
 	must.OK(t, os.WriteFile(filepath.Join(pki, "kubelet-client-2026-02-01-00-00-00.pem"), f.fresh.kubelet(t, time.Hour), 0o600))
 	ended := f.at(rotation.Finish)
 	ended.Ended, ended.Since = time.Now(), time.Now().Add(-rotation.Rereads)
@@ -215,7 +217,7 @@ func TestNamesWhatRemainsOfOldCA(t *testing.T) {
 
 const mebibyte = 1 << 20
 
-// What a file holds decides whether it is behind. Catches a file of YAML that takes all memory of the container.
+// Checks which content of a file is behind. Catches a YAML file that uses all memory of the container.
 func TestHolds(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	l := &looking{Rotation: f.rotation}
@@ -261,7 +263,8 @@ func TestHolds(t *testing.T) {
 	if got, _, _, _ := l.holds(third.cert); got.Trusts == nil || !got.Trusts.Replaced {
 		t.Errorf("a CA that an earlier rotation replaced: got %+v", got)
 	}
-	below := f.old.crossed(t, f.fresh.Certificate()) // a new CA that the old one signed is not of the old one
+	// A new CA that the old CA has signed: its certificates are not from the old CA.
+	below := f.old.crossed(t, f.fresh.Certificate())
 	l.New, l.Cross = rotation.Bundle{below}, nil
 	if got, _, _, _ := l.holds(l.New.PEM()); !reflect.DeepEqual(got, rotation.File{Trusts: trusts(false, true)}) {
 		t.Errorf("a new CA below the old one: got %+v", got)
@@ -276,7 +279,7 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// A host that joined during the rotation trusts both CAs from the beginning.
+// The originals of a host that joined during the rotation already trust both CAs.
 func TestHostThatJoinedDuringRotation(t *testing.T) {
 	for _, end := range []rotation.Rotation{{Stage: rotation.Finish}, {Stage: rotation.Prepare, Aborting: true}} {
 		f := newFixture(t, rotation.Cluster, true)
@@ -299,8 +302,8 @@ func TestHostThatJoinedDuringRotation(t *testing.T) {
 	}
 }
 
-// A control plane that joined while the new CA signed has its key already. If it joined in stage finish, it does not know
-// the old CA, and the cross certificate does not prove that: anybody can certify the key of the new CA.
+// A control plane that joined while the new CA signed already has the new CA's key. If it joined in stage finish, it does not
+// trust the old CA. The cross certificate does not prove the old CA to it, because any CA can certify the new CA's key.
 func TestControlPlaneThatJoinedAfterSwitch(t *testing.T) {
 	for _, joined := range []rotation.Stage{rotation.Switch, rotation.Finish} {
 		f := newFixture(t, rotation.Cluster, false)
@@ -324,7 +327,7 @@ func TestControlPlaneThatJoinedAfterSwitch(t *testing.T) {
 	}
 }
 
-// A rotation that ended long ago concerns only hosts that missed its end.
+// A rotation that ended long ago must affect only hosts that missed its end.
 func TestAfterTheEnd(t *testing.T) {
 	f, third := newFixture(t, rotation.Cluster, true), newCA(t, "third")
 	ended := f.at(rotation.Finish)
@@ -345,7 +348,7 @@ func TestAfterTheEnd(t *testing.T) {
 	}
 }
 
-// A control plane without the key of the old CA does not get that of the new one.
+// A control plane without the key of the old CA must not get the key of the new CA.
 func TestKeyStaysAway(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	must.OK(t, os.Remove(f.file("pki/ca.key")))
@@ -359,7 +362,7 @@ func TestKeyStaysAway(t *testing.T) {
 	}
 }
 
-// What was signed is kept. The key of the new CA is only in its place, so that to encrypt that is enough.
+// The backup must keep the signed files, but no copy of the new CA's key. So an operator need encrypt only the key file.
 func TestKeepsOnlyWhatItSigned(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	done := must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
@@ -374,7 +377,7 @@ func TestKeepsOnlyWhatItSigned(t *testing.T) {
 	must.Value(f.Apply(t.Context(), f.at(rotation.Finish)))(t)
 }
 
-// A temporary file of a killed Apply may have a key.
+// A temporary file of a killed Apply may contain a key.
 func TestRemovesTemporaryFiles(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	f.write(t, "pki/.ca.key.123456", f.fresh.key)
@@ -393,7 +396,7 @@ func TestRemovesTemporaryFiles(t *testing.T) {
 	}
 }
 
-// Modes stay. A link is refused, because a replacement would lose it.
+// Apply must keep file modes. It must refuse a symbolic link, because it would replace the link by a file.
 func TestKeepsModes(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	must.OK(t, os.Chmod(f.file("pki/ca.crt"), 0o644))
@@ -420,7 +423,7 @@ func TestKeepsModes(t *testing.T) {
 	}
 }
 
-// A CA that the host trusts beside the rotated one stays, and the CA that signs comes first.
+// If the host trusts a further CA, the bundle must keep this CA. The CA that signs must come first.
 func TestBundle(t *testing.T) {
 	f, third := newFixture(t, rotation.Cluster, true), newCA(t, "third")
 	before := []*x509.Certificate{third.Certificate(), f.old.Certificate()}
@@ -435,7 +438,8 @@ func TestBundle(t *testing.T) {
 	}
 }
 
-// While clients may know only the old CA, kube-apiserver presents the certificate that the old CA gave the new one.
+// While clients may trust only the old CA, kube-apiserver must also present the cross certificate, which the old CA
+// has signed for the new CA.
 func TestServesCrossCertificate(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	between := must.Value(pemfile.Pool(f.rotation.Cross.PEM()))(t)
@@ -463,7 +467,7 @@ func TestServesCrossCertificate(t *testing.T) {
 	}
 }
 
-// A kubeconfig keeps the CA of another cluster in it.
+// Apply must keep the CA of another cluster in a kubeconfig.
 func TestKubeconfigKeepsOtherClusters(t *testing.T) {
 	f, third := newFixture(t, rotation.Cluster, false), newCA(t, "third")
 	config, err := credentials.ParseKubeconfig([]byte(f.before["admin.conf"]))
@@ -480,7 +484,7 @@ func TestKubeconfigKeepsOtherClusters(t *testing.T) {
 	}
 }
 
-// Two runs at once would take each other's files for those of somebody else.
+// Two concurrent runs would treat each other's files as written by somebody else.
 func TestExcludesAnotherApply(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	unlock := must.Value(f.exclude())(t)
@@ -491,14 +495,14 @@ func TestExcludesAnotherApply(t *testing.T) {
 		t.Errorf("any user can lock a folder of mode %s", info.Mode())
 	}
 	unlock()
-	// A user who can only read the folder of kubeadm holds up nothing.
+	// A user who can only read the folder of kubeadm must not be able to block Apply.
 	dir := must.Value(os.Open(f.Dir))(t)
 	must.OK(t, syscall.Flock(int(dir.Fd()), syscall.LOCK_EX))
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 	must.OK(t, dir.Close())
 }
 
-// Catches two runs of which one locks a folder that a third one has just removed.
+// Catches two concurrent runs: one of them locks a folder that a third run has just removed.
 func TestExcludesOthersWhileLockIsMadeAgain(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	var holders, got atomic.Int32

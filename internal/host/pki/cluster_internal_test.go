@@ -23,7 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// A state that is malformed, or of another CA, is an error: its ID becomes the name of a folder.
+// State must return an error for a state that is malformed or of another CA, because its ID becomes the name of a folder.
 func TestState(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	good := string(must.Value(rotation.Encode(f.rotation))(t))
@@ -55,8 +55,8 @@ func TestState(t *testing.T) {
 	}
 }
 
-// leaseClient returns a client of an API server whose clock is behind. The tracker of fake clients stores also what a dry run
-// creates.
+// leaseClient returns a client of an API server whose clock is behind. It handles dry runs itself, because a fake client
+// would store their objects.
 func leaseClient(behind time.Duration, objects ...runtime.Object) *fake.Clientset {
 	client := fake.NewClientset(objects...)
 	client.PrependReactor("create", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -67,7 +67,7 @@ func leaseClient(behind time.Duration, objects ...runtime.Object) *fake.Clientse
 	return client
 }
 
-// One control plane at a time restarts. A killed one does not keep the others from it after that.
+// Only one control plane at a time may restart. If it was killed, the others may restart after its Lease has expired.
 func TestLockIsOfOneHolder(t *testing.T) {
 	client := leaseClient(0)
 	var logged []string
@@ -85,7 +85,7 @@ func TestLockIsOfOneHolder(t *testing.T) {
 	}
 	late := must.Value(Lock(client, "cp-3", time.Hour, log)(t.Context()))(t)
 	lease := must.Value(client.CoordinationV1().Leases(leaseNamespace).Get(t.Context(), leaseName, metav1.GetOptions{}))(t)
-	lease.Spec.RenewTime.Time = time.Now().Add(-2 * time.Hour) // its life is over
+	lease.Spec.RenewTime.Time = time.Now().Add(-2 * time.Hour) // the Lease has expired
 	must.Value(client.CoordinationV1().Leases(leaseNamespace).Update(t.Context(), lease, metav1.UpdateOptions{}))(t)
 	release = must.Value(Lock(client, "cp-2", time.Hour, log)(t.Context()))(t)
 	late()
@@ -95,7 +95,8 @@ func TestLockIsOfOneHolder(t *testing.T) {
 	release()
 }
 
-// Many add-ons may write Leases, so a Lease cannot keep control planes from their restart for longer than a restart takes.
+// Many add-ons may write Leases. So a foreign Lease must not delay the restart of a control plane for longer than a
+// restart takes.
 func TestLockBelievesNoLeaseForLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		holder, seconds, renewed := "evil", int32(math.MaxInt32), metav1.NewMicroTime(time.Now().Add(24*time.Hour))
@@ -118,7 +119,7 @@ func TestLockBelievesNoLeaseForLong(t *testing.T) {
 	})
 }
 
-// A host whose clock is ahead does not take the Lease of another one at once: the clock of the API server counts.
+// A host whose clock is ahead must not take the Lease of another host too early. It must use the clock of the API server.
 func TestLockUsesClockOfAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const ahead, life = 11 * time.Minute, 10 * time.Minute
@@ -135,7 +136,8 @@ func TestLockUsesClockOfAPIServer(t *testing.T) {
 	})
 }
 
-// The API servers stop while another control plane restarts etcd. Missing rights are an error at once.
+// API servers do not respond while another control plane restarts etcd, so Lock must wait. If rights are missing,
+// Lock must return an error at once.
 func TestLockWaitsForAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := leaseClient(0)
@@ -178,7 +180,8 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// The next control plane may restart the API server while a host reports. Other errors are reported at once.
+// The next control plane may restart the API server while a host reports, so Publish must wait. It must return other
+// errors at once.
 func TestPublishWaitsForAPIServer(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	report := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t).Report

@@ -51,7 +51,7 @@ func newCA(t testing.TB, name string) testCA {
 	return testCA{ca, cert, key, must.Value(pemfile.Key(key))(t)}
 }
 
-// crossed returns a certificate of another CA's key by this one.
+// crossed returns a cross certificate: this CA signs the key of another CA.
 func (ca testCA) crossed(t testing.TB, other *x509.Certificate) *x509.Certificate {
 	t.Helper()
 	der := must.Value(x509.CreateCertificate(rand.Reader, &x509.Certificate{
@@ -126,14 +126,14 @@ func (ca testCA) kubelet(t testing.TB, life time.Duration) []byte {
 	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), must.Value(keyutil.MarshalPrivateKeyToPEM(key))(t)...)
 }
 
-// write writes a file of the host, and makes its folder.
+// write writes a file of the host, and creates its folder.
 func (f *fixture) write(t testing.TB, name string, content []byte) {
 	t.Helper()
 	must.OK(t, os.MkdirAll(filepath.Dir(f.file(name)), 0o700))
 	must.OK(t, os.WriteFile(f.file(name), content, 0o600))
 }
 
-// controlPlane writes what kubeadm writes on a control plane. The rotated CA is f.old, the others are new.
+// controlPlane writes the files that kubeadm writes on a control plane. The rotated CA is f.old. The other CAs are generated.
 func (f *fixture) controlPlane(t testing.TB, rotated rotation.CA) {
 	t.Helper()
 	for ca, a := range authorities {
@@ -190,7 +190,7 @@ func (f *fixture) controlPlane(t testing.TB, rotated rotation.CA) {
 	}
 }
 
-// ports are those of the probes of static pods.
+// ports are the ports in the probes of static pods.
 var ports = map[string]int{"kube-controller-manager": 10257, "kube-scheduler": 10259, "etcd": 2381, "kube-apiserver": 6443}
 
 func podYAML(name string) string {
@@ -224,7 +224,7 @@ func (f *fixture) aborted(stage rotation.Stage) rotation.Rotation {
 	return r
 }
 
-// tree returns the content of all files below a folder but the backups.
+// tree returns the content of all files below a folder, except the backups.
 func tree(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -249,30 +249,30 @@ func tree(t testing.TB, dir string) map[string]string {
 // A fakeMachine is a machine whose kubelet restarts a static pod when its process has ended.
 type fakeMachine struct {
 	dir       string
-	booted    time.Time          // when the processes that run now started
-	kubelet   process            // pid 0: it does not run
-	stuck     bool               // it starts nothing
-	sick      error              // what the health of everything shows
-	invisible error              // of all processes
-	refused   error              // of all ends.
-	hidden    int                // how many looks do not see etcd.
-	skew      time.Duration      // how far the clock is ahead of what it was
+	booted    time.Time          // start time of the first processes
+	kubelet   process            // pid 0 means that it does not run
+	stuck     bool               // the kubelet starts no pod
+	sick      error              // the error of every health check
+	invisible error              // the error of every search for a process
+	refused   error              // the error of every attempt to end a process
+	hidden    int                // how many searches do not find etcd
+	skew      time.Duration      // change of the clock since the boot
 	running   map[int]process    // by port
 	others    map[string]process // by container
 	ended     []int
-	graces    []time.Duration // of what was ended
-	deadlines []time.Time     // of looks at the health
+	graces    []time.Duration // grace periods of the ended processes
+	deadlines []time.Time     // deadlines of health checks
 	pids      int
 
-	mu sync.Mutex // held by end
+	mu sync.Mutex // held during end
 }
 
 func newMachine(dir string, booted time.Time) *fakeMachine {
 	return &fakeMachine{dir: dir, running: map[int]process{}, booted: booted, kubelet: process{1, booted}}
 }
 
-// next starts a process. The clock of the file system may be late, so it waits until the next change is newer than the
-// process.
+// next starts a process. The clock of the file system may lag, so next waits until the next change of a file is newer
+// than the process.
 func (m *fakeMachine) next() process {
 	m.pids++
 	p := process{100 + m.pids, time.Now()}
@@ -368,8 +368,8 @@ func (m *fakeMachine) end(_ context.Context, p process, grace time.Duration) err
 	return nil
 }
 
-// works returns why the files of a host do not work together; empty if they do. Everything that is presented must be
-// verified by everything that trusts.
+// works returns why the files of a host do not work together; empty if they do. Each file with trusted CAs must
+// verify each presented certificate.
 func (f *fixture) works(t testing.TB) string {
 	t.Helper()
 	a := authorities[f.rotation.CA]
@@ -420,7 +420,7 @@ func (f *fixture) works(t testing.TB) string {
 	return ""
 }
 
-// summary returns a report as text: what trusts which CA, and what is from the old and the new one.
+// summary returns a report as text: which files trust which CAs, and which files are from the old CA or the new CA.
 func summary(report *rotation.Report) string {
 	var trusts, from []string
 	for _, file := range report.Files {
@@ -436,7 +436,7 @@ func summary(report *rotation.Report) string {
 	return strings.Join(slices.Compact(trusts), ",") + " " + strings.Join(slices.Compact(from), ",")
 }
 
-// copied returns the same host in another folder.
+// copied returns a copy of the host in another folder.
 func (f *fixture) copied(t testing.TB) *fixture {
 	t.Helper()
 	other := *f
@@ -453,12 +453,12 @@ var everyHost = []struct {
 	worker bool
 }{{"control plane", rotation.Cluster, false}, {"worker", rotation.Cluster, true}, {"front-proxy", rotation.FrontProxy, false}, {"etcd", rotation.Etcd, false}}
 
-// In each stage, all files of a host are in this stage, and on the way back they get their original bytes.
+// In each stage, all files of a host must match this stage. On the way back, they must get their original bytes.
 func TestStagesThereAndBack(t *testing.T) {
 	t.Parallel()
 	for _, host := range everyHost {
 		t.Run(host.name, func(t *testing.T) {
-			t.Parallel() // it waits for the disk
+			t.Parallel() // the test waits for the disk
 			want := map[rotation.Stage]string{rotation.Prepare: "true+false old", rotation.Trust: "true+true old", rotation.Switch: "true+true new", rotation.Finish: "false+true new"}
 			for turn := range stages {
 				f := newFixture(t, host.ca, host.worker)
@@ -522,11 +522,11 @@ func differ(a, b map[string]string) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// errKilled stops an Apply at a write, as a kill does.
+// errKilled simulates a kill: it stops an Apply at a write.
 var errKilled = errors.New("killed")
 
-// A crash before any write leaves a host that works, and the next Apply completes it. Catches stages that are skipped by a
-// host that was off, and a file that Apply takes for one that somebody else changed.
+// After a crash before any write, the host must work, and the next Apply must complete the stage. Catches a host that was
+// off and skips stages, and an Apply that treats its own file as changed by somebody else.
 func TestResumesAfterEveryWrite(t *testing.T) {
 	t.Parallel()
 	there := []rotation.Stage{rotation.Prepare, rotation.Trust, rotation.Switch, rotation.Finish}
@@ -606,7 +606,7 @@ func TestResumesAfterEveryWrite(t *testing.T) {
 	}
 }
 
-// An operator may not lose a change, and learns which file it is and what to do.
+// Apply must not overwrite an operator's change. The error must name the file and what to do.
 func TestRefusesFilesThatSomebodyChanged(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(f *fixture) error{
@@ -631,7 +631,7 @@ func TestRefusesFilesThatSomebodyChanged(t *testing.T) {
 	}
 }
 
-// The kubelet writes kubelet.conf when it bootstraps again, for example after a rejoin.
+// When the kubelet bootstraps again, for example after a rejoin, it writes kubelet.conf. Apply must accept this file.
 func TestTakesKubeletConfOfKubelet(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
@@ -644,7 +644,8 @@ func TestTakesKubeletConfOfKubelet(t *testing.T) {
 	}
 }
 
-// Nothing shows which CA a chain of more than 10 certificates is from. Catches a host that keeps it in stage switch.
+// Apply cannot tell which CA issued a chain of more than 10 certificates. Catches a host that keeps such a chain in
+// stage switch.
 func TestRefusesLongChain(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	f.write(t, "pki/apiserver.crt", bytes.Repeat(must.Value(os.ReadFile(f.file("pki/apiserver.crt")))(t), 11))
@@ -661,7 +662,7 @@ func TestRefusesLongChain(t *testing.T) {
 	}
 }
 
-// The state is public and others may change it. A host takes from it only a CA that it can prove.
+// The copy of the state is public, and others may change it. A host must trust only CAs that are proven.
 func TestTrustsOnlyWhatIsProven(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	third := newCA(t, "third")

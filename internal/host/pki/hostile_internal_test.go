@@ -31,8 +31,9 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// Catches a kubeconfig in a folder of another user that Apply takes for one of the host. That user exchanges the folder and a link
-// between a look and a write. Then admin.conf with its key gets into the folder, or the kubeconfig of the user into admin.conf.
+// Another user owns a folder with a kubeconfig, and exchanges the folder and a link between a look and a write. Catches an
+// Apply that changes this kubeconfig. It would write admin.conf with its key into the folder, or the user's kubeconfig into
+// admin.conf.
 func TestGivesNoKeyToOwnerOfFolder(t *testing.T) {
 	need.Root(t) // gives files to another user
 	const stranger = 4242
@@ -42,7 +43,7 @@ func TestGivesNoKeyToOwnerOfFolder(t *testing.T) {
 		must.OK(t, os.Chown(f.file(name), stranger, stranger))
 	}
 	must.OK(t, os.Symlink("..", f.file("plugin/b")))
-	theirs := must.Value(os.OpenRoot(f.file("plugin/a")))(t) // it stays the folder, whatever its name is
+	theirs := must.Value(os.OpenRoot(f.file("plugin/a")))(t) // refers to the folder even after a rename
 	exchange := func(string) error {
 		for _, way := range [][2]string{{"a", "c"}, {"b", "a"}, {"c", "b"}} {
 			if err := os.Rename(f.file("plugin", way[0]), f.file("plugin", way[1])); err != nil {
@@ -74,7 +75,7 @@ func (f *fixture) looking(t testing.TB) *looking {
 	}
 }
 
-// The user who owns a folder of a pod may put anything there. Catches a look that hangs, or that takes all memory or hours.
+// The owner of a folder that a pod mounts may put any file there. Catches a look that hangs, takes hours, or uses all memory.
 func TestLookEnds(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	dir := t.TempDir()
@@ -87,7 +88,7 @@ func TestLookEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func()
 		look func(l *looking) error
-		want string // what is not seen
+		want string // the path that is unseen
 	}{
 		"endless file of the kernel": {func() { must.OK(t, os.Symlink("/proc/kmsg", filepath.Join(dir, "x"))) }, walk, ""},
 		"pipe that somebody holds open": {func() {
@@ -142,11 +143,12 @@ func TestLookEnds(t *testing.T) {
 	}
 }
 
-// Catches a report that is too large for its annotation, so that the host has none, and a file that cannot be left behind.
+// Catches a host without a report, because the report is too large for its annotation, and a file that no operator can
+// leave behind.
 func TestReportHasRoomAndNamesAll(t *testing.T) {
 	for name, test := range map[string]struct {
 		files  int
-		file   string // its name begins so
+		file   string // prefix of its name
 		config bool
 	}{
 		"names of control characters": {maxNamed, "mine/" + strings.Repeat("\x01", 230), false},
@@ -177,18 +179,18 @@ func TestReportHasRoomAndNamesAll(t *testing.T) {
 						r.LeftFiles = append(r.LeftFiles, "worker-1:"+file.Name)
 					}
 				}
-				if len(test.file) > 200 { // whose safe names are the same
+				if len(test.file) > 200 { // the names are equal after truncation
 					return
 				}
 			}
 		})
 	}
-	long := strings.Repeat(`\\x`, 80) + "/" + strings.Repeat(`\\x`, 17) // JSON escapes it
+	long := strings.Repeat(`\\x`, 80) + "/" + strings.Repeat(`\\x`, 17) // JSON escapes the backslashes
 	for _, test := range []struct {
 		stage rotation.Stage
 		name  string
 		more  bool
-	}{{rotation.Prepare, "", false}, {rotation.Trust, "", true}, {rotation.Trust, long, true}} { // in stage prepare all fit, in trust none
+	}{{rotation.Prepare, "", false}, {rotation.Trust, "", true}, {rotation.Trust, long, true}} { // all fit in stage prepare, none in trust
 		f := newFixture(t, rotation.Cluster, true)
 		a := authorities[rotation.Cluster]
 		a.pods = nil
@@ -196,7 +198,7 @@ func TestReportHasRoomAndNamesAll(t *testing.T) {
 			a.trusting = append(a.trusting, test.name+fmt.Sprint(n))
 			f.write(t, a.trusting[n], []byte(f.before[kubeletConf]))
 		}
-		for n := range 2 * rotation.MaxRestart { // that show no health
+		for n := range 2 * rotation.MaxRestart { // pods without a health endpoint
 			a.pods = append(a.pods, pod{name: fmt.Sprint("pod-", n), manifest: corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{{}}}}})
 		}
 		report := cut(f.report(t.Context(), &backup{}, a, f.at(test.stage)), f.at(test.stage), "worker-1")
@@ -206,7 +208,7 @@ func TestReportHasRoomAndNamesAll(t *testing.T) {
 	}
 }
 
-// pairInKubeletConf makes kubelet.conf one with the certificate and the key in it.
+// pairInKubeletConf embeds the certificate and the key in kubelet.conf.
 func (f *fixture) pairInKubeletConf(t testing.TB, pair []byte) {
 	t.Helper()
 	config := must.Value(clientcmd.LoadFromFile(f.file(kubeletConf)))(t)
@@ -214,8 +216,8 @@ func (f *fixture) pairInKubeletConf(t testing.TB, pair []byte) {
 	f.write(t, kubeletConf, must.Value(clientcmd.Write(*config))(t))
 }
 
-// Catches a kubelet that goes on with a certificate of the old CA in stage switch, although Apply reports that the host fits. Also
-// catches an Apply that asks for itself again and again.
+// Catches a kubelet that continues to use a certificate of the old CA in stage switch, although Apply reports that the host
+// fits. Also catches an Apply that reports forever that it must be repeated.
 func TestKubeletPresentsNewCA(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(t *testing.T, f *fixture, current string)
@@ -227,7 +229,8 @@ func TestKubeletPresentsNewCA(t *testing.T) {
 			must.OK(t, os.Remove(current))
 			must.OK(t, os.WriteFile(current, pair, 0o600))
 		}, 1},
-		// Of an old first control plane. The kubelet prefers its own file to what kubelet.conf has.
+		// A first control plane that an old kubeadm created. The kubelet prefers its own file to the certificate in
+		// kubelet.conf.
 		"embedded beside the link": {func(t *testing.T, f *fixture, current string) {
 			f.pairInKubeletConf(t, must.Value(os.ReadFile(current))(t))
 		}, 2},
@@ -258,7 +261,7 @@ func TestKubeletPresentsNewCA(t *testing.T) {
 	}
 }
 
-// The operator gives a node another credential in the stage in which Apply embedded one. Catches an Apply that writes its own again.
+// Apply embeds a credential, and in the same stage an operator replaces it. Catches an Apply that restores its own credential.
 func TestKeepsNewCredentialOfNode(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	must.OK(t, os.RemoveAll(filepath.Join(f.KubeletDir, "pki")))
@@ -277,15 +280,16 @@ func TestKeepsNewCredentialOfNode(t *testing.T) {
 	}
 }
 
-// An operator encrypts the key of a CA in any stage. Catches an Apply that puts the plain key back, and one that refuses the file.
+// An operator may encrypt the key of a CA in any stage. Catches an Apply that restores the plain key, or refuses the encrypted
+// file.
 func TestKeepsEncryptedKey(t *testing.T) {
 	key := authorities[rotation.FrontProxy].key
 	encrypted := pem.EncodeToMemory(&pem.Block{Type: "ENCRYPTED PRIVATE KEY", Bytes: []byte("x")})
 	for at, next := range map[rotation.Stage]rotation.Stage{rotation.Prepare: rotation.Trust, rotation.Switch: rotation.Finish} {
-		f := newFixture(t, rotation.FrontProxy, false) // whose files are few
+		f := newFixture(t, rotation.FrontProxy, false) // which has few files
 		must.Value(f.Apply(t.Context(), f.at(at)))(t)
 		f.write(t, key, encrypted)
-		f.Key = nil // Apply needs it no more
+		f.Key = nil // Apply no longer needs the key
 		for _, stage := range []rotation.Stage{at, next} {
 			if _, err := f.Apply(t.Context(), f.at(stage)); err != nil || !bytes.Equal(must.Value(os.ReadFile(f.file(key)))(t), encrypted) {
 				t.Errorf("encrypted in %s, in %s: %v; want the encrypted key", at, stage, err)
@@ -302,7 +306,7 @@ func TestKeepsEncryptedKey(t *testing.T) {
 	}
 }
 
-// Catches a remedy after the end that begins another rotation.
+// After the rotation has ended, catches a next step that would begin another rotation.
 func TestNamesNoStepAfterTheEnd(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	f.write(t, "mine/ca.pem", f.old.cert)
@@ -316,14 +320,14 @@ func TestNamesNoStepAfterTheEnd(t *testing.T) {
 	}
 }
 
-// A blind observer sees nothing.
+// blind is an observer that returns no observations.
 type blind struct{}
 
 func (blind) Observe(context.Context, rotation.Rotation) ([]rotation.Observation, error) {
 	return nil, nil
 }
 
-// Catches refusals of hosts that are as they should be.
+// Catches an Apply that refuses a correct host.
 func TestAcceptsHarmlessHosts(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, f *fixture) rotation.Rotation{
 		"link to kubelet.conf": func(t *testing.T, f *fixture) rotation.Rotation {
@@ -332,7 +336,7 @@ func TestAcceptsHarmlessHosts(t *testing.T) {
 		},
 		"kubeconfig that has no certificate in it": func(t *testing.T, f *fixture) rotation.Rotation {
 			f.write(t, "admin.conf", kubeconfigOf(t, clientcmdapi.Cluster{CertificateAuthorityData: f.old.cert}, nil))
-			return f.at(rotation.Prepare) // which rehearses all stages
+			return f.at(rotation.Prepare) // stage prepare checks all stages
 		},
 		"kubeconfig made since the backup": func(t *testing.T, f *fixture) rotation.Rotation {
 			must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
@@ -373,7 +377,7 @@ func TestAcceptsHarmlessHosts(t *testing.T) {
 	}
 }
 
-// Catches containers that read a changed file once, and are neither ended nor reported.
+// Catches containers that read a changed file only at start, and that Apply neither ends nor reports.
 func TestFindsContainersThatReadOnce(t *testing.T) {
 	const mounts = `{name: %[1]s, image: x, %[2]s volumeMounts: [{name: %[1]s, mountPath: /inside}]}`
 	vip := func(t *testing.T, f *fixture, path, containers string) {
@@ -385,7 +389,7 @@ func TestFindsContainersThatReadOnce(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		make func(t *testing.T, f *fixture)
-		want string // containers, and the files that they read once
+		want string // containers, and the files that they read only at start
 	}{
 		"sidecar": {func(t *testing.T, f *fixture) {
 			vip(t, f, f.file("admin.conf"), "containers: [{name: a, image: x}], initContainers: ["+fmt.Sprintf(mounts, "b", "restartPolicy: Always,")+"]")
@@ -449,7 +453,7 @@ func TestFindsContainersThatReadOnce(t *testing.T) {
 	}
 }
 
-// Catches an Apply that waits for a pod which does not run, and holds up its host and the Lease.
+// Catches an Apply that waits for a pod that does not run, and so delays its host and keeps the Lease.
 func TestGoesOnWithoutPodThatDoesNotRun(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	f.manifestOf(t, "vip", f.file("pki/ca.crt"), "")
@@ -468,8 +472,8 @@ func TestGoesOnWithoutPodThatDoesNotRun(t *testing.T) {
 	}
 }
 
-// container starts a process with a root of its own, as a container has. A script mounts the folder root/at and the file root/on in
-// it. With user, the process is in a user namespace of its own.
+// container starts a process with its own root, like a container. script mounts the folder root/at and the file root/on in it.
+// With user, the process has its own user namespace.
 func container(t *testing.T, user bool, script string) int {
 	t.Helper()
 	args := []string{"--mount", "sh", "-euc", `
@@ -493,11 +497,11 @@ exec chroot root sh -c 'echo ready; exec sleep 1000'`}
 	return command.Process.Pid
 }
 
-// Catches the end of a process that only looks like a container, and containers on a file system of their own that are not found.
+// Catches an Apply that ends a process that only looks like a container, or that misses containers with their own file system.
 func TestFindsContainerByItsMounts(t *testing.T) {
 	need.Root(t)
 	need.Programs(t, "unshare")
-	base := must.Value(os.MkdirTemp("/dev/shm", "kubejoin test"))(t) // a file system of its own, as a host may have for /etc
+	base := must.Value(os.MkdirTemp("/dev/shm", "kubejoin test"))(t) // another file system, as a host may have for /etc
 	t.Cleanup(func() { must.OK(t, os.RemoveAll(base)) })
 	t.Chdir(base)
 	for _, dir := range []string{"kubernetes", "root", "pods/1/containers/vip/1", "pods/1/containers/other/1"} {
@@ -514,11 +518,13 @@ func TestFindsContainerByItsMounts(t *testing.T) {
 		user   bool
 		script string
 	}{
-		{false, has}, // of no container
-		{false, "mount --bind pods/1/containers/other/1 root/at\n" + has},                                                            // of another container
-		{false, is + "mount --bind kubernetes/unrelated root/on\n"},                                                                  // without the file
-		{false, is + fmt.Sprintf("mkdir -p 'root%s'; touch 'root%s'; mount --bind 'root%[2]s' root/on\n", filepath.Dir(same), same)}, // of another file system
-		{true, is + has}, // of anybody
+		{false, has}, // not in a container
+		{false, "mount --bind pods/1/containers/other/1 root/at\n" + has}, // in another container
+		// Does not mount the file.
+		{false, is + "mount --bind kubernetes/unrelated root/on\n"},
+		// The file is on another file system.
+		{false, is + fmt.Sprintf("mkdir -p 'root%s'; touch 'root%s'; mount --bind 'root%[2]s' root/on\n", filepath.Dir(same), same)},
+		{true, is + has}, // in a user namespace, which any user may create
 	} {
 		container(t, other.user, other.script)
 	}
@@ -526,7 +532,7 @@ func TestFindsContainerByItsMounts(t *testing.T) {
 		t.Fatalf("got process %d, %v, want none", p.pid, err)
 	}
 	first := container(t, false, is+has)
-	must.OK(t, os.Rename("kubernetes/new", file)) // as Apply replaces it
+	must.OK(t, os.Rename("kubernetes/new", file)) // Apply also replaces files by a rename
 	wait.Until(t, "time in which the first one gets older", func() bool { return time.Since(must.Value(startedAt(first))(t)) > 100*time.Millisecond })
 	second := container(t, false, is+"mkdir root/dir; mount --bind kubernetes root/dir")
 	if p, err := inContainer("vip", file); err != nil || p.pid != first {
@@ -541,11 +547,11 @@ func TestFindsContainerByItsMounts(t *testing.T) {
 	})
 }
 
-// startKubelet starts a process with the name of the kubelet and a listener, which it takes over.
+// startKubelet starts a process with the name of the kubelet. The process takes over the listener.
 func startKubelet(t *testing.T, user uint32, listener net.Listener) int {
 	t.Helper()
 	dir := t.TempDir()
-	must.OK(t, os.Chmod(filepath.Dir(dir), 0o755)) // for other users
+	must.OK(t, os.Chmod(filepath.Dir(dir), 0o755)) // let other users in
 	program := filepath.Join(dir, kubeletComm)
 	must.OK(t, os.WriteFile(program, []byte("#!/bin/sh\nread line\n"), 0o755))
 	command := exec.CommandContext(t.Context(), program)
@@ -554,20 +560,22 @@ func startKubelet(t *testing.T, user uint32, listener net.Listener) int {
 	}
 	socket := must.Value(listener.(*net.TCPListener).File())(t)
 	command.ExtraFiles = []*os.File{socket}
-	must.Value(command.StdinPipe())(t) // read waits
+	must.Value(command.StdinPipe())(t) // read waits for input
 	must.OK(t, command.Start())
 	t.Cleanup(func() { _, _ = command.Process.Kill(), command.Wait() })
 	must.OK(t, errors.Join(listener.Close(), socket.Close()))
 	return command.Process.Pid
 }
 
-// Catches the end of a process on the port of the kubelet that does not get its connections, or is of a user who may not restart it.
+// Another process may listen on the kubelet's port. Catches an Apply that ends a process that gets no kubelet connections, or
+// that belongs to another user.
 func TestFindsProcessThatGetsConnections(t *testing.T) {
 	at := func(l net.Listener, host string) service {
 		return service{port: l.Addr().(*net.TCPAddr).Port, url: "http://" + host + "/", comm: kubeletComm}
 	}
 	four := must.Value(net.Listen("tcp4", "0.0.0.0:0"))(t)
-	if six, err := net.Listen("tcp6", fmt.Sprintf("[::]:%d", four.Addr().(*net.TCPAddr).Port)); err == nil { // with IPv6
+	// This fails on a machine without IPv6.
+	if six, err := net.Listen("tcp6", fmt.Sprintf("[::]:%d", four.Addr().(*net.TCPAddr).Port)); err == nil {
 		for host, want := range map[string]int{"127.0.0.1": startKubelet(t, uint32(os.Getuid()), four), "[::1]": startKubelet(t, uint32(os.Getuid()), six)} {
 			if p, err := (machine{}).listenerNow(at(four, host)); err != nil || p.pid != want {
 				t.Errorf("%s: got process %d, %v, want %d", host, p.pid, err, want)
@@ -594,8 +602,8 @@ func TestFindsProcessThatGetsConnections(t *testing.T) {
 	}
 }
 
-// Back in stage trust, a kubelet that reloads its client CAs restarts for its certificate alone. Catches one that goes on with that of
-// the new CA.
+// Back in stage trust, a kubelet that reloads its client CAs must be restarted only for its certificate. Catches a kubelet that
+// continues to use the certificate of the new CA.
 func TestKubeletRestartsForItsCertificate(t *testing.T) {
 	for _, embedded := range []bool{false, true} {
 		f := newFixture(t, rotation.Cluster, true)

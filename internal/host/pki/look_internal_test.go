@@ -22,7 +22,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// manifestOf writes a static pod of others that mounts a path of the host.
+// manifestOf writes the manifest of a static pod that kubeadm did not create, and that mounts a path of the host.
 func (f *fixture) manifestOf(t testing.TB, name, path, arguments string) {
 	t.Helper()
 	f.write(t, "manifests/"+name+".yaml", fmt.Appendf(nil, `{metadata: {name: %s}, spec: {
@@ -30,7 +30,7 @@ func (f *fixture) manifestOf(t testing.TB, name, path, arguments string) {
 		containers: [{name: c, image: x, args: [%s], volumeMounts: [{name: v, mountPath: /inside}]}]}}`, name, path, arguments))
 }
 
-// kubeconfigOf returns a kubeconfig with a cluster, and with a certificate and its key if there are any.
+// kubeconfigOf returns a kubeconfig with a cluster. If pair is not empty, it contains this certificate and key.
 func kubeconfigOf(t testing.TB, cluster clientcmdapi.Cluster, pair []byte) []byte {
 	t.Helper()
 	cluster.Server = "https://192.0.2.1:6443"
@@ -41,13 +41,14 @@ func kubeconfigOf(t testing.TB, cluster clientcmdapi.Cluster, pair []byte) []byt
 	}))(t)
 }
 
-// Whatever has the old CA, or something from it, is found by reading. Apply changes it, or names it until somebody does.
+// Apply must find each file with the old CA, or with a certificate or key from it. It must change the file, or report it
+// until somebody changes it.
 func TestLooksAtWholeHost(t *testing.T) {
 	outside := t.TempDir()
 	for name, test := range map[string]struct {
 		make  func(t *testing.T, f *fixture) error
 		stage rotation.Stage
-		want  string // what does not fit; empty if all does
+		want  string // what does not fit; empty if everything fits
 	}{
 		"nothing": {func(*testing.T, *fixture) error { return nil }, rotation.Trust, ""},
 		"CA": {func(t *testing.T, f *fixture) error { f.write(t, "mine/ca.pem", f.old.cert); return nil }, rotation.Trust,
@@ -141,7 +142,7 @@ func TestLooksAtWholeHost(t *testing.T) {
 		}, rotation.Trust, "file ca.cer on worker-1 does not trust the new CA"},
 		"folder of kubeadm that is a link": {func(t *testing.T, f *fixture) error {
 			f.write(t, "mine/ca.pem", f.old.cert)
-			f.write(t, "webhook.conf", []byte(f.before[kubeletConf])) // which Apply changes
+			f.write(t, "webhook.conf", []byte(f.before[kubeletConf])) // Apply changes this file
 			real := f.Dir
 			f.Dir = filepath.Join(t.TempDir(), "kubernetes")
 			return os.Symlink(real, f.Dir)
@@ -183,7 +184,8 @@ func TestLooksAtWholeHost(t *testing.T) {
 			f.Sign = nil
 			must.OK(t, test.make(t, f))
 			done := must.Value(f.Apply(t.Context(), f.at(test.stage)))(t)
-			unfit := slices.DeleteFunc(done.Unfit, func(line string) bool { // nobody signs, and admin.conf depends on the file that it names
+			// Ignore these lines: nobody signs here, and admin.conf depends on the file that it names.
+			unfit := slices.DeleteFunc(done.Unfit, func(line string) bool {
 				return strings.Contains(line, kubeletConf) || strings.HasPrefix(line, "file admin.conf ")
 			})
 			if got := strings.Join(unfit, "\n"); test.want == "" && got != "" || !strings.Contains(got, test.want) || len(unfit) > 1 {
@@ -215,7 +217,8 @@ func TestLooksAtWholeHost(t *testing.T) {
 	}
 }
 
-// A static pod of others that mounts a changed file may have read it once. Apply ends it only if the operator permits that.
+// A static pod that kubeadm did not create may read a mounted file only at start. Apply must end such a pod only if the
+// operator allows it.
 func TestRestartsOtherStaticPod(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	f.machine.others = map[string]process{"c": {77, f.machine.booted}}
@@ -236,7 +239,7 @@ func TestRestartsOtherStaticPod(t *testing.T) {
 	}
 }
 
-// State and files may be restored apart, so absence shows no end.
+// State and files may be restored from different backups. So a missing rotation does not prove that it has ended.
 func TestRefusesBackupThatClusterDoesNotKnow(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	first := f.at(rotation.Finish)
@@ -253,7 +256,7 @@ func TestRefusesBackupThatClusterDoesNotKnow(t *testing.T) {
 	if _, err := os.Stat(f.backupDir(first)); err != nil || len(differ(files, tree(t, f.Dir))) > 0 {
 		t.Errorf("the backup: %v; changed %q", err, differ(files, tree(t, f.Dir)))
 	}
-	second.Replaced = []rotation.Replaced{{Rotation: first.ID, Pin: "x", NotAfter: time.Now().Add(time.Hour)}} // it has ended
+	second.Replaced = []rotation.Replaced{{Rotation: first.ID, Pin: "x", NotAfter: time.Now().Add(time.Hour)}} // the first rotation has ended
 	must.Value(f.Apply(t.Context(), second))(t)
 	second.Stage, second.Ended = rotation.Prepare, time.Now()
 	second.Aborting = true
@@ -263,17 +266,18 @@ func TestRefusesBackupThatClusterDoesNotKnow(t *testing.T) {
 	}
 }
 
-// What a later stage would refuse is known in stage prepare, before any file changes.
+// Stage prepare must report what a later stage would refuse, before any file changes.
 func TestRehearsesAllStages(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
-	f.write(t, "pki/apiserver.crt", f.old.kubelet(t, time.Hour)) // of another key
+	f.write(t, "pki/apiserver.crt", f.old.kubelet(t, time.Hour)) // for another key
 	files := tree(t, f.Dir)
 	if _, err := f.Apply(t.Context(), f.at(rotation.Prepare)); err == nil || !strings.Contains(err.Error(), "stage switch would fail here: ") || len(differ(files, tree(t, f.Dir))) > 0 {
 		t.Errorf("got %v, want a refusal", err)
 	}
 }
 
-// A control plane that joined while the new CA signed has nothing of the old one to go back to.
+// A control plane that joined while the new CA signed has no originals from the old CA. After an abort, the old CA
+// must sign its certificates.
 func TestAbortSignsWithOldCA(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	must.Value(f.Apply(t.Context(), f.at(rotation.Switch)))(t)
@@ -292,7 +296,8 @@ func TestAbortSignsWithOldCA(t *testing.T) {
 	}
 }
 
-// A kubelet.conf with the certificate in it, as kubeadm made it once, and 'kubejoin kubeconfig node' does, gets a new one.
+// Old versions of kubeadm, and 'kubejoin kubeconfig node', embed the certificate in kubelet.conf. Apply must replace such
+// a certificate.
 func TestRenewsCertificateInKubeletConf(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	config := must.Value(clientcmd.LoadFromFile(f.file(kubeletConf)))(t)
@@ -326,7 +331,7 @@ func TestRenewsCertificateInKubeletConf(t *testing.T) {
 	}
 }
 
-// With a certificate and a key in two files, one could be replaced without the other.
+// If certificate and key are in two files, a crash could leave one replaced without the other.
 func TestRefusesKubeletConfWithTwoFiles(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, true)
 	config := must.Value(clientcmd.LoadFromFile(f.file(kubeletConf)))(t)
@@ -338,7 +343,8 @@ func TestRefusesKubeletConfWithTwoFiles(t *testing.T) {
 	}
 }
 
-// kube-apiserver reads the webhook.conf of 'kubejoin authorization-config' once, and a CA file that it names from 1.36 on again.
+// kube-apiserver reads the webhook.conf of 'kubejoin authorization-config' only at start. From 1.36 on, it re-reads a CA file
+// that webhook.conf names.
 func TestRestartsAPIServerThatReviews(t *testing.T) {
 	for name, test := range map[string]struct {
 		version  string

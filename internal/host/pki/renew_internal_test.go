@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// aged makes the certificate in a file one that ends in minutes.
+// aged replaces the certificate in a file by one that expires within minutes.
 func (f *fixture) aged(t testing.TB, name string) {
 	t.Helper()
 	old := func(chain []byte) []byte {
@@ -42,7 +42,7 @@ func (f *fixture) aged(t testing.TB, name string) {
 	f.write(t, name, must.Value(clientcmd.Write(*config))(t))
 }
 
-// renewal signs with the keys of the host.
+// renewal returns a Renewal that signs with the keys of the host.
 func (f *fixture) renewal() Renewal {
 	return Renewal{Signer: func(context.Context) (Signing, error) {
 		signers, missing, err := credentials.SignersOf(f.file("pki"), "")
@@ -50,7 +50,8 @@ func (f *fixture) renewal() Renewal {
 	}}
 }
 
-// Certificates near their end are renewed, and static pods that read them once restart. A killed Renew is completed by the next.
+// Renew must renew certificates that expire soon, and restart static pods that read them only at start. The next Renew must
+// complete a killed one.
 func TestRenewsCertificatesNearTheirEnd(t *testing.T) {
 	t.Parallel()
 	for kill := 0; ; kill++ {
@@ -111,7 +112,8 @@ func TestRenewsCertificatesNearTheirEnd(t *testing.T) {
 	}
 }
 
-// 'kubejoin certs renew' renews what it is asked for, whenever it ends. It restarts nothing, and the next Renew does.
+// 'kubejoin certs renew' must renew the named certificates, regardless of when they expire. It must restart no pod;
+// the next Renew restarts them.
 func TestRenewsNowWithoutRestart(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, rotation.Cluster, false)
@@ -169,7 +171,7 @@ func TestRenewClaimsOnlyWhatItReplaced(t *testing.T) {
 	}
 }
 
-// plus returns the files from the beginning, and one more.
+// plus returns the initial files, and one more file.
 func (f *fixture) plus(t testing.TB, name string) map[string]string {
 	t.Helper()
 	all := maps.Clone(f.before)
@@ -177,7 +179,8 @@ func (f *fixture) plus(t testing.TB, name string) map[string]string {
 	return all
 }
 
-// What a rotation changes is left to it, what somebody else renewed stays, and what has no CA here is named.
+// Renew must skip certificates that a rotation replaces, keep certificates that somebody else renewed, and report
+// certificates whose CA is missing.
 func TestRenewLeavesOut(t *testing.T) {
 	f := newFixture(t, rotation.Cluster, false)
 	f.aged(t, "admin.conf")
@@ -188,11 +191,11 @@ func TestRenewLeavesOut(t *testing.T) {
 	f = newFixture(t, rotation.Cluster, false)
 	f.aged(t, "admin.conf")
 	must.Value(f.Renew(t.Context(), f.renewal()))(t)
-	f.write(t, "admin.conf", []byte(f.before["admin.conf"])) // of 'kubeadm certs renew', say
+	f.write(t, "admin.conf", []byte(f.before["admin.conf"])) // for example by 'kubeadm certs renew'
 	if done := must.Value(f.Renew(t.Context(), f.renewal()))(t); len(done.Changed) > 0 || tree(t, f.Dir)["admin.conf"] != f.before["admin.conf"] {
 		t.Errorf("after another renewal: %+v", done)
 	}
-	f = newFixture(t, rotation.Cluster, false) // a pod that has not restarted is named also after the next renewal
+	f = newFixture(t, rotation.Cluster, false) // the next renewal must still report a pod that has not restarted
 	f.machine.others = map[string]process{"c": {77, f.machine.booted}}
 	f.manifestOf(t, "vip", f.file("admin.conf"), "")
 	for _, name := range []string{"admin.conf", "pki/apiserver.crt"} {

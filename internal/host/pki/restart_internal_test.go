@@ -20,8 +20,9 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// Static pods restart when what they do not reload has changed, under the lock, and Apply waits for them. A pod that does
-// not restart is an error without a report, and the next Apply waits again. A process that is not seen may have old files.
+// If a file has changed that static pods do not reload, Apply must restart them under the lock, and wait for them. If a
+// pod does not restart, Apply must return an error and no report, and the next Apply must wait again. A process that is
+// not visible may have old files.
 func TestRestartsStaticPods(t *testing.T) {
 	for _, test := range []struct {
 		ca   rotation.CA
@@ -84,8 +85,8 @@ func TestRestartsStaticPods(t *testing.T) {
 	}
 }
 
-// Nobody would start a static pod again without the kubelet, so no file changes. If the kubelet stops later, no process ends, and
-// the lock stays, which may be from an Apply that ended one.
+// Only the kubelet restarts static pods, so without the kubelet, Apply must change no file. If the kubelet stops later, Apply
+// must end no process and keep the lock, because an earlier Apply may have ended a process.
 func TestEndsNoPodWithoutKubelet(t *testing.T) {
 	const want = "no kubelet listens on port 10248, which would start etcd again"
 	f := newFixture(t, rotation.Etcd, false)
@@ -106,7 +107,7 @@ func TestEndsNoPodWithoutKubelet(t *testing.T) {
 	}
 }
 
-// A kube-apiserver may go on serving after SIGTERM, until load balancers have noticed.
+// A kube-apiserver may continue to serve after SIGTERM, until load balancers have noticed.
 func TestAPIServerHasItsShutdownDelay(t *testing.T) {
 	f := newFixture(t, rotation.Etcd, false)
 	f.write(t, "manifests/kube-apiserver.yaml", []byte(strings.Replace(podYAML("kube-apiserver"), "    image: x\n", "    image: x\n    command: [kube-apiserver, --shutdown-delay-duration=20s]\n", 1)))
@@ -117,11 +118,11 @@ func TestAPIServerHasItsShutdownDelay(t *testing.T) {
 	}
 }
 
-// A process that reads its files may not listen yet. Then it is ended once it does.
+// A process that has read its files may not listen yet. Apply must end it as soon as it listens.
 func TestEndsProcessThatListensLate(t *testing.T) {
 	f := newFixture(t, rotation.Etcd, false)
 	must.Value(f.machine.find(2381))(t)
-	f.machine.hidden = 5 // looks before any file changes, and until the restart
+	f.machine.hidden = 5 // searches before any file changes, and until the restart
 	done := must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 	if !slices.Contains(f.machine.ended, 2381) || f.machine.hidden > 0 || len(done.Report.Restart) > 0 {
 		t.Errorf("ended %d, report %q, want etcd ended", f.machine.ended, done.Report.Restart)
@@ -140,7 +141,7 @@ func TestRestartsAPIServerThatVerifiesKubelets(t *testing.T) {
 		f.write(t, file, []byte(strings.Replace(podYAML("kube-apiserver"), "    image: x\n", strings.ReplaceAll(lines, "/etc/kubernetes", f.Dir), 1)))
 		for n, stage := range stages {
 			done := must.Value(f.Apply(t.Context(), f.at(stage)))(t)
-			restarts := want && (stage == rotation.Trust || stage == rotation.Finish) // the two change what it trusts
+			restarts := want && (stage == rotation.Trust || stage == rotation.Finish) // these two stages change the trusted CAs
 			if got := slices.Contains(done.Restarted, "kube-apiserver"); got != restarts || n == 0 && len(done.Restarted) > 0 {
 				t.Errorf("%s%s: restarted %q, want kube-apiserver: %t", lines, stage, done.Restarted, restarts)
 			}
@@ -148,8 +149,8 @@ func TestRestartsAPIServerThatVerifiesKubelets(t *testing.T) {
 	}
 }
 
-// Pods that are independent of each other, or that do not work without each other, restart at the same time. They have one
-// deadline, because the lock ends after twice --wait.
+// All pods must restart at the same time, whether or not they need each other. They have one deadline, because the lock
+// expires after twice --wait.
 func TestRestartsPodsAtTheSameTime(t *testing.T) {
 	for _, ca := range []rotation.CA{rotation.Cluster, rotation.Etcd} {
 		f := newFixture(t, ca, false)
@@ -165,8 +166,8 @@ func TestRestartsPodsAtTheSameTime(t *testing.T) {
 	}
 }
 
-// A kubelet reads its CAs and its certificates only at the start, so each stage restarts it once. The cross certificate
-// makes that of stage trust needless, if the kubelet reads the CAs of its clients again.
+// A kubelet reads its CAs and certificates only when it starts, so each stage must restart it once. In stage trust, the
+// cross certificate makes the restart unnecessary if the kubelet re-reads its client CAs.
 func TestRestartsKubelet(t *testing.T) {
 	third := newCA(t, "third")
 	for _, test := range []struct {
@@ -207,7 +208,7 @@ func TestRestartsKubelet(t *testing.T) {
 	}
 }
 
-// A kubelet that does not show its health restarts, too. One that is not found may have old files.
+// Apply must also restart a kubelet without a health endpoint. A kubelet that is not found may have old files.
 func TestFindsKubeletWithoutHealth(t *testing.T) {
 	for config, found := range map[string]bool{"healthzPort: 0\n": true, "healthzPort: 0\nport: 10260\n": true, "healthzPort: 0\nport: 1\n": false} {
 		f := newFixture(t, rotation.Cluster, true)
@@ -220,7 +221,7 @@ func TestFindsKubeletWithoutHealth(t *testing.T) {
 	}
 }
 
-// What cannot be seen cannot be restarted, so no file changes.
+// Apply cannot restart processes that it cannot see, so it must change no file.
 func TestChangesNothingIfProcessesAreInvisible(t *testing.T) {
 	for _, dry := range []bool{false, true} {
 		f := newFixture(t, rotation.Cluster, true)
@@ -229,12 +230,12 @@ func TestChangesNothingIfProcessesAreInvisible(t *testing.T) {
 			t.Errorf("dry run %t: got %v, want no change", dry, err)
 		}
 	}
-	f := newFixture(t, rotation.FrontProxy, false) // for which nothing restarts
+	f := newFixture(t, rotation.FrontProxy, false) // which needs no restart
 	f.machine.invisible = errors.New("not visible")
 	must.Value(f.Apply(t.Context(), f.at(rotation.Trust)))(t)
 }
 
-// While etcd of one control plane is down, that of the next one must not restart.
+// While etcd of one control plane is down, etcd of the next control plane must not restart.
 func TestKeepsLockUntilPodIsHealthy(t *testing.T) {
 	f := newFixture(t, rotation.Etcd, false)
 	released := 0
@@ -242,7 +243,7 @@ func TestKeepsLockUntilPodIsHealthy(t *testing.T) {
 	f.Wait = time.Millisecond
 	must.Value(f.machine.find(2381))(t)
 	f.machine.stuck = true
-	for range 3 { // it does not start, and later it starts and is not healthy
+	for range 3 { // first etcd does not start, later it starts but is not healthy
 		if _, err := f.Apply(t.Context(), f.at(rotation.Trust)); err == nil || !strings.Contains(err.Error(), "etcd was not healthy after") || released > 0 {
 			t.Errorf("got %v, released %d times", err, released)
 		}
@@ -258,7 +259,7 @@ func TestKeepsLockUntilPodIsHealthy(t *testing.T) {
 	}
 }
 
-// What the clock shows may change at any time, also between a write and a look at processes.
+// The clock may be changed at any time, even between a write and a look at processes.
 func TestClockThatChanges(t *testing.T) {
 	for _, skew := range []time.Duration{time.Hour, -time.Hour} {
 		f := newFixture(t, rotation.Cluster, true)
@@ -275,9 +276,9 @@ func TestClockThatChanges(t *testing.T) {
 		running := f.machine.kubelet
 		f.machine.skew = skew
 		apply("clock changed after the write by", 0)
-		f.machine.kubelet.started = running.started.Add(-time.Minute) // it did not restart
+		f.machine.kubelet.started = running.started.Add(-time.Minute) // it was not restarted
 		apply("old kubelet, and clock changed after the write by", 1)
-		for _, name := range files { // as if the clock had been so at the write
+		for _, name := range files { // as if the clock was skewed during the write
 			info := must.Value(os.Stat(f.file(name)))(t)
 			must.OK(t, os.Chtimes(f.file(name), time.Time{}, info.ModTime().Add(-skew)))
 		}
@@ -292,7 +293,7 @@ func TestClockThatChanges(t *testing.T) {
 	}
 }
 
-// A process that was killed listens for a moment when its files are not visible any more. Here, the socket is on its way to
+// A killed process still listens for a moment after its files have become invisible. Here, the socket is being passed to
 // another process.
 func TestListenerWaitsForProcessThatEnds(t *testing.T) {
 	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -310,7 +311,7 @@ func TestListenerWaitsForProcessThatEnds(t *testing.T) {
 	}
 }
 
-// The process that listens on a port is found with its age, and gets SIGTERM.
+// machine must find the process that listens on a port, its start time, and end it with SIGTERM.
 func TestMachine(t *testing.T) {
 	listener := must.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	port := listener.Addr().(*net.TCPAddr).Port
@@ -319,7 +320,7 @@ func TestMachine(t *testing.T) {
 	if p.pid != os.Getpid() || p.started.After(time.Now()) || time.Since(p.started) > time.Hour {
 		t.Errorf("got %+v, want process %d", p, os.Getpid())
 	}
-	// Another process listens on the same port of another address. It may be a pod that wants the signals of the kubelet.
+	// Another process listens on the same port of another address. It may be a pod, which only the kubelet may signal.
 	other := must.Value(net.Listen("tcp", fmt.Sprintf("127.0.0.2:%d", port)))(t)
 	socket := must.Value(other.(*net.TCPListener).File())(t)
 	pod := exec.CommandContext(t.Context(), "sleep", "1000")
@@ -330,7 +331,7 @@ func TestMachine(t *testing.T) {
 	self := strings.TrimSpace(string(must.Value(os.ReadFile("/proc/self/comm"))(t)))
 	for _, test := range []struct {
 		url, comm string
-		want      int // 0: an error
+		want      int // 0 means an error
 	}{
 		{"http://127.0.0.1/healthz", "", os.Getpid()}, {"http://127.0.0.2/healthz", "", pod.Process.Pid},
 		{"", self, os.Getpid()}, {"", "sleep", pod.Process.Pid}, {"http://127.0.0.1/", self, os.Getpid()}, {"http://127.0.0.1/", "kubelet", 0},
@@ -340,7 +341,7 @@ func TestMachine(t *testing.T) {
 			t.Errorf("%q %q: got process %d, %v, want %d", test.url, test.comm, p.pid, err, test.want)
 		}
 	}
-	// A socket of another process on all addresses of IPv6 gets no connections to 127.0.0.1.
+	// If another process listens on all IPv6 addresses, it gets no connections to 127.0.0.1.
 	if six, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp6", fmt.Sprintf("[::]:%d", port)); err == nil {
 		socket := must.Value(six.(*net.TCPListener).File())(t)
 		impostor := exec.CommandContext(t.Context(), "sleep", "1000")
@@ -357,7 +358,7 @@ func TestMachine(t *testing.T) {
 	for address, url := range map[string]string{"0.0.0.0:0": "http://192.0.2.1/", "[::]:0": "http://127.0.0.1/", "[::1]:0": "http://[::1]/", "[::ffff:127.0.0.1]:0": "http://127.0.0.1/"} {
 		l, err := net.Listen("tcp", address)
 		if err != nil {
-			continue // without IPv6
+			continue // the machine has no IPv6
 		}
 		if p, err := (machine{}).listener(service{port: l.Addr().(*net.TCPAddr).Port, url: url}); p.pid != os.Getpid() {
 			t.Errorf("%s at %s: got process %d, %v", url, address, p.pid, err)
@@ -377,7 +378,8 @@ func TestMachine(t *testing.T) {
 	if started.Before(before.Add(-tick)) || started.After(time.Now().Add(tick)) {
 		t.Errorf("started at %s, want %s", started, before)
 	}
-	must.OK(t, machine{}.end(t.Context(), process{os.Getpid(), started.Add(-time.Hour)}, time.Minute)) // another process had this ID, so the test goes on
+	// Another process had this ID, so end must not signal this test.
+	must.OK(t, machine{}.end(t.Context(), process{os.Getpid(), started.Add(-time.Hour)}, time.Minute))
 	ended := make(chan error, 1)
 	go func() { ended <- command.Wait() }()
 	must.OK(t, machine{}.end(t.Context(), process{command.Process.Pid, started}, time.Minute))
@@ -399,7 +401,8 @@ func TestEndsProcessThatIgnoresSIGTERM(t *testing.T) {
 	if err := (machine{}).end(ctx, p, time.Nanosecond); !errors.Is(err, context.Canceled) {
 		t.Errorf("after Ctrl-C: got %v", err)
 	}
-	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond) // of --wait, which is shorter than the grace period
+	// Simulates a --wait that is shorter than the grace period.
+	ctx, cancel = context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	must.OK(t, machine{}.end(ctx, p, time.Hour))
 	if err := command.Wait(); err == nil || command.ProcessState.String() != "signal: killed" {

@@ -78,8 +78,8 @@ func TestChecksOwnerAndModeOnTheWay(t *testing.T) {
 	}
 }
 
-// In a Secret volume of a pod, files belong to root and the pod's group may read them. They are behind two links in a
-// folder that everyone may write.
+// In a Secret volume of a pod, files belong to root and the pod's group may read them. Their paths lead through two
+// symbolic links in a folder that everyone may write to.
 func TestTrustsSecretVolume(t *testing.T) {
 	need.Root(t) // gives a file to another user
 	dir := t.TempDir()

@@ -17,8 +17,8 @@ import (
 
 const review = `"kind":"SubjectAccessReview","apiVersion":"authorization.k8s.io/v1"`
 
-// Catches a response that a newer API server limits by a field, and that kubejoin takes as unlimited. KEP-5681 plans
-// such fields.
+// A newer API server may limit a response by a new field, as KEP-5681 plans. Catches a kubejoin that treats such a
+// response as unlimited.
 func TestAllowed(t *testing.T) {
 	for _, test := range []struct {
 		name, body string
@@ -69,7 +69,7 @@ func TestAllowed(t *testing.T) {
 	}
 }
 
-// Catches a response in protobuf: its decoder drops unknown fields silently.
+// Catches a request for protobuf, whose decoder silently drops unknown fields.
 func TestAllowedRequestsJSON(t *testing.T) {
 	client := apitest.Client(t, func(w http.ResponseWriter, r *http.Request) {
 		var got authorization.SubjectAccessReview
@@ -85,7 +85,7 @@ func TestAllowedRequestsJSON(t *testing.T) {
 	}
 }
 
-// An error means wait. Catches a throttled or failed request that kubejoin takes as a denial.
+// After an error, kubejoin must wait. Catches a throttled or failed request that kubejoin treats as a denial.
 func TestFailedReviewIsAnError(t *testing.T) {
 	for _, code := range []int{403, 404, 429, 500, 503} {
 		client := apitest.Client(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) })
@@ -95,7 +95,7 @@ func TestFailedReviewIsAnError(t *testing.T) {
 	}
 }
 
-// Importers test with the fakes of client-go, which have no REST client.
+// Importers test with client-go's fake clients, which have no REST client.
 func TestAllowedAsksFakeClient(t *testing.T) {
 	for _, want := range []bool{true, false} {
 		client := fake.NewClientset()

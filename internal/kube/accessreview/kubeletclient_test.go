@@ -12,7 +12,7 @@ import (
 	authorization "k8s.io/api/authorization/v1"
 )
 
-// The command in the warning must mend what the review asks for: create on nodes/proxy by the user alone, without groups.
+// The command in the warning must grant the right that the review checks: create on nodes/proxy for the user, without groups.
 func TestKubeletClientWarnsOfMissingRights(t *testing.T) {
 	const command = "run: kubectl create clusterrolebinding kubeadm:apiserver-kubelet-client --clusterrole=system:kubelet-api-admin --user=kube-apiserver-kubelet-client"
 	for _, test := range []struct {

@@ -64,7 +64,7 @@ func TestAnswersExpire(t *testing.T) {
 	})
 }
 
-// A new answer must replace the old one, for example an error.
+// A new answer must replace the old answer.
 func TestNewAnswerReplacesOldOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := ofStrings()
@@ -90,7 +90,7 @@ func TestAnswerWithZeroAgeIsNotCached(t *testing.T) {
 	})
 }
 
-// Concurrent callers with the same key must share one call, even if the first caller is canceled.
+// Concurrent callers with the same question must share one call, even if the first caller is canceled.
 func TestConcurrentCallersShareOneAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := ofStrings()
@@ -182,7 +182,7 @@ func TestLimitsConcurrentCalls(t *testing.T) {
 	})
 }
 
-// The cache must not grow without bound, a flood of bad tokens must not evict good ones, and it must not hold tokens.
+// The cache must not grow without limit, and must not contain tokens. A flood of bad tokens must not evict good tokens.
 func TestCacheIsBoundedAndHoldsNoToken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, asked := ofStrings(), 0

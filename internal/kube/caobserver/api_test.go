@@ -27,16 +27,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// An apiServer has the given objects by path: a list of them, or one. It serves at most as many as the limit
-// of the request, and refuses lists without a limit.
+// An apiServer serves lists and single objects by path. It pages lists by the limit of the request, and refuses lists
+// without a limit.
 type apiServer struct {
 	lists     map[string][]any
 	objects   map[string]any
 	forbidden map[string]bool
-	tls       *tls.Config // nil: it is one of HTTP, as 'kubectl proxy' is, so its address shows nothing
+	tls       *tls.Config // nil means plain HTTP, as with 'kubectl proxy', so its address cannot be observed
 
 	mu      sync.Mutex
-	largest map[string]int // page of each path
+	largest map[string]int // largest page by path
 }
 
 // object returns the fields of an object that the API server sends.
@@ -90,7 +90,7 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// start returns an Observer of the API server. Connections to an address go where network says.
+// start returns an Observer of the API server. network redirects connections to an address.
 func (a *apiServer) start(t testing.TB, network *network) *Observer {
 	t.Helper()
 	a.largest = map[string]int{}
@@ -117,11 +117,11 @@ func (a *apiServer) start(t testing.TB, network *network) *Observer {
 	return &Observer{Client: client, Dial: network.dial, patience: wait.Most}
 }
 
-// A network has servers at addresses.
+// A network maps addresses to servers.
 type network struct {
 	mu     sync.Mutex
-	to     map[string]string // from the address that is dialed to a listener
-	closed string            // an address that refuses connections; all others are behind a firewall
+	to     map[string]string // maps a dialed address to the address of a listener
+	closed string            // an address that refuses connections; all unknown addresses behave as behind a firewall
 	dialed []string
 }
 
@@ -170,7 +170,8 @@ func serve(t testing.TB, config *tls.Config) string {
 	return listener.Addr().String()
 }
 
-// tlsConfig serves with a certificate of a CA. Without clientCAs it requests no client certificate.
+// tlsConfig returns the configuration of a server with a certificate of a CA. Without clientCAs, the server requests
+// no client certificate.
 func tlsConfig(t testing.TB, from *tls.Certificate, clientCAs ...*tls.Certificate) *tls.Config {
 	t.Helper()
 	c := &tls.Config{Certificates: []tls.Certificate{certtest.Serving(t, from, "127.0.0.1")}}

@@ -23,7 +23,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestTokensPinWhatTheirAuthorSaw catches a stage Finish that begins while a join command lives that pins the old CA alone.
+// TestTokensPinWhatTheirAuthorSaw catches a stage finish that begins while a live join command pins only the old CA.
 func TestTokensPinWhatTheirAuthorSaw(t *testing.T) {
 	now := time.Now()
 	since := now.Add(-time.Hour)
@@ -72,13 +72,13 @@ func TestTokensPinWhatTheirAuthorSaw(t *testing.T) {
 	}
 }
 
-// After an abort, each join command must pin the old CA before nothing but the old CA signs.
+// After an abort, each live join command must pin the old CA before only the old CA signs.
 func TestTokensOfStageFinishPinOnlyTheNewCA(t *testing.T) {
 	finishing := time.Now().Add(-3 * time.Hour)
-	since := finishing.Add(2 * time.Hour) // of the present stage
+	since := finishing.Add(2 * time.Hour) // start of the present stage
 	for name, test := range map[string]struct {
 		stage   rotation.Stage
-		began   time.Time // stage finish
+		began   time.Time // start of stage finish
 		created time.Time
 		old     bool
 	}{
@@ -182,8 +182,8 @@ func TestCertificatesOfRecord(t *testing.T) {
 	}
 }
 
-// TestEachLiveCertificateOfAUserCounts catches a user whose program ends in stage finish, because another one of this user has
-// renewed its certificate.
+// TestEachLiveCertificateOfAUserCounts catches an observer that ignores a user's old certificate, because another program of
+// this user has renewed its own. In stage finish, the first program would lose access.
 func TestEachLiveCertificateOfAUserCounts(t *testing.T) {
 	old, fresh := certtest.CA(t, "old"), certtest.CA(t, "new")
 	now := time.Now()
@@ -237,7 +237,7 @@ func TestEachLiveCertificateOfAUserCounts(t *testing.T) {
 	}
 }
 
-// listed are revocations: of the certificate with a number, or of a node. With the number 0, they cannot be read.
+// listed maps the number of a certificate to a revocation of the certificate or of a node. With the number 0, reads fail.
 type listed map[int]string
 
 func (l listed) Get(_ context.Context, key revocation.Key, read tokens.Read) (revocation.Entry, error) {
@@ -308,8 +308,8 @@ func TestFinishNamesOldCAInPublishedAuthentication(t *testing.T) {
 	}
 }
 
-// TestFrontProxyAndEtcdConcernControlPlanesAlone also catches an API server whose serving certificate counts as one of the
-// front-proxy CA.
+// TestFrontProxyAndEtcdConcernControlPlanesAlone also catches an API server whose serving certificate is treated as issued
+// by the front-proxy CA.
 func TestFrontProxyAndEtcdConcernControlPlanesAlone(t *testing.T) {
 	old, fresh, cluster := certtest.CA(t, "old"), certtest.CA(t, "new"), certtest.CA(t, "kubernetes")
 	n := &network{}
@@ -322,7 +322,7 @@ func TestFrontProxyAndEtcdConcernControlPlanesAlone(t *testing.T) {
 	etcd.Labels = map[string]string{"component": "etcd"}
 	unlabelled := controllerManager("w-1")
 	unlabelled.Name, unlabelled.Labels = "etcd-w-1", etcd.Labels
-	ordinary := *unlabelled.DeepCopy() // not the mirror of a static pod
+	ordinary := *unlabelled.DeepCopy() // not the mirror pod of a static pod
 	ordinary.Name, ordinary.Annotations = "etcd-backup", nil
 	server := &apiServer{lists: map[string][]any{nodesPath: objects(t, controlPlane, off, node("w-1", "192.0.2.21")), podsPath: objects(t, etcd, unlabelled, ordinary)}}
 	o := server.start(t, n)
@@ -359,7 +359,7 @@ func TestFrontProxyAndEtcdConcernControlPlanesAlone(t *testing.T) {
 	}
 }
 
-// manySubjects is a record with more subjects than an observation knows.
+// manySubjects is a record with more subjects than an observation can contain.
 type manySubjects struct{ *record }
 
 func (manySubjects) List(_ context.Context, q issuance.Query) (issuance.Page, error) {

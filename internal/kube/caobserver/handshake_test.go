@@ -19,7 +19,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// atPipes returns a look whose servers are functions, by address. Each gets its end of a pipe, so synctest has the clock.
+// atPipes returns a look whose servers are functions, by address. Each function gets one end of a pipe, so that synctest
+// controls the clock.
 func atPipes(t *testing.T, servers map[string]func(net.Conn)) *look {
 	t.Helper()
 	var serving sync.WaitGroup
@@ -33,7 +34,7 @@ func atPipes(t *testing.T, servers map[string]func(net.Conn)) *look {
 	return l
 }
 
-// newLook returns a look at a rotation in stage Trust.
+// newLook returns a look at a rotation in stage trust.
 func newLook(t testing.TB, network *network, old, fresh *tls.Certificate) *look {
 	t.Helper()
 	return &look{
@@ -43,11 +44,11 @@ func newLook(t testing.TB, network *network, old, fresh *tls.Certificate) *look 
 
 func TestProbe(t *testing.T) {
 	old, fresh, other := certtest.CA(t, "kubernetes"), certtest.CA(t, "kubernetes 2"), certtest.CA(t, "front-proxy-ca")
-	twin := certtest.CA(t, "kubernetes") // the subject of old
+	twin := certtest.CA(t, "kubernetes") // a CA with the same subject as old
 	nameless := tlsConfig(t, old)
 	nameless.ClientAuth = tls.RequestClientCert
 	strict := tlsConfig(t, old, old, fresh)
-	strict.ClientAuth = tls.RequireAndVerifyClientCert // as etcd does
+	strict.ClientAuth = tls.RequireAndVerifyClientCert // like etcd
 	many := []*tls.Certificate{old}
 	for i := range 300 {
 		many = append(many, certtest.CA(t, fmt.Sprint("many-", i, strings.Repeat("x", 100))))
@@ -63,8 +64,8 @@ func TestProbe(t *testing.T) {
 	long := tlsConfig(t, old, old)
 	long.Certificates[0].Certificate = slices.Concat(long.Certificates[0].Certificate[:1], slices.Repeat([][]byte{old.Leaf.Raw}, 10))
 	for name, test := range map[string]struct {
-		server *tls.Config      // nil: nothing listens
-		also   *tls.Certificate // beside fresh
+		server *tls.Config      // nil if nothing listens
+		also   *tls.Certificate // a further new CA
 		host   *host
 		want   string
 	}{
@@ -104,7 +105,7 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// TestProbeEnds catches a probe that hangs at a server that is silent, slow or not of TLS.
+// TestProbeEnds catches a probe that hangs if a server is silent, slow or does not use TLS.
 func TestProbeEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := atPipes(t, map[string]func(net.Conn){
@@ -164,7 +165,7 @@ func make200(address string) []target {
 	return all
 }
 
-// TestReportDoesNotDenyThatAServerIsDown catches a rotation that goes on while an API server does not start.
+// TestReportDoesNotDenyThatAServerIsDown catches a rotation that continues while an API server does not start.
 func TestReportDoesNotDenyThatAServerIsDown(t *testing.T) {
 	const address = "192.0.2.1:6443"
 	n := &network{closed: address}

@@ -48,7 +48,7 @@ func controllerManager(on string, flags ...string) corev1.Pod {
 	}
 }
 
-// objects returns what the API server sends of each.
+// objects returns the fields of each object as the API server sends them.
 func objects(t testing.TB, all ...any) []any {
 	t.Helper()
 	fields := make([]any, len(all))
@@ -58,8 +58,8 @@ func objects(t testing.TB, all ...any) []any {
 	return fields
 }
 
-// An API that is not found may be one that a proxy does not pass on, so its objects count as unseen. Of ClusterTrustBundles,
-// an API server may have an earlier version alone.
+// If an API is not found, a proxy may have blocked it, so its objects must be unseen. For ClusterTrustBundles, an API server
+// may serve only an earlier version.
 func TestObjectsOfMissingAPIAreUnseen(t *testing.T) {
 	server := &apiServer{}
 	o, old := server.start(t, &network{}), certtest.CA(t, "old")
@@ -77,7 +77,7 @@ func TestObjectsOfMissingAPIAreUnseen(t *testing.T) {
 	}
 }
 
-// TestObserveShowsWhatIsBehind looks at a cluster in stage Trust in which half of everything has the new CA.
+// TestObserveShowsWhatIsBehind observes a cluster in stage trust in which half of the objects and servers have the new CA.
 func TestObserveShowsWhatIsBehind(t *testing.T) {
 	old, fresh, other := certtest.CA(t, "kubernetes"), certtest.CA(t, "kubernetes 2"), certtest.CA(t, "another")
 	r := begun(t, rotation.Trust, old, fresh)
@@ -181,7 +181,7 @@ root-ca x/kube-root-ca.crt unseen:its CA certificates are malformed: no certific
 root-ca y/kube-root-ca.crt trusts:old next:kubectl -n y delete configmap kube-root-ca.crt # it is immutable, and kube-controller-manager creates it again
 token abcdef trusts:old
 `), "\n")
-	for range 2 { // stable
+	for range 2 { // the result must be stable
 		got := lines(must.Value(o.Observe(t.Context(), r))(t))
 		for i, text := range got {
 			if command, _, found := strings.Cut(text, ": sed"); found {
@@ -229,7 +229,7 @@ token abcdef trusts:old
 	}
 }
 
-// TestEachFailureKeepsFinishFromBeginning catches a source whose failure looks as if nothing were behind.
+// TestEachFailureKeepsFinishFromBeginning catches a source that fails, and whose missing observations let stage finish begin.
 func TestEachFailureKeepsFinishFromBeginning(t *testing.T) {
 	old, fresh := certtest.CA(t, "kubernetes"), certtest.CA(t, "kubernetes 2")
 	r := begun(t, rotation.Switch, old, fresh)
@@ -263,15 +263,15 @@ func TestEachFailureKeepsFinishFromBeginning(t *testing.T) {
 			t.Errorf("without %s: got %q", path, all)
 		}
 	}
-	// With two CAs, a kube-controller-manager that signs stops, and does not start again.
+	// A kube-controller-manager that signs fails once its CA file has two CAs, and does not start again.
 	want := []string{"api-server kube-apiserver was not seen: need ", "report of cp-1 was not seen: it is about another rotation", "other-signer kube-controller-manager could not be checked: need list on pods"}
 	if all := pending(begun(t, rotation.Prepare, old, fresh), podsPath); !slices.EqualFunc(all, want, strings.Contains) {
 		t.Errorf("trust without pods: got %q, want %q", all, want)
 	}
 }
 
-// TestEachStepNeedsAnAPIServer catches a switch that begins with no API server observed: they publish no address, and no Node
-// has the label of control planes.
+// TestEachStepNeedsAnAPIServer catches a switch that begins although no API server was observed. Here, API servers publish no
+// address, and no Node has the label of control planes.
 func TestEachStepNeedsAnAPIServer(t *testing.T) {
 	old, fresh, other := certtest.CA(t, "kubernetes"), certtest.CA(t, "kubernetes 2"), certtest.CA(t, "of a proxy")
 	r := begun(t, rotation.Trust, old, fresh)
@@ -328,7 +328,8 @@ func TestEachStepNeedsAnAPIServer(t *testing.T) {
 	}
 }
 
-// TestObservesEachMemberOfEtcd catches a stage switch after which kube-apiserver has a certificate that an external etcd refuses.
+// TestObservesEachMemberOfEtcd catches a stage switch that begins although an external etcd would refuse kube-apiserver's new
+// certificate.
 func TestObservesEachMemberOfEtcd(t *testing.T) {
 	old, fresh := certtest.CA(t, "etcd-ca"), certtest.CA(t, "etcd-ca 2")
 	r := begun(t, rotation.Trust, old, fresh)
@@ -336,7 +337,7 @@ func TestObservesEachMemberOfEtcd(t *testing.T) {
 	controlPlane := func(name, address string) *corev1.Node {
 		n := node(name, address)
 		n.Labels[controlPlaneLabel] = ""
-		// It says nothing about members that are no static pods.
+		// The report says nothing about members that are not static pods.
 		return reported(t, n, r, rotation.File{Name: "pki/etcd/ca.crt", Trusts: &rotation.Trusted{Old: true, New: true}})
 	}
 	pod := func(on, component string, command, args []string) corev1.Pod {
@@ -412,7 +413,7 @@ func TestObservesEachMemberOfEtcd(t *testing.T) {
 	}
 }
 
-// TestOnlyReportsOfThePresentStageCount catches a report from before an abort that stands in for a handshake.
+// TestOnlyReportsOfThePresentStageCount catches an observer that uses a report from before an abort in place of a handshake.
 func TestOnlyReportsOfThePresentStageCount(t *testing.T) {
 	r := begun(t, rotation.Trust, certtest.CA(t, "old"), certtest.CA(t, "new"))
 	for name, change := range map[string]func(*rotation.Rotation){
@@ -431,8 +432,8 @@ func TestOnlyReportsOfThePresentStageCount(t *testing.T) {
 	}
 }
 
-// TestNamesAddOnsWithTheOldCA catches a kube-proxy or CoreDNS that loses the API server in stage finish, because it read its
-// CAs before they changed.
+// TestNamesAddOnsWithTheOldCA catches a kube-proxy or CoreDNS that can no longer connect to the API server in stage finish,
+// because it has not re-read its CAs.
 func TestNamesAddOnsWithTheOldCA(t *testing.T) {
 	old, fresh := certtest.CA(t, "kubernetes"), certtest.CA(t, "kubernetes 2")
 	changed := metav1.NewTime(time.Now().Add(-time.Minute).Truncate(time.Second))
@@ -482,7 +483,7 @@ func TestNamesAddOnsWithTheOldCA(t *testing.T) {
 		want     []string
 	}{
 		{rotation.Trust, false, all},
-		{rotation.Switch, false, []string{isOff}}, // only the order of the CAs changed
+		{rotation.Switch, false, []string{isOff}}, // only the order of the CAs has changed
 		{rotation.Finish, false, nil},             // kube-root-ca.crt has not changed yet, so a restart would be too early
 		{rotation.Switch, true, all},
 		{rotation.Trust, true, []string{isOff}},

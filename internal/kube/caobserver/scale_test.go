@@ -10,7 +10,8 @@ import (
 	"github.com/kubejoin/kubejoin/signer/rotation"
 )
 
-// fleet returns an Observer of a cluster with nodes, whose kubelets are a few servers, and as many namespaces.
+// fleet returns an Observer of a cluster with this number of nodes and of namespaces. The kubelets of all nodes are a
+// few servers.
 func fleet(t testing.TB, nodes int) (*Observer, *apiServer, rotation.Rotation) {
 	t.Helper()
 	old, fresh := certtest.CA(t, "old"), certtest.CA(t, "new")
@@ -56,7 +57,7 @@ func TestListsArePaged(t *testing.T) {
 	}
 }
 
-// BenchmarkObserve10000Nodes includes the other side of 10,000 handshakes.
+// BenchmarkObserve10000Nodes includes the server side of 10,000 handshakes.
 func BenchmarkObserve10000Nodes(b *testing.B) {
 	o, _, r := fleet(b, 10_000)
 	for b.Loop() {

@@ -93,7 +93,7 @@ kubejoin_ca_rotation_certificates{ca="cluster",from="old",kind="kubelet"} 1
 	current = r
 	run()
 	expect(1, both, "cluster trust")
-	run() // observed a moment ago
+	run() // no observation: the last one was a moment ago
 	expect(1, both, "cluster trust")
 	current.Stage, current.Since = rotation.Switch, time.Now()
 	run()
@@ -103,15 +103,15 @@ kubejoin_ca_rotation_certificates{ca="cluster",from="old",kind="kubelet"} 1
 		t.Errorf("got %v", err)
 	}
 	broken = nil
-	run() // at once, because the last one failed
+	run() // an observation at once, because the last one failed
 	expect(4, both, "cluster switch")
 	current.Ended = time.Now()
 	run()
 	expect(4, "", "")
 }
 
-// TestWatchReportsEachChangeOnce catches a change that nobody hears of after a failure, and a leader that reports at each start
-// what happened long ago.
+// TestWatchReportsEachChangeOnce catches a change that is never reported after a failure, and a leader that reports an old
+// change at each start.
 func TestWatchReportsEachChangeOnce(t *testing.T) {
 	r := begun(t, rotation.Trust, certtest.CA(t, "old"), certtest.CA(t, "new"))
 	synctest.Test(t, func(t *testing.T) {

@@ -50,7 +50,8 @@ func words(all []failedwrites.Write) string {
 
 const secret = "/api/v1/namespaces/kube-system/secrets/bootstrap-token-abcdef"
 
-// Catches a failure that is lost or stays after a success, and a result of another kind of request that counts as one.
+// Catches a failure that is lost or stays after a success, and a result of another kind of request that is recorded as
+// a failed write.
 func TestKeepsLastFailedWriteOfEachKind(t *testing.T) {
 	var binary bytes.Buffer
 	must.OK(t, protobuf.NewSerializer(scheme.Scheme, scheme.Scheme).Encode(&metav1.Status{
@@ -95,7 +96,7 @@ func TestKeepsLastFailedWriteOfEachKind(t *testing.T) {
 	}
 }
 
-// Requests fail one by one. Catches memory and a Lease that grow with their number.
+// Many requests fail. Catches memory and a Lease that grow with their number.
 func TestKeepsFewFailures(t *testing.T) {
 	var l failedwrites.Log
 	for i := range 100 {

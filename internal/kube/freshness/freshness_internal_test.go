@@ -13,13 +13,13 @@ import (
 	"github.com/kubejoin/kubejoin/tokens"
 )
 
-// A prover is a Freshness whose proofs begin at the second read, and succeed unless the test sets err or lost.
+// A prover is a Freshness whose proofs start at the second read. They succeed unless the test sets err or lost.
 type prover struct {
 	Freshness
 	began int
 	takes time.Duration
 	err   error
-	hang  chan struct{} // a proof waits for it
+	hang  chan struct{} // a proof waits until it is closed
 	lost  map[string]bool
 	buf   bytes.Buffer
 }
@@ -46,7 +46,7 @@ func (p *prover) read(name, version string) bool {
 	return p.Proves(name, version)
 }
 
-// want reads an entry a few times, so that a proof begins if none is valid, and checks whether it is proven then.
+// want reads an entry a few times, so that a proof starts if none is valid. It then checks whether the entry is proven.
 func (p *prover) want(t *testing.T, what string, want bool) {
 	t.Helper()
 	p.read("a", "1")
@@ -175,13 +175,13 @@ func TestFreshness(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				test(t, newProver())
-				time.Sleep(time.Minute) // ends a proof that is slow
+				time.Sleep(time.Minute) // lets a slow proof end
 			})
 		})
 	}
 }
 
-// A wall clock that goes back may hide how long a paused machine stood still.
+// If the wall clock is set back, it may hide how long a machine was paused.
 func TestRecentNeedsBothClocks(t *testing.T) {
 	since := time.Now()
 	for after, want := range map[time.Duration]bool{0: true, tokens.MaxAge - 1: true, tokens.MaxAge: false, -time.Second: false} {

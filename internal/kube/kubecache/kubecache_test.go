@@ -42,7 +42,7 @@ type source struct {
 	hangs   bool  // whether Watch hangs
 	lists   int
 	watches []metav1.ListOptions
-	w       *watch.FakeWatcher // of the last request to watch
+	w       *watch.FakeWatcher // watcher of the last request to watch
 }
 
 func (s *source) List(context.Context, metav1.ListOptions) (*corev1.ConfigMapList, error) {
@@ -84,7 +84,7 @@ type cache struct {
 	log     bytes.Buffer
 }
 
-// open returns a cache after its first list. streamed selects how the API server sends it.
+// open returns a cache after its first list. streamed selects whether the API server streams the list.
 func open(t *testing.T, streamed bool, items ...*corev1.ConfigMap) *cache {
 	t.Helper()
 	c := &cache{source: &source{items: items}}
@@ -100,7 +100,7 @@ func open(t *testing.T, streamed bool, items ...*corev1.ConfigMap) *cache {
 }
 
 func (c *cache) open(t *testing.T, streamed bool) {
-	var client any // one that supports streamed lists
+	var client any // a client that supports streamed lists
 	if !streamed {
 		client = fake.NewClientset()
 	}
@@ -145,7 +145,7 @@ func end() *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "100", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}
 }
 
-// want checks the values of all objects, and those of some groups.
+// want checks the values of all objects, and the values of some groups.
 func (c *cache) want(t *testing.T, all []string, groups map[string][]string) {
 	t.Helper()
 	synctest.Wait()
@@ -197,7 +197,7 @@ func TestFillsAndFollows(t *testing.T) {
 	})
 }
 
-// An entry has the version and the error of its object. A caller may wait for a version that it has written.
+// An entry must have the version and the decode error of its object. A caller may wait for a version that it has written.
 func TestEntryHasVersionAndError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, false, object("a", "1", "x"), object("b", "2", "malformed"))
@@ -226,8 +226,8 @@ func TestEntryHasVersionAndError(t *testing.T) {
 	})
 }
 
-// The reflector keeps what it receives until a streamed list is complete. Catches a cache that decodes only afterwards:
-// the whole objects of a large cluster need gigabytes.
+// The reflector keeps received objects until a streamed list is complete. Catches a cache that decodes only then,
+// because whole objects of a large cluster need gigabytes.
 func TestDecodesStreamedListAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &cache{source: &source{}}
@@ -251,7 +251,7 @@ func TestDecodesStreamedListAtOnce(t *testing.T) {
 	})
 }
 
-// A reader that sees a version of an object must see all earlier changes, also after another list. Catches a cache that
+// A reader that sees a version of an object must see all earlier changes, even after another list. Catches a cache that
 // replaces its entries one by one.
 func TestListReplacesAllEntriesAtOnce(t *testing.T) {
 	bothLists(t, func(t *testing.T, streamed bool) {
@@ -273,7 +273,7 @@ func TestListReplacesAllEntriesAtOnce(t *testing.T) {
 		if !streamed {
 			client = fake.NewClientset()
 		}
-		s.mu.Lock() // until c is set
+		s.mu.Lock() // released when c is set
 		c = kubecache.Open(t.Context(), client, s, "", kubecache.Config[*corev1.ConfigMap, string]{
 			What: "objects",
 			Decode: func(m *corev1.ConfigMap) (string, error) {
@@ -345,7 +345,7 @@ func TestListsAgain(t *testing.T) {
 	})
 }
 
-// A fake client may leave the resourceVersion empty. Catches a cache that takes all versions of an object for one.
+// A fake client may leave the resourceVersion empty. Catches a cache that treats all versions of an object as the same version.
 func TestSeesChangesOfObjectsWithoutVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, false, object("a", "", "x"))
@@ -354,7 +354,7 @@ func TestSeesChangesOfObjectsWithoutVersion(t *testing.T) {
 	})
 }
 
-// A failed list is retried, and reads say why they wait.
+// The cache must retry a failed list, and errors of reads must say why they waited.
 func TestRetriesFailedList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &cache{source: &source{err: apierrors.NewForbidden(schema.GroupResource{Resource: "objects"}, "", errors.New("not you"))}}
@@ -376,7 +376,7 @@ func TestRetriesFailedList(t *testing.T) {
 	})
 }
 
-// An outage is logged once, and its end once.
+// The cache must log an outage once, and its end once.
 func TestLogsOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &cache{source: &source{err: apierrors.NewServiceUnavailable("starting")}}
@@ -391,8 +391,8 @@ func TestLogsOutage(t *testing.T) {
 	})
 }
 
-// A watch that ends after its time continues where it ended, without another list. The log has no warning about a watch
-// that has only ended or expired.
+// A watch that ends after its timeout must continue where it ended, without another list. The log must have no warning
+// about a watch that has only ended or expired.
 func TestRestartsEndedWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, false, object("a", "1", "x"))
@@ -418,7 +418,7 @@ func TestRestartsEndedWatch(t *testing.T) {
 	})
 }
 
-// A hint comes after the change is in the cache. Changes for which Same returns true send none.
+// A hint must arrive only after the change is in the cache. Changes for which Same returns true send none.
 func TestHints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, false, object("a", "1", "x"), object("b", "1", "malformed"))
@@ -454,13 +454,13 @@ func TestHints(t *testing.T) {
 	})
 }
 
-// A canceled read fails, even if the cache is filled. Peek still works after the end of the watch.
+// A canceled read must fail, even if the cache is filled. Peek must still work after the watch has ended.
 func TestReadsFailAfterEndOfContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := open(t, false, object("a", "1", "x"))
 		ctx, stop := context.WithCancel(t.Context())
 		stop()
-		for range 100 { // select chooses between two ready channels at random
+		for range 100 { // repeat, because select chooses randomly between two ready channels
 			_, getErr := c.Get(ctx, "a")
 			_, listErr := c.List(ctx)
 			_, groupErr := c.Grouped(ctx, "x")
@@ -519,7 +519,7 @@ func TestEndOfContextIsNoFailure(t *testing.T) {
 	})
 }
 
-// Catches a cache that inserts the objects of a list one by one into a sorted list: with 100,000, that takes minutes.
+// Catches a cache that inserts the objects of a list one by one into a sorted list. With 100,000 objects, this takes minutes.
 func BenchmarkList(b *testing.B) {
 	client := fake.NewClientset()
 	for _, n := range []int{1_000, 100_000} {

@@ -6,7 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// The reflector logs such an error. Catches a panic, or a cache that silently lacks objects.
+// For an object of another type, the store must return an error, which the reflector logs. Catches a panic, or a
+// cache that silently lacks objects.
 func TestRefusesObjectsOfOtherTypes(t *testing.T) {
 	s := store[*corev1.ConfigMap, string]{&Cache[*corev1.ConfigMap, string]{config: Config[*corev1.ConfigMap, string]{What: "objects"}, filled: make(chan struct{})}}
 	for name, call := range map[string]func() error{
@@ -24,7 +25,7 @@ func TestRefusesObjectsOfOtherTypes(t *testing.T) {
 	}
 }
 
-// Groups come and go with each node. Catches an index that keeps the empty ones.
+// Each node adds and removes groups. Catches an index that keeps empty groups.
 func TestDropsEmptyGroups(t *testing.T) {
 	x := index[string]{groupsOf: func(text string) []string { return []string{text} }}
 	x.put(&Entry[string]{Name: "a", Value: "x"})

@@ -21,12 +21,12 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 )
 
-// The times in the Lease come from the clock of another machine, so only changes of the Lease count.
+// The times in the Lease come from the clock of another machine, so leadership must use only changes of the Lease.
 func TestSeesLeaderWhileLeaseChanges(t *testing.T) {
 	type seen struct {
 		at     time.Duration
 		holder string
-		raw    string // empty: written by this replica
+		raw    string // empty if this replica wrote the Lease
 	}
 	const s = time.Second
 	for _, test := range []struct {
@@ -83,7 +83,7 @@ func TestStandbySeesWhetherAnotherReplicaLeads(t *testing.T) {
 				Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &lasts, RenewTime: &past, AcquireTime: &past},
 			}, metav1.CreateOptions{}))(t)
 			onlooker := elect(t, onlooking, "left")
-			onlooker.await(t, true) // it may be renewed yet
+			onlooker.await(t, true) // the Lease may still be renewed
 			onlooker.await(t, false)
 		})
 	})
@@ -108,7 +108,7 @@ func TestStandbySeesWhetherAnotherReplicaLeads(t *testing.T) {
 	})
 }
 
-// An elected is a participant in an Election until stop.
+// An elected takes part in an Election until stop is called.
 type elected struct {
 	*Election
 	stop func()
@@ -168,7 +168,7 @@ func ago(d time.Duration) *time.Time {
 	return &at
 }
 
-// Catches annotations that the Lease does not get, that stay when they are empty, or that replace those of others.
+// Catches annotations that are not written to the Lease, stay although they are empty, or replace annotations of others.
 func TestRenewalSetsAnnotations(t *testing.T) {
 	value := "failed"
 	client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "l", Annotations: map[string]string{"other": "stays"}}})

@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// TestCachesFillFromFakeClient catches a cache that never fills in the tests of an importer: it requests a streamed list,
-// which the fake client of client-go does not send.
+// TestCachesFillFromFakeClient catches a cache that never fills in the tests of an importer, because it requests a
+// streamed list. The fake client of client-go does not stream lists.
 func TestCachesFillFromFakeClient(t *testing.T) {
 	for name, read := range map[string]func(context.Context, kubernetes.Interface) error{
 		"cluster-info": func(ctx context.Context, client kubernetes.Interface) error {

@@ -126,7 +126,7 @@ func TestTrusted(t *testing.T) {
 	newCA := func() *signer.CA {
 		return must.Value(signer.GenerateCA("kubernetes", time.Now(), 24*time.Hour))(t)
 	}
-	ca, other := newCA(), newCA() // with the same name
+	ca, other := newCA(), newCA() // two CAs with the same name
 	for _, test := range []struct {
 		name string
 		cas  []*x509.Certificate

@@ -1,5 +1,5 @@
-// Package apitest makes clients of an API server that a test plays. Unlike the fake clientset of client-go, these clients
-// encode, send, retry and decode as in production. There is no network.
+// Package apitest creates clients of an API server that a test implements. Unlike the fake clientset of client-go, these
+// clients encode, send, retry and decode as in production. There is no network.
 package apitest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Client returns a client whose requests api answers.
+// Client returns a client whose requests are handled by api.
 func Client(t testing.TB, api http.HandlerFunc) kubernetes.Interface {
 	t.Helper()
 	return must.Value(kubernetes.NewForConfig(&rest.Config{Host: "http://api", QPS: -1, Transport: transport(api)}))(t)
@@ -51,7 +51,7 @@ func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// Tunnel returns a proxy that connects each client to an address, whatever host the client requested.
+// Tunnel returns a proxy that connects each client to address, whatever host the client requested.
 func Tunnel(address string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		to, err := net.Dial("tcp", address)
@@ -65,7 +65,8 @@ func Tunnel(address string) http.HandlerFunc {
 			_ = to.Close()
 			return
 		}
-		go func() { _, _ = io.Copy(to, received); _ = to.Close() }() // the server may have read the first bytes
+		// Use the buffered reader: the server may have read the first bytes.
+		go func() { _, _ = io.Copy(to, received); _ = to.Close() }()
 		_, _ = io.Copy(from, to)
 		_ = from.Close()
 	}

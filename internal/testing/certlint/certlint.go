@@ -1,5 +1,4 @@
-// Package certlint checks the certificates that kubejoin issued against the RFCs, with zlint and openssl. Only tests
-// use it.
+// Package certlint checks with zlint and openssl that issued certificates comply with the RFCs. Only tests use it.
 package certlint
 
 import (
@@ -16,17 +15,17 @@ import (
 	"github.com/zmap/zlint/v3/lint"
 )
 
-// rfcs has the lints for RFCs. It leaves out the rules of browsers for public CAs, which do not apply to a cluster CA.
+// rfcs returns the lints for RFCs. It excludes the browsers' rules for public CAs, which do not apply to a cluster CA.
 var rfcs = sync.OnceValues(func() (lint.Registry, error) {
 	return lint.GlobalRegistry().Filter(lint.FilterOptions{IncludeSources: lint.SourceList{
 		lint.RFC3279, lint.RFC5280, lint.RFC5480, lint.RFC5891, lint.RFC6960, lint.RFC6962, lint.RFC8813,
 	}})
 })
 
-// leastLints is the minimum number of lints. With an empty registry every certificate would pass.
+// leastLints is the minimum number of lints, because every certificate would pass with an empty registry.
 const leastLints = 100
 
-// except has the lints that Kubernetes certificates fail, with the condition under which that is allowed.
+// except maps lints that Kubernetes certificates may fail to the condition under which failing is allowed.
 var except = map[string]func(*x509.Certificate) bool{
 	// RFC 5280, section 4.2.1.12, allows digital signature and key agreement for client auth. Kubernetes also
 	// allows key encipherment, and kubelets with RSA keys request it.
@@ -37,8 +36,8 @@ var except = map[string]func(*x509.Certificate) bool{
 	// older kubelets request it. The signer issues the requested usages.
 	"e_ecdsa_allowed_ku":    encipherment,
 	"n_ecdsa_ee_invalid_ku": encipherment,
-	// RFC 5280, appendix A.1, limits common names to 64 characters. A node's is system:node:NAME, with a NAME of
-	// up to 253 characters, and kube-apiserver reads the node name only there.
+	// RFC 5280, appendix A.1, limits common names to 64 characters. A node's common name is system:node:NAME, with a
+	// NAME of up to 253 characters. kube-apiserver reads the node name only there.
 	"e_subject_common_name_max_length": func(c *x509.Certificate) bool { return len(c.Subject.CommonName) > 64 },
 }
 
@@ -100,7 +99,7 @@ func (l *Log) Append(_ context.Context, e issuance.Entry) error {
 	return nil
 }
 
-// Findings returns the number of issued certificates, and what is wrong with them.
+// Findings returns the number of issued certificates, and the defects that were found.
 func (l *Log) Findings() (issued int, findings []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -20,11 +20,11 @@ import (
 	"github.com/kubejoin/kubejoin/signer/issuance"
 )
 
-// Records is a folder with the issuance records of many processes and the CA certificates that they signed with.
+// Records is a folder with the issuance records of many processes, and the certificates of their CAs.
 type Records string
 
-// Flag returns a flag for another 'kubejoin serve', with its CA in caFiles. keepCA copies the CA certificates. Call it
-// while the process runs, and again after it ended but before the files are removed.
+// Flag returns a flag for another 'kubejoin serve' whose CA is in caFiles. keepCA copies the CA certificates. Call
+// keepCA while the process runs, and again after the process has ended but before the files are removed.
 func (r Records) Flag(caFiles ...string) (flag string, keepCA func() error) {
 	name := filepath.Join(string(r), rand.Text())
 	return "--issuance-record=" + name + recordSuffix, func() error {
@@ -68,8 +68,7 @@ func certificatesOf(data []byte) (certificates []byte) {
 	return certificates
 }
 
-// Check checks every certificate of the records with zlint and openssl. It returns their number and what is wrong with
-// them.
+// Check checks every certificate of the records with zlint and openssl. It returns their number and the defects that it found.
 func (r Records) Check(ctx context.Context) (issued int, findings []string, err error) {
 	files, err := filepath.Glob(filepath.Join(string(r), "*"+recordSuffix))
 	if err != nil {
@@ -169,7 +168,7 @@ func openssl(ctx context.Context, ca string, certificates [][]byte) (findings []
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	// -partial_chain: an intermediate CA is a trust anchor. -no_check_time: some certificates have expired since.
+	// -partial_chain: an intermediate CA is a trust anchor. -no_check_time: some certificates have expired by now.
 	verify := []string{"verify", "-x509_strict", "-partial_chain", "-no_check_time", "-check_ss_sig", "-purpose", "any", "-CAfile", ca}
 	var files []string
 	for i, der := range certificates {

@@ -1,4 +1,4 @@
-// Package certtest makes certificates for tests.
+// Package certtest creates certificates for tests.
 package certtest
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/must"
 )
 
-// Issue returns a certificate with a new key, and sets its Leaf. With a nil issuer it is self-signed. If
-// they are unset, Issue fills in the serial number, and a validity from a minute ago to an hour from now.
+// Issue returns a certificate with a new key, and sets its Leaf. If issuer is nil, the certificate is self-signed. If
+// the template lacks them, Issue sets a serial number, and a validity from a minute ago to an hour from now.
 func Issue(t testing.TB, template *x509.Certificate, issuer *tls.Certificate) *tls.Certificate {
 	t.Helper()
 	if template.SerialNumber == nil {
@@ -49,7 +49,7 @@ func Serving(t testing.TB, ca *tls.Certificate, ip string) tls.Certificate {
 	return ServingFrom(t, ca, ip, time.Now().Add(-time.Minute))
 }
 
-// ServingFrom is [Serving] with a validity of one hour from begin.
+// ServingFrom is like [Serving], with a validity of one hour from begin.
 func ServingFrom(t testing.TB, ca *tls.Certificate, ip string, begin time.Time) tls.Certificate {
 	t.Helper()
 	return *Issue(t, &x509.Certificate{
@@ -58,7 +58,7 @@ func ServingFrom(t testing.TB, ca *tls.Certificate, ip string, begin time.Time) 
 	}, ca)
 }
 
-// Cross returns a certificate of the subject and the key of the CA fresh that the CA old signed.
+// Cross returns a cross certificate: the CA old has signed the subject and the key of the CA fresh.
 func Cross(t testing.TB, old, fresh *x509.Certificate, oldKey crypto.PrivateKey) *x509.Certificate {
 	t.Helper()
 	template := &x509.Certificate{

@@ -1,5 +1,5 @@
-// Package crafted makes certificate requests (PKCS #10, RFC 2986) that no honest program makes and that crypto/x509
-// cannot encode. Only tests use it.
+// Package crafted creates certificate requests (PKCS #10, RFC 2986) that no honest program creates, and that
+// crypto/x509 cannot encode. Only tests use it.
 package crafted
 
 import (
@@ -28,7 +28,7 @@ var (
 	Organization = asn1.ObjectIdentifier{2, 5, 4, 10}
 	Email        = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}
 	UserID       = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
-	// KubernetesUID is the attribute that kube-apiserver reads a user's UID from.
+	// KubernetesUID is the attribute from which kube-apiserver reads a user's UID.
 	KubernetesUID = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57683, 2}
 )
 
@@ -51,7 +51,7 @@ func Text(oid asn1.ObjectIdentifier, tag int, value string) Attribute {
 	return Attribute{oid, asn1.RawValue{Tag: tag, Bytes: content}}
 }
 
-// UTF8 is [Text] of a UTF8String.
+// UTF8 is like [Text], for a UTF8String.
 func UTF8(oid asn1.ObjectIdentifier, value string) Attribute {
 	return Text(oid, asn1.TagUTF8String, value)
 }
@@ -112,7 +112,8 @@ func BasicConstraints() pkix.Extension {
 	return pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}
 }
 
-// Request returns a request in DER, signed with key. subject is encoded as by [Subject]. Nil is the empty subject.
+// Request returns a request in DER, signed with key. subject is the result of [Subject] or [MultiValued]; nil means
+// the empty subject.
 func Request(key crypto.Signer, subject []byte, extensions ...pkix.Extension) ([]byte, error) {
 	if subject == nil {
 		subject = Subject()
@@ -125,8 +126,8 @@ func PEM(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// RSA returns a request in DER with an RSA public key of that many bits. There is no private key, and the signature is
-// invalid.
+// RSA returns a request in DER with an RSA public key of this number of bits. There is no private key, and the
+// signature is invalid.
 func RSA(bits int, subject []byte) []byte {
 	modulus := new(big.Int).SetBit(new(big.Int).Lsh(big.NewInt(1), uint(bits-1)), 0, 1)
 	null := asn1.RawValue{Tag: asn1.TagNull}
@@ -139,14 +140,13 @@ func RSA(bits int, subject []byte) []byte {
 		pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 1, 11}, Parameters: null}, bits/8, subject)
 }
 
-// MLDSA65 returns a request in DER with the sizes and the algorithm of ML-DSA-65 (RFC 9881). The key is not valid, and
-// neither is the signature.
+// MLDSA65 returns a request in DER with the sizes and the algorithm of ML-DSA-65 (RFC 9881). Key and signature are invalid.
 func MLDSA65(subject []byte) []byte {
 	mldsa65 := pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 18}}
 	return unsigned(mldsa65, bytes.Repeat([]byte{1}, 1952), mldsa65, 3309, subject)
 }
 
-// unsigned returns a request with an invalid signature of that many bytes.
+// unsigned returns a request with an invalid signature of this number of bytes.
 func unsigned(keyAlgorithm pkix.AlgorithmIdentifier, key []byte, signatureAlgorithm pkix.AlgorithmIdentifier, signature int, subject []byte) []byte {
 	type publicKey struct {
 		Algorithm pkix.AlgorithmIdentifier

@@ -1,4 +1,4 @@
-// Package csrtest makes keys and well-formed certificate requests (PKCS #10) for tests. Malformed ones are in
+// Package csrtest creates keys and well-formed certificate requests (PKCS #10) for tests. Malformed requests are in
 // internal/testing/hostile.
 package csrtest
 
@@ -18,7 +18,7 @@ import (
 	"github.com/kubejoin/kubejoin/signer/pkcs10"
 )
 
-// RSA2048 and RSA1024 return an RSA key of that size, the same at each call.
+// RSA2048 and RSA1024 return an RSA key of this size. Each call returns the same key.
 var (
 	RSA2048 = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 2048)) })
 	RSA1024 = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 1024)) })
@@ -31,19 +31,19 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// ECDSA makes a key on a curve.
+// ECDSA generates a key on a curve.
 func ECDSA(curve elliptic.Curve) crypto.Signer { return must(ecdsa.GenerateKey(curve, rand.Reader)) }
 
-// Ed25519 makes an Ed25519 key.
+// Ed25519 generates an Ed25519 key.
 func Ed25519() crypto.Signer {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	return must(key, err)
 }
 
-// NewKey makes a key on P-256.
+// NewKey generates a P-256 key.
 func NewKey() crypto.Signer { return ECDSA(elliptic.P256()) }
 
-// PEM makes a request. If key is nil, PEM makes a new one on P-256.
+// PEM creates a request in PEM. If key is nil, PEM generates a P-256 key.
 func PEM(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) []byte {
 	t.Helper()
 	if key == nil {
@@ -56,7 +56,7 @@ func PEM(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) []b
 	return pem.EncodeToMemory(&pem.Block{Type: pkcs10.BlockType, Bytes: der})
 }
 
-// New is [PEM], parsed.
+// New is like [PEM], but returns the parsed request.
 func New(t testing.TB, template *x509.CertificateRequest, key crypto.Signer) *x509.CertificateRequest {
 	t.Helper()
 	csr, err := pkcs10.Parse(PEM(t, template, key))

@@ -68,7 +68,7 @@ type Transport struct {
 	passed int
 }
 
-// Wrap is for rest.Config.Wrap.
+// Wrap is the argument for rest.Config.Wrap.
 func (t *Transport) Wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) { return t.roundTrip(next, r) })
 }
@@ -166,7 +166,7 @@ func (timeout) Error() string   { return "injected: timeout" }
 func (timeout) Timeout() bool   { return true }
 func (timeout) Temporary() bool { return true }
 
-// status returns an error response in the form of the API server's.
+// status returns an error response in the form of an API server.
 func status(r *http.Request, code int32, reason metav1.StatusReason, header http.Header) *http.Response {
 	body, err := json.Marshal(metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},

@@ -18,14 +18,14 @@ const usual = 2 * time.Millisecond
 // tries is how often [Prompt] runs a slow input before it fails the test.
 const tries = 5
 
-// unit is the reference work: parsing this JSON document. Most inputs are documents to parse, too.
+// unit is the reference work: parsing this JSON document. Most inputs are also documents to parse.
 var unit = []byte("[" + strings.Repeat(`{"name":"worker-1","values":[1,2.5,true,null,"\u00e4x"]},`, 4000) + "0]")
 
 // RunWithinLimit runs act, and fails the test if every one of several runs takes more than [Most] of processor time. The limit
-// grows with the time that this machine takes for a unit of work: it may be slow or busy, or run instrumented code.
+// grows with the time that this machine takes for a unit of work, because it may be slow or busy, or run instrumented code.
 func RunWithinLimit(t *testing.T, act func()) {
 	t.Helper()
-	runtime.LockOSThread() // processorTime is the time of a thread
+	runtime.LockOSThread() // processorTime returns the time of one thread
 	defer runtime.UnlockOSThread()
 	least, leastUnit := time.Duration(1<<63-1), time.Duration(1<<63-1)
 	var most time.Duration
@@ -42,7 +42,7 @@ func RunWithinLimit(t *testing.T, act func()) {
 	t.Errorf("this input took %s in the shortest of %d tries, %s allowed, since a unit of work took %s", least, tries, most, leastUnit)
 }
 
-// scaled returns the limit on a machine that takes that long for a unit of work.
+// scaled returns the limit on a machine on which a unit of work takes this time.
 func scaled(unit time.Duration) time.Duration {
 	return time.Duration(float64(Limit) * max(1, float64(unit)/float64(usual)))
 }

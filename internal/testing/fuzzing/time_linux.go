@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// processorTime returns the processor time of this thread, so that other programs do not count. Getrusage would be too
-// coarse: it counts ticks.
+// processorTime returns the processor time of this thread, which excludes other programs. Getrusage would be too
+// coarse, because it counts ticks.
 func processorTime() time.Duration {
 	const thread = 3 // CLOCK_THREAD_CPUTIME_ID
 	var used syscall.Timespec

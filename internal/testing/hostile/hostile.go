@@ -1,5 +1,5 @@
-// Package hostile has certificate requests that kubejoin must refuse, each with a part of the expected error. Only
-// tests use it.
+// Package hostile contains certificate requests that kubejoin must refuse, each with a part of the expected error.
+// Only tests use it.
 package hostile
 
 import (
@@ -19,7 +19,7 @@ import (
 	certificates "k8s.io/api/certificates/v1"
 )
 
-// CustomSigner is the name of a signer that adds no check of its own. The test configures it.
+// CustomSigner is the name of a signer without additional checks. The test configures it.
 const CustomSigner = "example.com/etcd-peer"
 
 // A Case is a request that must never get a certificate, even if someone approves it.
@@ -28,7 +28,7 @@ type Case struct {
 	Signer   string
 	PEM      []byte
 	Usages   []certificates.KeyUsage
-	Duration time.Duration // zero: no duration requested
+	Duration time.Duration // zero means that no duration is requested
 	Want     string        // part of the refusal
 }
 

@@ -1,4 +1,4 @@
-// Package logs has a buffer that a test reads while the goroutines under test log to it. Only tests use it.
+// Package logs provides a buffer that a test can read while goroutines log to it. Only tests use it.
 package logs
 
 import (
@@ -19,14 +19,14 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-// String returns what was written since the last Reset.
+// String returns the text that was written since the last Reset.
 func (b *Buffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.b.String()
 }
 
-// Reset makes b empty.
+// Reset empties b.
 func (b *Buffer) Reset() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

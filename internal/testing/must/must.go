@@ -1,4 +1,4 @@
-// Package must is for the setup of tests, where an error is a defect of the test.
+// Package must ends a test if its setup fails: an error there is a defect of the test.
 package must
 
 import "testing"

@@ -1,4 +1,4 @@
-// Package need skips tests where a program or a right is missing, in the words that test/suite reads.
+// Package need skips a test if a program or a right is missing, with a message that test/suite recognizes.
 package need
 
 import (
@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// A Program is something that tests run besides Go, make and git.
+// A Program is a program that tests run, in addition to Go, make and git.
 type Program struct {
-	Debian string // packages of Debian that have it
-	For    string // what is not tested without it
+	Debian string // Debian packages that contain it
+	For    string // what remains untested without it
 }
 
-// Known has all programs that tests need.
+// Known lists all programs that tests need.
 var Known = map[string]Program{
 	"bash":            {"bash", "join script in this shell, blocks of the docs"},
 	"busybox":         {"busybox", "join script in this shell"},
@@ -55,7 +55,7 @@ const MissingPrograms = "KUBEJOIN_TEST_MISSING"
 // Missing is the reason to skip a test that needs these programs; empty if this machine has them.
 func Missing(names ...string) string {
 	var missing []string
-	_ = os.Getenv(MissingPrograms) // so that Go's cache has another result once a program is installed
+	_ = os.Getenv(MissingPrograms) // makes Go's test cache depend on the variable, which changes once a program is installed
 	for _, name := range names {
 		if _, known := Known[name]; !known {
 			panic("need.Known lacks the program " + name)
@@ -78,10 +78,10 @@ func Root(t testing.TB) {
 	}
 }
 
-// LeftToE2E is the reason why 'make test' skips a test that 'make e2e' runs.
+// LeftToE2E is the reason in 'make test' to skip a test that 'make e2e' runs.
 const LeftToE2E = "'make e2e' runs it"
 
-// Long skips a test that needs Kubernetes or etcd, or takes long, with -short: 'make test' leaves it to 'make e2e'.
+// Long skips a test with -short, because it needs Kubernetes or etcd, or takes long. 'make e2e' runs it instead of 'make test'.
 func Long(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -89,7 +89,7 @@ func Long(t testing.TB) {
 	}
 }
 
-// A skipper is a test, or a script of one.
+// A skipper is a test, or a testscript.
 type skipper interface {
 	Skip(...any)
 	Fatal(...any)

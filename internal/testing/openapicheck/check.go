@@ -60,7 +60,7 @@ func (d *Document) Check(x Exchange) Result {
 			candidates = []*response{r}
 		}
 	}
-	// Operations of a feature that a server does not have return its general 404.
+	// If a server lacks a feature, the feature's operations return the general 404.
 	if len(candidates) == 0 || x.Status == http.StatusNotFound {
 		candidates = append(candidates, d.elsewhere[x.Status]...)
 	}
@@ -79,7 +79,7 @@ func (d *Document) Check(x Exchange) Result {
 		return f
 	}
 	var errs []error
-	for _, r := range candidates { // one must match
+	for _, r := range candidates { // at least one must match
 		err := r.check(x, media)
 		if err == nil {
 			errs = nil

@@ -93,7 +93,7 @@ func TestCheck(t *testing.T) {
 		name, method, path, sent string
 		status                   int
 		header                   []string // in addition to the headers of all responses
-		without                  string   // one of these
+		without                  string   // removes one of these headers
 		media, body              string
 		operation, wrong         string
 	}{
@@ -174,7 +174,7 @@ func or(s, other string) string {
 	return s
 }
 
-// Large responses must reach the client complete. Only some of them are checked.
+// Large responses must reach the client completely. The handler checks only some of them.
 func TestLargeAnswers(t *testing.T) {
 	d := parse(t)
 	body := `{"name":"` + strings.Repeat("a", 300<<10) + `","size":1}`
@@ -196,7 +196,7 @@ func TestLargeAnswers(t *testing.T) {
 			t.Fatal("the client gets something else")
 		}
 	}
-	if wrong != 5 { // 1, 2, 3, 50, 100
+	if wrong != 5 { // responses 1, 2, 3, 50 and 100
 		t.Errorf("%d of 100 large answers were looked at, want 5", wrong)
 	}
 }

@@ -197,8 +197,8 @@ func (d *Document) resolved(v any) map[string]any {
 	return said
 }
 
-// find returns the operation of a request, or nil. HEAD is the operation GET. A path that the description has literally
-// matches no path template.
+// find returns the operation of a request, or nil. For HEAD, it returns the operation of GET. A literal path of the
+// description takes precedence over path templates.
 func (d *Document) find(method, escaped string) *Operation {
 	if method == http.MethodHead {
 		method = http.MethodGet

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// Only some responses of more than large bytes are checked, for example a cluster-info of megabytes: the first
-// largeFirst of each path, and then every largeEvery-th.
+// The handler checks only some responses of more than large bytes, for example a cluster-info of megabytes: the first
+// largeFirst responses of each path, and then every largeEvery-th.
 const (
 	large      = 256 << 10
 	largeFirst = 3
@@ -61,7 +61,7 @@ type recorder struct {
 	asked   bool // keepLarge was called
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap lets http.ResponseController find the original writer.
 func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *recorder) WriteHeader(status int) {

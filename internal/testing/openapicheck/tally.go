@@ -23,7 +23,7 @@ type Tally struct {
 	more  int
 }
 
-// mostWrong is how many wrong findings are kept as text. The others are only counted.
+// mostWrong is how many wrong findings a Tally keeps as text. It only counts the others.
 const mostWrong = 30
 
 // Add counts a finding.
@@ -47,7 +47,7 @@ func (t *Tally) Add(f Result) {
 	}
 }
 
-// AddFile adds the findings that processes appended to a file. A missing file is empty.
+// AddFile adds the findings that processes appended to a file. It treats a missing file as empty.
 func (t *Tally) AddFile(path string) error {
 	content, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,8 +67,8 @@ func (t *Tally) AddFile(path string) error {
 	return lines.Err()
 }
 
-// Append returns a function that appends findings to a file. It writes each line at once, so that many processes can
-// append to the same file.
+// Append returns a function that appends findings to a file. It writes each line in one call, so that many processes
+// can append to the same file.
 func Append(path string) (func(Result), error) {
 	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
 	if err != nil {
@@ -80,7 +80,7 @@ func Append(path string) (func(Result), error) {
 			_, err = file.Write(append(line, '\n'))
 		}
 		if err != nil {
-			panic(err) // a finding that is lost would count as a success
+			panic(err) // a lost finding would look like success
 		}
 	}, nil
 }

@@ -1,5 +1,5 @@
 // Package rotationtest is the conformance suite for implementations of [rotation.Store] and [rotation.Keys]. Every
-// implementation should call [Run] in a test. [Memory] is one for tests of what uses them.
+// implementation should call [Run] in a test. [Memory] is an implementation for tests of their callers.
 package rotationtest
 
 import (
@@ -32,7 +32,7 @@ type Backend interface {
 }
 
 // Run runs the suite. Each test calls open once. open must return an empty backend that stays usable until the test ends.
-// cas are the CAs that it stores.
+// cas are the CAs whose rotations it stores.
 func Run(t *testing.T, cas []rotation.CA, open func(t *testing.T) Backend) {
 	for _, test := range []struct {
 		name string
@@ -63,7 +63,7 @@ func New(t testing.TB, ca rotation.CA) rotation.Rotation {
 	return must.Value(rotation.New(ca, []*x509.Certificate{old.Leaf}, []*x509.Certificate{fresh.Leaf}, cross, time.Now()))(t)
 }
 
-// Cross returns the cross certificate of a CA by another one.
+// Cross returns a cross certificate: the CA old has signed the key of the CA fresh.
 func Cross(t testing.TB, old *tls.Certificate, fresh *x509.Certificate) *x509.Certificate {
 	t.Helper()
 	template := *fresh
@@ -118,7 +118,7 @@ func testConflict(t *testing.T, ca rotation.CA, s Backend) {
 	}
 }
 
-// testPutAtOnce catches a write that is lost because another one was made at the same time.
+// testPutAtOnce catches a write that is lost because of a concurrent write.
 func testPutAtOnce(t *testing.T, ca rotation.CA, s Backend) {
 	_, version := get(t, s, ca)
 	const writers = 6
@@ -216,8 +216,8 @@ func testIndependent(t *testing.T, cas []rotation.CA, s Backend) {
 
 // Memory is a Backend in memory. The zero Memory is empty. It may be used concurrently.
 type Memory struct {
-	// Before is called before each write with its method, and can make it fail; nil does nothing. After is called when
-	// the write took effect, and can make its response fail.
+	// Memory calls Before before each write, with the method; its error fails the write. Memory calls After when the
+	// write has taken effect; its error fails only the response. Both may be nil.
 	Before, After func(method string) error
 
 	mu     sync.Mutex
@@ -227,7 +227,7 @@ type Memory struct {
 
 var _ Backend = (*Memory)(nil)
 
-// write makes one write.
+// write runs one write with Before and After.
 func (m *Memory) write(ctx context.Context, method string, change func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -317,7 +317,7 @@ func (m *Memory) Key(r rotation.Rotation) crypto.Signer {
 	return m.keys[r.CA][r.ID]
 }
 
-// PEM returns a certificate as a rotation has it.
+// PEM returns a certificate in the form that a rotation stores.
 func PEM(c *x509.Certificate) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw}))
 }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Most is the longest wait. It is long enough for a busy machine, and only a test that fails lasts as long.
+// Most is the longest wait. It is long enough for a busy machine, and only a failing test waits that long.
 const Most = 3 * time.Minute
 
 // Until calls met until it returns true, and ends the test after [Most]. what names what must become true.
@@ -28,7 +28,7 @@ func OK(t testing.TB, what string, check func() error) {
 	For(t, Most, what, check)
 }
 
-// For is [OK] with another limit.
+// For is like [OK], with another limit.
 func For(t testing.TB, most time.Duration, what string, check func() error) {
 	t.Helper()
 	if err := Poll(most, check); err != nil {
@@ -49,7 +49,7 @@ func Poll(most time.Duration, check func() error) error {
 		if time.Since(start) > most {
 			return fmt.Errorf("not after %s: %w", most, err)
 		}
-		time.Sleep(max(pause, min(time.Since(began), time.Second))) // leaves time to what it waits for
+		time.Sleep(max(pause, min(time.Since(began), time.Second))) // give CPU time to what the test waits for
 	}
 }
 

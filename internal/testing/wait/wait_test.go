@@ -10,7 +10,7 @@ import (
 	"github.com/kubejoin/kubejoin/internal/testing/wait"
 )
 
-// Catches a wait that never ends, and one that hides why the last check failed.
+// Catches a wait that never ends, and a wait that hides why the last check failed.
 func TestPollEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		checks, start := 0, time.Now()

@@ -86,7 +86,7 @@ func TestClientsShareConnectionsEqually(t *testing.T) {
 	const part = most / (clients + 1)
 	for client := range clients {
 		if n := w.of(client); n < part-1 || n > part+1 {
-			t.Errorf("client %d has %d, want %d", client, n, part)
+			t.Errorf("client %d has %d connections, want %d", client, n, part)
 		}
 	}
 	n := 0
@@ -144,7 +144,7 @@ func TestClientMayTakeAllConnectionsWithoutLimits(t *testing.T) {
 	}
 }
 
-// userWire is a connection that names its client, as one of a Unix socket does.
+// userWire is a connection that names its client, like a connection of a Unix socket.
 type userWire struct {
 	wire
 	user string
@@ -152,7 +152,7 @@ type userWire struct {
 
 func (w *userWire) Client() string { return w.user }
 
-// Catches connections of a Unix socket that all count for one client.
+// Catches connections of a Unix socket that are all counted for one client.
 func TestConnectionNamesItsClient(t *testing.T) {
 	const most = 16
 	changed := Connections(most, Rate{QPS: 1e-6, Burst: 1e9}, prometheus.NewPedanticRegistry())

@@ -13,7 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// The slowest of concurrent requests comes with an earlier time. Catches a bucket that it fills again.
+// A slow concurrent request may pass an earlier time. Catches a bucket that refills because of this.
 func TestEarlierTimeFillsNoBucket(t *testing.T) {
 	now := time.Now()
 	for name, take := range map[string]func(*buckets, time.Time) bool{
@@ -75,7 +75,7 @@ func TestManyClientsGetNoFreshBuckets(t *testing.T) {
 			denied++
 		}
 	}
-	if denied > 20 { // 1.5 expected
+	if denied > 20 { // about 1.5 are expected
 		t.Errorf("%d of 10,000 others are refused", denied)
 	}
 }
@@ -100,7 +100,7 @@ func TestKeepsAcceptedCredentialsThatShareASlot(t *testing.T) {
 	slots := func(credential string) [bucketRows]*atomic.Uint64 {
 		return a.slots(a.hash("client", Authenticated, credential))
 	}
-	beside := func(credential string) string { // shares one slot, and not both
+	beside := func(credential string) string { // returns a credential that shares exactly one slot
 		taken := slots(credential)
 		for i := 0; ; i++ {
 			other := strconv.Itoa(i)
@@ -134,7 +134,7 @@ func TestKeepsAcceptedCredentialsThatShareASlot(t *testing.T) {
 func TestUserHasARateAtEachClient(t *testing.T) {
 	for _, test := range []struct {
 		clients Rate
-		other   bool // whether another client has a rate of its own
+		other   bool // whether another client has a separate rate
 	}{{Rate{QPS: 1e6}, true}, {Rate{QPS: -1}, false}} {
 		l := New(test.clients, Rate{QPS: 1e-6, Burst: 3}, []Class{Certificates}, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
 		allowed := func(remote, name, credential string) bool {
@@ -163,7 +163,7 @@ func TestUserHasARateAtEachClient(t *testing.T) {
 	}
 }
 
-// Without limits of clients, catches a slot that stays counted for its user.
+// Without limits per client, catches a slot that stays counted for its user after Leave.
 func TestUserGivesBackSlots(t *testing.T) {
 	l := New(Rate{QPS: -1}, Rate{QPS: 1e6}, []Class{Certificates}, prometheus.NewRegistry(), slog.New(slog.DiscardHandler))
 	for i := range 2 * MaxCertificates {
@@ -193,7 +193,7 @@ func TestClientsShareSlotsEqually(t *testing.T) {
 		}
 	}
 	take()
-	for range MaxDiscovery { // each request ends once
+	for range MaxDiscovery { // let each request end once
 		slots.leave(held[0])
 		held = held[1:]
 		take()

@@ -61,14 +61,14 @@ func TestRenewsInLastThirdOfLifetime(t *testing.T) {
 	}
 	now = start
 	before := step()
-	ca = newCA() // of the same name
+	ca = newCA() // a new CA with the same name
 	if step().Equal(before) {
 		t.Error("not renewed when the CA was replaced")
 	}
 }
 
-// A certificate cannot outlive its CA. Near the end of the CA, it must be renewed only when the CA is replaced, not at
-// each step.
+// A certificate cannot outlive its CA. When the CA expires soon, Step must renew the certificate only after the CA was
+// replaced, not each time.
 func TestDoesNotRenewRepeatedlyBeforeCAExpires(t *testing.T) {
 	end := time.Now().Add(24 * time.Hour)
 	ca := must.Value(signer.GenerateCA("kubernetes", end.Add(-48*time.Hour), 48*time.Hour))(t)
@@ -99,8 +99,8 @@ func TestDoesNotRenewRepeatedlyBeforeCAExpires(t *testing.T) {
 	}
 }
 
-// Clients that know only the old CA need the cross certificate while the new one signs. It must come and go with the
-// stage, without another key, and be no part of a chain that another CA begins.
+// Clients that trust only the old CA need the cross certificate while the new CA signs. The Source must present it
+// only in these stages, keep the serving key, and never add it to a certificate of another CA.
 func TestServesCrossCertificateOfSigningCA(t *testing.T) {
 	oldCA, newCA := must.Value(signer.GenerateCA("old", time.Now(), 24*time.Hour))(t), must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
 	other := must.Value(signer.GenerateCA("new", time.Now(), 24*time.Hour))(t)
@@ -112,7 +112,7 @@ func TestServesCrossCertificateOfSigningCA(t *testing.T) {
 		name  string
 		ca    *signer.CA
 		cross *x509.Certificate
-		old   bool // a client that knows only the old CA trusts it
+		old   bool // whether a client that trusts only the old CA accepts the chain
 	}{
 		{"none", newCA, nil, false},
 		{"cross", newCA, cross, true},
